@@ -1,0 +1,112 @@
+# make demo    the main job: Celery, Node and C share one limit
+# make test    all tests, one summary
+# make check   format, lints, header, stubs, types, documentation
+# make bench   what a decision costs
+# make storm   kills in every language, for 40 s
+# make torture the long tests: storms, models with planted bugs
+# make dist    target/dist: a wheel, an npm tarball, a C prefix
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.SILENT:
+.PHONY: demo test check bench storm torture dist wheel node c members tools clean help
+
+VENV := target/venv
+PYTHON := $(VENV)/bin/python
+DIST := target/dist
+OUT := target/demo
+VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -1)
+
+help:
+	sed -n '/^#/s/^# //p;/^$$/q' Makefile
+
+# ---- what there is to install ----
+
+tools:
+	.ci/need
+
+$(VENV)/ready: bindings/python/requirements-dev.txt examples/fleet/requirements.txt | tools
+	test -x $(PYTHON) || python3 -m venv $(VENV)
+	echo "setting up $(VENV)"
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check $(foreach f,$^,-r $(f))
+	touch $@
+
+wheel: $(VENV)/ready
+	rm -f $(DIST)/*.whl
+	mkdir -p $(DIST)
+	echo "building the wheel"
+	cp LICENSE-* bindings/python/
+	$(VENV)/bin/maturin build --quiet --release --manifest-path bindings/python/Cargo.toml --out $(DIST)
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check --force-reinstall --no-deps $(DIST)/*.whl
+
+bindings/node/node_modules/.package-lock.json: bindings/node/package-lock.json | tools
+	cd bindings/node && npm ci --silent --no-audit --no-fund
+
+node: bindings/node/node_modules/.package-lock.json
+	rm -f $(DIST)/*.tgz
+	mkdir -p $(DIST) $(OUT)
+	echo "building the npm package"
+	cp LICENSE-* bindings/node/
+	cd bindings/node && npm run --silent build && npm pack --silent --pack-destination ../../$(DIST) >/dev/null
+	npm install --silent --no-audit --no-fund --no-save --prefix $(OUT) $(DIST)/*.tgz
+
+# The static library is one object whose only global names are ours: its SQLite must not meet a program's own.
+c: | tools
+	echo "building the C library"
+	cargo build --quiet --release -p workglow-limit-ffi
+	rm -rf $(DIST)/c
+	mkdir -p $(DIST)/c/include $(DIST)/c/lib/pkgconfig
+	cp include/workglow_limit.h $(DIST)/c/include/
+	strip --strip-unneeded -o $(DIST)/c/lib/libworkglow_limit.so.$(VERSION) target/release/libworkglow_limit.so
+	ln -s libworkglow_limit.so.$(VERSION) $(DIST)/c/lib/libworkglow_limit.so.0
+	ln -s libworkglow_limit.so.0 $(DIST)/c/lib/libworkglow_limit.so
+	ld -r -o target/all.o --whole-archive target/release/libworkglow_limit.a
+	objcopy --wildcard --keep-global-symbol='wgl_*' --strip-debug -R .llvmbc -R .llvmcmd target/all.o
+	ar rcs $(DIST)/c/lib/libworkglow_limit.a target/all.o
+	sed -e 's|@PREFIX@|$(abspath $(DIST)/c)|' -e 's|@VERSION@|$(VERSION)|' ffi/workglow_limit.pc.in \
+	    > $(DIST)/c/lib/pkgconfig/workglow_limit.pc
+
+dist: wheel node c
+	find $(DIST) -type f | sort
+
+# ---- what there is to do ----
+
+# A C program against the prefix, which finds its library wherever it is started.
+LINK := -I$(DIST)/c/include -L$(DIST)/c/lib -Wl,-rpath,$(abspath $(DIST)/c/lib) -lworkglow_limit -pthread
+
+members: dist
+	$(CC) -O2 -Wall -Wextra -Werror examples/fleet/c_member.c -o $(OUT)/c_member $(LINK)
+	$(CC) -O2 -Wall -Wextra -Werror tests/torture/storm/member.c -o $(OUT)/storm_member $(LINK)
+
+demo: members
+	$(PYTHON) examples/fleet/conductor.py --out $(OUT)
+
+test: members
+	$(PYTHON) tests/run.py
+
+storm: members
+	$(PYTHON) tests/torture/storm/storm.py --out $(OUT) --limit 100 --window 2 --seconds 20
+	$(PYTHON) tests/torture/storm/storm.py --out $(OUT) --limit 10 --window 0.5 --seconds 20
+
+check: dist
+	cargo fmt --all --check
+	cargo clippy --quiet --workspace --all-targets --features workglow-limit/fault-points -- -D warnings
+	RUSTDOCFLAGS="-D warnings" cargo doc --quiet --no-deps -p workglow-limit
+	cargo test --quiet -p workglow-limit-ffi
+	$(VENV)/bin/mypy --strict bindings/python/python
+	$(VENV)/bin/stubtest workglow_limit
+	cd bindings/node && npx tsc --project test
+
+bench: dist
+	cargo build --quiet --release -p workglow-limit-bench
+	$(CC) -O2 bench/bench.c -o target/bench $(LINK)
+	python3 bench/run.py "target/release/workglow-limit-bench DIRECTORY" "target/bench DIRECTORY" \
+	    "$(PYTHON) bench/bench.py DIRECTORY" "node bench/bench.mjs DIRECTORY $(abspath $(OUT))"
+
+torture: storm
+	tests/torture/models
+	SECONDS=60 cargo test --quiet --release -p workglow-limit --features fault-points --test processes
+
+clean:
+	rm -rf target bindings/node/node_modules bindings/node/dist

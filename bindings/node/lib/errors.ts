@@ -1,0 +1,83 @@
+// What can go wrong. The core's errors keep their stable names and numbers; the classes are for `instanceof`.
+
+/** An error of a limiter or store. A denial is none: it is a `null` or a `Decision`. */
+export class LimitError extends Error {
+  /** The error's stable name, the same in every language: "weight_exceeds_capacity", "store_timeout", … */
+  readonly code: string;
+  /** Its stable number, the same in every language; negative. */
+  readonly number: number;
+
+  constructor(message: string, code: string, number: number) {
+    super(message);
+    this.code = code;
+    this.number = number;
+  }
+}
+
+/** A parameter is of the wrong type or outside its range. Nothing was created or changed. */
+export class InvalidArgument extends LimitError {}
+/** More units were asked for at once than the limit could ever grant. */
+export class WeightExceedsCapacity extends LimitError {}
+/** No limit is declared under this name; the message lists those that are. */
+export class UnknownLimit extends LimitError {}
+/** The store could not be used: what is there is something else, or it failed, or it is full, or busy for too long. */
+export class StoreError extends LimitError {}
+
+/** There was no room before the deadline of `acquire`. Nothing is held. */
+export class TimeoutError extends Error {
+  /** In ms: when a retry may succeed. */
+  readonly retryAfter: number;
+
+  constructor(message: string, retryAfter: number) {
+    super(message);
+    this.retryAfter = retryAfter;
+  }
+}
+
+const classes = { LimitError, InvalidArgument, WeightExceedsCapacity, UnknownLimit, StoreError, TimeoutError };
+for (const [name, of] of Object.entries(classes)) {
+  Object.defineProperty(of.prototype, "name", { value: name, configurable: true, writable: true });
+}
+
+const byCode: Record<string, typeof LimitError> = {
+  invalid_argument: InvalidArgument,
+  weight_exceeds_capacity: WeightExceedsCapacity,
+  unknown_limit: UnknownLimit,
+  not_a_store: StoreError,
+  unsupported_version: StoreError,
+  unsupported_file_system: StoreError,
+  store_failure: StoreError,
+  store_timeout: StoreError,
+  store_full: StoreError,
+};
+
+/** Makes a `LimitError` of what the native half threw: "NUMBER CODE MESSAGE". Anything else stays what it is. */
+export function thrown(error: unknown): unknown {
+  const parts = error instanceof Error ? /^(-\d+) (\w+) ([^]*)$/.exec(error.message) : null;
+  if (parts === null) return error;
+  const [, number, code, message] = parts as unknown as [string, string, string, string];
+  return new (byCode[code] ?? LimitError)(message, code, Number(number));
+}
+
+/** An error that names the parameter, the value and what was expected; `told` if the value is a description already. */
+export function invalid(parameter: string, value: unknown, expected: string, told = false): InvalidArgument {
+  const given = told ? String(value) : describe(value);
+  return new InvalidArgument(`${parameter} is ${given}: expected ${expected}`, "invalid_argument", -1);
+}
+
+function describe(value: unknown): string {
+  switch (typeof value) {
+    case "string":
+      return JSON.stringify(value.length > 64 ? `${value.slice(0, 64)}…` : value);
+    case "bigint":
+      return `${value}n`;
+    case "function":
+      return "a function";
+    case "object":
+      if (value === null) return "null";
+      if (Array.isArray(value)) return "an array";
+      return value instanceof Date ? `the date ${Number.isNaN(value.getTime()) ? "NaN" : value.toISOString()}` : "an object";
+    default:
+      return String(value);
+  }
+}

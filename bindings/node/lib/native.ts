@@ -1,0 +1,148 @@
+// The boundary to the native half: its functions, and the buffer through which limiters are called (`src/call.rs`).
+
+import addon from "./addon.cjs";
+import { invalid, thrown } from "./errors.js";
+
+declare const kind: unique symbol;
+/** A native value that JavaScript only passes on. */
+interface Opaque<Kind extends string> {
+  readonly [kind]: Kind;
+}
+export type NativeStore = Opaque<"store">;
+export type NativeClock = Opaque<"clock">;
+export type NativeLimiter = Opaque<"limiter">;
+
+interface Native {
+  store(url: string, timeout?: number, mode?: number, clock?: NativeClock): NativeStore;
+  openStore(store: NativeStore): Promise<void>;
+  names(store: NativeStore): Promise<string[]>;
+  manualClock(): NativeClock;
+  advance(clock: NativeClock, ms: number): void;
+  now(clock: NativeClock): number;
+  rateLimiter(store: NativeStore, name: string, maxExecutions?: number, seconds?: number): NativeLimiter;
+  concurrencyLimiter(max: number, clock?: NativeClock): NativeLimiter;
+  nullLimiter(): NativeLimiter;
+  compositeLimiter(): NativeLimiter;
+  addLimiter(composite: NativeLimiter, child: NativeLimiter): void;
+  openLimiter(limiter: NativeLimiter): Promise<void>;
+  nameOf(limiter: NativeLimiter): string;
+  bufferSize(): number;
+  bind(limiter: NativeLimiter, buffer: ArrayBuffer): () => void;
+}
+
+export const native = addon as Native;
+
+/** What a limiter can be asked. */
+export const enum Op {
+  attempt,
+  complete,
+  decide,
+  peek,
+  step,
+  giveUp,
+  canProceed,
+  recordJobStart,
+  recordJobCompletion,
+  nextAvailableTime,
+  setNextAvailableTime,
+  pause,
+  clear,
+  readyAt,
+}
+
+/** What it answers. */
+export const enum Status {
+  no,
+  yes,
+  sleep,
+  expired,
+}
+
+/** Where things are in `ints`. */
+export const enum Int {
+  op,
+  status,
+  textLength,
+  waiter,
+  permit = 20,
+}
+
+/** Where things are in `numbers`. */
+export const enum Num {
+  weight = 2,
+  time,
+  retryAfter,
+  suggestedAfter,
+  resetAfter,
+  remaining,
+  limit,
+}
+
+// One buffer for all limiters of this thread: a call is written, made and read before anything else can run.
+const buffer = new ArrayBuffer(native.bufferSize());
+export const ints = new Int32Array(buffer, 0, 36);
+export const numbers = new Float64Array(buffer, 0, 9);
+const monotonic = new BigUint64Array(buffer, 72, 1);
+const text = Buffer.from(buffer, 144);
+
+/** The closure of a limiter. */
+export const bind = (limiter: NativeLimiter): (() => void) => native.bind(limiter, buffer);
+
+/** Calls a limiter. Nothing of the caller's (a getter of its options, say) may run between this and reading the answer. */
+export function call(closure: () => void, op: Op, key: string, weight: number): Status {
+  ints[Int.op] = op;
+  ints[Int.textLength] = key === "" ? 0 : write(key);
+  numbers[Num.weight] = weight;
+  try {
+    closure();
+  } catch (error) {
+    throw thrown(error);
+  }
+  return ints[Int.status]!;
+}
+
+/** Writes a key. Most are short and ASCII: a loop beats everything that has to be called. */
+function write(key: string): number {
+  const length = key.length;
+  if (length <= 64) {
+    let i = 0;
+    for (; i < length; i++) {
+      const unit = key.charCodeAt(i);
+      if (unit > 127) break;
+      text[i] = unit;
+    }
+    if (i === length) return length;
+  }
+  if (!key.isWellFormed()) throw invalid("key", key, "well-formed Unicode, and this has a lone surrogate");
+  // What does not fit is beyond what the core accepts, and the core says so of what fits.
+  const size = Buffer.byteLength(key);
+  if (size > text.length) throw invalid("key", `${size} bytes long`, "at most 1024 bytes of UTF-8", true);
+  return text.write(key, "utf8");
+}
+
+/** The name of the limit that denied, if it is not the limiter's own. */
+export function deniedBy(own: string): string {
+  const length = ints[Int.textLength]!;
+  return length < 0 ? own : text.toString("utf8", 0, length);
+}
+
+/** The instant on the clock of `process.hrtime.bigint()`, of the last `readyAt`. */
+export function readyMonotonic(): bigint | null {
+  const ns = monotonic[0]!;
+  return ns === 0n ? null : ns;
+}
+
+/** The permit that the last call gave, as plain words: two integers each, which no conversion can change. */
+export function takeWords(): readonly number[] {
+  const w = ints;
+  // prettier-ignore
+  return [
+    w[20]!, w[21]!, w[22]!, w[23]!, w[24]!, w[25]!, w[26]!, w[27]!,
+    w[28]!, w[29]!, w[30]!, w[31]!, w[32]!, w[33]!, w[34]!, w[35]!,
+  ];
+}
+
+/** Puts a permit where the next call finds it. */
+export function putWords(words: readonly number[]): void {
+  for (let i = 0; i < 16; i++) ints[Int.permit + i] = words[i]!;
+}

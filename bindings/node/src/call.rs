@@ -1,0 +1,260 @@
+//! The closure of a limiter, through which JavaScript calls it.
+//!
+//! A call from JavaScript into an addon costs 30–40 ns, and every argument and result that crosses with it about as
+//! much as a decision. So nothing crosses: arguments and answers lie in one buffer that both sides see, and the closure
+//! takes and returns nothing. `lib/native.ts` knows the same layout and the same numbers.
+
+use crate::text;
+use napi::bindgen_prelude::{ArrayBuffer, FromNapiValue, Function};
+use napi::{Env, JsValue, Status, sys};
+use std::any::Any;
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::ffi::{CString, c_void};
+use std::mem::offset_of;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+use workglow_limit::{Attempt, Decision, Error, Limiter, RawPermit, Step, Wait, from_unix_ns, unix_ns};
+
+/// Room for a key: what JavaScript has in 1,024 characters, at most 3 bytes each.
+const KEY_BYTES: usize = 3 * 1_024;
+
+/// What both sides see.
+#[repr(C)]
+pub struct Shared {
+    /// In: what to do, one of the numbers of [`Data::call`].
+    operation: i32,
+    /// Out: 1 admitted (or yes), 0 denied (or no), 2 sleep, 3 expired.
+    status: i32,
+    /// In: the key's length in `text`, in bytes. Out, of a decision: that of the name that denied; -1: this limiter's.
+    text_length: i32,
+    /// In and out: which waiter. 0: a new one.
+    waiter: i32,
+    weight: f64,
+    /// In: a duration in ms, negative for none; or an instant in ms since the Unix epoch. Out: such an instant.
+    time: f64,
+    /// Out, in µs, as the next two.
+    retry_after: f64,
+    suggested_after: f64,
+    reset_after: f64,
+    /// Out: infinite for none, as the next.
+    remaining: f64,
+    limit: f64,
+    /// Out: an instant on the monotonic clock, in ns; 0 for none.
+    monotonic_ns: u64,
+    permit: [u64; 8],
+    text: [u8; KEY_BYTES],
+}
+
+// `lib/native.ts` counts on it.
+const _: () = assert!(offset_of!(Shared, weight) == 16 && offset_of!(Shared, monotonic_ns) == 72);
+const _: () = assert!(offset_of!(Shared, permit) == 80 && offset_of!(Shared, text) == 144);
+
+/// What a closure holds.
+struct Data {
+    limiter: Arc<dyn Limiter>,
+    shared: *mut Shared,
+    /// Keeps the buffer.
+    buffer: sys::napi_ref,
+    waiters: RefCell<HashMap<i32, Wait>>,
+    next_waiter: RefCell<i32>,
+}
+
+/// Makes the closure.
+pub fn bind<'env>(
+    env: &'env Env,
+    limiter: Arc<dyn Limiter>,
+    buffer: &ArrayBuffer<'env>,
+) -> napi::Result<Function<'env, (), ()>> {
+    let shared = buffer.as_ptr() as *mut Shared;
+    if buffer.len() < size_of::<Shared>() || !shared.is_aligned() {
+        return Err(napi::Error::from_reason("the buffer of calls is too small, or not aligned"));
+    }
+    let mut reference = ptr::null_mut();
+    // SAFETY: the environment and the value are alive for the duration of this call, as in all that follow.
+    check(unsafe { sys::napi_create_reference(env.raw(), buffer.raw(), 1, &mut reference) })?;
+    let data = Box::into_raw(Box::new(Data {
+        limiter,
+        shared,
+        buffer: reference,
+        waiters: RefCell::default(),
+        next_waiter: RefCell::new(1),
+    }));
+    let mut function = ptr::null_mut();
+    // SAFETY: no name, and data that live until the finalizer of the function itself. Should that one not be
+    // accepted, they are leaked.
+    unsafe {
+        check(sys::napi_create_function(env.raw(), ptr::null(), 0, Some(enter), data.cast(), &mut function))?;
+        check(sys::napi_add_finalizer(
+            env.raw(),
+            function,
+            data.cast(),
+            Some(finalize),
+            ptr::null_mut(),
+            ptr::null_mut(),
+        ))?;
+        Function::from_napi_value(env.raw(), function)
+    }
+}
+
+fn check(status: sys::napi_status) -> napi::Result<()> {
+    match Status::from(status) {
+        Status::Ok => Ok(()),
+        other => Err(napi::Error::new(other, "making the closure of a limiter")),
+    }
+}
+
+unsafe extern "C" fn finalize(env: sys::napi_env, data: *mut c_void, _hint: *mut c_void) {
+    // SAFETY: the box of `bind`; the function that used it is gone.
+    let data = unsafe { Box::from_raw(data.cast::<Data>()) };
+    // SAFETY: the reference of `bind`, deleted once.
+    unsafe { sys::napi_delete_reference(env, data.buffer) };
+}
+
+/// What Node calls. An error is thrown; the message is taken apart by `lib/errors.ts`.
+unsafe extern "C" fn enter(env: sys::napi_env, info: sys::napi_callback_info) -> sys::napi_value {
+    let mut data = ptr::null_mut();
+    // SAFETY: Node's own environment and info; what is not wanted is null.
+    unsafe {
+        sys::napi_get_cb_info(env, info, ptr::null_mut(), ptr::null_mut(), ptr::null_mut(), &mut data);
+    }
+    // SAFETY: the box of `bind`, alive as long as the function that is being called.
+    let data = unsafe { &*data.cast::<Data>() };
+    // SAFETY: the buffer is referenced, large enough and aligned, every bit pattern is good, and JavaScript stands
+    // still until this returns: the core calls none. The package shows the buffer to nobody, who could detach it.
+    let shared = unsafe { &mut *data.shared };
+    let message = match catch_unwind(AssertUnwindSafe(|| data.call(shared))) {
+        Ok(Ok(())) => return ptr::null_mut(),
+        Ok(Err(error)) => text(&error),
+        Err(panic) => panic_text(&*panic),
+    };
+    let message = CString::new(message.replace('\0', "\\0")).unwrap_or_default();
+    // SAFETY: a string that ends in NUL and is copied.
+    unsafe { sys::napi_throw_error(env, ptr::null(), message.as_ptr()) };
+    ptr::null_mut()
+}
+
+#[cold]
+fn panic_text(panic: &(dyn Any + Send)) -> String {
+    let what = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
+    format!("workglow-limit has a bug: {}", what.unwrap_or("it panicked"))
+}
+
+impl Data {
+    /// One call. The numbers are those of `Op` in `lib/native.ts`.
+    #[inline(always)]
+    fn call(&self, shared: &mut Shared) -> Result<(), Error> {
+        let limiter = &*self.limiter;
+        let length = usize::try_from(shared.text_length).unwrap_or(0).min(KEY_BYTES);
+        let key = str::from_utf8(&shared.text[..length]).map_err(|_| not_text())?;
+        // Saturates: what is too large is more than any limit grants.
+        let weight = shared.weight as u64;
+        match shared.operation {
+            0 => {
+                let attempt = limiter.attempt(key, weight)?;
+                shared.status = i32::from(matches!(attempt, Attempt::Admitted(_)));
+                match attempt {
+                    Attempt::Admitted(permit) => shared.permit = permit.to_words(),
+                    Attempt::Denied(after) => shared.retry_after = us(after),
+                }
+            }
+            1 => limiter.complete(&RawPermit::from_words(shared.permit))?,
+            2 => {
+                let decision = limiter.decide(key, weight)?;
+                self.tell(shared, decision);
+            }
+            3 => {
+                let decision = limiter.peek(key, weight)?;
+                self.tell(shared, decision);
+            }
+            4 => {
+                let timeout = (shared.time >= 0.0).then(|| crate::milliseconds(shared.time));
+                let wait = self.waiters.borrow_mut().remove(&shared.waiter);
+                let wait = wait.unwrap_or_else(|| Wait::new(key, weight, timeout));
+                self.step(shared, wait)?;
+            }
+            5 => drop(self.waiters.borrow_mut().remove(&shared.waiter)),
+            6 => shared.status = i32::from(limiter.can_proceed(key)?),
+            7 => limiter.record_job_start(key)?,
+            8 => limiter.record_job_completion(key)?,
+            9 => shared.time = ms_up(limiter.next_available_time(key)?),
+            // A date is at most 8.64e15 ms; what does not fit into nanoseconds saturates and is too far for the core.
+            10 => limiter.set_next_available_time(key, from_unix_ns((shared.time * 1e6) as i64))?,
+            11 => limiter.pause(key, crate::milliseconds(shared.time))?,
+            12 => limiter.clear(key)?,
+            13 => {
+                let permit = RawPermit::from_words(shared.permit);
+                shared.time = limiter.ready_at(&permit).map_or(f64::NAN, ms_up);
+                shared.monotonic_ns = limiter.ready_at_monotonic_ns(&permit).unwrap_or(0);
+            }
+            other => return Err(Error::Unsupported { reason: format!("the addon knows no operation {other}") }),
+        }
+        Ok(())
+    }
+
+    /// A waiter's next step. It is kept only if it has to sleep.
+    fn step(&self, shared: &mut Shared, mut wait: Wait) -> Result<(), Error> {
+        let (status, after) = match self.limiter.step(&mut wait)? {
+            Step::Admitted(permit) => {
+                shared.permit = permit.to_words();
+                (1, Duration::ZERO)
+            }
+            Step::Expired(after) => (3, after),
+            Step::Sleep(nap) => {
+                let mut waiters = self.waiters.borrow_mut();
+                if shared.waiter == 0 {
+                    let mut next = self.next_waiter.borrow_mut();
+                    // Round the numbers, past 0 and past those that still wait.
+                    while *next <= 0 || waiters.contains_key(&next) {
+                        *next = next.checked_add(1).unwrap_or(1);
+                    }
+                    shared.waiter = *next;
+                    *next = next.wrapping_add(1);
+                }
+                waiters.insert(shared.waiter, wait);
+                (2, nap)
+            }
+        };
+        shared.status = status;
+        shared.retry_after = us(after);
+        Ok(())
+    }
+
+    fn tell(&self, shared: &mut Shared, decision: Decision) {
+        shared.status = i32::from(decision.admitted);
+        shared.retry_after = us(decision.retry_after);
+        shared.suggested_after = us(decision.suggested_after);
+        shared.reset_after = us(decision.reset_after);
+        shared.remaining = units(decision.remaining);
+        shared.limit = units(decision.limit);
+        shared.permit = decision.permit.map_or([0; 8], RawPermit::to_words);
+        shared.text_length = -1;
+        if let Some(name) = decision.denied_by.as_deref()
+            && name != self.limiter.name()
+        {
+            let name = &name.as_bytes()[..name.len().min(KEY_BYTES)];
+            shared.text[..name.len()].copy_from_slice(name);
+            shared.text_length = name.len() as i32;
+        }
+    }
+}
+
+#[cold]
+fn not_text() -> Error {
+    Error::InvalidArgument { parameter: "key", value: "not UTF-8".into(), expected: "text".into() }
+}
+
+fn us(duration: Duration) -> f64 {
+    duration.as_micros() as f64
+}
+
+fn units(n: u64) -> f64 {
+    if n == u64::MAX { f64::INFINITY } else { n as f64 }
+}
+
+/// An instant in ms since the Unix epoch, rounded up: a date is never too early.
+fn ms_up(at: SystemTime) -> f64 {
+    (unix_ns(at) as f64 / 1e6).ceil()
+}

@@ -1,0 +1,194 @@
+// What the package offers, call by call. Times are a manual clock's unless a test is about waiting.
+
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import * as package_ from "workglow-limit";
+import { directory, manual, settle } from "./helpers.mjs";
+
+const { CompositeLimiter, ConcurrencyLimiter, Limiter, ManualClock, NullLimiter, Permit, RateLimiter, Store } = package_;
+
+test("tryAcquire gives a permit or null", () => {
+  const { clock, limiter } = manual(package_, 2, 1);
+  assert.ok(limiter.tryAcquire() instanceof Permit);
+  assert.ok(limiter.tryAcquire({}) instanceof Permit);
+  assert.equal(limiter.tryAcquire(), null);
+  assert.ok(limiter.tryAcquire({ key: "tenant-ü-😀", weight: 2 }));
+  assert.equal(limiter.tryAcquire({ key: "tenant-ü-😀" }), null);
+  clock.advance("1s");
+  assert.ok(limiter.tryAcquire());
+});
+
+test("keys of any length and script are kept apart", () => {
+  const { limiter } = manual(package_, 1, 1);
+  const keys = ["a", "b", "é", "日本", "x".repeat(64), "x".repeat(65), "x".repeat(1024), "日".repeat(341), "a\0", "a\0b"];
+  for (const key of keys) assert.ok(limiter.tryAcquire({ key }), key);
+  for (const key of keys) assert.equal(limiter.tryAcquire({ key }), null, key);
+});
+
+test("a decision is the whole answer", () => {
+  const { limiter } = manual(package_, 2, 1.5, "mail");
+  const first = limiter.decide({ weight: 2 });
+  assert.ok(first.permit instanceof Permit);
+  const { permit: _, ...admitted } = first;
+  const none = { retryAfter: 0, suggestedAfter: 0, deniedBy: null };
+  assert.deepEqual(admitted, { admitted: true, resetAfter: 1500, remaining: 0, limit: 2, ...none });
+  const denied = { admitted: false, remaining: 0, limit: 2, deniedBy: "mail", permit: null };
+  const times = { retryAfter: 1500, suggestedAfter: 1500, resetAfter: 1500 };
+  assert.deepEqual(limiter.decide(), { ...denied, ...times });
+  assert.deepEqual(limiter.peek(), { ...denied, ...times });
+  assert.equal(limiter.peek({ key: "other" }).permit, null);
+});
+
+test("durations are fractions of a millisecond where they are", () => {
+  const { clock, limiter } = manual(package_, 1, 0.0015);
+  limiter.tryAcquire();
+  clock.advance("250us");
+  assert.equal(limiter.decide().retryAfter, 1.25);
+  clock.advance(0.25);
+  assert.equal(limiter.decide().retryAfter, 1);
+  assert.equal(clock.now(), 0.5);
+});
+
+test("no limit is Infinity", () => {
+  const decision = new NullLimiter().decide({ weight: 2 ** 60 });
+  assert.equal(decision.limit, Infinity);
+  assert.equal(decision.remaining, Infinity);
+  decision.permit.complete();
+});
+
+test("the six methods and pause", async () => {
+  const { clock, limiter } = manual(package_, 1, 60);
+  assert.equal(await limiter.canProceed(), true);
+  assert.equal(await limiter.recordJobStart(), undefined);
+  assert.equal(await limiter.canProceed(), false);
+  assert.equal(await limiter.canProceed("k"), true);
+  assert.equal(await limiter.recordJobCompletion(), undefined);
+  const next = await limiter.getNextAvailableTime();
+  assert.ok(next instanceof Date);
+  assert.ok(next - Date.now() > 50_000 && next - Date.now() <= 60_001);
+  clock.advance("1m");
+  await limiter.pause("90s", "k");
+  assert.equal(limiter.peek({ key: "k" }).retryAfter, 90_000);
+  assert.equal(await limiter.canProceed(), true);
+  await limiter.setNextAvailableTime(new Date(Date.now() + 3_600_000));
+  assert.ok(limiter.peek().retryAfter > 3_500_000);
+  await limiter.clear();
+  assert.equal(await limiter.canProceed("k"), true);
+});
+
+test("a concurrency permit ends once, by complete, by its limiter or by dispose", () => {
+  const limiter = new ConcurrencyLimiter(1);
+  assert.equal(limiter.name, "1 concurrent");
+  const endings = [(p) => p.complete(), (p) => limiter.complete(p), (p) => p[Symbol.dispose]()];
+  for (const end of endings) {
+    const permit = limiter.tryAcquire();
+    assert.equal(limiter.tryAcquire(), null);
+    end(permit);
+    const next = limiter.tryAcquire();
+    for (const again of endings) again(permit);
+    assert.equal(limiter.tryAcquire(), null, "the next one's slot was given away");
+    next.complete();
+  }
+});
+
+test("a permit of another limiter is an error, and ends nothing", () => {
+  const [one, other] = [new ConcurrencyLimiter(1), new ConcurrencyLimiter(1)];
+  const permit = one.tryAcquire();
+  const error = { name: "LimitError", code: "foreign_permit", number: -12 };
+  assert.throws(() => other.complete(permit), error);
+  assert.equal(one.tryAcquire(), null);
+  permit.complete();
+  assert.throws(() => other.complete(permit), error);
+});
+
+test("a composite needs every child, names the one that denied, and can be added to", () => {
+  const { clock, limiter: rate } = manual(package_, 3, 1, "calls");
+  const composite = new CompositeLimiter([new ConcurrencyLimiter(2)]);
+  const first = composite.tryAcquire();
+  composite.addLimiter(rate);
+  const second = composite.tryAcquire();
+  assert.equal(composite.decide().deniedBy, "2 concurrent");
+  first.complete();
+  second.complete();
+  composite.tryAcquire({ weight: 2 }).complete();
+  assert.equal(composite.decide().deniedBy, "calls");
+  assert.equal(composite.decide().retryAfter, 1000);
+  clock.advance(1000);
+  assert.ok(composite.tryAcquire());
+  assert.ok(new CompositeLimiter().tryAcquire());
+});
+
+test("a composite cannot contain itself", () => {
+  const [outer, inner] = [new CompositeLimiter(), new CompositeLimiter()];
+  outer.addLimiter(inner);
+  for (const bad of [outer, inner]) assert.throws(() => inner.addLimiter(bad), /limiter is a composite that contains/);
+  assert.ok(outer.tryAcquire());
+});
+
+test("schedule runs with a permit, and completes it whatever happens", async () => {
+  const limiter = new ConcurrencyLimiter(1);
+  assert.equal(await limiter.schedule(async (permit) => (assert.ok(permit instanceof Permit), 42)), 42);
+  await assert.rejects(limiter.schedule(() => { throw new RangeError("mine"); }), RangeError);
+  await assert.rejects(limiter.schedule("no"), { code: "invalid_argument", message: 'fn is "no": expected a function' });
+  let running = 0;
+  let most = 0;
+  const job = async () => {
+    most = Math.max(most, ++running);
+    await settle();
+    running--;
+  };
+  await Promise.all(Array.from({ length: 5 }, () => limiter.schedule(job)));
+  assert.equal(most, 1);
+});
+
+test("a store attaches to what is declared, lists it, and opens nothing before it must", async (t) => {
+  const path = `${directory(t)}/limits.db`;
+  const { existsSync, statSync } = await import("node:fs");
+  const store = new Store(`sqlite:${path}`, { mode: 0o660, timeout: "2s" });
+  const limiter = new RateLimiter(store, "mail", { maxExecutions: 1, windowSizeInSeconds: 60 });
+  assert.equal(limiter.name, "mail");
+  assert.equal(existsSync(path), false);
+  await store.open();
+  assert.equal(statSync(path).mode & 0o777, 0o660);
+  assert.deepEqual(await store.names(), []);
+  assert.equal(await limiter.canProceed(), true);
+  assert.deepEqual(await store.names(), ["mail"]);
+  const attached = new Store(`sqlite:${path}`).limiter({ name: "mail" });
+  assert.ok(attached instanceof RateLimiter && attached instanceof Limiter);
+  assert.ok(attached.tryAcquire());
+  assert.equal(limiter.tryAcquire(), null);
+  const unknown = RateLimiter.attach(store, "nail");
+  const error = { name: "UnknownLimit", code: "unknown_limit", number: -4, message: /"nail".*mail/ };
+  assert.throws(() => unknown.tryAcquire(), error);
+  await assert.rejects(unknown.acquire(), error);
+  await assert.rejects(unknown.canProceed(), error);
+});
+
+test("what was unknown at the first use may be declared at the next", async () => {
+  const store = new Store("memory:");
+  const attached = RateLimiter.attach(store, "late");
+  await assert.rejects(attached.acquire(), { code: "unknown_limit" });
+  await new RateLimiter(store, "late", { maxExecutions: 1, windowSizeInSeconds: 60 }).canProceed();
+  assert.ok(await attached.acquire());
+});
+
+test("a concurrency permit that is forgotten completes when it is collected", async () => {
+  const { setFlagsFromString } = await import("node:v8");
+  setFlagsFromString("--expose-gc");
+  const collect = (await import("node:vm")).runInNewContext("gc");
+  const limiter = new ConcurrencyLimiter(1);
+  (() => assert.ok(limiter.tryAcquire()))();
+  assert.equal(limiter.tryAcquire(), null);
+  for (let i = 0; i < 100 && !limiter.peek().admitted; i++) {
+    collect();
+    await settle();
+  }
+  assert.ok(limiter.tryAcquire());
+});
+
+test("a getter of the options may itself use a limiter", () => {
+  const { limiter } = manual(package_, 1, 1);
+  const options = { get key() { return limiter.tryAcquire({ key: "inner" }) ? "outer" : "inner"; } };
+  assert.ok(limiter.tryAcquire(options));
+  assert.equal(limiter.tryAcquire({ key: "outer" }), null);
+});

@@ -1,0 +1,22 @@
+// What several tests need.
+
+import { mkdtempSync, rmSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+
+/** A directory of the test's own, gone when it is over. */
+export function directory(t) {
+  const dir = mkdtempSync(join(tmpdir(), "workglow-limit-"));
+  t.after(() => rmSync(dir, { recursive: true, force: true }));
+  return dir;
+}
+
+/** A rate limit by a clock that stands still. */
+export function manual({ RateLimiter, Store, ManualClock }, max, seconds, name = "limit") {
+  const clock = new ManualClock();
+  const store = new Store("memory:", { clock });
+  return { clock, store, limiter: new RateLimiter(store, name, { maxExecutions: max, windowSizeInSeconds: seconds }) };
+}
+
+/** Until everything has run that is ready to. */
+export const settle = () => new Promise((resolve) => setTimeout(resolve, 5));

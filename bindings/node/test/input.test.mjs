@@ -1,0 +1,149 @@
+// Bad input: an error that names parameter and value, and nothing created.
+
+import assert from "node:assert/strict";
+import { existsSync, readdirSync, writeFileSync } from "node:fs";
+import { test } from "node:test";
+import * as package_ from "workglow-limit";
+import { directory, manual } from "./helpers.mjs";
+
+const { CompositeLimiter, ConcurrencyLimiter, InvalidArgument, LimitError, NullLimiter, RateLimiter, Store } = package_;
+
+/** An error of this package about one parameter. */
+const about = (parameter) => (error) => {
+  assert.ok(error instanceof InvalidArgument && error instanceof LimitError && error instanceof Error, String(error));
+  assert.equal(error.name, "InvalidArgument");
+  assert.equal(error.code, "invalid_argument");
+  assert.equal(error.number, -1);
+  assert.match(error.message, new RegExp(`^${parameter} is .+: expected `));
+  return true;
+};
+
+const NO_NUMBERS = ["x", null, Symbol("s"), 5n, {}, [], () => {}, true];
+const NO_COUNTS = [NaN, -1, 1.5, Infinity, -Infinity, ...NO_NUMBERS];
+
+test("weights", () => {
+  const { limiter } = manual(package_, 5, 1);
+  for (const one of [limiter, new ConcurrencyLimiter(5), new NullLimiter(), new CompositeLimiter([limiter])]) {
+    for (const weight of [0, ...NO_COUNTS]) {
+      assert.throws(() => one.tryAcquire({ weight }), about("weight"));
+      assert.throws(() => one.decide({ weight }), about("weight"));
+      if (weight !== 0) assert.throws(() => one.peek({ weight }), about("weight"));
+    }
+  }
+  const tooMuch = { name: "WeightExceedsCapacity", code: "weight_exceeds_capacity", number: -2 };
+  for (const weight of [6, 2 ** 53, 2 ** 60, Number.MAX_VALUE]) {
+    assert.throws(() => limiter.tryAcquire({ weight }), tooMuch);
+  }
+  assert.equal(limiter.peek().remaining, 5);
+});
+
+test("keys", async () => {
+  const { limiter } = manual(package_, 1, 1);
+  const bad = [null, 1, NaN, Symbol("s"), {}, [], true, "\ud800", "a\udc00b", "x".repeat(1025), "日".repeat(342)];
+  bad.push("x".repeat(100_000), "\ud800".repeat(2000));
+  for (const key of bad) {
+    assert.throws(() => limiter.tryAcquire({ key }), about("key"));
+    assert.throws(() => limiter.peek({ key }), about("key"));
+    await assert.rejects(limiter.acquire({ key }), about("key"));
+    for (const method of ["canProceed", "recordJobStart", "recordJobCompletion", "getNextAvailableTime", "clear"]) {
+      await assert.rejects(limiter[method](key), about("key"));
+    }
+    await assert.rejects(limiter.pause(1, key), about("key"));
+    await assert.rejects(limiter.setNextAvailableTime(new Date(), key), about("key"));
+  }
+  assert.throws(() => limiter.tryAcquire({ key: "x".repeat(1025) }), /key is 1025 bytes long/);
+  assert.throws(() => limiter.tryAcquire({ key: "x".repeat(100_000) }), /key is 100000 bytes long/);
+  assert.ok(limiter.tryAcquire());
+});
+
+test("options", async () => {
+  const { limiter } = manual(package_, 1, 1);
+  assert.throws(() => limiter.tryAcquire({ wieght: 2 }), /^InvalidArgument: options is an object with wieght: .*key, weight/);
+  assert.throws(() => limiter.tryAcquire({ timeout: 2 }), about("options"));
+  for (const bad of [null, "key", 5, [], Symbol("s"), () => {}]) {
+    assert.throws(() => limiter.tryAcquire(bad), about("options"));
+    assert.throws(() => limiter.decide(bad), about("options"));
+    await assert.rejects(limiter.acquire(bad), about("options"));
+    assert.throws(() => new Store("memory:", bad), about("options"));
+  }
+  await assert.rejects(limiter.acquire({ timeOut: 5 }), /timeOut: expected only key, weight, timeout, signal/);
+  await assert.rejects(limiter.acquire({ signal: {} }), about("signal"));
+  assert.ok(limiter.tryAcquire());
+});
+
+test("durations and dates", async () => {
+  const { clock, limiter } = manual(package_, 1, 1);
+  const bad = [NaN, -1, Infinity, 2 ** 60, "x", "", "1", "-1s", "1 m", "1e3ms", "1w", "367d", null, Symbol("s"), {}, 5n];
+  for (const value of bad) {
+    await assert.rejects(limiter.acquire({ timeout: value }), about("timeout"));
+    await assert.rejects(limiter.pause(value), about("duration"));
+    assert.throws(() => clock.advance(value), about("by"));
+    assert.throws(() => new Store("memory:", { timeout: value }), about("timeout"));
+  }
+  await assert.rejects(limiter.pause(undefined), about("duration"));
+  for (const date of [new Date(NaN), Date.now(), "2030-01-01", null, undefined, new Date(8.64e15)]) {
+    await assert.rejects(limiter.setNextAvailableTime(date), about("date"));
+  }
+  await limiter.setNextAvailableTime(new Date(-8.64e15)); // In the past: no gate.
+  assert.equal(clock.now(), 0);
+  assert.ok(limiter.tryAcquire());
+});
+
+test("stores", async (t) => {
+  const dir = directory(t);
+  for (const url of [null, undefined, 5, {}, new URL("file:///x"), "sqlite:\ud800"]) {
+    assert.throws(() => new Store(url), about("url"));
+  }
+  for (const url of ["", "x", "redis:", "sqlite:", "memory:x", "mysql://h"]) {
+    assert.throws(() => new Store(url), { name: "LimitError", code: "invalid_url", number: -3 });
+  }
+  const nowhere = new Store(`sqlite:${dir}/no/such/limits.db`);
+  await assert.rejects(nowhere.open(), { name: "StoreError", code: "store_failure" });
+  assert.throws(() => new Store(`sqlite:${dir}/a\0b`).limiter({ name: "x" }).tryAcquire(), LimitError);
+  writeFileSync(`${dir}/note.txt`, "This is not a database.".repeat(100));
+  await assert.rejects(new Store(`sqlite:${dir}/note.txt`).names(), { name: "StoreError", code: "not_a_store" });
+  for (const mode of [...NO_COUNTS, 0o1000, 0o400, 2 ** 60]) {
+    assert.throws(() => new Store(`sqlite:${dir}/limits.db`, { mode }), about("mode"));
+  }
+  assert.throws(() => new Store("memory:", { clock: {} }), about("clock"));
+  assert.throws(() => new Store("memory:", { tiemout: 5 }), about("options"));
+  assert.throws(() => new Store("memory:").limiter({ nmae: "x" }), about("options"));
+  assert.deepEqual(readdirSync(dir), ["note.txt"]);
+});
+
+test("rate limiters", async (t) => {
+  const dir = directory(t);
+  const store = new Store(`sqlite:${dir}/limits.db`);
+  const good = { maxExecutions: 1, windowSizeInSeconds: 1 };
+  const make = (options, name) => () => new RateLimiter(store, name, options);
+  for (const maxExecutions of [0, 4097, 2 ** 60, undefined, ...NO_COUNTS]) {
+    assert.throws(make({ ...good, maxExecutions }, "x"), about("maxExecutions"));
+  }
+  for (const windowSizeInSeconds of [0, NaN, -1, Infinity, 2 ** 60, 1e-10, undefined, "1m", ...NO_NUMBERS]) {
+    assert.throws(make({ ...good, windowSizeInSeconds }, "x"), about("windowSizeInSeconds"));
+  }
+  for (const name of ["", "x".repeat(1025), "\ud800", null, undefined, 5]) {
+    assert.throws(make(good, name), about("name"));
+    assert.throws(() => RateLimiter.attach(store, name), about("name"));
+    assert.throws(() => store.limiter({ name }), about("name"));
+  }
+  assert.throws(make({ ...good, window: 1 }, "x"), about("options"));
+  for (const bad of [undefined, null, 5]) assert.throws(make(bad, "x"), about("options"));
+  for (const bad of [undefined, null, "memory:", {}]) assert.throws(() => new RateLimiter(bad, "x", good), about("store"));
+  assert.equal(existsSync(`${dir}/limits.db`), false);
+  assert.deepEqual(readdirSync(dir), []);
+});
+
+test("other limiters", () => {
+  for (const max of [0, 65_536, 2 ** 60, undefined, ...NO_COUNTS]) {
+    assert.throws(() => new ConcurrencyLimiter(max), about("maxConcurrentJobs"));
+  }
+  assert.throws(() => new ConcurrencyLimiter(1, { store: 1 }), about("options"));
+  assert.throws(() => new CompositeLimiter(new NullLimiter()), about("limiters"));
+  for (const bad of [undefined, null, {}, { tryAcquire() {} }]) {
+    assert.throws(() => new CompositeLimiter([bad]), about("limiter"));
+    assert.throws(() => new CompositeLimiter().addLimiter(bad), about("limiter"));
+  }
+  for (const bad of [undefined, null, {}, []]) assert.throws(() => new NullLimiter().complete(bad), about("permit"));
+  assert.throws(() => new package_.Permit(), TypeError);
+});

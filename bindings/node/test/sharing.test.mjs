@@ -1,0 +1,71 @@
+// One limit, many threads and processes: exactly as many starts as it allows.
+
+import assert from "node:assert/strict";
+import { execFile } from "node:child_process";
+import { test } from "node:test";
+import { promisify } from "node:util";
+import { Worker } from "node:worker_threads";
+import { RateLimiter, Store } from "workglow-limit";
+import { directory } from "./helpers.mjs";
+
+const LIMIT = 1000;
+
+/** Tries until it was refused a hundred times, and counts. */
+const source = (url) => `
+  import { RateLimiter, Store } from "workglow-limit";
+  import { parentPort } from "node:worker_threads";
+  const options = { maxExecutions: ${LIMIT}, windowSizeInSeconds: 3600 };
+  const limiter = new RateLimiter(new Store(${JSON.stringify(url)}), "shared", options);
+  await limiter.canProceed();
+  let admitted = 0;
+  for (let denied = 0; denied < 100; ) {
+    if (limiter.tryAcquire({ key: "k" })) admitted++;
+    else denied++;
+    if (admitted % 10 === 0) await new Promise(setImmediate);
+  }
+  if (parentPort) parentPort.postMessage(admitted);
+  else console.log(admitted);
+`;
+
+const sum = (numbers) => numbers.reduce((a, b) => a + b, 0);
+
+test("worker threads share a limit", async (t) => {
+  const url = `sqlite:${directory(t)}/limits.db`;
+  // A module of its own beside the tests, so that the package's name resolves.
+  const base = new URL("./worker.mjs", import.meta.url).href;
+  const code = source(url).replaceAll('"workglow-limit"', JSON.stringify(import.meta.resolve("workglow-limit", base)));
+  const count = () =>
+    new Promise((resolve, reject) => {
+      const worker = new Worker(new URL(`data:text/javascript,${encodeURIComponent(code)}`));
+      worker.once("message", resolve).once("error", reject);
+    });
+  const counts = await Promise.all([count(), count(), count()]);
+  assert.equal(sum(counts), LIMIT);
+  const here = RateLimiter.attach(new Store(url), "shared");
+  assert.equal(here.tryAcquire({ key: "k" }), null);
+  assert.equal(here.peek({ key: "k" }).limit, LIMIT);
+});
+
+test("processes share a limit", async (t) => {
+  const url = `sqlite:${directory(t)}/limits.db`;
+  const options = { cwd: import.meta.dirname, encoding: "utf8" };
+  const args = ["--input-type=module", "--eval", source(url)];
+  const count = async () => Number((await promisify(execFile)(process.execPath, args, options)).stdout);
+  assert.equal(sum(await Promise.all([count(), count(), count()])), LIMIT);
+});
+
+test("a thread may end while it holds permits and waits", async () => {
+  const code = `
+    import { ConcurrencyLimiter } from ${JSON.stringify(import.meta.resolve("workglow-limit"))};
+    import { parentPort } from "node:worker_threads";
+    const limiter = new ConcurrencyLimiter(1);
+    globalThis.kept = limiter.tryAcquire();
+    limiter.acquire();
+    parentPort.postMessage("ready");
+  `;
+  for (let i = 0; i < 5; i++) {
+    const worker = new Worker(new URL(`data:text/javascript,${encodeURIComponent(code)}`));
+    await new Promise((resolve, reject) => worker.once("message", resolve).once("error", reject));
+    assert.equal(await worker.terminate(), 1);
+  }
+});

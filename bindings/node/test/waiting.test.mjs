@@ -1,0 +1,146 @@
+// `acquire`: places in time, completions, deadlines, aborts.
+
+import assert from "node:assert/strict";
+import { execFileSync } from "node:child_process";
+import { test } from "node:test";
+import * as package_ from "workglow-limit";
+import { directory, manual, settle } from "./helpers.mjs";
+
+const { CompositeLimiter, ConcurrencyLimiter, RateLimiter, Store, TimeoutError } = package_;
+
+test("a waiter of a rate limit gets its place, and knows when it came", async (t) => {
+  for (const url of ["memory:", `sqlite:${directory(t)}/limits.db`]) {
+    const limiter = new RateLimiter(new Store(url), "calls", { maxExecutions: 1, windowSizeInSeconds: 0.2 });
+    const first = await limiter.acquire();
+    assert.equal(first.readyAt, null);
+    assert.equal(first.readyAtHrtime, null);
+    const before = process.hrtime.bigint();
+    const second = await limiter.acquire({ timeout: "30s" });
+    assert.ok(second.readyAt instanceof Date);
+    assert.equal(typeof second.readyAtHrtime, "bigint");
+    assert.ok(second.readyAtHrtime > before - 1_000_000_000n && second.readyAtHrtime <= process.hrtime.bigint());
+    assert.ok(Math.abs(second.readyAt.getTime() - Date.now()) < 60_000);
+  }
+});
+
+test("each waiter gets a place of its own, a window apart, even where timers are too coarse", async () => {
+  const limiter = new RateLimiter(new Store("memory:"), "calls", { maxExecutions: 1, windowSizeInSeconds: 0.005 });
+  await limiter.acquire();
+  const permits = await Promise.all(Array.from({ length: 10 }, () => limiter.acquire({ timeout: "60s" })));
+  // One that came too late for its place may have found room at once, without another.
+  const places = permits.map((permit) => permit.readyAtHrtime).filter((ns) => ns !== null);
+  const ready = places.sort((a, b) => (a < b ? -1 : 1));
+  // Less a microsecond or so, because each is rounded down on another clock.
+  for (let i = 1; i < ready.length; i++) assert.ok(ready[i] - ready[i - 1] > 4_900_000n, String(ready));
+});
+
+test("at the deadline the error says when, and it comes at once if that is known", async () => {
+  const { clock, limiter } = manual(package_, 1, 60);
+  limiter.tryAcquire();
+  clock.advance("10s");
+  for (const timeout of [0, 49_999, "49s"]) {
+    const error = await limiter.acquire({ timeout }).catch((e) => e);
+    assert.ok(error instanceof TimeoutError);
+    assert.equal(error.name, "TimeoutError");
+    assert.equal(error.retryAfter, 50_000);
+    assert.match(error.message, /"limit" within \d+ ms: retry after 50000 ms/);
+  }
+  const busy = new ConcurrencyLimiter(1);
+  busy.tryAcquire();
+  await assert.rejects(busy.acquire({ timeout: 20 }), { name: "TimeoutError" });
+});
+
+test("a manual clock wakes those who wait by it", async () => {
+  const { clock, limiter } = manual(package_, 1, 3600);
+  limiter.tryAcquire();
+  let permit;
+  const waiting = limiter.acquire().then((p) => (permit = p));
+  await settle();
+  clock.advance("30m");
+  await settle();
+  assert.equal(permit, undefined);
+  clock.advance("30m");
+  await waiting;
+  assert.ok(permit);
+});
+
+test("a completion wakes the first who waits for that key, in the same turn", async () => {
+  const limiter = new ConcurrencyLimiter(1);
+  const composite = new CompositeLimiter([limiter]);
+  const held = limiter.tryAcquire({ key: "a" });
+  limiter.tryAcquire({ key: "b" });
+  const order = [];
+  const wait = (who, of, key) => of.acquire({ key }).then((p) => (order.push(who), p));
+  const waiting = [wait("first", limiter, "a"), wait("second", composite, "a")];
+  const other = wait("other", limiter, "b");
+  await settle();
+  held.complete();
+  // Not even a newcomer gets in between.
+  assert.equal(limiter.tryAcquire({ key: "a" }), null);
+  const permit = await waiting[0];
+  assert.deepEqual(order, ["first"]);
+  permit.complete();
+  assert.equal(limiter.tryAcquire({ key: "a" }), null);
+  await waiting[1];
+  await limiter.clear();
+  await other;
+  assert.deepEqual(order, ["first", "second", "other"]);
+});
+
+test("a completed job without a permit wakes too", async () => {
+  const limiter = new ConcurrencyLimiter(1);
+  await limiter.recordJobStart();
+  const waiting = limiter.acquire();
+  await settle();
+  await limiter.recordJobCompletion();
+  assert.equal(limiter.tryAcquire(), null);
+  (await waiting).complete();
+});
+
+test("an abort rejects with its reason, before, while opening and while waiting, and holds nothing", async (t) => {
+  const limiter = new ConcurrencyLimiter(1);
+  const reason = new RangeError("mine");
+  await assert.rejects(limiter.acquire({ signal: AbortSignal.abort(reason) }), reason);
+  const held = limiter.tryAcquire();
+  assert.ok(held, "an aborted acquire took something");
+  const waiting = new AbortController();
+  const promise = limiter.acquire({ signal: waiting.signal });
+  const next = limiter.acquire();
+  await settle();
+  waiting.abort(reason);
+  await assert.rejects(promise, reason);
+  held.complete();
+  (await next).complete();
+  assert.ok(limiter.tryAcquire());
+
+  const opening = new AbortController();
+  const store = new Store(`sqlite:${directory(t)}/limits.db`);
+  const rate = new RateLimiter(store, "calls", { maxExecutions: 1, windowSizeInSeconds: 3600 });
+  const early = rate.acquire({ signal: opening.signal });
+  opening.abort(reason);
+  await assert.rejects(early, reason);
+  assert.ok(await rate.acquire());
+
+  const place = new AbortController();
+  const late = rate.acquire({ signal: place.signal });
+  await settle();
+  place.abort();
+  await assert.rejects(late, { name: "AbortError" });
+  const done = new AbortController();
+  (await limiter.acquire({ key: "k", signal: done.signal })).complete();
+  done.abort(); // Nobody listens any more.
+});
+
+test("a process waits for its waiters, and not a moment for those that gave up", () => {
+  const run = (code) => {
+    const source = `import { ConcurrencyLimiter, RateLimiter, Store } from "workglow-limit"; ${code}`;
+    const options = { cwd: import.meta.dirname, timeout: 60_000, encoding: "utf8" };
+    return execFileSync(process.execPath, ["--input-type=module", "--eval", source], options);
+  };
+  const hour = `const l = new RateLimiter(new Store("memory:"), "x", { maxExecutions: 1, windowSizeInSeconds: 3600 });
+    await l.acquire(); const c = new AbortController(); l.acquire({ signal: c.signal }).catch(() => console.log("gone"));`;
+  // An hour's timer that was left behind would run into the time limit of this test.
+  assert.equal(run(`${hour} setTimeout(() => c.abort(), 20);`), "gone\n");
+  const short = `const l = new RateLimiter(new Store("memory:"), "x", { maxExecutions: 1, windowSizeInSeconds: 0.2 });`;
+  assert.equal(run(`${short} l.acquire(); l.acquire().then(() => console.log("waited"));`), "waited\n");
+});

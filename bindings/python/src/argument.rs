@@ -1,0 +1,159 @@
+//! What Python passes in: a value of the wrong type is a `TypeError`, one out of range an `InvalidArgument`, and either
+//! names the parameter, the value and what was expected.
+
+use crate::error::raised;
+use pyo3::exceptions::{PyOverflowError, PyTypeError};
+use pyo3::prelude::*;
+use pyo3::types::{PyBool, PyDateTime, PyDelta, PyDeltaAccess, PyFloat, PyInt, PyString};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use workglow_limit::{Error, duration_from_secs};
+
+type Given<'a, 'py> = &'a Bound<'py, PyAny>;
+
+/// A key: `None` is no key.
+#[inline]
+pub fn key<'a>(value: Given<'a, '_>) -> PyResult<Option<&'a str>> {
+    if value.is_none() { Ok(None) } else { text("key", value).map(Some) }
+}
+
+/// A text that UTF-8 can hold.
+#[inline]
+pub fn text<'a>(parameter: &'static str, value: Given<'a, '_>) -> PyResult<&'a str> {
+    let Ok(text) = value.cast::<PyString>() else { return Err(wrong_type(parameter, value, "a str")) };
+    text.to_str().map_err(|_| invalid(parameter, value, "text that UTF-8 can encode"))
+}
+
+/// The weight of a start.
+#[inline]
+pub fn weight(value: Given<'_, '_>) -> PyResult<u64> {
+    match whole("weight", value)? {
+        Whole::Fits(weight) if weight > 0 => Ok(weight),
+        _ => Err(invalid("weight", value, "a whole number from 1 to 18446744073709551615")),
+    }
+}
+
+/// The weight of a start that is only looked at: it may be 0.
+pub fn weight_to_peek(value: Given<'_, '_>) -> PyResult<u64> {
+    match whole("weight", value)? {
+        Whole::Fits(weight) => Ok(weight),
+        _ => Err(invalid("weight", value, "a whole number from 0 to 18446744073709551615")),
+    }
+}
+
+/// A whole number.
+pub enum Whole {
+    /// It fits into 64 bits.
+    Fits(u64),
+    /// It is negative.
+    Below,
+    /// It is larger than 64 bits.
+    Beyond,
+}
+
+impl Whole {
+    /// For parameters whose range the core knows: neither 0 nor the largest number is in it, and what does not fit is
+    /// out of it on the same side.
+    pub fn clamped(self) -> u64 {
+        match self {
+            Whole::Fits(number) => number,
+            Whole::Below => 0,
+            Whole::Beyond => u64::MAX,
+        }
+    }
+}
+
+/// An int; not a bool, which is one by accident of history.
+pub fn whole(parameter: &'static str, value: Given<'_, '_>) -> PyResult<Whole> {
+    if !value.is_instance_of::<PyBool>() {
+        match value.extract::<u64>() {
+            Ok(number) => return Ok(Whole::Fits(number)),
+            Err(e) if e.is_instance_of::<PyOverflowError>(value.py()) => {
+                return Ok(if value.lt(0)? { Whole::Below } else { Whole::Beyond });
+            }
+            Err(_) => {}
+        }
+    }
+    Err(wrong_type(parameter, value, "a whole number"))
+}
+
+/// How long to wait, in seconds: `None` is as long as it takes.
+pub fn patience(value: Given<'_, '_>) -> PyResult<Option<Duration>> {
+    if value.is_none() { Ok(None) } else { timeout(value).map(Some) }
+}
+
+/// A timeout, in seconds.
+pub fn timeout(value: Given<'_, '_>) -> PyResult<Duration> {
+    seconds("timeout", value)
+}
+
+/// A duration: seconds as a number, or a `timedelta`.
+pub fn seconds(parameter: &'static str, value: Given<'_, '_>) -> PyResult<Duration> {
+    let wrong = || wrong_type(parameter, value, "seconds as a number, or a timedelta");
+    if value.is_instance_of::<PyBool>() {
+        return Err(wrong());
+    }
+    let is_number = value.is_instance_of::<PyFloat>() || value.is_instance_of::<PyInt>();
+    let (number, exact) = match if is_number { None } else { value.cast::<PyDelta>().ok() } {
+        Some(delta) => {
+            let days = f64::from(delta.get_days());
+            // Whole seconds: as good as the exact duration for the check of its range.
+            (days * 86_400.0 + f64::from(delta.get_seconds()), value.extract::<Duration>().ok())
+        }
+        None => match value.extract::<f64>() {
+            Ok(number) => (number, None),
+            Err(e) if e.is_instance_of::<PyOverflowError>(value.py()) => (f64::INFINITY, None),
+            Err(_) => return Err(wrong()),
+        },
+    };
+    let checked = duration_from_secs(parameter, number).map_err(|e| quoting(e, &[(parameter, parameter, value)]))?;
+    Ok(exact.unwrap_or(checked))
+}
+
+/// An instant: a `datetime` that knows its offset from UTC.
+pub fn instant(parameter: &'static str, value: Given<'_, '_>) -> PyResult<SystemTime> {
+    if value.cast::<PyDateTime>().is_err() {
+        return Err(wrong_type(parameter, value, "an aware datetime"));
+    }
+    if value.call_method0("utcoffset")?.is_none() {
+        let expected = "an aware datetime: this one is naive, give it a tzinfo such as timezone.utc";
+        return Err(invalid(parameter, value, expected));
+    }
+    let since = value.sub(UNIX_EPOCH.into_pyobject(value.py())?)?;
+    // Before the epoch is the past, and all instants in the past are the same gate: none.
+    Ok(since.extract::<Duration>().map_or(UNIX_EPOCH, |since| UNIX_EPOCH + since))
+}
+
+/// The exception of an error of the core about arguments, given as (the core's name, Python's name, the value): it
+/// names them as Python does and quotes them as they were given.
+pub fn quoting(error: Error, arguments: &[(&str, &'static str, Given<'_, '_>)]) -> PyErr {
+    if let Error::InvalidArgument { parameter, ref expected, .. } = error {
+        for (core, python, value) in arguments {
+            if *core == parameter {
+                return invalid(python, value, expected);
+            }
+        }
+    }
+    raised(error)
+}
+
+/// The exception for a value out of its range.
+pub fn invalid(parameter: &'static str, value: Given<'_, '_>, expected: &str) -> PyErr {
+    raised(Error::InvalidArgument { parameter, value: quote(value), expected: expected.to_owned() })
+}
+
+/// The exception for a value of the wrong type.
+pub fn wrong_type(parameter: &str, value: Given<'_, '_>, expected: &str) -> PyErr {
+    let kind = value.get_type().name().map_or_else(|_| "something else".to_owned(), |name| name.to_string());
+    PyTypeError::new_err(format!("{parameter} is {}: expected {expected}, not {kind}", quote(value)))
+}
+
+/// A value as Python writes it, if that is short.
+fn quote(value: Given<'_, '_>) -> String {
+    // An int of thousands of digits has no repr.
+    let mut text = value.repr().map_or_else(|_| "too large to print".to_owned(), |repr| repr.to_string_lossy().into());
+    if let Some((end, _)) = text.char_indices().nth(64) {
+        text.truncate(end);
+        text.push('…');
+    }
+    text
+}

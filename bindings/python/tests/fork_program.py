@@ -1,0 +1,71 @@
+"""Run by test_fork.py: a limiter made at import, used in the master before, while and after children are forked and use
+it, with threads that decide in the master all the time. Says how much was admitted on each key."""
+
+import json
+import multiprocessing
+import os
+import sys
+import threading
+
+from workglow_limit import RateLimiter, Store
+
+LIMIT, CHILDREN, TRIES = 2000, 20, 150
+
+how, url = sys.argv[1:]
+limiter = RateLimiter(Store(url), "jobs", max_executions=LIMIT, window_size_in_seconds=3600)
+admitted_by_all = 0
+stop = threading.Event()
+
+
+def work(tries, key="children"):
+    return sum(limiter.try_acquire(key) is not None for _ in range(tries))
+
+
+def child(_=None):
+    return work(TRIES), work(TRIES, "all")
+
+
+def keep_deciding(number):
+    """On a key that everybody uses, and on ever new keys: those have to be added, for which room has to be made."""
+    global admitted_by_all
+    round = mine = 0
+    while not stop.wait(0.0005):
+        mine += work(1, "all")
+        for n in range(20):
+            assert limiter.try_acquire(f"{number} {round} {n}") is not None
+        round += 1
+    with lock:
+        admitted_by_all += mine
+
+
+def by_fork():
+    pipes = []
+    for _ in range(CHILDREN):
+        read, write = os.pipe()
+        if os.fork() == 0:
+            os.write(write, json.dumps(child()).encode())
+            os._exit(0)
+        os.close(write)
+        pipes.append(read)
+    answers = [json.loads(os.read(read, 100)) for read in pipes]
+    assert all(os.wait()[1] == 0 for _ in pipes)
+    return answers
+
+
+def by_multiprocessing():
+    with multiprocessing.get_context("fork").Pool(4) as pool:
+        return pool.map(child, range(CHILDREN), chunksize=1)
+
+
+lock = threading.Lock()
+before = work(50)
+threads = [threading.Thread(target=keep_deciding, args=[n]) for n in range(3)]
+for thread in threads:
+    thread.start()
+answers = by_fork() if how == "fork" else by_multiprocessing()
+stop.set()
+for thread in threads:
+    thread.join()
+after = work(LIMIT)
+admitted_by_all += sum(a for _, a in answers) + work(LIMIT, "all")
+print(json.dumps({"before": before, "children": sum(c for c, _ in answers), "after": after, "all": admitted_by_all}))

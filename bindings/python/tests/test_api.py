@@ -1,0 +1,223 @@
+"""What every call means, on every store."""
+
+import time
+from datetime import datetime, timedelta, timezone
+
+import pytest
+
+from workglow_limit import (
+    CompositeLimiter,
+    ConcurrencyLimiter,
+    Decision,
+    ForeignPermit,
+    InvalidArgument,
+    KindMismatch,
+    LimitError,
+    Limiter,
+    ManualClock,
+    NullLimiter,
+    Permit,
+    RateLimiter,
+    Store,
+    UnknownLimit,
+    WeightExceedsCapacity,
+)
+
+
+def rate(url, n=2, window=60, **options):
+    return RateLimiter(Store(url, **options), "jobs", max_executions=n, window_size_in_seconds=window)
+
+
+def test_the_limit_and_not_one_more(url):
+    limiter = rate(url)
+    assert isinstance(limiter.try_acquire(), Permit)
+    assert isinstance(limiter.try_acquire(key=None, weight=1), Permit)
+    assert limiter.try_acquire() is None
+    assert isinstance(limiter.try_acquire("another key"), Permit)
+
+
+def test_a_decision_says_it_all(url):
+    clock = ManualClock()
+    limiter = rate(url, n=3, clock=clock)
+    first = limiter.decide("k", 2)
+    assert (first.admitted, first.retry_after, first.suggested_after) == (True, 0.0, 0.0)
+    assert (first.remaining, first.limit, first.reset_after, first.denied_by) == (1, 3, 60.0, None)
+    assert isinstance(first.permit, Permit) and bool(first)
+
+    clock.advance(0.000001)
+    second = limiter.decide("k", 2)
+    assert not second and second.permit is None
+    assert second.retry_after == second.suggested_after == second.reset_after == 59.999999
+    assert (second.remaining, second.limit, second.denied_by) == (1, 3, "jobs")
+    assert repr(second) == (
+        '<Decision: denied by "jobs", retry after 59.999999 s, remaining 1 of 3, reset after 59.999999 s>'
+    )
+    with pytest.raises(AttributeError):
+        second.admitted = True
+
+    look = limiter.peek("k", weight=0)
+    assert isinstance(look, Decision) and look.admitted and look.permit is None
+    assert limiter.peek("k", 2).admitted is False
+
+
+def test_names_are_shared_and_attached(url):
+    store = Store(url)
+    assert store.url == url
+    limiter = RateLimiter(store, "jobs", max_executions=1, window_size_in_seconds=timedelta(minutes=1))
+    limiter.try_acquire()
+    assert store.names() == ["jobs"]
+    for attached in store.limiter(name="jobs"), RateLimiter.attach(store, "jobs"):
+        assert isinstance(attached, RateLimiter) and attached.name == "jobs"
+        assert attached.try_acquire() is None
+    with pytest.raises(UnknownLimit, match="no limit named \"mail\" is declared: this store knows jobs") as caught:
+        store.limiter(name="mail").try_acquire()
+    assert isinstance(caught.value, LookupError)
+    assert (caught.value.code, caught.value.number) == ("unknown_limit", -4)
+
+
+def test_the_six_methods(url):
+    limiter = rate(url, n=1)
+    assert limiter.can_proceed()
+    limiter.record_job_start()
+    limiter.record_job_start("k")
+    assert not limiter.can_proceed() and not limiter.can_proceed("k")
+    limiter.record_job_completion()
+    at = limiter.get_next_available_time()
+    assert at.utcoffset() == timedelta(0)
+    assert timedelta(seconds=50) < at - datetime.now(timezone.utc) <= timedelta(seconds=60)
+    limiter.clear("k")
+    assert limiter.can_proceed("k") and not limiter.can_proceed()
+    limiter.clear()
+    assert limiter.can_proceed()
+
+    limiter.set_next_available_time(datetime.now(timezone.utc) + timedelta(hours=1), "k")
+    assert 3500 < limiter.peek("k").retry_after < 3601
+    assert limiter.can_proceed()
+    # Another zone is the same instant, and a gate only moves later.
+    eastern = timezone(timedelta(hours=-5))
+    limiter.set_next_available_time(datetime.now(eastern) + timedelta(minutes=1), key="k")
+    assert limiter.peek("k").retry_after > 3500
+    limiter.set_next_available_time(datetime(1950, 1, 1, tzinfo=timezone.utc))
+    assert limiter.can_proceed()
+    limiter.pause(timedelta(minutes=1))
+    assert 50 < limiter.peek().retry_after < 61
+
+
+def test_a_permit_ends_with_its_block_whatever_happened():
+    limiter = ConcurrencyLimiter(1)
+    with limiter.try_acquire() as permit:
+        assert limiter.try_acquire() is None
+    with pytest.raises(KeyError), limiter.try_acquire():
+        raise KeyError
+    with limiter.acquire(), pytest.raises(TimeoutError):
+        limiter.acquire(timeout=0)
+    assert repr(permit) == '<Permit of "1 concurrent", ended>'
+    assert limiter.can_proceed()
+
+
+def test_a_permit_ends_once():
+    limiter = ConcurrencyLimiter(2)
+    first, second = limiter.try_acquire(), limiter.try_acquire()
+    first.complete()
+    first.complete()
+    limiter.complete(first)
+    assert limiter.peek().remaining == 1
+    limiter.complete(second)
+    assert limiter.peek().remaining == 2
+
+
+def test_a_permit_of_another_limiter_is_an_error():
+    mine, other = ConcurrencyLimiter(1), ConcurrencyLimiter(1)
+    with mine.try_acquire() as permit:
+        with pytest.raises(ForeignPermit, match="not given by limiter \"1 concurrent\"") as caught:
+            other.complete(permit)
+        assert isinstance(caught.value, LimitError)
+        assert not mine.can_proceed()
+
+
+@pytest.mark.parametrize("wrap", [lambda limiter: limiter, lambda limiter: CompositeLimiter([limiter])])
+def test_a_forgotten_permit_completes_and_warns(wrap):
+    limiter = wrap(ConcurrencyLimiter(1))
+    with pytest.warns(ResourceWarning, match="a permit of .* was dropped without an end"):
+        limiter.try_acquire()
+    with pytest.warns(ResourceWarning):
+        limiter.decide()
+    assert limiter.can_proceed()
+
+
+def test_a_forgotten_permit_of_a_rate_limit_is_nothing(url):
+    limiter = rate(url)
+    limiter.try_acquire()  # Warnings are errors here.
+    CompositeLimiter([limiter]).try_acquire()
+    assert limiter.peek().remaining == 0
+
+
+def test_who_waited_knows_when_its_place_came(url):
+    limiter = rate(url, n=1, window=0.05)
+    assert limiter.acquire().ready_at is None
+    asked, asked_at = time.monotonic(), datetime.now(timezone.utc)
+    permit = limiter.acquire(timeout=60)
+    assert asked < permit.ready_at_monotonic <= time.monotonic()
+    assert abs(permit.ready_at - asked_at) < timedelta(minutes=1)
+
+
+def test_no_limit():
+    limiter = NullLimiter()
+    decision = limiter.decide("k", 2**64 - 1)
+    assert decision and decision.limit is None and decision.remaining is None
+    assert repr(decision) == "<Decision: admitted, remaining None of None, reset after 0 s>"
+    assert limiter.name == "null"
+
+
+def test_several_limits(url):
+    mail, running = rate(url, n=3), ConcurrencyLimiter(1)
+    limiter = CompositeLimiter(child for child in [mail])
+    with limiter.try_acquire() as before:
+        limiter.add(running)
+        with limiter.try_acquire():
+            assert limiter.decide().denied_by == "1 concurrent"
+        # Taken before the child was there: it ends what it took.
+        before.complete()
+    with limiter.try_acquire():
+        pass
+    assert limiter.decide().denied_by == "jobs"
+    assert isinstance(limiter, Limiter)
+
+
+def test_a_limit_cannot_contain_itself():
+    inner, outer = CompositeLimiter([]), CompositeLimiter([])
+    outer.add(inner)
+    for parent, child in (inner, inner), (inner, outer):
+        with pytest.raises(InvalidArgument, match="a composite that contains this one"):
+            parent.add(child)
+    assert outer.try_acquire() is not None
+
+
+def test_a_manual_clock():
+    clock = ManualClock()
+    clock.advance(1.5)
+    clock.advance(timedelta(microseconds=1))
+    clock.advance(2)
+    assert clock.now() == 3.500001
+
+
+def test_what_is_too_heavy_can_never_start(url):
+    limiter = rate(url)
+    for call in limiter.try_acquire, limiter.decide, limiter.peek, limiter.acquire:
+        with pytest.raises(WeightExceedsCapacity, match="weight is 3: limit \"jobs\" grants at most 2") as caught:
+            call("k", 3)
+        assert isinstance(caught.value, ValueError)
+        assert (caught.value.code, caught.value.number) == ("weight_exceeds_capacity", -2)
+    assert limiter.peek("k").remaining == 2
+
+
+def test_errors_survive_pickling():
+    import pickle
+
+    with pytest.raises(InvalidArgument) as caught:
+        NullLimiter().try_acquire(weight=0)
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert (type(again), str(again), again.code, again.number) == (
+        InvalidArgument, "weight is 0: expected a whole number from 1 to 18446744073709551615", "invalid_argument", -1
+    )  # fmt: skip
+    assert issubclass(KindMismatch, LimitError)

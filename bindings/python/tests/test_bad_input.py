@@ -1,0 +1,290 @@
+"""What is wrong is named, with its value and what was expected; nothing crashes, and nothing is created."""
+
+import os
+import sqlite3
+from contextlib import closing
+from datetime import datetime, timedelta, timezone
+from decimal import Decimal
+
+import pytest
+from conftest import lane_held
+
+from workglow_limit import (
+    CompositeLimiter,
+    ConcurrencyLimiter,
+    InvalidArgument,
+    InvalidUrl,
+    ManualClock,
+    NotAStore,
+    NullLimiter,
+    RateLimiter,
+    Store,
+    StoreError,
+    StoreTimeout,
+)
+
+NAN, INF = float("nan"), float("inf")
+HUGE = 2**70
+
+
+@pytest.fixture
+def store(tmp_path):
+    """A store in a directory that has to stay empty."""
+    (tmp_path / "empty").mkdir()
+    yield Store(f"sqlite:{tmp_path}/empty/limits.db")
+    assert os.listdir(tmp_path / "empty") == []
+
+
+def rate(store, n=2, window=60, name="jobs"):
+    return RateLimiter(store, name, max_executions=n, window_size_in_seconds=window)
+
+
+@pytest.mark.parametrize("n", [0, -1, 4097, 2**64, HUGE, -HUGE, pytest.param(10**5000, id="enormous")])
+def test_max_executions_out_of_range(store, n):
+    shown = "too large to print" if n > 10**4000 else n
+    with pytest.raises(InvalidArgument, match=f"^max_executions is {shown}: expected a whole number from 1 to 4096$"):
+        rate(store, n=n)
+
+
+@pytest.mark.parametrize("n", [True, 1.0, "1", None, [1]])
+def test_max_executions_of_another_type(store, n):
+    with pytest.raises(TypeError, match="^max_executions is .*: expected a whole number, not "):
+        rate(store, n=n)
+
+
+@pytest.mark.parametrize(
+    "window", [0, 0.0, -1, -0.5, NAN, INF, -INF, 31622401, HUGE, 10**400, timedelta(0), timedelta(-1), timedelta.max]
+)
+def test_windows_out_of_range(store, window):
+    with pytest.raises(InvalidArgument, match="^window_size_in_seconds is .*: expected .*366 days") as caught:
+        rate(store, window=window)
+    assert repr(window)[:20] in str(caught.value)
+
+
+@pytest.mark.parametrize("window", [True, False, "1", None, datetime.now()])
+def test_windows_of_another_type(store, window):
+    expected = "expected seconds as a number, or a timedelta, not "
+    with pytest.raises(TypeError, match=f"^window_size_in_seconds is .*: {expected}"):
+        rate(store, window=window)
+
+
+def test_the_ends_of_the_range_are_in_it(store):
+    for n in 1, 4096:
+        for window in 1e-6, 366 * 86400, timedelta(days=366), timedelta(microseconds=1), Decimal("0.5"):
+            rate(store, n, window)
+    ConcurrencyLimiter(65535)
+
+
+@pytest.mark.parametrize("most", [0, -1, 65536, HUGE])
+def test_max_concurrent_jobs_out_of_range(most):
+    expected = "expected a whole number from 1 to 65535"
+    with pytest.raises(InvalidArgument, match=f"^max_concurrent_jobs is {most}: {expected}$"):
+        ConcurrencyLimiter(most)
+
+
+@pytest.mark.parametrize("weight", [0, -1, 2**64, HUGE])
+def test_weights_out_of_range(store, weight):
+    for limiter in rate(store), ConcurrencyLimiter(5), NullLimiter(), CompositeLimiter([]):
+        for call in limiter.try_acquire, limiter.decide, limiter.acquire, limiter.acquire_async, limiter.limit:
+            with pytest.raises(InvalidArgument, match=f"^weight is {weight}: expected a whole number from 1 to "):
+                call(weight=weight)
+
+
+@pytest.mark.parametrize("weight", [True, 1.0, "1", None])
+def test_weights_of_another_type(store, weight):
+    for call in rate(store).try_acquire, NullLimiter().peek:
+        with pytest.raises(TypeError, match="^weight is .*: expected a whole number, not "):
+            call("k", weight)
+
+
+def test_a_look_may_weigh_nothing_but_not_less():
+    assert NullLimiter().peek(weight=0)
+    with pytest.raises(InvalidArgument, match="^weight is -1: expected a whole number from 0 to "):
+        NullLimiter().peek(weight=-1)
+
+
+def calls(limiter):
+    """Every call that takes a key."""
+    return [
+        limiter.try_acquire, limiter.decide, limiter.peek, limiter.acquire, limiter.can_proceed, limiter.clear,
+        limiter.record_job_start, limiter.record_job_completion, limiter.get_next_available_time,
+        lambda key: limiter.pause(1, key),
+        lambda key: limiter.set_next_available_time(datetime.now(timezone.utc), key),
+    ]  # fmt: skip
+
+
+def test_keys_are_text(store):
+    for call in calls(rate(store)) + [rate(store).limit, rate(store).acquire_async]:
+        for key in 5, b"k", ("k",), 1.5:
+            with pytest.raises(TypeError, match="^key is .*: expected a str, not "):
+                call(key)
+        with pytest.raises(InvalidArgument, match="^key is '.ud800': expected text that UTF-8 can encode"):
+            call("\ud800")
+
+
+def test_keys_have_a_longest(store):
+    for call in calls(rate(store)):
+        with pytest.raises(InvalidArgument, match="^key is 2048 bytes long: expected at most 1024 bytes of UTF-8$"):
+            call("k" * 2048)
+        with pytest.raises(InvalidArgument, match="^key is 1026 bytes long"):
+            call("é" * 513)
+    assert NullLimiter().try_acquire("é" * 512)
+
+
+def test_names(store):
+    for make in rate, lambda store, name: store.limiter(name=name), lambda store, name: RateLimiter.attach(store, name):
+        for name, shown in ("", "(empty|'')"), ("n" * 1025, "('nnn|1025 bytes long)"):
+            with pytest.raises(InvalidArgument, match=f"^name is {shown}.*: expected 1 to 1024 bytes of UTF-8$"):
+                make(store, name=name)
+        with pytest.raises(InvalidArgument, match="^name is '.udfff'"):
+            make(store, name="\udfff")
+        with pytest.raises(TypeError, match="^name is 5: expected a str, not int$"):
+            make(store, name=5)
+
+
+@pytest.mark.parametrize("timeout", [-1, NAN, INF, HUGE, timedelta(-1)])
+def test_timeouts_out_of_range(store, timeout):
+    limiter = rate(store)
+    for call in limiter.acquire, limiter.acquire_async, limiter.limit:
+        with pytest.raises(InvalidArgument, match="^timeout is .*: expected seconds, from 0 to 31622400 "):
+            call(timeout=timeout)
+    with pytest.raises(InvalidArgument, match="^timeout is "):
+        Store("memory:", timeout=timeout)
+
+
+@pytest.mark.parametrize("timeout", [True, "1", None, b""])
+def test_timeouts_of_another_type(store, timeout):
+    with pytest.raises(TypeError, match="^timeout is .*: expected seconds as a number, or a timedelta, not "):
+        Store("memory:", timeout=timeout)
+    if timeout is not None:
+        with pytest.raises(TypeError, match="^timeout is "):
+            rate(store).acquire(timeout=timeout)
+
+
+def test_pauses(store):
+    for limiter in rate(store), NullLimiter(), ConcurrencyLimiter(1):
+        for pause in -1, NAN, INF, HUGE, timedelta(-1), timedelta(days=367):
+            with pytest.raises(InvalidArgument, match="^duration is .*: expected seconds, from 0 to 31622400 "):
+                limiter.pause(pause)
+        with pytest.raises(TypeError, match="^duration is True: "):
+            limiter.pause(True)
+
+
+def test_instants(store):
+    limiter = rate(store)
+    with pytest.raises(InvalidArgument, match=r"^when is datetime.*: expected an aware datetime: this one is naive"):
+        limiter.set_next_available_time(datetime.now())
+    for when in 5, None, "tomorrow", datetime.now().date():
+        with pytest.raises(TypeError, match="^when is .*: expected an aware datetime, not "):
+            limiter.set_next_available_time(when)
+
+
+def test_instants_too_far_away():
+    for when in datetime.max.replace(tzinfo=timezone.utc), datetime.now(timezone.utc) + timedelta(400):
+        with pytest.raises(InvalidArgument, match=r"^when is datetime.*: expected at most 366 days from now$"):
+            rate(Store("memory:")).set_next_available_time(when)
+
+
+def test_clocks():
+    for by in -1, NAN, INF, HUGE:
+        with pytest.raises(InvalidArgument, match="^by is "):
+            ManualClock().advance(by)
+    with pytest.raises(TypeError):
+        Store("memory:", clock=5)
+
+
+@pytest.mark.parametrize("mode", [0, 0o400, 0o1000, -1, HUGE])
+def test_modes_out_of_range(mode):
+    with pytest.raises(InvalidArgument, match="^mode is .*: expected 0o600 to 0o777"):
+        Store("memory:", mode=mode)
+
+
+def test_modes_of_another_type():
+    for mode in True, "600", 1.5:
+        with pytest.raises(TypeError, match="^mode is .*: expected a whole number, not "):
+            Store("memory:", mode=mode)
+
+
+@pytest.mark.parametrize("url", ["", "limits.db", "redis://x", "sqlite:", "sqlite:dir/", "memory:x", "sqlite:a\0b"])
+def test_addresses(url):
+    with pytest.raises(InvalidUrl, match="memory:|sqlite:") as caught:
+        Store(url)
+    assert isinstance(caught.value, ValueError)
+    assert caught.value.code == "invalid_url"
+
+
+def test_addresses_of_another_type():
+    with pytest.raises(TypeError, match="^url is 5: expected a str, not int$"):
+        Store(5)
+
+
+def test_limiters_of_a_composite():
+    for bad in 5, None, NullLimiter():
+        with pytest.raises(TypeError, match="^limiters is .*: expected an iterable of limiters, not "):
+            CompositeLimiter(bad)
+    for bad in 5, None, Store("memory:"), RateLimiter:
+        with pytest.raises(TypeError, match="^limiters? is .*: expected a limiter, not "):
+            CompositeLimiter([bad])
+        with pytest.raises(TypeError, match="^limiter is .*: expected a limiter, not "):
+            CompositeLimiter([]).add(bad)
+
+
+def test_what_is_no_limiter_cannot_be_made():
+    from workglow_limit import Decision, Limiter, Permit
+
+    for kind in Decision, Limiter, Permit:
+        with pytest.raises(TypeError):
+            kind()
+    with pytest.raises(TypeError):
+        NullLimiter().complete(5)
+    with pytest.raises(TypeError, match="max_executions"):
+        RateLimiter(Store("memory:"), "jobs")
+
+
+def test_a_file_that_is_no_store(tmp_path):
+    path = tmp_path / "notes.txt"
+    path.write_text("not a database " * 1000)
+    foreign = tmp_path / "foreign.db"
+    with closing(sqlite3.connect(foreign)) as database:
+        database.execute("CREATE TABLE t (x)")
+    for path in path, foreign:
+        before = path.read_bytes()
+        store = Store(f"sqlite:{path}")
+        for call in store.open, store.names, rate(store).try_acquire, store.limiter(name="x").peek:
+            with pytest.raises(NotAStore, match=str(path)) as caught:
+                call()
+            assert isinstance(caught.value, OSError) and caught.value.code == "not_a_store"
+        assert path.read_bytes() == before
+    assert sorted(os.listdir(tmp_path)) == ["foreign.db", "notes.txt"]
+
+
+def test_a_directory_that_is_not_there(tmp_path):
+    limiter = rate(Store(f"sqlite:{tmp_path}/no/limits.db"))
+    for _ in range(2):
+        with pytest.raises(StoreError, match=f"{tmp_path}/no") as caught:
+            limiter.try_acquire()
+        assert caught.value.code == "store_failure"
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_directory_that_cannot_be_written(tmp_path):
+    tmp_path.chmod(0o500)
+    with pytest.raises(StoreError):
+        rate(Store(f"sqlite:{tmp_path}/limits.db")).try_acquire()
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_place_where_nobody_can_write():
+    with pytest.raises(StoreError, match="/proc"):
+        rate(Store("sqlite:/proc/limits.db")).try_acquire()
+
+
+def test_a_busy_store_is_an_error_after_its_timeout(tmp_path):
+    path = tmp_path / "limits.db"
+    Store(f"sqlite:{path}").open()
+    limiter = rate(Store(f"sqlite:{path}", timeout=0.02))
+    with lane_held(path), pytest.raises(StoreTimeout, match="the store was busy for ") as caught:
+        limiter.try_acquire()
+    assert isinstance(caught.value, OSError) and caught.value.code == "store_timeout"
+    assert limiter.try_acquire()

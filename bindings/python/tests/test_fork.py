@@ -1,0 +1,62 @@
+"""A limiter outlives a fork, on both sides of it."""
+
+import json
+import os
+import warnings
+
+import pytest
+from conftest import run
+
+from workglow_limit import CompositeLimiter, ConcurrencyLimiter, RateLimiter, Store
+
+
+@pytest.mark.parametrize("how", ["fork", "multiprocessing"])
+def test_master_and_children_share_one_limit(how, tmp_path):
+    got = json.loads(run("fork_program.py", how, f"sqlite:{tmp_path}/limits.db"))
+    # The children ask for 3,000 of the 1,950 that are left to them.
+    assert got == {"before": 50, "children": 1950, "after": 0, "all": 2000}
+
+
+def in_child(check):
+    """What a forked child makes of a check: whatever it raises fails the test here."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            check()
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+@pytest.mark.parametrize("wrap", [lambda limiter: limiter, lambda limiter: CompositeLimiter([limiter])])
+def test_an_inherited_permit_does_nothing_in_the_child(wrap):
+    limiter = wrap(ConcurrencyLimiter(2))
+    permits = [limiter.try_acquire(), limiter.try_acquire()]
+
+    def check():
+        with limiter.try_acquire(), limiter.try_acquire():  # The child counts its own.
+            permits[0].complete()
+            limiter.complete(permits[0])
+            with permits[0]:
+                pass
+            with warnings.catch_warnings(record=True) as warned:
+                warnings.simplefilter("always")
+                permits.clear()
+            assert warned == []
+            assert not limiter.can_proceed()
+        assert limiter.peek().remaining == 2
+
+    in_child(check)
+    assert not limiter.can_proceed()
+    for permit in permits:
+        permit.complete()
+    assert limiter.peek().remaining == 2
+
+
+def test_a_limiter_first_used_by_the_children(tmp_path):
+    limiter = RateLimiter(Store(f"sqlite:{tmp_path}/limits.db"), "jobs", max_executions=2, window_size_in_seconds=3600)
+    for _ in range(2):
+        in_child(lambda: limiter.acquire(timeout=0))
+    assert limiter.try_acquire() is None

@@ -1,0 +1,152 @@
+"""Runs tests/vectors/*.vec on every store. The format is in tests/vectors/README.md."""
+
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import pytest
+
+from workglow_limit import (
+    AcquireTimeout,
+    CompositeLimiter,
+    ConcurrencyLimiter,
+    LimitError,
+    ManualClock,
+    NullLimiter,
+    RateLimiter,
+    Store,
+)
+
+VECTORS = Path(__file__).parents[3] / "tests" / "vectors"
+
+
+class Case:
+    def __init__(self, name):
+        self.name, self.limiters, self.steps = name, [], []
+
+
+def cases():
+    found = []
+    for file in sorted(VECTORS.glob("*.vec")):
+        for number, line in enumerate(file.read_text().splitlines(), 1):
+            line = line.split("#")[0].strip()
+            word, _, rest = line.partition(" ")
+            if word == "case":
+                found.append(Case(f"{file.stem}: {rest}"))
+            elif word == "limiter":
+                found[-1].limiters.append(rest.split())
+            elif word:
+                found[-1].steps.append((f"{file.name}:{number}", line))
+    return found
+
+
+def limiter_of(case, url, clock):
+    store = Store(url, clock=clock)
+
+    def one(number, kind, *numbers):
+        match kind, [int(n) for n in numbers]:
+            case "null", []:
+                return NullLimiter()
+            case "concurrency", [most]:
+                return ConcurrencyLimiter(most, clock=clock)
+            case "rate", [most, window]:
+                window = timedelta(microseconds=window)
+                return RateLimiter(store, f"limit-{number}", max_executions=most, window_size_in_seconds=window)
+        raise AssertionError(kind)
+
+    children = [one(number, *words) for number, words in enumerate(case.limiters, 1)]
+    return children[0] if len(children) == 1 else CompositeLimiter(children)
+
+
+def us(seconds):
+    return str(round(seconds * 1e6))
+
+
+def number(n):
+    return "inf" if n is None else str(n)
+
+
+def answer_of(decision):
+    assert bool(decision) == decision.admitted
+    return {
+        "": "admitted" if decision.admitted else "denied",
+        "retry": us(decision.retry_after),
+        "suggested": us(decision.suggested_after),
+        "reset": us(decision.reset_after),
+        "remaining": number(decision.remaining),
+        "limit": number(decision.limit),
+        "by": str(decision.denied_by).replace(" ", "_"),
+    }
+
+
+def do(limiter, call, arguments, permits):
+    """One step. Returns its answer, field by field."""
+    key = arguments.get("key")
+    weight = int(arguments.get("weight", 1))
+    span = timedelta(microseconds=int(arguments.get("for", 0)))
+
+    def keep(permit):
+        permits[arguments.get("as", object())] = permit
+
+    match call:
+        case "decide":
+            decision = limiter.decide(key, weight)
+            keep(decision.permit)
+            return answer_of(decision)
+        case "peek":
+            return answer_of(limiter.peek(key, weight))
+        case "try_acquire":
+            permit = limiter.try_acquire(key=key, weight=weight)
+            keep(permit)
+            return {"": "denied" if permit is None else "admitted"}
+        case "acquire":
+            try:
+                keep(limiter.acquire(key, weight, timeout=span))
+            except AcquireTimeout:
+                return {"": "expired"}
+            return {"": "admitted"}
+        case "can_proceed":
+            return {"": "yes" if limiter.can_proceed(key) else "no"}
+        case "next_available":
+            after = limiter.get_next_available_time(key) - datetime.now(timezone.utc)
+            return {"next": after}
+        case "complete":
+            limiter.complete(permits[arguments["permit"]])
+        case "record_job_start" | "record_job_completion" | "clear":
+            getattr(limiter, call)(key)
+        case "pause":
+            limiter.pause(span, key)
+        case _:
+            raise AssertionError(call)
+    return {}
+
+
+@pytest.mark.parametrize("case", cases(), ids=lambda case: case.name)
+def test_vector(case, url):
+    clock = ManualClock()
+    limiter = limiter_of(case, url, clock)
+    now, permits = 0, {}
+    assert case.steps
+    for where, step in case.steps:
+        call, _, wanted = step.partition("=>")
+        at, call, *arguments = call.split()
+        clock.advance(timedelta(microseconds=int(at) - now))
+        now = int(at)
+        try:
+            answer = do(limiter, call, dict(word.split("=") for word in arguments), permits)
+        except LimitError as error:
+            answer = {"error": error.code}
+        wanted = dict(word.split("=") if "=" in word else ("", word) for word in wanted.split())
+        if "next" in answer:
+            # The wall clock moves on between the call and the comparison.
+            wanted = timedelta(microseconds=int(wanted["retry"]))
+            assert abs(answer["next"] - wanted) < timedelta(seconds=2), where
+            continue
+        assert ("error" in answer) == ("error" in wanted), f"{where}: {answer}"
+        assert {field: answer.get(field) for field in wanted} == wanted, f"{where}: {answer}"
+    for permit in permits.values():
+        if permit is not None:
+            permit.complete()
+
+
+def test_there_are_vectors():
+    assert {case.name.split(":")[0] for case in cases()} >= {"rate", "concurrency", "composite"}

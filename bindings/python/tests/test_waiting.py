@@ -1,0 +1,94 @@
+"""acquire waits without the GIL, and Ctrl-C ends it."""
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from conftest import lane_held, run
+
+from workglow_limit import AcquireTimeout, ConcurrencyLimiter, ManualClock, RateLimiter, Store
+
+FULL = """
+import sys
+from workglow_limit import ConcurrencyLimiter, RateLimiter, Store
+rate = RateLimiter(Store(sys.argv[1]), "jobs", max_executions=1, window_size_in_seconds=3600)
+limiter = ConcurrencyLimiter(1) if sys.argv[2] == "concurrency" else rate
+permit = limiter.acquire()
+"""
+
+
+@pytest.mark.parametrize("kind", ["rate", "concurrency"])
+def test_ctrl_c_interrupts_acquire(kind, url):
+    # Another thread sends it, so whoever waits does not hold the GIL.
+    said = run(FULL + """
+import os, signal, threading
+threading.Timer(0.2, os.kill, [os.getpid(), signal.SIGINT]).start()
+try:
+    limiter.acquire()
+except KeyboardInterrupt:
+    print("interrupted", limiter.can_proceed())
+permit.complete()
+""", url, kind)  # fmt: skip
+    assert said == "interrupted False\n"
+
+
+def test_who_completes_lets_a_waiter_go():
+    run(FULL + """
+import threading
+waiter = threading.Thread(target=lambda: limiter.acquire().complete())
+waiter.start()
+permit.complete()
+waiter.join()
+""", "memory:", "concurrency")  # fmt: skip
+
+
+def test_waiters_all_get_their_turn(url):
+    limiter = RateLimiter(Store(url), "jobs", max_executions=5, window_size_in_seconds=0.05)
+    with ThreadPoolExecutor(8) as pool:
+        permits = list(pool.map(lambda _: limiter.acquire("k", timeout=60), range(40)))
+    assert len(permits) == 40
+
+
+def test_a_waiter_lives_by_a_manual_clock(url):
+    clock = ManualClock()
+    limiter = RateLimiter(Store(url, clock=clock), "jobs", max_executions=1, window_size_in_seconds=3600)
+    limiter.acquire()
+    with ThreadPoolExecutor(1) as pool:
+        waiter = pool.submit(limiter.acquire)
+        while limiter.peek().retry_after <= 3600:  # It has not taken its place yet.
+            time.sleep(0.001)
+        clock.advance(3600)
+        assert waiter.result().ready_at is not None
+
+
+def test_a_timeout_says_when(url):
+    clock = ManualClock()
+    limiter = RateLimiter(Store(url, clock=clock), "jobs", max_executions=1, window_size_in_seconds=60)
+    limiter.acquire(timeout=0)
+    with pytest.raises(AcquireTimeout, match='^"jobs" has no room before the timeout, but may have in 60 s$') as caught:
+        limiter.acquire(timeout=59.999999)
+    assert caught.value.retry_after == 60.0
+    assert isinstance(caught.value, TimeoutError)
+    running = ConcurrencyLimiter(1, clock=clock)
+    with running.acquire(timeout=0), pytest.raises(AcquireTimeout, match="may have in 0.01 s$"):
+        running.acquire(timeout=0)
+
+
+def test_the_first_use_leaves_the_gil_to_others(tmp_path):
+    path = tmp_path / "limits.db"
+    Store(f"sqlite:{path}").open()
+    store = Store(f"sqlite:{path}", timeout=30)
+    limiter = RateLimiter(store, "jobs", max_executions=1, window_size_in_seconds=60)
+    started = threading.Event()
+
+    def use():
+        started.set()
+        return limiter.try_acquire()
+
+    with ThreadPoolExecutor(1) as pool:
+        with lane_held(path):
+            first = pool.submit(use)
+            started.wait()
+        # Had it kept the GIL, this thread would not have let go of the lane before its timeout.
+        assert first.result() is not None

@@ -1,0 +1,266 @@
+//! Models of the log, for two checkers: loom tries the interleavings and reorderings that it thinks can differ, up to a
+//! number of preemptions; shuttle tries random interleavings, and so finds what loom wrongly thinks alike.
+//!
+//! `tests/torture/models` runs them, and then once more with each bug planted, which must turn one of them red.
+
+use super::*;
+use crate::atomic::AtomicU64 as Cell;
+#[cfg(loom)]
+use loom::{sync::Arc, thread};
+#[cfg(shuttle)]
+use shuttle::{sync::Arc, thread};
+
+const W: Tick = 50;
+
+struct Cells {
+    head: Cell,
+    cleared: Cell,
+    gate: Cell,
+    ring: Vec<Cell>,
+    time: Cell,
+}
+
+impl Cells {
+    fn new(size: usize) -> Arc<Cells> {
+        let ring = (0..size).map(|_| Cell::new(0)).collect();
+        // Time begins beyond the window, as a store's does.
+        Arc::new(Cells { head: Cell::new(0), cleared: Cell::new(0), gate: Cell::new(0), ring, time: Cell::new(2 * W) })
+    }
+
+    fn log(&self) -> Log<'_> {
+        Log { head: &self.head, cleared: &self.cleared, ring: &self.ring, born: 0 }
+    }
+
+    /// Every reading is a microsecond later than the one before.
+    fn now(&self) -> Now {
+        let tick = self.time.fetch_add(1, Relaxed);
+        Now { floor: tick, ceil: tick }
+    }
+
+    fn ask(&self, limit: u64, weight: u64, patience: Tick) -> Result<Answer, Sealed> {
+        let windows = [Window { limit, length: W }];
+        let gate = self.gate.load(Acquire);
+        let ask = Ask { windows: &windows, weight, gate, patience, grace: 0, force: false };
+        self.log().claim(&ask, || self.now())
+    }
+
+    fn claim(&self, limit: u64, weight: u64, patience: Tick) -> Result<Option<Taken>, Sealed> {
+        self.ask(limit, weight, patience).map(|answer| answer.taken)
+    }
+
+    /// A claim whose owner dies right after the compare-and-swap.
+    fn claim_and_die(&self, limit: u64, weight: u64) -> Option<Taken> {
+        let windows = [Window { limit, length: W }];
+        let ask = Ask { windows: &windows, weight, gate: 0, patience: 0, grace: 0, force: false };
+        let log = self.log();
+        let Tail { ticket, was, .. } = log.tail().ok()?;
+        let ready = log.ready(ticket, &ask);
+        let newest = log.slot(ticket.wrapping_sub(1)).load(Acquire) >> STAMP;
+        let now = self.now();
+        let stamp = now.ceil.max(newest);
+        let word = log.word(ticket, stamp, weight);
+        let claimed = ready <= now.floor && log.slot(ticket).compare_exchange(was, word, AcqRel, Relaxed).is_ok();
+        claimed.then_some(Taken { ticket, stamp })
+    }
+}
+
+#[cfg(loom)]
+fn model(f: impl Fn() + Sync + Send + 'static) {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(std::env::var("PREEMPTIONS").map_or(2, |n| n.parse().unwrap()));
+    model.check(f);
+}
+
+#[cfg(shuttle)]
+fn model(f: impl Fn() + Sync + Send + 'static) {
+    let tries = std::env::var("TRIES").map_or(20_000, |n| n.parse().unwrap());
+    shuttle::check_random(f, tries);
+}
+
+/// No half-open window of length `W` holds more than `limit` units.
+fn assert_kept(mut starts: Vec<(Tick, u64)>, limit: u64) {
+    starts.sort();
+    for (i, &(from, _)) in starts.iter().enumerate() {
+        let held: u64 = starts[i..].iter().take_while(|(at, _)| *at < from + W).map(|(_, weight)| weight).sum();
+        assert!(held <= limit, "{held} in one window: {starts:?}");
+    }
+}
+
+/// Two threads with these weights, `rounds` each; `dies` kills the first's owner after its claim; `jump` lets a window
+/// pass before the last round of the first. Then one takes what is left.
+fn race(size: usize, limit: u64, weights: [u64; 2], rounds: usize, dies: bool, jump: bool) {
+    model(move || {
+        let cells = Cells::new(size);
+        let run = |me: usize| {
+            let cells = cells.clone();
+            move || {
+                let mut starts = Vec::new();
+                for round in 0..rounds {
+                    if jump && me == 0 && round + 1 == rounds {
+                        cells.time.fetch_add(W, Relaxed);
+                    }
+                    let taken = match dies && me == 0 {
+                        true => cells.claim_and_die(limit, weights[me]),
+                        false => cells.claim(limit, weights[me], 0).unwrap(),
+                    };
+                    starts.extend(taken.map(|t| (t.stamp, weights[me])));
+                }
+                starts
+            }
+        };
+        let other = thread::spawn(run(1));
+        let mut starts = run(0)();
+        starts.extend(other.join().unwrap());
+        let used: u64 = starts.iter().map(|s| s.1).sum();
+        let mut left = 0;
+        while let Some(taken) = cells.claim(limit, 1, 0).unwrap() {
+            starts.push((taken.stamp, 1));
+            left += 1;
+        }
+        assert_kept(starts, limit);
+        if !jump {
+            assert_eq!(used + left, limit, "what was free could not be had");
+        }
+    });
+}
+
+#[test]
+fn light_starts() {
+    race(4, 2, [1, 1], 2, false, false);
+}
+
+#[test]
+fn light_starts_round_the_ring() {
+    race(4, 2, [1, 1], 3, false, true);
+}
+
+#[test]
+fn heavy_starts() {
+    race(8, 3, [2, 1], 2, false, false);
+}
+
+#[test]
+fn heavy_starts_whose_owner_dies() {
+    race(8, 3, [2, 1], 1, true, false);
+}
+
+#[test]
+fn a_heavy_start_after_one_whose_owner_died() {
+    race(8, 3, [2, 3], 1, true, false);
+}
+
+#[test]
+fn heavy_starts_round_the_ring() {
+    race(4, 2, [2, 1], 3, false, true);
+}
+
+/// A counter that has gone round the ring while somebody slept over it.
+#[test]
+fn a_slow_reader_is_not_fooled_by_a_later_lap() {
+    model(|| {
+        let cells = Cells::new(4);
+        let fast = cells.clone();
+        let other = thread::spawn(move || {
+            let mut starts = Vec::new();
+            for _ in 0..5 {
+                fast.time.fetch_add(W, Relaxed);
+                starts.extend(fast.claim(1, 1, 0).unwrap().map(|t| (t.stamp, 1)));
+            }
+            starts
+        });
+        let mut starts: Vec<_> = cells.claim(1, 1, 0).unwrap().map(|t| (t.stamp, 1)).into_iter().collect();
+        starts.extend(other.join().unwrap());
+        assert_kept(starts, 1);
+    });
+}
+
+/// Places in the future are kept apart like starts.
+#[test]
+fn waiters_queue() {
+    model(|| {
+        let cells = Cells::new(4);
+        let other = cells.clone();
+        let other = thread::spawn(move || [other.claim(1, 1, 10 * W).unwrap(), other.claim(1, 1, 10 * W).unwrap()]);
+        let mut starts = vec![cells.claim(1, 1, 10 * W).unwrap()];
+        starts.extend(other.join().unwrap());
+        assert!(starts.iter().all(Option::is_some));
+        assert_kept(starts.into_iter().flatten().map(|t| (t.stamp, 1)).collect(), 1);
+    });
+}
+
+/// A denial is true: there was a moment at which there was no room.
+#[test]
+fn nobody_is_denied_what_is_free() {
+    model(|| {
+        let cells = Cells::new(4);
+        let other = cells.clone();
+        // The limit is 2 and there are two who ask once, after one whose window ends.
+        assert!(cells.claim(2, 1, 0).unwrap().is_some());
+        cells.time.fetch_add(W, Relaxed);
+        let other = thread::spawn(move || other.claim(2, 1, 0).unwrap().is_some());
+        assert!(cells.claim(2, 1, 0).unwrap().is_some());
+        assert!(other.join().unwrap());
+    });
+}
+
+/// A denial's `ready` is exact: others can only make it later, so one tick earlier there is no room.
+#[test]
+fn a_denial_does_not_exaggerate() {
+    model(|| {
+        let cells = Cells::new(4);
+        let other = cells.clone();
+        for _ in 0..3 {
+            cells.claim(3, 1, 0).unwrap().unwrap();
+        }
+        let other = thread::spawn(move || {
+            other.time.fetch_add(W, Relaxed);
+            let _ = [other.claim(3, 1, 0).unwrap(), other.claim(3, 1, 0).unwrap()];
+        });
+        let answer = cells.ask(3, 1, 0).unwrap();
+        other.join().unwrap();
+        if answer.taken.is_none() {
+            cells.time.store(answer.ready - 1, Relaxed);
+            assert_eq!(cells.claim(3, 1, 0).unwrap(), None, "there was room before {}", answer.ready);
+        }
+    });
+}
+
+/// A start is in the copy, or was refused: whoever asks the copy can trust it.
+#[test]
+fn no_start_is_lost_when_a_log_is_replaced() {
+    model(|| {
+        let cells = Cells::new(4);
+        let other = cells.clone();
+        let claimant = thread::spawn(move || other.claim(2, 1, 0).is_ok_and(|taken| taken.is_some()));
+        let copy = Cells::new(8);
+        cells.log().seal();
+        copy.log().copy_from(&cells.log(), cells.now());
+        let admitted = u64::from(claimant.join().unwrap());
+        copy.time.store(cells.time.load(Relaxed), Relaxed);
+        let mut left = 0;
+        while copy.claim(2, 1, 0).unwrap().is_some() {
+            left += 1;
+        }
+        assert_eq!(admitted + left, 2);
+    });
+}
+
+/// A gate, or a clear, that was set on the old log while it was copied is in the copy, or is known not to be.
+#[test]
+fn no_change_is_lost_when_a_log_is_replaced() {
+    model(|| {
+        let cells = Cells::new(4);
+        let other = cells.clone();
+        let setter = thread::spawn(move || {
+            other.gate.fetch_max(7 * W, AcqRel);
+            other.log().still_open().is_ok()
+        });
+        let copy = Cells::new(4);
+        cells.log().seal();
+        copy.gate.store(cells.gate.load(Acquire), Relaxed);
+        copy.log().copy_from(&cells.log(), cells.now());
+        if setter.join().unwrap() {
+            assert_eq!(copy.gate.load(Relaxed), 7 * W, "the setter believes that the gate is closed");
+        }
+    });
+}

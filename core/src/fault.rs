@@ -1,0 +1,68 @@
+//! Named points inside a decision at which a test can stop or kill the process, to show that nobody waits for it.
+//!
+//! They exist only with the feature `fault-points`, and do nothing until `at` is called. And bugs that can be planted.
+
+#[cfg(all(feature = "fault-points", not(model)))]
+mod on {
+    use std::sync::Mutex;
+    use std::sync::atomic::{AtomicBool, Ordering::*};
+
+    type Action = Box<dyn FnOnce() + Send>;
+    static ARMED: Mutex<Option<(String, Action)>> = Mutex::new(None);
+    /// Is anything armed? Else the mutex is not touched: a child could inherit it locked.
+    static IS_ARMED: AtomicBool = AtomicBool::new(false);
+
+    /// The points, in the order in which a first decision on a new key passes them.
+    pub const POINTS: &[&str] = &[
+        "resolved",
+        "key-allocated",
+        "key-inserted",
+        "log-read",
+        "log-clock",
+        "log-claimed",
+        "log-filled",
+        "log-moved",
+    ];
+
+    /// Whoever in this process passes `point` next does `action`, once.
+    pub fn at(point: &str, action: impl FnOnce() + Send + 'static) {
+        assert!(POINTS.contains(&point), "no point named {point}: {POINTS:?}");
+        *ARMED.lock().unwrap() = Some((point.to_owned(), Box::new(action)));
+        IS_ARMED.store(true, Release);
+    }
+
+    pub(crate) fn pass(point: &str) {
+        debug_assert!(POINTS.contains(&point), "{point} is not listed");
+        if !IS_ARMED.load(Acquire) {
+            return;
+        }
+        let armed = ARMED.lock().unwrap().take_if(|(name, _)| name == point);
+        if let Some((_, action)) = armed {
+            action();
+        }
+    }
+}
+
+#[cfg(all(feature = "fault-points", not(model)))]
+pub use on::{POINTS, at};
+
+/// Is this bug planted? Only ever in builds for tests, to show that they find it. `PLANT` names it.
+#[cfg(any(model, feature = "fault-points"))]
+pub(crate) fn planted(bug: &str) -> bool {
+    static PLANTED: std::sync::OnceLock<Option<String>> = std::sync::OnceLock::new();
+    PLANTED.get_or_init(|| std::env::var("PLANT").ok()).as_deref() == Some(bug)
+}
+
+/// Is this bug planted? Not here.
+#[cfg(not(any(model, feature = "fault-points")))]
+#[inline(always)]
+pub(crate) const fn planted(_: &str) -> bool {
+    false
+}
+
+/// Passes a point.
+#[inline(always)]
+pub(crate) fn point(_name: &'static str) {
+    #[cfg(all(feature = "fault-points", not(model)))]
+    on::pass(_name);
+}

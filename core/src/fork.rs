@@ -1,0 +1,141 @@
+//! What is bound to one process, and what a forked child does about it.
+//!
+//! A lane is mapped shared, so a child inherits it and it simply works. Three things must not be inherited as they
+//! are: a structural operation half done by a thread that does not exist in the child (so none is under way while a
+//! fork happens: the fork takes [`structure`] first), SQLite connections (none is ever kept open), and what belongs to
+//! the parent by identity, its membership and its running starts (a child has another [`generation`], notices at its
+//! first call, and starts its own).
+
+use std::cell::UnsafeCell;
+use std::ptr;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering::*};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+use std::time::{Duration, Instant};
+
+static GENERATION: AtomicU64 = AtomicU64::new(1);
+static STRUCTURE: Mutex<()> = Mutex::new(());
+static HELD: Held = Held(UnsafeCell::new(None));
+
+/// The guard that a forking thread holds from just before the fork until just after it.
+struct Held(UnsafeCell<Option<MutexGuard<'static, ()>>>);
+
+// SAFETY: only the thread that holds STRUCTURE touches the cell, and only while it forks.
+unsafe impl Sync for Held {}
+
+/// A number that differs between a process and the children that it forks once it uses a store: what belongs to one
+/// process can be marked with it.
+#[inline(always)]
+pub fn generation() -> u64 {
+    GENERATION.load(Relaxed)
+}
+
+/// Has the system been told what to do around a fork?
+static REGISTERED: AtomicBool = AtomicBool::new(false);
+
+/// Done when the library is loaded: no fork can then come between the first use of a store and this.
+#[used]
+#[cfg_attr(
+    any(target_os = "linux", target_os = "android", target_os = "freebsd"),
+    unsafe(link_section = ".init_array")
+)]
+#[cfg_attr(target_vendor = "apple", unsafe(link_section = "__DATA,__mod_init_func"))]
+static AT_LOAD: extern "C" fn() = register;
+
+extern "C" fn register() {
+    if !REGISTERED.swap(true, AcqRel) {
+        // SAFETY: the three handlers are functions of this library that do only what POSIX allows around a fork.
+        unsafe { libc::pthread_atfork(Some(before), Some(after_in_parent), Some(after_in_child)) };
+    }
+}
+
+/// The right to do something structural in this process: one thread at a time, and no fork meanwhile.
+pub(crate) type Structure = MutexGuard<'static, ()>;
+
+/// Waits for that right, at most for `timeout`.
+pub(crate) fn structure(timeout: Duration) -> Option<Structure> {
+    register();
+    let start = Instant::now();
+    let mut nap = Duration::from_micros(20);
+    loop {
+        match STRUCTURE.try_lock() {
+            Ok(guard) => return Some(guard),
+            // The mutex guards no data of its own: a panic under it leaves nothing half done in memory.
+            Err(TryLockError::Poisoned(poisoned)) => return Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) if start.elapsed() >= timeout => return None,
+            Err(TryLockError::WouldBlock) => {
+                std::thread::sleep(nap);
+                nap = (nap * 2).min(Duration::from_millis(2));
+            }
+        }
+    }
+}
+
+extern "C" fn before() {
+    let guard = STRUCTURE.lock().unwrap_or_else(PoisonError::into_inner);
+    // SAFETY: this thread holds STRUCTURE.
+    unsafe { *HELD.0.get() = Some(guard) };
+}
+
+extern "C" fn after_in_parent() {
+    // SAFETY: this thread holds STRUCTURE, and lets go of it here.
+    drop(unsafe { (*HELD.0.get()).take() });
+}
+
+extern "C" fn after_in_child() {
+    GENERATION.fetch_add(1, Relaxed);
+    // SAFETY: the child's only thread is a copy of the one that holds STRUCTURE.
+    drop(unsafe { (*HELD.0.get()).take() });
+}
+
+/// A locked value of which a forked child has its own, new one: the parent's may be locked by a thread that the child
+/// does not have, and what is in it is the parent's anyway.
+#[derive(Debug)]
+pub(crate) struct PerProcess<T> {
+    current: AtomicPtr<Owned<T>>,
+}
+
+#[derive(Debug)]
+struct Owned<T> {
+    generation: u64,
+    value: Mutex<T>,
+}
+
+impl<T> PerProcess<T> {
+    pub const fn new() -> Self {
+        PerProcess { current: AtomicPtr::new(ptr::null_mut()) }
+    }
+}
+
+impl<T: Default> PerProcess<T> {
+    pub fn lock(&self) -> MutexGuard<'_, T> {
+        let generation = generation();
+        loop {
+            let current = self.current.load(Acquire);
+            // SAFETY: the pointer is null or came from `Box::into_raw` below, and is freed only by `drop`.
+            if let Some(owned) = unsafe { current.as_ref() }
+                && owned.generation == generation
+            {
+                return owned.value.lock().unwrap_or_else(PoisonError::into_inner);
+            }
+            let new = Box::into_raw(Box::new(Owned { generation, value: Mutex::default() }));
+            // The parent's value is left alone: its memory is a copy, and dropping it could end what is the parent's.
+            if self.current.compare_exchange(current, new, AcqRel, Relaxed).is_err() {
+                // SAFETY: nobody else has seen `new`.
+                drop(unsafe { Box::from_raw(new) });
+            }
+        }
+    }
+}
+
+impl<T> Drop for PerProcess<T> {
+    fn drop(&mut self) {
+        let current = *self.current.get_mut();
+        // SAFETY: as in `lock`; nobody else can reach it any more.
+        if let Some(owned) = unsafe { current.as_ref() }
+            && owned.generation == generation()
+        {
+            // SAFETY: as above.
+            drop(unsafe { Box::from_raw(current) });
+        }
+    }
+}

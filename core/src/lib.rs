@@ -1,0 +1,63 @@
+//! One limit, shared by every process and language on the machine, and never exceeded.
+//!
+//! ```
+//! use std::time::Duration;
+//! use workglow_limit::{Limiter, RateLimiter, Store};
+//!
+//! # let dir = std::env::temp_dir().join(format!("workglow-limit-doc-{}", std::process::id()));
+//! # std::fs::create_dir_all(&dir).unwrap();
+//! # let url = format!("sqlite:{}/limits.db", dir.display());
+//! // Every process that opens this name in this store shares the limit: 100 starts in any rolling minute.
+//! let store = Store::new(&url)?; // "sqlite:limits.db", or "memory:" for one process
+//! let limiter = RateLimiter::new(&store, "openai", 100, Duration::from_secs(60))?;
+//!
+//! match limiter.try_acquire("tenant-7", 1)? {
+//!     Some(permit) => {
+//!         // … call the API …
+//!         permit.complete()?; // or drop it
+//!     }
+//!     None => println!("not now: {:?}", limiter.peek("tenant-7", 1)?.retry_after),
+//! }
+//! # std::fs::remove_dir_all(dir).unwrap();
+//! # Ok::<(), workglow_limit::Error>(())
+//! ```
+//!
+//! A [`Store`] says where limits live, a [`Limiter`] decides, a [`Decision`] is the whole answer and a [`Permit`] is
+//! what an admitted start holds. Deciding is lock-free and takes tens of nanoseconds, also between processes.
+
+// Under the model checker (`--cfg model`) only the algorithms and what they need are built.
+#[cfg_attr(model, allow(dead_code))]
+mod algorithm;
+#[cfg_attr(model, allow(dead_code, unused_imports))]
+mod atomic;
+#[cfg_attr(model, allow(dead_code))]
+mod error;
+pub mod fault;
+#[cfg_attr(model, allow(dead_code))]
+mod time;
+
+#[cfg(not(model))]
+mod decision;
+#[cfg(not(model))]
+mod fork;
+#[cfg(not(model))]
+mod limiter;
+#[cfg(not(model))]
+mod permit;
+#[cfg(not(model))]
+mod policy;
+#[cfg(not(model))]
+mod store;
+
+pub use error::{Error, Result};
+pub use time::{ManualClock, duration_from_secs, from_unix_ns, unix_ns};
+
+#[cfg(not(model))]
+pub use {
+    decision::Decision,
+    fork::generation as fork_generation,
+    limiter::{Attempt, CompositeLimiter, ConcurrencyLimiter, Limiter, NullLimiter, RateLimiter, Step, Wait},
+    permit::{Permit, RawPermit},
+    policy::{LONGEST_NAME, Policy},
+    store::{Store, StoreOptions},
+};

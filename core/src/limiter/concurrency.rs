@@ -1,0 +1,219 @@
+//! At most so many at the same time, in this process.
+
+use super::{Attempt, Limiter, Progress, Step, Wait, next_id, own};
+use crate::algorithm::slots::{Held, Slots};
+use crate::atomic::*;
+use crate::decision::Decision;
+use crate::error::{Error, Result};
+use crate::permit::RawPermit;
+use crate::policy::{self, Policy};
+use crate::store::{self, Limit, Store, StoreOptions, Table};
+use crate::time::{ManualClock, Tick, from_ticks};
+use std::time::{Duration, SystemTime};
+
+/// Where a denial cannot know when somebody will complete, it suggests to look again after this long.
+pub(super) const LOOK_AGAIN: Duration = Duration::from_millis(10);
+
+/// At most `max` units running at the same time, per key, in this process. A forked child counts its own.
+///
+/// ```
+/// # use workglow_limit::{ConcurrencyLimiter, Limiter};
+/// let limiter = ConcurrencyLimiter::new(1)?;
+/// let running = limiter.try_acquire("", 1)?;
+/// assert!(limiter.try_acquire("", 1)?.is_none());
+/// drop(running); // completes
+/// assert!(limiter.try_acquire("", 1)?.is_some());
+/// # Ok::<(), workglow_limit::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct ConcurrencyLimiter {
+    id: u64,
+    limit: Limit,
+}
+
+/// Will there be no room in the time that is left? A suggestion to look again says nothing about it.
+pub(super) fn is_certain(after: Duration, left: Duration) -> bool {
+    after > left && after > LOOK_AGAIN
+}
+
+impl ConcurrencyLimiter {
+    /// At most `max` units at the same time.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] unless `max` is 1 to 65,535.
+    pub fn new(max: u64) -> Result<Self> {
+        Self::in_store(max, StoreOptions::default())
+    }
+
+    /// The same, with gates that live by a manual clock.
+    ///
+    /// # Errors
+    /// As for [`ConcurrencyLimiter::new`].
+    pub fn with_clock(max: u64, clock: ManualClock) -> Result<Self> {
+        Self::in_store(max, StoreOptions { clock: Some(clock), ..StoreOptions::default() })
+    }
+
+    fn in_store(max: u64, options: StoreOptions) -> Result<Self> {
+        let policy = Policy::concurrency(max)?;
+        let store = Store::with_options("memory:", options)?;
+        let limit = Limit::declare(&store, &policy.to_string(), policy)?;
+        Ok(ConcurrencyLimiter { id: next_id(), limit })
+    }
+
+    fn permit(&self, key: u64, held: Held) -> RawPermit {
+        RawPermit { limiter: self.id, key, a: held.index, b: held.word, ready: 0, reserved: [0; 3] }
+    }
+
+    fn decision(&self, table: &Table, gate: Tick, now: Tick, remaining: u64, admitted: bool) -> Decision {
+        let retry_after = match admitted {
+            true => Duration::ZERO,
+            false if gate > now => from_ticks(gate - now),
+            false => LOOK_AGAIN,
+        };
+        Decision {
+            permit: None,
+            admitted,
+            retry_after,
+            suggested_after: retry_after,
+            remaining: if gate > now { 0 } else { remaining },
+            limit: table.policy.capacity(),
+            reset_after: from_ticks(gate.saturating_sub(now)),
+            denied_by: (!admitted).then(|| self.limit.name().clone()),
+        }
+    }
+
+    fn check(&self, table: &Table, weight: u64) -> Result<()> {
+        policy::check_weight(self.name(), weight, table.policy.capacity())
+    }
+
+    /// Calls back units, and those who wait for them.
+    fn ring(slots: &Slots) {
+        if slots.sleepers.load(SeqCst) > 0 {
+            store::wake_all(slots.bell);
+        }
+    }
+
+    fn with_slots<R>(&self, key: &str, f: impl Fn(&Slots) -> R) -> Result<R> {
+        self.limit.with_key(key, |found| Ok(f(&found.home.slots(&found.table, found.at))))
+    }
+}
+
+impl Limiter for ConcurrencyLimiter {
+    fn name(&self) -> &str {
+        self.limit.name()
+    }
+
+    fn attempt(&self, key: &str, weight: u64) -> Result<Attempt> {
+        policy::check_some(weight)?;
+        self.limit.with_key(key, |found| {
+            self.check(&found.table, weight)?;
+            let closed = found.gate.saturating_sub(found.home.clock.now().floor);
+            if closed > 0 {
+                return Ok(Attempt::Denied(from_ticks(closed)));
+            }
+            Ok(match found.home.slots(&found.table, found.at).take(weight) {
+                Some(held) => Attempt::Admitted(self.permit(found.at, held)),
+                None => Attempt::Denied(LOOK_AGAIN),
+            })
+        })
+    }
+
+    fn decide(&self, key: &str, weight: u64) -> Result<Decision> {
+        policy::check_some(weight)?;
+        self.limit.with_key(key, |found| {
+            self.check(&found.table, weight)?;
+            let now = found.home.clock.now().floor;
+            let slots = found.home.slots(&found.table, found.at);
+            let held = if found.gate > now { None } else { slots.take(weight) };
+            let mut decision = self.decision(&found.table, found.gate, now, slots.remaining(), held.is_some());
+            decision.permit = held.map(|held| self.permit(found.at, held));
+            Ok(decision)
+        })
+    }
+
+    fn peek(&self, key: &str, weight: u64) -> Result<Decision> {
+        self.limit.look(key, |home, table, at, gate| {
+            self.check(table, weight)?;
+            let now = home.clock.now().floor;
+            let remaining = at.map_or(table.policy.capacity(), |at| home.slots(table, at).remaining());
+            Ok(self.decision(table, gate, now, remaining, gate <= now && remaining >= weight))
+        })
+    }
+
+    fn step(&self, wait: &mut Wait) -> Result<Step> {
+        let now = self.limit.home()?.clock.now().floor;
+        let patience = wait.patience(now);
+        // The bell first: whoever completes after this look wakes the nap that follows it.
+        wait.progress = Progress::Heard(self.with_slots(&wait.key, |slots| slots.bell.load(Acquire))?);
+        let left = from_ticks(patience);
+        match self.attempt(&wait.key, wait.weight)? {
+            Attempt::Admitted(permit) => Ok(Step::Admitted(permit)),
+            Attempt::Denied(after) if left.is_zero() || is_certain(after, left) => Ok(Step::Expired(after)),
+            // A gate, which opens when it says.
+            Attempt::Denied(after) if after != LOOK_AGAIN => Ok(Step::Sleep(after)),
+            Attempt::Denied(_) => Ok(Step::Sleep(wait.look_again().min(left))),
+        }
+    }
+
+    fn nap(&self, wait: &Wait, nap: Duration) {
+        let Progress::Heard(seen) = wait.progress else {
+            return self.limit.home().map_or((), |home| home.clock.sleep(nap));
+        };
+        let _ = self.with_slots(&wait.key, |slots| {
+            slots.sleepers.fetch_add(1, SeqCst);
+            store::sleep_on(slots.bell, seen, nap);
+            slots.sleepers.fetch_sub(1, SeqCst);
+        });
+    }
+
+    fn complete(&self, permit: &RawPermit) -> Result<()> {
+        own(permit, self.id, self.name())?;
+        // A child that was forked meanwhile has its own count; preparing it there forgets the parent's permits.
+        let home = self.limit.home()?;
+        let table = self.limit.table()?;
+        if !home.is_key_of(&table, permit.key) {
+            return Err(Error::ForeignPermit { limit: self.name().to_owned() });
+        }
+        let slots = home.slots(&table, permit.key);
+        if slots.give_back(Held { index: permit.a, word: permit.b }) {
+            Self::ring(&slots);
+        }
+        Ok(())
+    }
+
+    fn record_job_start(&self, key: &str) -> Result<()> {
+        self.with_slots(key, |slots| slots.start())
+    }
+
+    fn record_job_completion(&self, key: &str) -> Result<()> {
+        self.with_slots(key, |slots| {
+            slots.complete();
+            Self::ring(slots);
+        })
+    }
+
+    fn set_next_available_time(&self, key: &str, at: SystemTime) -> Result<()> {
+        self.limit.close_gate(key, self.limit.home()?.clock.tick_of(at)?)
+    }
+
+    fn pause(&self, key: &str, pause: Duration) -> Result<()> {
+        self.limit.close_gate(key, self.limit.home()?.clock.tick_in("pause", pause)?)
+    }
+
+    fn clear(&self, key: &str) -> Result<()> {
+        self.limit.with_key(key, |found| {
+            let clear = |at| {
+                let slots = found.home.slots(&found.table, at);
+                slots.clear();
+                Self::ring(&slots);
+            };
+            if key.is_empty() {
+                found.home.keys(&found.table).for_each(clear)
+            } else {
+                clear(found.at)
+            }
+            Ok(())
+        })?;
+        self.limit.open_gates(key)
+    }
+}

@@ -1,0 +1,240 @@
+//! The family of limiters: one interface, and one file for each.
+
+mod composite;
+mod concurrency;
+mod null;
+mod rate;
+
+pub use composite::CompositeLimiter;
+pub use concurrency::ConcurrencyLimiter;
+pub use null::NullLimiter;
+pub use rate::RateLimiter;
+
+use crate::decision::Decision;
+use crate::error::{Error, Result};
+use crate::permit::{Permit, RawPermit};
+use crate::time::Tick;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant, SystemTime};
+
+/// The answer to an attempt to start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Attempt {
+    /// Start.
+    Admitted(RawPermit),
+    /// Not now; see [`Decision::retry_after`].
+    Denied(Duration),
+}
+
+/// What a waiter has to do next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Step {
+    /// Start.
+    Admitted(RawPermit),
+    /// Sleep this long at most, then take another step.
+    Sleep(Duration),
+    /// There is no room before the waiter's time is up, but after this long. Nothing is held.
+    Expired(Duration),
+}
+
+/// "May this start now, and if not, when?"
+///
+/// Every method takes a *key*: one policy, a separate budget per key; `""` is no key. Keys are at most 1,024 bytes.
+/// A limiter is used from any thread, and goes on working in a forked child.
+///
+/// The check-then-act pair `can_proceed` and `record_job_start` is for schedulers that are driven that way, and lets
+/// others in between; [`Limiter::try_acquire`] decides and records in one act.
+pub trait Limiter: Send + Sync {
+    /// The limit's name: what [`Decision::denied_by`] says.
+    fn name(&self) -> &str;
+
+    /// Decides and records in one act. A denial changes nothing.
+    ///
+    /// # Errors
+    /// [`Error::WeightExceedsCapacity`] if it could never start, [`Error::InvalidArgument`] for weight 0 or a key that
+    /// is too long, or a store error.
+    fn attempt(&self, key: &str, weight: u64) -> Result<Attempt>;
+
+    /// The same, answering with the whole decision.
+    ///
+    /// # Errors
+    /// As for [`Limiter::attempt`].
+    fn decide(&self, key: &str, weight: u64) -> Result<Decision>;
+
+    /// The decision that [`Limiter::decide`] would give, without a permit. Records nothing. `weight` may be 0.
+    ///
+    /// # Errors
+    /// As for [`Limiter::attempt`].
+    fn peek(&self, key: &str, weight: u64) -> Result<Decision>;
+
+    /// The next step of a waiter. `acquire` in every language is a loop of this and a sleep.
+    ///
+    /// # Errors
+    /// As for [`Limiter::attempt`].
+    fn step(&self, wait: &mut Wait) -> Result<Step>;
+
+    /// Sleeps for a waiter, at most for `nap`, and less if there is news for it.
+    fn nap(&self, wait: &Wait, nap: Duration);
+
+    /// Ends a permit: the job ran. Ending it again is a no-op.
+    ///
+    /// # Errors
+    /// [`Error::ForeignPermit`] if another limiter gave it.
+    fn complete(&self, permit: &RawPermit) -> Result<()>;
+
+    /// A job has started: recorded even when the limit is full, because the caller has already decided.
+    ///
+    /// # Errors
+    /// As for [`Limiter::attempt`].
+    fn record_job_start(&self, key: &str) -> Result<()>;
+
+    /// A job has ended: the oldest start without a permit that this process recorded on that key.
+    ///
+    /// # Errors
+    /// As for [`Limiter::attempt`].
+    fn record_job_completion(&self, key: &str) -> Result<()>;
+
+    /// Imposes a gate: nobody starts before `at`. Gates only move later, except by [`Limiter::clear`].
+    /// With the empty key it binds all keys. An instant in the past is no gate.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if `at` is more than 366 days away, or as for [`Limiter::attempt`].
+    fn set_next_available_time(&self, key: &str, at: SystemTime) -> Result<()>;
+
+    /// The same, relative to now.
+    ///
+    /// # Errors
+    /// As for [`Limiter::set_next_available_time`].
+    fn pause(&self, key: &str, pause: Duration) -> Result<()>;
+
+    /// Back to the initial state, gate included. With the empty key: of all keys.
+    ///
+    /// # Errors
+    /// As for [`Limiter::attempt`].
+    fn clear(&self, key: &str) -> Result<()>;
+
+    /// When a start's place came, if it had to wait for one.
+    fn ready_at(&self, _permit: &RawPermit) -> Option<SystemTime> {
+        None
+    }
+
+    /// The same on the system's monotonic clock, in ns, never later than it was: for measuring.
+    fn ready_at_monotonic_ns(&self, _permit: &RawPermit) -> Option<u64> {
+        None
+    }
+
+    /// Is this the composite with that number, or does it contain it? Composites ask before they take a child.
+    #[doc(hidden)]
+    fn contains(&self, _composite: u64) -> bool {
+        false
+    }
+
+    /// Would a start of weight 1 be admitted now? Changes nothing.
+    ///
+    /// # Errors
+    /// As for [`Limiter::attempt`].
+    fn can_proceed(&self, key: &str) -> Result<bool> {
+        Ok(self.peek(key, 1)?.admitted)
+    }
+
+    /// The earliest instant at which a start of weight 1 would be admitted, gate included; now, if now.
+    ///
+    /// # Errors
+    /// As for [`Limiter::attempt`].
+    fn next_available_time(&self, key: &str) -> Result<SystemTime> {
+        Ok(SystemTime::now() + self.peek(key, 1)?.retry_after)
+    }
+
+    /// Starts if there is room now.
+    ///
+    /// # Errors
+    /// As for [`Limiter::attempt`].
+    fn try_acquire(&self, key: &str, weight: u64) -> Result<Option<Permit<'_>>>
+    where
+        Self: Sized,
+    {
+        Ok(match self.attempt(key, weight)? {
+            Attempt::Admitted(raw) => Some(Permit::new(self, raw)),
+            Attempt::Denied(_) => None,
+        })
+    }
+
+    /// Waits for room, at most for `timeout` (`None`: as long as it takes). `None` if there is none before that: at
+    /// once, if that can be known at once.
+    ///
+    /// # Errors
+    /// As for [`Limiter::attempt`].
+    fn acquire(&self, key: &str, weight: u64, timeout: Option<Duration>) -> Result<Option<Permit<'_>>>
+    where
+        Self: Sized,
+    {
+        let mut wait = Wait::new(key, weight, timeout);
+        loop {
+            match self.step(&mut wait)? {
+                Step::Admitted(raw) => return Ok(Some(Permit::new(self, raw))),
+                Step::Sleep(nap) => self.nap(&wait, nap),
+                Step::Expired(_) => return Ok(None),
+            }
+        }
+    }
+}
+
+/// One waiter, between its steps.
+#[derive(Debug)]
+pub struct Wait {
+    key: Box<str>,
+    weight: u64,
+    timeout: Option<Duration>,
+    /// By the limiter's clock; set at the first step.
+    deadline: Option<Tick>,
+    /// The first step, for a limiter without a clock of its own.
+    started: Option<Instant>,
+    /// How often it looked.
+    looks: u32,
+    progress: Progress,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Progress {
+    Nothing,
+    /// A start in the future is this waiter's.
+    Place {
+        table: u64,
+        permit: RawPermit,
+    },
+    /// This is what the bell showed before the last look.
+    Heard(u64),
+}
+
+impl Wait {
+    /// A waiter who has not asked yet, and will wait at most for `timeout` from its first step on.
+    pub fn new(key: &str, weight: u64, timeout: Option<Duration>) -> Wait {
+        Wait { key: key.into(), weight, timeout, deadline: None, started: None, looks: 0, progress: Progress::Nothing }
+    }
+
+    /// How much longer this waiter waits.
+    fn patience(&mut self, now: Tick) -> Tick {
+        let timeout = self.timeout.map_or(u64::MAX, crate::time::patience_ticks);
+        self.deadline.get_or_insert(now.saturating_add(timeout)).saturating_sub(now)
+    }
+
+    /// For limits that free when somebody completes: when to look again. Soon at first, then less often, never in step
+    /// with the others, and at most every 16 ms.
+    fn look_again(&mut self) -> Duration {
+        self.looks += 1;
+        let most = 500u64 << self.looks.min(5);
+        let random = crate::store::random::<1>().map_or(0, |[r]| r);
+        Duration::from_micros(most / 2 + random % (most / 2))
+    }
+}
+
+/// Numbers the limiters of this process, so that each knows its own permits.
+fn next_id() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    NEXT.fetch_add(1, Relaxed)
+}
+
+/// Checks what a permit says about who gave it.
+fn own(permit: &RawPermit, id: u64, name: &str) -> Result<()> {
+    if permit.limiter == id { Ok(()) } else { Err(Error::ForeignPermit { limit: name.to_owned() }) }
+}

@@ -1,0 +1,102 @@
+//! No limit: what a queue uses where none is given.
+
+use super::{Attempt, Limiter, Step, Wait, next_id, own};
+use crate::decision::Decision;
+use crate::error::Result;
+use crate::permit::RawPermit;
+use crate::policy::{self, check_key};
+use std::time::{Duration, SystemTime};
+
+/// Admits everything, remembers nothing.
+#[derive(Debug)]
+pub struct NullLimiter {
+    id: u64,
+}
+
+impl NullLimiter {
+    /// A limiter without a limit.
+    pub fn new() -> Self {
+        NullLimiter { id: next_id() }
+    }
+
+    fn permit(&self) -> RawPermit {
+        RawPermit::from_words([self.id, 0, 0, 0, 0, 0, 0, 0])
+    }
+
+    fn decision(&self, permit: Option<RawPermit>) -> Decision {
+        Decision {
+            permit,
+            admitted: true,
+            retry_after: Duration::ZERO,
+            suggested_after: Duration::ZERO,
+            remaining: u64::MAX,
+            limit: u64::MAX,
+            reset_after: Duration::ZERO,
+            denied_by: None,
+        }
+    }
+}
+
+impl Default for NullLimiter {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// Wrong input is wrong here too: code that is tried without a limit shall not fail first with one.
+pub(super) fn check(key: &str, weight: u64) -> Result<()> {
+    policy::check_some(weight)?;
+    check_key(key)
+}
+
+impl Limiter for NullLimiter {
+    fn name(&self) -> &str {
+        "null"
+    }
+
+    fn attempt(&self, key: &str, weight: u64) -> Result<Attempt> {
+        check(key, weight)?;
+        Ok(Attempt::Admitted(self.permit()))
+    }
+
+    fn decide(&self, key: &str, weight: u64) -> Result<Decision> {
+        check(key, weight)?;
+        Ok(self.decision(Some(self.permit())))
+    }
+
+    fn peek(&self, key: &str, _weight: u64) -> Result<Decision> {
+        check_key(key)?;
+        Ok(self.decision(None))
+    }
+
+    fn step(&self, wait: &mut Wait) -> Result<Step> {
+        check(&wait.key, wait.weight)?;
+        Ok(Step::Admitted(self.permit()))
+    }
+
+    fn nap(&self, _wait: &Wait, _nap: Duration) {}
+
+    fn complete(&self, permit: &RawPermit) -> Result<()> {
+        own(permit, self.id, self.name())
+    }
+
+    fn record_job_start(&self, key: &str) -> Result<()> {
+        check_key(key)
+    }
+
+    fn record_job_completion(&self, key: &str) -> Result<()> {
+        check_key(key)
+    }
+
+    fn set_next_available_time(&self, key: &str, _at: SystemTime) -> Result<()> {
+        check_key(key)
+    }
+
+    fn pause(&self, key: &str, _pause: Duration) -> Result<()> {
+        check_key(key)
+    }
+
+    fn clear(&self, key: &str) -> Result<()> {
+        check_key(key)
+    }
+}

@@ -1,0 +1,300 @@
+//! How limits are laid out in an arena, and how they are found, added and replaced. (Their keys: `keys.rs`.)
+//!
+//! ```text
+//! header ─→ limit ─→ limit ─→ …           one block per name: gate, current table
+//!             └─→ table                   one policy, for good; an index of keys
+//!                   └─→ index ─→ key      one block per key: the cells of its algorithm
+//! ```
+//!
+//! A table is replaced when its policy changes, under the structure lock: it is *sealed*, so that a slow process cannot
+//! add to what has been copied, and whoever comes next can do it again from the start if this process dies.
+
+use super::arena::{Arena, NoRoom};
+use super::layout::{FIRST_LIMIT, HASH_KEY, index_word, key_word, limit_word, table_word};
+use crate::algorithm::Sealed;
+use crate::algorithm::log::{self, Log};
+use crate::algorithm::slots::Slots;
+use crate::atomic::*;
+use crate::error::{Error, Result};
+use crate::policy::Policy;
+use crate::time::{Clock, Tick};
+use siphasher::sip128::{Hasher128, SipHasher13};
+use std::fs::File;
+
+/// A key or a name, as the store knows it: 128 bits, keyed with the store's secret.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Hash(pub(super) [u64; 2]);
+
+/// Why a lock-free call could not finish.
+#[derive(Debug)]
+pub(crate) enum Blocked {
+    /// The table is being replaced, or has been.
+    Sealed,
+    /// Something has to grow first.
+    Full,
+    /// It never will.
+    Refused(Error),
+}
+
+impl From<Error> for Blocked {
+    fn from(error: Error) -> Self {
+        Blocked::Refused(error)
+    }
+}
+
+impl From<Sealed> for Blocked {
+    fn from(_: Sealed) -> Self {
+        Blocked::Sealed
+    }
+}
+
+impl From<NoRoom> for Blocked {
+    fn from(_: NoRoom) -> Self {
+        Blocked::Full
+    }
+}
+
+/// A store's cells and its clock.
+#[derive(Debug)]
+pub(crate) struct Home {
+    pub arena: Arena,
+    pub clock: Clock,
+    /// Which making of the lane this is; 0 on the heap.
+    pub instance: u64,
+    /// Looks whether the lane is still there; none on the heap.
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    pub watch: Option<super::lane::Watch>,
+}
+
+/// A table, read. Its policy never changes: another policy is another table.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Table {
+    pub at: u64,
+    pub policy: Policy,
+    pub born: Tick,
+    /// Where the block of the key "" is: it is there from the start.
+    pub empty_key: u64,
+}
+
+impl Home {
+    /// To be asked after each decision, with its time: was it made on a lane that counts?
+    #[inline(always)]
+    pub fn still_there(&self, now: Tick) -> Result<()> {
+        #[cfg(any(target_os = "linux", target_os = "android"))]
+        if let Some(watch) = &self.watch {
+            return watch.check(now);
+        }
+        Ok(())
+    }
+
+    /// Sets the secret of a new store.
+    pub fn start(&self, secret: [u64; 2]) {
+        self.set(HASH_KEY, secret);
+    }
+
+    pub(super) fn set<const N: usize>(&self, at: u64, words: [u64; N]) {
+        for (i, word) in words.into_iter().enumerate() {
+            self.arena.word(at + i as u64).store(word, Relaxed);
+        }
+    }
+
+    pub(super) fn get<const N: usize>(&self, at: u64) -> [u64; N] {
+        std::array::from_fn(|i| self.arena.word(at + i as u64).load(Acquire))
+    }
+
+    pub(super) fn hash(&self, kind: u8, text: &str) -> Hash {
+        let [k0, k1] = self.get(HASH_KEY);
+        let mut hasher = SipHasher13::new_with_keys(k0, k1);
+        std::hash::Hasher::write(&mut hasher, &[kind]);
+        std::hash::Hasher::write(&mut hasher, text.as_bytes());
+        let hash = hasher.finish128();
+        Hash([hash.h1, hash.h2])
+    }
+
+    // ---- limits ----
+
+    /// Where the limit of this name is.
+    pub fn find_limit(&self, name: &str) -> Option<u64> {
+        let Hash(name) = self.hash(b'n', name);
+        let mut at = self.arena.word(FIRST_LIMIT).load(Acquire);
+        while at != 0 {
+            if self.get(at + limit_word::NAME) == name {
+                return Some(at);
+            }
+            at = self.arena.word(at + limit_word::NEXT).load(Acquire);
+        }
+        None
+    }
+
+    /// Adds a limit. Untouched keys count as started at `born`. Only for the holder of the structure lock.
+    pub fn add_limit(&self, name: &str, policy: Policy, born: Tick, file: Option<&File>) -> Result<u64> {
+        let table = self.new_table(policy, born, index_word::FIRST_CAPACITY, file)?;
+        let at = self.allocate(limit_word::WORDS, file)?;
+        self.set(at + limit_word::NAME, self.hash(b'n', name).0);
+        self.arena.word(at + limit_word::TABLE).store(table, Relaxed);
+        let first = self.arena.word(FIRST_LIMIT);
+        self.arena.word(at + limit_word::NEXT).store(first.load(Acquire), Relaxed);
+        first.store(at, Release);
+        Ok(at)
+    }
+
+    /// The gate that binds all keys of a limit.
+    #[inline(always)]
+    pub fn limit_gate(&self, limit: u64) -> &AtomicU64 {
+        self.arena.word(limit + limit_word::GATE)
+    }
+
+    /// The limit's table as of now.
+    pub fn table(&self, limit: u64) -> Table {
+        self.table_at(self.arena.word(limit + limit_word::TABLE).load(Acquire))
+    }
+
+    #[inline(always)]
+    pub fn table_at(&self, at: u64) -> Table {
+        let words = self.arena.words(at, table_word::WORDS);
+        let word = |i: u64| words[i as usize].load(Relaxed);
+        let [kind, limit, window] =
+            [word(table_word::POLICY), word(table_word::POLICY + 1), word(table_word::POLICY + 2)];
+        // Checked when it was declared; here it is only read.
+        let policy =
+            if kind == 1 { Policy::Rate { max_executions: limit, window } } else { Policy::Concurrency { max: limit } };
+        Table { at, policy, born: word(table_word::BORN), empty_key: word(table_word::EMPTY_KEY) }
+    }
+
+    /// Puts another policy in a table's place. Only for the holder of the structure lock.
+    pub fn replace(&self, limit: u64, policy: Policy, file: Option<&File>) -> Result<()> {
+        let [kind, numbers @ ..] = policy.to_words();
+        // The kind last: whoever finds it finds the numbers that go with it.
+        self.set(limit + limit_word::NEXT_POLICY + 1, numbers);
+        self.arena.word(limit + limit_word::NEXT_POLICY).store(kind, Release);
+        self.finish_replacing(limit, file)
+    }
+
+    /// Does what [`Home::replace`] was to do, from the start: whoever did it may have died at any point.
+    /// Only for the holder of the structure lock. A no-op if nothing was under way.
+    pub fn finish_replacing(&self, limit: u64, file: Option<&File>) -> Result<()> {
+        let Some(policy) = Policy::from_words(self.get(limit + limit_word::NEXT_POLICY)) else { return Ok(()) };
+        let old = self.table(limit);
+        let old_index = self.arena.word(old.at + table_word::INDEX).load(Acquire);
+        // Room first: what is sealed must be replaced.
+        let keys = self.entries(old_index).count() as u64;
+        let capacity = (2 * keys + 2).next_power_of_two().max(index_word::FIRST_CAPACITY);
+        self.arena.grow(2 * capacity + (keys + 16) * key_words(policy), file)?;
+        let new = self.new_table(policy, 0, capacity, file)?;
+        self.seal_index(old_index);
+        let to = self.table_at(new);
+        for from in self.entries(old_index) {
+            let hash = Hash(self.get(from + key_word::HASH));
+            let into = loop {
+                match self.find_or_add(&to, hash) {
+                    Ok(into) => break into,
+                    Err(_) => self.make_room(&to, file)?,
+                }
+            };
+            self.copy_key(&old, from, &to, into);
+        }
+        // After the sealing, like all that is copied: a clear may have changed it until then.
+        let born = self.arena.word(old.at + table_word::BORN).load(Acquire);
+        self.arena.word(new + table_word::BORN).store(born, Relaxed);
+        self.arena.word(limit + limit_word::TABLE).store(new, Release);
+        self.arena.word(limit + limit_word::NEXT_POLICY).store(0, Release);
+        Ok(())
+    }
+
+    /// Closes a key of an old table and writes what it held into the new one.
+    fn copy_key(&self, old: &Table, from: u64, to: &Table, into: u64) {
+        let copy = |cell: u64| {
+            let was = self.arena.word(from + cell).load(Acquire);
+            self.arena.word(into + cell).store(was, Relaxed);
+        };
+        if let (Policy::Rate { .. }, Policy::Rate { .. }) = (old.policy, to.policy) {
+            let log = self.log(old, from);
+            log.seal();
+            copy(key_word::GATE);
+            self.log(to, into).copy_from(&log, self.clock.now());
+        }
+    }
+
+    fn new_table(&self, policy: Policy, born: Tick, capacity: u64, file: Option<&File>) -> Result<u64> {
+        let at = self.allocate(table_word::WORDS, file)?;
+        self.set(at + table_word::POLICY, policy.to_words());
+        self.arena.word(at + table_word::BORN).store(born, Relaxed);
+        let index = self.new_index(capacity, file)?;
+        self.arena.word(at + table_word::INDEX).store(index, Relaxed);
+        self.arena.grow(key_words(policy), file)?;
+        let empty = self.find_or_add(&self.table_at(at), self.hash(b'k', ""));
+        self.arena.word(at + table_word::EMPTY_KEY).store(empty.expect("room was made"), Relaxed);
+        Ok(at)
+    }
+
+    pub(super) fn allocate(&self, words: u64, file: Option<&File>) -> Result<u64> {
+        loop {
+            self.arena.grow(words, file)?;
+            // Somebody else, who needs no lock for it, may have taken the room: make more.
+            if let Ok(at) = self.arena.allocate(words) {
+                return Ok(at);
+            }
+        }
+    }
+
+    /// Untouched keys count as new from now on.
+    pub fn forget_birth(&self, table: &Table) {
+        self.arena.word(table.at + table_word::BORN).store(0, Release);
+    }
+
+    /// What a forked child does with a heap that it inherited: starts that run belong to the parent. Only for the holder
+    /// of the structure lock, before the child's first decision.
+    pub fn disown(&self) {
+        let mut at = self.arena.word(FIRST_LIMIT).load(Acquire);
+        while at != 0 {
+            let table = self.table(at);
+            if let Policy::Concurrency { .. } = table.policy {
+                self.keys(&table).for_each(|key| self.slots(&table, key).disown());
+            }
+            at = self.arena.word(at + limit_word::NEXT).load(Acquire);
+        }
+    }
+
+    // ---- a key's cells ----
+
+    /// The gate of one key.
+    #[inline(always)]
+    pub fn key_gate(&self, key: u64) -> &AtomicU64 {
+        self.arena.word(key + key_word::GATE)
+    }
+
+    /// A key of a rate limit.
+    #[inline(always)]
+    pub fn log(&self, table: &Table, key: u64) -> Log<'_> {
+        let words = self.arena.words(key, key_words(table.policy));
+        Log {
+            head: &words[key_word::HOT as usize],
+            cleared: &words[key_word::CLEARED as usize],
+            ring: &words[key_word::RING as usize..],
+            born: table.born,
+        }
+    }
+
+    /// A key of a concurrency limit.
+    #[inline(always)]
+    pub fn slots(&self, table: &Table, key: u64) -> Slots<'_> {
+        let words = self.arena.words(key, key_word::RING + table.policy.capacity());
+        Slots {
+            live: &words[key_word::HOT as usize],
+            anonymous: &words[key_word::HOT as usize + 1],
+            bell: &words[key_word::HOT as usize + 2],
+            sleepers: &words[key_word::HOT as usize + 3],
+            slots: &words[key_word::RING as usize..],
+        }
+    }
+}
+
+/// The size of a key's block.
+#[inline(always)]
+pub(super) fn key_words(policy: Policy) -> u64 {
+    key_word::RING
+        + match policy {
+            Policy::Rate { max_executions, .. } => log::capacity(max_executions),
+            Policy::Concurrency { max } => max,
+        }
+}

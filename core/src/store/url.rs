@@ -1,0 +1,82 @@
+//! Store addresses.
+
+use crate::error::{Error, Result};
+use std::path::{Path, PathBuf};
+
+const SCHEMES: &str = "accepted are memory: and sqlite:PATH (sqlite:limits.db, sqlite:/var/lib/app/limits.db)";
+
+/// Where a store is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Address {
+    Memory,
+    /// An absolute path.
+    Sqlite(PathBuf),
+}
+
+/// Reads an address. `sqlite:rel.db`, `sqlite:/abs.db` and `sqlite:///abs.db` name files; a relative path is taken from
+/// the directory that is current now, not from the one at the first use.
+pub(crate) fn parse(url: &str) -> Result<Address> {
+    let refuse = |reason: String| Err(Error::InvalidUrl { url: url.to_owned(), reason });
+    let Some((scheme, rest)) = url.split_once(':') else {
+        return refuse(format!("there is no scheme; {SCHEMES}"));
+    };
+    match scheme {
+        "memory" if matches!(rest, "" | "//") => Ok(Address::Memory),
+        "memory" => refuse("memory: takes no path".into()),
+        "sqlite" => {
+            let path = match rest.strip_prefix("//") {
+                Some(path) if path.starts_with('/') || path.is_empty() => path,
+                Some(_) => return refuse("sqlite:// takes no host: write sqlite:PATH or sqlite:///PATH".into()),
+                None => rest,
+            };
+            if path.is_empty() || path.ends_with('/') || path.contains('\0') {
+                return refuse("sqlite: needs the path of a file".into());
+            }
+            if path == ":memory:" {
+                return refuse("a limit that only this process sees is memory:".into());
+            }
+            match std::path::absolute(path) {
+                Ok(path) => Ok(Address::Sqlite(same_name(&path))),
+                Err(e) => refuse(format!("the current directory cannot be read: {e}")),
+            }
+        }
+        _ => refuse(format!("unknown scheme \"{scheme}\"; {SCHEMES}")),
+    }
+}
+
+/// The path without symbolic links, as far as it exists: a database has one lane, however it is reached.
+fn same_name(path: &Path) -> PathBuf {
+    if let Ok(found) = path.canonicalize() {
+        return found;
+    }
+    match (path.parent().map(Path::canonicalize), path.file_name()) {
+        (Some(Ok(dir)), Some(name)) => dir.join(name),
+        _ => path.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_same_file_by_its_three_names() {
+        let dir = std::env::current_dir().unwrap().canonicalize().unwrap();
+        let here = Ok(Address::Sqlite(dir.join("limits.db")));
+        assert_eq!(parse("sqlite:limits.db"), here);
+        assert_eq!(parse(&format!("sqlite:{}/limits.db", dir.display())), here);
+        assert_eq!(parse(&format!("sqlite://{}/limits.db", dir.display())), here);
+        assert_eq!(parse("memory:"), Ok(Address::Memory));
+    }
+
+    #[test]
+    fn what_is_no_address_says_what_is() {
+        for bad in ["", "limits.db", "redis://x", "sqlite:", "sqlite://", "sqlite://host/x.db", "sqlite:x/", "memory:x"]
+        {
+            let text = parse(bad).unwrap_err().to_string();
+            assert!(text.contains(&format!("\"{bad}\"")), "{text}");
+        }
+        assert!(parse("redis://x").unwrap_err().to_string().contains("memory: and sqlite:PATH"));
+        assert!(parse("sqlite::memory:").unwrap_err().to_string().contains("memory:"));
+    }
+}

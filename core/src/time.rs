@@ -1,0 +1,258 @@
+//! Time as decisions count it: whole microseconds ("ticks") since the store's epoch, on a clock that only goes forward.
+//!
+//! The clock is the kernel's boot clock plus an offset that the store keeps, so all processes of the machine read the
+//! same one and setting the wall clock changes nothing. Stamps round up and comparisons round down, so that no rounding
+//! ever lets a start happen early.
+
+use crate::error::{Error, Result};
+use std::sync::atomic::{AtomicU64, Ordering::*};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// A point in time, in microseconds since the store's epoch.
+pub(crate) type Tick = u64;
+
+const DAY: u64 = 86_400_000_000;
+
+/// The longest window, period or pause: 366 days, in ticks.
+pub(crate) const LONGEST: Tick = 366 * DAY;
+
+/// A store's epoch lies this far before its creation, so that a zero stamp ("never used") has left every window by
+/// the time anybody looks: zeroed memory is a fresh limiter without a special case.
+pub(crate) const EPOCH_LEAD: Tick = 400 * DAY;
+
+/// One reading of the clock, rounded both ways. The true time lies in `[floor, ceil]`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Now {
+    /// For "has this moment come?".
+    pub floor: Tick,
+    /// For "when did this happen?".
+    pub ceil: Tick,
+}
+
+impl Now {
+    #[inline(always)]
+    fn from_ns(ns: u64) -> Now {
+        let floor = ns / 1_000;
+        Now { floor, ceil: floor + u64::from(floor * 1_000 != ns) }
+    }
+}
+
+/// A clock for tests: it stands still until it is advanced. Clones share one time.
+///
+/// Give it to a store ([`StoreOptions::clock`](crate::StoreOptions)) and every limiter of that store lives by it.
+/// Whoever waits in `acquire` sleeps until somebody advances it.
+#[derive(Debug, Clone, Default)]
+pub struct ManualClock(Arc<ManualTime>);
+
+#[derive(Debug, Default)]
+struct ManualTime {
+    ns: AtomicU64,
+    moved: Mutex<()>,
+    bell: Condvar,
+}
+
+impl ManualClock {
+    /// A clock that reads zero.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The time since the clock was made.
+    pub fn now(&self) -> Duration {
+        Duration::from_nanos(self.0.ns.load(Acquire))
+    }
+
+    /// Moves the clock forward. A clock never goes back.
+    pub fn advance(&self, by: Duration) {
+        let by = u64::try_from(by.as_nanos()).unwrap_or(u64::MAX);
+        let _guard = self.0.moved.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = self.0.ns.load(Relaxed);
+        self.0.ns.store(now.saturating_add(by), Release);
+        self.0.bell.notify_all();
+    }
+
+    fn sleep(&self, nap: Duration) {
+        let guard = self.0.moved.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = self.0.ns.load(Relaxed);
+        // Real time bounds the nap too, so that a test whose clock nobody moves can still end its threads.
+        let nap = nap.min(Duration::from_millis(50));
+        let _ = self.0.bell.wait_timeout_while(guard, nap, |()| self.0.ns.load(Relaxed) == before);
+    }
+}
+
+/// The clock of one store.
+#[derive(Debug, Clone)]
+pub(crate) struct Clock {
+    /// What the underlying clock read at the store's epoch, in ns (wrapping: the epoch may precede the boot).
+    base_ns: u64,
+    manual: Option<ManualClock>,
+}
+
+impl Clock {
+    /// The base for a store created now.
+    pub fn fresh_base(manual: Option<&ManualClock>) -> u64 {
+        raw_ns(manual).wrapping_sub(EPOCH_LEAD * 1_000)
+    }
+
+    pub fn new(base_ns: u64, manual: Option<ManualClock>) -> Clock {
+        Clock { base_ns, manual }
+    }
+
+    #[inline(always)]
+    pub fn now(&self) -> Now {
+        Now::from_ns(raw_ns(self.manual.as_ref()).wrapping_sub(self.base_ns))
+    }
+
+    /// Sleeps, at most for `nap`. It may wake early.
+    pub fn sleep(&self, nap: Duration) {
+        match &self.manual {
+            Some(clock) => clock.sleep(nap),
+            None => std::thread::sleep(nap),
+        }
+    }
+
+    /// The wall-clock instant of a tick, by the wall clock as it is now.
+    pub fn to_system(&self, tick: Tick) -> SystemTime {
+        let now = self.now().floor;
+        let wall = SystemTime::now();
+        if tick >= now { wall + from_ticks(tick - now) } else { wall - from_ticks(now - tick) }
+    }
+
+    /// The tick of a wall-clock instant, rounded up; 0 for the past.
+    pub fn tick_of(&self, at: SystemTime) -> Result<Tick> {
+        let ahead = at.duration_since(SystemTime::now()).unwrap_or(Duration::ZERO);
+        self.tick_in("next available time", ahead)
+    }
+
+    /// The tick that lies this far ahead, rounded up; 0 for now.
+    pub fn tick_in(&self, parameter: &'static str, ahead: Duration) -> Result<Tick> {
+        match ticks_up(ahead) {
+            Some(0) => Ok(0),
+            Some(ticks) if ticks <= LONGEST => Ok(self.now().ceil + ticks),
+            _ => Err(Error::invalid(parameter, format_args!("{ahead:?}"), "at most 366 days from now")),
+        }
+    }
+
+    /// A tick on the system's monotonic clock, in ns, rounded down: never later than the tick itself.
+    pub fn to_monotonic_ns(&self, tick: Tick) -> u64 {
+        // Monotonic first: a delay between the two readings makes the answer earlier, not later.
+        let monotonic = monotonic_ns();
+        let now = raw_ns(self.manual.as_ref()).wrapping_sub(self.base_ns);
+        monotonic.wrapping_add(tick.wrapping_mul(1_000).wrapping_sub(now))
+    }
+}
+
+#[inline(always)]
+fn raw_ns(manual: Option<&ManualClock>) -> u64 {
+    match manual {
+        None => boot_ns(),
+        Some(clock) => clock.0.ns.load(Acquire),
+    }
+}
+
+#[cfg(any(target_os = "linux", target_os = "android"))]
+#[inline(always)]
+fn boot_ns() -> u64 {
+    clock_ns(libc::CLOCK_BOOTTIME)
+}
+
+// Elsewhere the monotonic clock already counts the time asleep (macOS), or is the best there is.
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+fn boot_ns() -> u64 {
+    clock_ns(libc::CLOCK_MONOTONIC)
+}
+
+fn monotonic_ns() -> u64 {
+    clock_ns(libc::CLOCK_MONOTONIC)
+}
+
+#[inline(always)]
+fn clock_ns(id: libc::clockid_t) -> u64 {
+    let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `t` is a valid place for the answer, and these clocks exist on every supported system.
+    unsafe { libc::clock_gettime(id, &mut t) };
+    t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
+}
+
+/// Ticks as a duration.
+pub(crate) fn from_ticks(ticks: Tick) -> Duration {
+    Duration::from_micros(ticks)
+}
+
+fn ticks_up(duration: Duration) -> Option<Tick> {
+    u64::try_from(duration.as_nanos().div_ceil(1_000)).ok()
+}
+
+/// A duration as ticks, rounded up, endless if it does not fit.
+pub(crate) fn patience_ticks(duration: Duration) -> Tick {
+    ticks_up(duration).unwrap_or(u64::MAX)
+}
+
+/// A window, as ticks, rounded up: 1 µs to 366 days.
+pub(crate) fn window_ticks(parameter: &'static str, window: Duration) -> Result<Tick> {
+    match ticks_up(window) {
+        Some(ticks) if (1..=LONGEST).contains(&ticks) => Ok(ticks),
+        _ => Err(Error::invalid(parameter, format_args!("{window:?}"), "1 µs to 366 days")),
+    }
+}
+
+/// A number of seconds, as the bindings take them, as a duration.
+///
+/// # Errors
+/// [`Error::InvalidArgument`] for NaN, negative or infinite numbers, and for more than 366 days.
+pub fn duration_from_secs(parameter: &'static str, seconds: f64) -> Result<Duration> {
+    match Duration::try_from_secs_f64(seconds) {
+        Ok(duration) if duration <= from_ticks(LONGEST) => Ok(duration),
+        _ => Err(Error::invalid(parameter, seconds, "seconds, from 0 to 31622400 (366 days)")),
+    }
+}
+
+/// An instant as Unix nanoseconds, as C and the bindings carry it.
+pub fn unix_ns(at: SystemTime) -> i64 {
+    let ns = |d: Duration| i64::try_from(d.as_nanos()).unwrap_or(i64::MAX);
+    match at.duration_since(UNIX_EPOCH) {
+        Ok(after) => ns(after),
+        Err(before) => -ns(before.duration()),
+    }
+}
+
+/// The instant of a number of Unix nanoseconds.
+pub fn from_unix_ns(ns: i64) -> SystemTime {
+    let distance = Duration::from_nanos(ns.unsigned_abs());
+    if ns >= 0 { UNIX_EPOCH + distance } else { UNIX_EPOCH - distance }
+}
+
+#[cfg(all(test, not(model)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reading_is_rounded_both_ways() {
+        assert_eq!(Now::from_ns(5_000), Now { floor: 5, ceil: 5 });
+        assert_eq!(Now::from_ns(5_001), Now { floor: 5, ceil: 6 });
+    }
+
+    #[test]
+    fn windows_round_up_and_have_a_range() {
+        assert_eq!(window_ticks("window", Duration::from_nanos(1)), Ok(1));
+        assert_eq!(window_ticks("window", Duration::from_nanos(1_001)), Ok(2));
+        assert!(window_ticks("window", Duration::ZERO).is_err());
+        assert!(window_ticks("window", from_ticks(LONGEST + 1)).is_err());
+    }
+
+    #[test]
+    fn seconds_that_are_no_duration_are_errors_that_name_the_parameter() {
+        for bad in [f64::NAN, -1.0, f64::INFINITY, 1e300] {
+            let text = duration_from_secs("timeout", bad).unwrap_err().to_string();
+            assert!(text.starts_with("timeout is "), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_tick_on_the_monotonic_clock_is_never_late() {
+        let clock = Clock::new(Clock::fresh_base(None), None);
+        let tick = clock.now().floor;
+        assert!(clock.to_monotonic_ns(tick) <= monotonic_ns());
+    }
+}

@@ -1,0 +1,179 @@
+//! Directories, children and shared memory for the tests.
+#![allow(dead_code, reason = "each test binary uses its part")]
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering::*};
+use std::time::{Duration, Instant};
+
+/// A directory that is removed with its contents.
+pub struct Dir(pub PathBuf);
+
+impl Dir {
+    pub fn new(name: &str) -> Dir {
+        let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&path);
+        std::fs::create_dir_all(&path).unwrap();
+        Dir(path.canonicalize().unwrap())
+    }
+
+    pub fn url(&self) -> String {
+        format!("sqlite:{}", self.file("limits.db").display())
+    }
+
+    pub fn file(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+
+    pub fn names(&self) -> Vec<String> {
+        let mut names: Vec<_> =
+            std::fs::read_dir(&self.0).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+}
+
+impl Drop for Dir {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A forked child. It is killed if it is still there when this is dropped.
+pub struct Child(pub i32);
+
+impl Child {
+    /// Runs `f` in a child and ends it: 0 if `f` returned, 101 if it panicked.
+    pub fn run(f: impl FnOnce()) -> Child {
+        // SAFETY: the child runs only `f`, and ends with `_exit`.
+        match unsafe { libc::fork() } {
+            0 => {
+                let code = std::panic::catch_unwind(std::panic::AssertUnwindSafe(f)).map_or(101, |()| 0);
+                // SAFETY: ends the child without running the parent's destructors.
+                unsafe { libc::_exit(code) }
+            }
+            pid => {
+                assert!(pid > 0, "fork failed");
+                Child(pid)
+            }
+        }
+    }
+
+    fn wait_for(&self, options: i32) -> i32 {
+        let start = Instant::now();
+        let mut status = 0;
+        loop {
+            // SAFETY: `status` is a valid place for the answer.
+            match unsafe { libc::waitpid(self.0, &mut status, options | libc::WNOHANG) } {
+                0 => assert!(start.elapsed() < Duration::from_secs(60), "child {} hangs", self.0),
+                _ => return status,
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Waits for the child's end, which must be a good one.
+    pub fn join(self) {
+        let status = self.wait_for(0);
+        std::mem::forget(self);
+        assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0, "a child failed: {status:#x}");
+    }
+
+    /// Waits until the child has stopped itself.
+    pub fn wait_until_stopped(&self) {
+        assert!(libc::WIFSTOPPED(self.wait_for(libc::WUNTRACED)), "the child did not stop");
+    }
+
+    pub fn signal(&self, signal: i32) {
+        // SAFETY: the child has not been waited for, so the number is still its.
+        unsafe { libc::kill(self.0, signal) };
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        self.signal(libc::SIGKILL);
+        // SAFETY: as above.
+        unsafe { libc::waitpid(self.0, std::ptr::null_mut(), 0) };
+    }
+}
+
+/// Words that forked children share with their parent.
+pub fn shared(words: usize) -> &'static [AtomicU64] {
+    // SAFETY: a new mapping, zeroed, never unmapped.
+    unsafe {
+        let (prot, flags) =
+            (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE);
+        let base = libc::mmap(std::ptr::null_mut(), words * 8, prot, flags, -1, 0);
+        assert_ne!(base, libc::MAP_FAILED);
+        std::slice::from_raw_parts(base.cast(), words)
+    }
+}
+
+pub fn wait_until(what: &str, f: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !f() {
+        assert!(start.elapsed() < Duration::from_secs(60), "waited too long until {what}");
+        std::thread::sleep(Duration::from_micros(200));
+    }
+}
+
+/// The clock that starts are recorded on.
+pub fn now_ns() -> u64 {
+    let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `t` is a valid place for the answer.
+    unsafe { libc::clock_gettime(libc::CLOCK_BOOTTIME, &mut t) };
+    t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
+}
+
+/// Starts as intervals `(a, b, units)`: each happened somewhere in `[a, b]`. The most units whose intervals lie wholly
+/// inside one half-open window. A window that begins with some interval is as good as any.
+pub fn most_in_any_window(starts: &[(u64, u64, u64)], window: u64) -> u64 {
+    let mut ends: Vec<u64> = starts.iter().map(|s| s.1).collect();
+    ends.sort_unstable();
+    let mut latest_first = starts.to_vec();
+    latest_first.sort_unstable_by_key(|s| std::cmp::Reverse(s.0));
+    // A Fenwick tree over the ends of all intervals that begin at or after the one at hand.
+    let mut sums = vec![0; ends.len() + 1];
+    let mut most = 0;
+    for same_begin in latest_first.chunk_by(|x, y| x.0 == y.0) {
+        for &(_, b, units) in same_begin {
+            let mut i = ends.partition_point(|&end| end < b) + 1;
+            while i < sums.len() {
+                sums[i] += units;
+                i += i & i.wrapping_neg();
+            }
+        }
+        let mut i = ends.partition_point(|&end| end < same_begin[0].0 + window);
+        let mut held = 0;
+        while i > 0 {
+            held += sums[i];
+            i &= i - 1;
+        }
+        most = most.max(held);
+    }
+    most
+}
+
+/// One process's record of its starts, in memory that outlives it.
+pub struct Record(&'static [AtomicU64]);
+
+impl Record {
+    pub fn new(capacity: usize) -> Record {
+        Record(shared(2 * capacity + 1))
+    }
+
+    /// Written before the start counts as reported; a process that is killed before has not started.
+    pub fn add(&self, a: u64, b: u64, units: u64) {
+        let n = self.0[0].load(Relaxed) as usize;
+        assert!(2 * n + 2 < self.0.len(), "the record is full");
+        self.0[2 * n + 1].store(a, Relaxed);
+        self.0[2 * n + 2].store((b - a) << 16 | units, Relaxed);
+        self.0[0].store(n as u64 + 1, Release);
+    }
+
+    pub fn starts(&self) -> Vec<(u64, u64, u64)> {
+        let n = self.0[0].load(Acquire) as usize;
+        let word = |i: usize| self.0[i].load(Relaxed);
+        (0..n).map(|i| (word(2 * i + 1), word(2 * i + 1) + (word(2 * i + 2) >> 16), word(2 * i + 2) & 0xffff)).collect()
+    }
+}

@@ -1,0 +1,97 @@
+//! The database file, seen from outside: by people with a SQLite shell, and by strangers who lock it.
+//!
+//! These tests use SQLite themselves, so none of them forks: a child could inherit a lock inside SQLite.
+
+mod common;
+
+use common::Dir;
+use std::path::Path;
+use std::time::Duration;
+use workglow_limit::*;
+
+const HOUR: Duration = Duration::from_secs(3_600);
+
+fn admitted(limiter: &impl Limiter) -> bool {
+    matches!(limiter.attempt("", 1).unwrap(), Attempt::Admitted(_))
+}
+
+#[test]
+fn declared_policies_can_be_read_by_people() {
+    let dir = Dir::new("tables");
+    let store = Store::new(&dir.url()).unwrap();
+    RateLimiter::new(&store, "openai", 100, Duration::from_secs(60)).unwrap().open().unwrap();
+    RateLimiter::new(&store, "mail \"bulk\"", 5, Duration::from_millis(250)).unwrap().open().unwrap();
+    RateLimiter::new(&store, "openai", 120, Duration::from_secs(60)).unwrap().open().unwrap();
+    let db = rusqlite::Connection::open(dir.file("limits.db")).unwrap();
+    let mut query =
+        db.prepare("SELECT name, kind, policy, max_executions, window_us FROM limits ORDER BY name").unwrap();
+    let rows: Vec<(String, String, String, i64, i64)> = query
+        .query_map([], |r| Ok((r.get(0)?, r.get(1)?, r.get(2)?, r.get(3)?, r.get(4)?)))
+        .unwrap()
+        .map(Result::unwrap)
+        .collect();
+    let row = |name: &str, policy: &str, max, window| (name.into(), "rate".into(), policy.into(), max, window);
+    assert_eq!(rows, [row("mail \"bulk\"", "5/250ms", 5, 250_000), row("openai", "120/1m", 120, 60_000_000)]);
+    assert_eq!(store.names().unwrap(), ["mail \"bulk\"", "openai"]);
+}
+
+#[test]
+fn what_cannot_be_a_store_is_refused_and_left_alone() {
+    let dir = Dir::new("refused");
+    let open = |path: &Path| Store::new(&format!("sqlite:{}", path.display())).unwrap().open();
+    let write = |name: &str, bytes: &[u8]| std::fs::write(dir.file(name), bytes).unwrap();
+
+    let error = open(&dir.file("missing/limits.db")).unwrap_err();
+    assert!(error.to_string().contains("missing"), "{error}");
+    write("file", b"not a directory");
+    assert_eq!(open(&dir.file("file/limits.db")).unwrap_err().name(), "store_failure");
+    assert_eq!(open(&dir.0).unwrap_err().name(), "not_a_store");
+
+    let text = b"This is not a database, but somebody's notes.".repeat(100);
+    write("notes.txt", &text);
+    let error = open(&dir.file("notes.txt")).unwrap_err();
+    assert!(error.to_string().ends_with("notes.txt is not a workglow-limit store: a file that is no SQLite database"));
+    assert_eq!(std::fs::read(dir.file("notes.txt")).unwrap(), text);
+
+    let theirs = rusqlite::Connection::open(dir.file("theirs.db")).unwrap();
+    theirs.execute_batch("CREATE TABLE limits (x); INSERT INTO limits VALUES (1)").unwrap();
+    drop(theirs);
+    let before = std::fs::read(dir.file("theirs.db")).unwrap();
+    let error = open(&dir.file("theirs.db")).unwrap_err();
+    assert!(error.to_string().ends_with("a SQLite database of another application"), "{error}");
+    assert_eq!(std::fs::read(dir.file("theirs.db")).unwrap(), before);
+
+    open(&dir.file("newer.db")).unwrap();
+    let newer = rusqlite::Connection::open(dir.file("newer.db")).unwrap();
+    newer.pragma_update(None, "user_version", 99).unwrap();
+    drop(newer);
+    let error = open(&dir.file("newer.db")).unwrap_err();
+    assert!(matches!(error, Error::UnsupportedVersion { found: 99, supported: 1, .. }), "{error}");
+
+    write("wrong-lane.db-lane", &text);
+    assert_eq!(open(&dir.file("wrong-lane.db")).unwrap_err().name(), "not_a_store");
+    assert_eq!(std::fs::read(dir.file("wrong-lane.db-lane")).unwrap(), text);
+
+    let expected =
+        ["file", "newer.db", "newer.db-lane", "notes.txt", "theirs.db", "wrong-lane.db", "wrong-lane.db-lane"];
+    let found: Vec<_> = dir.names().into_iter().filter(|n| n != "wrong-lane.db").collect();
+    let expected: Vec<_> = expected.into_iter().filter(|n| *n != "wrong-lane.db").collect();
+    assert_eq!(found, expected, "nothing was created beside them");
+}
+
+#[test]
+fn a_busy_store_fails_in_time() {
+    let dir = Dir::new("busy");
+    let mut options = StoreOptions::default();
+    options.timeout = Duration::from_millis(150);
+    let store = Store::with_options(&dir.url(), options).unwrap();
+    let limiter = RateLimiter::new(&store, "api", 2, HOUR).unwrap();
+    assert!(admitted(&limiter));
+    let stranger = rusqlite::Connection::open(dir.file("limits.db")).unwrap();
+    stranger.execute_batch("BEGIN EXCLUSIVE").unwrap();
+    let other = RateLimiter::new(&store, "other", 1, HOUR).unwrap();
+    assert_eq!(other.attempt("", 1).unwrap_err().name(), "store_timeout");
+    assert!(admitted(&limiter), "who has its limit does not need the database");
+    stranger.execute_batch("COMMIT").unwrap();
+    assert!(admitted(&other), "and it recovers by itself");
+}

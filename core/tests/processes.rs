@@ -1,0 +1,293 @@
+//! One limit, many processes: they come, go, die, stop and fork.
+
+mod common;
+
+use common::{Child, Dir, Record, most_in_any_window, now_ns, shared};
+use std::sync::atomic::Ordering::*;
+use std::time::{Duration, Instant};
+use workglow_limit::*;
+
+const HOUR: Duration = Duration::from_secs(3_600);
+
+fn rate(url: &str, name: &str, max: u64, window: Duration) -> RateLimiter {
+    RateLimiter::new(&Store::new(url).unwrap(), name, max, window).unwrap()
+}
+
+fn admitted(limiter: &impl Limiter, key: &str) -> bool {
+    matches!(limiter.attempt(key, 1).unwrap(), Attempt::Admitted(_))
+}
+
+/// How many of `tries` are admitted.
+fn take(limiter: &impl Limiter, key: &str, tries: u64) -> u64 {
+    (0..tries).filter(|_| admitted(limiter, key)).count() as u64
+}
+
+#[test]
+fn the_measure_counts_what_it_should() {
+    assert_eq!(most_in_any_window(&[], 10), 0);
+    // Begins at 0 and 9 lie in one window of 10; 0 and 10 do not.
+    assert_eq!(most_in_any_window(&[(0, 0, 1), (9, 9, 1)], 10), 2);
+    assert_eq!(most_in_any_window(&[(0, 0, 1), (10, 10, 1)], 10), 1);
+    // An interval that reaches out of every window with others is not held against them.
+    assert_eq!(most_in_any_window(&[(0, 20, 1), (5, 5, 2), (6, 6, 1)], 10), 3);
+}
+
+/// Four processes on a window of milliseconds, so that every race happens often; one is killed every few milliseconds.
+/// `SECONDS=60 cargo test …` makes it a long one.
+#[test]
+fn killed_processes_let_nobody_over_the_limit() {
+    const LIMIT: u64 = 48;
+    const WINDOW: Duration = Duration::from_millis(4);
+    let seconds = std::env::var("SECONDS").map_or(3, |s| s.parse().unwrap());
+    let dir = Dir::new("kills");
+    let records: Vec<Record> = (0..4).map(|_| Record::new(8_000_000)).collect();
+    let spawn = |record: &Record| {
+        Child::run(|| {
+            let limiter = rate(&dir.url(), "storm", LIMIT, WINDOW);
+            for turn in 0u64.. {
+                let weight = 1 + (turn * 7 + u64::from(std::process::id())) % 3;
+                let a = now_ns();
+                let attempt = limiter.attempt("tenant", weight).unwrap();
+                if let Attempt::Admitted(_) = attempt {
+                    record.add(a, now_ns(), weight);
+                }
+            }
+        })
+    };
+    let mut children: Vec<Child> = records.iter().map(spawn).collect();
+    let (start, mut kills) = (Instant::now(), 0usize);
+    while start.elapsed() < Duration::from_secs(seconds) {
+        std::thread::sleep(Duration::from_micros(500 + (kills as u64 * 7_919) % 5_000));
+        let victim = kills * 5 % 4;
+        children[victim] = spawn(&records[victim]); // the old one is killed as it is dropped
+        kills += 1;
+    }
+    drop(children);
+    let starts: Vec<_> = records.iter().flat_map(Record::starts).collect();
+    let most = most_in_any_window(&starts, WINDOW.as_nanos() as u64);
+    let units: u64 = starts.iter().map(|s| s.2).sum();
+    let allowed = LIMIT * start.elapsed().as_micros() as u64 / WINDOW.as_micros() as u64;
+    println!("{kills} kills, {} starts, {units} of {allowed} units, most in a window {most} of {LIMIT}", starts.len());
+    assert!(most <= LIMIT, "{most} in one window of {LIMIT}");
+    assert!(units > allowed / 2, "only {units} of {allowed} units were admitted");
+}
+
+/// A process that stops anywhere inside a decision holds nobody up.
+#[cfg(feature = "fault-points")]
+#[test]
+fn a_stopped_process_holds_nobody_up() {
+    for point in fault::POINTS {
+        let dir = Dir::new(&format!("stopped-{point}"));
+        let mine = rate(&dir.url(), "api", 1_000, HOUR);
+        mine.open().unwrap();
+        let stopped = Child::run(|| {
+            let limiter = rate(&dir.url(), "api", 1_000, HOUR);
+            limiter.open().unwrap();
+            // SAFETY: plain call.
+            fault::at(point, || unsafe { assert_eq!(libc::raise(libc::SIGSTOP), 0) });
+            // Heavy enough to fill slots, often enough to move the counter.
+            (0..8).for_each(|_| assert!(limiter.attempt("key", 2).is_ok()));
+        });
+        stopped.wait_until_stopped();
+        // 10,000 decisions on the same key; the first thousand units are admitted, but for what the other has claimed.
+        let mut units = 0;
+        for _ in 0..10_000 {
+            units += u64::from(admitted(&mine, "key"));
+        }
+        assert!((984..=1_000).contains(&units), "at {point}: {units}");
+        stopped.signal(libc::SIGCONT);
+        stopped.join();
+        assert!(!admitted(&mine, "key"));
+    }
+}
+
+/// Processes that stop, or die, while they add a key cannot fill a key index to the brim, where a search never ends.
+#[cfg(feature = "fault-points")]
+#[test]
+fn stopped_adders_leave_room_in_the_index() {
+    let dir = Dir::new("brim");
+    let mine = rate(&dir.url(), "api", 1, HOUR);
+    // An index begins with 16 slots, and the empty key.
+    (0..10).for_each(|i| assert!(admitted(&mine, &format!("key {i}"))));
+    let adders: Vec<_> = (0..6)
+        .map(|i| {
+            let adder = Child::run(|| {
+                let limiter = rate(&dir.url(), "api", 1, HOUR);
+                limiter.open().unwrap();
+                // SAFETY: plain call.
+                fault::at("key-allocated", || unsafe { assert_eq!(libc::raise(libc::SIGSTOP), 0) });
+                assert!(admitted(&limiter, &format!("adder {i}")));
+            });
+            adder.wait_until_stopped();
+            adder
+        })
+        .collect();
+    adders.iter().for_each(|adder| adder.signal(libc::SIGCONT));
+    adders.into_iter().for_each(Child::join);
+    Child::run(|| (0..100).for_each(|i| assert!(mine.peek(&format!("unknown {i}"), 1).unwrap().admitted))).join();
+    (0..6).for_each(|i| assert!(!admitted(&mine, &format!("adder {i}"))));
+}
+
+#[test]
+fn a_limiter_works_in_the_master_and_in_its_forked_children() {
+    let dir = Dir::new("fork");
+    let limiter = rate(&dir.url(), "api", 1_000, HOUR);
+    let counts = shared(2);
+    // Before, and while other threads decide, on a key and on keys that are new (structural work, under locks).
+    counts[0].fetch_add(take(&limiter, "", 10), Relaxed);
+    std::thread::scope(|scope| {
+        let busy = scope.spawn(|| {
+            for i in 0..20_000 {
+                counts[0].fetch_add(u64::from(i % 100 == 0 && admitted(&limiter, "")), Relaxed);
+                assert!(admitted(&limiter, &format!("new-{i}")));
+            }
+        });
+        while !busy.is_finished() {
+            let child = Child::run(|| {
+                counts[0].fetch_add(take(&limiter, "", 7), Relaxed);
+                assert!(admitted(&limiter, &format!("child-{}", std::process::id())));
+                let grandchild = Child::run(|| {
+                    counts[0].fetch_add(take(&limiter, "", 3), Relaxed);
+                });
+                grandchild.join();
+            });
+            counts[0].fetch_add(u64::from(admitted(&limiter, "")), Relaxed);
+            counts[1].fetch_add(1, Relaxed);
+            child.join();
+        }
+    });
+    counts[0].fetch_add(take(&limiter, "", 2_000), Relaxed);
+    assert_eq!(counts[0].load(Relaxed), 1_000, "after {} forks", counts[1].load(Relaxed));
+}
+
+#[test]
+fn a_limiter_made_before_the_fork_and_first_used_after_it() {
+    let dir = Dir::new("lazy-fork");
+    let limiter = rate(&dir.url(), "api", 100, HOUR);
+    assert!(dir.names().is_empty(), "making a limiter opens nothing");
+    let total = &shared(1)[0];
+    let children: Vec<_> =
+        (0..4).map(|_| Child::run(|| assert!(total.fetch_add(take(&limiter, "", 60), Relaxed) <= 100))).collect();
+    children.into_iter().for_each(Child::join);
+    assert_eq!(total.load(Relaxed), 100);
+    assert!(!admitted(&limiter, ""));
+}
+
+#[test]
+fn concurrency_counts_each_process_for_itself() {
+    let limiter = ConcurrencyLimiter::new(2).unwrap();
+    let Attempt::Admitted(held) = limiter.attempt("", 1).unwrap() else { panic!("there is room") };
+    limiter.record_job_start("").unwrap();
+    assert!(limiter.try_acquire("", 1).unwrap().is_none());
+    Child::run(|| {
+        // The parent's two are not this process's, and ending one here ends nothing.
+        assert_eq!(limiter.peek("", 1).unwrap().remaining, 2);
+        let _mine = limiter.try_acquire("", 2).unwrap().unwrap();
+        limiter.complete(&held).unwrap();
+        assert_eq!(limiter.peek("", 1).unwrap().remaining, 0);
+    })
+    .join();
+    assert_eq!(limiter.peek("", 1).unwrap().remaining, 0);
+}
+
+#[test]
+fn many_keys_added_by_all_at_once_exist_once() {
+    const KEYS: u64 = 30_000;
+    let dir = Dir::new("keys");
+    let total = &shared(1)[0];
+    let children: Vec<_> = (0..4)
+        .map(|me| {
+            Child::run(|| {
+                let limiter = rate(&dir.url(), "tenants", 1, HOUR);
+                // Each from another end, so that they race for the same keys in places and not in others.
+                let mine = (0..KEYS).map(|i| if me % 2 == 0 { i } else { KEYS - 1 - i });
+                total.fetch_add(mine.filter(|i| admitted(&limiter, &format!("tenant-{i}"))).count() as u64, Relaxed);
+            })
+        })
+        .collect();
+    children.into_iter().for_each(Child::join);
+    assert_eq!(total.load(Relaxed), KEYS, "one admission per key");
+}
+
+#[test]
+fn a_changed_limit_holds_for_everyone_once_the_change_has_returned() {
+    const WINDOW: Duration = Duration::from_millis(200);
+    let dir = Dir::new("change");
+    let records: Vec<Record> = (0..3).map(|_| Record::new(1_000_000)).collect();
+    let url = dir.url();
+    let limiter = |max: u64| rate(&url, "api", max, WINDOW);
+    limiter(100).open().unwrap();
+    let workers: Vec<_> = records
+        .iter()
+        .map(|record| {
+            Child::run(|| {
+                let limiter = RateLimiter::attach(&Store::new(&url).unwrap(), "api").unwrap();
+                loop {
+                    let a = now_ns();
+                    if admitted(&limiter, "key") {
+                        record.add(a, now_ns(), 1);
+                    }
+                }
+            })
+        })
+        .collect();
+    let mut phases = Vec::new();
+    for max in [100, 50, 200, 10, 4_000, 50] {
+        let declared = limiter(max);
+        declared.open().unwrap();
+        let from = now_ns();
+        std::thread::sleep(3 * WINDOW);
+        phases.push((max, from, now_ns()));
+    }
+    drop(workers);
+    let starts: Vec<_> = records.iter().flat_map(Record::starts).collect();
+    for (max, from, to) in phases {
+        // From the moment the change returned: a window may still hold starts that were admitted before it, but as long
+        // as it holds `max` or more nothing is added. So at most `max` can begin after the change in any window.
+        let during: Vec<_> = starts.iter().copied().filter(|s| s.0 >= from && s.1 <= to).collect();
+        let most = most_in_any_window(&during, WINDOW.as_nanos() as u64);
+        assert!(most <= max, "limit {max}: {most} in one window");
+        assert!(most >= max.min(100) * 9 / 10, "limit {max}: only {most}; raised room is usable at once");
+    }
+}
+
+#[test]
+fn a_lower_limit_counts_what_was_admitted_before() {
+    let dir = Dir::new("lower");
+    let old = rate(&dir.url(), "api", 100, HOUR);
+    assert_eq!(take(&old, "a", 60), 60);
+    let new = rate(&dir.url(), "api", 50, HOUR);
+    assert_eq!(take(&new, "a", 100), 0);
+    assert_eq!(take(&old, "a", 100), 0, "what was declared last holds for everyone");
+    let newer = rate(&dir.url(), "api", 70, HOUR);
+    assert_eq!(take(&newer, "a", 100), 10);
+    assert_eq!(old.peek("a", 1).unwrap().limit, 70);
+    assert_eq!(take(&old, "b", 100), 70);
+    // A gate outlives the change, and so does what is known of other keys.
+    old.pause("a", HOUR).unwrap();
+    let newest = rate(&dir.url(), "api", 4_096, HOUR);
+    assert_eq!(take(&newest, "a", 10), 0);
+    assert_eq!(take(&newest, "b", 5_000), 4_096 - 70);
+}
+
+#[test]
+fn places_are_given_across_processes_in_the_order_in_which_they_were_asked_for() {
+    let dir = Dir::new("wait");
+    let ready = shared(6);
+    let url = dir.url();
+    rate(&url, "api", 1, HOUR).attempt("", 1).unwrap();
+    for mine in ready {
+        Child::run(|| {
+            let limiter = rate(&url, "api", 1, HOUR);
+            let asked = now_ns();
+            let Step::Sleep(nap) = limiter.step(&mut Wait::new("", 1, None)).unwrap() else {
+                panic!("the limit is full")
+            };
+            mine.store(asked + nap.as_nanos() as u64, Release);
+        })
+        .join();
+    }
+    let ready: Vec<u64> = ready.iter().map(|r| r.load(Acquire)).collect();
+    let hour = HOUR.as_nanos() as u64;
+    assert!(ready.windows(2).all(|pair| pair[1] - pair[0] >= hour), "{ready:?}");
+}

@@ -1,0 +1,276 @@
+//! What a store makes, keeps, refuses and survives.
+
+mod common;
+
+use common::{Child, Dir, shared, wait_until};
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::path::Path;
+use std::sync::atomic::Ordering::*;
+use std::time::Duration;
+use workglow_limit::*;
+
+const HOUR: Duration = Duration::from_secs(3_600);
+
+fn rate(url: &str, name: &str, max: u64) -> RateLimiter {
+    RateLimiter::new(&Store::new(url).unwrap(), name, max, HOUR).unwrap()
+}
+
+fn admitted(limiter: &impl Limiter) -> bool {
+    matches!(limiter.attempt("", 1).unwrap(), Attempt::Admitted(_))
+}
+
+/// Pretends that the lane was written during another boot.
+fn change_boot(lane: &Path) {
+    let lane = std::fs::OpenOptions::new().write(true).open(lane).unwrap();
+    lane.write_all_at(&[0xee; 16], 4 * 8).unwrap();
+}
+
+#[test]
+fn two_files_and_no_more_with_the_mode_that_was_asked_for() {
+    let dir = Dir::new("modes");
+    assert!(admitted(&rate(&dir.url(), "api", 1)));
+    assert_eq!(dir.names(), ["limits.db", "limits.db-lane"]);
+    let mode = |name: &str| std::fs::metadata(dir.file(name)).unwrap().permissions().mode() & 0o777;
+    assert_eq!((mode("limits.db"), mode("limits.db-lane")), (0o600, 0o600));
+    let mut options = StoreOptions::default();
+    options.mode = 0o660;
+    let url = format!("sqlite:{}", dir.file("shared.db").display());
+    Store::with_options(&url, options).unwrap().open().unwrap();
+    assert_eq!((mode("shared.db"), mode("shared.db-lane")), (0o660, 0o660));
+}
+
+#[test]
+fn attaching_takes_what_is_declared() {
+    let dir = Dir::new("attach");
+    let store = Store::new(&dir.url()).unwrap();
+    let early = RateLimiter::attach(&store, "api").unwrap();
+    let error = early.open().unwrap_err();
+    assert_eq!(error.to_string(), "no limit named \"api\" is declared: this store knows none yet");
+    let declared = RateLimiter::new(&store, "api", 2, HOUR).unwrap();
+    assert!(admitted(&declared));
+    assert!(admitted(&early), "it works once there is one");
+    assert!(!admitted(&declared), "and it is the same");
+    let error = RateLimiter::attach(&store, "apis").unwrap().open().unwrap_err();
+    assert_eq!(error, Error::UnknownLimit { name: "apis".into(), known: vec!["api".into()] });
+}
+
+#[test]
+fn a_memory_store_shares_names_within_the_process() {
+    let store = Store::new("memory:").unwrap();
+    let a = RateLimiter::new(&store, "api", 1, HOUR).unwrap();
+    let b = RateLimiter::attach(&store, "api").unwrap();
+    let other = RateLimiter::new(&Store::new("memory:").unwrap(), "api", 1, HOUR).unwrap();
+    assert!(admitted(&a) && !admitted(&b) && admitted(&other));
+}
+
+#[test]
+fn a_full_disk_is_an_error_and_leaves_nothing() {
+    // A file size limit answers as a full disk does, in the middle of an allocation.
+    let dir = Dir::new("full");
+    Child::run(|| {
+        // SAFETY: plain calls that affect this child only.
+        unsafe {
+            libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
+            let limit = libc::rlimit { rlim_cur: 100_000, rlim_max: 100_000 };
+            assert_eq!(libc::setrlimit(libc::RLIMIT_FSIZE, &limit), 0);
+        }
+        let error = Store::new(&dir.url()).unwrap().open().unwrap_err();
+        assert_eq!(error.name(), "store_failure");
+    })
+    .join();
+    assert!(dir.names().is_empty(), "{:?}", dir.names());
+    assert!(admitted(&rate(&dir.url(), "api", 1)), "and works once there is room");
+}
+
+#[test]
+fn a_process_with_little_address_space_gets_a_smaller_store() {
+    Child::run(|| {
+        // What the other tests have reserved in this process is inherited, and counts.
+        let pages: u64 =
+            std::fs::read_to_string("/proc/self/statm").unwrap().split(' ').next().unwrap().parse().unwrap();
+        let most = pages * 4_096 + (3 << 30);
+        // SAFETY: plain call that affects this child only.
+        unsafe {
+            let limit = libc::rlimit { rlim_cur: most, rlim_max: most };
+            assert_eq!(libc::setrlimit(libc::RLIMIT_AS, &limit), 0);
+        }
+        let limiter = rate("memory:", "api", 4_096);
+        // 66 KB a key: in the end it is full, and says so.
+        let full = (0..70_000).find_map(|i| limiter.attempt(&format!("key {i}"), 1).err()).unwrap();
+        assert_eq!(full.name(), "store_full", "{full}");
+        assert!(admitted(&limiter), "the keys that are there work on");
+    })
+    .join();
+}
+
+#[test]
+fn parameters_out_of_range_are_named_and_nothing_is_made() {
+    let dir = Dir::new("range");
+    let store = Store::new(&dir.url()).unwrap();
+    let new = |name: &str, max, window| RateLimiter::new(&store, name, max, window).map(drop).unwrap_err().to_string();
+    assert_eq!(new("x", 0, HOUR), "max_executions is 0: expected a whole number from 1 to 4096");
+    assert!(new("x", 5_000, HOUR).starts_with("max_executions is 5000: "));
+    assert_eq!(new("x", 1, Duration::ZERO), "window is 0ns: expected 1 µs to 366 days");
+    assert!(new("x", 1, Duration::MAX).starts_with("window is "));
+    assert_eq!(new("", 1, HOUR), "name is empty: expected 1 to 1024 bytes of UTF-8");
+    assert_eq!(new(&"n".repeat(1_025), 1, HOUR), "name is 1025 bytes long: expected 1 to 1024 bytes of UTF-8");
+    let limiter = RateLimiter::new(&store, "x", 1, HOUR).unwrap();
+    let error = limiter.attempt(&"k".repeat(2_048), 1).unwrap_err().to_string();
+    assert_eq!(error, "key is 2048 bytes long: expected at most 1024 bytes of UTF-8");
+    assert!(limiter.attempt("", 0).is_err() && limiter.decide("", 0).is_err());
+    assert!(limiter.acquire("", 0, None).is_err() && limiter.acquire(&"k".repeat(2_048), 1, None).is_err());
+    assert!(dir.names().is_empty());
+    assert!(limiter.pause("", Duration::from_secs(367 * 86_400)).is_err());
+    let mut options = StoreOptions::default();
+    options.mode = 0o444;
+    assert!(Store::with_options("memory:", options).unwrap_err().to_string().starts_with("mode is 0o444: "));
+}
+
+#[test]
+fn what_was_admitted_outlives_every_process() {
+    let dir = Dir::new("outlive");
+    Child::run(|| assert!(admitted(&rate(&dir.url(), "api", 1)))).join();
+    assert!(!admitted(&rate(&dir.url(), "api", 1)));
+}
+
+#[test]
+fn after_another_boot_a_limit_counts_as_full_and_a_new_one_does_not() {
+    let dir = Dir::new("boot");
+    let lane = dir.file("limits.db-lane");
+    Child::run(|| rate(&dir.url(), "old", 3).open().unwrap()).join();
+    change_boot(&lane);
+    let old = rate(&dir.url(), "old", 3);
+    let decision = old.peek("any key", 1).unwrap();
+    assert_eq!((decision.admitted, decision.remaining), (false, 0));
+    assert!(
+        decision.retry_after > HOUR - Duration::from_secs(60) && decision.retry_after <= HOUR + Duration::from_secs(2)
+    );
+    assert!(admitted(&rate(&dir.url(), "new", 1)));
+    // Clearing it is the operator's word that it is not.
+    old.clear("").unwrap();
+    assert!(admitted(&old));
+    assert!(matches!(old.attempt("a key", 1).unwrap(), Attempt::Admitted(_)));
+}
+
+#[test]
+fn a_lane_that_is_deleted_under_its_users_lets_nobody_over_the_limit() {
+    let dir = Dir::new("deleted");
+    let mut old = rate(&dir.url(), "api", 5);
+    assert!(admitted(&old));
+    let _ = (0..3).map(|i| old.attempt(&format!("key {i}"), 1)).collect::<Vec<_>>();
+    std::fs::remove_file(dir.file("limits.db-lane")).unwrap();
+    // Whoever comes now makes another lane, on which the limit counts as full.
+    Child::run(|| assert!(!admitted(&rate(&dir.url(), "api", 5)))).join();
+    // Who used the old one is told: at once where it does something rare, else within a second.
+    let new_key = (0..2_000).find_map(|i| old.attempt(&format!("new {i}"), 1).err()).unwrap();
+    assert!(new_key.to_string().contains("deleted or replaced while in use"), "{new_key}");
+    wait_until("it is noticed", || old.attempt("", 1).is_err());
+    assert!(old.peek("", 1).is_err() && old.record_job_start("").is_err());
+    old = rate(&dir.url(), "api", 5);
+    assert!(!admitted(&old));
+}
+
+#[test]
+fn an_inherited_store_that_a_child_drops_unmaps_nothing_of_the_childs() {
+    let dir = Dir::new("dropped");
+    let limiter = rate(&dir.url(), "api", 1);
+    limiter.open().unwrap();
+    let mut limiter = Some(limiter);
+    Child::run(|| {
+        // What the child maps lands where the parent's membership was: pages that are not inherited leave a hole.
+        let pages: Vec<_> = (0..8).map(|_| shared(512)).collect();
+        drop(limiter.take());
+        pages.iter().for_each(|page| page[0].store(1, Release));
+    })
+    .join();
+}
+
+#[test]
+fn a_lost_lane_counts_as_full() {
+    let dir = Dir::new("lost");
+    Child::run(|| assert!(admitted(&rate(&dir.url(), "api", 3)))).join();
+    std::fs::remove_file(dir.file("limits.db-lane")).unwrap();
+    assert!(!admitted(&rate(&dir.url(), "api", 3)));
+}
+
+#[test]
+fn a_lane_that_was_cut_short_is_made_anew_and_counts_as_full() {
+    for len in [5_000, 100_000] {
+        let dir = Dir::new("cut");
+        Child::run(|| assert!(admitted(&rate(&dir.url(), "api", 3)))).join();
+        std::fs::OpenOptions::new().write(true).open(dir.file("limits.db-lane")).unwrap().set_len(len).unwrap();
+        assert!(!admitted(&rate(&dir.url(), "api", 3)));
+    }
+}
+
+#[test]
+fn while_a_member_lives_another_boot_id_changes_nothing() {
+    let dir = Dir::new("members");
+    let lane = dir.file("limits.db-lane");
+    let steps = shared(2);
+    let member = Child::run(|| {
+        let limiter = rate(&dir.url(), "api", 3);
+        assert!(admitted(&limiter));
+        // As daemons do: every descriptor goes.
+        // SAFETY: closes what this child does not use.
+        (3..1_000).for_each(|fd| assert!(unsafe { libc::close(fd) } <= 0));
+        // A child of its own does not keep the membership alive.
+        let grandchild = Child::run(|| wait_until("the member has died", || steps[1].load(Acquire) == 1));
+        steps[0].store(1, Release);
+        loop {
+            std::thread::sleep(HOUR);
+            assert_ne!(grandchild.0, 0);
+        }
+    });
+    wait_until("the member is one", || steps[0].load(Acquire) == 1);
+    change_boot(&lane);
+    let remaining = || {
+        let seen = shared(1);
+        Child::run(|| seen[0].store(rate(&dir.url(), "api", 3).peek("", 1).unwrap().remaining, Release)).join();
+        seen[0].load(Acquire)
+    };
+    assert_eq!(remaining(), 2, "the lane is in use, so it is of this boot");
+    change_boot(&lane);
+    drop(member); // killed; the grandchild lives on
+    change_boot(&lane);
+    assert_eq!(remaining(), 0, "nobody uses it, so it is of another boot");
+    steps[1].store(1, Release);
+}
+
+#[test]
+fn the_wrong_clock_is_refused() {
+    let dir = Dir::new("clock");
+    assert!(admitted(&rate(&dir.url(), "api", 1)));
+    let mut options = StoreOptions::default();
+    options.clock = Some(ManualClock::new());
+    let error = Store::with_options(&dir.url(), options).unwrap().open().unwrap_err();
+    assert!(error.to_string().contains("manual clock"), "{error}");
+}
+
+#[test]
+fn a_composite_cannot_contain_itself() {
+    let composite = || std::sync::Arc::new(CompositeLimiter::new([]));
+    let (a, b, c) = (composite(), composite(), composite());
+    a.add(b.clone()).unwrap();
+    b.add(c.clone()).unwrap();
+    assert_eq!(a.add(a.clone()).unwrap_err().name(), "invalid_argument");
+    assert_eq!(c.add(a.clone()).unwrap_err().name(), "invalid_argument");
+    a.add(c.clone()).unwrap();
+    assert!(admitted(&*a));
+}
+
+#[test]
+fn a_permit_of_another_limiter_is_an_error() {
+    let store = Store::new("memory:").unwrap();
+    let a = RateLimiter::new(&store, "a", 1, HOUR).unwrap();
+    let b = ConcurrencyLimiter::new(1).unwrap();
+    let Attempt::Admitted(permit) = a.attempt("", 1).unwrap() else { panic!("there is room") };
+    assert_eq!(b.complete(&permit).unwrap_err().name(), "foreign_permit");
+    assert_eq!(b.complete(&RawPermit::from_words([7; 8])).unwrap_err().name(), "foreign_permit");
+    let Attempt::Admitted(mine) = b.attempt("", 1).unwrap() else { panic!("there is room") };
+    let mut words = mine.to_words();
+    words[1] = 12_345; // a key's block that is none
+    assert_eq!(b.complete(&RawPermit::from_words(words)).unwrap_err().name(), "foreign_permit");
+    b.complete(&mine).unwrap();
+    b.complete(&mine).unwrap();
+}

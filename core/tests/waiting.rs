@@ -1,0 +1,241 @@
+//! Waiters: they take their places in the order in which they asked, and a place that has gone bad is never a start.
+
+use std::time::Duration;
+use workglow_limit::*;
+
+const fn ms(n: u64) -> Duration {
+    Duration::from_millis(n)
+}
+
+struct Bench {
+    clock: ManualClock,
+    store: Store,
+    limiter: RateLimiter,
+}
+
+/// One start per 1,000 ms (grace 25 ms), which is taken at 0.
+fn full() -> Bench {
+    let clock = ManualClock::new();
+    let mut options = StoreOptions::default();
+    options.clock = Some(clock.clone());
+    let store = Store::with_options("memory:", options).unwrap();
+    let limiter = RateLimiter::new(&store, "api", 1, ms(1_000)).unwrap();
+    assert!(limiter.try_acquire("", 1).unwrap().is_some());
+    Bench { clock, store, limiter }
+}
+
+fn sleeps(limiter: &RateLimiter, wait: &mut Wait) -> Duration {
+    match limiter.step(wait).unwrap() {
+        Step::Sleep(nap) => nap,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn starts(limiter: &RateLimiter, wait: &mut Wait) -> bool {
+    matches!(limiter.step(wait).unwrap(), Step::Admitted(_))
+}
+
+#[test]
+fn places_are_a_window_and_a_grace_apart_and_each_waiter_sleeps_once() {
+    let Bench { clock, limiter, .. } = full();
+    let mut waits: Vec<_> = (0..3).map(|_| Wait::new("", 1, None)).collect();
+    let naps: Vec<_> = waits.iter_mut().map(|wait| sleeps(&limiter, wait)).collect();
+    assert_eq!(naps, [ms(1_000), ms(2_025), ms(3_050)]);
+    assert!(!limiter.can_proceed("").unwrap(), "nobody overtakes those who wait");
+    clock.advance(ms(1_000));
+    assert!(starts(&limiter, &mut waits[0]));
+    assert_eq!(sleeps(&limiter, &mut waits[1]), ms(1_025), "woken early, it sleeps on");
+    clock.advance(ms(1_025));
+    assert!(starts(&limiter, &mut waits[1]));
+    clock.advance(ms(1_025) + ms(25));
+    assert!(starts(&limiter, &mut waits[2]), "late, but within its grace");
+}
+
+#[test]
+fn a_place_is_good_until_its_grace_ends_and_not_a_microsecond_longer() {
+    let Bench { clock, limiter, .. } = full();
+    let mut wait = Wait::new("", 1, None);
+    sleeps(&limiter, &mut wait);
+    clock.advance(ms(1_025) + Duration::from_micros(1));
+    // The start that it did not make counts until 2,025: the fresh place comes then.
+    assert_eq!(sleeps(&limiter, &mut wait), ms(1_000) - Duration::from_micros(1));
+}
+
+#[test]
+fn a_gate_that_closes_meanwhile_exchanges_the_place() {
+    let Bench { clock, limiter, .. } = full();
+    let mut wait = Wait::new("", 1, None);
+    sleeps(&limiter, &mut wait);
+    limiter.pause("", ms(5_000)).unwrap();
+    clock.advance(ms(1_000));
+    assert_eq!(sleeps(&limiter, &mut wait), ms(4_000));
+    clock.advance(ms(4_000));
+    assert!(starts(&limiter, &mut wait));
+}
+
+#[test]
+fn a_clear_exchanges_the_place_for_one_that_counts() {
+    let Bench { clock, limiter, .. } = full();
+    let mut wait = Wait::new("", 1, None);
+    sleeps(&limiter, &mut wait);
+    limiter.clear("").unwrap();
+    clock.advance(ms(1_000));
+    assert!(starts(&limiter, &mut wait));
+    assert!(!limiter.can_proceed("").unwrap());
+}
+
+#[test]
+fn another_policy_exchanges_the_place() {
+    let Bench { clock, store, limiter } = full();
+    let mut wait = Wait::new("", 1, None);
+    sleeps(&limiter, &mut wait);
+    RateLimiter::new(&store, "api", 1, ms(3_000)).unwrap().open().unwrap();
+    clock.advance(ms(1_000));
+    // What was a place counts as a start at the moment of the change, 0.
+    assert_eq!(sleeps(&limiter, &mut wait), ms(2_000));
+}
+
+#[test]
+fn places_that_were_cleared_or_given_up_hold_nobody_back() {
+    let Bench { clock, store, limiter } = full();
+    for _ in 0..10 {
+        sleeps(&limiter, &mut Wait::new("", 1, None));
+    }
+    limiter.clear("").unwrap();
+    assert!(limiter.try_acquire("", 1).unwrap().is_some());
+    assert_eq!(limiter.peek("", 1).unwrap().retry_after, ms(1_000));
+    for _ in 0..10 {
+        sleeps(&limiter, &mut Wait::new("", 1, None));
+    }
+    let raised = RateLimiter::new(&store, "api", 100, ms(1_000)).unwrap();
+    let admitted = (0..200).filter(|_| raised.try_acquire("", 1).unwrap().is_some()).count();
+    assert_eq!(admitted, 100 - 11, "the places count as starts, now");
+    clock.advance(ms(1_000));
+    let admitted = (0..200).filter(|_| raised.try_acquire("", 1).unwrap().is_some()).count();
+    assert_eq!(admitted, 100);
+}
+
+#[test]
+fn a_handle_that_only_looks_sees_another_policy_too() {
+    let Bench { store, limiter, .. } = full();
+    assert_eq!(limiter.peek("key", 1).unwrap().limit, 1);
+    let new = RateLimiter::new(&store, "api", 2, ms(5_000)).unwrap();
+    assert!(new.try_acquire("key", 2).unwrap().is_some());
+    let seen = limiter.peek("key", 1).unwrap();
+    assert_eq!((seen.admitted, seen.limit, seen.retry_after), (false, 2, ms(5_000)));
+}
+
+#[test]
+fn who_cannot_be_served_in_time_is_told_at_once_and_takes_nothing() {
+    let Bench { limiter, .. } = full();
+    let mut wait = Wait::new("", 1, Some(ms(999)));
+    assert_eq!(limiter.step(&mut wait).unwrap(), Step::Expired(ms(1_000)));
+    assert_eq!(limiter.peek("", 1).unwrap().retry_after, ms(1_000));
+    assert!(limiter.acquire("", 1, Some(ms(999))).unwrap().is_none());
+}
+
+#[test]
+fn heavy_waiters_do_not_starve() {
+    let clock = ManualClock::new();
+    let mut options = StoreOptions::default();
+    options.clock = Some(clock.clone());
+    let limiter = RateLimiter::new(&Store::with_options("memory:", options).unwrap(), "api", 4, ms(1_000)).unwrap();
+    for _ in 0..4 {
+        assert!(limiter.try_acquire("", 1).unwrap().is_some());
+        clock.advance(ms(100));
+    }
+    let mut heavy = Wait::new("", 4, None);
+    assert_eq!(sleeps(&limiter, &mut heavy), ms(900));
+    clock.advance(ms(600));
+    assert!(limiter.try_acquire("", 1).unwrap().is_none(), "the unit that is free is the heavy one's");
+    clock.advance(ms(300));
+    assert!(starts(&limiter, &mut heavy));
+}
+
+#[test]
+fn blocked_threads_wake_when_the_clock_moves() {
+    let Bench { clock, limiter, .. } = full();
+    std::thread::scope(|scope| {
+        let waiter = scope.spawn(|| limiter.acquire("", 1, None).unwrap().is_some());
+        while !waiter.is_finished() {
+            clock.advance(ms(10));
+            std::thread::yield_now();
+        }
+        assert!(waiter.join().unwrap());
+    });
+}
+
+#[test]
+fn who_waits_for_a_slot_is_woken_by_its_completion() {
+    let limiter = ConcurrencyLimiter::new(1).unwrap();
+    let held = limiter.try_acquire("", 1).unwrap().unwrap();
+    std::thread::scope(|scope| {
+        let waiter = scope.spawn(|| limiter.acquire("", 1, None).unwrap().is_some());
+        assert!(limiter.acquire("", 1, Some(ms(20))).unwrap().is_none());
+        held.complete().unwrap();
+        assert!(waiter.join().unwrap());
+    });
+    assert_eq!(limiter.peek("", 1).unwrap().remaining, 1);
+}
+
+#[test]
+fn a_gate_that_opens_too_late_is_known_at_once() {
+    let slots = std::sync::Arc::new(ConcurrencyLimiter::new(1).unwrap());
+    let both = CompositeLimiter::new([slots.clone() as std::sync::Arc<dyn Limiter>]);
+    slots.pause("", ms(3_600_000)).unwrap();
+    let limiters: [&dyn Limiter; 2] = [&*slots, &both];
+    for limiter in limiters {
+        assert!(matches!(limiter.step(&mut Wait::new("", 1, Some(ms(1_000)))).unwrap(), Step::Expired(_)));
+    }
+}
+
+#[test]
+fn a_composite_waits_for_all_of_its_children() {
+    let Bench { clock, limiter, .. } = full();
+    let slots = std::sync::Arc::new(ConcurrencyLimiter::with_clock(1, clock.clone()).unwrap());
+    let both = CompositeLimiter::new([slots.clone() as std::sync::Arc<dyn Limiter>, std::sync::Arc::new(limiter)]);
+    let Attempt::Admitted(held) = slots.attempt("", 1).unwrap() else { panic!("there is room") };
+    std::thread::scope(|scope| {
+        let waiter = scope.spawn(|| both.acquire("", 1, None).unwrap().is_some());
+        for _ in 0..100 {
+            clock.advance(ms(10));
+        }
+        assert!(!waiter.is_finished(), "the slot is still taken");
+        slots.complete(&held).unwrap();
+        while !waiter.is_finished() {
+            clock.advance(ms(10));
+            std::thread::yield_now();
+        }
+        assert!(waiter.join().unwrap());
+    });
+}
+
+#[test]
+fn a_gate_in_the_past_is_none() {
+    let limiter = RateLimiter::new(&Store::new("memory:").unwrap(), "api", 4_096, ms(1_000)).unwrap();
+    for _ in 0..1_000 {
+        limiter.set_next_available_time("", std::time::SystemTime::now()).unwrap();
+        limiter.pause("key", Duration::ZERO).unwrap();
+        assert!(limiter.can_proceed("").unwrap() && limiter.can_proceed("key").unwrap());
+    }
+}
+
+#[test]
+fn rounding_to_microseconds_never_lets_a_start_happen_early() {
+    let ns = Duration::from_nanos;
+    let clock = ManualClock::new();
+    let mut options = StoreOptions::default();
+    options.clock = Some(clock.clone());
+    let store = Store::with_options("memory:", options).unwrap();
+    let limiter = RateLimiter::new(&store, "api", 1, Duration::from_micros(1_000)).unwrap();
+    limiter.open().unwrap(); // the epoch is now, not at the first start
+    clock.advance(ns(500));
+    assert!(
+        limiter.try_acquire("", 1).unwrap().is_some(),
+        "within its first microsecond: it counts from the end of it"
+    );
+    clock.advance(ns(1_000_400));
+    assert!(limiter.try_acquire("", 1).unwrap().is_none(), "at 1,000.9 µs");
+    clock.advance(ns(100));
+    assert!(limiter.try_acquire("", 1).unwrap().is_some(), "at 1,001 µs");
+}

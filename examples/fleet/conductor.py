@@ -1,0 +1,242 @@
+"""The demo: Celery, Node and C share one limit, one of them is killed on the way, and the limit holds.
+
+Run by `make demo`, with `workglow_limit` and `celery` installed for this Python, and in the folder that is given as
+`--out` the Node package (`node_modules/workglow-limit`) and the compiled C member (`c_member`).
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import picture
+from evidence import SECOND, allowed, most_in_any_window, read
+
+LIMIT, WINDOW = 20, 2  # starts per seconds
+SECONDS = 13  # so that the seventh lap of the window is in
+JOB_MS = 100  # how long each job takes
+WAITERS = 2  # calls of `acquire` that each member keeps waiting
+PATIENCE = 60  # seconds until all are ready
+
+HERE = Path(__file__).resolve().parent
+
+
+class Member:
+    """One of the three: a program in a process group of its own."""
+
+    def __init__(self, name, command, out, ready):
+        self.name, self._command, self._ready = name, command, ready
+        self._errors = out / f"{name}.err"
+        self._process = None
+
+    def start(self):
+        with open(self._errors, "ab") as errors:
+            self._process = subprocess.Popen(
+                self._command, cwd=HERE, stdout=self._ready, stderr=errors, start_new_session=True
+            )
+
+    def kill(self):
+        """SIGKILL for the whole group: nobody gets to tidy up."""
+        if self._process:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+    def check(self):
+        """Ends the demo if the member died on its own."""
+        code = self._process.poll()
+        if code is not None:
+            errors = self._errors.read_text(errors="replace")[-2000:]
+            raise SystemExit(f"{self.name} ended with {code}:\n{errors}")
+
+
+class Ready:
+    """The pipe on which every waiter of every member says once that it is ready."""
+
+    def __init__(self):
+        self._read_end, self.write_end = os.pipe()
+
+    def wait(self, timeout):
+        """For each waiter that got ready, its member's name: as soon as there is one, or none after `timeout`."""
+        readable, _, _ = select.select([self._read_end], [], [], timeout)
+        return os.read(self._read_end, 4096).decode().split() if readable else []
+
+
+class Queue:
+    """Celery's queue, kept filled. Messages reach the worker by a rename, so that it never reads half of one."""
+
+    LENGTH = 16
+
+    def __init__(self, folder):
+        self._inbox, self._outbox = folder / "inbox", folder / "outbox"
+        for path in (self._inbox, self._outbox, folder / "processed", folder / "control"):
+            path.mkdir(parents=True)
+        from celery_member import job  # its settings are in the environment by now
+
+        self._job = job
+
+    def fill(self):
+        for _ in range(self.LENGTH - len(list(self._inbox.iterdir()))):
+            self._job.delay()
+        for message in self._outbox.iterdir():
+            message.rename(self._inbox / message.name)
+
+
+def prepare(out):
+    """An empty folder for the run, and the settings that all members read from the environment."""
+    if not (out / "node_modules/workglow-limit").exists() or not (out / "c_member").exists():
+        raise SystemExit(f"{out} needs node_modules/workglow-limit and c_member: `make demo` puts them there")
+    for name in ("starts", "broker"):
+        shutil.rmtree(out / name, ignore_errors=True)
+    for path in (*out.glob("limits.db*"), *out.glob("*.err"), out / "go"):
+        path.unlink(missing_ok=True)
+    (out / "starts").mkdir()
+    os.mkfifo(out / "go")
+    # A module is looked for from where the program lies.
+    shutil.copy(HERE / "node_member.mjs", out)
+    os.environ |= {
+        "FLEET_STORE": f"sqlite:{out}/limits.db",
+        "FLEET_LIMIT": str(LIMIT),
+        "FLEET_WINDOW": str(WINDOW),
+        "FLEET_JOB_MS": str(JOB_MS),
+        "FLEET_STARTS": str(out / "starts"),
+        "FLEET_GO": str(out / "go"),
+        "FLEET_BROKER": str(out / "broker"),
+    }
+
+
+def commands(out):
+    worker = f"-m celery --quiet -A celery_member worker --pool prefork --concurrency {WAITERS} --loglevel ERROR"
+    alone = "--without-gossip --without-mingle --without-heartbeat"
+    return {
+        "celery": [sys.executable, *worker.split(), *alone.split()],
+        "node": ["node", str(out / "node_member.mjs")],
+        "c": [str(out / "c_member")],
+    }
+
+
+def say(seconds, text):
+    print(f"{seconds:5.1f} s  {text}", flush=True)
+
+
+def progress(seconds, starts):
+    admitted = Counter(start.member for start in starts)
+    since = time.monotonic_ns() - WINDOW * SECOND
+    recent = sum(start.a >= since for start in starts)
+    counts = "  ".join(f"{name} {admitted[name]:3}" for name in picture.NAMES)
+    say(seconds, f"{counts}   in the last {WINDOW} s: {recent:2} of {LIMIT}")
+
+
+def gather(members, ready, queue):
+    """Starts everybody, and returns once every waiter of every member is ready."""
+    for member in members.values():
+        member.start()
+    missing = Counter({name: WAITERS for name in members})
+    deadline = time.monotonic() + PATIENCE
+    while missing.total():
+        if time.monotonic() > deadline:
+            raise SystemExit(f"not ready after {PATIENCE} s: {', '.join(missing)}")
+        queue.fill()
+        for member in members.values():
+            member.check()
+        missing -= Counter(ready.wait(0.02))
+
+
+def conduct(members, ready, queue, killed, out):
+    """The run itself. Returns when it began, when `killed` was killed and when its replacement was ready, in ns."""
+    killed_at = back_at = None
+    go = time.monotonic_ns()
+    # Whoever opens the other end from now on passes at once, also the replacement.
+    with open(out / "go", "w"):
+        next_line = 1
+        while (elapsed := (time.monotonic_ns() - go) / SECOND) < SECONDS:
+            queue.fill()
+            for member in members.values():
+                member.check()
+            if elapsed >= next_line:
+                progress(elapsed, read(out / "starts"))
+                next_line += 1
+            if killed_at is None and elapsed >= SECONDS / 2:
+                members[killed].kill()
+                killed_at = time.monotonic_ns()
+                members[killed].start()
+                say(elapsed, f"{killed} killed with SIGKILL, and replaced")
+            if killed in ready.wait(0.02) and back_at is None:
+                back_at = time.monotonic_ns()
+                say((back_at - go) / SECOND, f"{killed} is back")
+    return go, killed_at, back_at
+
+
+def report(starts, most, go):
+    """Prints the table and returns what is wrong with the run."""
+    admitted = Counter(start.member for start in starts)
+    in_time = sum(start.b < go + SECONDS * SECOND for start in starts)
+    possible = allowed(LIMIT, WINDOW * SECOND, SECONDS * SECOND)
+    over = max(0, most - LIMIT)
+    print(f"\n{'member':16}{'starts':>8}{'share':>10}")
+    for name, title in picture.NAMES.items():
+        print(f"{title:16}{admitted[name]:8}{admitted[name] / max(1, len(starts)):10.1%}")
+    print(f"{'together':16}{len(starts):8}")
+    print(f"\nmost starts in any window of {WINDOW} s: {most} of {LIMIT}")
+    print(f"over the limit: {over}")
+    print(f"admitted in {SECONDS} s: {in_time} of the {possible} that the limit allows, {in_time / possible:.1%}")
+    wrong = [f"{over} over the limit"] if over else []
+    if in_time < 0.9 * possible:
+        wrong.append("less than 90 % of what the limit allows was admitted")
+    few = [name for name in picture.NAMES if admitted[name] < 0.15 * len(starts)]
+    return wrong + [f"{name} had less than 15 % of the starts" for name in few]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="folder with the built members; results go there")
+    parser.add_argument("--kill", choices=picture.NAMES, help="who is killed half-way (default: anyone)")
+    options = parser.parse_args()
+    out, killed = options.out.resolve(), options.kill or random.choice(list(picture.NAMES))
+    prepare(out)
+    ready = Ready()
+    queue = Queue(out / "broker")
+    members = {name: Member(name, command, out, ready.write_end) for name, command in commands(out).items()}
+    print(f"{LIMIT} starts per {WINDOW} s in {out / 'limits.db'}, shared by Celery, Node and C", flush=True)
+    # Members never end by themselves, so they must not outlive the demo.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
+    try:
+        gather(members, ready, queue)
+        go, killed_at, back_at = conduct(members, ready, queue, killed, out)
+    finally:
+        for member in members.values():
+            member.kill()
+
+    starts = read(out / "starts")
+    window = WINDOW * SECOND
+    most = most_in_any_window(starts, window)
+    wrong = report(starts, most, go)
+    admitted = Counter(start.member for start in starts)
+    result = {
+        "limit": LIMIT,
+        "window_seconds": WINDOW,
+        "admitted": {name: admitted[name] for name in picture.NAMES},
+        "most_in_any_window": most,
+        "over_limit": max(0, most - LIMIT),
+        "killed": killed,
+    }
+    (out / "result.json").write_text(json.dumps(result, indent=2) + "\n")
+    picture.draw(
+        out / "fleet.svg", starts, limit=LIMIT, window=window, seconds=SECONDS, go=go, most=most,
+        killed=killed, killed_at=killed_at, back_at=back_at,
+    )  # fmt: skip
+    print(f"\n{out / 'result.json'}\n{out / 'fleet.svg'}")
+    sys.exit("\n".join(wrong) or 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""What members write down about their starts, and how it is measured.
+
+A start lies somewhere in [a, b]: a is the clock just before the call that admitted it (for a call that had to wait, the
+moment when its place came), b the clock just after that call returned. Both are nanoseconds on CLOCK_MONOTONIC, which
+all processes of a machine share. Each start is one line, `a b`, in `<member>-<process id>.log`.
+"""
+
+import os
+import time
+from bisect import bisect_left, insort
+from pathlib import Path
+from typing import NamedTuple
+
+SECOND = 1_000_000_000
+
+
+class Start(NamedTuple):
+    a: int
+    b: int
+    member: str
+
+
+class Recorder:
+    """The log of one process. Each start is a single append: it is in the file as a whole or not at all."""
+
+    def __init__(self, folder, member):
+        path = Path(folder, f"{member}-{os.getpid()}.log")
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+
+    def start(self, asked, permit):
+        """Call it first thing after the call that admitted; `asked` is time.monotonic_ns() just before that call."""
+        returned = time.monotonic_ns()
+        waited_until = permit.ready_at_monotonic
+        a = asked if waited_until is None else int(waited_until * SECOND)
+        os.write(self._file, b"%d %d\n" % (a, returned))
+
+
+def read(folder):
+    """All starts of all members, in the order in which their calls returned."""
+    starts = []
+    for path in Path(folder).glob("*.log"):
+        member = path.name.rsplit("-", 1)[0]
+        for line in path.read_text().splitlines():
+            a, b = line.split()
+            starts.append(Start(int(a), int(b), member))
+    return sorted(starts, key=lambda start: start.b)
+
+
+def most_in_any_window(starts, window):
+    """The most starts that surely lie in one window [s, s + window), wherever it begins: their whole [a, b] does.
+
+    A window that holds the most can be moved right until it begins at some a. So going through the starts from the
+    latest a to the earliest, with the ends b of those already seen in order, the answer is the largest number of ends
+    before a + window.
+    """
+    most, ends = 0, []
+    for a, b, *_ in sorted(starts, reverse=True):
+        insort(ends, b)
+        most = max(most, bisect_left(ends, a + window))
+    return most
+
+
+def rolling_count(starts, window):
+    """How many starts surely lie in [t - window, t), as steps (t, count): the count holds from just after t on."""
+    steps = []
+    for a, b, *_ in starts:
+        if b < a + window:
+            steps += [(b, 1), (a + window, -1)]
+    count, counts = 0, []
+    for t, step in sorted(steps):
+        count += step
+        counts.append((t, count))
+    return counts
+
+
+def allowed(limit, window, length):
+    """The most starts that the limit allows in a half-open span: `limit` at its beginning and after every window."""
+    return limit * -(-length // window)

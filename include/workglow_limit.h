@@ -1,0 +1,388 @@
+// workglow-limit: one rate limit, shared by every process and language on the machine, and never exceeded.
+//
+//     wgl_store *store;
+//     wgl_limiter *limiter;
+//     wgl_rate_limiter_options options = WGL_RATE_LIMITER_OPTIONS_INIT;
+//     options.max_executions = 100;
+//     options.window_ns = 60000000000;
+//     if (wgl_store_open("sqlite:limits.db", NULL, &store) != WGL_OK
+//         || wgl_rate_limiter_new(store, "openai", &options, &limiter) != WGL_OK) {
+//         fprintf(stderr, "%s\n", wgl_last_error());
+//         exit(1);
+//     }
+//
+//     wgl_permit permit;
+//     uint64_t retry_after_ns;
+//     switch (wgl_try_acquire(limiter, "tenant-7", 8, 1, &permit, &retry_after_ns)) {
+//     case WGL_OK:
+//         // ... call the API ...
+//         wgl_complete(limiter, &permit);
+//         break;
+//     case WGL_DENIED:
+//         // ... come back after retry_after_ns ...
+//         break;
+//     default:
+//         fprintf(stderr, "%s\n", wgl_last_error());
+//     }
+//
+// Answers. A function returns a status: WGL_OK (0); a positive number for another normal outcome (WGL_DENIED,
+// WGL_NONE); a negative one for an error, about which wgl_last_error() then tells more. A denial is not an error.
+// Answers are written through the last parameters, and only where a function says so: not on failure. The numbers
+// never change their meaning, and more may be added.
+//
+// What is passed. Handles, texts and places for answers are valid pointers; NULL is an error with a message, except
+// where it has a meaning. Texts are UTF-8 and end with a NUL. A key has a length instead: any `key_len` bytes of UTF-8,
+// at most 1,024; length 0 is no key. One policy, a separate budget per key. Weights are units, at least 1. Durations are
+// nanoseconds, instants nanoseconds since 1970 (UTC); limits count in whole microseconds, rounded so that they are
+// never exceeded. Structures that begin with `struct_size` are initialised with their INIT macro; later versions add
+// fields at their end, and a library refuses settings that it does not know.
+//
+// Ownership. What a _new or _open function hands out belongs to the caller, who gives it to the _free function of that
+// type, once; _free(NULL) is a no-op. Handles that refer to one another are reference counted inside, and may be freed
+// in any order. Texts and structures that are passed in are read during the call only. Texts that are returned are not
+// to be freed.
+//
+// Threads. Every function may be called from any thread at any time, on the same handles too; only _free needs its
+// handle to itself. The library starts no threads, installs no signal handlers, and prints nothing unless it finds a
+// fault of its own (WGL_INTERNAL). It is not to be called from signal handlers.
+//
+// Fork. Handles made before a fork work in the child, whatever the parent's threads were doing. A limit in a sqlite:
+// store is then shared with the parent and the other children; a memory: store and a concurrency limiter are the
+// child's own copy from there on. Permits stay with the process that got them. A child that only calls exec, or ends
+// with _exit, has nothing to clean up.
+
+
+#ifndef WORKGLOW_LIMIT_H
+#define WORKGLOW_LIMIT_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+// The initial values of the structures below.
+#define WGL_STORE_OPTIONS_INIT { sizeof(wgl_store_options), 0, 0, NULL }
+#define WGL_RATE_LIMITER_OPTIONS_INIT { sizeof(wgl_rate_limiter_options), 0, 0, 0 }
+#define WGL_CONCURRENCY_LIMITER_OPTIONS_INIT { sizeof(wgl_concurrency_limiter_options), 0, 0, NULL }
+#define WGL_DECISION_INIT { sizeof(wgl_decision), 0, 0, 0, 0, 0, 0, NULL, { { 0, 0, 0, 0, 0, 0, 0, 0 } } }
+
+
+// Done; where a start was asked for, it is admitted.
+#define WGL_OK 0
+
+// Not now. A normal outcome, not an error.
+#define WGL_DENIED 1
+
+// There is nothing to tell. A normal outcome, not an error.
+#define WGL_NONE 2
+
+// A parameter is outside its range, NULL, or not UTF-8. Nothing was created or changed.
+#define WGL_INVALID_ARGUMENT -1
+
+// More units were asked for at once than the limit could ever grant.
+#define WGL_WEIGHT_EXCEEDS_CAPACITY -2
+
+// The store's address cannot be understood.
+#define WGL_INVALID_URL -3
+
+// No policy is declared under this name in this store.
+#define WGL_UNKNOWN_LIMIT -4
+
+// The name is declared already, as another kind of limiter.
+#define WGL_KIND_MISMATCH -5
+
+// The file at the store's path is something else. It was not touched.
+#define WGL_NOT_A_STORE -6
+
+// The store was written by a version of this library that this one cannot read. It was not touched.
+#define WGL_UNSUPPORTED_VERSION -7
+
+// The store must be on a local file system, and this one is not.
+#define WGL_UNSUPPORTED_FILE_SYSTEM -8
+
+// The store could not be reached, read or written.
+#define WGL_STORE_FAILURE -9
+
+// The store was busy for longer than its timeout.
+#define WGL_STORE_TIMEOUT -10
+
+// The store has no room for another key or limit.
+#define WGL_STORE_FULL -11
+
+// The permit was not given by this limiter.
+#define WGL_FOREIGN_PERMIT -12
+
+// What was asked makes no sense for this limiter, or for this store.
+#define WGL_UNSUPPORTED -13
+
+// A fault of this library. Its state is sound; please report the message.
+#define WGL_INTERNAL -100
+
+// The number of the binary interface: the one in the library's file name, libworkglow_limit.so.0. It changes when
+// programs must be compiled anew.
+#define WGL_ABI_VERSION 0
+
+// For wgl_acquire: wait as long as it takes.
+#define WGL_FOREVER 18446744073709551615ull
+
+// Answers "may this job start now, and if not, when?".
+//
+// The caller owns it and frees it with wgl_limiter_free, when no thread is in a call on it any more. It keeps its store
+// and its children alive by itself. Any number of threads may use it at once, and forked children inherit it: see the
+// introduction.
+typedef struct wgl_limiter wgl_limiter;
+
+// A clock for tests: it stands still until it is advanced, and everything that was given it lives by it. Whoever waits
+// in wgl_acquire sleeps until somebody advances it.
+//
+// The caller owns it and frees it with wgl_manual_clock_free, at any time: stores and limiters keep what they need.
+// Any thread may use it. A forked child has a copy, which no longer follows its parent's.
+typedef struct wgl_manual_clock wgl_manual_clock;
+
+// Where limits live: "memory:" (this process) or "sqlite:PATH" (this machine).
+//
+// The caller owns it and frees it with wgl_store_free; limiters made from it go on working after that. Any thread may
+// use it. It is inherited by forked children: those of a sqlite: store share its limits with their parent, those of a
+// memory: store go on with a copy of their own.
+typedef struct wgl_store wgl_store;
+
+// How a store behaves. Begin with WGL_STORE_OPTIONS_INIT; what is 0 or NULL has its default. The caller owns it; it
+// is read during the call only.
+typedef struct {
+    // sizeof(wgl_store_options), as the INIT macro sets it.
+    uint32_t struct_size;
+    // The mode of the files that are made, whatever the umask: 0600 to 0777. Default 0600; 0660 for services of
+    // several users.
+    uint32_t mode;
+    // How long a call may wait for something rare (opening, a new limit, growing) before it fails. Default 5 s.
+    uint64_t timeout_ns;
+    // A clock for tests in place of the system's. Default NULL: the system's.
+    const wgl_manual_clock *clock;
+} wgl_store_options;
+
+// What a rate limit allows. Begin with WGL_RATE_LIMITER_OPTIONS_INIT. The caller owns it; it is read during the call
+// only.
+typedef struct {
+    // sizeof(wgl_rate_limiter_options), as the INIT macro sets it.
+    uint32_t struct_size;
+    // 0.
+    uint32_t reserved;
+    // So many units in any rolling window: 1 to 4,096.
+    uint64_t max_executions;
+    // The window's length: 1,000 ns (1 µs) to 366 days, rounded up to whole microseconds.
+    uint64_t window_ns;
+} wgl_rate_limiter_options;
+
+// What a concurrency limit allows. Begin with WGL_CONCURRENCY_LIMITER_OPTIONS_INIT. The caller owns it; it is read
+// during the call only.
+typedef struct {
+    // sizeof(wgl_concurrency_limiter_options), as the INIT macro sets it.
+    uint32_t struct_size;
+    // 0.
+    uint32_t reserved;
+    // So many units at the same time: 1 to 65,535.
+    uint64_t max_concurrent_jobs;
+    // A clock for tests, for gates, in place of the system's. Default NULL: the system's.
+    const wgl_manual_clock *clock;
+} wgl_concurrency_limiter_options;
+
+// What an admitted start holds, until wgl_complete. A value: copy it as you like, there is nothing to free, and what
+// is inside is the library's. It belongs to the limiter that gave it, and to the process that got it.
+typedef struct {
+    // The library's.
+    uint64_t opaque[8];
+} wgl_permit;
+
+// The whole answer to "may this start now, and if not, when?". Begin with WGL_DECISION_INIT. The caller owns it.
+typedef struct {
+    // sizeof(wgl_decision), as the INIT macro sets it.
+    uint32_t struct_size;
+    // 1 or 0, as the status says too.
+    uint32_t admitted;
+    // 0 if admitted. Else after this long a retry succeeds, if nobody else took the room; one microsecond earlier it
+    // fails. For a concurrency limit, which frees when somebody completes, a suggestion of when to look again.
+    uint64_t retry_after_ns;
+    // `retry_after_ns` for callers that requeue: never less.
+    uint64_t suggested_after_ns;
+    // The heaviest start that would be admitted after this decision. UINT64_MAX: no limit.
+    uint64_t remaining;
+    // What the limit allows. UINT64_MAX: no limit.
+    uint64_t limit;
+    // After this long with no further start the limiter is as new. For a concurrency limit, which does not know, 0.
+    uint64_t reset_after_ns;
+    // The name of the limit that said no, NULL if admitted. It lives as long as the limiter that was asked.
+    const char *denied_by;
+    // What the start holds. All zero in a denial, and always in a wgl_peek.
+    wgl_permit permit;
+} wgl_decision;
+
+#ifdef __cplusplus
+extern "C" {
+#endif // __cplusplus
+
+// What the last call that failed on this thread has to say, for people: which parameter, which value, what was
+// expected. Empty if none has failed. Good until the next call that fails on this thread, or the thread's end.
+const char *wgl_last_error(void);
+
+// The stable name of a status, the same in every language: "ok", "denied", "invalid_argument", …; "unknown" for a
+// number that is none. Never NULL, and never to be freed.
+const char *wgl_status_name(int status);
+
+// The version of the library that is loaded, as "0.1.0". Never to be freed.
+const char *wgl_version(void);
+
+// The binary interface of the library that is loaded: WGL_ABI_VERSION, if the header belongs to it.
+int wgl_abi_version(void);
+
+// Makes a clock that reads zero.
+int wgl_manual_clock_new(wgl_manual_clock **clock);
+
+// Moves a clock forward.
+int wgl_manual_clock_advance(const wgl_manual_clock *clock, uint64_t by_ns);
+
+// Frees a clock. NULL is a no-op.
+void wgl_manual_clock_free(wgl_manual_clock *clock);
+
+// Opens a store, and makes its files if there are none. `options` may be NULL.
+//
+// Fails with WGL_INVALID_URL, WGL_INVALID_ARGUMENT for options out of range, or whatever is wrong with the place
+// (WGL_STORE_FAILURE, WGL_NOT_A_STORE, WGL_UNSUPPORTED_FILE_SYSTEM, …).
+int wgl_store_open(const char *url,
+                   const wgl_store_options *options,
+                   wgl_store **store);
+
+// Frees a store. NULL is a no-op.
+void wgl_store_free(wgl_store *store);
+
+// Declares a limit under a name, in place of the policy that the name had, for all who share the store: at most
+// `max_executions` units in any rolling window. A start at s counts until exactly s + window.
+//
+// Fails with WGL_INVALID_ARGUMENT for options out of range and for a name that is not 1 to 1,024 bytes,
+// WGL_KIND_MISMATCH if the name is declared as another kind of limiter, or with a store error.
+int wgl_rate_limiter_new(const wgl_store *store,
+                         const char *name,
+                         const wgl_rate_limiter_options *options,
+                         wgl_limiter **limiter);
+
+// Takes the rate limit that is declared under a name.
+//
+// Fails with WGL_UNKNOWN_LIMIT if there is none, and otherwise as wgl_rate_limiter_new does.
+int wgl_rate_limiter_attach(const wgl_store *store, const char *name, wgl_limiter **limiter);
+
+// Makes a limit on how many run at the same time, per key, in this process; a forked child counts its own. Every start
+// has to be ended with wgl_complete.
+//
+// Fails with WGL_INVALID_ARGUMENT for options out of range.
+int wgl_concurrency_limiter_new(const wgl_concurrency_limiter_options *options,
+                                wgl_limiter **limiter);
+
+// Makes a limiter that admits everything: for where none is wanted.
+int wgl_null_limiter_new(wgl_limiter **limiter);
+
+// Makes a limiter that admits what every one of its children admits: everything, as long as it has none. All children
+// get the same key and weight, gates go to all of them, and a child that denies keeps the others from being charged.
+int wgl_composite_limiter_new(wgl_limiter **limiter);
+
+// Adds a child, at any time. The composite shares it: the caller may go on using it, and frees it whenever it likes.
+// Permits that are out complete against the children they were taken from.
+//
+// Fails with WGL_UNSUPPORTED if `composite` is no composite, and with WGL_INVALID_ARGUMENT if `child` is the same, or
+// contains it.
+int wgl_composite_limiter_add(const wgl_limiter *composite,
+                              const wgl_limiter *child);
+
+// Frees a limiter. NULL is a no-op. What it has admitted stays admitted.
+void wgl_limiter_free(wgl_limiter *limiter);
+
+// Starts if there is room now: decides and records in one act. WGL_OK: admitted, and `permit` is written. WGL_DENIED:
+// not now; nothing has changed, and after `retry_after_ns` (which may be NULL) a retry succeeds, if nobody else took
+// the room.
+//
+// Fails with WGL_WEIGHT_EXCEEDS_CAPACITY if it could never start, WGL_INVALID_ARGUMENT for weight 0 or a key that is
+// none, or with a store error.
+int wgl_try_acquire(const wgl_limiter *limiter,
+                    const char *key,
+                    size_t key_len,
+                    uint64_t weight,
+                    wgl_permit *permit,
+                    uint64_t *retry_after_ns);
+
+// As wgl_try_acquire, answering with the whole decision, which is written for WGL_OK and for WGL_DENIED.
+int wgl_decide(const wgl_limiter *limiter,
+               const char *key,
+               size_t key_len,
+               uint64_t weight,
+               wgl_decision *decision);
+
+// The decision that wgl_decide would give, without a permit. Records nothing. `weight` may be 0.
+int wgl_peek(const wgl_limiter *limiter,
+             const char *key,
+             size_t key_len,
+             uint64_t weight,
+             wgl_decision *decision);
+
+// Waits for room, at most for `timeout_ns`; WGL_FOREVER: as long as it takes. Waiters of a rate limit are served in
+// the order in which they asked. WGL_OK: admitted, and `permit` is written. WGL_DENIED: there is no room before that,
+// which is said at once if it can be known at once; nothing is held. A signal handler may run meanwhile, but does not
+// end the wait.
+//
+// Fails as wgl_try_acquire does.
+int wgl_acquire(const wgl_limiter *limiter,
+                const char *key,
+                size_t key_len,
+                uint64_t weight,
+                uint64_t timeout_ns,
+                wgl_permit *permit);
+
+// Ends a permit: the job ran. Ending it again is a no-op.
+//
+// Fails with WGL_FOREIGN_PERMIT if another limiter gave it.
+int wgl_complete(const wgl_limiter *limiter, const wgl_permit *permit);
+
+// When the place came that a waiting start had, as Unix time. WGL_NONE, and nothing is written, if it had none: it did
+// not have to wait, or its limit keeps no places.
+int wgl_permit_ready_at(const wgl_limiter *limiter,
+                        const wgl_permit *permit,
+                        int64_t *unix_ns);
+
+// The same on the system's monotonic clock (CLOCK_MONOTONIC), never later than it was: for measuring.
+int wgl_permit_ready_at_monotonic(const wgl_limiter *limiter,
+                                  const wgl_permit *permit,
+                                  uint64_t *monotonic_ns);
+
+// Would a start of weight 1 be admitted now? WGL_OK: yes. WGL_DENIED: no. Changes nothing.
+//
+// This and wgl_record_job_start are for schedulers that are driven that way, and let others in between;
+// wgl_try_acquire decides and records in one act.
+int wgl_can_proceed(const wgl_limiter *limiter, const char *key, size_t key_len);
+
+// A job has started: recorded even when the limit is full, because the caller has already decided.
+int wgl_record_job_start(const wgl_limiter *limiter, const char *key, size_t key_len);
+
+// A job has ended: the oldest start without a permit that this process recorded on that key.
+int wgl_record_job_completion(const wgl_limiter *limiter, const char *key, size_t key_len);
+
+// The earliest instant at which a start of weight 1 would be admitted, gate included; now, if now.
+int wgl_get_next_available_time(const wgl_limiter *limiter,
+                                const char *key,
+                                size_t key_len,
+                                int64_t *unix_ns);
+
+// Closes a gate: nobody starts before that instant, for all who share the limit. Gates only move later, except by
+// wgl_clear. Without a key it binds all keys. An instant in the past is no gate.
+//
+// Fails with WGL_INVALID_ARGUMENT if the instant is more than 366 days away.
+int wgl_set_next_available_time(const wgl_limiter *limiter,
+                                const char *key,
+                                size_t key_len,
+                                int64_t unix_ns);
+
+// The same, relative to now: what a Retry-After asks for.
+int wgl_pause(const wgl_limiter *limiter, const char *key, size_t key_len, uint64_t pause_ns);
+
+// Back to the initial state, gate included. Without a key: of all keys.
+int wgl_clear(const wgl_limiter *limiter, const char *key, size_t key_len);
+
+#ifdef __cplusplus
+}  // extern "C"
+#endif  // __cplusplus
+
+#endif  /* WORKGLOW_LIMIT_H */

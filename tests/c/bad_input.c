@@ -1,0 +1,335 @@
+// Everything that can be passed wrongly: a status and a message each time, nothing created, nothing written.
+#include "check.h"
+#include <limits.h>
+#include <sys/stat.h>
+
+static wgl_store *store;
+static wgl_limiter *limiter;
+
+// A call must fail with this status, and the message must say that.
+#define REFUSED(status, text, call)                                                                                  \
+    do {                                                                                                             \
+        int got = (call);                                                                                            \
+        CHECK(got == (status), "%s: %s, not %s", #call, wgl_status_name(got), wgl_status_name(status));              \
+        CHECK(strstr(wgl_last_error(), text) != NULL, "%s: says \"%s\", not \"%s\"", #call, wgl_last_error(), text); \
+    } while (0)
+
+static void null_pointers(void) {
+    wgl_rate_limiter_options rate = WGL_RATE_LIMITER_OPTIONS_INIT;
+    wgl_concurrency_limiter_options concurrency = WGL_CONCURRENCY_LIMITER_OPTIONS_INIT;
+    wgl_decision decision = WGL_DECISION_INIT;
+    wgl_permit permit = {{0}};
+    wgl_store *new_store = NULL;
+    wgl_limiter *new_limiter = NULL;
+    int64_t unix_ns = 7;
+    uint64_t monotonic_ns = 7;
+    rate.max_executions = 1;
+    rate.window_ns = 1000;
+    concurrency.max_concurrent_jobs = 1;
+
+    REFUSED(WGL_INVALID_ARGUMENT, "store is NULL", wgl_store_open("memory:", NULL, NULL));
+    REFUSED(WGL_INVALID_ARGUMENT, "url is NULL", wgl_store_open(NULL, NULL, &new_store));
+    REFUSED(WGL_INVALID_ARGUMENT, "store is NULL", wgl_rate_limiter_new(NULL, "n", &rate, &new_limiter));
+    REFUSED(WGL_INVALID_ARGUMENT, "name is NULL", wgl_rate_limiter_new(store, NULL, &rate, &new_limiter));
+    REFUSED(WGL_INVALID_ARGUMENT, "options is NULL", wgl_rate_limiter_new(store, "n", NULL, &new_limiter));
+    REFUSED(WGL_INVALID_ARGUMENT, "limiter is NULL", wgl_rate_limiter_new(store, "n", &rate, NULL));
+    REFUSED(WGL_INVALID_ARGUMENT, "store is NULL", wgl_rate_limiter_attach(NULL, "n", &new_limiter));
+    REFUSED(WGL_INVALID_ARGUMENT, "name is NULL", wgl_rate_limiter_attach(store, NULL, &new_limiter));
+    REFUSED(WGL_INVALID_ARGUMENT, "limiter is NULL", wgl_rate_limiter_attach(store, "n", NULL));
+    REFUSED(WGL_INVALID_ARGUMENT, "options is NULL", wgl_concurrency_limiter_new(NULL, &new_limiter));
+    REFUSED(WGL_INVALID_ARGUMENT, "limiter is NULL", wgl_concurrency_limiter_new(&concurrency, NULL));
+    REFUSED(WGL_INVALID_ARGUMENT, "limiter is NULL", wgl_null_limiter_new(NULL));
+    REFUSED(WGL_INVALID_ARGUMENT, "limiter is NULL", wgl_composite_limiter_new(NULL));
+    REFUSED(WGL_INVALID_ARGUMENT, "composite is NULL", wgl_composite_limiter_add(NULL, limiter));
+    REFUSED(WGL_INVALID_ARGUMENT, "child is NULL", wgl_composite_limiter_add(limiter, NULL));
+    REFUSED(WGL_INVALID_ARGUMENT, "clock is NULL", wgl_manual_clock_new(NULL));
+    REFUSED(WGL_INVALID_ARGUMENT, "clock is NULL", wgl_manual_clock_advance(NULL, 1));
+    REFUSED(WGL_INVALID_ARGUMENT, "limiter is NULL", wgl_try_acquire(NULL, NULL, 0, 1, &permit, NULL));
+    REFUSED(WGL_INVALID_ARGUMENT, "permit is NULL", wgl_try_acquire(limiter, NULL, 0, 1, NULL, NULL));
+    REFUSED(WGL_INVALID_ARGUMENT, "limiter is NULL", wgl_decide(NULL, NULL, 0, 1, &decision));
+    REFUSED(WGL_INVALID_ARGUMENT, "decision is NULL", wgl_decide(limiter, NULL, 0, 1, NULL));
+    REFUSED(WGL_INVALID_ARGUMENT, "limiter is NULL", wgl_peek(NULL, NULL, 0, 1, &decision));
+    REFUSED(WGL_INVALID_ARGUMENT, "decision is NULL", wgl_peek(limiter, NULL, 0, 1, NULL));
+    REFUSED(WGL_INVALID_ARGUMENT, "limiter is NULL", wgl_acquire(NULL, NULL, 0, 1, 0, &permit));
+    REFUSED(WGL_INVALID_ARGUMENT, "permit is NULL", wgl_acquire(limiter, NULL, 0, 1, 0, NULL));
+    REFUSED(WGL_INVALID_ARGUMENT, "limiter is NULL", wgl_complete(NULL, &permit));
+    REFUSED(WGL_INVALID_ARGUMENT, "permit is NULL", wgl_complete(limiter, NULL));
+    REFUSED(WGL_INVALID_ARGUMENT, "limiter is NULL", wgl_permit_ready_at(NULL, &permit, &unix_ns));
+    REFUSED(WGL_INVALID_ARGUMENT, "permit is NULL", wgl_permit_ready_at(limiter, NULL, &unix_ns));
+    REFUSED(WGL_INVALID_ARGUMENT, "unix_ns is NULL", wgl_permit_ready_at(limiter, &permit, NULL));
+    REFUSED(WGL_INVALID_ARGUMENT, "limiter is NULL", wgl_permit_ready_at_monotonic(NULL, &permit, &monotonic_ns));
+    REFUSED(WGL_INVALID_ARGUMENT, "permit is NULL", wgl_permit_ready_at_monotonic(limiter, NULL, &monotonic_ns));
+    REFUSED(WGL_INVALID_ARGUMENT, "monotonic_ns is NULL", wgl_permit_ready_at_monotonic(limiter, &permit, NULL));
+    REFUSED(WGL_INVALID_ARGUMENT, "limiter is NULL", wgl_can_proceed(NULL, NULL, 0));
+    REFUSED(WGL_INVALID_ARGUMENT, "limiter is NULL", wgl_record_job_start(NULL, NULL, 0));
+    REFUSED(WGL_INVALID_ARGUMENT, "limiter is NULL", wgl_record_job_completion(NULL, NULL, 0));
+    REFUSED(WGL_INVALID_ARGUMENT, "limiter is NULL", wgl_get_next_available_time(NULL, NULL, 0, &unix_ns));
+    REFUSED(WGL_INVALID_ARGUMENT, "unix_ns is NULL", wgl_get_next_available_time(limiter, NULL, 0, NULL));
+    REFUSED(WGL_INVALID_ARGUMENT, "limiter is NULL", wgl_set_next_available_time(NULL, NULL, 0, 0));
+    REFUSED(WGL_INVALID_ARGUMENT, "limiter is NULL", wgl_pause(NULL, NULL, 0, 0));
+    REFUSED(WGL_INVALID_ARGUMENT, "limiter is NULL", wgl_clear(NULL, NULL, 0));
+    wgl_store_free(NULL);
+    wgl_limiter_free(NULL);
+    wgl_manual_clock_free(NULL);
+    CHECK(new_store == NULL && new_limiter == NULL && unix_ns == 7 && monotonic_ns == 7, "an answer was written");
+    CHECK(wgl_peek(limiter, NULL, 0, 1, &decision) == WGL_OK && decision.remaining == 5, "a refused call took units");
+}
+
+static void keys_and_names(void) {
+    static char longest[2048];
+    wgl_rate_limiter_options rate = WGL_RATE_LIMITER_OPTIONS_INIT;
+    wgl_limiter *new_limiter = NULL;
+    wgl_permit permit;
+    rate.max_executions = 1;
+    rate.window_ns = 1000;
+    memset(longest, 'k', sizeof longest - 1);
+
+    REFUSED(WGL_INVALID_ARGUMENT, "key is NULL", wgl_can_proceed(limiter, NULL, 3));
+    REFUSED(WGL_INVALID_ARGUMENT, "2047 bytes long", wgl_try_acquire(limiter, longest, 2047, 1, &permit, NULL));
+    REFUSED(WGL_INVALID_ARGUMENT, "1025 bytes long", wgl_can_proceed(limiter, longest, 1025));
+    REFUSED(WGL_INVALID_ARGUMENT, "at most 1024 bytes", wgl_can_proceed(limiter, "k", SIZE_MAX));
+    CHECK(wgl_can_proceed(limiter, longest, 1024) == WGL_OK, "%s", wgl_last_error());
+    REFUSED(WGL_INVALID_ARGUMENT, "not UTF-8 from byte 2 on", wgl_can_proceed(limiter, "ab\xff", 3));
+    REFUSED(WGL_INVALID_ARGUMENT, "not UTF-8", wgl_can_proceed(limiter, "\xc3", 1));
+    CHECK(wgl_can_proceed(limiter, "a\0b", 3) == WGL_OK, "a NUL is a character of a key: %s", wgl_last_error());
+    CHECK(wgl_can_proceed(limiter, "k", 0) == WGL_OK, "length 0 is no key: %s", wgl_last_error());
+
+    REFUSED(WGL_INVALID_ARGUMENT, "name is empty", wgl_rate_limiter_new(store, "", &rate, &new_limiter));
+    REFUSED(WGL_INVALID_ARGUMENT, "2047 bytes long", wgl_rate_limiter_new(store, longest, &rate, &new_limiter));
+    REFUSED(WGL_INVALID_ARGUMENT, "not UTF-8", wgl_rate_limiter_new(store, "\xff", &rate, &new_limiter));
+    REFUSED(WGL_INVALID_ARGUMENT, "not UTF-8", wgl_rate_limiter_attach(store, "\xff", &new_limiter));
+    REFUSED(WGL_UNKNOWN_LIMIT, "this store knows limit", wgl_rate_limiter_attach(store, "nothing", &new_limiter));
+    CHECK(new_limiter == NULL, "an answer was written");
+}
+
+static void numbers(void) {
+    wgl_rate_limiter_options rate = WGL_RATE_LIMITER_OPTIONS_INIT;
+    wgl_concurrency_limiter_options concurrency = WGL_CONCURRENCY_LIMITER_OPTIONS_INIT;
+    wgl_limiter *new_limiter = NULL;
+    wgl_permit permit;
+    wgl_decision decision = WGL_DECISION_INIT;
+    int64_t unix_ns;
+
+    uint64_t bad_executions[] = {0, 4097, UINT64_MAX};
+    for (int i = 0; i < 3; i++) {
+        rate.max_executions = bad_executions[i];
+        rate.window_ns = 1000;
+        REFUSED(WGL_INVALID_ARGUMENT, "max_executions is ", wgl_rate_limiter_new(store, "n", &rate, &new_limiter));
+    }
+    uint64_t bad_windows[] = {0, 366 * 86400 * UINT64_C(1000000000) + 1, UINT64_MAX};
+    for (int i = 0; i < 3; i++) {
+        rate.max_executions = 1;
+        rate.window_ns = bad_windows[i];
+        REFUSED(WGL_INVALID_ARGUMENT, "window is ", wgl_rate_limiter_new(store, "n", &rate, &new_limiter));
+    }
+    uint64_t bad_jobs[] = {0, 65536, UINT64_MAX};
+    for (int i = 0; i < 3; i++) {
+        concurrency.max_concurrent_jobs = bad_jobs[i];
+        REFUSED(WGL_INVALID_ARGUMENT, "max_concurrent_jobs is ", wgl_concurrency_limiter_new(&concurrency, &new_limiter));
+    }
+    REFUSED(WGL_UNKNOWN_LIMIT, "n", wgl_rate_limiter_attach(store, "n", &new_limiter));
+    CHECK(new_limiter == NULL, "an answer was written");
+
+    REFUSED(WGL_INVALID_ARGUMENT, "weight is 0", wgl_try_acquire(limiter, NULL, 0, 0, &permit, NULL));
+    REFUSED(WGL_INVALID_ARGUMENT, "weight is 0", wgl_decide(limiter, NULL, 0, 0, &decision));
+    REFUSED(WGL_INVALID_ARGUMENT, "weight is 0", wgl_acquire(limiter, NULL, 0, 0, WGL_FOREVER, &permit));
+    REFUSED(WGL_WEIGHT_EXCEEDS_CAPACITY, "at most 5", wgl_try_acquire(limiter, NULL, 0, 6, &permit, NULL));
+    REFUSED(WGL_WEIGHT_EXCEEDS_CAPACITY, "at most 5", wgl_peek(limiter, NULL, 0, UINT64_MAX, &decision));
+    REFUSED(WGL_WEIGHT_EXCEEDS_CAPACITY, "at most 5", wgl_acquire(limiter, NULL, 0, UINT64_MAX, WGL_FOREVER, &permit));
+    REFUSED(WGL_INVALID_ARGUMENT, "366 days", wgl_pause(limiter, NULL, 0, UINT64_MAX));
+    REFUSED(WGL_INVALID_ARGUMENT, "366 days", wgl_set_next_available_time(limiter, NULL, 0, INT64_MAX));
+    CHECK(wgl_set_next_available_time(limiter, NULL, 0, INT64_MIN) == WGL_OK, "the past is no gate: %s", wgl_last_error());
+    CHECK(wgl_get_next_available_time(limiter, NULL, 0, &unix_ns) == WGL_OK && unix_ns > 0, "%s", wgl_last_error());
+    CHECK(wgl_peek(limiter, NULL, 0, 0, &decision) == WGL_OK && decision.remaining == 5, "a refused call took units");
+
+    CHECK(strcmp(wgl_status_name(12345), "unknown") == 0, "12345 is %s", wgl_status_name(12345));
+    CHECK(strcmp(wgl_status_name(INT_MIN), "unknown") == 0, "INT_MIN is %s", wgl_status_name(INT_MIN));
+    CHECK(strcmp(wgl_status_name(WGL_DENIED), "denied") == 0, "1 is %s", wgl_status_name(WGL_DENIED));
+    CHECK(wgl_abi_version() == WGL_ABI_VERSION, "%d", wgl_abi_version());
+    CHECK(strlen(wgl_version()) >= 5, "%s", wgl_version());
+}
+
+static void sizes(void) {
+    struct {
+        wgl_rate_limiter_options known;
+        uint64_t later;
+    } newer = {WGL_RATE_LIMITER_OPTIONS_INIT, 0};
+    struct {
+        wgl_decision known;
+        uint64_t later;
+    } newer_decision = {WGL_DECISION_INIT, 7};
+    wgl_store_options store_options = WGL_STORE_OPTIONS_INIT;
+    wgl_concurrency_limiter_options concurrency = WGL_CONCURRENCY_LIMITER_OPTIONS_INIT;
+    wgl_decision decision = WGL_DECISION_INIT;
+    wgl_limiter *new_limiter = NULL;
+    wgl_store *new_store = NULL;
+
+    uint32_t bad_sizes[] = {0, 1, sizeof(uint32_t), 4097, UINT32_MAX};
+    for (int i = 0; i < 5; i++) {
+        store_options.struct_size = concurrency.struct_size = decision.struct_size = newer.known.struct_size =
+            bad_sizes[i];
+        REFUSED(WGL_INVALID_ARGUMENT, "in store options", wgl_store_open("memory:", &store_options, &new_store));
+        REFUSED(WGL_INVALID_ARGUMENT, "struct_size is ", wgl_concurrency_limiter_new(&concurrency, &new_limiter));
+        REFUSED(WGL_INVALID_ARGUMENT, "INIT", wgl_rate_limiter_new(store, "n", &newer.known, &new_limiter));
+        REFUSED(WGL_INVALID_ARGUMENT, "in decision", wgl_decide(limiter, NULL, 0, 1, &decision));
+    }
+    decision.struct_size = sizeof decision - 1;
+    REFUSED(WGL_INVALID_ARGUMENT, "in decision", wgl_peek(limiter, NULL, 0, 1, &decision));
+    CHECK(new_store == NULL && new_limiter == NULL && decision.limit == 0, "an answer was written");
+
+    // From a newer header: fine as long as what this library does not know is not used.
+    newer.known.struct_size = sizeof newer;
+    newer.known.max_executions = 1;
+    newer.known.window_ns = 1000;
+    newer.later = 1;
+    REFUSED(WGL_UNSUPPORTED, "newer version", wgl_rate_limiter_new(store, "n", &newer.known, &new_limiter));
+    newer.later = 0;
+    newer.known.reserved = 1;
+    REFUSED(WGL_INVALID_ARGUMENT, "reserved is 1", wgl_rate_limiter_new(store, "n", &newer.known, &new_limiter));
+    newer.known.reserved = 0;
+    CHECK(wgl_rate_limiter_new(store, "newer", &newer.known, &new_limiter) == WGL_OK, "%s", wgl_last_error());
+    wgl_limiter_free(new_limiter);
+    newer_decision.known.struct_size = sizeof newer_decision;
+    CHECK(wgl_peek(limiter, NULL, 0, 1, &newer_decision.known) == WGL_OK, "%s", wgl_last_error());
+    CHECK(newer_decision.known.limit == 5 && newer_decision.known.struct_size == sizeof newer_decision, "its fields");
+    CHECK(newer_decision.later == 7, "a field that this library does not know was written");
+}
+
+static void permits(void) {
+    wgl_concurrency_limiter_options concurrency = WGL_CONCURRENCY_LIMITER_OPTIONS_INIT;
+    wgl_limiter *limiters[4];
+    wgl_permit nothing = {{0}}, foreign, own;
+    int64_t unix_ns = 7;
+    uint64_t monotonic_ns;
+    concurrency.max_concurrent_jobs = 3;
+    limiters[0] = limiter;
+    MUST(wgl_concurrency_limiter_new(&concurrency, &limiters[1]));
+    MUST(wgl_null_limiter_new(&limiters[2]));
+    MUST(wgl_composite_limiter_new(&limiters[3]));
+    MUST(wgl_composite_limiter_add(limiters[3], limiters[1]));
+    for (int i = 0; i < 4; i++) {
+        MUST(wgl_try_acquire(limiters[(i + 1) % 4], NULL, 0, 1, &foreign, NULL));
+        MUST(wgl_try_acquire(limiters[i], NULL, 0, 1, &own, NULL));
+        REFUSED(WGL_FOREIGN_PERMIT, "not given by limiter", wgl_complete(limiters[i], &nothing));
+        REFUSED(WGL_FOREIGN_PERMIT, "not given by limiter", wgl_complete(limiters[i], &foreign));
+        CHECK(wgl_permit_ready_at(limiters[i], &foreign, &unix_ns) == WGL_NONE && unix_ns == 7, "of a foreign permit");
+        CHECK(wgl_permit_ready_at(limiters[i], &own, &unix_ns) == WGL_NONE && unix_ns == 7, "it did not wait");
+        // Permits with anything in them: any answer is good, a crash is not.
+        uint64_t anything[] = {1, 2, 16, 4096, UINT64_MAX / 2, UINT64_MAX - 15, UINT64_MAX};
+        for (int word = 1; word < 8; word++) {
+            for (int value = 0; value < 7; value++) {
+                wgl_permit forged = own;
+                forged.opaque[word] = anything[value];
+                int status = wgl_complete(limiters[i], &forged);
+                CHECK(status == WGL_OK || status == WGL_FOREIGN_PERMIT, "word %d: %s", word, wgl_last_error());
+                int64_t ready_ns;
+                status = wgl_permit_ready_at(limiters[i], &forged, &ready_ns);
+                CHECK(status == WGL_OK || status == WGL_NONE, "word %d: %s", word, wgl_last_error());
+                status = wgl_permit_ready_at_monotonic(limiters[i], &forged, &monotonic_ns);
+                CHECK(status == WGL_OK || status == WGL_NONE, "word %d: %s", word, wgl_last_error());
+            }
+        }
+        CHECK(wgl_complete(limiters[i], &own) == WGL_OK, "%s", wgl_last_error());
+        CHECK(wgl_complete(limiters[i], &own) == WGL_OK, "ending it again: %s", wgl_last_error());
+        CHECK(wgl_complete(limiters[(i + 1) % 4], &foreign) == WGL_OK, "%s", wgl_last_error());
+    }
+    for (int i = 1; i < 4; i++)
+        wgl_limiter_free(limiters[i]);
+    MUST(wgl_clear(limiter, NULL, 0));
+}
+
+static void composites(void) {
+    wgl_limiter *inner, *outer;
+    wgl_decision decision = WGL_DECISION_INIT;
+    MUST(wgl_composite_limiter_new(&inner));
+    MUST(wgl_composite_limiter_new(&outer));
+    REFUSED(WGL_UNSUPPORTED, "no composite", wgl_composite_limiter_add(limiter, inner));
+    REFUSED(WGL_INVALID_ARGUMENT, "contains this one", wgl_composite_limiter_add(outer, outer));
+    MUST(wgl_composite_limiter_add(outer, inner));
+    REFUSED(WGL_INVALID_ARGUMENT, "contains this one", wgl_composite_limiter_add(inner, outer));
+    MUST(wgl_composite_limiter_add(inner, limiter));
+    // The children stay alive inside.
+    wgl_limiter_free(inner);
+    MUST(wgl_pause(outer, NULL, 0, 1000000000));
+    CHECK(wgl_decide(outer, NULL, 0, 1, &decision) == WGL_DENIED, "the gate goes to the innermost child");
+    CHECK(strcmp(decision.denied_by, "limit") == 0, "denied by %s", decision.denied_by);
+    CHECK(decision.permit.opaque[0] == 0, "a denial has no permit");
+    MUST(wgl_clear(outer, NULL, 0));
+    wgl_limiter_free(outer);
+}
+
+static void urls_and_files(const char *dir) {
+    wgl_store *new_store = NULL;
+    wgl_store_options options = WGL_STORE_OPTIONS_INIT;
+    char path[128], url[160], content[32] = "";
+
+    const char *bad[] = {"", "limits.db", "redis://x", "sqlite:", "sqlite://", "sqlite://host/x", "sqlite:x/", "memory:x"};
+    for (int i = 0; i < 8; i++)
+        REFUSED(WGL_INVALID_URL, bad[i], wgl_store_open(bad[i], NULL, &new_store));
+    REFUSED(WGL_INVALID_URL, "memory: and sqlite:PATH", wgl_store_open("redis://x", NULL, &new_store));
+    REFUSED(WGL_INVALID_ARGUMENT, "not UTF-8", wgl_store_open("sqlite:\xff", NULL, &new_store));
+
+    snprintf(url, sizeof url, "sqlite:%s/mode.db", dir);
+    uint32_t bad_modes[] = {01, 0400, 01600, UINT32_MAX};
+    for (int i = 0; i < 4; i++) {
+        options.mode = bad_modes[i];
+        REFUSED(WGL_INVALID_ARGUMENT, "mode is 0o", wgl_store_open(url, &options, &new_store));
+    }
+    CHECK(in_dir(dir, NULL) == 0, "something was created");
+
+    // Directories that cannot be written to, also by root: one that does not exist, and one that is a file.
+    snprintf(url, sizeof url, "sqlite:%s/nowhere/limits.db", dir);
+    REFUSED(WGL_STORE_FAILURE, "nowhere", wgl_store_open(url, NULL, &new_store));
+    REFUSED(WGL_STORE_FAILURE, "/proc", wgl_store_open("sqlite:/proc/limits.db", NULL, &new_store));
+    CHECK(in_dir(dir, NULL) == 0, "something was created");
+    snprintf(path, sizeof path, "%s/file", dir);
+    FILE *file = fopen(path, "w");
+    fputs("this is no database", file);
+    fclose(file);
+    snprintf(url, sizeof url, "sqlite:%s/limits.db", path);
+    REFUSED(WGL_STORE_FAILURE, "file", wgl_store_open(url, NULL, &new_store));
+
+    // A file that is something else stays as it was.
+    snprintf(url, sizeof url, "sqlite:%s", path);
+    REFUSED(WGL_NOT_A_STORE, "is not a workglow-limit store", wgl_store_open(url, NULL, &new_store));
+    file = fopen(path, "r");
+    CHECK(fgets(content, sizeof content, file) != NULL && strcmp(content, "this is no database") == 0, "%s", content);
+    fclose(file);
+    CHECK(in_dir(dir, NULL) == 1, "something was created");
+    snprintf(url, sizeof url, "sqlite:%s", dir);
+    REFUSED(WGL_NOT_A_STORE, dir, wgl_store_open(url, NULL, &new_store));
+    CHECK(new_store == NULL, "an answer was written");
+
+    // And the mode is what was asked for, whatever the umask.
+    struct stat made;
+    options.mode = 0660;
+    umask(0077);
+    snprintf(url, sizeof url, "sqlite:%s/mode.db", dir);
+    MUST(wgl_store_open(url, &options, &new_store));
+    CHECK(stat(url + 7, &made) == 0 && (made.st_mode & 0777) == 0660, "mode %o", made.st_mode & 0777);
+    wgl_store_free(new_store);
+}
+
+int main(void) {
+    char dir[64];
+    wgl_rate_limiter_options rate = WGL_RATE_LIMITER_OPTIONS_INIT;
+    rate.max_executions = 5;
+    rate.window_ns = UINT64_C(3600000000000);
+    CHECK(wgl_last_error()[0] == '\0', "before anything failed: %s", wgl_last_error());
+    MUST(wgl_store_open("memory:", NULL, &store));
+    MUST(wgl_rate_limiter_new(store, "limit", &rate, &limiter));
+    null_pointers();
+    keys_and_names();
+    numbers();
+    sizes();
+    // The limiter keeps what it needs of the store.
+    wgl_store_free(store);
+    permits();
+    composites();
+    wgl_limiter_free(limiter);
+
+    make_dir(dir);
+    urls_and_files(dir);
+    remove_dir(dir);
+    return summary("bad_input");
+}

@@ -1,0 +1,286 @@
+// Runs tests/vectors/*.vec on every store: vectors DIR. The format is in tests/vectors/README.md.
+#include "check.h"
+#include <time.h>
+
+enum { MOST = 16 };
+
+// One case, running.
+static struct {
+    char name[256];
+    const char *scheme;
+    char dir[64];
+    wgl_manual_clock *clock;
+    wgl_store *store;
+    wgl_limiter *children[MOST];
+    int limiters;
+    wgl_limiter *limiter;
+    unsigned long long at_us;
+    struct {
+        char name[32];
+        wgl_permit permit;
+    } permits[MOST];
+    int permit_count;
+} now;
+
+static void begin(const char *scheme, const char *name) {
+    memset(&now, 0, sizeof now);
+    snprintf(now.name, sizeof now.name, "%s", name);
+    now.scheme = scheme;
+    make_dir(now.dir);
+    MUST(wgl_manual_clock_new(&now.clock));
+    wgl_store_options options = WGL_STORE_OPTIONS_INIT;
+    options.clock = now.clock;
+    char url[128];
+    snprintf(url, sizeof url, "%s", scheme);
+    if (strcmp(scheme, "sqlite:") == 0)
+        snprintf(url, sizeof url, "sqlite:%s/limits.db", now.dir);
+    MUST(wgl_store_open(url, &options, &now.store));
+}
+
+static void end(void) {
+    if (now.store == NULL)
+        return;
+    wgl_limiter_free(now.limiter);
+    for (int i = 0; i < now.limiters; i++)
+        if (now.children[i] != now.limiter)
+            wgl_limiter_free(now.children[i]);
+    wgl_store_free(now.store);
+    wgl_manual_clock_free(now.clock);
+    remove_dir(now.dir);
+    now.store = NULL;
+}
+
+// "rate 2 1000000", "concurrency 5", "null"
+static void add_limiter(const char *words) {
+    wgl_limiter **place = &now.children[now.limiters++];
+    char kind[32] = "", name[32];
+    unsigned long long a = 0, b = 0;
+    sscanf(words, "%31s %llu %llu", kind, &a, &b);
+    snprintf(name, sizeof name, "limit-%d", now.limiters);
+    if (strcmp(kind, "rate") == 0) {
+        wgl_rate_limiter_options options = WGL_RATE_LIMITER_OPTIONS_INIT;
+        options.max_executions = a;
+        options.window_ns = b * 1000;
+        MUST(wgl_rate_limiter_new(now.store, name, &options, place));
+    } else if (strcmp(kind, "concurrency") == 0) {
+        wgl_concurrency_limiter_options options = WGL_CONCURRENCY_LIMITER_OPTIONS_INIT;
+        options.max_concurrent_jobs = a;
+        options.clock = now.clock;
+        MUST(wgl_concurrency_limiter_new(&options, place));
+    } else if (strcmp(kind, "null") == 0) {
+        MUST(wgl_null_limiter_new(place));
+    } else {
+        fprintf(stderr, "no limiter %s\n", kind);
+        exit(1);
+    }
+}
+
+static void finish_limiter(void) {
+    if (now.limiter != NULL)
+        return;
+    now.limiter = now.children[0];
+    if (now.limiters == 1)
+        return;
+    MUST(wgl_composite_limiter_new(&now.limiter));
+    for (int i = 0; i < now.limiters; i++)
+        MUST(wgl_composite_limiter_add(now.limiter, now.children[i]));
+}
+
+// The value of `name=value` among `words`, or NULL.
+static const char *argument(char **words, int count, const char *name) {
+    size_t length = strlen(name);
+    for (int i = 0; i < count; i++)
+        if (strncmp(words[i], name, length) == 0 && words[i][length] == '=')
+            return words[i] + length + 1;
+    return NULL;
+}
+
+static void keep(const char *name, const wgl_permit *permit) {
+    if (name == NULL)
+        return;
+    int i = 0;
+    while (i < now.permit_count && strcmp(now.permits[i].name, name) != 0)
+        i++;
+    if (i == now.permit_count)
+        now.permit_count++;
+    snprintf(now.permits[i].name, sizeof now.permits[i].name, "%s", name);
+    now.permits[i].permit = *permit;
+}
+
+static const wgl_permit *kept(const char *name) {
+    for (int i = 0; i < now.permit_count; i++)
+        if (strcmp(now.permits[i].name, name) == 0)
+            return &now.permits[i].permit;
+    fprintf(stderr, "%s: no permit %s\n", now.name, name);
+    exit(1);
+}
+
+static void number(char *text, size_t size, uint64_t value) {
+    if (value == UINT64_MAX)
+        snprintf(text, size, "inf");
+    else
+        snprintf(text, size, "%llu", (unsigned long long)value);
+}
+
+// Checks one word after the "=>".
+static void compare(const char *where, char *wanted, const char *word, const wgl_decision *decision, int64_t next_us) {
+    char got[1100] = "nothing";
+    char *value = strchr(wanted, '=');
+    if (value == NULL) {
+        CHECK(strcmp(wanted, word) == 0, "%s: %s, not %s", where, word, wanted);
+        return;
+    }
+    *value++ = '\0';
+    if (strcmp(wanted, "retry") == 0 && decision == NULL) {
+        // The wall clock moves on between the call and the comparison.
+        int64_t off = next_us - atoll(value);
+        CHECK(-2000000 < off && off < 2000000, "%s: available after %lld us, not %s", where, (long long)next_us, value);
+        return;
+    }
+    if (decision != NULL) {
+        if (strcmp(wanted, "retry") == 0)
+            number(got, sizeof got, decision->retry_after_ns / 1000);
+        if (strcmp(wanted, "suggested") == 0)
+            number(got, sizeof got, decision->suggested_after_ns / 1000);
+        if (strcmp(wanted, "reset") == 0)
+            number(got, sizeof got, decision->reset_after_ns / 1000);
+        if (strcmp(wanted, "remaining") == 0)
+            number(got, sizeof got, decision->remaining);
+        if (strcmp(wanted, "limit") == 0)
+            number(got, sizeof got, decision->limit);
+        if (strcmp(wanted, "by") == 0 && decision->denied_by != NULL)
+            snprintf(got, sizeof got, "%s", decision->denied_by);
+        for (char *c = got; *c != '\0'; c++)
+            if (*c == ' ')
+                *c = '_';
+    }
+    CHECK(strcmp(got, value) == 0, "%s: %s is %s, not %s", where, wanted, got, value);
+}
+
+// "AT CALL [argument=value ...] [=> answer [field=value ...]]"
+static void step(const char *file, int line, char *text) {
+    char where[400];
+    char *words[32];
+    int count = 0, arguments = 0;
+    finish_limiter();
+    for (char *word = strtok(text, " \t"); word != NULL && count < 32; word = strtok(NULL, " \t"))
+        words[count++] = word;
+    while (arguments < count && strcmp(words[arguments], "=>") != 0)
+        arguments++;
+    unsigned long long at_us = strtoull(words[0], NULL, 10);
+    MUST(wgl_manual_clock_advance(now.clock, (at_us - now.at_us) * 1000));
+    now.at_us = at_us;
+
+    const char *call = words[1], *key = argument(words, arguments, "key"), *as = argument(words, arguments, "as");
+    const char *weight_text = argument(words, arguments, "weight"), *span_text = argument(words, arguments, "for");
+    size_t length = key == NULL ? 0 : strlen(key);
+    uint64_t weight = weight_text == NULL ? 1 : strtoull(weight_text, NULL, 10);
+    uint64_t span_ns = span_text == NULL ? 0 : strtoull(span_text, NULL, 10) * 1000;
+    snprintf(where, sizeof where, "%s line %d, on %s (%s): %s", file, line, now.scheme, now.name, call);
+
+    const char *word = "";
+    wgl_decision decision = WGL_DECISION_INIT;
+    const wgl_decision *decided = NULL;
+    wgl_permit permit;
+    int64_t next_us = 0;
+    int status;
+    if (strcmp(call, "decide") == 0 || strcmp(call, "peek") == 0) {
+        int deciding = call[0] == 'd';
+        status = (deciding ? wgl_decide : wgl_peek)(now.limiter, key, length, weight, &decision);
+        if (status >= 0) {
+            decided = &decision;
+            CHECK(decision.admitted == (status == WGL_OK), "%s: status %d", where, status);
+            CHECK((decision.permit.opaque[0] != 0) == (deciding && status == WGL_OK), "%s: its permit", where);
+        }
+        if (status == WGL_OK && deciding)
+            keep(as, &decision.permit);
+        word = status == WGL_OK ? "admitted" : "denied";
+    } else if (strcmp(call, "try_acquire") == 0) {
+        status = wgl_try_acquire(now.limiter, key, length, weight, &permit, NULL);
+        if (status == WGL_OK)
+            keep(as, &permit);
+        word = status == WGL_OK ? "admitted" : "denied";
+    } else if (strcmp(call, "acquire") == 0) {
+        status = wgl_acquire(now.limiter, key, length, weight, span_ns, &permit);
+        if (status == WGL_OK)
+            keep(as, &permit);
+        word = status == WGL_OK ? "admitted" : "expired";
+    } else if (strcmp(call, "can_proceed") == 0) {
+        status = wgl_can_proceed(now.limiter, key, length);
+        word = status == WGL_OK ? "yes" : "no";
+    } else if (strcmp(call, "next_available") == 0) {
+        int64_t at_ns = 0;
+        struct timespec wall;
+        status = wgl_get_next_available_time(now.limiter, key, length, &at_ns);
+        clock_gettime(CLOCK_REALTIME, &wall);
+        next_us = (at_ns - (wall.tv_sec * 1000000000 + wall.tv_nsec)) / 1000;
+    } else if (strcmp(call, "complete") == 0) {
+        status = wgl_complete(now.limiter, kept(argument(words, arguments, "permit")));
+    } else if (strcmp(call, "record_job_start") == 0) {
+        status = wgl_record_job_start(now.limiter, key, length);
+    } else if (strcmp(call, "record_job_completion") == 0) {
+        status = wgl_record_job_completion(now.limiter, key, length);
+    } else if (strcmp(call, "clear") == 0) {
+        status = wgl_clear(now.limiter, key, length);
+    } else if (strcmp(call, "pause") == 0) {
+        status = wgl_pause(now.limiter, key, length, span_ns);
+    } else {
+        CHECK(0, "%s: there is no such call", where);
+        return;
+    }
+    const char *error = argument(words + arguments, count - arguments, "error");
+    if (error != NULL || status < 0) {
+        const char *name = status < 0 ? wgl_status_name(status) : "none";
+        CHECK(error != NULL && strcmp(error, name) == 0, "%s: error %s: %s", where, name, wgl_last_error());
+        return;
+    }
+    CHECK(1, " ");
+    for (int i = arguments + 1; i < count; i++)
+        compare(where, words[i], word, decided, next_us);
+}
+
+static int cases;
+
+static void run(const char *scheme, const char *path) {
+    FILE *file = fopen(path, "r");
+    char line[1024];
+    if (file == NULL) {
+        perror(path);
+        exit(1);
+    }
+    for (int number = 1; fgets(line, sizeof line, file) != NULL; number++) {
+        line[strcspn(line, "#\r\n")] = '\0';
+        char *text = line + strspn(line, " \t");
+        if (strncmp(text, "case ", 5) == 0) {
+            end();
+            begin(scheme, text + 5);
+            cases++;
+        } else if (strncmp(text, "limiter ", 8) == 0) {
+            add_limiter(text + 8);
+        } else if (*text != '\0') {
+            step(path, number, text);
+        }
+    }
+    end();
+    fclose(file);
+}
+
+static int run_everywhere(const char *path) {
+    size_t length = strlen(path);
+    if (length > 4 && strcmp(path + length - 4, ".vec") == 0) {
+        run("memory:", path);
+        run("sqlite:", path);
+    }
+    return 0;
+}
+
+int main(int count, char **arguments) {
+    if (count != 2) {
+        fprintf(stderr, "usage: vectors DIR\n");
+        return 2;
+    }
+    in_dir(arguments[1], run_everywhere);
+    printf("vectors: %d cases on memory: and on sqlite:\n", cases / 2);
+    CHECK(cases > 0, "no vectors in %s", arguments[1]);
+    return summary("vectors");
+}

@@ -1,0 +1,74 @@
+"""Runs every test of every language and ends with one summary. `make test` has built and installed what they need.
+
+    target/venv/bin/python tests/run.py [SUITE …]
+
+Each suite's output goes to `target/test-logs/SUITE.log`, and is shown if the suite fails.
+"""
+
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+LOGS = ROOT / "target/test-logs"
+STORM = [sys.executable, "tests/torture/storm/storm.py", "--out", "target/demo", "--seconds", "20"]
+
+# How each runner says what it ran: patterns for passed, failed, skipped.
+CARGO = [r"^test result: .*?(\d+) passed", r"^test result: .*?(\d+) failed", r"^test result: .*?(\d+) ignored"]
+PYTEST = [r"^(?:.* )?(\d+) passed.* in [\d.]+s", r"^(?:.* )?(\d+) failed.* in [\d.]+s", r"(\d+) skipped.* in [\d.]+s"]
+NODE = [r"^. pass (\d+)", r"^. fail (\d+)", r"^. skipped (\d+)"]
+PLAIN = [r"^.*: (\d+) passed", r"^.*passed, (\d+) failed", r"^.*failed, (\d+) skipped"]
+STORMS = [r"over the limit 0, (utilisation)", r"over the limit ([1-9]\d*)", r"^(?!)"]
+
+SUITES = {
+    "core": (CARGO, ["cargo", "test", "-p", "workglow-limit", "--features", "fault-points"]),
+    "models": (CARGO, ["tests/torture/models", "quick"]),
+    "c-header": (CARGO, ["cargo", "test", "-p", "workglow-limit-ffi"]),
+    "c": (PLAIN, ["tests/c/run"]),
+    "python": (PYTEST, [sys.executable, "-m", "pytest", "-q", "bindings/python/tests"]),
+    "node": (NODE, ["npm", "--prefix", "bindings/node", "test"]),
+    "measuring": (PYTEST, [sys.executable, "-m", "pytest", "-q", "examples/fleet", "tests/torture/storm"]),
+    "storm-100-2s": (STORMS, [*STORM, "--limit", "100", "--window", "2"]),
+    "storm-10-0.5s": (STORMS, [*STORM, "--limit", "10", "--window", "0.5"]),
+}
+
+
+def count(pattern, output):
+    found = re.findall(pattern, output, re.MULTILINE)
+    return sum(int(n) if n.isdigit() else 1 for n in found)
+
+
+def run(name, patterns, command):
+    """One suite: how many passed, failed and were skipped."""
+    log = LOGS / f"{name}.log"
+    began = time.monotonic()
+    with log.open("w") as file:
+        code = subprocess.run(
+            command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+            env=os.environ | {"NO_COLOR": "1"}, timeout=1500,
+        ).returncode  # fmt: skip
+    output = log.read_text(errors="replace")
+    passed, failed, skipped = (count(pattern, output) for pattern in patterns)
+    # A suite that ends badly, or ran nothing, has failed whatever it counted.
+    failed = max(failed, int(code != 0 or passed == 0))
+    print(f"{name:16}{passed:6} passed{failed:4} failed{skipped:4} skipped{time.monotonic() - began:7.0f} s", flush=True)
+    if failed:
+        print("\n".join(output.splitlines()[-80:]), f"\n(all of it: {log.relative_to(ROOT)})", flush=True)
+    return passed, failed, skipped
+
+
+def main():
+    LOGS.mkdir(parents=True, exist_ok=True)
+    chosen = sys.argv[1:] or SUITES
+    if unknown := [name for name in chosen if name not in SUITES]:
+        sys.exit(f"no suite named {', '.join(unknown)}; there are {', '.join(SUITES)}")
+    results = [run(name, *SUITES[name]) for name in chosen]
+    passed, failed, skipped = (sum(column) for column in zip(*results))
+    print(f"{passed} passed, {failed} failed, {skipped} skipped")
+    sys.exit(failed > 0)
+
+
+main()

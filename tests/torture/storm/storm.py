@@ -1,0 +1,125 @@
+"""The kill storm: two Python processes, Node and C hammer one limit while one of them after the other is killed.
+
+Every 50 ms a random one gets SIGKILL and is started again at once. The limit must hold all the same, hardly any of it
+may be lost, and every language must get some. Each start holds its member up for 2 ms, so that the room that comes free
+all at once is fought over for a while, and kills fall into that time too.
+
+With `--plant` each process has a limiter of its own, which is the fault that the storm is there to find: it must then
+report starts over the limit.
+
+`--out` is the folder with the Node package (`node_modules/workglow-limit`) and the compiled C member (`storm_member`).
+"""
+
+import argparse
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path.append(str(HERE.parents[2] / "examples/fleet"))
+from evidence import SECOND, allowed, most_in_any_window, read
+
+KILL_EVERY = 0.05  # seconds
+LANGUAGES = ("python", "node", "c")
+
+
+class Member:
+    """One process, on its feet again whenever it was killed."""
+
+    def __init__(self, command, errors):
+        self._command, self._errors = command, errors
+        self.start()
+
+    def start(self):
+        with open(self._errors, "ab") as errors:
+            self._process = subprocess.Popen(self._command, stderr=errors)
+
+    def kill(self):
+        self._process.kill()
+        self._process.wait()
+
+    def check(self):
+        """Ends the storm if the member died on its own."""
+        code = self._process.poll()
+        if code is not None:
+            errors = self._errors.read_text(errors="replace")[-2000:]
+            raise SystemExit(f"{' '.join(self._command)} ended with {code}:\n{errors}")
+
+
+def prepare(out):
+    """An empty folder for the run."""
+    if not (out / "node_modules/workglow-limit").exists() or not (out / "storm_member").exists():
+        raise SystemExit(f"{out} needs node_modules/workglow-limit and storm_member: `make storm` puts them there")
+    folder = out / "storm"
+    shutil.rmtree(folder, ignore_errors=True)
+    (folder / "starts").mkdir(parents=True)
+    # A module is looked for from where the program lies.
+    shutil.copy(HERE / "member.mjs", folder)
+    return folder
+
+
+def rage(commands, seconds, errors):
+    """Runs the members and kills them at random. Returns the number of kills and when it began, in ns."""
+    began, kills = time.monotonic_ns(), 0
+    # Members never end by themselves, so they must not outlive the storm.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
+    members = []
+    try:
+        for command in commands:
+            members.append(Member(command, errors))
+        while (elapsed := (time.monotonic_ns() - began) / SECOND) < seconds:
+            time.sleep(max(0, KILL_EVERY * (kills + 1) - elapsed))
+            member = random.choice(members)
+            member.check()
+            member.kill()
+            member.start()
+            kills += 1
+    finally:
+        for member in members:
+            member.kill()
+    return kills, began
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--limit", type=int, default=100)
+    parser.add_argument("--window", type=float, default=2.0, help="seconds")
+    parser.add_argument("--seconds", type=float, default=20.0, help="how long the storm lasts")
+    parser.add_argument("--plant", action="store_true", help="break the limit, to show that it is noticed")
+    options = parser.parse_args()
+    out = options.out.resolve()
+    folder = prepare(out)
+
+    store = "memory:" if options.plant else f"sqlite:{folder}/limits.db"
+    arguments = [store, str(options.limit), str(options.window), str(folder / "starts")]
+    python = [sys.executable, str(HERE / "member.py"), *arguments]
+    node = ["node", str(folder / "member.mjs"), *arguments]
+    c = [str(out / "storm_member"), *arguments]
+    kills, began = rage([python, python, node, c], options.seconds, folder / "members.err")
+
+    starts = read(folder / "starts")
+    window, length = round(options.window * SECOND), round(options.seconds * SECOND)
+    admitted = Counter(start.member for start in starts)
+    in_time = sum(start.b < began + length for start in starts)
+    possible = allowed(options.limit, window, length)
+    most = most_in_any_window(starts, window)
+    over = max(0, most - options.limit)
+    print(f"{options.limit} per {options.window:g} s for {options.seconds:g} s, {kills} kills:", end=" ")
+    print(", ".join(f"{name} {admitted[name]}" for name in LANGUAGES), "admitted,", end=" ")
+    print(f"most in any window {most}, over the limit {over}, utilisation {in_time / possible:.1%}")
+
+    wrong = [f"{over} over the limit"] if over else []
+    if in_time < 0.8 * possible:
+        wrong.append("utilisation is under 80 %")
+    wrong += [f"{name} was never admitted" for name in LANGUAGES if not admitted[name]]
+    sys.exit("; ".join(wrong) or 0)
+
+
+if __name__ == "__main__":
+    main()
