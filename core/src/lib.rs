@@ -56,8 +56,11 @@ pub use time::{ManualClock, duration_from_secs, from_unix_ns, unix_ns};
 pub use {
     decision::Decision,
     fork::generation as fork_generation,
-    limiter::{Attempt, CompositeLimiter, ConcurrencyLimiter, Limiter, NullLimiter, RateLimiter, Step, Wait},
+    limiter::{
+        Attempt, CompositeLimiter, ConcurrencyLimiter, Limiter, NullLimiter, Presented, RateLimiter, Reserved, Step,
+        Wait,
+    },
     permit::{Permit, RawPermit},
-    policy::{LONGEST_NAME, Policy},
-    store::{Store, StoreOptions},
+    policy::{LONGEST_NAME, MOST_WINDOWS, Policy, Windows},
+    store::{Durability, OnError, Store, StoreOptions},
 };

@@ -1,6 +1,6 @@
 //! What an admitted start holds.
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::limiter::Limiter;
 use std::mem;
 use std::time::SystemTime;
@@ -38,6 +38,11 @@ impl RawPermit {
     }
 }
 
+/// A text that is no permit's.
+pub(crate) fn unreadable(text: &str) -> Error {
+    Error::invalid("place", format_args!("\"{text}\""), "the text of a permit or place")
+}
+
 /// A permit that completes when it is dropped, whatever happened meanwhile.
 #[must_use = "the start completes when the permit is dropped"]
 pub struct Permit<'l> {
@@ -55,6 +60,20 @@ impl<'l> Permit<'l> {
         let Permit { limiter, raw } = self;
         mem::forget(self);
         limiter.complete(&raw)
+    }
+
+    /// The job never ran: its units are free again at once.
+    pub fn cancel(self) -> Result<()> {
+        let Permit { limiter, raw } = self;
+        mem::forget(self);
+        limiter.cancel(&raw)
+    }
+
+    /// The job ran, and was worth `actual` units instead of the weight that it started with.
+    pub fn settle(self, actual: u64) -> Result<()> {
+        let Permit { limiter, raw } = self;
+        mem::forget(self);
+        limiter.settle(&raw, actual)
     }
 
     /// When the start's place came, if it had to wait for one.

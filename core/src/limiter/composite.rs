@@ -1,7 +1,7 @@
 //! Several limits at once: a start needs all of them.
 
 use super::concurrency::is_certain;
-use super::{Attempt, Limiter, Step, Wait, next_id, own};
+use super::{Attempt, Limiter, Presented, Reserved, Step, Wait, next_id, own, unsupported};
 use crate::decision::Decision;
 use crate::error::{Error, Result};
 use crate::fork::PerProcess;
@@ -129,7 +129,7 @@ impl CompositeLimiter {
                 Ok(Decision { permit: Some(permit), .. }) => taken.push((Held(child.clone()), permit)),
                 // Somebody was faster at this child.
                 other => {
-                    let given_back = complete_all(&taken);
+                    let given_back = end_all(&taken, |child, permit| child.cancel(permit));
                     let denial = other?;
                     given_back?;
                     return Ok(Err(denial));
@@ -157,16 +157,24 @@ impl CompositeLimiter {
         }
     }
 
+    /// Ends a permit's parts, each at the child that it was taken from.
+    fn end(&self, permit: &RawPermit, end: impl Fn(&Child, &RawPermit) -> Result<()>) -> Result<()> {
+        own(permit, self.id, self.name())?;
+        // Ended before, or the parent's: nothing to do.
+        let Some(taken) = self.out.lock().remove(&permit.a) else { return Ok(()) };
+        end_all(&taken, end)
+    }
+
     fn each(&self, f: impl Fn(&Child) -> Result<()>) -> Result<()> {
         self.children().iter().try_for_each(f)
     }
 }
 
 /// Ends all of them, also after one that could not be; the first error is told.
-fn complete_all(taken: &[(Held, RawPermit)]) -> Result<()> {
+fn end_all(taken: &[(Held, RawPermit)], end: impl Fn(&Child, &RawPermit) -> Result<()>) -> Result<()> {
     let mut first = Ok(());
     for (Held(child), permit) in taken {
-        first = first.and(child.complete(permit));
+        first = first.and(end(child, permit));
     }
     first
 }
@@ -207,7 +215,7 @@ impl Limiter for CompositeLimiter {
                 let after = match self.look(key, 0) {
                     Ok(after) => after,
                     // Nobody would learn of the permit.
-                    Err(e) => return self.complete(&permit).and(Err(e)),
+                    Err(e) => return self.cancel(&permit).and(Err(e)),
                 };
                 Ok(Decision {
                     permit: Some(permit),
@@ -248,10 +256,35 @@ impl Limiter for CompositeLimiter {
     }
 
     fn complete(&self, permit: &RawPermit) -> Result<()> {
-        own(permit, self.id, self.name())?;
-        // Ended before, or the parent's: nothing to do.
-        let Some(taken) = self.out.lock().remove(&permit.a) else { return Ok(()) };
-        complete_all(&taken)
+        self.end(permit, |child, permit| child.complete(permit))
+    }
+
+    fn cancel(&self, permit: &RawPermit) -> Result<()> {
+        self.end(permit, |child, permit| child.cancel(permit))
+    }
+
+    fn settle(&self, permit: &RawPermit, actual: u64) -> Result<()> {
+        self.end(permit, |child, permit| match child.settle(permit, actual) {
+            // A child whose units come back at the end of the job.
+            Err(Error::Unsupported { .. }) => child.complete(permit),
+            other => other,
+        })
+    }
+
+    fn reserve(&self, _: &str, _: u64, _: Option<Duration>, _: Option<Duration>) -> Result<Reserved> {
+        unsupported("reserve", "a composite: reserve at the child that is the narrowest")
+    }
+
+    fn present(&self, _: &RawPermit) -> Result<Presented> {
+        unsupported("present", "a composite: it has no places")
+    }
+
+    fn to_text(&self, _: &RawPermit) -> Result<String> {
+        unsupported("to_text", "a composite: its permits belong to one process")
+    }
+
+    fn from_text(&self, _: &str) -> Result<RawPermit> {
+        unsupported("from_text", "a composite: its permits belong to one process")
     }
 
     fn contains(&self, composite: u64) -> bool {

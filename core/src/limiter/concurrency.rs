@@ -1,6 +1,6 @@
 //! At most so many at the same time, in this process.
 
-use super::{Attempt, Limiter, Progress, Step, Wait, next_id, own};
+use super::{Attempt, Limiter, Presented, Progress, Reserved, Step, Wait, next_id, own, unsupported};
 use crate::algorithm::slots::{Held, Slots};
 use crate::atomic::*;
 use crate::decision::Decision;
@@ -179,6 +179,30 @@ impl Limiter for ConcurrencyLimiter {
             Self::ring(&slots);
         }
         Ok(())
+    }
+
+    fn cancel(&self, permit: &RawPermit) -> Result<()> {
+        self.complete(permit)
+    }
+
+    fn settle(&self, _: &RawPermit, _: u64) -> Result<()> {
+        unsupported("settle", "a concurrency limit: its units come back when the job ends")
+    }
+
+    fn reserve(&self, _: &str, _: u64, _: Option<Duration>, _: Option<Duration>) -> Result<Reserved> {
+        unsupported("reserve", "a concurrency limit: nobody knows when a running job will end")
+    }
+
+    fn present(&self, _: &RawPermit) -> Result<Presented> {
+        unsupported("present", "a concurrency limit: it has no places")
+    }
+
+    fn to_text(&self, _: &RawPermit) -> Result<String> {
+        unsupported("to_text", "a concurrency limit: its permits belong to one process")
+    }
+
+    fn from_text(&self, _: &str) -> Result<RawPermit> {
+        unsupported("from_text", "a concurrency limit: its permits belong to one process")
     }
 
     fn record_job_start(&self, key: &str) -> Result<()> {

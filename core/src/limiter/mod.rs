@@ -26,6 +26,30 @@ pub enum Attempt {
     Denied(Duration),
 }
 
+/// The answer to a wish for a place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reserved {
+    /// A start in the future, or now: [`Limiter::ready_at`] says when. It is to be presented then.
+    Place(RawPermit),
+    /// There is none soon enough, but after this long.
+    Denied(Duration),
+}
+
+/// What came of presenting a place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Presented {
+    /// Start. The place is used up, and is the start's permit now.
+    Started(RawPermit),
+    /// Not yet. Present this place after so long: the same one if it is early; a fresh one if it came too late, was used
+    /// before, or was overtaken by a gate or another limit.
+    Wait {
+        /// The place to present.
+        place: RawPermit,
+        /// When, from now.
+        after: Duration,
+    },
+}
+
 /// What a waiter has to do next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
@@ -81,6 +105,59 @@ pub trait Limiter: Send + Sync {
     /// # Errors
     /// [`Error::ForeignPermit`] if another limiter gave it.
     fn complete(&self, permit: &RawPermit) -> Result<()>;
+
+    /// Ends a permit, or gives a place back: the job never ran, and its units are free again at once. Ending it again is
+    /// a no-op.
+    ///
+    /// # Errors
+    /// As for [`Limiter::complete`], or a store error.
+    fn cancel(&self, permit: &RawPermit) -> Result<()>;
+
+    /// Ends a permit: the job ran, and was worth `actual` units instead of the weight that it started with. What it did
+    /// not use is free again at once; what it used beyond is owed, up to one whole capacity, and delays later starts.
+    /// Ending it again is a no-op.
+    ///
+    /// # Errors
+    /// As for [`Limiter::cancel`]; [`Error::Unsupported`] where units are not a matter of time.
+    fn settle(&self, permit: &RawPermit, actual: u64) -> Result<()>;
+
+    /// Takes a place: a start in the future, or now, which counts from now on. Denied, and nothing taken, if it would be
+    /// further away than `max_wait` (`None`: however far).
+    ///
+    /// It is good for one start, from its `ready_at` until `grace` later (`None`: window / 40, at most 50 ms), and counts
+    /// in the window from the end of that grace. Whoever cannot use it gives it back with [`Limiter::cancel`].
+    ///
+    /// # Errors
+    /// As for [`Limiter::attempt`]; [`Error::Unsupported`] for limiters whose room is not a matter of time.
+    fn reserve(&self, key: &str, weight: u64, max_wait: Option<Duration>, grace: Option<Duration>) -> Result<Reserved>;
+
+    /// Starts with a place, if its time has come. Late, used or overtaken places are exchanged for fresh ones, in one
+    /// act; a place never starts twice.
+    ///
+    /// # Errors
+    /// [`Error::ForeignPermit`] if another limit gave it, or as for [`Limiter::reserve`].
+    fn present(&self, place: &RawPermit) -> Result<Presented>;
+
+    /// A permit or place as a short text, with which another process that has the same limit can go on: see
+    /// [`Limiter::from_text`].
+    ///
+    /// # Errors
+    /// [`Error::ForeignPermit`] if another limiter gave it; [`Error::Unsupported`] where permits belong to one process.
+    fn to_text(&self, permit: &RawPermit) -> Result<String>;
+
+    /// The permit or place of such a text.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if it is none; [`Error::ForeignPermit`] if it is of another limit.
+    fn from_text(&self, text: &str) -> Result<RawPermit>;
+
+    /// A waiter gives up: hands back what it holds.
+    ///
+    /// # Errors
+    /// As for [`Limiter::cancel`].
+    fn give_up(&self, _wait: &mut Wait) -> Result<()> {
+        Ok(())
+    }
 
     /// A job has started: recorded even when the limit is full, because the caller has already decided.
     ///
@@ -204,12 +281,19 @@ enum Progress {
     },
     /// This is what the bell showed before the last look.
     Heard(u64),
+    /// A place that was taken elsewhere.
+    Given(RawPermit),
 }
 
 impl Wait {
     /// A waiter who has not asked yet, and will wait at most for `timeout` from its first step on.
     pub fn new(key: &str, weight: u64, timeout: Option<Duration>) -> Wait {
         Wait { key: key.into(), weight, timeout, deadline: None, started: None, looks: 0, progress: Progress::Nothing }
+    }
+
+    /// A waiter who has a place already.
+    pub fn for_place(place: RawPermit, timeout: Option<Duration>) -> Wait {
+        Wait { progress: Progress::Given(place), ..Wait::new("", 1, timeout) }
     }
 
     /// How much longer this waiter waits.
@@ -237,4 +321,8 @@ fn next_id() -> u64 {
 /// Checks what a permit says about who gave it.
 fn own(permit: &RawPermit, id: u64, name: &str) -> Result<()> {
     if permit.limiter == id { Ok(()) } else { Err(Error::ForeignPermit { limit: name.to_owned() }) }
+}
+
+fn unsupported<R>(call: &str, of: &str) -> Result<R> {
+    Err(Error::Unsupported { reason: format!("{call} makes no sense for {of}") })
 }

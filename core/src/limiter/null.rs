@@ -1,11 +1,14 @@
 //! No limit: what a queue uses where none is given.
 
-use super::{Attempt, Limiter, Step, Wait, next_id, own};
+use super::{Attempt, Limiter, Presented, Reserved, Step, Wait, next_id, own};
 use crate::decision::Decision;
 use crate::error::Result;
 use crate::permit::RawPermit;
 use crate::policy::{self, check_key};
 use std::time::{Duration, SystemTime};
+
+/// All of its permits are alike.
+const TEXT: &str = "wgl-null";
 
 /// Admits everything, remembers nothing.
 #[derive(Debug)]
@@ -78,6 +81,33 @@ impl Limiter for NullLimiter {
 
     fn complete(&self, permit: &RawPermit) -> Result<()> {
         own(permit, self.id, self.name())
+    }
+
+    fn cancel(&self, permit: &RawPermit) -> Result<()> {
+        own(permit, self.id, self.name())
+    }
+
+    fn settle(&self, permit: &RawPermit, _actual: u64) -> Result<()> {
+        own(permit, self.id, self.name())
+    }
+
+    fn reserve(&self, key: &str, weight: u64, _: Option<Duration>, _: Option<Duration>) -> Result<Reserved> {
+        check(key, weight)?;
+        Ok(Reserved::Place(self.permit()))
+    }
+
+    fn present(&self, place: &RawPermit) -> Result<Presented> {
+        own(place, self.id, self.name())?;
+        Ok(Presented::Started(*place))
+    }
+
+    fn to_text(&self, permit: &RawPermit) -> Result<String> {
+        own(permit, self.id, self.name())?;
+        Ok(TEXT.to_owned())
+    }
+
+    fn from_text(&self, text: &str) -> Result<RawPermit> {
+        if text == TEXT { Ok(self.permit()) } else { Err(crate::permit::unreadable(text)) }
     }
 
     fn record_job_start(&self, key: &str) -> Result<()> {

@@ -1,6 +1,6 @@
 //! At most so many starts in any rolling window, exactly.
 
-use super::{Attempt, Limiter, Progress, Step, Wait, next_id, own};
+use super::{Attempt, Limiter, Presented, Progress, Reserved, Step, Wait, next_id, own, unsupported};
 use crate::algorithm::log::{Ask, Log, Taken, View, Window};
 use crate::decision::Decision;
 use crate::error::Result;
@@ -38,7 +38,15 @@ impl RateLimiter {
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) unless `max_executions` is 1 to 4,096, `window` 1 µs to 366 days, and `name` 1 to
     /// 1,024 bytes.
     pub fn new(store: &Store, name: &str, max_executions: u64, window: Duration) -> Result<Self> {
-        let limit = Limit::declare(store, name, Policy::rate(max_executions, window)?)?;
+        Self::with_windows(store, name, &[(max_executions, window)])
+    }
+
+    /// The same with several windows, `(max_executions, window)` each: a start needs room in all of them.
+    ///
+    /// # Errors
+    /// As for [`RateLimiter::new`]; one to four windows.
+    pub fn with_windows(store: &Store, name: &str, windows: &[(u64, Duration)]) -> Result<Self> {
+        let limit = Limit::declare(store, name, Policy::rate_in(windows)?)?;
         Ok(RateLimiter { id: next_id(), limit })
     }
 
@@ -90,7 +98,7 @@ impl RateLimiter {
 #[inline(always)]
 fn window(table: &Table) -> Window {
     match table.policy {
-        Policy::Rate { max_executions, window } => Window { limit: max_executions, length: window },
+        Policy::Rate(windows) => windows.as_slice()[0],
         Policy::Concurrency { .. } => unreachable!("the kind was checked when the limit was opened"),
     }
 }
@@ -194,6 +202,30 @@ impl Limiter for RateLimiter {
 
     fn complete(&self, permit: &RawPermit) -> Result<()> {
         own(permit, self.id, self.name())
+    }
+
+    fn cancel(&self, permit: &RawPermit) -> Result<()> {
+        own(permit, self.id, self.name())
+    }
+
+    fn settle(&self, permit: &RawPermit, _actual: u64) -> Result<()> {
+        own(permit, self.id, self.name())
+    }
+
+    fn reserve(&self, _: &str, _: u64, _: Option<Duration>, _: Option<Duration>) -> Result<Reserved> {
+        unsupported("reserve", "now")
+    }
+
+    fn present(&self, _: &RawPermit) -> Result<Presented> {
+        unsupported("present", "now")
+    }
+
+    fn to_text(&self, _: &RawPermit) -> Result<String> {
+        unsupported("to_text", "now")
+    }
+
+    fn from_text(&self, _: &str) -> Result<RawPermit> {
+        unsupported("from_text", "now")
     }
 
     fn record_job_start(&self, key: &str) -> Result<()> {

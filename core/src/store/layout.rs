@@ -16,9 +16,9 @@ pub(super) mod limit_word {
 
 pub(super) mod table_word {
     pub const POLICY: u64 = 0;
-    pub const BORN: u64 = 3;
-    pub const INDEX: u64 = 4;
-    pub const EMPTY_KEY: u64 = 5;
+    pub const BORN: u64 = 9;
+    pub const INDEX: u64 = 10;
+    pub const EMPTY_KEY: u64 = 11;
     pub const WORDS: u64 = 16;
 }
 

@@ -235,7 +235,7 @@ impl Key<'_> {
     /// See [`Log::still_open`](crate::algorithm::log::Log::still_open).
     fn still_open(&self) -> Result<(), Blocked> {
         match self.table.policy {
-            Policy::Rate { .. } => Ok(self.home.log(&self.table, self.at).still_open()?),
+            Policy::Rate(_) => Ok(self.home.log(&self.table, self.at).still_open()?),
             // Only rate limits are ever replaced.
             Policy::Concurrency { .. } => Ok(()),
         }

@@ -41,11 +41,45 @@ pub struct StoreOptions {
     pub mode: u32,
     /// A clock for tests, in place of the system's.
     pub clock: Option<ManualClock>,
+    /// What a decision answers when the store fails. Default [`OnError::Raise`].
+    pub on_error: OnError,
+    /// How much of what was admitted a power cut may make this machine forget. Default [`Durability::Budget`].
+    pub durability: Durability,
+}
+
+/// What a decision answers when the store fails: gone, full, read-only, or busy for longer than its timeout.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum OnError {
+    /// The error.
+    #[default]
+    Raise,
+    /// A denial.
+    Deny,
+    /// An admission that nothing counts: what is called is worth more than the limit.
+    Admit,
+}
+
+/// How much of what was admitted a power cut may make this machine forget. What is forgotten counts as spent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum Durability {
+    /// At most 5 % of a limit, and at least one unit, are not in the database yet at any time.
+    #[default]
+    Budget,
+    /// Every start is in the database before the call that admits it returns.
+    Commit,
 }
 
 impl Default for StoreOptions {
     fn default() -> Self {
-        StoreOptions { timeout: Duration::from_secs(5), mode: 0o600, clock: None }
+        StoreOptions {
+            timeout: Duration::from_secs(5),
+            mode: 0o600,
+            clock: None,
+            on_error: OnError::Raise,
+            durability: Durability::Budget,
+        }
     }
 }
 
@@ -136,6 +170,36 @@ impl Store {
     /// As for [`Store::open`].
     pub fn names(&self) -> Result<Vec<String>> {
         self.0.with_lock(|_| self.0.names())
+    }
+
+    /// Puts an operator's policy above what programs declare under this name, at once and until it is lifted.
+    ///
+    /// # Errors
+    /// [`Error::UnknownLimit`] for a name that is not declared, [`Error::KindMismatch`] for another kind of policy, or as
+    /// for [`Store::open`].
+    pub fn override_limit(&self, _name: &str, _policy: Policy) -> Result<()> {
+        Err(Error::Unsupported { reason: "not yet".into() })
+    }
+
+    /// Takes the operator's policy away: what was declared last holds again. A no-op where there is none.
+    ///
+    /// # Errors
+    /// [`Error::UnknownLimit`] for a name that is not declared, or as for [`Store::open`].
+    pub fn lift(&self, _name: &str) -> Result<()> {
+        Err(Error::Unsupported { reason: "not yet".into() })
+    }
+
+    /// Writes to the database now what it does not have yet of what was admitted. A no-op for `memory:`.
+    ///
+    /// # Errors
+    /// As for [`Store::open`].
+    pub fn flush(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// How often the store failed a decision since this process made it, whatever was answered instead.
+    pub fn failures(&self) -> u64 {
+        0
     }
 
     pub(crate) fn inner(&self) -> &Arc<Inner> {

@@ -26,8 +26,6 @@ CREATE TABLE limits (
   name           TEXT PRIMARY KEY,
   kind           TEXT NOT NULL,         -- 'rate'
   policy         TEXT NOT NULL,         -- as people write it: '100/1m'
-  max_executions INTEGER NOT NULL,
-  window_us      INTEGER NOT NULL,      -- the window, in microseconds
   declared_at    TEXT NOT NULL,
   declared_by    TEXT NOT NULL          -- the program and process that declared it last
 ) STRICT;
@@ -142,34 +140,20 @@ impl Database {
 
     /// The policy declared under a name.
     pub fn policy(&self, name: &str) -> Result<Option<Policy>> {
-        let row = self
-            .connection
-            .query_row("SELECT kind, max_executions, window_us FROM limits WHERE name = ?1", [name], |row| {
-                Ok((row.get::<_, String>(0)?, row.get::<_, i64>(1)?, row.get::<_, i64>(2)?))
-            })
-            .optional()
-            .map_err(|e| self.explain(e))?;
-        let Some((kind, limit, window)) = row else { return Ok(None) };
-        let number = |n: i64| u64::try_from(n).unwrap_or(0);
-        let code = if kind == "rate" { 1 } else { 0 };
-        match Policy::from_words([code, number(limit), number(window)]) {
-            Some(policy) => Ok(Some(policy)),
-            None => Err(Error::store(
-                format!("reading limit \"{name}\" from {}", self.path.display()),
-                format!("a {kind} limit of {limit} per {window} µs is none that this version knows"),
-            )),
-        }
+        let query = "SELECT policy FROM limits WHERE name = ?1";
+        let text = self.connection.query_row(query, [name], |row| row.get::<_, String>(0)).optional();
+        let Some(text) = text.map_err(|e| self.explain(e))? else { return Ok(None) };
+        let doing = || format!("reading limit \"{name}\" from {}", self.path.display());
+        text.parse().map(Some).map_err(|e: Error| Error::store(doing(), e))
     }
 
     /// Declares a policy, in place of the one that the name had.
     pub fn declare(&self, name: &str, policy: Policy) -> Result<()> {
-        let [_, limit, window] = policy.to_words();
         let declared = self.connection.execute(
-            "INSERT INTO limits VALUES (?1, ?2, ?3, ?4, ?5, strftime('%Y-%m-%dT%H:%M:%fZ', 'now'), ?6)
+            "INSERT INTO limits VALUES (?1, ?2, ?3, strftime('%Y-%m-%dT%H:%M:%fZ', 'now'), ?4)
              ON CONFLICT (name) DO UPDATE SET kind = excluded.kind, policy = excluded.policy,
-               max_executions = excluded.max_executions, window_us = excluded.window_us,
                declared_at = excluded.declared_at, declared_by = excluded.declared_by",
-            params![name, policy.kind(), policy.to_string(), limit as i64, window as i64, declarer()],
+            params![name, policy.kind(), policy.to_string(), declarer()],
         );
         declared.map(drop).map_err(|e| self.explain(e))
     }

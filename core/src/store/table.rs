@@ -16,7 +16,7 @@ use crate::algorithm::log::{self, Log};
 use crate::algorithm::slots::Slots;
 use crate::atomic::*;
 use crate::error::{Error, Result};
-use crate::policy::Policy;
+use crate::policy::{POLICY_WORDS, Policy};
 use crate::time::{Clock, Tick};
 use siphasher::sip128::{Hasher128, SipHasher13};
 use std::fs::File;
@@ -153,11 +153,7 @@ impl Home {
     pub fn table_at(&self, at: u64) -> Table {
         let words = self.arena.words(at, table_word::WORDS);
         let word = |i: u64| words[i as usize].load(Relaxed);
-        let [kind, limit, window] =
-            [word(table_word::POLICY), word(table_word::POLICY + 1), word(table_word::POLICY + 2)];
-        // Checked when it was declared; here it is only read.
-        let policy =
-            if kind == 1 { Policy::Rate { max_executions: limit, window } } else { Policy::Concurrency { max: limit } };
+        let policy = Policy::from_words(|i| word(table_word::POLICY + i as u64)).expect("a table has a policy");
         Table { at, policy, born: word(table_word::BORN), empty_key: word(table_word::EMPTY_KEY) }
     }
 
@@ -165,7 +161,7 @@ impl Home {
     pub fn replace(&self, limit: u64, policy: Policy, file: Option<&File>) -> Result<()> {
         let [kind, numbers @ ..] = policy.to_words();
         // The kind last: whoever finds it finds the numbers that go with it.
-        self.set(limit + limit_word::NEXT_POLICY + 1, numbers);
+        self.set::<{ POLICY_WORDS - 1 }>(limit + limit_word::NEXT_POLICY + 1, numbers);
         self.arena.word(limit + limit_word::NEXT_POLICY).store(kind, Release);
         self.finish_replacing(limit, file)
     }
@@ -173,7 +169,8 @@ impl Home {
     /// Does what [`Home::replace`] was to do, from the start: whoever did it may have died at any point.
     /// Only for the holder of the structure lock. A no-op if nothing was under way.
     pub fn finish_replacing(&self, limit: u64, file: Option<&File>) -> Result<()> {
-        let Some(policy) = Policy::from_words(self.get(limit + limit_word::NEXT_POLICY)) else { return Ok(()) };
+        let words = self.get::<POLICY_WORDS>(limit + limit_word::NEXT_POLICY);
+        let Some(policy) = Policy::from_words(|i| words[i]) else { return Ok(()) };
         let old = self.table(limit);
         let old_index = self.arena.word(old.at + table_word::INDEX).load(Acquire);
         // Room first: what is sealed must be replaced.
@@ -207,7 +204,7 @@ impl Home {
             let was = self.arena.word(from + cell).load(Acquire);
             self.arena.word(into + cell).store(was, Relaxed);
         };
-        if let (Policy::Rate { .. }, Policy::Rate { .. }) = (old.policy, to.policy) {
+        if let (Policy::Rate(_), Policy::Rate(_)) = (old.policy, to.policy) {
             let log = self.log(old, from);
             log.seal();
             copy(key_word::GATE);
@@ -294,7 +291,7 @@ impl Home {
 pub(super) fn key_words(policy: Policy) -> u64 {
     key_word::RING
         + match policy {
-            Policy::Rate { max_executions, .. } => log::capacity(max_executions),
+            Policy::Rate(windows) => log::capacity(windows.largest()),
             Policy::Concurrency { max } => max,
         }
 }
