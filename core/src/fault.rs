@@ -13,7 +13,7 @@ mod on {
     static IS_ARMED: AtomicBool = AtomicBool::new(false);
 
     /// The points, in the order in which a first decision on a new key passes them.
-    pub const POINTS: &[&str] = &[
+    pub const DECIDING: &[&str] = &[
         "resolved",
         "key-allocated",
         "key-inserted",
@@ -24,15 +24,22 @@ mod on {
         "log-moved",
     ];
 
+    /// The points of rewriting a key, or a table, under the structure lock.
+    pub const REWRITING: &[&str] = &["key-sealed", "key-written", "table-written"];
+
+    fn is_listed(point: &str) -> bool {
+        DECIDING.contains(&point) || REWRITING.contains(&point)
+    }
+
     /// Whoever in this process passes `point` next does `action`, once.
     pub fn at(point: &str, action: impl FnOnce() + Send + 'static) {
-        assert!(POINTS.contains(&point), "no point named {point}: {POINTS:?}");
+        assert!(is_listed(point), "no point named {point}: {DECIDING:?}, {REWRITING:?}");
         *ARMED.lock().unwrap() = Some((point.to_owned(), Box::new(action)));
         IS_ARMED.store(true, Release);
     }
 
     pub(crate) fn pass(point: &str) {
-        debug_assert!(POINTS.contains(&point), "{point} is not listed");
+        debug_assert!(is_listed(point), "{point} is not listed");
         if !IS_ARMED.load(Acquire) {
             return;
         }
@@ -44,7 +51,7 @@ mod on {
 }
 
 #[cfg(all(feature = "fault-points", not(model)))]
-pub use on::{POINTS, at};
+pub use on::{DECIDING, REWRITING, at};
 
 /// Is this bug planted? Only ever in builds for tests, to show that they find it. `PLANT` names it.
 #[cfg(any(model, feature = "fault-points"))]

@@ -13,15 +13,15 @@ use std::time::SystemTime;
 pub struct RawPermit {
     /// The limiter that gave it.
     pub(crate) limiter: u64,
-    /// The key's block.
+    /// Kind by kind: the key's block; a weight.
     pub(crate) key: u64,
     /// Kind by kind: a ticket, a slot's index, a composite's number.
     pub(crate) a: u64,
     /// Kind by kind: a stamp, a slot's word.
     pub(crate) b: u64,
-    /// When the start's place came, if it had to wait for one; else 0.
+    /// When the start's place came, or will; 0 if it had none.
     pub(crate) ready: u64,
-    /// Not used yet.
+    /// Kind by kind: the key's hash and the place's grace.
     pub(crate) reserved: [u64; 3],
 }
 

@@ -104,6 +104,31 @@ impl Policy {
         }
     }
 
+    /// How long a start counts, in ticks.
+    pub(crate) fn longest(&self) -> Tick {
+        match self {
+            Policy::Rate(windows) => windows.longest(),
+            Policy::Concurrency { .. } => 0,
+        }
+    }
+
+    /// How many slots a key has.
+    pub(crate) fn ring(&self) -> u64 {
+        match self {
+            Policy::Rate(windows) => log::capacity(windows.largest()),
+            Policy::Concurrency { max } => *max,
+        }
+    }
+
+    /// Which blocks of keys can be used for one another, below 64.
+    pub(crate) fn ring_bits(&self) -> u64 {
+        match self {
+            Policy::Rate(_) => self.ring().trailing_zeros().into(),
+            // They are never used again.
+            Policy::Concurrency { .. } => 63,
+        }
+    }
+
     /// The policy as words, as the stores' cells keep it: kind, then pairs of limit and window.
     pub(crate) fn to_words(self) -> [u64; POLICY_WORDS] {
         let mut words = [0; POLICY_WORDS];

@@ -189,6 +189,14 @@ pub(crate) fn patience_ticks(duration: Duration) -> Tick {
     ticks_up(duration).unwrap_or(u64::MAX)
 }
 
+/// A grace, as ticks: up to 366 days.
+pub(crate) fn grace_ticks(parameter: &'static str, grace: Duration) -> Result<Tick> {
+    match ticks_up(grace) {
+        Some(ticks) if ticks <= LONGEST => Ok(ticks),
+        _ => Err(Error::invalid(parameter, format_args!("{grace:?}"), "at most 366 days")),
+    }
+}
+
 /// A window, as ticks, rounded up: 1 µs to 366 days.
 pub(crate) fn window_ticks(parameter: &'static str, window: Duration) -> Result<Tick> {
     match ticks_up(window) {

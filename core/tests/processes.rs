@@ -76,7 +76,7 @@ fn killed_processes_let_nobody_over_the_limit() {
 #[cfg(feature = "fault-points")]
 #[test]
 fn a_stopped_process_holds_nobody_up() {
-    for point in fault::POINTS {
+    for point in fault::DECIDING {
         let dir = Dir::new(&format!("stopped-{point}"));
         let mine = rate(&dir.url(), "api", 1_000, HOUR);
         mine.open().unwrap();

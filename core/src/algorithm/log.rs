@@ -6,15 +6,16 @@
 //! consecutive tickets. A slot is one 64-bit word:
 //!
 //! ```text
-//! 63           14 13          2  1       0
-//! [ stamp, ticks ][ weight − 1 ][ lap ][ seal ]
+//! 63           16 15   14 13          2  1       0
+//! [ stamp − base ][ state ][ weight − 1 ][ lap ][ seal ]
 //! ```
 //!
-//! * `stamp`: when the start counts from, never less than the ticket's before it. 50 bits of µs are 35 years.
+//! * `stamp`: when the start counts from, never less than the ticket's before it. 48 bits of µs are 8 years.
+//! * `state`: has it started, is it a place for a start, or was it settled?
 //! * `weight − 1`: how many tickets follow that belong to the same start.
 //! * `lap`: the parity of the lap in which the slot was written, chosen so that a zeroed slot reads as "written in the
 //!   lap before the first": zeroed memory is an empty log, and initialisation cannot race.
-//! * `seal`: this ring is closed for good, its contents are being copied elsewhere.
+//! * `seal`: this ring is closed for good, its contents are being written elsewhere.
 //!
 //! # Deciding
 //!
@@ -43,27 +44,55 @@
 //! 5. *Starts keep their distance.* A start happens no earlier than `ready` and no later than `stamp`; the start `n`
 //!    tickets later has `ready ≥ stamp + w`. So no half-open window of length `w` ever holds more than `n` starts.
 //!
-//! A start in the future (a *place*) is a stamp in the future, and nothing else. It counts from the end of its grace,
-//! so that waking up late within it cannot break the limit.
+//! A start in the future (a *place*) is a stamp in the future, and a state that says that it has not started yet:
+//! presenting it is one compare-and-swap on that state, so it starts once. It counts from the end of its grace, so that
+//! waking up late within it cannot break the limit.
+//!
+//! # Lives
+//!
+//! Everything rare goes one way: the ring is *sealed*, what counts is read from it ([`Log::starts`]), edited, and written
+//! into other cells ([`Log::write`]), which are then found in its place. The old cells are used again, for this key or
+//! another, in another *life*: whoever stalled in an earlier one must not act on it.
+//!
+//! * A life is known by its `base`, and each life of the same cells has larger words than all before it: so no word is
+//!   ever repeated, and a compare-and-swap from an earlier life fails.
+//! * Tickets go on, so a counter that was read in an earlier life is never the counter again. The ticket that was sealed
+//!   is burnt: its slot changes, and tickets before [`Log::cleared`] are forgotten.
+//! * Everybody reads the base first and looks at the end, before believing anything, whether it is still the same.
 //!
 //! Source: the ring with a claim word per slot follows the bounded queues of Vyukov and of crossbeam's `ArrayQueue`;
 //! helping a dead claimant follows Harris, Fraser and Pratt, "A practical multi-word compare-and-swap operation" (2002).
 
-use super::Sealed;
+use super::{Sealed, Start};
 use crate::atomic::{AtomicU64, *};
 use crate::fault;
-use crate::time::{Now, Tick};
+use crate::time::{LONGEST, Now, Tick};
 
 const SEAL: u64 = 1;
 const LAP: u32 = 1;
 const WEIGHT: u32 = 2;
-const STAMP: u32 = 14;
+const STATE: u32 = 14;
+const STAMP: u32 = 16;
+
+/// The start has happened.
+pub(crate) const STARTED: u64 = 0;
+/// It may happen once, later.
+pub(crate) const PLACE: u64 = 1;
+/// It has happened, and what it cost is settled.
+pub(crate) const SETTLED: u64 = 2;
+const ANY_STATE: u64 = 3 << STATE;
 
 /// The most units that one start may take, and the largest limit that the log keeps start by start.
-pub(crate) const MOST: u64 = 1 << (STAMP - WEIGHT);
+pub(crate) const MOST: u64 = 1 << (STATE - WEIGHT);
 
-/// The last stamp that a slot can hold.
+/// The last stamp that a slot can hold, from its base on.
 const LAST: Tick = (1 << (64 - STAMP)) - 1;
+
+/// A base that no life has: the cells are being written.
+pub(crate) const CLOSED: u64 = u64::MAX;
+
+/// The mark of a log whose oldest starts did not fit when it was written.
+const CUT: u64 = 1 << 63;
 
 /// How far the counter may stay behind: a cache line of slots. (The model checker's rings are smaller.)
 const LAG: u64 = if cfg!(model) { 2 } else { 8 };
@@ -87,8 +116,18 @@ pub(crate) struct Log<'a> {
     pub head: &'a AtomicU64,
     /// Tickets before `cleared − 1` are forgotten (0: none were).
     pub cleared: &'a AtomicU64,
+    /// The first ticket that was claimed here; those before it were written by [`Log::write`]. And [`CUT`].
+    pub own: &'a AtomicU64,
+    /// The first ticket that is not in the ledger yet.
+    pub logged: &'a AtomicU64,
     /// A power of two.
     pub ring: &'a [AtomicU64],
+    /// The tickets under which the starts that [`Log::write`] wrote were claimed: as many as `ring`, or none.
+    pub origins: &'a [AtomicU64],
+    /// The base of the life that these cells have.
+    pub life: &'a AtomicU64,
+    /// The base of the life that is meant: what stamps are counted from. Not [`CLOSED`], but for [`Log::write`].
+    pub base: Tick,
     /// What an untouched slot counts as: 0 in a new log, the moment of the loss where an earlier state was lost.
     pub born: Tick,
 }
@@ -104,6 +143,8 @@ pub(crate) struct Ask<'a> {
     pub patience: Tick,
     /// How long after `ready` a start that had to wait may happen.
     pub grace: Tick,
+    /// Take a place, also if there is no need to wait.
+    pub reserve: bool,
     /// Record the start whether there is room or not.
     pub force: bool,
 }
@@ -112,7 +153,7 @@ impl<'a> Ask<'a> {
     /// A start now or not at all.
     #[inline(always)]
     pub fn now(windows: &'a [Window], weight: u64, gate: Tick) -> Self {
-        Ask { windows, weight, gate, patience: 0, grace: 0, force: false }
+        Ask { windows, weight, gate, patience: 0, grace: 0, reserve: false, force: false }
     }
 }
 
@@ -134,6 +175,16 @@ pub(crate) struct Taken {
     pub ticket: u64,
     /// From when on it counts, and so the last moment at which it may happen.
     pub stamp: Tick,
+    /// It has not started, but may: see [`Log::present`].
+    pub is_place: bool,
+}
+
+/// A start as whoever took it knows it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Known {
+    pub ticket: u64,
+    pub stamp: Tick,
+    pub weight: u64,
 }
 
 /// What the log holds.
@@ -163,14 +214,44 @@ fn weight_of(word: u64) -> u64 {
     ((word >> WEIGHT) & (MOST - 1)) + 1
 }
 
+fn state_of(word: u64) -> u64 {
+    (word & ANY_STATE) >> STATE
+}
+
+/// Writes a cell that a stalled caller of an earlier life may still try to change, in vain.
+fn put(cell: &AtomicU64, word: u64) {
+    if cfg!(model) {
+        // loom may order a store before a compare-and-swap that comes later and read both; an exchange it orders.
+        cell.swap(word, AcqRel);
+    } else {
+        cell.store(word, Release);
+    }
+}
+
 #[cfg(not(model))]
-static UNTOUCHED: [AtomicU64; 18] = [const { AtomicU64::new(0) }; 18];
+static UNTOUCHED: [AtomicU64; 16] = [const { AtomicU64::new(0) }; 16];
+#[cfg(not(model))]
+static NOTHING: AtomicU64 = AtomicU64::new(0);
 
 impl<'a> Log<'a> {
     /// The log of a key that nobody has used. Only to look at.
     #[cfg(not(model))]
     pub fn untouched(born: Tick) -> Log<'static> {
-        Log { head: &UNTOUCHED[0], cleared: &UNTOUCHED[1], ring: &UNTOUCHED[2..], born }
+        let cell = &NOTHING;
+        let (head, cleared, own, logged, life) = (cell, cell, cell, cell, cell);
+        Log { head, cleared, own, logged, ring: &UNTOUCHED, origins: &[], life, base: 0, born }
+    }
+
+    /// When a word counts from.
+    #[inline(always)]
+    fn stamp(&self, word: u64) -> Tick {
+        (word >> STAMP).wrapping_add(self.base)
+    }
+
+    /// Do these cells still have the life that is meant? To be asked last, before anything that was read is believed.
+    #[inline(always)]
+    fn is_alive(&self) -> Result<(), Sealed> {
+        if self.life.load(Acquire) == self.base || fault::planted("blind life") { Ok(()) } else { Err(Sealed) }
     }
 
     #[inline(always)]
@@ -186,8 +267,8 @@ impl<'a> Log<'a> {
     }
 
     #[inline(always)]
-    fn word(&self, ticket: u64, stamp: Tick, weight: u64) -> u64 {
-        stamp << STAMP | (weight - 1) << WEIGHT | self.lap(ticket) << LAP
+    fn word(&self, ticket: u64, field: u64, state: u64, weight: u64) -> u64 {
+        field << STAMP | state << STATE | (weight - 1) << WEIGHT | self.lap(ticket) << LAP
     }
 
     #[inline(always)]
@@ -202,7 +283,7 @@ impl<'a> Log<'a> {
         if cleared != 0 && (ticket as i64) < cleared as i64 - 1 {
             return None;
         }
-        Some((self.slot(ticket).load(Acquire) >> STAMP).max(self.born))
+        Some(self.stamp(self.slot(ticket).load(Acquire)).max(self.born))
     }
 
     /// Finds the first unclaimed ticket.
@@ -252,11 +333,11 @@ impl<'a> Log<'a> {
         let end = ticket + weight_of(word);
         for other in ticket + 1..end {
             let slot = self.slot(other);
-            let filled = self.word(other, word >> STAMP, end - other);
+            let filled = self.word(other, word >> STAMP, STARTED, end - other);
             loop {
                 let was = slot.load(Acquire);
                 // Only while the claim stands does `was` belong to its lap or to the one before.
-                if self.slot(ticket).load(Acquire) != word {
+                if (self.slot(ticket).load(Acquire) ^ word) & !(ANY_STATE | SEAL) != 0 {
                     return false;
                 }
                 if self.is_claimed(other, was) || slot.compare_exchange(was, filled, AcqRel, Relaxed).is_ok() {
@@ -268,10 +349,15 @@ impl<'a> Log<'a> {
         true
     }
 
+    /// When the ticket before `h` counts from.
+    #[inline(always)]
+    fn newest(&self, h: u64, cleared: u64) -> Tick {
+        self.counted_from(h.wrapping_sub(1), cleared).unwrap_or(0)
+    }
+
     /// The earliest moment at which tickets `h .. h + weight` may start.
     #[inline(always)]
-    fn ready(&self, h: u64, ask: &Ask) -> Tick {
-        let cleared = self.cleared.load(Acquire);
+    fn ready(&self, h: u64, cleared: u64, ask: &Ask) -> Tick {
         let mut ready = ask.gate;
         for window in ask.windows {
             let before = (h + ask.weight - 1).wrapping_sub(window.limit);
@@ -298,24 +384,29 @@ impl<'a> Log<'a> {
         loop {
             let Tail { head, ticket: h, was } = self.tail()?;
             fault::point("log-read");
-            let newest = self.slot(h.wrapping_sub(1)).load(Acquire) >> STAMP;
-            let ready = self.ready(h, ask);
+            let cleared = self.cleared.load(Acquire);
+            let newest = self.newest(h, cleared);
+            let ready = self.ready(h, cleared, ask);
             // After the slots, so that no stamp that was read is later than this.
             let now = clock();
             fault::point("log-clock");
             let mut view = if LOOK { self.view_at(h, ask, now) } else { View::default() };
             let must_wait = ready > now.floor && !ask.force;
-            let stamp = if must_wait { ready.saturating_add(ask.grace) } else { now.ceil }.max(newest);
+            let is_place = must_wait || ask.reserve;
+            let stamp = if is_place { ready.max(now.ceil).saturating_add(ask.grace) } else { now.ceil }.max(newest);
             // No slot ever holds the same word twice.
             let last = if ask.weight == 1 { was } else { self.slot(h + ask.weight - 1).load(Acquire) };
-            let stamp = stamp.max((last >> STAMP) + 1);
-            if must_wait && ready - now.floor > ask.patience || stamp > LAST {
+            let field = stamp.wrapping_sub(self.base).max((last >> STAMP) + 1);
+            if must_wait && ready - now.floor > ask.patience || field > LAST {
                 if self.slot(h).load(Acquire) == was || fault::planted("unproven denial") {
+                    self.is_alive()?;
                     return Ok((Answer { now, ready, taken: None }, view));
                 }
                 continue;
             }
-            let word = self.word(h, stamp, ask.weight);
+            self.is_alive()?;
+            let stamp = field.wrapping_add(self.base);
+            let word = self.word(h, field, if is_place { PLACE } else { STARTED }, ask.weight);
             if self.slot(h).compare_exchange(was, word, AcqRel, Relaxed).is_ok() {
                 fault::point("log-claimed");
                 let filled = ask.weight == 1 || fault::planted("counter before slots") || self.fill(h, word);
@@ -327,7 +418,7 @@ impl<'a> Log<'a> {
                     let longest = ask.windows.iter().map(|w| w.length).max().unwrap_or(0);
                     view.empty = view.empty.max(stamp + longest);
                 }
-                return Ok((Answer { now, ready, taken: Some(Taken { ticket: h, stamp }) }, view));
+                return Ok((Answer { now, ready, taken: Some(Taken { ticket: h, stamp, is_place }) }, view));
             }
         }
     }
@@ -339,6 +430,7 @@ impl<'a> Log<'a> {
             let now = clock();
             let view = self.view_at(h, ask, now);
             if self.slot(h).load(Acquire) == was {
+                self.is_alive()?;
                 return Ok(view);
             }
         }
@@ -364,35 +456,61 @@ impl<'a> Log<'a> {
             }
         }
         // Nothing at all needs no room.
-        let ready = if ask.weight == 0 { ask.gate } else { self.ready(h, ask) };
+        let ready = if ask.weight == 0 { ask.gate } else { self.ready(h, cleared, ask) };
         View { now: now.floor, ready, remaining, empty }
     }
 
-    /// Has somebody taken a place later than `now`, counted or cleared?
-    pub fn reaches_beyond(&self, now: Now) -> bool {
-        self.slot(self.find_tail().ticket.wrapping_sub(1)).load(Acquire) >> STAMP > now.ceil
-    }
-
-    /// Is the start with this ticket still counted, that is, has nobody cleared the log since?
-    pub fn counts(&self, ticket: u64) -> bool {
-        self.counted_from(ticket, self.cleared.load(Acquire)).is_some()
-    }
-
-    /// Forgets every start so far.
-    pub fn clear(&self) -> Result<(), Sealed> {
+    /// Starts with a place, once. `false`: it is not there as a place any more, or in another life.
+    pub fn present(&self, place: Known) -> Result<bool, Sealed> {
         let h = self.tail()?.ticket;
-        self.cleared.fetch_max(h + 1, AcqRel);
-        self.still_open()
+        let Some(ticket) = self.find(place, h) else { return Ok(false) };
+        let slot = self.slot(ticket);
+        let word = slot.load(Acquire);
+        if self.known(ticket, word) != place || state_of(word) != PLACE || !self.is_claimed(ticket, word) {
+            return Ok(false);
+        }
+        if word & SEAL != 0 {
+            return Err(Sealed);
+        }
+        self.is_alive()?;
+        match slot.compare_exchange(word, word ^ (PLACE ^ STARTED) << STATE, AcqRel, Acquire) {
+            Ok(_) => Ok(true),
+            Err(now) if now & SEAL != 0 => Err(Sealed),
+            Err(_) => Ok(false),
+        }
     }
 
-    /// To be called after a change to a cell beside the ring. If the log is sealed by now, the copy may have been taken
-    /// before the change, which must then be made again there.
-    pub fn still_open(&self) -> Result<(), Sealed> {
-        fence(SeqCst); // with the one in `seal`: either the copy has the change, or this sees the seal
-        if fault::planted("blind change") {
-            return Ok(());
+    /// Under which ticket a start is here, if it can still be told.
+    fn find(&self, start: Known, h: u64) -> Option<u64> {
+        let first = self.first();
+        let own = self.own.load(Acquire) & !CUT;
+        if start.ticket >= own {
+            let is_here = start.ticket < h && start.ticket + self.ring.len() as u64 >= h;
+            return is_here.then_some(start.ticket);
         }
-        self.tail().map(drop)
+        (first..own.min(first + self.origins.len() as u64)).find(|ticket| {
+            self.origins[(ticket - first) as usize].load(Acquire) == start.ticket
+                && self.stamp(self.slot(*ticket).load(Acquire)) == start.stamp
+        })
+    }
+
+    /// The first ticket that is not forgotten.
+    fn first(&self) -> u64 {
+        self.cleared.load(Acquire).saturating_sub(1)
+    }
+
+    /// What whoever took the start in this word knows of it.
+    fn known(&self, ticket: u64, word: u64) -> Known {
+        let first = self.first();
+        let is_own = ticket >= self.own.load(Acquire) & !CUT;
+        let ticket = if is_own { ticket } else { self.origins[(ticket - first) as usize].load(Acquire) };
+        Known { ticket, stamp: self.stamp(word), weight: weight_of(word) }
+    }
+
+    /// Will nobody notice if this log is forgotten? It must be empty, places included.
+    pub fn is_idle(&self, longest: Tick, now: Now) -> bool {
+        let h = self.find_tail().ticket;
+        self.counted_from(h.wrapping_sub(1), self.cleared.load(Acquire)).is_none_or(|from| from + longest <= now.floor)
     }
 
     /// Closes the log for good: from here on every call on it answers [`Sealed`]. Sealing again is a no-op.
@@ -406,31 +524,110 @@ impl<'a> Log<'a> {
                 break;
             }
         }
-        fence(SeqCst); // see `still_open`
-    }
-
-    /// Writes a sealed log's tickets into this one, which is empty and which nobody else has seen yet.
-    ///
-    /// Where the old ring was too small to know all that this one may be asked about, what is unknown counts as
-    /// started with the oldest that is known: later than it was, never earlier. A place in the future counts as started
-    /// `now`, a time after the sealing: whoever holds it will see that it is gone, unless it was used before.
-    pub fn copy_from(&self, sealed: &Log, now: Now) {
-        let h = sealed.find_tail().ticket;
-        let cleared = sealed.cleared.load(Acquire);
-        let (size, room) = (sealed.ring.len() as u64, self.ring.len() as u64 / 2);
-        let known = h.min(size).min(room);
-        let oldest = h - known;
-        let unknown = if h > size { room - known } else { 0 };
-        let mut next = 0;
-        for ticket in std::iter::repeat_n(oldest, unknown as usize).chain(oldest..h) {
-            if sealed.counted_from(ticket, cleared).is_some() {
-                let stamp = (sealed.slot(ticket).load(Acquire) >> STAMP).min(now.ceil);
-                self.slot(next).store(self.word(next, stamp, 1), Relaxed);
-                next += 1;
+        // Nobody claims any more; and from here on nobody starts with a place.
+        for slot in self.ring {
+            let mut word = slot.load(Acquire);
+            while state_of(word) == PLACE && word & SEAL == 0 && !fault::planted("open places") {
+                word = slot.compare_exchange(word, word | SEAL, AcqRel, Acquire).unwrap_or_else(|now| now);
             }
         }
-        self.cleared.store(u64::from(cleared != 0), Relaxed);
-        self.head.store(next, Release);
+    }
+
+    /// Is it sealed?
+    pub fn is_sealed(&self) -> bool {
+        self.tail().is_err()
+    }
+
+    /// The starts of a sealed log that still count at `now`, or will, in their order.
+    ///
+    /// Where the ring was too small to know all that a larger one, for `limit` units, may be asked about, what is unknown
+    /// counts as started with the oldest that is known: later than it was, never earlier.
+    pub fn starts(&self, longest: Tick, limit: u64, now: Now) -> Vec<Start> {
+        let h = self.find_tail().ticket;
+        let first = self.first();
+        let logged = self.logged.load(Acquire);
+        let is_cut = h - first > self.ring.len() as u64 || self.own.load(Acquire) & CUT != 0;
+        let mut ticket = first.max(h.saturating_sub(self.ring.len() as u64));
+        let mut starts = Vec::new();
+        let mut is_all_alive = true;
+        while ticket < h {
+            let word = self.slot(ticket).load(Acquire);
+            let Known { ticket: id, stamp, weight: units } = self.known(ticket, word);
+            let stamp = stamp.max(self.born);
+            if stamp + longest > now.floor {
+                starts.push(Start { stamp, units, state: state_of(word), id, is_logged: ticket < logged });
+            } else {
+                is_all_alive = false;
+            }
+            ticket += units;
+        }
+        let mut pad = |stamp| {
+            let mut unknown = limit.saturating_sub(starts.iter().map(|start| start.units).sum());
+            while unknown > 0 {
+                let units = unknown.min(MOST);
+                starts.insert(0, Start { stamp, units, state: SETTLED, id: u64::MAX, is_logged: true });
+                unknown -= units;
+            }
+        };
+        if self.cleared.load(Acquire) == 0 && self.born + longest > now.floor {
+            pad(self.born);
+        } else if is_cut && is_all_alive {
+            let oldest = self.slot(first.max(h.saturating_sub(self.ring.len() as u64)));
+            pad(self.stamp(oldest.load(Acquire)));
+        }
+        starts
+    }
+
+    /// The ticket after the last, of a sealed log.
+    pub fn end(&self) -> u64 {
+        self.find_tail().ticket
+    }
+
+    /// Writes these starts, in the order of their stamps, into cells that only the caller uses: zeroed ones, or sealed
+    /// ones of an earlier life. Tickets go on from `after` at the earliest. The cells must be [`CLOSED`]; the answer is the
+    /// base with which their next life begins, to be published by the caller. `None`: these cells had too many lives.
+    pub fn write(&self, starts: &[Start], after: u64, now: Now) -> Option<Tick> {
+        let size = self.ring.len() as u64;
+        // The same slots and parities come again every two laps.
+        let end = self.end();
+        let burnt = end + after.saturating_sub(end).div_ceil(2 * size) * 2 * size;
+        let highest = self.ring.iter().map(|slot| slot.load(Relaxed) >> STAMP).max().unwrap_or(0);
+        let mut room = size - 1;
+        let kept = starts.iter().rev().take_while(|s| room.checked_sub(s.units).map(|left| room = left).is_some()).count();
+        let (cut, starts) = starts.split_at(starts.len() - kept);
+        let oldest = starts.first().map_or(now.ceil, |start| start.stamp);
+        let base = oldest.min(now.ceil).wrapping_sub(highest + 2);
+        if now.ceil.wrapping_sub(base) > LAST - 4 * LONGEST {
+            return None;
+        }
+        // Each store releases: whoever sees one sees those before it, and that the cells were closed.
+        for slot in self.ring {
+            let word = slot.load(Relaxed);
+            if word & SEAL != 0 {
+                put(slot, word & !(SEAL | ANY_STATE) | SETTLED << STATE);
+            }
+        }
+        put(self.slot(burnt), self.word(burnt, highest + 1, SETTLED, 1));
+        let first = burnt + 1;
+        let mut next = first;
+        let mut logged = None;
+        for start in starts {
+            if !start.is_logged {
+                logged.get_or_insert(next);
+            }
+            let field = start.stamp.wrapping_sub(base);
+            for (ticket, units) in (next..).zip((1..=start.units).rev()) {
+                let state = if ticket == next { start.state } else { STARTED };
+                put(self.slot(ticket), self.word(ticket, field, state, units));
+                self.origins[(ticket - first) as usize].store(if ticket == next { start.id } else { u64::MAX }, Relaxed);
+            }
+            next += start.units;
+        }
+        self.cleared.store(first + 1, Relaxed);
+        self.own.store(next | if cut.is_empty() { 0 } else { CUT }, Relaxed);
+        self.logged.store(logged.unwrap_or(next), Relaxed);
+        put(self.head, next);
+        Some(base)
     }
 }
 

@@ -15,20 +15,53 @@ const W: Tick = 50;
 struct Cells {
     head: Cell,
     cleared: Cell,
-    gate: Cell,
+    own: Cell,
+    logged: Cell,
+    life: Cell,
     ring: Vec<Cell>,
+    origins: Vec<Cell>,
     time: Cell,
 }
 
 impl Cells {
     fn new(size: usize) -> Arc<Cells> {
-        let ring = (0..size).map(|_| Cell::new(0)).collect();
+        let zeros = || (0..size).map(|_| Cell::new(0)).collect();
+        let [head, cleared, own, logged, life] = std::array::from_fn(|_| Cell::new(0));
         // Time begins beyond the window, as a store's does.
-        Arc::new(Cells { head: Cell::new(0), cleared: Cell::new(0), gate: Cell::new(0), ring, time: Cell::new(2 * W) })
+        Arc::new(Cells { head, cleared, own, logged, life, ring: zeros(), origins: zeros(), time: Cell::new(2 * W) })
     }
 
     fn log(&self) -> Log<'_> {
-        Log { head: &self.head, cleared: &self.cleared, ring: &self.ring, born: 0 }
+        self.log_in(self.life.load(Acquire))
+    }
+
+    fn log_in(&self, base: Tick) -> Log<'_> {
+        let Cells { head, cleared, own, logged, life, ring, origins, .. } = self;
+        Log { head, cleared, own, logged, ring, origins, life, base, born: 0 }
+    }
+
+    /// As whoever finds a key does: cells that are being written are not looked at.
+    fn open(&self) -> Result<Log<'_>, Sealed> {
+        let log = self.log();
+        if log.base == CLOSED { Err(Sealed) } else { Ok(log) }
+    }
+
+    /// What `from` held goes on here.
+    fn take_over(&self, from: &Cells, edit: impl Fn(&mut Vec<Start>)) {
+        let sealed = from.log();
+        sealed.seal();
+        let now = from.now();
+        let mut starts = sealed.starts(W, 4, now);
+        edit(&mut starts);
+        self.life.store(CLOSED, Release);
+        let base = self.log_in(CLOSED).write(&starts, sealed.end(), now).unwrap();
+        self.life.store(base, Release);
+        self.time.fetch_max(from.time.load(Relaxed), Relaxed);
+    }
+
+    /// How many units can still be had.
+    fn left(&self, limit: u64) -> u64 {
+        (0..).take_while(|_| self.claim(limit, 1, 0).unwrap().is_some()).count() as u64
     }
 
     /// Every reading is a microsecond later than the one before.
@@ -39,9 +72,8 @@ impl Cells {
 
     fn ask(&self, limit: u64, weight: u64, patience: Tick) -> Result<Answer, Sealed> {
         let windows = [Window { limit, length: W }];
-        let gate = self.gate.load(Acquire);
-        let ask = Ask { windows: &windows, weight, gate, patience, grace: 0, force: false };
-        self.log().claim(&ask, || self.now())
+        let ask = Ask { patience, ..Ask::now(&windows, weight, 0) };
+        self.open()?.claim(&ask, || self.now())
     }
 
     fn claim(&self, limit: u64, weight: u64, patience: Tick) -> Result<Option<Taken>, Sealed> {
@@ -51,16 +83,16 @@ impl Cells {
     /// A claim whose owner dies right after the compare-and-swap.
     fn claim_and_die(&self, limit: u64, weight: u64) -> Option<Taken> {
         let windows = [Window { limit, length: W }];
-        let ask = Ask { windows: &windows, weight, gate: 0, patience: 0, grace: 0, force: false };
+        let ask = Ask::now(&windows, weight, 0);
         let log = self.log();
         let Tail { ticket, was, .. } = log.tail().ok()?;
-        let ready = log.ready(ticket, &ask);
-        let newest = log.slot(ticket.wrapping_sub(1)).load(Acquire) >> STAMP;
+        let ready = log.ready(ticket, 0, &ask);
+        let newest = log.newest(ticket, 0);
         let now = self.now();
         let stamp = now.ceil.max(newest);
-        let word = log.word(ticket, stamp, weight);
+        let word = log.word(ticket, stamp, STARTED, weight);
         let claimed = ready <= now.floor && log.slot(ticket).compare_exchange(was, word, AcqRel, Relaxed).is_ok();
-        claimed.then_some(Taken { ticket, stamp })
+        claimed.then_some(Taken { ticket, stamp, is_place: false })
     }
 }
 
@@ -227,40 +259,100 @@ fn a_denial_does_not_exaggerate() {
 
 /// A start is in the copy, or was refused: whoever asks the copy can trust it.
 #[test]
-fn no_start_is_lost_when_a_log_is_replaced() {
+fn no_start_is_lost_when_a_log_is_rewritten() {
     model(|| {
         let cells = Cells::new(4);
         let other = cells.clone();
         let claimant = thread::spawn(move || other.claim(2, 1, 0).is_ok_and(|taken| taken.is_some()));
         let copy = Cells::new(8);
-        cells.log().seal();
-        copy.log().copy_from(&cells.log(), cells.now());
+        copy.take_over(&cells, |_| {});
         let admitted = u64::from(claimant.join().unwrap());
-        copy.time.store(cells.time.load(Relaxed), Relaxed);
-        let mut left = 0;
-        while copy.claim(2, 1, 0).unwrap().is_some() {
-            left += 1;
-        }
-        assert_eq!(admitted + left, 2);
+        assert_eq!(admitted + copy.left(2), 2);
     });
 }
 
-/// A gate, or a clear, that was set on the old log while it was copied is in the copy, or is known not to be.
+/// Whoever dies while rewriting leaves what the next one needs to do it from the start.
 #[test]
-fn no_change_is_lost_when_a_log_is_replaced() {
+fn no_start_is_lost_when_whoever_rewrites_dies() {
     model(|| {
         let cells = Cells::new(4);
         let other = cells.clone();
-        let setter = thread::spawn(move || {
-            other.gate.fetch_max(7 * W, AcqRel);
-            other.log().still_open().is_ok()
-        });
+        let claimant = thread::spawn(move || other.claim_and_die(2, 2).is_some());
+        let (half_done, copy) = (Cells::new(8), Cells::new(8));
+        half_done.take_over(&cells, |_| {});
+        copy.take_over(&cells, |_| {});
+        let admitted = if claimant.join().unwrap() { 2 } else { 0 };
+        // A claim on the sealed log fails; one that was in time is in both copies.
+        assert_eq!(admitted + copy.left(2), 2);
+    });
+}
+
+/// Cells that have another life, of the same key: whoever began in the first must not act on the third.
+#[test]
+fn a_claim_does_not_survive_a_rewrite() {
+    model(|| {
+        let cells = Cells::new(4);
+        let other = cells.clone();
+        assert!(cells.claim(1, 1, 0).unwrap().is_some());
+        // It sees room, which a start that only the next lives know has taken by the time it claims.
+        cells.time.fetch_add(W, Relaxed);
+        let claimant = thread::spawn(move || other.claim(1, 1, 0).is_ok_and(|taken| taken.is_some()));
         let copy = Cells::new(4);
-        cells.log().seal();
-        copy.gate.store(cells.gate.load(Acquire), Relaxed);
-        copy.log().copy_from(&cells.log(), cells.now());
-        if setter.join().unwrap() {
-            assert_eq!(copy.gate.load(Relaxed), 7 * W, "the setter believes that the gate is closed");
+        copy.take_over(&cells, |_| {});
+        let admitted = u64::from(copy.claim(1, 1, 0).unwrap().is_some());
+        cells.take_over(&copy, |_| {});
+        let left = cells.left(1);
+        let stalled = u64::from(claimant.join().unwrap());
+        let known = (admitted, left, stalled);
+        assert_eq!(admitted + left + stalled, 1, "{known:?}");
+    });
+}
+
+/// Cells that are another key's by now: a claim in flight charges it nothing.
+#[test]
+fn a_claim_in_flight_does_not_reach_the_next_key() {
+    model(|| {
+        let cells = Cells::new(4);
+        let other = cells.clone();
+        let life = cells.life.load(Acquire);
+        let claimant = thread::spawn(move || {
+            let windows = [Window { limit: 1, length: W }];
+            let answer = other.log_in(life).claim(&Ask::now(&windows, 1, 0), || other.now());
+            answer.is_ok_and(|answer| answer.taken.is_some())
+        });
+        // It is idle, or it is not reused.
+        let log = cells.log();
+        if !fault::planted("reused in flight") {
+            log.seal();
         }
+        if log.is_idle(W, cells.now()) {
+            cells.life.store(CLOSED, Release);
+            let base = cells.log_in(CLOSED).write(&[], 0, cells.now()).unwrap();
+            cells.life.store(base, Release);
+            assert!(!claimant.join().unwrap(), "it started on a key that is gone");
+            assert_eq!(cells.left(1), 1, "the next key was charged for it");
+        } else {
+            assert!(claimant.join().unwrap());
+        }
+    });
+}
+
+/// Two who present the same place: one starts. A rewrite meanwhile knows which.
+#[test]
+fn a_place_starts_once() {
+    model(|| {
+        let cells = Cells::new(4);
+        let windows = [Window { limit: 1, length: W }];
+        let ask = Ask { reserve: true, grace: W, ..Ask::now(&windows, 1, 0) };
+        let taken = cells.log().claim(&ask, || cells.now()).unwrap().taken.unwrap();
+        let place = Known { ticket: taken.ticket, stamp: taken.stamp, weight: 1 };
+        let other = cells.clone();
+        let presenter = thread::spawn(move || other.open()?.present(place));
+        let copy = Cells::new(4);
+        copy.take_over(&cells, |_| {});
+        let before = presenter.join().unwrap() == Ok(true);
+        let after = copy.log().present(place) == Ok(true);
+        assert!(before != after, "started before the rewrite: {before}, after it: {after}");
+        assert_eq!(copy.log().present(place), Ok(false));
     });
 }

@@ -94,7 +94,7 @@ impl ConcurrencyLimiter {
     }
 
     fn with_slots<R>(&self, key: &str, f: impl Fn(&Slots) -> R) -> Result<R> {
-        self.limit.with_key(key, |found| Ok(f(&found.home.slots(&found.table, found.at))))
+        self.limit.with_key(key, |found| Ok(f(&found.home.slots(&found.table, found.key.at))))
     }
 }
 
@@ -111,8 +111,8 @@ impl Limiter for ConcurrencyLimiter {
             if closed > 0 {
                 return Ok(Attempt::Denied(from_ticks(closed)));
             }
-            Ok(match found.home.slots(&found.table, found.at).take(weight) {
-                Some(held) => Attempt::Admitted(self.permit(found.at, held)),
+            Ok(match found.home.slots(&found.table, found.key.at).take(weight) {
+                Some(held) => Attempt::Admitted(self.permit(found.key.at, held)),
                 None => Attempt::Denied(LOOK_AGAIN),
             })
         })
@@ -123,10 +123,10 @@ impl Limiter for ConcurrencyLimiter {
         self.limit.with_key(key, |found| {
             self.check(&found.table, weight)?;
             let now = found.home.clock.now().floor;
-            let slots = found.home.slots(&found.table, found.at);
+            let slots = found.home.slots(&found.table, found.key.at);
             let held = if found.gate > now { None } else { slots.take(weight) };
             let mut decision = self.decision(&found.table, found.gate, now, slots.remaining(), held.is_some());
-            decision.permit = held.map(|held| self.permit(found.at, held));
+            decision.permit = held.map(|held| self.permit(found.key.at, held));
             Ok(decision)
         })
     }
@@ -135,7 +135,7 @@ impl Limiter for ConcurrencyLimiter {
         self.limit.look(key, |home, table, at, gate| {
             self.check(table, weight)?;
             let now = home.clock.now().floor;
-            let remaining = at.map_or(table.policy.capacity(), |at| home.slots(table, at).remaining());
+            let remaining = at.map_or(table.policy.capacity(), |key| home.slots(table, key.at).remaining());
             Ok(self.decision(table, gate, now, remaining, gate <= now && remaining >= weight))
         })
     }
@@ -234,7 +234,7 @@ impl Limiter for ConcurrencyLimiter {
             if key.is_empty() {
                 found.home.keys(&found.table).for_each(clear)
             } else {
-                clear(found.at)
+                clear(found.key.at)
             }
             Ok(())
         })?;

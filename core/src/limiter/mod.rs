@@ -274,15 +274,10 @@ pub struct Wait {
 #[derive(Debug, Clone, Copy)]
 enum Progress {
     Nothing,
-    /// A start in the future is this waiter's.
-    Place {
-        table: u64,
-        permit: RawPermit,
-    },
+    /// This start in the future is the waiter's.
+    Place(RawPermit),
     /// This is what the bell showed before the last look.
     Heard(u64),
-    /// A place that was taken elsewhere.
-    Given(RawPermit),
 }
 
 impl Wait {
@@ -291,9 +286,9 @@ impl Wait {
         Wait { key: key.into(), weight, timeout, deadline: None, started: None, looks: 0, progress: Progress::Nothing }
     }
 
-    /// A waiter who has a place already.
+    /// A waiter who has a place already. It is handed back if the time is up before it starts.
     pub fn for_place(place: RawPermit, timeout: Option<Duration>) -> Wait {
-        Wait { progress: Progress::Given(place), ..Wait::new("", 1, timeout) }
+        Wait { progress: Progress::Place(place), ..Wait::new("", 1, timeout) }
     }
 
     /// How much longer this waiter waits.

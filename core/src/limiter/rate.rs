@@ -1,13 +1,14 @@
 //! At most so many starts in any rolling window, exactly.
 
-use super::{Attempt, Limiter, Presented, Progress, Reserved, Step, Wait, next_id, own, unsupported};
-use crate::algorithm::log::{Ask, Log, Taken, View, Window};
+use super::{Attempt, Limiter, Presented, Progress, Reserved, Step, Wait, next_id, own};
+use crate::algorithm::Start;
+use crate::algorithm::log::{Answer, Ask, Known, Log, PLACE, SETTLED, Taken, View, Window};
 use crate::decision::Decision;
-use crate::error::Result;
-use crate::permit::RawPermit;
+use crate::error::{Error, Result};
+use crate::permit::{RawPermit, unreadable};
 use crate::policy::{self, Policy};
-use crate::store::{Home, Limit, Store, Table};
-use crate::time::{Tick, from_ticks};
+use crate::store::{Blocked, Hash, Home, Key, Limit, Store, Table};
+use crate::time::{self, Tick, from_ticks};
 use std::time::{Duration, SystemTime};
 
 /// The longest grace of a place, in ticks: 50 ms.
@@ -67,9 +68,11 @@ impl RateLimiter {
         self.limit.table().map(drop)
     }
 
-    /// The permit of a start; `ready` is when its place came, 0 if it had none.
-    fn permit(&self, key: u64, taken: Taken, ready: Tick) -> RawPermit {
-        RawPermit { limiter: self.id, key, a: taken.ticket, b: taken.stamp, ready, reserved: [0; 3] }
+    /// The permit of what was taken; `ready` is when its place comes, 0 if it has none.
+    #[inline(always)]
+    fn permit(&self, found: &Key, taken: Taken, weight: u64, ready: Tick, grace: Tick) -> RawPermit {
+        let Hash([h0, h1]) = found.hash();
+        RawPermit { limiter: self.id, key: weight, a: taken.ticket, b: taken.stamp, ready, reserved: [h0, h1, grace] }
     }
 
     fn decision(&self, table: &Table, view: View, admitted: bool) -> Decision {
@@ -87,20 +90,68 @@ impl RateLimiter {
         }
     }
 
-    /// When a place came.
+    /// When a place comes.
     fn ready(&self, permit: &RawPermit) -> Option<(&Home, Tick)> {
         (permit.limiter == self.id && permit.ready != 0).then_some(())?;
         Some((self.limit.home().ok()?, permit.ready))
+    }
+
+    /// Asks for a start now or later.
+    fn take(&self, found: &Key, ask: &Ask) -> Result<Answer, Blocked> {
+        policy::check_weight(self.name(), ask.weight, found.table.policy.capacity())?;
+        let answer = found.log().claim(ask, || found.home.clock.now())?;
+        found.home.still_there(answer.now.floor)?;
+        Ok(answer)
+    }
+
+    /// Takes a place for a key that was found.
+    fn take_place(&self, found: &Key, weight: u64, patience: Tick, grace: Option<Tick>) -> Result<Reserved, Blocked> {
+        let windows = windows(&found.table);
+        let grace = grace.unwrap_or_else(|| default_grace(windows));
+        let ask = Ask { patience, grace, reserve: true, ..Ask::now(windows, weight, found.gate) };
+        let answer = self.take(found, &ask)?;
+        Ok(match answer.taken {
+            Some(taken) => {
+                let ready = answer.ready.max(answer.now.floor);
+                Reserved::Place(self.permit(found, taken, weight, ready, grace))
+            }
+            None => Reserved::Denied(from_ticks(answer.ready.saturating_sub(answer.now.floor))),
+        })
+    }
+
+    /// Takes what is known of a start out of a key's log, or changes it, while it counts. `change` gets the start.
+    fn edit(&self, permit: &RawPermit, change: impl Fn(&mut Vec<Start>, usize)) -> Result<()> {
+        let [h0, h1, _] = permit.reserved;
+        let edited = self.limit.rewrite(Hash([h0, h1]), |starts| {
+            let is_it = |start: &Start| {
+                start.id == permit.a && start.stamp == permit.b && start.units == permit.key && start.state != SETTLED
+            };
+            if let Some(at) = starts.iter().position(is_it) {
+                change(starts, at);
+            }
+        });
+        edited.map(drop)
+    }
+
+    /// Has a start left every window by now?
+    fn is_over(&self, permit: &RawPermit) -> Result<bool> {
+        let table = self.limit.table()?;
+        Ok(permit.b.saturating_add(table.policy.longest()) <= self.limit.home()?.clock.now().floor)
     }
 }
 
 /// The policy of a rate limit's table.
 #[inline(always)]
-fn window(table: &Table) -> Window {
-    match table.policy {
-        Policy::Rate(windows) => windows.as_slice()[0],
+fn windows(table: &Table) -> &[Window] {
+    match &table.policy {
+        Policy::Rate(windows) => windows.as_slice(),
         Policy::Concurrency { .. } => unreachable!("the kind was checked when the limit was opened"),
     }
+}
+
+fn default_grace(windows: &[Window]) -> Tick {
+    let shortest = windows.iter().map(|w| w.length).min().unwrap_or(0);
+    (shortest / 40).min(MOST_GRACE)
 }
 
 impl Limiter for RateLimiter {
@@ -112,13 +163,9 @@ impl Limiter for RateLimiter {
     fn attempt(&self, key: &str, weight: u64) -> Result<Attempt> {
         policy::check_some(weight)?;
         self.limit.with_key(key, |found| {
-            let windows = [window(&found.table)];
-            policy::check_weight(self.name(), weight, windows[0].limit)?;
-            let ask = Ask::now(&windows, weight, found.gate);
-            let answer = found.home.log(&found.table, found.at).claim(&ask, || found.home.clock.now())?;
-            found.home.still_there(answer.now.floor)?;
+            let answer = self.take(&found, &Ask::now(windows(&found.table), weight, found.gate))?;
             Ok(match answer.taken {
-                Some(taken) => Attempt::Admitted(self.permit(found.at, taken, 0)),
+                Some(taken) => Attempt::Admitted(self.permit(&found, taken, weight, 0, 0)),
                 None => Attempt::Denied(from_ticks(answer.ready.saturating_sub(answer.now.floor))),
             })
         })
@@ -127,24 +174,21 @@ impl Limiter for RateLimiter {
     fn decide(&self, key: &str, weight: u64) -> Result<Decision> {
         policy::check_some(weight)?;
         self.limit.with_key(key, |found| {
-            let windows = [window(&found.table)];
-            policy::check_weight(self.name(), weight, windows[0].limit)?;
-            let ask = Ask::now(&windows, weight, found.gate);
-            let log = found.home.log(&found.table, found.at);
-            let (answer, view) = log.claim_and_view(&ask, || found.home.clock.now())?;
+            policy::check_weight(self.name(), weight, found.table.policy.capacity())?;
+            let ask = Ask::now(windows(&found.table), weight, found.gate);
+            let (answer, view) = found.log().claim_and_view(&ask, || found.home.clock.now())?;
             found.home.still_there(view.now)?;
             let mut decision = self.decision(&found.table, view, answer.taken.is_some());
-            decision.permit = answer.taken.map(|taken| self.permit(found.at, taken, 0));
+            decision.permit = answer.taken.map(|taken| self.permit(&found, taken, weight, 0, 0));
             Ok(decision)
         })
     }
 
     fn peek(&self, key: &str, weight: u64) -> Result<Decision> {
-        self.limit.look(key, |home, table, at, gate| {
-            let windows = [window(table)];
-            policy::check_weight(self.name(), weight, windows[0].limit)?;
-            let ask = Ask::now(&windows, weight, gate);
-            let log = at.map_or_else(|| Log::untouched(table.born), |at| home.log(table, at));
+        self.limit.look(key, |home, table, key, gate| {
+            policy::check_weight(self.name(), weight, table.policy.capacity())?;
+            let ask = Ask::now(windows(table), weight, gate);
+            let log = key.map_or_else(|| Log::untouched(table.born), |key| home.log(table, key));
             let view = log.view(&ask, || home.clock.now())?;
             home.still_there(view.now)?;
             Ok(self.decision(table, view, view.ready <= view.now))
@@ -152,46 +196,52 @@ impl Limiter for RateLimiter {
     }
 
     fn step(&self, wait: &mut Wait) -> Result<Step> {
-        policy::check_key(&wait.key)?;
         policy::check_some(wait.weight)?;
-        let now = self.limit.home()?.clock.now();
-        if let Progress::Place { table, permit } = wait.progress {
-            if now.floor < permit.ready {
-                return Ok(Step::Sleep(from_ticks(permit.ready - now.floor)));
-            }
-            wait.progress = Progress::Nothing;
-            let is_good = self.limit.with_key(&wait.key, |found| {
-                let log = found.home.log(&found.table, found.at);
-                log.still_open()?;
-                found.home.still_there(now.floor)?;
-                let is_same = found.table.at == table && found.at == permit.key && log.counts(permit.a);
-                Ok(is_same && found.gate <= now.floor && now.ceil <= permit.b)
-            })?;
-            if is_good {
-                return Ok(Step::Admitted(permit));
-            }
-            // Late, or overtaken by a gate, a clear or another policy: a fresh place. The old one stays counted.
+        if let Progress::Place(place) = wait.progress {
+            return match self.present(&place)? {
+                Presented::Started(permit) => {
+                    wait.progress = Progress::Nothing;
+                    Ok(Step::Admitted(permit))
+                }
+                Presented::Wait { place, after } => {
+                    wait.progress = Progress::Place(place);
+                    let patience = wait.patience(self.limit.home()?.clock.now().floor);
+                    if after <= from_ticks(patience) {
+                        return Ok(Step::Sleep(after));
+                    }
+                    self.give_up(wait)?;
+                    Ok(Step::Expired(after))
+                }
+            };
         }
-        let patience = wait.patience(now.floor);
+        policy::check_key(&wait.key)?;
+        let patience = wait.patience(self.limit.home()?.clock.now().floor);
         let (step, progress) = self.limit.with_key(&wait.key, |found| {
-            let windows = [window(&found.table)];
-            policy::check_weight(self.name(), wait.weight, windows[0].limit)?;
-            let grace = (windows[0].length / 40).min(MOST_GRACE);
-            let ask = Ask { windows: &windows, weight: wait.weight, gate: found.gate, patience, grace, force: false };
-            let answer = found.home.log(&found.table, found.at).claim(&ask, || found.home.clock.now())?;
-            found.home.still_there(answer.now.floor)?;
+            let windows = windows(&found.table);
+            let grace = default_grace(windows);
+            let ask = Ask { patience, grace, ..Ask::now(windows, wait.weight, found.gate) };
+            let answer = self.take(&found, &ask)?;
             let nap = from_ticks(answer.ready.saturating_sub(answer.now.floor));
             Ok(match answer.taken {
                 None => (Step::Expired(nap), Progress::Nothing),
-                Some(taken) if nap.is_zero() => (Step::Admitted(self.permit(found.at, taken, 0)), Progress::Nothing),
+                Some(taken) if !taken.is_place => {
+                    (Step::Admitted(self.permit(&found, taken, wait.weight, 0, 0)), Progress::Nothing)
+                }
                 Some(taken) => {
-                    let permit = self.permit(found.at, taken, answer.ready);
-                    (Step::Sleep(nap), Progress::Place { table: found.table.at, permit })
+                    let place = self.permit(&found, taken, wait.weight, answer.ready, grace);
+                    (Step::Sleep(nap), Progress::Place(place))
                 }
             })
         })?;
         wait.progress = progress;
         Ok(step)
+    }
+
+    fn give_up(&self, wait: &mut Wait) -> Result<()> {
+        match std::mem::replace(&mut wait.progress, Progress::Nothing) {
+            Progress::Place(place) => self.cancel(&place),
+            _ => Ok(()),
+        }
     }
 
     fn nap(&self, _wait: &Wait, nap: Duration) {
@@ -205,37 +255,121 @@ impl Limiter for RateLimiter {
     }
 
     fn cancel(&self, permit: &RawPermit) -> Result<()> {
-        own(permit, self.id, self.name())
+        own(permit, self.id, self.name())?;
+        if self.is_over(permit)? {
+            return Ok(());
+        }
+        self.edit(permit, |starts, at| {
+            starts.remove(at);
+        })
     }
 
-    fn settle(&self, permit: &RawPermit, _actual: u64) -> Result<()> {
-        own(permit, self.id, self.name())
+    fn settle(&self, permit: &RawPermit, actual: u64) -> Result<()> {
+        own(permit, self.id, self.name())?;
+        let home = self.limit.home()?;
+        let weight = permit.key;
+        // A debt counts from now on, however long ago the start was.
+        let owe = |starts: &mut Vec<Start>| {
+            let units = actual.saturating_sub(weight).min(self.limit.table().map_or(0, |t| t.policy.capacity()));
+            let stamp = home.clock.now().ceil;
+            let at = starts.partition_point(|start| start.stamp <= stamp);
+            if units > 0 {
+                starts.insert(at, Start { stamp, units, state: SETTLED, id: u64::MAX, is_logged: false });
+            }
+        };
+        if self.is_over(permit)? {
+            let [h0, h1, _] = permit.reserved;
+            return if actual > weight { self.limit.rewrite(Hash([h0, h1]), owe).map(drop) } else { Ok(()) };
+        }
+        self.edit(permit, |starts, at| {
+            if actual == 0 {
+                starts.remove(at);
+                return;
+            }
+            starts[at].units = actual.min(weight);
+            starts[at].state = SETTLED;
+            owe(starts);
+        })
     }
 
-    fn reserve(&self, _: &str, _: u64, _: Option<Duration>, _: Option<Duration>) -> Result<Reserved> {
-        unsupported("reserve", "now")
+    fn reserve(
+        &self,
+        key: &str,
+        weight: u64,
+        max_wait: Option<Duration>,
+        grace: Option<Duration>,
+    ) -> Result<Reserved> {
+        policy::check_some(weight)?;
+        let patience = max_wait.map_or(u64::MAX, time::patience_ticks);
+        let grace = grace.map(|grace| time::grace_ticks("grace", grace)).transpose()?;
+        self.limit.with_key(key, |found| self.take_place(&found, weight, patience, grace))
     }
 
-    fn present(&self, _: &RawPermit) -> Result<Presented> {
-        unsupported("present", "now")
+    fn present(&self, place: &RawPermit) -> Result<Presented> {
+        own(place, self.id, self.name())?;
+        let &RawPermit { key: weight, a: ticket, b: stamp, ready, reserved: [h0, h1, grace], .. } = place;
+        let early = ready.saturating_sub(self.limit.home()?.clock.now().floor);
+        if early > 0 {
+            return Ok(Presented::Wait { place: *place, after: from_ticks(early) });
+        }
+        let has_started = self.limit.with_hash(Hash([h0, h1]), |found| {
+            let now = found.home.clock.now();
+            found.home.still_there(now.floor)?;
+            let is_good = found.gate <= now.floor && now.ceil <= stamp;
+            Ok(is_good && found.log().present(Known { ticket, stamp, weight })?)
+        })?;
+        if has_started {
+            return Ok(Presented::Started(*place));
+        }
+        // Late, used before, or overtaken by a gate, a clear or another policy: a fresh place for it. If it was not used
+        // it does not count any longer.
+        if !self.is_over(place)? {
+            self.edit(place, |starts, at| {
+                if starts[at].state == PLACE {
+                    starts.remove(at);
+                }
+            })?;
+        }
+        let fresh = self.limit.with_hash(Hash([h0, h1]), |found| {
+            let reserved = self.take_place(&found, weight, u64::MAX, Some(grace))?;
+            Ok((reserved, found.home.clock.now().floor))
+        })?;
+        match fresh {
+            (Reserved::Place(place), now) => {
+                Ok(Presented::Wait { place, after: from_ticks(place.ready.saturating_sub(now)) })
+            }
+            (Reserved::Denied(after), _) => {
+                Err(Error::Unsupported { reason: format!("a place {after:?} from now is beyond what a log can hold") })
+            }
+        }
     }
 
-    fn to_text(&self, _: &RawPermit) -> Result<String> {
-        unsupported("to_text", "now")
+    fn to_text(&self, permit: &RawPermit) -> Result<String> {
+        own(permit, self.id, self.name())?;
+        let RawPermit { key: weight, a: ticket, b: stamp, ready, reserved: [h0, h1, grace], .. } = *permit;
+        let home = self.limit.home()?;
+        let Hash([name, _]) = home.hash(b'n', self.name());
+        let limit = name << 32 | home.instance & 0xffff_ffff;
+        Ok(format!("wgl1.{limit:016x}.{h0:016x}{h1:016x}.{ticket:x}.{stamp:x}.{ready:x}.{weight:x}.{grace:x}"))
     }
 
-    fn from_text(&self, _: &str) -> Result<RawPermit> {
-        unsupported("from_text", "now")
+    fn from_text(&self, text: &str) -> Result<RawPermit> {
+        let [limit, h0, h1, ticket, stamp, ready, weight, grace] = parse(text).ok_or_else(|| unreadable(text))?;
+        let home = self.limit.home()?;
+        let Hash([name, _]) = home.hash(b'n', self.name());
+        if limit >> 32 != name & 0xffff_ffff {
+            return Err(Error::ForeignPermit { limit: self.name().to_owned() });
+        }
+        let place = RawPermit { limiter: self.id, key: weight, a: ticket, b: stamp, ready, reserved: [h0, h1, grace] };
+        // Of an earlier boot, whose times mean nothing here: whoever presents it gets a fresh place.
+        let is_void = limit & 0xffff_ffff != home.instance & 0xffff_ffff;
+        Ok(if is_void { RawPermit { a: u64::MAX, b: 0, ready: 0, ..place } } else { place })
     }
 
     fn record_job_start(&self, key: &str) -> Result<()> {
         self.limit.with_key(key, |found| {
-            let windows = [window(&found.table)];
-            let ask = Ask { windows: &windows, weight: 1, gate: 0, patience: 0, grace: 0, force: true };
-            let clock = &found.home.clock;
-            let answer = found.home.log(&found.table, found.at).claim(&ask, || clock.now())?;
-            found.home.still_there(answer.now.floor)?;
-            Ok(())
+            let ask = Ask { force: true, ..Ask::now(windows(&found.table), 1, 0) };
+            self.take(&found, &ask).map(drop)
         })
     }
 
@@ -252,25 +386,7 @@ impl Limiter for RateLimiter {
     }
 
     fn clear(&self, key: &str) -> Result<()> {
-        let reaches_beyond = self.limit.with_key(key, |found| {
-            let now = found.home.clock.now();
-            let clear = |at| {
-                let log = found.home.log(&found.table, at);
-                log.clear().map(|()| log.reaches_beyond(now))
-            };
-            if !key.is_empty() {
-                return Ok(clear(found.at)?);
-            }
-            found.home.forget_birth(&found.table);
-            let mut any = false;
-            for at in found.home.keys(&found.table) {
-                any |= clear(at)?;
-            }
-            Ok(any)
-        })?;
-        self.limit.open_gates(key)?;
-        // Stamps never decrease, so what starts now would count from the last of the places that were taken.
-        if reaches_beyond { self.limit.renew() } else { Ok(()) }
+        self.limit.forget(key)
     }
 
     fn ready_at(&self, permit: &RawPermit) -> Option<SystemTime> {
@@ -280,4 +396,18 @@ impl Limiter for RateLimiter {
     fn ready_at_monotonic_ns(&self, permit: &RawPermit) -> Option<u64> {
         self.ready(permit).map(|(home, ready)| home.clock.to_monotonic_ns(ready))
     }
+}
+
+/// The eight numbers of a permit's text.
+fn parse(text: &str) -> Option<[u64; 8]> {
+    let parts: Vec<&str> = text.strip_prefix("wgl1.")?.split('.').collect();
+    let &[limit, key, ticket, stamp, ready, weight, grace] = parts.as_slice() else { return None };
+    let number = |digits: &str| {
+        let is_number = digits.len() <= 16 && digits.bytes().all(|b| b.is_ascii_hexdigit());
+        is_number.then(|| u64::from_str_radix(digits, 16).ok())?
+    };
+    let (h0, h1) = key.split_at_checked(16)?;
+    let (weight, grace) = (number(weight)?, number(grace)?);
+    let is_possible = weight > 0 && grace <= time::LONGEST;
+    is_possible.then_some([number(limit)?, number(h0)?, number(h1)?, number(ticket)?, number(stamp)?, number(ready)?, weight, grace])
 }

@@ -1,25 +1,63 @@
 //! The keys of a table: an index of offsets, found and added without a lock.
 //!
-//! An entry goes from empty to an offset once and never changes, and a key's block never moves. Growing an index takes
-//! the structure lock: its empty slots are sealed, so that nobody can add to what has been copied, and whoever comes next
-//! can do it again from the start if this process dies.
+//! A key's block never moves while it is that key's, but a key may move to another block: see `rewrite.rs`. Growing an
+//! index takes the structure lock: its empty slots are sealed, so that nobody can add to what has been copied, keys that
+//! are idle are left behind and their blocks used again, and whoever comes next can do it again from the start if this
+//! process dies.
 
 use super::layout::{index_word, key_word, table_word};
 use super::table::{Blocked, Hash, Home, Table, key_words};
+use crate::algorithm::Start;
+use crate::algorithm::log::{CLOSED, SETTLED};
 use crate::atomic::*;
 use crate::error::Result;
 use crate::fault;
+use crate::policy::Policy;
 use std::fs::File;
 
+/// Where a key was found, and in which life of its block: what is done there must be of that life.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct KeyAt {
+    pub at: u64,
+    pub life: u64,
+}
+
 fn tag(hash: Hash) -> u64 {
-    hash.0[1] >> index_word::TAG
+    (hash.0[1] >> index_word::TAG).min(index_word::NO_KEY - 1)
+}
+
+pub(super) fn entry(hash: Hash, at: u64) -> u64 {
+    tag(hash) << index_word::TAG | at
+}
+
+/// What an empty slot holds in an index of this life.
+fn empty(life: u64) -> u64 {
+    if life == 0 { 0 } else { index_word::NO_KEY << index_word::TAG | life }
+}
+
+/// The block of an entry; none in a slot that is empty or sealed.
+fn block(entry: u64) -> Option<u64> {
+    let is_key = entry != 0 && entry >> index_word::TAG != index_word::NO_KEY;
+    is_key.then_some(entry & ((1 << index_word::TAG) - 1))
 }
 
 impl Home {
-    /// The block of a key, added if it is new.
+    /// Where a key is, added if it is new.
     #[inline]
-    pub fn key(&self, table: &Table, key: &str) -> Result<u64, Blocked> {
-        if key.is_empty() { Ok(table.empty_key) } else { self.find_or_add(table, self.hash(b'k', key)) }
+    pub fn key(&self, table: &Table, key: &str) -> Result<KeyAt, Blocked> {
+        if key.is_empty() { self.empty_key(table) } else { self.find_or_add(table, self.hash(b'k', key), key) }
+    }
+
+    #[inline(always)]
+    fn empty_key(&self, table: &Table) -> Result<KeyAt, Blocked> {
+        let at = table.empty_key;
+        let life = self.arena.word(at + key_word::LIFE).load(Acquire);
+        // The life is that of the empty key only if the block still is.
+        if self.arena.word(table.at + table_word::EMPTY_KEY).load(Acquire) == at && life != CLOSED {
+            Ok(KeyAt { at, life })
+        } else {
+            Err(Blocked::Moved)
+        }
     }
 
     /// Is this the block of a key of that table? For offsets that come from elsewhere.
@@ -30,43 +68,79 @@ impl Home {
     }
 
     /// Looks a key up without adding it. `None`: it was never used.
-    pub fn peek_key(&self, table: &Table, key: &str) -> Option<u64> {
-        if key.is_empty() {
-            return Some(table.empty_key);
-        }
-        let index = self.arena.word(table.at + table_word::INDEX).load(Acquire);
-        self.probe(index, self.hash(b'k', key)).ok()
+    pub fn peek_key(&self, table: &Table, key: &str) -> Result<Option<KeyAt>, Blocked> {
+        if key.is_empty() { self.empty_key(table).map(Some) } else { self.find(table, self.hash(b'k', key)) }
     }
 
-    pub(super) fn find_or_add(&self, table: &Table, hash: Hash) -> Result<u64, Blocked> {
+    fn index(&self, table: &Table) -> (u64, u64) {
         let index = self.arena.word(table.at + table_word::INDEX).load(Acquire);
-        match self.probe(index, hash) {
-            Ok(at) => Ok(at),
-            Err(slot) => self.add_key(table, index, slot, hash),
+        (index, self.arena.word(index + index_word::LIFE).load(Acquire))
+    }
+
+    pub fn find(&self, table: &Table, hash: Hash) -> Result<Option<KeyAt>, Blocked> {
+        let before = self.index(table);
+        match self.probe(table, before.0, hash) {
+            Ok((_, found)) if found.life == CLOSED => Err(Blocked::Sealed),
+            Ok((_, found)) => Ok(Some(found)),
+            Err(_) if self.index(table) == before => Ok(None),
+            // It was looked for in what is another index by now.
+            Err(_) => Err(Blocked::Moved),
         }
     }
 
-    /// Follows a key's probe sequence: to its block, or to the first slot that does not hold another key.
-    fn probe(&self, index: u64, hash: Hash) -> Result<u64, u64> {
+    pub(crate) fn find_or_add(&self, table: &Table, hash: Hash, text: &str) -> Result<KeyAt, Blocked> {
+        let (index, life) = self.index(table);
+        match self.probe(table, index, hash) {
+            Ok((_, found)) if found.life == CLOSED => Err(Blocked::Sealed),
+            Ok((_, found)) => Ok(found),
+            Err(slot) => self.add_key(table, (index, life), slot, hash, text),
+        }
+    }
+
+    /// The same for the holder of the structure lock, who makes room where there is none.
+    pub fn find_or_add_locked(&self, table: &Table, key: &str, file: Option<&File>) -> Result<KeyAt> {
+        loop {
+            match self.key(table, key) {
+                Ok(found) => return Ok(found),
+                Err(Blocked::Refused(error)) => return Err(error),
+                Err(Blocked::Full) => self.make_room(table, file)?,
+                Err(Blocked::Sealed | Blocked::Moved) => self.mend_key(table, self.hash(b'k', key), file)?,
+            }
+        }
+    }
+
+    /// Follows a key's probe sequence: to its slot and block, or to the first slot that does not hold another key.
+    #[inline]
+    pub(super) fn probe(&self, table: &Table, index: u64, hash: Hash) -> Result<(u64, KeyAt), u64> {
         let capacity = self.arena.word(index + index_word::CAPACITY).load(Relaxed);
         let slots = self.arena.words(index + index_word::SLOTS, capacity);
         let mut i = hash.0[0] & (capacity - 1);
         // There always is a free slot: see `add_key`.
         loop {
             let entry = slots[i as usize].load(Acquire);
-            if entry == 0 || entry == index_word::SEALED {
-                return Err(i);
-            }
-            let at = entry & ((1 << index_word::TAG) - 1);
-            if entry >> index_word::TAG == tag(hash) && self.get(at + key_word::HASH) == hash.0 {
-                return Ok(at);
+            let Some(at) = block(entry) else { return Err(i) };
+            if entry >> index_word::TAG == tag(hash) {
+                // The life first: if it is the same at the end, the block was this key's all the time.
+                let life = self.arena.word(at + key_word::LIFE).load(Acquire);
+                let is_its = self.get(at + key_word::HASH) == hash.0
+                    && self.arena.word(at + key_word::TABLE).load(Acquire) == table.at;
+                if is_its {
+                    return Ok((i, KeyAt { at, life }));
+                }
             }
             i = (i + 1) & (capacity - 1);
         }
     }
 
     #[cold]
-    fn add_key(&self, table: &Table, index: u64, mut slot: u64, hash: Hash) -> Result<u64, Blocked> {
+    fn add_key(
+        &self,
+        table: &Table,
+        (index, life): (u64, u64),
+        mut slot: u64,
+        hash: Hash,
+        text: &str,
+    ) -> Result<KeyAt, Blocked> {
         let capacity = self.arena.word(index + index_word::CAPACITY).load(Relaxed);
         let count = self.arena.word(index + index_word::COUNT);
         // Three quarters full is full: probe sequences stay short, and always end. Counted before it is used and never
@@ -74,67 +148,233 @@ impl Home {
         if count.fetch_add(1, Relaxed) >= capacity / 4 * 3 {
             return Err(Blocked::Full);
         }
-        let at = self.arena.allocate(key_words(table.policy))?;
-        self.set(at + key_word::HASH, hash.0);
-        self.arena.word(at + key_word::TABLE).store(table.at, Relaxed);
+        let at = self.block_for_new_key(table, (index, life))?;
         fault::point("key-allocated");
+        let Some(new) = self.begin(table, at, hash, text) else { return Err(Blocked::Full) };
         let slots = self.arena.words(index + index_word::SLOTS, capacity);
         loop {
-            let entry = tag(hash) << index_word::TAG | at;
-            match slots[slot as usize].compare_exchange(0, entry, AcqRel, Acquire) {
+            match slots[slot as usize].compare_exchange(empty(life), entry(hash, at), AcqRel, Acquire) {
                 Ok(_) => {
                     fault::point("key-inserted");
-                    return Ok(at);
+                    return Ok(new);
                 }
-                Err(index_word::SEALED) => return Err(Blocked::Full),
-                // Somebody was faster here: with this key (then `at` is lost, a few hundred bytes), or another.
-                Err(_) => match self.probe(index, hash) {
-                    Ok(theirs) => return Ok(theirs),
+                // Closed, or another index by now.
+                Err(word) if block(word).is_none() => {
+                    self.hand_back(table, index, at);
+                    return Err(Blocked::Full);
+                }
+                // Somebody was faster here: with this key, or another.
+                Err(_) => match self.probe(table, index, hash) {
+                    Ok((_, theirs)) => {
+                        self.hand_back(table, index, at);
+                        return if theirs.life == CLOSED { Err(Blocked::Sealed) } else { Ok(theirs) };
+                    }
                     Err(next) => slot = next,
                 },
             }
         }
     }
 
+    /// A block that nobody uses, for a key of this table: one that was used before if the index has some.
+    fn block_for_new_key(&self, table: &Table, (index, life): (u64, u64)) -> Result<u64, Blocked> {
+        let size = key_words(table.policy);
+        let returned = self.arena.word(index + index_word::RETURNED).swap(0, AcqRel);
+        if returned >> index_word::TAG == table.policy.ring_bits() && returned != 0 {
+            return Ok(returned & ((1 << index_word::TAG) - 1));
+        }
+        let free = self.arena.word(index + index_word::FREE).load(Acquire);
+        let taken = self.arena.word(index + index_word::TAKEN);
+        if taken.load(Relaxed) < free {
+            let mine = taken.fetch_add(1, AcqRel);
+            if mine < free {
+                let capacity = self.arena.word(index + index_word::CAPACITY).load(Relaxed);
+                let at = self.arena.word(index + index_word::SLOTS + capacity + mine).load(Acquire);
+                // Else the word may be another index's.
+                let is_same = self.arena.word(index + index_word::LIFE).load(Acquire) == life;
+                return if is_same { Ok(at) } else { Err(Blocked::Full) };
+            }
+        }
+        Ok(self.arena.allocate(size)?)
+    }
+
+    /// Hands a block back that was not needed after all. Where there is one already it is lost: a few hundred bytes.
+    fn hand_back(&self, table: &Table, index: u64, at: u64) {
+        let word = table.policy.ring_bits() << index_word::TAG | at;
+        let _ = self.arena.word(index + index_word::RETURNED).compare_exchange(0, word, AcqRel, Relaxed);
+    }
+
+    /// Makes a block that only the caller uses the one of a new key. `None`: it had too many lives, and is lost.
+    pub(super) fn begin(&self, table: &Table, at: u64, hash: Hash, text: &str) -> Option<KeyAt> {
+        let life = self.arena.word(at + key_word::LIFE);
+        let is_new = self.arena.word(at + key_word::TABLE).load(Relaxed) == 0;
+        let now = self.clock.now();
+        let [lost_at, lost] = self.get(table.at + table_word::LOST_AT);
+        let longest = table.policy.longest();
+        let lost = Start { stamp: lost_at, units: lost, state: SETTLED, id: u64::MAX, is_logged: true };
+        let starts = if lost.units > 0 && lost_at + longest > now.floor { &[lost][..] } else { &[] };
+        let is_log = matches!(table.policy, Policy::Rate(_));
+        if is_new && starts.is_empty() || !is_log {
+            self.name_block(table, at, hash, text);
+            return Some(KeyAt { at, life: life.load(Relaxed) });
+        }
+        life.store(CLOSED, Release);
+        self.name_block(table, at, hash, text);
+        self.arena.word(at + key_word::GATE).store(0, Release);
+        if !starts.is_empty() && !self.has_origins(table, at) {
+            return None;
+        }
+        let base = self.log(table, KeyAt { at, life: CLOSED }).write(starts, 0, now)?;
+        life.store(base, Release);
+        Some(KeyAt { at, life: base })
+    }
+
+    /// Makes sure that a block has room for the origins of its starts.
+    pub(super) fn has_origins(&self, table: &Table, at: u64) -> bool {
+        let origins = self.arena.word(at + key_word::ORIGINS);
+        if origins.load(Relaxed) == 0 {
+            match self.arena.allocate(table.policy.ring()) {
+                Ok(words) => origins.store(words, Release),
+                Err(_) => return false,
+            }
+        }
+        true
+    }
+
+    /// Each store releases, after the block was closed: see [`Log::write`](crate::algorithm::log::Log::write).
+    pub(super) fn name_block(&self, table: &Table, at: u64, hash: Hash, text: &str) {
+        for (i, word) in hash.0.into_iter().enumerate() {
+            self.arena.word(at + key_word::HASH + i as u64).store(word, Release);
+        }
+        self.arena.word(at + key_word::TABLE).store(table.at, Release);
+        let mut end = text.len().min(8 * key_word::TEXT_WORDS as usize - 2);
+        while !text.is_char_boundary(end) {
+            end -= 1;
+        }
+        let mut bytes = [0; 8 * key_word::TEXT_WORDS as usize];
+        bytes[0] = end as u8;
+        bytes[1] = u8::from(end < text.len());
+        bytes[2..2 + end].copy_from_slice(&text.as_bytes()[..end]);
+        for (i, word) in bytes.chunks_exact(8).enumerate() {
+            let word = u64::from_le_bytes(word.try_into().expect("eight bytes"));
+            self.arena.word(at + key_word::TEXT + i as u64).store(word, Release);
+        }
+    }
+
+    /// The key of a block as people read it. Long ones are cut, and end in an ellipsis.
+    pub(super) fn text_of(&self, at: u64) -> String {
+        let words: [u64; key_word::TEXT_WORDS as usize] = self.get(at + key_word::TEXT);
+        let bytes: Vec<u8> = words.into_iter().flat_map(u64::to_le_bytes).collect();
+        let end = 2 + usize::from(bytes[0]).min(bytes.len() - 2);
+        let text = String::from_utf8_lossy(&bytes[2..end]).into_owned();
+        if bytes[1] != 0 { text + "…" } else { text }
+    }
+
     /// Grows what [`Blocked::Full`] complained about. Only for the holder of the structure lock.
     pub fn make_room(&self, table: &Table, file: Option<&File>) -> Result<()> {
         // Twice what the next key takes, so that a short allocation is never the reason to come back at once.
-        self.arena.grow(2 * key_words(table.policy), file)?;
-        let old = self.arena.word(table.at + table_word::INDEX).load(Acquire);
+        self.arena.grow(2 * (key_words(table.policy) + table.policy.ring()), file)?;
+        let (old, _) = self.index(table);
         let capacity = self.arena.word(old + index_word::CAPACITY).load(Relaxed);
         let is_sealed =
             self.arena.words(old + index_word::SLOTS, capacity).iter().any(|s| s.load(Acquire) == index_word::SEALED);
         if !is_sealed && self.arena.word(old + index_word::COUNT).load(Relaxed) < capacity / 4 * 3 {
             return Ok(());
         }
-        let new = self.new_index(2 * capacity, file)?;
+        // Room first: what is sealed must be replaced.
+        self.arena.grow(2 * (index_word::SLOTS + 4 * capacity), file)?;
         if !fault::planted("open index") {
             self.seal_index(old);
         }
-        let slots = self.arena.words(new + index_word::SLOTS, 2 * capacity);
-        let mut count = 0;
-        for at in self.entries(old) {
-            let hash = Hash(self.get(at + key_word::HASH));
-            if let Err(slot) = self.probe(new, hash) {
-                slots[slot as usize].store(tag(hash) << index_word::TAG | at, Relaxed);
-                count += 1;
-            }
+        let (kept, idle) = self.part(table, old, file)?;
+        let new = self.new_index(if kept.len() as u64 > capacity / 2 { 2 * capacity } else { capacity }, file)?;
+        for at in &kept {
+            self.insert(table, new, Hash(self.get(at + key_word::HASH)), *at);
         }
-        self.arena.word(new + index_word::COUNT).store(count, Relaxed);
+        let lost = self.stock(table, new, self.take_stock(old).chain(idle));
         self.arena.word(table.at + table_word::INDEX).store(new, Release);
+        // Only now: whoever starts this over must find them where they were.
+        lost.into_iter().for_each(|at| self.retire_block(table.policy, at));
+        self.retire_index(old);
         Ok(())
     }
 
+    /// Parts the keys of a sealed index into those that are in use and the blocks, closed, of those that are not.
+    fn part(&self, table: &Table, index: u64, file: Option<&File>) -> Result<(Vec<u64>, Vec<u64>)> {
+        let (mut kept, mut idle) = (Vec::new(), Vec::new());
+        let empty_key = self.arena.word(table.at + table_word::EMPTY_KEY).load(Acquire);
+        for at in self.entries(index) {
+            if at == empty_key || !self.is_idle(table, at) {
+                kept.push(at);
+                continue;
+            }
+            if !fault::planted("reused in flight") {
+                self.log_at(table, at).seal();
+            }
+            // Somebody may have been faster than the seal.
+            if self.is_idle(table, at) {
+                idle.push(at);
+            } else {
+                let hash = Hash(self.get(at + key_word::HASH));
+                kept.push(self.rewrite(table, hash, file, |_| {})?);
+            }
+        }
+        Ok((kept, idle))
+    }
+
+    /// Puts a key into an index that nobody else sees yet.
+    pub(super) fn insert(&self, table: &Table, index: u64, hash: Hash, at: u64) {
+        let capacity = self.arena.word(index + index_word::CAPACITY).load(Relaxed);
+        if let Err(slot) = self.probe(table, index, hash) {
+            self.arena.words(index + index_word::SLOTS, capacity)[slot as usize].store(entry(hash, at), Relaxed);
+            self.arena.word(index + index_word::COUNT).fetch_add(1, Relaxed);
+        }
+    }
+
+    /// The blocks that nobody took from a sealed index. Nobody will.
+    fn take_stock(&self, index: u64) -> impl Iterator<Item = u64> {
+        let capacity = self.arena.word(index + index_word::CAPACITY).load(Relaxed);
+        let free = self.arena.word(index + index_word::FREE).load(Acquire);
+        let taken = self.arena.word(index + index_word::TAKEN).fetch_or(index_word::CLOSED, AcqRel) & !index_word::CLOSED;
+        (taken..free).map(move |i| self.arena.word(index + index_word::SLOTS + capacity + i).load(Acquire))
+    }
+
+    /// Stocks a new index with blocks for new keys; returns those that do not fit.
+    pub(super) fn stock(&self, table: &Table, index: u64, mut blocks: impl Iterator<Item = u64>) -> Vec<u64> {
+        let capacity = self.arena.word(index + index_word::CAPACITY).load(Relaxed);
+        let mut free = 0;
+        while free < capacity {
+            let Some(at) = blocks.next().or_else(|| self.used_block(table.policy)) else { break };
+            self.arena.word(index + index_word::SLOTS + capacity + free).store(at, Release);
+            free += 1;
+        }
+        self.arena.word(index + index_word::FREE).store(free, Release);
+        blocks.collect()
+    }
+
     pub(super) fn new_index(&self, capacity: u64, file: Option<&File>) -> Result<u64> {
-        let at = self.allocate(index_word::SLOTS + capacity, file)?;
-        self.arena.word(at + index_word::CAPACITY).store(capacity, Release);
+        let Some((at, life)) = self.used_index(capacity) else {
+            // The slots, and as many blocks for new keys.
+            let at = self.allocate(index_word::SLOTS + 2 * capacity, file)?;
+            self.arena.word(at + index_word::CAPACITY).store(capacity, Release);
+            return Ok(at);
+        };
+        self.arena.word(at + index_word::LIFE).store(life, Release);
+        for word in [index_word::COUNT, index_word::FREE, index_word::RETURNED, index_word::TAKEN] {
+            self.arena.word(at + word).store(0, Release);
+        }
+        for slot in self.arena.words(at + index_word::SLOTS, capacity) {
+            slot.store(empty(life), Release);
+        }
         Ok(at)
     }
 
     pub(super) fn seal_index(&self, index: u64) {
         let capacity = self.arena.word(index + index_word::CAPACITY).load(Relaxed);
         for slot in self.arena.words(index + index_word::SLOTS, capacity) {
-            let _ = slot.compare_exchange(0, index_word::SEALED, AcqRel, Acquire);
+            let word = slot.load(Acquire);
+            if block(word).is_none() {
+                let _ = slot.compare_exchange(word, index_word::SEALED, AcqRel, Acquire);
+            }
         }
     }
 
@@ -142,8 +382,7 @@ impl Home {
     pub(super) fn entries(&self, index: u64) -> impl Iterator<Item = u64> {
         let capacity = self.arena.word(index + index_word::CAPACITY).load(Relaxed);
         let slots = self.arena.words(index + index_word::SLOTS, capacity);
-        let entries = slots.iter().map(|slot| slot.load(Acquire));
-        entries.filter(|&e| e != 0 && e != index_word::SEALED).map(|e| e & ((1 << index_word::TAG) - 1))
+        slots.iter().filter_map(|slot| block(slot.load(Acquire)))
     }
 
     /// The keys of a table.

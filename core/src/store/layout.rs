@@ -3,14 +3,21 @@
 /// Words of the header that belong to the tables; the lane has those before, the arena those between.
 pub(super) const FIRST_LIMIT: u64 = 13;
 pub(super) const HASH_KEY: u64 = 14;
+/// Lists of blocks of keys that are used again, by the binary logarithm of their ring.
+pub(super) const FREE_KEYS: u64 = 16;
+/// The same for indexes, by that of their capacity.
+pub(super) const FREE_INDEXES: u64 = FREE_KEYS + 64;
 
 pub(super) mod limit_word {
     pub const NEXT: u64 = 0;
     pub const NAME: u64 = 1;
     pub const TABLE: u64 = 3;
     pub const GATE: u64 = 4;
-    /// The policy that a replacement under way leads to.
+    /// The policy that a replacement under way leads to. The first word may say that it forgets all keys.
     pub const NEXT_POLICY: u64 = 5;
+    pub const FORGETTING: u64 = 1 << 32;
+    /// The table that it is to replace.
+    pub const REPLACED: u64 = 14;
     pub const WORDS: u64 = 16;
 }
 
@@ -19,28 +26,54 @@ pub(super) mod table_word {
     pub const BORN: u64 = 9;
     pub const INDEX: u64 = 10;
     pub const EMPTY_KEY: u64 = 11;
+    /// How many units of a key may be missing from the ledger.
+    pub const BUDGET: u64 = 12;
+    /// When a ledger was read that may have missed so many units of each key.
+    pub const LOST_AT: u64 = 13;
+    pub const LOST_UNITS: u64 = 14;
     pub const WORDS: u64 = 16;
 }
 
 pub(super) mod index_word {
     pub const CAPACITY: u64 = 0;
     pub const COUNT: u64 = 1;
+    /// Differs each time the same words are another index.
+    pub const LIFE: u64 = 2;
+    /// Blocks for new keys: how many there are, how many were taken, and one that was handed back.
+    pub const FREE: u64 = 3;
+    pub const TAKEN: u64 = 4;
+    pub const RETURNED: u64 = 5;
+    /// The next in a list of free ones.
+    pub const NEXT: u64 = 6;
+    /// Set in `TAKEN` when no more may be taken.
+    pub const CLOSED: u64 = 1 << 63;
     pub const SLOTS: u64 = 16;
+    /// An entry is `tag << TAG | offset`, and this tag is no key's.
+    pub const TAG: u32 = 48;
+    pub const NO_KEY: u64 = 0xffff;
     /// No key may be added here any more: there is, or will be, another index.
     pub const SEALED: u64 = u64::MAX;
-    /// An entry is `tag << TAG | offset`.
-    pub const TAG: u32 = 48;
     pub const FIRST_CAPACITY: u64 = 16;
 }
 
 pub(super) mod key_word {
     pub const HASH: u64 = 0;
+    /// Whose key it is. The next block, in a list of free ones.
     pub const TABLE: u64 = 2;
+    pub const NEXT: u64 = 2;
     pub const GATE: u64 = 3;
     pub const CLEARED: u64 = 4;
+    pub const LIFE: u64 = 5;
+    pub const OWN: u64 = 6;
+    pub const LOGGED: u64 = 7;
+    /// Where the tickets are under which copied starts are known; 0: there was no need yet.
+    pub const ORIGINS: u64 = 8;
+    /// The key as people read it: a length, and as many bytes as there is room for.
+    pub const TEXT: u64 = 9;
+    pub const TEXT_WORDS: u64 = 7;
     /// What is written at every admission stands apart from what is only read.
     pub const HOT: u64 = 16;
     pub const RING: u64 = 32;
 }
 
-const _: () = assert!(HASH_KEY + 2 <= super::arena::HEADER_WORDS);
+const _: () = assert!(FREE_INDEXES + 64 <= super::arena::HEADER_WORDS);

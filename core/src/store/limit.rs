@@ -1,12 +1,16 @@
 //! A limiter's hold on its limit: declared or attached at the first use, then a few loads away.
 
-use super::table::{Blocked, Home, Table};
+use super::keys::KeyAt;
+use super::table::{Blocked, Hash, Home, Table};
 use super::{Inner, NOTICED_BY, Store};
+use crate::algorithm::Start;
+use crate::algorithm::log::Log;
 use crate::atomic::*;
 use crate::error::{Error, Result};
 use crate::fault;
 use crate::fork;
 use crate::policy::{self, Policy};
+use std::fs::File;
 use std::sync::Arc;
 
 /// One limit of one store, as one limiter uses it.
@@ -28,9 +32,21 @@ pub(crate) struct Limit {
 pub(crate) struct Key<'a> {
     pub home: &'a Home,
     pub table: Table,
-    pub at: u64,
+    pub key: KeyAt,
     /// Nobody starts before this: the later of the key's own gate and of the one that binds all keys.
     pub gate: u64,
+}
+
+impl Key<'_> {
+    pub fn log(&self) -> Log<'_> {
+        self.home.log(&self.table, self.key)
+    }
+
+    /// What the key is known by, wherever it lives.
+    #[inline(always)]
+    pub fn hash(&self) -> Hash {
+        self.home.hash_at(self.key.at)
+    }
 }
 
 impl Limit {
@@ -75,97 +91,157 @@ impl Limit {
         Ok(self.home()?.table_at(self.table.load(Acquire)))
     }
 
-    /// Does something with a key, again if the table was replaced or had to grow meanwhile.
+    /// Does something with a key, again if it moved or something had to grow meanwhile.
     #[inline(always)]
     pub fn with_key<R>(&self, key: &str, f: impl Fn(Key) -> Result<R, Blocked>) -> Result<R> {
         policy::check_key(key)?;
+        self.with(|home, table| home.key(table, key), |home| home.hash(b'k', key), f)
+    }
+
+    /// The same with a key that is known by its hash only.
+    pub fn with_hash<R>(&self, hash: Hash, f: impl Fn(Key) -> Result<R, Blocked>) -> Result<R> {
+        self.with(|home, table| home.find_or_add(table, hash, "?"), |_| hash, f)
+    }
+
+    #[inline(always)]
+    fn with<R>(
+        &self,
+        find: impl Fn(&Home, &Table) -> Result<KeyAt, Blocked>,
+        hash: impl Fn(&Home) -> Hash,
+        f: impl Fn(Key) -> Result<R, Blocked>,
+    ) -> Result<R> {
         loop {
             let home = self.home()?;
             let limit = self.limit.load(Relaxed);
             let table = home.table_at(self.table.load(Acquire));
             fault::point("resolved");
-            let blocked = match home.key(&table, key) {
-                Ok(at) => {
-                    let gate = home.limit_gate(limit).load(Acquire).max(home.key_gate(at).load(Acquire));
-                    match f(Key { home, table, at, gate }) {
+            let blocked = match find(home, &table) {
+                Ok(key) => {
+                    let gate = home.limit_gate(limit).load(Acquire).max(home.key_gate(key.at).load(Acquire));
+                    match f(Key { home, table, key, gate }) {
                         Ok(answer) => return Ok(answer),
                         Err(blocked) => blocked,
                     }
                 }
                 Err(blocked) => blocked,
             };
-            self.unblock(table.at, blocked)?;
+            self.unblock(table.at, hash(home), blocked)?;
         }
     }
 
     /// Looks at a key without adding it: `f` gets its block, if it has one, and the gate that binds it.
-    pub fn look<R>(&self, key: &str, f: impl Fn(&Home, &Table, Option<u64>, u64) -> Result<R, Blocked>) -> Result<R> {
+    pub fn look<R>(
+        &self,
+        key: &str,
+        f: impl Fn(&Home, &Table, Option<KeyAt>, u64) -> Result<R, Blocked>,
+    ) -> Result<R> {
         policy::check_key(key)?;
         loop {
             let home = self.home()?;
+            let limit = self.limit.load(Relaxed);
             let table = home.table_at(self.table.load(Acquire));
-            let at = home.peek_key(&table, key);
-            if at.is_none() && home.table(self.limit.load(Relaxed)).at != table.at {
+            let answer = match home.peek_key(&table, key) {
                 // The key may be in the table that has come in this one's place.
-                self.unblock(table.at, Blocked::Sealed)?;
-                continue;
-            }
-            let gate = home.limit_gate(self.limit.load(Relaxed)).load(Acquire);
-            let gate = gate.max(at.map_or(0, |at| home.key_gate(at).load(Acquire)));
-            match f(home, &table, at, gate) {
+                Ok(None) if home.table(limit).at != table.at => Err(Blocked::Moved),
+                Ok(found) => {
+                    let gate = home.limit_gate(limit).load(Acquire);
+                    let gate = gate.max(found.map_or(0, |found| home.key_gate(found.at).load(Acquire)));
+                    f(home, &table, found, gate)
+                }
+                Err(blocked) => Err(blocked),
+            };
+            match answer {
                 Ok(answer) => return Ok(answer),
-                Err(blocked) => self.unblock(table.at, blocked)?,
+                Err(blocked) => self.unblock(table.at, home.hash(b'k', key), blocked)?,
             }
         }
     }
 
+    /// Does something rare to the limit's table, when nobody else does.
+    fn with_table<R>(&self, f: impl Fn(&Home, &Table, Option<&File>) -> Result<R>) -> Result<R> {
+        let home = self.home()?;
+        let limit = self.limit.load(Relaxed);
+        self.store.with_lock(|locked| {
+            home.finish_replacing(limit, locked.file())?;
+            let table = home.table(limit);
+            self.table.store(table.at, Release);
+            f(home, &table, locked.file())
+        })
+    }
+
+    /// Changes what a key has in its log, if it has any. `false`: the key is not there.
+    pub fn rewrite(&self, hash: Hash, edit: impl Fn(&mut Vec<Start>)) -> Result<bool> {
+        self.with_table(|home, table, file| match home.find(table, hash) {
+            Ok(Some(_)) => home.rewrite(table, hash, file, &edit).map(|_| true),
+            _ => Ok(false),
+        })
+    }
+
     /// Closes a gate until `until` (0: it stays as it is): of one key, or with the empty key of all.
     pub fn close_gate(&self, key: &str, until: u64) -> Result<()> {
-        self.with_key(key, |found| {
-            let gate = if key.is_empty() {
-                found.home.limit_gate(self.limit.load(Relaxed))
-            } else {
-                found.home.key_gate(found.at)
-            };
-            gate.fetch_max(until, AcqRel);
-            found.still_open()
+        policy::check_key(key)?;
+        if key.is_empty() {
+            let home = self.home()?;
+            home.limit_gate(self.limit.load(Relaxed)).fetch_max(until, AcqRel);
+            return Ok(());
+        }
+        // A block may be another key's by the time that its gate is written, but for the lock.
+        self.with_table(|home, table, file| {
+            let found = home.find_or_add_locked(table, key, file)?;
+            home.key_gate(found.at).fetch_max(until, AcqRel);
+            Ok(())
         })
     }
 
     /// Opens the gates that [`Limit::close_gate`] closed. With the empty key, those of all keys too.
     pub fn open_gates(&self, key: &str) -> Result<()> {
-        self.with_key(key, |found| {
+        self.with_table(|home, table, _| {
             if key.is_empty() {
-                found.home.limit_gate(self.limit.load(Relaxed)).store(0, Release);
-                for at in found.home.keys(&found.table) {
-                    found.home.key_gate(at).store(0, Release);
-                    Key { at, ..found }.still_open()?;
-                }
-            } else {
-                found.home.key_gate(found.at).store(0, Release);
+                home.limit_gate(self.limit.load(Relaxed)).store(0, Release);
+                home.keys(table).for_each(|at| home.key_gate(at).store(0, Release));
+            } else if let Ok(Some(found)) = home.find(table, home.hash(b'k', key)) {
+                home.key_gate(found.at).store(0, Release);
             }
-            found.still_open()
+            Ok(())
+        })
+    }
+
+    /// Forgets every start of a rate limit's key and its gate; with the empty key, of all keys.
+    pub fn forget(&self, key: &str) -> Result<()> {
+        policy::check_key(key)?;
+        self.open_gates(key)?;
+        self.with_table(|home, table, file| {
+            if key.is_empty() {
+                return home.replace(self.limit.load(Relaxed), table.policy, true, file);
+            }
+            let hash = home.hash(b'k', key);
+            match home.find(table, hash) {
+                Ok(Some(_)) => home.rewrite(table, hash, file, Vec::clear).map(drop),
+                _ => Ok(()),
+            }
         })
     }
 
     #[cold]
-    fn unblock(&self, table: u64, blocked: Blocked) -> Result<()> {
+    fn unblock(&self, table: u64, hash: Hash, blocked: Blocked) -> Result<()> {
         if let Blocked::Refused(error) = blocked {
             return Err(error);
         }
         let home = self.store.home();
         let limit = self.limit.load(Relaxed);
-        if home.table(limit).at == table {
+        // A cell that moved is found by looking again.
+        if home.table(limit).at == table && !matches!(blocked, Blocked::Moved) {
             self.store.with_lock(|locked| {
-                // Whoever held the lock before may have done it already.
+                // Whoever held the lock before may have done it already. A sealed index may be a full one, or one whose
+                // table is being replaced: finish that first.
                 if home.table(limit).at == table {
-                    // A sealed index may be a full one, or one whose table is being replaced: finish that first.
                     home.finish_replacing(limit, locked.file())?;
-                    if let Blocked::Full = blocked {
-                        home.make_room(&home.table(limit), locked.file())?;
-                    }
                 }
-                Ok(())
+                let table = home.table(limit);
+                match blocked {
+                    Blocked::Full => home.make_room(&table, locked.file()),
+                    _ => home.mend_key(&table, hash, locked.file()),
+                }
             })?;
         }
         self.table.store(home.table(limit).at, Release);
@@ -185,15 +261,6 @@ impl Limit {
             self.ready.store(generation, Release);
             Ok(())
         })
-    }
-
-    /// Puts the same policy in its own place: a new table, without what was cleared and without places in the future.
-    pub fn renew(&self) -> Result<()> {
-        let home = self.home()?;
-        let limit = self.limit.load(Relaxed);
-        self.store.with_lock(|locked| home.replace(limit, home.table(limit).policy, locked.file()))?;
-        self.table.store(home.table(limit).at, Release);
-        Ok(())
     }
 
     fn declare_or_attach(&self, home: &Home, locked: &super::Locked) -> Result<u64> {
@@ -225,19 +292,8 @@ impl Limit {
         }
         home.finish_replacing(limit, locked.file())?;
         if home.table(limit).policy != policy {
-            home.replace(limit, policy, locked.file())?;
+            home.replace(limit, policy, false, locked.file())?;
         }
         Ok(limit)
-    }
-}
-
-impl Key<'_> {
-    /// See [`Log::still_open`](crate::algorithm::log::Log::still_open).
-    fn still_open(&self) -> Result<(), Blocked> {
-        match self.table.policy {
-            Policy::Rate(_) => Ok(self.home.log(&self.table, self.at).still_open()?),
-            // Only rate limits are ever replaced.
-            Policy::Concurrency { .. } => Ok(()),
-        }
     }
 }

@@ -7,14 +7,15 @@ mod lane;
 mod layout;
 mod limit;
 mod os;
+mod rewrite;
 #[cfg(any(target_os = "linux", target_os = "android"))]
 mod sqlite;
 mod table;
 mod url;
 
-pub(crate) use limit::Limit;
+pub(crate) use limit::{Key, Limit};
 pub(crate) use os::{random, sleep_on, wake_all};
-pub(crate) use table::{Home, Table};
+pub(crate) use table::{Blocked, Hash, Home, Table};
 
 #[cfg(any(target_os = "linux", target_os = "android"))]
 use lane::NOTICED_BY;

@@ -6,30 +6,32 @@
 //!                   └─→ index ─→ key      one block per key: the cells of its algorithm
 //! ```
 //!
-//! A table is replaced when its policy changes, under the structure lock: it is *sealed*, so that a slow process cannot
-//! add to what has been copied, and whoever comes next can do it again from the start if this process dies.
+//! A table is replaced when its policy changes: see `rewrite.rs`.
 
 use super::arena::{Arena, NoRoom};
+use super::keys::KeyAt;
 use super::layout::{FIRST_LIMIT, HASH_KEY, index_word, key_word, limit_word, table_word};
 use crate::algorithm::Sealed;
-use crate::algorithm::log::{self, Log};
+use crate::algorithm::log::Log;
 use crate::algorithm::slots::Slots;
 use crate::atomic::*;
 use crate::error::{Error, Result};
-use crate::policy::{POLICY_WORDS, Policy};
+use crate::policy::Policy;
 use crate::time::{Clock, Tick};
 use siphasher::sip128::{Hasher128, SipHasher13};
 use std::fs::File;
 
 /// A key or a name, as the store knows it: 128 bits, keyed with the store's secret.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Hash(pub(super) [u64; 2]);
+pub(crate) struct Hash(pub [u64; 2]);
 
 /// Why a lock-free call could not finish.
 #[derive(Debug)]
 pub(crate) enum Blocked {
-    /// The table is being replaced, or has been.
+    /// The key's cells are being written elsewhere, or the table's: that has to be finished.
     Sealed,
+    /// It was looked for in a place that is another's by now: look again.
+    Moved,
     /// Something has to grow first.
     Full,
     /// It never will.
@@ -102,13 +104,19 @@ impl Home {
         std::array::from_fn(|i| self.arena.word(at + i as u64).load(Acquire))
     }
 
-    pub(super) fn hash(&self, kind: u8, text: &str) -> Hash {
+    pub fn hash(&self, kind: u8, text: &str) -> Hash {
         let [k0, k1] = self.get(HASH_KEY);
         let mut hasher = SipHasher13::new_with_keys(k0, k1);
         std::hash::Hasher::write(&mut hasher, &[kind]);
         std::hash::Hasher::write(&mut hasher, text.as_bytes());
         let hash = hasher.finish128();
         Hash([hash.h1, hash.h2])
+    }
+
+    /// The hash of the key that a block is of.
+    #[inline(always)]
+    pub fn hash_at(&self, key: u64) -> Hash {
+        Hash(self.get(key + key_word::HASH))
     }
 
     // ---- limits ----
@@ -157,70 +165,19 @@ impl Home {
         Table { at, policy, born: word(table_word::BORN), empty_key: word(table_word::EMPTY_KEY) }
     }
 
-    /// Puts another policy in a table's place. Only for the holder of the structure lock.
-    pub fn replace(&self, limit: u64, policy: Policy, file: Option<&File>) -> Result<()> {
-        let [kind, numbers @ ..] = policy.to_words();
-        // The kind last: whoever finds it finds the numbers that go with it.
-        self.set::<{ POLICY_WORDS - 1 }>(limit + limit_word::NEXT_POLICY + 1, numbers);
-        self.arena.word(limit + limit_word::NEXT_POLICY).store(kind, Release);
-        self.finish_replacing(limit, file)
-    }
-
-    /// Does what [`Home::replace`] was to do, from the start: whoever did it may have died at any point.
-    /// Only for the holder of the structure lock. A no-op if nothing was under way.
-    pub fn finish_replacing(&self, limit: u64, file: Option<&File>) -> Result<()> {
-        let words = self.get::<POLICY_WORDS>(limit + limit_word::NEXT_POLICY);
-        let Some(policy) = Policy::from_words(|i| words[i]) else { return Ok(()) };
-        let old = self.table(limit);
-        let old_index = self.arena.word(old.at + table_word::INDEX).load(Acquire);
-        // Room first: what is sealed must be replaced.
-        let keys = self.entries(old_index).count() as u64;
-        let capacity = (2 * keys + 2).next_power_of_two().max(index_word::FIRST_CAPACITY);
-        self.arena.grow(2 * capacity + (keys + 16) * key_words(policy), file)?;
-        let new = self.new_table(policy, 0, capacity, file)?;
-        self.seal_index(old_index);
-        let to = self.table_at(new);
-        for from in self.entries(old_index) {
-            let hash = Hash(self.get(from + key_word::HASH));
-            let into = loop {
-                match self.find_or_add(&to, hash) {
-                    Ok(into) => break into,
-                    Err(_) => self.make_room(&to, file)?,
-                }
-            };
-            self.copy_key(&old, from, &to, into);
-        }
-        // After the sealing, like all that is copied: a clear may have changed it until then.
-        let born = self.arena.word(old.at + table_word::BORN).load(Acquire);
-        self.arena.word(new + table_word::BORN).store(born, Relaxed);
-        self.arena.word(limit + limit_word::TABLE).store(new, Release);
-        self.arena.word(limit + limit_word::NEXT_POLICY).store(0, Release);
-        Ok(())
-    }
-
-    /// Closes a key of an old table and writes what it held into the new one.
-    fn copy_key(&self, old: &Table, from: u64, to: &Table, into: u64) {
-        let copy = |cell: u64| {
-            let was = self.arena.word(from + cell).load(Acquire);
-            self.arena.word(into + cell).store(was, Relaxed);
-        };
-        if let (Policy::Rate(_), Policy::Rate(_)) = (old.policy, to.policy) {
-            let log = self.log(old, from);
-            log.seal();
-            copy(key_word::GATE);
-            self.log(to, into).copy_from(&log, self.clock.now());
-        }
-    }
-
-    fn new_table(&self, policy: Policy, born: Tick, capacity: u64, file: Option<&File>) -> Result<u64> {
+    pub(super) fn new_table(&self, policy: Policy, born: Tick, capacity: u64, file: Option<&File>) -> Result<u64> {
         let at = self.allocate(table_word::WORDS, file)?;
         self.set(at + table_word::POLICY, policy.to_words());
         self.arena.word(at + table_word::BORN).store(born, Relaxed);
         let index = self.new_index(capacity, file)?;
         self.arena.word(at + table_word::INDEX).store(index, Relaxed);
-        self.arena.grow(key_words(policy), file)?;
-        let empty = self.find_or_add(&self.table_at(at), self.hash(b'k', ""));
-        self.arena.word(at + table_word::EMPTY_KEY).store(empty.expect("room was made"), Relaxed);
+        let empty = loop {
+            self.arena.grow(key_words(policy) + policy.ring(), file)?;
+            if let Ok(found) = self.find_or_add(&self.table_at(at), self.hash(b'k', ""), "") {
+                break found;
+            }
+        };
+        self.arena.word(at + table_word::EMPTY_KEY).store(empty.at, Relaxed);
         Ok(at)
     }
 
@@ -232,11 +189,6 @@ impl Home {
                 return Ok(at);
             }
         }
-    }
-
-    /// Untouched keys count as new from now on.
-    pub fn forget_birth(&self, table: &Table) {
-        self.arena.word(table.at + table_word::BORN).store(0, Release);
     }
 
     /// What a forked child does with a heap that it inherited: starts that run belong to the parent. Only for the holder
@@ -262,14 +214,34 @@ impl Home {
 
     /// A key of a rate limit.
     #[inline(always)]
-    pub fn log(&self, table: &Table, key: u64) -> Log<'_> {
-        let words = self.arena.words(key, key_words(table.policy));
+    pub fn log(&self, table: &Table, key: KeyAt) -> Log<'_> {
+        let words = self.arena.words(key.at, key_words(table.policy));
+        let word = |at: u64| &words[at as usize];
+        let origins = word(key_word::ORIGINS).load(Relaxed);
         Log {
-            head: &words[key_word::HOT as usize],
-            cleared: &words[key_word::CLEARED as usize],
+            head: word(key_word::HOT),
+            cleared: word(key_word::CLEARED),
+            own: word(key_word::OWN),
+            logged: word(key_word::LOGGED),
             ring: &words[key_word::RING as usize..],
+            origins: if origins == 0 { &[] } else { self.arena.words(origins, table.policy.ring()) },
+            life: word(key_word::LIFE),
+            base: key.life,
             born: table.born,
         }
+    }
+
+    /// The log in a block, whatever its life is. For the holder of the structure lock.
+    pub fn log_at(&self, table: &Table, at: u64) -> Log<'_> {
+        self.log(table, KeyAt { at, life: self.arena.word(at + key_word::LIFE).load(Acquire) })
+    }
+
+    /// Will nobody notice if this key is forgotten?
+    pub(super) fn is_idle(&self, table: &Table, at: u64) -> bool {
+        let now = self.clock.now();
+        matches!(table.policy, Policy::Rate(_))
+            && self.key_gate(at).load(Acquire) <= now.floor
+            && self.log_at(table, at).is_idle(table.policy.longest(), now)
     }
 
     /// A key of a concurrency limit.
@@ -289,9 +261,5 @@ impl Home {
 /// The size of a key's block.
 #[inline(always)]
 pub(super) fn key_words(policy: Policy) -> u64 {
-    key_word::RING
-        + match policy {
-            Policy::Rate(windows) => log::capacity(windows.largest()),
-            Policy::Concurrency { max } => max,
-        }
+    key_word::RING + policy.ring()
 }

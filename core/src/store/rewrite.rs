@@ -1,0 +1,249 @@
+//! The one way of everything rare: what is to change is sealed, read, edited, and written anew elsewhere.
+//!
+//! A key is rewritten into another block when a start is cancelled or settled, a place is exchanged, or the key is
+//! cleared. A table is rewritten, with all its keys, when its policy changes. All of it under the structure lock, in an
+//! order such that whoever comes next can do it again from the start if this process dies. What was replaced is used
+//! again: its cells get another life.
+
+use super::keys::{KeyAt, entry};
+use super::layout::{FREE_INDEXES, FREE_KEYS, index_word, key_word, limit_word, table_word};
+use super::table::{Hash, Home, Table, key_words};
+use crate::algorithm::Start;
+use crate::algorithm::log::{CLOSED, PLACE};
+use crate::atomic::*;
+use crate::error::Result;
+use crate::fault;
+use crate::policy::{POLICY_WORDS, Policy};
+use crate::time::Now;
+use std::fs::File;
+
+impl Home {
+    /// Writes a key that is in the table into another block, with these changes to its starts. Returns the block.
+    pub fn rewrite(
+        &self,
+        table: &Table,
+        hash: Hash,
+        file: Option<&File>,
+        edit: impl FnOnce(&mut Vec<Start>),
+    ) -> Result<u64> {
+        let index = self.arena.word(table.at + table_word::INDEX).load(Acquire);
+        let (slot, from) = self.probe(table, index, hash).expect("the key is in its table");
+        // Room first: what is sealed must be replaced.
+        let into = self.block_to_write(table, file)?;
+        let log = self.log(table, from);
+        log.seal();
+        fault::point("key-sealed");
+        let now = self.clock.now();
+        let mut starts = log.starts(table.policy.longest(), self.largest(table), now);
+        edit(&mut starts);
+        let into = self.write_into(table, into, from.at, (&starts, log.end(), now), file)?;
+        fault::point("key-written");
+        let slots = self.arena.words(index + index_word::SLOTS, slot + 1);
+        slots[slot as usize].store(entry(hash, into), Release);
+        let empty = self.arena.word(table.at + table_word::EMPTY_KEY);
+        if empty.load(Acquire) == from.at {
+            empty.store(into, Release);
+        }
+        self.retire_block(table.policy, from.at);
+        Ok(into)
+    }
+
+    /// Finishes a rewriting that somebody died in, if there is one.
+    pub fn mend_key(&self, table: &Table, hash: Hash, file: Option<&File>) -> Result<()> {
+        let index = self.arena.word(table.at + table_word::INDEX).load(Acquire);
+        let Ok((_, found)) = self.probe(table, index, hash) else { return Ok(()) };
+        if hash == self.hash(b'k', "") {
+            self.arena.word(table.at + table_word::EMPTY_KEY).store(found.at, Release);
+        }
+        if self.log(table, found).is_sealed() {
+            self.rewrite(table, hash, file, |_| {})?;
+        }
+        Ok(())
+    }
+
+    fn largest(&self, table: &Table) -> u64 {
+        match table.policy {
+            Policy::Rate(windows) => windows.largest(),
+            Policy::Concurrency { .. } => 0,
+        }
+    }
+
+    /// A block that nobody uses, with room for the origins of its starts.
+    fn block_to_write(&self, table: &Table, file: Option<&File>) -> Result<u64> {
+        let at = match self.used_block(table.policy) {
+            Some(at) => at,
+            None => self.allocate(key_words(table.policy), file)?,
+        };
+        while !self.has_origins(table, at) {
+            self.arena.grow(table.policy.ring(), file)?;
+        }
+        Ok(at)
+    }
+
+    /// Writes starts into a block, which gets the name and the gate of `from`. Returns where they were written: in
+    /// another block if that one had too many lives.
+    fn write_into(
+        &self,
+        table: &Table,
+        mut into: u64,
+        from: u64,
+        (starts, after, now): (&[Start], u64, Now),
+        file: Option<&File>,
+    ) -> Result<u64> {
+        loop {
+            let life = self.arena.word(into + key_word::LIFE);
+            life.store(CLOSED, Release);
+            for word in [key_word::HASH, key_word::HASH + 1, key_word::GATE] {
+                self.arena.word(into + word).store(self.arena.word(from + word).load(Acquire), Release);
+            }
+            for word in key_word::TEXT..key_word::TEXT + key_word::TEXT_WORDS {
+                self.arena.word(into + word).store(self.arena.word(from + word).load(Acquire), Release);
+            }
+            self.arena.word(into + key_word::TABLE).store(table.at, Release);
+            let written = self.log(table, KeyAt { at: into, life: CLOSED }).write(starts, after, now);
+            if let Some(base) = written {
+                life.store(base, Release);
+                return Ok(into);
+            }
+            into = self.allocate(key_words(table.policy), file)?;
+            while !self.has_origins(table, into) {
+                self.arena.grow(table.policy.ring(), file)?;
+            }
+        }
+    }
+
+    // ---- tables ----
+
+    /// Puts another policy in a table's place, or the same one and forgets all keys. Only for the holder of the structure
+    /// lock.
+    pub fn replace(&self, limit: u64, policy: Policy, is_forgetting: bool, file: Option<&File>) -> Result<()> {
+        let [kind, numbers @ ..] = policy.to_words();
+        self.arena.word(limit + limit_word::REPLACED).store(self.table(limit).at, Release);
+        // The kind last: whoever finds it finds the numbers that go with it.
+        self.set::<{ POLICY_WORDS - 1 }>(limit + limit_word::NEXT_POLICY + 1, numbers);
+        let forgetting = if is_forgetting { limit_word::FORGETTING } else { 0 };
+        self.arena.word(limit + limit_word::NEXT_POLICY).store(kind | forgetting, Release);
+        self.finish_replacing(limit, file)
+    }
+
+    /// Does what [`Home::replace`] was to do, from the start: whoever did it may have died at any point.
+    /// Only for the holder of the structure lock. A no-op if nothing was under way.
+    pub fn finish_replacing(&self, limit: u64, file: Option<&File>) -> Result<()> {
+        let mut words = self.get::<POLICY_WORDS>(limit + limit_word::NEXT_POLICY);
+        let is_forgetting = words[0] & limit_word::FORGETTING != 0;
+        words[0] &= !limit_word::FORGETTING;
+        let Some(policy) = Policy::from_words(|i| words[i]) else { return Ok(()) };
+        let old = self.table(limit);
+        if old.at != self.arena.word(limit + limit_word::REPLACED).load(Acquire) {
+            // All but the last word was done.
+            self.arena.word(limit + limit_word::NEXT_POLICY).store(0, Release);
+            return Ok(());
+        }
+        let old_index = self.arena.word(old.at + table_word::INDEX).load(Acquire);
+        // Room first: what is sealed must be replaced.
+        let keys = if is_forgetting { 0 } else { self.entries(old_index).count() as u64 };
+        let capacity = (2 * keys + 2).next_power_of_two().max(index_word::FIRST_CAPACITY);
+        let block = key_words(policy) + policy.ring() + 16;
+        self.arena.grow(2 * capacity + (keys.saturating_sub(self.used_blocks(policy)) + 2) * block, file)?;
+        self.seal_index(old_index);
+        let born = if is_forgetting { 0 } else { old.born };
+        let new = self.table_at(self.new_table(policy, born, capacity, file)?);
+        let lost: [u64; 2] = if is_forgetting { [0, 0] } else { self.get(old.at + table_word::LOST_AT) };
+        self.set(new.at + table_word::LOST_AT, lost);
+        let new_index = self.arena.word(new.at + table_word::INDEX).load(Acquire);
+        for from in self.entries(old_index) {
+            if let Policy::Rate(_) = old.policy {
+                self.log_at(&old, from).seal();
+            }
+            if !is_forgetting {
+                self.move_key(&old, from, &new, new_index, file)?;
+            }
+        }
+        fault::point("table-written");
+        self.arena.word(limit + limit_word::TABLE).store(new.at, Release);
+        self.arena.word(limit + limit_word::NEXT_POLICY).store(0, Release);
+        // Only now: whoever starts this over must find them where they were.
+        if let Policy::Rate(_) = old.policy {
+            let blocks: Vec<u64> = self.entries(old_index).collect();
+            blocks.into_iter().for_each(|at| self.retire_block(old.policy, at));
+            self.retire_index(old_index);
+        }
+        Ok(())
+    }
+
+    /// Writes a key of an old table into a new one that nobody sees yet. Places do not move: they were taken under another
+    /// policy, and are exchanged when they are presented.
+    fn move_key(&self, old: &Table, from: u64, new: &Table, index: u64, file: Option<&File>) -> Result<()> {
+        let (Policy::Rate(_), Policy::Rate(_)) = (old.policy, new.policy) else { return Ok(()) };
+        let now = self.clock.now();
+        let log = self.log_at(old, from);
+        let mut starts = log.starts(new.policy.longest(), self.largest(new), now);
+        starts.retain(|start| start.state != PLACE);
+        let hash = Hash(self.get(from + key_word::HASH));
+        let is_empty_key = hash == self.hash(b'k', "");
+        if starts.is_empty() && self.key_gate(from).load(Acquire) <= now.floor && !is_empty_key {
+            return Ok(());
+        }
+        if !is_empty_key {
+            let into = self.block_to_write(new, file)?;
+            let into = self.write_into(new, into, from, (&starts, log.end(), now), file)?;
+            self.insert(new, index, hash, into);
+            return Ok(());
+        }
+        // It is there already, made with the table.
+        let into = self.table_at(new.at).empty_key;
+        while !self.has_origins(new, into) {
+            self.arena.grow(new.policy.ring(), file)?;
+        }
+        let written = self.write_into(new, into, from, (&starts, log.end(), now), file)?;
+        assert_eq!(written, into, "a new block has had no lives");
+        Ok(())
+    }
+
+    // ---- what is used again: lists, which only the holder of the structure lock touches ----
+
+    pub(super) fn retire_block(&self, policy: Policy, at: u64) {
+        let first = self.arena.word(FREE_KEYS + policy.ring_bits());
+        self.arena.word(at + key_word::NEXT).store(first.load(Acquire), Release);
+        first.store(at, Release);
+    }
+
+    pub(super) fn used_block(&self, policy: Policy) -> Option<u64> {
+        let first = self.arena.word(FREE_KEYS + policy.ring_bits());
+        let at = first.load(Acquire);
+        (at != 0).then(|| {
+            let next = self.arena.word(at + key_word::NEXT);
+            first.store(next.load(Acquire), Release);
+            // No table's, but not new either.
+            next.store(u64::MAX, Release);
+            at
+        })
+    }
+
+    fn used_blocks(&self, policy: Policy) -> u64 {
+        let mut at = self.arena.word(FREE_KEYS + policy.ring_bits()).load(Acquire);
+        let mut count = 0;
+        while at != 0 {
+            count += 1;
+            at = self.arena.word(at + key_word::NEXT).load(Acquire);
+        }
+        count
+    }
+
+    pub(super) fn retire_index(&self, at: u64) {
+        let capacity = self.arena.word(at + index_word::CAPACITY).load(Relaxed);
+        let first = self.arena.word(FREE_INDEXES + u64::from(capacity.trailing_zeros()));
+        self.arena.word(at + index_word::NEXT).store(first.load(Acquire), Release);
+        first.store(at, Release);
+    }
+
+    /// An index of this capacity that nobody uses any more, and the number of its next life.
+    pub(super) fn used_index(&self, capacity: u64) -> Option<(u64, u64)> {
+        let first = self.arena.word(FREE_INDEXES + u64::from(capacity.trailing_zeros()));
+        let at = first.load(Acquire);
+        (at != 0).then(|| {
+            first.store(self.arena.word(at + index_word::NEXT).load(Acquire), Release);
+            (at, self.arena.word(at + index_word::LIFE).load(Acquire) + 1)
+        })
+    }
+}
