@@ -1,9 +1,9 @@
 //! The atomics that the algorithms use: the machine's, or a model checker's.
 
 #[cfg(loom)]
-pub(crate) use loom::sync::atomic::{AtomicU64, fence};
+pub(crate) use loom::sync::atomic::AtomicU64;
 #[cfg(shuttle)]
-pub(crate) use shuttle::sync::atomic::{AtomicU64, fence};
-pub(crate) use std::sync::atomic::Ordering::*;
+pub(crate) use shuttle::sync::atomic::AtomicU64;
 #[cfg(not(model))]
-pub(crate) use std::sync::atomic::{AtomicU64, fence};
+pub(crate) use std::sync::atomic::AtomicU64;
+pub(crate) use std::sync::atomic::Ordering::*;

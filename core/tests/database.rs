@@ -24,11 +24,8 @@ fn declared_policies_can_be_read_by_people() {
     RateLimiter::new(&store, "openai", 120, Duration::from_secs(60)).unwrap().open().unwrap();
     let db = rusqlite::Connection::open(dir.file("limits.db")).unwrap();
     let mut query = db.prepare("SELECT name, kind, policy FROM limits ORDER BY name").unwrap();
-    let rows: Vec<[String; 3]> = query
-        .query_map([], |r| Ok([r.get(0)?, r.get(1)?, r.get(2)?]))
-        .unwrap()
-        .map(Result::unwrap)
-        .collect();
+    let rows: Vec<[String; 3]> =
+        query.query_map([], |r| Ok([r.get(0)?, r.get(1)?, r.get(2)?])).unwrap().map(Result::unwrap).collect();
     assert_eq!(rows, [["mail \"bulk\"", "rate", "5/250ms"], ["openai", "rate", "120/1m"]]);
     assert_eq!(store.names().unwrap(), ["mail \"bulk\"", "openai"]);
 }

@@ -593,7 +593,8 @@ impl<'a> Log<'a> {
         let burnt = end + after.saturating_sub(end).div_ceil(2 * size) * 2 * size;
         let highest = self.ring.iter().map(|slot| slot.load(Relaxed) >> STAMP).max().unwrap_or(0);
         let mut room = size - 1;
-        let kept = starts.iter().rev().take_while(|s| room.checked_sub(s.units).map(|left| room = left).is_some()).count();
+        let kept =
+            starts.iter().rev().take_while(|s| room.checked_sub(s.units).map(|left| room = left).is_some()).count();
         let (cut, starts) = starts.split_at(starts.len() - kept);
         let oldest = starts.first().map_or(now.ceil, |start| start.stamp);
         let base = oldest.min(now.ceil).wrapping_sub(highest + 2);
@@ -619,7 +620,8 @@ impl<'a> Log<'a> {
             for (ticket, units) in (next..).zip((1..=start.units).rev()) {
                 let state = if ticket == next { start.state } else { STARTED };
                 put(self.slot(ticket), self.word(ticket, field, state, units));
-                self.origins[(ticket - first) as usize].store(if ticket == next { start.id } else { u64::MAX }, Relaxed);
+                self.origins[(ticket - first) as usize]
+                    .store(if ticket == next { start.id } else { u64::MAX }, Relaxed);
             }
             next += start.units;
         }

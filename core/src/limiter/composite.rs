@@ -1,7 +1,7 @@
 //! Several limits at once: a start needs all of them.
 
 use super::concurrency::is_certain;
-use super::{Attempt, Limiter, Presented, Reserved, Step, Wait, next_id, own, unsupported};
+use super::{Attempt, Limiter, Presented, Progress, Reserved, Step, Wait, next_id, own, unsupported};
 use crate::decision::Decision;
 use crate::error::{Error, Result};
 use crate::fork::PerProcess;
@@ -234,6 +234,9 @@ impl Limiter for CompositeLimiter {
     }
 
     fn step(&self, wait: &mut Wait) -> Result<Step> {
+        if let Progress::Place(_) = wait.progress {
+            return unsupported("a place", "a composite: it has no places");
+        }
         let now = wait.started.get_or_insert_with(std::time::Instant::now).elapsed();
         match self.attempt(&wait.key, wait.weight)? {
             Attempt::Admitted(permit) => Ok(Step::Admitted(permit)),

@@ -141,6 +141,9 @@ impl Limiter for ConcurrencyLimiter {
     }
 
     fn step(&self, wait: &mut Wait) -> Result<Step> {
+        if let Progress::Place(_) = wait.progress {
+            return unsupported("a place", "a concurrency limit: it has no places");
+        }
         let now = self.limit.home()?.clock.now().floor;
         let patience = wait.patience(now);
         // The bell first: whoever completes after this look wakes the nap that follows it.

@@ -29,8 +29,13 @@ pub enum Attempt {
 /// The answer to a wish for a place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reserved {
-    /// A start in the future, or now: [`Limiter::ready_at`] says when. It is to be presented then.
-    Place(RawPermit),
+    /// A start in the future, or now.
+    Place {
+        /// What to present.
+        place: RawPermit,
+        /// When, from now.
+        after: Duration,
+    },
     /// There is none soon enough, but after this long.
     Denied(Duration),
 }

@@ -1,6 +1,6 @@
 //! No limit: what a queue uses where none is given.
 
-use super::{Attempt, Limiter, Presented, Reserved, Step, Wait, next_id, own};
+use super::{Attempt, Limiter, Presented, Progress, Reserved, Step, Wait, next_id, own};
 use crate::decision::Decision;
 use crate::error::Result;
 use crate::permit::RawPermit;
@@ -73,6 +73,9 @@ impl Limiter for NullLimiter {
     }
 
     fn step(&self, wait: &mut Wait) -> Result<Step> {
+        if let Progress::Place(place) = wait.progress {
+            own(&place, self.id, self.name())?;
+        }
         check(&wait.key, wait.weight)?;
         Ok(Step::Admitted(self.permit()))
     }
@@ -93,7 +96,7 @@ impl Limiter for NullLimiter {
 
     fn reserve(&self, key: &str, weight: u64, _: Option<Duration>, _: Option<Duration>) -> Result<Reserved> {
         check(key, weight)?;
-        Ok(Reserved::Place(self.permit()))
+        Ok(Reserved::Place { place: self.permit(), after: Duration::ZERO })
     }
 
     fn present(&self, place: &RawPermit) -> Result<Presented> {

@@ -113,7 +113,8 @@ impl RateLimiter {
         Ok(match answer.taken {
             Some(taken) => {
                 let ready = answer.ready.max(answer.now.floor);
-                Reserved::Place(self.permit(found, taken, weight, ready, grace))
+                let place = self.permit(found, taken, weight, ready, grace);
+                Reserved::Place { place, after: from_ticks(ready - answer.now.floor) }
             }
             None => Reserved::Denied(from_ticks(answer.ready.saturating_sub(answer.now.floor))),
         })
@@ -197,22 +198,24 @@ impl Limiter for RateLimiter {
 
     fn step(&self, wait: &mut Wait) -> Result<Step> {
         policy::check_some(wait.weight)?;
-        if let Progress::Place(place) = wait.progress {
-            return match self.present(&place)? {
+        while let Progress::Place(place) = wait.progress {
+            match self.present(&place)? {
                 Presented::Started(permit) => {
                     wait.progress = Progress::Nothing;
-                    Ok(Step::Admitted(permit))
+                    return Ok(Step::Admitted(permit));
                 }
                 Presented::Wait { place, after } => {
                     wait.progress = Progress::Place(place);
                     let patience = wait.patience(self.limit.home()?.clock.now().floor);
-                    if after <= from_ticks(patience) {
+                    if after > from_ticks(patience) {
+                        self.give_up(wait)?;
+                        return Ok(Step::Expired(after));
+                    }
+                    if !after.is_zero() {
                         return Ok(Step::Sleep(after));
                     }
-                    self.give_up(wait)?;
-                    Ok(Step::Expired(after))
                 }
-            };
+            }
         }
         policy::check_key(&wait.key)?;
         let patience = wait.patience(self.limit.home()?.clock.now().floor);
@@ -292,13 +295,7 @@ impl Limiter for RateLimiter {
         })
     }
 
-    fn reserve(
-        &self,
-        key: &str,
-        weight: u64,
-        max_wait: Option<Duration>,
-        grace: Option<Duration>,
-    ) -> Result<Reserved> {
+    fn reserve(&self, key: &str, weight: u64, max_wait: Option<Duration>, grace: Option<Duration>) -> Result<Reserved> {
         policy::check_some(weight)?;
         let patience = max_wait.map_or(u64::MAX, time::patience_ticks);
         let grace = grace.map(|grace| time::grace_ticks("grace", grace)).transpose()?;
@@ -330,15 +327,11 @@ impl Limiter for RateLimiter {
                 }
             })?;
         }
-        let fresh = self.limit.with_hash(Hash([h0, h1]), |found| {
-            let reserved = self.take_place(&found, weight, u64::MAX, Some(grace))?;
-            Ok((reserved, found.home.clock.now().floor))
-        })?;
-        match fresh {
-            (Reserved::Place(place), now) => {
-                Ok(Presented::Wait { place, after: from_ticks(place.ready.saturating_sub(now)) })
-            }
-            (Reserved::Denied(after), _) => {
+        let fresh =
+            self.limit.with_hash(Hash([h0, h1]), |found| self.take_place(&found, weight, u64::MAX, Some(grace)));
+        match fresh? {
+            Reserved::Place { place, after } => Ok(Presented::Wait { place, after }),
+            Reserved::Denied(after) => {
                 Err(Error::Unsupported { reason: format!("a place {after:?} from now is beyond what a log can hold") })
             }
         }
@@ -409,5 +402,14 @@ fn parse(text: &str) -> Option<[u64; 8]> {
     let (h0, h1) = key.split_at_checked(16)?;
     let (weight, grace) = (number(weight)?, number(grace)?);
     let is_possible = weight > 0 && grace <= time::LONGEST;
-    is_possible.then_some([number(limit)?, number(h0)?, number(h1)?, number(ticket)?, number(stamp)?, number(ready)?, weight, grace])
+    is_possible.then_some([
+        number(limit)?,
+        number(h0)?,
+        number(h1)?,
+        number(ticket)?,
+        number(stamp)?,
+        number(ready)?,
+        weight,
+        grace,
+    ])
 }

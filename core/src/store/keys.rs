@@ -334,7 +334,8 @@ impl Home {
     fn take_stock(&self, index: u64) -> impl Iterator<Item = u64> {
         let capacity = self.arena.word(index + index_word::CAPACITY).load(Relaxed);
         let free = self.arena.word(index + index_word::FREE).load(Acquire);
-        let taken = self.arena.word(index + index_word::TAKEN).fetch_or(index_word::CLOSED, AcqRel) & !index_word::CLOSED;
+        let taken =
+            self.arena.word(index + index_word::TAKEN).fetch_or(index_word::CLOSED, AcqRel) & !index_word::CLOSED;
         (taken..free).map(move |i| self.arena.word(index + index_word::SLOTS + capacity + i).load(Acquire))
     }
 

@@ -130,11 +130,7 @@ impl Limit {
     }
 
     /// Looks at a key without adding it: `f` gets its block, if it has one, and the gate that binds it.
-    pub fn look<R>(
-        &self,
-        key: &str,
-        f: impl Fn(&Home, &Table, Option<KeyAt>, u64) -> Result<R, Blocked>,
-    ) -> Result<R> {
+    pub fn look<R>(&self, key: &str, f: impl Fn(&Home, &Table, Option<KeyAt>, u64) -> Result<R, Blocked>) -> Result<R> {
         policy::check_key(key)?;
         loop {
             let home = self.home()?;
