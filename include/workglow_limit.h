@@ -48,7 +48,8 @@
 //
 // Fork. Handles made before a fork work in the child, whatever the parent's threads were doing. A limit in a sqlite:
 // store is then shared with the parent and the other children; a memory: store and a concurrency limiter are the
-// child's own copy from there on. Permits stay with the process that got them. A child that only calls exec, or ends
+// child's own copy from there on. Permits stay with the process that got them, unless they leave it as texts
+// (wgl_permit_to_text). A child that only calls exec, or ends
 // with _exit, has nothing to clean up.
 
 
@@ -59,8 +60,8 @@
 #include <stdint.h>
 
 // The initial values of the structures below.
-#define WGL_STORE_OPTIONS_INIT { sizeof(wgl_store_options), 0, 0, NULL }
-#define WGL_RATE_LIMITER_OPTIONS_INIT { sizeof(wgl_rate_limiter_options), 0, 0, 0 }
+#define WGL_STORE_OPTIONS_INIT { sizeof(wgl_store_options), 0, 0, NULL, 0, 0 }
+#define WGL_RATE_LIMITER_OPTIONS_INIT { sizeof(wgl_rate_limiter_options), 0, 0, 0, NULL, 0 }
 #define WGL_CONCURRENCY_LIMITER_OPTIONS_INIT { sizeof(wgl_concurrency_limiter_options), 0, 0, NULL }
 #define WGL_DECISION_INIT { sizeof(wgl_decision), 0, 0, 0, 0, 0, 0, NULL, { { 0, 0, 0, 0, 0, 0, 0, 0 } } }
 
@@ -120,8 +121,31 @@
 // programs must be compiled anew.
 #define WGL_ABI_VERSION 0
 
-// For wgl_acquire: wait as long as it takes.
+// When the store fails a decision: the error. The default.
+#define WGL_ON_ERROR_RAISE 0
+
+// When the store fails a decision: a denial.
+#define WGL_ON_ERROR_DENY 1
+
+// When the store fails a decision: an admission that nothing counts, because what is called is worth more than the
+// limit.
+#define WGL_ON_ERROR_ADMIT 2
+
+// Of what was admitted, a power cut makes the machine forget at most 5 % of a limit, and at least one unit; what is
+// forgotten counts as spent. The default.
+#define WGL_DURABILITY_BUDGET 0
+
+// Every start is in the database before the call that admits it returns.
+#define WGL_DURABILITY_COMMIT 1
+
+// Where a call takes the longest time to wait: as long as it takes.
 #define WGL_FOREVER 18446744073709551615ull
+
+// The grace of a place where the caller has no wish: a fortieth of the window, at most 50 ms.
+#define WGL_DEFAULT_GRACE 18446744073709551615ull
+
+// The most bytes that a permit's text needs, with its NUL.
+#define WGL_PERMIT_TEXT_MAX 128
 
 // Answers "may this job start now, and if not, when?".
 //
@@ -156,9 +180,22 @@ typedef struct {
     uint64_t timeout_ns;
     // A clock for tests in place of the system's. Default NULL: the system's.
     const wgl_manual_clock *clock;
+    // What a decision answers when the store fails: WGL_ON_ERROR_RAISE, WGL_ON_ERROR_DENY or WGL_ON_ERROR_ADMIT.
+    // Whichever it is, wgl_store_failures counts it. Default WGL_ON_ERROR_RAISE.
+    uint32_t on_error;
+    // What a power cut may cost: WGL_DURABILITY_BUDGET or WGL_DURABILITY_COMMIT. Default WGL_DURABILITY_BUDGET.
+    uint32_t durability;
 } wgl_store_options;
 
-// What a rate limit allows. Begin with WGL_RATE_LIMITER_OPTIONS_INIT. The caller owns it; it is read during the call
+// One window of a rate limit with several.
+typedef struct {
+    // So many units in any rolling window: 1 to 4,096.
+    uint64_t max_executions;
+    // The window's length: 1,000 ns (1 µs) to 366 days, rounded up to whole microseconds.
+    uint64_t window_ns;
+} wgl_window;
+
+// What a rate limit allows: `max_executions` and `window_ns`, or `windows`. Begin with WGL_RATE_LIMITER_OPTIONS_INIT. The caller owns it; it is read during the call
 // only.
 typedef struct {
     // sizeof(wgl_rate_limiter_options), as the INIT macro sets it.
@@ -169,6 +206,10 @@ typedef struct {
     uint64_t max_executions;
     // The window's length: 1,000 ns (1 µs) to 366 days, rounded up to whole microseconds.
     uint64_t window_ns;
+    // Several windows instead: a start needs room in all of them. NULL: there is only the one above.
+    const wgl_window *windows;
+    // How many there are: 1 to 4; 0 without `windows`.
+    size_t window_count;
 } wgl_rate_limiter_options;
 
 // What a concurrency limit allows. Begin with WGL_CONCURRENCY_LIMITER_OPTIONS_INIT. The caller owns it; it is read
@@ -184,8 +225,12 @@ typedef struct {
     const wgl_manual_clock *clock;
 } wgl_concurrency_limiter_options;
 
-// What an admitted start holds, until wgl_complete. A value: copy it as you like, there is nothing to free, and what
-// is inside is the library's. It belongs to the limiter that gave it, and to the process that got it.
+// What an admitted start holds, until wgl_complete, wgl_cancel or wgl_settle; or a place, a start in the future. A
+// value: there is nothing to free, and what is inside is the library's. It belongs to the limiter that gave it, and to
+// the process that got it, unless it leaves as a text.
+//
+// It may be moved and copied, but one copy is to be ended: that one is marked as ended, and ending it again, in
+// whichever way, is a no-op. One thread at a time may use it.
 typedef struct {
     // The library's.
     uint64_t opaque[8];
@@ -252,8 +297,33 @@ int wgl_store_open(const char *url,
 // Frees a store. NULL is a no-op.
 void wgl_store_free(wgl_store *store);
 
+// Puts an operator's policy above what programs declare under this name, at once, for all who share the store, until
+// wgl_store_lift. `policy` is a text such as "200/1m", "100/1m + 5/1s" or "5 concurrent".
+//
+// Fails with WGL_UNKNOWN_LIMIT for a name that is not declared, WGL_KIND_MISMATCH for a policy of another kind,
+// WGL_INVALID_ARGUMENT for a text that is no policy, or with a store error.
+int wgl_store_override(const wgl_store *store,
+                       const char *name,
+                       const char *policy);
+
+// Takes the operator's policy away: what was declared last holds again. A no-op where there is none.
+//
+// Fails with WGL_UNKNOWN_LIMIT for a name that is not declared, or with a store error.
+int wgl_store_lift(const wgl_store *store, const char *name);
+
+// Writes to the database now what it does not have yet of what was admitted: before a planned power-off, say. A no-op
+// for memory:.
+//
+// Fails with a store error.
+int wgl_store_flush(const wgl_store *store);
+
+// How often the store failed a decision in this process since the handle was made, whatever was answered instead.
+int wgl_store_failures(const wgl_store *store,
+                       uint64_t *count);
+
 // Declares a limit under a name, in place of the policy that the name had, for all who share the store: at most
-// `max_executions` units in any rolling window. A start at s counts until exactly s + window.
+// `max_executions` units in any rolling window. A start at s counts until exactly s + window. A policy that an operator
+// has put above it goes on until it is lifted.
 //
 // Fails with WGL_INVALID_ARGUMENT for options out of range and for a name that is not 1 to 1,024 bytes,
 // WGL_KIND_MISMATCH if the name is declared as another kind of limiter, or with a store error.
@@ -332,22 +402,6 @@ int wgl_acquire(const wgl_limiter *limiter,
                 uint64_t timeout_ns,
                 wgl_permit *permit);
 
-// Ends a permit: the job ran. Ending it again is a no-op.
-//
-// Fails with WGL_FOREIGN_PERMIT if another limiter gave it.
-int wgl_complete(const wgl_limiter *limiter, const wgl_permit *permit);
-
-// When the place came that a waiting start had, as Unix time. WGL_NONE, and nothing is written, if it had none: it did
-// not have to wait, or its limit keeps no places.
-int wgl_permit_ready_at(const wgl_limiter *limiter,
-                        const wgl_permit *permit,
-                        int64_t *unix_ns);
-
-// The same on the system's monotonic clock (CLOCK_MONOTONIC), never later than it was: for measuring.
-int wgl_permit_ready_at_monotonic(const wgl_limiter *limiter,
-                                  const wgl_permit *permit,
-                                  uint64_t *monotonic_ns);
-
 // Would a start of weight 1 be admitted now? WGL_OK: yes. WGL_DENIED: no. Changes nothing.
 //
 // This and wgl_record_job_start are for schedulers that are driven that way, and let others in between;
@@ -380,6 +434,96 @@ int wgl_pause(const wgl_limiter *limiter, const char *key, size_t key_len, uint6
 
 // Back to the initial state, gate included. Without a key: of all keys.
 int wgl_clear(const wgl_limiter *limiter, const char *key, size_t key_len);
+
+// Ends a permit: the job ran. Ending it again is a no-op.
+//
+// Fails with WGL_FOREIGN_PERMIT if another limiter gave it.
+int wgl_complete(const wgl_limiter *limiter, wgl_permit *permit);
+
+// Ends a permit, or gives a place back: the job never ran, and its units are free again at once. Ending it again is a
+// no-op.
+//
+// Fails as wgl_complete does, or with a store error; the permit is not ended then.
+int wgl_cancel(const wgl_limiter *limiter,
+               wgl_permit *permit);
+
+// Ends a permit: the job ran, and was worth `actual` units instead of the weight that it started with. What it did not
+// use is free again at once; what it used beyond is owed, up to one whole capacity, and delays later starts. Ending it
+// again is a no-op.
+//
+// Fails as wgl_cancel does, and with WGL_UNSUPPORTED for a concurrency limit, whose units come back when the job ends.
+int wgl_settle(const wgl_limiter *limiter,
+               wgl_permit *permit,
+               uint64_t actual);
+
+// When the place came that a waiting start had, or comes that was reserved, as Unix time. WGL_NONE, and nothing is
+// written, if it had none: it did not have to wait, or its limit keeps no places.
+int wgl_permit_ready_at(const wgl_limiter *limiter,
+                        const wgl_permit *permit,
+                        int64_t *unix_ns);
+
+// The same on the system's monotonic clock (CLOCK_MONOTONIC), never later than it was: for measuring.
+int wgl_permit_ready_at_monotonic(const wgl_limiter *limiter,
+                                  const wgl_permit *permit,
+                                  uint64_t *monotonic_ns);
+
+// Takes a place: a start in the future, or now. WGL_OK: it counts from now on, `place` is written, and so is
+// `after_ns` (which may be NULL): after so long it is ready, and is to be presented, or waited for, or given back with
+// wgl_cancel. WGL_DENIED: it would be further away than `max_wait_ns` (WGL_FOREVER: however far), and nothing was
+// taken; after `after_ns` there would be one.
+//
+// It is good for one start, until `grace_ns` (WGL_DEFAULT_GRACE) after it is ready, and counts in the window from the
+// end of that grace.
+//
+// Fails as wgl_try_acquire does, and with WGL_UNSUPPORTED for a limiter whose room is not a matter of time.
+int wgl_reserve(const wgl_limiter *limiter,
+                const char *key,
+                size_t key_len,
+                uint64_t weight,
+                uint64_t max_wait_ns,
+                uint64_t grace_ns,
+                wgl_permit *place,
+                uint64_t *after_ns);
+
+// Starts with a place, if its time has come. WGL_OK: start; `place` is used up, and is the start's permit now.
+// WGL_DENIED: not yet; `place` is the place to present after `after_ns` (which may be NULL): the same one if it was
+// early, a fresh one if it came too late, was used before, or was overtaken by a gate or another policy.
+//
+// Fails with WGL_FOREIGN_PERMIT if another limiter gave it, with WGL_UNSUPPORTED as wgl_reserve does, or with a store
+// error; `place` is untouched then.
+int wgl_present(const wgl_limiter *limiter,
+                wgl_permit *place,
+                uint64_t *after_ns);
+
+// Waits for a place's time, at most for `timeout_ns` (WGL_FOREVER: as long as it takes), and starts with it; a place
+// that has gone bad meanwhile is exchanged, as wgl_present does. WGL_OK: start; `place` is the start's permit now.
+// WGL_DENIED: its time does not come before that, which is said at once; the place was given back.
+//
+// Fails as wgl_present does.
+int wgl_acquire_place(const wgl_limiter *limiter,
+                      wgl_permit *place,
+                      uint64_t timeout_ns);
+
+// Writes a permit or place as a text, with a NUL behind it, into a buffer of `capacity` bytes; WGL_PERMIT_TEXT_MAX are
+// enough. `length` (which may be NULL) is how long it is without the NUL. With it another process that has the same
+// limit goes on, through wgl_permit_from_text; from then on the permit is that one's to present and to end.
+//
+// Fails with WGL_INVALID_ARGUMENT, saying how much is needed, if the buffer is too small, WGL_FOREIGN_PERMIT if another
+// limiter gave the permit, and WGL_UNSUPPORTED where permits belong to one process.
+int wgl_permit_to_text(const wgl_limiter *limiter,
+                       const wgl_permit *permit,
+                       char *buffer,
+                       size_t capacity,
+                       size_t *length);
+
+// The permit or place of such a text, of `text_len` bytes without a NUL.
+//
+// Fails with WGL_INVALID_ARGUMENT if it is none, WGL_FOREIGN_PERMIT if it is of another limit, and WGL_UNSUPPORTED
+// where permits belong to one process.
+int wgl_permit_from_text(const wgl_limiter *limiter,
+                         const char *text,
+                         size_t text_len,
+                         wgl_permit *permit);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -1,35 +1,17 @@
-//! What every limiter answers: decisions, waits, permits, gates.
+//! What every limiter answers: decisions, waits, gates.
 
 use crate::input::{Sized32, given, key, size_of_theirs};
 use crate::limiter::wgl_limiter;
-use crate::status::{WGL_DENIED, WGL_NONE, WGL_OK, guard};
+use crate::permit::wgl_permit;
+use crate::status::{WGL_DENIED, WGL_OK, guard};
 use std::ffi::{c_char, c_int};
 use std::mem::MaybeUninit;
 use std::ptr;
 use std::time::Duration;
-use workglow_limit::{Attempt, Decision, Limiter, RawPermit, Result, Step, Wait, from_unix_ns, unix_ns};
+use workglow_limit::{Attempt, Decision, Limiter, Result, Step, Wait, from_unix_ns, unix_ns};
 
-/// For wgl_acquire: wait as long as it takes.
+/// Where a call takes the longest time to wait: as long as it takes.
 pub const WGL_FOREVER: u64 = 0xFFFF_FFFF_FFFF_FFFF;
-
-/// What an admitted start holds, until wgl_complete. A value: copy it as you like, there is nothing to free, and what
-/// is inside is the library's. It belongs to the limiter that gave it, and to the process that got it.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct wgl_permit {
-    /// The library's.
-    pub opaque: [u64; 8],
-}
-
-impl wgl_permit {
-    fn new(permit: RawPermit) -> Self {
-        wgl_permit { opaque: permit.to_words() }
-    }
-
-    fn raw(&self) -> RawPermit {
-        RawPermit::from_words(self.opaque)
-    }
-}
 
 /// The whole answer to "may this start now, and if not, when?". Begin with WGL_DECISION_INIT. The caller owns it.
 #[repr(C)]
@@ -61,8 +43,13 @@ unsafe impl Sized32 for wgl_decision {
     const NAME: &'static str = "decision";
 }
 
-fn ns(duration: Duration) -> u64 {
+pub(crate) fn ns(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// A duration, or the number that says that there is none.
+pub(crate) fn span(ns: u64, none: u64) -> Option<Duration> {
+    (ns != none).then(|| Duration::from_nanos(ns))
 }
 
 fn status(admitted: bool) -> c_int {
@@ -74,7 +61,7 @@ fn status(admitted: bool) -> c_int {
 /// # Safety
 /// As for [`input::key`](key).
 #[inline(always)]
-unsafe fn on_key(
+pub(crate) unsafe fn on_key(
     limiter: Option<&wgl_limiter>,
     key: *const c_char,
     key_len: usize,
@@ -172,7 +159,7 @@ unsafe fn answer(
             limit: decision.limit,
             reset_after_ns: ns(decision.reset_after),
             denied_by: decision.denied_by.map_or(ptr::null(), |name| limiter.name(&name)),
-            permit: decision.permit.map_or(wgl_permit { opaque: [0; 8] }, wgl_permit::new),
+            permit: decision.permit.map_or(wgl_permit::NONE, wgl_permit::new),
         };
         // SAFETY: it is at least that large. What a newer version has behind it stays as it was initialised.
         unsafe { place.write(answer) };
@@ -197,72 +184,27 @@ pub unsafe extern "C" fn wgl_acquire(
 ) -> c_int {
     let call = |limiter: &dyn Limiter, key: &str| {
         let permit = given("permit", permit)?;
-        let timeout = (timeout_ns != WGL_FOREVER).then(|| Duration::from_nanos(timeout_ns));
-        let mut wait = Wait::new(key, weight, timeout);
-        loop {
-            match limiter.step(&mut wait)? {
-                Step::Admitted(raw) => {
-                    permit.write(wgl_permit::new(raw));
-                    return Ok(WGL_OK);
-                }
-                Step::Sleep(nap) => limiter.nap(&wait, nap),
-                Step::Expired(_) => return Ok(WGL_DENIED),
+        Ok(match wait(limiter, Wait::new(key, weight, span(timeout_ns, WGL_FOREVER)))? {
+            Some(start) => {
+                permit.write(start);
+                WGL_OK
             }
-        }
+            None => WGL_DENIED,
+        })
     };
     // SAFETY: the caller's promise.
     unsafe { on_key(limiter, key, key_len, call) }
 }
 
-/// Ends a permit: the job ran. Ending it again is a no-op.
-///
-/// Fails with WGL_FOREIGN_PERMIT if another limiter gave it.
-#[unsafe(no_mangle)]
-pub extern "C" fn wgl_complete(limiter: Option<&wgl_limiter>, permit: Option<&wgl_permit>) -> c_int {
-    guard(|| {
-        let (limiter, permit) = (given("limiter", limiter)?, given("permit", permit)?);
-        limiter.limiter.complete(&permit.raw())?;
-        Ok(WGL_OK)
-    })
-}
-
-/// When the place came that a waiting start had, as Unix time. WGL_NONE, and nothing is written, if it had none: it did
-/// not have to wait, or its limit keeps no places.
-#[unsafe(no_mangle)]
-pub extern "C" fn wgl_permit_ready_at(
-    limiter: Option<&wgl_limiter>,
-    permit: Option<&wgl_permit>,
-    unix_ns: Option<&mut MaybeUninit<i64>>,
-) -> c_int {
-    ready(limiter, permit, ("unix_ns", unix_ns), |limiter, permit| limiter.ready_at(permit).map(self::unix_ns))
-}
-
-/// The same on the system's monotonic clock (CLOCK_MONOTONIC), never later than it was: for measuring.
-#[unsafe(no_mangle)]
-pub extern "C" fn wgl_permit_ready_at_monotonic(
-    limiter: Option<&wgl_limiter>,
-    permit: Option<&wgl_permit>,
-    monotonic_ns: Option<&mut MaybeUninit<u64>>,
-) -> c_int {
-    ready(limiter, permit, ("monotonic_ns", monotonic_ns), |limiter, permit| limiter.ready_at_monotonic_ns(permit))
-}
-
-fn ready<T>(
-    limiter: Option<&wgl_limiter>,
-    permit: Option<&wgl_permit>,
-    (parameter, place): (&'static str, Option<&mut MaybeUninit<T>>),
-    at: impl FnOnce(&dyn Limiter, &RawPermit) -> Option<T>,
-) -> c_int {
-    guard(|| {
-        let (limiter, permit, place) = (given("limiter", limiter)?, given("permit", permit)?, given(parameter, place)?);
-        Ok(match at(&*limiter.limiter, &permit.raw()) {
-            None => WGL_NONE,
-            Some(at) => {
-                place.write(at);
-                WGL_OK
-            }
-        })
-    })
+/// Waits until the waiter may start, or until its time is up.
+pub(crate) fn wait(limiter: &dyn Limiter, mut wait: Wait) -> Result<Option<wgl_permit>> {
+    loop {
+        match limiter.step(&mut wait)? {
+            Step::Admitted(raw) => return Ok(Some(wgl_permit::new(raw))),
+            Step::Sleep(nap) => limiter.nap(&wait, nap),
+            Step::Expired(_) => return Ok(None),
+        }
+    }
 }
 
 /// Would a start of weight 1 be admitted now? WGL_OK: yes. WGL_DENIED: no. Changes nothing.

@@ -45,12 +45,27 @@ pub(crate) unsafe fn key<'a>(key: *const c_char, len: usize) -> Result<&'a str> 
     if key.is_null() {
         return Err(invalid("key", format_args!("NULL, of length {len}"), "a pointer, or length 0 for no key"));
     }
+    // SAFETY: the caller's promise.
+    unsafe { sized_text("key", key, len, LONGEST_NAME) }
+}
+
+/// A text with a length, of at most so many bytes.
+///
+/// # Safety
+/// `text` points to `len` bytes that live as long as the answer is used.
+#[inline(always)]
+pub(crate) unsafe fn sized_text<'a>(
+    parameter: &'static str,
+    text: *const c_char,
+    len: usize,
+    most: usize,
+) -> Result<&'a str> {
     // A length that is not one (-1, say) is told before anything is read.
-    if len > LONGEST_NAME {
-        return Err(invalid("key", format_args!("{len} bytes long"), "at most 1024 bytes of UTF-8"));
+    if len > most {
+        return Err(invalid(parameter, format_args!("{len} bytes long"), &format!("at most {most} bytes of UTF-8")));
     }
     // SAFETY: the caller's promise.
-    utf8("key", unsafe { slice::from_raw_parts(key.cast(), len) })
+    utf8(parameter, unsafe { slice::from_raw_parts(text.cast(), len) })
 }
 
 #[inline(always)]

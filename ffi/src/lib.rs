@@ -13,5 +13,6 @@ mod calls;
 mod clock;
 mod input;
 mod limiter;
+mod permit;
 mod status;
 mod store;

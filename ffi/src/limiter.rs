@@ -1,15 +1,18 @@
 //! Limiters, made and freed.
 
 use crate::clock::wgl_manual_clock;
-use crate::input::{Sized32, given, hand_out, options, reserved, text};
+use crate::input::{Sized32, given, hand_out, invalid, options, reserved, text};
 use crate::status::{WGL_OK, guard};
 use crate::store::wgl_store;
 use std::ffi::{CString, c_char, c_int};
 use std::mem::MaybeUninit;
+use std::slice;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, Ordering::*};
 use std::time::Duration;
-use workglow_limit::{CompositeLimiter, ConcurrencyLimiter, Error, Limiter, NullLimiter, RateLimiter};
+use workglow_limit::{
+    CompositeLimiter, ConcurrencyLimiter, Error, Limiter, MOST_WINDOWS, NullLimiter, RateLimiter, Result,
+};
 
 /// Answers "may this job start now, and if not, when?".
 ///
@@ -77,7 +80,17 @@ impl Drop for Names {
     }
 }
 
-/// What a rate limit allows. Begin with WGL_RATE_LIMITER_OPTIONS_INIT. The caller owns it; it is read during the call
+/// One window of a rate limit with several.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct wgl_window {
+    /// So many units in any rolling window: 1 to 4,096.
+    pub max_executions: u64,
+    /// The window's length: 1,000 ns (1 µs) to 366 days, rounded up to whole microseconds.
+    pub window_ns: u64,
+}
+
+/// What a rate limit allows: `max_executions` and `window_ns`, or `windows`. Begin with WGL_RATE_LIMITER_OPTIONS_INIT. The caller owns it; it is read during the call
 /// only.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -90,15 +103,47 @@ pub struct wgl_rate_limiter_options {
     pub max_executions: u64,
     /// The window's length: 1,000 ns (1 µs) to 366 days, rounded up to whole microseconds.
     pub window_ns: u64,
+    /// Several windows instead: a start needs room in all of them. NULL: there is only the one above.
+    pub windows: *const wgl_window,
+    /// How many there are: 1 to 4; 0 without `windows`.
+    pub window_count: usize,
 }
 
-// SAFETY: it begins with its size, and is numbers only.
+// SAFETY: it begins with its size; the pointer is looked at only as what the caller gives.
 unsafe impl Sized32 for wgl_rate_limiter_options {
     const NAME: &'static str = "rate limiter options";
 }
 
+impl wgl_rate_limiter_options {
+    /// The windows, however they were given.
+    ///
+    /// # Safety
+    /// `windows` is NULL or points to `window_count` windows.
+    unsafe fn windows(&self) -> Result<Vec<(u64, Duration)>> {
+        let one = wgl_window { max_executions: self.max_executions, window_ns: self.window_ns };
+        let all = match (self.windows.is_null(), self.window_count) {
+            (true, 0) => slice::from_ref(&one),
+            (true, count) => {
+                return Err(invalid("windows", format_args!("NULL, of {count}"), "a pointer, or window_count 0"));
+            }
+            // A count that is none is told before anything is read.
+            (false, count) if !(1..=MOST_WINDOWS).contains(&count) => {
+                return Err(invalid("window_count", count, &format!("1 to {MOST_WINDOWS}, or 0 and no windows")));
+            }
+            (false, _) if (one.max_executions, one.window_ns) != (0, 0) => {
+                let both = "given beside max_executions and window_ns";
+                return Err(invalid("windows", both, "either windows, or one pair and no windows"));
+            }
+            // SAFETY: the caller's promise.
+            (false, count) => unsafe { slice::from_raw_parts(self.windows, count) },
+        };
+        Ok(all.iter().map(|window| (window.max_executions, Duration::from_nanos(window.window_ns))).collect())
+    }
+}
+
 /// Declares a limit under a name, in place of the policy that the name had, for all who share the store: at most
-/// `max_executions` units in any rolling window. A start at s counts until exactly s + window.
+/// `max_executions` units in any rolling window. A start at s counts until exactly s + window. A policy that an operator
+/// has put above it goes on until it is lifted.
 ///
 /// Fails with WGL_INVALID_ARGUMENT for options out of range and for a name that is not 1 to 1,024 bytes,
 /// WGL_KIND_MISMATCH if the name is declared as another kind of limiter, or with a store error.
@@ -114,8 +159,9 @@ pub unsafe extern "C" fn wgl_rate_limiter_new(
         // SAFETY: the caller's promise.
         let (name, options) = unsafe { (text("name", name)?, self::options(options)?) };
         reserved(options.reserved)?;
-        let window = Duration::from_nanos(options.window_ns);
-        let rate = RateLimiter::new(&store.0, name, options.max_executions, window)?;
+        // SAFETY: the caller's promise.
+        let windows = unsafe { options.windows() }?;
+        let rate = RateLimiter::with_windows(&store.0, name, &windows)?;
         rate.open()?;
         hand_out(place, wgl_limiter::new(Arc::new(rate), None));
         Ok(WGL_OK)

@@ -1,12 +1,26 @@
 //! Stores.
 
 use crate::clock::wgl_manual_clock;
-use crate::input::{Sized32, given, hand_out, options, text};
+use crate::input::{Sized32, given, hand_out, invalid, options, text};
 use crate::status::{WGL_OK, guard};
 use std::ffi::{c_char, c_int};
 use std::mem::MaybeUninit;
 use std::time::Duration;
-use workglow_limit::{Store, StoreOptions};
+use workglow_limit::{Durability, OnError, Result, Store, StoreOptions};
+
+/// When the store fails a decision: the error. The default.
+pub const WGL_ON_ERROR_RAISE: u32 = 0;
+/// When the store fails a decision: a denial.
+pub const WGL_ON_ERROR_DENY: u32 = 1;
+/// When the store fails a decision: an admission that nothing counts, because what is called is worth more than the
+/// limit.
+pub const WGL_ON_ERROR_ADMIT: u32 = 2;
+
+/// Of what was admitted, a power cut makes the machine forget at most 5 % of a limit, and at least one unit; what is
+/// forgotten counts as spent. The default.
+pub const WGL_DURABILITY_BUDGET: u32 = 0;
+/// Every start is in the database before the call that admits it returns.
+pub const WGL_DURABILITY_COMMIT: u32 = 1;
 
 /// Where limits live: "memory:" (this process) or "sqlite:PATH" (this machine).
 ///
@@ -29,6 +43,11 @@ pub struct wgl_store_options {
     pub timeout_ns: u64,
     /// A clock for tests in place of the system's. Default NULL: the system's.
     pub clock: *const wgl_manual_clock,
+    /// What a decision answers when the store fails: WGL_ON_ERROR_RAISE, WGL_ON_ERROR_DENY or WGL_ON_ERROR_ADMIT.
+    /// Whichever it is, wgl_store_failures counts it. Default WGL_ON_ERROR_RAISE.
+    pub on_error: u32,
+    /// What a power cut may cost: WGL_DURABILITY_BUDGET or WGL_DURABILITY_COMMIT. Default WGL_DURABILITY_BUDGET.
+    pub durability: u32,
 }
 
 // SAFETY: it begins with its size; the pointer is looked at only as what the caller gives.
@@ -66,9 +85,63 @@ pub extern "C" fn wgl_store_free(store: Option<Box<wgl_store>>) {
     });
 }
 
+/// Puts an operator's policy above what programs declare under this name, at once, for all who share the store, until
+/// wgl_store_lift. `policy` is a text such as "200/1m", "100/1m + 5/1s" or "5 concurrent".
+///
+/// Fails with WGL_UNKNOWN_LIMIT for a name that is not declared, WGL_KIND_MISMATCH for a policy of another kind,
+/// WGL_INVALID_ARGUMENT for a text that is no policy, or with a store error.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn wgl_store_override(
+    store: Option<&wgl_store>,
+    name: *const c_char,
+    policy: *const c_char,
+) -> c_int {
+    guard(|| {
+        let store = given("store", store)?;
+        // SAFETY: the caller's promise.
+        let (name, policy) = unsafe { (text("name", name)?, text("policy", policy)?) };
+        store.0.override_limit(name, policy.parse()?)?;
+        Ok(WGL_OK)
+    })
+}
+
+/// Takes the operator's policy away: what was declared last holds again. A no-op where there is none.
+///
+/// Fails with WGL_UNKNOWN_LIMIT for a name that is not declared, or with a store error.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn wgl_store_lift(store: Option<&wgl_store>, name: *const c_char) -> c_int {
+    guard(|| {
+        // SAFETY: the caller's promise.
+        given("store", store)?.0.lift(unsafe { text("name", name) }?)?;
+        Ok(WGL_OK)
+    })
+}
+
+/// Writes to the database now what it does not have yet of what was admitted: before a planned power-off, say. A no-op
+/// for memory:.
+///
+/// Fails with a store error.
+#[unsafe(no_mangle)]
+pub extern "C" fn wgl_store_flush(store: Option<&wgl_store>) -> c_int {
+    guard(|| {
+        given("store", store)?.0.flush()?;
+        Ok(WGL_OK)
+    })
+}
+
+/// How often the store failed a decision in this process since the handle was made, whatever was answered instead.
+#[unsafe(no_mangle)]
+pub extern "C" fn wgl_store_failures(store: Option<&wgl_store>, count: Option<&mut MaybeUninit<u64>>) -> c_int {
+    guard(|| {
+        let (store, place) = (given("store", store)?, given("count", count)?);
+        place.write(store.0.failures());
+        Ok(WGL_OK)
+    })
+}
+
 /// # Safety
 /// `theirs` is NULL, or points to options whose clock is NULL or a clock.
-unsafe fn store_options(theirs: *const wgl_store_options) -> workglow_limit::Result<StoreOptions> {
+unsafe fn store_options(theirs: *const wgl_store_options) -> Result<StoreOptions> {
     let mut mine = StoreOptions::default();
     if theirs.is_null() {
         return Ok(mine);
@@ -83,5 +156,16 @@ unsafe fn store_options(theirs: *const wgl_store_options) -> workglow_limit::Res
     }
     // SAFETY: as above.
     mine.clock = unsafe { theirs.clock.as_ref() }.map(|clock| clock.0.clone());
+    mine.on_error = match theirs.on_error {
+        WGL_ON_ERROR_RAISE => OnError::Raise,
+        WGL_ON_ERROR_DENY => OnError::Deny,
+        WGL_ON_ERROR_ADMIT => OnError::Admit,
+        other => return Err(invalid("on_error", other, "WGL_ON_ERROR_RAISE (0), _DENY (1) or _ADMIT (2)")),
+    };
+    mine.durability = match theirs.durability {
+        WGL_DURABILITY_BUDGET => Durability::Budget,
+        WGL_DURABILITY_COMMIT => Durability::Commit,
+        other => return Err(invalid("durability", other, "WGL_DURABILITY_BUDGET (0) or _COMMIT (1)")),
+    };
     Ok(mine)
 }

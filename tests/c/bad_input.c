@@ -23,6 +23,8 @@ static void null_pointers(void) {
     wgl_limiter *new_limiter = NULL;
     int64_t unix_ns = 7;
     uint64_t monotonic_ns = 7;
+    char text[WGL_PERMIT_TEXT_MAX] = "";
+    size_t length = 7;
     rate.max_executions = 1;
     rate.window_ns = 1000;
     concurrency.max_concurrent_jobs = 1;
@@ -54,6 +56,32 @@ static void null_pointers(void) {
     REFUSED(WGL_INVALID_ARGUMENT, "permit is NULL", wgl_acquire(limiter, NULL, 0, 1, 0, NULL));
     REFUSED(WGL_INVALID_ARGUMENT, "limiter is NULL", wgl_complete(NULL, &permit));
     REFUSED(WGL_INVALID_ARGUMENT, "permit is NULL", wgl_complete(limiter, NULL));
+    REFUSED(WGL_INVALID_ARGUMENT, "limiter is NULL", wgl_cancel(NULL, &permit));
+    REFUSED(WGL_INVALID_ARGUMENT, "permit is NULL", wgl_cancel(limiter, NULL));
+    REFUSED(WGL_INVALID_ARGUMENT, "limiter is NULL", wgl_settle(NULL, &permit, 1));
+    REFUSED(WGL_INVALID_ARGUMENT, "permit is NULL", wgl_settle(limiter, NULL, 1));
+    REFUSED(WGL_INVALID_ARGUMENT, "limiter is NULL", wgl_reserve(NULL, NULL, 0, 1, 0, 0, &permit, &monotonic_ns));
+    REFUSED(WGL_INVALID_ARGUMENT, "place is NULL", wgl_reserve(limiter, NULL, 0, 1, 0, 0, NULL, &monotonic_ns));
+    REFUSED(WGL_INVALID_ARGUMENT, "key is NULL", wgl_reserve(limiter, NULL, 1, 1, 0, 0, &permit, &monotonic_ns));
+    REFUSED(WGL_INVALID_ARGUMENT, "limiter is NULL", wgl_present(NULL, &permit, &monotonic_ns));
+    REFUSED(WGL_INVALID_ARGUMENT, "place is NULL", wgl_present(limiter, NULL, &monotonic_ns));
+    REFUSED(WGL_INVALID_ARGUMENT, "limiter is NULL", wgl_acquire_place(NULL, &permit, 0));
+    REFUSED(WGL_INVALID_ARGUMENT, "place is NULL", wgl_acquire_place(limiter, NULL, 0));
+    REFUSED(WGL_INVALID_ARGUMENT, "limiter is NULL", wgl_permit_to_text(NULL, &permit, text, sizeof text, &length));
+    REFUSED(WGL_INVALID_ARGUMENT, "permit is NULL", wgl_permit_to_text(limiter, NULL, text, sizeof text, &length));
+    REFUSED(WGL_INVALID_ARGUMENT, "buffer is NULL", wgl_permit_to_text(limiter, &permit, NULL, 128, &length));
+    REFUSED(WGL_INVALID_ARGUMENT, "limiter is NULL", wgl_permit_from_text(NULL, "x", 1, &permit));
+    REFUSED(WGL_INVALID_ARGUMENT, "text is NULL", wgl_permit_from_text(limiter, NULL, 0, &permit));
+    REFUSED(WGL_INVALID_ARGUMENT, "text is NULL", wgl_permit_from_text(limiter, NULL, 8, &permit));
+    REFUSED(WGL_INVALID_ARGUMENT, "permit is NULL", wgl_permit_from_text(limiter, "x", 1, NULL));
+    REFUSED(WGL_INVALID_ARGUMENT, "store is NULL", wgl_store_override(NULL, "limit", "5/1m"));
+    REFUSED(WGL_INVALID_ARGUMENT, "name is NULL", wgl_store_override(store, NULL, "5/1m"));
+    REFUSED(WGL_INVALID_ARGUMENT, "policy is NULL", wgl_store_override(store, "limit", NULL));
+    REFUSED(WGL_INVALID_ARGUMENT, "store is NULL", wgl_store_lift(NULL, "limit"));
+    REFUSED(WGL_INVALID_ARGUMENT, "name is NULL", wgl_store_lift(store, NULL));
+    REFUSED(WGL_INVALID_ARGUMENT, "store is NULL", wgl_store_flush(NULL));
+    REFUSED(WGL_INVALID_ARGUMENT, "store is NULL", wgl_store_failures(NULL, &monotonic_ns));
+    REFUSED(WGL_INVALID_ARGUMENT, "count is NULL", wgl_store_failures(store, NULL));
     REFUSED(WGL_INVALID_ARGUMENT, "limiter is NULL", wgl_permit_ready_at(NULL, &permit, &unix_ns));
     REFUSED(WGL_INVALID_ARGUMENT, "permit is NULL", wgl_permit_ready_at(limiter, NULL, &unix_ns));
     REFUSED(WGL_INVALID_ARGUMENT, "unix_ns is NULL", wgl_permit_ready_at(limiter, &permit, NULL));
@@ -72,6 +100,7 @@ static void null_pointers(void) {
     wgl_limiter_free(NULL);
     wgl_manual_clock_free(NULL);
     CHECK(new_store == NULL && new_limiter == NULL && unix_ns == 7 && monotonic_ns == 7, "an answer was written");
+    CHECK(text[0] == '\0' && length == 7 && permit.opaque[0] == 0, "an answer was written");
     CHECK(wgl_peek(limiter, NULL, 0, 1, &decision) == WGL_OK && decision.remaining == 5, "a refused call took units");
 }
 
@@ -149,6 +178,54 @@ static void numbers(void) {
     CHECK(strlen(wgl_version()) >= 5, "%s", wgl_version());
 }
 
+static void windows(void) {
+    wgl_rate_limiter_options rate = WGL_RATE_LIMITER_OPTIONS_INIT;
+    wgl_window all[] = {{4, 1000}, {2, 500}, {3, 800}, {3, 900}, {3, 950}};
+    wgl_limiter *new_limiter = NULL;
+
+    rate.window_count = 2;
+    REFUSED(WGL_INVALID_ARGUMENT, "windows is NULL, of 2", wgl_rate_limiter_new(store, "n", &rate, &new_limiter));
+    rate.windows = all;
+    size_t bad_counts[] = {0, 5, SIZE_MAX};
+    for (int i = 0; i < 3; i++) {
+        rate.window_count = bad_counts[i];
+        REFUSED(WGL_INVALID_ARGUMENT, "window_count is ", wgl_rate_limiter_new(store, "n", &rate, &new_limiter));
+    }
+    rate.window_count = 4;
+    rate.max_executions = 1;
+    REFUSED(WGL_INVALID_ARGUMENT, "beside max_executions", wgl_rate_limiter_new(store, "n", &rate, &new_limiter));
+    rate.max_executions = 0;
+    rate.window_ns = 1000;
+    REFUSED(WGL_INVALID_ARGUMENT, "beside max_executions", wgl_rate_limiter_new(store, "n", &rate, &new_limiter));
+    rate.window_ns = 0;
+    all[3].max_executions = 4097;
+    REFUSED(WGL_INVALID_ARGUMENT, "max_executions is 4097", wgl_rate_limiter_new(store, "n", &rate, &new_limiter));
+    all[3].max_executions = 3;
+    all[2].window_ns = 0;
+    REFUSED(WGL_INVALID_ARGUMENT, "window is 0ns", wgl_rate_limiter_new(store, "n", &rate, &new_limiter));
+    REFUSED(WGL_UNKNOWN_LIMIT, "n", wgl_rate_limiter_attach(store, "n", &new_limiter));
+    CHECK(new_limiter == NULL, "an answer was written");
+}
+
+static void policies(void) {
+    const char *bad[] = {"", "5", "5/", "/1m", "5/1y", "-5/1m", "0/1m", "5/1m +", "5 concurrently", "\xff"};
+    for (int i = 0; i < 10; i++)
+        REFUSED(WGL_INVALID_ARGUMENT, "expected", wgl_store_override(store, "limit", bad[i]));
+    REFUSED(WGL_INVALID_ARGUMENT, "name is not UTF-8", wgl_store_override(store, "\xff", "5/1m"));
+    REFUSED(WGL_INVALID_ARGUMENT, "name is not UTF-8", wgl_store_lift(store, "\xff"));
+    uint32_t bad_choices[] = {3, UINT32_MAX};
+    for (int i = 0; i < 2; i++) {
+        wgl_store *new_store = NULL;
+        wgl_store_options options = WGL_STORE_OPTIONS_INIT;
+        options.on_error = bad_choices[i];
+        REFUSED(WGL_INVALID_ARGUMENT, "on_error is ", wgl_store_open("memory:", &options, &new_store));
+        options.on_error = WGL_ON_ERROR_ADMIT;
+        options.durability = bad_choices[i] - 1;
+        REFUSED(WGL_INVALID_ARGUMENT, "durability is ", wgl_store_open("memory:", &options, &new_store));
+        CHECK(new_store == NULL, "an answer was written");
+    }
+}
+
 static void sizes(void) {
     struct {
         wgl_rate_limiter_options known;
@@ -200,7 +277,8 @@ static void permits(void) {
     wgl_limiter *limiters[4];
     wgl_permit nothing = {{0}}, foreign, own;
     int64_t unix_ns = 7;
-    uint64_t monotonic_ns;
+    uint64_t monotonic_ns = 7;
+    char text[WGL_PERMIT_TEXT_MAX];
     concurrency.max_concurrent_jobs = 3;
     limiters[0] = limiter;
     MUST(wgl_concurrency_limiter_new(&concurrency, &limiters[1]));
@@ -211,7 +289,13 @@ static void permits(void) {
         MUST(wgl_try_acquire(limiters[(i + 1) % 4], NULL, 0, 1, &foreign, NULL));
         MUST(wgl_try_acquire(limiters[i], NULL, 0, 1, &own, NULL));
         REFUSED(WGL_FOREIGN_PERMIT, "not given by limiter", wgl_complete(limiters[i], &nothing));
+        wgl_permit same = foreign;
         REFUSED(WGL_FOREIGN_PERMIT, "not given by limiter", wgl_complete(limiters[i], &foreign));
+        REFUSED(WGL_FOREIGN_PERMIT, "not given by limiter", wgl_cancel(limiters[i], &foreign));
+        CHECK(wgl_settle(limiters[i], &foreign, 1) < 0, "settled a foreign permit");
+        CHECK(wgl_present(limiters[i], &foreign, &monotonic_ns) < 0, "started with a foreign permit");
+        CHECK(wgl_permit_to_text(limiters[i], &foreign, text, sizeof text, NULL) < 0, "wrote a foreign permit");
+        CHECK(memcmp(&same, &foreign, sizeof same) == 0 && monotonic_ns == 7, "a refused call changed the permit");
         CHECK(wgl_permit_ready_at(limiters[i], &foreign, &unix_ns) == WGL_NONE && unix_ns == 7, "of a foreign permit");
         CHECK(wgl_permit_ready_at(limiters[i], &own, &unix_ns) == WGL_NONE && unix_ns == 7, "it did not wait");
         // Permits with anything in them: any answer is good, a crash is not.
@@ -223,19 +307,81 @@ static void permits(void) {
                 int status = wgl_complete(limiters[i], &forged);
                 CHECK(status == WGL_OK || status == WGL_FOREIGN_PERMIT, "word %d: %s", word, wgl_last_error());
                 int64_t ready_ns;
+                uint64_t any_ns;
                 status = wgl_permit_ready_at(limiters[i], &forged, &ready_ns);
                 CHECK(status == WGL_OK || status == WGL_NONE, "word %d: %s", word, wgl_last_error());
-                status = wgl_permit_ready_at_monotonic(limiters[i], &forged, &monotonic_ns);
+                status = wgl_permit_ready_at_monotonic(limiters[i], &forged, &any_ns);
                 CHECK(status == WGL_OK || status == WGL_NONE, "word %d: %s", word, wgl_last_error());
+                // Each on a copy of its own: the first end is the only one.
+                wgl_permit copies[] = {own, own, own, own};
+                for (int copy = 0; copy < 4; copy++)
+                    copies[copy].opaque[word] = anything[value];
+                CHECK(wgl_cancel(limiters[i], &copies[0]) != WGL_INTERNAL, "word %d: %s", word, wgl_last_error());
+                CHECK(wgl_settle(limiters[i], &copies[1], 1) != WGL_INTERNAL, "word %d: %s", word, wgl_last_error());
+                status = wgl_permit_to_text(limiters[i], &copies[2], text, sizeof text, NULL);
+                CHECK(status != WGL_INTERNAL, "word %d: %s", word, wgl_last_error());
+                CHECK(wgl_present(limiters[i], &copies[3], NULL) != WGL_INTERNAL, "word %d: %s", word, wgl_last_error());
             }
         }
         CHECK(wgl_complete(limiters[i], &own) == WGL_OK, "%s", wgl_last_error());
         CHECK(wgl_complete(limiters[i], &own) == WGL_OK, "ending it again: %s", wgl_last_error());
+        CHECK(wgl_cancel(limiters[i], &own) == WGL_OK, "ending it again: %s", wgl_last_error());
+        CHECK(wgl_settle(limiters[i], &own, 1) == WGL_OK, "ending it again: %s", wgl_last_error());
+        REFUSED(WGL_FOREIGN_PERMIT, "not given by limiter", wgl_cancel(limiters[(i + 1) % 4], &own));
         CHECK(wgl_complete(limiters[(i + 1) % 4], &foreign) == WGL_OK, "%s", wgl_last_error());
     }
+    // What is no matter of time has no places, and its permits stay in the process.
+    wgl_permit place = {{0}};
+    for (int i = 1; i < 4; i += 2) {
+        MUST(wgl_try_acquire(limiters[i], NULL, 0, 1, &own, NULL));
+        REFUSED(WGL_UNSUPPORTED, "reserve", wgl_reserve(limiters[i], NULL, 0, 1, 0, 0, &place, &monotonic_ns));
+        REFUSED(WGL_UNSUPPORTED, "present", wgl_present(limiters[i], &own, &monotonic_ns));
+        REFUSED(WGL_UNSUPPORTED, "to_text", wgl_permit_to_text(limiters[i], &own, text, sizeof text, NULL));
+        REFUSED(WGL_UNSUPPORTED, "from_text", wgl_permit_from_text(limiters[i], "x", 1, &place));
+        CHECK(place.opaque[0] == 0 && monotonic_ns == 7, "an answer was written");
+        MUST(wgl_cancel(limiters[i], &own));
+    }
+    MUST(wgl_try_acquire(limiters[1], NULL, 0, 1, &own, NULL));
+    REFUSED(WGL_UNSUPPORTED, "settle", wgl_settle(limiters[1], &own, 1));
+    CHECK(wgl_complete(limiters[1], &own) == WGL_OK, "a refused end is none: %s", wgl_last_error());
+    wgl_decision decision = WGL_DECISION_INIT;
+    CHECK(wgl_peek(limiters[1], NULL, 0, 3, &decision) == WGL_OK, "%d left", (int)decision.remaining);
     for (int i = 1; i < 4; i++)
         wgl_limiter_free(limiters[i]);
     MUST(wgl_clear(limiter, NULL, 0));
+}
+
+static void texts(void) {
+    wgl_limiter *null_limiter;
+    wgl_permit permit, back = {{0}};
+    char text[WGL_PERMIT_TEXT_MAX], longest[256];
+    size_t length = 7;
+    MUST(wgl_null_limiter_new(&null_limiter));
+    MUST(wgl_try_acquire(null_limiter, NULL, 0, 1, &permit, NULL));
+    MUST(wgl_permit_to_text(null_limiter, &permit, text, sizeof text, &length));
+    CHECK(length > 0 && length == strlen(text), "length %d of %s", (int)length, text);
+
+    char needed[32], small[WGL_PERMIT_TEXT_MAX] = "as it was";
+    snprintf(needed, sizeof needed, "at least %d bytes", (int)length + 1);
+    size_t written = 7;
+    for (size_t capacity = 0; capacity <= length; capacity++)
+        REFUSED(WGL_INVALID_ARGUMENT, needed, wgl_permit_to_text(null_limiter, &permit, small, capacity, &written));
+    CHECK(strcmp(small, "as it was") == 0 && written == 7, "an answer was written");
+    CHECK(wgl_permit_to_text(null_limiter, &permit, small, length + 1, NULL) == WGL_OK, "%s", wgl_last_error());
+    CHECK(strcmp(small, text) == 0, "%s and %s", small, text);
+
+    memset(longest, 'x', sizeof longest);
+    REFUSED(WGL_INVALID_ARGUMENT, "\"\"", wgl_permit_from_text(null_limiter, "", 0, &back));
+    REFUSED(WGL_INVALID_ARGUMENT, "permit or place", wgl_permit_from_text(null_limiter, "x", 1, &back));
+    REFUSED(WGL_INVALID_ARGUMENT, "permit or place", wgl_permit_from_text(null_limiter, text, length - 1, &back));
+    REFUSED(WGL_INVALID_ARGUMENT, "permit or place", wgl_permit_from_text(null_limiter, text, length + 1, &back));
+    REFUSED(WGL_INVALID_ARGUMENT, "permit or place", wgl_permit_from_text(null_limiter, longest, 127, &back));
+    REFUSED(WGL_INVALID_ARGUMENT, "128 bytes long", wgl_permit_from_text(null_limiter, longest, 128, &back));
+    REFUSED(WGL_INVALID_ARGUMENT, "at most 127 bytes", wgl_permit_from_text(null_limiter, "x", SIZE_MAX, &back));
+    REFUSED(WGL_INVALID_ARGUMENT, "text is not UTF-8", wgl_permit_from_text(null_limiter, "a\xff", 2, &back));
+    CHECK(back.opaque[0] == 0, "an answer was written");
+    CHECK(wgl_permit_from_text(null_limiter, text, length, &back) == WGL_OK, "%s", wgl_last_error());
+    wgl_limiter_free(null_limiter);
 }
 
 static void composites(void) {
@@ -321,10 +467,13 @@ int main(void) {
     null_pointers();
     keys_and_names();
     numbers();
+    windows();
+    policies();
     sizes();
     // The limiter keeps what it needs of the store.
     wgl_store_free(store);
     permits();
+    texts();
     composites();
     wgl_limiter_free(limiter);
 

@@ -50,21 +50,30 @@ static void end(void) {
     now.store = NULL;
 }
 
-// "rate 2 1000000", "concurrency 5", "null"
+// "rate 2 1000000", "rate 100 60000000 5 1000000", "concurrency 5", "null"
 static void add_limiter(const char *words) {
     wgl_limiter **place = &now.children[now.limiters++];
     char kind[32] = "", name[32];
-    unsigned long long a = 0, b = 0;
-    sscanf(words, "%31s %llu %llu", kind, &a, &b);
+    unsigned long long n[8] = {0};
+    int numbers = sscanf(words, "%31s %llu %llu %llu %llu %llu %llu %llu %llu", kind, &n[0], &n[1], &n[2], &n[3],
+                         &n[4], &n[5], &n[6], &n[7]) - 1;
     snprintf(name, sizeof name, "limit-%d", now.limiters);
     if (strcmp(kind, "rate") == 0) {
         wgl_rate_limiter_options options = WGL_RATE_LIMITER_OPTIONS_INIT;
-        options.max_executions = a;
-        options.window_ns = b * 1000;
+        wgl_window windows[4];
+        for (int i = 0; i < 4; i++)
+            windows[i] = (wgl_window){n[2 * i], n[2 * i + 1] * 1000};
+        if (numbers > 2) {
+            options.windows = windows;
+            options.window_count = (size_t)numbers / 2;
+        } else {
+            options.max_executions = windows[0].max_executions;
+            options.window_ns = windows[0].window_ns;
+        }
         MUST(wgl_rate_limiter_new(now.store, name, &options, place));
     } else if (strcmp(kind, "concurrency") == 0) {
         wgl_concurrency_limiter_options options = WGL_CONCURRENCY_LIMITER_OPTIONS_INIT;
-        options.max_concurrent_jobs = a;
+        options.max_concurrent_jobs = n[0];
         options.clock = now.clock;
         MUST(wgl_concurrency_limiter_new(&options, place));
     } else if (strcmp(kind, "null") == 0) {
@@ -107,11 +116,11 @@ static void keep(const char *name, const wgl_permit *permit) {
     now.permits[i].permit = *permit;
 }
 
-static const wgl_permit *kept(const char *name) {
-    for (int i = 0; i < now.permit_count; i++)
+static wgl_permit *kept(const char *name) {
+    for (int i = 0; name != NULL && i < now.permit_count; i++)
         if (strcmp(now.permits[i].name, name) == 0)
             return &now.permits[i].permit;
-    fprintf(stderr, "%s: no permit %s\n", now.name, name);
+    fprintf(stderr, "%s: no permit %s\n", now.name, name == NULL ? "given" : name);
     exit(1);
 }
 
@@ -123,7 +132,8 @@ static void number(char *text, size_t size, uint64_t value) {
 }
 
 // Checks one word after the "=>".
-static void compare(const char *where, char *wanted, const char *word, const wgl_decision *decision, int64_t next_us) {
+static void compare(const char *where, char *wanted, const char *word, const wgl_decision *decision, int64_t next_us,
+                    const uint64_t *after_ns) {
     char got[1100] = "nothing";
     char *value = strchr(wanted, '=');
     if (value == NULL) {
@@ -131,12 +141,20 @@ static void compare(const char *where, char *wanted, const char *word, const wgl
         return;
     }
     *value++ = '\0';
+    if (strcmp(word, "place") == 0 && strcmp(wanted, "after") == 0) {
+        // Counted on the wall clock, which moves on meanwhile: never early.
+        int64_t late = (int64_t)(*after_ns / 1000) - atoll(value);
+        CHECK(0 <= late && late < 2000000, "%s: ready %lld us after %s", where, (long long)late, value);
+        return;
+    }
     if (strcmp(wanted, "retry") == 0 && decision == NULL) {
         // The wall clock moves on between the call and the comparison.
         int64_t off = next_us - atoll(value);
         CHECK(-2000000 < off && off < 2000000, "%s: available after %lld us, not %s", where, (long long)next_us, value);
         return;
     }
+    if (strcmp(wanted, "after") == 0 && after_ns != NULL)
+        number(got, sizeof got, *after_ns / 1000);
     if (decision != NULL) {
         if (strcmp(wanted, "retry") == 0)
             number(got, sizeof got, decision->retry_after_ns / 1000);
@@ -176,6 +194,8 @@ static void step(const char *file, int line, char *text) {
     size_t length = key == NULL ? 0 : strlen(key);
     uint64_t weight = weight_text == NULL ? 1 : strtoull(weight_text, NULL, 10);
     uint64_t span_ns = span_text == NULL ? 0 : strtoull(span_text, NULL, 10) * 1000;
+    const char *grace_text = argument(words, arguments, "grace"), *actual = argument(words, arguments, "actual");
+    const char *permit_name = argument(words, arguments, "permit");
     snprintf(where, sizeof where, "%s line %d, on %s (%s): %s", file, line, now.scheme, now.name, call);
 
     const char *word = "";
@@ -183,6 +203,8 @@ static void step(const char *file, int line, char *text) {
     const wgl_decision *decided = NULL;
     wgl_permit permit;
     int64_t next_us = 0;
+    uint64_t after_ns = 0;
+    int has_after = 0;
     int status;
     if (strcmp(call, "decide") == 0 || strcmp(call, "peek") == 0) {
         int deciding = call[0] == 'd';
@@ -215,7 +237,23 @@ static void step(const char *file, int line, char *text) {
         clock_gettime(CLOCK_REALTIME, &wall);
         next_us = (at_ns - (wall.tv_sec * 1000000000 + wall.tv_nsec)) / 1000;
     } else if (strcmp(call, "complete") == 0) {
-        status = wgl_complete(now.limiter, kept(argument(words, arguments, "permit")));
+        status = wgl_complete(now.limiter, kept(permit_name));
+    } else if (strcmp(call, "cancel") == 0) {
+        status = wgl_cancel(now.limiter, kept(permit_name));
+    } else if (strcmp(call, "settle") == 0) {
+        status = wgl_settle(now.limiter, kept(permit_name), actual == NULL ? 0 : strtoull(actual, NULL, 10));
+    } else if (strcmp(call, "reserve") == 0) {
+        uint64_t most_ns = span_text == NULL ? WGL_FOREVER : span_ns;
+        uint64_t grace_ns = grace_text == NULL ? WGL_DEFAULT_GRACE : strtoull(grace_text, NULL, 10) * 1000;
+        status = wgl_reserve(now.limiter, key, length, weight, most_ns, grace_ns, &permit, &after_ns);
+        if (status == WGL_OK)
+            keep(as, &permit);
+        word = status == WGL_OK ? "place" : "denied";
+        has_after = 1;
+    } else if (strcmp(call, "present") == 0) {
+        status = wgl_present(now.limiter, kept(permit_name), &after_ns);
+        word = status == WGL_OK ? "started" : "wait";
+        has_after = 1;
     } else if (strcmp(call, "record_job_start") == 0) {
         status = wgl_record_job_start(now.limiter, key, length);
     } else if (strcmp(call, "record_job_completion") == 0) {
@@ -236,7 +274,7 @@ static void step(const char *file, int line, char *text) {
     }
     CHECK(1, " ");
     for (int i = arguments + 1; i < count; i++)
-        compare(where, words[i], word, decided, next_us);
+        compare(where, words[i], word, decided, next_us, has_after ? &after_ns : NULL);
 }
 
 static int cases;

@@ -1,0 +1,292 @@
+//! What a start holds, and how it ends; places: starts in the future.
+
+use crate::calls::{WGL_FOREVER, ns, on_key, span, wait};
+use crate::input::{given, invalid, sized_text};
+use crate::limiter::wgl_limiter;
+use crate::status::{WGL_DENIED, WGL_NONE, WGL_OK, guard};
+use std::ffi::{c_char, c_int};
+use std::mem::MaybeUninit;
+use std::ptr::NonNull;
+use std::time::{Duration, SystemTime};
+use workglow_limit::{Limiter, Presented, RawPermit, Reserved, Result, Wait};
+
+/// The grace of a place where the caller has no wish: a fortieth of the window, at most 50 ms.
+pub const WGL_DEFAULT_GRACE: u64 = 0xFFFF_FFFF_FFFF_FFFF;
+
+/// The most bytes that a permit's text needs, with its NUL.
+pub const WGL_PERMIT_TEXT_MAX: usize = 128;
+
+/// What an admitted start holds, until wgl_complete, wgl_cancel or wgl_settle; or a place, a start in the future. A
+/// value: there is nothing to free, and what is inside is the library's. It belongs to the limiter that gave it, and to
+/// the process that got it, unless it leaves as a text.
+///
+/// It may be moved and copied, but one copy is to be ended: that one is marked as ended, and ending it again, in
+/// whichever way, is a no-op. One thread at a time may use it.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct wgl_permit {
+    /// The library's.
+    pub opaque: [u64; 8],
+}
+
+/// The mark of an ended permit, in its first word: limiters are numbered from 1 on, and never that far.
+const ENDED: u64 = 1 << 63;
+
+impl wgl_permit {
+    pub(crate) const NONE: wgl_permit = wgl_permit { opaque: [0; 8] };
+
+    pub(crate) fn new(permit: RawPermit) -> Self {
+        wgl_permit { opaque: permit.to_words() }
+    }
+
+    fn raw(&self) -> RawPermit {
+        let mut words = self.opaque;
+        words[0] &= !ENDED;
+        RawPermit::from_words(words)
+    }
+}
+
+/// Ends a permit: the job ran. Ending it again is a no-op.
+///
+/// Fails with WGL_FOREIGN_PERMIT if another limiter gave it.
+#[unsafe(no_mangle)]
+pub extern "C" fn wgl_complete(limiter: Option<&wgl_limiter>, permit: Option<&mut wgl_permit>) -> c_int {
+    end(limiter, permit, |limiter, permit| limiter.complete(permit))
+}
+
+/// Ends a permit, or gives a place back: the job never ran, and its units are free again at once. Ending it again is a
+/// no-op.
+///
+/// Fails as wgl_complete does, or with a store error; the permit is not ended then.
+#[unsafe(no_mangle)]
+pub extern "C" fn wgl_cancel(limiter: Option<&wgl_limiter>, permit: Option<&mut wgl_permit>) -> c_int {
+    end(limiter, permit, |limiter, permit| limiter.cancel(permit))
+}
+
+/// Ends a permit: the job ran, and was worth `actual` units instead of the weight that it started with. What it did not
+/// use is free again at once; what it used beyond is owed, up to one whole capacity, and delays later starts. Ending it
+/// again is a no-op.
+///
+/// Fails as wgl_cancel does, and with WGL_UNSUPPORTED for a concurrency limit, whose units come back when the job ends.
+#[unsafe(no_mangle)]
+pub extern "C" fn wgl_settle(limiter: Option<&wgl_limiter>, permit: Option<&mut wgl_permit>, actual: u64) -> c_int {
+    end(limiter, permit, |limiter, permit| limiter.settle(permit, actual))
+}
+
+fn end(
+    limiter: Option<&wgl_limiter>,
+    permit: Option<&mut wgl_permit>,
+    end: impl FnOnce(&dyn Limiter, &RawPermit) -> Result<()>,
+) -> c_int {
+    guard(|| {
+        let (limiter, permit) = (&*given("limiter", limiter)?.limiter, given("permit", permit)?);
+        if permit.opaque[0] & ENDED != 0 {
+            // Changes nothing more, but says whose permit it was.
+            limiter.complete(&permit.raw())?;
+        } else {
+            end(limiter, &permit.raw())?;
+            permit.opaque[0] |= ENDED;
+        }
+        Ok(WGL_OK)
+    })
+}
+
+/// When the place came that a waiting start had, or comes that was reserved, as Unix time. WGL_NONE, and nothing is
+/// written, if it had none: it did not have to wait, or its limit keeps no places.
+#[unsafe(no_mangle)]
+pub extern "C" fn wgl_permit_ready_at(
+    limiter: Option<&wgl_limiter>,
+    permit: Option<&wgl_permit>,
+    unix_ns: Option<&mut MaybeUninit<i64>>,
+) -> c_int {
+    ready(limiter, permit, ("unix_ns", unix_ns), |limiter, permit| {
+        limiter.ready_at(permit).map(workglow_limit::unix_ns)
+    })
+}
+
+/// The same on the system's monotonic clock (CLOCK_MONOTONIC), never later than it was: for measuring.
+#[unsafe(no_mangle)]
+pub extern "C" fn wgl_permit_ready_at_monotonic(
+    limiter: Option<&wgl_limiter>,
+    permit: Option<&wgl_permit>,
+    monotonic_ns: Option<&mut MaybeUninit<u64>>,
+) -> c_int {
+    ready(limiter, permit, ("monotonic_ns", monotonic_ns), |limiter, permit| limiter.ready_at_monotonic_ns(permit))
+}
+
+fn ready<T>(
+    limiter: Option<&wgl_limiter>,
+    permit: Option<&wgl_permit>,
+    (parameter, place): (&'static str, Option<&mut MaybeUninit<T>>),
+    at: impl FnOnce(&dyn Limiter, &RawPermit) -> Option<T>,
+) -> c_int {
+    guard(|| {
+        let (limiter, permit, place) = (given("limiter", limiter)?, given("permit", permit)?, given(parameter, place)?);
+        Ok(match at(&*limiter.limiter, &permit.raw()) {
+            None => WGL_NONE,
+            Some(at) => {
+                place.write(at);
+                WGL_OK
+            }
+        })
+    })
+}
+
+/// Takes a place: a start in the future, or now. WGL_OK: it counts from now on, `place` is written, and so is
+/// `after_ns` (which may be NULL): after so long it is ready, and is to be presented, or waited for, or given back with
+/// wgl_cancel. WGL_DENIED: it would be further away than `max_wait_ns` (WGL_FOREVER: however far), and nothing was
+/// taken; after `after_ns` there would be one.
+///
+/// It is good for one start, until `grace_ns` (WGL_DEFAULT_GRACE) after it is ready, and counts in the window from the
+/// end of that grace.
+///
+/// Fails as wgl_try_acquire does, and with WGL_UNSUPPORTED for a limiter whose room is not a matter of time.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn wgl_reserve(
+    limiter: Option<&wgl_limiter>,
+    key: *const c_char,
+    key_len: usize,
+    weight: u64,
+    max_wait_ns: u64,
+    grace_ns: u64,
+    place: Option<&mut MaybeUninit<wgl_permit>>,
+    after_ns: Option<&mut MaybeUninit<u64>>,
+) -> c_int {
+    let call = |limiter: &dyn Limiter, key: &str| {
+        let place = given("place", place)?;
+        let (status, after) =
+            match limiter.reserve(key, weight, span(max_wait_ns, WGL_FOREVER), span(grace_ns, WGL_DEFAULT_GRACE))? {
+                Reserved::Place(raw) => {
+                    place.write(wgl_permit::new(raw));
+                    (WGL_OK, until_ready(limiter, &raw))
+                }
+                Reserved::Denied(after) => (WGL_DENIED, after),
+            };
+        tell(after_ns, after);
+        Ok(status)
+    };
+    // SAFETY: the caller's promise.
+    unsafe { on_key(limiter, key, key_len, call) }
+}
+
+fn until_ready(limiter: &dyn Limiter, place: &RawPermit) -> Duration {
+    // The clock first: a delay between the two readings makes the answer later, never early.
+    let now = SystemTime::now();
+    limiter.ready_at(place).and_then(|at| at.duration_since(now).ok()).unwrap_or_default()
+}
+
+fn tell(place: Option<&mut MaybeUninit<u64>>, after: Duration) {
+    if let Some(place) = place {
+        place.write(ns(after));
+    }
+}
+
+/// Starts with a place, if its time has come. WGL_OK: start; `place` is used up, and is the start's permit now.
+/// WGL_DENIED: not yet; `place` is the place to present after `after_ns` (which may be NULL): the same one if it was
+/// early, a fresh one if it came too late, was used before, or was overtaken by a gate or another policy.
+///
+/// Fails with WGL_FOREIGN_PERMIT if another limiter gave it, with WGL_UNSUPPORTED as wgl_reserve does, or with a store
+/// error; `place` is untouched then.
+#[unsafe(no_mangle)]
+pub extern "C" fn wgl_present(
+    limiter: Option<&wgl_limiter>,
+    place: Option<&mut wgl_permit>,
+    after_ns: Option<&mut MaybeUninit<u64>>,
+) -> c_int {
+    guard(|| {
+        let (limiter, place) = (given("limiter", limiter)?, given("place", place)?);
+        Ok(match limiter.limiter.present(&place.raw())? {
+            Presented::Started(raw) => {
+                *place = wgl_permit::new(raw);
+                tell(after_ns, Duration::ZERO);
+                WGL_OK
+            }
+            Presented::Wait { place: raw, after } => {
+                *place = wgl_permit::new(raw);
+                tell(after_ns, after);
+                WGL_DENIED
+            }
+        })
+    })
+}
+
+/// Waits for a place's time, at most for `timeout_ns` (WGL_FOREVER: as long as it takes), and starts with it; a place
+/// that has gone bad meanwhile is exchanged, as wgl_present does. WGL_OK: start; `place` is the start's permit now.
+/// WGL_DENIED: its time does not come before that, which is said at once; the place was given back.
+///
+/// Fails as wgl_present does.
+#[unsafe(no_mangle)]
+pub extern "C" fn wgl_acquire_place(
+    limiter: Option<&wgl_limiter>,
+    place: Option<&mut wgl_permit>,
+    timeout_ns: u64,
+) -> c_int {
+    guard(|| {
+        let (limiter, place) = (given("limiter", limiter)?, given("place", place)?);
+        Ok(match wait(&*limiter.limiter, Wait::for_place(place.raw(), span(timeout_ns, WGL_FOREVER)))? {
+            Some(start) => {
+                *place = start;
+                WGL_OK
+            }
+            None => {
+                place.opaque[0] |= ENDED;
+                WGL_DENIED
+            }
+        })
+    })
+}
+
+/// Writes a permit or place as a text, with a NUL behind it, into a buffer of `capacity` bytes; WGL_PERMIT_TEXT_MAX are
+/// enough. `length` (which may be NULL) is how long it is without the NUL. With it another process that has the same
+/// limit goes on, through wgl_permit_from_text; from then on the permit is that one's to present and to end.
+///
+/// Fails with WGL_INVALID_ARGUMENT, saying how much is needed, if the buffer is too small, WGL_FOREIGN_PERMIT if another
+/// limiter gave the permit, and WGL_UNSUPPORTED where permits belong to one process.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn wgl_permit_to_text(
+    limiter: Option<&wgl_limiter>,
+    permit: Option<&wgl_permit>,
+    buffer: *mut c_char,
+    capacity: usize,
+    length: Option<&mut MaybeUninit<usize>>,
+) -> c_int {
+    guard(|| {
+        let (limiter, permit) = (given("limiter", limiter)?, given("permit", permit)?);
+        let buffer = given("buffer", NonNull::new(buffer))?.cast::<u8>();
+        let text = limiter.limiter.to_text(&permit.raw())?;
+        if capacity <= text.len() {
+            let needed = format!("at least {} bytes for this text and its NUL", text.len() + 1);
+            return Err(invalid("capacity", capacity, &needed));
+        }
+        // SAFETY: the buffer has `capacity` bytes, by the caller's promise, and that is more than the text has.
+        unsafe {
+            buffer.copy_from_nonoverlapping(NonNull::from(text.as_bytes()).cast(), text.len());
+            buffer.add(text.len()).write(0);
+        }
+        if let Some(place) = length {
+            place.write(text.len());
+        }
+        Ok(WGL_OK)
+    })
+}
+
+/// The permit or place of such a text, of `text_len` bytes without a NUL.
+///
+/// Fails with WGL_INVALID_ARGUMENT if it is none, WGL_FOREIGN_PERMIT if it is of another limit, and WGL_UNSUPPORTED
+/// where permits belong to one process.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn wgl_permit_from_text(
+    limiter: Option<&wgl_limiter>,
+    text: *const c_char,
+    text_len: usize,
+    permit: Option<&mut MaybeUninit<wgl_permit>>,
+) -> c_int {
+    guard(|| {
+        let (limiter, place) = (given("limiter", limiter)?, given("permit", permit)?);
+        given("text", NonNull::new(text.cast_mut()))?;
+        // SAFETY: the caller's promise.
+        let text = unsafe { sized_text("text", text, text_len, WGL_PERMIT_TEXT_MAX - 1) }?;
+        place.write(wgl_permit::new(limiter.limiter.from_text(text)?));
+        Ok(WGL_OK)
+    })
+}
