@@ -40,8 +40,9 @@ fn limiter(case: &Case, url: &str, clock: &ManualClock) -> Arc<dyn Limiter> {
             "null" => Arc::new(NullLimiter::new()),
             "concurrency" => Arc::new(ConcurrencyLimiter::with_clock(number(1), clock.clone()).unwrap()),
             "rate" => {
-                let window = Duration::from_micros(number(2));
-                Arc::new(RateLimiter::new(&store, &format!("limit-{}", i + 1), number(1), window).unwrap())
+                let pair = |at: usize| (number(at), Duration::from_micros(number(at + 1)));
+                let windows: Vec<_> = (1..words.len()).step_by(2).map(pair).collect();
+                Arc::new(RateLimiter::with_windows(&store, &format!("limit-{}", i + 1), &windows).unwrap())
             }
             other => panic!("no limiter {other}"),
         }
@@ -117,6 +118,32 @@ fn run(case: &Case, url: &str) -> usize {
                     let at = limiter.next_available_time(key)?;
                     let after = at.duration_since(SystemTime::now()).unwrap_or_default();
                     Answer::from([("next", after.as_micros().to_string())])
+                }
+                "reserve" => {
+                    let grace = arguments.get("grace").map(|us| Duration::from_micros(us.parse().unwrap()));
+                    let max_wait = arguments.get("for").map(|_| span());
+                    let (answer, after) = match limiter.reserve(key, weight, max_wait, grace)? {
+                        Reserved::Place { place, after } => {
+                            taken = Some(place);
+                            ("place", after)
+                        }
+                        Reserved::Denied(after) => ("denied", after),
+                    };
+                    Answer::from([("", answer.to_owned()), ("after", after.as_micros().to_string())])
+                }
+                "present" => {
+                    let label = arguments["permit"];
+                    let (answer, place, after) = match limiter.present(&permits[label])? {
+                        Presented::Started(permit) => ("started", permit, Duration::ZERO),
+                        Presented::Wait { place, after } => ("wait", place, after),
+                    };
+                    permits.insert(label.to_owned(), place);
+                    Answer::from([("", answer.to_owned()), ("after", after.as_micros().to_string())])
+                }
+                "cancel" => limiter.cancel(&permits[arguments["permit"]]).map(|()| Answer::new())?,
+                "settle" => {
+                    let actual = arguments["actual"].parse().unwrap();
+                    limiter.settle(&permits[arguments["permit"]], actual).map(|()| Answer::new())?
                 }
                 "complete" => limiter.complete(&permits[arguments["permit"]]).map(|()| Answer::new())?,
                 "record_job_start" => limiter.record_job_start(key).map(|()| Answer::new())?,

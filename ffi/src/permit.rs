@@ -7,7 +7,7 @@ use crate::status::{WGL_DENIED, WGL_NONE, WGL_OK, guard};
 use std::ffi::{c_char, c_int};
 use std::mem::MaybeUninit;
 use std::ptr::NonNull;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 use workglow_limit::{Limiter, Presented, RawPermit, Reserved, Result, Wait};
 
 /// The grace of a place where the caller has no wish: a fortieth of the window, at most 50 ms.
@@ -156,9 +156,9 @@ pub unsafe extern "C" fn wgl_reserve(
         let place = given("place", place)?;
         let (status, after) =
             match limiter.reserve(key, weight, span(max_wait_ns, WGL_FOREVER), span(grace_ns, WGL_DEFAULT_GRACE))? {
-                Reserved::Place(raw) => {
+                Reserved::Place { place: raw, after } => {
                     place.write(wgl_permit::new(raw));
-                    (WGL_OK, until_ready(limiter, &raw))
+                    (WGL_OK, after)
                 }
                 Reserved::Denied(after) => (WGL_DENIED, after),
             };
@@ -167,12 +167,6 @@ pub unsafe extern "C" fn wgl_reserve(
     };
     // SAFETY: the caller's promise.
     unsafe { on_key(limiter, key, key_len, call) }
-}
-
-fn until_ready(limiter: &dyn Limiter, place: &RawPermit) -> Duration {
-    // The clock first: a delay between the two readings makes the answer later, never early.
-    let now = SystemTime::now();
-    limiter.ready_at(place).and_then(|at| at.duration_since(now).ok()).unwrap_or_default()
 }
 
 fn tell(place: Option<&mut MaybeUninit<u64>>, after: Duration) {
