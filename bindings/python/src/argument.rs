@@ -6,7 +6,7 @@ use pyo3::exceptions::{PyOverflowError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDateTime, PyDelta, PyDeltaAccess, PyFloat, PyInt, PyString};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use workglow_limit::{Error, duration_from_secs};
+use workglow_limit::{Durability, Error, OnError, duration_from_secs};
 
 type Given<'a, 'py> = &'a Bound<'py, PyAny>;
 
@@ -34,9 +34,37 @@ pub fn weight(value: Given<'_, '_>) -> PyResult<u64> {
 
 /// The weight of a start that is only looked at: it may be 0.
 pub fn weight_to_peek(value: Given<'_, '_>) -> PyResult<u64> {
-    match whole("weight", value)? {
-        Whole::Fits(weight) => Ok(weight),
-        _ => Err(invalid("weight", value, "a whole number from 0 to 18446744073709551615")),
+    units("weight", value)
+}
+
+/// What a start was worth in the end: it may be 0.
+pub fn actual(value: Given<'_, '_>) -> PyResult<u64> {
+    units("actual", value)
+}
+
+fn units(parameter: &'static str, value: Given<'_, '_>) -> PyResult<u64> {
+    match whole(parameter, value)? {
+        Whole::Fits(units) => Ok(units),
+        _ => Err(invalid(parameter, value, "a whole number from 0 to 18446744073709551615")),
+    }
+}
+
+/// What a decision answers when the store fails.
+pub fn on_error(value: Given<'_, '_>) -> PyResult<OnError> {
+    match text("on_error", value)? {
+        "raise" => Ok(OnError::Raise),
+        "deny" => Ok(OnError::Deny),
+        "admit" => Ok(OnError::Admit),
+        _ => Err(invalid("on_error", value, "'raise', 'deny' or 'admit'")),
+    }
+}
+
+/// How much a power cut may make a store forget.
+pub fn durability(value: Given<'_, '_>) -> PyResult<Durability> {
+    match text("durability", value)? {
+        "budget" => Ok(Durability::Budget),
+        "commit" => Ok(Durability::Commit),
+        _ => Err(invalid("durability", value, "'budget' or 'commit'")),
     }
 }
 

@@ -3,13 +3,13 @@
 use crate::argument::{self, instant, quoting, seconds};
 use crate::decision::Decision;
 use crate::error::{expired, raised};
-use crate::permit::Permit;
-use crate::wait::Waiter;
+use crate::permit::{self, Permit, Place};
+use crate::wait::{self, Waiter};
 use pyo3::prelude::*;
 use std::sync::atomic::{AtomicU64, Ordering::*};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
-use workglow_limit::{Attempt, Step, Wait, fork_generation};
+use workglow_limit::{Attempt, Presented, Reserved, Step, Wait, fork_generation};
 
 /// A waiter in `acquire` sleeps no longer than this before it looks whether a signal (Ctrl-C) has arrived.
 const SLICE: Duration = Duration::from_millis(100);
@@ -27,7 +27,7 @@ pub struct Node {
 /// The kind of a limiter, as far as it matters here.
 pub enum Kind {
     Null,
-    Rate,
+    Rate(workglow_limit::Store),
     Concurrency,
     Composite(Mutex<Vec<Arc<Node>>>),
 }
@@ -37,10 +37,20 @@ impl Node {
         Arc::new(Node { core, kind, is_manual, opened: AtomicU64::new(0) })
     }
 
-    /// Makes sure that the limit is open in this process, so that the decision that follows need not wait for files.
+    /// Makes a decision: without the GIL if the limit is not open in this process, because that has to wait for files.
     #[inline]
+    pub fn decide<R: Send>(
+        &self,
+        py: Python<'_>,
+        decide: impl FnOnce(&dyn workglow_limit::Limiter) -> workglow_limit::Result<R> + Send,
+    ) -> PyResult<R> {
+        if self.is_open() { decide(&*self.core) } else { py.detach(|| self.open(decide)) }.map_err(raised)
+    }
+
+    /// Makes sure that the limit is open in this process. The key is checked before anything is.
     pub fn ready(&self, py: Python<'_>, key: &str) -> PyResult<()> {
-        if self.is_open() { Ok(()) } else { py.detach(|| self.open(key)).map_err(raised) }
+        // A look opens what is not open yet, the children of a composite too, and records nothing.
+        if self.is_open() { Ok(()) } else { self.decide(py, |core| core.peek(key, 0)).map(drop) }
     }
 
     #[inline]
@@ -48,14 +58,28 @@ impl Node {
         self.opened.load(Relaxed) == fork_generation()
     }
 
-    /// Opens the limit. The key is checked before anything is.
+    /// Makes a decision, and notes that it has opened the limit.
     #[cold]
-    pub fn open(&self, key: &str) -> workglow_limit::Result<()> {
-        let generation = fork_generation();
-        // A look opens what is not open yet, the children of a composite too, and records nothing.
-        self.core.peek(key, 0)?;
-        self.opened.store(generation, Relaxed);
-        Ok(())
+    fn open<R>(
+        &self,
+        decide: impl FnOnce(&dyn workglow_limit::Limiter) -> workglow_limit::Result<R>,
+    ) -> workglow_limit::Result<R> {
+        let (generation, failures) = (fork_generation(), self.failures());
+        let answer = decide(&*self.core)?;
+        // A store that fails may answer too.
+        if self.failures() == failures {
+            self.opened.store(generation, Relaxed);
+        }
+        Ok(answer)
+    }
+
+    /// How often the stores behind it failed.
+    fn failures(&self) -> u64 {
+        match &self.kind {
+            Kind::Null | Kind::Concurrency => 0,
+            Kind::Rate(store) => store.failures(),
+            Kind::Composite(_) => self.children().iter().flat_map(|all| all.iter()).map(|child| child.failures()).sum(),
+        }
     }
 
     /// To be opened again: there is a new child.
@@ -66,7 +90,7 @@ impl Node {
     /// Do its permits hold something until they end?
     pub fn holds(&self) -> bool {
         match &self.kind {
-            Kind::Null | Kind::Rate => false,
+            Kind::Null | Kind::Rate(_) => false,
             Kind::Concurrency => true,
             Kind::Composite(_) => self.children().is_some_and(|children| children.iter().any(|child| child.holds())),
         }
@@ -112,6 +136,26 @@ impl Limiter {
         self.node.ready(py, key)?;
         Ok((&*self.node.core, key))
     }
+
+    /// The steps of a waiter after its first, if there have to be any.
+    fn go_on(&self, py: Python<'_>, wait: &mut Wait, mut step: Step) -> PyResult<Permit> {
+        let core = &*self.node.core;
+        loop {
+            match step {
+                Step::Admitted(raw) => return Ok(Permit::new(&self.node, raw)),
+                Step::Expired(after) => return Err(expired(py, core.name(), after)),
+                Step::Sleep(nap) => {
+                    py.check_signals()?;
+                    // The step follows the nap without asking for the GIL in between: a place is only good for a while.
+                    let next = py.detach(|| {
+                        core.nap(wait, nap.min(SLICE));
+                        core.step(wait)
+                    });
+                    step = next.map_err(raised)?;
+                }
+            }
+        }
+    }
 }
 
 #[pymethods]
@@ -130,8 +174,8 @@ impl Limiter {
         #[pyo3(from_py_with = argument::key)] key: Option<&str>,
         #[pyo3(from_py_with = argument::weight)] weight: u64,
     ) -> PyResult<Option<Permit>> {
-        let (core, key) = self.open(py, key)?;
-        Ok(match core.attempt(key, weight).map_err(raised)? {
+        let key = key.unwrap_or_default();
+        Ok(match self.node.decide(py, |core| core.attempt(key, weight))? {
             Attempt::Admitted(raw) => Some(Permit::new(&self.node, raw)),
             Attempt::Denied(_) => None,
         })
@@ -145,8 +189,8 @@ impl Limiter {
         #[pyo3(from_py_with = argument::key)] key: Option<&str>,
         #[pyo3(from_py_with = argument::weight)] weight: u64,
     ) -> PyResult<Decision> {
-        let (core, key) = self.open(py, key)?;
-        Decision::new(py, &self.node, core.decide(key, weight).map_err(raised)?)
+        let key = key.unwrap_or_default();
+        Decision::new(py, &self.node, self.node.decide(py, |core| core.decide(key, weight))?)
     }
 
     /// The decision that decide would give, without a permit. Records nothing. weight may be 0.
@@ -157,51 +201,103 @@ impl Limiter {
         #[pyo3(from_py_with = argument::key)] key: Option<&str>,
         #[pyo3(from_py_with = argument::weight_to_peek)] weight: u64,
     ) -> PyResult<Decision> {
-        let (core, key) = self.open(py, key)?;
-        Decision::new(py, &self.node, core.peek(key, weight).map_err(raised)?)
+        let key = key.unwrap_or_default();
+        Decision::new(py, &self.node, self.node.decide(py, |core| core.peek(key, weight))?)
     }
 
     /// Waits for room, at most timeout seconds (None: as long as it takes), without the GIL; Ctrl-C interrupts it.
     ///
-    /// Raises AcquireTimeout if there is none before that: at once, if that can be known at once.
-    #[pyo3(signature = (key=None, weight=1, timeout=None))]
+    /// place is one that was taken elsewhere, as reserve answered it or as its text, in the stead of key and weight. It
+    /// is this waiter's from then on. Whoever is interrupted, or runs out of time, hands its place back.
+    ///
+    /// Raises AcquireTimeout if there is no room before that: at once, if that can be known at once.
+    #[pyo3(signature = (key=None, weight=1, timeout=None, *, place=None))]
     fn acquire(
         &self,
         py: Python<'_>,
         #[pyo3(from_py_with = argument::key)] key: Option<&str>,
         #[pyo3(from_py_with = argument::weight)] weight: u64,
         #[pyo3(from_py_with = argument::patience)] timeout: Option<Duration>,
+        place: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Permit> {
-        let (core, key) = self.open(py, key)?;
-        let mut wait = Wait::new(key, weight, timeout);
-        let mut step = core.step(&mut wait);
-        loop {
-            match step.map_err(raised)? {
-                Step::Admitted(raw) => return Ok(Permit::new(&self.node, raw)),
-                Step::Expired(after) => return Err(expired(py, core.name(), after)),
-                Step::Sleep(nap) => {
-                    py.check_signals()?;
-                    // The step follows the nap without asking for the GIL in between: a place is only good for a while.
-                    step = py.detach(|| {
-                        core.nap(&wait, nap.min(SLICE));
-                        core.step(&mut wait)
-                    });
-                }
-            }
+        let place = place.map(|place| Place::to_wait_with(place, key, weight)).transpose()?;
+        let key = key.unwrap_or_default();
+        let mut wait = wait::begin(py, &self.node, key, weight, timeout, place.as_ref())?;
+        let first = self.node.decide(py, |core| core.step(&mut wait))?;
+        // From its first step on a place is the waiter's.
+        place.inspect(Place::use_up);
+        let permit = self.go_on(py, &mut wait, first);
+        if permit.is_err() {
+            // What ended the wait is told, and not what may be wrong with this.
+            let _ = py.detach(|| self.node.core.give_up(&mut wait));
         }
+        permit
     }
 
-    /// The same for asyncio: await it. A waiter that is cancelled holds no permit.
-    #[pyo3(signature = (key=None, weight=1, timeout=None))]
+    /// The same for asyncio: await it. A waiter that is cancelled holds no permit, and hands its place back.
+    #[pyo3(signature = (key=None, weight=1, timeout=None, *, place=None))]
     fn acquire_async<'py>(
         &self,
         py: Python<'py>,
         #[pyo3(from_py_with = argument::key)] key: Option<&str>,
         #[pyo3(from_py_with = argument::weight)] weight: u64,
         #[pyo3(from_py_with = argument::patience)] timeout: Option<Duration>,
+        place: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let waiter = Waiter::new(&self.node, key.unwrap_or_default(), weight, timeout);
+        let place = place.map(|place| Place::to_wait_with(place, key, weight)).transpose()?;
+        let waiter = Waiter::new(&self.node, key.unwrap_or_default(), weight, timeout, place);
         py.import("workglow_limit._aio")?.getattr("acquire")?.call1((waiter,))
+    }
+
+    /// Takes a place: a start in the future, or now, which counts from now on. None, and nothing taken, if it would be
+    /// more than max_wait seconds away (None: however far). present() starts with it.
+    ///
+    /// It is good for one start, from its ready_at until grace seconds later (None: a fortieth of the window, at most
+    /// 50 ms). Whoever cannot use it gives it back with cancel().
+    #[pyo3(signature = (key=None, weight=1, max_wait=None, grace=None))]
+    fn reserve(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = argument::key)] key: Option<&str>,
+        #[pyo3(from_py_with = argument::weight)] weight: u64,
+        max_wait: Option<&Bound<'_, PyAny>>,
+        grace: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Option<Permit>> {
+        let most = max_wait.map(|most| seconds("max_wait", most)).transpose()?;
+        let good_for = grace.map(|grace| seconds("grace", grace)).transpose()?;
+        let answer = py.detach(|| self.node.core.reserve(key.unwrap_or_default(), weight, most, good_for));
+        match answer {
+            Ok(Reserved::Place(raw)) => Ok(Some(Permit::place(&self.node, raw))),
+            Ok(Reserved::Denied(_)) => Ok(None),
+            Err(e) => {
+                let given = [("max_wait", max_wait), ("grace", grace)];
+                let given = given.iter().filter_map(|&(name, value)| Some((name, name, value?)));
+                Err(quoting(e, &given.collect::<Vec<_>>()))
+            }
+        }
+    }
+
+    /// Starts with a place, as reserve answered it or as its text, if its time has come.
+    ///
+    /// The permit that it answers has started; or else it is the place to present after its wait: the same if this was
+    /// too early, a fresh one if the place came too late, was used before, or was overtaken by a gate or another limit.
+    fn present(&self, py: Python<'_>, place: &Bound<'_, PyAny>) -> PyResult<Py<Permit>> {
+        let given = Place::given(place)?;
+        let raw = given.raw(py, &self.node)?;
+        let next = match py.detach(|| self.node.core.present(&raw)).map_err(raised)? {
+            Presented::Started(raw) => Permit::new(&self.node, raw),
+            Presented::Wait { place, .. } => match given.object(&place) {
+                Some(same) => return Ok(same.clone_ref(py)),
+                None => Permit::place(&self.node, place),
+            },
+        };
+        given.use_up();
+        Py::new(py, next)
+    }
+
+    /// The permit of a text that to_text wrote, perhaps in another process: to complete, cancel or settle its start.
+    fn permit(&self, text: &Bound<'_, PyAny>) -> PyResult<Permit> {
+        Ok(Permit::new(&self.node, permit::read(&self.node, "text", text)?))
     }
 
     /// Decorates a function or a coroutine function: each call waits for room, and its permit ends with it. key may be
@@ -223,14 +319,13 @@ impl Limiter {
 
     /// Ends a permit of this limiter: the job ran. Ending it again is a no-op; another limiter's is a ForeignPermit.
     fn complete(&self, permit: &Bound<'_, Permit>) -> PyResult<()> {
-        permit.get().end_at(&self.node).map_err(raised)
+        permit.get().complete_at(&self.node).map_err(raised)
     }
 
     /// Would a start of weight 1 be admitted now? Changes nothing.
     #[pyo3(signature = (key=None))]
     fn can_proceed(&self, py: Python<'_>, #[pyo3(from_py_with = argument::key)] key: Option<&str>) -> PyResult<bool> {
-        let (core, key) = self.open(py, key)?;
-        core.can_proceed(key).map_err(raised)
+        self.node.decide(py, |core| core.can_proceed(key.unwrap_or_default()))
     }
 
     /// A job has started: recorded even when the limit is full, because the caller has already decided.
@@ -240,8 +335,7 @@ impl Limiter {
         py: Python<'_>,
         #[pyo3(from_py_with = argument::key)] key: Option<&str>,
     ) -> PyResult<()> {
-        let (core, key) = self.open(py, key)?;
-        core.record_job_start(key).map_err(raised)
+        self.node.decide(py, |core| core.record_job_start(key.unwrap_or_default()))
     }
 
     /// A job has ended: the oldest start without a permit that this process recorded on that key.
@@ -262,9 +356,9 @@ impl Limiter {
         py: Python<'_>,
         #[pyo3(from_py_with = argument::key)] key: Option<&str>,
     ) -> PyResult<SystemTime> {
-        let (core, key) = self.open(py, key)?;
+        let at = self.node.decide(py, |core| core.next_available_time(key.unwrap_or_default()))?;
         // Python's instants are whole microseconds: rounded up, so as not to be early.
-        Ok(core.next_available_time(key).map_err(raised)? + Duration::from_nanos(999))
+        Ok(at + Duration::from_nanos(999))
     }
 
     /// Imposes a gate: nobody starts before when, an aware datetime. Gates only move later, except by clear. Without a

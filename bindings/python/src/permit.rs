@@ -1,21 +1,29 @@
 //! What an admitted start holds.
 
+use crate::argument::{self, quoting, wrong_type};
 use crate::error::raised;
 use crate::limiter::Node;
 use pyo3::exceptions::PyResourceWarning;
 use pyo3::prelude::*;
+use pyo3::types::PyString;
 use std::ffi::CString;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::SystemTime;
 use workglow_limit::{Error, RawPermit, Result, fork_generation};
 
-/// What an admitted start holds. It ends with complete(), or with the block when used in a with statement, whatever
-/// happened inside. Ending it again is a no-op. In a forked child an inherited permit does nothing: it is the parent's.
+/// What an admitted start holds. It ends with complete(), cancel() or settle(), or completes with its block when used
+/// in a with statement, whatever happened inside. Ending it again is a no-op. In a forked child an inherited permit
+/// does nothing: it is the parent's.
+///
+/// Or a place: a start in the future, taken by Limiter.reserve(). It has not started, and does so when it is presented.
 #[pyclass(frozen, module = "workglow_limit")]
 pub struct Permit {
     node: Arc<Node>,
     raw: RawPermit,
+    /// False for a place.
+    #[pyo3(get)]
+    started: bool,
     /// Of the process that took it.
     generation: u64,
     ended: AtomicBool,
@@ -24,19 +32,36 @@ pub struct Permit {
 impl Permit {
     #[inline]
     pub fn new(node: &Arc<Node>, raw: RawPermit) -> Permit {
-        Permit { node: node.clone(), raw, generation: fork_generation(), ended: AtomicBool::new(false) }
+        Self::of(node, raw, true)
     }
 
-    /// Ends it as a permit of `node`.
-    pub fn end_at(&self, node: &Arc<Node>) -> Result<()> {
+    pub fn place(node: &Arc<Node>, raw: RawPermit) -> Permit {
+        Self::of(node, raw, false)
+    }
+
+    #[inline]
+    fn of(node: &Arc<Node>, raw: RawPermit, started: bool) -> Permit {
+        Permit { node: node.clone(), raw, started, generation: fork_generation(), ended: AtomicBool::new(false) }
+    }
+
+    /// Completes it as a permit of `node`.
+    pub fn complete_at(&self, node: &Arc<Node>) -> Result<()> {
         if !Arc::ptr_eq(&self.node, node) {
             return Err(Error::ForeignPermit { limit: node.core.name().to_owned() });
         }
-        if !self.is_over() {
-            node.core.complete(&self.raw)?;
-            self.ended.store(true, Relaxed);
+        self.end(|core, raw| core.complete(raw))
+    }
+
+    /// Ends it, unless it is over. It remembers, so that only the first end counts, whatever the others would be.
+    fn end(&self, end: impl FnOnce(&dyn workglow_limit::Limiter, &RawPermit) -> Result<()>) -> Result<()> {
+        if self.is_over() || self.ended.swap(true, Relaxed) {
+            return Ok(());
         }
-        Ok(())
+        let ended = end(&*self.node.core, &self.raw);
+        if ended.is_err() {
+            self.ended.store(false, Relaxed);
+        }
+        ended
     }
 
     /// Is there nothing to end? It has ended, or it is another process's.
@@ -50,10 +75,40 @@ impl Permit {
 impl Permit {
     /// The job ran.
     fn complete(&self) -> PyResult<()> {
-        self.end_at(&self.node).map_err(raised)
+        self.end(|core, raw| core.complete(raw)).map_err(raised)
     }
 
-    /// When the start's place came, if it had to wait for one. Aware, in UTC.
+    /// The job never ran, or nobody will use the place: its units are free again at once.
+    fn cancel(&self, py: Python<'_>) -> PyResult<()> {
+        py.detach(|| self.end(|core, raw| core.cancel(raw))).map_err(raised)
+    }
+
+    /// The job ran, and was worth actual units instead of the weight that it started with: what it did not use is free
+    /// again at once, what it used beyond is owed, up to one whole capacity, and delays later starts.
+    fn settle(&self, py: Python<'_>, #[pyo3(from_py_with = argument::actual)] actual: u64) -> PyResult<()> {
+        py.detach(|| self.end(|core, raw| core.settle(raw, actual))).map_err(raised)
+    }
+
+    /// The permit or place as a short text, with which another process that has the same limit can go on: present()
+    /// takes the text of a place, permit() that of a start.
+    fn to_text(&self, py: Python<'_>) -> PyResult<String> {
+        py.detach(|| self.node.core.to_text(&self.raw)).map_err(raised)
+    }
+
+    /// In how many seconds the place is ready; 0.0 if it is, or has started.
+    #[getter]
+    fn wait(&self) -> f64 {
+        if self.started {
+            return 0.0;
+        }
+        // The time comes first: a delay between the two readings makes the answer longer, not shorter. What is left of
+        // a microsecond is that delay, as the core counts whole ones.
+        let now = SystemTime::now();
+        let after = self.ready_at().and_then(|at| at.duration_since(now).ok());
+        after.map_or(0.0, |after| after.as_micros() as f64 / 1e6)
+    }
+
+    /// When the start's place comes or came, if it had to wait for one. Aware, in UTC.
     #[getter]
     fn ready_at(&self) -> Option<SystemTime> {
         self.node.core.ready_at(&self.raw)
@@ -67,8 +122,12 @@ impl Permit {
         Some(((ns / 1_000) as f64 / 1e6).next_down())
     }
 
-    fn __enter__(this: Py<Self>) -> Py<Self> {
-        this
+    fn __enter__(this: Py<Self>) -> PyResult<Py<Self>> {
+        if this.get().started {
+            return Ok(this);
+        }
+        let reason = "a place that has not started cannot be entered: present it, and enter the permit that it becomes";
+        Err(raised(Error::Unsupported { reason: reason.to_owned() }))
     }
 
     #[pyo3(signature = (*_exception))]
@@ -77,14 +136,16 @@ impl Permit {
     }
 
     fn __repr__(&self) -> String {
-        let state = if self.is_over() { ", ended" } else { "" };
-        format!("<Permit of {:?}{state}>", self.node.core.name())
+        let started = if self.started { "" } else { ", not started" };
+        let ended = if self.is_over() { ", ended" } else { "" };
+        format!("<Permit of {:?}{started}{ended}>", self.node.core.name())
     }
 }
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        if self.is_over() {
+        // A place may be on its way as a text; it goes on.
+        if self.is_over() || !self.started {
             return;
         }
         // Nobody is left to hear of an error.
@@ -93,6 +154,74 @@ impl Drop for Permit {
             warn(self.node.core.name());
         }
     }
+}
+
+/// A place as Python gives it: the object, or its text.
+pub enum Place {
+    Object(Py<Permit>),
+    Text(Py<PyString>),
+}
+
+impl Place {
+    pub fn given(value: &Bound<'_, PyAny>) -> PyResult<Place> {
+        if let Ok(permit) = value.cast::<Permit>() {
+            Ok(Place::Object(permit.clone().unbind()))
+        } else if let Ok(text) = value.cast::<PyString>() {
+            Ok(Place::Text(text.clone().unbind()))
+        } else {
+            Err(wrong_type("place", value, "a Permit or its text"))
+        }
+    }
+
+    /// The same, to wait with: it has a key and a weight of its own, and has yet to start.
+    pub fn to_wait_with(value: &Bound<'_, PyAny>, key: Option<&str>, weight: u64) -> PyResult<Place> {
+        let wrong = |parameter, value| {
+            let expected = "none beside a place, which has its own".to_owned();
+            Err(raised(Error::InvalidArgument { parameter, value, expected }))
+        };
+        if let Some(key) = key {
+            return wrong("key", format!("{key:?}"));
+        }
+        if weight != 1 {
+            return wrong("weight", weight.to_string());
+        }
+        match Place::given(value)? {
+            Place::Object(permit) if permit.get().started => {
+                Err(argument::invalid("place", value, "a place that has not started"))
+            }
+            place => Ok(place),
+        }
+    }
+
+    /// What the core knows it by.
+    pub fn raw(&self, py: Python<'_>, node: &Node) -> PyResult<RawPermit> {
+        match self {
+            Place::Object(permit) => Ok(permit.get().raw),
+            Place::Text(text) => read(node, "place", text.bind(py)),
+        }
+    }
+
+    /// Another permit took its place, or nobody has it any more.
+    pub fn use_up(&self) {
+        if let Place::Object(permit) = self {
+            permit.get().ended.store(true, Relaxed);
+        }
+    }
+
+    /// The object, if it still is that place.
+    pub fn object(&self, place: &RawPermit) -> Option<&Py<Permit>> {
+        match self {
+            Place::Object(permit) if permit.get().raw == *place && !permit.get().is_over() => Some(permit),
+            _ => None,
+        }
+    }
+}
+
+/// The permit or place of a text.
+pub fn read(node: &Node, parameter: &'static str, given: &Bound<'_, PyAny>) -> PyResult<RawPermit> {
+    let text = argument::text(parameter, given)?;
+    let read = given.py().detach(|| node.core.from_text(text));
+    read.map_err(|e| quoting(e, &[("place", parameter, given)]))
 }
 
 /// Says that a permit was forgotten, as Python does for a file that was not closed.

@@ -78,6 +78,35 @@ def test_who_is_cancelled_holds_nothing():
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("how", ["cancelled", "timed out", "thrown away"])
+def test_who_is_stopped_hands_its_place_back(how, url):
+    limiter = RateLimiter(Store(url, clock=ManualClock()), "jobs", max_executions=1, window_size_in_seconds=60)
+
+    async def taken():
+        while limiter.peek().retry_after <= 60:
+            await asyncio.sleep(0.001)
+
+    async def main():
+        await limiter.acquire_async()
+        if how == "cancelled":
+            waiter = asyncio.create_task(limiter.acquire_async())
+            await taken()
+            waiter.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiter
+        elif how == "timed out":
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(limiter.acquire_async(), 0.05)
+        else:
+            waiter = limiter.acquire_async()
+            waiter.send(None)
+            await taken()
+            waiter.close()
+        assert limiter.peek().retry_after == 60.0
+
+    asyncio.run(main())
+
+
 def test_a_store_that_cannot_be_opened(tmp_path):
     limiter = RateLimiter(Store(f"sqlite:{tmp_path}/no/x.db"), "jobs", max_executions=1, window_size_in_seconds=1)
     with pytest.raises(OSError, match="/no"):

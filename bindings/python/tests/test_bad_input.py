@@ -1,6 +1,8 @@
 """What is wrong is named, with its value and what was expected; nothing crashes, and nothing is created."""
 
+import asyncio
 import os
+import re
 import sqlite3
 from contextlib import closing
 from datetime import datetime, timedelta, timezone
@@ -21,6 +23,7 @@ from workglow_limit import (
     Store,
     StoreError,
     StoreTimeout,
+    Unsupported,
 )
 
 NAN, INF = float("nan"), float("inf")
@@ -46,7 +49,7 @@ def test_max_executions_out_of_range(store, n):
         rate(store, n=n)
 
 
-@pytest.mark.parametrize("n", [True, 1.0, "1", None, [1]])
+@pytest.mark.parametrize("n", [True, 1.0, "1", [1]])
 def test_max_executions_of_another_type(store, n):
     with pytest.raises(TypeError, match="^max_executions is .*: expected a whole number, not "):
         rate(store, n=n)
@@ -61,7 +64,7 @@ def test_windows_out_of_range(store, window):
     assert repr(window)[:20] in str(caught.value)
 
 
-@pytest.mark.parametrize("window", [True, False, "1", None, datetime.now()])
+@pytest.mark.parametrize("window", [True, False, "1", datetime.now()])
 def test_windows_of_another_type(store, window):
     expected = "expected seconds as a number, or a timedelta, not "
     with pytest.raises(TypeError, match=f"^window_size_in_seconds is .*: {expected}"):
@@ -75,6 +78,41 @@ def test_the_ends_of_the_range_are_in_it(store):
     ConcurrencyLimiter(65535)
 
 
+EITHER = "^expected either max_executions and window_size_in_seconds, or windows$"
+
+
+@pytest.mark.parametrize("given", ["", "max_executions", "window_size_in_seconds", "max_executions windows", "all"])
+def test_one_window_or_several(store, given):
+    values = {"max_executions": 1, "window_size_in_seconds": 1, "windows": [(1, 1)]}
+    with pytest.raises(TypeError, match=EITHER):
+        RateLimiter(store, "jobs", **{name: value for name, value in values.items() if name in given or given == "all"})
+
+
+@pytest.mark.parametrize("windows", [[], [(5, 1)] * 5])
+def test_so_many_windows(store, windows):
+    with pytest.raises(InvalidArgument, match=f"^windows is {len(windows)} of them: expected 1 to 4 windows$"):
+        RateLimiter(store, "jobs", windows=windows)
+
+
+@pytest.mark.parametrize("windows", [5, True, [5], (5, 1), [(5,)], [(5, 1, 1)], [None], [(100, 60), 5]])
+def test_windows_that_are_no_pairs(store, windows):
+    with pytest.raises(TypeError, match=r"^windows is .*: expected pairs such as \[\(100, 60\), \(5, 1.0\)\], not "):
+        RateLimiter(store, "jobs", windows=windows)
+
+
+def test_one_of_several_windows_is_wrong(store):
+    for wrong, error, text in [
+        ((0, 1), InvalidArgument, "^max_executions is 0: expected a whole number from 1 to 4096$"),
+        ((-HUGE, 1), InvalidArgument, f"^max_executions is {-HUGE}: expected a whole number from 1 to 4096$"),
+        ((5, 0), InvalidArgument, "^window_size_in_seconds is 0: expected .*366 days"),
+        ((5, timedelta.max), InvalidArgument, "^window_size_in_seconds is datetime.timedelta.*: expected .*366 days"),
+        (("5", 1), TypeError, "^max_executions is '5': expected a whole number, not str$"),
+        ((5, "1s"), TypeError, "^window_size_in_seconds is '1s': expected seconds as a number, or a timedelta"),
+    ]:
+        with pytest.raises(error, match=text):
+            RateLimiter(store, "jobs", windows=[(100, 60), wrong])
+
+
 @pytest.mark.parametrize("most", [0, -1, 65536, HUGE])
 def test_max_concurrent_jobs_out_of_range(most):
     expected = "expected a whole number from 1 to 65535"
@@ -85,7 +123,8 @@ def test_max_concurrent_jobs_out_of_range(most):
 @pytest.mark.parametrize("weight", [0, -1, 2**64, HUGE])
 def test_weights_out_of_range(store, weight):
     for limiter in rate(store), ConcurrencyLimiter(5), NullLimiter(), CompositeLimiter([]):
-        for call in limiter.try_acquire, limiter.decide, limiter.acquire, limiter.acquire_async, limiter.limit:
+        waiting = limiter.acquire, limiter.acquire_async, limiter.limit, limiter.reserve
+        for call in limiter.try_acquire, limiter.decide, *waiting:
             with pytest.raises(InvalidArgument, match=f"^weight is {weight}: expected a whole number from 1 to "):
                 call(weight=weight)
 
@@ -103,10 +142,24 @@ def test_a_look_may_weigh_nothing_but_not_less():
         NullLimiter().peek(weight=-1)
 
 
+def test_what_a_start_was_worth():
+    limiter = ConcurrencyLimiter(1)
+    with limiter.acquire() as permit:
+        for actual in -1, 2**64, -HUGE:
+            with pytest.raises(InvalidArgument, match=f"^actual is {actual}: expected a whole number from 0 to 18446"):
+                permit.settle(actual)
+        for actual in True, 1.0, "1", None:
+            with pytest.raises(TypeError, match="^actual is .*: expected a whole number, not "):
+                permit.settle(actual)
+        # It has not ended.
+        assert not limiter.can_proceed()
+
+
 def calls(limiter):
     """Every call that takes a key."""
     return [
         limiter.try_acquire, limiter.decide, limiter.peek, limiter.acquire, limiter.can_proceed, limiter.clear,
+        limiter.reserve,
         limiter.record_job_start, limiter.record_job_completion, limiter.get_next_available_time,
         lambda key: limiter.pause(1, key),
         lambda key: limiter.set_next_available_time(datetime.now(timezone.utc), key),
@@ -161,6 +214,85 @@ def test_timeouts_of_another_type(store, timeout):
             rate(store).acquire(timeout=timeout)
 
 
+@pytest.mark.parametrize("name", ["max_wait", "grace"])
+def test_spans_of_a_place(store, name):
+    for limiter in rate(store), NullLimiter():
+        for span in -1, NAN, INF, HUGE, timedelta(-1), timedelta(days=367):
+            with pytest.raises(InvalidArgument, match=f"^{name} is .*: expected seconds, from 0 to 31622400 "):
+                limiter.reserve(**{name: span})
+        for span in True, "1", b"":
+            with pytest.raises(TypeError, match=f"^{name} is .*: expected seconds as a number, or a timedelta, not "):
+                limiter.reserve(**{name: span})
+
+
+def test_places(store):
+    for limiter in rate(store), NullLimiter():
+        for call in limiter.present, lambda place: limiter.acquire(place=place):
+            for place in 5, b"text", 1.5, limiter:
+                with pytest.raises(TypeError, match="^place is .*: expected a Permit or its text, not "):
+                    call(place)
+        with pytest.raises(TypeError, match="^place is 5: expected a Permit or its text, not int$"):
+            limiter.acquire_async(place=5)
+        with pytest.raises(TypeError, match="^text is 5: expected a str, not int$"):
+            limiter.permit(5)
+        for text in "\ud800", "wgl-\udfff":
+            with pytest.raises(InvalidArgument, match="^place is '.*ud.*': expected text that UTF-8 can encode$"):
+                limiter.present(text)
+
+
+@pytest.mark.parametrize("text", ["", "rubbish", "wgl-", "é" * 5000, "\0"])
+@pytest.mark.parametrize("make", [NullLimiter, lambda: rate(Store("memory:"))])
+def test_texts_of_no_place(text, make):
+    limiter = make()
+    for name, call in ("place", limiter.present), ("text", limiter.permit):
+        with pytest.raises(InvalidArgument, match=f"^{name} is '.*: expected the text of a permit or place$"):
+            call(text)
+    with pytest.raises(InvalidArgument, match="^place is '"):
+        limiter.acquire(place=text)
+    with pytest.raises(InvalidArgument, match="^place is '"):
+        asyncio.run(limiter.acquire_async(place=text))
+
+
+def test_a_place_has_its_own_key_and_weight():
+    limiter = NullLimiter()
+    place = limiter.reserve("k", 2)
+    for call in limiter.acquire, limiter.acquire_async:
+        with pytest.raises(InvalidArgument, match='^key is "k": expected none beside a place, which has its own$'):
+            call("k", place=place)
+        with pytest.raises(InvalidArgument, match="^weight is 2: expected none beside a place, which has its own$"):
+            call(weight=2, place=place)
+    assert repr(place) == '<Permit of "null", not started>'
+
+
+def test_who_has_started_has_no_place():
+    limiter = ConcurrencyLimiter(2)
+    with limiter.acquire() as permit:
+        for call in limiter.acquire, limiter.acquire_async:
+            with pytest.raises(InvalidArgument, match="^place is <Permit .*>: expected a place that has not started$"):
+                call(place=permit)
+        assert limiter.peek().remaining == 1
+
+
+def test_a_place_is_not_entered():
+    with pytest.raises(Unsupported, match="^a place that has not started cannot be entered: present it"):
+        with NullLimiter().reserve():
+            pytest.fail("it has not started")
+
+
+@pytest.mark.parametrize("make", [lambda: ConcurrencyLimiter(1), lambda: CompositeLimiter([])])
+def test_where_room_is_no_matter_of_time(make):
+    limiter = make()
+    for call in limiter.reserve, lambda: limiter.present("wgl-null"), lambda: limiter.permit("wgl-null"):
+        with pytest.raises(Unsupported, match="makes no sense for a "):
+            call()
+    with limiter.acquire() as permit:
+        for call in permit.to_text, lambda: limiter.present(permit), lambda: limiter.acquire(place="wgl-null"):
+            with pytest.raises(Unsupported, match="makes no sense for a "):
+                call()
+        # None of them ended it.
+        assert repr(permit) == f'<Permit of "{limiter.name}">'
+
+
 def test_pauses(store):
     for limiter in rate(store), NullLimiter(), ConcurrencyLimiter(1):
         for pause in -1, NAN, INF, HUGE, timedelta(-1), timedelta(days=367):
@@ -203,6 +335,43 @@ def test_modes_of_another_type():
     for mode in True, "600", 1.5:
         with pytest.raises(TypeError, match="^mode is .*: expected a whole number, not "):
             Store("memory:", mode=mode)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), [("on_error", "'raise', 'deny' or 'admit'"), ("durability", "'budget' or 'commit'")]
+)
+def test_words_of_a_store(name, words):
+    for word in "", "Raise", "raise ", "budgets", "\0":
+        with pytest.raises(InvalidArgument, match=f"^{name} is {re.escape(repr(word))}: expected {words}"):
+            Store("memory:", **{name: word})
+    for word in None, 1, b"raise":
+        with pytest.raises(TypeError, match=f"^{name} is .*: expected a str, not "):
+            Store("memory:", **{name: word})
+
+
+@pytest.mark.parametrize("policy", ["", "100", "100/", "/1m", "100/1y", "-1/1s", "100/1m +", "100/1m, 5/1s", "many"])
+def test_policies_that_cannot_be_read(store, policy):
+    expected = "such as 100/1m, 100/1m . 5/1s or 5 concurrent"
+    with pytest.raises(InvalidArgument, match=f"^policy is {re.escape(repr(policy))}: expected {expected}$"):
+        store.override("jobs", policy)
+
+
+def test_policies_out_of_range(store):
+    for name, policies in ("max_executions", ["0/1m", "4097/1m"]), ("window", ["5/367d", "5/0s"]):
+        for policy in policies:
+            with pytest.raises(InvalidArgument, match=f"^{name} is "):
+                store.override("jobs", policy)
+    for policy in None, 5, b"100/1m":
+        with pytest.raises(TypeError, match="^policy is .*: expected a str, not "):
+            store.override("jobs", policy)
+
+
+def test_names_of_what_is_overridden(store):
+    for call in lambda name: store.override(name, "100/1m"), store.lift:
+        with pytest.raises(TypeError, match="^name is 5: expected a str, not int$"):
+            call(5)
+        with pytest.raises(InvalidArgument, match="^name is '.udfff'"):
+            call("\udfff")
 
 
 @pytest.mark.parametrize("url", ["", "limits.db", "redis://x", "sqlite:", "sqlite:dir/", "memory:x", "sqlite:a\0b"])

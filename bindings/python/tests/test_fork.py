@@ -41,6 +41,8 @@ def test_an_inherited_permit_does_nothing_in_the_child(wrap):
             limiter.complete(permits[0])
             with permits[0]:
                 pass
+            permits[0].cancel()
+            permits[0].settle(0)
             with warnings.catch_warnings(record=True) as warned:
                 warnings.simplefilter("always")
                 permits.clear()

@@ -49,6 +49,11 @@ async def call(tenant: str) -> int:
     with await limiter.acquire_async(tenant, timeout=1.5) as permit:
         permit.complete()
     return 5
+place = limiter.reserve(max_wait=60)
+if place is not None:
+    again: Permit = limiter.present(place.to_text())
+    again.settle(3) if again.started else again.cancel()
+several = RateLimiter(Store("memory:", on_error="deny", durability="commit"), "x", windows=[(100, 60), (5, 1.5)])
 async def main() -> int:
     return await call("k")
 """)

@@ -51,6 +51,9 @@ def limiter_of(case, url, clock):
             case "rate", [most, window]:
                 window = timedelta(microseconds=window)
                 return RateLimiter(store, f"limit-{number}", max_executions=most, window_size_in_seconds=window)
+            case "rate", pairs:
+                windows = [(most, timedelta(microseconds=us)) for most, us in zip(pairs[::2], pairs[1::2], strict=True)]
+                return RateLimiter(store, f"limit-{number}", windows=windows)
         raise AssertionError(kind)
 
     children = [one(number, *words) for number, words in enumerate(case.limiters, 1)]
@@ -78,9 +81,14 @@ def answer_of(decision):
     }
 
 
+def ready_after(place):
+    # A wait is never too short, but longer by as long as a thread is held up between two clocks.
+    return us(min(place.wait for _ in range(5)))
+
+
 def do(limiter, call, arguments, permits):
     """One step. Returns its answer, field by field."""
-    key = arguments.get("key")
+    key, named = arguments.get("key"), arguments.get("permit")
     weight = int(arguments.get("weight", 1))
     span = timedelta(microseconds=int(arguments.get("for", 0)))
 
@@ -110,7 +118,23 @@ def do(limiter, call, arguments, permits):
             after = limiter.get_next_available_time(key) - datetime.now(timezone.utc)
             return {"next": after}
         case "complete":
-            limiter.complete(permits[arguments["permit"]])
+            limiter.complete(permits[named])
+        case "cancel":
+            permits[named].cancel()
+        case "settle":
+            permits[named].settle(int(arguments["actual"]))
+        case "reserve":
+            most, grace = (arguments.get(name) for name in ("for", "grace"))
+            most, grace = (None if us is None else timedelta(microseconds=int(us)) for us in (most, grace))
+            place = limiter.reserve(key, weight, most, grace)
+            if place is None:
+                return {"": "denied", "after": us(limiter.peek(key, weight).retry_after)}
+            assert not place.started
+            keep(place)
+            return {"": "place", "after": ready_after(place)}
+        case "present":
+            permit = permits[named] = limiter.present(permits[named])
+            return {"": "started"} if permit.started else {"": "wait", "after": ready_after(permit)}
         case "record_job_start" | "record_job_completion" | "clear":
             getattr(limiter, call)(key)
         case "pause":

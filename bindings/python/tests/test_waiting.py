@@ -33,6 +33,35 @@ permit.complete()
     assert said == "interrupted False\n"
 
 
+@pytest.mark.parametrize("how", ["SIGINT", "SIGUSR1"])
+def test_who_is_interrupted_hands_its_place_back(how, url):
+    said = run(FULL + """
+import os, signal, threading, time
+class Stop(Exception): pass
+def stop(*_): raise Stop
+signal.signal(signal.SIGUSR1, stop)
+def interrupt():
+    while limiter.peek().retry_after <= 3600:  # It has not taken its place yet.
+        time.sleep(0.001)
+    os.kill(os.getpid(), getattr(signal, sys.argv[3]))
+threading.Thread(target=interrupt).start()
+try:
+    limiter.acquire()
+except (Stop, KeyboardInterrupt) as stopped:
+    print(type(stopped).__name__, limiter.peek().retry_after <= 3600)
+""", url, "rate", how)  # fmt: skip
+    assert said == {"SIGINT": "KeyboardInterrupt", "SIGUSR1": "Stop"}[how] + " True\n"
+
+
+def test_who_runs_out_of_time_holds_nothing(url):
+    limiter = RateLimiter(Store(url, clock=ManualClock()), "jobs", max_executions=1, window_size_in_seconds=60)
+    limiter.acquire()
+    for _ in range(3):
+        with pytest.raises(AcquireTimeout):
+            limiter.acquire(timeout=59)
+    assert limiter.peek().retry_after == 60.0
+
+
 def test_who_completes_lets_a_waiter_go():
     run(FULL + """
 import threading

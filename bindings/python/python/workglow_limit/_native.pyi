@@ -1,6 +1,6 @@
 from collections.abc import Callable, Coroutine, Iterable
 from datetime import datetime, timedelta
-from typing import Any, ParamSpec, TypeVar, final
+from typing import Any, Literal, ParamSpec, TypeVar, final, overload
 
 from typing_extensions import Self, disjoint_base
 
@@ -32,10 +32,22 @@ class ManualClock:
 @final
 class Store:
     def __new__(
-        cls, url: str, *, timeout: float | timedelta = 5.0, mode: int = 0o600, clock: ManualClock | None = None
+        cls,
+        url: str,
+        *,
+        timeout: float | timedelta = 5.0,
+        mode: int = 0o600,
+        on_error: Literal["raise", "deny", "admit"] = "raise",
+        durability: Literal["budget", "commit"] = "budget",
+        clock: ManualClock | None = None,
     ) -> Self: ...
     def open(self) -> None: ...
     def names(self) -> list[str]: ...
+    def override(self, name: str, policy: str) -> None: ...
+    def lift(self, name: str) -> None: ...
+    def flush(self) -> None: ...
+    @property
+    def failures(self) -> int: ...
     @property
     def url(self) -> str: ...
     def limiter(self, *, name: str) -> RateLimiter: ...
@@ -43,6 +55,13 @@ class Store:
 @final
 class Permit:
     def complete(self) -> None: ...
+    def cancel(self) -> None: ...
+    def settle(self, actual: int) -> None: ...
+    def to_text(self) -> str: ...
+    @property
+    def started(self) -> bool: ...
+    @property
+    def wait(self) -> float: ...
     @property
     def ready_at(self) -> datetime | None: ...
     @property
@@ -78,11 +97,30 @@ class Limiter:
     def decide(self, key: str | None = None, weight: int = 1) -> Decision: ...
     def peek(self, key: str | None = None, weight: int = 1) -> Decision: ...
     def acquire(
-        self, key: str | None = None, weight: int = 1, timeout: float | timedelta | None = None
+        self,
+        key: str | None = None,
+        weight: int = 1,
+        timeout: float | timedelta | None = None,
+        *,
+        place: Permit | str | None = None,
     ) -> Permit: ...
     def acquire_async(
-        self, key: str | None = None, weight: int = 1, timeout: float | timedelta | None = None
+        self,
+        key: str | None = None,
+        weight: int = 1,
+        timeout: float | timedelta | None = None,
+        *,
+        place: Permit | str | None = None,
     ) -> Coroutine[Any, Any, Permit]: ...
+    def reserve(
+        self,
+        key: str | None = None,
+        weight: int = 1,
+        max_wait: float | timedelta | None = None,
+        grace: float | timedelta | None = None,
+    ) -> Permit | None: ...
+    def present(self, place: Permit | str) -> Permit: ...
+    def permit(self, text: str) -> Permit: ...
     def limit(
         self,
         key: str | Callable[..., str | None] | None = None,
@@ -102,8 +140,25 @@ class NullLimiter(Limiter):
     def __new__(cls) -> Self: ...
 
 class RateLimiter(Limiter):
+    @overload
     def __new__(
-        cls, store: Store, name: str, *, max_executions: int, window_size_in_seconds: float | timedelta
+        cls,
+        store: Store,
+        name: str,
+        *,
+        max_executions: int,
+        window_size_in_seconds: float | timedelta,
+        windows: None = None,
+    ) -> Self: ...
+    @overload
+    def __new__(
+        cls,
+        store: Store,
+        name: str,
+        *,
+        max_executions: None = None,
+        window_size_in_seconds: None = None,
+        windows: Iterable[tuple[int, float | timedelta]],
     ) -> Self: ...
     @classmethod
     def attach(cls, store: Store, name: str) -> RateLimiter: ...
@@ -122,3 +177,4 @@ class Waiter:
     def is_open(self) -> bool: ...
     def open(self) -> None: ...
     def step(self) -> Permit | float: ...
+    def give_up(self) -> None: ...

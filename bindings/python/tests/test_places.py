@@ -1,0 +1,244 @@
+"""Places: starts in the future, which are reserved, presented and given back, here and in other processes."""
+
+import asyncio
+from datetime import datetime, timedelta, timezone
+
+import pytest
+from conftest import run
+
+from workglow_limit import (
+    AcquireTimeout,
+    ForeignPermit,
+    ManualClock,
+    NullLimiter,
+    Permit,
+    RateLimiter,
+    Store,
+)
+
+MICROSECOND = timedelta(microseconds=1)
+
+
+@pytest.fixture
+def clock():
+    return ManualClock()
+
+
+@pytest.fixture
+def limiter(url, clock):
+    """One start a minute."""
+    return RateLimiter(Store(url, clock=clock), "jobs", max_executions=1, window_size_in_seconds=60)
+
+
+def wait_of(place):
+    # It is never too short, but longer by as long as a thread is held up between two clocks.
+    return min(place.wait for _ in range(5))
+
+
+def test_no_limit_has_places_too():
+    limiter = NullLimiter()
+    place = limiter.reserve("k", weight=5, max_wait=0, grace=timedelta(seconds=1))
+    assert (place.started, place.wait, place.ready_at) == (False, 0.0, None)
+    permit = limiter.present(place)
+    assert isinstance(permit, Permit) and permit is not place
+    assert (permit.started, permit.wait) == (True, 0.0)
+    assert (repr(permit), repr(place)) == ('<Permit of "null">', '<Permit of "null", not started, ended>')
+    with limiter.present(permit.to_text()), limiter.acquire(place=limiter.reserve()):
+        pass
+    with limiter.acquire(place=limiter.reserve().to_text()) as permit:
+        assert permit.started
+    assert limiter.permit(permit.to_text()).started
+
+
+def test_no_limit_has_places_in_asyncio_too():
+    limiter = NullLimiter()
+
+    async def main():
+        place = limiter.reserve()
+        limiter.acquire_async(place=place).close()
+        assert "ended" not in repr(place)  # It has not asked.
+        with await limiter.acquire_async(place=place):
+            assert "ended" in repr(place)
+        with await limiter.acquire_async(timeout=0, place=limiter.reserve().to_text()) as permit:
+            assert permit.started
+
+    asyncio.run(main())
+
+
+def test_another_limit_s_place_is_an_error():
+    mine, other = NullLimiter(), NullLimiter()
+    place = mine.reserve()
+    with pytest.raises(ForeignPermit, match='not given by limiter "null"'):
+        other.present(place)
+    assert mine.present(place).started
+
+
+def test_a_rate_limit_takes_no_other_s_place(limiter):
+    place = NullLimiter().reserve()
+    for call in limiter.present, lambda place: limiter.acquire(place=place):
+        with pytest.raises(ForeignPermit, match='not given by limiter "jobs"'):
+            call(place)
+    # It is still its owner's.
+    assert "ended" not in repr(place) and limiter.can_proceed()
+
+
+def test_a_place_goes_on_as_its_text():
+    place = NullLimiter().reserve()
+    text = place.to_text()
+    del place  # Warnings are errors here.
+    assert NullLimiter().present(text).started
+
+
+def test_room_now_is_a_place_now(limiter):
+    place = limiter.reserve("k", max_wait=0)
+    assert (place.started, wait_of(place)) == (False, 0.0)
+    assert limiter.peek("k").remaining == 0
+    permit = limiter.present(place)
+    assert permit.started and not limiter.can_proceed("k")
+    assert limiter.can_proceed()
+
+
+def test_who_is_early_keeps_its_place(limiter, clock):
+    limiter.acquire()
+    place = limiter.reserve()
+    assert wait_of(place) == 60.0
+    assert place.ready_at.utcoffset() == timedelta(0)
+    assert timedelta(seconds=50) < place.ready_at - datetime.now(timezone.utc) <= timedelta(seconds=60)
+    for by in 0, 59.999999:
+        clock.advance(by)
+        assert limiter.present(place) is place
+        assert not place.started
+    clock.advance(MICROSECOND)
+    assert wait_of(place) == 0.0
+    permit = limiter.present(place)
+    assert permit.started and permit is not place
+    assert permit.ready_at is not None
+    # The place is the permit's now: it cannot be given back any more.
+    place.cancel()
+    assert not limiter.can_proceed()
+
+
+def test_so_far_and_no_further(limiter):
+    limiter.acquire()
+    for most in 0, 59.999999, timedelta(seconds=60) - MICROSECOND:
+        assert limiter.reserve(max_wait=most) is None
+    assert limiter.peek().retry_after == 60.0  # Nothing was taken.
+    assert wait_of(limiter.reserve(max_wait=60)) == 60.0
+
+
+def test_a_place_counts_from_the_end_of_its_grace(limiter, clock):
+    limiter.acquire()
+    first, second = limiter.reserve(grace=10), limiter.reserve(grace=timedelta(seconds=10))
+    assert wait_of(second) == 130.0
+    clock.advance(70)
+    assert limiter.present(first).started
+    clock.advance(60 - 1e-6)
+    assert limiter.present(second) is second
+    clock.advance(MICROSECOND)
+    assert limiter.present(second).started
+
+
+def late(limiter, clock):
+    clock.advance(70 + 1e-6)
+
+
+def overtaken(limiter, clock):
+    limiter.pause(100)
+    clock.advance(60)
+
+
+@pytest.mark.parametrize("what", [late, overtaken])
+@pytest.mark.parametrize("as_text", [False, True])
+def test_what_is_no_good_is_exchanged_for_a_place_and_not_for_a_start(what, as_text, limiter, clock):
+    limiter.acquire()
+    place = limiter.reserve(grace=10)
+    what(limiter, clock)
+    fresh = limiter.present(place.to_text() if as_text else place)
+    assert not fresh.started and fresh is not place
+    assert ("ended" in repr(place)) != as_text
+    # A gate may be in the way for as long as 40 s, the window for as long as 70 s.
+    clock.advance(wait_of(fresh))
+    assert limiter.present(fresh).started
+
+
+def test_a_place_starts_once(limiter):
+    text = limiter.reserve().to_text()
+    permit = limiter.present(text)
+    assert permit.started
+    for place in text, permit:
+        assert not limiter.present(place).started
+
+
+def test_a_place_is_given_back(limiter):
+    limiter.acquire()
+    place = limiter.reserve()
+    assert limiter.peek().retry_after > 60
+    for _ in range(2):
+        place.cancel()
+        assert limiter.peek().retry_after == 60.0
+    assert limiter.reserve(max_wait=60) is not None
+    # That it was given back is remembered: it is not the next one's.
+    place.cancel()
+    assert limiter.peek().retry_after > 60
+
+
+@pytest.mark.parametrize("of", [lambda place: place, lambda place: place.to_text()])
+def test_waiting_with_a_place(of, limiter, clock):
+    limiter.acquire()
+    place = limiter.reserve(grace=10)
+    behind = limiter.reserve(grace=10)
+    clock.advance(60)
+    permit = limiter.acquire(place=of(place), timeout=0)
+    assert permit.started and permit.ready_at is not None
+    clock.advance(70)
+    assert asyncio.run(limiter.acquire_async(place=of(behind), timeout=0)).started
+
+
+@pytest.mark.parametrize("call", ["acquire", "acquire_async"])
+def test_a_place_beyond_the_timeout_is_given_back(call, limiter):
+    limiter.acquire()
+    place = limiter.reserve()
+    with pytest.raises(AcquireTimeout) as caught:
+        if call == "acquire":
+            limiter.acquire(place=place, timeout=59)
+        else:
+            asyncio.run(limiter.acquire_async(place=place, timeout=59))
+    assert caught.value.retry_after == 60.0
+    assert limiter.peek().retry_after == 60.0
+    assert "ended" in repr(place)
+
+
+OTHER = """
+import sys
+from workglow_limit import RateLimiter, Store
+limiter = RateLimiter.attach(Store(sys.argv[1]), "jobs")
+"""
+
+
+def test_another_process_starts_with_a_place(tmp_path):
+    url = f"sqlite:{tmp_path}/limits.db"
+    limiter = RateLimiter(Store(url), "jobs", max_executions=1, window_size_in_seconds=3600)
+    text = limiter.reserve(grace=3000).to_text()
+    assert isinstance(text, str) and len(text) < 200
+    present = OTHER + "permit = limiter.present(sys.argv[2]); print(permit.started, permit.wait > 0)"
+    assert run(present, url, text) == "True False\n"
+    assert run(present, url, text) == "False True\n"
+
+
+@pytest.mark.parametrize("end", ["cancel()", "settle(0)"])
+def test_another_process_ends_a_start(end, tmp_path):
+    url = f"sqlite:{tmp_path}/limits.db"
+    limiter = RateLimiter(Store(url), "jobs", max_executions=5, window_size_in_seconds=3600)
+    with limiter.acquire(weight=4) as permit:
+        run(OTHER + f"permit = limiter.permit(sys.argv[2]); permit.{end}; permit.cancel()", url, permit.to_text())
+    assert limiter.peek().remaining == 5
+
+
+def test_the_text_of_another_limit(tmp_path):
+    store = Store(f"sqlite:{tmp_path}/limits.db")
+    jobs, mail = (RateLimiter(store, name, max_executions=1, window_size_in_seconds=60) for name in ("jobs", "mail"))
+    text = jobs.reserve().to_text()
+    for call in mail.present, mail.permit:
+        with pytest.raises(ForeignPermit):
+            call(text)
+    assert mail.can_proceed()

@@ -1,0 +1,116 @@
+"""Stores: what an operator does to them, and what they answer when they fail."""
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
+
+import pytest
+from conftest import lane_held
+
+from workglow_limit import KindMismatch, ManualClock, RateLimiter, Store, StoreError, StoreTimeout, UnknownLimit
+
+
+def rate(store, n=2, window=60):
+    return RateLimiter(store, "jobs", max_executions=n, window_size_in_seconds=window)
+
+
+def test_several_windows(url):
+    clock = ManualClock()
+    store = Store(url, clock=clock)
+    limiter = RateLimiter(store, "jobs", windows=iter([(3, 60), [2, 1.0]]))
+    assert [limiter.try_acquire() is not None for _ in range(3)] == [True, True, False]
+    assert limiter.peek().retry_after == 1.0
+    clock.advance(1)
+    assert [limiter.try_acquire() is not None for _ in range(2)] == [True, False]
+    assert limiter.peek().retry_after == 59.0
+    assert store.names() == ["jobs"]
+
+
+def test_an_override_stands_until_it_is_lifted(url):
+    store = Store(url)
+    limiter = rate(store, n=2)
+    limiter.try_acquire()
+    store.override("jobs", "5/1m")
+    assert limiter.peek().remaining == 4
+    # A worker that starts again declares, and does not undo it.
+    again = rate(store, n=3)
+    assert (again.peek().limit, limiter.peek().limit) == (5, 5)
+    store.override("jobs", "4/1m + 2/1s")
+    assert again.peek().limit == 2
+    for _ in range(2):
+        store.lift("jobs")
+        assert (again.peek().limit, limiter.peek().remaining) == (3, 2)
+
+
+def test_an_override_of_what_is_not_there(url):
+    store = Store(url)
+    rate(store).try_acquire()
+    for call in lambda: store.override("mail", "5/1m"), lambda: store.lift("mail"):
+        with pytest.raises(UnknownLimit, match="this store knows jobs"):
+            call()
+    with pytest.raises(KindMismatch):
+        store.override("jobs", "5 concurrent")
+    assert rate(store).peek().limit == 2
+
+
+def test_flushing(url):
+    store = Store(url, durability="commit")
+    store.flush()
+    limiter = rate(store)
+    limiter.try_acquire()
+    store.flush()
+    assert (limiter.peek().remaining, store.failures) == (1, 0)
+
+
+def test_a_busy_store_raises_unless_it_was_told_otherwise(tmp_path):
+    path = tmp_path / "limits.db"
+    Store(f"sqlite:{path}").open()
+    stores = {how: Store(f"sqlite:{path}", timeout=0.02, on_error=how) for how in ("raise", "deny", "admit")}
+    limiters = {how: rate(store) for how, store in stores.items()}
+    with lane_held(path):
+        with pytest.raises(StoreTimeout):
+            limiters["raise"].try_acquire()
+        assert limiters["deny"].try_acquire() is None
+        with limiters["admit"].try_acquire() as permit:
+            permit.complete()
+        assert not limiters["deny"].decide() and limiters["admit"].decide()
+        assert {how: store.failures for how, store in stores.items()} == {"raise": 1, "deny": 2, "admit": 2}
+    # Nothing of that was counted, and they are all well again.
+    assert [limiter.try_acquire() is not None for limiter in limiters.values()] == [True, True, False]
+
+
+def test_what_is_no_decision_raises_in_any_case(tmp_path):
+    for how in "raise", "deny", "admit":
+        store = Store(f"sqlite:{tmp_path}/no/limits.db", on_error=how)
+        for call in store.open, store.names, lambda: store.override("jobs", "5/1m"), lambda: store.lift("jobs"):
+            with pytest.raises(StoreError, match="/no"):
+                call()
+
+
+CALLS = {
+    "try_acquire": lambda store: rate(store).try_acquire(),
+    "acquire": lambda store: rate(store).acquire(),
+    "acquire_async": lambda store: asyncio.run(rate(store).acquire_async()),
+    "reserve": lambda store: rate(store).reserve(),
+    "override": lambda store: store.override("jobs", "5/1m"),
+    "lift": lambda store: store.lift("jobs"),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_who_waits_for_the_store_leaves_the_gil_to_others(call, tmp_path):
+    path = tmp_path / "limits.db"
+    rate(Store(f"sqlite:{path}")).try_acquire()
+    store = Store(f"sqlite:{path}", timeout=30)
+    started = Event()
+
+    def use():
+        started.set()
+        return CALLS[call](store)
+
+    with ThreadPoolExecutor(1) as pool:
+        with lane_held(path):
+            first = pool.submit(use)
+            started.wait()
+        # Had it kept the GIL, this thread would not have let go of the lane before its timeout.
+        first.result()
