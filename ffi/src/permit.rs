@@ -280,7 +280,7 @@ pub unsafe extern "C" fn wgl_permit_from_text(
         given("text", NonNull::new(text.cast_mut()))?;
         // SAFETY: the caller's promise.
         let text = unsafe { sized_text("text", text, text_len, WGL_PERMIT_TEXT_MAX - 1) }?;
-        place.write(wgl_permit::new(limiter.limiter.from_text(text)?));
+        place.write(wgl_permit::new(limiter.limiter.permit_from_text(text)?));
         Ok(WGL_OK)
     })
 }

@@ -101,11 +101,7 @@ impl Permit {
         if self.started {
             return 0.0;
         }
-        // The time comes first: a delay between the two readings makes the answer longer, not shorter. What is left of
-        // a microsecond is that delay, as the core counts whole ones.
-        let now = SystemTime::now();
-        let after = self.ready_at().and_then(|at| at.duration_since(now).ok());
-        after.map_or(0.0, |after| after.as_micros() as f64 / 1e6)
+        self.node.core.ready_in(&self.raw).map_or(0.0, |after| after.as_secs_f64())
     }
 
     /// When the start's place comes or came, if it had to wait for one. Aware, in UTC.
@@ -220,7 +216,7 @@ impl Place {
 /// The permit or place of a text.
 pub fn read(node: &Node, parameter: &'static str, given: &Bound<'_, PyAny>) -> PyResult<RawPermit> {
     let text = argument::text(parameter, given)?;
-    let read = given.py().detach(|| node.core.from_text(text));
+    let read = given.py().detach(|| node.core.permit_from_text(text));
     read.map_err(|e| quoting(e, &[("place", parameter, given)]))
 }
 

@@ -286,8 +286,8 @@ impl Limiter for CompositeLimiter {
         unsupported("to_text", "a composite: its permits belong to one process")
     }
 
-    fn from_text(&self, _: &str) -> Result<RawPermit> {
-        unsupported("from_text", "a composite: its permits belong to one process")
+    fn permit_from_text(&self, _: &str) -> Result<RawPermit> {
+        unsupported("permit_from_text", "a composite: its permits belong to one process")
     }
 
     fn contains(&self, composite: u64) -> bool {

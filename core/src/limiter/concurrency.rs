@@ -204,8 +204,8 @@ impl Limiter for ConcurrencyLimiter {
         unsupported("to_text", "a concurrency limit: its permits belong to one process")
     }
 
-    fn from_text(&self, _: &str) -> Result<RawPermit> {
-        unsupported("from_text", "a concurrency limit: its permits belong to one process")
+    fn permit_from_text(&self, _: &str) -> Result<RawPermit> {
+        unsupported("permit_from_text", "a concurrency limit: its permits belong to one process")
     }
 
     fn record_job_start(&self, key: &str) -> Result<()> {

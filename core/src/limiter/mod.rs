@@ -144,7 +144,7 @@ pub trait Limiter: Send + Sync {
     fn present(&self, place: &RawPermit) -> Result<Presented>;
 
     /// A permit or place as a short text, with which another process that has the same limit can go on: see
-    /// [`Limiter::from_text`].
+    /// [`Limiter::permit_from_text`].
     ///
     /// # Errors
     /// [`Error::ForeignPermit`] if another limiter gave it; [`Error::Unsupported`] where permits belong to one process.
@@ -154,7 +154,7 @@ pub trait Limiter: Send + Sync {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] if it is none; [`Error::ForeignPermit`] if it is of another limit.
-    fn from_text(&self, text: &str) -> Result<RawPermit>;
+    fn permit_from_text(&self, text: &str) -> Result<RawPermit>;
 
     /// A waiter gives up: hands back what it holds.
     ///
@@ -195,7 +195,12 @@ pub trait Limiter: Send + Sync {
     /// As for [`Limiter::attempt`].
     fn clear(&self, key: &str) -> Result<()>;
 
-    /// When a start's place came, if it had to wait for one.
+    /// How long until a place is ready: zero if it is. `None` for a start that had no place.
+    fn ready_in(&self, _permit: &RawPermit) -> Option<Duration> {
+        None
+    }
+
+    /// When a start's place comes, or came, if it had one.
     fn ready_at(&self, _permit: &RawPermit) -> Option<SystemTime> {
         None
     }

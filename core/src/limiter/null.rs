@@ -109,7 +109,7 @@ impl Limiter for NullLimiter {
         Ok(TEXT.to_owned())
     }
 
-    fn from_text(&self, text: &str) -> Result<RawPermit> {
+    fn permit_from_text(&self, text: &str) -> Result<RawPermit> {
         if text == TEXT { Ok(self.permit()) } else { Err(crate::permit::unreadable(text)) }
     }
 

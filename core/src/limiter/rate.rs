@@ -346,7 +346,7 @@ impl Limiter for RateLimiter {
         Ok(format!("wgl1.{limit:016x}.{h0:016x}{h1:016x}.{ticket:x}.{stamp:x}.{ready:x}.{weight:x}.{grace:x}"))
     }
 
-    fn from_text(&self, text: &str) -> Result<RawPermit> {
+    fn permit_from_text(&self, text: &str) -> Result<RawPermit> {
         let [limit, h0, h1, ticket, stamp, ready, weight, grace] = parse(text).ok_or_else(|| unreadable(text))?;
         let home = self.limit.home()?;
         let Hash([name, _]) = home.hash(b'n', self.name());
@@ -380,6 +380,10 @@ impl Limiter for RateLimiter {
 
     fn clear(&self, key: &str) -> Result<()> {
         self.limit.forget(key)
+    }
+
+    fn ready_in(&self, permit: &RawPermit) -> Option<Duration> {
+        self.ready(permit).map(|(home, ready)| from_ticks(ready.saturating_sub(home.clock.now().floor)))
     }
 
     fn ready_at(&self, permit: &RawPermit) -> Option<SystemTime> {
