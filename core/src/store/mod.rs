@@ -5,6 +5,8 @@ mod keys;
 #[cfg(any(target_os = "linux", target_os = "android"))]
 mod lane;
 mod layout;
+#[cfg(any(target_os = "linux", target_os = "android"))]
+mod ledger;
 mod limit;
 mod os;
 mod rewrite;
@@ -299,7 +301,7 @@ impl Inner {
             None => {
                 let was_there = path.exists();
                 let opened = sqlite::Database::open(path, mode)
-                    .and_then(|(_, id)| Ok((lane.attach(id, clock.as_ref())?, lane.join()?)));
+                    .and_then(|(_, identity)| Ok((lane.attach(identity.id, clock.as_ref())?, lane.join()?)));
                 match opened {
                     Ok((home, member)) => {
                         let _ = self.home.set(home);
@@ -346,7 +348,9 @@ impl Inner {
     fn policy(&self, name: &str) -> Result<Option<Policy>> {
         match &self.address {
             Address::Memory => Ok(self.rare().declared.get(name).copied()),
-            Address::Sqlite(path) => self.with_database(path, |database| database.policy(name)),
+            Address::Sqlite(path) => {
+                self.with_database(path, |database| Ok(database.policy(name)?.map(|found| found.declared)))
+            }
         }
     }
 
