@@ -98,13 +98,13 @@ impl Home {
     }
 
     /// The same for the holder of the structure lock, who makes room where there is none.
-    pub fn find_or_add_locked(&self, table: &Table, key: &str, file: Option<&File>) -> Result<KeyAt> {
+    pub fn find_or_add_locked(&self, table: &Table, hash: Hash, text: &str, file: Option<&File>) -> Result<KeyAt> {
         loop {
-            match self.key(table, key) {
+            match self.find_or_add(table, hash, text) {
                 Ok(found) => return Ok(found),
                 Err(Blocked::Refused(error)) => return Err(error),
                 Err(Blocked::Full) => self.make_room(table, file)?,
-                Err(Blocked::Sealed | Blocked::Moved) => self.mend_key(table, self.hash(b'k', key), file)?,
+                Err(_) => self.mend_key(table, hash, file)?,
             }
         }
     }
@@ -208,7 +208,7 @@ impl Home {
         let life = self.arena.word(at + key_word::LIFE);
         let is_new = self.arena.word(at + key_word::TABLE).load(Relaxed) == 0;
         let now = self.clock.now();
-        let [lost_at, lost] = self.get(table.at + table_word::LOST_AT);
+        let [lost_at, lost] = self.get(table.at + table_word::LOST);
         let longest = table.policy.longest();
         let lost = Start { stamp: lost_at, units: lost, state: SETTLED, id: u64::MAX, is_logged: true };
         let starts = if lost.units > 0 && lost_at + longest > now.floor { &[lost][..] } else { &[] };

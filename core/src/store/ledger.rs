@@ -7,9 +7,6 @@
 //! Some containers show a boot id of their own, so another id does not prove another boot: where the uptime has not
 //! fallen below the execution's, only the difference counts as its age, which in both cases it is at least.
 
-// Decisions do not write the ledger yet.
-#![cfg_attr(not(test), expect(dead_code))]
-
 use super::sqlite::{Database, from_hex, to_hex};
 use crate::error::Result;
 use rusqlite::{Transaction, TransactionBehavior, named_params, params};

@@ -225,7 +225,6 @@ pub(crate) fn random<const N: usize>() -> Result<[u64; N]> {
 
 /// This boot of the kernel, as the database names it: 32 hex digits.
 #[cfg(any(target_os = "linux", target_os = "android"))]
-#[cfg_attr(not(test), expect(dead_code))]
 pub(crate) fn boot_text() -> String {
     let ([a, b], _) = boot_identity();
     format!("{a:016x}{b:016x}")
@@ -233,7 +232,6 @@ pub(crate) fn boot_text() -> String {
 
 /// Does the kernel say that the wall clock is synchronised? Without it, that clock may be years off after a reboot.
 #[cfg(target_os = "linux")]
-#[expect(dead_code)]
 pub(crate) fn clock_is_synchronised() -> bool {
     // SAFETY: a zeroed `timex` is a valid one, and asks for nothing to be changed.
     let mut answer: libc::timex = unsafe { std::mem::zeroed() };

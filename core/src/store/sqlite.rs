@@ -12,7 +12,7 @@
 //! for long, such as a shell with a pager, holds up commits.
 
 use super::lane::open_or_create;
-use super::{ledger, os};
+use super::{Declared, ledger, os};
 use crate::error::{Error, Result};
 use crate::policy::Policy;
 use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension, TransactionBehavior, params};
@@ -56,23 +56,6 @@ pub(crate) struct Identity {
     pub secret: [u64; 2],
     /// The boot that the last lane was made in; empty before the first.
     pub boot: String,
-}
-
-/// What a name stands for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Declared {
-    /// What programs declared last.
-    pub declared: Policy,
-    /// What an operator put above it.
-    pub overriding: Option<Policy>,
-}
-
-impl Declared {
-    /// What holds.
-    #[cfg_attr(not(test), expect(dead_code))]
-    pub fn current(&self) -> Policy {
-        self.overriding.unwrap_or(self.declared)
-    }
 }
 
 /// A connection to a store's database.
@@ -226,7 +209,6 @@ impl Database {
     }
 
     /// Puts an operator's policy above the declared one, or takes it away.
-    #[cfg_attr(not(test), expect(dead_code))]
     pub fn set_override(&self, name: &str, policy: Option<Policy>) -> Result<()> {
         let Some(Declared { declared, .. }) = self.policy(name)? else {
             return Err(Error::UnknownLimit { name: name.to_owned(), known: self.names()? });
