@@ -146,8 +146,12 @@ impl RateLimiter {
         own(permit, self.id, self.name())?;
         let [h0, h1, grace] = permit.reserved;
         let is_void = grace >> LANE != self.limit.home()?.instance & 0xffff;
-        let permit = RawPermit { reserved: [h0, h1, grace & ((1 << LANE) - 1)], ..*permit };
-        Ok(if is_void { RawPermit { a: u64::MAX, b: 0, ready: 0, ..permit } } else { permit })
+        Ok(if is_void {
+            let grace = only_grace(grace) | (self.limit.home()?.instance & 0xffff) << LANE;
+            RawPermit { a: u64::MAX, b: 0, ready: 0, reserved: [h0, h1, grace], ..*permit }
+        } else {
+            *permit
+        })
     }
 
     /// The answer, or what the store's [`OnError`] says instead of its failure: admitted or not.
@@ -197,6 +201,10 @@ fn windows(table: &Table) -> &[Window] {
         Policy::Rate(windows) => windows.as_slice(),
         Policy::Concurrency { .. } => unreachable!("the kind was checked when the limit was opened"),
     }
+}
+
+fn only_grace(word: u64) -> Tick {
+    word & ((1 << LANE) - 1)
 }
 
 fn default_grace(windows: &[Window]) -> Tick {
@@ -361,8 +369,9 @@ impl RateLimiter {
                 }
             })?;
         }
-        let fresh =
-            self.limit.with_hash(Hash([h0, h1]), |found| self.take_place(&found, weight, u64::MAX, Some(grace)));
+        let fresh = self
+            .limit
+            .with_hash(Hash([h0, h1]), |found| self.take_place(&found, weight, u64::MAX, Some(only_grace(grace))));
         match fresh? {
             Reserved::Place { place, after } => Ok(Presented::Wait { place, after }),
             Reserved::Denied(after) => {
@@ -467,7 +476,10 @@ impl Limiter for RateLimiter {
         let home = self.limit.home()?;
         let Hash([name, _]) = home.hash(b'n', self.name());
         let limit = name << 32 | home.instance & 0xffff_ffff;
-        Ok(format!("wgl1.{limit:016x}.{h0:016x}{h1:016x}.{ticket:x}.{stamp:x}.{ready:x}.{weight:x}.{grace:x}"))
+        Ok(format!(
+            "wgl1.{limit:016x}.{h0:016x}{h1:016x}.{ticket:x}.{stamp:x}.{ready:x}.{weight:x}.{:x}",
+            only_grace(grace)
+        ))
     }
 
     fn permit_from_text(&self, text: &str) -> Result<RawPermit> {

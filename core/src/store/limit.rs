@@ -177,6 +177,11 @@ impl Limit {
             let answer = match home.peek_key(&table, key) {
                 // The key may be in the table that has come in this one's place.
                 Ok(None) if home.table(limit).at != table.at => Err(Blocked::Moved),
+                // A new key is not a fresh one here.
+                Ok(None) if home.has_lost(&table) => home.key(&table, key).and_then(|found| {
+                    let gate = home.limit_gate(limit).load(Acquire).max(home.key_gate(found.at).load(Acquire));
+                    f(home, &table, Some(found), gate)
+                }),
                 Ok(found) => {
                     let gate = home.limit_gate(limit).load(Acquire);
                     let gate = gate.max(found.map_or(0, |found| home.key_gate(found.at).load(Acquire)));
