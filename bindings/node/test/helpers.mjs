@@ -12,11 +12,14 @@ export function directory(t) {
 }
 
 /** A rate limit by a clock that stands still. */
-export function manual({ RateLimiter, Store, ManualClock }, max, seconds, name = "limit") {
+export function manual({ RateLimiter, Store, ManualClock }, max, seconds, name = "limit", url = "memory:") {
   const clock = new ManualClock();
-  const store = new Store("memory:", { clock });
+  const store = new Store(url, { clock });
   return { clock, store, limiter: new RateLimiter(store, name, { maxExecutions: max, windowSizeInSeconds: seconds }) };
 }
 
 /** Until everything has run that is ready to. */
 export const settle = () => new Promise((resolve) => setTimeout(resolve, 5));
+
+/** How long a place has to wait: exact, but for as long as a thread was held up while it was read; then it is more. */
+export const wait = (place) => Math.min(...Array.from({ length: 5 }, () => place.wait));
