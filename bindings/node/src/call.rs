@@ -206,22 +206,17 @@ impl Data {
             12 => limiter.clear(key)?,
             13 => {
                 let permit = RawPermit::from_words(shared.permit);
-                // The time comes first: a delay between the two readings makes the wait longer, not shorter. Less than a
-                // microsecond of it is nothing but that delay, as the core counts whole ones.
-                let now = SystemTime::now();
-                let ready = limiter.ready_at(&permit);
-                shared.time = ready.map_or(f64::NAN, ms_up);
-                shared.retry_after = us(ready.and_then(|at| at.duration_since(now).ok()).unwrap_or_default());
+                shared.time = limiter.ready_at(&permit).map_or(f64::NAN, ms_up);
+                shared.retry_after = us(limiter.ready_in(&permit).unwrap_or_default());
                 shared.monotonic_ns = limiter.ready_at_monotonic_ns(&permit).unwrap_or(0);
             }
             14 => limiter.cancel(&RawPermit::from_words(shared.permit))?,
             15 => limiter.settle(&RawPermit::from_words(shared.permit), weight)?,
             16 => {
                 let reserved = limiter.reserve(key, weight, given(shared.time), given(shared.grace))?;
-                shared.status = i32::from(matches!(reserved, Reserved::Place(_)));
-                match reserved {
-                    Reserved::Place(place) => shared.permit = place.to_words(),
-                    Reserved::Denied(after) => shared.retry_after = us(after),
+                shared.status = i32::from(matches!(reserved, Reserved::Place { .. }));
+                if let Reserved::Place { place, .. } = reserved {
+                    shared.permit = place.to_words();
                 }
             }
             17 => {
@@ -231,7 +226,7 @@ impl Data {
                 shared.permit = permit.to_words();
             }
             19 => shared.put_text(&limiter.to_text(&RawPermit::from_words(shared.permit))?),
-            20 => shared.permit = limiter.from_text(key)?.to_words(),
+            20 => shared.permit = limiter.permit_from_text(key)?.to_words(),
             other => return Err(Error::Unsupported { reason: format!("the addon knows no operation {other}") }),
         }
         Ok(())

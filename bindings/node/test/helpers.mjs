@@ -20,6 +20,3 @@ export function manual({ RateLimiter, Store, ManualClock }, max, seconds, name =
 
 /** Until everything has run that is ready to. */
 export const settle = () => new Promise((resolve) => setTimeout(resolve, 5));
-
-/** How long a place has to wait: exact, but for as long as a thread was held up while it was read; then it is more. */
-export const wait = (place) => Math.min(...Array.from({ length: 5 }, () => place.wait));

@@ -37,14 +37,13 @@ test("only what is declared is overridden, by a policy of its kind", async (t) =
   assert.equal(limiter.peek().limit, 5);
 });
 
-test("a store can be flushed, and counts its failures", async (t) => {
+test("a store can be flushed", async (t) => {
   for (const url of ["memory:", `sqlite:${directory(t)}/limits.db`]) {
     const { store, limiter } = manual(package_, 5, 60, "mail", url);
     limiter.tryAcquire();
     assert.equal(await store.flush(), undefined);
     assert.equal(store.failures, 0);
   }
-  await assert.rejects(new Store(`sqlite:${directory(t)}/no/limits.db`).flush(), { name: "StoreError" });
 });
 
 test("every durability counts alike", (t) => {

@@ -5,7 +5,7 @@ import { readFileSync, readdirSync } from "node:fs";
 import { join } from "node:path";
 import { test } from "node:test";
 import { CompositeLimiter, ConcurrencyLimiter, ManualClock, NullLimiter, RateLimiter, Store } from "workglow-limit";
-import { directory, wait } from "./helpers.mjs";
+import { directory } from "./helpers.mjs";
 
 const vectors = join(import.meta.dirname, "../../../tests/vectors");
 const files = readdirSync(vectors).filter((file) => file.endsWith(".vec"));
@@ -100,12 +100,12 @@ async function answer(limiter, { call, given }, permits) {
       if (place === null) return { "": "denied", after: us(limiter.peek({ key, weight }).retryAfter) };
       assert.equal(place.started, false);
       keep(place);
-      return { "": "place", after: us(wait(place)) };
+      return { "": "place", after: us(place.wait) };
     }
     case "present": {
       const permit = limiter.present(permits.get(given.permit));
       permits.set(given.permit, permit);
-      return permit.started ? { "": "started" } : { "": "wait", after: us(wait(permit)) };
+      return permit.started ? { "": "started" } : { "": "wait", after: us(permit.wait) };
     }
     case "pause":
       return limiter.pause(`${given.for}us`, key);
