@@ -231,7 +231,8 @@ impl Home {
     fn lost(&self, table: &Table, now: Now) -> Option<Start> {
         let [stamp, units] = self.get(table.at + table_word::LOST);
         let counts = units > 0 && stamp + table.policy.longest() > now.floor;
-        counts.then_some(Start { stamp, units, state: SETTLED, id: u64::MAX, is_logged: true })
+        let is_logged = fault::planted("lost once");
+        counts.then_some(Start { stamp, units, state: SETTLED, id: u64::MAX, is_logged })
     }
 
     /// Does even a key that was never used count for something?

@@ -177,3 +177,38 @@ impl Record {
         (0..n).map(|i| (word(2 * i + 1), word(2 * i + 1) + (word(2 * i + 2) >> 16), word(2 * i + 2) & 0xffff)).collect()
     }
 }
+
+/// Pretends, in this process and its children to come, that the kernel was started anew. (Not with Rust's own function:
+/// a child could inherit its lock.)
+pub fn present_boot(number: u64) {
+    let name = c"WGL_TEST_BOOT";
+    let value = std::ffi::CString::new(format!("boot {number}")).unwrap();
+    // SAFETY: two strings that end in NUL; the process has one thread.
+    assert_eq!(unsafe { libc::setenv(name.as_ptr(), value.as_ptr(), 1) }, 0);
+}
+
+/// A number from the environment, to make a test longer or shorter.
+pub fn number(name: &str, default: u64) -> u64 {
+    std::env::var(name).map_or(default, |text| text.parse().unwrap())
+}
+
+/// Random numbers that differ from run to run.
+pub struct Random(u64);
+
+impl Random {
+    pub fn new() -> Random {
+        Random(now_ns() ^ u64::from(std::process::id()) << 40 | 1)
+    }
+
+    pub fn below(&mut self, end: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % end
+    }
+}
+
+/// The units that a denial somewhere in `[a, b]` may have seen in its window: all of them, if each start lay where it suits.
+pub fn most_seen_by(starts: &[(u64, u64, u64)], (a, b): (u64, u64), window: u64) -> u64 {
+    starts.iter().filter(|s| s.1 + window > a && s.0 <= b).map(|s| s.2).sum()
+}
