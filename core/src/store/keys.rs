@@ -83,8 +83,8 @@ impl Home {
         match self.probe(table, before.0, hash) {
             Ok((_, found)) if found.life == CLOSED => Err(Blocked::Sealed),
             Ok((_, found)) => Ok(Some(found)),
-            Err(_) if self.index(table) == before => Ok(None),
-            // It was looked for in what is another index by now.
+            Err(Some(_)) if self.index(table) == before => Ok(None),
+            // It was looked for in what is another index by now, or is moving.
             Err(_) => Err(Blocked::Moved),
         }
     }
@@ -94,7 +94,8 @@ impl Home {
         match self.probe(table, index, hash) {
             Ok((_, found)) if found.life == CLOSED => Err(Blocked::Sealed),
             Ok((_, found)) => Ok(found),
-            Err(slot) => self.add_key(table, (index, life), slot, hash, text),
+            Err(Some(slot)) => self.add_key(table, (index, life), slot, hash, text),
+            Err(None) => Err(Blocked::Moved),
         }
     }
 
@@ -110,23 +111,31 @@ impl Home {
         }
     }
 
-    /// Follows a key's probe sequence: to its slot and block, or to the first slot that does not hold another key.
+    /// Follows a key's probe sequence: to its slot and block, or to the first slot that does not hold another key. No slot:
+    /// it cannot be told whether a key is another one, because it is being written elsewhere just now.
     #[inline]
-    pub(super) fn probe(&self, table: &Table, index: u64, hash: Hash) -> Result<(u64, KeyAt), u64> {
+    pub(super) fn probe(&self, table: &Table, index: u64, hash: Hash) -> Result<(u64, KeyAt), Option<u64>> {
         let capacity = self.arena.word(index + index_word::CAPACITY).load(Relaxed);
         let slots = self.arena.words(index + index_word::SLOTS, capacity);
         let mut i = hash.0[0] & (capacity - 1);
         // There always is a free slot: see `add_key`.
         loop {
             let entry = slots[i as usize].load(Acquire);
-            let Some(at) = block(entry) else { return Err(i) };
+            let Some(at) = block(entry) else { return Err(Some(i)) };
             if entry >> index_word::TAG == tag(hash) {
                 // The life first: if it is the same at the end, the block was this key's all the time.
                 let life = self.arena.word(at + key_word::LIFE).load(Acquire);
-                let is_its = self.get(at + key_word::HASH) == hash.0
-                    && self.arena.word(at + key_word::TABLE).load(Acquire) == table.at;
-                if is_its {
+                let has_its_hash = self.get(at + key_word::HASH) == hash.0;
+                let is_here = self.arena.word(at + key_word::TABLE).load(Acquire) == table.at;
+                if has_its_hash && is_here {
                     return Ok((i, KeyAt { at, life }));
+                }
+                // Another key with the same tag, if the block was that one's all the time.
+                let is_another = is_here
+                    && slots[i as usize].load(Acquire) == entry
+                    && self.arena.word(at + key_word::LIFE).load(Acquire) == life;
+                if !is_another && !fault::planted("hasty probe") {
+                    return Err(None);
                 }
             }
             i = (i + 1) & (capacity - 1);
@@ -170,7 +179,11 @@ impl Home {
                         self.hand_back(table, index, at);
                         return if theirs.life == CLOSED { Err(Blocked::Sealed) } else { Ok(theirs) };
                     }
-                    Err(next) => slot = next,
+                    Err(Some(next)) => slot = next,
+                    Err(None) => {
+                        self.hand_back(table, index, at);
+                        return Err(Blocked::Moved);
+                    }
                 },
             }
         }
@@ -336,7 +349,7 @@ impl Home {
     /// Puts a key into an index that nobody else sees yet.
     pub(super) fn insert(&self, table: &Table, index: u64, hash: Hash, at: u64) {
         let capacity = self.arena.word(index + index_word::CAPACITY).load(Relaxed);
-        if let Err(slot) = self.probe(table, index, hash) {
+        if let Err(Some(slot)) = self.probe(table, index, hash) {
             self.arena.words(index + index_word::SLOTS, capacity)[slot as usize].store(entry(hash, at), Relaxed);
             self.arena.word(index + index_word::COUNT).fetch_add(1, Relaxed);
         }

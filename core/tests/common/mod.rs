@@ -73,9 +73,16 @@ impl Child {
 
     /// Waits for the child's end, which must be a good one.
     pub fn join(self) {
+        assert!(!self.was_killed(), "a child was killed");
+    }
+
+    /// Waits for the child's end, and tells whether it was killed. If not, it must have ended well.
+    pub fn was_killed(self) -> bool {
         let status = self.wait_for(0);
         std::mem::forget(self);
-        assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0, "a child failed: {status:#x}");
+        let is_killed = libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGKILL;
+        assert!(is_killed || status == 0, "a child failed: {status:#x}");
+        is_killed
     }
 
     /// Waits until the child has stopped itself.
@@ -176,6 +183,12 @@ impl Record {
         let word = |i: usize| self.0[i].load(Relaxed);
         (0..n).map(|i| (word(2 * i + 1), word(2 * i + 1) + (word(2 * i + 2) >> 16), word(2 * i + 2) & 0xffff)).collect()
     }
+}
+
+/// A signal, to itself: this process does not go on.
+pub fn raise(signal: i32) {
+    // SAFETY: plain call.
+    assert_eq!(unsafe { libc::raise(signal) }, 0);
 }
 
 /// Pretends, in this process and its children to come, that the kernel was started anew. (Not with Rust's own function:
