@@ -104,6 +104,7 @@ impl RateLimiter {
     }
 
     /// Asks for a start now or later.
+    #[inline(always)]
     fn take(&self, found: &Key, ask: &Ask) -> Result<Answer, Blocked> {
         policy::check_weight(self.name(), ask.weight, found.table.policy.capacity())?;
         let answer = found.log().claim(ask, || found.home.clock.now())?;
@@ -214,13 +215,13 @@ fn default_grace(windows: &[Window]) -> Tick {
 
 /// The calls, whose failures the store's [`OnError`] has not seen yet.
 impl RateLimiter {
-    #[inline]
+    #[inline(always)]
     fn do_attempt(&self, key: &str, weight: u64) -> Result<Attempt> {
         policy::check_some(weight)?;
         self.limit.with_key(key, |found| {
-            let answer = self.take(&found, &Ask::now(windows(&found.table), weight, found.gate))?;
+            let answer = self.take(found, &Ask::now(windows(&found.table), weight, found.gate))?;
             Ok(match answer.taken {
-                Some(taken) => Attempt::Admitted(self.permit(&found, taken, weight, 0, 0)),
+                Some(taken) => Attempt::Admitted(self.permit(found, taken, weight, 0, 0)),
                 None => Attempt::Denied(from_ticks(answer.ready.saturating_sub(answer.now.floor))),
             })
         })
@@ -232,9 +233,9 @@ impl RateLimiter {
             policy::check_weight(self.name(), weight, found.table.policy.capacity())?;
             let ask = Ask::now(windows(&found.table), weight, found.gate);
             let (answer, view) = found.log().claim_and_view(&ask, || found.home.clock.now())?;
-            self.limit.confirm(&found, view.now, answer.taken.as_ref(), weight)?;
+            self.limit.confirm(found, view.now, answer.taken.as_ref(), weight)?;
             let mut decision = self.decision(&found.table, view, answer.taken.is_some());
-            decision.permit = answer.taken.map(|taken| self.permit(&found, taken, weight, 0, 0));
+            decision.permit = answer.taken.map(|taken| self.permit(found, taken, weight, 0, 0));
             Ok(decision)
         })
     }
@@ -279,15 +280,15 @@ impl RateLimiter {
             let windows = windows(&found.table);
             let grace = default_grace(windows);
             let ask = Ask { patience, grace, ..Ask::now(windows, wait.weight, found.gate) };
-            let answer = self.take(&found, &ask)?;
+            let answer = self.take(found, &ask)?;
             let nap = from_ticks(answer.ready.saturating_sub(answer.now.floor));
             Ok(match answer.taken {
                 None => (Step::Expired(nap), Progress::Nothing),
                 Some(taken) if !taken.is_place => {
-                    (Step::Admitted(self.permit(&found, taken, wait.weight, 0, 0)), Progress::Nothing)
+                    (Step::Admitted(self.permit(found, taken, wait.weight, 0, 0)), Progress::Nothing)
                 }
                 Some(taken) => {
-                    let place = self.permit(&found, taken, wait.weight, answer.ready, grace);
+                    let place = self.permit(found, taken, wait.weight, answer.ready, grace);
                     (Step::Sleep(nap), Progress::Place(place))
                 }
             })
@@ -342,7 +343,7 @@ impl RateLimiter {
         policy::check_some(weight)?;
         let patience = max_wait.map_or(u64::MAX, time::patience_ticks);
         let grace = grace.map(|grace| time::grace_ticks("grace", grace)).transpose()?;
-        self.limit.with_key(key, |found| self.take_place(&found, weight, patience, grace))
+        self.limit.with_key(key, |found| self.take_place(found, weight, patience, grace))
     }
 
     fn do_present(&self, place: &RawPermit) -> Result<Presented> {
@@ -353,7 +354,7 @@ impl RateLimiter {
         }
         let has_started = self.limit.with_hash(Hash([h0, h1]), |found| {
             let now = found.home.clock.now();
-            self.limit.confirm(&found, now.floor, None, 0)?;
+            self.limit.confirm(found, now.floor, None, 0)?;
             let is_good = found.gate <= now.floor && now.ceil <= stamp;
             Ok(is_good && found.log().present(Known { ticket, stamp, weight })?)
         })?;
@@ -371,7 +372,7 @@ impl RateLimiter {
         }
         let fresh = self
             .limit
-            .with_hash(Hash([h0, h1]), |found| self.take_place(&found, weight, u64::MAX, Some(only_grace(grace))));
+            .with_hash(Hash([h0, h1]), |found| self.take_place(found, weight, u64::MAX, Some(only_grace(grace))));
         match fresh? {
             Reserved::Place { place, after } => Ok(Presented::Wait { place, after }),
             Reserved::Denied(after) => {
@@ -383,7 +384,7 @@ impl RateLimiter {
     fn do_record_job_start(&self, key: &str) -> Result<()> {
         self.limit.with_key(key, |found| {
             let ask = Ask { force: true, ..Ask::now(windows(&found.table), 1, 0) };
-            self.take(&found, &ask).map(drop)
+            self.take(found, &ask).map(drop)
         })
     }
 }

@@ -56,7 +56,6 @@ impl Bound {
 }
 
 /// One key of a limit, found.
-#[derive(Clone, Copy)]
 pub(crate) struct Key<'a> {
     pub home: &'a Home,
     pub table: Table,
@@ -66,6 +65,7 @@ pub(crate) struct Key<'a> {
 }
 
 impl Key<'_> {
+    #[inline(always)]
     pub fn log(&self) -> Log<'_> {
         self.home.log(&self.table, self.key)
     }
@@ -131,13 +131,13 @@ impl Limit {
 
     /// Does something with a key, again if it moved or something had to grow meanwhile.
     #[inline(always)]
-    pub fn with_key<R>(&self, key: &str, f: impl Fn(Key) -> Result<R, Blocked>) -> Result<R> {
+    pub fn with_key<R>(&self, key: &str, f: impl Fn(&Key) -> Result<R, Blocked>) -> Result<R> {
         policy::check_key(key)?;
         self.with(|home, table| home.key(table, key), |home| home.hash(b'k', key), f)
     }
 
     /// The same with a key that is known by its hash only.
-    pub fn with_hash<R>(&self, hash: Hash, f: impl Fn(Key) -> Result<R, Blocked>) -> Result<R> {
+    pub fn with_hash<R>(&self, hash: Hash, f: impl Fn(&Key) -> Result<R, Blocked>) -> Result<R> {
         self.with(|home, table| home.find_or_add(table, hash, "?"), |_| hash, f)
     }
 
@@ -146,7 +146,7 @@ impl Limit {
         &self,
         find: impl Fn(&Home, &Table) -> Result<KeyAt, Blocked>,
         hash: impl Fn(&Home) -> Hash,
-        f: impl Fn(Key) -> Result<R, Blocked>,
+        f: impl Fn(&Key) -> Result<R, Blocked>,
     ) -> Result<R> {
         loop {
             let bound = self.bound()?;
@@ -156,7 +156,7 @@ impl Limit {
             let blocked = match find(home, &table) {
                 Ok(key) => {
                     let gate = home.limit_gate(limit).load(Acquire).max(home.key_gate(key.at).load(Acquire));
-                    match f(Key { home, table, key, gate }) {
+                    match f(&Key { home, table, key, gate }) {
                         Ok(answer) => return Ok(answer),
                         Err(blocked) => blocked,
                     }
