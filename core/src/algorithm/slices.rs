@@ -24,10 +24,11 @@
 //!
 //! 1. *The head grows.* No two words of the head are ever the same, over all lives: each is a later slice, or more units
 //!    in the same one. So if the head still is what was read first, nothing was admitted in between: the admission's
-//!    compare-and-swap proves it, a denial reads the head once more.
+//!    compare-and-swap proves it.
 //! 2. *An entry up to the head's slice is final.* Whoever moves the head has filled what it enters with the units that
 //!    the compare-and-swap proves right. Entries are only raised, and a filler that comes late has fewer units, or an
-//!    earlier slice.
+//!    earlier slice. So what goes with a head that was read stays readable, or is seen to be gone; and as a life's starts
+//!    only become more, a denial needs no proof.
 //! 3. *What still counts is in the ring.* A claim goes less than [`SLICES`] beyond the first slice that counts at its
 //!    time, and the time is read after the head. Whoever finds another slice's entry has an old time: it begins again.
 //! 4. *Nobody fills more than `SLICES` beyond a head that stood.* After a longer pause the head first jumps, with its
@@ -79,8 +80,8 @@ const LATEST: Tick = (1 << BEGAN) - 1;
 /// A life's first slice is its number times this. More than a ring, so that its number can only grow.
 const STRIDE: u64 = 1 << 17;
 /// Lives begin in the lower half of the slices, so that each has at least the other half.
-const LIVES: u64 = (LAST + 1) / 2 / STRIDE;
-const _: () = assert!(STRIDE > 2 * SLICES && LIVES << BEGAN == CLOSED);
+const LIVES: u64 = CLOSED >> BEGAN;
+const _: () = assert!(STRIDE > 2 * SLICES && 2 * LIVES * STRIDE == LAST + 1);
 
 /// One key's sliced log, in cells that live elsewhere.
 #[derive(Clone, Copy)]
@@ -213,6 +214,7 @@ impl<'a> Slices<'a> {
         let word = self.read_head()?;
         // After the head, so that it is no earlier than the time of whoever moved it.
         let now = clock();
+        debug_assert!(now.ceil - now.floor <= 1);
         let (slice, units, oldest) = (slice_in(word), units_in(word), scale.oldest(now));
         if oldest <= slice && slice_in(self.entry(slice).load(Acquire)) < slice {
             // It jumped here, and these are the units that it jumped with: with more, somebody would have filled this.
@@ -293,10 +295,7 @@ impl<'a> Slices<'a> {
             let stamp = if must_wait { ready.saturating_add(ask.grace) } else { now.ceil };
             let slice = scale.slice_of(stamp).max(seen.slice);
             if must_wait && (ready - now.floor > ask.patience || slice - seen.oldest >= SLICES) {
-                if log.head.load(Acquire) == seen.word {
-                    return Ok((Answer { now, ready, taken: None }, view));
-                }
-                continue;
+                return Ok((Answer { now, ready, taken: None }, view));
             }
             if slice > seen.slice + SLICES {
                 // First to where time stands, which changes nothing for anybody.
@@ -340,8 +339,7 @@ impl<'a> Slices<'a> {
         let scale = Slices { base, ..*self }.scale(one(ask).length);
         loop {
             let seen = self.look(&scale, &clock)?;
-            let view = self.view_at(&scale, &seen, ask);
-            if let Some(view) = view.filter(|_| self.head.load(Acquire) == seen.word) {
+            if let Some(view) = self.view_at(&scale, &seen, ask) {
                 return Ok(view);
             }
         }
@@ -446,9 +444,8 @@ impl<'a> Slices<'a> {
 
         let slice = Scale::new(0, 0, window.length).slice;
         let (oldest, newest) = kept.first().zip(kept.last()).map_or((now.floor, now.floor), |(a, b)| (a.0, b.0));
-        // A slice ends with the oldest start, and one begins no later than now.
+        // The first slice ends with the oldest start.
         let mut began = (oldest + 1).saturating_sub(slice);
-        began = began.saturating_sub(began.saturating_sub(now.floor).next_multiple_of(slice));
         // Where the ring is too short for a place in the far future, the others count as started later than they were.
         let length = newest.saturating_sub(began) / slice;
         began = (began + length.saturating_sub(SLICES - 1) * slice).min(LATEST);

@@ -349,6 +349,55 @@ fn cells_have_many_lives() {
 }
 
 #[test]
+fn what_was_forced_can_be_taken_back_after_a_rebuild() {
+    let key = Key::new(5_000, S);
+    let first = key.claim(5_000).taken.unwrap().stamp;
+    key.advance(S / 4);
+    key.claim_with(|ask| ask.force = true, 2_500);
+    key.rebuild(|_| {});
+    key.rebuild(|starts| starts.last_mut().unwrap().units = 0);
+    assert_eq!((key.view(1).remaining, key.view(5_000).ready), (0, first + S));
+}
+
+/// Fills what a claim of these units at this head would enter until then, and dies.
+fn fill_and_die(log: &Slices, slice: u64) {
+    let head = log.head.load(Relaxed);
+    log.fill(slice_in(head) + 1, slice, units_in(head));
+}
+
+#[test]
+fn what_a_dead_claimant_filled_is_right_after_a_jump() {
+    let key = Key::new(5_000, S);
+    assert!(key.takes(10));
+    let far = SLICES - PER_WINDOW / 2;
+    fill_and_die(&key.log(), far);
+    assert!(key.takes(5));
+    key.advance(far * key.slice());
+    let gate = key.now.get() + 3 * S / 4;
+    assert!(key.claim_with(|ask| (ask.gate, ask.patience) = (gate, S), 4_000).taken.is_some());
+    assert_eq!(key.view(1).remaining, 1_000);
+}
+
+#[test]
+fn what_a_former_life_fills_late_is_not_seen() {
+    let key = Key::new(5_000, S);
+    assert!(key.takes(1));
+    // The former life ends where the next one's slices might begin.
+    key.advance((STRIDE - 1) * key.slice());
+    assert!(key.takes(5_000));
+    let late = key.log();
+    let head = AtomicU64::new(key.head.load(Relaxed));
+    key.rebuild(|starts| starts[0].units = 3_000);
+    fill_and_die(&Slices { head: &head, ..late }, STRIDE - 1 + SLICES);
+    for _ in 0..100 {
+        key.advance(key.slice());
+        assert!(key.takes(20));
+    }
+    assert_eq!(key.view(1).remaining, 0);
+    key.assert_exact(3_000);
+}
+
+#[test]
 fn cells_that_had_too_many_lives_are_refused() {
     let key = Key::new(5_000, S);
     let last = std::iter::repeat_with(|| {
@@ -527,7 +576,8 @@ fn threads_never_exceed_a_window() {
         let (window, time) = (key.window, AtomicU64::new(START));
         let (head, life, ring) = (&key.head, &key.life, &key.ring[..]);
         let log = || Slices { head, life, base: life.load(Acquire), ring, born: 0 };
-        let clock = || Now { floor: time.load(SeqCst), ceil: time.load(SeqCst) };
+        let at = |tick| Now { floor: tick, ceil: tick };
+        let clock = || at(time.load(SeqCst));
         let starts = std::sync::Mutex::new(Vec::new());
         std::thread::scope(|scope| {
             for thread in 0..4 {
