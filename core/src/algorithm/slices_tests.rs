@@ -308,6 +308,7 @@ fn an_untouched_one_can_be_sealed_and_begun() {
     let key = Key::new(5_000, S);
     let early = key.log();
     assert!(key.takes(5_000), "the life begins after somebody looked");
+    assert!(!early.is_idle(S, key.clock()) && !early.is_used_up(S, key.clock()));
     assert_eq!(early.seal(), key.life.load(Relaxed));
     assert_eq!(key.log().claim(&key.ask(&[key.window], 1), || key.clock()), Err(Sealed));
     let key = Key::new(5_000, S);
