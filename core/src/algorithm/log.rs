@@ -421,7 +421,10 @@ impl<'a> Log<'a> {
                     let longest = ask.windows.iter().map(|w| w.length).max().unwrap_or(0);
                     view.empty = view.empty.max(stamp + longest);
                 }
-                return Ok((Answer { now, ready, taken: Some(Taken { ticket: h, end: h + ask.weight, stamp, is_place }) }, view));
+                return Ok((
+                    Answer { now, ready, taken: Some(Taken { ticket: h, end: h + ask.weight, stamp, is_place }) },
+                    view,
+                ));
             }
         }
     }

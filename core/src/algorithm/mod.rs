@@ -8,7 +8,6 @@ use crate::time::Tick;
 #[cfg(not(model))]
 pub(crate) mod cells;
 pub(crate) mod log;
-#[cfg_attr(not(test), allow(dead_code))]
 pub(crate) mod slices;
 pub(crate) mod slots;
 

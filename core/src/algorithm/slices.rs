@@ -410,7 +410,13 @@ impl<'a> Slices<'a> {
             let before = if slice_in(entry) == slice { units_in(entry).max(logged) } else { logged };
             if after > before {
                 let units = after - before;
-                starts.push(Start { stamp: scale.end_of(slice), units, state: STARTED, id: u64::MAX, is_logged: false });
+                starts.push(Start {
+                    stamp: scale.end_of(slice),
+                    units,
+                    state: STARTED,
+                    id: u64::MAX,
+                    is_logged: false,
+                });
             }
             after = before;
             slice -= 1;

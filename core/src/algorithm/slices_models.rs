@@ -14,6 +14,8 @@ const D: Tick = W.div_ceil(PER_WINDOW);
 struct Cells {
     head: Cell,
     life: Cell,
+    era: Cell,
+    logged: Cell,
     ring: Vec<Cell>,
     time: Cell,
 }
@@ -24,11 +26,13 @@ impl Cells {
     fn new() -> Arc<Cells> {
         let ring = (0..SLICES).map(|_| Cell::new(0)).collect();
         // Time begins beyond the window, as a store's does.
-        Arc::new(Cells { head: Cell::new(0), life: Cell::new(0), ring, time: Cell::new(2 * W) })
+        let [head, life, era, logged] = std::array::from_fn(|_| Cell::new(0));
+        Arc::new(Cells { head, life, era, logged, ring, time: Cell::new(2 * W) })
     }
 
     fn log(&self) -> Slices<'_> {
-        Slices { head: &self.head, life: &self.life, base: self.life.load(Acquire), ring: &self.ring, born: 0 }
+        let Cells { head, life, era, logged, ring, .. } = self;
+        Slices { head, life, base: life.load(Acquire), ring, era, logged, born: 0 }
     }
 
     /// Every reading is a microsecond later than the one before.

@@ -13,6 +13,8 @@ const START: Tick = 400 * DAY;
 struct Key {
     head: AtomicU64,
     life: AtomicU64,
+    era: AtomicU64,
+    logged: AtomicU64,
     ring: Vec<AtomicU64>,
     born: Tick,
     window: Window,
@@ -22,13 +24,14 @@ struct Key {
 impl Key {
     fn new(limit: u64, length: Tick) -> Key {
         let ring = (0..SLICES).map(|_| AtomicU64::new(0)).collect();
-        let (head, life) = Default::default();
-        Key { head, life, ring, born: 0, window: Window { limit, length }, now: Cell::new(START) }
+        let (head, life, era, logged) = Default::default();
+        Key { head, life, era, logged, ring, born: 0, window: Window { limit, length }, now: Cell::new(START) }
     }
 
     fn log(&self) -> Slices<'_> {
         let base = self.life.load(Acquire);
-        Slices { head: &self.head, life: &self.life, base, ring: &self.ring, born: self.born }
+        let Key { head, life, era, logged, ring, born, .. } = self;
+        Slices { head, life, base, ring, era, logged, born: *born }
     }
 
     fn clock(&self) -> Now {
@@ -293,8 +296,7 @@ fn a_sealed_one_answers_nothing_and_says_what_it_held() {
     assert_eq!(log.claim(&ask, || key.clock()), Err(Sealed));
     assert_eq!(log.claim(&Ask { force: true, ..ask }, || key.clock()), Err(Sealed));
     assert_eq!(log.view(&ask, || key.clock()), Err(Sealed));
-    assert_eq!(log.still_open(), Err(Sealed));
-    let start = |stamp, units| Start { stamp, units, state: 0, id: 0, is_logged: false };
+    let start = |stamp, units| Start { stamp, units, state: SETTLED, id: u64::MAX, is_logged: false };
     let all = [start(a, 1_000), start(b, 2_000), start(c, 500)];
     assert_eq!(log.starts(S, key.clock()), all);
     key.now.set(a + S - 1);
@@ -436,7 +438,7 @@ fn starts_of_another_window_count_no_earlier_and_hardly_later() {
 fn a_place_too_far_for_a_shorter_ring_makes_the_others_later_and_no_earlier() {
     let key = Key::new(5_000, S);
     let starts = [(START, 1_000), (START + 3_600 * S, 2_000)];
-    let starts = starts.map(|(stamp, units)| Start { stamp, units, state: 0, id: 0, is_logged: false });
+    let starts = starts.map(|(stamp, units)| Start { stamp, units, state: SETTLED, id: u64::MAX, is_logged: false });
     key.life.store(key.log().write(&starts, key.window, key.clock()).unwrap(), Release);
     assert_eq!(key.view(1).remaining, 2_000);
     key.advance(1_800 * S);
@@ -575,8 +577,8 @@ fn threads_never_exceed_a_window() {
     for length in [1, 50, 8 * MS + 200] {
         let key = Key::new(5_000, length);
         let (window, time) = (key.window, AtomicU64::new(START));
-        let (head, life, ring) = (&key.head, &key.life, &key.ring[..]);
-        let log = || Slices { head, life, base: life.load(Acquire), ring, born: 0 };
+        let Key { head, life, era, logged, ring, .. } = &key;
+        let log = || Slices { head, life, base: life.load(Acquire), ring, era, logged, born: 0 };
         let at = |tick| Now { floor: tick, ceil: tick };
         let clock = || at(time.load(SeqCst));
         let starts = std::sync::Mutex::new(Vec::new());

@@ -252,9 +252,7 @@ impl Limit {
     /// Changes what a key has in its log, if it has any. `false`: the key is not there.
     pub fn rewrite(&self, hash: Hash, edit: impl Fn(&Home, &Table, &mut Vec<Start>, u64)) -> Result<bool> {
         self.with_table(|home, _, table, file| match home.find(table, hash) {
-            Ok(Some(_)) => {
-                home.rewrite(table, hash, file, |starts, era| edit(home, table, starts, era)).map(|_| true)
-            }
+            Ok(Some(_)) => home.rewrite(table, hash, file, |starts, era| edit(home, table, starts, era)).map(|_| true),
             _ => Ok(false),
         })
     }
