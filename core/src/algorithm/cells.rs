@@ -83,6 +83,14 @@ impl Cells<'_> {
         }
     }
 
+    /// May older ones count that are not known any more?
+    pub fn is_cut(&self, longest: Tick, now: Now) -> bool {
+        match self {
+            Cells::Log(log) => log.is_cut(longest, now),
+            Cells::Slices(_) => false,
+        }
+    }
+
     /// Where tickets have to go on in the next cells.
     pub fn end(&self) -> u64 {
         match self {
@@ -92,9 +100,9 @@ impl Cells<'_> {
     }
 
     /// Begins another life with these starts, and returns its base. `None`: these cells had too many.
-    pub fn write(&self, starts: &[Start], after: u64, window: Window, now: Now) -> Option<u64> {
+    pub fn write(&self, starts: &[Start], is_cut: bool, after: u64, window: Window, now: Now) -> Option<u64> {
         match self {
-            Cells::Log(log) => log.write(starts, after, now),
+            Cells::Log(log) => log.write(starts, is_cut, after, now),
             Cells::Slices(slices) => slices.write(starts, window, now),
         }
     }

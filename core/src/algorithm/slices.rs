@@ -419,7 +419,7 @@ impl<'a> Slices<'a> {
                 });
             }
             after = before;
-            slice -= 1;
+            slice = slice.saturating_sub(1);
         }
         starts.reverse();
         (starts, units_in(head))

@@ -248,7 +248,7 @@ impl RateLimiter {
     fn do_step(&self, wait: &mut Wait) -> Result<Step> {
         policy::check_some(wait.weight)?;
         while let Progress::Place(place) = wait.progress {
-            match self.do_present(&place)? {
+            match self.do_present(&self.own(&place)?)? {
                 Presented::Started(permit) => {
                     wait.progress = Progress::Nothing;
                     return Ok(Step::Admitted(permit));
@@ -303,6 +303,10 @@ impl RateLimiter {
         if is_over && debt == 0 {
             return Ok(());
         }
+        if is_over {
+            // The key may have been forgotten since.
+            self.limit.with_hash(hash, |_| Ok(()))?;
+        }
         let edited = self.limit.rewrite(hash, |home, table, starts, era| {
             let parts = parts(table, starts, era, start);
             if parts.is_empty() && !is_over {
@@ -334,6 +338,7 @@ impl RateLimiter {
     }
 
     fn do_present(&self, place: &RawPermit) -> Result<Presented> {
+        policy::check_some(place.key)?;
         let early = place.ready.saturating_sub(self.limit.home()?.clock.now().floor);
         if early > 0 {
             return Ok(Presented::Wait { place: *place, after: from_ticks(early) });

@@ -54,7 +54,9 @@ impl Home {
         let at = table.empty_key;
         let life = self.arena.word(at + key_word::LIFE).load(Acquire);
         // The life is that of the empty key only if the block still is.
-        if self.arena.word(table.at + table_word::EMPTY_KEY).load(Acquire) == at && life != CLOSED {
+        let is_its = self.arena.word(table.at + table_word::EMPTY_KEY).load(Acquire) == at
+            && self.arena.word(at + key_word::TABLE).load(Acquire) == table.at;
+        if is_its && life != CLOSED {
             Ok(KeyAt { at, life })
         } else {
             Err(Blocked::Moved)
@@ -73,24 +75,34 @@ impl Home {
         if key.is_empty() { self.empty_key(table).map(Some) } else { self.find(table, self.hash(b'k', key)) }
     }
 
-    fn index(&self, table: &Table) -> (u64, u64) {
-        let index = self.arena.word(table.at + table_word::INDEX).load(Acquire);
-        (index, self.arena.word(index + index_word::LIFE).load(Acquire))
+    /// A table's index, and its life. A table that was replaced has none: its index may be another's by now.
+    fn index(&self, table: &Table) -> Result<(u64, u64), Blocked> {
+        let word = self.arena.word(table.at + table_word::INDEX);
+        loop {
+            let index = word.load(Acquire);
+            if index == 0 {
+                return Err(Blocked::Moved);
+            }
+            let life = self.arena.word(index + index_word::LIFE).load(Acquire);
+            if word.load(Acquire) == index {
+                return Ok((index, life));
+            }
+        }
     }
 
     pub fn find(&self, table: &Table, hash: Hash) -> Result<Option<KeyAt>, Blocked> {
-        let before = self.index(table);
+        let before = self.index(table)?;
         match self.probe(table, before.0, hash) {
             Ok((_, found)) if found.life == CLOSED => Err(Blocked::Sealed),
             Ok((_, found)) => Ok(Some(found)),
-            Err(_) if self.index(table) == before => Ok(None),
+            Err(_) if self.index(table)? == before => Ok(None),
             // It was looked for in what is another index by now.
             Err(_) => Err(Blocked::Moved),
         }
     }
 
     pub(crate) fn find_or_add(&self, table: &Table, hash: Hash, text: &str) -> Result<KeyAt, Blocked> {
-        let (index, life) = self.index(table);
+        let (index, life) = self.index(table)?;
         match self.probe(table, index, hash) {
             Ok((_, found)) if found.life == CLOSED => Err(Blocked::Sealed),
             Ok((_, found)) => Ok(found),
@@ -215,7 +227,8 @@ impl Home {
             self.arena.word(at + key_word::OWN).store(self.new_era(), Release);
         }
         let is_rate = matches!(table.policy, Policy::Rate(_));
-        if is_new && starts.is_empty() || !is_rate {
+        let first = self.arena.word(table.at + table_word::FIRST_TICKET).load(Relaxed);
+        if is_new && starts.is_empty() && (first == 0 || table.policy.is_sliced()) || !is_rate {
             self.name_block(table, at, hash, text);
             return Some(KeyAt { at, life: life.load(Relaxed) });
         }
@@ -225,7 +238,7 @@ impl Home {
         if !starts.is_empty() && !self.has_origins(table, at) {
             return None;
         }
-        let base = self.cells(table, KeyAt { at, life: CLOSED }).write(starts, 0, table.policy.window(), now)?;
+        let base = self.cells(table, KeyAt { at, life: CLOSED }).write(starts, false, first, table.policy.window(), now)?;
         life.store(base, Release);
         Some(KeyAt { at, life: base })
     }
@@ -287,7 +300,7 @@ impl Home {
     pub fn make_room(&self, table: &Table, file: Option<&File>) -> Result<()> {
         // Twice what the next key takes, so that a short allocation is never the reason to come back at once.
         self.arena.grow(2 * (key_words(table.policy) + table.policy.ring()), file)?;
-        let (old, _) = self.index(table);
+        let Ok((old, _)) = self.index(table) else { return Ok(()) };
         let capacity = self.arena.word(old + index_word::CAPACITY).load(Relaxed);
         let is_sealed =
             self.arena.words(old + index_word::SLOTS, capacity).iter().any(|s| s.load(Acquire) == index_word::SEALED);

@@ -35,6 +35,8 @@ pub(super) mod table_word {
     pub const BUDGET: u64 = 12;
     /// When a ledger was read that may have missed so many units of each key.
     pub const LOST: u64 = 13; // two words
+    /// The tickets of new keys begin here: no key of this name had them before.
+    pub const FIRST_TICKET: u64 = 15;
     pub const WORDS: u64 = 16;
 }
 

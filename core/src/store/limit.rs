@@ -127,7 +127,7 @@ impl Limit {
     #[inline(always)]
     pub fn table(&self) -> Result<Table> {
         let bound = self.bound()?;
-        Ok(bound.home().table_at(bound.table.load(Acquire)))
+        Ok(bound.home().table(bound.limit))
     }
 
     /// Does something with a key, again if it moved or something had to grow meanwhile.
@@ -315,7 +315,9 @@ impl Limit {
     #[cold]
     fn unblock(&self, bound: &Bound, table: u64, hash: Hash, blocked: Blocked) -> Result<()> {
         match blocked {
-            Blocked::Refused(error) => return Err(error),
+            // By a policy that may have been replaced meanwhile.
+            Blocked::Refused(error) if bound.home().table(bound.limit).at == table => return Err(error),
+            Blocked::Refused(_) => {}
             // A cell that moved is found by looking again.
             Blocked::Moved => {}
             // Whoever has the lock next attaches to what is there instead.

@@ -37,7 +37,8 @@ impl Home {
         let mut starts = cells.starts(table.policy.longest(), table.policy.largest(), now);
         let era = self.arena.word(from.at + key_word::OWN).load(Acquire);
         edit(&mut starts, era);
-        let into = self.write_into(table, into, from.at, (&starts, cells.end(), now), file)?;
+        let is_cut = cells.is_cut(table.policy.longest(), now);
+        let into = self.write_into(table, into, from.at, (&starts, is_cut, cells.end(), now), file)?;
         if table.policy.is_sliced() && !starts.is_empty() {
             // Nothing of what was taken was forgotten.
             self.arena.word(into + key_word::OWN).store(era, Release);
@@ -85,7 +86,7 @@ impl Home {
         table: &Table,
         mut into: u64,
         from: u64,
-        (starts, after, now): (&[Start], u64, Now),
+        (starts, is_cut, after, now): (&[Start], bool, u64, Now),
         file: Option<&File>,
     ) -> Result<u64> {
         loop {
@@ -102,7 +103,7 @@ impl Home {
                 self.arena.word(into + key_word::OWN).store(self.new_era(), Release);
             }
             let cells = self.cells(table, KeyAt { at: into, life: CLOSED });
-            let written = cells.write(starts, after, table.policy.window(), now);
+            let written = cells.write(starts, is_cut, after, table.policy.window(), now);
             if let Some(base) = written {
                 life.store(base, Release);
                 return Ok(into);
@@ -156,6 +157,8 @@ impl Home {
         self.seal_index(old_index);
         let born = if is_forgetting { 0 } else { old.born };
         let new = self.table_at(self.new_table(policy, born, capacity, file)?);
+        let first = self.arena.word(old.at + table_word::FIRST_TICKET).load(Relaxed) + (1 << 32);
+        self.arena.word(new.at + table_word::FIRST_TICKET).store(first, Relaxed);
         let lost: [u64; 2] = if is_forgetting { [0, 0] } else { self.get(old.at + table_word::LOST) };
         self.set(new.at + table_word::LOST, lost);
         let new_index = self.arena.word(new.at + table_word::INDEX).load(Acquire);
@@ -174,6 +177,8 @@ impl Home {
         if let Policy::Rate(_) = old.policy {
             let blocks: Vec<u64> = self.entries(old_index).collect();
             blocks.into_iter().for_each(|at| self.retire_block(old.policy, at));
+            // Before it is another's: who still has the old table shall not find it there.
+            self.arena.word(old.at + table_word::INDEX).store(0, Release);
             self.retire_index(old_index);
         }
         Ok(())
@@ -185,7 +190,9 @@ impl Home {
         let (Policy::Rate(_), Policy::Rate(_)) = (old.policy, new.policy) else { return Ok(()) };
         let now = self.clock.now();
         let cells = self.cells_at(old, from);
-        let mut starts = cells.starts(old.policy.longest().max(new.policy.longest()), new.policy.largest(), now);
+        let longest = old.policy.longest().max(new.policy.longest());
+        let mut starts = cells.starts(longest, new.policy.largest(), now);
+        let is_cut = cells.is_cut(longest, now);
         starts.retain(|start| start.state != PLACE);
         let hash = Hash(self.get(from + key_word::HASH));
         let is_empty_key = hash == self.hash(b'k', "");
@@ -194,7 +201,7 @@ impl Home {
         }
         if !is_empty_key {
             let into = self.block_to_write(new, file)?;
-            let into = self.write_into(new, into, from, (&starts, cells.end(), now), file)?;
+            let into = self.write_into(new, into, from, (&starts, is_cut, cells.end(), now), file)?;
             self.insert(new, index, hash, into);
             return Ok(());
         }
@@ -203,7 +210,7 @@ impl Home {
         while !self.has_origins(new, into) {
             self.arena.grow(new.policy.ring(), file)?;
         }
-        let written = self.write_into(new, into, from, (&starts, cells.end(), now), file)?;
+        let written = self.write_into(new, into, from, (&starts, is_cut, cells.end(), now), file)?;
         assert_eq!(written, into, "a new block has had no lives");
         Ok(())
     }
