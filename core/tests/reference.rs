@@ -1,0 +1,4 @@
+//! The sliding log against a model of it.
+
+#[path = "reference/cases.rs"]
+mod cases;

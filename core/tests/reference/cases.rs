@@ -1,0 +1,120 @@
+//! Cases by hand: what the random calls leave out, because the outcome would change everything after it.
+
+use std::time::Duration;
+use workglow_limit::*;
+
+const fn ms(n: u64) -> Duration {
+    Duration::from_millis(n)
+}
+
+const SECOND: Duration = ms(1_000);
+
+fn limit(max: u64, window: Duration) -> (ManualClock, Store, RateLimiter) {
+    let clock = ManualClock::new();
+    let mut options = StoreOptions::default();
+    options.clock = Some(clock.clone());
+    let store = Store::with_options("memory:", options).unwrap();
+    let limiter = RateLimiter::new(&store, "api", max, window).unwrap();
+    (clock, store, limiter)
+}
+
+fn start(limiter: &RateLimiter, key: &str) -> RawPermit {
+    match limiter.attempt(key, 1).unwrap() {
+        Attempt::Admitted(permit) => permit,
+        denied => panic!("{denied:?}"),
+    }
+}
+
+fn place(limiter: &RateLimiter, key: &str) -> RawPermit {
+    match limiter.reserve(key, 1, None, Some(ms(1))).unwrap() {
+        Reserved::Place { place, .. } => place,
+        denied => panic!("{denied:?}"),
+    }
+}
+
+/// More places than the ring has slots, all given back: what had started before them still counts.
+#[test]
+fn a_long_queue_that_gives_up_does_not_make_the_log_forget() {
+    let (_, _, limiter) = limit(8, SECOND);
+    (0..8).for_each(|_| drop(start(&limiter, "")));
+    let places: Vec<_> = (0..16).map(|_| place(&limiter, "")).collect();
+    places.iter().for_each(|place| limiter.cancel(place).unwrap());
+    let decision = limiter.peek("", 1).unwrap();
+    assert!(!decision.admitted, "8 of 8 have started in this window: {decision:?}");
+}
+
+/// The same from the last to the first: and nothing else counts.
+#[test]
+fn a_long_queue_that_gives_up_leaves_nothing_behind() {
+    let (_, _, limiter) = limit(8, SECOND);
+    (0..8).for_each(|_| drop(start(&limiter, "")));
+    let places: Vec<_> = (0..20).map(|_| place(&limiter, "")).collect();
+    places.iter().rev().for_each(|place| limiter.cancel(place).unwrap());
+    assert_eq!(limiter.peek("", 1).unwrap().retry_after, SECOND);
+}
+
+#[test]
+fn a_settled_start_is_not_settled_again_after_its_window() {
+    let (clock, _, limiter) = limit(10, SECOND);
+    let permit = start(&limiter, "");
+    clock.advance(2 * SECOND);
+    limiter.settle(&permit, 4).unwrap();
+    limiter.settle(&permit, 4).unwrap();
+    assert_eq!(limiter.peek("", 1).unwrap().remaining, 7);
+}
+
+#[test]
+fn a_cancelled_start_owes_nothing_after_its_window() {
+    let (clock, _, limiter) = limit(10, SECOND);
+    let permit = start(&limiter, "");
+    limiter.cancel(&permit).unwrap();
+    clock.advance(2 * SECOND);
+    limiter.settle(&permit, 4).unwrap();
+    assert_eq!(limiter.peek("", 1).unwrap().remaining, 10);
+}
+
+#[test]
+fn a_completed_start_is_not_cancelled() {
+    let (_, _, limiter) = limit(10, SECOND);
+    let permit = start(&limiter, "");
+    limiter.complete(&permit).unwrap();
+    limiter.cancel(&permit).unwrap();
+    assert_eq!(limiter.peek("", 1).unwrap().remaining, 9, "it ran");
+}
+
+#[test]
+fn a_permit_from_before_a_clear_ends_nothing() {
+    let (_, _, limiter) = limit(10, SECOND);
+    let before = start(&limiter, "");
+    limiter.clear("").unwrap();
+    let after = start(&limiter, "");
+    assert_ne!(before, after);
+    limiter.cancel(&before).unwrap();
+    assert_eq!(limiter.peek("", 1).unwrap().remaining, 9);
+}
+
+#[test]
+fn a_place_from_before_another_policy_ends_nothing() {
+    let (clock, store, limiter) = limit(10, SECOND);
+    limiter.pause("", 5 * SECOND).unwrap();
+    let before = place(&limiter, "key");
+    RateLimiter::new(&store, "api", 11, SECOND).unwrap().open().unwrap();
+    let after = place(&limiter, "key");
+    clock.advance(5 * SECOND);
+    assert!(matches!(limiter.present(&after).unwrap(), Presented::Started(_)));
+    limiter.cancel(&before).unwrap();
+    assert_eq!(limiter.peek("key", 1).unwrap().remaining, 10);
+}
+
+/// What a shorter window has left still counts when the longer one comes back.
+#[test]
+fn another_policy_and_back_forgets_nothing() {
+    let hour = 3_600 * SECOND;
+    let (clock, store, limiter) = limit(10, hour);
+    (0..10).for_each(|_| drop(start(&limiter, "")));
+    clock.advance(60 * SECOND);
+    RateLimiter::new(&store, "api", 5, SECOND).unwrap().open().unwrap();
+    RateLimiter::new(&store, "api", 10, hour).unwrap().open().unwrap();
+    let decision = limiter.peek("", 1).unwrap();
+    assert!(!decision.admitted, "10 of 10 have started in this hour: {decision:?}");
+}
