@@ -144,6 +144,11 @@ impl Error {
         }
     }
 
+    /// Did the store fail, and not whoever asked?
+    pub(crate) fn is_of_the_store(&self) -> bool {
+        matches!(self, Error::Store { .. } | Error::StoreTimeout { .. } | Error::StoreFull { .. })
+    }
+
     pub(crate) fn invalid(parameter: &'static str, value: impl fmt::Display, expected: impl Into<String>) -> Self {
         let mut value = value.to_string();
         // A message quotes what it was given, but a 2 KB key need not be repeated whole.

@@ -149,14 +149,13 @@ impl Policy {
     pub(crate) fn from_words(word: impl Fn(usize) -> u64) -> Option<Policy> {
         match word(0) {
             1 => {
-                let mut windows = Windows { count: 0, all: [Window { limit: 0, length: 0 }; MOST_WINDOWS] };
-                for at in 0..MOST_WINDOWS {
-                    let limit = word(1 + 2 * at);
-                    if limit == 0 {
-                        break;
-                    }
-                    windows.all[at] = Window { limit, length: word(2 + 2 * at) };
-                    windows.count = at + 1;
+                let mut windows = Windows { count: 1, all: [Window { limit: 0, length: 0 }; MOST_WINDOWS] };
+                windows.all[0] = Window { limit: word(1), length: word(2) };
+                // Most limits have one.
+                while windows.count < MOST_WINDOWS && word(1 + 2 * windows.count) != 0 {
+                    let at = windows.count;
+                    windows.all[at] = Window { limit: word(1 + 2 * at), length: word(2 + 2 * at) };
+                    windows.count += 1;
                 }
                 Some(Policy::Rate(windows))
             }

@@ -104,6 +104,12 @@ impl Clock {
         Now::from_ns(raw_ns(self.manual.as_ref()).wrapping_sub(self.base_ns))
     }
 
+    /// Now, and in microseconds what the underlying clock reads: the time since the boot.
+    pub fn now_and_uptime(&self) -> (Now, i64) {
+        let raw = raw_ns(self.manual.as_ref());
+        (Now::from_ns(raw.wrapping_sub(self.base_ns)), (raw / 1_000) as i64)
+    }
+
     /// Sleeps, at most for `nap`. It may wake early.
     pub fn sleep(&self, nap: Duration) {
         match &self.manual {
@@ -163,7 +169,7 @@ fn boot_ns() -> u64 {
     clock_ns(libc::CLOCK_MONOTONIC)
 }
 
-fn monotonic_ns() -> u64 {
+pub(crate) fn monotonic_ns() -> u64 {
     clock_ns(libc::CLOCK_MONOTONIC)
 }
 

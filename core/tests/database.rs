@@ -23,10 +23,11 @@ fn declared_policies_can_be_read_by_people() {
     RateLimiter::new(&store, "mail \"bulk\"", 5, Duration::from_millis(250)).unwrap().open().unwrap();
     RateLimiter::new(&store, "openai", 120, Duration::from_secs(60)).unwrap().open().unwrap();
     let db = rusqlite::Connection::open(dir.file("limits.db")).unwrap();
-    let mut query = db.prepare("SELECT name, kind, policy FROM limits ORDER BY name").unwrap();
-    let rows: Vec<[String; 3]> =
-        query.query_map([], |r| Ok([r.get(0)?, r.get(1)?, r.get(2)?])).unwrap().map(Result::unwrap).collect();
-    assert_eq!(rows, [["mail \"bulk\"", "rate", "5/250ms"], ["openai", "rate", "120/1m"]]);
+    let mut query = db.prepare("SELECT name, kind, policy, override IS NULL FROM limits ORDER BY name").unwrap();
+    let rows = query.query_map([], |r| Ok((r.get(0)?, r.get(1)?, r.get(2)?, r.get(3)?))).unwrap();
+    let rows: Vec<(String, String, String, bool)> = rows.map(Result::unwrap).collect();
+    let row = |name: &str, policy: &str| (name.to_owned(), "rate".to_owned(), policy.to_owned(), true);
+    assert_eq!(rows, [row("mail \"bulk\"", "5/250ms"), row("openai", "120/1m")]);
     assert_eq!(store.names().unwrap(), ["mail \"bulk\"", "openai"]);
 }
 

@@ -1,6 +1,6 @@
 export { InvalidArgument, LimitError, StoreError, TimeoutError, UnknownLimit, WeightExceedsCapacity } from "./errors.js";
 export type { Duration } from "./input.js";
-export { type AcquireOptions, type Decision, Limiter, type StartOptions } from "./limiter.js";
+export { type AcquireOptions, type Decision, Limiter, type ReserveOptions, type StartOptions } from "./limiter.js";
 export {
   CompositeLimiter,
   ConcurrencyLimiter,
@@ -8,6 +8,7 @@ export {
   NullLimiter,
   RateLimiter,
   type RateLimiterOptions,
+  type RateWindow,
 } from "./limiters.js";
 export { Permit } from "./permit.js";
 export { ManualClock, Store, type StoreOptions } from "./store.js";

@@ -39,12 +39,19 @@ export function keyOf(value: unknown): string {
   return value;
 }
 
+/** One of some words. */
+export function word(parameter: string, value: unknown, words: readonly string[]): string {
+  if (words.includes(value as string)) return value as string;
+  const quoted = words.map((word) => JSON.stringify(word));
+  throw invalid(parameter, value, `${quoted.slice(0, -1).join(", ")} or ${quoted.at(-1)}`);
+}
+
 /** Refuses what is no object, and options that are not known: most are typing errors. */
-export function options(given: unknown, known: readonly string[]): void {
+export function options(given: unknown, known: readonly string[], parameter = "options"): void {
   if (typeof given !== "object" || given === null || Array.isArray(given)) {
-    throw invalid("options", given, `an object with ${known.join(", ")}`);
+    throw invalid(parameter, given, `an object with ${known.join(", ")}`);
   }
   for (const name in given) {
-    if (!known.includes(name)) throw invalid("options", `an object with ${name}`, `only ${known.join(", ")}`, true);
+    if (!known.includes(name)) throw invalid(parameter, `an object with ${name}`, `only ${known.join(", ")}`, true);
   }
 }

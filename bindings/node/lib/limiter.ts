@@ -1,6 +1,6 @@
 // The interface: what every limiter can be asked.
 
-import { invalid } from "./errors.js";
+import { InvalidArgument, invalid } from "./errors.js";
 import { type Duration, keyOf, milliseconds, options as checkOptions, whole } from "./input.js";
 import { type NativeLimiter, Num, Op, Status, bind, call, deniedBy, native, numbers } from "./native.js";
 import { Permit } from "./permit.js";
@@ -18,8 +18,18 @@ export interface StartOptions {
 export interface AcquireOptions extends StartOptions {
   /** How long to wait at most; as long as it takes if not given. */
   timeout?: Duration | undefined;
-  /** Gives up when it aborts, and rejects with its reason. */
+  /** Gives up when it aborts, hands its place back and rejects with the signal's reason. */
   signal?: AbortSignal | undefined;
+  /** A place that was taken elsewhere, or its text, to wait with. It has its own key and weight, and is used up. */
+  place?: Permit | string | undefined;
+}
+
+/** What a place is asked for. */
+export interface ReserveOptions extends StartOptions {
+  /** How far away it may be at most; however far if not given. */
+  maxWait?: Duration | undefined;
+  /** How long it is good for from its time on: a fortieth of the window, at most 50 ms, if not given. */
+  grace?: Duration | undefined;
 }
 
 /** The whole answer to "may this start now, and if not, when?". */
@@ -45,7 +55,8 @@ export interface Decision {
 }
 
 const START = ["key", "weight"];
-const ACQUIRE = [...START, "timeout", "signal"];
+const ACQUIRE = [...START, "timeout", "signal", "place"];
+const RESERVE = [...START, "maxWait", "grace"];
 
 const weightOf = (weight: unknown): number => (weight === undefined ? 1 : whole("weight", weight));
 
@@ -122,7 +133,8 @@ export abstract class Limiter {
 
   /**
    * Waits for a permit. Rejects with a `TimeoutError` when there is none before the timeout: at once, if that is known
-   * at once. Waiters of a rate limit are served in the order in which they asked.
+   * at once. Waiters of a rate limit are served in the order in which they asked. Who gives up or runs out of time holds
+   * nothing.
    */
   acquire(options: AcquireOptions = {}): Promise<Permit> {
     return new Promise((resolve, reject) => new Waiter(this, requestOf(options), resolve, reject).begin());
@@ -139,10 +151,56 @@ export abstract class Limiter {
     }
   }
 
+  /**
+   * Takes a place: a start in the future, or now, which counts from now on. `null`, and nothing taken, if it would be
+   * further away than `maxWait`. Present it, or `acquire` with it, when its `wait` is over; give it back with `cancel()`.
+   * For limits that are a matter of time: others throw a `LimitError`, "unsupported".
+   */
+  reserve(options: ReserveOptions = {}): Permit | null {
+    checkOptions(options, RESERVE);
+    const key = keyOf(options.key);
+    const weight = weightOf(options.weight);
+    const maxWait = optional("maxWait", options.maxWait);
+    const grace = optional("grace", options.grace);
+    numbers[Num.time] = maxWait;
+    numbers[Num.grace] = grace;
+    return call(this._call, Op.reserve, key, weight) === Status.yes ? new Permit(this, key, false) : null;
+  }
+
+  /**
+   * Starts with a place, or its text, if its time has come. The permit says whether it `started`. If not, it is the place
+   * to present after its `wait`: the same one if this was too early; a fresh one, which ends the old, if it came too
+   * late, was used before, or was overtaken by a gate or another limit.
+   */
+  present(place: Permit | string): Permit {
+    this._put("place", place);
+    const started = call(this._call, Op.present, "", 1) === Status.yes;
+    return place instanceof Permit ? place._presented(this, started) : new Permit(this, "", started);
+  }
+
+  /** The permit of a text that `toText` wrote, perhaps in another process: to complete, cancel or settle its start. */
+  permit(text: string): Permit {
+    if (typeof text !== "string") throw invalid("text", text, "a string");
+    this._put("text", text);
+    return new Permit(this, "");
+  }
+
+  /** @internal Puts a permit where the next call finds it. */
+  _put(parameter: string, given: Permit | string): void {
+    if (given instanceof Permit) return given._put();
+    if (typeof given !== "string") throw invalid(parameter, given, "a Permit or its text");
+    try {
+      call(this._call, Op.fromText, given, 1);
+    } catch (error) {
+      // Whether the text is too long, not Unicode or not a permit's.
+      throw error instanceof InvalidArgument ? invalid(parameter, given, "the text of a permit or place") : error;
+    }
+  }
+
   /** Ends a permit of this limiter: the job has ended. Ending it again is a no-op. */
   complete(permit: Permit): void {
     if (!(permit instanceof Permit)) throw invalid("permit", permit, "a permit of this limiter");
-    permit._end(this);
+    permit._end(Op.complete, this);
   }
 
   /** Would a start of weight 1 be admitted now? Changes nothing. */
@@ -198,12 +256,21 @@ export abstract class Limiter {
 
 function requestOf(options: AcquireOptions): Request {
   checkOptions(options, ACQUIRE);
-  const { key, weight, timeout, signal } = options;
+  const { key, weight, timeout, signal, place } = options;
   if (signal !== undefined && !(signal instanceof AbortSignal)) throw invalid("signal", signal, "an AbortSignal");
-  return {
-    key: keyOf(key),
-    weight: weightOf(weight),
-    timeout: timeout === undefined ? -1 : milliseconds("timeout", timeout),
-    signal,
-  };
+  if (place !== undefined) {
+    for (const [name, value] of Object.entries({ key, weight })) {
+      if (value !== undefined) throw invalid(name, value, "none beside a place, which has its own");
+    }
+    if (!(place instanceof Permit) && typeof place !== "string") throw invalid("place", place, "a Permit or its text");
+    if (place instanceof Permit && place.started) {
+      throw invalid("place", "a permit that has started", "a place that has not", true);
+    }
+  }
+  return { key: keyOf(key), weight: weightOf(weight), timeout: optional("timeout", timeout), signal, place };
+}
+
+/** A duration in ms, -1 for none. */
+function optional(parameter: string, duration: Duration | undefined): number {
+  return duration === undefined ? -1 : milliseconds(parameter, duration);
 }

@@ -1,6 +1,6 @@
 // The family of limiters.
 
-import { invalid, thrown } from "./errors.js";
+import { StoreError, invalid, thrown } from "./errors.js";
 import { options as checkOptions, unicode, whole } from "./input.js";
 import { Limiter } from "./limiter.js";
 import { native } from "./native.js";
@@ -16,23 +16,48 @@ function make<T>(how: () => T): T {
   }
 }
 
-/** What a `RateLimiter` allows. */
-export interface RateLimiterOptions {
+/** So many units in a rolling window. */
+export interface RateWindow {
   /** The most units in any rolling window: 1 to 4,096. */
   maxExecutions: number;
   /** The window, in seconds: 1 µs to 366 days. */
   windowSizeInSeconds: number;
 }
 
+/** What a `RateLimiter` allows: one window, or one to four of them, which all must have room. */
+export type RateLimiterOptions =
+  | (RateWindow & { windows?: undefined })
+  | { windows: readonly RateWindow[]; maxExecutions?: undefined; windowSizeInSeconds?: undefined };
+
+const WINDOW = ["maxExecutions", "windowSizeInSeconds"];
 const attached = Symbol("attached");
+
+/** The windows of the options, as the native half takes them. */
+function windowsOf(options: RateLimiterOptions): [max: number, seconds: number][] {
+  checkOptions(options, [...WINDOW, "windows"]);
+  const { windows, ...single } = options;
+  if ((windows === undefined) === Object.values(single).every((value) => value === undefined)) {
+    const given = windows === undefined ? "neither" : "both";
+    throw invalid("options", `an object with ${given}`, "either maxExecutions and windowSizeInSeconds, or windows", true);
+  }
+  if (windows !== undefined && !Array.isArray(windows)) throw invalid("windows", windows, "an array of windows");
+  return (windows ?? [single as RateWindow]).map((window: RateWindow) => {
+    checkOptions(window, WINDOW, "windows");
+    const max = whole("maxExecutions", window.maxExecutions);
+    const seconds = window.windowSizeInSeconds;
+    if (typeof seconds !== "number") throw invalid("windowSizeInSeconds", seconds, "a number of seconds");
+    return [max, seconds];
+  });
+}
 
 /**
  * At most `maxExecutions` units in any rolling window, exactly: shared by all who open the same name in the same store,
- * in whatever process and language. What code declares last holds for everyone.
+ * in whatever process and language. What code declares last holds for everyone, below an operator's `Store.override`.
  */
 export class RateLimiter extends Limiter {
   /** @internal */
   override readonly _givesPlaces: boolean;
+  readonly #alwaysAnswers: boolean;
   readonly #rooms: readonly Room[];
   #opening: Promise<void> | null = null;
   #isOpen = false;
@@ -44,15 +69,9 @@ export class RateLimiter extends Limiter {
   constructor(store: Store, name: string, options: RateLimiterOptions | typeof attached) {
     if (!(store instanceof Store)) throw invalid("store", store, "a Store");
     unicode("name", name);
-    if (options === attached) {
-      super(make(() => native.rateLimiter(store._native, name)));
-    } else {
-      checkOptions(options, ["maxExecutions", "windowSizeInSeconds"]);
-      const max = whole("maxExecutions", options.maxExecutions);
-      const seconds = options.windowSizeInSeconds;
-      if (typeof seconds !== "number") throw invalid("windowSizeInSeconds", seconds, "a number of seconds");
-      super(make(() => native.rateLimiter(store._native, name, max, seconds)));
-    }
+    const windows = options === attached ? undefined : windowsOf(options);
+    super(make(() => native.rateLimiter(store._native, name, windows)));
+    this.#alwaysAnswers = store._alwaysAnswers;
     this.#rooms = store._clock === undefined ? [] : [store._clock._room];
     this._givesPlaces = store._clock === undefined;
   }
@@ -74,7 +93,9 @@ export class RateLimiter extends Limiter {
       () => void (this.#isOpen = true),
       (error) => {
         this.#opening = null; // The next use tries again.
-        throw thrown(error);
+        const reason = thrown(error);
+        // The decision that follows fails too, and answers as the store was told to.
+        if (!(this.#alwaysAnswers && reason instanceof StoreError)) throw reason;
       },
     );
     return this.#opening;

@@ -13,13 +13,24 @@ export type NativeClock = Opaque<"clock">;
 export type NativeLimiter = Opaque<"limiter">;
 
 interface Native {
-  store(url: string, timeout?: number, mode?: number, clock?: NativeClock): NativeStore;
+  store(
+    url: string,
+    timeout?: number,
+    mode?: number,
+    onError?: string,
+    durability?: string,
+    clock?: NativeClock,
+  ): NativeStore;
   openStore(store: NativeStore): Promise<void>;
   names(store: NativeStore): Promise<string[]>;
+  overrideLimit(store: NativeStore, name: string, policy: string): Promise<void>;
+  lift(store: NativeStore, name: string): Promise<void>;
+  flush(store: NativeStore): Promise<void>;
+  failures(store: NativeStore): number;
   manualClock(): NativeClock;
   advance(clock: NativeClock, ms: number): void;
   now(clock: NativeClock): number;
-  rateLimiter(store: NativeStore, name: string, maxExecutions?: number, seconds?: number): NativeLimiter;
+  rateLimiter(store: NativeStore, name: string, windows?: [max: number, seconds: number][]): NativeLimiter;
   concurrencyLimiter(max: number, clock?: NativeClock): NativeLimiter;
   nullLimiter(): NativeLimiter;
   compositeLimiter(): NativeLimiter;
@@ -48,6 +59,13 @@ export const enum Op {
   pause,
   clear,
   readyAt,
+  cancel,
+  settle,
+  reserve,
+  present,
+  stepWithPlace,
+  toText,
+  fromText,
 }
 
 /** What it answers. */
@@ -64,7 +82,7 @@ export const enum Int {
   status,
   textLength,
   waiter,
-  permit = 20,
+  permit = 22,
 }
 
 /** Where things are in `numbers`. */
@@ -76,14 +94,15 @@ export const enum Num {
   resetAfter,
   remaining,
   limit,
+  grace,
 }
 
 // One buffer for all limiters of this thread: a call is written, made and read before anything else can run.
 const buffer = new ArrayBuffer(native.bufferSize());
-export const ints = new Int32Array(buffer, 0, 36);
-export const numbers = new Float64Array(buffer, 0, 9);
-const monotonic = new BigUint64Array(buffer, 72, 1);
-const text = Buffer.from(buffer, 144);
+export const ints = new Int32Array(buffer, 0, 38);
+export const numbers = new Float64Array(buffer, 0, 10);
+const monotonic = new BigUint64Array(buffer, 80, 1);
+const text = Buffer.from(buffer, 152);
 
 /** The closure of a limiter. */
 export const bind = (limiter: NativeLimiter): (() => void) => native.bind(limiter, buffer);
@@ -120,11 +139,11 @@ function write(key: string): number {
   return text.write(key, "utf8");
 }
 
+/** The text that the last call gave. */
+export const takeText = (): string => text.toString("utf8", 0, ints[Int.textLength]);
+
 /** The name of the limit that denied, if it is not the limiter's own. */
-export function deniedBy(own: string): string {
-  const length = ints[Int.textLength]!;
-  return length < 0 ? own : text.toString("utf8", 0, length);
-}
+export const deniedBy = (own: string): string => (ints[Int.textLength]! < 0 ? own : takeText());
 
 /** The instant on the clock of `process.hrtime.bigint()`, of the last `readyAt`. */
 export function readyMonotonic(): bigint | null {
@@ -137,8 +156,8 @@ export function takeWords(): readonly number[] {
   const w = ints;
   // prettier-ignore
   return [
-    w[20]!, w[21]!, w[22]!, w[23]!, w[24]!, w[25]!, w[26]!, w[27]!,
-    w[28]!, w[29]!, w[30]!, w[31]!, w[32]!, w[33]!, w[34]!, w[35]!,
+    w[22]!, w[23]!, w[24]!, w[25]!, w[26]!, w[27]!, w[28]!, w[29]!,
+    w[30]!, w[31]!, w[32]!, w[33]!, w[34]!, w[35]!, w[36]!, w[37]!,
   ];
 }
 
@@ -146,3 +165,6 @@ export function takeWords(): readonly number[] {
 export function putWords(words: readonly number[]): void {
   for (let i = 0; i < 16; i++) ints[Int.permit + i] = words[i]!;
 }
+
+/** Is the permit that the last call gave this one? */
+export const isTaken = (words: readonly number[]): boolean => words.every((word, i) => ints[Int.permit + i] === word);

@@ -1,7 +1,8 @@
-// What an admitted start holds.
+// What an admitted start holds, and places: starts in the future.
 
+import { whole } from "./input.js";
 import type { Limiter } from "./limiter.js";
-import { Num, Op, call, numbers, putWords, readyMonotonic, takeWords } from "./native.js";
+import { Num, Op, call, isTaken, numbers, putWords, readyMonotonic, takeText, takeWords } from "./native.js";
 
 /** What is left to do for a permit that nobody ended and nobody can reach any more. */
 interface Held {
@@ -10,52 +11,80 @@ interface Held {
   readonly words: readonly number[];
 }
 
-const lost = new FinalizationRegistry<Held>(({ limiter, key, words }) => complete(limiter, key, words));
+const lost = new FinalizationRegistry<Held>(({ limiter, key, words }) => end(Op.complete, limiter, key, words, 1));
 
-function complete(limiter: Limiter, key: string, words: readonly number[]): void {
+function end(how: Op, limiter: Limiter, key: string, words: readonly number[], actual: number): void {
   putWords(words);
-  call(limiter._call, Op.complete, "", 1);
+  call(limiter._call, how, "", actual);
   for (const room of limiter._rooms()) room.ring(key);
 }
 
 /**
- * An admitted start. `complete()` says that the job has ended; with `using` it does so at the end of the scope. One that
- * is forgotten completes when it is garbage-collected.
+ * An admitted start. It ends in one of `complete()`, `cancel()` and `settle()`; ending it again is a no-op, in whatever
+ * way. With `using` it completes at the end of the scope. One that is forgotten completes when it is garbage-collected.
+ *
+ * Or a place: a start in the future, as `Limiter.reserve` takes it, which has not `started` until it is presented.
  */
 export class Permit {
+  /** False for a place. */
+  readonly started: boolean;
   readonly #limiter: Limiter;
   readonly #key: string;
   readonly #words: readonly number[];
   #ended = false;
 
   /** @internal Of the call that was just made. */
-  constructor(limiter: Limiter, key: string) {
+  constructor(limiter: Limiter, key: string, started = true) {
     if (limiter === undefined) throw new TypeError("permits are given by limiters, not made");
+    this.started = started;
     this.#limiter = limiter;
     this.#key = key;
     this.#words = takeWords();
     if (limiter._holds) lost.register(this, { limiter, key, words: this.#words }, this);
   }
 
-  /** The job has ended. Doing it again is a no-op. */
+  /** The job has ended. */
   complete(): void {
-    this._end(this.#limiter);
+    this._end(Op.complete, this.#limiter);
+  }
+
+  /** The job never ran, or nobody will use the place: its units are free again at once. */
+  cancel(): void {
+    this._end(Op.cancel, this.#limiter);
+  }
+
+  /**
+   * The job has ended, and was worth `actual` units instead of the weight that it started with. What it did not use is
+   * free again at once; what it used beyond is owed, up to one whole capacity, and delays later starts. A concurrency
+   * limit throws a `LimitError`, "unsupported".
+   */
+  settle(actual: number): void {
+    this._end(Op.settle, this.#limiter, whole("actual", actual));
   }
 
   /** The same as `complete()`, for `using permit = …`. */
   [Symbol.dispose](): void {
-    this._end(this.#limiter);
+    this._end(Op.complete, this.#limiter);
   }
 
-  /** @internal Ends it at a limiter, which must be the one that gave it. */
-  _end(limiter: Limiter): void {
-    if (this.#ended && limiter === this.#limiter) return;
-    complete(limiter, this.#key, this.#words);
-    this.#ended = true;
-    if (limiter._holds) lost.unregister(this);
+  /**
+   * A short text, with which another process that has the same limit can go on: with a place by `Limiter.present` or
+   * `acquire`, with a start by `Limiter.permit`. Permits that belong to one process throw a `LimitError`, "unsupported".
+   */
+  toText(): string {
+    this._put();
+    call(this.#limiter._call, Op.toText, "", 1);
+    return takeText();
   }
 
-  /** When the start's place came, if it had to wait for one; by the wall clock as it is now. */
+  /** In ms: how long it is until a place's time comes; 0 if it has come, or started. */
+  get wait(): number {
+    if (this.started) return 0;
+    this.#ready();
+    return numbers[Num.retryAfter]! / 1e3;
+  }
+
+  /** When its place comes or came, if it had to wait for one; by the wall clock as it is now. Rounded up to the ms. */
   get readyAt(): Date | null {
     this.#ready();
     const ms = numbers[Num.time]!;
@@ -69,7 +98,32 @@ export class Permit {
   }
 
   #ready(): void {
-    putWords(this.#words);
+    this._put();
     call(this.#limiter._call, Op.readyAt, "", 1);
+  }
+
+  /** @internal Ends it at a limiter, which must be the one that gave it. */
+  _end(how: Op, limiter: Limiter, actual = 1): void {
+    if (this.#ended && limiter === this.#limiter) return;
+    end(how, limiter, this.#key, this.#words, actual);
+    this.#ended = true;
+    if (limiter._holds) lost.unregister(this);
+  }
+
+  /** @internal Puts it where the next call finds it. */
+  _put(): void {
+    putWords(this.#words);
+  }
+
+  /** @internal Somebody else has it now: a waiter, or the permit that came of it. */
+  _useUp(): void {
+    this.#ended = true;
+  }
+
+  /** @internal What came of presenting it, by the call that was just made: itself, if it was too early. */
+  _presented(limiter: Limiter, started: boolean): Permit {
+    if (!started && !this.#ended && isTaken(this.#words)) return this;
+    this._useUp();
+    return new Permit(limiter, this.#key, started);
   }
 }

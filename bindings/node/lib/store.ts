@@ -1,7 +1,7 @@
 // Where limits live, and the clock that tests can give them.
 
 import { invalid, thrown } from "./errors.js";
-import { type Duration, milliseconds, options as checkOptions, unicode, whole } from "./input.js";
+import { type Duration, milliseconds, options as checkOptions, unicode, whole, word } from "./input.js";
 import { RateLimiter } from "./limiters.js";
 import type { Limiter } from "./limiter.js";
 import { type NativeClock, type NativeStore, native } from "./native.js";
@@ -39,6 +39,16 @@ export interface StoreOptions {
   timeout?: Duration | undefined;
   /** The mode of the files that are made, whatever the umask: 0o600 if not given, 0o660 for services of several users. */
   mode?: number | undefined;
+  /**
+   * What a decision answers when the store fails (gone, full, read-only, or busy for longer than the timeout): "raise"
+   * (the default) throws the error, "deny" denies, "admit" lets start what nothing counts. `Store.failures` counts them.
+   */
+  onError?: "raise" | "deny" | "admit" | undefined;
+  /**
+   * How much of what was admitted a power cut may make the machine forget, and count as spent: "budget" (the default)
+   * 5 % of a limit, at least one unit; "commit" nothing, as each start is written before its call returns.
+   */
+  durability?: "budget" | "commit" | undefined;
   /** A clock for tests. */
   clock?: ManualClock | undefined;
 }
@@ -51,20 +61,25 @@ export class Store {
   readonly _native: NativeStore;
   /** @internal */
   readonly _clock: ManualClock | undefined;
+  /** @internal Does a decision answer even when the store fails? */
+  readonly _alwaysAnswers: boolean;
 
   constructor(url: string, options: StoreOptions = {}) {
-    checkOptions(options, ["timeout", "mode", "clock"]);
-    const { timeout, mode, clock } = options;
+    checkOptions(options, ["timeout", "mode", "onError", "durability", "clock"]);
+    const { timeout, mode, onError = "raise", durability = "budget", clock } = options;
     this.url = unicode("url", url);
     const ms = timeout === undefined ? undefined : milliseconds("timeout", timeout);
     const bits = mode === undefined ? undefined : whole("mode", mode);
+    word("onError", onError, ["raise", "deny", "admit"]);
+    word("durability", durability, ["budget", "commit"]);
     const time = nativeClock(clock);
     try {
-      this._native = native.store(url, ms, bits, time);
+      this._native = native.store(url, ms, bits, onError, durability, time);
     } catch (error) {
       throw thrown(error);
     }
     this._clock = clock;
+    this._alwaysAnswers = onError !== "raise";
   }
 
   /** Opens the store now, its files made if there are none, instead of at the first decision. */
@@ -75,6 +90,29 @@ export class Store {
   /** The names that are declared in this store, in order. */
   async names(): Promise<string[]> {
     return native.names(this._native).catch(rethrow);
+  }
+
+  /**
+   * Puts an operator's policy, such as "200/1m" or "100/1m + 5/1s", above what programs declare under a name: at once, for
+   * all who share the store, until it is lifted.
+   */
+  async override(name: string, policy: string): Promise<void> {
+    await native.overrideLimit(this._native, unicode("name", name), unicode("policy", policy)).catch(rethrow);
+  }
+
+  /** Takes the operator's policy away: what was declared last holds again. A no-op where there is none. */
+  async lift(name: string): Promise<void> {
+    await native.lift(this._native, unicode("name", name)).catch(rethrow);
+  }
+
+  /** Writes to the database now what it does not have yet of what was admitted. A no-op for "memory:". */
+  async flush(): Promise<void> {
+    await native.flush(this._native).catch(rethrow);
+  }
+
+  /** How often the store failed a decision of this object's limiters, whatever was answered instead. */
+  get failures(): number {
+    return native.failures(this._native);
   }
 
   /** Takes the limit that is declared under a name; at its first use it must be. */

@@ -18,6 +18,8 @@ export interface Request {
   /** In ms; -1: as long as it takes. */
   readonly timeout: number;
   readonly signal: AbortSignal | undefined;
+  /** What to wait with instead of a key and a weight. */
+  readonly place: Permit | string | undefined;
 }
 
 /** Those in this thread who wait for the same thing to happen, in the order in which they came. */
@@ -84,11 +86,15 @@ export class Waiter {
   step(): boolean {
     if (this.#state === "settled") return true;
     this.#cancelSleep();
-    const { key, weight, timeout } = this.#request;
+    const { key, weight, timeout, place } = this.#request;
     try {
+      const brings = this.#state === "new" && place !== undefined;
+      if (brings) this.#limiter._put("place", place);
       numbers[Num.time] = timeout;
       ints[Int.waiter] = this.#id;
-      const status = call(this.#limiter._call, Op.step, key, weight);
+      const status = call(this.#limiter._call, brings ? Op.stepWithPlace : Op.step, key, weight);
+      // From its first step on the place is the waiter's.
+      if (brings && place instanceof Permit) place._useUp();
       if (status === Status.yes) {
         const permit = new Permit(this.#limiter, key);
         this.#settle();

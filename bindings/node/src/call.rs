@@ -16,9 +16,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
-use workglow_limit::{Attempt, Decision, Error, Limiter, RawPermit, Step, Wait, from_unix_ns, unix_ns};
+use workglow_limit::{
+    Attempt, Decision, Error, Limiter, Presented, RawPermit, Reserved, Step, Wait, from_unix_ns, unix_ns,
+};
 
-/// Room for a key: what JavaScript has in 1,024 characters, at most 3 bytes each.
+/// Room for a key: what JavaScript has in 1,024 characters, at most 3 bytes each. The text of a permit is shorter.
 const KEY_BYTES: usize = 3 * 1_024;
 
 /// What both sides see.
@@ -26,12 +28,14 @@ const KEY_BYTES: usize = 3 * 1_024;
 pub struct Shared {
     /// In: what to do, one of the numbers of [`Data::call`].
     operation: i32,
-    /// Out: 1 admitted (or yes), 0 denied (or no), 2 sleep, 3 expired.
+    /// Out: 1 admitted (started, yes), 0 denied (not yet, no), 2 sleep, 3 expired.
     status: i32,
-    /// In: the key's length in `text`, in bytes. Out, of a decision: that of the name that denied; -1: this limiter's.
+    /// In: the length in `text`, in bytes, of a key or of a permit's text. Out, of a permit's text; or of a decision,
+    /// that of the name that denied; -1: this limiter's.
     text_length: i32,
     /// In and out: which waiter. 0: a new one.
     waiter: i32,
+    /// In: of a start, or what it was worth in the end.
     weight: f64,
     /// In: a duration in ms, negative for none; or an instant in ms since the Unix epoch. Out: such an instant.
     time: f64,
@@ -42,6 +46,8 @@ pub struct Shared {
     /// Out: infinite for none, as the next.
     remaining: f64,
     limit: f64,
+    /// In: a duration in ms, negative for the default.
+    grace: f64,
     /// Out: an instant on the monotonic clock, in ns; 0 for none.
     monotonic_ns: u64,
     permit: [u64; 8],
@@ -49,8 +55,16 @@ pub struct Shared {
 }
 
 // `lib/native.ts` counts on it.
-const _: () = assert!(offset_of!(Shared, weight) == 16 && offset_of!(Shared, monotonic_ns) == 72);
-const _: () = assert!(offset_of!(Shared, permit) == 80 && offset_of!(Shared, text) == 144);
+const _: () = assert!(offset_of!(Shared, weight) == 16 && offset_of!(Shared, monotonic_ns) == 80);
+const _: () = assert!(offset_of!(Shared, permit) == 88 && offset_of!(Shared, text) == 152);
+
+impl Shared {
+    fn put_text(&mut self, text: &str) {
+        let text = &text.as_bytes()[..text.len().min(KEY_BYTES)];
+        self.text[..text.len()].copy_from_slice(text);
+        self.text_length = text.len() as i32;
+    }
+}
 
 /// What a closure holds.
 struct Data {
@@ -169,13 +183,19 @@ impl Data {
                 let decision = limiter.peek(key, weight)?;
                 self.tell(shared, decision);
             }
-            4 => {
-                let timeout = (shared.time >= 0.0).then(|| crate::milliseconds(shared.time));
-                let wait = self.waiters.borrow_mut().remove(&shared.waiter);
-                let wait = wait.unwrap_or_else(|| Wait::new(key, weight, timeout));
+            4 | 18 => {
+                let timeout = given(shared.time);
+                let begun = self.waiters.borrow_mut().remove(&shared.waiter);
+                let wait = begun.unwrap_or_else(|| match shared.operation {
+                    4 => Wait::new(key, weight, timeout),
+                    _ => Wait::for_place(RawPermit::from_words(shared.permit), timeout),
+                });
                 self.step(shared, wait)?;
             }
-            5 => drop(self.waiters.borrow_mut().remove(&shared.waiter)),
+            5 => {
+                let begun = self.waiters.borrow_mut().remove(&shared.waiter);
+                begun.into_iter().for_each(|wait| self.give_up(wait));
+            }
             6 => shared.status = i32::from(limiter.can_proceed(key)?),
             7 => limiter.record_job_start(key)?,
             8 => limiter.record_job_completion(key)?,
@@ -187,8 +207,26 @@ impl Data {
             13 => {
                 let permit = RawPermit::from_words(shared.permit);
                 shared.time = limiter.ready_at(&permit).map_or(f64::NAN, ms_up);
+                shared.retry_after = us(limiter.ready_in(&permit).unwrap_or_default());
                 shared.monotonic_ns = limiter.ready_at_monotonic_ns(&permit).unwrap_or(0);
             }
+            14 => limiter.cancel(&RawPermit::from_words(shared.permit))?,
+            15 => limiter.settle(&RawPermit::from_words(shared.permit), weight)?,
+            16 => {
+                let reserved = limiter.reserve(key, weight, given(shared.time), given(shared.grace))?;
+                shared.status = i32::from(matches!(reserved, Reserved::Place { .. }));
+                if let Reserved::Place { place, .. } = reserved {
+                    shared.permit = place.to_words();
+                }
+            }
+            17 => {
+                let presented = limiter.present(&RawPermit::from_words(shared.permit))?;
+                shared.status = i32::from(matches!(presented, Presented::Started(_)));
+                let (Presented::Started(permit) | Presented::Wait { place: permit, .. }) = presented;
+                shared.permit = permit.to_words();
+            }
+            19 => shared.put_text(&limiter.to_text(&RawPermit::from_words(shared.permit))?),
+            20 => shared.permit = limiter.permit_from_text(key)?.to_words(),
             other => return Err(Error::Unsupported { reason: format!("the addon knows no operation {other}") }),
         }
         Ok(())
@@ -196,7 +234,17 @@ impl Data {
 
     /// A waiter's next step. It is kept only if it has to sleep.
     fn step(&self, shared: &mut Shared, mut wait: Wait) -> Result<(), Error> {
-        let (status, after) = match self.limiter.step(&mut wait)? {
+        let step = match self.limiter.step(&mut wait) {
+            Ok(step) => step,
+            Err(error) => {
+                // A first step that fails takes nothing, and leaves a place to who had it.
+                if shared.waiter != 0 {
+                    self.give_up(wait);
+                }
+                return Err(error);
+            }
+        };
+        let (status, after) = match step {
             Step::Admitted(permit) => {
                 shared.permit = permit.to_words();
                 (1, Duration::ZERO)
@@ -222,6 +270,11 @@ impl Data {
         Ok(())
     }
 
+    /// Hands back what a waiter holds. Its caller is told why it does not wait any more, not what may be wrong with this.
+    fn give_up(&self, mut wait: Wait) {
+        let _ = self.limiter.give_up(&mut wait);
+    }
+
     fn tell(&self, shared: &mut Shared, decision: Decision) {
         shared.status = i32::from(decision.admitted);
         shared.retry_after = us(decision.retry_after);
@@ -234,9 +287,7 @@ impl Data {
         if let Some(name) = decision.denied_by.as_deref()
             && name != self.limiter.name()
         {
-            let name = &name.as_bytes()[..name.len().min(KEY_BYTES)];
-            shared.text[..name.len()].copy_from_slice(name);
-            shared.text_length = name.len() as i32;
+            shared.put_text(name);
         }
     }
 }
@@ -244,6 +295,11 @@ impl Data {
 #[cold]
 fn not_text() -> Error {
     Error::InvalidArgument { parameter: "key", value: "not UTF-8".into(), expected: "text".into() }
+}
+
+/// A duration in ms, `None` if it is negative.
+fn given(ms: f64) -> Option<Duration> {
+    (ms >= 0.0).then(|| crate::milliseconds(ms))
 }
 
 fn us(duration: Duration) -> f64 {

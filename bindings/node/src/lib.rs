@@ -11,8 +11,8 @@ use napi_derive::napi;
 use std::sync::Arc;
 use std::time::Duration;
 use workglow_limit::{
-    CompositeLimiter, ConcurrencyLimiter, Error, Limiter, ManualClock, NullLimiter, RateLimiter, Store, StoreOptions,
-    duration_from_secs,
+    CompositeLimiter, ConcurrencyLimiter, Durability, Error, Limiter, ManualClock, NullLimiter, OnError, Policy,
+    RateLimiter, Store, StoreOptions, duration_from_secs,
 };
 
 /// A limiter of any kind.
@@ -69,18 +69,29 @@ fn milliseconds(ms: f64) -> Duration {
     Duration::try_from_secs_f64(ms / 1e3).unwrap_or(Duration::MAX)
 }
 
-/// A store. It opens nothing yet.
+/// A store. It opens nothing yet. JavaScript has checked the words.
 #[napi]
 pub fn store(
     url: String,
     timeout: Option<f64>,
     mode: Option<f64>,
+    on_error: Option<String>,
+    durability: Option<String>,
     clock: Option<&External<ManualClock>>,
 ) -> napi::Result<External<Store>> {
     let mut options = StoreOptions::default();
     options.timeout = timeout.map_or(options.timeout, milliseconds);
     // Saturates: what is too large is told by the core.
     options.mode = mode.map_or(options.mode, |mode| mode as u32);
+    options.on_error = match on_error.as_deref() {
+        Some("deny") => OnError::Deny,
+        Some("admit") => OnError::Admit,
+        _ => OnError::Raise,
+    };
+    options.durability = match durability.as_deref() {
+        Some("commit") => Durability::Commit,
+        _ => Durability::Budget,
+    };
     options.clock = clock.map(|clock| (**clock).clone());
     Store::with_options(&url, options).map(External::new).map_err(thrown)
 }
@@ -115,6 +126,33 @@ pub fn names(store: &External<Store>) -> AsyncTask<Pooled<Vec<String>>> {
     AsyncTask::new(Pooled(Box::new(move || store.names())))
 }
 
+/// Puts an operator's policy above what is declared under a name.
+#[napi]
+pub fn override_limit(store: &External<Store>, name: String, policy: String) -> AsyncTask<Pooled<()>> {
+    let store = Store::clone(store);
+    AsyncTask::new(Pooled(Box::new(move || store.override_limit(&name, policy.parse::<Policy>()?))))
+}
+
+/// Takes it away.
+#[napi]
+pub fn lift(store: &External<Store>, name: String) -> AsyncTask<Pooled<()>> {
+    let store = Store::clone(store);
+    AsyncTask::new(Pooled(Box::new(move || store.lift(&name))))
+}
+
+/// Writes to the database what it does not have yet.
+#[napi]
+pub fn flush(store: &External<Store>) -> AsyncTask<Pooled<()>> {
+    let store = Store::clone(store);
+    AsyncTask::new(Pooled(Box::new(move || store.flush())))
+}
+
+/// How often the store failed a decision.
+#[napi]
+pub fn failures(store: &External<Store>) -> f64 {
+    store.failures() as f64
+}
+
 /// Declares or attaches what the limiter needs in its store, opening it, so that no later call has to.
 #[napi]
 pub fn open_limiter(limiter: &External<AnyLimiter>) -> AsyncTask<Pooled<()>> {
@@ -143,18 +181,20 @@ pub fn now(clock: &External<ManualClock>) -> f64 {
     clock.now().as_nanos() as f64 / 1e6
 }
 
-/// A sliding window. Without a limit it attaches to the one that is declared.
+/// A sliding window, or several: pairs of the most units and seconds. Without any it attaches to what is declared.
 #[napi]
 pub fn rate_limiter(
     store: &External<Store>,
     name: String,
-    max_executions: Option<f64>,
-    seconds: Option<f64>,
+    windows: Option<Vec<(f64, f64)>>,
 ) -> napi::Result<External<AnyLimiter>> {
-    let made = match (max_executions, seconds) {
-        (Some(max), Some(seconds)) => duration_from_secs("windowSizeInSeconds", seconds)
-            .and_then(|window| RateLimiter::new(store, &name, max as u64, window)),
-        _ => RateLimiter::attach(store, &name),
+    let window = |(max, seconds)| Ok((max as u64, duration_from_secs("windowSizeInSeconds", seconds)?));
+    let made = match windows {
+        Some(windows) => {
+            let windows: Result<Vec<_>, Error> = windows.into_iter().map(window).collect();
+            windows.and_then(|windows| RateLimiter::with_windows(store, &name, &windows))
+        }
+        None => RateLimiter::attach(store, &name),
     };
     made.map(|limiter| External::new(AnyLimiter::Rate(Arc::new(limiter)))).map_err(thrown)
 }

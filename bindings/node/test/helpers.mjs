@@ -12,9 +12,9 @@ export function directory(t) {
 }
 
 /** A rate limit by a clock that stands still. */
-export function manual({ RateLimiter, Store, ManualClock }, max, seconds, name = "limit") {
+export function manual({ RateLimiter, Store, ManualClock }, max, seconds, name = "limit", url = "memory:") {
   const clock = new ManualClock();
-  const store = new Store("memory:", { clock });
+  const store = new Store(url, { clock });
   return { clock, store, limiter: new RateLimiter(store, name, { maxExecutions: max, windowSizeInSeconds: seconds }) };
 }
 

@@ -27,6 +27,7 @@ test("weights", () => {
     for (const weight of [0, ...NO_COUNTS]) {
       assert.throws(() => one.tryAcquire({ weight }), about("weight"));
       assert.throws(() => one.decide({ weight }), about("weight"));
+      if (weight !== 0) assert.throws(() => one.reserve({ weight }), about("weight"));
       if (weight !== 0) assert.throws(() => one.peek({ weight }), about("weight"));
     }
   }
@@ -44,6 +45,7 @@ test("keys", async () => {
   for (const key of bad) {
     assert.throws(() => limiter.tryAcquire({ key }), about("key"));
     assert.throws(() => limiter.peek({ key }), about("key"));
+    assert.throws(() => new NullLimiter().reserve({ key }), about("key"));
     await assert.rejects(limiter.acquire({ key }), about("key"));
     for (const method of ["canProceed", "recordJobStart", "recordJobCompletion", "getNextAvailableTime", "clear"]) {
       await assert.rejects(limiter[method](key), about("key"));
@@ -63,10 +65,12 @@ test("options", async () => {
   for (const bad of [null, "key", 5, [], Symbol("s"), () => {}]) {
     assert.throws(() => limiter.tryAcquire(bad), about("options"));
     assert.throws(() => limiter.decide(bad), about("options"));
+    assert.throws(() => limiter.reserve(bad), about("options"));
     await assert.rejects(limiter.acquire(bad), about("options"));
     assert.throws(() => new Store("memory:", bad), about("options"));
   }
-  await assert.rejects(limiter.acquire({ timeOut: 5 }), /timeOut: expected only key, weight, timeout, signal/);
+  assert.throws(() => limiter.reserve({ timeout: 5 }), /timeout: expected only key, weight, maxWait, grace/);
+  await assert.rejects(limiter.acquire({ timeOut: 5 }), /timeOut: expected only key, weight, timeout, signal, place/);
   await assert.rejects(limiter.acquire({ signal: {} }), about("signal"));
   assert.ok(limiter.tryAcquire());
 });
@@ -77,6 +81,8 @@ test("durations and dates", async () => {
   for (const value of bad) {
     await assert.rejects(limiter.acquire({ timeout: value }), about("timeout"));
     await assert.rejects(limiter.pause(value), about("duration"));
+    assert.throws(() => limiter.reserve({ maxWait: value }), about("maxWait"));
+    assert.throws(() => limiter.reserve({ grace: value }), about("grace"));
     assert.throws(() => clock.advance(value), about("by"));
     assert.throws(() => new Store("memory:", { timeout: value }), about("timeout"));
   }
@@ -87,6 +93,44 @@ test("durations and dates", async () => {
   await limiter.setNextAvailableTime(new Date(-8.64e15)); // In the past: no gate.
   assert.equal(clock.now(), 0);
   assert.ok(limiter.tryAcquire());
+});
+
+test("what a start was worth", () => {
+  const limiter = new ConcurrencyLimiter(1);
+  const permit = limiter.tryAcquire();
+  for (const actual of [undefined, ...NO_COUNTS]) assert.throws(() => permit.settle(actual), about("actual"));
+  assert.equal(limiter.tryAcquire(), null, "it was ended");
+  permit.complete();
+  assert.throws(() => permit.settle(-1), about("actual"));
+});
+
+test("places and texts", async () => {
+  for (const limiter of [new NullLimiter(), new ConcurrencyLimiter(1), manual(package_, 1, 1).limiter]) {
+    for (const bad of [undefined, null, 5, {}, [], Symbol("s"), () => {}]) {
+      assert.throws(() => limiter.present(bad), about("place"));
+      assert.throws(() => limiter.permit(bad), about("text"));
+      if (bad !== undefined) await assert.rejects(limiter.acquire({ place: bad }), about("place"));
+    }
+    assert.throws(() => limiter.permit(limiter.tryAcquire()), about("text"));
+    for (const [name, value] of [["key", "k"], ["key", ""], ["weight", 1]]) {
+      const expected = new RegExp(`^InvalidArgument: ${name} is .*: expected none beside a place, which has its own$`);
+      await assert.rejects(limiter.acquire({ place: "x", [name]: value }), expected);
+    }
+  }
+  const started = new ConcurrencyLimiter(1).tryAcquire();
+  const expected = /place is a permit that has started: expected a place that has not/;
+  await assert.rejects(new ConcurrencyLimiter(1).acquire({ place: started }), expected);
+});
+
+test("texts that are no permit's", async () => {
+  for (const limiter of [new NullLimiter(), manual(package_, 1, 1).limiter]) {
+    for (const text of ["", "x", "wgl", "wgl-", "wgl1.", "\0", "é", "\ud800", "x".repeat(2000), "日".repeat(100_000)]) {
+      assert.throws(() => limiter.present(text), about("place"));
+      assert.throws(() => limiter.permit(text), about("text"));
+      assert.throws(() => limiter.permit(text), /expected the text of a permit or place$/);
+      await assert.rejects(limiter.acquire({ place: text }), about("place"));
+    }
+  }
 });
 
 test("stores", async (t) => {
@@ -105,10 +149,33 @@ test("stores", async (t) => {
   for (const mode of [...NO_COUNTS, 0o1000, 0o400, 2 ** 60]) {
     assert.throws(() => new Store(`sqlite:${dir}/limits.db`, { mode }), about("mode"));
   }
+  const words = { onError: '"raise", "deny" or "admit"', durability: '"budget" or "commit"' };
+  for (const [name, accepted] of Object.entries(words)) {
+    for (const word of ["", "Raise", "raise ", "budgets", null, 1, {}, Symbol("s"), ["raise"], ["budget"]]) {
+      assert.throws(() => new Store("memory:", { [name]: word }), about(name));
+      assert.throws(() => new Store("memory:", { [name]: word }), { message: new RegExp(`expected ${accepted}$`) });
+    }
+  }
   assert.throws(() => new Store("memory:", { clock: {} }), about("clock"));
   assert.throws(() => new Store("memory:", { tiemout: 5 }), about("options"));
   assert.throws(() => new Store("memory:").limiter({ nmae: "x" }), about("options"));
   assert.deepEqual(readdirSync(dir), ["note.txt"]);
+});
+
+test("overrides", async () => {
+  const { store } = manual(package_, 1, 1);
+  for (const bad of [undefined, null, 5, {}, "\ud800"]) {
+    await assert.rejects(store.override(bad, "1/1s"), about("name"));
+    await assert.rejects(store.override("limit", bad), about("policy"));
+    await assert.rejects(store.lift(bad), about("name"));
+  }
+  for (const policy of ["", "5", "5/", "/1s", "5/1y", "-5/1s", "5/1s +", "many"]) {
+    await assert.rejects(store.override("limit", policy), about("policy"));
+  }
+  for (const policy of ["0/1s", "4097/1s"]) await assert.rejects(store.override("limit", policy), about("maxExecutions"));
+  for (const policy of ["5/0s", "5/367d"]) {
+    await assert.rejects(store.override("limit", policy), about("windowSizeInSeconds"));
+  }
 });
 
 test("rate limiters", async (t) => {
@@ -129,6 +196,19 @@ test("rate limiters", async (t) => {
   }
   assert.throws(make({ ...good, window: 1 }, "x"), about("options"));
   for (const bad of [undefined, null, 5]) assert.throws(make(bad, "x"), about("options"));
+  const either = /^InvalidArgument: options is an object with (both|neither): expected either maxExecutions .* or windows$/;
+  const both = [{ ...good, windows: [good] }, { maxExecutions: 1, windows: [good] }, { windowSizeInSeconds: 1, windows: [] }];
+  for (const bad of [{}, { windows: undefined }, ...both]) assert.throws(make(bad, "x"), either);
+  for (const windows of [null, 5, "1/1s", good, new Set([good])]) assert.throws(make({ windows }, "x"), about("windows"));
+  for (const windows of [[], Array(5).fill(good), [good, null], [good, [1, 1]], [{ ...good, windows: [] }]]) {
+    assert.throws(make({ windows }, "x"), about("windows"));
+  }
+  for (const maxExecutions of [0, 4097, 1.5, "5", undefined]) {
+    assert.throws(make({ windows: [good, { ...good, maxExecutions }] }, "x"), about("maxExecutions"));
+  }
+  for (const windowSizeInSeconds of [0, -1, NaN, 2 ** 60, "1s", undefined]) {
+    assert.throws(make({ windows: [good, { ...good, windowSizeInSeconds }] }, "x"), about("windowSizeInSeconds"));
+  }
   for (const bad of [undefined, null, "memory:", {}]) assert.throws(() => new RateLimiter(bad, "x", good), about("store"));
   assert.equal(existsSync(`${dir}/limits.db`), false);
   assert.deepEqual(readdirSync(dir), []);

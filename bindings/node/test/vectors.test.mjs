@@ -33,12 +33,16 @@ function casesOf(file) {
 
 function limiterOf(limiters, url, clock) {
   const store = new Store(url, { clock });
-  const made = limiters.map(([kind, first, second], i) => {
+  const made = limiters.map(([kind, ...given], i) => {
+    const numbers = given.map(Number);
     if (kind === "null") return new NullLimiter();
-    if (kind === "concurrency") return new ConcurrencyLimiter(Number(first), { clock });
+    if (kind === "concurrency") return new ConcurrencyLimiter(numbers[0], { clock });
     assert.equal(kind, "rate");
-    const options = { maxExecutions: Number(first), windowSizeInSeconds: Number(second) / 1e6 };
-    return new RateLimiter(store, `limit-${i + 1}`, options);
+    const windows = [];
+    for (let i = 0; i < numbers.length; i += 2) {
+      windows.push({ maxExecutions: numbers[i], windowSizeInSeconds: numbers[i + 1] / 1e6 });
+    }
+    return new RateLimiter(store, `limit-${i + 1}`, windows.length === 1 ? windows[0] : { windows });
   });
   return made.length === 1 ? made[0] : new CompositeLimiter(made);
 }
@@ -86,6 +90,23 @@ async function answer(limiter, { call, given }, permits) {
       return { next: (await limiter.getNextAvailableTime(key)) - Date.now() };
     case "complete":
       return void limiter.complete(permits.get(given.permit));
+    case "cancel":
+      return void permits.get(given.permit).cancel();
+    case "settle":
+      return void permits.get(given.permit).settle(Number(given.actual));
+    case "reserve": {
+      const [maxWait, grace] = [given.for, given.grace].map((span) => (span === undefined ? undefined : `${span}us`));
+      const place = limiter.reserve({ key, weight, maxWait, grace });
+      if (place === null) return { "": "denied", after: us(limiter.peek({ key, weight }).retryAfter) };
+      assert.equal(place.started, false);
+      keep(place);
+      return { "": "place", after: us(place.wait) };
+    }
+    case "present": {
+      const permit = limiter.present(permits.get(given.permit));
+      permits.set(given.permit, permit);
+      return permit.started ? { "": "started" } : { "": "wait", after: us(permit.wait) };
+    }
     case "pause":
       return limiter.pause(`${given.for}us`, key);
     case "record_job_start":

@@ -578,6 +578,20 @@ impl<'a> Log<'a> {
         starts
     }
 
+    /// The starts that are not in the ledger yet, and the ticket after the last of them. For whoever may rewrite the log.
+    pub fn unlogged(&self) -> (Vec<Start>, u64) {
+        let h = self.find_tail().ticket;
+        let mut ticket = self.logged.load(Acquire).max(self.first()).max(h.saturating_sub(self.ring.len() as u64));
+        let mut starts = Vec::new();
+        while ticket < h {
+            let word = self.slot(ticket).load(Acquire);
+            let Known { ticket: id, stamp, weight: units } = self.known(ticket, word);
+            starts.push(Start { stamp, units, state: state_of(word), id, is_logged: false });
+            ticket += units;
+        }
+        (starts, h)
+    }
+
     /// The ticket after the last, of a sealed log.
     pub fn end(&self) -> u64 {
         self.find_tail().ticket

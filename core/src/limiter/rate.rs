@@ -7,12 +7,18 @@ use crate::decision::Decision;
 use crate::error::{Error, Result};
 use crate::permit::{RawPermit, unreadable};
 use crate::policy::{self, Policy};
-use crate::store::{Blocked, Hash, Home, Key, Limit, Store, Table};
+use crate::store::{Blocked, Hash, Home, Key, Limit, OnError, Store, Table};
 use crate::time::{self, Tick, from_ticks};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 /// The longest grace of a place, in ticks: 50 ms.
 const MOST_GRACE: Tick = 50_000;
+
+/// When to ask again after the store has failed.
+const STORE_AGAIN: Duration = Duration::from_secs(1);
+
+/// Above a place's grace, a permit has a part of the instance of its lane.
+const LANE: u32 = 48;
 
 /// At most `max_executions` units in any rolling window: a sliding log, shared by all who open the same name in the
 /// same store. A start at `s` counts until exactly `s + window`.
@@ -72,6 +78,7 @@ impl RateLimiter {
     #[inline(always)]
     fn permit(&self, found: &Key, taken: Taken, weight: u64, ready: Tick, grace: Tick) -> RawPermit {
         let Hash([h0, h1]) = found.hash();
+        let grace = grace | (found.home.instance & 0xffff) << LANE;
         RawPermit { limiter: self.id, key: weight, a: taken.ticket, b: taken.stamp, ready, reserved: [h0, h1, grace] }
     }
 
@@ -97,10 +104,11 @@ impl RateLimiter {
     }
 
     /// Asks for a start now or later.
+    #[inline(always)]
     fn take(&self, found: &Key, ask: &Ask) -> Result<Answer, Blocked> {
         policy::check_weight(self.name(), ask.weight, found.table.policy.capacity())?;
         let answer = found.log().claim(ask, || found.home.clock.now())?;
-        found.home.still_there(answer.now.floor)?;
+        self.limit.confirm(found, answer.now.floor, answer.taken.as_ref(), ask.weight)?;
         Ok(answer)
     }
 
@@ -134,6 +142,52 @@ impl RateLimiter {
         edited.map(drop)
     }
 
+    /// A permit of this limiter, or nothing of one from a lane that is gone: its times mean nothing here.
+    fn own(&self, permit: &RawPermit) -> Result<RawPermit> {
+        own(permit, self.id, self.name())?;
+        let [h0, h1, grace] = permit.reserved;
+        let is_void = grace >> LANE != self.limit.home()?.instance & 0xffff;
+        Ok(if is_void {
+            let grace = only_grace(grace) | (self.limit.home()?.instance & 0xffff) << LANE;
+            RawPermit { a: u64::MAX, b: 0, ready: 0, reserved: [h0, h1, grace], ..*permit }
+        } else {
+            *permit
+        })
+    }
+
+    /// The answer, or what the store's [`OnError`] says instead of its failure: admitted or not.
+    #[inline(always)]
+    fn or_instead<R>(&self, answer: Result<R>, instead: impl FnOnce(bool) -> R) -> Result<R> {
+        match answer {
+            Err(error) => match self.limit.store().on_error(&error) {
+                OnError::Raise => Err(error),
+                OnError::Deny => Ok(instead(false)),
+                OnError::Admit => Ok(instead(true)),
+            },
+            answer => answer,
+        }
+    }
+
+    /// A permit that counts nowhere.
+    fn uncounted(&self, weight: u64) -> RawPermit {
+        RawPermit { limiter: self.id, key: weight, a: u64::MAX, b: 0, ready: 0, reserved: [0; 3] }
+    }
+
+    /// What is known while the store fails.
+    fn undecided(&self, admitted: bool) -> Decision {
+        let after = if admitted { Duration::ZERO } else { STORE_AGAIN };
+        Decision {
+            permit: None,
+            admitted,
+            retry_after: after,
+            suggested_after: after,
+            remaining: 0,
+            limit: self.limit.declares().map_or(0, |policy| policy.capacity()),
+            reset_after: Duration::ZERO,
+            denied_by: (!admitted).then(|| self.limit.name().clone()),
+        }
+    }
+
     /// Has a start left every window by now?
     fn is_over(&self, permit: &RawPermit) -> Result<bool> {
         let table = self.limit.table()?;
@@ -150,56 +204,59 @@ fn windows(table: &Table) -> &[Window] {
     }
 }
 
+fn only_grace(word: u64) -> Tick {
+    word & ((1 << LANE) - 1)
+}
+
 fn default_grace(windows: &[Window]) -> Tick {
     let shortest = windows.iter().map(|w| w.length).min().unwrap_or(0);
     (shortest / 40).min(MOST_GRACE)
 }
 
-impl Limiter for RateLimiter {
-    fn name(&self) -> &str {
-        self.limit.name()
-    }
-
-    #[inline]
-    fn attempt(&self, key: &str, weight: u64) -> Result<Attempt> {
+/// The calls, whose failures the store's [`OnError`] has not seen yet.
+impl RateLimiter {
+    #[inline(always)]
+    fn do_attempt(&self, key: &str, weight: u64) -> Result<Attempt> {
         policy::check_some(weight)?;
         self.limit.with_key(key, |found| {
-            let answer = self.take(&found, &Ask::now(windows(&found.table), weight, found.gate))?;
+            let answer = self.take(found, &Ask::now(windows(&found.table), weight, found.gate))?;
             Ok(match answer.taken {
-                Some(taken) => Attempt::Admitted(self.permit(&found, taken, weight, 0, 0)),
+                Some(taken) => Attempt::Admitted(self.permit(found, taken, weight, 0, 0)),
                 None => Attempt::Denied(from_ticks(answer.ready.saturating_sub(answer.now.floor))),
             })
         })
     }
 
-    fn decide(&self, key: &str, weight: u64) -> Result<Decision> {
+    fn do_decide(&self, key: &str, weight: u64) -> Result<Decision> {
         policy::check_some(weight)?;
         self.limit.with_key(key, |found| {
             policy::check_weight(self.name(), weight, found.table.policy.capacity())?;
             let ask = Ask::now(windows(&found.table), weight, found.gate);
             let (answer, view) = found.log().claim_and_view(&ask, || found.home.clock.now())?;
-            found.home.still_there(view.now)?;
+            self.limit.confirm(found, view.now, answer.taken.as_ref(), weight)?;
             let mut decision = self.decision(&found.table, view, answer.taken.is_some());
-            decision.permit = answer.taken.map(|taken| self.permit(&found, taken, weight, 0, 0));
+            decision.permit = answer.taken.map(|taken| self.permit(found, taken, weight, 0, 0));
             Ok(decision)
         })
     }
 
-    fn peek(&self, key: &str, weight: u64) -> Result<Decision> {
+    fn do_peek(&self, key: &str, weight: u64) -> Result<Decision> {
         self.limit.look(key, |home, table, key, gate| {
             policy::check_weight(self.name(), weight, table.policy.capacity())?;
             let ask = Ask::now(windows(table), weight, gate);
             let log = key.map_or_else(|| Log::untouched(table.born), |key| home.log(table, key));
             let view = log.view(&ask, || home.clock.now())?;
-            home.still_there(view.now)?;
+            if home.is_due(view.now) && !home.is_still_there(view.now) {
+                return Err(Blocked::Lost);
+            }
             Ok(self.decision(table, view, view.ready <= view.now))
         })
     }
 
-    fn step(&self, wait: &mut Wait) -> Result<Step> {
+    fn do_step(&self, wait: &mut Wait) -> Result<Step> {
         policy::check_some(wait.weight)?;
         while let Progress::Place(place) = wait.progress {
-            match self.present(&place)? {
+            match self.do_present(&place)? {
                 Presented::Started(permit) => {
                     wait.progress = Progress::Nothing;
                     return Ok(Step::Admitted(permit));
@@ -223,15 +280,15 @@ impl Limiter for RateLimiter {
             let windows = windows(&found.table);
             let grace = default_grace(windows);
             let ask = Ask { patience, grace, ..Ask::now(windows, wait.weight, found.gate) };
-            let answer = self.take(&found, &ask)?;
+            let answer = self.take(found, &ask)?;
             let nap = from_ticks(answer.ready.saturating_sub(answer.now.floor));
             Ok(match answer.taken {
                 None => (Step::Expired(nap), Progress::Nothing),
                 Some(taken) if !taken.is_place => {
-                    (Step::Admitted(self.permit(&found, taken, wait.weight, 0, 0)), Progress::Nothing)
+                    (Step::Admitted(self.permit(found, taken, wait.weight, 0, 0)), Progress::Nothing)
                 }
                 Some(taken) => {
-                    let place = self.permit(&found, taken, wait.weight, answer.ready, grace);
+                    let place = self.permit(found, taken, wait.weight, answer.ready, grace);
                     (Step::Sleep(nap), Progress::Place(place))
                 }
             })
@@ -240,25 +297,7 @@ impl Limiter for RateLimiter {
         Ok(step)
     }
 
-    fn give_up(&self, wait: &mut Wait) -> Result<()> {
-        match std::mem::replace(&mut wait.progress, Progress::Nothing) {
-            Progress::Place(place) => self.cancel(&place),
-            _ => Ok(()),
-        }
-    }
-
-    fn nap(&self, _wait: &Wait, nap: Duration) {
-        if let Ok(home) = self.limit.home() {
-            home.clock.sleep(nap);
-        }
-    }
-
-    fn complete(&self, permit: &RawPermit) -> Result<()> {
-        own(permit, self.id, self.name())
-    }
-
-    fn cancel(&self, permit: &RawPermit) -> Result<()> {
-        own(permit, self.id, self.name())?;
+    fn do_cancel(&self, permit: &RawPermit) -> Result<()> {
         if self.is_over(permit)? {
             return Ok(());
         }
@@ -267,8 +306,7 @@ impl Limiter for RateLimiter {
         })
     }
 
-    fn settle(&self, permit: &RawPermit, actual: u64) -> Result<()> {
-        own(permit, self.id, self.name())?;
+    fn do_settle(&self, permit: &RawPermit, actual: u64) -> Result<()> {
         let home = self.limit.home()?;
         let weight = permit.key;
         // A debt counts from now on, however long ago the start was.
@@ -295,15 +333,20 @@ impl Limiter for RateLimiter {
         })
     }
 
-    fn reserve(&self, key: &str, weight: u64, max_wait: Option<Duration>, grace: Option<Duration>) -> Result<Reserved> {
+    fn do_reserve(
+        &self,
+        key: &str,
+        weight: u64,
+        max_wait: Option<Duration>,
+        grace: Option<Duration>,
+    ) -> Result<Reserved> {
         policy::check_some(weight)?;
         let patience = max_wait.map_or(u64::MAX, time::patience_ticks);
         let grace = grace.map(|grace| time::grace_ticks("grace", grace)).transpose()?;
-        self.limit.with_key(key, |found| self.take_place(&found, weight, patience, grace))
+        self.limit.with_key(key, |found| self.take_place(found, weight, patience, grace))
     }
 
-    fn present(&self, place: &RawPermit) -> Result<Presented> {
-        own(place, self.id, self.name())?;
+    fn do_present(&self, place: &RawPermit) -> Result<Presented> {
         let &RawPermit { key: weight, a: ticket, b: stamp, ready, reserved: [h0, h1, grace], .. } = place;
         let early = ready.saturating_sub(self.limit.home()?.clock.now().floor);
         if early > 0 {
@@ -311,7 +354,7 @@ impl Limiter for RateLimiter {
         }
         let has_started = self.limit.with_hash(Hash([h0, h1]), |found| {
             let now = found.home.clock.now();
-            found.home.still_there(now.floor)?;
+            self.limit.confirm(found, now.floor, None, 0)?;
             let is_good = found.gate <= now.floor && now.ceil <= stamp;
             Ok(is_good && found.log().present(Known { ticket, stamp, weight })?)
         })?;
@@ -327,8 +370,9 @@ impl Limiter for RateLimiter {
                 }
             })?;
         }
-        let fresh =
-            self.limit.with_hash(Hash([h0, h1]), |found| self.take_place(&found, weight, u64::MAX, Some(grace)));
+        let fresh = self
+            .limit
+            .with_hash(Hash([h0, h1]), |found| self.take_place(found, weight, u64::MAX, Some(only_grace(grace))));
         match fresh? {
             Reserved::Place { place, after } => Ok(Presented::Wait { place, after }),
             Reserved::Denied(after) => {
@@ -337,13 +381,106 @@ impl Limiter for RateLimiter {
         }
     }
 
+    fn do_record_job_start(&self, key: &str) -> Result<()> {
+        self.limit.with_key(key, |found| {
+            let ask = Ask { force: true, ..Ask::now(windows(&found.table), 1, 0) };
+            self.take(found, &ask).map(drop)
+        })
+    }
+}
+
+impl Limiter for RateLimiter {
+    fn name(&self) -> &str {
+        self.limit.name()
+    }
+
+    #[inline]
+    fn attempt(&self, key: &str, weight: u64) -> Result<Attempt> {
+        let instead = |is_admitted| match is_admitted {
+            true => Attempt::Admitted(self.uncounted(weight)),
+            false => Attempt::Denied(STORE_AGAIN),
+        };
+        self.or_instead(self.do_attempt(key, weight), instead)
+    }
+
+    fn decide(&self, key: &str, weight: u64) -> Result<Decision> {
+        let instead = |is_admitted| Decision {
+            permit: if is_admitted { Some(self.uncounted(weight)) } else { None },
+            ..self.undecided(is_admitted)
+        };
+        self.or_instead(self.do_decide(key, weight), instead)
+    }
+
+    fn peek(&self, key: &str, weight: u64) -> Result<Decision> {
+        self.or_instead(self.do_peek(key, weight), |is_admitted| self.undecided(is_admitted))
+    }
+
+    fn step(&self, wait: &mut Wait) -> Result<Step> {
+        let weight = wait.weight;
+        let stepped = self.do_step(wait);
+        let elapsed = wait.started.get_or_insert_with(Instant::now).elapsed();
+        let left = wait.timeout.map_or(STORE_AGAIN, |timeout| timeout.saturating_sub(elapsed));
+        self.or_instead(stepped, |is_admitted| match is_admitted {
+            true => Step::Admitted(self.uncounted(weight)),
+            false if left.is_zero() => Step::Expired(STORE_AGAIN),
+            false => Step::Sleep(left.min(STORE_AGAIN)),
+        })
+    }
+
+    fn cancel(&self, permit: &RawPermit) -> Result<()> {
+        self.or_instead(self.own(permit).and_then(|permit| self.do_cancel(&permit)), |_| ())
+    }
+
+    fn settle(&self, permit: &RawPermit, actual: u64) -> Result<()> {
+        self.or_instead(self.own(permit).and_then(|permit| self.do_settle(&permit, actual)), |_| ())
+    }
+
+    fn reserve(&self, key: &str, weight: u64, max_wait: Option<Duration>, grace: Option<Duration>) -> Result<Reserved> {
+        self.or_instead(self.do_reserve(key, weight, max_wait, grace), |is_admitted| match is_admitted {
+            true => Reserved::Place { place: self.uncounted(weight), after: Duration::ZERO },
+            false => Reserved::Denied(STORE_AGAIN),
+        })
+    }
+
+    fn present(&self, place: &RawPermit) -> Result<Presented> {
+        let presented = self.own(place).and_then(|place| self.do_present(&place));
+        self.or_instead(presented, |is_admitted| match is_admitted {
+            true => Presented::Started(self.uncounted(place.key)),
+            false => Presented::Wait { place: *place, after: STORE_AGAIN },
+        })
+    }
+
+    fn record_job_start(&self, key: &str) -> Result<()> {
+        self.or_instead(self.do_record_job_start(key), |_| ())
+    }
+
+    fn give_up(&self, wait: &mut Wait) -> Result<()> {
+        match std::mem::replace(&mut wait.progress, Progress::Nothing) {
+            Progress::Place(place) => self.cancel(&place),
+            _ => Ok(()),
+        }
+    }
+
+    fn nap(&self, _wait: &Wait, nap: Duration) {
+        if let Ok(home) = self.limit.home() {
+            home.clock.sleep(nap);
+        }
+    }
+
+    fn complete(&self, permit: &RawPermit) -> Result<()> {
+        own(permit, self.id, self.name())
+    }
+
     fn to_text(&self, permit: &RawPermit) -> Result<String> {
-        own(permit, self.id, self.name())?;
-        let RawPermit { key: weight, a: ticket, b: stamp, ready, reserved: [h0, h1, grace], .. } = *permit;
+        let permit = self.own(permit)?;
+        let RawPermit { key: weight, a: ticket, b: stamp, ready, reserved: [h0, h1, grace], .. } = permit;
         let home = self.limit.home()?;
         let Hash([name, _]) = home.hash(b'n', self.name());
         let limit = name << 32 | home.instance & 0xffff_ffff;
-        Ok(format!("wgl1.{limit:016x}.{h0:016x}{h1:016x}.{ticket:x}.{stamp:x}.{ready:x}.{weight:x}.{grace:x}"))
+        Ok(format!(
+            "wgl1.{limit:016x}.{h0:016x}{h1:016x}.{ticket:x}.{stamp:x}.{ready:x}.{weight:x}.{:x}",
+            only_grace(grace)
+        ))
     }
 
     fn permit_from_text(&self, text: &str) -> Result<RawPermit> {
@@ -353,17 +490,11 @@ impl Limiter for RateLimiter {
         if limit >> 32 != name & 0xffff_ffff {
             return Err(Error::ForeignPermit { limit: self.name().to_owned() });
         }
-        let place = RawPermit { limiter: self.id, key: weight, a: ticket, b: stamp, ready, reserved: [h0, h1, grace] };
+        let reserved = [h0, h1, grace | (home.instance & 0xffff) << LANE];
+        let place = RawPermit { limiter: self.id, key: weight, a: ticket, b: stamp, ready, reserved };
         // Of an earlier boot, whose times mean nothing here: whoever presents it gets a fresh place.
         let is_void = limit & 0xffff_ffff != home.instance & 0xffff_ffff;
         Ok(if is_void { RawPermit { a: u64::MAX, b: 0, ready: 0, ..place } } else { place })
-    }
-
-    fn record_job_start(&self, key: &str) -> Result<()> {
-        self.limit.with_key(key, |found| {
-            let ask = Ask { force: true, ..Ask::now(windows(&found.table), 1, 0) };
-            self.take(&found, &ask).map(drop)
-        })
     }
 
     fn record_job_completion(&self, key: &str) -> Result<()> {

@@ -13,6 +13,7 @@ use crate::atomic::*;
 use crate::error::Result;
 use crate::fault;
 use crate::policy::Policy;
+use crate::time::Now;
 use std::fs::File;
 
 /// Where a key was found, and in which life of its block: what is done there must be of that life.
@@ -98,13 +99,13 @@ impl Home {
     }
 
     /// The same for the holder of the structure lock, who makes room where there is none.
-    pub fn find_or_add_locked(&self, table: &Table, key: &str, file: Option<&File>) -> Result<KeyAt> {
+    pub fn find_or_add_locked(&self, table: &Table, hash: Hash, text: &str, file: Option<&File>) -> Result<KeyAt> {
         loop {
-            match self.key(table, key) {
+            match self.find_or_add(table, hash, text) {
                 Ok(found) => return Ok(found),
                 Err(Blocked::Refused(error)) => return Err(error),
                 Err(Blocked::Full) => self.make_room(table, file)?,
-                Err(Blocked::Sealed | Blocked::Moved) => self.mend_key(table, self.hash(b'k', key), file)?,
+                Err(_) => self.mend_key(table, hash, file)?,
             }
         }
     }
@@ -208,10 +209,8 @@ impl Home {
         let life = self.arena.word(at + key_word::LIFE);
         let is_new = self.arena.word(at + key_word::TABLE).load(Relaxed) == 0;
         let now = self.clock.now();
-        let [lost_at, lost] = self.get(table.at + table_word::LOST_AT);
-        let longest = table.policy.longest();
-        let lost = Start { stamp: lost_at, units: lost, state: SETTLED, id: u64::MAX, is_logged: true };
-        let starts = if lost.units > 0 && lost_at + longest > now.floor { &[lost][..] } else { &[] };
+        let lost = self.lost(table, now);
+        let starts = lost.as_slice();
         let is_log = matches!(table.policy, Policy::Rate(_));
         if is_new && starts.is_empty() || !is_log {
             self.name_block(table, at, hash, text);
@@ -226,6 +225,18 @@ impl Home {
         let base = self.log(table, KeyAt { at, life: CLOSED }).write(starts, 0, now)?;
         life.store(base, Release);
         Some(KeyAt { at, life: base })
+    }
+
+    /// What each key of a table may have started that the ledger did not know when it was read, while it counts.
+    fn lost(&self, table: &Table, now: Now) -> Option<Start> {
+        let [stamp, units] = self.get(table.at + table_word::LOST);
+        let counts = units > 0 && stamp + table.policy.longest() > now.floor;
+        counts.then_some(Start { stamp, units, state: SETTLED, id: u64::MAX, is_logged: true })
+    }
+
+    /// Does even a key that was never used count for something?
+    pub fn has_lost(&self, table: &Table) -> bool {
+        self.lost(table, self.clock.now()).is_some()
     }
 
     /// Makes sure that a block has room for the origins of its starts.

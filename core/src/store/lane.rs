@@ -44,6 +44,15 @@ mod header {
     pub const INSTANCE: u64 = 9;
 }
 
+/// Why a lane was made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Made {
+    /// There was none, or another's: somebody may be using the one that this store had.
+    Missing,
+    /// It was of another boot or version, or cut short, and nobody was using it.
+    Unused,
+}
+
 /// An open lane whose structure byte this process holds until it is dropped.
 #[derive(Debug)]
 pub(crate) struct LockedLane {
@@ -96,8 +105,14 @@ impl LockedLane {
         same_file && home.arena.word(header::INSTANCE).load(Acquire) == home.instance
     }
 
-    /// Maps the lane, after making it anew if it is of another boot or of another database.
-    pub fn attach(&self, store_id: [u64; 2], manual: Option<&ManualClock>) -> Result<Home> {
+    /// Maps the lane, after making it anew if it is of another boot or of another database. One that was made has to be
+    /// filled, and finished with [`LockedLane::finish`].
+    pub fn attach(
+        &self,
+        store_id: [u64; 2],
+        secret: [u64; 2],
+        manual: Option<&ManualClock>,
+    ) -> Result<(Home, Option<Made>)> {
         let doing = || format!("opening {}", self.path.display());
         let len = self.file.metadata().map_err(|e| Error::store(doing(), e))?.len();
         let in_use = os::is_locked(&self.file, MEMBERS, MOST_MEMBERS).map_err(|e| Error::store(doing(), e))?;
@@ -105,8 +120,12 @@ impl LockedLane {
         if len == 0 && in_use {
             return Err(Error::store(doing(), "it was emptied while processes use it: stop them first"));
         }
+        let initialise = |made| {
+            let home = self.initialise(store_id, secret, (boot_id, time_namespace), manual)?;
+            Ok((home, Some(made)))
+        };
         if len == 0 {
-            return self.initialise(store_id, boot_id, time_namespace, manual);
+            return initialise(Made::Missing);
         }
         if len < arena::HEADER_WORDS * 8 {
             return Err(Error::NotAStore { path: self.path.clone(), found: format!("a file of {len} bytes") });
@@ -120,7 +139,7 @@ impl LockedLane {
             }
             MAGIC => {}
             // Whoever was making it died before the last word.
-            0 if !in_use => return self.initialise(store_id, boot_id, time_namespace, manual),
+            0 if !in_use => return initialise(Made::Missing),
             _ => return Err(Error::NotAStore { path: self.path.clone(), found: "another kind of file".into() }),
         }
         // Cut short by somebody: what is gone cannot be touched.
@@ -135,7 +154,7 @@ impl LockedLane {
             return Err(Error::store(doing(), "it was cut short while processes use it: stop them first"));
         }
         if version != VERSION || !is_whole || !is_its || !is_now {
-            return self.initialise(store_id, boot_id, time_namespace, manual);
+            return initialise(if is_its { Made::Unused } else { Made::Missing });
         }
         let theirs = word(header::TIME_NAMESPACE);
         if theirs != 0 && time_namespace != 0 && theirs != time_namespace {
@@ -148,15 +167,15 @@ impl LockedLane {
         }
         let clock = Clock::new(word(header::CLOCK_BASE), manual.cloned());
         let instance = word(header::INSTANCE);
-        Ok(Home { arena, clock, instance, watch: Some(self.watch()?) })
+        Ok((Home { arena, clock, instance, watch: Some(self.watch()?) }, None))
     }
 
     /// Makes the lane anew, in place: nobody is using it.
     fn initialise(
         &self,
         store_id: [u64; 2],
-        boot_id: [u64; 2],
-        time_namespace: u64,
+        secret: [u64; 2],
+        (boot_id, time_namespace): ([u64; 2], u64),
         manual: Option<&ManualClock>,
     ) -> Result<Home> {
         let doing = || format!("making {}", self.path.display());
@@ -165,7 +184,7 @@ impl LockedLane {
         let arena = Arena::in_file(&self.reopen()?)?;
         arena.start();
         let base = Clock::fresh_base(manual);
-        let [instance, secret @ ..] = os::random::<3>().map_err(|e| Error::store(doing(), e))?;
+        let [instance] = os::random::<1>().map_err(|e| Error::store(doing(), e))?;
         for (at, word) in [
             (header::INSTANCE, instance),
             (header::VERSION, VERSION),
@@ -182,9 +201,12 @@ impl LockedLane {
         let clock = Clock::new(base, manual.cloned());
         let home = Home { arena, clock, instance, watch: Some(self.watch()?) };
         home.start(secret);
-        // Last: without it, the next process starts over.
-        home.arena.word(header::MAGIC).store(MAGIC, Release);
         Ok(home)
+    }
+
+    /// A lane that was made has what it needs. Without this, the next process starts over.
+    pub fn finish(&self, home: &Home) {
+        home.arena.word(header::MAGIC).store(MAGIC, Release);
     }
 
     fn watch(&self) -> Result<Watch> {
@@ -222,11 +244,7 @@ impl LockedLane {
 }
 
 /// How often a process looks whether its lane is still where it was, in ticks: once a second.
-const WATCH_EVERY: Tick = 1_000_000;
-
-/// By this much longer a limit counts as full whose lane was lost: until then, processes that still use the lost one
-/// have noticed.
-pub(crate) const NOTICED_BY: Tick = 2 * WATCH_EVERY;
+pub(super) const WATCH_EVERY: Tick = 1_000_000;
 
 /// Notices that the lane was deleted or replaced: two lanes would each grant the whole limit.
 #[derive(Debug)]
@@ -242,27 +260,23 @@ impl Watch {
         Watch { path, file, next: AtomicU64::new(0), is_lost: AtomicU64::new(0) }
     }
 
-    /// To be asked after each decision, with its time. An error: the decision was made on a lane that is gone.
+    /// Has the last look been a second ago?
     #[inline(always)]
-    pub fn check(&self, now: Tick) -> Result<()> {
-        if now < self.next.load(Relaxed) { Ok(()) } else { self.look(now) }
+    pub fn is_due(&self, now: Tick) -> bool {
+        now >= self.next.load(Relaxed)
     }
 
+    /// Is the lane still there?
     #[cold]
-    fn look(&self, now: Tick) -> Result<()> {
+    pub fn look(&self, now: Tick) -> bool {
         let there = std::fs::metadata(&self.path).map(|found| identity(&found));
         if self.is_lost.load(Relaxed) != 0 || !there.is_ok_and(|there| there == self.file) {
             self.is_lost.store(1, Relaxed);
-            return Err(lost(&self.path));
+            return false;
         }
         self.next.store(now + WATCH_EVERY, Relaxed);
-        Ok(())
+        true
     }
-}
-
-/// What a process is told whose lane is gone. It has to be started anew: what it knows is of another file.
-pub(crate) fn lost(path: &Path) -> Error {
-    Error::store(format!("using {}", path.display()), "it was deleted or replaced while in use: restart this process")
 }
 
 fn identity(file: &std::fs::Metadata) -> (u64, u64) {

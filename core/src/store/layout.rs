@@ -1,5 +1,7 @@
 //! Which word of a block is what.
 
+/// When the ledger is to be written next.
+pub(super) const NEXT_CHECKPOINT: u64 = 10;
 /// Words of the header that belong to the tables; the lane has those before, the arena those between.
 pub(super) const FIRST_LIMIT: u64 = 13;
 pub(super) const HASH_KEY: u64 = 14;
@@ -29,8 +31,7 @@ pub(super) mod table_word {
     /// How many units of a key may be missing from the ledger.
     pub const BUDGET: u64 = 12;
     /// When a ledger was read that may have missed so many units of each key.
-    pub const LOST_AT: u64 = 13;
-    pub const LOST_UNITS: u64 = 14;
+    pub const LOST: u64 = 13; // two words
     pub const WORDS: u64 = 16;
 }
 

@@ -1,17 +1,20 @@
 //! A limiter's hold on its limit: declared or attached at the first use, then a few loads away.
 
+use super::inner::{Inner, Locked};
 use super::keys::KeyAt;
 use super::table::{Blocked, Hash, Home, Table};
-use super::{Inner, NOTICED_BY, Store};
+use super::{Declared, Durability, Store};
 use crate::algorithm::Start;
-use crate::algorithm::log::Log;
+use crate::algorithm::log::{Log, Taken};
 use crate::atomic::*;
 use crate::error::{Error, Result};
 use crate::fault;
-use crate::fork;
 use crate::policy::{self, Policy};
+use crate::time::Tick;
 use std::fs::File;
+use std::ptr;
 use std::sync::Arc;
+use std::sync::atomic::AtomicPtr;
 
 /// One limit of one store, as one limiter uses it.
 #[derive(Debug)]
@@ -21,14 +24,38 @@ pub(crate) struct Limit {
     /// What this limiter declares; an attached one takes what the store has, if it is of the right kind.
     declares: Option<Policy>,
     kind: &'static str,
-    /// The fork generation for which the rest is good; 0: none yet.
-    ready: AtomicU64,
-    limit: AtomicU64,
+    /// Is every start to be in the ledger before it happens?
+    commits: bool,
+    /// Null until the first use.
+    bound: AtomicPtr<Bound>,
+}
+
+/// Where a limit was found, and the finding that this one replaced: somebody may still be using it, so they live as long
+/// as their limiter.
+#[derive(Debug)]
+struct Bound {
+    home: *const Home,
+    limit: u64,
+    /// What this is good for: see [`Inner::epoch`].
+    epoch: u64,
     table: AtomicU64,
+    before: *mut Bound,
+}
+
+// SAFETY: the pointers lead to what lives as long as the limiter, and may be shared.
+unsafe impl Send for Limit {}
+// SAFETY: as above.
+unsafe impl Sync for Limit {}
+
+impl Bound {
+    #[inline(always)]
+    fn home(&self) -> &Home {
+        // SAFETY: a store keeps its homes for as long as it lives, and the limiter keeps its store.
+        unsafe { &*self.home }
+    }
 }
 
 /// One key of a limit, found.
-#[derive(Clone, Copy)]
 pub(crate) struct Key<'a> {
     pub home: &'a Home,
     pub table: Table,
@@ -38,6 +65,7 @@ pub(crate) struct Key<'a> {
 }
 
 impl Key<'_> {
+    #[inline(always)]
     pub fn log(&self) -> Log<'_> {
         self.home.log(&self.table, self.key)
     }
@@ -61,45 +89,55 @@ impl Limit {
     }
 
     fn new(store: &Store, name: &str, declares: Option<Policy>, kind: &'static str) -> Limit {
-        Limit {
-            store: store.inner().clone(),
-            name: name.into(),
-            declares,
-            kind,
-            ready: AtomicU64::new(0),
-            limit: AtomicU64::new(0),
-            table: AtomicU64::new(0),
-        }
+        let store = store.inner().clone();
+        let commits = store.options.durability == Durability::Commit;
+        Limit { store, name: name.into(), declares, kind, commits, bound: AtomicPtr::new(ptr::null_mut()) }
     }
 
     pub fn name(&self) -> &Arc<str> {
         &self.name
     }
 
+    pub fn declares(&self) -> Option<Policy> {
+        self.declares
+    }
+
+    pub fn store(&self) -> &Inner {
+        &self.store
+    }
+
+    /// Makes sure that the limit can be used, and returns where it is.
+    #[inline(always)]
+    fn bound(&self) -> Result<&Bound> {
+        // SAFETY: null, or published by `bind` and freed only by `drop`.
+        match unsafe { self.bound.load(Acquire).as_ref() } {
+            Some(bound) if bound.epoch == self.store.epoch() => Ok(bound),
+            _ => self.store.with_lock(|locked| self.bind(locked)),
+        }
+    }
+
     /// Makes sure that the limit can be used, and returns where it lives.
     #[inline(always)]
     pub fn home(&self) -> Result<&Home> {
-        if self.ready.load(Acquire) != fork::generation() {
-            self.prepare()?;
-        }
-        Ok(self.store.home())
+        self.bound().map(Bound::home)
     }
 
     /// Makes sure that the limit can be used, and returns its table.
     #[inline(always)]
     pub fn table(&self) -> Result<Table> {
-        Ok(self.home()?.table_at(self.table.load(Acquire)))
+        let bound = self.bound()?;
+        Ok(bound.home().table_at(bound.table.load(Acquire)))
     }
 
     /// Does something with a key, again if it moved or something had to grow meanwhile.
     #[inline(always)]
-    pub fn with_key<R>(&self, key: &str, f: impl Fn(Key) -> Result<R, Blocked>) -> Result<R> {
+    pub fn with_key<R>(&self, key: &str, f: impl Fn(&Key) -> Result<R, Blocked>) -> Result<R> {
         policy::check_key(key)?;
         self.with(|home, table| home.key(table, key), |home| home.hash(b'k', key), f)
     }
 
     /// The same with a key that is known by its hash only.
-    pub fn with_hash<R>(&self, hash: Hash, f: impl Fn(Key) -> Result<R, Blocked>) -> Result<R> {
+    pub fn with_hash<R>(&self, hash: Hash, f: impl Fn(&Key) -> Result<R, Blocked>) -> Result<R> {
         self.with(|home, table| home.find_or_add(table, hash, "?"), |_| hash, f)
     }
 
@@ -108,24 +146,24 @@ impl Limit {
         &self,
         find: impl Fn(&Home, &Table) -> Result<KeyAt, Blocked>,
         hash: impl Fn(&Home) -> Hash,
-        f: impl Fn(Key) -> Result<R, Blocked>,
+        f: impl Fn(&Key) -> Result<R, Blocked>,
     ) -> Result<R> {
         loop {
-            let home = self.home()?;
-            let limit = self.limit.load(Relaxed);
-            let table = home.table_at(self.table.load(Acquire));
+            let bound = self.bound()?;
+            let (home, limit) = (bound.home(), bound.limit);
+            let table = home.table_at(bound.table.load(Acquire));
             fault::point("resolved");
             let blocked = match find(home, &table) {
                 Ok(key) => {
                     let gate = home.limit_gate(limit).load(Acquire).max(home.key_gate(key.at).load(Acquire));
-                    match f(Key { home, table, key, gate }) {
+                    match f(&Key { home, table, key, gate }) {
                         Ok(answer) => return Ok(answer),
                         Err(blocked) => blocked,
                     }
                 }
                 Err(blocked) => blocked,
             };
-            self.unblock(table.at, hash(home), blocked)?;
+            self.unblock(bound, table.at, hash(home), blocked)?;
         }
     }
 
@@ -133,12 +171,17 @@ impl Limit {
     pub fn look<R>(&self, key: &str, f: impl Fn(&Home, &Table, Option<KeyAt>, u64) -> Result<R, Blocked>) -> Result<R> {
         policy::check_key(key)?;
         loop {
-            let home = self.home()?;
-            let limit = self.limit.load(Relaxed);
-            let table = home.table_at(self.table.load(Acquire));
+            let bound = self.bound()?;
+            let (home, limit) = (bound.home(), bound.limit);
+            let table = home.table_at(bound.table.load(Acquire));
             let answer = match home.peek_key(&table, key) {
                 // The key may be in the table that has come in this one's place.
                 Ok(None) if home.table(limit).at != table.at => Err(Blocked::Moved),
+                // A new key is not a fresh one here.
+                Ok(None) if home.has_lost(&table) => home.key(&table, key).and_then(|found| {
+                    let gate = home.limit_gate(limit).load(Acquire).max(home.key_gate(found.at).load(Acquire));
+                    f(home, &table, Some(found), gate)
+                }),
                 Ok(found) => {
                     let gate = home.limit_gate(limit).load(Acquire);
                     let gate = gate.max(found.map_or(0, |found| home.key_gate(found.at).load(Acquire)));
@@ -148,26 +191,66 @@ impl Limit {
             };
             match answer {
                 Ok(answer) => return Ok(answer),
-                Err(blocked) => self.unblock(table.at, home.hash(b'k', key), blocked)?,
+                Err(blocked) => self.unblock(bound, table.at, home.hash(b'k', key), blocked)?,
             }
         }
     }
 
+    /// To be called with every answer before it is given: with its time, and what was taken with it. Looks after what is
+    /// due, and lets nobody start with more than may be missing from the ledger.
+    #[inline(always)]
+    pub fn confirm(&self, key: &Key, now: Tick, taken: Option<&Taken>, weight: u64) -> Result<(), Blocked> {
+        if key.home.is_due(now) {
+            self.look_after(key.home, now)?;
+        }
+        if let Some(taken) = taken {
+            let budget = if self.commits && key.home.is_lane() { 0 } else { key.table.budget };
+            if taken.ticket + weight > key.home.logged(key.key.at).load(Acquire).saturating_add(budget) {
+                self.wait_for_ledger(key, taken, weight, budget)?;
+            }
+        }
+        Ok(())
+    }
+
+    #[cold]
+    fn look_after(&self, home: &Home, now: Tick) -> Result<(), Blocked> {
+        if !home.is_still_there(now) {
+            return Err(Blocked::Lost);
+        }
+        if home.takes_checkpoint(now) {
+            self.store.flush_if_free();
+        }
+        Ok(())
+    }
+
+    /// The job has not started yet: so if the ledger cannot be written it shall not, and nothing was taken.
+    #[cold]
+    fn wait_for_ledger(&self, key: &Key, taken: &Taken, weight: u64, budget: u64) -> Result<()> {
+        let written = self.store.wait_for_ledger(self.bound()?.limit, key, taken, weight, budget);
+        if written.is_err() {
+            let id = taken.ticket;
+            let _ = self.rewrite(key.hash(), |starts| starts.retain(|s| s.id != id || s.stamp != taken.stamp));
+        }
+        written
+    }
+
     /// Does something rare to the limit's table, when nobody else does.
-    fn with_table<R>(&self, f: impl Fn(&Home, &Table, Option<&File>) -> Result<R>) -> Result<R> {
-        let home = self.home()?;
-        let limit = self.limit.load(Relaxed);
+    fn with_table<R>(&self, f: impl Fn(&Home, u64, &Table, Option<&File>) -> Result<R>) -> Result<R> {
         self.store.with_lock(|locked| {
+            let bound = self.bind(locked)?;
+            let (home, limit) = (bound.home(), bound.limit);
             home.finish_replacing(limit, locked.file())?;
             let table = home.table(limit);
-            self.table.store(table.at, Release);
-            f(home, &table, locked.file())
+            bound.table.store(table.at, Release);
+            let answer = f(home, limit, &table, locked.file())?;
+            bound.table.store(home.table(limit).at, Release);
+            Ok(answer)
         })
     }
 
     /// Changes what a key has in its log, if it has any. `false`: the key is not there.
     pub fn rewrite(&self, hash: Hash, edit: impl Fn(&mut Vec<Start>)) -> Result<bool> {
-        self.with_table(|home, table, file| match home.find(table, hash) {
+        self.with_table(|home, _, table, file| match home.find(table, hash) {
             Ok(Some(_)) => home.rewrite(table, hash, file, &edit).map(|_| true),
             _ => Ok(false),
         })
@@ -177,13 +260,13 @@ impl Limit {
     pub fn close_gate(&self, key: &str, until: u64) -> Result<()> {
         policy::check_key(key)?;
         if key.is_empty() {
-            let home = self.home()?;
-            home.limit_gate(self.limit.load(Relaxed)).fetch_max(until, AcqRel);
+            let bound = self.bound()?;
+            bound.home().limit_gate(bound.limit).fetch_max(until, AcqRel);
             return Ok(());
         }
         // A block may be another key's by the time that its gate is written, but for the lock.
-        self.with_table(|home, table, file| {
-            let found = home.find_or_add_locked(table, key, file)?;
+        self.with_table(|home, _, table, file| {
+            let found = home.find_or_add_locked(table, home.hash(b'k', key), key, file)?;
             home.key_gate(found.at).fetch_max(until, AcqRel);
             Ok(())
         })
@@ -191,9 +274,9 @@ impl Limit {
 
     /// Opens the gates that [`Limit::close_gate`] closed. With the empty key, those of all keys too.
     pub fn open_gates(&self, key: &str) -> Result<()> {
-        self.with_table(|home, table, _| {
+        self.with_table(|home, limit, table, _| {
             if key.is_empty() {
-                home.limit_gate(self.limit.load(Relaxed)).store(0, Release);
+                home.limit_gate(limit).store(0, Release);
                 home.keys(table).for_each(|at| home.key_gate(at).store(0, Release));
             } else if let Ok(Some(found)) = home.find(table, home.hash(b'k', key)) {
                 home.key_gate(found.at).store(0, Release);
@@ -206,90 +289,100 @@ impl Limit {
     pub fn forget(&self, key: &str) -> Result<()> {
         policy::check_key(key)?;
         self.open_gates(key)?;
-        self.with_table(|home, table, file| {
-            if key.is_empty() {
-                return home.replace(self.limit.load(Relaxed), table.policy, true, file);
-            }
+        self.with_table(|home, limit, table, file| {
             let hash = home.hash(b'k', key);
-            match home.find(table, hash) {
-                Ok(Some(_)) => home.rewrite(table, hash, file, Vec::clear).map(drop),
-                _ => Ok(()),
+            let is_logged = table.budget != u64::MAX || self.commits;
+            if key.is_empty() {
+                home.replace(limit, table.policy, true, file)?;
+            } else if let Ok(Some(_)) = home.find(table, hash) {
+                home.rewrite(table, hash, file, Vec::clear)?;
             }
+            // If this fails, what is forgotten comes back after a reboot.
+            if is_logged { self.store.forget_logged(&self.name, (!key.is_empty()).then_some(hash)) } else { Ok(()) }
         })
     }
 
     #[cold]
-    fn unblock(&self, table: u64, hash: Hash, blocked: Blocked) -> Result<()> {
-        if let Blocked::Refused(error) = blocked {
-            return Err(error);
+    fn unblock(&self, bound: &Bound, table: u64, hash: Hash, blocked: Blocked) -> Result<()> {
+        match blocked {
+            Blocked::Refused(error) => return Err(error),
+            // A cell that moved is found by looking again.
+            Blocked::Moved => {}
+            // Whoever has the lock next attaches to what is there instead.
+            Blocked::Lost => return self.store.with_lock(|_| Ok(())),
+            Blocked::Sealed | Blocked::Full if bound.home().table(bound.limit).at == table => {
+                // A sealed index may be a full one, or one whose table is being replaced: that is finished first.
+                return self.with_table(|home, _, table, file| match blocked {
+                    Blocked::Full => home.make_room(table, file),
+                    _ => home.mend_key(table, hash, file),
+                });
+            }
+            Blocked::Sealed | Blocked::Full => {}
         }
-        let home = self.store.home();
-        let limit = self.limit.load(Relaxed);
-        // A cell that moved is found by looking again.
-        if home.table(limit).at == table && !matches!(blocked, Blocked::Moved) {
-            self.store.with_lock(|locked| {
-                // Whoever held the lock before may have done it already. A sealed index may be a full one, or one whose
-                // table is being replaced: finish that first.
-                if home.table(limit).at == table {
-                    home.finish_replacing(limit, locked.file())?;
-                }
-                let table = home.table(limit);
-                match blocked {
-                    Blocked::Full => home.make_room(&table, locked.file()),
-                    _ => home.mend_key(&table, hash, locked.file()),
-                }
-            })?;
-        }
-        self.table.store(home.table(limit).at, Release);
+        bound.table.store(bound.home().table(bound.limit).at, Release);
         Ok(())
     }
 
+    /// Finds the limit, or declares it. For the holder of the structure lock.
     #[cold]
-    fn prepare(&self) -> Result<()> {
-        let generation = fork::generation();
-        self.store.with_lock(|locked| {
-            let home = self.store.home();
-            let known = self.limit.load(Relaxed);
+    fn bind(&self, locked: &Locked) -> Result<&Bound> {
+        let epoch = self.store.epoch();
+        let before = self.bound.load(Acquire);
+        let home = self.store.home();
+        // SAFETY: as in `bound`.
+        let limit = match unsafe { before.as_ref() } {
+            // SAFETY: as in `bound`.
+            Some(bound) if bound.epoch == epoch => return Ok(unsafe { &*before }),
             // A child forked from a process that used the limit has it already; it shall not declare it anew.
-            let limit = if known != 0 { known } else { self.declare_or_attach(home, locked)? };
-            self.limit.store(limit, Relaxed);
-            self.table.store(home.table(limit).at, Release);
-            self.ready.store(generation, Release);
-            Ok(())
-        })
+            Some(bound) if ptr::eq(bound.home, home) => bound.limit,
+            Some(_) => self.declare_or_attach(home, locked, true)?,
+            None => self.declare_or_attach(home, locked, false)?,
+        };
+        let table = AtomicU64::new(home.table(limit).at);
+        let bound = Box::into_raw(Box::new(Bound { home, limit, epoch, table, before }));
+        self.bound.store(bound, Release);
+        // SAFETY: as in `bound`.
+        Ok(unsafe { &*bound })
     }
 
-    fn declare_or_attach(&self, home: &Home, locked: &super::Locked) -> Result<u64> {
-        let before = self.store.policy(&self.name)?;
-        if let Some(before) = before
-            && before.kind() != self.kind
+    /// `again`: it was declared by this limiter already, so what the store has by now holds.
+    fn declare_or_attach(&self, home: &Home, locked: &Locked, again: bool) -> Result<u64> {
+        let before = self.store.declared(&self.name)?;
+        if let Some(Declared { declared, .. }) = before
+            && declared.kind() != self.kind
         {
-            let (declared, requested) = (before.kind(), self.kind);
+            let (declared, requested) = (declared.kind(), self.kind);
             return Err(Error::KindMismatch { name: self.name.to_string(), declared, requested });
         }
-        let policy = match (self.declares, before) {
-            (Some(mine), _) => mine,
-            (None, Some(theirs)) => theirs,
+        let declared = match (self.declares, before) {
+            (Some(mine), None) => mine,
+            (Some(mine), Some(_)) if !again => mine,
+            (_, Some(theirs)) => theirs.declared,
             (None, None) => {
                 return Err(Error::UnknownLimit { name: self.name.to_string(), known: self.store.names()? });
             }
         };
+        let now = Declared { declared, overriding: before.and_then(|before| before.overriding) };
         let limit = match home.find_limit(&self.name) {
             Some(limit) => limit,
-            None => {
-                // Declared before, yet not in the lane: what it had admitted is not known, so it counts as full.
-                let born = if before.is_some() { home.clock.now().ceil + NOTICED_BY } else { 0 };
-                home.add_limit(&self.name, policy, born, locked.file())?
-            }
+            None => home.add_limit(&self.name, now.current(), 0, locked.file())?,
         };
-        // After the lane: were it first, and this process died in between, the limit would count as full.
-        if before != Some(policy) {
-            self.store.declare(&self.name, policy)?;
+        // After the lane: were it first, and this process died in between, a lane made then would not know it.
+        if before != Some(now) {
+            self.store.declare(&self.name, declared)?;
         }
-        home.finish_replacing(limit, locked.file())?;
-        if home.table(limit).policy != policy {
-            home.replace(limit, policy, false, locked.file())?;
-        }
+        home.bring_to(limit, now.current(), locked.file())?;
         Ok(limit)
+    }
+}
+
+impl Drop for Limit {
+    fn drop(&mut self) {
+        let mut at = *self.bound.get_mut();
+        while !at.is_null() {
+            // SAFETY: made by `bind`; nobody can be using it any more.
+            let bound = unsafe { Box::from_raw(at) };
+            at = bound.before;
+        }
     }
 }

@@ -191,13 +191,27 @@ pub(crate) fn wake_all(_: &AtomicU64) {}
 /// What names this boot of the kernel: two words, and the time namespace that the clock is read in.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 pub(crate) fn boot_identity() -> ([u64; 2], u64) {
+    use std::os::unix::fs::MetadataExt;
+    let namespace = std::fs::metadata("/proc/self/ns/time").map_or(0, |m| m.ino());
+    // A test can present another boot.
+    #[cfg(feature = "fault-points")]
+    if let Ok(text) = std::env::var("WGL_TEST_BOOT") {
+        return ([fnv(0, &text), fnv(1, &text)], namespace);
+    }
     let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let hex: String = text.chars().filter(char::is_ascii_hexdigit).collect();
     let half =
         |range: std::ops::Range<usize>| hex.get(range).and_then(|half| u64::from_str_radix(half, 16).ok()).unwrap_or(0);
-    use std::os::unix::fs::MetadataExt;
-    let namespace = std::fs::metadata("/proc/self/ns/time").map_or(0, |m| m.ino());
     ([half(0..16), half(16..32)], namespace)
+}
+
+/// FNV-1a, begun with one more byte so that one text has several hashes.
+#[cfg(feature = "fault-points")]
+fn fnv(first: u8, text: &str) -> u64 {
+    let start = 0xcbf2_9ce4_8422_2325;
+    std::iter::once(first)
+        .chain(text.bytes())
+        .fold(start, |h, byte| (h ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
 }
 
 /// Random words from the system. They carry no state, so a fork cannot repeat them.
@@ -207,4 +221,72 @@ pub(crate) fn random<const N: usize>() -> Result<[u64; N]> {
         getrandom::fill(word).map_err(|e| Error::other(e.to_string()))?;
     }
     Ok(bytes.map(u64::from_ne_bytes))
+}
+
+/// This boot of the kernel, as the database names it: 32 hex digits.
+#[cfg(any(target_os = "linux", target_os = "android"))]
+pub(crate) fn boot_text() -> String {
+    let ([a, b], _) = boot_identity();
+    format!("{a:016x}{b:016x}")
+}
+
+/// Does the kernel say that the wall clock is synchronised? Without it, that clock may be years off after a reboot.
+#[cfg(target_os = "linux")]
+pub(crate) fn clock_is_synchronised() -> bool {
+    // SAFETY: a zeroed `timex` is a valid one, and asks for nothing to be changed.
+    let mut answer: libc::timex = unsafe { std::mem::zeroed() };
+    // SAFETY: `answer` is a valid place for the answer.
+    let state = unsafe { libc::adjtimex(&mut answer) };
+    says_synchronised(state, answer.status)
+}
+
+/// Elsewhere there is nobody to ask.
+#[cfg(not(target_os = "linux"))]
+pub(crate) fn clock_is_synchronised() -> bool {
+    false
+}
+
+/// A negative state is a refusal, as some sandboxes answer; the others but `TIME_ERROR` are a good clock, some of them
+/// beside a leap second.
+#[cfg(target_os = "linux")]
+fn says_synchronised(state: i32, status: i32) -> bool {
+    state >= 0 && state != libc::TIME_ERROR && status & libc::STA_UNSYNC == 0
+}
+
+#[cfg(all(test, target_os = "linux", not(model)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_clock_that_is_called_synchronised_is() {
+        const TIME_INS: i32 = 1;
+        const STA_PLL: i32 = 1;
+        assert!(says_synchronised(0, 0));
+        assert!(says_synchronised(0, STA_PLL));
+        assert!(says_synchronised(TIME_INS, STA_PLL));
+        assert!(!says_synchronised(-1, 0), "refused");
+        assert!(!says_synchronised(libc::TIME_ERROR, 0));
+        assert!(!says_synchronised(0, libc::STA_UNSYNC | STA_PLL));
+    }
+
+    #[test]
+    fn a_boot_has_a_name_and_keeps_it() {
+        let boot = boot_text();
+        assert!(boot.len() == 32 && boot.bytes().all(|b| b.is_ascii_hexdigit()), "{boot}");
+        assert_ne!(boot, "0".repeat(32));
+        assert_eq!(boot_text(), boot);
+    }
+
+    #[cfg(feature = "fault-points")]
+    #[test]
+    fn what_stands_for_another_boot_is_told_apart() {
+        let words = |text| [fnv(0, text), fnv(1, text)];
+        let all = [words("a"), words("b"), words("ab"), words("ba"), words("")];
+        let mut distinct = all.concat();
+        distinct.sort_unstable();
+        distinct.dedup();
+        assert_eq!(distinct.len(), 2 * all.len());
+        // As published for the text "a".
+        assert_eq!(fnv(b'a', ""), 0xaf63_dc4c_8601_ec8c);
+    }
 }

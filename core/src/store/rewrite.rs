@@ -114,6 +114,12 @@ impl Home {
 
     // ---- tables ----
 
+    /// Lets a policy hold, if another does.
+    pub fn bring_to(&self, limit: u64, policy: Policy, file: Option<&File>) -> Result<()> {
+        self.finish_replacing(limit, file)?;
+        if self.table(limit).policy == policy { Ok(()) } else { self.replace(limit, policy, false, file) }
+    }
+
     /// Puts another policy in a table's place, or the same one and forgets all keys. Only for the holder of the structure
     /// lock.
     pub fn replace(&self, limit: u64, policy: Policy, is_forgetting: bool, file: Option<&File>) -> Result<()> {
@@ -148,8 +154,8 @@ impl Home {
         self.seal_index(old_index);
         let born = if is_forgetting { 0 } else { old.born };
         let new = self.table_at(self.new_table(policy, born, capacity, file)?);
-        let lost: [u64; 2] = if is_forgetting { [0, 0] } else { self.get(old.at + table_word::LOST_AT) };
-        self.set(new.at + table_word::LOST_AT, lost);
+        let lost: [u64; 2] = if is_forgetting { [0, 0] } else { self.get(old.at + table_word::LOST) };
+        self.set(new.at + table_word::LOST, lost);
         let new_index = self.arena.word(new.at + table_word::INDEX).load(Acquire);
         for from in self.entries(old_index) {
             if let Policy::Rate(_) = old.policy {

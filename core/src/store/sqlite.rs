@@ -1,10 +1,18 @@
-//! The database: what must last. A store's identity and its declared policies, readable with any SQLite shell.
+//! The database: what must last. A store's identity, its policies and the ledger (`ledger.rs`), readable with any SQLite
+//! shell.
 //!
 //! Decisions never come here. A connection lives for one structural operation, under the lane's structure lock: none
 //! is ever carried over a fork, and writers never queue inside SQLite.
+//!
+//! A commit is on the disk when it returns. `synchronous = FULL` would not do: a commit is the removal of the journal,
+//! which is then not synced, and a power cut can bring it back and undo the commit. `EXTRA` syncs it. `TRUNCATE` and
+//! `PERSIST` sync as often, and leave a third file behind. A write-ahead log is slower when each connection is the last to
+//! close; and a program that reads this file with a SQLite of its own would have the log deleted under it, since a process
+//! that closes a file gives up all its locks on it, whoever in it took them. The price is that somebody who goes on reading
+//! for long, such as a shell with a pager, holds up commits.
 
 use super::lane::open_or_create;
-use super::os;
+use super::{Declared, ledger, os};
 use crate::error::{Error, Result};
 use crate::policy::Policy;
 use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension, TransactionBehavior, params};
@@ -19,22 +27,41 @@ const VERSION: u32 = 1;
 
 const SCHEMA: &str = "
 CREATE TABLE store (
-  id         TEXT NOT NULL,             -- which lane belongs to this database
-  created_at TEXT NOT NULL
+  id             TEXT NOT NULL,         -- which lane belongs to this database
+  created_at     TEXT NOT NULL,
+  secret         TEXT NOT NULL,         -- what names and keys are hashed with
+  boot           TEXT NOT NULL,         -- the boot that the last lane was made in; '' before the first
+  pruned_at      INTEGER NOT NULL       -- the uptime when the ledger was last pruned, in microseconds
 ) STRICT;
 CREATE TABLE limits (
   name           TEXT PRIMARY KEY,
-  kind           TEXT NOT NULL,         -- 'rate'
-  policy         TEXT NOT NULL,         -- as people write it: '100/1m'
+  kind           TEXT NOT NULL,         -- 'rate' or 'concurrency'
+  policy         TEXT NOT NULL,         -- what programs declare, as people write it: '100/1m'
   declared_at    TEXT NOT NULL,
-  declared_by    TEXT NOT NULL          -- the program and process that declared it last
+  declared_by    TEXT NOT NULL,         -- the program and process that declared it last
+  override       TEXT,                  -- the operator's policy, which stands above it; NULL without one
+  overridden_at  TEXT,
+  overridden_by  TEXT
 ) STRICT;
 ";
+
+/// Now, as people read it.
+const NOW: &str = "strftime('%Y-%m-%dT%H:%M:%fZ', 'now')";
+
+/// Who a store is, for as long as it exists, and when its lane was made.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Identity {
+    pub id: [u64; 2],
+    /// What names and keys are hashed with.
+    pub secret: [u64; 2],
+    /// The boot that the last lane was made in; empty before the first.
+    pub boot: String,
+}
 
 /// A connection to a store's database.
 #[derive(Debug)]
 pub(crate) struct Database {
-    connection: Connection,
+    pub(super) connection: Connection,
     path: PathBuf,
 }
 
@@ -64,16 +91,22 @@ pub(crate) fn check(path: &Path) -> Result<()> {
     match read {
         Err(e) if e.kind() != std::io::ErrorKind::UnexpectedEof => Err(reading(e)),
         _ if !header.starts_with(b"SQLite format 3\0") => not_a_store("a file that is no SQLite database"),
-        // Whoever was making it died before the commit; SQLite will roll it back.
-        _ if beside(path, "-journal").exists() => Ok(()),
-        _ if number(68) != APPLICATION_ID => not_a_store("a SQLite database of another application"),
-        _ if number(60) > VERSION => Err(Error::UnsupportedVersion {
-            path: path.to_owned(),
-            found: number(60).into(),
-            supported: VERSION.into(),
-        }),
-        _ => Ok(()),
+        // Whoever was writing it died before the commit; SQLite will roll it back, and then it is looked at again.
+        _ if std::fs::metadata(beside(path, "-journal")).is_ok_and(|journal| journal.len() > 0) => Ok(()),
+        _ => check_numbers(path, number(68), number(60)),
     }
+}
+
+fn check_numbers(path: &Path, application_id: u32, version: u32) -> Result<()> {
+    if application_id != APPLICATION_ID {
+        let found = "a SQLite database of another application".into();
+        return Err(Error::NotAStore { path: path.to_owned(), found });
+    }
+    if version > VERSION {
+        let (found, supported) = (version.into(), VERSION.into());
+        return Err(Error::UnsupportedVersion { path: path.to_owned(), found, supported });
+    }
+    Ok(())
 }
 
 /// The path of a file that goes with a database.
@@ -85,18 +118,19 @@ pub(crate) fn beside(path: &Path, suffix: &str) -> PathBuf {
 
 impl Database {
     /// Opens the database, made if there is none. Returns the store's identity too.
-    pub fn open(path: &Path, mode: u32) -> Result<(Database, [u64; 2])> {
+    pub fn open(path: &Path, mode: u32) -> Result<(Database, Identity)> {
         check(path)?;
         open_or_create(path, mode).map_err(|e| Error::store(format!("opening {}", path.display()), e))?;
         let mut database = Self::connect(path)?;
-        let id = database.identity()?;
-        Ok((database, id))
+        let identity = database.identity()?;
+        Ok((database, identity))
     }
 
     fn connect(path: &Path) -> Result<Database> {
         let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
         let opened = Connection::open_with_flags(path, flags).and_then(|mut c| {
             c.busy_handler(Some(wait_for_lock))?;
+            c.pragma_update(None, "synchronous", "EXTRA")?;
             Ok(c)
         });
         match opened {
@@ -105,57 +139,98 @@ impl Database {
         }
     }
 
-    fn explain(&self, error: rusqlite::Error) -> Error {
+    pub(super) fn explain(&self, error: rusqlite::Error) -> Error {
         explain(&self.path, error)
     }
 
+    /// What is there makes no sense: somebody else wrote it.
+    pub(super) fn damaged(&self, found: String) -> Error {
+        Error::NotAStore { path: self.path.clone(), found }
+    }
+
     /// The store's identity, given to it now if it is new.
-    fn identity(&mut self) -> Result<[u64; 2]> {
-        let id = self.read_or_make_identity().map_err(|e| self.explain(e))?;
-        let half = |range| id.get(range).and_then(|half| u64::from_str_radix(half, 16).ok());
-        half(0..16).zip(half(16..32)).map(|(a, b)| [a, b]).ok_or_else(|| Error::NotAStore {
-            path: self.path.clone(),
-            found: format!("a store with the identity \"{id}\""),
-        })
-    }
-
-    fn read_or_make_identity(&mut self) -> rusqlite::Result<String> {
-        let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-        let made: bool =
-            transaction.query_row("SELECT count(*) FROM sqlite_schema WHERE name = 'store'", [], |r| r.get(0))?;
-        if !made {
-            let [a, b] = os::random::<2>().map_err(|e| rusqlite::Error::ToSqlConversionFailure(Box::new(e)))?;
-            transaction.execute_batch(SCHEMA)?;
-            transaction.pragma_update(None, "application_id", APPLICATION_ID)?;
-            transaction.pragma_update(None, "user_version", VERSION)?;
-            transaction.execute(
-                "INSERT INTO store VALUES (?1, strftime('%Y-%m-%dT%H:%M:%fZ', 'now'))",
-                [format!("{a:016x}{b:016x}")],
-            )?;
+    fn identity(&mut self) -> Result<Identity> {
+        let look = "SELECT (SELECT application_id FROM pragma_application_id),
+                      (SELECT user_version FROM pragma_user_version), (SELECT count(*) FROM sqlite_schema)";
+        let looked = self.connection.query_row(look, [], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)));
+        match looked.map_err(|e| self.explain(e))? {
+            (0, 0, 0) => self.make()?,
+            (application_id, version, _) => check_numbers(&self.path, application_id, version)?,
         }
-        let id = transaction.query_row("SELECT id FROM store", [], |row| row.get(0))?;
-        transaction.commit()?;
-        Ok(id)
+        let read = self.connection.query_row("SELECT id, secret, boot FROM store", [], |row| {
+            Ok((row.get::<_, String>(0)?, row.get::<_, String>(1)?, row.get(2)?))
+        });
+        let (id, secret, boot) = read.map_err(|e| self.explain(e))?;
+        let words = |text: &str| from_hex(text).ok_or_else(|| self.damaged(format!("a store marked \"{text}\"")));
+        Ok(Identity { id: words(&id)?, secret: words(&secret)?, boot })
     }
 
-    /// The policy declared under a name.
-    pub fn policy(&self, name: &str) -> Result<Option<Policy>> {
-        let query = "SELECT policy FROM limits WHERE name = ?1";
-        let text = self.connection.query_row(query, [name], |row| row.get::<_, String>(0)).optional();
-        let Some(text) = text.map_err(|e| self.explain(e))? else { return Ok(None) };
-        let doing = || format!("reading limit \"{name}\" from {}", self.path.display());
-        text.parse().map(Some).map_err(|e: Error| Error::store(doing(), e))
+    fn make(&mut self) -> Result<()> {
+        let [a, b, c, d] = os::random::<4>().map_err(|e| Error::store("asking the system for random numbers", e))?;
+        let mut make = || -> rusqlite::Result<()> {
+            let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+            // Somebody else may have made it meanwhile.
+            if transaction.query_row("SELECT count(*) = 0 FROM sqlite_schema", [], |row| row.get(0))? {
+                transaction.execute_batch(SCHEMA)?;
+                transaction.execute_batch(ledger::SCHEMA)?;
+                transaction.pragma_update(None, "application_id", APPLICATION_ID)?;
+                transaction.pragma_update(None, "user_version", VERSION)?;
+                let store = format!("INSERT INTO store VALUES (?1, {NOW}, ?2, '', 0)");
+                transaction.execute(&store, [to_hex([a, b]), to_hex([c, d])])?;
+            }
+            transaction.commit()
+        };
+        make().map_err(|e| explain(&self.path, e))
     }
 
-    /// Declares a policy, in place of the one that the name had.
+    /// The policies of a name.
+    pub fn policy(&self, name: &str) -> Result<Option<Declared>> {
+        let query = "SELECT policy, override FROM limits WHERE name = ?1";
+        let found = self
+            .connection
+            .query_row(query, [name], |row| Ok((row.get::<_, String>(0)?, row.get::<_, Option<String>>(1)?)));
+        let Some((declared, overriding)) = found.optional().map_err(|e| self.explain(e))? else { return Ok(None) };
+        let parse = |text: String| {
+            let doing = || format!("reading limit \"{name}\" from {}", self.path.display());
+            text.parse::<Policy>().map_err(|e| Error::store(doing(), e))
+        };
+        Ok(Some(Declared { declared: parse(declared)?, overriding: overriding.map(parse).transpose()? }))
+    }
+
+    /// Declares a policy, in place of the one that the name had. An operator's stays above it.
     pub fn declare(&self, name: &str, policy: Policy) -> Result<()> {
-        let declared = self.connection.execute(
-            "INSERT INTO limits VALUES (?1, ?2, ?3, strftime('%Y-%m-%dT%H:%M:%fZ', 'now'), ?4)
+        let upsert = format!(
+            "INSERT INTO limits (name, kind, policy, declared_at, declared_by) VALUES (?1, ?2, ?3, {NOW}, ?4)
              ON CONFLICT (name) DO UPDATE SET kind = excluded.kind, policy = excluded.policy,
-               declared_at = excluded.declared_at, declared_by = excluded.declared_by",
-            params![name, policy.kind(), policy.to_string(), declarer()],
+               declared_at = excluded.declared_at, declared_by = excluded.declared_by"
         );
+        let declared = self.connection.execute(&upsert, params![name, policy.kind(), policy.to_string(), program()]);
         declared.map(drop).map_err(|e| self.explain(e))
+    }
+
+    /// Puts an operator's policy above the declared one, or takes it away.
+    pub fn set_override(&self, name: &str, policy: Option<Policy>) -> Result<()> {
+        let Some(Declared { declared, .. }) = self.policy(name)? else {
+            return Err(Error::UnknownLimit { name: name.to_owned(), known: self.names()? });
+        };
+        let written = match policy {
+            Some(policy) if policy.kind() != declared.kind() => {
+                let (declared, requested) = (declared.kind(), policy.kind());
+                return Err(Error::KindMismatch { name: name.to_owned(), declared, requested });
+            }
+            Some(policy) => {
+                let put = format!(
+                    "UPDATE limits SET override = ?2, overridden_at = {NOW}, overridden_by = ?3 WHERE name = ?1"
+                );
+                self.connection.execute(&put, params![name, policy.to_string(), program()])
+            }
+            None => {
+                let lift =
+                    "UPDATE limits SET override = NULL, overridden_at = NULL, overridden_by = NULL WHERE name = ?1";
+                self.connection.execute(lift, [name])
+            }
+        };
+        written.map(drop).map_err(|e| self.explain(e))
     }
 
     /// The names that are declared, in order.
@@ -169,19 +244,226 @@ impl Database {
     }
 }
 
-fn declarer() -> String {
+/// Who is writing, for people.
+fn program() -> String {
     let program = std::env::current_exe().ok();
     let program = program.as_deref().and_then(Path::file_name).map_or("?".into(), |n| n.to_string_lossy());
     format!("{program} (process {})", std::process::id())
 }
 
+/// Two words as 32 hex digits.
+pub(super) fn to_hex([a, b]: [u64; 2]) -> String {
+    format!("{a:016x}{b:016x}")
+}
+
+pub(super) fn from_hex(text: &str) -> Option<[u64; 2]> {
+    let half = |range| text.get(range).and_then(|half| u64::from_str_radix(half, 16).ok());
+    half(0..16).zip(half(16..32)).map(|(a, b)| [a, b]).filter(|_| text.len() == 32)
+}
+
 fn explain(path: &Path, error: rusqlite::Error) -> Error {
     let doing = format!("using {}", path.display());
-    match error.sqlite_error_code() {
-        Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => Error::StoreTimeout { doing, waited_ms: 0 },
-        Some(ErrorCode::NotADatabase | ErrorCode::DatabaseCorrupt) => {
-            Error::NotAStore { path: path.to_owned(), found: format!("a damaged database ({error})") }
+    let plainly = match error.sqlite_error_code() {
+        Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => {
+            return Error::StoreTimeout { doing, waited_ms: 0 };
         }
-        _ => Error::store(doing, error),
+        Some(ErrorCode::NotADatabase | ErrorCode::DatabaseCorrupt) => {
+            let found = format!("a damaged database ({error})");
+            return Error::NotAStore { path: path.to_owned(), found };
+        }
+        Some(ErrorCode::DiskFull) => "the disk is full",
+        Some(ErrorCode::ReadOnly) => "the database, its directory or its file system is read-only",
+        Some(ErrorCode::CannotOpen) => "the database cannot be opened, or its journal cannot be made beside it",
+        Some(ErrorCode::SystemIoFailure) => "the disk cannot be read or written",
+        _ => return Error::store(doing, error),
+    };
+    Error::store(doing, format_args!("{plainly} ({error})"))
+}
+
+#[cfg(all(test, not(model)))]
+pub(super) mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicU64, Ordering::*};
+
+    /// A directory for one database, removed with its contents. No test here may fork: a child could inherit a lock
+    /// inside SQLite.
+    pub struct Scratch(PathBuf);
+
+    impl Scratch {
+        pub fn new() -> Scratch {
+            static COUNT: AtomicU64 = AtomicU64::new(0);
+            let name = format!("workglow-limit-{}-{}", std::process::id(), COUNT.fetch_add(1, Relaxed));
+            let path = std::env::temp_dir().join(name);
+            let _ = std::fs::remove_dir_all(&path);
+            std::fs::create_dir_all(&path).unwrap();
+            Scratch(path)
+        }
+
+        pub fn path(&self) -> PathBuf {
+            self.0.join("limits.db")
+        }
+
+        pub fn open(&self) -> Database {
+            Database::open(&self.path(), 0o600).unwrap().0
+        }
+
+        pub fn identity(&self) -> Identity {
+            Database::open(&self.path(), 0o600).unwrap().1
+        }
+
+        /// The database as somebody else opens it.
+        pub fn stranger(&self) -> Connection {
+            Connection::open(self.path()).unwrap()
+        }
+    }
+
+    impl Drop for Scratch {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_dir_all(&self.0);
+        }
+    }
+
+    pub fn count(database: &Database, table: &str) -> i64 {
+        database.connection.query_row(&format!("SELECT count(*) FROM {table}"), [], |row| row.get(0)).unwrap()
+    }
+
+    fn rate(text: &str) -> Policy {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn a_store_is_who_it_was_when_it_was_made() {
+        let (one, other) = (Scratch::new(), Scratch::new());
+        let first = one.identity();
+        assert_eq!(one.identity(), first);
+        assert_eq!(first.boot, "");
+        let words = [first.id, first.secret, other.identity().id, other.identity().secret].concat();
+        assert!(words.iter().all(|word| words.iter().filter(|w| *w == word).count() == 1), "{words:x?}");
+        one.stranger().execute_batch("UPDATE store SET secret = 'short'").unwrap();
+        let error = Database::open(&one.path(), 0o600).unwrap_err();
+        assert!(error.to_string().ends_with("a store marked \"short\""), "{error}");
+    }
+
+    #[test]
+    fn hex_goes_both_ways() {
+        assert_eq!(to_hex([1, u64::MAX]), "0000000000000001ffffffffffffffff");
+        assert_eq!(from_hex("0000000000000001ffffffffffffffff"), Some([1, u64::MAX]));
+        for wrong in ["", "1", "0000000000000001fffffffffffffffff", "000000000000000gffffffffffffffff"] {
+            assert_eq!(from_hex(wrong), None, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn an_operator_stands_above_what_programs_declare() {
+        let dir = Scratch::new();
+        let database = dir.open();
+        assert_eq!(database.policy("api"), Ok(None));
+        database.declare("api", rate("100/1m")).unwrap();
+        database.set_override("api", Some(rate("5/1s + 50/1m"))).unwrap();
+        database.declare("api", rate("200/1m")).unwrap();
+        let found = dir.open().policy("api").unwrap().unwrap();
+        assert_eq!(found, Declared { declared: rate("200/1m"), overriding: Some(rate("5/1s + 50/1m")) });
+        assert_eq!(found.current(), rate("5/1s + 50/1m"));
+        let shown =
+            "SELECT concat_ws('|', policy, override, typeof(overridden_at), overridden_by = declared_by) FROM limits";
+        let row = || dir.stranger().query_row(shown, [], |row| row.get::<_, String>(0)).unwrap();
+        assert_eq!(row(), "200/1m|5/1s + 50/1m|text|1");
+        for _ in 0..2 {
+            database.set_override("api", None).unwrap();
+            assert_eq!(row(), "200/1m|null");
+            assert_eq!(dir.open().policy("api").unwrap().unwrap().current(), rate("200/1m"));
+        }
+    }
+
+    #[test]
+    fn an_override_of_nothing_or_of_another_kind_is_refused() {
+        let dir = Scratch::new();
+        let database = dir.open();
+        database.declare("mail", rate("100/1m")).unwrap();
+        database.declare("gpu", rate("5 concurrent")).unwrap();
+        let known = vec!["gpu".to_owned(), "mail".to_owned()];
+        for policy in [Some(rate("1/1s")), None] {
+            let error = database.set_override("male", policy).unwrap_err();
+            assert_eq!(error, Error::UnknownLimit { name: "male".into(), known: known.clone() });
+        }
+        let error = database.set_override("gpu", Some(rate("1/1s"))).unwrap_err();
+        assert_eq!(error, Error::KindMismatch { name: "gpu".into(), declared: "concurrency", requested: "rate" });
+        assert_eq!(database.policy("gpu").unwrap().unwrap().overriding, None);
+        assert_eq!(database.names(), Ok(known));
+    }
+
+    #[test]
+    fn every_commit_is_synced_and_leaves_no_journal() {
+        let dir = Scratch::new();
+        let database = dir.open();
+        database.declare("api", rate("1/1s")).unwrap();
+        let pragma = |name: &str| {
+            let read = |row: &rusqlite::Row| row.get::<_, rusqlite::types::Value>(0);
+            database.connection.query_row(&format!("PRAGMA {name}"), [], read).unwrap()
+        };
+        assert_eq!(pragma("synchronous"), 3.into(), "EXTRA");
+        assert_eq!(pragma("journal_mode"), "delete".to_owned().into());
+        assert_eq!(std::fs::read_dir(&dir.0).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_write_ahead_log_that_somebody_chose_does_no_harm() {
+        let dir = Scratch::new();
+        dir.open();
+        dir.stranger().execute_batch("PRAGMA journal_mode = WAL").unwrap();
+        let reader = dir.stranger();
+        reader.execute_batch("BEGIN; SELECT * FROM store").unwrap();
+        dir.open().declare("api", rate("100/1m")).unwrap();
+        drop(reader);
+        assert_eq!(dir.open().names().unwrap(), ["api"]);
+    }
+
+    #[test]
+    fn what_another_program_left_beside_a_journal_stays_as_it_is() {
+        let dir = Scratch::new();
+        dir.stranger().execute_batch("CREATE TABLE theirs (x); INSERT INTO theirs VALUES (1)").unwrap();
+        let before = std::fs::read(dir.path()).unwrap();
+        std::fs::write(beside(&dir.path(), "-journal"), b"left over").unwrap();
+        let error = Database::open(&dir.path(), 0o600).unwrap_err();
+        assert!(error.to_string().ends_with("a SQLite database of another application"), "{error}");
+        assert_eq!(std::fs::read(dir.path()).unwrap(), before);
+    }
+
+    #[test]
+    fn a_later_version_is_refused_even_beside_a_journal() {
+        let dir = Scratch::new();
+        dir.open();
+        dir.stranger().pragma_update(None, "user_version", 2).unwrap();
+        let before = std::fs::read(dir.path()).unwrap();
+        for journal in [&b""[..], b"left over"] {
+            std::fs::write(beside(&dir.path(), "-journal"), journal).unwrap();
+            let error = Database::open(&dir.path(), 0o600).unwrap_err();
+            assert!(matches!(error, Error::UnsupportedVersion { found: 2, supported: 1, .. }), "{error}");
+            assert_eq!(std::fs::read(dir.path()).unwrap(), before);
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_written_says_so() {
+        let dir = Scratch::new();
+        let database = dir.open();
+        database.connection.execute_batch("PRAGMA query_only = 1").unwrap();
+        let error = database.declare("api", rate("1/1s")).unwrap_err();
+        assert_eq!(error.name(), "store_failure");
+        assert!(error.to_string().contains("read-only ("), "{error}");
+
+        let journal = beside(&dir.path(), "-journal");
+        let declare = || Database::open(&dir.path(), 0o600)?.0.declare("api", rate("1/1s"));
+        std::os::unix::fs::symlink("/nowhere/at/all", &journal).unwrap();
+        let error = declare().unwrap_err();
+        assert_eq!(error.name(), "store_failure");
+        assert!(error.to_string().contains("cannot be opened, or its journal cannot be made beside it ("), "{error}");
+        std::fs::remove_file(&journal).unwrap();
+        std::fs::create_dir(&journal).unwrap();
+        let error = declare().unwrap_err();
+        assert_eq!(error.name(), "store_failure");
+        assert!(error.to_string().contains("the disk cannot be read or written ("), "{error}");
+        std::fs::remove_dir(&journal).unwrap();
+        declare().unwrap();
     }
 }

@@ -10,7 +10,7 @@
 
 use super::arena::{Arena, NoRoom};
 use super::keys::KeyAt;
-use super::layout::{FIRST_LIMIT, HASH_KEY, index_word, key_word, limit_word, table_word};
+use super::layout::{FIRST_LIMIT, HASH_KEY, NEXT_CHECKPOINT, index_word, key_word, limit_word, table_word};
 use crate::algorithm::Sealed;
 use crate::algorithm::log::Log;
 use crate::algorithm::slots::Slots;
@@ -21,8 +21,14 @@ use crate::time::{Clock, Tick};
 use siphasher::sip128::{Hasher128, SipHasher13};
 use std::fs::File;
 
+/// How often the ledger is written, in ticks, if nobody has to wait for it: once a second.
+const CHECKPOINT_EVERY: Tick = 1_000_000;
+
+/// No machine boots faster than this, in ticks.
+const SHORTEST_BOOT: Tick = 2_000_000;
+
 /// A key or a name, as the store knows it: 128 bits, keyed with the store's secret.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Hash(pub [u64; 2]);
 
 /// Why a lock-free call could not finish.
@@ -32,6 +38,8 @@ pub(crate) enum Blocked {
     Sealed,
     /// It was looked for in a place that is another's by now: look again.
     Moved,
+    /// The lane that it was asked of is not the store's any more.
+    Lost,
     /// Something has to grow first.
     Full,
     /// It never will.
@@ -74,19 +82,40 @@ pub(crate) struct Table {
     pub at: u64,
     pub policy: Policy,
     pub born: Tick,
+    /// How many units of a key may be missing from the ledger.
+    pub budget: u64,
     /// Where the block of the key "" is: it is there from the start.
     pub empty_key: u64,
 }
 
 impl Home {
-    /// To be asked after each decision, with its time: was it made on a lane that counts?
+    /// To be asked after each decision, with its time: is there something to look after?
     #[inline(always)]
-    pub fn still_there(&self, now: Tick) -> Result<()> {
+    pub fn is_due(&self, now: Tick) -> bool {
         #[cfg(any(target_os = "linux", target_os = "android"))]
-        if let Some(watch) = &self.watch {
-            return watch.check(now);
-        }
-        Ok(())
+        return self.watch.as_ref().is_some_and(|watch| watch.is_due(now));
+        #[cfg(not(any(target_os = "linux", target_os = "android")))]
+        false
+    }
+
+    /// Looks whether the lane that decisions were made on is still the one that counts.
+    pub fn is_still_there(&self, now: Tick) -> bool {
+        #[cfg(any(target_os = "linux", target_os = "android"))]
+        return self.watch.as_ref().is_none_or(|watch| watch.look(now));
+        #[cfg(not(any(target_os = "linux", target_os = "android")))]
+        true
+    }
+
+    /// Is it this caller's turn to write the ledger? Then it is nobody else's for a second.
+    pub fn takes_checkpoint(&self, now: Tick) -> bool {
+        let next = self.arena.word(NEXT_CHECKPOINT);
+        let due = next.load(Relaxed);
+        due <= now && next.compare_exchange(due, now + CHECKPOINT_EVERY, AcqRel, Relaxed).is_ok()
+    }
+
+    /// The next turn comes no sooner than this.
+    pub fn put_off_checkpoint(&self, until: Tick) {
+        self.arena.word(NEXT_CHECKPOINT).fetch_max(until, AcqRel);
     }
 
     /// Sets the secret of a new store.
@@ -162,13 +191,20 @@ impl Home {
         let words = self.arena.words(at, table_word::WORDS);
         let word = |i: u64| words[i as usize].load(Relaxed);
         let policy = Policy::from_words(|i| word(table_word::POLICY + i as u64)).expect("a table has a policy");
-        Table { at, policy, born: word(table_word::BORN), empty_key: word(table_word::EMPTY_KEY) }
+        Table {
+            at,
+            policy,
+            born: word(table_word::BORN),
+            budget: word(table_word::BUDGET),
+            empty_key: word(table_word::EMPTY_KEY),
+        }
     }
 
     pub(super) fn new_table(&self, policy: Policy, born: Tick, capacity: u64, file: Option<&File>) -> Result<u64> {
         let at = self.allocate(table_word::WORDS, file)?;
         self.set(at + table_word::POLICY, policy.to_words());
         self.arena.word(at + table_word::BORN).store(born, Relaxed);
+        self.arena.word(at + table_word::BUDGET).store(self.budget(policy), Relaxed);
         let index = self.new_index(capacity, file)?;
         self.arena.word(at + table_word::INDEX).store(index, Relaxed);
         let empty = loop {
@@ -179,6 +215,21 @@ impl Home {
         };
         self.arena.word(at + table_word::EMPTY_KEY).store(empty.at, Relaxed);
         Ok(at)
+    }
+
+    /// How many units of a key may be missing from the ledger: a twentieth of the limit, at least one.
+    pub fn budget(&self, policy: Policy) -> u64 {
+        // Of shorter windows nothing survives a boot.
+        let is_kept = self.is_lane() && matches!(policy, Policy::Rate(_)) && policy.longest() > SHORTEST_BOOT;
+        if is_kept { (policy.capacity() / 20).max(1) } else { u64::MAX }
+    }
+
+    /// Is it shared by processes, beside a database?
+    pub fn is_lane(&self) -> bool {
+        #[cfg(any(target_os = "linux", target_os = "android"))]
+        return self.watch.is_some();
+        #[cfg(not(any(target_os = "linux", target_os = "android")))]
+        false
     }
 
     pub(super) fn allocate(&self, words: u64, file: Option<&File>) -> Result<u64> {
@@ -210,6 +261,12 @@ impl Home {
     #[inline(always)]
     pub fn key_gate(&self, key: u64) -> &AtomicU64 {
         self.arena.word(key + key_word::GATE)
+    }
+
+    /// The first ticket of a key that is not in the ledger.
+    #[inline(always)]
+    pub fn logged(&self, key: u64) -> &AtomicU64 {
+        self.arena.word(key + key_word::LOGGED)
     }
 
     /// A key of a rate limit.

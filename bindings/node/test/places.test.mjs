@@ -1,0 +1,316 @@
+// How permits end, and places: starts in the future that are reserved, presented, waited with and sent as texts.
+
+import assert from "node:assert/strict";
+import { getEventListeners } from "node:events";
+import { test } from "node:test";
+import * as package_ from "workglow-limit";
+import { directory, manual, settle } from "./helpers.mjs";
+
+const { CompositeLimiter, ConcurrencyLimiter, NullLimiter, Permit, RateLimiter, Store } = package_;
+
+const foreign = { name: "LimitError", code: "foreign_permit", number: -12 };
+const unsupported = { name: "LimitError", code: "unsupported", number: -13 };
+
+/** A limit of one a minute that is full, so that a place is a minute away. */
+function full() {
+  const made = manual(package_, 1, 60);
+  assert.ok(made.limiter.tryAcquire());
+  return made;
+}
+
+test("a cancelled start gives its units back, once", () => {
+  const { limiter } = manual(package_, 5, 60);
+  const [first, second] = [limiter.tryAcquire({ weight: 2 }), limiter.tryAcquire({ weight: 2 })];
+  assert.equal(limiter.peek().remaining, 1);
+  first.cancel();
+  assert.equal(limiter.peek().remaining, 3);
+  for (const end of [() => first.cancel(), () => first.settle(5), () => first.complete()]) end();
+  assert.equal(limiter.peek().remaining, 3);
+  second.complete();
+  second.cancel();
+  second.settle(0);
+  assert.equal(limiter.peek().remaining, 3, "it has completed, and was changed afterwards");
+});
+
+test("a settled start gives back what it did not use, and owes what it used beyond", () => {
+  const { clock, limiter } = manual(package_, 10, 60);
+  const [less, more, nothing] = [5, 1, 2].map((weight) => limiter.tryAcquire({ weight }));
+  less.settle(3);
+  assert.equal(limiter.peek().remaining, 4);
+  nothing.settle(0);
+  assert.equal(limiter.peek().remaining, 6);
+  more.settle(5);
+  assert.equal(limiter.peek().remaining, 2);
+  for (const permit of [less, more, nothing]) permit.settle(9);
+  for (const permit of [less, more, nothing]) permit.cancel();
+  assert.equal(limiter.peek().remaining, 2);
+  assert.equal(limiter.tryAcquire({ weight: 3 }), null);
+  clock.advance("1m");
+  assert.equal(limiter.peek().remaining, 10);
+});
+
+test("who fails to settle may still complete", () => {
+  const limiter = new ConcurrencyLimiter(1);
+  const permit = limiter.tryAcquire();
+  assert.throws(() => permit.settle(2), unsupported);
+  assert.equal(limiter.tryAcquire(), null);
+  permit[Symbol.dispose]();
+  assert.ok(limiter.tryAcquire());
+});
+
+test("a cancelled concurrency permit wakes who waits for it", async () => {
+  const limiter = new ConcurrencyLimiter(1);
+  const composite = new CompositeLimiter([limiter]);
+  const held = composite.tryAcquire();
+  const waiting = limiter.acquire();
+  await settle();
+  held.cancel();
+  assert.equal(limiter.tryAcquire(), null);
+  (await waiting).cancel();
+  held.cancel();
+  assert.ok(limiter.tryAcquire());
+  assert.equal(limiter.tryAcquire(), null);
+});
+
+test("a place is a start in the future", () => {
+  const { clock, limiter } = full();
+  const place = limiter.reserve();
+  assert.ok(place instanceof Permit);
+  assert.equal(place.started, false);
+  assert.equal(place.wait, 60_000);
+  assert.ok(Math.abs(place.readyAt - Date.now() - 60_000) < 30_000);
+  assert.equal(typeof place.readyAtHrtime, "bigint");
+  assert.ok(limiter.peek().retryAfter > 60_000, "it counts from now on");
+  clock.advance("59s");
+  assert.equal(place.wait, 1000);
+  assert.equal(limiter.present(place), place, "it is too early, and stays what it is");
+  clock.advance("1s");
+  assert.equal(place.wait, 0);
+  const permit = limiter.present(place);
+  assert.notEqual(permit, place);
+  assert.deepEqual([permit.started, permit.wait, place.started], [true, 0, false]);
+  const { retryAfter } = limiter.peek();
+  place.cancel();
+  assert.equal(limiter.peek().retryAfter, retryAfter, "the place was used up, and its start was cancelled with it");
+  permit.cancel();
+  assert.equal(limiter.peek().admitted, true);
+});
+
+test("a place may be ready at once, and has a key and a weight", () => {
+  const { limiter } = manual(package_, 3, 60);
+  const place = limiter.reserve({ key: "k", weight: 2, grace: 0 });
+  assert.deepEqual([place.started, place.wait], [false, 0]);
+  assert.equal(limiter.peek({ key: "k" }).remaining, 1);
+  assert.equal(limiter.peek().remaining, 3);
+  assert.equal(limiter.present(place).started, true);
+  assert.equal(limiter.peek({ key: "k" }).remaining, 1);
+});
+
+test("a place that would be too far away is null, and takes nothing", () => {
+  const { limiter } = full();
+  for (const maxWait of [0, 59_999, "59s"]) assert.equal(limiter.reserve({ maxWait }), null);
+  assert.equal(limiter.peek().retryAfter, 60_000);
+  assert.equal(limiter.reserve({ maxWait: "1m" }).wait, 60_000);
+});
+
+test("a cancelled place is free again", () => {
+  const { limiter } = full();
+  limiter.reserve().cancel();
+  assert.equal(limiter.peek().retryAfter, 60_000);
+  const place = limiter.reserve();
+  place.complete();
+  place.cancel();
+  assert.ok(limiter.peek().retryAfter > 60_000, "a place that was given up for good was cancelled");
+});
+
+test("a place is good until its grace is over, and exchanged for a place then, never for a start", () => {
+  for (const [late, started] of [["5s", true], ["5001ms", false]]) {
+    const { clock, limiter } = full();
+    const place = limiter.reserve({ grace: "5s" });
+    clock.advance("1m");
+    clock.advance(late);
+    const next = limiter.present(place);
+    assert.notEqual(next, place);
+    assert.equal(next.started, started);
+    const before = limiter.peek();
+    place.cancel();
+    assert.deepEqual(limiter.peek(), before, "the old one had not ended");
+    if (!started) {
+      clock.advance(next.wait);
+      assert.equal(limiter.present(next).started, true);
+    }
+  }
+});
+
+test("a place that a gate overtakes waits for the gate", async () => {
+  const { clock, limiter } = full();
+  const place = limiter.reserve();
+  await limiter.pause("10m");
+  clock.advance("1m");
+  const next = limiter.present(place);
+  assert.equal(next.started, false);
+  assert.equal(next.wait, 540_000);
+  clock.advance("9m");
+  assert.equal(limiter.present(next).started, true);
+});
+
+test("a text goes to another process, and starts once", async (t) => {
+  const url = `sqlite:${directory(t)}/limits.db`;
+  const { clock, limiter: here } = manual(package_, 1, 60, "jobs", url);
+  // What another process has: a store and a limiter of its own on the same file.
+  const there = RateLimiter.attach(new Store(url, { clock }), "jobs");
+  const first = here.tryAcquire();
+  const place = here.reserve();
+  const text = place.toText();
+  assert.match(text, /^[\x21-\x7e]{1,127}$/);
+  assert.equal(there.present(text).started, false);
+  clock.advance("1m");
+  const started = there.present(text);
+  assert.equal(started.started, true);
+  const again = here.present(text);
+  assert.equal(again.started, false, "it started twice");
+  again.cancel();
+  assert.equal(there.peek().admitted, false);
+  const sent = here.permit(started.toText());
+  assert.equal(sent.started, true);
+  sent.cancel();
+  sent.cancel();
+  assert.equal(there.peek().admitted, true);
+  started.cancel();
+  there.permit(first.toText()).settle(0); // It has left the window.
+  assert.equal(there.peek().admitted, true);
+  const other = new RateLimiter(new Store(url, { clock }), "others", { maxExecutions: 1, windowSizeInSeconds: 60 });
+  for (const call of ["permit", "present"]) assert.throws(() => other[call](text), foreign);
+  await assert.rejects(other.acquire({ place: text }), foreign);
+});
+
+test("a settled text changes what the start was worth", () => {
+  const { limiter } = manual(package_, 5, 60);
+  const text = limiter.tryAcquire({ key: "k", weight: 4 }).toText();
+  limiter.permit(text).settle(1);
+  assert.equal(limiter.peek({ key: "k" }).remaining, 4);
+  limiter.permit(text).settle(3); // Another object, which does not remember: the store does.
+  assert.equal(limiter.peek({ key: "k" }).remaining, 4);
+});
+
+test("a place of another limiter is an error, and stays what it was", async () => {
+  const [{ limiter: one }, { limiter: other }] = [full(), full()];
+  const place = one.reserve();
+  assert.throws(() => other.present(place), foreign);
+  await assert.rejects(other.acquire({ place }), foreign);
+  assert.throws(() => new NullLimiter().present(place), foreign);
+  await assert.rejects(new NullLimiter().acquire({ place }), foreign);
+  for (const without of [new ConcurrencyLimiter(1), new CompositeLimiter([one])]) {
+    await assert.rejects(without.acquire({ place }), unsupported);
+  }
+  place.cancel();
+  assert.equal(one.peek().retryAfter, 60_000);
+});
+
+test("acquire waits with a place, or with its text, and uses it up", async () => {
+  for (const given of [(place) => place, (place) => place.toText()]) {
+    const { clock, limiter } = full();
+    const place = limiter.reserve();
+    let permit;
+    const waiting = limiter.acquire({ place: given(place) }).then((p) => (permit = p));
+    await settle();
+    const { retryAfter } = limiter.peek();
+    if (given(place) === place) place.cancel(); // It is the waiter's.
+    assert.equal(limiter.peek().retryAfter, retryAfter);
+    clock.advance("59s");
+    await settle();
+    assert.equal(permit, undefined);
+    clock.advance("1s");
+    await waiting;
+    assert.equal(permit.started, true);
+    assert.equal(limiter.tryAcquire(), null);
+  }
+});
+
+test("who runs out of time holds no place", async () => {
+  const { clock, limiter } = full();
+  for (const timeout of [0, "59s"]) {
+    await assert.rejects(limiter.acquire({ timeout }), { name: "TimeoutError" });
+    const place = limiter.reserve();
+    await assert.rejects(limiter.acquire({ timeout, place }), { name: "TimeoutError" });
+    place.cancel();
+    assert.equal(limiter.peek().retryAfter, 60_000);
+  }
+  // A gate may come in between.
+  const waiting = assert.rejects(limiter.acquire({ timeout: "90s" }), { name: "TimeoutError" });
+  await settle();
+  await limiter.pause("10m");
+  clock.advance("1m");
+  await waiting;
+  clock.advance("9m");
+  assert.equal(limiter.peek().admitted, true);
+});
+
+test("who gives up hands its place back, and only that one", async () => {
+  const { limiter } = full();
+  const reason = new RangeError("mine");
+  for (const options of [() => ({}), () => ({ place: limiter.reserve() }), () => ({ place: limiter.reserve().toText() })]) {
+    const controller = new AbortController();
+    const waiting = limiter.acquire({ ...options(), signal: controller.signal });
+    await settle();
+    assert.ok(limiter.peek().retryAfter > 60_000);
+    controller.abort(reason);
+    assert.equal(limiter.peek().retryAfter, 60_000, "the place was not handed back at once");
+    await assert.rejects(waiting, reason);
+  }
+  const place = limiter.reserve();
+  await assert.rejects(limiter.acquire({ place, signal: AbortSignal.abort(reason) }), reason);
+  assert.ok(limiter.peek().retryAfter > 60_000, "who was aborted before took the place");
+  place.cancel();
+  assert.equal(limiter.peek().retryAfter, 60_000);
+});
+
+test("nobody listens to a signal any more when the waiting is over", async () => {
+  const { clock, limiter } = full();
+  const { signal } = new AbortController();
+  const listeners = () => getEventListeners(signal, "abort").length;
+  const waiting = limiter.acquire({ signal });
+  assert.equal(listeners(), 1);
+  await settle();
+  clock.advance("1m");
+  await waiting;
+  assert.equal(listeners(), 0);
+  await assert.rejects(limiter.acquire({ signal, timeout: 0 }), { name: "TimeoutError" });
+  await assert.rejects(limiter.acquire({ signal, weight: 2 }), { name: "WeightExceedsCapacity" });
+  await new NullLimiter().acquire({ signal });
+  assert.equal(listeners(), 0);
+});
+
+test("schedule waits with a place, too", async () => {
+  const { clock, limiter } = full();
+  const result = limiter.schedule((permit) => permit.started, { place: limiter.reserve() });
+  await settle();
+  clock.advance("1m");
+  assert.equal(await result, true);
+});
+
+test("without a limit a place is ready, and everything is a no-op", async () => {
+  const limiter = new NullLimiter();
+  const place = limiter.reserve({ key: "k", weight: 5, maxWait: 0, grace: "1h" });
+  assert.deepEqual([place.started, place.wait, place.readyAt], [false, 0, null]);
+  const text = place.toText();
+  const permit = limiter.present(place);
+  assert.deepEqual([permit.started, limiter.present(text).started, limiter.permit(text).started], [true, true, true]);
+  for (const one of [permit, place]) {
+    one.settle(7);
+    one.cancel();
+  }
+  for (const given of [limiter.reserve(), text]) (await limiter.acquire({ place: given })).settle(1);
+  assert.equal(await limiter.schedule(() => 42, { place: text }), 42);
+});
+
+test("where room is not a matter of time there are no places", async () => {
+  for (const limiter of [new ConcurrencyLimiter(1), new CompositeLimiter([new NullLimiter()])]) {
+    const permit = limiter.tryAcquire();
+    const calls = [() => limiter.reserve(), () => limiter.present("x"), () => limiter.present(permit), () => permit.toText()];
+    for (const call of [...calls, () => limiter.permit("x")]) assert.throws(call, unsupported);
+    await assert.rejects(limiter.acquire({ place: "x" }), unsupported);
+    permit.complete();
+    assert.ok(limiter.tryAcquire(), "the permit was ended by what failed");
+  }
+});

@@ -1,0 +1,105 @@
+// What operators do to a store, what it does when it fails, and limits of several windows.
+
+import assert from "node:assert/strict";
+import { mkdirSync } from "node:fs";
+import { test } from "node:test";
+import * as package_ from "workglow-limit";
+import { directory, manual } from "./helpers.mjs";
+
+const { ManualClock, NullLimiter, Permit, RateLimiter, Store } = package_;
+
+test("an override stands above what code declares, until it is lifted", async (t) => {
+  for (const url of ["memory:", `sqlite:${directory(t)}/limits.db`]) {
+    const { store, limiter } = manual(package_, 5, 60, "mail", url);
+    assert.equal(limiter.peek().limit, 5);
+    assert.equal(await store.override("mail", "2/1m"), undefined);
+    assert.equal(limiter.peek().limit, 2);
+    const declared = new RateLimiter(store, "mail", { maxExecutions: 9, windowSizeInSeconds: 60 });
+    assert.equal(declared.peek().limit, 2);
+    await store.override("mail", "100/1m + 3/1s");
+    assert.ok(limiter.tryAcquire({ weight: 3 }));
+    assert.equal(limiter.peek().retryAfter, 1000);
+    assert.equal(await store.lift("mail"), undefined);
+    assert.equal(limiter.peek().limit, 9);
+    assert.equal(limiter.peek().remaining, 6);
+    await store.lift("mail");
+    assert.equal(limiter.peek().limit, 9);
+  }
+});
+
+test("only what is declared is overridden, by a policy of its kind", async (t) => {
+  const { store, limiter } = manual(package_, 5, 60, "mail", `sqlite:${directory(t)}/limits.db`);
+  await limiter.canProceed();
+  const unknown = { name: "UnknownLimit", code: "unknown_limit", message: /"nail".*mail/ };
+  await assert.rejects(store.override("nail", "2/1m"), unknown);
+  await assert.rejects(store.lift("nail"), unknown);
+  await assert.rejects(store.override("mail", "5 concurrent"), { name: "LimitError", code: "kind_mismatch" });
+  assert.equal(limiter.peek().limit, 5);
+});
+
+test("a store can be flushed", async (t) => {
+  for (const url of ["memory:", `sqlite:${directory(t)}/limits.db`]) {
+    const { store, limiter } = manual(package_, 5, 60, "mail", url);
+    limiter.tryAcquire();
+    assert.equal(await store.flush(), undefined);
+    assert.equal(store.failures, 0);
+  }
+});
+
+test("every durability counts alike", (t) => {
+  for (const durability of ["budget", "commit", undefined]) {
+    const store = new Store(`sqlite:${directory(t)}/limits.db`, { durability, clock: new ManualClock() });
+    const limiter = new RateLimiter(store, "mail", { maxExecutions: 2, windowSizeInSeconds: 60 });
+    assert.deepEqual([1, 2, 3].map(() => limiter.tryAcquire() !== null), [true, true, false]);
+  }
+});
+
+test("when the store fails a decision answers as was chosen, and it is counted", async (t) => {
+  const dir = directory(t);
+  const at = (onError) => {
+    const store = new Store(`sqlite:${dir}/none/limits.db`, { onError });
+    return { store, limiter: new RateLimiter(store, "mail", { maxExecutions: 2, windowSizeInSeconds: 60 }) };
+  };
+  for (const onError of ["raise", undefined]) {
+    const { store, limiter } = at(onError);
+    assert.throws(() => limiter.tryAcquire(), { name: "StoreError", code: "store_failure" });
+    await assert.rejects(limiter.acquire(), { name: "StoreError", code: "store_failure" });
+    await assert.rejects(limiter.canProceed(), { name: "StoreError", code: "store_failure" });
+    assert.ok(store.failures > 0);
+  }
+  const deny = at("deny");
+  assert.equal(deny.limiter.tryAcquire(), null);
+  assert.equal(deny.limiter.decide().admitted, false);
+  await assert.rejects(deny.limiter.acquire({ timeout: 0 }), { name: "TimeoutError" });
+  assert.equal(await deny.limiter.canProceed(), false);
+  const admit = at("admit");
+  for (let i = 0; i < 3; i++) {
+    const permit = admit.limiter.tryAcquire();
+    assert.ok(permit instanceof Permit);
+    [() => permit.complete(), () => permit.cancel(), () => permit.settle(2)][i]();
+  }
+  (await admit.limiter.acquire()).complete();
+  assert.equal(await admit.limiter.canProceed(), true);
+  for (const { store } of [deny, admit]) assert.ok(store.failures > 0);
+  // What is no failure of the store is an error all the same.
+  assert.throws(() => admit.limiter.tryAcquire({ weight: 0 }), { name: "InvalidArgument" });
+  // It is used as soon as it can be.
+  mkdirSync(`${dir}/none`);
+  assert.deepEqual([1, 2, 3].map(() => admit.limiter.tryAcquire() !== null), [true, true, false]);
+  assert.ok(new NullLimiter().tryAcquire());
+});
+
+test("several windows all have to have room", () => {
+  const clock = new ManualClock();
+  const windows = [
+    { maxExecutions: 3, windowSizeInSeconds: 60 },
+    { maxExecutions: 2, windowSizeInSeconds: 1.5 },
+  ];
+  const limiter = new RateLimiter(new Store("memory:", { clock }), "mail", { windows });
+  assert.deepEqual([1, 2, 3].map(() => limiter.tryAcquire() !== null), [true, true, false]);
+  assert.equal(limiter.peek().retryAfter, 1500);
+  clock.advance("1500ms");
+  assert.deepEqual([1, 2].map(() => limiter.tryAcquire() !== null), [true, false]);
+  assert.equal(limiter.peek().retryAfter, 58_500);
+  assert.throws(() => limiter.tryAcquire({ weight: 3 }), { name: "WeightExceedsCapacity" });
+});

@@ -1,0 +1,231 @@
+//! Between the lane and the ledger: what was admitted is written down, and read again after a reboot.
+//!
+//! Nobody writes in the background. A call that would leave more of a key unwritten than its budget allows writes before
+//! it returns, for itself and for all others who wait for the same; once a second some call writes what all keys have.
+//! So after a reboot every key counts its budget as spent at that moment, whatever the ledger knows of it: never a start
+//! too many, and at most a budget too few.
+
+use super::inner::Inner;
+use super::keys::KeyAt;
+use super::lane::{Made, WATCH_EVERY};
+use super::layout::{key_word, table_word};
+use super::ledger::{Execution, Moment};
+use super::sqlite::{Database, Identity};
+use super::table::{Hash, Home, Table};
+use super::url::Address;
+use super::{Key, os};
+use crate::algorithm::Start;
+use crate::algorithm::log::{SETTLED, Taken};
+use crate::atomic::*;
+use crate::error::{Error, Result};
+use crate::policy::Policy;
+use crate::time::{Now, Tick, monotonic_ns};
+use std::fs::File;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// By this much longer a limit counts as full whose lane was lost: until then, processes that still use the lost one
+/// have noticed.
+const NOTICED_BY: Tick = 2 * WATCH_EVERY;
+
+/// After a failure to write it is not tried again for so long, so that not every decision waits for the timeout.
+const REST: Duration = Duration::from_secs(1);
+
+/// A key that somebody waits for: where its limit is, and its hash.
+pub(crate) type Want = (u64, Hash);
+
+/// A key's starts that are not in the ledger.
+struct Unlogged {
+    table: Table,
+    at: u64,
+    /// Index into the names.
+    name: usize,
+    key: String,
+    starts: Vec<Start>,
+    end: u64,
+}
+
+/// Now, by the clock of decisions and by those of the ledger.
+fn moment(home: &Home) -> (Now, Moment) {
+    let (now, uptime) = home.clock.now_and_uptime();
+    let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_micros() as i64;
+    (now, Moment { uptime, wall, synced: os::clock_is_synchronised() })
+}
+
+impl Inner {
+    /// Writes what all keys have that the ledger does not.
+    pub fn flush(&self) -> Result<()> {
+        self.with_lock(|_| self.write_all())
+    }
+
+    /// The same, if nobody else is busy, and without telling of a failure: that is for those who have to wait for it.
+    pub fn flush_if_free(&self) {
+        let _ = self.with_lock_for(Duration::ZERO, |_| self.write_all());
+    }
+
+    fn write_all(&self) -> Result<()> {
+        let Address::Sqlite(path) = &self.address else { return Ok(()) };
+        let home = self.home();
+        let began = home.clock.now().floor;
+        self.with_database(path, |database| {
+            let names = database.names()?;
+            let mut all = Vec::new();
+            for (i, name) in names.iter().enumerate() {
+                let Some(limit) = home.find_limit(name) else { continue };
+                let table = home.table(limit);
+                if table.budget != u64::MAX {
+                    all.extend(home.keys(&table).filter_map(|at| unlogged(home, table, at, i)));
+                }
+            }
+            write(home, database, &names, all)
+        })?;
+        // With very many keys less often, so that looking for them stays a small part of the time.
+        home.put_off_checkpoint(home.clock.now().floor + 20 * (home.clock.now().floor - began));
+        Ok(())
+    }
+
+    /// Does not return before so little of what a key has handed out is missing from the ledger that `taken` may start.
+    #[cold]
+    pub fn wait_for_ledger(&self, limit: u64, key: &Key, taken: &Taken, weight: u64, budget: u64) -> Result<()> {
+        let Address::Sqlite(path) = &self.address else { return Ok(()) };
+        let want = (limit, key.hash());
+        self.wanted.lock().push(want);
+        let written = self.with_lock(|_| {
+            if is_logged(key, taken.ticket + weight - budget) {
+                return Ok(());
+            }
+            if monotonic_ns() < self.rests_until.load(Relaxed) {
+                let cause = "it failed a moment ago, and is tried again within a second";
+                return Err(Error::store(format!("writing the ledger of {}", self.url()), cause));
+            }
+            let home = self.home();
+            let mut wants = std::mem::take(&mut *self.wanted.lock());
+            wants.push(want);
+            wants.sort_unstable();
+            wants.dedup();
+            self.with_database(path, |database| {
+                let names = database.names()?;
+                let mut all = Vec::new();
+                for (limit, hash) in wants {
+                    let table = home.table(limit);
+                    let Some(name) = names.iter().position(|name| home.find_limit(name) == Some(limit)) else {
+                        continue;
+                    };
+                    if let Ok(Some(KeyAt { at, .. })) = home.find(&table, hash) {
+                        all.extend(unlogged(home, table, at, name));
+                    }
+                }
+                write(home, database, &names, all)
+            })
+        });
+        if written.is_err() {
+            self.rests_until.store(monotonic_ns() + REST.as_nanos() as u64, Relaxed);
+        }
+        written
+    }
+
+    /// Forgets a key, or all keys of a limit, in the ledger too.
+    pub(super) fn forget_logged(&self, name: &str, hash: Option<Hash>) -> Result<()> {
+        let Address::Sqlite(path) = &self.address else { return Ok(()) };
+        self.with_database(path, |database| database.forget(name, hash.map(|hash| hash.0)))
+    }
+}
+
+fn is_logged(key: &Key, ticket: u64) -> bool {
+    let word = |at: u64| key.home.arena.word(key.key.at + at).load(Acquire);
+    let logged = word(key_word::LOGGED);
+    // In another life the tickets are others.
+    word(key_word::LIFE) == key.key.life && logged >= ticket
+}
+
+fn unlogged(home: &Home, table: Table, at: u64, name: usize) -> Option<Unlogged> {
+    let (starts, end) = home.log_at(&table, at).unlogged();
+    (!starts.is_empty()).then(|| Unlogged { table, at, name, key: home.text_of(at), starts, end })
+}
+
+/// Writes starts, and then raises the keys' mark of what was written. Under the structure lock, so no key moves meanwhile.
+fn write(home: &Home, database: &mut Database, names: &[String], all: Vec<Unlogged>) -> Result<()> {
+    if all.is_empty() {
+        return Ok(());
+    }
+    let (now, moment) = moment(home);
+    let mut rows = Vec::new();
+    for unlogged in &all {
+        for start in &unlogged.starts {
+            let started_at = moment.wall - (now.floor as i64 - start.stamp as i64);
+            rows.push(Execution {
+                name: &names[unlogged.name],
+                key: &unlogged.key,
+                key_hash: home.hash_at(unlogged.at).0,
+                started_at,
+                units: start.units,
+                expires_at: started_at + unlogged.table.policy.longest() as i64,
+            });
+        }
+    }
+    database.record(&rows, moment)?;
+    for Unlogged { at, end, .. } in all {
+        home.arena.word(at + key_word::LOGGED).store(end, Release);
+    }
+    Ok(())
+}
+
+/// Fills a lane that was made anew with what the database knows.
+pub(super) fn recover(
+    home: &Home,
+    database: &mut Database,
+    identity: &Identity,
+    made: Made,
+    file: &File,
+) -> Result<()> {
+    let boot = os::boot_text();
+    // If it is the boot that the last lane was made in, processes may still be using that one.
+    let is_lost = made == Made::Missing && identity.boot == boot;
+    let (now, moment) = moment(home);
+    for name in database.names()? {
+        let Some(declared) = database.policy(&name)? else { continue };
+        let policy = declared.current();
+        let born = if is_lost { now.ceil + NOTICED_BY } else { 0 };
+        let limit = home.add_limit(&name, policy, born, Some(file))?;
+        let budget = home.budget(policy);
+        if !is_lost && budget != u64::MAX {
+            let table = home.table(limit);
+            home.set(table.at + table_word::LOST, [now.ceil, budget]);
+            // It was there before the loss was known.
+            home.rewrite(&table, home.hash(b'k', ""), Some(file), |starts| {
+                starts.push(Start { stamp: now.ceil, units: budget, state: SETTLED, id: u64::MAX, is_logged: true });
+            })?;
+        }
+    }
+    let mut group: Option<(String, Hash, String)> = None;
+    let mut starts = Vec::new();
+    database.executions(&boot, moment, |row| {
+        let is_same = group.as_ref().is_some_and(|(name, hash, _)| name == row.name && hash.0 == row.key_hash);
+        if !is_same {
+            if let Some((name, hash, text)) = group.take() {
+                bring_back(home, &name, hash, &text, std::mem::take(&mut starts), file)?;
+            }
+            group = Some((row.name.to_owned(), Hash(row.key_hash), row.key.to_owned()));
+        }
+        // What was a place counts from now on: nobody can tell whether it started.
+        let age = (moment.wall - row.started_at).max(0) as u64;
+        let stamp = now.ceil.saturating_sub(age);
+        starts.push(Start { stamp, units: row.units, state: SETTLED, id: u64::MAX, is_logged: true });
+        Ok(())
+    })?;
+    if let Some((name, hash, text)) = group {
+        bring_back(home, &name, hash, &text, starts, file)?;
+    }
+    database.set_boot(&boot, moment)
+}
+
+fn bring_back(home: &Home, name: &str, hash: Hash, text: &str, old: Vec<Start>, file: &File) -> Result<()> {
+    let Some(limit) = home.find_limit(name) else { return Ok(()) };
+    let table = home.table(limit);
+    let Policy::Rate(_) = table.policy else { return Ok(()) };
+    home.find_or_add_locked(&table, hash, text, Some(file))?;
+    home.rewrite(&table, hash, Some(file), |starts| {
+        starts.splice(0..0, old);
+        starts.sort_by_key(|start| start.stamp);
+    })?;
+    Ok(())
+}

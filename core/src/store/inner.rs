@@ -1,0 +1,394 @@
+//! An opened store: its cells, and the lock under which everything rare is done.
+
+use super::table::Home;
+use super::url::Address;
+use super::{Declared, OnError, StoreOptions, arena, random};
+#[cfg(any(target_os = "linux", target_os = "android"))]
+use super::{lane, os, sqlite};
+use crate::atomic::*;
+use crate::error::{Error, Result};
+use crate::fork;
+use crate::policy::Policy;
+use crate::time::Clock;
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::ptr;
+use std::sync::atomic::AtomicPtr;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// A store, shared by its limiters.
+#[derive(Debug)]
+pub(crate) struct Inner {
+    url: String,
+    pub(super) address: Address,
+    pub(super) options: StoreOptions,
+    current: AtomicPtr<Opened>,
+    rare: Mutex<Rare>,
+    failures: AtomicU64,
+    /// Until when, by the monotonic clock, nobody tries to write the ledger again.
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    pub(super) rests_until: AtomicU64,
+    /// What callers wait for in the ledger: limits and the hashes of keys.
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    pub(super) wanted: fork::PerProcess<Vec<super::checkpoint::Want>>,
+}
+
+/// A home, and the one that it replaced: somebody may still be in it, so homes live as long as their store.
+#[derive(Debug)]
+struct Opened {
+    home: Home,
+    /// Counts the homes that this process had, from 1.
+    number: u64,
+    before: *mut Opened,
+}
+
+/// What only the holder of the structure lock looks at.
+#[derive(Debug, Default)]
+struct Rare {
+    /// The fork generation that `member` and the running starts of a memory store belong to.
+    generation: u64,
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    member: Option<lane::Member>,
+    /// The policies of a memory store.
+    declared: BTreeMap<String, Declared>,
+}
+
+/// The right to do something structural in one store.
+pub(crate) struct Locked {
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    lane: Option<lane::LockedLane>,
+    // Last: the lane's lock is given back before another thread of this process can ask for it.
+    _process: fork::Structure,
+}
+
+impl Locked {
+    pub fn file(&self) -> Option<&std::fs::File> {
+        #[cfg(any(target_os = "linux", target_os = "android"))]
+        return self.lane.as_ref().map(|lane| &lane.file);
+        #[cfg(not(any(target_os = "linux", target_os = "android")))]
+        None
+    }
+}
+
+// SAFETY: what the pointer leads to never changes once it is published, and is made of parts that may be shared.
+unsafe impl Send for Inner {}
+// SAFETY: as above.
+unsafe impl Sync for Inner {}
+
+impl Inner {
+    pub fn new(url: &str, address: Address, options: StoreOptions) -> Inner {
+        Inner {
+            url: url.to_owned(),
+            address,
+            options,
+            current: AtomicPtr::new(ptr::null_mut()),
+            rare: Mutex::default(),
+            failures: AtomicU64::new(0),
+            #[cfg(any(target_os = "linux", target_os = "android"))]
+            rests_until: AtomicU64::new(0),
+            #[cfg(any(target_os = "linux", target_os = "android"))]
+            wanted: fork::PerProcess::new(),
+        }
+    }
+
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    fn opened(&self) -> Option<&Opened> {
+        // SAFETY: null, or published by `push` and freed only by `drop`.
+        unsafe { self.current.load(Acquire).as_ref() }
+    }
+
+    /// The opened store's cells.
+    #[inline(always)]
+    pub fn home(&self) -> &Home {
+        &self.opened().expect("a limit is used only after its store was opened").home
+    }
+
+    /// What a limiter's hold on its limit is good for: one process, and one home.
+    #[inline(always)]
+    pub fn epoch(&self) -> u64 {
+        fork::generation() << 32 | self.opened().map_or(0, |opened| opened.number)
+    }
+
+    fn push(&self, home: Home) {
+        let before = self.current.load(Acquire);
+        let number = self.opened().map_or(0, |opened| opened.number) + 1;
+        self.current.store(Box::into_raw(Box::new(Opened { home, number, before })), Release);
+    }
+
+    fn rare(&self) -> MutexGuard<'_, Rare> {
+        // Only ever taken under the structure lock, so never while a fork happens.
+        self.rare.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What is to be answered to this failure. Counted, whatever it is.
+    pub fn on_error(&self, error: &Error) -> OnError {
+        if !error.is_of_the_store() {
+            return OnError::Raise;
+        }
+        self.failures.fetch_add(1, Relaxed);
+        self.options.on_error
+    }
+
+    pub fn failures(&self) -> u64 {
+        self.failures.load(Relaxed)
+    }
+
+    /// Does something rare under the structure lock, in this process and, for a lane, on this machine. Opens the store
+    /// first if it is not open, and makes a forked child a user of its own.
+    ///
+    /// While somebody else is busy nothing is held here, so that neither other stores nor a fork have to wait too.
+    pub fn with_lock<R>(&self, f: impl Fn(&Locked) -> Result<R>) -> Result<R> {
+        self.with_lock_for(self.options.timeout, f)
+    }
+
+    /// The same, but waiting at most so long for others.
+    pub fn with_lock_for<R>(&self, timeout: Duration, f: impl Fn(&Locked) -> Result<R>) -> Result<R> {
+        let start = Instant::now();
+        let mut nap = Duration::from_micros(20);
+        loop {
+            let left = timeout.saturating_sub(start.elapsed());
+            let answer = match fork::structure(left) {
+                None => Ok(None),
+                Some(process) => self.try_lock(process).and_then(|locked| locked.map(|locked| f(&locked)).transpose()),
+            };
+            match answer {
+                Ok(Some(answer)) => return Ok(answer),
+                Ok(None) | Err(Error::StoreTimeout { .. }) if !left.is_zero() => {
+                    std::thread::sleep(nap.min(left));
+                    nap = (nap * 2).min(Duration::from_millis(2));
+                }
+                Ok(None) | Err(Error::StoreTimeout { .. }) => {
+                    let waited_ms = start.elapsed().as_millis() as u64;
+                    return Err(Error::StoreTimeout { doing: format!("using {}", self.url), waited_ms });
+                }
+                Err(e) => return Err(e),
+            }
+        }
+    }
+
+    fn try_lock(&self, process: fork::Structure) -> Result<Option<Locked>> {
+        match &self.address {
+            Address::Memory => {
+                if self.opened().is_none() {
+                    self.push(self.memory_home()?);
+                } else if self.rare().generation != fork::generation() {
+                    self.home().disown();
+                }
+                self.rare().generation = fork::generation();
+                Ok(Some(Locked {
+                    #[cfg(any(target_os = "linux", target_os = "android"))]
+                    lane: None,
+                    _process: process,
+                }))
+            }
+            Address::Sqlite(path) => self.try_lock_lane(path, process),
+        }
+    }
+
+    fn memory_home(&self) -> Result<Home> {
+        let manual = self.options.clock.clone();
+        let arena = arena::Arena::on_heap()?;
+        let home = Home {
+            arena,
+            clock: Clock::new(Clock::fresh_base(manual.as_ref()), manual),
+            instance: 0,
+            #[cfg(any(target_os = "linux", target_os = "android"))]
+            watch: None,
+        };
+        home.start(random().map_err(|e| Error::store("asking the system for random numbers", e))?);
+        Ok(home)
+    }
+
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    fn try_lock_lane(&self, path: &Path, process: fork::Structure) -> Result<Option<Locked>> {
+        let lane_path = sqlite::beside(path, "-lane");
+        if self.opened().is_none() {
+            let dir = path.parent().unwrap_or(Path::new("/"));
+            let at = |e| Error::store(format!("opening {}", dir.display()), e);
+            if let Some(kind) = os::shared_file_system(dir).map_err(at)? {
+                return Err(Error::UnsupportedFileSystem { path: dir.to_owned(), kind });
+            }
+            sqlite::check(path)?;
+        }
+        let Some(lane) = lane::LockedLane::try_open(&lane_path, self.options.mode)? else { return Ok(None) };
+        match self.opened() {
+            // It is new to this process, or was deleted or replaced since: two lanes would each grant the whole limit.
+            opened if opened.is_none_or(|opened| !lane.is_that_of(&opened.home)) => {
+                let was_there = path.exists();
+                match self.open_lane(path, &lane) {
+                    Ok((home, member)) => {
+                        self.push(home);
+                        let mut rare = self.rare();
+                        rare.member = Some(member);
+                        rare.generation = fork::generation();
+                    }
+                    Err(e) => {
+                        // Nothing half made stays behind.
+                        lane.undo();
+                        if !was_there {
+                            let _ = std::fs::remove_file(path);
+                        }
+                        return Err(e);
+                    }
+                }
+            }
+            _ if self.rare().generation != fork::generation() => {
+                let member = lane.join()?;
+                let mut rare = self.rare();
+                rare.member = Some(member);
+                rare.generation = fork::generation();
+            }
+            _ => {}
+        }
+        Ok(Some(Locked { lane: Some(lane), _process: process }))
+    }
+
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    fn open_lane(&self, path: &Path, lane: &lane::LockedLane) -> Result<(Home, lane::Member)> {
+        let (mut database, identity) = sqlite::Database::open(path, self.options.mode)?;
+        let manual = self.options.clock.as_ref();
+        let (home, made) = lane.attach(identity.id, identity.secret, manual)?;
+        if let Some(made) = made {
+            super::checkpoint::recover(&home, &mut database, &identity, made, &lane.file)?;
+            lane.finish(&home);
+        }
+        Ok((home, lane.join()?))
+    }
+
+    #[cfg(not(any(target_os = "linux", target_os = "android")))]
+    fn try_lock_lane(&self, _: &Path, _: fork::Structure) -> Result<Option<Locked>> {
+        Err(Error::Unsupported { reason: "sqlite: stores work on Linux so far; use memory: here".into() })
+    }
+
+    /// The names that are declared. Only for the holder of the structure lock, like all that follows.
+    pub(super) fn names(&self) -> Result<Vec<String>> {
+        match &self.address {
+            Address::Memory => Ok(self.rare().declared.keys().cloned().collect()),
+            Address::Sqlite(path) => self.with_database(path, |database| database.names()),
+        }
+    }
+
+    /// The policies that the store has under a name.
+    pub(super) fn declared(&self, name: &str) -> Result<Option<Declared>> {
+        match &self.address {
+            Address::Memory => Ok(self.rare().declared.get(name).copied()),
+            Address::Sqlite(path) => self.with_database(path, |database| database.policy(name)),
+        }
+    }
+
+    pub(super) fn declare(&self, name: &str, policy: Policy) -> Result<()> {
+        match &self.address {
+            Address::Memory => {
+                let mut rare = self.rare();
+                let overriding = rare.declared.get(name).and_then(|declared| declared.overriding);
+                rare.declared.insert(name.to_owned(), Declared { declared: policy, overriding });
+                Ok(())
+            }
+            Address::Sqlite(path) => self.with_database(path, |database| database.declare(name, policy)),
+        }
+    }
+
+    /// Puts an operator's policy above the declared one, or takes it away, and lets it hold.
+    pub(super) fn set_override(&self, name: &str, policy: Option<Policy>) -> Result<()> {
+        self.with_lock(|locked| {
+            let Some(before) = self.declared(name)? else {
+                return Err(Error::UnknownLimit { name: name.to_owned(), known: self.names()? });
+            };
+            let after = Declared { overriding: policy, ..before };
+            if after.current().kind() != before.declared.kind() {
+                let (declared, requested) = (before.declared.kind(), after.current().kind());
+                return Err(Error::KindMismatch { name: name.to_owned(), declared, requested });
+            }
+            match &self.address {
+                Address::Memory => drop(self.rare().declared.insert(name.to_owned(), after)),
+                Address::Sqlite(path) => self.with_database(path, |database| database.set_override(name, policy))?,
+            }
+            // A limit that the lane does not have yet gets it when it is opened.
+            let home = self.home();
+            let Some(limit) = home.find_limit(name) else { return Ok(()) };
+            home.bring_to(limit, after.current(), locked.file())
+        })
+    }
+
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    pub(super) fn with_database<R>(
+        &self,
+        path: &Path,
+        call: impl FnOnce(&mut sqlite::Database) -> Result<R>,
+    ) -> Result<R> {
+        let (mut database, _) = sqlite::Database::open(path, self.options.mode)?;
+        call(&mut database)
+    }
+
+    #[cfg(not(any(target_os = "linux", target_os = "android")))]
+    fn with_database<R>(&self, _: &Path, _: impl FnOnce(&mut Nowhere) -> Result<R>) -> Result<R> {
+        Err(Error::Unsupported { reason: "sqlite: stores work on Linux so far; use memory: here".into() })
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        let mut at = *self.current.get_mut();
+        while !at.is_null() {
+            // SAFETY: made by `push`; nobody can be using it any more.
+            let opened = unsafe { Box::from_raw(at) };
+            at = opened.before;
+        }
+    }
+}
+
+/// Without a lane there is no ledger.
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+impl Inner {
+    pub fn flush(&self) -> Result<()> {
+        Ok(())
+    }
+
+    pub fn flush_if_free(&self) {}
+
+    pub fn wait_for_ledger(
+        &self,
+        _: u64,
+        _: &super::Key,
+        _: &crate::algorithm::log::Taken,
+        _: u64,
+        _: u64,
+    ) -> Result<()> {
+        Ok(())
+    }
+
+    pub(super) fn forget_logged(&self, _: &str, _: Option<super::Hash>) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// A database where there are none.
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+struct Nowhere;
+
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+impl Nowhere {
+    fn names(&self) -> Result<Vec<String>> {
+        Ok(vec![])
+    }
+
+    fn policy(&self, _: &str) -> Result<Option<Declared>> {
+        Ok(None)
+    }
+
+    fn declare(&self, _: &str, _: Policy) -> Result<()> {
+        Ok(())
+    }
+
+    fn set_override(&self, _: &str, _: Option<Policy>) -> Result<()> {
+        Ok(())
+    }
+
+    fn forget(&self, _: &str, _: Option<[u64; 2]>) -> Result<()> {
+        Ok(())
+    }
+}

@@ -1,0 +1,468 @@
+//! The ledger: what was admitted and may still count, for the lane that is made anew after a reboot. And per-minute usage,
+//! for people.
+//!
+//! How old an execution is, is told by the uptime (the kernel's boot clock), which nobody can set: an execution counts
+//! until `uptime + expires_at - started_at`. Only across a reboot the wall clock is needed. It is believed if it was
+//! synchronised at both ends; else an execution is taken for as old as the time since this boot, which it is at least.
+//! Some containers show a boot id of their own, so another id does not prove another boot: where the uptime has not
+//! fallen below the execution's, only the difference counts as its age, which in both cases it is at least.
+
+use super::sqlite::{Database, from_hex, to_hex};
+use crate::error::Result;
+use rusqlite::{Transaction, TransactionBehavior, named_params, params};
+use std::collections::BTreeMap;
+
+/// `executions` has no index by key: appending must not touch a page per key, and forgetting a key is rare. `usage` is
+/// ordered by time first, so that minutes are added at its one end and removed at the other.
+pub(super) const SCHEMA: &str = "
+CREATE TABLE executions (               -- what was admitted and may still count; 'starts' shows it with readable times
+  name           TEXT NOT NULL,
+  key            TEXT NOT NULL,         -- for people, possibly cut
+  key_hash       TEXT NOT NULL,         -- which key it is
+  started_at     INTEGER NOT NULL,      -- microseconds since 1970, as are all times here but uptimes
+  units          INTEGER NOT NULL,
+  expires_at     INTEGER NOT NULL,      -- it counts until then
+  synced         INTEGER NOT NULL,      -- 1: the clock that wrote these times was synchronised
+  uptime         INTEGER NOT NULL,      -- when it started, in microseconds since the boot in 'store'; negative: before it
+  counts_until   INTEGER AS (uptime + (expires_at - started_at))
+) STRICT;
+CREATE INDEX executions_by_end ON executions (counts_until);
+CREATE VIEW starts AS
+  SELECT name, key, strftime('%Y-%m-%d %H:%M:%f', started_at / 1e6, 'unixepoch') AS started_at, units,
+    strftime('%Y-%m-%d %H:%M:%f', expires_at / 1e6, 'unixepoch') AS expires_at
+  FROM executions ORDER BY executions.started_at;
+CREATE TABLE usage (                    -- units admitted in each minute of the last 31 days
+  minute         TEXT NOT NULL,         -- 'YYYY-MM-DD HH:MM', in UTC
+  name           TEXT NOT NULL,
+  units          INTEGER NOT NULL,
+  PRIMARY KEY (minute, name)
+) STRICT, WITHOUT ROWID;
+";
+
+const MINUTE: i64 = 60_000_000;
+const USAGE_IS_KEPT: i64 = 31 * 24 * 60 * MINUTE;
+
+/// How many expired executions one call removes beyond those that it adds: a long silence is not paid for at once.
+const MOST_PRUNED: usize = 10_000;
+
+/// The uptime at which an execution started, in terms of this boot: see the head of this file.
+const STARTED: &str = "
+  CASE WHEN :boot = (SELECT boot FROM store) THEN uptime
+       WHEN synced AND :synced THEN min(started_at - :wall + :uptime, :uptime)
+       WHEN uptime <= :uptime THEN uptime
+       ELSE 0 END";
+
+/// What was admitted to one key at one time. Times are microseconds since 1970, by the wall clock of the [`Moment`] that
+/// goes with them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Execution<'a> {
+    pub name: &'a str,
+    /// For people, possibly cut.
+    pub key: &'a str,
+    /// Which key it is.
+    pub key_hash: [u64; 2],
+    pub started_at: i64,
+    pub units: u64,
+    pub expires_at: i64,
+}
+
+/// Now, on both clocks, read together; in microseconds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Moment {
+    /// The clock of decisions: since the kernel's boot, or since a manual clock was made.
+    pub uptime: i64,
+    /// The wall clock, since 1970.
+    pub wall: i64,
+    /// Does the kernel say that the wall clock is synchronised?
+    pub synced: bool,
+}
+
+impl Database {
+    /// Writes down what was admitted, in the boot of [`Database::set_boot`]. It is on the disk when this returns; after an
+    /// error, nothing is. About once a minute it also removes what no longer counts.
+    pub fn record(&mut self, rows: &[Execution], now: Moment) -> Result<()> {
+        let mut record = || -> rusqlite::Result<()> {
+            let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+            append(&transaction, rows, now)?;
+            prune(&transaction, rows.len(), now)?;
+            transaction.commit()
+        };
+        record().map_err(|e| self.explain(e))
+    }
+
+    /// Hands over what still counts, by limit, key and start, each with its times by the wall clock of `now`: it started
+    /// `now.wall - started_at` ago, or longer. `boot` is the one that `now` is in.
+    pub fn executions(&self, boot: &str, now: Moment, mut visit: impl FnMut(Execution) -> Result<()>) -> Result<()> {
+        let query = format!(
+            "SELECT name, key, key_hash, units, {STARTED} AS started, expires_at - started_at AS counts_for
+             FROM executions WHERE started + counts_for > :uptime ORDER BY name, key_hash, started, rowid"
+        );
+        let mut query = self.connection.prepare(&query).map_err(|e| self.explain(e))?;
+        let clock = named_params! { ":boot": boot, ":uptime": now.uptime, ":wall": now.wall, ":synced": now.synced };
+        let mut rows = query.query(clock).map_err(|e| self.explain(e))?;
+        while let Some(row) = rows.next().map_err(|e| self.explain(e))? {
+            let read = || -> rusqlite::Result<_> {
+                let text = |at| row.get_ref(at).and_then(|value| Ok(value.as_str()?));
+                Ok((text(0)?, text(1)?, text(2)?, row.get::<_, i64>(3)?, row.get::<_, i64>(4)?, row.get::<_, i64>(5)?))
+            };
+            let (name, key, key_hash, units, started, counts_for) = read().map_err(|e| self.explain(e))?;
+            let started_at = now.wall - now.uptime + started;
+            visit(Execution {
+                name,
+                key,
+                key_hash: from_hex(key_hash).ok_or_else(|| self.damaged(format!("a key hash \"{key_hash}\"")))?,
+                started_at,
+                units: units.max(0) as u64,
+                expires_at: started_at + counts_for,
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Forgets what was admitted to a key, or to all keys of a limit. Its usage stays: it happened.
+    pub fn forget(&self, name: &str, key_hash: Option<[u64; 2]>) -> Result<()> {
+        let delete = "DELETE FROM executions WHERE name = ?1 AND key_hash = ifnull(?2, key_hash)";
+        let forgotten = self.connection.execute(delete, params![name, key_hash.map(to_hex)]);
+        forgotten.map(drop).map_err(|e| self.explain(e))
+    }
+
+    /// Notes the boot in which the lane is made, before anything is recorded in it. If it is another than before, what
+    /// the ledger has is dated in its terms.
+    pub fn set_boot(&mut self, boot: &str, now: Moment) -> Result<()> {
+        let mut set = || -> rusqlite::Result<()> {
+            let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+            let clock =
+                named_params! { ":boot": boot, ":uptime": now.uptime, ":wall": now.wall, ":synced": now.synced };
+            transaction.execute(
+                &format!("UPDATE executions SET uptime = {STARTED} WHERE :boot <> (SELECT boot FROM store)"),
+                clock,
+            )?;
+            transaction.execute("UPDATE store SET boot = ?1", [boot])?;
+            transaction.commit()
+        };
+        set().map_err(|e| self.explain(e))
+    }
+}
+
+fn append(transaction: &Transaction, rows: &[Execution], now: Moment) -> rusqlite::Result<()> {
+    let mut insert = transaction.prepare("INSERT INTO executions VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)")?;
+    let mut usage = BTreeMap::<_, u64>::new();
+    for row in rows {
+        let Execution { name, key, key_hash, started_at, units, expires_at } = *row;
+        let uptime = started_at - now.wall + now.uptime;
+        let stored = i64::try_from(units).unwrap_or(i64::MAX);
+        insert.execute(params![name, key, to_hex(key_hash), started_at, stored, expires_at, now.synced, uptime])?;
+        let sum = usage.entry((started_at.div_euclid(MINUTE), name)).or_default();
+        *sum = sum.saturating_add(units);
+    }
+    let mut add = transaction.prepare(
+        "INSERT INTO usage VALUES (strftime('%Y-%m-%d %H:%M', ?1 * 60, 'unixepoch'), ?2, ?3)
+         ON CONFLICT DO UPDATE SET units = units + excluded.units",
+    )?;
+    for ((minute, name), units) in usage {
+        add.execute(params![minute, name, i64::try_from(units).unwrap_or(i64::MAX)])?;
+    }
+    Ok(())
+}
+
+fn prune(transaction: &Transaction, added: usize, now: Moment) -> rusqlite::Result<()> {
+    let pruned_at: i64 = transaction.query_row("SELECT pruned_at FROM store", [], |row| row.get(0))?;
+    // Later than now: it was in another boot.
+    if (pruned_at..pruned_at.saturating_add(MINUTE)).contains(&now.uptime) {
+        return Ok(());
+    }
+    let most = MOST_PRUNED + added;
+    let pruned = transaction.execute(
+        "DELETE FROM executions WHERE rowid IN (SELECT rowid FROM executions WHERE counts_until <= ?1 LIMIT ?2)",
+        params![now.uptime, most as i64],
+    )?;
+    transaction.execute(
+        "DELETE FROM usage WHERE minute < strftime('%Y-%m-%d %H:%M', ?1, 'unixepoch')",
+        [(now.wall - USAGE_IS_KEPT).div_euclid(1_000_000)],
+    )?;
+    // If there may be more, the next call goes on.
+    if pruned < most {
+        transaction.execute("UPDATE store SET pruned_at = ?1", [now.uptime])?;
+    }
+    Ok(())
+}
+
+#[cfg(all(test, not(model)))]
+mod tests {
+    use super::super::sqlite::tests::{Scratch, count};
+    use super::*;
+    use crate::error::Error;
+
+    const SECOND: i64 = 1_000_000;
+    const HOUR: i64 = 60 * MINUTE;
+    /// 2025-06-01 12:00:00 UTC.
+    const NOON: i64 = 1_748_779_200 * SECOND;
+
+    /// That many seconds after noon, on a machine that was started an hour before it.
+    fn at(seconds: i64) -> Moment {
+        Moment { uptime: HOUR + seconds * SECOND, wall: NOON + seconds * SECOND, synced: true }
+    }
+
+    /// One unit that starts so many seconds after noon and counts for a minute.
+    fn start<'a>(name: &'a str, key: &'a str, seconds: i64) -> Execution<'a> {
+        let started_at = NOON + seconds * SECOND;
+        let key_hash = [key.len() as u64, key.bytes().next().unwrap_or(0).into()];
+        Execution { name, key, key_hash, started_at, units: 1, expires_at: started_at + MINUTE }
+    }
+
+    /// All that still counts: key, seconds after noon, units.
+    fn counted(database: &Database, boot: &str, now: Moment) -> Vec<(String, i64, u64)> {
+        let mut found = Vec::new();
+        let each = |e: Execution| {
+            found.push((e.key.to_owned(), (e.started_at - NOON) / SECOND, e.units));
+            Ok(())
+        };
+        database.executions(boot, now, each).unwrap();
+        found
+    }
+
+    fn keys(database: &Database, boot: &str, now: Moment) -> Vec<String> {
+        counted(database, boot, now).into_iter().map(|(key, ..)| key).collect()
+    }
+
+    #[test]
+    fn what_is_recorded_comes_back_by_limit_key_and_time() {
+        let dir = Scratch::new();
+        dir.open().set_boot("b1", at(0)).unwrap();
+        let fat = Execution { units: 7, key_hash: [u64::MAX, 1], expires_at: NOON + HOUR + 3, ..start("mail", "a", 2) };
+        let rows = [start("openai", "bb", 1), start("openai", "a", 3), fat, start("openai", "a", 1)];
+        dir.open().record(&rows, at(3)).unwrap();
+        dir.open().record(&[start("openai", "a", 2)], at(3)).unwrap();
+        let mut found = Vec::new();
+        let mut each = |e: Execution| {
+            found.push((e.name.to_owned(), e.key.to_owned(), e.key_hash, e.started_at, e.units, e.expires_at));
+            Ok(())
+        };
+        dir.open().executions("b1", at(4), &mut each).unwrap();
+        let expected = [fat, start("openai", "a", 1), start("openai", "a", 2), start("openai", "a", 3), rows[0]];
+        assert_eq!(
+            found,
+            expected.map(|e| (e.name.into(), e.key.into(), e.key_hash, e.started_at, e.units, e.expires_at))
+        );
+        let stop = Error::Unsupported { reason: "enough".into() };
+        let mut visited = 0;
+        let stopped = dir.open().executions("b1", at(4), |_| {
+            visited += 1;
+            Err(stop.clone())
+        });
+        assert_eq!((stopped, visited), (Err(stop), 1));
+    }
+
+    #[test]
+    fn ten_thousand_rows_are_one_call() {
+        let dir = Scratch::new();
+        let keys: Vec<String> = (0..10_000).map(|i| format!("tenant-{i}")).collect();
+        let row =
+            |(i, key): (usize, &'static str)| Execution { key_hash: [i as u64, 1], ..start("api", key, i as i64 % 90) };
+        let keys: Vec<&'static str> = keys.into_iter().map(|key| &*key.leak()).collect();
+        let rows: Vec<Execution> = keys.into_iter().enumerate().map(row).collect();
+        let mut database = dir.open();
+        database.set_boot("b1", at(0)).unwrap();
+        database.record(&rows, at(59)).unwrap();
+        database.record(&rows[..10], at(59)).unwrap();
+        assert_eq!(counted(&database, "b1", at(59)).len(), 10_010);
+        let mut query = database.connection.prepare("SELECT minute, units FROM usage ORDER BY minute").unwrap();
+        let usage = query.query_map([], |row| Ok((row.get(0)?, row.get(1)?))).unwrap();
+        let usage: Vec<(String, i64)> = usage.map(Result::unwrap).collect();
+        // 111 rounds of 90 seconds, and 10 seconds more; two thirds of each round lie in the first minute.
+        assert_eq!(usage, [("2025-06-01 12:00".into(), 111 * 60 + 20), ("2025-06-01 12:01".into(), 111 * 30)]);
+    }
+
+    #[test]
+    fn what_has_expired_does_not_come_back() {
+        let dir = Scratch::new();
+        let mut database = dir.open();
+        database.set_boot("b1", at(0)).unwrap();
+        database.record(&[start("api", "old", 0), start("api", "new", 1)], at(1)).unwrap();
+        assert_eq!(keys(&database, "b1", Moment { uptime: at(60).uptime - 1, ..at(60) }), ["new", "old"]);
+        assert_eq!(keys(&database, "b1", at(60)), ["new"]);
+        assert_eq!(keys(&database, "b1", at(61)), [""; 0]);
+        assert_eq!(count(&database, "executions"), 2, "reading removes nothing");
+    }
+
+    #[test]
+    fn setting_the_wall_clock_changes_nothing() {
+        let dir = Scratch::new();
+        let mut database = dir.open();
+        database.set_boot("b1", at(0)).unwrap();
+        database.record(&[start("api", "a", 0)], at(0)).unwrap();
+        for wall in [NOON - 900 * HOUR, NOON + 900 * HOUR] {
+            let then = |seconds| Moment { wall, ..at(seconds) };
+            let mut found = None;
+            let each = |e: Execution| {
+                found = Some((e.started_at, e.expires_at));
+                Ok(())
+            };
+            database.executions("b1", then(59), each).unwrap();
+            assert_eq!(found, Some((wall - 59 * SECOND, wall + SECOND)), "as old as it is, by the new clock");
+            assert_eq!(keys(&database, "b1", then(60)), [""; 0]);
+        }
+        database.record(&[], Moment { wall: NOON + 900 * HOUR, ..at(59) }).unwrap();
+        assert_eq!(count(&database, "executions"), 1, "nor is it pruned");
+    }
+
+    #[test]
+    fn about_once_a_minute_it_is_pruned() {
+        let dir = Scratch::new();
+        let mut database = dir.open();
+        database.set_boot("b1", at(0)).unwrap();
+        database.record(&[start("api", "a", 0)], at(0)).unwrap();
+        database.record(&[start("api", "b", 30)], at(30)).unwrap();
+        database.record(&[start("api", "c", 59)], at(59)).unwrap();
+        assert_eq!(count(&database, "executions"), 3);
+        database.record(&[start("api", "d", 60)], at(60)).unwrap();
+        assert_eq!(count(&database, "executions"), 3, "a is gone");
+        database.record(&[start("api", "e", 100)], at(100)).unwrap();
+        assert_eq!(count(&database, "executions"), 4, "b has expired, yet that minute has not passed");
+        let month = 31 * 86_400;
+        database.record(&[], at(month)).unwrap();
+        assert_eq!(count(&database, "executions"), 0);
+        assert_eq!(count(&database, "usage"), 2, "31 days are not over");
+        database.record(&[], at(month + 60)).unwrap();
+        assert_eq!(count(&database, "usage"), 1);
+    }
+
+    #[test]
+    fn a_long_silence_is_not_paid_for_at_once() {
+        let dir = Scratch::new();
+        let mut database = dir.open();
+        database.set_boot("b1", at(0)).unwrap();
+        let rows = vec![start("api", "a", 0); 2 * MOST_PRUNED + 500];
+        database.record(&rows, at(0)).unwrap();
+        let mut left = Vec::new();
+        for seconds in 3_600..3_604 {
+            database.record(&[start("api", "new", seconds)], at(seconds)).unwrap();
+            left.push(count(&database, "executions"));
+        }
+        let most = MOST_PRUNED as i64;
+        assert_eq!(left, [most + 500, 500, 3, 4]);
+    }
+
+    #[test]
+    fn after_a_reboot_nothing_is_taken_for_older_than_it_is() {
+        let noon = at(0);
+        let unsynced = |moment: Moment| Moment { synced: false, ..moment };
+        let up = |seconds, moment: Moment| Moment { uptime: seconds * SECOND, ..moment };
+        // What was recorded at noon, when and how it is looked at in another boot, and when it seems to have started.
+        let cases = [
+            ("both clocks are good", noon, up(20, at(40)), Some(0)),
+            ("and it has expired", noon, up(20, at(60)), None),
+            ("a good clock that was set back is believed up to now", noon, up(20, at(-500)), Some(-500)),
+            ("a bad clock now: as old as this boot", noon, up(20, unsynced(at(9_000))), Some(8_980)),
+            ("and expired with it", noon, up(60, unsynced(at(-9_000))), None),
+            ("a bad clock then", unsynced(noon), up(20, at(9_000)), Some(8_980)),
+            ("no proof of a reboot but the id", unsynced(up(15, noon)), up(20, at(9_000)), Some(8_995)),
+            ("the same", unsynced(up(15, noon)), up(75, at(9_000)), None),
+            ("a place in the future of a bad clock", unsynced(up(15, at(-30))), up(20, at(9_000)), Some(8_980)),
+        ];
+        for (case, recorded, looked, expected) in cases {
+            let dir = Scratch::new();
+            let mut database = dir.open();
+            database.set_boot("b1", recorded).unwrap();
+            database.record(&[start("api", "a", 0)], recorded).unwrap();
+            let seen = |database: &Database, now| counted(database, "b2", now).first().map(|found| found.1);
+            assert_eq!(seen(&database, looked), expected, "{case}");
+            database.set_boot("b2", looked).unwrap();
+            assert_eq!(dir.identity().boot, "b2");
+            assert_eq!(seen(&database, looked), expected, "{case}, once it is dated anew");
+            database.set_boot("b2", looked).unwrap();
+            assert_eq!(seen(&database, looked), expected, "{case}, and noting a boot twice changes nothing");
+            if let Some(start) = expected {
+                // From here on it ages by the uptime, until a minute after that start.
+                let age = looked.wall / SECOND - NOON / SECOND - start;
+                let later = |seconds| Moment { uptime: looked.uptime + seconds * SECOND, wall: 0, synced: false };
+                assert_eq!(counted(&database, "b2", later(59 - age)).len(), 1, "{case}, to its end");
+                assert_eq!(counted(&database, "b2", later(60 - age)).len(), 0, "{case}, and no longer");
+            }
+            database.record(&[start("api", "b", 9_999)], Moment { uptime: looked.uptime, ..at(9_999) }).unwrap();
+            let left = 1 + i64::from(expected.is_some());
+            assert_eq!(count(&database, "executions"), left, "{case}: the first record after a reboot prunes");
+        }
+    }
+
+    #[test]
+    fn one_key_or_a_whole_limit_is_forgotten() {
+        let dir = Scratch::new();
+        let mut database = dir.open();
+        database.set_boot("b1", at(0)).unwrap();
+        let rows = [start("api", "a", 0), start("api", "a", 1), start("api", "b", 0), start("mail", "a", 0)];
+        database.record(&rows, at(1)).unwrap();
+        database.forget("api", Some(rows[0].key_hash)).unwrap();
+        assert_eq!(keys(&database, "b1", at(1)), ["b", "a"]);
+        database.forget("api", None).unwrap();
+        database.forget("unheard of", None).unwrap();
+        assert_eq!(keys(&database, "b1", at(1)), ["a"]);
+        assert_eq!(count(&database, "usage"), 2, "it was used all the same");
+    }
+
+    #[test]
+    fn a_full_disk_changes_nothing_and_passes() {
+        let dir = Scratch::new();
+        let mut database = dir.open();
+        database.set_boot("b1", at(0)).unwrap();
+        database.record(&[start("api", "a", 0)], at(0)).unwrap();
+        let pages: i64 = database.connection.query_row("PRAGMA page_count", [], |row| row.get(0)).unwrap();
+        let limit = |pages: i64| format!("PRAGMA max_page_count = {pages}");
+        database.connection.execute_batch(&limit(pages)).unwrap();
+        let rows = vec![start("api", "b", 1); 5_000];
+        let error = database.record(&rows, at(1)).unwrap_err();
+        assert_eq!(error.name(), "store_failure");
+        assert!(error.to_string().contains("limits.db: the disk is full ("), "{error}");
+        assert_eq!(counted(&database, "b1", at(1)), [("a".to_owned(), 0, 1)]);
+        assert_eq!(count(&database, "(SELECT 1 FROM usage WHERE units = 1)"), 1);
+        database.record(&[start("api", "c", 1)], at(1)).unwrap();
+        database.connection.execute_batch(&limit(1 << 30)).unwrap();
+        database.record(&rows, at(1)).unwrap();
+        assert_eq!(count(&dir.open(), "executions"), 5_002);
+    }
+
+    #[test]
+    fn who_is_kept_waiting_by_a_stranger_gives_up_and_can_try_again() {
+        let dir = Scratch::new();
+        dir.open().set_boot("b1", at(0)).unwrap();
+        for (kind, begins) in [("a writer", "BEGIN IMMEDIATE"), ("a reader", "BEGIN; SELECT * FROM store")] {
+            let stranger = dir.stranger();
+            stranger.execute_batch(begins).unwrap();
+            let mut database = dir.open();
+            let before = count(&database, "executions");
+            let busy = database.record(&[start("api", "a", 0)], at(0)).unwrap_err();
+            assert_eq!(busy.name(), "store_timeout", "{kind}");
+            assert_eq!(count(&database, "executions"), before, "{kind}: nothing is half recorded");
+            stranger.execute_batch("COMMIT").unwrap();
+            database.record(&[start("api", "a", 0)], at(0)).unwrap();
+            assert_eq!(count(&database, "executions"), before + 1);
+        }
+    }
+
+    #[test]
+    fn people_can_read_it() {
+        let dir = Scratch::new();
+        dir.open().set_boot("b1", at(0)).unwrap();
+        let row = Execution { units: 3, started_at: NOON + 250_000, ..start("api", "tenant-7", 0) };
+        dir.open().record(&[row], at(1)).unwrap();
+        let shell = dir.stranger();
+        let text = |sql: &str| shell.query_row(sql, [], |row| row.get::<_, String>(0)).unwrap();
+        let starts = text("SELECT concat_ws('|', name, key, started_at, units, expires_at) FROM starts");
+        assert_eq!(starts, "api|tenant-7|2025-06-01 12:00:00.250|3|2025-06-01 12:01:00.000");
+        assert_eq!(text("SELECT concat_ws('|', minute, name, units) FROM usage"), "2025-06-01 12:00|api|3");
+        assert_eq!(text("SELECT key_hash FROM executions"), "00000000000000080000000000000074");
+        assert_eq!(text("SELECT boot FROM store"), "b1");
+        assert_eq!(text("PRAGMA integrity_check"), "ok");
+    }
+
+    #[test]
+    fn what_somebody_else_wrote_is_an_error() {
+        let dir = Scratch::new();
+        let mut database = dir.open();
+        database.record(&[start("api", "a", 0)], at(0)).unwrap();
+        dir.stranger().execute_batch("UPDATE executions SET key_hash = 'mine'").unwrap();
+        let error = database.executions("b1", at(0), |_| Ok(())).unwrap_err();
+        assert_eq!(error.name(), "not_a_store");
+        assert!(error.to_string().ends_with("a key hash \"mine\""), "{error}");
+    }
+}
