@@ -36,7 +36,9 @@ fn place(limiter: &RateLimiter, key: &str) -> RawPermit {
 #[test]
 fn a_long_queue_that_gives_up_does_not_make_the_log_forget() {
     let (_, _, limiter) = limit(8, SECOND);
-    (0..8).for_each(|_| drop(start(&limiter, "")));
+    for _ in 0..8 {
+        start(&limiter, "");
+    }
     let places: Vec<_> = (0..16).map(|_| place(&limiter, "")).collect();
     places.iter().for_each(|place| limiter.cancel(place).unwrap());
     let decision = limiter.peek("", 1).unwrap();
@@ -47,7 +49,9 @@ fn a_long_queue_that_gives_up_does_not_make_the_log_forget() {
 #[test]
 fn a_long_queue_that_gives_up_leaves_nothing_behind() {
     let (_, _, limiter) = limit(8, SECOND);
-    (0..8).for_each(|_| drop(start(&limiter, "")));
+    for _ in 0..8 {
+        start(&limiter, "");
+    }
     let places: Vec<_> = (0..20).map(|_| place(&limiter, "")).collect();
     places.iter().rev().for_each(|place| limiter.cancel(place).unwrap());
     assert_eq!(limiter.peek("", 1).unwrap().retry_after, SECOND);
@@ -111,10 +115,25 @@ fn a_place_from_before_another_policy_ends_nothing() {
 fn another_policy_and_back_forgets_nothing() {
     let hour = 3_600 * SECOND;
     let (clock, store, limiter) = limit(10, hour);
-    (0..10).for_each(|_| drop(start(&limiter, "")));
+    for _ in 0..10 {
+        start(&limiter, "");
+    }
     clock.advance(60 * SECOND);
     RateLimiter::new(&store, "api", 5, SECOND).unwrap().open().unwrap();
     RateLimiter::new(&store, "api", 10, hour).unwrap().open().unwrap();
     let decision = limiter.peek("", 1).unwrap();
     assert!(!decision.admitted, "10 of 10 have started in this hour: {decision:?}");
+}
+
+/// The next life of a block, one microsecond after its last start, is a life like any other.
+#[test]
+fn a_block_is_used_again_a_microsecond_later() {
+    let (clock, _, limiter) = limit(1, SECOND);
+    let (first, second) = (start(&limiter, "a"), start(&limiter, "b"));
+    limiter.cancel(&first).unwrap();
+    clock.advance(Duration::from_micros(1));
+    limiter.cancel(&second).unwrap();
+    let (done, is_done) = std::sync::mpsc::channel();
+    std::thread::spawn(move || done.send(limiter.peek("b", 1).unwrap().remaining));
+    assert_eq!(is_done.recv_timeout(Duration::from_secs(5)), Ok(1), "it neither hangs nor counts");
 }
