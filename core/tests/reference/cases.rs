@@ -137,3 +137,46 @@ fn a_block_is_used_again_a_microsecond_later() {
     std::thread::spawn(move || done.send(limiter.peek("b", 1).unwrap().remaining));
     assert_eq!(is_done.recv_timeout(Duration::from_secs(5)), Ok(1), "it neither hangs nor counts");
 }
+
+#[test]
+fn a_higher_limit_holds_at_once_for_heavy_starts_too() {
+    let (_, store, limiter) = limit(5, SECOND);
+    limiter.open().unwrap();
+    RateLimiter::new(&store, "api", 10, SECOND).unwrap().open().unwrap();
+    assert!(matches!(limiter.attempt("", 7), Ok(Attempt::Admitted(_))), "{:?}", limiter.peek("", 7));
+}
+
+#[test]
+fn a_debt_is_owed_by_a_key_that_was_forgotten_too() {
+    let (clock, store, limiter) = limit(10, SECOND);
+    let permit = start(&limiter, "key");
+    clock.advance(2 * SECOND);
+    // The key is as new by now, and does not come along.
+    RateLimiter::new(&store, "api", 11, SECOND).unwrap().open().unwrap();
+    limiter.settle(&permit, 4).unwrap();
+    assert_eq!(limiter.peek("key", 1).unwrap().remaining, 8);
+}
+
+/// Whoever has not noticed yet that the policy changed, twice, is not to admit by what it was.
+#[test]
+fn two_changes_later_nobody_lives_by_the_first_policy() {
+    let (_, store, limiter) = limit(1, SECOND);
+    limiter.open().unwrap();
+    RateLimiter::new(&store, "api", 2, SECOND).unwrap().open().unwrap();
+    let third = RateLimiter::new(&store, "api", 1, SECOND).unwrap();
+    start(&third, "key");
+    let attempt = limiter.attempt("key", 1).unwrap();
+    assert!(matches!(attempt, Attempt::Denied(_)), "1 of 1 has started in this window");
+}
+
+/// The cells of the key "" in a table that was replaced are another key's by now.
+#[test]
+fn who_missed_a_change_does_not_start_in_another_keys_log() {
+    let (_, store, limiter) = limit(2, SECOND);
+    limiter.open().unwrap();
+    let second = RateLimiter::new(&store, "api", 1, SECOND).unwrap();
+    second.cancel(&start(&second, "key")).unwrap();
+    start(&limiter, "");
+    assert_eq!(second.peek("key", 1).unwrap().remaining, 1, "nobody used this key");
+    assert_eq!(second.peek("", 1).unwrap().remaining, 0);
+}
