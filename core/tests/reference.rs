@@ -272,7 +272,7 @@ impl Run {
                 return;
             }
             _ => {
-                let key = self.key(at);
+                let key = self.key();
                 let after = self.limits[at].model.view(&key, 1).unwrap().retry_after;
                 let to = self.limits[at].model.floor + after - Tick::from(self.random.below(2));
                 return self.advance_to(to);
@@ -282,7 +282,7 @@ impl Run {
         self.advance(Duration::from_nanos(if self.is_fine { ns } else { ns.div_ceil(1_000) * 1_000 }));
     }
 
-    fn key(&mut self, _at: usize) -> String {
+    fn key(&mut self) -> String {
         match self.random.below(20) {
             0 => {
                 self.new_keys += 1;
@@ -436,7 +436,7 @@ impl Run {
     }
 
     fn step(&mut self, at: usize) {
-        let (key, weight) = (self.key(at), self.weight(at));
+        let (key, weight) = (self.key(), self.weight(at));
         let timeout = self.random.chance(60).then(|| Tick::from(self.random.up_to(4 * self.scale as u64)));
         let old = self.random.index(self.limits[at].waiting.len()).filter(|_| self.random.chance(70));
         let by = self.handle(at);
@@ -559,10 +559,10 @@ impl Run {
             return;
         }
         let name = limit.name;
-        let is_known_here = self.limits[at].handles.len() < 6;
+        let has_room_for_handles = self.limits[at].handles.len() < 6;
         let limiter = self.declare(name, &windows);
         self.limits[at].model.change(windows);
-        if is_known_here {
+        if has_room_for_handles {
             self.limits[at].handles.push(limiter);
             if self.random.chance(30) {
                 let i = self.random.below(self.stores.len() as u64) as usize;
@@ -615,7 +615,7 @@ impl Run {
         if self.random.chance(50) {
             self.let_time_pass(at);
         }
-        let (key, weight) = (self.key(at), self.weight(at));
+        let (key, weight) = (self.key(), self.weight(at));
         let by = self.handle(at);
         self.calls += 1;
         match self.random.below(1_000) {

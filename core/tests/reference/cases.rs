@@ -180,3 +180,22 @@ fn who_missed_a_change_does_not_start_in_another_keys_log() {
     assert_eq!(second.peek("key", 1).unwrap().remaining, 1, "nobody used this key");
     assert_eq!(second.peek("", 1).unwrap().remaining, 0);
 }
+
+/// Which windows a permit has left is a matter of the policy as it is, also for who has not noticed yet.
+#[test]
+fn a_permit_ends_by_the_policy_as_it_is() {
+    let hour = 3_600 * SECOND;
+    let (clock, store, limiter) = limit(10, hour);
+    let permit = start(&limiter, "");
+    clock.advance(2 * SECOND);
+    RateLimiter::new(&store, "api", 10, SECOND).unwrap().open().unwrap();
+    limiter.settle(&permit, 4).unwrap();
+    assert_eq!(limiter.peek("", 1).unwrap().remaining, 7, "it has left every window, and owes 3");
+
+    let (clock, store, limiter) = limit(10, SECOND);
+    let permit = start(&limiter, "");
+    RateLimiter::new(&store, "api", 10, hour).unwrap().open().unwrap();
+    clock.advance(2 * SECOND);
+    limiter.cancel(&permit).unwrap();
+    assert_eq!(limiter.peek("", 1).unwrap().remaining, 10, "it was in its window, and is cancelled");
+}
