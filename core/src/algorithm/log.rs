@@ -172,7 +172,10 @@ pub(crate) struct Answer {
 /// A start that is recorded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Taken {
+    /// What it is known by: a ticket, or where starts are only counted, an era.
     pub ticket: u64,
+    /// How far the ledger has to be to have it.
+    pub end: u64,
     /// From when on it counts, and so the last moment at which it may happen.
     pub stamp: Tick,
     /// It has not started, but may: see [`Log::present`].
@@ -418,7 +421,10 @@ impl<'a> Log<'a> {
                     let longest = ask.windows.iter().map(|w| w.length).max().unwrap_or(0);
                     view.empty = view.empty.max(stamp + longest);
                 }
-                return Ok((Answer { now, ready, taken: Some(Taken { ticket: h, stamp, is_place }) }, view));
+                return Ok((
+                    Answer { now, ready, taken: Some(Taken { ticket: h, end: h + ask.weight, stamp, is_place }) },
+                    view,
+                ));
             }
         }
     }
@@ -606,6 +612,12 @@ impl<'a> Log<'a> {
         let end = self.end();
         let burnt = end + after.saturating_sub(end).div_ceil(2 * size) * 2 * size;
         let highest = self.ring.iter().map(|slot| slot.load(Relaxed) >> STAMP).max().unwrap_or(0);
+        // What was only counted before may be more than one start can weigh here.
+        let split = |start: &Start| {
+            let (start, parts) = (*start, start.units.div_ceil(MOST));
+            (0..parts).map(move |i| Start { units: MOST.min(start.units - i * MOST), ..start })
+        };
+        let starts: Vec<Start> = starts.iter().flat_map(split).collect();
         let mut room = size - 1;
         let kept =
             starts.iter().rev().take_while(|s| room.checked_sub(s.units).map(|left| room = left).is_some()).count();

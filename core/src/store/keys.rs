@@ -211,8 +211,11 @@ impl Home {
         let now = self.clock.now();
         let lost = self.lost(table, now);
         let starts = lost.as_slice();
-        let is_log = matches!(table.policy, Policy::Rate(_));
-        if is_new && starts.is_empty() || !is_log {
+        if table.policy.is_sliced() {
+            self.arena.word(at + key_word::OWN).store(self.new_era(), Release);
+        }
+        let is_rate = matches!(table.policy, Policy::Rate(_));
+        if is_new && starts.is_empty() || !is_rate {
             self.name_block(table, at, hash, text);
             return Some(KeyAt { at, life: life.load(Relaxed) });
         }
@@ -222,7 +225,7 @@ impl Home {
         if !starts.is_empty() && !self.has_origins(table, at) {
             return None;
         }
-        let base = self.log(table, KeyAt { at, life: CLOSED }).write(starts, 0, now)?;
+        let base = self.cells(table, KeyAt { at, life: CLOSED }).write(starts, 0, table.policy.window(), now)?;
         life.store(base, Release);
         Some(KeyAt { at, life: base })
     }
@@ -242,7 +245,7 @@ impl Home {
     /// Makes sure that a block has room for the origins of its starts.
     pub(super) fn has_origins(&self, table: &Table, at: u64) -> bool {
         let origins = self.arena.word(at + key_word::ORIGINS);
-        if origins.load(Relaxed) == 0 {
+        if origins.load(Relaxed) == 0 && !table.policy.is_sliced() {
             match self.arena.allocate(table.policy.ring()) {
                 Ok(words) => origins.store(words, Release),
                 Err(_) => return false,
@@ -251,7 +254,7 @@ impl Home {
         true
     }
 
-    /// Each store releases, after the block was closed: see [`Log::write`](crate::algorithm::log::Log::write).
+    /// Each store releases, after the block was closed: see `Log::write`.
     pub(super) fn name_block(&self, table: &Table, at: u64, hash: Hash, text: &str) {
         for (i, word) in hash.0.into_iter().enumerate() {
             self.arena.word(at + key_word::HASH + i as u64).store(word, Release);
@@ -319,14 +322,14 @@ impl Home {
                 continue;
             }
             if !fault::planted("reused in flight") {
-                self.log_at(table, at).seal();
+                self.cells_at(table, at).seal();
             }
             // Somebody may have been faster than the seal.
             if self.is_idle(table, at) {
                 idle.push(at);
             } else {
                 let hash = Hash(self.get(at + key_word::HASH));
-                kept.push(self.rewrite(table, hash, file, |_| {})?);
+                kept.push(self.rewrite(table, hash, file, |_, _| {})?);
             }
         }
         Ok((kept, idle))

@@ -5,7 +5,8 @@ use super::keys::KeyAt;
 use super::table::{Blocked, Hash, Home, Table};
 use super::{Declared, Durability, Store};
 use crate::algorithm::Start;
-use crate::algorithm::log::{Log, Taken};
+use crate::algorithm::cells::Cells;
+use crate::algorithm::log::{Known, SETTLED, Taken};
 use crate::atomic::*;
 use crate::error::{Error, Result};
 use crate::fault;
@@ -66,8 +67,8 @@ pub(crate) struct Key<'a> {
 
 impl Key<'_> {
     #[inline(always)]
-    pub fn log(&self) -> Log<'_> {
-        self.home.log(&self.table, self.key)
+    pub fn cells(&self) -> Cells<'_> {
+        self.home.cells(&self.table, self.key)
     }
 
     /// What the key is known by, wherever it lives.
@@ -205,7 +206,7 @@ impl Limit {
         }
         if let Some(taken) = taken {
             let budget = if self.commits && key.home.is_lane() { 0 } else { key.table.budget };
-            if taken.ticket + weight > key.home.logged(key.key.at).load(Acquire).saturating_add(budget) {
+            if taken.end > key.home.logged(key.key.at).load(Acquire).saturating_add(budget) {
                 self.wait_for_ledger(key, taken, weight, budget)?;
             }
         }
@@ -226,10 +227,10 @@ impl Limit {
     /// The job has not started yet: so if the ledger cannot be written it shall not, and nothing was taken.
     #[cold]
     fn wait_for_ledger(&self, key: &Key, taken: &Taken, weight: u64, budget: u64) -> Result<()> {
-        let written = self.store.wait_for_ledger(self.bound()?.limit, key, taken, weight, budget);
+        let written = self.store.wait_for_ledger(self.bound()?.limit, key, taken, budget);
         if written.is_err() {
-            let id = taken.ticket;
-            let _ = self.rewrite(key.hash(), |starts| starts.retain(|s| s.id != id || s.stamp != taken.stamp));
+            let known = Known { ticket: taken.ticket, stamp: taken.stamp, weight };
+            let _ = self.take_back(key.hash(), known, weight);
         }
         written
     }
@@ -249,11 +250,20 @@ impl Limit {
     }
 
     /// Changes what a key has in its log, if it has any. `false`: the key is not there.
-    pub fn rewrite(&self, hash: Hash, edit: impl Fn(&mut Vec<Start>)) -> Result<bool> {
+    pub fn rewrite(&self, hash: Hash, edit: impl Fn(&Home, &Table, &mut Vec<Start>, u64)) -> Result<bool> {
         self.with_table(|home, _, table, file| match home.find(table, hash) {
-            Ok(Some(_)) => home.rewrite(table, hash, file, &edit).map(|_| true),
+            Ok(Some(_)) => home.rewrite(table, hash, file, |starts, era| edit(home, table, starts, era)).map(|_| true),
             _ => Ok(false),
         })
+    }
+
+    /// Takes units of a start back, while it is there and not settled.
+    pub fn take_back(&self, hash: Hash, start: Known, units: u64) -> Result<()> {
+        self.rewrite(hash, |_, table, starts, era| {
+            let parts = parts(table, starts, era, start);
+            take_units(starts, &parts, units);
+        })
+        .map(drop)
     }
 
     /// Closes a gate until `until` (0: it stays as it is): of one key, or with the empty key of all.
@@ -295,7 +305,7 @@ impl Limit {
             if key.is_empty() {
                 home.replace(limit, table.policy, true, file)?;
             } else if let Ok(Some(_)) = home.find(table, hash) {
-                home.rewrite(table, hash, file, Vec::clear)?;
+                home.rewrite(table, hash, file, |starts, _| starts.clear())?;
             }
             // If this fails, what is forgotten comes back after a reboot.
             if is_logged { self.store.forget_logged(&self.name, (!key.is_empty()).then_some(hash)) } else { Ok(()) }
@@ -374,6 +384,27 @@ impl Limit {
         home.bring_to(limit, now.current(), locked.file())?;
         Ok(limit)
     }
+}
+
+/// Which of the starts are this one: where units are only counted, those of its slice, the unlogged first.
+pub(crate) fn parts(table: &Table, starts: &[Start], era: u64, start: Known) -> Vec<usize> {
+    let is_part = |s: &Start| match table.policy.is_sliced() {
+        true => era == start.ticket && s.stamp == start.stamp,
+        false => s.id == start.ticket && s.stamp == start.stamp && s.units == start.weight && s.state != SETTLED,
+    };
+    let mut parts: Vec<usize> = (0..starts.len()).filter(|&i| is_part(&starts[i])).collect();
+    parts.sort_by_key(|&i| starts[i].is_logged);
+    parts
+}
+
+/// Takes so many units from these starts; those that have none left go.
+pub(crate) fn take_units(starts: &mut Vec<Start>, parts: &[usize], mut units: u64) {
+    for &i in parts {
+        let taken = units.min(starts[i].units);
+        starts[i].units -= taken;
+        units -= taken;
+    }
+    starts.retain(|start| start.units > 0);
 }
 
 impl Drop for Limit {
