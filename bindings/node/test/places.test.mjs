@@ -197,7 +197,10 @@ test("a place of another limiter is an error, and stays what it was", async () =
   const [{ limiter: one }, { limiter: other }] = [await full(), await full()];
   const place = one.reserve();
   assert.throws(() => other.present(place), foreign);
-  await assert.rejects(other.acquire({ place }), foreign);
+  const controller = new AbortController();
+  const refused = other.acquire({ place, signal: controller.signal });
+  controller.abort(); // Nobody waits any more.
+  await assert.rejects(refused, foreign);
   assert.throws(() => new NullLimiter().present(place), foreign);
   await assert.rejects(new NullLimiter().acquire({ place }), foreign);
   for (const without of [new ConcurrencyLimiter(1), new CompositeLimiter([one])]) {
