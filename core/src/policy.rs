@@ -1,7 +1,7 @@
 //! What is limited: checked once, when it is made, and then believed.
 
 use crate::algorithm::log::Window;
-use crate::algorithm::{log, slots};
+use crate::algorithm::{log, slices, slots};
 use crate::error::{Error, Result};
 use crate::time::{self, Tick};
 use std::fmt;
@@ -58,7 +58,7 @@ impl Policy {
     /// At most `max_executions` units in any rolling `window`.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] unless `max_executions` is 1 to 4,096 and `window` 1 µs to 366 days.
+    /// [`Error::InvalidArgument`] unless `max_executions` is 1 to 1,000,000,000 and `window` 1 µs to 366 days.
     pub fn rate(max_executions: u64, window: Duration) -> Result<Policy> {
         Self::rate_in(&[(max_executions, window)])
     }
@@ -66,14 +66,15 @@ impl Policy {
     /// Several windows at once, `(max_executions, window)` each: `100 per minute and 5 per second`.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] unless there are 1 to 4 of them, each as for [`Policy::rate`].
+    /// [`Error::InvalidArgument`] unless there are 1 to 4 of them, each as for [`Policy::rate`], and if there are
+    /// several, of at most 4,096.
     pub fn rate_in(windows: &[(u64, Duration)]) -> Result<Policy> {
         if !(1..=MOST_WINDOWS).contains(&windows.len()) {
             return Err(Error::invalid("windows", format_args!("{} of them", windows.len()), "1 to 4 windows"));
         }
         let mut all = [Window { limit: 0, length: 0 }; MOST_WINDOWS];
         for (to, &(max_executions, window)) in all.iter_mut().zip(windows) {
-            in_range("max_executions", max_executions, log::MOST)?;
+            in_range("max_executions", max_executions, if windows.len() == 1 { slices::MOST } else { log::MOST })?;
             *to = Window { limit: max_executions, length: time::window_ticks("window", window)? };
         }
         Ok(Policy::Rate(Windows { count: windows.len(), all }))
@@ -112,9 +113,32 @@ impl Policy {
         }
     }
 
+    /// The largest number of units that must be told apart.
+    pub(crate) fn largest(&self) -> u64 {
+        match self {
+            Policy::Rate(windows) => windows.largest(),
+            Policy::Concurrency { .. } => 0,
+        }
+    }
+
+    /// The first window, which is the only one if starts are counted in slices.
+    pub(crate) fn window(&self) -> Window {
+        match self {
+            Policy::Rate(windows) => windows.all[0],
+            Policy::Concurrency { .. } => Window { limit: 0, length: 0 },
+        }
+    }
+
+    /// Are there so many units that starts are only counted, in slices of the window?
+    #[inline(always)]
+    pub(crate) fn is_sliced(&self) -> bool {
+        matches!(self, Policy::Rate(windows) if windows.all[0].limit > log::MOST)
+    }
+
     /// How many slots a key has.
     pub(crate) fn ring(&self) -> u64 {
         match self {
+            Policy::Rate(_) if self.is_sliced() => slices::SLICES,
             Policy::Rate(windows) => log::capacity(windows.largest()),
             Policy::Concurrency { max } => *max,
         }
@@ -149,14 +173,13 @@ impl Policy {
     pub(crate) fn from_words(word: impl Fn(usize) -> u64) -> Option<Policy> {
         match word(0) {
             1 => {
-                let mut windows = Windows { count: 0, all: [Window { limit: 0, length: 0 }; MOST_WINDOWS] };
-                for at in 0..MOST_WINDOWS {
-                    let limit = word(1 + 2 * at);
-                    if limit == 0 {
-                        break;
-                    }
-                    windows.all[at] = Window { limit, length: word(2 + 2 * at) };
-                    windows.count = at + 1;
+                let mut windows = Windows { count: 1, all: [Window { limit: 0, length: 0 }; MOST_WINDOWS] };
+                windows.all[0] = Window { limit: word(1), length: word(2) };
+                // Most limits have one.
+                while windows.count < MOST_WINDOWS && word(1 + 2 * windows.count) != 0 {
+                    let at = windows.count;
+                    windows.all[at] = Window { limit: word(1 + 2 * at), length: word(2 + 2 * at) };
+                    windows.count += 1;
                 }
                 Some(Policy::Rate(windows))
             }
@@ -292,7 +315,7 @@ mod tests {
     #[test]
     fn what_is_out_of_range_is_named() {
         let text = Policy::rate(0, Duration::from_secs(1)).unwrap_err().to_string();
-        assert_eq!(text, "max_executions is 0: expected a whole number from 1 to 4096");
+        assert_eq!(text, "max_executions is 0: expected a whole number from 1 to 1000000000");
         assert!(Policy::rate(u64::MAX, Duration::from_secs(1)).is_err());
         assert!(Policy::rate(1, Duration::ZERO).is_err());
         assert!(Policy::concurrency(0).is_err());

@@ -84,7 +84,7 @@ impl Drop for Names {
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct wgl_window {
-    /// So many units in any rolling window: 1 to 4,096.
+    /// So many units in any rolling window: 1 to 1,000,000,000, or with several windows 4,096.
     pub max_executions: u64,
     /// The window's length: 1,000 ns (1 µs) to 366 days, rounded up to whole microseconds.
     pub window_ns: u64,
@@ -99,7 +99,7 @@ pub struct wgl_rate_limiter_options {
     pub struct_size: u32,
     /// 0.
     pub reserved: u32,
-    /// So many units in any rolling window: 1 to 4,096.
+    /// So many units in any rolling window: 1 to 1,000,000,000, or with several windows 4,096.
     pub max_executions: u64,
     /// The window's length: 1,000 ns (1 µs) to 366 days, rounded up to whole microseconds.
     pub window_ns: u64,

@@ -139,7 +139,7 @@ static void numbers(void) {
     wgl_decision decision = WGL_DECISION_INIT;
     int64_t unix_ns;
 
-    uint64_t bad_executions[] = {0, 4097, UINT64_MAX};
+    uint64_t bad_executions[] = {0, 1000000001, UINT64_MAX};
     for (int i = 0; i < 3; i++) {
         rate.max_executions = bad_executions[i];
         rate.window_ns = 1000;

@@ -18,7 +18,7 @@ function make<T>(how: () => T): T {
 
 /** So many units in a rolling window. */
 export interface RateWindow {
-  /** The most units in any rolling window: 1 to 4,096. */
+  /** The most units in any rolling window: 1 to 1,000,000,000, or with several windows 4,096. */
   maxExecutions: number;
   /** The window, in seconds: 1 µs to 366 days. */
   windowSizeInSeconds: number;

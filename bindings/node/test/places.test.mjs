@@ -11,9 +11,10 @@ const { CompositeLimiter, ConcurrencyLimiter, NullLimiter, Permit, RateLimiter, 
 const foreign = { name: "LimitError", code: "foreign_permit", number: -12 };
 const unsupported = { name: "LimitError", code: "unsupported", number: -13 };
 
-/** A limit of one a minute that is full, so that a place is a minute away. */
-function full() {
+/** A limit of one a minute that is full, so that a place is a minute away, and open, so that waiters ask at once. */
+async function full() {
   const made = manual(package_, 1, 60);
+  await made.limiter.canProceed();
   assert.ok(made.limiter.tryAcquire());
   return made;
 }
@@ -63,7 +64,6 @@ test("a cancelled concurrency permit wakes who waits for it", async () => {
   const composite = new CompositeLimiter([limiter]);
   const held = composite.tryAcquire();
   const waiting = limiter.acquire();
-  await settle();
   held.cancel();
   assert.equal(limiter.tryAcquire(), null);
   (await waiting).cancel();
@@ -72,8 +72,8 @@ test("a cancelled concurrency permit wakes who waits for it", async () => {
   assert.equal(limiter.tryAcquire(), null);
 });
 
-test("a place is a start in the future", () => {
-  const { clock, limiter } = full();
+test("a place is a start in the future", async () => {
+  const { clock, limiter } = await full();
   const place = limiter.reserve();
   assert.ok(place instanceof Permit);
   assert.equal(place.started, false);
@@ -106,15 +106,15 @@ test("a place may be ready at once, and has a key and a weight", () => {
   assert.equal(limiter.peek({ key: "k" }).remaining, 1);
 });
 
-test("a place that would be too far away is null, and takes nothing", () => {
-  const { limiter } = full();
+test("a place that would be too far away is null, and takes nothing", async () => {
+  const { limiter } = await full();
   for (const maxWait of [0, 59_999, "59s"]) assert.equal(limiter.reserve({ maxWait }), null);
   assert.equal(limiter.peek().retryAfter, 60_000);
   assert.equal(limiter.reserve({ maxWait: "1m" }).wait, 60_000);
 });
 
-test("a cancelled place is free again", () => {
-  const { limiter } = full();
+test("a cancelled place is free again", async () => {
+  const { limiter } = await full();
   limiter.reserve().cancel();
   assert.equal(limiter.peek().retryAfter, 60_000);
   const place = limiter.reserve();
@@ -123,9 +123,9 @@ test("a cancelled place is free again", () => {
   assert.ok(limiter.peek().retryAfter > 60_000, "a place that was given up for good was cancelled");
 });
 
-test("a place is good until its grace is over, and exchanged for a place then, never for a start", () => {
+test("a place is good until its grace is over, and exchanged for a place then, never for a start", async () => {
   for (const [late, started] of [["5s", true], ["5001ms", false]]) {
-    const { clock, limiter } = full();
+    const { clock, limiter } = await full();
     const place = limiter.reserve({ grace: "5s" });
     clock.advance("1m");
     clock.advance(late);
@@ -143,7 +143,7 @@ test("a place is good until its grace is over, and exchanged for a place then, n
 });
 
 test("a place that a gate overtakes waits for the gate", async () => {
-  const { clock, limiter } = full();
+  const { clock, limiter } = await full();
   const place = limiter.reserve();
   await limiter.pause("10m");
   clock.advance("1m");
@@ -194,10 +194,13 @@ test("a settled text changes what the start was worth", () => {
 });
 
 test("a place of another limiter is an error, and stays what it was", async () => {
-  const [{ limiter: one }, { limiter: other }] = [full(), full()];
+  const [{ limiter: one }, { limiter: other }] = [await full(), await full()];
   const place = one.reserve();
   assert.throws(() => other.present(place), foreign);
-  await assert.rejects(other.acquire({ place }), foreign);
+  const controller = new AbortController();
+  const refused = other.acquire({ place, signal: controller.signal });
+  controller.abort(); // Nobody waits any more.
+  await assert.rejects(refused, foreign);
   assert.throws(() => new NullLimiter().present(place), foreign);
   await assert.rejects(new NullLimiter().acquire({ place }), foreign);
   for (const without of [new ConcurrencyLimiter(1), new CompositeLimiter([one])]) {
@@ -209,11 +212,10 @@ test("a place of another limiter is an error, and stays what it was", async () =
 
 test("acquire waits with a place, or with its text, and uses it up", async () => {
   for (const given of [(place) => place, (place) => place.toText()]) {
-    const { clock, limiter } = full();
+    const { clock, limiter } = await full();
     const place = limiter.reserve();
     let permit;
-    const waiting = limiter.acquire({ place: given(place) }).then((p) => (permit = p));
-    await settle();
+    const waiting = limiter.acquire({ place: given(place), timeout: "1m" }).then((p) => (permit = p));
     const { retryAfter } = limiter.peek();
     if (given(place) === place) place.cancel(); // It is the waiter's.
     assert.equal(limiter.peek().retryAfter, retryAfter);
@@ -228,7 +230,7 @@ test("acquire waits with a place, or with its text, and uses it up", async () =>
 });
 
 test("who runs out of time holds no place", async () => {
-  const { clock, limiter } = full();
+  const { clock, limiter } = await full();
   for (const timeout of [0, "59s"]) {
     await assert.rejects(limiter.acquire({ timeout }), { name: "TimeoutError" });
     const place = limiter.reserve();
@@ -238,7 +240,6 @@ test("who runs out of time holds no place", async () => {
   }
   // A gate may come in between.
   const waiting = assert.rejects(limiter.acquire({ timeout: "90s" }), { name: "TimeoutError" });
-  await settle();
   await limiter.pause("10m");
   clock.advance("1m");
   await waiting;
@@ -247,12 +248,11 @@ test("who runs out of time holds no place", async () => {
 });
 
 test("who gives up hands its place back, and only that one", async () => {
-  const { limiter } = full();
+  const { limiter } = await full();
   const reason = new RangeError("mine");
   for (const options of [() => ({}), () => ({ place: limiter.reserve() }), () => ({ place: limiter.reserve().toText() })]) {
     const controller = new AbortController();
     const waiting = limiter.acquire({ ...options(), signal: controller.signal });
-    await settle();
     assert.ok(limiter.peek().retryAfter > 60_000);
     controller.abort(reason);
     assert.equal(limiter.peek().retryAfter, 60_000, "the place was not handed back at once");
@@ -266,12 +266,11 @@ test("who gives up hands its place back, and only that one", async () => {
 });
 
 test("nobody listens to a signal any more when the waiting is over", async () => {
-  const { clock, limiter } = full();
+  const { clock, limiter } = await full();
   const { signal } = new AbortController();
   const listeners = () => getEventListeners(signal, "abort").length;
   const waiting = limiter.acquire({ signal });
   assert.equal(listeners(), 1);
-  await settle();
   clock.advance("1m");
   await waiting;
   assert.equal(listeners(), 0);
@@ -282,9 +281,8 @@ test("nobody listens to a signal any more when the waiting is over", async () =>
 });
 
 test("schedule waits with a place, too", async () => {
-  const { clock, limiter } = full();
-  const result = limiter.schedule((permit) => permit.started, { place: limiter.reserve() });
-  await settle();
+  const { clock, limiter } = await full();
+  const result = limiter.schedule((permit) => permit.started, { place: limiter.reserve(), timeout: "1m" });
   clock.advance("1m");
   assert.equal(await result, true);
 });

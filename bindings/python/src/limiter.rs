@@ -267,7 +267,7 @@ impl Limiter {
         let good_for = grace.map(|grace| seconds("grace", grace)).transpose()?;
         let answer = py.detach(|| self.node.core.reserve(key.unwrap_or_default(), weight, most, good_for));
         match answer {
-            Ok(Reserved::Place(raw)) => Ok(Some(Permit::place(&self.node, raw))),
+            Ok(Reserved::Place { place, .. }) => Ok(Some(Permit::place(&self.node, place))),
             Ok(Reserved::Denied(_)) => Ok(None),
             Err(e) => {
                 let given = [("max_wait", max_wait), ("grace", grace)];

@@ -12,9 +12,10 @@ use workglow_limit::Policy;
 
 /// At most max_executions units in any rolling window, shared by all who open the same name in the same store.
 ///
-/// max_executions is 1 to 4096, window_size_in_seconds a number of seconds or a timedelta, 1 µs to 366 days. For
-/// several windows at once give windows instead: one to four such pairs, as in windows=[(100, 60), (5, 1.0)]; a start
-/// needs room in all of them. The limit is declared at the first use, in place of the policy that the name had.
+/// max_executions is 1 to 1,000,000,000 (4,096 with several windows), window_size_in_seconds a number of seconds or a
+/// timedelta, 1 µs to 366 days. For several windows at once give windows instead: one to four such pairs, as in
+/// windows=[(100, 60), (5, 1.0)]; a start needs room in all of them. The limit is declared at the first use, in place of
+/// the policy that the name had.
 #[pyclass(extends = Limiter, subclass, frozen, module = "workglow_limit")]
 pub struct RateLimiter;
 

@@ -172,7 +172,10 @@ pub(crate) struct Answer {
 /// A start that is recorded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Taken {
+    /// What it is known by: a ticket, or where starts are only counted, an era.
     pub ticket: u64,
+    /// How far the ledger has to be to have it.
+    pub end: u64,
     /// From when on it counts, and so the last moment at which it may happen.
     pub stamp: Tick,
     /// It has not started, but may: see [`Log::present`].
@@ -418,7 +421,10 @@ impl<'a> Log<'a> {
                     let longest = ask.windows.iter().map(|w| w.length).max().unwrap_or(0);
                     view.empty = view.empty.max(stamp + longest);
                 }
-                return Ok((Answer { now, ready, taken: Some(Taken { ticket: h, stamp, is_place }) }, view));
+                return Ok((
+                    Answer { now, ready, taken: Some(Taken { ticket: h, end: h + ask.weight, stamp, is_place }) },
+                    view,
+                ));
             }
         }
     }
@@ -546,18 +552,14 @@ impl<'a> Log<'a> {
         let h = self.find_tail().ticket;
         let first = self.first();
         let logged = self.logged.load(Acquire);
-        let is_cut = h - first > self.ring.len() as u64 || self.own.load(Acquire) & CUT != 0;
         let mut ticket = first.max(h.saturating_sub(self.ring.len() as u64));
         let mut starts = Vec::new();
-        let mut is_all_alive = true;
         while ticket < h {
             let word = self.slot(ticket).load(Acquire);
             let Known { ticket: id, stamp, weight: units } = self.known(ticket, word);
             let stamp = stamp.max(self.born);
             if stamp + longest > now.floor {
                 starts.push(Start { stamp, units, state: state_of(word), id, is_logged: ticket < logged });
-            } else {
-                is_all_alive = false;
             }
             ticket += units;
         }
@@ -571,11 +573,19 @@ impl<'a> Log<'a> {
         };
         if self.cleared.load(Acquire) == 0 && self.born + longest > now.floor {
             pad(self.born);
-        } else if is_cut && is_all_alive {
+        } else if self.is_cut(longest, now) {
             let oldest = self.slot(first.max(h.saturating_sub(self.ring.len() as u64)));
             pad(self.stamp(oldest.load(Acquire)));
         }
         starts
+    }
+
+    /// May there have been starts before the oldest that is known which still count? They did not fit.
+    pub fn is_cut(&self, longest: Tick, now: Now) -> bool {
+        let (h, first, size) = (self.find_tail().ticket, self.first(), self.ring.len() as u64);
+        let has_dropped = h - first > size || self.own.load(Acquire) & CUT != 0;
+        let oldest = self.slot(first.max(h.saturating_sub(size)));
+        has_dropped && (h == first || self.stamp(oldest.load(Acquire)) + longest > now.floor)
     }
 
     /// The starts that are not in the ledger yet, and the ticket after the last of them. For whoever may rewrite the log.
@@ -600,18 +610,29 @@ impl<'a> Log<'a> {
     /// Writes these starts, in the order of their stamps, into cells that only the caller uses: zeroed ones, or sealed
     /// ones of an earlier life. Tickets go on from `after` at the earliest. The cells must be [`CLOSED`]; the answer is the
     /// base with which their next life begins, to be published by the caller. `None`: these cells had too many lives.
-    pub fn write(&self, starts: &[Start], after: u64, now: Now) -> Option<Tick> {
+    ///
+    /// `is_cut`: there may have been older ones that are not among them.
+    pub fn write(&self, starts: &[Start], is_cut: bool, after: u64, now: Now) -> Option<Tick> {
         let size = self.ring.len() as u64;
         // The same slots and parities come again every two laps.
         let end = self.end();
         let burnt = end + after.saturating_sub(end).div_ceil(2 * size) * 2 * size;
         let highest = self.ring.iter().map(|slot| slot.load(Relaxed) >> STAMP).max().unwrap_or(0);
+        // What was only counted before may be more than one start can weigh here.
+        let split = |start: &Start| {
+            let (start, parts) = (*start, start.units.div_ceil(MOST));
+            (0..parts).map(move |i| Start { units: MOST.min(start.units - i * MOST), ..start })
+        };
+        let starts: Vec<Start> = starts.iter().flat_map(split).collect();
         let mut room = size - 1;
         let kept =
             starts.iter().rev().take_while(|s| room.checked_sub(s.units).map(|left| room = left).is_some()).count();
         let (cut, starts) = starts.split_at(starts.len() - kept);
         let oldest = starts.first().map_or(now.ceil, |start| start.stamp);
-        let base = oldest.min(now.ceil).wrapping_sub(highest + 2);
+        let mut base = oldest.min(now.ceil).wrapping_sub(highest + 2);
+        if base == CLOSED || base == 0 {
+            base = base.wrapping_sub(2); // 0 was the first life's
+        }
         if now.ceil.wrapping_sub(base) > LAST - 4 * LONGEST {
             return None;
         }
@@ -640,7 +661,7 @@ impl<'a> Log<'a> {
             next += start.units;
         }
         self.cleared.store(first + 1, Relaxed);
-        self.own.store(next | if cut.is_empty() { 0 } else { CUT }, Relaxed);
+        self.own.store(next | if is_cut || !cut.is_empty() { CUT } else { 0 }, Relaxed);
         self.logged.store(logged.unwrap_or(next), Relaxed);
         put(self.head, next);
         Some(base)

@@ -54,7 +54,7 @@ impl Cells {
         let mut starts = sealed.starts(W, 4, now);
         edit(&mut starts);
         self.life.store(CLOSED, Release);
-        let base = self.log_in(CLOSED).write(&starts, sealed.end(), now).unwrap();
+        let base = self.log_in(CLOSED).write(&starts, sealed.is_cut(W, now), sealed.end(), now).unwrap();
         self.life.store(base, Release);
         self.time.fetch_max(from.time.load(Relaxed), Relaxed);
     }
@@ -92,7 +92,7 @@ impl Cells {
         let stamp = now.ceil.max(newest);
         let word = log.word(ticket, stamp, STARTED, weight);
         let claimed = ready <= now.floor && log.slot(ticket).compare_exchange(was, word, AcqRel, Relaxed).is_ok();
-        claimed.then_some(Taken { ticket, stamp, is_place: false })
+        claimed.then_some(Taken { ticket, end: ticket + weight, stamp, is_place: false })
     }
 }
 
@@ -327,7 +327,7 @@ fn a_claim_in_flight_does_not_reach_the_next_key() {
         }
         if log.is_idle(W, cells.now()) {
             cells.life.store(CLOSED, Release);
-            let base = cells.log_in(CLOSED).write(&[], 0, cells.now()).unwrap();
+            let base = cells.log_in(CLOSED).write(&[], false, 0, cells.now()).unwrap();
             cells.life.store(base, Release);
             assert!(!claimant.join().unwrap(), "it started on a key that is gone");
             assert_eq!(cells.left(1), 1, "the next key was charged for it");

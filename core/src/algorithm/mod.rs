@@ -5,7 +5,10 @@
 
 use crate::time::Tick;
 
+#[cfg(not(model))]
+pub(crate) mod cells;
 pub(crate) mod log;
+pub(crate) mod slices;
 pub(crate) mod slots;
 
 /// These cells are closed, or have another life by now: look the key up again and ask there.

@@ -2,12 +2,12 @@
 
 use super::{Attempt, Limiter, Presented, Progress, Reserved, Step, Wait, next_id, own};
 use crate::algorithm::Start;
-use crate::algorithm::log::{Answer, Ask, Known, Log, PLACE, SETTLED, Taken, View, Window};
+use crate::algorithm::log::{Answer, Ask, Known, PLACE, SETTLED, Taken, View, Window};
 use crate::decision::Decision;
 use crate::error::{Error, Result};
 use crate::permit::{RawPermit, unreadable};
 use crate::policy::{self, Policy};
-use crate::store::{Blocked, Hash, Home, Key, Limit, OnError, Store, Table};
+use crate::store::{Blocked, Hash, Home, Key, Limit, OnError, Store, Table, parts, take_units};
 use crate::time::{self, Tick, from_ticks};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -42,7 +42,7 @@ impl RateLimiter {
     /// Declares a limit under a name, at the first use, in place of the policy that the name had.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) unless `max_executions` is 1 to 4,096, `window` 1 µs to 366 days, and `name` 1 to
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) unless `max_executions` is 1 to 1,000,000,000, `window` 1 µs to 366 days, and `name` 1 to
     /// 1,024 bytes.
     pub fn new(store: &Store, name: &str, max_executions: u64, window: Duration) -> Result<Self> {
         Self::with_windows(store, name, &[(max_executions, window)])
@@ -104,9 +104,10 @@ impl RateLimiter {
     }
 
     /// Asks for a start now or later.
+    #[inline(always)]
     fn take(&self, found: &Key, ask: &Ask) -> Result<Answer, Blocked> {
         policy::check_weight(self.name(), ask.weight, found.table.policy.capacity())?;
-        let answer = found.log().claim(ask, || found.home.clock.now())?;
+        let answer = found.cells().claim(ask, || found.home.clock.now())?;
         self.limit.confirm(found, answer.now.floor, answer.taken.as_ref(), ask.weight)?;
         Ok(answer)
     }
@@ -125,20 +126,6 @@ impl RateLimiter {
             }
             None => Reserved::Denied(from_ticks(answer.ready.saturating_sub(answer.now.floor))),
         })
-    }
-
-    /// Takes what is known of a start out of a key's log, or changes it, while it counts. `change` gets the start.
-    fn edit(&self, permit: &RawPermit, change: impl Fn(&mut Vec<Start>, usize)) -> Result<()> {
-        let [h0, h1, _] = permit.reserved;
-        let edited = self.limit.rewrite(Hash([h0, h1]), |starts| {
-            let is_it = |start: &Start| {
-                start.id == permit.a && start.stamp == permit.b && start.units == permit.key && start.state != SETTLED
-            };
-            if let Some(at) = starts.iter().position(is_it) {
-                change(starts, at);
-            }
-        });
-        edited.map(drop)
     }
 
     /// A permit of this limiter, or nothing of one from a lane that is gone: its times mean nothing here.
@@ -203,6 +190,12 @@ fn windows(table: &Table) -> &[Window] {
     }
 }
 
+/// What a permit says of its start, and the hash of its key.
+fn known(permit: &RawPermit) -> (Hash, Known) {
+    let [h0, h1, _] = permit.reserved;
+    (Hash([h0, h1]), Known { ticket: permit.a, stamp: permit.b, weight: permit.key })
+}
+
 fn only_grace(word: u64) -> Tick {
     word & ((1 << LANE) - 1)
 }
@@ -214,13 +207,13 @@ fn default_grace(windows: &[Window]) -> Tick {
 
 /// The calls, whose failures the store's [`OnError`] has not seen yet.
 impl RateLimiter {
-    #[inline]
+    #[inline(always)]
     fn do_attempt(&self, key: &str, weight: u64) -> Result<Attempt> {
         policy::check_some(weight)?;
         self.limit.with_key(key, |found| {
-            let answer = self.take(&found, &Ask::now(windows(&found.table), weight, found.gate))?;
+            let answer = self.take(found, &Ask::now(windows(&found.table), weight, found.gate))?;
             Ok(match answer.taken {
-                Some(taken) => Attempt::Admitted(self.permit(&found, taken, weight, 0, 0)),
+                Some(taken) => Attempt::Admitted(self.permit(found, taken, weight, 0, 0)),
                 None => Attempt::Denied(from_ticks(answer.ready.saturating_sub(answer.now.floor))),
             })
         })
@@ -231,10 +224,10 @@ impl RateLimiter {
         self.limit.with_key(key, |found| {
             policy::check_weight(self.name(), weight, found.table.policy.capacity())?;
             let ask = Ask::now(windows(&found.table), weight, found.gate);
-            let (answer, view) = found.log().claim_and_view(&ask, || found.home.clock.now())?;
-            self.limit.confirm(&found, view.now, answer.taken.as_ref(), weight)?;
+            let (answer, view) = found.cells().claim_and_view(&ask, || found.home.clock.now())?;
+            self.limit.confirm(found, view.now, answer.taken.as_ref(), weight)?;
             let mut decision = self.decision(&found.table, view, answer.taken.is_some());
-            decision.permit = answer.taken.map(|taken| self.permit(&found, taken, weight, 0, 0));
+            decision.permit = answer.taken.map(|taken| self.permit(found, taken, weight, 0, 0));
             Ok(decision)
         })
     }
@@ -243,8 +236,8 @@ impl RateLimiter {
         self.limit.look(key, |home, table, key, gate| {
             policy::check_weight(self.name(), weight, table.policy.capacity())?;
             let ask = Ask::now(windows(table), weight, gate);
-            let log = key.map_or_else(|| Log::untouched(table.born), |key| home.log(table, key));
-            let view = log.view(&ask, || home.clock.now())?;
+            let cells = key.map_or_else(|| Home::untouched(table), |key| home.cells(table, key));
+            let view = cells.view(&ask, || home.clock.now())?;
             if home.is_due(view.now) && !home.is_still_there(view.now) {
                 return Err(Blocked::Lost);
             }
@@ -255,7 +248,7 @@ impl RateLimiter {
     fn do_step(&self, wait: &mut Wait) -> Result<Step> {
         policy::check_some(wait.weight)?;
         while let Progress::Place(place) = wait.progress {
-            match self.do_present(&place)? {
+            match self.do_present(&self.own(&place)?)? {
                 Presented::Started(permit) => {
                     wait.progress = Progress::Nothing;
                     return Ok(Step::Admitted(permit));
@@ -279,15 +272,15 @@ impl RateLimiter {
             let windows = windows(&found.table);
             let grace = default_grace(windows);
             let ask = Ask { patience, grace, ..Ask::now(windows, wait.weight, found.gate) };
-            let answer = self.take(&found, &ask)?;
+            let answer = self.take(found, &ask)?;
             let nap = from_ticks(answer.ready.saturating_sub(answer.now.floor));
             Ok(match answer.taken {
                 None => (Step::Expired(nap), Progress::Nothing),
                 Some(taken) if !taken.is_place => {
-                    (Step::Admitted(self.permit(&found, taken, wait.weight, 0, 0)), Progress::Nothing)
+                    (Step::Admitted(self.permit(found, taken, wait.weight, 0, 0)), Progress::Nothing)
                 }
                 Some(taken) => {
-                    let place = self.permit(&found, taken, wait.weight, answer.ready, grace);
+                    let place = self.permit(found, taken, wait.weight, answer.ready, grace);
                     (Step::Sleep(nap), Progress::Place(place))
                 }
             })
@@ -300,36 +293,35 @@ impl RateLimiter {
         if self.is_over(permit)? {
             return Ok(());
         }
-        self.edit(permit, |starts, at| {
-            starts.remove(at);
-        })
+        let (hash, start) = known(permit);
+        self.limit.take_back(hash, start, start.weight)
     }
 
     fn do_settle(&self, permit: &RawPermit, actual: u64) -> Result<()> {
-        let home = self.limit.home()?;
-        let weight = permit.key;
-        // A debt counts from now on, however long ago the start was.
-        let owe = |starts: &mut Vec<Start>| {
-            let units = actual.saturating_sub(weight).min(self.limit.table().map_or(0, |t| t.policy.capacity()));
-            let stamp = home.clock.now().ceil;
+        let (hash, start) = known(permit);
+        let (is_over, debt) = (self.is_over(permit)?, actual.saturating_sub(start.weight));
+        if is_over && debt == 0 {
+            return Ok(());
+        }
+        if is_over {
+            // The key may have been forgotten since.
+            self.limit.with_hash(hash, |_| Ok(()))?;
+        }
+        let edited = self.limit.rewrite(hash, |home, table, starts, era| {
+            let parts = parts(table, starts, era, start);
+            if parts.is_empty() && !is_over {
+                return; // it was ended before
+            }
+            parts.iter().for_each(|&i| starts[i].state = SETTLED);
+            take_units(starts, &parts, start.weight.saturating_sub(actual));
+            // A debt counts from now on, however long ago the start was.
+            let (stamp, units) = (home.clock.now().ceil, debt.min(table.policy.capacity()));
             let at = starts.partition_point(|start| start.stamp <= stamp);
             if units > 0 {
                 starts.insert(at, Start { stamp, units, state: SETTLED, id: u64::MAX, is_logged: false });
             }
-        };
-        if self.is_over(permit)? {
-            let [h0, h1, _] = permit.reserved;
-            return if actual > weight { self.limit.rewrite(Hash([h0, h1]), owe).map(drop) } else { Ok(()) };
-        }
-        self.edit(permit, |starts, at| {
-            if actual == 0 {
-                starts.remove(at);
-                return;
-            }
-            starts[at].units = actual.min(weight);
-            starts[at].state = SETTLED;
-            owe(starts);
-        })
+        });
+        edited.map(drop)
     }
 
     fn do_reserve(
@@ -342,20 +334,21 @@ impl RateLimiter {
         policy::check_some(weight)?;
         let patience = max_wait.map_or(u64::MAX, time::patience_ticks);
         let grace = grace.map(|grace| time::grace_ticks("grace", grace)).transpose()?;
-        self.limit.with_key(key, |found| self.take_place(&found, weight, patience, grace))
+        self.limit.with_key(key, |found| self.take_place(found, weight, patience, grace))
     }
 
     fn do_present(&self, place: &RawPermit) -> Result<Presented> {
-        let &RawPermit { key: weight, a: ticket, b: stamp, ready, reserved: [h0, h1, grace], .. } = place;
-        let early = ready.saturating_sub(self.limit.home()?.clock.now().floor);
+        policy::check_some(place.key)?;
+        let early = place.ready.saturating_sub(self.limit.home()?.clock.now().floor);
         if early > 0 {
             return Ok(Presented::Wait { place: *place, after: from_ticks(early) });
         }
-        let has_started = self.limit.with_hash(Hash([h0, h1]), |found| {
+        let (hash, start) = known(place);
+        let has_started = self.limit.with_hash(hash, |found| {
             let now = found.home.clock.now();
-            self.limit.confirm(&found, now.floor, None, 0)?;
-            let is_good = found.gate <= now.floor && now.ceil <= stamp;
-            Ok(is_good && found.log().present(Known { ticket, stamp, weight })?)
+            self.limit.confirm(found, now.floor, None, 0)?;
+            let is_good = found.gate <= now.floor && now.ceil <= start.stamp;
+            Ok(is_good && found.cells().present(start)?)
         })?;
         if has_started {
             return Ok(Presented::Started(*place));
@@ -363,15 +356,14 @@ impl RateLimiter {
         // Late, used before, or overtaken by a gate, a clear or another policy: a fresh place for it. If it was not used
         // it does not count any longer.
         if !self.is_over(place)? {
-            self.edit(place, |starts, at| {
-                if starts[at].state == PLACE {
-                    starts.remove(at);
-                }
+            self.limit.rewrite(hash, |_, table, starts, era| {
+                let mut parts = parts(table, starts, era, start);
+                parts.retain(|&i| table.policy.is_sliced() || starts[i].state == PLACE);
+                take_units(starts, &parts, start.weight);
             })?;
         }
-        let fresh = self
-            .limit
-            .with_hash(Hash([h0, h1]), |found| self.take_place(&found, weight, u64::MAX, Some(only_grace(grace))));
+        let grace = Some(only_grace(place.reserved[2]));
+        let fresh = self.limit.with_hash(hash, |found| self.take_place(found, start.weight, u64::MAX, grace));
         match fresh? {
             Reserved::Place { place, after } => Ok(Presented::Wait { place, after }),
             Reserved::Denied(after) => {
@@ -383,7 +375,7 @@ impl RateLimiter {
     fn do_record_job_start(&self, key: &str) -> Result<()> {
         self.limit.with_key(key, |found| {
             let ask = Ask { force: true, ..Ask::now(windows(&found.table), 1, 0) };
-            self.take(&found, &ask).map(drop)
+            self.take(found, &ask).map(drop)
         })
     }
 }
@@ -472,6 +464,10 @@ impl Limiter for RateLimiter {
 
     fn to_text(&self, permit: &RawPermit) -> Result<String> {
         let permit = self.own(permit)?;
+        if self.limit.table()?.policy.is_sliced() {
+            let reason = "a permit of a limit above 4,096 cannot leave its process: its units are only counted";
+            return Err(Error::Unsupported { reason: reason.into() });
+        }
         let RawPermit { key: weight, a: ticket, b: stamp, ready, reserved: [h0, h1, grace], .. } = permit;
         let home = self.limit.home()?;
         let Hash([name, _]) = home.hash(b'n', self.name());

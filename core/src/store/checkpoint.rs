@@ -87,12 +87,12 @@ impl Inner {
 
     /// Does not return before so little of what a key has handed out is missing from the ledger that `taken` may start.
     #[cold]
-    pub fn wait_for_ledger(&self, limit: u64, key: &Key, taken: &Taken, weight: u64, budget: u64) -> Result<()> {
+    pub fn wait_for_ledger(&self, limit: u64, key: &Key, taken: &Taken, budget: u64) -> Result<()> {
         let Address::Sqlite(path) = &self.address else { return Ok(()) };
         let want = (limit, key.hash());
         self.wanted.lock().push(want);
         let written = self.with_lock(|_| {
-            if is_logged(key, taken.ticket + weight - budget) {
+            if is_logged(key, taken.end - budget) {
                 return Ok(());
             }
             if monotonic_ns() < self.rests_until.load(Relaxed) {
@@ -140,7 +140,7 @@ fn is_logged(key: &Key, ticket: u64) -> bool {
 }
 
 fn unlogged(home: &Home, table: Table, at: u64, name: usize) -> Option<Unlogged> {
-    let (starts, end) = home.log_at(&table, at).unlogged();
+    let (starts, end) = home.cells_at(&table, at).unlogged(table.policy.longest());
     (!starts.is_empty()).then(|| Unlogged { table, at, name, key: home.text_of(at), starts, end })
 }
 
@@ -196,7 +196,7 @@ pub(super) fn recover(
             home.set(table.at + table_word::LOST, [now.ceil, budget]);
             // It was there before the loss was known.
             let is_logged = fault::planted("lost once");
-            home.rewrite(&table, home.hash(b'k', ""), Some(file), |starts| {
+            home.rewrite(&table, home.hash(b'k', ""), Some(file), |starts, _| {
                 starts.push(Start { stamp: now.ceil, units: budget, state: SETTLED, id: u64::MAX, is_logged });
             })?;
         }
@@ -228,7 +228,7 @@ fn bring_back(home: &Home, name: &str, hash: Hash, text: &str, old: Vec<Start>, 
     let table = home.table(limit);
     let Policy::Rate(_) = table.policy else { return Ok(()) };
     home.find_or_add_locked(&table, hash, text, Some(file))?;
-    home.rewrite(&table, hash, Some(file), |starts| {
+    home.rewrite(&table, hash, Some(file), |starts, _| {
         starts.splice(0..0, old);
         starts.sort_by_key(|start| start.stamp);
     })?;

@@ -54,7 +54,9 @@ impl Home {
         let at = table.empty_key;
         let life = self.arena.word(at + key_word::LIFE).load(Acquire);
         // The life is that of the empty key only if the block still is.
-        if self.arena.word(table.at + table_word::EMPTY_KEY).load(Acquire) == at && life != CLOSED {
+        let is_its = self.arena.word(table.at + table_word::EMPTY_KEY).load(Acquire) == at
+            && self.arena.word(at + key_word::TABLE).load(Acquire) == table.at;
+        if is_its && life != CLOSED {
             Ok(KeyAt { at, life })
         } else {
             Err(Blocked::Moved)
@@ -73,24 +75,34 @@ impl Home {
         if key.is_empty() { self.empty_key(table).map(Some) } else { self.find(table, self.hash(b'k', key)) }
     }
 
-    fn index(&self, table: &Table) -> (u64, u64) {
-        let index = self.arena.word(table.at + table_word::INDEX).load(Acquire);
-        (index, self.arena.word(index + index_word::LIFE).load(Acquire))
+    /// A table's index, and its life. A table that was replaced has none: its index may be another's by now.
+    fn index(&self, table: &Table) -> Result<(u64, u64), Blocked> {
+        let word = self.arena.word(table.at + table_word::INDEX);
+        loop {
+            let index = word.load(Acquire);
+            if index == 0 {
+                return Err(Blocked::Moved);
+            }
+            let life = self.arena.word(index + index_word::LIFE).load(Acquire);
+            if word.load(Acquire) == index {
+                return Ok((index, life));
+            }
+        }
     }
 
     pub fn find(&self, table: &Table, hash: Hash) -> Result<Option<KeyAt>, Blocked> {
-        let before = self.index(table);
+        let before = self.index(table)?;
         match self.probe(table, before.0, hash) {
             Ok((_, found)) if found.life == CLOSED => Err(Blocked::Sealed),
             Ok((_, found)) => Ok(Some(found)),
-            Err(Some(_)) if self.index(table) == before => Ok(None),
+            Err(Some(_)) if self.index(table)? == before => Ok(None),
             // It was looked for in what is another index by now, or is moving.
             Err(_) => Err(Blocked::Moved),
         }
     }
 
     pub(crate) fn find_or_add(&self, table: &Table, hash: Hash, text: &str) -> Result<KeyAt, Blocked> {
-        let (index, life) = self.index(table);
+        let (index, life) = self.index(table)?;
         match self.probe(table, index, hash) {
             Ok((_, found)) if found.life == CLOSED => Err(Blocked::Sealed),
             Ok((_, found)) => Ok(found),
@@ -224,8 +236,12 @@ impl Home {
         let now = self.clock.now();
         let lost = self.lost(table, now);
         let starts = lost.as_slice();
-        let is_log = matches!(table.policy, Policy::Rate(_));
-        if is_new && starts.is_empty() || !is_log {
+        if table.policy.is_sliced() {
+            self.arena.word(at + key_word::OWN).store(self.new_era(), Release);
+        }
+        let is_rate = matches!(table.policy, Policy::Rate(_));
+        let first = self.arena.word(table.at + table_word::FIRST_TICKET).load(Relaxed);
+        if is_new && starts.is_empty() && (first == 0 || table.policy.is_sliced()) || !is_rate {
             self.name_block(table, at, hash, text);
             return Some(KeyAt { at, life: life.load(Relaxed) });
         }
@@ -235,7 +251,7 @@ impl Home {
         if !starts.is_empty() && !self.has_origins(table, at) {
             return None;
         }
-        let base = self.log(table, KeyAt { at, life: CLOSED }).write(starts, 0, now)?;
+        let base = self.cells(table, KeyAt { at, life: CLOSED }).write(starts, false, first, table.policy.window(), now)?;
         life.store(base, Release);
         Some(KeyAt { at, life: base })
     }
@@ -256,7 +272,7 @@ impl Home {
     /// Makes sure that a block has room for the origins of its starts.
     pub(super) fn has_origins(&self, table: &Table, at: u64) -> bool {
         let origins = self.arena.word(at + key_word::ORIGINS);
-        if origins.load(Relaxed) == 0 {
+        if origins.load(Relaxed) == 0 && !table.policy.is_sliced() {
             match self.arena.allocate(table.policy.ring()) {
                 Ok(words) => origins.store(words, Release),
                 Err(_) => return false,
@@ -265,7 +281,7 @@ impl Home {
         true
     }
 
-    /// Each store releases, after the block was closed: see [`Log::write`](crate::algorithm::log::Log::write).
+    /// Each store releases, after the block was closed: see `Log::write`.
     pub(super) fn name_block(&self, table: &Table, at: u64, hash: Hash, text: &str) {
         for (i, word) in hash.0.into_iter().enumerate() {
             self.arena.word(at + key_word::HASH + i as u64).store(word, Release);
@@ -298,7 +314,7 @@ impl Home {
     pub fn make_room(&self, table: &Table, file: Option<&File>) -> Result<()> {
         // Twice what the next key takes, so that a short allocation is never the reason to come back at once.
         self.arena.grow(2 * (key_words(table.policy) + table.policy.ring()), file)?;
-        let (old, _) = self.index(table);
+        let Ok((old, _)) = self.index(table) else { return Ok(()) };
         let capacity = self.arena.word(old + index_word::CAPACITY).load(Relaxed);
         let is_sealed =
             self.arena.words(old + index_word::SLOTS, capacity).iter().any(|s| s.load(Acquire) == index_word::SEALED);
@@ -333,14 +349,14 @@ impl Home {
                 continue;
             }
             if !fault::planted("reused in flight") {
-                self.log_at(table, at).seal();
+                self.cells_at(table, at).seal();
             }
             // Somebody may have been faster than the seal.
             if self.is_idle(table, at) {
                 idle.push(at);
             } else {
                 let hash = Hash(self.get(at + key_word::HASH));
-                kept.push(self.rewrite(table, hash, file, |_| {})?);
+                kept.push(self.rewrite(table, hash, file, |_, _| {})?);
             }
         }
         Ok((kept, idle))

@@ -10,6 +10,9 @@ pub(super) const FREE_KEYS: u64 = 16;
 /// The same for indexes, by that of their capacity.
 pub(super) const FREE_INDEXES: u64 = FREE_KEYS + 64;
 
+/// Counts eras: see [`Slices`](crate::algorithm::slices::Slices).
+pub(super) const NEXT_ERA: u64 = FREE_INDEXES + 64;
+
 pub(super) mod limit_word {
     pub const NEXT: u64 = 0;
     pub const NAME: u64 = 1;
@@ -32,6 +35,8 @@ pub(super) mod table_word {
     pub const BUDGET: u64 = 12;
     /// When a ledger was read that may have missed so many units of each key.
     pub const LOST: u64 = 13; // two words
+    /// The tickets of new keys begin here: no key of this name had them before.
+    pub const FIRST_TICKET: u64 = 15;
     pub const WORDS: u64 = 16;
 }
 
@@ -65,6 +70,7 @@ pub(super) mod key_word {
     pub const GATE: u64 = 3;
     pub const CLEARED: u64 = 4;
     pub const LIFE: u64 = 5;
+    /// Of a log, its first own ticket; of slices, their era.
     pub const OWN: u64 = 6;
     pub const LOGGED: u64 = 7;
     /// Where the tickets are under which copied starts are known; 0: there was no need yet.
@@ -77,4 +83,4 @@ pub(super) mod key_word {
     pub const RING: u64 = 32;
 }
 
-const _: () = assert!(FREE_INDEXES + 64 <= super::arena::HEADER_WORDS);
+const _: () = assert!(NEXT_ERA < super::arena::HEADER_WORDS);

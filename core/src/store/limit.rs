@@ -5,7 +5,8 @@ use super::keys::KeyAt;
 use super::table::{Blocked, Hash, Home, Table};
 use super::{Declared, Durability, Store};
 use crate::algorithm::Start;
-use crate::algorithm::log::{Log, Taken};
+use crate::algorithm::cells::Cells;
+use crate::algorithm::log::{Known, SETTLED, Taken};
 use crate::atomic::*;
 use crate::error::{Error, Result};
 use crate::fault;
@@ -56,7 +57,6 @@ impl Bound {
 }
 
 /// One key of a limit, found.
-#[derive(Clone, Copy)]
 pub(crate) struct Key<'a> {
     pub home: &'a Home,
     pub table: Table,
@@ -66,8 +66,9 @@ pub(crate) struct Key<'a> {
 }
 
 impl Key<'_> {
-    pub fn log(&self) -> Log<'_> {
-        self.home.log(&self.table, self.key)
+    #[inline(always)]
+    pub fn cells(&self) -> Cells<'_> {
+        self.home.cells(&self.table, self.key)
     }
 
     /// What the key is known by, wherever it lives.
@@ -126,18 +127,18 @@ impl Limit {
     #[inline(always)]
     pub fn table(&self) -> Result<Table> {
         let bound = self.bound()?;
-        Ok(bound.home().table_at(bound.table.load(Acquire)))
+        Ok(bound.home().table(bound.limit))
     }
 
     /// Does something with a key, again if it moved or something had to grow meanwhile.
     #[inline(always)]
-    pub fn with_key<R>(&self, key: &str, f: impl Fn(Key) -> Result<R, Blocked>) -> Result<R> {
+    pub fn with_key<R>(&self, key: &str, f: impl Fn(&Key) -> Result<R, Blocked>) -> Result<R> {
         policy::check_key(key)?;
         self.with(|home, table| home.key(table, key), |home| home.hash(b'k', key), f)
     }
 
     /// The same with a key that is known by its hash only.
-    pub fn with_hash<R>(&self, hash: Hash, f: impl Fn(Key) -> Result<R, Blocked>) -> Result<R> {
+    pub fn with_hash<R>(&self, hash: Hash, f: impl Fn(&Key) -> Result<R, Blocked>) -> Result<R> {
         self.with(|home, table| home.find_or_add(table, hash, "?"), |_| hash, f)
     }
 
@@ -146,7 +147,7 @@ impl Limit {
         &self,
         find: impl Fn(&Home, &Table) -> Result<KeyAt, Blocked>,
         hash: impl Fn(&Home) -> Hash,
-        f: impl Fn(Key) -> Result<R, Blocked>,
+        f: impl Fn(&Key) -> Result<R, Blocked>,
     ) -> Result<R> {
         loop {
             let bound = self.bound()?;
@@ -156,7 +157,7 @@ impl Limit {
             let blocked = match find(home, &table) {
                 Ok(key) => {
                     let gate = home.limit_gate(limit).load(Acquire).max(home.key_gate(key.at).load(Acquire));
-                    match f(Key { home, table, key, gate }) {
+                    match f(&Key { home, table, key, gate }) {
                         Ok(answer) => return Ok(answer),
                         Err(blocked) => blocked,
                     }
@@ -206,7 +207,7 @@ impl Limit {
         if let Some(taken) = taken {
             let commits = self.commits && key.home.is_lane() && !fault::planted("commit later");
             let budget = if commits { 0 } else { key.table.budget };
-            if taken.ticket + weight > key.home.logged(key.key.at).load(Acquire).saturating_add(budget) {
+            if taken.end > key.home.logged(key.key.at).load(Acquire).saturating_add(budget) {
                 self.wait_for_ledger(key, taken, weight, budget)?;
             }
         }
@@ -227,10 +228,10 @@ impl Limit {
     /// The job has not started yet: so if the ledger cannot be written it shall not, and nothing was taken.
     #[cold]
     fn wait_for_ledger(&self, key: &Key, taken: &Taken, weight: u64, budget: u64) -> Result<()> {
-        let written = self.store.wait_for_ledger(self.bound()?.limit, key, taken, weight, budget);
+        let written = self.store.wait_for_ledger(self.bound()?.limit, key, taken, budget);
         if written.is_err() {
-            let id = taken.ticket;
-            let _ = self.rewrite(key.hash(), |starts| starts.retain(|s| s.id != id || s.stamp != taken.stamp));
+            let known = Known { ticket: taken.ticket, stamp: taken.stamp, weight };
+            let _ = self.take_back(key.hash(), known, weight);
         }
         written
     }
@@ -250,11 +251,20 @@ impl Limit {
     }
 
     /// Changes what a key has in its log, if it has any. `false`: the key is not there.
-    pub fn rewrite(&self, hash: Hash, edit: impl Fn(&mut Vec<Start>)) -> Result<bool> {
+    pub fn rewrite(&self, hash: Hash, edit: impl Fn(&Home, &Table, &mut Vec<Start>, u64)) -> Result<bool> {
         self.with_table(|home, _, table, file| match home.find(table, hash) {
-            Ok(Some(_)) => home.rewrite(table, hash, file, &edit).map(|_| true),
+            Ok(Some(_)) => home.rewrite(table, hash, file, |starts, era| edit(home, table, starts, era)).map(|_| true),
             _ => Ok(false),
         })
+    }
+
+    /// Takes units of a start back, while it is there and not settled.
+    pub fn take_back(&self, hash: Hash, start: Known, units: u64) -> Result<()> {
+        self.rewrite(hash, |_, table, starts, era| {
+            let parts = parts(table, starts, era, start);
+            take_units(starts, &parts, units);
+        })
+        .map(drop)
     }
 
     /// Closes a gate until `until` (0: it stays as it is): of one key, or with the empty key of all.
@@ -296,7 +306,7 @@ impl Limit {
             if key.is_empty() {
                 home.replace(limit, table.policy, true, file)?;
             } else if let Ok(Some(_)) = home.find(table, hash) {
-                home.rewrite(table, hash, file, Vec::clear)?;
+                home.rewrite(table, hash, file, |starts, _| starts.clear())?;
             }
             // If this fails, what is forgotten comes back after a reboot.
             if is_logged { self.store.forget_logged(&self.name, (!key.is_empty()).then_some(hash)) } else { Ok(()) }
@@ -306,7 +316,9 @@ impl Limit {
     #[cold]
     fn unblock(&self, bound: &Bound, table: u64, hash: Hash, blocked: Blocked) -> Result<()> {
         match blocked {
-            Blocked::Refused(error) => return Err(error),
+            // By a policy that may have been replaced meanwhile.
+            Blocked::Refused(error) if bound.home().table(bound.limit).at == table => return Err(error),
+            Blocked::Refused(_) => {}
             // A cell that moved is found by looking again.
             Blocked::Moved => {}
             // Whoever has the lock next attaches to what is there instead.
@@ -375,6 +387,27 @@ impl Limit {
         home.bring_to(limit, now.current(), locked.file())?;
         Ok(limit)
     }
+}
+
+/// Which of the starts are this one: where units are only counted, those of its slice, the unlogged first.
+pub(crate) fn parts(table: &Table, starts: &[Start], era: u64, start: Known) -> Vec<usize> {
+    let is_part = |s: &Start| match table.policy.is_sliced() {
+        true => era == start.ticket && s.stamp == start.stamp,
+        false => s.id == start.ticket && s.stamp == start.stamp && s.units == start.weight && s.state != SETTLED,
+    };
+    let mut parts: Vec<usize> = (0..starts.len()).filter(|&i| is_part(&starts[i])).collect();
+    parts.sort_by_key(|&i| starts[i].is_logged);
+    parts
+}
+
+/// Takes so many units from these starts; those that have none left go.
+pub(crate) fn take_units(starts: &mut Vec<Start>, parts: &[usize], mut units: u64) {
+    for &i in parts {
+        let taken = units.min(starts[i].units);
+        starts[i].units -= taken;
+        units -= taken;
+    }
+    starts.retain(|start| start.units > 0);
 }
 
 impl Drop for Limit {

@@ -18,25 +18,31 @@ use crate::time::Now;
 use std::fs::File;
 
 impl Home {
-    /// Writes a key that is in the table into another block, with these changes to its starts. Returns the block.
+    /// Writes a key that is in the table into another block, with these changes to its starts, which are of an era if they are only
+    /// counted. Returns the block.
     pub fn rewrite(
         &self,
         table: &Table,
         hash: Hash,
         file: Option<&File>,
-        edit: impl FnOnce(&mut Vec<Start>),
+        edit: impl FnOnce(&mut Vec<Start>, u64),
     ) -> Result<u64> {
         let index = self.arena.word(table.at + table_word::INDEX).load(Acquire);
         let (slot, from) = self.probe(table, index, hash).expect("the key is in its table");
         // Room first: what is sealed must be replaced.
         let into = self.block_to_write(table, file)?;
-        let log = self.log(table, from);
-        log.seal();
+        let cells = self.cells(table, from).seal();
         fault::point("key-sealed");
         let now = self.clock.now();
-        let mut starts = log.starts(table.policy.longest(), self.largest(table), now);
-        edit(&mut starts);
-        let into = self.write_into(table, into, from.at, (&starts, log.end(), now), file)?;
+        let mut starts = cells.starts(table.policy.longest(), table.policy.largest(), now);
+        let era = self.arena.word(from.at + key_word::OWN).load(Acquire);
+        edit(&mut starts, era);
+        let is_cut = cells.is_cut(table.policy.longest(), now);
+        let into = self.write_into(table, into, from.at, (&starts, is_cut, cells.end(), now), file)?;
+        if table.policy.is_sliced() && !starts.is_empty() {
+            // Nothing of what was taken was forgotten.
+            self.arena.word(into + key_word::OWN).store(era, Release);
+        }
         fault::point("key-written");
         let slots = self.arena.words(index + index_word::SLOTS, slot + 1);
         slots[slot as usize].store(entry(hash, into), Release);
@@ -55,17 +61,10 @@ impl Home {
         if hash == self.hash(b'k', "") {
             self.arena.word(table.at + table_word::EMPTY_KEY).store(found.at, Release);
         }
-        if self.log(table, found).is_sealed() {
-            self.rewrite(table, hash, file, |_| {})?;
+        if self.cells(table, found).has_to_move(table.policy.longest(), self.clock.now()) {
+            self.rewrite(table, hash, file, |_, _| {})?;
         }
         Ok(())
-    }
-
-    fn largest(&self, table: &Table) -> u64 {
-        match table.policy {
-            Policy::Rate(windows) => windows.largest(),
-            Policy::Concurrency { .. } => 0,
-        }
     }
 
     /// A block that nobody uses, with room for the origins of its starts.
@@ -87,7 +86,7 @@ impl Home {
         table: &Table,
         mut into: u64,
         from: u64,
-        (starts, after, now): (&[Start], u64, Now),
+        (starts, is_cut, after, now): (&[Start], bool, u64, Now),
         file: Option<&File>,
     ) -> Result<u64> {
         loop {
@@ -100,7 +99,11 @@ impl Home {
                 self.arena.word(into + word).store(self.arena.word(from + word).load(Acquire), Release);
             }
             self.arena.word(into + key_word::TABLE).store(table.at, Release);
-            let written = self.log(table, KeyAt { at: into, life: CLOSED }).write(starts, after, now);
+            if table.policy.is_sliced() {
+                self.arena.word(into + key_word::OWN).store(self.new_era(), Release);
+            }
+            let cells = self.cells(table, KeyAt { at: into, life: CLOSED });
+            let written = cells.write(starts, is_cut, after, table.policy.window(), now);
             if let Some(base) = written {
                 life.store(base, Release);
                 return Ok(into);
@@ -154,12 +157,14 @@ impl Home {
         self.seal_index(old_index);
         let born = if is_forgetting { 0 } else { old.born };
         let new = self.table_at(self.new_table(policy, born, capacity, file)?);
+        let first = self.arena.word(old.at + table_word::FIRST_TICKET).load(Relaxed) + (1 << 32);
+        self.arena.word(new.at + table_word::FIRST_TICKET).store(first, Relaxed);
         let lost: [u64; 2] = if is_forgetting { [0, 0] } else { self.get(old.at + table_word::LOST) };
         self.set(new.at + table_word::LOST, lost);
         let new_index = self.arena.word(new.at + table_word::INDEX).load(Acquire);
         for from in self.entries(old_index) {
             if let Policy::Rate(_) = old.policy {
-                self.log_at(&old, from).seal();
+                self.cells_at(&old, from).seal();
             }
             if !is_forgetting {
                 self.move_key(&old, from, &new, new_index, file)?;
@@ -172,6 +177,8 @@ impl Home {
         if let Policy::Rate(_) = old.policy {
             let blocks: Vec<u64> = self.entries(old_index).collect();
             blocks.into_iter().for_each(|at| self.retire_block(old.policy, at));
+            // Before it is another's: who still has the old table shall not find it there.
+            self.arena.word(old.at + table_word::INDEX).store(0, Release);
             self.retire_index(old_index);
         }
         Ok(())
@@ -182,8 +189,10 @@ impl Home {
     fn move_key(&self, old: &Table, from: u64, new: &Table, index: u64, file: Option<&File>) -> Result<()> {
         let (Policy::Rate(_), Policy::Rate(_)) = (old.policy, new.policy) else { return Ok(()) };
         let now = self.clock.now();
-        let log = self.log_at(old, from);
-        let mut starts = log.starts(new.policy.longest(), self.largest(new), now);
+        let cells = self.cells_at(old, from);
+        let longest = old.policy.longest().max(new.policy.longest());
+        let mut starts = cells.starts(longest, new.policy.largest(), now);
+        let is_cut = cells.is_cut(longest, now);
         starts.retain(|start| start.state != PLACE);
         let hash = Hash(self.get(from + key_word::HASH));
         let is_empty_key = hash == self.hash(b'k', "");
@@ -192,7 +201,7 @@ impl Home {
         }
         if !is_empty_key {
             let into = self.block_to_write(new, file)?;
-            let into = self.write_into(new, into, from, (&starts, log.end(), now), file)?;
+            let into = self.write_into(new, into, from, (&starts, is_cut, cells.end(), now), file)?;
             self.insert(new, index, hash, into);
             return Ok(());
         }
@@ -201,7 +210,7 @@ impl Home {
         while !self.has_origins(new, into) {
             self.arena.grow(new.policy.ring(), file)?;
         }
-        let written = self.write_into(new, into, from, (&starts, log.end(), now), file)?;
+        let written = self.write_into(new, into, from, (&starts, is_cut, cells.end(), now), file)?;
         assert_eq!(written, into, "a new block has had no lives");
         Ok(())
     }

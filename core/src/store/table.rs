@@ -10,9 +10,11 @@
 
 use super::arena::{Arena, NoRoom};
 use super::keys::KeyAt;
-use super::layout::{FIRST_LIMIT, HASH_KEY, NEXT_CHECKPOINT, index_word, key_word, limit_word, table_word};
+use super::layout::{FIRST_LIMIT, HASH_KEY, NEXT_CHECKPOINT, NEXT_ERA, index_word, key_word, limit_word, table_word};
 use crate::algorithm::Sealed;
+use crate::algorithm::cells::Cells;
 use crate::algorithm::log::Log;
+use crate::algorithm::slices::Slices;
 use crate::algorithm::slots::Slots;
 use crate::atomic::*;
 use crate::error::{Error, Result};
@@ -271,26 +273,37 @@ impl Home {
 
     /// A key of a rate limit.
     #[inline(always)]
-    pub fn log(&self, table: &Table, key: KeyAt) -> Log<'_> {
+    pub fn cells(&self, table: &Table, key: KeyAt) -> Cells<'_> {
         let words = self.arena.words(key.at, key_words(table.policy));
         let word = |at: u64| &words[at as usize];
+        let (head, life, own, logged) =
+            (word(key_word::HOT), word(key_word::LIFE), word(key_word::OWN), word(key_word::LOGGED));
+        let ring = &words[key_word::RING as usize..];
+        if table.policy.is_sliced() {
+            return Cells::Slices(Slices { head, life, base: key.life, ring, era: own, logged, born: table.born });
+        }
         let origins = word(key_word::ORIGINS).load(Relaxed);
-        Log {
-            head: word(key_word::HOT),
-            cleared: word(key_word::CLEARED),
-            own: word(key_word::OWN),
-            logged: word(key_word::LOGGED),
-            ring: &words[key_word::RING as usize..],
-            origins: if origins == 0 { &[] } else { self.arena.words(origins, table.policy.ring()) },
-            life: word(key_word::LIFE),
-            base: key.life,
-            born: table.born,
+        let origins = if origins == 0 { &[] } else { self.arena.words(origins, table.policy.ring()) };
+        let cleared = word(key_word::CLEARED);
+        Cells::Log(Log { head, cleared, own, logged, ring, origins, life, base: key.life, born: table.born })
+    }
+
+    /// The cells in a block, whatever their life is. For the holder of the structure lock.
+    pub fn cells_at(&self, table: &Table, at: u64) -> Cells<'_> {
+        self.cells(table, KeyAt { at, life: self.arena.word(at + key_word::LIFE).load(Acquire) })
+    }
+
+    /// The cells of a key that nobody has used. Only to look at.
+    pub fn untouched(table: &Table) -> Cells<'static> {
+        match table.policy.is_sliced() {
+            true => Cells::Slices(Slices::untouched(table.born)),
+            false => Cells::Log(Log::untouched(table.born)),
         }
     }
 
-    /// The log in a block, whatever its life is. For the holder of the structure lock.
-    pub fn log_at(&self, table: &Table, at: u64) -> Log<'_> {
-        self.log(table, KeyAt { at, life: self.arena.word(at + key_word::LIFE).load(Acquire) })
+    /// A number that no era has had.
+    pub(super) fn new_era(&self) -> u64 {
+        self.arena.word(NEXT_ERA).fetch_add(1, Relaxed)
     }
 
     /// Will nobody notice if this key is forgotten?
@@ -298,7 +311,7 @@ impl Home {
         let now = self.clock.now();
         matches!(table.policy, Policy::Rate(_))
             && self.key_gate(at).load(Acquire) <= now.floor
-            && self.log_at(table, at).is_idle(table.policy.longest(), now)
+            && self.cells_at(table, at).is_idle(table.policy.longest(), now)
     }
 
     /// A key of a concurrency limit.

@@ -1,0 +1,536 @@
+//! The sliced log: a rolling window of up to a thousand million units in bounded memory, lock-free, never exceeded.
+//!
+//! # Shape
+//!
+//! Time is cut into *slices* of `d` ticks, at most [`PER_WINDOW`] to a window, and starts are counted, not kept: one word,
+//! the head, says in which slice the newest start lies and how many units have ever been started; a ring remembers how
+//! many they were when each slice was entered.
+//!
+//! ```text
+//!                63        33 32     1     0
+//! head           [ slice p  ][ units ][ seal ]
+//! ring[y mod N]  [ slice y  ][ units started before y ]
+//! life           [ 0 ][ life, 13 bits ][ tick at which the life's first slice begins, 50 bits ]
+//! ```
+//!
+//! # Deciding
+//!
+//! A start counts as if it happened at the last tick of its slice. So with `x` the first slice that still counts,
+//! `head.units − ring[x]` are in the window. One compare-and-swap on the head is the whole admission: before it, the
+//! entries of the slices that it enters are filled; if somebody dies in between, nothing has been admitted, and whoever
+//! comes next fills them anew. Room comes back when a whole slice has left the window: late, by less than one slice.
+//!
+//! # Why it is right
+//!
+//! 1. *The head grows.* No two words of the head are ever the same, over all lives: each is a later slice, or more units
+//!    in the same one. So if the head still is what was read first, nothing was admitted in between: the admission's
+//!    compare-and-swap proves it.
+//! 2. *An entry up to the head's slice is final.* Whoever moves the head has filled what it enters with the units that
+//!    the compare-and-swap proves right. Entries are only raised, and a filler that comes late has fewer units, or an
+//!    earlier slice. So what goes with a head that was read stays readable, or is seen to be gone; and as a life's starts
+//!    only become more, a denial needs no proof.
+//! 3. *What still counts is in the ring.* A claim goes less than [`SLICES`] beyond the first slice that counts at its
+//!    time, and the time is read after the head. Whoever finds another slice's entry has an old time: it begins again.
+//! 4. *Nobody fills more than `SLICES` beyond a head that stood.* After a longer pause the head first jumps, with its
+//!    units as they are and nothing filled. That shows: the entry of its own slice is missing. As long as it is, nothing
+//!    was started since the jump, so anybody may fill what counts with the head's units ([`Slices::look`]).
+//! 5. *Starts keep their distance.* A start happens no earlier than `ready` and no later than its slice's end. When it
+//!    was admitted there were, with it, at most `limit` units in the slices that had not left the window at `ready`. Later
+//!    admissions are in the same slice or a later one. So no half-open window ever holds more than `limit`.
+//! 6. *Lives do not mix.* The cells are sealed, and used again, with `life` closed meanwhile. The slices of a new life
+//!    have greater numbers than any that a claim or a filler of a former life can still write, so 1 and 2 hold across
+//!    lives; and who reads the head of another life than the one it was told of then sees that `life` has changed.
+//!
+//! A start in the future (a *place*) is a claim in the slice in which its grace ends, and nothing else: units are not told
+//! apart. So its holder has to know that it is used once; whether it still counts is known by the log's *era*, which ends
+//! when everything is forgotten.
+
+use super::log::{Answer, Ask, Known, SETTLED, STARTED, Taken, View, Window};
+use super::{Sealed, Start};
+use crate::atomic::{AtomicU64, *};
+use crate::fault;
+use crate::time::{Now, Tick};
+
+/// How many slices a ring remembers. (The model checker's rings are smaller.)
+pub(crate) const SLICES: u64 = if cfg!(model) { 8 } else { 1 << 14 };
+
+/// The most units that a window may hold.
+pub(crate) const MOST: u64 = 1_000_000_000;
+
+/// In `life`: these cells are being written. Beside it the former life may stay readable.
+pub(crate) const CLOSED: u64 = 1 << 63;
+
+/// Into how many slices a window is cut. The other half of the ring is for places.
+const PER_WINDOW: u64 = SLICES / 2;
+
+const SEAL: u64 = 1;
+const COUNT: u32 = 1;
+const SLICE: u32 = 33;
+
+/// The most units that one life can count. It begins with no more than twice a limit.
+const MOST_COUNT: u64 = (1 << (SLICE - COUNT)) - 1;
+/// From here on a life may be unable to count another start, but not before.
+const MANY: u64 = 1 << 31;
+const _: () = assert!(2 * MOST < MANY && MANY + MOST <= MOST_COUNT);
+
+/// The last slice there is.
+const LAST: u64 = (1 << (64 - SLICE)) - 1;
+
+const BEGAN: u32 = 50;
+/// The latest tick at which a life can begin: 50 bits of µs are 35 years.
+const LATEST: Tick = (1 << BEGAN) - 1;
+/// A life's first slice is its number times this. More than a ring, so that its number can only grow.
+const STRIDE: u64 = 1 << 17;
+/// Lives begin in the lower half of the slices, so that each has at least the other half.
+const LIVES: u64 = CLOSED >> BEGAN;
+const _: () = assert!(STRIDE > 2 * SLICES && 2 * LIVES * STRIDE == LAST + 1);
+
+/// One key's sliced log, in cells that live elsewhere.
+#[derive(Clone, Copy)]
+pub(crate) struct Slices<'a> {
+    pub head: &'a AtomicU64,
+    /// Which life of these cells this is, or [`CLOSED`].
+    pub life: &'a AtomicU64,
+    /// What `life` was before the caller looked at anything else; 0: nobody has used these cells.
+    pub base: u64,
+    /// [`SLICES`] words.
+    pub ring: &'a [AtomicU64],
+    /// Which era this is. It grows when everything is forgotten.
+    pub era: &'a AtomicU64,
+    /// How many of the head's units are in the ledger.
+    pub logged: &'a AtomicU64,
+    /// Until a window after this everything counts as full: 0 in a new log, the moment of the loss where an earlier
+    /// state was lost.
+    pub born: Tick,
+}
+
+/// How a life cuts time into slices.
+#[derive(Debug, Clone, Copy)]
+struct Scale {
+    first: u64,
+    began: Tick,
+    /// The length of a slice.
+    slice: Tick,
+    /// The length of the window.
+    window: Tick,
+}
+
+impl Scale {
+    fn new(first: u64, began: Tick, window: Tick) -> Scale {
+        Scale { first, began, slice: window.div_ceil(PER_WINDOW), window }
+    }
+
+    /// What happens before the life's first slice counts in it.
+    #[inline(always)]
+    fn slice_of(&self, tick: Tick) -> u64 {
+        self.first.saturating_add(tick.saturating_sub(self.began) / self.slice)
+    }
+
+    /// The last tick of a slice.
+    #[inline(always)]
+    fn end_of(&self, slice: u64) -> Tick {
+        self.began + (slice - self.first + 1) * self.slice - 1
+    }
+
+    /// The first slice that counts: its last tick is less than a window ago.
+    #[inline(always)]
+    fn oldest(&self, now: Now) -> u64 {
+        self.slice_of((now.floor + 1).saturating_sub(self.window))
+    }
+
+    /// Do the numbers end before the ring does?
+    fn is_over(&self, now: Now) -> bool {
+        self.slice_of(now.ceil) > LAST - SLICES
+    }
+}
+
+/// What was read.
+#[derive(Debug, Clone, Copy)]
+struct Seen {
+    /// The head's word, then what it says.
+    word: u64,
+    slice: u64,
+    units: u64,
+    now: Now,
+    /// The first slice that counts.
+    oldest: u64,
+}
+
+const fn word(slice: u64, units: u64) -> u64 {
+    slice << SLICE | units << COUNT
+}
+
+const fn slice_in(word: u64) -> u64 {
+    word >> SLICE
+}
+
+const fn units_in(word: u64) -> u64 {
+    (word >> COUNT) & MOST_COUNT
+}
+
+#[cfg(not(model))]
+static UNTOUCHED: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
+
+impl<'a> Slices<'a> {
+    /// The log of a key that nobody has used. Only to look at.
+    #[cfg(not(model))]
+    pub fn untouched(born: Tick) -> Slices<'static> {
+        let [head, life, era, logged] = [&UNTOUCHED[0]; 4];
+        Slices { head, life, base: 0, ring: &UNTOUCHED[1..], era, logged, born }
+    }
+
+    #[inline(always)]
+    fn entry(&self, slice: u64) -> &'a AtomicU64 {
+        // The mask keeps the index inside the ring: its length is a power of two.
+        &self.ring[(slice & (self.ring.len() as u64 - 1)) as usize]
+    }
+
+    #[inline(always)]
+    fn scale(&self, window: Tick) -> Scale {
+        let life = (self.base & !CLOSED) >> BEGAN;
+        Scale::new(life * STRIDE, self.base & LATEST, window)
+    }
+
+    /// The same, in a life that has begun: the first begins when somebody uses it.
+    #[inline(always)]
+    fn begun(&self, clock: impl Fn() -> Now) -> Result<Self, Sealed> {
+        if self.base != 0 {
+            return Ok(*self);
+        }
+        let base = first_life(clock());
+        match self.life.compare_exchange(0, base, AcqRel, Acquire) {
+            Ok(_) => Ok(Slices { base, ..*self }),
+            // Somebody else has begun it.
+            Err(base) if base <= LATEST => Ok(Slices { base, ..*self }),
+            Err(_) => Err(Sealed),
+        }
+    }
+
+    /// The head's word, if it is this life's.
+    #[inline(always)]
+    fn read_head(&self) -> Result<u64, Sealed> {
+        let word = self.head.load(Acquire);
+        // After the head: a later life's head was written after `life` was closed.
+        let lives = self.life.load(Acquire) == self.base && self.base & CLOSED == 0;
+        let lives = lives || fault::planted("slice survives rebuild");
+        if word & SEAL == 0 && lives { Ok(word) } else { Err(Sealed) }
+    }
+
+    #[inline(always)]
+    fn look(&self, scale: &Scale, clock: impl Fn() -> Now) -> Result<Seen, Sealed> {
+        let word = self.read_head()?;
+        // After the head, so that it is no earlier than the time of whoever moved it.
+        let now = clock();
+        debug_assert!(now.ceil - now.floor <= 1);
+        let (slice, units, oldest) = (slice_in(word), units_in(word), scale.oldest(now));
+        if oldest <= slice && slice_in(self.entry(slice).load(Acquire)) < slice {
+            // It jumped here, and these are the units that it jumped with: with more, somebody would have filled this.
+            self.fill(oldest, slice, units);
+        }
+        Ok(Seen { word, slice, units, now, oldest })
+    }
+
+    /// Fills the entries of the slices `from..=to`: anyone may, and any number of times.
+    fn fill(&self, from: u64, to: u64, units: u64) {
+        for slice in from..=to {
+            self.entry(slice).fetch_max(word(slice, units), AcqRel);
+        }
+    }
+
+    /// How many units count that were started in this slice or later. `None`: the ring has gone on.
+    #[inline(always)]
+    fn used_from(&self, seen: &Seen, slice: u64) -> Option<u64> {
+        if slice > seen.slice {
+            return Some(0);
+        }
+        let entry = self.entry(slice).load(Acquire);
+        (slice_in(entry) == slice).then(|| seen.units - units_in(entry))
+    }
+
+    /// When no more than `most` units count any more: 0 if that is so already. `None`: the ring has gone on.
+    #[inline(always)]
+    fn left_at(&self, scale: &Scale, seen: &Seen, most: u64) -> Option<Tick> {
+        if self.used_from(seen, seen.oldest)? <= most {
+            return Some(0);
+        }
+        // Later entries have more units, so fewer are left: find the last slice that has to leave.
+        let (mut leaves, mut stays) = (seen.oldest, seen.slice + 1);
+        while stays - leaves > 1 {
+            let middle = leaves.midpoint(stays);
+            if self.used_from(seen, middle)? <= most { stays = middle } else { leaves = middle }
+        }
+        Some(scale.end_of(leaves) + scale.window)
+    }
+
+    /// Nobody starts before this, whatever there is room for.
+    #[inline(always)]
+    fn gate(&self, scale: &Scale, ask: &Ask) -> Tick {
+        ask.gate.max(self.born + scale.window)
+    }
+
+    /// Decides and records in one act.
+    #[inline]
+    pub fn claim(&self, ask: &Ask, clock: impl Fn() -> Now) -> Result<Answer, Sealed> {
+        self.decide::<false>(ask, clock).map(|(answer, _)| answer)
+    }
+
+    /// The same, and what the log holds after it.
+    pub fn claim_and_view(&self, ask: &Ask, clock: impl Fn() -> Now) -> Result<(Answer, View), Sealed> {
+        self.decide::<true>(ask, clock)
+    }
+
+    #[inline(always)]
+    fn decide<const LOOK: bool>(&self, ask: &Ask, clock: impl Fn() -> Now) -> Result<(Answer, View), Sealed> {
+        let window = one(ask);
+        debug_assert!((1..=window.limit).contains(&ask.weight));
+        let log = self.begun(&clock)?;
+        let scale = log.scale(window.length);
+        loop {
+            let seen = log.look(&scale, &clock)?;
+            let now = seen.now;
+            if seen.units + ask.weight > MOST_COUNT || scale.is_over(now) {
+                return Err(Sealed); // see `is_used_up`
+            }
+            let Some(left) = log.left_at(&scale, &seen, window.limit - ask.weight) else { continue };
+            let ready = left.max(log.gate(&scale, ask));
+            let mut view = View::default();
+            if LOOK {
+                let Some(whole) = log.view_at(&scale, &seen, ask) else { continue };
+                view = whole;
+            }
+            let must_wait = ready > now.floor && !ask.force;
+            let is_place = must_wait || ask.reserve;
+            let stamp = if is_place { ready.max(now.ceil).saturating_add(ask.grace) } else { now.ceil };
+            let slice = scale.slice_of(stamp).max(seen.slice);
+            if must_wait && ready - now.floor > ask.patience || is_place && slice - seen.oldest >= SLICES {
+                return Ok((Answer { now, ready, taken: None }, view));
+            }
+            let era = log.era.load(Acquire);
+            if slice > seen.slice + SLICES {
+                // First to where time stands, which changes nothing for anybody.
+                log.move_head(&seen, scale.slice_of(now.ceil), 0);
+                continue;
+            }
+            if log.move_head(&seen, slice, ask.weight) {
+                let stamp = scale.end_of(slice);
+                if LOOK {
+                    view.remaining = view.remaining.saturating_sub(ask.weight);
+                    view.empty = view.empty.max(stamp + window.length);
+                }
+                let end = seen.units + ask.weight;
+                return Ok((Answer { now, ready, taken: Some(Taken { ticket: era, end, stamp, is_place }) }, view));
+            }
+        }
+    }
+
+    /// Moves the head to this slice and counts these units.
+    #[inline(always)]
+    fn move_head(&self, seen: &Seen, slice: u64, weight: u64) -> bool {
+        let fill = || {
+            if slice <= seen.slice + SLICES {
+                self.fill(seen.oldest.max(seen.slice + 1), slice, seen.units);
+            }
+        };
+        let late = fault::planted("slices filled late");
+        if !late {
+            fill();
+        }
+        let next = word(slice, seen.units + weight);
+        let moved = self.head.compare_exchange(seen.word, next, AcqRel, Relaxed).is_ok();
+        if late {
+            fill();
+        }
+        moved
+    }
+
+    /// Looks, and changes nothing (but may finish somebody else's jump).
+    pub fn view(&self, ask: &Ask, clock: impl Fn() -> Now) -> Result<View, Sealed> {
+        let base = if self.base == 0 { first_life(clock()) } else { self.base };
+        let scale = Slices { base, ..*self }.scale(one(ask).length);
+        loop {
+            let seen = self.look(&scale, &clock)?;
+            if let Some(view) = self.view_at(&scale, &seen, ask) {
+                return Ok(view);
+            }
+        }
+    }
+
+    fn view_at(&self, scale: &Scale, seen: &Seen, ask: &Ask) -> Option<View> {
+        let limit = one(ask).limit;
+        let gate = self.gate(scale, ask);
+        let used = self.used_from(seen, seen.oldest)?;
+        let remaining = if gate > seen.now.floor { 0 } else { limit.saturating_sub(used) };
+        // Nothing at all needs no room.
+        let ready = match ask.weight {
+            0 => ask.gate,
+            weight => self.left_at(scale, seen, limit.saturating_sub(weight))?.max(gate),
+        };
+        let empty = self.left_at(scale, seen, 0)?.max(gate);
+        Some(View { now: seen.now.floor, ready, remaining, empty })
+    }
+
+    /// Does nothing count any more? Others may start something right after.
+    pub fn is_idle(&self, longest: Tick, now: Now) -> bool {
+        let head = self.head.load(Acquire);
+        let gone = || self.scale(longest).end_of(slice_in(head)) + longest <= now.floor;
+        self.life.load(Acquire) == self.base && (units_in(head) == 0 || gone())
+    }
+
+    /// Is that why a claim was refused with [`Sealed`], that this life cannot count any further? Then somebody has to
+    /// seal it and to write what counts anew, which is never refused for that.
+    pub fn is_used_up(&self, longest: Tick, now: Now) -> bool {
+        let head = self.head.load(Acquire);
+        let mine = self.life.load(Acquire) == self.base && self.base != 0;
+        mine && (units_in(head) >= MANY || self.scale(longest).is_over(now))
+    }
+
+    /// Does this place still count? Whoever holds it knows that it was not used.
+    pub fn present(&self, place: Known) -> Result<bool, Sealed> {
+        let era = self.era.load(Acquire);
+        self.read_head()?;
+        Ok(place.ticket == era)
+    }
+
+    /// Is it sealed?
+    pub fn is_sealed(&self) -> bool {
+        self.head.load(Acquire) & SEAL != 0
+    }
+
+    /// The starts that are not in the ledger yet, as one for each slice, and what to put into `logged` when they are. For
+    /// whoever may rewrite the log.
+    pub fn unlogged(&self, window: Tick) -> (Vec<Start>, u64) {
+        let head = self.head.load(Acquire);
+        let scale = self.scale(window);
+        let (logged, mut after) = (self.logged.load(Acquire), units_in(head));
+        let mut starts = Vec::new();
+        let mut slice = slice_in(head);
+        while after > logged {
+            let entry = self.entry(slice).load(Acquire);
+            // Where the ring has gone on, what is left counts with the oldest slice that is known.
+            let before = if slice_in(entry) == slice { units_in(entry).max(logged) } else { logged };
+            if after > before {
+                let units = after - before;
+                starts.push(Start {
+                    stamp: scale.end_of(slice),
+                    units,
+                    state: STARTED,
+                    id: u64::MAX,
+                    is_logged: false,
+                });
+            }
+            after = before;
+            slice = slice.saturating_sub(1);
+        }
+        starts.reverse();
+        (starts, units_in(head))
+    }
+
+    /// Ends this life, and says what its base is: it may have begun since the caller looked. From here on every call on
+    /// it answers [`Sealed`]. Sealing again is a no-op, also in a later life.
+    pub fn seal(&self) -> u64 {
+        loop {
+            let base = if self.base == 0 { self.life.load(Acquire) } else { self.base };
+            match (Slices { base, ..*self }).read_head() {
+                Ok(word) if self.head.compare_exchange(word, word | SEAL, AcqRel, Relaxed).is_err() => {}
+                Err(Sealed) if base != self.life.load(Acquire) && self.base == 0 => {}
+                _ => {
+                    return base;
+                }
+            }
+        }
+    }
+
+    /// What a sealed log still counts, in ascending order, with what counts in the future. `now` is a time after the
+    /// sealing.
+    pub fn starts(&self, longest: Tick, now: Now) -> Vec<Start> {
+        let head = self.head.load(Acquire);
+        let scale = self.scale(longest);
+        let mut after = units_in(head);
+        let mut starts = Vec::new();
+        for slice in (scale.oldest(now)..=slice_in(head)).rev() {
+            let entry = self.entry(slice).load(Acquire);
+            if slice_in(entry) != slice {
+                break; // Whoever wrote here knew that this slice, and so all before it, had left.
+            }
+            let units = after - units_in(entry);
+            let before = units_in(entry);
+            // A slice may be in the ledger in part.
+            let logged = self.logged.load(Acquire).clamp(before, after) - before;
+            for (units, is_logged) in [(units - logged, false), (logged, true)] {
+                if units > 0 {
+                    let stamp = scale.end_of(slice);
+                    starts.push(Start { stamp, units, state: SETTLED, id: u64::MAX, is_logged });
+                }
+            }
+            after = before;
+        }
+        starts.reverse();
+        starts
+    }
+
+    /// Begins another life, with these starts in it, in ascending order; they count from their stamps, or later by less
+    /// than a slice (not at all, if they were written with the same window). What is returned is to be put into `life`.
+    ///
+    /// Only for whoever has these cells alone: they are zeroed, or sealed with `life` closed, before `now` was read.
+    /// `None`: they have had too many lives.
+    pub fn write(&self, starts: &[Start], window: Window, now: Now) -> Option<u64> {
+        debug_assert!(starts.is_sorted_by_key(|s| s.stamp));
+        // Nobody fills further than this beyond the old head.
+        let life = (slice_in(self.head.load(Acquire)) + SLICES) / STRIDE + 1;
+        if life >= LIVES {
+            return None;
+        }
+        // Only the newest count for anything; twice the limit, so that some may be taken back.
+        let mut room = 2 * window.limit;
+        let counts = |s: &&Start| s.units > 0 && s.stamp + window.length > now.floor;
+        let newest = starts.iter().rev().filter(counts).map_while(|s| {
+            let units = s.units.min(room);
+            room -= units;
+            (units > 0).then_some((s.stamp, units, s.is_logged))
+        });
+        let mut kept: Vec<_> = newest.collect();
+        kept.reverse();
+
+        let slice = Scale::new(0, 0, window.length).slice;
+        let (oldest, newest) = kept.first().zip(kept.last()).map_or((now.floor, now.floor), |(a, b)| (a.0, b.0));
+        // The first slice ends with the oldest start.
+        let mut began = (oldest + 1).saturating_sub(slice);
+        // Where the ring is too short for a place in the far future, the others count as started later than they were.
+        let length = newest.saturating_sub(began) / slice;
+        began = (began + length.saturating_sub(SLICES - 1) * slice).min(LATEST);
+
+        let scale = Scale::new(life * STRIDE, began, window.length);
+        let (mut at, mut units) = (scale.first, 0);
+        let write = |at, units| self.entry(at).store(word(at, units), Release);
+        write(at, units);
+        let mut logged = 0;
+        for (stamp, weight, is_logged) in kept {
+            while at < scale.slice_of(stamp) {
+                at += 1;
+                write(at, units);
+            }
+            units += weight;
+            logged += if is_logged && logged + weight == units { weight } else { 0 };
+        }
+        self.logged.store(logged, Relaxed);
+        self.head.store(word(at, units), Release);
+        Some(life << BEGAN | began)
+    }
+}
+
+/// The life of cells that nobody has used, from now on.
+fn first_life(now: Now) -> u64 {
+    now.floor.clamp(1, LATEST)
+}
+
+fn one(ask: &Ask) -> Window {
+    debug_assert_eq!(ask.windows.len(), 1);
+    ask.windows[0]
+}
+
+#[cfg(all(test, model))]
+#[path = "slices_models.rs"]
+mod models;
+#[cfg(all(test, not(model)))]
+#[path = "slices_tests.rs"]
+mod tests;

@@ -1,0 +1,270 @@
+//! Models of the sliced log, for loom and shuttle: see `log_models.rs`.
+
+use super::*;
+use crate::atomic::AtomicU64 as Cell;
+#[cfg(loom)]
+use loom::{sync::Arc, thread};
+#[cfg(shuttle)]
+use shuttle::{sync::Arc, thread};
+
+const W: Tick = 50;
+/// The length of a slice.
+const D: Tick = W.div_ceil(PER_WINDOW);
+
+struct Cells {
+    head: Cell,
+    life: Cell,
+    era: Cell,
+    logged: Cell,
+    ring: Vec<Cell>,
+    time: Cell,
+}
+
+type Starts = Vec<(Tick, u64)>;
+
+impl Cells {
+    fn new() -> Arc<Cells> {
+        let ring = (0..SLICES).map(|_| Cell::new(0)).collect();
+        // Time begins beyond the window, as a store's does.
+        let [head, life, era, logged] = std::array::from_fn(|_| Cell::new(0));
+        Arc::new(Cells { head, life, era, logged, ring, time: Cell::new(2 * W) })
+    }
+
+    fn log(&self) -> Slices<'_> {
+        let Cells { head, life, era, logged, ring, .. } = self;
+        Slices { head, life, base: life.load(Acquire), ring, era, logged, born: 0 }
+    }
+
+    /// Every reading is a microsecond later than the one before.
+    fn now(&self) -> Now {
+        let tick = self.time.fetch_add(1, Relaxed);
+        Now { floor: tick, ceil: tick }
+    }
+
+    fn pass(&self, time: Tick) {
+        self.time.fetch_add(time, Relaxed);
+    }
+
+    fn ask(&self, limit: u64, weight: u64, patience: Tick) -> Result<Answer, Sealed> {
+        let windows = [Window { limit, length: W }];
+        let ask = Ask { patience, ..Ask::now(&windows, weight, 0) };
+        self.log().claim(&ask, || self.now())
+    }
+
+    /// When it starts, with its weight.
+    fn claim(&self, limit: u64, weight: u64, patience: Tick) -> Result<Option<(Tick, u64)>, Sealed> {
+        let answer = self.ask(limit, weight, patience)?;
+        Ok(answer.taken.map(|_| (answer.now.ceil.max(answer.ready), weight)))
+    }
+
+    /// A claim whose owner dies after filling what it would have entered, or after its jump.
+    fn die_before_claiming(&self) {
+        let Ok(log) = self.log().begun(|| self.now()) else { return };
+        let scale = log.scale(W);
+        let Ok(seen) = log.look(&scale, || self.now()) else { return };
+        let slice = scale.slice_of(seen.now.ceil).max(seen.slice);
+        match slice > seen.slice + SLICES {
+            true => drop(log.move_head(&seen, slice, 0)),
+            false => log.fill(seen.oldest.max(seen.slice + 1), slice, seen.units),
+        }
+    }
+
+    /// Takes all that is left, and nothing is left that should not be.
+    fn take_the_rest(&self, limit: u64, starts: &mut Starts) -> u64 {
+        let before = starts.len();
+        while let Some(start) = self.claim(limit, 1, 0).unwrap() {
+            starts.push(start);
+        }
+        // They count until a slice later than they have to, and the claim that was denied read the time before this.
+        let now = self.now().floor;
+        let used: u64 = starts.iter().filter(|(at, _)| at + W + D > now - 1).map(|(_, weight)| weight).sum();
+        assert!(used >= limit, "what was free could not be had: {starts:?} at {now}");
+        (starts.len() - before) as u64
+    }
+
+    /// Ends this life and begins the next.
+    fn rebuild(&self) {
+        let base = self.log().seal();
+        let sealed = Slices { base, ..self.log() };
+        let now = self.now();
+        let starts = sealed.starts(W, now);
+        // A swap, for loom does not know that a store after somebody's compare-and-swap is the later one.
+        self.life.swap(base | CLOSED, AcqRel);
+        let base = sealed.write(&starts, Window { limit: 2, length: W }, now).unwrap();
+        self.life.store(base, Release);
+    }
+}
+
+#[cfg(loom)]
+fn model(f: impl Fn() + Sync + Send + 'static) {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(std::env::var("PREEMPTIONS").map_or(2, |n| n.parse().unwrap()));
+    model.check(f);
+}
+
+#[cfg(shuttle)]
+fn model(f: impl Fn() + Sync + Send + 'static) {
+    let tries = std::env::var("TRIES").map_or(20_000, |n| n.parse().unwrap());
+    shuttle::check_random(f, tries);
+}
+
+/// No half-open window of length `W` holds more than `limit` units.
+fn assert_kept(mut starts: Starts, limit: u64) {
+    starts.sort();
+    for (i, &(from, _)) in starts.iter().enumerate() {
+        let held: u64 = starts[i..].iter().take_while(|(at, _)| *at < from + W).map(|(_, weight)| weight).sum();
+        assert!(held <= limit, "{held} in one window: {starts:?}");
+    }
+}
+
+/// One start, a pause, then two threads with these weights, `rounds` each, the first of which goes a slice ahead before
+/// each, or dies. Then somebody takes what is left.
+fn race(pause: Tick, limit: u64, weights: [u64; 2], rounds: u64, dies: bool) {
+    model(move || {
+        let cells = Cells::new();
+        let mut starts: Starts = cells.claim(limit, 1, 0).unwrap().into_iter().collect();
+        cells.pass(pause);
+        let other = cells.clone();
+        let other = thread::spawn(move || -> Starts {
+            (0..rounds).filter_map(|_| other.claim(limit, weights[1], 0).unwrap()).collect()
+        });
+        for _ in 0..rounds {
+            cells.pass(D);
+            match dies {
+                true => cells.die_before_claiming(),
+                false => starts.extend(cells.claim(limit, weights[0], 0).unwrap()),
+            }
+        }
+        starts.extend(other.join().unwrap());
+        cells.take_the_rest(limit, &mut starts);
+        assert_kept(starts, limit);
+    });
+}
+
+#[test]
+fn sliced_starts_across_a_boundary() {
+    race(0, 4, [1, 1], 2, false);
+}
+
+#[test]
+fn sliced_starts_of_different_weights() {
+    race(0, 5, [2, 3], 2, false);
+}
+
+#[test]
+fn sliced_starts_while_the_first_leaves() {
+    race(W - D, 3, [1, 1], 2, false);
+}
+
+#[test]
+fn sliced_starts_after_a_long_pause() {
+    race(3 * D * SLICES, 3, [1, 2], 1, false);
+}
+
+#[test]
+fn sliced_starts_after_a_pause_as_long_as_the_ring() {
+    race(D * SLICES, 3, [1, 2], 1, false);
+}
+
+#[test]
+fn a_sliced_start_beside_one_whose_owner_dies() {
+    race(0, 4, [1, 2], 2, true);
+}
+
+#[test]
+fn a_sliced_start_beside_one_whose_owner_dies_after_its_jump() {
+    race(3 * D * SLICES, 4, [1, 2], 1, true);
+}
+
+/// Cells that nobody has used: both begin their first life.
+#[test]
+fn the_first_sliced_starts() {
+    model(|| {
+        let cells = Cells::new();
+        let other = cells.clone();
+        let other = thread::spawn(move || other.claim(3, 2, 0).unwrap());
+        let mut starts: Starts = cells.claim(3, 1, 0).unwrap().into_iter().collect();
+        starts.extend(other.join().unwrap());
+        assert_eq!(starts.len(), 2, "there was room for both");
+        assert_eq!(cells.take_the_rest(3, &mut starts), 0);
+    });
+}
+
+#[test]
+fn sliced_waiters_queue() {
+    model(|| {
+        let cells = Cells::new();
+        let other = cells.clone();
+        let mut starts: Starts = cells.claim(2, 2, 0).unwrap().into_iter().collect();
+        let other = thread::spawn(move || other.claim(2, 1, W + D).unwrap());
+        starts.extend(cells.claim(2, 1, W + D).unwrap());
+        starts.extend(other.join().unwrap());
+        assert_eq!(starts.len(), 3);
+        assert_kept(starts, 2);
+    });
+}
+
+/// A denial's `ready` is exact: others can only make it later, so one tick earlier there is no room.
+#[test]
+fn a_sliced_denial_does_not_exaggerate() {
+    model(|| {
+        let cells = Cells::new();
+        let other = cells.clone();
+        cells.claim(3, 1, 0).unwrap().unwrap();
+        cells.pass(2 * D);
+        cells.claim(3, 2, 0).unwrap().unwrap();
+        let other = thread::spawn(move || {
+            other.pass(W - 2 * D);
+            let _ = other.claim(3, 1, 0).unwrap();
+        });
+        let answer = cells.ask(3, 1, 0).unwrap();
+        other.join().unwrap();
+        if answer.taken.is_none() {
+            cells.time.store(answer.ready - 1, Relaxed);
+            assert_eq!(cells.claim(3, 1, 0).unwrap(), None, "there was room before {}", answer.ready);
+        }
+    });
+}
+
+/// A start is in the next life, or was refused; nobody acts on a life with another's base.
+fn rebuilt_while_a_claim_is_in_flight(pause: Tick) {
+    model(move || {
+        let cells = Cells::new();
+        let mut starts: Starts = cells.claim(2, 1, 0).unwrap().into_iter().collect();
+        let other = cells.clone();
+        let claimant = thread::spawn(move || other.claim(2, 1, 0).ok().flatten());
+        cells.pass(pause);
+        cells.rebuild();
+        starts.extend(cells.claim(2, 1, 0).unwrap());
+        starts.extend(claimant.join().unwrap());
+        cells.take_the_rest(2, &mut starts);
+        assert_kept(starts, 2);
+    });
+}
+
+#[test]
+fn sliced_starts_rebuilt() {
+    rebuilt_while_a_claim_is_in_flight(0);
+}
+
+/// By the former life's numbers, everything in this one is long past.
+#[test]
+fn sliced_starts_rebuilt_much_later() {
+    rebuilt_while_a_claim_is_in_flight(2 * D * STRIDE);
+}
+
+/// A claim, a rebuild and another rebuild: words of the head do not come back.
+#[test]
+fn sliced_starts_rebuilt_twice() {
+    model(|| {
+        let cells = Cells::new();
+        let mut starts: Starts = Vec::new();
+        let other = cells.clone();
+        let claimant = thread::spawn(move || other.claim(2, 1, 0).ok().flatten());
+        cells.rebuild();
+        cells.rebuild();
+        starts.extend(claimant.join().unwrap());
+        let used = starts.len() as u64;
+        assert_eq!(used + cells.take_the_rest(2, &mut starts), 2);
+    });
+}

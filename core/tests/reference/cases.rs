@@ -1,0 +1,201 @@
+//! Cases by hand: what the random calls leave out, because the outcome would change everything after it.
+
+use std::time::Duration;
+use workglow_limit::*;
+
+const fn ms(n: u64) -> Duration {
+    Duration::from_millis(n)
+}
+
+const SECOND: Duration = ms(1_000);
+
+fn limit(max: u64, window: Duration) -> (ManualClock, Store, RateLimiter) {
+    let clock = ManualClock::new();
+    let mut options = StoreOptions::default();
+    options.clock = Some(clock.clone());
+    let store = Store::with_options("memory:", options).unwrap();
+    let limiter = RateLimiter::new(&store, "api", max, window).unwrap();
+    (clock, store, limiter)
+}
+
+fn start(limiter: &RateLimiter, key: &str) -> RawPermit {
+    match limiter.attempt(key, 1).unwrap() {
+        Attempt::Admitted(permit) => permit,
+        denied => panic!("{denied:?}"),
+    }
+}
+
+fn place(limiter: &RateLimiter, key: &str) -> RawPermit {
+    match limiter.reserve(key, 1, None, Some(ms(1))).unwrap() {
+        Reserved::Place { place, .. } => place,
+        denied => panic!("{denied:?}"),
+    }
+}
+
+/// More places than the ring has slots, all given back: what had started before them still counts.
+#[test]
+fn a_long_queue_that_gives_up_does_not_make_the_log_forget() {
+    let (_, _, limiter) = limit(8, SECOND);
+    for _ in 0..8 {
+        start(&limiter, "");
+    }
+    let places: Vec<_> = (0..16).map(|_| place(&limiter, "")).collect();
+    places.iter().for_each(|place| limiter.cancel(place).unwrap());
+    let decision = limiter.peek("", 1).unwrap();
+    assert!(!decision.admitted, "8 of 8 have started in this window: {decision:?}");
+}
+
+/// The same from the last to the first: and nothing else counts.
+#[test]
+fn a_long_queue_that_gives_up_leaves_nothing_behind() {
+    let (_, _, limiter) = limit(8, SECOND);
+    for _ in 0..8 {
+        start(&limiter, "");
+    }
+    let places: Vec<_> = (0..20).map(|_| place(&limiter, "")).collect();
+    places.iter().rev().for_each(|place| limiter.cancel(place).unwrap());
+    assert_eq!(limiter.peek("", 1).unwrap().retry_after, SECOND);
+}
+
+#[test]
+fn a_settled_start_is_not_settled_again_after_its_window() {
+    let (clock, _, limiter) = limit(10, SECOND);
+    let permit = start(&limiter, "");
+    clock.advance(2 * SECOND);
+    limiter.settle(&permit, 4).unwrap();
+    limiter.settle(&permit, 4).unwrap();
+    assert_eq!(limiter.peek("", 1).unwrap().remaining, 7);
+}
+
+#[test]
+fn a_cancelled_start_owes_nothing_after_its_window() {
+    let (clock, _, limiter) = limit(10, SECOND);
+    let permit = start(&limiter, "");
+    limiter.cancel(&permit).unwrap();
+    clock.advance(2 * SECOND);
+    limiter.settle(&permit, 4).unwrap();
+    assert_eq!(limiter.peek("", 1).unwrap().remaining, 10);
+}
+
+#[test]
+fn a_completed_start_is_not_cancelled() {
+    let (_, _, limiter) = limit(10, SECOND);
+    let permit = start(&limiter, "");
+    limiter.complete(&permit).unwrap();
+    limiter.cancel(&permit).unwrap();
+    assert_eq!(limiter.peek("", 1).unwrap().remaining, 9, "it ran");
+}
+
+#[test]
+fn a_permit_from_before_a_clear_ends_nothing() {
+    let (_, _, limiter) = limit(10, SECOND);
+    let before = start(&limiter, "");
+    limiter.clear("").unwrap();
+    let after = start(&limiter, "");
+    assert_ne!(before, after);
+    limiter.cancel(&before).unwrap();
+    assert_eq!(limiter.peek("", 1).unwrap().remaining, 9);
+}
+
+#[test]
+fn a_place_from_before_another_policy_ends_nothing() {
+    let (clock, store, limiter) = limit(10, SECOND);
+    limiter.pause("", 5 * SECOND).unwrap();
+    let before = place(&limiter, "key");
+    RateLimiter::new(&store, "api", 11, SECOND).unwrap().open().unwrap();
+    let after = place(&limiter, "key");
+    clock.advance(5 * SECOND);
+    assert!(matches!(limiter.present(&after).unwrap(), Presented::Started(_)));
+    limiter.cancel(&before).unwrap();
+    assert_eq!(limiter.peek("key", 1).unwrap().remaining, 10);
+}
+
+/// What a shorter window has left still counts when the longer one comes back.
+#[test]
+fn another_policy_and_back_forgets_nothing() {
+    let hour = 3_600 * SECOND;
+    let (clock, store, limiter) = limit(10, hour);
+    for _ in 0..10 {
+        start(&limiter, "");
+    }
+    clock.advance(60 * SECOND);
+    RateLimiter::new(&store, "api", 5, SECOND).unwrap().open().unwrap();
+    RateLimiter::new(&store, "api", 10, hour).unwrap().open().unwrap();
+    let decision = limiter.peek("", 1).unwrap();
+    assert!(!decision.admitted, "10 of 10 have started in this hour: {decision:?}");
+}
+
+/// The next life of a block, one microsecond after its last start, is a life like any other.
+#[test]
+fn a_block_is_used_again_a_microsecond_later() {
+    let (clock, _, limiter) = limit(1, SECOND);
+    let (first, second) = (start(&limiter, "a"), start(&limiter, "b"));
+    limiter.cancel(&first).unwrap();
+    clock.advance(Duration::from_micros(1));
+    limiter.cancel(&second).unwrap();
+    let (done, is_done) = std::sync::mpsc::channel();
+    std::thread::spawn(move || done.send(limiter.peek("b", 1).unwrap().remaining));
+    assert_eq!(is_done.recv_timeout(Duration::from_secs(5)), Ok(1), "it neither hangs nor counts");
+}
+
+#[test]
+fn a_higher_limit_holds_at_once_for_heavy_starts_too() {
+    let (_, store, limiter) = limit(5, SECOND);
+    limiter.open().unwrap();
+    RateLimiter::new(&store, "api", 10, SECOND).unwrap().open().unwrap();
+    assert!(matches!(limiter.attempt("", 7), Ok(Attempt::Admitted(_))), "{:?}", limiter.peek("", 7));
+}
+
+#[test]
+fn a_debt_is_owed_by_a_key_that_was_forgotten_too() {
+    let (clock, store, limiter) = limit(10, SECOND);
+    let permit = start(&limiter, "key");
+    clock.advance(2 * SECOND);
+    // The key is as new by now, and does not come along.
+    RateLimiter::new(&store, "api", 11, SECOND).unwrap().open().unwrap();
+    limiter.settle(&permit, 4).unwrap();
+    assert_eq!(limiter.peek("key", 1).unwrap().remaining, 8);
+}
+
+/// Whoever has not noticed yet that the policy changed, twice, is not to admit by what it was.
+#[test]
+fn two_changes_later_nobody_lives_by_the_first_policy() {
+    let (_, store, limiter) = limit(1, SECOND);
+    limiter.open().unwrap();
+    RateLimiter::new(&store, "api", 2, SECOND).unwrap().open().unwrap();
+    let third = RateLimiter::new(&store, "api", 1, SECOND).unwrap();
+    start(&third, "key");
+    let attempt = limiter.attempt("key", 1).unwrap();
+    assert!(matches!(attempt, Attempt::Denied(_)), "1 of 1 has started in this window");
+}
+
+/// The cells of the key "" in a table that was replaced are another key's by now.
+#[test]
+fn who_missed_a_change_does_not_start_in_another_keys_log() {
+    let (_, store, limiter) = limit(2, SECOND);
+    limiter.open().unwrap();
+    let second = RateLimiter::new(&store, "api", 1, SECOND).unwrap();
+    second.cancel(&start(&second, "key")).unwrap();
+    start(&limiter, "");
+    assert_eq!(second.peek("key", 1).unwrap().remaining, 1, "nobody used this key");
+    assert_eq!(second.peek("", 1).unwrap().remaining, 0);
+}
+
+/// Which windows a permit has left is a matter of the policy as it is, also for who has not noticed yet.
+#[test]
+fn a_permit_ends_by_the_policy_as_it_is() {
+    let hour = 3_600 * SECOND;
+    let (clock, store, limiter) = limit(10, hour);
+    let permit = start(&limiter, "");
+    clock.advance(2 * SECOND);
+    RateLimiter::new(&store, "api", 10, SECOND).unwrap().open().unwrap();
+    limiter.settle(&permit, 4).unwrap();
+    assert_eq!(limiter.peek("", 1).unwrap().remaining, 7, "it has left every window, and owes 3");
+
+    let (clock, store, limiter) = limit(10, SECOND);
+    let permit = start(&limiter, "");
+    RateLimiter::new(&store, "api", 10, hour).unwrap().open().unwrap();
+    clock.advance(2 * SECOND);
+    limiter.cancel(&permit).unwrap();
+    assert_eq!(limiter.peek("", 1).unwrap().remaining, 10, "it was in its window, and is cancelled");
+}
