@@ -56,11 +56,7 @@ impl Home {
         // The life is that of the empty key only if the block still is.
         let is_its = self.arena.word(table.at + table_word::EMPTY_KEY).load(Acquire) == at
             && self.arena.word(at + key_word::TABLE).load(Acquire) == table.at;
-        if is_its && life != CLOSED {
-            Ok(KeyAt { at, life })
-        } else {
-            Err(Blocked::Moved)
-        }
+        if is_its && life != CLOSED { Ok(KeyAt { at, life }) } else { Err(Blocked::Moved) }
     }
 
     /// Is this the block of a key of that table? For offsets that come from elsewhere.
@@ -251,7 +247,8 @@ impl Home {
         if !starts.is_empty() && !self.has_origins(table, at) {
             return None;
         }
-        let base = self.cells(table, KeyAt { at, life: CLOSED }).write(starts, false, first, table.policy.window(), now)?;
+        let base =
+            self.cells(table, KeyAt { at, life: CLOSED }).write(starts, false, first, table.policy.window(), now)?;
         life.store(base, Release);
         Some(KeyAt { at, life: base })
     }
