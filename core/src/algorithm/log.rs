@@ -50,7 +50,7 @@
 //!
 //! # Lives
 //!
-//! Everything rare goes one way: the ring is *sealed*, what counts is read from it ([`Log::starts`]), edited, and written
+//! Everything rare goes one way: the ring is *sealed*, what counts is read from it ([`Log::history`]), edited, and written
 //! into other cells ([`Log::write`]), which are then found in its place. The old cells are used again, for this key or
 //! another, in another *life*: whoever stalled in an earlier one must not act on it.
 //!
@@ -63,7 +63,7 @@
 //! Source: the ring with a claim word per slot follows the bounded queues of Vyukov and of crossbeam's `ArrayQueue`;
 //! helping a dead claimant follows Harris, Fraser and Pratt, "A practical multi-word compare-and-swap operation" (2002).
 
-use super::{Sealed, Start};
+use super::{History, Sealed, Start};
 use crate::atomic::{AtomicU64, *};
 use crate::fault;
 use crate::time::{LONGEST, Now, Tick};
@@ -544,16 +544,13 @@ impl<'a> Log<'a> {
         self.tail().is_err()
     }
 
-    /// The starts of a sealed log that still count at `now`, or will, in their order.
-    ///
-    /// Where the ring was too small to know all that a larger one, for `limit` units, may be asked about, what is unknown
-    /// counts as started with the oldest that is known: later than it was, never earlier.
-    pub fn starts(&self, longest: Tick, limit: u64, now: Now) -> Vec<Start> {
-        let h = self.find_tail().ticket;
-        let first = self.first();
+    /// What a sealed log holds that still counts at `now`, or will.
+    pub fn history(&self, longest: Tick, now: Now) -> History {
+        let (h, first, size) = (self.end(), self.first(), self.ring.len() as u64);
         let logged = self.logged.load(Acquire);
-        let mut ticket = first.max(h.saturating_sub(self.ring.len() as u64));
+        let oldest = first.max(h.saturating_sub(size));
         let mut starts = Vec::new();
+        let mut ticket = oldest;
         while ticket < h {
             let word = self.slot(ticket).load(Acquire);
             let Known { ticket: id, stamp, weight: units } = self.known(ticket, word);
@@ -563,29 +560,16 @@ impl<'a> Log<'a> {
             }
             ticket += units;
         }
-        let mut pad = |stamp| {
-            let mut unknown = limit.saturating_sub(starts.iter().map(|start| start.units).sum());
-            while unknown > 0 {
-                let units = unknown.min(MOST);
-                starts.insert(0, Start { stamp, units, state: SETTLED, id: u64::MAX, is_logged: true });
-                unknown -= units;
-            }
+        let has_dropped = oldest > first || self.own.load(Acquire) & CUT != 0;
+        let unknown = if self.cleared.load(Acquire) == 0 && self.born + longest > now.floor {
+            Some(self.born)
+        } else if has_dropped && oldest < h {
+            let stamp = self.stamp(self.slot(oldest).load(Acquire));
+            (stamp + longest > now.floor).then_some(stamp)
+        } else {
+            None
         };
-        if self.cleared.load(Acquire) == 0 && self.born + longest > now.floor {
-            pad(self.born);
-        } else if self.is_cut(longest, now) {
-            let oldest = self.slot(first.max(h.saturating_sub(self.ring.len() as u64)));
-            pad(self.stamp(oldest.load(Acquire)));
-        }
-        starts
-    }
-
-    /// May there have been starts before the oldest that is known which still count? They did not fit.
-    pub fn is_cut(&self, longest: Tick, now: Now) -> bool {
-        let (h, first, size) = (self.find_tail().ticket, self.first(), self.ring.len() as u64);
-        let has_dropped = h - first > size || self.own.load(Acquire) & CUT != 0;
-        let oldest = self.slot(first.max(h.saturating_sub(size)));
-        has_dropped && (h == first || self.stamp(oldest.load(Acquire)) + longest > now.floor)
+        History { starts, unknown, end: h, era: 0 }
     }
 
     /// The starts that are not in the ledger yet, and the ticket after the last of them. For whoever may rewrite the log.
@@ -602,28 +586,26 @@ impl<'a> Log<'a> {
         (starts, h)
     }
 
-    /// The ticket after the last, of a sealed log.
-    pub fn end(&self) -> u64 {
+    /// The ticket after the last.
+    fn end(&self) -> u64 {
         self.find_tail().ticket
     }
 
-    /// Writes these starts, in the order of their stamps, into cells that only the caller uses: zeroed ones, or sealed
-    /// ones of an earlier life. Tickets go on from `after` at the earliest. The cells must be [`CLOSED`]; the answer is the
-    /// base with which their next life begins, to be published by the caller. `None`: these cells had too many lives.
-    ///
-    /// `is_cut`: there may have been older ones that are not among them.
-    pub fn write(&self, starts: &[Start], is_cut: bool, after: u64, now: Now) -> Option<Tick> {
+    /// Writes a history into cells that only the caller uses: zeroed ones, or sealed ones of an earlier life. They must be
+    /// [`CLOSED`]; the answer is the base with which their next life begins, to be published by the caller. `None`: these
+    /// cells had too many lives.
+    pub fn write(&self, history: &History, now: Now) -> Option<Tick> {
         let size = self.ring.len() as u64;
         // The same slots and parities come again every two laps.
         let end = self.end();
-        let burnt = end + after.saturating_sub(end).div_ceil(2 * size) * 2 * size;
+        let burnt = end + history.end.saturating_sub(end).div_ceil(2 * size) * 2 * size;
         let highest = self.ring.iter().map(|slot| slot.load(Relaxed) >> STAMP).max().unwrap_or(0);
         // What was only counted before may be more than one start can weigh here.
         let split = |start: &Start| {
             let (start, parts) = (*start, start.units.div_ceil(MOST));
             (0..parts).map(move |i| Start { units: MOST.min(start.units - i * MOST), ..start })
         };
-        let starts: Vec<Start> = starts.iter().flat_map(split).collect();
+        let starts: Vec<Start> = history.starts.iter().flat_map(split).collect();
         let mut room = size - 1;
         let kept =
             starts.iter().rev().take_while(|s| room.checked_sub(s.units).map(|left| room = left).is_some()).count();
@@ -661,7 +643,7 @@ impl<'a> Log<'a> {
             next += start.units;
         }
         self.cleared.store(first + 1, Relaxed);
-        self.own.store(next | if is_cut || !cut.is_empty() { CUT } else { 0 }, Relaxed);
+        self.own.store(next | if history.unknown.is_some() || !cut.is_empty() { CUT } else { 0 }, Relaxed);
         self.logged.store(logged.unwrap_or(next), Relaxed);
         put(self.head, next);
         Some(base)

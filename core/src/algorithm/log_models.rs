@@ -51,10 +51,10 @@ impl Cells {
         let sealed = from.log();
         sealed.seal();
         let now = from.now();
-        let mut starts = sealed.starts(W, 4, now);
-        edit(&mut starts);
+        let mut history = sealed.history(W, now);
+        edit(&mut history.starts);
         self.life.store(CLOSED, Release);
-        let base = self.log_in(CLOSED).write(&starts, sealed.is_cut(W, now), sealed.end(), now).unwrap();
+        let base = self.log_in(CLOSED).write(&history, now).unwrap();
         self.life.store(base, Release);
         self.time.fetch_max(from.time.load(Relaxed), Relaxed);
     }
@@ -327,7 +327,7 @@ fn a_claim_in_flight_does_not_reach_the_next_key() {
         }
         if log.is_idle(W, cells.now()) {
             cells.life.store(CLOSED, Release);
-            let base = cells.log_in(CLOSED).write(&[], false, 0, cells.now()).unwrap();
+            let base = cells.log_in(CLOSED).write(&History::default(), cells.now()).unwrap();
             cells.life.store(base, Release);
             assert!(!claimant.join().unwrap(), "it started on a key that is gone");
             assert_eq!(cells.left(1), 1, "the next key was charged for it");

@@ -191,8 +191,14 @@ pub(super) fn recover(
             let table = home.table(limit);
             home.set(table.at + table_word::LOST, [now.ceil, budget]);
             // It was there before the loss was known.
-            home.rewrite(&table, home.hash(b'k', ""), Some(file), |starts, _| {
-                starts.push(Start { stamp: now.ceil, units: budget, state: SETTLED, id: u64::MAX, is_logged: true });
+            home.rewrite(&table, home.hash(b'k', ""), Some(file), |history| {
+                history.starts.push(Start {
+                    stamp: now.ceil,
+                    units: budget,
+                    state: SETTLED,
+                    id: u64::MAX,
+                    is_logged: true,
+                });
             })?;
         }
     }
@@ -223,9 +229,9 @@ fn bring_back(home: &Home, name: &str, hash: Hash, text: &str, old: Vec<Start>, 
     let table = home.table(limit);
     let Policy::Rate(_) = table.policy else { return Ok(()) };
     home.find_or_add_locked(&table, hash, text, Some(file))?;
-    home.rewrite(&table, hash, Some(file), |starts, _| {
-        starts.splice(0..0, old);
-        starts.sort_by_key(|start| start.stamp);
+    home.rewrite(&table, hash, Some(file), |history| {
+        history.starts.splice(0..0, old);
+        history.starts.sort_by_key(|start| start.stamp);
     })?;
     Ok(())
 }

@@ -7,8 +7,8 @@
 
 use super::layout::{index_word, key_word, table_word};
 use super::table::{Blocked, Hash, Home, Table, key_words};
-use crate::algorithm::Start;
 use crate::algorithm::log::{CLOSED, SETTLED};
+use crate::algorithm::{History, Start};
 use crate::atomic::*;
 use crate::error::Result;
 use crate::fault;
@@ -56,11 +56,7 @@ impl Home {
         // The life is that of the empty key only if the block still is.
         let is_its = self.arena.word(table.at + table_word::EMPTY_KEY).load(Acquire) == at
             && self.arena.word(at + key_word::TABLE).load(Acquire) == table.at;
-        if is_its && life != CLOSED {
-            Ok(KeyAt { at, life })
-        } else {
-            Err(Blocked::Moved)
-        }
+        if is_its && life != CLOSED { Ok(KeyAt { at, life }) } else { Err(Blocked::Moved) }
     }
 
     /// Is this the block of a key of that table? For offsets that come from elsewhere.
@@ -221,24 +217,24 @@ impl Home {
         let life = self.arena.word(at + key_word::LIFE);
         let is_new = self.arena.word(at + key_word::TABLE).load(Relaxed) == 0;
         let now = self.clock.now();
-        let lost = self.lost(table, now);
-        let starts = lost.as_slice();
+        let end = self.arena.word(table.at + table_word::FIRST_TICKET).load(Relaxed);
+        let history = History { starts: self.lost(table, now).into_iter().collect(), end, ..History::default() };
         if table.policy.is_sliced() {
             self.arena.word(at + key_word::OWN).store(self.new_era(), Release);
         }
         let is_rate = matches!(table.policy, Policy::Rate(_));
-        let first = self.arena.word(table.at + table_word::FIRST_TICKET).load(Relaxed);
-        if is_new && starts.is_empty() && (first == 0 || table.policy.is_sliced()) || !is_rate {
+        let is_fresh = history.starts.is_empty() && (end == 0 || table.policy.is_sliced());
+        if is_new && is_fresh || !is_rate {
             self.name_block(table, at, hash, text);
             return Some(KeyAt { at, life: life.load(Relaxed) });
         }
         life.store(CLOSED, Release);
         self.name_block(table, at, hash, text);
         self.arena.word(at + key_word::GATE).store(0, Release);
-        if !starts.is_empty() && !self.has_origins(table, at) {
+        if !history.starts.is_empty() && !self.has_origins(table, at) {
             return None;
         }
-        let base = self.cells(table, KeyAt { at, life: CLOSED }).write(starts, false, first, table.policy.window(), now)?;
+        let base = self.cells(table, KeyAt { at, life: CLOSED }).write(&history, table.policy.window(), now)?;
         life.store(base, Release);
         Some(KeyAt { at, life: base })
     }
@@ -342,7 +338,7 @@ impl Home {
                 idle.push(at);
             } else {
                 let hash = Hash(self.get(at + key_word::HASH));
-                kept.push(self.rewrite(table, hash, file, |_, _| {})?);
+                kept.push(self.rewrite(table, hash, file, |_| {})?);
             }
         }
         Ok((kept, idle))

@@ -4,9 +4,9 @@ use super::inner::{Inner, Locked};
 use super::keys::KeyAt;
 use super::table::{Blocked, Hash, Home, Table};
 use super::{Declared, Durability, Store};
-use crate::algorithm::Start;
 use crate::algorithm::cells::Cells;
 use crate::algorithm::log::{Known, SETTLED, Taken};
+use crate::algorithm::{History, Start};
 use crate::atomic::*;
 use crate::error::{Error, Result};
 use crate::fault;
@@ -250,18 +250,18 @@ impl Limit {
     }
 
     /// Changes what a key has in its log, if it has any. `false`: the key is not there.
-    pub fn rewrite(&self, hash: Hash, edit: impl Fn(&Home, &Table, &mut Vec<Start>, u64)) -> Result<bool> {
+    pub fn rewrite(&self, hash: Hash, edit: impl Fn(&Home, &Table, &mut History)) -> Result<bool> {
         self.with_table(|home, _, table, file| match home.find(table, hash) {
-            Ok(Some(_)) => home.rewrite(table, hash, file, |starts, era| edit(home, table, starts, era)).map(|_| true),
+            Ok(Some(_)) => home.rewrite(table, hash, file, |history| edit(home, table, history)).map(|_| true),
             _ => Ok(false),
         })
     }
 
     /// Takes units of a start back, while it is there and not settled.
     pub fn take_back(&self, hash: Hash, start: Known, units: u64) -> Result<()> {
-        self.rewrite(hash, |_, table, starts, era| {
-            let parts = parts(table, starts, era, start);
-            take_units(starts, &parts, units);
+        self.rewrite(hash, |_, table, history| {
+            let parts = parts(table, history, start);
+            take_units(history, &parts, units);
         })
         .map(drop)
     }
@@ -305,7 +305,9 @@ impl Limit {
             if key.is_empty() {
                 home.replace(limit, table.policy, true, file)?;
             } else if let Ok(Some(_)) = home.find(table, hash) {
-                home.rewrite(table, hash, file, |starts, _| starts.clear())?;
+                home.rewrite(table, hash, file, |history| {
+                    *history = History { end: history.end, ..History::default() }
+                })?;
             }
             // If this fails, what is forgotten comes back after a reboot.
             if is_logged { self.store.forget_logged(&self.name, (!key.is_empty()).then_some(hash)) } else { Ok(()) }
@@ -389,9 +391,9 @@ impl Limit {
 }
 
 /// Which of the starts are this one: where units are only counted, those of its slice, the unlogged first.
-pub(crate) fn parts(table: &Table, starts: &[Start], era: u64, start: Known) -> Vec<usize> {
+pub(crate) fn parts(table: &Table, History { starts, era, .. }: &History, start: Known) -> Vec<usize> {
     let is_part = |s: &Start| match table.policy.is_sliced() {
-        true => era == start.ticket && s.stamp == start.stamp,
+        true => *era == start.ticket && s.stamp == start.stamp,
         false => s.id == start.ticket && s.stamp == start.stamp && s.units == start.weight && s.state != SETTLED,
     };
     let mut parts: Vec<usize> = (0..starts.len()).filter(|&i| is_part(&starts[i])).collect();
@@ -400,7 +402,7 @@ pub(crate) fn parts(table: &Table, starts: &[Start], era: u64, start: Known) -> 
 }
 
 /// Takes so many units from these starts; those that have none left go.
-pub(crate) fn take_units(starts: &mut Vec<Start>, parts: &[usize], mut units: u64) {
+pub(crate) fn take_units(History { starts, .. }: &mut History, parts: &[usize], mut units: u64) {
     for &i in parts {
         let taken = units.min(starts[i].units);
         starts[i].units -= taken;

@@ -167,7 +167,7 @@ impl Home {
 
     /// Adds a limit. Untouched keys count as started at `born`. Only for the holder of the structure lock.
     pub fn add_limit(&self, name: &str, policy: Policy, born: Tick, file: Option<&File>) -> Result<u64> {
-        let table = self.new_table(policy, born, index_word::FIRST_CAPACITY, file)?;
+        let table = self.new_table(policy, (born, 0), index_word::FIRST_CAPACITY, file)?;
         let at = self.allocate(limit_word::WORDS, file)?;
         self.set(at + limit_word::NAME, self.hash(b'n', name).0);
         self.arena.word(at + limit_word::TABLE).store(table, Relaxed);
@@ -202,10 +202,18 @@ impl Home {
         }
     }
 
-    pub(super) fn new_table(&self, policy: Policy, born: Tick, capacity: u64, file: Option<&File>) -> Result<u64> {
+    /// A table whose untouched keys count as started at `born`, and whose new keys have tickets from `first` on.
+    pub(super) fn new_table(
+        &self,
+        policy: Policy,
+        (born, first): (Tick, u64),
+        capacity: u64,
+        file: Option<&File>,
+    ) -> Result<u64> {
         let at = self.allocate(table_word::WORDS, file)?;
         self.set(at + table_word::POLICY, policy.to_words());
         self.arena.word(at + table_word::BORN).store(born, Relaxed);
+        self.arena.word(at + table_word::FIRST_TICKET).store(first, Relaxed);
         self.arena.word(at + table_word::BUDGET).store(self.budget(policy), Relaxed);
         let index = self.new_index(capacity, file)?;
         self.arena.word(at + table_word::INDEX).store(index, Relaxed);
