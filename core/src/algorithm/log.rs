@@ -54,11 +54,12 @@
 //! into other cells ([`Log::write`]), which are then found in its place. The old cells are used again, for this key or
 //! another, in another *life*: whoever stalled in an earlier one must not act on it.
 //!
-//! * A life is known by its `base`, and each life of the same cells has larger words than all before it: so no word is
-//!   ever repeated, and a compare-and-swap from an earlier life fails.
+//! * Each life of the same cells has larger words than all before it, because its stamps are counted from another `base`:
+//!   so no word is ever repeated, and a compare-and-swap from an earlier life fails.
 //! * Tickets go on, so a counter that was read in an earlier life is never the counter again. The ticket that was sealed
 //!   is burnt: its slot changes, and tickets before [`Log::cleared`] are forgotten.
-//! * Everybody reads the base first and looks at the end, before believing anything, whether it is still the same.
+//! * Each life has a number of its own. Everybody reads it first and looks at the end, before believing anything, whether
+//!   it is still the same.
 //!
 //! Source: the ring with a claim word per slot follows the bounded queues of Vyukov and of crossbeam's `ArrayQueue`;
 //! helping a dead claimant follows Harris, Fraser and Pratt, "A practical multi-word compare-and-swap operation" (2002).
@@ -88,7 +89,7 @@ pub(crate) const MOST: u64 = 1 << (STATE - WEIGHT);
 /// The last stamp that a slot can hold, from its base on.
 const LAST: Tick = (1 << (64 - STAMP)) - 1;
 
-/// A base that no life has: the cells are being written.
+/// The number of no life: the cells are being written.
 pub(crate) const CLOSED: u64 = u64::MAX;
 
 /// The mark of a log whose oldest starts did not fit when it was written.
@@ -124,9 +125,11 @@ pub(crate) struct Log<'a> {
     pub ring: &'a [AtomicU64],
     /// The tickets under which the starts that [`Log::write`] wrote were claimed: as many as `ring`, or none.
     pub origins: &'a [AtomicU64],
-    /// The base of the life that these cells have.
+    /// The number of the life that these cells have.
     pub life: &'a AtomicU64,
-    /// The base of the life that is meant: what stamps are counted from. Not [`CLOSED`], but for [`Log::write`].
+    /// The one that is meant. Not [`CLOSED`], but for [`Log::write`].
+    pub number: u64,
+    /// What its stamps are counted from, read after the number.
     pub base: Tick,
     /// What an untouched slot counts as: 0 in a new log, the moment of the loss where an earlier state was lost.
     pub born: Tick,
@@ -242,7 +245,7 @@ impl<'a> Log<'a> {
     pub fn untouched(born: Tick) -> Log<'static> {
         let cell = &NOTHING;
         let (head, cleared, own, logged, life) = (cell, cell, cell, cell, cell);
-        Log { head, cleared, own, logged, ring: &UNTOUCHED, origins: &[], life, base: 0, born }
+        Log { head, cleared, own, logged, ring: &UNTOUCHED, origins: &[], life, number: 0, base: 0, born }
     }
 
     /// When a word counts from.
@@ -254,7 +257,7 @@ impl<'a> Log<'a> {
     /// Do these cells still have the life that is meant? To be asked last, before anything that was read is believed.
     #[inline(always)]
     fn is_alive(&self) -> Result<(), Sealed> {
-        if self.life.load(Acquire) == self.base || fault::planted("blind life") { Ok(()) } else { Err(Sealed) }
+        if self.life.load(Acquire) == self.number || fault::planted("blind life") { Ok(()) } else { Err(Sealed) }
     }
 
     #[inline(always)]
@@ -509,7 +512,10 @@ impl<'a> Log<'a> {
     fn known(&self, ticket: u64, word: u64) -> Known {
         let first = self.first();
         let is_own = ticket >= self.own.load(Acquire) & !CUT;
-        let ticket = if is_own { ticket } else { self.origins[(ticket - first) as usize].load(Acquire) };
+        // In another life there may be no such place; then nothing that is read here is believed.
+        let origin =
+            || self.origins.get(ticket.wrapping_sub(first) as usize).map_or(u64::MAX, |origin| origin.load(Acquire));
+        let ticket = if is_own { ticket } else { origin() };
         Known { ticket, stamp: self.stamp(word), weight: weight_of(word) }
     }
 
@@ -606,26 +612,34 @@ impl<'a> Log<'a> {
             (0..parts).map(move |i| Start { units: MOST.min(start.units - i * MOST), ..start })
         };
         let starts: Vec<Start> = history.starts.iter().flat_map(split).collect();
+        // The newest; of the last that fits, as much as fits.
         let mut room = size - 1;
-        let kept =
-            starts.iter().rev().take_while(|s| room.checked_sub(s.units).map(|left| room = left).is_some()).count();
-        let (cut, starts) = starts.split_at(starts.len() - kept);
+        let mut starts: Vec<Start> = starts
+            .into_iter()
+            .rev()
+            .map_while(|start| {
+                let units = start.units.min(room);
+                room -= units;
+                (units > 0).then_some(Start { units, ..start })
+            })
+            .collect();
+        starts.reverse();
+        let is_cut = starts.iter().map(|s| s.units).sum::<u64>() < history.starts.iter().map(|s| s.units).sum();
         let oldest = starts.first().map_or(now.ceil, |start| start.stamp);
-        let mut base = oldest.min(now.ceil).wrapping_sub(highest + 2);
-        if base == CLOSED || base == 0 {
-            base = base.wrapping_sub(2); // 0 was the first life's
-        }
-        if now.ceil.wrapping_sub(base) > LAST - 4 * LONGEST {
+        let base = oldest.min(now.ceil).wrapping_sub(highest + 2);
+        let newest = starts.last().map_or(now.ceil, |start| start.stamp);
+        if now.ceil.wrapping_sub(base) > LAST - 4 * LONGEST || newest.wrapping_sub(base) > LAST - LONGEST {
             return None;
         }
-        // Each store releases: whoever sees one sees those before it, and that the cells were closed.
+        // Each store releases: whoever sees one sees those before it, and that the cells were closed. The sealed ticket first:
+        // open again it would be what it was before.
+        put(self.slot(burnt), self.word(burnt, highest + 1, SETTLED, 1));
         for slot in self.ring {
             let word = slot.load(Relaxed);
             if word & SEAL != 0 {
                 put(slot, word & !(SEAL | ANY_STATE) | SETTLED << STATE);
             }
         }
-        put(self.slot(burnt), self.word(burnt, highest + 1, SETTLED, 1));
         let first = burnt + 1;
         let mut next = first;
         let mut logged = None;
@@ -638,13 +652,13 @@ impl<'a> Log<'a> {
                 let state = if ticket == next { start.state } else { STARTED };
                 put(self.slot(ticket), self.word(ticket, field, state, units));
                 self.origins[(ticket - first) as usize]
-                    .store(if ticket == next { start.id } else { u64::MAX }, Relaxed);
+                    .store(if ticket == next { start.id } else { u64::MAX }, Release);
             }
             next += start.units;
         }
-        self.cleared.store(first + 1, Relaxed);
-        self.own.store(next | if history.unknown.is_some() || !cut.is_empty() { CUT } else { 0 }, Relaxed);
-        self.logged.store(logged.unwrap_or(next), Relaxed);
+        self.cleared.store(first + 1, Release);
+        self.own.store(next | if history.unknown.is_some() || is_cut { CUT } else { 0 }, Release);
+        self.logged.store(logged.unwrap_or(next), Release);
         put(self.head, next);
         Some(base)
     }

@@ -77,7 +77,7 @@ impl RateLimiter {
     /// The permit of what was taken; `ready` is when its place comes, 0 if it has none.
     #[inline(always)]
     fn permit(&self, found: &Key, taken: Taken, weight: u64, ready: Tick, grace: Tick) -> RawPermit {
-        let Hash([h0, h1]) = found.hash();
+        let Hash([h0, h1]) = found.hash;
         let grace = grace | (found.home.instance & 0xffff) << LANE;
         RawPermit { limiter: self.id, key: weight, a: taken.ticket, b: taken.stamp, ready, reserved: [h0, h1, grace] }
     }
@@ -412,11 +412,15 @@ impl Limiter for RateLimiter {
         let stepped = self.do_step(wait);
         let elapsed = wait.started.get_or_insert_with(Instant::now).elapsed();
         let left = wait.timeout.map_or(STORE_AGAIN, |timeout| timeout.saturating_sub(elapsed));
-        self.or_instead(stepped, |is_admitted| match is_admitted {
+        let step = self.or_instead(stepped, |is_admitted| match is_admitted {
             true => Step::Admitted(self.uncounted(weight)),
             false if left.is_zero() => Step::Expired(STORE_AGAIN),
             false => Step::Sleep(left.min(STORE_AGAIN)),
-        })
+        })?;
+        if let Step::Expired(_) = step {
+            self.give_up(wait)?;
+        }
+        Ok(step)
     }
 
     fn cancel(&self, permit: &RawPermit) -> Result<()> {

@@ -303,14 +303,17 @@ impl Inner {
                 let (declared, requested) = (before.declared.kind(), after.current().kind());
                 return Err(Error::KindMismatch { name: name.to_owned(), declared, requested });
             }
+            // A limit that the lane does not have yet gets it when it is opened.
+            let home = self.home();
+            if let Some(limit) = home.find_limit(name) {
+                home.bring_to(limit, after.current(), locked.file())?;
+            }
+            self.prepare_ledger(name, after.current())?;
             match &self.address {
                 Address::Memory => drop(self.rare().declared.insert(name.to_owned(), after)),
                 Address::Sqlite(path) => self.with_database(path, |database| database.set_override(name, policy))?,
             }
-            // A limit that the lane does not have yet gets it when it is opened.
-            let home = self.home();
-            let Some(limit) = home.find_limit(name) else { return Ok(()) };
-            home.bring_to(limit, after.current(), locked.file())
+            Ok(())
         })
     }
 

@@ -61,6 +61,8 @@ pub(crate) struct Key<'a> {
     pub home: &'a Home,
     pub table: Table,
     pub key: KeyAt,
+    /// What it is known by, wherever it lives.
+    pub hash: Hash,
     /// Nobody starts before this: the later of the key's own gate and of the one that binds all keys.
     pub gate: u64,
 }
@@ -69,12 +71,6 @@ impl Key<'_> {
     #[inline(always)]
     pub fn cells(&self) -> Cells<'_> {
         self.home.cells(&self.table, self.key)
-    }
-
-    /// What the key is known by, wherever it lives.
-    #[inline(always)]
-    pub fn hash(&self) -> Hash {
-        self.home.hash_at(self.key.at)
     }
 }
 
@@ -157,7 +153,9 @@ impl Limit {
             let blocked = match find(home, &table) {
                 Ok(key) => {
                     let gate = home.limit_gate(limit).load(Acquire).max(home.key_gate(key.at).load(Acquire));
-                    match f(&Key { home, table, key, gate }) {
+                    // Before anything is decided: if the life is the same then, all of this was the key's.
+                    let hash = home.hash_at(key.at);
+                    match f(&Key { home, table, key, hash, gate }) {
                         Ok(answer) => return Ok(answer),
                         Err(blocked) => blocked,
                     }
@@ -206,7 +204,8 @@ impl Limit {
         }
         if let Some(taken) = taken {
             let budget = if self.commits && key.home.is_lane() { 0 } else { key.table.budget };
-            if taken.end > key.home.logged(key.key.at).load(Acquire).saturating_add(budget) {
+            let logged = key.home.logged(key.key.at).load(Acquire);
+            if taken.end > logged.saturating_add(budget) || budget != u64::MAX && !key.home.is_alive(key.key) {
                 self.wait_for_ledger(key, taken, weight, budget)?;
             }
         }
@@ -226,11 +225,11 @@ impl Limit {
 
     /// The job has not started yet: so if the ledger cannot be written it shall not, and nothing was taken.
     #[cold]
-    fn wait_for_ledger(&self, key: &Key, taken: &Taken, weight: u64, budget: u64) -> Result<()> {
+    fn wait_for_ledger(&self, key: &Key, taken: &Taken, weight: u64, budget: u64) -> Result<(), Blocked> {
         let written = self.store.wait_for_ledger(self.bound()?.limit, key, taken, budget);
         if written.is_err() {
             let known = Known { ticket: taken.ticket, stamp: taken.stamp, weight };
-            let _ = self.take_back(key.hash(), known, weight);
+            let _ = self.take_back(key.hash, known, weight);
         }
         written
     }
@@ -381,11 +380,15 @@ impl Limit {
             Some(limit) => limit,
             None => home.add_limit(&self.name, now.current(), 0, locked.file())?,
         };
-        // After the lane: were it first, and this process died in between, a lane made then would not know it.
+        // After the lane, and after the ledger: whatever this process dies in, no more is missing than the policy that is
+        // noted allows.
+        home.bring_to(limit, now.current(), locked.file())?;
         if before != Some(now) {
+            if before.is_some() {
+                self.store.prepare_ledger(&self.name, now.current())?;
+            }
             self.store.declare(&self.name, declared)?;
         }
-        home.bring_to(limit, now.current(), locked.file())?;
         Ok(limit)
     }
 }

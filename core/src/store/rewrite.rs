@@ -14,7 +14,7 @@ use crate::atomic::*;
 use crate::error::Result;
 use crate::fault;
 use crate::policy::{POLICY_WORDS, Policy};
-use crate::time::Now;
+use crate::time::{LONGEST, Now, Tick};
 use std::fs::File;
 
 /// Each table of a limit has other tickets than those before it: a permit is never mistaken for a later one.
@@ -36,7 +36,7 @@ impl Home {
         let cells = self.cells(table, from).seal();
         fault::point("key-sealed");
         let now = self.clock.now();
-        let mut history = cells.history(table.policy.longest(), now);
+        let mut history = cells.history(self.memory(table.policy), now);
         edit(&mut history);
         history.pad(table.policy.largest());
         let into = self.write_into(table, into, from.at, (&history, now), file)?;
@@ -66,6 +66,11 @@ impl Home {
             self.rewrite(table, hash, file, |_| {})?;
         }
         Ok(())
+    }
+
+    /// How long starts are kept: a longer window may be declared, which is asked about them. Slices are cut for one window.
+    fn memory(&self, policy: Policy) -> Tick {
+        if policy.is_sliced() { policy.longest() } else { LONGEST }
     }
 
     /// A block that nobody uses, with room for the origins of its starts.
@@ -101,13 +106,12 @@ impl Home {
             }
             self.arena.word(into + key_word::TABLE).store(table.at, Release);
             if table.policy.is_sliced() {
-                self.arena.word(into + key_word::OWN).store(self.new_era(), Release);
+                self.arena.word(into + key_word::OWN).store(self.new_number(), Release);
             }
             let cells = self.cells(table, KeyAt { at: into, life: CLOSED });
             let written = cells.write(history, table.policy.window(), now);
             if let Some(base) = written {
-                life.store(base, Release);
-                return Ok(into);
+                return Ok(self.publish(table, into, base).at);
             }
             into = self.allocate(key_words(table.policy), file)?;
             while !self.has_origins(table, into) {
@@ -175,7 +179,7 @@ impl Home {
         self.arena.word(limit + limit_word::NEXT_POLICY).store(0, Release);
         // Only now: whoever starts this over must find them where they were.
         if let Policy::Rate(_) = old.policy {
-            let blocks: Vec<u64> = self.entries(old_index).collect();
+            let blocks: Vec<u64> = self.entries(old_index).chain(self.take_stock(old_index)).collect();
             blocks.into_iter().for_each(|at| self.retire_block(old.policy, at));
             // Before it is another's: who still has the old table shall not find it there.
             self.arena.word(old.at + table_word::INDEX).store(0, Release);
@@ -190,13 +194,14 @@ impl Home {
         let (Policy::Rate(_), Policy::Rate(_)) = (old.policy, new.policy) else { return Ok(()) };
         let now = self.clock.now();
         let cells = self.cells_at(old, from);
-        let longest = old.policy.longest().max(new.policy.longest());
-        let mut history = cells.history(longest, now);
+        let mut history = cells.history(self.memory(old.policy), now);
         history.starts.retain(|start| start.state != PLACE);
         history.pad(new.policy.largest());
         let hash = Hash(self.get(from + key_word::HASH));
         let is_empty_key = hash == self.hash(b'k', "");
-        if history.starts.is_empty() && self.key_gate(from).load(Acquire) <= now.floor && !is_empty_key {
+        let longest = old.policy.longest().max(new.policy.longest());
+        let is_idle = history.starts.last().is_none_or(|newest| newest.stamp + longest <= now.floor);
+        if is_idle && self.key_gate(from).load(Acquire) <= now.floor && !is_empty_key {
             return Ok(());
         }
         if !is_empty_key {
@@ -211,7 +216,12 @@ impl Home {
             self.arena.grow(new.policy.ring(), file)?;
         }
         let written = self.write_into(new, into, from, (&history, now), file)?;
-        assert_eq!(written, into, "a new block has had no lives");
+        if let Ok((slot, _)) = self.probe(new, index, hash)
+            && written != into
+        {
+            self.arena.words(index + index_word::SLOTS, slot + 1)[slot as usize].store(entry(hash, written), Relaxed);
+            self.arena.word(new.at + table_word::EMPTY_KEY).store(written, Relaxed);
+        }
         Ok(())
     }
 
