@@ -139,7 +139,7 @@ impl Home {
                 // Or it moved while it was looked at.
                 let is_same = slots[i as usize].load(Acquire) == entry
                     && self.arena.word(at + key_word::LIFE).load(Acquire) == life;
-                if !is_same && !fault::planted("moved while probed") {
+                if !is_same && !fault::planted("hasty probe") {
                     continue;
                 }
             }
@@ -254,7 +254,9 @@ impl Home {
     fn lost(&self, table: &Table, now: Now) -> Option<Start> {
         let [stamp, units] = self.get(table.at + table_word::LOST);
         let counts = units > 0 && stamp + table.policy.longest() > now.floor;
-        counts.then_some(Start { stamp, units, state: SETTLED, id: u64::MAX, is_logged: true })
+        // The next boot may come while it still counts: so it is to be written before the key's first start.
+        let is_logged = fault::planted("lost once");
+        counts.then_some(Start { stamp, units, state: SETTLED, id: u64::MAX, is_logged })
     }
 
     /// Does even a key that was never used count for something?

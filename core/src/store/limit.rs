@@ -203,7 +203,8 @@ impl Limit {
             self.look_after(key.home, now)?;
         }
         if let Some(taken) = taken {
-            let budget = if self.commits && key.home.is_lane() { 0 } else { key.table.budget };
+            let commits = self.commits && key.home.is_lane() && !fault::planted("commit later");
+            let budget = if commits { 0 } else { key.table.budget };
             let logged = key.home.logged(key.key.at).load(Acquire);
             if taken.end > logged.saturating_add(budget) || budget != u64::MAX && !key.home.is_alive(key.key) {
                 self.wait_for_ledger(key, taken, weight, budget)?;

@@ -73,9 +73,16 @@ impl Child {
 
     /// Waits for the child's end, which must be a good one.
     pub fn join(self) {
+        assert!(!self.was_killed(), "a child was killed");
+    }
+
+    /// Waits for the child's end, and tells whether it was killed. If not, it must have ended well.
+    pub fn was_killed(self) -> bool {
         let status = self.wait_for(0);
         std::mem::forget(self);
-        assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0, "a child failed: {status:#x}");
+        let is_killed = libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGKILL;
+        assert!(is_killed || status == 0, "a child failed: {status:#x}");
+        is_killed
     }
 
     /// Waits until the child has stopped itself.
@@ -176,4 +183,45 @@ impl Record {
         let word = |i: usize| self.0[i].load(Relaxed);
         (0..n).map(|i| (word(2 * i + 1), word(2 * i + 1) + (word(2 * i + 2) >> 16), word(2 * i + 2) & 0xffff)).collect()
     }
+}
+
+/// A signal, to itself: this process does not go on.
+pub fn raise(signal: i32) {
+    // SAFETY: plain call.
+    assert_eq!(unsafe { libc::raise(signal) }, 0);
+}
+
+/// Pretends, in this process and its children to come, that the kernel was started anew. (Not with Rust's own function:
+/// a child could inherit its lock.)
+pub fn present_boot(number: u64) {
+    let name = c"WGL_TEST_BOOT";
+    let value = std::ffi::CString::new(format!("boot {number}")).unwrap();
+    // SAFETY: two strings that end in NUL; the process has one thread.
+    assert_eq!(unsafe { libc::setenv(name.as_ptr(), value.as_ptr(), 1) }, 0);
+}
+
+/// A number from the environment, to make a test longer or shorter.
+pub fn number(name: &str, default: u64) -> u64 {
+    std::env::var(name).map_or(default, |text| text.parse().unwrap())
+}
+
+/// Random numbers that differ from run to run.
+pub struct Random(u64);
+
+impl Random {
+    pub fn new() -> Random {
+        Random(now_ns() ^ u64::from(std::process::id()) << 40 | 1)
+    }
+
+    pub fn below(&mut self, end: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % end
+    }
+}
+
+/// The units that a denial somewhere in `[a, b]` may have seen in its window: all of them, if each start lay where it suits.
+pub fn most_seen_by(starts: &[(u64, u64, u64)], (a, b): (u64, u64), window: u64) -> u64 {
+    starts.iter().filter(|s| s.1 + window > a && s.0 <= b).map(|s| s.2).sum()
 }
