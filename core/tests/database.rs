@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::Dir;
+use common::{Dir, wait_until};
 use std::path::Path;
 use std::time::Duration;
 use workglow_limit::*;
@@ -90,4 +90,22 @@ fn a_busy_store_fails_in_time() {
     assert!(admitted(&limiter), "who has its limit does not need the database");
     stranger.execute_batch("COMMIT").unwrap();
     assert!(admitted(&other), "and it recovers by itself");
+}
+
+/// What asks all the time is answered at once while the ledger rests, which does not make the rest any longer.
+#[test]
+fn the_ledger_is_tried_again_while_somebody_asks_all_the_time() {
+    let dir = Dir::new("again");
+    let mut options = StoreOptions::default();
+    options.durability = Durability::Commit;
+    options.timeout = Duration::from_millis(100);
+    let store = Store::with_options(&dir.url(), options).unwrap();
+    let limiter = RateLimiter::new(&store, "api", 1_000, HOUR).unwrap();
+    assert!(admitted(&limiter));
+    let stranger = rusqlite::Connection::open(dir.file("limits.db")).unwrap();
+    stranger.execute_batch("BEGIN EXCLUSIVE").unwrap();
+    assert!(limiter.attempt("", 1).is_err());
+    stranger.execute_batch("ROLLBACK").unwrap();
+    // Each failure is to give back what it took: a denial would be no proof.
+    wait_until("it is written again", || limiter.attempt("", 1).is_ok_and(|a| matches!(a, Attempt::Admitted(_))));
 }

@@ -93,13 +93,14 @@ impl Inner {
         let want = (key.home.instance, limit, key.hash);
         self.wanted.lock().push(want);
         let has_tried = Cell::new(false);
-        let is_there = self.with_lock(|_| {
+        let is_written = || is_logged(key, taken.end - budget).then_some(true);
+        let is_there = self.with_lock_unless(self.options.timeout, is_written, |_| {
             let home = self.home();
             if home.instance != key.home.instance {
                 return Ok(false);
             }
-            if is_logged(key, taken.end - budget) {
-                return Ok(true);
+            if let Some(yes) = is_written() {
+                return Ok(yes);
             }
             if !has_tried.get() && monotonic_ns() < self.rests_until.load(Relaxed) {
                 let cause = "it failed a moment ago, and is tried again within a second";
