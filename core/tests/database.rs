@@ -98,7 +98,7 @@ fn the_ledger_is_tried_again_while_somebody_asks_all_the_time() {
     let dir = Dir::new("again");
     let mut options = StoreOptions::default();
     options.durability = Durability::Commit;
-    options.timeout = Duration::from_millis(100);
+    options.timeout = Duration::from_millis(500);
     let store = Store::with_options(&dir.url(), options).unwrap();
     let limiter = RateLimiter::new(&store, "api", 1_000, HOUR).unwrap();
     assert!(admitted(&limiter));
@@ -106,6 +106,8 @@ fn the_ledger_is_tried_again_while_somebody_asks_all_the_time() {
     stranger.execute_batch("BEGIN EXCLUSIVE").unwrap();
     assert!(limiter.attempt("", 1).is_err());
     stranger.execute_batch("ROLLBACK").unwrap();
-    // Each failure is to give back what it took: a denial would be no proof.
-    wait_until("it is written again", || limiter.attempt("", 1).is_ok_and(|a| matches!(a, Attempt::Admitted(_))));
+    // One by itself may have been written by the checkpoint that comes once a second.
+    wait_until("it is written again", || {
+        (0..3).all(|_| limiter.attempt("", 1).is_ok_and(|a| matches!(a, Attempt::Admitted(_))))
+    });
 }

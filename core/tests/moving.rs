@@ -70,7 +70,7 @@ fn a_key_that_moves_while_it_is_looked_for_is_not_a_new_one() {
     let taker = RateLimiter::attach(&store, "api").unwrap();
     assert!(admitted(&mover, "key", 2));
     std::thread::scope(|scope| {
-        let moving = scope.spawn(|| (0..100_000).for_each(|_| move_key(&mover, "key")));
+        let moving = scope.spawn(|| (0..400_000).for_each(|_| move_key(&mover, "key")));
         while !moving.is_finished() {
             assert!(!admitted(&taker, "key", 3), "2 of 4 are in use");
         }
