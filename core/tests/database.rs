@@ -6,7 +6,7 @@ mod common;
 
 use common::Dir;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use workglow_limit::*;
 
 const HOUR: Duration = Duration::from_secs(3_600);
@@ -90,4 +90,27 @@ fn a_busy_store_fails_in_time() {
     assert!(admitted(&limiter), "who has its limit does not need the database");
     stranger.execute_batch("COMMIT").unwrap();
     assert!(admitted(&other), "and it recovers by itself");
+}
+
+/// What asks all the time is answered at once while the ledger rests, which does not make the rest any longer.
+#[test]
+fn the_ledger_is_tried_again_while_somebody_asks_all_the_time() {
+    let dir = Dir::new("again");
+    let mut options = StoreOptions::default();
+    options.durability = Durability::Commit;
+    options.timeout = Duration::from_millis(500);
+    let store = Store::with_options(&dir.url(), options).unwrap();
+    let limiter = RateLimiter::new(&store, "api", 1_000, HOUR).unwrap();
+    assert!(admitted(&limiter));
+    let stranger = rusqlite::Connection::open(dir.file("limits.db")).unwrap();
+    stranger.execute_batch("BEGIN EXCLUSIVE").unwrap();
+    assert!(limiter.attempt("", 1).is_err());
+    stranger.execute_batch("ROLLBACK").unwrap();
+    let failed = Instant::now();
+    while failed.elapsed() < Duration::from_millis(1_100) {
+        let _ = limiter.attempt("", 1);
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    // One by itself may have been written by the checkpoint that comes once a second.
+    assert!((0..3).all(|_| admitted(&limiter)), "the rest of a second is over");
 }

@@ -2,7 +2,7 @@
 
 use super::log::{Answer, Ask, Known, Log, View, Window};
 use super::slices::Slices;
-use super::{Sealed, Start};
+use super::{History, Sealed, Start};
 use crate::time::{Now, Tick};
 
 /// The cells of one key of a rate limit.
@@ -75,35 +75,19 @@ impl Cells<'_> {
         }
     }
 
-    /// What sealed cells still count, as far as a limit of so many units has to know it.
-    pub fn starts(&self, longest: Tick, limit: u64, now: Now) -> Vec<Start> {
+    /// What sealed cells hold that still counts.
+    pub fn history(&self, longest: Tick, now: Now) -> History {
         match self {
-            Cells::Log(log) => log.starts(longest, limit, now),
-            Cells::Slices(slices) => slices.starts(longest, now),
+            Cells::Log(log) => log.history(longest, now),
+            Cells::Slices(slices) => slices.history(longest, now),
         }
     }
 
-    /// May older ones count that are not known any more?
-    pub fn is_cut(&self, longest: Tick, now: Now) -> bool {
+    /// Begins another life with this history, and returns its base. `None`: these cells had too many.
+    pub fn write(&self, history: &History, window: Window, now: Now) -> Option<u64> {
         match self {
-            Cells::Log(log) => log.is_cut(longest, now),
-            Cells::Slices(_) => false,
-        }
-    }
-
-    /// Where tickets have to go on in the next cells.
-    pub fn end(&self) -> u64 {
-        match self {
-            Cells::Log(log) => log.end(),
-            Cells::Slices(_) => 0,
-        }
-    }
-
-    /// Begins another life with these starts, and returns its base. `None`: these cells had too many.
-    pub fn write(&self, starts: &[Start], is_cut: bool, after: u64, window: Window, now: Now) -> Option<u64> {
-        match self {
-            Cells::Log(log) => log.write(starts, is_cut, after, now),
-            Cells::Slices(slices) => slices.write(starts, window, now),
+            Cells::Log(log) => log.write(history, now),
+            Cells::Slices(slices) => slices.write(&history.starts, window, now),
         }
     }
 

@@ -50,20 +50,21 @@
 //!
 //! # Lives
 //!
-//! Everything rare goes one way: the ring is *sealed*, what counts is read from it ([`Log::starts`]), edited, and written
+//! Everything rare goes one way: the ring is *sealed*, what counts is read from it ([`Log::history`]), edited, and written
 //! into other cells ([`Log::write`]), which are then found in its place. The old cells are used again, for this key or
 //! another, in another *life*: whoever stalled in an earlier one must not act on it.
 //!
-//! * A life is known by its `base`, and each life of the same cells has larger words than all before it: so no word is
-//!   ever repeated, and a compare-and-swap from an earlier life fails.
+//! * Each life of the same cells has larger words than all before it, because its stamps are counted from another `base`:
+//!   so no word is ever repeated, and a compare-and-swap from an earlier life fails.
 //! * Tickets go on, so a counter that was read in an earlier life is never the counter again. The ticket that was sealed
 //!   is burnt: its slot changes, and tickets before [`Log::cleared`] are forgotten.
-//! * Everybody reads the base first and looks at the end, before believing anything, whether it is still the same.
+//! * Each life has a number of its own. Everybody reads it first and looks at the end, before believing anything, whether
+//!   it is still the same.
 //!
 //! Source: the ring with a claim word per slot follows the bounded queues of Vyukov and of crossbeam's `ArrayQueue`;
 //! helping a dead claimant follows Harris, Fraser and Pratt, "A practical multi-word compare-and-swap operation" (2002).
 
-use super::{Sealed, Start};
+use super::{History, Sealed, Start};
 use crate::atomic::{AtomicU64, *};
 use crate::fault;
 use crate::time::{LONGEST, Now, Tick};
@@ -88,7 +89,7 @@ pub(crate) const MOST: u64 = 1 << (STATE - WEIGHT);
 /// The last stamp that a slot can hold, from its base on.
 const LAST: Tick = (1 << (64 - STAMP)) - 1;
 
-/// A base that no life has: the cells are being written.
+/// The number of no life: the cells are being written.
 pub(crate) const CLOSED: u64 = u64::MAX;
 
 /// The mark of a log whose oldest starts did not fit when it was written.
@@ -124,9 +125,11 @@ pub(crate) struct Log<'a> {
     pub ring: &'a [AtomicU64],
     /// The tickets under which the starts that [`Log::write`] wrote were claimed: as many as `ring`, or none.
     pub origins: &'a [AtomicU64],
-    /// The base of the life that these cells have.
+    /// The number of the life that these cells have.
     pub life: &'a AtomicU64,
-    /// The base of the life that is meant: what stamps are counted from. Not [`CLOSED`], but for [`Log::write`].
+    /// The one that is meant. Not [`CLOSED`], but for [`Log::write`].
+    pub number: u64,
+    /// What its stamps are counted from, read after the number.
     pub base: Tick,
     /// What an untouched slot counts as: 0 in a new log, the moment of the loss where an earlier state was lost.
     pub born: Tick,
@@ -242,7 +245,7 @@ impl<'a> Log<'a> {
     pub fn untouched(born: Tick) -> Log<'static> {
         let cell = &NOTHING;
         let (head, cleared, own, logged, life) = (cell, cell, cell, cell, cell);
-        Log { head, cleared, own, logged, ring: &UNTOUCHED, origins: &[], life, base: 0, born }
+        Log { head, cleared, own, logged, ring: &UNTOUCHED, origins: &[], life, number: 0, base: 0, born }
     }
 
     /// When a word counts from.
@@ -254,7 +257,7 @@ impl<'a> Log<'a> {
     /// Do these cells still have the life that is meant? To be asked last, before anything that was read is believed.
     #[inline(always)]
     fn is_alive(&self) -> Result<(), Sealed> {
-        if self.life.load(Acquire) == self.base || fault::planted("blind life") { Ok(()) } else { Err(Sealed) }
+        if self.life.load(Acquire) == self.number || fault::planted("blind life") { Ok(()) } else { Err(Sealed) }
     }
 
     #[inline(always)]
@@ -509,7 +512,10 @@ impl<'a> Log<'a> {
     fn known(&self, ticket: u64, word: u64) -> Known {
         let first = self.first();
         let is_own = ticket >= self.own.load(Acquire) & !CUT;
-        let ticket = if is_own { ticket } else { self.origins[(ticket - first) as usize].load(Acquire) };
+        // In another life there may be no such place; then nothing that is read here is believed.
+        let origin =
+            || self.origins.get(ticket.wrapping_sub(first) as usize).map_or(u64::MAX, |origin| origin.load(Acquire));
+        let ticket = if is_own { ticket } else { origin() };
         Known { ticket, stamp: self.stamp(word), weight: weight_of(word) }
     }
 
@@ -544,16 +550,13 @@ impl<'a> Log<'a> {
         self.tail().is_err()
     }
 
-    /// The starts of a sealed log that still count at `now`, or will, in their order.
-    ///
-    /// Where the ring was too small to know all that a larger one, for `limit` units, may be asked about, what is unknown
-    /// counts as started with the oldest that is known: later than it was, never earlier.
-    pub fn starts(&self, longest: Tick, limit: u64, now: Now) -> Vec<Start> {
-        let h = self.find_tail().ticket;
-        let first = self.first();
+    /// What a sealed log holds that still counts at `now`, or will.
+    pub fn history(&self, longest: Tick, now: Now) -> History {
+        let (h, first, size) = (self.end(), self.first(), self.ring.len() as u64);
         let logged = self.logged.load(Acquire);
-        let mut ticket = first.max(h.saturating_sub(self.ring.len() as u64));
+        let oldest = first.max(h.saturating_sub(size));
         let mut starts = Vec::new();
+        let mut ticket = oldest;
         while ticket < h {
             let word = self.slot(ticket).load(Acquire);
             let Known { ticket: id, stamp, weight: units } = self.known(ticket, word);
@@ -563,29 +566,16 @@ impl<'a> Log<'a> {
             }
             ticket += units;
         }
-        let mut pad = |stamp| {
-            let mut unknown = limit.saturating_sub(starts.iter().map(|start| start.units).sum());
-            while unknown > 0 {
-                let units = unknown.min(MOST);
-                starts.insert(0, Start { stamp, units, state: SETTLED, id: u64::MAX, is_logged: true });
-                unknown -= units;
-            }
+        let has_dropped = oldest > first || self.own.load(Acquire) & CUT != 0;
+        let unknown = if self.cleared.load(Acquire) == 0 && self.born + longest > now.floor {
+            Some(self.born)
+        } else if has_dropped && oldest < h {
+            let stamp = self.stamp(self.slot(oldest).load(Acquire));
+            (stamp + longest > now.floor).then_some(stamp)
+        } else {
+            None
         };
-        if self.cleared.load(Acquire) == 0 && self.born + longest > now.floor {
-            pad(self.born);
-        } else if self.is_cut(longest, now) {
-            let oldest = self.slot(first.max(h.saturating_sub(self.ring.len() as u64)));
-            pad(self.stamp(oldest.load(Acquire)));
-        }
-        starts
-    }
-
-    /// May there have been starts before the oldest that is known which still count? They did not fit.
-    pub fn is_cut(&self, longest: Tick, now: Now) -> bool {
-        let (h, first, size) = (self.find_tail().ticket, self.first(), self.ring.len() as u64);
-        let has_dropped = h - first > size || self.own.load(Acquire) & CUT != 0;
-        let oldest = self.slot(first.max(h.saturating_sub(size)));
-        has_dropped && (h == first || self.stamp(oldest.load(Acquire)) + longest > now.floor)
+        History { starts, unknown, end: h, era: 0 }
     }
 
     /// The starts that are not in the ledger yet, and the ticket after the last of them. For whoever may rewrite the log.
@@ -602,48 +592,54 @@ impl<'a> Log<'a> {
         (starts, h)
     }
 
-    /// The ticket after the last, of a sealed log.
-    pub fn end(&self) -> u64 {
+    /// The ticket after the last.
+    fn end(&self) -> u64 {
         self.find_tail().ticket
     }
 
-    /// Writes these starts, in the order of their stamps, into cells that only the caller uses: zeroed ones, or sealed
-    /// ones of an earlier life. Tickets go on from `after` at the earliest. The cells must be [`CLOSED`]; the answer is the
-    /// base with which their next life begins, to be published by the caller. `None`: these cells had too many lives.
-    ///
-    /// `is_cut`: there may have been older ones that are not among them.
-    pub fn write(&self, starts: &[Start], is_cut: bool, after: u64, now: Now) -> Option<Tick> {
+    /// Writes a history into cells that only the caller uses: zeroed ones, or sealed ones of an earlier life. They must be
+    /// [`CLOSED`]; the answer is the base with which their next life begins, to be published by the caller. `None`: these
+    /// cells had too many lives.
+    pub fn write(&self, history: &History, now: Now) -> Option<Tick> {
         let size = self.ring.len() as u64;
         // The same slots and parities come again every two laps.
         let end = self.end();
-        let burnt = end + after.saturating_sub(end).div_ceil(2 * size) * 2 * size;
+        let burnt = end + history.end.saturating_sub(end).div_ceil(2 * size) * 2 * size;
         let highest = self.ring.iter().map(|slot| slot.load(Relaxed) >> STAMP).max().unwrap_or(0);
         // What was only counted before may be more than one start can weigh here.
         let split = |start: &Start| {
             let (start, parts) = (*start, start.units.div_ceil(MOST));
             (0..parts).map(move |i| Start { units: MOST.min(start.units - i * MOST), ..start })
         };
-        let starts: Vec<Start> = starts.iter().flat_map(split).collect();
+        let starts: Vec<Start> = history.starts.iter().flat_map(split).collect();
+        // The newest; of the last that fits, as much as fits.
         let mut room = size - 1;
-        let kept =
-            starts.iter().rev().take_while(|s| room.checked_sub(s.units).map(|left| room = left).is_some()).count();
-        let (cut, starts) = starts.split_at(starts.len() - kept);
+        let mut starts: Vec<Start> = starts
+            .into_iter()
+            .rev()
+            .map_while(|start| {
+                let units = start.units.min(room);
+                room -= units;
+                (units > 0).then_some(Start { units, ..start })
+            })
+            .collect();
+        starts.reverse();
+        let is_cut = starts.iter().map(|s| s.units).sum::<u64>() < history.starts.iter().map(|s| s.units).sum();
         let oldest = starts.first().map_or(now.ceil, |start| start.stamp);
-        let mut base = oldest.min(now.ceil).wrapping_sub(highest + 2);
-        if base == CLOSED || base == 0 {
-            base = base.wrapping_sub(2); // 0 was the first life's
-        }
-        if now.ceil.wrapping_sub(base) > LAST - 4 * LONGEST {
+        let base = oldest.min(now.ceil).wrapping_sub(highest + 2);
+        let newest = starts.last().map_or(now.ceil, |start| start.stamp);
+        if now.ceil.wrapping_sub(base) > LAST - 4 * LONGEST || newest.wrapping_sub(base) > LAST - LONGEST {
             return None;
         }
-        // Each store releases: whoever sees one sees those before it, and that the cells were closed.
+        // Each store releases: whoever sees one sees those before it, and that the cells were closed. The sealed ticket first:
+        // open again it would be what it was before.
+        put(self.slot(burnt), self.word(burnt, highest + 1, SETTLED, 1));
         for slot in self.ring {
             let word = slot.load(Relaxed);
             if word & SEAL != 0 {
                 put(slot, word & !(SEAL | ANY_STATE) | SETTLED << STATE);
             }
         }
-        put(self.slot(burnt), self.word(burnt, highest + 1, SETTLED, 1));
         let first = burnt + 1;
         let mut next = first;
         let mut logged = None;
@@ -656,13 +652,13 @@ impl<'a> Log<'a> {
                 let state = if ticket == next { start.state } else { STARTED };
                 put(self.slot(ticket), self.word(ticket, field, state, units));
                 self.origins[(ticket - first) as usize]
-                    .store(if ticket == next { start.id } else { u64::MAX }, Relaxed);
+                    .store(if ticket == next { start.id } else { u64::MAX }, Release);
             }
             next += start.units;
         }
-        self.cleared.store(first + 1, Relaxed);
-        self.own.store(next | if is_cut || !cut.is_empty() { CUT } else { 0 }, Relaxed);
-        self.logged.store(logged.unwrap_or(next), Relaxed);
+        self.cleared.store(first + 1, Release);
+        self.own.store(next | if history.unknown.is_some() || is_cut { CUT } else { 0 }, Release);
+        self.logged.store(logged.unwrap_or(next), Release);
         put(self.head, next);
         Some(base)
     }

@@ -18,6 +18,7 @@ struct Cells {
     own: Cell,
     logged: Cell,
     life: Cell,
+    base: Cell,
     ring: Vec<Cell>,
     origins: Vec<Cell>,
     time: Cell,
@@ -26,24 +27,44 @@ struct Cells {
 impl Cells {
     fn new(size: usize) -> Arc<Cells> {
         let zeros = || (0..size).map(|_| Cell::new(0)).collect();
-        let [head, cleared, own, logged, life] = std::array::from_fn(|_| Cell::new(0));
+        let [head, cleared, own, logged, life, base] = std::array::from_fn(|_| Cell::new(0));
         // Time begins beyond the window, as a store's does.
-        Arc::new(Cells { head, cleared, own, logged, life, ring: zeros(), origins: zeros(), time: Cell::new(2 * W) })
+        Arc::new(Cells {
+            head,
+            cleared,
+            own,
+            logged,
+            life,
+            base,
+            ring: zeros(),
+            origins: zeros(),
+            time: Cell::new(2 * W),
+        })
     }
 
     fn log(&self) -> Log<'_> {
         self.log_in(self.life.load(Acquire))
     }
 
-    fn log_in(&self, base: Tick) -> Log<'_> {
+    fn log_in(&self, number: u64) -> Log<'_> {
+        let base = self.base.load(Acquire);
         let Cells { head, cleared, own, logged, life, ring, origins, .. } = self;
-        Log { head, cleared, own, logged, ring, origins, life, base, born: 0 }
+        Log { head, cleared, own, logged, ring, origins, life, number, base, born: 0 }
     }
 
     /// As whoever finds a key does: cells that are being written are not looked at.
     fn open(&self) -> Result<Log<'_>, Sealed> {
         let log = self.log();
-        if log.base == CLOSED { Err(Sealed) } else { Ok(log) }
+        if log.number == CLOSED { Err(Sealed) } else { Ok(log) }
+    }
+
+    /// Begins another life.
+    fn live(&self, history: &History, now: Now) {
+        let number = self.life.load(Acquire) + 1;
+        self.life.store(CLOSED, Release);
+        let base = self.log_in(CLOSED).write(history, now).unwrap();
+        self.base.store(base, Release);
+        self.life.store(number, Release);
     }
 
     /// What `from` held goes on here.
@@ -51,11 +72,9 @@ impl Cells {
         let sealed = from.log();
         sealed.seal();
         let now = from.now();
-        let mut starts = sealed.starts(W, 4, now);
-        edit(&mut starts);
-        self.life.store(CLOSED, Release);
-        let base = self.log_in(CLOSED).write(&starts, sealed.is_cut(W, now), sealed.end(), now).unwrap();
-        self.life.store(base, Release);
+        let mut history = sealed.history(W, now);
+        edit(&mut history.starts);
+        self.live(&history, now);
         self.time.fetch_max(from.time.load(Relaxed), Relaxed);
     }
 
@@ -326,9 +345,7 @@ fn a_claim_in_flight_does_not_reach_the_next_key() {
             log.seal();
         }
         if log.is_idle(W, cells.now()) {
-            cells.life.store(CLOSED, Release);
-            let base = cells.log_in(CLOSED).write(&[], false, 0, cells.now()).unwrap();
-            cells.life.store(base, Release);
+            cells.live(&History::default(), cells.now());
             assert!(!claimant.join().unwrap(), "it started on a key that is gone");
             assert_eq!(cells.left(1), 1, "the next key was charged for it");
         } else {

@@ -28,3 +28,31 @@ pub(crate) struct Start {
     /// Is it in the ledger?
     pub is_logged: bool,
 }
+
+/// What a life of some cells leaves to the next.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct History {
+    /// What still counts, or will, in the order of the stamps.
+    pub starts: Vec<Start>,
+    /// There may be older ones that count, but no longer than what started at this time: they are not known any more.
+    pub unknown: Option<Tick>,
+    /// Tickets go on from here.
+    pub end: u64,
+    /// Where units are only counted, what they are known by.
+    pub era: u64,
+}
+
+impl History {
+    /// Lets what is unknown count, as far as a limit of so many units may be asked about it: later than it was started,
+    /// never earlier.
+    pub fn pad(&mut self, limit: u64) {
+        let Some(stamp) = self.unknown else { return };
+        let known: u64 = self.starts.iter().map(|start| start.units).sum();
+        if known < limit {
+            let units = limit - known;
+            let at = self.starts.partition_point(|start| start.stamp < stamp);
+            let pad = Start { stamp, units, state: log::SETTLED, id: u64::MAX, is_logged: true };
+            self.starts.insert(at, pad);
+        }
+    }
+}

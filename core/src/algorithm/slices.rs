@@ -46,7 +46,7 @@
 //! when everything is forgotten.
 
 use super::log::{Answer, Ask, Known, SETTLED, STARTED, Taken, View, Window};
-use super::{Sealed, Start};
+use super::{History, Sealed, Start};
 use crate::atomic::{AtomicU64, *};
 use crate::fault;
 use crate::time::{Now, Tick};
@@ -442,7 +442,7 @@ impl<'a> Slices<'a> {
 
     /// What a sealed log still counts, in ascending order, with what counts in the future. `now` is a time after the
     /// sealing.
-    pub fn starts(&self, longest: Tick, now: Now) -> Vec<Start> {
+    pub fn history(&self, longest: Tick, now: Now) -> History {
         let head = self.head.load(Acquire);
         let scale = self.scale(longest);
         let mut after = units_in(head);
@@ -465,7 +465,7 @@ impl<'a> Slices<'a> {
             after = before;
         }
         starts.reverse();
-        starts
+        History { starts, era: self.era.load(Acquire), ..History::default() }
     }
 
     /// Begins another life, with these starts in it, in ascending order; they count from their stamps, or later by less

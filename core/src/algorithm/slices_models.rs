@@ -87,7 +87,7 @@ impl Cells {
         let base = self.log().seal();
         let sealed = Slices { base, ..self.log() };
         let now = self.now();
-        let starts = sealed.starts(W, now);
+        let starts = sealed.history(W, now).starts;
         // A swap, for loom does not know that a store after somebody's compare-and-swap is the later one.
         self.life.swap(base | CLOSED, AcqRel);
         let base = sealed.write(&starts, Window { limit: 2, length: W }, now).unwrap();

@@ -78,7 +78,7 @@ impl Key {
     fn rebuild(&self, change: impl FnOnce(&mut Vec<Start>)) {
         let base = self.log().seal();
         let sealed = Slices { base, ..self.log() };
-        let mut starts = sealed.starts(self.window.length, self.clock());
+        let mut starts = sealed.history(self.window.length, self.clock()).starts;
         change(&mut starts);
         self.life.swap(base | CLOSED, AcqRel);
         let Some(base) = sealed.write(&starts, self.window, self.clock()) else {
@@ -298,11 +298,11 @@ fn a_sealed_one_answers_nothing_and_says_what_it_held() {
     assert_eq!(log.view(&ask, || key.clock()), Err(Sealed));
     let start = |stamp, units| Start { stamp, units, state: SETTLED, id: u64::MAX, is_logged: false };
     let all = [start(a, 1_000), start(b, 2_000), start(c, 500)];
-    assert_eq!(log.starts(S, key.clock()), all);
+    assert_eq!(log.history(S, key.clock()).starts, all);
     key.now.set(a + S - 1);
-    assert_eq!(log.starts(S, key.clock()), all);
+    assert_eq!(log.history(S, key.clock()).starts, all);
     key.advance(1);
-    assert_eq!(log.starts(S, key.clock()), all[1..]);
+    assert_eq!(log.history(S, key.clock()).starts, all[1..]);
 }
 
 #[test]
@@ -424,7 +424,7 @@ fn starts_of_another_window_count_no_earlier_and_hardly_later() {
         old.advance(S);
     }
     let sealed = Slices { base: old.log().seal(), ..old.log() };
-    let starts = sealed.starts(60 * S, old.clock());
+    let starts = sealed.history(60 * S, old.clock()).starts;
     assert_eq!(starts.iter().map(|s| s.units).sum::<u64>(), 7_000);
     new.now.set(old.now.get());
     new.life.store(new.log().write(&starts, new.window, new.clock()).unwrap(), Release);
@@ -598,7 +598,7 @@ fn threads_never_exceed_a_window() {
                         if thread == 0 && round % 500 == 0 {
                             let base = log().seal();
                             let sealed = Slices { base, ..log() };
-                            let held = sealed.starts(length, clock());
+                            let held = sealed.history(length, clock()).starts;
                             life.swap(base | CLOSED, AcqRel);
                             life.store(sealed.write(&held, window, clock()).unwrap(), Release);
                         }

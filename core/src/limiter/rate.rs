@@ -77,7 +77,7 @@ impl RateLimiter {
     /// The permit of what was taken; `ready` is when its place comes, 0 if it has none.
     #[inline(always)]
     fn permit(&self, found: &Key, taken: Taken, weight: u64, ready: Tick, grace: Tick) -> RawPermit {
-        let Hash([h0, h1]) = found.hash();
+        let Hash([h0, h1]) = found.hash;
         let grace = grace | (found.home.instance & 0xffff) << LANE;
         RawPermit { limiter: self.id, key: weight, a: taken.ticket, b: taken.stamp, ready, reserved: [h0, h1, grace] }
     }
@@ -307,18 +307,19 @@ impl RateLimiter {
             // The key may have been forgotten since.
             self.limit.with_hash(hash, |_| Ok(()))?;
         }
-        let edited = self.limit.rewrite(hash, |home, table, starts, era| {
-            let parts = parts(table, starts, era, start);
+        let edited = self.limit.rewrite(hash, |home, table, history| {
+            let parts = parts(table, history, start);
             if parts.is_empty() && !is_over {
                 return; // it was ended before
             }
-            parts.iter().for_each(|&i| starts[i].state = SETTLED);
-            take_units(starts, &parts, start.weight.saturating_sub(actual));
+            parts.iter().for_each(|&i| history.starts[i].state = SETTLED);
+            take_units(history, &parts, start.weight.saturating_sub(actual));
             // A debt counts from now on, however long ago the start was.
             let (stamp, units) = (home.clock.now().ceil, debt.min(table.policy.capacity()));
-            let at = starts.partition_point(|start| start.stamp <= stamp);
+            let at = history.starts.partition_point(|start| start.stamp <= stamp);
             if units > 0 {
-                starts.insert(at, Start { stamp, units, state: SETTLED, id: u64::MAX, is_logged: false });
+                let debt = Start { stamp, units, state: SETTLED, id: u64::MAX, is_logged: false };
+                history.starts.insert(at, debt);
             }
         });
         edited.map(drop)
@@ -356,10 +357,10 @@ impl RateLimiter {
         // Late, used before, or overtaken by a gate, a clear or another policy: a fresh place for it. If it was not used
         // it does not count any longer.
         if !self.is_over(place)? {
-            self.limit.rewrite(hash, |_, table, starts, era| {
-                let mut parts = parts(table, starts, era, start);
-                parts.retain(|&i| table.policy.is_sliced() || starts[i].state == PLACE);
-                take_units(starts, &parts, start.weight);
+            self.limit.rewrite(hash, |_, table, history| {
+                let mut parts = parts(table, history, start);
+                parts.retain(|&i| table.policy.is_sliced() || history.starts[i].state == PLACE);
+                take_units(history, &parts, start.weight);
             })?;
         }
         let grace = Some(only_grace(place.reserved[2]));
@@ -411,11 +412,15 @@ impl Limiter for RateLimiter {
         let stepped = self.do_step(wait);
         let elapsed = wait.started.get_or_insert_with(Instant::now).elapsed();
         let left = wait.timeout.map_or(STORE_AGAIN, |timeout| timeout.saturating_sub(elapsed));
-        self.or_instead(stepped, |is_admitted| match is_admitted {
+        let step = self.or_instead(stepped, |is_admitted| match is_admitted {
             true => Step::Admitted(self.uncounted(weight)),
             false if left.is_zero() => Step::Expired(STORE_AGAIN),
             false => Step::Sleep(left.min(STORE_AGAIN)),
-        })
+        })?;
+        if let Step::Expired(_) = step {
+            self.give_up(wait)?;
+        }
+        Ok(step)
     }
 
     fn cancel(&self, permit: &RawPermit) -> Result<()> {

@@ -12,7 +12,7 @@ use super::lane::{Made, WATCH_EVERY};
 use super::layout::{key_word, table_word};
 use super::ledger::{Execution, Moment};
 use super::sqlite::{Database, Identity};
-use super::table::{Hash, Home, Table};
+use super::table::{Blocked, Hash, Home, Table};
 use super::url::Address;
 use super::{Key, os};
 use crate::algorithm::Start;
@@ -22,6 +22,7 @@ use crate::error::{Error, Result};
 use crate::fault;
 use crate::policy::Policy;
 use crate::time::{Now, Tick, monotonic_ns};
+use std::cell::Cell;
 use std::fs::File;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -32,8 +33,8 @@ const NOTICED_BY: Tick = 2 * WATCH_EVERY;
 /// After a failure to write it is not tried again for so long, so that not every decision waits for the timeout.
 const REST: Duration = Duration::from_secs(1);
 
-/// A key that somebody waits for: where its limit is, and its hash.
-pub(crate) type Want = (u64, Hash);
+/// A key that somebody waits for: which lane it is in, where its limit is, and its hash.
+pub(crate) type Want = (u64, u64, Hash);
 
 /// A key's starts that are not in the ledger.
 struct Unlogged {
@@ -87,42 +88,57 @@ impl Inner {
 
     /// Does not return before so little of what a key has handed out is missing from the ledger that `taken` may start.
     #[cold]
-    pub fn wait_for_ledger(&self, limit: u64, key: &Key, taken: &Taken, budget: u64) -> Result<()> {
+    pub fn wait_for_ledger(&self, limit: u64, key: &Key, taken: &Taken, budget: u64) -> Result<(), Blocked> {
         let Address::Sqlite(path) = &self.address else { return Ok(()) };
-        let want = (limit, key.hash());
+        let want = (key.home.instance, limit, key.hash);
         self.wanted.lock().push(want);
-        let written = self.with_lock(|_| {
-            if is_logged(key, taken.end - budget) {
-                return Ok(());
+        let has_tried = Cell::new(false);
+        let is_written = || is_logged(key, taken.end - budget).then_some(true);
+        let is_there = self.with_lock_unless(self.options.timeout, is_written, |_| {
+            let home = self.home();
+            if home.instance != key.home.instance {
+                return Ok(false);
             }
-            if monotonic_ns() < self.rests_until.load(Relaxed) {
+            if let Some(yes) = is_written() {
+                return Ok(yes);
+            }
+            if !has_tried.get() && monotonic_ns() < self.rests_until.load(Relaxed) {
                 let cause = "it failed a moment ago, and is tried again within a second";
                 return Err(Error::store(format!("writing the ledger of {}", self.url()), cause));
             }
-            let home = self.home();
             let mut wants = std::mem::take(&mut *self.wanted.lock());
             wants.push(want);
             wants.sort_unstable();
             wants.dedup();
+            has_tried.set(true);
             self.with_database(path, |database| {
                 let names = database.names()?;
                 let mut all = Vec::new();
-                for (limit, hash) in wants {
-                    let table = home.table(limit);
+                for (_, limit, hash) in wants.into_iter().filter(|(instance, ..)| *instance == home.instance) {
                     let Some(name) = names.iter().position(|name| home.find_limit(name) == Some(limit)) else {
                         continue;
                     };
+                    let table = home.table(limit);
                     if let Ok(Some(KeyAt { at, .. })) = home.find(&table, hash) {
                         all.extend(unlogged(home, table, at, name));
                     }
                 }
                 write(home, database, &names, all)
-            })
+            })?;
+            Ok(true)
         });
-        if written.is_err() {
+        if is_there.is_err() && has_tried.get() {
             self.rests_until.store(monotonic_ns() + REST.as_nanos() as u64, Relaxed);
         }
-        written
+        if is_there? { Ok(()) } else { Err(Blocked::Lost) }
+    }
+
+    /// Before another policy is noted: what is not in the ledger is written, so that no more is missing than the next budget
+    /// allows, and what the ledger has counts for as long as the next policy says.
+    pub(super) fn prepare_ledger(&self, name: &str, policy: Policy) -> Result<()> {
+        let Address::Sqlite(path) = &self.address else { return Ok(()) };
+        self.write_all()?;
+        self.with_database(path, |database| database.keep_for(name, policy.longest()))
     }
 
     /// Forgets a key, or all keys of a limit, in the ledger too.
@@ -188,16 +204,22 @@ pub(super) fn recover(
     for name in database.names()? {
         let Some(declared) = database.policy(&name)? else { continue };
         let policy = declared.current();
-        let born = if is_lost { now.ceil + NOTICED_BY } else { 0 };
-        let limit = home.add_limit(&name, policy, born, Some(file))?;
         let budget = home.budget(policy);
+        let born = match is_lost {
+            true => now.ceil + NOTICED_BY,
+            // Nothing is known of the shortest windows, and it may have been no boot: they are over soon.
+            false if budget == u64::MAX => now.ceil,
+            false => 0,
+        };
+        let limit = home.add_limit(&name, policy, born, Some(file))?;
         if !is_lost && budget != u64::MAX {
             let table = home.table(limit);
             home.set(table.at + table_word::LOST, [now.ceil, budget]);
             // It was there before the loss was known.
             let is_logged = fault::planted("lost once");
-            home.rewrite(&table, home.hash(b'k', ""), Some(file), |starts, _| {
-                starts.push(Start { stamp: now.ceil, units: budget, state: SETTLED, id: u64::MAX, is_logged });
+            home.rewrite(&table, home.hash(b'k', ""), Some(file), |history| {
+                let (stamp, units) = (now.ceil, budget);
+                history.starts.push(Start { stamp, units, state: SETTLED, id: u64::MAX, is_logged });
             })?;
         }
     }
@@ -214,6 +236,9 @@ pub(super) fn recover(
         // What was a place counts from now on: nobody can tell whether it started.
         let age = (moment.wall - row.started_at).max(0) as u64;
         let stamp = now.ceil.saturating_sub(age);
+        if row.units == 0 {
+            return Ok(());
+        }
         starts.push(Start { stamp, units: row.units, state: SETTLED, id: u64::MAX, is_logged: true });
         Ok(())
     })?;
@@ -228,9 +253,9 @@ fn bring_back(home: &Home, name: &str, hash: Hash, text: &str, old: Vec<Start>, 
     let table = home.table(limit);
     let Policy::Rate(_) = table.policy else { return Ok(()) };
     home.find_or_add_locked(&table, hash, text, Some(file))?;
-    home.rewrite(&table, hash, Some(file), |starts, _| {
-        starts.splice(0..0, old);
-        starts.sort_by_key(|start| start.stamp);
+    home.rewrite(&table, hash, Some(file), |history| {
+        history.starts.splice(0..0, old);
+        history.starts.sort_by_key(|start| start.stamp);
     })?;
     Ok(())
 }

@@ -147,9 +147,22 @@ impl Inner {
 
     /// The same, but waiting at most so long for others.
     pub fn with_lock_for<R>(&self, timeout: Duration, f: impl Fn(&Locked) -> Result<R>) -> Result<R> {
+        self.with_lock_unless(timeout, || None, f)
+    }
+
+    /// The same, unless there is an answer without the lock: others may have done while this caller waited what it wanted.
+    pub fn with_lock_unless<R>(
+        &self,
+        timeout: Duration,
+        answer: impl Fn() -> Option<R>,
+        f: impl Fn(&Locked) -> Result<R>,
+    ) -> Result<R> {
         let start = Instant::now();
         let mut nap = Duration::from_micros(20);
         loop {
+            if let Some(answer) = answer() {
+                return Ok(answer);
+            }
             let left = timeout.saturating_sub(start.elapsed());
             let answer = match fork::structure(left) {
                 None => Ok(None),
@@ -303,14 +316,17 @@ impl Inner {
                 let (declared, requested) = (before.declared.kind(), after.current().kind());
                 return Err(Error::KindMismatch { name: name.to_owned(), declared, requested });
             }
+            // A limit that the lane does not have yet gets it when it is opened.
+            let home = self.home();
+            if let Some(limit) = home.find_limit(name) {
+                home.bring_to(limit, after.current(), locked.file())?;
+            }
+            self.prepare_ledger(name, after.current())?;
             match &self.address {
                 Address::Memory => drop(self.rare().declared.insert(name.to_owned(), after)),
                 Address::Sqlite(path) => self.with_database(path, |database| database.set_override(name, policy))?,
             }
-            // A limit that the lane does not have yet gets it when it is opened.
-            let home = self.home();
-            let Some(limit) = home.find_limit(name) else { return Ok(()) };
-            home.bring_to(limit, after.current(), locked.file())
+            Ok(())
         })
     }
 

@@ -7,8 +7,8 @@
 
 use super::layout::{index_word, key_word, table_word};
 use super::table::{Blocked, Hash, Home, Table, key_words};
-use crate::algorithm::Start;
 use crate::algorithm::log::{CLOSED, SETTLED};
+use crate::algorithm::{History, Start};
 use crate::atomic::*;
 use crate::error::Result;
 use crate::fault;
@@ -91,8 +91,8 @@ impl Home {
         match self.probe(table, before.0, hash) {
             Ok((_, found)) if found.life == CLOSED => Err(Blocked::Sealed),
             Ok((_, found)) => Ok(Some(found)),
-            Err(Some(_)) if self.index(table)? == before => Ok(None),
-            // It was looked for in what is another index by now, or is moving.
+            Err(_) if self.index(table)? == before => Ok(None),
+            // It was looked for in what is another index by now.
             Err(_) => Err(Blocked::Moved),
         }
     }
@@ -102,8 +102,7 @@ impl Home {
         match self.probe(table, index, hash) {
             Ok((_, found)) if found.life == CLOSED => Err(Blocked::Sealed),
             Ok((_, found)) => Ok(found),
-            Err(Some(slot)) => self.add_key(table, (index, life), slot, hash, text),
-            Err(None) => Err(Blocked::Moved),
+            Err(slot) => self.add_key(table, (index, life), slot, hash, text),
         }
     }
 
@@ -119,31 +118,29 @@ impl Home {
         }
     }
 
-    /// Follows a key's probe sequence: to its slot and block, or to the first slot that does not hold another key. No slot:
-    /// it cannot be told whether a key is another one, because it is being written elsewhere just now.
+    /// Follows a key's probe sequence: to its slot and block, or to the first slot that does not hold another key.
     #[inline]
-    pub(super) fn probe(&self, table: &Table, index: u64, hash: Hash) -> Result<(u64, KeyAt), Option<u64>> {
+    pub(super) fn probe(&self, table: &Table, index: u64, hash: Hash) -> Result<(u64, KeyAt), u64> {
         let capacity = self.arena.word(index + index_word::CAPACITY).load(Relaxed);
         let slots = self.arena.words(index + index_word::SLOTS, capacity);
         let mut i = hash.0[0] & (capacity - 1);
         // There always is a free slot: see `add_key`.
         loop {
             let entry = slots[i as usize].load(Acquire);
-            let Some(at) = block(entry) else { return Err(Some(i)) };
+            let Some(at) = block(entry) else { return Err(i) };
             if entry >> index_word::TAG == tag(hash) {
                 // The life first: if it is the same at the end, the block was this key's all the time.
                 let life = self.arena.word(at + key_word::LIFE).load(Acquire);
-                let has_its_hash = self.get(at + key_word::HASH) == hash.0;
-                let is_here = self.arena.word(at + key_word::TABLE).load(Acquire) == table.at;
-                if has_its_hash && is_here {
+                let is_its = self.get(at + key_word::HASH) == hash.0
+                    && self.arena.word(at + key_word::TABLE).load(Acquire) == table.at;
+                if is_its {
                     return Ok((i, KeyAt { at, life }));
                 }
-                // Another key with the same tag, if the block was that one's all the time.
-                let is_another = is_here
-                    && slots[i as usize].load(Acquire) == entry
+                // Or it moved while it was looked at.
+                let is_same = slots[i as usize].load(Acquire) == entry
                     && self.arena.word(at + key_word::LIFE).load(Acquire) == life;
-                if !is_another && !fault::planted("hasty probe") {
-                    return Err(None);
+                if !is_same && !fault::planted("hasty probe") {
+                    continue;
                 }
             }
             i = (i + 1) & (capacity - 1);
@@ -187,11 +184,7 @@ impl Home {
                         self.hand_back(table, index, at);
                         return if theirs.life == CLOSED { Err(Blocked::Sealed) } else { Ok(theirs) };
                     }
-                    Err(Some(next)) => slot = next,
-                    Err(None) => {
-                        self.hand_back(table, index, at);
-                        return Err(Blocked::Moved);
-                    }
+                    Err(next) => slot = next,
                 },
             }
         }
@@ -221,6 +214,7 @@ impl Home {
 
     /// Hands a block back that was not needed after all. Where there is one already it is lost: a few hundred bytes.
     fn hand_back(&self, table: &Table, index: u64, at: u64) {
+        let Policy::Rate(_) = table.policy else { return };
         let word = table.policy.ring_bits() << index_word::TAG | at;
         let _ = self.arena.word(index + index_word::RETURNED).compare_exchange(0, word, AcqRel, Relaxed);
     }
@@ -230,33 +224,37 @@ impl Home {
         let life = self.arena.word(at + key_word::LIFE);
         let is_new = self.arena.word(at + key_word::TABLE).load(Relaxed) == 0;
         let now = self.clock.now();
-        let lost = self.lost(table, now);
-        let starts = lost.as_slice();
+        let end = self.arena.word(table.at + table_word::FIRST_TICKET).load(Relaxed);
+        let mut history = History { starts: self.lost(table, now).into_iter().collect(), end, ..History::default() };
+        if !is_new && table.born + table.policy.longest() > now.floor {
+            // Cells that nobody has used count like that by themselves.
+            history.unknown = Some(table.born);
+            history.pad(table.policy.largest());
+        }
         if table.policy.is_sliced() {
-            self.arena.word(at + key_word::OWN).store(self.new_era(), Release);
+            self.arena.word(at + key_word::OWN).store(self.new_number(), Release);
         }
         let is_rate = matches!(table.policy, Policy::Rate(_));
-        let first = self.arena.word(table.at + table_word::FIRST_TICKET).load(Relaxed);
-        if is_new && starts.is_empty() && (first == 0 || table.policy.is_sliced()) || !is_rate {
+        let is_fresh = history.starts.is_empty() && (end == 0 || table.policy.is_sliced());
+        if is_new && is_fresh || !is_rate {
             self.name_block(table, at, hash, text);
             return Some(KeyAt { at, life: life.load(Relaxed) });
         }
         life.store(CLOSED, Release);
         self.name_block(table, at, hash, text);
         self.arena.word(at + key_word::GATE).store(0, Release);
-        if !starts.is_empty() && !self.has_origins(table, at) {
+        if !history.starts.is_empty() && !self.has_origins(table, at) {
             return None;
         }
-        let base =
-            self.cells(table, KeyAt { at, life: CLOSED }).write(starts, false, first, table.policy.window(), now)?;
-        life.store(base, Release);
-        Some(KeyAt { at, life: base })
+        let base = self.cells(table, KeyAt { at, life: CLOSED }).write(&history, table.policy.window(), now)?;
+        Some(self.publish(table, at, base))
     }
 
     /// What each key of a table may have started that the ledger did not know when it was read, while it counts.
     fn lost(&self, table: &Table, now: Now) -> Option<Start> {
         let [stamp, units] = self.get(table.at + table_word::LOST);
         let counts = units > 0 && stamp + table.policy.longest() > now.floor;
+        // The next boot may come while it still counts: so it is to be written before the key's first start.
         let is_logged = fault::planted("lost once");
         counts.then_some(Start { stamp, units, state: SETTLED, id: u64::MAX, is_logged })
     }
@@ -339,9 +337,14 @@ impl Home {
     /// Parts the keys of a sealed index into those that are in use and the blocks, closed, of those that are not.
     fn part(&self, table: &Table, index: u64, file: Option<&File>) -> Result<(Vec<u64>, Vec<u64>)> {
         let (mut kept, mut idle) = (Vec::new(), Vec::new());
-        let empty_key = self.arena.word(table.at + table_word::EMPTY_KEY).load(Acquire);
+        let empty_key = self.hash(b'k', "");
         for at in self.entries(index) {
-            if at == empty_key || !self.is_idle(table, at) {
+            let is_empty_key = self.hash_at(at) == empty_key;
+            if is_empty_key {
+                // Whoever moved it may have died before this.
+                self.arena.word(table.at + table_word::EMPTY_KEY).store(at, Release);
+            }
+            if is_empty_key || !self.is_idle(table, at) {
                 kept.push(at);
                 continue;
             }
@@ -353,7 +356,7 @@ impl Home {
                 idle.push(at);
             } else {
                 let hash = Hash(self.get(at + key_word::HASH));
-                kept.push(self.rewrite(table, hash, file, |_, _| {})?);
+                kept.push(self.rewrite(table, hash, file, |_| {})?);
             }
         }
         Ok((kept, idle))
@@ -362,14 +365,14 @@ impl Home {
     /// Puts a key into an index that nobody else sees yet.
     pub(super) fn insert(&self, table: &Table, index: u64, hash: Hash, at: u64) {
         let capacity = self.arena.word(index + index_word::CAPACITY).load(Relaxed);
-        if let Err(Some(slot)) = self.probe(table, index, hash) {
+        if let Err(slot) = self.probe(table, index, hash) {
             self.arena.words(index + index_word::SLOTS, capacity)[slot as usize].store(entry(hash, at), Relaxed);
             self.arena.word(index + index_word::COUNT).fetch_add(1, Relaxed);
         }
     }
 
     /// The blocks that nobody took from a sealed index. Nobody will.
-    fn take_stock(&self, index: u64) -> impl Iterator<Item = u64> {
+    pub(super) fn take_stock(&self, index: u64) -> impl Iterator<Item = u64> {
         let capacity = self.arena.word(index + index_word::CAPACITY).load(Relaxed);
         let free = self.arena.word(index + index_word::FREE).load(Acquire);
         let taken =

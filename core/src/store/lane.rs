@@ -252,12 +252,11 @@ pub(crate) struct Watch {
     path: PathBuf,
     file: (u64, u64),
     next: AtomicU64,
-    is_lost: AtomicU64,
 }
 
 impl Watch {
     fn new(path: PathBuf, file: (u64, u64)) -> Watch {
-        Watch { path, file, next: AtomicU64::new(0), is_lost: AtomicU64::new(0) }
+        Watch { path, file, next: AtomicU64::new(0) }
     }
 
     /// Has the last look been a second ago?
@@ -270,8 +269,7 @@ impl Watch {
     #[cold]
     pub fn look(&self, now: Tick) -> bool {
         let there = std::fs::metadata(&self.path).map(|found| identity(&found));
-        if self.is_lost.load(Relaxed) != 0 || !there.is_ok_and(|there| there == self.file) {
-            self.is_lost.store(1, Relaxed);
+        if !there.is_ok_and(|there| there == self.file) {
             return false;
         }
         self.next.store(now + WATCH_EVERY, Relaxed);

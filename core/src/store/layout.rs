@@ -10,8 +10,8 @@ pub(super) const FREE_KEYS: u64 = 16;
 /// The same for indexes, by that of their capacity.
 pub(super) const FREE_INDEXES: u64 = FREE_KEYS + 64;
 
-/// Counts eras: see [`Slices`](crate::algorithm::slices::Slices).
-pub(super) const NEXT_ERA: u64 = FREE_INDEXES + 64;
+/// Counts lives and eras.
+pub(super) const NEXT_NUMBER: u64 = FREE_INDEXES + 64;
 
 pub(super) mod limit_word {
     pub const NEXT: u64 = 0;
@@ -69,18 +69,21 @@ pub(super) mod key_word {
     pub const NEXT: u64 = 2;
     pub const GATE: u64 = 3;
     pub const CLEARED: u64 = 4;
+    /// A number that no other life of any block has.
     pub const LIFE: u64 = 5;
     /// Of a log, its first own ticket; of slices, their era.
     pub const OWN: u64 = 6;
     pub const LOGGED: u64 = 7;
     /// Where the tickets are under which copied starts are known; 0: there was no need yet.
     pub const ORIGINS: u64 = 8;
+    /// What the stamps of this life are counted from.
+    pub const BASE: u64 = 9;
     /// The key as people read it: a length, and as many bytes as there is room for.
-    pub const TEXT: u64 = 9;
-    pub const TEXT_WORDS: u64 = 7;
+    pub const TEXT: u64 = 10;
+    pub const TEXT_WORDS: u64 = 6;
     /// What is written at every admission stands apart from what is only read.
     pub const HOT: u64 = 16;
     pub const RING: u64 = 32;
 }
 
-const _: () = assert!(NEXT_ERA < super::arena::HEADER_WORDS);
+const _: () = assert!(NEXT_NUMBER < super::arena::HEADER_WORDS);

@@ -4,9 +4,9 @@ use super::inner::{Inner, Locked};
 use super::keys::KeyAt;
 use super::table::{Blocked, Hash, Home, Table};
 use super::{Declared, Durability, Store};
-use crate::algorithm::Start;
 use crate::algorithm::cells::Cells;
 use crate::algorithm::log::{Known, SETTLED, Taken};
+use crate::algorithm::{History, Start};
 use crate::atomic::*;
 use crate::error::{Error, Result};
 use crate::fault;
@@ -61,6 +61,8 @@ pub(crate) struct Key<'a> {
     pub home: &'a Home,
     pub table: Table,
     pub key: KeyAt,
+    /// What it is known by, wherever it lives.
+    pub hash: Hash,
     /// Nobody starts before this: the later of the key's own gate and of the one that binds all keys.
     pub gate: u64,
 }
@@ -69,12 +71,6 @@ impl Key<'_> {
     #[inline(always)]
     pub fn cells(&self) -> Cells<'_> {
         self.home.cells(&self.table, self.key)
-    }
-
-    /// What the key is known by, wherever it lives.
-    #[inline(always)]
-    pub fn hash(&self) -> Hash {
-        self.home.hash_at(self.key.at)
     }
 }
 
@@ -157,7 +153,9 @@ impl Limit {
             let blocked = match find(home, &table) {
                 Ok(key) => {
                     let gate = home.limit_gate(limit).load(Acquire).max(home.key_gate(key.at).load(Acquire));
-                    match f(&Key { home, table, key, gate }) {
+                    // Before anything is decided: if the life is the same then, all of this was the key's.
+                    let hash = home.hash_at(key.at);
+                    match f(&Key { home, table, key, hash, gate }) {
                         Ok(answer) => return Ok(answer),
                         Err(blocked) => blocked,
                     }
@@ -207,7 +205,8 @@ impl Limit {
         if let Some(taken) = taken {
             let commits = self.commits && key.home.is_lane() && !fault::planted("commit later");
             let budget = if commits { 0 } else { key.table.budget };
-            if taken.end > key.home.logged(key.key.at).load(Acquire).saturating_add(budget) {
+            let logged = key.home.logged(key.key.at).load(Acquire);
+            if taken.end > logged.saturating_add(budget) || budget != u64::MAX && !key.home.is_alive(key.key) {
                 self.wait_for_ledger(key, taken, weight, budget)?;
             }
         }
@@ -227,11 +226,11 @@ impl Limit {
 
     /// The job has not started yet: so if the ledger cannot be written it shall not, and nothing was taken.
     #[cold]
-    fn wait_for_ledger(&self, key: &Key, taken: &Taken, weight: u64, budget: u64) -> Result<()> {
+    fn wait_for_ledger(&self, key: &Key, taken: &Taken, weight: u64, budget: u64) -> Result<(), Blocked> {
         let written = self.store.wait_for_ledger(self.bound()?.limit, key, taken, budget);
         if written.is_err() {
             let known = Known { ticket: taken.ticket, stamp: taken.stamp, weight };
-            let _ = self.take_back(key.hash(), known, weight);
+            let _ = self.take_back(key.hash, known, weight);
         }
         written
     }
@@ -251,18 +250,18 @@ impl Limit {
     }
 
     /// Changes what a key has in its log, if it has any. `false`: the key is not there.
-    pub fn rewrite(&self, hash: Hash, edit: impl Fn(&Home, &Table, &mut Vec<Start>, u64)) -> Result<bool> {
+    pub fn rewrite(&self, hash: Hash, edit: impl Fn(&Home, &Table, &mut History)) -> Result<bool> {
         self.with_table(|home, _, table, file| match home.find(table, hash) {
-            Ok(Some(_)) => home.rewrite(table, hash, file, |starts, era| edit(home, table, starts, era)).map(|_| true),
+            Ok(Some(_)) => home.rewrite(table, hash, file, |history| edit(home, table, history)).map(|_| true),
             _ => Ok(false),
         })
     }
 
     /// Takes units of a start back, while it is there and not settled.
     pub fn take_back(&self, hash: Hash, start: Known, units: u64) -> Result<()> {
-        self.rewrite(hash, |_, table, starts, era| {
-            let parts = parts(table, starts, era, start);
-            take_units(starts, &parts, units);
+        self.rewrite(hash, |_, table, history| {
+            let parts = parts(table, history, start);
+            take_units(history, &parts, units);
         })
         .map(drop)
     }
@@ -306,7 +305,9 @@ impl Limit {
             if key.is_empty() {
                 home.replace(limit, table.policy, true, file)?;
             } else if let Ok(Some(_)) = home.find(table, hash) {
-                home.rewrite(table, hash, file, |starts, _| starts.clear())?;
+                home.rewrite(table, hash, file, |history| {
+                    *history = History { end: history.end, ..History::default() }
+                })?;
             }
             // If this fails, what is forgotten comes back after a reboot.
             if is_logged { self.store.forget_logged(&self.name, (!key.is_empty()).then_some(hash)) } else { Ok(()) }
@@ -380,19 +381,23 @@ impl Limit {
             Some(limit) => limit,
             None => home.add_limit(&self.name, now.current(), 0, locked.file())?,
         };
-        // After the lane: were it first, and this process died in between, a lane made then would not know it.
+        // After the lane, and after the ledger: whatever this process dies in, no more is missing than the policy that is
+        // noted allows.
+        home.bring_to(limit, now.current(), locked.file())?;
         if before != Some(now) {
+            if before.is_some() {
+                self.store.prepare_ledger(&self.name, now.current())?;
+            }
             self.store.declare(&self.name, declared)?;
         }
-        home.bring_to(limit, now.current(), locked.file())?;
         Ok(limit)
     }
 }
 
 /// Which of the starts are this one: where units are only counted, those of its slice, the unlogged first.
-pub(crate) fn parts(table: &Table, starts: &[Start], era: u64, start: Known) -> Vec<usize> {
+pub(crate) fn parts(table: &Table, History { starts, era, .. }: &History, start: Known) -> Vec<usize> {
     let is_part = |s: &Start| match table.policy.is_sliced() {
-        true => era == start.ticket && s.stamp == start.stamp,
+        true => *era == start.ticket && s.stamp == start.stamp,
         false => s.id == start.ticket && s.stamp == start.stamp && s.units == start.weight && s.state != SETTLED,
     };
     let mut parts: Vec<usize> = (0..starts.len()).filter(|&i| is_part(&starts[i])).collect();
@@ -401,7 +406,7 @@ pub(crate) fn parts(table: &Table, starts: &[Start], era: u64, start: Known) -> 
 }
 
 /// Takes so many units from these starts; those that have none left go.
-pub(crate) fn take_units(starts: &mut Vec<Start>, parts: &[usize], mut units: u64) {
+pub(crate) fn take_units(History { starts, .. }: &mut History, parts: &[usize], mut units: u64) {
     for &i in parts {
         let taken = units.min(starts[i].units);
         starts[i].units -= taken;

@@ -8,24 +8,26 @@
 use super::keys::{KeyAt, entry};
 use super::layout::{FREE_INDEXES, FREE_KEYS, index_word, key_word, limit_word, table_word};
 use super::table::{Hash, Home, Table, key_words};
-use crate::algorithm::Start;
+use crate::algorithm::History;
 use crate::algorithm::log::{CLOSED, PLACE};
 use crate::atomic::*;
 use crate::error::Result;
 use crate::fault;
 use crate::policy::{POLICY_WORDS, Policy};
-use crate::time::Now;
+use crate::time::{LONGEST, Now, Tick};
 use std::fs::File;
 
+/// Each table of a limit has other tickets than those before it: a permit is never mistaken for a later one.
+const TICKETS_OF_A_TABLE: u64 = 1 << 32;
+
 impl Home {
-    /// Writes a key that is in the table into another block, with these changes to its starts, which are of an era if they are only
-    /// counted. Returns the block.
+    /// Writes a key that is in the table into another block, with this change to its history. Returns the block.
     pub fn rewrite(
         &self,
         table: &Table,
         hash: Hash,
         file: Option<&File>,
-        edit: impl FnOnce(&mut Vec<Start>, u64),
+        edit: impl FnOnce(&mut History),
     ) -> Result<u64> {
         let index = self.arena.word(table.at + table_word::INDEX).load(Acquire);
         let (slot, from) = self.probe(table, index, hash).expect("the key is in its table");
@@ -34,14 +36,13 @@ impl Home {
         let cells = self.cells(table, from).seal();
         fault::point("key-sealed");
         let now = self.clock.now();
-        let mut starts = cells.starts(table.policy.longest(), table.policy.largest(), now);
-        let era = self.arena.word(from.at + key_word::OWN).load(Acquire);
-        edit(&mut starts, era);
-        let is_cut = cells.is_cut(table.policy.longest(), now);
-        let into = self.write_into(table, into, from.at, (&starts, is_cut, cells.end(), now), file)?;
-        if table.policy.is_sliced() && !starts.is_empty() {
+        let mut history = cells.history(self.memory(table.policy), now);
+        edit(&mut history);
+        history.pad(table.policy.largest());
+        let into = self.write_into(table, into, from.at, (&history, now), file)?;
+        if table.policy.is_sliced() && !history.starts.is_empty() {
             // Nothing of what was taken was forgotten.
-            self.arena.word(into + key_word::OWN).store(era, Release);
+            self.arena.word(into + key_word::OWN).store(history.era, Release);
         }
         fault::point("key-written");
         let slots = self.arena.words(index + index_word::SLOTS, slot + 1);
@@ -62,9 +63,14 @@ impl Home {
             self.arena.word(table.at + table_word::EMPTY_KEY).store(found.at, Release);
         }
         if self.cells(table, found).has_to_move(table.policy.longest(), self.clock.now()) {
-            self.rewrite(table, hash, file, |_, _| {})?;
+            self.rewrite(table, hash, file, |_| {})?;
         }
         Ok(())
+    }
+
+    /// How long starts are kept: a longer window may be declared, which is asked about them. Slices are cut for one window.
+    fn memory(&self, policy: Policy) -> Tick {
+        if policy.is_sliced() { policy.longest() } else { LONGEST }
     }
 
     /// A block that nobody uses, with room for the origins of its starts.
@@ -79,14 +85,14 @@ impl Home {
         Ok(at)
     }
 
-    /// Writes starts into a block, which gets the name and the gate of `from`. Returns where they were written: in
+    /// Writes a history into a block, which gets the name and the gate of `from`. Returns where they were written: in
     /// another block if that one had too many lives.
     fn write_into(
         &self,
         table: &Table,
         mut into: u64,
         from: u64,
-        (starts, is_cut, after, now): (&[Start], bool, u64, Now),
+        (history, now): (&History, Now),
         file: Option<&File>,
     ) -> Result<u64> {
         loop {
@@ -100,13 +106,12 @@ impl Home {
             }
             self.arena.word(into + key_word::TABLE).store(table.at, Release);
             if table.policy.is_sliced() {
-                self.arena.word(into + key_word::OWN).store(self.new_era(), Release);
+                self.arena.word(into + key_word::OWN).store(self.new_number(), Release);
             }
             let cells = self.cells(table, KeyAt { at: into, life: CLOSED });
-            let written = cells.write(starts, is_cut, after, table.policy.window(), now);
+            let written = cells.write(history, table.policy.window(), now);
             if let Some(base) = written {
-                life.store(base, Release);
-                return Ok(into);
+                return Ok(self.publish(table, into, base).at);
             }
             into = self.allocate(key_words(table.policy), file)?;
             while !self.has_origins(table, into) {
@@ -156,9 +161,8 @@ impl Home {
         self.arena.grow(2 * capacity + (keys.saturating_sub(self.used_blocks(policy)) + 2) * block, file)?;
         self.seal_index(old_index);
         let born = if is_forgetting { 0 } else { old.born };
-        let new = self.table_at(self.new_table(policy, born, capacity, file)?);
-        let first = self.arena.word(old.at + table_word::FIRST_TICKET).load(Relaxed) + (1 << 32);
-        self.arena.word(new.at + table_word::FIRST_TICKET).store(first, Relaxed);
+        let first = self.arena.word(old.at + table_word::FIRST_TICKET).load(Relaxed) + TICKETS_OF_A_TABLE;
+        let new = self.table_at(self.new_table(policy, (born, first), capacity, file)?);
         let lost: [u64; 2] = if is_forgetting { [0, 0] } else { self.get(old.at + table_word::LOST) };
         self.set(new.at + table_word::LOST, lost);
         let new_index = self.arena.word(new.at + table_word::INDEX).load(Acquire);
@@ -175,7 +179,7 @@ impl Home {
         self.arena.word(limit + limit_word::NEXT_POLICY).store(0, Release);
         // Only now: whoever starts this over must find them where they were.
         if let Policy::Rate(_) = old.policy {
-            let blocks: Vec<u64> = self.entries(old_index).collect();
+            let blocks: Vec<u64> = self.entries(old_index).chain(self.take_stock(old_index)).collect();
             blocks.into_iter().for_each(|at| self.retire_block(old.policy, at));
             // Before it is another's: who still has the old table shall not find it there.
             self.arena.word(old.at + table_word::INDEX).store(0, Release);
@@ -190,18 +194,19 @@ impl Home {
         let (Policy::Rate(_), Policy::Rate(_)) = (old.policy, new.policy) else { return Ok(()) };
         let now = self.clock.now();
         let cells = self.cells_at(old, from);
-        let longest = old.policy.longest().max(new.policy.longest());
-        let mut starts = cells.starts(longest, new.policy.largest(), now);
-        let is_cut = cells.is_cut(longest, now);
-        starts.retain(|start| start.state != PLACE);
+        let mut history = cells.history(self.memory(old.policy), now);
+        history.starts.retain(|start| start.state != PLACE);
+        history.pad(new.policy.largest());
         let hash = Hash(self.get(from + key_word::HASH));
         let is_empty_key = hash == self.hash(b'k', "");
-        if starts.is_empty() && self.key_gate(from).load(Acquire) <= now.floor && !is_empty_key {
+        let longest = old.policy.longest().max(new.policy.longest());
+        let is_idle = history.starts.last().is_none_or(|newest| newest.stamp + longest <= now.floor);
+        if is_idle && self.key_gate(from).load(Acquire) <= now.floor && !is_empty_key {
             return Ok(());
         }
         if !is_empty_key {
             let into = self.block_to_write(new, file)?;
-            let into = self.write_into(new, into, from, (&starts, is_cut, cells.end(), now), file)?;
+            let into = self.write_into(new, into, from, (&history, now), file)?;
             self.insert(new, index, hash, into);
             return Ok(());
         }
@@ -210,8 +215,13 @@ impl Home {
         while !self.has_origins(new, into) {
             self.arena.grow(new.policy.ring(), file)?;
         }
-        let written = self.write_into(new, into, from, (&starts, is_cut, cells.end(), now), file)?;
-        assert_eq!(written, into, "a new block has had no lives");
+        let written = self.write_into(new, into, from, (&history, now), file)?;
+        if let Ok((slot, _)) = self.probe(new, index, hash)
+            && written != into
+        {
+            self.arena.words(index + index_word::SLOTS, slot + 1)[slot as usize].store(entry(hash, written), Relaxed);
+            self.arena.word(new.at + table_word::EMPTY_KEY).store(written, Relaxed);
+        }
         Ok(())
     }
 

@@ -10,7 +10,9 @@
 
 use super::arena::{Arena, NoRoom};
 use super::keys::KeyAt;
-use super::layout::{FIRST_LIMIT, HASH_KEY, NEXT_CHECKPOINT, NEXT_ERA, index_word, key_word, limit_word, table_word};
+use super::layout::{
+    FIRST_LIMIT, HASH_KEY, NEXT_CHECKPOINT, NEXT_NUMBER, index_word, key_word, limit_word, table_word,
+};
 use crate::algorithm::Sealed;
 use crate::algorithm::cells::Cells;
 use crate::algorithm::log::Log;
@@ -167,7 +169,7 @@ impl Home {
 
     /// Adds a limit. Untouched keys count as started at `born`. Only for the holder of the structure lock.
     pub fn add_limit(&self, name: &str, policy: Policy, born: Tick, file: Option<&File>) -> Result<u64> {
-        let table = self.new_table(policy, born, index_word::FIRST_CAPACITY, file)?;
+        let table = self.new_table(policy, (born, 0), index_word::FIRST_CAPACITY, file)?;
         let at = self.allocate(limit_word::WORDS, file)?;
         self.set(at + limit_word::NAME, self.hash(b'n', name).0);
         self.arena.word(at + limit_word::TABLE).store(table, Relaxed);
@@ -202,19 +204,31 @@ impl Home {
         }
     }
 
-    pub(super) fn new_table(&self, policy: Policy, born: Tick, capacity: u64, file: Option<&File>) -> Result<u64> {
+    /// A table whose untouched keys count as started at `born`, and whose new keys have tickets from `first` on.
+    pub(super) fn new_table(
+        &self,
+        policy: Policy,
+        (born, first): (Tick, u64),
+        capacity: u64,
+        file: Option<&File>,
+    ) -> Result<u64> {
         let at = self.allocate(table_word::WORDS, file)?;
         self.set(at + table_word::POLICY, policy.to_words());
         self.arena.word(at + table_word::BORN).store(born, Relaxed);
+        self.arena.word(at + table_word::FIRST_TICKET).store(first, Relaxed);
         self.arena.word(at + table_word::BUDGET).store(self.budget(policy), Relaxed);
         let index = self.new_index(capacity, file)?;
         self.arena.word(at + table_word::INDEX).store(index, Relaxed);
+        let (table, hash) = (self.table_at(at), self.hash(b'k', ""));
         let empty = loop {
-            self.arena.grow(key_words(policy) + policy.ring(), file)?;
-            if let Ok(found) = self.find_or_add(&self.table_at(at), self.hash(b'k', ""), "") {
-                break found;
+            self.arena.grow(policy.ring(), file)?;
+            let block = self.used_block(policy).map_or_else(|| self.allocate(key_words(policy), file), Ok)?;
+            // One that had too many lives is lost.
+            if let Some(empty) = self.begin(&table, block, hash, "") {
+                break empty;
             }
         };
+        self.insert(&table, index, hash, empty.at);
         self.arena.word(at + table_word::EMPTY_KEY).store(empty.at, Relaxed);
         Ok(at)
     }
@@ -265,6 +279,12 @@ impl Home {
         self.arena.word(key + key_word::GATE)
     }
 
+    /// Is a block still what it was when it was found?
+    #[inline(always)]
+    pub fn is_alive(&self, key: KeyAt) -> bool {
+        self.arena.word(key.at + key_word::LIFE).load(Acquire) == key.life
+    }
+
     /// The first ticket of a key that is not in the ledger.
     #[inline(always)]
     pub fn logged(&self, key: u64) -> &AtomicU64 {
@@ -285,7 +305,8 @@ impl Home {
         let origins = word(key_word::ORIGINS).load(Relaxed);
         let origins = if origins == 0 { &[] } else { self.arena.words(origins, table.policy.ring()) };
         let cleared = word(key_word::CLEARED);
-        Cells::Log(Log { head, cleared, own, logged, ring, origins, life, base: key.life, born: table.born })
+        let (number, base) = (key.life, word(key_word::BASE).load(Acquire));
+        Cells::Log(Log { head, cleared, own, logged, ring, origins, life, number, base, born: table.born })
     }
 
     /// The cells in a block, whatever their life is. For the holder of the structure lock.
@@ -301,9 +322,21 @@ impl Home {
         }
     }
 
-    /// A number that no era has had.
-    pub(super) fn new_era(&self) -> u64 {
-        self.arena.word(NEXT_ERA).fetch_add(1, Relaxed)
+    /// A number that no life and no era has had.
+    pub(super) fn new_number(&self) -> u64 {
+        self.arena.word(NEXT_NUMBER).fetch_add(1, Relaxed) + 1
+    }
+
+    /// Lets a block that was closed and written live again, with what [`Cells::write`] answered.
+    pub(super) fn publish(&self, table: &Table, at: u64, base: u64) -> KeyAt {
+        let life = if table.policy.is_sliced() {
+            base
+        } else {
+            self.arena.word(at + key_word::BASE).store(base, Release);
+            self.new_number()
+        };
+        self.arena.word(at + key_word::LIFE).store(life, Release);
+        KeyAt { at, life }
     }
 
     /// Will nobody notice if this key is forgotten?
