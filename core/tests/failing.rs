@@ -2,10 +2,9 @@
 
 mod common;
 
-use common::{Child, Dir, shared, wait_until};
+use common::{Child, Dir, Record, most_in_any_window, now_ns, shared, wait_until};
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
 use std::sync::atomic::Ordering::*;
 use std::time::{Duration, Instant};
 use workglow_limit::*;
@@ -144,5 +143,165 @@ fn a_process_that_stops_under_the_lock() {
                 stopped.join();
             })
         });
+    });
+}
+
+#[test]
+fn a_lane_that_is_gone_counts_as_full_for_a_while() {
+    const WINDOW: Duration = Duration::from_millis(2_500);
+    for_each_choice("lane", |dir, on_error| {
+        let store = Store::with_options(&dir.url(), options(on_error)).unwrap();
+        let limiter = RateLimiter::new(&store, "api", LIMIT, WINDOW).unwrap();
+        let starts = Record::new(10_000);
+        let attempt = || {
+            let a = now_ns();
+            let is_admitted = matches!(limiter.attempt("key", 1).unwrap(), Attempt::Admitted(_));
+            if is_admitted {
+                starts.add(a, now_ns(), 1);
+            }
+            is_admitted
+        };
+        (0..LIMIT / 2).for_each(|_| assert!(attempt()));
+        std::fs::remove_file(dir.file("limits.db-lane")).unwrap();
+        wait_until("it is noticed", || attempt() && dir.file("limits.db-lane").exists() || !attempt());
+        wait_until("it counts as full", || !attempt());
+        wait_until("that is over", attempt);
+        assert_eq!((1..LIMIT).filter(|_| attempt()).count() as u64, LIMIT - 1);
+        let most = most_in_any_window(&starts.starts(), WINDOW.as_nanos() as u64);
+        assert!(most <= LIMIT, "{on_error:?}: {most} of {LIMIT} in one window");
+        assert_eq!(store.failures(), 0);
+    });
+}
+
+/// What a limit answers whose store cannot be opened yet, until `end` makes that possible.
+fn fails_at_first(dir: &Dir, name: &str, on_error: OnError, end: impl FnOnce()) {
+    let store = Store::with_options(&dir.url(), options(on_error)).unwrap();
+    let limiter = RateLimiter::new(&store, "api", LIMIT, HOUR).unwrap();
+    for failures in 1..10 {
+        match (limiter.attempt("", 1), on_error) {
+            (Err(error), OnError::Raise) => assert_eq!(error.name(), "store_failure", "{name}: {error}"),
+            (Ok(Attempt::Denied(_)), OnError::Deny) | (Ok(Attempt::Admitted(_)), OnError::Admit) => {}
+            (answer, _) => panic!("{name}, {on_error:?}: {answer:?}"),
+        }
+        assert_eq!(store.failures(), failures, "{name}, {on_error:?}");
+    }
+    end();
+    let admitted = (0..2 * LIMIT).filter(|_| matches!(limiter.attempt("", 1).unwrap(), Attempt::Admitted(_)));
+    assert_eq!(admitted.count() as u64, LIMIT, "{name}, {on_error:?}");
+    assert_eq!(store.failures(), 9, "{name}, {on_error:?}");
+}
+
+#[test]
+fn a_directory_that_is_not_there_yet() {
+    for_each_choice("missing", |dir, on_error| {
+        std::fs::remove_dir(&dir.0).unwrap();
+        fails_at_first(dir, "missing", on_error, || std::fs::create_dir(&dir.0).unwrap());
+    });
+}
+
+/// A file system of our own on a directory, seen by this process and its children only.
+struct Mounted<'d>(&'d Dir);
+
+impl<'d> Mounted<'d> {
+    /// `None`: this process may not do that.
+    fn new(dir: &'d Dir, options: &str) -> Option<Mounted<'d>> {
+        let private = libc::MS_REC | libc::MS_PRIVATE;
+        // SAFETY: plain calls with strings that end in NUL, in a child of its own.
+        let is_alone = unsafe {
+            libc::unshare(libc::CLONE_NEWNS) == 0
+                && libc::mount(std::ptr::null(), c"/".as_ptr(), std::ptr::null(), private, std::ptr::null()) == 0
+        };
+        let mounted = Mounted(dir);
+        if !is_alone || !mounted.mount(options, 0) {
+            println!("left out: this process may not mount anything");
+            return None;
+        }
+        Some(mounted)
+    }
+
+    fn mount(&self, options: &str, flags: libc::c_ulong) -> bool {
+        let path = std::ffi::CString::new(self.0.0.to_str().unwrap()).unwrap();
+        let options = std::ffi::CString::new(options).unwrap();
+        let tmpfs = c"tmpfs".as_ptr();
+        // SAFETY: strings that end in NUL.
+        unsafe { libc::mount(tmpfs, path.as_ptr(), tmpfs, flags, options.as_ptr().cast()) == 0 }
+    }
+
+    fn change(&self, options: &str, flags: libc::c_ulong) {
+        assert!(self.mount(options, libc::MS_REMOUNT | flags));
+    }
+}
+
+impl Drop for Mounted<'_> {
+    fn drop(&mut self) {
+        let path = std::ffi::CString::new(self.0.0.to_str().unwrap()).unwrap();
+        // SAFETY: a string that ends in NUL.
+        unsafe { libc::umount2(path.as_ptr(), libc::MNT_DETACH) };
+    }
+}
+
+#[test]
+fn a_file_system_that_is_read_only() {
+    for_each_choice("read-only-system", |dir, on_error| {
+        let Some(mounted) = Mounted::new(dir, "size=4m") else { return };
+        mounted.change("size=4m", libc::MS_RDONLY);
+        fails_at_first(dir, "read-only system", on_error, || mounted.change("size=4m", 0));
+    });
+}
+
+#[test]
+fn a_disk_that_is_full() {
+    for_each_choice("full", |dir, on_error| {
+        let Some(_mounted) = Mounted::new(dir, "size=2m") else { return };
+        fails_and_recovers(dir, "full", on_error, |dir| {
+            // To the last byte, whatever the size of a block.
+            let mut file = std::fs::File::create(dir.file("filler")).unwrap();
+            while std::io::Write::write(&mut file, &[1; 4_096]).is_ok() {}
+            Box::new(|| std::fs::remove_file(dir.file("filler")).unwrap())
+        });
+    });
+}
+
+/// Nobody is killed for touching what the disk has no room for.
+#[test]
+fn a_disk_that_keys_fill() {
+    const SHORT: Duration = Duration::from_secs(2);
+    for_each_choice("filled", |dir, on_error| {
+        let Some(mounted) = Mounted::new(dir, "size=2m") else { return };
+        let counts = shared(3);
+        let processes = [0, 1, 2].map(|process| {
+            Child::run(|| {
+                let store = Store::with_options(&dir.url(), options(on_error)).unwrap();
+                let limiter = RateLimiter::new(&store, "api", 2, SHORT).unwrap();
+                // What is admitted, and whether the store said so.
+                let attempt = |key: &str| {
+                    let before = store.failures();
+                    let answer = limiter.attempt(key, 1).map(|answer| matches!(answer, Attempt::Admitted(_)));
+                    (answer, store.failures() > before)
+                };
+                let first = format!("first of {process}");
+                assert_eq!(attempt(&first), (Ok(true), false));
+                counts[0].fetch_add(1, AcqRel);
+                wait_until("all have begun", || counts[0].load(Acquire) == 3);
+                let key = |i: u64| format!("{process} {i}");
+                let last = (0..).find(|&i| attempt(&key(i)) != (Ok(true), false)).unwrap();
+                let answer = attempt(&key(last));
+                let is_expected = match (&answer, on_error) {
+                    ((Ok(true), true), OnError::Admit) | ((Ok(false), true), OnError::Deny) => true,
+                    ((Err(error), true), OnError::Raise) => error.name() == "store_failure",
+                    _ => false,
+                };
+                assert!(is_expected, "{on_error:?}: {answer:?} after {last} keys");
+                assert_eq!(attempt(&first), (Ok(true), false), "what is there goes on");
+                counts[1].fetch_add(1, AcqRel);
+                wait_until("there is room", || counts[2].load(Acquire) == 1);
+                assert_eq!([attempt(&key(last)), attempt(&key(last))], [(Ok(true), false), (Ok(true), false)]);
+                println!("{on_error:?}: full after {last} keys of process {process}");
+            })
+        });
+        wait_until("all have failed", || counts[1].load(Acquire) == 3);
+        mounted.change("size=8m", 0);
+        counts[2].store(1, Release);
+        processes.into_iter().for_each(Child::join);
     });
 }
