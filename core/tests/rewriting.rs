@@ -48,7 +48,7 @@ fn give_up(_: &str, limiter: &RateLimiter, _: &RawPermit) {
 
 #[test]
 fn whoever_dies_while_rewriting_leaves_an_exact_limit() {
-    let dir = Dir::new("dying");
+    let dir = Dir::in_memory("dying");
     let url = dir.url();
     let (mut limiters, mut deaths, mut checked) = (Vec::new(), Vec::new(), 0);
     for point in fault::REWRITING.iter().chain(fault::DECIDING) {
@@ -170,8 +170,8 @@ fn storm(url: &str, record: &Record) {
         let weight = 1 + random.below(3);
         let add = |a, b, units| record.add(a, b, number << 2 | units);
         let a = now_ns();
-        match random.below(32) {
-            0 => {
+        match random.below(512) {
+            0..4 => {
                 let Reserved::Place { place, after } = limiter.reserve(&key, weight, Some(STORM_WINDOW), None).unwrap()
                 else {
                     continue;
@@ -183,13 +183,13 @@ fn storm(url: &str, record: &Record) {
                     Presented::Wait { place, .. } => limiter.cancel(&place).unwrap(),
                 }
             }
-            1 => limiter.clear("unmeasured").unwrap(),
+            4 => limiter.clear("unmeasured").unwrap(),
             choice => {
                 let Some(permit) = attempt(&limiter, &key, weight) else { continue };
                 let b = now_ns();
                 match choice {
-                    2..=3 => limiter.cancel(&permit).unwrap(),
-                    4..=5 => {
+                    5..40 => limiter.cancel(&permit).unwrap(),
+                    40..75 => {
                         limiter.settle(&permit, 1).unwrap();
                         add(a, b, 1);
                     }
@@ -203,7 +203,7 @@ fn storm(url: &str, record: &Record) {
 /// The same at random moments. `SECONDS=60 cargo test …` makes it a long one.
 #[test]
 fn killed_writers_let_nobody_over_the_limit() {
-    let dir = Dir::new("writers");
+    let dir = Dir::in_memory("writers");
     let url = dir.url();
     rate(&url, "storm", STORM_LIMIT, STORM_WINDOW).open().unwrap();
     let records: Vec<Record> = (0..4).map(|_| Record::new(8_000_000)).collect();
@@ -214,7 +214,7 @@ fn killed_writers_let_nobody_over_the_limit() {
             None => loop {
                 for max in [STORM_LIMIT, STORM_LIMIT - 8] {
                     rate(&url, "storm", max, STORM_WINDOW).open().unwrap();
-                    std::thread::sleep(Duration::from_millis(10));
+                    std::thread::sleep(Duration::from_millis(30));
                 }
             },
         })
@@ -223,6 +223,10 @@ fn killed_writers_let_nobody_over_the_limit() {
     let (start, mut random, mut kills) = (Instant::now(), Random::new(), 0);
     while start.elapsed() < Duration::from_secs(number("SECONDS", 3)) {
         std::thread::sleep(Duration::from_micros(500 + random.below(6_000)));
+        // Not all the time: races among the living are part of it.
+        if start.elapsed().as_millis() / 250 % 2 == 0 {
+            continue;
+        }
         let victim = random.below(5) as usize;
         children[victim] = spawn(victim); // the old one is killed as it is dropped
         kills += 1;

@@ -11,6 +11,7 @@ use super::keys::KeyAt;
 use super::lane::{Made, WATCH_EVERY};
 use super::layout::{key_word, table_word};
 use super::ledger::{Execution, Moment};
+use super::limit::{Refused, parts, take_units};
 use super::sqlite::{Database, Identity};
 use super::table::{Blocked, Hash, Home, Table};
 use super::url::Address;
@@ -35,6 +36,10 @@ const REST: Duration = Duration::from_secs(1);
 
 /// A key that somebody waits for: which lane it is in, where its limit is, and its hash.
 pub(crate) type Want = (u64, u64, Hash);
+
+/// How long a refused caller waits until its start is taken back. If somebody else is busy for longer, whoever has the
+/// lock next does it.
+const TAKEN_BACK_BY: Duration = Duration::from_millis(10);
 
 /// A key's starts that are not in the ledger.
 struct Unlogged {
@@ -131,6 +136,42 @@ impl Inner {
             self.rests_until.store(monotonic_ns() + REST.as_nanos() as u64, Relaxed);
         }
         if is_there? { Ok(()) } else { Err(Blocked::Lost) }
+    }
+
+    /// Takes a start back that was refused.
+    pub fn refuse(&self, refused: Refused) {
+        self.refused.lock().push(refused);
+        let _ = self.with_lock_for(TAKEN_BACK_BY, |_| Ok(()));
+    }
+
+    /// Takes back what was refused, if there is anything and nobody else is busy.
+    pub fn take_back_if_free(&self) {
+        if !self.refused.lock().is_empty() {
+            let _ = self.with_lock_for(Duration::ZERO, |_| Ok(()));
+        }
+    }
+
+    /// Takes back what was refused. For everybody who gets the structure lock.
+    pub(super) fn take_back_refused(&self, file: Option<&File>) {
+        let home = self.home();
+        let all = std::mem::take(&mut *self.refused.lock());
+        for refused in all.into_iter().filter(|refused| refused.instance == home.instance) {
+            let take_back = || {
+                home.finish_replacing(refused.limit, file)?;
+                let table = home.table(refused.limit);
+                home.mend_key(&table, refused.hash, file)?;
+                let Ok(Some(_)) = home.find(&table, refused.hash) else { return Ok(()) };
+                let taken = home.rewrite(&table, refused.hash, file, |history| {
+                    let parts = parts(&table, history, refused.start);
+                    take_units(history, &parts, refused.start.weight);
+                });
+                taken.map(drop)
+            };
+            let taken: Result<()> = take_back();
+            if taken.is_err() {
+                self.refused.lock().push(refused);
+            }
+        }
     }
 
     /// Before another policy is noted: what is not in the ledger is written, so that no more is missing than the next budget

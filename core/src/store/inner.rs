@@ -32,6 +32,9 @@ pub(crate) struct Inner {
     /// What callers wait for in the ledger: limits and the hashes of keys.
     #[cfg(any(target_os = "linux", target_os = "android"))]
     pub(super) wanted: fork::PerProcess<Vec<super::checkpoint::Want>>,
+    /// What was refused, and is to be taken back.
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    pub(super) refused: fork::PerProcess<Vec<super::limit::Refused>>,
 }
 
 /// A home, and the one that it replaced: somebody may still be in it, so homes live as long as their store.
@@ -89,6 +92,8 @@ impl Inner {
             rests_until: AtomicU64::new(0),
             #[cfg(any(target_os = "linux", target_os = "android"))]
             wanted: fork::PerProcess::new(),
+            #[cfg(any(target_os = "linux", target_os = "android"))]
+            refused: fork::PerProcess::new(),
         }
     }
 
@@ -257,6 +262,7 @@ impl Inner {
             }
             _ => {}
         }
+        self.take_back_refused(Some(&lane.file));
         Ok(Some(Locked { lane: Some(lane), _process: process }))
     }
 
@@ -365,6 +371,10 @@ impl Inner {
     }
 
     pub fn flush_if_free(&self) {}
+
+    pub fn refuse(&self, _: super::limit::Refused) {}
+
+    pub fn take_back_if_free(&self) {}
 
     pub fn wait_for_ledger(
         &self,

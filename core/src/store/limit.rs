@@ -220,6 +220,8 @@ impl Limit {
         }
         if home.takes_checkpoint(now) {
             self.store.flush_if_free();
+        } else {
+            self.store.take_back_if_free();
         }
         Ok(())
     }
@@ -227,10 +229,11 @@ impl Limit {
     /// The job has not started yet: so if the ledger cannot be written it shall not, and nothing was taken.
     #[cold]
     fn wait_for_ledger(&self, key: &Key, taken: &Taken, weight: u64, budget: u64) -> Result<(), Blocked> {
-        let written = self.store.wait_for_ledger(self.bound()?.limit, key, taken, budget);
+        let limit = self.bound()?.limit;
+        let written = self.store.wait_for_ledger(limit, key, taken, budget);
         if written.is_err() {
-            let known = Known { ticket: taken.ticket, stamp: taken.stamp, weight };
-            let _ = self.take_back(key.hash, known, weight);
+            let start = Known { ticket: taken.ticket, stamp: taken.stamp, weight };
+            self.store.refuse(Refused { instance: key.home.instance, limit, hash: key.hash, start });
         }
         written
     }
@@ -392,6 +395,15 @@ impl Limit {
         }
         Ok(limit)
     }
+}
+
+/// A start that was refused after it was taken, because the ledger could not be written.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Refused {
+    pub instance: u64,
+    pub limit: u64,
+    pub hash: Hash,
+    pub start: Known,
 }
 
 /// Which of the starts are this one: where units are only counted, those of its slice, the unlogged first.
