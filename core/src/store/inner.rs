@@ -342,8 +342,7 @@ impl Inner {
         path: &Path,
         call: impl FnOnce(&mut sqlite::Database) -> Result<R>,
     ) -> Result<R> {
-        let (mut database, _) = sqlite::Database::open(path, self.options.mode)?;
-        call(&mut database)
+        call(&mut sqlite::Database::reopen(path, lane::store_id(self.home()))?)
     }
 
     #[cfg(not(any(target_os = "linux", target_os = "android")))]

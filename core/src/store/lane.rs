@@ -78,6 +78,11 @@ impl Drop for Member {
     }
 }
 
+/// The database that a lane belongs to.
+pub(super) fn store_id(home: &Home) -> [u64; 2] {
+    home.get(header::STORE_ID)
+}
+
 impl LockedLane {
     /// Opens the lane, made if there is none, and takes its structure byte. `None`: somebody else has it.
     pub fn try_open(path: &Path, mode: u32) -> Result<Option<LockedLane>> {

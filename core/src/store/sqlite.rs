@@ -121,6 +121,21 @@ impl Database {
     pub fn open(path: &Path, mode: u32) -> Result<(Database, Identity)> {
         check(path)?;
         open_or_create(path, mode).map_err(|e| Error::store(format!("opening {}", path.display()), e))?;
+        Self::open_existing(path)
+    }
+
+    /// The same for a store that is open already: it does not make another database in the place of one that is gone.
+    pub fn reopen(path: &Path, id: [u64; 2]) -> Result<Database> {
+        check(path)?;
+        let (database, identity) = Self::open_existing(path)?;
+        if identity.id != id {
+            let cause = "another store is in its place: bring it back, or stop all processes that use it";
+            return Err(Error::store(format!("using {}", path.display()), cause));
+        }
+        Ok(database)
+    }
+
+    fn open_existing(path: &Path) -> Result<(Database, Identity)> {
         let mut database = Self::connect(path)?;
         let identity = database.identity()?;
         Ok((database, identity))
