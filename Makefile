@@ -78,6 +78,7 @@ LINK := -I$(DIST)/c/include -L$(DIST)/c/lib -Wl,-rpath,$(abspath $(DIST)/c/lib) 
 members: dist
 	$(CC) -O2 -Wall -Wextra -Werror examples/fleet/c_member.c -o $(OUT)/c_member $(LINK)
 	$(CC) -O2 -Wall -Wextra -Werror tests/torture/storm/member.c -o $(OUT)/storm_member $(LINK)
+	$(CC) -O2 -Wall -Wextra -Werror tests/together/member.c -o $(OUT)/together_member $(LINK)
 
 demo: members
 	$(PYTHON) examples/fleet/conductor.py --out $(OUT)

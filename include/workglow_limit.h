@@ -189,7 +189,7 @@ typedef struct {
 
 // One window of a rate limit with several.
 typedef struct {
-    // So many units in any rolling window: 1 to 4,096.
+    // So many units in any rolling window: 1 to 1,000,000,000, or with several windows 4,096.
     uint64_t max_executions;
     // The window's length: 1,000 ns (1 µs) to 366 days, rounded up to whole microseconds.
     uint64_t window_ns;
@@ -202,7 +202,7 @@ typedef struct {
     uint32_t struct_size;
     // 0.
     uint32_t reserved;
-    // So many units in any rolling window: 1 to 4,096.
+    // So many units in any rolling window: 1 to 1,000,000,000, or with several windows 4,096.
     uint64_t max_executions;
     // The window's length: 1,000 ns (1 µs) to 366 days, rounded up to whole microseconds.
     uint64_t window_ns;

@@ -1,0 +1,150 @@
+"""Members in Python, Node and C, each a process that does as it is told, and how their starts are judged.
+
+A member is one process on one limit. It answers each line that it is asked with one line:
+
+    try | acquire TIMEOUT | acquire-place TEXT    started TEXT, denied, interrupted, or error CODE
+    reserve GRACE                                 place TEXT WAIT
+    present TEXT (waits while it is early)        started TEXT, or a fresh place TEXT WAIT
+    queue GRACE                                   place TEXT WAIT, and then started TEXT DECISIONS SLEEPS
+    complete TEXT | cancel TEXT                   done
+    failures                                      failures COUNT
+
+Durations are seconds, or `-` for none. SIGINT interrupts an acquire: in Python it is a Ctrl-C, in Node it aborts the
+signal. What is started is written down as the demo does it, see evidence.py.
+
+The Node package and the compiled C members are in `target/demo`: `make members` puts them there.
+"""
+
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+OUT = Path(os.environ.get("WGL_DEMO", ROOT / "target/demo")).resolve()
+STORM = ROOT / "tests/torture/storm"
+sys.path += [str(ROOT / "examples/fleet"), str(STORM)]
+
+from evidence import SECOND, most_in_any_window, read  # noqa: E402
+
+LANGUAGES = ("python", "node", "c")
+PATIENCE = 60  # seconds until a member that says nothing is taken for stuck
+
+
+@pytest.fixture(scope="session")
+def programs(tmp_path_factory):
+    """How each member is called. Node looks for a module from where a program lies."""
+    if not (OUT / "node_modules/workglow-limit").exists() or not (OUT / "together_member").exists():
+        pytest.fail(f"{OUT} needs node_modules/workglow-limit and together_member: `make members` puts them there")
+    folder = tmp_path_factory.mktemp("programs")
+    (folder / "node_modules").symlink_to(OUT / "node_modules")
+    shutil.copy(HERE / "member.mjs", folder / "member.mjs")
+    shutil.copy(STORM / "member.mjs", folder / "storm.mjs")
+    return {
+        "python": [sys.executable, HERE / "member.py"],
+        "node": ["node", folder / "member.mjs"],
+        "c": [OUT / "together_member"],
+        "storm": [
+            [sys.executable, STORM / "member.py"],
+            [sys.executable, STORM / "member.py"],
+            ["node", folder / "storm.mjs"],
+            [OUT / "storm_member"],
+        ],
+    }
+
+
+class Member:
+    """One process that does as it is told. The conductor's end of its pipes."""
+
+    def __init__(self, language, command, folder):
+        folder.mkdir()
+        self.language, self._folder, self._errors = language, folder, folder / "err"
+        with open(self._errors, "wb") as errors:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, bufsize=0
+            )
+        self._said = b""
+
+    def fileno(self):
+        return self._process.stdout.fileno()
+
+    def tell(self, *words):
+        self._process.stdin.write(" ".join(map(str, words)).encode() + b"\n")
+
+    def hear(self):
+        """Its next answer, as words."""
+        while b"\n" not in self._said:
+            readable, _, _ = select.select([self], [], [], PATIENCE)
+            said = os.read(self.fileno(), 4096) if readable else b""
+            if not said:
+                what = "said nothing" if not readable else f"ended with {self._process.wait()}"
+                pytest.fail(f"a member in {self.language} {what}\n{self._errors.read_text(errors='replace')[-2000:]}")
+            self._said += said
+        line, self._said = self._said.split(b"\n", 1)
+        return line.decode().split()
+
+    def ask(self, *words):
+        self.tell(*words)
+        return self.hear()
+
+    def interrupt(self):
+        self._process.send_signal(signal.SIGINT)
+
+    def starts(self):
+        return read(self._folder)
+
+    def end(self):
+        self._process.kill()
+        self._process.wait()
+        self._process.stdin.close()
+        self._process.stdout.close()
+
+
+@pytest.fixture
+def gather(programs, tmp_path):
+    """Starts members of these languages on a limit that is declared, and returns when all of them have opened it."""
+    members = []
+
+    def gather(languages, store, name, timeout=5, on_error="raise", durability="budget"):
+        new = []
+        for language in languages:
+            folder = tmp_path / f"member-{len(members)}"
+            arguments = [store.url, name, folder, timeout, on_error, durability]
+            new.append(Member(language, [*programs[language], *map(str, arguments)], folder))
+            members.append(new[-1])
+        for member in new:
+            assert member.hear() == ["ready"]
+        return new
+
+    yield gather
+    for member in members:
+        member.end()
+
+
+def until(what, condition):
+    """Waits for it, and fails if it does not come."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, f"not after {PATIENCE} s: {what}"
+        time.sleep(0.001)
+
+
+def most_since(starts, changed, window):
+    """The most starts that surely lie in one window, of the windows that hold a start which surely came after `changed`.
+
+    That is what a limit has to be held against which holds since then: what was admitted before still counts, but may
+    have been more. All of those windows begin less than a window before the first such start has surely happened.
+    """
+    first = min(start.b for start in starts if start.a >= changed)
+    return most_in_any_window([start for start in starts if start.a > first - window], window)
+
+
+def ns(seconds):
+    return round(seconds * SECOND)

@@ -1,0 +1,105 @@
+// A Node member: member.mjs STORE NAME FOLDER TIMEOUT_SECONDS ON_ERROR DURABILITY. See conftest.py for what it is asked.
+
+import fs from "node:fs";
+import readline from "node:readline";
+import { setTimeout } from "node:timers/promises";
+import { LimitError, Store, TimeoutError } from "workglow-limit";
+
+const [url, name, folder, timeout, onError, durability] = process.argv.slice(2);
+const store = new Store(url, { timeout: `${timeout}s`, onError, durability });
+const limiter = store.limiter({ name });
+const log = fs.openSync(`${folder}/node-${process.pid}.log`, "a"); // each write is one line as a whole
+
+let waiting = new AbortController();
+process.on("SIGINT", () => waiting.abort());
+
+const say = (...words) => fs.writeSync(1, `${words.join(" ")}\n`);
+const duration = (word) => (word === "-" ? undefined : `${word}s`);
+const now = () => process.hrtime.bigint();
+const record = (a) => fs.writeSync(log, `${a} ${now()}\n`);
+const place = (permit) => ["place", permit.toText(), permit.wait / 1e3];
+
+/** A timer may be early: never before it is over. */
+async function sleep(ms) {
+  const due = performance.now() + ms;
+  for (let left = ms; left > 0; left = due - performance.now()) await setTimeout(left);
+}
+
+/** Waits while it is too early. What came of it: a start, or another place. */
+async function present(text) {
+  for (;;) {
+    const asked = now();
+    const permit = limiter.present(text);
+    if (permit.started) {
+      record(asked);
+      return ["started", permit.toText()];
+    }
+    if (permit.toText() !== text) return place(permit);
+    await sleep(permit.wait);
+  }
+}
+
+/** Takes a place, says so, and starts with it when its time has come. */
+async function queue(grace) {
+  let permit = limiter.reserve({ grace: duration(grace) });
+  let ready = null;
+  let decisions = 1;
+  let sleeps = 0;
+  say(...place(permit));
+  while (!permit.started) {
+    const { wait } = permit;
+    if (wait > 0) {
+      await sleep(wait);
+      sleeps += 1;
+    }
+    ready = permit.readyAtHrtime;
+    permit = limiter.present(permit);
+    decisions += 1;
+  }
+  record(ready);
+  return ["started", permit.toText(), decisions, sleeps];
+}
+
+function start(permit, asked) {
+  if (permit === null) return ["denied"];
+  record(permit.readyAtHrtime ?? asked);
+  return ["started", permit.toText()];
+}
+
+async function answer(verb, word) {
+  const asked = now();
+  switch (verb) {
+    case "try":
+      return start(limiter.tryAcquire(), asked);
+    case "acquire":
+      waiting = new AbortController();
+      return start(await limiter.acquire({ timeout: duration(word), signal: waiting.signal }), asked);
+    case "acquire-place":
+      return start(await limiter.acquire({ place: word }), asked);
+    case "reserve":
+      return place(limiter.reserve({ grace: duration(word) }));
+    case "queue":
+      return queue(word);
+    case "present":
+      return present(word);
+    case "complete":
+    case "cancel":
+      limiter.permit(word)[verb]();
+      return ["done"];
+    case "failures":
+      return ["failures", store.failures];
+  }
+}
+
+limiter.peek({ weight: 0 });
+say("ready");
+for await (const line of readline.createInterface({ input: process.stdin })) {
+  try {
+    say(...(await answer(...line.split(" "))));
+  } catch (error) {
+    if (error instanceof TimeoutError) say("denied");
+    else if (error instanceof LimitError) say("error", error.code);
+    else if (error.name === "AbortError") say("interrupted");
+    else throw error;
+  }
+}

@@ -1,0 +1,101 @@
+"""A Python member: member.py STORE NAME FOLDER TIMEOUT_SECONDS ON_ERROR DURABILITY. See conftest.py for what it is asked."""
+
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+from workglow_limit import AcquireTimeout, LimitError, Store
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "examples/fleet"))
+from evidence import Recorder
+
+url, name, folder, timeout, on_error, durability = sys.argv[1:]
+store = Store(url, timeout=float(timeout), on_error=on_error, durability=durability)
+limiter = store.limiter(name=name)
+recorder = Recorder(folder, "python")
+AT_ONCE = SimpleNamespace(ready_at_monotonic=None)  # what came of a call that did not wait
+
+
+def say(*words):
+    print(*words, flush=True)
+
+
+def seconds(word):
+    return None if word == "-" else float(word)
+
+
+def place(permit):
+    return "place", permit.to_text(), permit.wait
+
+
+def present(text):
+    """Waits while it is too early. What came of it: a start, or another place."""
+    while True:
+        asked = time.monotonic_ns()
+        permit = limiter.present(text)
+        if permit.started:
+            recorder.start(asked, AT_ONCE)
+            return "started", permit.to_text()
+        if permit.to_text() != text:
+            return place(permit)
+        time.sleep(permit.wait)
+
+
+def queue(grace):
+    """Takes a place, says so, and starts with it when its time has come."""
+    permit, decisions, sleeps = limiter.reserve(grace=seconds(grace)), 1, 0
+    say(*place(permit))
+    while not permit.started:
+        if wait := permit.wait:
+            time.sleep(wait)
+            sleeps += 1
+        asked = time.monotonic_ns()
+        ready = permit
+        permit = limiter.present(permit)
+        decisions += 1
+    recorder.start(asked, ready)
+    return "started", permit.to_text(), decisions, sleeps
+
+
+def start(permit, asked):
+    if permit is None:
+        return ("denied",)
+    recorder.start(asked, permit)
+    return "started", permit.to_text()
+
+
+def answer(verb, *words):
+    asked = time.monotonic_ns()
+    match verb, *words:
+        case "try", :
+            return start(limiter.try_acquire(), asked)
+        case "acquire", timeout:
+            return start(limiter.acquire(timeout=seconds(timeout)), asked)
+        case "acquire-place", text:
+            return start(limiter.acquire(place=text), asked)
+        case "reserve", grace:
+            return place(limiter.reserve(grace=seconds(grace)))
+        case "queue", grace:
+            return queue(grace)
+        case "present", text:
+            return present(text)
+        case ("complete" | "cancel"), text:
+            getattr(limiter.permit(text), verb)()
+            return ("done",)
+        case "failures", :
+            return ("failures", store.failures)
+
+
+limiter.peek(weight=0)
+say("ready")
+for line in sys.stdin:
+    try:
+        said = answer(*line.split())
+    except AcquireTimeout:
+        said = ("denied",)
+    except LimitError as error:
+        said = ("error", error.code)
+    except KeyboardInterrupt:
+        said = ("interrupted",)
+    say(*said)
