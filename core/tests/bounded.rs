@@ -25,7 +25,7 @@ fn use_batch(url: &str, batch: u64, keys: usize) -> Duration {
                 let limiter = RateLimiter::attach(&Store::new(url).unwrap(), "api").unwrap();
                 for i in 0..keys {
                     // In blocks of 64, so that they meet, but not always at the same key.
-                    let which = i ^ (process * 21);
+                    let which = (i ^ (process * 21)) % keys;
                     let key = format!("{batch} {which}");
                     for attempt in 0..TRIES {
                         let a = now_ns();
