@@ -129,6 +129,9 @@ int main(void) {
             }
             CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0, "round %d, child %d: status %#x", round, i, status);
         }
+        // A thread that has taken the last unit may still be waiting for the ledger.
+        for (int wait = 0; wait < 10000 && shared->admitted[round] < LIMIT; wait++)
+            usleep(1000);
         CHECK(shared->admitted[round] == LIMIT, "round %d: %d admitted", round, shared->admitted[round]);
     }
     shared->stop = 1;
