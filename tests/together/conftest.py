@@ -137,7 +137,7 @@ def until(what, condition):
 
 
 def most_since(starts, changed, window):
-    """The most starts that surely lie in one window, of the windows that hold a start which surely came after `changed`.
+    """The most starts that surely lie in one window, of those windows that hold a start surely after `changed`.
 
     That is what a limit has to be held against which holds since then: what was admitted before still counts, but may
     have been more. All of those windows begin less than a window before the first such start has surely happened.

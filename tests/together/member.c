@@ -1,4 +1,4 @@
-/* A C member: member STORE NAME FOLDER TIMEOUT_SECONDS ON_ERROR DURABILITY. See conftest.py for what it is asked. */
+/* A C member: member STORE NAME FOLDER TIMEOUT_SECONDS ON_ERROR DURABILITY. Asked as in conftest.py. */
 
 #include "../../examples/fleet/evidence.h"
 #include <errno.h>

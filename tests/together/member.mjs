@@ -1,4 +1,4 @@
-// A Node member: member.mjs STORE NAME FOLDER TIMEOUT_SECONDS ON_ERROR DURABILITY. See conftest.py for what it is asked.
+// A Node member: member.mjs STORE NAME FOLDER TIMEOUT_SECONDS ON_ERROR DURABILITY. Asked as in conftest.py.
 
 import fs from "node:fs";
 import readline from "node:readline";

@@ -1,4 +1,4 @@
-"""A Python member: member.py STORE NAME FOLDER TIMEOUT_SECONDS ON_ERROR DURABILITY. See conftest.py for what it is asked."""
+"""A Python member: member.py STORE NAME FOLDER TIMEOUT_SECONDS ON_ERROR DURABILITY. Asked as in conftest.py."""
 
 import sys
 import time

@@ -1,4 +1,4 @@
-"""A stranger locks the database: members in three languages answer as they were told to, and are well again by themselves."""
+"""A stranger locks the database: members in three languages answer as they were told to, and get well by themselves."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Waiters in three languages on one limit are served in the order in which they asked, and who gives up loses no room."""
+"""Waiters in three languages on one limit are served in the order in which they ask, and who gives up loses no room."""
 
 import time
 from datetime import datetime, timedelta, timezone
@@ -13,7 +13,7 @@ HOUR = 3600
 
 
 class Line:
-    """50 waiters on a limit that the conductor has used up start by start: the room of each start is somebody's place."""
+    """50 waiters on a limit that the conductor has used up start by start: each start's room is somebody's place."""
 
     WAITERS = 50
     WINDOW = 4  # seconds; the last waiter asks before half of it is over
