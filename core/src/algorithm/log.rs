@@ -472,7 +472,7 @@ impl<'a> Log<'a> {
     /// Starts with a place, once. `false`: it is not there as a place any more, or in another life.
     pub fn present(&self, place: Known) -> Result<bool, Sealed> {
         let h = self.tail()?.ticket;
-        let Some(ticket) = self.find(place, h) else { return Ok(false) };
+        let Some(ticket) = self.find(place, h) else { return self.is_alive().map(|()| false) };
         let slot = self.slot(ticket);
         let word = slot.load(Acquire);
         if self.known(ticket, word) != place || state_of(word) != PLACE || !self.is_claimed(ticket, word) {
