@@ -294,7 +294,7 @@ impl RateLimiter {
             return Ok(());
         }
         let (hash, start) = known(permit);
-        self.limit.take_back(hash, start, start.weight)
+        self.limit.take_back(hash, start)
     }
 
     fn do_settle(&self, permit: &RawPermit, actual: u64) -> Result<()> {

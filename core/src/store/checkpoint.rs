@@ -11,7 +11,7 @@ use super::keys::KeyAt;
 use super::lane::{Made, WATCH_EVERY};
 use super::layout::{key_word, table_word};
 use super::ledger::{Execution, Moment};
-use super::limit::{Refused, parts, take_units};
+use super::limit::{Refused, take_back};
 use super::sqlite::{Database, Identity};
 use super::table::{Blocked, Hash, Home, Table};
 use super::url::Address;
@@ -156,19 +156,15 @@ impl Inner {
         let home = self.home();
         let all = std::mem::take(&mut *self.refused.lock());
         for refused in all.into_iter().filter(|refused| refused.instance == home.instance) {
-            let take_back = || {
+            let undo = || {
                 home.finish_replacing(refused.limit, file)?;
                 let table = home.table(refused.limit);
                 home.mend_key(&table, refused.hash, file)?;
                 let Ok(Some(_)) = home.find(&table, refused.hash) else { return Ok(()) };
-                let taken = home.rewrite(&table, refused.hash, file, |history| {
-                    let parts = parts(&table, history, refused.start);
-                    take_units(history, &parts, refused.start.weight);
-                });
-                taken.map(drop)
+                home.rewrite(&table, refused.hash, file, |history| take_back(&table, history, refused.start)).map(drop)
             };
-            let taken: Result<()> = take_back();
-            if taken.is_err() {
+            let undone: Result<()> = undo();
+            if undone.is_err() {
                 self.refused.lock().push(refused);
             }
         }

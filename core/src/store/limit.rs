@@ -152,7 +152,7 @@ impl Limit {
             fault::point("resolved");
             let blocked = match find(home, &table) {
                 Ok(key) => {
-                    let gate = home.limit_gate(limit).load(Acquire).max(home.key_gate(key.at).load(Acquire));
+                    let gate = home.gate(limit, key.at);
                     // Before anything is decided: if the life is the same then, all of this was the key's.
                     let hash = home.hash_at(key.at);
                     match f(&Key { home, table, key, hash, gate }) {
@@ -177,15 +177,11 @@ impl Limit {
                 // The key may be in the table that has come in this one's place.
                 Ok(None) if home.table(limit).at != table.at => Err(Blocked::Moved),
                 // A new key is not a fresh one here.
-                Ok(None) if home.has_lost(&table) => home.key(&table, key).and_then(|found| {
-                    let gate = home.limit_gate(limit).load(Acquire).max(home.key_gate(found.at).load(Acquire));
-                    f(home, &table, Some(found), gate)
-                }),
-                Ok(found) => {
-                    let gate = home.limit_gate(limit).load(Acquire);
-                    let gate = gate.max(found.map_or(0, |found| home.key_gate(found.at).load(Acquire)));
-                    f(home, &table, found, gate)
+                Ok(None) if home.has_lost(&table) => {
+                    home.key(&table, key).and_then(|found| f(home, &table, Some(found), home.gate(limit, found.at)))
                 }
+                Ok(None) => f(home, &table, None, home.limit_gate(limit).load(Acquire)),
+                Ok(Some(found)) => f(home, &table, Some(found), home.gate(limit, found.at)),
                 Err(blocked) => Err(blocked),
             };
             match answer {
@@ -260,13 +256,9 @@ impl Limit {
         })
     }
 
-    /// Takes units of a start back, while it is there and not settled.
-    pub fn take_back(&self, hash: Hash, start: Known, units: u64) -> Result<()> {
-        self.rewrite(hash, |_, table, history| {
-            let parts = parts(table, history, start);
-            take_units(history, &parts, units);
-        })
-        .map(drop)
+    /// Takes a start back, while it is there and not settled.
+    pub fn take_back(&self, hash: Hash, start: Known) -> Result<()> {
+        self.rewrite(hash, |_, table, history| take_back(table, history, start)).map(drop)
     }
 
     /// Closes a gate until `until` (0: it stays as it is): of one key, or with the empty key of all.
@@ -415,6 +407,12 @@ pub(crate) fn parts(table: &Table, History { starts, era, .. }: &History, start:
     let mut parts: Vec<usize> = (0..starts.len()).filter(|&i| is_part(&starts[i])).collect();
     parts.sort_by_key(|&i| starts[i].is_logged);
     parts
+}
+
+/// Takes a start out of a history, if it is there and not settled.
+pub(crate) fn take_back(table: &Table, history: &mut History, start: Known) {
+    let parts = parts(table, history, start);
+    take_units(history, &parts, start.weight);
 }
 
 /// Takes so many units from these starts; those that have none left go.

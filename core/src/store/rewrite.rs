@@ -75,10 +75,8 @@ impl Home {
 
     /// A block that nobody uses, with room for the origins of its starts.
     fn block_to_write(&self, table: &Table, file: Option<&File>) -> Result<u64> {
-        let at = match self.used_block(table.policy) {
-            Some(at) => at,
-            None => self.allocate(key_words(table.policy), file)?,
-        };
+        let new = || self.allocate(key_words(table.policy), file);
+        let at = self.used_block(table.policy).map_or_else(new, Ok)?;
         while !self.has_origins(table, at) {
             self.arena.grow(table.policy.ring(), file)?;
         }
@@ -98,10 +96,8 @@ impl Home {
         loop {
             let life = self.arena.word(into + key_word::LIFE);
             life.store(CLOSED, Release);
-            for word in [key_word::HASH, key_word::HASH + 1, key_word::GATE] {
-                self.arena.word(into + word).store(self.arena.word(from + word).load(Acquire), Release);
-            }
-            for word in key_word::TEXT..key_word::TEXT + key_word::TEXT_WORDS {
+            let text = key_word::TEXT..key_word::TEXT + key_word::TEXT_WORDS;
+            for word in [key_word::HASH, key_word::HASH + 1, key_word::GATE].into_iter().chain(text) {
                 self.arena.word(into + word).store(self.arena.word(from + word).load(Acquire), Release);
             }
             self.arena.word(into + key_word::TABLE).store(table.at, Release);
@@ -113,10 +109,8 @@ impl Home {
             if let Some(base) = written {
                 return Ok(self.publish(table, into, base).at);
             }
-            into = self.allocate(key_words(table.policy), file)?;
-            while !self.has_origins(table, into) {
-                self.arena.grow(table.policy.ring(), file)?;
-            }
+            // That block is lost, the next one may do.
+            into = self.block_to_write(table, file)?;
         }
     }
 

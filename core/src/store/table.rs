@@ -273,6 +273,12 @@ impl Home {
 
     // ---- a key's cells ----
 
+    /// Nobody starts on this key before this: the later of its own gate and of the one that binds all keys.
+    #[inline(always)]
+    pub fn gate(&self, limit: u64, key: u64) -> Tick {
+        self.limit_gate(limit).load(Acquire).max(self.key_gate(key).load(Acquire))
+    }
+
     /// The gate of one key.
     #[inline(always)]
     pub fn key_gate(&self, key: u64) -> &AtomicU64 {
