@@ -103,6 +103,18 @@ pub enum Error {
         /// What was asked, and of what.
         reason: String,
     },
+    /// The lease has ended: its units may be another start's by now.
+    LeaseLost {
+        /// The limit's name.
+        limit: String,
+    },
+    /// A limiter of the user's own failed.
+    Custom {
+        /// The limiter's name.
+        limit: String,
+        /// What it said.
+        cause: String,
+    },
 }
 
 impl Error {
@@ -122,6 +134,8 @@ impl Error {
             Error::StoreFull { .. } => -11,
             Error::ForeignPermit { .. } => -12,
             Error::Unsupported { .. } => -13,
+            Error::LeaseLost { .. } => -14,
+            Error::Custom { .. } => -15,
         }
     }
 
@@ -141,6 +155,8 @@ impl Error {
             Error::StoreFull { .. } => "store_full",
             Error::ForeignPermit { .. } => "foreign_permit",
             Error::Unsupported { .. } => "unsupported",
+            Error::LeaseLost { .. } => "lease_lost",
+            Error::Custom { .. } => "custom_failure",
         }
     }
 
@@ -205,6 +221,10 @@ impl fmt::Display for Error {
                 write!(f, "the permit was not given by limiter \"{limit}\"")
             }
             Error::Unsupported { reason } => f.write_str(reason),
+            Error::LeaseLost { limit } => {
+                write!(f, "the lease of limit \"{limit}\" has ended: its units may be another start's by now")
+            }
+            Error::Custom { limit, cause } => write!(f, "limiter \"{limit}\" failed: {cause}"),
         }
     }
 }

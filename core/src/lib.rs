@@ -47,6 +47,8 @@ mod permit;
 #[cfg(not(model))]
 mod policy;
 #[cfg(not(model))]
+mod stats;
+#[cfg(not(model))]
 mod store;
 
 pub use error::{Error, Result};
@@ -57,10 +59,12 @@ pub use {
     decision::Decision,
     fork::generation as fork_generation,
     limiter::{
-        Attempt, CompositeLimiter, ConcurrencyLimiter, Limiter, NullLimiter, Presented, RateLimiter, Reserved, Step,
-        Wait,
+        Attempt, CompositeLimiter, ConcurrencyLimiter, Custom, CustomLimiter, DelayLimiter, End,
+        EvenlySpacedRateLimiter, FixedWindowLimiter, LeakyBucketLimiter, Limiter, NullLimiter, Presented, RateLimiter,
+        Reserved, SlidingWindowCounterLimiter, Step, TokenBucketLimiter, Verdict, Wait,
     },
     permit::{Permit, RawPermit},
-    policy::{LONGEST_NAME, MOST_WINDOWS, Policy, Windows},
+    policy::{Backoff, Jitter, LONGEST_NAME, MOST_WINDOWS, Policy, parse_all as parse_policies},
+    stats::Stats,
     store::{Durability, OnError, Store, StoreOptions},
 };

@@ -223,7 +223,7 @@ impl Run {
         self.log(format!("{name}: {windows:?}"));
         let windows: Vec<_> = windows.iter().map(|&(limit, length)| (limit, duration(length))).collect();
         let at = self.random.below(self.stores.len() as u64) as usize;
-        let limiter = RateLimiter::with_windows(&self.stores[at], name, &windows).unwrap();
+        let limiter = RateLimiter::with_windows(&self.stores[at], name, &windows, Default::default()).unwrap();
         limiter.open().unwrap();
         limiter
     }

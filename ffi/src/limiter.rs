@@ -161,7 +161,7 @@ pub unsafe extern "C" fn wgl_rate_limiter_new(
         reserved(options.reserved)?;
         // SAFETY: the caller's promise.
         let windows = unsafe { options.windows() }?;
-        let rate = RateLimiter::with_windows(&store.0, name, &windows)?;
+        let rate = RateLimiter::with_windows(&store.0, name, &windows, Default::default())?;
         rate.open()?;
         hand_out(place, wgl_limiter::new(Arc::new(rate), None));
         Ok(WGL_OK)

@@ -192,7 +192,7 @@ pub fn rate_limiter(
     let made = match windows {
         Some(windows) => {
             let windows: Result<Vec<_>, Error> = windows.into_iter().map(window).collect();
-            windows.and_then(|windows| RateLimiter::with_windows(store, &name, &windows))
+            windows.and_then(|windows| RateLimiter::with_windows(store, &name, &windows, Default::default()))
         }
         None => RateLimiter::attach(store, &name),
     };

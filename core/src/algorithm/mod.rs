@@ -7,7 +7,10 @@ use crate::time::Tick;
 
 #[cfg(not(model))]
 pub(crate) mod cells;
+pub(crate) mod jobs;
+pub(crate) mod leases;
 pub(crate) mod log;
+pub(crate) mod meter;
 pub(crate) mod slices;
 pub(crate) mod slots;
 

@@ -1,6 +1,5 @@
 //! Several limits at once: a start needs all of them.
 
-use super::concurrency::is_certain;
 use super::{Attempt, Limiter, Presented, Progress, Reserved, Step, Wait, next_id, own, unsupported};
 use crate::decision::Decision;
 use crate::error::{Error, Result};
@@ -165,6 +164,12 @@ impl CompositeLimiter {
         end_all(&taken, end)
     }
 
+    fn renew_all(&self, permit: &RawPermit) -> Result<()> {
+        own(permit, self.id, self.name())?;
+        let Some(taken) = self.out.lock().get(&permit.a).cloned() else { return Ok(()) };
+        end_all(&taken, |child, permit| child.renew(permit))
+    }
+
     fn each(&self, f: impl Fn(&Child) -> Result<()>) -> Result<()> {
         self.children().iter().try_for_each(f)
     }
@@ -240,14 +245,8 @@ impl Limiter for CompositeLimiter {
         let now = wait.started.get_or_insert_with(std::time::Instant::now).elapsed();
         match self.attempt(&wait.key, wait.weight)? {
             Attempt::Admitted(permit) => Ok(Step::Admitted(permit)),
-            Attempt::Denied(after) => {
-                let left = wait.timeout.map_or(Duration::MAX, |timeout| timeout.saturating_sub(now));
-                if left.is_zero() || is_certain(after, left) {
-                    return Ok(Step::Expired(after));
-                }
-                // Who frees a concurrency child cannot be known ahead, and others may be faster: look again.
-                Ok(Step::Sleep(after.max(wait.look_again()).min(left)))
-            }
+            // Who frees a concurrency child cannot be known ahead, and others may be faster.
+            Attempt::Denied(after) => Ok(wait.again_after(after, now)),
         }
     }
 
@@ -274,8 +273,19 @@ impl Limiter for CompositeLimiter {
         })
     }
 
-    fn reserve(&self, _: &str, _: u64, _: Option<Duration>, _: Option<Duration>) -> Result<Reserved> {
+    fn reserve_later(
+        &self,
+        _: &str,
+        _: u64,
+        _: Duration,
+        _: Option<Duration>,
+        _: Option<Duration>,
+    ) -> Result<Reserved> {
         unsupported("reserve", "a composite: reserve at the child that is the narrowest")
+    }
+
+    fn renew(&self, permit: &RawPermit) -> Result<()> {
+        self.renew_all(permit)
     }
 
     fn present(&self, _: &RawPermit) -> Result<Presented> {

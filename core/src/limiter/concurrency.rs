@@ -1,6 +1,8 @@
 //! At most so many at the same time, in this process.
 
-use super::{Attempt, Limiter, Presented, Progress, Reserved, Step, Wait, next_id, own, unsupported};
+use super::{
+    Attempt, LOOK_AGAIN, Limiter, Presented, Progress, Reserved, Step, Wait, is_certain, next_id, own, unsupported,
+};
 use crate::algorithm::slots::{Held, Slots};
 use crate::atomic::*;
 use crate::decision::Decision;
@@ -10,9 +12,6 @@ use crate::policy::{self, Policy};
 use crate::store::{self, Limit, Store, StoreOptions, Table};
 use crate::time::{ManualClock, Tick, from_ticks};
 use std::time::{Duration, SystemTime};
-
-/// Where a denial cannot know when somebody will complete, it suggests to look again after this long.
-pub(super) const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
 /// At most `max` units running at the same time, per key, in this process. A forked child counts its own.
 ///
@@ -29,11 +28,6 @@ pub(super) const LOOK_AGAIN: Duration = Duration::from_millis(10);
 pub struct ConcurrencyLimiter {
     id: u64,
     limit: Limit,
-}
-
-/// Will there be no room in the time that is left? A suggestion to look again says nothing about it.
-pub(super) fn is_certain(after: Duration, left: Duration) -> bool {
-    after > left && after > LOOK_AGAIN
 }
 
 impl ConcurrencyLimiter {
@@ -53,11 +47,33 @@ impl ConcurrencyLimiter {
         Self::in_store(max, StoreOptions { clock: Some(clock), ..StoreOptions::default() })
     }
 
+    /// Shared by all who open the same name in the same store; each start holds its units for `lease` at most, unless it is
+    /// renewed (`None`: as long as its process lives).
+    ///
+    /// # Errors
+    /// As for [`ConcurrencyLimiter::new`]; `lease` has to be 1 µs to 366 days, `name` 1 to 1,024 bytes.
+    pub fn shared(store: &Store, name: &str, max: u64, lease: Option<Duration>) -> Result<Self> {
+        let policy = Policy::concurrency(max)?;
+        let policy = lease.map_or(Ok(policy), |lease| policy.with_lease(lease))?;
+        Self::declare(store, name, policy)
+    }
+
+    pub(crate) fn declare(store: &Store, name: &str, policy: Policy) -> Result<Self> {
+        Ok(ConcurrencyLimiter { id: next_id(), limit: Limit::declare(store, name, policy)? })
+    }
+
+    /// Takes the limit that is declared under a name; at the first use it must be.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] unless `name` is 1 to 1,024 bytes.
+    pub fn attach(store: &Store, name: &str) -> Result<Self> {
+        Ok(ConcurrencyLimiter { id: next_id(), limit: Limit::attach(store, name, "concurrency")? })
+    }
+
     fn in_store(max: u64, options: StoreOptions) -> Result<Self> {
         let policy = Policy::concurrency(max)?;
         let store = Store::with_options("memory:", options)?;
-        let limit = Limit::declare(&store, &policy.to_string(), policy)?;
-        Ok(ConcurrencyLimiter { id: next_id(), limit })
+        Self::declare(&store, &policy.to_string(), policy)
     }
 
     fn permit(&self, key: u64, held: Held) -> RawPermit {
@@ -99,6 +115,10 @@ impl ConcurrencyLimiter {
 }
 
 impl Limiter for ConcurrencyLimiter {
+    fn open(&self) -> Result<()> {
+        self.limit.table().map(drop)
+    }
+
     fn name(&self) -> &str {
         self.limit.name()
     }
@@ -192,8 +212,19 @@ impl Limiter for ConcurrencyLimiter {
         unsupported("settle", "a concurrency limit: its units come back when the job ends")
     }
 
-    fn reserve(&self, _: &str, _: u64, _: Option<Duration>, _: Option<Duration>) -> Result<Reserved> {
+    fn reserve_later(
+        &self,
+        _: &str,
+        _: u64,
+        _: Duration,
+        _: Option<Duration>,
+        _: Option<Duration>,
+    ) -> Result<Reserved> {
         unsupported("reserve", "a concurrency limit: nobody knows when a running job will end")
+    }
+
+    fn renew(&self, permit: &RawPermit) -> Result<()> {
+        own(permit, self.id, self.name())
     }
 
     fn present(&self, _: &RawPermit) -> Result<Presented> {

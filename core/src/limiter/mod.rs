@@ -2,17 +2,27 @@
 
 mod composite;
 mod concurrency;
+mod custom;
+mod family;
 mod null;
-mod rate;
+mod text;
+mod timed;
 
 pub use composite::CompositeLimiter;
 pub use concurrency::ConcurrencyLimiter;
+pub use custom::{Custom, CustomLimiter, End, Verdict};
+pub use family::{
+    DelayLimiter, EvenlySpacedRateLimiter, FixedWindowLimiter, LeakyBucketLimiter, RateLimiter,
+    SlidingWindowCounterLimiter, TokenBucketLimiter,
+};
 pub use null::NullLimiter;
-pub use rate::RateLimiter;
+pub(crate) use timed::Timed;
 
 use crate::decision::Decision;
 use crate::error::{Error, Result};
+use crate::fork::PerProcess;
 use crate::permit::{Permit, RawPermit};
+use crate::stats::Stats;
 use crate::time::Tick;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant, SystemTime};
@@ -134,7 +144,9 @@ pub trait Limiter: Send + Sync {
     ///
     /// # Errors
     /// As for [`Limiter::attempt`]; [`Error::Unsupported`] for limiters whose room is not a matter of time.
-    fn reserve(&self, key: &str, weight: u64, max_wait: Option<Duration>, grace: Option<Duration>) -> Result<Reserved>;
+    fn reserve(&self, key: &str, weight: u64, max_wait: Option<Duration>, grace: Option<Duration>) -> Result<Reserved> {
+        self.reserve_later(key, weight, Duration::ZERO, max_wait, grace)
+    }
 
     /// Starts with a place, if its time has come. Late, used or overtaken places are exchanged for fresh ones, in one
     /// act; a place never starts twice.
@@ -155,6 +167,55 @@ pub trait Limiter: Send + Sync {
     /// # Errors
     /// [`Error::InvalidArgument`] if it is none; [`Error::ForeignPermit`] if it is of another limit.
     fn permit_from_text(&self, text: &str) -> Result<RawPermit>;
+
+    /// The same as [`Limiter::reserve`], but the place is no sooner than after `delay`.
+    ///
+    /// # Errors
+    /// As for [`Limiter::reserve`]; [`Error::InvalidArgument`] if `delay` is more than 366 days.
+    fn reserve_later(
+        &self,
+        key: &str,
+        weight: u64,
+        delay: Duration,
+        max_wait: Option<Duration>,
+        grace: Option<Duration>,
+    ) -> Result<Reserved>;
+
+    /// Can a start of the future be taken now? Not where it depends on somebody completing.
+    fn has_places(&self) -> bool {
+        false
+    }
+
+    /// Declares or attaches now what the limiter needs in its store, instead of at the first decision.
+    ///
+    /// # Errors
+    /// [`Error::UnknownLimit`], [`Error::KindMismatch`], or a store error.
+    fn open(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// Lets a lease begin anew: the start holds its units for the policy's whole lease from now on. A no-op for permits
+    /// that need none.
+    ///
+    /// # Errors
+    /// [`Error::LeaseLost`] if it has ended meanwhile, and perhaps another start holds its units; as for
+    /// [`Limiter::complete`].
+    fn renew(&self, permit: &RawPermit) -> Result<()>;
+
+    /// A number that is larger for every later lease of the same key: for what the lease protects to refuse whoever comes
+    /// late. `None` for permits that are no leases.
+    fn fence(&self, _permit: &RawPermit) -> Option<u64> {
+        None
+    }
+
+    /// What was counted, of a key or with the empty key of all: by all processes that share the limit, but for what the
+    /// others counted in the last second.
+    ///
+    /// # Errors
+    /// As for [`Limiter::attempt`].
+    fn stats(&self, _key: &str) -> Result<Stats> {
+        Ok(Stats::default())
+    }
 
     /// A waiter gives up: hands back what it holds.
     ///
@@ -307,14 +368,30 @@ impl Wait {
         self.deadline.get_or_insert(now.saturating_add(timeout)).saturating_sub(now)
     }
 
+    /// The step after a denial, where nobody can tell who will be faster: look again, unless it is certain to be too late.
+    fn again_after(&mut self, after: Duration, waited: Duration) -> Step {
+        let left = self.timeout.map_or(Duration::MAX, |timeout| timeout.saturating_sub(waited));
+        if left.is_zero() || is_certain(after, left) {
+            return Step::Expired(after);
+        }
+        Step::Sleep(after.max(self.look_again()).min(left))
+    }
+
     /// For limits that free when somebody completes: when to look again. Soon at first, then less often, never in step
     /// with the others, and at most every 16 ms.
     fn look_again(&mut self) -> Duration {
         self.looks += 1;
         let most = 500u64 << self.looks.min(5);
-        let random = crate::store::random::<1>().map_or(0, |[r]| r);
-        Duration::from_micros(most / 2 + random % (most / 2))
+        Duration::from_micros(most / 2 + random() % (most / 2))
     }
+}
+
+/// Where a denial cannot know when somebody will complete, it suggests to look again after this long.
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
+
+/// Will there be no room in the time that is left? A suggestion to look again says nothing about it.
+fn is_certain(after: Duration, left: Duration) -> bool {
+    after > left && after > LOOK_AGAIN
 }
 
 /// Numbers the limiters of this process, so that each knows its own permits.
@@ -326,6 +403,19 @@ fn next_id() -> u64 {
 /// Checks what a permit says about who gave it.
 fn own(permit: &RawPermit, id: u64, name: &str) -> Result<()> {
     if permit.limiter == id { Ok(()) } else { Err(Error::ForeignPermit { limit: name.to_owned() }) }
+}
+
+/// A random number that is good enough for jitter, and another one in a forked child.
+fn random() -> u64 {
+    static SEED: PerProcess<Option<u64>> = PerProcess::new();
+    let mut seed = SEED.lock();
+    let before = seed.unwrap_or_else(|| crate::store::random::<1>().map_or(0, |[r]| r));
+    // SplitMix64, by Steele, Lea and Flood (2014).
+    let state = before.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    *seed = Some(state);
+    let mixed = (state ^ state >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    mixed ^ mixed >> 31
 }
 
 fn unsupported<R>(call: &str, of: &str) -> Result<R> {

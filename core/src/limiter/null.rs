@@ -94,9 +94,20 @@ impl Limiter for NullLimiter {
         own(permit, self.id, self.name())
     }
 
-    fn reserve(&self, key: &str, weight: u64, _: Option<Duration>, _: Option<Duration>) -> Result<Reserved> {
+    fn reserve_later(
+        &self,
+        key: &str,
+        weight: u64,
+        _: Duration,
+        _: Option<Duration>,
+        _: Option<Duration>,
+    ) -> Result<Reserved> {
         check(key, weight)?;
         Ok(Reserved::Place { place: self.permit(), after: Duration::ZERO })
+    }
+
+    fn renew(&self, permit: &RawPermit) -> Result<()> {
+        own(permit, self.id, self.name())
     }
 
     fn present(&self, place: &RawPermit) -> Result<Presented> {

@@ -288,7 +288,9 @@ pub(super) fn recover(
 fn bring_back(home: &Home, name: &str, hash: Hash, text: &str, old: Vec<Start>, file: &File) -> Result<()> {
     let Some(limit) = home.find_limit(name) else { return Ok(()) };
     let table = home.table(limit);
-    let Policy::Rate(_) = table.policy else { return Ok(()) };
+    if table.policy.is_concurrency() {
+        return Ok(());
+    }
     home.find_or_add_locked(&table, hash, text, Some(file))?;
     home.rewrite(&table, hash, Some(file), |history| {
         history.starts.splice(0..0, old);

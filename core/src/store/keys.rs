@@ -12,7 +12,6 @@ use crate::algorithm::{History, Start};
 use crate::atomic::*;
 use crate::error::Result;
 use crate::fault;
-use crate::policy::Policy;
 use crate::time::Now;
 use std::fs::File;
 
@@ -194,7 +193,7 @@ impl Home {
     fn block_for_new_key(&self, table: &Table, (index, life): (u64, u64)) -> Result<u64, Blocked> {
         let size = key_words(table.policy);
         let returned = self.arena.word(index + index_word::RETURNED).swap(0, AcqRel);
-        if returned >> index_word::TAG == table.policy.ring_bits() && returned != 0 {
+        if returned >> index_word::TAG == table.policy.block_class() && returned != 0 {
             return Ok(returned & ((1 << index_word::TAG) - 1));
         }
         let free = self.arena.word(index + index_word::FREE).load(Acquire);
@@ -214,8 +213,10 @@ impl Home {
 
     /// Hands a block back that was not needed after all. Where there is one already it is lost: a few hundred bytes.
     fn hand_back(&self, table: &Table, index: u64, at: u64) {
-        let Policy::Rate(_) = table.policy else { return };
-        let word = table.policy.ring_bits() << index_word::TAG | at;
+        if table.policy.is_concurrency() {
+            return;
+        }
+        let word = table.policy.block_class() << index_word::TAG | at;
         let _ = self.arena.word(index + index_word::RETURNED).compare_exchange(0, word, AcqRel, Relaxed);
     }
 
@@ -231,18 +232,20 @@ impl Home {
             history.unknown = Some(table.born);
             history.pad(table.policy.largest());
         }
-        if table.policy.is_sliced() {
+        if table.policy.is_counted() {
             self.arena.word(at + key_word::OWN).store(self.new_number(), Release);
         }
-        let is_rate = matches!(table.policy, Policy::Rate(_));
-        let is_fresh = history.starts.is_empty() && (end == 0 || table.policy.is_sliced());
+        let is_rate = !table.policy.is_concurrency();
+        let is_fresh = history.starts.is_empty() && (end == 0 || table.policy.is_counted());
         if is_new && is_fresh || !is_rate {
             self.name_block(table, at, hash, text);
             return Some(KeyAt { at, life: life.load(Relaxed) });
         }
         life.store(CLOSED, Release);
         self.name_block(table, at, hash, text);
-        self.arena.word(at + key_word::GATE).store(0, Release);
+        for word in [key_word::GATE, key_word::BACKOFF, key_word::SPACING, key_word::JOBS] {
+            self.arena.word(at + word).store(0, Release);
+        }
         if !history.starts.is_empty() && !self.has_origins(table, at) {
             return None;
         }
@@ -267,7 +270,7 @@ impl Home {
     /// Makes sure that a block has room for the origins of its starts.
     pub(super) fn has_origins(&self, table: &Table, at: u64) -> bool {
         let origins = self.arena.word(at + key_word::ORIGINS);
-        if origins.load(Relaxed) == 0 && !table.policy.is_sliced() {
+        if origins.load(Relaxed) == 0 && !table.policy.is_counted() {
             match self.arena.allocate(table.policy.ring()) {
                 Ok(words) => origins.store(words, Release),
                 Err(_) => return false,

@@ -29,7 +29,7 @@ const MEMBERS: u64 = STRUCTURE + 1;
 const MOST_MEMBERS: u64 = 1 << 16;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"wgl-lane");
-const VERSION: u64 = 1;
+const VERSION: u64 = 2;
 
 /// Words of the header; 11 to 15 belong to the arena and the tables.
 mod header {

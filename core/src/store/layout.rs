@@ -22,22 +22,22 @@ pub(super) mod limit_word {
     pub const NEXT_POLICY: u64 = 5;
     pub const FORGETTING: u64 = 1 << 32;
     /// The table that it is to replace.
-    pub const REPLACED: u64 = 14;
-    pub const WORDS: u64 = 16;
+    pub const REPLACED: u64 = 17;
+    pub const WORDS: u64 = 32;
 }
 
 pub(super) mod table_word {
     pub const POLICY: u64 = 0;
-    pub const BORN: u64 = 9;
-    pub const INDEX: u64 = 10;
-    pub const EMPTY_KEY: u64 = 11;
+    pub const BORN: u64 = 12;
+    pub const INDEX: u64 = 13;
+    pub const EMPTY_KEY: u64 = 14;
     /// How many units of a key may be missing from the ledger.
-    pub const BUDGET: u64 = 12;
+    pub const BUDGET: u64 = 15;
     /// When a ledger was read that may have missed so many units of each key.
-    pub const LOST: u64 = 13; // two words
+    pub const LOST: u64 = 16; // two words
     /// The tickets of new keys begin here: no key of this name had them before.
-    pub const FIRST_TICKET: u64 = 15;
-    pub const WORDS: u64 = 16;
+    pub const FIRST_TICKET: u64 = 18;
+    pub const WORDS: u64 = 32;
 }
 
 pub(super) mod index_word {
@@ -83,6 +83,11 @@ pub(super) mod key_word {
     pub const TEXT_WORDS: u64 = 6;
     /// What is written at every admission stands apart from what is only read.
     pub const HOT: u64 = 16;
+    /// What is written now and then: the level of the backoff and how long it lasts; how far starts are apart and how many
+    /// jobs ended, where that adapts.
+    pub const BACKOFF: u64 = 24;
+    pub const SPACING: u64 = 25;
+    pub const JOBS: u64 = 26;
     pub const RING: u64 = 32;
 }
 

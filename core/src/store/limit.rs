@@ -5,13 +5,14 @@ use super::keys::KeyAt;
 use super::table::{Blocked, Hash, Home, Table};
 use super::{Declared, Durability, Store};
 use crate::algorithm::cells::Cells;
+use crate::algorithm::jobs::Jobs;
 use crate::algorithm::log::{Known, SETTLED, Taken};
 use crate::algorithm::{History, Start};
 use crate::atomic::*;
 use crate::error::{Error, Result};
 use crate::fault;
 use crate::policy::{self, Policy};
-use crate::time::Tick;
+use crate::time::{Now, Tick};
 use std::fs::File;
 use std::ptr;
 use std::sync::Arc;
@@ -72,6 +73,11 @@ impl Key<'_> {
     pub fn cells(&self) -> Cells<'_> {
         self.home.cells(&self.table, self.key)
     }
+
+    #[inline(always)]
+    pub fn jobs(&self) -> Option<Jobs<'_>> {
+        self.home.jobs(&self.table, self.key.at)
+    }
 }
 
 impl Limit {
@@ -93,6 +99,11 @@ impl Limit {
 
     pub fn name(&self) -> &Arc<str> {
         &self.name
+    }
+
+    /// Do its starts depend on what jobs take?
+    pub fn adapts(&self) -> Result<bool> {
+        Ok(self.kind == "evenly-spaced" && self.table()?.policy.jobs() > 0)
     }
 
     pub fn declares(&self) -> Option<Policy> {
@@ -148,11 +159,12 @@ impl Limit {
         loop {
             let bound = self.bound()?;
             let (home, limit) = (bound.home(), bound.limit);
-            let table = home.table_at(bound.table.load(Acquire));
+            let mut table = home.table_at(bound.table.load(Acquire));
             fault::point("resolved");
             let blocked = match find(home, &table) {
                 Ok(key) => {
                     let gate = home.gate(limit, key.at);
+                    home.adapt(&mut table, key.at);
                     // Before anything is decided: if the life is the same then, all of this was the key's.
                     let hash = home.hash_at(key.at);
                     match f(&Key { home, table, key, hash, gate }) {
@@ -181,7 +193,11 @@ impl Limit {
                     home.key(&table, key).and_then(|found| f(home, &table, Some(found), home.gate(limit, found.at)))
                 }
                 Ok(None) => f(home, &table, None, home.limit_gate(limit).load(Acquire)),
-                Ok(Some(found)) => f(home, &table, Some(found), home.gate(limit, found.at)),
+                Ok(Some(found)) => {
+                    let mut table = table;
+                    home.adapt(&mut table, found.at);
+                    f(home, &table, Some(found), home.gate(limit, found.at))
+                }
                 Err(blocked) => Err(blocked),
             };
             match answer {
@@ -194,9 +210,9 @@ impl Limit {
     /// To be called with every answer before it is given: with its time, and what was taken with it. Looks after what is
     /// due, and lets nobody start with more than may be missing from the ledger.
     #[inline(always)]
-    pub fn confirm(&self, key: &Key, now: Tick, taken: Option<&Taken>, weight: u64) -> Result<(), Blocked> {
-        if key.home.is_due(now) {
-            self.look_after(key.home, now)?;
+    pub fn confirm(&self, key: &Key, now: Now, taken: Option<&Taken>, weight: u64) -> Result<(), Blocked> {
+        if key.home.is_due(now.floor) {
+            self.look_after(key.home, now.floor)?;
         }
         if let Some(taken) = taken {
             let commits = self.commits && key.home.is_lane() && !fault::planted("commit later");
@@ -400,7 +416,7 @@ pub(crate) struct Refused {
 
 /// Which of the starts are this one: where units are only counted, those of its slice, the unlogged first.
 pub(crate) fn parts(table: &Table, History { starts, era, .. }: &History, start: Known) -> Vec<usize> {
-    let is_part = |s: &Start| match table.policy.is_sliced() {
+    let is_part = |s: &Start| match table.policy.is_counted() {
         true => *era == start.ticket && s.stamp == start.stamp,
         false => s.id == start.ticket && s.stamp == start.stamp && s.units == start.weight && s.state != SETTLED,
     };

@@ -11,6 +11,7 @@ mod layout;
 #[cfg(any(target_os = "linux", target_os = "android"))]
 mod ledger;
 mod limit;
+mod named;
 mod os;
 mod rewrite;
 #[cfg(any(target_os = "linux", target_os = "android"))]
@@ -24,6 +25,7 @@ pub(crate) use os::{random, sleep_on, wake_all};
 pub(crate) use table::{Blocked, Hash, Home, Table};
 
 use crate::error::{Error, Result};
+use crate::limiter::{ConcurrencyLimiter, Limiter, Timed};
 use crate::policy::Policy;
 use crate::time::ManualClock;
 use std::sync::Arc;
@@ -162,6 +164,17 @@ impl Store {
     /// [`Error::UnknownLimit`] for a name that is not declared, or as for [`Store::open`].
     pub fn lift(&self, name: &str) -> Result<()> {
         self.0.set_override(name, None)
+    }
+
+    /// A limiter of the kind that the policy is of, declared under a name at its first use.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] unless `name` is 1 to 1,024 bytes.
+    pub fn declare(&self, name: &str, policy: Policy) -> Result<Arc<dyn Limiter>> {
+        Ok(match policy.is_concurrency() {
+            true => Arc::new(ConcurrencyLimiter::declare(self, name, policy)?),
+            false => Arc::new(Timed::declare(self, name, policy)?),
+        })
     }
 
     /// Writes to the database now what it does not have yet of what was admitted. A no-op for `memory:`.

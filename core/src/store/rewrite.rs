@@ -40,7 +40,7 @@ impl Home {
         edit(&mut history);
         history.pad(table.policy.largest());
         let into = self.write_into(table, into, from.at, (&history, now), file)?;
-        if table.policy.is_sliced() && !history.starts.is_empty() {
+        if table.policy.is_counted() && !history.starts.is_empty() {
             // Nothing of what was taken was forgotten.
             self.arena.word(into + key_word::OWN).store(history.era, Release);
         }
@@ -70,7 +70,7 @@ impl Home {
 
     /// How long starts are kept: a longer window may be declared, which is asked about them. Slices are cut for one window.
     fn memory(&self, policy: Policy) -> Tick {
-        if policy.is_sliced() { policy.longest() } else { LONGEST }
+        if policy.is_counted() { policy.longest() } else { LONGEST }
     }
 
     /// A block that nobody uses, with room for the origins of its starts.
@@ -101,7 +101,8 @@ impl Home {
                 self.arena.word(into + word).store(self.arena.word(from + word).load(Acquire), Release);
             }
             self.arena.word(into + key_word::TABLE).store(table.at, Release);
-            if table.policy.is_sliced() {
+            self.copy_habits(table, from, into);
+            if table.policy.is_counted() {
                 self.arena.word(into + key_word::OWN).store(self.new_number(), Release);
             }
             let cells = self.cells(table, KeyAt { at: into, life: CLOSED });
@@ -111,6 +112,26 @@ impl Home {
             }
             // That block is lost, the next one may do.
             into = self.block_to_write(table, file)?;
+        }
+    }
+
+    /// What a key has beside its log: its backoff, and what its jobs took. It is not lost with a cancelled start; if somebody
+    /// writes it at this moment, that is.
+    fn copy_habits(&self, table: &Table, from: u64, into: u64) {
+        let words = self.arena.word(from + key_word::TABLE).load(Acquire);
+        let jobs = key_word::RING + table.policy.ring();
+        let same = words != 0 && self.table_at(words).policy == table.policy;
+        let jobs = if same { jobs..jobs + table.policy.jobs() } else { 0..0 };
+        for word in [key_word::BACKOFF]
+            .into_iter()
+            .chain(if same { key_word::SPACING..key_word::JOBS + 1 } else { 0..0 })
+            .chain(jobs)
+        {
+            self.arena.word(into + word).store(self.arena.word(from + word).load(Acquire), Release);
+        }
+        if !same {
+            self.arena.word(into + key_word::SPACING).store(0, Release);
+            self.arena.word(into + key_word::JOBS).store(0, Release);
         }
     }
 
@@ -161,7 +182,7 @@ impl Home {
         self.set(new.at + table_word::LOST, lost);
         let new_index = self.arena.word(new.at + table_word::INDEX).load(Acquire);
         for from in self.entries(old_index) {
-            if let Policy::Rate(_) = old.policy {
+            if !old.policy.is_concurrency() {
                 self.cells_at(&old, from).seal();
             }
             if !is_forgetting {
@@ -172,7 +193,7 @@ impl Home {
         self.arena.word(limit + limit_word::TABLE).store(new.at, Release);
         self.arena.word(limit + limit_word::NEXT_POLICY).store(0, Release);
         // Only now: whoever starts this over must find them where they were.
-        if let Policy::Rate(_) = old.policy {
+        if !old.policy.is_concurrency() {
             let blocks: Vec<u64> = self.entries(old_index).chain(self.take_stock(old_index)).collect();
             blocks.into_iter().for_each(|at| self.retire_block(old.policy, at));
             // Before it is another's: who still has the old table shall not find it there.
@@ -185,7 +206,9 @@ impl Home {
     /// Writes a key of an old table into a new one that nobody sees yet. Places do not move: they were taken under another
     /// policy, and are exchanged when they are presented.
     fn move_key(&self, old: &Table, from: u64, new: &Table, index: u64, file: Option<&File>) -> Result<()> {
-        let (Policy::Rate(_), Policy::Rate(_)) = (old.policy, new.policy) else { return Ok(()) };
+        if old.policy.is_concurrency() {
+            return Ok(());
+        }
         let now = self.clock.now();
         let cells = self.cells_at(old, from);
         let mut history = cells.history(self.memory(old.policy), now);
@@ -222,13 +245,13 @@ impl Home {
     // ---- what is used again: lists, which only the holder of the structure lock touches ----
 
     pub(super) fn retire_block(&self, policy: Policy, at: u64) {
-        let first = self.arena.word(FREE_KEYS + policy.ring_bits());
+        let first = self.arena.word(FREE_KEYS + policy.block_class());
         self.arena.word(at + key_word::NEXT).store(first.load(Acquire), Release);
         first.store(at, Release);
     }
 
     pub(super) fn used_block(&self, policy: Policy) -> Option<u64> {
-        let first = self.arena.word(FREE_KEYS + policy.ring_bits());
+        let first = self.arena.word(FREE_KEYS + policy.block_class());
         let at = first.load(Acquire);
         (at != 0).then(|| {
             let next = self.arena.word(at + key_word::NEXT);
@@ -240,7 +263,7 @@ impl Home {
     }
 
     fn used_blocks(&self, policy: Policy) -> u64 {
-        let mut at = self.arena.word(FREE_KEYS + policy.ring_bits()).load(Acquire);
+        let mut at = self.arena.word(FREE_KEYS + policy.block_class()).load(Acquire);
         let mut count = 0;
         while at != 0 {
             count += 1;

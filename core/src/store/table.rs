@@ -15,12 +15,13 @@ use super::layout::{
 };
 use crate::algorithm::Sealed;
 use crate::algorithm::cells::Cells;
+use crate::algorithm::jobs::Jobs;
 use crate::algorithm::log::Log;
 use crate::algorithm::slices::Slices;
 use crate::algorithm::slots::Slots;
 use crate::atomic::*;
 use crate::error::{Error, Result};
-use crate::policy::Policy;
+use crate::policy::{Policy, Shape};
 use crate::time::{Clock, Tick};
 use siphasher::sip128::{Hasher128, SipHasher13};
 use std::fs::File;
@@ -32,7 +33,7 @@ const CHECKPOINT_EVERY: Tick = 1_000_000;
 const SHORTEST_BOOT: Tick = 2_000_000;
 
 /// A key or a name, as the store knows it: 128 bits, keyed with the store's secret.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Hash(pub [u64; 2]);
 
 /// Why a lock-free call could not finish.
@@ -236,7 +237,7 @@ impl Home {
     /// How many units of a key may be missing from the ledger: a twentieth of the limit, at least one.
     pub fn budget(&self, policy: Policy) -> u64 {
         // Of shorter windows nothing survives a boot.
-        let is_kept = self.is_lane() && matches!(policy, Policy::Rate(_)) && policy.longest() > SHORTEST_BOOT;
+        let is_kept = self.is_lane() && !policy.is_concurrency() && policy.longest() > SHORTEST_BOOT;
         if is_kept { (policy.capacity() / 20).max(1) } else { u64::MAX }
     }
 
@@ -264,7 +265,7 @@ impl Home {
         let mut at = self.arena.word(FIRST_LIMIT).load(Acquire);
         while at != 0 {
             let table = self.table(at);
-            if let Policy::Concurrency { .. } = table.policy {
+            if table.policy.is_concurrency() {
                 self.keys(&table).for_each(|key| self.slots(&table, key).disown());
             }
             at = self.arena.word(at + limit_word::NEXT).load(Acquire);
@@ -283,6 +284,34 @@ impl Home {
     #[inline(always)]
     pub fn key_gate(&self, key: u64) -> &AtomicU64 {
         self.arena.word(key + key_word::GATE)
+    }
+
+    /// The level of a key's backoff.
+    #[inline(always)]
+    pub fn backoff(&self, key: u64) -> &AtomicU64 {
+        self.arena.word(key + key_word::BACKOFF)
+    }
+
+    /// What jobs took, of a key whose starts are spaced by it.
+    #[inline(always)]
+    pub fn jobs(&self, table: &Table, key: u64) -> Option<Jobs<'_>> {
+        let Shape::EvenlySpaced(spacing) = &table.policy.0 else { return None };
+        let ring = spacing
+            .is_adaptive
+            .then(|| self.arena.words(key + key_word::RING + table.policy.ring(), spacing.jobs()))?;
+        let (ended, spacing) = (self.arena.word(key + key_word::JOBS), self.arena.word(key + key_word::SPACING));
+        Some(Jobs { ended, spacing, ring })
+    }
+
+    /// The table as it holds for one key: starts may be closer to each other than the policy says.
+    #[inline(always)]
+    pub fn adapt(&self, table: &mut Table, key: u64) {
+        if let Shape::EvenlySpaced(spacing) = &mut table.policy.0
+            && spacing.is_adaptive
+            && let apart @ 1.. = self.arena.word(key + key_word::SPACING).load(Acquire)
+        {
+            *spacing = spacing.apart(apart - 1);
+        }
     }
 
     /// Is a block still what it was when it was found?
@@ -305,7 +334,7 @@ impl Home {
         let (head, life, own, logged) =
             (word(key_word::HOT), word(key_word::LIFE), word(key_word::OWN), word(key_word::LOGGED));
         let ring = &words[key_word::RING as usize..];
-        if table.policy.is_sliced() {
+        if table.policy.is_counted() {
             return Cells::Slices(Slices { head, life, base: key.life, ring, era: own, logged, born: table.born });
         }
         let origins = word(key_word::ORIGINS).load(Relaxed);
@@ -321,8 +350,8 @@ impl Home {
     }
 
     /// The cells of a key that nobody has used. Only to look at.
-    pub fn untouched(table: &Table) -> Cells<'static> {
-        match table.policy.is_sliced() {
+    pub fn untouched(&self, table: &Table) -> Cells<'static> {
+        match table.policy.is_counted() {
             true => Cells::Slices(Slices::untouched(table.born)),
             false => Cells::Log(Log::untouched(table.born)),
         }
@@ -335,7 +364,7 @@ impl Home {
 
     /// Lets a block that was closed and written live again, with what [`Cells::write`] answered.
     pub(super) fn publish(&self, table: &Table, at: u64, base: u64) -> KeyAt {
-        let life = if table.policy.is_sliced() {
+        let life = if table.policy.is_counted() {
             base
         } else {
             self.arena.word(at + key_word::BASE).store(base, Release);
@@ -348,7 +377,7 @@ impl Home {
     /// Will nobody notice if this key is forgotten?
     pub(super) fn is_idle(&self, table: &Table, at: u64) -> bool {
         let now = self.clock.now();
-        matches!(table.policy, Policy::Rate(_))
+        !table.policy.is_concurrency()
             && self.key_gate(at).load(Acquire) <= now.floor
             && self.cells_at(table, at).is_idle(table.policy.longest(), now)
     }
@@ -370,5 +399,5 @@ impl Home {
 /// The size of a key's block.
 #[inline(always)]
 pub(super) fn key_words(policy: Policy) -> u64 {
-    key_word::RING + policy.ring()
+    key_word::RING + policy.ring() + policy.jobs()
 }

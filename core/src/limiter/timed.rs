@@ -1,77 +1,60 @@
-//! At most so many starts in any rolling window, exactly.
+//! Every limit that is a matter of time: how a start is decided, waited for, ended and taken back, whatever algorithm its
+//! policy stands for.
 
-use super::{Attempt, Limiter, Presented, Progress, Reserved, Step, Wait, next_id, own};
+use super::{Attempt, Limiter, Presented, Progress, Reserved, Step, Wait, next_id, own, random};
 use crate::algorithm::Start;
-use crate::algorithm::log::{Answer, Ask, Known, PLACE, SETTLED, Taken, View, Window};
+use crate::algorithm::log::{Answer, Ask, Known, PLACE, SETTLED, Taken, View};
+use crate::atomic::*;
 use crate::decision::Decision;
 use crate::error::{Error, Result};
-use crate::permit::{RawPermit, unreadable};
-use crate::policy::{self, Policy};
+use crate::fork::PerProcess;
+use crate::permit::RawPermit;
+use crate::policy::{self, Policy, Shape};
 use crate::store::{Blocked, Hash, Home, Key, Limit, OnError, Store, Table, parts, take_units};
 use crate::time::{self, Tick, from_ticks};
+use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant, SystemTime};
-
-/// The longest grace of a place, in ticks: 50 ms.
-const MOST_GRACE: Tick = 50_000;
 
 /// When to ask again after the store has failed.
 const STORE_AGAIN: Duration = Duration::from_secs(1);
 
 /// Above a place's grace, a permit has a part of the instance of its lane.
-const LANE: u32 = 48;
+pub(super) const LANE: u32 = 48;
 
-/// At most `max_executions` units in any rolling window: a sliding log, shared by all who open the same name in the
-/// same store. A start at `s` counts until exactly `s + window`.
-///
-/// ```
-/// # use std::time::Duration;
-/// # use workglow_limit::{Limiter, RateLimiter, Store};
-/// let limiter = RateLimiter::new(&Store::new("memory:")?, "mail", 2, Duration::from_secs(60))?;
-/// assert!(limiter.try_acquire("", 1)?.is_some());
-/// assert!(limiter.try_acquire("", 1)?.is_some());
-/// assert!(limiter.try_acquire("", 1)?.is_none());
-/// # Ok::<(), workglow_limit::Error>(())
-/// ```
+/// A limit that is a matter of time, in a store.
 #[derive(Debug)]
-pub struct RateLimiter {
-    id: u64,
-    limit: Limit,
+pub struct Timed {
+    pub(super) id: u64,
+    pub(super) limit: Limit,
+    /// When the starts without a permit were that this process recorded and that have not ended, where that matters.
+    running: PerProcess<HashMap<Hash, VecDeque<(u64, Tick)>>>,
 }
 
-impl RateLimiter {
+/// What lives in a store as a [`Timed`] limit.
+pub trait InStore: Send + Sync {
+    /// It.
+    fn timed(&self) -> &Timed;
+}
+
+impl InStore for Timed {
+    fn timed(&self) -> &Timed {
+        self
+    }
+}
+
+impl Timed {
     /// Declares a limit under a name, at the first use, in place of the policy that the name had.
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) unless `max_executions` is 1 to 1,000,000,000, `window` 1 µs to 366 days, and `name` 1 to
-    /// 1,024 bytes.
-    pub fn new(store: &Store, name: &str, max_executions: u64, window: Duration) -> Result<Self> {
-        Self::with_windows(store, name, &[(max_executions, window)])
+    pub(crate) fn declare(store: &Store, name: &str, policy: Policy) -> Result<Timed> {
+        Ok(Self::of(Limit::declare(store, name, policy)?))
     }
 
-    /// The same with several windows, `(max_executions, window)` each: a start needs room in all of them.
-    ///
-    /// # Errors
-    /// As for [`RateLimiter::new`]; one to four windows.
-    pub fn with_windows(store: &Store, name: &str, windows: &[(u64, Duration)]) -> Result<Self> {
-        let limit = Limit::declare(store, name, Policy::rate_in(windows)?)?;
-        Ok(RateLimiter { id: next_id(), limit })
+    /// Takes the limit of that kind that is declared under a name; at the first use it must be.
+    pub(crate) fn attach(store: &Store, name: &str, kind: &'static str) -> Result<Timed> {
+        Ok(Self::of(Limit::attach(store, name, kind)?))
     }
 
-    /// Takes the limit that is declared under a name; at the first use it must be.
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) unless `name` is 1 to 1,024 bytes.
-    pub fn attach(store: &Store, name: &str) -> Result<Self> {
-        let limit = Limit::attach(store, name, "rate")?;
-        Ok(RateLimiter { id: next_id(), limit })
-    }
-
-    /// Declares or attaches now, instead of at the first decision.
-    ///
-    /// # Errors
-    /// [`Error::UnknownLimit`](crate::Error::UnknownLimit), [`Error::KindMismatch`](crate::Error::KindMismatch), or a store error.
-    pub fn open(&self) -> Result<()> {
-        self.limit.table().map(drop)
+    fn of(limit: Limit) -> Timed {
+        Timed { id: next_id(), limit, running: PerProcess::new() }
     }
 
     /// The permit of what was taken; `ready` is when its place comes, 0 if it has none.
@@ -82,14 +65,14 @@ impl RateLimiter {
         RawPermit { limiter: self.id, key: weight, a: taken.ticket, b: taken.stamp, ready, reserved: [h0, h1, grace] }
     }
 
-    fn decision(&self, table: &Table, view: View, admitted: bool) -> Decision {
+    fn decision(&self, table: &Table, view: View, admitted: bool, backoff: Tick) -> Decision {
         let after = |tick: Tick| from_ticks(tick.saturating_sub(view.now));
         let retry_after = if admitted { Duration::ZERO } else { after(view.ready) };
         Decision {
             permit: None,
             admitted,
             retry_after,
-            suggested_after: retry_after,
+            suggested_after: retry_after.max(from_ticks(backoff)),
             remaining: view.remaining,
             limit: table.policy.capacity(),
             reset_after: after(view.empty),
@@ -106,17 +89,58 @@ impl RateLimiter {
     /// Asks for a start now or later.
     #[inline(always)]
     fn take(&self, found: &Key, ask: &Ask) -> Result<Answer, Blocked> {
-        policy::check_weight(self.name(), ask.weight, found.table.policy.capacity())?;
+        policy::check_weight(self.limit.name(), ask.weight, found.table.policy.capacity())?;
+        self.before_asking(found);
         let answer = found.cells().claim(ask, || found.home.clock.now())?;
-        self.limit.confirm(found, answer.now.floor, answer.taken.as_ref(), ask.weight)?;
+        self.limit.confirm(found, answer.now, answer.taken.as_ref(), ask.weight)?;
+        if answer.taken.is_some() {
+            self.after_taking(found);
+        }
         Ok(answer)
     }
 
-    /// Takes a place for a key that was found.
-    fn take_place(&self, found: &Key, weight: u64, patience: Tick, grace: Option<Tick>) -> Result<Reserved, Blocked> {
-        let windows = windows(&found.table);
-        let grace = grace.unwrap_or_else(|| default_grace(windows));
-        let ask = Ask { patience, grace, reserve: true, ..Ask::now(windows, weight, found.gate) };
+    /// After a whole window without a start, what jobs took is forgotten: the key is as new.
+    #[inline(always)]
+    fn before_asking(&self, found: &Key) {
+        if let Some(jobs) = found.jobs()
+            && found.cells().is_idle(found.table.policy.longest(), found.home.clock.now())
+        {
+            jobs.forget();
+        }
+    }
+
+    /// The next start is so far from this one as the jobs up to now say; and the backoff begins anew.
+    #[inline(always)]
+    fn after_taking(&self, found: &Key) {
+        match &found.table.policy.0 {
+            Shape::Rate(..) => {
+                let level = found.home.backoff(found.key.at);
+                if level.load(Relaxed) != 0 {
+                    level.store(0, Relaxed);
+                }
+            }
+            Shape::EvenlySpaced(spacing) => {
+                if let Some(jobs) = found.jobs() {
+                    jobs.space(spacing.interval);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Takes a place for a key that was found, no sooner than after `delay`.
+    fn take_place(
+        &self,
+        found: &Key,
+        weight: u64,
+        delay: Duration,
+        patience: Tick,
+        grace: Option<Tick>,
+    ) -> Result<Reserved, Blocked> {
+        let policy = &found.table.policy;
+        let grace = grace.unwrap_or_else(|| policy.grace(weight));
+        let gate = if delay.is_zero() { found.gate } else { found.home.clock.tick_in("delay", delay)?.max(found.gate) };
+        let ask = Ask { patience, grace, reserve: true, ..Ask::now(policy.windows(), weight, gate) };
         let answer = self.take(found, &ask)?;
         Ok(match answer.taken {
             Some(taken) => {
@@ -128,9 +152,33 @@ impl RateLimiter {
         })
     }
 
+    /// What the backoff of a denial is, after raising its level if the one before is over; 0 where there is none.
+    #[inline(always)]
+    fn denied(&self, found: &Key, now: Tick) -> Tick {
+        let Shape::Rate(_, backoff) = &found.table.policy.0 else { return 0 };
+        let cell = found.home.backoff(found.key.at);
+        let seen = Level::of(cell.load(Relaxed));
+        let level = seen.after_denial(backoff, now);
+        if level != seen {
+            // Whoever else raises it at this moment has done the same.
+            let _ = cell.compare_exchange(seen.word(), level.word(), Relaxed, Relaxed);
+        }
+        level.number
+    }
+
+    /// The backoff of a level, as one caller shall wait it.
+    fn spread(table: &Table, level: u64) -> Tick {
+        match &table.policy.0 {
+            Shape::Rate(_, backoff) if level > 0 => {
+                backoff.spread(backoff.delay(level).0, if backoff.is_certain() { 0 } else { random() })
+            }
+            _ => 0,
+        }
+    }
+
     /// A permit of this limiter, or nothing of one from a lane that is gone: its times mean nothing here.
-    fn own(&self, permit: &RawPermit) -> Result<RawPermit> {
-        own(permit, self.id, self.name())?;
+    pub(super) fn own(&self, permit: &RawPermit) -> Result<RawPermit> {
+        own(permit, self.id, self.limit.name())?;
         let [h0, h1, grace] = permit.reserved;
         let is_void = grace >> LANE != self.limit.home()?.instance & 0xffff;
         Ok(if is_void {
@@ -181,12 +229,32 @@ impl RateLimiter {
     }
 }
 
-/// The policy of a rate limit's table.
-#[inline(always)]
-fn windows(table: &Table) -> &[Window] {
-    match &table.policy {
-        Policy::Rate(windows) => windows.as_slice(),
-        Policy::Concurrency { .. } => unreachable!("the kind was checked when the limit was opened"),
+/// The level of a backoff and when the next denial raises it, as one word.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Level {
+    number: u64,
+    until: Tick,
+}
+
+impl Level {
+    /// 49 bits of microseconds are 17 years.
+    const UNTIL: u32 = 49;
+
+    fn of(word: u64) -> Level {
+        Level { number: word >> Self::UNTIL, until: word & ((1 << Self::UNTIL) - 1) }
+    }
+
+    fn word(self) -> u64 {
+        self.number << Self::UNTIL | self.until
+    }
+
+    fn after_denial(self, backoff: &policy::Backoff, now: Tick) -> Level {
+        if self.number > 0 && now < self.until {
+            return self;
+        }
+        let (_, grows) = backoff.delay(self.number);
+        let number = if grows { (self.number + 1).min((1 << (64 - Self::UNTIL)) - 1) } else { self.number };
+        Level { number, until: now + backoff.delay(number).0 }
     }
 }
 
@@ -196,25 +264,23 @@ fn known(permit: &RawPermit) -> (Hash, Known) {
     (Hash([h0, h1]), Known { ticket: permit.a, stamp: permit.b, weight: permit.key })
 }
 
-fn only_grace(word: u64) -> Tick {
+pub(super) fn only_grace(word: u64) -> Tick {
     word & ((1 << LANE) - 1)
 }
 
-fn default_grace(windows: &[Window]) -> Tick {
-    let shortest = windows.iter().map(|w| w.length).min().unwrap_or(0);
-    (shortest / 40).min(MOST_GRACE)
-}
-
 /// The calls, whose failures the store's [`OnError`] has not seen yet.
-impl RateLimiter {
+impl Timed {
     #[inline(always)]
     fn do_attempt(&self, key: &str, weight: u64) -> Result<Attempt> {
         policy::check_some(weight)?;
         self.limit.with_key(key, |found| {
-            let answer = self.take(found, &Ask::now(windows(&found.table), weight, found.gate))?;
+            let answer = self.take(found, &Ask::now(found.table.policy.windows(), weight, found.gate))?;
             Ok(match answer.taken {
                 Some(taken) => Attempt::Admitted(self.permit(found, taken, weight, 0, 0)),
-                None => Attempt::Denied(from_ticks(answer.ready.saturating_sub(answer.now.floor))),
+                None => {
+                    self.denied(found, answer.now.floor);
+                    Attempt::Denied(from_ticks(answer.ready.saturating_sub(answer.now.floor)))
+                }
             })
         })
     }
@@ -222,11 +288,17 @@ impl RateLimiter {
     fn do_decide(&self, key: &str, weight: u64) -> Result<Decision> {
         policy::check_some(weight)?;
         self.limit.with_key(key, |found| {
-            policy::check_weight(self.name(), weight, found.table.policy.capacity())?;
-            let ask = Ask::now(windows(&found.table), weight, found.gate);
+            policy::check_weight(self.limit.name(), weight, found.table.policy.capacity())?;
+            let ask = Ask::now(found.table.policy.windows(), weight, found.gate);
+            self.before_asking(found);
             let (answer, view) = found.cells().claim_and_view(&ask, || found.home.clock.now())?;
-            self.limit.confirm(found, view.now, answer.taken.as_ref(), weight)?;
-            let mut decision = self.decision(&found.table, view, answer.taken.is_some());
+            self.limit.confirm(found, answer.now, answer.taken.as_ref(), weight)?;
+            let mut backoff = 0;
+            match answer.taken {
+                Some(_) => self.after_taking(found),
+                None => backoff = Self::spread(&found.table, self.denied(found, answer.now.floor)),
+            }
+            let mut decision = self.decision(&found.table, view, answer.taken.is_some(), backoff);
             decision.permit = answer.taken.map(|taken| self.permit(found, taken, weight, 0, 0));
             Ok(decision)
         })
@@ -234,14 +306,22 @@ impl RateLimiter {
 
     fn do_peek(&self, key: &str, weight: u64) -> Result<Decision> {
         self.limit.look(key, |home, table, key, gate| {
-            policy::check_weight(self.name(), weight, table.policy.capacity())?;
-            let ask = Ask::now(windows(table), weight, gate);
-            let cells = key.map_or_else(|| Home::untouched(table), |key| home.cells(table, key));
+            policy::check_weight(self.limit.name(), weight, table.policy.capacity())?;
+            let ask = Ask::now(table.policy.windows(), weight, gate);
+            let cells = key.map_or_else(|| home.untouched(table), |key| home.cells(table, key));
             let view = cells.view(&ask, || home.clock.now())?;
             if home.is_due(view.now) && !home.is_still_there(view.now) {
                 return Err(Blocked::Lost);
             }
-            Ok(self.decision(table, view, view.ready <= view.now))
+            let admitted = view.ready <= view.now;
+            let backoff = match (&table.policy.0, key) {
+                (Shape::Rate(_, backoff), _) if !admitted => {
+                    let level = key.map_or(0, |key| home.backoff(key.at).load(Relaxed));
+                    Self::spread(table, Level::of(level).after_denial(backoff, view.now).number)
+                }
+                _ => 0,
+            };
+            Ok(self.decision(table, view, admitted, backoff))
         })
     }
 
@@ -269,9 +349,9 @@ impl RateLimiter {
         policy::check_key(&wait.key)?;
         let patience = wait.patience(self.limit.home()?.clock.now().floor);
         let (step, progress) = self.limit.with_key(&wait.key, |found| {
-            let windows = windows(&found.table);
-            let grace = default_grace(windows);
-            let ask = Ask { patience, grace, ..Ask::now(windows, wait.weight, found.gate) };
+            let policy = &found.table.policy;
+            let grace = policy.grace(wait.weight);
+            let ask = Ask { patience, grace, ..Ask::now(policy.windows(), wait.weight, found.gate) };
             let answer = self.take(found, &ask)?;
             let nap = from_ticks(answer.ready.saturating_sub(answer.now.floor));
             Ok(match answer.taken {
@@ -298,6 +378,7 @@ impl RateLimiter {
     }
 
     fn do_settle(&self, permit: &RawPermit, actual: u64) -> Result<()> {
+        self.do_complete(permit)?;
         let (hash, start) = known(permit);
         let (is_over, debt) = (self.is_over(permit)?, actual.saturating_sub(start.weight));
         if is_over && debt == 0 {
@@ -329,13 +410,14 @@ impl RateLimiter {
         &self,
         key: &str,
         weight: u64,
+        delay: Duration,
         max_wait: Option<Duration>,
         grace: Option<Duration>,
     ) -> Result<Reserved> {
         policy::check_some(weight)?;
         let patience = max_wait.map_or(u64::MAX, time::patience_ticks);
         let grace = grace.map(|grace| time::grace_ticks("grace", grace)).transpose()?;
-        self.limit.with_key(key, |found| self.take_place(found, weight, patience, grace))
+        self.limit.with_key(key, |found| self.take_place(found, weight, delay, patience, grace))
     }
 
     fn do_present(&self, place: &RawPermit) -> Result<Presented> {
@@ -347,7 +429,7 @@ impl RateLimiter {
         let (hash, start) = known(place);
         let has_started = self.limit.with_hash(hash, |found| {
             let now = found.home.clock.now();
-            self.limit.confirm(found, now.floor, None, 0)?;
+            self.limit.confirm(found, now, None, 0)?;
             let is_good = found.gate <= now.floor && now.ceil <= start.stamp;
             Ok(is_good && found.cells().present(start)?)
         })?;
@@ -359,12 +441,13 @@ impl RateLimiter {
         if !self.is_over(place)? {
             self.limit.rewrite(hash, |_, table, history| {
                 let mut parts = parts(table, history, start);
-                parts.retain(|&i| table.policy.is_sliced() || history.starts[i].state == PLACE);
+                parts.retain(|&i| table.policy.is_counted() || history.starts[i].state == PLACE);
                 take_units(history, &parts, start.weight);
             })?;
         }
         let grace = Some(only_grace(place.reserved[2]));
-        let fresh = self.limit.with_hash(hash, |found| self.take_place(found, start.weight, u64::MAX, grace));
+        let fresh =
+            self.limit.with_hash(hash, |found| self.take_place(found, start.weight, Duration::ZERO, u64::MAX, grace));
         match fresh? {
             Reserved::Place { place, after } => Ok(Presented::Wait { place, after }),
             Reserved::Denied(after) => {
@@ -373,47 +456,88 @@ impl RateLimiter {
         }
     }
 
+    /// Only what adapts to how long jobs take has to know that one ended.
+    fn do_complete(&self, permit: &RawPermit) -> Result<()> {
+        let [h0, h1, _] = permit.reserved;
+        let began = if permit.ready != 0 { permit.ready } else { permit.b };
+        match self.limit.adapts()? && self.own(permit)?.b != 0 {
+            true => self.ended(Hash([h0, h1]), began),
+            false => Ok(()),
+        }
+    }
+
+    fn ended(&self, hash: Hash, began: Tick) -> Result<()> {
+        self.limit.with_hash(hash, |found| {
+            if let Some(jobs) = found.jobs() {
+                jobs.record(found.home.clock.now().floor.saturating_sub(began));
+            }
+            Ok(())
+        })
+    }
+
+    fn do_record_job_completion(&self, key: &str) -> Result<()> {
+        policy::check_key(key)?;
+        if !self.limit.adapts()? {
+            return Ok(());
+        }
+        let home = self.limit.home()?;
+        let hash = home.hash(b'k', key);
+        let began = self.running.lock().get_mut(&hash).and_then(VecDeque::pop_front);
+        match began {
+            Some((instance, began)) if instance == home.instance => self.ended(hash, began),
+            _ => Ok(()),
+        }
+    }
+
     fn do_record_job_start(&self, key: &str) -> Result<()> {
         self.limit.with_key(key, |found| {
-            let ask = Ask { force: true, ..Ask::now(windows(&found.table), 1, 0) };
-            self.take(found, &ask).map(drop)
+            let ask = Ask { force: true, ..Ask::now(found.table.policy.windows(), 1, 0) };
+            let answer = self.take(found, &ask)?;
+            if let Some(jobs) = found.jobs() {
+                let mut running = self.running.lock();
+                let starts = running.entry(found.hash).or_default();
+                starts.push_back((found.home.instance, answer.now.ceil));
+                // What never ends shall not grow for ever.
+                starts.truncate(jobs.most());
+            }
+            Ok(())
         })
     }
 }
 
-impl Limiter for RateLimiter {
+impl<T: InStore> Limiter for T {
     fn name(&self) -> &str {
-        self.limit.name()
+        self.timed().limit.name()
     }
 
     #[inline]
     fn attempt(&self, key: &str, weight: u64) -> Result<Attempt> {
         let instead = |is_admitted| match is_admitted {
-            true => Attempt::Admitted(self.uncounted(weight)),
+            true => Attempt::Admitted(self.timed().uncounted(weight)),
             false => Attempt::Denied(STORE_AGAIN),
         };
-        self.or_instead(self.do_attempt(key, weight), instead)
+        self.timed().or_instead(self.timed().do_attempt(key, weight), instead)
     }
 
     fn decide(&self, key: &str, weight: u64) -> Result<Decision> {
         let instead = |is_admitted| Decision {
-            permit: if is_admitted { Some(self.uncounted(weight)) } else { None },
-            ..self.undecided(is_admitted)
+            permit: if is_admitted { Some(self.timed().uncounted(weight)) } else { None },
+            ..self.timed().undecided(is_admitted)
         };
-        self.or_instead(self.do_decide(key, weight), instead)
+        self.timed().or_instead(self.timed().do_decide(key, weight), instead)
     }
 
     fn peek(&self, key: &str, weight: u64) -> Result<Decision> {
-        self.or_instead(self.do_peek(key, weight), |is_admitted| self.undecided(is_admitted))
+        self.timed().or_instead(self.timed().do_peek(key, weight), |is_admitted| self.timed().undecided(is_admitted))
     }
 
     fn step(&self, wait: &mut Wait) -> Result<Step> {
         let weight = wait.weight;
-        let stepped = self.do_step(wait);
+        let stepped = self.timed().do_step(wait);
         let elapsed = wait.started.get_or_insert_with(Instant::now).elapsed();
         let left = wait.timeout.map_or(STORE_AGAIN, |timeout| timeout.saturating_sub(elapsed));
-        let step = self.or_instead(stepped, |is_admitted| match is_admitted {
-            true => Step::Admitted(self.uncounted(weight)),
+        let step = self.timed().or_instead(stepped, |is_admitted| match is_admitted {
+            true => Step::Admitted(self.timed().uncounted(weight)),
             false if left.is_zero() => Step::Expired(STORE_AGAIN),
             false => Step::Sleep(left.min(STORE_AGAIN)),
         })?;
@@ -424,30 +548,39 @@ impl Limiter for RateLimiter {
     }
 
     fn cancel(&self, permit: &RawPermit) -> Result<()> {
-        self.or_instead(self.own(permit).and_then(|permit| self.do_cancel(&permit)), |_| ())
+        self.timed().or_instead(self.timed().own(permit).and_then(|permit| self.timed().do_cancel(&permit)), |_| ())
     }
 
     fn settle(&self, permit: &RawPermit, actual: u64) -> Result<()> {
-        self.or_instead(self.own(permit).and_then(|permit| self.do_settle(&permit, actual)), |_| ())
+        self.timed()
+            .or_instead(self.timed().own(permit).and_then(|permit| self.timed().do_settle(&permit, actual)), |_| ())
     }
 
-    fn reserve(&self, key: &str, weight: u64, max_wait: Option<Duration>, grace: Option<Duration>) -> Result<Reserved> {
-        self.or_instead(self.do_reserve(key, weight, max_wait, grace), |is_admitted| match is_admitted {
-            true => Reserved::Place { place: self.uncounted(weight), after: Duration::ZERO },
+    fn reserve_later(
+        &self,
+        key: &str,
+        weight: u64,
+        delay: Duration,
+        max_wait: Option<Duration>,
+        grace: Option<Duration>,
+    ) -> Result<Reserved> {
+        let reserved = self.timed().do_reserve(key, weight, delay, max_wait, grace);
+        self.timed().or_instead(reserved, |is_admitted| match is_admitted {
+            true => Reserved::Place { place: self.timed().uncounted(weight), after: Duration::ZERO },
             false => Reserved::Denied(STORE_AGAIN),
         })
     }
 
     fn present(&self, place: &RawPermit) -> Result<Presented> {
-        let presented = self.own(place).and_then(|place| self.do_present(&place));
-        self.or_instead(presented, |is_admitted| match is_admitted {
-            true => Presented::Started(self.uncounted(place.key)),
+        let presented = self.timed().own(place).and_then(|place| self.timed().do_present(&place));
+        self.timed().or_instead(presented, |is_admitted| match is_admitted {
+            true => Presented::Started(self.timed().uncounted(place.key)),
             false => Presented::Wait { place: *place, after: STORE_AGAIN },
         })
     }
 
     fn record_job_start(&self, key: &str) -> Result<()> {
-        self.or_instead(self.do_record_job_start(key), |_| ())
+        self.timed().or_instead(self.timed().do_record_job_start(key), |_| ())
     }
 
     fn give_up(&self, wait: &mut Wait) -> Result<()> {
@@ -458,93 +591,61 @@ impl Limiter for RateLimiter {
     }
 
     fn nap(&self, _wait: &Wait, nap: Duration) {
-        if let Ok(home) = self.limit.home() {
+        if let Ok(home) = self.timed().limit.home() {
             home.clock.sleep(nap);
         }
     }
 
     fn complete(&self, permit: &RawPermit) -> Result<()> {
-        own(permit, self.id, self.name())
+        own(permit, self.timed().id, self.name())?;
+        self.timed().or_instead(self.timed().do_complete(permit), |_| ())
     }
 
     fn to_text(&self, permit: &RawPermit) -> Result<String> {
-        let permit = self.own(permit)?;
-        if self.limit.table()?.policy.is_sliced() {
-            let reason = "a permit of a limit above 4,096 cannot leave its process: its units are only counted";
-            return Err(Error::Unsupported { reason: reason.into() });
-        }
-        let RawPermit { key: weight, a: ticket, b: stamp, ready, reserved: [h0, h1, grace], .. } = permit;
-        let home = self.limit.home()?;
-        let Hash([name, _]) = home.hash(b'n', self.name());
-        let limit = name << 32 | home.instance & 0xffff_ffff;
-        Ok(format!(
-            "wgl1.{limit:016x}.{h0:016x}{h1:016x}.{ticket:x}.{stamp:x}.{ready:x}.{weight:x}.{:x}",
-            only_grace(grace)
-        ))
+        self.timed().do_to_text(permit)
     }
 
     fn permit_from_text(&self, text: &str) -> Result<RawPermit> {
-        let [limit, h0, h1, ticket, stamp, ready, weight, grace] = parse(text).ok_or_else(|| unreadable(text))?;
-        let home = self.limit.home()?;
-        let Hash([name, _]) = home.hash(b'n', self.name());
-        if limit >> 32 != name & 0xffff_ffff {
-            return Err(Error::ForeignPermit { limit: self.name().to_owned() });
-        }
-        let reserved = [h0, h1, grace | (home.instance & 0xffff) << LANE];
-        let place = RawPermit { limiter: self.id, key: weight, a: ticket, b: stamp, ready, reserved };
-        // Of an earlier boot, whose times mean nothing here: whoever presents it gets a fresh place.
-        let is_void = limit & 0xffff_ffff != home.instance & 0xffff_ffff;
-        Ok(if is_void { RawPermit { a: u64::MAX, b: 0, ready: 0, ..place } } else { place })
+        self.timed().do_permit_from_text(text)
     }
 
     fn record_job_completion(&self, key: &str) -> Result<()> {
-        policy::check_key(key)
+        self.timed().or_instead(self.timed().do_record_job_completion(key), |_| ())
+    }
+
+    fn open(&self) -> Result<()> {
+        self.timed().limit.table().map(drop)
+    }
+
+    fn has_places(&self) -> bool {
+        true
+    }
+
+    fn renew(&self, permit: &RawPermit) -> Result<()> {
+        own(permit, self.timed().id, self.name())
     }
 
     fn set_next_available_time(&self, key: &str, at: SystemTime) -> Result<()> {
-        self.limit.close_gate(key, self.limit.home()?.clock.tick_of(at)?)
+        self.timed().limit.close_gate(key, self.timed().limit.home()?.clock.tick_of(at)?)
     }
 
     fn pause(&self, key: &str, pause: Duration) -> Result<()> {
-        self.limit.close_gate(key, self.limit.home()?.clock.tick_in("pause", pause)?)
+        self.timed().limit.close_gate(key, self.timed().limit.home()?.clock.tick_in("pause", pause)?)
     }
 
     fn clear(&self, key: &str) -> Result<()> {
-        self.limit.forget(key)
+        self.timed().limit.forget(key)
     }
 
     fn ready_in(&self, permit: &RawPermit) -> Option<Duration> {
-        self.ready(permit).map(|(home, ready)| from_ticks(ready.saturating_sub(home.clock.now().floor)))
+        self.timed().ready(permit).map(|(home, ready)| from_ticks(ready.saturating_sub(home.clock.now().floor)))
     }
 
     fn ready_at(&self, permit: &RawPermit) -> Option<SystemTime> {
-        self.ready(permit).map(|(home, ready)| home.clock.to_system(ready))
+        self.timed().ready(permit).map(|(home, ready)| home.clock.to_system(ready))
     }
 
     fn ready_at_monotonic_ns(&self, permit: &RawPermit) -> Option<u64> {
-        self.ready(permit).map(|(home, ready)| home.clock.to_monotonic_ns(ready))
+        self.timed().ready(permit).map(|(home, ready)| home.clock.to_monotonic_ns(ready))
     }
-}
-
-/// The eight numbers of a permit's text.
-fn parse(text: &str) -> Option<[u64; 8]> {
-    let parts: Vec<&str> = text.strip_prefix("wgl1.")?.split('.').collect();
-    let &[limit, key, ticket, stamp, ready, weight, grace] = parts.as_slice() else { return None };
-    let number = |digits: &str| {
-        let is_number = digits.len() <= 16 && digits.bytes().all(|b| b.is_ascii_hexdigit());
-        is_number.then(|| u64::from_str_radix(digits, 16).ok())?
-    };
-    let (h0, h1) = key.split_at_checked(16)?;
-    let (weight, grace) = (number(weight)?, number(grace)?);
-    let is_possible = weight > 0 && grace <= time::LONGEST;
-    is_possible.then_some([
-        number(limit)?,
-        number(h0)?,
-        number(h1)?,
-        number(ticket)?,
-        number(stamp)?,
-        number(ready)?,
-        weight,
-        grace,
-    ])
 }

@@ -1,0 +1,243 @@
+//! Limiters that users write, as children of a composite or on their own.
+
+use super::{Attempt, Limiter, Presented, Progress, Reserved, Step, Wait, next_id, own, unsupported};
+use crate::decision::Decision;
+use crate::error::Result;
+use crate::permit::RawPermit;
+use crate::policy;
+use crate::time::from_unix_ns;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+/// What a limiter of your own answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// Start; the number comes back in [`Custom::end`].
+    Admitted(u64),
+    /// Not now, but perhaps after this long.
+    Denied(Duration),
+}
+
+/// How a start ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum End {
+    /// The job ran.
+    Completed,
+    /// It never ran: as if it had never been admitted.
+    Cancelled,
+    /// It ran, and was worth so many units.
+    Settled(u64),
+}
+
+/// A limiter of your own: make a [`CustomLimiter`] of it, which a [`CompositeLimiter`](crate::CompositeLimiter) takes as a
+/// child. It is called from any thread, with weights of at least 1 and keys of at most 1,024 bytes.
+pub trait Custom: Send + Sync {
+    /// What [`Decision::denied_by`] says.
+    fn name(&self) -> &str;
+
+    /// Decides and records in one act. A denial changes nothing.
+    ///
+    /// # Errors
+    /// Whatever is wrong: the caller gets it, and nothing is charged anywhere.
+    fn decide(&self, key: &str, weight: u64) -> Result<Verdict>;
+
+    /// What `decide` would answer. Records nothing; the number does not matter.
+    ///
+    /// # Errors
+    /// As for [`Custom::decide`].
+    fn peek(&self, key: &str, weight: u64) -> Result<Verdict>;
+
+    /// A start has ended. Called once for each that was admitted.
+    ///
+    /// # Errors
+    /// As for [`Custom::decide`].
+    fn end(&self, start: u64, end: End) -> Result<()>;
+
+    /// Nobody starts for so long: a gate. With the empty key it binds all keys. Does nothing by default.
+    ///
+    /// # Errors
+    /// As for [`Custom::decide`].
+    fn pause(&self, _key: &str, _pause: Duration) -> Result<()> {
+        Ok(())
+    }
+
+    /// Back to the initial state; with the empty key, of all keys. Does nothing by default.
+    ///
+    /// # Errors
+    /// As for [`Custom::decide`].
+    fn clear(&self, _key: &str) -> Result<()> {
+        Ok(())
+    }
+
+    /// A job has started without asking. Does nothing by default.
+    ///
+    /// # Errors
+    /// As for [`Custom::decide`].
+    fn record_job_start(&self, _key: &str) -> Result<()> {
+        Ok(())
+    }
+
+    /// A job that started without asking has ended. Does nothing by default.
+    ///
+    /// # Errors
+    /// As for [`Custom::decide`].
+    fn record_job_completion(&self, _key: &str) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// A [`Custom`] limiter with the whole interface. Its permits belong to this process, and it gives no places.
+#[derive(Debug)]
+pub struct CustomLimiter<C> {
+    id: u64,
+    name: Arc<str>,
+    custom: C,
+}
+
+impl<C: Custom> CustomLimiter<C> {
+    /// A limiter that asks `custom`.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) unless its name is 1 to 1,024 bytes.
+    pub fn new(custom: C) -> Result<Self> {
+        policy::check_name(custom.name())?;
+        Ok(CustomLimiter { id: next_id(), name: custom.name().into(), custom })
+    }
+
+    fn decision(&self, verdict: Verdict) -> Decision {
+        let (admitted, after) = match verdict {
+            Verdict::Admitted(_) => (true, Duration::ZERO),
+            Verdict::Denied(after) => (false, after),
+        };
+        Decision {
+            permit: None,
+            admitted,
+            retry_after: after,
+            suggested_after: after,
+            // Nobody knows.
+            remaining: if admitted { u64::MAX } else { 0 },
+            limit: u64::MAX,
+            reset_after: after,
+            denied_by: (!admitted).then(|| self.name.clone()),
+        }
+    }
+
+    fn permit(&self, start: u64) -> RawPermit {
+        RawPermit { limiter: self.id, key: 0, a: start, b: 0, ready: 0, reserved: [0; 3] }
+    }
+
+    fn end(&self, permit: &RawPermit, end: End) -> Result<()> {
+        own(permit, self.id, &self.name)?;
+        self.custom.end(permit.a, end)
+    }
+}
+
+impl<C: Custom> Limiter for CustomLimiter<C> {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn attempt(&self, key: &str, weight: u64) -> Result<Attempt> {
+        super::null::check(key, weight)?;
+        Ok(match self.custom.decide(key, weight)? {
+            Verdict::Admitted(start) => Attempt::Admitted(self.permit(start)),
+            Verdict::Denied(after) => Attempt::Denied(after),
+        })
+    }
+
+    fn decide(&self, key: &str, weight: u64) -> Result<Decision> {
+        super::null::check(key, weight)?;
+        let verdict = self.custom.decide(key, weight)?;
+        let permit = match verdict {
+            Verdict::Admitted(start) => Some(self.permit(start)),
+            Verdict::Denied(_) => None,
+        };
+        Ok(Decision { permit, ..self.decision(verdict) })
+    }
+
+    fn peek(&self, key: &str, weight: u64) -> Result<Decision> {
+        policy::check_key(key)?;
+        // Nothing at all needs no room.
+        let verdict = if weight == 0 { Verdict::Admitted(0) } else { self.custom.peek(key, weight)? };
+        Ok(self.decision(verdict))
+    }
+
+    fn step(&self, wait: &mut Wait) -> Result<Step> {
+        if let Progress::Place(_) = wait.progress {
+            return unsupported("a place", "a limiter of your own: it has no places");
+        }
+        let waited = wait.started.get_or_insert_with(Instant::now).elapsed();
+        match self.attempt(&wait.key, wait.weight)? {
+            Attempt::Admitted(permit) => Ok(Step::Admitted(permit)),
+            Attempt::Denied(after) => Ok(wait.again_after(after, waited)),
+        }
+    }
+
+    fn nap(&self, _: &Wait, nap: Duration) {
+        std::thread::sleep(nap);
+    }
+
+    fn complete(&self, permit: &RawPermit) -> Result<()> {
+        self.end(permit, End::Completed)
+    }
+
+    fn cancel(&self, permit: &RawPermit) -> Result<()> {
+        self.end(permit, End::Cancelled)
+    }
+
+    fn settle(&self, permit: &RawPermit, actual: u64) -> Result<()> {
+        self.end(permit, End::Settled(actual))
+    }
+
+    fn renew(&self, permit: &RawPermit) -> Result<()> {
+        own(permit, self.id, &self.name)
+    }
+
+    fn reserve_later(
+        &self,
+        _: &str,
+        _: u64,
+        _: Duration,
+        _: Option<Duration>,
+        _: Option<Duration>,
+    ) -> Result<Reserved> {
+        unsupported("reserve", "a limiter of your own: it has no places")
+    }
+
+    fn present(&self, _: &RawPermit) -> Result<Presented> {
+        unsupported("present", "a limiter of your own: it has no places")
+    }
+
+    fn to_text(&self, _: &RawPermit) -> Result<String> {
+        unsupported("to_text", "a limiter of your own: its permits belong to one process")
+    }
+
+    fn permit_from_text(&self, _: &str) -> Result<RawPermit> {
+        unsupported("permit_from_text", "a limiter of your own: its permits belong to one process")
+    }
+
+    fn record_job_start(&self, key: &str) -> Result<()> {
+        policy::check_key(key)?;
+        self.custom.record_job_start(key)
+    }
+
+    fn record_job_completion(&self, key: &str) -> Result<()> {
+        policy::check_key(key)?;
+        self.custom.record_job_completion(key)
+    }
+
+    fn set_next_available_time(&self, key: &str, at: SystemTime) -> Result<()> {
+        let ahead = at.max(from_unix_ns(0)).duration_since(SystemTime::now()).unwrap_or_default();
+        self.pause(key, ahead)
+    }
+
+    fn pause(&self, key: &str, pause: Duration) -> Result<()> {
+        policy::check_key(key)?;
+        self.custom.pause(key, pause)
+    }
+
+    fn clear(&self, key: &str) -> Result<()> {
+        policy::check_key(key)?;
+        self.custom.clear(key)
+    }
+}

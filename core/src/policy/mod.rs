@@ -1,0 +1,636 @@
+//! What is limited: checked once, when it is made, and then believed.
+
+mod text;
+
+pub use text::parse_all;
+
+use crate::algorithm::log::Window;
+use crate::algorithm::meter::Bucket;
+use crate::algorithm::{leases, log, slices};
+use crate::error::{Error, Result};
+use crate::time::{self, LONGEST, Tick};
+use std::time::Duration;
+
+/// The longest name or key, in bytes.
+pub const LONGEST_NAME: usize = 1_024;
+
+/// How many windows one rate limit may have.
+pub const MOST_WINDOWS: usize = 4;
+
+/// How many words a policy takes in a store.
+pub(crate) const POLICY_WORDS: usize = 12;
+
+/// What a limit allows: made by one of the functions below, or read from a text such as `100/1m + 5/1s`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Policy(pub(crate) Shape);
+
+/// A policy, kind by kind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Shape {
+    /// At most so many units in each of these rolling windows.
+    Rate(Windows, Backoff),
+    /// At most `max` units at the same time, each start for `lease` ticks unless it is renewed (`Tick::MAX`: without end).
+    Concurrency { max: u64, lease: Tick },
+    /// So long between two starts: one unit in a rolling window.
+    Delay(Windows),
+    /// Starts at even distances.
+    EvenlySpaced(Spacing),
+    /// So many units per period, saved up to a burst; or queued up to a queue.
+    Bucket(Bucket),
+    /// So many units in each window that is aligned to the Unix epoch; estimated for the rolling one if it is smooth.
+    Counter { window: Window, is_smooth: bool },
+}
+
+/// The windows of a rate limit: one to [`MOST_WINDOWS`], which all have to have room.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Windows {
+    count: usize,
+    /// Those beyond `count` are empty.
+    all: [Window; MOST_WINDOWS],
+}
+
+impl Windows {
+    const NONE: Windows = Windows { count: 0, all: [Window { limit: 0, length: 0 }; MOST_WINDOWS] };
+
+    fn one(limit: u64, length: Tick) -> Windows {
+        Windows::NONE.and(limit, length)
+    }
+
+    fn and(mut self, limit: u64, length: Tick) -> Windows {
+        self.all[self.count] = Window { limit, length };
+        self.count += 1;
+        self
+    }
+
+    #[inline(always)]
+    pub(crate) fn as_slice(&self) -> &[Window] {
+        &self.all[..self.count]
+    }
+
+    /// The largest number of units that must be told apart.
+    fn largest(&self) -> u64 {
+        self.as_slice().iter().map(|w| w.limit).max().unwrap_or(0)
+    }
+
+    /// How long a start counts, in ticks.
+    fn longest(&self) -> Tick {
+        self.as_slice().iter().map(|w| w.length).max().unwrap_or(0)
+    }
+}
+
+/// Starts at even distances.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Spacing {
+    max: u64,
+    window: Tick,
+    /// The window over the number of starts, rounded up.
+    pub interval: Tick,
+    /// Is the interval shortened by what jobs take?
+    pub is_adaptive: bool,
+    /// At most `max` in the window, if that does not follow from the interval; and one in the interval.
+    windows: Windows,
+}
+
+impl Spacing {
+    fn new(max: u64, window: Tick, interval: Tick, is_adaptive: bool) -> Spacing {
+        let whole = if is_adaptive { Windows::one(max, window) } else { Windows::NONE };
+        Spacing { max, window, interval, is_adaptive, windows: whole.and(1, interval) }
+    }
+
+    /// How many jobs are remembered.
+    pub fn jobs(&self) -> u64 {
+        self.max
+    }
+
+    /// The same with another distance between starts.
+    #[inline(always)]
+    pub fn apart(mut self, interval: Tick) -> Spacing {
+        self.windows.all[self.windows.count - 1].length = interval;
+        self
+    }
+}
+
+/// How retries spread: see [`Backoff::new`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Jitter {
+    /// The backoff, and up to as much again. The default.
+    Scaled,
+    /// Anything up to the backoff.
+    Full,
+    /// Half of the backoff, and up to as much again.
+    Equal,
+    /// The backoff.
+    None,
+}
+
+/// What a denial adds to [`Decision::retry_after`](crate::Decision) for those who requeue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Backoff {
+    initial: Tick,
+    /// In thousandths.
+    multiplier: u64,
+    max: Tick,
+    jitter: Jitter,
+}
+
+impl Default for Backoff {
+    /// 1 s, doubled up to 10 minutes, scaled.
+    fn default() -> Self {
+        Backoff { initial: 1_000_000, multiplier: 2_000, max: 600_000_000, jitter: Jitter::Scaled }
+    }
+}
+
+impl Backoff {
+    /// The first denial waits for `initial`, each later one `multiplier` times as long, up to `max`; an admission begins
+    /// anew. It is raised at most once while it lasts, however often and in how many processes somebody asks.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] unless `initial` is 1 µs to 366 days, `multiplier` more than 1 and at most 1,000
+    /// (thousandths count), and `max` `initial` to 366 days.
+    pub fn new(initial: Duration, multiplier: f64, max: Duration, jitter: Jitter) -> Result<Backoff> {
+        let initial = time::window_ticks("initial_backoff_delay", initial)?;
+        let thousandths = (multiplier * 1e3).round();
+        // NaN is neither.
+        if !(thousandths > 1e3 && thousandths <= 1e6) {
+            return Err(Error::invalid("backoff_multiplier", multiplier, "more than 1 (at least 1.001), at most 1000"));
+        }
+        let most = time::window_ticks("max_backoff_delay", max)?;
+        if most < initial {
+            return Err(Error::invalid("max_backoff_delay", format_args!("{max:?}"), "at least initial_backoff_delay"));
+        }
+        Ok(Backoff { initial, multiplier: thousandths as u64, max: most, jitter })
+    }
+
+    /// How long this level lasts: 0 at level 0, `initial` at 1. And whether the next one lasts longer.
+    pub(crate) fn delay(&self, level: u64) -> (Tick, bool) {
+        let (mut delay, mut grows) = (self.initial, self.initial < self.max);
+        for _ in 1..level {
+            let next = (u128::from(delay) * u128::from(self.multiplier) / 1_000).min(self.max.into()) as u64;
+            grows = next > delay;
+            delay = next;
+            if !grows {
+                break;
+            }
+        }
+        if level == 0 { (0, true) } else { (delay, grows && delay < self.max) }
+    }
+
+    /// The delay of one denial, with a random number.
+    pub(crate) fn spread(&self, delay: Tick, random: u64) -> Tick {
+        match self.jitter {
+            Jitter::Scaled => delay + random % delay.max(1),
+            Jitter::Full => random % (delay + 1),
+            Jitter::Equal => delay / 2 + random % (delay / 2 + 1),
+            Jitter::None => delay,
+        }
+    }
+
+    /// Is the delay always the same?
+    pub(crate) fn is_certain(&self) -> bool {
+        self.jitter == Jitter::None
+    }
+
+    const JITTERS: [Jitter; 4] = [Jitter::Scaled, Jitter::Full, Jitter::Equal, Jitter::None];
+
+    fn to_words(self) -> [u64; 3] {
+        let jitter = Self::JITTERS.iter().position(|&jitter| jitter == self.jitter).unwrap_or(0);
+        [self.initial, self.max, self.multiplier << 2 | jitter as u64]
+    }
+
+    #[inline(always)]
+    fn from_words([initial, max, rest]: [u64; 3]) -> Backoff {
+        Backoff { initial, multiplier: rest >> 2, max, jitter: Self::JITTERS[rest as usize & 3] }
+    }
+}
+
+impl Policy {
+    /// At most `max_executions` units in any rolling `window`, to the microsecond.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] unless `max_executions` is 1 to 1,000,000,000 and `window` 1 µs to 366 days.
+    pub fn rate(max_executions: u64, window: Duration) -> Result<Policy> {
+        Self::rate_in(&[(max_executions, window)])
+    }
+
+    /// Several windows at once, `(max_executions, window)` each: `100 per minute and 5 per second`.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] unless there are 1 to 4 of them, each as for [`Policy::rate`], and if there are
+    /// several, of at most 4,096.
+    pub fn rate_in(windows: &[(u64, Duration)]) -> Result<Policy> {
+        if !(1..=MOST_WINDOWS).contains(&windows.len()) {
+            return Err(Error::invalid("windows", format_args!("{} of them", windows.len()), "1 to 4 windows"));
+        }
+        let mut all = Windows::NONE;
+        for &(max_executions, window) in windows {
+            in_range("max_executions", max_executions, if windows.len() == 1 { slices::MOST } else { log::MOST })?;
+            all = all.and(max_executions, time::window_ticks("window", window)?);
+        }
+        Ok(Policy(Shape::Rate(all, Backoff::default())))
+    }
+
+    /// The same rate limit with another backoff.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for another kind of policy.
+    pub fn with_backoff(self, backoff: Backoff) -> Result<Policy> {
+        match self.0 {
+            Shape::Rate(windows, _) => Ok(Policy(Shape::Rate(windows, backoff))),
+            _ => Err(Error::Unsupported { reason: format!("a backoff makes no sense for \"{self}\"") }),
+        }
+    }
+
+    /// At most `max` units at the same time.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] unless `max` is 1 to 65,535.
+    pub fn concurrency(max: u64) -> Result<Policy> {
+        in_range("max_concurrent_jobs", max, leases::MOST)?;
+        Ok(Policy(Shape::Concurrency { max, lease: Tick::MAX }))
+    }
+
+    /// The same, but each start only holds its units for so long, unless it is renewed.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] unless `lease` is 1 µs to 366 days; [`Error::Unsupported`] for another kind of policy.
+    pub fn with_lease(self, lease: Duration) -> Result<Policy> {
+        match self.0 {
+            Shape::Concurrency { max, .. } => {
+                Ok(Policy(Shape::Concurrency { max, lease: time::window_ticks("lease", lease)? }))
+            }
+            _ => Err(Error::Unsupported { reason: format!("a lease makes no sense for \"{self}\"") }),
+        }
+    }
+
+    /// At least `delay` between one start and the next.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] unless `delay` is 1 µs to 366 days.
+    pub fn delay(delay: Duration) -> Result<Policy> {
+        Ok(Policy(Shape::Delay(Windows::one(1, time::window_ticks("delay", delay)?))))
+    }
+
+    /// `max_executions` starts in a `window`, `window / max_executions` (rounded up to whole microseconds) apart. If it
+    /// is adaptive, so much closer as the last `max_executions` jobs took on average, and never more than
+    /// `max_executions` in any rolling window.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] unless `max_executions` is 1 to 1,000,000,000 (adaptive: 4,096) and `window` 1 µs to
+    /// 366 days.
+    pub fn evenly_spaced(max_executions: u64, window: Duration, is_adaptive: bool) -> Result<Policy> {
+        in_range("max_executions", max_executions, if is_adaptive { log::MOST } else { slices::MOST })?;
+        let window = time::window_ticks("window", window)?;
+        let interval = window.div_ceil(max_executions);
+        Ok(Policy(Shape::EvenlySpaced(Spacing::new(max_executions, window, interval, is_adaptive))))
+    }
+
+    /// A bucket of `burst` tokens, into which `rate` tokens drip evenly per `period`; a start takes as many as it weighs.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] unless `rate` and `burst` are 1 to 1,000,000,000 and `period` 1 µs to 366 days.
+    pub fn token_bucket(rate: u64, period: Duration, burst: u64) -> Result<Policy> {
+        Self::bucket(rate, period, ("burst", burst), false)
+    }
+
+    /// One start per `period / rate`; a start of weight `w` takes the time of `w`. Up to `queue` units wait for their turn.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] unless `rate` and `queue` are 1 to 1,000,000,000 and `period` 1 µs to 366 days.
+    pub fn leaky_bucket(rate: u64, period: Duration, queue: u64) -> Result<Policy> {
+        Self::bucket(rate, period, ("queue", queue), true)
+    }
+
+    fn bucket(rate: u64, period: Duration, (name, size): (&'static str, u64), is_leaky: bool) -> Result<Policy> {
+        in_range("rate", rate, slices::MOST)?;
+        let period = time::window_ticks("period", period)?;
+        in_range(name, size, slices::MOST)?;
+        // A full bucket has to empty in a time that can be told.
+        if u128::from(size) * u128::from(period) > u128::from(LONGEST) * u128::from(rate) {
+            let most = u128::from(LONGEST) * u128::from(rate) / u128::from(period);
+            return Err(Error::invalid(name, size, format!("at most {most}: what drips in 366 days")));
+        }
+        Ok(Policy(Shape::Bucket(Bucket::new(rate, period, size, is_leaky))))
+    }
+
+    /// At most `max_executions` units in each `window`, the windows aligned to the Unix epoch: so up to twice as many
+    /// across a boundary.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] unless `max_executions` is 1 to 1,000,000,000 and `window` 1 µs to 366 days.
+    pub fn fixed_window(max_executions: u64, window: Duration) -> Result<Policy> {
+        Self::counter(max_executions, window, false)
+    }
+
+    /// An estimate of `max_executions` units in any rolling `window`, from two counts.
+    ///
+    /// # Errors
+    /// As for [`Policy::fixed_window`].
+    pub fn sliding_window_counter(max_executions: u64, window: Duration) -> Result<Policy> {
+        Self::counter(max_executions, window, true)
+    }
+
+    fn counter(max_executions: u64, window: Duration, is_smooth: bool) -> Result<Policy> {
+        in_range("max_executions", max_executions, slices::MOST)?;
+        let window = Window { limit: max_executions, length: time::window_ticks("window", window)? };
+        Ok(Policy(Shape::Counter { window, is_smooth }))
+    }
+
+    /// The kind of limiter, as it is named in the store: `rate`, `concurrency`, `delay`, `evenly-spaced`,
+    /// `token-bucket`, `leaky-bucket`, `fixed-window` or `sliding-window-counter`.
+    pub const fn kind(&self) -> &'static str {
+        match self.0 {
+            Shape::Rate(..) => "rate",
+            Shape::Concurrency { .. } => "concurrency",
+            Shape::Delay(_) => "delay",
+            Shape::EvenlySpaced(_) => "evenly-spaced",
+            Shape::Bucket(Bucket { is_leaky: false, .. }) => "token-bucket",
+            Shape::Bucket(_) => "leaky-bucket",
+            Shape::Counter { is_smooth: false, .. } => "fixed-window",
+            Shape::Counter { .. } => "sliding-window-counter",
+        }
+    }
+
+    /// The windows of a sliding log.
+    #[inline(always)]
+    pub(crate) fn windows(&self) -> &[Window] {
+        match &self.0 {
+            Shape::Rate(windows, _) | Shape::Delay(windows) | Shape::EvenlySpaced(Spacing { windows, .. }) => {
+                windows.as_slice()
+            }
+            Shape::Concurrency { .. } | Shape::Bucket(_) | Shape::Counter { .. } => &[],
+        }
+    }
+
+    /// The most units that one start can take.
+    #[inline(always)]
+    pub fn capacity(&self) -> u64 {
+        match &self.0 {
+            Shape::Concurrency { max, .. } => *max,
+            Shape::Bucket(bucket) => bucket.size,
+            Shape::Counter { window, .. } => window.limit,
+            _ => self.windows().iter().map(|w| w.limit).min().unwrap_or(0),
+        }
+    }
+
+    /// How long a start counts, in ticks.
+    pub(crate) fn longest(&self) -> Tick {
+        match &self.0 {
+            Shape::Rate(windows, _) | Shape::Delay(windows) => windows.longest(),
+            // Between the average and the interval that goes with it, a start may count no longer than the interval.
+            Shape::EvenlySpaced(spacing) => spacing.windows.longest().max(spacing.interval),
+            Shape::Concurrency { .. } => 0,
+            Shape::Bucket(bucket) => bucket.memory(),
+            Shape::Counter { window, is_smooth } => window.length * if *is_smooth { 2 } else { 1 },
+        }
+    }
+
+    /// The largest number of units that must be told apart.
+    pub(crate) fn largest(&self) -> u64 {
+        match &self.0 {
+            Shape::Rate(windows, _) | Shape::Delay(windows) => windows.largest(),
+            Shape::EvenlySpaced(spacing) => spacing.windows.largest(),
+            _ => self.capacity(),
+        }
+    }
+
+    /// For a place, the grace that it has unless another is asked for, in ticks: a fortieth of what a unit costs, at most
+    /// 50 ms; more where it costs nobody anything.
+    pub(crate) fn grace(&self, weight: u64) -> Tick {
+        let free = match &self.0 {
+            Shape::Bucket(bucket) => {
+                let units = if bucket.is_leaky { 0 } else { bucket.size.saturating_sub(weight) };
+                let interval = bucket.period / bucket.rate;
+                (interval / 40).max(units.saturating_mul(interval))
+            }
+            Shape::Counter { window, .. } => window.length,
+            _ => self.windows().iter().map(|w| w.length).filter(|&length| length > 0).min().unwrap_or(0) / 40,
+        };
+        free.min(MOST_GRACE)
+    }
+
+    /// Are starts only counted, so that one is not told from another?
+    #[inline(always)]
+    pub(crate) fn is_counted(&self) -> bool {
+        match &self.0 {
+            Shape::Rate(windows, _) => windows.all[0].limit > log::MOST,
+            Shape::Bucket(_) | Shape::Counter { .. } => true,
+            _ => false,
+        }
+    }
+
+    /// Is it about what runs at the same time? All others are a matter of time.
+    #[inline(always)]
+    pub(crate) fn is_concurrency(&self) -> bool {
+        matches!(self.0, Shape::Concurrency { .. })
+    }
+
+    /// The first window, which is the only one if starts are counted in slices.
+    pub(crate) fn window(&self) -> Window {
+        self.windows().first().copied().unwrap_or(Window { limit: 0, length: 0 })
+    }
+
+    /// How many words a key's cells have beside its head.
+    pub(crate) fn ring(&self) -> u64 {
+        match &self.0 {
+            Shape::Rate(..) if self.is_counted() => slices::SLICES,
+            Shape::Concurrency { max, .. } => leases::WORDS * leases::slots(*max),
+            Shape::Bucket(_) | Shape::Counter { .. } => 16,
+            _ => log::capacity(self.largest()),
+        }
+    }
+
+    /// How many words remember what jobs took.
+    pub(crate) fn jobs(&self) -> u64 {
+        match &self.0 {
+            Shape::EvenlySpaced(spacing) if spacing.is_adaptive => self.ring(),
+            _ => 0,
+        }
+    }
+
+    /// Which blocks of keys can be used for one another, below 64.
+    pub(crate) fn block_class(&self) -> u64 {
+        let bits = u64::from(self.ring().ilog2());
+        match &self.0 {
+            Shape::Rate(..) | Shape::Delay(_) => bits,
+            Shape::EvenlySpaced(spacing) if spacing.is_adaptive => 16 + bits,
+            Shape::EvenlySpaced(_) => bits,
+            Shape::Bucket(_) => 1,
+            Shape::Counter { .. } => 2,
+            // 6 to 18.
+            Shape::Concurrency { .. } => 32 + bits,
+        }
+    }
+
+    /// The policy as words, as the stores' cells keep it: kind, then its numbers.
+    pub(crate) fn to_words(self) -> [u64; POLICY_WORDS] {
+        let mut words = [0; POLICY_WORDS];
+        match self.0 {
+            Shape::Rate(windows, backoff) => {
+                words[0] = 1;
+                for (pair, window) in words[1..9].chunks_exact_mut(2).zip(windows.as_slice()) {
+                    pair.copy_from_slice(&[window.limit, window.length]);
+                }
+                words[9..].copy_from_slice(&backoff.to_words());
+            }
+            Shape::Concurrency { max, lease } => words[..3].copy_from_slice(&[2, max, lease]),
+            Shape::Delay(windows) => words[..2].copy_from_slice(&[3, windows.longest()]),
+            Shape::EvenlySpaced(Spacing { max, window, interval, is_adaptive, .. }) => {
+                words[..5].copy_from_slice(&[4, max, window, interval, is_adaptive.into()]);
+            }
+            Shape::Bucket(bucket) => {
+                words[0] = 5;
+                words[1..][..Bucket::WORDS].copy_from_slice(&bucket.to_words());
+            }
+            Shape::Counter { window, is_smooth } => {
+                words[..4].copy_from_slice(&[6, window.limit, window.length, is_smooth.into()]);
+            }
+        }
+        words
+    }
+
+    /// The policy of such words. Checked when it was declared; here it is only read.
+    #[inline(always)]
+    pub(crate) fn from_words(word: impl Fn(usize) -> u64) -> Option<Policy> {
+        Some(Policy(match word(0) {
+            1 => {
+                let mut windows = Windows::one(word(1), word(2));
+                // Most limits have one.
+                while windows.count < MOST_WINDOWS && word(1 + 2 * windows.count) != 0 {
+                    windows = windows.and(word(1 + 2 * windows.count), word(2 + 2 * windows.count));
+                }
+                Shape::Rate(windows, Backoff::from_words([word(9), word(10), word(11)]))
+            }
+            2 => Shape::Concurrency { max: word(1), lease: word(2) },
+            3 => Shape::Delay(Windows::one(1, word(1))),
+            4 => Shape::EvenlySpaced(Spacing::new(word(1), word(2), word(3), word(4) != 0)),
+            5 => Shape::Bucket(Bucket::from_words(std::array::from_fn(|i| word(1 + i)))),
+            6 => Shape::Counter { window: Window { limit: word(1), length: word(2) }, is_smooth: word(3) != 0 },
+            _ => return None,
+        }))
+    }
+}
+
+/// The longest grace of a place, in ticks: 50 ms.
+const MOST_GRACE: Tick = 50_000;
+
+fn in_range(parameter: &'static str, value: u64, most: u64) -> Result<()> {
+    if (1..=most).contains(&value) {
+        Ok(())
+    } else {
+        Err(Error::invalid(parameter, value, format!("a whole number from 1 to {most}")))
+    }
+}
+
+/// Checks a limit's name: 1 to 1,024 bytes.
+pub(crate) fn check_name(name: &str) -> Result<()> {
+    match name.len() {
+        1..=LONGEST_NAME => Ok(()),
+        0 => Err(Error::invalid("name", "empty", "1 to 1024 bytes of UTF-8")),
+        n => Err(Error::invalid("name", format_args!("{n} bytes long"), "1 to 1024 bytes of UTF-8")),
+    }
+}
+
+/// Checks a key: at most 1,024 bytes.
+#[inline]
+pub(crate) fn check_key(key: &str) -> Result<()> {
+    if key.len() <= LONGEST_NAME {
+        Ok(())
+    } else {
+        Err(Error::invalid("key", format_args!("{} bytes long", key.len()), "at most 1024 bytes of UTF-8"))
+    }
+}
+
+/// Checks that a start weighs something.
+#[inline]
+pub(crate) fn check_some(weight: u64) -> Result<()> {
+    if weight > 0 { Ok(()) } else { Err(Error::invalid("weight", 0, "a whole number of at least 1")) }
+}
+
+/// Checks a weight against what the limit could ever grant.
+#[inline]
+pub(crate) fn check_weight(limit: &str, weight: u64, capacity: u64) -> Result<()> {
+    if weight <= capacity {
+        Ok(())
+    } else {
+        Err(Error::WeightExceedsCapacity { limit: limit.to_owned(), weight, capacity })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn words_and_text_and_back() {
+        let backoff = Backoff::new(2 * SECOND, 2.5, 120 * SECOND, Jitter::Full).unwrap();
+        for policy in [
+            Policy::rate(20, 2 * SECOND),
+            Policy::rate_in(&[(100, 60 * SECOND), (5, SECOND), (1, Duration::from_micros(7))]),
+            Policy::rate(50, 60 * SECOND).unwrap().with_backoff(backoff),
+            Policy::concurrency(3),
+            Policy::concurrency(3).unwrap().with_lease(60 * SECOND),
+            Policy::delay(SECOND / 20),
+            Policy::evenly_spaced(60, 60 * SECOND, true),
+            Policy::evenly_spaced(7, SECOND, false),
+            Policy::token_bucket(10, SECOND, 20),
+            Policy::leaky_bucket(10, SECOND, 100),
+            Policy::fixed_window(100, 60 * SECOND),
+            Policy::sliding_window_counter(1_000_000, 60 * SECOND),
+        ] {
+            let policy = policy.unwrap();
+            let words = policy.to_words();
+            assert_eq!(Policy::from_words(|at| words[at]), Some(policy));
+            assert_eq!(policy.to_string().parse(), Ok(policy), "{policy}");
+        }
+        assert_eq!(Policy::from_words(|_| 0), None);
+    }
+
+    #[test]
+    fn what_is_out_of_range_is_named() {
+        let text = Policy::rate(0, SECOND).unwrap_err().to_string();
+        assert_eq!(text, "max_executions is 0: expected a whole number from 1 to 1000000000");
+        let text = Policy::token_bucket(1, 86_400 * SECOND, 1_000).unwrap_err().to_string();
+        assert_eq!(text, "burst is 1000: expected at most 366: what drips in 366 days");
+        for wrong in [
+            Policy::rate(u64::MAX, SECOND),
+            Policy::rate(1, Duration::ZERO),
+            Policy::concurrency(0),
+            Policy::concurrency(70_000),
+            Policy::concurrency(1).unwrap().with_lease(Duration::ZERO),
+            Policy::rate(1, SECOND).unwrap().with_lease(SECOND),
+            Policy::delay(Duration::ZERO),
+            Policy::evenly_spaced(5_000, SECOND, true),
+            Policy::leaky_bucket(0, SECOND, 1),
+            Policy::leaky_bucket(1, SECOND, 0),
+            Policy::fixed_window(1, Duration::ZERO),
+        ] {
+            assert!(wrong.is_err(), "{wrong:?}");
+        }
+        for multiplier in [f64::NAN, 1.0, 0.5, -2.0, f64::INFINITY, 1e9] {
+            assert!(Backoff::new(SECOND, multiplier, SECOND, Jitter::None).is_err(), "{multiplier}");
+        }
+        assert!(Backoff::new(2 * SECOND, 2.0, SECOND, Jitter::None).is_err());
+    }
+
+    #[test]
+    fn a_backoff_grows_from_its_first_delay_to_its_last() {
+        let backoff = Backoff::new(SECOND, 2.0, 5 * SECOND, Jitter::None).unwrap();
+        let delays: Vec<_> = (0..6).map(|level| backoff.delay(level)).collect();
+        let s = 1_000_000;
+        assert_eq!(delays, [(0, true), (s, true), (2 * s, true), (4 * s, true), (5 * s, false), (5 * s, false)]);
+        for jitter in Backoff::JITTERS {
+            let backoff = Backoff { jitter, ..backoff };
+            let (least, most) = match jitter {
+                Jitter::Scaled => (1_000, 1_999),
+                Jitter::Full => (0, 1_000),
+                Jitter::Equal => (500, 1_000),
+                Jitter::None => (1_000, 1_000),
+            };
+            let all: Vec<_> = (0..10_000).map(|random| backoff.spread(1_000, random)).collect();
+            assert_eq!((all.iter().min(), all.iter().max()), (Some(&least), Some(&most)));
+        }
+    }
+}

@@ -1,0 +1,381 @@
+//! Policies as people write them.
+//!
+//! ```text
+//! policies  = policy { "+" policy }
+//! policy    = windows [ backoff ] | count "/" time ( "burst" count | "queue" count | "fixed" | "counter" | "spaced" [ "strictly" ] )
+//!           | count "concurrent" [ "lease" time ] | "delay" time
+//! windows   = count "/" time { "+" count "/" time }
+//! backoff   = "backoff" time "x" number "max" time [ "scaled" | "full" | "equal" | "none" ]
+//! time      = [ count ] ( "us" | "ms" | "s" | "m" | "h" | "d" )
+//! ```
+
+use super::{Backoff, Jitter, Policy, Shape, Spacing};
+use crate::algorithm::log::Window;
+use crate::algorithm::meter::Bucket;
+use crate::error::{Error, Result};
+use crate::time::{self, Tick};
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+const UNITS: [(&str, Tick); 6] =
+    [("d", 86_400_000_000), ("h", 3_600_000_000), ("m", 60_000_000), ("s", 1_000_000), ("ms", 1_000), ("us", 1)];
+
+const JITTERS: [(&str, Jitter); 4] =
+    [("scaled", Jitter::Scaled), ("full", Jitter::Full), ("equal", Jitter::Equal), ("none", Jitter::None)];
+
+/// A time in the largest unit that it is whole in.
+struct Time(Tick);
+
+impl fmt::Display for Time {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let fits = |&&(_, size): &&(&str, Tick)| self.0.is_multiple_of(size);
+        let (unit, size) = UNITS.iter().find(fits).expect("every time is whole microseconds");
+        write!(f, "{}{unit}", self.0 / size)
+    }
+}
+
+/// `100/1m`, `100/1m + 5/250ms`, `5 concurrent`, …
+impl fmt::Display for Policy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            Shape::Rate(windows, backoff) => {
+                for (i, Window { limit, length }) in windows.as_slice().iter().enumerate() {
+                    write!(f, "{}{limit}/{}", if i > 0 { " + " } else { "" }, Time(*length))?;
+                }
+                let Backoff { initial, multiplier, max, jitter } = *backoff;
+                if *backoff == Backoff::default() {
+                    return Ok(());
+                }
+                let (name, _) = JITTERS.iter().find(|(_, j)| *j == jitter).expect("every jitter has a name");
+                let multiplier = multiplier as f64 / 1e3;
+                write!(f, " backoff {} x{multiplier} max {} {name}", Time(initial), Time(max))
+            }
+            Shape::Concurrency { max, lease: Tick::MAX } => write!(f, "{max} concurrent"),
+            Shape::Concurrency { max, lease } => write!(f, "{max} concurrent lease {}", Time(*lease)),
+            Shape::Delay(windows) => write!(f, "delay {}", Time(windows.longest())),
+            Shape::EvenlySpaced(Spacing { max, window, is_adaptive, .. }) => {
+                write!(f, "{max}/{} spaced{}", Time(*window), if *is_adaptive { "" } else { " strictly" })
+            }
+            Shape::Bucket(Bucket { rate, period, size, is_leaky, .. }) => {
+                write!(f, "{rate}/{} {} {size}", Time(*period), if *is_leaky { "queue" } else { "burst" })
+            }
+            Shape::Counter { window: Window { limit, length }, is_smooth } => {
+                write!(f, "{limit}/{} {}", Time(*length), if *is_smooth { "counter" } else { "fixed" })
+            }
+        }
+    }
+}
+
+/// Reads what [`Policy`] writes.
+impl FromStr for Policy {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Policy> {
+        match parse_all(text)?.as_slice() {
+            [one] => Ok(*one),
+            all => {
+                let expected = format!("one policy, not {}: \"{}\" and others", all.len(), all[0]);
+                Err(Error::invalid("policy", format_args!("\"{text}\""), expected))
+            }
+        }
+    }
+}
+
+/// The policies of a text such as `100/1m + 5/1s + 5 concurrent`, each of which has to have room. Windows without more
+/// are one rate limit.
+///
+/// # Errors
+/// [`Error::InvalidArgument`] that says at which character what was expected.
+pub fn parse_all(text: &str) -> Result<Vec<Policy>> {
+    let mut reader = Reader { text, at: 0 };
+    let mut policies = Vec::new();
+    let mut windows: Option<(usize, Vec<(u64, Duration)>)> = None;
+    loop {
+        let began = reader.begin();
+        match reader.policy()? {
+            Read::Window(limit, window, backoff) => {
+                let (_, all) = windows.get_or_insert((began, Vec::new()));
+                all.push((limit, window));
+                if let Some(backoff) = backoff {
+                    let (began, all) = windows.take().expect("it has one at least");
+                    let rate = Policy::rate_in(&all).and_then(|rate| rate.with_backoff(backoff));
+                    policies.push((began, reader.checked(began, rate)?));
+                }
+            }
+            Read::Policy(policy) => policies.push((began, policy)),
+        }
+        match reader.peek() {
+            "" => break,
+            "+" => drop(reader.next()),
+            _ => return Err(reader.wrong("+ or the end")),
+        }
+    }
+    if let Some((began, all)) = windows {
+        policies.push((began, reader.checked(began, Policy::rate_in(&all))?));
+    }
+    policies.sort_by_key(|(began, _)| *began);
+    Ok(policies.into_iter().map(|(_, policy)| policy).collect())
+}
+
+/// One part of a text.
+enum Read {
+    /// Perhaps one of several of a rate limit.
+    Window(u64, Duration, Option<Backoff>),
+    Policy(Policy),
+}
+
+struct Reader<'t> {
+    text: &'t str,
+    at: usize,
+}
+
+impl<'t> Reader<'t> {
+    /// Where the next word begins.
+    fn begin(&mut self) -> usize {
+        let rest = &self.text[self.at..];
+        self.at += rest.len() - rest.trim_start().len();
+        self.at
+    }
+
+    /// The next number, word or sign; nothing at the end.
+    fn peek(&mut self) -> &'t str {
+        self.begin();
+        let rest = &self.text[self.at..];
+        let Some(first) = rest.chars().next() else { return "" };
+        let class = |c: char| match c {
+            '0'..='9' | '.' => 1,
+            c if c.is_alphabetic() || c == '_' => 2,
+            _ => 3,
+        };
+        let end = match class(first) {
+            3 => first.len_utf8(),
+            kind => rest.find(|c| class(c) != kind).unwrap_or(rest.len()),
+        };
+        &rest[..end]
+    }
+
+    fn next(&mut self) -> &'t str {
+        let word = self.peek();
+        self.at += word.len();
+        word
+    }
+
+    fn is_next(&mut self, word: &str) -> bool {
+        let is = self.peek() == word;
+        if is {
+            self.next();
+        }
+        is
+    }
+
+    /// The error of the next word.
+    fn wrong(&mut self, expected: &str) -> Error {
+        let (found, at) = (self.peek(), self.text[..self.at].chars().count() + 1);
+        let found = if found.is_empty() { "the end".to_owned() } else { format!("\"{found}\"") };
+        let expected = format!("{expected} at character {at}, not {found}");
+        Error::invalid("policy", format_args!("\"{}\"", self.text), expected)
+    }
+
+    /// The error of a number that was read at `began`.
+    fn checked<T>(&self, began: usize, made: Result<T>) -> Result<T> {
+        made.map_err(|error| match error {
+            Error::InvalidArgument { parameter, value, expected } => {
+                let at = self.text[..began].chars().count() + 1;
+                let expected = format!("{parameter} from character {at} on to be {expected}, not {value}");
+                Error::invalid("policy", format_args!("\"{}\"", self.text), expected)
+            }
+            other => other,
+        })
+    }
+
+    fn count(&mut self) -> Result<u64> {
+        match self.peek().parse() {
+            Ok(count) => {
+                self.next();
+                Ok(count)
+            }
+            Err(_) => Err(self.wrong("a whole number")),
+        }
+    }
+
+    fn time(&mut self) -> Result<Duration> {
+        let count = if self.peek().starts_with(|c: char| c.is_ascii_digit()) { self.count()? } else { 1 };
+        let unit = self.peek();
+        let found = UNITS.iter().find(|(name, _)| *name == unit);
+        let ticks = found.and_then(|(_, size)| count.checked_mul(*size));
+        match ticks {
+            Some(ticks) => {
+                self.next();
+                Ok(time::from_ticks(ticks))
+            }
+            None if found.is_some() => Err(self.wrong("a time of at most 366 days, which ends")),
+            None => Err(self.wrong("a unit (us, ms, s, m, h or d)")),
+        }
+    }
+
+    fn policy(&mut self) -> Result<Read> {
+        let began = self.begin();
+        if self.is_next("delay") {
+            let delay = self.time()?;
+            return self.checked(began, Policy::delay(delay)).map(Read::Policy);
+        }
+        if !self.peek().starts_with(|c: char| c.is_ascii_digit()) {
+            return Err(self.wrong("a policy (such as 100/1m, 10/1s burst 20, 5 concurrent or delay 50ms)"));
+        }
+        let count = self.count()?;
+        if self.is_next("concurrent") {
+            let policy = self.checked(began, Policy::concurrency(count))?;
+            if !self.is_next("lease") {
+                return Ok(Read::Policy(policy));
+            }
+            let (at, lease) = (self.begin(), self.time()?);
+            return self.checked(at, policy.with_lease(lease)).map(Read::Policy);
+        }
+        if !self.is_next("/") {
+            return Err(self.wrong("/ or concurrent"));
+        }
+        let time = self.time()?;
+        let at = self.begin();
+        let policy = match self.peek() {
+            "burst" => {
+                self.next();
+                Policy::token_bucket(count, time, self.count()?)
+            }
+            "queue" => {
+                self.next();
+                Policy::leaky_bucket(count, time, self.count()?)
+            }
+            "fixed" => {
+                self.next();
+                Policy::fixed_window(count, time)
+            }
+            "counter" => {
+                self.next();
+                Policy::sliding_window_counter(count, time)
+            }
+            "spaced" => {
+                self.next();
+                Policy::evenly_spaced(count, time, !self.is_next("strictly"))
+            }
+            "backoff" => {
+                self.next();
+                let backoff = self.backoff()?;
+                return Ok(Read::Window(count, time, Some(self.checked(at, backoff)?)));
+            }
+            "" | "+" => {
+                // Out of range it shall be told here, not where all windows are put together.
+                self.checked(began, Policy::rate(count, time))?;
+                return Ok(Read::Window(count, time, None));
+            }
+            _ => return Err(self.wrong("burst, queue, fixed, counter, spaced, backoff, + or the end")),
+        };
+        self.checked(began, policy).map(Read::Policy)
+    }
+
+    fn backoff(&mut self) -> Result<Result<Backoff>> {
+        let initial = self.time()?;
+        if !self.is_next("x") {
+            return Err(self.wrong("x and a multiplier"));
+        }
+        let Ok(multiplier) = self.peek().parse::<f64>() else {
+            return Err(self.wrong("a multiplier, such as 2 or 1.5"));
+        };
+        self.next();
+        if !self.is_next("max") {
+            return Err(self.wrong("max and the longest backoff"));
+        }
+        let max = self.time()?;
+        let word = self.peek();
+        let jitter = match JITTERS.iter().find(|(name, _)| *name == word) {
+            Some((_, jitter)) => {
+                self.next();
+                *jitter
+            }
+            None => Jitter::Scaled,
+        };
+        Ok(Backoff::new(initial, multiplier, max, jitter))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn second() -> Duration {
+        Duration::from_secs(1)
+    }
+
+    #[test]
+    fn a_policy_reads_as_people_write_it() {
+        let text = |n, us| Policy::rate(n, Duration::from_micros(us)).unwrap().to_string();
+        assert_eq!(text(100, 60_000_000), "100/1m");
+        assert_eq!(text(10, 500_000), "10/500ms");
+        assert_eq!(text(7, 90_000_000), "7/90s");
+        assert_eq!(text(1, 366 * 86_400_000_000), "1/366d");
+        for same in ["5 concurrent", "5 concurrent lease 1m", "delay 50ms", "10/1s burst 20", "10/1s queue 100"] {
+            assert_eq!(same.parse::<Policy>().unwrap().to_string(), same);
+        }
+        for same in ["60/1m spaced", "60/1m spaced strictly", "100/1m fixed", "100/1m counter"] {
+            assert_eq!(same.parse::<Policy>().unwrap().to_string(), same);
+        }
+        let backoff = "100/1m + 5/1s backoff 2s x1.5 max 1m equal";
+        assert_eq!(backoff.parse::<Policy>().unwrap().to_string(), backoff);
+        assert_eq!("100/m + 5 / 10 s".parse(), Policy::rate_in(&[(100, 60 * second()), (5, 10 * second())]));
+    }
+
+    #[test]
+    fn several_policies_at_once() {
+        let all = parse_all("100/1m + 10/1s burst 20 + 5/1s+5 concurrent").unwrap();
+        let rate = Policy::rate_in(&[(100, 60 * second()), (5, second())]).unwrap();
+        let bucket = Policy::token_bucket(10, second(), 20).unwrap();
+        assert_eq!(all, [rate, bucket, Policy::concurrency(5).unwrap()]);
+        let error = "100/1m + 5 concurrent".parse::<Policy>().unwrap_err().to_string();
+        assert!(error.ends_with("expected one policy, not 2: \"100/1m\" and others"), "{error}");
+    }
+
+    #[test]
+    fn what_is_wrong_is_told_with_its_place() {
+        for (text, expected) in [
+            ("", "a policy (such as 100/1m, 10/1s burst 20, 5 concurrent or delay 50ms) at character 1, not the end"),
+            ("5", "/ or concurrent at character 2, not the end"),
+            ("5 concurent", "/ or concurrent at character 3, not \"concurent\""),
+            ("5/", "a unit (us, ms, s, m, h or d) at character 3, not the end"),
+            ("5/1y", "a unit (us, ms, s, m, h or d) at character 4, not \"y\""),
+            (
+                "NaN/1s",
+                "a policy (such as 100/1m, 10/1s burst 20, 5 concurrent or delay 50ms) at character 1, not \"NaN\"",
+            ),
+            (
+                "-5/1s",
+                "a policy (such as 100/1m, 10/1s burst 20, 5 concurrent or delay 50ms) at character 1, not \"-\"",
+            ),
+            ("1.5/1s", "a whole number at character 1, not \"1.5\""),
+            ("0/1s", "max_executions from character 1 on to be a whole number from 1 to 1000000000, not 0"),
+            ("9/1s + 5/0s", "window from character 8 on to be 1 µs to 366 days, not 0ns"),
+            (
+                "9/1s +",
+                "a policy (such as 100/1m, 10/1s burst 20, 5 concurrent or delay 50ms) at character 7, not the end",
+            ),
+            ("9/1s 5", "burst, queue, fixed, counter, spaced, backoff, + or the end at character 6, not \"5\""),
+            ("10/1s burst NaN", "a whole number at character 13, not \"NaN\""),
+            ("10/1s burst 0", "burst from character 1 on to be a whole number from 1 to 1000000000, not 0"),
+            ("5/99999999999999999999s", "a whole number at character 3, not \"99999999999999999999\""),
+            ("é/1s", "a policy (such as 100/1m, 10/1s burst 20, 5 concurrent or delay 50ms) at character 1, not \"é\""),
+            ("1/1s backoff 2s", "x and a multiplier at character 16, not the end"),
+            (
+                "1/1s backoff 2s x1 max 3s",
+                "backoff_multiplier from character 6 on to be more than 1 (at least 1.001), at most 1000, not 1",
+            ),
+            (
+                "1/1s backoff 2s x2 max 1s",
+                "max_backoff_delay from character 6 on to be at least initial_backoff_delay, not 1s",
+            ),
+            ("5000/1s spaced", "max_executions from character 1 on to be a whole number from 1 to 4096, not 5000"),
+            ("5 concurrent lease 0s", "lease from character 20 on to be 1 µs to 366 days, not 0ns"),
+        ] {
+            let error = parse_all(text).expect_err(text).to_string();
+            assert_eq!(error, format!("policy is \"{text}\": expected {expected}"));
+        }
+    }
+}
