@@ -8,6 +8,8 @@ use crate::time::Tick;
 #[cfg(not(model))]
 pub(crate) mod cells;
 pub(crate) mod log;
+#[cfg_attr(not(test), allow(dead_code))]
+pub(crate) mod meter;
 pub(crate) mod slices;
 pub(crate) mod slots;
 
@@ -40,6 +42,8 @@ pub(crate) struct History {
     pub end: u64,
     /// Where units are only counted, what they are known by.
     pub era: u64,
+    /// By how much the starts are more than what counts: this part of a unit, of so many. It belongs to the first.
+    pub spare: (u64, u64),
 }
 
 impl History {
