@@ -62,7 +62,7 @@ const USED: i128 = 1 << 62;
 const YOUNG: i128 = 1 << 61;
 /// No bucket of any size costs more than this.
 const COSTLIEST: u128 = 1 << 61;
-/// How far behind a rewritten bucket can be. It may have been forced.
+/// How far behind a rewritten bucket can be, in what `n` parts are: further than by any place, but it may have been forced.
 const DEEPEST: i128 = 1 << 62;
 
 /// How many parts of a microsecond there can be if a word shall reach as far as anybody waits, with grace.
@@ -494,7 +494,7 @@ impl Meter<'_> {
             spare -= given;
         }
         let from = bucket.floor(now.floor);
-        let recovered = recovered.clamp(from, from + DEEPEST);
+        let recovered = recovered.clamp(from, from + DEEPEST * i128::from(bucket.n));
         let logged = logged.unwrap_or(recovered).min(recovered);
         // The latest with which the word is larger than all before it. Never 0.
         let base = (recovered - i128::from(highest) - 1).div_euclid(i128::from(bucket.n));
