@@ -181,6 +181,8 @@ pub(crate) struct Taken {
     pub end: u64,
     /// From when on it counts, and so the last moment at which it may happen.
     pub stamp: Tick,
+    /// What a bucket wants to know when it is taken back: see [`Bucket::take_back`](super::bucket::Bucket). Else 0.
+    pub ahead: u64,
     /// It has not started, but may: see [`Log::present`].
     pub is_place: bool,
 }
@@ -425,7 +427,11 @@ impl<'a> Log<'a> {
                     view.empty = view.empty.max(stamp + longest);
                 }
                 return Ok((
-                    Answer { now, ready, taken: Some(Taken { ticket: h, end: h + ask.weight, stamp, is_place }) },
+                    Answer {
+                        now,
+                        ready,
+                        taken: Some(Taken { ticket: h, end: h + ask.weight, stamp, ahead: 0, is_place }),
+                    },
                     view,
                 ));
             }

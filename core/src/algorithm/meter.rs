@@ -43,14 +43,12 @@
 //!
 //! Source: the generic cell rate algorithm of ATM traffic management (ITU-T I.371, virtual scheduling).
 
+use super::bucket::{Bucket, divide, divide_up};
 use super::log::{Answer, Ask, CLOSED, Known, SETTLED, STARTED, Taken, View, put};
-use super::{History, Sealed, Start};
+use super::{History, Rest, Sealed, Start};
 use crate::atomic::{AtomicU64, *};
 use crate::fault;
 use crate::time::{LONGEST, Now, Tick};
-
-/// The most units that a bucket holds, or gets in a period.
-pub(crate) const MOST: u64 = 1_000_000_000;
 
 const SEAL: u64 = 1;
 
@@ -60,145 +58,8 @@ const LAST: i128 = (1 << 63) - 1;
 const USED: i128 = 1 << 62;
 /// Up to here cells can begin another life.
 const YOUNG: i128 = 1 << 61;
-/// No bucket of any size costs more than this.
-const COSTLIEST: u128 = 1 << 61;
 /// How far behind a rewritten bucket can be, in what `n` parts are: further than by any place, but it may have been forced.
 const DEEPEST: i128 = 1 << 62;
-
-/// How many parts of a microsecond there can be if a word shall reach as far as anybody waits, with grace.
-const FINEST: u128 = COSTLIEST / (4 * LONGEST as u128);
-/// Coarser costs than this are not exact enough: rounded up, they make the rate slower by less than a 10⁻⁹th.
-const COARSEST: u128 = 1 << 31;
-
-/// A rate, with a size.
-///
-/// Moments and costs are counted in *parts*: `n` parts are 2^`shift` µs, and a unit costs `p` of them. Mostly that is
-/// exact, `n / p` being the rate in lowest terms, and `shift` 0. Where the numbers would be too large for a word, fewer
-/// parts are taken, and the cost is rounded up.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Bucket {
-    /// So many units come back ...
-    pub rate: u64,
-    /// ... in so many ticks.
-    pub period: Tick,
-    /// How many may be started at once, or in a leaky bucket, wait.
-    pub size: u64,
-    pub is_leaky: bool,
-    n: u64,
-    p: u64,
-    shift: u32,
-}
-
-fn gcd(a: u64, b: u64) -> u64 {
-    if b == 0 { a } else { gcd(b, a % b) }
-}
-
-/// At most `u64::MAX`.
-#[inline(always)]
-fn divide_up(a: u128, b: u64) -> u64 {
-    // A division of 128 bits takes longer than all the rest of a denial.
-    match u64::try_from(a) {
-        Ok(a) => a.div_ceil(b),
-        Err(_) => u64::try_from(a.div_ceil(b.into())).unwrap_or(u64::MAX),
-    }
-}
-
-impl Bucket {
-    pub fn new(rate: u64, period: Tick, size: u64, is_leaky: bool) -> Bucket {
-        debug_assert!((1..=MOST).contains(&rate) && (1..=LONGEST).contains(&period) && (1..=MOST).contains(&size));
-        let shared = gcd(rate, period);
-        let (n, p) = (u128::from(rate / shared), u128::from(period / shared));
-        // The largest cost that fits, then one with which a word reaches far enough.
-        let fits = COSTLIEST / u128::from(size + 1);
-        let most = fits.min(COARSEST.max(p * FINEST / n));
-        let (n, p, shift) = match n * most / p {
-            _ if p <= most => (n, p, 0),
-            0 => {
-                // Not even whole microseconds.
-                let shift = (p.div_ceil(n * most) as u64).next_power_of_two().trailing_zeros();
-                (1, p.div_ceil(n << shift), shift)
-            }
-            fewer => (fewer, (p * fewer).div_ceil(n), 0),
-        };
-        Bucket { rate, period, size, is_leaky, n: n as u64, p: p as u64, shift }
-    }
-
-    pub fn to_words(self) -> [u64; 6] {
-        let Bucket { rate, period, size, is_leaky, n, p, shift } = self;
-        [rate, period, size, u64::from(shift) << 1 | u64::from(is_leaky), n, p]
-    }
-
-    /// The bucket that these words are of.
-    pub fn from_words([rate, period, size, flags, n, p]: [u64; 6]) -> Bucket {
-        Bucket { rate, period, size, is_leaky: flags & 1 != 0, n, p, shift: (flags >> 1) as u32 }
-    }
-
-    /// How long a start counts: until then an empty bucket has recovered.
-    pub fn memory(&self) -> Tick {
-        self.tick(self.cost(self.size + 1))
-    }
-
-    /// The moment of a tick, rounded down: for "has it come?".
-    #[inline(always)]
-    fn floor(&self, tick: Tick) -> i128 {
-        (i128::from(tick) * i128::from(self.n)) >> self.shift
-    }
-
-    /// The same, rounded up: for "when was it?".
-    #[inline(always)]
-    fn ceil(&self, tick: Tick) -> i128 {
-        (i128::from(tick) * i128::from(self.n) + (1 << self.shift) - 1) >> self.shift
-    }
-
-    /// The moment of a life's base, which may lie before the epoch.
-    #[inline(always)]
-    fn origin(&self, base: u64) -> i128 {
-        i128::from(base as i64) * i128::from(self.n)
-    }
-
-    /// The first tick at which a moment has come.
-    fn tick(&self, moment: i128) -> Tick {
-        divide_up((moment.max(0) as u128) << self.shift, self.n)
-    }
-
-    #[inline(always)]
-    fn cost(&self, units: u64) -> i128 {
-        i128::from(units) * i128::from(self.p)
-    }
-
-    /// How many units cost this, rounded up.
-    #[inline(always)]
-    fn units(&self, cost: i128) -> u64 {
-        divide_up(cost.max(0) as u128, self.p)
-    }
-
-    /// How far behind the bucket may be when a start of this weight begins.
-    #[inline(always)]
-    fn slack(&self, weight: u64) -> i128 {
-        if self.is_leaky { 0 } else { self.cost(self.size.saturating_sub(weight)) }
-    }
-
-    /// How far ahead of the others a leaky bucket's last turn may lie: they are `size` units with this one, behind one
-    /// that has just started, each with the grace of this one.
-    fn queue(&self, weight: u64, grace: Tick) -> i128 {
-        self.cost(self.size + 1 - weight) + i128::from(self.size - weight) * self.ceil(grace)
-    }
-
-    /// The heaviest start for which there is room, if the bucket has recovered then.
-    fn remaining(&self, recovered: i128, now: i128) -> u64 {
-        let behind = (recovered - now).max(0);
-        match self.is_leaky {
-            true if behind > 0 => 0,
-            true => self.size,
-            false => ((self.cost(self.size) - behind).max(0) / i128::from(self.p)) as u64,
-        }
-    }
-
-    /// The base of cells that nobody has used, from now on.
-    fn first_base(&self, now: Now) -> u64 {
-        (now.floor >> self.shift).max(1)
-    }
-}
 
 /// One key's bucket, in cells that live elsewhere.
 #[derive(Clone, Copy)]
@@ -214,6 +75,10 @@ pub(crate) struct Meter<'a> {
     pub era: &'a AtomicU64,
     /// The word's moment, as far as the ledger has it; signed.
     pub logged: &'a AtomicU64,
+    /// No place has a later stamp; in any life.
+    pub last: &'a AtomicU64,
+    /// How much was ever given back, in `n` parts; in a life it stays.
+    pub returned: &'a AtomicU64,
     /// The bucket counts as having been emptied then: 0 in a new one, the moment of the loss where an earlier state was
     /// lost.
     pub born: Tick,
@@ -237,8 +102,8 @@ impl Meter<'_> {
     /// The bucket of a key that nobody has used. Only to look at.
     #[cfg(not(model))]
     pub fn untouched(bucket: Bucket, born: Tick) -> Meter<'static> {
-        let [word, base, life, era, logged] = [&UNTOUCHED; 5];
-        Meter { word, base, life, number: 0, era, logged, born, bucket }
+        let [word, base, life, era, logged, last, returned] = [&UNTOUCHED; 7];
+        Meter { word, base, life, number: 0, era, logged, last, returned, born, bucket }
     }
 
     /// Do these cells still have the life that is meant? To be asked last, before anything that was read is believed.
@@ -341,8 +206,16 @@ impl Meter<'_> {
                     return Ok((Answer { now, ready, taken: None }, view));
                 }
             }
+            // How long it takes until its units begin to come back, and all that ever was given back before it.
+            let behind = (seen.recovered - bucket.ceil(stamp)).max(0) as u128;
+            let behind = if behind == 0 { 0 } else { divide(behind, bucket.n) };
+            let ahead = behind.saturating_add(self.returned.load(Acquire));
             let era = self.era.load(Acquire);
             self.is_alive()?;
+            if is_place && !fault::planted("place told late") {
+                // Before anybody can find it in the word.
+                self.last.fetch_max(stamp, AcqRel);
+            }
             let end = moment as u64;
             if self.swap(seen.word, end << 1) {
                 if LOOK {
@@ -350,7 +223,7 @@ impl Meter<'_> {
                     view.remaining = view.remaining.saturating_sub(ask.weight).min(left);
                     view.empty = view.empty.max(bucket.tick(after));
                 }
-                let taken = Some(Taken { ticket: era, end, stamp, is_place });
+                let taken = Some(Taken { ticket: era, end, stamp, ahead, is_place });
                 return Ok((Answer { now, ready, taken }, view));
             }
         }
@@ -463,8 +336,12 @@ impl Meter<'_> {
         let start = |units, is_logged| Start { stamp, units, state: SETTLED, id: u64::MAX, is_logged };
         let mut starts = vec![start(units - unlogged, true), start(unlogged, false)];
         starts.retain(|start| start.units > 0);
-        let spare = ((bucket.cost(units) - behind) as u64, bucket.p);
-        History { starts, era: self.era.load(Acquire), spare, ..History::default() }
+        let rest = Rest {
+            spare: ((bucket.cost(units) - behind) as u64, bucket.p),
+            last: self.last.load(Acquire).max(now.ceil),
+            returned: self.returned.load(Acquire),
+        };
+        History { starts, era: self.era.load(Acquire), rest, ..History::default() }
     }
 
     /// Begins another life, in which these starts have been made, in ascending order. Returns its base, to be put into
@@ -478,7 +355,7 @@ impl Meter<'_> {
         if i128::from(highest) > YOUNG {
             return None;
         }
-        let (part, whole) = history.spare;
+        let (part, whole) = history.rest.spare;
         // What belongs to the first starts; a part of a unit is a part of a unit of any bucket.
         let mut spare = (i128::from(part) * i128::from(bucket.p)).checked_div(i128::from(whole)).unwrap_or(0);
         let mut recovered = 0;
@@ -502,8 +379,44 @@ impl Meter<'_> {
         let origin = bucket.origin(base as u64);
         let logged = (logged - origin).max(i128::from(i64::MIN));
         self.logged.store(logged as u64, Release);
+        self.last.store(history.rest.last, Release);
+        self.returned.store(history.rest.returned, Release);
         put(self.word, ((recovered - origin) as u64) << 1);
         Some(base as u64)
+    }
+}
+
+impl Bucket {
+    /// Takes units of a start back, out of a history in which it is, as far as nobody else can have started with them.
+    /// `ahead` is what [`Taken::ahead`] said, or less.
+    ///
+    /// Let it have cost `c`, and have been admitted with the stamp `s`. Those after it were admitted until `l`. Without it,
+    /// the bucket would recover `c` earlier, but for those of them that found it full: it recovers from them, and all after
+    /// them, when it has from the start and all after that, less `c`, and `l − s` later at the latest. When the bucket was
+    /// behind by `b` at `s`, that is earlier by `b`, less what was given back meanwhile of the starts before. So it can be
+    /// all, while the bucket is busy; else some of it has come back by itself.
+    pub fn take_back(&self, history: &mut History, start: Known, ahead: u64, units: u64) {
+        let History { starts, rest, .. } = history;
+        let held: u64 = starts.iter().map(|start| start.units).sum();
+        let (part, whole) = rest.spare;
+        let behind =
+            self.cost(held) - (i128::from(part) * i128::from(self.p)).checked_div(i128::from(whole)).unwrap_or(0);
+        let lead = i128::from(ahead.saturating_sub(rest.returned)) * i128::from(self.n);
+        let gone = (self.ceil(rest.last) - self.ceil(start.stamp) - lead).max(0);
+        let back = self.cost(units).min(self.cost(start.weight) - gone).clamp(0, behind);
+        rest.returned = rest.returned.saturating_add(divide_up(back as u128, self.n));
+        let kept = self.units(behind - back);
+        rest.spare = ((self.cost(kept) - (behind - back)) as u64, self.p);
+        let mut go = held - kept;
+        // What the ledger does not have, first.
+        for is_logged in [false, true] {
+            for start in starts.iter_mut().filter(|start| start.is_logged == is_logged) {
+                let units = start.units.min(go);
+                start.units -= units;
+                go -= units;
+            }
+        }
+        starts.retain(|start| start.units > 0);
     }
 }
 

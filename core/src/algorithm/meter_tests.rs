@@ -1,6 +1,8 @@
 //! Buckets: to the tick, over their lives, against a plain model, and between threads.
 
+use super::super::bucket::{COARSEST, COSTLIEST, FINEST, MOST};
 use super::*;
+
 use std::cell::Cell;
 
 const MS: Tick = 1_000;
@@ -17,12 +19,14 @@ struct Cells {
     life: AtomicU64,
     era: AtomicU64,
     logged: AtomicU64,
+    last: AtomicU64,
+    returned: AtomicU64,
 }
 
 impl Cells {
     fn meter(&self, bucket: Bucket, born: Tick) -> Meter<'_> {
-        let Cells { word, base, life, era, logged } = self;
-        Meter { word, base, life, number: life.load(Acquire), era, logged, born, bucket }
+        let Cells { word, base, life, era, logged, last, returned } = self;
+        Meter { word, base, life, number: life.load(Acquire), era, logged, last, returned, born, bucket }
     }
 
     /// Begins another life. `false`: as if it were in other cells, for these have had too many.
@@ -38,9 +42,9 @@ impl Cells {
         written.is_some()
     }
 
-    fn all(&self) -> [u64; 5] {
-        let Cells { word, base, life, era, logged } = self;
-        [word, base, life, era, logged].map(|cell| cell.load(Relaxed))
+    fn all(&self) -> [u64; 7] {
+        let Cells { word, base, life, era, logged, last, returned } = self;
+        [word, base, life, era, logged, last, returned].map(|cell| cell.load(Relaxed))
     }
 }
 
@@ -274,7 +278,7 @@ fn what_an_untouched_one_shows() {
     let key = Key::token(5, S, 7);
     let empty = View { now: START, ready: 0, remaining: 7, empty: 0 };
     assert_eq!(key.view(7), empty);
-    assert_eq!(key.cells.all(), [0; 5], "looking changes nothing");
+    assert_eq!(key.cells.all(), [0; 7], "looking changes nothing");
     assert_eq!(Meter::untouched(key.bucket, 0).view(&Ask::now(&[], 1, 0), || key.now.get()), Ok(empty));
     assert!(key.meter().is_idle(key.now.get()) && !key.meter().has_to_move(key.now.get()));
     assert!(key.meter().history(key.now.get()).starts.is_empty());
@@ -337,7 +341,7 @@ fn a_sealed_one_answers_nothing_and_says_what_it_held() {
     key.advance(S / 4);
     let history = meter.history(key.now.get());
     let start = Start { stamp: START + S / 4, units: 2, state: SETTLED, id: u64::MAX, is_logged: false };
-    assert_eq!((history.starts, history.era, history.spare), (vec![start], 77, (50_000, 100_000)));
+    assert_eq!((history.starts, history.era, history.rest.spare), (vec![start], 77, (50_000, 100_000)));
 }
 
 #[test]
@@ -421,6 +425,162 @@ fn what_a_word_cannot_count_is_written_anew() {
     let far = key.claim_with(|ask| (ask.gate, ask.patience) = (key.now.get().floor + DAY, 2 * DAY), 1);
     assert_eq!((far.taken, far.ready), (None, key.now.get().floor + DAY), "too far for a word");
     assert!(key.claim_with(|ask| (ask.gate, ask.patience) = (key.now.get().floor + 1_800 * S, DAY), 1).taken.is_some());
+}
+
+impl Key {
+    fn take_back(&self, taken: Taken, weight: u64, units: u64) {
+        let start = Known { ticket: taken.ticket, stamp: taken.stamp, weight };
+        self.rewrite(|history| self.bucket.take_back(history, start, taken.ahead, units));
+    }
+}
+
+#[test]
+fn what_is_taken_back_at_once_was_never_there() {
+    for bucket in buckets() {
+        let key = Key::new(bucket);
+        let fill = key.claim(1 + bucket.size / 4).taken.unwrap();
+        key.advance(key.bucket.tick(bucket.cost(1)).min(DAY) / 3);
+        let before = key.view(1);
+        if let Some(taken) = key.claim(1 + bucket.size / 4).taken {
+            key.take_back(taken, 1 + bucket.size / 4, 1 + bucket.size / 4);
+            assert_eq!(key.view(1), before, "{bucket:?}");
+        }
+        key.set(before.now);
+        key.take_back(fill, 1 + bucket.size / 4, bucket.size);
+        let what_came_back_by_itself = bucket.floor(before.now) - bucket.ceil(START);
+        assert!(
+            bucket.floor(key.view(1).empty) - bucket.floor(before.now) < what_came_back_by_itself + bucket.origin(1)
+        );
+    }
+}
+
+#[test]
+fn a_busy_bucket_takes_everything_back() {
+    let key = Key::token(100, S, 6_000);
+    assert!(key.takes(5_000));
+    let busy = key.claim(900).taken.unwrap();
+    for _ in 0..100 {
+        key.advance(S / 10);
+        assert!(key.takes(10));
+    }
+    // A thousand came back by themselves, but of those that were there before it.
+    let before = key.view(1).remaining;
+    key.take_back(busy, 900, 800);
+    assert_eq!(key.view(1).remaining, before + 800);
+    let waits = |ask: &mut Ask| (ask.patience, ask.grace) = (60 * S, 20 * MS);
+    let places: Vec<Taken> = (0..30).map(|_| key.claim_with(waits, 100).taken.unwrap()).collect();
+    let before = key.view(1);
+    key.take_back(places[0], 100, 100);
+    assert_eq!(key.view(1).empty, before.empty - S, "others wait behind it, and it goes to whoever comes next");
+}
+
+#[test]
+fn what_came_back_by_itself_is_not_taken_back() {
+    let key = Key::token(1, S, 10);
+    let first = key.claim(10).taken.unwrap();
+    key.advance(4 * S);
+    key.take_back(first, 10, 10);
+    assert_eq!(key.view(1).remaining, 10);
+    let second = key.claim(10).taken.unwrap();
+    key.advance(10 * S);
+    assert!(key.takes(9));
+    key.take_back(second, 10, 10);
+    assert_eq!(key.view(1).remaining, 1, "it was full when the nine were taken");
+}
+
+#[test]
+fn those_behind_keep_the_times_they_were_told() {
+    let key = Key::leaky(1, S, 10);
+    let waits = |ask: &mut Ask| ask.patience = 60 * S;
+    let places: Vec<Taken> = (0..4).map(|_| key.claim_with(waits, 1).taken.unwrap()).collect();
+    key.take_back(places[1], 1, 1);
+    assert_eq!(key.claim_with(waits, 1).ready, START + 4 * S);
+    let last = key.claim_with(waits, 1).taken.unwrap();
+    assert_eq!(last.stamp, START + 5 * S);
+    key.take_back(last, 1, 1);
+    assert_eq!(key.claim_with(waits, 1).ready, START + 5 * S, "nobody was behind");
+}
+
+/// Starts are taken back, in part, at any time later; what is left never exceeds the bucket.
+#[test]
+fn what_is_taken_back_makes_no_room_twice() {
+    let mut random = seed();
+    for bucket in buckets() {
+        let key = Key::new(bucket);
+        let (mut held, mut done): (Vec<(Taken, Tick, u64)>, Vec<(Tick, u64)>) = Default::default();
+        let unit = bucket.tick(bucket.cost(1)).min(DAY);
+        for _ in 0..1_000 {
+            key.advance(random.below(2) * random.scaled(2 * unit));
+            let now = key.now.get().floor;
+            let weight = 1 + random.scaled(bucket.size - 1);
+            let change = |ask: &mut Ask| {
+                ask.patience = random.below(2) * random.scaled(20 * unit);
+                ask.grace = random.below(2) * random.scaled(unit);
+                ask.gate = now + random.below(2) * random.scaled(unit);
+            };
+            let answer = key.claim_with(change, weight);
+            held.extend(answer.taken.map(|taken| (taken, answer.ready.max(now), weight)));
+            if !held.is_empty() && random.below(2) == 0 {
+                let (taken, at, weight) = held.swap_remove(random.below(held.len() as u64) as usize);
+                let units = (1 + random.scaled(weight)).min(weight);
+                key.take_back(taken, weight, units);
+                // Late in its grace, or early.
+                done.push((if random.below(2) == 0 { at } else { taken.stamp }, weight - units));
+            }
+        }
+        done.extend(held.into_iter().map(|(_, at, weight)| (at, weight)));
+        done.retain(|(_, weight)| *weight > 0);
+        if bucket.is_leaky {
+            // What is taken back of a start may leave drops that others drip between.
+            let slack = done.iter().map(|(_, weight)| *weight).max().unwrap_or(1);
+            assert_kept(Bucket { is_leaky: false, size: slack, ..bucket }, done);
+        } else {
+            assert_kept(bucket, done);
+        }
+    }
+}
+
+/// What the ledger has, read again after a reboot at any time, is what the bucket was, but for what was not written.
+#[test]
+fn what_is_logged_brings_a_bucket_back() {
+    let mut random = seed();
+    for bucket in buckets() {
+        let key = Key::new(bucket);
+        let (unit, part) = (bucket.tick(bucket.cost(1)).min(DAY), bucket.origin(1));
+        let mut rows = Vec::new();
+        for call in 0..1_000 {
+            key.advance(random.below(2) * random.scaled(3 * unit));
+            let now = key.now.get();
+            let taken = key.claim(1 + random.scaled(bucket.size - 1)).taken;
+            if random.below(20) == 0 {
+                let views = || (key.view(1), key.meter().unlogged(now).0.iter().map(|start| start.units).sum::<u64>());
+                let before = views();
+                key.rewrite(|_| {});
+                assert_eq!(views(), before, "{bucket:?}, call {call}");
+            } else if let Some(taken) = taken {
+                let unwritten = key.meter().unwritten(taken.end, now);
+                let (starts, _) = key.meter().unlogged(now);
+                assert!(starts.iter().map(|start| start.units).sum::<u64>() <= unwritten);
+            }
+            let writes = random.below(4) == 0;
+            if writes {
+                let (starts, mark) = key.meter().unlogged(now);
+                rows.extend(starts);
+                key.cells.logged.store(mark, Relaxed);
+                assert_eq!(key.meter().unlogged(now), (Vec::new(), mark));
+                assert!(taken.is_none_or(|taken| key.meter().unwritten(taken.end, now) == 0 || taken.end > mark));
+            }
+            rows.retain(|start| start.stamp.saturating_add(bucket.memory()) > now.floor);
+            let starts = rows.iter().map(|s| Start { stamp: s.stamp.min(now.ceil), is_logged: true, ..*s }).collect();
+            let again = Key::new(bucket);
+            again.cells.live(bucket, &History { starts, ..History::default() }, now);
+            let moment = |key: &Key| key.meter().read().2.max(bucket.floor(now.floor));
+            let missing = moment(&key) - moment(&again);
+            let most = bucket.cost(key.meter().unwritten(key.cells.word.load(Relaxed) >> 1, now));
+            assert!((-part..=most).contains(&missing), "{bucket:?}, call {call}: {missing} of {most}");
+            assert!(!writes || missing <= 0);
+        }
+    }
 }
 
 /// Buckets at all ends of what there can be.
