@@ -225,7 +225,7 @@ fn state_of(word: u64) -> u64 {
 }
 
 /// Writes a cell that a stalled caller of an earlier life may still try to change, in vain.
-fn put(cell: &AtomicU64, word: u64) {
+pub(super) fn put(cell: &AtomicU64, word: u64) {
     if cfg!(model) {
         // loom may order a store before a compare-and-swap that comes later and read both; an exchange it orders.
         cell.swap(word, AcqRel);
