@@ -103,9 +103,9 @@ impl Frame {
         window.saturating_mul(self.length).saturating_add_signed((self.phase as i64).wrapping_neg())
     }
 
-    /// Its last tick.
+    /// Its last tick. (A first one may lie before tick 0.)
     fn end_of(&self, window: u64) -> Tick {
-        self.start_of(window).saturating_add(self.length - 1)
+        self.start_of(window + 1).saturating_sub(1)
     }
 }
 
