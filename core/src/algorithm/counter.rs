@@ -552,6 +552,9 @@ impl Counter<'_> {
     }
 }
 
+#[cfg(all(test, model))]
+#[path = "counter_models.rs"]
+mod models;
 #[cfg(all(test, not(model)))]
 #[path = "counter_tests.rs"]
 mod tests;
