@@ -8,6 +8,7 @@ use crate::time::Tick;
 pub(crate) mod bucket;
 #[cfg(not(model))]
 pub(crate) mod cells;
+pub(crate) mod counter;
 pub(crate) mod jobs;
 pub(crate) mod leases;
 pub(crate) mod log;
