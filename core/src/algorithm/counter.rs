@@ -369,7 +369,7 @@ impl Counter<'_> {
                 seen.cells = cells;
                 let end = word(number, seen.units_of(number));
                 let is_place = must_wait || ask.reserve;
-                taken = Some(Taken { ticket: era, end, stamp: seen.end_of(number), is_place });
+                taken = Some(Taken { ticket: era, end, stamp: seen.end_of(number), ahead: 0, is_place });
             }
             let view = if LOOK { View { ready, ..self.view_of(&seen, ask) } } else { View::default() };
             return Ok((Answer { now, ready, taken }, view));
@@ -510,7 +510,7 @@ impl Counter<'_> {
         let lost = seen.window(number_in(newest(seen.cells))).checked_sub(2);
         let matters = |window: &u64| window + self.frame.lasts() > self.frame.window_of(now.floor);
         let unknown = lost.filter(matters).map(|window| self.frame.end_of(window));
-        History { starts, unknown, end: 0, era: self.era.load(Acquire) }
+        History { starts, unknown, era: self.era.load(Acquire), ..History::default() }
     }
 
     /// Begins another life, with the newest two windows of this history. What is returned is to be put into `base`.
