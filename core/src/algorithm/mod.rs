@@ -7,6 +7,8 @@ use crate::time::Tick;
 
 #[cfg(not(model))]
 pub(crate) mod cells;
+#[cfg_attr(not(test), allow(dead_code))]
+pub(crate) mod leases;
 pub(crate) mod log;
 pub(crate) mod slices;
 pub(crate) mod slots;
