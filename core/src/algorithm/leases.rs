@@ -516,8 +516,7 @@ impl<'a> Leases<'a> {
         for index in 0..self.count() {
             loop {
                 let at = self.at(index);
-                let (owner, deadline) =
-                    (self.owner_of(index).load(Acquire), self.deadline_of(index).load(Acquire));
+                let (owner, deadline) = (self.owner_of(index).load(Acquire), self.deadline_of(index).load(Acquire));
                 self.is_alive()?;
                 let came_back = match phase_of(at.word) {
                     // Renewed meanwhile, perhaps.

@@ -332,7 +332,10 @@ fn sealed_cells_refuse_everybody() {
     key.write(&holds, fence);
     // Who still knows the former life is refused, and changes nothing.
     refused(&leases);
-    assert_eq!((leases.clear(), leases.complete(ME), leases.earliest_deadline()), (Err(Sealed), Err(Sealed), Err(Sealed)));
+    assert_eq!(
+        (leases.clear(), leases.complete(ME), leases.earliest_deadline()),
+        (Err(Sealed), Err(Sealed), Err(Sealed))
+    );
     leases.seal();
     assert!(!key.leases().is_sealed());
     assert_eq!((key.live(), key.leases().bell.load(Relaxed)), (2, 2));
