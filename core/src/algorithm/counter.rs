@@ -221,13 +221,14 @@ impl Seen {
 
     #[inline(always)]
     fn frontier(&self) -> u64 {
-        if fault::planted("stale frontier") { 0 } else { frontier(self.cells) }
+        frontier(self.cells)
     }
 
     /// When there is room for a start of this weight first, from this tick on, and in which window that is.
     #[inline(always)]
     fn earliest(&self, weight: u64, from: Tick) -> (u64, Tick) {
-        let mut number = self.number(from).max(self.frontier());
+        let blind = fault::planted("stale frontier");
+        let mut number = self.number(from).max(if blind { 0 } else { self.frontier() });
         loop {
             let start = self.start_of(number);
             if let Some(elapsed) = self.opens(number, weight, from.saturating_sub(start)) {

@@ -121,7 +121,9 @@ impl Cells {
             match answer.taken {
                 Some(_) => starts.push((answer.ready, 1)),
                 None => {
-                    assert!(!self.had_room(&starts, answer.now.floor, 1) || answer.ready > BEGIN + 2 * W);
+                    let now = answer.now.floor;
+                    let somebody_waits = starts.iter().any(|start| start.0 > now);
+                    assert!(somebody_waits || !self.had_room(&starts, now, 1), "denied at {now}: {starts:?}");
                     return;
                 }
             }
