@@ -71,7 +71,7 @@ impl Cells {
         let base = counter.begun(|| self.now());
         let Ok(cells) = counter.read_open() else { return };
         let seen = Seen { cells, base, now: self.now(), frame: self.frame };
-        let (number, ready) = seen.earliest(1, seen.now.floor);
+        let (number, ready) = seen.earliest(1, seen.now.floor, seen.number(seen.now.floor));
         if (number - seen.frontier()) % 2 == 1 && ready <= seen.now.floor + patience {
             counter.step(&seen, number, 1);
         }
