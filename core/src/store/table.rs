@@ -160,7 +160,7 @@ impl Home {
         let Hash(name) = self.hash(b'n', name);
         let mut at = self.arena.word(FIRST_LIMIT).load(Acquire);
         while at != 0 {
-            if self.get(at + limit_word::NAME) == name {
+            if self.get(at + limit_word::NAME) == name || self.get(at + limit_word::NEXT_NAME) == name {
                 return Some(at);
             }
             at = self.arena.word(at + limit_word::NEXT).load(Acquire);
@@ -178,6 +178,29 @@ impl Home {
         self.arena.word(at + limit_word::NEXT).store(first.load(Acquire), Relaxed);
         first.store(at, Release);
         Ok(at)
+    }
+
+    /// Gives a limit another name, which no other has. Only for the holder of the structure lock.
+    pub fn rename(&self, limit: u64, name: &str) {
+        let Hash(name) = self.hash(b'n', name);
+        // Whoever dies between two of these leaves it with one of the names at least.
+        for (at, name) in [(limit_word::NEXT_NAME, name), (limit_word::NAME, name), (limit_word::NEXT_NAME, [0, 0])] {
+            self.arena.word(limit + at).store(name[0], Release);
+            self.arena.word(limit + at + 1).store(name[1], Release);
+        }
+    }
+
+    /// Takes a limit's name away, for a limit of another kind, and turns all away who still use it. Only for the holder of
+    /// the structure lock.
+    pub fn retire(&self, limit: u64, file: Option<&File>) -> Result<()> {
+        self.finish_replacing(limit, file)?;
+        self.set(limit + limit_word::NAME, [0, 0]);
+        self.replace(limit, self.table(limit).policy, true, file)
+    }
+
+    /// Has its name been taken away?
+    pub fn is_retired(&self, limit: u64) -> bool {
+        self.get(limit + limit_word::NAME) == [0, 0]
     }
 
     /// The gate that binds all keys of a limit.
