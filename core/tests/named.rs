@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::Dir;
+use common::{Child, Dir};
 use std::path::PathBuf;
 use std::time::Duration;
 use workglow_limit::*;
@@ -138,6 +138,68 @@ fn a_longer_text_goes_on_counting() {
         assert_eq!(drain(&plain), (2, "api".into()));
         assert_eq!(name_of(store().find("api/delay")), "unknown_limit");
     });
+}
+
+/// The lane is made anew from the database, as after a reboot.
+fn reboot(dir: &Dir) {
+    use std::os::unix::fs::FileExt;
+    let lane = std::fs::OpenOptions::new().write(true).open(dir.file("limits.db-lane")).unwrap();
+    lane.write_all_at(&[0xee; 16], 4 * 8).unwrap();
+}
+
+#[test]
+fn what_the_ledger_has_goes_with_the_name() {
+    let dir = Dir::new("renamed");
+    let texts = ["40/1h", "40/1h + 5 concurrent", "40/1h", "40/1h + delay 1us"];
+    let mut remaining = 40;
+    for text in texts {
+        Child::run(|| {
+            let store = Store::new(&dir.url()).unwrap();
+            let limiter = store.limiter("api", text).unwrap();
+            limiter.decide("key", 1).unwrap().permit.expect(text);
+            store.flush().unwrap();
+        })
+        .join();
+        remaining -= 1;
+        Child::run(|| {
+            let store = Store::new(&dir.url()).unwrap();
+            let name = if store.find("api/rate").is_ok() { "api/rate" } else { "api" };
+            let found = store.find(name).unwrap().peek("key", 0).unwrap().remaining;
+            assert_eq!(found, remaining, "{text}");
+        })
+        .join();
+        reboot(&dir);
+        // A twentieth may have been forgotten.
+        remaining -= 2;
+    }
+}
+
+/// Whoever dies while a limit is to get another name has not made a second one of it.
+#[test]
+#[cfg(feature = "fault-points")]
+fn a_limit_whose_other_name_was_only_noted_gets_it_later() {
+    let texts = ["5/1h", "9 concurrent + 5/1h", "5/1h + 9 concurrent + delay 1us"];
+    for (from, to) in texts.iter().flat_map(|from| texts.map(|to| (*from, to))).filter(|(from, to)| from != to) {
+        if from.contains("concurrent") && to.contains("concurrent") {
+            continue; // Nothing gets another name.
+        }
+        for point in fault::NAMING {
+            let dir = Dir::in_memory("dying");
+            let declare = |text: &str| Store::new(&dir.url()).unwrap().limiter("api", text).unwrap();
+            let first = declare(from);
+            (0..3).for_each(|_| assert!(first.decide("", 1).unwrap().admitted));
+            let child = Child::run(|| {
+                fault::at(point, || common::raise(libc::SIGKILL));
+                declare(to).open().unwrap();
+            });
+            assert!(child.was_killed(), "{point}");
+            let part = if to.contains('+') { "api/rate" } else { "api" };
+            let found = Store::new(&dir.url()).unwrap().find(part).unwrap();
+            assert_eq!(drain(&*found), (2, part.into()), "{from} to {to}, {point}");
+            assert!(!first.peek("", 1).unwrap().admitted, "it is the same limit still");
+            assert_eq!(drain(&*declare(from)).0, 0, "back again");
+        }
+    }
 }
 
 #[test]

@@ -528,7 +528,7 @@ pub(super) mod tests {
         assert!(error.to_string().contains("read-only ("), "{error}");
 
         let journal = beside(&dir.path(), "-journal");
-        let declare = || Database::open(&dir.path(), 0o600)?.declare(&0, "api", "1/1s");
+        let declare = || declare(&Database::open(&dir.path(), 0o600)?.0, "api", "1/1s");
         std::os::unix::fs::symlink("/nowhere/at/all", &journal).unwrap();
         let error = declare().unwrap_err();
         assert_eq!(error.name(), "store_failure");

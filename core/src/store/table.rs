@@ -21,6 +21,7 @@ use crate::algorithm::slices::Slices;
 use crate::algorithm::slots::Slots;
 use crate::atomic::*;
 use crate::error::{Error, Result};
+use crate::fault;
 use crate::policy::{Policy, Shape};
 use crate::time::{Clock, Tick};
 use siphasher::sip128::{Hasher128, SipHasher13};
@@ -186,6 +187,7 @@ impl Home {
         // Whoever dies between two of these leaves it with one of the names at least.
         for (at, name) in [(limit_word::NEXT_NAME, name), (limit_word::NAME, name), (limit_word::NEXT_NAME, [0, 0])] {
             self.arena.word(limit + at).store(name[0], Release);
+            fault::point("half-named");
             self.arena.word(limit + at + 1).store(name[1], Release);
         }
     }
