@@ -280,6 +280,11 @@ fn names_with_slashes_belong_to_whoever_declares_them() {
         store().limiter("b/rate", "1/1h + 1 concurrent").unwrap().open().unwrap();
         let error = text(store().limiter("b", "1/1h + 1 concurrent").unwrap().open());
         assert_eq!(error, "limit \"b/rate\" is declared as a composite limiter and cannot be opened as a rate limiter");
+        let error = text(store().limiter("api/rate", "4/1h + 1 concurrent").unwrap().open());
+        assert_eq!(
+            error,
+            "limit \"api/rate\" is declared as a rate limiter and cannot be opened as a composite limiter"
+        );
         assert_eq!(store().names().unwrap(), ["api", "b/rate"]);
     });
 }
@@ -482,13 +487,19 @@ fn what_is_wrong_with_a_file_is_told_and_nothing_of_it_is_declared() {
                 "\"api/rate\" is two limits",
                 "another name: a part of a composite is called so",
             ),
+            (
+                2,
+                "api = '1/1s + 1 concurrent'\n'api/rate' = '1/1s + 1 concurrent'",
+                "\"api/rate\" is two limits",
+                "another name: a part of a composite is called so",
+            ),
             (3, "[api]\npolicy = '1/1s'\n[api]", "no TOML", "duplicate key"),
             (2, "[api]\nallowed 5", "no TOML", ""),
             (
                 4,
                 "[api]\nallowed = 5\nperiod = '1m'\n[api.partitions.tenant-7]\nallowed = 500",
                 "[api] partitions = a table",
-                "none: every key has the policy of its limit",
+                "none: every key has the policy of its limit and a budget of its own; what needs another policy is another limit, such as [\"api/KEY\"]",
             ),
         ] {
             let (file, loaded) = load(&store(), &dir, &format!("{content}\n"));

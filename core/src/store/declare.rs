@@ -186,6 +186,9 @@ impl Inner {
             let declared: Vec<Policy> = before.iter().map(|(_, found)| found.declared).collect();
             return mismatch(name, kind_of(&declared), kind_of(policies));
         }
+        if let (Some(_), [(_, found)], 2..) = (self.whole(name)?, before.as_slice(), policies.len()) {
+            return mismatch(name, found.declared.kind(), "composite");
+        }
         let mut parts: Vec<Part> = Vec::new();
         for (part, policy) in part_names(name, policies).into_iter().zip(policies) {
             if part != name && self.family(&part)?.composite.is_some() {
@@ -211,6 +214,13 @@ impl Inner {
         let dropped = dropped.filter(|other| parts.iter().all(|part| part.from != *other)).collect();
         let composite = (policies.len() > 1).then(|| policies.to_vec());
         Ok(Change { name: name.to_owned(), composite, was_composite: family.composite, parts, dropped })
+    }
+
+    /// The composite that a limit is a part of.
+    fn whole<'n>(&self, name: &'n str) -> Result<Option<&'n str>> {
+        let Some((whole, _)) = name.rsplit_once('/') else { return Ok(None) };
+        let composite = self.family(whole)?.composite;
+        Ok(composite.is_some_and(|all| part_names(whole, &all).iter().any(|part| part == name)).then_some(whole))
     }
 
     /// Where the limit of this name is, or now will be.
@@ -262,9 +272,7 @@ impl Inner {
             if parts.is_empty() {
                 return self.unknown(name);
             }
-            if let Some((whole, _)) = name.rsplit_once('/')
-                && self.family(whole)?.composite.is_some_and(|all| part_names(whole, &all).iter().any(|n| n == name))
-            {
+            if let Some(whole) = self.whole(name)? {
                 let reason = format!("limit \"{name}\" is a part of \"{whole}\", and is forgotten with it");
                 return Err(Error::Unsupported { reason });
             }

@@ -107,9 +107,10 @@ impl Source<'_> {
                 }
                 other => other,
             })?;
-            for part in part_names(name, &policies) {
-                if let Some(part) = taken.replace(part) {
-                    let what = format_args!("\"{part}\" is two limits");
+            let parts = part_names(name, &policies).into_iter().filter(|part| part != name);
+            for name in parts.chain([name.to_owned()]) {
+                if let Some(name) = taken.replace(name) {
+                    let what = format_args!("\"{name}\" is two limits");
                     return Err(self.wrong(&key.span(), what, "another name: a part of a composite is called so"));
                 }
             }
@@ -150,15 +151,16 @@ impl Entry<'_> {
     }
 
     fn policies(&self) -> Result<Vec<Policy>> {
-        for key in self.table.keys().map(|key| key.get_ref().as_ref()).filter(|key| !KEYS.contains(key)) {
+        if let Some(key) = self.table.keys().map(|key| key.get_ref().as_ref()).find(|key| !KEYS.contains(key)) {
             let expected = match key {
-                "partitions" => {
+                "partitions" => format!(
                     "none: every key has the policy of its limit and a budget of its own; what needs another policy is \
-                     another limit, with a name of its own"
-                }
-                _ => "one of the keys allowed, period, burst, concurrency and policy",
+                     another limit, such as [\"{}/KEY\"]",
+                    self.name
+                ),
+                _ => "one of the keys allowed, period, burst, concurrency and policy".to_owned(),
             };
-            return Err(self.wrong(key, expecting(expected)));
+            return Err(self.wrong(key, expecting(&expected)));
         }
         if let Some(text) = self.text("policy", "a policy such as \"100/1m\"")? {
             if self.table.len() > 1 {

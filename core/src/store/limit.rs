@@ -413,11 +413,9 @@ impl Limit {
 
     /// `again`: it was declared by this limiter already, so what the store has by now holds.
     fn declare_or_attach(&self, home: &Home, locked: &Locked, again: bool) -> Result<u64> {
-        let theirs = self.store.declared(&self.name)?;
         let again = again || self.part_of.as_ref().is_some_and(|all| all.is_declared.load(Acquire));
-        if let Some(mine) = &self.declares
-            && !(again && theirs.is_some())
-        {
+        let theirs = if again || self.declares.is_none() { self.store.declared(&self.name)? } else { None };
+        if let (Some(mine), None) = (&self.declares, theirs) {
             match &self.part_of {
                 Some(all) => {
                     self.store.declare_all(&[(&all.name, &all.policies)], locked)?;

@@ -36,6 +36,16 @@ impl Store {
     /// What was admitted goes on counting when parts come or go. If none stays it is another kind of limiter, which needs a
     /// [`Store::forget`] first.
     ///
+    /// ```
+    /// # use workglow_limit::Store;
+    /// let store = Store::new("memory:")?;
+    /// let limiter = store.limiter("openai", "100/1m + 5 concurrent")?;
+    /// assert!(limiter.decide("tenant-7", 5)?.admitted);
+    /// let denial = store.find("openai")?.decide("tenant-7", 1)?;
+    /// assert_eq!(denial.denied_by.as_deref(), Some("openai/concurrency"));
+    /// # Ok::<(), workglow_limit::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// [`Error::InvalidArgument`] that says where the text is wrong, or unless the names are 1 to 1,024 bytes.
     pub fn limiter(&self, name: &str, policies: &str) -> Result<Arc<dyn Limiter>> {

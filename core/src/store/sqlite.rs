@@ -223,7 +223,8 @@ impl Database {
         // After the slash comes 0.
         let query = "SELECT name, kind, policy, override FROM limits
                      WHERE name = ?1 OR name > ?1 || '/' AND name < ?1 || '0'";
-        let read = || -> rusqlite::Result<Vec<(String, String, String, Option<String>)>> {
+        type Row = (String, String, String, Option<String>);
+        let read = || -> rusqlite::Result<Vec<Row>> {
             let mut query = self.connection.prepare(query)?;
             let rows = query.query_map([name], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?)))?;
             rows.collect()
