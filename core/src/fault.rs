@@ -28,7 +28,7 @@ mod on {
     pub const REWRITING: &[&str] = &["key-sealed", "key-written", "table-written"];
 
     /// The points at which a limit is about to get another name.
-    pub const NAMING: &[&str] = &["names-noted", "half-named"];
+    const NAMING: &[&str] = &["names-noted", "half-named"];
 
     fn is_listed(point: &str) -> bool {
         DECIDING.contains(&point) || REWRITING.contains(&point) || NAMING.contains(&point)
@@ -54,7 +54,7 @@ mod on {
 }
 
 #[cfg(all(feature = "fault-points", not(model)))]
-pub use on::{DECIDING, NAMING, REWRITING, at};
+pub use on::{DECIDING, REWRITING, at};
 
 /// Is this bug planted? Only ever in builds for tests, to show that they find it. `PLANT` names it.
 #[cfg(any(model, feature = "fault-points"))]

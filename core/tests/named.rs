@@ -174,6 +174,12 @@ fn what_the_ledger_has_goes_with_the_name() {
     }
 }
 
+/// Kills this process when it passes a point for so many times.
+#[cfg(feature = "fault-points")]
+fn die_at(point: &'static str, passes: u32) {
+    fault::at(point, move || if passes > 1 { die_at(point, passes - 1) } else { common::raise(libc::SIGKILL) });
+}
+
 /// Whoever dies while a limit is to get another name has not made a second one of it.
 #[test]
 #[cfg(feature = "fault-points")]
@@ -183,19 +189,20 @@ fn a_limit_whose_other_name_was_only_noted_gets_it_later() {
         if from.contains("concurrent") && to.contains("concurrent") {
             continue; // Nothing gets another name.
         }
-        for point in fault::NAMING {
+        // Each word of a name is a point of its own.
+        for (point, passes) in [("names-noted", 1), ("half-named", 1), ("half-named", 2), ("half-named", 3)] {
             let dir = Dir::in_memory("dying");
             let declare = |text: &str| Store::new(&dir.url()).unwrap().limiter("api", text).unwrap();
             let first = declare(from);
             (0..3).for_each(|_| assert!(first.decide("", 1).unwrap().admitted));
             let child = Child::run(|| {
-                fault::at(point, || common::raise(libc::SIGKILL));
+                die_at(point, passes);
                 declare(to).open().unwrap();
             });
             assert!(child.was_killed(), "{point}");
             let part = if to.contains('+') { "api/rate" } else { "api" };
             let found = Store::new(&dir.url()).unwrap().find(part).unwrap();
-            assert_eq!(drain(&*found), (2, part.into()), "{from} to {to}, {point}");
+            assert_eq!(drain(&*found), (2, part.into()), "{from} to {to}, {point} {passes}");
             assert!(!first.peek("", 1).unwrap().admitted, "it is the same limit still");
             assert_eq!(drain(&*declare(from)).0, 0, "back again");
         }

@@ -33,6 +33,9 @@ const CHECKPOINT_EVERY: Tick = 1_000_000;
 /// No machine boots faster than this, in ticks.
 const SHORTEST_BOOT: Tick = 2_000_000;
 
+/// The name of a limit that nobody finds any more.
+const NO_NAME: [u64; 2] = [0, 0];
+
 /// A key or a name, as the store knows it: 128 bits, keyed with the store's secret.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Hash(pub [u64; 2]);
@@ -184,25 +187,35 @@ impl Home {
     /// Gives a limit another name, which no other has. Only for the holder of the structure lock.
     pub fn rename(&self, limit: u64, name: &str) {
         let Hash(name) = self.hash(b'n', name);
-        // Whoever dies between two of these leaves it with one of the names at least.
-        for (at, name) in [(limit_word::NEXT_NAME, name), (limit_word::NAME, name), (limit_word::NEXT_NAME, [0, 0])] {
-            self.arena.word(limit + at).store(name[0], Release);
-            fault::point("half-named");
-            self.arena.word(limit + at + 1).store(name[1], Release);
+        // Somebody may have died in this.
+        let pending = self.get(limit + limit_word::NEXT_NAME);
+        if pending != NO_NAME {
+            self.write_name(limit + limit_word::NAME, pending);
         }
+        // Whoever dies between two of these leaves it with one of the names.
+        self.write_name(limit + limit_word::NEXT_NAME, name);
+        self.write_name(limit + limit_word::NAME, name);
+        self.write_name(limit + limit_word::NEXT_NAME, NO_NAME);
+    }
+
+    fn write_name(&self, at: u64, [first, second]: [u64; 2]) {
+        self.arena.word(at).store(first, Release);
+        fault::point("half-named");
+        self.arena.word(at + 1).store(second, Release);
     }
 
     /// Takes a limit's name away, for a limit of another kind, and turns all away who still use it. Only for the holder of
     /// the structure lock.
     pub fn retire(&self, limit: u64, file: Option<&File>) -> Result<()> {
         self.finish_replacing(limit, file)?;
-        self.set(limit + limit_word::NAME, [0, 0]);
+        self.write_name(limit + limit_word::NEXT_NAME, NO_NAME);
+        self.write_name(limit + limit_word::NAME, NO_NAME);
         self.replace(limit, self.table(limit).policy, true, file)
     }
 
     /// Has its name been taken away?
     pub fn is_retired(&self, limit: u64) -> bool {
-        self.get(limit + limit_word::NAME) == [0, 0]
+        self.get(limit + limit_word::NAME) == NO_NAME
     }
 
     /// The gate that binds all keys of a limit.
