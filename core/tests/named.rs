@@ -48,11 +48,19 @@ fn a_text_of_one_policy_is_a_limit_like_any_other() {
         assert!(same.decide("", 1).unwrap().admitted);
         assert_eq!(drain(&*limiter), (2, "api".into()));
         assert_eq!(drain(&*there.find("api").unwrap()), (0, "api".into()));
-        for (text, kind) in [("2 concurrent", "gpu"), ("delay 1h", "slow"), ("9/1h spaced", "even")] {
+        for (text, kind) in [
+            ("2 concurrent", "gpu"),
+            ("delay 1h", "slow"),
+            ("9/1h spaced", "even"),
+            ("9/1h burst 3", "burst"),
+            ("9/1h queue 3", "queue"),
+            ("9/1h fixed", "fixed"),
+            ("9/1h counter", "counter"),
+        ] {
             here.limiter(kind, text).unwrap().open().unwrap();
             assert!(there.find(kind).unwrap().decide("", 1).unwrap().admitted, "{text}");
         }
-        assert_eq!(there.names().unwrap(), ["api", "even", "gpu", "slow"]);
+        assert_eq!(there.names().unwrap(), ["api", "burst", "counter", "even", "fixed", "gpu", "queue", "slow"]);
     });
 }
 
@@ -263,8 +271,13 @@ fn composites_are_forgotten_with_their_parts() {
         store().limiter("mail", "5/1h").unwrap().open().unwrap();
         let error = text(store().forget("api/rate"));
         assert_eq!(error, "limit \"api/rate\" is a part of \"api\", and is forgotten with it");
+        let running = store().find("mail").unwrap();
         store().forget("api").unwrap();
         assert_eq!(store().names().unwrap(), ["mail"]);
+        store().forget("mail").unwrap();
+        assert_eq!(drain(&*running), (5, "mail".into()), "it goes on, with nothing in the database");
+        assert_eq!(drain(&*store().limiter("mail", "7/1h").unwrap()), (2, "mail".into()));
+        assert_eq!(drain(&*running), (0, "mail".into()));
         let error = text(store().find("api"));
         assert_eq!(error, "no limit named \"api\" is declared: this store knows mail");
         store().limiter("api", "delay 1h").unwrap().open().unwrap();
@@ -410,11 +423,14 @@ fn a_file_declares_its_limits() {
             [mail]\npolicy = \"delay 1h\"\n\
             [gpu]\nconcurrency = 3\n\
             [emails]\nallowed = 5\nperiod = \"1h\"\n\
+            [stripe]\nallowed = 100\nperiod = \"1h\"\nburst = 20\n\
             [jobs]\nallowed = 0x10\nperiod = '1h'\nconcurrency = 1_0\n";
         let names = load(&store(), &dir, content).1.unwrap();
-        assert_eq!(names, ["emails", "gpu", "jobs", "mail", "openai"]);
+        assert_eq!(names, ["emails", "gpu", "jobs", "mail", "openai", "stripe"]);
         assert_eq!(store().names().unwrap(), names);
-        for (name, limit) in [("emails", 5), ("gpu", 3), ("jobs/rate", 16), ("jobs", 10), ("mail", 1), ("openai", 5)] {
+        for (name, limit) in
+            [("emails", 5), ("gpu", 3), ("jobs/rate", 16), ("jobs", 10), ("mail", 1), ("openai", 5), ("stripe", 20)]
+        {
             assert_eq!(store().find(name).unwrap().peek("", 0).unwrap().limit, limit, "{name}");
         }
         // Again, with less.
