@@ -407,6 +407,31 @@ fn what_is_wrong_with_a_text_is_told_before_anything_is_created() {
     });
 }
 
+#[test]
+fn what_cannot_be_noted_does_not_hold() {
+    let dir = Dir::in_memory("unnoted");
+    let store = Store::new(&dir.url()).unwrap();
+    store.limiter("api", "5/1h + delay 1us").unwrap().open().unwrap();
+    store.limiter("mail", "5/1h").unwrap().open().unwrap();
+    let limits = || ["api/rate", "mail"].map(|name| RateLimiter::attach(&store, name).unwrap());
+    let limits = limits().map(|limit| (limit.peek("", 0).unwrap(), limit).1);
+    let hold = || limits.each_ref().map(|limit| limit.peek("", 0).unwrap().limit);
+    let file = dir.file("limits.toml");
+    std::fs::write(&file, "mail = '9/1h + 1 concurrent'\napi = '9/1h'").unwrap();
+    let journal = dir.file("limits.db-journal");
+    // In its place there can be no journal, and so no commit.
+    std::fs::create_dir(&journal).unwrap();
+    assert_eq!(name_of(store.load(&file)), "store_failure");
+    assert_eq!(name_of(store.override_text("api", "8/1h")), "store_failure");
+    assert_eq!(name_of(store.limiter("mail", "7/1h").unwrap().open()), "store_failure");
+    assert_eq!(name_of(store.forget("mail")), "store_failure");
+    assert_eq!(hold(), [5, 5]);
+    std::fs::remove_dir(&journal).unwrap();
+    assert_eq!(hold(), [5, 5]);
+    store.load(&file).unwrap();
+    assert_eq!(hold(), [9, 9]);
+}
+
 /// Writes a file and loads it.
 fn load(store: &Store, dir: &Dir, content: &str) -> (PathBuf, Result<Vec<String>>) {
     let file = dir.file("limits.toml");

@@ -96,7 +96,7 @@ impl Part {
 }
 
 impl Change {
-    fn changes_nothing(&self) -> bool {
+    pub fn changes_nothing(&self) -> bool {
         let same = |part: &Part| part.from == part.name && !part.is_new();
         self.composite == self.was_composite && self.dropped.is_empty() && self.parts.iter().all(same)
     }
@@ -154,22 +154,48 @@ impl Inner {
         let changes = all.iter().map(|(name, policies)| self.change(name, policies));
         let changes = changes.collect::<Result<Vec<Change>>>()?;
         let home = self.home();
-        for part in changes.iter().flat_map(|change| &change.parts) {
-            let policy = part.now().current();
-            let limit = self.block(&part.from, policy, locked)?;
-            home.bring_to(limit, policy, locked.file())?;
-            if part.from != part.name
-                && let Some(stale) = home.find_limit(&part.name)
-            {
-                home.retire(stale, locked.file())?;
+        let parts = || changes.iter().flat_map(|change| &change.parts);
+        let before = parts().filter_map(|part| Some((part.from.as_str(), part.before?)));
+        self.all_or_none(before, locked, || {
+            for part in parts() {
+                let policy = part.now().current();
+                let limit = self.block(&part.from, policy, locked)?;
+                home.bring_to(limit, policy, locked.file())?;
+                if part.from != part.name
+                    && let Some(stale) = home.find_limit(&part.name)
+                {
+                    home.retire(stale, locked.file())?;
+                }
+                if part.before.is_some() && part.is_new() {
+                    self.prepare_ledger(&part.from, policy)?;
+                }
             }
-            if part.before.is_some() && part.is_new() {
-                self.prepare_ledger(&part.from, policy)?;
-            }
+            // After the lane, and after the ledger: whatever this process dies in, no more is missing than the policy
+            // that is noted allows.
+            self.note(&changes)
+        })?;
+        fault::point("names-noted");
+        for part in parts().filter(|part| part.from != part.name) {
+            home.find_limit(&part.from).into_iter().for_each(|limit| home.rename(limit, &part.name));
         }
-        // After the lane, and after the ledger: whatever this process dies in, no more is missing than the policy that is
-        // noted allows.
-        self.note(&changes.into_iter().filter(|change| !change.changes_nothing()).collect::<Vec<_>>(), locked)
+        Ok(())
+    }
+
+    /// Does what lets policies hold. If it fails, those hold again that did before.
+    fn all_or_none<'a>(
+        &self,
+        before: impl Iterator<Item = (&'a str, Declared)>,
+        locked: &Locked,
+        f: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
+        f().inspect_err(|_| {
+            for (name, before) in before {
+                if let Some(limit) = self.home().find_limit(name) {
+                    // What cannot be brought back now is when the limit is opened again.
+                    let _ = self.home().bring_to(limit, before.current(), locked.file());
+                }
+            }
+        })
     }
 
     /// What is to change so that a name stands for these policies.
@@ -248,25 +274,23 @@ impl Inner {
         }
     }
 
-    fn note(&self, changes: &[Change], locked: &Locked) -> Result<()> {
-        if changes.is_empty() {
+    fn note(&self, changes: &[Change]) -> Result<()> {
+        if changes.iter().all(Change::changes_nothing) {
             return Ok(());
         }
         match &self.address {
-            Address::Memory => self.rare().note(changes),
-            Address::Sqlite(path) => self.with_database(path, |database| database.note(changes))?,
+            Address::Memory => {
+                self.rare().note(changes);
+                Ok(())
+            }
+            Address::Sqlite(path) => self.with_database(path, |database| database.note(changes)),
         }
-        fault::point("names-noted");
-        for part in changes.iter().flat_map(|change| &change.parts).filter(|part| part.from != part.name) {
-            self.block(&part.name, part.policy, locked)?;
-        }
-        Ok(())
     }
 
     /// Takes what a name stands for away. Its limits go on for those who use them, and count on if it is declared again,
     /// until it is declared as another kind.
     pub(super) fn undeclare(&self, name: &str) -> Result<()> {
-        self.with_lock(|locked| {
+        self.with_lock(|_| {
             let family = self.family(name)?;
             let parts = family.parts(name);
             if parts.is_empty() {
@@ -278,7 +302,7 @@ impl Inner {
             }
             let dropped = parts.into_iter().map(|(name, _)| name).collect();
             let (name, parts) = (name.to_owned(), vec![]);
-            self.note(&[Change { name, composite: None, was_composite: family.composite, parts, dropped }], locked)
+            self.note(&[Change { name, composite: None, was_composite: family.composite, parts, dropped }])
         })
     }
 
@@ -298,14 +322,13 @@ impl Inner {
                 Some(policies) => overridden(name, parts, policies)?,
             };
             let home = self.home();
-            // A limit that the lane does not have yet gets it when it is opened.
-            let bring = |part: &str, policy| match home.find_limit(part) {
-                Some(limit) => home.bring_to(limit, policy, locked.file()),
-                None => Ok(()),
-            };
-            let all = || {
+            let before = changes.iter().map(|(part, before, _)| (part.as_str(), *before));
+            self.all_or_none(before, locked, || {
                 for (part, _, after) in &changes {
-                    bring(part, after.current())?;
+                    // A limit that the lane does not have yet gets it when it is opened.
+                    if let Some(limit) = home.find_limit(part) {
+                        home.bring_to(limit, after.current(), locked.file())?;
+                    }
                     self.prepare_ledger(part, after.current())?;
                 }
                 match &self.address {
@@ -318,10 +341,6 @@ impl Inner {
                         database.set_overrides(changes.iter().map(|(part, _, after)| (part.as_str(), after.overriding)))
                     }),
                 }
-            };
-            all().inspect_err(|_| {
-                // What cannot be brought back now is when the limit is opened again.
-                changes.iter().for_each(|(part, before, _)| drop(bring(part, before.current())));
             })
         })
     }

@@ -259,7 +259,8 @@ impl Database {
     pub fn note(&mut self, changes: &[Change]) -> Result<()> {
         let mut note = || -> rusqlite::Result<()> {
             let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-            for Change { name, composite, parts, dropped, .. } in changes {
+            for change in changes.iter().filter(|change| !change.changes_nothing()) {
+                let Change { name, composite, parts, dropped, .. } = change;
                 transaction.execute("DELETE FROM limits WHERE name = ?1 AND kind = ?2", params![name, COMPOSITE])?;
                 for name in dropped {
                     transaction.execute("DELETE FROM limits WHERE name = ?1", [name])?;
