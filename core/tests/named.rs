@@ -413,8 +413,7 @@ fn what_cannot_be_noted_does_not_hold() {
     let store = Store::new(&dir.url()).unwrap();
     store.limiter("api", "5/1h + delay 1us").unwrap().open().unwrap();
     store.limiter("mail", "5/1h").unwrap().open().unwrap();
-    let limits = || ["api/rate", "mail"].map(|name| RateLimiter::attach(&store, name).unwrap());
-    let limits = limits().map(|limit| (limit.peek("", 0).unwrap(), limit).1);
+    let limits = ["api/rate", "mail"].map(|name| store.find(name).unwrap());
     let hold = || limits.each_ref().map(|limit| limit.peek("", 0).unwrap().limit);
     let file = dir.file("limits.toml");
     std::fs::write(&file, "mail = '9/1h + 1 concurrent'\napi = '9/1h'").unwrap();
