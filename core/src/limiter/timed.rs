@@ -53,7 +53,7 @@ impl Timed {
         Ok(Self::of(Limit::attach(store, name, kind)?))
     }
 
-    fn of(limit: Limit) -> Timed {
+    pub(crate) fn of(limit: Limit) -> Timed {
         Timed { id: next_id(), limit, running: PerProcess::new() }
     }
 
