@@ -271,6 +271,12 @@ pub trait Limiter: Send + Sync {
         None
     }
 
+    /// How long from now a place can still be used; `None`: it is over. Composites ask whether places fit together.
+    #[doc(hidden)]
+    fn good_for(&self, _place: &RawPermit) -> Option<Duration> {
+        Some(Duration::MAX)
+    }
+
     /// Is this the composite with that number, or does it contain it? Composites ask before they take a child.
     #[doc(hidden)]
     fn contains(&self, _composite: u64) -> bool {

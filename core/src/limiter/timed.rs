@@ -82,7 +82,8 @@ impl Timed {
 
     /// When a place comes.
     fn ready(&self, permit: &RawPermit) -> Option<(&Home, Tick)> {
-        (permit.limiter == self.id && permit.ready != 0).then_some(())?;
+        // Of a lane that is gone it means nothing.
+        let permit = self.own(permit).ok().filter(|permit| permit.ready != 0)?;
         Some((self.limit.home().ok()?, permit.ready))
     }
 
@@ -639,6 +640,11 @@ impl<T: InStore> Limiter for T {
 
     fn ready_in(&self, permit: &RawPermit) -> Option<Duration> {
         self.timed().ready(permit).map(|(home, ready)| from_ticks(ready.saturating_sub(home.clock.now().floor)))
+    }
+
+    fn good_for(&self, place: &RawPermit) -> Option<Duration> {
+        let Some((home, ready)) = self.timed().ready(place) else { return Some(Duration::MAX) };
+        (ready + only_grace(place.reserved[2])).checked_sub(home.clock.now().ceil).map(from_ticks)
     }
 
     fn ready_at(&self, permit: &RawPermit) -> Option<SystemTime> {
