@@ -271,10 +271,11 @@ pub trait Limiter: Send + Sync {
         None
     }
 
-    /// How long from now a place can still be used; `None`: it is over. Composites ask whether places fit together.
+    /// From when until when a place can be used, in µs from now. `None`: at any time, or it is none. Composites ask whether
+    /// places fit together.
     #[doc(hidden)]
-    fn good_for(&self, _place: &RawPermit) -> Option<Duration> {
-        Some(Duration::MAX)
+    fn span(&self, _place: &RawPermit) -> Option<(i64, i64)> {
+        None
     }
 
     /// Is this the composite with that number, or does it contain it? Composites ask before they take a child.

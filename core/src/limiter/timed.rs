@@ -642,9 +642,12 @@ impl<T: InStore> Limiter for T {
         self.timed().ready(permit).map(|(home, ready)| from_ticks(ready.saturating_sub(home.clock.now().floor)))
     }
 
-    fn good_for(&self, place: &RawPermit) -> Option<Duration> {
-        let Some((home, ready)) = self.timed().ready(place) else { return Some(Duration::MAX) };
-        (ready + only_grace(place.reserved[2])).checked_sub(home.clock.now().ceil).map(from_ticks)
+    fn span(&self, place: &RawPermit) -> Option<(i64, i64)> {
+        let (home, ready) = self.timed().ready(place)?;
+        let now = home.clock.now();
+        // 400 days and more are far from what 63 bits hold.
+        let (first, last) = (ready as i64, (ready + only_grace(place.reserved[2])) as i64);
+        Some((first - now.floor as i64, last - now.floor as i64))
     }
 
     fn ready_at(&self, permit: &RawPermit) -> Option<SystemTime> {

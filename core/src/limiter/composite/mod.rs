@@ -126,7 +126,8 @@ impl CompositeLimiter {
     fn claim(&self, key: &str, weight: u64) -> Result<Result<RawPermit, Decision>> {
         // Look first: a denial then costs nobody anything.
         let mut seen = self.peek_each(key, weight)?;
-        let denials = seen.iter_mut().filter(|(_, one)| !one.admitted);
+        let denials = seen.iter_mut().filter(|(_, one)| !one.admitted).rev();
+        // Of several, the first.
         let Some((child, worst)) = denials.max_by_key(|(_, one)| one.retry_after) else {
             return self.take_all(key, weight);
         };
@@ -187,6 +188,18 @@ impl CompositeLimiter {
             _ => Vec::new(),
         };
         parts.iter().filter_map(|part| f(&part.child.0, part.permit.as_ref()?)).collect()
+    }
+
+    /// When all parts of a place were ready. Or, if one had to be exchanged while others of it were starting, so that this
+    /// was never so, the first of these moments: a start counts at no child from before that.
+    fn of_all<T: Ord>(&self, permit: &RawPermit, ready: impl Fn(&Child, &RawPermit) -> Option<T>) -> Option<T> {
+        /// The clock goes on while the parts are asked.
+        const MARGIN: i64 = 100;
+        let moments = self.parts(permit, ready).into_iter();
+        match self.span(permit) {
+            Some((first, last)) if first > last.saturating_sub(MARGIN) => moments.min(),
+            _ => moments.max(),
+        }
     }
 
     fn each(&self, f: impl Fn(&Child) -> Result<()>) -> Result<()> {
@@ -319,9 +332,8 @@ impl Limiter for CompositeLimiter {
         self.children().iter().any(|child| child.has_places())
     }
 
-    fn good_for(&self, place: &RawPermit) -> Option<Duration> {
-        let all = self.parts(place, |child, part| Some(child.good_for(part)));
-        all.into_iter().min().unwrap_or(Some(Duration::MAX))
+    fn span(&self, place: &RawPermit) -> Option<(i64, i64)> {
+        self.parts(place, |child, part| child.span(part)).into_iter().reduce(|a, b| (a.0.max(b.0), a.1.min(b.1)))
     }
 
     fn open(&self) -> Result<()> {
@@ -367,11 +379,11 @@ impl Limiter for CompositeLimiter {
     }
 
     fn ready_at(&self, permit: &RawPermit) -> Option<SystemTime> {
-        self.parts(permit, |child, part| child.ready_at(part)).into_iter().max()
+        self.of_all(permit, |child, part| child.ready_at(part))
     }
 
     fn ready_at_monotonic_ns(&self, permit: &RawPermit) -> Option<u64> {
-        self.parts(permit, |child, part| child.ready_at_monotonic_ns(part)).into_iter().max()
+        self.of_all(permit, |child, part| child.ready_at_monotonic_ns(part))
     }
 
     fn to_text(&self, _: &RawPermit) -> Result<String> {

@@ -74,23 +74,22 @@ impl Part {
         Part { child: Held(child.clone()), permit, has_place: child.has_places() }
     }
 
-    /// How long until it is ready. `None`: it never was a matter of time, or means nothing any more.
-    fn ready_in(&self) -> Option<Duration> {
-        self.child.0.ready_in(self.permit.as_ref()?)
+    /// From when until when it can be used, in µs from now. `None`: at any time, or there is none.
+    pub fn span(&self) -> Option<(i64, i64)> {
+        self.child.0.span(self.permit.as_ref()?)
     }
 
     /// Can a start that begins after so long still use it, with half of its grace to spare?
-    fn fits(&self, start: Duration) -> bool {
-        let Some(place) = &self.permit else { return false };
-        let (Some(ready), Some(last)) = (self.ready_in(), self.child.0.good_for(place)) else {
-            return self.ready_in().is_none();
-        };
-        start <= ready || last.checked_sub(start).is_some_and(|rest| rest >= last.saturating_sub(ready) / 2)
+    fn fits(&self, start: i64) -> bool {
+        let some_time = self.span();
+        self.permit.is_some()
+            && some_time
+                .is_none_or(|(first, last)| start <= first.max(0).min(last) || start <= last - (last - first) / 2)
     }
 
-    /// Was its time over, or is there none? Then a fresh one is needed.
+    /// Is its time over, or is there none? Then a fresh one is needed.
     fn is_late(&self) -> bool {
-        self.permit.is_none_or(|place| self.child.0.good_for(&place).is_none())
+        self.permit.is_none() || self.span().is_some_and(|(_, last)| last < 0)
     }
 
     fn give_back(&mut self) -> Result<()> {
@@ -102,9 +101,13 @@ impl Part {
     }
 }
 
-/// How long until all of them are ready.
-fn latest(parts: &[Part]) -> Duration {
-    parts.iter().filter_map(Part::ready_in).max().unwrap_or_default()
+/// When all of them are ready, in µs from now; at least 0.
+fn latest(parts: &[Part]) -> i64 {
+    parts.iter().filter_map(Part::span).map(|(first, _)| first).max().unwrap_or(0).max(0)
+}
+
+fn from_us(us: i64) -> Duration {
+    Duration::from_micros(us.max(0) as u64)
 }
 
 /// Exchanges places until all can be used at the same moment, no sooner than after `start`: which is after how long, or,
@@ -112,9 +115,10 @@ fn latest(parts: &[Part]) -> Duration {
 fn fit(
     wish: &Wish,
     parts: &mut [Part],
-    mut start: Duration,
+    start: Duration,
     max_wait: Option<Duration>,
 ) -> Result<Result<Duration, Duration>> {
+    let mut start = i64::try_from(start.as_micros()).unwrap_or(i64::MAX);
     for _ in 0..ROUNDS {
         let mut is_moved = false;
         // Always in the order of the children.
@@ -125,18 +129,18 @@ fn fit(
                 continue;
             }
             part.give_back()?;
-            match part.child.0.reserve_later(&wish.key, wish.weight, start, max_wait, wish.grace)? {
+            match part.child.0.reserve_later(&wish.key, wish.weight, from_us(start), max_wait, wish.grace)? {
                 Reserved::Place { place, .. } => part.permit = Some(place),
                 Reserved::Denied(after) => return Ok(Err(after)),
             }
             // From here on a place says when: by the clock of its limit, which does not stand still.
-            (is_moved, start) = (true, Duration::ZERO);
+            (is_moved, start) = (true, 0);
         }
         if !is_moved {
             break;
         }
     }
-    Ok(Ok(start.max(latest(parts))))
+    Ok(Ok(from_us(start.max(latest(parts)))))
 }
 
 /// Takes what the children without places have to give, or nothing and how long to wait.
@@ -210,7 +214,7 @@ fn start_all(parts: &mut [Part], rounds: usize) -> Result<bool> {
 /// Starts, if all that is needed is there. A place that had to be exchanged does not start, but with more than one round.
 fn present(wish: &Wish, parts: &mut [Part], rounds: usize) -> Result<Turn> {
     let is_late = parts.iter().any(|part| part.has_place && part.is_late());
-    if latest(parts).is_zero() && !(is_late && rounds == 1) {
+    if latest(parts) == 0 && !(is_late && rounds == 1) {
         for _ in 0..rounds {
             if let Some(after) = claim_others(wish, parts)? {
                 return Ok(Turn::Busy(after));
