@@ -105,7 +105,7 @@ fn waiters_start_in_the_order_in_which_they_asked_and_sleep_once() {
         rate(&store, "slow", 3, ms(400)),
     ];
     let limiter = CompositeLimiter::new(children);
-    let mut waits: VecDeque<_> = (0..20).map(|i| (i, Wait::new("", 1, None))).collect();
+    let mut waits: VecDeque<_> = (0..14).map(|i| (i, Wait::new("", 1, None))).collect();
     let mut due = VecDeque::new();
     let mut started = Vec::new();
     while let Some((i, mut wait)) = waits.pop_front() {
