@@ -99,8 +99,10 @@ impl Custom for Diary {
 #[test]
 fn waiters_start_in_the_order_in_which_they_asked_and_sleep_once() {
     let (clock, store) = clocked();
-    let children: [Shared; 3] = [
+    let children: [Shared; 5] = [
         rate(&store, "rate", 7, ms(1_000)),
+        Arc::new(TokenBucketLimiter::new(&store, "bucket", 2, ms(500), 2).unwrap()),
+        Arc::new(FixedWindowLimiter::new(&store, "fixed", 4, ms(700)).unwrap()),
         Arc::new(DelayLimiter::shared(&store, "delay", ms(60)).unwrap()),
         rate(&store, "slow", 3, ms(400)),
     ];

@@ -652,10 +652,9 @@ impl<T: InStore> Limiter for T {
 
     fn span(&self, place: &RawPermit) -> Option<(i64, i64)> {
         let (home, ready) = self.timed().ready(place)?;
-        let now = home.clock.now();
-        // 400 days and more are far from what 63 bits hold.
-        let (first, last) = (ready as i64, (ready + only_grace(place.reserved[2])) as i64);
-        Some((first - now.floor as i64, last - now.floor as i64))
+        // It may start until it counts. Ticks are far from what 63 bits hold.
+        let now = home.clock.now().floor as i64;
+        Some((ready as i64 - now, place.b as i64 - now))
     }
 
     fn ready_at(&self, permit: &RawPermit) -> Option<SystemTime> {

@@ -400,8 +400,7 @@ impl CompositeLimiter {
             }
             match self.reserve(&wait.key, wait.weight, left, None)? {
                 Reserved::Place { place, .. } => wait.progress = Progress::Place(place),
-                Reserved::Denied(after) if left.is_some_and(|left| after > left) => return Ok(Step::Expired(after)),
-                Reserved::Denied(after) => return Ok(wait.again_after(after, waited)),
+                Reserved::Denied(after) => return Ok(Step::Expired(after)),
             }
         }
     }
