@@ -165,6 +165,13 @@ fn a_start_says_so_when_there_is_no_slot_left() {
 }
 
 #[test]
+fn a_key_that_nobody_has_used_holds_nothing() {
+    let leases = Leases::untouched();
+    assert_eq!((leases.live(), leases.earliest_deadline()), (Ok(0), Ok(None)));
+    assert!(leases.is_idle() && !leases.holds_of_others(ME));
+}
+
+#[test]
 fn a_cleared_permit_ends_as_nothing() {
     let key = Key::new(3);
     let a = key.take(2, 3).unwrap();
