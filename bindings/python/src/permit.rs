@@ -67,7 +67,41 @@ impl Permit {
     /// Is there nothing to end? It has ended, or it is another process's.
     #[inline]
     fn is_over(&self) -> bool {
-        self.ended.load(Relaxed) || self.generation != fork_generation()
+        self.ended.load(Relaxed) || self.is_inherited()
+    }
+
+    /// Is it another process's?
+    #[inline]
+    fn is_inherited(&self) -> bool {
+        self.generation != fork_generation()
+    }
+}
+
+impl Permit {
+    /// Completes it, and says that it was forgotten, as Python does for a file that was not closed.
+    #[cold]
+    fn forgotten(&self) {
+        let limiter = self.node.core.name();
+        let told = Python::try_attach(|py| {
+            // An exception may be on its way: it is not ours to lose.
+            let pending = PyErr::take(py);
+            if let Err(e) = self.node.core.complete(&self.raw).map_err(raised) {
+                e.write_unraisable(py, None);
+            }
+            let text = format!("a permit of {limiter:?} was dropped without an end: use it in a with statement");
+            // Quoting a name escapes its zeros.
+            let text = CString::new(text).unwrap_or_default();
+            if let Err(e) = PyErr::warn(py, &py.get_type::<PyResourceWarning>(), &text, 1) {
+                e.write_unraisable(py, None);
+            }
+            if let Some(pending) = pending {
+                pending.restore(py);
+            }
+        });
+        if told.is_none() {
+            // Python is about to end. Limiters that are written in Python have ended.
+            let _ = self.node.core.complete(&self.raw);
+        }
     }
 }
 
@@ -87,6 +121,22 @@ impl Permit {
     /// again at once, what it used beyond is owed, up to one whole capacity, and delays later starts.
     fn settle(&self, py: Python<'_>, #[pyo3(from_py_with = argument::actual)] actual: u64) -> PyResult<()> {
         py.detach(|| self.end(|core, raw| core.settle(raw, actual))).map_err(raised)
+    }
+
+    /// Lets a lease begin anew: it holds its units for its whole length from now on. A no-op for permits that are no leases.
+    /// Raises LeaseLost if it has ended meanwhile; perhaps another start holds its units by now.
+    fn renew(&self, py: Python<'_>) -> PyResult<()> {
+        if self.is_inherited() {
+            return Ok(());
+        }
+        py.detach(|| self.node.core.renew(&self.raw)).map_err(raised)
+    }
+
+    /// A number that is larger for every later lease of the same key, for what the lease protects to refuse whoever comes
+    /// late; None for permits that are no leases.
+    #[getter]
+    fn fence(&self) -> Option<u64> {
+        self.node.core.fence(&self.raw)
     }
 
     /// The permit or place as a short text, with which another process that has the same limit can go on: present()
@@ -144,10 +194,11 @@ impl Drop for Permit {
         if self.is_over() || !self.started {
             return;
         }
-        // Nobody is left to hear of an error.
-        let _ = self.node.core.complete(&self.raw);
         if self.node.holds() {
-            warn(self.node.core.name());
+            self.forgotten();
+        } else {
+            // Nobody is left to hear of an error.
+            let _ = self.node.core.complete(&self.raw);
         }
     }
 }
@@ -218,22 +269,4 @@ pub fn read(node: &Node, parameter: &'static str, given: &Bound<'_, PyAny>) -> P
     let text = argument::text(parameter, given)?;
     let read = given.py().detach(|| node.core.permit_from_text(text));
     read.map_err(|e| quoting(e, &[("place", parameter, given)]))
-}
-
-/// Says that a permit was forgotten, as Python does for a file that was not closed.
-#[cold]
-fn warn(limiter: &str) {
-    Python::try_attach(|py| {
-        // An exception may be on its way: it is not ours to lose.
-        let pending = PyErr::take(py);
-        let text = format!("a permit of {limiter:?} was dropped without an end: use it in a with statement");
-        // Quoting a name escapes its zeros.
-        let text = CString::new(text).unwrap_or_default();
-        if let Err(e) = PyErr::warn(py, &py.get_type::<PyResourceWarning>(), &text, 1) {
-            e.write_unraisable(py, None);
-        }
-        if let Some(pending) = pending {
-            pending.restore(py);
-        }
-    });
 }
