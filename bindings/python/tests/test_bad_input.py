@@ -351,15 +351,14 @@ def test_words_of_a_store(name, words):
 
 @pytest.mark.parametrize("policy", ["", "100", "100/", "/1m", "100/1y", "-1/1s", "100/1m +", "100/1m, 5/1s", "many"])
 def test_policies_that_cannot_be_read(store, policy):
-    expected = "such as 100/1m, 100/1m . 5/1s or 5 concurrent"
-    with pytest.raises(InvalidArgument, match=f"^policy is {re.escape(repr(policy))}: expected {expected}$"):
+    with pytest.raises(InvalidArgument, match=f"^policy is {re.escape(repr(policy))}: expected .* at character [0-9]+, not "):
         store.override("jobs", policy)
 
 
 def test_policies_out_of_range(store):
     for name, policies in ("max_executions", ["0/1m", "1000000001/1m"]), ("window", ["5/367d", "5/0s"]):
         for policy in policies:
-            with pytest.raises(InvalidArgument, match=f"^{name} is "):
+            with pytest.raises(InvalidArgument, match=f"^policy is '{policy}': expected {name} from character 1 on to be "):
                 store.override("jobs", policy)
     for policy in None, 5, b"100/1m":
         with pytest.raises(TypeError, match="^policy is .*: expected a str, not "):

@@ -67,12 +67,11 @@ def calls_of(limiter: Any) -> SimpleNamespace | str:
     is_six = "try_acquire" in missing and len(of_six) < len(SIX)
     if missing := of_six if is_six else missing:
         return f"it has no {', '.join(missing)}"
-    for name in SIX if is_six else REQUIRED + OPTIONAL:
-        if iscoroutinefunction(getattr(limiter, name, None)):
-            return f"{name} is a coroutine function, which nobody would await"
-    name = getattr(limiter, "name", None)
-    if not isinstance(name, str) or not name:
-        name = type(limiter).__name__
+    for method in SIX if is_six else REQUIRED + OPTIONAL:
+        if iscoroutinefunction(getattr(limiter, method, None)):
+            return f"{method} is a coroutine function, which nobody would await"
+    given = getattr(limiter, "name", None)
+    name = given if isinstance(given, str) and given else type(limiter).__name__
     called = Jobs(limiter) if is_six else limiter
     instead = dict.fromkeys(OPTIONAL, nothing) | {"settle": lambda token, _: called.complete(token)}
     methods = {method: getattr(called, method, instead.get(method)) for method in REQUIRED + OPTIONAL}
