@@ -156,7 +156,8 @@ impl LimitEvent {
 #[pymethods]
 impl LimitEvent {
     fn __repr__(&self) -> String {
-        let LimitEvent { event, limit, key, wanted, wait, .. } = self;
-        format!("<LimitEvent: {event}, limit {limit:?}, key {:?}, wanted {wanted}, wait {wait} s>", key.as_deref())
+        let LimitEvent { event, limit, wanted, wait, .. } = self;
+        let key = self.key.as_ref().map(|key| format!(", key {key:?}")).unwrap_or_default();
+        format!("<LimitEvent: {event}, limit {limit:?}{key}, wanted {wanted}, wait {wait} s>")
     }
 }

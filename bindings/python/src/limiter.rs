@@ -56,12 +56,12 @@ impl Node {
     }
 
     /// Makes sure that the limit is open in this process. The key is checked before anything is.
-    pub fn ready(&self, py: Python<'_>, key: &str) -> PyResult<()> {
+    pub fn ready(&self, py: Python<'_>, asked: Asked<'_>) -> PyResult<()> {
         // A look opens what is not open yet, the children of a composite too, and records nothing.
         if self.is_open() {
             Ok(())
         } else {
-            self.decide(py, Asked { key, weight: 0 }, |core| core.peek(key, 0)).map(drop)
+            self.decide(py, asked, |core| core.peek(asked.key, 0)).map(drop)
         }
     }
 
@@ -232,7 +232,7 @@ impl Limiter {
         key: Option<&'a str>,
     ) -> PyResult<(&'a dyn workglow_limit::Limiter, &'a str)> {
         let key = key.unwrap_or_default();
-        self.node.ready(py, key)?;
+        self.node.ready(py, Asked { key, weight: 0 })?;
         Ok((&*self.node.core, key))
     }
 

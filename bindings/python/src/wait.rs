@@ -56,7 +56,7 @@ impl Waiter {
 
     /// Opens the limit, which may take a while.
     fn open(&self, py: Python<'_>) -> PyResult<()> {
-        self.node.ready(py, &self.key)
+        self.node.ready(py, Asked { key: &self.key, weight: self.weight })
     }
 
     /// The permit, or for how many seconds to sleep before the next step.
