@@ -58,11 +58,7 @@ impl Node {
     /// Makes sure that the limit is open in this process. The key is checked before anything is.
     pub fn ready(&self, py: Python<'_>, asked: Asked<'_>) -> PyResult<()> {
         // A look opens what is not open yet, the children of a composite too, and records nothing.
-        if self.is_open() {
-            Ok(())
-        } else {
-            self.decide(py, asked, |core| core.peek(asked.key, 0)).map(drop)
-        }
+        if self.is_open() { Ok(()) } else { self.decide(py, asked, |core| core.peek(asked.key, 0)).map(drop) }
     }
 
     /// The core's answer for Python, after the hooks have heard what is wrong.
