@@ -47,6 +47,6 @@ impl CompositeLimiter {
 fn node(parameter: &'static str, limiter: &Bound<'_, PyAny>) -> PyResult<Arc<Node>> {
     match limiter.cast::<Limiter>() {
         Ok(limiter) => Ok(limiter.get().node.clone()),
-        Err(_) => Ok(Node::new(Arc::new(custom::limiter(parameter, limiter)?), Kind::Private, false)),
+        Err(_) => Ok(Node::new(Arc::new(custom::limiter(parameter, limiter)?), Kind::Custom, false)),
     }
 }

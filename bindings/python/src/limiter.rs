@@ -13,7 +13,7 @@ use pyo3::types::PyCFunction;
 use std::sync::atomic::{AtomicU64, Ordering::*};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
-use workglow_limit::{Attempt, Error, Presented, Reserved, Step, Wait, fork_generation};
+use workglow_limit::{Attempt, Error, Presented, RawPermit, Reserved, Step, Wait, fork_generation};
 
 /// A waiter in `acquire` sleeps no longer than this before it looks whether a signal (Ctrl-C) has arrived.
 const SLICE: Duration = Duration::from_millis(100);
@@ -31,9 +31,10 @@ pub struct Node {
 
 /// The kind of a limiter, as far as it matters here.
 pub enum Kind {
-    Null,
     /// Of this process.
     Private,
+    /// Written in Python.
+    Custom,
     Stored(Arc<Shared>),
     Composite(Mutex<Vec<Arc<Node>>>),
 }
@@ -170,7 +171,7 @@ impl Node {
     /// How often the stores behind it failed.
     fn failures(&self) -> u64 {
         match &self.kind {
-            Kind::Null | Kind::Private => 0,
+            Kind::Private | Kind::Custom => 0,
             Kind::Stored(store) => store.core.failures(),
             Kind::Composite(_) => self.children().iter().flat_map(|all| all.iter()).map(|child| child.failures()).sum(),
         }
@@ -181,13 +182,16 @@ impl Node {
         self.opened.store(0, Relaxed);
     }
 
-    /// Do its permits hold something until they end?
-    pub fn holds(&self) -> bool {
+    /// Does a permit hold something until it ends? A lease does; and a limiter written in Python waits to be told.
+    pub fn holds(&self, permit: &RawPermit) -> bool {
+        self.core.fence(permit).is_some() || self.asks_python()
+    }
+
+    fn asks_python(&self) -> bool {
         match &self.kind {
-            Kind::Null => false,
-            // Where room is a matter of time, it comes back by itself.
-            Kind::Private | Kind::Stored(_) => !self.core.has_places(),
-            Kind::Composite(_) => self.children().is_some_and(|children| children.iter().any(|child| child.holds())),
+            Kind::Custom => true,
+            Kind::Private | Kind::Stored(_) => false,
+            Kind::Composite(_) => self.children().iter().flat_map(|all| all.iter()).any(|child| child.asks_python()),
         }
     }
 
@@ -392,7 +396,7 @@ impl Limiter {
             quoting_given(e, [("max_wait", "max_wait", max_wait), ("grace", "grace", grace)])
         })?;
         Ok(match answer {
-            Reserved::Place { place, .. } => Some(Permit::place(&self.node, place)),
+            Reserved::Place { place, after } => Some(Permit::place(&self.node, place, after)),
             Reserved::Denied(after) => {
                 self.node.throttled(py, asked, None, after);
                 None
@@ -409,9 +413,12 @@ impl Limiter {
         let raw = given.raw(py, &self.node)?;
         let next = match py.detach(|| self.node.core.present(&raw)).map_err(raised)? {
             Presented::Started(raw) => Permit::new(&self.node, raw),
-            Presented::Wait { place, .. } => match given.object(&place) {
-                Some(same) => return Ok(same.clone_ref(py)),
-                None => Permit::place(&self.node, place),
+            Presented::Wait { place, after } => match given.object(&place) {
+                Some(same) => {
+                    same.get().present_after(after);
+                    return Ok(same.clone_ref(py));
+                }
+                None => Permit::place(&self.node, place, after),
             },
         };
         given.use_up();

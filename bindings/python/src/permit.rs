@@ -8,8 +8,8 @@ use pyo3::prelude::*;
 use pyo3::types::PyString;
 use std::ffi::CString;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::time::SystemTime;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, SystemTime};
 use workglow_limit::{Error, RawPermit, Result, fork_generation};
 
 /// What an admitted start holds. It ends with complete(), cancel() or settle(), or completes with its block when used
@@ -27,6 +27,8 @@ pub struct Permit {
     /// Of the process that took it.
     generation: u64,
     ended: AtomicBool,
+    /// When to present a place again that is ready, but not admitted yet by a limit that cannot tell when; in µs.
+    again: AtomicU64,
 }
 
 impl Permit {
@@ -35,13 +37,23 @@ impl Permit {
         Self::of(node, raw, true)
     }
 
-    pub fn place(node: &Arc<Node>, raw: RawPermit) -> Permit {
-        Self::of(node, raw, false)
+    /// A place, to present after so long.
+    pub fn place(node: &Arc<Node>, raw: RawPermit, after: Duration) -> Permit {
+        let place = Self::of(node, raw, false);
+        place.present_after(after);
+        place
+    }
+
+    /// Notes what nobody can calculate later.
+    pub fn present_after(&self, after: Duration) {
+        let is_ready = self.node.core.ready_in(&self.raw).is_none_or(|wait| wait.is_zero());
+        self.again.store(if is_ready { after.as_micros() as u64 } else { 0 }, Relaxed);
     }
 
     #[inline]
     fn of(node: &Arc<Node>, raw: RawPermit, started: bool) -> Permit {
-        Permit { node: node.clone(), raw, started, generation: fork_generation(), ended: AtomicBool::new(false) }
+        let (ended, again) = (AtomicBool::new(false), AtomicU64::new(0));
+        Permit { node: node.clone(), raw, started, generation: fork_generation(), ended, again }
     }
 
     /// Completes it as a permit of `node`.
@@ -145,13 +157,14 @@ impl Permit {
         py.detach(|| self.node.core.to_text(&self.raw)).map_err(raised)
     }
 
-    /// In how many seconds the place is ready; 0.0 if it is, or has started.
+    /// In how many seconds to present the place; 0.0 if it has started, or is ready and nobody has refused it yet.
     #[getter]
     fn wait(&self) -> f64 {
         if self.started {
             return 0.0;
         }
-        self.node.core.ready_in(&self.raw).map_or(0.0, |after| after.as_secs_f64())
+        let again = Duration::from_micros(self.again.load(Relaxed));
+        self.node.core.ready_in(&self.raw).unwrap_or_default().max(again).as_secs_f64()
     }
 
     /// When the start's place comes or came, if it had to wait for one. Aware, in UTC.
@@ -194,7 +207,7 @@ impl Drop for Permit {
         if self.is_over() || !self.started {
             return;
         }
-        if self.node.holds() {
+        if self.node.holds(&self.raw) {
             self.forgotten();
         } else {
             // Nobody is left to hear of an error.

@@ -116,7 +116,7 @@ def test_buckets(store, clock):
     assert starts(limiter) == 1 and limiter.peek().retry_after == 0.1
     places = [limiter.reserve() for _ in range(3)]
     assert [place is not None for place in places] == [True, True, False]
-    assert places[1].wait == pytest.approx(0.2)
+    assert places[1].wait == pytest.approx(0.2, abs=0.01)
 
 
 def test_windows_of_the_clock(url, clock):
@@ -172,7 +172,8 @@ def test_backoff_by_default(clock):
 def test_a_policy_as_a_text(url):
     store = Store(url)
     limiter = store.limiter("100/1m + 2 concurrent", name="openai")
-    assert isinstance(limiter, Limiter) and limiter.try_acquire("k")
+    assert isinstance(limiter, Limiter)
+    limiter.acquire("k").complete()
     with limiter.acquire(), limiter.acquire():
         denial = limiter.decide()
         assert not denial and denial.denied_by.startswith("openai")
@@ -189,9 +190,9 @@ def test_a_policy_as_a_text(url):
 def test_a_forgotten_permit_of_a_text(url):
     store = Store(url)
     limiter = store.limiter("100/1m + 1 concurrent", name="openai")
-    for limiter in limiter, store.limiter(name="openai"):
+    for find in lambda: limiter, lambda: store.limiter(name="openai"):
         with pytest.warns(ResourceWarning, match="was dropped without an end"):
-            limiter.acquire()
+            find().acquire()
         assert limiter.can_proceed()
     # Warnings are errors here.
     store.limiter("100/1m + 1/1ms", name="rates").acquire()
