@@ -251,6 +251,10 @@ impl Limiter for CompositeLimiter {
         &self.name
     }
 
+    fn open(&self) -> Result<()> {
+        self.each(|child| child.open())
+    }
+
     fn attempt(&self, key: &str, weight: u64) -> Result<Attempt> {
         super::null::check(key, weight)?;
         Ok(match self.claim(key, weight)? {
