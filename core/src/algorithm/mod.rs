@@ -5,14 +5,15 @@
 
 use crate::time::Tick;
 
+pub(crate) mod bucket;
 #[cfg(not(model))]
 pub(crate) mod cells;
+pub(crate) mod counter;
 pub(crate) mod jobs;
 pub(crate) mod leases;
 pub(crate) mod log;
 pub(crate) mod meter;
 pub(crate) mod slices;
-pub(crate) mod slots;
 
 /// These cells are closed, or have another life by now: look the key up again and ask there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,10 +40,25 @@ pub(crate) struct History {
     pub starts: Vec<Start>,
     /// There may be older ones that count, but no longer than what started at this time: they are not known any more.
     pub unknown: Option<Tick>,
-    /// Tickets go on from here.
+    /// Tickets, or fences, go on from here.
     pub end: u64,
     /// Where units are only counted, what they are known by.
     pub era: u64,
+    /// What else a bucket leaves.
+    pub rest: Rest,
+    /// Who holds a lease.
+    pub holds: Vec<leases::Hold>,
+}
+
+/// What a bucket leaves to the next life beside its starts.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Rest {
+    /// By how much the starts are more than what counts: this part of a unit, of so many. It belongs to the first.
+    pub spare: (u64, u64),
+    /// No start was admitted with a later stamp.
+    pub last: Tick,
+    /// How much was ever given back.
+    pub returned: u64,
 }
 
 impl History {
