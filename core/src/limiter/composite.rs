@@ -204,6 +204,10 @@ impl Limiter for CompositeLimiter {
         "composite"
     }
 
+    fn check_permit(&self, permit: &RawPermit) -> Result<()> {
+        own(permit, self.id, self.name())
+    }
+
     fn attempt(&self, key: &str, weight: u64) -> Result<Attempt> {
         super::null::check(key, weight)?;
         Ok(match self.claim(key, weight)? {

@@ -123,6 +123,10 @@ impl Limiter for ConcurrencyLimiter {
         self.limit.name()
     }
 
+    fn check_permit(&self, permit: &RawPermit) -> Result<()> {
+        own(permit, self.id, self.name())
+    }
+
     fn attempt(&self, key: &str, weight: u64) -> Result<Attempt> {
         policy::check_some(weight)?;
         self.limit.with_key(key, |found| {
