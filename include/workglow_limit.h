@@ -163,7 +163,7 @@
 // How retries spread: half of the backoff, and up to as much again.
 #define WGL_JITTER_EQUAL 2
 
-// How retries spread: not at all.
+// How retries spread: not at all; the backoff.
 #define WGL_JITTER_NONE 3
 
 // How a start ended: the job ran.
@@ -259,8 +259,8 @@ typedef struct {
     uint64_t max_backoff_delay_ns;
 } wgl_rate_limiter_options;
 
-// What a concurrency limit allows. Begin with WGL_CONCURRENCY_LIMITER_OPTIONS_INIT. The
-// caller owns it; it is read during the call only.
+// What a concurrency limit allows. Begin with WGL_CONCURRENCY_LIMITER_OPTIONS_INIT. The caller owns it; it is read
+// during the call only.
 typedef struct {
     // sizeof(wgl_concurrency_limiter_options), as the INIT macro sets it.
     uint32_t struct_size;
@@ -268,8 +268,7 @@ typedef struct {
     uint32_t reserved;
     // So many units at the same time: 1 to 65,535.
     uint64_t max_concurrent_jobs;
-    // A clock for tests in place of the system's, for _new; with _shared, the store has one. Default NULL: the
-    // system's.
+    // With _new: a clock for tests in place of the system's; default NULL. With _shared: NULL, because the store has one.
     const wgl_manual_clock *clock;
     // With _shared: so long a start holds its units unless it is renewed, 1,000 ns (1 µs) to 366 days. Default 0: as
     // long as its process lives. With _new: 0.
@@ -286,8 +285,7 @@ typedef struct {
     // So long from one start to the next: 1,000 ns (1 µs) to 366 days, rounded up to whole microseconds. The INIT macro
     // says 50 ms.
     uint64_t delay_ns;
-    // A clock for tests in place of the system's, for _new; with _shared, the store has one. Default NULL: the
-    // system's.
+    // With _new: a clock for tests in place of the system's; default NULL. With _shared: NULL, because the store has one.
     const wgl_manual_clock *clock;
 } wgl_delay_limiter_options;
 
@@ -296,19 +294,19 @@ typedef struct {
 typedef struct {
     // sizeof(wgl_evenly_spaced_limiter_options), as the INIT macro sets it.
     uint32_t struct_size;
-    // 1: a distance is so much shorter as the last jobs took on average. 0: all are the same. The INIT macro says 1.
+    // 1: the distance is so much shorter as the last jobs took on average. 0: it is always the same. The INIT macro says
+    // 1.
     uint32_t adaptive;
     // So many starts in a window: 1 to 1,000,000,000, or if it is adaptive 4,096.
     uint64_t max_executions;
     // The window's length: 1,000 ns (1 µs) to 366 days, rounded up to whole microseconds.
     uint64_t window_ns;
-    // A clock for tests in place of the system's, for _new; with _shared, the store has one. Default NULL: the
-    // system's.
+    // With _new: a clock for tests in place of the system's; default NULL. With _shared: NULL, because the store has one.
     const wgl_manual_clock *clock;
 } wgl_evenly_spaced_limiter_options;
 
-// What a token bucket allows. Begin with WGL_TOKEN_BUCKET_LIMITER_OPTIONS_INIT. The
-// caller owns it; it is read during the call only.
+// What a token bucket allows. Begin with WGL_TOKEN_BUCKET_LIMITER_OPTIONS_INIT. The caller owns it; it is read during
+// the call only.
 typedef struct {
     // sizeof(wgl_token_bucket_limiter_options), as the INIT macro sets it.
     uint32_t struct_size;
@@ -322,8 +320,8 @@ typedef struct {
     uint64_t burst;
 } wgl_token_bucket_limiter_options;
 
-// What a leaky bucket allows. Begin with WGL_LEAKY_BUCKET_LIMITER_OPTIONS_INIT. The
-// caller owns it; it is read during the call only.
+// What a leaky bucket allows. Begin with WGL_LEAKY_BUCKET_LIMITER_OPTIONS_INIT. The caller owns it; it is read during
+// the call only.
 typedef struct {
     // sizeof(wgl_leaky_bucket_limiter_options), as the INIT macro sets it.
     uint32_t struct_size;
@@ -337,8 +335,8 @@ typedef struct {
     uint64_t queue;
 } wgl_leaky_bucket_limiter_options;
 
-// What a limit on fixed windows allows. Begin with WGL_FIXED_WINDOW_LIMITER_OPTIONS_INIT. The
-// caller owns it; it is read during the call only.
+// What a limit on fixed windows allows. Begin with WGL_FIXED_WINDOW_LIMITER_OPTIONS_INIT. The caller owns it; it is
+// read during the call only.
 typedef struct {
     // sizeof(wgl_fixed_window_limiter_options), as the INIT macro sets it.
     uint32_t struct_size;
@@ -350,8 +348,8 @@ typedef struct {
     uint64_t window_ns;
 } wgl_fixed_window_limiter_options;
 
-// What a sliding window counter allows. Begin with WGL_SLIDING_WINDOW_COUNTER_LIMITER_OPTIONS_INIT. The
-// caller owns it; it is read during the call only.
+// What a sliding window counter allows. Begin with WGL_SLIDING_WINDOW_COUNTER_LIMITER_OPTIONS_INIT. The caller owns it; it is
+// read during the call only.
 typedef struct {
     // sizeof(wgl_sliding_window_counter_limiter_options), as the INIT macro sets it.
     uint32_t struct_size;
@@ -363,7 +361,8 @@ typedef struct {
     uint64_t window_ns;
 } wgl_sliding_window_counter_limiter_options;
 
-// What flow control allows. Begin with WGL_FLOW_CONTROL_LIMITER_OPTIONS_INIT. The caller owns it; it is read during the call only.
+// What flow control allows. Begin with WGL_FLOW_CONTROL_LIMITER_OPTIONS_INIT. The caller owns it; it is read during
+// the call only.
 typedef struct {
     // sizeof(wgl_flow_control_limiter_options), as the INIT macro sets it.
     uint32_t struct_size;
@@ -406,8 +405,7 @@ typedef struct {
     // What `decide` would answer. Records nothing.
     int (*peek)(void *context, const char *key, size_t key_len, uint64_t weight, uint64_t *retry_after_ns);
     // A start has ended, for which `decide` wrote that number: WGL_END_COMPLETED, _CANCELLED or _SETTLED; `actual` is 0
-    // but for the last. Called once for each start whose permit is ended, and also for those that a composite takes
-    // back.
+    // but for the last. Called once for each permit that is ended, and for starts that a composite takes back.
     int (*end)(void *context, uint64_t start, uint32_t how, uint64_t actual);
     // Nobody starts for so long: a gate. Without a key it binds all keys.
     int (*pause)(void *context, const char *key, size_t key_len, uint64_t pause_ns);
@@ -691,8 +689,8 @@ int wgl_flow_control_limiter_new(const wgl_store *store,
                                  const wgl_flow_control_limiter_options *options,
                                  wgl_limiter **limiter);
 
-// Makes a limiter of the program's own: on its own it answers every call but those for places, and composites take it
-// as a child.
+// Makes a limiter of the program's own. Composites take it as a child, and by itself it answers every call but those for
+// places and texts.
 //
 // Fails with WGL_INVALID_ARGUMENT if the name, `decide` or `peek` is missing or wrong; `free` is not called then.
 int wgl_custom_limiter_new(const wgl_custom_limiter_table *table,

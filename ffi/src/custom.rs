@@ -1,6 +1,6 @@
 //! Limiters that the program writes itself: a table of functions with the whole interface around it.
 
-use crate::input::{Sized32, given, hand_out, invalid, options, reserved, text};
+use crate::input::{Sized32, given, hand_out, options, reserved, text};
 use crate::limiter::wgl_limiter;
 use crate::status::{WGL_DENIED, WGL_OK, guard, wgl_status_name};
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -59,8 +59,7 @@ pub struct wgl_custom_limiter_table {
         ) -> c_int,
     >,
     /// A start has ended, for which `decide` wrote that number: WGL_END_COMPLETED, _CANCELLED or _SETTLED; `actual` is 0
-    /// but for the last. Called once for each start whose permit is ended, and also for those that a composite takes
-    /// back.
+    /// but for the last. Called once for each permit that is ended, and for starts that a composite takes back.
     pub end: Option<unsafe extern "C" fn(context: *mut c_void, start: u64, how: u32, actual: u64) -> c_int>,
     /// Nobody starts for so long: a gate. Without a key it binds all keys.
     pub pause:
@@ -82,8 +81,8 @@ unsafe impl Sized32 for wgl_custom_limiter_table {
     const NAME: &'static str = "custom limiter table";
 }
 
-/// Makes a limiter of the program's own: on its own it answers every call but those for places, and composites take it
-/// as a child.
+/// Makes a limiter of the program's own. Composites take it as a child, and by itself it answers every call but those for
+/// places and texts.
 ///
 /// Fails with WGL_INVALID_ARGUMENT if the name, `decide` or `peek` is missing or wrong; `free` is not called then.
 #[unsafe(no_mangle)]
@@ -98,11 +97,8 @@ pub unsafe extern "C" fn wgl_custom_limiter_new(
         reserved(table.reserved)?;
         // SAFETY: as above.
         let name = unsafe { text("name", table.name) }?.to_owned();
-        for (parameter, is_missing) in [("decide", table.decide.is_none()), ("peek", table.peek.is_none())] {
-            if is_missing {
-                return Err(invalid(parameter, "NULL", "a function"));
-            }
-        }
+        given("decide", table.decide)?;
+        given("peek", table.peek)?;
         // Tried without `free` first: what is refused stays the caller's.
         CustomLimiter::new(Table { table: wgl_custom_limiter_table { free: None, ..table }, name: name.clone() })?;
         hand_out(place, wgl_limiter::new(Arc::new(CustomLimiter::new(Table { table, name })?), None));

@@ -36,8 +36,8 @@ fn store_s_clock(clock: *const wgl_manual_clock) -> Result<()> {
     Err(invalid("clock", "given", "NULL: a shared limiter lives by its store's clock"))
 }
 
-/// What a concurrency limit allows. Begin with WGL_CONCURRENCY_LIMITER_OPTIONS_INIT. The
-/// caller owns it; it is read during the call only.
+/// What a concurrency limit allows. Begin with WGL_CONCURRENCY_LIMITER_OPTIONS_INIT. The caller owns it; it is read
+/// during the call only.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct wgl_concurrency_limiter_options {
@@ -47,8 +47,7 @@ pub struct wgl_concurrency_limiter_options {
     pub reserved: u32,
     /// So many units at the same time: 1 to 65,535.
     pub max_concurrent_jobs: u64,
-    /// A clock for tests in place of the system's, for _new; with _shared, the store has one. Default NULL: the
-    /// system's.
+    /// With _new: a clock for tests in place of the system's; default NULL. With _shared: NULL, because the store has one.
     pub clock: *const wgl_manual_clock,
     /// With _shared: so long a start holds its units unless it is renewed, 1,000 ns (1 µs) to 366 days. Default 0: as
     /// long as its process lives. With _new: 0.
@@ -119,8 +118,7 @@ pub struct wgl_delay_limiter_options {
     /// So long from one start to the next: 1,000 ns (1 µs) to 366 days, rounded up to whole microseconds. The INIT macro
     /// says 50 ms.
     pub delay_ns: u64,
-    /// A clock for tests in place of the system's, for _new; with _shared, the store has one. Default NULL: the
-    /// system's.
+    /// With _new: a clock for tests in place of the system's; default NULL. With _shared: NULL, because the store has one.
     pub clock: *const wgl_manual_clock,
 }
 
@@ -172,14 +170,14 @@ pub unsafe extern "C" fn wgl_delay_limiter_shared(
 pub struct wgl_evenly_spaced_limiter_options {
     /// sizeof(wgl_evenly_spaced_limiter_options), as the INIT macro sets it.
     pub struct_size: u32,
-    /// 1: a distance is so much shorter as the last jobs took on average. 0: all are the same. The INIT macro says 1.
+    /// 1: the distance is so much shorter as the last jobs took on average. 0: it is always the same. The INIT macro says
+    /// 1.
     pub adaptive: u32,
     /// So many starts in a window: 1 to 1,000,000,000, or if it is adaptive 4,096.
     pub max_executions: u64,
     /// The window's length: 1,000 ns (1 µs) to 366 days, rounded up to whole microseconds.
     pub window_ns: u64,
-    /// A clock for tests in place of the system's, for _new; with _shared, the store has one. Default NULL: the
-    /// system's.
+    /// With _new: a clock for tests in place of the system's; default NULL. With _shared: NULL, because the store has one.
     pub clock: *const wgl_manual_clock,
 }
 

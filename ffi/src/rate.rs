@@ -15,7 +15,7 @@ pub const WGL_JITTER_SCALED: u32 = 0;
 pub const WGL_JITTER_FULL: u32 = 1;
 /// How retries spread: half of the backoff, and up to as much again.
 pub const WGL_JITTER_EQUAL: u32 = 2;
-/// How retries spread: not at all.
+/// How retries spread: not at all; the backoff.
 pub const WGL_JITTER_NONE: u32 = 3;
 
 /// One window of a rate limit with several.

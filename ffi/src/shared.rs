@@ -13,8 +13,8 @@ fn or(given: u64, default: u64) -> u64 {
     if given == 0 { default } else { given }
 }
 
-/// What a token bucket allows. Begin with WGL_TOKEN_BUCKET_LIMITER_OPTIONS_INIT. The
-/// caller owns it; it is read during the call only.
+/// What a token bucket allows. Begin with WGL_TOKEN_BUCKET_LIMITER_OPTIONS_INIT. The caller owns it; it is read during
+/// the call only.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct wgl_token_bucket_limiter_options {
@@ -53,8 +53,8 @@ pub unsafe extern "C" fn wgl_token_bucket_limiter_new(
     unsafe { declared(store, name, options, limiter, policy) }
 }
 
-/// What a leaky bucket allows. Begin with WGL_LEAKY_BUCKET_LIMITER_OPTIONS_INIT. The
-/// caller owns it; it is read during the call only.
+/// What a leaky bucket allows. Begin with WGL_LEAKY_BUCKET_LIMITER_OPTIONS_INIT. The caller owns it; it is read during
+/// the call only.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct wgl_leaky_bucket_limiter_options {
@@ -94,8 +94,8 @@ pub unsafe extern "C" fn wgl_leaky_bucket_limiter_new(
     unsafe { declared(store, name, options, limiter, policy) }
 }
 
-/// What a limit on fixed windows allows. Begin with WGL_FIXED_WINDOW_LIMITER_OPTIONS_INIT. The
-/// caller owns it; it is read during the call only.
+/// What a limit on fixed windows allows. Begin with WGL_FIXED_WINDOW_LIMITER_OPTIONS_INIT. The caller owns it; it is
+/// read during the call only.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct wgl_fixed_window_limiter_options {
@@ -131,8 +131,8 @@ pub unsafe extern "C" fn wgl_fixed_window_limiter_new(
     unsafe { declared(store, name, options, limiter, policy) }
 }
 
-/// What a sliding window counter allows. Begin with WGL_SLIDING_WINDOW_COUNTER_LIMITER_OPTIONS_INIT. The
-/// caller owns it; it is read during the call only.
+/// What a sliding window counter allows. Begin with WGL_SLIDING_WINDOW_COUNTER_LIMITER_OPTIONS_INIT. The caller owns it; it is
+/// read during the call only.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct wgl_sliding_window_counter_limiter_options {
@@ -186,7 +186,8 @@ pub unsafe extern "C" fn wgl_policy_limiter_new(
     unsafe { named(store, name, limiter, declare) }
 }
 
-/// What flow control allows. Begin with WGL_FLOW_CONTROL_LIMITER_OPTIONS_INIT. The caller owns it; it is read during the call only.
+/// What flow control allows. Begin with WGL_FLOW_CONTROL_LIMITER_OPTIONS_INIT. The caller owns it; it is read during
+/// the call only.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct wgl_flow_control_limiter_options {
