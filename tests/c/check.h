@@ -34,6 +34,14 @@ static atomic_int passed, failed;
         }                                                                                                            \
     } while (0)
 
+// A call must answer with this status.
+#define IS(status, call)                                                                                             \
+    do {                                                                                                             \
+        int got = (call);                                                                                            \
+        CHECK(got == (status), "%s: %s, not %s %s", #call, wgl_status_name(got), wgl_status_name(status),            \
+              got < 0 ? wgl_last_error() : "");                                                                      \
+    } while (0)
+
 // A call must fail with this status, and the message must say that.
 #define REFUSED(status, text, call)                                                                                  \
     do {                                                                                                             \

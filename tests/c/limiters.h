@@ -68,14 +68,6 @@ static inline int at_once_end(void *context, uint64_t start, uint32_t how, uint6
     return WGL_OK;
 }
 
-static inline int at_once_clear(void *context, const char *key, size_t key_len) {
-    struct at_once *own = context;
-    for (uint64_t i = 0; i < own->count; i++)
-        if (key_len == 0 || is_of(own, i, key, key_len))
-            own->starts[i].units = 0;
-    return WGL_OK;
-}
-
 static inline wgl_limiter *at_once(uint64_t max) {
     wgl_limiter *limiter;
     wgl_custom_limiter_table table = WGL_CUSTOM_LIMITER_TABLE_INIT;
@@ -86,7 +78,6 @@ static inline wgl_limiter *at_once(uint64_t max) {
     table.decide = at_once_decide;
     table.peek = at_once_peek;
     table.end = at_once_end;
-    table.clear = at_once_clear;
     table.free = free;
     MUST(wgl_custom_limiter_new(&table, &limiter));
     return limiter;

@@ -1,6 +1,7 @@
 // Runs tests/vectors/*.vec on every store: vectors DIR. The format is in tests/vectors/README.md.
 #include "check.h"
 #include "limiters.h"
+#include <sys/stat.h>
 #include <time.h>
 
 // One case, running.
@@ -57,6 +58,7 @@ static void write_cells(void) {
     char path[512];
     if (dir == NULL)
         return;
+    mkdir(dir, 0777);
     snprintf(path, sizeof path, "%s/c", dir);
     FILE *file = fopen(path, "w");
     CHECK(file != NULL, "%s cannot be written", path);
