@@ -155,9 +155,10 @@ macro_rules! call {
     ($self:ident . $function:ident ( $($argument:expr),* )) => {
         match $self.table.$function {
             None => Ok(()),
-            // SAFETY: the table's promise; keys are good during the call.
             Some(function) => {
-                $self.done(stringify!($function), unsafe { function($self.table.context, $($argument),*) })
+                // SAFETY: the table's promise; keys are good during the call.
+                let status = unsafe { function($self.table.context, $($argument),*) };
+                $self.done(stringify!($function), status)
             }
         }
     };

@@ -363,10 +363,10 @@ static void from_many_threads_and_a_child(void) {
     if (child == 0) {
         alarm(30);
         wgl_permit mine;
-        int ok = wgl_try_acquire(composite, NULL, 0, 1, &mine, NULL) == WGL_DENIED;
+        int ok = wgl_try_acquire(own, NULL, 0, 1, &mine, NULL) == WGL_DENIED;
         at_once.running = 0;
-        ok = ok && wgl_try_acquire(composite, NULL, 0, 1, &mine, NULL) == WGL_OK;
-        ok = ok && wgl_complete(composite, &mine) == WGL_OK;
+        ok = ok && wgl_try_acquire(own, NULL, 0, 1, &mine, NULL) == WGL_OK;
+        ok = ok && wgl_complete(own, &mine) == WGL_OK;
         _exit(ok ? 0 : 1);
     }
     int status = -1;
