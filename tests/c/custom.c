@@ -320,6 +320,16 @@ static int count_down(void *context, uint64_t start, uint32_t how, uint64_t actu
     return WGL_OK;
 }
 
+static wgl_custom_limiter_table at_once_table(struct at_once *at_once) {
+    wgl_custom_limiter_table table = WGL_CUSTOM_LIMITER_TABLE_INIT;
+    table.context = at_once;
+    table.name = "at once";
+    table.decide = count_up;
+    table.peek = look;
+    table.end = count_down;
+    return table;
+}
+
 static atomic_int working, most_working;
 
 static void *work(void *limiter) {
@@ -336,17 +346,11 @@ static void *work(void *limiter) {
     return NULL;
 }
 
-static void from_many_threads_and_a_child(void) {
+static void from_many_threads(void) {
     struct at_once at_once = {0};
-    wgl_custom_limiter_table table = WGL_CUSTOM_LIMITER_TABLE_INIT;
+    wgl_custom_limiter_table table = at_once_table(&at_once);
     wgl_limiter *own, *composite;
-    wgl_permit permit;
     pthread_t threads[THREADS];
-    table.context = &at_once;
-    table.name = "at once";
-    table.decide = count_up;
-    table.peek = look;
-    table.end = count_down;
     MUST(wgl_custom_limiter_new(&table, &own));
     MUST(wgl_composite_limiter_new(&composite));
     MUST(wgl_composite_limiter_add(composite, own));
@@ -356,8 +360,17 @@ static void from_many_threads_and_a_child(void) {
         pthread_join(threads[i], NULL);
     CHECK(most_working > 0 && most_working <= AT_ONCE, "%d at once", most_working);
     CHECK(at_once.running == 0, "%d are still counted", at_once.running);
+    wgl_limiter_free(composite);
+    wgl_limiter_free(own);
+}
 
-    // A child has a copy of the context, and what runs in it is its own.
+// A child has a copy of the context, and what runs in it is its own.
+static void in_a_child(void) {
+    struct at_once at_once = {0};
+    wgl_custom_limiter_table table = at_once_table(&at_once);
+    wgl_limiter *own;
+    wgl_permit permit;
+    MUST(wgl_custom_limiter_new(&table, &own));
     MUST(wgl_try_acquire(own, NULL, 0, 2, &permit, NULL));
     pid_t child = fork();
     if (child == 0) {
@@ -374,7 +387,6 @@ static void from_many_threads_and_a_child(void) {
     CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0, "the child: status %#x", status);
     CHECK(at_once.running == 2, "%d run in the parent", at_once.running);
     IS(WGL_OK, wgl_complete(own, &permit));
-    wgl_limiter_free(composite);
     wgl_limiter_free(own);
 }
 
@@ -383,6 +395,7 @@ int main(void) {
     denials_and_failures();
     the_least_table();
     as_a_child();
-    from_many_threads_and_a_child();
+    from_many_threads();
+    in_a_child();
     return summary("custom");
 }
