@@ -37,10 +37,10 @@
 // never exceeded. Structures that begin with `struct_size` are initialised with their INIT macro; later versions add
 // fields at their end, and a library refuses settings that it does not know.
 //
-// Ownership. What a _new or _open function hands out belongs to the caller, who gives it to the _free function of that
-// type, once; _free(NULL) is a no-op. Handles that refer to one another are reference counted inside, and may be freed
-// in any order. Texts and structures that are passed in are read during the call only. Texts that are returned are not
-// to be freed.
+// Ownership. What a _new, _shared, _attach or _open function hands out belongs to the caller, who gives it to the _free
+// function of that type, once; _free(NULL) is a no-op. Handles that refer to one another are reference counted inside,
+// and may be freed in any order. Texts and structures that are passed in are read during the call only. Texts that are
+// returned are not to be freed.
 //
 // Threads. Every function may be called from any thread at any time, on the same handles too; only _free needs its
 // handle to itself. The library starts no threads, installs no signal handlers, and prints nothing unless it finds a
