@@ -41,7 +41,7 @@ static void nothing_was_made(void) {
         REFUSED(WGL_INVALID_ARGUMENT, "name is not", wgl_##kind##_limiter_##verb(store, "\xff", &options, &made));   \
         REFUSED(WGL_INVALID_ARGUMENT, "limiter is NULL", wgl_##kind##_limiter_##verb(store, "n", &options, NULL));   \
         REFUSED(WGL_INVALID_ARGUMENT, "options is NULL", kind##_of(NULL, &made));                                    \
-        REFUSED(WGL_INVALID_ARGUMENT, " is 0", kind##_of(with_nothing(&options, sizeof options), &made));            \
+        REFUSED(WGL_INVALID_ARGUMENT, " is ", kind##_of(with_nothing(&options, sizeof options), &made));            \
         for (uint32_t size = 0; size < 8; size += 4) {                                                               \
             options.struct_size = size;                                                                              \
             REFUSED(WGL_INVALID_ARGUMENT, "struct_size is ", kind##_of(&options, &made));                            \
