@@ -21,9 +21,8 @@ pub const WGL_PERMIT_TEXT_MAX: usize = 128;
 /// the process that got it, unless it leaves as a text.
 ///
 /// It may be moved and copied, but one copy is to be ended: that one is marked as ended, and ending it again, in
-/// whichever way, is a no-op. Limits that only count (buckets, aligned windows, limits above 4,096, limiters of the
-/// program's own) cannot tell copies apart: a second one that is cancelled takes its units back again. One thread at a
-/// time may use it.
+/// whichever way, is a no-op. Where starts are only counted (fixed windows, limits above 4,096, limiters of the program's
+/// own), another copy that is cancelled would take its units back again. One thread at a time may use it.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct wgl_permit {
