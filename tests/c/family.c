@@ -260,6 +260,7 @@ static void retries_back_off(void) {
     IS(WGL_OK, wgl_decide(limiter, NULL, 0, 1, &decision));
     IS(WGL_DENIED, wgl_decide(limiter, NULL, 0, 1, &decision));
     CHECK(decision.suggested_after_ns == 100000 * MS, "never less than retry_after");
+    wgl_limiter_free(limiter);
 
     // A second at first, twice as long each time, as long as nothing else was said; then what was said.
     options.window_ns = 1000;
