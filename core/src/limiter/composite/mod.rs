@@ -255,6 +255,10 @@ impl Limiter for CompositeLimiter {
         self.each(|child| child.open())
     }
 
+    fn check_permit(&self, permit: &RawPermit) -> Result<()> {
+        own(permit, self.id, self.name())
+    }
+
     fn attempt(&self, key: &str, weight: u64) -> Result<Attempt> {
         super::null::check(key, weight)?;
         Ok(match self.claim(key, weight)? {
