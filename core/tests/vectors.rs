@@ -42,7 +42,10 @@ fn limiter(case: &Case, url: &str, clock: &ManualClock) -> Arc<dyn Limiter> {
             "rate" => {
                 let pair = |at: usize| (number(at), Duration::from_micros(number(at + 1)));
                 let windows: Vec<_> = (1..words.len()).step_by(2).map(pair).collect();
-                Arc::new(RateLimiter::with_windows(&store, &format!("limit-{}", i + 1), &windows, Default::default()).unwrap())
+                Arc::new(
+                    RateLimiter::with_windows(&store, &format!("limit-{}", i + 1), &windows, Default::default())
+                        .unwrap(),
+                )
             }
             other => panic!("no limiter {other}"),
         }

@@ -48,8 +48,9 @@ impl RateLimiter {
             }
         };
         let store = store.get();
-        let core = workglow_limit::RateLimiter::with_windows(&store.core, text("name", name)?, &windows, Default::default())
-            .map_err(|e| quoting(e, &[("name", "name", name)]))?;
+        let core =
+            workglow_limit::RateLimiter::with_windows(&store.core, text("name", name)?, &windows, Default::default())
+                .map_err(|e| quoting(e, &[("name", "name", name)]))?;
         Ok(Limiter::of(Node::new(Arc::new(core), Kind::Rate(store.core.clone()), store.is_manual))
             .add_subclass(RateLimiter))
     }
