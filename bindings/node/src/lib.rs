@@ -40,9 +40,7 @@ impl AnyLimiter {
     }
 }
 
-type Made = napi::Result<External<AnyLimiter>>;
-
-fn made(limiter: Result<Arc<dyn Limiter>, Error>) -> Made {
+fn made(limiter: Result<Arc<dyn Limiter>, Error>) -> napi::Result<External<AnyLimiter>> {
     limiter.map(|limiter| External::new(AnyLimiter::Other(limiter))).map_err(thrown)
 }
 
@@ -247,13 +245,17 @@ pub fn now(clock: &External<ManualClock>) -> f64 {
 
 /// Declares a limit under a name; without one, under that of its policy.
 #[napi]
-pub fn declare(store: &External<Store>, name: Option<String>, policy: &External<Policy>) -> Made {
+pub fn declare(
+    store: &External<Store>,
+    name: Option<String>,
+    policy: &External<Policy>,
+) -> napi::Result<External<AnyLimiter>> {
     made(store.declare(&name.unwrap_or_else(|| policy.to_string()), **policy))
 }
 
 /// Takes the limit of that kind that is declared under a name.
 #[napi]
-pub fn attach(store: &External<Store>, name: String, kind: String) -> Made {
+pub fn attach(store: &External<Store>, name: String, kind: String) -> napi::Result<External<AnyLimiter>> {
     fn shared<L: Limiter + 'static>(limiter: Result<L, Error>) -> Result<Arc<dyn Limiter>, Error> {
         limiter.map(|limiter| Arc::new(limiter) as _)
     }
@@ -272,20 +274,29 @@ pub fn attach(store: &External<Store>, name: String, kind: String) -> Made {
 
 /// A limiter of a text such as "100/1m + 5 concurrent".
 #[napi]
-pub fn limiter_of_text(store: &External<Store>, name: String, text: String) -> Made {
+pub fn limiter_of_text(store: &External<Store>, name: String, text: String) -> napi::Result<External<AnyLimiter>> {
     made(store.limiter(&name, &text))
 }
 
 /// So many starts per so many ms, and so many at the same time.
 #[napi]
-pub fn flow_control(store: &External<Store>, name: String, rate: Option<(f64, f64)>, parallelism: Option<f64>) -> Made {
+pub fn flow_control(
+    store: &External<Store>,
+    name: String,
+    rate: Option<(f64, f64)>,
+    parallelism: Option<f64>,
+) -> napi::Result<External<AnyLimiter>> {
     let rate = rate.map(|(rate, period)| (rate as u64, milliseconds(period)));
     made(store.flow_control(&name, rate, parallelism.map(|most| most as u64)))
 }
 
 /// A limiter written in JavaScript, which is asked through a function.
 #[napi]
-pub fn custom_limiter(env: &Env, name: String, ask: Function<(i32, String, f64), f64>) -> Made {
+pub fn custom_limiter(
+    env: &Env,
+    name: String,
+    ask: Function<(i32, String, f64), f64>,
+) -> napi::Result<External<AnyLimiter>> {
     let limiter = CustomLimiter::new(Script::new(env, name, &ask)?).map_err(thrown)?;
     Ok(External::new(AnyLimiter::Custom(Arc::new(limiter))))
 }

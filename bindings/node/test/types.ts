@@ -23,7 +23,7 @@ const limiters: Limiter[] = [rate, new ConcurrencyLimiter(5), new NullLimiter(),
 const windows: readonly RateWindow[] = [{ maxExecutions: 100, windowSizeInSeconds: 60 }];
 limiters.push(new RateLimiter(store, "y", { windows }), new RateLimiter(store, "z", { windows: [...windows, ...windows] }));
 const composite = new CompositeLimiter(limiters);
-composite.addLimiter(store.limiter({ name: "x" }));
+composite.addLimiter(store.limiter("100/1m + 5 concurrent", "x"));
 
 export async function calls(signal: AbortSignal, within: Duration): Promise<Date> {
   const permit: Permit | null = composite.tryAcquire({ key: "k", weight: 2 });
