@@ -119,12 +119,12 @@ test("what it throws reaches the caller as it is", async () => {
     mine.retryAfter = angry;
     assert.throws(() => limiter.peek(), is);
     await limiter.canProceed().then(assert.fail, is);
-    for (const method of ["clear", "recordJobStart", "recordJobCompletion"]) {
+    mine.pause = angry;
+    await limiter.pause(5).then(assert.fail, is);
+    for (const method of ["recordJobStart", "recordJobCompletion", "clear"]) {
       mine[method] = angry;
       await limiter[method]().then(assert.fail, is);
     }
-    mine.pause = angry;
-    await limiter.pause(5).then(assert.fail, is);
   }
   assert.equal(rate.peek().remaining, 5, "it was cleared, and then charged nothing");
   for (const [i, method] of ["complete", "cancel", "settle"].entries()) {
