@@ -1,6 +1,6 @@
 // Limiters that callers write themselves, as children of a composite.
 
-import { LimitError, Passed, invalid } from "./errors.js";
+import { LimitError, Passed, invalid, make } from "./errors.js";
 import { type Duration, milliseconds, unicode } from "./input.js";
 import { Limiter } from "./limiter.js";
 import { type Ask, Question, native } from "./native.js";
@@ -62,16 +62,17 @@ export function limiterOf(child: unknown): Limiter {
   const object = (typeof child === "object" || typeof child === "function" ? (child ?? {}) : {}) as Record<string, unknown>;
   const lacks = (methods: string[]) => methods.find((name) => typeof object[name] !== "function");
   const isSix = lacks(CUSTOM) !== undefined && lacks(SIX) === undefined;
-  const missing = isSix ? undefined : lacks(CUSTOM);
-  if (missing !== undefined) {
-    const given = child === object ? `an object without ${missing}()` : child;
-    throw invalid("limiter", given, "a limiter of this package, a CustomLimiter, or an object with Workglow's six methods", child === object);
-  }
-  for (const name of isSix ? SIX : [...CUSTOM, ...OPTIONAL]) {
+  // First, because Workglow's own limiters have another fault, too.
+  for (const name of [...CUSTOM, ...OPTIONAL, ...SIX]) {
     if (object[name]?.constructor?.name === "AsyncFunction") {
       const given = `an object whose ${name}() gives a promise`;
       throw invalid("limiter", given, "one that answers at once: children are asked in the middle of a decision", true);
     }
+  }
+  const missing = isSix ? undefined : lacks(CUSTOM);
+  if (missing !== undefined) {
+    const given = child === object ? `an object without ${missing}()` : child;
+    throw invalid("limiter", given, "a limiter of this package, a CustomLimiter, or an object with Workglow's six methods", child === object);
   }
   const name = object.name === undefined || typeof child === "function" ? "custom" : unicode("name", object.name);
   return new OwnLimiter(name, isSix ? ofSixMethods(name, child as SixMethods) : (child as CustomLimiter));
@@ -102,7 +103,7 @@ class OwnLimiter extends Limiter {
 
   constructor(name: string, custom: CustomLimiter) {
     const ask = asker(name, custom);
-    super(native.customLimiter(name, ask), { holds: true, wrap: passing });
+    super(make(() => native.customLimiter(name, ask)), { holds: true, wrap: passing });
     this._ask = ask;
     this.#isShared = custom.isShared === true;
   }
