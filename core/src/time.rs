@@ -110,6 +110,15 @@ impl Clock {
         (Now::from_ns(raw.wrapping_sub(self.base_ns)), (raw / 1_000) as i64)
     }
 
+    /// The Unix time of tick 0 in microseconds, wrapping. A manual clock shows the time since 1970.
+    pub fn phase(&self) -> u64 {
+        let wall = match &self.manual {
+            None => SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default(),
+            Some(clock) => clock.now(),
+        };
+        (wall.as_micros() as u64).wrapping_sub(self.now().floor)
+    }
+
     /// Sleeps, at most for `nap`. It may wake early.
     pub fn sleep(&self, nap: Duration) {
         match &self.manual {

@@ -66,16 +66,21 @@ fn keys_that_come_and_go_do_not_make_the_lane_grow() {
     RateLimiter::new(&Store::new(&url).unwrap(), "api", LIMIT, WINDOW).unwrap().open().unwrap();
     let size = || std::fs::metadata(dir.file("limits.db-lane")).unwrap().len();
     let mut sizes = Vec::new();
-    for batch in 0..number("BATCHES", 4) {
+    // How many keys of one batch are still known in the next depends on the machine: so it settles sooner or later.
+    let has_settled = |sizes: &[u64]| matches!(sizes, [.., a, b, c] if *c <= *a + *a / 10 && b <= c);
+    for batch in 0..number("BATCHES", 10) {
         let took = use_batch(&url, batch, keys);
         sizes.push(size());
         println!("batch {batch}: {keys} keys in {took:?}, the lane has {} KiB", size() >> 10);
+        if has_settled(&sizes) {
+            break;
+        }
         std::thread::sleep(WINDOW);
     }
     for size in &sizes {
         assert!(*size < keys as u64 * 900, "the lane has {size} bytes for {keys} keys");
     }
-    assert!(sizes[3] <= sizes[2] + sizes[2] / 10, "the lane grew on, from {} to {} bytes", sizes[2], sizes[3]);
+    assert!(has_settled(&sizes), "the lane grew on: {sizes:?}");
 }
 
 /// Somebody stops while it decides. Meanwhile its key is forgotten, and the block used again: it must find that out.

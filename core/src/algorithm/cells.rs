@@ -1,48 +1,68 @@
-//! A key's log in either form: every start, or counted in slices where there would be too many.
+//! The cells of one key of a limit that is a matter of time, whatever its algorithm.
 
+use super::counter::Counter;
 use super::log::{Answer, Ask, Known, Log, View, Window};
+use super::meter::Meter;
 use super::slices::Slices;
 use super::{History, Sealed, Start};
 use crate::time::{Now, Tick};
 
-/// The cells of one key of a rate limit.
+/// The cells of one key.
 #[derive(Clone, Copy)]
 pub(crate) enum Cells<'a> {
+    /// Every start.
     Log(Log<'a>),
+    /// Starts counted in slices, where there would be too many.
     Slices(Slices<'a>),
+    /// A bucket.
+    Meter(Meter<'a>),
+    /// Two windows.
+    Counter(Counter<'a>),
+}
+
+/// The same call, whatever the algorithm.
+macro_rules! either {
+    ($cells:expr, $one:ident => $call:expr) => {
+        match $cells {
+            Cells::Log($one) => $call,
+            Cells::Slices($one) => $call,
+            Cells::Meter($one) => $call,
+            Cells::Counter($one) => $call,
+        }
+    };
 }
 
 impl Cells<'_> {
     /// Decides and records in one act.
     #[inline(always)]
     pub fn claim(&self, ask: &Ask, clock: impl Fn() -> Now) -> Result<Answer, Sealed> {
-        match self {
-            Cells::Log(log) => log.claim(ask, clock),
-            Cells::Slices(slices) => slices.claim(ask, clock),
-        }
+        either!(self, cells => cells.claim(ask, clock))
     }
 
     /// The same, and what is held after it.
     pub fn claim_and_view(&self, ask: &Ask, clock: impl Fn() -> Now) -> Result<(Answer, View), Sealed> {
-        match self {
-            Cells::Log(log) => log.claim_and_view(ask, clock),
-            Cells::Slices(slices) => slices.claim_and_view(ask, clock),
-        }
+        either!(self, cells => cells.claim_and_view(ask, clock))
     }
 
     /// Looks, and changes nothing.
     pub fn view(&self, ask: &Ask, clock: impl Fn() -> Now) -> Result<View, Sealed> {
-        match self {
-            Cells::Log(log) => log.view(ask, clock),
-            Cells::Slices(slices) => slices.view(ask, clock),
-        }
+        either!(self, cells => cells.view(ask, clock))
     }
 
     /// Starts with a place.
     pub fn present(&self, place: Known) -> Result<bool, Sealed> {
+        either!(self, cells => cells.present(place))
+    }
+
+    /// How many units that were handed out up to this mark (what `Taken::end` says) the ledger does not have.
+    #[inline(always)]
+    pub fn unwritten(&self, end: u64, now: Now) -> u64 {
         match self {
-            Cells::Log(log) => log.present(place),
-            Cells::Slices(slices) => slices.present(place),
+            Cells::Log(Log { logged, .. }) | Cells::Slices(Slices { logged, .. }) => {
+                end.saturating_sub(logged.load(crate::atomic::Acquire))
+            }
+            Cells::Meter(meter) => meter.unwritten(end, now),
+            Cells::Counter(counter) => counter.unwritten(end, now),
         }
     }
 
@@ -53,18 +73,20 @@ impl Cells<'_> {
         match self {
             Cells::Log(log) => log.is_idle(longest, now),
             Cells::Slices(slices) => slices.is_idle(longest, now),
+            Cells::Meter(meter) => meter.is_idle(now),
+            Cells::Counter(counter) => counter.is_idle(now),
         }
     }
 
     /// Closes these cells for good.
     pub fn seal(self) -> Self {
         match self {
-            Cells::Log(log) => {
-                log.seal();
-                self
-            }
-            Cells::Slices(slices) => Cells::Slices(Slices { base: slices.seal(), ..slices }),
+            Cells::Slices(slices) => return Cells::Slices(Slices { base: slices.seal(), ..slices }),
+            Cells::Log(log) => log.seal(),
+            Cells::Meter(meter) => meter.seal(),
+            Cells::Counter(counter) => counter.seal(),
         }
+        self
     }
 
     /// Does every caller have to wait until they are written elsewhere?
@@ -72,6 +94,8 @@ impl Cells<'_> {
         match self {
             Cells::Log(log) => log.is_sealed(),
             Cells::Slices(slices) => slices.is_sealed() || slices.is_used_up(longest, now),
+            Cells::Meter(meter) => meter.has_to_move(now),
+            Cells::Counter(counter) => counter.has_to_move(now),
         }
     }
 
@@ -80,6 +104,8 @@ impl Cells<'_> {
         match self {
             Cells::Log(log) => log.history(longest, now),
             Cells::Slices(slices) => slices.history(longest, now),
+            Cells::Meter(meter) => meter.history(now),
+            Cells::Counter(counter) => counter.history(now),
         }
     }
 
@@ -88,14 +114,18 @@ impl Cells<'_> {
         match self {
             Cells::Log(log) => log.write(history, now),
             Cells::Slices(slices) => slices.write(&history.starts, window, now),
+            Cells::Meter(meter) => meter.write(history, now),
+            Cells::Counter(counter) => counter.write(history, now),
         }
     }
 
     /// The starts that are not in the ledger, and what is to be marked when they are.
-    pub fn unlogged(&self, longest: Tick) -> (Vec<Start>, u64) {
+    pub fn unlogged(&self, longest: Tick, now: Now) -> (Vec<Start>, u64) {
         match self {
             Cells::Log(log) => log.unlogged(),
             Cells::Slices(slices) => slices.unlogged(longest),
+            Cells::Meter(meter) => meter.unlogged(now),
+            Cells::Counter(counter) => counter.unlogged(now),
         }
     }
 }

@@ -181,6 +181,8 @@ pub(crate) struct Taken {
     pub end: u64,
     /// From when on it counts, and so the last moment at which it may happen.
     pub stamp: Tick,
+    /// What a bucket wants to know when it is taken back: see [`Bucket::take_back`](super::bucket::Bucket). Else 0.
+    pub ahead: u64,
     /// It has not started, but may: see [`Log::present`].
     pub is_place: bool,
 }
@@ -225,7 +227,7 @@ fn state_of(word: u64) -> u64 {
 }
 
 /// Writes a cell that a stalled caller of an earlier life may still try to change, in vain.
-fn put(cell: &AtomicU64, word: u64) {
+pub(super) fn put(cell: &AtomicU64, word: u64) {
     if cfg!(model) {
         // loom may order a store before a compare-and-swap that comes later and read both; an exchange it orders.
         cell.swap(word, AcqRel);
@@ -425,7 +427,11 @@ impl<'a> Log<'a> {
                     view.empty = view.empty.max(stamp + longest);
                 }
                 return Ok((
-                    Answer { now, ready, taken: Some(Taken { ticket: h, end: h + ask.weight, stamp, is_place }) },
+                    Answer {
+                        now,
+                        ready,
+                        taken: Some(Taken { ticket: h, end: h + ask.weight, stamp, ahead: 0, is_place }),
+                    },
                     view,
                 ));
             }
@@ -575,7 +581,7 @@ impl<'a> Log<'a> {
         } else {
             None
         };
-        History { starts, unknown, end: h, era: 0 }
+        History { starts, unknown, end: h, ..History::default() }
     }
 
     /// The starts that are not in the ledger yet, and the ticket after the last of them. For whoever may rewrite the log.

@@ -1,24 +1,434 @@
-//! stub
-use crate::time::Tick;
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Bucket {
-    pub rate: u64,
-    pub period: Tick,
-    pub size: u64,
-    pub is_leaky: bool,
+//! Token buckets and leaky buckets: a rate, kept in one word, lock-free, never exceeded.
+//!
+//! # Shape
+//!
+//! A bucket is a moment: when it will have recovered from all that was started (the *theoretical arrival time* of the
+//! generic cell rate algorithm). A start of weight `w` moves that moment on by `w` times the period of the rate; time
+//! does the rest. It is counted in parts of a microsecond such that a unit costs a whole number of them ([`Bucket`]), so
+//! nothing is ever rounded, and from a `base`, so that it fits.
+//!
+//! ```text
+//!         63                            1     0
+//! word    [ when it has recovered − base ][ seal ]
+//! base    [ ticks, or 2^shift of them; signed ]    0: nobody has used these cells; the first user sets it
+//! life    [ which life of these cells this is ]
+//! ```
+//!
+//! # Deciding
+//!
+//! With `T` that moment, `t` now, and a cost of `p` for each unit:
+//!
+//! * A *token bucket* may be behind by its size `S = size · p`. A start of weight `w` is ready when `T + w·p − S ≤ t`.
+//! * A *leaky bucket* is never behind: a start is ready when `T ≤ t`. Who waits takes its turn, while with it at most
+//!   `size` units wait ([`Bucket::queue`]).
+//!
+//! Then `T` becomes `max(T, stamp) + w·p`, by one compare-and-swap, which is the whole admission: before it nothing was
+//! written, after it nothing is left to do. The stamp is the last moment at which the start may happen: now, rounded up,
+//! or for a start in the future (a *place*) the end of its grace. A denial has written nothing.
+//!
+//! # Why it is right
+//!
+//! 1. *Words do not repeat.* Within a life each is larger than the one before, by a unit at least. So if the word still
+//!    is what was read, nothing was admitted in between: the compare-and-swap proves it.
+//! 2. *Starts keep their distance.* Take any starts of a token bucket, the first of which was admitted with stamp `s`,
+//!    and the last of which was ready at `r`. When that was decided, `T` was at least `s` and what the others cost, and
+//!    with its own cost at most `r + S`. So together they cost at most `S + r − s`: no stretch of time holds more than
+//!    `size`, and what the rate gives for its length. In a leaky bucket, likewise, a start is ready only when all before
+//!    it have been paid for.
+//! 3. *Lives do not mix.* The cells are sealed (a bit of the word), and used again, with `life` closed meanwhile. The
+//!    next life's `base` is chosen so that its words are larger than all that these cells ever held, so a stalled
+//!    compare-and-swap fails; and whoever has read something of another life sees in the end that `life` has changed.
+//! 4. *A life's base does not change.* It is set once where it is 0, and is 0 only in cells that were never written. It is
+//!    set before the word is, so whoever finds it 0 and a word beside it has only to look again.
+//!
+//! Source: the generic cell rate algorithm of ATM traffic management (ITU-T I.371, virtual scheduling).
+
+use super::bucket::{Bucket, divide, divide_up};
+use super::log::{Answer, Ask, CLOSED, Known, SETTLED, STARTED, Taken, View, put};
+use super::{History, Rest, Sealed, Start};
+use crate::atomic::{AtomicU64, *};
+use crate::fault;
+use crate::time::{LONGEST, Now, Tick};
+
+const SEAL: u64 = 1;
+
+/// The last moment that a word can hold, from its base on.
+const LAST: i128 = (1 << 63) - 1;
+/// From here on a life has to end: what is left is for who is admitted now.
+const USED: i128 = 1 << 62;
+/// Up to here cells can begin another life.
+const YOUNG: i128 = 1 << 61;
+/// How far behind a rewritten bucket can be, in what `n` parts are: further than by any place, but it may have been forced.
+const DEEPEST: i128 = 1 << 62;
+
+/// One key's bucket, in cells that live elsewhere.
+#[derive(Clone, Copy)]
+pub(crate) struct Meter<'a> {
+    pub word: &'a AtomicU64,
+    /// What a word counts from.
+    pub base: &'a AtomicU64,
+    /// The number of the life that these cells have.
+    pub life: &'a AtomicU64,
+    /// The one that is meant. Not [`CLOSED`], but for [`Meter::write`].
+    pub number: u64,
+    /// Which era this is. It changes when everything is forgotten.
+    pub era: &'a AtomicU64,
+    /// The word's moment, as far as the ledger has it; signed.
+    pub logged: &'a AtomicU64,
+    /// No place has a later stamp; in any life.
+    pub last: &'a AtomicU64,
+    /// How much was ever given back, in `n` parts; in a life it stays.
+    pub returned: &'a AtomicU64,
+    /// The bucket counts as having been emptied then: 0 in a new one, the moment of the loss where an earlier state was
+    /// lost.
+    pub born: Tick,
+    pub bucket: Bucket,
 }
+
+/// What was read.
+struct Seen {
+    word: u64,
+    /// The moment of its base.
+    origin: i128,
+    /// When it has recovered.
+    recovered: i128,
+    now: Now,
+}
+
+#[cfg(not(model))]
+static UNTOUCHED: AtomicU64 = AtomicU64::new(0);
+
+impl Meter<'_> {
+    /// The bucket of a key that nobody has used. Only to look at.
+    #[cfg(not(model))]
+    pub fn untouched(bucket: Bucket, born: Tick) -> Meter<'static> {
+        let [word, base, life, era, logged, last, returned] = [&UNTOUCHED; 7];
+        Meter { word, base, life, number: 0, era, logged, last, returned, born, bucket }
+    }
+
+    /// Do these cells still have the life that is meant? To be asked last, before anything that was read is believed.
+    #[inline(always)]
+    fn is_alive(&self) -> Result<(), Sealed> {
+        let lives = self.life.load(Acquire) == self.number || fault::planted("meter survives rewrite");
+        if lives { Ok(()) } else { Err(Sealed) }
+    }
+
+    /// When the bucket will have recovered from all that is unknown.
+    #[inline(always)]
+    fn lost(&self) -> i128 {
+        if self.born == 0 { 0 } else { self.bucket.ceil(self.born) + self.bucket.cost(self.bucket.size) }
+    }
+
+    /// What these cells say, sealed or not: the word, the moment of its base, and the word's own. 0: nobody has used them.
+    #[inline(always)]
+    fn read(&self) -> (u64, i128, i128) {
+        loop {
+            let base = self.base.load(Acquire);
+            let word = self.word.load(Acquire);
+            let origin = self.bucket.origin(base);
+            match (base, word >> 1) {
+                (0, 0) => return (word, 0, 0),
+                (0, _) => {} // it was set since
+                (_, moment) => return (word, origin, origin + i128::from(moment)),
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn look(&self, clock: impl Fn() -> Now) -> Result<Seen, Sealed> {
+        let (word, origin, recovered) = self.read();
+        if word & SEAL != 0 {
+            return Err(Sealed);
+        }
+        Ok(Seen { word, origin, recovered: recovered.max(self.lost()), now: clock() })
+    }
+
+    /// Sets the base of cells that nobody has used.
+    #[inline(always)]
+    fn begin(&self, clock: impl Fn() -> Now) {
+        if self.base.load(Acquire) == 0 {
+            // If that fails, somebody else has begun, or this is another life.
+            let _ = self.base.compare_exchange(0, self.bucket.first_base(clock()), AcqRel, Relaxed);
+        }
+    }
+
+    /// The earliest moment for a start; in the past, any.
+    #[inline(always)]
+    fn ready(&self, seen: &Seen, ask: &Ask) -> Tick {
+        // Nothing at all needs no room.
+        let turn = seen.recovered - self.bucket.slack(ask.weight);
+        if ask.weight == 0 || turn <= self.bucket.floor(seen.now.floor) {
+            return ask.gate;
+        }
+        self.bucket.tick(turn).max(ask.gate)
+    }
+
+    /// Decides and records in one act.
+    #[inline]
+    pub fn claim(&self, ask: &Ask, clock: impl Fn() -> Now) -> Result<Answer, Sealed> {
+        self.decide::<false>(ask, clock).map(|(answer, _)| answer)
+    }
+
+    /// The same, and what the bucket holds after it.
+    pub fn claim_and_view(&self, ask: &Ask, clock: impl Fn() -> Now) -> Result<(Answer, View), Sealed> {
+        self.decide::<true>(ask, clock)
+    }
+
+    #[inline(always)]
+    fn decide<const LOOK: bool>(&self, ask: &Ask, clock: impl Fn() -> Now) -> Result<(Answer, View), Sealed> {
+        debug_assert!((1..=self.bucket.size).contains(&ask.weight));
+        let bucket = &self.bucket;
+        self.begin(&clock);
+        loop {
+            let seen = self.look(&clock)?;
+            let now = seen.now;
+            if is_used_up(bucket, seen.word, seen.origin, now) {
+                return Err(Sealed);
+            }
+            let mut ready = self.ready(&seen, ask);
+            let mut view = if LOOK { self.view_at(&seen, ask) } else { View::default() };
+            let must_wait = ready > now.floor && !ask.force;
+            let is_place = must_wait || ask.reserve;
+            let stamp = if is_place { ready.max(now.ceil).saturating_add(ask.grace) } else { now.ceil };
+            let after = seen.recovered.max(bucket.ceil(stamp)) + bucket.cost(ask.weight);
+            let moment = after - seen.origin;
+            if is_place {
+                let patience = ask.patience.min(LONGEST);
+                // When there is room for it to wait.
+                let queue = must_wait && bucket.is_leaky;
+                let behind = if queue { seen.recovered - bucket.queue(ask.weight, ask.grace) } else { i128::MIN };
+                let is_full = queue && behind > bucket.floor(now.floor).max(bucket.floor(ask.gate) - bucket.cost(1));
+                if is_full {
+                    ready = bucket.tick(behind).max(ready.saturating_sub(patience));
+                }
+                if is_full || must_wait && ready - now.floor > patience || moment > LAST {
+                    self.is_alive()?;
+                    return Ok((Answer { now, ready, taken: None }, view));
+                }
+            }
+            // How long it takes until its units begin to come back, and all that ever was given back before it.
+            let behind = (seen.recovered - bucket.ceil(stamp)).max(0) as u128;
+            let behind = if behind == 0 { 0 } else { divide(behind, bucket.n) };
+            let ahead = behind.saturating_add(self.returned.load(Acquire));
+            let era = self.era.load(Acquire);
+            self.is_alive()?;
+            if is_place && !fault::planted("place told late") {
+                // Before anybody can find it in the word.
+                self.last.fetch_max(stamp, AcqRel);
+            }
+            let end = moment as u64;
+            if self.swap(seen.word, end << 1) {
+                if LOOK {
+                    let left = bucket.remaining(after, bucket.ceil(now.ceil));
+                    view.remaining = view.remaining.saturating_sub(ask.weight).min(left);
+                    view.empty = view.empty.max(bucket.tick(after));
+                }
+                let taken = Some(Taken { ticket: era, end, stamp, ahead, is_place });
+                return Ok((Answer { now, ready, taken }, view));
+            }
+        }
+    }
+
+    /// The admission.
+    #[inline(always)]
+    fn swap(&self, was: u64, word: u64) -> bool {
+        if fault::planted("meter not compared") {
+            self.word.swap(word, AcqRel);
+            return true;
+        }
+        self.word.compare_exchange(was, word, AcqRel, Relaxed).is_ok()
+    }
+
+    /// Looks, and changes nothing.
+    pub fn view(&self, ask: &Ask, clock: impl Fn() -> Now) -> Result<View, Sealed> {
+        let seen = self.look(clock)?;
+        self.is_alive()?;
+        Ok(self.view_at(&seen, ask))
+    }
+
+    fn view_at(&self, seen: &Seen, ask: &Ask) -> View {
+        let now = seen.now.floor;
+        let is_open = ask.gate <= now;
+        let remaining = if is_open { self.bucket.remaining(seen.recovered, self.bucket.floor(now)) } else { 0 };
+        let empty = self.bucket.tick(seen.recovered).max(ask.gate);
+        View { now, ready: self.ready(seen, ask), remaining, empty }
+    }
+
+    /// Has the bucket recovered? Others may start something right after.
+    pub fn is_idle(&self, now: Now) -> bool {
+        self.read().2.max(self.lost()) <= self.bucket.floor(now.floor) && self.is_alive().is_ok()
+    }
+
+    /// Does this place still count? Whoever holds it knows that it was not used.
+    pub fn present(&self, place: Known) -> Result<bool, Sealed> {
+        let era = self.era.load(Acquire);
+        if self.is_sealed() {
+            return Err(Sealed);
+        }
+        self.is_alive()?;
+        Ok(place.ticket == era)
+    }
+
+    /// How many units of those handed out up to this mark (what [`Taken::end`] says) the ledger does not have, and would
+    /// still have to count.
+    #[inline(always)]
+    pub fn unwritten(&self, end: u64, now: Now) -> u64 {
+        let logged = i128::from(self.logged.load(Acquire) as i64);
+        let now = self.bucket.floor(now.floor) - self.bucket.origin(self.base.load(Acquire));
+        self.bucket.units(i128::from(end) - logged.max(now))
+    }
+
+    // ---- for whoever may rewrite these cells ----
+
+    /// What the ledger does not have, as one start at most, and what to put into `logged` when it does.
+    ///
+    /// Such a start's stamp is when its units begin to come back, which may lie in the future; so it says alone when the
+    /// bucket will have recovered, to less than a tick, whatever of the starts before it is forgotten. If they are there
+    /// it says the same: it follows on them.
+    pub fn unlogged(&self, now: Now) -> (Vec<Start>, u64) {
+        let (bucket, (word, origin, recovered)) = (&self.bucket, self.read());
+        let new = recovered - (origin + i128::from(self.logged.load(Acquire) as i64));
+        let behind = recovered - bucket.floor(now.floor);
+        if new <= 0 || behind <= 0 {
+            return (Vec::new(), word >> 1);
+        }
+        // Whole units are new, but for what was rounded in another life.
+        let units = bucket.units(behind).min((new / bucket.cost(1)) as u64).clamp(1, bucket.size);
+        let stamp = bucket.tick(recovered - bucket.cost(units));
+        (vec![Start { stamp, units, state: STARTED, id: u64::MAX, is_logged: false }], word >> 1)
+    }
+
+    /// Ends this life: from here on every call on it answers [`Sealed`]. Sealing again is a no-op, also in a later life.
+    pub fn seal(&self) {
+        while !fault::planted("open meter") {
+            let word = self.word.load(Acquire);
+            if word & SEAL != 0 || self.is_alive().is_err() {
+                return;
+            }
+            if self.word.compare_exchange(word, word | SEAL, AcqRel, Relaxed).is_ok() {
+                return;
+            }
+        }
+    }
+
+    /// Is it sealed?
+    pub fn is_sealed(&self) -> bool {
+        self.word.load(Acquire) & SEAL != 0
+    }
+
+    /// Does every caller have to wait until this is written elsewhere: is it sealed, or can its word not count further?
+    pub fn has_to_move(&self, now: Now) -> bool {
+        let (word, origin, _) = self.read();
+        let has_begun = self.base.load(Acquire) != 0;
+        word & SEAL != 0 || has_begun && is_used_up(&self.bucket, word, origin, now)
+    }
+
+    /// What a sealed bucket still counts: as many whole units, in the ledger or not, as make it recover as late as it does or
+    /// later, and by how much later. `now` is a time after the sealing.
+    pub fn history(&self, now: Now) -> History {
+        let (bucket, (_, origin, recovered)) = (&self.bucket, self.read());
+        let from = bucket.floor(now.floor);
+        let behind = (recovered - from).max(0);
+        let logged = origin + i128::from(self.logged.load(Acquire) as i64);
+        let units = bucket.units(behind);
+        let unlogged = bucket.units(recovered - logged.max(from)).min(units);
+        let stamp = (now.floor >> bucket.shift) << bucket.shift;
+        let start = |units, is_logged| Start { stamp, units, state: SETTLED, id: u64::MAX, is_logged };
+        let mut starts = vec![start(units - unlogged, true), start(unlogged, false)];
+        starts.retain(|start| start.units > 0);
+        let rest = Rest {
+            spare: ((bucket.cost(units) - behind) as u64, bucket.p),
+            last: self.last.load(Acquire).max(now.ceil),
+            returned: self.returned.load(Acquire),
+        };
+        History { starts, era: self.era.load(Acquire), rest, ..History::default() }
+    }
+
+    /// Begins another life, in which these starts have been made, in ascending order. Returns its base, to be put into
+    /// `base` before its number is put into `life`. `None`: these cells had too many lives.
+    ///
+    /// Only for whoever has these cells alone: they are zeroed, or sealed, and [`CLOSED`] before `now` was read.
+    pub fn write(&self, history: &History, now: Now) -> Option<u64> {
+        debug_assert!(self.number == CLOSED && history.starts.is_sorted_by_key(|start| start.stamp));
+        let bucket = &self.bucket;
+        let highest = if fault::planted("meter repeats words") { 0 } else { self.word.load(Acquire) >> 1 };
+        if i128::from(highest) > YOUNG {
+            return None;
+        }
+        let (part, whole) = history.rest.spare;
+        // What belongs to the first starts; a part of a unit is a part of a unit of any bucket.
+        let mut spare = (i128::from(part) * i128::from(bucket.p)).checked_div(i128::from(whole)).unwrap_or(0);
+        let mut recovered = 0;
+        let mut logged = None;
+        for start in history.starts.iter().filter(|start| start.units > 0) {
+            if !start.is_logged {
+                logged.get_or_insert(recovered - spare);
+            }
+            let stamp = bucket.ceil(start.stamp);
+            recovered = recovered.max(stamp) + bucket.cost(start.units);
+            let given = spare.min(recovered - stamp);
+            recovered -= given;
+            spare -= given;
+        }
+        let from = bucket.floor(now.floor);
+        let recovered = recovered.clamp(from, from + DEEPEST * i128::from(bucket.n));
+        let logged = logged.unwrap_or(recovered).min(recovered);
+        // The latest with which the word is larger than all before it. Never 0.
+        let base = (recovered - i128::from(highest) - 1).div_euclid(i128::from(bucket.n));
+        let base = if base == 0 { -1 } else { base };
+        let origin = bucket.origin(base as u64);
+        let logged = (logged - origin).max(i128::from(i64::MIN));
+        self.logged.store(logged as u64, Release);
+        self.last.store(history.rest.last, Release);
+        self.returned.store(history.rest.returned, Release);
+        put(self.word, ((recovered - origin) as u64) << 1);
+        Some(base as u64)
+    }
+}
+
 impl Bucket {
-    pub const WORDS: usize = 4;
-    pub fn new(rate: u64, period: Tick, size: u64, is_leaky: bool) -> Bucket {
-        Bucket { rate, period, size, is_leaky }
-    }
-    pub fn to_words(self) -> [u64; Self::WORDS] {
-        [self.rate, self.period, self.size, self.is_leaky.into()]
-    }
-    pub fn from_words([rate, period, size, leaky]: [u64; Self::WORDS]) -> Bucket {
-        Bucket { rate, period, size, is_leaky: leaky != 0 }
-    }
-    pub fn memory(&self) -> Tick {
-        (u128::from(self.size) * u128::from(self.period)).div_ceil(self.rate.into()) as u64
+    /// Takes units of a start back, out of a history in which it is, as far as nobody else can have started with them.
+    /// `ahead` is what [`Taken::ahead`] said, or less.
+    ///
+    /// Let it have cost `c`, and have been admitted with the stamp `s`. Those after it were admitted until `l`. Without it,
+    /// the bucket would recover `c` earlier, but for those of them that found it full: it recovers from them, and all after
+    /// them, when it has from the start and all after that, less `c`, and `l − s` later at the latest. When the bucket was
+    /// behind by `b` at `s`, that is earlier by `b`, less what was given back meanwhile of the starts before. So it can be
+    /// all, while the bucket is busy; else some of it has come back by itself.
+    pub fn take_back(&self, history: &mut History, start: Known, ahead: u64, units: u64) {
+        let History { starts, rest, .. } = history;
+        let held: u64 = starts.iter().map(|start| start.units).sum();
+        let (part, whole) = rest.spare;
+        let behind =
+            self.cost(held) - (i128::from(part) * i128::from(self.p)).checked_div(i128::from(whole)).unwrap_or(0);
+        let lead = i128::from(ahead.saturating_sub(rest.returned)) * i128::from(self.n);
+        let gone = (self.ceil(rest.last) - self.ceil(start.stamp) - lead).max(0);
+        let back = self.cost(units).min(self.cost(start.weight) - gone).clamp(0, behind);
+        rest.returned = rest.returned.saturating_add(divide_up(back as u128, self.n));
+        let kept = self.units(behind - back);
+        rest.spare = ((self.cost(kept) - (behind - back)) as u64, self.p);
+        let mut go = held - kept;
+        // What the ledger does not have, first.
+        for is_logged in [false, true] {
+            for start in starts.iter_mut().filter(|start| start.is_logged == is_logged) {
+                let units = start.units.min(go);
+                start.units -= units;
+                go -= units;
+            }
+        }
+        starts.retain(|start| start.units > 0);
     }
 }
+
+/// Has a life counted as far as it can? Then somebody has to seal it and to write what counts anew.
+#[inline(always)]
+fn is_used_up(bucket: &Bucket, word: u64, origin: i128, now: Now) -> bool {
+    i128::from(word >> 1).max(bucket.ceil(now.ceil) - origin) > USED
+}
+
+#[cfg(all(test, model))]
+#[path = "meter_models.rs"]
+mod models;
+#[cfg(all(test, not(model)))]
+#[path = "meter_tests.rs"]
+mod tests;

@@ -5,8 +5,10 @@
 
 use crate::time::Tick;
 
+pub(crate) mod bucket;
 #[cfg(not(model))]
 pub(crate) mod cells;
+pub(crate) mod counter;
 pub(crate) mod jobs;
 pub(crate) mod leases;
 pub(crate) mod log;
@@ -43,6 +45,19 @@ pub(crate) struct History {
     pub end: u64,
     /// Where units are only counted, what they are known by.
     pub era: u64,
+    /// What else a bucket leaves.
+    pub rest: Rest,
+}
+
+/// What a bucket leaves to the next life beside its starts.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Rest {
+    /// By how much the starts are more than what counts: this part of a unit, of so many. It belongs to the first.
+    pub spare: (u64, u64),
+    /// No start was admitted with a later stamp.
+    pub last: Tick,
+    /// How much was ever given back.
+    pub returned: u64,
 }
 
 impl History {

@@ -318,7 +318,10 @@ impl<'a> Slices<'a> {
                     view.empty = view.empty.max(stamp + window.length);
                 }
                 let end = seen.units + ask.weight;
-                return Ok((Answer { now, ready, taken: Some(Taken { ticket: era, end, stamp, is_place }) }, view));
+                return Ok((
+                    Answer { now, ready, taken: Some(Taken { ticket: era, end, stamp, ahead: 0, is_place }) },
+                    view,
+                ));
             }
         }
     }

@@ -21,6 +21,9 @@ const STORE_AGAIN: Duration = Duration::from_secs(1);
 /// Above a place's grace, a permit has a part of the instance of its lane.
 pub(super) const LANE: u32 = 48;
 
+/// What fits there.
+const MOST_GRACE: u64 = (1 << LANE) - 1;
+
 /// A limit that is a matter of time, in a store.
 #[derive(Debug)]
 pub struct Timed {
@@ -61,6 +64,8 @@ impl Timed {
     #[inline(always)]
     fn permit(&self, found: &Key, taken: Taken, weight: u64, ready: Tick, grace: Tick) -> RawPermit {
         let Hash([h0, h1]) = found.hash;
+        // A bucket's place counts from the end of its grace, so that is known anyway.
+        let grace = if found.table.policy.is_bucket() { taken.ahead.min(MOST_GRACE) } else { grace };
         let grace = grace | (found.home.instance & 0xffff) << LANE;
         RawPermit { limiter: self.id, key: weight, a: taken.ticket, b: taken.stamp, ready, reserved: [h0, h1, grace] }
     }
@@ -265,7 +270,7 @@ fn known(permit: &RawPermit) -> (Hash, Known) {
 }
 
 pub(super) fn only_grace(word: u64) -> Tick {
-    word & ((1 << LANE) - 1)
+    word & MOST_GRACE
 }
 
 /// The calls, whose failures the store's [`OnError`] has not seen yet.
@@ -374,7 +379,7 @@ impl Timed {
             return Ok(());
         }
         let (hash, start) = known(permit);
-        self.limit.take_back(hash, start)
+        self.limit.take_back(hash, start, only_grace(permit.reserved[2]))
     }
 
     fn do_settle(&self, permit: &RawPermit, actual: u64) -> Result<()> {
@@ -388,13 +393,14 @@ impl Timed {
             // The key may have been forgotten since.
             self.limit.with_hash(hash, |_| Ok(()))?;
         }
+        let ahead = only_grace(permit.reserved[2]);
         let edited = self.limit.rewrite(hash, |home, table, history| {
             let parts = parts(table, history, start);
             if parts.is_empty() && !is_over {
                 return; // it was ended before
             }
             parts.iter().for_each(|&i| history.starts[i].state = SETTLED);
-            take_units(history, &parts, start.weight.saturating_sub(actual));
+            take_units(table, history, &parts, (start, ahead), start.weight.saturating_sub(actual));
             // A debt counts from now on, however long ago the start was.
             let (stamp, units) = (home.clock.now().ceil, debt.min(table.policy.capacity()));
             let at = history.starts.partition_point(|start| start.stamp <= stamp);
@@ -442,12 +448,14 @@ impl Timed {
             self.limit.rewrite(hash, |_, table, history| {
                 let mut parts = parts(table, history, start);
                 parts.retain(|&i| table.policy.is_counted() || history.starts[i].state == PLACE);
-                take_units(history, &parts, start.weight);
+                take_units(table, history, &parts, (start, only_grace(place.reserved[2])), start.weight);
             })?;
         }
-        let grace = Some(only_grace(place.reserved[2]));
-        let fresh =
-            self.limit.with_hash(hash, |found| self.take_place(found, start.weight, Duration::ZERO, u64::MAX, grace));
+        let is_bucket = self.limit.table()?.policy.is_bucket();
+        let grace = if is_bucket { place.b.saturating_sub(place.ready) } else { only_grace(place.reserved[2]) };
+        let fresh = self
+            .limit
+            .with_hash(hash, |found| self.take_place(found, start.weight, Duration::ZERO, u64::MAX, Some(grace)));
         match fresh? {
             Reserved::Place { place, after } => Ok(Presented::Wait { place, after }),
             Reserved::Denied(after) => {

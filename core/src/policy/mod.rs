@@ -4,8 +4,8 @@ mod text;
 
 pub use text::parse_all;
 
+use crate::algorithm::bucket::Bucket;
 use crate::algorithm::log::Window;
-use crate::algorithm::meter::Bucket;
 use crate::algorithm::{leases, log, slices};
 use crate::error::{Error, Result};
 use crate::time::{self, LONGEST, Tick};
@@ -413,10 +413,22 @@ impl Policy {
     #[inline(always)]
     pub(crate) fn is_counted(&self) -> bool {
         match &self.0 {
-            Shape::Rate(windows, _) => windows.all[0].limit > log::MOST,
+            Shape::Rate(..) => self.is_sliced(),
             Shape::Bucket(_) | Shape::Counter { .. } => true,
             _ => false,
         }
+    }
+
+    /// Is it a bucket?
+    #[inline(always)]
+    pub(crate) fn is_bucket(&self) -> bool {
+        matches!(self.0, Shape::Bucket(_))
+    }
+
+    /// Are they counted in slices of the window?
+    #[inline(always)]
+    pub(crate) fn is_sliced(&self) -> bool {
+        matches!(&self.0, Shape::Rate(windows, _) if windows.all[0].limit > log::MOST)
     }
 
     /// Is it about what runs at the same time? All others are a matter of time.
@@ -433,7 +445,7 @@ impl Policy {
     /// How many words a key's cells have beside its head.
     pub(crate) fn ring(&self) -> u64 {
         match &self.0 {
-            Shape::Rate(..) if self.is_counted() => slices::SLICES,
+            Shape::Rate(..) if self.is_sliced() => slices::SLICES,
             Shape::Concurrency { max, .. } => leases::WORDS * leases::slots(*max),
             Shape::Bucket(_) | Shape::Counter { .. } => 16,
             _ => log::capacity(self.largest()),
@@ -480,7 +492,7 @@ impl Policy {
             }
             Shape::Bucket(bucket) => {
                 words[0] = 5;
-                words[1..][..Bucket::WORDS].copy_from_slice(&bucket.to_words());
+                words[1..7].copy_from_slice(&bucket.to_words());
             }
             Shape::Counter { window, is_smooth } => {
                 words[..4].copy_from_slice(&[6, window.limit, window.length, is_smooth.into()]);

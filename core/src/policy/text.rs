@@ -10,8 +10,8 @@
 //! ```
 
 use super::{Backoff, Jitter, Policy, Shape, Spacing};
+use crate::algorithm::bucket::Bucket;
 use crate::algorithm::log::Window;
-use crate::algorithm::meter::Bucket;
 use crate::error::{Error, Result};
 use crate::time::{self, Tick};
 use std::fmt;

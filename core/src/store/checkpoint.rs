@@ -93,12 +93,18 @@ impl Inner {
 
     /// Does not return before so little of what a key has handed out is missing from the ledger that `taken` may start.
     #[cold]
-    pub fn wait_for_ledger(&self, limit: u64, key: &Key, taken: &Taken, budget: u64) -> Result<(), Blocked> {
+    pub fn wait_for_ledger(
+        &self,
+        limit: u64,
+        key: &Key,
+        taken: &Taken,
+        (budget, at): (u64, Now),
+    ) -> Result<(), Blocked> {
         let Address::Sqlite(path) = &self.address else { return Ok(()) };
         let want = (key.home.instance, limit, key.hash);
         self.wanted.lock().push(want);
         let has_tried = Cell::new(false);
-        let is_written = || is_logged(key, taken.end - budget).then_some(true);
+        let is_written = || is_logged(key, taken.end, (budget, at)).then_some(true);
         let is_there = self.with_lock_unless(self.options.timeout, is_written, |_| {
             let home = self.home();
             if home.instance != key.home.instance {
@@ -161,7 +167,10 @@ impl Inner {
                 let table = home.table(refused.limit);
                 home.mend_key(&table, refused.hash, file)?;
                 let Ok(Some(_)) = home.find(&table, refused.hash) else { return Ok(()) };
-                home.rewrite(&table, refused.hash, file, |history| take_back(&table, history, refused.start)).map(drop)
+                home.rewrite(&table, refused.hash, file, |history| {
+                    take_back(&table, history, refused.start, refused.ahead)
+                })
+                .map(drop)
             };
             let undone: Result<()> = undo();
             if undone.is_err() {
@@ -185,15 +194,15 @@ impl Inner {
     }
 }
 
-fn is_logged(key: &Key, ticket: u64) -> bool {
-    let word = |at: u64| key.home.arena.word(key.key.at + at).load(Acquire);
-    let logged = word(key_word::LOGGED);
-    // In another life the tickets are others.
-    word(key_word::LIFE) == key.key.life && logged >= ticket
+/// Is no more missing of what was handed out up to this mark than the budget?
+fn is_logged(key: &Key, end: u64, (budget, now): (u64, Now)) -> bool {
+    let unwritten = key.cells().unwritten(end, now);
+    // In another life the marks are others.
+    unwritten <= budget && key.home.is_alive(key.key)
 }
 
 fn unlogged(home: &Home, table: Table, at: u64, name: usize) -> Option<Unlogged> {
-    let (starts, end) = home.cells_at(&table, at).unlogged(table.policy.longest());
+    let (starts, end) = home.cells_at(&table, at).unlogged(table.policy.longest(), home.clock.now());
     (!starts.is_empty()).then(|| Unlogged { table, at, name, key: home.text_of(at), starts, end })
 }
 

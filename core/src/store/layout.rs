@@ -13,6 +13,12 @@ pub(super) const FREE_INDEXES: u64 = FREE_KEYS + 64;
 /// Counts lives and eras.
 pub(super) const NEXT_NUMBER: u64 = FREE_INDEXES + 64;
 
+/// Counts the processes that have used the lane.
+pub(super) const NEXT_MEMBER: u64 = NEXT_NUMBER + 1;
+
+/// The Unix time of tick 0 in µs, wrapping, as it was when the store was made.
+pub(super) const PHASE: u64 = NEXT_NUMBER + 2;
+
 pub(super) mod limit_word {
     pub const NEXT: u64 = 0;
     pub const NAME: u64 = 1;
@@ -91,4 +97,4 @@ pub(super) mod key_word {
     pub const RING: u64 = 32;
 }
 
-const _: () = assert!(NEXT_NUMBER < super::arena::HEADER_WORDS);
+const _: () = assert!(PHASE < super::arena::HEADER_WORDS);

@@ -11,7 +11,7 @@ use crate::algorithm::{History, Start};
 use crate::atomic::*;
 use crate::error::{Error, Result};
 use crate::fault;
-use crate::policy::{self, Policy};
+use crate::policy::{self, Policy, Shape};
 use crate::time::{Now, Tick};
 use std::fs::File;
 use std::ptr;
@@ -217,9 +217,8 @@ impl Limit {
         if let Some(taken) = taken {
             let commits = self.commits && key.home.is_lane() && !fault::planted("commit later");
             let budget = if commits { 0 } else { key.table.budget };
-            let logged = key.home.logged(key.key.at).load(Acquire);
-            if taken.end > logged.saturating_add(budget) || budget != u64::MAX && !key.home.is_alive(key.key) {
-                self.wait_for_ledger(key, taken, weight, budget)?;
+            if budget != u64::MAX && (key.cells().unwritten(taken.end, now) > budget || !key.home.is_alive(key.key)) {
+                self.wait_for_ledger(key, taken, weight, (budget, now))?;
             }
         }
         Ok(())
@@ -240,12 +239,18 @@ impl Limit {
 
     /// The job has not started yet: so if the ledger cannot be written it shall not, and nothing was taken.
     #[cold]
-    fn wait_for_ledger(&self, key: &Key, taken: &Taken, weight: u64, budget: u64) -> Result<(), Blocked> {
+    fn wait_for_ledger(&self, key: &Key, taken: &Taken, weight: u64, budget: (u64, Now)) -> Result<(), Blocked> {
         let limit = self.bound()?.limit;
         let written = self.store.wait_for_ledger(limit, key, taken, budget);
         if written.is_err() {
             let start = Known { ticket: taken.ticket, stamp: taken.stamp, weight };
-            self.store.refuse(Refused { instance: key.home.instance, limit, hash: key.hash, start });
+            self.store.refuse(Refused {
+                instance: key.home.instance,
+                limit,
+                hash: key.hash,
+                start,
+                ahead: taken.ahead,
+            });
         }
         written
     }
@@ -273,8 +278,8 @@ impl Limit {
     }
 
     /// Takes a start back, while it is there and not settled.
-    pub fn take_back(&self, hash: Hash, start: Known) -> Result<()> {
-        self.rewrite(hash, |_, table, history| take_back(table, history, start)).map(drop)
+    pub fn take_back(&self, hash: Hash, start: Known, ahead: u64) -> Result<()> {
+        self.rewrite(hash, |_, table, history| take_back(table, history, start, ahead)).map(drop)
     }
 
     /// Closes a gate until `until` (0: it stays as it is): of one key, or with the empty key of all.
@@ -412,12 +417,13 @@ pub(crate) struct Refused {
     pub limit: u64,
     pub hash: Hash,
     pub start: Known,
+    pub ahead: u64,
 }
 
 /// Which of the starts are this one: where units are only counted, those of its slice, the unlogged first.
 pub(crate) fn parts(table: &Table, History { starts, era, .. }: &History, start: Known) -> Vec<usize> {
     let is_part = |s: &Start| match table.policy.is_counted() {
-        true => *era == start.ticket && s.stamp == start.stamp,
+        true => *era == start.ticket && (s.stamp == start.stamp || table.policy.is_bucket()),
         false => s.id == start.ticket && s.stamp == start.stamp && s.units == start.weight && s.state != SETTLED,
     };
     let mut parts: Vec<usize> = (0..starts.len()).filter(|&i| is_part(&starts[i])).collect();
@@ -425,14 +431,24 @@ pub(crate) fn parts(table: &Table, History { starts, era, .. }: &History, start:
     parts
 }
 
-/// Takes a start out of a history, if it is there and not settled.
-pub(crate) fn take_back(table: &Table, history: &mut History, start: Known) {
+/// Takes a start out of a history, if it is there and not settled. `ahead`: see [`Taken::ahead`].
+pub(crate) fn take_back(table: &Table, history: &mut History, start: Known, ahead: u64) {
     let parts = parts(table, history, start);
-    take_units(history, &parts, start.weight);
+    take_units(table, history, &parts, (start, ahead), start.weight);
 }
 
 /// Takes so many units from these starts; those that have none left go.
-pub(crate) fn take_units(History { starts, .. }: &mut History, parts: &[usize], mut units: u64) {
+pub(crate) fn take_units(
+    table: &Table,
+    history: &mut History,
+    parts: &[usize],
+    (start, ahead): (Known, u64),
+    mut units: u64,
+) {
+    if let (Shape::Bucket(bucket), [_, ..]) = (&table.policy.0, parts) {
+        return bucket.take_back(history, start, ahead, units);
+    }
+    let History { starts, .. } = history;
     for &i in parts {
         let taken = units.min(starts[i].units);
         starts[i].units -= taken;

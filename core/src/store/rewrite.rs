@@ -13,7 +13,7 @@ use crate::algorithm::log::{CLOSED, PLACE};
 use crate::atomic::*;
 use crate::error::Result;
 use crate::fault;
-use crate::policy::{POLICY_WORDS, Policy};
+use crate::policy::{POLICY_WORDS, Policy, Shape};
 use crate::time::{LONGEST, Now, Tick};
 use std::fs::File;
 
@@ -213,6 +213,10 @@ impl Home {
         let cells = self.cells_at(old, from);
         let mut history = cells.history(self.memory(old.policy), now);
         history.starts.retain(|start| start.state != PLACE);
+        if let Shape::Counter { .. } = old.policy.0 {
+            // Those of a window that has not ended are stamped with its end, which means nothing to other windows.
+            history.starts.iter_mut().for_each(|start| start.stamp = start.stamp.min(now.ceil));
+        }
         history.pad(new.policy.largest());
         let hash = Hash(self.get(from + key_word::HASH));
         let is_empty_key = hash == self.hash(b'k', "");

@@ -11,12 +11,14 @@
 use super::arena::{Arena, NoRoom};
 use super::keys::KeyAt;
 use super::layout::{
-    FIRST_LIMIT, HASH_KEY, NEXT_CHECKPOINT, NEXT_NUMBER, index_word, key_word, limit_word, table_word,
+    FIRST_LIMIT, HASH_KEY, NEXT_CHECKPOINT, NEXT_NUMBER, PHASE, index_word, key_word, limit_word, table_word,
 };
 use crate::algorithm::Sealed;
 use crate::algorithm::cells::Cells;
+use crate::algorithm::counter::{Counter, Frame};
 use crate::algorithm::jobs::Jobs;
-use crate::algorithm::log::Log;
+use crate::algorithm::log::{Log, Window};
+use crate::algorithm::meter::Meter;
 use crate::algorithm::slices::Slices;
 use crate::algorithm::slots::Slots;
 use crate::atomic::*;
@@ -126,6 +128,7 @@ impl Home {
     /// Sets the secret of a new store.
     pub fn start(&self, secret: [u64; 2]) {
         self.set(HASH_KEY, secret);
+        self.set(PHASE, [self.clock.phase()]);
     }
 
     pub(super) fn set<const N: usize>(&self, at: u64, words: [u64; N]) {
@@ -326,7 +329,14 @@ impl Home {
         self.arena.word(key + key_word::LOGGED)
     }
 
-    /// A key of a rate limit.
+    /// How windows are cut that are aligned to 1970.
+    #[inline(always)]
+    fn frame(&self, window: Window, is_smooth: bool) -> Frame {
+        let phase = self.arena.word(PHASE).load(Relaxed);
+        Frame { limit: window.limit, length: window.length, is_smooth, phase }
+    }
+
+    /// A key of a limit that is a matter of time.
     #[inline(always)]
     pub fn cells(&self, table: &Table, key: KeyAt) -> Cells<'_> {
         let words = self.arena.words(key.at, key_words(table.policy));
@@ -334,13 +344,26 @@ impl Home {
         let (head, life, own, logged) =
             (word(key_word::HOT), word(key_word::LIFE), word(key_word::OWN), word(key_word::LOGGED));
         let ring = &words[key_word::RING as usize..];
+        let (number, era, base) = (key.life, own, word(key_word::BASE));
+        match table.policy.0 {
+            Shape::Bucket(bucket) => {
+                let (word, last, returned, born) = (head, &ring[0], &ring[1], table.born);
+                return Cells::Meter(Meter { word, base, life, number, era, logged, last, returned, born, bucket });
+            }
+            Shape::Counter { window, is_smooth } => {
+                let frame = self.frame(window, is_smooth);
+                let ring = &ring[..2];
+                return Cells::Counter(Counter { ring, life, number, base, era, logged, born: table.born, frame });
+            }
+            _ => {}
+        }
         if table.policy.is_counted() {
-            return Cells::Slices(Slices { head, life, base: key.life, ring, era: own, logged, born: table.born });
+            return Cells::Slices(Slices { head, life, base: key.life, ring, era, logged, born: table.born });
         }
         let origins = word(key_word::ORIGINS).load(Relaxed);
         let origins = if origins == 0 { &[] } else { self.arena.words(origins, table.policy.ring()) };
         let cleared = word(key_word::CLEARED);
-        let (number, base) = (key.life, word(key_word::BASE).load(Acquire));
+        let base = base.load(Acquire);
         Cells::Log(Log { head, cleared, own, logged, ring, origins, life, number, base, born: table.born })
     }
 
@@ -351,9 +374,13 @@ impl Home {
 
     /// The cells of a key that nobody has used. Only to look at.
     pub fn untouched(&self, table: &Table) -> Cells<'static> {
-        match table.policy.is_counted() {
-            true => Cells::Slices(Slices::untouched(table.born)),
-            false => Cells::Log(Log::untouched(table.born)),
+        match table.policy.0 {
+            Shape::Bucket(bucket) => Cells::Meter(Meter::untouched(bucket, table.born)),
+            Shape::Counter { window, is_smooth } => {
+                Cells::Counter(Counter::untouched(table.born, self.frame(window, is_smooth)))
+            }
+            _ if table.policy.is_counted() => Cells::Slices(Slices::untouched(table.born)),
+            _ => Cells::Log(Log::untouched(table.born)),
         }
     }
 
@@ -364,7 +391,7 @@ impl Home {
 
     /// Lets a block that was closed and written live again, with what [`Cells::write`] answered.
     pub(super) fn publish(&self, table: &Table, at: u64, base: u64) -> KeyAt {
-        let life = if table.policy.is_counted() {
+        let life = if table.policy.is_sliced() {
             base
         } else {
             self.arena.word(at + key_word::BASE).store(base, Release);

@@ -1,0 +1,150 @@
+//! The numbers of a token bucket or leaky bucket: its rate and size, in parts of a microsecond in which a unit costs a
+//! whole number.
+
+use crate::time::{LONGEST, Now, Tick};
+
+/// The most units that a bucket holds, or gets in a period.
+pub(crate) const MOST: u64 = 1_000_000_000;
+
+/// No bucket of any size costs more than this.
+pub(super) const COSTLIEST: u128 = 1 << 61;
+/// How many parts of a microsecond there can be if a word shall reach as far as anybody waits, with grace.
+pub(super) const FINEST: u128 = COSTLIEST / (4 * LONGEST as u128);
+/// Coarser costs than this are not exact enough: rounded up, they make the rate slower by less than a 10⁻⁹th.
+pub(super) const COARSEST: u128 = 1 << 31;
+
+/// A rate, with a size.
+///
+/// Moments and costs are counted in *parts*: `n` parts are 2^`shift` µs, and a unit costs `p` of them. Mostly that is
+/// exact, `n / p` being the rate in lowest terms, and `shift` 0. Where the numbers would be too large for a word, fewer
+/// parts are taken, and the cost is rounded up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Bucket {
+    /// So many units come back ...
+    pub rate: u64,
+    /// ... in so many ticks.
+    pub period: Tick,
+    /// How many may be started at once, or in a leaky bucket, wait.
+    pub size: u64,
+    pub is_leaky: bool,
+    pub(super) n: u64,
+    pub(super) p: u64,
+    pub(super) shift: u32,
+}
+
+fn gcd(a: u64, b: u64) -> u64 {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
+/// At most `u64::MAX`.
+#[inline(always)]
+pub(super) fn divide(a: u128, b: u64) -> u64 {
+    // A division of 128 bits takes longer than all the rest of a denial.
+    match u64::try_from(a) {
+        Ok(a) => a / b,
+        Err(_) => u64::try_from(a / u128::from(b)).unwrap_or(u64::MAX),
+    }
+}
+
+/// The same, rounded up.
+#[inline(always)]
+pub(super) fn divide_up(a: u128, b: u64) -> u64 {
+    divide(a + u128::from(b - 1), b)
+}
+
+impl Bucket {
+    pub fn new(rate: u64, period: Tick, size: u64, is_leaky: bool) -> Bucket {
+        debug_assert!((1..=MOST).contains(&rate) && (1..=LONGEST).contains(&period) && (1..=MOST).contains(&size));
+        let shared = gcd(rate, period);
+        let (n, p) = (u128::from(rate / shared), u128::from(period / shared));
+        // The largest cost that fits, then one with which a word reaches far enough.
+        let fits = COSTLIEST / u128::from(size + 1);
+        let most = fits.min(COARSEST.max(p * FINEST / n));
+        let (n, p, shift) = match n * most / p {
+            _ if p <= most => (n, p, 0),
+            0 => {
+                // Not even whole microseconds.
+                let shift = (p.div_ceil(n * most) as u64).next_power_of_two().trailing_zeros();
+                (1, p.div_ceil(n << shift), shift)
+            }
+            fewer => (fewer, (p * fewer).div_ceil(n), 0),
+        };
+        Bucket { rate, period, size, is_leaky, n: n as u64, p: p as u64, shift }
+    }
+
+    pub fn to_words(self) -> [u64; 6] {
+        let Bucket { rate, period, size, is_leaky, n, p, shift } = self;
+        [rate, period, size, u64::from(shift) << 1 | u64::from(is_leaky), n, p]
+    }
+
+    /// The bucket that these words are of.
+    pub fn from_words([rate, period, size, flags, n, p]: [u64; 6]) -> Bucket {
+        Bucket { rate, period, size, is_leaky: flags & 1 != 0, n, p, shift: (flags >> 1) as u32 }
+    }
+
+    /// How long a start counts: until then an empty bucket has recovered.
+    pub fn memory(&self) -> Tick {
+        self.tick(self.cost(self.size + 1))
+    }
+
+    /// The moment of a tick, rounded down: for "has it come?".
+    #[inline(always)]
+    pub(super) fn floor(&self, tick: Tick) -> i128 {
+        (i128::from(tick) * i128::from(self.n)) >> self.shift
+    }
+
+    /// The same, rounded up: for "when was it?".
+    #[inline(always)]
+    pub(super) fn ceil(&self, tick: Tick) -> i128 {
+        (i128::from(tick) * i128::from(self.n) + (1 << self.shift) - 1) >> self.shift
+    }
+
+    /// The moment of a life's base, which may lie before the epoch.
+    #[inline(always)]
+    pub(super) fn origin(&self, base: u64) -> i128 {
+        i128::from(base as i64) * i128::from(self.n)
+    }
+
+    /// The first tick at which a moment has come.
+    pub(super) fn tick(&self, moment: i128) -> Tick {
+        divide_up((moment.max(0) as u128) << self.shift, self.n)
+    }
+
+    #[inline(always)]
+    pub(super) fn cost(&self, units: u64) -> i128 {
+        i128::from(units) * i128::from(self.p)
+    }
+
+    /// How many units cost this, rounded up.
+    #[inline(always)]
+    pub(super) fn units(&self, cost: i128) -> u64 {
+        divide_up(cost.max(0) as u128, self.p)
+    }
+
+    /// How far behind the bucket may be when a start of this weight begins.
+    #[inline(always)]
+    pub(super) fn slack(&self, weight: u64) -> i128 {
+        if self.is_leaky { 0 } else { self.cost(self.size.saturating_sub(weight)) }
+    }
+
+    /// How far ahead of the others a leaky bucket's last turn may lie: they are `size` units with this one, behind one
+    /// that has just started, each with the grace of this one.
+    pub(super) fn queue(&self, weight: u64, grace: Tick) -> i128 {
+        self.cost(self.size + 1 - weight) + i128::from(self.size - weight) * self.ceil(grace)
+    }
+
+    /// The heaviest start for which there is room, if the bucket has recovered then.
+    pub(super) fn remaining(&self, recovered: i128, now: i128) -> u64 {
+        let behind = (recovered - now).max(0);
+        match self.is_leaky {
+            true if behind > 0 => 0,
+            true => self.size,
+            false => ((self.cost(self.size) - behind).max(0) / i128::from(self.p)) as u64,
+        }
+    }
+
+    /// The base of cells that nobody has used, from now on.
+    pub(super) fn first_base(&self, now: Now) -> u64 {
+        (now.floor >> self.shift).max(1)
+    }
+}

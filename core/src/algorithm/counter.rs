@@ -1,0 +1,560 @@
+//! Windows that are counted: fixed ones, and the sliding window counter. Two words per key, lock-free.
+//!
+//! # Shape
+//!
+//! Windows of one length follow each other, aligned to 1970. Window `k` lives in cell `k mod 2`, counted from a base so that
+//! its number fits:
+//!
+//! ```text
+//!         63        32 31       2    1        0
+//! cell    [ number k ][ units ][ closed ][ seal ]
+//! ```
+//!
+//! *Closed*: nobody is counted in that window any more. The *frontier* is the newer cell's window, or the one after it if
+//! that is closed.
+//!
+//! # Deciding
+//!
+//! A start of weight `w` has room in its window if `units + w ≤ limit`; in the sliding window counter, if
+//! `before · (length − elapsed) + (units + w) · length ≤ limit · length`, where `before` are the units of the window before.
+//! It takes the first moment that has room from the frontier on, which is solved for and lies at most two windows further
+//! ([`Seen::earliest`]). So whoever has to wait is served before all who come later.
+//!
+//! One compare-and-swap on the window's cell is the whole admission. Where the window before would still take starts,
+//! another one closes that first; where windows are skipped, the one before is written as empty and closed. So before
+//! anything is counted in a window, what counts of the window before is final.
+//!
+//! # Why it is right
+//!
+//! 1. *Only the frontier's cell can change* ([`Counter::step`], [`Counter::seal`]): its units grow, it is closed, it becomes
+//!    a later window, or it is sealed. A window further on of the same parity is in the same cell; one of the other parity
+//!    first has the window before it closed in this cell, which makes it the frontier.
+//! 2. *So two cells are as good as one word.* Say that they were read as (a, b) with the frontier in a's cell, and that a
+//!    still stands. Whoever changed b meanwhile had seen the frontier in b's cell. The first of them saw (a, b) itself, which
+//!    has it in a's cell: there is none. So the admission's compare-and-swap proves both cells; and a reader who finds the
+//!    first cell as it was after reading the other has seen both at one moment.
+//! 3. *No word comes back.* Each change makes the cell's word larger (a forced start that cannot be counted any further
+//!    leaves it as it is, and full). So a compare-and-swap that was held up while its cell changed fails.
+//! 4. *Nobody has to come back.* Whoever dies before the admission's compare-and-swap has at most closed windows before the
+//!    one that it had to wait for, as if it had died just after it: that one is the frontier, with nothing counted.
+//! 5. *Every start is in its window.* The frontier only moves on, and the time is read after the cells. A start happens no
+//!    earlier than `ready` and no later than `stamp`, the last tick of the window that counts it; later in a window there is
+//!    only more room. So a window never holds more than the limit, and two windows' length at most twice that.
+//! 6. *Lives do not mix.* The cells are sealed, and used again, with `life` closed meanwhile. A new life's numbers are larger
+//!    than all that these cells ever held, so 3 holds across lives; and who reads cells of another life than the one it was
+//!    told of then sees that `life` has changed.
+//!
+//! A start in the future (a *place*) is counted in the window in which it is ready, and good until that ends. Units are not
+//! told apart: as in the sliced log, whether a place still counts is known by the *era*.
+//!
+//! Source: the approximated sliding window is the one of Cloudflare, "How we built rate limiting capable of scaling to
+//! millions of domains" (2017).
+
+use super::log::{Answer, Ask, Known, PLACE, SETTLED, STARTED, Taken, View, put};
+use super::{History, Sealed, Start};
+use crate::atomic::{AtomicU64, *};
+use crate::fault;
+use crate::time::{Now, Tick};
+
+const SEAL: u64 = 1;
+const CLOSED: u64 = 2;
+const COUNT: u32 = 2;
+const NUMBER: u32 = 32;
+
+/// The most units that a window can count.
+const MOST_COUNT: u64 = (1 << (NUMBER - COUNT)) - 1;
+
+/// The last window's number.
+const LAST: u64 = (1 << (64 - NUMBER)) - 1;
+/// Where time has come to a number beyond this, the life is used up: the other half is for places.
+const HALF: u64 = LAST / 2;
+
+/// How windows are cut and what they may hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Frame {
+    /// 1 to 1,000,000,000.
+    pub limit: u64,
+    pub length: Tick,
+    /// Does the window before count in part?
+    pub is_smooth: bool,
+    /// The Unix time of tick 0 in µs, wrapping. Nobody asks about ticks before 1970.
+    pub phase: u64,
+}
+
+impl Frame {
+    /// For how long a start may count.
+    pub fn memory(&self) -> Tick {
+        self.length * self.lasts()
+    }
+
+    /// In how many windows a start counts.
+    fn lasts(&self) -> u64 {
+        1 + u64::from(self.is_smooth)
+    }
+
+    /// Windows since 1970.
+    #[inline(always)]
+    fn window_of(&self, tick: Tick) -> u64 {
+        tick.saturating_add_signed(self.phase as i64) / self.length
+    }
+
+    #[inline(always)]
+    fn start_of(&self, window: u64) -> Tick {
+        window.saturating_mul(self.length).saturating_add_signed((self.phase as i64).wrapping_neg())
+    }
+
+    /// Its last tick. (A first one may lie before tick 0.)
+    fn end_of(&self, window: u64) -> Tick {
+        self.start_of(window + 1).saturating_sub(1)
+    }
+}
+
+/// One key's windows, in cells that live elsewhere.
+#[derive(Clone, Copy)]
+pub(crate) struct Counter<'a> {
+    /// Two words.
+    pub ring: &'a [AtomicU64],
+    /// The number of the life that these cells have.
+    pub life: &'a AtomicU64,
+    /// The one that is meant. Not [`super::log::CLOSED`], but for [`Counter::write`].
+    pub number: u64,
+    /// Which window has the number 0, counted since 1970 and wrapping. 0: nobody has used these cells.
+    pub base: &'a AtomicU64,
+    /// Which era this is. It changes when everything is forgotten.
+    pub era: &'a AtomicU64,
+    /// How far the ledger is: as in a cell, a window's number and its units; all of the windows before.
+    pub logged: &'a AtomicU64,
+    /// Where an earlier state was lost, the moment of the loss, else 0: as long as that state might count, all is full.
+    pub born: Tick,
+    pub frame: Frame,
+}
+
+/// What was read: both cells at one moment, and a time after it.
+#[derive(Debug, Clone, Copy)]
+struct Seen {
+    cells: [u64; 2],
+    base: u64,
+    now: Now,
+    frame: Frame,
+}
+
+const fn word(number: u64, units: u64) -> u64 {
+    let units = if units < MOST_COUNT { units } else { MOST_COUNT };
+    number << NUMBER | units << COUNT
+}
+
+const fn number_in(word: u64) -> u64 {
+    word >> NUMBER
+}
+
+const fn units_in(word: u64) -> u64 {
+    (word >> COUNT) & MOST_COUNT
+}
+
+/// The units of a window, if they are still known, else 0.
+#[inline(always)]
+fn units_of(cells: [u64; 2], number: u64) -> u64 {
+    let word = cells[(number & 1) as usize];
+    if number_in(word) == number { units_in(word) } else { 0 }
+}
+
+/// The first window in which a start may still be counted.
+#[inline(always)]
+fn frontier(cells: [u64; 2]) -> u64 {
+    let newest = newest(cells);
+    number_in(newest) + u64::from(newest & CLOSED != 0)
+}
+
+/// How many of a window's units the ledger has, if it is as far as this mark.
+fn logged_of(mark: u64, number: u64, units: u64) -> u64 {
+    match number_in(mark) {
+        marked if marked > number => units,
+        marked if marked == number => units.min(units_in(mark)),
+        _ => 0,
+    }
+}
+
+fn newest([even, odd]: [u64; 2]) -> u64 {
+    if number_in(odd) > number_in(even) { odd } else { even }
+}
+
+/// A base for a life in which this window has this number, or the next one: 0 is no base.
+fn base_of(window: u64, number: u64) -> u64 {
+    match window.wrapping_sub(number) {
+        0 => u64::MAX,
+        base => base,
+    }
+}
+
+impl Seen {
+    /// A tick's window has this number. What lies before the life counts as its first window.
+    #[inline(always)]
+    fn number(&self, tick: Tick) -> u64 {
+        (self.frame.window_of(tick).wrapping_sub(self.base) as i64).max(1) as u64
+    }
+
+    /// Counted since 1970. Numbers that nobody had time to use may lie before.
+    #[inline(always)]
+    fn window(&self, number: u64) -> u64 {
+        (self.base.wrapping_add(number) as i64).max(0) as u64
+    }
+
+    #[inline(always)]
+    fn start_of(&self, number: u64) -> Tick {
+        self.frame.start_of(self.window(number))
+    }
+
+    fn end_of(&self, number: u64) -> Tick {
+        self.frame.end_of(self.window(number))
+    }
+
+    #[inline(always)]
+    fn units_of(&self, number: u64) -> u64 {
+        units_of(self.cells, number)
+    }
+
+    /// What the window before this one adds to it.
+    #[inline(always)]
+    fn before(&self, number: u64) -> u64 {
+        if self.frame.is_smooth { self.units_of(number - 1) } else { 0 }
+    }
+
+    #[inline(always)]
+    fn frontier(&self) -> u64 {
+        if fault::planted("stale frontier") { 0 } else { frontier(self.cells) }
+    }
+
+    /// When there is room for a start of this weight first, from this tick on, and in which window that is.
+    #[inline(always)]
+    fn earliest(&self, weight: u64, from: Tick) -> (u64, Tick) {
+        let mut number = self.number(from).max(self.frontier());
+        loop {
+            let start = self.start_of(number);
+            if let Some(elapsed) = self.opens(number, weight, from.saturating_sub(start)) {
+                return (number, start.saturating_add(elapsed));
+            }
+            // At the latest the second window after the frontier has nothing in it and nothing before it.
+            number += 1;
+        }
+    }
+
+    /// How far this window is when it first has room for this weight; at least so far.
+    #[inline(always)]
+    fn opens(&self, number: u64, weight: u64, elapsed: Tick) -> Option<Tick> {
+        let room = self.frame.limit.checked_sub(self.units_of(number) + weight)?;
+        let (room, before, length) = (u128::from(room), u128::from(self.before(number)), self.frame.length);
+        if before * u128::from(length - elapsed) <= room * u128::from(length) {
+            return Some(elapsed);
+        }
+        // So much of it may be left.
+        let left = (room * u128::from(length) / before) as Tick;
+        (left > 0).then(|| length - left)
+    }
+
+    /// The heaviest start that would be admitted now.
+    fn remaining(&self, gate: Tick) -> u64 {
+        let (now, length) = (self.now.floor, self.frame.length);
+        let number = self.number(now);
+        if gate > now || self.frontier() > number {
+            return 0;
+        }
+        let left = length - (now - self.start_of(number));
+        let before = u128::from(self.before(number)) * u128::from(left);
+        let used = self.units_of(number) + before.div_ceil(u128::from(length)) as u64;
+        self.frame.limit.saturating_sub(used)
+    }
+
+    /// When nothing that is here has any influence any more.
+    fn empty(&self) -> Tick {
+        let counted = self.cells.into_iter().filter(|word| units_in(*word) > 0);
+        let ends = counted.map(|word| number_in(word) + self.frame.lasts());
+        self.start_of(ends.fold(self.frontier(), u64::max))
+    }
+}
+
+#[cfg(not(model))]
+static UNTOUCHED: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
+
+impl Counter<'_> {
+    /// The windows of a key that nobody has used. Only to look at.
+    #[cfg(not(model))]
+    pub fn untouched(born: Tick, frame: Frame) -> Counter<'static> {
+        let [life, base, era, logged] = [&UNTOUCHED[0]; 4];
+        Counter { ring: &UNTOUCHED, life, number: 0, base, era, logged, born, frame }
+    }
+
+    /// Do these cells still have the life that is meant? To be asked last, before anything that was read is believed.
+    #[inline(always)]
+    fn is_alive(&self) -> Result<(), Sealed> {
+        if self.life.load(Acquire) == self.number || fault::planted("blind life") { Ok(()) } else { Err(Sealed) }
+    }
+
+    /// Both cells, at one moment.
+    #[inline(always)]
+    fn read(&self) -> [u64; 2] {
+        loop {
+            let cells = [self.ring[0].load(Acquire), self.ring[1].load(Acquire)];
+            if self.ring[0].load(Acquire) == cells[0] || fault::planted("torn windows") {
+                return cells;
+            }
+        }
+    }
+
+    /// The same, if they are open and of this life.
+    #[inline(always)]
+    fn read_open(&self) -> Result<[u64; 2], Sealed> {
+        let cells = self.read();
+        self.is_alive()?;
+        if (cells[0] | cells[1]) & SEAL == 0 { Ok(cells) } else { Err(Sealed) }
+    }
+
+    /// The base that this life has from its first use on.
+    #[inline(always)]
+    fn begun(&self, clock: impl Fn() -> Now) -> u64 {
+        match self.base.load(Acquire) {
+            0 => {
+                let base = self.first_base(clock());
+                self.base.compare_exchange(0, base, AcqRel, Acquire).map_or_else(|theirs| theirs, |_| base)
+            }
+            base => base,
+        }
+    }
+
+    fn first_base(&self, now: Now) -> u64 {
+        base_of(self.frame.window_of(now.floor), 2)
+    }
+
+    /// Nobody starts before this, whatever there is room for.
+    #[inline(always)]
+    fn gate(&self, ask: &Ask) -> Tick {
+        if self.born == 0 { ask.gate } else { ask.gate.max(self.born.saturating_add(self.frame.memory())) }
+    }
+
+    /// Decides and records in one act.
+    #[inline]
+    pub fn claim(&self, ask: &Ask, clock: impl Fn() -> Now) -> Result<Answer, Sealed> {
+        self.decide::<false>(ask, clock).map(|(answer, _)| answer)
+    }
+
+    /// The same, and what the windows hold after it.
+    pub fn claim_and_view(&self, ask: &Ask, clock: impl Fn() -> Now) -> Result<(Answer, View), Sealed> {
+        self.decide::<true>(ask, clock)
+    }
+
+    #[inline(always)]
+    fn decide<const LOOK: bool>(&self, ask: &Ask, clock: impl Fn() -> Now) -> Result<(Answer, View), Sealed> {
+        let frame = self.frame;
+        debug_assert!((1..=frame.limit).contains(&ask.weight));
+        // Before the time, so that a life's first window is none that lies ahead.
+        let base = self.begun(&clock);
+        loop {
+            let cells = self.read_open()?;
+            // After the cells, so that it is no earlier than the time of whoever counted in them.
+            let now = clock();
+            let mut seen = Seen { cells, base, now, frame };
+            if seen.number(now.floor) > HALF {
+                return Err(Sealed); // see `has_to_move`
+            }
+            let gate = self.gate(ask);
+            let (mut number, ready) = seen.earliest(ask.weight, gate.max(now.floor));
+            let must_wait = ready > now.floor && !ask.force;
+            let is_beyond = must_wait && (ready - now.floor > ask.patience || number > LAST);
+            if ask.force {
+                number = seen.number(now.floor).max(seen.frontier());
+            }
+            let mut taken = None;
+            if !is_beyond {
+                let era = self.era.load(Acquire);
+                let Some(cells) = self.step(&seen, number, ask.weight) else { continue };
+                seen.cells = cells;
+                let end = word(number, seen.units_of(number));
+                let is_place = must_wait || ask.reserve;
+                taken = Some(Taken { ticket: era, end, stamp: seen.end_of(number), ahead: 0, is_place });
+            }
+            let view = if LOOK { View { ready, ..self.view_of(&seen, ask) } } else { View::default() };
+            return Ok((Answer { now, ready, taken }, view));
+        }
+    }
+
+    /// Counts these units in that window, if nothing has changed, and returns what the cells are then; or closes the window
+    /// before it.
+    #[inline(always)]
+    fn step(&self, seen: &Seen, number: u64, weight: u64) -> Option<[u64; 2]> {
+        let frontier = seen.frontier();
+        let counts = (number - frontier).is_multiple_of(2) || fault::planted("open previous");
+        let (at, next) = match counts {
+            true => (number, word(number, seen.units_of(number) + weight)),
+            false => (frontier, word(number - 1, seen.units_of(number - 1)) | CLOSED),
+        };
+        let at = (at & 1) as usize;
+        let was = seen.cells[at];
+        let is_done = self.ring[at].compare_exchange(was, next, AcqRel, Relaxed).is_ok();
+        let mut cells = seen.cells;
+        cells[at] = next;
+        (is_done && counts).then_some(cells)
+    }
+
+    /// Looks, and changes nothing.
+    pub fn view(&self, ask: &Ask, clock: impl Fn() -> Now) -> Result<View, Sealed> {
+        loop {
+            let begun = self.base.load(Acquire);
+            let base = if begun == 0 { self.first_base(clock()) } else { begun };
+            let cells = self.read_open()?;
+            // Else somebody has begun this life meanwhile.
+            if begun != 0 || cells == [0; 2] {
+                let seen = Seen { cells, base, now: clock(), frame: self.frame };
+                // Nothing at all needs no room.
+                let ready = match ask.weight {
+                    0 => ask.gate,
+                    weight => seen.earliest(weight.min(self.frame.limit), self.gate(ask).max(seen.now.floor)).1,
+                };
+                return Ok(View { ready, ..self.view_of(&seen, ask) });
+            }
+        }
+    }
+
+    /// All but `ready`.
+    fn view_of(&self, seen: &Seen, ask: &Ask) -> View {
+        let gate = self.gate(ask);
+        View { now: seen.now.floor, ready: 0, remaining: seen.remaining(gate), empty: seen.empty().max(gate) }
+    }
+
+    /// Does this place still count? Whoever holds it knows that it was not used.
+    pub fn present(&self, place: Known) -> Result<bool, Sealed> {
+        let era = self.era.load(Acquire);
+        self.read_open()?;
+        Ok(place.ticket == era)
+    }
+
+    /// How many units that were handed out up to the mark `end` the ledger does not have, and may miss at `now`.
+    pub fn unwritten(&self, end: u64, now: Now) -> u64 {
+        let (mark, number) = (self.logged.load(Acquire), number_in(end));
+        let missing = |number, units| units - logged_of(mark, number, units);
+        let units = missing(number, units_in(end));
+        if number_in(mark) >= number {
+            return units;
+        }
+        let (seen, before) = (self.as_is(now), number - 1);
+        let counts = before + self.frame.lasts() > seen.number(now.floor);
+        units + if counts { missing(before, seen.units_of(before)) } else { 0 }
+    }
+
+    /// Both cells, sealed or not.
+    fn as_is(&self, now: Now) -> Seen {
+        Seen { cells: self.read(), base: self.base.load(Acquire), now, frame: self.frame }
+    }
+
+    // ---- for the holder of the structure lock ----
+
+    /// Will nobody notice if this is forgotten? Others may start something right after.
+    pub fn is_idle(&self, now: Now) -> bool {
+        let seen = self.as_is(now);
+        self.is_alive().is_ok() && (seen.cells == [0; 2] || seen.empty() <= now.floor)
+    }
+
+    /// Ends this life: from here on every call on it answers [`Sealed`]. Sealing again is a no-op.
+    pub fn seal(&self) {
+        while let Ok(cells) = self.read_open() {
+            let at = (frontier(cells) & 1) as usize;
+            if self.ring[at].compare_exchange(cells[at], cells[at] | SEAL, AcqRel, Relaxed).is_ok() {
+                break;
+            }
+        }
+    }
+
+    pub fn is_sealed(&self) -> bool {
+        self.ring.iter().any(|cell| cell.load(Acquire) & SEAL != 0)
+    }
+
+    /// Does every caller have to wait until these cells are written elsewhere? They are sealed, or their numbers used up.
+    pub fn has_to_move(&self, now: Now) -> bool {
+        let seen = self.as_is(now);
+        self.is_sealed() || seen.base != 0 && seen.number(now.floor) > HALF
+    }
+
+    /// The units of both windows, each as what the ledger has and what it has not, in ascending order.
+    fn starts(&self, seen: &Seen, stamp: impl Fn(u64) -> Tick, state: impl Fn(u64) -> u64) -> Vec<Start> {
+        let mark = self.logged.load(Acquire);
+        let mut cells = seen.cells;
+        cells.sort_unstable();
+        let mut starts = Vec::new();
+        for (number, units) in cells.map(|cell| (number_in(cell), units_in(cell))) {
+            let logged = logged_of(mark, number, units);
+            for (units, is_logged) in [(logged, true), (units - logged, false)] {
+                if units > 0 {
+                    let (stamp, state) = (stamp(number), state(number));
+                    starts.push(Start { stamp, units, state, id: u64::MAX, is_logged });
+                }
+            }
+        }
+        starts
+    }
+
+    /// The starts that the ledger does not have, as one for each window, and what to put into `logged` when it has them.
+    pub fn unlogged(&self, now: Now) -> (Vec<Start>, u64) {
+        let seen = self.as_is(now);
+        // They have started by now, but for places.
+        let stamp = |number| now.floor.clamp(seen.start_of(number), seen.end_of(number));
+        let mut starts = self.starts(&seen, stamp, |_| STARTED);
+        starts.retain(|start| !start.is_logged);
+        (starts, newest(seen.cells) & !(CLOSED | SEAL))
+    }
+
+    /// What sealed cells hold. Starts are stamped with their window's last tick; those of a window that has not begun are
+    /// places. What was counted in windows before is not known any more: that is told as long as it might matter.
+    pub fn history(&self, now: Now) -> History {
+        let seen = self.as_is(now);
+        let state = |number| if seen.start_of(number) > now.floor { PLACE } else { SETTLED };
+        let starts = self.starts(&seen, |number| seen.end_of(number), state);
+        // The newer cell may have held this.
+        let lost = seen.window(number_in(newest(seen.cells))).checked_sub(2);
+        let matters = |window: &u64| window + self.frame.lasts() > self.frame.window_of(now.floor);
+        let unknown = lost.filter(matters).map(|window| self.frame.end_of(window));
+        History { starts, unknown, era: self.era.load(Acquire), ..History::default() }
+    }
+
+    /// Begins another life, with the newest two windows of this history. What is returned is to be put into `base`.
+    ///
+    /// Only for whoever has these cells alone: they are zeroed, or sealed with `life` closed, before `now` was read.
+    /// `None`: they have had too many lives.
+    pub fn write(&self, history: &History, now: Now) -> Option<u64> {
+        let frame = self.frame;
+        let unknown = history.unknown.map(|tick| frame.window_of(tick));
+        let counted = || history.starts.iter().filter(|start| start.units > 0);
+        let windows = counted().map(|start| frame.window_of(start.stamp));
+        let newest = windows.chain(unknown).fold(frame.window_of(now.floor), u64::max);
+        // Above all that any caller of an earlier life knows.
+        let highest = self.ring.iter().map(|cell| number_in(cell.load(Relaxed))).max().unwrap_or(0);
+        let base = base_of(newest, if fault::planted("numbers again") { 2 } else { highest + 2 });
+        let number = newest.wrapping_sub(base);
+        if number > HALF {
+            return None;
+        }
+        // The units of a window, and how many of them the ledger has; where any may be missing it is full.
+        let sum = |window: u64| {
+            let mine = counted().filter(|start| frame.window_of(start.stamp) == window);
+            let (units, logged) = mine.fold((0, 0), |(units, logged), start| {
+                (units + start.units, logged + if start.is_logged { start.units } else { 0 })
+            });
+            let missing = if unknown >= Some(window) { frame.limit.saturating_sub(units) } else { 0 };
+            (units + missing, logged + missing)
+        };
+        let (units, logged) = sum(newest);
+        let (before, before_logged) = newest.checked_sub(1).map_or((0, 0), sum);
+        // One mark: of the newer window the ledger is said to have something only if it has all of the other.
+        let is_logged = before_logged == before;
+        let mark = if is_logged { word(number, logged) } else { word(number - 1, before_logged) };
+        self.logged.store(mark, Release);
+        // Each store releases: whoever sees one sees that the cells were closed.
+        put(&self.ring[(number & 1) as usize], word(number, units));
+        put(&self.ring[((number - 1) & 1) as usize], word(number - 1, before) | CLOSED);
+        Some(base)
+    }
+}
+
+#[cfg(all(test, model))]
+#[path = "counter_models.rs"]
+mod models;
+#[cfg(all(test, not(model)))]
+#[path = "counter_tests.rs"]
+mod tests;

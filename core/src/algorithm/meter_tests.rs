@@ -1,0 +1,916 @@
+//! Buckets: to the tick, over their lives, against a plain model, and between threads.
+
+use super::super::bucket::{COARSEST, COSTLIEST, FINEST, MOST};
+use super::*;
+
+use std::cell::Cell;
+
+const MS: Tick = 1_000;
+const S: Tick = 1_000 * MS;
+const DAY: Tick = 86_400 * S;
+/// A store's epoch lies this far back.
+const START: Tick = 400 * DAY;
+
+/// The cells of one key, where everybody can get at them.
+#[derive(Default)]
+struct Cells {
+    word: AtomicU64,
+    base: AtomicU64,
+    life: AtomicU64,
+    era: AtomicU64,
+    logged: AtomicU64,
+    last: AtomicU64,
+    returned: AtomicU64,
+}
+
+impl Cells {
+    fn meter(&self, bucket: Bucket, born: Tick) -> Meter<'_> {
+        let Cells { word, base, life, era, logged, last, returned } = self;
+        Meter { word, base, life, number: life.load(Acquire), era, logged, last, returned, born, bucket }
+    }
+
+    /// Begins another life. `false`: as if it were in other cells, for these have had too many.
+    fn live(&self, bucket: Bucket, history: &History, now: Now) -> bool {
+        let number = self.life.swap(CLOSED, AcqRel) + 1;
+        let written = self.meter(bucket, 0).write(history, now);
+        let base = written.unwrap_or_else(|| {
+            [&self.word, &self.base, &self.logged].into_iter().for_each(|cell| cell.store(0, Relaxed));
+            self.meter(bucket, 0).write(history, now).expect("new cells have a life")
+        });
+        self.base.store(base, Release);
+        self.life.store(number, Release);
+        written.is_some()
+    }
+
+    fn all(&self) -> [u64; 7] {
+        let Cells { word, base, life, era, logged, last, returned } = self;
+        [word, base, life, era, logged, last, returned].map(|cell| cell.load(Relaxed))
+    }
+}
+
+/// A key's cells and a clock that stands still, used as a limiter would.
+struct Key {
+    cells: Cells,
+    born: Tick,
+    bucket: Bucket,
+    now: Cell<Now>,
+}
+
+fn at(tick: Tick) -> Now {
+    Now { floor: tick, ceil: tick }
+}
+
+impl Key {
+    fn new(bucket: Bucket) -> Key {
+        Key { cells: Cells::default(), born: 0, bucket, now: Cell::new(at(START)) }
+    }
+
+    fn token(rate: u64, period: Tick, size: u64) -> Key {
+        Key::new(Bucket::new(rate, period, size, false))
+    }
+
+    fn leaky(rate: u64, period: Tick, size: u64) -> Key {
+        Key::new(Bucket::new(rate, period, size, true))
+    }
+
+    fn meter(&self) -> Meter<'_> {
+        self.cells.meter(self.bucket, self.born)
+    }
+
+    fn claim_with(&self, change: impl FnOnce(&mut Ask), weight: u64) -> Answer {
+        let mut ask = Ask::now(&[], weight, 0);
+        change(&mut ask);
+        loop {
+            match self.meter().claim(&ask, || self.now.get()) {
+                Ok(answer) => return answer,
+                Err(Sealed) => {
+                    assert!(self.meter().has_to_move(self.now.get()));
+                    self.rewrite(|_| {});
+                    assert!(
+                        !self.meter().has_to_move(self.now.get()),
+                        "{:?} {:?} {:?}",
+                        self.bucket,
+                        self.cells.all(),
+                        self.now.get()
+                    );
+                }
+            }
+        }
+    }
+
+    fn claim(&self, weight: u64) -> Answer {
+        self.claim_with(|_| {}, weight)
+    }
+
+    fn takes(&self, weight: u64) -> bool {
+        self.claim(weight).taken.is_some()
+    }
+
+    fn view(&self, weight: u64) -> View {
+        self.meter().view(&Ask::now(&[], weight, 0), || self.now.get()).unwrap()
+    }
+
+    /// Seals, and writes what counts, once changed, into the same cells.
+    fn rewrite(&self, change: impl FnOnce(&mut History)) -> bool {
+        self.meter().seal();
+        let mut history = self.meter().history(self.now.get());
+        change(&mut history);
+        self.cells.live(self.bucket, &history, self.now.get())
+    }
+
+    fn set(&self, tick: Tick) {
+        self.now.set(at(tick));
+    }
+
+    fn advance(&self, by: Tick) {
+        self.set(self.now.get().floor + by);
+    }
+
+    /// Denied this, finds it admitted at `ready` and denied a tick earlier.
+    fn assert_exact(&self, change: impl Fn(&mut Ask), weight: u64) {
+        let denied = self.claim_with(&change, weight);
+        assert_eq!(denied.taken, None);
+        self.set(denied.ready - 1);
+        assert_eq!(self.claim_with(&change, weight).taken, None, "room before {}", denied.ready);
+        self.set(denied.ready);
+        assert!(self.claim_with(&change, weight).taken.is_some(), "no room at {}", denied.ready);
+    }
+}
+
+#[test]
+fn tokens_come_back_at_the_rate() {
+    let key = Key::token(10, S, 20);
+    assert_eq!(key.view(20), View { now: START, ready: 0, remaining: 20, empty: 0 });
+    for left in (0..20).rev() {
+        assert!(key.takes(1));
+        assert_eq!(key.view(1).remaining, left);
+    }
+    assert_eq!(key.view(1), View { now: START, ready: START + S / 10, remaining: 0, empty: START + 2 * S });
+    assert_eq!(key.claim(7).ready, START + 7 * S / 10);
+    key.assert_exact(|_| {}, 7);
+    assert_eq!(key.claim(20).ready, START + 27 * S / 10);
+    key.set(START + 27 * S / 10 - 1);
+    assert!(!key.takes(20) && !key.meter().is_idle(key.now.get()));
+    key.advance(1);
+    assert!(key.meter().is_idle(key.now.get()) && key.takes(20));
+}
+
+#[test]
+fn drops_leave_one_by_one() {
+    let key = Key::leaky(10, S, 3);
+    assert_eq!(key.view(1).remaining, 3);
+    assert!(key.takes(1));
+    assert_eq!(key.view(1), View { now: START, ready: START + S / 10, remaining: 0, empty: START + S / 10 });
+    key.assert_exact(|_| {}, 3);
+    assert_eq!(key.now.get().floor, START + S / 10);
+    assert_eq!(key.claim(1).ready, START + 4 * S / 10, "three drops take their time");
+}
+
+#[test]
+fn as_many_wait_as_the_queue_holds() {
+    for size in [1, 3, 10] {
+        for grace in [0, 5 * MS, 300 * MS] {
+            let key = Key::leaky(10, S, size);
+            let waits = |ask: &mut Ask| (ask.patience, ask.grace) = (Tick::MAX, grace);
+            assert!(key.takes(1));
+            for turn in 0..size {
+                let place = key.claim_with(waits, 1);
+                assert_eq!(place.ready, START + S / 10 + turn * (S / 10 + grace));
+                assert_eq!(place.taken.unwrap().stamp, place.ready + grace);
+            }
+            let full = key.claim_with(waits, 1);
+            assert_eq!((full.taken, full.ready), (None, START + S / 10 + grace), "when the first has surely started");
+            assert_eq!(key.claim(1).ready, START + S / 10 + size * (S / 10 + grace), "its turn, if it does not wait");
+            key.assert_exact(waits, 1);
+        }
+    }
+    let key = Key::leaky(10, S, 5);
+    let waits = |ask: &mut Ask| ask.patience = Tick::MAX;
+    assert!(key.takes(2));
+    assert!(key.claim_with(waits, 3).taken.is_some());
+    // Of the two that started, one has not dripped yet, and takes the place of one that waits.
+    assert_eq!(key.claim_with(waits, 2).ready, START + S / 10);
+    key.assert_exact(waits, 2);
+}
+
+#[test]
+fn as_many_wait_at_a_gate() {
+    let key = Key::leaky(10, S, 4);
+    let gate = START + 10 * S;
+    let waits = |ask: &mut Ask| (ask.gate, ask.patience) = (gate, 20 * S);
+    for turn in 0..4 {
+        assert_eq!(key.claim_with(waits, 1).ready, gate + turn * S / 10);
+    }
+    assert_eq!(key.claim_with(waits, 1).ready, gate);
+    key.assert_exact(waits, 1);
+}
+
+#[test]
+fn impatience_is_denied_and_told_the_turn() {
+    let key = Key::leaky(10, S, 3);
+    assert!(key.takes(1));
+    let waits = |patience: Tick| move |ask: &mut Ask| ask.patience = patience;
+    let denied = key.claim_with(waits(S / 10 - 1), 1);
+    assert_eq!((denied.taken, denied.ready), (None, START + S / 10));
+    assert!(key.claim_with(waits(S / 10), 1).taken.is_some());
+    for _ in 0..2 {
+        assert!(key.claim_with(waits(S), 1).taken.is_some());
+    }
+    // Full until the first has its turn, and the turn is three later.
+    assert_eq!(key.claim_with(waits(S), 1).ready, START + S / 10);
+    assert_eq!(key.claim_with(waits(S / 10), 1).ready, START + 3 * S / 10);
+    key.assert_exact(waits(S / 10), 1);
+}
+
+#[test]
+fn places_of_a_token_bucket_count_from_the_end_of_their_grace() {
+    let key = Key::token(10, S, 10);
+    assert!(key.takes(10));
+    let waits = |ask: &mut Ask| (ask.patience, ask.grace) = (10 * S, 20 * MS);
+    let first = key.claim_with(waits, 10);
+    assert_eq!((first.ready, first.taken.unwrap().stamp), (START + S, START + S + 20 * MS));
+    assert!(first.taken.unwrap().is_place);
+    assert_eq!(key.claim_with(waits, 10).ready, START + 2 * S + 20 * MS);
+    let reserved = Key::token(10, S, 10).claim_with(|ask| (ask.reserve, ask.grace) = (true, S), 1);
+    assert_eq!(reserved.taken.map(|taken| (taken.stamp, taken.is_place)), Some((START + S, true)));
+    assert!(reserved.ready <= START);
+}
+
+#[test]
+fn nobody_waits_for_more_than_a_year() {
+    let key = Key::token(1, DAY, 1);
+    let waits = |ask: &mut Ask| ask.patience = Tick::MAX;
+    for day in 0..=366 {
+        assert_eq!(key.claim_with(waits, 1).taken.map(|taken| taken.stamp), Some(START + day * DAY));
+    }
+    let beyond = key.claim_with(waits, 1);
+    assert_eq!((beyond.taken, beyond.ready), (None, START + 367 * DAY));
+}
+
+#[test]
+fn a_gate_outlives_room() {
+    let key = Key::token(10, S, 10);
+    let gated = key.claim_with(|ask| ask.gate = START + 1, 1);
+    assert_eq!((gated.taken, gated.ready), (None, START + 1));
+    let ask = Ask::now(&[], 1, START + 1);
+    let view = key.meter().view(&ask, || key.now.get()).unwrap();
+    assert_eq!(view, View { now: START, ready: START + 1, remaining: 0, empty: START + 1 });
+    key.advance(1);
+    assert!(key.claim_with(|ask| ask.gate = START + 1, 1).taken.is_some());
+}
+
+#[test]
+fn readings_are_rounded_so_that_nothing_is_early() {
+    let key = Key::token(1, S, 1);
+    key.now.set(Now { floor: START, ceil: START + 1 });
+    let ask = Ask::now(&[], 1, 0);
+    let (answer, view) = key.meter().claim_and_view(&ask, || key.now.get()).unwrap();
+    assert_eq!(answer.taken.unwrap().stamp, START + 1);
+    assert_eq!((view.remaining, view.empty), (0, START + 1 + S));
+    key.now.set(Now { floor: START + S, ceil: START + S + 1 });
+    assert_eq!(key.claim(1).ready, START + S + 1);
+    key.now.set(Now { floor: START + S + 1, ceil: START + S + 2 });
+    assert!(key.takes(1));
+}
+
+#[test]
+fn what_an_untouched_one_shows() {
+    let key = Key::token(5, S, 7);
+    let empty = View { now: START, ready: 0, remaining: 7, empty: 0 };
+    assert_eq!(key.view(7), empty);
+    assert_eq!(key.cells.all(), [0; 7], "looking changes nothing");
+    assert_eq!(Meter::untouched(key.bucket, 0).view(&Ask::now(&[], 1, 0), || key.now.get()), Ok(empty));
+    assert!(key.meter().is_idle(key.now.get()) && !key.meter().has_to_move(key.now.get()));
+    assert!(key.meter().history(key.now.get()).starts.is_empty());
+    assert!(key.takes(3));
+    assert_eq!((key.view(0).remaining, key.view(0).ready), (4, 0), "nothing at all needs no room");
+    let (answer, view) = key.meter().claim_and_view(&Ask::now(&[], 2, 0), || key.now.get()).unwrap();
+    assert!(answer.taken.is_some());
+    assert_eq!(view, View { ready: 0, ..key.view(1) });
+}
+
+#[test]
+fn a_denial_writes_nothing() {
+    let key = Key::token(10, S, 10);
+    assert!(key.takes(10));
+    let before = key.cells.all();
+    assert!(!key.takes(1));
+    assert_eq!(key.cells.all(), before);
+}
+
+#[test]
+fn an_unknown_past_counts_as_emptied() {
+    let key = Key { born: START - S / 2, ..Key::token(10, S, 10) };
+    assert_eq!(key.view(1), View { now: START, ready: 0, remaining: 5, empty: START + S / 2 });
+    assert!(!key.meter().is_idle(key.now.get()));
+    assert!(key.takes(5));
+    key.assert_exact(|_| {}, 10);
+    assert_eq!(key.now.get().floor, START + S);
+    let later = Key { born: START + S, ..Key::leaky(10, S, 10) };
+    assert_eq!(later.claim(1).ready, START + 2 * S);
+}
+
+#[test]
+fn forced_starts_count_beyond_the_size() {
+    let key = Key::token(10, S, 10);
+    for _ in 0..25 {
+        assert!(key.claim_with(|ask| ask.force = true, 1).taken.is_some());
+    }
+    assert_eq!(key.view(1), View { now: START, ready: START + 16 * S / 10, remaining: 0, empty: START + 25 * S / 10 });
+    key.rewrite(|_| {});
+    key.assert_exact(|_| {}, 1);
+}
+
+#[test]
+fn a_sealed_one_answers_nothing_and_says_what_it_held() {
+    let key = Key::token(10, S, 10);
+    key.cells.era.store(77, Relaxed);
+    let place = key.claim_with(|ask| ask.reserve = true, 4).taken.unwrap();
+    let place = Known { ticket: place.ticket, stamp: place.stamp, weight: 4 };
+    assert_eq!(key.meter().present(place), Ok(true));
+    assert_eq!(key.meter().present(Known { ticket: 76, ..place }), Ok(false));
+    let meter = key.meter();
+    meter.seal();
+    meter.seal();
+    let ask = Ask::now(&[], 1, 0);
+    assert_eq!(meter.claim(&ask, || key.now.get()), Err(Sealed));
+    assert_eq!(meter.claim(&Ask { force: true, ..ask }, || key.now.get()), Err(Sealed));
+    assert_eq!(meter.view(&ask, || key.now.get()), Err(Sealed));
+    assert_eq!(meter.present(place), Err(Sealed));
+    assert!(meter.is_sealed() && meter.has_to_move(key.now.get()));
+    key.advance(S / 4);
+    let history = meter.history(key.now.get());
+    let start = Start { stamp: START + S / 4, units: 2, state: SETTLED, id: u64::MAX, is_logged: false };
+    assert_eq!((history.starts, history.era, history.rest.spare), (vec![start], 77, (50_000, 100_000)));
+}
+
+#[test]
+fn a_rewrite_changes_nothing() {
+    for bucket in buckets() {
+        let key = Key::new(bucket);
+        for round in 0..40 {
+            key.claim(1 + bucket.size / 3);
+            key.advance((key.view(1).empty.saturating_sub(key.now.get().floor) / 7).min(DAY) + round % 3);
+            let before = [0, 1, bucket.size].map(|weight| key.view(weight));
+            key.rewrite(|_| {});
+            let after = [0, 1, bucket.size].map(|weight| key.view(weight));
+            let known = |view: View| View { ready: view.ready.max(view.now), empty: view.empty.max(view.now), ..view };
+            assert_eq!(before.map(known), after.map(known), "{bucket:?}, round {round}");
+        }
+    }
+}
+
+#[test]
+fn a_part_of_a_unit_stays_a_part_of_a_unit() {
+    let (old, new) = (Key::token(1, S, 10), Key::token(1, 60 * S, 10));
+    assert!(old.takes(5));
+    old.advance(S / 4);
+    old.meter().seal();
+    let history = old.meter().history(old.now.get());
+    new.set(old.now.get().floor);
+    new.cells.live(new.bucket, &history, new.now.get());
+    assert_eq!(new.view(1).empty, START + S / 4 + 285 * S, "4 ¾ units");
+}
+
+#[test]
+fn cells_have_many_lives() {
+    for bucket in buckets() {
+        let key = Key::new(bucket);
+        let mut words = std::collections::HashSet::new();
+        let mut stale = Vec::new();
+        for round in 0..300 {
+            while key.takes(1 + bucket.size / 2) {
+                assert!(words.insert(key.cells.word.load(Relaxed)), "{bucket:?}: a word was there before");
+            }
+            stale.push(key.meter().number);
+            key.advance(round % 7);
+            if !key.rewrite(|history| history.starts.iter_mut().for_each(|start| start.units /= 2)) {
+                words.clear();
+            }
+        }
+        for number in stale {
+            let (old, ask, before) = (Meter { number, ..key.meter() }, Ask::now(&[], 1, 0), key.cells.all());
+            assert_eq!(old.claim(&ask, || key.now.get()), Err(Sealed));
+            assert_eq!(old.claim(&Ask { force: true, ..ask }, || key.now.get()), Err(Sealed));
+            assert_eq!(old.view(&ask, || key.now.get()), Err(Sealed));
+            assert!(!old.is_idle(key.now.get()));
+            old.seal();
+            assert_eq!(key.cells.all(), before);
+        }
+    }
+}
+
+#[test]
+fn cells_that_had_too_many_lives_are_refused() {
+    let key = Key::token(1, S, 10);
+    key.cells.word.store((YOUNG as u64 + 1) << 1 | SEAL, Relaxed);
+    key.cells.life.store(CLOSED, Relaxed);
+    assert_eq!(key.meter().write(&History::default(), key.now.get()), None);
+    key.cells.word.store((YOUNG as u64) << 1 | SEAL, Relaxed);
+    assert!(key.meter().write(&History::default(), key.now.get()).is_some());
+}
+
+#[test]
+fn what_a_word_cannot_count_is_written_anew() {
+    // 999,999,937 is prime: a word holds no more than 2^63 / 10^9 µs.
+    let key = Key::token(999_999_937, S, MOST);
+    assert_eq!(key.bucket.n, 999_999_937);
+    let first = key.meter().number;
+    for _ in 0..40 {
+        assert!(key.takes(MOST));
+        assert!(!key.takes(1));
+        key.advance(600 * S);
+    }
+    assert!(key.meter().number > first);
+    let far = key.claim_with(|ask| (ask.gate, ask.patience) = (key.now.get().floor + DAY, 2 * DAY), 1);
+    assert_eq!((far.taken, far.ready), (None, key.now.get().floor + DAY), "too far for a word");
+    assert!(key.claim_with(|ask| (ask.gate, ask.patience) = (key.now.get().floor + 1_800 * S, DAY), 1).taken.is_some());
+}
+
+impl Key {
+    fn take_back(&self, taken: Taken, weight: u64, units: u64) {
+        let start = Known { ticket: taken.ticket, stamp: taken.stamp, weight };
+        self.rewrite(|history| self.bucket.take_back(history, start, taken.ahead, units));
+    }
+}
+
+#[test]
+fn what_is_taken_back_at_once_was_never_there() {
+    for bucket in buckets() {
+        let key = Key::new(bucket);
+        let fill = key.claim(1 + bucket.size / 4).taken.unwrap();
+        key.advance(key.bucket.tick(bucket.cost(1)).min(DAY) / 3);
+        let before = key.view(1);
+        if let Some(taken) = key.claim(1 + bucket.size / 4).taken {
+            key.take_back(taken, 1 + bucket.size / 4, 1 + bucket.size / 4);
+            assert_eq!(key.view(1), before, "{bucket:?}");
+        }
+        key.set(before.now);
+        key.take_back(fill, 1 + bucket.size / 4, bucket.size);
+        let what_came_back_by_itself = bucket.floor(before.now) - bucket.ceil(START);
+        assert!(
+            bucket.floor(key.view(1).empty) - bucket.floor(before.now) < what_came_back_by_itself + bucket.origin(1)
+        );
+    }
+}
+
+#[test]
+fn a_busy_bucket_takes_everything_back() {
+    let key = Key::token(100, S, 6_000);
+    assert!(key.takes(5_000));
+    let busy = key.claim(900).taken.unwrap();
+    for _ in 0..100 {
+        key.advance(S / 10);
+        assert!(key.takes(10));
+    }
+    // A thousand came back by themselves, but of those that were there before it.
+    let before = key.view(1).remaining;
+    key.take_back(busy, 900, 800);
+    assert_eq!(key.view(1).remaining, before + 800);
+    let waits = |ask: &mut Ask| (ask.patience, ask.grace) = (60 * S, 20 * MS);
+    let places: Vec<Taken> = (0..30).map(|_| key.claim_with(waits, 100).taken.unwrap()).collect();
+    let before = key.view(1);
+    key.take_back(places[0], 100, 100);
+    assert_eq!(key.view(1).empty, before.empty - S, "others wait behind it, and it goes to whoever comes next");
+}
+
+#[test]
+fn what_came_back_by_itself_is_not_taken_back() {
+    let key = Key::token(1, S, 10);
+    let first = key.claim(10).taken.unwrap();
+    key.advance(4 * S);
+    key.take_back(first, 10, 10);
+    assert_eq!(key.view(1).remaining, 10);
+    let second = key.claim(10).taken.unwrap();
+    key.advance(10 * S);
+    assert!(key.takes(9));
+    key.take_back(second, 10, 10);
+    assert_eq!(key.view(1).remaining, 1, "it was full when the nine were taken");
+}
+
+#[test]
+fn those_behind_keep_the_times_they_were_told() {
+    let key = Key::leaky(1, S, 10);
+    let waits = |ask: &mut Ask| ask.patience = 60 * S;
+    let places: Vec<Taken> = (0..4).map(|_| key.claim_with(waits, 1).taken.unwrap()).collect();
+    key.take_back(places[1], 1, 1);
+    assert_eq!(key.claim_with(waits, 1).ready, START + 4 * S);
+    let last = key.claim_with(waits, 1).taken.unwrap();
+    assert_eq!(last.stamp, START + 5 * S);
+    key.take_back(last, 1, 1);
+    assert_eq!(key.claim_with(waits, 1).ready, START + 5 * S, "nobody was behind");
+}
+
+/// Starts are taken back, in part, at any time later; what is left never exceeds the bucket.
+#[test]
+fn what_is_taken_back_makes_no_room_twice() {
+    let mut random = seed();
+    for bucket in buckets() {
+        let key = Key::new(bucket);
+        let (mut held, mut done): (Vec<(Taken, Tick, u64)>, Vec<(Tick, u64)>) = Default::default();
+        let unit = bucket.tick(bucket.cost(1)).min(DAY);
+        for _ in 0..1_000 {
+            key.advance(random.below(2) * random.scaled(2 * unit));
+            let now = key.now.get().floor;
+            let weight = 1 + random.scaled(bucket.size - 1);
+            let change = |ask: &mut Ask| {
+                ask.patience = random.below(2) * random.scaled(20 * unit);
+                ask.grace = random.below(2) * random.scaled(unit);
+                ask.gate = now + random.below(2) * random.scaled(unit);
+            };
+            let answer = key.claim_with(change, weight);
+            held.extend(answer.taken.map(|taken| (taken, answer.ready.max(now), weight)));
+            if !held.is_empty() && random.below(2) == 0 {
+                let (taken, at, weight) = held.swap_remove(random.below(held.len() as u64) as usize);
+                let units = (1 + random.scaled(weight)).min(weight);
+                key.take_back(taken, weight, units);
+                // Late in its grace, or early.
+                done.push((if random.below(2) == 0 { at } else { taken.stamp }, weight - units));
+            }
+        }
+        done.extend(held.into_iter().map(|(_, at, weight)| (at, weight)));
+        done.retain(|(_, weight)| *weight > 0);
+        if bucket.is_leaky {
+            // What is taken back of a start may leave drops that others drip between.
+            let slack = done.iter().map(|(_, weight)| *weight).max().unwrap_or(1);
+            assert_kept(Bucket { is_leaky: false, size: slack, ..bucket }, done);
+        } else {
+            assert_kept(bucket, done);
+        }
+    }
+}
+
+/// What the ledger has, read again after a reboot at any time, is what the bucket was, but for what was not written.
+#[test]
+fn what_is_logged_brings_a_bucket_back() {
+    let mut random = seed();
+    for bucket in buckets() {
+        let key = Key::new(bucket);
+        let (unit, part) = (bucket.tick(bucket.cost(1)).min(DAY), bucket.origin(1));
+        let mut rows = Vec::new();
+        for call in 0..1_000 {
+            key.advance(random.below(2) * random.scaled(3 * unit));
+            let now = key.now.get();
+            let taken = key.claim(1 + random.scaled(bucket.size - 1)).taken;
+            if random.below(20) == 0 {
+                let views = || (key.view(1), key.meter().unlogged(now).0.iter().map(|start| start.units).sum::<u64>());
+                let before = views();
+                key.rewrite(|_| {});
+                assert_eq!(views(), before, "{bucket:?}, call {call}");
+            } else if let Some(taken) = taken {
+                let unwritten = key.meter().unwritten(taken.end, now);
+                let (starts, _) = key.meter().unlogged(now);
+                assert!(starts.iter().map(|start| start.units).sum::<u64>() <= unwritten);
+            }
+            let writes = random.below(4) == 0;
+            if writes {
+                let (starts, mark) = key.meter().unlogged(now);
+                rows.extend(starts);
+                key.cells.logged.store(mark, Relaxed);
+                assert_eq!(key.meter().unlogged(now), (Vec::new(), mark));
+                assert!(taken.is_none_or(|taken| key.meter().unwritten(taken.end, now) == 0 || taken.end > mark));
+            }
+            rows.retain(|start| start.stamp.saturating_add(bucket.memory()) > now.floor);
+            let starts = rows.iter().map(|s| Start { stamp: s.stamp.min(now.ceil), is_logged: true, ..*s }).collect();
+            let again = Key::new(bucket);
+            again.cells.live(bucket, &History { starts, ..History::default() }, now);
+            let moment = |key: &Key| key.meter().read().2.max(bucket.floor(now.floor));
+            let missing = moment(&key) - moment(&again);
+            let most = bucket.cost(key.meter().unwritten(key.cells.word.load(Relaxed) >> 1, now));
+            assert!((-part..=most).contains(&missing), "{bucket:?}, call {call}: {missing} of {most}");
+            assert!(!writes || missing <= 0);
+        }
+    }
+}
+
+/// Buckets at all ends of what there can be.
+fn buckets() -> Vec<Bucket> {
+    let mut all = Vec::new();
+    for (rate, period) in [
+        (1, 1),
+        (1, LONGEST),
+        (MOST, 1),
+        (MOST, LONGEST),
+        (999_999_937, S),
+        (999_999_937, LONGEST),
+        (999_999_937, LONGEST - 1),
+        (999_999_937, 3_600 * S),
+        (3, LONGEST - 1),
+        (7, S),
+        (100, 60 * S),
+    ] {
+        for size in [1, 2, 10, 99_991, MOST] {
+            all.extend([false, true].map(|is_leaky| Bucket::new(rate, period, size, is_leaky)));
+        }
+    }
+    all
+}
+
+#[test]
+fn costs_fit_and_are_exact_or_a_little_too_much() {
+    for bucket in buckets() {
+        let Bucket { rate, period, size, n, p, shift, .. } = bucket;
+        assert_eq!(Bucket::from_words(bucket.to_words()), bucket);
+        assert!(bucket.cost(size + 1) <= COSTLIEST as i128, "{bucket:?}");
+        // p parts of 2^shift / n µs against period / rate µs.
+        let (ours, exact) = (u128::from(p) * u128::from(rate) << shift, u128::from(period) * u128::from(n));
+        assert!(ours >= exact && (ours - exact) <= exact / 1_000_000_000, "{bucket:?}");
+        let needs_parts =
+            p >= COARSEST as u64 / 2 && (shift > 0 || u128::from(n) <= FINEST || u128::from(p) < COARSEST);
+        assert!(ours == exact || needs_parts, "{bucket:?}");
+        assert!(shift == 0 || n == 1);
+    }
+    let plain = Bucket::new(100, 60 * S, 100, false);
+    assert_eq!((plain.n, plain.p, plain.shift), (1, 600_000, 0));
+}
+
+/// A small pseudo-random sequence (SplitMix64).
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// 0 to `below - 1`.
+    fn below(&mut self, below: u64) -> u64 {
+        self.next() % below
+    }
+
+    /// Small numbers as often as large ones.
+    fn scaled(&mut self, most: u64) -> u64 {
+        let bits = 64 - most.leading_zeros() as u64;
+        let most = most.min((2 << self.below(bits.max(1)).min(62)) - 1);
+        self.below(most + 1)
+    }
+}
+
+/// A bucket that keeps every start, with its stamp. It counts in its own parts where the rate is exact.
+struct Plain {
+    bucket: Bucket,
+    /// Parts in a grain of time, and what a unit costs.
+    n: i128,
+    p: i128,
+    grain: i128,
+    starts: Vec<(i128, i128)>,
+}
+
+impl Plain {
+    fn new(bucket: Bucket) -> Plain {
+        let Bucket { rate, period, n, p, shift, .. } = bucket;
+        let is_exact = shift == 0 && u128::from(p) * u128::from(rate) == u128::from(period) * u128::from(n);
+        let (n, p) = if is_exact { (rate, period) } else { (n, p) };
+        Plain { bucket, n: n.into(), p: p.into(), grain: 1 << shift, starts: Vec::new() }
+    }
+
+    fn floor(&self, tick: Tick) -> i128 {
+        i128::from(tick) / self.grain * self.n
+    }
+
+    fn ceil(&self, tick: Tick) -> i128 {
+        (i128::from(tick) + self.grain - 1) / self.grain * self.n
+    }
+
+    /// The first tick that is not before this moment.
+    fn tick(&self, moment: i128) -> Tick {
+        ((moment.max(0) + self.n - 1) / self.n * self.grain).try_into().unwrap_or(Tick::MAX)
+    }
+
+    /// From all starts from some moment on it has recovered when their cost has come back since.
+    fn recovered(&self) -> i128 {
+        let (mut cost, mut recovered) = (0, 0);
+        for (stamp, units) in self.starts.iter().rev() {
+            cost += units * self.p;
+            recovered = recovered.max(stamp + cost);
+        }
+        recovered
+    }
+
+    fn remaining(&self, now: Tick) -> u64 {
+        let (behind, size) = ((self.recovered() - self.floor(now)).max(0), i128::from(self.bucket.size));
+        let most = if self.bucket.is_leaky {
+            if behind == 0 { size } else { 0 }
+        } else {
+            size - (behind + self.p - 1) / self.p
+        };
+        most.max(0) as u64
+    }
+
+    /// When a start could be, if it does not wait; and when it would be admitted as it was asked.
+    fn decide(&self, ask: &Ask, now: Tick) -> (Tick, Tick) {
+        let (size, weight) = (i128::from(self.bucket.size), i128::from(ask.weight));
+        let recovered = self.recovered();
+        let slack = if self.bucket.is_leaky { 0 } else { (size - weight) * self.p };
+        let turn = self.tick(recovered - slack).max(ask.gate);
+        let wait = ask.patience.min(LONGEST);
+        if turn <= now {
+            return (turn, turn);
+        }
+        // Those that wait with it, and the graces of those before it.
+        let ahead = recovered + weight * self.p + (weight - size) * self.ceil(ask.grace);
+        let behind_a_start = ahead - (size + 1) * self.p <= self.floor(now);
+        if !self.bucket.is_leaky || behind_a_start || ahead - size * self.p <= self.floor(ask.gate) {
+            return (turn, turn.saturating_sub(wait));
+        }
+        (turn, self.tick(ahead - (size + 1) * self.p).max(turn.saturating_sub(wait)))
+    }
+
+    fn add(&mut self, stamp: Tick, units: u64) {
+        self.starts.push((self.ceil(stamp), units.into()));
+    }
+
+    fn forget(&mut self, now: Tick) {
+        if self.recovered() <= self.floor(now) {
+            self.starts.clear();
+        }
+    }
+}
+
+/// No stretch of time holds more than the size and what the rate gives meanwhile; a leaky bucket drips.
+fn assert_kept(bucket: Bucket, mut starts: Vec<(Tick, u64)>) {
+    starts.sort();
+    let Plain { n, p, grain, .. } = Plain::new(bucket);
+    let mut recovered = 0;
+    for (at, units) in starts {
+        let (now, cost) = (i128::from(at) * n, i128::from(units) * p * grain);
+        let slack = if bucket.is_leaky { 0 } else { i128::from(bucket.size) * p * grain - cost };
+        assert!(recovered <= now + slack, "{bucket:?}: {} too much at {at}", recovered - now - slack);
+        recovered = recovered.max(now) + cost;
+    }
+}
+
+fn seed() -> Random {
+    let seed = std::env::var("SEED").map_or_else(|_| std::process::id().into(), |s| s.parse().unwrap());
+    println!("SEED={seed}");
+    Random(seed)
+}
+
+/// 110 buckets and 90 random ones, 2,000 calls each.
+#[test]
+fn random_calls_against_a_bucket_that_keeps_every_start() {
+    let mut random = seed();
+    let mut all = buckets();
+    while all.len() < 200 {
+        let (rate, period, size) = (random.scaled(MOST - 1), random.scaled(LONGEST - 1), random.scaled(MOST - 1));
+        all.push(Bucket::new(1 + rate, 1 + period, 1 + size, random.below(2) == 0));
+    }
+    let mut total = 0;
+    for (round, bucket) in all.into_iter().enumerate() {
+        let key = Key::new(bucket);
+        let (mut plain, mut happened, mut admitted) = (Plain::new(bucket), Vec::new(), 0);
+        let forces = round % 3 == 0;
+        let unit = bucket.tick(bucket.cost(1)).min(DAY);
+        // A life's time is bounded: the fastest may need a year for a hundredth of what is between them.
+        let longest = bucket.memory().min(DAY);
+        for call in 0..2_000 {
+            let now = key.now.get().floor.max(key.now.get().ceil - 1)
+                + match random.below(10) {
+                    0 => random.scaled(longest),
+                    1..4 => random.scaled(unit),
+                    4 => unit,
+                    _ => 0,
+                };
+            let now = Now { floor: now, ceil: now + random.below(2) };
+            key.now.set(now);
+            plain.forget(now.floor);
+            if random.below(20) == 0 {
+                key.rewrite(|_| {});
+            }
+            let weight = 1 + random.scaled(bucket.size - 1);
+            let mut ask = Ask::now(&[], weight, 0);
+            if random.below(3) == 0 {
+                ask.patience = if random.below(4) == 0 { Tick::MAX } else { random.scaled(3 * longest) };
+                ask.grace = random.below(2) * random.scaled(unit);
+                ask.reserve = random.below(2) == 0;
+            }
+            if random.below(10) == 0 {
+                ask.gate = now.floor - unit.min(START) + random.scaled(2 * unit);
+            }
+            if forces && random.below(50) == 0 {
+                ask = Ask { force: true, ..Ask::now(&[], 1, 0) };
+            }
+            let about = || format!("round {round}, call {call}: {ask:?} of {bucket:?} at {now:?}");
+            let view = loop {
+                match key.meter().view(&ask, || now) {
+                    Ok(view) => break view,
+                    Err(Sealed) => drop(key.rewrite(|_| {})),
+                }
+            };
+            let (turn, then) = plain.decide(&ask, now.floor);
+            let remaining = if ask.gate > now.floor { 0 } else { plain.remaining(now.floor) };
+            let empty = plain.tick(plain.recovered()).max(ask.gate);
+            // What lies in the past is only known to be past.
+            let known = |tick: Tick| tick.max(now.floor);
+            assert_eq!(
+                (known(view.ready), known(view.empty), view.remaining),
+                (known(turn), known(empty), remaining),
+                "{}",
+                about()
+            );
+            let answer = key.claim_with(|a| *a = Ask { windows: a.windows, ..ask }, ask.weight);
+            if let Some(Taken { stamp, is_place, .. }) = answer.taken {
+                admitted += 1;
+                assert!(then <= now.floor || ask.force, "admitted: {}", about());
+                let waits = ask.reserve || turn > now.floor && !ask.force;
+                let at = if ask.force { now.ceil } else { now.ceil.max(turn) };
+                assert_eq!((is_place, stamp), (waits, if waits { at + ask.grace } else { at }), "{}", about());
+                assert!(ask.force || known(answer.ready) == known(turn), "{}", about());
+                plain.add(stamp, ask.weight);
+                happened.push((at + random.scaled(stamp - at), ask.weight));
+            } else {
+                assert!(!ask.force);
+                let far =
+                    plain.recovered().max(plain.ceil(known(turn).saturating_add(ask.grace))) - plain.floor(now.floor);
+                let is_far = far * i128::from(bucket.p) / plain.p + bucket.cost(ask.weight) > USED;
+                assert!(then > now.floor || is_far, "denied: {}", about());
+                assert!(
+                    is_far || [turn, then].contains(&answer.ready),
+                    "{} instead of {turn}, {then}: {}",
+                    answer.ready,
+                    about()
+                );
+            }
+        }
+        total += admitted;
+        if !forces {
+            assert_kept(bucket, happened);
+        }
+    }
+    println!("{total} of 400,000 were admitted");
+    assert!((40_000..360_000).contains(&total));
+}
+
+/// A retry succeeds when it was told to, and not a tick earlier, however it waits.
+#[test]
+fn random_denials_are_exact() {
+    let mut random = seed();
+    for bucket in buckets() {
+        let key = Key::new(bucket);
+        for _ in 0..200 {
+            let weight = 1 + random.scaled(bucket.size - 1);
+            let patience = random.below(2) * random.scaled(LONGEST);
+            let grace = random.below(2) * random.scaled(S);
+            let gate = key.now.get().floor + random.below(2) * random.scaled(S);
+            let change = |ask: &mut Ask| (ask.patience, ask.grace, ask.gate) = (patience, grace, gate);
+            let answer = key.claim_with(change, weight);
+            // By the turn it says, patience has ended; only without any it is when to come again.
+            if answer.taken.is_none() && patience == 0 && answer.ready < START + 1_000 * DAY {
+                key.assert_exact(change, weight);
+            }
+        }
+    }
+}
+
+/// Threads, rewritten under way, on a clock that each of them moves.
+#[test]
+fn threads_never_exceed_a_bucket() {
+    for bucket in [
+        Bucket::new(1_000, 10 * MS, 500, false),
+        Bucket::new(7, 3, 100, false),
+        Bucket::new(1_000, 10 * MS, 500, true),
+        Bucket::new(999_999_937, S, 5_000, false),
+        Bucket::new(1, LONGEST, MOST, false),
+    ] {
+        let (cells, time) = (Cells::default(), AtomicU64::new(START));
+        let clock = || at(time.load(SeqCst));
+        let starts = std::sync::Mutex::new(Vec::new());
+        std::thread::scope(|scope| {
+            for thread in 0..4 {
+                let (starts, cells, clock, time) = (&starts, &cells, &clock, &time);
+                scope.spawn(move || {
+                    let mut random = Random(thread);
+                    let mut mine = Vec::new();
+                    for round in 0..40_000 {
+                        if random.below(4) == 0 {
+                            time.fetch_add(random.scaled(bucket.tick(bucket.cost(20)).min(DAY)), SeqCst);
+                        }
+                        if thread == 0 && round % 100 == 0 {
+                            cells.meter(bucket, 0).seal();
+                            let now = clock();
+                            let history = cells.meter(bucket, 0).history(now);
+                            // In place of cells that had too many lives there would be others.
+                            let young = cells.word.load(Relaxed) >> 1 < YOUNG as u64;
+                            assert!(young && cells.live(bucket, &history, now));
+                        }
+                        let weight = 1 + random.scaled((bucket.size / 4).min(2_000));
+                        let ask = Ask { patience: random.below(2) * 20 * MS, ..Ask::now(&[], weight, 0) };
+                        let meter = cells.meter(bucket, 0);
+                        if meter.number == CLOSED {
+                            continue;
+                        }
+                        if let Ok(Answer { now, ready, taken: Some(_) }) = meter.claim(&ask, clock) {
+                            mine.push((now.ceil.max(ready), weight));
+                        }
+                    }
+                    starts.lock().unwrap().extend(mine);
+                });
+            }
+        });
+        let starts = starts.into_inner().unwrap();
+        assert!(starts.len() > 500, "{} of {bucket:?}", starts.len());
+        assert_kept(bucket, starts);
+    }
+}
