@@ -71,8 +71,10 @@ export function limiterOf(child: unknown): Limiter {
   }
   const missing = isSix ? undefined : lacks(CUSTOM);
   if (missing !== undefined) {
-    const given = child === object ? `an object without ${missing}()` : child;
-    throw invalid("limiter", given, "a limiter of this package, a CustomLimiter, or an object with Workglow's six methods", child === object);
+    const isObject = child === object;
+    const given = isObject ? `an object without ${missing}()` : child;
+    const expected = "a limiter of this package, a CustomLimiter, or an object with Workglow's six methods";
+    throw invalid("limiter", given, expected, isObject);
   }
   const name = object.name === undefined || typeof child === "function" ? "custom" : unicode("name", object.name);
   return new OwnLimiter(name, isSix ? ofSixMethods(name, child as SixMethods) : (child as CustomLimiter));

@@ -117,7 +117,7 @@ export abstract class Limiter {
     } finally {
       // One that answers whatever happens does not throw.
       const failing = stores.filter((store, i) => store.failures > before[i]!);
-      if (failing.length > 0) failed ??= new StoreError("the store failed, and answered as its onError says", "store_failure", -9);
+      if (failing.length > 0) failed ??= new StoreError("the store failed: see its onError", "store_failure", -9);
       this._failed(failed, key, weight, failing.length > 0 ? failing : stores);
     }
   }

@@ -70,7 +70,7 @@ test("it denies by its name, and the others are charged nothing", () => {
   const limiter = new CompositeLimiter([rate, recorder(1)]);
   assert.ok(limiter.tryAcquire());
   const { admitted, retryAfter, deniedBy, permit } = limiter.decide();
-  assert.deepEqual({ admitted, retryAfter, deniedBy, permit }, { admitted: false, retryAfter: 125.5, deniedBy: "mine", permit: null });
+  assert.deepEqual([admitted, retryAfter, deniedBy, permit], [false, 125.5, "mine", null]);
   assert.equal(limiter.peek().deniedBy, "mine");
   assert.equal(rate.peek().remaining, 4);
   const mine = recorder(3);
@@ -152,7 +152,8 @@ test("answers that are none", () => {
   const failure = (message) => ({ name: "LimitError", code: "custom_failure", number: -15, message });
   for (const answer of [undefined, false]) {
     const limiter = limiterOf({ tryAcquire: () => answer });
-    assert.throws(() => limiter.tryAcquire(), failure(/^limiter "mine" failed: tryAcquire\(\) gave .*: expected a token, or null$/));
+    const message = /^limiter "mine" failed: tryAcquire\(\) gave .*: expected a token, or null$/;
+    assert.throws(() => limiter.tryAcquire(), failure(message));
   }
   for (const answer of [undefined, null, NaN, -1, Infinity, "soon", {}]) {
     const limiter = limiterOf({ retryAfter: () => answer });

@@ -216,7 +216,8 @@ test("rate limiters", async (t) => {
 });
 
 test("backoffs", () => {
-  const make = (backoff) => () => new RateLimiter(new Store("memory:"), "x", { maxExecutions: 1, windowSizeInSeconds: 1, ...backoff });
+  const window = { maxExecutions: 1, windowSizeInSeconds: 1 };
+  const make = (backoff) => () => new RateLimiter(new Store("memory:"), "x", { ...window, ...backoff });
   for (const name of ["initialBackoffDelay", "maxBackoffDelay"]) {
     for (const value of [0, "0s", "5", "1y", NaN, -1, Infinity, 2 ** 60, ...NO_NUMBERS]) {
       assert.throws(make({ [name]: value }), about(name));
@@ -234,7 +235,8 @@ test("windows, spacing and delays", async (t) => {
   const store = new Store(`sqlite:${dir}/limits.db`);
   const good = { maxExecutions: 1, windowSizeInSeconds: 1 };
   const kinds = [FixedWindowLimiter, SlidingWindowCounterLimiter].map((kind) => (options) => new kind(store, "x", options));
-  kinds.push((options) => new EvenlySpacedRateLimiter(options), (options) => new EvenlySpacedRateLimiter(options, { store, name: "x" }));
+  kinds.push((options) => new EvenlySpacedRateLimiter(options));
+  kinds.push((options) => new EvenlySpacedRateLimiter(options, { store, name: "x" }));
   for (const make of kinds) {
     for (const maxExecutions of [0, 1_000_000_001, 2 ** 60, undefined, ...NO_COUNTS]) {
       assert.throws(() => make({ ...good, maxExecutions }), about("maxExecutions"));
@@ -288,7 +290,9 @@ test("where a limiter lives", () => {
     for (const bad of [null, 5, "memory:", []]) assert.throws(() => make(bad), about("options"));
     assert.throws(() => make({ sotre: store }), about("options"));
     for (const bad of [1, "memory:", {}, null]) assert.throws(() => make({ store: bad, name: "x" }), about("store"));
-    for (const name of [undefined, null, "", 5, "\ud800", "x".repeat(1025)]) assert.throws(() => make({ store, name }), about("name"));
+    for (const name of [undefined, null, "", 5, "\ud800", "x".repeat(1025)]) {
+      assert.throws(() => make({ store, name }), about("name"));
+    }
     assert.throws(() => make({ name: "x" }), about("name"));
     assert.throws(() => make({ store, name: "x", clock }), about("clock"));
     for (const bad of [{}, null, 5]) assert.throws(() => make({ clock: bad }), about("clock"));
@@ -308,7 +312,9 @@ test("limits by name", async () => {
   for (const text of ["", "5", "5/", "/1s", "5/1y", "-5/1s", "5/1s +", "many", "0/1s", "5/0s", "x".repeat(5000)]) {
     assert.throws(() => store.limiter(text, "x"), about("policy"));
   }
-  for (const text of [undefined, null, 5, {}, { name: "x" }, "\ud800"]) assert.throws(() => store.limiter(text, "x"), about("policy"));
+  for (const text of [undefined, null, 5, {}, { name: "x" }, "\ud800"]) {
+    assert.throws(() => store.limiter(text, "x"), about("policy"));
+  }
   for (const path of [undefined, null, 5, {}, "\ud800"]) await assert.rejects(store.load(path), about("path"));
   const flow = (options) => () => new FlowControl({ key: "x", ...options });
   assert.throws(flow({}), about("options"));
@@ -328,7 +334,8 @@ test("limits by name", async () => {
 
 test("children", () => {
   const good = { tryAcquire: () => 1, retryAfter: () => 0, cancel() {} };
-  for (const bad of [undefined, null, 5, "x", {}, [], () => {}, { tryAcquire() {} }, { ...good, cancel: 5 }, { canProceed() {} }]) {
+  const bads = [undefined, null, 5, "x", {}, [], () => {}, { tryAcquire() {} }, { ...good, cancel: 5 }, { canProceed() {} }];
+  for (const bad of bads) {
     assert.throws(() => new CompositeLimiter([bad]), about("limiter"));
     assert.throws(() => new CompositeLimiter().addLimiter(bad), about("limiter"));
   }

@@ -139,7 +139,8 @@ class Mine implements CustomLimiter {
 }
 declare const six: SixMethods;
 composite.addLimiter(new Mine());
-export const mixed = new CompositeLimiter([rate, bucket, new Mine(), six, { tryAcquire: () => 1, retryAfter: () => 0, cancel() {} }]);
+const literal = { tryAcquire: () => 1, retryAfter: () => 0, cancel() {} };
+export const mixed = new CompositeLimiter([rate, bucket, new Mine(), six, literal]);
 
 // Workglow's two interfaces, as they are published: one object is both.
 interface FirstILimiter {

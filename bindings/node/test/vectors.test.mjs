@@ -187,9 +187,9 @@ async function answer(limiter, { call, given }, permits) {
     case "renew":
       return void permits.get(given.permit).renew();
     case "stats": {
-      const stats = limiter.stats({ key });
-      const { admitted, denied, unitsWanted: wanted, unitsGranted: granted, waited, cancelled } = stats;
-      return Object.fromEntries(Object.entries({ admitted, denied, wanted, granted, waited, cancelled }).map(([k, n]) => [k, String(n)]));
+      const { admitted, denied, unitsWanted: wanted, unitsGranted: granted, waited, cancelled } = limiter.stats({ key });
+      const counts = { admitted, denied, wanted, granted, waited, cancelled };
+      return Object.fromEntries(Object.entries(counts).map(([field, count]) => [field, String(count)]));
     }
     case "pause":
       return limiter.pause(`${given.for}us`, key);
