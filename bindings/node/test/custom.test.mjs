@@ -231,6 +231,14 @@ test("what a limiter within a limiter throws reaches the caller as it is", () =>
   assert.equal(new CompositeLimiter([careful]).tryAcquire(), null);
 });
 
+test("one that asks itself without end is an error, and nothing worse", () => {
+  const limiter = new CompositeLimiter();
+  limiter.addLimiter({ tryAcquire: () => limiter.tryAcquire(), retryAfter: () => 0, cancel() {} });
+  assert.throws(() => limiter.tryAcquire(), (error) => error instanceof RangeError || error.code === "custom_failure");
+  const { limiter: rate } = manual(package_, 1, 60);
+  assert.ok(rate.tryAcquire());
+});
+
 test("beside limits in stores, which are opened first", async (t) => {
   const store = new Store(`sqlite:${directory(t)}/limits.db`);
   const rate = new RateLimiter(store, "calls", { maxExecutions: 2, windowSizeInSeconds: 3600 });
