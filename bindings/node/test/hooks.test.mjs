@@ -103,6 +103,21 @@ test("a store that fails, whatever it answers", async (t) => {
   }
 });
 
+test("a hook that uses limiters does not mix up the answer that it hears of", async (t) => {
+  const dir = directory(t);
+  writeFileSync(`${dir}/file`, "not a directory");
+  const store = new Store(`sqlite:${dir}/file/limits.db`, { onError: "admit" });
+  const limiter = new RateLimiter(store, "calls", { maxExecutions: 1, windowSizeInSeconds: 1 });
+  const { limiter: other } = manual(package_, 1, 60);
+  other.tryAcquire();
+  let heard = 0;
+  store.on("store_error", () => void (heard++, other.decide()));
+  const { admitted, retryAfter, deniedBy } = limiter.decide();
+  assert.deepEqual([admitted, retryAfter, deniedBy], [true, 0, null]);
+  await settle();
+  assert.equal(heard, 1);
+});
+
 test("a hook may use the limiter, and what it throws breaks nothing", async () => {
   const { limiter } = manual(package_, 1, 60, "mail");
   limiter.tryAcquire();
