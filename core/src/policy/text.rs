@@ -51,8 +51,8 @@ impl fmt::Display for Policy {
                 let multiplier = multiplier as f64 / 1e3;
                 write!(f, " backoff {} x{multiplier} max {} {name}", Time(initial), Time(max))
             }
-            Shape::Concurrency { max, lease: Tick::MAX } => write!(f, "{max} concurrent"),
-            Shape::Concurrency { max, lease } => write!(f, "{max} concurrent lease {}", Time(*lease)),
+            Shape::Concurrency { max, lease: Tick::MAX, .. } => write!(f, "{max} concurrent"),
+            Shape::Concurrency { max, lease, .. } => write!(f, "{max} concurrent lease {}", Time(*lease)),
             Shape::Delay(windows) => write!(f, "delay {}", Time(windows.longest())),
             Shape::EvenlySpaced(Spacing { max, window, is_adaptive, .. }) => {
                 write!(f, "{max}/{} spaced{}", Time(*window), if *is_adaptive { "" } else { " strictly" })

@@ -26,6 +26,8 @@ pub(crate) struct Inner {
     current: AtomicPtr<Opened>,
     rare: Mutex<Rare>,
     failures: AtomicU64,
+    /// This process's number among those that have used the lane; 0 on the heap.
+    member: AtomicU64,
     /// Until when, by the monotonic clock, nobody tries to write the ledger again.
     #[cfg(any(target_os = "linux", target_os = "android"))]
     pub(super) rests_until: AtomicU64,
@@ -88,6 +90,7 @@ impl Inner {
             current: AtomicPtr::new(ptr::null_mut()),
             rare: Mutex::default(),
             failures: AtomicU64::new(0),
+            member: AtomicU64::new(0),
             #[cfg(any(target_os = "linux", target_os = "android"))]
             rests_until: AtomicU64::new(0),
             #[cfg(any(target_os = "linux", target_os = "android"))]
@@ -136,6 +139,11 @@ impl Inner {
         }
         self.failures.fetch_add(1, Relaxed);
         self.options.on_error
+    }
+
+    /// Who this process is, for leases: see [`crate::algorithm::leases`].
+    pub fn member(&self) -> u64 {
+        self.member.load(Acquire)
     }
 
     pub fn failures(&self) -> u64 {
@@ -241,6 +249,7 @@ impl Inner {
                     Ok((home, member)) => {
                         self.push(home);
                         let mut rare = self.rare();
+                        self.member.store(member.number, Release);
                         rare.member = Some(member);
                         rare.generation = fork::generation();
                     }
@@ -255,8 +264,9 @@ impl Inner {
                 }
             }
             _ if self.rare().generation != fork::generation() => {
-                let member = lane.join()?;
+                let member = lane.join(self.home())?;
                 let mut rare = self.rare();
+                self.member.store(member.number, Release);
                 rare.member = Some(member);
                 rare.generation = fork::generation();
             }
@@ -275,7 +285,8 @@ impl Inner {
             super::checkpoint::recover(&home, &mut database, &identity, made, &lane.file)?;
             lane.finish(&home);
         }
-        Ok((home, lane.join()?))
+        let member = lane.join(&home)?;
+        Ok((home, member))
     }
 
     #[cfg(not(any(target_os = "linux", target_os = "android")))]

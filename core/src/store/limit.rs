@@ -3,20 +3,29 @@
 use super::inner::{Inner, Locked};
 use super::keys::KeyAt;
 use super::table::{Blocked, Hash, Home, Table};
-use super::{Declared, Durability, Store};
+use super::{Declared, Durability, OnError, Store};
 use crate::algorithm::cells::Cells;
 use crate::algorithm::jobs::Jobs;
 use crate::algorithm::log::{Known, SETTLED, Taken};
 use crate::algorithm::{History, Start};
 use crate::atomic::*;
+use crate::decision::Decision;
 use crate::error::{Error, Result};
 use crate::fault;
+use crate::permit::RawPermit;
 use crate::policy::{self, Policy, Shape};
 use crate::time::{Now, Tick};
 use std::fs::File;
 use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicPtr;
+use std::time::Duration;
+
+/// When to ask again after the store has failed.
+pub(crate) const STORE_AGAIN: Duration = Duration::from_secs(1);
+
+/// What [`Limit::with_known`] says to itself.
+const FORGOTTEN: &str = "forgotten";
 
 /// One limit of one store, as one limiter uses it.
 #[derive(Debug)]
@@ -106,12 +115,36 @@ impl Limit {
         Ok(self.kind == "evenly-spaced" && self.table()?.policy.jobs() > 0)
     }
 
-    pub fn declares(&self) -> Option<Policy> {
-        self.declares
-    }
-
     pub fn store(&self) -> &Inner {
         &self.store
+    }
+
+    /// The answer, or what the store's [`OnError`] says instead of its failure: admitted or not.
+    #[inline(always)]
+    pub fn or_instead<R>(&self, answer: Result<R>, instead: impl FnOnce(bool) -> R) -> Result<R> {
+        match answer {
+            Err(error) => match self.store.on_error(&error) {
+                OnError::Raise => Err(error),
+                OnError::Deny => Ok(instead(false)),
+                OnError::Admit => Ok(instead(true)),
+            },
+            answer => answer,
+        }
+    }
+
+    /// What is known while the store fails: admitted, if there is a permit.
+    pub fn undecided(&self, permit: Option<RawPermit>) -> Decision {
+        let after = if permit.is_some() { Duration::ZERO } else { STORE_AGAIN };
+        Decision {
+            permit,
+            admitted: permit.is_some(),
+            retry_after: after,
+            suggested_after: after,
+            remaining: 0,
+            limit: self.declares.map_or(0, |policy| policy.capacity()),
+            reset_after: Duration::ZERO,
+            denied_by: permit.is_none().then(|| self.name.clone()),
+        }
     }
 
     /// Makes sure that the limit can be used, and returns where it is.
@@ -147,6 +180,19 @@ impl Limit {
     /// The same with a key that is known by its hash only.
     pub fn with_hash<R>(&self, hash: Hash, f: impl Fn(&Key) -> Result<R, Blocked>) -> Result<R> {
         self.with(|home, table| home.find_or_add(table, hash, "?"), |_| hash, f)
+    }
+
+    /// The same with a key that may be forgotten: then there is no answer.
+    pub fn with_known<R>(&self, hash: Hash, f: impl Fn(&Key) -> Result<R, Blocked>) -> Result<Option<R>> {
+        let is_known = |home: &Home, table: &Table| match home.find(table, hash) {
+            Ok(None) => Err(Blocked::Refused(Error::Unsupported { reason: FORGOTTEN.into() })),
+            Ok(Some(key)) => Ok(key),
+            Err(blocked) => Err(blocked),
+        };
+        match self.with(is_known, |_| hash, f) {
+            Err(Error::Unsupported { reason }) if reason == FORGOTTEN => Ok(None),
+            answer => answer.map(Some),
+        }
     }
 
     #[inline(always)]

@@ -20,7 +20,7 @@ mod table;
 mod url;
 
 pub(crate) use inner::Inner;
-pub(crate) use limit::{Key, Limit, parts, take_units};
+pub(crate) use limit::{Key, Limit, STORE_AGAIN, parts, take_units};
 pub(crate) use os::{random, sleep_on, wake_all};
 pub(crate) use table::{Blocked, Hash, Home, Table};
 
