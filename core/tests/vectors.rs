@@ -1,8 +1,8 @@
 //! Runs `tests/vectors/*.vec` on every store. The format is in `tests/vectors/README.md`.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 use workglow_limit::*;
 
@@ -10,6 +10,13 @@ struct Case {
     name: String,
     limiters: Vec<Vec<String>>,
     steps: Vec<(usize, String)>,
+}
+
+impl Case {
+    /// The kind of its limiter, as the vectors name it.
+    fn kind(&self) -> String {
+        if self.limiters.len() == 1 { self.limiters[0][0].clone() } else { "composite".into() }
+    }
 }
 
 fn cases(file: &Path) -> Vec<Case> {
@@ -30,30 +37,108 @@ fn cases(file: &Path) -> Vec<Case> {
     cases
 }
 
+/// Every child of a case on one store, which a manual clock drives.
 fn limiter(case: &Case, url: &str, clock: &ManualClock) -> Arc<dyn Limiter> {
     let mut options = StoreOptions::default();
     options.clock = Some(clock.clone());
     let store = Store::with_options(url, options).unwrap();
-    let one = |(i, words): (usize, &Vec<String>)| -> Arc<dyn Limiter> {
-        let number = |i: usize| words[i].parse::<u64>().unwrap();
-        match words[0].as_str() {
-            "null" => Arc::new(NullLimiter::new()),
-            "concurrency" => Arc::new(ConcurrencyLimiter::with_clock(number(1), clock.clone()).unwrap()),
-            "rate" => {
-                let pair = |at: usize| (number(at), Duration::from_micros(number(at + 1)));
-                let windows: Vec<_> = (1..words.len()).step_by(2).map(pair).collect();
-                Arc::new(
-                    RateLimiter::with_windows(&store, &format!("limit-{}", i + 1), &windows, Default::default())
-                        .unwrap(),
-                )
-            }
-            other => panic!("no limiter {other}"),
-        }
-    };
+    let one = |(i, words): (usize, &Vec<String>)| child(&store, &format!("limit-{}", i + 1), words);
     let mut children: Vec<_> = case.limiters.iter().enumerate().map(one).collect();
     match children.len() {
         1 => children.remove(0),
         _ => Arc::new(CompositeLimiter::new(children)),
+    }
+}
+
+/// The limiter of one line, by the constructor of its kind.
+fn child(store: &Store, name: &str, words: &[String]) -> Arc<dyn Limiter> {
+    let word = |i: usize| words[i].as_str();
+    let number = |i: usize| word(i).parse::<u64>().unwrap();
+    let us = |i: usize| Duration::from_micros(number(i));
+    match word(0) {
+        "rate" => {
+            let end = words.iter().position(|word| word == "backoff").unwrap_or(words.len());
+            let windows: Vec<_> = (1..end).step_by(2).map(|at| (number(at), us(at + 1))).collect();
+            let backoff = match &words[end..] {
+                [] => Backoff::default(),
+                _ => {
+                    Backoff::new(us(end + 1), number(end + 2) as f64 / 1e3, us(end + 3), jitter(word(end + 4))).unwrap()
+                }
+            };
+            Arc::new(RateLimiter::with_windows(store, name, &windows, backoff).unwrap())
+        }
+        "concurrency" => {
+            let lease = (words.len() > 2).then(|| us(2));
+            Arc::new(ConcurrencyLimiter::shared(store, name, number(1), lease).unwrap())
+        }
+        "delay" => Arc::new(DelayLimiter::shared(store, name, us(1)).unwrap()),
+        "evenly_spaced" => {
+            let is_adaptive = match word(3) {
+                "adaptive" => true,
+                "strict" => false,
+                other => panic!("no spacing {other}"),
+            };
+            Arc::new(EvenlySpacedRateLimiter::shared(store, name, number(1), us(2), is_adaptive).unwrap())
+        }
+        "token_bucket" => Arc::new(TokenBucketLimiter::new(store, name, number(1), us(2), number(3)).unwrap()),
+        "leaky_bucket" => Arc::new(LeakyBucketLimiter::new(store, name, number(1), us(2), number(3)).unwrap()),
+        "fixed_window" => Arc::new(FixedWindowLimiter::new(store, name, number(1), us(2)).unwrap()),
+        "sliding_window_counter" => Arc::new(SlidingWindowCounterLimiter::new(store, name, number(1), us(2)).unwrap()),
+        "null" => Arc::new(NullLimiter::new()),
+        "custom" => Arc::new(CustomLimiter::new(AtOnce { most: number(1), running: Mutex::default() }).unwrap()),
+        "policy" => store.limiter(name, &words[1..].join(" ")).unwrap(),
+        other => panic!("no limiter {other}"),
+    }
+}
+
+fn jitter(word: &str) -> Jitter {
+    match word {
+        "scaled" => Jitter::Scaled,
+        "full" => Jitter::Full,
+        "equal" => Jitter::Equal,
+        "none" => Jitter::None,
+        other => panic!("no jitter {other}"),
+    }
+}
+
+/// A limiter of a user's own: so many units at once, per key.
+struct AtOnce {
+    most: u64,
+    /// What runs: the number of each start, its key and weight; and the next number.
+    running: Mutex<(HashMap<u64, (String, u64)>, u64)>,
+}
+
+impl AtOnce {
+    fn has_room(&self, running: &HashMap<u64, (String, u64)>, key: &str, weight: u64) -> bool {
+        running.values().filter(|start| start.0 == key).map(|start| start.1).sum::<u64>() + weight <= self.most
+    }
+}
+
+impl Custom for AtOnce {
+    fn name(&self) -> &str {
+        "custom"
+    }
+
+    fn decide(&self, key: &str, weight: u64) -> Result<Verdict> {
+        let (running, next) = &mut *self.running.lock().unwrap();
+        if !self.has_room(running, key, weight) {
+            return Ok(Verdict::Denied(Duration::from_millis(10)));
+        }
+        *next += 1;
+        running.insert(*next, (key.to_owned(), weight));
+        Ok(Verdict::Admitted(*next))
+    }
+
+    fn peek(&self, key: &str, weight: u64) -> Result<Verdict> {
+        Ok(match self.has_room(&self.running.lock().unwrap().0, key, weight) {
+            true => Verdict::Admitted(0),
+            false => Verdict::Denied(Duration::from_millis(10)),
+        })
+    }
+
+    fn end(&self, start: u64, _: End) -> Result<()> {
+        self.running.lock().unwrap().0.remove(&start);
+        Ok(())
     }
 }
 
@@ -148,6 +233,18 @@ fn run(case: &Case, url: &str) -> usize {
                     let actual = arguments["actual"].parse().unwrap();
                     limiter.settle(&permits[arguments["permit"]], actual).map(|()| Answer::new())?
                 }
+                "renew" => limiter.renew(&permits[arguments["permit"]]).map(|()| Answer::new())?,
+                "stats" => {
+                    let stats = limiter.stats(key)?;
+                    Answer::from([
+                        ("admitted", stats.admitted.to_string()),
+                        ("denied", stats.denied.to_string()),
+                        ("wanted", stats.units_wanted.to_string()),
+                        ("granted", stats.units_granted.to_string()),
+                        ("waited", stats.waited.to_string()),
+                        ("cancelled", stats.cancelled.to_string()),
+                    ])
+                }
                 "complete" => limiter.complete(&permits[arguments["permit"]]).map(|()| Answer::new())?,
                 "record_job_start" => limiter.record_job_start(key).map(|()| Answer::new())?,
                 "record_job_completion" => limiter.record_job_completion(key).map(|()| Answer::new())?,
@@ -177,6 +274,14 @@ fn run(case: &Case, url: &str) -> usize {
     case.steps.len()
 }
 
+/// Which limiters ran on which store, and how often: told to whoever names a directory in `WGL_CELLS`.
+fn tell(cells: &BTreeMap<(String, &str), usize>) {
+    let Some(dir) = std::env::var_os("WGL_CELLS") else { return };
+    let lines: String = cells.iter().map(|((kind, store), cases)| format!("{kind} {store} {cases}\n")).collect();
+    std::fs::create_dir_all(&dir).unwrap();
+    std::fs::write(Path::new(&dir).join("rust"), lines).unwrap();
+}
+
 #[test]
 fn every_vector_on_every_store() {
     let dir = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("vectors-{}", std::process::id()));
@@ -186,12 +291,15 @@ fn every_vector_on_every_store() {
     files.retain(|f| f.extension().is_some_and(|e| e == "vec"));
     files.sort();
     assert!(files.len() >= 3, "{files:?}");
+    let mut cells = BTreeMap::new();
     for file in files {
         let (mut ran, mut steps) = (0, 0);
         for case in cases(&file) {
-            steps += run(&case, "memory:");
             let path = dir.join(format!("{ran}.db"));
-            steps += run(&case, &format!("sqlite:{}", path.display()));
+            for (store, url) in [("memory", "memory:".to_owned()), ("sqlite", format!("sqlite:{}", path.display()))] {
+                steps += run(&case, &url);
+                *cells.entry((case.kind(), store)).or_default() += 1;
+            }
             ran += 1;
             let _ = std::fs::remove_file(&path);
             let _ = std::fs::remove_file(path.with_extension("db-lane"));
@@ -199,5 +307,6 @@ fn every_vector_on_every_store() {
         println!("{}: {ran} cases, {steps} steps", file.file_name().unwrap().to_string_lossy());
         assert!(ran > 0);
     }
+    tell(&cells);
     std::fs::remove_dir_all(dir).unwrap();
 }

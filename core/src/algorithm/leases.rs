@@ -123,7 +123,7 @@ pub(crate) struct Leases<'a> {
     pub slots: &'a [AtomicU64],
     /// The number of the life that these cells have.
     pub life: &'a AtomicU64,
-    /// The one that is meant.
+    /// The one that is meant. Not that of cells that are being written, but for [`Leases::write`].
     pub number: u64,
 }
 
@@ -466,7 +466,8 @@ impl<'a> Leases<'a> {
         loop {
             let returned = self.returned.load(Acquire);
             self.help_return(returned);
-            if self.state(at.index).load(Acquire) != at.word {
+            // Only now: what was counted before `returned` was read is seen here.
+            if self.at(at.index) != at && !fault::planted("returned twice") {
                 return false;
             }
             if self.try_return(returned, at) {

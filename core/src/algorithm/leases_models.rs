@@ -25,7 +25,8 @@ impl Cells {
 
     fn leases(&self) -> Leases<'_> {
         let [taken, returned, base, bell, sleepers, life] = &self.words;
-        let number = life.load(Acquire);
+        // Who finds them closed looks elsewhere: as if they had another life.
+        let number = life.load(Acquire).min(u64::MAX - 1);
         Leases { taken, returned, base, bell, sleepers, slots: &self.slots, life, number }
     }
 
@@ -65,7 +66,9 @@ impl Cells {
             if leases.change(at, ending.word) && steps > 1 {
                 let returned = leases.returned.load(Acquire);
                 leases.help_return(returned);
-                leases.try_return(returned, ending);
+                if leases.at(at.index) == ending {
+                    leases.try_return(returned, ending);
+                }
             }
         }
     }

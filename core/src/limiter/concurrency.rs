@@ -61,7 +61,11 @@ impl ConcurrencyLimiter {
     }
 
     pub(crate) fn declare(store: &Store, name: &str, policy: Policy) -> Result<Self> {
-        Ok(ConcurrencyLimiter { id: next_id(), limit: Limit::declare(store, name, policy)? })
+        Ok(Self::of(Limit::declare(store, name, policy)?))
+    }
+
+    pub(crate) fn of(limit: Limit) -> Self {
+        ConcurrencyLimiter { id: next_id(), limit }
     }
 
     /// Takes the limit that is declared under a name; at the first use it must be.
@@ -69,7 +73,7 @@ impl ConcurrencyLimiter {
     /// # Errors
     /// [`Error::InvalidArgument`] unless `name` is 1 to 1,024 bytes.
     pub fn attach(store: &Store, name: &str) -> Result<Self> {
-        Ok(ConcurrencyLimiter { id: next_id(), limit: Limit::attach(store, name, "concurrency")? })
+        Ok(Self::of(Limit::attach(store, name, "concurrency")?))
     }
 
     fn in_store(max: u64, options: StoreOptions) -> Result<Self> {

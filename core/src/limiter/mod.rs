@@ -271,6 +271,13 @@ pub trait Limiter: Send + Sync {
         None
     }
 
+    /// From when until when a place can be used, in µs from now. `None`: at any time, or it is none. Composites ask whether
+    /// places fit together.
+    #[doc(hidden)]
+    fn span(&self, _place: &RawPermit) -> Option<(i64, i64)> {
+        None
+    }
+
     /// Is this the composite with that number, or does it contain it? Composites ask before they take a child.
     #[doc(hidden)]
     fn contains(&self, _composite: u64) -> bool {

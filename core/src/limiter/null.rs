@@ -26,7 +26,7 @@ impl NullLimiter {
         RawPermit::from_words([self.id, 0, 0, 0, 0, 0, 0, 0])
     }
 
-    fn decision(&self, permit: Option<RawPermit>) -> Decision {
+    pub(super) fn decision(&self, permit: Option<RawPermit>) -> Decision {
         Decision {
             permit,
             admitted: true,

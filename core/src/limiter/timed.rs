@@ -53,7 +53,7 @@ impl Timed {
         Ok(Self::of(Limit::attach(store, name, kind)?))
     }
 
-    fn of(limit: Limit) -> Timed {
+    pub(crate) fn of(limit: Limit) -> Timed {
         Timed { id: next_id(), limit, running: PerProcess::new() }
     }
 
@@ -84,7 +84,8 @@ impl Timed {
 
     /// When a place comes.
     fn ready(&self, permit: &RawPermit) -> Option<(&Home, Tick)> {
-        (permit.limiter == self.id && permit.ready != 0).then_some(())?;
+        // Of a lane that is gone it means nothing.
+        let permit = self.own(permit).ok().filter(|permit| permit.ready != 0)?;
         Some((self.limit.home().ok()?, permit.ready))
     }
 
@@ -622,6 +623,13 @@ impl<T: InStore> Limiter for T {
 
     fn ready_in(&self, permit: &RawPermit) -> Option<Duration> {
         self.timed().ready(permit).map(|(home, ready)| from_ticks(ready.saturating_sub(home.clock.now().floor)))
+    }
+
+    fn span(&self, place: &RawPermit) -> Option<(i64, i64)> {
+        let (home, ready) = self.timed().ready(place)?;
+        // It may start until it counts. Ticks are far from what 63 bits hold.
+        let now = home.clock.now().floor as i64;
+        Some((ready as i64 - now, place.b as i64 - now))
     }
 
     fn ready_at(&self, permit: &RawPermit) -> Option<SystemTime> {

@@ -3,6 +3,7 @@
 mod text;
 
 pub use text::parse_all;
+pub(crate) use text::parse_time;
 
 use crate::algorithm::bucket::Bucket;
 use crate::algorithm::log::Window;

@@ -118,6 +118,13 @@ pub fn parse_all(text: &str) -> Result<Vec<Policy>> {
     Ok(policies.into_iter().map(|(_, policy)| policy).collect())
 }
 
+/// A time such as `90s`.
+pub(crate) fn parse_time(text: &str) -> Result<Duration> {
+    let mut reader = Reader { text, at: 0 };
+    let time = reader.time()?;
+    if reader.peek().is_empty() { Ok(time) } else { Err(reader.wrong("the end")) }
+}
+
 /// One part of a text.
 enum Read {
     /// Perhaps one of several of a rate limit.

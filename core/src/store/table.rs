@@ -23,6 +23,7 @@ use crate::algorithm::meter::Meter;
 use crate::algorithm::slices::Slices;
 use crate::atomic::*;
 use crate::error::{Error, Result};
+use crate::fault;
 use crate::policy::{Policy, Shape};
 use crate::time::{Clock, Tick};
 use siphasher::sip128::{Hasher128, SipHasher13};
@@ -33,6 +34,9 @@ const CHECKPOINT_EVERY: Tick = 1_000_000;
 
 /// No machine boots faster than this, in ticks.
 const SHORTEST_BOOT: Tick = 2_000_000;
+
+/// The name of a limit that nobody finds any more.
+const NO_NAME: [u64; 2] = [0, 0];
 
 /// A key or a name, as the store knows it: 128 bits, keyed with the store's secret.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -163,7 +167,7 @@ impl Home {
         let Hash(name) = self.hash(b'n', name);
         let mut at = self.arena.word(FIRST_LIMIT).load(Acquire);
         while at != 0 {
-            if self.get(at + limit_word::NAME) == name {
+            if self.get(at + limit_word::NAME) == name || self.get(at + limit_word::NEXT_NAME) == name {
                 return Some(at);
             }
             at = self.arena.word(at + limit_word::NEXT).load(Acquire);
@@ -181,6 +185,40 @@ impl Home {
         self.arena.word(at + limit_word::NEXT).store(first.load(Acquire), Relaxed);
         first.store(at, Release);
         Ok(at)
+    }
+
+    /// Gives a limit another name, which no other has. Only for the holder of the structure lock.
+    pub fn rename(&self, limit: u64, name: &str) {
+        let Hash(name) = self.hash(b'n', name);
+        // Somebody may have died in this.
+        let pending = self.get(limit + limit_word::NEXT_NAME);
+        if pending != NO_NAME {
+            self.write_name(limit + limit_word::NAME, pending);
+        }
+        // Whoever dies between two of these leaves it with one of the names.
+        self.write_name(limit + limit_word::NEXT_NAME, name);
+        self.write_name(limit + limit_word::NAME, name);
+        self.write_name(limit + limit_word::NEXT_NAME, NO_NAME);
+    }
+
+    fn write_name(&self, at: u64, [first, second]: [u64; 2]) {
+        self.arena.word(at).store(first, Release);
+        fault::point("half-named");
+        self.arena.word(at + 1).store(second, Release);
+    }
+
+    /// Takes a limit's name away, for a limit of another kind, and turns all away who still use it. Only for the holder of
+    /// the structure lock.
+    pub fn retire(&self, limit: u64, file: Option<&File>) -> Result<()> {
+        self.finish_replacing(limit, file)?;
+        self.write_name(limit + limit_word::NEXT_NAME, NO_NAME);
+        self.write_name(limit + limit_word::NAME, NO_NAME);
+        self.replace(limit, self.table(limit).policy, true, file)
+    }
+
+    /// Has its name been taken away?
+    pub fn is_retired(&self, limit: u64) -> bool {
+        self.get(limit + limit_word::NAME) == NO_NAME
     }
 
     /// The gate that binds all keys of a limit.

@@ -1,10 +1,15 @@
 //! Several limits at once: a start needs all of them.
 
+mod places;
+
 use super::{Attempt, Limiter, Presented, Progress, Reserved, Step, Wait, next_id, own, unsupported};
 use crate::decision::Decision;
 use crate::error::{Error, Result};
 use crate::fork::PerProcess;
 use crate::permit::RawPermit;
+use crate::policy;
+use crate::stats::Stats;
+use places::{Out, Part};
 use std::collections::HashMap;
 use std::ptr;
 use std::sync::Arc;
@@ -16,7 +21,10 @@ type Child = Arc<dyn Limiter>;
 /// Admits what every child admits. A child that denies keeps the others from being charged.
 ///
 /// All children get the same key and weight. A gate goes to all of them, and each answers for itself: a denial names
-/// the child that would make the caller wait longest.
+/// the child that would make the caller wait longest. That child is also told of the denial, for its backoff and its counts.
+///
+/// A start in the future is a place at each child whose room is a matter of time, all for the same moment; the others are
+/// asked at that moment. So whoever waits starts in its turn. Permits and places belong to the process that got them.
 ///
 /// ```
 /// # use std::sync::Arc;
@@ -33,10 +41,11 @@ type Child = Arc<dyn Limiter>;
 #[derive(Debug)]
 pub struct CompositeLimiter {
     id: u64,
+    name: Box<str>,
     /// The children, replaced as a whole when one is added.
     children: AtomicPtr<List>,
     /// What the permits that are out were taken from.
-    out: PerProcess<HashMap<u64, Vec<(Held, RawPermit)>>>,
+    out: PerProcess<HashMap<u64, Out>>,
     next: AtomicU64,
 }
 
@@ -64,8 +73,14 @@ unsafe impl Sync for CompositeLimiter {}
 impl CompositeLimiter {
     /// A limiter with these children. Without any it admits everything.
     pub fn new(children: impl IntoIterator<Item = Child>) -> Self {
+        Self::named("composite", children)
+    }
+
+    /// The same, with a name.
+    pub(crate) fn named(name: &str, children: impl IntoIterator<Item = Child>) -> Self {
         let composite = CompositeLimiter {
             id: next_id(),
+            name: name.into(),
             children: AtomicPtr::new(ptr::null_mut()),
             out: PerProcess::new(),
             next: AtomicU64::new(1),
@@ -114,60 +129,84 @@ impl CompositeLimiter {
         self.list(self.children.load(Acquire))
     }
 
-    /// Claims every child, or none of those that can be given back.
+    /// Claims every child, or none.
     fn claim(&self, key: &str, weight: u64) -> Result<Result<RawPermit, Decision>> {
         // Look first: a denial then costs nobody anything.
-        let seen = self.look(key, weight)?;
-        if !seen.admitted {
-            return Ok(Err(seen));
+        let mut seen = self.peek_each(key, weight)?;
+        let denials = seen.iter_mut().filter(|(_, one)| !one.admitted).rev();
+        // Of several, the first.
+        let Some((child, worst)) = denials.max_by_key(|(_, one)| one.retry_after) else {
+            return self.take_all(key, weight);
+        };
+        // It has to know that it denied a start: for its backoff and its counts.
+        let denial = child.decide(key, weight)?;
+        match denial.permit {
+            None => *worst = denial,
+            // It has room by now, but no other was asked.
+            Some(permit) => child.cancel(&permit)?,
         }
-        let mut taken: Vec<(Held, RawPermit)> = Vec::with_capacity(self.children().len());
+        Ok(Err(merge_all(seen)))
+    }
+
+    /// Claims one child after the other; if somebody was faster at one, those before it get their units back.
+    fn take_all(&self, key: &str, weight: u64) -> Result<Result<RawPermit, Decision>> {
+        let mut taken: Vec<Part> = Vec::with_capacity(self.children().len());
         for child in self.children() {
-            let answer = child.decide(key, weight);
-            match answer {
-                Ok(Decision { permit: Some(permit), .. }) => taken.push((Held(child.clone()), permit)),
-                // Somebody was faster at this child.
+            match child.decide(key, weight) {
+                Ok(Decision { permit: Some(permit), .. }) => taken.push(Part::of(child, Some(permit))),
                 other => {
                     let given_back = end_all(&taken, |child, permit| child.cancel(permit));
                     let denial = other?;
-                    given_back?;
-                    return Ok(Err(denial));
+                    return given_back.map(|()| Err(denial));
                 }
             }
         }
+        Ok(Ok(self.hand_out(Out::started(taken))))
+    }
+
+    fn hand_out(&self, out: Out) -> RawPermit {
         let number = self.next.fetch_add(1, Relaxed);
-        self.out.lock().insert(number, taken);
-        Ok(Ok(RawPermit::from_words([self.id, 0, number, 0, 0, 0, 0, 0])))
+        self.out.lock().insert(number, out);
+        RawPermit::from_words([self.id, 0, number, 0, 0, 0, 0, 0])
+    }
+
+    fn peek_each(&self, key: &str, weight: u64) -> Result<Vec<(&Child, Decision)>> {
+        self.children().iter().map(|child| Ok((child, child.peek(key, weight)?))).collect()
     }
 
     /// What all children say together.
     fn look(&self, key: &str, weight: u64) -> Result<Decision> {
-        let mut all: Option<Decision> = None;
-        for child in self.children() {
-            let one = child.peek(key, weight)?;
-            all = Some(match all {
-                None => one,
-                Some(all) => merge(all, one),
-            });
-        }
-        match all {
-            Some(all) => Ok(all),
-            None => super::NullLimiter::new().peek(key, weight),
-        }
+        policy::check_key(key)?;
+        Ok(merge_all(self.peek_each(key, weight)?))
     }
 
     /// Ends a permit's parts, each at the child that it was taken from.
     fn end(&self, permit: &RawPermit, end: impl Fn(&Child, &RawPermit) -> Result<()>) -> Result<()> {
         own(permit, self.id, self.name())?;
         // Ended before, or the parent's: nothing to do.
-        let Some(taken) = self.out.lock().remove(&permit.a) else { return Ok(()) };
-        end_all(&taken, end)
+        let Some(out) = self.out.lock().remove(&permit.a) else { return Ok(()) };
+        end_all(&out.parts, end)
     }
 
-    fn renew_all(&self, permit: &RawPermit) -> Result<()> {
-        own(permit, self.id, self.name())?;
-        let Some(taken) = self.out.lock().get(&permit.a).cloned() else { return Ok(()) };
-        end_all(&taken, |child, permit| child.renew(permit))
+    /// What the parts of a permit say.
+    fn parts<R>(&self, permit: &RawPermit, f: impl Fn(&Child, &RawPermit) -> Option<R>) -> Vec<R> {
+        let parts = match self.out.lock().get(&permit.a) {
+            Some(out) if permit.limiter == self.id => out.parts.clone(),
+            _ => Vec::new(),
+        };
+        parts.iter().filter_map(|part| f(&part.child.0, part.permit.as_ref()?)).collect()
+    }
+
+    /// When all parts of a place were ready. Or, if one had to be exchanged while others of it were starting, so that this
+    /// was never so, the first of these moments: a start counts at no child from before that.
+    fn of_all<T: Ord>(&self, permit: &RawPermit, ready: impl Fn(&Child, &RawPermit) -> Option<T>) -> Option<T> {
+        /// The clock goes on while the parts are asked.
+        const MARGIN: i64 = 100;
+        let moments = self.parts(permit, ready).into_iter();
+        match self.span(permit) {
+            Some((first, last)) if first > last.saturating_sub(MARGIN) => moments.min(),
+            _ => moments.max(),
+        }
     }
 
     fn each(&self, f: impl Fn(&Child) -> Result<()>) -> Result<()> {
@@ -176,12 +215,20 @@ impl CompositeLimiter {
 }
 
 /// Ends all of them, also after one that could not be; the first error is told.
-fn end_all(taken: &[(Held, RawPermit)], end: impl Fn(&Child, &RawPermit) -> Result<()>) -> Result<()> {
+fn end_all(parts: &[Part], end: impl Fn(&Child, &RawPermit) -> Result<()>) -> Result<()> {
     let mut first = Ok(());
-    for (Held(child), permit) in taken {
-        first = first.and(end(child, permit));
+    for part in parts {
+        if let Some(permit) = &part.permit {
+            first = first.and(end(&part.child.0, permit));
+        }
     }
     first
+}
+
+/// The strictest of these answers.
+fn merge_all(all: Vec<(&Child, Decision)>) -> Decision {
+    let none = || super::NullLimiter::new().decision(None);
+    all.into_iter().map(|(_, one)| one).reduce(merge).unwrap_or_else(none)
 }
 
 /// The stricter of two answers, field by field.
@@ -201,7 +248,11 @@ fn merge(a: Decision, b: Decision) -> Decision {
 
 impl Limiter for CompositeLimiter {
     fn name(&self) -> &str {
-        "composite"
+        &self.name
+    }
+
+    fn open(&self) -> Result<()> {
+        self.each(|child| child.open())
     }
 
     fn attempt(&self, key: &str, weight: u64) -> Result<Attempt> {
@@ -239,21 +290,21 @@ impl Limiter for CompositeLimiter {
     }
 
     fn step(&self, wait: &mut Wait) -> Result<Step> {
-        if let Progress::Place(_) = wait.progress {
-            return unsupported("a place", "a composite: it has no places");
-        }
-        let now = wait.started.get_or_insert_with(std::time::Instant::now).elapsed();
-        match self.attempt(&wait.key, wait.weight)? {
-            Attempt::Admitted(permit) => Ok(Step::Admitted(permit)),
-            // Who frees a concurrency child cannot be known ahead, and others may be faster.
-            Attempt::Denied(after) => Ok(wait.again_after(after, now)),
-        }
+        self.do_step(wait)
     }
 
     fn nap(&self, wait: &Wait, nap: Duration) {
-        match self.children().first() {
+        let children = self.children();
+        match children.iter().find(|child| child.has_places()).or(children.first()) {
             Some(child) => child.nap(wait, nap),
             None => std::thread::sleep(nap),
+        }
+    }
+
+    fn give_up(&self, wait: &mut Wait) -> Result<()> {
+        match std::mem::replace(&mut wait.progress, Progress::Nothing) {
+            Progress::Place(place) => self.cancel(&place),
+            _ => Ok(()),
         }
     }
 
@@ -275,21 +326,75 @@ impl Limiter for CompositeLimiter {
 
     fn reserve_later(
         &self,
-        _: &str,
-        _: u64,
-        _: Duration,
-        _: Option<Duration>,
-        _: Option<Duration>,
+        key: &str,
+        weight: u64,
+        delay: Duration,
+        max_wait: Option<Duration>,
+        grace: Option<Duration>,
     ) -> Result<Reserved> {
-        unsupported("reserve", "a composite: reserve at the child that is the narrowest")
+        self.do_reserve((key, weight), delay, max_wait, grace)
+    }
+
+    fn present(&self, place: &RawPermit) -> Result<Presented> {
+        self.do_present(place)
+    }
+
+    fn has_places(&self) -> bool {
+        self.children().iter().any(|child| child.has_places())
+    }
+
+    fn span(&self, place: &RawPermit) -> Option<(i64, i64)> {
+        self.parts(place, |child, part| child.span(part)).into_iter().reduce(|a, b| (a.0.max(b.0), a.1.min(b.1)))
+    }
+
+    fn open(&self) -> Result<()> {
+        self.each(|child| child.open())
     }
 
     fn renew(&self, permit: &RawPermit) -> Result<()> {
-        self.renew_all(permit)
+        own(permit, self.id, self.name())?;
+        self.parts(permit, |child, part| Some(child.renew(part))).into_iter().collect()
     }
 
-    fn present(&self, _: &RawPermit) -> Result<Presented> {
-        unsupported("present", "a composite: it has no places")
+    /// The fence of the first child whose permits have one.
+    fn fence(&self, permit: &RawPermit) -> Option<u64> {
+        self.parts(permit, |child, part| child.fence(part)).first().copied()
+    }
+
+    /// A composite counts nothing of its own: this is what its children counted, so it is right where nobody else uses
+    /// them. A start is admitted where all admitted it; a denial is the child's that it was told to.
+    fn stats(&self, key: &str) -> Result<Stats> {
+        let all = self.children().iter().map(|child| child.stats(key)).collect::<Result<Vec<_>>>()?;
+        // Some count nothing.
+        let all: Vec<_> = all.into_iter().filter(|stats| *stats != Stats::default()).collect();
+        let least = |f: fn(&Stats) -> u64| all.iter().map(f).min().unwrap_or(0);
+        let most = |f: fn(&Stats) -> u64| all.iter().map(f).max().unwrap_or(0);
+        let sum = |f: fn(&Stats) -> u64| all.iter().map(f).sum::<u64>();
+        let units_granted = least(|stats| stats.units_granted);
+        Ok(Stats {
+            admitted: least(|stats| stats.admitted),
+            denied: sum(|stats| stats.denied),
+            units_wanted: units_granted + sum(|stats| stats.units_wanted.saturating_sub(stats.units_granted)),
+            units_granted,
+            waited: most(|stats| stats.waited),
+            wait_time: all.iter().map(|stats| stats.wait_time).max().unwrap_or_default(),
+            cancelled: most(|stats| stats.cancelled),
+            store_errors: sum(|stats| stats.store_errors),
+            policy_changes: sum(|stats| stats.policy_changes),
+        })
+    }
+
+    /// When the last of its places is ready.
+    fn ready_in(&self, permit: &RawPermit) -> Option<Duration> {
+        self.parts(permit, |child, part| child.ready_in(part)).into_iter().max()
+    }
+
+    fn ready_at(&self, permit: &RawPermit) -> Option<SystemTime> {
+        self.of_all(permit, |child, part| child.ready_at(part))
+    }
+
+    fn ready_at_monotonic_ns(&self, permit: &RawPermit) -> Option<u64> {
+        self.of_all(permit, |child, part| child.ready_at_monotonic_ns(part))
     }
 
     fn to_text(&self, _: &RawPermit) -> Result<String> {

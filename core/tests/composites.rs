@@ -1,0 +1,447 @@
+//! Composites: places that come together, denials that cost nobody anything, children that differ, come later, and race.
+
+mod common;
+
+use common::{Child, Dir, Random, most_in_any_window};
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
+use std::sync::{Arc, Barrier, Mutex};
+use std::time::{Duration, SystemTime};
+use workglow_limit::*;
+
+type Shared = Arc<dyn Limiter>;
+
+const fn ms(n: u64) -> Duration {
+    Duration::from_millis(n)
+}
+
+const HOUR: Duration = Duration::from_secs(3_600);
+
+fn clocked() -> (ManualClock, Store) {
+    let clock = ManualClock::new();
+    let mut options = StoreOptions::default();
+    options.clock = Some(clock.clone());
+    (clock, Store::with_options("memory:", options).unwrap())
+}
+
+fn rate(store: &Store, name: &str, max: u64, window: Duration) -> Shared {
+    Arc::new(RateLimiter::new(store, name, max, window).unwrap())
+}
+
+fn slots(max: u64) -> Shared {
+    Arc::new(ConcurrencyLimiter::new(max).unwrap())
+}
+
+fn taken(limiter: &dyn Limiter) -> RawPermit {
+    match limiter.attempt("", 1).unwrap() {
+        Attempt::Admitted(permit) => permit,
+        Attempt::Denied(after) => panic!("denied for {after:?}"),
+    }
+}
+
+fn place(limiter: &dyn Limiter, weight: u64) -> (RawPermit, Duration) {
+    match limiter.reserve("", weight, None, None).unwrap() {
+        Reserved::Place { place, after } => (place, after),
+        Reserved::Denied(after) => panic!("denied for {after:?}"),
+    }
+}
+
+/// How many units start now.
+fn room(limiter: &dyn Limiter) -> u64 {
+    std::iter::repeat_with(|| limiter.attempt("", 1).unwrap()).take_while(|a| matches!(a, Attempt::Admitted(_))).count()
+        as u64
+}
+
+/// Says yes to whoever looks and no to whoever asks, like a child where somebody else is always faster.
+struct Faster;
+
+impl Custom for Faster {
+    fn name(&self) -> &str {
+        "faster"
+    }
+
+    fn decide(&self, _: &str, _: u64) -> Result<Verdict> {
+        Ok(Verdict::Denied(ms(7)))
+    }
+
+    fn peek(&self, _: &str, _: u64) -> Result<Verdict> {
+        Ok(Verdict::Admitted(0))
+    }
+
+    fn end(&self, _: u64, _: End) -> Result<()> {
+        panic!("nothing was admitted")
+    }
+}
+
+/// Lets everybody pass, and remembers how starts ended.
+#[derive(Default)]
+struct Diary(Arc<Mutex<Vec<(u64, End)>>>, AtomicU64);
+
+impl Custom for Diary {
+    fn name(&self) -> &str {
+        "diary"
+    }
+
+    fn decide(&self, _: &str, _: u64) -> Result<Verdict> {
+        Ok(Verdict::Admitted(self.1.fetch_add(1, Relaxed)))
+    }
+
+    fn peek(&self, _: &str, _: u64) -> Result<Verdict> {
+        Ok(Verdict::Admitted(0))
+    }
+
+    fn end(&self, start: u64, end: End) -> Result<()> {
+        self.0.lock().unwrap().push((start, end));
+        Ok(())
+    }
+}
+
+#[test]
+fn waiters_start_in_the_order_in_which_they_asked_and_sleep_once() {
+    let (clock, store) = clocked();
+    let children: [Shared; 5] = [
+        rate(&store, "rate", 7, ms(1_000)),
+        Arc::new(TokenBucketLimiter::new(&store, "bucket", 2, ms(500), 2).unwrap()),
+        Arc::new(FixedWindowLimiter::new(&store, "fixed", 4, ms(700)).unwrap()),
+        Arc::new(DelayLimiter::shared(&store, "delay", ms(60)).unwrap()),
+        rate(&store, "slow", 3, ms(400)),
+    ];
+    let limiter = CompositeLimiter::new(children);
+    let mut waits: VecDeque<_> = (0..14).map(|i| (i, Wait::new("", 1, None))).collect();
+    let mut due = VecDeque::new();
+    let mut started = Vec::new();
+    while let Some((i, mut wait)) = waits.pop_front() {
+        match limiter.step(&mut wait).unwrap() {
+            Step::Admitted(_) => started.push(i),
+            Step::Sleep(nap) => due.push_back((clock.now() + nap, i, wait)),
+            Step::Expired(after) => panic!("{i} expired: {after:?}"),
+        }
+    }
+    assert_eq!(started, [0], "the others have to wait");
+    assert!(due.iter().zip(due.iter().skip(1)).all(|(a, b)| a.0 < b.0), "each was told a later time than those before");
+    while let Some((at, i, mut wait)) = due.pop_front() {
+        clock.advance(at - clock.now() - Duration::from_micros(1));
+        assert!(matches!(limiter.step(&mut wait).unwrap(), Step::Sleep(_)), "{i} is early");
+        assert!(matches!(limiter.attempt("", 1).unwrap(), Attempt::Denied(_)), "nobody overtakes {i}");
+        clock.advance(Duration::from_micros(1));
+        let step = limiter.step(&mut wait).unwrap();
+        assert!(matches!(step, Step::Admitted(_)), "{i} sleeps once: {step:?}, {:?}", clock.now());
+    }
+}
+
+#[test]
+fn a_heavy_waiter_starts_in_its_turn_beside_a_stream_of_light_ones() {
+    let (clock, store) = clocked();
+    let limiter =
+        CompositeLimiter::new([rate(&store, "a", 10, ms(1_000)), rate(&store, "b", 100, ms(60_000)), slots(50)]);
+    let mut light = VecDeque::new();
+    let mut heavy = Wait::new("", 10, None);
+    let mut is_waiting = false;
+    for turn in 0.. {
+        assert!(turn < 100, "the heavy one starves");
+        for _ in 0..5 {
+            if let Attempt::Admitted(permit) = limiter.attempt("", 1).unwrap() {
+                assert!(!is_waiting, "a light one overtakes");
+                light.push_back(permit);
+            }
+        }
+        if turn == 1 {
+            is_waiting = true;
+        }
+        if is_waiting {
+            match limiter.step(&mut heavy).unwrap() {
+                Step::Admitted(_) => break,
+                step => assert!(matches!(step, Step::Sleep(_)), "{step:?}"),
+            }
+        }
+        clock.advance(ms(100));
+    }
+    assert_eq!(clock.now(), ms(1_100), "as soon as those before it have left the window");
+}
+
+/// Threads are denied by the last child, by one that even says yes when it is looked at, while others use the first.
+/// Once all denials have returned, there is exactly the room that a plain model has.
+#[test]
+fn ten_thousand_denials_take_nothing_from_others() {
+    const LIMIT: u64 = 40;
+    let (clock, store) = clocked();
+    let shared = rate(&store, "shared", LIMIT, ms(1_000));
+    let middle = rate(&store, "middle", 1_000, ms(1_000));
+    let limiter = CompositeLimiter::new([
+        shared.clone(),
+        middle.clone(),
+        slots(3),
+        Arc::new(CustomLimiter::new(Faster).unwrap()) as Shared,
+    ]);
+    let mut model: VecDeque<Duration> = VecDeque::new();
+    let mut random = Random::new();
+    for _ in 0..100 {
+        let wanted = random.below(LIMIT / 2);
+        let admitted = AtomicU64::new(0);
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    for i in 0..50 {
+                        let weight = 1 + i % 3;
+                        if let Attempt::Admitted(_) = limiter.attempt("", weight).unwrap() {
+                            panic!("its last child denies");
+                        }
+                    }
+                });
+            }
+            scope.spawn(|| {
+                for _ in 0..wanted {
+                    if let Attempt::Admitted(_) = shared.attempt("", 1).unwrap() {
+                        admitted.fetch_add(1, Relaxed);
+                    }
+                }
+            });
+        });
+        let now = clock.now();
+        model.retain(|&start| start + ms(1_000) > now);
+        model.extend(std::iter::repeat_n(now, admitted.into_inner() as usize));
+        let free = LIMIT - model.len() as u64;
+        assert_eq!(shared.peek("", 1).unwrap().remaining, free);
+        let more = random.below(3).min(free);
+        assert_eq!(
+            (0..more).filter(|_| matches!(shared.attempt("", 1).unwrap(), Attempt::Admitted(_))).count(),
+            more as usize
+        );
+        model.extend(std::iter::repeat_n(now, more as usize));
+        assert_eq!(middle.peek("", 1).unwrap().remaining, 1_000);
+        clock.advance(ms(random.below(200)));
+    }
+}
+
+/// The same between processes, which start as many as there are, not one less and not one more.
+#[test]
+fn denials_in_other_processes_take_nothing_either() {
+    let dir = Dir::new("composite-denials");
+    let open = || rate(&Store::new(&dir.url()).unwrap(), "shared", 1_000, HOUR);
+    open().open().unwrap();
+    let children: Vec<Child> = (0..3)
+        .map(|_| {
+            Child::run(|| {
+                let both = CompositeLimiter::new([open(), Arc::new(CustomLimiter::new(Faster).unwrap()) as Shared]);
+                for i in 0..300 {
+                    assert!(matches!(both.attempt("", 1 + i % 5).unwrap(), Attempt::Denied(_)));
+                }
+            })
+        })
+        .collect();
+    let limiter = open();
+    let used = (0..300).filter(|_| matches!(limiter.attempt("", 1).unwrap(), Attempt::Admitted(_))).count() as u64;
+    children.into_iter().for_each(Child::join);
+    assert!(used > 250, "there was always room: {used}");
+    assert_eq!(room(&*limiter), 1_000 - used);
+}
+
+/// Real threads on small windows: what each child bounds is never exceeded, and everybody is served.
+#[test]
+fn threads_that_wait_stay_within_every_child() {
+    const STARTS: usize = 15;
+    let store = Store::new("memory:").unwrap();
+    let delay: Shared = Arc::new(DelayLimiter::shared(&store, "delay", ms(20)).unwrap());
+    let limiter = CompositeLimiter::new([rate(&store, "rate", 4, ms(100)), slots(2), delay]);
+    let running = AtomicU64::new(0);
+    let record = Mutex::new(Vec::new());
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for _ in 0..STARTS {
+                    let a = common::now_ns();
+                    let permit = limiter.acquire("", 1, None).unwrap().unwrap();
+                    let a = permit.ready_at_monotonic_ns().map_or(a, |ready| a.max(ready));
+                    record.lock().unwrap().push((a, common::now_ns(), 1));
+                    assert!(running.fetch_add(1, SeqCst) < 2, "three at once");
+                    running.fetch_sub(1, SeqCst);
+                }
+            });
+        }
+    });
+    let starts = record.into_inner().unwrap();
+    assert_eq!(starts.len(), 4 * STARTS);
+    assert!(most_in_any_window(&starts, 100_000_000) <= 4);
+    assert!(most_in_any_window(&starts, 20_000_000) <= 1);
+}
+
+#[test]
+fn a_waiter_holds_nothing_while_a_slot_is_what_it_waits_for() {
+    let (clock, store) = clocked();
+    let (times, running) = (rate(&store, "rate", 1, ms(1_000)), slots(1));
+    let limiter = CompositeLimiter::new([times.clone(), running.clone()]);
+    let held = taken(&*running);
+    let mut wait = Wait::new("", 1, None);
+    assert!(matches!(limiter.step(&mut wait).unwrap(), Step::Sleep(_)));
+    assert!(times.can_proceed("").unwrap());
+    // There is a slot now, but it is the rate that makes it wait: with a place.
+    running.complete(&held).unwrap();
+    taken(&*times);
+    assert_eq!(limiter.step(&mut wait).unwrap(), Step::Sleep(ms(1_000)));
+    assert_eq!(times.peek("", 1).unwrap().retry_after, ms(2_025));
+    assert!(running.can_proceed("").unwrap(), "the slot is not held for as long");
+    // Its time comes, but the slot is gone: so is the place.
+    let held = taken(&*running);
+    clock.advance(ms(1_000));
+    assert!(matches!(limiter.step(&mut wait).unwrap(), Step::Sleep(_)));
+    assert!(times.can_proceed("").unwrap());
+    running.complete(&held).unwrap();
+    assert!(matches!(limiter.step(&mut wait).unwrap(), Step::Admitted(_)));
+    assert!(!times.can_proceed("").unwrap() && !running.can_proceed("").unwrap());
+}
+
+#[test]
+fn who_gives_up_or_cannot_be_served_in_time_leaves_nothing_behind() {
+    let (_clock, store) = clocked();
+    let (a, b) = (rate(&store, "a", 1, ms(1_000)), rate(&store, "b", 1, ms(3_000)));
+    let limiter = CompositeLimiter::new([a.clone(), b.clone()]);
+    taken(&limiter);
+    let seen = |limiter: &Shared| limiter.peek("", 1).unwrap().retry_after;
+    let before = (seen(&a), seen(&b));
+    assert_eq!(before, (ms(1_000), ms(3_000)));
+    assert_eq!(limiter.step(&mut Wait::new("", 1, Some(ms(2_000)))).unwrap(), Step::Expired(ms(3_000)));
+    assert_eq!(limiter.reserve("", 1, Some(ms(2_999)), None).unwrap(), Reserved::Denied(ms(3_000)));
+    let mut wait = Wait::new("", 1, None);
+    assert_eq!(limiter.step(&mut wait).unwrap(), Step::Sleep(ms(3_000)));
+    assert_ne!((seen(&a), seen(&b)), before);
+    limiter.give_up(&mut wait).unwrap();
+    let (place, _) = place(&limiter, 1);
+    limiter.cancel(&place).unwrap();
+    let too_heavy = limiter.reserve("", 2, None, None).unwrap_err();
+    assert_eq!(too_heavy, Error::WeightExceedsCapacity { limit: "a".into(), weight: 2, capacity: 1 });
+    assert!(limiter.step(&mut Wait::new("", 2, None)).is_err());
+    assert_eq!((seen(&a), seen(&b)), before);
+}
+
+#[test]
+fn children_on_different_stores_share_one_moment() {
+    let dir = Dir::new("composite-stores");
+    let memory = Store::new("memory:").unwrap();
+    let a = rate(&memory, "a", 1, ms(200));
+    let b = rate(&Store::new(&dir.url()).unwrap(), "b", 1, ms(400));
+    let limiter = CompositeLimiter::new([a.clone(), b.clone()]);
+    limiter.open().unwrap();
+    taken(&limiter);
+    let (place, after) = place(&limiter, 1);
+    assert!(ms(200) < after && after <= ms(400));
+    let ready = limiter.ready_at(&place).unwrap();
+    assert!(limiter.ready_in(&place).unwrap() <= after);
+    std::thread::sleep(after);
+    let started = loop {
+        match limiter.present(&place).unwrap() {
+            Presented::Started(permit) => break permit,
+            Presented::Wait { after, .. } => std::thread::sleep(after),
+        }
+    };
+    assert!(SystemTime::now() >= ready);
+    assert!(limiter.ready_at(&started).is_some(), "also when it has started");
+    assert!(!a.can_proceed("").unwrap() && !b.can_proceed("").unwrap());
+    limiter.cancel(&started).unwrap();
+    assert!(a.can_proceed("").unwrap() && b.can_proceed("").unwrap());
+}
+
+#[test]
+fn what_is_out_ends_and_starts_with_the_children_that_it_was_taken_from() {
+    let (clock, store) = clocked();
+    let (old, diary) = (rate(&store, "old", 2, ms(1_000)), Diary::default());
+    let ends = diary.0.clone();
+    let limiter = CompositeLimiter::new([old.clone()]);
+    let running = taken(&limiter);
+    let (first, _) = place(&limiter, 1);
+    let full = slots(1);
+    let held = taken(&*full);
+    limiter.add(full.clone()).unwrap();
+    limiter.add(Arc::new(CustomLimiter::new(diary).unwrap())).unwrap();
+    assert!(matches!(limiter.attempt("", 1).unwrap(), Attempt::Denied(_)));
+    assert!(matches!(limiter.present(&first).unwrap(), Presented::Started(_)), "the slots came later");
+    limiter.cancel(&running).unwrap();
+    limiter.complete(&first).unwrap();
+    assert_eq!(full.peek("", 1).unwrap().remaining, 0);
+    assert!(ends.lock().unwrap().is_empty());
+    full.complete(&held).unwrap();
+    clock.advance(ms(1_000));
+    let later = taken(&limiter);
+    limiter.settle(&later, 1).unwrap();
+    limiter.complete(&later).unwrap();
+    assert_eq!(*ends.lock().unwrap(), [(0, End::Settled(1))], "once");
+    assert_eq!(full.peek("", 1).unwrap().remaining, 1, "slots have no use for what it was worth");
+}
+
+#[test]
+fn composites_within_composites() {
+    let (clock, store) = clocked();
+    let (a, b) = (rate(&store, "a", 1, ms(1_000)), rate(&store, "b", 1, ms(2_000)));
+    let running = slots(1);
+    let inner: Shared = Arc::new(CompositeLimiter::new([a.clone(), running.clone()]));
+    let outer = CompositeLimiter::new([inner.clone(), b.clone()]);
+    let own = taken(&outer);
+    assert_eq!(outer.decide("", 1).unwrap().denied_by.as_deref(), Some("b"));
+    outer.complete(&own).unwrap();
+    let (place, after) = place(&outer, 1);
+    assert_eq!(after, ms(2_000));
+    clock.advance(after);
+    let held = taken(&*running);
+    let Presented::Wait { place, after } = outer.present(&place).unwrap() else { panic!("the slot is taken") };
+    running.complete(&held).unwrap();
+    clock.advance(after);
+    assert!(matches!(outer.present(&place).unwrap(), Presented::Started(_)));
+    assert!([&a, &b, &running].iter().all(|child| !child.can_proceed("").unwrap()));
+    outer.cancel(&place).unwrap();
+    assert!([&a, &b, &running].iter().all(|child| child.can_proceed("").unwrap()));
+    let cycle = CompositeLimiter::new([inner]);
+    assert!(matches!(cycle.permit_from_text("wglc1.x"), Err(Error::Unsupported { .. })));
+}
+
+#[test]
+fn a_place_that_many_threads_present_starts_once() {
+    let store = Store::new("memory:").unwrap();
+    let (a, b) = (rate(&store, "a", 1_000, HOUR), rate(&store, "b", 1_000, HOUR));
+    let limiter = CompositeLimiter::new([a.clone(), b.clone()]);
+    for _ in 0..100 {
+        let (place, _) = place(&limiter, 1);
+        let (line, is_started) = (Barrier::new(4), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    line.wait();
+                    match limiter.present(&place).unwrap() {
+                        Presented::Started(_) => assert!(!is_started.swap(true, SeqCst), "twice"),
+                        Presented::Wait { place: fresh, .. } if fresh != place => limiter.cancel(&fresh).unwrap(),
+                        Presented::Wait { .. } => {}
+                    }
+                });
+            }
+        });
+        assert!(is_started.into_inner());
+    }
+    assert_eq!((a.peek("", 1).unwrap().remaining, b.peek("", 1).unwrap().remaining), (900, 900));
+}
+
+#[test]
+fn what_is_no_place_any_more_is_an_error_and_a_stranger_is_too() {
+    let (_clock, store) = clocked();
+    let limiter = CompositeLimiter::new([rate(&store, "a", 5, ms(1_000))]);
+    let (place, _) = place(&limiter, 1);
+    limiter.cancel(&place).unwrap();
+    assert!(matches!(limiter.present(&place), Err(Error::InvalidArgument { parameter: "place", .. })));
+    assert!(matches!(limiter.present(&taken(&limiter)), Err(Error::InvalidArgument { parameter: "place", .. })));
+    let other = CompositeLimiter::new([rate(&store, "a", 5, ms(1_000))]);
+    assert!(matches!(other.present(&place), Err(Error::ForeignPermit { .. })));
+    assert_eq!((limiter.ready_in(&place), other.ready_at(&taken(&limiter))), (None, None));
+    // A forked child has none of its parent's.
+    let (place, _) = self::place(&limiter, 1);
+    Child::run(|| assert!(matches!(limiter.present(&place), Err(Error::InvalidArgument { .. })))).join();
+    assert!(matches!(limiter.present(&place).unwrap(), Presented::Started(_)));
+}
+
+#[test]
+fn all_children_are_opened_at_once() {
+    let store = Store::new("memory:").unwrap();
+    let known = rate(&store, "known", 1, HOUR);
+    let unknown: Shared = Arc::new(RateLimiter::attach(&store, "unknown").unwrap());
+    let inner: Shared = Arc::new(CompositeLimiter::new([known, unknown]));
+    let limiter = CompositeLimiter::new([inner]);
+    assert_eq!(limiter.open(), Err(Error::UnknownLimit { name: "unknown".into(), known: vec!["known".into()] }));
+    rate(&store, "unknown", 1, HOUR).open().unwrap();
+    limiter.open().unwrap();
+}
