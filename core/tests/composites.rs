@@ -435,6 +435,28 @@ fn what_is_no_place_any_more_is_an_error_and_a_stranger_is_too() {
 }
 
 #[test]
+fn another_policy_or_a_clear_of_one_child_moves_the_place_at_all_of_them() {
+    let (clock, store) = clocked();
+    let (a, b) = (rate(&store, "a", 1, ms(1_000)), rate(&store, "b", 1, ms(2_000)));
+    let limiter = CompositeLimiter::new([a.clone(), b.clone()]);
+    taken(&limiter);
+    let (first, after) = place(&limiter, 1);
+    rate(&store, "b", 1, ms(5_000)).open().unwrap();
+    clock.advance(after);
+    assert_eq!(limiter.present(&first).unwrap(), Presented::Wait { place: first, after: ms(3_000) });
+    assert_eq!(a.peek("", 1).unwrap().retry_after, ms(3_000) + ms(25) + ms(1_000), "it moved here too");
+    clock.advance(ms(3_000));
+    assert!(matches!(limiter.present(&first).unwrap(), Presented::Started(_)));
+    limiter.complete(&first).unwrap();
+    let (second, after) = place(&limiter, 1);
+    b.clear("").unwrap();
+    clock.advance(after);
+    assert!(matches!(limiter.present(&second).unwrap(), Presented::Wait { after: Duration::ZERO, .. }));
+    assert!(matches!(limiter.present(&second).unwrap(), Presented::Started(_)));
+    assert!(!a.can_proceed("").unwrap() && !b.can_proceed("").unwrap());
+}
+
+#[test]
 fn all_children_are_opened_at_once() {
     let store = Store::new("memory:").unwrap();
     let known = rate(&store, "known", 1, HOUR);
