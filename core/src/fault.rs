@@ -27,13 +27,19 @@ mod on {
     /// The points of rewriting a key, or a table, under the structure lock.
     pub const REWRITING: &[&str] = &["key-sealed", "key-written", "table-written"];
 
+    /// The points of a lease's life.
+    pub const LEASING: &[&str] = &["lease-claimed", "lease-offered", "lease-taken", "lease-ending", "lease-returned"];
+
+    /// The points at which a limit is about to get another name.
+    const NAMING: &[&str] = &["names-noted", "half-named"];
+
     fn is_listed(point: &str) -> bool {
-        DECIDING.contains(&point) || REWRITING.contains(&point)
+        [DECIDING, REWRITING, LEASING, NAMING].iter().any(|points| points.contains(&point))
     }
 
     /// Whoever in this process passes `point` next does `action`, once.
     pub fn at(point: &str, action: impl FnOnce() + Send + 'static) {
-        assert!(is_listed(point), "no point named {point}: {DECIDING:?}, {REWRITING:?}");
+        assert!(is_listed(point), "no point named {point}: {DECIDING:?}, {REWRITING:?}, {LEASING:?}, {NAMING:?}");
         *ARMED.lock().unwrap() = Some((point.to_owned(), Box::new(action)));
         IS_ARMED.store(true, Release);
     }
@@ -51,7 +57,7 @@ mod on {
 }
 
 #[cfg(all(feature = "fault-points", not(model)))]
-pub use on::{DECIDING, REWRITING, at};
+pub use on::{DECIDING, LEASING, REWRITING, at};
 
 /// Is this bug planted? Only ever in builds for tests, to show that they find it. `PLANT` names it.
 #[cfg(any(model, feature = "fault-points"))]

@@ -1,6 +1,7 @@
-//! The cells of one key of a limit that is a matter of time, whatever its algorithm.
+//! The cells of one key, whatever its algorithm.
 
 use super::counter::Counter;
+use super::leases::Leases;
 use super::log::{Answer, Ask, Known, Log, View, Window};
 use super::meter::Meter;
 use super::slices::Slices;
@@ -18,6 +19,8 @@ pub(crate) enum Cells<'a> {
     Meter(Meter<'a>),
     /// Two windows.
     Counter(Counter<'a>),
+    /// Leases: what is asked of them is not a matter of time.
+    Leases(Leases<'a>),
 }
 
 /// The same call, whatever the algorithm.
@@ -28,6 +31,7 @@ macro_rules! either {
             Cells::Slices($one) => $call,
             Cells::Meter($one) => $call,
             Cells::Counter($one) => $call,
+            Cells::Leases(_) => unreachable!("the kind was checked when the limit was opened"),
         }
     };
 }
@@ -63,6 +67,7 @@ impl Cells<'_> {
             }
             Cells::Meter(meter) => meter.unwritten(end, now),
             Cells::Counter(counter) => counter.unwritten(end, now),
+            Cells::Leases(_) => 0,
         }
     }
 
@@ -75,6 +80,7 @@ impl Cells<'_> {
             Cells::Slices(slices) => slices.is_idle(longest, now),
             Cells::Meter(meter) => meter.is_idle(now),
             Cells::Counter(counter) => counter.is_idle(now),
+            Cells::Leases(leases) => leases.is_idle(),
         }
     }
 
@@ -85,6 +91,7 @@ impl Cells<'_> {
             Cells::Log(log) => log.seal(),
             Cells::Meter(meter) => meter.seal(),
             Cells::Counter(counter) => counter.seal(),
+            Cells::Leases(leases) => leases.seal(),
         }
         self
     }
@@ -96,6 +103,7 @@ impl Cells<'_> {
             Cells::Slices(slices) => slices.is_sealed() || slices.is_used_up(longest, now),
             Cells::Meter(meter) => meter.has_to_move(now),
             Cells::Counter(counter) => counter.has_to_move(now),
+            Cells::Leases(leases) => leases.is_sealed(),
         }
     }
 
@@ -106,6 +114,10 @@ impl Cells<'_> {
             Cells::Slices(slices) => slices.history(longest, now),
             Cells::Meter(meter) => meter.history(now),
             Cells::Counter(counter) => counter.history(now),
+            Cells::Leases(leases) => {
+                let (holds, end) = leases.history();
+                History { holds, end, ..History::default() }
+            }
         }
     }
 
@@ -116,6 +128,9 @@ impl Cells<'_> {
             Cells::Slices(slices) => slices.write(&history.starts, window, now),
             Cells::Meter(meter) => meter.write(history, now),
             Cells::Counter(counter) => counter.write(history, now),
+            Cells::Leases(leases) => {
+                leases.write(&history.holds, history.end).then(|| leases.base.load(crate::atomic::Acquire))
+            }
         }
     }
 
@@ -126,6 +141,7 @@ impl Cells<'_> {
             Cells::Slices(slices) => slices.unlogged(longest),
             Cells::Meter(meter) => meter.unlogged(now),
             Cells::Counter(counter) => counter.unlogged(now),
+            Cells::Leases(_) => (Vec::new(), 0),
         }
     }
 }

@@ -221,13 +221,14 @@ impl Seen {
 
     #[inline(always)]
     fn frontier(&self) -> u64 {
-        if fault::planted("stale frontier") { 0 } else { frontier(self.cells) }
+        frontier(self.cells)
     }
 
-    /// When there is room for a start of this weight first, from this tick on, and in which window that is.
+    /// When there is room for a start of this weight first, from this tick of this window on, and in which that is.
     #[inline(always)]
-    fn earliest(&self, weight: u64, from: Tick) -> (u64, Tick) {
-        let mut number = self.number(from).max(self.frontier());
+    fn earliest(&self, weight: u64, from: Tick, first: u64) -> (u64, Tick) {
+        let blind = fault::planted("stale frontier");
+        let mut number = first.max(if blind { 0 } else { self.frontier() });
         loop {
             let start = self.start_of(number);
             if let Some(elapsed) = self.opens(number, weight, from.saturating_sub(start)) {
@@ -352,15 +353,17 @@ impl Counter<'_> {
             // After the cells, so that it is no earlier than the time of whoever counted in them.
             let now = clock();
             let mut seen = Seen { cells, base, now, frame };
-            if seen.number(now.floor) > HALF {
+            let here = seen.number(now.floor);
+            if here > HALF {
                 return Err(Sealed); // see `has_to_move`
             }
-            let gate = self.gate(ask);
-            let (mut number, ready) = seen.earliest(ask.weight, gate.max(now.floor));
+            let from = self.gate(ask).max(now.floor);
+            let first = if from == now.floor { here } else { seen.number(from) };
+            let (mut number, ready) = seen.earliest(ask.weight, from, first);
             let must_wait = ready > now.floor && !ask.force;
             let is_beyond = must_wait && (ready - now.floor > ask.patience || number > LAST);
             if ask.force {
-                number = seen.number(now.floor).max(seen.frontier());
+                number = here.max(seen.frontier());
             }
             let mut taken = None;
             if !is_beyond {
@@ -406,7 +409,10 @@ impl Counter<'_> {
                 // Nothing at all needs no room.
                 let ready = match ask.weight {
                     0 => ask.gate,
-                    weight => seen.earliest(weight.min(self.frame.limit), self.gate(ask).max(seen.now.floor)).1,
+                    weight => {
+                        let from = self.gate(ask).max(seen.now.floor);
+                        seen.earliest(weight.min(self.frame.limit), from, seen.number(from)).1
+                    }
                 };
                 return Ok(View { ready, ..self.view_of(&seen, ask) });
             }

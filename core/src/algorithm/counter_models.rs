@@ -71,7 +71,7 @@ impl Cells {
         let base = counter.begun(|| self.now());
         let Ok(cells) = counter.read_open() else { return };
         let seen = Seen { cells, base, now: self.now(), frame: self.frame };
-        let (number, ready) = seen.earliest(1, seen.now.floor);
+        let (number, ready) = seen.earliest(1, seen.now.floor, seen.number(seen.now.floor));
         if (number - seen.frontier()) % 2 == 1 && ready <= seen.now.floor + patience {
             counter.step(&seen, number, 1);
         }
@@ -121,7 +121,9 @@ impl Cells {
             match answer.taken {
                 Some(_) => starts.push((answer.ready, 1)),
                 None => {
-                    assert!(!self.had_room(&starts, answer.now.floor, 1) || answer.ready > BEGIN + 2 * W);
+                    let now = answer.now.floor;
+                    let somebody_waits = starts.iter().any(|start| start.0 > now);
+                    assert!(somebody_waits || !self.had_room(&starts, now, 1), "denied at {now}: {starts:?}");
                     return;
                 }
             }

@@ -14,7 +14,6 @@ pub(crate) mod leases;
 pub(crate) mod log;
 pub(crate) mod meter;
 pub(crate) mod slices;
-pub(crate) mod slots;
 
 /// These cells are closed, or have another life by now: look the key up again and ask there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,12 +40,14 @@ pub(crate) struct History {
     pub starts: Vec<Start>,
     /// There may be older ones that count, but no longer than what started at this time: they are not known any more.
     pub unknown: Option<Tick>,
-    /// Tickets go on from here.
+    /// Tickets, or fences, go on from here.
     pub end: u64,
     /// Where units are only counted, what they are known by.
     pub era: u64,
     /// What else a bucket leaves.
     pub rest: Rest,
+    /// Who holds a lease.
+    pub holds: Vec<leases::Hold>,
 }
 
 /// What a bucket leaves to the next life beside its starts.

@@ -10,13 +10,10 @@ use crate::error::{Error, Result};
 use crate::fork::PerProcess;
 use crate::permit::RawPermit;
 use crate::policy::{self, Policy, Shape};
-use crate::store::{Blocked, Hash, Home, Key, Limit, OnError, Store, Table, parts, take_units};
+use crate::store::{Blocked, Hash, Home, Key, Limit, STORE_AGAIN, Store, Table, parts, take_units};
 use crate::time::{self, Tick, from_ticks};
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant, SystemTime};
-
-/// When to ask again after the store has failed.
-const STORE_AGAIN: Duration = Duration::from_secs(1);
 
 /// Above a place's grace, a permit has a part of the instance of its lane.
 pub(super) const LANE: u32 = 48;
@@ -56,7 +53,7 @@ impl Timed {
         Ok(Self::of(Limit::attach(store, name, kind)?))
     }
 
-    fn of(limit: Limit) -> Timed {
+    pub(crate) fn of(limit: Limit) -> Timed {
         Timed { id: next_id(), limit, running: PerProcess::new() }
     }
 
@@ -195,37 +192,9 @@ impl Timed {
         })
     }
 
-    /// The answer, or what the store's [`OnError`] says instead of its failure: admitted or not.
-    #[inline(always)]
-    fn or_instead<R>(&self, answer: Result<R>, instead: impl FnOnce(bool) -> R) -> Result<R> {
-        match answer {
-            Err(error) => match self.limit.store().on_error(&error) {
-                OnError::Raise => Err(error),
-                OnError::Deny => Ok(instead(false)),
-                OnError::Admit => Ok(instead(true)),
-            },
-            answer => answer,
-        }
-    }
-
     /// A permit that counts nowhere.
     fn uncounted(&self, weight: u64) -> RawPermit {
         RawPermit { limiter: self.id, key: weight, a: u64::MAX, b: 0, ready: 0, reserved: [0; 3] }
-    }
-
-    /// What is known while the store fails.
-    fn undecided(&self, admitted: bool) -> Decision {
-        let after = if admitted { Duration::ZERO } else { STORE_AGAIN };
-        Decision {
-            permit: None,
-            admitted,
-            retry_after: after,
-            suggested_after: after,
-            remaining: 0,
-            limit: self.limit.declares().map_or(0, |policy| policy.capacity()),
-            reset_after: Duration::ZERO,
-            denied_by: (!admitted).then(|| self.limit.name().clone()),
-        }
     }
 
     /// Has a start left every window by now?
@@ -525,19 +494,22 @@ impl<T: InStore> Limiter for T {
             true => Attempt::Admitted(self.timed().uncounted(weight)),
             false => Attempt::Denied(STORE_AGAIN),
         };
-        self.timed().or_instead(self.timed().do_attempt(key, weight), instead)
+        self.timed().limit.or_instead(self.timed().do_attempt(key, weight), instead)
     }
 
     fn decide(&self, key: &str, weight: u64) -> Result<Decision> {
-        let instead = |is_admitted| Decision {
-            permit: if is_admitted { Some(self.timed().uncounted(weight)) } else { None },
-            ..self.timed().undecided(is_admitted)
+        let instead = |is_admitted: bool| {
+            let permit = is_admitted.then(|| self.timed().uncounted(weight));
+            self.timed().limit.undecided(permit)
         };
-        self.timed().or_instead(self.timed().do_decide(key, weight), instead)
+        self.timed().limit.or_instead(self.timed().do_decide(key, weight), instead)
     }
 
     fn peek(&self, key: &str, weight: u64) -> Result<Decision> {
-        self.timed().or_instead(self.timed().do_peek(key, weight), |is_admitted| self.timed().undecided(is_admitted))
+        self.timed().limit.or_instead(self.timed().do_peek(key, weight), |is_admitted| {
+            let permit = is_admitted.then(|| self.timed().uncounted(weight));
+            Decision { permit: None, ..self.timed().limit.undecided(permit) }
+        })
     }
 
     fn step(&self, wait: &mut Wait) -> Result<Step> {
@@ -545,7 +517,7 @@ impl<T: InStore> Limiter for T {
         let stepped = self.timed().do_step(wait);
         let elapsed = wait.started.get_or_insert_with(Instant::now).elapsed();
         let left = wait.timeout.map_or(STORE_AGAIN, |timeout| timeout.saturating_sub(elapsed));
-        let step = self.timed().or_instead(stepped, |is_admitted| match is_admitted {
+        let step = self.timed().limit.or_instead(stepped, |is_admitted| match is_admitted {
             true => Step::Admitted(self.timed().uncounted(weight)),
             false if left.is_zero() => Step::Expired(STORE_AGAIN),
             false => Step::Sleep(left.min(STORE_AGAIN)),
@@ -557,11 +529,14 @@ impl<T: InStore> Limiter for T {
     }
 
     fn cancel(&self, permit: &RawPermit) -> Result<()> {
-        self.timed().or_instead(self.timed().own(permit).and_then(|permit| self.timed().do_cancel(&permit)), |_| ())
+        self.timed()
+            .limit
+            .or_instead(self.timed().own(permit).and_then(|permit| self.timed().do_cancel(&permit)), |_| ())
     }
 
     fn settle(&self, permit: &RawPermit, actual: u64) -> Result<()> {
         self.timed()
+            .limit
             .or_instead(self.timed().own(permit).and_then(|permit| self.timed().do_settle(&permit, actual)), |_| ())
     }
 
@@ -574,7 +549,7 @@ impl<T: InStore> Limiter for T {
         grace: Option<Duration>,
     ) -> Result<Reserved> {
         let reserved = self.timed().do_reserve(key, weight, delay, max_wait, grace);
-        self.timed().or_instead(reserved, |is_admitted| match is_admitted {
+        self.timed().limit.or_instead(reserved, |is_admitted| match is_admitted {
             true => Reserved::Place { place: self.timed().uncounted(weight), after: Duration::ZERO },
             false => Reserved::Denied(STORE_AGAIN),
         })
@@ -582,14 +557,14 @@ impl<T: InStore> Limiter for T {
 
     fn present(&self, place: &RawPermit) -> Result<Presented> {
         let presented = self.timed().own(place).and_then(|place| self.timed().do_present(&place));
-        self.timed().or_instead(presented, |is_admitted| match is_admitted {
+        self.timed().limit.or_instead(presented, |is_admitted| match is_admitted {
             true => Presented::Started(self.timed().uncounted(place.key)),
             false => Presented::Wait { place: *place, after: STORE_AGAIN },
         })
     }
 
     fn record_job_start(&self, key: &str) -> Result<()> {
-        self.timed().or_instead(self.timed().do_record_job_start(key), |_| ())
+        self.timed().limit.or_instead(self.timed().do_record_job_start(key), |_| ())
     }
 
     fn give_up(&self, wait: &mut Wait) -> Result<()> {
@@ -607,7 +582,7 @@ impl<T: InStore> Limiter for T {
 
     fn complete(&self, permit: &RawPermit) -> Result<()> {
         own(permit, self.timed().id, self.name())?;
-        self.timed().or_instead(self.timed().do_complete(permit), |_| ())
+        self.timed().limit.or_instead(self.timed().do_complete(permit), |_| ())
     }
 
     fn to_text(&self, permit: &RawPermit) -> Result<String> {
@@ -619,7 +594,7 @@ impl<T: InStore> Limiter for T {
     }
 
     fn record_job_completion(&self, key: &str) -> Result<()> {
-        self.timed().or_instead(self.timed().do_record_job_completion(key), |_| ())
+        self.timed().limit.or_instead(self.timed().do_record_job_completion(key), |_| ())
     }
 
     fn open(&self) -> Result<()> {

@@ -3,6 +3,7 @@
 mod text;
 
 pub use text::parse_all;
+pub(crate) use text::parse_time;
 
 use crate::algorithm::bucket::Bucket;
 use crate::algorithm::log::Window;
@@ -30,7 +31,8 @@ pub(crate) enum Shape {
     /// At most so many units in each of these rolling windows.
     Rate(Windows, Backoff),
     /// At most `max` units at the same time, each start for `lease` ticks unless it is renewed (`Tick::MAX`: without end).
-    Concurrency { max: u64, lease: Tick },
+    /// There is room for `slots` leases: never less than before, so that those of a larger limit find theirs.
+    Concurrency { max: u64, lease: Tick, slots: u64 },
     /// So long between two starts: one unit in a rolling window.
     Delay(Windows),
     /// Starts at even distances.
@@ -247,7 +249,7 @@ impl Policy {
     /// [`Error::InvalidArgument`] unless `max` is 1 to 65,535.
     pub fn concurrency(max: u64) -> Result<Policy> {
         in_range("max_concurrent_jobs", max, leases::MOST)?;
-        Ok(Policy(Shape::Concurrency { max, lease: Tick::MAX }))
+        Ok(Policy(Shape::Concurrency { max, lease: leases::NEVER, slots: leases::slots(max) }))
     }
 
     /// The same, but each start only holds its units for so long, unless it is renewed.
@@ -256,8 +258,8 @@ impl Policy {
     /// [`Error::InvalidArgument`] unless `lease` is 1 µs to 366 days; [`Error::Unsupported`] for another kind of policy.
     pub fn with_lease(self, lease: Duration) -> Result<Policy> {
         match self.0 {
-            Shape::Concurrency { max, .. } => {
-                Ok(Policy(Shape::Concurrency { max, lease: time::window_ticks("lease", lease)? }))
+            Shape::Concurrency { max, slots, .. } => {
+                Ok(Policy(Shape::Concurrency { max, lease: time::window_ticks("lease", lease)?, slots }))
             }
             _ => Err(Error::Unsupported { reason: format!("a lease makes no sense for \"{self}\"") }),
         }
@@ -351,6 +353,16 @@ impl Policy {
         }
     }
 
+    /// The same policy, with room for all leases that this one has room for.
+    pub(crate) fn after(self, before: Policy) -> Policy {
+        match (self.0, before.0) {
+            (Shape::Concurrency { max, lease, slots }, Shape::Concurrency { slots: had, .. }) => {
+                Policy(Shape::Concurrency { max, lease, slots: slots.max(had) })
+            }
+            _ => self,
+        }
+    }
+
     /// The windows of a sliding log.
     #[inline(always)]
     pub(crate) fn windows(&self) -> &[Window] {
@@ -431,6 +443,11 @@ impl Policy {
         matches!(&self.0, Shape::Rate(windows, _) if windows.all[0].limit > log::MOST)
     }
 
+    /// Is it a log, whose starts are known by tickets that they had before?
+    pub(crate) fn has_origins(&self) -> bool {
+        !self.is_counted() && !self.is_concurrency()
+    }
+
     /// Is it about what runs at the same time? All others are a matter of time.
     #[inline(always)]
     pub(crate) fn is_concurrency(&self) -> bool {
@@ -446,7 +463,7 @@ impl Policy {
     pub(crate) fn ring(&self) -> u64 {
         match &self.0 {
             Shape::Rate(..) if self.is_sliced() => slices::SLICES,
-            Shape::Concurrency { max, .. } => leases::WORDS * leases::slots(*max),
+            Shape::Concurrency { slots, .. } => leases::SLOT_WORDS * slots,
             Shape::Bucket(_) | Shape::Counter { .. } => 16,
             _ => log::capacity(self.largest()),
         }
@@ -485,7 +502,7 @@ impl Policy {
                 }
                 words[9..].copy_from_slice(&backoff.to_words());
             }
-            Shape::Concurrency { max, lease } => words[..3].copy_from_slice(&[2, max, lease]),
+            Shape::Concurrency { max, lease, slots } => words[..4].copy_from_slice(&[2, max, lease, slots]),
             Shape::Delay(windows) => words[..2].copy_from_slice(&[3, windows.longest()]),
             Shape::EvenlySpaced(Spacing { max, window, interval, is_adaptive, .. }) => {
                 words[..5].copy_from_slice(&[4, max, window, interval, is_adaptive.into()]);
@@ -513,7 +530,7 @@ impl Policy {
                 }
                 Shape::Rate(windows, Backoff::from_words([word(9), word(10), word(11)]))
             }
-            2 => Shape::Concurrency { max: word(1), lease: word(2) },
+            2 => Shape::Concurrency { max: word(1), lease: word(2), slots: word(3) },
             3 => Shape::Delay(Windows::one(1, word(1))),
             4 => Shape::EvenlySpaced(Spacing::new(word(1), word(2), word(3), word(4) != 0)),
             5 => Shape::Bucket(Bucket::from_words(std::array::from_fn(|i| word(1 + i)))),

@@ -51,8 +51,8 @@ impl fmt::Display for Policy {
                 let multiplier = multiplier as f64 / 1e3;
                 write!(f, " backoff {} x{multiplier} max {} {name}", Time(initial), Time(max))
             }
-            Shape::Concurrency { max, lease: Tick::MAX } => write!(f, "{max} concurrent"),
-            Shape::Concurrency { max, lease } => write!(f, "{max} concurrent lease {}", Time(*lease)),
+            Shape::Concurrency { max, lease: Tick::MAX, .. } => write!(f, "{max} concurrent"),
+            Shape::Concurrency { max, lease, .. } => write!(f, "{max} concurrent lease {}", Time(*lease)),
             Shape::Delay(windows) => write!(f, "delay {}", Time(windows.longest())),
             Shape::EvenlySpaced(Spacing { max, window, is_adaptive, .. }) => {
                 write!(f, "{max}/{} spaced{}", Time(*window), if *is_adaptive { "" } else { " strictly" })
@@ -116,6 +116,13 @@ pub fn parse_all(text: &str) -> Result<Vec<Policy>> {
     }
     policies.sort_by_key(|(began, _)| *began);
     Ok(policies.into_iter().map(|(_, policy)| policy).collect())
+}
+
+/// A time such as `90s`.
+pub(crate) fn parse_time(text: &str) -> Result<Duration> {
+    let mut reader = Reader { text, at: 0 };
+    let time = reader.time()?;
+    if reader.peek().is_empty() { Ok(time) } else { Err(reader.wrong("the end")) }
 }
 
 /// One part of a text.

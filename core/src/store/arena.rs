@@ -102,12 +102,6 @@ impl Arena {
         self.use_up_to(there).expect("the system lets a process use memory that it has mapped");
     }
 
-    /// Are these words backed by memory? For offsets that come from elsewhere.
-    pub fn contains(&self, at: u64, count: u64) -> bool {
-        let end = self.word(ALLOCATED).load(Acquire);
-        at >= HEADER_WORDS && at < end && count <= end - at
-    }
-
     /// `count` zeroed words that nobody else has. What is allocated is never given back.
     pub fn allocate(&self, count: u64) -> Result<u64, NoRoom> {
         let count = count.next_multiple_of(ALIGN_WORDS);

@@ -1,8 +1,9 @@
 //! An opened store: its cells, and the lock under which everything rare is done.
 
+use super::declare::Declared;
 use super::table::Home;
 use super::url::Address;
-use super::{Declared, OnError, StoreOptions, arena, random};
+use super::{OnError, StoreOptions, arena, random};
 #[cfg(any(target_os = "linux", target_os = "android"))]
 use super::{lane, os, sqlite};
 use crate::atomic::*;
@@ -26,6 +27,8 @@ pub(crate) struct Inner {
     current: AtomicPtr<Opened>,
     rare: Mutex<Rare>,
     failures: AtomicU64,
+    /// This process's number among those that have used the lane; 0 on the heap.
+    member: AtomicU64,
     /// Until when, by the monotonic clock, nobody tries to write the ledger again.
     #[cfg(any(target_os = "linux", target_os = "android"))]
     pub(super) rests_until: AtomicU64,
@@ -48,13 +51,14 @@ struct Opened {
 
 /// What only the holder of the structure lock looks at.
 #[derive(Debug, Default)]
-struct Rare {
+pub(super) struct Rare {
     /// The fork generation that `member` and the running starts of a memory store belong to.
     generation: u64,
     #[cfg(any(target_os = "linux", target_os = "android"))]
     member: Option<lane::Member>,
-    /// The policies of a memory store.
-    declared: BTreeMap<String, Declared>,
+    /// What a memory store has declared: limits, and which of them make a composite.
+    pub(super) limits: BTreeMap<String, Declared>,
+    pub(super) composites: BTreeMap<String, Vec<Policy>>,
 }
 
 /// The right to do something structural in one store.
@@ -88,6 +92,7 @@ impl Inner {
             current: AtomicPtr::new(ptr::null_mut()),
             rare: Mutex::default(),
             failures: AtomicU64::new(0),
+            member: AtomicU64::new(0),
             #[cfg(any(target_os = "linux", target_os = "android"))]
             rests_until: AtomicU64::new(0),
             #[cfg(any(target_os = "linux", target_os = "android"))]
@@ -124,7 +129,7 @@ impl Inner {
         self.current.store(Box::into_raw(Box::new(Opened { home, number, before })), Release);
     }
 
-    fn rare(&self) -> MutexGuard<'_, Rare> {
+    pub(super) fn rare(&self) -> MutexGuard<'_, Rare> {
         // Only ever taken under the structure lock, so never while a fork happens.
         self.rare.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -136,6 +141,11 @@ impl Inner {
         }
         self.failures.fetch_add(1, Relaxed);
         self.options.on_error
+    }
+
+    /// Who this process is, for leases: see [`crate::algorithm::leases`].
+    pub fn member(&self) -> u64 {
+        self.member.load(Acquire)
     }
 
     pub fn failures(&self) -> u64 {
@@ -241,6 +251,7 @@ impl Inner {
                     Ok((home, member)) => {
                         self.push(home);
                         let mut rare = self.rare();
+                        self.member.store(member.number, Release);
                         rare.member = Some(member);
                         rare.generation = fork::generation();
                     }
@@ -255,8 +266,9 @@ impl Inner {
                 }
             }
             _ if self.rare().generation != fork::generation() => {
-                let member = lane.join()?;
+                let member = lane.join(self.home())?;
                 let mut rare = self.rare();
+                self.member.store(member.number, Release);
                 rare.member = Some(member);
                 rare.generation = fork::generation();
             }
@@ -275,7 +287,8 @@ impl Inner {
             super::checkpoint::recover(&home, &mut database, &identity, made, &lane.file)?;
             lane.finish(&home);
         }
-        Ok((home, lane.join()?))
+        let member = lane.join(&home)?;
+        Ok((home, member))
     }
 
     #[cfg(not(any(target_os = "linux", target_os = "android")))]
@@ -283,60 +296,8 @@ impl Inner {
         Err(Error::Unsupported { reason: "sqlite: stores work on Linux so far; use memory: here".into() })
     }
 
-    /// The names that are declared. Only for the holder of the structure lock, like all that follows.
-    pub(super) fn names(&self) -> Result<Vec<String>> {
-        match &self.address {
-            Address::Memory => Ok(self.rare().declared.keys().cloned().collect()),
-            Address::Sqlite(path) => self.with_database(path, |database| database.names()),
-        }
-    }
-
-    /// The policies that the store has under a name.
-    pub(super) fn declared(&self, name: &str) -> Result<Option<Declared>> {
-        match &self.address {
-            Address::Memory => Ok(self.rare().declared.get(name).copied()),
-            Address::Sqlite(path) => self.with_database(path, |database| database.policy(name)),
-        }
-    }
-
-    pub(super) fn declare(&self, name: &str, policy: Policy) -> Result<()> {
-        match &self.address {
-            Address::Memory => {
-                let mut rare = self.rare();
-                let overriding = rare.declared.get(name).and_then(|declared| declared.overriding);
-                rare.declared.insert(name.to_owned(), Declared { declared: policy, overriding });
-                Ok(())
-            }
-            Address::Sqlite(path) => self.with_database(path, |database| database.declare(name, policy)),
-        }
-    }
-
-    /// Puts an operator's policy above the declared one, or takes it away, and lets it hold.
-    pub(super) fn set_override(&self, name: &str, policy: Option<Policy>) -> Result<()> {
-        self.with_lock(|locked| {
-            let Some(before) = self.declared(name)? else {
-                return Err(Error::UnknownLimit { name: name.to_owned(), known: self.names()? });
-            };
-            let after = Declared { overriding: policy, ..before };
-            if after.current().kind() != before.declared.kind() {
-                let (declared, requested) = (before.declared.kind(), after.current().kind());
-                return Err(Error::KindMismatch { name: name.to_owned(), declared, requested });
-            }
-            // A limit that the lane does not have yet gets it when it is opened.
-            let home = self.home();
-            if let Some(limit) = home.find_limit(name) {
-                home.bring_to(limit, after.current(), locked.file())?;
-            }
-            self.prepare_ledger(name, after.current())?;
-            match &self.address {
-                Address::Memory => drop(self.rare().declared.insert(name.to_owned(), after)),
-                Address::Sqlite(path) => self.with_database(path, |database| database.set_override(name, policy))?,
-            }
-            Ok(())
-        })
-    }
-
     #[cfg(any(target_os = "linux", target_os = "android"))]
+    /// Only for the holder of the structure lock.
     pub(super) fn with_database<R>(
         &self,
         path: &Path,
@@ -346,7 +307,7 @@ impl Inner {
     }
 
     #[cfg(not(any(target_os = "linux", target_os = "android")))]
-    fn with_database<R>(&self, _: &Path, _: impl FnOnce(&mut Nowhere) -> Result<R>) -> Result<R> {
+    pub(super) fn with_database<R>(&self, _: &Path, _: impl FnOnce(&mut Nowhere) -> Result<R>) -> Result<R> {
         Err(Error::Unsupported { reason: "sqlite: stores work on Linux so far; use memory: here".into() })
     }
 }
@@ -389,6 +350,10 @@ impl Inner {
     pub(super) fn forget_logged(&self, _: &str, _: Option<super::Hash>) -> Result<()> {
         Ok(())
     }
+
+    pub(super) fn prepare_ledger(&self, _: &str, _: Policy) -> Result<()> {
+        Ok(())
+    }
 }
 
 /// A database where there are none.
@@ -401,15 +366,23 @@ impl Nowhere {
         Ok(vec![])
     }
 
+    fn composites(&self) -> Result<Vec<(String, Vec<Policy>)>> {
+        Ok(vec![])
+    }
+
     fn policy(&self, _: &str) -> Result<Option<Declared>> {
         Ok(None)
     }
 
-    fn declare(&self, _: &str, _: Policy) -> Result<()> {
+    fn family(&self, _: &str) -> Result<super::declare::Family> {
+        Ok(Default::default())
+    }
+
+    fn note(&mut self, _: &[super::declare::Change]) -> Result<()> {
         Ok(())
     }
 
-    fn set_override(&self, _: &str, _: Option<Policy>) -> Result<()> {
+    fn set_overrides<'a>(&mut self, _: impl Iterator<Item = (&'a str, Option<Policy>)>) -> Result<()> {
         Ok(())
     }
 

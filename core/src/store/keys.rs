@@ -58,13 +58,6 @@ impl Home {
         if is_its && life != CLOSED { Ok(KeyAt { at, life }) } else { Err(Blocked::Moved) }
     }
 
-    /// Is this the block of a key of that table? For offsets that come from elsewhere.
-    pub fn is_key_of(&self, table: &Table, at: u64) -> bool {
-        at.is_multiple_of(16)
-            && self.arena.contains(at, key_words(table.policy))
-            && self.arena.word(at + key_word::TABLE).load(Acquire) == table.at
-    }
-
     /// Looks a key up without adding it. `None`: it was never used.
     pub fn peek_key(&self, table: &Table, key: &str) -> Result<Option<KeyAt>, Blocked> {
         if key.is_empty() { self.empty_key(table).map(Some) } else { self.find(table, self.hash(b'k', key)) }
@@ -213,9 +206,6 @@ impl Home {
 
     /// Hands a block back that was not needed after all. Where there is one already it is lost: a few hundred bytes.
     fn hand_back(&self, table: &Table, index: u64, at: u64) {
-        if table.policy.is_concurrency() {
-            return;
-        }
         let word = table.policy.block_class() << index_word::TAG | at;
         let _ = self.arena.word(index + index_word::RETURNED).compare_exchange(0, word, AcqRel, Relaxed);
     }
@@ -226,6 +216,8 @@ impl Home {
         let is_new = self.arena.word(at + key_word::TABLE).load(Relaxed) == 0;
         let now = self.clock.now();
         let end = self.arena.word(table.at + table_word::FIRST_TICKET).load(Relaxed);
+        // So fences only grow, also when the key was forgotten meanwhile: nobody takes 64 units in each microsecond.
+        let end = if table.policy.is_concurrency() { self.unix_time(now.ceil) << 6 } else { end };
         let mut history = History { starts: self.lost(table, now).into_iter().collect(), end, ..History::default() };
         if !is_new && table.born + table.policy.longest() > now.floor {
             // Cells that nobody has used count like that by themselves.
@@ -235,9 +227,12 @@ impl Home {
         if table.policy.is_counted() {
             self.arena.word(at + key_word::OWN).store(self.new_number(), Release);
         }
-        let is_rate = !table.policy.is_concurrency();
-        let is_fresh = history.starts.is_empty() && (end == 0 || table.policy.is_counted());
-        if is_new && is_fresh || !is_rate {
+        let is_fresh =
+            history.starts.is_empty() && (end == 0 || table.policy.is_counted() || table.policy.is_concurrency());
+        if is_new && table.policy.is_concurrency() {
+            self.arena.word(at + key_word::BASE).store(history.end, Release);
+        }
+        if is_new && is_fresh {
             self.name_block(table, at, hash, text);
             return Some(KeyAt { at, life: life.load(Relaxed) });
         }
@@ -270,7 +265,7 @@ impl Home {
     /// Makes sure that a block has room for the origins of its starts.
     pub(super) fn has_origins(&self, table: &Table, at: u64) -> bool {
         let origins = self.arena.word(at + key_word::ORIGINS);
-        if origins.load(Relaxed) == 0 && !table.policy.is_counted() {
+        if origins.load(Relaxed) == 0 && table.policy.has_origins() {
             match self.arena.allocate(table.policy.ring()) {
                 Ok(words) => origins.store(words, Release),
                 Err(_) => return false,

@@ -11,6 +11,7 @@
 //! inherit that mapping, so the lock ends with the process that took it.
 
 use super::arena::{self, Arena};
+use super::layout::NEXT_MEMBER;
 use super::os;
 use super::table::Home;
 use crate::atomic::*;
@@ -26,7 +27,8 @@ use std::path::{Path, PathBuf};
 /// Where the lock bytes begin: beyond anything that is ever written.
 const STRUCTURE: u64 = 1 << 40;
 const MEMBERS: u64 = STRUCTURE + 1;
-const MOST_MEMBERS: u64 = 1 << 16;
+/// Nobody has the number that another had, so members never run out.
+const MOST_MEMBERS: u64 = 1 << 40;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"wgl-lane");
 const VERSION: u64 = 2;
@@ -64,6 +66,8 @@ pub(crate) struct LockedLane {
 /// A process's membership. It ends when this is dropped, or with the process.
 #[derive(Debug)]
 pub(crate) struct Member {
+    /// What leases say of their owner.
+    pub number: u64,
     page: ManuallyDrop<os::Mapping>,
     generation: u64,
 }
@@ -226,18 +230,17 @@ impl LockedLane {
     }
 
     /// Makes this process a member.
-    pub fn join(&self) -> Result<Member> {
+    pub fn join(&self, home: &Home) -> Result<Member> {
         let doing = || format!("joining {}", self.path.display());
         let file = self.reopen()?;
-        for _ in 0..100 {
-            let [pick] = os::random::<1>().map_err(|e| Error::store(doing(), e))?;
-            if os::try_lock(&file, MEMBERS + pick % MOST_MEMBERS, 1).map_err(|e| Error::store(doing(), e))? {
+        loop {
+            let number = home.arena.word(NEXT_MEMBER).fetch_add(1, AcqRel) + 1;
+            if os::try_lock(&file, MEMBERS + number, 1).map_err(|e| Error::store(doing(), e))? {
                 let page = os::Mapping::reserve_file(&file, 4096).map_err(|e| Error::store(doing(), e))?;
                 page.keep_from_children().map_err(|e| Error::store(doing(), e))?;
-                return Ok(Member { page: ManuallyDrop::new(page), generation: fork::generation() });
+                return Ok(Member { number, page: ManuallyDrop::new(page), generation: fork::generation() });
             }
         }
-        Err(Error::StoreFull { reason: format!("more than {MOST_MEMBERS} processes use {}", self.path.display()) })
     }
 
     /// Removes a lane that this call made, after something else failed: nothing half-made stays behind.
@@ -268,6 +271,15 @@ impl Watch {
     #[inline(always)]
     pub fn is_due(&self, now: Tick) -> bool {
         now >= self.next.load(Relaxed)
+    }
+
+    /// Has this member's process ended? The kernel drops its lock before anybody is told of its death.
+    pub fn is_gone(&self, member: u64) -> bool {
+        let asked = OpenOptions::new().read(true).write(true).open(&self.path).and_then(|file| {
+            let is_it = identity(&file.metadata()?) == self.file;
+            Ok(is_it && !os::is_locked(&file, MEMBERS + member, 1)?)
+        });
+        asked.unwrap_or(false)
     }
 
     /// Is the lane still there?

@@ -29,6 +29,8 @@ pub(super) mod limit_word {
     pub const FORGETTING: u64 = 1 << 32;
     /// The table that it is to replace.
     pub const REPLACED: u64 = 17;
+    /// The name that it is about to get.
+    pub const NEXT_NAME: u64 = 18; // two words
     pub const WORDS: u64 = 32;
 }
 

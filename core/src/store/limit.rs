@@ -1,22 +1,32 @@
 //! A limiter's hold on its limit: declared or attached at the first use, then a few loads away.
 
+use super::declare::{check_names, part_names};
 use super::inner::{Inner, Locked};
 use super::keys::KeyAt;
 use super::table::{Blocked, Hash, Home, Table};
-use super::{Declared, Durability, Store};
+use super::{Durability, OnError, Store};
 use crate::algorithm::cells::Cells;
 use crate::algorithm::jobs::Jobs;
 use crate::algorithm::log::{Known, SETTLED, Taken};
 use crate::algorithm::{History, Start};
 use crate::atomic::*;
+use crate::decision::Decision;
 use crate::error::{Error, Result};
 use crate::fault;
+use crate::permit::RawPermit;
 use crate::policy::{self, Policy, Shape};
 use crate::time::{Now, Tick};
 use std::fs::File;
 use std::ptr;
 use std::sync::Arc;
-use std::sync::atomic::AtomicPtr;
+use std::sync::atomic::{AtomicBool, AtomicPtr};
+use std::time::Duration;
+
+/// When to ask again after the store has failed.
+pub(crate) const STORE_AGAIN: Duration = Duration::from_secs(1);
+
+/// What [`Limit::with_known`] says to itself.
+const FORGOTTEN: &str = "forgotten";
 
 /// One limit of one store, as one limiter uses it.
 #[derive(Debug)]
@@ -25,11 +35,21 @@ pub(crate) struct Limit {
     name: Arc<str>,
     /// What this limiter declares; an attached one takes what the store has, if it is of the right kind.
     declares: Option<Policy>,
+    /// The composite that it is declared with.
+    part_of: Option<Arc<Composite>>,
     kind: &'static str,
     /// Is every start to be in the ledger before it happens?
     commits: bool,
     /// Null until the first use.
     bound: AtomicPtr<Bound>,
+}
+
+/// Several limits that are declared together, under a name that stands for all of them.
+#[derive(Debug)]
+pub(crate) struct Composite {
+    name: String,
+    policies: Vec<Policy>,
+    is_declared: AtomicBool,
 }
 
 /// Where a limit was found, and the finding that this one replaced: somebody may still be using it, so they live as long
@@ -91,10 +111,27 @@ impl Limit {
         Ok(Self::new(store, name, None, kind))
     }
 
+    /// The limits of several policies: of one, a limit of that name.
+    pub fn declare_parts(store: &Store, name: &str, policies: Vec<Policy>) -> Result<Vec<Limit>> {
+        check_names(name, &policies)?;
+        let all = Arc::new(Composite { name: name.to_owned(), policies, is_declared: AtomicBool::new(false) });
+        let part = |(name, policy): (String, &Policy)| {
+            let mut limit = Self::new(store, &name, Some(*policy), policy.kind());
+            limit.part_of = Some(all.clone());
+            limit
+        };
+        Ok(part_names(name, &all.policies).into_iter().zip(&all.policies).map(part).collect())
+    }
+
     fn new(store: &Store, name: &str, declares: Option<Policy>, kind: &'static str) -> Limit {
         let store = store.inner().clone();
         let commits = store.options.durability == Durability::Commit;
-        Limit { store, name: name.into(), declares, kind, commits, bound: AtomicPtr::new(ptr::null_mut()) }
+        let bound = AtomicPtr::new(ptr::null_mut());
+        Limit { store, name: name.into(), declares, part_of: None, kind, commits, bound }
+    }
+
+    pub fn is_concurrency(&self) -> bool {
+        self.kind == "concurrency"
     }
 
     pub fn name(&self) -> &Arc<str> {
@@ -106,12 +143,36 @@ impl Limit {
         Ok(self.kind == "evenly-spaced" && self.table()?.policy.jobs() > 0)
     }
 
-    pub fn declares(&self) -> Option<Policy> {
-        self.declares
-    }
-
     pub fn store(&self) -> &Inner {
         &self.store
+    }
+
+    /// The answer, or what the store's [`OnError`] says instead of its failure: admitted or not.
+    #[inline(always)]
+    pub fn or_instead<R>(&self, answer: Result<R>, instead: impl FnOnce(bool) -> R) -> Result<R> {
+        match answer {
+            Err(error) => match self.store.on_error(&error) {
+                OnError::Raise => Err(error),
+                OnError::Deny => Ok(instead(false)),
+                OnError::Admit => Ok(instead(true)),
+            },
+            answer => answer,
+        }
+    }
+
+    /// What is known while the store fails: admitted, if there is a permit.
+    pub fn undecided(&self, permit: Option<RawPermit>) -> Decision {
+        let after = if permit.is_some() { Duration::ZERO } else { STORE_AGAIN };
+        Decision {
+            permit,
+            admitted: permit.is_some(),
+            retry_after: after,
+            suggested_after: after,
+            remaining: 0,
+            limit: self.declares.map_or(0, |policy| policy.capacity()),
+            reset_after: Duration::ZERO,
+            denied_by: permit.is_none().then(|| self.name.clone()),
+        }
     }
 
     /// Makes sure that the limit can be used, and returns where it is.
@@ -147,6 +208,19 @@ impl Limit {
     /// The same with a key that is known by its hash only.
     pub fn with_hash<R>(&self, hash: Hash, f: impl Fn(&Key) -> Result<R, Blocked>) -> Result<R> {
         self.with(|home, table| home.find_or_add(table, hash, "?"), |_| hash, f)
+    }
+
+    /// The same with a key that may be forgotten: then there is no answer.
+    pub fn with_known<R>(&self, hash: Hash, f: impl Fn(&Key) -> Result<R, Blocked>) -> Result<Option<R>> {
+        let is_known = |home: &Home, table: &Table| match home.find(table, hash) {
+            Ok(None) => Err(Blocked::Refused(Error::Unsupported { reason: FORGOTTEN.into() })),
+            Ok(Some(key)) => Ok(key),
+            Err(blocked) => Err(blocked),
+        };
+        match self.with(is_known, |_| hash, f) {
+            Err(Error::Unsupported { reason }) if reason == FORGOTTEN => Ok(None),
+            answer => answer.map(Some),
+        }
     }
 
     #[inline(always)]
@@ -286,7 +360,10 @@ impl Limit {
     pub fn close_gate(&self, key: &str, until: u64) -> Result<()> {
         policy::check_key(key)?;
         if key.is_empty() {
-            let bound = self.bound()?;
+            let mut bound = self.bound()?;
+            if bound.home().is_retired(bound.limit) {
+                bound = self.bind_again()?;
+            }
             bound.home().limit_gate(bound.limit).fetch_max(until, AcqRel);
             return Ok(());
         }
@@ -332,6 +409,9 @@ impl Limit {
 
     #[cold]
     fn unblock(&self, bound: &Bound, table: u64, hash: Hash, blocked: Blocked) -> Result<()> {
+        if bound.home().is_retired(bound.limit) {
+            return self.bind_again().map(drop);
+        }
         match blocked {
             // By a policy that may have been replaced meanwhile.
             Blocked::Refused(error) if bound.home().table(bound.limit).at == table => return Err(error),
@@ -353,6 +433,12 @@ impl Limit {
         Ok(())
     }
 
+    /// Finds the limit anew: its name is another's by now.
+    #[cold]
+    fn bind_again(&self) -> Result<&Bound> {
+        self.store.with_lock(|locked| self.bind(locked))
+    }
+
     /// Finds the limit, or declares it. For the holder of the structure lock.
     #[cold]
     fn bind(&self, locked: &Locked) -> Result<&Bound> {
@@ -361,6 +447,7 @@ impl Limit {
         let home = self.store.home();
         // SAFETY: as in `bound`.
         let limit = match unsafe { before.as_ref() } {
+            Some(bound) if home.is_retired(bound.limit) => self.declare_or_attach(home, locked, true)?,
             // SAFETY: as in `bound`.
             Some(bound) if bound.epoch == epoch => return Ok(unsafe { &*before }),
             // A child forked from a process that used the limit has it already; it shall not declare it anew.
@@ -377,36 +464,32 @@ impl Limit {
 
     /// `again`: it was declared by this limiter already, so what the store has by now holds.
     fn declare_or_attach(&self, home: &Home, locked: &Locked, again: bool) -> Result<u64> {
-        let before = self.store.declared(&self.name)?;
-        if let Some(Declared { declared, .. }) = before
-            && declared.kind() != self.kind
-        {
-            let (declared, requested) = (declared.kind(), self.kind);
-            return Err(Error::KindMismatch { name: self.name.to_string(), declared, requested });
-        }
-        let declared = match (self.declares, before) {
-            (Some(mine), None) => mine,
-            (Some(mine), Some(_)) if !again => mine,
-            (_, Some(theirs)) => theirs.declared,
-            (None, None) => {
-                return Err(Error::UnknownLimit { name: self.name.to_string(), known: self.store.names()? });
+        let again = again || self.part_of.as_ref().is_some_and(|all| all.is_declared.load(Acquire));
+        let theirs = if again || self.declares.is_none() { self.store.declared(&self.name)? } else { None };
+        if let (Some(mine), None) = (&self.declares, theirs) {
+            match &self.part_of {
+                Some(all) => {
+                    self.store.declare_all(&[(&all.name, &all.policies)], locked)?;
+                    all.is_declared.store(true, Release);
+                }
+                None => self.store.declare_all(&[(&self.name, std::slice::from_ref(mine))], locked)?,
             }
-        };
-        let now = Declared { declared, overriding: before.and_then(|before| before.overriding) };
-        let limit = match home.find_limit(&self.name) {
-            Some(limit) => limit,
-            None => home.add_limit(&self.name, now.current(), 0, locked.file())?,
-        };
-        // After the lane, and after the ledger: whatever this process dies in, no more is missing than the policy that is
-        // noted allows.
-        home.bring_to(limit, now.current(), locked.file())?;
-        if before != Some(now) {
-            if before.is_some() {
-                self.store.prepare_ledger(&self.name, now.current())?;
-            }
-            self.store.declare(&self.name, declared)?;
+            return Ok(home.find_limit(&self.name).expect("it was declared"));
         }
-        Ok(limit)
+        let mismatch = |declared| {
+            let (name, requested) = (self.name.to_string(), self.kind);
+            Err(Error::KindMismatch { name, declared, requested })
+        };
+        match theirs {
+            Some(theirs) if theirs.declared.kind() != self.kind => mismatch(theirs.declared.kind()),
+            Some(theirs) => {
+                let limit = self.store.block(&self.name, theirs.current(), locked)?;
+                home.bring_to(limit, theirs.current(), locked.file())?;
+                Ok(limit)
+            }
+            None if self.store.family(&self.name)?.composite.is_some() => mismatch("composite"),
+            None => self.store.unknown(&self.name),
+        }
     }
 }
 

@@ -3,6 +3,8 @@
 mod arena;
 #[cfg(any(target_os = "linux", target_os = "android"))]
 mod checkpoint;
+mod declare;
+mod file;
 mod inner;
 mod keys;
 #[cfg(any(target_os = "linux", target_os = "android"))]
@@ -20,7 +22,7 @@ mod table;
 mod url;
 
 pub(crate) use inner::Inner;
-pub(crate) use limit::{Key, Limit, parts, take_units};
+pub(crate) use limit::{Key, Limit, STORE_AGAIN, parts, take_units};
 pub(crate) use os::{random, sleep_on, wake_all};
 pub(crate) use table::{Blocked, Hash, Home, Table};
 
@@ -30,22 +32,6 @@ use crate::policy::Policy;
 use crate::time::ManualClock;
 use std::sync::Arc;
 use std::time::Duration;
-
-/// What a name stands for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Declared {
-    /// What programs declared last.
-    pub declared: Policy,
-    /// What an operator put above it.
-    pub overriding: Option<Policy>,
-}
-
-impl Declared {
-    /// What holds.
-    pub fn current(&self) -> Policy {
-        self.overriding.unwrap_or(self.declared)
-    }
-}
 
 /// How a store behaves.
 #[derive(Debug, Clone)]
@@ -147,23 +133,6 @@ impl Store {
     /// As for [`Store::open`].
     pub fn names(&self) -> Result<Vec<String>> {
         self.0.with_lock(|_| self.0.names())
-    }
-
-    /// Puts an operator's policy above what programs declare under this name, at once and until it is lifted.
-    ///
-    /// # Errors
-    /// [`Error::UnknownLimit`] for a name that is not declared, [`Error::KindMismatch`] for another kind of policy, or as
-    /// for [`Store::open`].
-    pub fn override_limit(&self, name: &str, policy: Policy) -> Result<()> {
-        self.0.set_override(name, Some(policy))
-    }
-
-    /// Takes the operator's policy away: what was declared last holds again. A no-op where there is none.
-    ///
-    /// # Errors
-    /// [`Error::UnknownLimit`] for a name that is not declared, or as for [`Store::open`].
-    pub fn lift(&self, name: &str) -> Result<()> {
-        self.0.set_override(name, None)
     }
 
     /// A limiter of the kind that the policy is of, declared under a name at its first use.

@@ -1,54 +1,128 @@
-//! Limits by name: from a text, a file, or a few numbers.
+//! Limits by name: from a text or a few numbers. (From a file: `file.rs`.)
 
 use super::Store;
-use crate::error::Result;
-use crate::limiter::Limiter;
-use std::path::Path;
+use super::declare::{Declared, text_of};
+use super::limit::Limit;
+use crate::error::{Error, Result};
+use crate::limiter::{CompositeLimiter, ConcurrencyLimiter, Limiter, Timed};
+use crate::policy::{self, Policy};
 use std::sync::Arc;
 use std::time::Duration;
 
+/// The limiter of these limits: a composite if there are several.
+fn limiter_of(name: &str, mut limits: Vec<Limit>) -> Arc<dyn Limiter> {
+    let child = |limit: Limit| -> Arc<dyn Limiter> {
+        match limit.is_concurrency() {
+            true => Arc::new(ConcurrencyLimiter::of(limit)),
+            false => Arc::new(Timed::of(limit)),
+        }
+    };
+    match limits.len() {
+        1 => child(limits.remove(0)),
+        _ => Arc::new(CompositeLimiter::named(name, limits.into_iter().map(child))),
+    }
+}
+
+/// The policies of a text, as they are read again from what is noted of them.
+pub(super) fn policies_of(text: &str) -> Result<Vec<Policy>> {
+    policy::parse_all(&text_of(&policy::parse_all(text)?))
+}
+
 impl Store {
-    /// A limiter of a text such as `100/1m + 5/1s + 5 concurrent`, declared under a name: if there are several policies,
-    /// a composite of limits with names of their own, `name/rate`, `name/concurrency`, ….
+    /// A limiter of a text such as `100/1m + 5/1s + 5 concurrent`, declared under a name at its first use, in place of what
+    /// the name stood for: if there are several policies, a composite of limits with names of their own, `name/rate`,
+    /// `name/concurrency`, … (`name/rate-2` for a second one of the kind). A denial says which of them it was.
+    ///
+    /// What was admitted goes on counting when parts come or go. If none stays it is another kind of limiter, which needs a
+    /// [`Store::forget`] first.
+    ///
+    /// ```
+    /// # use workglow_limit::Store;
+    /// let store = Store::new("memory:")?;
+    /// let limiter = store.limiter("openai", "100/1m + 5 concurrent")?;
+    /// assert!(limiter.decide("tenant-7", 5)?.admitted);
+    /// let denial = store.find("openai")?.decide("tenant-7", 1)?;
+    /// assert_eq!(denial.denied_by.as_deref(), Some("openai/concurrency"));
+    /// # Ok::<(), workglow_limit::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) that says where the text is wrong.
+    /// [`Error::InvalidArgument`] that says where the text is wrong, or unless the names are 1 to 1,024 bytes.
     pub fn limiter(&self, name: &str, policies: &str) -> Result<Arc<dyn Limiter>> {
-        let _ = (name, policies);
-        unimplemented!()
+        Ok(limiter_of(name, Limit::declare_parts(self, name, policies_of(policies)?)?))
     }
 
-    /// The limiter that is declared under a name: of one kind, or a composite as [`Store::limiter`] declares them.
+    /// The limiter that is declared under a name: of one kind, or a composite as [`Store::limiter`] declares them. Opens
+    /// the store.
     ///
     /// # Errors
-    /// [`Error::UnknownLimit`](crate::Error::UnknownLimit), which lists the known names; or as for [`Store::open`].
+    /// [`Error::UnknownLimit`], which lists the known names; or as for [`Store::open`].
     pub fn find(&self, name: &str) -> Result<Arc<dyn Limiter>> {
-        let _ = name;
-        unimplemented!()
+        policy::check_name(name)?;
+        let inner = self.inner();
+        let attach = |(part, found): (String, Declared)| Limit::attach(self, &part, found.declared.kind());
+        let limits = inner.with_lock(|_| match inner.family(name)?.parts(name) {
+            parts if parts.is_empty() => inner.unknown(name),
+            parts => parts.into_iter().map(attach).collect::<Result<Vec<Limit>>>(),
+        })?;
+        limits.iter().try_for_each(|limit| limit.table().map(drop))?;
+        Ok(limiter_of(name, limits))
     }
 
-    /// Declares the limits of a TOML file, all or none, and returns their names.
+    /// Flow control in one call: at most `rate` starts per period, and `parallelism` of them at the same time, declared
+    /// under a name at the first use as by [`Store::limiter`].
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) that says where the file is wrong; or as for
-    /// [`Store::open`].
-    pub fn load(&self, file: &Path) -> Result<Vec<String>> {
-        let _ = file;
-        unimplemented!()
-    }
-
-    /// Flow control in one call: at most `rate` starts per period, and `parallelism` of them at the same time.
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) without either, or as for [`Policy::rate`](crate::Policy::rate) and
-    /// [`Policy::concurrency`](crate::Policy::concurrency).
+    /// [`Error::InvalidArgument`] without either, or as for [`Policy::rate`] and [`Policy::concurrency`].
     pub fn flow_control(
         &self,
         name: &str,
         rate: Option<(u64, Duration)>,
         parallelism: Option<u64>,
     ) -> Result<Arc<dyn Limiter>> {
-        let _ = (name, rate, parallelism);
-        unimplemented!()
+        let rate = rate.map(|(max, period)| Policy::rate(max, period)).transpose()?;
+        let policies: Vec<Policy> = rate.into_iter().chain(parallelism.map(Policy::concurrency).transpose()?).collect();
+        if policies.is_empty() {
+            return Err(Error::invalid("rate", "missing, and so is parallelism", "at least one of the two"));
+        }
+        Ok(limiter_of(name, Limit::declare_parts(self, name, policies)?))
+    }
+
+    /// Puts an operator's policy above what programs declare under this name, at once and until it is lifted. Of a
+    /// composite, above the part of that kind.
+    ///
+    /// # Errors
+    /// [`Error::UnknownLimit`] for a name that is not declared, [`Error::KindMismatch`] or, for a composite,
+    /// [`Error::InvalidArgument`] for another kind of policy, or as for [`Store::open`].
+    pub fn override_limit(&self, name: &str, policy: Policy) -> Result<()> {
+        self.inner().set_override(name, Some(&[policy]))
+    }
+
+    /// The same with a text: of a composite, each of its policies stands above the part of its kind, all of them or, after
+    /// an error, none. Parts without a policy stay as they are.
+    ///
+    /// # Errors
+    /// As for [`Store::override_limit`]; [`Error::InvalidArgument`] that says where the text is wrong.
+    pub fn override_text(&self, name: &str, policies: &str) -> Result<()> {
+        self.inner().set_override(name, Some(&policies_of(policies)?))
+    }
+
+    /// Takes the operator's policies away: what was declared last holds again. A no-op where there is none.
+    ///
+    /// # Errors
+    /// [`Error::UnknownLimit`] for a name that is not declared, or as for [`Store::open`].
+    pub fn lift(&self, name: &str) -> Result<()> {
+        self.inner().set_override(name, None)
+    }
+
+    /// Takes away what is declared under a name, operators' policies included, so that another kind of limiter can be
+    /// declared. Limiters that are in use go on until then, and meet [`Error::KindMismatch`] afterwards; if the same kind
+    /// is declared again, it goes on counting.
+    ///
+    /// # Errors
+    /// [`Error::UnknownLimit`] for a name that is not declared, [`Error::Unsupported`] for a part of a composite, or as
+    /// for [`Store::open`].
+    pub fn forget(&self, name: &str) -> Result<()> {
+        self.inner().undeclare(name)
     }
 }

@@ -7,8 +7,10 @@
 
 use super::keys::{KeyAt, entry};
 use super::layout::{FREE_INDEXES, FREE_KEYS, index_word, key_word, limit_word, table_word};
+use super::os::wake_all;
 use super::table::{Hash, Home, Table, key_words};
 use crate::algorithm::History;
+use crate::algorithm::cells::Cells;
 use crate::algorithm::log::{CLOSED, PLACE};
 use crate::atomic::*;
 use crate::error::Result;
@@ -33,7 +35,7 @@ impl Home {
         let (slot, from) = self.probe(table, index, hash).expect("the key is in its table");
         // Room first: what is sealed must be replaced.
         let into = self.block_to_write(table, file)?;
-        let cells = self.cells(table, from).seal();
+        let cells = self.seal_cells(self.cells(table, from));
         fault::point("key-sealed");
         let now = self.clock.now();
         let mut history = cells.history(self.memory(table.policy), now);
@@ -53,6 +55,15 @@ impl Home {
         }
         self.retire_block(table.policy, from.at);
         Ok(into)
+    }
+
+    /// Who waits for somebody to complete has to look where that is now.
+    fn seal_cells<'a>(&self, cells: Cells<'a>) -> Cells<'a> {
+        let cells = cells.seal();
+        if let Cells::Leases(leases) = &cells {
+            wake_all(leases.bell);
+        }
+        cells
     }
 
     /// Finishes a rewriting that somebody died in, if there is one.
@@ -140,13 +151,14 @@ impl Home {
     /// Lets a policy hold, if another does.
     pub fn bring_to(&self, limit: u64, policy: Policy, file: Option<&File>) -> Result<()> {
         self.finish_replacing(limit, file)?;
-        if self.table(limit).policy == policy { Ok(()) } else { self.replace(limit, policy, false, file) }
+        let before = self.table(limit).policy;
+        if before == policy.after(before) { Ok(()) } else { self.replace(limit, policy, false, file) }
     }
 
     /// Puts another policy in a table's place, or the same one and forgets all keys. Only for the holder of the structure
     /// lock.
     pub fn replace(&self, limit: u64, policy: Policy, is_forgetting: bool, file: Option<&File>) -> Result<()> {
-        let [kind, numbers @ ..] = policy.to_words();
+        let [kind, numbers @ ..] = policy.after(self.table(limit).policy).to_words();
         self.arena.word(limit + limit_word::REPLACED).store(self.table(limit).at, Release);
         // The kind last: whoever finds it finds the numbers that go with it.
         self.set::<{ POLICY_WORDS - 1 }>(limit + limit_word::NEXT_POLICY + 1, numbers);
@@ -182,9 +194,7 @@ impl Home {
         self.set(new.at + table_word::LOST, lost);
         let new_index = self.arena.word(new.at + table_word::INDEX).load(Acquire);
         for from in self.entries(old_index) {
-            if !old.policy.is_concurrency() {
-                self.cells_at(&old, from).seal();
-            }
+            self.seal_cells(self.cells_at(&old, from));
             if !is_forgetting {
                 self.move_key(&old, from, &new, new_index, file)?;
             }
@@ -193,22 +203,17 @@ impl Home {
         self.arena.word(limit + limit_word::TABLE).store(new.at, Release);
         self.arena.word(limit + limit_word::NEXT_POLICY).store(0, Release);
         // Only now: whoever starts this over must find them where they were.
-        if !old.policy.is_concurrency() {
-            let blocks: Vec<u64> = self.entries(old_index).chain(self.take_stock(old_index)).collect();
-            blocks.into_iter().for_each(|at| self.retire_block(old.policy, at));
-            // Before it is another's: who still has the old table shall not find it there.
-            self.arena.word(old.at + table_word::INDEX).store(0, Release);
-            self.retire_index(old_index);
-        }
+        let blocks: Vec<u64> = self.entries(old_index).chain(self.take_stock(old_index)).collect();
+        blocks.into_iter().for_each(|at| self.retire_block(old.policy, at));
+        // Before it is another's: who still has the old table shall not find it there.
+        self.arena.word(old.at + table_word::INDEX).store(0, Release);
+        self.retire_index(old_index);
         Ok(())
     }
 
     /// Writes a key of an old table into a new one that nobody sees yet. Places do not move: they were taken under another
     /// policy, and are exchanged when they are presented.
     fn move_key(&self, old: &Table, from: u64, new: &Table, index: u64, file: Option<&File>) -> Result<()> {
-        if old.policy.is_concurrency() {
-            return Ok(());
-        }
         let now = self.clock.now();
         let cells = self.cells_at(old, from);
         let mut history = cells.history(self.memory(old.policy), now);
@@ -216,12 +221,14 @@ impl Home {
         if let Shape::Counter { .. } = old.policy.0 {
             // Those of a window that has not ended are stamped with its end, which means nothing to other windows.
             history.starts.iter_mut().for_each(|start| start.stamp = start.stamp.min(now.ceil));
+            history.unknown = history.unknown.map(|stamp| stamp.min(now.ceil));
         }
         history.pad(new.policy.largest());
         let hash = Hash(self.get(from + key_word::HASH));
         let is_empty_key = hash == self.hash(b'k', "");
         let longest = old.policy.longest().max(new.policy.longest());
-        let is_idle = history.starts.last().is_none_or(|newest| newest.stamp + longest <= now.floor);
+        let is_idle =
+            history.starts.last().is_none_or(|newest| newest.stamp + longest <= now.floor) && history.holds.is_empty();
         if is_idle && self.key_gate(from).load(Acquire) <= now.floor && !is_empty_key {
             return Ok(());
         }

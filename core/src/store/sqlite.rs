@@ -11,10 +11,11 @@
 //! that closes a file gives up all its locks on it, whoever in it took them. The price is that somebody who goes on reading
 //! for long, such as a shell with a pager, holds up commits.
 
+use super::declare::{Change, Declared, Family, Part, text_of};
 use super::lane::open_or_create;
-use super::{Declared, ledger, os};
+use super::{ledger, os};
 use crate::error::{Error, Result};
-use crate::policy::Policy;
+use crate::policy::{self, Policy};
 use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension, TransactionBehavior, params};
 use std::fs::File;
 use std::io::Read;
@@ -35,7 +36,7 @@ CREATE TABLE store (
 ) STRICT;
 CREATE TABLE limits (
   name           TEXT PRIMARY KEY,
-  kind           TEXT NOT NULL,         -- 'rate' or 'concurrency'
+  kind           TEXT NOT NULL,         -- 'rate', 'concurrency', …; 'composite': of limits that are called NAME/KIND
   policy         TEXT NOT NULL,         -- what programs declare, as people write it: '100/1m'
   declared_at    TEXT NOT NULL,
   declared_by    TEXT NOT NULL,         -- the program and process that declared it last
@@ -198,65 +199,126 @@ impl Database {
         make().map_err(|e| explain(&self.path, e))
     }
 
-    /// The policies of a name.
+    /// The policies of a limit.
     pub fn policy(&self, name: &str) -> Result<Option<Declared>> {
-        let query = "SELECT policy, override FROM limits WHERE name = ?1";
-        let found = self
-            .connection
-            .query_row(query, [name], |row| Ok((row.get::<_, String>(0)?, row.get::<_, Option<String>>(1)?)));
+        let query = "SELECT policy, override FROM limits WHERE name = ?1 AND kind <> ?2";
+        let found = self.connection.query_row(query, [name, COMPOSITE], |row| {
+            Ok((row.get::<_, String>(0)?, row.get::<_, Option<String>>(1)?))
+        });
         let Some((declared, overriding)) = found.optional().map_err(|e| self.explain(e))? else { return Ok(None) };
-        let parse = |text: String| {
-            let doing = || format!("reading limit \"{name}\" from {}", self.path.display());
-            text.parse::<Policy>().map_err(|e| Error::store(doing(), e))
-        };
-        Ok(Some(Declared { declared: parse(declared)?, overriding: overriding.map(parse).transpose()? }))
+        self.read_policies(name, &declared, overriding.as_deref()).map(Some)
     }
 
-    /// Declares a policy, in place of the one that the name had. An operator's stays above it.
-    pub fn declare(&self, name: &str, policy: Policy) -> Result<()> {
-        let upsert = format!(
-            "INSERT INTO limits (name, kind, policy, declared_at, declared_by) VALUES (?1, ?2, ?3, {NOW}, ?4)
-             ON CONFLICT (name) DO UPDATE SET kind = excluded.kind, policy = excluded.policy,
-               declared_at = excluded.declared_at, declared_by = excluded.declared_by"
-        );
-        let declared = self.connection.execute(&upsert, params![name, policy.kind(), policy.to_string(), program()]);
-        declared.map(drop).map_err(|e| self.explain(e))
+    fn reading<T>(&self, name: &str, read: Result<T>) -> Result<T> {
+        read.map_err(|e| Error::store(format!("reading limit \"{name}\" from {}", self.path.display()), e))
     }
 
-    /// Puts an operator's policy above the declared one, or takes it away.
-    pub fn set_override(&self, name: &str, policy: Option<Policy>) -> Result<()> {
-        let Some(Declared { declared, .. }) = self.policy(name)? else {
-            return Err(Error::UnknownLimit { name: name.to_owned(), known: self.names()? });
+    fn read_policies(&self, name: &str, declared: &str, overriding: Option<&str>) -> Result<Declared> {
+        let parse = |text: &str| self.reading(name, text.parse::<Policy>());
+        Ok(Declared { declared: parse(declared)?, overriding: overriding.map(parse).transpose()? })
+    }
+
+    /// What is declared under a name, and under all that begin with it and a slash.
+    pub fn family(&self, name: &str) -> Result<Family> {
+        // After the slash comes 0.
+        let query = "SELECT name, kind, policy, override FROM limits
+                     WHERE name = ?1 OR name > ?1 || '/' AND name < ?1 || '0'";
+        type Row = (String, String, String, Option<String>);
+        let read = || -> rusqlite::Result<Vec<Row>> {
+            let mut query = self.connection.prepare(query)?;
+            let rows = query.query_map([name], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?)))?;
+            rows.collect()
         };
-        let written = match policy {
-            Some(policy) if policy.kind() != declared.kind() => {
-                let (declared, requested) = (declared.kind(), policy.kind());
-                return Err(Error::KindMismatch { name: name.to_owned(), declared, requested });
+        let mut family = Family::default();
+        for (found, kind, policy, overriding) in read().map_err(|e| self.explain(e))? {
+            if kind != COMPOSITE {
+                let policies = self.read_policies(&found, &policy, overriding.as_deref())?;
+                family.limits.insert(found, policies);
+            } else if found == name {
+                family.composite = Some(self.reading(name, policy::parse_all(&policy))?);
             }
-            Some(policy) => {
+        }
+        Ok(family)
+    }
+
+    /// The composites, with their policies.
+    pub fn composites(&self) -> Result<Vec<(String, Vec<Policy>)>> {
+        let read = || -> rusqlite::Result<Vec<(String, String)>> {
+            let mut query = self.connection.prepare("SELECT name, policy FROM limits WHERE kind = ?1")?;
+            let rows = query.query_map([COMPOSITE], |row| Ok((row.get(0)?, row.get(1)?)))?;
+            rows.collect()
+        };
+        let parse = |(name, text): (String, String)| {
+            let policies = self.reading(&name, policy::parse_all(&text))?;
+            Ok((name, policies))
+        };
+        read().map_err(|e| self.explain(e))?.into_iter().map(parse).collect()
+    }
+
+    /// Notes what names stand for from now on: all of it or none. An operator's policies stay above a limit's.
+    pub fn note(&mut self, changes: &[Change]) -> Result<()> {
+        let mut note = || -> rusqlite::Result<()> {
+            let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+            for change in changes.iter().filter(|change| !change.changes_nothing()) {
+                let Change { name, composite, parts, dropped, .. } = change;
+                transaction.execute("DELETE FROM limits WHERE name = ?1 AND kind = ?2", params![name, COMPOSITE])?;
+                for name in dropped {
+                    transaction.execute("DELETE FROM limits WHERE name = ?1", [name])?;
+                }
+                for Part { name, from, .. } in parts.iter().filter(|part| part.from != part.name) {
+                    transaction.execute("UPDATE limits SET name = ?2 WHERE name = ?1", [from, name])?;
+                    transaction.execute("UPDATE executions SET name = ?2 WHERE name = ?1", [from, name])?;
+                }
+                for part in parts.iter().filter(|part| part.is_new()) {
+                    declare(&transaction, &part.name, part.policy.kind(), &part.policy.to_string())?;
+                }
+                if let Some(policies) = composite {
+                    declare(&transaction, name, COMPOSITE, &text_of(policies))?;
+                }
+            }
+            transaction.commit()
+        };
+        note().map_err(|e| explain(&self.path, e))
+    }
+
+    /// Puts operators' policies above the declared ones, or takes them away: all or none.
+    pub fn set_overrides<'a>(&mut self, all: impl Iterator<Item = (&'a str, Option<Policy>)>) -> Result<()> {
+        let set = || -> rusqlite::Result<()> {
+            let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+            for (name, policy) in all {
                 let put = format!(
-                    "UPDATE limits SET override = ?2, overridden_at = {NOW}, overridden_by = ?3 WHERE name = ?1"
+                    "UPDATE limits SET override = ?2, overridden_at = iif(?2 IS NULL, NULL, {NOW}),
+                       overridden_by = iif(?2 IS NULL, NULL, ?3) WHERE name = ?1"
                 );
-                self.connection.execute(&put, params![name, policy.to_string(), program()])
+                transaction.execute(&put, params![name, policy.map(|policy| policy.to_string()), program()])?;
             }
-            None => {
-                let lift =
-                    "UPDATE limits SET override = NULL, overridden_at = NULL, overridden_by = NULL WHERE name = ?1";
-                self.connection.execute(lift, [name])
-            }
+            transaction.commit()
         };
-        written.map(drop).map_err(|e| self.explain(e))
+        set().map_err(|e| explain(&self.path, e))
     }
 
-    /// The names that are declared, in order.
+    /// The names of all limits, in order: not those of composites, but of their parts.
     pub fn names(&self) -> Result<Vec<String>> {
         let read = || -> rusqlite::Result<Vec<String>> {
-            let mut query = self.connection.prepare("SELECT name FROM limits ORDER BY name")?;
-            let names = query.query_map([], |row| row.get(0))?;
+            let mut query = self.connection.prepare("SELECT name FROM limits WHERE kind <> ?1 ORDER BY name")?;
+            let names = query.query_map([COMPOSITE], |row| row.get(0))?;
             names.collect()
         };
         read().map_err(|e| self.explain(e))
     }
+}
+
+/// The kind of a name that stands for several limits.
+const COMPOSITE: &str = "composite";
+
+/// Declares what a name stands for, in place of what it stood for. An operator's policy stays above it.
+fn declare(connection: &Connection, name: &str, kind: &str, policy: &str) -> rusqlite::Result<()> {
+    let upsert = format!(
+        "INSERT INTO limits (name, kind, policy, declared_at, declared_by) VALUES (?1, ?2, ?3, {NOW}, ?4)
+         ON CONFLICT (name) DO UPDATE SET kind = excluded.kind, policy = excluded.policy,
+           declared_at = excluded.declared_at, declared_by = excluded.declared_by"
+    );
+    connection.execute(&upsert, params![name, kind, policy, program()]).map(drop)
 }
 
 /// Who is writing, for people.
@@ -368,14 +430,18 @@ pub(super) mod tests {
         }
     }
 
+    fn declare(database: &Database, name: &str, text: &str) -> Result<()> {
+        super::declare(&database.connection, name, rate(text).kind(), text).map_err(|e| database.explain(e))
+    }
+
     #[test]
     fn an_operator_stands_above_what_programs_declare() {
         let dir = Scratch::new();
-        let database = dir.open();
+        let mut database = dir.open();
         assert_eq!(database.policy("api"), Ok(None));
-        database.declare("api", rate("100/1m")).unwrap();
-        database.set_override("api", Some(rate("5/1s + 50/1m"))).unwrap();
-        database.declare("api", rate("200/1m")).unwrap();
+        declare(&database, "api", "100/1m").unwrap();
+        database.set_overrides([("api", Some(rate("5/1s + 50/1m")))].into_iter()).unwrap();
+        declare(&database, "api", "200/1m").unwrap();
         let found = dir.open().policy("api").unwrap().unwrap();
         assert_eq!(found, Declared { declared: rate("200/1m"), overriding: Some(rate("5/1s + 50/1m")) });
         assert_eq!(found.current(), rate("5/1s + 50/1m"));
@@ -384,34 +450,30 @@ pub(super) mod tests {
         let row = || dir.stranger().query_row(shown, [], |row| row.get::<_, String>(0)).unwrap();
         assert_eq!(row(), "200/1m|5/1s + 50/1m|text|1");
         for _ in 0..2 {
-            database.set_override("api", None).unwrap();
+            database.set_overrides([("api", None)].into_iter()).unwrap();
             assert_eq!(row(), "200/1m|null");
             assert_eq!(dir.open().policy("api").unwrap().unwrap().current(), rate("200/1m"));
         }
     }
 
     #[test]
-    fn an_override_of_nothing_or_of_another_kind_is_refused() {
+    fn a_family_is_a_name_and_what_is_below_it() {
         let dir = Scratch::new();
         let database = dir.open();
-        database.declare("mail", rate("100/1m")).unwrap();
-        database.declare("gpu", rate("5 concurrent")).unwrap();
-        let known = vec!["gpu".to_owned(), "mail".to_owned()];
-        for policy in [Some(rate("1/1s")), None] {
-            let error = database.set_override("male", policy).unwrap_err();
-            assert_eq!(error, Error::UnknownLimit { name: "male".into(), known: known.clone() });
+        for name in ["a", "a/rate", "a/b/c", "a-", "a0", "ab", "A", "a.b", "é/rate"] {
+            declare(&database, name, "1/1s").unwrap();
         }
-        let error = database.set_override("gpu", Some(rate("1/1s"))).unwrap_err();
-        assert_eq!(error, Error::KindMismatch { name: "gpu".into(), declared: "concurrency", requested: "rate" });
-        assert_eq!(database.policy("gpu").unwrap().unwrap().overriding, None);
-        assert_eq!(database.names(), Ok(known));
+        let names = |name: &str| database.family(name).unwrap().limits.into_keys().collect::<Vec<_>>();
+        assert_eq!(names("a"), ["a", "a/b/c", "a/rate"]);
+        assert_eq!(names("é"), ["é/rate"]);
+        assert_eq!(names("b"), [""; 0]);
     }
 
     #[test]
     fn every_commit_is_synced_and_leaves_no_journal() {
         let dir = Scratch::new();
         let database = dir.open();
-        database.declare("api", rate("1/1s")).unwrap();
+        declare(&database, "api", "1/1s").unwrap();
         let pragma = |name: &str| {
             let read = |row: &rusqlite::Row| row.get::<_, rusqlite::types::Value>(0);
             database.connection.query_row(&format!("PRAGMA {name}"), [], read).unwrap()
@@ -428,7 +490,7 @@ pub(super) mod tests {
         dir.stranger().execute_batch("PRAGMA journal_mode = WAL").unwrap();
         let reader = dir.stranger();
         reader.execute_batch("BEGIN; SELECT * FROM store").unwrap();
-        dir.open().declare("api", rate("100/1m")).unwrap();
+        declare(&dir.open(), "api", "100/1m").unwrap();
         drop(reader);
         assert_eq!(dir.open().names().unwrap(), ["api"]);
     }
@@ -463,12 +525,12 @@ pub(super) mod tests {
         let dir = Scratch::new();
         let database = dir.open();
         database.connection.execute_batch("PRAGMA query_only = 1").unwrap();
-        let error = database.declare("api", rate("1/1s")).unwrap_err();
+        let error = declare(&database, "api", "1/1s").unwrap_err();
         assert_eq!(error.name(), "store_failure");
         assert!(error.to_string().contains("read-only ("), "{error}");
 
         let journal = beside(&dir.path(), "-journal");
-        let declare = || Database::open(&dir.path(), 0o600)?.0.declare("api", rate("1/1s"));
+        let declare = || declare(&Database::open(&dir.path(), 0o600)?.0, "api", "1/1s");
         std::os::unix::fs::symlink("/nowhere/at/all", &journal).unwrap();
         let error = declare().unwrap_err();
         assert_eq!(error.name(), "store_failure");

@@ -17,12 +17,13 @@ use crate::algorithm::Sealed;
 use crate::algorithm::cells::Cells;
 use crate::algorithm::counter::{Counter, Frame};
 use crate::algorithm::jobs::Jobs;
+use crate::algorithm::leases::Leases;
 use crate::algorithm::log::{Log, Window};
 use crate::algorithm::meter::Meter;
 use crate::algorithm::slices::Slices;
-use crate::algorithm::slots::Slots;
 use crate::atomic::*;
 use crate::error::{Error, Result};
+use crate::fault;
 use crate::policy::{Policy, Shape};
 use crate::time::{Clock, Tick};
 use siphasher::sip128::{Hasher128, SipHasher13};
@@ -33,6 +34,9 @@ const CHECKPOINT_EVERY: Tick = 1_000_000;
 
 /// No machine boots faster than this, in ticks.
 const SHORTEST_BOOT: Tick = 2_000_000;
+
+/// The name of a limit that nobody finds any more.
+const NO_NAME: [u64; 2] = [0, 0];
 
 /// A key or a name, as the store knows it: 128 bits, keyed with the store's secret.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -163,7 +167,7 @@ impl Home {
         let Hash(name) = self.hash(b'n', name);
         let mut at = self.arena.word(FIRST_LIMIT).load(Acquire);
         while at != 0 {
-            if self.get(at + limit_word::NAME) == name {
+            if self.get(at + limit_word::NAME) == name || self.get(at + limit_word::NEXT_NAME) == name {
                 return Some(at);
             }
             at = self.arena.word(at + limit_word::NEXT).load(Acquire);
@@ -181,6 +185,40 @@ impl Home {
         self.arena.word(at + limit_word::NEXT).store(first.load(Acquire), Relaxed);
         first.store(at, Release);
         Ok(at)
+    }
+
+    /// Gives a limit another name, which no other has. Only for the holder of the structure lock.
+    pub fn rename(&self, limit: u64, name: &str) {
+        let Hash(name) = self.hash(b'n', name);
+        // Somebody may have died in this.
+        let pending = self.get(limit + limit_word::NEXT_NAME);
+        if pending != NO_NAME {
+            self.write_name(limit + limit_word::NAME, pending);
+        }
+        // Whoever dies between two of these leaves it with one of the names.
+        self.write_name(limit + limit_word::NEXT_NAME, name);
+        self.write_name(limit + limit_word::NAME, name);
+        self.write_name(limit + limit_word::NEXT_NAME, NO_NAME);
+    }
+
+    fn write_name(&self, at: u64, [first, second]: [u64; 2]) {
+        self.arena.word(at).store(first, Release);
+        fault::point("half-named");
+        self.arena.word(at + 1).store(second, Release);
+    }
+
+    /// Takes a limit's name away, for a limit of another kind, and turns all away who still use it. Only for the holder of
+    /// the structure lock.
+    pub fn retire(&self, limit: u64, file: Option<&File>) -> Result<()> {
+        self.finish_replacing(limit, file)?;
+        self.write_name(limit + limit_word::NEXT_NAME, NO_NAME);
+        self.write_name(limit + limit_word::NAME, NO_NAME);
+        self.replace(limit, self.table(limit).policy, true, file)
+    }
+
+    /// Has its name been taken away?
+    pub fn is_retired(&self, limit: u64) -> bool {
+        self.get(limit + limit_word::NAME) == NO_NAME
     }
 
     /// The gate that binds all keys of a limit.
@@ -269,7 +307,11 @@ impl Home {
         while at != 0 {
             let table = self.table(at);
             if table.policy.is_concurrency() {
-                self.keys(&table).for_each(|key| self.slots(&table, key).disown());
+                let leases = |at| match self.cells_at(&table, at) {
+                    Cells::Leases(leases) => leases.disown(),
+                    _ => {}
+                };
+                self.keys(&table).for_each(leases);
             }
             at = self.arena.word(at + limit_word::NEXT).load(Acquire);
         }
@@ -323,12 +365,6 @@ impl Home {
         self.arena.word(key.at + key_word::LIFE).load(Acquire) == key.life
     }
 
-    /// The first ticket of a key that is not in the ledger.
-    #[inline(always)]
-    pub fn logged(&self, key: u64) -> &AtomicU64 {
-        self.arena.word(key + key_word::LOGGED)
-    }
-
     /// How windows are cut that are aligned to 1970.
     #[inline(always)]
     fn frame(&self, window: Window, is_smooth: bool) -> Frame {
@@ -355,6 +391,7 @@ impl Home {
                 let ring = &ring[..2];
                 return Cells::Counter(Counter { ring, life, number, base, era, logged, born: table.born, frame });
             }
+            Shape::Concurrency { .. } => return Cells::Leases(self.leases(table, key)),
             _ => {}
         }
         if table.policy.is_counted() {
@@ -379,6 +416,7 @@ impl Home {
             Shape::Counter { window, is_smooth } => {
                 Cells::Counter(Counter::untouched(table.born, self.frame(window, is_smooth)))
             }
+            Shape::Concurrency { .. } => Cells::Leases(Leases::untouched()),
             _ if table.policy.is_counted() => Cells::Slices(Slices::untouched(table.born)),
             _ => Cells::Log(Log::untouched(table.born)),
         }
@@ -404,22 +442,37 @@ impl Home {
     /// Will nobody notice if this key is forgotten?
     pub(super) fn is_idle(&self, table: &Table, at: u64) -> bool {
         let now = self.clock.now();
-        !table.policy.is_concurrency()
-            && self.key_gate(at).load(Acquire) <= now.floor
-            && self.cells_at(table, at).is_idle(table.policy.longest(), now)
+        self.key_gate(at).load(Acquire) <= now.floor && self.cells_at(table, at).is_idle(table.policy.longest(), now)
     }
 
     /// A key of a concurrency limit.
     #[inline(always)]
-    pub fn slots(&self, table: &Table, key: u64) -> Slots<'_> {
-        let words = self.arena.words(key, key_word::RING + table.policy.capacity());
-        Slots {
-            live: &words[key_word::HOT as usize],
-            anonymous: &words[key_word::HOT as usize + 1],
-            bell: &words[key_word::HOT as usize + 2],
-            sleepers: &words[key_word::HOT as usize + 3],
+    pub fn leases(&self, table: &Table, key: KeyAt) -> Leases<'_> {
+        let words = self.arena.words(key.at, key_words(table.policy));
+        let word = |at: u64| &words[at as usize];
+        Leases {
+            taken: word(key_word::HOT),
+            returned: word(key_word::HOT + 1),
+            bell: word(key_word::HOT + 2),
+            sleepers: word(key_word::HOT + 3),
+            base: word(key_word::BASE),
             slots: &words[key_word::RING as usize..],
+            life: word(key_word::LIFE),
+            number: key.life,
         }
+    }
+
+    /// A tick in microseconds since 1970, as the wall clock was when the store was made.
+    pub fn unix_time(&self, tick: Tick) -> u64 {
+        tick.wrapping_add(self.arena.word(PHASE).load(Relaxed))
+    }
+
+    /// Is this process of the lane no more? Not if that cannot be seen.
+    pub fn is_dead(&self, member: u64) -> bool {
+        #[cfg(any(target_os = "linux", target_os = "android"))]
+        return self.watch.as_ref().is_some_and(|watch| watch.is_gone(member));
+        #[cfg(not(any(target_os = "linux", target_os = "android")))]
+        false
     }
 }
 

@@ -42,6 +42,7 @@ type Child = Arc<dyn Limiter>;
 #[derive(Debug)]
 pub struct CompositeLimiter {
     id: u64,
+    name: Box<str>,
     /// The children, replaced as a whole when one is added.
     children: AtomicPtr<List>,
     /// What the permits that are out were taken from.
@@ -63,8 +64,14 @@ unsafe impl Sync for CompositeLimiter {}
 impl CompositeLimiter {
     /// A limiter with these children. Without any it admits everything.
     pub fn new(children: impl IntoIterator<Item = Child>) -> Self {
+        Self::named("composite", children)
+    }
+
+    /// The same, with a name.
+    pub(crate) fn named(name: &str, children: impl IntoIterator<Item = Child>) -> Self {
         let composite = CompositeLimiter {
             id: next_id(),
+            name: name.into(),
             children: AtomicPtr::new(ptr::null_mut()),
             out: PerProcess::new(),
             next: AtomicU64::new(1),
@@ -222,7 +229,11 @@ fn merge(a: Decision, b: Decision) -> Decision {
 
 impl Limiter for CompositeLimiter {
     fn name(&self) -> &str {
-        "composite"
+        &self.name
+    }
+
+    fn open(&self) -> Result<()> {
+        self.each(|child| child.open())
     }
 
     fn attempt(&self, key: &str, weight: u64) -> Result<Attempt> {

@@ -1,0 +1,392 @@
+//! What names stand for: a limit of one policy, or a composite of several limits, `NAME/KIND`, that were declared together.
+//!
+//! A limit goes on counting when its name comes to stand for more or for less: of `100/1m` and `100/1m + 5 concurrent` the
+//! rate is the same limit, `NAME` before and `NAME/rate` after. The database is told first, and in one transaction; if
+//! somebody dies before the lane has the other name too, whoever looks for the limit next gives it that.
+
+use super::inner::{Inner, Locked};
+use super::url::Address;
+use crate::error::{Error, Result};
+use crate::fault;
+use crate::policy::{self, Policy};
+use std::collections::BTreeMap;
+
+/// What a limit is to allow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Declared {
+    /// What programs declared last.
+    pub declared: Policy,
+    /// What an operator put above it.
+    pub overriding: Option<Policy>,
+}
+
+impl Declared {
+    /// What holds.
+    pub fn current(&self) -> Policy {
+        self.overriding.unwrap_or(self.declared)
+    }
+}
+
+/// What is declared under a name, and under all names that begin with it and a slash.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Family {
+    /// The policies of a composite of that name.
+    pub composite: Option<Vec<Policy>>,
+    pub limits: BTreeMap<String, Declared>,
+}
+
+impl Family {
+    /// The limits that the name stands for: the one of that name, or a composite's parts in their order.
+    pub fn parts(&self, name: &str) -> Vec<(String, Declared)> {
+        let names = self.composite.as_ref().map_or(vec![name.to_owned()], |policies| part_names(name, policies));
+        names.into_iter().filter_map(|part| self.limits.get(&part).map(|found| (part, *found))).collect()
+    }
+}
+
+/// The names of the limits of so many policies.
+pub(crate) fn part_names(name: &str, policies: &[Policy]) -> Vec<String> {
+    if policies.len() == 1 {
+        return vec![name.to_owned()];
+    }
+    let part = |(i, policy): (usize, &Policy)| {
+        let kind = policy.kind();
+        match policies[..i].iter().filter(|before| before.kind() == kind).count() {
+            0 => format!("{name}/{kind}"),
+            before => format!("{name}/{kind}-{}", before + 1),
+        }
+    };
+    policies.iter().enumerate().map(part).collect()
+}
+
+/// Several policies as one text.
+pub(crate) fn text_of(policies: &[Policy]) -> String {
+    policies.iter().map(Policy::to_string).collect::<Vec<_>>().join(" + ")
+}
+
+/// What a name is to stand for from now on.
+#[derive(Debug)]
+pub(crate) struct Change {
+    pub name: String,
+    /// The policies of a composite.
+    pub composite: Option<Vec<Policy>>,
+    pub was_composite: Option<Vec<Policy>>,
+    pub parts: Vec<Part>,
+    /// The names of the limits that are no part any more.
+    pub dropped: Vec<String>,
+}
+
+/// One limit of a change.
+#[derive(Debug)]
+pub(crate) struct Part {
+    pub name: String,
+    /// Its name before.
+    pub from: String,
+    pub before: Option<Declared>,
+    pub policy: Policy,
+}
+
+impl Part {
+    fn now(&self) -> Declared {
+        Declared { declared: self.policy, overriding: self.before.and_then(|before| before.overriding) }
+    }
+
+    pub fn is_new(&self) -> bool {
+        self.before != Some(self.now())
+    }
+}
+
+impl Change {
+    pub fn changes_nothing(&self) -> bool {
+        let same = |part: &Part| part.from == part.name && !part.is_new();
+        self.composite == self.was_composite && self.dropped.is_empty() && self.parts.iter().all(same)
+    }
+}
+
+/// All of it is for the holder of the structure lock.
+impl Inner {
+    /// The names that are declared, in order: of a composite its own.
+    pub(super) fn names(&self) -> Result<Vec<String>> {
+        let (mut names, composites) = match &self.address {
+            Address::Memory => {
+                let rare = self.rare();
+                (rare.limits.keys().cloned().collect::<Vec<_>>(), rare.composites.clone().into_iter().collect())
+            }
+            Address::Sqlite(path) => {
+                self.with_database(path, |database| Ok((database.names()?, database.composites()?)))?
+            }
+        };
+        for (name, policies) in composites {
+            let parts = part_names(&name, &policies);
+            names.retain(|name| !parts.contains(name));
+            names.push(name);
+        }
+        names.sort();
+        Ok(names)
+    }
+
+    /// What one limit is to allow.
+    pub(super) fn declared(&self, name: &str) -> Result<Option<Declared>> {
+        match &self.address {
+            Address::Memory => Ok(self.rare().limits.get(name).copied()),
+            Address::Sqlite(path) => self.with_database(path, |database| database.policy(name)),
+        }
+    }
+
+    pub(super) fn family(&self, name: &str) -> Result<Family> {
+        match &self.address {
+            Address::Memory => {
+                let (rare, below) = (self.rare(), format!("{name}/"));
+                let is_of_it = |(other, _): &(&String, &Declared)| *other == name || other.starts_with(&below);
+                let limits = rare.limits.iter().filter(is_of_it).map(|(name, found)| (name.clone(), *found)).collect();
+                Ok(Family { composite: rare.composites.get(name).cloned(), limits })
+            }
+            Address::Sqlite(path) => self.with_database(path, |database| database.family(name)),
+        }
+    }
+
+    /// The error of a name that no limit has.
+    pub(super) fn unknown<R>(&self, name: &str) -> Result<R> {
+        Err(Error::UnknownLimit { name: name.to_owned(), known: self.names()? })
+    }
+
+    /// Declares what these names stand for, in place of what they stood for: all or none of it is noted.
+    pub(super) fn declare_all(&self, all: &[(&str, &[Policy])], locked: &Locked) -> Result<()> {
+        let changes = all.iter().map(|(name, policies)| self.change(name, policies));
+        let changes = changes.collect::<Result<Vec<Change>>>()?;
+        let home = self.home();
+        let parts = || changes.iter().flat_map(|change| &change.parts);
+        let before = parts().filter_map(|part| Some((part.from.as_str(), part.before?)));
+        self.all_or_none(before, locked, || {
+            for part in parts() {
+                let policy = part.now().current();
+                let limit = self.block(&part.from, policy, locked)?;
+                home.bring_to(limit, policy, locked.file())?;
+                if part.from != part.name
+                    && let Some(stale) = home.find_limit(&part.name)
+                {
+                    home.retire(stale, locked.file())?;
+                }
+                if part.before.is_some() && part.is_new() {
+                    self.prepare_ledger(&part.from, policy)?;
+                }
+            }
+            // After the lane, and after the ledger: whatever this process dies in, no more is missing than the policy
+            // that is noted allows.
+            self.note(&changes)
+        })?;
+        fault::point("names-noted");
+        for part in parts().filter(|part| part.from != part.name) {
+            home.find_limit(&part.from).into_iter().for_each(|limit| home.rename(limit, &part.name));
+        }
+        Ok(())
+    }
+
+    /// Does what lets policies hold. If it fails, those hold again that did before.
+    fn all_or_none<'a>(
+        &self,
+        before: impl Iterator<Item = (&'a str, Declared)>,
+        locked: &Locked,
+        f: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
+        f().inspect_err(|_| {
+            for (name, before) in before {
+                if let Some(limit) = self.home().find_limit(name) {
+                    // What cannot be brought back now is when the limit is opened again.
+                    let _ = self.home().bring_to(limit, before.current(), locked.file());
+                }
+            }
+        })
+    }
+
+    /// What is to change so that a name stands for these policies.
+    fn change(&self, name: &str, policies: &[Policy]) -> Result<Change> {
+        let family = self.family(name)?;
+        let before = family.parts(name);
+        let kind_of = |policies: &[Policy]| if let [one] = policies { one.kind() } else { "composite" };
+        let mismatch = |name: &str, declared: &'static str, requested: &'static str| {
+            Err(Error::KindMismatch { name: name.to_owned(), declared, requested })
+        };
+        // Parts come and go, but if none stays it is another limiter.
+        let stays = |(_, found): &(String, Declared)| policies.iter().any(|p| p.kind() == found.declared.kind());
+        if !before.is_empty() && !before.iter().any(stays) {
+            let declared: Vec<Policy> = before.iter().map(|(_, found)| found.declared).collect();
+            return mismatch(name, kind_of(&declared), kind_of(policies));
+        }
+        if let (Some(_), [(_, found)], 2..) = (self.whole(name)?, before.as_slice(), policies.len()) {
+            return mismatch(name, found.declared.kind(), "composite");
+        }
+        let mut parts: Vec<Part> = Vec::new();
+        for (part, policy) in part_names(name, policies).into_iter().zip(policies) {
+            if part != name && self.family(&part)?.composite.is_some() {
+                return mismatch(&part, "composite", policy.kind());
+            }
+            // One of the parts is called as the whole, if the whole was or is but one limit.
+            let is_it = |(other, found): &&(String, Declared)| {
+                (*other == name || part == name)
+                    && found.declared.kind() == policy.kind()
+                    && !parts.iter().any(|taken| taken.from == *other)
+            };
+            let found = family.limits.get(&part).map(|found| (part.clone(), *found));
+            let found = found.or_else(|| before.iter().find(is_it).cloned());
+            if let Some((_, found)) = &found
+                && found.declared.kind() != policy.kind()
+            {
+                return mismatch(&part, found.declared.kind(), policy.kind());
+            }
+            let (from, before) = found.map_or((part.clone(), None), |(from, found)| (from, Some(found)));
+            parts.push(Part { name: part, from, before, policy: *policy });
+        }
+        let dropped = before.into_iter().map(|(other, _)| other);
+        let dropped = dropped.filter(|other| parts.iter().all(|part| part.from != *other)).collect();
+        let composite = (policies.len() > 1).then(|| policies.to_vec());
+        Ok(Change { name: name.to_owned(), composite, was_composite: family.composite, parts, dropped })
+    }
+
+    /// The composite that a limit is a part of.
+    fn whole<'n>(&self, name: &'n str) -> Result<Option<&'n str>> {
+        let Some((whole, _)) = name.rsplit_once('/') else { return Ok(None) };
+        let composite = self.family(whole)?.composite;
+        Ok(composite.is_some_and(|all| part_names(whole, &all).iter().any(|part| part == name)).then_some(whole))
+    }
+
+    /// Where the limit of this name is, or now will be.
+    pub(super) fn block(&self, name: &str, policy: Policy, locked: &Locked) -> Result<u64> {
+        let (home, kind) = (self.home(), policy.kind());
+        let is_of_kind = |limit: &u64| home.table(*limit).policy.kind() == kind;
+        match home.find_limit(name) {
+            Some(limit) if is_of_kind(&limit) => return Ok(limit),
+            // The name was forgotten, and is another kind's now.
+            Some(limit) => {
+                self.forget_logged(name, None)?;
+                home.retire(limit, locked.file())?;
+            }
+            None => {}
+        }
+        // It goes on counting as what it was called before, unless that is declared.
+        let whole = name.strip_suffix(kind).and_then(|whole| whole.strip_suffix('/'));
+        let other = whole.map_or_else(|| format!("{name}/{kind}"), str::to_owned);
+        match home.find_limit(&other).filter(is_of_kind) {
+            Some(limit) if self.declared(&other)?.is_none() => {
+                home.rename(limit, name);
+                Ok(limit)
+            }
+            _ => home.add_limit(name, policy, 0, locked.file()),
+        }
+    }
+
+    fn note(&self, changes: &[Change]) -> Result<()> {
+        if changes.iter().all(Change::changes_nothing) {
+            return Ok(());
+        }
+        match &self.address {
+            Address::Memory => {
+                self.rare().note(changes);
+                Ok(())
+            }
+            Address::Sqlite(path) => self.with_database(path, |database| database.note(changes)),
+        }
+    }
+
+    /// Takes what a name stands for away. Its limits go on for those who use them, and count on if it is declared again,
+    /// until it is declared as another kind.
+    pub(super) fn undeclare(&self, name: &str) -> Result<()> {
+        self.with_lock(|_| {
+            let family = self.family(name)?;
+            let parts = family.parts(name);
+            if parts.is_empty() {
+                return self.unknown(name);
+            }
+            if let Some(whole) = self.whole(name)? {
+                let reason = format!("limit \"{name}\" is a part of \"{whole}\", and is forgotten with it");
+                return Err(Error::Unsupported { reason });
+            }
+            let dropped = parts.into_iter().map(|(name, _)| name).collect();
+            let (name, parts) = (name.to_owned(), vec![]);
+            self.note(&[Change { name, composite: None, was_composite: family.composite, parts, dropped }])
+        })
+    }
+
+    /// Puts an operator's policies above the declared ones, each above that of its kind, or takes all away, and lets that
+    /// hold: all or nothing.
+    pub(super) fn set_override(&self, name: &str, policies: Option<&[Policy]>) -> Result<()> {
+        self.with_lock(|locked| {
+            let parts = self.family(name)?.parts(name);
+            if parts.is_empty() {
+                return self.unknown(name);
+            }
+            let changes: Vec<(String, Declared, Declared)> = match policies {
+                None => {
+                    let lifted = |(part, before)| (part, before, Declared { overriding: None, ..before });
+                    parts.into_iter().map(lifted).collect()
+                }
+                Some(policies) => overridden(name, parts, policies)?,
+            };
+            let home = self.home();
+            let before = changes.iter().map(|(part, before, _)| (part.as_str(), *before));
+            self.all_or_none(before, locked, || {
+                for (part, _, after) in &changes {
+                    // A limit that the lane does not have yet gets it when it is opened.
+                    if let Some(limit) = home.find_limit(part) {
+                        home.bring_to(limit, after.current(), locked.file())?;
+                    }
+                    self.prepare_ledger(part, after.current())?;
+                }
+                match &self.address {
+                    Address::Memory => {
+                        let all = changes.iter().map(|(part, _, after)| (part.clone(), *after));
+                        self.rare().limits.extend(all);
+                        Ok(())
+                    }
+                    Address::Sqlite(path) => self.with_database(path, |database| {
+                        database.set_overrides(changes.iter().map(|(part, _, after)| (part.as_str(), after.overriding)))
+                    }),
+                }
+            })
+        })
+    }
+}
+
+/// What comes of policies that are put above these limits, each above the one of its kind.
+fn overridden(
+    name: &str,
+    mut parts: Vec<(String, Declared)>,
+    policies: &[Policy],
+) -> Result<Vec<(String, Declared, Declared)>> {
+    let kinds: Vec<&'static str> = parts.iter().map(|(_, before)| before.declared.kind()).collect();
+    let over = |policy: &Policy| {
+        let found = parts.iter().position(|(_, before)| before.declared.kind() == policy.kind());
+        match (found, kinds.as_slice(), policies) {
+            (Some(at), ..) => {
+                let (part, before) = parts.remove(at);
+                Ok((part, before, Declared { overriding: Some(*policy), ..before }))
+            }
+            (None, [declared], [_]) => {
+                Err(Error::KindMismatch { name: name.to_owned(), declared, requested: policy.kind() })
+            }
+            (None, ..) => {
+                let expected = format!("one policy for each part of limit \"{name}\" at most: {}", kinds.join(", "));
+                Err(Error::invalid("policy", format_args!("\"{policy}\""), expected))
+            }
+        }
+    };
+    policies.iter().map(over).collect()
+}
+
+/// Checks the names of all limits of these policies.
+pub(crate) fn check_names(name: &str, policies: &[Policy]) -> Result<()> {
+    policy::check_name(name)?;
+    part_names(name, policies).iter().try_for_each(|part| policy::check_name(part))
+}
+
+/// What a memory store has declared.
+impl super::inner::Rare {
+    fn note(&mut self, changes: &[Change]) {
+        for Change { name, composite, parts, dropped, .. } in changes {
+            self.composites.remove(name);
+            let gone = |name: &String| dropped.contains(name) || parts.iter().any(|part| part.from == *name);
+            self.limits.retain(|name, _| !gone(name));
+            self.limits.extend(parts.iter().map(|part| (part.name.clone(), part.now())));
+            self.composites.extend(composite.clone().map(|policies| (name.clone(), policies)));
+        }
+    }
+}

@@ -1,0 +1,203 @@
+//! Limits from a TOML file.
+//!
+//! ```toml
+//! openai = "100/1m + 5 concurrent"
+//!
+//! [stripe]
+//! allowed = 100
+//! period = "1m"
+//! burst = 20          # a token bucket; without it a sliding window
+//! concurrency = 5     # at the same time
+//!
+//! [mail]
+//! policy = "50/1m + 5/1s"
+//! ```
+
+use super::Store;
+use super::declare::{check_names, part_names};
+use super::named::policies_of;
+use crate::error::{Error, Result};
+use crate::policy::{self, Policy};
+use std::collections::BTreeSet;
+use std::ops::Range;
+use std::path::Path;
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+const KEYS: [&str; 5] = ["allowed", "period", "burst", "concurrency", "policy"];
+
+impl Store {
+    /// Declares the limits of a TOML file now, all or none, and returns their names.
+    ///
+    /// ```toml
+    /// openai = "100/1m + 5 concurrent"
+    ///
+    /// [stripe]
+    /// allowed = 100
+    /// period = "1m"
+    /// burst = 20          # a token bucket; without it a sliding window
+    /// concurrency = 5     # at the same time
+    /// ```
+    ///
+    /// A key has the policy of its limit, and a budget of its own; what needs another policy is another limit.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] that says where the file is wrong, [`Error::KindMismatch`] where it would make another
+    /// kind of limiter of a name, or as for [`Store::open`].
+    pub fn load(&self, file: &Path) -> Result<Vec<String>> {
+        let text = std::fs::read_to_string(file).map_err(|e| Error::InvalidArgument {
+            parameter: "file",
+            value: file.display().to_string(),
+            expected: format!("a TOML file ({e})"),
+        })?;
+        let limits = Source { path: file, text: &text }.limits()?;
+        let all: Vec<(&str, &[Policy])> = limits.iter().map(|(name, all)| (name.as_str(), all.as_slice())).collect();
+        self.inner().with_lock(|locked| self.inner().declare_all(&all, locked))?;
+        Ok(limits.into_iter().map(|(name, _)| name).collect())
+    }
+}
+
+/// A file that is being read.
+struct Source<'s> {
+    path: &'s Path,
+    text: &'s str,
+}
+
+/// One limit's table.
+struct Entry<'s> {
+    source: &'s Source<'s>,
+    name: &'s str,
+    table: &'s DeTable<'s>,
+    at: Range<usize>,
+}
+
+impl Source<'_> {
+    fn wrong(&self, at: &Range<usize>, what: impl std::fmt::Display, expected: impl Into<String>) -> Error {
+        let line = self.text[..at.start].matches('\n').count() + 1;
+        let value = format!("{}, line {line}: {what}", self.path.display());
+        Error::InvalidArgument { parameter: "file", value, expected: expected.into() }
+    }
+
+    /// The error of a value, with what was expected by whoever was to take it.
+    fn wrong_value(&self, what: &str, value: &Spanned<DeValue>, error: Error) -> Error {
+        let (at, Error::InvalidArgument { expected, .. }) = (value.span(), &error) else { return error };
+        let shown = match value.get_ref() {
+            DeValue::Table(_) => "a table",
+            _ => self.text[at.clone()].lines().next().unwrap_or_default(),
+        };
+        self.wrong(&at, format_args!("{what} = {shown}"), expected)
+    }
+
+    /// The names of the file's limits, in order, and their policies.
+    fn limits(&self) -> Result<Vec<(String, Vec<Policy>)>> {
+        let parsed = DeTable::parse(self.text);
+        let parsed = parsed.map_err(|e| self.wrong(&e.span().unwrap_or(0..0), "no TOML", e.message()))?;
+        let mut limits = Vec::new();
+        let mut taken = BTreeSet::new();
+        for (key, value) in parsed.get_ref() {
+            let name: &str = key.get_ref();
+            let policies = match value.get_ref() {
+                DeValue::Table(table) => Entry { source: self, name, table, at: key.span() }.policies()?,
+                DeValue::String(text) => policies_of(text).map_err(|e| self.wrong_value(name, value, e))?,
+                _ => return Err(self.wrong_value(name, value, expecting("a policy such as \"100/1m\", or a table"))),
+            };
+            check_names(name, &policies).map_err(|e| match e {
+                Error::InvalidArgument { value, expected, .. } => {
+                    self.wrong(&key.span(), format_args!("a name is {value}"), expected)
+                }
+                other => other,
+            })?;
+            let parts = part_names(name, &policies).into_iter().filter(|part| part != name);
+            for name in parts.chain([name.to_owned()]) {
+                if let Some(name) = taken.replace(name) {
+                    let what = format_args!("\"{name}\" is two limits");
+                    return Err(self.wrong(&key.span(), what, "another name: a part of a composite is called so"));
+                }
+            }
+            limits.push((name.to_owned(), policies));
+        }
+        Ok(limits)
+    }
+}
+
+impl Entry<'_> {
+    fn get(&self, key: &str) -> Option<&Spanned<DeValue<'_>>> {
+        self.table.get(key)
+    }
+
+    /// The error of a key's value, with what was expected by whoever was to take it.
+    fn wrong(&self, key: &str, error: Error) -> Error {
+        let what = format!("[{}] {key}", self.name);
+        self.get(key).map_or(error.clone(), |value| self.source.wrong_value(&what, value, error))
+    }
+
+    /// The error of what is missing, or too much.
+    fn wrong_set(&self, what: &str, expected: &str) -> Error {
+        self.source.wrong(&self.at, format_args!("[{}] {what}", self.name), expected)
+    }
+
+    fn count(&self, key: &str) -> Result<Option<u64>> {
+        let count = |value: &Spanned<DeValue>| {
+            let DeValue::Integer(digits) = value.get_ref() else { return None };
+            u64::from_str_radix(digits.as_str(), digits.radix()).ok()
+        };
+        let expected = || self.wrong(key, expecting("a whole number of at least 1"));
+        self.get(key).map(|value| count(value).ok_or_else(expected)).transpose()
+    }
+
+    fn text(&self, key: &str, expected: &str) -> Result<Option<&str>> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        value.get_ref().as_str().map(Some).ok_or_else(|| self.wrong(key, expecting(expected)))
+    }
+
+    fn policies(&self) -> Result<Vec<Policy>> {
+        if let Some(key) = self.table.keys().map(|key| key.get_ref().as_ref()).find(|key| !KEYS.contains(key)) {
+            let expected = match key {
+                "partitions" => format!(
+                    "none: every key has the policy of its limit and a budget of its own; what needs another policy is \
+                     another limit, such as [\"{}/KEY\"]",
+                    self.name
+                ),
+                _ => "one of the keys allowed, period, burst, concurrency and policy".to_owned(),
+            };
+            return Err(self.wrong(key, expecting(&expected)));
+        }
+        if let Some(text) = self.text("policy", "a policy such as \"100/1m\"")? {
+            if self.table.len() > 1 {
+                return Err(self.wrong_set("has policy and other keys", "policy alone, which says all"));
+            }
+            return policies_of(text).map_err(|e| self.wrong("policy", e));
+        }
+        let (allowed, burst, concurrency) = (self.count("allowed")?, self.count("burst")?, self.count("concurrency")?);
+        let period = self.text("period", "a time such as \"1m\"")?;
+        let period = period.map(policy::parse_time).transpose().map_err(|e| self.wrong("period", e))?;
+        let rate = match (allowed, period, burst) {
+            (Some(allowed), Some(period), None) => Some(Policy::rate(allowed, period)),
+            (Some(allowed), Some(period), Some(burst)) => Some(Policy::token_bucket(allowed, period, burst)),
+            (None, None, None) => None,
+            (None, ..) => return Err(self.wrong_set("has no allowed", "allowed, which goes with period and burst")),
+            (_, None, _) => return Err(self.wrong_set("has no period", "period, which goes with allowed and burst")),
+        };
+        let all = rate.into_iter().chain(concurrency.map(Policy::concurrency)).collect::<Result<Vec<Policy>>>();
+        let all = all.map_err(|e| match &e {
+            Error::InvalidArgument { parameter, .. } => {
+                let key = match *parameter {
+                    "max_executions" | "rate" => "allowed",
+                    "window" => "period",
+                    "max_concurrent_jobs" => "concurrency",
+                    same => same,
+                };
+                self.wrong(key, e)
+            }
+            _ => e,
+        })?;
+        match all.as_slice() {
+            [] => Err(self.wrong_set("is empty", "allowed and period, concurrency, or policy")),
+            _ => Ok(all),
+        }
+    }
+}
+
+fn expecting(expected: &str) -> Error {
+    Error::invalid("file", "", expected)
+}
