@@ -328,10 +328,6 @@ impl Limiter for CompositeLimiter {
         self.parts(place, |child, part| child.span(part)).into_iter().reduce(|a, b| (a.0.max(b.0), a.1.min(b.1)))
     }
 
-    fn open(&self) -> Result<()> {
-        self.each(|child| child.open())
-    }
-
     fn renew(&self, permit: &RawPermit) -> Result<()> {
         own(permit, self.id, self.name())?;
         self.parts(permit, |child, part| Some(child.renew(part))).into_iter().collect()

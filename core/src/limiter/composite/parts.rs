@@ -1,8 +1,9 @@
 //! What a permit or place of a composite consists of, and how several places are made to come together.
 
 use super::Child;
+use crate::decision::Decision;
 use crate::error::Result;
-use crate::limiter::{Attempt, Presented, Reserved};
+use crate::limiter::{Attempt, LOOK_AGAIN, Presented, Reserved};
 use crate::permit::RawPermit;
 use std::sync::Arc;
 use std::time::Duration;
@@ -147,6 +148,11 @@ pub(super) fn fit(
     Ok(Ok(from_us(start.max(latest(parts)))))
 }
 
+/// How long a child without places is certain to deny: a gate opens when it says, but somebody may complete at any time.
+pub(super) fn closed_for(seen: &Decision) -> Duration {
+    seen.retry_after.min(seen.reset_after)
+}
+
 /// Takes what the children without places have to give, or nothing and how long to wait.
 pub(super) fn claim_others(wish: &Wish, parts: &mut [Part]) -> Result<Option<Duration>> {
     for i in 0..parts.len() {
@@ -159,7 +165,9 @@ pub(super) fn claim_others(wish: &Wish, parts: &mut [Part]) -> Result<Option<Dur
             other => {
                 let given_back = give_back_others(parts);
                 let Attempt::Denied(after) = other? else { unreachable!("handled above") };
-                return given_back.map(|()| Some(after));
+                given_back?;
+                let seen = parts[i].child.0.peek(&wish.key, wish.weight)?;
+                return Ok(Some(after.min(closed_for(&seen).max(LOOK_AGAIN))));
             }
         }
     }

@@ -7,7 +7,7 @@
 //! parts of it that became late meanwhile are exchanged.
 
 use super::CompositeLimiter;
-use super::parts::{Out, Part, ROUNDS, State, Wish, claim_others, end_all, fit, latest, start_all};
+use super::parts::{Out, Part, ROUNDS, State, Wish, claim_others, closed_for, end_all, fit, latest, start_all};
 use crate::error::{Error, Result};
 use crate::limiter::{Limiter, Presented, Progress, Reserved, Step, Wait, null, own, unsupported};
 use crate::permit::RawPermit;
@@ -157,13 +157,13 @@ impl CompositeLimiter {
         turn
     }
 
-    /// When to look again, if a child without places has no room.
+    /// If a child without places has no room: for how long, if that is certain.
     fn busy(&self, key: &str, weight: u64) -> Result<Option<Duration>> {
         let mut busy = None;
         for child in self.children().iter().filter(|child| !child.has_places()) {
             let seen = child.peek(key, weight)?;
             if !seen.admitted {
-                busy = busy.max(Some(seen.retry_after));
+                busy = busy.max(Some(closed_for(&seen)));
             }
         }
         Ok(busy)
