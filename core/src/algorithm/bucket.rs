@@ -139,7 +139,7 @@ impl Bucket {
         match self.is_leaky {
             true if behind > 0 => 0,
             true => self.size,
-            false => ((self.cost(self.size) - behind).max(0) / i128::from(self.p)) as u64,
+            false => divide((self.cost(self.size) - behind).max(0) as u128, self.p),
         }
     }
 

@@ -188,31 +188,34 @@ impl Meter<'_> {
             let mut ready = self.ready(&seen, ask);
             let mut view = if LOOK { self.view_at(&seen, ask) } else { View::default() };
             let must_wait = ready > now.floor && !ask.force;
-            let is_place = must_wait || ask.reserve;
-            let stamp = if is_place { ready.max(now.ceil).saturating_add(ask.grace) } else { now.ceil };
-            let after = seen.recovered.max(bucket.ceil(stamp)) + bucket.cost(ask.weight);
-            let moment = after - seen.origin;
-            if is_place {
+            if must_wait {
                 let patience = ask.patience.min(LONGEST);
-                // When there is room for it to wait.
-                let queue = must_wait && bucket.is_leaky;
-                let behind = if queue { seen.recovered - bucket.queue(ask.weight, ask.grace) } else { i128::MIN };
-                let is_full = queue && behind > bucket.floor(now.floor).max(bucket.floor(ask.gate) - bucket.cost(1));
-                if is_full {
-                    ready = bucket.tick(behind).max(ready.saturating_sub(patience));
+                if patience > 0
+                    && let Some(queue) = self.when_it_may_wait(&seen, ask)
+                {
+                    ready = queue.max(ready.saturating_sub(patience));
+                    return self.deny(now, ready, view);
                 }
-                if is_full || must_wait && ready - now.floor > patience || moment > LAST {
-                    self.is_alive()?;
-                    return Ok((Answer { now, ready, taken: None }, view));
+                if ready - now.floor > patience {
+                    return self.deny(now, ready, view);
                 }
             }
+            let is_place = must_wait || ask.reserve;
+            let stamp = if is_place { ready.max(now.ceil).saturating_add(ask.grace) } else { now.ceil };
+            let stamped = bucket.ceil(stamp);
+            let after = seen.recovered.max(stamped) + bucket.cost(ask.weight);
+            let moment = after - seen.origin;
+            if moment > LAST {
+                // A place too far in the future.
+                return self.deny(now, ready, view);
+            }
             // How long it takes until its units begin to come back, and all that ever was given back before it.
-            let behind = (seen.recovered - bucket.ceil(stamp)).max(0) as u128;
+            let behind = (seen.recovered - stamped).max(0) as u128;
             let behind = if behind == 0 { 0 } else { divide(behind, bucket.n) };
             let ahead = behind.saturating_add(self.returned.load(Acquire));
             let era = self.era.load(Acquire);
             self.is_alive()?;
-            if is_place && !fault::planted("place told late") {
+            if is_place && !fault::planted("untold places") {
                 // Before anybody can find it in the word.
                 self.last.fetch_max(stamp, AcqRel);
             }
@@ -227,6 +230,21 @@ impl Meter<'_> {
                 return Ok((Answer { now, ready, taken }, view));
             }
         }
+    }
+
+    #[inline(always)]
+    fn deny(&self, now: Now, ready: Tick, view: View) -> Result<(Answer, View), Sealed> {
+        self.is_alive()?;
+        Ok((Answer { now, ready, taken: None }, view))
+    }
+
+    /// Until when a leaky bucket's queue is too full for this start to wait in it. `None`: it may.
+    fn when_it_may_wait(&self, seen: &Seen, ask: &Ask) -> Option<Tick> {
+        let bucket = &self.bucket;
+        let from = seen.recovered - bucket.queue(ask.weight, ask.grace);
+        // At a gate nobody has just started.
+        let reached = bucket.floor(seen.now.floor).max(bucket.floor(ask.gate) - bucket.cost(1));
+        (bucket.is_leaky && from > reached).then(|| bucket.tick(from))
     }
 
     /// The admission.
@@ -274,7 +292,8 @@ impl Meter<'_> {
     #[inline(always)]
     pub fn unwritten(&self, end: u64, now: Now) -> u64 {
         let logged = i128::from(self.logged.load(Acquire) as i64);
-        let now = self.bucket.floor(now.floor) - self.bucket.origin(self.base.load(Acquire));
+        // Rounded up: whoever reads the ledger instead does so later than now.
+        let now = self.bucket.ceil(now.ceil) - self.bucket.origin(self.base.load(Acquire));
         self.bucket.units(i128::from(end) - logged.max(now))
     }
 
@@ -288,7 +307,7 @@ impl Meter<'_> {
     pub fn unlogged(&self, now: Now) -> (Vec<Start>, u64) {
         let (bucket, (word, origin, recovered)) = (&self.bucket, self.read());
         let new = recovered - (origin + i128::from(self.logged.load(Acquire) as i64));
-        let behind = recovered - bucket.floor(now.floor);
+        let behind = recovered - bucket.ceil(now.ceil);
         if new <= 0 || behind <= 0 {
             return (Vec::new(), word >> 1);
         }
@@ -331,7 +350,7 @@ impl Meter<'_> {
         let behind = (recovered - from).max(0);
         let logged = origin + i128::from(self.logged.load(Acquire) as i64);
         let units = bucket.units(behind);
-        let unlogged = bucket.units(recovered - logged.max(from)).min(units);
+        let unlogged = bucket.units(recovered - logged.max(bucket.ceil(now.ceil)));
         let stamp = (now.floor >> bucket.shift) << bucket.shift;
         let start = |units, is_logged| Start { stamp, units, state: SETTLED, id: u64::MAX, is_logged };
         let mut starts = vec![start(units - unlogged, true), start(unlogged, false)];
@@ -387,14 +406,14 @@ impl Meter<'_> {
 }
 
 impl Bucket {
-    /// Takes units of a start back, out of a history in which it is, as far as nobody else can have started with them.
-    /// `ahead` is what [`Taken::ahead`] said, or less.
+    /// Takes units of a start back, out of a history in which it is, but for what has come back by itself since, and so
+    /// may have been used. `ahead` is what [`Taken::ahead`] said, or less.
     ///
-    /// Let it have cost `c`, and have been admitted with the stamp `s`. Those after it were admitted until `l`. Without it,
-    /// the bucket would recover `c` earlier, but for those of them that found it full: it recovers from them, and all after
-    /// them, when it has from the start and all after that, less `c`, and `l − s` later at the latest. When the bucket was
-    /// behind by `b` at `s`, that is earlier by `b`, less what was given back meanwhile of the starts before. So it can be
-    /// all, while the bucket is busy; else some of it has come back by itself.
+    /// The start cost `c`, at `s`, and those after it were admitted until `l`. Take one of these, at `t`: from it on all
+    /// cost no more than has been counted since the start, less `c`. So without the start the bucket has recovered from
+    /// them `c − (t − s)` earlier than it is to now, or before; and if it was behind by `b` at `s`, of what was started
+    /// before, another `b` earlier: less what was given back of that meanwhile. Hence `c − (l − s − b)` is safe, and is all
+    /// of it as long as the bucket is busy.
     pub fn take_back(&self, history: &mut History, start: Known, ahead: u64, units: u64) {
         let History { starts, rest, .. } = history;
         let held: u64 = starts.iter().map(|start| start.units).sum();
