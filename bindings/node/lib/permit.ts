@@ -39,6 +39,8 @@ export class Permit {
   readonly #key: string;
   readonly #words: readonly number[];
   #ended = false;
+  /** In ms: how long to wait at least, where a place's time has come and somebody else still has to end. */
+  #again = 0;
 
   /** @internal Of the call that was just made. */
   constructor(limiter: Limiter, key: string, started = true) {
@@ -102,11 +104,9 @@ export class Permit {
     return takeText();
   }
 
-  /** In ms: how long it is until a place's time comes; 0 if it has come, or started. */
+  /** In ms: when to present a place; 0 if its time has come, or it started. */
   get wait(): number {
-    if (this.started) return 0;
-    this.#ready();
-    return numbers[Num.retryAfter]! / 1e3;
+    return this.started ? 0 : Math.max(this.#readyIn(), this.#again);
   }
 
   /** When its place comes or came, if it had to wait for one; by the wall clock as it is now. Rounded up to the ms. */
@@ -120,6 +120,11 @@ export class Permit {
   get readyAtHrtime(): bigint | null {
     this.#ready();
     return takeLarge() || null;
+  }
+
+  #readyIn(): number {
+    this.#ready();
+    return numbers[Num.retryAfter]! / 1e3;
   }
 
   #ready(): void {
@@ -152,8 +157,13 @@ export class Permit {
 
   /** @internal What came of presenting it, by the call that was just made: itself, if it was too early. */
   _presented(limiter: Limiter, started: boolean): Permit {
-    if (!started && !this.#ended && isTaken(this.#words)) return this;
-    this._useUp();
-    return new Permit(limiter, this.#key, started);
+    const after = numbers[Num.retryAfter]! / 1e3;
+    let permit: Permit = this;
+    if (started || this.#ended || !isTaken(this.#words)) {
+      this._useUp();
+      permit = new Permit(limiter, this.#key, started);
+    }
+    permit.#again = started || permit.#readyIn() > 0 ? 0 : after;
+    return permit;
   }
 }

@@ -147,8 +147,8 @@ export class Store {
   }
 
   /** Declares the limits of a TOML file, all or none, and gives their names. */
-  async load(path: string): Promise<string[]> {
-    return native.load(this._native, unicode("path", path)).catch(rethrow);
+  async load(file: string): Promise<string[]> {
+    return native.load(this._native, unicode("file", file)).catch(rethrow);
   }
 
   /** Calls `hook` at each such event of this store's limiters, soon after the decision; what this gives takes it away. */

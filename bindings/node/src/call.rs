@@ -237,9 +237,13 @@ impl Data {
             }
             17 => {
                 let presented = limiter.present(&RawPermit::from_words(shared.permit))?;
-                shared.status = i32::from(matches!(presented, Presented::Started(_)));
-                let (Presented::Started(permit) | Presented::Wait { place: permit, .. }) = presented;
+                let (status, permit, after) = match presented {
+                    Presented::Started(permit) => (1, permit, Duration::ZERO),
+                    Presented::Wait { place, after } => (0, place, after),
+                };
+                shared.status = status;
                 shared.permit = permit.to_words();
+                shared.retry_after = us(after);
             }
             19 => shared.put_text(&limiter.to_text(&RawPermit::from_words(shared.permit))?),
             20 => shared.permit = limiter.permit_from_text(key)?.to_words(),

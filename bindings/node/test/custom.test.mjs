@@ -234,7 +234,8 @@ test("what a limiter within a limiter throws reaches the caller as it is", () =>
 test("one that asks itself without end is an error, and nothing worse", () => {
   const limiter = new CompositeLimiter();
   limiter.addLimiter({ tryAcquire: () => limiter.tryAcquire(), retryAfter: () => 0, cancel() {} });
-  assert.throws(() => limiter.tryAcquire(), (error) => error instanceof RangeError || error.code === "custom_failure");
+  // Whatever needed the stack that was not there any more.
+  assert.throws(() => limiter.tryAcquire(), /call stack|custom_failure|failed/);
   const { limiter: rate } = manual(package_, 1, 60);
   assert.ok(rate.tryAcquire());
 });

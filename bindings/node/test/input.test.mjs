@@ -315,7 +315,7 @@ test("limits by name", async () => {
   for (const text of [undefined, null, 5, {}, { name: "x" }, "\ud800"]) {
     assert.throws(() => store.limiter(text, "x"), about("policy"));
   }
-  for (const path of [undefined, null, 5, {}, "\ud800"]) await assert.rejects(store.load(path), about("path"));
+  for (const file of [undefined, null, 5, {}, "\ud800"]) await assert.rejects(store.load(file), about("file"));
   const flow = (options) => () => new FlowControl({ key: "x", ...options });
   assert.throws(flow({}), about("options"));
   assert.throws(flow({ rate: 1, perido: 1 }), about("options"));
