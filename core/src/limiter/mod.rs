@@ -87,6 +87,12 @@ pub trait Limiter: Send + Sync {
     /// The limit's name: what [`Decision::denied_by`] says.
     fn name(&self) -> &str;
 
+    /// Is this permit, ended or not, one of this limiter's? Changes nothing.
+    ///
+    /// # Errors
+    /// [`Error::ForeignPermit`] if another limiter gave it.
+    fn check_permit(&self, permit: &RawPermit) -> Result<()>;
+
     /// Decides and records in one act. A denial changes nothing.
     ///
     /// # Errors
@@ -342,8 +348,8 @@ pub struct Wait {
     timeout: Option<Duration>,
     /// The first step, by the limiter's clock.
     began: Option<Tick>,
-    /// Did its own step take the place that it has?
-    took_place: bool,
+    /// Did a step of its own make it wait?
+    has_waited: bool,
     /// The same, for a limiter without a clock of its own.
     started: Option<Instant>,
     /// How often it looked.
@@ -364,7 +370,7 @@ impl Wait {
     /// A waiter who has not asked yet, and will wait at most for `timeout` from its first step on.
     pub fn new(key: &str, weight: u64, timeout: Option<Duration>) -> Wait {
         let (key, progress) = (key.into(), Progress::Nothing);
-        Wait { key, weight, timeout, began: None, took_place: false, started: None, looks: 0, progress }
+        Wait { key, weight, timeout, began: None, has_waited: false, started: None, looks: 0, progress }
     }
 
     /// A waiter who has a place already. It is handed back if the time is up before it starts.

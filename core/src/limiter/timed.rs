@@ -1,12 +1,12 @@
 //! Every limit that is a matter of time: how a start is decided, waited for, ended and taken back, whatever algorithm its
 //! policy stands for.
 
-use super::{Attempt, Limiter, Presented, Progress, Reserved, Step, Wait, next_id, own, random};
+use super::{Attempt, LOOK_AGAIN, Limiter, Presented, Progress, Reserved, Step, Wait, next_id, own, random};
 use crate::algorithm::Start;
 use crate::algorithm::log::{Answer, Ask, Known, PLACE, SETTLED, Taken, View};
 use crate::atomic::*;
 use crate::decision::Decision;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::fork::PerProcess;
 use crate::permit::RawPermit;
 use crate::policy::{self, Policy, Shape};
@@ -19,6 +19,12 @@ use std::time::{Duration, Instant, SystemTime};
 
 /// Above a place's grace, a permit has a part of the instance of its lane.
 pub(super) const LANE: u32 = 48;
+
+/// Nobody sleeps more precisely than this: see [`Timed::nap_before`].
+const LATENESS: Duration = Duration::from_micros(200);
+
+/// A grace that is shorter is no match for that.
+const SHORT_GRACE: Duration = Duration::from_micros(500);
 
 /// What fits there.
 const MOST_GRACE: u64 = (1 << LANE) - 1;
@@ -311,10 +317,7 @@ impl Timed {
             match self.do_present(&self.own(&place)?)? {
                 Presented::Started(permit) => {
                     wait.progress = Progress::Nothing;
-                    if wait.took_place {
-                        let waited = wait.waited(self.limit.home()?.clock.now().floor);
-                        self.waited(known(&permit).0, waited)?;
-                    }
+                    self.count_wait(wait, &permit);
                     return Ok(Step::Admitted(permit));
                 }
                 Presented::Wait { place, after } => {
@@ -325,8 +328,8 @@ impl Timed {
                         self.hand_back(wait)?;
                         return Ok(Step::Expired(after));
                     }
-                    if !after.is_zero() {
-                        return Ok(Step::Sleep(after));
+                    if let Some(nap) = self.nap_before(&place, after)? {
+                        return Ok(Step::Sleep(nap));
                     }
                 }
             }
@@ -340,6 +343,10 @@ impl Timed {
             let answer = self.take(found, &ask)?;
             let nap = from_ticks(answer.ready.saturating_sub(answer.now.floor));
             Ok(match answer.taken {
+                // So many wait that no more fit into the log. In a bucket's queue they never will.
+                None if answer.ready <= answer.now.floor.saturating_add(patience) && policy.has_origins() => {
+                    (Step::Sleep(nap.min(LOOK_AGAIN)), Progress::Nothing)
+                }
                 None => {
                     found.decided(DENIED, wait.weight);
                     (Step::Expired(nap), Progress::Nothing)
@@ -354,17 +361,45 @@ impl Timed {
                 }
             })
         })?;
-        wait.took_place = matches!(progress, Progress::Place(_));
         wait.progress = progress;
-        Ok(step)
+        match step {
+            Step::Admitted(permit) => self.count_wait(wait, &permit),
+            Step::Sleep(_) => wait.has_waited = true,
+            Step::Expired(_) => {}
+        }
+        match (step, progress) {
+            (Step::Sleep(after), Progress::Place(place)) => match self.nap_before(&place, after)? {
+                Some(nap) => Ok(Step::Sleep(nap)),
+                None => self.do_step(wait),
+            },
+            _ => Ok(step),
+        }
     }
 
-    /// Counts a wait that is over.
-    fn waited(&self, hash: Hash, ticks: Tick) -> Result<()> {
-        let counts = self.limit.counts()?;
-        counts.add(Some(hash), WAITED, 1);
-        counts.add(Some(hash), WAIT_TIME, ticks);
-        Ok(())
+    /// How long to sleep before a place comes; none if it is there. Who sleeps wakes up late by more than a short grace, and
+    /// would have to queue again, so the last moments before a place with one are waited out here.
+    fn nap_before(&self, place: &RawPermit, after: Duration) -> Result<Option<Duration>> {
+        let home = self.limit.home()?;
+        let is_short = from_ticks(place.b.saturating_sub(place.ready)) < SHORT_GRACE && place.b != 0;
+        if !is_short || home.clock.is_manual() {
+            return Ok((!after.is_zero()).then_some(after));
+        }
+        if after > LATENESS {
+            return Ok(Some(after - LATENESS));
+        }
+        while home.clock.now().floor < place.ready {
+            std::hint::spin_loop();
+        }
+        Ok(None)
+    }
+
+    /// Counts the wait of a waiter who starts, if there was one.
+    fn count_wait(&self, wait: &Wait, permit: &RawPermit) {
+        if let (true, Ok(home)) = (wait.has_waited, self.limit.home()) {
+            let hash = known(permit).0;
+            self.limit.count(hash, WAITED, 1);
+            self.limit.count(hash, WAIT_TIME, wait.waited(home.clock.now().floor));
+        }
     }
 
     /// Hands back what a waiter holds.
@@ -475,8 +510,10 @@ impl Timed {
             .with_hash(hash, |found| self.take_place(found, start.weight, Duration::ZERO, u64::MAX, Some(grace)));
         match fresh? {
             Reserved::Place { place, after } => Ok(Presented::Wait { place, after }),
+            // There will be one when others have started.
             Reserved::Denied(after) => {
-                Err(Error::Unsupported { reason: format!("a place {after:?} from now is beyond what a log can hold") })
+                let none = RawPermit { a: u64::MAX, b: 0, ready: 0, ..*place };
+                Ok(Presented::Wait { place: none, after: after.min(LOOK_AGAIN) })
             }
         }
     }
@@ -536,6 +573,10 @@ impl<T: InStore> Limiter for T {
         self.timed().limit.name()
     }
 
+    fn check_permit(&self, permit: &RawPermit) -> Result<()> {
+        own(permit, self.timed().id, self.name())
+    }
+
     #[inline]
     fn attempt(&self, key: &str, weight: u64) -> Result<Attempt> {
         let instead = |is_admitted| match is_admitted {
@@ -579,7 +620,7 @@ impl<T: InStore> Limiter for T {
     fn cancel(&self, permit: &RawPermit) -> Result<()> {
         let cancelled = self.timed().own(permit).and_then(|permit| self.timed().do_cancel(&permit));
         if let Ok(true) = cancelled {
-            self.timed().limit.counts()?.add(Some(known(permit).0), CANCELLED, 1);
+            self.timed().limit.count(known(permit).0, CANCELLED, 1);
         }
         self.timed().limit.or_instead(cancelled.map(drop), |_| ())
     }
@@ -611,7 +652,7 @@ impl<T: InStore> Limiter for T {
             && fresh.a != place.a
         {
             // It has to wait once more.
-            self.timed().limit.counts()?.add(Some(known(place).0), WAIT_TIME, after.as_micros() as u64);
+            self.timed().limit.count(known(place).0, WAIT_TIME, after.as_micros() as u64);
         }
         self.timed().limit.or_instead(presented, |is_admitted| match is_admitted {
             true => Presented::Started(self.timed().uncounted(place.key)),

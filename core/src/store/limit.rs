@@ -196,6 +196,13 @@ impl Limit {
         self.bound().map(|bound| &*bound.counts)
     }
 
+    /// Counts something of a key, if the limit can be used.
+    pub fn count(&self, hash: Hash, what: usize, n: u64) {
+        if let Ok(counts) = self.counts() {
+            counts.add(Some(hash), what, n);
+        }
+    }
+
     /// What was counted, of a key or with the empty key of all.
     pub fn stats(&self, key: &str) -> Result<Stats> {
         policy::check_key(key)?;
