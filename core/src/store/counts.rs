@@ -63,6 +63,8 @@ pub(crate) struct Counts {
     stripes: [Stripe; STRIPES],
     /// Made at the first decision with a key.
     keys: OnceLock<Box<[Entry]>>,
+    /// No fewer of them are in use.
+    used: AtomicU64,
     /// How much of the stripes is in the sums. Only for the holder of the structure lock.
     told: Mutex<[u64; OF_A_PROCESS]>,
 }
@@ -103,22 +105,25 @@ impl Counts {
     #[inline]
     fn entry(&self, Hash([h0, h1]): Hash) -> Option<&Entry> {
         let keys = self.keys.get_or_init(no_keys);
+        // (No key's hash is 0 but by a chance of one in 2⁶⁴; it would never be told.)
         for probe in 0..PROBES {
-            // Not the bits that the store's index begins with: that makes no difference, but is easier to reason about.
             let entry = &keys[((h0 >> 32) as usize + probe) % KEYS];
             let [first, second, ..] = &entry.0;
             // 64 bits are enough to tell keys apart that are counted in the same second.
-            match first.load(Acquire) {
-                0 if h0 != 0 => match first.compare_exchange(0, h0, AcqRel, Acquire) {
+            let mut theirs = first.load(Acquire);
+            if theirs == 0 {
+                self.used.fetch_add(1, Relaxed);
+                match first.compare_exchange(0, h0, AcqRel, Acquire) {
                     Ok(_) => {
                         second.store(h1, Release);
                         return Some(entry);
                     }
-                    Err(theirs) if theirs == h0 => return Some(entry),
-                    Err(_) => {}
-                },
-                theirs if theirs == h0 && h0 != 0 => return Some(entry),
-                _ => {}
+                    Err(now) => theirs = now,
+                }
+                self.used.fetch_sub(1, Relaxed);
+            }
+            if theirs == h0 {
+                return Some(entry);
             }
         }
         None
@@ -134,14 +139,24 @@ impl Counts {
         });
         let mut new: [u64; OF_A_PROCESS] = std::array::from_fn(|what| now[what].wrapping_sub(told[what]));
         *told = now;
+        let (mut used, mut freed) = (self.used.load(Relaxed), 0);
         for entry in self.keys.get().into_iter().flatten() {
-            let Some((hash, counts)) = entry.take() else { continue };
+            if used == 0 {
+                break;
+            }
+            let Some(hash) = entry.hash() else { continue };
+            used -= 1;
+            let Some(counts) = entry.take() else {
+                freed += 1;
+                continue;
+            };
             counts.iter().zip(&mut new).for_each(|(n, sum)| *sum += n);
             // Of a key that was forgotten meanwhile, only the whole limit knows.
             if let Some(at) = known(home, &table, hash, file) {
                 add(home, key_word::COUNTS.map(|word| at + word), counts);
             }
         }
+        self.used.fetch_sub(freed, Relaxed);
         add(home, std::array::from_fn::<_, OF_A_PROCESS, _>(|i| limit + limit_word::COUNTS + i as u64), new);
         Ok(())
     }
@@ -171,14 +186,17 @@ fn no_keys() -> Box<[Entry]> {
 }
 
 impl Entry {
+    /// Whose it is.
+    fn hash(&self) -> Option<Hash> {
+        let [first, second, ..] = &self.0;
+        let hash = [first.load(Acquire), second.load(Acquire)];
+        (hash[0] != 0 && hash[1] != 0).then_some(Hash(hash))
+    }
+
     /// Takes what was counted. An entry that counted nothing since the last time is another key's from now on. (Whoever has
     /// found it before and counts only now may then count for that key.)
-    fn take(&self) -> Option<(Hash, [u64; OF_A_KEY])> {
+    fn take(&self) -> Option<[u64; OF_A_KEY]> {
         let [first, second, counts @ ..] = &self.0;
-        let hash = [first.load(Acquire), second.load(Acquire)];
-        if hash[0] == 0 || hash[1] == 0 {
-            return None;
-        }
         let taken = std::array::from_fn(|what| match counts[what].load(Relaxed) {
             0 => 0,
             _ => counts[what].swap(0, Relaxed),
@@ -188,7 +206,7 @@ impl Entry {
             first.store(0, Release);
             return None;
         }
-        Some((Hash(hash), taken))
+        Some(taken)
     }
 }
 
