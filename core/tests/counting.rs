@@ -282,7 +282,7 @@ impl Custom for Alternating {
 
     fn decide(&self, _: &str, _: u64) -> Result<Verdict> {
         let n = self.0.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        Ok(if n % 2 == 0 { Verdict::Admitted(n) } else { Verdict::Denied(Duration::from_millis(1)) })
+        Ok(if n.is_multiple_of(2) { Verdict::Admitted(n) } else { Verdict::Denied(Duration::from_millis(1)) })
     }
 
     fn peek(&self, _: &str, _: u64) -> Result<Verdict> {
