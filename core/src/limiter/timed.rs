@@ -488,6 +488,10 @@ impl<T: InStore> Limiter for T {
         self.timed().limit.name()
     }
 
+    fn check_permit(&self, permit: &RawPermit) -> Result<()> {
+        own(permit, self.timed().id, self.name())
+    }
+
     #[inline]
     fn attempt(&self, key: &str, weight: u64) -> Result<Attempt> {
         let instead = |is_admitted| match is_admitted {
