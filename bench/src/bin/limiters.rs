@@ -36,26 +36,26 @@ const fn case(name: &'static str, open: &'static str, shut: &'static str, counte
 
 /// Windows are 2 s at most where keys are counted: longer ones are written to the ledger, and take longer for that.
 const CASES: [Case; 15] = [
-    Case { name: "null", open: OPEN, shut: None, counted: None },
-    case("concurrency (5), with its end", "5 concurrent", "1 concurrent", "5 concurrent"),
-    case("rate (100)", "100/1us", "1/1h", "100/2s"),
+    case("rate of 100", "100/1us", "1/1h", "100/2s"),
     case("rate, two windows", "100/1us + 200/2us", "1/1h + 2/2h", "100/2s + 10/100ms"),
-    case("rate (4,096)", "4096/1us", "1/1h", "4096/2s"),
-    case("rate (above)", "1000000000/1h", "5000/1h", "5000/2s"),
+    case("rate of 4,096", "4096/1us", "1/1h", "4096/2s"),
+    case("rate above 4,096", "1000000000/1h", "5000/1h", "5000/2s"),
+    case("concurrency of 5, with its `complete`", "5 concurrent", "1 concurrent", "5 concurrent"),
     case("delay", "delay 1us", "delay 1h", "delay 2s"),
     case("evenly spaced, strictly", "1/1us spaced strictly", "1/1h spaced strictly", "100/2s spaced strictly"),
-    case("evenly spaced (100)", "1/1us spaced", "1/1h spaced", "100/2s spaced"),
+    case("evenly spaced, 100", "1/1us spaced", "1/1h spaced", "100/2s spaced"),
     case("token bucket", "1000000000/1s burst 1000000", "1/1h burst 1", "100/1s burst 100"),
     case("leaky bucket", "1000000/1s queue 1", "1/1h queue 1", "100/2s queue 1"),
     case("fixed window", "1000000000/1h fixed", "1/1h fixed", "100/2s fixed"),
     case("sliding window counter", "1000000000/1h counter", "1/1h counter", "100/1s counter"),
     case(
-        "composite of rate and bucket, with its end",
+        "composite of a rate and a token bucket, with its `complete`",
         "100/1us + 1000000000/1s burst 1000000",
         "1/1h + 1/1h burst 1",
         "100/2s + 100/1s burst 100",
     ),
-    Case { name: "your own, doing nothing", open: OPEN, shut: Some(SHUT), counted: None },
+    Case { name: "your own, in Rust, doing nothing", open: OPEN, shut: Some(SHUT), counted: None },
+    Case { name: "null", open: OPEN, shut: None, counted: None },
 ];
 
 const OPEN: &str = "open";
@@ -63,7 +63,7 @@ const SHUT: &str = "shut";
 /// What the others are compared with.
 const BASE: &str = "100/1us";
 /// Where an admission is timed together with its end.
-const ENDED: &str = "with its end";
+const ENDED: &str = "with its `complete`";
 
 /// A limiter of one's own that always says the same.
 struct Own(Verdict);
@@ -91,10 +91,10 @@ fn limiters(name: &str, policy: &str, count: usize, store: &Store) -> Vec<Arc<dy
     let one = |i: usize| -> Arc<dyn Limiter> {
         match name {
             "null" => Arc::new(NullLimiter::new()),
-            "your own, doing nothing" if policy == OPEN => {
+            "your own, in Rust, doing nothing" if policy == OPEN => {
                 Arc::new(CustomLimiter::new(Own(Verdict::Admitted(0))).unwrap())
             }
-            "your own, doing nothing" => Arc::new(CustomLimiter::new(Own(Verdict::Denied(SPAN))).unwrap()),
+            "your own, in Rust, doing nothing" => Arc::new(CustomLimiter::new(Own(Verdict::Denied(SPAN))).unwrap()),
             _ => store.limiter(&format!("{name} {i} {policy}"), policy).unwrap(),
         }
     };
