@@ -6,7 +6,7 @@ use crate::algorithm::Start;
 use crate::algorithm::log::{Answer, Ask, Known, PLACE, SETTLED, Taken, View};
 use crate::atomic::*;
 use crate::decision::Decision;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::fork::PerProcess;
 use crate::permit::RawPermit;
 use crate::policy::{self, Policy, Shape};
