@@ -243,7 +243,8 @@ fn hold_and_die(dir: &Dir, end: Instant) -> u64 {
     let holder = |weight: u64| {
         held[0].store(0, Release);
         let child = Child::run(|| {
-            let permit = take(&five(&dir.url()), weight);
+            let limiter = five(&dir.url());
+            let permit = take(&limiter, weight);
             held[0].store(1 + u64::from(permit.is_some()), Release);
             loop {
                 std::thread::sleep(ms(1_000));

@@ -21,7 +21,7 @@ const WORDS: usize = 4;
 /// The starts of one process after the other, in memory that outlives them.
 pub struct Evidence {
     words: &'static [AtomicU64],
-    /// When they were killed.
+    /// When they were killed. A child knows those before it, which is its number.
     deaths: Vec<u64>,
 }
 
@@ -35,7 +35,7 @@ impl Evidence {
         let n = self.words[0].load(Relaxed) as usize;
         let at = 1 + WORDS * n;
         assert!(at + WORDS <= self.words.len(), "there is no room for more evidence");
-        for (word, value) in self.words[at..].iter().zip([a, now_ns(), 0, units << 8 | key]) {
+        for (word, value) in self.words[at..].iter().zip([a, now_ns(), 0, units << 32 | (self.deaths.len() as u64) << 8 | key]) {
             word.store(value, Relaxed);
         }
         self.words[0].store(n as u64 + 1, Release);
@@ -59,9 +59,10 @@ impl Evidence {
         (0..n)
             .map(|i| {
                 let [a, b, end, rest] = std::array::from_fn(|word_of| word(1 + WORDS * i + word_of));
-                let death = self.deaths.get(self.deaths.partition_point(|&death| death < b));
-                let end = if end != 0 { end } else { *death.expect("all processes were killed in the end") };
-                Start { key: rest & 0xff, a, b, end: end.max(b), units: rest >> 8 }
+                let death = self.deaths[(rest >> 8 & 0xff_ffff) as usize];
+                // It may have begun just before the signal reached it.
+                let end = if end != 0 { end } else { death.max(b) };
+                Start { key: rest & 0xff, a, b, end, units: rest >> 32 }
             })
             .collect()
     }
