@@ -91,12 +91,13 @@ pub fn over(bound: Bound, starts: &[Start], heaviest: u64, boundary: (u64, u64))
 /// The most units that ran at the same time.
 pub fn most_at_once(starts: &[Start]) -> u64 {
     // Whoever ends at the moment at which another begins does not run beside it.
-    let begins = starts.iter().map(|s| (s.b, 1, s.units));
-    let mut changes: Vec<_> = begins.chain(starts.iter().map(|s| (s.end, 0, s.units))).collect();
+    let ran = || starts.iter().filter(|s| s.end > s.b);
+    let begins = ran().map(|s| (s.b, 1, s.units));
+    let mut changes: Vec<_> = begins.chain(ran().map(|s| (s.end, 0, s.units))).collect();
     changes.sort_unstable();
     let (mut live, mut most) = (0u64, 0);
     for (_, begins, units) in changes {
-        live = if begins == 1 { live + units } else { live.saturating_sub(units) };
+        live = if begins == 1 { live + units } else { live - units };
         most = most.max(live);
     }
     most
