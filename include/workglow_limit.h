@@ -37,20 +37,19 @@
 // never exceeded. Structures that begin with `struct_size` are initialised with their INIT macro; later versions add
 // fields at their end, and a library refuses settings that it does not know.
 //
-// Ownership. What a _new or _open function hands out belongs to the caller, who gives it to the _free function of that
-// type, once; _free(NULL) is a no-op. Handles that refer to one another are reference counted inside, and may be freed
-// in any order. Texts and structures that are passed in are read during the call only. Texts that are returned are not
-// to be freed.
+// Ownership. What a _new, _shared, _attach or _open function hands out belongs to the caller, who gives it to the _free
+// function of that type, once; _free(NULL) is a no-op. Handles that refer to one another are reference counted inside,
+// and may be freed in any order. Texts and structures that are passed in are read during the call only. Texts that are
+// returned are not to be freed.
 //
 // Threads. Every function may be called from any thread at any time, on the same handles too; only _free needs its
 // handle to itself. The library starts no threads, installs no signal handlers, and prints nothing unless it finds a
 // fault of its own (WGL_INTERNAL). It is not to be called from signal handlers.
 //
 // Fork. Handles made before a fork work in the child, whatever the parent's threads were doing. A limit in a sqlite:
-// store is then shared with the parent and the other children; a memory: store and a concurrency limiter are the
-// child's own copy from there on. Permits stay with the process that got them, unless they leave it as texts
-// (wgl_permit_to_text). A child that only calls exec, or ends
-// with _exit, has nothing to clean up.
+// store is then shared with the parent and the other children; one in a memory: store, or one that was made without a
+// store, is the child's own copy from there on. Permits stay with the process that got them, unless they leave it as
+// texts (wgl_permit_to_text). A child that only calls exec, or ends with _exit, has nothing to clean up.
 
 
 #ifndef WORKGLOW_LIMIT_H
@@ -61,9 +60,20 @@
 
 // The initial values of the structures below.
 #define WGL_STORE_OPTIONS_INIT { sizeof(wgl_store_options), 0, 0, NULL, 0, 0 }
-#define WGL_RATE_LIMITER_OPTIONS_INIT { sizeof(wgl_rate_limiter_options), 0, 0, 0, NULL, 0 }
-#define WGL_CONCURRENCY_LIMITER_OPTIONS_INIT { sizeof(wgl_concurrency_limiter_options), 0, 0, NULL }
+#define WGL_RATE_LIMITER_OPTIONS_INIT { sizeof(wgl_rate_limiter_options), 0, 0, 0, NULL, 0, 0, 0, 0 }
+#define WGL_CONCURRENCY_LIMITER_OPTIONS_INIT { sizeof(wgl_concurrency_limiter_options), 0, 0, NULL, 0 }
+#define WGL_DELAY_LIMITER_OPTIONS_INIT { sizeof(wgl_delay_limiter_options), 0, 50000000, NULL }
+#define WGL_EVENLY_SPACED_LIMITER_OPTIONS_INIT { sizeof(wgl_evenly_spaced_limiter_options), 1, 0, 0, NULL }
+#define WGL_TOKEN_BUCKET_LIMITER_OPTIONS_INIT { sizeof(wgl_token_bucket_limiter_options), 0, 0, 0, 0 }
+#define WGL_LEAKY_BUCKET_LIMITER_OPTIONS_INIT { sizeof(wgl_leaky_bucket_limiter_options), 0, 0, 0, 0 }
+#define WGL_FIXED_WINDOW_LIMITER_OPTIONS_INIT { sizeof(wgl_fixed_window_limiter_options), 0, 0, 0 }
+#define WGL_SLIDING_WINDOW_COUNTER_LIMITER_OPTIONS_INIT \
+    { sizeof(wgl_sliding_window_counter_limiter_options), 0, 0, 0 }
+#define WGL_FLOW_CONTROL_LIMITER_OPTIONS_INIT { sizeof(wgl_flow_control_limiter_options), 0, 0, 0, 0 }
+#define WGL_CUSTOM_LIMITER_TABLE_INIT \
+    { sizeof(wgl_custom_limiter_table), 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL }
 #define WGL_DECISION_INIT { sizeof(wgl_decision), 0, 0, 0, 0, 0, 0, NULL, { { 0, 0, 0, 0, 0, 0, 0, 0 } } }
+#define WGL_COUNTS_INIT { sizeof(wgl_counts), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 
 // Done; where a start was asked for, it is admitted.
@@ -114,6 +124,12 @@
 // What was asked makes no sense for this limiter, or for this store.
 #define WGL_UNSUPPORTED -13
 
+// The lease has ended: its units may be another start's by now.
+#define WGL_LEASE_LOST -14
+
+// A limiter of the program's own failed.
+#define WGL_CUSTOM_FAILURE -15
+
 // A fault of this library. Its state is sound; please report the message.
 #define WGL_INTERNAL -100
 
@@ -137,6 +153,27 @@
 
 // Every start is in the database before the call that admits it returns.
 #define WGL_DURABILITY_COMMIT 1
+
+// How retries spread: the backoff, and up to as much again. The default.
+#define WGL_JITTER_SCALED 0
+
+// How retries spread: anything up to the backoff.
+#define WGL_JITTER_FULL 1
+
+// How retries spread: half of the backoff, and up to as much again.
+#define WGL_JITTER_EQUAL 2
+
+// How retries spread: not at all; the backoff.
+#define WGL_JITTER_NONE 3
+
+// How a start ended: the job ran.
+#define WGL_END_COMPLETED 0
+
+// How a start ended: it never ran, as if it had never been admitted.
+#define WGL_END_CANCELLED 1
+
+// How a start ended: the job ran, and was worth `actual` units.
+#define WGL_END_SETTLED 2
 
 // Where a call takes the longest time to wait: as long as it takes.
 #define WGL_FOREVER 18446744073709551615ull
@@ -195,13 +232,17 @@ typedef struct {
     uint64_t window_ns;
 } wgl_window;
 
-// What a rate limit allows: `max_executions` and `window_ns`, or `windows`. Begin with WGL_RATE_LIMITER_OPTIONS_INIT. The caller owns it; it is read during the call
-// only.
+// What a rate limit allows: `max_executions` and `window_ns`, or `windows`; and its backoff, what a denial adds to
+// `suggested_after_ns` for callers that requeue. The first denial adds `initial_backoff_delay_ns`, each later one
+// `backoff_multiplier` times as much up to `max_backoff_delay_ns`, and an admission begins anew; a level lasts as long
+// as its backoff, however often and in however many processes somebody asks.
+//
+// Begin with WGL_RATE_LIMITER_OPTIONS_INIT. The caller owns it; it is read during the call only.
 typedef struct {
     // sizeof(wgl_rate_limiter_options), as the INIT macro sets it.
     uint32_t struct_size;
-    // 0.
-    uint32_t reserved;
+    // How retries spread: WGL_JITTER_SCALED, _FULL, _EQUAL or _NONE. Default WGL_JITTER_SCALED.
+    uint32_t jitter;
     // So many units in any rolling window: 1 to 1,000,000,000, or with several windows 4,096.
     uint64_t max_executions;
     // The window's length: 1,000 ns (1 µs) to 366 days, rounded up to whole microseconds.
@@ -210,6 +251,12 @@ typedef struct {
     const wgl_window *windows;
     // How many there are: 1 to 4; 0 without `windows`.
     size_t window_count;
+    // What the first denial adds: 1,000 ns to 366 days. Default 1 s.
+    uint64_t initial_backoff_delay_ns;
+    // What the backoff grows by: more than 1 and at most 1,000; thousandths count. Default 2.
+    double backoff_multiplier;
+    // What it grows to: the initial delay to 366 days. Default 10 min.
+    uint64_t max_backoff_delay_ns;
 } wgl_rate_limiter_options;
 
 // What a concurrency limit allows. Begin with WGL_CONCURRENCY_LIMITER_OPTIONS_INIT. The caller owns it; it is read
@@ -221,16 +268,164 @@ typedef struct {
     uint32_t reserved;
     // So many units at the same time: 1 to 65,535.
     uint64_t max_concurrent_jobs;
-    // A clock for tests, for gates, in place of the system's. Default NULL: the system's.
+    // With _new: a clock for tests in place of the system's; default NULL. With _shared: NULL, because the store has one.
     const wgl_manual_clock *clock;
+    // With _shared: so long a start holds its units unless it is renewed, 1,000 ns (1 µs) to 366 days. Default 0: as
+    // long as its process lives. With _new: 0.
+    uint64_t lease_ns;
 } wgl_concurrency_limiter_options;
+
+// What a limit on the time between starts allows. Begin with WGL_DELAY_LIMITER_OPTIONS_INIT. The
+// caller owns it; it is read during the call only.
+typedef struct {
+    // sizeof(wgl_delay_limiter_options), as the INIT macro sets it.
+    uint32_t struct_size;
+    // 0.
+    uint32_t reserved;
+    // So long from one start to the next: 1,000 ns (1 µs) to 366 days, rounded up to whole microseconds. The INIT macro
+    // says 50 ms.
+    uint64_t delay_ns;
+    // With _new: a clock for tests in place of the system's; default NULL. With _shared: NULL, because the store has one.
+    const wgl_manual_clock *clock;
+} wgl_delay_limiter_options;
+
+// What an evenly spaced limit allows. Begin with WGL_EVENLY_SPACED_LIMITER_OPTIONS_INIT. The
+// caller owns it; it is read during the call only.
+typedef struct {
+    // sizeof(wgl_evenly_spaced_limiter_options), as the INIT macro sets it.
+    uint32_t struct_size;
+    // 1: the distance is so much shorter as the last jobs took on average. 0: it is always the same. The INIT macro says
+    // 1.
+    uint32_t adaptive;
+    // So many starts in a window: 1 to 1,000,000,000, or if it is adaptive 4,096.
+    uint64_t max_executions;
+    // The window's length: 1,000 ns (1 µs) to 366 days, rounded up to whole microseconds.
+    uint64_t window_ns;
+    // With _new: a clock for tests in place of the system's; default NULL. With _shared: NULL, because the store has one.
+    const wgl_manual_clock *clock;
+} wgl_evenly_spaced_limiter_options;
+
+// What a token bucket allows. Begin with WGL_TOKEN_BUCKET_LIMITER_OPTIONS_INIT. The caller owns it; it is read during
+// the call only.
+typedef struct {
+    // sizeof(wgl_token_bucket_limiter_options), as the INIT macro sets it.
+    uint32_t struct_size;
+    // 0.
+    uint32_t reserved;
+    // So many units drip in per period: 1 to 1,000,000,000.
+    uint64_t rate;
+    // The period: 1,000 ns (1 µs) to 366 days, rounded up to whole microseconds.
+    uint64_t period_ns;
+    // So many the bucket holds: 1 to 1,000,000,000, and no more than drip in within 366 days. Default 0: `rate`.
+    uint64_t burst;
+} wgl_token_bucket_limiter_options;
+
+// What a leaky bucket allows. Begin with WGL_LEAKY_BUCKET_LIMITER_OPTIONS_INIT. The caller owns it; it is read during
+// the call only.
+typedef struct {
+    // sizeof(wgl_leaky_bucket_limiter_options), as the INIT macro sets it.
+    uint32_t struct_size;
+    // 0.
+    uint32_t reserved;
+    // So many units start, one after the other, per period: 1 to 1,000,000,000.
+    uint64_t rate;
+    // The period: 1,000 ns (1 µs) to 366 days, rounded up to whole microseconds.
+    uint64_t period_ns;
+    // So many may wait for their turn: 1 to 1,000,000,000, and no more than start within 366 days. Default 0: `rate`.
+    uint64_t queue;
+} wgl_leaky_bucket_limiter_options;
+
+// What a limit on fixed windows allows. Begin with WGL_FIXED_WINDOW_LIMITER_OPTIONS_INIT. The caller owns it; it is
+// read during the call only.
+typedef struct {
+    // sizeof(wgl_fixed_window_limiter_options), as the INIT macro sets it.
+    uint32_t struct_size;
+    // 0.
+    uint32_t reserved;
+    // So many units in a window: 1 to 1,000,000,000.
+    uint64_t max_executions;
+    // The window's length: 1,000 ns (1 µs) to 366 days, rounded up to whole microseconds.
+    uint64_t window_ns;
+} wgl_fixed_window_limiter_options;
+
+// What a sliding window counter allows. Begin with WGL_SLIDING_WINDOW_COUNTER_LIMITER_OPTIONS_INIT. The caller owns it; it is
+// read during the call only.
+typedef struct {
+    // sizeof(wgl_sliding_window_counter_limiter_options), as the INIT macro sets it.
+    uint32_t struct_size;
+    // 0.
+    uint32_t reserved;
+    // So many units in a window: 1 to 1,000,000,000.
+    uint64_t max_executions;
+    // The window's length: 1,000 ns (1 µs) to 366 days, rounded up to whole microseconds.
+    uint64_t window_ns;
+} wgl_sliding_window_counter_limiter_options;
+
+// What flow control allows. Begin with WGL_FLOW_CONTROL_LIMITER_OPTIONS_INIT. The caller owns it; it is read during
+// the call only.
+typedef struct {
+    // sizeof(wgl_flow_control_limiter_options), as the INIT macro sets it.
+    uint32_t struct_size;
+    // 0.
+    uint32_t reserved;
+    // So many units in any rolling period: 1 to 1,000,000,000. Default 0, as `period_ns` is then: no such limit.
+    uint64_t rate;
+    // The period: 1,000 ns (1 µs) to 366 days, rounded up to whole microseconds.
+    uint64_t period_ns;
+    // So many units at the same time: 1 to 65,535. Default 0: no such limit.
+    uint64_t parallelism;
+} wgl_flow_control_limiter_options;
+
+// A limiter of the program's own, as functions. Begin with WGL_CUSTOM_LIMITER_TABLE_INIT and give it a name, `decide`
+// and `peek`; the others may be NULL. It is read during the call of wgl_custom_limiter_new only.
+//
+// Each function gets `context` first. Any thread may call it, and several may at once. It returns WGL_OK, or where a
+// denial is possible WGL_DENIED; anything else is a failure: whoever asked gets WGL_CUSTOM_FAILURE, and nothing is
+// charged anywhere. It may call this library, but not for a limiter that contains this one. It must return: no
+// longjmp, no C++ exception. Keys are not NULL, have no NUL behind them, and are good during the call only; length 0 is
+// no key. A forked child calls the same functions with its copy of the context.
+typedef struct {
+    // sizeof(wgl_custom_limiter_table), as the INIT macro sets it.
+    uint32_t struct_size;
+    // 0.
+    uint32_t reserved;
+    // What the functions get. It has to be good until `free` is called.
+    void *context;
+    // What `denied_by` says: 1 to 1,024 bytes. Copied.
+    const char *name;
+    // Decides and records in one act; `weight` is at least 1. WGL_OK: start, and `start` is what `end` will get, 0
+    // unless it is written. WGL_DENIED: not now, but perhaps after `retry_after_ns`, 10 ms unless it is written; nothing
+    // has changed.
+    int (*decide)(void *context,
+                  const char *key,
+                  size_t key_len,
+                  uint64_t weight,
+                  uint64_t *start,
+                  uint64_t *retry_after_ns);
+    // What `decide` would answer. Records nothing.
+    int (*peek)(void *context, const char *key, size_t key_len, uint64_t weight, uint64_t *retry_after_ns);
+    // A start has ended, for which `decide` wrote that number: WGL_END_COMPLETED, _CANCELLED or _SETTLED; `actual` is 0
+    // but for the last. Called once for each permit that is ended, and for starts that a composite takes back.
+    int (*end)(void *context, uint64_t start, uint32_t how, uint64_t actual);
+    // Nobody starts for so long: a gate. Without a key it binds all keys.
+    int (*pause)(void *context, const char *key, size_t key_len, uint64_t pause_ns);
+    // Back to the initial state; without a key, of all keys.
+    int (*clear)(void *context, const char *key, size_t key_len);
+    // A job has started without asking.
+    int (*record_job_start)(void *context, const char *key, size_t key_len);
+    // A job that started without asking has ended.
+    int (*record_job_completion)(void *context, const char *key, size_t key_len);
+    // Nobody will call any of them again: called once, when the limiter and all composites that contain it are freed.
+    void (*free)(void *context);
+} wgl_custom_limiter_table;
 
 // What an admitted start holds, until wgl_complete, wgl_cancel or wgl_settle; or a place, a start in the future. A
 // value: there is nothing to free, and what is inside is the library's. It belongs to the limiter that gave it, and to
 // the process that got it, unless it leaves as a text.
 //
 // It may be moved and copied, but one copy is to be ended: that one is marked as ended, and ending it again, in
-// whichever way, is a no-op. One thread at a time may use it.
+// whichever way, is a no-op. Where starts are only counted (fixed windows, limits above 4,096, limiters of the program's
+// own), another copy that is cancelled would take its units back again. One thread at a time may use it.
 typedef struct {
     // The library's.
     uint64_t opaque[8];
@@ -258,6 +453,32 @@ typedef struct {
     // What the start holds. All zero in a denial, and always in a wgl_peek.
     wgl_permit permit;
 } wgl_decision;
+
+// Counts of a limit, or of one key. Begin with WGL_COUNTS_INIT. The caller owns it.
+typedef struct {
+    // sizeof(wgl_counts), as the INIT macro sets it.
+    uint32_t struct_size;
+    // Of no meaning.
+    uint32_t reserved;
+    // Starts that were admitted, at once or after a wait.
+    uint64_t admitted;
+    // Attempts that were denied.
+    uint64_t denied;
+    // The units that were asked for.
+    uint64_t units_wanted;
+    // Those that were granted.
+    uint64_t units_granted;
+    // Starts that had to wait for a place.
+    uint64_t waited;
+    // How long they waited, together.
+    uint64_t wait_time_ns;
+    // Permits and places that were cancelled.
+    uint64_t cancelled;
+    // Decisions that the store failed, whatever was answered instead.
+    uint64_t store_errors;
+    // How often another policy came to hold.
+    uint64_t policy_changes;
+} wgl_counts;
 
 #ifdef __cplusplus
 extern "C" {
@@ -297,6 +518,14 @@ int wgl_store_open(const char *url,
 // Frees a store. NULL is a no-op.
 void wgl_store_free(wgl_store *store);
 
+// Declares the limits of a TOML file, all or none, for all who share the store; wgl_limiter_attach takes them by their
+// names.
+//
+// Fails with WGL_INVALID_ARGUMENT, saying where the file is wrong, WGL_KIND_MISMATCH if a name is declared as another
+// kind of limiter, or with a store error.
+int wgl_store_load(const wgl_store *store,
+                   const char *path);
+
 // Puts an operator's policy above what programs declare under this name, at once, for all who share the store, until
 // wgl_store_lift. `policy` is a text such as "200/1m", "100/1m + 5/1s" or "5 concurrent".
 //
@@ -321,28 +550,20 @@ int wgl_store_flush(const wgl_store *store);
 int wgl_store_failures(const wgl_store *store,
                        uint64_t *count);
 
-// Declares a limit under a name, in place of the policy that the name had, for all who share the store: at most
-// `max_executions` units in any rolling window. A start at s counts until exactly s + window. A policy that an operator
-// has put above it goes on until it is lifted.
+// Takes the limit that is declared under a name, of whatever kind; or the limits that wgl_policy_limiter_new or
+// wgl_flow_control_limiter_new declared together under it.
 //
-// Fails with WGL_INVALID_ARGUMENT for options out of range and for a name that is not 1 to 1,024 bytes,
-// WGL_KIND_MISMATCH if the name is declared as another kind of limiter, or with a store error.
-int wgl_rate_limiter_new(const wgl_store *store,
-                         const char *name,
-                         const wgl_rate_limiter_options *options,
-                         wgl_limiter **limiter);
+// Fails with WGL_UNKNOWN_LIMIT if there is none, or with a store error.
+int wgl_limiter_attach(const wgl_store *store,
+                       const char *name,
+                       wgl_limiter **limiter);
 
 // Takes the rate limit that is declared under a name.
 //
-// Fails with WGL_UNKNOWN_LIMIT if there is none, and otherwise as wgl_rate_limiter_new does.
-int wgl_rate_limiter_attach(const wgl_store *store, const char *name, wgl_limiter **limiter);
-
-// Makes a limit on how many run at the same time, per key, in this process; a forked child counts its own. Every start
-// has to be ended with wgl_complete.
-//
-// Fails with WGL_INVALID_ARGUMENT for options out of range.
-int wgl_concurrency_limiter_new(const wgl_concurrency_limiter_options *options,
-                                wgl_limiter **limiter);
+// Fails as wgl_limiter_attach does, and with WGL_KIND_MISMATCH if the name is declared as another kind of limiter.
+int wgl_rate_limiter_attach(const wgl_store *store,
+                            const char *name,
+                            wgl_limiter **limiter);
 
 // Makes a limiter that admits everything: for where none is wanted.
 int wgl_null_limiter_new(wgl_limiter **limiter);
@@ -361,6 +582,118 @@ int wgl_composite_limiter_add(const wgl_limiter *composite,
 
 // Frees a limiter. NULL is a no-op. What it has admitted stays admitted.
 void wgl_limiter_free(wgl_limiter *limiter);
+
+// Declares a limit under a name, in place of the policy that the name had, for all who share the store: at most
+// `max_executions` units in any rolling window. A start at s counts until exactly s + window. A policy that an operator
+// has put above it goes on until it is lifted.
+//
+// Fails with WGL_INVALID_ARGUMENT for options out of range and for a name that is not 1 to 1,024 bytes,
+// WGL_KIND_MISMATCH if the name is declared as another kind of limiter, or with a store error. So do the other
+// functions that declare a limit.
+int wgl_rate_limiter_new(const wgl_store *store,
+                         const char *name,
+                         const wgl_rate_limiter_options *options,
+                         wgl_limiter **limiter);
+
+// Makes a limit on how many run at the same time, per key, in this process; a forked child counts its own. Every start
+// has to be ended with wgl_complete.
+//
+// Fails with WGL_INVALID_ARGUMENT for options out of range.
+int wgl_concurrency_limiter_new(const wgl_concurrency_limiter_options *options,
+                                wgl_limiter **limiter);
+
+// Declares a limit on how many run at the same time, per key, under a name, for all who share the store. A start holds
+// its units until it is ended with wgl_complete, but no longer than its process lives, nor than its lease: see
+// wgl_renew.
+int wgl_concurrency_limiter_shared(const wgl_store *store,
+                                   const char *name,
+                                   const wgl_concurrency_limiter_options *options,
+                                   wgl_limiter **limiter);
+
+// Makes a limit on the time from one start to the next, per key, in this process; a forked child goes its own way. Every
+// start weighs 1.
+//
+// Fails with WGL_INVALID_ARGUMENT for options out of range.
+int wgl_delay_limiter_new(const wgl_delay_limiter_options *options,
+                          wgl_limiter **limiter);
+
+// Declares such a limit under a name, for all who share the store.
+int wgl_delay_limiter_shared(const wgl_store *store,
+                             const char *name,
+                             const wgl_delay_limiter_options *options,
+                             wgl_limiter **limiter);
+
+// Makes a limit of `max_executions` starts in a window at even distances, per key, in this process; a forked child goes
+// its own way. Every start weighs 1.
+//
+// An adaptive one shortens the distance, the window over `max_executions`, by what the last `max_executions` jobs took
+// on average: from their start to wgl_complete or wgl_settle. Never more than `max_executions` start in any rolling
+// window.
+//
+// Fails with WGL_INVALID_ARGUMENT for options out of range.
+int wgl_evenly_spaced_limiter_new(const wgl_evenly_spaced_limiter_options *options,
+                                  wgl_limiter **limiter);
+
+// Declares such a limit under a name, for all who share the store.
+int wgl_evenly_spaced_limiter_shared(const wgl_store *store,
+                                     const char *name,
+                                     const wgl_evenly_spaced_limiter_options *options,
+                                     wgl_limiter **limiter);
+
+// Declares a bucket of `burst` tokens under a name, for all who share the store: `rate` tokens drip in evenly per
+// period, and a start takes as many as it weighs. In any period at most `burst` + `rate` units start.
+int wgl_token_bucket_limiter_new(const wgl_store *store,
+                                 const char *name,
+                                 const wgl_token_bucket_limiter_options *options,
+                                 wgl_limiter **limiter);
+
+// Declares a leaky bucket under a name, for all who share the store: one start per period / `rate`, and one of weight w
+// takes the time of w. In wgl_acquire and wgl_reserve up to `queue` units wait for their turn; beyond that they are
+// denied.
+int wgl_leaky_bucket_limiter_new(const wgl_store *store,
+                                 const char *name,
+                                 const wgl_leaky_bucket_limiter_options *options,
+                                 wgl_limiter **limiter);
+
+// Declares a limit under a name, for all who share the store: at most `max_executions` units in each window, the windows
+// aligned to 1970 (UTC). Across a boundary up to twice as many start in the length of one window.
+int wgl_fixed_window_limiter_new(const wgl_store *store,
+                                 const char *name,
+                                 const wgl_fixed_window_limiter_options *options,
+                                 wgl_limiter **limiter);
+
+// Declares a limit under a name, for all who share the store: an estimate of `max_executions` units in any rolling
+// window, from the counts of this window, aligned to 1970 (UTC), and of so much of the last one as still lies in the
+// rolling one. For very large limits; fewer than twice as many start in the length of one window.
+int wgl_sliding_window_counter_limiter_new(const wgl_store *store,
+                                           const char *name,
+                                           const wgl_sliding_window_counter_limiter_options *options,
+                                           wgl_limiter **limiter);
+
+// Declares the limits of a text under a name, for all who share the store: "100/1m", "10/1s burst 20", "5 concurrent",
+// or several, all of which have to admit, such as "100/1m + 5/1s + 5 concurrent".
+//
+// Fails with WGL_INVALID_ARGUMENT, saying where the text is wrong.
+int wgl_policy_limiter_new(const wgl_store *store,
+                           const char *name,
+                           const char *policy,
+                           wgl_limiter **limiter);
+
+// Declares flow control under a name, for all who share the store: so many per period, so many at the same time, or
+// both.
+//
+// Fails with WGL_INVALID_ARGUMENT if there is neither.
+int wgl_flow_control_limiter_new(const wgl_store *store,
+                                 const char *name,
+                                 const wgl_flow_control_limiter_options *options,
+                                 wgl_limiter **limiter);
+
+// Makes a limiter of the program's own. Composites take it as a child, and by itself it answers every call but those for
+// places and texts.
+//
+// Fails with WGL_INVALID_ARGUMENT if the name, `decide` or `peek` is missing or wrong; `free` is not called then.
+int wgl_custom_limiter_new(const wgl_custom_limiter_table *table,
+                           wgl_limiter **limiter);
 
 // Starts if there is room now: decides and records in one act. WGL_OK: admitted, and `permit` is written. WGL_DENIED:
 // not now; nothing has changed, and after `retry_after_ns` (which may be NULL) a retry succeeds, if nobody else took
@@ -456,6 +789,21 @@ int wgl_settle(const wgl_limiter *limiter,
                wgl_permit *permit,
                uint64_t actual);
 
+// Lets a lease begin anew: the start holds its units for the whole lease of its limit from now on. A no-op for permits
+// that need none.
+//
+// Fails with WGL_LEASE_LOST if the lease has ended meanwhile, and perhaps another start holds its units; else as
+// wgl_complete does, or with a store error.
+int wgl_renew(const wgl_limiter *limiter,
+              const wgl_permit *permit);
+
+// The number of a lease, which is larger for every later lease of the same key: what the lease protects remembers the
+// largest that it saw, and refuses whoever comes with a smaller one. WGL_NONE, and nothing is written, for permits that
+// are no leases.
+int wgl_fence(const wgl_limiter *limiter,
+              const wgl_permit *permit,
+              uint64_t *fence);
+
 // When the place came that a waiting start had, or comes that was reserved, as Unix time. WGL_NONE, and nothing is
 // written, if it had none: it did not have to wait, or its limit keeps no places.
 int wgl_permit_ready_at(const wgl_limiter *limiter,
@@ -524,6 +872,15 @@ int wgl_permit_from_text(const wgl_limiter *limiter,
                          const char *text,
                          size_t text_len,
                          wgl_permit *permit);
+
+// What was counted, of a key or without a key of all: by all processes that share the limit, but for what the others
+// counted in the last second.
+//
+// Fails with WGL_INVALID_ARGUMENT for a key that is none, or with a store error.
+int wgl_stats(const wgl_limiter *limiter,
+              const char *key,
+              size_t key_len,
+              wgl_counts *counts);
 
 #ifdef __cplusplus
 }  // extern "C"

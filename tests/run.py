@@ -14,6 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 LOGS = ROOT / "target/test-logs"
+CELLS = ROOT / "target/test-cells"
 STORM = [sys.executable, "tests/torture/storm/storm.py", "--out", "target/demo", "--seconds", "20"]
 
 # How each runner says what it ran: patterns for passed, failed, skipped.
@@ -49,7 +50,7 @@ def run(name, patterns, command):
     with log.open("w") as file:
         code = subprocess.run(
             command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
-            env=os.environ | {"NO_COLOR": "1"}, timeout=1500,
+            env=os.environ | {"NO_COLOR": "1", "WGL_CELLS": str(CELLS)}, timeout=1500,
         ).returncode  # fmt: skip
     output = log.read_text(errors="replace")
     passed, failed, skipped = (count(pattern, output) for pattern in patterns)
@@ -61,13 +62,48 @@ def run(name, patterns, command):
     return passed, failed, skipped
 
 
+LANGUAGES = {"rust": "core", "c": "c", "python": "python", "node": "node"}
+LIMITERS = [
+    "null", "concurrency", "rate", "delay", "evenly_spaced", "token_bucket", "leaky_bucket", "fixed_window",
+    "sliding_window_counter", "composite", "custom", "policy",
+]  # fmt: skip
+
+
+def table():
+    """Which limiter was run by how many cases of the shared vectors, on which store and in which language; holes are failures."""
+    cells = {}
+    for language in LANGUAGES:
+        path = CELLS / language
+        for line in path.read_text().splitlines() if path.exists() else ():
+            limiter, store, cases = line.split()
+            cells[language, limiter, store] = int(cases)
+    columns = [(language, store) for language in LANGUAGES for store in ("memory", "sqlite")]
+    print("\ncases of tests/vectors: each limiter in each language, on memory: and sqlite:")
+    print(f"{'':24}" + "".join(f"{language:>14}" for language in LANGUAGES))
+    holes = 0
+    for limiter in LIMITERS:
+        counts = [cells.get((language, limiter, store), 0) for language, store in columns]
+        holes += counts.count(0)
+        pairs = zip(counts[::2], counts[1::2])
+        print(f"{limiter:24}" + "".join(f"{f'{memory or chr(45)} + {sqlite or chr(45)}':>14}" for memory, sqlite in pairs))
+    if unknown := {limiter for _, limiter, _ in cells} - set(LIMITERS):
+        print(f"limiters that this table does not know: {', '.join(sorted(unknown))}")
+    different = {row for row in LIMITERS if len({cells.get((language, row, store)) for language, store in columns}) > 1}
+    if different:
+        print(f"not the same cases everywhere: {', '.join(sorted(different))}")
+    return holes + len(unknown) + len(different)
+
+
 def main():
     LOGS.mkdir(parents=True, exist_ok=True)
+    CELLS.mkdir(parents=True, exist_ok=True)
     chosen = sys.argv[1:] or SUITES
     if unknown := [name for name in chosen if name not in SUITES]:
         sys.exit(f"no suite named {', '.join(unknown)}; there are {', '.join(SUITES)}")
     results = [run(name, *SUITES[name]) for name in chosen]
     passed, failed, skipped = (sum(column) for column in zip(*results))
+    if set(LANGUAGES.values()) <= set(chosen):
+        failed += table()
     print(f"{passed} passed, {failed} failed, {skipped} skipped")
     sys.exit(failed > 0)
 

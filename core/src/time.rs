@@ -119,6 +119,11 @@ impl Clock {
         (wall.as_micros() as u64).wrapping_sub(self.now().floor)
     }
 
+    /// Does it stand still until somebody moves it?
+    pub fn is_manual(&self) -> bool {
+        self.manual.is_some()
+    }
+
     /// Sleeps, at most for `nap`. It may wake early.
     pub fn sleep(&self, nap: Duration) {
         match &self.manual {

@@ -291,6 +291,30 @@ fn a_waiter_holds_nothing_while_a_slot_is_what_it_waits_for() {
 }
 
 #[test]
+fn who_waits_for_a_lease_looks_again_before_it_is_over() {
+    let (clock, store) = clocked();
+    let running: Shared = Arc::new(ConcurrencyLimiter::shared(&store, "leases", 1, Some(HOUR)).unwrap());
+    let limiter = CompositeLimiter::new([running.clone(), rate(&store, "rate", 5, ms(1_000))]);
+    let held = taken(&limiter);
+    limiter.renew(&held).unwrap();
+    assert!(limiter.fence(&held).is_some());
+    assert_eq!(limiter.peek("", 1).unwrap().retry_after, HOUR, "if nobody completes");
+    let mut wait = Wait::new("", 1, Some(ms(5_000)));
+    assert!(matches!(limiter.step(&mut wait).unwrap(), Step::Sleep(nap) if nap < ms(100)));
+    let (first, _) = place(&limiter, 1);
+    assert!(matches!(limiter.present(&first).unwrap(), Presented::Wait { after, .. } if after < ms(100)));
+    limiter.complete(&held).unwrap();
+    assert!(matches!(limiter.step(&mut wait).unwrap(), Step::Admitted(_)));
+    limiter.pause("", HOUR).unwrap();
+    let Step::Expired(after) = limiter.step(&mut Wait::new("", 1, Some(ms(5_000)))).unwrap() else {
+        panic!("it is closed")
+    };
+    assert_eq!(after, HOUR);
+    clock.advance(HOUR);
+    assert_eq!(limiter.renew(&taken(&limiter)), Ok(()), "the lease before is over");
+}
+
+#[test]
 fn who_gives_up_or_cannot_be_served_in_time_leaves_nothing_behind() {
     let (_clock, store) = clocked();
     let (a, b) = (rate(&store, "a", 1, ms(1_000)), rate(&store, "b", 1, ms(3_000)));
@@ -432,6 +456,28 @@ fn what_is_no_place_any_more_is_an_error_and_a_stranger_is_too() {
     let (place, _) = self::place(&limiter, 1);
     Child::run(|| assert!(matches!(limiter.present(&place), Err(Error::InvalidArgument { .. })))).join();
     assert!(matches!(limiter.present(&place).unwrap(), Presented::Started(_)));
+}
+
+#[test]
+fn another_policy_or_a_clear_of_one_child_moves_the_place_at_all_of_them() {
+    let (clock, store) = clocked();
+    let (a, b) = (rate(&store, "a", 1, ms(1_000)), rate(&store, "b", 1, ms(2_000)));
+    let limiter = CompositeLimiter::new([a.clone(), b.clone()]);
+    taken(&limiter);
+    let (first, after) = place(&limiter, 1);
+    rate(&store, "b", 1, ms(5_000)).open().unwrap();
+    clock.advance(after);
+    assert_eq!(limiter.present(&first).unwrap(), Presented::Wait { place: first, after: ms(3_000) });
+    assert_eq!(a.peek("", 1).unwrap().retry_after, ms(3_000) + ms(25) + ms(1_000), "it moved here too");
+    clock.advance(ms(3_000));
+    assert!(matches!(limiter.present(&first).unwrap(), Presented::Started(_)));
+    limiter.complete(&first).unwrap();
+    let (second, after) = place(&limiter, 1);
+    b.clear("").unwrap();
+    clock.advance(after);
+    assert!(matches!(limiter.present(&second).unwrap(), Presented::Wait { after: Duration::ZERO, .. }));
+    assert!(matches!(limiter.present(&second).unwrap(), Presented::Started(_)));
+    assert!(!a.can_proceed("").unwrap() && !b.can_proceed("").unwrap());
 }
 
 #[test]

@@ -11,8 +11,13 @@
 
 mod calls;
 mod clock;
+mod custom;
 mod input;
 mod limiter;
+mod local;
 mod permit;
+mod rate;
+mod shared;
+mod stats;
 mod status;
 mod store;

@@ -1,18 +1,14 @@
-//! Limiters, made and freed.
+//! The handle of a limiter: taken by its name, put together, freed. How each kind is made is in
+//! `rate.rs`, `local.rs`, `shared.rs` and `custom.rs`.
 
-use crate::clock::wgl_manual_clock;
-use crate::input::{Sized32, given, hand_out, invalid, options, reserved, text};
+use crate::input::{self, Sized32, given, hand_out, text};
 use crate::status::{WGL_OK, guard};
 use crate::store::wgl_store;
 use std::ffi::{CString, c_char, c_int};
 use std::mem::MaybeUninit;
-use std::slice;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, Ordering::*};
-use std::time::Duration;
-use workglow_limit::{
-    CompositeLimiter, ConcurrencyLimiter, Error, Limiter, MOST_WINDOWS, NullLimiter, RateLimiter, Result,
-};
+use workglow_limit::{CompositeLimiter, Error, Limiter, NullLimiter, Policy, RateLimiter, Result, Store};
 
 /// Answers "may this job start now, and if not, when?".
 ///
@@ -26,8 +22,48 @@ pub struct wgl_limiter {
     names: Names,
 }
 
+/// Where a new limiter goes.
+pub(crate) type Place<'a> = Option<&'a mut MaybeUninit<Box<wgl_limiter>>>;
+
+/// Makes a limiter of a store under a name, and hands it out when it is declared or attached.
+///
+/// # Safety
+/// As for [`text`].
+pub(crate) unsafe fn named(
+    store: Option<&wgl_store>,
+    name: *const c_char,
+    limiter: Place,
+    make: impl FnOnce(&Store, &str) -> Result<Arc<dyn Limiter>>,
+) -> c_int {
+    guard(|| {
+        let (store, place) = (given("store", store)?, given("limiter", limiter)?);
+        // SAFETY: the caller's promise.
+        let limiter = make(&store.0, unsafe { text("name", name) }?)?;
+        limiter.open()?;
+        hand_out(place, wgl_limiter::new(limiter, None));
+        Ok(WGL_OK)
+    })
+}
+
+/// Declares a limit under a name, and hands it out.
+///
+/// # Safety
+/// As for [`named`] and [`input::options`].
+pub(crate) unsafe fn declared<O: Sized32>(
+    store: Option<&wgl_store>,
+    name: *const c_char,
+    options: *const O,
+    limiter: Place,
+    policy: impl FnOnce(O) -> Result<Policy>,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    let declare = |store: &Store, name: &str| store.declare(name, policy(unsafe { input::options(options) }?)?);
+    // SAFETY: the caller's promise.
+    unsafe { named(store, name, limiter, declare) }
+}
+
 impl wgl_limiter {
-    fn new(limiter: Arc<dyn Limiter>, composite: Option<Arc<CompositeLimiter>>) -> Self {
+    pub(crate) fn new(limiter: Arc<dyn Limiter>, composite: Option<Arc<CompositeLimiter>>) -> Self {
         wgl_limiter { limiter, composite, names: Names::default() }
     }
 
@@ -80,157 +116,31 @@ impl Drop for Names {
     }
 }
 
-/// One window of a rate limit with several.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct wgl_window {
-    /// So many units in any rolling window: 1 to 1,000,000,000, or with several windows 4,096.
-    pub max_executions: u64,
-    /// The window's length: 1,000 ns (1 µs) to 366 days, rounded up to whole microseconds.
-    pub window_ns: u64,
-}
-
-/// What a rate limit allows: `max_executions` and `window_ns`, or `windows`. Begin with WGL_RATE_LIMITER_OPTIONS_INIT. The caller owns it; it is read during the call
-/// only.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct wgl_rate_limiter_options {
-    /// sizeof(wgl_rate_limiter_options), as the INIT macro sets it.
-    pub struct_size: u32,
-    /// 0.
-    pub reserved: u32,
-    /// So many units in any rolling window: 1 to 1,000,000,000, or with several windows 4,096.
-    pub max_executions: u64,
-    /// The window's length: 1,000 ns (1 µs) to 366 days, rounded up to whole microseconds.
-    pub window_ns: u64,
-    /// Several windows instead: a start needs room in all of them. NULL: there is only the one above.
-    pub windows: *const wgl_window,
-    /// How many there are: 1 to 4; 0 without `windows`.
-    pub window_count: usize,
-}
-
-// SAFETY: it begins with its size; the pointer is looked at only as what the caller gives.
-unsafe impl Sized32 for wgl_rate_limiter_options {
-    const NAME: &'static str = "rate limiter options";
-}
-
-impl wgl_rate_limiter_options {
-    /// The windows, however they were given.
-    ///
-    /// # Safety
-    /// `windows` is NULL or points to `window_count` windows.
-    unsafe fn windows(&self) -> Result<Vec<(u64, Duration)>> {
-        let one = wgl_window { max_executions: self.max_executions, window_ns: self.window_ns };
-        let all = match (self.windows.is_null(), self.window_count) {
-            (true, 0) => slice::from_ref(&one),
-            (true, count) => {
-                return Err(invalid("windows", format_args!("NULL, of {count}"), "a pointer, or window_count 0"));
-            }
-            // A count that is none is told before anything is read.
-            (false, count) if !(1..=MOST_WINDOWS).contains(&count) => {
-                return Err(invalid("window_count", count, &format!("1 to {MOST_WINDOWS}, or 0 and no windows")));
-            }
-            (false, _) if (one.max_executions, one.window_ns) != (0, 0) => {
-                let both = "given beside max_executions and window_ns";
-                return Err(invalid("windows", both, "either windows, or one pair and no windows"));
-            }
-            // SAFETY: the caller's promise.
-            (false, count) => unsafe { slice::from_raw_parts(self.windows, count) },
-        };
-        Ok(all.iter().map(|window| (window.max_executions, Duration::from_nanos(window.window_ns))).collect())
-    }
-}
-
-/// Declares a limit under a name, in place of the policy that the name had, for all who share the store: at most
-/// `max_executions` units in any rolling window. A start at s counts until exactly s + window. A policy that an operator
-/// has put above it goes on until it is lifted.
+/// Takes the limit that is declared under a name, of whatever kind; or the limits that wgl_policy_limiter_new or
+/// wgl_flow_control_limiter_new declared together under it.
 ///
-/// Fails with WGL_INVALID_ARGUMENT for options out of range and for a name that is not 1 to 1,024 bytes,
-/// WGL_KIND_MISMATCH if the name is declared as another kind of limiter, or with a store error.
+/// Fails with WGL_UNKNOWN_LIMIT if there is none, or with a store error.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn wgl_rate_limiter_new(
+pub unsafe extern "C" fn wgl_limiter_attach(
     store: Option<&wgl_store>,
     name: *const c_char,
-    options: *const wgl_rate_limiter_options,
     limiter: Option<&mut MaybeUninit<Box<wgl_limiter>>>,
 ) -> c_int {
-    guard(|| {
-        let (store, place) = (given("store", store)?, given("limiter", limiter)?);
-        // SAFETY: the caller's promise.
-        let (name, options) = unsafe { (text("name", name)?, self::options(options)?) };
-        reserved(options.reserved)?;
-        // SAFETY: the caller's promise.
-        let windows = unsafe { options.windows() }?;
-        let rate = RateLimiter::with_windows(&store.0, name, &windows, Default::default())?;
-        rate.open()?;
-        hand_out(place, wgl_limiter::new(Arc::new(rate), None));
-        Ok(WGL_OK)
-    })
+    // SAFETY: the caller's promise.
+    unsafe { named(store, name, limiter, |store, name| store.find(name)) }
 }
 
 /// Takes the rate limit that is declared under a name.
 ///
-/// Fails with WGL_UNKNOWN_LIMIT if there is none, and otherwise as wgl_rate_limiter_new does.
+/// Fails as wgl_limiter_attach does, and with WGL_KIND_MISMATCH if the name is declared as another kind of limiter.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wgl_rate_limiter_attach(
     store: Option<&wgl_store>,
     name: *const c_char,
     limiter: Option<&mut MaybeUninit<Box<wgl_limiter>>>,
 ) -> c_int {
-    guard(|| {
-        let (store, place) = (given("store", store)?, given("limiter", limiter)?);
-        // SAFETY: the caller's promise.
-        let name = unsafe { text("name", name) }?;
-        let rate = RateLimiter::attach(&store.0, name)?;
-        rate.open()?;
-        hand_out(place, wgl_limiter::new(Arc::new(rate), None));
-        Ok(WGL_OK)
-    })
-}
-
-/// What a concurrency limit allows. Begin with WGL_CONCURRENCY_LIMITER_OPTIONS_INIT. The caller owns it; it is read
-/// during the call only.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct wgl_concurrency_limiter_options {
-    /// sizeof(wgl_concurrency_limiter_options), as the INIT macro sets it.
-    pub struct_size: u32,
-    /// 0.
-    pub reserved: u32,
-    /// So many units at the same time: 1 to 65,535.
-    pub max_concurrent_jobs: u64,
-    /// A clock for tests, for gates, in place of the system's. Default NULL: the system's.
-    pub clock: *const wgl_manual_clock,
-}
-
-// SAFETY: it begins with its size; the pointer is looked at only as what the caller gives.
-unsafe impl Sized32 for wgl_concurrency_limiter_options {
-    const NAME: &'static str = "concurrency limiter options";
-}
-
-/// Makes a limit on how many run at the same time, per key, in this process; a forked child counts its own. Every start
-/// has to be ended with wgl_complete.
-///
-/// Fails with WGL_INVALID_ARGUMENT for options out of range.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn wgl_concurrency_limiter_new(
-    options: *const wgl_concurrency_limiter_options,
-    limiter: Option<&mut MaybeUninit<Box<wgl_limiter>>>,
-) -> c_int {
-    guard(|| {
-        let place = given("limiter", limiter)?;
-        // SAFETY: the caller's promise, here and below.
-        let options = unsafe { self::options(options) }?;
-        reserved(options.reserved)?;
-        let max = options.max_concurrent_jobs;
-        // SAFETY: as above.
-        let concurrency = match unsafe { options.clock.as_ref() } {
-            None => ConcurrencyLimiter::new(max)?,
-            Some(clock) => ConcurrencyLimiter::with_clock(max, clock.0.clone())?,
-        };
-        hand_out(place, wgl_limiter::new(Arc::new(concurrency), None));
-        Ok(WGL_OK)
-    })
+    // SAFETY: the caller's promise.
+    unsafe { named(store, name, limiter, |store, name| Ok(Arc::new(RateLimiter::attach(store, name)?))) }
 }
 
 /// Makes a limiter that admits everything: for where none is wanted.

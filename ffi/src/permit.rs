@@ -21,7 +21,8 @@ pub const WGL_PERMIT_TEXT_MAX: usize = 128;
 /// the process that got it, unless it leaves as a text.
 ///
 /// It may be moved and copied, but one copy is to be ended: that one is marked as ended, and ending it again, in
-/// whichever way, is a no-op. One thread at a time may use it.
+/// whichever way, is a no-op. Where starts are only counted (fixed windows, limits above 4,096, limiters of the program's
+/// own), another copy that is cancelled would take its units back again. One thread at a time may use it.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct wgl_permit {
@@ -73,6 +74,32 @@ pub extern "C" fn wgl_settle(limiter: Option<&wgl_limiter>, permit: Option<&mut 
     end(limiter, permit, |limiter, permit| limiter.settle(permit, actual))
 }
 
+/// Lets a lease begin anew: the start holds its units for the whole lease of its limit from now on. A no-op for permits
+/// that need none.
+///
+/// Fails with WGL_LEASE_LOST if the lease has ended meanwhile, and perhaps another start holds its units; else as
+/// wgl_complete does, or with a store error.
+#[unsafe(no_mangle)]
+pub extern "C" fn wgl_renew(limiter: Option<&wgl_limiter>, permit: Option<&wgl_permit>) -> c_int {
+    guard(|| {
+        let (limiter, permit) = (given("limiter", limiter)?, given("permit", permit)?);
+        limiter.limiter.renew(&permit.raw())?;
+        Ok(WGL_OK)
+    })
+}
+
+/// The number of a lease, which is larger for every later lease of the same key: what the lease protects remembers the
+/// largest that it saw, and refuses whoever comes with a smaller one. WGL_NONE, and nothing is written, for permits that
+/// are no leases.
+#[unsafe(no_mangle)]
+pub extern "C" fn wgl_fence(
+    limiter: Option<&wgl_limiter>,
+    permit: Option<&wgl_permit>,
+    fence: Option<&mut MaybeUninit<u64>>,
+) -> c_int {
+    told(limiter, permit, ("fence", fence), |limiter, permit| limiter.fence(permit))
+}
+
 fn end(
     limiter: Option<&wgl_limiter>,
     permit: Option<&mut wgl_permit>,
@@ -81,8 +108,7 @@ fn end(
     guard(|| {
         let (limiter, permit) = (&*given("limiter", limiter)?.limiter, given("permit", permit)?);
         if permit.opaque[0] & ENDED != 0 {
-            // Changes nothing more, but says whose permit it was.
-            limiter.complete(&permit.raw())?;
+            limiter.check_permit(&permit.raw())?;
         } else {
             end(limiter, &permit.raw())?;
             permit.opaque[0] |= ENDED;
@@ -99,9 +125,7 @@ pub extern "C" fn wgl_permit_ready_at(
     permit: Option<&wgl_permit>,
     unix_ns: Option<&mut MaybeUninit<i64>>,
 ) -> c_int {
-    ready(limiter, permit, ("unix_ns", unix_ns), |limiter, permit| {
-        limiter.ready_at(permit).map(workglow_limit::unix_ns)
-    })
+    told(limiter, permit, ("unix_ns", unix_ns), |limiter, permit| limiter.ready_at(permit).map(workglow_limit::unix_ns))
 }
 
 /// The same on the system's monotonic clock (CLOCK_MONOTONIC), never later than it was: for measuring.
@@ -111,21 +135,22 @@ pub extern "C" fn wgl_permit_ready_at_monotonic(
     permit: Option<&wgl_permit>,
     monotonic_ns: Option<&mut MaybeUninit<u64>>,
 ) -> c_int {
-    ready(limiter, permit, ("monotonic_ns", monotonic_ns), |limiter, permit| limiter.ready_at_monotonic_ns(permit))
+    told(limiter, permit, ("monotonic_ns", monotonic_ns), |limiter, permit| limiter.ready_at_monotonic_ns(permit))
 }
 
-fn ready<T>(
+/// Writes what there is to tell of a permit.
+fn told<T>(
     limiter: Option<&wgl_limiter>,
     permit: Option<&wgl_permit>,
     (parameter, place): (&'static str, Option<&mut MaybeUninit<T>>),
-    at: impl FnOnce(&dyn Limiter, &RawPermit) -> Option<T>,
+    tell: impl FnOnce(&dyn Limiter, &RawPermit) -> Option<T>,
 ) -> c_int {
     guard(|| {
         let (limiter, permit, place) = (given("limiter", limiter)?, given("permit", permit)?, given(parameter, place)?);
-        Ok(match at(&*limiter.limiter, &permit.raw()) {
+        Ok(match tell(&*limiter.limiter, &permit.raw()) {
             None => WGL_NONE,
-            Some(at) => {
-                place.write(at);
+            Some(value) => {
+                place.write(value);
                 WGL_OK
             }
         })

@@ -38,6 +38,10 @@ pub const WGL_STORE_FULL: c_int = -11;
 pub const WGL_FOREIGN_PERMIT: c_int = -12;
 /// What was asked makes no sense for this limiter, or for this store.
 pub const WGL_UNSUPPORTED: c_int = -13;
+/// The lease has ended: its units may be another start's by now.
+pub const WGL_LEASE_LOST: c_int = -14;
+/// A limiter of the program's own failed.
+pub const WGL_CUSTOM_FAILURE: c_int = -15;
 /// A fault of this library. Its state is sound; please report the message.
 pub const WGL_INTERNAL: c_int = -100;
 
@@ -108,6 +112,8 @@ pub extern "C" fn wgl_status_name(status: c_int) -> *const c_char {
         WGL_STORE_FULL => c"store_full",
         WGL_FOREIGN_PERMIT => c"foreign_permit",
         WGL_UNSUPPORTED => c"unsupported",
+        WGL_LEASE_LOST => c"lease_lost",
+        WGL_CUSTOM_FAILURE => c"custom_failure",
         WGL_INTERNAL => c"internal",
         _ => c"unknown",
     };
@@ -153,6 +159,8 @@ mod tests {
             Error::StoreFull { reason: text1() },
             Error::ForeignPermit { limit: text1() },
             Error::Unsupported { reason: text1() },
+            Error::LeaseLost { limit: text1() },
+            Error::Custom { limit: text1(), cause: text2() },
         ];
         for (number, error) in (1..).zip(&all) {
             assert_eq!(error.code(), -number);

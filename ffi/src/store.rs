@@ -5,6 +5,7 @@ use crate::input::{Sized32, given, hand_out, invalid, options, text};
 use crate::status::{WGL_OK, guard};
 use std::ffi::{c_char, c_int};
 use std::mem::MaybeUninit;
+use std::path::Path;
 use std::time::Duration;
 use workglow_limit::{Durability, OnError, Result, Store, StoreOptions};
 
@@ -83,6 +84,20 @@ pub extern "C" fn wgl_store_free(store: Option<Box<wgl_store>>) {
         drop(store);
         Ok(WGL_OK)
     });
+}
+
+/// Declares the limits of a TOML file, all or none, for all who share the store; wgl_limiter_attach takes them by their
+/// names.
+///
+/// Fails with WGL_INVALID_ARGUMENT, saying where the file is wrong, WGL_KIND_MISMATCH if a name is declared as another
+/// kind of limiter, or with a store error.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn wgl_store_load(store: Option<&wgl_store>, path: *const c_char) -> c_int {
+    guard(|| {
+        // SAFETY: the caller's promise.
+        given("store", store)?.0.load(Path::new(unsafe { text("path", path) }?))?;
+        Ok(WGL_OK)
+    })
 }
 
 /// Puts an operator's policy above what programs declare under this name, at once, for all who share the store, until

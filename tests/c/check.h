@@ -34,6 +34,22 @@ static atomic_int passed, failed;
         }                                                                                                            \
     } while (0)
 
+// A call must answer with this status.
+#define IS(status, call)                                                                                             \
+    do {                                                                                                             \
+        int got = (call);                                                                                            \
+        CHECK(got == (status), "%s: %s, not %s %s", #call, wgl_status_name(got), wgl_status_name(status),            \
+              got < 0 ? wgl_last_error() : "");                                                                      \
+    } while (0)
+
+// A call must fail with this status, and the message must say that.
+#define REFUSED(status, text, call)                                                                                  \
+    do {                                                                                                             \
+        int got = (call);                                                                                            \
+        CHECK(got == (status), "%s: %s, not %s", #call, wgl_status_name(got), wgl_status_name(status));              \
+        CHECK(strstr(wgl_last_error(), text) != NULL, "%s: says \"%s\", not \"%s\"", #call, wgl_last_error(), text); \
+    } while (0)
+
 // The last line of every test, and its exit status.
 static inline int summary(const char *name) {
     printf("%s: %d passed, %d failed\n", name, passed, failed);

@@ -12,6 +12,8 @@ static wgl_manual_clock *clock_of_test;
 static wgl_store *store;
 static wgl_limiter *limiter;
 
+// Says where, too.
+#undef IS
 #define IS(status, call)                                                                                             \
     do {                                                                                                             \
         int got = (call);                                                                                            \

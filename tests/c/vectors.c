@@ -1,8 +1,8 @@
 // Runs tests/vectors/*.vec on every store: vectors DIR. The format is in tests/vectors/README.md.
 #include "check.h"
+#include "limiters.h"
+#include <sys/stat.h>
 #include <time.h>
-
-enum { MOST = 16 };
 
 // One case, running.
 static struct {
@@ -11,14 +11,15 @@ static struct {
     char dir[64];
     wgl_manual_clock *clock;
     wgl_store *store;
-    wgl_limiter *children[MOST];
+    wgl_limiter *children[MOST_STARTS];
     int limiters;
+    char kind[32];
     wgl_limiter *limiter;
     unsigned long long at_us;
     struct {
         char name[32];
         wgl_permit permit;
-    } permits[MOST];
+    } permits[MOST_STARTS];
     int permit_count;
 } now;
 
@@ -37,9 +38,41 @@ static void begin(const char *scheme, const char *name) {
     MUST(wgl_store_open(url, &options, &now.store));
 }
 
+// How many cases ran, by kind of limiter.
+static struct {
+    char kind[32];
+    int memory, sqlite;
+} cells[16];
+
+static void count_case(void) {
+    int i = 0;
+    while (cells[i].kind[0] != '\0' && strcmp(cells[i].kind, now.kind) != 0)
+        i++;
+    strcpy(cells[i].kind, now.kind);
+    *(strcmp(now.scheme, "memory:") == 0 ? &cells[i].memory : &cells[i].sqlite) += 1;
+}
+
+// For those who want to know that no kind was left out: lines of "KIND STORE CASES" in DIR/c, if WGL_CELLS is DIR.
+static void write_cells(void) {
+    const char *dir = getenv("WGL_CELLS");
+    char path[512];
+    if (dir == NULL)
+        return;
+    mkdir(dir, 0777);
+    snprintf(path, sizeof path, "%s/c", dir);
+    FILE *file = fopen(path, "w");
+    CHECK(file != NULL, "%s cannot be written", path);
+    if (file == NULL)
+        return;
+    for (int i = 0; cells[i].kind[0] != '\0'; i++)
+        fprintf(file, "%s memory %d\n%s sqlite %d\n", cells[i].kind, cells[i].memory, cells[i].kind, cells[i].sqlite);
+    fclose(file);
+}
+
 static void end(void) {
     if (now.store == NULL)
         return;
+    count_case();
     wgl_limiter_free(now.limiter);
     for (int i = 0; i < now.limiters; i++)
         if (now.children[i] != now.limiter)
@@ -50,38 +83,15 @@ static void end(void) {
     now.store = NULL;
 }
 
-// "rate 2 1000000", "rate 100 60000000 5 1000000", "concurrency 5", "null"
-static void add_limiter(const char *words) {
+// "KIND NUMBER ...", or "policy TEXT".
+static void add_limiter(char *line) {
     wgl_limiter **place = &now.children[now.limiters++];
-    char kind[32] = "", name[32];
-    unsigned long long n[8] = {0};
-    int numbers = sscanf(words, "%31s %llu %llu %llu %llu %llu %llu %llu %llu", kind, &n[0], &n[1], &n[2], &n[3],
-                         &n[4], &n[5], &n[6], &n[7]) - 1;
+    size_t length = strcspn(line, " ");
+    char name[32], *rest = line + length + (line[length] != '\0');
+    line[length] = '\0';
     snprintf(name, sizeof name, "limit-%d", now.limiters);
-    if (strcmp(kind, "rate") == 0) {
-        wgl_rate_limiter_options options = WGL_RATE_LIMITER_OPTIONS_INIT;
-        wgl_window windows[4];
-        for (int i = 0; i < 4; i++)
-            windows[i] = (wgl_window){n[2 * i], n[2 * i + 1] * 1000};
-        if (numbers > 2) {
-            options.windows = windows;
-            options.window_count = (size_t)numbers / 2;
-        } else {
-            options.max_executions = windows[0].max_executions;
-            options.window_ns = windows[0].window_ns;
-        }
-        MUST(wgl_rate_limiter_new(now.store, name, &options, place));
-    } else if (strcmp(kind, "concurrency") == 0) {
-        wgl_concurrency_limiter_options options = WGL_CONCURRENCY_LIMITER_OPTIONS_INIT;
-        options.max_concurrent_jobs = n[0];
-        options.clock = now.clock;
-        MUST(wgl_concurrency_limiter_new(&options, place));
-    } else if (strcmp(kind, "null") == 0) {
-        MUST(wgl_null_limiter_new(place));
-    } else {
-        fprintf(stderr, "no limiter %s\n", kind);
-        exit(1);
-    }
+    snprintf(now.kind, sizeof now.kind, "%s", now.limiters > 1 ? "composite" : line);
+    *place = limiter_of(now.store, name, line, rest);
 }
 
 static void finish_limiter(void) {
@@ -110,8 +120,10 @@ static void keep(const char *name, const wgl_permit *permit) {
     int i = 0;
     while (i < now.permit_count && strcmp(now.permits[i].name, name) != 0)
         i++;
-    if (i == now.permit_count)
-        now.permit_count++;
+    if (i == now.permit_count && now.permit_count++ == MOST_STARTS) {
+        fprintf(stderr, "%s: more than %d permits\n", now.name, MOST_STARTS);
+        exit(1);
+    }
     snprintf(now.permits[i].name, sizeof now.permits[i].name, "%s", name);
     now.permits[i].permit = *permit;
 }
@@ -132,8 +144,8 @@ static void number(char *text, size_t size, uint64_t value) {
 }
 
 // Checks one word after the "=>".
-static void compare(const char *where, char *wanted, const char *word, const wgl_decision *decision, int64_t next_us,
-                    const uint64_t *after_ns) {
+static void compare(const char *where, char *wanted, const char *word, const wgl_decision *decision,
+                    const wgl_counts *counts, int64_t next_us, const uint64_t *after_ns) {
     char got[1100] = "nothing";
     char *value = strchr(wanted, '=');
     if (value == NULL) {
@@ -155,6 +167,14 @@ static void compare(const char *where, char *wanted, const char *word, const wgl
     }
     if (strcmp(wanted, "after") == 0 && after_ns != NULL)
         number(got, sizeof got, *after_ns / 1000);
+    if (counts != NULL) {
+        const char *fields[] = {"admitted", "denied", "wanted", "granted", "waited", "cancelled"};
+        uint64_t values[] = {counts->admitted,      counts->denied, counts->units_wanted,
+                             counts->units_granted, counts->waited, counts->cancelled};
+        for (int i = 0; i < 6; i++)
+            if (strcmp(wanted, fields[i]) == 0)
+                number(got, sizeof got, values[i]);
+    }
     if (decision != NULL) {
         if (strcmp(wanted, "retry") == 0)
             number(got, sizeof got, decision->retry_after_ns / 1000);
@@ -201,6 +221,8 @@ static void step(const char *file, int line, char *text) {
     const char *word = "";
     wgl_decision decision = WGL_DECISION_INIT;
     const wgl_decision *decided = NULL;
+    wgl_counts counts = WGL_COUNTS_INIT;
+    const wgl_counts *counted = NULL;
     wgl_permit permit;
     int64_t next_us = 0;
     uint64_t after_ns = 0;
@@ -240,6 +262,11 @@ static void step(const char *file, int line, char *text) {
         status = wgl_complete(now.limiter, kept(permit_name));
     } else if (strcmp(call, "cancel") == 0) {
         status = wgl_cancel(now.limiter, kept(permit_name));
+    } else if (strcmp(call, "renew") == 0) {
+        status = wgl_renew(now.limiter, kept(permit_name));
+    } else if (strcmp(call, "stats") == 0) {
+        status = wgl_stats(now.limiter, key, length, &counts);
+        counted = &counts;
     } else if (strcmp(call, "settle") == 0) {
         status = wgl_settle(now.limiter, kept(permit_name), actual == NULL ? 0 : strtoull(actual, NULL, 10));
     } else if (strcmp(call, "reserve") == 0) {
@@ -274,7 +301,7 @@ static void step(const char *file, int line, char *text) {
     }
     CHECK(1, " ");
     for (int i = arguments + 1; i < count; i++)
-        compare(where, words[i], word, decided, next_us, has_after ? &after_ns : NULL);
+        compare(where, words[i], word, decided, counted, next_us, has_after ? &after_ns : NULL);
 }
 
 static int cases;
@@ -288,6 +315,8 @@ static void run(const char *scheme, const char *path) {
     }
     for (int number = 1; fgets(line, sizeof line, file) != NULL; number++) {
         line[strcspn(line, "#\r\n")] = '\0';
+        for (size_t last = strlen(line); last > 0 && strchr(" \t", line[last - 1]) != NULL; last--)
+            line[last - 1] = '\0';
         char *text = line + strspn(line, " \t");
         if (strncmp(text, "case ", 5) == 0) {
             end();
@@ -318,6 +347,7 @@ int main(int count, char **arguments) {
         return 2;
     }
     in_dir(arguments[1], run_everywhere);
+    write_cells();
     printf("vectors: %d cases on memory: and on sqlite:\n", cases / 2);
     CHECK(cases > 0, "no vectors in %s", arguments[1]);
     return summary("vectors");

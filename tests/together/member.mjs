@@ -3,11 +3,11 @@
 import fs from "node:fs";
 import readline from "node:readline";
 import { setTimeout } from "node:timers/promises";
-import { LimitError, Store, TimeoutError } from "workglow-limit";
+import { LimitError, RateLimiter, Store, TimeoutError } from "workglow-limit";
 
 const [url, name, folder, timeout, onError, durability] = process.argv.slice(2);
 const store = new Store(url, { timeout: `${timeout}s`, onError, durability });
-const limiter = store.limiter({ name });
+const limiter = RateLimiter.attach(store, name);
 const log = fs.openSync(`${folder}/node-${process.pid}.log`, "a"); // each write is one line as a whole
 
 let waiting = new AbortController();

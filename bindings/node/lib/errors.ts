@@ -22,6 +22,8 @@ export class WeightExceedsCapacity extends LimitError {}
 export class UnknownLimit extends LimitError {}
 /** The store could not be used: what is there is something else, or it failed, or it is full, or busy for too long. */
 export class StoreError extends LimitError {}
+/** The lease has ended: its units may be another start's by now. */
+export class LeaseLost extends LimitError {}
 
 /** There was no room before the deadline of `acquire`. Nothing is held. */
 export class TimeoutError extends Error {
@@ -34,7 +36,7 @@ export class TimeoutError extends Error {
   }
 }
 
-const classes = { LimitError, InvalidArgument, WeightExceedsCapacity, UnknownLimit, StoreError, TimeoutError };
+const classes = { LimitError, InvalidArgument, WeightExceedsCapacity, UnknownLimit, StoreError, LeaseLost, TimeoutError };
 for (const [name, of] of Object.entries(classes)) {
   Object.defineProperty(of.prototype, "name", { value: name, configurable: true, writable: true });
 }
@@ -49,14 +51,30 @@ const byCode: Record<string, typeof LimitError> = {
   store_failure: StoreError,
   store_timeout: StoreError,
   store_full: StoreError,
+  lease_lost: LeaseLost,
 };
+
+/** @internal What a limiter of the caller's own threw, on its way through the native half. */
+export class Passed {
+  constructor(readonly error: unknown) {}
+}
 
 /** Makes a `LimitError` of what the native half threw: "NUMBER CODE MESSAGE". Anything else stays what it is. */
 export function thrown(error: unknown): unknown {
+  if (error instanceof Passed) return error.error;
   const parts = error instanceof Error ? /^(-\d+) (\w+) ([^]*)$/.exec(error.message) : null;
   if (parts === null) return error;
   const [, number, code, message] = parts as unknown as [string, string, string, string];
   return new (byCode[code] ?? LimitError)(message, code, Number(number));
+}
+
+/** Makes something native, with errors of this package. */
+export function make<T>(how: () => T): T {
+  try {
+    return how();
+  } catch (error) {
+    throw thrown(error);
+  }
 }
 
 /** An error that names the parameter, the value and what was expected; `told` if the value is a description already. */

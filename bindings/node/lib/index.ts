@@ -1,14 +1,37 @@
-export { InvalidArgument, LimitError, StoreError, TimeoutError, UnknownLimit, WeightExceedsCapacity } from "./errors.js";
-export type { Duration } from "./input.js";
-export { type AcquireOptions, type Decision, Limiter, type ReserveOptions, type StartOptions } from "./limiter.js";
+export type { AcquireOptions, Decision, ReserveOptions, StartOptions, Stats } from "./calls.js";
+export { type Child, CompositeLimiter, NullLimiter } from "./composite.js";
+export type { CustomLimiter, SixMethods } from "./custom.js";
 export {
-  CompositeLimiter,
+  InvalidArgument,
+  LeaseLost,
+  LimitError,
+  StoreError,
+  TimeoutError,
+  UnknownLimit,
+  WeightExceedsCapacity,
+} from "./errors.js";
+export {
+  type Backoff,
   ConcurrencyLimiter,
   type ConcurrencyLimiterOptions,
-  NullLimiter,
+  DelayLimiter,
+  EvenlySpacedRateLimiter,
+  type EvenlySpacedRateLimiterOptions,
+  FixedWindowLimiter,
+  type HomeOptions,
+  LeakyBucketLimiter,
+  type LeakyBucketLimiterOptions,
   RateLimiter,
   type RateLimiterOptions,
   type RateWindow,
-} from "./limiters.js";
+  SlidingWindowCounterLimiter,
+  TokenBucketLimiter,
+  type TokenBucketLimiterOptions,
+} from "./family.js";
+export type { Hook, HookEvent, HookPayload } from "./hooks.js";
+export type { Duration } from "./input.js";
+export { Limiter } from "./limiter.js";
+export { FlowControl, type FlowControlOptions } from "./named.js";
 export { Permit } from "./permit.js";
 export { ManualClock, Store, type StoreOptions } from "./store.js";
+export { toWorkglow, type WorkglowLimiter } from "./workglow.js";

@@ -25,6 +25,16 @@ export function whole(parameter: string, value: unknown): number {
   throw invalid(parameter, value, "a whole number, not negative");
 }
 
+/** A number; its range is the core's to check. */
+export function real(parameter: string, value: unknown, expected = "a number"): number {
+  if (typeof value === "number") return value;
+  throw invalid(parameter, value, expected);
+}
+
+/** A duration in ms, if there is one. */
+export const maybeMilliseconds = (parameter: string, value: unknown): number | undefined =>
+  value === undefined ? undefined : milliseconds(parameter, value);
+
 /** A text that survives as UTF-8. */
 export function unicode(parameter: string, value: unknown): string {
   if (typeof value !== "string") throw invalid(parameter, value, "a string");

@@ -1,58 +1,24 @@
 // The interface: what every limiter can be asked.
 
-import { InvalidArgument, invalid } from "./errors.js";
-import { type Duration, keyOf, milliseconds, options as checkOptions, whole } from "./input.js";
+import type { AcquireOptions, Decision, ReserveOptions, StartOptions, Stats } from "./calls.js";
+import { InvalidArgument, LimitError, StoreError, invalid, make, thrown } from "./errors.js";
+import { type Hook, type HookEvent, Hooks, eventOf, hooks } from "./hooks.js";
+import { type Duration, keyOf, maybeMilliseconds, milliseconds, options as checkOptions, unicode, whole } from "./input.js";
 import { type NativeLimiter, Num, Op, Status, bind, call, deniedBy, native, numbers } from "./native.js";
 import { Permit } from "./permit.js";
-import { type Request, type Room, Waiter } from "./waiting.js";
+import type { Store } from "./store.js";
+import { type Request, Room, Waiter } from "./waiting.js";
 
-/** What a start asks for. */
-export interface StartOptions {
-  /** One policy, a separate budget per key: at most 1,024 bytes. None is the empty key. */
-  key?: string | undefined;
-  /** How many units the start takes: 1 if not given. */
-  weight?: number | undefined;
+/** @internal Where a limiter lives. */
+export interface Home {
+  readonly store?: Store | undefined;
+  /** Do its permits hold something that must be given back? */
+  readonly holds?: boolean;
+  /** Stands between the closure and its callers. */
+  readonly wrap?: (closure: () => void) => () => void;
 }
 
-/** What a waiting start asks for. */
-export interface AcquireOptions extends StartOptions {
-  /** How long to wait at most; as long as it takes if not given. */
-  timeout?: Duration | undefined;
-  /** Gives up when it aborts, hands its place back and rejects with the signal's reason. */
-  signal?: AbortSignal | undefined;
-  /** A place that was taken elsewhere, or its text, to wait with. It has its own key and weight, and is used up. */
-  place?: Permit | string | undefined;
-}
-
-/** What a place is asked for. */
-export interface ReserveOptions extends StartOptions {
-  /** How far away it may be at most; however far if not given. */
-  maxWait?: Duration | undefined;
-  /** How long it is good for from its time on: a fortieth of the window, at most 50 ms, if not given. */
-  grace?: Duration | undefined;
-}
-
-/** The whole answer to "may this start now, and if not, when?". */
-export interface Decision {
-  readonly admitted: boolean;
-  /**
-   * In ms; 0 if admitted. After this long a retry succeeds if nobody else took the room, and one microsecond earlier it
-   * fails. For a concurrency limit a suggestion of when to look again.
-   */
-  readonly retryAfter: number;
-  /** In ms: `retryAfter` for callers that requeue; never less. */
-  readonly suggestedAfter: number;
-  /** In ms: after this long with no further start the limiter is as new. */
-  readonly resetAfter: number;
-  /** The heaviest start that would be admitted after this; Infinity if there is no limit. */
-  readonly remaining: number;
-  /** What the limit allows; Infinity if there is none. */
-  readonly limit: number;
-  /** The name of the limit that said no. */
-  readonly deniedBy: string | null;
-  /** What the start holds, if it was admitted; always `null` in a `peek`. */
-  readonly permit: Permit | null;
-}
+type Counts = [number, number, number, number, number, number, number, number, number];
 
 const START = ["key", "weight"];
 const ACQUIRE = [...START, "timeout", "signal", "place"];
@@ -69,28 +35,124 @@ export abstract class Limiter {
   /** @internal The closure that calls it. */
   readonly _call: () => void;
   /** @internal Does a permit hold something that must be given back? */
-  readonly _holds: boolean = false;
-  /** @internal Do its waiters get a place in time that they can come too late for? */
-  readonly _givesPlaces: boolean = false;
-
-  /** @internal Are those places so short that timers are too coarse for them? */
+  readonly _holds: boolean;
+  /** @internal */
+  readonly _hooks = new Hooks();
+  /** @internal Are its places so short that timers are too coarse for them? */
   _isPrecise = false;
 
+  readonly #store: Store | undefined;
+  readonly #hasPlaces: boolean;
+  readonly #rooms: readonly Room[];
+  #opening: Promise<void> | null = null;
+  #isOpen = false;
+
   /** @internal */
-  constructor(made: NativeLimiter) {
+  constructor(made: NativeLimiter, { store, holds, wrap = (closure) => closure }: Home = {}) {
     this._native = made;
-    this._call = bind(made);
+    this._call = wrap(bind(made));
     this.name = native.nameOf(made);
+    this.#store = store;
+    const clock = store?._clock;
+    this.#hasPlaces = native.hasPlaces(made);
+    this._holds = holds ?? !this.#hasPlaces;
+    this.#rooms = [...(this._holds ? [new Room()] : []), ...(clock === undefined ? [] : [clock._room])];
+    this.#isOpen = store === undefined || !store._isShared;
   }
 
-  /** @internal What has to be waited for before the first call, so that it does not block; `null` if nothing. */
-  _opening(): Promise<unknown> | null {
-    return null;
+  /** @internal The stores in which it lives. */
+  _stores(): readonly Store[] {
+    return this.#store === undefined ? [] : [this.#store];
+  }
+
+  /** @internal Do its waiters get a place in time that they can come too late for? */
+  _givesPlaces(): boolean {
+    return this.#hasPlaces && this.#store?._clock === undefined;
+  }
+
+  /** @internal Is this its name, or that of a limit that it consists of? */
+  _names(limit: string): boolean {
+    return limit === this.name;
+  }
+
+  /** @internal Is its state shared between processes? */
+  _isShared(): boolean {
+    return this.#store?._isShared ?? false;
   }
 
   /** @internal Where its waiters wait to be woken. */
   _rooms(): readonly Room[] {
-    return [];
+    return this.#rooms;
+  }
+
+  /** @internal What has to be waited for before the first call, so that it does not block; `null` if nothing. */
+  _opening(): Promise<unknown> | null {
+    if (this.#isOpen) return null;
+    this.#opening ??= native.openLimiter(this._native).then(
+      () => void (this.#isOpen = true),
+      (error) => {
+        this.#opening = null; // The next use tries again.
+        const reason = thrown(error);
+        // The decision that follows fails too, and answers as the store was told to.
+        if (!(this.#store?._alwaysAnswers && reason instanceof StoreError)) throw reason;
+      },
+    );
+    return this.#opening;
+  }
+
+  /** @internal Calls the native half; `call` says what may not happen before the answer is read. */
+  _do(op: Op, key: string, weight: number): Status {
+    return hooks === 0 ? call(this._call, op, key, weight) : this.#overheard(op, key, weight);
+  }
+
+  #overheard(op: Op, key: string, weight: number): Status {
+    const stores = this._stores();
+    const before = stores.map((store) => store.failures);
+    let failed: unknown;
+    try {
+      return call(this._call, op, key, weight);
+    } catch (error) {
+      failed = error;
+      throw error;
+    } finally {
+      // One that answers whatever happens does not throw.
+      const failing = stores.filter((store, i) => store.failures > before[i]!);
+      if (failing.length > 0) failed ??= new StoreError("the store failed: see its onError", "store_failure", -9);
+      this._failed(failed, key, weight, failing.length > 0 ? failing : stores);
+    }
+  }
+
+  /** @internal Tells hooks of an error, if it is an event. */
+  _failed(error: unknown, key: string, wanted: number, stores: readonly Store[] = this._stores()): void {
+    const event = hooks === 0 ? null : eventOf(error);
+    if (event === null) return;
+    const payload = { limit: this.name, key, wanted, granted: 0, wait: 0, error: error as LimitError };
+    for (const { _hooks } of [this, ...stores]) _hooks.tell(event, payload);
+  }
+
+  /** @internal Tells hooks that a start has to wait. */
+  _throttled(limit: string, key: string, wanted: number, wait: number): void {
+    const payload = { limit, key, wanted, granted: 0, wait, error: null };
+    this._hooks.tell("throttled", payload);
+    this.#store?._hooks.tell("throttled", payload);
+  }
+
+  /** @internal The same, by looking who would deny it now. */
+  _waits(key: string, weight: number, wait?: number): void {
+    try {
+      const { deniedBy, retryAfter } = this.peek({ key, weight });
+      this._throttled(deniedBy ?? this.name, key, weight, wait ?? retryAfter);
+    } catch {
+      // Nobody asked for this look: the next decision says what is wrong.
+    }
+  }
+
+  /**
+   * Calls `hook` at each such event of this limiter, soon after the decision; what this gives takes it away again.
+   * `Store.on` listens to all limiters of a store.
+   */
+  on(event: HookEvent, hook: Hook): () => void {
+    return this._hooks.on(event, hook);
   }
 
   /** Decides and records in one act: a permit, or `null`. A denial changes nothing. */
@@ -102,24 +164,26 @@ export abstract class Limiter {
       key = keyOf(options.key);
       weight = weightOf(options.weight);
     }
+    // Who listens wants to know who denied, too.
+    if (hooks !== 0) return this.#decision(Op.decide, key, weight).permit;
     return call(this._call, Op.attempt, key, weight) === Status.yes ? new Permit(this, key) : null;
   }
 
   /** The same, answering with the whole decision. */
   decide(options: StartOptions = {}): Decision {
-    return this.#decision(Op.decide, options);
+    checkOptions(options, START);
+    return this.#decision(Op.decide, keyOf(options.key), weightOf(options.weight));
   }
 
   /** The decision that `decide` would give. Records nothing; `weight` may be 0. */
   peek(options: StartOptions = {}): Decision {
-    return this.#decision(Op.peek, options);
+    checkOptions(options, START);
+    return this.#decision(Op.peek, keyOf(options.key), weightOf(options.weight));
   }
 
-  #decision(op: Op, options: StartOptions): Decision {
-    checkOptions(options, START);
-    const key = keyOf(options.key);
-    const admitted = call(this._call, op, key, weightOf(options.weight)) === Status.yes;
-    return {
+  #decision(op: Op, key: string, weight: number): Decision {
+    const admitted = this._do(op, key, weight) === Status.yes;
+    const decision = {
       admitted,
       retryAfter: numbers[Num.retryAfter]! / 1e3,
       suggestedAfter: numbers[Num.suggestedAfter]! / 1e3,
@@ -129,6 +193,9 @@ export abstract class Limiter {
       deniedBy: admitted ? null : deniedBy(this.name),
       permit: admitted && op === Op.decide ? new Permit(this, key) : null,
     };
+    const { deniedBy: limit, retryAfter } = decision;
+    if (limit !== null && op === Op.decide && hooks !== 0) this._throttled(limit, key, weight, retryAfter);
+    return decision;
   }
 
   /**
@@ -160,11 +227,13 @@ export abstract class Limiter {
     checkOptions(options, RESERVE);
     const key = keyOf(options.key);
     const weight = weightOf(options.weight);
-    const maxWait = optional("maxWait", options.maxWait);
-    const grace = optional("grace", options.grace);
+    const maxWait = maybeMilliseconds("maxWait", options.maxWait) ?? -1;
+    const grace = maybeMilliseconds("grace", options.grace) ?? -1;
     numbers[Num.time] = maxWait;
     numbers[Num.grace] = grace;
-    return call(this._call, Op.reserve, key, weight) === Status.yes ? new Permit(this, key, false) : null;
+    if (this._do(Op.reserve, key, weight) === Status.yes) return new Permit(this, key, false);
+    if (hooks !== 0) this._waits(key, weight);
+    return null;
   }
 
   /**
@@ -174,7 +243,7 @@ export abstract class Limiter {
    */
   present(place: Permit | string): Permit {
     this._put("place", place);
-    const started = call(this._call, Op.present, "", 1) === Status.yes;
+    const started = this._do(Op.present, "", 1) === Status.yes;
     return place instanceof Permit ? place._presented(this, started) : new Permit(this, "", started);
   }
 
@@ -190,7 +259,7 @@ export abstract class Limiter {
     if (given instanceof Permit) return given._put();
     if (typeof given !== "string") throw invalid(parameter, given, "a Permit or its text");
     try {
-      call(this._call, Op.fromText, given, 1);
+      this._do(Op.fromText, given, 1);
     } catch (error) {
       // Whether the text is too long, not Unicode or not a permit's.
       throw error instanceof InvalidArgument ? invalid(parameter, given, "the text of a permit or place") : error;
@@ -243,13 +312,28 @@ export abstract class Limiter {
     for (const room of this._rooms()) room.ring();
   }
 
+  /** What was counted: of a key, or without one of the whole limit. */
+  stats(options: { key?: string | undefined } = {}): Stats {
+    checkOptions(options, ["key"]);
+    const key = unicode("key", keyOf(options.key));
+    const [admitted, denied, unitsWanted, unitsGranted, waited, waitTime, cancelled, storeErrors, policyChanges] = make(
+      () => native.stats(this._native, key) as Counts,
+    );
+    return { admitted, denied, unitsWanted, unitsGranted, waited, waitTime, cancelled, storeErrors, policyChanges };
+  }
+
   #ask(op: Op, key: unknown, time?: number): Promise<Status>;
   #ask<T>(op: Op, key: unknown, time: number, read: () => T): Promise<T>;
   async #ask(op: Op, key: unknown, time = 0, read?: () => unknown): Promise<unknown> {
     const checked = keyOf(key);
-    await this._opening();
+    try {
+      await this._opening();
+    } catch (error) {
+      this._failed(error, checked, 1);
+      throw error;
+    }
     numbers[Num.time] = time;
-    const status = call(this._call, op, checked, 1);
+    const status = this._do(op, checked, 1);
     return read === undefined ? status : read();
   }
 }
@@ -267,10 +351,5 @@ function requestOf(options: AcquireOptions): Request {
       throw invalid("place", "a permit that has started", "a place that has not", true);
     }
   }
-  return { key: keyOf(key), weight: weightOf(weight), timeout: optional("timeout", timeout), signal, place };
-}
-
-/** A duration in ms, -1 for none. */
-function optional(parameter: string, duration: Duration | undefined): number {
-  return duration === undefined ? -1 : milliseconds(parameter, duration);
+  return { key: keyOf(key), weight: weightOf(weight), timeout: maybeMilliseconds("timeout", timeout) ?? -1, signal, place };
 }

@@ -10,7 +10,10 @@ interface Opaque<Kind extends string> {
 }
 export type NativeStore = Opaque<"store">;
 export type NativeClock = Opaque<"clock">;
+export type NativePolicy = Opaque<"policy">;
 export type NativeLimiter = Opaque<"limiter">;
+type Windows = readonly (readonly [max: number, seconds: number])[];
+type Backoff = readonly [initial: number, multiplier: number, max: number, jitter: string];
 
 interface Native {
   store(
@@ -30,18 +33,56 @@ interface Native {
   manualClock(): NativeClock;
   advance(clock: NativeClock, ms: number): void;
   now(clock: NativeClock): number;
-  rateLimiter(store: NativeStore, name: string, windows?: [max: number, seconds: number][]): NativeLimiter;
-  concurrencyLimiter(max: number, clock?: NativeClock): NativeLimiter;
+  ratePolicy(windows: Windows, backoff: Backoff): NativePolicy;
+  concurrencyPolicy(max: number, lease?: number): NativePolicy;
+  delayPolicy(delay: number): NativePolicy;
+  evenlySpacedPolicy(max: number, seconds: number, isAdaptive: boolean): NativePolicy;
+  bucketPolicy(rate: number, period: number, size: number, isLeaky: boolean): NativePolicy;
+  windowPolicy(max: number, seconds: number, isSmooth: boolean): NativePolicy;
+  declare(store: NativeStore, name: string | undefined, policy: NativePolicy): NativeLimiter;
+  attach(store: NativeStore, name: string, kind: string): NativeLimiter;
+  limiterOfText(store: NativeStore, name: string, text: string): NativeLimiter;
+  flowControl(
+    store: NativeStore,
+    name: string,
+    rate?: readonly [rate: number, period: number],
+    parallelism?: number,
+  ): NativeLimiter;
+  find(store: NativeStore, name: string): Promise<NativeLimiter>;
+  load(store: NativeStore, path: string): Promise<string[]>;
+  customLimiter(name: string, ask: Ask): NativeLimiter;
   nullLimiter(): NativeLimiter;
   compositeLimiter(): NativeLimiter;
   addLimiter(composite: NativeLimiter, child: NativeLimiter): void;
   openLimiter(limiter: NativeLimiter): Promise<void>;
   nameOf(limiter: NativeLimiter): string;
+  hasPlaces(limiter: NativeLimiter): boolean;
+  stats(limiter: NativeLimiter, key: string): number[];
   bufferSize(): number;
   bind(limiter: NativeLimiter, buffer: ArrayBuffer): () => void;
 }
 
 export const native = addon as Native;
+
+/** What a limiter written in JavaScript is asked (`src/custom.rs`). */
+export const enum Question {
+  decide,
+  peek,
+  complete,
+  cancel,
+  settle,
+  pause,
+  clear,
+  recordJobStart,
+  recordJobCompletion,
+}
+
+/**
+ * How it is asked. The number is a weight, a start's own, or a duration in ms; the text a key, or what a start was worth.
+ * Decisions answer the number of the start, or if denied, a negative number: after how many µs perhaps, less one.
+ * NaN: it threw.
+ */
+export type Ask = (question: Question, text: string, number: number) => number;
 
 /** What a limiter can be asked. */
 export const enum Op {
@@ -66,6 +107,8 @@ export const enum Op {
   stepWithPlace,
   toText,
   fromText,
+  renew,
+  fence,
 }
 
 /** What it answers. */
@@ -101,7 +144,7 @@ export const enum Num {
 const buffer = new ArrayBuffer(native.bufferSize());
 export const ints = new Int32Array(buffer, 0, 38);
 export const numbers = new Float64Array(buffer, 0, 10);
-const monotonic = new BigUint64Array(buffer, 80, 1);
+const large = new BigUint64Array(buffer, 80, 1);
 const text = Buffer.from(buffer, 152);
 
 /** The closure of a limiter. */
@@ -145,11 +188,8 @@ export const takeText = (): string => text.toString("utf8", 0, ints[Int.textLeng
 /** The name of the limit that denied, if it is not the limiter's own. */
 export const deniedBy = (own: string): string => (ints[Int.textLength]! < 0 ? own : takeText());
 
-/** The instant on the clock of `process.hrtime.bigint()`, of the last `readyAt`. */
-export function readyMonotonic(): bigint | null {
-  const ns = monotonic[0]!;
-  return ns === 0n ? null : ns;
-}
+/** What the last `readyAt` (ns on the clock of `process.hrtime.bigint()`, 0 for none) or `fence` gave. */
+export const takeLarge = (): bigint => large[0]!;
 
 /** The permit that the last call gave, as plain words: two integers each, which no conversion can change. */
 export function takeWords(): readonly number[] {

@@ -1,8 +1,9 @@
 // What an admitted start holds, and places: starts in the future.
 
+import { warn } from "./hooks.js";
 import { whole } from "./input.js";
 import type { Limiter } from "./limiter.js";
-import { Num, Op, call, isTaken, numbers, putWords, readyMonotonic, takeText, takeWords } from "./native.js";
+import { Num, Op, Status, isTaken, numbers, putWords, takeLarge, takeText, takeWords } from "./native.js";
 
 /** What is left to do for a permit that nobody ended and nobody can reach any more. */
 interface Held {
@@ -11,11 +12,17 @@ interface Held {
   readonly words: readonly number[];
 }
 
-const lost = new FinalizationRegistry<Held>(({ limiter, key, words }) => end(Op.complete, limiter, key, words, 1));
+const lost = new FinalizationRegistry<Held>(({ limiter, key, words }) => {
+  try {
+    end(Op.complete, limiter, key, words, 1);
+  } catch (error) {
+    warn("a permit that was forgotten could not be completed", error);
+  }
+});
 
 function end(how: Op, limiter: Limiter, key: string, words: readonly number[], actual: number): void {
   putWords(words);
-  call(limiter._call, how, "", actual);
+  limiter._do(how, "", actual);
   for (const room of limiter._rooms()) room.ring(key);
 }
 
@@ -32,6 +39,8 @@ export class Permit {
   readonly #key: string;
   readonly #words: readonly number[];
   #ended = false;
+  /** In ms: how long to wait at least, where a place's time has come and somebody else still has to end. */
+  #again = 0;
 
   /** @internal Of the call that was just made. */
   constructor(limiter: Limiter, key: string, started = true) {
@@ -68,20 +77,36 @@ export class Permit {
   }
 
   /**
+   * Lets the lease of a shared concurrency limit begin anew: the start holds its units for the whole lease from now on.
+   * Throws `LeaseLost` if it has ended meanwhile. A no-op for permits that are no leases.
+   */
+  renew(): void {
+    this._put();
+    this.#limiter._do(Op.renew, "", 1);
+  }
+
+  /**
+   * Larger for every later lease of the same key, so that what the lease protects can refuse whoever comes late; `null`
+   * for permits that are no leases.
+   */
+  get fence(): bigint | null {
+    this._put();
+    return this.#limiter._do(Op.fence, "", 1) === Status.yes ? takeLarge() : null;
+  }
+
+  /**
    * A short text, with which another process that has the same limit can go on: with a place by `Limiter.present` or
    * `acquire`, with a start by `Limiter.permit`. Permits that belong to one process throw a `LimitError`, "unsupported".
    */
   toText(): string {
     this._put();
-    call(this.#limiter._call, Op.toText, "", 1);
+    this.#limiter._do(Op.toText, "", 1);
     return takeText();
   }
 
-  /** In ms: how long it is until a place's time comes; 0 if it has come, or started. */
+  /** In ms: when to present a place; 0 if its time has come, or it started. */
   get wait(): number {
-    if (this.started) return 0;
-    this.#ready();
-    return numbers[Num.retryAfter]! / 1e3;
+    return this.started ? 0 : Math.max(this.#readyIn(), this.#again);
   }
 
   /** When its place comes or came, if it had to wait for one; by the wall clock as it is now. Rounded up to the ms. */
@@ -94,12 +119,17 @@ export class Permit {
   /** The same in ns on the clock of `process.hrtime.bigint()`, never later than it was: for measuring. */
   get readyAtHrtime(): bigint | null {
     this.#ready();
-    return readyMonotonic();
+    return takeLarge() || null;
+  }
+
+  #readyIn(): number {
+    this.#ready();
+    return numbers[Num.retryAfter]! / 1e3;
   }
 
   #ready(): void {
     this._put();
-    call(this.#limiter._call, Op.readyAt, "", 1);
+    this.#limiter._do(Op.readyAt, "", 1);
   }
 
   /** @internal Ends it at a limiter, which must be the one that gave it. */
@@ -115,6 +145,11 @@ export class Permit {
     putWords(this.#words);
   }
 
+  /** @internal Did this limiter give it? */
+  _isOf(limiter: Limiter): boolean {
+    return this.#limiter === limiter;
+  }
+
   /** @internal Somebody else has it now: a waiter, or the permit that came of it. */
   _useUp(): void {
     this.#ended = true;
@@ -122,8 +157,13 @@ export class Permit {
 
   /** @internal What came of presenting it, by the call that was just made: itself, if it was too early. */
   _presented(limiter: Limiter, started: boolean): Permit {
-    if (!started && !this.#ended && isTaken(this.#words)) return this;
-    this._useUp();
-    return new Permit(limiter, this.#key, started);
+    const after = numbers[Num.retryAfter]! / 1e3;
+    let permit: Permit = this;
+    if (started || this.#ended || !isTaken(this.#words)) {
+      this._useUp();
+      permit = new Permit(limiter, this.#key, started);
+    }
+    permit.#again = started || permit.#readyIn() > 0 ? 0 : after;
+    return permit;
   }
 }

@@ -1,9 +1,10 @@
 // Where limits live, and the clock that tests can give them.
 
-import { invalid, thrown } from "./errors.js";
-import { type Duration, milliseconds, options as checkOptions, unicode, whole, word } from "./input.js";
-import { RateLimiter } from "./limiters.js";
+import { type LimitError, invalid, make, thrown } from "./errors.js";
+import { type Hook, type HookEvent, Hooks, eventOf } from "./hooks.js";
+import { type Duration, maybeMilliseconds, milliseconds, options as checkOptions, unicode, whole, word } from "./input.js";
 import type { Limiter } from "./limiter.js";
+import { FlowControl, NamedLimiter, ofText } from "./named.js";
 import { type NativeClock, type NativeStore, native } from "./native.js";
 import { Room } from "./waiting.js";
 
@@ -63,23 +64,24 @@ export class Store {
   readonly _clock: ManualClock | undefined;
   /** @internal Does a decision answer even when the store fails? */
   readonly _alwaysAnswers: boolean;
+  /** @internal Is it a file, which others may use too? */
+  readonly _isShared: boolean;
+  /** @internal */
+  readonly _hooks = new Hooks();
 
   constructor(url: string, options: StoreOptions = {}) {
     checkOptions(options, ["timeout", "mode", "onError", "durability", "clock"]);
     const { timeout, mode, onError = "raise", durability = "budget", clock } = options;
     this.url = unicode("url", url);
-    const ms = timeout === undefined ? undefined : milliseconds("timeout", timeout);
+    const ms = maybeMilliseconds("timeout", timeout);
     const bits = mode === undefined ? undefined : whole("mode", mode);
     word("onError", onError, ["raise", "deny", "admit"]);
     word("durability", durability, ["budget", "commit"]);
     const time = nativeClock(clock);
-    try {
-      this._native = native.store(url, ms, bits, onError, durability, time);
-    } catch (error) {
-      throw thrown(error);
-    }
+    this._native = make(() => native.store(url, ms, bits, onError, durability, time));
     this._clock = clock;
     this._alwaysAnswers = onError !== "raise";
+    this._isShared = !url.startsWith("memory:");
   }
 
   /** Opens the store now, its files made if there are none, instead of at the first decision. */
@@ -115,10 +117,43 @@ export class Store {
     return native.failures(this._native);
   }
 
-  /** Takes the limit that is declared under a name; at its first use it must be. */
-  limiter(options: { name: string }): Limiter {
-    checkOptions(options, ["name"]);
-    return RateLimiter.attach(this, options.name);
+  /**
+   * A limiter of a text such as "100/1m + 5 concurrent", declared under a name at its first use: if there are several
+   * policies, one limiter of limits with names of their own, "name/rate", "name/concurrency", …
+   */
+  limiter(policy: string, name: string): Limiter;
+  /** A limiter of a few numbers, declared under its key at its first use. */
+  limiter(flow: FlowControl): Limiter;
+  limiter(policy: string | FlowControl, name?: string): Limiter {
+    if (policy instanceof FlowControl) {
+      if (name !== undefined) throw invalid("name", name, "none beside a FlowControl, which has its key");
+      return policy._in(this);
+    }
+    return ofText(this, policy, name as string);
+  }
+
+  /** The limiter that is declared under a name, whatever its kind. Opens the store. */
+  async find(name: string): Promise<Limiter> {
+    unicode("name", name);
+    try {
+      return new NamedLimiter(await native.find(this._native, name), this);
+    } catch (thrownByNative) {
+      const error = thrown(thrownByNative);
+      const event = eventOf(error);
+      const payload = { limit: name, key: "", wanted: 0, granted: 0, wait: 0, error: error as LimitError };
+      if (event !== null) this._hooks.tell(event, payload);
+      throw error;
+    }
+  }
+
+  /** Declares the limits of a TOML file, all or none, and gives their names. */
+  async load(file: string): Promise<string[]> {
+    return native.load(this._native, unicode("file", file)).catch(rethrow);
+  }
+
+  /** Calls `hook` at each such event of this store's limiters, soon after the decision; what this gives takes it away. */
+  on(event: HookEvent, hook: Hook): () => void {
+    return this._hooks.on(event, hook);
   }
 }
 

@@ -1,8 +1,9 @@
 // Waiting: the core says for how long, timers sleep, and whoever makes room wakes those who wait for it.
 
 import { TimeoutError } from "./errors.js";
+import { hooks } from "./hooks.js";
 import type { Limiter } from "./limiter.js";
-import { Int, Num, Op, Status, call, ints, numbers } from "./native.js";
+import { Int, Num, Op, Status, ints, numbers } from "./native.js";
 import { Permit } from "./permit.js";
 
 /** The longest that a timer of Node's takes. */
@@ -79,7 +80,12 @@ export class Waiter {
     signal?.addEventListener("abort", this.#abort);
     const opening = this.#limiter._opening();
     if (opening === null) this.step();
-    else opening.then(() => this.step(), (error) => this.#fail(error));
+    else opening.then(() => this.step(), (error) => this.#cannotOpen(error));
+  }
+
+  #cannotOpen(error: unknown): void {
+    this.#limiter._failed(error, this.#request.key, this.#request.weight);
+    this.#fail(error);
   }
 
   /** Looks again. True if it need not wait any more. */
@@ -92,7 +98,7 @@ export class Waiter {
       if (brings) this.#limiter._put("place", place);
       numbers[Num.time] = timeout;
       ints[Int.waiter] = this.#id;
-      const status = call(this.#limiter._call, brings ? Op.stepWithPlace : Op.step, key, weight);
+      const status = this.#limiter._do(brings ? Op.stepWithPlace : Op.step, key, weight);
       // From its first step on the place is the waiter's.
       if (brings && place instanceof Permit) place._useUp();
       if (status === Status.yes) {
@@ -104,15 +110,23 @@ export class Waiter {
       const after = numbers[Num.retryAfter]! / 1e3;
       if (status === Status.sleep) {
         this.#id = ints[Int.waiter]!;
+        this.#tell(after);
         this.#sleep(after);
         return false;
       }
+      this.#tell(after);
       const { name } = this.#limiter;
       this.#fail(new TimeoutError(`no room in limit "${name}" within ${timeout} ms: retry after ${after} ms`, after));
     } catch (error) {
       this.#fail(error);
     }
     return true;
+  }
+
+  /** Tells hooks that it has to wait, or is denied: once. */
+  #tell(after: number): void {
+    const { key, weight, place } = this.#request;
+    if (hooks !== 0 && this.#state === "new" && place === undefined) this.#limiter._waits(key, weight, after);
   }
 
   #sleep(ms: number): void {
@@ -123,7 +137,7 @@ export class Waiter {
     const now = performance.now();
     // A place in a short window is good for less than timers are late. Once one was lost so, waiters watch the clock.
     const late = now - this.#due;
-    if (this.#limiter._givesPlaces && late > 0 && late < SLACK) this.#limiter._isPrecise = true;
+    if (this.#limiter._givesPlaces() && late > 0 && late < SLACK) this.#limiter._isPrecise = true;
     this.#due = now + ms;
     if (!this.#limiter._isPrecise) {
       this.#timer = setTimeout(() => this.step(), Math.min(Math.ceil(ms), LONGEST_TIMER));
@@ -145,7 +159,7 @@ export class Waiter {
     if (this.#state === "settled") return;
     if (this.#state === "waiting") {
       ints[Int.waiter] = this.#id;
-      call(this.#limiter._call, Op.giveUp, "", 1);
+      this.#limiter._do(Op.giveUp, "", 1);
     }
     this.#settle();
     this.#reject(reason);

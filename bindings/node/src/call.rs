@@ -24,6 +24,7 @@ use workglow_limit::{
 const KEY_BYTES: usize = 3 * 1_024;
 
 /// What both sides see.
+#[derive(Clone, Copy)]
 #[repr(C)]
 pub struct Shared {
     /// In: what to do, one of the numbers of [`Data::call`].
@@ -48,14 +49,14 @@ pub struct Shared {
     limit: f64,
     /// In: a duration in ms, negative for the default.
     grace: f64,
-    /// Out: an instant on the monotonic clock, in ns; 0 for none.
-    monotonic_ns: u64,
+    /// Out: an instant on the monotonic clock, in ns, 0 for none; or a lease's fence.
+    large: u64,
     permit: [u64; 8],
     text: [u8; KEY_BYTES],
 }
 
 // `lib/native.ts` counts on it.
-const _: () = assert!(offset_of!(Shared, weight) == 16 && offset_of!(Shared, monotonic_ns) == 80);
+const _: () = assert!(offset_of!(Shared, weight) == 16 && offset_of!(Shared, large) == 80);
 const _: () = assert!(offset_of!(Shared, permit) == 88 && offset_of!(Shared, text) == 152);
 
 impl Shared {
@@ -69,6 +70,8 @@ impl Shared {
 /// What a closure holds.
 struct Data {
     limiter: Arc<dyn Limiter>,
+    /// May JavaScript run in the middle of a call, and make calls of its own?
+    may_call_back: bool,
     shared: *mut Shared,
     /// Keeps the buffer.
     buffer: sys::napi_ref,
@@ -80,6 +83,7 @@ struct Data {
 pub fn bind<'env>(
     env: &'env Env,
     limiter: Arc<dyn Limiter>,
+    may_call_back: bool,
     buffer: &ArrayBuffer<'env>,
 ) -> napi::Result<Function<'env, (), ()>> {
     let shared = buffer.as_ptr() as *mut Shared;
@@ -91,6 +95,7 @@ pub fn bind<'env>(
     check(unsafe { sys::napi_create_reference(env.raw(), buffer.raw(), 1, &mut reference) })?;
     let data = Box::into_raw(Box::new(Data {
         limiter,
+        may_call_back,
         shared,
         buffer: reference,
         waiters: RefCell::default(),
@@ -136,10 +141,21 @@ unsafe extern "C" fn enter(env: sys::napi_env, info: sys::napi_callback_info) ->
     }
     // SAFETY: the box of `bind`, alive as long as the function that is being called.
     let data = unsafe { &*data.cast::<Data>() };
-    // SAFETY: the buffer is referenced, large enough and aligned, every bit pattern is good, and JavaScript stands
-    // still until this returns: the core calls none. The package shows the buffer to nobody, who could detach it.
-    let shared = unsafe { &mut *data.shared };
-    let message = match catch_unwind(AssertUnwindSafe(|| data.call(shared))) {
+    let answered = if data.may_call_back {
+        // With a copy, because calls from within the call use the same buffer. What they did is then written over.
+        // SAFETY: as below, but that JavaScript may run between the reading and the writing, when nothing refers there.
+        let mut own = unsafe { data.shared.read() };
+        let answered = catch_unwind(AssertUnwindSafe(|| data.call(&mut own)));
+        // SAFETY: as above.
+        unsafe { data.shared.write(own) };
+        answered
+    } else {
+        // SAFETY: the buffer is referenced, large enough and aligned, every bit pattern is good, and JavaScript stands
+        // still until this returns: the core calls none. The package shows the buffer to nobody, who could detach it.
+        let shared = unsafe { &mut *data.shared };
+        catch_unwind(AssertUnwindSafe(|| data.call(shared)))
+    };
+    let message = match answered {
         Ok(Ok(())) => return ptr::null_mut(),
         Ok(Err(error)) => text(&error),
         Err(panic) => panic_text(&*panic),
@@ -208,7 +224,7 @@ impl Data {
                 let permit = RawPermit::from_words(shared.permit);
                 shared.time = limiter.ready_at(&permit).map_or(f64::NAN, ms_up);
                 shared.retry_after = us(limiter.ready_in(&permit).unwrap_or_default());
-                shared.monotonic_ns = limiter.ready_at_monotonic_ns(&permit).unwrap_or(0);
+                shared.large = limiter.ready_at_monotonic_ns(&permit).unwrap_or(0);
             }
             14 => limiter.cancel(&RawPermit::from_words(shared.permit))?,
             15 => limiter.settle(&RawPermit::from_words(shared.permit), weight)?,
@@ -221,12 +237,22 @@ impl Data {
             }
             17 => {
                 let presented = limiter.present(&RawPermit::from_words(shared.permit))?;
-                shared.status = i32::from(matches!(presented, Presented::Started(_)));
-                let (Presented::Started(permit) | Presented::Wait { place: permit, .. }) = presented;
+                let (status, permit, after) = match presented {
+                    Presented::Started(permit) => (1, permit, Duration::ZERO),
+                    Presented::Wait { place, after } => (0, place, after),
+                };
+                shared.status = status;
                 shared.permit = permit.to_words();
+                shared.retry_after = us(after);
             }
             19 => shared.put_text(&limiter.to_text(&RawPermit::from_words(shared.permit))?),
             20 => shared.permit = limiter.permit_from_text(key)?.to_words(),
+            21 => limiter.renew(&RawPermit::from_words(shared.permit))?,
+            22 => {
+                let fence = limiter.fence(&RawPermit::from_words(shared.permit));
+                shared.status = i32::from(fence.is_some());
+                shared.large = fence.unwrap_or(0);
+            }
             other => return Err(Error::Unsupported { reason: format!("the addon knows no operation {other}") }),
         }
         Ok(())

@@ -4,23 +4,28 @@
 //! what reaches the core. Calls on a limiter go through the closure of [`call`]; the functions below are the rare ones.
 
 mod call;
+mod custom;
+mod policies;
 
+use custom::Script;
 use napi::bindgen_prelude::{ArrayBuffer, AsyncTask, External, Function, ToNapiValue, TypeName};
-use napi::{Env, Task};
+use napi::{Env, Task, ValueType, sys};
 use napi_derive::napi;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 use workglow_limit::{
-    CompositeLimiter, ConcurrencyLimiter, Durability, Error, Limiter, ManualClock, NullLimiter, OnError, Policy,
-    RateLimiter, Store, StoreOptions, duration_from_secs,
+    CompositeLimiter, ConcurrencyLimiter, CustomLimiter, DelayLimiter, Durability, Error, EvenlySpacedRateLimiter,
+    FixedWindowLimiter, LeakyBucketLimiter, Limiter, ManualClock, NullLimiter, OnError, Policy, RateLimiter,
+    SlidingWindowCounterLimiter, Store, StoreOptions, TokenBucketLimiter,
 };
 
 /// A limiter of any kind.
 pub enum AnyLimiter {
-    /// Lives in a store, which is opened at its first use.
-    Rate(Arc<RateLimiter>),
-    /// Can be added to.
+    /// Can be added to, and may call JavaScript.
     Composite(Arc<CompositeLimiter>),
+    /// Calls JavaScript.
+    Custom(Arc<CustomLimiter<Script>>),
     /// The others.
     Other(Arc<dyn Limiter>),
 }
@@ -28,11 +33,15 @@ pub enum AnyLimiter {
 impl AnyLimiter {
     fn get(&self) -> Arc<dyn Limiter> {
         match self {
-            AnyLimiter::Rate(limiter) => limiter.clone(),
             AnyLimiter::Composite(limiter) => limiter.clone(),
+            AnyLimiter::Custom(limiter) => limiter.clone(),
             AnyLimiter::Other(limiter) => limiter.clone(),
         }
     }
+}
+
+fn made(limiter: Result<Arc<dyn Limiter>, Error>) -> napi::Result<External<AnyLimiter>> {
+    limiter.map(|limiter| External::new(AnyLimiter::Other(limiter))).map_err(thrown)
 }
 
 /// An error as text that `lib/errors.ts` takes apart: number, name, message. Parameters get the names they have there.
@@ -153,10 +162,63 @@ pub fn failures(store: &External<Store>) -> f64 {
     store.failures() as f64
 }
 
-/// Declares or attaches what the limiter needs in its store, opening it, so that no later call has to.
+/// Declares the limits of a file, and gives their names.
+#[napi]
+pub fn load(store: &External<Store>, path: String) -> AsyncTask<Pooled<Vec<String>>> {
+    let store = Store::clone(store);
+    AsyncTask::new(Pooled(Box::new(move || store.load(Path::new(&path)))))
+}
+
+/// Looks a limit up, on the thread pool.
+pub struct Finding {
+    store: Store,
+    name: String,
+}
+
+/// What was found, as a task may give it.
+pub struct Found(External<AnyLimiter>);
+
+impl TypeName for Found {
+    fn type_name() -> &'static str {
+        "External"
+    }
+
+    fn value_type() -> ValueType {
+        ValueType::External
+    }
+}
+
+impl ToNapiValue for Found {
+    unsafe fn to_napi_value(env: sys::napi_env, found: Self) -> napi::Result<sys::napi_value> {
+        // SAFETY: the caller's environment, as the caller promised.
+        unsafe { External::to_napi_value(env, found.0) }
+    }
+}
+
+impl Task for Finding {
+    type Output = Arc<dyn Limiter>;
+    type JsValue = Found;
+
+    fn compute(&mut self) -> napi::Result<Self::Output> {
+        self.store.find(&self.name).map_err(thrown)
+    }
+
+    fn resolve(&mut self, _: Env, limiter: Self::Output) -> napi::Result<Self::JsValue> {
+        Ok(Found(External::new(AnyLimiter::Other(limiter))))
+    }
+}
+
+/// The limiter that is declared under a name, whatever its kind.
+#[napi]
+pub fn find(store: &External<Store>, name: String) -> AsyncTask<Finding> {
+    AsyncTask::new(Finding { store: Store::clone(store), name })
+}
+
+/// Declares or attaches what the limiter needs in its store, opening it, so that no later call has to. JavaScript opens the
+/// children of a composite one by one: this runs on the thread pool, where none of what is written in JavaScript can.
 #[napi]
 pub fn open_limiter(limiter: &External<AnyLimiter>) -> AsyncTask<Pooled<()>> {
-    let AnyLimiter::Rate(limiter) = &**limiter else {
+    let AnyLimiter::Other(limiter) = &**limiter else {
         return AsyncTask::new(Pooled(Box::new(|| Ok(()))));
     };
     let limiter = limiter.clone();
@@ -181,32 +243,62 @@ pub fn now(clock: &External<ManualClock>) -> f64 {
     clock.now().as_nanos() as f64 / 1e6
 }
 
-/// A sliding window, or several: pairs of the most units and seconds. Without any it attaches to what is declared.
+/// Declares a limit under a name; without one, under that of its policy.
 #[napi]
-pub fn rate_limiter(
+pub fn declare(
     store: &External<Store>,
-    name: String,
-    windows: Option<Vec<(f64, f64)>>,
+    name: Option<String>,
+    policy: &External<Policy>,
 ) -> napi::Result<External<AnyLimiter>> {
-    let window = |(max, seconds)| Ok((max as u64, duration_from_secs("windowSizeInSeconds", seconds)?));
-    let made = match windows {
-        Some(windows) => {
-            let windows: Result<Vec<_>, Error> = windows.into_iter().map(window).collect();
-            windows.and_then(|windows| RateLimiter::with_windows(store, &name, &windows, Default::default()))
-        }
-        None => RateLimiter::attach(store, &name),
-    };
-    made.map(|limiter| External::new(AnyLimiter::Rate(Arc::new(limiter)))).map_err(thrown)
+    made(store.declare(&name.unwrap_or_else(|| policy.to_string()), **policy))
 }
 
-/// So many at the same time in this process.
+/// Takes the limit of that kind that is declared under a name.
 #[napi]
-pub fn concurrency_limiter(max: f64, clock: Option<&External<ManualClock>>) -> napi::Result<External<AnyLimiter>> {
-    let made = match clock {
-        Some(clock) => ConcurrencyLimiter::with_clock(max as u64, (**clock).clone()),
-        None => ConcurrencyLimiter::new(max as u64),
-    };
-    made.map(|limiter| External::new(AnyLimiter::Other(Arc::new(limiter)))).map_err(thrown)
+pub fn attach(store: &External<Store>, name: String, kind: String) -> napi::Result<External<AnyLimiter>> {
+    fn shared<L: Limiter + 'static>(limiter: Result<L, Error>) -> Result<Arc<dyn Limiter>, Error> {
+        limiter.map(|limiter| Arc::new(limiter) as _)
+    }
+    made(match kind.as_str() {
+        "rate" => shared(RateLimiter::attach(store, &name)),
+        "concurrency" => shared(ConcurrencyLimiter::attach(store, &name)),
+        "delay" => shared(DelayLimiter::attach(store, &name)),
+        "evenly-spaced" => shared(EvenlySpacedRateLimiter::attach(store, &name)),
+        "token-bucket" => shared(TokenBucketLimiter::attach(store, &name)),
+        "leaky-bucket" => shared(LeakyBucketLimiter::attach(store, &name)),
+        "fixed-window" => shared(FixedWindowLimiter::attach(store, &name)),
+        "sliding-window-counter" => shared(SlidingWindowCounterLimiter::attach(store, &name)),
+        other => Err(Error::Unsupported { reason: format!("the addon knows no kind {other}") }),
+    })
+}
+
+/// A limiter of a text such as "100/1m + 5 concurrent".
+#[napi]
+pub fn limiter_of_text(store: &External<Store>, name: String, text: String) -> napi::Result<External<AnyLimiter>> {
+    made(store.limiter(&name, &text))
+}
+
+/// So many starts per so many ms, and so many at the same time.
+#[napi]
+pub fn flow_control(
+    store: &External<Store>,
+    name: String,
+    rate: Option<(f64, f64)>,
+    parallelism: Option<f64>,
+) -> napi::Result<External<AnyLimiter>> {
+    let rate = rate.map(|(rate, period)| (rate as u64, milliseconds(period)));
+    made(store.flow_control(&name, rate, parallelism.map(|most| most as u64)))
+}
+
+/// A limiter written in JavaScript, which is asked through a function.
+#[napi]
+pub fn custom_limiter(
+    env: &Env,
+    name: String,
+    ask: Function<(i32, String, f64), f64>,
+) -> napi::Result<External<AnyLimiter>> {
+    let limiter = CustomLimiter::new(Script::new(env, name, &ask)?).map_err(thrown)?;
+    Ok(External::new(AnyLimiter::Custom(Arc::new(limiter))))
 }
 
 /// No limit.
@@ -236,6 +328,31 @@ pub fn name_of(limiter: &External<AnyLimiter>) -> String {
     limiter.get().name().to_owned()
 }
 
+/// Does it give places, which come at a time that is known?
+#[napi]
+pub fn has_places(limiter: &External<AnyLimiter>) -> bool {
+    limiter.get().has_places()
+}
+
+/// What was counted of a key, or with the empty key of all: in the order of `stats` in `lib/limiter.ts`, durations in ms.
+#[napi]
+pub fn stats(limiter: &External<AnyLimiter>, key: String) -> napi::Result<Vec<f64>> {
+    let stats = limiter.get().stats(&key).map_err(thrown)?;
+    let [admitted, denied, wanted, granted, waited, cancelled, store_errors, policy_changes] = [
+        stats.admitted,
+        stats.denied,
+        stats.units_wanted,
+        stats.units_granted,
+        stats.waited,
+        stats.cancelled,
+        stats.store_errors,
+        stats.policy_changes,
+    ]
+    .map(|count| count as f64);
+    let wait_time = stats.wait_time.as_nanos() as f64 / 1e6;
+    Ok(vec![admitted, denied, wanted, granted, waited, wait_time, cancelled, store_errors, policy_changes])
+}
+
 /// How large the buffer of [`bind`] has to be, in bytes.
 #[napi]
 pub fn buffer_size() -> u32 {
@@ -249,5 +366,6 @@ pub fn bind<'env>(
     limiter: &External<AnyLimiter>,
     buffer: ArrayBuffer<'env>,
 ) -> napi::Result<Function<'env, (), ()>> {
-    call::bind(env, limiter.get(), &buffer)
+    let may_call_back = !matches!(**limiter, AnyLimiter::Other(_));
+    call::bind(env, limiter.get(), may_call_back, &buffer)
 }

@@ -6,7 +6,9 @@ import { test } from "node:test";
 import * as package_ from "workglow-limit";
 import { directory, manual } from "./helpers.mjs";
 
-const { CompositeLimiter, ConcurrencyLimiter, InvalidArgument, LimitError, NullLimiter, RateLimiter, Store } = package_;
+const { CompositeLimiter, ConcurrencyLimiter, DelayLimiter, EvenlySpacedRateLimiter, FixedWindowLimiter } = package_;
+const { FlowControl, InvalidArgument, LeakyBucketLimiter, LimitError, ManualClock, NullLimiter, RateLimiter } = package_;
+const { SlidingWindowCounterLimiter, Store, TokenBucketLimiter } = package_;
 
 /** An error of this package about one parameter. */
 const about = (parameter) => (error) => {
@@ -143,7 +145,7 @@ test("stores", async (t) => {
   }
   const nowhere = new Store(`sqlite:${dir}/no/such/limits.db`);
   await assert.rejects(nowhere.open(), { name: "StoreError", code: "store_failure" });
-  assert.throws(() => new Store(`sqlite:${dir}/a\0b`).limiter({ name: "x" }).tryAcquire(), LimitError);
+  assert.throws(() => RateLimiter.attach(new Store(`sqlite:${dir}/a\0b`), "x").tryAcquire(), LimitError);
   writeFileSync(`${dir}/note.txt`, "This is not a database.".repeat(100));
   await assert.rejects(new Store(`sqlite:${dir}/note.txt`).names(), { name: "StoreError", code: "not_a_store" });
   for (const mode of [...NO_COUNTS, 0o1000, 0o400, 2 ** 60]) {
@@ -158,7 +160,6 @@ test("stores", async (t) => {
   }
   assert.throws(() => new Store("memory:", { clock: {} }), about("clock"));
   assert.throws(() => new Store("memory:", { tiemout: 5 }), about("options"));
-  assert.throws(() => new Store("memory:").limiter({ nmae: "x" }), about("options"));
   assert.deepEqual(readdirSync(dir), ["note.txt"]);
 });
 
@@ -172,9 +173,8 @@ test("overrides", async () => {
   for (const policy of ["", "5", "5/", "/1s", "5/1y", "-5/1s", "5/1s +", "many"]) {
     await assert.rejects(store.override("limit", policy), about("policy"));
   }
-  for (const policy of ["0/1s", "1000000001/1s"]) await assert.rejects(store.override("limit", policy), about("maxExecutions"));
-  for (const policy of ["5/0s", "5/367d"]) {
-    await assert.rejects(store.override("limit", policy), about("windowSizeInSeconds"));
+  for (const policy of ["0/1s", "1000000001/1s", "5/0s", "5/367d", "0 concurrent"]) {
+    await assert.rejects(store.override("limit", policy), about("policy"));
   }
 });
 
@@ -192,7 +192,8 @@ test("rate limiters", async (t) => {
   for (const name of ["", "x".repeat(1025), "\ud800", null, undefined, 5]) {
     assert.throws(make(good, name), about("name"));
     assert.throws(() => RateLimiter.attach(store, name), about("name"));
-    assert.throws(() => store.limiter({ name }), about("name"));
+    assert.throws(() => store.limiter("1/1s", name), about("name"));
+    await assert.rejects(store.find(name), about("name"));
   }
   assert.throws(make({ ...good, window: 1 }, "x"), about("options"));
   for (const bad of [undefined, null, 5]) assert.throws(make(bad, "x"), about("options"));
@@ -214,16 +215,153 @@ test("rate limiters", async (t) => {
   assert.deepEqual(readdirSync(dir), []);
 });
 
+test("backoffs", () => {
+  const window = { maxExecutions: 1, windowSizeInSeconds: 1 };
+  const make = (backoff) => () => new RateLimiter(new Store("memory:"), "x", { ...window, ...backoff });
+  for (const name of ["initialBackoffDelay", "maxBackoffDelay"]) {
+    for (const value of [0, "0s", "5", "1y", NaN, -1, Infinity, 2 ** 60, ...NO_NUMBERS]) {
+      assert.throws(make({ [name]: value }), about(name));
+    }
+  }
+  for (const backoffMultiplier of [1, 0, 1.0004, 1001, "2", NaN, -2, Infinity, ...NO_NUMBERS]) {
+    assert.throws(make({ backoffMultiplier }), about("backoffMultiplier"));
+  }
+  assert.throws(make({ initialBackoffDelay: 600_001 }), about("maxBackoffDelay"));
+  for (const jitter of ["", "Full", null, 1, true]) assert.throws(make({ jitter }), about("jitter"));
+});
+
+test("windows, spacing and delays", async (t) => {
+  const dir = directory(t);
+  const store = new Store(`sqlite:${dir}/limits.db`);
+  const good = { maxExecutions: 1, windowSizeInSeconds: 1 };
+  const kinds = [FixedWindowLimiter, SlidingWindowCounterLimiter].map((kind) => (options) => new kind(store, "x", options));
+  kinds.push((options) => new EvenlySpacedRateLimiter(options));
+  kinds.push((options) => new EvenlySpacedRateLimiter(options, { store, name: "x" }));
+  for (const make of kinds) {
+    for (const maxExecutions of [0, 1_000_000_001, 2 ** 60, undefined, ...NO_COUNTS]) {
+      assert.throws(() => make({ ...good, maxExecutions }), about("maxExecutions"));
+    }
+    for (const windowSizeInSeconds of [0, NaN, -1, Infinity, 2 ** 60, 1e-10, undefined, "1m", ...NO_NUMBERS]) {
+      assert.throws(() => make({ ...good, windowSizeInSeconds }), about("windowSizeInSeconds"));
+    }
+    for (const bad of [undefined, null, 5, { ...good, windows: [] }]) assert.throws(() => make(bad), about("(options|spacing)"));
+  }
+  for (const adaptive of [null, 0, 1, "yes"]) {
+    assert.throws(() => new EvenlySpacedRateLimiter({ ...good, adaptive }), about("adaptive"));
+  }
+  assert.throws(() => new EvenlySpacedRateLimiter({ ...good, maxExecutions: 4097 }), about("maxExecutions"));
+  assert.ok(new EvenlySpacedRateLimiter({ ...good, maxExecutions: 4097, adaptive: false }));
+  for (const delay of [0, "0ms", "50", "1 s", NaN, -1, Infinity, 367 * 864e5, null, {}, [], 5n, true]) {
+    assert.throws(() => new DelayLimiter(delay), about("delay"));
+    assert.throws(() => new DelayLimiter(delay, { store, name: "x" }), about("delay"));
+  }
+  assert.deepEqual(readdirSync(dir), []);
+});
+
+test("buckets", () => {
+  const store = new Store("memory:");
+  for (const [kind, size] of [[TokenBucketLimiter, "burst"], [LeakyBucketLimiter, "queue"]]) {
+    const make = (options) => () => new kind(store, "x", options);
+    for (const count of [0, 1_000_000_001, 2 ** 60, ...NO_COUNTS]) {
+      assert.throws(make({ rate: count }), about("rate"));
+      assert.throws(make({ rate: 1, [size]: count }), about(size));
+    }
+    for (const period of [0, "0s", "1", "1y", NaN, -1, Infinity, 367 * 864e5, ...NO_NUMBERS]) {
+      assert.throws(make({ rate: 1, period }), about("period"));
+    }
+    // More than drips in 366 days.
+    assert.throws(make({ rate: 1, period: "366d", [size]: 2 }), about(size));
+    for (const bad of [undefined, null, 5, {}]) assert.throws(make(bad), about("(options|rate)"));
+    assert.throws(make({ rate: 1, [size === "burst" ? "queue" : "burst"]: 1 }), about("options"));
+    for (const name of ["", "x".repeat(1025), "\ud800", null, undefined, 5]) {
+      assert.throws(() => new kind(store, name, { rate: 1 }), about("name"));
+      assert.throws(() => kind.attach(store, name), about("name"));
+    }
+    assert.throws(() => new kind("memory:", "x", { rate: 1 }), about("store"));
+  }
+});
+
+test("where a limiter lives", () => {
+  const clock = new ManualClock();
+  const store = new Store("memory:");
+  const kinds = [(options) => new ConcurrencyLimiter(1, options), (options) => new DelayLimiter(1, options)];
+  kinds.push((options) => new EvenlySpacedRateLimiter({ maxExecutions: 1, windowSizeInSeconds: 1 }, options));
+  for (const make of kinds) {
+    for (const bad of [null, 5, "memory:", []]) assert.throws(() => make(bad), about("options"));
+    assert.throws(() => make({ sotre: store }), about("options"));
+    for (const bad of [1, "memory:", {}, null]) assert.throws(() => make({ store: bad, name: "x" }), about("store"));
+    for (const name of [undefined, null, "", 5, "\ud800", "x".repeat(1025)]) {
+      assert.throws(() => make({ store, name }), about("name"));
+    }
+    assert.throws(() => make({ name: "x" }), about("name"));
+    assert.throws(() => make({ store, name: "x", clock }), about("clock"));
+    for (const bad of [{}, null, 5]) assert.throws(() => make({ clock: bad }), about("clock"));
+  }
+  for (const lease of [0, "0s", "1", NaN, -1, 367 * 864e5, ...NO_NUMBERS]) {
+    assert.throws(() => new ConcurrencyLimiter(1, { store, name: "x", lease }), about("lease"));
+  }
+  assert.throws(() => new ConcurrencyLimiter(1, { lease: "1m" }), about("lease"));
+  for (const kind of [ConcurrencyLimiter, DelayLimiter, EvenlySpacedRateLimiter]) {
+    assert.throws(() => kind.attach(undefined, "x"), InvalidArgument);
+    assert.throws(() => kind.attach(store), about("name"));
+  }
+});
+
+test("limits by name", async () => {
+  const store = new Store("memory:");
+  for (const text of ["", "5", "5/", "/1s", "5/1y", "-5/1s", "5/1s +", "many", "0/1s", "5/0s", "x".repeat(5000)]) {
+    assert.throws(() => store.limiter(text, "x"), about("policy"));
+  }
+  for (const text of [undefined, null, 5, {}, { name: "x" }, "\ud800"]) {
+    assert.throws(() => store.limiter(text, "x"), about("policy"));
+  }
+  for (const file of [undefined, null, 5, {}, "\ud800"]) await assert.rejects(store.load(file), about("file"));
+  const flow = (options) => () => new FlowControl({ key: "x", ...options });
+  assert.throws(flow({}), about("options"));
+  assert.throws(flow({ rate: 1, perido: 1 }), about("options"));
+  for (const bad of [undefined, null, 5, "x"]) assert.throws(() => new FlowControl(bad), about("options"));
+  for (const key of [undefined, null, 5, "\ud800"]) assert.throws(flow({ key, rate: 1 }), about("key"));
+  for (const count of NO_COUNTS) {
+    assert.throws(flow({ rate: count }), about("rate"));
+    assert.throws(flow({ parallelism: count }), about("parallelism"));
+  }
+  for (const period of ["1", "1y", NaN, -1, Infinity, {}]) assert.throws(flow({ rate: 1, period }), about("period"));
+  assert.throws(flow({ parallelism: 1, period: "1s" }), about("period"));
+  const made = [{ rate: 0 }, { rate: 1, period: 0 }, { parallelism: 0 }, { parallelism: 65_536 }, { key: "", rate: 1 }];
+  for (const options of made) assert.throws(() => store.limiter(flow(options)()), InvalidArgument);
+  assert.throws(() => store.limiter(flow({ rate: 1 })(), "y"), about("name"));
+});
+
+test("children", () => {
+  const good = { tryAcquire: () => 1, retryAfter: () => 0, cancel() {} };
+  const bads = [undefined, null, 5, "x", {}, [], () => {}, { tryAcquire() {} }, { ...good, cancel: 5 }, { canProceed() {} }];
+  for (const bad of bads) {
+    assert.throws(() => new CompositeLimiter([bad]), about("limiter"));
+    assert.throws(() => new CompositeLimiter().addLimiter(bad), about("limiter"));
+  }
+  assert.throws(() => new CompositeLimiter([{ ...good, cancel: undefined }]), /an object without cancel\(\): expected a limiter/);
+  for (const name of ["", "x".repeat(1025), "\ud800", null, 5]) {
+    assert.throws(() => new CompositeLimiter([{ ...good, name }]), about("name"));
+  }
+  let asked = 0;
+  const counting = { ...good, tryAcquire: () => ++asked };
+  for (const options of [{ weight: 0 }, { weight: -1 }, { key: "\ud800" }, { key: "x".repeat(1025) }]) {
+    assert.throws(() => new CompositeLimiter([counting]).tryAcquire(options), InvalidArgument);
+  }
+  assert.equal(asked, 0);
+});
+
+test("what is counted", () => {
+  const { limiter } = manual(package_, 1, 1);
+  for (const key of [null, 5, "\ud800", "x".repeat(1025)]) assert.throws(() => limiter.stats({ key }), about("key"));
+  for (const bad of [null, 5, "k", { kye: "k" }]) assert.throws(() => limiter.stats(bad), about("options"));
+});
+
 test("other limiters", () => {
   for (const max of [0, 65_536, 2 ** 60, undefined, ...NO_COUNTS]) {
     assert.throws(() => new ConcurrencyLimiter(max), about("maxConcurrentJobs"));
   }
-  assert.throws(() => new ConcurrencyLimiter(1, { store: 1 }), about("options"));
   assert.throws(() => new CompositeLimiter(new NullLimiter()), about("limiters"));
-  for (const bad of [undefined, null, {}, { tryAcquire() {} }]) {
-    assert.throws(() => new CompositeLimiter([bad]), about("limiter"));
-    assert.throws(() => new CompositeLimiter().addLimiter(bad), about("limiter"));
-  }
   for (const bad of [undefined, null, {}, []]) assert.throws(() => new NullLimiter().complete(bad), about("permit"));
   assert.throws(() => new package_.Permit(), TypeError);
 });

@@ -3,8 +3,16 @@
 import {
   CompositeLimiter,
   ConcurrencyLimiter,
+  type CustomLimiter,
   type Decision,
+  DelayLimiter,
   type Duration,
+  EvenlySpacedRateLimiter,
+  FixedWindowLimiter,
+  FlowControl,
+  type HookPayload,
+  LeakyBucketLimiter,
+  LeaseLost,
   LimitError,
   Limiter,
   ManualClock,
@@ -12,8 +20,14 @@ import {
   type Permit,
   RateLimiter,
   type RateWindow,
+  type SixMethods,
+  SlidingWindowCounterLimiter,
+  type Stats,
   Store,
   TimeoutError,
+  TokenBucketLimiter,
+  type WorkglowLimiter,
+  toWorkglow,
 } from "workglow-limit";
 
 const clock = new ManualClock();
@@ -23,7 +37,7 @@ const limiters: Limiter[] = [rate, new ConcurrencyLimiter(5), new NullLimiter(),
 const windows: readonly RateWindow[] = [{ maxExecutions: 100, windowSizeInSeconds: 60 }];
 limiters.push(new RateLimiter(store, "y", { windows }), new RateLimiter(store, "z", { windows: [...windows, ...windows] }));
 const composite = new CompositeLimiter(limiters);
-composite.addLimiter(store.limiter({ name: "x" }));
+composite.addLimiter(store.limiter("100/1m + 5 concurrent", "x"));
 
 export async function calls(signal: AbortSignal, within: Duration): Promise<Date> {
   const permit: Permit | null = composite.tryAcquire({ key: "k", weight: 2 });
@@ -69,6 +83,99 @@ export function errors(error: unknown): number | string {
   return error instanceof LimitError ? error.code : 0;
 }
 
+const backoff = { initialBackoffDelay: 1000, backoffMultiplier: 2, maxBackoffDelay: "10m", jitter: "full" } as const;
+const shared = { store, name: "x" };
+limiters.push(
+  new RateLimiter(store, "x", { windows, ...backoff }),
+  new ConcurrencyLimiter(5, { clock }),
+  new ConcurrencyLimiter(5, { ...shared, lease: "1m" }),
+  new DelayLimiter(),
+  new DelayLimiter("50ms", shared),
+  new EvenlySpacedRateLimiter({ maxExecutions: 60, windowSizeInSeconds: 60 }),
+  new EvenlySpacedRateLimiter({ maxExecutions: 60, windowSizeInSeconds: 60, adaptive: false }, shared),
+  new TokenBucketLimiter(store, "x", { rate: 10, period: "1s", burst: 20 }),
+  new LeakyBucketLimiter(store, "x", { rate: 10, queue: 20 }),
+  new FixedWindowLimiter(store, "x", { maxExecutions: 1, windowSizeInSeconds: 1 }),
+  new SlidingWindowCounterLimiter(store, "x", { maxExecutions: 1, windowSizeInSeconds: 1 }),
+  store.limiter(new FlowControl({ key: "x", rate: 100, period: "1m", parallelism: 5 })),
+);
+const attached: ConcurrencyLimiter = ConcurrencyLimiter.attach(store, "x");
+const bucket: TokenBucketLimiter = TokenBucketLimiter.attach(store, "x");
+
+export async function named(): Promise<readonly string[]> {
+  const found: Limiter = await store.find("x");
+  const { admitted, waitTime }: Stats = found.stats({ key: "k" });
+  const off: () => void = found.on("throttled", ({ limit, wait, error }: HookPayload) => console.log(limit, wait, error?.code));
+  off();
+  store.on("store_error", async ({ error }) => console.log(error, admitted, waitTime));
+  return store.load("limits.toml");
+}
+
+export function leases(): bigint | null {
+  using permit = attached.tryAcquire();
+  try {
+    permit?.renew();
+  } catch (error) {
+    if (error instanceof LeaseLost) console.log(error.code);
+  }
+  return permit?.fence ?? null;
+}
+
+/** A limiter of one's own, whose tokens have a type of their own. */
+class Mine implements CustomLimiter {
+  readonly name = "mine";
+  tryAcquire(key: string, weight: number): { key: string; weight: number } | null {
+    return weight > 5 ? null : { key, weight };
+  }
+  retryAfter(_key: string, weight: number): Duration {
+    return weight > 5 ? "1m" : 0;
+  }
+  cancel(token: { key: string }): void {
+    console.log(token.key);
+  }
+  settle(token: { weight: number }, actual: number): void {
+    console.log(token.weight - actual);
+  }
+}
+declare const six: SixMethods;
+composite.addLimiter(new Mine());
+const literal = { tryAcquire: () => 1, retryAfter: () => 0, cancel() {} };
+export const mixed = new CompositeLimiter([rate, bucket, new Mine(), six, literal]);
+
+// Workglow's two interfaces, as they are published: one object is both.
+interface FirstILimiter {
+  canProceed(): Promise<boolean>;
+  recordJobStart(): Promise<void>;
+  recordJobCompletion(): Promise<void>;
+  getNextAvailableTime(): Promise<Date>;
+  setNextAvailableTime(date: Date): Promise<void>;
+  clear(): Promise<void>;
+}
+interface SecondILimiter {
+  readonly scope: "process" | "cluster";
+  tryAcquire(): Promise<unknown | null>;
+  release(token: unknown): Promise<void>;
+  complete(token: unknown): Promise<void>;
+  getNextAvailableTime(): Promise<Date>;
+  setNextAvailableTime(date: Date): Promise<void>;
+  clear(): Promise<void>;
+}
+export const both: FirstILimiter & SecondILimiter & WorkglowLimiter = toWorkglow(composite, { key: "k" });
+// A limiter is the first as it is.
+export const first: FirstILimiter = rate;
+
+// @ts-expect-error: promises are of no use in the middle of a decision
+new CompositeLimiter([both]);
+// @ts-expect-error: there is no such event
+store.on("denied", () => {});
+// @ts-expect-error: a text needs a name
+store.limiter("100/1m");
+// @ts-expect-error: a leaky bucket has a queue
+new LeakyBucketLimiter(store, "x", { rate: 1, burst: 1 });
+// @ts-expect-error: only a shared concurrency has leases
+new DelayLimiter(50, { lease: "1m" });
+// @ts-expect-error: a word that is not known
+new RateLimiter(store, "x", { maxExecutions: 1, windowSizeInSeconds: 60, jitter: "some" });
 // @ts-expect-error: a weight is a number
 rate.tryAcquire({ weight: "1" });
 // @ts-expect-error: an option that is not known

@@ -1,10 +1,24 @@
-// Runs tests/vectors/*.vec on every store. The format is in tests/vectors/README.md.
+// Runs tests/vectors/*.vec on every store. The format is in tests/vectors/README.md. If the environment names a directory
+// WGL_CELLS, how many cases of which kind ran on which store is written there.
 
 import assert from "node:assert/strict";
-import { readFileSync, readdirSync } from "node:fs";
+import { mkdirSync, readFileSync, readdirSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
-import { test } from "node:test";
-import { CompositeLimiter, ConcurrencyLimiter, ManualClock, NullLimiter, RateLimiter, Store } from "workglow-limit";
+import { after, test } from "node:test";
+import {
+  CompositeLimiter,
+  ConcurrencyLimiter,
+  DelayLimiter,
+  EvenlySpacedRateLimiter,
+  FixedWindowLimiter,
+  LeakyBucketLimiter,
+  ManualClock,
+  NullLimiter,
+  RateLimiter,
+  SlidingWindowCounterLimiter,
+  Store,
+  TokenBucketLimiter,
+} from "workglow-limit";
 import { directory } from "./helpers.mjs";
 
 const vectors = join(import.meta.dirname, "../../../tests/vectors");
@@ -31,18 +45,81 @@ function casesOf(file) {
   return cases;
 }
 
+/** At most `max` units at once per key, written by the user. */
+class Custom {
+  name = "custom";
+  #max;
+  #used = new Map();
+
+  constructor(max) {
+    this.#max = max;
+  }
+
+  #take(key, units) {
+    this.#used.set(key, (this.#used.get(key) ?? 0) + units);
+  }
+
+  #free = ({ key, weight }) => this.#take(key, -weight);
+  cancel = this.#free;
+  complete = this.#free;
+
+  retryAfter(key, weight) {
+    return (this.#used.get(key) ?? 0) + weight <= this.#max ? 0 : 10;
+  }
+
+  tryAcquire(key, weight) {
+    if (this.retryAfter(key, weight) > 0) return null;
+    this.#take(key, weight);
+    return { key, weight };
+  }
+
+  clear(key) {
+    if (key === "") this.#used.clear();
+    else this.#used.delete(key);
+  }
+}
+
+/** The words that follow another one, if any. */
+const wordsAfter = (given, word) => (given.includes(word) ? given.slice(given.indexOf(word) + 1) : []);
+
+const KINDS = {
+  null: () => new NullLimiter(),
+  custom: (_store, _name, [max]) => new CompositeLimiter([new Custom(Number(max))]),
+  policy: (store, name, words) => store.limiter(words.join(" "), name),
+  concurrency: (store, name, [max, lease]) =>
+    new ConcurrencyLimiter(Number(max), { store, name, lease: lease === undefined ? undefined : `${lease}us` }),
+  delay: (store, name, [delay]) => new DelayLimiter(`${delay}us`, { store, name }),
+  evenly_spaced: (store, name, [max, window, how]) =>
+    new EvenlySpacedRateLimiter({ ...windowOf(max, window), adaptive: how === "adaptive" }, { store, name }),
+  token_bucket: (store, name, [rate, period, burst]) =>
+    new TokenBucketLimiter(store, name, { rate: Number(rate), period: `${period}us`, burst: Number(burst) }),
+  leaky_bucket: (store, name, [rate, period, queue]) =>
+    new LeakyBucketLimiter(store, name, { rate: Number(rate), period: `${period}us`, queue: Number(queue) }),
+  fixed_window: (store, name, [max, window]) => new FixedWindowLimiter(store, name, windowOf(max, window)),
+  sliding_window_counter: (store, name, [max, window]) =>
+    new SlidingWindowCounterLimiter(store, name, windowOf(max, window)),
+  rate(store, name, given) {
+    const [initial, multiplier, max, jitter] = wordsAfter(given, "backoff");
+    const numbers = initial === undefined ? given : given.slice(0, given.indexOf("backoff"));
+    const windows = [];
+    for (let i = 0; i < numbers.length; i += 2) windows.push(windowOf(numbers[i], numbers[i + 1]));
+    const backoff = initial !== undefined && {
+      initialBackoffDelay: `${initial}us`,
+      backoffMultiplier: multiplier / 1000,
+      maxBackoffDelay: `${max}us`,
+      jitter,
+    };
+    return new RateLimiter(store, name, { ...(windows.length === 1 ? windows[0] : { windows }), ...backoff });
+  },
+};
+
+const windowOf = (max, us) => ({ maxExecutions: Number(max), windowSizeInSeconds: us / 1e6 });
+
 function limiterOf(limiters, url, clock) {
   const store = new Store(url, { clock });
   const made = limiters.map(([kind, ...given], i) => {
-    const numbers = given.map(Number);
-    if (kind === "null") return new NullLimiter();
-    if (kind === "concurrency") return new ConcurrencyLimiter(numbers[0], { clock });
-    assert.equal(kind, "rate");
-    const windows = [];
-    for (let i = 0; i < numbers.length; i += 2) {
-      windows.push({ maxExecutions: numbers[i], windowSizeInSeconds: numbers[i + 1] / 1e6 });
-    }
-    return new RateLimiter(store, `limit-${i + 1}`, windows.length === 1 ? windows[0] : { windows });
+    assert.ok(Object.hasOwn(KINDS, kind), `no kind ${kind}`);
+    return KINDS[kind](store, `limit-${i + 1}`, given);
   });
   return made.length === 1 ? made[0] : new CompositeLimiter(made);
 }
@@ -107,6 +184,13 @@ async function answer(limiter, { call, given }, permits) {
       permits.set(given.permit, permit);
       return permit.started ? { "": "started" } : { "": "wait", after: us(permit.wait) };
     }
+    case "renew":
+      return void permits.get(given.permit).renew();
+    case "stats": {
+      const { admitted, denied, unitsWanted: wanted, unitsGranted: granted, waited, cancelled } = limiter.stats({ key });
+      const counts = { admitted, denied, wanted, granted, waited, cancelled };
+      return Object.fromEntries(Object.entries(counts).map(([field, count]) => [field, String(count)]));
+    }
     case "pause":
       return limiter.pause(`${given.for}us`, key);
     case "record_job_start":
@@ -148,6 +232,21 @@ async function run({ limiters, steps }, url) {
 }
 
 assert.ok(files.length >= 3);
+/** How many cases ran, by kind and store. */
+const cells = new Map();
+
+function ran({ limiters }, store) {
+  const cell = `${limiters.length > 1 ? "composite" : limiters[0][0]} ${store}`;
+  cells.set(cell, (cells.get(cell) ?? 0) + 1);
+}
+
+after(() => {
+  const { WGL_CELLS } = process.env;
+  if (WGL_CELLS === undefined) return;
+  mkdirSync(WGL_CELLS, { recursive: true });
+  writeFileSync(join(WGL_CELLS, "node"), [...cells].map(([cell, cases]) => `${cell} ${cases}\n`).sort().join(""));
+});
+
 for (const file of files) {
   test(file, async (t) => {
     const dir = directory(t);
@@ -155,8 +254,10 @@ for (const file of files) {
     assert.ok(cases.length > 0);
     for (const [i, one] of cases.entries()) {
       await t.test(one.name, async () => {
-        await run(one, "memory:");
-        await run(one, `sqlite:${dir}/${i}.db`);
+        for (const [store, url] of [["memory", "memory:"], ["sqlite", `sqlite:${dir}/${i}.db`]]) {
+          await run(one, url);
+          ran(one, store);
+        }
       });
     }
   });

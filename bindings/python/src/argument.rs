@@ -51,21 +51,26 @@ fn units(parameter: &'static str, value: Given<'_, '_>) -> PyResult<u64> {
 
 /// What a decision answers when the store fails.
 pub fn on_error(value: Given<'_, '_>) -> PyResult<OnError> {
-    match text("on_error", value)? {
-        "raise" => Ok(OnError::Raise),
-        "deny" => Ok(OnError::Deny),
-        "admit" => Ok(OnError::Admit),
-        _ => Err(invalid("on_error", value, "'raise', 'deny' or 'admit'")),
-    }
+    choice("on_error", value, &[("raise", OnError::Raise), ("deny", OnError::Deny), ("admit", OnError::Admit)])
 }
 
 /// How much a power cut may make a store forget.
 pub fn durability(value: Given<'_, '_>) -> PyResult<Durability> {
-    match text("durability", value)? {
-        "budget" => Ok(Durability::Budget),
-        "commit" => Ok(Durability::Commit),
-        _ => Err(invalid("durability", value, "'budget' or 'commit'")),
+    choice("durability", value, &[("budget", Durability::Budget), ("commit", Durability::Commit)])
+}
+
+/// One of a few words.
+pub fn choice<T: Copy>(parameter: &'static str, value: Given<'_, '_>, words: &[(&str, T)]) -> PyResult<T> {
+    let given = text(parameter, value)?;
+    if let Some((_, meant)) = words.iter().find(|(word, _)| *word == given) {
+        return Ok(*meant);
     }
+    let quoted: Vec<_> = words.iter().map(|(word, _)| format!("'{word}'")).collect();
+    let expected = match &quoted[..] {
+        [all @ .., last] => format!("{} or {last}", all.join(", ")),
+        [] => String::new(),
+    };
+    Err(invalid(parameter, value, &expected))
 }
 
 /// A whole number.
@@ -114,12 +119,17 @@ pub fn timeout(value: Given<'_, '_>) -> PyResult<Duration> {
     seconds("timeout", value)
 }
 
+/// A number, whole or not; not a bool. One that is too large for a float is infinite.
+pub fn number(parameter: &'static str, value: Given<'_, '_>) -> PyResult<f64> {
+    match value.extract::<f64>() {
+        _ if value.is_instance_of::<PyBool>() => Err(wrong_type(parameter, value, "a number")),
+        Err(e) if e.is_instance_of::<PyOverflowError>(value.py()) => Ok(f64::INFINITY),
+        number => number.map_err(|_| wrong_type(parameter, value, "a number")),
+    }
+}
+
 /// A duration: seconds as a number, or a `timedelta`.
 pub fn seconds(parameter: &'static str, value: Given<'_, '_>) -> PyResult<Duration> {
-    let wrong = || wrong_type(parameter, value, "seconds as a number, or a timedelta");
-    if value.is_instance_of::<PyBool>() {
-        return Err(wrong());
-    }
     let is_number = value.is_instance_of::<PyFloat>() || value.is_instance_of::<PyInt>();
     let (number, exact) = match if is_number { None } else { value.cast::<PyDelta>().ok() } {
         Some(delta) => {
@@ -127,10 +137,9 @@ pub fn seconds(parameter: &'static str, value: Given<'_, '_>) -> PyResult<Durati
             // Whole seconds: as good as the exact duration for the check of its range.
             (days * 86_400.0 + f64::from(delta.get_seconds()), value.extract::<Duration>().ok())
         }
-        None => match value.extract::<f64>() {
+        None => match number(parameter, value) {
             Ok(number) => (number, None),
-            Err(e) if e.is_instance_of::<PyOverflowError>(value.py()) => (f64::INFINITY, None),
-            Err(_) => return Err(wrong()),
+            Err(_) => return Err(wrong_type(parameter, value, "seconds as a number, or a timedelta")),
         },
     };
     let checked = duration_from_secs(parameter, number).map_err(|e| quoting(e, &[(parameter, parameter, value)]))?;
@@ -154,9 +163,19 @@ pub fn instant(parameter: &'static str, value: Given<'_, '_>) -> PyResult<System
 /// The exception of an error of the core about arguments, given as (the core's name, Python's name, the value): it
 /// names them as Python does and quotes them as they were given.
 pub fn quoting(error: Error, arguments: &[(&str, &'static str, Given<'_, '_>)]) -> PyErr {
+    quoting_given(error, arguments.iter().map(|&(core, python, value)| (core, python, Some(value))))
+}
+
+/// The same with arguments that may not have been given.
+pub fn quoting_given<'a, 'py: 'a>(
+    error: Error,
+    arguments: impl IntoIterator<Item = (&'a str, &'static str, Option<Given<'a, 'py>>)>,
+) -> PyErr {
     if let Error::InvalidArgument { parameter, ref expected, .. } = error {
         for (core, python, value) in arguments {
-            if *core == parameter {
+            if core == parameter
+                && let Some(value) = value
+            {
                 return invalid(python, value, expected);
             }
         }

@@ -1,6 +1,7 @@
 //! Several limits at once.
 
 use crate::argument::wrong_type;
+use crate::custom;
 use crate::error::raised;
 use crate::limiter::{Kind, Limiter, Node};
 use pyo3::prelude::*;
@@ -9,6 +10,9 @@ use workglow_limit::CompositeLimiter as Core;
 
 /// Admits what every child admits; a child that denies keeps the others from being charged. All children get the same
 /// key and weight, and a gate goes to all of them.
+///
+/// A child is a limiter, or an object of your own: a CustomLimiter, or a JobLimiter with the six methods of job queues.
+/// What it raises reaches the caller as it is. It is called from any thread, also from within acquire.
 #[pyclass(extends = Limiter, subclass, frozen, module = "workglow_limit")]
 pub struct CompositeLimiter {
     core: Arc<Core>,
@@ -40,9 +44,9 @@ impl CompositeLimiter {
     }
 }
 
-fn node(parameter: &str, limiter: &Bound<'_, PyAny>) -> PyResult<Arc<Node>> {
+fn node(parameter: &'static str, limiter: &Bound<'_, PyAny>) -> PyResult<Arc<Node>> {
     match limiter.cast::<Limiter>() {
         Ok(limiter) => Ok(limiter.get().node.clone()),
-        Err(_) => Err(wrong_type(parameter, limiter, "a limiter")),
+        Err(_) => Ok(Node::new(Arc::new(custom::limiter(parameter, limiter)?), Kind::Custom, false)),
     }
 }

@@ -1,11 +1,15 @@
 //! Errors of the core as Python exceptions. The classes are Python (`_errors.py`); which one it is, is said here.
 
+use crate::custom::exception_of;
 use pyo3::prelude::*;
 use std::time::Duration;
 use workglow_limit::Error;
 
-/// The exception of an error of the core, with its `code` and `number`.
+/// The exception of an error of the core, with its `code` and `number`; or the one that a limiter written in Python raised.
 pub fn raised(error: Error) -> PyErr {
+    if let Some(exception) = exception_of(&error) {
+        return exception;
+    }
     Python::attach(|py| {
         let exception = || {
             let value = class(py, class_of(&error))?.call1((error.to_string(),))?;
@@ -47,6 +51,7 @@ fn class_of(error: &Error) -> &'static str {
         Error::StoreFull { .. } => "StoreFull",
         Error::ForeignPermit { .. } => "ForeignPermit",
         Error::Unsupported { .. } => "Unsupported",
+        Error::LeaseLost { .. } => "LeaseLost",
         _ => "LimitError",
     }
 }

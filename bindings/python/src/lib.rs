@@ -3,13 +3,16 @@
 mod argument;
 mod clock;
 mod composite;
-mod concurrency;
+mod custom;
 mod decision;
 mod error;
+mod family;
+mod flow;
+mod hooks;
 mod limiter;
 mod null;
 mod permit;
-mod rate;
+mod stats;
 mod store;
 mod wait;
 
@@ -17,8 +20,21 @@ mod wait;
 mod _native {
     #[pymodule_export]
     use crate::{
-        clock::ManualClock, composite::CompositeLimiter, concurrency::ConcurrencyLimiter, decision::Decision,
-        limiter::Limiter, null::NullLimiter, permit::Permit, rate::RateLimiter, store::Store, wait::Waiter,
+        clock::ManualClock,
+        composite::CompositeLimiter,
+        decision::Decision,
+        family::{
+            ConcurrencyLimiter, DelayLimiter, EvenlySpacedRateLimiter, FixedWindowLimiter, LeakyBucketLimiter,
+            RateLimiter, SlidingWindowCounterLimiter, TokenBucketLimiter,
+        },
+        flow::FlowControl,
+        hooks::LimitEvent,
+        limiter::Limiter,
+        null::NullLimiter,
+        permit::Permit,
+        stats::Stats,
+        store::Store,
+        wait::Waiter,
     };
 
     #[pymodule_export]

@@ -1,15 +1,19 @@
 //! What all limiters have in common: the base class of the family, and the core's limiter behind it.
 
-use crate::argument::{self, instant, quoting, seconds};
+use crate::argument::{self, instant, quoting, quoting_given, seconds};
 use crate::decision::Decision;
 use crate::error::{expired, raised};
+use crate::hooks::{self, Asked, Happening, Hooks, LimitEvent};
 use crate::permit::{self, Permit, Place};
+use crate::stats::Stats;
+use crate::store::Shared;
 use crate::wait::{self, Waiter};
 use pyo3::prelude::*;
+use pyo3::types::PyCFunction;
 use std::sync::atomic::{AtomicU64, Ordering::*};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
-use workglow_limit::{Attempt, Presented, Reserved, Step, Wait, fork_generation};
+use workglow_limit::{Attempt, Error, Presented, RawPermit, Reserved, Step, Wait, fork_generation};
 
 /// A waiter in `acquire` sleeps no longer than this before it looks whether a signal (Ctrl-C) has arrived.
 const SLICE: Duration = Duration::from_millis(100);
@@ -20,21 +24,24 @@ pub struct Node {
     kind: Kind,
     /// Its time is a test's.
     pub is_manual: bool,
+    pub hooks: Arc<Hooks>,
     /// The fork generation in which the limit was opened; 0: not yet.
     opened: AtomicU64,
 }
 
 /// The kind of a limiter, as far as it matters here.
 pub enum Kind {
-    Null,
-    Rate(workglow_limit::Store),
-    Concurrency,
+    /// Of this process.
+    Private,
+    /// Written in Python.
+    Custom,
+    Stored(Arc<Shared>),
     Composite(Mutex<Vec<Arc<Node>>>),
 }
 
 impl Node {
     pub fn new(core: Arc<dyn workglow_limit::Limiter>, kind: Kind, is_manual: bool) -> Arc<Node> {
-        Arc::new(Node { core, kind, is_manual, opened: AtomicU64::new(0) })
+        Arc::new(Node { core, kind, is_manual, hooks: Arc::default(), opened: AtomicU64::new(0) })
     }
 
     /// Makes a decision: without the GIL if the limit is not open in this process, because that has to wait for files.
@@ -42,15 +49,103 @@ impl Node {
     pub fn decide<R: Send>(
         &self,
         py: Python<'_>,
+        asked: Asked<'_>,
         decide: impl FnOnce(&dyn workglow_limit::Limiter) -> workglow_limit::Result<R> + Send,
     ) -> PyResult<R> {
-        if self.is_open() { decide(&*self.core) } else { py.detach(|| self.open(decide)) }.map_err(raised)
+        let answer = if self.is_open() { decide(&*self.core) } else { py.detach(|| self.open(decide)) };
+        self.told(py, asked, answer, raised)
     }
 
     /// Makes sure that the limit is open in this process. The key is checked before anything is.
-    pub fn ready(&self, py: Python<'_>, key: &str) -> PyResult<()> {
+    pub fn ready(&self, py: Python<'_>, asked: Asked<'_>) -> PyResult<()> {
         // A look opens what is not open yet, the children of a composite too, and records nothing.
-        if self.is_open() { Ok(()) } else { self.decide(py, |core| core.peek(key, 0)).map(drop) }
+        if self.is_open() { Ok(()) } else { self.decide(py, asked, |core| core.peek(asked.key, 0)).map(drop) }
+    }
+
+    /// The core's answer for Python, after the hooks have heard what is wrong.
+    #[inline]
+    pub fn told<R>(
+        &self,
+        py: Python<'_>,
+        asked: Asked<'_>,
+        answer: workglow_limit::Result<R>,
+        raise: impl FnOnce(Error) -> PyErr,
+    ) -> PyResult<R> {
+        if hooks::are_any() { self.tell(py, asked, answer, raise) } else { answer.map_err(raise) }
+    }
+
+    #[cold]
+    fn tell<R>(
+        &self,
+        py: Python<'_>,
+        asked: Asked<'_>,
+        answer: workglow_limit::Result<R>,
+        raise: impl FnOnce(Error) -> PyErr,
+    ) -> PyResult<R> {
+        let stores = self.stores();
+        let failing: Vec<_> = stores.iter().filter(|store| store.has_failed_again()).cloned().collect();
+        let happening = match &answer {
+            Err(error) => Happening::of(error),
+            // On somebody's on_error: a limit that failed has answered.
+            Ok(_) if !failing.is_empty() => Some(Happening::StoreError),
+            Ok(_) => None,
+        };
+        let answer = answer.map_err(raise);
+        if let Some(happening) = happening {
+            let heard = if failing.is_empty() { &stores } else { &failing };
+            let name = self.core.name();
+            self.call_hooks(py, happening, heard, name, asked, Duration::ZERO, answer.as_ref().err());
+        }
+        answer
+    }
+
+    /// Tells the hooks of a start that has to wait; `by` is who said no, if that is known.
+    #[inline]
+    pub fn throttled(&self, py: Python<'_>, asked: Asked<'_>, by: Option<&str>, after: Duration) {
+        if hooks::are_any() {
+            self.tell_throttled(py, asked, by, after);
+        }
+    }
+
+    #[cold]
+    fn tell_throttled(&self, py: Python<'_>, asked: Asked<'_>, by: Option<&str>, after: Duration) {
+        // A waiter's place is taken by now, so a look says who made it wait.
+        let seen = match (by, &self.kind) {
+            (None, Kind::Composite(_)) => self.core.peek(asked.key, asked.weight).ok().and_then(|seen| seen.denied_by),
+            _ => None,
+        };
+        let name = by.or(seen.as_deref()).unwrap_or(self.core.name());
+        self.call_hooks(py, Happening::Throttled, &self.stores(), name, asked, after, None);
+    }
+
+    #[allow(clippy::too_many_arguments)] // What an event has.
+    fn call_hooks(
+        &self,
+        py: Python<'_>,
+        happening: Happening,
+        stores: &[Arc<Shared>],
+        name: &str,
+        asked: Asked<'_>,
+        after: Duration,
+        error: Option<&PyErr>,
+    ) {
+        let Ok(event) = LimitEvent::new(py, happening, name, asked, after, error) else { return };
+        self.hooks.call(py, happening, &event);
+        stores.iter().for_each(|store| store.hooks.call(py, happening, &event));
+    }
+
+    /// The stores behind it, each once.
+    fn stores(&self) -> Vec<Arc<Shared>> {
+        let mut all: Vec<Arc<Shared>> = Vec::new();
+        self.collect_stores(&mut all);
+        all
+    }
+
+    fn collect_stores(&self, all: &mut Vec<Arc<Shared>>) {
+        match &self.kind {
+            Kind::Stored(store) if !all.iter().any(|other| Arc::ptr_eq(other, store)) => all.push(store.clone()),
+            _ => self.children().iter().flat_map(|all| all.iter()).for_each(|child| child.collect_stores(all)),
+        }
     }
 
     #[inline]
@@ -76,8 +171,8 @@ impl Node {
     /// How often the stores behind it failed.
     fn failures(&self) -> u64 {
         match &self.kind {
-            Kind::Null | Kind::Concurrency => 0,
-            Kind::Rate(store) => store.failures(),
+            Kind::Private | Kind::Custom => 0,
+            Kind::Stored(store) => store.core.failures(),
             Kind::Composite(_) => self.children().iter().flat_map(|all| all.iter()).map(|child| child.failures()).sum(),
         }
     }
@@ -87,12 +182,16 @@ impl Node {
         self.opened.store(0, Relaxed);
     }
 
-    /// Do its permits hold something until they end?
-    pub fn holds(&self) -> bool {
+    /// Does a permit hold something until it ends? A lease does; and a limiter written in Python waits to be told.
+    pub fn holds(&self, permit: &RawPermit) -> bool {
+        self.core.fence(permit).is_some() || self.asks_python()
+    }
+
+    fn asks_python(&self) -> bool {
         match &self.kind {
-            Kind::Null | Kind::Rate(_) => false,
-            Kind::Concurrency => true,
-            Kind::Composite(_) => self.children().is_some_and(|children| children.iter().any(|child| child.holds())),
+            Kind::Custom => true,
+            Kind::Private | Kind::Stored(_) => false,
+            Kind::Composite(_) => self.children().iter().flat_map(|all| all.iter()).any(|child| child.asks_python()),
         }
     }
 
@@ -133,12 +232,26 @@ impl Limiter {
         key: Option<&'a str>,
     ) -> PyResult<(&'a dyn workglow_limit::Limiter, &'a str)> {
         let key = key.unwrap_or_default();
-        self.node.ready(py, key)?;
+        self.node.ready(py, Asked { key, weight: 0 })?;
         Ok((&*self.node.core, key))
     }
 
+    /// A decision, after the hooks have heard of it if it is a denial.
+    #[inline]
+    fn answered(
+        &self,
+        py: Python<'_>,
+        asked: Asked<'_>,
+        decision: workglow_limit::Decision,
+    ) -> workglow_limit::Decision {
+        if !decision.admitted {
+            self.node.throttled(py, asked, decision.denied_by.as_deref(), decision.retry_after);
+        }
+        decision
+    }
+
     /// The steps of a waiter after its first, if there have to be any.
-    fn go_on(&self, py: Python<'_>, wait: &mut Wait, mut step: Step) -> PyResult<Permit> {
+    fn go_on(&self, py: Python<'_>, asked: Asked<'_>, wait: &mut Wait, mut step: Step) -> PyResult<Permit> {
         let core = &*self.node.core;
         loop {
             match step {
@@ -151,7 +264,7 @@ impl Limiter {
                         core.nap(wait, nap.min(SLICE));
                         core.step(wait)
                     });
-                    step = next.map_err(raised)?;
+                    step = self.node.told(py, asked, next, raised)?;
                 }
             }
         }
@@ -175,7 +288,13 @@ impl Limiter {
         #[pyo3(from_py_with = argument::weight)] weight: u64,
     ) -> PyResult<Option<Permit>> {
         let key = key.unwrap_or_default();
-        Ok(match self.node.decide(py, |core| core.attempt(key, weight))? {
+        let asked = Asked { key, weight };
+        if hooks::are_any() {
+            // Who said no is for the hooks.
+            let decision = self.node.decide(py, asked, |core| core.decide(key, weight))?;
+            return Ok(self.answered(py, asked, decision).permit.map(|raw| Permit::new(&self.node, raw)));
+        }
+        Ok(match self.node.decide(py, asked, |core| core.attempt(key, weight))? {
             Attempt::Admitted(raw) => Some(Permit::new(&self.node, raw)),
             Attempt::Denied(_) => None,
         })
@@ -190,7 +309,9 @@ impl Limiter {
         #[pyo3(from_py_with = argument::weight)] weight: u64,
     ) -> PyResult<Decision> {
         let key = key.unwrap_or_default();
-        Decision::new(py, &self.node, self.node.decide(py, |core| core.decide(key, weight))?)
+        let asked = Asked { key, weight };
+        let decision = self.node.decide(py, asked, |core| core.decide(key, weight))?;
+        Decision::new(py, &self.node, self.answered(py, asked, decision))
     }
 
     /// The decision that decide would give, without a permit. Records nothing. weight may be 0.
@@ -202,7 +323,7 @@ impl Limiter {
         #[pyo3(from_py_with = argument::weight_to_peek)] weight: u64,
     ) -> PyResult<Decision> {
         let key = key.unwrap_or_default();
-        Decision::new(py, &self.node, self.node.decide(py, |core| core.peek(key, weight))?)
+        Decision::new(py, &self.node, self.node.decide(py, Asked { key, weight }, |core| core.peek(key, weight))?)
     }
 
     /// Waits for room, at most timeout seconds (None: as long as it takes), without the GIL; Ctrl-C interrupts it.
@@ -223,13 +344,17 @@ impl Limiter {
         let place = place.map(|place| Place::to_wait_with(place, key, weight)).transpose()?;
         let key = key.unwrap_or_default();
         let mut wait = wait::begin(py, &self.node, key, weight, timeout, place.as_ref())?;
-        let first = self.node.decide(py, |core| core.step(&mut wait))?;
+        let asked = Asked { key, weight };
+        let first = self.node.decide(py, asked, |core| core.step(&mut wait))?;
         // From its first step on a place is the waiter's.
         place.inspect(Place::use_up);
-        let permit = self.go_on(py, &mut wait, first);
+        if let Step::Sleep(after) | Step::Expired(after) = first {
+            self.node.throttled(py, asked, None, after);
+        }
+        let permit = self.go_on(py, asked, &mut wait, first);
         if permit.is_err() {
             // What ended the wait is told, and not what may be wrong with this.
-            let _ = py.detach(|| self.node.core.give_up(&mut wait));
+            let _ = py.detach(|| self.node.core.give_up(&mut wait)).map_err(raised);
         }
         permit
     }
@@ -265,16 +390,18 @@ impl Limiter {
     ) -> PyResult<Option<Permit>> {
         let most = max_wait.map(|most| seconds("max_wait", most)).transpose()?;
         let good_for = grace.map(|grace| seconds("grace", grace)).transpose()?;
-        let answer = py.detach(|| self.node.core.reserve(key.unwrap_or_default(), weight, most, good_for));
-        match answer {
-            Ok(Reserved::Place { place, .. }) => Ok(Some(Permit::place(&self.node, place))),
-            Ok(Reserved::Denied(_)) => Ok(None),
-            Err(e) => {
-                let given = [("max_wait", max_wait), ("grace", grace)];
-                let given = given.iter().filter_map(|&(name, value)| Some((name, name, value?)));
-                Err(quoting(e, &given.collect::<Vec<_>>()))
+        let asked = Asked { key: key.unwrap_or_default(), weight };
+        let answer = py.detach(|| self.node.core.reserve(asked.key, weight, most, good_for));
+        let answer = self.node.told(py, asked, answer, |e| {
+            quoting_given(e, [("max_wait", "max_wait", max_wait), ("grace", "grace", grace)])
+        })?;
+        Ok(match answer {
+            Reserved::Place { place, after } => Some(Permit::place(&self.node, place, after)),
+            Reserved::Denied(after) => {
+                self.node.throttled(py, asked, None, after);
+                None
             }
-        }
+        })
     }
 
     /// Starts with a place, as reserve answered it or as its text, if its time has come.
@@ -286,9 +413,12 @@ impl Limiter {
         let raw = given.raw(py, &self.node)?;
         let next = match py.detach(|| self.node.core.present(&raw)).map_err(raised)? {
             Presented::Started(raw) => Permit::new(&self.node, raw),
-            Presented::Wait { place, .. } => match given.object(&place) {
-                Some(same) => return Ok(same.clone_ref(py)),
-                None => Permit::place(&self.node, place),
+            Presented::Wait { place, after } => match given.object(&place) {
+                Some(same) => {
+                    same.get().present_after(after);
+                    return Ok(same.clone_ref(py));
+                }
+                None => Permit::place(&self.node, place, after),
             },
         };
         given.use_up();
@@ -325,7 +455,8 @@ impl Limiter {
     /// Would a start of weight 1 be admitted now? Changes nothing.
     #[pyo3(signature = (key=None))]
     fn can_proceed(&self, py: Python<'_>, #[pyo3(from_py_with = argument::key)] key: Option<&str>) -> PyResult<bool> {
-        self.node.decide(py, |core| core.can_proceed(key.unwrap_or_default()))
+        let key = key.unwrap_or_default();
+        self.node.decide(py, Asked { key, weight: 1 }, |core| core.can_proceed(key))
     }
 
     /// A job has started: recorded even when the limit is full, because the caller has already decided.
@@ -335,7 +466,8 @@ impl Limiter {
         py: Python<'_>,
         #[pyo3(from_py_with = argument::key)] key: Option<&str>,
     ) -> PyResult<()> {
-        self.node.decide(py, |core| core.record_job_start(key.unwrap_or_default()))
+        let key = key.unwrap_or_default();
+        self.node.decide(py, Asked { key, weight: 1 }, |core| core.record_job_start(key))
     }
 
     /// A job has ended: the oldest start without a permit that this process recorded on that key.
@@ -356,7 +488,8 @@ impl Limiter {
         py: Python<'_>,
         #[pyo3(from_py_with = argument::key)] key: Option<&str>,
     ) -> PyResult<SystemTime> {
-        let at = self.node.decide(py, |core| core.next_available_time(key.unwrap_or_default()))?;
+        let key = key.unwrap_or_default();
+        let at = self.node.decide(py, Asked { key, weight: 1 }, |core| core.next_available_time(key))?;
         // Python's instants are whole microseconds: rounded up, so as not to be early.
         Ok(at + Duration::from_nanos(999))
     }
@@ -393,6 +526,24 @@ impl Limiter {
     fn clear(&self, py: Python<'_>, #[pyo3(from_py_with = argument::key)] key: Option<&str>) -> PyResult<()> {
         let (core, key) = self.open(py, key)?;
         py.detach(|| core.clear(key)).map_err(raised)
+    }
+
+    /// What was counted: of a key, or without one of all. By all processes that share the limit, but for what the others
+    /// counted in the last second.
+    #[pyo3(signature = (key=None))]
+    fn stats(&self, py: Python<'_>, #[pyo3(from_py_with = argument::key)] key: Option<&str>) -> PyResult<Stats> {
+        let (core, key) = self.open(py, key)?;
+        py.detach(|| core.stats(key)).map(Stats::from).map_err(raised)
+    }
+
+    /// Calls a function with a LimitEvent whenever that happens to this limiter in this process: "throttled" (a start was
+    /// denied, or has to wait), "unknown_limit" or "store_error". Returns a function that ends it.
+    ///
+    /// What the function raises goes to sys.unraisablehook, and decides nothing.
+    fn on<'py>(&self, event: &Bound<'py, PyAny>, function: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyCFunction>> {
+        // What failed before is no news.
+        self.node.stores().iter().for_each(|store| _ = store.has_failed_again());
+        self.node.hooks.add(event, function)
     }
 
     fn __repr__(this: &Bound<'_, Self>) -> PyResult<String> {

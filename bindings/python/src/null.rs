@@ -13,6 +13,6 @@ impl NullLimiter {
     #[new]
     fn new() -> PyClassInitializer<Self> {
         let core = workglow_limit::NullLimiter::new();
-        Limiter::of(Node::new(Arc::new(core), Kind::Null, false)).add_subclass(NullLimiter)
+        Limiter::of(Node::new(Arc::new(core), Kind::Private, false)).add_subclass(NullLimiter)
     }
 }

@@ -8,8 +8,8 @@ use pyo3::prelude::*;
 use pyo3::types::PyString;
 use std::ffi::CString;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::time::SystemTime;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, SystemTime};
 use workglow_limit::{Error, RawPermit, Result, fork_generation};
 
 /// What an admitted start holds. It ends with complete(), cancel() or settle(), or completes with its block when used
@@ -27,6 +27,8 @@ pub struct Permit {
     /// Of the process that took it.
     generation: u64,
     ended: AtomicBool,
+    /// When to present a place again that is ready, but not admitted yet by a limit that cannot tell when; in µs.
+    again: AtomicU64,
 }
 
 impl Permit {
@@ -35,13 +37,23 @@ impl Permit {
         Self::of(node, raw, true)
     }
 
-    pub fn place(node: &Arc<Node>, raw: RawPermit) -> Permit {
-        Self::of(node, raw, false)
+    /// A place, to present after so long.
+    pub fn place(node: &Arc<Node>, raw: RawPermit, after: Duration) -> Permit {
+        let place = Self::of(node, raw, false);
+        place.present_after(after);
+        place
+    }
+
+    /// Notes what nobody can calculate later.
+    pub fn present_after(&self, after: Duration) {
+        let is_ready = self.node.core.ready_in(&self.raw).is_none_or(|wait| wait.is_zero());
+        self.again.store(if is_ready { after.as_micros() as u64 } else { 0 }, Relaxed);
     }
 
     #[inline]
     fn of(node: &Arc<Node>, raw: RawPermit, started: bool) -> Permit {
-        Permit { node: node.clone(), raw, started, generation: fork_generation(), ended: AtomicBool::new(false) }
+        let (ended, again) = (AtomicBool::new(false), AtomicU64::new(0));
+        Permit { node: node.clone(), raw, started, generation: fork_generation(), ended, again }
     }
 
     /// Completes it as a permit of `node`.
@@ -67,7 +79,41 @@ impl Permit {
     /// Is there nothing to end? It has ended, or it is another process's.
     #[inline]
     fn is_over(&self) -> bool {
-        self.ended.load(Relaxed) || self.generation != fork_generation()
+        self.ended.load(Relaxed) || self.is_inherited()
+    }
+
+    /// Is it another process's?
+    #[inline]
+    fn is_inherited(&self) -> bool {
+        self.generation != fork_generation()
+    }
+}
+
+impl Permit {
+    /// Completes it, and says that it was forgotten, as Python does for a file that was not closed.
+    #[cold]
+    fn forgotten(&self) {
+        let limiter = self.node.core.name();
+        let told = Python::try_attach(|py| {
+            // An exception may be on its way: it is not ours to lose.
+            let pending = PyErr::take(py);
+            if let Err(e) = self.node.core.complete(&self.raw).map_err(raised) {
+                e.write_unraisable(py, None);
+            }
+            let text = format!("a permit of {limiter:?} was dropped without an end: use it in a with statement");
+            // Quoting a name escapes its zeros.
+            let text = CString::new(text).unwrap_or_default();
+            if let Err(e) = PyErr::warn(py, &py.get_type::<PyResourceWarning>(), &text, 1) {
+                e.write_unraisable(py, None);
+            }
+            if let Some(pending) = pending {
+                pending.restore(py);
+            }
+        });
+        if told.is_none() {
+            // Python is about to end. Limiters that are written in Python have ended.
+            let _ = self.node.core.complete(&self.raw);
+        }
     }
 }
 
@@ -89,19 +135,36 @@ impl Permit {
         py.detach(|| self.end(|core, raw| core.settle(raw, actual))).map_err(raised)
     }
 
+    /// Lets a lease begin anew: it holds its units for its whole length from now on. A no-op for permits that are no leases.
+    /// Raises LeaseLost if it has ended meanwhile; perhaps another start holds its units by now.
+    fn renew(&self, py: Python<'_>) -> PyResult<()> {
+        if self.is_inherited() {
+            return Ok(());
+        }
+        py.detach(|| self.node.core.renew(&self.raw)).map_err(raised)
+    }
+
+    /// A number that is larger for every later lease of the same key, for what the lease protects to refuse whoever comes
+    /// late; None for permits that are no leases.
+    #[getter]
+    fn fence(&self) -> Option<u64> {
+        self.node.core.fence(&self.raw)
+    }
+
     /// The permit or place as a short text, with which another process that has the same limit can go on: present()
     /// takes the text of a place, permit() that of a start.
     fn to_text(&self, py: Python<'_>) -> PyResult<String> {
         py.detach(|| self.node.core.to_text(&self.raw)).map_err(raised)
     }
 
-    /// In how many seconds the place is ready; 0.0 if it is, or has started.
+    /// In how many seconds to present the place; 0.0 if it has started, or is ready and nobody has refused it yet.
     #[getter]
     fn wait(&self) -> f64 {
         if self.started {
             return 0.0;
         }
-        self.node.core.ready_in(&self.raw).map_or(0.0, |after| after.as_secs_f64())
+        let again = Duration::from_micros(self.again.load(Relaxed));
+        self.node.core.ready_in(&self.raw).unwrap_or_default().max(again).as_secs_f64()
     }
 
     /// When the start's place comes or came, if it had to wait for one. Aware, in UTC.
@@ -144,10 +207,11 @@ impl Drop for Permit {
         if self.is_over() || !self.started {
             return;
         }
-        // Nobody is left to hear of an error.
-        let _ = self.node.core.complete(&self.raw);
-        if self.node.holds() {
-            warn(self.node.core.name());
+        if self.node.holds(&self.raw) {
+            self.forgotten();
+        } else {
+            // Nobody is left to hear of an error.
+            let _ = self.node.core.complete(&self.raw);
         }
     }
 }
@@ -218,22 +282,4 @@ pub fn read(node: &Node, parameter: &'static str, given: &Bound<'_, PyAny>) -> P
     let text = argument::text(parameter, given)?;
     let read = given.py().detach(|| node.core.permit_from_text(text));
     read.map_err(|e| quoting(e, &[("place", parameter, given)]))
-}
-
-/// Says that a permit was forgotten, as Python does for a file that was not closed.
-#[cold]
-fn warn(limiter: &str) {
-    Python::try_attach(|py| {
-        // An exception may be on its way: it is not ours to lose.
-        let pending = PyErr::take(py);
-        let text = format!("a permit of {limiter:?} was dropped without an end: use it in a with statement");
-        // Quoting a name escapes its zeros.
-        let text = CString::new(text).unwrap_or_default();
-        if let Err(e) = PyErr::warn(py, &py.get_type::<PyResourceWarning>(), &text, 1) {
-            e.write_unraisable(py, None);
-        }
-        if let Some(pending) = pending {
-            pending.restore(py);
-        }
-    });
 }

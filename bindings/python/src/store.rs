@@ -3,11 +3,55 @@
 use crate::argument::{self, Whole, quoting};
 use crate::clock::ManualClock;
 use crate::error::raised;
+use crate::family::in_store;
+use crate::flow::FlowControl;
+use crate::hooks::{self, Asked, Happening, Hooks, LimitEvent};
 use crate::limiter::Limiter;
-use crate::rate::RateLimiter;
+use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
+use pyo3::types::PyCFunction;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 use workglow_limit::{Durability, OnError, Policy, StoreOptions};
+
+/// What a store and the limiters in it share.
+pub struct Shared {
+    pub core: workglow_limit::Store,
+    /// Its time is a test's.
+    pub is_manual: bool,
+    pub hooks: Arc<Hooks>,
+    /// How many failures the hooks have heard of.
+    heard: AtomicU64,
+}
+
+impl Shared {
+    /// Has it failed since this was asked last?
+    pub fn has_failed_again(&self) -> bool {
+        let failures = self.core.failures();
+        self.heard.fetch_max(failures, Relaxed) < failures
+    }
+
+    /// What the core answered about a name, after the hooks have heard what is wrong.
+    fn told<R>(
+        &self,
+        py: Python<'_>,
+        name: &str,
+        answer: workglow_limit::Result<R>,
+        raise: impl FnOnce(workglow_limit::Error) -> PyErr,
+    ) -> PyResult<R> {
+        let happening = answer.as_ref().err().and_then(Happening::of);
+        let answer = answer.map_err(raise);
+        if let (true, Some(happening), Err(error)) = (hooks::are_any(), happening, &answer) {
+            self.has_failed_again();
+            let asked = Asked { key: "", weight: 0 };
+            let event = LimitEvent::new(py, happening, name, asked, Duration::ZERO, Some(error))?;
+            self.hooks.call(py, happening, &event);
+        }
+        answer
+    }
+}
 
 /// Where limits live: "memory:" (this process) or "sqlite:PATH" (this machine).
 ///
@@ -21,9 +65,7 @@ use workglow_limit::{Durability, OnError, Policy, StoreOptions};
 /// returns).
 #[pyclass(frozen, module = "workglow_limit")]
 pub struct Store {
-    pub core: workglow_limit::Store,
-    /// Its time is a test's.
-    pub is_manual: bool,
+    pub shared: Arc<Shared>,
 }
 
 #[pymethods]
@@ -57,17 +99,18 @@ impl Store {
         }
         let url = argument::text("url", url)?;
         let core = workglow_limit::Store::with_options(url, options).map_err(raised)?;
-        Ok(Store { core, is_manual: clock.is_some() })
+        let shared = Shared { core, is_manual: clock.is_some(), hooks: Arc::default(), heard: AtomicU64::new(0) };
+        Ok(Store { shared: Arc::new(shared) })
     }
 
     /// Opens the store now, its files made if there are none, instead of at the first use.
     fn open(&self, py: Python<'_>) -> PyResult<()> {
-        py.detach(|| self.core.open()).map_err(raised)
+        self.shared.told(py, "", py.detach(|| self.shared.core.open()), raised)
     }
 
     /// The names that are declared in this store, in order.
     fn names(&self, py: Python<'_>) -> PyResult<Vec<String>> {
-        py.detach(|| self.core.names()).map_err(raised)
+        self.shared.told(py, "", py.detach(|| self.shared.core.names()), raised)
     }
 
     /// Puts an operator's policy, such as "200/1m" or "100/1m + 5/1s", above what programs declare under this name: at
@@ -77,39 +120,88 @@ impl Store {
         let limit = argument::text("name", name)?;
         let above: Policy =
             argument::text("policy", policy)?.parse().map_err(|e| quoting(e, &[("policy", "policy", policy)]))?;
-        py.detach(|| self.core.override_limit(limit, above)).map_err(|e| quoting(e, &[("name", "name", name)]))
+        let answer = py.detach(|| self.shared.core.override_limit(limit, above));
+        self.shared.told(py, limit, answer, |e| quoting(e, &[("name", "name", name)]))
     }
 
     /// Takes the operator's policy away: what was declared last holds again. A no-op where there is none.
     fn lift(&self, py: Python<'_>, name: &Bound<'_, PyAny>) -> PyResult<()> {
         let limit = argument::text("name", name)?;
-        py.detach(|| self.core.lift(limit)).map_err(|e| quoting(e, &[("name", "name", name)]))
+        let answer = py.detach(|| self.shared.core.lift(limit));
+        self.shared.told(py, limit, answer, |e| quoting(e, &[("name", "name", name)]))
     }
 
     /// Writes to the database now what it does not have yet of what was admitted. A no-op for "memory:".
     fn flush(&self, py: Python<'_>) -> PyResult<()> {
-        py.detach(|| self.core.flush()).map_err(raised)
+        self.shared.told(py, "", py.detach(|| self.shared.core.flush()), raised)
     }
 
     /// How often the store failed a decision of this process, whatever was answered instead.
     #[getter]
     fn failures(&self) -> u64 {
-        self.core.failures()
+        self.shared.core.failures()
     }
 
     /// The store's address, as it was given.
     #[getter]
     fn url(&self) -> &str {
-        self.core.url()
+        self.shared.core.url()
     }
 
-    /// The rate limit that is declared under a name. An unknown name is an UnknownLimit at the first use.
-    #[pyo3(signature = (*, name))]
-    fn limiter<'py>(&self, py: Python<'py>, name: &Bound<'py, PyAny>) -> PyResult<Bound<'py, RateLimiter>> {
-        Bound::new(py, Limiter::of(RateLimiter::of(self, name)?).add_subclass(RateLimiter))
+    /// The limiter of a policy such as "100/1m + 5 concurrent", declared under a name at its first use, or of a FlowControl,
+    /// whose key is the name. Without either: the one that is declared under the name, of whatever kind; this opens the
+    /// store, and an unknown name is an UnknownLimit.
+    #[pyo3(signature = (policy=None, /, *, name=None))]
+    fn limiter<'py>(
+        this: &Bound<'py, Self>,
+        policy: Option<&Bound<'py, PyAny>>,
+        name: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, Limiter>> {
+        let (py, shared) = (this.py(), &this.get().shared);
+        let core = match (policy, name) {
+            (None, None) => return Err(PyTypeError::new_err("expected a policy, a name, or both")),
+            (None, Some(name)) => {
+                let limit = argument::text("name", name)?;
+                let found = py.detach(|| shared.core.find(limit));
+                shared.told(py, limit, found, |e| quoting(e, &[("name", "name", name)]))?
+            }
+            (Some(policy), _) if policy.is_instance_of::<FlowControl>() => {
+                if name.is_some() {
+                    return Err(PyTypeError::new_err("expected no name beside a FlowControl, whose key it is"));
+                }
+                let flow = policy.cast::<FlowControl>()?.get();
+                let made = py.detach(|| shared.core.flow_control(&flow.key, flow.rate(), flow.parallelism));
+                shared.told(py, &flow.key, made, raised)?
+            }
+            (Some(policy), name) => {
+                let policies = argument::text("policy", policy)?;
+                let Some(name) = name else { return Err(PyTypeError::new_err("expected a name beside a policy")) };
+                let limit = argument::text("name", name)?;
+                let made = py.detach(|| shared.core.limiter(limit, policies));
+                shared.told(py, limit, made, |e| quoting(e, &[("name", "name", name), ("policy", "policy", policy)]))?
+            }
+        };
+        Bound::new(py, in_store(this, core))
+    }
+
+    /// Declares the limits of a TOML file, all or none, and returns their names.
+    fn load(&self, py: Python<'_>, path: &Bound<'_, PyAny>) -> PyResult<Vec<String>> {
+        let wrong = |_| argument::wrong_type("path", path, "a str or an os.PathLike");
+        let file: PathBuf = path.extract().map_err(wrong)?;
+        self.shared.told(py, "", py.detach(|| self.shared.core.load(&file)), raised)
+    }
+
+    /// Calls a function with a LimitEvent whenever that happens to any limiter of this object in this process:
+    /// "throttled" (a start was denied, or has to wait), "unknown_limit" or "store_error". Returns a function that ends it.
+    ///
+    /// What the function raises goes to sys.unraisablehook, and decides nothing.
+    fn on<'py>(&self, event: &Bound<'py, PyAny>, function: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyCFunction>> {
+        // What failed before is no news.
+        self.shared.has_failed_again();
+        self.shared.hooks.add(event, function)
     }
 
     fn __repr__(&self) -> String {
-        format!("Store({:?})", self.core.url())
+        format!("Store({:?})", self.shared.core.url())
     }
 }

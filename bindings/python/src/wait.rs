@@ -1,6 +1,7 @@
 //! A waiter that sleeps elsewhere: in an event loop.
 
 use crate::error::{expired, raised};
+use crate::hooks::Asked;
 use crate::limiter::Node;
 use crate::permit::{Permit, Place};
 use pyo3::IntoPyObjectExt;
@@ -55,18 +56,23 @@ impl Waiter {
 
     /// Opens the limit, which may take a while.
     fn open(&self, py: Python<'_>) -> PyResult<()> {
-        self.node.ready(py, &self.key)
+        self.node.ready(py, Asked { key: &self.key, weight: self.weight })
     }
 
     /// The permit, or for how many seconds to sleep before the next step.
     fn step(&mut self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        let asked = Asked { key: &self.key, weight: self.weight };
+        let is_first = self.wait.is_none();
         let wait = match &mut self.wait {
             Some(wait) => wait,
             none => none.insert(begin(py, &self.node, &self.key, self.weight, self.timeout, self.place.as_ref())?),
         };
-        let step = self.node.core.step(wait).map_err(raised)?;
+        let step = self.node.told(py, asked, self.node.core.step(wait), raised)?;
         // From its first step on the place is the waiter's.
         self.place.take().inspect(Place::use_up);
+        if let (true, Step::Sleep(after) | Step::Expired(after)) = (is_first, step) {
+            self.node.throttled(py, asked, None, after);
+        }
         match step {
             Step::Admitted(raw) => Permit::new(&self.node, raw).into_py_any(py),
             Step::Expired(after) => Err(expired(py, self.node.core.name(), after)),
@@ -81,7 +87,7 @@ impl Waiter {
     fn give_up(&mut self, py: Python<'_>) {
         // A first step that fails takes nothing, and a place stays its owner's.
         if let (Some(wait), None) = (&mut self.wait, &self.place) {
-            let _ = py.detach(|| self.node.core.give_up(wait));
+            let _ = py.detach(|| self.node.core.give_up(wait)).map_err(raised);
         }
     }
 }

@@ -29,8 +29,13 @@ def test_the_metadata():
 
 
 def test_all_that_is_public_is_listed():
-    public = {name for name in vars(workglow_limit) if not name.startswith("_")}
-    assert public | {"__version__"} == set(workglow_limit.__all__)
+    public = {name for name in vars(workglow_limit) if not name.startswith("_")} - {"TYPE_CHECKING"}
+    lazy = {"CustomLimiter", "JobLimiter"}
+    assert public | {"__version__"} | lazy == set(workglow_limit.__all__)
+    for name in lazy:
+        assert getattr(workglow_limit, name).__name__ == name
+    with pytest.raises(AttributeError, match="module 'workglow_limit' has no attribute 'Nothing'"):
+        workglow_limit.Nothing
 
 
 def test_the_stubs_agree(tmp_path, monkeypatch):

@@ -1,5 +1,7 @@
 """Runs tests/vectors/*.vec on every store. The format is in tests/vectors/README.md."""
 
+import os
+from collections import Counter
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
@@ -9,11 +11,17 @@ from workglow_limit import (
     AcquireTimeout,
     CompositeLimiter,
     ConcurrencyLimiter,
+    DelayLimiter,
+    EvenlySpacedRateLimiter,
+    FixedWindowLimiter,
+    LeakyBucketLimiter,
     LimitError,
     ManualClock,
     NullLimiter,
     RateLimiter,
+    SlidingWindowCounterLimiter,
     Store,
+    TokenBucketLimiter,
 )
 
 VECTORS = Path(__file__).parents[3] / "tests" / "vectors"
@@ -22,6 +30,44 @@ VECTORS = Path(__file__).parents[3] / "tests" / "vectors"
 class Case:
     def __init__(self, name):
         self.name, self.limiters, self.steps = name, [], []
+
+    @property
+    def kind(self):
+        return self.limiters[0][0] if len(self.limiters) == 1 else "composite"
+
+
+class AtOnce:
+    """A limiter of a user's own: so many units at once, per key."""
+
+    name = "custom"
+
+    def __init__(self, most):
+        self.most, self.running = most, Counter()
+
+    def retry_after(self, key, weight):
+        return 0 if self.running[key] + weight <= self.most else 0.01
+
+    def try_acquire(self, key, weight):
+        if self.retry_after(key, weight):
+            return None
+        self.running[key] += weight
+        return key, weight
+
+    def complete(self, start):
+        key, weight = start
+        self.running[key] -= weight
+
+    cancel = complete
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cells():
+    """How many cases ran, by the kind of limiter and the store; written where WGL_CELLS says."""
+    counted = Counter()
+    yield counted
+    if folder := os.environ.get("WGL_CELLS"):
+        lines = (f"{kind} {store} {count}\n" for (kind, store), count in sorted(counted.items()))
+        Path(folder, "python").write_text("".join(lines))
 
 
 def cases():
@@ -39,22 +85,52 @@ def cases():
     return found
 
 
+def span(us):
+    return timedelta(microseconds=us)
+
+
 def limiter_of(case, url, clock):
     store = Store(url, clock=clock)
 
-    def one(number, kind, *numbers):
-        match kind, [int(n) for n in numbers]:
-            case "null", []:
+    def one(number, kind, *words):
+        name = f"limit-{number}"
+        match kind, *(int(word) if word.isdigit() else word for word in words):
+            case "null", :
                 return NullLimiter()
-            case "concurrency", [most]:
-                return ConcurrencyLimiter(most, clock=clock)
-            case "rate", [most, window]:
-                window = timedelta(microseconds=window)
-                return RateLimiter(store, f"limit-{number}", max_executions=most, window_size_in_seconds=window)
-            case "rate", pairs:
-                windows = [(most, timedelta(microseconds=us)) for most, us in zip(pairs[::2], pairs[1::2], strict=True)]
-                return RateLimiter(store, f"limit-{number}", windows=windows)
+            case "policy", *_:
+                return store.limiter(" ".join(words), name=name)
+            case "custom", most:
+                return CompositeLimiter([AtOnce(most)])
+            case "concurrency", most, *lease:
+                return ConcurrencyLimiter(most, store=store, name=name, lease=span(*lease) if lease else None)
+            case "delay", delay:
+                return DelayLimiter(span(delay), store=store, name=name)
+            case "evenly_spaced", most, window, how:
+                return EvenlySpacedRateLimiter(
+                    max_executions=most, window_size_in_seconds=span(window), adaptive={"adaptive": True, "strict": False}[how],
+                    store=store, name=name,
+                )  # fmt: skip
+            case "token_bucket", rate, period, burst:
+                return TokenBucketLimiter(store, name, rate=rate, period=span(period), burst=burst)
+            case "leaky_bucket", rate, period, queue:
+                return LeakyBucketLimiter(store, name, rate=rate, period=span(period), queue=queue)
+            case "fixed_window", most, window:
+                return FixedWindowLimiter(store, name, max_executions=most, window_size_in_seconds=span(window))
+            case "sliding_window_counter", most, window:
+                return SlidingWindowCounterLimiter(store, name, max_executions=most, window_size_in_seconds=span(window))
+            case "rate", *windows, "backoff", initial, thousandths, longest, jitter:
+                return in_windows(name, windows, initial_backoff_delay=span(initial), backoff_multiplier=thousandths / 1000,
+                                  max_backoff_delay=span(longest), jitter=jitter)  # fmt: skip
+            case "rate", *windows:
+                return in_windows(name, windows)
         raise AssertionError(kind)
+
+    def in_windows(name, numbers, **backoff):
+        windows = [(most, span(us)) for most, us in zip(numbers[::2], numbers[1::2], strict=True)]
+        if len(windows) > 1:
+            return RateLimiter(store, name, windows=windows, **backoff)
+        [(most, window)] = windows
+        return RateLimiter(store, name, max_executions=most, window_size_in_seconds=window, **backoff)
 
     children = [one(number, *words) for number, words in enumerate(case.limiters, 1)]
     return children[0] if len(children) == 1 else CompositeLimiter(children)
@@ -90,7 +166,7 @@ def do(limiter, call, arguments, permits):
     """One step. Returns its answer, field by field."""
     key, named = arguments.get("key"), arguments.get("permit")
     weight = int(arguments.get("weight", 1))
-    span = timedelta(microseconds=int(arguments.get("for", 0)))
+    length = span(int(arguments.get("for", 0)))
 
     def keep(permit):
         permits[arguments.get("as", object())] = permit
@@ -108,7 +184,7 @@ def do(limiter, call, arguments, permits):
             return {"": "denied" if permit is None else "admitted"}
         case "acquire":
             try:
-                keep(limiter.acquire(key, weight, timeout=span))
+                keep(limiter.acquire(key, weight, timeout=length))
             except AcquireTimeout:
                 return {"": "expired"}
             return {"": "admitted"}
@@ -121,11 +197,18 @@ def do(limiter, call, arguments, permits):
             limiter.complete(permits[named])
         case "cancel":
             permits[named].cancel()
+        case "renew":
+            permits[named].renew()
+        case "stats":
+            stats = limiter.stats(key)
+            units = {"wanted": stats.units_wanted, "granted": stats.units_granted}
+            counts = {name: getattr(stats, name) for name in ("admitted", "denied", "waited", "cancelled")}
+            return {name: str(count) for name, count in (units | counts).items()}
         case "settle":
             permits[named].settle(int(arguments["actual"]))
         case "reserve":
             most, grace = (arguments.get(name) for name in ("for", "grace"))
-            most, grace = (None if us is None else timedelta(microseconds=int(us)) for us in (most, grace))
+            most, grace = (None if us is None else span(int(us)) for us in (most, grace))
             place = limiter.reserve(key, weight, most, grace)
             if place is None:
                 return {"": "denied", "after": us(limiter.peek(key, weight).retry_after)}
@@ -138,14 +221,14 @@ def do(limiter, call, arguments, permits):
         case "record_job_start" | "record_job_completion" | "clear":
             getattr(limiter, call)(key)
         case "pause":
-            limiter.pause(span, key)
+            limiter.pause(length, key)
         case _:
             raise AssertionError(call)
     return {}
 
 
 @pytest.mark.parametrize("case", cases(), ids=lambda case: case.name)
-def test_vector(case, url):
+def test_vector(case, url, cells):
     clock = ManualClock()
     limiter = limiter_of(case, url, clock)
     now, permits = 0, {}
@@ -153,7 +236,7 @@ def test_vector(case, url):
     for where, step in case.steps:
         call, _, wanted = step.partition("=>")
         at, call, *arguments = call.split()
-        clock.advance(timedelta(microseconds=int(at) - now))
+        clock.advance(span(int(at) - now))
         now = int(at)
         try:
             answer = do(limiter, call, dict(word.split("=") for word in arguments), permits)
@@ -170,6 +253,7 @@ def test_vector(case, url):
     for permit in permits.values():
         if permit is not None:
             permit.complete()
+    cells[case.kind, url.split(":")[0]] += 1
 
 
 def test_there_are_vectors():

@@ -564,6 +564,7 @@ impl<'a> Leases<'a> {
     }
 
     /// Ends all leases that are held.
+    #[cfg(test)]
     pub fn clear(&self) -> Result<(), Sealed> {
         self.reclaim(NEVER, |_| false).map(drop)
     }

@@ -405,7 +405,8 @@ impl<'a> Log<'a> {
             // No slot ever holds the same word twice.
             let last = if ask.weight == 1 { was } else { self.slot(h + ask.weight - 1).load(Acquire) };
             let field = stamp.wrapping_sub(self.base).max((last >> STAMP) + 1);
-            if must_wait && ready - now.floor > ask.patience || field > LAST {
+            let is_crowded = is_place && self.has_places(h, ask.weight, now);
+            if must_wait && ready - now.floor > ask.patience || is_crowded || field > LAST {
                 if self.slot(h).load(Acquire) == was || fault::planted("unproven denial") {
                     self.is_alive()?;
                     return Ok((Answer { now, ready, taken: None }, view));
@@ -436,6 +437,17 @@ impl<'a> Log<'a> {
                 ));
             }
         }
+    }
+
+    /// Would tickets `h .. h + weight` take the slots of places that may still start? They were taken before.
+    fn has_places(&self, h: u64, weight: u64, now: Now) -> bool {
+        let is_open = |ticket| {
+            let word = self.slot(ticket).load(Acquire);
+            state_of(word) == PLACE && self.stamp(word) > now.floor
+        };
+        // Stamps never decrease: if the last of them is over, so are the others.
+        let last = self.slot(h + weight - 1).load(Acquire);
+        self.stamp(last) > now.floor && (h..h + weight).any(is_open)
     }
 
     /// Looks, and changes nothing (but may finish somebody else's claim).

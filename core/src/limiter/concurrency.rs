@@ -226,6 +226,10 @@ impl Limiter for ConcurrencyLimiter {
         self.limit.name()
     }
 
+    fn check_permit(&self, permit: &RawPermit) -> Result<()> {
+        own(permit, self.id, self.name())
+    }
+
     fn open(&self) -> Result<()> {
         self.limit.table().map(drop)
     }

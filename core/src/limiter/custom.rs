@@ -137,6 +137,10 @@ impl<C: Custom> Limiter for CustomLimiter<C> {
         &self.name
     }
 
+    fn check_permit(&self, permit: &RawPermit) -> Result<()> {
+        own(permit, self.id, self.name())
+    }
+
     fn attempt(&self, key: &str, weight: u64) -> Result<Attempt> {
         super::null::check(key, weight)?;
         Ok(match self.custom.decide(key, weight)? {

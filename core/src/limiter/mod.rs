@@ -87,6 +87,12 @@ pub trait Limiter: Send + Sync {
     /// The limit's name: what [`Decision::denied_by`] says.
     fn name(&self) -> &str;
 
+    /// Is this permit, ended or not, one of this limiter's? Changes nothing.
+    ///
+    /// # Errors
+    /// [`Error::ForeignPermit`] if another limiter gave it.
+    fn check_permit(&self, permit: &RawPermit) -> Result<()>;
+
     /// Decides and records in one act. A denial changes nothing.
     ///
     /// # Errors

@@ -1,7 +1,7 @@
 //! Every limit that is a matter of time: how a start is decided, waited for, ended and taken back, whatever algorithm its
 //! policy stands for.
 
-use super::{Attempt, Limiter, Presented, Progress, Reserved, Step, Wait, next_id, own, random};
+use super::{Attempt, LOOK_AGAIN, Limiter, Presented, Progress, Reserved, Step, Wait, next_id, own, random};
 use crate::algorithm::Start;
 use crate::algorithm::log::{Answer, Ask, Known, PLACE, SETTLED, Taken, View};
 use crate::atomic::*;
@@ -17,6 +17,12 @@ use std::time::{Duration, Instant, SystemTime};
 
 /// Above a place's grace, a permit has a part of the instance of its lane.
 pub(super) const LANE: u32 = 48;
+
+/// Nobody sleeps more precisely than this: see [`Timed::nap_before`].
+const LATENESS: Duration = Duration::from_micros(200);
+
+/// A grace that is shorter is no match for that.
+const SHORT_GRACE: Duration = Duration::from_micros(500);
 
 /// What fits there.
 const MOST_GRACE: u64 = (1 << LANE) - 1;
@@ -315,8 +321,8 @@ impl Timed {
                         self.give_up(wait)?;
                         return Ok(Step::Expired(after));
                     }
-                    if !after.is_zero() {
-                        return Ok(Step::Sleep(after));
+                    if let Some(nap) = self.nap_before(&place, after)? {
+                        return Ok(Step::Sleep(nap));
                     }
                 }
             }
@@ -330,6 +336,10 @@ impl Timed {
             let answer = self.take(found, &ask)?;
             let nap = from_ticks(answer.ready.saturating_sub(answer.now.floor));
             Ok(match answer.taken {
+                // So many wait that no more fit into the log. In a bucket's queue they never will.
+                None if answer.ready <= answer.now.floor.saturating_add(patience) && policy.has_origins() => {
+                    (Step::Sleep(nap.min(LOOK_AGAIN)), Progress::Nothing)
+                }
                 None => (Step::Expired(nap), Progress::Nothing),
                 Some(taken) if !taken.is_place => {
                     (Step::Admitted(self.permit(found, taken, wait.weight, 0, 0)), Progress::Nothing)
@@ -341,7 +351,30 @@ impl Timed {
             })
         })?;
         wait.progress = progress;
-        Ok(step)
+        match (step, progress) {
+            (Step::Sleep(after), Progress::Place(place)) => match self.nap_before(&place, after)? {
+                Some(nap) => Ok(Step::Sleep(nap)),
+                None => self.do_step(wait),
+            },
+            _ => Ok(step),
+        }
+    }
+
+    /// How long to sleep before a place comes; none if it is there. Who sleeps wakes up late by more than a short grace, and
+    /// would have to queue again, so the last moments before a place with one are waited out here.
+    fn nap_before(&self, place: &RawPermit, after: Duration) -> Result<Option<Duration>> {
+        let home = self.limit.home()?;
+        let is_short = from_ticks(place.b.saturating_sub(place.ready)) < SHORT_GRACE && place.b != 0;
+        if !is_short || home.clock.is_manual() {
+            return Ok((!after.is_zero()).then_some(after));
+        }
+        if after > LATENESS {
+            return Ok(Some(after - LATENESS));
+        }
+        while home.clock.now().floor < place.ready {
+            std::hint::spin_loop();
+        }
+        Ok(None)
     }
 
     fn do_cancel(&self, permit: &RawPermit) -> Result<()> {
@@ -428,8 +461,10 @@ impl Timed {
             .with_hash(hash, |found| self.take_place(found, start.weight, Duration::ZERO, u64::MAX, Some(grace)));
         match fresh? {
             Reserved::Place { place, after } => Ok(Presented::Wait { place, after }),
+            // There will be one when others have started.
             Reserved::Denied(after) => {
-                Err(Error::Unsupported { reason: format!("a place {after:?} from now is beyond what a log can hold") })
+                let none = RawPermit { a: u64::MAX, b: 0, ready: 0, ..*place };
+                Ok(Presented::Wait { place: none, after: after.min(LOOK_AGAIN) })
             }
         }
     }
@@ -486,6 +521,10 @@ impl Timed {
 impl<T: InStore> Limiter for T {
     fn name(&self) -> &str {
         self.timed().limit.name()
+    }
+
+    fn check_permit(&self, permit: &RawPermit) -> Result<()> {
+        own(permit, self.timed().id, self.name())
     }
 
     #[inline]

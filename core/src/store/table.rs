@@ -307,11 +307,10 @@ impl Home {
         while at != 0 {
             let table = self.table(at);
             if table.policy.is_concurrency() {
-                let leases = |at| match self.cells_at(&table, at) {
-                    Cells::Leases(leases) => leases.disown(),
-                    _ => {}
-                };
-                self.keys(&table).for_each(leases);
+                for at in self.keys(&table) {
+                    let life = self.arena.word(at + key_word::LIFE).load(Acquire);
+                    self.leases(&table, KeyAt { at, life }).disown();
+                }
             }
             at = self.arena.word(at + limit_word::NEXT).load(Acquire);
         }

@@ -15,6 +15,7 @@ from ._errors import (
     InvalidArgument,
     InvalidUrl,
     KindMismatch,
+    LeaseLost,
     LimitError,
     NotAStore,
     StoreError,
@@ -30,35 +31,70 @@ from ._native import (
     CompositeLimiter,
     ConcurrencyLimiter,
     Decision,
+    DelayLimiter,
+    EvenlySpacedRateLimiter,
+    FixedWindowLimiter,
+    FlowControl,
+    LeakyBucketLimiter,
+    LimitEvent,
     Limiter,
     ManualClock,
     NullLimiter,
     Permit,
     RateLimiter,
+    SlidingWindowCounterLimiter,
+    Stats,
     Store,
+    TokenBucketLimiter,
     __version__,
 )
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ._custom import CustomLimiter, JobLimiter
+else:
+
+    def __getattr__(name):
+        # For annotations only, and typing takes longer to import than everything else.
+        if name in ("CustomLimiter", "JobLimiter"):
+            from . import _custom
+
+            return getattr(_custom, name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 __all__ = [
     "AcquireTimeout",
     "CompositeLimiter",
     "ConcurrencyLimiter",
+    "CustomLimiter",
     "Decision",
+    "DelayLimiter",
+    "EvenlySpacedRateLimiter",
+    "FixedWindowLimiter",
+    "FlowControl",
     "ForeignPermit",
     "InvalidArgument",
     "InvalidUrl",
+    "JobLimiter",
     "KindMismatch",
+    "LeakyBucketLimiter",
+    "LeaseLost",
     "LimitError",
+    "LimitEvent",
     "Limiter",
     "ManualClock",
     "NotAStore",
     "NullLimiter",
     "Permit",
     "RateLimiter",
+    "SlidingWindowCounterLimiter",
+    "Stats",
     "Store",
     "StoreError",
     "StoreFull",
     "StoreTimeout",
+    "TokenBucketLimiter",
     "UnknownLimit",
     "Unsupported",
     "UnsupportedFileSystem",

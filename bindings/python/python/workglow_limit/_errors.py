@@ -38,6 +38,10 @@ class Unsupported(LimitError):
     """What was asked makes no sense for this limiter, or for this store."""
 
 
+class LeaseLost(LimitError):
+    """The lease has ended: its units may be another start's by now."""
+
+
 class StoreError(LimitError, OSError):
     """The store could not be reached, read or written."""
 

@@ -1,8 +1,13 @@
 from collections.abc import Callable, Coroutine, Iterable
 from datetime import datetime, timedelta
+from os import PathLike
 from typing import Any, Literal, ParamSpec, TypeVar, final, overload
 
 from typing_extensions import Self, disjoint_base
+
+from ._custom import CustomLimiter, JobLimiter
+
+_Happening = Literal["throttled", "unknown_limit", "store_error"]
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -11,12 +16,21 @@ __all__ = [
     "CompositeLimiter",
     "ConcurrencyLimiter",
     "Decision",
+    "DelayLimiter",
+    "EvenlySpacedRateLimiter",
+    "FixedWindowLimiter",
+    "FlowControl",
+    "LeakyBucketLimiter",
+    "LimitEvent",
     "Limiter",
     "ManualClock",
     "NullLimiter",
     "Permit",
     "RateLimiter",
+    "SlidingWindowCounterLimiter",
+    "Stats",
     "Store",
+    "TokenBucketLimiter",
     "Waiter",
     "__version__",
 ]
@@ -50,13 +64,86 @@ class Store:
     def failures(self) -> int: ...
     @property
     def url(self) -> str: ...
-    def limiter(self, *, name: str) -> RateLimiter: ...
+    @overload
+    def limiter(self, policy: str, /, *, name: str) -> Limiter: ...
+    @overload
+    def limiter(self, policy: FlowControl, /, *, name: None = None) -> Limiter: ...
+    @overload
+    def limiter(self, policy: None = None, /, *, name: str) -> Limiter: ...
+    def load(self, path: str | PathLike[str]) -> list[str]: ...
+    def on(self, event: _Happening, function: Callable[[LimitEvent], object]) -> Callable[[], None]: ...
+
+@final
+class FlowControl:
+    def __new__(
+        cls,
+        key: str,
+        *,
+        rate: int | None = None,
+        period: float | timedelta = 1.0,
+        parallelism: int | None = None,
+    ) -> Self: ...
+    @property
+    def key(self) -> str: ...
+    @property
+    def rate(self) -> int | None: ...
+    @property
+    def period(self) -> float: ...
+    @property
+    def parallelism(self) -> int | None: ...
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
+
+@final
+class LimitEvent:
+    @property
+    def event(self) -> _Happening: ...
+    @property
+    def limit(self) -> str: ...
+    @property
+    def key(self) -> str | None: ...
+    @property
+    def wanted(self) -> int: ...
+    @property
+    def granted(self) -> int: ...
+    @property
+    def wait(self) -> float: ...
+    @property
+    def error(self) -> Exception | None: ...
+
+@final
+class Stats:
+    @property
+    def admitted(self) -> int: ...
+    @property
+    def denied(self) -> int: ...
+    @property
+    def units_wanted(self) -> int: ...
+    @property
+    def units_granted(self) -> int: ...
+    @property
+    def waited(self) -> int: ...
+    @property
+    def wait_time(self) -> float: ...
+    @property
+    def cancelled(self) -> int: ...
+    @property
+    def store_errors(self) -> int: ...
+    @property
+    def policy_changes(self) -> int: ...
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+    __hash__: None  # type: ignore[assignment]
 
 @final
 class Permit:
     def complete(self) -> None: ...
     def cancel(self) -> None: ...
     def settle(self, actual: int) -> None: ...
+    def renew(self) -> None: ...
+    @property
+    def fence(self) -> int | None: ...
     def to_text(self) -> str: ...
     @property
     def started(self) -> bool: ...
@@ -135,6 +222,8 @@ class Limiter:
     def set_next_available_time(self, when: datetime, key: str | None = None) -> None: ...
     def pause(self, duration: float | timedelta, key: str | None = None) -> None: ...
     def clear(self, key: str | None = None) -> None: ...
+    def stats(self, key: str | None = None) -> Stats: ...
+    def on(self, event: _Happening, function: Callable[[LimitEvent], object]) -> Callable[[], None]: ...
 
 class NullLimiter(Limiter):
     def __new__(cls) -> Self: ...
@@ -149,6 +238,10 @@ class RateLimiter(Limiter):
         max_executions: int,
         window_size_in_seconds: float | timedelta,
         windows: None = None,
+        initial_backoff_delay: float | timedelta = 1.0,
+        backoff_multiplier: float = 2.0,
+        max_backoff_delay: float | timedelta = 600.0,
+        jitter: Literal["scaled", "full", "equal", "none"] = "scaled",
     ) -> Self: ...
     @overload
     def __new__(
@@ -159,17 +252,107 @@ class RateLimiter(Limiter):
         max_executions: None = None,
         window_size_in_seconds: None = None,
         windows: Iterable[tuple[int, float | timedelta]],
+        initial_backoff_delay: float | timedelta = 1.0,
+        backoff_multiplier: float = 2.0,
+        max_backoff_delay: float | timedelta = 600.0,
+        jitter: Literal["scaled", "full", "equal", "none"] = "scaled",
     ) -> Self: ...
     @classmethod
     def attach(cls, store: Store, name: str) -> RateLimiter: ...
 
 class ConcurrencyLimiter(Limiter):
-    def __new__(cls, max_concurrent_jobs: int, *, clock: ManualClock | None = None) -> Self: ...
+    def __new__(
+        cls,
+        max_concurrent_jobs: int,
+        *,
+        store: Store | None = None,
+        name: str | None = None,
+        lease: float | timedelta | None = None,
+        clock: ManualClock | None = None,
+    ) -> Self: ...
+    @classmethod
+    def attach(cls, store: Store, name: str) -> ConcurrencyLimiter: ...
+
+class DelayLimiter(Limiter):
+    def __new__(
+        cls,
+        delay: float | timedelta = 0.05,
+        *,
+        store: Store | None = None,
+        name: str | None = None,
+        clock: ManualClock | None = None,
+    ) -> Self: ...
+    @classmethod
+    def attach(cls, store: Store, name: str) -> DelayLimiter: ...
+
+class EvenlySpacedRateLimiter(Limiter):
+    def __new__(
+        cls,
+        *,
+        max_executions: int,
+        window_size_in_seconds: float | timedelta,
+        adaptive: bool = True,
+        store: Store | None = None,
+        name: str | None = None,
+        clock: ManualClock | None = None,
+    ) -> Self: ...
+    @classmethod
+    def attach(cls, store: Store, name: str) -> EvenlySpacedRateLimiter: ...
+
+class TokenBucketLimiter(Limiter):
+    def __new__(
+        cls,
+        store: Store,
+        name: str,
+        *,
+        rate: int,
+        period: float | timedelta = 1.0,
+        burst: int | None = None,
+    ) -> Self: ...
+    @classmethod
+    def attach(cls, store: Store, name: str) -> TokenBucketLimiter: ...
+
+class LeakyBucketLimiter(Limiter):
+    def __new__(
+        cls,
+        store: Store,
+        name: str,
+        *,
+        rate: int,
+        period: float | timedelta = 1.0,
+        queue: int | None = None,
+    ) -> Self: ...
+    @classmethod
+    def attach(cls, store: Store, name: str) -> LeakyBucketLimiter: ...
+
+class FixedWindowLimiter(Limiter):
+    def __new__(
+        cls,
+        store: Store,
+        name: str,
+        *,
+        max_executions: int,
+        window_size_in_seconds: float | timedelta,
+    ) -> Self: ...
+    @classmethod
+    def attach(cls, store: Store, name: str) -> FixedWindowLimiter: ...
+
+class SlidingWindowCounterLimiter(Limiter):
+    def __new__(
+        cls,
+        store: Store,
+        name: str,
+        *,
+        max_executions: int,
+        window_size_in_seconds: float | timedelta,
+    ) -> Self: ...
+    @classmethod
+    def attach(cls, store: Store, name: str) -> SlidingWindowCounterLimiter: ...
 
 @disjoint_base
 class CompositeLimiter(Limiter):
-    def __new__(cls, limiters: Iterable[Limiter], /) -> Self: ...
-    def add(self, limiter: Limiter) -> None: ...
+    def __new__(cls, limiters: Iterable[Limiter | CustomLimiter | JobLimiter], /) -> Self: ...
+    def add(self, limiter: Limiter | CustomLimiter | JobLimiter) -> None: ...
 
 @final
 class Waiter:

@@ -1,5 +1,6 @@
 //! Several limits at once: a start needs all of them.
 
+mod parts;
 mod places;
 
 use super::{Attempt, Limiter, Presented, Progress, Reserved, Step, Wait, next_id, own, unsupported};
@@ -9,7 +10,7 @@ use crate::fork::PerProcess;
 use crate::permit::RawPermit;
 use crate::policy;
 use crate::stats::Stats;
-use places::{Out, Part};
+use parts::{Out, Part, end_all};
 use std::collections::HashMap;
 use std::ptr;
 use std::sync::Arc;
@@ -53,16 +54,6 @@ pub struct CompositeLimiter {
 struct List {
     children: Vec<Child>,
     before: *mut List,
-}
-
-/// A child that a permit was taken from.
-#[derive(Clone)]
-struct Held(Child);
-
-impl std::fmt::Debug for Held {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(self.0.name())
-    }
 }
 
 // SAFETY: a list never changes after it is published, and its children are `Send + Sync`.
@@ -157,7 +148,8 @@ impl CompositeLimiter {
                 other => {
                     let given_back = end_all(&taken, |child, permit| child.cancel(permit));
                     let denial = other?;
-                    return given_back.map(|()| Err(denial));
+                    given_back?;
+                    return Ok(Err(denial));
                 }
             }
         }
@@ -214,17 +206,6 @@ impl CompositeLimiter {
     }
 }
 
-/// Ends all of them, also after one that could not be; the first error is told.
-fn end_all(parts: &[Part], end: impl Fn(&Child, &RawPermit) -> Result<()>) -> Result<()> {
-    let mut first = Ok(());
-    for part in parts {
-        if let Some(permit) = &part.permit {
-            first = first.and(end(&part.child.0, permit));
-        }
-    }
-    first
-}
-
 /// The strictest of these answers.
 fn merge_all(all: Vec<(&Child, Decision)>) -> Decision {
     let none = || super::NullLimiter::new().decision(None);
@@ -253,6 +234,10 @@ impl Limiter for CompositeLimiter {
 
     fn open(&self) -> Result<()> {
         self.each(|child| child.open())
+    }
+
+    fn check_permit(&self, permit: &RawPermit) -> Result<()> {
+        own(permit, self.id, self.name())
     }
 
     fn attempt(&self, key: &str, weight: u64) -> Result<Attempt> {

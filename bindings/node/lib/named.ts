@@ -1,0 +1,70 @@
+// Limits by name: from a text, a few numbers, or whatever is declared.
+
+import { invalid, make } from "./errors.js";
+import { type Duration, milliseconds, options as checkOptions, unicode, whole } from "./input.js";
+import { Limiter } from "./limiter.js";
+import { type NativeLimiter, native } from "./native.js";
+import type { Store } from "./store.js";
+
+/** A limiter of any kind, of a store. */
+export class NamedLimiter extends Limiter {
+  constructor(made: NativeLimiter, store: Store) {
+    super(made, { store });
+  }
+
+  /** @internal */
+  override _names(limit: string): boolean {
+    return limit === this.name || limit.startsWith(`${this.name}/`);
+  }
+}
+
+/** What a `FlowControl` allows: a rate, a parallelism, or both. */
+export interface FlowControlOptions {
+  /** The name under which the limit is shared. */
+  key: string;
+  /** The most starts in any rolling period. */
+  rate?: number | undefined;
+  /** The period: 1 s if not given. */
+  period?: Duration | undefined;
+  /** The most jobs at the same time. */
+  parallelism?: number | undefined;
+}
+
+/** Flow control in one go: `store.limiter(new FlowControl({ key: "openai", rate: 100, period: "1m", parallelism: 5 }))`. */
+export class FlowControl {
+  /** The name under which the limit is shared. */
+  readonly key: string;
+  /** The most starts in any rolling period. */
+  readonly rate: number | undefined;
+  /** The period, in ms. */
+  readonly period: number;
+  /** The most jobs at the same time. */
+  readonly parallelism: number | undefined;
+
+  constructor(options: FlowControlOptions) {
+    checkOptions(options, ["key", "rate", "period", "parallelism"]);
+    const { key, rate, period, parallelism } = options;
+    this.key = unicode("key", key);
+    this.rate = rate === undefined ? undefined : whole("rate", rate);
+    this.period = milliseconds("period", period ?? 1_000);
+    this.parallelism = parallelism === undefined ? undefined : whole("parallelism", parallelism);
+    if (rate === undefined && parallelism === undefined) {
+      throw invalid("options", "an object with neither", "a rate, a parallelism, or both", true);
+    }
+    if (rate === undefined && period !== undefined) throw invalid("period", period, "none without a rate");
+  }
+
+  /** @internal */
+  _in(store: Store): Limiter {
+    const { key, rate, period, parallelism } = this;
+    const flow = rate === undefined ? undefined : ([rate, period] as const);
+    return new NamedLimiter(make(() => native.flowControl(store._native, key, flow, parallelism)), store);
+  }
+}
+
+/** The limiter of a text. */
+export function ofText(store: Store, text: string, name: string): Limiter {
+  unicode("policy", text);
+  unicode("name", name);
+  return new NamedLimiter(make(() => native.limiterOfText(store._native, name, text)), store);
+}

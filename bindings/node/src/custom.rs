@@ -1,0 +1,144 @@
+//! Limiters written in JavaScript. What each of them is asked goes through one function of its own (`lib/custom.ts`), which
+//! takes and gives numbers, and keeps tokens and whatever is thrown on its side.
+
+use napi::bindgen_prelude::Function;
+use napi::{Env, JsValue, Status, sys};
+use std::ptr;
+use std::thread::{self, ThreadId};
+use std::time::Duration;
+use workglow_limit::{Custom, End, Error, Verdict};
+
+type Asked<'env> = Function<'env, (i32, String, f64), f64>;
+
+/// A limiter written in JavaScript.
+pub struct Script {
+    name: String,
+    env: sys::napi_env,
+    /// A weak reference to the function: what keeps it is the limiter's JavaScript half, so that an object and a limiter
+    /// that refer to each other can still be collected.
+    ask: sys::napi_ref,
+    /// The only one on which it can be called.
+    thread: ThreadId,
+}
+
+// SAFETY: the environment and the reference are used by `ask` and `drop` only, which look which thread they are on.
+unsafe impl Send for Script {}
+// SAFETY: as above.
+unsafe impl Sync for Script {}
+
+impl Script {
+    /// A limiter that asks this function.
+    pub fn new(env: &Env, name: String, ask: &Asked<'_>) -> napi::Result<Script> {
+        let mut reference = ptr::null_mut();
+        // SAFETY: the environment and the function are alive for the duration of this call. 0: a weak one.
+        let status = unsafe { sys::napi_create_reference(env.raw(), ask.raw(), 0, &mut reference) };
+        match Status::from(status) {
+            Status::Ok => Ok(Script { name, env: env.raw(), ask: reference, thread: thread::current().id() }),
+            other => Err(napi::Error::new(other, "making a limiter of a JavaScript object")),
+        }
+    }
+
+    /// What it answers. The numbers are those of `Question` in `lib/native.ts`.
+    fn ask(&self, question: i32, key: &str, number: f64) -> Result<f64, Error> {
+        if thread::current().id() != self.thread {
+            return Err(self.failed("it was asked on another thread than its own"));
+        }
+        match self.call(question, key, number) {
+            Some(answer) if answer.is_nan() => Err(self.failed("it threw")),
+            Some(answer) => Ok(answer),
+            None => Err(self.failed("it could not be asked")),
+        }
+    }
+
+    fn call(&self, question: i32, key: &str, number: f64) -> Option<f64> {
+        let env = self.env;
+        let (mut function, mut this, mut answer) = (ptr::null_mut(), ptr::null_mut(), ptr::null_mut());
+        let mut arguments = [ptr::null_mut(); 3];
+        let mut told = f64::NAN;
+        // SAFETY: on the thread of the environment, which is alive, as it is JavaScript that called the limiter; every
+        // out-pointer is to a local, and the text's length is in bytes. `run` stops at the first that does not succeed.
+        unsafe {
+            let run = |status: sys::napi_status| (status == sys::Status::napi_ok).then_some(());
+            run(sys::napi_get_reference_value(env, self.ask, &mut function))?;
+            if function.is_null() {
+                return None;
+            }
+            run(sys::napi_get_undefined(env, &mut this))?;
+            run(sys::napi_create_int32(env, question, &mut arguments[0]))?;
+            run(sys::napi_create_string_utf8(env, key.as_ptr().cast(), key.len() as isize, &mut arguments[1]))?;
+            run(sys::napi_create_double(env, number, &mut arguments[2]))?;
+            if run(sys::napi_call_function(env, this, function, 3, arguments.as_ptr(), &mut answer)).is_none() {
+                // It catches what it can; this is, for instance, the end of its thread. The error stands for it.
+                let mut exception = ptr::null_mut();
+                sys::napi_get_and_clear_last_exception(env, &mut exception);
+                return None;
+            }
+            run(sys::napi_get_value_double(env, answer, &mut told))?;
+        }
+        Some(told)
+    }
+
+    #[cold]
+    fn failed(&self, cause: &str) -> Error {
+        Error::Custom { limit: self.name.clone(), cause: cause.into() }
+    }
+}
+
+impl Drop for Script {
+    fn drop(&mut self) {
+        // Elsewhere the reference is leaked; it is weak, so that is a few bytes.
+        if thread::current().id() == self.thread {
+            // SAFETY: the reference of `new`, deleted once, on its own thread.
+            unsafe { sys::napi_delete_reference(self.env, self.ask) };
+        }
+    }
+}
+
+/// Not negative: the number of a start. Negative: denied, perhaps for so many µs, less one.
+fn verdict(answer: f64) -> Verdict {
+    if answer >= 0.0 {
+        Verdict::Admitted(answer as u64)
+    } else {
+        Verdict::Denied(Duration::from_micros((-answer - 1.0) as u64))
+    }
+}
+
+impl Custom for Script {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn decide(&self, key: &str, weight: u64) -> Result<Verdict, Error> {
+        self.ask(0, key, weight as f64).map(verdict)
+    }
+
+    fn peek(&self, key: &str, weight: u64) -> Result<Verdict, Error> {
+        self.ask(1, key, weight as f64).map(verdict)
+    }
+
+    fn end(&self, start: u64, end: End) -> Result<(), Error> {
+        // The actual worth is a text, because there is one number only.
+        match end {
+            End::Completed => self.ask(2, "", start as f64),
+            End::Cancelled => self.ask(3, "", start as f64),
+            End::Settled(actual) => self.ask(4, &actual.to_string(), start as f64),
+        }
+        .map(drop)
+    }
+
+    fn pause(&self, key: &str, pause: Duration) -> Result<(), Error> {
+        self.ask(5, key, pause.as_nanos() as f64 / 1e6).map(drop)
+    }
+
+    fn clear(&self, key: &str) -> Result<(), Error> {
+        self.ask(6, key, 0.0).map(drop)
+    }
+
+    fn record_job_start(&self, key: &str) -> Result<(), Error> {
+        self.ask(7, key, 0.0).map(drop)
+    }
+
+    fn record_job_completion(&self, key: &str) -> Result<(), Error> {
+        self.ask(8, key, 0.0).map(drop)
+    }
+}

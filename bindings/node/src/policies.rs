@@ -1,0 +1,65 @@
+//! Policies of every kind. JavaScript has checked types and words; the ranges are the core's to check.
+
+use crate::{milliseconds, thrown};
+use napi::bindgen_prelude::External;
+use napi_derive::napi;
+use workglow_limit::{Backoff, Error, Jitter, Policy, duration_from_secs};
+
+fn made(policy: Result<Policy, Error>) -> napi::Result<External<Policy>> {
+    policy.map(External::new).map_err(thrown)
+}
+
+/// A sliding window, or several: pairs of the most units and seconds. The backoff: initial ms, multiplier, most ms, jitter.
+#[napi]
+pub fn rate_policy(windows: Vec<(f64, f64)>, backoff: (f64, f64, f64, String)) -> napi::Result<External<Policy>> {
+    let window = |(max, seconds)| Ok((max as u64, duration_from_secs("windowSizeInSeconds", seconds)?));
+    let (initial, multiplier, max, jitter) = backoff;
+    let jitter = match jitter.as_str() {
+        "full" => Jitter::Full,
+        "equal" => Jitter::Equal,
+        "none" => Jitter::None,
+        _ => Jitter::Scaled,
+    };
+    let windows: Result<Vec<_>, Error> = windows.into_iter().map(window).collect();
+    made(windows.and_then(|windows| {
+        let backoff = Backoff::new(milliseconds(initial), multiplier, milliseconds(max), jitter)?;
+        Policy::rate_in(&windows)?.with_backoff(backoff)
+    }))
+}
+
+/// So many at the same time, each for so many ms at most.
+#[napi]
+pub fn concurrency_policy(max: f64, lease: Option<f64>) -> napi::Result<External<Policy>> {
+    let policy = Policy::concurrency(max as u64);
+    made(match lease {
+        Some(lease) => policy.and_then(|policy| policy.with_lease(milliseconds(lease))),
+        None => policy,
+    })
+}
+
+/// So many ms between two starts.
+#[napi]
+pub fn delay_policy(delay: f64) -> napi::Result<External<Policy>> {
+    made(Policy::delay(milliseconds(delay)))
+}
+
+/// Starts at even distances in a window of so many seconds.
+#[napi]
+pub fn evenly_spaced_policy(max: f64, seconds: f64, is_adaptive: bool) -> napi::Result<External<Policy>> {
+    let window = duration_from_secs("windowSizeInSeconds", seconds);
+    made(window.and_then(|window| Policy::evenly_spaced(max as u64, window, is_adaptive)))
+}
+
+/// A bucket, its period in ms. A leaky one has a queue, and the other a burst.
+#[napi]
+pub fn bucket_policy(rate: f64, period: f64, size: f64, is_leaky: bool) -> napi::Result<External<Policy>> {
+    let new = if is_leaky { Policy::leaky_bucket } else { Policy::token_bucket };
+    made(new(rate as u64, milliseconds(period), size as u64))
+}
+
+/// Counts in windows of so many seconds; smooth: an estimate for the rolling one.
+#[napi]
+pub fn window_policy(max: f64, seconds: f64, is_smooth: bool) -> napi::Result<External<Policy>> {
+    let new = if is_smooth { Policy::sliding_window_counter } else { Policy::fixed_window };
+    made(duration_from_secs("windowSizeInSeconds", seconds).and_then(|window| new(max as u64, window)))
+}

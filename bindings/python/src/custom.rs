@@ -1,0 +1,129 @@
+//! Limiters that are written in Python, as children of a composite. `_custom.py` gives each the same few methods.
+
+use crate::argument::{seconds, wrong_type};
+use pyo3::exceptions::PyTypeError;
+use pyo3::prelude::*;
+use pyo3::types::{PyBool, PyString};
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use workglow_limit::{CustomLimiter, End, Error, Result, Verdict};
+
+/// One limiter of Python's. The core may call it without Python's lock, so each call takes it.
+pub struct Custom {
+    name: String,
+    calls: Py<PyAny>,
+    /// What it answered for the starts that have not ended, by their numbers. This mutex is only held while Python's lock
+    /// is, and never while Python code runs: so nobody waits for the two in another order, and no fork meets it locked.
+    out: Mutex<HashMap<u64, Py<PyAny>>>,
+    next: AtomicU64,
+}
+
+/// A limiter of an object that was written in Python.
+pub fn limiter(parameter: &'static str, object: &Bound<'_, PyAny>) -> PyResult<CustomLimiter<Custom>> {
+    let calls = object.py().import("workglow_limit._custom")?.getattr("calls_of")?.call1((object,))?;
+    if let Ok(reason) = calls.cast::<PyString>() {
+        let wrong = wrong_type(parameter, object, "a limiter");
+        return Err(PyTypeError::new_err(format!("{}: {}", wrong.value(object.py()), reason.to_str()?)));
+    }
+    let name = calls.getattr("name")?.extract()?;
+    let custom = Custom { name, calls: calls.unbind(), out: Mutex::new(HashMap::new()), next: AtomicU64::new(1) };
+    CustomLimiter::new(custom).map_err(crate::error::raised)
+}
+
+impl Custom {
+    /// Calls Python. What is raised there is put aside, for whoever gets the core's error.
+    fn call<R>(&self, f: impl FnOnce(Python<'_>, &Bound<'_, PyAny>) -> PyResult<R>) -> Result<R> {
+        let failure = |cause| Error::Custom { limit: self.name.clone(), cause };
+        let answer = Python::try_attach(|py| {
+            f(py, self.calls.bind(py)).map_err(|exception| {
+                let cause = exception.to_string();
+                RAISED.with_borrow_mut(|raised| raised.push((cause.clone(), exception)));
+                failure(cause)
+            })
+        });
+        answer.unwrap_or_else(|| Err(failure("Python has ended".to_owned())))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<u64, Py<PyAny>>> {
+        self.out.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A key as Python knows it.
+fn or_none(key: &str) -> Option<&str> {
+    (!key.is_empty()).then_some(key)
+}
+
+/// After how long it says that there is room.
+fn retry_after(calls: &Bound<'_, PyAny>, key: &str, weight: u64) -> PyResult<Duration> {
+    seconds("retry_after", &calls.call_method1("retry_after", (or_none(key), weight))?)
+}
+
+impl workglow_limit::Custom for Custom {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn decide(&self, key: &str, weight: u64) -> Result<Verdict> {
+        self.call(|_, calls| {
+            let token = calls.call_method1("try_acquire", (or_none(key), weight))?;
+            // Whoever answers False means no.
+            if token.is_none() || token.cast::<PyBool>().is_ok_and(|token| !token.is_true()) {
+                return Ok(Verdict::Denied(retry_after(calls, key, weight)?));
+            }
+            let number = self.next.fetch_add(1, Relaxed);
+            self.lock().insert(number, token.unbind());
+            Ok(Verdict::Admitted(number))
+        })
+    }
+
+    fn peek(&self, key: &str, weight: u64) -> Result<Verdict> {
+        self.call(|_, calls| {
+            let after = retry_after(calls, key, weight)?;
+            Ok(if after.is_zero() { Verdict::Admitted(0) } else { Verdict::Denied(after) })
+        })
+    }
+
+    fn end(&self, start: u64, end: End) -> Result<()> {
+        self.call(|_, calls| {
+            let Some(token) = self.lock().remove(&start) else { return Ok(()) };
+            match end {
+                End::Completed => calls.call_method1("complete", (token,)),
+                End::Cancelled => calls.call_method1("cancel", (token,)),
+                End::Settled(actual) => calls.call_method1("settle", (token, actual)),
+            }
+            .map(drop)
+        })
+    }
+
+    fn pause(&self, key: &str, pause: Duration) -> Result<()> {
+        self.call(|_, calls| calls.call_method1("pause", (pause.as_secs_f64(), or_none(key))).map(drop))
+    }
+
+    fn clear(&self, key: &str) -> Result<()> {
+        self.call(|_, calls| calls.call_method1("clear", (or_none(key),)).map(drop))
+    }
+
+    fn record_job_start(&self, key: &str) -> Result<()> {
+        self.call(|_, calls| calls.call_method1("record_job_start", (or_none(key),)).map(drop))
+    }
+
+    fn record_job_completion(&self, key: &str) -> Result<()> {
+        self.call(|_, calls| calls.call_method1("record_job_completion", (or_none(key),)).map(drop))
+    }
+}
+
+thread_local! {
+    /// What was raised in calls of this thread, beside the text that the core's error has of it.
+    static RAISED: RefCell<Vec<(String, PyErr)>> = const { RefCell::new(Vec::new()) };
+}
+
+/// The exception behind an error of the core, which is the last that this thread asks for: the others are forgotten.
+pub fn exception_of(error: &Error) -> Option<PyErr> {
+    let Error::Custom { cause, .. } = error else { return None };
+    let raised = RAISED.take();
+    raised.into_iter().find(|(of, _)| of == cause).map(|(_, exception)| exception)
+}

@@ -1,0 +1,398 @@
+//! The limits that have a policy: in a store, or in this process.
+
+use crate::argument::{self, choice, number, quoting, quoting_given, seconds, text, whole, wrong_type};
+use crate::clock::ManualClock;
+use crate::error::raised;
+use crate::limiter::{Kind, Limiter, Node};
+use crate::store::Store;
+use pyo3::exceptions::PyTypeError;
+use pyo3::prelude::*;
+use pyo3::types::PyType;
+use std::sync::Arc;
+use std::time::Duration;
+use workglow_limit::{Backoff, Jitter, Policy};
+
+type Given<'a, 'py> = &'a Bound<'py, PyAny>;
+type New<T> = PyResult<PyClassInitializer<T>>;
+
+/// A class with a constructor of its own, and `attach`.
+macro_rules! limiter {
+    ($(#[$doc:meta])* $name:ident { $($new:tt)* }) => {
+        $(#[$doc])*
+        #[pyclass(extends = Limiter, subclass, frozen, module = "workglow_limit")]
+        pub struct $name;
+
+        #[pymethods]
+        impl $name {
+            $($new)*
+
+            /// The limit of this kind that is declared under a name. Opens nothing: an unknown name is an UnknownLimit
+            /// at the first use.
+            #[classmethod]
+            fn attach<'py>(
+                cls: &Bound<'py, PyType>,
+                store: &Bound<'py, Store>,
+                name: &Bound<'py, PyAny>,
+            ) -> PyResult<Bound<'py, Self>> {
+                let core = workglow_limit::$name::attach(&store.get().shared.core, text("name", name)?)
+                    .map_err(|e| quoting(e, &[("name", "name", name)]))?;
+                Bound::new(cls.py(), in_store(store, Arc::new(core)).add_subclass($name))
+            }
+        }
+    };
+}
+
+limiter! {
+    /// At most max_executions units in any rolling window, shared by all who open the same name in the same store.
+    ///
+    /// max_executions is 1 to 1,000,000,000 (4,096 with several windows), window_size_in_seconds a number of seconds or a
+    /// timedelta, 1 µs to 366 days. For several windows at once give windows instead: one to four such pairs, as in
+    /// windows=[(100, 60), (5, 1.0)]; a start needs room in all of them. The limit is declared at the first use, in place
+    /// of the policy that the name had.
+    ///
+    /// The others say how Decision.suggested_after grows, for those who requeue: initial_backoff_delay after the first
+    /// denial, backoff_multiplier times as long after each later one, up to max_backoff_delay; an admission begins anew.
+    /// jitter spreads a delay b: "scaled" over b to 2 b, "full" over 0 to b, "equal" over b/2 to b, "none" not at all.
+    RateLimiter {
+        #[new]
+        #[pyo3(
+            signature = (
+                store, name, *, max_executions=None, window_size_in_seconds=None, windows=None,
+                initial_backoff_delay=None, backoff_multiplier=None, max_backoff_delay=None, jitter=None
+            ),
+            text_signature = "(store, name, *, max_executions=None, window_size_in_seconds=None, windows=None, \
+                              initial_backoff_delay=1.0, backoff_multiplier=2.0, max_backoff_delay=600.0, \
+                              jitter='scaled')"
+        )]
+        #[allow(clippy::too_many_arguments)] // All but two are keywords.
+        fn new(
+            store: &Bound<'_, Store>,
+            name: &Bound<'_, PyAny>,
+            max_executions: Option<&Bound<'_, PyAny>>,
+            window_size_in_seconds: Option<&Bound<'_, PyAny>>,
+            windows: Option<&Bound<'_, PyAny>>,
+            initial_backoff_delay: Option<&Bound<'_, PyAny>>,
+            backoff_multiplier: Option<&Bound<'_, PyAny>>,
+            max_backoff_delay: Option<&Bound<'_, PyAny>>,
+            jitter: Option<&Bound<'_, PyAny>>,
+        ) -> New<Self> {
+            let windows = match (max_executions, window_size_in_seconds, windows) {
+                (Some(max), Some(window), None) => vec![pair(max, window)?],
+                (None, None, Some(windows)) => pairs(windows)?,
+                _ => {
+                    let expected = "expected either max_executions and window_size_in_seconds, or windows";
+                    return Err(PyTypeError::new_err(expected));
+                }
+            };
+            let backoff = backoff(initial_backoff_delay, backoff_multiplier, max_backoff_delay, jitter)?;
+            let policy = Policy::rate_in(&windows).and_then(|policy| policy.with_backoff(backoff)).map_err(raised)?;
+            Ok(declared(store, name, policy)?.add_subclass(RateLimiter))
+        }
+    }
+}
+
+limiter! {
+    /// At most max_concurrent_jobs units running at the same time, per key: in this process, where a forked child counts
+    /// its own, or shared by all who open the same name in the same store.
+    ///
+    /// A permit of a shared one is a lease: who holds it and is killed gives it back at the next attempt of anybody. With
+    /// a lease, in seconds, it ends after that, unless Permit.renew is called before.
+    ///
+    /// max_concurrent_jobs is 1 to 65535. clock is for tests, where there is no store.
+    ConcurrencyLimiter {
+        #[new]
+        #[pyo3(signature = (max_concurrent_jobs, *, store=None, name=None, lease=None, clock=None))]
+        fn new(
+            max_concurrent_jobs: &Bound<'_, PyAny>,
+            store: Option<&Bound<'_, Store>>,
+            name: Option<&Bound<'_, PyAny>>,
+            lease: Option<&Bound<'_, PyAny>>,
+            clock: Option<&Bound<'_, ManualClock>>,
+        ) -> New<Self> {
+            let max = whole("max_concurrent_jobs", max_concurrent_jobs)?.clamped();
+            let wrong = |e| quoting(e, &[("max_concurrent_jobs", "max_concurrent_jobs", max_concurrent_jobs)]);
+            let mut policy = Policy::concurrency(max).map_err(wrong)?;
+            if let Some(lease) = lease {
+                let length = seconds("lease", lease)?;
+                policy = policy.with_lease(length).map_err(|e| quoting(e, &[("lease", "lease", lease)]))?;
+            }
+            let limiter = match home(store, name, clock)? {
+                Some((store, name)) => declared(store, name, policy)?,
+                None if lease.is_some() => {
+                    return Err(PyTypeError::new_err("expected a store and a name beside a lease"));
+                }
+                None => {
+                    let core = match clock {
+                        None => workglow_limit::ConcurrencyLimiter::new(max),
+                        Some(clock) => workglow_limit::ConcurrencyLimiter::with_clock(max, clock.get().core.clone()),
+                    };
+                    private(Arc::new(core.map_err(wrong)?), clock)
+                }
+            };
+            Ok(limiter.add_subclass(ConcurrencyLimiter))
+        }
+    }
+}
+
+limiter! {
+    /// At least delay seconds between one start and the next, per key: in this process, or shared by all who open the same
+    /// name in the same store. Every start weighs 1.
+    ///
+    /// delay is seconds or a timedelta, 1 µs to 366 days. clock is for tests, where there is no store.
+    DelayLimiter {
+        #[new]
+        #[pyo3(
+            signature = (delay=None, *, store=None, name=None, clock=None),
+            text_signature = "(delay=0.05, *, store=None, name=None, clock=None)"
+        )]
+        fn new(
+            delay: Option<&Bound<'_, PyAny>>,
+            store: Option<&Bound<'_, Store>>,
+            name: Option<&Bound<'_, PyAny>>,
+            clock: Option<&Bound<'_, ManualClock>>,
+        ) -> New<Self> {
+            let length = delay.map_or(Ok(Duration::from_millis(50)), |delay| seconds("delay", delay))?;
+            let wrong = |e| quoting_given(e, [("delay", "delay", delay)]);
+            let policy = Policy::delay(length).map_err(wrong)?;
+            let limiter = match home(store, name, clock)? {
+                Some((store, name)) => declared(store, name, policy)?,
+                None => {
+                    let core = workglow_limit::DelayLimiter::with_clock(length, clock.map(|c| c.get().core.clone()));
+                    private(Arc::new(core.map_err(raised)?), clock)
+                }
+            };
+            Ok(limiter.add_subclass(DelayLimiter))
+        }
+    }
+}
+
+limiter! {
+    /// max_executions starts in a window, at even distances, per key: in this process, or shared by all who open the same
+    /// name in the same store. Every start weighs 1.
+    ///
+    /// An adaptive one shortens the distance by what the last max_executions jobs took on average, from their start to
+    /// complete or settle; never more than max_executions start in any rolling window. One that is not spaces all starts
+    /// window_size_in_seconds / max_executions apart.
+    ///
+    /// max_executions is 1 to 4,096, or 1,000,000,000 if not adaptive; window_size_in_seconds a number of seconds or a
+    /// timedelta, 1 µs to 366 days. clock is for tests, where there is no store.
+    EvenlySpacedRateLimiter {
+        #[new]
+        #[pyo3(signature = (
+            *, max_executions, window_size_in_seconds, adaptive=true, store=None, name=None, clock=None
+        ))]
+        fn new(
+            max_executions: &Bound<'_, PyAny>,
+            window_size_in_seconds: &Bound<'_, PyAny>,
+            adaptive: bool,
+            store: Option<&Bound<'_, Store>>,
+            name: Option<&Bound<'_, PyAny>>,
+            clock: Option<&Bound<'_, ManualClock>>,
+        ) -> New<Self> {
+            let (max, window) = numbers(max_executions, window_size_in_seconds)?;
+            let wrong = |e| quoting_window(e, max_executions, window_size_in_seconds);
+            let policy = Policy::evenly_spaced(max, window, adaptive).map_err(wrong)?;
+            let limiter = match home(store, name, clock)? {
+                Some((store, name)) => declared(store, name, policy)?,
+                None => {
+                    let clock_of = clock.map(|clock| clock.get().core.clone());
+                    let core = workglow_limit::EvenlySpacedRateLimiter::with_clock(max, window, adaptive, clock_of);
+                    private(Arc::new(core.map_err(wrong)?), clock)
+                }
+            };
+            Ok(limiter.add_subclass(EvenlySpacedRateLimiter))
+        }
+    }
+}
+
+limiter! {
+    /// A bucket of burst tokens (rate, if not given), into which rate tokens drip evenly per period; a start takes as many
+    /// as it weighs. In any window of w seconds at most burst + rate · w / period units start.
+    ///
+    /// rate and burst are 1 to 1,000,000,000; period is seconds or a timedelta, 1 µs to 366 days.
+    TokenBucketLimiter {
+        #[new]
+        #[pyo3(
+            signature = (store, name, *, rate, period=None, burst=None),
+            text_signature = "(store, name, *, rate, period=1.0, burst=None)"
+        )]
+        fn new(
+            store: &Bound<'_, Store>,
+            name: &Bound<'_, PyAny>,
+            rate: &Bound<'_, PyAny>,
+            period: Option<&Bound<'_, PyAny>>,
+            burst: Option<&Bound<'_, PyAny>>,
+        ) -> New<Self> {
+            let policy = bucket(Policy::token_bucket, rate, period, ("burst", burst))?;
+            Ok(declared(store, name, policy)?.add_subclass(TokenBucketLimiter))
+        }
+    }
+}
+
+limiter! {
+    /// One start per period / rate; a start takes the time of as many as it weighs. Up to queue units (rate, if not given)
+    /// wait for their turn; beyond that there is no place.
+    ///
+    /// rate and queue are 1 to 1,000,000,000; period is seconds or a timedelta, 1 µs to 366 days.
+    LeakyBucketLimiter {
+        #[new]
+        #[pyo3(
+            signature = (store, name, *, rate, period=None, queue=None),
+            text_signature = "(store, name, *, rate, period=1.0, queue=None)"
+        )]
+        fn new(
+            store: &Bound<'_, Store>,
+            name: &Bound<'_, PyAny>,
+            rate: &Bound<'_, PyAny>,
+            period: Option<&Bound<'_, PyAny>>,
+            queue: Option<&Bound<'_, PyAny>>,
+        ) -> New<Self> {
+            let policy = bucket(Policy::leaky_bucket, rate, period, ("queue", queue))?;
+            Ok(declared(store, name, policy)?.add_subclass(LeakyBucketLimiter))
+        }
+    }
+}
+
+limiter! {
+    /// At most max_executions units in each window, the windows aligned to the Unix epoch: so up to twice as many across a
+    /// boundary.
+    ///
+    /// max_executions is 1 to 1,000,000,000, window_size_in_seconds seconds or a timedelta, 1 µs to 366 days.
+    FixedWindowLimiter {
+        #[new]
+        #[pyo3(signature = (store, name, *, max_executions, window_size_in_seconds))]
+        fn new(
+            store: &Bound<'_, Store>,
+            name: &Bound<'_, PyAny>,
+            max_executions: &Bound<'_, PyAny>,
+            window_size_in_seconds: &Bound<'_, PyAny>,
+        ) -> New<Self> {
+            let policy = counter(Policy::fixed_window, max_executions, window_size_in_seconds)?;
+            Ok(declared(store, name, policy)?.add_subclass(FixedWindowLimiter))
+        }
+    }
+}
+
+limiter! {
+    /// An estimate of max_executions units in any rolling window, from two counts: for limits so large that nobody minds.
+    ///
+    /// max_executions is 1 to 1,000,000,000, window_size_in_seconds seconds or a timedelta, 1 µs to 366 days.
+    SlidingWindowCounterLimiter {
+        #[new]
+        #[pyo3(signature = (store, name, *, max_executions, window_size_in_seconds))]
+        fn new(
+            store: &Bound<'_, Store>,
+            name: &Bound<'_, PyAny>,
+            max_executions: &Bound<'_, PyAny>,
+            window_size_in_seconds: &Bound<'_, PyAny>,
+        ) -> New<Self> {
+            let policy = counter(Policy::sliding_window_counter, max_executions, window_size_in_seconds)?;
+            Ok(declared(store, name, policy)?.add_subclass(SlidingWindowCounterLimiter))
+        }
+    }
+}
+
+/// A limit of a store.
+pub fn in_store(store: &Bound<'_, Store>, core: Arc<dyn workglow_limit::Limiter>) -> PyClassInitializer<Limiter> {
+    let shared = &store.get().shared;
+    Limiter::of(Node::new(core, Kind::Stored(shared.clone()), shared.is_manual))
+}
+
+/// The same, declared under a name.
+fn declared(store: &Bound<'_, Store>, name: Given<'_, '_>, policy: Policy) -> New<Limiter> {
+    let core = store.get().shared.core.declare(text("name", name)?, policy);
+    Ok(in_store(store, core.map_err(|e| quoting(e, &[("name", "name", name)]))?))
+}
+
+/// A limit of this process.
+fn private(
+    core: Arc<dyn workglow_limit::Limiter>,
+    clock: Option<&Bound<'_, ManualClock>>,
+) -> PyClassInitializer<Limiter> {
+    Limiter::of(Node::new(core, Kind::Private, clock.is_some()))
+}
+
+/// Is it a limit of a store, or of this process?
+fn home<'a, 'py>(
+    store: Option<&'a Bound<'py, Store>>,
+    name: Option<Given<'a, 'py>>,
+    clock: Option<&Bound<'_, ManualClock>>,
+) -> PyResult<Option<(&'a Bound<'py, Store>, Given<'a, 'py>)>> {
+    match (store, name, clock) {
+        (None, None, _) => Ok(None),
+        (Some(store), Some(name), None) => Ok(Some((store, name))),
+        (Some(_), None, _) => Err(PyTypeError::new_err("expected a name beside a store")),
+        (None, Some(_), _) => Err(PyTypeError::new_err("expected a store beside a name")),
+        (Some(_), Some(_), Some(_)) => Err(PyTypeError::new_err("expected no clock beside a store, which has its own")),
+    }
+}
+
+/// Several windows.
+fn pairs(windows: Given<'_, '_>) -> PyResult<Vec<(u64, Duration)>> {
+    let wrong = || wrong_type("windows", windows, "pairs such as [(100, 60), (5, 1.0)]");
+    let of_one = |window: PyResult<Bound<'_, PyAny>>| {
+        let parts = window?.try_iter().map_err(|_| wrong())?.collect::<PyResult<Vec<_>>>()?;
+        let [max, window] = &parts[..] else { return Err(wrong()) };
+        pair(max, window)
+    };
+    windows.try_iter().map_err(|_| wrong())?.map(of_one).collect()
+}
+
+/// One window, checked here because whoever looks at all of them could not quote the one that is wrong.
+fn pair(max_executions: Given<'_, '_>, window: Given<'_, '_>) -> PyResult<(u64, Duration)> {
+    let (max, length) = numbers(max_executions, window)?;
+    Policy::rate(max, length).map_err(|e| quoting_window(e, max_executions, window))?;
+    Ok((max, length))
+}
+
+fn numbers(max_executions: Given<'_, '_>, window: Given<'_, '_>) -> PyResult<(u64, Duration)> {
+    let length = seconds("window_size_in_seconds", window)?;
+    Ok((whole("max_executions", max_executions)?.clamped(), length))
+}
+
+fn quoting_window(error: workglow_limit::Error, max_executions: Given<'_, '_>, window: Given<'_, '_>) -> PyErr {
+    let max = ("max_executions", "max_executions", max_executions);
+    quoting(error, &[max, ("window", "window_size_in_seconds", window)])
+}
+
+fn counter(
+    policy: fn(u64, Duration) -> workglow_limit::Result<Policy>,
+    max_executions: Given<'_, '_>,
+    window: Given<'_, '_>,
+) -> PyResult<Policy> {
+    let (max, length) = numbers(max_executions, window)?;
+    policy(max, length).map_err(|e| quoting_window(e, max_executions, window))
+}
+
+fn bucket(
+    policy: fn(u64, Duration, u64) -> workglow_limit::Result<Policy>,
+    rate: Given<'_, '_>,
+    period: Option<Given<'_, '_>>,
+    (size_name, size): (&'static str, Option<Given<'_, '_>>),
+) -> PyResult<Policy> {
+    let number = whole("rate", rate)?.clamped();
+    let length = period.map_or(Ok(Duration::from_secs(1)), |period| seconds("period", period))?;
+    let most = size.map_or(Ok(number), |size| whole(size_name, size).map(argument::Whole::clamped))?;
+    policy(number, length, most).map_err(|e| {
+        quoting_given(e, [("rate", "rate", Some(rate)), ("period", "period", period), (size_name, size_name, size)])
+    })
+}
+
+/// The backoff, with the defaults for what is not given.
+fn backoff(
+    initial: Option<Given<'_, '_>>,
+    multiplier: Option<Given<'_, '_>>,
+    max: Option<Given<'_, '_>>,
+    jitter: Option<Given<'_, '_>>,
+) -> PyResult<Backoff> {
+    let first = initial.map_or(Ok(Duration::from_secs(1)), |initial| seconds("initial_backoff_delay", initial))?;
+    let factor = multiplier.map_or(Ok(2.0), |multiplier| number("backoff_multiplier", multiplier))?;
+    let last = max.map_or(Ok(Duration::from_secs(600)), |max| seconds("max_backoff_delay", max))?;
+    let words = [("scaled", Jitter::Scaled), ("full", Jitter::Full), ("equal", Jitter::Equal), ("none", Jitter::None)];
+    let jitter = jitter.map_or(Ok(Jitter::Scaled), |jitter| choice("jitter", jitter, &words))?;
+    Backoff::new(first, factor, last, jitter).map_err(|e| {
+        let given =
+            [("initial_backoff_delay", initial), ("backoff_multiplier", multiplier), ("max_backoff_delay", max)];
+        quoting_given(e, given.map(|(name, value)| (name, name, value)))
+    })
+}

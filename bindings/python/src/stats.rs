@@ -1,0 +1,56 @@
+//! What was counted.
+
+use pyo3::prelude::*;
+
+/// Counts of a limit, or of one key, by all processes that share it.
+#[pyclass(frozen, eq, get_all, module = "workglow_limit")]
+#[derive(PartialEq)]
+pub struct Stats {
+    /// Starts that were admitted, at once or after a wait.
+    admitted: u64,
+    /// Attempts that were denied.
+    denied: u64,
+    /// The units that were asked for.
+    units_wanted: u64,
+    /// Those that were granted.
+    units_granted: u64,
+    /// Starts that had to wait for a place.
+    waited: u64,
+    /// How many seconds they waited, together.
+    wait_time: f64,
+    /// Permits and places that were cancelled.
+    cancelled: u64,
+    /// Decisions that the store failed, whatever was answered instead.
+    store_errors: u64,
+    /// How often another policy came to hold.
+    policy_changes: u64,
+}
+
+impl From<workglow_limit::Stats> for Stats {
+    fn from(stats: workglow_limit::Stats) -> Stats {
+        Stats {
+            admitted: stats.admitted,
+            denied: stats.denied,
+            units_wanted: stats.units_wanted,
+            units_granted: stats.units_granted,
+            waited: stats.waited,
+            wait_time: stats.wait_time.as_secs_f64(),
+            cancelled: stats.cancelled,
+            store_errors: stats.store_errors,
+            policy_changes: stats.policy_changes,
+        }
+    }
+}
+
+#[pymethods]
+impl Stats {
+    fn __repr__(&self) -> String {
+        let Stats { admitted, denied, units_wanted, units_granted, waited, wait_time, cancelled, .. } = self;
+        let Stats { store_errors, policy_changes, .. } = self;
+        format!(
+            "Stats(admitted={admitted}, denied={denied}, units_wanted={units_wanted}, units_granted={units_granted}, \
+             waited={waited}, wait_time={wait_time}, cancelled={cancelled}, store_errors={store_errors}, \
+             policy_changes={policy_changes})"
+        )
+    }
+}

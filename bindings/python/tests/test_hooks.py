@@ -1,0 +1,281 @@
+"""What a program is told of, and what is counted."""
+
+import asyncio
+import gc
+import sys
+import weakref
+
+import pytest
+from conftest import lane_held, run
+
+from workglow_limit import (
+    AcquireTimeout,
+    CompositeLimiter,
+    ConcurrencyLimiter,
+    InvalidArgument,
+    LimitError,
+    ManualClock,
+    NullLimiter,
+    RateLimiter,
+    Stats,
+    Store,
+    StoreError,
+    StoreTimeout,
+    UnknownLimit,
+)
+
+
+def rate(store, n=1, name="jobs"):
+    return RateLimiter(store, name, max_executions=n, window_size_in_seconds=60)
+
+
+class Heard(list):
+    """A hook that remembers, and forgets when it is asked."""
+
+    def __call__(self, event):
+        self.append(event)
+
+    def taken(self):
+        events = [(e.event, e.limit, e.key, e.wanted, e.granted, e.wait, e.error) for e in self]
+        self.clear()
+        return events
+
+
+CALLS = {
+    "try_acquire": lambda limiter: limiter.try_acquire("k", 2),
+    "decide": lambda limiter: limiter.decide("k", 2),
+    "reserve": lambda limiter: limiter.reserve("k", 2, max_wait=1),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_denials(call, url):
+    store = Store(url, clock=ManualClock())
+    limiter, of_limiter, of_store = rate(store, 2), Heard(), Heard()
+    limiter.on("throttled", of_limiter)
+    store.on("throttled", of_store)
+    CALLS[call](limiter)
+    assert of_limiter == of_store == []
+    CALLS[call](limiter)
+    assert of_limiter.taken() == of_store.taken() == [("throttled", "jobs", "k", 2, 0, pytest.approx(60, abs=0.1), None)]
+    limiter.peek("k", 2)
+    limiter.can_proceed("k")
+    assert of_limiter == of_store == []
+    limiter.try_acquire()
+    limiter.decide(weight=2)
+    assert [event[2] for event in of_store.taken()] == [None]
+
+
+def test_waiters(url):
+    store = Store(url)
+    limiter, heard = RateLimiter(store, "jobs", max_executions=1, window_size_in_seconds=0.05), Heard()
+    store.on("throttled", heard)
+    with limiter.acquire():
+        assert heard == []
+    with limiter.acquire("k"), limiter.acquire("k"):
+        [(event, name, key, wanted, granted, wait, error)] = heard.taken()
+    assert (event, name, key, wanted, granted, error) == ("throttled", "jobs", "k", 1, 0, None) and 0 < wait <= 0.06
+
+    async def twice():
+        for _ in range(2):
+            (await limiter.acquire_async("a")).complete()
+
+    asyncio.run(twice())
+    assert [event[:3] for event in heard.taken()] == [("throttled", "jobs", "a")]
+    with pytest.raises(AcquireTimeout):
+        limiter.acquire("a", timeout=0)
+    assert [event[:3] for event in heard.taken()] == [("throttled", "jobs", "a")]
+
+
+def test_who_of_several_said_no(url):
+    store, other = Store(url), Store("memory:")
+    both, heard, others = CompositeLimiter([rate(store, 5), rate(other, 1, "narrow")]), Heard(), Heard()
+    both.on("throttled", heard)
+    other.on("throttled", others)
+    both.acquire().complete()
+    both.try_acquire()
+    both.decide()
+    with pytest.raises(AcquireTimeout):
+        both.acquire(timeout=0)
+    assert [event[1] for event in heard.taken()] == ["narrow"] * 3
+    assert [event[1] for event in others.taken()] == ["narrow"] * 3
+
+
+def test_limits_of_one_process():
+    limiter, heard = ConcurrencyLimiter(1), Heard()
+    limiter.on("throttled", heard)
+    with limiter.acquire():
+        assert limiter.try_acquire() is None
+    assert [(event[0], event[3]) for event in heard.taken()] == [("throttled", 1)]
+
+
+def test_one_that_is_removed_hears_nothing(url):
+    store = Store(url)
+    limiter, first, second = rate(store), Heard(), Heard()
+    remove_first, _ = limiter.on("throttled", first), limiter.on("throttled", second)
+    remove_last = store.on("throttled", first)
+    limiter.acquire().complete()
+    for remove, times in (lambda: None, 2), (remove_first, 1), (remove_first, 1), (remove_last, 0):
+        remove()
+        limiter.try_acquire()
+        assert (len(first.taken()), len(second.taken())) == (times, 1)
+    # Others of the same name hear nothing.
+    rate(store).try_acquire()
+    assert second == []
+
+
+def test_what_was_removed_is_let_go():
+    class Hook(Heard):
+        pass
+
+    limiter, hook = NullLimiter(), Hook()
+    remove, gone = limiter.on("throttled", hook), weakref.ref(hook)
+    del hook
+    gc.collect()
+    assert gone() is not None
+    remove()
+    assert gone() is None
+
+
+def test_what_a_hook_raises_decides_nothing(url, monkeypatch):
+    reported, heard = [], Heard()
+    monkeypatch.setattr(sys, "unraisablehook", lambda args: reported.append((args.exc_value, args.object)))
+    limiter, error = rate(Store(url)), KeyError("mine")
+
+    def fails(_):
+        raise error
+
+    limiter.on("throttled", fails)
+    limiter.on("throttled", heard)
+    limiter.acquire().complete()
+    assert limiter.try_acquire() is None and not limiter.decide()
+    assert reported == [(error, fails)] * 2 and len(heard) == 2
+
+
+def test_a_hook_may_limit(url):
+    limiter, heard = rate(Store(url), 2), Heard()
+
+    def asks(event):
+        heard(event)
+        if event.wanted == 2:
+            limiter.try_acquire()
+
+    remove = limiter.on("throttled", asks)
+    limiter.acquire(weight=2).complete()
+    limiter.try_acquire(weight=2)
+    assert [event.wanted for event in heard] == [2, 1]
+    limiter.on("throttled", lambda _: remove())
+    limiter.try_acquire()
+    limiter.try_acquire()
+    assert len(heard) == 3
+
+
+def test_unknown_limits(url):
+    store, of_store, of_limiter = Store(url), Heard(), Heard()
+    store.on("unknown_limit", of_store)
+    limiter = RateLimiter.attach(store, "mail")
+    limiter.on("unknown_limit", of_limiter)
+    for call in limiter.try_acquire, limiter.acquire, limiter.reserve, lambda: asyncio.run(limiter.acquire_async()):
+        with pytest.raises(UnknownLimit) as caught:
+            call()
+        assert of_limiter.taken() == of_store.taken() == [("unknown_limit", "mail", None, 1, 0, 0.0, caught.value)]
+    for call in lambda: store.override("mail", "5/1m"), lambda: store.lift("mail"), lambda: store.limiter(name="mail"):
+        with pytest.raises(UnknownLimit) as caught:
+            call()
+        assert of_store.taken() == [("unknown_limit", "mail", None, 0, 0, 0.0, caught.value)]
+
+
+def test_stores_that_fail(tmp_path):
+    for how in "raise", "deny", "admit":
+        path = tmp_path / f"{how}.db"
+        run("import sys, workglow_limit; workglow_limit.Store(sys.argv[1]).open()", f"sqlite:{path}")
+        store, heard = Store(f"sqlite:{path}", timeout=0.02, on_error=how), Heard()
+        limiter = rate(store)
+        with lane_held(path):
+            if how == "raise":
+                with pytest.raises(StoreTimeout):
+                    limiter.try_acquire()
+            else:
+                # Nobody was there to hear of this.
+                limiter.try_acquire()
+            store.on("store_error", heard)
+            for call in limiter.try_acquire, limiter.decide:
+                error = None
+                try:
+                    call()
+                except StoreTimeout as caught:
+                    error = caught
+                [(event, name, *_, told)] = heard.taken()
+                assert (event, name) == ("store_error", "jobs") and told is error and (error is not None) == (how == "raise")
+            with pytest.raises(StoreTimeout) as caught:
+                store.override("jobs", "5/1m")
+            assert [event[-1] for event in heard.taken()] == [caught.value]
+        limiter.try_acquire()
+        assert heard == []
+
+
+def test_a_store_that_is_not_there(tmp_path):
+    store, heard = Store(f"sqlite:{tmp_path}/no/limits.db"), Heard()
+    store.on("store_error", heard)
+    for call in store.open, store.names, store.flush:
+        with pytest.raises(StoreError) as caught:
+            call()
+        assert [event[-1] for event in heard.taken()] == [caught.value]
+
+
+def test_other_errors_are_nobody_elses():
+    store, heard = Store("memory:"), Heard()
+    for event in "throttled", "unknown_limit", "store_error":
+        store.on(event, heard)
+    with pytest.raises(LimitError):
+        rate(store).try_acquire(weight=9)
+    with pytest.raises(LimitError):
+        store.override("jobs", "rubbish")
+    assert heard == []
+
+
+def test_bad_hooks():
+    for on in Store("memory:").on, NullLimiter().on:
+        for event in "", "Throttled", "denied":
+            expected = "expected 'throttled', 'unknown_limit' or 'store_error'"
+            with pytest.raises(InvalidArgument, match=f"^event is '{event}': {expected}$"):
+                on(event, print)
+        with pytest.raises(TypeError, match="^event is 5: expected a str, not int$"):
+            on(5, print)
+        for function in None, 5, "print":
+            with pytest.raises(TypeError, match="^function is .*: expected a callable, not "):
+                on("throttled", function)
+
+
+def test_an_event_in_short():
+    limiter, heard = ConcurrencyLimiter(1), Heard()
+    limiter.on("throttled", heard)
+    with limiter.acquire("k"):
+        limiter.try_acquire("k")
+    expected = f'<LimitEvent: throttled, limit "{limiter.name}", key "k", wanted 1, wait 0.01 s>'
+    assert [repr(event) for event in heard] == [expected]
+
+
+def counts(stats):
+    return {name: getattr(stats, name) for name in ("admitted", "denied", "units_wanted", "units_granted", "cancelled")}
+
+
+def test_what_is_counted(url):
+    limiter = rate(Store(url, clock=ManualClock()), 5)
+    limiter.acquire("k", 3).complete()
+    limiter.acquire("k").cancel()
+    assert limiter.try_acquire("k", 5) is None
+    limiter.acquire("other").complete()
+    of_key = {"admitted": 2, "denied": 1, "units_wanted": 9, "units_granted": 4, "cancelled": 1}
+    of_all = {"admitted": 3, "denied": 1, "units_wanted": 10, "units_granted": 5, "cancelled": 1}
+    assert counts(limiter.stats("k")) == of_key
+    assert counts(limiter.stats()) == of_all
+    stats = limiter.stats()
+    assert isinstance(stats, Stats) and stats == limiter.stats() != limiter.stats("k")
+    assert (stats.waited, stats.wait_time, stats.store_errors, stats.policy_changes) == (0, 0.0, 0, 0)
+    assert repr(stats).startswith("Stats(admitted=3, denied=1, units_wanted=10, units_granted=5, waited=0, wait_time=0")
+
+
+def test_counts_of_bad_keys():
+    with pytest.raises(TypeError, match="^key is 5: expected a str, not int"):
+        NullLimiter().stats(5)

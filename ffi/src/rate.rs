@@ -1,0 +1,131 @@
+//! Rate limits: so many in any rolling window, or in several, and how those who are denied spread their retries.
+
+use crate::input::{Sized32, invalid, options};
+use crate::limiter::{named, wgl_limiter};
+use crate::store::wgl_store;
+use std::ffi::{c_char, c_int};
+use std::mem::MaybeUninit;
+use std::slice;
+use std::time::Duration;
+use workglow_limit::{Backoff, Jitter, MOST_WINDOWS, Policy, Result, Store};
+
+/// How retries spread: the backoff, and up to as much again. The default.
+pub const WGL_JITTER_SCALED: u32 = 0;
+/// How retries spread: anything up to the backoff.
+pub const WGL_JITTER_FULL: u32 = 1;
+/// How retries spread: half of the backoff, and up to as much again.
+pub const WGL_JITTER_EQUAL: u32 = 2;
+/// How retries spread: not at all; the backoff.
+pub const WGL_JITTER_NONE: u32 = 3;
+
+/// One window of a rate limit with several.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct wgl_window {
+    /// So many units in any rolling window: 1 to 1,000,000,000, or with several windows 4,096.
+    pub max_executions: u64,
+    /// The window's length: 1,000 ns (1 µs) to 366 days, rounded up to whole microseconds.
+    pub window_ns: u64,
+}
+
+/// What a rate limit allows: `max_executions` and `window_ns`, or `windows`; and its backoff, what a denial adds to
+/// `suggested_after_ns` for callers that requeue. The first denial adds `initial_backoff_delay_ns`, each later one
+/// `backoff_multiplier` times as much up to `max_backoff_delay_ns`, and an admission begins anew; a level lasts as long
+/// as its backoff, however often and in however many processes somebody asks.
+///
+/// Begin with WGL_RATE_LIMITER_OPTIONS_INIT. The caller owns it; it is read during the call only.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct wgl_rate_limiter_options {
+    /// sizeof(wgl_rate_limiter_options), as the INIT macro sets it.
+    pub struct_size: u32,
+    /// How retries spread: WGL_JITTER_SCALED, _FULL, _EQUAL or _NONE. Default WGL_JITTER_SCALED.
+    pub jitter: u32,
+    /// So many units in any rolling window: 1 to 1,000,000,000, or with several windows 4,096.
+    pub max_executions: u64,
+    /// The window's length: 1,000 ns (1 µs) to 366 days, rounded up to whole microseconds.
+    pub window_ns: u64,
+    /// Several windows instead: a start needs room in all of them. NULL: there is only the one above.
+    pub windows: *const wgl_window,
+    /// How many there are: 1 to 4; 0 without `windows`.
+    pub window_count: usize,
+    /// What the first denial adds: 1,000 ns to 366 days. Default 1 s.
+    pub initial_backoff_delay_ns: u64,
+    /// What the backoff grows by: more than 1 and at most 1,000; thousandths count. Default 2.
+    pub backoff_multiplier: f64,
+    /// What it grows to: the initial delay to 366 days. Default 10 min.
+    pub max_backoff_delay_ns: u64,
+}
+
+// SAFETY: it begins with its size; the pointer is looked at only as what the caller gives.
+unsafe impl Sized32 for wgl_rate_limiter_options {
+    const NAME: &'static str = "rate limiter options";
+}
+
+impl wgl_rate_limiter_options {
+    /// The windows, however they were given.
+    ///
+    /// # Safety
+    /// `windows` is NULL or points to `window_count` windows.
+    unsafe fn windows(&self) -> Result<Vec<(u64, Duration)>> {
+        let one = wgl_window { max_executions: self.max_executions, window_ns: self.window_ns };
+        let all = match (self.windows.is_null(), self.window_count) {
+            (true, 0) => slice::from_ref(&one),
+            (true, count) => {
+                return Err(invalid("windows", format_args!("NULL, of {count}"), "a pointer, or window_count 0"));
+            }
+            // A count that is none is told before anything is read.
+            (false, count) if !(1..=MOST_WINDOWS).contains(&count) => {
+                return Err(invalid("window_count", count, &format!("1 to {MOST_WINDOWS}, or 0 and no windows")));
+            }
+            (false, _) if (one.max_executions, one.window_ns) != (0, 0) => {
+                let both = "given beside max_executions and window_ns";
+                return Err(invalid("windows", both, "either windows, or one pair and no windows"));
+            }
+            // SAFETY: the caller's promise.
+            (false, count) => unsafe { slice::from_raw_parts(self.windows, count) },
+        };
+        Ok(all.iter().map(|window| (window.max_executions, Duration::from_nanos(window.window_ns))).collect())
+    }
+
+    fn backoff(&self) -> Result<Backoff> {
+        let or = |given_ns, default_s| match given_ns {
+            0 => Duration::from_secs(default_s),
+            ns => Duration::from_nanos(ns),
+        };
+        let multiplier = if self.backoff_multiplier == 0.0 { 2.0 } else { self.backoff_multiplier };
+        let jitter = match self.jitter {
+            WGL_JITTER_SCALED => Jitter::Scaled,
+            WGL_JITTER_FULL => Jitter::Full,
+            WGL_JITTER_EQUAL => Jitter::Equal,
+            WGL_JITTER_NONE => Jitter::None,
+            other => return Err(invalid("jitter", other, "WGL_JITTER_SCALED (0), _FULL (1), _EQUAL (2) or _NONE (3)")),
+        };
+        Backoff::new(or(self.initial_backoff_delay_ns, 1), multiplier, or(self.max_backoff_delay_ns, 600), jitter)
+    }
+}
+
+/// Declares a limit under a name, in place of the policy that the name had, for all who share the store: at most
+/// `max_executions` units in any rolling window. A start at s counts until exactly s + window. A policy that an operator
+/// has put above it goes on until it is lifted.
+///
+/// Fails with WGL_INVALID_ARGUMENT for options out of range and for a name that is not 1 to 1,024 bytes,
+/// WGL_KIND_MISMATCH if the name is declared as another kind of limiter, or with a store error. So do the other
+/// functions that declare a limit.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn wgl_rate_limiter_new(
+    store: Option<&wgl_store>,
+    name: *const c_char,
+    options: *const wgl_rate_limiter_options,
+    limiter: Option<&mut MaybeUninit<Box<wgl_limiter>>>,
+) -> c_int {
+    let declare = |store: &Store, name: &str| {
+        // SAFETY: the caller's promise, here and below.
+        let options = unsafe { self::options(options) }?;
+        // SAFETY: as above.
+        let windows = unsafe { options.windows() }?;
+        store.declare(name, Policy::rate_in(&windows)?.with_backoff(options.backoff()?)?)
+    };
+    // SAFETY: the caller's promise.
+    unsafe { named(store, name, limiter, declare) }
+}
