@@ -35,10 +35,14 @@ fn rage(case: &Case, store: &Store, evidence: &Evidence) -> ! {
         let weight = if number == 0 { 1 + case.heaviest / 100 } else { 1 + random.below(case.heaviest) };
         let mut a = now_ns();
         let permit = match random.below(10) {
-            0..5 => match limiter.attempt(key, weight).unwrap() {
-                Attempt::Admitted(permit) => Some(permit),
-                Attempt::Denied(_) => None,
-            },
+            // Close together, so that two processes are between the same two instructions.
+            0..5 => (0..200).find_map(|_| {
+                a = now_ns();
+                match limiter.attempt(key, weight).unwrap() {
+                    Attempt::Admitted(permit) => Some(permit),
+                    Attempt::Denied(_) => None,
+                }
+            }),
             5..8 => acquire_with(limiter, (key, weight), Some(2 * WINDOW), |step| {
                 if step.is_none() {
                     a = now_ns();
@@ -177,8 +181,7 @@ fn limits_that_are_not_shared_are_found() {
 #[cfg(feature = "fault-points")]
 #[test]
 fn planted_bugs_are_found() {
-    for (bug, test) in
-        [("meter not compared", "a_token_bucket_holds"), ("meter not compared", "a_leaky_bucket_holds")]
+    for (bug, test) in [("meter not compared", "a_token_bucket_holds"), ("meter not compared", "a_leaky_bucket_holds")]
     {
         let mut command = std::process::Command::new(std::env::current_exe().unwrap());
         let output = command.args([test, "--exact", "--nocapture"]).env("PLANT", bug).output().unwrap();

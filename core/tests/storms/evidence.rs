@@ -35,7 +35,9 @@ impl Evidence {
         let n = self.words[0].load(Relaxed) as usize;
         let at = 1 + WORDS * n;
         assert!(at + WORDS <= self.words.len(), "there is no room for more evidence");
-        for (word, value) in self.words[at..].iter().zip([a, now_ns(), 0, units << 32 | (self.deaths.len() as u64) << 8 | key]) {
+        for (word, value) in
+            self.words[at..].iter().zip([a, now_ns(), 0, units << 32 | (self.deaths.len() as u64) << 8 | key])
+        {
             word.store(value, Relaxed);
         }
         self.words[0].store(n as u64 + 1, Release);

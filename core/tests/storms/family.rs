@@ -74,12 +74,8 @@ pub const SLICED: Case = Case {
     bounds: &[Bound::Window(6_000, WINDOW_US)],
     heaviest: 500,
 };
-pub const DELAY: Case = Case {
-    name: "delay",
-    policies: &[|| Policy::delay(ms(1))],
-    bounds: &[Bound::Window(1, 1_000)],
-    heaviest: 1,
-};
+pub const DELAY: Case =
+    Case { name: "delay", policies: &[|| Policy::delay(ms(1))], bounds: &[Bound::Window(1, 1_000)], heaviest: 1 };
 pub const STRICT: Case = Case {
     name: "evenly spaced",
     policies: &[|| Policy::evenly_spaced(20, WINDOW, false)],
@@ -116,12 +112,8 @@ pub const COUNTER: Case = Case {
     bounds: &[Bound::Aligned { limit: 24, us: WINDOW_US, is_smooth: true }, Bound::Window(47, WINDOW_US)],
     heaviest: 3,
 };
-pub const SLOTS: Case = Case {
-    name: "concurrency",
-    policies: &[|| Policy::concurrency(5)],
-    bounds: &[Bound::AtOnce(5)],
-    heaviest: 2,
-};
+pub const SLOTS: Case =
+    Case { name: "concurrency", policies: &[|| Policy::concurrency(5)], bounds: &[Bound::AtOnce(5)], heaviest: 2 };
 pub const COMPOSITE: Case = Case {
     name: "composite",
     policies: &[
@@ -139,8 +131,7 @@ pub const COMPOSITE: Case = Case {
     heaviest: 3,
 };
 
-pub const FAMILY: &[Case] =
-    &[RATE, SLICED, DELAY, STRICT, ADAPTIVE, TOKENS, LEAKY, FIXED, COUNTER, SLOTS, COMPOSITE];
+pub const FAMILY: &[Case] = &[RATE, SLICED, DELAY, STRICT, ADAPTIVE, TOKENS, LEAKY, FIXED, COUNTER, SLOTS, COMPOSITE];
 
 /// Waits for a start. What is called after each step learns what came of it.
 pub fn acquire_with(
