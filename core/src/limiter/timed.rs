@@ -131,7 +131,7 @@ impl Timed {
         }
     }
 
-    /// Takes a place for a key that was found, no sooner than after `delay`.
+    /// Takes a place for a key that was found, no sooner than after `delay`; or one in place of another, `again`.
     fn take_place(
         &self,
         found: &Key,
@@ -139,11 +139,12 @@ impl Timed {
         delay: Duration,
         patience: Tick,
         grace: Option<Tick>,
+        again: bool,
     ) -> Result<Reserved, Blocked> {
         let policy = &found.table.policy;
         let grace = grace.unwrap_or_else(|| policy.grace(weight));
         let gate = if delay.is_zero() { found.gate } else { found.home.clock.tick_in("delay", delay)?.max(found.gate) };
-        let ask = Ask { patience, grace, reserve: true, ..Ask::now(policy.windows(), weight, gate) };
+        let ask = Ask { patience, grace, reserve: true, again, ..Ask::now(policy.windows(), weight, gate) };
         let answer = self.take(found, &ask)?;
         Ok(match answer.taken {
             Some(taken) => {
@@ -393,7 +394,7 @@ impl Timed {
         policy::check_some(weight)?;
         let patience = max_wait.map_or(u64::MAX, time::patience_ticks);
         let grace = grace.map(|grace| time::grace_ticks("grace", grace)).transpose()?;
-        self.limit.with_key(key, |found| self.take_place(found, weight, delay, patience, grace))
+        self.limit.with_key(key, |found| self.take_place(found, weight, delay, patience, grace, false))
     }
 
     fn do_present(&self, place: &RawPermit) -> Result<Presented> {
@@ -425,7 +426,7 @@ impl Timed {
         let grace = if is_bucket { place.b.saturating_sub(place.ready) } else { only_grace(place.reserved[2]) };
         let fresh = self
             .limit
-            .with_hash(hash, |found| self.take_place(found, start.weight, Duration::ZERO, u64::MAX, Some(grace)));
+            .with_hash(hash, |found| self.take_place(found, start.weight, Duration::ZERO, u64::MAX, Some(grace), true));
         match fresh? {
             Reserved::Place { place, after } => Ok(Presented::Wait { place, after }),
             Reserved::Denied(after) => {

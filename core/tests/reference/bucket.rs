@@ -115,13 +115,18 @@ impl<const LEAKY: bool> Rules for Bucket<LEAKY> {
         divide_up(book.recovered - slack, self.n).max(gate)
     }
 
+    /// Nobody waits longer than 366 days.
+    fn patience(&self, asked: Tick) -> Tick {
+        asked.min(366 * 86_400_000_000)
+    }
+
     /// Only so many units wait for a leaky bucket, with this start and the graces of all; behind one that has just
     /// started, or behind a gate.
     fn turned_away(&self, book: &Book, ask: &Ask, now: Now) -> Option<Tick> {
         let graces = Tick::from(self.size - ask.weight) * ask.grace * self.n;
         let from = book.recovered - self.cost(self.size + 1 - ask.weight) - graces;
         let reached = (now.floor * self.n).max(ask.gate * self.n - self.p);
-        (LEAKY && from > reached).then(|| divide_up(from, self.n))
+        (LEAKY && !ask.is_exchanged && from > reached).then(|| divide_up(from, self.n))
     }
 
     fn remaining(&self, book: &Book, now: Now) -> u64 {
@@ -186,6 +191,8 @@ impl<const LEAKY: bool> Rules for Bucket<LEAKY> {
         }
         let units = divide_up(behind, self.p);
         let spare = (units * self.p - behind) * to.p / self.p;
+        // What was started, and a debt; whoever waits behind a gate does not come along.
+        let units = units.min(2 * Tick::from(to.size));
         let recovered = now.floor * to.n + units * to.p - spare;
         Book { recovered, era: next_id(), last: book.last.max(now.ceil), ..book }
     }

@@ -202,6 +202,11 @@ impl<R: Rules> Run<R> {
         let Some(i) = self.random.index(self.limits[at].held.len()) else { return };
         let to = self.handle(at);
         let name = self.limits[at].name;
+        if R::COUNTED {
+            let Held { raw, by, .. } = &self.limits[at].held[i];
+            assert!(matches!(self.limits[at].handles[*by].to_text(raw), Err(Error::Unsupported { .. })));
+            return;
+        }
         for other in self.limits.iter().filter(|other| other.name != name) {
             let raw = &self.limits[at].held[i].raw;
             assert!(matches!(other.handles[0].present(raw), Err(Error::ForeignPermit { .. })));

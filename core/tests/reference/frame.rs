@@ -76,6 +76,8 @@ pub struct Ask {
     pub grace: Tick,
     pub is_reserving: bool,
     pub is_forced: bool,
+    /// It had a place already.
+    pub is_exchanged: bool,
 }
 
 /// The delays of a backoff that does not spread, `b = min(initial · multiplier^(level − 1), max)`, in whole microseconds.
@@ -128,6 +130,10 @@ pub trait Rules: Clone + Debug + PartialEq {
     }
     /// The earliest moment for a start, no sooner than its gate.
     fn ready(&self, book: &Self::Book, weight: u64, gate: Tick, now: Now) -> Tick;
+    /// How far in the future a place may lie.
+    fn patience(&self, asked: Tick) -> Tick {
+        asked
+    }
     /// Who must wait may be turned away: until when.
     fn turned_away(&self, _: &Self::Book, _: &Ask, _: Now) -> Option<Tick> {
         None
@@ -262,14 +268,15 @@ impl<R: Rules> Model<R> {
             return Answer::TooHeavy;
         }
         self.edit(key, |rules, book, now| rules.asked(book, now));
-        let (now, ask) = (self.now, Ask { gate: self.gate(key), ..ask });
+        let (now, patience) = (self.now, self.rules.patience(ask.patience));
+        let ask = Ask { gate: self.gate(key), patience, ..ask };
         let ready = if ask.is_forced { now.floor } else { self.ready(key, ask.weight) };
         let after = (ready - now.floor).max(0);
         if after > 0 && ask.patience > 0 {
             let away = self.with(key, |rules, book| rules.turned_away(book, &ask, now));
             if let Some(until) = away {
                 // Exactly: when a retry would get its place.
-                return Answer::Denied(until.max(ready - ask.patience.min(LONGEST)) - now.floor);
+                return Answer::Denied(until.max(ready - ask.patience) - now.floor);
             }
         }
         if after > ask.patience {
@@ -325,7 +332,7 @@ impl<R: Rules> Model<R> {
             self.edit(&place.key, |rules, book, now| rules.cancel(book, place, true, now));
         }
         let (weight, grace) = (place.weight, rules.grace_again(place));
-        self.take(&place.key, Ask { weight, patience: ENDLESS, grace, is_reserving: true, ..NOW })
+        self.take(&place.key, Ask { weight, patience: ENDLESS, grace, is_reserving: true, is_exchanged: true, ..NOW })
     }
 
     pub fn step(&mut self, waiter: &mut Waiter) -> Answer {
@@ -452,8 +459,6 @@ impl<R: Rules> Model<R> {
     }
 }
 
-/// Nobody waits longer than 366 days.
-const LONGEST: Tick = 366 * 86_400_000_000;
-
 /// A start now.
-const NOW: Ask = Ask { weight: 1, gate: 0, patience: 0, grace: 0, is_reserving: false, is_forced: false };
+const NOW: Ask =
+    Ask { weight: 1, gate: 0, patience: 0, grace: 0, is_reserving: false, is_forced: false, is_exchanged: false };

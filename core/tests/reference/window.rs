@@ -200,10 +200,17 @@ impl<const SMOOTH: bool> Rules for Windows<SMOOTH> {
     }
 
     fn forget(&self, book: &mut Book, now: Now) -> Tick {
-        if self.empty(book) <= now.floor {
-            book.era = next_id();
+        if self.empty(book) > now.floor {
+            return -ENDLESS;
         }
-        -ENDLESS
+        book.era = next_id();
+        let counted = [book.newest, book.other].into_iter().filter(|w| w.1 > 0);
+        counted.map(|w| (w.0 + 1) * self.length - 1).fold(-ENDLESS, Tick::max)
+    }
+
+    /// Windows of another length may still count what these have forgotten.
+    fn can_become(&self, to: &Self, _: &[&Book], forgotten: Tick, now: Now) -> bool {
+        forgotten.div_euclid(to.length) + Self::LASTS <= now.floor / to.length
     }
 
     fn has(&self, book: &Book, permit: &Permit) -> bool {
