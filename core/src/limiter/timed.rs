@@ -137,7 +137,7 @@ impl Timed {
         }
     }
 
-    /// Takes a place for a key that was found, no sooner than after `delay`.
+    /// Takes a place for a key that was found, no sooner than after `delay`; or one in place of another, `again`.
     fn take_place(
         &self,
         found: &Key,
@@ -145,11 +145,12 @@ impl Timed {
         delay: Duration,
         patience: Tick,
         grace: Option<Tick>,
+        again: bool,
     ) -> Result<Reserved, Blocked> {
         let policy = &found.table.policy;
         let grace = grace.unwrap_or_else(|| policy.grace(weight));
         let gate = if delay.is_zero() { found.gate } else { found.home.clock.tick_in("delay", delay)?.max(found.gate) };
-        let ask = Ask { patience, grace, reserve: true, ..Ask::now(policy.windows(), weight, gate) };
+        let ask = Ask { patience, grace, reserve: true, again, ..Ask::now(policy.windows(), weight, gate) };
         let answer = self.take(found, &ask)?;
         Ok(match answer.taken {
             Some(taken) => {
@@ -426,7 +427,7 @@ impl Timed {
         policy::check_some(weight)?;
         let patience = max_wait.map_or(u64::MAX, time::patience_ticks);
         let grace = grace.map(|grace| time::grace_ticks("grace", grace)).transpose()?;
-        self.limit.with_key(key, |found| self.take_place(found, weight, delay, patience, grace))
+        self.limit.with_key(key, |found| self.take_place(found, weight, delay, patience, grace, false))
     }
 
     fn do_present(&self, place: &RawPermit) -> Result<Presented> {
@@ -458,7 +459,7 @@ impl Timed {
         let grace = if is_bucket { place.b.saturating_sub(place.ready) } else { only_grace(place.reserved[2]) };
         let fresh = self
             .limit
-            .with_hash(hash, |found| self.take_place(found, start.weight, Duration::ZERO, u64::MAX, Some(grace)));
+            .with_hash(hash, |found| self.take_place(found, start.weight, Duration::ZERO, u64::MAX, Some(grace), true));
         match fresh? {
             Reserved::Place { place, after } => Ok(Presented::Wait { place, after }),
             // There will be one when others have started.
