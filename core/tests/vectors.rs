@@ -107,7 +107,6 @@ type Running = HashMap<u64, (String, u64)>;
 struct AtOnce {
     most: u64,
     /// What runs: the number of each start, its key and weight; and the next number.
-    /// Keys and weights of those who run, by number; and the last number.
     running: Mutex<(Running, u64)>,
 }
 
