@@ -50,7 +50,8 @@ fn fat_and_light_waiters_start_in_the_order_in_which_they_asked() {
         let weights: Vec<u64> = (0..20).map(|i| if i % 5 == 2 { 4 * unit } else { unit }).collect();
         let mut waits: Vec<Wait> = weights.iter().map(|&weight| Wait::new("", weight, None)).collect();
         for wait in &mut waits {
-            assert!(matches!(limiter.step(wait).unwrap(), Step::Sleep(_)), "{name}");
+            let step = limiter.step(wait).unwrap();
+            assert!(matches!(step, Step::Sleep(_)), "{name}: {step:?}");
         }
         let mut started = Vec::new();
         for _ in 0..200_000 {
