@@ -7,6 +7,8 @@ use crate::decision::Decision;
 use crate::error::{Error, Result};
 use crate::permit::RawPermit;
 use crate::policy::{self, Policy, Shape};
+use crate::stats::Stats;
+use crate::store::counts::{ADMITTED, CANCELLED, DENIED, WAIT_TIME, WAITED};
 use crate::store::{self, Blocked, Hash, Home, Key, Limit, STORE_AGAIN, Store, StoreOptions, Table};
 use crate::time::{ManualClock, Tick, from_ticks};
 use std::time::{Duration, Instant, SystemTime};
@@ -101,9 +103,7 @@ impl ConcurrencyLimiter {
     fn take(&self, found: &Key, leases: &Leases, weight: u64) -> Result<Option<Lease>, Blocked> {
         policy::check_weight(self.limit.name(), weight, found.table.policy.capacity())?;
         let now = found.home.clock.now();
-        if found.home.is_due(now.floor) && !found.home.is_still_there(now.floor) {
-            return Err(Blocked::Lost);
-        }
+        self.limit.look_after(found.home, now.floor)?;
         if found.gate > now.floor {
             return Ok(None);
         }
@@ -196,12 +196,30 @@ impl ConcurrencyLimiter {
         self.limit.undecided(is_admitted.then(|| self.uncounted()))
     }
 
+    fn end(&self, permit: &RawPermit, is_cancelled: bool) -> Result<()> {
+        let ended = self.with_lease(permit, |found, leases, lease| {
+            if leases.give_back(lease)? {
+                Self::ring(leases);
+                if is_cancelled {
+                    found.add(CANCELLED, 1);
+                }
+            }
+            Ok(())
+        });
+        self.limit.or_instead(ended.map(drop), |_| ())
+    }
+
     fn do_step(&self, wait: &mut Wait) -> Result<Step> {
         let (key, weight) = (&wait.key, wait.weight);
         let (heard, step, is_closed) = self.with_leases(key, |found, leases| {
             // The bell first: whoever completes after this look wakes the nap that follows it.
             let heard = leases.bell.load(Acquire);
             if let Some(lease) = self.take(found, leases, weight)? {
+                found.decided(ADMITTED, weight);
+                if !matches!(wait.progress, Progress::Nothing) {
+                    found.add(WAITED, 1);
+                    found.add(WAIT_TIME, wait.waited(found.home.clock.now().floor));
+                }
                 return Ok((heard, Step::Admitted(self.permit(found, lease)), false));
             }
             let is_closed = found.gate > found.home.clock.now().floor;
@@ -211,13 +229,20 @@ impl ConcurrencyLimiter {
         let home = self.limit.home()?;
         let left = from_ticks(wait.patience(home.clock.now().floor));
         wait.progress = Progress::Heard(heard);
-        Ok(match is_closed {
+        let step = match is_closed {
             _ if left.is_zero() => Step::Expired(after),
             // A gate opens when it says, whoever completes.
             true if after > left => Step::Expired(after),
             true => Step::Sleep(after),
             false => Step::Sleep(wait.look_again().min(left).min(after.max(Duration::from_micros(1)))),
-        })
+        };
+        if let Step::Expired(_) = step {
+            self.with_leases(&wait.key, |found, _| {
+                found.decided(DENIED, wait.weight);
+                Ok(())
+            })?;
+        }
+        Ok(step)
     }
 }
 
@@ -238,8 +263,15 @@ impl Limiter for ConcurrencyLimiter {
         policy::check_some(weight)?;
         let answer = self.with_leases(key, |found, leases| {
             Ok(match self.take(found, leases, weight)? {
-                Some(lease) => Attempt::Admitted(self.permit(found, lease)),
-                None => Attempt::Denied(Self::retry_after(found, leases)?),
+                Some(lease) => {
+                    found.decided(ADMITTED, weight);
+                    Attempt::Admitted(self.permit(found, lease))
+                }
+                None => {
+                    let after = Self::retry_after(found, leases)?;
+                    found.decided(DENIED, weight);
+                    Attempt::Denied(after)
+                }
             })
         });
         self.limit.or_instead(answer, |is_admitted| match is_admitted {
@@ -255,7 +287,9 @@ impl Limiter for ConcurrencyLimiter {
             let retry_after = if lease.is_some() { None } else { Some(Self::retry_after(found, leases)?) };
             let now = found.home.clock.now().floor;
             let permit = lease.map(|lease| self.permit(found, lease));
-            Ok(Decision { permit, ..self.decision(&found.table, found.gate, now, leases.live()?, retry_after) })
+            let decision = self.decision(&found.table, found.gate, now, leases.live()?, retry_after);
+            found.decided(if permit.is_some() { ADMITTED } else { DENIED }, weight);
+            Ok(Decision { permit, ..decision })
         });
         self.limit.or_instead(answer, |is_admitted| self.undecided(is_admitted))
     }
@@ -269,8 +303,9 @@ impl Limiter for ConcurrencyLimiter {
                 let closed = (gate > now).then(|| from_ticks(gate - now));
                 return Ok(self.decision(table, gate, now, 0, closed));
             };
+            let counts = self.limit.counts()?;
             let (leases, found) =
-                (home.leases(table, key), Key { home, table: *table, key, hash: home.hash_at(key.at), gate });
+                (home.leases(table, key), Key { home, table: *table, key, hash: home.hash_at(key.at), gate, counts });
             let mut live = leases.live()?;
             if live + weight > max {
                 self.reclaim(&found, &leases)?;
@@ -309,17 +344,15 @@ impl Limiter for ConcurrencyLimiter {
     }
 
     fn complete(&self, permit: &RawPermit) -> Result<()> {
-        let ended = self.with_lease(permit, |_, leases, lease| {
-            if leases.give_back(lease)? {
-                Self::ring(leases);
-            }
-            Ok(())
-        });
-        self.limit.or_instead(ended.map(drop), |_| ())
+        self.end(permit, false)
     }
 
     fn cancel(&self, permit: &RawPermit) -> Result<()> {
-        self.complete(permit)
+        self.end(permit, true)
+    }
+
+    fn stats(&self, key: &str) -> Result<Stats> {
+        self.limit.stats(key)
     }
 
     fn renew(&self, permit: &RawPermit) -> Result<()> {
@@ -374,7 +407,10 @@ impl Limiter for ConcurrencyLimiter {
     fn record_job_start(&self, key: &str) -> Result<()> {
         let me = self.limit.store().member();
         let started = self.with_leases(key, |found, leases| match leases.start(me)? {
-            Some(_) => Ok(()),
+            Some(_) => {
+                found.decided(ADMITTED, 1);
+                Ok(())
+            }
             None => {
                 let most = found.table.policy.capacity();
                 let reason = format!("more starts beyond the limit of {most} than \"{}\" has room for", self.name());

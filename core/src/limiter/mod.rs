@@ -346,9 +346,11 @@ pub struct Wait {
     key: Box<str>,
     weight: u64,
     timeout: Option<Duration>,
-    /// By the limiter's clock; set at the first step.
-    deadline: Option<Tick>,
-    /// The first step, for a limiter without a clock of its own.
+    /// The first step, by the limiter's clock.
+    began: Option<Tick>,
+    /// Did a step of its own make it wait?
+    has_waited: bool,
+    /// The same, for a limiter without a clock of its own.
     started: Option<Instant>,
     /// How often it looked.
     looks: u32,
@@ -367,7 +369,8 @@ enum Progress {
 impl Wait {
     /// A waiter who has not asked yet, and will wait at most for `timeout` from its first step on.
     pub fn new(key: &str, weight: u64, timeout: Option<Duration>) -> Wait {
-        Wait { key: key.into(), weight, timeout, deadline: None, started: None, looks: 0, progress: Progress::Nothing }
+        let (key, progress) = (key.into(), Progress::Nothing);
+        Wait { key, weight, timeout, began: None, has_waited: false, started: None, looks: 0, progress }
     }
 
     /// A waiter who has a place already. It is handed back if the time is up before it starts.
@@ -378,7 +381,12 @@ impl Wait {
     /// How much longer this waiter waits.
     fn patience(&mut self, now: Tick) -> Tick {
         let timeout = self.timeout.map_or(u64::MAX, crate::time::patience_ticks);
-        self.deadline.get_or_insert(now.saturating_add(timeout)).saturating_sub(now)
+        self.began.get_or_insert(now).saturating_add(timeout).saturating_sub(now)
+    }
+
+    /// How long it has waited by now, in ticks.
+    fn waited(&self, now: Tick) -> Tick {
+        self.began.map_or(0, |began| now.saturating_sub(began))
     }
 
     /// The step after a denial, where nobody can tell who will be faster: look again, unless it is certain to be too late.

@@ -6,10 +6,12 @@ use crate::algorithm::Start;
 use crate::algorithm::log::{Answer, Ask, Known, PLACE, SETTLED, Taken, View};
 use crate::atomic::*;
 use crate::decision::Decision;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::fork::PerProcess;
 use crate::permit::RawPermit;
 use crate::policy::{self, Policy, Shape};
+use crate::stats::Stats;
+use crate::store::counts::{ADMITTED, CANCELLED, DENIED, WAIT_TIME, WAITED};
 use crate::store::{Blocked, Hash, Home, Key, Limit, STORE_AGAIN, Store, Table, parts, take_units};
 use crate::time::{self, Tick, from_ticks};
 use std::collections::{HashMap, VecDeque};
@@ -137,7 +139,7 @@ impl Timed {
         }
     }
 
-    /// Takes a place for a key that was found, no sooner than after `delay`.
+    /// Takes a place for a key that was found, no sooner than after `delay`; or one in place of another, `again`.
     fn take_place(
         &self,
         found: &Key,
@@ -145,11 +147,12 @@ impl Timed {
         delay: Duration,
         patience: Tick,
         grace: Option<Tick>,
+        again: bool,
     ) -> Result<Reserved, Blocked> {
         let policy = &found.table.policy;
         let grace = grace.unwrap_or_else(|| policy.grace(weight));
         let gate = if delay.is_zero() { found.gate } else { found.home.clock.tick_in("delay", delay)?.max(found.gate) };
-        let ask = Ask { patience, grace, reserve: true, ..Ask::now(policy.windows(), weight, gate) };
+        let ask = Ask { patience, grace, reserve: true, again, ..Ask::now(policy.windows(), weight, gate) };
         let answer = self.take(found, &ask)?;
         Ok(match answer.taken {
             Some(taken) => {
@@ -257,8 +260,12 @@ impl Timed {
         self.limit.with_key(key, |found| {
             let answer = self.take(found, &Ask::now(found.table.policy.windows(), weight, found.gate))?;
             Ok(match answer.taken {
-                Some(taken) => Attempt::Admitted(self.permit(found, taken, weight, 0, 0)),
+                Some(taken) => {
+                    found.decided(ADMITTED, weight);
+                    Attempt::Admitted(self.permit(found, taken, weight, 0, 0))
+                }
                 None => {
+                    found.decided(DENIED, weight);
                     self.denied(found, answer.now.floor);
                     Attempt::Denied(from_ticks(answer.ready.saturating_sub(answer.now.floor)))
                 }
@@ -274,6 +281,7 @@ impl Timed {
             self.before_asking(found);
             let (answer, view) = found.cells().claim_and_view(&ask, || found.home.clock.now())?;
             self.limit.confirm(found, answer.now, answer.taken.as_ref(), weight)?;
+            found.decided(if answer.taken.is_some() { ADMITTED } else { DENIED }, weight);
             let mut backoff = 0;
             match answer.taken {
                 Some(_) => self.after_taking(found),
@@ -291,9 +299,7 @@ impl Timed {
             let ask = Ask::now(table.policy.windows(), weight, gate);
             let cells = key.map_or_else(|| home.untouched(table), |key| home.cells(table, key));
             let view = cells.view(&ask, || home.clock.now())?;
-            if home.is_due(view.now) && !home.is_still_there(view.now) {
-                return Err(Blocked::Lost);
-            }
+            self.limit.look_after(home, view.now)?;
             let admitted = view.ready <= view.now;
             let backoff = match (&table.policy.0, key) {
                 (Shape::Rate(_, backoff), _) if !admitted => {
@@ -312,13 +318,15 @@ impl Timed {
             match self.do_present(&self.own(&place)?)? {
                 Presented::Started(permit) => {
                     wait.progress = Progress::Nothing;
+                    self.count_wait(wait, &permit);
                     return Ok(Step::Admitted(permit));
                 }
                 Presented::Wait { place, after } => {
                     wait.progress = Progress::Place(place);
                     let patience = wait.patience(self.limit.home()?.clock.now().floor);
                     if after > from_ticks(patience) {
-                        self.give_up(wait)?;
+                        self.limit.counts()?.decided(Some(known(&place).0), DENIED, place.key);
+                        self.hand_back(wait)?;
                         return Ok(Step::Expired(after));
                     }
                     if let Some(nap) = self.nap_before(&place, after)? {
@@ -340,8 +348,12 @@ impl Timed {
                 None if answer.ready <= answer.now.floor.saturating_add(patience) && policy.has_origins() => {
                     (Step::Sleep(nap.min(LOOK_AGAIN)), Progress::Nothing)
                 }
-                None => (Step::Expired(nap), Progress::Nothing),
+                None => {
+                    found.decided(DENIED, wait.weight);
+                    (Step::Expired(nap), Progress::Nothing)
+                }
                 Some(taken) if !taken.is_place => {
+                    found.decided(ADMITTED, wait.weight);
                     (Step::Admitted(self.permit(found, taken, wait.weight, 0, 0)), Progress::Nothing)
                 }
                 Some(taken) => {
@@ -351,6 +363,11 @@ impl Timed {
             })
         })?;
         wait.progress = progress;
+        match step {
+            Step::Admitted(permit) => self.count_wait(wait, &permit),
+            Step::Sleep(_) => wait.has_waited = true,
+            Step::Expired(_) => {}
+        }
         match (step, progress) {
             (Step::Sleep(after), Progress::Place(place)) => match self.nap_before(&place, after)? {
                 Some(nap) => Ok(Step::Sleep(nap)),
@@ -377,9 +394,27 @@ impl Timed {
         Ok(None)
     }
 
-    fn do_cancel(&self, permit: &RawPermit) -> Result<()> {
+    /// Counts the wait of a waiter who starts, if there was one.
+    fn count_wait(&self, wait: &Wait, permit: &RawPermit) {
+        if let (true, Ok(home)) = (wait.has_waited, self.limit.home()) {
+            let hash = known(permit).0;
+            self.limit.count(hash, WAITED, 1);
+            self.limit.count(hash, WAIT_TIME, wait.waited(home.clock.now().floor));
+        }
+    }
+
+    /// Hands back what a waiter holds.
+    fn hand_back(&self, wait: &mut Wait) -> Result<()> {
+        match std::mem::replace(&mut wait.progress, Progress::Nothing) {
+            Progress::Place(place) => self.own(&place).and_then(|place| self.do_cancel(&place)).map(drop),
+            _ => Ok(()),
+        }
+    }
+
+    /// Was there anything to take back?
+    fn do_cancel(&self, permit: &RawPermit) -> Result<bool> {
         if self.is_over(permit)? {
-            return Ok(());
+            return Ok(false);
         }
         let (hash, start) = known(permit);
         self.limit.take_back(hash, start, only_grace(permit.reserved[2]))
@@ -426,7 +461,18 @@ impl Timed {
         policy::check_some(weight)?;
         let patience = max_wait.map_or(u64::MAX, time::patience_ticks);
         let grace = grace.map(|grace| time::grace_ticks("grace", grace)).transpose()?;
-        self.limit.with_key(key, |found| self.take_place(found, weight, delay, patience, grace))
+        self.limit.with_key(key, |found| {
+            let reserved = self.take_place(found, weight, delay, patience, grace, false)?;
+            match reserved {
+                Reserved::Place { after, .. } if !after.is_zero() => {
+                    found.add(WAITED, 1);
+                    found.add(WAIT_TIME, after.as_micros() as u64);
+                }
+                Reserved::Place { .. } => {}
+                Reserved::Denied(_) => found.decided(DENIED, weight),
+            }
+            Ok(reserved)
+        })
     }
 
     fn do_present(&self, place: &RawPermit) -> Result<Presented> {
@@ -440,7 +486,11 @@ impl Timed {
             let now = found.home.clock.now();
             self.limit.confirm(found, now, None, 0)?;
             let is_good = found.gate <= now.floor && now.ceil <= start.stamp;
-            Ok(is_good && found.cells().present(start)?)
+            let has_started = is_good && found.cells().present(start)?;
+            if has_started {
+                found.decided(ADMITTED, start.weight);
+            }
+            Ok(has_started)
         })?;
         if has_started {
             return Ok(Presented::Started(*place));
@@ -458,7 +508,7 @@ impl Timed {
         let grace = if is_bucket { place.b.saturating_sub(place.ready) } else { only_grace(place.reserved[2]) };
         let fresh = self
             .limit
-            .with_hash(hash, |found| self.take_place(found, start.weight, Duration::ZERO, u64::MAX, Some(grace)));
+            .with_hash(hash, |found| self.take_place(found, start.weight, Duration::ZERO, u64::MAX, Some(grace), true));
         match fresh? {
             Reserved::Place { place, after } => Ok(Presented::Wait { place, after }),
             // There will be one when others have started.
@@ -506,6 +556,7 @@ impl Timed {
         self.limit.with_key(key, |found| {
             let ask = Ask { force: true, ..Ask::now(found.table.policy.windows(), 1, 0) };
             let answer = self.take(found, &ask)?;
+            found.decided(ADMITTED, 1);
             if let Some(jobs) = found.jobs() {
                 let mut running = self.running.lock();
                 let starts = running.entry(found.hash).or_default();
@@ -562,15 +613,17 @@ impl<T: InStore> Limiter for T {
             false => Step::Sleep(left.min(STORE_AGAIN)),
         })?;
         if let Step::Expired(_) = step {
-            self.give_up(wait)?;
+            self.timed().hand_back(wait)?;
         }
         Ok(step)
     }
 
     fn cancel(&self, permit: &RawPermit) -> Result<()> {
-        self.timed()
-            .limit
-            .or_instead(self.timed().own(permit).and_then(|permit| self.timed().do_cancel(&permit)), |_| ())
+        let cancelled = self.timed().own(permit).and_then(|permit| self.timed().do_cancel(&permit));
+        if let Ok(true) = cancelled {
+            self.timed().limit.count(known(permit).0, CANCELLED, 1);
+        }
+        self.timed().limit.or_instead(cancelled.map(drop), |_| ())
     }
 
     fn settle(&self, permit: &RawPermit, actual: u64) -> Result<()> {
@@ -596,6 +649,12 @@ impl<T: InStore> Limiter for T {
 
     fn present(&self, place: &RawPermit) -> Result<Presented> {
         let presented = self.timed().own(place).and_then(|place| self.timed().do_present(&place));
+        if let Ok(Presented::Wait { place: fresh, after }) = presented
+            && fresh.a != place.a
+        {
+            // It has to wait once more.
+            self.timed().limit.count(known(place).0, WAIT_TIME, after.as_micros() as u64);
+        }
         self.timed().limit.or_instead(presented, |is_admitted| match is_admitted {
             true => Presented::Started(self.timed().uncounted(place.key)),
             false => Presented::Wait { place: *place, after: STORE_AGAIN },
@@ -638,6 +697,10 @@ impl<T: InStore> Limiter for T {
 
     fn open(&self) -> Result<()> {
         self.timed().limit.table().map(drop)
+    }
+
+    fn stats(&self, key: &str) -> Result<Stats> {
+        self.timed().limit.stats(key)
     }
 
     fn has_places(&self) -> bool {

@@ -62,7 +62,7 @@ fn moment(home: &Home) -> (Now, Moment) {
 impl Inner {
     /// Writes what all keys have that the ledger does not.
     pub fn flush(&self) -> Result<()> {
-        self.with_lock(|_| self.write_all())
+        self.with_lock(|locked| self.write_all().and_then(|()| self.tell_counts(locked.file())))
     }
 
     /// The same, if nobody else is busy, and without telling of a failure: that is for those who have to wait for it.
@@ -168,7 +168,7 @@ impl Inner {
                 home.mend_key(&table, refused.hash, file)?;
                 let Ok(Some(_)) = home.find(&table, refused.hash) else { return Ok(()) };
                 home.rewrite(&table, refused.hash, file, |history| {
-                    take_back(&table, history, refused.start, refused.ahead)
+                    take_back(&table, history, refused.start, refused.ahead);
                 })
                 .map(drop)
             };

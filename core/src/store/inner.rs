@@ -1,5 +1,6 @@
 //! An opened store: its cells, and the lock under which everything rare is done.
 
+use super::counts::Book;
 use super::declare::Declared;
 use super::table::Home;
 use super::url::Address;
@@ -27,6 +28,8 @@ pub(crate) struct Inner {
     current: AtomicPtr<Opened>,
     rare: Mutex<Rare>,
     failures: AtomicU64,
+    /// What this process counted.
+    pub(super) book: Book,
     /// This process's number among those that have used the lane; 0 on the heap.
     member: AtomicU64,
     /// Until when, by the monotonic clock, nobody tries to write the ledger again.
@@ -92,6 +95,7 @@ impl Inner {
             current: AtomicPtr::new(ptr::null_mut()),
             rare: Mutex::default(),
             failures: AtomicU64::new(0),
+            book: Book::new(),
             member: AtomicU64::new(0),
             #[cfg(any(target_os = "linux", target_os = "android"))]
             rests_until: AtomicU64::new(0),
@@ -120,7 +124,13 @@ impl Inner {
     /// What a limiter's hold on its limit is good for: one process, and one home.
     #[inline(always)]
     pub fn epoch(&self) -> u64 {
-        fork::generation() << 32 | self.opened().map_or(0, |opened| opened.number)
+        fork::generation() << 32 | self.home_number()
+    }
+
+    /// Which of this process's homes of the store the current one is.
+    #[inline(always)]
+    pub(super) fn home_number(&self) -> u64 {
+        self.opened().map_or(0, |opened| opened.number)
     }
 
     fn push(&self, home: Home) {
@@ -314,6 +324,7 @@ impl Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
+        self.tell_last_counts();
         let mut at = *self.current.get_mut();
         while !at.is_null() {
             // SAFETY: made by `push`; nobody can be using it any more.

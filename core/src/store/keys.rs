@@ -238,7 +238,8 @@ impl Home {
         }
         life.store(CLOSED, Release);
         self.name_block(table, at, hash, text);
-        for word in [key_word::GATE, key_word::BACKOFF, key_word::SPACING, key_word::JOBS] {
+        let others = [key_word::GATE, key_word::BACKOFF, key_word::SPACING, key_word::JOBS];
+        for word in others.into_iter().chain(key_word::COUNTS) {
             self.arena.word(at + word).store(0, Release);
         }
         if !history.starts.is_empty() && !self.has_origins(table, at) {

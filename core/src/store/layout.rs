@@ -31,6 +31,8 @@ pub(super) mod limit_word {
     pub const REPLACED: u64 = 17;
     /// The name that it is about to get.
     pub const NEXT_NAME: u64 = 18; // two words
+    /// What was counted: see `counts.rs`.
+    pub const COUNTS: u64 = 20; // nine words
     pub const WORDS: u64 = 32;
 }
 
@@ -96,6 +98,8 @@ pub(super) mod key_word {
     pub const BACKOFF: u64 = 24;
     pub const SPACING: u64 = 25;
     pub const JOBS: u64 = 26;
+    /// What was counted, where there is room: see `counts.rs`.
+    pub const COUNTS: [u64; 7] = [20, 21, 27, 28, 29, 30, 31];
     pub const RING: u64 = 32;
 }
 

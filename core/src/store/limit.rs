@@ -1,5 +1,6 @@
 //! A limiter's hold on its limit: declared or attached at the first use, then a few loads away.
 
+use super::counts::{Counts, STORE_ERRORS};
 use super::declare::{check_names, part_names};
 use super::inner::{Inner, Locked};
 use super::keys::KeyAt;
@@ -15,7 +16,9 @@ use crate::error::{Error, Result};
 use crate::fault;
 use crate::permit::RawPermit;
 use crate::policy::{self, Policy, Shape};
+use crate::stats::Stats;
 use crate::time::{Now, Tick};
+use std::cell::Cell;
 use std::fs::File;
 use std::ptr;
 use std::sync::Arc;
@@ -40,6 +43,8 @@ pub(crate) struct Limit {
     kind: &'static str,
     /// Is every start to be in the ledger before it happens?
     commits: bool,
+    /// Failures of the store from before the limit was found.
+    early_errors: AtomicU64,
     /// Null until the first use.
     bound: AtomicPtr<Bound>,
 }
@@ -61,6 +66,7 @@ struct Bound {
     /// What this is good for: see [`Inner::epoch`].
     epoch: u64,
     table: AtomicU64,
+    counts: Arc<Counts>,
     before: *mut Bound,
 }
 
@@ -86,6 +92,7 @@ pub(crate) struct Key<'a> {
     pub hash: Hash,
     /// Nobody starts before this: the later of the key's own gate and of the one that binds all keys.
     pub gate: u64,
+    pub counts: &'a Counts,
 }
 
 impl Key<'_> {
@@ -127,7 +134,16 @@ impl Limit {
         let store = store.inner().clone();
         let commits = store.options.durability == Durability::Commit;
         let bound = AtomicPtr::new(ptr::null_mut());
-        Limit { store, name: name.into(), declares, part_of: None, kind, commits, bound }
+        Limit {
+            store,
+            name: name.into(),
+            declares,
+            part_of: None,
+            kind,
+            commits,
+            early_errors: AtomicU64::new(0),
+            bound,
+        }
     }
 
     pub fn is_concurrency(&self) -> bool {
@@ -151,13 +167,49 @@ impl Limit {
     #[inline(always)]
     pub fn or_instead<R>(&self, answer: Result<R>, instead: impl FnOnce(bool) -> R) -> Result<R> {
         match answer {
-            Err(error) => match self.store.on_error(&error) {
-                OnError::Raise => Err(error),
-                OnError::Deny => Ok(instead(false)),
-                OnError::Admit => Ok(instead(true)),
-            },
+            Err(error) => {
+                self.count_error(&error);
+                match self.store.on_error(&error) {
+                    OnError::Raise => Err(error),
+                    OnError::Deny => Ok(instead(false)),
+                    OnError::Admit => Ok(instead(true)),
+                }
+            }
             answer => answer,
         }
+    }
+
+    #[cold]
+    fn count_error(&self, error: &Error) {
+        if !error.is_of_the_store() {
+            return;
+        }
+        // SAFETY: as in `bound`.
+        match unsafe { self.bound.load(Acquire).as_ref() } {
+            Some(bound) => bound.counts.add(None, STORE_ERRORS, 1),
+            None => drop(self.early_errors.fetch_add(1, Relaxed)),
+        }
+    }
+
+    /// Where this process counts.
+    pub fn counts(&self) -> Result<&Counts> {
+        self.bound().map(|bound| &*bound.counts)
+    }
+
+    /// Counts something of a key, if the limit can be used.
+    pub fn count(&self, hash: Hash, what: usize, n: u64) {
+        if let Ok(counts) = self.counts() {
+            counts.add(Some(hash), what, n);
+        }
+    }
+
+    /// What was counted, of a key or with the empty key of all.
+    pub fn stats(&self, key: &str) -> Result<Stats> {
+        policy::check_key(key)?;
+        self.with_table(|home, limit, table, file| {
+            self.store.tell_counts(file)?;
+            Ok(if key.is_empty() { home.counts(limit) } else { home.counts_of_key(table, key) })
+        })
     }
 
     /// What is known while the store fails: admitted, if there is a permit.
@@ -241,7 +293,7 @@ impl Limit {
                     home.adapt(&mut table, key.at);
                     // Before anything is decided: if the life is the same then, all of this was the key's.
                     let hash = home.hash_at(key.at);
-                    match f(&Key { home, table, key, hash, gate }) {
+                    match f(&Key { home, table, key, hash, gate, counts: &bound.counts }) {
                         Ok(answer) => return Ok(answer),
                         Err(blocked) => blocked,
                     }
@@ -285,9 +337,7 @@ impl Limit {
     /// due, and lets nobody start with more than may be missing from the ledger.
     #[inline(always)]
     pub fn confirm(&self, key: &Key, now: Now, taken: Option<&Taken>, weight: u64) -> Result<(), Blocked> {
-        if key.home.is_due(now.floor) {
-            self.look_after(key.home, now.floor)?;
-        }
+        self.look_after(key.home, now.floor)?;
         if let Some(taken) = taken {
             let commits = self.commits && key.home.is_lane() && !fault::planted("commit later");
             let budget = if commits { 0 } else { key.table.budget };
@@ -298,8 +348,14 @@ impl Limit {
         Ok(())
     }
 
+    /// Looks after what is due once a second.
+    #[inline(always)]
+    pub fn look_after(&self, home: &Home, now: Tick) -> Result<(), Blocked> {
+        if home.is_due(now) { self.look_after_all(home, now) } else { Ok(()) }
+    }
+
     #[cold]
-    fn look_after(&self, home: &Home, now: Tick) -> Result<(), Blocked> {
+    fn look_after_all(&self, home: &Home, now: Tick) -> Result<(), Blocked> {
         if !home.is_still_there(now) {
             return Err(Blocked::Lost);
         }
@@ -308,6 +364,7 @@ impl Limit {
         } else {
             self.store.take_back_if_free();
         }
+        self.store.tell_counts_if_free();
         Ok(())
     }
 
@@ -351,9 +408,11 @@ impl Limit {
         })
     }
 
-    /// Takes a start back, while it is there and not settled.
-    pub fn take_back(&self, hash: Hash, start: Known, ahead: u64) -> Result<()> {
-        self.rewrite(hash, |_, table, history| take_back(table, history, start, ahead)).map(drop)
+    /// Takes a start back, while it is there and not settled. Was it?
+    pub fn take_back(&self, hash: Hash, start: Known, ahead: u64) -> Result<bool> {
+        let was_there = Cell::new(false);
+        self.rewrite(hash, |_, table, history| was_there.set(take_back(table, history, start, ahead)))?;
+        Ok(was_there.get())
     }
 
     /// Closes a gate until `until` (0: it stays as it is): of one key, or with the empty key of all.
@@ -398,9 +457,10 @@ impl Limit {
             if key.is_empty() {
                 home.replace(limit, table.policy, true, file)?;
             } else if let Ok(Some(_)) = home.find(table, hash) {
-                home.rewrite(table, hash, file, |history| {
+                let into = home.rewrite(table, hash, file, |history| {
                     *history = History { end: history.end, ..History::default() }
                 })?;
+                home.forget_habits(into);
             }
             // If this fails, what is forgotten comes back after a reboot.
             if is_logged { self.store.forget_logged(&self.name, (!key.is_empty()).then_some(hash)) } else { Ok(()) }
@@ -456,7 +516,9 @@ impl Limit {
             None => self.declare_or_attach(home, locked, false)?,
         };
         let table = AtomicU64::new(home.table(limit).at);
-        let bound = Box::into_raw(Box::new(Bound { home, limit, epoch, table, before }));
+        let counts = self.store.counts(limit);
+        counts.add(None, STORE_ERRORS, self.early_errors.swap(0, Relaxed));
+        let bound = Box::into_raw(Box::new(Bound { home, limit, epoch, table, counts, before }));
         self.bound.store(bound, Release);
         // SAFETY: as in `bound`.
         Ok(unsafe { &*bound })
@@ -514,10 +576,11 @@ pub(crate) fn parts(table: &Table, History { starts, era, .. }: &History, start:
     parts
 }
 
-/// Takes a start out of a history, if it is there and not settled. `ahead`: see [`Taken::ahead`].
-pub(crate) fn take_back(table: &Table, history: &mut History, start: Known, ahead: u64) {
+/// Takes a start out of a history, if it is there and not settled. `ahead`: see [`Taken::ahead`]. Was it?
+pub(crate) fn take_back(table: &Table, history: &mut History, start: Known, ahead: u64) -> bool {
     let parts = parts(table, history, start);
     take_units(table, history, &parts, (start, ahead), start.weight);
+    !parts.is_empty()
 }
 
 /// Takes so many units from these starts; those that have none left go.

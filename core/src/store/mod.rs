@@ -3,6 +3,7 @@
 mod arena;
 #[cfg(any(target_os = "linux", target_os = "android"))]
 mod checkpoint;
+pub(crate) mod counts;
 mod declare;
 mod file;
 mod inner;

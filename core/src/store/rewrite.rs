@@ -126,8 +126,8 @@ impl Home {
         }
     }
 
-    /// What a key has beside its log: its backoff, and what its jobs took. It is not lost with a cancelled start; if somebody
-    /// writes it at this moment, that is.
+    /// What a key has beside its log: its backoff, what its jobs took, and what was counted. It is not lost with a cancelled
+    /// start; if somebody writes it at this moment, that is. (Counts are written under the structure lock only.)
     fn copy_habits(&self, table: &Table, from: u64, into: u64) {
         let words = self.arena.word(from + key_word::TABLE).load(Acquire);
         let jobs = key_word::RING + table.policy.ring();
@@ -135,6 +135,7 @@ impl Home {
         let jobs = if same { jobs..jobs + table.policy.jobs() } else { 0..0 };
         for word in [key_word::BACKOFF]
             .into_iter()
+            .chain(key_word::COUNTS)
             .chain(if same { key_word::SPACING..key_word::JOBS + 1 } else { 0..0 })
             .chain(jobs)
         {
@@ -143,6 +144,13 @@ impl Home {
         if !same {
             self.arena.word(into + key_word::SPACING).store(0, Release);
             self.arena.word(into + key_word::JOBS).store(0, Release);
+        }
+    }
+
+    /// Begins a key's backoff anew, and what is known of its jobs.
+    pub fn forget_habits(&self, at: u64) {
+        for word in [key_word::BACKOFF, key_word::SPACING, key_word::JOBS] {
+            self.arena.word(at + word).store(0, Release);
         }
     }
 
@@ -201,6 +209,9 @@ impl Home {
         }
         fault::point("table-written");
         self.arena.word(limit + limit_word::TABLE).store(new.at, Release);
+        if policy != old.policy {
+            self.policy_changed(limit);
+        }
         self.arena.word(limit + limit_word::NEXT_POLICY).store(0, Release);
         // Only now: whoever starts this over must find them where they were.
         let blocks: Vec<u64> = self.entries(old_index).chain(self.take_stock(old_index)).collect();
@@ -222,6 +233,9 @@ impl Home {
             // Those of a window that has not ended are stamped with its end, which means nothing to other windows.
             history.starts.iter_mut().for_each(|start| start.stamp = start.stamp.min(now.ceil));
             history.unknown = history.unknown.map(|stamp| stamp.min(now.ceil));
+        }
+        if let Shape::Bucket(bucket) = &new.policy.0 {
+            bucket.trim(&mut history);
         }
         history.pad(new.policy.largest());
         let hash = Hash(self.get(from + key_word::HASH));

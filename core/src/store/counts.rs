@@ -1,0 +1,343 @@
+//! What is counted of a limit and of its keys.
+//!
+//! A decision counts in memory of its own process, without a lock: what has no key in a stripe that belongs to its thread, what
+//! has one in an entry of that key. Once a second, and whenever somebody asks, what was counted since is added to the sums in
+//! the limit's and the key's blocks. So a denial writes nothing that another process reads.
+
+use super::inner::Inner;
+use super::layout::{key_word, limit_word};
+use super::limit::Key;
+use super::table::{Hash, Home, Table};
+use crate::atomic::*;
+use crate::error::Result;
+use crate::fork::PerProcess;
+use crate::stats::Stats;
+use std::cell::Cell;
+use std::fs::File;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+
+/// What is counted. Units are counted as what they are beyond one per start, so that a start of weight 1 writes one word.
+pub(crate) const ADMITTED: usize = 0;
+const MORE_GRANTED: usize = 1;
+pub(crate) const DENIED: usize = 2;
+const MORE_DENIED: usize = 3;
+pub(crate) const WAITED: usize = 4;
+/// In µs.
+pub(crate) const WAIT_TIME: usize = 5;
+pub(crate) const CANCELLED: usize = 6;
+/// Those before are counted of each key; this of the limit only, and so is how often its policy changed.
+pub(crate) const STORE_ERRORS: usize = 7;
+const POLICY_CHANGES: usize = 8;
+
+/// How many are counted of a key, by a process of a limit, and of a limit in all.
+pub(super) const OF_A_KEY: usize = 7;
+const OF_A_PROCESS: usize = 8;
+pub(super) const OF_A_LIMIT: usize = 9;
+
+/// So many threads have a stripe of their own; those beyond share the rest.
+const OWN: usize = 24;
+const STRIPES: usize = 32;
+
+/// How many keys are counted one by one between two tellings; those beyond only with the whole limit.
+const KEYS: usize = 4_096;
+/// Where a key is looked for.
+const PROBES: usize = 8;
+
+/// How long the end of a store waits for the lock, to tell what was counted last.
+const LAST_WORDS: Duration = Duration::from_millis(10);
+
+/// One cache line, so that threads do not disturb each other.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+struct Stripe([AtomicU64; OF_A_PROCESS]);
+
+/// The two words of a key's hash, the first of which is 0 where there is none, and its counts.
+#[derive(Debug)]
+#[repr(transparent)]
+struct Entry([AtomicU64; 2 + OF_A_KEY]);
+
+/// What this process counted of one limit.
+#[derive(Debug, Default)]
+pub(crate) struct Counts {
+    stripes: [Stripe; STRIPES],
+    /// Made at the first decision with a key.
+    keys: OnceLock<Box<[Entry]>>,
+    /// How much of the stripes is in the sums. Only for the holder of the structure lock.
+    told: Mutex<[u64; OF_A_PROCESS]>,
+}
+
+/// The counts of each limit that this process has used: which of the store's homes it is in, and where. A forked child has
+/// counted nothing.
+pub(super) type Book = PerProcess<Vec<((u64, u64), Arc<Counts>)>>;
+
+impl Counts {
+    /// Counts a start or a denial, of so many units.
+    #[inline(always)]
+    pub fn decided(&self, key: Option<Hash>, what: usize, weight: u64) {
+        self.add(key, what, 1);
+        if weight > 1 {
+            self.add(key, what + 1, weight - 1);
+        }
+    }
+
+    #[inline(always)]
+    pub fn add(&self, key: Option<Hash>, what: usize, n: u64) {
+        if let Some(hash) = key
+            && let Some(entry) = self.entry(hash)
+        {
+            entry.0[2 + what].fetch_add(n, Relaxed);
+            return;
+        }
+        let stripe = stripe();
+        let word = &self.stripes[stripe].0[what];
+        if stripe < OWN {
+            // Nobody else writes it.
+            word.store(word.load(Relaxed).wrapping_add(n), Relaxed);
+        } else {
+            word.fetch_add(n, Relaxed);
+        }
+    }
+
+    /// The entry of a key, if there is room for it.
+    #[inline]
+    fn entry(&self, Hash([h0, h1]): Hash) -> Option<&Entry> {
+        let keys = self.keys.get_or_init(no_keys);
+        for probe in 0..PROBES {
+            // Not the bits that the store's index begins with: that makes no difference, but is easier to reason about.
+            let entry = &keys[((h0 >> 32) as usize + probe) % KEYS];
+            let [first, second, ..] = &entry.0;
+            // 64 bits are enough to tell keys apart that are counted in the same second.
+            match first.load(Acquire) {
+                0 if h0 != 0 => match first.compare_exchange(0, h0, AcqRel, Acquire) {
+                    Ok(_) => {
+                        second.store(h1, Release);
+                        return Some(entry);
+                    }
+                    Err(theirs) if theirs == h0 => return Some(entry),
+                    Err(_) => {}
+                },
+                theirs if theirs == h0 && h0 != 0 => return Some(entry),
+                _ => {}
+            }
+        }
+        None
+    }
+
+    /// Adds what was counted since the last time to the sums. Only for the holder of the structure lock.
+    fn tell(&self, home: &Home, limit: u64, file: Option<&File>) -> Result<()> {
+        home.finish_replacing(limit, file)?;
+        let table = home.table(limit);
+        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        let now: [u64; OF_A_PROCESS] = std::array::from_fn(|what| {
+            self.stripes.iter().fold(0, |sum: u64, stripe| sum.wrapping_add(stripe.0[what].load(Relaxed)))
+        });
+        let mut new: [u64; OF_A_PROCESS] = std::array::from_fn(|what| now[what].wrapping_sub(told[what]));
+        *told = now;
+        for entry in self.keys.get().into_iter().flatten() {
+            let Some((hash, counts)) = entry.take() else { continue };
+            counts.iter().zip(&mut new).for_each(|(n, sum)| *sum += n);
+            // Of a key that was forgotten meanwhile, only the whole limit knows.
+            if let Some(at) = known(home, &table, hash, file) {
+                add(home, key_word::COUNTS.map(|word| at + word), counts);
+            }
+        }
+        add(home, std::array::from_fn::<_, OF_A_PROCESS, _>(|i| limit + limit_word::COUNTS + i as u64), new);
+        Ok(())
+    }
+}
+
+/// Adds to words of a home.
+fn add<const N: usize>(home: &Home, words: [u64; N], counts: [u64; N]) {
+    for (word, n) in words.into_iter().zip(counts).filter(|(_, n)| *n > 0) {
+        home.arena.word(word).fetch_add(n, Relaxed);
+    }
+}
+
+/// Where a key is, if it is known, after finishing what somebody died in.
+fn known(home: &Home, table: &Table, hash: Hash, file: Option<&File>) -> Option<u64> {
+    let found = match home.find(table, hash) {
+        Err(_) => home.mend_key(table, hash, file).ok().and_then(|()| home.find(table, hash).ok()),
+        found => found.ok(),
+    };
+    found.flatten().map(|key| key.at)
+}
+
+/// Zeroed memory, of which only what is used is really taken.
+fn no_keys() -> Box<[Entry]> {
+    let zeroes = vec![[0u64; 2 + OF_A_KEY]; KEYS].into_boxed_slice();
+    // SAFETY: an entry is as many atomics, which are laid out like the numbers that they hold.
+    unsafe { Box::from_raw(Box::into_raw(zeroes) as *mut [Entry]) }
+}
+
+impl Entry {
+    /// Takes what was counted. An entry that counted nothing since the last time is another key's from now on. (Whoever has
+    /// found it before and counts only now may then count for that key.)
+    fn take(&self) -> Option<(Hash, [u64; OF_A_KEY])> {
+        let [first, second, counts @ ..] = &self.0;
+        let hash = [first.load(Acquire), second.load(Acquire)];
+        if hash[0] == 0 || hash[1] == 0 {
+            return None;
+        }
+        let taken = std::array::from_fn(|what| match counts[what].load(Relaxed) {
+            0 => 0,
+            _ => counts[what].swap(0, Relaxed),
+        });
+        if taken == [0; OF_A_KEY] {
+            second.store(0, Release);
+            first.store(0, Release);
+            return None;
+        }
+        Some((Hash(hash), taken))
+    }
+}
+
+// ---- stripes ----
+
+/// Which stripes belong to a thread, a bit for each. In a forked child those of the parent's threads stay taken.
+static TAKEN: AtomicU64 = AtomicU64::new(0);
+
+const NONE: usize = usize::MAX;
+
+thread_local! {
+    static STRIPE: Cell<usize> = const { Cell::new(NONE) };
+    static GIVE_BACK: GiveBack = const { GiveBack };
+}
+
+/// Gives a thread's stripe back when the thread ends.
+struct GiveBack;
+
+impl Drop for GiveBack {
+    fn drop(&mut self) {
+        // What else ends with the thread may still count.
+        let stripe = STRIPE.replace(OWN);
+        if stripe < OWN {
+            TAKEN.fetch_and(!(1 << stripe), Release);
+        }
+    }
+}
+
+/// The stripe of this thread.
+#[inline(always)]
+fn stripe() -> usize {
+    match STRIPE.get() {
+        stripe if stripe < STRIPES => stripe,
+        _ => take_stripe(),
+    }
+}
+
+#[cold]
+fn take_stripe() -> usize {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let shared = || OWN + NEXT.fetch_add(1, Relaxed) as usize % (STRIPES - OWN);
+    let mut taken = TAKEN.load(Relaxed);
+    let stripe = loop {
+        let free = taken.trailing_ones() as usize;
+        // A thread that is ending has nobody who would give it back.
+        if free >= OWN || GIVE_BACK.try_with(|_| ()).is_err() {
+            break shared();
+        }
+        // What the stripe's last thread counted is seen.
+        match TAKEN.compare_exchange(taken, taken | 1 << free, Acquire, Relaxed) {
+            Ok(_) => break free,
+            Err(now) => taken = now,
+        }
+    };
+    STRIPE.set(stripe);
+    stripe
+}
+
+// ---- sums ----
+
+impl Key<'_> {
+    /// Counts a start or a denial, of so many units.
+    #[inline(always)]
+    pub fn decided(&self, what: usize, weight: u64) {
+        self.counts.decided(self.counted_as(), what, weight);
+    }
+
+    pub fn add(&self, what: usize, n: u64) {
+        self.counts.add(self.counted_as(), what, n);
+    }
+
+    /// Who uses no keys needs no entry.
+    #[inline(always)]
+    fn counted_as(&self) -> Option<Hash> {
+        (self.key.at != self.table.empty_key).then_some(self.hash)
+    }
+}
+
+impl Home {
+    pub fn policy_changed(&self, limit: u64) {
+        self.arena.word(limit + limit_word::COUNTS + POLICY_CHANGES as u64).fetch_add(1, Relaxed);
+    }
+
+    /// What was counted of a limit, but for what processes have not told yet.
+    pub fn counts(&self, limit: u64) -> Stats {
+        stats(self.get(limit + limit_word::COUNTS))
+    }
+
+    /// The same of a key.
+    pub fn counts_of_key(&self, table: &Table, key: &str) -> Stats {
+        let Ok(Some(found)) = self.find(table, self.hash(b'k', key)) else { return Stats::default() };
+        let mut counts = [0; OF_A_LIMIT];
+        for (count, word) in counts.iter_mut().zip(key_word::COUNTS) {
+            *count = self.arena.word(found.at + word).load(Relaxed);
+        }
+        stats(counts)
+    }
+}
+
+fn stats(counts: [u64; OF_A_LIMIT]) -> Stats {
+    let units_granted = counts[ADMITTED] + counts[MORE_GRANTED];
+    Stats {
+        admitted: counts[ADMITTED],
+        denied: counts[DENIED],
+        units_wanted: units_granted + counts[DENIED] + counts[MORE_DENIED],
+        units_granted,
+        waited: counts[WAITED],
+        wait_time: Duration::from_micros(counts[WAIT_TIME]),
+        cancelled: counts[CANCELLED],
+        store_errors: counts[STORE_ERRORS],
+        policy_changes: counts[POLICY_CHANGES],
+    }
+}
+
+impl Inner {
+    /// Where this process counts a limit of the current home. Only for the holder of the structure lock.
+    pub(super) fn counts(&self, limit: u64) -> Arc<Counts> {
+        let id = (self.home_number(), limit);
+        let mut book = self.book.lock();
+        if let Some((_, counts)) = book.iter().find(|(other, _)| *other == id) {
+            return counts.clone();
+        }
+        let counts = Arc::new(Counts::default());
+        book.push((id, counts.clone()));
+        counts
+    }
+
+    /// Adds what this process counted to the sums. Only for the holder of the structure lock.
+    pub(super) fn tell_counts(&self, file: Option<&File>) -> Result<()> {
+        let number = self.home_number();
+        let mut book = self.book.lock();
+        // What was counted in a lane that is gone is gone with it.
+        book.retain(|((home, _), _)| *home == number);
+        book.iter().try_for_each(|((_, limit), counts)| counts.tell(self.home(), *limit, file))
+    }
+
+    /// The same, if nobody else is busy. What is not told now is the next time.
+    pub fn tell_counts_if_free(&self) {
+        let _ = self.with_lock_for(Duration::ZERO, |locked| self.tell_counts(locked.file()));
+    }
+
+    /// The same at the end of the store, if there is somebody to tell.
+    pub(super) fn tell_last_counts(&self) {
+        if self.book.lock().is_empty() || !self.home().is_lane() {
+            return;
+        }
+        // A lane that was deleted shall not be made anew for this.
+        if self.home().is_still_there(self.home().clock.now().floor) {
+            let _ = self.with_lock_for(LAST_WORDS, |locked| self.tell_counts(locked.file()));
+        }
+    }
+}

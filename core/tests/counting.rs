@@ -1,0 +1,268 @@
+//! What is counted, by threads, processes and forked children, and what becomes of it.
+
+mod common;
+
+use common::{Child, Dir};
+use std::sync::Arc;
+use std::time::Duration;
+use workglow_limit::*;
+
+const HOUR: Duration = Duration::from_secs(3_600);
+
+fn rate(store: &Store, max: u64) -> RateLimiter {
+    RateLimiter::new(store, "limit", max, HOUR).unwrap()
+}
+
+fn attempt(limiter: &dyn Limiter, key: &str, weight: u64) -> bool {
+    matches!(limiter.attempt(key, weight).unwrap(), Attempt::Admitted(_))
+}
+
+/// What was counted: admitted, denied, wanted, granted.
+fn counted(limiter: &dyn Limiter, key: &str) -> [u64; 4] {
+    let stats = limiter.stats(key).unwrap();
+    [stats.admitted, stats.denied, stats.units_wanted, stats.units_granted]
+}
+
+/// On a memory store and on a database.
+fn on_every_store(name: &str, test: impl Fn(&Store)) {
+    let dir = Dir::new(name);
+    for url in ["memory:".to_owned(), dir.url()] {
+        test(&Store::new(&url).unwrap());
+    }
+}
+
+#[test]
+fn all_limiters_of_a_store_count_together() {
+    on_every_store("count-together", |store| {
+        let (one, other) = (rate(store, 5), rate(store, 5));
+        assert!(attempt(&one, "a", 3));
+        assert!(attempt(&other, "a", 2));
+        assert!(!attempt(&other, "a", 2));
+        assert!(attempt(&one, "", 1));
+        for limiter in [&one, &other] {
+            assert_eq!(counted(limiter, "a"), [2, 1, 7, 5]);
+            assert_eq!(counted(limiter, ""), [3, 1, 8, 6]);
+            assert_eq!(limiter.stats("b").unwrap(), Stats::default());
+        }
+    });
+}
+
+#[test]
+fn errors_of_the_caller_are_not_counted() {
+    on_every_store("count-errors", |store| {
+        let limiter = rate(store, 5);
+        assert!(limiter.attempt("", 6).is_err());
+        assert!(limiter.attempt("", 0).is_err());
+        assert!(limiter.attempt(&"k".repeat(2_000), 1).is_err());
+        assert!(limiter.stats(&"k".repeat(2_000)).is_err());
+        assert_eq!(limiter.stats("").unwrap(), Stats::default());
+    });
+}
+
+#[test]
+fn more_threads_than_stripes_lose_nothing() {
+    on_every_store("count-threads", |store| {
+        let limiter = Arc::new(rate(store, 100));
+        std::thread::scope(|scope| {
+            for thread in 0..40 {
+                let limiter = limiter.clone();
+                scope.spawn(move || {
+                    for i in 0..500 {
+                        attempt(&*limiter, ["", "a", "b"][(thread + i) % 3], 2);
+                        if i % 100 == 0 {
+                            limiter.stats("").unwrap();
+                        }
+                    }
+                });
+            }
+        });
+        let [admitted, denied, wanted, granted] = counted(&*limiter, "");
+        assert_eq!((admitted + denied, wanted), (20_000, 40_000));
+        assert_eq!((admitted, granted), (150, 300));
+        let keys: Vec<_> = ["a", "b"].iter().map(|key| counted(&*limiter, key)).collect();
+        assert!(keys.iter().all(|[admitted, .., granted]| (*admitted, *granted) == (50, 100)), "{keys:?}");
+        assert!(keys.iter().map(|[a, d, ..]| a + d).sum::<u64>() + 6_600 <= 20_000, "{keys:?}");
+    });
+}
+
+/// A thread's stripe is used again by the threads that come after it.
+#[test]
+fn threads_that_come_and_go_lose_nothing() {
+    on_every_store("count-come-and-go", |store| {
+        let limiter = Arc::new(rate(store, 1_000));
+        for _ in 0..200 {
+            let limiter = limiter.clone();
+            std::thread::spawn(move || assert!(attempt(&*limiter, "", 1))).join().unwrap();
+        }
+        assert_eq!(counted(&*limiter, ""), [200, 0, 200, 200]);
+    });
+}
+
+#[test]
+fn keys_beyond_the_table_count_in_the_whole() {
+    on_every_store("count-keys", |store| {
+        let limiter = rate(store, 1);
+        for i in 0..6_000 {
+            assert!(attempt(&limiter, &format!("key-{i}"), 1));
+        }
+        assert_eq!(counted(&limiter, ""), [6_000, 0, 6_000, 6_000]);
+        let of_keys: u64 = (0..6_000).map(|i| counted(&limiter, &format!("key-{i}"))[0]).sum();
+        assert!((1_000..=6_000).contains(&of_keys), "{of_keys}");
+        // What was told makes room for others.
+        for i in 0..10 {
+            assert!(!attempt(&limiter, &format!("key-{i}"), 1));
+            assert_eq!(counted(&limiter, &format!("key-{i}"))[1], 1);
+        }
+    });
+}
+
+#[test]
+fn cancelling_moves_keys_and_loses_no_count() {
+    on_every_store("count-cancel", |store| {
+        let limiter = rate(store, 10);
+        for _ in 0..300 {
+            let Attempt::Admitted(permit) = limiter.attempt("a", 2).unwrap() else { panic!("there is room") };
+            limiter.cancel(&permit).unwrap();
+            limiter.cancel(&permit).unwrap();
+        }
+        let stats = limiter.stats("a").unwrap();
+        assert_eq!((stats.admitted, stats.units_granted, stats.cancelled), (300, 600, 300));
+        assert_eq!(limiter.stats("").unwrap(), stats);
+    });
+}
+
+#[test]
+fn policies_change_and_counts_stay() {
+    on_every_store("count-policies", |store| {
+        let before = rate(store, 1);
+        assert!(attempt(&before, "a", 1));
+        assert!(!attempt(&before, "a", 1));
+        assert_eq!(before.stats("").unwrap().policy_changes, 0);
+        let after = rate(store, 2);
+        assert!(attempt(&after, "a", 1));
+        for limiter in [&before, &after] {
+            assert_eq!(counted(limiter, "a"), [2, 1, 3, 2]);
+            assert_eq!(limiter.stats("").unwrap().policy_changes, 1);
+            assert_eq!(limiter.stats("a").unwrap().policy_changes, 0);
+        }
+        // The same once more is no change.
+        rate(store, 2).open().unwrap();
+        assert_eq!(before.stats("").unwrap().policy_changes, 1);
+    });
+}
+
+#[test]
+fn processes_add_up() {
+    let dir = Dir::new("count-processes");
+    let children: Vec<Child> = (0..4)
+        .map(|i| {
+            Child::run(|| {
+                let limiter = rate(&Store::new(&dir.url()).unwrap(), 10);
+                for _ in 0..50 {
+                    attempt(&limiter, "shared", 1);
+                }
+                attempt(&limiter, &format!("own-{i}"), 1);
+                // What was not told yet is told by the end of the store.
+            })
+        })
+        .collect();
+    children.into_iter().for_each(Child::join);
+    let limiter = rate(&Store::new(&dir.url()).unwrap(), 10);
+    assert_eq!(counted(&limiter, "shared"), [10, 190, 200, 10]);
+    assert_eq!(counted(&limiter, "own-2"), [1, 0, 1, 1]);
+    assert_eq!(counted(&limiter, ""), [14, 190, 204, 14]);
+}
+
+/// Whoever goes on deciding tells at the first decision after a second, without being asked.
+#[test]
+fn once_a_second_it_is_told() {
+    let dir = Dir::new("count-second");
+    let clock = ManualClock::new();
+    let mut options = StoreOptions::default();
+    options.clock = Some(clock.clone());
+    let store = |options: &StoreOptions| Store::with_options(&dir.url(), options.clone()).unwrap();
+    let (mine, theirs) = (rate(&store(&options), 1), rate(&store(&options), 1));
+    attempt(&mine, "a", 1);
+    attempt(&mine, "a", 1);
+    assert_eq!(counted(&theirs, "a"), [0; 4]);
+    clock.advance(Duration::from_secs(2));
+    attempt(&mine, "a", 1);
+    // Not the one that told: it was decided after that.
+    let [admitted, denied, ..] = counted(&theirs, "a");
+    assert_eq!((admitted, denied), (1, 1));
+    assert_eq!(counted(&mine, "a"), [1, 2, 3, 1]);
+}
+
+#[test]
+fn a_forked_child_counts_only_what_is_its_own() {
+    on_every_store("count-fork", |store| {
+        let limiter = rate(store, 10);
+        assert!(attempt(&limiter, "a", 1));
+        assert!(attempt(&limiter, "", 1));
+        let is_memory = store.url() == "memory:";
+        // The child has a memory store of its own from here on; of a lane, the parent has told nothing yet.
+        let child = Child::run(|| {
+            assert!(attempt(&limiter, "a", 1));
+            assert_eq!(counted(&limiter, "a")[0], 1, "the parent's are not the child's");
+            assert_eq!(counted(&limiter, "")[0], 1);
+        });
+        child.join();
+        let all = if is_memory { 1 } else { 2 };
+        assert_eq!(counted(&limiter, "a")[0], all);
+        assert_eq!(counted(&limiter, "")[0], all + 1);
+    });
+}
+
+#[test]
+fn a_wait_is_counted_with_its_time() {
+    on_every_store("count-wait", |store| {
+        let limiter = RateLimiter::new(store, "wait", 1, Duration::from_millis(50)).unwrap();
+        for _ in 0..2 {
+            limiter.acquire("a", 1, None).unwrap().unwrap().complete().unwrap();
+        }
+        assert!(limiter.acquire("a", 1, Some(Duration::ZERO)).unwrap().is_none());
+        let stats = limiter.stats("a").unwrap();
+        assert_eq!((stats.admitted, stats.denied, stats.waited, stats.cancelled), (2, 1, 1, 0));
+        assert!(stats.wait_time > Duration::ZERO);
+
+        let slots = Arc::new(ConcurrencyLimiter::shared(store, "slots", 1, None).unwrap());
+        let first = slots.acquire("", 1, None).unwrap().unwrap();
+        let waiter = std::thread::spawn({
+            let slots = slots.clone();
+            move || slots.acquire("", 1, None).unwrap().unwrap().complete().unwrap()
+        });
+        std::thread::sleep(Duration::from_millis(20));
+        first.complete().unwrap();
+        waiter.join().unwrap();
+        let stats = slots.stats("").unwrap();
+        assert_eq!((stats.admitted, stats.denied), (2, 0));
+        // On a busy machine it may have come too late to wait.
+        assert_eq!(stats.waited > 0, stats.wait_time > Duration::ZERO);
+    });
+}
+
+/// Waiters who give up are no denials, and what they held was cancelled; those whose time is up are denials only.
+#[test]
+fn giving_up_is_not_a_denial() {
+    on_every_store("count-give-up", |store| {
+        let limiter = rate(store, 1);
+        assert!(attempt(&limiter, "", 1));
+        let mut wait = Wait::new("", 1, None);
+        assert!(matches!(limiter.step(&mut wait).unwrap(), Step::Sleep(_)));
+        limiter.give_up(&mut wait).unwrap();
+        let stats = limiter.stats("").unwrap();
+        assert_eq!((stats.admitted, stats.denied, stats.waited, stats.cancelled), (1, 0, 0, 1));
+    });
+}
+
+#[test]
+fn failures_of_the_store_are_counted() {
+    let dir = Dir::new("count-failures");
+    std::fs::write(dir.file("limits.db"), "no database at all").unwrap();
+    let limiter = rate(&Store::new(&dir.url()).unwrap(), 1);
+    assert!(limiter.attempt("", 1).is_err());
+    std::fs::remove_file(dir.file("limits.db")).unwrap();
+    assert!(attempt(&limiter, "", 1));
+    let stats = limiter.stats("").unwrap();
+    assert_eq!((stats.admitted, stats.denied), (1, 0));
+}
