@@ -140,9 +140,7 @@ fn a_pause_by_one_process_holds_all_others_whatever_room_there_is() {
                                 a = now_ns();
                             }
                         }),
-                        1 if limiter.has_places() => {
-                            start_with_a_place(&*limiter, (key, 1), ms(200), || a = now_ns())
-                        }
+                        1 if limiter.has_places() => start_with_a_place(&*limiter, (key, 1), ms(200), || a = now_ns()),
                         _ => {
                             a = now_ns();
                             match limiter.attempt(key, 1).unwrap() {
