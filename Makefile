@@ -2,6 +2,7 @@
 # make test    all tests, one summary
 # make check   format, lints, header, stubs, types, documentation
 # make bench   what a decision costs
+# make pictures  docs/pictures, drawn anew
 # make storm   kills in every language, for 40 s
 # make torture the long tests: storms, models with planted bugs
 # make dist    target/dist: a wheel, an npm tarball, a C prefix
@@ -10,7 +11,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .SILENT:
-.PHONY: demo test check bench storm torture dist wheel node c members tools clean help
+.PHONY: demo test check bench pictures storm torture dist wheel node c members tools clean help
 
 VENV := target/venv
 PYTHON := $(VENV)/bin/python
@@ -90,11 +91,18 @@ storm: members
 	$(PYTHON) tests/torture/storm/storm.py --out $(OUT) --limit 100 --window 2 --seconds 20
 	$(PYTHON) tests/torture/storm/storm.py --out $(OUT) --limit 10 --window 0.5 --seconds 20
 
+# What docs/limiters.md shows: by a manual clock, so every run draws the same.
+pictures:
+	cargo run --quiet -p workglow-limit --example pictures docs/pictures
+
 check: dist
 	cargo fmt --all --check
 	cargo clippy --quiet --workspace --all-targets --features workglow-limit/fault-points -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --quiet --no-deps -p workglow-limit
 	cargo test --quiet -p workglow-limit-ffi
+	rm -rf target/pictures
+	cargo run --quiet -p workglow-limit --example pictures target/pictures
+	diff -rq docs/pictures target/pictures || { echo "make pictures draws others: look at them and commit them" >&2; exit 1; }
 	$(VENV)/bin/mypy --strict bindings/python/python
 	$(VENV)/bin/stubtest workglow_limit
 	cd bindings/node && npx tsc --project test

@@ -244,3 +244,32 @@ fn killed_writers_let_nobody_over_the_limit() {
     assert!(worst.0 <= STORM_LIMIT, "{} of {STORM_LIMIT} in one window of key {}", worst.0, worst.1);
     assert!(units > allowed / 4, "only {units} of {allowed} units were admitted");
 }
+
+/// A log that adapts has what jobs took behind its slots, and starts are cancelled and settled among it.
+#[test]
+fn what_jobs_took_is_no_part_of_the_log() {
+    let clock = ManualClock::new();
+    let mut options = StoreOptions::default();
+    options.clock = Some(clock.clone());
+    let store = Store::with_options("memory:", options).unwrap();
+    let limiter = EvenlySpacedRateLimiter::shared(&store, "spaced", 20, Duration::from_millis(20), true).unwrap();
+    let (mut starts, us) = (Vec::new(), Duration::from_micros);
+    for turn in 0..5_000u64 {
+        let began = clock.now();
+        if let Attempt::Admitted(permit) = limiter.attempt("", 1).unwrap() {
+            clock.advance(us(100 + turn % 7 * 300));
+            if turn % 5 == 0 {
+                limiter.cancel(&permit).unwrap();
+            } else {
+                limiter.complete(&permit).unwrap();
+                starts.push(began);
+            }
+        } else {
+            clock.advance(us(50));
+        }
+    }
+    for some in starts.windows(21) {
+        assert!(some[20] - some[0] >= Duration::from_millis(20), "21 starts from {:?} to {:?}", some[0], some[20]);
+    }
+    assert!(starts.len() > 1_000, "{} starts", starts.len());
+}

@@ -101,11 +101,13 @@ fn jitter(word: &str) -> Jitter {
     }
 }
 
+type Running = HashMap<u64, (String, u64)>;
+
 /// A limiter of a user's own: so many units at once, per key.
 struct AtOnce {
     most: u64,
     /// What runs: the number of each start, its key and weight; and the next number.
-    running: Mutex<(HashMap<u64, (String, u64)>, u64)>,
+    running: Mutex<(Running, u64)>,
 }
 
 impl AtOnce {

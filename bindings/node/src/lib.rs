@@ -5,7 +5,7 @@
 
 mod call;
 mod custom;
-mod policies;
+pub mod policies;
 
 use custom::Script;
 use napi::bindgen_prelude::{ArrayBuffer, AsyncTask, External, Function, ToNapiValue, TypeName};

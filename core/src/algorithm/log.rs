@@ -150,13 +150,15 @@ pub(crate) struct Ask<'a> {
     pub reserve: bool,
     /// Record the start whether there is room or not.
     pub force: bool,
+    /// It had a place already: there is room for it in any queue.
+    pub again: bool,
 }
 
 impl<'a> Ask<'a> {
     /// A start now or not at all.
     #[inline(always)]
     pub fn now(windows: &'a [Window], weight: u64, gate: Tick) -> Self {
-        Ask { windows, weight, gate, patience: 0, grace: 0, reserve: false, force: false }
+        Ask { windows, weight, gate, patience: 0, grace: 0, reserve: false, force: false, again: false }
     }
 }
 

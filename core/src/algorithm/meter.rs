@@ -244,7 +244,7 @@ impl Meter<'_> {
         let from = seen.recovered - bucket.queue(ask.weight, ask.grace);
         // At a gate nobody has just started.
         let reached = bucket.floor(seen.now.floor).max(bucket.floor(ask.gate) - bucket.cost(1));
-        (bucket.is_leaky && from > reached).then(|| bucket.tick(from))
+        (bucket.is_leaky && !ask.again && from > reached).then(|| bucket.tick(from))
     }
 
     /// The admission.
@@ -406,6 +406,17 @@ impl Meter<'_> {
 }
 
 impl Bucket {
+    /// What this bucket can take over from another one: what was started and a debt, each up to its size. A bucket that was
+    /// further behind waited for places, perhaps behind a gate, and these do not come along.
+    pub fn trim(&self, history: &mut History) {
+        let mut most = 2 * self.size;
+        for start in &mut history.starts {
+            start.units = start.units.min(most);
+            most -= start.units;
+        }
+        history.starts.retain(|start| start.units > 0);
+    }
+
     /// Takes units of a start back, out of a history in which it is, but for what has come back by itself since, and so
     /// may have been used. `ahead` is what [`Taken::ahead`] said, or less.
     ///

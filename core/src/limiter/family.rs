@@ -107,10 +107,10 @@ impl DelayLimiter {
 limiter! {
     /// `max_executions` starts in a window, at even distances. Every start weighs 1.
     ///
-    /// An adaptive one shortens the distance, `window / max_executions`, by what the last `max_executions` jobs took on
-    /// average: a worker that runs one job after the other starts each of them `window / max_executions` after the one
-    /// before. What jobs take is the time from a start to its `complete` or `settle`; after a whole window without a start
-    /// it is forgotten. Never more than `max_executions` start in any rolling window.
+    /// An adaptive one shortens the distance from one start to the next, `window / max_executions`, by what the last
+    /// `max_executions` jobs took on average, so that slow jobs leave no gaps. What a job takes is the time from its start to
+    /// its `complete` or `settle`; after a whole window without a start it is forgotten. Never more than `max_executions`
+    /// start in any rolling window.
     EvenlySpacedRateLimiter, "evenly-spaced"
 }
 

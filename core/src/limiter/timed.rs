@@ -139,7 +139,7 @@ impl Timed {
         }
     }
 
-    /// Takes a place for a key that was found, no sooner than after `delay`.
+    /// Takes a place for a key that was found, no sooner than after `delay`; or one in place of another, `again`.
     fn take_place(
         &self,
         found: &Key,
@@ -147,11 +147,12 @@ impl Timed {
         delay: Duration,
         patience: Tick,
         grace: Option<Tick>,
+        again: bool,
     ) -> Result<Reserved, Blocked> {
         let policy = &found.table.policy;
         let grace = grace.unwrap_or_else(|| policy.grace(weight));
         let gate = if delay.is_zero() { found.gate } else { found.home.clock.tick_in("delay", delay)?.max(found.gate) };
-        let ask = Ask { patience, grace, reserve: true, ..Ask::now(policy.windows(), weight, gate) };
+        let ask = Ask { patience, grace, reserve: true, again, ..Ask::now(policy.windows(), weight, gate) };
         let answer = self.take(found, &ask)?;
         Ok(match answer.taken {
             Some(taken) => {
@@ -461,7 +462,7 @@ impl Timed {
         let patience = max_wait.map_or(u64::MAX, time::patience_ticks);
         let grace = grace.map(|grace| time::grace_ticks("grace", grace)).transpose()?;
         self.limit.with_key(key, |found| {
-            let reserved = self.take_place(found, weight, delay, patience, grace)?;
+            let reserved = self.take_place(found, weight, delay, patience, grace, false)?;
             match reserved {
                 Reserved::Place { after, .. } if !after.is_zero() => {
                     found.add(WAITED, 1);
@@ -484,7 +485,10 @@ impl Timed {
         let has_started = self.limit.with_hash(hash, |found| {
             let now = found.home.clock.now();
             self.limit.confirm(found, now, None, 0)?;
-            let is_good = found.gate <= now.floor && now.ceil <= start.stamp;
+            // A window ends with its last tick, not with the beginning of it.
+            let is_aligned = matches!(found.table.policy.0, Shape::Counter { .. });
+            let latest = if is_aligned { now.floor } else { now.ceil };
+            let is_good = found.gate <= now.floor && latest <= start.stamp;
             let has_started = is_good && found.cells().present(start)?;
             if has_started {
                 found.decided(ADMITTED, start.weight);
@@ -507,7 +511,7 @@ impl Timed {
         let grace = if is_bucket { place.b.saturating_sub(place.ready) } else { only_grace(place.reserved[2]) };
         let fresh = self
             .limit
-            .with_hash(hash, |found| self.take_place(found, start.weight, Duration::ZERO, u64::MAX, Some(grace)));
+            .with_hash(hash, |found| self.take_place(found, start.weight, Duration::ZERO, u64::MAX, Some(grace), true));
         match fresh? {
             Reserved::Place { place, after } => Ok(Presented::Wait { place, after }),
             // There will be one when others have started.

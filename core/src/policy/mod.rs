@@ -465,7 +465,8 @@ impl Policy {
             Shape::Rate(..) if self.is_sliced() => slices::SLICES,
             Shape::Concurrency { slots, .. } => leases::SLOT_WORDS * slots,
             Shape::Bucket(_) | Shape::Counter { .. } => 16,
-            _ => log::capacity(self.largest()),
+            // Few start at once, but many may wait: each has its place in the log.
+            _ => log::capacity(self.largest().max(if self.capacity() == 1 { 32 } else { 1 })),
         }
     }
 

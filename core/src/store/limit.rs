@@ -457,9 +457,10 @@ impl Limit {
             if key.is_empty() {
                 home.replace(limit, table.policy, true, file)?;
             } else if let Ok(Some(_)) = home.find(table, hash) {
-                home.rewrite(table, hash, file, |history| {
+                let into = home.rewrite(table, hash, file, |history| {
                     *history = History { end: history.end, ..History::default() }
                 })?;
+                home.forget_habits(into);
             }
             // If this fails, what is forgotten comes back after a reboot.
             if is_logged { self.store.forget_logged(&self.name, (!key.is_empty()).then_some(hash)) } else { Ok(()) }

@@ -147,6 +147,13 @@ impl Home {
         }
     }
 
+    /// Begins a key's backoff anew, and what is known of its jobs.
+    pub fn forget_habits(&self, at: u64) {
+        for word in [key_word::BACKOFF, key_word::SPACING, key_word::JOBS] {
+            self.arena.word(at + word).store(0, Release);
+        }
+    }
+
     // ---- tables ----
 
     /// Lets a policy hold, if another does.
@@ -226,6 +233,9 @@ impl Home {
             // Those of a window that has not ended are stamped with its end, which means nothing to other windows.
             history.starts.iter_mut().for_each(|start| start.stamp = start.stamp.min(now.ceil));
             history.unknown = history.unknown.map(|stamp| stamp.min(now.ceil));
+        }
+        if let Shape::Bucket(bucket) = &new.policy.0 {
+            bucket.trim(&mut history);
         }
         history.pad(new.policy.largest());
         let hash = Hash(self.get(from + key_word::HASH));

@@ -1,0 +1,181 @@
+//! Who asked first starts first, however much it asks for; and a pause by one process holds all others, whatever room there
+//! is.
+
+mod common;
+#[path = "storms/family.rs"]
+mod family;
+
+use common::{Child, Dir, Random, now_ns, shared, wait_until};
+use family::*;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::*};
+use std::time::Duration;
+use workglow_limit::*;
+
+/// The kinds in which whoever waits has a turn, with a limit of four.
+fn queues(store: &Store) -> Vec<Shared> {
+    let declare = |name: &str, policy: Result<Policy>| store.declare(name, policy.unwrap()).unwrap();
+    let composite = [
+        declare("part 1", Policy::rate(4, ms(100))),
+        declare("part 2", Policy::token_bucket(4, ms(100), 4)),
+        declare("part 3", Policy::concurrency(100)),
+    ];
+    vec![
+        declare("rate", Policy::rate(4, ms(100))),
+        declare("sliced rate", Policy::rate(5_000, ms(100))),
+        declare("token bucket", Policy::token_bucket(4, ms(100), 4)),
+        declare("leaky bucket", Policy::leaky_bucket(4, ms(100), 40)),
+        declare("fixed window", Policy::fixed_window(4, ms(100))),
+        declare("sliding window counter", Policy::sliding_window_counter(4, ms(100))),
+        Arc::new(CompositeLimiter::new(composite)),
+    ]
+}
+
+/// One that takes all there is among light ones, step by step by a manual clock.
+#[test]
+fn fat_and_light_waiters_start_in_the_order_in_which_they_asked() {
+    let clock = ManualClock::new();
+    let mut options = StoreOptions::default();
+    options.clock = Some(clock.clone());
+    let store = Store::with_options("memory:", options).unwrap();
+    for limiter in queues(&store) {
+        let name = limiter.name().to_owned();
+        let unit = limiter.peek("", 0).unwrap().limit / 4;
+        let unit = if name == "leaky bucket" { 1 } else { unit };
+        let mut running = Vec::new();
+        while let Attempt::Admitted(permit) = limiter.attempt("", unit).unwrap() {
+            running.push(permit);
+        }
+        // Light ones, a fat one, light ones, a fat one, …
+        let weights: Vec<u64> = (0..20).map(|i| if i % 5 == 2 { 4 * unit } else { unit }).collect();
+        let mut waits: Vec<Wait> = weights.iter().map(|&weight| Wait::new("", weight, None)).collect();
+        for wait in &mut waits {
+            let step = limiter.step(wait).unwrap();
+            assert!(matches!(step, Step::Sleep(_)), "{name}: {step:?}");
+        }
+        let mut started = Vec::new();
+        for _ in 0..200_000 {
+            for (i, wait) in waits.iter_mut().enumerate() {
+                if !started.contains(&i)
+                    && let Step::Admitted(_) = limiter.step(wait).unwrap()
+                {
+                    started.push(i);
+                }
+            }
+            if started.len() == waits.len() {
+                break;
+            }
+            // Who asks only now does not come before those who wait.
+            assert!(matches!(limiter.attempt("", unit).unwrap(), Attempt::Denied(_)), "{name}: {started:?} started");
+            clock.advance(us(500));
+        }
+        assert_eq!(started, (0..weights.len()).collect::<Vec<_>>(), "{name}");
+    }
+}
+
+/// Processes that want one unit after the other, and one that wants all there is at once.
+#[test]
+fn a_stream_of_light_ones_keeps_no_fat_one_waiting_for_ever() {
+    const FAT: usize = 3;
+    let dir = Dir::in_memory("turns");
+    let count = queues(&Store::new(&dir.url()).unwrap()).len();
+    for kind in 0..count {
+        let done = shared(2);
+        let open = || queues(&Store::new(&dir.url()).unwrap()).swap_remove(kind);
+        let light = |_| {
+            Child::run(|| {
+                let limiter = open();
+                loop {
+                    if let Some(permit) = acquire_with(&*limiter, ("", 1), None, |_| ()) {
+                        done[0].fetch_add(1, Relaxed);
+                        limiter.complete(&permit).unwrap();
+                    }
+                }
+            })
+        };
+        let _stream: Vec<Child> = (0..3).map(light).collect();
+        wait_until("light ones start", || done[0].load(Relaxed) > 0);
+        let fat = Child::run(|| {
+            let limiter = open();
+            for _ in 0..FAT {
+                acquire_with(&*limiter, ("", 4), None, |_| ()).expect("nothing is in a hurry");
+                done[1].fetch_add(1, Relaxed);
+            }
+        });
+        fat.join();
+        assert_eq!(done[1].load(Relaxed), FAT as u64);
+    }
+}
+
+// ---- pauses ----
+
+/// Of the attempts of all processes: those that were admitted for certain while a pause held, and how many were outside.
+#[test]
+fn a_pause_by_one_process_holds_all_others_whatever_room_there_is() {
+    const PAUSE: Duration = ms(60);
+    for case in FAMILY {
+        let dir = Dir::in_memory(&format!("pause-{}", case.name.replace(' ', "-")));
+        // Between which moments it is closed for certain; how many started before, during and after it.
+        let (gate, counts) = (shared(2), shared(3));
+        let started = |a: u64, b: u64| {
+            let [from, until] = [&gate[0], &gate[1]].map(|word| word.load(SeqCst));
+            let when = match from {
+                0 => 0,
+                // It may have been closed meanwhile, or not yet.
+                _ if a < from => return,
+                _ if b < until => 1,
+                _ => 2,
+            };
+            counts[when].fetch_add(1, SeqCst);
+        };
+        let worker = |_| {
+            Child::run(|| {
+                let limiter = case.limiter(&Store::new(&dir.url()).unwrap());
+                let (mut random, mut a) = (Random::new(), 0);
+                loop {
+                    let key = ["", "tenant"][random.below(2) as usize];
+                    let permit = match random.below(3) {
+                        0 => acquire_with(&*limiter, (key, 1), Some(ms(200)), |step| {
+                            if step.is_none() {
+                                a = now_ns();
+                            }
+                        }),
+                        1 if limiter.has_places() => start_with_a_place(&*limiter, (key, 1), ms(200), || a = now_ns()),
+                        _ => {
+                            a = now_ns();
+                            match limiter.attempt(key, 1).unwrap() {
+                                Attempt::Admitted(permit) => Some(permit),
+                                Attempt::Denied(_) => None,
+                            }
+                        }
+                    };
+                    match permit {
+                        Some(permit) => {
+                            started(a, now_ns());
+                            limiter.complete(&permit).unwrap();
+                        }
+                        None => std::thread::sleep(us(100)),
+                    }
+                }
+            })
+        };
+        let _workers: Vec<Child> = (0..3).map(worker).collect();
+        wait_until("they start", || counts[0].load(SeqCst) > 20);
+        let pausing = Child::run(|| {
+            let limiter = case.limiter(&Store::new(&dir.url()).unwrap());
+            limiter.open().unwrap();
+            let until = now_ns() + PAUSE.as_nanos() as u64;
+            limiter.pause("", PAUSE).unwrap();
+            let from = now_ns();
+            gate[1].store(until, SeqCst);
+            gate[0].store(from, SeqCst);
+            // Beside nobody, there is room all the same.
+            let decision = limiter.peek("nobody's", 1).unwrap();
+            assert!(!decision.admitted || now_ns() >= until, "{}: {decision:?}", case.name);
+        });
+        pausing.join();
+        wait_until("they start again", || counts[2].load(SeqCst) > 5);
+        let [before, during, after] = [0, 1, 2].map(|i: usize| AtomicU64::load(&counts[i], SeqCst));
+        assert_eq!(during, 0, "{}: {before} started before the pause, {after} after it", case.name);
+    }
+}
