@@ -709,6 +709,11 @@ impl<T: InStore> Limiter for T {
         true
     }
 
+    fn has_bounded_queue(&self) -> bool {
+        // Known once it is open; a composite has asked for a place before this.
+        self.timed().limit.table().is_ok_and(|table| table.policy.kind() == "leaky-bucket")
+    }
+
     fn renew(&self, permit: &RawPermit) -> Result<()> {
         own(permit, self.timed().id, self.name())
     }
