@@ -9,6 +9,13 @@ use workglow_limit::*;
 
 const HOUR: Duration = Duration::from_secs(3_600);
 
+/// A store that does not give up while the machine is busy with other tests.
+fn open(url: &str) -> Store {
+    let mut options = StoreOptions::default();
+    options.timeout = Duration::from_secs(60);
+    Store::with_options(url, options).unwrap()
+}
+
 fn rate(store: &Store, max: u64) -> RateLimiter {
     RateLimiter::new(store, "limit", max, HOUR).unwrap()
 }
@@ -27,7 +34,7 @@ fn counted(limiter: &dyn Limiter, key: &str) -> [u64; 4] {
 fn on_every_store(name: &str, test: impl Fn(&Store)) {
     let dir = Dir::new(name);
     for url in ["memory:".to_owned(), dir.url()] {
-        test(&Store::new(&url).unwrap());
+        test(&open(&url));
     }
 }
 
@@ -157,7 +164,7 @@ fn processes_add_up() {
     let children: Vec<Child> = (0..4)
         .map(|i| {
             Child::run(|| {
-                let limiter = rate(&Store::new(&dir.url()).unwrap(), 10);
+                let limiter = rate(&open(&dir.url()), 10);
                 for _ in 0..50 {
                     attempt(&limiter, "shared", 1);
                 }
@@ -167,7 +174,7 @@ fn processes_add_up() {
         })
         .collect();
     children.into_iter().for_each(Child::join);
-    let limiter = rate(&Store::new(&dir.url()).unwrap(), 10);
+    let limiter = rate(&open(&dir.url()), 10);
     assert_eq!(counted(&limiter, "shared"), [10, 190, 200, 10]);
     assert_eq!(counted(&limiter, "own-2"), [1, 0, 1, 1]);
     assert_eq!(counted(&limiter, ""), [14, 190, 204, 14]);
@@ -258,11 +265,64 @@ fn giving_up_is_not_a_denial() {
 #[test]
 fn failures_of_the_store_are_counted() {
     let dir = Dir::new("count-failures");
-    std::fs::write(dir.file("limits.db"), "no database at all").unwrap();
-    let limiter = rate(&Store::new(&dir.url()).unwrap(), 1);
-    assert!(limiter.attempt("", 1).is_err());
-    std::fs::remove_file(dir.file("limits.db")).unwrap();
-    assert!(attempt(&limiter, "", 1));
+    let url = format!("sqlite:{}", dir.file("not-there/limits.db").display());
+    let mut options = StoreOptions::default();
+    options.on_error = OnError::Deny;
+    let limiter = rate(&Store::with_options(&url, options).unwrap(), 1);
+    assert!(!attempt(&limiter, "a", 1));
+    assert!(!limiter.decide("a", 1).unwrap().admitted);
+    assert!(limiter.stats("").is_err());
+    std::fs::create_dir(dir.file("not-there")).unwrap();
+    assert!(attempt(&limiter, "a", 1));
     let stats = limiter.stats("").unwrap();
-    assert_eq!((stats.admitted, stats.denied), (1, 0));
+    assert_eq!((stats.admitted, stats.denied, stats.store_errors), (1, 0, 2));
+    assert_eq!(limiter.stats("a").unwrap().store_errors, 0);
+}
+
+/// Admits every other time.
+struct Alternating(std::sync::atomic::AtomicU64);
+
+impl Custom for Alternating {
+    fn name(&self) -> &str {
+        "alternating"
+    }
+
+    fn decide(&self, _: &str, _: u64) -> Result<Verdict> {
+        let n = self.0.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        Ok(if n % 2 == 0 { Verdict::Admitted(n) } else { Verdict::Denied(Duration::from_millis(1)) })
+    }
+
+    fn peek(&self, _: &str, _: u64) -> Result<Verdict> {
+        Ok(Verdict::Admitted(0))
+    }
+
+    fn end(&self, _: u64, _: End) -> Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn a_limiter_of_ones_own_is_counted_in_its_process() {
+    let limiter = CustomLimiter::new(Alternating(0.into())).unwrap();
+    assert!(attempt(&limiter, "a", 2));
+    assert!(!attempt(&limiter, "a", 2));
+    let permit = limiter.decide("b", 1).unwrap().permit.unwrap();
+    limiter.cancel(&permit).unwrap();
+    limiter.acquire("a", 1, None).unwrap().unwrap().complete().unwrap();
+    assert_eq!(counted(&limiter, "a"), [2, 1, 5, 3]);
+    assert_eq!(counted(&limiter, "b"), [1, 0, 1, 1]);
+    let all = limiter.stats("").unwrap();
+    assert_eq!((all.admitted, all.denied, all.waited, all.cancelled), (3, 1, 1, 1));
+    Child::run(|| assert_eq!(limiter.stats("").unwrap(), Stats::default())).join();
+}
+
+#[test]
+fn a_composite_tells_what_its_children_counted() {
+    on_every_store("count-composite", |store| {
+        let limiter = store.limiter("both", "3/1h + 2 concurrent").unwrap();
+        assert!(attempt(&*limiter, "a", 2));
+        assert!(!attempt(&*limiter, "a", 1));
+        assert_eq!(counted(&*limiter, "a"), [1, 1, 3, 2]);
+        assert_eq!(counted(&*limiter, ""), [1, 1, 3, 2]);
+    });
 }

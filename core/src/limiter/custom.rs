@@ -3,9 +3,13 @@
 use super::{Attempt, Limiter, Presented, Progress, Reserved, Step, Wait, next_id, own, unsupported};
 use crate::decision::Decision;
 use crate::error::Result;
+use crate::fork::PerProcess;
 use crate::permit::RawPermit;
 use crate::policy;
+use crate::stats::Stats;
 use crate::time::from_unix_ns;
+use std::collections::HashMap;
+use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -86,12 +90,21 @@ pub trait Custom: Send + Sync {
     }
 }
 
-/// A [`Custom`] limiter with the whole interface. Its permits belong to this process, and it gives no places.
+/// So many keys are counted one by one; those beyond only in the whole.
+const MOST_KEYS: usize = 4_096;
+
+/// What was counted: in all, and by the hashes of keys.
+type Counts = (Stats, HashMap<u64, Stats>);
+
+/// A [`Custom`] limiter with the whole interface. Its permits belong to this process, and so do its counts; it gives no
+/// places.
 #[derive(Debug)]
 pub struct CustomLimiter<C> {
     id: u64,
     name: Arc<str>,
     custom: C,
+    hasher: RandomState,
+    counts: PerProcess<Counts>,
 }
 
 impl<C: Custom> CustomLimiter<C> {
@@ -101,7 +114,8 @@ impl<C: Custom> CustomLimiter<C> {
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) unless its name is 1 to 1,024 bytes.
     pub fn new(custom: C) -> Result<Self> {
         policy::check_name(custom.name())?;
-        Ok(CustomLimiter { id: next_id(), name: custom.name().into(), custom })
+        let (name, hasher) = (custom.name().into(), RandomState::new());
+        Ok(CustomLimiter { id: next_id(), name, custom, hasher, counts: PerProcess::new() })
     }
 
     fn decision(&self, verdict: Verdict) -> Decision {
@@ -122,14 +136,43 @@ impl<C: Custom> CustomLimiter<C> {
         }
     }
 
-    fn permit(&self, start: u64) -> RawPermit {
-        RawPermit { limiter: self.id, key: 0, a: start, b: 0, ready: 0, reserved: [0; 3] }
+    fn ask(&self, key: &str, weight: u64) -> Result<Verdict> {
+        super::null::check(key, weight)?;
+        let verdict = self.custom.decide(key, weight)?;
+        self.count(self.hasher.hash_one(key), |stats| match verdict {
+            Verdict::Admitted(_) => admitted(stats, weight),
+            Verdict::Denied(_) => denied(stats, weight),
+        });
+        Ok(verdict)
+    }
+
+    fn count(&self, key: u64, count: impl Fn(&mut Stats)) {
+        let (all, keys) = &mut *self.counts.lock();
+        count(all);
+        if keys.len() < MOST_KEYS || keys.contains_key(&key) {
+            count(keys.entry(key).or_default());
+        }
+    }
+
+    fn permit(&self, key: &str, start: u64) -> RawPermit {
+        RawPermit { limiter: self.id, key: self.hasher.hash_one(key), a: start, b: 0, ready: 0, reserved: [0; 3] }
     }
 
     fn end(&self, permit: &RawPermit, end: End) -> Result<()> {
         own(permit, self.id, &self.name)?;
         self.custom.end(permit.a, end)
     }
+}
+
+fn admitted(stats: &mut Stats, weight: u64) {
+    stats.admitted += 1;
+    stats.units_wanted += weight;
+    stats.units_granted += weight;
+}
+
+fn denied(stats: &mut Stats, weight: u64) {
+    stats.denied += 1;
+    stats.units_wanted += weight;
 }
 
 impl<C: Custom> Limiter for CustomLimiter<C> {
@@ -142,18 +185,16 @@ impl<C: Custom> Limiter for CustomLimiter<C> {
     }
 
     fn attempt(&self, key: &str, weight: u64) -> Result<Attempt> {
-        super::null::check(key, weight)?;
-        Ok(match self.custom.decide(key, weight)? {
-            Verdict::Admitted(start) => Attempt::Admitted(self.permit(start)),
+        Ok(match self.ask(key, weight)? {
+            Verdict::Admitted(start) => Attempt::Admitted(self.permit(key, start)),
             Verdict::Denied(after) => Attempt::Denied(after),
         })
     }
 
     fn decide(&self, key: &str, weight: u64) -> Result<Decision> {
-        super::null::check(key, weight)?;
-        let verdict = self.custom.decide(key, weight)?;
+        let verdict = self.ask(key, weight)?;
         let permit = match verdict {
-            Verdict::Admitted(start) => Some(self.permit(start)),
+            Verdict::Admitted(start) => Some(self.permit(key, start)),
             Verdict::Denied(_) => None,
         };
         Ok(Decision { permit, ..self.decision(verdict) })
@@ -171,10 +212,24 @@ impl<C: Custom> Limiter for CustomLimiter<C> {
             return unsupported("a place", "a limiter of your own: it has no places");
         }
         let waited = wait.started.get_or_insert_with(Instant::now).elapsed();
-        match self.attempt(&wait.key, wait.weight)? {
-            Attempt::Admitted(permit) => Ok(Step::Admitted(permit)),
-            Attempt::Denied(after) => Ok(wait.again_after(after, waited)),
+        super::null::check(&wait.key, wait.weight)?;
+        let (key, weight) = (self.hasher.hash_one(&*wait.key), wait.weight);
+        let step = match self.custom.decide(&wait.key, weight)? {
+            Verdict::Admitted(start) => Step::Admitted(self.permit(&wait.key, start)),
+            Verdict::Denied(after) => wait.again_after(after, waited),
+        };
+        match step {
+            Step::Sleep(_) => wait.has_waited = true,
+            Step::Expired(_) => self.count(key, |stats| denied(stats, weight)),
+            Step::Admitted(_) => self.count(key, |stats| {
+                admitted(stats, weight);
+                if wait.has_waited {
+                    stats.waited += 1;
+                    stats.wait_time += waited;
+                }
+            }),
         }
+        Ok(step)
     }
 
     fn nap(&self, _: &Wait, nap: Duration) {
@@ -186,7 +241,18 @@ impl<C: Custom> Limiter for CustomLimiter<C> {
     }
 
     fn cancel(&self, permit: &RawPermit) -> Result<()> {
-        self.end(permit, End::Cancelled)
+        self.end(permit, End::Cancelled)?;
+        self.count(permit.key, |stats| stats.cancelled += 1);
+        Ok(())
+    }
+
+    fn stats(&self, key: &str) -> Result<Stats> {
+        policy::check_key(key)?;
+        let (all, keys) = &*self.counts.lock();
+        Ok(match key {
+            "" => *all,
+            _ => keys.get(&self.hasher.hash_one(key)).copied().unwrap_or_default(),
+        })
     }
 
     fn settle(&self, permit: &RawPermit, actual: u64) -> Result<()> {

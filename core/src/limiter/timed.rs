@@ -487,7 +487,10 @@ impl Timed {
         let has_started = self.limit.with_hash(hash, |found| {
             let now = found.home.clock.now();
             self.limit.confirm(found, now, None, 0)?;
-            let is_good = found.gate <= now.floor && now.ceil <= start.stamp;
+            // A window ends with its last tick, not with the beginning of it.
+            let is_aligned = matches!(found.table.policy.0, Shape::Counter { .. });
+            let latest = if is_aligned { now.floor } else { now.ceil };
+            let is_good = found.gate <= now.floor && latest <= start.stamp;
             let has_started = is_good && found.cells().present(start)?;
             if has_started {
                 found.decided(ADMITTED, start.weight);

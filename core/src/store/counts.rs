@@ -15,7 +15,7 @@ use crate::stats::Stats;
 use std::cell::Cell;
 use std::fs::File;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// What is counted. Units are counted as what they are beyond one per start, so that a start of weight 1 writes one word.
 pub(crate) const ADMITTED: usize = 0;
@@ -44,6 +44,9 @@ const KEYS: usize = 4_096;
 /// Where a key is looked for.
 const PROBES: usize = 8;
 
+/// How long nothing is counted of a key before its entry is another's. Nobody takes so long between finding it and counting.
+const IDLE: Duration = Duration::from_secs(1);
+
 /// How long the end of a store waits for the lock, to tell what was counted last.
 const LAST_WORDS: Duration = Duration::from_millis(10);
 
@@ -52,10 +55,17 @@ const LAST_WORDS: Duration = Duration::from_millis(10);
 #[repr(align(64))]
 struct Stripe([AtomicU64; OF_A_PROCESS]);
 
-/// The two words of a key's hash, the first of which is 0 where there is none, and its counts.
+/// The two words of a key's hash, the first of which is 0 where there is none; was nothing counted for a while; the counts.
 #[derive(Debug)]
 #[repr(transparent)]
-struct Entry([AtomicU64; 2 + OF_A_KEY]);
+struct Entry([AtomicU64; 3 + OF_A_KEY]);
+
+/// How much of the stripes is in the sums, and when idle entries made room for others.
+#[derive(Debug, Default)]
+struct Told {
+    counts: [u64; OF_A_PROCESS],
+    made_room: Option<Instant>,
+}
 
 /// What this process counted of one limit.
 #[derive(Debug, Default)]
@@ -63,8 +73,10 @@ pub(crate) struct Counts {
     stripes: [Stripe; STRIPES],
     /// Made at the first decision with a key.
     keys: OnceLock<Box<[Entry]>>,
-    /// How much of the stripes is in the sums. Only for the holder of the structure lock.
-    told: Mutex<[u64; OF_A_PROCESS]>,
+    /// No fewer of them are in use.
+    used: AtomicU64,
+    /// Only for the holder of the structure lock.
+    told: Mutex<Told>,
 }
 
 /// The counts of each limit that this process has used: which of the store's homes it is in, and where. A forked child has
@@ -86,7 +98,7 @@ impl Counts {
         if let Some(hash) = key
             && let Some(entry) = self.entry(hash)
         {
-            entry.0[2 + what].fetch_add(n, Relaxed);
+            entry.0[3 + what].fetch_add(n, Relaxed);
             return;
         }
         let stripe = stripe();
@@ -103,22 +115,26 @@ impl Counts {
     #[inline]
     fn entry(&self, Hash([h0, h1]): Hash) -> Option<&Entry> {
         let keys = self.keys.get_or_init(no_keys);
+        // (No key's hash is 0 but by a chance of one in 2⁶⁴; it would never be told.)
         for probe in 0..PROBES {
-            // Not the bits that the store's index begins with: that makes no difference, but is easier to reason about.
             let entry = &keys[((h0 >> 32) as usize + probe) % KEYS];
-            let [first, second, ..] = &entry.0;
+            let [first, second, is_idle, ..] = &entry.0;
             // 64 bits are enough to tell keys apart that are counted in the same second.
-            match first.load(Acquire) {
-                0 if h0 != 0 => match first.compare_exchange(0, h0, AcqRel, Acquire) {
+            let mut theirs = first.load(Acquire);
+            if theirs == 0 {
+                self.used.fetch_add(1, Relaxed);
+                match first.compare_exchange(0, h0, AcqRel, Acquire) {
                     Ok(_) => {
+                        is_idle.store(0, Relaxed);
                         second.store(h1, Release);
                         return Some(entry);
                     }
-                    Err(theirs) if theirs == h0 => return Some(entry),
-                    Err(_) => {}
-                },
-                theirs if theirs == h0 && h0 != 0 => return Some(entry),
-                _ => {}
+                    Err(now) => theirs = now,
+                }
+                self.used.fetch_sub(1, Relaxed);
+            }
+            if theirs == h0 {
+                return Some(entry);
             }
         }
         None
@@ -132,16 +148,32 @@ impl Counts {
         let now: [u64; OF_A_PROCESS] = std::array::from_fn(|what| {
             self.stripes.iter().fold(0, |sum: u64, stripe| sum.wrapping_add(stripe.0[what].load(Relaxed)))
         });
-        let mut new: [u64; OF_A_PROCESS] = std::array::from_fn(|what| now[what].wrapping_sub(told[what]));
-        *told = now;
+        let mut new: [u64; OF_A_PROCESS] = std::array::from_fn(|what| now[what].wrapping_sub(told.counts[what]));
+        told.counts = now;
+        let makes_room = told.made_room.is_none_or(|last| last.elapsed() >= IDLE);
+        if makes_room {
+            told.made_room = Some(Instant::now());
+        }
+        let (mut used, mut freed) = (self.used.load(Relaxed), 0);
         for entry in self.keys.get().into_iter().flatten() {
-            let Some((hash, counts)) = entry.take() else { continue };
+            if used == 0 {
+                break;
+            }
+            let Some(hash) = entry.hash() else { continue };
+            used -= 1;
+            let counts = entry.take();
+            if counts == [0; OF_A_KEY] {
+                freed += u64::from(makes_room && entry.free());
+                continue;
+            }
+            entry.0[2].store(0, Relaxed);
             counts.iter().zip(&mut new).for_each(|(n, sum)| *sum += n);
             // Of a key that was forgotten meanwhile, only the whole limit knows.
             if let Some(at) = known(home, &table, hash, file) {
                 add(home, key_word::COUNTS.map(|word| at + word), counts);
             }
         }
+        self.used.fetch_sub(freed, Relaxed);
         add(home, std::array::from_fn::<_, OF_A_PROCESS, _>(|i| limit + limit_word::COUNTS + i as u64), new);
         Ok(())
     }
@@ -165,30 +197,38 @@ fn known(home: &Home, table: &Table, hash: Hash, file: Option<&File>) -> Option<
 
 /// Zeroed memory, of which only what is used is really taken.
 fn no_keys() -> Box<[Entry]> {
-    let zeroes = vec![[0u64; 2 + OF_A_KEY]; KEYS].into_boxed_slice();
+    let zeroes = vec![[0u64; 3 + OF_A_KEY]; KEYS].into_boxed_slice();
     // SAFETY: an entry is as many atomics, which are laid out like the numbers that they hold.
     unsafe { Box::from_raw(Box::into_raw(zeroes) as *mut [Entry]) }
 }
 
 impl Entry {
-    /// Takes what was counted. An entry that counted nothing since the last time is another key's from now on. (Whoever has
-    /// found it before and counts only now may then count for that key.)
-    fn take(&self) -> Option<(Hash, [u64; OF_A_KEY])> {
-        let [first, second, counts @ ..] = &self.0;
+    /// Whose it is.
+    fn hash(&self) -> Option<Hash> {
+        let [first, second, ..] = &self.0;
         let hash = [first.load(Acquire), second.load(Acquire)];
-        if hash[0] == 0 || hash[1] == 0 {
-            return None;
-        }
-        let taken = std::array::from_fn(|what| match counts[what].load(Relaxed) {
+        (hash[0] != 0 && hash[1] != 0).then_some(Hash(hash))
+    }
+
+    /// Takes what was counted.
+    fn take(&self) -> [u64; OF_A_KEY] {
+        let [_, _, _, counts @ ..] = &self.0;
+        std::array::from_fn(|what| match counts[what].load(Relaxed) {
             0 => 0,
             _ => counts[what].swap(0, Relaxed),
-        });
-        if taken == [0; OF_A_KEY] {
+        })
+    }
+
+    /// Makes room for another key if nothing was counted the last time either. Did it? (Whoever found the entry before all
+    /// that, and counts only now, may count for another key.)
+    fn free(&self) -> bool {
+        let [first, second, is_idle, ..] = &self.0;
+        let is_free = is_idle.swap(1, Relaxed) == 1;
+        if is_free {
             second.store(0, Release);
             first.store(0, Release);
-            return None;
         }
-        Some((Hash(hash), taken))
+        is_free
     }
 }
 

@@ -130,6 +130,10 @@ pub trait Rules: Clone + Debug + PartialEq {
     }
     /// The earliest moment for a start, no sooner than its gate.
     fn ready(&self, book: &Self::Book, weight: u64, gate: Tick, now: Now) -> Tick;
+    /// By when a place is late.
+    fn latest(&self, now: Now) -> Tick {
+        now.ceil
+    }
     /// How far in the future a place may lie.
     fn patience(&self, asked: Tick) -> Tick {
         asked
@@ -324,7 +328,7 @@ impl<R: Rules> Model<R> {
             return Answer::Place(place.clone(), early);
         }
         let rules = self.rules.clone();
-        let is_due = self.gate(&place.key) <= self.now.floor && self.now.ceil <= place.stamp;
+        let is_due = self.gate(&place.key) <= self.now.floor && rules.latest(self.now) <= place.stamp;
         if is_due && rules.present(&mut self.key(&place.key).book, place) {
             return Answer::Started(place.clone());
         }

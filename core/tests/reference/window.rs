@@ -125,6 +125,11 @@ impl<const SMOOTH: bool> Rules for Windows<SMOOTH> {
         0 // a place is good until its window ends
     }
 
+    /// A window ends with its last tick, not with the beginning of it.
+    fn latest(&self, now: Now) -> Tick {
+        now.floor
+    }
+
     fn ready(&self, book: &Book, weight: u64, gate: Tick, now: Now) -> Tick {
         let (from, length) = (gate.max(now.floor), self.length);
         let mut window = (from / length).max(book.newest.0);
