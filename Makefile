@@ -116,6 +116,8 @@ bench: dist
 torture: storm
 	tests/torture/models
 	SECONDS=60 cargo test --quiet --release -p workglow-limit --features fault-points --test processes
+	SECONDS=60 cargo test --quiet --release -p workglow-limit --features fault-points --test storms -- --skip five_at_once
+	SECONDS=600 cargo test --quiet --release -p workglow-limit --features fault-points --test storms -- five_at_once
 
 clean:
 	rm -rf target bindings/node/node_modules bindings/node/dist

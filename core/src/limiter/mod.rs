@@ -192,6 +192,12 @@ pub trait Limiter: Send + Sync {
         false
     }
 
+    /// Is whoever waits denied at once if too many wait already? Composites ask.
+    #[doc(hidden)]
+    fn has_bounded_queue(&self) -> bool {
+        false
+    }
+
     /// Declares or attaches now what the limiter needs in its store, instead of at the first decision.
     ///
     /// # Errors

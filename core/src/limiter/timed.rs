@@ -344,8 +344,10 @@ impl Timed {
             let answer = self.take(found, &ask)?;
             let nap = from_ticks(answer.ready.saturating_sub(answer.now.floor));
             Ok(match answer.taken {
-                // So many wait that no more fit into the log. In a bucket's queue they never will.
-                None if answer.ready <= answer.now.floor.saturating_add(patience) && policy.has_origins() => {
+                // So many wait that no more fit into the log or its slices. In a bucket's queue they never will.
+                None if answer.ready <= answer.now.floor.saturating_add(patience)
+                    && (policy.has_origins() || policy.is_sliced()) =>
+                {
                     (Step::Sleep(nap.min(LOOK_AGAIN)), Progress::Nothing)
                 }
                 None => {
@@ -708,6 +710,11 @@ impl<T: InStore> Limiter for T {
 
     fn has_places(&self) -> bool {
         true
+    }
+
+    fn has_bounded_queue(&self) -> bool {
+        // Known once it is open; a composite has asked for a place before this.
+        self.timed().limit.table().is_ok_and(|table| table.policy.kind() == "leaky-bucket")
     }
 
     fn renew(&self, permit: &RawPermit) -> Result<()> {

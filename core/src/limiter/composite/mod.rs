@@ -328,6 +328,10 @@ impl Limiter for CompositeLimiter {
         self.children().iter().any(|child| child.has_places())
     }
 
+    fn has_bounded_queue(&self) -> bool {
+        self.children().iter().any(|child| child.has_bounded_queue())
+    }
+
     fn span(&self, place: &RawPermit) -> Option<(i64, i64)> {
         self.parts(place, |child, part| child.span(part)).into_iter().reduce(|a, b| (a.0.max(b.0), a.1.min(b.1)))
     }

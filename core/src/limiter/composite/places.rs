@@ -9,7 +9,7 @@
 use super::CompositeLimiter;
 use super::parts::{Out, Part, ROUNDS, State, Wish, claim_others, closed_for, end_all, fit, latest, start_all};
 use crate::error::{Error, Result};
-use crate::limiter::{Limiter, Presented, Progress, Reserved, Step, Wait, null, own, unsupported};
+use crate::limiter::{LOOK_AGAIN, Limiter, Presented, Progress, Reserved, Step, Wait, null, own, unsupported};
 use crate::permit::RawPermit;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -214,6 +214,10 @@ impl CompositeLimiter {
             }
             match self.reserve(&wait.key, wait.weight, left, None)? {
                 Reserved::Place { place, .. } => wait.progress = Progress::Place(place),
+                // So many wait already that no more places are kept; there will be one when some of them have started.
+                Reserved::Denied(after) if !self.has_bounded_queue() && left.is_none_or(|left| after <= left) => {
+                    return Ok(wait.again_after(after.min(LOOK_AGAIN), waited));
+                }
                 Reserved::Denied(after) => return Ok(Step::Expired(after)),
             }
         }
