@@ -80,6 +80,8 @@ struct Held {
     by: usize,
     key: String,
     id: u64,
+    /// It ended when its key was cleared. (Fences go on by the clock then, which stands still here.)
+    is_cleared: bool,
 }
 
 struct Run {
@@ -93,9 +95,10 @@ struct Run {
     trace: Trace,
 }
 
-fn policy(random: &mut Random, scale: Tick) -> (u64, Option<Tick>, Policy) {
+/// With leases that end, or without: what ended is noticed sooner or later where no lease ends any more.
+fn policy(random: &mut Random, scale: Tick, ends: bool) -> (u64, Option<Tick>, Policy) {
     let max = random.pick(&[1, 2, 3, 8, 20]);
-    let lease = random.chance(60).then(|| random.length(scale));
+    let lease = ends.then(|| random.length(scale));
     let policy = Policy::concurrency(max).unwrap();
     (max, lease, lease.map_or(policy, |lease| policy.with_lease(duration(lease)).unwrap()))
 }
@@ -128,15 +131,15 @@ impl Run {
     fn hold(&mut self, raw: RawPermit, by: usize, key: String, weight: u64) {
         let id = self.model.add(&key, weight, false);
         let fence = |raw| self.handles[by].fence(raw).unwrap();
-        let mine = self.held.iter().filter(|held| held.key == key);
-        assert!(mine.clone().all(|held| held.by != by || fence(&held.raw) < fence(&raw)), "fences grow");
-        self.held.push(Held { raw, by, key, id });
+        let mine = self.held.iter().filter(|held| held.key == key && held.by == by && !held.is_cleared);
+        assert!(mine.clone().all(|held| fence(&held.raw) < fence(&raw)), "fences grow");
+        self.held.push(Held { raw, by, key, id, is_cleared: false });
     }
 
     fn end(&mut self) {
         let Some(i) = self.random.index(self.held.len()) else { return };
         let again = self.random.chance(20);
-        let Held { raw, by, key, id } = &self.held[i];
+        let Held { raw, by, key, id, .. } = &self.held[i];
         let (raw, by, key, id) = (*raw, *by, key.clone(), *id);
         match self.random.below(3) {
             0 => self.handles[by].complete(&raw).unwrap(),
@@ -212,10 +215,12 @@ impl Run {
                 limiter.clear(&key).unwrap();
                 self.model.keys.retain(|name, _| !key.is_empty() && *name != key);
                 self.model.gate = if key.is_empty() { 0 } else { self.model.gate };
-                self.held.retain(|held| !key.is_empty() && held.key != key || self.random.chance(20));
+                for held in self.held.iter_mut().filter(|held| key.is_empty() || held.key == key) {
+                    held.is_cleared = true;
+                }
             }
             94..96 => {
-                let (max, lease, policy) = policy(&mut self.random, self.scale);
+                let (max, lease, policy) = policy(&mut self.random, self.scale, self.model.lease.is_some());
                 self.log(format!("{policy}"));
                 let at = self.random.below(self.stores.len() as u64) as usize;
                 let limiter = self.stores[at].declare("limit", policy).unwrap();
@@ -245,8 +250,10 @@ fn concurrency() {
         let mut random = Random(seed);
         let (clock, stores, dir) = stores(&mut random, "concurrency");
         let scale = random.pick(&SCALES);
-        let (max, lease, policy) = policy(&mut random, scale);
+        let ends = random.chance(60);
+        let (max, lease, policy) = policy(&mut random, scale, ends);
         let handles = vec![stores[0].declare("limit", policy).unwrap()];
+        handles[0].open().unwrap();
         let model = Model { max, lease, gate: 0, keys: HashMap::new(), ids: 0, now: 0 };
         let trace = Trace::new("concurrency", seed);
         let mut run = Run { random, clock, stores, scale, handles, model, held: Vec::new(), trace };
