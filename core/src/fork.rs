@@ -98,7 +98,12 @@ pub(crate) struct PerProcess<T> {
 struct Owned<T> {
     generation: u64,
     value: Mutex<T>,
+    /// What parents left before this: kept within reach, so that it is no leak.
+    left: AtomicPtr<()>,
 }
+
+/// What parents left in this process.
+static LEFT: AtomicPtr<()> = AtomicPtr::new(ptr::null_mut());
 
 impl<T> PerProcess<T> {
     pub const fn new() -> Self {
@@ -111,17 +116,23 @@ impl<T: Default> PerProcess<T> {
         let generation = generation();
         loop {
             let current = self.current.load(Acquire);
-            // SAFETY: the pointer is null or came from `Box::into_raw` below, and is freed only by `drop`.
+            // SAFETY: the pointer is null or came from `Box::into_raw` below, and is freed only by `drop`, and never if a
+            // parent left it.
             if let Some(owned) = unsafe { current.as_ref() }
                 && owned.generation == generation
             {
                 return owned.value.lock().unwrap_or_else(PoisonError::into_inner);
             }
-            let new = Box::into_raw(Box::new(Owned { generation, value: Mutex::default() }));
-            // The parent's value is left alone: its memory is a copy, and dropping it could end what is the parent's.
+            let new =
+                Box::into_raw(Box::new(Owned { generation, value: Mutex::default(), left: AtomicPtr::default() }));
             if self.current.compare_exchange(current, new, AcqRel, Relaxed).is_err() {
                 // SAFETY: nobody else has seen `new`.
                 drop(unsafe { Box::from_raw(new) });
+            } else if !current.is_null() {
+                // The parent's value is left alone: its memory is a copy, and dropping it could end what is the parent's.
+                let before = LEFT.swap(current.cast(), AcqRel);
+                // SAFETY: it is never freed.
+                unsafe { &*current }.left.store(before, Release);
             }
         }
     }

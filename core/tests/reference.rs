@@ -15,6 +15,8 @@ mod bucket;
 mod calls;
 #[path = "reference/cases.rs"]
 mod cases;
+#[path = "reference/concurrency.rs"]
+mod concurrency;
 #[path = "reference/frame.rs"]
 mod frame;
 #[path = "reference/log.rs"]

@@ -135,6 +135,17 @@ impl ConcurrencyLimiter {
         Ok(units)
     }
 
+    /// Gives back what leases hold that are over, before somebody is told what remains.
+    fn expire(found: &Key, leases: &Leases) -> Result<(), Blocked> {
+        let now = found.home.clock.now().floor;
+        let ends = !matches!(found.table.policy.0, Shape::Concurrency { lease: NEVER, .. });
+        if ends && leases.earliest_deadline()?.is_some_and(|deadline| deadline <= now) {
+            leases.reclaim(now, |_| false)?;
+            Self::ring(leases);
+        }
+        Ok(())
+    }
+
     /// When it might be worth to look again after a denial: exactly, if that is known.
     fn retry_after(found: &Key, leases: &Leases) -> Result<Duration, Blocked> {
         let now = found.home.clock.now().floor;
@@ -283,6 +294,7 @@ impl Limiter for ConcurrencyLimiter {
     fn decide(&self, key: &str, weight: u64) -> Result<Decision> {
         policy::check_some(weight)?;
         let answer = self.with_leases(key, |found, leases| {
+            Self::expire(found, leases)?;
             let lease = self.take(found, leases, weight)?;
             let retry_after = if lease.is_some() { None } else { Some(Self::retry_after(found, leases)?) };
             let now = found.home.clock.now().floor;
@@ -306,6 +318,7 @@ impl Limiter for ConcurrencyLimiter {
             let counts = self.limit.counts()?;
             let (leases, found) =
                 (home.leases(table, key), Key { home, table: *table, key, hash: home.hash_at(key.at), gate, counts });
+            Self::expire(&found, &leases)?;
             let mut live = leases.live()?;
             if live + weight > max {
                 self.reclaim(&found, &leases)?;

@@ -166,13 +166,13 @@ impl<C: Custom> CustomLimiter<C> {
 
 fn admitted(stats: &mut Stats, weight: u64) {
     stats.admitted += 1;
-    stats.units_wanted += weight;
-    stats.units_granted += weight;
+    stats.units_wanted = stats.units_wanted.saturating_add(weight);
+    stats.units_granted = stats.units_granted.saturating_add(weight);
 }
 
 fn denied(stats: &mut Stats, weight: u64) {
     stats.denied += 1;
-    stats.units_wanted += weight;
+    stats.units_wanted = stats.units_wanted.saturating_add(weight);
 }
 
 impl<C: Custom> Limiter for CustomLimiter<C> {

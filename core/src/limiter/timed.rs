@@ -279,12 +279,22 @@ impl Timed {
             policy::check_weight(self.limit.name(), weight, found.table.policy.capacity())?;
             let ask = Ask::now(found.table.policy.windows(), weight, found.gate);
             self.before_asking(found);
-            let (answer, view) = found.cells().claim_and_view(&ask, || found.home.clock.now())?;
+            let (answer, mut view) = found.cells().claim_and_view(&ask, || found.home.clock.now())?;
             self.limit.confirm(found, answer.now, answer.taken.as_ref(), weight)?;
             found.decided(if answer.taken.is_some() { ADMITTED } else { DENIED }, weight);
             let mut backoff = 0;
             match answer.taken {
-                Some(_) => self.after_taking(found),
+                Some(_) => {
+                    self.after_taking(found);
+                    if found.jobs().is_some() {
+                        // The next start is by another distance now. (It was taken: what moves meanwhile is not asked again.)
+                        let mut table = found.table;
+                        found.home.adapt(&mut table, found.key.at);
+                        let next = Ask::now(table.policy.windows(), weight, found.gate);
+                        let cells = found.home.cells(&table, found.key);
+                        view = cells.view(&next, || answer.now).unwrap_or(view);
+                    }
+                }
                 None => backoff = Self::spread(&found.table, self.denied(found, answer.now.floor)),
             }
             let mut decision = self.decision(&found.table, view, answer.taken.is_some(), backoff);

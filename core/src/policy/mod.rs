@@ -416,6 +416,8 @@ impl Policy {
                 (interval / 40).max(units.saturating_mul(interval))
             }
             Shape::Counter { window, .. } => window.length,
+            // Not by what the last jobs took: an idle key may be forgotten, or not yet.
+            Shape::EvenlySpaced(spacing) => spacing.interval / 40,
             _ => self.windows().iter().map(|w| w.length).filter(|&length| length > 0).min().unwrap_or(0) / 40,
         };
         free.min(MOST_GRACE)

@@ -241,8 +241,9 @@ impl Home {
         let hash = Hash(self.get(from + key_word::HASH));
         let is_empty_key = hash == self.hash(b'k', "");
         let longest = old.policy.longest().max(new.policy.longest());
-        let is_idle =
-            history.starts.last().is_none_or(|newest| newest.stamp + longest <= now.floor) && history.holds.is_empty();
+        // What is not known any more may be newer than what is.
+        let newest = history.starts.last().map(|start| start.stamp).max(history.unknown);
+        let is_idle = newest.is_none_or(|stamp| stamp + longest <= now.floor) && history.holds.is_empty();
         if is_idle && self.key_gate(from).load(Acquire) <= now.floor && !is_empty_key {
             return Ok(());
         }

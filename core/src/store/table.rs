@@ -378,8 +378,8 @@ impl Home {
         let word = |at: u64| &words[at as usize];
         let (head, life, own, logged) =
             (word(key_word::HOT), word(key_word::LIFE), word(key_word::OWN), word(key_word::LOGGED));
-        // What jobs took is behind it.
-        let ring = &words[key_word::RING as usize..(key_word::RING + table.policy.ring()) as usize];
+        // What jobs took comes after it.
+        let ring = &words[key_word::RING as usize..][..table.policy.ring() as usize];
         let (number, era, base) = (key.life, own, word(key_word::BASE));
         match table.policy.0 {
             Shape::Bucket(bucket) => {

@@ -173,3 +173,48 @@ fn a_permit_ends_by_the_policy_as_it_is() {
     limiter.cancel(&permit).unwrap();
     assert_eq!(limiter.peek("", 1).unwrap().remaining, 10, "it was in its window, and is cancelled");
 }
+
+/// A late place is exchanged for one behind those that queued behind it, however starts are spaced.
+#[test]
+fn a_late_place_is_exchanged_for_one_behind_those_that_came_after_it() {
+    for adaptive in [false, true] {
+        let clock = ManualClock::new();
+        let policy = match adaptive {
+            true => Policy::evenly_spaced(1, ms(10), true),
+            false => Policy::rate(1, ms(10)),
+        };
+        let mut options = StoreOptions::default();
+        options.clock = Some(clock.clone());
+        let store = Store::with_options("memory:", options).unwrap();
+        let limiter = store.declare("api", policy.unwrap()).unwrap();
+        limiter.record_job_start("c").unwrap();
+        let mut places = Vec::new();
+        for _ in 0..2 {
+            let Ok(Reserved::Place { place, .. }) = limiter.reserve("c", 1, None, Some(Duration::ZERO)) else {
+                panic!()
+            };
+            places.push(place);
+        }
+        clock.advance(ms(18));
+        let Ok(Presented::Wait { after, .. }) = limiter.present(&places[0]) else { panic!() };
+        assert_eq!(after, ms(12), "adaptive: {adaptive}");
+    }
+}
+
+/// A window that is not known any more counts as full, also under another policy.
+#[test]
+fn a_window_that_places_have_pushed_out_counts_under_another_policy_too() {
+    let clock = ManualClock::new();
+    let mut options = StoreOptions::default();
+    options.clock = Some(clock.clone());
+    let store = Store::with_options("memory:", options).unwrap();
+    let limiter = store.declare("api", Policy::sliding_window_counter(1, ms(10)).unwrap()).unwrap();
+    for key in ["", "key"] {
+        clock.advance(ms(125));
+        assert!(matches!(limiter.attempt(key, 1), Ok(Attempt::Admitted(_))));
+        assert!(matches!(limiter.reserve(key, 1, None, None), Ok(Reserved::Place { .. })));
+        store.declare("api", Policy::sliding_window_counter(1, ms(9)).unwrap()).unwrap().open().unwrap();
+        assert!(!limiter.can_proceed(key).unwrap(), "it started in this window, with the key {key:?}");
+        store.declare("api", Policy::sliding_window_counter(1, ms(10)).unwrap()).unwrap().open().unwrap();
+    }
+}

@@ -184,6 +184,10 @@ pub trait Rules: Clone + Debug + PartialEq {
     fn can_become(&self, _: &Self, _books: &[&Self::Book], _forgotten: Tick, _: Now) -> bool {
         true
     }
+    /// Until when a start may be remembered that was forgotten then.
+    fn remembered(&self, stamp: Tick) -> Tick {
+        stamp
+    }
     /// Has a key that is as new something that one that was forgotten has not?
     fn keeps(&self, _: &Self::Book) -> bool {
         false
@@ -432,6 +436,8 @@ impl<R: Rules> Model<R> {
             for key in self.keys.values_mut() {
                 key.book = self.rules.change(&to, std::mem::take(&mut key.book), now);
             }
+            // Nothing is forgotten sooner than the longest that it may count by then.
+            self.forgotten = to.remembered(self.forgotten.min(now.ceil));
             self.rules = to;
             self.advance(now);
         }

@@ -159,8 +159,8 @@ impl<const KIND: u8> Rules for Log<KIND> {
         (self.windows.iter().map(|w| w.1).min().unwrap(), self.longest())
     }
 
-    fn grace(&self, book: &Book, _: u64) -> Tick {
-        let shortest = self.windows(book).iter().map(|w| w.1).filter(|&length| length > 0).min();
+    fn grace(&self, _: &Book, _: u64) -> Tick {
+        let shortest = self.windows.iter().map(|w| w.1).min();
         (shortest.unwrap_or(0) / 40).min(50_000)
     }
 

@@ -93,7 +93,7 @@ impl Trace {
     }
 
     pub fn add(&mut self, now: Duration, call: String) {
-        if self.calls.len() == 400 {
+        if self.calls.len() == 30 {
             self.calls.pop_front();
         }
         self.calls.push_back(format!("{now:>12?} {call}"));

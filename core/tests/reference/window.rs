@@ -105,7 +105,7 @@ impl<const SMOOTH: bool> Rules for Windows<SMOOTH> {
 
     fn random(random: &mut Random, scale: Tick) -> Self {
         let most = random.pick(&[1, 3, 8, 8, 20, 40, 1_000]);
-        Windows { limit: 1 + random.below(most), length: random.length(scale) }
+        Windows { limit: 1 + random.below(most), length: scale / 100 + random.length(scale) }
     }
 
     fn policy(&self) -> Policy {
@@ -216,6 +216,10 @@ impl<const SMOOTH: bool> Rules for Windows<SMOOTH> {
     /// Windows of another length may still count what these have forgotten.
     fn can_become(&self, to: &Self, _: &[&Book], forgotten: Tick, now: Now) -> bool {
         forgotten.div_euclid(to.length) + Self::LASTS <= now.floor / to.length
+    }
+
+    fn remembered(&self, stamp: Tick) -> Tick {
+        (stamp.div_euclid(self.length) + 1) * self.length - 1
     }
 
     fn has(&self, book: &Book, permit: &Permit) -> bool {
