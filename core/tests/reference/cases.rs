@@ -45,14 +45,16 @@ fn a_long_queue_that_gives_up_does_not_make_the_log_forget() {
     assert!(!decision.admitted, "8 of 8 have started in this window: {decision:?}");
 }
 
-/// The same from the last to the first. What is not known any more counts for longer than it was, but not for ever.
+/// As many places as the ring has slots, given back from the last to the first: no more fit. What is not known any more
+/// counts for longer than it was, but not for ever.
 #[test]
 fn a_long_queue_that_gives_up_is_gone_when_its_places_would_be() {
     let (clock, _, limiter) = limit(8, SECOND);
     for _ in 0..8 {
         start(&limiter, "");
     }
-    let places: Vec<_> = (0..20).map(|_| place(&limiter, "")).collect();
+    let places: Vec<_> = (0..16).map(|_| place(&limiter, "")).collect();
+    assert!(matches!(limiter.reserve("", 1, None, Some(ms(1))).unwrap(), Reserved::Denied(_)));
     let last = limiter.ready_in(places.last().unwrap()).unwrap();
     places.iter().rev().for_each(|place| limiter.cancel(place).unwrap());
     assert!(!limiter.can_proceed("").unwrap());
