@@ -15,6 +15,8 @@ mod bucket;
 mod calls;
 #[path = "reference/cases.rs"]
 mod cases;
+#[path = "reference/composite.rs"]
+mod composite;
 #[path = "reference/concurrency.rs"]
 mod concurrency;
 #[path = "reference/frame.rs"]
@@ -52,4 +54,14 @@ every_answer_is_the_models! {
     leaky_bucket: bucket::Bucket<true>;
     fixed_window: window::Windows<false>;
     sliding_window_counter: window::Windows<true>;
+}
+
+#[test]
+fn composite() {
+    runs(composite::all);
+}
+
+#[test]
+fn null() {
+    runs(composite::null);
 }

@@ -463,6 +463,16 @@ impl<R: Rules> Model<R> {
         gate <= now && self.with(key, |rules, book| rules.empty(book)) <= now
     }
 
+    /// Is it certain what ending a permit does? `all`: all keys were just cleared.
+    pub fn is_certain(&self, permit: &Permit, all: bool) -> bool {
+        if R::COUNTED {
+            return !self.with(&permit.key, |rules, book| rules.keeps(book));
+        }
+        // A key that is gone counts its tickets anew, so that an old permit may stand for something else.
+        let is_kept = permit.key.is_empty() || !self.is_idle(&permit.key);
+        self.has(permit) || permit.stamp < self.now.floor || is_kept && !all
+    }
+
     /// Does a permit still stand for something?
     pub fn has(&self, permit: &Permit) -> bool {
         self.with(&permit.key, |rules, book| rules.has(book, permit))

@@ -354,14 +354,7 @@ impl<R: Rules> Run<R> {
     /// What the real one may or may not have forgotten, nobody asks about any more.
     pub fn forget_namesakes(&mut self, at: usize, all: bool) {
         let Limit { model, held, waiting, .. } = &mut self.limits[at];
-        let is_safe = |permit: &Permit| {
-            if R::COUNTED {
-                return !model.with(&permit.key, |rules, book| rules.keeps(book));
-            }
-            // A key that is gone counts its tickets anew, so that an old permit may stand for something else.
-            let is_kept = permit.key.is_empty() || !model.is_idle(&permit.key);
-            model.has(permit) || permit.stamp < model.now.floor || is_kept && !all
-        };
+        let is_safe = |permit: &Permit| model.is_certain(permit, all);
         held.retain(|held| is_safe(&held.permit));
         waiting.retain(|waiting| waiting.waiter.place.as_ref().is_none_or(is_safe));
     }
