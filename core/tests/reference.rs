@@ -15,6 +15,8 @@ mod bucket;
 mod calls;
 #[path = "reference/cases.rs"]
 mod cases;
+#[path = "reference/child.rs"]
+mod child;
 #[path = "reference/composite.rs"]
 mod composite;
 #[path = "reference/concurrency.rs"]
@@ -23,6 +25,8 @@ mod concurrency;
 mod frame;
 #[path = "reference/log.rs"]
 mod log;
+#[path = "reference/null.rs"]
+mod null;
 #[path = "reference/random.rs"]
 mod random;
 #[path = "reference/run.rs"]
@@ -63,5 +67,5 @@ fn composite() {
 
 #[test]
 fn null() {
-    runs(composite::null);
+    runs(null::all);
 }

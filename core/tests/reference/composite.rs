@@ -1,6 +1,7 @@
-//! Several limits at once, against the models of each; and no limit.
+//! Several limits at once, against the models of each.
 
 use super::bucket::Bucket;
+use super::child::{Child, strictest};
 use super::common::Dir;
 use super::frame::{Answer, Model, Now, Permit, Rules, Tick, View};
 use super::log::{DELAY, Log, RATE, STRICT};
@@ -10,50 +11,6 @@ use super::window::Windows;
 use std::sync::Arc;
 use std::time::Duration;
 use workglow_limit::*;
-
-/// What a composite asks of the model of a child, whatever kind it is of.
-macro_rules! child {
-    (
-        [$($look:ident($($what:ident: $whats:ty),*) -> $seen:ty;)*]
-        $($edit:ident($($arg:ident: $of:ty),*) $(-> $answer:ty)?;)*
-    ) => {
-        trait Child {
-            fn capacity(&self) -> u64;
-            fn longest(&self) -> Tick;
-            $(fn $look(&self, $($what: $whats),*) -> $seen;)*
-            $(fn $edit(&mut self, $($arg: $of),*) $(-> $answer)?;)*
-        }
-
-        impl<R: Rules> Child for Model<R> {
-            fn capacity(&self) -> u64 {
-                self.rules.capacity()
-            }
-            fn longest(&self) -> Tick {
-                self.rules.lengths().1
-            }
-            $(fn $look(&self, $($what: $whats),*) -> $seen {
-                Model::$look(self, $($what),*)
-            })*
-            $(fn $edit(&mut self, $($arg: $of),*) $(-> $answer)? {
-                Model::$edit(self, $($arg),*)
-            })*
-        }
-    };
-}
-
-child! {
-    [
-        view(key: &str, weight: u64) -> Option<View>;
-        is_certain(permit: &Permit, all: bool) -> bool;
-    ]
-    attempt(key: &str, weight: u64) -> Answer;
-    cancel(permit: &Permit);
-    complete(permit: &Permit);
-    settle(permit: &Permit, actual: u64);
-    pause(key: &str, pause: Tick);
-    clear(key: &str);
-    advance(now: Now);
-}
 
 const NAMES: [&str; 3] = ["first", "second", "third"];
 
@@ -141,20 +98,8 @@ impl Run {
         self.held.retain(|held| held.parts.iter().zip(models).all(|(part, model)| model.is_certain(part, all)));
     }
 
-    /// The strictest of what all say, and who denied: of several, the first that makes wait longest.
     fn view(&self, key: &str, weight: u64) -> Option<(View, Option<usize>)> {
-        let all = self.models.iter().map(|model| model.view(key, weight)).collect::<Option<Vec<_>>>()?;
-        let retry_after = all.iter().map(|view| view.retry_after).max()?;
-        let least = all.iter().min_by_key(|view| view.remaining)?;
-        let view = View {
-            admitted: all.iter().all(|view| view.admitted),
-            retry_after,
-            remaining: least.remaining,
-            limit: least.limit,
-            reset_after: all.iter().map(|view| view.reset_after).max()?,
-        };
-        let by = all.iter().position(|view| !view.admitted && view.retry_after == retry_after);
-        Some((view, by))
+        strictest(&self.models, key, weight)
     }
 
     fn compare(&mut self, call: &str, real: &Result<Decision>, expected: Option<(View, Option<usize>)>) {
@@ -302,28 +247,4 @@ pub fn all(seed: u64) -> u64 {
     let calls = if run.dir.is_some() { 200 } else { 2_000 };
     (0..calls).for_each(|_| run.call());
     calls
-}
-
-/// Everything is admitted, whatever happened before.
-pub fn null(seed: u64) -> u64 {
-    let (mut random, limiter) = (Random(seed), NullLimiter::new());
-    for _ in 0..1_000 {
-        let (key, weight) = (random.pick(&KEYS), 1 + random.up_to(u64::MAX / 2));
-        let Attempt::Admitted(permit) = limiter.attempt(key, weight).unwrap() else { panic!("{weight} denied") };
-        for decision in [limiter.decide(key, weight).unwrap(), limiter.peek(key, weight).unwrap()] {
-            assert!(decision.admitted && decision.denied_by.is_none(), "{decision:?}");
-            assert_eq!([decision.retry_after, decision.suggested_after, decision.reset_after], [Duration::ZERO; 3]);
-            assert_eq!([decision.remaining, decision.limit], [u64::MAX; 2]);
-        }
-        match random.below(5) {
-            0 => limiter.cancel(&permit),
-            1 => limiter.complete(&permit),
-            2 => limiter.settle(&permit, 2 * weight),
-            3 => limiter.pause(key, Duration::from_secs(random.below(100))),
-            _ => limiter.clear(key),
-        }
-        .unwrap();
-        assert!(matches!(limiter.decide(key, 0), Err(Error::InvalidArgument { .. })));
-    }
-    1_000
 }
