@@ -20,14 +20,14 @@ use std::time::{Duration, Instant, SystemTime};
 /// Above a place's grace, a permit has a part of the instance of its lane.
 pub(super) const LANE: u32 = 48;
 
+/// What fits below it.
+const MOST_GRACE: u64 = (1 << LANE) - 1;
+
 /// Nobody sleeps more precisely than this: see [`Timed::nap_before`].
 const LATENESS: Duration = Duration::from_micros(200);
 
 /// A grace that is shorter is no match for that.
 const SHORT_GRACE: Duration = Duration::from_micros(500);
-
-/// What fits there.
-const MOST_GRACE: u64 = (1 << LANE) - 1;
 
 /// A limit that is a matter of time, in a store.
 #[derive(Debug)]
