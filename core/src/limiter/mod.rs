@@ -243,7 +243,7 @@ pub trait Limiter: Send + Sync {
     /// As for [`Limiter::attempt`].
     fn record_job_start(&self, key: &str) -> Result<()>;
 
-    /// A job has ended: the oldest start without a permit that this process recorded on that key.
+    /// A job has ended: the oldest start without a permit that this process recorded on that key, through the same store.
     ///
     /// # Errors
     /// As for [`Limiter::attempt`].

@@ -13,7 +13,8 @@ struct Lease {
     id: u64,
     weight: u64,
     until: Tick,
-    is_recorded: bool,
+    /// Through which store, if it was recorded without a permit.
+    recorded_by: Option<usize>,
 }
 
 #[derive(Default)]
@@ -61,10 +62,10 @@ impl Model {
         (self.live(key) + weight > max).then_some(after)
     }
 
-    fn add(&mut self, key: &str, weight: u64, is_recorded: bool) -> u64 {
+    fn add(&mut self, key: &str, weight: u64, recorded_by: Option<usize>) -> u64 {
         self.ids += 1;
-        let (id, until) = (self.ids, if is_recorded { NEVER } else { self.until() });
-        self.key(key).leases.push(Lease { id, weight, until, is_recorded });
+        let (id, until) = (self.ids, if recorded_by.is_some() { NEVER } else { self.until() });
+        self.key(key).leases.push(Lease { id, weight, until, recorded_by });
         id
     }
 
@@ -90,6 +91,8 @@ struct Run {
     stores: Vec<Store>,
     scale: Tick,
     handles: Vec<Arc<dyn Limiter>>,
+    /// Which store each of them is of.
+    stores_of: Vec<usize>,
     model: Model,
     held: Vec<Held>,
     trace: Trace,
@@ -129,7 +132,7 @@ impl Run {
     }
 
     fn hold(&mut self, raw: RawPermit, by: usize, key: String, weight: u64) {
-        let id = self.model.add(&key, weight, false);
+        let id = self.model.add(&key, weight, None);
         let fence = |raw| self.handles[by].fence(raw).unwrap();
         let mine = self.held.iter().filter(|held| held.key == key && held.by == by && !held.is_cleared);
         assert!(mine.clone().all(|held| fence(&held.raw) < fence(&raw)), "fences grow");
@@ -191,16 +194,16 @@ impl Run {
                 raw.into_iter().for_each(|raw| self.hold(raw, by, key.clone(), weight));
             }
             55..80 => self.end(),
-            80..84 if self.model.key(&key).leases.iter().filter(|lease| lease.is_recorded).count() < 6 => {
+            80..84 if self.model.key(&key).leases.iter().filter(|lease| lease.recorded_by.is_some()).count() < 6 => {
                 self.log(format!("record_job_start {key:?}"));
                 limiter.record_job_start(&key).unwrap();
-                self.model.add(&key, 1, true);
+                self.model.add(&key, 1, Some(self.stores_of[by]));
             }
             84..90 => {
                 self.log(format!("record_job_completion {key:?}"));
                 limiter.record_job_completion(&key).unwrap();
-                let leases = &mut self.model.key(&key).leases;
-                leases.iter().position(|lease| lease.is_recorded).map(|oldest| leases.remove(oldest));
+                let (by, leases) = (self.stores_of[by], &mut self.model.key(&key).leases);
+                leases.iter().position(|lease| lease.recorded_by == Some(by)).map(|oldest| leases.remove(oldest));
             }
             90..92 => {
                 let pause = 1 + Tick::from(self.random.up_to(self.scale as u64));
@@ -228,6 +231,7 @@ impl Run {
                 (self.model.max, self.model.lease) = (max, lease);
                 if self.handles.len() < 6 {
                     self.handles.push(limiter);
+                    self.stores_of.push(at);
                 }
             }
             _ => {
@@ -256,7 +260,8 @@ fn concurrency() {
         handles[0].open().unwrap();
         let model = Model { max, lease, gate: 0, keys: HashMap::new(), ids: 0, now: 0 };
         let trace = Trace::new("concurrency", seed);
-        let mut run = Run { random, clock, stores, scale, handles, model, held: Vec::new(), trace };
+        let (stores_of, held) = (vec![0], Vec::new());
+        let mut run = Run { random, clock, stores, scale, handles, stores_of, model, held, trace };
         run.log(format!("{policy}"));
         let calls = if dir.is_some() { 200 } else { 2_000 };
         (0..calls).for_each(|_| run.call());

@@ -73,7 +73,8 @@ impl<const SMOOTH: bool> Windows<SMOOTH> {
         }
         let newest = known.iter().map(|w| w.0).chain(unknown).fold(now.floor / self.length, Tick::max);
         let units = |window: Tick| match unknown {
-            Some(lost) if lost >= window => sum(&known, Some(window)).max(self.limit),
+            // Before the first window there is none.
+            Some(lost) if lost >= window && window >= 0 => sum(&known, Some(window)).max(self.limit),
             _ => sum(&known, Some(window)),
         };
         let era = if known.is_empty() { next_id() } else { era };
