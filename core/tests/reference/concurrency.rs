@@ -8,6 +8,8 @@ use std::sync::Arc;
 use workglow_limit::*;
 
 const NEVER: Tick = Tick::MAX;
+/// Where a key is forgotten, its fences go on by the clock: 64 in each tick, which is more than anybody takes, but here.
+const FENCES: Tick = 1_000;
 
 struct Lease {
     id: u64,
@@ -81,8 +83,6 @@ struct Held {
     by: usize,
     key: String,
     id: u64,
-    /// It ended when its key was cleared. (Fences go on by the clock then, which stands still here.)
-    is_cleared: bool,
 }
 
 struct Run {
@@ -134,9 +134,9 @@ impl Run {
     fn hold(&mut self, raw: RawPermit, by: usize, key: String, weight: u64) {
         let id = self.model.add(&key, weight, None);
         let fence = |raw| self.handles[by].fence(raw).unwrap();
-        let mine = self.held.iter().filter(|held| held.key == key && held.by == by && !held.is_cleared);
+        let mine = self.held.iter().filter(|held| held.key == key && held.by == by);
         assert!(mine.clone().all(|held| fence(&held.raw) < fence(&raw)), "fences grow");
-        self.held.push(Held { raw, by, key, id, is_cleared: false });
+        self.held.push(Held { raw, by, key, id });
     }
 
     fn end(&mut self) {
@@ -162,11 +162,15 @@ impl Run {
         }
     }
 
+    fn advance(&mut self, by: Tick) {
+        self.clock.advance(duration(by));
+        self.model.now += by;
+    }
+
     fn call(&mut self) {
         if self.random.chance(40) {
             let by = Tick::from(self.random.up_to(2 * self.scale as u64));
-            self.clock.advance(duration(by));
-            self.model.now += by;
+            self.advance(by);
         }
         let key = self.random.pick(&KEYS).to_owned();
         let weight = if self.random.chance(60) { 1 } else { 1 + self.random.below(self.model.max + 1) };
@@ -218,9 +222,7 @@ impl Run {
                 limiter.clear(&key).unwrap();
                 self.model.keys.retain(|name, _| !key.is_empty() && *name != key);
                 self.model.gate = if key.is_empty() { 0 } else { self.model.gate };
-                for held in self.held.iter_mut().filter(|held| key.is_empty() || held.key == key) {
-                    held.is_cleared = true;
-                }
+                self.advance(FENCES);
             }
             94..96 => {
                 let (max, lease, policy) = policy(&mut self.random, self.scale, self.model.lease.is_some());
@@ -228,6 +230,7 @@ impl Run {
                 let at = self.random.below(self.stores.len() as u64) as usize;
                 let limiter = self.stores[at].declare("limit", policy).unwrap();
                 limiter.open().unwrap();
+                self.advance(FENCES);
                 (self.model.max, self.model.lease) = (max, lease);
                 if self.handles.len() < 6 {
                     self.handles.push(limiter);
