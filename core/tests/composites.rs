@@ -412,8 +412,126 @@ fn composites_within_composites() {
     assert!([&a, &b, &running].iter().all(|child| !child.can_proceed("").unwrap()));
     outer.cancel(&place).unwrap();
     assert!([&a, &b, &running].iter().all(|child| child.can_proceed("").unwrap()));
-    let cycle = CompositeLimiter::new([inner]);
-    assert!(matches!(cycle.permit_from_text("wglc1.x"), Err(Error::Unsupported { .. })));
+}
+
+#[test]
+fn a_place_goes_on_elsewhere_as_a_text() {
+    let (clock, store) = clocked();
+    let (a, b) = (|| rate(&store, "a", 1, ms(1_000)), || rate(&store, "b", 1, ms(2_000)));
+    let here = CompositeLimiter::new([a(), b(), slots(1)]);
+    let running = slots(1);
+    // Others of the same limits, in another order, one of them inside another composite.
+    let elsewhere = CompositeLimiter::new([running.clone(), b(), a()]);
+    let inner: Shared = Arc::new(CompositeLimiter::new([b()]));
+    let nested = CompositeLimiter::new([a(), inner]);
+    let (first, key) = (taken(&here), "tenant \u{fc} (7)~");
+    here.complete(&first).unwrap();
+    let Reserved::Place { place, after } = here.reserve(key, 1, None, None).unwrap() else { panic!("denied") };
+    assert_eq!(after, Duration::ZERO);
+    let text = here.to_text(&place).unwrap();
+    here.drop_place(&place);
+    assert!(here.present(&place).is_err(), "it is not known here any more");
+    let there = elsewhere.permit_from_text(&text).unwrap();
+    assert!(matches!(elsewhere.present(&there).unwrap(), Presented::Started(_)));
+    assert!([a(), b()].iter().all(|child| !child.can_proceed(key).unwrap()), "it counts for its key");
+    elsewhere.cancel(&there).unwrap();
+    assert!([a(), b(), running.clone()].iter().all(|child| child.can_proceed(key).unwrap()));
+
+    // The one that waits: too early, then with the slot taken, then it starts, and never again.
+    let (place, after) = self::place(&here, 1);
+    assert_eq!(after, ms(2_000));
+    let text = here.to_text(&place).unwrap();
+    here.complete(&place).unwrap();
+    let there = elsewhere.permit_from_text(&text).unwrap();
+    assert_eq!(elsewhere.present(&there).unwrap(), Presented::Wait { place: there, after });
+    clock.advance(after);
+    let held = taken(&*running);
+    assert!(matches!(elsewhere.present(&there).unwrap(), Presented::Wait { .. }));
+    let text = elsewhere.to_text(&there).unwrap();
+    running.complete(&held).unwrap();
+    clock.advance(ms(20));
+    assert!(matches!(elsewhere.present(&there).unwrap(), Presented::Started(_)));
+    assert!(matches!(elsewhere.to_text(&there), Err(Error::Unsupported { .. })), "a start belongs to its process");
+    let again = here.permit_from_text(&text).unwrap();
+    let Presented::Wait { after, .. } = here.present(&again).unwrap() else { panic!("it starts twice") };
+    assert!(after > ms(1_900), "{after:?}");
+
+    let (place, after) = self::place(&nested, 1);
+    clock.advance(after);
+    let other: Shared = Arc::new(CompositeLimiter::new([b()]));
+    let other = CompositeLimiter::new([other, a()]);
+    let there = other.permit_from_text(&nested.to_text(&place).unwrap()).unwrap();
+    assert!(matches!(other.present(&there).unwrap(), Presented::Started(_)));
+}
+
+#[test]
+fn what_is_no_text_of_a_place_is_an_error() {
+    let (_clock, store) = clocked();
+    let limiter = CompositeLimiter::new([rate(&store, "a", 5, ms(1_000)), slots(1)]);
+    let text = limiter.to_text(&place(&limiter, 1).0).unwrap();
+    let (head, child) = text.split_once('(').unwrap();
+    assert_eq!(head, "wglc1.1.-.");
+    let child = child.strip_suffix(')').unwrap();
+    for text in [
+        "",
+        "wglc1.",
+        "wglc1.1.-.",
+        "wglc1.x",
+        child,
+        &format!("wglc2.1.-.({child})"),
+        &format!("wglc1.0.-.({child})"),
+        &format!("wglc1.1.-.6({child})"),
+        &format!("wglc1.1.-.ff({child})"),
+        &format!("wglc1.1.-.6g({child})"),
+        &format!("wglc1.1.-.({child}"),
+        &format!("wglc1.1.-.({child}))"),
+        &format!("wglc1.1.-.({child})x"),
+        &format!("wglc1.1.-.x({child})"),
+        &format!("wglc1.1.ffffffffffffffff.({child})"),
+    ] {
+        let error = limiter.permit_from_text(text).unwrap_err();
+        assert!(matches!(error, Error::InvalidArgument { parameter: "place", .. }), "{text}: {error}");
+    }
+    // Two places at one limit, and one of a limit that is no child here.
+    let strangers = CompositeLimiter::new([rate(&store, "b", 5, ms(1_000))]);
+    for (limiter, text) in [(&limiter, format!("{text}({child})")), (&strangers, text.clone())] {
+        assert!(matches!(limiter.permit_from_text(&text), Err(Error::ForeignPermit { .. })), "{text}");
+    }
+    let long = "6b".repeat(1_025);
+    let error = limiter.permit_from_text(&format!("wglc1.1.-.{long}({child})")).unwrap_err();
+    assert!(matches!(error, Error::InvalidArgument { parameter: "key", .. }), "{error}");
+    // What is only counted could start twice.
+    let bucket: Shared = Arc::new(TokenBucketLimiter::new(&store, "bucket", 5, ms(1_000), 5).unwrap());
+    let limiter = CompositeLimiter::new([bucket]);
+    assert!(matches!(limiter.to_text(&place(&limiter, 1).0), Err(Error::Unsupported { .. })));
+}
+
+#[test]
+fn a_text_that_many_present_starts_once() {
+    let store = Store::new("memory:").unwrap();
+    let children = || [rate(&store, "a", 1_000, HOUR), rate(&store, "b", 1_000, HOUR)];
+    let here = CompositeLimiter::new(children());
+    let workers: Vec<_> = (0..4).map(|_| CompositeLimiter::new(children())).collect();
+    for _ in 0..100 {
+        let text = here.to_text(&place(&here, 1).0).unwrap();
+        let (line, starts) = (Barrier::new(4), AtomicU64::new(0));
+        std::thread::scope(|scope| {
+            for worker in &workers {
+                scope.spawn(|| {
+                    let place = worker.permit_from_text(&text).unwrap();
+                    line.wait();
+                    match worker.present(&place).unwrap() {
+                        Presented::Started(_) => drop(starts.fetch_add(1, SeqCst)),
+                        Presented::Wait { place, .. } => worker.cancel(&place).unwrap(),
+                    }
+                });
+            }
+        });
+        // Two that were faster at one child each may both have to go on; with the place of neither.
+        assert!(starts.into_inner() <= 1);
+    }
+    let [a, b] = children();
+    assert_eq!(a.peek("", 1).unwrap().remaining, b.peek("", 1).unwrap().remaining);
 }
 
 #[test]

@@ -13,8 +13,11 @@ use workglow_limit::{Limiter, Presented, RawPermit, Reserved, Result, Wait};
 /// The grace of a place where the caller has no wish: a fortieth of the window, at most 50 ms.
 pub const WGL_DEFAULT_GRACE: u64 = 0xFFFF_FFFF_FFFF_FFFF;
 
-/// The most bytes that a permit's text needs, with its NUL.
+/// The most bytes that a permit's text needs, with its NUL; a composite's place may need more.
 pub const WGL_PERMIT_TEXT_MAX: usize = 128;
+
+/// Whatever is longer is no text of ours.
+const LONGEST_TEXT: usize = 65_535;
 
 /// What an admitted start holds, until wgl_complete, wgl_cancel or wgl_settle; or a place, a start in the future. A
 /// value: there is nothing to free, and what is inside is the library's. It belongs to the limiter that gave it, and to
@@ -256,7 +259,7 @@ pub extern "C" fn wgl_acquire_place(
 }
 
 /// Writes a permit or place as a text, with a NUL behind it, into a buffer of `capacity` bytes; WGL_PERMIT_TEXT_MAX are
-/// enough. `length` (which may be NULL) is how long it is without the NUL. With it another process that has the same
+/// enough, but for a composite's place: 64 more, twice the key's length, and as much again for each child. `length` (which may be NULL) is how long it is without the NUL. With it another process that has the same
 /// limit goes on, through wgl_permit_from_text; from then on the permit is that one's to present and to end.
 ///
 /// Fails with WGL_INVALID_ARGUMENT, saying how much is needed, if the buffer is too small, WGL_FOREIGN_PERMIT if another
@@ -304,7 +307,7 @@ pub unsafe extern "C" fn wgl_permit_from_text(
         let (limiter, place) = (given("limiter", limiter)?, given("permit", permit)?);
         given("text", NonNull::new(text.cast_mut()))?;
         // SAFETY: the caller's promise.
-        let text = unsafe { sized_text("text", text, text_len, WGL_PERMIT_TEXT_MAX - 1) }?;
+        let text = unsafe { sized_text("text", text, text_len, LONGEST_TEXT) }?;
         place.write(wgl_permit::new(limiter.limiter.permit_from_text(text)?));
         Ok(WGL_OK)
     })

@@ -3,11 +3,11 @@
 import fs from "node:fs";
 import readline from "node:readline";
 import { setTimeout } from "node:timers/promises";
-import { LimitError, RateLimiter, Store, TimeoutError } from "workglow-limit";
+import { LimitError, Store, TimeoutError } from "workglow-limit";
 
 const [url, name, folder, timeout, onError, durability] = process.argv.slice(2);
 const store = new Store(url, { timeout: `${timeout}s`, onError, durability });
-const limiter = RateLimiter.attach(store, name);
+const limiter = await store.find(name);
 const log = fs.openSync(`${folder}/node-${process.pid}.log`, "a"); // each write is one line as a whole
 
 let waiting = new AbortController();
@@ -19,6 +19,16 @@ const now = () => process.hrtime.bigint();
 const record = (a) => fs.writeSync(log, `${a} ${now()}\n`);
 const place = (permit) => ["place", permit.toText(), permit.wait / 1e3];
 
+/** The start of a composite belongs to one process. */
+function text(start) {
+  try {
+    return start.toText();
+  } catch (error) {
+    if (error.code === "unsupported") return "-";
+    throw error;
+  }
+}
+
 /** A timer may be early: never before it is over. */
 async function sleep(ms) {
   const due = performance.now() + ms;
@@ -26,15 +36,15 @@ async function sleep(ms) {
 }
 
 /** Waits while it is too early. What came of it: a start, or another place. */
-async function present(text) {
+async function present(given) {
   for (;;) {
     const asked = now();
-    const permit = limiter.present(text);
+    const permit = limiter.present(given);
     if (permit.started) {
       record(asked);
-      return ["started", permit.toText()];
+      return ["started", text(permit)];
     }
-    if (permit.toText() !== text) return place(permit);
+    if (permit.toText() !== given) return place(permit);
     await sleep(permit.wait);
   }
 }
@@ -57,13 +67,13 @@ async function queue(grace) {
     decisions += 1;
   }
   record(ready);
-  return ["started", permit.toText(), decisions, sleeps];
+  return ["started", text(permit), decisions, sleeps];
 }
 
 function start(permit, asked) {
   if (permit === null) return ["denied"];
   record(permit.readyAtHrtime ?? asked);
-  return ["started", permit.toText()];
+  return ["started", text(permit)];
 }
 
 async function answer(verb, word) {

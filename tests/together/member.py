@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
-from workglow_limit import AcquireTimeout, LimitError, Store
+from workglow_limit import AcquireTimeout, LimitError, Store, Unsupported
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "examples/fleet"))
 from evidence import Recorder
@@ -25,19 +25,27 @@ def seconds(word):
     return None if word == "-" else float(word)
 
 
+def text(start):
+    """The start of a composite belongs to one process."""
+    try:
+        return start.to_text()
+    except Unsupported:
+        return "-"
+
+
 def place(permit):
     return "place", permit.to_text(), permit.wait
 
 
-def present(text):
+def present(given):
     """Waits while it is too early. What came of it: a start, or another place."""
     while True:
         asked = time.monotonic_ns()
-        permit = limiter.present(text)
+        permit = limiter.present(given)
         if permit.started:
             recorder.start(asked, AT_ONCE)
-            return "started", permit.to_text()
-        if permit.to_text() != text:
+            return "started", text(permit)
+        if permit.to_text() != given:
             return place(permit)
         time.sleep(permit.wait)
 
@@ -55,14 +63,14 @@ def queue(grace):
         permit = limiter.present(permit)
         decisions += 1
     recorder.start(asked, ready)
-    return "started", permit.to_text(), decisions, sleeps
+    return "started", text(permit), decisions, sleeps
 
 
 def start(permit, asked):
     if permit is None:
         return ("denied",)
     recorder.start(asked, permit)
-    return "started", permit.to_text()
+    return "started", text(permit)
 
 
 def answer(verb, *words):
@@ -72,16 +80,16 @@ def answer(verb, *words):
             return start(limiter.try_acquire(), asked)
         case "acquire", timeout:
             return start(limiter.acquire(timeout=seconds(timeout)), asked)
-        case "acquire-place", text:
-            return start(limiter.acquire(place=text), asked)
+        case "acquire-place", given:
+            return start(limiter.acquire(place=given), asked)
         case "reserve", grace:
             return place(limiter.reserve(grace=seconds(grace)))
         case "queue", grace:
             return queue(grace)
-        case "present", text:
-            return present(text)
-        case ("complete" | "cancel"), text:
-            getattr(limiter.permit(text), verb)()
+        case "present", given:
+            return present(given)
+        case ("complete" | "cancel"), given:
+            getattr(limiter.permit(given), verb)()
             return ("done",)
         case "failures", :
             return ("failures", store.failures)

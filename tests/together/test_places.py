@@ -153,6 +153,27 @@ def test_a_place_is_taken_presented_and_ended_in_three_languages(how, store, gat
         assert one.ask("cancel", fresh) == ["done"]
 
 
+def test_a_composites_place_goes_from_language_to_language(store, gather):
+    limiter = store.limiter("1/200ms + 3/1s + 2 concurrent", name="jobs")
+    limiter.peek()
+    members = dict(zip(LANGUAGES, gather(LANGUAGES, store, "jobs")))
+    for one, two, three in permutations(members.values()):
+        limiter.clear()
+        held = limiter.try_acquire()
+        said, place, wait = one.ask("reserve", 60)
+        assert said == "place" and float(wait) > 0
+        assert two.ask("present", place) == ["started", "-"]
+        # It was used up, whoever comes with it.
+        for other in one, three:
+            said, fresh, _ = other.ask("present", place)
+            assert said == "place" and fresh != place
+            assert other.ask("cancel", fresh) == ["done"]
+        # And what started still counts.
+        assert one.ask("cancel", place) == ["done"]
+        assert not limiter.can_proceed()
+        held.complete()
+
+
 def test_the_text_of_another_limit_is_refused(store, gather):
     limiters = [RateLimiter(store, name, max_executions=5, window_size_in_seconds=60) for name in ("jobs", "others")]
     for limiter in limiters:

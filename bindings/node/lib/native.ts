@@ -109,6 +109,7 @@ export const enum Op {
   fromText,
   renew,
   fence,
+  cancelPlace,
 }
 
 /** What it answers. */

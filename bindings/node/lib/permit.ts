@@ -59,7 +59,8 @@ export class Permit {
 
   /** The job never ran, or nobody will use the place: its units are free again at once. */
   cancel(): void {
-    this._end(Op.cancel, this.#limiter);
+    // Somebody may have started with a place's text meanwhile.
+    this._end(this.started ? Op.cancel : Op.cancelPlace, this.#limiter);
   }
 
   /**

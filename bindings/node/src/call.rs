@@ -253,6 +253,7 @@ impl Data {
                 shared.status = i32::from(fence.is_some());
                 shared.large = fence.unwrap_or(0);
             }
+            23 => limiter.cancel_place(&RawPermit::from_words(shared.permit))?,
             other => return Err(Error::Unsupported { reason: format!("the addon knows no operation {other}") }),
         }
         Ok(())

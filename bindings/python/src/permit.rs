@@ -126,7 +126,10 @@ impl Permit {
 
     /// The job never ran, or nobody will use the place: its units are free again at once.
     fn cancel(&self, py: Python<'_>) -> PyResult<()> {
-        py.detach(|| self.end(|core, raw| core.cancel(raw))).map_err(raised)
+        // Somebody may have started with a place's text meanwhile.
+        let is_place = !self.started;
+        py.detach(|| self.end(|core, raw| if is_place { core.cancel_place(raw) } else { core.cancel(raw) }))
+            .map_err(raised)
     }
 
     /// The job ran, and was worth actual units instead of the weight that it started with: what it did not use is free
@@ -203,9 +206,12 @@ impl Permit {
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        // A place may be on its way as a text; it goes on.
-        if self.is_over() || !self.started {
+        if self.is_over() {
             return;
+        }
+        if !self.started {
+            // It may be on its way as a text, and goes on.
+            return self.node.core.drop_place(&self.raw);
         }
         if self.node.holds(&self.raw) {
             self.forgotten();

@@ -174,6 +174,19 @@ pub trait Limiter: Send + Sync {
     /// [`Error::InvalidArgument`] if it is none; [`Error::ForeignPermit`] if it is of another limit.
     fn permit_from_text(&self, text: &str) -> Result<RawPermit>;
 
+    /// Gives a place back, unless somebody has started with it, perhaps elsewhere with its text.
+    ///
+    /// # Errors
+    /// As for [`Limiter::cancel`].
+    fn cancel_place(&self, place: &RawPermit) -> Result<()> {
+        self.cancel(place)
+    }
+
+    /// Nobody in this process will use that place any more: what is kept for it here is not needed. It still counts, and
+    /// goes on where its text went. [`Limiter::complete`] does that too where it was a place.
+    #[doc(hidden)]
+    fn drop_place(&self, _place: &RawPermit) {}
+
     /// The same as [`Limiter::reserve`], but the place is no sooner than after `delay`.
     ///
     /// # Errors

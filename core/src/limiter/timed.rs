@@ -14,6 +14,7 @@ use crate::stats::Stats;
 use crate::store::counts::{ADMITTED, CANCELLED, DENIED, WAIT_TIME, WAITED};
 use crate::store::{Blocked, Hash, Home, Key, Limit, STORE_AGAIN, Store, Table, parts, take_units};
 use crate::time::{self, Tick, from_ticks};
+use std::cell::Cell;
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -432,6 +433,22 @@ impl Timed {
         self.limit.take_back(hash, start, only_grace(permit.reserved[2]))
     }
 
+    /// Gives a place back that nobody has started with; `false`: somebody has, or its time is over.
+    fn do_cancel_place(&self, place: &RawPermit) -> Result<bool> {
+        if self.is_over(place)? {
+            return Ok(false);
+        }
+        let (hash, start) = known(place);
+        let was_there = Cell::new(false);
+        self.limit.rewrite(hash, |_, table, history| {
+            let mut parts = parts(table, history, start);
+            parts.retain(|&i| table.policy.is_counted() || history.starts[i].state == PLACE);
+            take_units(table, history, &parts, (start, only_grace(place.reserved[2])), start.weight);
+            was_there.set(!parts.is_empty());
+        })?;
+        Ok(was_there.get())
+    }
+
     fn do_settle(&self, permit: &RawPermit, actual: u64) -> Result<()> {
         self.do_complete(permit)?;
         let (hash, start) = known(permit);
@@ -512,13 +529,7 @@ impl Timed {
         }
         // Late, used before, or overtaken by a gate, a clear or another policy: a fresh place for it. If it was not used
         // it does not count any longer.
-        if !self.is_over(place)? {
-            self.limit.rewrite(hash, |_, table, history| {
-                let mut parts = parts(table, history, start);
-                parts.retain(|&i| table.policy.is_counted() || history.starts[i].state == PLACE);
-                take_units(table, history, &parts, (start, only_grace(place.reserved[2])), start.weight);
-            })?;
-        }
+        self.do_cancel_place(place)?;
         let is_bucket = self.limit.table()?.policy.is_bucket();
         let grace = if is_bucket { place.b.saturating_sub(place.ready) } else { only_grace(place.reserved[2]) };
         let fresh = self
@@ -637,6 +648,14 @@ impl<T: InStore> Limiter for T {
         let cancelled = self.timed().own(permit).and_then(|permit| self.timed().do_cancel(&permit));
         if let Ok(true) = cancelled {
             self.timed().limit.count(known(permit).0, CANCELLED, 1);
+        }
+        self.timed().limit.or_instead(cancelled.map(drop), |_| ())
+    }
+
+    fn cancel_place(&self, place: &RawPermit) -> Result<()> {
+        let cancelled = self.timed().own(place).and_then(|place| self.timed().do_cancel_place(&place));
+        if let Ok(true) = cancelled {
+            self.timed().limit.count(known(place).0, CANCELLED, 1);
         }
         self.timed().limit.or_instead(cancelled.map(drop), |_| ())
     }

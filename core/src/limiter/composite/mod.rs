@@ -2,15 +2,16 @@
 
 mod parts;
 mod places;
+mod text;
 
-use super::{Attempt, Limiter, Presented, Progress, Reserved, Step, Wait, next_id, own, unsupported};
+use super::{Attempt, Limiter, Presented, Progress, Reserved, Step, Wait, next_id, own};
 use crate::decision::Decision;
 use crate::error::{Error, Result};
 use crate::fork::PerProcess;
 use crate::permit::RawPermit;
 use crate::policy;
 use crate::stats::Stats;
-use parts::{Out, Part, end_all};
+use parts::{Out, Part, State, end_all};
 use std::collections::HashMap;
 use std::ptr;
 use std::sync::Arc;
@@ -25,7 +26,8 @@ type Child = Arc<dyn Limiter>;
 /// the child that would make the caller wait longest. That child is also told of the denial, for its backoff and its counts.
 ///
 /// A start in the future is a place at each child whose room is a matter of time, all for the same moment; the others are
-/// asked at that moment. So whoever waits starts in its turn. Permits and places belong to the process that got them.
+/// asked at that moment. So whoever waits starts in its turn. A permit belongs to the process that got it; a place has a text
+/// if those of the children have.
 ///
 /// ```
 /// # use std::sync::Arc;
@@ -180,6 +182,11 @@ impl CompositeLimiter {
         end_all(&out.parts, end)
     }
 
+    /// Is it one of its places that has not started?
+    fn is_place(&self, permit: &RawPermit) -> bool {
+        permit.limiter == self.id && self.out.lock().get(&permit.a).is_some_and(|out| out.state == State::Place)
+    }
+
     /// What the parts of a permit say.
     fn parts<R>(&self, permit: &RawPermit, f: impl Fn(&Child, &RawPermit) -> Option<R>) -> Vec<R> {
         let parts = match self.out.lock().get(&permit.a) {
@@ -294,11 +301,23 @@ impl Limiter for CompositeLimiter {
     }
 
     fn complete(&self, permit: &RawPermit) -> Result<()> {
+        if self.is_place(permit) {
+            // It never started here; perhaps it goes on elsewhere, as a text.
+            self.drop_place(permit);
+            return Ok(());
+        }
         self.end(permit, |child, permit| child.complete(permit))
     }
 
     fn cancel(&self, permit: &RawPermit) -> Result<()> {
-        self.end(permit, |child, permit| child.cancel(permit))
+        match self.is_place(permit) {
+            true => self.end(permit, |child, place| child.cancel_place(place)),
+            false => self.end(permit, |child, permit| child.cancel(permit)),
+        }
+    }
+
+    fn cancel_place(&self, place: &RawPermit) -> Result<()> {
+        self.cancel(place)
     }
 
     fn settle(&self, permit: &RawPermit, actual: u64) -> Result<()> {
@@ -382,12 +401,21 @@ impl Limiter for CompositeLimiter {
         self.of_all(permit, |child, part| child.ready_at_monotonic_ns(part))
     }
 
-    fn to_text(&self, _: &RawPermit) -> Result<String> {
-        unsupported("to_text", "a composite: its permits belong to one process")
+    fn to_text(&self, permit: &RawPermit) -> Result<String> {
+        self.do_to_text(permit)
     }
 
-    fn permit_from_text(&self, _: &str) -> Result<RawPermit> {
-        unsupported("permit_from_text", "a composite: its permits belong to one process")
+    fn permit_from_text(&self, text: &str) -> Result<RawPermit> {
+        self.do_permit_from_text(text)
+    }
+
+    fn drop_place(&self, place: &RawPermit) {
+        if place.limiter == self.id {
+            let dropped = self.out.lock().remove(&place.a);
+            for part in dropped.iter().flat_map(|out| &out.parts) {
+                part.permit.iter().for_each(|place| part.child.0.drop_place(place));
+            }
+        }
     }
 
     fn contains(&self, composite: u64) -> bool {

@@ -133,7 +133,9 @@ pub(super) fn fit(
             if !part.has_place || part.fits(start) {
                 continue;
             }
-            part.give_back()?;
+            if let Some(place) = part.permit.take() {
+                part.child.0.cancel_place(&place)?;
+            }
             match part.child.0.reserve_later(&wish.key, wish.weight, from_us(start), max_wait, wish.grace)? {
                 Reserved::Place { place, .. } => part.permit = Some(place),
                 Reserved::Denied(after) => return Ok(Err(after)),

@@ -61,7 +61,7 @@ impl CompositeLimiter {
                 Ok(Reserved::Place { place, after })
             }
             other => {
-                let given_back = end_all(&parts, |child, place| child.cancel(place));
+                let given_back = end_all(&parts, |child, place| child.cancel_place(place));
                 let (Ok(after) | Err(after)) = other?;
                 given_back.map(|()| Reserved::Denied(after))
             }
@@ -151,7 +151,11 @@ impl CompositeLimiter {
         let Some(found) = out.get_mut(&place.a) else {
             // It was ended meanwhile.
             drop(out);
-            return end_all(&parts, |child, permit| child.cancel(permit)).and_then(|()| Err(gone()));
+            let cancelled = match state {
+                State::Started => end_all(&parts, |child, permit| child.cancel(permit)),
+                _ => end_all(&parts, |child, place| child.cancel_place(place)),
+            };
+            return cancelled.and_then(|()| Err(gone()));
         };
         (found.parts, found.state) = (parts, state);
         turn
