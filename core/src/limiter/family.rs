@@ -1,4 +1,4 @@
-//! The limits that are a matter of time, by their names. What they do is in `timed.rs`.
+//! The limits that are a matter of time, by their names. What they do is in `timed/`.
 
 use super::timed::{InStore, Timed};
 use crate::error::Result;

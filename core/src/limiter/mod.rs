@@ -5,7 +5,6 @@ mod concurrency;
 mod custom;
 mod family;
 mod null;
-mod text;
 mod timed;
 
 pub use composite::CompositeLimiter;

@@ -1,7 +1,9 @@
 //! What is limited: checked once, when it is made, and then believed.
 
+mod backoff;
 mod text;
 
+pub use backoff::{Backoff, Jitter};
 pub use text::parse_all;
 pub(crate) use text::parse_time;
 
@@ -109,100 +111,6 @@ impl Spacing {
     pub fn apart(mut self, interval: Tick) -> Spacing {
         self.windows.all[self.windows.count - 1].length = interval;
         self
-    }
-}
-
-/// How retries spread: see [`Backoff::new`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Jitter {
-    /// The backoff, and up to as much again. The default.
-    Scaled,
-    /// Anything up to the backoff.
-    Full,
-    /// Half of the backoff, and up to as much again.
-    Equal,
-    /// The backoff.
-    None,
-}
-
-/// What a denial adds to [`Decision::retry_after`](crate::Decision) for those who requeue.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Backoff {
-    initial: Tick,
-    /// In thousandths.
-    multiplier: u64,
-    max: Tick,
-    jitter: Jitter,
-}
-
-impl Default for Backoff {
-    /// 1 s, doubled up to 10 minutes, scaled.
-    fn default() -> Self {
-        Backoff { initial: 1_000_000, multiplier: 2_000, max: 600_000_000, jitter: Jitter::Scaled }
-    }
-}
-
-impl Backoff {
-    /// The first denial waits for `initial`, each later one `multiplier` times as long, up to `max`; an admission begins
-    /// anew. It is raised at most once while it lasts, however often and in how many processes somebody asks.
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`] unless `initial` is 1 µs to 366 days, `multiplier` more than 1 and at most 1,000
-    /// (thousandths count), and `max` `initial` to 366 days.
-    pub fn new(initial: Duration, multiplier: f64, max: Duration, jitter: Jitter) -> Result<Backoff> {
-        let initial = time::window_ticks("initial_backoff_delay", initial)?;
-        let thousandths = (multiplier * 1e3).round();
-        // NaN is neither.
-        if !(thousandths > 1e3 && thousandths <= 1e6) {
-            return Err(Error::invalid("backoff_multiplier", multiplier, "more than 1 (at least 1.001), at most 1000"));
-        }
-        let most = time::window_ticks("max_backoff_delay", max)?;
-        if most < initial {
-            return Err(Error::invalid("max_backoff_delay", format_args!("{max:?}"), "at least initial_backoff_delay"));
-        }
-        Ok(Backoff { initial, multiplier: thousandths as u64, max: most, jitter })
-    }
-
-    /// How long this level lasts: 0 at level 0, `initial` at 1. And whether the next one lasts longer.
-    pub(crate) fn delay(&self, level: u64) -> (Tick, bool) {
-        let (mut delay, mut grows) = (self.initial, self.initial < self.max);
-        for _ in 1..level {
-            let next = (u128::from(delay) * u128::from(self.multiplier) / 1_000).min(self.max.into()) as u64;
-            grows = next > delay;
-            delay = next;
-            if !grows {
-                break;
-            }
-        }
-        if level == 0 { (0, true) } else { (delay, grows && delay < self.max) }
-    }
-
-    /// The delay of one denial, with a random number.
-    pub(crate) fn spread(&self, delay: Tick, random: u64) -> Tick {
-        match self.jitter {
-            Jitter::Scaled => delay + random % delay.max(1),
-            Jitter::Full => random % (delay + 1),
-            Jitter::Equal => delay / 2 + random % (delay / 2 + 1),
-            Jitter::None => delay,
-        }
-    }
-
-    /// Is the delay always the same?
-    pub(crate) fn is_certain(&self) -> bool {
-        self.jitter == Jitter::None
-    }
-
-    const JITTERS: [Jitter; 4] = [Jitter::Scaled, Jitter::Full, Jitter::Equal, Jitter::None];
-
-    fn to_words(self) -> [u64; 3] {
-        let jitter = Self::JITTERS.iter().position(|&jitter| jitter == self.jitter).unwrap_or(0);
-        [self.initial, self.max, self.multiplier << 2 | jitter as u64]
-    }
-
-    #[inline(always)]
-    fn from_words([initial, max, rest]: [u64; 3]) -> Backoff {
-        Backoff { initial, multiplier: rest >> 2, max, jitter: Self::JITTERS[rest as usize & 3] }
     }
 }
 
@@ -645,24 +553,5 @@ mod tests {
             assert!(Backoff::new(SECOND, multiplier, SECOND, Jitter::None).is_err(), "{multiplier}");
         }
         assert!(Backoff::new(2 * SECOND, 2.0, SECOND, Jitter::None).is_err());
-    }
-
-    #[test]
-    fn a_backoff_grows_from_its_first_delay_to_its_last() {
-        let backoff = Backoff::new(SECOND, 2.0, 5 * SECOND, Jitter::None).unwrap();
-        let delays: Vec<_> = (0..6).map(|level| backoff.delay(level)).collect();
-        let s = 1_000_000;
-        assert_eq!(delays, [(0, true), (s, true), (2 * s, true), (4 * s, true), (5 * s, false), (5 * s, false)]);
-        for jitter in Backoff::JITTERS {
-            let backoff = Backoff { jitter, ..backoff };
-            let (least, most) = match jitter {
-                Jitter::Scaled => (1_000, 1_999),
-                Jitter::Full => (0, 1_000),
-                Jitter::Equal => (500, 1_000),
-                Jitter::None => (1_000, 1_000),
-            };
-            let all: Vec<_> = (0..10_000).map(|random| backoff.spread(1_000, random)).collect();
-            assert_eq!((all.iter().min(), all.iter().max()), (Some(&least), Some(&most)));
-        }
     }
 }

@@ -1,6 +1,6 @@
 //! A permit or place of a timed limit as a text, with which it leaves its process.
 
-use super::timed::{LANE, Timed, only_grace};
+use super::{LANE, Timed, only_grace};
 use crate::error::{Error, Result};
 use crate::permit::{RawPermit, unreadable};
 use crate::store::Hash;

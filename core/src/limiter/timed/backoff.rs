@@ -1,0 +1,33 @@
+//! How long a caller who was denied is told to wait, beyond what the limit says.
+
+use crate::policy;
+use crate::time::Tick;
+
+/// The level of a backoff and when the next denial raises it, as one word.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Level {
+    pub number: u64,
+    until: Tick,
+}
+
+impl Level {
+    /// 49 bits of microseconds are 17 years.
+    const UNTIL: u32 = 49;
+
+    pub fn of(word: u64) -> Level {
+        Level { number: word >> Self::UNTIL, until: word & ((1 << Self::UNTIL) - 1) }
+    }
+
+    pub fn word(self) -> u64 {
+        self.number << Self::UNTIL | self.until
+    }
+
+    pub fn after_denial(self, backoff: &policy::Backoff, now: Tick) -> Level {
+        if self.number > 0 && now < self.until {
+            return self;
+        }
+        let (_, grows) = backoff.delay(self.number);
+        let number = if grows { (self.number + 1).min((1 << (64 - Self::UNTIL)) - 1) } else { self.number };
+        Level { number, until: now + backoff.delay(number).0 }
+    }
+}

@@ -1,0 +1,119 @@
+//! How starts and places end, and starts that others decided.
+
+use super::{Timed, known, only_grace};
+use crate::algorithm::Start;
+use crate::algorithm::log::{Ask, PLACE, SETTLED};
+use crate::error::Result;
+use crate::permit::RawPermit;
+use crate::policy;
+use crate::store::counts::ADMITTED;
+use crate::store::{Hash, parts, take_units};
+use crate::time::Tick;
+use std::cell::Cell;
+use std::collections::VecDeque;
+
+impl Timed {
+    /// Was there anything to take back?
+    pub(super) fn do_cancel(&self, permit: &RawPermit) -> Result<bool> {
+        if self.is_over(permit)? {
+            return Ok(false);
+        }
+        let (hash, start) = known(permit);
+        self.limit.take_back(hash, start, only_grace(permit.reserved[2]))
+    }
+
+    /// Gives a place back that nobody has started with; `false`: somebody has, or its time is over.
+    pub(super) fn do_cancel_place(&self, place: &RawPermit) -> Result<bool> {
+        if self.is_over(place)? {
+            return Ok(false);
+        }
+        let (hash, start) = known(place);
+        let was_there = Cell::new(false);
+        self.limit.rewrite(hash, |_, table, history| {
+            let mut parts = parts(table, history, start);
+            parts.retain(|&i| table.policy.is_counted() || history.starts[i].state == PLACE);
+            take_units(table, history, &parts, (start, only_grace(place.reserved[2])), start.weight);
+            was_there.set(!parts.is_empty());
+        })?;
+        Ok(was_there.get())
+    }
+
+    pub(super) fn do_settle(&self, permit: &RawPermit, actual: u64) -> Result<()> {
+        self.do_complete(permit)?;
+        let (hash, start) = known(permit);
+        let (is_over, debt) = (self.is_over(permit)?, actual.saturating_sub(start.weight));
+        if is_over && debt == 0 {
+            return Ok(());
+        }
+        if is_over {
+            // The key may have been forgotten since.
+            self.limit.with_hash(hash, |_| Ok(()))?;
+        }
+        let ahead = only_grace(permit.reserved[2]);
+        let edited = self.limit.rewrite(hash, |home, table, history| {
+            let parts = parts(table, history, start);
+            if parts.is_empty() && !is_over {
+                return; // it was ended before
+            }
+            parts.iter().for_each(|&i| history.starts[i].state = SETTLED);
+            take_units(table, history, &parts, (start, ahead), start.weight.saturating_sub(actual));
+            // A debt counts from now on, however long ago the start was.
+            let (stamp, units) = (home.clock.now().ceil, debt.min(table.policy.capacity()));
+            let at = history.starts.partition_point(|start| start.stamp <= stamp);
+            if units > 0 {
+                let debt = Start { stamp, units, state: SETTLED, id: u64::MAX, is_logged: false };
+                history.starts.insert(at, debt);
+            }
+        });
+        edited.map(drop)
+    }
+
+    /// Only what adapts to how long jobs take has to know that one ended.
+    pub(super) fn do_complete(&self, permit: &RawPermit) -> Result<()> {
+        let [h0, h1, _] = permit.reserved;
+        let began = if permit.ready != 0 { permit.ready } else { permit.b };
+        match self.limit.adapts()? && self.own(permit)?.b != 0 {
+            true => self.ended(Hash([h0, h1]), began),
+            false => Ok(()),
+        }
+    }
+
+    pub(super) fn ended(&self, hash: Hash, began: Tick) -> Result<()> {
+        self.limit.with_hash(hash, |found| {
+            if let Some(jobs) = found.jobs() {
+                jobs.record(found.home.clock.now().floor.saturating_sub(began));
+            }
+            Ok(())
+        })
+    }
+
+    pub(super) fn do_record_job_completion(&self, key: &str) -> Result<()> {
+        policy::check_key(key)?;
+        if !self.limit.adapts()? {
+            return Ok(());
+        }
+        let home = self.limit.home()?;
+        let hash = home.hash(b'k', key);
+        let began = self.running.lock().get_mut(&hash).and_then(VecDeque::pop_front);
+        match began {
+            Some((instance, began)) if instance == home.instance => self.ended(hash, began),
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) fn do_record_job_start(&self, key: &str) -> Result<()> {
+        self.limit.with_key(key, |found| {
+            let ask = Ask { force: true, ..Ask::now(found.table.policy.windows(), 1, 0) };
+            let answer = self.take(found, &ask)?;
+            found.decided(ADMITTED, 1);
+            if let Some(jobs) = found.jobs() {
+                let mut running = self.running.lock();
+                let starts = running.entry(found.hash).or_default();
+                starts.push_back((found.home.instance, answer.now.ceil));
+                // What never ends shall not grow for ever.
+                starts.truncate(jobs.most());
+            }
+            Ok(())
+        })
+    }
+}

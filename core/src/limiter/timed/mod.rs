@@ -1,0 +1,228 @@
+//! Every limit that is a matter of time: how a start is decided, waited for, ended and taken back, whatever algorithm its
+//! policy stands for.
+
+mod backoff;
+mod calls;
+mod deciding;
+mod ending;
+mod text;
+
+use super::{Reserved, next_id, own, random};
+use crate::algorithm::log::{Answer, Ask, Known, Taken, View};
+use crate::atomic::*;
+use crate::decision::Decision;
+use crate::error::Result;
+use crate::fork::PerProcess;
+use crate::permit::RawPermit;
+use crate::policy::{self, Policy, Shape};
+use crate::store::{Blocked, Hash, Home, Key, Limit, Store, Table};
+use crate::time::{Tick, from_ticks};
+use backoff::Level;
+use std::collections::{HashMap, VecDeque};
+use std::time::Duration;
+
+/// Above a place's grace, a permit has a part of the instance of its lane.
+const LANE: u32 = 48;
+
+/// What fits below it.
+const MOST_GRACE: u64 = (1 << LANE) - 1;
+
+/// Nobody sleeps more precisely than this: see [`Timed::nap_before`].
+const LATENESS: Duration = Duration::from_micros(200);
+
+/// A grace that is shorter is no match for that.
+const SHORT_GRACE: Duration = Duration::from_micros(500);
+
+/// A limit that is a matter of time, in a store.
+#[derive(Debug)]
+pub struct Timed {
+    pub(super) id: u64,
+    pub(super) limit: Limit,
+    /// When the starts without a permit were that this process recorded and that have not ended, where that matters.
+    running: PerProcess<HashMap<Hash, VecDeque<(u64, Tick)>>>,
+}
+
+/// What lives in a store as a [`Timed`] limit.
+pub trait InStore: Send + Sync {
+    /// It.
+    fn timed(&self) -> &Timed;
+}
+
+impl InStore for Timed {
+    fn timed(&self) -> &Timed {
+        self
+    }
+}
+
+impl Timed {
+    /// Declares a limit under a name, at the first use, in place of the policy that the name had.
+    pub(crate) fn declare(store: &Store, name: &str, policy: Policy) -> Result<Timed> {
+        Ok(Self::of(Limit::declare(store, name, policy)?))
+    }
+
+    /// Takes the limit of that kind that is declared under a name; at the first use it must be.
+    pub(crate) fn attach(store: &Store, name: &str, kind: &'static str) -> Result<Timed> {
+        Ok(Self::of(Limit::attach(store, name, kind)?))
+    }
+
+    pub(crate) fn of(limit: Limit) -> Timed {
+        Timed { id: next_id(), limit, running: PerProcess::new() }
+    }
+
+    /// The permit of what was taken; `ready` is when its place comes, 0 if it has none.
+    #[inline(always)]
+    fn permit(&self, found: &Key, taken: Taken, weight: u64, ready: Tick, grace: Tick) -> RawPermit {
+        let Hash([h0, h1]) = found.hash;
+        // A bucket's place counts from the end of its grace, so that is known anyway.
+        let grace = if found.table.policy.is_bucket() { taken.ahead.min(MOST_GRACE) } else { grace };
+        let grace = grace | (found.home.instance & 0xffff) << LANE;
+        RawPermit { limiter: self.id, key: weight, a: taken.ticket, b: taken.stamp, ready, reserved: [h0, h1, grace] }
+    }
+
+    fn decision(&self, table: &Table, view: View, admitted: bool, backoff: Tick) -> Decision {
+        let after = |tick: Tick| from_ticks(tick.saturating_sub(view.now));
+        let retry_after = if admitted { Duration::ZERO } else { after(view.ready) };
+        Decision {
+            permit: None,
+            admitted,
+            retry_after,
+            suggested_after: retry_after.max(from_ticks(backoff)),
+            remaining: view.remaining,
+            limit: table.policy.capacity(),
+            reset_after: after(view.empty),
+            denied_by: (!admitted).then(|| self.limit.name().clone()),
+        }
+    }
+
+    /// When a place comes.
+    fn ready(&self, permit: &RawPermit) -> Option<(&Home, Tick)> {
+        // Of a lane that is gone it means nothing.
+        let permit = self.own(permit).ok().filter(|permit| permit.ready != 0)?;
+        Some((self.limit.home().ok()?, permit.ready))
+    }
+
+    /// Asks for a start now or later.
+    #[inline(always)]
+    fn take(&self, found: &Key, ask: &Ask) -> Result<Answer, Blocked> {
+        policy::check_weight(self.limit.name(), ask.weight, found.table.policy.capacity())?;
+        self.before_asking(found);
+        let answer = found.cells().claim(ask, || found.home.clock.now())?;
+        self.limit.confirm(found, answer.now, answer.taken.as_ref(), ask.weight)?;
+        if answer.taken.is_some() {
+            self.after_taking(found);
+        }
+        Ok(answer)
+    }
+
+    /// After a whole window without a start, what jobs took is forgotten: the key is as new.
+    #[inline(always)]
+    fn before_asking(&self, found: &Key) {
+        if let Some(jobs) = found.jobs()
+            && found.cells().is_idle(found.table.policy.longest(), found.home.clock.now())
+        {
+            jobs.forget();
+        }
+    }
+
+    /// The next start is so far from this one as the jobs up to now say; and the backoff begins anew.
+    #[inline(always)]
+    fn after_taking(&self, found: &Key) {
+        match &found.table.policy.0 {
+            Shape::Rate(..) => {
+                let level = found.home.backoff(found.key.at);
+                if level.load(Relaxed) != 0 {
+                    level.store(0, Relaxed);
+                }
+            }
+            Shape::EvenlySpaced(spacing) => {
+                if let Some(jobs) = found.jobs() {
+                    jobs.space(spacing.interval);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Takes a place for a key that was found, no sooner than after `delay`; or one in place of another, `again`.
+    fn take_place(
+        &self,
+        found: &Key,
+        weight: u64,
+        delay: Duration,
+        patience: Tick,
+        grace: Option<Tick>,
+        again: bool,
+    ) -> Result<Reserved, Blocked> {
+        let policy = &found.table.policy;
+        let grace = grace.unwrap_or_else(|| policy.grace(weight));
+        let gate = if delay.is_zero() { found.gate } else { found.home.clock.tick_in("delay", delay)?.max(found.gate) };
+        let ask = Ask { patience, grace, reserve: true, again, ..Ask::now(policy.windows(), weight, gate) };
+        let answer = self.take(found, &ask)?;
+        Ok(match answer.taken {
+            Some(taken) => {
+                let ready = answer.ready.max(answer.now.floor);
+                let place = self.permit(found, taken, weight, ready, grace);
+                Reserved::Place { place, after: from_ticks(ready - answer.now.floor) }
+            }
+            None => Reserved::Denied(from_ticks(answer.ready.saturating_sub(answer.now.floor))),
+        })
+    }
+
+    /// What the backoff of a denial is, after raising its level if the one before is over; 0 where there is none.
+    #[inline(always)]
+    fn denied(&self, found: &Key, now: Tick) -> Tick {
+        let Shape::Rate(_, backoff) = &found.table.policy.0 else { return 0 };
+        let cell = found.home.backoff(found.key.at);
+        let seen = Level::of(cell.load(Relaxed));
+        let level = seen.after_denial(backoff, now);
+        if level != seen {
+            // Whoever else raises it at this moment has done the same.
+            let _ = cell.compare_exchange(seen.word(), level.word(), Relaxed, Relaxed);
+        }
+        level.number
+    }
+
+    /// The backoff of a level, as one caller shall wait it.
+    fn spread(table: &Table, level: u64) -> Tick {
+        match &table.policy.0 {
+            Shape::Rate(_, backoff) if level > 0 => {
+                backoff.spread(backoff.delay(level).0, if backoff.is_certain() { 0 } else { random() })
+            }
+            _ => 0,
+        }
+    }
+
+    /// A permit of this limiter, or nothing of one from a lane that is gone: its times mean nothing here.
+    fn own(&self, permit: &RawPermit) -> Result<RawPermit> {
+        own(permit, self.id, self.limit.name())?;
+        let [h0, h1, grace] = permit.reserved;
+        let is_void = grace >> LANE != self.limit.home()?.instance & 0xffff;
+        Ok(if is_void {
+            let grace = only_grace(grace) | (self.limit.home()?.instance & 0xffff) << LANE;
+            RawPermit { a: u64::MAX, b: 0, ready: 0, reserved: [h0, h1, grace], ..*permit }
+        } else {
+            *permit
+        })
+    }
+
+    /// A permit that counts nowhere.
+    fn uncounted(&self, weight: u64) -> RawPermit {
+        RawPermit { limiter: self.id, key: weight, a: u64::MAX, b: 0, ready: 0, reserved: [0; 3] }
+    }
+
+    /// Has a start left every window by now?
+    fn is_over(&self, permit: &RawPermit) -> Result<bool> {
+        let table = self.limit.table()?;
+        Ok(permit.b.saturating_add(table.policy.longest()) <= self.limit.home()?.clock.now().floor)
+    }
+}
+
+/// What a permit says of its start, and the hash of its key.
+fn known(permit: &RawPermit) -> (Hash, Known) {
+    let [h0, h1, _] = permit.reserved;
+    (Hash([h0, h1]), Known { ticket: permit.a, stamp: permit.b, weight: permit.key })
+}
+
+fn only_grace(word: u64) -> Tick {
+    word & MOST_GRACE
+}
