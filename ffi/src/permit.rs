@@ -17,7 +17,7 @@ pub const WGL_DEFAULT_GRACE: u64 = 0xFFFF_FFFF_FFFF_FFFF;
 pub const WGL_PERMIT_TEXT_MAX: usize = 128;
 
 /// Whatever is longer is no text of ours.
-const LONGEST_TEXT: usize = 65_535;
+const LONGEST_TEXT: usize = 512 * WGL_PERMIT_TEXT_MAX;
 
 /// What an admitted start holds, until wgl_complete, wgl_cancel or wgl_settle; or a place, a start in the future. A
 /// value: there is nothing to free, and what is inside is the library's. It belongs to the limiter that gave it, and to
@@ -65,6 +65,15 @@ pub extern "C" fn wgl_complete(limiter: Option<&wgl_limiter>, permit: Option<&mu
 #[unsafe(no_mangle)]
 pub extern "C" fn wgl_cancel(limiter: Option<&wgl_limiter>, permit: Option<&mut wgl_permit>) -> c_int {
     end(limiter, permit, |limiter, permit| limiter.cancel(permit))
+}
+
+/// Gives a place back, unless somebody has started with it meanwhile, perhaps elsewhere with its text. Ending it again is
+/// a no-op.
+///
+/// Fails as wgl_cancel does.
+#[unsafe(no_mangle)]
+pub extern "C" fn wgl_cancel_place(limiter: Option<&wgl_limiter>, place: Option<&mut wgl_permit>) -> c_int {
+    end(limiter, place, |limiter, place| limiter.cancel_place(place))
 }
 
 /// Ends a permit: the job ran, and was worth `actual` units instead of the weight that it started with. What it did not

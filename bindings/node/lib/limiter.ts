@@ -254,6 +254,24 @@ export abstract class Limiter {
     return new Permit(this, "");
   }
 
+  /**
+   * The place of such a text: to present it, or to give it back with `cancel()`, which does nothing if somebody has started
+   * with it meanwhile.
+   */
+  place(text: string): Permit {
+    if (typeof text !== "string") throw invalid("text", text, "a string");
+    this._put("text", text);
+    return new Permit(this, "", false);
+  }
+
+  /**
+   * The shortest time over which starts are counted, in ms; `null` if they are not. The grace of a place costs the limit a
+   * part of that. Opens the store.
+   */
+  get window(): number | null {
+    return this._do(Op.window, "", 1) === Status.yes ? numbers[Num.retryAfter]! / 1e3 : null;
+  }
+
   /** @internal Puts a permit where the next call finds it. */
   _put(parameter: string, given: Permit | string): void {
     if (given instanceof Permit) return given._put();

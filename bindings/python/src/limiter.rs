@@ -430,6 +430,21 @@ impl Limiter {
         Ok(Permit::new(&self.node, permit::read(&self.node, "text", text)?))
     }
 
+    /// The place of such a text: to present it, or to give it back with cancel(), which does nothing if somebody has started
+    /// with it meanwhile.
+    fn place(&self, text: &Bound<'_, PyAny>) -> PyResult<Permit> {
+        let raw = permit::read(&self.node, "text", text)?;
+        Ok(Permit::place(&self.node, raw, Duration::ZERO))
+    }
+
+    /// The shortest time over which starts are counted, in seconds; None if they are not. The grace of a place costs the
+    /// limit a part of that.
+    #[getter]
+    fn window(&self, py: Python<'_>) -> PyResult<Option<f64>> {
+        let window = py.detach(|| self.node.core.window()).map_err(raised)?;
+        Ok(window.map(|window| window.as_secs_f64()))
+    }
+
     /// Decorates a function or a coroutine function: each call waits for room, and its permit ends with it. key may be
     /// a function of the call's arguments. Raises as acquire does.
     #[pyo3(signature = (key=None, weight=1, timeout=None))]
