@@ -27,30 +27,35 @@ def limit(
         return of, 1 if units is None else units, timeout
 
     def decorate(function: Any) -> Any:
-        if isinstance(function, (classmethod, staticmethod)):
+        if type(function) in (classmethod, staticmethod):
             return type(function)(decorate(function.__func__))
-        if not callable(function):
-            raise TypeError(f"{function!r} is no function: limit decorates one, and is called to do so: @limiter.limit()")
 
-        # An object is called by a method of its class.
-        kinds = function, type(function).__call__
-        if any(isgeneratorfunction(kind) or isasyncgenfunction(kind) for kind in kinds):
-            # Its body runs after the call has returned, so the permit would end before the work began.
-            raise TypeError(f"{function!r} is a generator function: use acquire inside it")
-
-        if any(map(iscoroutinefunction, kinds)):
+        if is_awaited(function):
 
             @wraps(function)
-            async def limited(*args: Any, **kwargs: Any) -> Any:
+            async def awaited(*args: Any, **kwargs: Any) -> Any:
                 async with limiter.acquire_async(*asked(*args, **kwargs)):
                     return await function(*args, **kwargs)
-        else:
 
-            @wraps(function)
-            def limited(*args: Any, **kwargs: Any) -> Any:
-                with limiter.acquire(*asked(*args, **kwargs)):
-                    return function(*args, **kwargs)
+            return awaited
 
-        return limited
+        @wraps(function)
+        def called(*args: Any, **kwargs: Any) -> Any:
+            with limiter.acquire(*asked(*args, **kwargs)):
+                return function(*args, **kwargs)
+
+        return called
 
     return decorate
+
+
+def is_awaited(function: Any) -> bool:
+    """Is the work done when what the call returns has been awaited, and not at its return?"""
+    if not callable(function):
+        raise TypeError(f"{function!r} is no function: limit decorates one, and is called to do so: @limiter.limit()")
+    # An object is called by a method of its class.
+    kinds = function, type(function).__call__
+    if any(isgeneratorfunction(kind) or isasyncgenfunction(kind) for kind in kinds):
+        # Its body runs after the call has returned, so the permit would end before the work began.
+        raise TypeError(f"{function!r} is a generator function: use acquire inside it")
+    return any(map(iscoroutinefunction, kinds))

@@ -27,20 +27,17 @@ if TYPE_CHECKING:
 
     from ._native import Limiter
 
-    class _Headers(Protocol):
-        def items(self) -> Iterable[tuple[str, str]]: ...
-
     class _HasStatusCode(Protocol):
         @property
         def status_code(self) -> int: ...
         @property
-        def headers(self) -> _Headers: ...
+        def headers(self) -> Any: ...  # A mapping, which each client has of its own.
 
     class _HasStatus(Protocol):
         @property
         def status(self) -> int | None: ...
         @property
-        def headers(self) -> _Headers: ...
+        def headers(self) -> Any: ...
 
     class _Options(TypedDict, total=False):
         default: float | timedelta
@@ -97,7 +94,11 @@ def heed_requests(
 ) -> None:
     """From now on each response of a session is heeded. The key may be a function of the response."""
     heeded = _heeder(limiter, key, options)
-    session.hooks["response"].append(lambda response, *_, **__: heeded(response))
+
+    def hook(response: requests.Response, *_: object, **__: object) -> None:
+        heeded(response)
+
+    session.hooks["response"].append(hook)
 
 
 def heed_httpx(
@@ -153,8 +154,8 @@ def _checked(
     return _seconds("default", default), _seconds("longest", longest)
 
 
-def _seconds(parameter: str, value: float | timedelta) -> float:
-    seconds: object = value.total_seconds() if isinstance(value, timedelta) else value
+def _seconds(parameter: str, value: object) -> float:
+    seconds = value.total_seconds() if isinstance(value, timedelta) else value
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
         raise TypeError(f"{parameter} is {value!r}: expected seconds as a number, or a timedelta, not {type(value).__name__}")
     if not 0 <= seconds <= _LONGEST:
@@ -194,7 +195,7 @@ def _resets(headers: dict[str, str]) -> Iterable[str | None]:
             # It may come earlier than after the whole window, but not later.
             yield parameters.get("t", policies.get(name, {}).get("w"))
     # An older draft had a dictionary: limit=100, remaining=0, reset=30.
-    pairs = dict(name.partition("=")[::2] for name, _ in members)
+    pairs = {item.partition("=")[0]: item.partition("=")[2] for item, _ in members}
     if _is_none(pairs.get("remaining")):
         yield pairs.get("reset")
     # The oldest, and all vendors, in pairs: X-RateLimit-Remaining and -Reset, x-ratelimit-remaining-tokens, …
