@@ -28,7 +28,8 @@ type Members = [item: string, parameters: Map<string, string>][];
 const REFUSALS = [403, 429, 503, 529];
 
 const NUMBER = /^[0-9]+(?:\.[0-9]+)?$/;
-const SPANS = /([0-9]+(?:\.[0-9]+)?)(ms|us|µs|d|h|m|s)/g;
+const SPAN = /([0-9]+(?:\.[0-9]+)?)(ms|us|µs|d|h|m|s)/g;
+const SPANS = new RegExp(`^(?:${SPAN.source})+$`);
 const UNITS: Record<string, number> = { d: 864e5, h: 36e5, m: 6e4, s: 1e3, ms: 1, us: 1e-3, µs: 1e-3 };
 const ISO = /^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(?:\.[0-9]+)?(?:Z|[+-][0-9]{2}:[0-9]{2})$/;
 const HTTP_DATE = /^(?:[A-Z][a-z]+, [0-9A-Za-z: -]+ GMT|[A-Z][a-z]{2} [A-Z][a-z]{2} [ 0-9][0-9] [0-9:]{8} [0-9]{4})$/;
@@ -136,8 +137,8 @@ function until(given: string | undefined, now: number): number {
     const number = Number(text);
     // Nobody waits for 30 years: these are seconds, or ms, of the epoch.
     ms = number >= 1e12 ? number - now : number >= 1e9 ? number * 1e3 - now : number * 1e3;
-  } else if (text.replaceAll(SPANS, "") === "") {
-    ms = [...text.matchAll(SPANS)].reduce((sum, [, number, unit]) => sum + Number(number) * UNITS[unit!]!, 0);
+  } else if (SPANS.test(text)) {
+    ms = [...text.matchAll(SPAN)].reduce((sum, [, number, unit]) => sum + Number(number) * UNITS[unit!]!, 0);
   }
   return ms > 0 ? ms : 0;
 }

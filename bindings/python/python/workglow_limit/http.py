@@ -52,7 +52,8 @@ _REFUSALS = 403, 429, 503, 529
 _LONGEST = 366 * 86_400.0
 
 _NUMBER = re.compile(r"[0-9]+(\.[0-9]+)?")
-_SPANS = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|us|µs|d|h|m|s)")
+_SPAN = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|us|µs|d|h|m|s)")
+_SPANS = re.compile(f"(?:{_SPAN.pattern})+")
 _UNITS = {"d": 86_400.0, "h": 3_600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6}
 _ISO = re.compile(r"([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2})(\.[0-9]+)?(Z|[+-][0-9]{2}:[0-9]{2})")
 _HTTP_DATE = re.compile(r"[A-Z][a-z]+, [0-9A-Za-z: -]+ GMT|[A-Z][a-z]{2} [A-Z][a-z]{2} [ 0-9][0-9] [0-9:]{8} [0-9]{4}")
@@ -230,8 +231,8 @@ def _until(text: str | None, now: float) -> float:
         number = float(text)
         # Nobody waits for 30 years: these are seconds, or ms, of the epoch.
         wait = number / 1e3 - now if number >= 1e12 else number - now if number >= 1e9 else number
-    elif spans := _SPANS.findall(text):
-        wait = sum(float(number) * _UNITS[unit] for number, unit in spans) if not _SPANS.sub("", text) else 0.0
+    elif _SPANS.fullmatch(text):
+        wait = sum(float(number) * _UNITS[unit] for number, unit in _SPAN.findall(text))
     else:
         at = _instant(text)
         wait = 0.0 if at is None else at - now
