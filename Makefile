@@ -103,7 +103,9 @@ check: dist
 	rm -rf target/pictures
 	cargo run --quiet -p workglow-limit --example pictures target/pictures
 	diff -rq docs/pictures target/pictures || { echo "make pictures draws others: look at them and commit them" >&2; exit 1; }
-	$(VENV)/bin/mypy --strict bindings/python/python
+	$(VENV)/bin/mypy --strict bindings/python/python bindings/python/tests/typed.py \
+	    examples/fleet/{celery_member,conductor,evidence,picture}.py
+	$(VENV)/bin/pyright --pythonpath $(PYTHON) --project bindings/python
 	$(VENV)/bin/stubtest workglow_limit
 	cd bindings/node && npx tsc --project test
 

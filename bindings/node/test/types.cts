@@ -1,5 +1,7 @@
 // The same types for CommonJS.
 
 import limits = require("workglow-limit");
+import http = require("workglow-limit/http");
 
 export const permit: limits.Permit | null = new limits.NullLimiter().tryAcquire();
+export const pause: Promise<number> = http.heed(new limits.NullLimiter(), new Response());
