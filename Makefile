@@ -105,7 +105,7 @@ check: dist
 	diff -rq docs/pictures target/pictures || { echo "make pictures draws others: look at them and commit them" >&2; exit 1; }
 	$(VENV)/bin/mypy --strict bindings/python/python
 	$(VENV)/bin/stubtest workglow_limit
-	cd bindings/node && npx tsc --project test
+	cd bindings/node && npx tsc --project test && npx tsc --project test/workglow-types
 
 bench: dist
 	cargo build --quiet --release -p workglow-limit-bench

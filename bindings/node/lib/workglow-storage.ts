@@ -99,14 +99,17 @@ export class WorkglowRateLimiterStorage {
     return now === undefined ? 0 : now.limit - now.remaining;
   }
 
-  /** When that start of the window was, counted from the oldest; if it is to stay in the window for longer, as if later. */
+  /**
+   * When the start was that stands in the way of the next one where `offset + 1` are allowed: counted from the newest.
+   * (Workglow's own storages count from the oldest, and so their limiter returns when all of the window is over.)
+   */
   async getOldestExecutionAtOffset(queueName: string, offset: number): Promise<string | undefined> {
     whole("offset", offset);
     const now = await this.#look(queueName);
     const windows = this.#queues.get(queueName)?.windows;
     if (now === undefined || !windows?.size || offset >= now.limit - now.remaining) return undefined;
-    // So much more has room when all starts up to that one have left the window.
-    const gone = await this.#look(queueName, now.remaining + offset + 1);
+    // So much has room when that one and all before it have left the window.
+    const gone = await this.#look(queueName, now.limit - offset);
     return gone && inMs(gone.retryAfter - Math.max(...windows.keys()));
   }
 

@@ -56,7 +56,7 @@ export function toWorkglow(limiter: Limiter, options: ToWorkglowOptions = {}): W
     try {
       token[how]();
     } catch (error) {
-      // Workers await no `complete`: to reject would end the process. The store has counted it, and told its hooks.
+      // The queue would fail the job for it, or leave it to end the process. The store has counted it, and told its hooks.
       if (!(error instanceof StoreError)) throw error;
     }
   };

@@ -10,7 +10,7 @@ import {
 } from "@workglow/job-queue";
 import { globalServiceRegistry } from "@workglow/util";
 import type { ILimiter as ILimiter31, IRateLimiterStorage as IRateLimiterStorage31 } from "workglow-job-queue-0.2.31";
-import { ConcurrencyLimiter, Store, toWorkglow } from "workglow-limit";
+import { ConcurrencyLimiter, NullLimiter, Store, toWorkglow } from "workglow-limit";
 import {
   CONCURRENT_JOB_LIMITER,
   EVENLY_SPACED_JOB_RATE_LIMITER,
@@ -46,6 +46,8 @@ const limiter: WorkglowLimiter = toWorkglow(new ConcurrencyLimiter(5), { key: "k
 const now: ILimiter = limiter;
 const between: ILimiter31 = again(new ConcurrencyLimiter(5));
 const first: FirstILimiter = limiter;
+// Any limiter is the first as it is.
+const plain: FirstILimiter = new NullLimiter();
 
 const storage = new WorkglowRateLimiterStorage(store, { key: "k" });
 const storages: [IRateLimiterStorage, IRateLimiterStorage31, FirstIRateLimiterStorage] = [storage, storage, storage];
@@ -65,4 +67,4 @@ new WorkglowRateLimiterStorage(store, { kye: "k" });
 // @ts-expect-error: a duration is a number or a text
 toWorkglow(new ConcurrencyLimiter(5), { wait: true });
 
-export { between, first, now, rate, registered, storages };
+export { between, first, now, plain, rate, registered, storages };
