@@ -33,10 +33,14 @@ export interface ToWorkglowOptions {
   key?: string | undefined;
   /**
    * How long `tryAcquire` waits for its place before it denies: not at all, if not given. A worker that waits starts on
-   * time and in the order of asking, where one that was denied polls; it ends as much later when it is stopped.
+   * time and in the order of asking, where one that was denied polls. Less than 30 s, because it holds its job meanwhile,
+   * and its claim ends then: what is left of that is for the job. When it is stopped, it ends so much later at most.
    */
   wait?: Duration | undefined;
 }
+
+/** How long a worker's claim of a job lasts, in ms, if nobody told it otherwise. */
+const CLAIM = 30_000;
 
 /** Where slots are held, one may come free at any moment, so nobody is sent away for longer than this, in ms. */
 const LOOK_AGAIN = 1_000;
@@ -47,6 +51,7 @@ export function toWorkglow(limiter: Limiter, options: ToWorkglowOptions = {}): W
   checkOptions(options, ["key", "wait"]);
   const key = unicode("key", keyOf(options.key));
   const timeout = maybeMilliseconds("wait", options.wait) ?? 0;
+  if (timeout >= CLAIM) throw invalid("wait", options.wait, "less than 30 s: a worker's claim of its job ends then");
   /** The tokens that are out, oldest first. */
   const running = new Set<Permit>();
 
