@@ -68,11 +68,7 @@ export class WorkglowRateLimiterStorage {
    */
   async tryReserveExecution(queueName: string, maxExecutions: number, windowMs: number): Promise<Permit | null> {
     const limiter = this.#declared(queueName, maxExecutions, windowMs);
-    const pause = this.#early.get(queueName);
-    if (pause !== undefined) {
-      await limiter.setNextAvailableTime(pause, this.#key);
-      this.#early.delete(queueName);
-    }
+    await this.#pauseAtLast(queueName, limiter);
     const permit = await limiter._tryAcquire(this.#key);
     if (permit !== null) this.#given.add(permit);
     return permit;
@@ -168,11 +164,20 @@ export class WorkglowRateLimiterStorage {
   async #look(queueName: string, weight = 1): Promise<Decision | undefined> {
     const limiter = this.#limiter(queueName);
     try {
+      await this.#pauseAtLast(queueName, limiter);
       await limiter._opening();
       return limiter.peek({ key: this.#key, weight });
     } catch (error) {
       return ifUnknown(error);
     }
+  }
+
+  /** Hands a limit that is declared by now the pause that came before. */
+  async #pauseAtLast(queueName: string, limiter: RateLimiter): Promise<void> {
+    const pause = this.#early.get(queueName);
+    if (pause === undefined) return;
+    await limiter.setNextAvailableTime(pause, this.#key);
+    this.#early.delete(queueName);
   }
 }
 

@@ -82,6 +82,15 @@ test("an early pause is the later of two, and gone when cleared", async () => {
   assert.ok(await storage.tryReserveExecution("mail", 1, 60_000));
 });
 
+test("an early pause holds as soon as anybody declares the limit", async () => {
+  const { store, storage } = still();
+  await storage.setNextAvailableTime("mail", new Date(Date.now() + 50_000).toISOString());
+  const declared = new RateLimiter(store, "mail", minute(1));
+  assert.equal(await declared.canProceed(), true);
+  assert.equal(seconds(await storage.getNextAvailableTime("mail")), 50);
+  assert.equal(await declared.canProceed(), false);
+});
+
 test("the older pair: counts, then records, even when the limit is full", async () => {
   const { storage, mail, clock } = still();
   const limiter = new Older(storage, "mail", { ...minute(2), initialBackoffDelay: 1, maxBackoffDelay: 2 });
