@@ -11,7 +11,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .SILENT:
-.PHONY: demo test check bench pictures storm torture dist wheel node c members tools clean help
+.PHONY: demo test check bench pictures storm torture dist wheel node queues c members tools clean help
 
 VENV := target/venv
 PYTHON := $(VENV)/bin/python
@@ -41,8 +41,9 @@ wheel: $(VENV)/ready
 	$(VENV)/bin/maturin build --quiet --release --manifest-path bindings/python/Cargo.toml --out $(DIST)
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check --force-reinstall --no-deps $(DIST)/*.whl
 
-bindings/node/node_modules/.package-lock.json: bindings/node/package-lock.json | tools
-	cd bindings/node && npm ci --silent --no-audit --no-fund
+# What a package needs, as it is locked.
+%/node_modules/.package-lock.json: %/package-lock.json | tools
+	npm ci --silent --no-audit --no-fund --prefix $*
 
 node: bindings/node/node_modules/.package-lock.json
 	rm -f $(DIST)/*.tgz
@@ -51,6 +52,14 @@ node: bindings/node/node_modules/.package-lock.json
 	cp LICENSE-* bindings/node/
 	cd bindings/node && npm run --silent build && npm pack --silent --pack-destination ../../$(DIST) >/dev/null
 	npm install --silent --no-audit --no-fund --no-save --prefix $(OUT) $(DIST)/*.tgz
+
+# The fleets of Node's queues: each queue as it is locked, and our package as others install it.
+QUEUES := $(patsubst %/package-lock.json,%,$(wildcard tests/fleet/*/package-lock.json))
+
+queues: node $(QUEUES:%=%/node_modules/.package-lock.json)
+	for queue in $(QUEUES); do \
+	    npm install --silent --no-audit --no-fund --no-save --prefix $$queue $(abspath $(DIST))/*.tgz; \
+	done
 
 # The static library is one object whose only global names are ours: its SQLite must not meet a program's own.
 c: | tools
@@ -84,7 +93,7 @@ members: dist
 demo: members
 	$(PYTHON) examples/fleet/conductor.py --out $(OUT)
 
-test: members
+test: members queues
 	$(PYTHON) tests/run.py
 
 storm: members
@@ -107,7 +116,7 @@ check: dist
 	    examples/fleet/{celery_member,conductor,evidence,picture}.py
 	$(VENV)/bin/pyright --pythonpath $(PYTHON) --project bindings/python
 	$(VENV)/bin/stubtest workglow_limit
-	cd bindings/node && npx tsc --project test
+	cd bindings/node && npx tsc --project test && npx tsc --project test/workglow-types
 
 bench: dist
 	cargo build --quiet --release -p workglow-limit-bench

@@ -169,6 +169,12 @@ export abstract class Limiter {
     return call(this._call, Op.attempt, key, weight) === Status.yes ? new Permit(this, key) : null;
   }
 
+  /** @internal The same, opening the store off the event loop. */
+  async _tryAcquire(key: string): Promise<Permit | null> {
+    await this.#opened(key);
+    return this.tryAcquire({ key });
+  }
+
   /** The same, answering with the whole decision. */
   decide(options: StartOptions = {}): Decision {
     checkOptions(options, START);
@@ -344,15 +350,19 @@ export abstract class Limiter {
   #ask<T>(op: Op, key: unknown, time: number, read: () => T): Promise<T>;
   async #ask(op: Op, key: unknown, time = 0, read?: () => unknown): Promise<unknown> {
     const checked = keyOf(key);
-    try {
-      await this._opening();
-    } catch (error) {
-      this._failed(error, checked, 1);
-      throw error;
-    }
+    await this.#opened(checked);
     numbers[Num.time] = time;
     const status = this._do(op, checked, 1);
     return read === undefined ? status : read();
+  }
+
+  async #opened(key: string): Promise<void> {
+    try {
+      await this._opening();
+    } catch (error) {
+      this._failed(error, key, 1);
+      throw error;
+    }
   }
 }
 

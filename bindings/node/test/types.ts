@@ -152,30 +152,11 @@ composite.addLimiter(new Mine());
 const literal = { tryAcquire: () => 1, retryAfter: () => 0, cancel() {} };
 export const mixed = new CompositeLimiter([rate, bucket, new Mine(), six, literal]);
 
-// Workglow's two interfaces, as they are published: one object is both.
-interface FirstILimiter {
-  canProceed(): Promise<boolean>;
-  recordJobStart(): Promise<void>;
-  recordJobCompletion(): Promise<void>;
-  getNextAvailableTime(): Promise<Date>;
-  setNextAvailableTime(date: Date): Promise<void>;
-  clear(): Promise<void>;
-}
-interface SecondILimiter {
-  readonly scope: "process" | "cluster";
-  tryAcquire(): Promise<unknown | null>;
-  release(token: unknown): Promise<void>;
-  complete(token: unknown): Promise<void>;
-  getNextAvailableTime(): Promise<Date>;
-  setNextAvailableTime(date: Date): Promise<void>;
-  clear(): Promise<void>;
-}
-export const both: FirstILimiter & SecondILimiter & WorkglowLimiter = toWorkglow(composite, { key: "k" });
-// A limiter is the first as it is.
-export const first: FirstILimiter = rate;
+/** What Workglow's own types say to it: see workglow-types. */
+export const workglow: WorkglowLimiter = toWorkglow(composite, { key: "k" });
 
 // @ts-expect-error: promises are of no use in the middle of a decision
-new CompositeLimiter([both]);
+new CompositeLimiter([workglow]);
 // @ts-expect-error: a response that nobody has waited for
 heed(rate, fetch("http://localhost"));
 // @ts-expect-error: an option that is not known
