@@ -92,7 +92,7 @@ inline std::uint64_t ns(const char *parameter, Duration duration) {
     return static_cast<std::uint64_t>(duration.count());
 }
 
-/// Where 0 would be C's default: said or not, but not 0.
+/// A number of which 0 means to C that nothing was said: so nothing becomes 0, and 0 is refused.
 inline std::uint64_t given(const char *parameter, std::optional<std::uint64_t> value) {
     if (value == 0u)
         throw invalid(parameter, "0", "1 or more");
