@@ -859,8 +859,9 @@ int wgl_acquire_place(const wgl_limiter *limiter,
                       uint64_t timeout_ns);
 
 // Writes a permit or place as a text, with a NUL behind it, into a buffer of `capacity` bytes; WGL_PERMIT_TEXT_MAX are
-// enough, but for a composite's place: 64 more, twice the key's length, and as much again for each child. `length` (which may be NULL) is how long it is without the NUL. With it another process that has the same
-// limit goes on, through wgl_permit_from_text; from then on the permit is that one's to present and to end.
+// enough, but for a composite's place: 64 more, twice the key's length, and as much again for each child. `length`
+// (which may be NULL) is how long it is without the NUL. With it another process that has the same limit goes on,
+// through wgl_permit_from_text; from then on the permit is that one's to present and to end.
 //
 // Fails with WGL_INVALID_ARGUMENT, saying how much is needed, if the buffer is too small, WGL_FOREIGN_PERMIT if another
 // limiter gave the permit, and WGL_UNSUPPORTED where permits belong to one process.

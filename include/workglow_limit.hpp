@@ -155,11 +155,18 @@ public:
     ///
     /// Fails with WGL_UNSUPPORTED where permits belong to one process.
     std::string text() {
-        char buffer[WGL_PERMIT_TEXT_MAX];
+        std::string text(WGL_PERMIT_TEXT_MAX, '\0');
         std::size_t length = 0;
-        detail::ok(wgl_permit_to_text(limiter(), &raw_, buffer, sizeof buffer, &length));
+        auto write = [&] { return wgl_permit_to_text(limiter(), &raw_, text.data(), text.size(), &length); };
+        int status = write();
+        if (status == WGL_INVALID_ARGUMENT) { // a composite's place, which may need more
+            text.resize(65536);
+            status = write();
+        }
+        detail::ok(status);
         is_ours_ = false;
-        return std::string(buffer, length);
+        text.resize(length);
+        return text;
     }
 
     /// When the place came that a waiting start had, or comes; nothing if it had none.

@@ -14,6 +14,7 @@ use workglow_limit::{Limiter, Presented, RawPermit, Reserved, Result, Wait};
 pub const WGL_DEFAULT_GRACE: u64 = 0xFFFF_FFFF_FFFF_FFFF;
 
 /// The most bytes that a permit's text needs, with its NUL; a composite's place may need more.
+#[expect(dead_code, reason = "for the header")]
 pub const WGL_PERMIT_TEXT_MAX: usize = 128;
 
 /// Whatever is longer is no text of ours.
@@ -268,8 +269,9 @@ pub extern "C" fn wgl_acquire_place(
 }
 
 /// Writes a permit or place as a text, with a NUL behind it, into a buffer of `capacity` bytes; WGL_PERMIT_TEXT_MAX are
-/// enough, but for a composite's place: 64 more, twice the key's length, and as much again for each child. `length` (which may be NULL) is how long it is without the NUL. With it another process that has the same
-/// limit goes on, through wgl_permit_from_text; from then on the permit is that one's to present and to end.
+/// enough, but for a composite's place: 64 more, twice the key's length, and as much again for each child. `length`
+/// (which may be NULL) is how long it is without the NUL. With it another process that has the same limit goes on,
+/// through wgl_permit_from_text; from then on the permit is that one's to present and to end.
 ///
 /// Fails with WGL_INVALID_ARGUMENT, saying how much is needed, if the buffer is too small, WGL_FOREIGN_PERMIT if another
 /// limiter gave the permit, and WGL_UNSUPPORTED where permits belong to one process.
