@@ -781,6 +781,13 @@ int wgl_complete(const wgl_limiter *limiter, wgl_permit *permit);
 int wgl_cancel(const wgl_limiter *limiter,
                wgl_permit *permit);
 
+// Gives a place back, unless somebody has started with it meanwhile, perhaps elsewhere with its text. Ending it again is
+// a no-op.
+//
+// Fails as wgl_cancel does.
+int wgl_cancel_place(const wgl_limiter *limiter,
+                     wgl_permit *place);
+
 // Ends a permit: the job ran, and was worth `actual` units instead of the weight that it started with. What it did not
 // use is free again at once; what it used beyond is owed, up to one whole capacity, and delays later starts. Ending it
 // again is a no-op.
