@@ -36,6 +36,12 @@ LOOK_AGAIN = 0.1
 IN_TRANSIT = 0.05
 
 
+#: How often those who have a place are looked through for tasks that were revoked or have expired, in seconds.
+SWEEP = 1.0
+
+#: After a change of the policy all workers give their places back. So long they wait for the others to do it.
+RENEWAL = 0.3
+
 #: A key that nobody uses: what it is asked to wait for is a gate that binds all keys.
 NOBODY = "workglow-limit: nobody"
 
@@ -43,10 +49,11 @@ NOBODY = "workglow-limit: nobody"
 class Held:
     """A task in the waiting room."""
 
-    __slots__ = ("key", "limit", "place", "ready", "request", "text", "times", "told", "until", "weight")
+    __slots__ = ("extra", "key", "limit", "place", "ready", "request", "text", "times", "told", "until", "weight")
 
-    def __init__(self, request: Any, limit: TaskLimit, key: str | None, weight: int) -> None:
+    def __init__(self, request: Any, limit: TaskLimit, key: str | None, weight: int, extra: bool) -> None:
         self.request, self.limit, self.key, self.weight = request, limit, key, weight
+        self.extra = extra  # Whether the worker fetches one more because this one is here.
         self.place: Permit | None = None
         self.text: str | None = None
         self.ready = self.until = 0.0  # Of the place, by the monotonic clock.
@@ -71,7 +78,7 @@ class Held:
 class Line:
     """Those who wait for the same limit and key."""
 
-    __slots__ = ("counted", "due", "key", "limiter", "placed", "running", "transit", "waiting")
+    __slots__ = ("closed", "counted", "due", "key", "limiter", "placed", "running", "swept", "transit", "waiting")
 
     def __init__(self, limiter: Limiter, key: str | None) -> None:
         self.limiter, self.key = limiter, key
@@ -81,6 +88,7 @@ class Line:
         self.transit: deque[tuple[float, int]] = deque()  # (until when, weight) of those that may not have started.
         self.counted = False  # Its limit has no places that can travel: units are only counted.
         self.due: float | None = None
+        self.closed = self.swept = 0.0  # Until when it takes no places, and when it was looked through.
 
     def in_transit(self, now: float) -> int:
         while self.transit and self.transit[0][0] < now:
@@ -91,10 +99,12 @@ class Line:
 class Room:
     """The waiting room of one consumer."""
 
-    def __init__(self, consumer: Any, slots: Callable[[Limiter], Limiter | None]) -> None:
-        self._consumer, self._slots = consumer, slots
-        self._arrived: deque[tuple[Any, TaskLimit]] = deque()
+    def __init__(self, consumer: Any, slots: Callable[[Limiter], Limiter | None], most: int) -> None:
+        self._consumer, self._slots, self._most = consumer, slots, most
+        self._extra = 0
+        self._arrived: deque[tuple[Any, TaskLimit, bool]] = deque()
         self._ended: deque[tuple[Line, Any]] = deque()
+        self._changed: deque[str] = deque()
         self._lines: dict[tuple[Limiter, str | None], Line] = {}
         self._due: list[tuple[float, int, Line]] = []
         self._blocked: dict[Line, None] = {}  # Those with a task that is due, while the pool is full.
@@ -121,7 +131,7 @@ class Room:
         """Gives all places back and forgets all tasks: their messages were not acknowledged, so the broker has them."""
         with self._lock:
             self._arrived.clear()
-            self._running = 0
+            self._running = self._extra = 0
             for line in self._lines.values():
                 # Of the others the pool may not hear any more.
                 line.running.intersection_update(state.active_requests)
@@ -134,8 +144,16 @@ class Room:
             self._blocked.clear()
 
     def add(self, request: Any, limit: TaskLimit) -> None:
-        self._consumer.qos.increment_eventually()  # What waits here does not keep others from being fetched.
-        self._arrived.append((request, limit))
+        # What waits here does not keep others from being fetched, unless it is too much for this worker's memory.
+        extra = self._extra + len(self._arrived) < self._most
+        if extra:
+            self._consumer.qos.increment_eventually()
+        self._arrived.append((request, limit, extra))
+        self._wake()
+
+    def renew(self, name: str) -> None:
+        """The limit of this name has another policy: places that were taken under the old one are taken anew."""
+        self._changed.append(name)
         self._wake()
 
     def waiting(self) -> dict[str, dict[str, int]]:
@@ -165,6 +183,13 @@ class Room:
             for line in list(self._blocked)[: max(0, self._capacity - self._running)]:
                 del self._blocked[line]
                 touched[line] = None
+            while self._changed:
+                name = self._changed.popleft()
+                self._graces.clear()
+                for line in self._lines.values():
+                    if line.limiter.name == name:
+                        self._renew(line)
+                        touched[line] = None
             seated = []
             while self._arrived:
                 held = self._seat(*self._arrived.popleft(), touched)
@@ -184,13 +209,14 @@ class Room:
     def _capacity(self) -> int:
         return max(1, int(self._consumer.pool.num_processes or 1))
 
-    def _seat(self, request: Any, limit: TaskLimit, touched: dict[Line, None]) -> Held | None:
+    def _seat(self, request: Any, limit: TaskLimit, extra: bool, touched: dict[Line, None]) -> Held | None:
+        self._extra += extra
         try:
             arguments = request.args, request.kwargs
-            held = Held(request, limit, limit.key(arguments), limit.weight(arguments))
+            held = Held(request, limit, limit.key(arguments), limit.weight(arguments), extra)
         except Exception:
-            # The task says so itself when it runs.
-            self._move_to_pool(request)
+            self._left(extra)
+            self._consumer._limit_move_to_pool(request)  # The task says so itself when it runs.
             return None
         of = limit.limiter, held.key
         line = self._lines.get(of)
@@ -211,6 +237,23 @@ class Room:
             self._place(line, held)
         return held
 
+    def _renew(self, line: Line) -> None:
+        line.closed = time.monotonic() + RENEWAL
+        for *_, held in sorted(line.placed, reverse=True):
+            _give_back(held)
+            line.waiting.appendleft(held)
+        line.placed.clear()
+
+    def _sweep(self, line: Line) -> None:
+        now = time.monotonic()
+        if now - line.swept < SWEEP:
+            return
+        line.swept = now
+        for entry in [entry for entry in line.placed if entry[2].is_gone]:
+            line.placed.remove(entry)
+            self._drop(entry[2])
+        heapq.heapify(line.placed)
+
     def _serve(self, line: Line) -> None:
         """Does for a line what can be done now, and notes when to look again."""
         wait = self._advance(line)
@@ -227,7 +270,9 @@ class Room:
         while True:
             wait = None
             if line.placed:
-                wait = line.placed[0][0] - LEAD - time.monotonic()
+                self._sweep(line)
+            if line.placed:
+                wait = min(line.placed[0][0] - LEAD - time.monotonic(), SWEEP)
                 if wait <= 0:
                     if self._running >= self._capacity:
                         self._blocked[line] = None
@@ -241,6 +286,8 @@ class Room:
                 line.waiting.popleft()
                 self._drop(held)
                 continue
+            if (closed := line.closed - time.monotonic()) > 0:
+                return closed
             if held.limit.on_limit == "hold" and len(line.placed) + len(line.running) >= self._capacity:
                 return wait
             again = self._take(line, held)
@@ -346,7 +393,7 @@ class Room:
         request = held.request
         if request.revoked():
             _give_back(held)
-            self._consumer.qos.decrement_eventually()
+            self._left(held.extra)
             return
         if held.text is not None:
             request.request_dict[HEADER] = held.ticket(held.times).header()
@@ -355,22 +402,24 @@ class Room:
         line.running.add(request)
         self._running += 1
         _when_ended(request, lambda: self._end(line, request))
-        self._move_to_pool(request)
+        self._left(held.extra)
+        self._consumer._limit_move_to_pool(request)
 
     def _end(self, line: Line, request: Any) -> None:
         self._ended.append((line, request))
         self._wake()
 
-    def _move_to_pool(self, request: Any) -> None:
-        self._consumer.qos.decrement_eventually()
-        self._consumer._limit_move_to_pool(request)
+    def _left(self, extra: bool) -> None:
+        if extra:
+            self._extra -= 1
+            self._consumer.qos.decrement_eventually()
 
     def _drop(self, held: Held) -> None:
         """It was revoked or has expired."""
         held.told = True
         _give_back(held)
         held.request.revoked()  # Says so, and acknowledges.
-        self._consumer.qos.decrement_eventually()
+        self._left(held.extra)
 
     def _send_back(self, line: Line, held: Held, wait: float) -> float | None:
         """To its queue, with its place. First published, then acknowledged: dying in between makes one too many."""
@@ -385,7 +434,7 @@ class Room:
         self._tell(held, wait, "republished")
         request.acknowledge()
         state.task_ready(request)
-        self._consumer.qos.decrement_eventually()
+        self._left(held.extra)
         return None
 
     def _tell(self, held: Held, wait: float | None, action: str) -> None:

@@ -9,9 +9,14 @@ from typing import Any
 
 from .. import Limiter, Store, UnknownLimit
 from ._celery import ImproperlyConfigured, bootsteps
+from . import _control as _control  # Celery knows the commands from now on.
 from ._child import limited
 from ._consumer import Room
 from ._options import DEFAULTS, TaskLimit, refuse
+
+
+#: A worker fetches others past so many of its limited tasks, which it holds. About 4 KB each.
+MOST_HELD = 10_000
 
 
 class Limits:
@@ -35,6 +40,13 @@ class Limits:
                 )
             self._store = Store(url) if isinstance(url, str) else url
         return self._store
+
+    @property
+    def most_held(self) -> int:
+        most = self.app.conf.get("worker_limit_held", MOST_HELD)
+        if type(most) is not int or most < 1:
+            raise refuse("worker_limit_held", most, "a whole number of at least 1")
+        return most
 
     # ---- tasks ----
 
@@ -98,6 +110,16 @@ class Limits:
         if self.tasks and self.store.url == "memory:" and "prefork" in type(pool).__module__:
             raise refuse("store", self.store.url, "one that processes share, such as sqlite:limits.db, or another pool")
 
+    def report(self, waiting: dict[str, dict[str, int]]) -> dict[str, Any]:
+        """What a worker tells about its limits."""
+        tasks: dict[str, list[str]] = {}
+        for task, limit in self.tasks.items():
+            tasks.setdefault(limit.limiter.name, []).append(task)
+        return {
+            name: {"policy": self._policies.get(name), "tasks": sorted(of), "waiting": waiting.get(name, {})}
+            for name, of in tasks.items()
+        }
+
     def slots(self, limiter: Limiter) -> Limiter | None:
         """The part of a limit that only completions make room in, if it is one of several."""
         if limiter not in self._slots:
@@ -142,7 +164,7 @@ def consumer_step(limits: Limits) -> type[Any]:
         def __init__(self, consumer: Any, **options: Any) -> None:
             super().__init__(consumer, **options)
             limits.open(consumer.pool)
-            consumer.limit_room = self.room = Room(consumer, limits.slots)
+            consumer.limit_room = self.room = Room(consumer, limits.slots, limits.most_held)
             buckets = {
                 name: _Bucket(self.room, limit)
                 for name, limit in limits.tasks.items()
