@@ -9,7 +9,7 @@ pytest_plugins = "workers"
 
 def test_what_is_over_the_limit_waits_and_others_run(site):
     for number in range(4):
-        site.work.hourly.delay(f"hold-{number}")
+        site.send("hourly", f"hold-{number}")
     site.until(lambda: site.started("hold"))
     site.passed_by("hold")
     (line,) = site.started("hold")
@@ -21,7 +21,7 @@ def test_what_is_over_the_limit_waits_and_others_run(site):
 @pytest.mark.parametrize("task", ["shared", "annotated"])
 def test_limits_however_they_are_declared(task, site):
     for number in range(2):
-        site.app.tasks[f"work.{task}"].delay(f"{task}-{number}")
+        site.send(task, f"{task}-{number}")
     site.until(lambda: site.started(task))
     site.passed_by(task)
     assert site.tags(task) == [f"{task}-0"]
@@ -30,7 +30,7 @@ def test_limits_however_they_are_declared(task, site):
 def test_each_key_has_its_own_budget(site):
     for number in range(4):
         for tenant in "a", "b":
-            site.work.keyed.delay(f"keyed-{tenant}{number}", tenant)
+            site.send("keyed", f"keyed-{tenant}{number}", tenant)
     site.until(lambda: len(site.started("keyed")) == 4)
     site.passed_by("keyed")
     assert sorted(site.tags("keyed")) == ["keyed-a0", "keyed-a1", "keyed-b0", "keyed-b1"]
@@ -38,8 +38,8 @@ def test_each_key_has_its_own_budget(site):
 
 def test_a_weight_and_a_key_of_several_arguments(site):
     for number, tokens in enumerate([6, 4, 1]):
-        site.work.weighted.delay(f"weighted-{number}", "a", tokens=tokens)
-    site.work.weighted.delay("weighted-other", tenant="a", model="n", tokens=10)
+        site.send("weighted", f"weighted-{number}", "a", kwargs={"tokens": tokens})
+    site.send("weighted", "weighted-other", kwargs={"tenant": "a", "model": "n", "tokens": 10})
     site.until(lambda: len(site.started("weighted")) == 3)
     site.passed_by("weighted")
     assert sorted(site.tags("weighted")) == ["weighted-0", "weighted-1", "weighted-other"]
@@ -48,7 +48,7 @@ def test_a_weight_and_a_key_of_several_arguments(site):
 
 def test_several_limits_on_one_task(site):
     for number in range(4):
-        site.work.composite.delay(f"composite-{number}", f"composite{number}")
+        site.send("composite", f"composite-{number}", f"composite{number}")
     # Both children of the pool are taken: the free tasks wait for them, as they always do.
     site.until(lambda: len(site.started("composite")) == 2)
     (site.folder / "composite0").touch()
@@ -62,7 +62,7 @@ def test_several_limits_on_one_task(site):
 
 def test_a_completion_makes_room(site):
     for number in range(3):
-        site.work.alone.delay(f"alone-{number}", f"alone{number}")
+        site.send("alone", f"alone-{number}", f"alone{number}")
     for number in range(3):
         site.until(lambda number=number: len(site.started("alone")) == number + 1)
         site.passed_by(f"alone{number}")
@@ -76,7 +76,7 @@ def test_a_pause_holds_everybody(site):
     limiter = site.limiter("work.again")
     limiter.pause(2)
     over = time.monotonic() + 2
-    site.work.again.delay("again")
+    site.send("again", "again")
     site.passed_by("again")
     site.until(lambda: len(site.started("again")) == 2)
     first, second = site.started("again")
@@ -87,9 +87,7 @@ def test_a_pause_holds_everybody(site):
 
 
 def test_one_that_is_revoked_gives_its_place_back(site):
-    limiter = site.limiter("work.raising")
-    del limiter
-    first, second = (site.work.shared.delay(f"revoked-{number}") for number in range(2))
+    first, second = (site.send("shared", f"revoked-{number}") for number in range(2))
     limiter = site.limiter("work.shared")
     before = site.until(lambda: limiter.peek().retry_after)
     assert before > 3600 * 1.5  # There is at least one place behind the one that has started.
@@ -101,6 +99,6 @@ def test_one_that_is_revoked_gives_its_place_back(site):
 
 
 def test_one_that_has_expired_gives_its_place_back(site):
-    result = site.work.annotated.apply_async(("expired",), expires=0.5)
+    result = site.send("annotated", "expired", expires=0.5)
     site.until(lambda: result.state == "REVOKED")
     assert not site.started("expired")

@@ -24,9 +24,6 @@ app.conf.update(
 if BROKER == "filesystem://":
     folders = {"data_folder_in": "queue", "data_folder_out": "queue", "processed_folder": "done", "control_folder": "control"}
     app.conf.broker_transport_options = {option: str(FOLDER / name) for option, name in folders.items()}
-    for name in folders.values():
-        (FOLDER / name).mkdir(exist_ok=True)
-(FOLDER / "results").mkdir(exist_ok=True)
 
 
 @shared_task(name="work.shared", limit="1/1h")

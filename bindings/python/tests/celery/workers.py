@@ -1,6 +1,6 @@
 """Real workers for the tests, and what is seen of them: a plugin, because the tests beside have a conftest already."""
 
-import importlib.util
+import base64
 import itertools
 import json
 import os
@@ -13,6 +13,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from celery import Celery
+
+from workglow_limit import Store
 
 HERE = Path(__file__).parent
 
@@ -32,12 +35,17 @@ class Site:
     def __init__(self, folder, broker):
         self.folder, self.broker = folder, broker
         self.workers = []
-        # The app as a client has it: each site one of its own.
-        os.environ["WORK_FOLDER"], os.environ["WORK_BROKER"] = str(folder), broker
-        spec = importlib.util.spec_from_file_location("work", HERE / "work.py")
-        self.work = sys.modules["work"] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(self.work)
-        self.app = self.work.app
+        for name in "queue", "done", "control", "results":
+            (folder / name).mkdir()
+        self.app = Celery("client", broker=broker, backend=f"file://{folder}/results", set_as_current=False)
+        if broker == "filesystem://":
+            # The other way round than its workers.
+            self.app.conf.broker_transport_options = {"data_folder_out": f"{folder}/queue", "data_folder_in": f"{folder}/queue"}
+        self.store = Store(f"sqlite:{folder}/limits.db")
+
+    def send(self, task, *arguments, **options):
+        """Sends a task with these arguments."""
+        return self.app.send_task(f"work.{task}", arguments, options.pop("kwargs", None), **options)
 
     def worker(self, *options, pool="prefork", concurrency=2):
         number = len(self.workers)
@@ -79,16 +87,26 @@ class Site:
     def passed_by(self, tag):
         """That tasks without a limit run, more of them than a worker fetches at once."""
         for number in range(12):
-            self.work.free.delay(f"{tag}free-{number}")
+            self.send("free", f"{tag}free-{number}")
         until(lambda: len(self.started(f"{tag}free")) == 12)
 
     def limiter(self, name):
-        return self.app.limits.named(name)
+        return self.store.limiter(name=name)
 
     def messages(self):
         """What lies in the queue, oldest first."""
         with self.app.connection_for_read() as connection:
-            return [json.loads(text) for text in reversed(connection.default_channel.client.lrange("celery", 0, -1))]
+            client = connection.default_channel.client
+            return [json.loads(text) for key in client.keys("celery*") for text in reversed(client.lrange(key, 0, -1))]
+
+    @staticmethod
+    def body(message):
+        """The body of what lies in the queue."""
+        return base64.b64decode(message["body"])
+
+    def received(self, id):
+        """How often workers have received a task."""
+        return sum(worker.log.read_text().count(f"[{id}] received") for worker in self.workers)
 
     def control(self, command, **arguments):
         replies = self.app.control.broadcast(command, arguments=arguments, reply=True, timeout=5, limit=1)
@@ -119,11 +137,9 @@ def _answers(port):
 
 @contextmanager
 def _site(folder, broker):
-    other = sys.modules.get("work")
     site = Site(folder, broker)
     yield site
     site.close()
-    sys.modules["work"] = other
 
 
 @pytest.fixture(scope="session")

@@ -36,7 +36,7 @@ LOOK_AGAIN = 0.1
 IN_TRANSIT = 0.05
 
 
-#: How often those who have a place are looked through for tasks that were revoked or have expired, in seconds.
+#: How often a line is looked through for tasks that were revoked or have expired, in seconds.
 SWEEP = 1.0
 
 #: After a change of the policy all workers give their places back. So long they wait for the others to do it.
@@ -249,10 +249,13 @@ class Room:
         if now - line.swept < SWEEP:
             return
         line.swept = now
-        for entry in [entry for entry in line.placed if entry[2].is_gone]:
-            line.placed.remove(entry)
-            self._drop(entry[2])
-        heapq.heapify(line.placed)
+        gone = [held for *_, held in line.placed if held.is_gone] + [held for held in line.waiting if held.is_gone]
+        if gone:
+            line.placed = [entry for entry in line.placed if entry[2] not in gone]
+            heapq.heapify(line.placed)
+            line.waiting = deque(held for held in line.waiting if held not in gone)
+            for held in gone:
+                self._drop(held)
 
     def _serve(self, line: Line) -> None:
         """Does for a line what can be done now, and notes when to look again."""
