@@ -6,6 +6,8 @@ import pytest
 
 pytest_plugins = "workers"
 
+HOUR = 3600
+
 
 def test_what_is_over_the_limit_waits_and_others_run(site):
     for number in range(4):
@@ -14,7 +16,8 @@ def test_what_is_over_the_limit_waits_and_others_run(site):
     site.passed_by("hold")
     (line,) = site.started("hold")
     assert line["tag"] == "hold-0" and line["permit"]
-    assert site.control("limits")["work.hourly"] == {"policy": "1/1h", "tasks": ["work.hourly"], "waiting": {"": 3}}
+    limit = site.control("limits")["work.hourly"]
+    assert (limit["policy"], limit["tasks"], limit["waiting"]["hold"]) == ("1/1h", ["work.hourly"], 3)
     assert not site.messages()  # They did not go round.
 
 
@@ -87,15 +90,16 @@ def test_a_pause_holds_everybody(site):
 
 
 def test_one_that_is_revoked_gives_its_place_back(site):
-    first, second = (site.send("shared", f"revoked-{number}") for number in range(2))
-    limiter = site.limiter("work.shared")
-    before = site.until(lambda: limiter.peek().retry_after)
-    assert before > 3600 * 1.5  # There is at least one place behind the one that has started.
-    waiting = site.control("limits")["work.shared"]["waiting"][""]
-    for revoked in first, second:
-        site.app.control.revoke(revoked.id)
-    site.until(lambda: site.control("limits")["work.shared"]["waiting"].get("", 0) == waiting - 2)
-    site.until(lambda: second.state == "REVOKED")
+    sent = [site.send("hourly", f"revoked-{number}") for number in range(5)]
+    limiter = site.limiter("work.hourly")
+    site.until(lambda: limiter.peek("revoked").retry_after > 2 * HOUR)  # One has started, and two have places.
+    for result in sent[1:]:  # One of them waits for a place.
+        site.app.control.revoke(result.id)
+    for result in sent[1:]:
+        site.until(lambda result=result: result.state == "REVOKED")
+    site.until(lambda: limiter.peek("revoked").retry_after <= HOUR)
+    assert "revoked" not in site.control("limits")["work.hourly"]["waiting"]
+    assert len(site.started("revoked")) == 1
 
 
 def test_one_that_has_expired_gives_its_place_back(site):
