@@ -7,19 +7,20 @@ All of it happens in one thread, the alarm's. Other threads only append to `_arr
 from __future__ import annotations
 
 import heapq
-import math
 import random
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from itertools import count
 from typing import Any
 
-from .. import Limiter, LimitError, Permit, Unsupported
+from .. import Limiter, Unsupported
 from ._alarm import Alarm, LoopAlarm, ThreadAlarm
 from ._celery import get_logger, state
+from ._line import Held, Line, watch
 from ._message import HEADER, Ticket, send_back
 from ._options import GRACE, SHORT, TaskLimit
 
@@ -35,65 +36,20 @@ LOOK_AGAIN = 0.1
 #: taken, though the limit may not know.
 IN_TRANSIT = 0.05
 
-
 #: How often a line is looked through for tasks that were revoked or have expired, in seconds.
 SWEEP = 1.0
 
 #: After a change of the policy all workers give their places back. So long they wait for the others to do it.
 RENEWAL = 0.3
 
+#: So long a worker sees to its lines at a time, in seconds: then others have their turn.
+TURN = 0.02
+
+#: Nobody has to be told about a task any more.
+GONE = "gone"
+
 #: A key that nobody uses: what it is asked to wait for is a gate that binds all keys.
 NOBODY = "workglow-limit: nobody"
-
-
-class Held:
-    """A task in the waiting room."""
-
-    __slots__ = ("extra", "key", "limit", "place", "ready", "request", "text", "times", "told", "until", "weight")
-
-    def __init__(self, request: Any, limit: TaskLimit, key: str | None, weight: int, extra: bool) -> None:
-        self.request, self.limit, self.key, self.weight = request, limit, key, weight
-        self.extra = extra  # Whether the worker fetches one more because this one is here.
-        self.place: Permit | None = None
-        self.text: str | None = None
-        self.ready = self.until = 0.0  # Of the place, by the monotonic clock.
-        self.times = 0  # So often its message was sent back.
-        self.told = False  # Whether monitors know that it waits here, or need not.
-
-    def at(self, wait: float, grace: float) -> None:
-        self.ready = time.monotonic() + wait
-        self.until = self.ready + grace
-
-    @property
-    def is_gone(self) -> bool:
-        """Whether it was revoked or has expired. What is only known by a stamp is found when it goes to the pool."""
-        request = self.request
-        return request.id in state.revoked or bool(request.expires) and request.expires.timestamp() < time.time()
-
-    def ticket(self, times: int) -> Ticket:
-        ready = time.time() + self.ready - time.monotonic()
-        return Ticket(self.text, ready, ready + self.until - self.ready, times)
-
-
-class Line:
-    """Those who wait for the same limit and key."""
-
-    __slots__ = ("closed", "counted", "due", "key", "limiter", "placed", "running", "swept", "transit", "waiting")
-
-    def __init__(self, limiter: Limiter, key: str | None) -> None:
-        self.limiter, self.key = limiter, key
-        self.waiting: deque[Held] = deque()
-        self.placed: list[tuple[float, int, Held]] = []  # A heap: who is ready first.
-        self.running: set[Any] = set()  # Requests that went to the pool and have not ended.
-        self.transit: deque[tuple[float, int]] = deque()  # (until when, weight) of those that may not have started.
-        self.counted = False  # Its limit has no places that can travel: units are only counted.
-        self.due: float | None = None
-        self.closed = self.swept = 0.0  # Until when it takes no places, and when it was looked through.
-
-    def in_transit(self, now: float) -> int:
-        while self.transit and self.transit[0][0] < now:
-            self.transit.popleft()
-        return sum(weight for _, weight in self.transit)
 
 
 class Room:
@@ -111,6 +67,8 @@ class Room:
         self._graces: dict[Limiter, tuple[float, float, float]] = {}
         self._number = count()
         self._running = 0
+        self._late = 0.0  # How long tasks lately took from here to a child, in seconds.
+        self._turn = 0.0  # Until when this turn lasts.
         self._lock = threading.Lock()
         self._alarm: Alarm | None = None
 
@@ -137,9 +95,10 @@ class Room:
                 line.running.intersection_update(state.active_requests)
                 self._running += len(line.running)
                 for *_, held in line.placed:
-                    _give_back(held)
+                    held.give_back()
                 line.placed.clear()
                 line.waiting.clear()
+            self._lines = {of: line for of, line in self._lines.items() if line.running}
             self._due.clear()
             self._blocked.clear()
 
@@ -173,6 +132,7 @@ class Room:
 
     def _tick(self) -> float | None:
         with self._lock:
+            self._turn = time.monotonic() + TURN
             touched: dict[Line, None] = {}
             while self._ended:
                 line, request = self._ended.popleft()
@@ -187,7 +147,7 @@ class Room:
                 name = self._changed.popleft()
                 self._graces.clear()
                 for line in self._lines.values():
-                    if line.limiter.name == name:
+                    if f"{name}/".startswith(f"{line.limiter.name}/"):  # It, or a part of it.
                         self._renew(line)
                         touched[line] = None
             seated = []
@@ -227,12 +187,13 @@ class Room:
         if ticket is None:
             line.waiting.append(held)
             return held
-        held.times = ticket.times
+        held.times, held.text = ticket.times, ticket.place
         # A message that comes a second time may have used its place the first time.
         if request.delivery_info.get("redelivered") or ticket.until < time.time():
+            held.give_back()
             line.waiting.appendleft(held)
         else:
-            held.text, held.told = ticket.place, True
+            held.told = "held"  # It said so when it was sent back.
             held.at(ticket.ready - time.time(), ticket.until - ticket.ready)
             self._place(line, held)
         return held
@@ -240,7 +201,7 @@ class Room:
     def _renew(self, line: Line) -> None:
         line.closed = time.monotonic() + RENEWAL
         for *_, held in sorted(line.placed, reverse=True):
-            _give_back(held)
+            held.give_back()
             line.waiting.appendleft(held)
         line.placed.clear()
 
@@ -271,6 +232,8 @@ class Room:
     def _advance(self, line: Line) -> float | None:
         """Returns in how many seconds there is more to do; None if something else has to happen first."""
         while True:
+            if time.monotonic() > self._turn:
+                return 0.0
             wait = None
             if line.placed:
                 self._sweep(line)
@@ -304,7 +267,7 @@ class Room:
             self._drop(held)
         elif now > held.until or _is_paused(line.limiter):
             # Too late: the pool was busy. Or somebody paused the limit.
-            _give_back(held)
+            held.give_back()
             line.waiting.appendleft(held)
         else:
             self._dispatch(line, held)
@@ -342,7 +305,7 @@ class Room:
         try:
             held.text = place.to_text()
         except Unsupported:
-            _give_back(held)
+            held.give_back()
             raise
         return self._hold(line, held, place.wait, grace)
 
@@ -353,7 +316,7 @@ class Room:
         if decision.admitted:
             if decision.remaining is not None and decision.remaining - line.in_transit(now) < held.weight:
                 return IN_TRANSIT
-            return self._hold(line, held, 0.0, math.inf)
+            return self._hold(line, held, 0.0, GRACE)
         if decision.retry_after > held.limit.longest:
             return self._hold(line, held, decision.retry_after, 0.0)
         return max(decision.retry_after, _look_again())
@@ -388,25 +351,28 @@ class Room:
                 near = min(max(window / 40, min(GRACE, window / 20)), 1.0)
                 far = min(max(window / 20, 0.25), 10.0)
             self._graces[line.limiter] = near, far, now + 60.0
-        return near, far
+        # Where the pool is busy with others, a place has to wait for it.
+        return max(near, min(2 * self._late, 10.0)), far
 
     # ---- ways to leave ----
 
     def _dispatch(self, line: Line, held: Held) -> None:
         request = held.request
         if request.revoked():
-            _give_back(held)
+            held.give_back()
             self._left(held.extra)
             return
-        if held.text is not None:
-            request.request_dict[HEADER] = held.ticket(held.times).header()
-        held.place, held.told = None, True  # It is the child's now.
+        request.request_dict[HEADER] = held.ticket(held.times).header()
+        held.place, held.told = None, GONE  # It is the child's now.
         line.transit.append((time.monotonic() + IN_TRANSIT, held.weight))
         line.running.add(request)
         self._running += 1
-        _when_ended(request, lambda: self._end(line, request))
+        watch(request, partial(self._accepted, time.monotonic()), partial(self._end, line, request))
         self._left(held.extra)
         self._consumer._limit_move_to_pool(request)
+
+    def _accepted(self, sent: float) -> None:
+        self._late = max(time.monotonic() - sent, 0.9 * self._late)
 
     def _end(self, line: Line, request: Any) -> None:
         self._ended.append((line, request))
@@ -419,8 +385,8 @@ class Room:
 
     def _drop(self, held: Held) -> None:
         """It was revoked or has expired."""
-        held.told = True
-        _give_back(held)
+        held.told = GONE
+        held.give_back()
         held.request.revoked()  # Says so, and acknowledges.
         self._left(held.extra)
 
@@ -431,30 +397,22 @@ class Room:
             send_back(self._consumer.app, request, held.ticket(held.times + 1))
         except Exception:
             logger.warning("%s could not be sent back, and stays", request, exc_info=True)
-            _give_back(held)
+            held.give_back()
             line.waiting.appendleft(held)
             return 1.0
         self._tell(held, wait, "republished")
+        held.told = GONE
         request.acknowledge()
         state.task_ready(request)
         self._left(held.extra)
         return None
 
     def _tell(self, held: Held, wait: float | None, action: str) -> None:
-        """The event for monitors, once for each stay."""
-        if not held.told:
-            held.told = True
+        """The event for monitors, once for each thing that happens to it."""
+        if held.told not in (action, GONE):
+            held.told = action
             limit = held.limit.limiter.name
             held.request.send_event("task-limited", limit=limit, key=held.key, wait=wait, action=action)
-
-
-def _give_back(held: Held) -> None:
-    if held.place is not None:
-        held.place.cancel()
-    elif held.text is not None:
-        with suppress(LimitError):
-            held.limit.limiter.permit(held.text).cancel()
-    held.place = held.text = None
 
 
 def _is_paused(limiter: Limiter) -> bool:
@@ -465,28 +423,3 @@ def _is_paused(limiter: Limiter) -> bool:
 
 def _look_again() -> float:
     return LOOK_AGAIN * (0.5 + random.random())
-
-
-def _when_ended(request: Any, ended: Callable[[], None]) -> None:
-    """Calls a function when the pool is done with a request, or will not begin. Celery makes a class of requests for
-    each task whose on_success does not call its base's, so that only the request itself is left to say it."""
-
-    def after(name: str, is_end: Callable[[Any, tuple[Any, ...]], bool]) -> None:
-        method = getattr(request, name)
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            end = True
-            try:
-                result = method(*args, **kwargs)
-                end = is_end(result, args)
-                return result
-            finally:
-                if end:
-                    ended()
-
-        setattr(request, name, call)
-
-    after("on_success", lambda _result, _args: True)
-    after("on_failure", lambda _result, _args: True)
-    after("on_timeout", lambda _result, args: not args[0])  # A soft one goes on.
-    after("revoked", lambda result, _args: bool(result))
