@@ -27,7 +27,7 @@ def test_the_metadata():
     about = importlib.metadata.metadata("workglow-limit")
     assert about["Version"] == workglow_limit.__version__
     assert about["License-Expression"] == "MIT OR Apache-2.0"
-    assert about.get_all("Requires-Dist") is None
+    assert about.get_all("Requires-Dist") == ["celery>=5.4 ; extra == 'celery'"]
 
 
 def test_all_that_is_public_is_listed():
