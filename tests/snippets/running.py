@@ -212,8 +212,8 @@ def session(text, folder, env):
 
 
 class Rust:
-    """All Rust blocks are programs of one crate, which is built once. It has the profile of the workspace, whose
-    dependencies are built already."""
+    """All Rust blocks are programs of one crate, which is built once, in the workspace's profile for development: the C
+    tests have built the rest in that."""
 
     def __init__(self, blocks, folder):
         self.blocks, self.folder, self.lock = blocks, Path(folder), threading.Lock()
@@ -221,24 +221,24 @@ class Rust:
     def __call__(self, block):
         with self.lock:
             failure = self.build()
-        made = TARGET / "release" / name_of(block)
+        made = TARGET / "debug" / name_of(block)
         if failure and not made.exists():
             raise Failed(f"cargo build: {failure}")
         return made
 
     @functools.cache  # noqa: B019, it lives as long as the tests
     def build(self):
-        profile = re.search(r"^\[profile\.release\]\n(?:\w.*\n)+", (ROOT / "Cargo.toml").read_text(), re.MULTILINE)[0]
+        profile = re.search(r"^\[profile\.dev\]\n(?:\w.*\n)+", (ROOT / "Cargo.toml").read_text(), re.MULTILINE)[0]
         package = '[package]\nname = "snippets"\nversion = "0.0.0"\nedition = "2024"\n'
         needs = f'[dependencies]\nworkglow-limit = {{ path = "{ROOT / "core"}" }}\n[workspace]\n'
         (self.folder / "src/bin").mkdir(parents=True)
         (self.folder / "Cargo.toml").write_text(package + needs + profile)
         shutil.copy(ROOT / "Cargo.lock", self.folder)
         for block in self.blocks:
-            (TARGET / "release" / name_of(block)).unlink(missing_ok=True)
+            (TARGET / "debug" / name_of(block)).unlink(missing_ok=True)
             (self.folder / "src/bin" / f"{name_of(block)}.rs").write_text(program([block]))
         built = subprocess.run(
-            ["cargo", "build", "--release", "--quiet", "--keep-going"], cwd=self.folder, capture_output=True, text=True,
+            ["cargo", "build", "--quiet", "--keep-going"], cwd=self.folder, capture_output=True, text=True,
             env=os.environ | {"CARGO_TARGET_DIR": str(TARGET)},
         )  # fmt: skip
         return built.stderr if built.returncode else ""
