@@ -20,8 +20,9 @@ from pages import program
 ROOT = Path(__file__).resolve().parents[2]
 TARGET = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")).resolve()
 PREFIX = ROOT / "target/dist/c"
-# Where Node looks for packages: ours as it was installed, and what the tests of the queues installed for themselves.
-MODULES = [ROOT / "target/demo/node_modules", *ROOT.glob("tests/fleet/*/node_modules"), ROOT / "bindings/node/node_modules"]
+# Where Node finds our package, as it was installed, and others, which the tests of the bindings and queues have installed.
+OURS = ROOT / "target/demo/node_modules"
+OTHERS = [*ROOT.glob("tests/fleet/*/node_modules"), ROOT / "bindings/node/node_modules"]
 LONGEST = 60
 
 # The file that a block is written to. Blocks of the first kind that follow each other are one program.
@@ -57,6 +58,8 @@ def run_chain(chain, rust):
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         swap = redis_for(chain, stack)
         env = environment(folder)
+        if any(block.language in ("js", "ts") for block in chain):
+            modules(folder)
         for step in programs(chain):
             block = step[0]
             try:
@@ -126,21 +129,20 @@ def environment(folder):
     env |= {"HOME": str(folder), "NO_COLOR": "1", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONWARNINGS": "error:::__main__"}
     env |= {"PATH": f"{Path(sys.executable).parent}:{env['PATH']}", "C_FORCE_ROOT": "1"}
     env |= {"PKG_CONFIG_PATH": str(PREFIX / "lib/pkgconfig"), "CMAKE_PREFIX_PATH": str(PREFIX)}
-    modules = folder / "node_modules"
-    modules.mkdir()
-    for package in (path for place in MODULES if place.exists() for path in place.iterdir() if path.name[0] != "."):
-        if package.name.startswith("@"):
-            (modules / package.name).mkdir(exist_ok=True)
-            for inner in package.iterdir():
-                link(modules / package.name / inner.name, inner)
-        else:
-            link(modules / package.name, package)
     return env
 
 
-def link(name, target):
-    if not name.is_symlink():
-        name.symlink_to(target)
+def modules(folder):
+    """What `npm install` of our package and of others would have made."""
+    made = folder / "node_modules"
+    # A copy: ours looks for others where it lies, and not where a link leads.
+    shutil.copytree(OURS, made, copy_function=os.link if OURS.stat().st_dev == folder.stat().st_dev else shutil.copy)
+    for package in (path for place in OTHERS if place.exists() for path in place.iterdir() if path.name[0] != "."):
+        inside = [made / package.name / path.name for path in package.iterdir()] if package.name[0] == "@" else []
+        for name in inside or [made / package.name]:
+            name.parent.mkdir(exist_ok=True)
+            if not name.exists():
+                name.symlink_to(package / name.name if inside else package)
 
 
 def redis_for(chain, stack):
