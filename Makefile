@@ -116,7 +116,7 @@ docs: dist docs/api/node_modules/.package-lock.json
 	mkdir -p target/docs/c
 	$(PYTHON) -W error docs/api/python.py target/docs/python
 	docs/api/node_modules/.bin/typedoc --options docs/api/typedoc.json --logLevel Warn
-	RUSTDOCFLAGS="-D warnings -D missing-docs" cargo doc --quiet --no-deps -p workglow-limit
+	RUSTDOCFLAGS="-D warnings" cargo doc --quiet --no-deps -p workglow-limit
 	cp -r target/doc target/docs/rust
 	cp $(DIST)/c/include/* target/docs/c/
 	cp docs/api/index.html target/docs/

@@ -52,11 +52,11 @@ def programs(chain):
 
 def run_chain(chain, rust):
     """Runs all of it, and tells what was wrong: a text for each block that failed, by where it stands."""
-    wrong, printed, logs = {}, "", []
+    wrong, printed, left = {}, "", {}
     with contextlib.ExitStack() as stack:
         folder = Path(tempfile.mkdtemp(prefix="snippet-"))
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        swap = redis_for(chain, stack)
+        swap = redis_for(chain, folder, stack)
         env = environment(folder)
         if any(block.language in ("js", "ts") for block in chain):
             modules(folder)
@@ -77,12 +77,15 @@ def run_chain(chain, rust):
                 if block.language == "console":
                     session(swap(block.text), folder, env)
                 elif "background" in block.marks:
-                    logs.append(background(command(block, path, env, rust), folder, env, stack))
+                    left[block.where] = background(command(block, path, env, rust), folder, env, stack)
                 elif made := command(block, path, env, rust):
                     printed = execute(made, folder, env)
             except (Failed, OSError) as error:
-                log = "".join(f"\n--- in the background ---\n{file.read_text()}" for file in logs)
-                wrong |= {part.where: f"{error}{log}" for part in step}
+                told = "".join(f"\n--- in the background ---\n{file.read_text()}" for _, file in left.values())
+                wrong |= {part.where: f"{error}{told}" for part in step}
+        for where, (process, file) in left.items():
+            if process.poll():
+                wrong[where] = f"it ended with {process.returncode}\n{file.read_text()}"
     return wrong
 
 
@@ -145,14 +148,14 @@ def modules(folder):
                 name.symlink_to(package / name.name if inside else package)
 
 
-def redis_for(chain, stack):
+def redis_for(chain, folder, stack):
     """Starts a Redis if a chain names one, and gives the function that makes its texts name that one."""
     if not any(re.search(r"redis://localhost|\b6379\b", text) for block in chain for text in block.lines.values()):
         return lambda text: text
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     told = ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
-    server = subprocess.Popen(told, stdout=subprocess.DEVNULL)
+    server = subprocess.Popen(told, cwd=folder, stdout=subprocess.DEVNULL)
     stack.callback(server.wait)
     stack.callback(server.kill)
     for _ in range(200):
@@ -180,7 +183,7 @@ def execute(made, folder, env):
 
 
 def background(made, folder, env, stack):
-    """Starts what runs until the chain is done, and gives the file of what it prints."""
+    """Starts what runs until the chain is done. Gives it, and the file of what it prints."""
     file = Path(tempfile.mkstemp(prefix="snippet-log-")[1])
     stack.callback(file.unlink)
     with file.open("w") as log:
@@ -198,7 +201,7 @@ def background(made, folder, env, stack):
         process.wait()
 
     stack.callback(end)
-    return file
+    return process, file
 
 
 def compare(printed, promised):
