@@ -28,7 +28,7 @@ LONGEST = 60
 # The file that a block is written to. Blocks of the first kind that follow each other are one program.
 SCRIPTS = {"python": "snippet.py", "js": "snippet.mjs", "ts": "snippet.mts", "sh": "snippet.sh"}
 FILES = SCRIPTS | {"c": "snippet.c", "cpp": "snippet.cpp", "rust": "snippet.rs", "toml": "limits.toml",
-                   "json": "snippet.json", "console": "snippet.console"}  # fmt: skip
+                   "json": "snippet.json", "cmake": "CMakeLists.txt", "console": "snippet.console"}  # fmt: skip
 
 
 class Failed(Exception):
@@ -72,7 +72,6 @@ def run_chain(chain, rust):
                     known = ", ".join(FILES)
                     raise Failed(f"no way to run “{block.language}”; there are {known}, and text for what is not code")
                 path = folder / block.marks.get("file", FILES[block.language])
-                path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(swap(program(step)))
                 if block.language == "console":
                     session(swap(block.text), folder, env)
