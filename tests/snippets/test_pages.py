@@ -30,3 +30,8 @@ def test_runs(number, block, results):
         pytest.skip(f"{block.where}: {block.marks['not run']}")
     if wrong := results[number].result().get(block.where):
         pytest.fail(wrong, pytrace=False)
+
+
+def test_every_language_is_run():
+    run = {block.language for _, block in BLOCKS if "not run" not in block.marks}
+    assert run >= {"python", "js", "ts", "c", "cpp", "rust", "sh", "console", "toml"}
