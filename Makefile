@@ -7,12 +7,13 @@
 # make storm   kills in every language, for 40 s
 # make torture the long tests: storms, models with planted bugs
 # make dist    target/dist: a wheel, an npm tarball, a C prefix
+# make install PREFIX=/usr/local DESTDIR=  the C library with its C and C++ headers; make uninstall
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .SILENT:
-.PHONY: demo test check docs bench pictures storm torture dist wheel node c members tools clean help
+.PHONY: demo test check docs bench pictures storm torture dist wheel node queues c install uninstall members tools clean help
 
 VENV := target/venv
 PYTHON := $(VENV)/bin/python
@@ -42,8 +43,9 @@ wheel: $(VENV)/ready
 	$(VENV)/bin/maturin build --quiet --release --manifest-path bindings/python/Cargo.toml --out $(DIST)
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check --force-reinstall --no-deps $(DIST)/*.whl
 
-bindings/node/node_modules/.package-lock.json: bindings/node/package-lock.json | tools
-	cd bindings/node && npm ci --silent --no-audit --no-fund
+# What a package needs, as it is locked.
+%/node_modules/.package-lock.json: %/package-lock.json | tools
+	npm ci --silent --no-audit --no-fund --prefix $*
 
 node: bindings/node/node_modules/.package-lock.json
 	rm -f $(DIST)/*.tgz
@@ -53,21 +55,55 @@ node: bindings/node/node_modules/.package-lock.json
 	cd bindings/node && npm run --silent build && npm pack --silent --pack-destination ../../$(DIST) >/dev/null
 	npm install --silent --no-audit --no-fund --no-save --prefix $(OUT) $(DIST)/*.tgz
 
+# The fleets of Node's queues: each queue as it is locked, and our package as others install it.
+QUEUES := $(patsubst %/package-lock.json,%,$(wildcard tests/fleet/*/package-lock.json))
+
+queues: node $(QUEUES:%=%/node_modules/.package-lock.json)
+	for queue in $(QUEUES); do \
+	    npm install --silent --no-audit --no-fund --no-save --prefix $$queue $(abspath $(DIST))/*.tgz; \
+	done
+
+# ---- C and C++ ----
+
+PREFIX ?= /usr/local
+LIBDIR ?= $(PREFIX)/lib
+SO := libworkglow_limit.so
+# Made anew when what it is made from changes, so that `make c && sudo make install` builds nothing as root.
+C_LIBRARY := target/c/libworkglow_limit.a
+
 # The static library is one object whose only global names are ours: its SQLite must not meet a program's own.
-c: | tools
+$(C_LIBRARY): Cargo.toml Cargo.lock core/Cargo.toml ffi/Cargo.toml ffi/build.rs $(shell find core/src ffi/src -name '*.rs')
 	echo "building the C library"
 	cargo build --quiet --release -p workglow-limit-ffi
+	mkdir -p target/c
+	strip --strip-unneeded -o target/c/$(SO) target/release/$(SO)
+	ld -r -o target/c/all.o --whole-archive target/release/libworkglow_limit.a
+	objcopy --wildcard --keep-global-symbol='wgl_*' --strip-debug -R .llvmbc -R .llvmcmd target/c/all.o
+	rm -f $@
+	ar rcs $@ target/c/all.o
+
+# Files that name each other do so from where they are, so the tree may be moved.
+install: $(C_LIBRARY)
+	install -d "$(DESTDIR)$(PREFIX)/include" "$(DESTDIR)$(LIBDIR)/pkgconfig" "$(DESTDIR)$(LIBDIR)/cmake/workglow_limit"
+	install -m 644 include/workglow_limit.h include/workglow_limit.hpp "$(DESTDIR)$(PREFIX)/include"
+	install -m 644 $(C_LIBRARY) "$(DESTDIR)$(LIBDIR)"
+	install -m 755 target/c/$(SO) "$(DESTDIR)$(LIBDIR)/$(SO).$(VERSION)"
+	ln -sf $(SO).$(VERSION) "$(DESTDIR)$(LIBDIR)/$(SO).0"
+	ln -sf $(SO).0 "$(DESTDIR)$(LIBDIR)/$(SO)"
+	up=$$(realpath -ms --relative-to="$(LIBDIR)" "$(PREFIX)"); \
+	for file in pkgconfig/workglow_limit.pc cmake/workglow_limit/workglow_limit-config{,-version}.cmake; do \
+	    sed -e "s|@UP@|$$up|; s|@VERSION@|$(VERSION)|" "ffi/$$(basename $$file).in" > "$(DESTDIR)$(LIBDIR)/$$file"; \
+	    chmod 644 "$(DESTDIR)$(LIBDIR)/$$file"; \
+	done
+
+uninstall:
+	rm -f "$(DESTDIR)$(PREFIX)"/include/workglow_limit.{h,hpp} "$(DESTDIR)$(LIBDIR)"/libworkglow_limit.{a,so,so.0,so.$(VERSION)} \
+	    "$(DESTDIR)$(LIBDIR)/pkgconfig/workglow_limit.pc"
+	rm -rf "$(DESTDIR)$(LIBDIR)/cmake/workglow_limit"
+
+c: $(C_LIBRARY)
 	rm -rf $(DIST)/c
-	mkdir -p $(DIST)/c/include $(DIST)/c/lib/pkgconfig
-	cp include/workglow_limit.h $(DIST)/c/include/
-	strip --strip-unneeded -o $(DIST)/c/lib/libworkglow_limit.so.$(VERSION) target/release/libworkglow_limit.so
-	ln -s libworkglow_limit.so.$(VERSION) $(DIST)/c/lib/libworkglow_limit.so.0
-	ln -s libworkglow_limit.so.0 $(DIST)/c/lib/libworkglow_limit.so
-	ld -r -o target/all.o --whole-archive target/release/libworkglow_limit.a
-	objcopy --wildcard --keep-global-symbol='wgl_*' --strip-debug -R .llvmbc -R .llvmcmd target/all.o
-	ar rcs $(DIST)/c/lib/libworkglow_limit.a target/all.o
-	sed -e 's|@PREFIX@|$(abspath $(DIST)/c)|' -e 's|@VERSION@|$(VERSION)|' ffi/workglow_limit.pc.in \
-	    > $(DIST)/c/lib/pkgconfig/workglow_limit.pc
+	$(MAKE) --no-print-directory install PREFIX="$(abspath $(DIST)/c)" LIBDIR="$(abspath $(DIST)/c/lib)" DESTDIR=
 
 dist: wheel node c
 	find $(DIST) -type f | sort
@@ -85,7 +121,7 @@ members: dist
 demo: members
 	$(PYTHON) examples/fleet/conductor.py --out $(OUT)
 
-test: members
+test: members queues
 	$(PYTHON) tests/run.py
 
 storm: members
@@ -103,9 +139,11 @@ check: dist docs
 	rm -rf target/pictures
 	cargo run --quiet -p workglow-limit --example pictures target/pictures
 	diff -rq docs/pictures target/pictures || { echo "make pictures draws others: look at them and commit them" >&2; exit 1; }
-	$(VENV)/bin/mypy --strict bindings/python/python
+	$(VENV)/bin/mypy --strict bindings/python/python bindings/python/tests/typed.py \
+	    examples/fleet/{celery_member,conductor,evidence,picture}.py
+	$(VENV)/bin/pyright --pythonpath $(PYTHON) --project bindings/python
 	$(VENV)/bin/stubtest workglow_limit
-	cd bindings/node && npx tsc --project test
+	cd bindings/node && npx tsc --project test && npx tsc --project test/workglow-types
 
 docs/api/node_modules/.package-lock.json: docs/api/package-lock.json | tools
 	cd docs/api && npm ci --silent --no-audit --no-fund

@@ -424,8 +424,9 @@ typedef struct {
 // the process that got it, unless it leaves as a text.
 //
 // It may be moved and copied, but one copy is to be ended: that one is marked as ended, and ending it again, in
-// whichever way, is a no-op. Where starts are only counted (fixed windows, limits above 4,096, limiters of the program's
-// own), another copy that is cancelled would take its units back again. One thread at a time may use it.
+// whichever way, is a no-op. Where starts are only counted (fixed windows, sliding window counters, limits above 4,096,
+// limiters of the program's own), another copy that is cancelled would take its units back again. One thread at a time
+// may use it.
 typedef struct {
     // The library's.
     uint64_t opaque[8];
@@ -575,8 +576,8 @@ int wgl_composite_limiter_new(wgl_limiter **limiter);
 // Adds a child, at any time. The composite shares it: the caller may go on using it, and frees it whenever it likes.
 // Permits that are out complete against the children they were taken from.
 //
-// Fails with WGL_UNSUPPORTED if `composite` is no composite, and with WGL_INVALID_ARGUMENT if `child` is the same, or
-// contains it.
+// Fails with WGL_UNSUPPORTED if wgl_composite_limiter_new did not make `composite` (limits that were declared together
+// are a policy, which the store holds), and with WGL_INVALID_ARGUMENT if `child` is the same, or contains it.
 int wgl_composite_limiter_add(const wgl_limiter *composite,
                               const wgl_limiter *child);
 
@@ -780,6 +781,13 @@ int wgl_complete(const wgl_limiter *limiter, wgl_permit *permit);
 int wgl_cancel(const wgl_limiter *limiter,
                wgl_permit *permit);
 
+// Gives a place back, unless somebody has started with it meanwhile, perhaps elsewhere with its text. Ending it again is
+// a no-op.
+//
+// Fails as wgl_cancel does.
+int wgl_cancel_place(const wgl_limiter *limiter,
+                     wgl_permit *place);
+
 // Ends a permit: the job ran, and was worth `actual` units instead of the weight that it started with. What it did not
 // use is free again at once; what it used beyond is owed, up to one whole capacity, and delays later starts. Ending it
 // again is a no-op.
@@ -803,6 +811,11 @@ int wgl_renew(const wgl_limiter *limiter,
 int wgl_fence(const wgl_limiter *limiter,
               const wgl_permit *permit,
               uint64_t *fence);
+
+// How often the process has forked since the library was loaded, counted along the way from the first parent: another
+// number in a child than when its parent got a permit. For layers above this one that end permits by themselves, which
+// have to leave those of a parent alone.
+uint64_t wgl_fork_generation(void);
 
 // When the place came that a waiting start had, or comes that was reserved, as Unix time. WGL_NONE, and nothing is
 // written, if it had none: it did not have to wait, or its limit keeps no places.
@@ -853,8 +866,9 @@ int wgl_acquire_place(const wgl_limiter *limiter,
                       uint64_t timeout_ns);
 
 // Writes a permit or place as a text, with a NUL behind it, into a buffer of `capacity` bytes; WGL_PERMIT_TEXT_MAX are
-// enough, but for a composite's place: 64 more, twice the key's length, and as much again for each child. `length` (which may be NULL) is how long it is without the NUL. With it another process that has the same
-// limit goes on, through wgl_permit_from_text; from then on the permit is that one's to present and to end.
+// enough, but for a composite's place: 64 more, twice the key's length, and as much again for each child. `length`
+// (which may be NULL) is how long it is without the NUL. With it another process that has the same limit goes on,
+// through wgl_permit_from_text; from then on the permit is that one's to present and to end.
 //
 // Fails with WGL_INVALID_ARGUMENT, saying how much is needed, if the buffer is too small, WGL_FOREIGN_PERMIT if another
 // limiter gave the permit, and WGL_UNSUPPORTED where permits belong to one process.

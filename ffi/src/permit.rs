@@ -14,18 +14,20 @@ use workglow_limit::{Limiter, Presented, RawPermit, Reserved, Result, Wait};
 pub const WGL_DEFAULT_GRACE: u64 = 0xFFFF_FFFF_FFFF_FFFF;
 
 /// The most bytes that a permit's text needs, with its NUL; a composite's place may need more.
+#[expect(dead_code, reason = "for the header")]
 pub const WGL_PERMIT_TEXT_MAX: usize = 128;
 
 /// Whatever is longer is no text of ours.
-const LONGEST_TEXT: usize = 65_535;
+const LONGEST_TEXT: usize = 512 * WGL_PERMIT_TEXT_MAX;
 
 /// What an admitted start holds, until wgl_complete, wgl_cancel or wgl_settle; or a place, a start in the future. A
 /// value: there is nothing to free, and what is inside is the library's. It belongs to the limiter that gave it, and to
 /// the process that got it, unless it leaves as a text.
 ///
 /// It may be moved and copied, but one copy is to be ended: that one is marked as ended, and ending it again, in
-/// whichever way, is a no-op. Where starts are only counted (fixed windows, limits above 4,096, limiters of the program's
-/// own), another copy that is cancelled would take its units back again. One thread at a time may use it.
+/// whichever way, is a no-op. Where starts are only counted (fixed windows, sliding window counters, limits above 4,096,
+/// limiters of the program's own), another copy that is cancelled would take its units back again. One thread at a time
+/// may use it.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct wgl_permit {
@@ -67,6 +69,15 @@ pub extern "C" fn wgl_cancel(limiter: Option<&wgl_limiter>, permit: Option<&mut 
     end(limiter, permit, |limiter, permit| limiter.cancel(permit))
 }
 
+/// Gives a place back, unless somebody has started with it meanwhile, perhaps elsewhere with its text. Ending it again is
+/// a no-op.
+///
+/// Fails as wgl_cancel does.
+#[unsafe(no_mangle)]
+pub extern "C" fn wgl_cancel_place(limiter: Option<&wgl_limiter>, place: Option<&mut wgl_permit>) -> c_int {
+    end(limiter, place, |limiter, place| limiter.cancel_place(place))
+}
+
 /// Ends a permit: the job ran, and was worth `actual` units instead of the weight that it started with. What it did not
 /// use is free again at once; what it used beyond is owed, up to one whole capacity, and delays later starts. Ending it
 /// again is a no-op.
@@ -101,6 +112,14 @@ pub extern "C" fn wgl_fence(
     fence: Option<&mut MaybeUninit<u64>>,
 ) -> c_int {
     told(limiter, permit, ("fence", fence), |limiter, permit| limiter.fence(permit))
+}
+
+/// How often the process has forked since the library was loaded, counted along the way from the first parent: another
+/// number in a child than when its parent got a permit. For layers above this one that end permits by themselves, which
+/// have to leave those of a parent alone.
+#[unsafe(no_mangle)]
+pub extern "C" fn wgl_fork_generation() -> u64 {
+    workglow_limit::fork_generation()
 }
 
 fn end(
@@ -259,8 +278,9 @@ pub extern "C" fn wgl_acquire_place(
 }
 
 /// Writes a permit or place as a text, with a NUL behind it, into a buffer of `capacity` bytes; WGL_PERMIT_TEXT_MAX are
-/// enough, but for a composite's place: 64 more, twice the key's length, and as much again for each child. `length` (which may be NULL) is how long it is without the NUL. With it another process that has the same
-/// limit goes on, through wgl_permit_from_text; from then on the permit is that one's to present and to end.
+/// enough, but for a composite's place: 64 more, twice the key's length, and as much again for each child. `length`
+/// (which may be NULL) is how long it is without the NUL. With it another process that has the same limit goes on,
+/// through wgl_permit_from_text; from then on the permit is that one's to present and to end.
 ///
 /// Fails with WGL_INVALID_ARGUMENT, saying how much is needed, if the buffer is too small, WGL_FOREIGN_PERMIT if another
 /// limiter gave the permit, and WGL_UNSUPPORTED where permits belong to one process.

@@ -110,6 +110,7 @@ export const enum Op {
   renew,
   fence,
   cancelPlace,
+  window,
 }
 
 /** What it answers. */

@@ -90,8 +90,12 @@ def calls_of(limiter: Any) -> SimpleNamespace | str:
     given = getattr(limiter, "name", None)
     name = given if isinstance(given, str) and given else type(limiter).__name__
     called = Jobs(limiter) if is_six else limiter
-    instead = dict.fromkeys(OPTIONAL, nothing) | {"settle": lambda token, _: called.complete(token)}
-    methods = {method: getattr(called, method, instead.get(method)) for method in REQUIRED + OPTIONAL}
+
+    def complete(token: Any, _: int) -> None:
+        called.complete(token)
+
+    instead = {"settle": complete}
+    methods = {method: getattr(called, method, instead.get(method, nothing)) for method in REQUIRED + OPTIONAL}
     return SimpleNamespace(name=name, **methods)
 
 
