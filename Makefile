@@ -145,9 +145,6 @@ check: dist docs
 	$(VENV)/bin/stubtest workglow_limit
 	cd bindings/node && npx tsc --project test && npx tsc --project test/workglow-types
 
-docs/api/node_modules/.package-lock.json: docs/api/package-lock.json | tools
-	cd docs/api && npm ci --silent --no-audit --no-fund
-
 # Node's fails where a public name has no comment, as Rust's does; Python's is looked after by a test.
 docs: dist docs/api/node_modules/.package-lock.json
 	rm -rf target/docs
