@@ -1,6 +1,7 @@
 # make demo    the main job: Celery, Node and C share one limit
 # make test    all tests, one summary
 # make check   format, lints, header, stubs, types, documentation
+# make docs    target/docs: the reference of each language, from its doc comments
 # make bench   what a decision costs
 # make pictures  docs/pictures, drawn anew
 # make storm   kills in every language, for 40 s
@@ -12,7 +13,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .SILENT:
-.PHONY: demo test check bench pictures storm torture dist wheel node queues c install uninstall members tools clean help
+.PHONY: demo test check docs bench pictures storm torture dist wheel node queues c install uninstall members tools clean help
 
 VENV := target/venv
 PYTHON := $(VENV)/bin/python
@@ -131,10 +132,9 @@ storm: members
 pictures:
 	cargo run --quiet -p workglow-limit --example pictures docs/pictures
 
-check: dist
+check: dist docs
 	cargo fmt --all --check
 	cargo clippy --quiet --workspace --all-targets --features workglow-limit/fault-points -- -D warnings
-	RUSTDOCFLAGS="-D warnings" cargo doc --quiet --no-deps -p workglow-limit
 	cargo test --quiet -p workglow-limit-ffi
 	rm -rf target/pictures
 	cargo run --quiet -p workglow-limit --example pictures target/pictures
@@ -144,6 +144,18 @@ check: dist
 	$(VENV)/bin/pyright --pythonpath $(PYTHON) --project bindings/python
 	$(VENV)/bin/stubtest workglow_limit
 	cd bindings/node && npx tsc --project test && npx tsc --project test/workglow-types
+
+# Node's fails where a public name has no comment, as Rust's does; Python's is looked after by a test.
+docs: dist docs/api/node_modules/.package-lock.json
+	rm -rf target/docs
+	mkdir -p target/docs/c
+	$(PYTHON) -W error docs/api/python.py target/docs/python
+	docs/api/node_modules/.bin/typedoc --options docs/api/typedoc.json --logLevel Warn
+	RUSTDOCFLAGS="-D warnings" cargo doc --quiet --no-deps -p workglow-limit
+	cp -r target/doc target/docs/rust
+	cp $(DIST)/c/include/* target/docs/c/
+	cp docs/api/index.html target/docs/
+	echo "target/docs/index.html"
 
 bench: dist
 	cargo build --quiet --release -p workglow-limit-bench

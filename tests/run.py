@@ -33,6 +33,7 @@ SUITES = {
     "python": (PYTEST, [sys.executable, "-m", "pytest", "-q", "bindings/python/tests"]),
     "node": (NODE, ["npm", "--prefix", "bindings/node", "test"]),
     "measuring": (PYTEST, [sys.executable, "-m", "pytest", "-q", "examples/fleet", "tests/torture/storm"]),
+    "snippets": (PYTEST, [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "tests/snippets"]),
     "together": (PYTEST, [sys.executable, "-m", "pytest", "-q", "tests/together"]),
     "fleet-workglow": (NODE, ["npm", "--prefix", "tests/fleet/workglow", "test"]),
     "storm-100-2s": (STORMS, [*STORM, "--limit", "100", "--window", "2"]),
