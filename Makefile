@@ -3,6 +3,7 @@
 # make check   format, lints, header, stubs, types, documentation
 # make bench   what a decision costs
 # make pictures  docs/pictures, drawn anew
+# make fleet   real queues under a limit, ours beside what they bring: Celery, BullMQ, Workglow
 # make storm   kills in every language, for 40 s
 # make torture the long tests: storms, models with planted bugs
 # make dist    target/dist: a wheel, an npm tarball, a C prefix
@@ -11,7 +12,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .SILENT:
-.PHONY: demo test check bench pictures storm torture dist wheel node c members tools clean help
+.PHONY: demo test check bench pictures fleet storm torture dist wheel node c members tools clean help
 
 VENV := target/venv
 PYTHON := $(VENV)/bin/python
@@ -27,7 +28,7 @@ help:
 tools:
 	.ci/need
 
-$(VENV)/ready: bindings/python/requirements-dev.txt examples/fleet/requirements.txt | tools
+$(VENV)/ready: bindings/python/requirements-dev.txt examples/fleet/requirements.txt tests/fleet/requirements.txt | tools
 	test -x $(PYTHON) || python3 -m venv $(VENV)
 	echo "setting up $(VENV)"
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check $(foreach f,$^,-r $(f))
@@ -86,6 +87,12 @@ demo: members
 
 test: members
 	$(PYTHON) tests/run.py
+
+fleet: members
+	$(PYTHON) tests/fleet/celery/run.py
+	for queue in bullmq workglow; do \
+	    if [ -f tests/fleet/$$queue/package.json ]; then npm --silent --prefix tests/fleet/$$queue run fleet; fi; \
+	done
 
 storm: members
 	$(PYTHON) tests/torture/storm/storm.py --out $(OUT) --limit 100 --window 2 --seconds 20

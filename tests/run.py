@@ -33,6 +33,7 @@ SUITES = {
     "node": (NODE, ["npm", "--prefix", "bindings/node", "test"]),
     "measuring": (PYTEST, [sys.executable, "-m", "pytest", "-q", "examples/fleet", "tests/torture/storm"]),
     "together": (PYTEST, [sys.executable, "-m", "pytest", "-q", "tests/together"]),
+    "fleet-celery": (PYTEST, [sys.executable, "-m", "pytest", "-q", "-s", "tests/fleet/celery"]),
     "storm-100-2s": (STORMS, [*STORM, "--limit", "100", "--window", "2"]),
     "storm-10-0.5s": (STORMS, [*STORM, "--limit", "10", "--window", "0.5"]),
 }

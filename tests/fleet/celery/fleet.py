@@ -61,7 +61,7 @@ class Log:
             runs.sort(key=lambda run: run.b)
 
     def started(self, job):
-        return job in self.runs
+        return bool(self.runs.get(job))
 
     def ended(self, job):
         return any(run.ended for run in self.runs.get(job, ()))
