@@ -65,8 +65,10 @@ def about_to_run(**_):
     asked = time.monotonic_ns()
 
 
-def run(request):
-    note("started", request.id, asked, time.monotonic_ns(), request.retries)
+def run(request, ready=None):
+    """The job. `ready`: the clock when its place came, if it had to wait for one."""
+    a = max(asked, int((ready or 0) * 1_000_000_000))
+    note("started", request.id, a, time.monotonic_ns(), request.retries)
     time.sleep(JOB_SECONDS)
     note("ended", request.id, time.monotonic_ns())
 
@@ -78,7 +80,7 @@ def free(self):
 
 
 if WHO == "ours":
-    from workglow_limit.celery import install
+    from workglow_limit.celery import current_permit, install
 
     install(app, STORE)
 
@@ -90,7 +92,7 @@ if WHO == "ours":
         limit_hold=float(os.environ["FLEET_HOLD"]),
     )
     def job(self):
-        run(self.request)
+        run(self.request, current_permit().ready_at_monotonic)
 
 elif WHO == "stock":
     # Celery counts per second, in each worker for itself.
