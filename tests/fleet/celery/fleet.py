@@ -130,25 +130,33 @@ class Fleet:
 
     def __init__(self, folder, broker_url, environments, children):
         """`environments`: for each worker, what tasks.py reads from it."""
-        self._folder = folder
+        self._folder, self._url, self._children = folder, broker_url, children
         self._sender = Celery("sender", set_as_current=False)
         self._sender.conf.update(settings(broker_url))
         self.workers = []
         with contextlib.ExitStack() as stack:
-            for number, environment in enumerate(environments, 1):
-                environment = environment | {"FLEET_BROKER": broker_url}
-                self.workers.append(Worker(f"worker{number}", folder, children, environment))
-                stack.callback(self.workers[-1].kill)
-            if self.wait(lambda log: log.ready == len(self.workers)).ready < len(self.workers):
-                raise SystemExit(f"the workers are not ready after {PATIENCE} s: {folder}/*.err")
-            self._kill = stack.pop_all()
+            stack.callback(self._kill_all)
+            self.join(environments)
+            stack.pop_all()
 
     def __enter__(self):
         return self
 
     def __exit__(self, *_):
-        self._kill.close()
+        self._kill_all()
         self._sender.close()
+
+    def _kill_all(self):
+        for worker in self.workers:
+            worker.kill()
+
+    def join(self, environments):
+        """More workers; returns when they are ready."""
+        for environment in environments:
+            environment = environment | {"FLEET_BROKER": self._url}
+            self.workers.append(Worker(f"worker{len(self.workers) + 1}", self._folder, self._children, environment))
+        if self.wait(lambda log: log.ready >= len(self.workers)).ready < len(self.workers):
+            raise SystemExit(f"the workers are not ready after {PATIENCE} s: {self._folder}/*.err")
 
     def stop(self):
         """A warm shutdown of all; their exit codes."""

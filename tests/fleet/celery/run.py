@@ -57,11 +57,12 @@ class Result:
     exits: list[int | None]  # of the workers, after a warm shutdown
 
 
-def environments(who, broker_url, folder, hold, plant):
+def environments(who, broker_url, folder, hold=HOLD, visibility=None, plant=False):
     """What the tasks of each worker are told."""
     shared = {
         "FLEET_WHO": who,
         "FLEET_HOLD": str(hold),
+        "FLEET_VISIBILITY": str(visibility or ""),
         "FLEET_LIMIT": str(LIMIT),
         "FLEET_WINDOW": str(WINDOW),
         "FLEET_POLICY": f"{LIMIT}/{WINDOW}s",
@@ -80,8 +81,9 @@ def empty(folder):
     return folder
 
 
-def measure(who, kind, out, count=JOBS, hold=HOLD, plant=False):
-    """One run; its evidence stays in `out`. `plant`: each worker has a limit of its own, which has to show."""
+def measure(who, kind, out, count=JOBS, plant=False, **options):
+    """One run; its evidence stays in `out`. `plant`: each worker has a limit of its own, which has to show. `options`:
+    for how many seconds a worker holds a task (`hold`), and Redis waits for its acknowledgement (`visibility`)."""
     folder = empty(out / f"{who}-{kind}")
     jobs = [f"job-{number}" for number in range(count)]
     sent = {}
@@ -98,7 +100,10 @@ def measure(who, kind, out, count=JOBS, hold=HOLD, plant=False):
         send_free(log)
         return all(map(log.ended, jobs)) and all(map(log.started, sent))
 
-    with broker(kind, folder) as url, Fleet(folder, url, environments(who, url, folder, hold, plant), CHILDREN) as fleet:
+    with (
+        broker(kind, folder) as url,
+        Fleet(folder, url, environments(who, url, folder, plant=plant, **options), CHILDREN) as fleet,
+    ):
         for job in jobs:
             fleet.send("job", job)
         fleet.wait(done, PATIENCE)

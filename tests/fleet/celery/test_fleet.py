@@ -3,19 +3,23 @@
 import killed
 import pytest
 import run
+from fleet import Fleet, broker
 
-SHORT = {"count": 80, "hold": 2}  # so that some are held, and some republished
+COUNT = 60  # jobs: three windows
 
 
+@pytest.mark.parametrize("hold", [run.HOLD, 0.5], ids=["held", "republished"])
 @pytest.mark.parametrize("kind", run.BROKERS)
-def test_a_backlog_of_two_workers(kind, tmp_path):
-    result = run.measure("ours", kind, tmp_path, **SHORT)
-    print(f"\n{kind}: {result}")
+def test_a_backlog_of_two_workers(kind, hold, tmp_path):
+    result = run.measure("ours", kind, tmp_path, COUNT, hold=hold)
+    print(f"\n{result}")
     assert run.broken(result) == []
+    # Half a second is less than the window: those of the next ones have to come back.
+    assert result.republished == (hold == 0.5)
 
 
 def test_a_limit_that_each_worker_has_for_itself_shows(tmp_path):
-    result = run.measure("ours", "filesystem", tmp_path, **SHORT, plant=True)
+    result = run.measure("ours", "filesystem", tmp_path, COUNT, plant=True)
     assert f"{result.over} over the limit" in run.broken(result)
 
 
@@ -23,3 +27,30 @@ def test_a_killed_worker_takes_nothing_with_it(tmp_path):
     survival = killed.measure(tmp_path)
     print(f"\n{survival}")
     assert killed.broken(survival) == []
+
+
+def test_what_waits_for_longer_than_the_broker_does_starts_once(tmp_path):
+    result = run.measure("ours", "redis", tmp_path, 120, visibility=5)
+    print(f"\n{result}")
+    assert (result.over, result.lost, result.twice, result.attempts) == (0, 0, 0, 0)
+
+
+def test_what_the_limit_has_room_for_is_left_to_other_workers(tmp_path):
+    jobs = [f"job-{number}" for number in range(40)]
+    go = tmp_path / "go"
+    with broker("redis", tmp_path) as url:
+        first, second = (
+            environment | {"FLEET_POLICY": "1000/2s", "FLEET_UNTIL": str(go)}
+            for environment in run.environments("ours", url, tmp_path)
+        )
+        with Fleet(tmp_path, url, [first], run.CHILDREN) as fleet:
+            for job in jobs:
+                fleet.send("job", job)
+            fleet.wait(lambda log: sum(map(log.started, jobs)) == run.CHILDREN)
+            # Its children are busy until the file is there. It has fetched what Celery lets it, and no more.
+            fleet.join([second])
+            log = fleet.wait(lambda log: sum(map(log.started, jobs)) == 2 * run.CHILDREN)
+            assert sum(map(log.started, jobs)) == 2 * run.CHILDREN
+            go.touch()
+            log = fleet.wait(lambda log: all(map(log.ended, jobs)))
+            assert all(len(log.runs[job]) == 1 for job in jobs)
