@@ -109,7 +109,7 @@ class Worker:
 
     def ask_to_stop(self):
         """A warm shutdown: what runs may end."""
-        self._process.send_signal(signal.SIGTERM)
+        self._process.terminate()
 
     def exit_code(self):
         """None if it does not end."""
@@ -118,10 +118,14 @@ class Worker:
         except subprocess.TimeoutExpired:
             return None
 
-    def kill(self):
-        """SIGKILL for the whole group: nobody gets to tidy up."""
+    def signal(self, number):
+        """For the worker and its children."""
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+            os.killpg(self._process.pid, number)
+
+    def kill(self):
+        """SIGKILL: nobody gets to tidy up."""
+        self.signal(signal.SIGKILL)
         self._process.wait()
 
 

@@ -4,6 +4,7 @@ Three workers share "20 starts per 2 s and 5 at the same time". Tasks are acknow
 what the dead worker had. Nothing of the limit may be lost for good, and nothing started that it does not allow.
 """
 
+import signal
 import time
 from dataclasses import dataclass
 
@@ -97,16 +98,23 @@ def measure(folder, plant=False):
         for job in jobs:
             fleet.send("job", job)
         victim = fleet.workers[0]
-        # Not among the first: whoever has slots then has them from others.
-        fleet.wait(
-            lambda log: (
-                sum(map(log.ended, jobs)) > AT_ONCE and running(log, victim, jobs) and waiting(log, victim, jobs)
-            ),
-            PATIENCE,
-        )
+
+        def holds(log):
+            """Not among the first: whoever has slots then has them from others."""
+            ended = sum(map(log.ended, jobs))
+            return ended > AT_ONCE and running(log, victim, jobs) > 0 and waiting(log, victim, jobs) > 0
+
+        while True:
+            if not holds(fleet.wait(holds, PATIENCE)):
+                raise SystemExit("the first worker never had slots and places at the same time")
+            # What it holds while it stands still, it holds when it is killed.
+            victim.signal(signal.SIGSTOP)
+            before = fleet.log()
+            if holds(before):
+                break
+            victim.signal(signal.SIGCONT)
         killed_at = time.monotonic_ns()
         fleet.kill(victim)
-        before = fleet.log()
         fleet.wait(lambda log: all(map(log.ended, jobs)), PATIENCE)
         fleet.stop()
         log, left = fleet.log(), what_is_left(stores[-1])
@@ -136,7 +144,6 @@ def judge(log, before, victim, jobs, killed_at, left):
 def broken(survival):
     """Which promises the run did not keep."""
     promises = {
-        "the worker that was killed had no slot and no place": survival.cut_off > 0 and survival.held > 0,
         f"{survival.over} over the limit": survival.over == 0,
         f"{survival.at_once} ran at the same time, {AT_ONCE} may": survival.at_once <= AT_ONCE,
         f"{survival.lost} jobs lost": survival.lost == 0,

@@ -13,9 +13,12 @@ COUNT = 60  # jobs: three windows
 def test_a_backlog_of_two_workers(kind, hold, tmp_path):
     result = run.measure("ours", kind, tmp_path, COUNT, hold=hold)
     print(f"\n{result}")
-    assert run.broken(result) == []
-    # Half a second is less than the window: those of the next ones have to come back.
-    assert result.republished == (hold == 0.5)
+    wrong = run.broken(result)
+    if hold < run.WINDOW:  # The places of the next window are too far away: those tasks go back with them.
+        assert result.republished > 0
+        # A machine that stands still for longer than the grace makes it two.
+        wrong = [what for what in wrong if "republished" not in what]
+    assert wrong == []
 
 
 def test_a_limit_that_each_worker_has_for_itself_shows(tmp_path):
