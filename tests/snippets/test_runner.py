@@ -41,7 +41,8 @@ BROKEN = {
     "a block without language": fenced("", "make"),
     "other output": page(fenced("python", "print(1)"), "", "<!-- prints -->", fenced("text", "2")),
     "what ends in the background": page(
-        "<!-- background -->", fenced("sh", "exit 3"), "<!-- continues -->", fenced("sh", "sleep 1")
+        "<!-- background -->", fenced("sh", "touch gone", "exit 3"),
+        "<!-- continues -->", fenced("sh", "until test -e gone; do sleep 0.1; done", "sleep 1"),
     ),
     "a hidden check": page(fenced("python", "n = 1"), "<!-- after", "assert n == 2", "-->"),
 }  # fmt: skip
