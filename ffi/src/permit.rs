@@ -14,7 +14,6 @@ use workglow_limit::{Limiter, Presented, RawPermit, Reserved, Result, Wait};
 pub const WGL_DEFAULT_GRACE: u64 = 0xFFFF_FFFF_FFFF_FFFF;
 
 /// The most bytes that a permit's text needs, with its NUL; a composite's place may need more.
-#[expect(dead_code, reason = "for the header")]
 pub const WGL_PERMIT_TEXT_MAX: usize = 128;
 
 /// Whatever is longer is no text of ours.

@@ -140,6 +140,9 @@ static void places(const Bench &bench) {
     bench.clock.advance(wait);
     Place arrived = other.place(text), again = rate.place(text);
     CHECK(other.present(arrived).has_value() && !arrived, "it starts");
+    Place copy = rate.place(text);
+    copy.cancel();
+    CHECK(!copy && !rate.can_proceed(), "what started elsewhere is not undone");
     CHECK(!rate.present(again) && again && again.wait() > 0s, "once");
     CHECK(!rate.acquire(again, 0s) && !again && !waiting(), "a wait that is too long gives the fresh one back");
 

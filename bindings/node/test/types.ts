@@ -70,6 +70,9 @@ export async function places(signal: AbortSignal): Promise<string> {
   if (!presented.started) setTimeout(() => rate.present(presented.toText()), presented.wait);
   (await rate.acquire({ place, timeout: "1m", signal })).settle(5);
   rate.permit(await rate.schedule((p) => p.toText(), { place: presented })).cancel();
+  rate.place(presented.toText()).cancel();
+  const window: number | null = rate.window;
+  console.log(window);
   return presented.toText();
 }
 

@@ -172,6 +172,8 @@ test("opening it, by either name; there is nothing to migrate", async (t) => {
   await assert.rejects(nowhere.migrate(), { name: "StoreError" });
   await assert.rejects(nowhere.tryReserveExecution("mail", 1, 1_000), { name: "StoreError" });
   await assert.rejects(nowhere.getNextAvailableTime("mail"), { name: "StoreError" });
+  const denying = new WorkglowRateLimiterStorage(new Store(`sqlite:${dir}/none/limits.db`, { onError: "deny" }));
+  assert.equal(await denying.tryReserveExecution("mail", 1, 1_000), null);
 });
 
 test("bad input is named, and nothing is declared", async () => {

@@ -123,6 +123,9 @@ test("a store that fails when a job ends has counted it, and the queue goes on",
   await limiter.release(tokens[1]);
   assert.ok(store.failures > before);
   await assert.rejects(limiter.tryAcquire(), { name: "StoreError" });
+  const denying = new Store(`sqlite:${dir}/limits.db`, { onError: "deny" });
+  const calls = new RateLimiter(denying, "calls", { maxExecutions: 5, windowSizeInSeconds: 60 });
+  for (const wait of [undefined, "1s"]) assert.equal(await toWorkglow(calls, { wait }).tryAcquire(), null);
 });
 
 test("the service tokens are Workglow's", () => {

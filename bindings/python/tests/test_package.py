@@ -1,6 +1,7 @@
 """What is installed: light, typed, and as its stubs say."""
 
 import importlib.metadata
+import re
 from types import ModuleType
 
 import pytest
@@ -26,7 +27,7 @@ def test_the_metadata():
     about = importlib.metadata.metadata("workglow-limit")
     assert about["Version"] == workglow_limit.__version__
     assert about["License-Expression"] == "MIT OR Apache-2.0"
-    assert about.get_all("Requires-Dist") is None
+    assert about.get_all("Requires-Dist") == ["celery>=5.4 ; extra == 'celery'"]
 
 
 def test_all_that_is_public_is_listed():
@@ -39,6 +40,13 @@ def test_all_that_is_public_is_listed():
         assert getattr(workglow_limit, name).__name__ == name
     with pytest.raises(AttributeError, match="module 'workglow_limit' has no attribute 'Nothing'"):
         workglow_limit.Nothing
+
+
+def test_all_that_is_public_is_typed():
+    public = [getattr(workglow_limit, name) for name in workglow_limit.__all__]
+    members = {name for one in public if isinstance(one, type) for name in vars(one) if not name.startswith("_")}
+    used = set(re.findall(r"\w+", (HERE / "typed.py").read_text()))
+    assert (members | set(workglow_limit.__all__)) - used == set()
 
 
 def test_the_stubs_agree(tmp_path, monkeypatch):

@@ -116,6 +116,8 @@ def places(limiter: Limiter) -> str:
         presented.settle(5)
     limiter.acquire(place=presented, timeout=1).cancel()
     limiter.permit(presented.to_text()).complete()
+    limiter.place(presented.to_text()).cancel()
+    assert_type(limiter.window, float | None)
     permit = limiter.acquire()
     permit.renew()
     assert_type(permit.fence, int | None)

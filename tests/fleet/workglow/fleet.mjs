@@ -5,6 +5,7 @@ import { once } from "node:events";
 import fs from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
+import { setTimeout as sleep } from "node:timers/promises";
 
 const EVIDENCE = join(import.meta.dirname, "../../../examples/fleet");
 const MEASURE = `import sys; sys.path.insert(0, sys.argv[1]); import evidence
@@ -29,22 +30,34 @@ async function answer(child, message) {
   return said;
 }
 
+async function killAfter(starts, child, folder) {
+  child.send("go");
+  const log = `${folder}/worker-${child.pid}.log`;
+  while (fs.readFileSync(log, "utf8").split("\n").length <= starts) await sleep(1);
+  child.kill("SIGKILL");
+  await once(child, "exit");
+}
+
 /**
  * Runs `jobs` in each of `processes`, by a limiter that is one of the modes of worker.mjs. With `plant` the processes count
- * each for itself, which has to show. A `quiet` queue tells its workers of no changes.
+ * each for itself, which has to show. A `quiet` queue tells its workers of no changes. With `kill` there is another process,
+ * which is killed as soon as it had so many starts.
  */
-export async function runFleet({ mode, jobs, limit, windowMs, jobMs = 20, workers = 2, processes = 2, plant = false, quiet = false }) {
+export async function runFleet(options) {
+  const { mode, jobs, limit, windowMs, jobMs = 20, workers = 2, processes = 2, plant = false, quiet = false, kill = 0 } = options;
   const folder = fs.mkdtempSync(join(tmpdir(), "workglow-limit-fleet-"));
   fs.mkdirSync(`${folder}/starts`);
   const task = JSON.stringify({ mode, folder, jobs, limit, windowMs, jobMs, workers, plant, quiet });
   const children = [];
   try {
     // One after the other, as the first may have to make a database.
-    for (let i = 0; i < processes; i++) {
+    for (let i = 0; i < processes + (kill > 0 ? 1 : 0); i++) {
       children.push(fork(join(import.meta.dirname, "worker.mjs"), [task]));
       await answer(children[i]);
     }
-    const told = await Promise.all(children.map((child) => answer(child, "go")));
+    const answers = Promise.all(children.slice(0, processes).map((child) => answer(child, "go")));
+    if (kill > 0) await killAfter(kill, children.at(-1), `${folder}/starts`);
+    const told = await answers;
     const sum = (of) => told.reduce((total, each) => total + each[of], 0);
     const total = jobs * processes;
     return {

@@ -15,6 +15,13 @@ for (const mode of ["ours", "ours-wait", "ours-storage"]) {
   });
 }
 
+test("a process that is killed while its workers wait takes nothing with it", async () => {
+  const { total, starts, most, ran, ranOnce } = await runFleet({ mode: "ours-wait", ...SHORT, jobs: 25, kill: 5 });
+  assert.deepEqual({ ran, ranOnce }, { ran: total, ranOnce: total });
+  assert.ok(starts >= total + 5, `${starts} starts, ${total} of them not of the killed one`);
+  assert.ok(most <= SHORT.limit, `${most} in one window`);
+});
+
 test("a limit that each process has for itself shows", async () => {
   const { most } = await runFleet({ mode: "ours", ...SHORT, plant: true });
   assert.ok(most > SHORT.limit, `${most} in one window`);
