@@ -3,6 +3,8 @@
 import json
 import signal
 
+import pytest
+
 pytest_plugins = "workers"
 
 HOUR = 3600
@@ -18,7 +20,9 @@ def test_a_long_wait_goes_back_once_with_its_place(site):
         assert site.received(id) == times
 
 
-def test_what_the_message_keeps(own_site):
+@pytest.mark.parametrize("by", ["the consumer", "the child"])
+def test_what_the_message_keeps(by, own_site, monkeypatch):
+    monkeypatch.setenv("WORK_DISABLE_RATE_LIMITS", "1" if by == "the child" else "")
     site = own_site
     worker = site.worker()
     site.send("returning", "first")
