@@ -1,0 +1,51 @@
+"""What is installed here is what `make dist` made, into empty environments outside the repository; what runs is the quick
+starts of the documentation, cut out of it.
+
+    WGL_DIST=target/dist/all target/venv/bin/python -m pytest tests/install     # the same of what `make dist-all` made
+"""
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+DIST = ROOT / os.environ.get("WGL_DIST", "target/dist")
+
+
+def run(*command, path=None, check=True, **options):
+    """What a command said. PATH is `path`, and nothing else of the environment can lead back into the repository."""
+    env = {name: os.environ[name] for name in os.environ.keys() - {"PYTHONPATH", "NODE_PATH", "PKG_CONFIG_PATH", "VIRTUAL_ENV"}}
+    env["PATH"] = path or os.environ["PATH"]
+    env |= options.pop("env", {})
+    command = [str(word) for word in command]
+    done = subprocess.run(command, env=env, stdout=-1, stderr=subprocess.STDOUT, text=True, timeout=240, **options)
+    assert not check or done.returncode == 0, f"{' '.join(command)}\n{done.stdout}"
+    return done.stdout
+
+
+def only(folder, pattern):
+    """The one file of that name which `make dist` made."""
+    found = sorted(folder.glob(pattern))
+    assert len(found) == 1, f"expected one {pattern} in {folder}, found {len(found)}: run `make dist`"
+    return found[0]
+
+
+def quick_start(language, having, *documents):
+    """The first fenced block of that language that has `having` in it, of the first document that there is and has one."""
+    for document in documents or ("README.md",):
+        path = ROOT / document
+        blocks = re.findall(rf"^```{language}\n(.*?)^```$", path.read_text(), re.M | re.S) if path.exists() else ()
+        for block in blocks:
+            if having in block:
+                return block
+    pytest.fail(f"no {language} block with {having!r} in {documents}")
+
+
+@pytest.fixture
+def empty(tmp_path):
+    """An empty folder that no folder above makes a part of a project."""
+    assert ROOT not in tmp_path.parents
+    return tmp_path
