@@ -1,17 +1,18 @@
 # make demo    the main job: Celery, Node and C share one limit
 # make test    all tests, one summary
-# make check   format, lints, header, stubs, types, documentation
+# make check   format, lints, header, stubs, types, versions, documentation
 # make bench   what a decision costs
 # make pictures  docs/pictures, drawn anew
 # make storm   kills in every language, for 40 s
 # make torture the long tests: storms, models with planted bugs
 # make dist    target/dist: a wheel, an npm tarball, a C prefix
+# make dist-all  target/dist/all: what is published, as far as this machine can build it
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .SILENT:
-.PHONY: demo test check bench pictures storm torture dist wheel node c members tools clean help
+.PHONY: demo test check bench pictures storm torture dist dist-all wheel node c members tools clean help
 
 VENV := target/venv
 PYTHON := $(VENV)/bin/python
@@ -69,7 +70,12 @@ c: | tools
 	    > $(DIST)/c/lib/pkgconfig/workglow_limit.pc
 
 dist: wheel node c
-	find $(DIST) -type f | sort
+	find $(DIST) -type f -not -path '$(DIST)/all/*' | sort
+
+dist-all: $(VENV)/ready node
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check -r scripts/requirements.txt
+	PATH="$(abspath $(VENV))/bin:$$PATH" node scripts/dist-all.mjs
+	find $(DIST)/all -type f | sort
 
 # ---- what there is to do ----
 
@@ -100,6 +106,8 @@ check: dist
 	cargo clippy --quiet --workspace --all-targets --features workglow-limit/fault-points -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --quiet --no-deps -p workglow-limit
 	cargo test --quiet -p workglow-limit-ffi
+	scripts/versions
+	scripts/compatible
 	rm -rf target/pictures
 	cargo run --quiet -p workglow-limit --example pictures target/pictures
 	diff -rq docs/pictures target/pictures || { echo "make pictures draws others: look at them and commit them" >&2; exit 1; }

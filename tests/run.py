@@ -32,6 +32,7 @@ SUITES = {
     "python": (PYTEST, [sys.executable, "-m", "pytest", "-q", "bindings/python/tests"]),
     "node": (NODE, ["npm", "--prefix", "bindings/node", "test"]),
     "measuring": (PYTEST, [sys.executable, "-m", "pytest", "-q", "examples/fleet", "tests/torture/storm"]),
+    "install": (PYTEST, [sys.executable, "-m", "pytest", "-q", "tests/install"]),
     "together": (PYTEST, [sys.executable, "-m", "pytest", "-q", "tests/together"]),
     "storm-100-2s": (STORMS, [*STORM, "--limit", "100", "--window", "2"]),
     "storm-10-0.5s": (STORMS, [*STORM, "--limit", "10", "--window", "0.5"]),
