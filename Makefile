@@ -74,7 +74,7 @@ dist: wheel node c
 
 dist-all: $(VENV)/ready node
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check -r scripts/requirements.txt
-	PATH="$(abspath $(VENV))/bin:$$PATH" node scripts/dist-all.mjs
+	PATH="$(abspath $(VENV))/bin:$$PATH" node scripts/dist-all.mjs $(ONLY)
 	find $(DIST)/all -type f | sort
 
 # ---- what there is to do ----

@@ -16,7 +16,7 @@ const root = join(import.meta.dirname, "..");
 const out = join(root, "target/dist/all");
 const built = join(root, "target/portable");
 const python = join(root, "bindings/python");
-const FREE_THREADED = ["python3.13t", "python3.14t"];
+const FREE_THREADED = ["python3.14t"];
 const platforms = createRequire(import.meta.url)("../bindings/node/dist/cjs/platforms.cjs");
 
 function run(command, args, env = {}) {
@@ -26,7 +26,7 @@ function run(command, args, env = {}) {
 const npmPack = (...args) => run("node", ["bindings/node/scripts/pack.mjs", join(out, "npm"), ...args]);
 
 function sources() {
-  run("maturin", ["sdist", "--quiet", "--manifest-path", join(python, "Cargo.toml"), "--out", join(out, "python")]);
+  run("maturin", ["sdist", "--manifest-path", join(python, "Cargo.toml"), "--out", join(out, "python")]);
   npmPack("main");
 }
 

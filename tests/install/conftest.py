@@ -12,7 +12,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+(VERSION,) = re.findall(r'^\[workspace\.package\]\nversion = "(.+)"', (ROOT / "Cargo.toml").read_text(), re.M)
 DIST = ROOT / os.environ.get("WGL_DIST", "target/dist")
+
+# Where the quick starts are, and what each has in it.
+PAGES = ["docs/quickstart.md", "README.md"]
+STORE = "sqlite:limits.db"
 
 
 def run(*command, path=None, check=True, **options):
@@ -35,7 +40,7 @@ def only(folder, pattern):
 
 def quick_start(language, having, *documents):
     """The first fenced block of that language that has `having` in it, of the first document that there is and has one."""
-    for document in documents or ("README.md",):
+    for document in documents:
         path = ROOT / document
         blocks = re.findall(rf"^```{language}\n(.*?)^```$", path.read_text(), re.M | re.S) if path.exists() else ()
         for block in blocks:

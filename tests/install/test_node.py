@@ -5,7 +5,7 @@ import platform
 import re
 
 import pytest
-from conftest import DIST, ROOT, only, quick_start, run
+from conftest import DIST, PAGES, ROOT, STORE, VERSION, only, quick_start, run
 
 NODE = ROOT / "bindings/node"
 CPU = {"x86_64": "x64", "aarch64": "arm64"}[platform.machine()]
@@ -41,14 +41,14 @@ def pack(out, *what):
 
 def test_the_quick_start_runs_as_a_module(empty, package):
     install(empty, *package)
-    (empty / "quick.mjs").write_text(quick_start("js", "RateLimiter"))
+    (empty / "quick.mjs").write_text(quick_start("js", STORE, *PAGES))
     run("node", "quick.mjs", cwd=empty)
     assert (empty / "limits.db").exists()
 
 
 def test_the_quick_start_runs_in_common_js(empty, package):
     install(empty, *package)
-    program = re.sub(r"^import (\{.*?\}) from (.*);$", r"const \1 = require(\2);", quick_start("js", "RateLimiter"), flags=re.M)
+    program = re.sub(r"^import (\{.*?\}) from (.*);$", r"const \1 = require(\2);", quick_start("js", STORE, *PAGES), flags=re.M)
     (empty / "quick.cjs").write_text(f"(async () => {{\n{program}\n}})();\n")
     run("node", "quick.cjs", cwd=empty)
     assert (empty / "limits.db").exists()
@@ -57,7 +57,7 @@ def test_the_quick_start_runs_in_common_js(empty, package):
 @pytest.mark.parametrize("module", ["nodenext", "bundler"])
 def test_the_quick_start_has_types(module, empty, package):
     install(empty, *package)
-    (empty / "quick.mts").write_text(quick_start("js", "RateLimiter"))
+    (empty / "quick.mts").write_text(quick_start("js", STORE, *PAGES))
     types = ["--typeRoots", NODE / "node_modules/@types", "--types", "node"]
     resolution = ["--module", module] if module == "nodenext" else ["--module", "esnext", "--moduleResolution", module]
     strict = ["--strict", "--exactOptionalPropertyTypes", "--noUncheckedIndexedAccess", "--noEmit", "--target", "es2022"]
@@ -80,7 +80,7 @@ def test_the_published_packages_work_together(empty, published):
     folder = empty / "node_modules/workglow-limit"
     assert list(folder.rglob("*.node")) == []
     assert json.loads((folder / "package.json").read_text())["optionalDependencies"].keys() >= {f"@workglow-limit/{NAME}"}
-    (empty / "quick.mjs").write_text(quick_start("js", "RateLimiter"))
+    (empty / "quick.mjs").write_text(quick_start("js", STORE, *PAGES))
     run("node", "quick.mjs", cwd=empty)
     assert (empty / "limits.db").exists()
 
@@ -91,11 +91,10 @@ def error(folder):
 
 def test_without_its_platform_s_package_the_error_says_what_to_do(empty, published):
     install(empty, published["main"])
-    version = json.loads((NODE / "package.json").read_text())["version"]
     said = error(empty)
     assert f"its optional dependency @workglow-limit/{NAME} is not installed" in said
     assert "--omit=optional" in said
-    assert f"npm install @workglow-limit/{NAME}@{version}" in said
+    assert f"npm install @workglow-limit/{NAME}@{VERSION}" in said
     # And that is what helps.
     install(empty, published["main"], published[NAME])
     assert run("node", "--input-type=module", "-e", IMPORT, cwd=empty) == "memory:\n"
@@ -104,9 +103,8 @@ def test_without_its_platform_s_package_the_error_says_what_to_do(empty, publish
 def test_a_package_of_another_version_is_not_used(empty, published):
     install(empty, published["main"], published[NAME])
     manifest = empty / f"node_modules/@workglow-limit/{NAME}/package.json"
-    about = json.loads(manifest.read_text())
-    manifest.write_text(json.dumps(about | {"version": "0.0.1"}))
-    assert f"@workglow-limit/{NAME} (it is version 0.0.1 beside workglow-limit {about['version']})" in error(empty)
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"version": "0.0.1"}))
+    assert f"@workglow-limit/{NAME} (it is version 0.0.1 beside workglow-limit {VERSION})" in error(empty)
 
 
 def test_native_code_that_does_not_load_says_why(empty, published):
