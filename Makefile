@@ -7,12 +7,13 @@
 # make torture the long tests: storms, models with planted bugs
 # make dist    target/dist: a wheel, an npm tarball, a C prefix
 # make dist-all  target/dist/all: what is published, as far as this machine can build it
+# make install PREFIX=/usr/local DESTDIR=  the C library with its C and C++ headers; make uninstall
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .SILENT:
-.PHONY: demo test check bench pictures storm torture dist dist-all wheel node c members tools clean help
+.PHONY: demo test check bench pictures storm torture dist dist-all wheel node c install uninstall members tools clean help
 
 VENV := target/venv
 PYTHON := $(VENV)/bin/python
@@ -53,21 +54,47 @@ node: bindings/node/node_modules/.package-lock.json
 	cd bindings/node && npm run --silent build && npm pack --silent --pack-destination ../../$(DIST) >/dev/null
 	npm install --silent --no-audit --no-fund --no-save --prefix $(OUT) $(DIST)/*.tgz
 
+# ---- C and C++ ----
+
+PREFIX ?= /usr/local
+LIBDIR ?= $(PREFIX)/lib
+SO := libworkglow_limit.so
+# Made anew when what it is made from changes, so that `make c && sudo make install` builds nothing as root.
+C_LIBRARY := target/c/libworkglow_limit.a
+
 # The static library is one object whose only global names are ours: its SQLite must not meet a program's own.
-c: | tools
+$(C_LIBRARY): Cargo.toml Cargo.lock core/Cargo.toml ffi/Cargo.toml ffi/build.rs $(shell find core/src ffi/src -name '*.rs')
 	echo "building the C library"
 	cargo build --quiet --release -p workglow-limit-ffi
+	mkdir -p target/c
+	strip --strip-unneeded -o target/c/$(SO) target/release/$(SO)
+	ld -r -o target/c/all.o --whole-archive target/release/libworkglow_limit.a
+	objcopy --wildcard --keep-global-symbol='wgl_*' --strip-debug -R .llvmbc -R .llvmcmd target/c/all.o
+	rm -f $@
+	ar rcs $@ target/c/all.o
+
+# Files that name each other do so from where they are, so the tree may be moved.
+install: $(C_LIBRARY)
+	install -d "$(DESTDIR)$(PREFIX)/include" "$(DESTDIR)$(LIBDIR)/pkgconfig" "$(DESTDIR)$(LIBDIR)/cmake/workglow_limit"
+	install -m 644 include/workglow_limit.h include/workglow_limit.hpp "$(DESTDIR)$(PREFIX)/include"
+	install -m 644 $(C_LIBRARY) "$(DESTDIR)$(LIBDIR)"
+	install -m 755 target/c/$(SO) "$(DESTDIR)$(LIBDIR)/$(SO).$(VERSION)"
+	ln -sf $(SO).$(VERSION) "$(DESTDIR)$(LIBDIR)/$(SO).0"
+	ln -sf $(SO).0 "$(DESTDIR)$(LIBDIR)/$(SO)"
+	up=$$(realpath -ms --relative-to="$(LIBDIR)" "$(PREFIX)"); \
+	for file in pkgconfig/workglow_limit.pc cmake/workglow_limit/workglow_limit-config{,-version}.cmake; do \
+	    sed -e "s|@UP@|$$up|; s|@VERSION@|$(VERSION)|" "ffi/$$(basename $$file).in" > "$(DESTDIR)$(LIBDIR)/$$file"; \
+	    chmod 644 "$(DESTDIR)$(LIBDIR)/$$file"; \
+	done
+
+uninstall:
+	rm -f "$(DESTDIR)$(PREFIX)"/include/workglow_limit.{h,hpp} "$(DESTDIR)$(LIBDIR)"/libworkglow_limit.{a,so,so.0,so.$(VERSION)} \
+	    "$(DESTDIR)$(LIBDIR)/pkgconfig/workglow_limit.pc"
+	rm -rf "$(DESTDIR)$(LIBDIR)/cmake/workglow_limit"
+
+c: $(C_LIBRARY)
 	rm -rf $(DIST)/c
-	mkdir -p $(DIST)/c/include $(DIST)/c/lib/pkgconfig
-	cp include/workglow_limit.h $(DIST)/c/include/
-	strip --strip-unneeded -o $(DIST)/c/lib/libworkglow_limit.so.$(VERSION) target/release/libworkglow_limit.so
-	ln -s libworkglow_limit.so.$(VERSION) $(DIST)/c/lib/libworkglow_limit.so.0
-	ln -s libworkglow_limit.so.0 $(DIST)/c/lib/libworkglow_limit.so
-	ld -r -o target/all.o --whole-archive target/release/libworkglow_limit.a
-	objcopy --wildcard --keep-global-symbol='wgl_*' --strip-debug -R .llvmbc -R .llvmcmd target/all.o
-	ar rcs $(DIST)/c/lib/libworkglow_limit.a target/all.o
-	sed -e 's|@PREFIX@|$(abspath $(DIST)/c)|' -e 's|@VERSION@|$(VERSION)|' ffi/workglow_limit.pc.in \
-	    > $(DIST)/c/lib/pkgconfig/workglow_limit.pc
+	$(MAKE) --no-print-directory install PREFIX="$(abspath $(DIST)/c)" LIBDIR="$(abspath $(DIST)/c/lib)" DESTDIR=
 
 dist: wheel node c
 	find $(DIST) -type f -not -path '$(DIST)/all/*' | sort

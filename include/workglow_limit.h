@@ -424,8 +424,9 @@ typedef struct {
 // the process that got it, unless it leaves as a text.
 //
 // It may be moved and copied, but one copy is to be ended: that one is marked as ended, and ending it again, in
-// whichever way, is a no-op. Where starts are only counted (fixed windows, limits above 4,096, limiters of the program's
-// own), another copy that is cancelled would take its units back again. One thread at a time may use it.
+// whichever way, is a no-op. Where starts are only counted (fixed windows, sliding window counters, limits above 4,096,
+// limiters of the program's own), another copy that is cancelled would take its units back again. One thread at a time
+// may use it.
 typedef struct {
     // The library's.
     uint64_t opaque[8];
@@ -575,8 +576,8 @@ int wgl_composite_limiter_new(wgl_limiter **limiter);
 // Adds a child, at any time. The composite shares it: the caller may go on using it, and frees it whenever it likes.
 // Permits that are out complete against the children they were taken from.
 //
-// Fails with WGL_UNSUPPORTED if `composite` is no composite, and with WGL_INVALID_ARGUMENT if `child` is the same, or
-// contains it.
+// Fails with WGL_UNSUPPORTED if wgl_composite_limiter_new did not make `composite` (limits that were declared together
+// are a policy, which the store holds), and with WGL_INVALID_ARGUMENT if `child` is the same, or contains it.
 int wgl_composite_limiter_add(const wgl_limiter *composite,
                               const wgl_limiter *child);
 
@@ -803,6 +804,11 @@ int wgl_renew(const wgl_limiter *limiter,
 int wgl_fence(const wgl_limiter *limiter,
               const wgl_permit *permit,
               uint64_t *fence);
+
+// How often the process has forked since the library was loaded, counted along the way from the first parent: another
+// number in a child than when its parent got a permit. For layers above this one that end permits by themselves, which
+// have to leave those of a parent alone.
+uint64_t wgl_fork_generation(void);
 
 // When the place came that a waiting start had, or comes that was reserved, as Unix time. WGL_NONE, and nothing is
 // written, if it had none: it did not have to wait, or its limit keeps no places.

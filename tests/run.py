@@ -29,6 +29,7 @@ SUITES = {
     "models": (CARGO, ["tests/torture/models", "quick"]),
     "c-header": (CARGO, ["cargo", "test", "-p", "workglow-limit-ffi"]),
     "c": (PLAIN, ["tests/c/run"]),
+    "cpp": (PLAIN, ["tests/cpp/run"]),
     "python": (PYTEST, [sys.executable, "-m", "pytest", "-q", "bindings/python/tests"]),
     "node": (NODE, ["npm", "--prefix", "bindings/node", "test"]),
     "measuring": (PYTEST, [sys.executable, "-m", "pytest", "-q", "examples/fleet", "tests/torture/storm"]),

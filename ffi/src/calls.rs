@@ -1,6 +1,6 @@
 //! What every limiter answers: decisions, waits, gates.
 
-use crate::input::{Sized32, given, key, size_of_theirs};
+use crate::input::{self, Sized32, given, key, size_of_theirs};
 use crate::limiter::wgl_limiter;
 use crate::permit::wgl_permit;
 use crate::status::{WGL_DENIED, WGL_OK, guard};
@@ -148,10 +148,10 @@ unsafe fn answer(
     guard(|| {
         let limiter = given("limiter", limiter)?;
         // SAFETY: the caller's promise, here and below.
-        let (key, struct_size) = unsafe { (self::key(key, key_len)?, size_of_theirs(place)? as u32) };
+        let (key, struct_size) = unsafe { (self::key(key, key_len)?, size_of_theirs(place)?) };
         let decision = ask(&*limiter.limiter, key)?;
         let answer = wgl_decision {
-            struct_size,
+            struct_size: struct_size as u32,
             admitted: decision.admitted.into(),
             retry_after_ns: ns(decision.retry_after),
             suggested_after_ns: ns(decision.suggested_after),
@@ -161,8 +161,8 @@ unsafe fn answer(
             denied_by: decision.denied_by.map_or(ptr::null(), |name| limiter.name(&name)),
             permit: decision.permit.map_or(wgl_permit::NONE, wgl_permit::new),
         };
-        // SAFETY: it is at least that large. What a newer version has behind it stays as it was initialised.
-        unsafe { place.write(answer) };
+        // SAFETY: as above.
+        unsafe { input::answer(place, struct_size, answer) };
         Ok(status(decision.admitted))
     })
 }

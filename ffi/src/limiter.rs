@@ -166,14 +166,17 @@ pub extern "C" fn wgl_composite_limiter_new(limiter: Option<&mut MaybeUninit<Box
 /// Adds a child, at any time. The composite shares it: the caller may go on using it, and frees it whenever it likes.
 /// Permits that are out complete against the children they were taken from.
 ///
-/// Fails with WGL_UNSUPPORTED if `composite` is no composite, and with WGL_INVALID_ARGUMENT if `child` is the same, or
-/// contains it.
+/// Fails with WGL_UNSUPPORTED if wgl_composite_limiter_new did not make `composite` (limits that were declared together
+/// are a policy, which the store holds), and with WGL_INVALID_ARGUMENT if `child` is the same, or contains it.
 #[unsafe(no_mangle)]
 pub extern "C" fn wgl_composite_limiter_add(composite: Option<&wgl_limiter>, child: Option<&wgl_limiter>) -> c_int {
     guard(|| {
         let (parent, child) = (given("composite", composite)?, given("child", child)?);
         let Some(composite) = &parent.composite else {
-            let reason = format!("limiter \"{}\" takes no children: it is no composite", parent.limiter.name());
+            let reason = format!(
+                "limiter \"{}\" takes no children: only composites that wgl_composite_limiter_new made do. Add it to one",
+                parent.limiter.name()
+            );
             return Err(Error::Unsupported { reason });
         };
         composite.add(child.limiter.clone())?;

@@ -24,8 +24,9 @@ const LONGEST_TEXT: usize = 65_535;
 /// the process that got it, unless it leaves as a text.
 ///
 /// It may be moved and copied, but one copy is to be ended: that one is marked as ended, and ending it again, in
-/// whichever way, is a no-op. Where starts are only counted (fixed windows, limits above 4,096, limiters of the program's
-/// own), another copy that is cancelled would take its units back again. One thread at a time may use it.
+/// whichever way, is a no-op. Where starts are only counted (fixed windows, sliding window counters, limits above 4,096,
+/// limiters of the program's own), another copy that is cancelled would take its units back again. One thread at a time
+/// may use it.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct wgl_permit {
@@ -101,6 +102,14 @@ pub extern "C" fn wgl_fence(
     fence: Option<&mut MaybeUninit<u64>>,
 ) -> c_int {
     told(limiter, permit, ("fence", fence), |limiter, permit| limiter.fence(permit))
+}
+
+/// How often the process has forked since the library was loaded, counted along the way from the first parent: another
+/// number in a child than when its parent got a permit. For layers above this one that end permits by themselves, which
+/// have to leave those of a parent alone.
+#[unsafe(no_mangle)]
+pub extern "C" fn wgl_fork_generation() -> u64 {
+    workglow_limit::fork_generation()
 }
 
 fn end(

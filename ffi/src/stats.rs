@@ -1,7 +1,7 @@
 //! What was counted.
 
 use crate::calls::{ns, on_key};
-use crate::input::{Sized32, size_of_theirs};
+use crate::input::{self, Sized32, size_of_theirs};
 use crate::limiter::wgl_limiter;
 use crate::status::WGL_OK;
 use std::ffi::{c_char, c_int};
@@ -53,10 +53,10 @@ pub unsafe extern "C" fn wgl_stats(
 ) -> c_int {
     let call = |limiter: &dyn Limiter, key: &str| {
         // SAFETY: the caller's promise.
-        let struct_size = unsafe { size_of_theirs(counts) }? as u32;
+        let struct_size = unsafe { size_of_theirs(counts) }?;
         let stats = limiter.stats(key)?;
         let answer = wgl_counts {
-            struct_size,
+            struct_size: struct_size as u32,
             reserved: 0,
             admitted: stats.admitted,
             denied: stats.denied,
@@ -68,8 +68,8 @@ pub unsafe extern "C" fn wgl_stats(
             store_errors: stats.store_errors,
             policy_changes: stats.policy_changes,
         };
-        // SAFETY: it is at least that large. What a newer version has behind it stays as it was initialised.
-        unsafe { counts.write(answer) };
+        // SAFETY: as above.
+        unsafe { input::answer(counts, struct_size, answer) };
         Ok(WGL_OK)
     };
     // SAFETY: the caller's promise.

@@ -380,7 +380,7 @@ static void composites(void) {
     wgl_decision decision = WGL_DECISION_INIT;
     MUST(wgl_composite_limiter_new(&inner));
     MUST(wgl_composite_limiter_new(&outer));
-    REFUSED(WGL_UNSUPPORTED, "no composite", wgl_composite_limiter_add(limiter, inner));
+    REFUSED(WGL_UNSUPPORTED, "takes no children", wgl_composite_limiter_add(limiter, inner));
     REFUSED(WGL_INVALID_ARGUMENT, "contains this one", wgl_composite_limiter_add(outer, outer));
     MUST(wgl_composite_limiter_add(outer, inner));
     REFUSED(WGL_INVALID_ARGUMENT, "contains this one", wgl_composite_limiter_add(inner, outer));

@@ -253,7 +253,7 @@ static void as_a_child(void) {
     MUST(wgl_composite_limiter_new(&composite));
     MUST(wgl_composite_limiter_add(composite, rate));
     MUST(wgl_composite_limiter_add(composite, own));
-    REFUSED(WGL_UNSUPPORTED, "no composite", wgl_composite_limiter_add(own, rate));
+    REFUSED(WGL_UNSUPPORTED, "takes no children", wgl_composite_limiter_add(own, rate));
 
     IS(WGL_OK, wgl_try_acquire(composite, "key", 3, 1, &permit, NULL));
     was_called(&script, "decide", "key", 3);

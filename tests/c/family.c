@@ -282,6 +282,17 @@ static void retries_back_off(void) {
     }
 }
 
+// What was declared together is a policy of the store, not a list that a program adds to.
+static void only_composites_take_children(void) {
+    wgl_limiter *declared, *attached;
+    MUST(texts("texts", &declared));
+    MUST(wgl_limiter_attach(store, "texts", &attached));
+    REFUSED(WGL_UNSUPPORTED, "\"texts\" takes no children", wgl_composite_limiter_add(declared, attached));
+    REFUSED(WGL_UNSUPPORTED, "wgl_composite_limiter_new", wgl_composite_limiter_add(attached, declared));
+    wgl_limiter_free(declared);
+    wgl_limiter_free(attached);
+}
+
 static void policies_by_an_operator(void) {
     wgl_limiter *limiter;
     wgl_permit permit;
@@ -356,6 +367,7 @@ int main(void) {
             a_kind_is_shared(&kinds[k]);
         another_kind_under_the_name();
         retries_back_off();
+        only_composites_take_children();
         policies_by_an_operator();
         a_file_of_limits();
         what_is_counted();

@@ -17,6 +17,7 @@ struct shared {
 
 static struct shared *shared;
 static wgl_limiter *limiter, *memory_limiter, *composite, *concurrency;
+static uint64_t generation;
 
 static size_t key_of(char *key, size_t size, const char *kind, int number) {
     return (size_t)snprintf(key, size, "%s-%d", kind, number);
@@ -69,6 +70,8 @@ static void *decide_all_the_while(void *number) {
 // What a child does; its exit status says whether all was well.
 static int child(int round, int number) {
     wgl_permit permit;
+    if (wgl_fork_generation() == generation)
+        return 1;
     drain(round, 1 + number);
     // Its own count of those who run is empty, whatever runs in the parent.
     int mine = wgl_try_acquire(concurrency, NULL, 0, 1, &permit, NULL);
@@ -109,6 +112,7 @@ int main(void) {
     MUST(wgl_composite_limiter_add(composite, limiter));
     MUST(wgl_try_acquire(concurrency, NULL, 0, 1, &held, NULL));
 
+    generation = wgl_fork_generation();
     pthread_t threads[THREADS];
     for (size_t i = 0; i < THREADS; i++)
         pthread_create(&threads[i], NULL, decide_all_the_while, (void *)(i + 1));
@@ -141,6 +145,7 @@ int main(void) {
     for (int i = 0; i < THREADS; i++)
         pthread_join(threads[i], NULL);
     CHECK(forks == FORKS, "%d forks", forks);
+    CHECK(wgl_fork_generation() == generation, "a parent goes on as it was");
     CHECK(shared->errors == 0, "%d errors", shared->errors);
     // Nobody took anything after a round was over.
     for (int round = 0; round < ROUNDS; round++)

@@ -1,0 +1,24 @@
+// Shares the limit "openai", 100 starts in any rolling minute, with everyone who uses limits.db of this directory.
+//
+//     c++ -std=c++17 quickstart.cpp -o quickstart $(pkg-config --cflags --libs workglow_limit)
+#include <iostream>
+#include <workglow_limit.hpp>
+
+using namespace std::chrono_literals;
+
+int main() try {
+    const workglow::Store store("sqlite:limits.db");
+    const workglow::RateLimiter openai(store, "openai", 100, 60s);
+
+    if (const auto permit = openai.acquire(30s)) { // it completes at the end of its scope, whatever happened
+        const int status = 200;                    // ... call the API ...
+        if (status == 429)                         // one program is told, and all wait, in every language
+            openai.pause(20s);
+    } else {
+        std::cout << "no room within 30 s\n";
+    }
+    std::cout << openai.peek("", 0).remaining << " of 100 left\n";
+} catch (const workglow::Error &error) {
+    std::cerr << error.what() << '\n';
+    return 1;
+}

@@ -1,0 +1,132 @@
+// Every limiter: made, attached, full, given back, gated, cleared. On memory: and sqlite:, by a manual clock.
+#include "check.hpp"
+#include <functional>
+
+using namespace workglow;
+
+// How many start at once, and who says no.
+static void is_a_limit(const Bench &bench, const Limiter &limiter, const Limiter &same, std::uint64_t starts,
+                       const std::string &denied_by) {
+    std::vector<Permit> permits;
+    while (permits.size() < 20) {
+        std::optional<Permit> permit = (permits.size() % 2 == 0 ? limiter : same).try_acquire("k");
+        if (!permit)
+            break;
+        permits.push_back(std::move(*permit));
+    }
+    CHECK(permits.size() == starts, denied_by + ": " + std::to_string(permits.size()));
+    const Decision denial = same.decide("k");
+    CHECK(!denial && !denial.admitted && !denial.permit, denied_by);
+    CHECK(denial.denied_by == denied_by, denial.denied_by.value_or("nobody"));
+    CHECK(denial.retry_after > 0s && denial.suggested_after >= denial.retry_after && denial.remaining == 0, denied_by);
+    CHECK(!same.acquire("k", 1, 0s), denied_by);
+    CHECK(limiter.can_proceed("other"), denied_by);
+    CHECK(limiter.peek("other").admitted && !limiter.peek("other").permit, denied_by);
+
+    permits.back().cancel();
+    CHECK(!permits.back(), "a permit that was cancelled");
+    CHECK(same.peek("k").admitted, denied_by + " after a cancel");
+    Decision decision = same.decide("k");
+    CHECK(decision && decision.permit && *decision.permit && !decision.denied_by, denied_by);
+    const Counts counts = limiter.stats("k");
+    CHECK(counts.admitted >= starts && counts.denied >= 1 && counts.cancelled == 1 && counts.store_errors == 0,
+          denied_by + ": " + std::to_string(counts.admitted) + " admitted, " + std::to_string(counts.denied) + " denied, " +
+              std::to_string(counts.cancelled) + " cancelled");
+    permits.clear();
+    decision.permit.reset();
+
+    bench.clock.advance(5s);
+    CHECK(limiter.can_proceed("k"), denied_by);
+    limiter.pause(1s);
+    CHECK(!same.can_proceed("k") && same.get_next_available_time("k") > limiter.get_next_available_time("k") - 1s, denied_by);
+    CHECK(same.peek("k").retry_after == 1s, denied_by);
+    same.clear();
+    CHECK(limiter.can_proceed("k"), denied_by + " after a clear");
+
+    limiter.record_job_start("k");
+    same.record_job_completion("k");
+}
+
+static void are_shared(const Bench &bench) {
+    const Store &store = bench.store;
+    const std::pair<const char *, std::function<Limiter(const std::string &)>> kinds[] = {
+        {"2 rate", [&](auto &name) { return RateLimiter(store, name, 2, 1s); }},
+        {"2 windows", [&](auto &name) { return RateLimiter(store, name, {{2, 1s}, {100, 1min}}, Backoff{}); }},
+        {"3 concurrency", [&](auto &name) { return ConcurrencyLimiter(store, name, 3); }},
+        {"3 leases", [&](auto &name) { return ConcurrencyLimiter(store, name, 3, 1min); }},
+        {"1 delay", [&](auto &name) { return DelayLimiter(store, name, 100ms); }},
+        {"1 spaced", [&](auto &name) { return EvenlySpacedRateLimiter(store, name, 4, 1s); }},
+        {"1 strict", [&](auto &name) { return EvenlySpacedRateLimiter(store, name, 4, 1s, false); }},
+        {"2 tokens", [&](auto &name) { return TokenBucketLimiter(store, name, 2, 1s); }},
+        {"5 burst", [&](auto &name) { return TokenBucketLimiter(store, name, 2, 1s, 5); }},
+        {"1 leaky", [&](auto &name) { return LeakyBucketLimiter(store, name, 2, 1s, 3); }},
+        {"2 fixed", [&](auto &name) { return FixedWindowLimiter(store, name, 2, 1s); }},
+        {"2 counter", [&](auto &name) { return SlidingWindowCounterLimiter(store, name, 2, 1s); }},
+        {"2 text", [&](auto &name) { return store.limiter("2/1s", name); }},
+        {"3 flow", [&](auto &name) { return FlowControlLimiter(store, name, std::nullopt, 3); }},
+    };
+    for (const auto &[name, make] : kinds) {
+        const Limiter limiter = make(name);
+        is_a_limit(bench, limiter, store.limiter(name), std::strtoull(name, nullptr, 10), name);
+    }
+    const Limiter texts = store.limiter("100/1m + 3/1s + 2 concurrent", "texts");
+    is_a_limit(bench, texts, store.limiter("texts"), 2, "texts/concurrency");
+    const FlowControlLimiter flow(store, "both", Window{2, 1s}, 3);
+    is_a_limit(bench, flow, store.limiter("both"), 2, "both/rate");
+    const RateLimiter attached = RateLimiter::attach(store, "2 rate");
+    CHECK(attached.peek().limit == 2, "an attached rate limit");
+}
+
+static void of_this_process(const Bench &bench) {
+    const ConcurrencyLimiter jobs(2, bench.clock);
+    is_a_limit(bench, jobs, jobs, 2, "2 concurrent");
+    const DelayLimiter delay(100ms, bench.clock);
+    is_a_limit(bench, delay, delay, 1, "delay 100ms");
+    const EvenlySpacedRateLimiter spaced(4, 1s, true, bench.clock);
+    is_a_limit(bench, spaced, spaced, 1, "4/1s spaced");
+    const NullLimiter null;
+    CHECK(null.try_acquire("k", 1000).has_value() && null.peek().limit == UINT64_MAX, "no limit");
+}
+
+static void composites(const Bench &bench) {
+    const RateLimiter rate(bench.store, "child rate", 3, 1s);
+    const ConcurrencyLimiter jobs(2, bench.clock);
+    const CompositeLimiter both{rate, jobs};
+    is_a_limit(bench, both, both, 2, "2 concurrent");
+    THROWS(WGL_WEIGHT_EXCEEDS_CAPACITY, "2 concurrent", both.try_acquire("", 3));
+    const CompositeLimiter none;
+    CHECK(none.try_acquire().has_value(), "as long as it has none");
+    none.add(both);
+    none.add(NullLimiter());
+    auto first = none.try_acquire("x"), second = none.try_acquire("x"), third = none.try_acquire("x");
+    CHECK(first && second && !third, "a composite in a composite");
+    THROWS(WGL_INVALID_ARGUMENT, "contains this one", both.add(none));
+}
+
+static void operators(const Bench &bench, const Directory &dir) {
+    const RateLimiter limiter(bench.store, "overridden", 2, 1s);
+    bench.store.override("overridden", "5/1s");
+    CHECK(limiter.peek().limit == 5, "an operator's policy");
+    bench.store.lift("overridden");
+    CHECK(limiter.peek().limit == 2, "lifted");
+    CHECK(limiter.stats().policy_changes >= 2, "counted");
+
+    std::FILE *file = std::fopen((dir / "limits.toml").c_str(), "w");
+    std::fputs("[stripe]\nallowed = 100\nperiod = \"1m\"\nburst = 20\n", file);
+    std::fclose(file);
+    bench.store.load(dir / "limits.toml");
+    CHECK(bench.store.limiter("stripe").peek().limit == 20, "of a file");
+    bench.store.flush();
+    CHECK(bench.store.failures() == 0, "no failures");
+    CHECK(version() == wgl_version(), "the version");
+}
+
+int main() {
+    return run("limiters", [](const char *scheme, const Directory &dir) {
+        const Bench bench(scheme, dir);
+        are_shared(bench);
+        of_this_process(bench);
+        composites(bench);
+        operators(bench, dir);
+    });
+}
