@@ -60,25 +60,29 @@ PREFIX ?= /usr/local
 LIBDIR ?= $(PREFIX)/lib
 SO := libworkglow_limit.so
 # Made anew when what it is made from changes, so that `make c && sudo make install` builds nothing as root.
-C_LIBRARY := target/c/libworkglow_limit.a
+C := target/c
+C_LIBRARY := $(C)/libworkglow_limit.a
+# How it is built, and where: `make dist-all` says it otherwise.
+C_BUILD := cargo build --quiet --release
+C_BUILT := target/release
 
 # The static library is one object whose only global names are ours: its SQLite must not meet a program's own.
 $(C_LIBRARY): Cargo.toml Cargo.lock core/Cargo.toml ffi/Cargo.toml ffi/build.rs $(shell find core/src ffi/src -name '*.rs')
 	echo "building the C library"
-	cargo build --quiet --release -p workglow-limit-ffi
-	mkdir -p target/c
-	strip --strip-unneeded -o target/c/$(SO) target/release/$(SO)
-	ld -r -o target/c/all.o --whole-archive target/release/libworkglow_limit.a
-	objcopy --wildcard --keep-global-symbol='wgl_*' --strip-debug -R .llvmbc -R .llvmcmd target/c/all.o
+	$(C_BUILD) -p workglow-limit-ffi
+	mkdir -p $(C)
+	strip --strip-unneeded -o $(C)/$(SO) $(C_BUILT)/$(SO)
+	ld -r -o $(C)/all.o --whole-archive $(C_BUILT)/libworkglow_limit.a
+	objcopy --wildcard --keep-global-symbol='wgl_*' --strip-debug -R .llvmbc -R .llvmcmd $(C)/all.o
 	rm -f $@
-	ar rcs $@ target/c/all.o
+	ar rcs $@ $(C)/all.o
 
 # Files that name each other do so from where they are, so the tree may be moved.
 install: $(C_LIBRARY)
 	install -d "$(DESTDIR)$(PREFIX)/include" "$(DESTDIR)$(LIBDIR)/pkgconfig" "$(DESTDIR)$(LIBDIR)/cmake/workglow_limit"
 	install -m 644 include/workglow_limit.h include/workglow_limit.hpp "$(DESTDIR)$(PREFIX)/include"
 	install -m 644 $(C_LIBRARY) "$(DESTDIR)$(LIBDIR)"
-	install -m 755 target/c/$(SO) "$(DESTDIR)$(LIBDIR)/$(SO).$(VERSION)"
+	install -m 755 $(C)/$(SO) "$(DESTDIR)$(LIBDIR)/$(SO).$(VERSION)"
 	ln -sf $(SO).$(VERSION) "$(DESTDIR)$(LIBDIR)/$(SO).0"
 	ln -sf $(SO).0 "$(DESTDIR)$(LIBDIR)/$(SO)"
 	up=$$(realpath -ms --relative-to="$(LIBDIR)" "$(PREFIX)"); \

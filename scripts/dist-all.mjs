@@ -16,8 +16,11 @@ const root = join(import.meta.dirname, "..");
 const out = join(root, "target/dist/all");
 const built = join(root, "target/portable");
 const python = join(root, "bindings/python");
+const LICENCES = ["LICENSE-APACHE", "LICENSE-MIT"];
 const FREE_THREADED = ["python3.14t"];
-const platforms = createRequire(import.meta.url)("../bindings/node/dist/cjs/platforms.cjs");
+const require = createRequire(import.meta.url);
+const platforms = require("../bindings/node/dist/cjs/platforms.cjs");
+const { version } = require("../bindings/node/package.json");
 
 function run(command, args, env = {}) {
   const all = { ...process.env, CARGO_TARGET_DIR: built, ...env };
@@ -45,10 +48,20 @@ function native(platform) {
   for (const interpreter of [[], ...FREE_THREADED.map((free) => ["--interpreter", free])]) {
     run("maturin", ["build", "--quiet", "--release", "--zig", "--target", target, ...wheel, ...interpreter], env);
   }
-  const libraries = ["--package", "workglow-limit-node", "--package", "workglow-limit-ffi"];
+
+  const release = ["zigbuild", "--quiet", "--release", "--target", oldest[1]];
   const stripped = ["--config", 'profile.release.strip="debuginfo"'];
-  run("cargo", ["zigbuild", "--quiet", "--release", "--target", oldest[1], ...libraries, ...stripped], env);
+  run("cargo", [...release, "--package", "workglow-limit-node", ...stripped], env);
   npmPack(platform.name, join(built, target, "release/libworkglow_limit_node.so"));
+
+  const name = `workglow-limit-c-${version}-${platform.name}`;
+  const c = join(built, "c", platform.name);
+  const library = [`C=${c}`, `C_BUILD=cargo ${release.join(" ")}`, `C_BUILT=${join(built, target, "release")}`];
+  rmSync(c, { recursive: true, force: true });
+  run("make", ["install", ...library, "PREFIX=/" + name, `DESTDIR=${c}/root`], env);
+  for (const file of LICENCES) copyFileSync(join(root, file), join(c, "root", name, file));
+  mkdirSync(join(out, "c"), { recursive: true });
+  run("tar", ["-czf", join(out, "c", `${name}.tar.gz`), "--owner=0", "--group=0", "-C", join(c, "root"), name]);
 }
 
 const names = platforms.map(({ name }) => name);
@@ -62,7 +75,7 @@ const isWanted = (name) => wanted.length === 0 || wanted.includes(name);
 
 rmSync(out, { recursive: true, force: true });
 mkdirSync(out, { recursive: true });
-for (const file of ["LICENSE-APACHE", "LICENSE-MIT"]) copyFileSync(join(root, file), join(python, file));
+for (const file of LICENCES) copyFileSync(join(root, file), join(python, file));
 if (isWanted("sources")) sources();
 for (const platform of platforms.filter(({ name }) => isWanted(name))) {
   const target = rustTarget(platform);
