@@ -20,13 +20,17 @@ PAGES = ["docs/quickstart.md", "README.md"]
 STORE = "sqlite:limits.db"
 
 
-def run(*command, path=None, check=True, **options):
-    """What a command said. PATH is `path`, and nothing else of the environment can lead back into the repository."""
-    env = {name: os.environ[name] for name in os.environ.keys() - {"PYTHONPATH", "NODE_PATH", "PKG_CONFIG_PATH", "VIRTUAL_ENV"}}
-    env["PATH"] = path or os.environ["PATH"]
-    env |= options.pop("env", {})
-    command = [str(word) for word in command]
-    done = subprocess.run(command, env=env, stdout=-1, stderr=subprocess.STDOUT, text=True, timeout=240, **options)
+def environment(path=None, **more):
+    """This one, with another PATH, and nothing else that could lead back into the repository."""
+    leads_back = {"PYTHONPATH", "NODE_PATH", "PKG_CONFIG_PATH", "VIRTUAL_ENV"}
+    kept = {name: value for name, value in os.environ.items() if name not in leads_back}
+    return kept | {"PATH": path or os.environ["PATH"]} | more
+
+
+def run(*command, cwd=None, path=None, check=True, **more):
+    """What a command said; `more` is for its environment."""
+    command, env = [str(word) for word in command], environment(path, **more)
+    done = subprocess.run(command, cwd=cwd, env=env, stdout=-1, stderr=subprocess.STDOUT, text=True, timeout=240)
     assert not check or done.returncode == 0, f"{' '.join(command)}\n{done.stdout}"
     return done.stdout
 

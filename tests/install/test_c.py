@@ -30,8 +30,8 @@ def program(language):
 @pytest.mark.parametrize("language", SOURCES)
 def test_with_pkg_config(language, empty, prefix):
     (empty / f"app.{language}").write_text(program(language))
-    env = {"PKG_CONFIG_PATH": str(prefix / "lib/pkgconfig")}
-    flags = run("pkg-config", "--cflags", "--libs", "workglow_limit", cwd=empty, env=env).split()
+    there = {"PKG_CONFIG_PATH": str(prefix / "lib/pkgconfig")}
+    flags = run("pkg-config", "--cflags", "--libs", "workglow_limit", cwd=empty, **there).split()
     compiler = ["cc", "-std=c11"] if language == "c" else ["c++", "-std=c++17"]
     run(*compiler, f"app.{language}", "-o", "app", *flags, f"-Wl,-rpath,{prefix}/lib", cwd=empty)
     run(empty / "app", cwd=empty)

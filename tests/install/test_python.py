@@ -3,14 +3,13 @@
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
-from conftest import DIST, PAGES, ROOT, STORE, VERSION, quick_start, run
+from conftest import DIST, PAGES, ROOT, STORE, VERSION, environment, quick_start, run
 
 
 def pythons():
@@ -29,7 +28,7 @@ def pythons():
 
 NAMES = [f"python3.{minor}{free_threaded}" for minor in range(10, 20) for free_threaded in ("", "t")]
 ABOUT = """
-import ensurepip, sys, sysconfig
+import sys, sysconfig, venv
 assert sys.version_info >= (3, 10)
 print(sys.version_info[1], "t" if sysconfig.get_config_var("Py_GIL_DISABLED") else "", sys._base_executable)
 """
@@ -38,15 +37,14 @@ WHEELS = DIST / "python" if (DIST / "python").exists() else DIST
 
 
 def installed(folder, python, *packages):
-    """The interpreter of a new environment, and a PATH on which is only that environment. pip chooses the wheel."""
-    run(python, "-m", "venv", folder / "venv", cwd=folder)
-    path = str(folder / "venv/bin")
+    """The interpreter of a new environment, and a PATH on which is only that environment. pip, which is that of the tests,
+    chooses the wheel."""
+    run(python, "-m", "venv", "--without-pip", folder / "venv", cwd=folder)
+    path, new = str(folder / "venv/bin"), folder / "venv/bin/python"
     assert shutil.which("cc", path=path) is None and shutil.which("cargo", path=path) is None
-    run(
-        folder / "venv/bin/python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--only-binary=:all:",
-        "--find-links", WHEELS, *packages, path=path, cwd=folder,
-    )  # fmt: skip
-    return folder / "venv/bin/python", path
+    pip = [sys.executable, "-m", "pip", "--python", new, "--disable-pip-version-check", "install", "--quiet"]
+    run(*pip, "--only-binary=:all:", "--find-links", WHEELS, *packages, path=path, cwd=folder)
+    return new, path
 
 
 @pytest.mark.parametrize("version", PYTHONS)
@@ -58,26 +56,33 @@ def test_the_quick_start_runs(version, empty):
     assert Path(run(python, "-c", "import workglow_limit as w; print(w.__file__)", path=path, cwd=empty).strip()).is_relative_to(empty)
 
 
-def test_celery_runs_its_quick_start(empty):
+@pytest.fixture
+def redis(empty):
+    """The URL of a Redis of our own."""
     if shutil.which("redis-server") is None:
         pytest.skip("redis-server is not installed")
+    command = [sys.executable, ROOT / "tests/fleet/redis.py", empty]
+    # It ends with its input.
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        yield server.stdout.readline().strip()
+
+
+def test_celery_runs_its_quick_start(empty, redis):
     has_extra = "\ncelery = [" in (ROOT / "bindings/python/pyproject.toml").read_text()
     ours = f"workglow-limit{'[celery]' if has_extra else ''}=={VERSION}"
     python, path = installed(empty, next(iter(PYTHONS.values())), ours, "celery[redis]")
     (empty / "tasks.py").write_text(quick_start("python", "@app.task", "docs/celery.md", "README.md"))
-    with redis(empty) as url, (empty / "worker.log").open("w") as log:
-        celery = [str(python), "-m", "celery", "-A", "tasks", "-b", url]
-        options = {"cwd": empty, "env": os.environ | {"PATH": path}}
-        worker = subprocess.Popen([*celery, "worker", "-c", "2", "-l", "info"], stdout=log, stderr=log, **options)
+    worker = [python, "-m", "celery", "-A", "tasks", "-b", redis, "worker", "-c", "2", "-l", "info"]
+    said = empty / "worker.log"
+    with said.open("w") as log, subprocess.Popen(worker, cwd=empty, env=environment(path), stdout=log, stderr=log) as process:
         try:
-            run(python, "-c", SEND, url, path=path, cwd=empty)
+            run(python, "-c", SEND, redis, path=path, cwd=empty)
             deadline = time.monotonic() + 60
-            while len(re.findall(r"Task tasks\.\w+\[.*succeeded", said := (empty / "worker.log").read_text())) < 3:
-                assert time.monotonic() < deadline and worker.poll() is None, said
+            while len(re.findall(r"Task tasks\.\w+\[.*succeeded", said.read_text())) < 3:
+                assert time.monotonic() < deadline and process.poll() is None, said.read_text()
                 time.sleep(0.1)
         finally:
-            worker.terminate()
-            worker.wait(30)
+            process.terminate()
     names = "from workglow_limit import Store; print(Store('sqlite:limits.db').names())"
     assert run(python, "-c", names, path=path, cwd=empty) != "[]\n"
 
@@ -92,26 +97,3 @@ wanted = [p for p in inspect.signature(task.run).parameters.values() if p.defaul
 for _ in range(3):
     task.apply_async(["hello"] * len(wanted))
 """
-
-
-class redis:
-    """A Redis of our own while it is in use, as a URL."""
-
-    def __init__(self, folder):
-        self.folder = folder
-
-    def __enter__(self):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        options = ["--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
-        self.server = subprocess.Popen(["redis-server", *options], cwd=self.folder, stdout=subprocess.DEVNULL)
-        deadline = time.monotonic() + 30
-        while socket.socket().connect_ex(("127.0.0.1", port)) != 0:
-            assert time.monotonic() < deadline and self.server.poll() is None
-            time.sleep(0.05)
-        return f"redis://127.0.0.1:{port}/0"
-
-    def __exit__(self, *_):
-        self.server.terminate()
-        self.server.wait(30)
