@@ -1,6 +1,7 @@
 # make demo    the main job: Celery, Node and C share one limit
 # make test    all tests, one summary
 # make check   format, lints, header, stubs, types, versions, documentation
+# make docs    target/docs: the reference of each language, from its doc comments
 # make bench   what a decision costs
 # make pictures  docs/pictures, drawn anew
 # make storm   kills in every language, for 40 s
@@ -13,7 +14,8 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .SILENT:
-.PHONY: demo test check bench pictures storm torture dist dist-all wheel node c install uninstall members tools clean help
+.PHONY: demo test check docs bench pictures storm torture dist dist-all wheel node queues c install uninstall members tools \
+    clean help
 
 VENV := target/venv
 PYTHON := $(VENV)/bin/python
@@ -43,8 +45,9 @@ wheel: $(VENV)/ready
 	$(VENV)/bin/maturin build --quiet --release --manifest-path bindings/python/Cargo.toml --out $(DIST)
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check --force-reinstall --no-deps $(DIST)/*.whl
 
-bindings/node/node_modules/.package-lock.json: bindings/node/package-lock.json | tools
-	cd bindings/node && npm ci --silent --no-audit --no-fund
+# What a package needs, as it is locked.
+%/node_modules/.package-lock.json: %/package-lock.json | tools
+	npm ci --silent --no-audit --no-fund --prefix $*
 
 node: bindings/node/node_modules/.package-lock.json
 	rm -f $(DIST)/*.tgz
@@ -53,6 +56,14 @@ node: bindings/node/node_modules/.package-lock.json
 	cp LICENSE-* bindings/node/
 	cd bindings/node && npm run --silent build && npm pack --silent --pack-destination ../../$(DIST) >/dev/null
 	npm install --silent --no-audit --no-fund --no-save --prefix $(OUT) $(DIST)/*.tgz
+
+# The fleets of Node's queues: each queue as it is locked, and our package as others install it.
+QUEUES := $(patsubst %/package-lock.json,%,$(wildcard tests/fleet/*/package-lock.json))
+
+queues: node $(QUEUES:%=%/node_modules/.package-lock.json)
+	for queue in $(QUEUES); do \
+	    npm install --silent --no-audit --no-fund --no-save --prefix $$queue $(abspath $(DIST))/*.tgz; \
+	done
 
 # ---- C and C++ ----
 
@@ -121,7 +132,7 @@ members: dist
 demo: members
 	$(PYTHON) examples/fleet/conductor.py --out $(OUT)
 
-test: members
+test: members queues
 	$(PYTHON) tests/run.py
 
 storm: members
@@ -132,19 +143,32 @@ storm: members
 pictures:
 	cargo run --quiet -p workglow-limit --example pictures docs/pictures
 
-check: dist
+check: dist docs
 	cargo fmt --all --check
 	cargo clippy --quiet --workspace --all-targets --features workglow-limit/fault-points -- -D warnings
-	RUSTDOCFLAGS="-D warnings" cargo doc --quiet --no-deps -p workglow-limit
 	cargo test --quiet -p workglow-limit-ffi
 	scripts/versions
 	scripts/compatible
 	rm -rf target/pictures
 	cargo run --quiet -p workglow-limit --example pictures target/pictures
 	diff -rq docs/pictures target/pictures || { echo "make pictures draws others: look at them and commit them" >&2; exit 1; }
-	$(VENV)/bin/mypy --strict bindings/python/python
+	$(VENV)/bin/mypy --strict bindings/python/python bindings/python/tests/typed.py \
+	    examples/fleet/{celery_member,conductor,evidence,picture}.py
+	$(VENV)/bin/pyright --pythonpath $(PYTHON) --project bindings/python
 	$(VENV)/bin/stubtest workglow_limit
-	cd bindings/node && npx tsc --project test
+	cd bindings/node && npx tsc --project test && npx tsc --project test/workglow-types
+
+# Node's fails where a public name has no comment, as Rust's does; Python's is looked after by a test.
+docs: dist docs/api/node_modules/.package-lock.json
+	rm -rf target/docs
+	mkdir -p target/docs/c
+	$(PYTHON) -W error docs/api/python.py target/docs/python
+	docs/api/node_modules/.bin/typedoc --options docs/api/typedoc.json --logLevel Warn
+	RUSTDOCFLAGS="-D warnings" cargo doc --quiet --no-deps -p workglow-limit
+	cp -r target/doc target/docs/rust
+	cp $(DIST)/c/include/* target/docs/c/
+	cp docs/api/index.html target/docs/
+	echo "target/docs/index.html"
 
 bench: dist
 	cargo build --quiet --release -p workglow-limit-bench
@@ -159,4 +183,4 @@ torture: storm
 	SECONDS=600 cargo test --quiet --release -p workglow-limit --features fault-points --test storms -- five_at_once
 
 clean:
-	rm -rf target bindings/node/node_modules bindings/node/dist
+	rm -rf target bindings/node/node_modules bindings/node/dist tests/fleet/*/node_modules

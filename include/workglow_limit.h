@@ -781,6 +781,13 @@ int wgl_complete(const wgl_limiter *limiter, wgl_permit *permit);
 int wgl_cancel(const wgl_limiter *limiter,
                wgl_permit *permit);
 
+// Gives a place back, unless somebody has started with it meanwhile, perhaps elsewhere with its text. Ending it again is
+// a no-op.
+//
+// Fails as wgl_cancel does.
+int wgl_cancel_place(const wgl_limiter *limiter,
+                     wgl_permit *place);
+
 // Ends a permit: the job ran, and was worth `actual` units instead of the weight that it started with. What it did not
 // use is free again at once; what it used beyond is owed, up to one whole capacity, and delays later starts. Ending it
 // again is a no-op.
@@ -859,8 +866,9 @@ int wgl_acquire_place(const wgl_limiter *limiter,
                       uint64_t timeout_ns);
 
 // Writes a permit or place as a text, with a NUL behind it, into a buffer of `capacity` bytes; WGL_PERMIT_TEXT_MAX are
-// enough, but for a composite's place: 64 more, twice the key's length, and as much again for each child. `length` (which may be NULL) is how long it is without the NUL. With it another process that has the same
-// limit goes on, through wgl_permit_from_text; from then on the permit is that one's to present and to end.
+// enough, but for a composite's place: 64 more, twice the key's length, and as much again for each child. `length`
+// (which may be NULL) is how long it is without the NUL. With it another process that has the same limit goes on,
+// through wgl_permit_from_text; from then on the permit is that one's to present and to end.
 //
 // Fails with WGL_INVALID_ARGUMENT, saying how much is needed, if the buffer is too small, WGL_FOREIGN_PERMIT if another
 // limiter gave the permit, and WGL_UNSUPPORTED where permits belong to one process.

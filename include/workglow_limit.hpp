@@ -147,19 +147,23 @@ public:
     /// Is anything held? Not after it was ended or moved from.
     explicit operator bool() const noexcept { return limiter_ != nullptr; }
 
-    /// The job never ran, or the place is not wanted: its units are free again at once. A no-op if nothing is held.
-    void cancel() { end(wgl_cancel); }
-
     /// The text with which another process that has the same limit goes on, through Limiter::permit or Limiter::place.
     /// From then on it is that one's to end: the destructor here leaves it alone.
     ///
     /// Fails with WGL_UNSUPPORTED where permits belong to one process.
     std::string text() {
-        char buffer[WGL_PERMIT_TEXT_MAX];
+        std::string text(WGL_PERMIT_TEXT_MAX, '\0');
         std::size_t length = 0;
-        detail::ok(wgl_permit_to_text(limiter(), &raw_, buffer, sizeof buffer, &length));
+        auto write = [&] { return wgl_permit_to_text(limiter(), &raw_, text.data(), text.size(), &length); };
+        int status = write();
+        if (status == WGL_INVALID_ARGUMENT) { // a composite's place, which may need more
+            text.resize(65536);
+            status = write();
+        }
+        detail::ok(status);
         is_ours_ = false;
-        return std::string(buffer, length);
+        text.resize(length);
+        return text;
     }
 
     /// When the place came that a waiting start had, or comes; nothing if it had none.
@@ -233,6 +237,9 @@ public:
     /// The job ran. What the destructor does too, but an error is told. A no-op if nothing is held.
     void complete() { end(wgl_complete); }
 
+    /// The job never ran: its units are free again at once. A no-op if nothing is held.
+    void cancel() { end(wgl_cancel); }
+
     /// The job ran, and was worth `actual` units instead of its weight: the rest is free again at once, what is beyond
     /// is owed. A no-op if nothing is held.
     ///
@@ -266,7 +273,11 @@ public:
         wait_ = taken.wait_;
         return *this;
     }
-    ~Place() { drop(wgl_cancel); }
+    ~Place() { drop(wgl_cancel_place); }
+
+    /// Gives the place back, unless somebody has started with it meanwhile, perhaps elsewhere with its text. A no-op if
+    /// nothing is held.
+    void cancel() { end(wgl_cancel_place); }
 
     /// How long after it was taken, or last presented, it is ready. Zero for one that was made from a text.
     Duration wait() const noexcept { return wait_; }

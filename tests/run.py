@@ -34,7 +34,9 @@ SUITES = {
     "node": (NODE, ["npm", "--prefix", "bindings/node", "test"]),
     "measuring": (PYTEST, [sys.executable, "-m", "pytest", "-q", "examples/fleet", "tests/torture/storm"]),
     "install": (PYTEST, [sys.executable, "-m", "pytest", "-q", "tests/install"]),
+    "snippets": (PYTEST, [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "tests/snippets"]),
     "together": (PYTEST, [sys.executable, "-m", "pytest", "-q", "tests/together"]),
+    "fleet-workglow": (NODE, ["npm", "--prefix", "tests/fleet/workglow", "test"]),
     "storm-100-2s": (STORMS, [*STORM, "--limit", "100", "--window", "2"]),
     "storm-10-0.5s": (STORMS, [*STORM, "--limit", "10", "--window", "0.5"]),
 }

@@ -7,7 +7,7 @@ import functools
 import os
 import time
 
-from celery import Celery
+from celery import Celery  # type: ignore[import-untyped]
 from evidence import Recorder
 from workglow_limit import RateLimiter, Store
 
@@ -38,7 +38,7 @@ app.conf.update(
 
 
 @functools.cache
-def begin():
+def begin() -> Recorder:
     """Once in each child: says that it is ready, and waits for the go."""
     recorder = Recorder(os.environ["FLEET_STARTS"], "celery")
     os.write(1, b"celery\n")
@@ -46,8 +46,8 @@ def begin():
     return recorder
 
 
-@app.task
-def job():
+@app.task  # type: ignore[untyped-decorator]
+def job() -> None:
     recorder = begin()
     asked = time.monotonic_ns()
     with LIMITER.acquire(timeout=30) as permit:

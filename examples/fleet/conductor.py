@@ -17,9 +17,10 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import picture
-from evidence import SECOND, allowed, most_in_any_window, read
+from evidence import SECOND, Start, allowed, most_in_any_window, read
 
 LIMIT, WINDOW = 20, 2  # starts per seconds
 SECONDS = 13  # so that the seventh lap of the window is in
@@ -33,27 +34,27 @@ HERE = Path(__file__).resolve().parent
 class Member:
     """One of the three: a program in a process group of its own."""
 
-    def __init__(self, name, command, out, ready):
+    def __init__(self, name: str, command: list[str], out: Path, ready: int) -> None:
         self.name, self._command, self._ready = name, command, ready
         self._errors = out / f"{name}.err"
-        self._process = None
+        self._process: subprocess.Popen[bytes] | None = None
 
-    def start(self):
+    def start(self) -> None:
         with open(self._errors, "ab") as errors:
             self._process = subprocess.Popen(
                 self._command, cwd=HERE, stdout=self._ready, stderr=errors, start_new_session=True
             )
 
-    def kill(self):
+    def kill(self) -> None:
         """SIGKILL for the whole group: nobody gets to tidy up."""
         if self._process:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
 
-    def check(self):
+    def check(self) -> None:
         """Ends the demo if the member died on its own."""
-        code = self._process.poll()
+        code = self._process and self._process.poll()
         if code is not None:
             errors = self._errors.read_text(errors="replace")[-2000:]
             raise SystemExit(f"{self.name} ended with {code}:\n{errors}")
@@ -62,10 +63,10 @@ class Member:
 class Ready:
     """The pipe on which every waiter of every member says once that it is ready."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._read_end, self.write_end = os.pipe()
 
-    def wait(self, timeout):
+    def wait(self, timeout: float) -> list[str]:
         """For each waiter that got ready, its member's name: as soon as there is one, or none after `timeout`."""
         readable, _, _ = select.select([self._read_end], [], [], timeout)
         return os.read(self._read_end, 4096).decode().split() if readable else []
@@ -76,22 +77,22 @@ class Queue:
 
     LENGTH = 16
 
-    def __init__(self, folder):
+    def __init__(self, folder: Path) -> None:
         self._inbox, self._outbox = folder / "inbox", folder / "outbox"
         for path in (self._inbox, self._outbox, folder / "processed", folder / "control"):
             path.mkdir(parents=True)
         from celery_member import job  # its settings are in the environment by now
 
-        self._job = job
+        self._job: Any = job
 
-    def fill(self):
+    def fill(self) -> None:
         for _ in range(self.LENGTH - len(list(self._inbox.iterdir()))):
             self._job.delay()
         for message in self._outbox.iterdir():
             message.rename(self._inbox / message.name)
 
 
-def prepare(out):
+def prepare(out: Path) -> None:
     """An empty folder for the run, and the settings that all members read from the environment."""
     if not (out / "node_modules/workglow-limit").exists() or not (out / "c_member").exists():
         raise SystemExit(f"{out} needs node_modules/workglow-limit and c_member: `make demo` puts them there")
@@ -114,7 +115,7 @@ def prepare(out):
     }
 
 
-def commands(out):
+def commands(out: Path) -> dict[str, list[str]]:
     worker = f"-m celery --quiet -A celery_member worker --pool prefork --concurrency {WAITERS} --loglevel ERROR"
     alone = "--without-gossip --without-mingle --without-heartbeat"
     return {
@@ -124,11 +125,11 @@ def commands(out):
     }
 
 
-def say(seconds, text):
+def say(seconds: float, text: str) -> None:
     print(f"{seconds:5.1f} s  {text}", flush=True)
 
 
-def progress(seconds, starts):
+def progress(seconds: float, starts: list[Start]) -> None:
     admitted = Counter(start.member for start in starts)
     since = time.monotonic_ns() - WINDOW * SECOND
     recent = sum(start.a >= since for start in starts)
@@ -136,7 +137,7 @@ def progress(seconds, starts):
     say(seconds, f"{counts}   in the last {WINDOW} s: {recent:2} of {LIMIT}")
 
 
-def gather(members, ready, queue):
+def gather(members: dict[str, Member], ready: Ready, queue: Queue) -> None:
     """Starts everybody, and returns once every waiter of every member is ready."""
     for member in members.values():
         member.start()
@@ -151,9 +152,12 @@ def gather(members, ready, queue):
         missing -= Counter(ready.wait(0.02))
 
 
-def conduct(members, ready, queue, killed, out):
+def conduct(
+    members: dict[str, Member], ready: Ready, queue: Queue, killed: str, out: Path
+) -> tuple[int, int, int | None]:
     """The run itself. Returns when it began, when `killed` was killed and when its replacement was ready, in ns."""
-    killed_at = back_at = None
+    killed_at: int | None = None
+    back_at: int | None = None
     go = time.monotonic_ns()
     # Whoever opens the other end from now on passes at once, also the replacement.
     with open(out / "go", "w"):
@@ -173,10 +177,11 @@ def conduct(members, ready, queue, killed, out):
             if killed in ready.wait(0.02) and back_at is None:
                 back_at = time.monotonic_ns()
                 say((back_at - go) / SECOND, f"{killed} is back")
+    assert killed_at is not None, "half of the time came"
     return go, killed_at, back_at
 
 
-def report(starts, most, go):
+def report(starts: list[Start], most: int, go: int) -> list[str]:
     """Prints the table and returns what is wrong with the run."""
     admitted = Counter(start.member for start in starts)
     in_time = sum(start.b < go + SECONDS * SECOND for start in starts)
@@ -196,7 +201,7 @@ def report(starts, most, go):
     return wrong + [f"{name} had less than 15 % of the starts" for name in few]
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder with the built members; results go there")
     parser.add_argument("--kill", choices=picture.NAMES, help="who is killed half-way (default: anyone)")

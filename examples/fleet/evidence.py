@@ -8,8 +8,9 @@ all processes of a machine share. Each start is one line, `a b`, in `<member>-<p
 import os
 import time
 from bisect import bisect_left, insort
+from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 SECOND = 1_000_000_000
 
@@ -20,14 +21,21 @@ class Start(NamedTuple):
     member: str
 
 
+class Waited(Protocol):
+    """A permit, or anything else that knows when its place came."""
+
+    @property
+    def ready_at_monotonic(self) -> float | None: ...
+
+
 class Recorder:
     """The log of one process. Each start is a single append: it is in the file as a whole or not at all."""
 
-    def __init__(self, folder, member):
+    def __init__(self, folder: Path | str, member: str) -> None:
         path = Path(folder, f"{member}-{os.getpid()}.log")
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
 
-    def start(self, asked, permit):
+    def start(self, asked: int, permit: Waited) -> None:
         """Call it first thing after the call that admitted; `asked` is time.monotonic_ns() just before that call."""
         returned = time.monotonic_ns()
         waited_until = permit.ready_at_monotonic
@@ -35,9 +43,9 @@ class Recorder:
         os.write(self._file, b"%d %d\n" % (a, returned))
 
 
-def read(folder):
+def read(folder: Path | str) -> list[Start]:
     """All starts of all members, in the order in which their calls returned."""
-    starts = []
+    starts: list[Start] = []
     for path in Path(folder).glob("*.log"):
         member = path.name.rsplit("-", 1)[0]
         for line in path.read_text().splitlines():
@@ -46,33 +54,35 @@ def read(folder):
     return sorted(starts, key=lambda start: start.b)
 
 
-def most_in_any_window(starts, window):
+def most_in_any_window(starts: Iterable[Start], window: int) -> int:
     """The most starts that surely lie in one window [s, s + window), wherever it begins: their whole [a, b] does.
 
     A window that holds the most can be moved right until it begins at some a. So going through the starts from the
     latest a to the earliest, with the ends b of those already seen in order, the answer is the largest number of ends
     before a + window.
     """
-    most, ends = 0, []
+    most = 0
+    ends: list[int] = []
     for a, b, *_ in sorted(starts, reverse=True):
         insort(ends, b)
         most = max(most, bisect_left(ends, a + window))
     return most
 
 
-def rolling_count(starts, window):
+def rolling_count(starts: Iterable[Start], window: int) -> list[tuple[int, int]]:
     """How many starts surely lie in [t - window, t), as steps (t, count): the count holds from just after t on."""
-    steps = []
+    steps: list[tuple[int, int]] = []
     for a, b, *_ in starts:
         if b < a + window:
             steps += [(b, 1), (a + window, -1)]
-    count, counts = 0, []
+    count = 0
+    counts: list[tuple[int, int]] = []
     for t, step in sorted(steps):
         count += step
         counts.append((t, count))
     return counts
 
 
-def allowed(limit, window, length):
+def allowed(limit: int, window: int, length: int) -> int:
     """The most starts that the limit allows in a half-open span: `limit` at its beginning and after every window."""
     return limit * -(-length // window)

@@ -1,6 +1,8 @@
 """The run as a picture: an SVG of its own, written as text."""
 
-from evidence import SECOND, rolling_count
+from pathlib import Path
+
+from evidence import SECOND, Start, rolling_count
 
 NAMES = {"celery": "Celery (Python)", "node": "Node", "c": "C"}
 
@@ -38,23 +40,26 @@ STYLE = """
 """
 
 
-def draw(path, starts, *, limit, window, seconds, go, killed, killed_at, back_at, most):
+def draw(
+    path: Path, starts: list[Start], *, limit: int, window: int, seconds: float, go: int, killed: str, killed_at: int,
+    back_at: int | None, most: int,
+) -> None:  # fmt: skip
     """Writes the SVG. `window` and the instants `go`, `killed_at` and `back_at` (or None) are in ns."""
     end = go + seconds * SECOND
     lanes_bottom = LANES_TOP + LANE_HEIGHT * len(NAMES)
     height = lanes_bottom + 50
-    out = []
+    out: list[str] = []
 
-    def x(t):
+    def x(t: float) -> str:
         return f"{LEFT + (WIDTH - LEFT - RIGHT) * (min(t, end) - go) / (end - go):.1f}"
 
-    def y(count):
+    def y(count: int) -> str:
         return f"{COUNT_TOP + COUNT_HEIGHT * (1 - count / (limit * 1.15)):.1f}"
 
-    def text(left, top, content, style=""):
+    def text(left: float | str, top: float | str, content: object, style: str = "") -> None:
         out.append(f'<text x="{left}" y="{top}" class="{style}">{content}</text>')
 
-    def line(x1, y1, x2, y2, style):
+    def line(x1: float | str, y1: float | str, x2: float | str, y2: float | str, style: str) -> None:
         out.append(f'<line x1="{x1}" y1="{y1}" x2="{x2}" y2="{y2}" class="{style}"/>')
 
     span = f"{window / SECOND:g} s"

@@ -17,7 +17,7 @@ pub const WGL_DEFAULT_GRACE: u64 = 0xFFFF_FFFF_FFFF_FFFF;
 pub const WGL_PERMIT_TEXT_MAX: usize = 128;
 
 /// Whatever is longer is no text of ours.
-const LONGEST_TEXT: usize = 65_535;
+const LONGEST_TEXT: usize = 512 * WGL_PERMIT_TEXT_MAX;
 
 /// What an admitted start holds, until wgl_complete, wgl_cancel or wgl_settle; or a place, a start in the future. A
 /// value: there is nothing to free, and what is inside is the library's. It belongs to the limiter that gave it, and to
@@ -66,6 +66,15 @@ pub extern "C" fn wgl_complete(limiter: Option<&wgl_limiter>, permit: Option<&mu
 #[unsafe(no_mangle)]
 pub extern "C" fn wgl_cancel(limiter: Option<&wgl_limiter>, permit: Option<&mut wgl_permit>) -> c_int {
     end(limiter, permit, |limiter, permit| limiter.cancel(permit))
+}
+
+/// Gives a place back, unless somebody has started with it meanwhile, perhaps elsewhere with its text. Ending it again is
+/// a no-op.
+///
+/// Fails as wgl_cancel does.
+#[unsafe(no_mangle)]
+pub extern "C" fn wgl_cancel_place(limiter: Option<&wgl_limiter>, place: Option<&mut wgl_permit>) -> c_int {
+    end(limiter, place, |limiter, place| limiter.cancel_place(place))
 }
 
 /// Ends a permit: the job ran, and was worth `actual` units instead of the weight that it started with. What it did not
@@ -268,8 +277,9 @@ pub extern "C" fn wgl_acquire_place(
 }
 
 /// Writes a permit or place as a text, with a NUL behind it, into a buffer of `capacity` bytes; WGL_PERMIT_TEXT_MAX are
-/// enough, but for a composite's place: 64 more, twice the key's length, and as much again for each child. `length` (which may be NULL) is how long it is without the NUL. With it another process that has the same
-/// limit goes on, through wgl_permit_from_text; from then on the permit is that one's to present and to end.
+/// enough, but for a composite's place: 64 more, twice the key's length, and as much again for each child. `length`
+/// (which may be NULL) is how long it is without the NUL. With it another process that has the same limit goes on,
+/// through wgl_permit_from_text; from then on the permit is that one's to present and to end.
 ///
 /// Fails with WGL_INVALID_ARGUMENT, saying how much is needed, if the buffer is too small, WGL_FOREIGN_PERMIT if another
 /// limiter gave the permit, and WGL_UNSUPPORTED where permits belong to one process.

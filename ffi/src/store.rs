@@ -115,7 +115,7 @@ pub unsafe extern "C" fn wgl_store_override(
         let store = given("store", store)?;
         // SAFETY: the caller's promise.
         let (name, policy) = unsafe { (text("name", name)?, text("policy", policy)?) };
-        store.0.override_limit(name, policy.parse()?)?;
+        store.0.override_text(name, policy)?;
         Ok(WGL_OK)
     })
 }

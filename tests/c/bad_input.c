@@ -366,9 +366,9 @@ static void texts(void) {
     REFUSED(WGL_INVALID_ARGUMENT, "permit or place", wgl_permit_from_text(null_limiter, "x", 1, &back));
     REFUSED(WGL_INVALID_ARGUMENT, "permit or place", wgl_permit_from_text(null_limiter, text, length - 1, &back));
     REFUSED(WGL_INVALID_ARGUMENT, "permit or place", wgl_permit_from_text(null_limiter, text, length + 1, &back));
-    REFUSED(WGL_INVALID_ARGUMENT, "permit or place", wgl_permit_from_text(null_limiter, longest, 127, &back));
-    REFUSED(WGL_INVALID_ARGUMENT, "128 bytes long", wgl_permit_from_text(null_limiter, longest, 128, &back));
-    REFUSED(WGL_INVALID_ARGUMENT, "at most 127 bytes", wgl_permit_from_text(null_limiter, "x", SIZE_MAX, &back));
+    REFUSED(WGL_INVALID_ARGUMENT, "permit or place", wgl_permit_from_text(null_limiter, longest, sizeof longest, &back));
+    REFUSED(WGL_INVALID_ARGUMENT, "65537 bytes long", wgl_permit_from_text(null_limiter, longest, 65537, &back));
+    REFUSED(WGL_INVALID_ARGUMENT, "at most 65536 bytes", wgl_permit_from_text(null_limiter, "x", SIZE_MAX, &back));
     REFUSED(WGL_INVALID_ARGUMENT, "text is not UTF-8", wgl_permit_from_text(null_limiter, "a\xff", 2, &back));
     CHECK(back.opaque[0] == 0, "an answer was written");
     CHECK(wgl_permit_from_text(null_limiter, text, length, &back) == WGL_OK, "%s", wgl_last_error());

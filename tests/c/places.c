@@ -256,6 +256,29 @@ static void a_place_of_another_limit(const char *scheme) {
     end();
 }
 
+static void a_place_that_started_elsewhere(const char *scheme) {
+    wgl_permit place = {{0}}, start = {{0}};
+    char text[WGL_PERMIT_TEXT_MAX] = "";
+    size_t length = 0;
+    uint64_t after_ns = 7;
+    begin(scheme, 1);
+    IS(WGL_OK, reserves(&place, NULL));
+    IS(WGL_OK, wgl_permit_to_text(limiter, &place, text, sizeof text, &length));
+    IS(WGL_OK, wgl_permit_from_text(limiter, text, length, &start));
+    IS(WGL_OK, wgl_present(limiter, &start, &after_ns));
+    IS(WGL_OK, wgl_cancel_place(limiter, &place));
+    IS(WGL_OK, wgl_cancel_place(limiter, &place));
+    CHECK(remaining() == 0, "on %s: %d left, it has started", url, (int)remaining());
+    IS(WGL_OK, wgl_cancel(limiter, &start));
+    CHECK(remaining() == 1, "on %s: %d left, the start was cancelled", url, (int)remaining());
+    IS(WGL_OK, reserves(&place, NULL));
+    IS(WGL_OK, wgl_cancel_place(limiter, &place));
+    CHECK(remaining() == 1, "on %s: %d left, nobody started", url, (int)remaining());
+    IS(WGL_INVALID_ARGUMENT, wgl_cancel_place(limiter, NULL));
+    IS(WGL_INVALID_ARGUMENT, wgl_cancel_place(NULL, &place));
+    end();
+}
+
 static void several_windows(const char *scheme) {
     wgl_limiter *both;
     wgl_window windows[] = {{3, 1000 * MS}, {2, 100 * MS}};
@@ -373,6 +396,7 @@ int main(void) {
         a_place_is_waited_for(schemes[i]);
         a_start_is_cancelled(schemes[i]);
         a_start_is_settled(schemes[i]);
+        a_place_that_started_elsewhere(schemes[i]);
         a_place_of_another_limit(schemes[i]);
         several_windows(schemes[i]);
         an_operator_overrides(schemes[i]);

@@ -140,6 +140,9 @@ static void places(const Bench &bench) {
     bench.clock.advance(wait);
     Place arrived = other.place(text), again = rate.place(text);
     CHECK(other.present(arrived).has_value() && !arrived, "it starts");
+    Place copy = rate.place(text);
+    copy.cancel();
+    CHECK(!copy && !rate.can_proceed(), "what started elsewhere is not undone");
     CHECK(!rate.present(again) && again && again.wait() > 0s, "once");
     CHECK(!rate.acquire(again, 0s) && !again && !waiting(), "a wait that is too long gives the fresh one back");
 
@@ -160,6 +163,23 @@ static void places(const Bench &bench) {
     const RateLimiter another(bench.store, "another", 1, 1s);
     THROWS(WGL_FOREIGN_PERMIT, "another", another.place(text));
     THROWS(WGL_UNSUPPORTED, "", ConcurrencyLimiter(1).reserve());
+}
+
+// A composite's place names the places of its children, and may be longer than WGL_PERMIT_TEXT_MAX.
+static void places_of_composites(const Bench &bench) {
+    const RateLimiter first(bench.store, "first child", 1, 1s), second(bench.store, "second child", 1, 2s);
+    const CompositeLimiter both{first, second};
+    const std::string key(300, 'k');
+    const auto running = both.try_acquire(key);
+    std::optional<Place> place = both.reserve(key);
+    const Duration wait = place->wait();
+    const std::string text = place->text();
+    place.reset();
+    CHECK(text.size() > WGL_PERMIT_TEXT_MAX && wait > 1900ms, text);
+    Place arrived = both.place(text);
+    CHECK(!both.present(arrived) && arrived, "too early");
+    bench.clock.advance(wait);
+    CHECK(both.present(arrived).has_value() && !arrived, "in time");
 }
 
 // In a child, the parent's permits and places are left alone, and its own are ended.
@@ -216,6 +236,7 @@ int main() {
         lifetimes(bench);
         ends(bench);
         places(bench);
+        places_of_composites(bench);
         forks(bench);
         threads(scheme == std::string("sqlite:") ? "sqlite:" + dir / "threads.db" : scheme);
     });

@@ -7,6 +7,7 @@ A member is one process on one limit. It answers each line that it is asked with
     present TEXT (waits while it is early)        started TEXT, or a fresh place TEXT WAIT
     queue GRACE                                   place TEXT WAIT, and then started TEXT DECISIONS SLEEPS
     complete TEXT | cancel TEXT                   done
+    fetch URL (in Python and Node)                heeded SECONDS
     failures                                      failures COUNT
 
 Durations are seconds, or `-` for none. SIGINT interrupts an acquire: in Python it is a Ctrl-C, in Node it aborts the

@@ -4,6 +4,7 @@ import fs from "node:fs";
 import readline from "node:readline";
 import { setTimeout } from "node:timers/promises";
 import { LimitError, Store, TimeoutError } from "workglow-limit";
+import { heed } from "workglow-limit/http";
 
 const [url, name, folder, timeout, onError, durability] = process.argv.slice(2);
 const store = new Store(url, { timeout: `${timeout}s`, onError, durability });
@@ -96,6 +97,8 @@ async function answer(verb, word) {
     case "cancel":
       limiter.permit(word)[verb]();
       return ["done"];
+    case "fetch":
+      return ["heeded", (await heed(limiter, await fetch(word))) / 1e3];
     case "failures":
       return ["failures", store.failures];
   }

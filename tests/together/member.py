@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from workglow_limit import AcquireTimeout, LimitError, Store, Unsupported
+from workglow_limit.http import heed
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "examples/fleet"))
 from evidence import Recorder
@@ -91,6 +92,10 @@ def answer(verb, *words):
         case ("complete" | "cancel"), given:
             getattr(limiter.permit(given), verb)()
             return ("done",)
+        case "fetch", url:
+            import requests  # takes longer than everything else
+
+            return "heeded", f"{heed(limiter, requests.get(url)):g}"
         case "failures", :
             return ("failures", store.failures)
 

@@ -31,6 +31,7 @@ export interface ReserveOptions extends StartOptions {
 
 /** The whole answer to "may this start now, and if not, when?". */
 export interface Decision {
+  /** May it start now? */
   readonly admitted: boolean;
   /**
    * In ms; 0 if admitted. After this long a retry succeeds if nobody else took the room, and one microsecond earlier it

@@ -40,12 +40,19 @@ export interface CustomLimiter {
  * `CompositeLimiter` it counts starts, whatever they weigh; one that was cancelled is a completed one to it.
  */
 export interface SixMethods {
+  /** What `deniedBy` says: its class's name if there is none. */
   readonly name?: string | undefined;
+  /** Would a start be admitted now? */
   canProceed(key?: string): boolean;
+  /** A job has started. */
   recordJobStart(key?: string): void;
+  /** A job has ended. */
   recordJobCompletion(key?: string): void;
+  /** When a start would be admitted. */
   getNextAvailableTime(key?: string): Date;
+  /** Nobody starts before `date`. */
   setNextAvailableTime(date: Date, key?: string): void;
+  /** Back to the initial state. */
   clear(key?: string): void;
 }
 

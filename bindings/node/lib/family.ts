@@ -32,8 +32,18 @@ export interface Backoff {
 /** What a `RateLimiter` allows: one window, or one to four of them, which all must have room. */
 export type RateLimiterOptions = Backoff &
   (
-    | (RateWindow & { windows?: undefined })
-    | { windows: readonly RateWindow[]; maxExecutions?: undefined; windowSizeInSeconds?: undefined }
+    | (RateWindow & {
+        /** Or several, in the stead of one. */
+        windows?: undefined;
+      })
+    | {
+        /** One to four; a start needs room in all of them. */
+        windows: readonly RateWindow[];
+        /** Each of the windows has its own. */
+        maxExecutions?: undefined;
+        /** Each of the windows has its own. */
+        windowSizeInSeconds?: undefined;
+      }
   );
 
 /** What a `TokenBucketLimiter` allows. */

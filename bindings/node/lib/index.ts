@@ -34,4 +34,4 @@ export { Limiter } from "./limiter.js";
 export { FlowControl, type FlowControlOptions } from "./named.js";
 export { Permit } from "./permit.js";
 export { ManualClock, Store, type StoreOptions } from "./store.js";
-export { toWorkglow, type WorkglowLimiter } from "./workglow.js";
+export { type ToWorkglowOptions, toWorkglow, type WorkglowLimiter } from "./workglow.js";

@@ -169,6 +169,12 @@ export abstract class Limiter {
     return call(this._call, Op.attempt, key, weight) === Status.yes ? new Permit(this, key) : null;
   }
 
+  /** @internal The same, opening the store off the event loop. */
+  async _tryAcquire(key: string): Promise<Permit | null> {
+    await this.#opened(key);
+    return this.tryAcquire({ key });
+  }
+
   /** The same, answering with the whole decision. */
   decide(options: StartOptions = {}): Decision {
     checkOptions(options, START);
@@ -254,6 +260,24 @@ export abstract class Limiter {
     return new Permit(this, "");
   }
 
+  /**
+   * The place of such a text: to present it, or to give it back with `cancel()`, which does nothing if somebody has started
+   * with it meanwhile.
+   */
+  place(text: string): Permit {
+    if (typeof text !== "string") throw invalid("text", text, "a string");
+    this._put("text", text);
+    return new Permit(this, "", false);
+  }
+
+  /**
+   * The shortest time over which starts are counted, in ms; `null` if they are not. The grace of a place costs the limit a
+   * part of that. Opens the store.
+   */
+  get window(): number | null {
+    return this._do(Op.window, "", 1) === Status.yes ? numbers[Num.retryAfter]! / 1e3 : null;
+  }
+
   /** @internal Puts a permit where the next call finds it. */
   _put(parameter: string, given: Permit | string): void {
     if (given instanceof Permit) return given._put();
@@ -326,15 +350,19 @@ export abstract class Limiter {
   #ask<T>(op: Op, key: unknown, time: number, read: () => T): Promise<T>;
   async #ask(op: Op, key: unknown, time = 0, read?: () => unknown): Promise<unknown> {
     const checked = keyOf(key);
-    try {
-      await this._opening();
-    } catch (error) {
-      this._failed(error, checked, 1);
-      throw error;
-    }
+    await this.#opened(checked);
     numbers[Num.time] = time;
     const status = this._do(op, checked, 1);
     return read === undefined ? status : read();
+  }
+
+  async #opened(key: string): Promise<void> {
+    try {
+      await this._opening();
+    } catch (error) {
+      this._failed(error, key, 1);
+      throw error;
+    }
   }
 }
 

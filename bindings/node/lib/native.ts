@@ -111,6 +111,7 @@ export const enum Op {
   renew,
   fence,
   cancelPlace,
+  window,
 }
 
 /** What it answers. */

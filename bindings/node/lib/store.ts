@@ -117,7 +117,7 @@ export class Store {
 
   /**
    * Puts an operator's policy, such as "200/1m" or "100/1m + 5/1s", above what programs declare under a name: at once, for
-   * all who share the store, until it is lifted.
+   * all who share the store, until it is lifted. Of a limit of several kinds, each policy stands above the part of its kind.
    */
   async override(name: string, policy: string): Promise<void> {
     await native.overrideLimit(this._native, unicode("name", name), unicode("policy", policy)).catch(rethrow);

@@ -1,11 +1,14 @@
-// What Workglow's queues take for a limiter, in both generations of their interface.
+// What Workglow's queues take for a limiter, in all generations of their interface, and the names under which they know it.
 
-import { invalid } from "./errors.js";
-import { keyOf, options as checkOptions, unicode } from "./input.js";
+import { StoreError, TimeoutError, invalid } from "./errors.js";
+import { type Duration, keyOf, maybeMilliseconds, options as checkOptions, unicode } from "./input.js";
 import { Limiter } from "./limiter.js";
 import { Permit } from "./permit.js";
+import type { WorkglowRateLimiterStorage } from "./workglow-storage.js";
 
-/** Both generations of Workglow's `ILimiter` in one. */
+export { WorkglowRateLimiterStorage, type WorkglowRateLimiterStorageOptions } from "./workglow-storage.js";
+
+/** All generations of Workglow's `ILimiter` in one. */
 export interface WorkglowLimiter {
   /** "cluster": the limit holds for all processes of this machine together. "process": each counts its own. */
   readonly scope: "process" | "cluster";
@@ -18,35 +21,106 @@ export interface WorkglowLimiter {
   canProceed(): Promise<boolean>;
   recordJobStart(): Promise<void>;
   recordJobCompletion(): Promise<void>;
+  /** When to ask again. */
   getNextAvailableTime(): Promise<Date>;
   setNextAvailableTime(date: Date): Promise<void>;
   clear(): Promise<void>;
 }
 
+/** How a queue uses a limiter. */
+export interface ToWorkglowOptions {
+  /** Of which key. */
+  key?: string | undefined;
+  /**
+   * How long `tryAcquire` waits for its place before it denies: not at all, if not given. A worker that waits starts on
+   * time and in the order of asking, where one that was denied polls. Less than 30 s, because it holds its job meanwhile,
+   * and its claim ends then: what is left of that is for the job. When it is stopped, it ends so much later at most.
+   */
+  wait?: Duration | undefined;
+}
+
+/** How long a worker's claim of a job lasts, in ms, if nobody told it otherwise. */
+const CLAIM = 30_000;
+
+/** Where slots are held, one may come free at any moment, so nobody is sent away for longer than this, in ms. */
+const LOOK_AGAIN = 1_000;
+
 /** A limiter as Workglow's queues take it, or a key of one. */
-export function toWorkglow(limiter: Limiter, options: { key?: string | undefined } = {}): WorkglowLimiter {
+export function toWorkglow(limiter: Limiter, options: ToWorkglowOptions = {}): WorkglowLimiter {
   if (!(limiter instanceof Limiter)) throw invalid("limiter", limiter, "a limiter of this package");
-  checkOptions(options, ["key"]);
+  checkOptions(options, ["key", "wait"]);
   const key = unicode("key", keyOf(options.key));
-  const permitOf = (token: unknown): Permit => {
-    if (token instanceof Permit && token._isOf(limiter)) return token;
-    throw invalid("token", token, "what tryAcquire gave");
+  const timeout = maybeMilliseconds("wait", options.wait) ?? 0;
+  if (timeout >= CLAIM) throw invalid("wait", options.wait, "less than 30 s: a worker's claim of its job ends then");
+  /** The tokens that are out, oldest first. */
+  const running = new Set<Permit>();
+
+  const end = (token: unknown, how: "cancel" | "complete"): void => {
+    if (!(token instanceof Permit && token._isOf(limiter))) throw invalid("token", token, "what tryAcquire gave");
+    running.delete(token);
+    try {
+      token[how]();
+    } catch (error) {
+      // The queue would fail the job for it, or leave it to end the process. The store has counted it, and told its hooks.
+      if (!(error instanceof StoreError)) throw error;
+    }
   };
+
+  const waitForPlace = async (): Promise<Permit | null> => {
+    try {
+      return await limiter.acquire({ key, timeout });
+    } catch (error) {
+      if (error instanceof TimeoutError) return null;
+      throw error;
+    }
+  };
+
   return {
     get scope() {
       return limiter._isShared() ? "cluster" : "process";
     },
     async tryAcquire() {
-      await limiter._opening();
-      return limiter.tryAcquire({ key });
+      const token = timeout > 0 ? await waitForPlace() : await limiter._tryAcquire(key);
+      if (token !== null) running.add(token);
+      return token;
     },
-    release: async (token) => permitOf(token).cancel(),
-    complete: async (token) => permitOf(token).complete(),
+    release: async (token) => end(token, "cancel"),
+    complete: async (token) => end(token, "complete"),
     canProceed: () => limiter.canProceed(key),
     recordJobStart: () => limiter.recordJobStart(key),
-    recordJobCompletion: () => limiter.recordJobCompletion(key),
-    getNextAvailableTime: () => limiter.getNextAvailableTime(key),
+    async recordJobCompletion() {
+      // In between the generations, jobs start with a token and end without.
+      const [oldest] = running;
+      if (oldest === undefined) await limiter.recordJobCompletion(key);
+      else end(oldest, "complete");
+    },
+    async getNextAvailableTime() {
+      const next = await limiter.getNextAvailableTime(key);
+      if (!limiter._holds) return next;
+      const gate = Math.ceil(limiter.peek({ key, weight: 0 }).retryAfter);
+      return new Date(Math.min(next.getTime(), Date.now() + Math.max(gate, LOOK_AGAIN)));
+    },
     setNextAvailableTime: (date) => limiter.setNextAvailableTime(date, key),
     clear: () => limiter.clear(key),
   };
 }
+
+/** What Workglow's `ServiceRegistry` takes to register a service. Tokens of one id are the same to it, whoever made them. */
+export interface WorkglowServiceToken<T> {
+  readonly id: string;
+  /** There for its type only. */
+  readonly _type: T;
+}
+
+const token = <T>(id: string): WorkglowServiceToken<T> => ({ id, _type: null as T });
+
+/** The limiter of a queue. */
+export const JOB_LIMITER = token<WorkglowLimiter>("jobqueue.limiter");
+/** A limiter of how many jobs run at the same time. */
+export const CONCURRENT_JOB_LIMITER = token<WorkglowLimiter>("jobqueue.limiter.concurrent");
+/** A limiter that spaces jobs evenly. */
+export const EVENLY_SPACED_JOB_RATE_LIMITER = token<WorkglowLimiter>("jobqueue.limiter.rate.evenlyspaced");
+/** No limit. */
+export const NULL_JOB_LIMITER = token<WorkglowLimiter>("jobqueue.limiter.null");
+/** Where Workglow's own `RateLimiter` counts. */
+export const RATE_LIMITER_STORAGE = token<WorkglowRateLimiterStorage>("ratelimiter.storage");

@@ -254,6 +254,11 @@ impl Data {
                 shared.large = fence.unwrap_or(0);
             }
             23 => limiter.cancel_place(&RawPermit::from_words(shared.permit))?,
+            24 => {
+                let window = limiter.window()?;
+                shared.status = i32::from(window.is_some());
+                shared.retry_after = us(window.unwrap_or_default());
+            }
             other => return Err(Error::Unsupported { reason: format!("the addon knows no operation {other}") }),
         }
         Ok(())

@@ -139,7 +139,7 @@ pub fn names(store: &External<Store>) -> AsyncTask<Pooled<Vec<String>>> {
 #[napi]
 pub fn override_limit(store: &External<Store>, name: String, policy: String) -> AsyncTask<Pooled<()>> {
     let store = Store::clone(store);
-    AsyncTask::new(Pooled(Box::new(move || store.override_limit(&name, policy.parse::<Policy>()?))))
+    AsyncTask::new(Pooled(Box::new(move || store.override_text(&name, &policy))))
 }
 
 /// Takes it away.

@@ -1,6 +1,9 @@
 // What the package offers, call by call. Times are a manual clock's unless a test is about waiting.
 
 import assert from "node:assert/strict";
+import { execFileSync } from "node:child_process";
+import { mkdirSync, symlinkSync, writeFileSync } from "node:fs";
+import { join } from "node:path";
 import { test } from "node:test";
 import * as package_ from "workglow-limit";
 import { directory, manual, settle } from "./helpers.mjs";
@@ -142,6 +145,56 @@ test("schedule runs with a permit, and completes it whatever happens", async () 
   };
   await Promise.all(Array.from({ length: 5 }, () => limiter.schedule(job)));
   assert.equal(most, 1);
+});
+
+test("schedule runs nothing for whoever has given up or run out of time", async () => {
+  const limiter = new ConcurrencyLimiter(1);
+  const held = limiter.tryAcquire();
+  await assert.rejects(limiter.schedule(assert.fail, { timeout: 1 }), { name: "TimeoutError" });
+  const reason = new RangeError("mine");
+  const waiting = new AbortController();
+  const scheduled = limiter.schedule(assert.fail, { signal: waiting.signal });
+  await settle();
+  waiting.abort(reason);
+  await assert.rejects(scheduled, reason);
+  await assert.rejects(limiter.schedule(assert.fail, { signal: AbortSignal.timeout(1) }), { name: "TimeoutError" });
+  held.complete();
+  // Once it runs, a signal is the function's own business, and so is how the permit ends.
+  const running = new AbortController();
+  const job = (permit) => (running.abort(), permit.cancel(), running.signal.aborted);
+  assert.equal(await limiter.schedule(job, { signal: running.signal }), true);
+  assert.equal(limiter.peek().remaining, 1);
+});
+
+test("using, as TypeScript compiles it, completes a permit at the end of its scope", (t) => {
+  const dir = directory(t);
+  const root = join(import.meta.dirname, "..");
+  mkdirSync(join(dir, "node_modules"));
+  symlinkSync(root, join(dir, "node_modules/workglow-limit"));
+  writeFileSync(
+    join(dir, "scopes.mts"),
+    `import { ConcurrencyLimiter } from "workglow-limit";
+    const limiter = new ConcurrencyLimiter(1);
+    const free = () => limiter.peek().remaining;
+    try {
+      using permit = await limiter.acquire();
+      console.log(permit.started, free());
+      throw new RangeError("mine");
+    } catch (error) {
+      console.log((error as Error).message, free());
+    }
+    {
+      using first = limiter.tryAcquire();
+      using second = limiter.tryAcquire();
+      console.log(first !== null, second !== null, free());
+    }
+    console.log(free());`,
+  );
+  const types = ["--typeRoots", join(root, "node_modules/@types"), "--types", "node"];
+  const options = ["--target", "es2022", "--lib", "es2022,esnext.disposable", "--module", "nodenext", "--strict", ...types];
+  const run = (...command) => execFileSync(process.execPath, command, { cwd: dir, encoding: "utf8" });
+  run(join(root, "node_modules/typescript/bin/tsc"), ...options, "scopes.mts");
+  assert.equal(run("scopes.mjs"), "true 0\nmine 1\ntrue false 0\n1\n");
 });
 
 test("a store attaches to what is declared, lists it, and opens nothing before it must", async (t) => {

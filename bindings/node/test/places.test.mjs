@@ -123,6 +123,28 @@ test("a cancelled place is free again", async () => {
   assert.ok(limiter.peek().retryAfter > 60_000, "a place that was given up for good was cancelled");
 });
 
+test("a place that started elsewhere is not given back", async () => {
+  const { limiter } = manual(package_, 1, 60);
+  await limiter.canProceed();
+  const text = limiter.reserve().toText();
+  const start = limiter.present(text);
+  const place = limiter.place(text);
+  assert.deepEqual([start.started, place.started], [true, false]);
+  place.cancel();
+  assert.equal(limiter.peek().remaining, 0);
+  start.cancel();
+  limiter.place(limiter.reserve().toText()).cancel();
+  assert.equal(limiter.peek().remaining, 1);
+  assert.throws(() => limiter.place(7), { code: "invalid_argument" });
+});
+
+test("the window that a grace is a part of", () => {
+  const store = new Store("memory:");
+  const window = (policy) => store.limiter(policy, policy).window;
+  assert.deepEqual(["10/2s + 100/1m + 5 concurrent", "10/2s burst 20", "5 concurrent"].map(window), [2000, 200, null]);
+  assert.equal(new NullLimiter().window, null);
+});
+
 test("a place is good until its grace is over, and exchanged for a place then, never for a start", async () => {
   for (const [late, started] of [["5s", true], ["5001ms", false]]) {
     const { clock, limiter } = await full();

@@ -27,6 +27,28 @@ test("an override stands above what code declares, until it is lifted", async (t
   }
 });
 
+test("an override of several kinds is all or nothing", async (t) => {
+  for (const url of ["memory:", `sqlite:${directory(t)}/limits.db`]) {
+    const store = new Store(url);
+    assert.ok(store.limiter("5/1h + 2 concurrent", "api").tryAcquire());
+    const limits = async () => {
+      const parts = await Promise.all(["rate", "concurrency"].map((part) => store.find(`api/${part}`)));
+      return parts.map((part) => part.peek().limit);
+    };
+    await store.override("api", "3 concurrent + 7/1h");
+    assert.deepEqual(await limits(), [7, 3]);
+    for (const [wrong, why] of [
+      ["9/1h + 5 concurent", /^policy is "9\/1h \+ 5 concurent": expected \/ or concurrent at character 10, not "concurent"$/],
+      ["9/1h + delay 1s", /^policy is "delay 1s": expected one policy for each part of limit "api" at most: rate, concurr/],
+    ]) {
+      await assert.rejects(store.override("api", wrong), { name: "InvalidArgument", message: why });
+      assert.deepEqual(await limits(), [7, 3]);
+    }
+    await store.lift("api");
+    assert.deepEqual(await limits(), [5, 2]);
+  }
+});
+
 test("only what is declared is overridden, by a policy of its kind", async (t) => {
   const { store, limiter } = manual(package_, 5, 60, "mail", `sqlite:${directory(t)}/limits.db`);
   await limiter.canProceed();

@@ -1,5 +1,9 @@
 // The same types for CommonJS.
 
 import limits = require("workglow-limit");
+import http = require("workglow-limit/http");
+import workglow = require("workglow-limit/workglow");
 
 export const permit: limits.Permit | null = new limits.NullLimiter().tryAcquire();
+export const pause: Promise<number> = http.heed(new limits.NullLimiter(), new Response());
+export const limiter: workglow.WorkglowLimiter = workglow.toWorkglow(new limits.NullLimiter());

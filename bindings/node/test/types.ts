@@ -1,5 +1,6 @@
 // What compiles, and what must not. Checked by `tsc --noEmit`, never run.
 
+import type { IncomingMessage } from "node:http";
 import {
   CompositeLimiter,
   ConcurrencyLimiter,
@@ -29,6 +30,7 @@ import {
   type WorkglowLimiter,
   toWorkglow,
 } from "workglow-limit";
+import { type HeedOptions, type HttpResponse, heed } from "workglow-limit/http";
 
 const clock = new ManualClock();
 const store = new Store("memory:", { timeout: "5s", mode: 0o660, onError: "deny", durability: "commit", clock });
@@ -68,6 +70,9 @@ export async function places(signal: AbortSignal): Promise<string> {
   if (!presented.started) setTimeout(() => rate.present(presented.toText()), presented.wait);
   (await rate.acquire({ place, timeout: "1m", signal })).settle(5);
   rate.permit(await rate.schedule((p) => p.toText(), { place: presented })).cancel();
+  rate.place(presented.toText()).cancel();
+  const window: number | null = rate.window;
+  console.log(window);
   return presented.toText();
 }
 
@@ -121,6 +126,14 @@ export function leases(): bigint | null {
   return permit?.fence ?? null;
 }
 
+export async function responses(incoming: IncomingMessage, axios: { status: number; headers: { [name: string]: string } }) {
+  const options: HeedOptions = { key: "k", default: "2s", longest: 60_000 };
+  const pauses: number[] = [await heed(rate, await fetch("http://localhost"), options)];
+  const others: HttpResponse[] = [incoming, axios, { statusCode: 429, headers: new Map([["Retry-After", "20"]]) }];
+  for (const other of others) pauses.push(await heed(composite, other));
+  return pauses;
+}
+
 /** A limiter of one's own, whose tokens have a type of their own. */
 class Mine implements CustomLimiter {
   readonly name = "mine";
@@ -142,30 +155,15 @@ composite.addLimiter(new Mine());
 const literal = { tryAcquire: () => 1, retryAfter: () => 0, cancel() {} };
 export const mixed = new CompositeLimiter([rate, bucket, new Mine(), six, literal]);
 
-// Workglow's two interfaces, as they are published: one object is both.
-interface FirstILimiter {
-  canProceed(): Promise<boolean>;
-  recordJobStart(): Promise<void>;
-  recordJobCompletion(): Promise<void>;
-  getNextAvailableTime(): Promise<Date>;
-  setNextAvailableTime(date: Date): Promise<void>;
-  clear(): Promise<void>;
-}
-interface SecondILimiter {
-  readonly scope: "process" | "cluster";
-  tryAcquire(): Promise<unknown | null>;
-  release(token: unknown): Promise<void>;
-  complete(token: unknown): Promise<void>;
-  getNextAvailableTime(): Promise<Date>;
-  setNextAvailableTime(date: Date): Promise<void>;
-  clear(): Promise<void>;
-}
-export const both: FirstILimiter & SecondILimiter & WorkglowLimiter = toWorkglow(composite, { key: "k" });
-// A limiter is the first as it is.
-export const first: FirstILimiter = rate;
+/** What Workglow's own types say to it: see workglow-types. */
+export const workglow: WorkglowLimiter = toWorkglow(composite, { key: "k" });
 
 // @ts-expect-error: promises are of no use in the middle of a decision
-new CompositeLimiter([both]);
+new CompositeLimiter([workglow]);
+// @ts-expect-error: a response that nobody has waited for
+heed(rate, fetch("http://localhost"));
+// @ts-expect-error: an option that is not known
+heed(rate, new Response(), { max: 5 });
 // @ts-expect-error: there is no such event
 store.on("denied", () => {});
 // @ts-expect-error: a text needs a name

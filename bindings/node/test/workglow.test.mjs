@@ -1,9 +1,14 @@
-// Both generations of Workglow's interface.
+// All generations of Workglow's interface, and its service tokens.
 
 import assert from "node:assert/strict";
+import { rmSync } from "node:fs";
+import { createRequire } from "node:module";
 import { test } from "node:test";
+import * as theirs from "@workglow/job-queue";
+import { globalServiceRegistry } from "@workglow/util";
 import * as package_ from "workglow-limit";
-import { directory, manual } from "./helpers.mjs";
+import * as workglow from "workglow-limit/workglow";
+import { directory, manual, settle } from "./helpers.mjs";
 
 const { CompositeLimiter, ConcurrencyLimiter, InvalidArgument, NullLimiter, RateLimiter, Store, toWorkglow } = package_;
 
@@ -22,7 +27,22 @@ test("the first generation: check, start, complete", async () => {
   assert.equal(await limiter.canProceed(), true);
 });
 
-test("the second generation: a token, which ends once", async () => {
+test("the second generation: starts with a token, ends the oldest without one", async () => {
+  const slots = new ConcurrencyLimiter(2);
+  const limiter = toWorkglow(slots);
+  const [first, second] = [await limiter.tryAcquire(), await limiter.tryAcquire()];
+  assert.equal(await limiter.tryAcquire(), null);
+  await limiter.recordJobCompletion();
+  assert.equal(slots.peek().remaining, 1);
+  await limiter.complete(first);
+  assert.equal(slots.peek().remaining, 1, "that was the one that ended");
+  await limiter.release(second);
+  assert.equal(slots.peek().remaining, 2);
+  await limiter.recordJobCompletion();
+  assert.equal(slots.peek().remaining, 2, "nothing is left to end");
+});
+
+test("the third generation: a token, which ends once", async () => {
   const { limiter: rate } = manual(package_, 2, 60);
   const limiter = toWorkglow(new CompositeLimiter([new ConcurrencyLimiter(1), rate]));
   const released = await limiter.tryAcquire();
@@ -51,6 +71,84 @@ test("tokens of nobody, and of another limiter", async () => {
   for (const bad of [undefined, null, {}, { tryAcquire() {} }]) assert.throws(() => toWorkglow(bad), InvalidArgument);
   assert.throws(() => toWorkglow(new NullLimiter(), { key: 5 }), InvalidArgument);
   assert.throws(() => toWorkglow(new NullLimiter(), { kye: "k" }), InvalidArgument);
+  for (const wait of ["soon", -1, NaN, true, 30_000, "1m"]) {
+    assert.throws(() => toWorkglow(new NullLimiter(), { wait }), { name: "InvalidArgument", message: /^wait is / });
+  }
+});
+
+test("who may wait gets its place instead of a denial, in the order of asking", async () => {
+  const { limiter: rate, clock } = manual(package_, 1, 5);
+  const limiter = toWorkglow(rate, { wait: "20s" });
+  assert.ok(await limiter.tryAcquire());
+  const order = [];
+  const asked = [1, 2, 3].map((n) => limiter.tryAcquire().then((token) => (order.push(n), token)));
+  await settle();
+  assert.deepEqual(order, []);
+  for (const upTo of [[1], [1, 2], [1, 2, 3]]) {
+    // A place counts from the end of its grace, a fortieth of the window and at most 50 ms.
+    clock.advance(5_050);
+    await settle();
+    assert.deepEqual(order, upTo);
+  }
+  assert.equal(rate.stats().denied, 0);
+  for (const token of await Promise.all(asked)) await limiter.complete(token);
+  assert.equal(await toWorkglow(rate, { wait: "4s" }).tryAcquire(), null, "its place is further away");
+  assert.equal(rate.stats().denied, 1);
+});
+
+test("when to ask again: exactly, or soon where a slot may come free", async (t) => {
+  const store = new Store(`sqlite:${directory(t)}/limits.db`);
+  const leased = new ConcurrencyLimiter(1, { store, name: "gpu", lease: "1h" });
+  const rate = new RateLimiter(store, "calls", { maxExecutions: 1, windowSizeInSeconds: 3600 });
+  const away = async (limiter) => (await toWorkglow(limiter).getNextAvailableTime()) - Date.now();
+  assert.ok((await away(leased)) <= 1);
+  leased.tryAcquire();
+  rate.tryAcquire();
+  assert.ok((await leased.getNextAvailableTime()) - Date.now() > 3_500_000);
+  assert.ok((await away(leased)) <= 1_000, "the lease ends with its job");
+  assert.ok((await away(new CompositeLimiter([leased, rate]))) <= 1_000);
+  assert.ok((await away(rate)) > 3_500_000, "that is certain");
+  await leased.pause("30m");
+  assert.ok((await away(leased)) > 1_700_000, "so is a pause");
+});
+
+test("a store that fails when a job ends has counted it, and the queue goes on", async (t) => {
+  const dir = directory(t);
+  const store = new Store(`sqlite:${dir}/limits.db`, { timeout: 100 });
+  const limiter = toWorkglow(new RateLimiter(store, "calls", { maxExecutions: 5, windowSizeInSeconds: 60 }));
+  const tokens = [await limiter.tryAcquire(), await limiter.tryAcquire()];
+  rmSync(dir, { recursive: true });
+  assert.throws(() => tokens[0].cancel(), { name: "StoreError" });
+  const before = store.failures;
+  await limiter.release(tokens[1]);
+  assert.ok(store.failures > before);
+  await assert.rejects(limiter.tryAcquire(), { name: "StoreError" });
+  const denying = new Store(`sqlite:${dir}/limits.db`, { onError: "deny" });
+  const calls = new RateLimiter(denying, "calls", { maxExecutions: 5, windowSizeInSeconds: 60 });
+  for (const wait of [undefined, "1s"]) assert.equal(await toWorkglow(calls, { wait }).tryAcquire(), null);
+});
+
+test("the service tokens are Workglow's", () => {
+  const ids = {
+    JOB_LIMITER: "jobqueue.limiter",
+    CONCURRENT_JOB_LIMITER: "jobqueue.limiter.concurrent",
+    EVENLY_SPACED_JOB_RATE_LIMITER: "jobqueue.limiter.rate.evenlyspaced",
+    NULL_JOB_LIMITER: "jobqueue.limiter.null",
+    RATE_LIMITER_STORAGE: "ratelimiter.storage",
+  };
+  for (const [name, id] of Object.entries(ids)) {
+    assert.equal(workglow[name].id, id);
+    assert.deepEqual(workglow[name], theirs[name]);
+    const service = toWorkglow(new NullLimiter());
+    globalServiceRegistry.registerInstance(workglow[name], service);
+    assert.equal(globalServiceRegistry.get(theirs[name]), service);
+  }
+});
+
+test("both entries export the same function, to either kind of module", () => {
+  assert.equal(workglow.toWorkglow, toWorkglow);
+  const cjs = createRequire(import.meta.url)("workglow-limit/workglow");
+  assert.deepEqual(Object.keys(cjs).sort(), Object.keys(workglow).sort());
 });
 
 test("a key of a limiter", async () => {

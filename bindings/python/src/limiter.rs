@@ -359,7 +359,8 @@ impl Limiter {
         permit
     }
 
-    /// The same for asyncio: await it. A waiter that is cancelled holds no permit, and hands its place back.
+    /// The same for asyncio: await it for the permit, or `async with` it. A waiter that is cancelled holds no permit, and
+    /// hands its place back.
     #[pyo3(signature = (key=None, weight=1, timeout=None, *, place=None))]
     fn acquire_async<'py>(
         &self,
@@ -371,7 +372,7 @@ impl Limiter {
     ) -> PyResult<Bound<'py, PyAny>> {
         let place = place.map(|place| Place::to_wait_with(place, key, weight)).transpose()?;
         let waiter = Waiter::new(&self.node, key.unwrap_or_default(), weight, timeout, place);
-        py.import("workglow_limit._aio")?.getattr("acquire")?.call1((waiter,))
+        py.import("workglow_limit._aio")?.getattr("Acquiring")?.call1((waiter,))
     }
 
     /// Takes a place: a start in the future, or now, which counts from now on. None, and nothing taken, if it would be
@@ -430,18 +431,36 @@ impl Limiter {
         Ok(Permit::new(&self.node, permit::read(&self.node, "text", text)?))
     }
 
-    /// Decorates a function or a coroutine function: each call waits for room, and its permit ends with it. key may be
-    /// a function of the call's arguments. Raises as acquire does.
-    #[pyo3(signature = (key=None, weight=1, timeout=None))]
+    /// The place of such a text: to present it, or to give it back with cancel(), which does nothing if somebody has started
+    /// with it meanwhile.
+    fn place(&self, text: &Bound<'_, PyAny>) -> PyResult<Permit> {
+        let raw = permit::read(&self.node, "text", text)?;
+        Ok(Permit::place(&self.node, raw, Duration::ZERO))
+    }
+
+    /// The shortest time over which starts are counted, in seconds; None if they are not. The grace of a place costs the
+    /// limit a part of that.
+    #[getter]
+    fn window(&self, py: Python<'_>) -> PyResult<Option<f64>> {
+        let window = py.detach(|| self.node.core.window()).map_err(raised)?;
+        Ok(window.map(|window| window.as_secs_f64()))
+    }
+
+    /// Decorates a function or a coroutine function: each call waits for room, and its permit ends with it. key and
+    /// weight may be functions of the call's arguments. Raises as acquire does.
+    #[pyo3(signature = (key=None, weight=None, timeout=None), text_signature = "($self, key=None, weight=1, timeout=None)")]
     fn limit<'py>(
         this: &Bound<'py, Self>,
         key: Option<&Bound<'py, PyAny>>,
-        #[pyo3(from_py_with = argument::weight)] weight: u64,
+        weight: Option<&Bound<'py, PyAny>>,
         timeout: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
         // What is wrong is said where it is written, not at the first call.
         if let Some(key) = key.filter(|key| !key.is_callable()) {
             argument::key(key)?;
+        }
+        if let Some(weight) = weight.filter(|weight| !weight.is_callable()) {
+            argument::weight(weight)?;
         }
         timeout.map(argument::timeout).transpose()?;
         this.py().import("workglow_limit._decorator")?.getattr("limit")?.call1((this, key, weight, timeout))

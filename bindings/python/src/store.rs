@@ -14,7 +14,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, Weak};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
-use workglow_limit::{Durability, OnError, Policy, StoreOptions};
+use workglow_limit::{Durability, OnError, StoreOptions};
 
 /// What a store and the limiters in it share.
 pub struct Shared {
@@ -130,14 +130,12 @@ impl Store {
     }
 
     /// Puts an operator's policy, such as "200/1m" or "100/1m + 5/1s", above what programs declare under this name: at
-    /// once, for everybody, until it is lifted.
+    /// once, for everybody, until it is lifted. Of a limit of several kinds, each policy stands above the part of its kind.
     #[pyo3(name = "override")]
     fn override_limit(&self, py: Python<'_>, name: &Bound<'_, PyAny>, policy: &Bound<'_, PyAny>) -> PyResult<()> {
-        let limit = argument::text("name", name)?;
-        let above: Policy =
-            argument::text("policy", policy)?.parse().map_err(|e| quoting(e, &[("policy", "policy", policy)]))?;
-        let answer = py.detach(|| self.shared.core.override_limit(limit, above));
-        self.shared.told(py, limit, answer, |e| quoting(e, &[("name", "name", name)]))
+        let (limit, above) = (argument::text("name", name)?, argument::text("policy", policy)?);
+        let answer = py.detach(|| self.shared.core.override_text(limit, above));
+        self.shared.told(py, limit, answer, |e| quoting(e, &[("name", "name", name), ("policy", "policy", policy)]))
     }
 
     /// Takes the operator's policy away: what was declared last holds again. A no-op where there is none.

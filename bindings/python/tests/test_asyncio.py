@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from workglow_limit import AcquireTimeout, ConcurrencyLimiter, ManualClock, NullLimiter, RateLimiter, Store
+from workglow_limit import AcquireTimeout, ConcurrencyLimiter, ManualClock, NullLimiter, Permit, RateLimiter, Store
 
 
 def test_it_is_a_coroutine():
@@ -13,6 +13,52 @@ def test_it_is_a_coroutine():
             pass
 
     asyncio.run(main())
+
+
+def test_async_with_holds_a_permit_for_its_body():
+    limiter = ConcurrencyLimiter(1)
+
+    async def main():
+        async with limiter.acquire_async("k", timeout=1) as permit:
+            assert isinstance(permit, Permit)
+            assert limiter.peek("k").remaining == 0
+        assert limiter.peek("k").remaining == 1
+        with pytest.raises(KeyError):
+            async with limiter.acquire_async():
+                raise KeyError
+        async with limiter.acquire_async() as permit:
+            # Whoever is turned away or cancelled has no body and no permit.
+            with pytest.raises(AcquireTimeout):
+                async with limiter.acquire_async(timeout=0):
+                    pytest.fail("there was no room")
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(limiter.acquire_async().__aenter__(), 0.01)
+            permit.cancel()
+            assert limiter.peek().remaining == 1
+        assert limiter.peek().remaining == 1
+
+    asyncio.run(main(), debug=True)
+
+
+def test_event_loops_take_it_for_a_coroutine():
+    limiter = ConcurrencyLimiter(4)
+
+    async def main():
+        asked = limiter.acquire_async(), asyncio.ensure_future(limiter.acquire_async())
+        permits = await asyncio.gather(*asked, asyncio.shield(limiter.acquire_async()))
+        permits.append(await asyncio.wait_for(limiter.acquire_async(), 60))
+        assert limiter.peek().remaining == 0
+        for permit in permits:
+            permit.complete()
+
+    asyncio.run(main(), debug=True)
+    asyncio.run(limiter.acquire_async(), debug=True).complete()
+    assert limiter.peek().remaining == 4
+
+
+def test_who_forgets_to_await_is_warned():
+    with pytest.warns(RuntimeWarning, match="coroutine 'acquire' was never awaited"):
+        NullLimiter().acquire_async()
 
 
 def test_many_wait_and_the_limit_holds():

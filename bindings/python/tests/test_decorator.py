@@ -1,11 +1,13 @@
-"""@limiter.limit on functions and coroutine functions."""
+"""@limiter.limit on functions, coroutine functions, methods and whatever else can be called."""
 
 import asyncio
 import inspect
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 
-from workglow_limit import AcquireTimeout, ConcurrencyLimiter, ManualClock, RateLimiter, Store
+from workglow_limit import AcquireTimeout, ConcurrencyLimiter, InvalidArgument, ManualClock, RateLimiter, Store
 
 
 def rate(n=1):
@@ -73,6 +75,133 @@ def test_coroutine_functions():
     assert asyncio.run(main()) == "b"
 
 
+def test_a_weight_of_the_arguments():
+    limiter = rate(n=10)
+    call = limiter.limit(lambda tenant, _: tenant, weight=lambda _, prompt: len(prompt), timeout=0)(lambda *_: None)
+    call("a", "four")
+    call("b", "seven..")
+    assert [limiter.peek(key).remaining for key in ("a", "b", None)] == [6, 3, 10]
+    with pytest.raises(AcquireTimeout):
+        call("a", "seven..")
+    # What such a function gives is looked at as what is given at once, and so is what it raises.
+    for weigh, error in [(lambda: 0, InvalidArgument), (lambda: "1", TypeError), (lambda: 1 / 0, ZeroDivisionError)]:
+        with pytest.raises(error):
+            limiter.limit(weight=weigh)(pytest.fail)()
+    assert limiter.stats().admitted == 2
+
+
+def test_methods_of_all_kinds():
+    limiter = ConcurrencyLimiter(1)
+
+    def held(*given):
+        assert limiter.peek(given[-1]).remaining == 0
+        return given
+
+    class Client:
+        @limiter.limit(key=lambda self, tenant: tenant)
+        def method(self, tenant):
+            return held(self, tenant)
+
+        @limiter.limit(key=lambda cls, tenant: tenant)
+        @classmethod
+        def of_class(cls, tenant):
+            return held(cls, tenant)
+
+        @limiter.limit(key=lambda tenant: tenant)
+        @staticmethod
+        def static(tenant):
+            return held(tenant)
+
+        @classmethod
+        @limiter.limit(key=lambda cls, tenant: tenant)
+        def inner_class(cls, tenant):
+            return held(cls, tenant)
+
+        @limiter.limit(key=lambda self, tenant: tenant)
+        async def coroutine(self, tenant):
+            return held(self, tenant)
+
+    client = Client()
+    assert client.method("a") == (client, "a")
+    assert client.of_class("a") == Client.of_class("a") == client.inner_class("a") == (Client, "a")
+    assert client.static("a") == Client.static("a") == ("a",)
+    assert asyncio.run(client.coroutine("a")) == (client, "a")
+    assert limiter.peek("a").remaining == 1
+
+
+def test_whatever_can_be_called():
+    limiter = ConcurrencyLimiter(1)
+
+    class Plain:
+        def __call__(self, x):
+            assert limiter.peek().remaining == 0
+            return x
+
+    class Asynchronous:
+        async def __call__(self, x):
+            await asyncio.sleep(0)
+            return Plain()(x)
+
+    assert limiter.limit()(Plain())(5) == limiter.limit()(partial(Plain(), 5))() == 5
+    assert limiter.limit()(print).__name__ == "print"
+    for function in Asynchronous(), partial(Asynchronous().__call__):
+        decorated = limiter.limit()(function)
+        assert inspect.iscoroutinefunction(decorated)
+        assert asyncio.run(decorated(5)) == 5
+    assert limiter.peek().remaining == 1
+
+
+def test_threads_share_the_limit():
+    limiter = ConcurrencyLimiter(2)
+    running = []
+
+    @limiter.limit()
+    def job(_):
+        running.append(None)
+        together = len(running)
+        running.pop()
+        return together
+
+    with ThreadPoolExecutor(8) as pool:
+        assert set(pool.map(job, range(200))) <= {1, 2}
+
+
+def test_who_is_cancelled_in_the_body_or_before_it_holds_nothing():
+    limiter = ConcurrencyLimiter(1)
+    begun = asyncio.Event()
+
+    @limiter.limit()
+    async def job():
+        begun.set()
+        await asyncio.Event().wait()
+
+    async def main():
+        tasks = [asyncio.create_task(job()) for _ in range(2)]
+        await begun.wait()
+        assert limiter.peek().remaining == 0
+        for task in reversed(tasks):
+            task.cancel()
+        answers = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [type(answer) for answer in answers] == [asyncio.CancelledError] * 2
+
+    asyncio.run(main())
+    assert limiter.peek().remaining == 1
+
+
+def test_what_is_no_function_is_refused():
+    limiter = rate()
+    for nothing in None, 5, "k":
+        with pytest.raises(TypeError, match="is no function: limit decorates one, and is called to do so: @limiter.limit"):
+            limiter.limit()(nothing)
+
+    @limiter.limit  # It is taken for a function that gives keys.
+    def forgot(x):
+        return x
+
+    with pytest.raises(TypeError, match="^5 is no function: .*: @limiter.limit\\(\\)$"):
+        forgot(5)
+
+
 def test_generators_are_refused():
     async def asynchronous():
         yield
@@ -80,7 +209,11 @@ def test_generators_are_refused():
     def synchronous():
         yield
 
-    for function in asynchronous, synchronous:
+    class Called:
+        def __call__(self):
+            yield
+
+    for function in asynchronous, synchronous, Called(), staticmethod(synchronous), classmethod(asynchronous):
         with pytest.raises(TypeError, match="is a generator function: use acquire inside it"):
             rate().limit()(function)
 

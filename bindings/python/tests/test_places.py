@@ -9,6 +9,7 @@ from conftest import run
 from workglow_limit import (
     AcquireTimeout,
     ForeignPermit,
+    InvalidArgument,
     ManualClock,
     NullLimiter,
     Permit,
@@ -223,6 +224,32 @@ def test_another_process_starts_with_a_place(tmp_path):
     present = OTHER + "permit = limiter.present(sys.argv[2]); print(permit.started, permit.wait > 0)"
     assert run(present, url, text) == "True False\n"
     assert run(present, url, text) == "False True\n"
+
+
+def test_a_place_that_started_elsewhere_is_not_given_back(limiter, clock):
+    text = limiter.reserve().to_text()
+    start = limiter.present(text)
+    assert start.started
+    place = limiter.place(text)
+    assert not place.started
+    place.cancel()
+    assert not limiter.can_proceed()
+    start.cancel()
+    assert limiter.can_proceed()
+    # One that nobody has started with is.
+    limiter.place(limiter.reserve().to_text()).cancel()
+    assert limiter.can_proceed()
+    with pytest.raises(TypeError, match="text is 7"):
+        limiter.place(7)
+    with pytest.raises(InvalidArgument, match="text"):
+        limiter.place("no text")
+
+
+def test_the_window_that_a_grace_is_a_part_of(url):
+    assert Store(url).limiter("10/2s + 100/1m + 5 concurrent", name="several").window == 2.0
+    assert Store(url).limiter("10/2s burst 20", name="bucket").window == 0.2
+    assert Store(url).limiter("5 concurrent", name="slots").window is None
+    assert NullLimiter().window is None
 
 
 @pytest.mark.parametrize("end", ["cancel()", "settle(0)"])

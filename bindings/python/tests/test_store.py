@@ -1,13 +1,14 @@
 """Stores: what an operator does to them, and what they answer when they fail."""
 
 import asyncio
+import re
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
 
 import pytest
 from conftest import lane_held
 
-from workglow_limit import KindMismatch, ManualClock, RateLimiter, Store, StoreError, StoreTimeout, UnknownLimit
+from workglow_limit import InvalidArgument, KindMismatch, ManualClock, RateLimiter, Store, StoreError, StoreTimeout, UnknownLimit
 
 
 def rate(store, n=2, window=60):
@@ -40,6 +41,27 @@ def test_an_override_stands_until_it_is_lifted(url):
     for _ in range(2):
         store.lift("jobs")
         assert (again.peek().limit, limiter.peek().remaining) == (3, 2)
+
+
+def test_an_override_of_several_kinds_is_all_or_nothing(url):
+    store = Store(url)
+    limiter = store.limiter("5/1h + 2 concurrent", name="api")
+
+    def limits():
+        return [store.limiter(name=f"api/{part}").peek().limit for part in ("rate", "concurrency")]
+
+    assert limiter.can_proceed()
+    store.override("api", "3 concurrent + 7/1h")
+    assert limits() == [7, 3]
+    for wrong, why in {
+        "9/1h + 5 concurent": "expected / or concurrent at character 10, not \"concurent\"",
+        "9/1h + delay 1s": "expected one policy for each part of limit \"api\" at most: rate, concurrency",
+    }.items():
+        with pytest.raises(InvalidArgument, match=f"^policy is {re.escape(repr(wrong))}: {re.escape(why)}$"):
+            store.override("api", wrong)
+        assert limits() == [7, 3]
+    store.lift("api")
+    assert limits() == [5, 2]
 
 
 def test_an_override_of_what_is_not_there(url):

@@ -181,6 +181,15 @@ pub trait Limiter: Send + Sync {
         self.cancel(place)
     }
 
+    /// The shortest time over which it counts starts; `None` if it does not. The grace of a place costs the limit a part of
+    /// that: places with a grace of a twentieth leave a limit that is always waited for about 95 % of itself.
+    ///
+    /// # Errors
+    /// A store error; [`Error::UnknownLimit`].
+    fn window(&self) -> Result<Option<Duration>> {
+        Ok(None)
+    }
+
     /// Nobody in this process will use that place any more: what is kept for it here is not needed. It still counts, and
     /// goes on where its text went. [`Limiter::complete`] does that too where it was a place.
     #[doc(hidden)]

@@ -314,19 +314,28 @@ impl Policy {
         }
     }
 
+    /// The shortest time over which starts are counted, 0 if they are not: what a start's grace costs the limit is a part
+    /// of this.
+    pub(crate) fn shortest(&self) -> Tick {
+        match &self.0 {
+            Shape::Bucket(bucket) => bucket.period / bucket.rate,
+            Shape::Counter { window, .. } => window.length,
+            // Not by what the last jobs took: an idle key may be forgotten, or not yet.
+            Shape::EvenlySpaced(spacing) => spacing.interval,
+            _ => self.windows().iter().map(|w| w.length).filter(|&length| length > 0).min().unwrap_or(0),
+        }
+    }
+
     /// For a place, the grace that it has unless another is asked for, in ticks: a fortieth of what a unit costs, at most
     /// 50 ms; more where it costs nobody anything.
     pub(crate) fn grace(&self, weight: u64) -> Tick {
         let free = match &self.0 {
             Shape::Bucket(bucket) => {
                 let units = if bucket.is_leaky { 0 } else { bucket.size.saturating_sub(weight) };
-                let interval = bucket.period / bucket.rate;
-                (interval / 40).max(units.saturating_mul(interval))
+                (self.shortest() / 40).max(units.saturating_mul(self.shortest()))
             }
             Shape::Counter { window, .. } => window.length,
-            // Not by what the last jobs took: an idle key may be forgotten, or not yet.
-            Shape::EvenlySpaced(spacing) => spacing.interval / 40,
-            _ => self.windows().iter().map(|w| w.length).filter(|&length| length > 0).min().unwrap_or(0) / 40,
+            _ => self.shortest() / 40,
         };
         free.min(MOST_GRACE)
     }

@@ -162,7 +162,9 @@ impl<const LEAKY: bool> Rules for Bucket<LEAKY> {
     }
 
     fn cancel(&self, book: &mut Book, permit: &Permit, _: bool, now: Now) {
-        let is_known = self.has(book, permit) && self.behind(book, now.floor) > 0;
+        // Where it may have been forgotten what was before, it does not matter to whoever is last.
+        let is_last = book.era == permit.id && permit.stamp >= book.last.max(now.ceil);
+        let is_known = (is_last || self.has(book, permit)) && self.behind(book, now.floor) > 0;
         self.edit(book, now, |bucket, book| {
             if is_known {
                 bucket.give_back(book, permit, permit.weight, now);

@@ -145,9 +145,17 @@ impl<R: Rules> Run<R> {
         match self.random.below(10) {
             0..5 => {
                 *has_ended = true;
-                limit.handles[by].cancel(&raw).unwrap();
-                limit.model.cancel(&permit);
-                self.log(format!("cancel {permit:?}"));
+                // Once it has started, giving its place back changes nothing.
+                let only_place = permit.ready.is_some() && self.random.chance(50);
+                match only_place {
+                    true => limit.handles[by].cancel_place(&raw).unwrap(),
+                    false => limit.handles[by].cancel(&raw).unwrap(),
+                }
+                match only_place {
+                    true => limit.model.cancel_place(&permit),
+                    false => limit.model.cancel(&permit),
+                }
+                self.log(format!("cancel {permit:?}, only as a place: {only_place}"));
             }
             5..9 if debt == 0 || is_owed => {
                 *has_ended = true;

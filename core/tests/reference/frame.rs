@@ -153,7 +153,7 @@ pub trait Rules: Clone + Debug + PartialEq {
     fn record(&self, book: &mut Self::Book, ask: &Ask, ready: Tick, is_place: bool, now: Now) -> Start;
     /// Starts with a place that is due. `false`: it does not count any more, or was used.
     fn present(&self, book: &mut Self::Book, place: &Permit) -> bool;
-    /// Takes a start back; of a place that is to be exchanged, if it has not started.
+    /// Takes a start back; of a place, if it has not started.
     fn cancel(&self, book: &mut Self::Book, permit: &Permit, only_place: bool, now: Now);
     fn settle(&self, book: &mut Self::Book, permit: &Permit, actual: u64, is_over: bool, now: Now);
     /// Another policy: what this key keeps under it.
@@ -336,9 +336,7 @@ impl<R: Rules> Model<R> {
         if is_due && rules.present(&mut self.key(&place.key).book, place) {
             return Answer::Started(place.clone());
         }
-        if !self.is_over(place) {
-            self.edit(&place.key, |rules, book, now| rules.cancel(book, place, true, now));
-        }
+        self.cancel_place(place);
         let (weight, grace) = (place.weight, rules.grace_again(place));
         self.take(&place.key, Ask { weight, patience: ENDLESS, grace, is_reserving: true, is_exchanged: true, ..NOW })
     }
@@ -349,7 +347,7 @@ impl<R: Rules> Model<R> {
                 Answer::Place(place, after) => {
                     let deadline = *waiter.deadline.get_or_insert(self.now.floor + waiter.timeout);
                     if self.now.floor + after > deadline.max(self.now.floor) {
-                        self.cancel(&place);
+                        self.cancel_place(&place);
                         waiter.place = None;
                         return Answer::Denied(after);
                     }
@@ -377,7 +375,7 @@ impl<R: Rules> Model<R> {
 
     pub fn give_up(&mut self, waiter: &mut Waiter) {
         if let Some(place) = waiter.place.take() {
-            self.cancel(&place);
+            self.cancel_place(&place);
         }
     }
 
@@ -389,6 +387,12 @@ impl<R: Rules> Model<R> {
     pub fn cancel(&mut self, permit: &Permit) {
         if !self.is_over(permit) {
             self.edit(&permit.key, |rules, book, now| rules.cancel(book, permit, false, now));
+        }
+    }
+
+    pub fn cancel_place(&mut self, place: &Permit) {
+        if !self.is_over(place) {
+            self.edit(&place.key, |rules, book, now| rules.cancel(book, place, true, now));
         }
     }
 

@@ -39,12 +39,29 @@ class JobLimiter(Protocol):
     """A limiter with the six methods of job queues. If can_proceed takes a key, all of them are given it, as the last
     argument; if not, it is one limit for all keys. It counts jobs: a start is one, whatever it weighs."""
 
-    def can_proceed(self) -> bool: ...
-    def record_job_start(self) -> object: ...
-    def record_job_completion(self) -> object: ...
-    def get_next_available_time(self) -> datetime: ...
-    def set_next_available_time(self, when: datetime, /) -> object: ...
-    def clear(self) -> object: ...
+    def can_proceed(self) -> bool:
+        """Would a job start now?"""
+        ...
+
+    def record_job_start(self) -> object:
+        """A job has started."""
+        ...
+
+    def record_job_completion(self) -> object:
+        """A job has ended."""
+        ...
+
+    def get_next_available_time(self) -> datetime:
+        """When a job would start."""
+        ...
+
+    def set_next_available_time(self, when: datetime, /) -> object:
+        """No job starts before that."""
+        ...
+
+    def clear(self) -> object:
+        """Back to the initial state."""
+        ...
 
 
 REQUIRED = "try_acquire", "retry_after", "complete", "cancel"
@@ -73,8 +90,12 @@ def calls_of(limiter: Any) -> SimpleNamespace | str:
     given = getattr(limiter, "name", None)
     name = given if isinstance(given, str) and given else type(limiter).__name__
     called = Jobs(limiter) if is_six else limiter
-    instead = dict.fromkeys(OPTIONAL, nothing) | {"settle": lambda token, _: called.complete(token)}
-    methods = {method: getattr(called, method, instead.get(method)) for method in REQUIRED + OPTIONAL}
+
+    def complete(token: Any, _: int) -> None:
+        called.complete(token)
+
+    instead = {"settle": complete}
+    methods = {method: getattr(called, method, instead.get(method, nothing)) for method in REQUIRED + OPTIONAL}
     return SimpleNamespace(name=name, **methods)
 
 

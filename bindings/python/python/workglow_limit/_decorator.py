@@ -16,31 +16,46 @@ if TYPE_CHECKING:
 def limit(
     limiter: Limiter,
     key: str | Callable[..., str | None] | None,
-    weight: int,
+    weight: int | Callable[..., int] | None,
     timeout: float | timedelta | None,
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+) -> Callable[[Any], Any]:
     """A decorator whose functions wait for room at each call."""
 
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        if isgeneratorfunction(function) or isasyncgenfunction(function):
-            # Its body runs after the call has returned, so the permit would end before the work began.
-            raise TypeError(f"{function!r} is a generator function: use acquire inside it")
+    def asked(*args: Any, **kwargs: Any) -> tuple[str | None, int, float | timedelta | None]:
+        of = key(*args, **kwargs) if callable(key) else key
+        units = weight(*args, **kwargs) if callable(weight) else weight
+        return of, 1 if units is None else units, timeout
 
-        if iscoroutinefunction(function):
+    def decorate(function: Any) -> Any:
+        if type(function) in (classmethod, staticmethod):
+            return type(function)(decorate(function.__func__))
+
+        if is_awaited(function):
 
             @wraps(function)
-            async def limited(*args: Any, **kwargs: Any) -> Any:
-                of = key(*args, **kwargs) if callable(key) else key
-                with await limiter.acquire_async(of, weight, timeout):
+            async def awaited(*args: Any, **kwargs: Any) -> Any:
+                async with limiter.acquire_async(*asked(*args, **kwargs)):
                     return await function(*args, **kwargs)
-        else:
 
-            @wraps(function)
-            def limited(*args: Any, **kwargs: Any) -> Any:
-                of = key(*args, **kwargs) if callable(key) else key
-                with limiter.acquire(of, weight, timeout):
-                    return function(*args, **kwargs)
+            return awaited
 
-        return limited
+        @wraps(function)
+        def called(*args: Any, **kwargs: Any) -> Any:
+            with limiter.acquire(*asked(*args, **kwargs)):
+                return function(*args, **kwargs)
+
+        return called
 
     return decorate
+
+
+def is_awaited(function: Any) -> bool:
+    """Is the work done when what the call returns has been awaited, and not at its return?"""
+    if not callable(function):
+        raise TypeError(f"{function!r} is no function: limit decorates one, and is called to do so: @limiter.limit()")
+    # An object is called by a method of its class.
+    kinds = function, type(function).__call__
+    if any(isgeneratorfunction(kind) or isasyncgenfunction(kind) for kind in kinds):
+        # Its body runs after the call has returned, so the permit would end before the work began.
+        raise TypeError(f"{function!r} is a generator function: use acquire inside it")
+    return any(map(iscoroutinefunction, kinds))

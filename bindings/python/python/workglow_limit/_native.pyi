@@ -1,13 +1,16 @@
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta
 from os import PathLike
-from typing import Any, Literal, ParamSpec, TypeVar, final, overload
+from typing import Literal, ParamSpec, TypeAlias, TypeVar, final, overload
 
 from typing_extensions import Self, disjoint_base
 
+from ._aio import Acquiring
 from ._custom import CustomLimiter, JobLimiter
 
-_Happening = Literal["throttled", "unknown_limit", "store_error"]
+_Duration: TypeAlias = float | timedelta  # A number of seconds.
+_Happening: TypeAlias = Literal["throttled", "unknown_limit", "store_error"]
+_Jitter: TypeAlias = Literal["scaled", "full", "equal", "none"]
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -40,7 +43,7 @@ __version__: str
 @final
 class ManualClock:
     def __new__(cls) -> Self: ...
-    def advance(self, by: float | timedelta) -> None: ...
+    def advance(self, by: _Duration) -> None: ...
     def now(self) -> float: ...
 
 @final
@@ -49,7 +52,7 @@ class Store:
         cls,
         url: str,
         *,
-        timeout: float | timedelta = 5.0,
+        timeout: _Duration = 5.0,
         mode: int = 0o600,
         on_error: Literal["raise", "deny", "admit"] = "raise",
         durability: Literal["budget", "commit"] = "budget",
@@ -80,7 +83,7 @@ class FlowControl:
         key: str,
         *,
         rate: int | None = None,
-        period: float | timedelta = 1.0,
+        period: _Duration = 1.0,
         parallelism: int | None = None,
     ) -> Self: ...
     @property
@@ -180,6 +183,8 @@ class Decision:
 class Limiter:
     @property
     def name(self) -> str: ...
+    @property
+    def window(self) -> float | None: ...
     def try_acquire(self, key: str | None = None, weight: int = 1) -> Permit | None: ...
     def decide(self, key: str | None = None, weight: int = 1) -> Decision: ...
     def peek(self, key: str | None = None, weight: int = 1) -> Decision: ...
@@ -187,7 +192,7 @@ class Limiter:
         self,
         key: str | None = None,
         weight: int = 1,
-        timeout: float | timedelta | None = None,
+        timeout: _Duration | None = None,
         *,
         place: Permit | str | None = None,
     ) -> Permit: ...
@@ -195,24 +200,25 @@ class Limiter:
         self,
         key: str | None = None,
         weight: int = 1,
-        timeout: float | timedelta | None = None,
+        timeout: _Duration | None = None,
         *,
         place: Permit | str | None = None,
-    ) -> Coroutine[Any, Any, Permit]: ...
+    ) -> Acquiring: ...
     def reserve(
         self,
         key: str | None = None,
         weight: int = 1,
-        max_wait: float | timedelta | None = None,
-        grace: float | timedelta | None = None,
+        max_wait: _Duration | None = None,
+        grace: _Duration | None = None,
     ) -> Permit | None: ...
     def present(self, place: Permit | str) -> Permit: ...
     def permit(self, text: str) -> Permit: ...
+    def place(self, text: str) -> Permit: ...
     def limit(
         self,
         key: str | Callable[..., str | None] | None = None,
-        weight: int = 1,
-        timeout: float | timedelta | None = None,
+        weight: int | Callable[..., int] = 1,
+        timeout: _Duration | None = None,
     ) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]: ...
     def complete(self, permit: Permit) -> None: ...
     def can_proceed(self, key: str | None = None) -> bool: ...
@@ -220,7 +226,7 @@ class Limiter:
     def record_job_completion(self, key: str | None = None) -> None: ...
     def get_next_available_time(self, key: str | None = None) -> datetime: ...
     def set_next_available_time(self, when: datetime, key: str | None = None) -> None: ...
-    def pause(self, duration: float | timedelta, key: str | None = None) -> None: ...
+    def pause(self, duration: _Duration, key: str | None = None) -> None: ...
     def clear(self, key: str | None = None) -> None: ...
     def stats(self, key: str | None = None) -> Stats: ...
     def on(self, event: _Happening, function: Callable[[LimitEvent], object]) -> Callable[[], None]: ...
@@ -236,12 +242,12 @@ class RateLimiter(Limiter):
         name: str,
         *,
         max_executions: int,
-        window_size_in_seconds: float | timedelta,
+        window_size_in_seconds: _Duration,
         windows: None = None,
-        initial_backoff_delay: float | timedelta = 1.0,
+        initial_backoff_delay: _Duration = 1.0,
         backoff_multiplier: float = 2.0,
-        max_backoff_delay: float | timedelta = 600.0,
-        jitter: Literal["scaled", "full", "equal", "none"] = "scaled",
+        max_backoff_delay: _Duration = 600.0,
+        jitter: _Jitter = "scaled",
     ) -> Self: ...
     @overload
     def __new__(
@@ -251,11 +257,11 @@ class RateLimiter(Limiter):
         *,
         max_executions: None = None,
         window_size_in_seconds: None = None,
-        windows: Iterable[tuple[int, float | timedelta]],
-        initial_backoff_delay: float | timedelta = 1.0,
+        windows: Iterable[tuple[int, _Duration]],
+        initial_backoff_delay: _Duration = 1.0,
         backoff_multiplier: float = 2.0,
-        max_backoff_delay: float | timedelta = 600.0,
-        jitter: Literal["scaled", "full", "equal", "none"] = "scaled",
+        max_backoff_delay: _Duration = 600.0,
+        jitter: _Jitter = "scaled",
     ) -> Self: ...
     @classmethod
     def attach(cls, store: Store, name: str) -> RateLimiter: ...
@@ -267,7 +273,7 @@ class ConcurrencyLimiter(Limiter):
         *,
         store: Store | None = None,
         name: str | None = None,
-        lease: float | timedelta | None = None,
+        lease: _Duration | None = None,
         clock: ManualClock | None = None,
     ) -> Self: ...
     @classmethod
@@ -276,7 +282,7 @@ class ConcurrencyLimiter(Limiter):
 class DelayLimiter(Limiter):
     def __new__(
         cls,
-        delay: float | timedelta = 0.05,
+        delay: _Duration = 0.05,
         *,
         store: Store | None = None,
         name: str | None = None,
@@ -290,7 +296,7 @@ class EvenlySpacedRateLimiter(Limiter):
         cls,
         *,
         max_executions: int,
-        window_size_in_seconds: float | timedelta,
+        window_size_in_seconds: _Duration,
         adaptive: bool = True,
         store: Store | None = None,
         name: str | None = None,
@@ -306,7 +312,7 @@ class TokenBucketLimiter(Limiter):
         name: str,
         *,
         rate: int,
-        period: float | timedelta = 1.0,
+        period: _Duration = 1.0,
         burst: int | None = None,
     ) -> Self: ...
     @classmethod
@@ -319,7 +325,7 @@ class LeakyBucketLimiter(Limiter):
         name: str,
         *,
         rate: int,
-        period: float | timedelta = 1.0,
+        period: _Duration = 1.0,
         queue: int | None = None,
     ) -> Self: ...
     @classmethod
@@ -332,7 +338,7 @@ class FixedWindowLimiter(Limiter):
         name: str,
         *,
         max_executions: int,
-        window_size_in_seconds: float | timedelta,
+        window_size_in_seconds: _Duration,
     ) -> Self: ...
     @classmethod
     def attach(cls, store: Store, name: str) -> FixedWindowLimiter: ...
@@ -344,7 +350,7 @@ class SlidingWindowCounterLimiter(Limiter):
         name: str,
         *,
         max_executions: int,
-        window_size_in_seconds: float | timedelta,
+        window_size_in_seconds: _Duration,
     ) -> Self: ...
     @classmethod
     def attach(cls, store: Store, name: str) -> SlidingWindowCounterLimiter: ...

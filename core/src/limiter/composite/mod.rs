@@ -343,6 +343,11 @@ impl Limiter for CompositeLimiter {
         self.do_present(place)
     }
 
+    fn window(&self) -> Result<Option<Duration>> {
+        let windows = self.children().iter().map(|child| child.window()).collect::<Result<Vec<_>>>()?;
+        Ok(windows.into_iter().flatten().min())
+    }
+
     fn has_places(&self) -> bool {
         self.children().iter().any(|child| child.has_places())
     }

@@ -39,6 +39,9 @@ impl CompositeLimiter {
     }
 
     pub(super) fn do_permit_from_text(&self, text: &str) -> Result<RawPermit> {
+        if !self.has_places() {
+            return unsupported("permit_from_text", "a composite without a limit of starts in time: it has no places");
+        }
         let (wish, texts) = parse(text).ok_or_else(|| unreadable(text))?;
         policy::check_key(&wish.key)?;
         let mut parts: Vec<Part> = self.children().iter().map(|child| Part::of(child, None)).collect();

@@ -153,6 +153,10 @@ impl<T: InStore> Limiter for T {
         self.timed().limit.stats(key)
     }
 
+    fn window(&self) -> Result<Option<Duration>> {
+        Ok(Some(from_ticks(self.timed().limit.table()?.policy.shortest())))
+    }
+
     fn has_places(&self) -> bool {
         true
     }

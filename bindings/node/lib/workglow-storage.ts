@@ -1,0 +1,197 @@
+// Where Workglow's own `RateLimiter` counts, in a store of this package.
+
+import type { Decision } from "./calls.js";
+import { UnknownLimit, invalid } from "./errors.js";
+import { RateLimiter } from "./family.js";
+import { keyOf, options as checkOptions, real, unicode, whole } from "./input.js";
+import { Permit } from "./permit.js";
+import { Store } from "./store.js";
+
+/** How the queues of a storage count. */
+export interface WorkglowRateLimiterStorageOptions {
+  /** One policy, a separate budget per key, such as a tenant: none if not given. */
+  key?: string | undefined;
+}
+
+/** What is known of one queue. */
+interface Queue {
+  /** What was asked for: the most starts, by the length of their window in ms. Nothing, if others declare the limit. */
+  readonly windows: ReadonlyMap<number, number>;
+  readonly limiter: RateLimiter;
+}
+
+/**
+ * Workglow's `IRateLimiterStorage`, in all of its generations. Each queue is a rate limit of the store under the queue's
+ * name: the one that the first reservation asks for, or that anybody else has declared, in whatever language.
+ *
+ * A reservation is one act, so Workglow's `RateLimiter` never exceeds the limit where it reserves. Its older pair, which
+ * counts first and records afterwards, may: others get in between.
+ */
+export class WorkglowRateLimiterStorage {
+  readonly #store: Store;
+  readonly #key: string;
+  readonly #queues = new Map<string, Queue>();
+  /** Pauses of queues whose limit nobody has declared yet. */
+  readonly #early = new Map<string, Date>();
+  readonly #given = new WeakSet<Permit>();
+
+  constructor(store: Store, options: WorkglowRateLimiterStorageOptions = {}) {
+    if (!(store instanceof Store)) throw invalid("store", store, "a Store");
+    checkOptions(options, ["key"]);
+    this.#store = store;
+    this.#key = unicode("key", keyOf(options.key));
+  }
+
+  /** "cluster": the limits hold for all processes of this machine together. "process": for this object. */
+  get scope(): "process" | "cluster" {
+    return this.#store._isShared ? "cluster" : "process";
+  }
+
+  /** Opens the store now instead of at the first reservation. */
+  migrate(): Promise<void> {
+    return this.#store.open();
+  }
+
+  /** The same, by its older name. */
+  setupDatabase(): Promise<void> {
+    return this.#store.open();
+  }
+
+  /** None: the store keeps its own schema. */
+  getMigrations(): readonly never[] {
+    return [];
+  }
+
+  /**
+   * Decides and records in one act: a token, which `releaseExecution` takes back, or `null`. If one queue is asked for
+   * several limits, all of them hold: of two for the same window, the smaller.
+   */
+  async tryReserveExecution(queueName: string, maxExecutions: number, windowMs: number): Promise<Permit | null> {
+    const limiter = this.#declared(queueName, maxExecutions, windowMs);
+    await this.#pauseAtLast(queueName, limiter);
+    const permit = await limiter._tryAcquire(this.#key);
+    if (permit !== null) this.#given.add(permit);
+    return permit;
+  }
+
+  /** The job of this token never ran: its place is free again. */
+  async releaseExecution(queueName: string, token: unknown): Promise<void> {
+    unicode("queueName", queueName);
+    if (!(token instanceof Permit && this.#given.has(token))) {
+      throw invalid("token", token, "what tryReserveExecution gave");
+    }
+    token.cancel();
+  }
+
+  /** A job has started: recorded even when the limit is full. The limit must be declared. */
+  async recordExecution(queueName: string): Promise<void> {
+    await this.#limiter(queueName).recordJobStart(this.#key);
+  }
+
+  /** How much of the limit is used in its own window, whatever the start that is asked for; all of it during a pause. */
+  async getExecutionCount(queueName: string, windowStartTime: string): Promise<number> {
+    instant("windowStartTime", windowStartTime);
+    const now = await this.#look(queueName);
+    return now === undefined ? 0 : now.limit - now.remaining;
+  }
+
+  /**
+   * When the start was that stands in the way of the next one where `offset + 1` are allowed: counted from the newest.
+   * (Workglow's own storages count from the oldest, and so their limiter returns when all of the window is over.)
+   */
+  async getOldestExecutionAtOffset(queueName: string, offset: number): Promise<string | undefined> {
+    whole("offset", offset);
+    const now = await this.#look(queueName);
+    const windows = this.#queues.get(queueName)?.windows;
+    if (now === undefined || !windows?.size || offset >= now.limit - now.remaining) return undefined;
+    // So much has room when that one and all before it have left the window.
+    const gone = await this.#look(queueName, now.limit - offset);
+    return gone && inMs(gone.retryAfter - Math.max(...windows.keys()));
+  }
+
+  /** When the next start would be admitted, if not now: the pause, or the limit's own time if that is later. */
+  async getNextAvailableTime(queueName: string): Promise<string | undefined> {
+    const now = await this.#look(queueName);
+    if (now === undefined) return this.#early.get(queueName)?.toISOString();
+    return now.retryAfter > 0 ? inMs(now.retryAfter) : undefined;
+  }
+
+  /** Nobody starts before that instant. Pauses only move later, except by `clear`. */
+  async setNextAvailableTime(queueName: string, nextAvailableAt: string): Promise<void> {
+    const pause = instant("nextAvailableAt", nextAvailableAt);
+    try {
+      await this.#limiter(queueName).setNextAvailableTime(pause, this.#key);
+    } catch (error) {
+      if (!(error instanceof UnknownLimit)) throw error;
+      const early = this.#early.get(queueName);
+      if (early === undefined || early < pause) this.#early.set(queueName, pause);
+    }
+  }
+
+  /** Back to the initial state, pause included. */
+  async clear(queueName: string): Promise<void> {
+    this.#early.delete(queueName);
+    await this.#limiter(queueName).clear(this.#key).catch(ifUnknown);
+  }
+
+  /** The queue's limit, whoever declares it. */
+  #limiter(queueName: string): RateLimiter {
+    unicode("queueName", queueName);
+    const known = this.#queues.get(queueName);
+    if (known !== undefined) return known.limiter;
+    const limiter = RateLimiter.attach(this.#store, queueName);
+    this.#queues.set(queueName, { windows: new Map(), limiter });
+    return limiter;
+  }
+
+  /** The same, declared so that it keeps what was asked for up to now, and this. */
+  #declared(queueName: string, maxExecutions: number, windowMs: number): RateLimiter {
+    unicode("queueName", queueName);
+    whole("maxExecutions", maxExecutions);
+    real("windowMs", windowMs);
+    const known = this.#queues.get(queueName);
+    const most = known?.windows.get(windowMs) ?? Infinity;
+    if (known !== undefined && most <= maxExecutions) return known.limiter;
+    const windows = new Map(known?.windows).set(windowMs, maxExecutions);
+    const limiter = new RateLimiter(this.#store, queueName, {
+      windows: [...windows].map(([ms, max]) => ({ maxExecutions: max, windowSizeInSeconds: ms / 1e3 })),
+    });
+    this.#queues.set(queueName, { windows, limiter });
+    return limiter;
+  }
+
+  /** What such a start would be answered; nothing while nobody has declared the limit. */
+  async #look(queueName: string, weight = 1): Promise<Decision | undefined> {
+    const limiter = this.#limiter(queueName);
+    try {
+      await this.#pauseAtLast(queueName, limiter);
+      await limiter._opening();
+      return limiter.peek({ key: this.#key, weight });
+    } catch (error) {
+      return ifUnknown(error);
+    }
+  }
+
+  /** Hands a limit that is declared by now the pause that came before. */
+  async #pauseAtLast(queueName: string, limiter: RateLimiter): Promise<void> {
+    const pause = this.#early.get(queueName);
+    if (pause === undefined) return;
+    await limiter.setNextAvailableTime(pause, this.#key);
+    this.#early.delete(queueName);
+  }
+}
+
+function ifUnknown(error: unknown): undefined {
+  if (!(error instanceof UnknownLimit)) throw error;
+}
+
+function instant(parameter: string, value: unknown): Date {
+  const date = new Date(typeof value === "string" ? value : NaN);
+  if (Number.isNaN(date.getTime())) throw invalid(parameter, value, 'an instant such as "2030-01-31T12:00:00.000Z"');
+  return date;
+}
+
+/** The instant in so many ms, rounded up. */
+function inMs(after: number): string {
+  return new Date(Math.ceil(Date.now() + after)).toISOString();
+}

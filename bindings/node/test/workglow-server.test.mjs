@@ -1,0 +1,127 @@
+// Workglow's real JobQueueServer, in its releases with and without `complete`, on limiters of this package.
+
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import * as current from "@workglow/job-queue";
+import * as older from "workglow-job-queue-0.2.31";
+import * as package_ from "workglow-limit";
+import { WorkglowRateLimiterStorage } from "workglow-limit/workglow";
+import { manual, settle } from "./helpers.mjs";
+
+const { ConcurrencyLimiter, toWorkglow } = package_;
+
+// Workglow takes it for granted, and Node has it from 22 on.
+Promise.withResolvers ??= function () {
+  let resolve, reject;
+  const promise = new Promise((...both) => ([resolve, reject] = both));
+  return { promise, resolve, reject };
+};
+
+/** A server that runs `work(input)` for each of its jobs, stopped at the end of the test; and how to send it one. */
+async function serve(t, { JobQueueServer, JobQueueClient, Job, InMemoryQueueStorage }, limiter, work, workerCount = 3) {
+  class Work extends Job {
+    execute = (input) => work(input);
+  }
+  const storage = new InMemoryQueueStorage("mail");
+  const server = new JobQueueServer(Work, { storage, queueName: "mail", limiter, workerCount, stopTimeoutMs: 1_000 });
+  const client = new JobQueueClient({ storage, queueName: "mail" });
+  client.attach(server);
+  await server.start();
+  t.after(() => server.stop());
+  const send = (input, options) => (client.send ?? client.submit).call(client, input, options);
+  return { server, send };
+}
+
+/** Until it is so. A test that waits in vain fails. */
+async function until(t, isSo) {
+  for (; !isSo(); await settle()) t.signal.throwIfAborted();
+}
+
+const timeout = 60_000;
+
+const sendAll = (send, count) => Promise.all(Array.from({ length: count }, (_, i) => send({ i })));
+
+for (const [version, workglow] of Object.entries({ "0.2.37": current, "0.2.31": older })) {
+  test(`${version}: at most so many jobs at the same time, and none of the slots is lost`, { timeout }, async (t) => {
+    const slots = new ConcurrencyLimiter(2);
+    let running = 0;
+    let most = 0;
+    let done = 0;
+    const { send } = await serve(t, workglow, toWorkglow(slots), async ({ i }) => {
+      most = Math.max(most, ++running);
+      await settle();
+      running--;
+      done++;
+      if (i % 4 === 1) throw new workglow.PermanentJobError("it fails, which ends it too");
+      return {};
+    });
+    await sendAll(send, 12);
+    await until(t, () => done === 12 && slots.peek().remaining === 2);
+    assert.equal(most, 2);
+  });
+
+  for (const wait of [undefined, "25s"]) {
+    test(`${version}: a rate, ${wait ? "waiting" : "polling"}`, { timeout }, async (t) => {
+      const { limiter, clock } = manual(package_, 3, 20);
+      let started = 0;
+      const { send } = await serve(t, workglow, toWorkglow(limiter, { wait }), async () => ({ started: started++ }));
+      await sendAll(send, 8);
+      for (const then of [3, 6, 8]) {
+        await until(t, () => started === then);
+        await settle();
+        assert.equal(started, then);
+        clock.advance("21s");
+      }
+      if (wait) assert.equal(limiter.stats().denied, 0);
+    });
+  }
+
+  test(`${version}: a job that never ran gives its place back`, { timeout }, async (t) => {
+    const { limiter } = manual(package_, 2, 60);
+    const ran = [];
+    const { send, server } = await serve(t, workglow, toWorkglow(limiter), async ({ i }) => (ran.push(i), {}));
+    const past = { timeoutSeconds: -1, deadlineAt: new Date(0) };
+    await assert.rejects((await send({ i: 0 }, past)).waitFor());
+    await (await send({ i: 1 })).waitFor();
+    await until(t, () => server.getStats().failedJobs === 1 && limiter.stats().cancelled === 1);
+    assert.deepEqual(ran, [1]);
+    assert.equal(limiter.peek().remaining, 1);
+  });
+
+  test(`${version}: a worker that is stopped gives back what it had waited for`, { timeout }, async (t) => {
+    const { limiter, clock } = manual(package_, 1, 20);
+    const held = limiter.tryAcquire();
+    const { send, server } = await serve(t, workglow, toWorkglow(limiter, { wait: "25s" }), async () => ({}), 1);
+    await send({ i: 0 });
+    await until(t, () => limiter.peek().retryAfter > 20_000);
+    const stopped = server.stop();
+    clock.advance("21s");
+    await stopped;
+    held.complete();
+    assert.equal(server.getStats().completedJobs, 0);
+    assert.equal(limiter.stats().cancelled, 1);
+    assert.equal(limiter.peek().remaining, 1);
+  });
+
+  test(`${version}: its own RateLimiter on our storage, and a pause from within a job`, { timeout }, async (t) => {
+    const { store, limiter, clock } = manual(package_, 2, 60, "mail");
+    const backoff = { initialBackoffDelay: 1, maxBackoffDelay: 2 };
+    const storage = new WorkglowRateLimiterStorage(store);
+    const theirs = new workglow.RateLimiter(storage, "mail", { maxExecutions: 2, windowSizeInSeconds: 60, ...backoff });
+    const attempts = [];
+    const { send } = await serve(t, workglow, theirs, async ({ i }) => {
+      attempts.push(i);
+      if (attempts.length > 1) return {};
+      await theirs.setNextAvailableTime(new Date(Date.now() + 600_000));
+      throw new workglow.RetryableJobError("429", new Date());
+    });
+    const handle = await send({ i: 0 });
+    await until(t, () => attempts.length === 1 && limiter.stats().denied > 0);
+    clock.advance("61s");
+    await settle();
+    assert.deepEqual(attempts, [0], "the window is empty, and the pause goes on");
+    clock.advance("10m");
+    await handle.waitFor();
+    assert.deepEqual(attempts, [0, 0]);
+  });
+}

@@ -1,0 +1,207 @@
+// Workglow's own RateLimiter, counting in a store of this package.
+
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { RateLimiter as Theirs } from "@workglow/job-queue";
+import { RateLimiter as Older } from "workglow-job-queue-0.2.31";
+import { InvalidArgument, ManualClock, RateLimiter, Store } from "workglow-limit";
+import { WorkglowRateLimiterStorage } from "workglow-limit/workglow";
+import { directory } from "./helpers.mjs";
+
+const minute = (maxExecutions) => ({ maxExecutions, windowSizeInSeconds: 60 });
+
+/** A storage by a clock that stands still, and the limit of its queue "mail". */
+function still(url = "memory:", options) {
+  const clock = new ManualClock();
+  const store = new Store(url, { clock });
+  return { clock, store, storage: new WorkglowRateLimiterStorage(store, options), mail: RateLimiter.attach(store, "mail") };
+}
+
+/** How far away an instant is, in whole s: of the time that passes while that is asked, no more than it is rounded up by. */
+const seconds = (at) => Math.ceil((new Date(at) - Date.now() - 2) / 1_000);
+
+test("their limiter on it: decides, gives back, and says when", async () => {
+  const { clock, storage } = still();
+  const limiter = new Theirs(storage, "mail", { ...minute(2), initialBackoffDelay: 1, maxBackoffDelay: 2 });
+  assert.equal(limiter.scope, "process");
+  const first = await limiter.tryAcquire();
+  assert.ok(first);
+  clock.advance("20s");
+  assert.ok(await limiter.tryAcquire());
+  assert.equal(await limiter.tryAcquire(), null);
+  assert.equal(seconds(await limiter.getNextAvailableTime()), 40, "when the oldest leaves the window");
+  await limiter.release(first);
+  await limiter.release(first);
+  assert.ok(await limiter.tryAcquire());
+  await limiter.complete(first);
+  assert.equal(await limiter.tryAcquire(), null, "what ran counts");
+  assert.equal(seconds(await limiter.getNextAvailableTime()), 60);
+  await limiter.clear();
+  assert.ok(await limiter.tryAcquire());
+});
+
+test("many at once, through several objects and their own limiters: never more than the limit", async (t) => {
+  const url = `sqlite:${directory(t)}/limits.db`;
+  const limiters = [Theirs, Older, Theirs].map(
+    (Limiter) => new Limiter(new WorkglowRateLimiterStorage(new Store(url)), "mail", { ...minute(10) }),
+  );
+  assert.equal(limiters[0].scope, "cluster");
+  const asked = Array.from({ length: 60 }, (_, i) => limiters[i % 3].tryAcquire());
+  assert.equal((await Promise.all(asked)).filter((token) => token !== null).length, 10);
+  // It is the limit of that name, for anybody.
+  assert.equal(RateLimiter.attach(new Store(url), "mail").tryAcquire(), null);
+});
+
+test("a pause holds for their limiter, whoever sets it, and room does not end it", async () => {
+  for (const Limiter of [Theirs, Older]) {
+    const { storage, mail, clock } = still();
+    const limiter = new Limiter(storage, "mail", minute(2));
+    await limiter.setNextAvailableTime(new Date(Date.now() + 30_000));
+    assert.equal(seconds(await limiter.getNextAvailableTime()), 30, "before anybody has declared the limit");
+    assert.equal(await limiter.tryAcquire(), null);
+    assert.equal(seconds(await storage.getNextAvailableTime("mail")), 30);
+    await storage.setNextAvailableTime("mail", new Date(0).toISOString());
+    assert.equal(await limiter.tryAcquire(), null, "it does not move back");
+    clock.advance("31s");
+    assert.equal(await storage.getNextAvailableTime("mail"), undefined);
+    assert.ok(await limiter.tryAcquire());
+    await mail.pause("1m");
+    assert.equal(await limiter.tryAcquire(), null);
+    await limiter.clear();
+    assert.ok(await limiter.tryAcquire());
+  }
+});
+
+test("an early pause is the later of two, and gone when cleared", async () => {
+  const { storage } = still();
+  const at = (s) => new Date(Date.now() + s * 1_000).toISOString();
+  for (const s of [50, 20]) await storage.setNextAvailableTime("mail", at(s));
+  assert.equal(seconds(await storage.getNextAvailableTime("mail")), 50);
+  await storage.clear("mail");
+  assert.equal(await storage.getNextAvailableTime("mail"), undefined);
+  assert.ok(await storage.tryReserveExecution("mail", 1, 60_000));
+});
+
+test("an early pause holds as soon as anybody declares the limit", async () => {
+  const { store, storage } = still();
+  await storage.setNextAvailableTime("mail", new Date(Date.now() + 50_000).toISOString());
+  const declared = new RateLimiter(store, "mail", minute(1));
+  assert.equal(await declared.canProceed(), true);
+  assert.equal(seconds(await storage.getNextAvailableTime("mail")), 50);
+  assert.equal(await declared.canProceed(), false);
+});
+
+test("the older pair: counts, then records, even when the limit is full", async () => {
+  const { storage, mail, clock } = still();
+  const limiter = new Older(storage, "mail", { ...minute(2), initialBackoffDelay: 1, maxBackoffDelay: 2 });
+  await assert.rejects(limiter.recordJobStart(), { name: "UnknownLimit", message: /"mail"/ });
+  await limiter.release(await limiter.tryAcquire());
+  assert.equal(await limiter.canProceed(), true);
+  await limiter.recordJobStart();
+  assert.equal(await limiter.canProceed(), true);
+  await limiter.recordJobStart();
+  assert.equal(await limiter.canProceed(), false);
+  await limiter.recordJobStart();
+  assert.equal(mail.peek().remaining, 0);
+  clock.advance("61s");
+  assert.equal(await limiter.canProceed(), true);
+});
+
+test("what it says of single starts", async () => {
+  const { storage, clock } = still();
+  const count = () => storage.getExecutionCount("mail", new Date(0).toISOString());
+  const newest = (offset) => storage.getOldestExecutionAtOffset("mail", offset);
+  assert.equal(await count(), 0);
+  assert.equal(await newest(0), undefined);
+  for (let i = 0; i < 3; i++) {
+    assert.ok(await storage.tryReserveExecution("mail", 5, 60_000));
+    clock.advance("10s");
+  }
+  assert.equal(await count(), 3);
+  assert.deepEqual(await Promise.all([0, 1, 2].map(async (n) => seconds(await newest(n)))), [-10, -20, -30]);
+  assert.equal(await newest(3), undefined);
+  clock.advance("35s");
+  assert.equal(await count(), 2);
+  assert.deepEqual(await Promise.all([0, 1].map(async (n) => seconds(await newest(n)))), [-45, -55]);
+});
+
+test("keys have budgets of their own", async () => {
+  const { store } = still();
+  const [a, b] = ["a", "b"].map((key) => new WorkglowRateLimiterStorage(store, { key }));
+  assert.ok(await a.tryReserveExecution("mail", 1, 60_000));
+  assert.equal(await a.tryReserveExecution("mail", 1, 60_000), null);
+  assert.ok(await b.tryReserveExecution("mail", 1, 60_000));
+  await a.clear("mail");
+  assert.equal(await b.tryReserveExecution("mail", 1, 60_000), null);
+  assert.ok(await a.tryReserveExecution("mail", 1, 60_000));
+});
+
+test("several limits of one queue all hold", async () => {
+  const { storage, clock } = still();
+  const reserve = async (max, ms) => (await storage.tryReserveExecution("mail", max, ms)) !== null;
+  assert.deepEqual([await reserve(3, 60_000), await reserve(1, 1_000)], [true, false], "one start was within that second");
+  clock.advance("1s");
+  assert.deepEqual([await reserve(1, 1_000), await reserve(3, 60_000)], [true, false]);
+  clock.advance("1s");
+  assert.deepEqual([await reserve(9, 60_000), await reserve(9, 60_000)], [true, false]);
+  clock.advance("1s");
+  assert.equal(await reserve(9, 60_000), false, "three of them within a minute");
+  await storage.tryReserveExecution("mail", 9, 2_000);
+  await storage.tryReserveExecution("mail", 9, 3_000);
+  await assert.rejects(storage.tryReserveExecution("mail", 9, 4_000), { name: "InvalidArgument", message: /windows/ });
+  clock.advance("1m");
+  assert.ok(await reserve(3, 60_000));
+});
+
+test("an operator's policy stands above what it asks for", async () => {
+  const { store, storage } = still();
+  await storage.tryReserveExecution("mail", 5, 60_000);
+  await store.override("mail", "1/1m");
+  assert.equal(await storage.tryReserveExecution("mail", 5, 60_000), null);
+  await store.lift("mail");
+  assert.ok(await storage.tryReserveExecution("mail", 5, 60_000));
+});
+
+test("opening it, by either name; there is nothing to migrate", async (t) => {
+  const dir = directory(t);
+  const storage = new WorkglowRateLimiterStorage(new Store(`sqlite:${dir}/limits.db`));
+  assert.equal(await storage.migrate(), undefined);
+  assert.equal(await storage.setupDatabase(), undefined);
+  assert.deepEqual(storage.getMigrations(), []);
+  const nowhere = new WorkglowRateLimiterStorage(new Store(`sqlite:${dir}/none/limits.db`));
+  await assert.rejects(nowhere.migrate(), { name: "StoreError" });
+  await assert.rejects(nowhere.tryReserveExecution("mail", 1, 1_000), { name: "StoreError" });
+  await assert.rejects(nowhere.getNextAvailableTime("mail"), { name: "StoreError" });
+  const denying = new WorkglowRateLimiterStorage(new Store(`sqlite:${dir}/none/limits.db`, { onError: "deny" }));
+  assert.equal(await denying.tryReserveExecution("mail", 1, 1_000), null);
+});
+
+test("bad input is named, and nothing is declared", async () => {
+  const { store, storage } = still();
+  assert.throws(() => new WorkglowRateLimiterStorage("memory:"), InvalidArgument);
+  assert.throws(() => new WorkglowRateLimiterStorage(store, { key: 5 }), { message: /^key is 5/ });
+  assert.throws(() => new WorkglowRateLimiterStorage(store, { prefixes: [] }), { message: /prefixes/ });
+  const rejects = (promise, message) => assert.rejects(promise, { name: "InvalidArgument", message });
+  for (const max of [0, -1, 1.5, NaN, Infinity, "5", undefined]) {
+    await rejects(storage.tryReserveExecution("mail", max, 60_000), /max/i);
+  }
+  for (const ms of [0, -1, NaN, Infinity, "60000", undefined]) {
+    await rejects(storage.tryReserveExecution("mail", 1, ms), /window/i);
+  }
+  for (const queueName of [5, undefined, "\ud800"]) {
+    await rejects(storage.tryReserveExecution(queueName, 1, 60_000), /^queueName is/);
+    await rejects(storage.getNextAvailableTime(queueName), /^queueName is/);
+    await rejects(storage.clear(queueName), /^queueName is/);
+  }
+  assert.deepEqual(await store.names(), []);
+  await rejects(storage.setNextAvailableTime("mail", "tomorrow"), /^nextAvailableAt is "tomorrow"/);
+  await rejects(storage.setNextAvailableTime("mail", new Date()), /^nextAvailableAt is/);
+  await rejects(storage.getExecutionCount("mail", "once"), /^windowStartTime is "once"/);
+  await rejects(storage.getOldestExecutionAtOffset("mail", -1), /^offset is -1/);
+  const foreign = RateLimiter.attach(store, "mail");
+  assert.ok(await storage.tryReserveExecution("mail", 2, 60_000));
+  for (const token of [undefined, null, 5, {}, foreign.tryAcquire()]) {
+    await rejects(storage.releaseExecution("mail", token), /^token is/);
+  }
+  assert.equal(await storage.tryReserveExecution("mail", 2, 60_000), null);
+});

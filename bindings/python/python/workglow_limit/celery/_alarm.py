@@ -1,0 +1,82 @@
+"""One function that is called at its time: in the worker's event loop where it has one, else in a thread."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from ._celery import get_logger
+
+logger: Any = get_logger(__name__)
+
+#: Does what is due, and returns in how many seconds there is more to do, or None.
+Function = Callable[[], float | None]
+
+
+class Alarm(Protocol):
+    def wake(self) -> None:
+        """Call the function as soon as possible. From any thread."""
+
+    def close(self) -> None: ...
+
+
+def _guarded(function: Function) -> float | None:
+    try:
+        return function()
+    except Exception:
+        logger.exception("limits: looking again in a second")
+        return 1.0
+
+
+class LoopAlarm:
+    """For workers with an event loop, where everything happens in one thread."""
+
+    def __init__(self, hub: Any, function: Function) -> None:
+        self._hub, self._function = hub, function
+        self._soon = False
+        self._entry: Any = None
+
+    def wake(self) -> None:
+        if not self._soon:
+            self._soon = True
+            self._hub.call_soon(self._run)
+
+    def _run(self) -> None:
+        self._soon = False
+        self.close()
+        wait = _guarded(self._function)
+        if wait is not None:
+            self._entry = self._hub.call_later(wait, self._run)
+
+    def close(self) -> None:
+        if self._entry is not None:
+            self._entry.cancel()
+            self._entry = None
+
+
+class ThreadAlarm:
+    """For workers without one. Celery's own timer thread may be late by a second: it does not wake up for what is
+    entered while it sleeps."""
+
+    def __init__(self, function: Function) -> None:
+        self._function = function
+        self._woken = threading.Event()
+        self._closed = False
+        threading.Thread(target=self._run, name="workglow-limit", daemon=True).start()
+
+    def wake(self) -> None:
+        self._woken.set()
+
+    def _run(self) -> None:
+        wait: float | None = None
+        while True:
+            self._woken.wait(wait)
+            self._woken.clear()
+            if self._closed:
+                return
+            wait = _guarded(self._function)
+
+    def close(self) -> None:
+        self._closed = True
+        self._woken.set()

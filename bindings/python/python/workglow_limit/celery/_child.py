@@ -1,0 +1,116 @@
+"""Admission where the task runs, just before its body: whatever the consumer thought, this is what decides."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from contextvars import ContextVar
+from functools import wraps
+from typing import Any, NoReturn
+
+from .. import ForeignPermit, InvalidArgument, Limiter, Permit, Unsupported
+from ._celery import Ignore
+from ._errors import Limited
+from ._message import HEADER, Ticket, send_again
+from ._options import GRACE, SHORT, TaskLimit
+
+#: There is no telling when a running job will end: a task that came in vain comes back after about this long.
+LATER = 0.5
+
+_permit: ContextVar[Permit | None] = ContextVar("workglow_limit_permit", default=None)
+
+
+def current_permit() -> Permit | None:
+    """The permit of the task that is running here: to settle or renew it, or for its fence. None outside of a task that
+    has a limit."""
+    return _permit.get()
+
+
+def limited(task: Any, limit: TaskLimit) -> None:
+    """Puts the admission around the body of a task."""
+    # Inside of autoretry_for, which is to see Limited.
+    name = "_orig_run" if hasattr(task, "_orig_run") else "run"
+    body: Callable[..., Any] = getattr(task, name)
+
+    @wraps(body)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        request = task.request
+        if request.called_directly or request.get("workglow_admitted"):
+            return body(*args, **kwargs)  # A call of a function like any other.
+        permit = _admit(task, request, limit, (args, kwargs))
+        request.workglow_admitted = True
+        token = _permit.set(permit)
+        try:
+            return body(*args, **kwargs)
+        finally:
+            _permit.reset(token)
+            permit.complete()
+
+    setattr(task, name, run)
+
+
+def _admit(task: Any, request: Any, limit: TaskLimit, arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> Permit:
+    key, weight = limit.key(arguments), limit.weight(arguments)
+    ticket = _take_ticket(request)
+    limiter = limit.limiter
+    if limit.on_limit == "raise":
+        decision = limiter.decide(key, weight)
+        if decision.permit is None:
+            raise Limited(decision.denied_by or limiter.name, key, decision.retry_after)
+        return decision.permit
+    if limit.on_limit == "wait" or request.is_eager:
+        return limiter.acquire(key, weight, limit.timeout)
+    place = _first(limiter, key, weight, ticket)
+    deadline = time.monotonic() + SHORT
+    while place is None or not place.started:
+        wait = limiter.peek(key, weight).retry_after if place is None else place.wait
+        if time.monotonic() + wait > deadline:
+            _hand_back(task, request, limit, place, wait, ticket)
+        time.sleep(wait)
+        place = limiter.try_acquire(key, weight) if place is None else limiter.present(place)
+    return place
+
+
+def _first(limiter: Limiter, key: str | None, weight: int, ticket: Ticket | None) -> Permit | None:
+    """A start, or else a place; None where there is neither."""
+    if ticket is not None and ticket.place is not None:
+        with suppress(ForeignPermit, InvalidArgument):  # The limit was declared anew, or in another store.
+            return limiter.present(ticket.place)
+    permit = limiter.try_acquire(key, weight)
+    if permit is not None:
+        return permit
+    try:
+        place = limiter.reserve(key, weight)
+    except Unsupported:
+        return None
+    # There may be room since we asked.
+    return place and limiter.present(place)
+
+
+def _hand_back(
+    task: Any, request: Any, limit: TaskLimit, place: Permit | None, wait: float, ticket: Ticket | None
+) -> NoReturn:
+    """Sends the task back to its queue, and ends this run of it as if it had never been. First published, then gone: a
+    worker that dies in between leaves one too many, which then waits for a start of its own, and none too few."""
+    text = None
+    if place is not None:
+        try:
+            text = place.to_text()
+        except Unsupported:
+            place.cancel()
+    if wait < SHORT:  # Looked for a free slot until now.
+        wait = LATER * (0.5 + random.random())
+    ready = time.time() + wait
+    until = ready + (ticket.until - ticket.ready if ticket else GRACE)
+    send_again(task, request, Ticket(text, ready, until, ticket.times + 1 if ticket else 1))
+    raise Ignore(f"limit {limit.limiter.name!r} is full: back in {wait:.3f} s")
+
+
+def _take_ticket(request: Any) -> Ticket | None:
+    """A place starts once: what the task sends from now on, such as a retry, must not carry it."""
+    header = request.__dict__.pop(HEADER, None)
+    if request.headers:
+        request.headers.pop(HEADER, None)
+    return Ticket.of(header)

@@ -1,0 +1,60 @@
+"""Remote control: limits are changed, paused and shown while workers run, as by `celery -A proj control limit_set …`.
+
+Every worker that hears a command obeys it. That does no harm: they write the same into the same store.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .. import LimitError
+from ._celery import control_command, inspect_command
+
+
+def _limits(state: Any) -> Any:
+    return getattr(state.app, "limits", None)
+
+
+def _reply(state: Any, name: str, done: str, call: Any) -> dict[str, str]:
+    limits, room = _limits(state), getattr(state.consumer, "limit_room", None)
+    if limits is None:
+        return {"error": "this worker's app has no limits: install(app, …)"}
+    try:
+        call(limits)
+    except (LimitError, TypeError, ValueError) as error:
+        return {"error": str(error)}
+    if room is not None:
+        room.renew(name)
+    return {"ok": f"limit {name} {done}"}
+
+
+@control_command(  # type: ignore[untyped-decorator]
+    args=[("name", str), ("policy", str)], signature="<name> <policy>"
+)
+def limit_set(state: Any, name: str, policy: str, **_options: Any) -> dict[str, str]:
+    """Give a limit another policy, until limit_lift."""
+    return _reply(state, name, f"is {policy}", lambda limits: limits.store.override(name, policy))
+
+
+@control_command(args=[("name", str)], signature="<name>")  # type: ignore[untyped-decorator]
+def limit_lift(state: Any, name: str, **_options: Any) -> dict[str, str]:
+    """Give a limit the policy again that its code declares."""
+    return _reply(state, name, "is as declared", lambda limits: limits.store.lift(name))
+
+
+@control_command(  # type: ignore[untyped-decorator]
+    args=[("name", str), ("seconds", float), ("key", str)], signature="<name> <seconds> [key]"
+)
+def limit_pause(state: Any, name: str, seconds: float, key: str | None = None, **_options: Any) -> dict[str, str]:
+    """Let nobody start for so many seconds: of one key, or of all."""
+    return _reply(state, name, f"pauses for {seconds} s", lambda limits: limits.named(name).pause(seconds, key))
+
+
+@inspect_command()  # type: ignore[untyped-decorator]
+def limits(state: Any, **_options: Any) -> dict[str, Any]:
+    """The limits of a worker's tasks, and how many tasks wait here, by key."""
+    installed = _limits(state)
+    if installed is None:
+        return {}
+    room = getattr(state.consumer, "limit_room", None)
+    return dict(installed.report(room.waiting() if room else {}))

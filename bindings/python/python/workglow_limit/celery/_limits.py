@@ -1,0 +1,222 @@
+"""The limits of one Celery app: which task has which, and where Celery is told about them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from types import FunctionType
+from typing import Any
+
+from .. import Limiter, Store, UnknownLimit
+from ._celery import ImproperlyConfigured, bootsteps
+from . import _control as _control  # Celery knows the commands from now on.
+from ._child import limited
+from ._consumer import Room
+from ._options import DEFAULTS, TaskLimit, refuse
+
+
+#: A worker fetches others past so many of its limited tasks, which it holds. About 4 KB each.
+MOST_HELD = 10_000
+
+
+class Limits:
+    """The limits of one app. Made by `install`."""
+
+    def __init__(self, app: Any, store: Store | str | None) -> None:
+        self.app = app
+        self.tasks: dict[str, TaskLimit] = {}
+        self._store = Store(store) if isinstance(store, str) else store
+        self._policies: dict[str, str | None] = {}
+        self._limiters: dict[str, Limiter] = {}
+        self._slots: dict[Limiter, Limiter | None] = {}
+
+    @property
+    def store(self) -> Store:
+        if self._store is None:
+            url = self.app.conf.get("task_limit_store")
+            if url is None:
+                raise ImproperlyConfigured(
+                    "the limits have no store: install(app, 'sqlite:limits.db'), or the setting task_limit_store"
+                )
+            self._store = Store(url) if isinstance(url, str) else url
+        return self._store
+
+    @property
+    def most_held(self) -> int:
+        most = self.app.conf.get("worker_limit_held", MOST_HELD)
+        if type(most) is not int or most < 1:
+            raise refuse("worker_limit_held", most, "a whole number of at least 1")
+        return most
+
+    # ---- tasks ----
+
+    def prepare(self, task: Any) -> None:
+        """Reads the options of a task, and puts its limit around its body. Once for each task."""
+        if self.tasks.get(task.name) is not None or task.name.startswith("celery."):
+            return
+        options = {name: self._option(task, name) for name in DEFAULTS}
+        if options["limit"] is None and options["limit_name"] is None:
+            given = [name for name in DEFAULTS if _own(task, name) is not None]
+            if given:
+                raise refuse(f"limit of task {task.name}", None, f"a policy or a limiter, as there is {given[0]}")
+            return
+        if task.rate_limit and task.rate_limit != self.app.conf.task_default_rate_limit:
+            raise refuse(
+                f"rate_limit of task {task.name}", task.rate_limit, "none beside limit: several policies are one, as '10/1s + 100/1m'"
+            )
+        body = getattr(task, "_orig_run", task.run)
+        limiter = self._limiter(task.name, options["limit"], options["limit_name"])
+        limit = TaskLimit(task.name, options, limiter, body)
+        self.tasks[task.name] = limit
+        limited(task, limit)
+
+    def _option(self, task: Any, name: str) -> Any:
+        value = _own(task, name)
+        if value is None:
+            value = self.app.conf.get(f"task_default_{name}")
+        return DEFAULTS[name] if value is None else value
+
+    def _limiter(self, task: str, limit: object, name: object) -> Callable[[], Limiter]:
+        if isinstance(limit, Limiter):
+            if name is not None:
+                raise refuse(f"limit_name of task {task}", name, "none beside a limiter, which has a name")
+            return lambda: limit
+        if name is None:
+            name = task
+        if not isinstance(name, str):
+            raise refuse(f"limit_name of task {task}", name, "a text")
+        if limit is not None and not isinstance(limit, str):
+            raise refuse(f"limit of task {task}", limit, "a policy such as '100/1m + 5 concurrent', or a limiter")
+        known = self._policies.setdefault(name, limit)
+        if limit is not None and known is not None and limit != known:
+            raise refuse(f"limit of task {task}", limit, f"{known!r}, as limit {name!r} is declared already")
+        if limit is not None:
+            self._policies[name] = limit
+            self._limiters[name] = self.store.limiter(limit, name=name)  # Reads the text. Its first use opens the store.
+        return partial(self.named, name)
+
+    def named(self, name: str) -> Limiter:
+        """The limit of this name, whoever declared it. One object for all tasks, which so wait in one line."""
+        if name not in self._limiters:
+            self._limiters[name] = self.store.limiter(name=name)
+        return self._limiters[name]
+
+    # ---- workers ----
+
+    def open(self, pool: Any) -> None:
+        """Opens the store and asks each limit once: what is wrong is said before the first task."""
+        for task, limit in self.tasks.items():
+            limit.limiter.peek(weight=limit.fixed_weight or 1)
+        if self.tasks and self.store.url == "memory:" and "prefork" in type(pool).__module__:
+            raise refuse("store", self.store.url, "one that processes share, such as sqlite:limits.db, or another pool")
+
+    def report(self, waiting: dict[str, dict[str, int]]) -> dict[str, Any]:
+        """What a worker tells about its limits."""
+        tasks: dict[str, list[str]] = {}
+        for task, limit in self.tasks.items():
+            tasks.setdefault(limit.limiter.name, []).append(task)
+        return {
+            name: {"policy": self._policies.get(name), "tasks": sorted(of), "waiting": waiting.get(name, {})}
+            for name, of in tasks.items()
+        }
+
+    def slots(self, limiter: Limiter) -> Limiter | None:
+        """The part of a limit that only completions make room in, if it is one of several."""
+        if limiter not in self._slots:
+            try:
+                self._slots[limiter] = self.store.limiter(name=f"{limiter.name}/concurrency")
+            except UnknownLimit:
+                self._slots[limiter] = None
+        return self._slots[limiter]
+
+
+def _own(task: Any, name: str) -> Any:
+    """What a task's class says: its functions are no methods."""
+    for base in type(task).__mro__:
+        if name in vars(base):
+            value = vars(base)[name]
+            return value.__func__ if isinstance(value, staticmethod) else value
+    return None
+
+
+class _Bucket:
+    """What Celery takes for the token bucket of a task. Adding a task is all that there is to do."""
+
+    def __init__(self, room: Room, limit: TaskLimit) -> None:
+        self._room, self._limit = room, limit
+
+    def add(self, item: tuple[Any, int]) -> None:
+        self._room.add(item[0], self._limit)
+
+    def pop(self) -> tuple[Any, int]:
+        raise IndexError  # There is none that Celery could start.
+
+    def clear_pending(self) -> None:
+        self._room.clear()
+
+
+def consumer_step(limits: Limits) -> type[Any]:
+    """The step of a worker's consumer that holds its limited tasks."""
+
+    class WaitingRoom(bootsteps.StartStopStep):  # type: ignore[misc]
+        requires = ("celery.worker.consumer.tasks:Tasks",)
+
+        def __init__(self, consumer: Any, **options: Any) -> None:
+            super().__init__(consumer, **options)
+            limits.open(consumer.pool)
+            consumer.limit_room = self.room = Room(consumer, limits.slots, limits.most_held)
+            buckets = {
+                name: _Bucket(self.room, limit)
+                for name, limit in limits.tasks.items()
+                if limit.on_limit in ("hold", "retry")
+            }
+            bucket_for_task = consumer.bucket_for_task
+
+            def bucket(task: Any) -> Any:
+                if task.name in limits.tasks:
+                    return buckets.get(task.name)
+                return bucket_for_task(task)
+
+            consumer.bucket_for_task = bucket
+            consumer.reset_rate_limits()
+
+        def start(self, _consumer: Any) -> None:
+            self.room.open()
+
+        def stop(self, _consumer: Any) -> None:
+            self.room.close()
+
+        terminate = stop
+
+    return WaitingRoom
+
+
+def install(app: Any, store: Store | str | None = None) -> None:
+    """Gives the tasks of a Celery app limits, which live in a store: a URL, a Store, or None for the setting
+    `task_limit_store`. Before or after the tasks are declared."""
+    if getattr(app, "limits", None) is not None:
+        raise ImproperlyConfigured(f"{app!r} has limits already: install them once")
+    limits = app.limits = Limits(app, store)
+
+    task_from_fun, register_task = app._task_from_fun, app.register_task
+
+    def from_function(function: FunctionType, *args: Any, **options: Any) -> Any:
+        task = task_from_fun(function, *args, **options)
+        limits.prepare(task)
+        return task
+
+    def register(task: Any, **options: Any) -> Any:
+        task = register_task(task, **options)
+        limits.prepare(task)
+        return task
+
+    def prepare_all(**_signal: Any) -> None:
+        for task in list(app.tasks.values()):
+            limits.prepare(task)
+
+    app._task_from_fun, app.register_task = from_function, register
+    if app.finalized:
+        prepare_all()
+    else:
+        app.on_after_finalize.connect(prepare_all, weak=False)
+    app.steps["consumer"].add(consumer_step(limits))

@@ -1,0 +1,83 @@
+"""Sending a message back to its queue, with the place that its task has got."""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime, timezone
+from typing import Any
+
+#: The header that carries a place: what Celery does not know it hands on, from the message to the pool and back.
+HEADER = "workglow_limit"
+
+#: A message comes back this long before its place: a timer of Celery may be late by as much as a second.
+EARLY = 2.0
+
+_PROPERTIES = ("correlation_id", "reply_to", "priority", "delivery_mode", "message_id", "type", "app_id")
+
+
+class Ticket:
+    """A start in the future, as it travels with its message: the place's text if it has one, when it is ready, until
+    when it is good, and how often the message was sent back. Times are Unix seconds, so that any machine can tell."""
+
+    __slots__ = ("place", "ready", "times", "until")
+
+    def __init__(self, place: str | None, ready: float, until: float, times: int) -> None:
+        self.place, self.ready, self.until, self.times = place, ready, until, times
+
+    def header(self) -> dict[str, Any]:
+        return {"place": self.place, "ready": self.ready, "until": self.until, "times": self.times}
+
+    @classmethod
+    def of(cls, header: Any) -> Ticket | None:
+        """What a message carries. Whatever else somebody put under our name is no ticket."""
+        match header:
+            case {"place": str() | None as place, "ready": float() as ready, "until": float() as until, "times": int() as times}:
+                return cls(place, ready, until, times)
+        return None
+
+    @property
+    def eta(self) -> datetime | None:
+        """When the message is wanted back; None: at once, because it is held wherever it arrives."""
+        early = self.ready - EARLY
+        return datetime.fromtimestamp(early, timezone.utc) if early > time.time() + EARLY else None
+
+
+def send_back(app: Any, request: Any, ticket: Ticket) -> None:
+    """Publishes the message of a consumer's request again: the same body, exchange, routing key, headers and properties,
+    but for the ticket and the ETA. The caller acknowledges the original afterwards."""
+    message = request.message
+    headers = {name: value for name, value in message.headers.items() if name != "compression"}
+    headers[HEADER] = ticket.header()
+    headers["eta"] = ticket.eta and ticket.eta.isoformat()
+    properties = {name: message.properties[name] for name in _PROPERTIES if message.properties.get(name) is not None}
+    if request.expires is not None:
+        properties["expiration"] = max(0.0, request.expires.timestamp() - time.time())
+    with app.producer_or_acquire() as producer:
+        producer.publish(
+            message.body,
+            exchange=message.delivery_info.get("exchange") or "",
+            routing_key=message.delivery_info.get("routing_key"),
+            content_type=message.content_type,
+            content_encoding=message.content_encoding,
+            compression=message.headers.get("compression"),
+            headers=headers,
+            retry=True,
+            retry_policy=app.conf.task_publish_retry_policy,
+            **properties,
+        )
+
+
+def send_again(task: Any, request: Any, ticket: Ticket) -> None:
+    """The same from within a running task, which has its message only as Celery's own `retry` has it."""
+    headers = {**(request.headers or {}), HEADER: ticket.header()}
+    properties = request.properties or {}
+    task.signature_from_request(
+        request,
+        request.args,
+        request.kwargs,
+        eta=ticket.eta,
+        retries=request.retries,
+        headers=headers,
+        correlation_id=request.correlation_id or request.id,
+        **({"delivery_mode": properties["delivery_mode"]} if properties.get("delivery_mode") else {}),
+    ).apply_async()

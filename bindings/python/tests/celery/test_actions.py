@@ -1,0 +1,135 @@
+"""What a task does when it is over its limit, other than being held; tasks that run in the caller; control and events."""
+
+import threading
+
+import pytest
+from celery import Celery
+
+from workglow_limit import AcquireTimeout, Store
+from workglow_limit.celery import Limited, current_permit, install
+
+pytest_plugins = "workers"
+
+HOUR = 3600
+
+
+def test_raising(site):
+    for number in range(2):
+        site.send("raising", f"raising-{number}", kwargs={"tenant": "a"}).get(timeout=30)
+    with pytest.raises(Limited) as caught:
+        site.send("raising", "raising-2", kwargs={"tenant": "a"}).get(timeout=30)
+    error = caught.value
+    assert (error.limit, error.key) == ("work.raising", "a") and 0 < error.retry_after <= HOUR
+    assert "limit 'work.raising' is full for key 'a': retry after" in str(error)
+    assert site.tags("raising") == ["raising-0", "raising-1"]
+
+
+def test_raising_into_autoretry(site):
+    site.send("retrying", "retrying-0").get(timeout=30)
+    second = site.send("retrying", "retrying-1")
+    with pytest.raises(Limited):
+        second.get(timeout=30)
+    assert site.received(second.id) == 2  # Its one retry.
+
+
+def test_waiting_for_no_longer_than_told(site):
+    site.send("waiting", "waiting-0").get(timeout=30)
+    with pytest.raises(AcquireTimeout):
+        site.send("waiting", "waiting-1").get(timeout=30)
+
+
+def test_what_is_wrong_with_one_call_fails_that_call_only(site):
+    heavy = site.send("weighted", "wrong-heavy", "wrong", kwargs={"tokens": 11})
+    none = site.send("weighted", "wrong-none", "wrong", kwargs={"tokens": 0})
+    many = site.send("keyed", "wrong-many", "a", "b", "c")
+    missing = site.send("keyed", "wrong-missing")
+    good = site.send("weighted", "wrong-good", "wrong", kwargs={"tokens": 10})
+    good.get(timeout=30)
+    with pytest.raises(Exception, match="weight is 11: limit \"work.weighted\" grants at most 10 units at once"):
+        heavy.get(timeout=30)
+    with pytest.raises(Exception, match="limit_weight of task work.weighted is 0: expected a whole number of at least 1"):
+        none.get(timeout=30)
+    for result, what in (many, "too many positional arguments"), (missing, "missing a required argument: 'tenant'"):
+        with pytest.raises(TypeError, match=what):
+            result.get(timeout=30)
+    assert site.tags("wrong") == ["wrong-good"]
+
+
+def test_a_limit_is_changed_while_workers_run(site):
+    for number in range(4):
+        site.send("shared", f"changed-{number}")
+    site.passed_by("changed")
+    assert len(site.started("changed")) == 1
+    assert site.control("limit_set", name="work.shared", policy="1/1x")["error"].startswith("policy is '1/1x'")
+    assert site.control("limit_set", name="nobody's", policy="1/1s")["error"].startswith('no limit named "nobody\'s"')
+    assert site.control("limit_set", name="work.shared", policy="100/1h") == {"ok": "limit work.shared is 100/1h"}
+    site.until(lambda: len(site.started("changed")) == 4)
+    assert site.control("limit_lift", name="work.shared") == {"ok": "limit work.shared is as declared"}
+    limiter = site.limiter("work.shared")
+    assert limiter.can_proceed("pausing")
+    pause = {"name": "work.shared", "seconds": 60, "key": "pausing"}
+    assert site.control("limit_pause", **pause) == {"ok": "limit work.shared pauses for 60 s"}
+    assert limiter.can_proceed("others") and not limiter.can_proceed("pausing")
+
+
+def test_monitors_see_who_waits(site):
+    seen, wanted = [], {"held-1", "returned-1"}
+
+    def listen():
+        with site.app.connection_for_read() as connection:
+            receiver = site.app.events.Receiver(connection, handlers={"task-limited": seen.append})
+            ready.set()
+            for _ in receiver.itercapture(limit=None, timeout=20):
+                if {event["uuid"] for event in seen} >= wanted:
+                    return
+
+    ready = threading.Event()
+    listener = threading.Thread(target=listen, daemon=True)
+    listener.start()
+    ready.wait()
+    for number in range(2):
+        site.send("hourly", f"event-{number}", task_id=f"held-{number}")
+        site.send("often", f"event-{number}", task_id=f"returned-{number}")
+    listener.join(30)
+    actions = {event["uuid"]: (event["action"], event["limit"], event["key"]) for event in seen}
+    assert actions["held-1"] == ("held", "work.hourly", "event")
+    assert actions["returned-1"] == ("republished", "work.often", None)
+
+
+@pytest.fixture
+def app(tmp_path):
+    """An app without workers."""
+    app = Celery("local", broker="memory://", backend="cache+memory://", set_as_current=False)
+    app.conf.task_always_eager = True
+    install(app, Store(f"sqlite:{tmp_path}/limits.db"))
+    return app
+
+
+def test_eager_tasks_wait_as_workers_would(app):
+    @app.task(limit="1/1h", limit_timeout=0.01, limit_key="key", shared=False)
+    def eager(key):
+        return current_permit().started
+
+    assert eager.delay("a").get() and eager.apply(("b",)).get()
+    assert isinstance(eager.delay("a").result, AcquireTimeout)
+
+
+def test_eager_tasks_raise_as_in_workers(app):
+    @app.task(limit="1/1h", on_limit="raise", shared=False)
+    def eager():
+        return True
+
+    assert eager.delay().get()
+    assert isinstance(eager.delay().result, Limited)
+
+
+def test_a_call_is_a_call(app):
+    @app.task(limit="1/1h", shared=False)
+    def called(again=True):
+        # Neither from outside nor from a task that runs: that has its permit.
+        return current_permit(), again and called(False)
+
+    assert called(False) == (None, False) and called(False) == (None, False)
+    outer, (inner, _) = called.delay().get()
+    assert inner is outer is not None
+    assert current_permit() is None

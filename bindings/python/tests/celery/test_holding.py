@@ -1,0 +1,108 @@
+"""A worker holds what cannot start yet, in order, and everything else passes by."""
+
+import time
+
+import pytest
+
+pytest_plugins = "workers"
+
+HOUR = 3600
+
+
+def test_what_is_over_the_limit_waits_and_others_run(site):
+    for number in range(4):
+        site.send("hourly", f"hold-{number}")
+    site.until(lambda: site.started("hold"))
+    site.passed_by("hold")
+    (line,) = site.started("hold")
+    assert line["tag"] == "hold-0" and line["permit"]
+    limit = site.control("limits")["work.hourly"]
+    assert (limit["policy"], limit["tasks"], limit["waiting"]["hold"]) == ("1/1h", ["work.hourly"], 3)
+    assert not site.messages()  # They did not go round.
+
+
+@pytest.mark.parametrize("task", ["shared", "annotated"])
+def test_limits_however_they_are_declared(task, site):
+    for number in range(2):
+        site.send(task, f"{task}-{number}")
+    site.until(lambda: site.started(task))
+    site.passed_by(task)
+    assert site.tags(task) == [f"{task}-0"]
+
+
+def test_each_key_has_its_own_budget(site):
+    for number in range(4):
+        for tenant in "a", "b":
+            site.send("keyed", f"keyed-{tenant}{number}", tenant)
+    site.until(lambda: len(site.started("keyed")) == 4)
+    site.passed_by("keyed")
+    assert sorted(site.tags("keyed")) == ["keyed-a0", "keyed-a1", "keyed-b0", "keyed-b1"]
+
+
+def test_a_weight_and_a_key_of_several_arguments(site):
+    for number, tokens in enumerate([6, 4, 1]):
+        site.send("weighted", f"weighted-{number}", "a", kwargs={"tokens": tokens})
+    site.send("weighted", "weighted-other", kwargs={"tenant": "a", "model": "n", "tokens": 10})
+    site.until(lambda: len(site.started("weighted")) == 3)
+    site.passed_by("weighted")
+    assert sorted(site.tags("weighted")) == ["weighted-0", "weighted-1", "weighted-other"]
+    assert site.limiter("work.weighted").peek("a:m").remaining == 0
+
+
+def test_several_limits_on_one_task(site):
+    for number in range(4):
+        site.send("composite", f"composite-{number}", f"composite{number}")
+    # Both children of the pool are taken: the free tasks wait for them, as they always do.
+    site.until(lambda: len(site.started("composite")) == 2)
+    (site.folder / "composite0").touch()
+    site.until(lambda: len(site.started("composite")) == 3)
+    for number in range(4):
+        (site.folder / f"composite{number}").touch()
+    site.until(lambda: len(site.started("composite")) == 4)
+    limiter = site.limiter("work.composite")
+    site.until(lambda: limiter.peek().remaining == 2)
+
+
+def test_a_completion_makes_room(site):
+    for number in range(3):
+        site.send("alone", f"alone-{number}", f"alone{number}")
+    for number in range(3):
+        site.until(lambda number=number: len(site.started("alone")) == number + 1)
+        site.passed_by(f"alone{number}")
+        assert len(site.started("alone")) == number + 1
+        (site.folder / f"alone{number}").touch()
+    fences = [line["fence"] for line in site.started("alone")]
+    assert fences == sorted(set(fences))
+
+
+def test_a_pause_holds_everybody(site):
+    limiter = site.limiter("work.again")
+    limiter.pause(2)
+    over = time.monotonic() + 2
+    site.send("again", "again")
+    site.passed_by("again")
+    site.until(lambda: len(site.started("again")) == 2)
+    first, second = site.started("again")
+    assert first["at"] >= over - 0.001
+    # What the task itself sends carries nothing of ours, and its own retry is the only one that counts.
+    assert (first["retries"], second["retries"]) == (0, 1)
+    assert "workglow_limit" not in first["headers"] and "workglow_limit" not in second["headers"]
+
+
+def test_one_that_is_revoked_gives_its_place_back(site):
+    sent = [site.send("hourly", f"revoked-{number}") for number in range(5)]
+    limiter = site.limiter("work.hourly")
+    site.until(lambda: limiter.peek("revoked").retry_after > 2 * HOUR)  # One has started, and two have places.
+    for result in sent[1:]:  # One of them waits for a place.
+        site.app.control.revoke(result.id)
+    for result in sent[1:]:
+        site.until(lambda result=result: result.state == "REVOKED")
+    site.until(lambda: limiter.peek("revoked").retry_after <= HOUR)
+    assert "revoked" not in site.control("limits")["work.hourly"]["waiting"]
+    assert len(site.started("revoked")) == 1
+
+
+def test_one_that_has_expired_gives_its_place_back(site):
+    result = site.send("annotated", "expired", expires=0.5)
+    site.until(lambda: result.state == "REVOKED")
+    assert not site.started("expired")

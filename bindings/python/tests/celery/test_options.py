@@ -1,0 +1,133 @@
+"""What cannot be meant is an error at once: where the task is declared, or when the worker starts."""
+
+import pytest
+from celery import Celery
+from celery.exceptions import ImproperlyConfigured
+
+from workglow_limit import InvalidArgument, RateLimiter, Store, UnknownLimit, WeightExceedsCapacity
+from workglow_limit.celery import install
+
+pytest_plugins = "workers"
+
+
+def body(tenant=None): ...
+
+
+def bound(self, tenant, n): ...
+
+
+@pytest.fixture
+def app(tmp_path):
+    app = Celery("options", broker="memory://", set_as_current=False)
+    install(app, f"sqlite:{tmp_path}/limits.db")
+    return app
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"limit": "100/1x"}, r"policy is '100/1x': expected a unit"),
+        ({"limit": 5}, r"limit of task options.task is 5: expected a policy such as '100/1m \+ 5 concurrent', or a limiter"),
+        ({"limit": "1/1s", "limit_name": 5}, r"limit_name of task options.task is 5: expected a text"),
+        ({"limit": "1/1s", "on_limit": "drop"}, r"on_limit is 'drop': expected one of hold, retry, wait, raise"),
+        ({"limit": "1/1s", "limit_hold": -1}, r"limit_hold is -1: expected seconds"),
+        ({"limit": "1/1s", "limit_hold": float("nan")}, r"limit_hold is nan: expected seconds"),
+        ({"limit": "1/1s", "limit_grace": "1s"}, r"limit_grace is '1s': expected seconds"),
+        ({"limit": "1/1s", "limit_timeout": True}, r"limit_timeout is True: expected seconds"),
+        ({"limit": "1/1s", "limit_key": "tenat"}, r"limit_key of task options.task is 'tenat': expected an argument of the task: tenant"),
+        ({"limit": "1/1s", "limit_key": "{tenat}"}, r"limit_key of task options.task is '\{tenat\}': expected an argument"),
+        ({"limit": "1/1s", "limit_key": "{tenant"}, r"limit_key of task options.task is '\{tenant': expected a format"),
+        ({"limit": "1/1s", "limit_key": 5}, r"limit_key of task options.task is 5: expected the name of an argument"),
+        ({"limit": "1/1s", "limit_weight": 0}, r"limit_weight of task options.task is 0: expected a whole number"),
+        ({"limit": "1/1s", "limit_weight": "cost"}, r"limit_weight of task options.task is 'cost': expected an argument"),
+        ({"limit_key": "tenant"}, r"limit of task options.task is None: expected a policy or a limiter, as there is limit_key"),
+        ({"limit": "1/1s", "rate_limit": "1/s"}, r"rate_limit of task options.task is '1/s': expected none beside limit"),
+    ],
+)  # fmt: skip
+def test_a_declaration(options, message, app):
+    app.finalize()
+    with pytest.raises(InvalidArgument, match=message):
+        app.task(name="options.task", shared=False, **options)(body)
+
+
+def test_a_declaration_before_the_app_is_ready(app):
+    app.task(name="options.task", shared=False, limit="100/1x")(body)
+    with pytest.raises(InvalidArgument, match="policy is '100/1x'"):
+        app.finalize()
+
+
+def test_one_limit_has_one_policy(app):
+    app.finalize()
+    for policy in "1/1s", "1/1s", None:
+        app.task(name=f"options.{policy}", shared=False, limit=policy, limit_name="one")(body)
+    with pytest.raises(InvalidArgument, match="limit of task options.other is '2/1s': expected '1/1s', as limit 'one' is"):
+        app.task(name="options.other", shared=False, limit="2/1s", limit_name="one")(body)
+
+
+def test_a_limiter_has_its_name(app):
+    app.finalize()
+    limiter = RateLimiter(app.limits.store, "mine", max_executions=1, window_size_in_seconds=60)
+    app.task(name="options.mine", shared=False, limit=limiter)(body)
+    assert app.limits.tasks["options.mine"].limiter is limiter
+    with pytest.raises(InvalidArgument, match="limit_name of task options.other is 'other': expected none beside a limiter"):
+        app.task(name="options.other", shared=False, limit=limiter, limit_name="other")(body)
+
+
+def test_every_option_has_a_setting():
+    app = Celery("options", broker="memory://", set_as_current=False)
+    app.conf.update(task_limit_store="memory:", task_default_limit="7/1h", task_default_limit_hold=3, task_default_on_limit="retry")
+    install(app)
+    app.task(name="options.one", shared=False)(body)
+    app.task(name="options.two", shared=False, limit="1/1h", limit_hold=0, on_limit="hold")(body)
+    one, two = (app.tasks[f"options.{name}"] and app.limits.tasks[f"options.{name}"] for name in ("one", "two"))
+    assert (one.hold, one.on_limit, one.limiter.peek().limit) == (3.0, "retry", 7)
+    assert (two.hold, two.on_limit, two.limiter.peek().limit) == (0.0, "hold", 1)
+    assert not [name for name in app.limits.tasks if name.startswith("celery.")]
+
+
+def test_functions_for_keys_and_weights(app):
+    options = {"limit_key": lambda tenant, n: tenant and f"{tenant}!", "limit_weight": lambda tenant, n: n}
+    app.task(name="options.of", shared=False, bind=True, limit="9/1h", **options)(bound)
+    app.finalize()
+    limit = app.limits.tasks["options.of"]
+    assert (limit.key((("a", 2), {})), limit.weight((("a",), {"n": 2}))) == ("a!", 2)
+    assert limit.key(((None, 2), {})) is None
+
+
+def test_no_store():
+    app = Celery("options", broker="memory://", set_as_current=False)
+    install(app)
+    app.task(name="options.task", shared=False, limit="1/1s")(body)
+    with pytest.raises(ImproperlyConfigured, match="the limits have no store"):
+        app.finalize()
+    with pytest.raises(ImproperlyConfigured, match="has limits already"):
+        install(app)
+
+
+@pytest.mark.parametrize(
+    ("declare", "error", "message"),
+    [
+        ({"limit_name": "elsewhere"}, UnknownLimit, 'no limit named "elsewhere" is declared'),
+        ({"limit": "3/1s", "limit_weight": 4}, WeightExceedsCapacity, "weight is 4: limit .* grants at most 3 units"),
+    ],
+)
+def test_when_the_worker_starts(declare, error, message, app):
+    app.task(name="options.task", shared=False, **declare)(body)
+    app.finalize()  # Clients may know less than workers.
+    with pytest.raises(error, match=message):
+        app.WorkController(pool_cls="solo")
+
+
+def test_a_store_that_processes_do_not_share(tmp_path):
+    app = Celery("options", broker="memory://", set_as_current=False)
+    install(app, Store("memory:"))
+    app.task(name="options.task", shared=False, limit="1/1s")(body)
+    with pytest.raises(InvalidArgument, match="store is 'memory:': expected one that processes share"):
+        app.WorkController(pool_cls="prefork")
+
+
+def test_how_many_a_worker_holds(app):
+    app.conf.worker_limit_held = 0
+    app.task(name="options.task", shared=False, limit="1/1s")(body)
+    with pytest.raises(InvalidArgument, match="worker_limit_held is 0: expected a whole number of at least 1"):
+        app.WorkController(pool_cls="solo")

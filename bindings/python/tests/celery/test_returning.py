@@ -1,0 +1,103 @@
+"""What goes back to its queue, and what workers leave behind: places, slots and messages."""
+
+import json
+import signal
+
+pytest_plugins = "workers"
+
+HOUR = 3600
+
+
+def test_a_long_wait_goes_back_once_with_its_place(site):
+    sent = [site.send("often", f"often-{number}").id for number in range(4)]
+    site.until(lambda: len(site.started("often")) == 4)
+    lines = site.started("often")
+    assert [line["tag"] for line in lines] == [f"often-{number}" for number in range(4)]
+    assert [line["retries"] for line in lines] == [0] * 4
+    for id, times in zip(sent, [1, 2, 2, 2]):
+        assert site.received(id) == times
+
+
+def test_what_the_message_keeps(own_site):
+    site = own_site
+    worker = site.worker()
+    site.send("returning", "first")
+    site.until(lambda: site.started("first"))
+    link = site.app.signature("work.free", ("linked",))
+    options = {"priority": 6, "headers": {"mine": 1}, "shadow": "other", "link": link, "reply_to": "somebody"}
+    sent = site.send("returning", "second", **options)
+    site.until(lambda: site.received(sent.id) == 2)
+    assert site.stop(worker) == 0
+    (message,) = site.messages()
+    headers, properties = message["headers"], message["properties"]
+    ticket = headers["workglow_limit"]
+    assert ticket["times"] == 1 and ticket["place"].startswith("wgl1.")
+    assert headers["eta"] is not None and headers["retries"] == 0 and headers["mine"] == 1
+    assert (headers["id"], headers["task"], headers["shadow"]) == (sent.id, "work.returning", "other")
+    assert (properties["correlation_id"], properties["reply_to"], properties["priority"]) == (sent.id, "somebody", 6)
+    assert properties["delivery_info"]["routing_key"] == "celery"
+    args, _, embed = json.loads(site.body(message))
+    assert args == ["second"] and embed["callbacks"][0]["task"] == "work.free"
+
+
+def test_a_worker_that_stops_gives_its_places_back(own_site):
+    site = own_site
+    worker = site.worker(pool="threads")
+    for number in range(6):
+        site.send("hourly", f"stop-{number}")
+    site.until(lambda: site.started("stop"))
+    site.passed_by("stop")
+    limiter = site.limiter("work.hourly")
+    assert limiter.peek("stop").retry_after > HOUR
+    assert site.stop(worker) == 0
+    assert limiter.peek("stop").retry_after <= HOUR
+    assert len(site.messages()) == 5
+    # They are there for the next one.
+    limiter.clear("stop")
+    site.worker()
+    site.until(lambda: len(site.started("stop")) == 2)
+
+
+def test_a_cold_shutdown_gives_them_back_too(own_site):
+    site = own_site
+    worker = site.worker()
+    for number in range(3):
+        site.send("hourly", f"cold-{number}")
+    limiter = site.limiter("work.hourly")
+    site.until(lambda: limiter.peek("cold").retry_after > HOUR)
+    site.stop(worker, signal.SIGQUIT)
+    assert limiter.peek("cold").retry_after <= HOUR
+
+
+def test_a_child_that_is_killed_leaves_neither_its_task_nor_its_slot(site):
+    site.send("slotted", "slotted-1", "child")
+    site.send("killed", "killed-1", "child")
+    for tag in "slotted", "killed":
+        site.until(lambda tag=tag: len(site.started(tag)) == 2)
+    # A start for each of the two, because a place is good for one.
+    assert site.limiter("work.killed").peek().remaining == 3
+    site.until(lambda: site.limiter("slot").peek().remaining == 1)
+
+
+def test_a_worker_that_is_killed_leaves_its_task_to_another(own_site, monkeypatch):
+    site = own_site
+    monkeypatch.setenv("WORK_VISIBILITY", "1")
+    worker = site.worker()
+    site.send("killed", "lost-1", "worker")
+    site.send("slotted", "lostslot-1", "worker")
+    site.until(lambda: site.started("lost") and site.started("lostslot"))
+    site.stop(worker, signal.SIGKILL)
+    limiter, slot = site.limiter("work.killed"), site.limiter("slot")
+    site.until(lambda: slot.peek().remaining == 1)
+    site.worker()
+    site.until(lambda: len(site.started("lost")) == 2 and len(site.started("lostslot")) == 2, timeout=45)
+    assert limiter.peek().remaining == 3
+    site.until(lambda: slot.peek().remaining == 1)
+
+
+def test_one_that_is_terminated_gives_its_slot_back(site):
+    running = site.send("alone", "terminated", "never")
+    site.until(lambda: site.started("terminated"))
+    site.app.control.revoke(running.id, terminate=True)
+    limiter = site.limiter("work.alone")
+    site.until(lambda: limiter.peek().remaining == 1)

@@ -1,0 +1,51 @@
+"""Workers of every kind hold the same limit."""
+
+import pytest
+
+pytest_plugins = "workers"
+
+
+def all_of(site, count):
+    """Starts of a limit of one a second, from workers that are all asked at once."""
+    sent = [site.send("often", f"often-{number}").id for number in range(count)]
+    site.until(lambda: len(site.started("often")) == count)
+    lines = site.started("often")
+    # Each start lies between its place and the moment when it was written down.
+    assert all(later["at"] - earlier["ready"] >= 1 for earlier, later in zip(lines, lines[1:]) if earlier["ready"])
+    assert {line["retries"] for line in lines} == {0}
+    return sent
+
+
+@pytest.mark.parametrize("pool", ["threads", "solo"])
+def test_pools(pool, own_site):
+    site = own_site
+    site.worker(pool=pool)
+    site.worker(pool="prefork")
+    sent = all_of(site, 4)
+    assert max(site.received(id) for id in sent) == 2
+    for number in range(3):
+        site.send("hourly", f"pool-{number}")
+    site.passed_by("pool")
+    assert len(site.started("pool")) == 1
+
+
+def test_a_folder_as_the_broker(file_site):
+    site = file_site
+    site.worker()
+    all_of(site, 2)
+
+
+def test_without_the_waiting_room(own_site, monkeypatch):
+    # Only the child is left to decide: what cannot start goes back at once, with its place.
+    monkeypatch.setenv("WORK_DISABLE_RATE_LIMITS", "1")
+    site = own_site
+    site.worker()
+    all_of(site, 3)
+    site.send("alone", "alone-1", "alone1")
+    site.until(lambda: site.started("alone"))
+    site.send("alone", "alone-2", "alone2")
+    site.passed_by("alone")
+    assert site.tags("alone") == ["alone-1"]
+    for number in 1, 2:
+        (site.folder / f"alone{number}").touch()
+    site.until(lambda: site.tags("alone") == ["alone-1", "alone-2"])

@@ -1,0 +1,141 @@
+"""The app that the workers of these tests run, and the tests talk to. What starts says so in a file."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+from celery import Celery, shared_task
+
+from workglow_limit.celery import Limited, current_permit, install
+
+FOLDER = Path(os.environ["WORK_FOLDER"])
+BROKER = os.environ["WORK_BROKER"]
+
+app = Celery("work", broker=BROKER, backend=f"file://{FOLDER}/results")
+app.conf.update(
+    broker_connection_retry_on_startup=True,
+    broker_transport_options={"visibility_timeout": int(os.environ.get("WORK_VISIBILITY", 3600))},
+    task_default_limit_hold=360_000,
+    task_annotations={"work.annotated": {"limit": "1/1h"}},
+    worker_disable_rate_limits=bool(os.environ.get("WORK_DISABLE_RATE_LIMITS")),
+    worker_cancel_long_running_tasks_on_connection_loss=True,
+)
+if BROKER == "filesystem://":
+    folders = {"data_folder_in": "queue", "data_folder_out": "queue", "processed_folder": "done", "control_folder": "control"}
+    app.conf.broker_transport_options = {option: str(FOLDER / name) for option, name in folders.items()}
+
+
+def group(tag):
+    """A key of its own for each test: the tags of a task are GROUP-NUMBER."""
+    return tag.split("-")[0]
+
+
+@shared_task(name="work.shared", limit="1/1h", limit_key=group)
+def shared(tag):
+    """Declared before the limits are installed."""
+    started(tag)
+
+
+install(app, f"sqlite:{FOLDER}/limits.db")
+
+
+def started(tag, **more):
+    """Says that a task has started: one line, appended at once."""
+    permit = current_permit()
+    line = {"tag": tag, "pid": os.getpid(), "at": time.monotonic(), "permit": permit and permit.started, **more}
+    line["ready"] = permit and permit.ready_at_monotonic
+    with open(FOLDER / "started", "a") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def wait_for(name):
+    """Until the test makes the file of this name."""
+    while not (FOLDER / name).exists():
+        time.sleep(0.01)
+
+
+@app.task
+def free(tag):
+    started(tag)
+
+
+@app.task(limit="1/1h", limit_key=group)
+def hourly(tag):
+    started(tag)
+
+
+@app.task
+def annotated(tag):
+    started(tag)
+
+
+@app.task(limit="2/1h", limit_key="tenant")
+def keyed(tag, tenant):
+    started(tag)
+
+
+@app.task(limit="10/1h", limit_key="{tenant}:{model}", limit_weight="tokens")
+def weighted(tag, tenant, model="m", tokens=1):
+    started(tag)
+
+
+@app.task(bind=True, limit="1/1s", limit_hold=0.2)
+def often(self, tag):
+    started(tag, retries=self.request.retries)
+
+
+@app.task(limit="100/1h + 2 concurrent")
+def composite(tag, until):
+    started(tag)
+    wait_for(until)
+
+
+@app.task(limit="1 concurrent")
+def alone(tag, until):
+    started(tag, fence=current_permit().fence)
+    wait_for(until)
+
+
+@app.task(limit="2/1h", limit_key="tenant", on_limit="raise")
+def raising(tag, tenant=None):
+    started(tag)
+
+
+@app.task(limit="1/1h", on_limit="raise", autoretry_for=(Limited,), max_retries=1, retry_backoff=False, default_retry_delay=0)
+def retrying(tag):
+    started(tag)
+
+
+@app.task(limit="1/1h", on_limit="wait", limit_timeout=0.1)
+def waiting(tag):
+    started(tag)
+
+
+@app.task(bind=True, limit="1/1h", on_limit="retry")
+def returning(self, tag):
+    started(tag)
+
+
+@app.task(limit="5/1h", acks_late=True, reject_on_worker_lost=True)
+def killed(tag, what):
+    first = not (FOLDER / tag).exists()
+    (FOLDER / tag).touch()
+    started(tag)
+    if first and what == "child":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if first and what == "worker":
+        wait_for("never")
+
+
+@app.task(limit="1 concurrent", limit_name="slot", acks_late=True, reject_on_worker_lost=True)
+def slotted(tag, what):
+    killed.run.__wrapped__(tag, what)
+
+
+@app.task(bind=True, limit="100/1h", max_retries=1)
+def again(self, tag):
+    started(tag, headers=self.request.headers or {}, retries=self.request.retries)
+    if not self.request.retries:
+        raise self.retry(countdown=0)

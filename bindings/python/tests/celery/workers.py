@@ -1,0 +1,164 @@
+"""Real workers for the tests, and what is seen of them: a plugin, because the tests beside have a conftest already."""
+
+import base64
+import itertools
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from celery import Celery
+
+from workglow_limit import Store
+
+HERE = Path(__file__).parent
+
+
+def until(condition, timeout=30):
+    """Waits for something that has to happen, and returns it."""
+    deadline = time.monotonic() + timeout
+    while not (found := condition()):
+        assert time.monotonic() < deadline, "this did not happen"
+        time.sleep(0.02)
+    return found
+
+
+class Site:
+    """A broker, a store, and the workers on them."""
+
+    def __init__(self, folder, broker):
+        self.folder, self.broker = folder, broker
+        self.workers = []
+        for name in "queue", "done", "control", "results":
+            (folder / name).mkdir()
+        self.app = Celery("client", broker=broker, backend=f"file://{folder}/results", set_as_current=False)
+        if broker == "filesystem://":
+            # The other way round than its workers.
+            self.app.conf.broker_transport_options = {"data_folder_out": f"{folder}/queue", "data_folder_in": f"{folder}/queue"}
+        self.store = Store(f"sqlite:{folder}/limits.db")
+
+    def send(self, task, *arguments, **options):
+        """Sends a task with these arguments."""
+        return self.app.send_task(f"work.{task}", arguments, options.pop("kwargs", None), **options)
+
+    def worker(self, *options, pool="prefork", concurrency=2):
+        number = len(self.workers)
+        path = self.folder / f"worker-{number}.log"
+        with open(path, "w") as log:
+            worker = subprocess.Popen(
+                [sys.executable, "-m", "celery", "-A", "work", "worker", "-P", pool, "-c", str(concurrency),
+                 "-n", f"w{number}@here", "-l", "info", "--without-gossip", "--without-mingle", *options],
+                cwd=HERE, stdout=log, stderr=subprocess.STDOUT,
+                env=os.environ | {"WORK_FOLDER": str(self.folder), "WORK_BROKER": self.broker},
+            )  # fmt: skip
+        worker.log = path
+        self.workers.append(worker)
+        until(lambda: worker.poll() is not None or " ready." in worker.log.read_text())
+        assert worker.poll() is None, worker.log.read_text()
+        return worker
+
+    def stop(self, worker, sign=signal.SIGTERM):
+        worker.send_signal(sign)
+        return worker.wait(30)
+
+    until = staticmethod(until)
+
+    def close(self):
+        for worker in self.workers:
+            if worker.poll() is None:
+                worker.kill()
+                worker.wait()
+
+    def started(self, tag=None):
+        """What has started so far: its lines, in the order in which they were written."""
+        path = self.folder / "started"
+        lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        return [line for line in lines if tag is None or line["tag"].split("-")[0] == tag]
+
+    def tags(self, tag):
+        return [line["tag"] for line in self.started(tag)]
+
+    def passed_by(self, tag):
+        """That tasks without a limit run, more of them than a worker fetches at once."""
+        for number in range(12):
+            self.send("free", f"{tag}free-{number}")
+        until(lambda: len(self.started(f"{tag}free")) == 12)
+
+    def limiter(self, name):
+        return self.store.limiter(name=name)
+
+    def messages(self):
+        """What lies in the queue, oldest first."""
+        with self.app.connection_for_read() as connection:
+            client = connection.default_channel.client
+            return [json.loads(text) for key in client.keys("celery*") for text in reversed(client.lrange(key, 0, -1))]
+
+    @staticmethod
+    def body(message):
+        """The body of what lies in the queue."""
+        return base64.b64decode(message["body"])
+
+    def received(self, id):
+        """How often workers have received a task."""
+        return sum(worker.log.read_text().count(f"[{id}] received") for worker in self.workers)
+
+    def control(self, command, **arguments):
+        replies = self.app.control.broadcast(command, arguments=arguments, reply=True, timeout=5, limit=1)
+        (reply,) = replies[0].values()
+        return reply
+
+
+@pytest.fixture(scope="session")
+def redis(tmp_path_factory):
+    """A server for these tests: gives each site a database of its own."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    folder = tmp_path_factory.mktemp("redis")
+    options = ["--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", str(folder)]
+    server = subprocess.Popen(["redis-server", *options], stdout=subprocess.DEVNULL)
+    until(lambda: _answers(port))
+    numbers = itertools.count()
+    yield lambda: f"redis://127.0.0.1:{port}/{next(numbers)}"
+    server.kill()
+    server.wait()
+
+
+def _answers(port):
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0
+
+
+@contextmanager
+def _site(folder, broker):
+    site = Site(folder, broker)
+    yield site
+    site.close()
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory, redis):
+    """A site with a worker for all tests that do not stop it: each uses tasks and tags of its own."""
+    with _site(tmp_path_factory.mktemp("shared"), redis()) as site:
+        site.worker("-E")
+        yield site
+
+
+@pytest.fixture
+def own_site(tmp_path, redis):
+    """A site for one test, without workers."""
+    with _site(tmp_path, redis()) as site:
+        yield site
+
+
+@pytest.fixture
+def file_site(tmp_path):
+    """The same with a broker that is a folder."""
+    with _site(tmp_path, "filesystem://") as site:
+        yield site

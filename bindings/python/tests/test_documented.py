@@ -1,0 +1,32 @@
+"""Every public name of the package says what it is: `make docs` makes the reference of that."""
+
+import importlib
+import inspect
+import pkgutil
+
+import pytest
+import workglow_limit
+
+
+def public(module):
+    """The public names of a module that are its own, and of their classes."""
+    for name in module.__all__:
+        value = getattr(module, name)
+        if inspect.isclass(value) or callable(value):
+            yield f"{module.__name__}.{name}", value
+        for member, inner in vars(value).items() if inspect.isclass(value) else ():
+            if member[0] != "_" and not isinstance(inner, (int, str)):
+                yield f"{module.__name__}.{name}.{member}", inner
+
+
+MODULES = ["workglow_limit"] + [
+    f"workglow_limit.{found.name}" for found in pkgutil.iter_modules(workglow_limit.__path__) if found.name[0] != "_"
+]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_every_public_name_has_a_docstring(name):
+    module = importlib.import_module(name)
+    names = dict(public(module))
+    assert names and (module.__doc__ or "").strip()
+    assert [name for name, value in names.items() if not (getattr(value, "__doc__", None) or "").strip()] == []

@@ -1,0 +1,268 @@
+"""What types allow, and what they refuse: all that is public, checked by mypy and by pyright, never run."""
+
+# pyright: strict, reportUnnecessaryTypeIgnoreComment=true
+
+import asyncio
+from collections.abc import Coroutine
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import httpx
+import requests
+from typing_extensions import assert_never, assert_type
+
+from workglow_limit import (
+    AcquireTimeout,
+    CompositeLimiter,
+    ConcurrencyLimiter,
+    CustomLimiter,
+    Decision,
+    DelayLimiter,
+    EvenlySpacedRateLimiter,
+    FixedWindowLimiter,
+    FlowControl,
+    ForeignPermit,
+    InvalidArgument,
+    InvalidUrl,
+    JobLimiter,
+    KindMismatch,
+    LeakyBucketLimiter,
+    LeaseLost,
+    LimitError,
+    LimitEvent,
+    Limiter,
+    ManualClock,
+    NotAStore,
+    NullLimiter,
+    Permit,
+    RateLimiter,
+    SlidingWindowCounterLimiter,
+    Stats,
+    Store,
+    StoreError,
+    StoreFull,
+    StoreTimeout,
+    TokenBucketLimiter,
+    UnknownLimit,
+    Unsupported,
+    UnsupportedFileSystem,
+    UnsupportedVersion,
+    WeightExceedsCapacity,
+    __version__,
+)
+from workglow_limit.http import heed, heed_aiohttp, heed_httpx, heed_requests
+
+MINUTE = timedelta(minutes=1)
+
+clock = ManualClock()
+clock.advance(1.5)
+clock.advance(MINUTE)
+store = Store("sqlite:limits.db", timeout=MINUTE, mode=0o660, on_error="deny", durability="commit", clock=clock)
+rate = RateLimiter(store, "x", max_executions=1, window_size_in_seconds=60)
+bucket = TokenBucketLimiter(store, "x", rate=10, period=MINUTE, burst=20)
+limiters: list[Limiter] = [
+    RateLimiter(store, "x", windows=[(100, 60), (5, MINUTE)], initial_backoff_delay=2, backoff_multiplier=3, jitter="full"),
+    RateLimiter.attach(store, "x"),
+    ConcurrencyLimiter(5, store=store, name="x", lease=MINUTE),
+    ConcurrencyLimiter.attach(store, "x"),
+    ConcurrencyLimiter(5, clock=clock),
+    DelayLimiter(),
+    DelayLimiter(0.05, store=store, name="x"),
+    DelayLimiter.attach(store, "x"),
+    EvenlySpacedRateLimiter(max_executions=60, window_size_in_seconds=60, adaptive=False),
+    EvenlySpacedRateLimiter.attach(store, "x"),
+    TokenBucketLimiter.attach(store, "x"),
+    LeakyBucketLimiter(store, "x", rate=10, queue=20),
+    LeakyBucketLimiter.attach(store, "x"),
+    FixedWindowLimiter(store, "x", max_executions=1, window_size_in_seconds=MINUTE),
+    FixedWindowLimiter.attach(store, "x"),
+    SlidingWindowCounterLimiter(store, "x", max_executions=1, window_size_in_seconds=1),
+    SlidingWindowCounterLimiter.attach(store, "x"),
+    NullLimiter(),
+]
+flow = FlowControl("x", rate=100, period=MINUTE, parallelism=5)
+assert_type((flow.key, flow.rate, flow.period, flow.parallelism), tuple[str, int | None, float, int | None])
+limiters += store.limiter(flow), store.limiter("100/1m + 5 concurrent", name="x"), store.limiter(name="x")
+
+
+def calls(limiter: Limiter) -> Decision:
+    assert_type(limiter.try_acquire("k", weight=2), Permit | None)
+    decision = limiter.decide(key=None)
+    assert_type((decision.admitted, decision.retry_after, decision.suggested_after), tuple[bool, float, float])
+    assert_type((decision.remaining, decision.limit, decision.reset_after), tuple[int | None, int | None, float])
+    assert_type((decision.denied_by, decision.permit, bool(decision)), tuple[str | None, Permit | None, bool])
+    with limiter.acquire("k", 2, timeout=MINUTE) as permit:
+        assert_type(permit, Permit)
+        limiter.complete(permit)
+    assert_type((limiter.can_proceed("k"), limiter.name, limiter.get_next_available_time()), tuple[bool, str, datetime])
+    limiter.record_job_start()
+    limiter.record_job_completion("k")
+    limiter.set_next_available_time(datetime.now(timezone.utc), "k")
+    limiter.pause(MINUTE)
+    limiter.pause(20.5, "k")
+    limiter.clear()
+    return limiter.peek(weight=0)
+
+
+def places(limiter: Limiter) -> str:
+    place = limiter.reserve("k", max_wait=MINUTE, grace=5)
+    if place is None:
+        return ""
+    assert_type((place.wait, place.ready_at, place.ready_at_monotonic), tuple[float, datetime | None, float | None])
+    presented = limiter.present(place.to_text())
+    if presented.started:
+        presented.settle(5)
+    limiter.acquire(place=presented, timeout=1).cancel()
+    limiter.permit(presented.to_text()).complete()
+    limiter.place(presented.to_text()).cancel()
+    assert_type(limiter.window, float | None)
+    permit = limiter.acquire()
+    permit.renew()
+    assert_type(permit.fence, int | None)
+    return presented.to_text()
+
+
+async def waiting(limiter: Limiter) -> None:
+    asked: Coroutine[Any, Any, Permit] = limiter.acquire_async("k", timeout=MINUTE, place=None)
+    with await asked as permit:
+        permit.complete()
+    async with limiter.acquire_async(timeout=1) as entered:
+        assert_type(entered, Permit)
+    assert_type(await asyncio.create_task(limiter.acquire_async()), Permit)
+
+
+def first(text: str, _: int) -> str:
+    return text
+
+
+def second(_: str, number: int) -> int:
+    return number
+
+
+@rate.limit(key=first, weight=second, timeout=MINUTE)
+def decorated(tenant: str, tokens: int) -> str:
+    return tenant * tokens
+
+
+class Client:
+    @rate.limit("k", weight=2)
+    async def coroutine(self, tenant: str) -> int:
+        return len(tenant)
+
+
+async def of_decorated() -> None:
+    assert_type(decorated("a", 1), str)
+    assert_type(await Client().coroutine("a"), int)
+
+
+def stores() -> None:
+    store.open()
+    assert_type((store.names(), store.load("limits.toml"), store.load(Path("x"))), tuple[list[str], list[str], list[str]])
+    store.override("x", "100/1m + 5/1s")
+    store.lift("x")
+    store.flush()
+    assert_type((store.failures, store.url, clock.now(), __version__), tuple[int, str, float, str])
+
+
+def hooks(event: LimitEvent) -> None:
+    assert_type((event.limit, event.key, event.wanted, event.granted), tuple[str, str | None, int, int])
+    assert_type((event.wait, event.error), tuple[float, Exception | None])
+    off = store.on("throttled", hooks)
+    off()
+    rate.on("store_error", lambda event: print(event.error))
+    if event.event != "throttled" and event.event != "unknown_limit" and event.event != "store_error":
+        assert_never(event.event)
+
+
+def counts(stats: Stats) -> tuple[int, ...]:
+    assert_type(stats.wait_time, float)
+    units = stats.units_wanted, stats.units_granted
+    return stats.admitted, stats.denied, *units, stats.waited, stats.cancelled, stats.store_errors, stats.policy_changes
+
+
+class Mine:
+    """A limiter of one's own, whose tokens have a type of their own."""
+
+    name = "mine"
+
+    def try_acquire(self, key: str | None, weight: int) -> list[int] | None:
+        return None if weight > 5 else [weight]
+
+    def retry_after(self, key: str | None, weight: int) -> timedelta:
+        return MINUTE
+
+    def complete(self, token: list[int]) -> None: ...
+    def cancel(self, token: list[int]) -> None: ...
+
+
+def composites(six: JobLimiter) -> None:
+    mine: CustomLimiter = Mine()
+    composite = CompositeLimiter([rate, bucket, mine, six])
+    composite.add(Mine())
+    composite.add(composite)
+    counts(composite.stats("k"))
+    # A limiter is one of the six methods, too.
+    counted: JobLimiter = rate
+    composite.add(counted)
+
+
+def errors(error: Exception) -> float | str:
+    if isinstance(error, AcquireTimeout):
+        return error.retry_after
+    if isinstance(error, (InvalidArgument, InvalidUrl, WeightExceedsCapacity, ForeignPermit)):
+        as_value: ValueError = error
+        return str(as_value)
+    if isinstance(error, (StoreError, NotAStore, StoreFull, StoreTimeout, UnsupportedFileSystem, UnsupportedVersion)):
+        as_os: OSError = error
+        return str(as_os)
+    if isinstance(error, (KindMismatch, LeaseLost, UnknownLimit, Unsupported)):
+        any_of_them: LimitError = error
+        return any_of_them.code
+    return error.number if isinstance(error, LimitError) else 0
+
+
+async def responses(session: requests.Session, client: httpx.Client, asynchronous: httpx.AsyncClient) -> float:
+    heed_requests(session, rate, key=lambda response: response.headers["X-Tenant"], default=5)
+    heed_httpx(client, rate, lambda response: response.headers["X-Tenant"], longest=MINUTE)
+    heed_httpx(asynchronous, rate, "k")
+    middleware = heed_aiohttp(rate, lambda response: response.headers["X-Tenant"])
+    async with aiohttp.ClientSession(middlewares=[middleware]) as web, web.get("http://localhost") as response:
+        heed(rate, response, "k", default=MINUTE, longest=60)
+    heed(rate, await asynchronous.get("http://localhost"))
+    heed(rate, client.get("http://localhost"))
+    return heed(rate, session.get("http://localhost"))
+
+
+async def wrong(client: httpx.AsyncClient) -> None:
+    store.on("denied", print)  # type: ignore[arg-type]
+    store.limiter("100/1m")  # type: ignore[call-overload]
+    store.limiter(flow, name="x")  # type: ignore[call-overload]
+    Store("memory:", on_error="panic")  # type: ignore[arg-type]
+    Store("memory:", 5)  # type: ignore[call-arg]
+    Limiter.acquire("k")  # type: ignore[arg-type]
+    RateLimiter(store, "x", max_executions=1)  # type: ignore[call-overload]
+    RateLimiter(store, "x", max_executions=1, window_size_in_seconds=1, windows=[(1, 1)])  # type: ignore[call-overload]
+    RateLimiter(store, "x", windows=[(1, 1)], jitter="some")  # type: ignore[call-overload]
+    LeakyBucketLimiter(store, "x", rate=1, burst=1)  # type: ignore[call-arg]
+    DelayLimiter(lease=1)  # type: ignore[call-arg]
+    FixedWindowLimiter(store, "x", max_executions=1, window_size_in_seconds="1m")  # type: ignore[arg-type]
+    CompositeLimiter([5])  # type: ignore[list-item]
+    rate.try_acquire(5)  # type: ignore[arg-type]
+    rate.try_acquire(weight="1")  # type: ignore[arg-type]
+    rate.try_acquire(timeout=1)  # type: ignore[call-arg]
+    rate.acquire(grace=1)  # type: ignore[call-arg]
+    rate.acquire("k", 1, 5, "place")  # type: ignore[call-arg]
+    rate.try_acquire().complete()  # type: ignore[union-attr]
+    rate.set_next_available_time(20.5)  # type: ignore[arg-type]
+    rate.acquire().started = True  # type: ignore[misc]
+    with rate.acquire_async():  # type: ignore[attr-defined]
+        pass
+    decorated("a")  # type: ignore[call-arg]
+    rate.limit(decorated)("a")  # type: ignore[arg-type]
+    rate.limit(weight=lambda: "1")  # type: ignore[arg-type, return-value]
+    heed(rate, client.get("http://localhost"))  # type: ignore[arg-type]
+    heed(rate, await client.get("http://localhost"), lambda response: "k")  # type: ignore[arg-type]
+    heed_requests(client, rate)  # type: ignore[arg-type]
+    heed_httpx(client, rate, deflaut=5)  # type: ignore[call-arg]

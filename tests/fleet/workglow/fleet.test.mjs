@@ -1,0 +1,28 @@
+// The short form: the limit holds for ours, and a limit that does not is seen.
+
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { runFleet } from "./fleet.mjs";
+
+const SHORT = { jobs: 15, limit: 10, windowMs: 1_000 };
+
+for (const mode of ["ours", "ours-wait", "ours-storage"]) {
+  test(`${mode}: never over the limit, and every job runs once`, async () => {
+    const { total, starts, most, ran, ranOnce, asked } = await runFleet({ mode, ...SHORT });
+    assert.deepEqual({ starts, ran, ranOnce }, { starts: total, ran: total, ranOnce: total });
+    assert.ok(most <= SHORT.limit, `${most} in one window`);
+    if (mode === "ours-wait") assert.equal(asked, total, "who waits is not denied");
+  });
+}
+
+test("a process that is killed while its workers wait takes nothing with it", async () => {
+  const { total, starts, most, ran, ranOnce } = await runFleet({ mode: "ours-wait", ...SHORT, jobs: 25, kill: 5 });
+  assert.deepEqual({ ran, ranOnce }, { ran: total, ranOnce: total });
+  assert.ok(starts >= total + 5, `${starts} starts, ${total} of them not of the killed one`);
+  assert.ok(most <= SHORT.limit, `${most} in one window`);
+});
+
+test("a limit that each process has for itself shows", async () => {
+  const { most } = await runFleet({ mode: "ours", ...SHORT, plant: true });
+  assert.ok(most > SHORT.limit, `${most} in one window`);
+});

@@ -1,0 +1,64 @@
+// Workglow's real server under a limit, in two processes: ours beside its own, in one table. Ends with 1 if ours does not
+// hold, or lost a job.
+//
+//     npm run fleet [-- [--quiet] [MODE …]]
+//
+// A quiet queue tells its workers of no changes, and a mode is one of worker.mjs.
+
+import { runFleet } from "./fleet.mjs";
+
+const RUN = { jobs: 80, limit: 20, windowMs: 2_000 };
+const WHO = {
+  ours: "toWorkglow(limiter)",
+  "ours-wait": 'toWorkglow(limiter, { wait: "5s" })',
+  "ours-storage": "Workglow's RateLimiter on our storage, backoff 1 ms",
+  "ours-storage-backoff": "Workglow's RateLimiter on our storage, its backoff",
+  memory: "Workglow's RateLimiter in memory",
+  sqlite: "Workglow's RateLimiter on its SQLite storage",
+};
+const COLUMNS = {
+  "who limits": ({ mode }) => WHO[mode],
+  "most in any 2 s": ({ most }) => most,
+  "over the limit": ({ most }) => Math.max(0, most - RUN.limit),
+  "span, s": ({ spanMs }) => (spanMs / 1e3).toFixed(2),
+  "of ideal": ({ spanMs, idealMs }) => (spanMs / idealMs).toFixed(2),
+  "asked per job": ({ asked, total }) => (asked / total).toFixed(1),
+  "CPU, s": ({ cpuMs }) => (cpuMs / 1e3).toFixed(2),
+};
+const line = (cells) => console.log(`| ${cells.join(" | ")} |`);
+
+function isInstalled(name) {
+  try {
+    return Boolean(import.meta.resolve(name));
+  } catch {
+    return false;
+  }
+}
+
+const modes = process.argv.slice(2).filter((word) => word !== "--quiet");
+const quiet = process.argv.length > modes.length + 2;
+const chosen = modes.length > 0 ? modes : Object.keys(WHO);
+for (const mode of chosen) {
+  if (!Object.hasOwn(WHO, mode)) throw new Error(`no mode named ${mode}: there are ${Object.keys(WHO).join(", ")}`);
+}
+const queue = quiet ? "a quiet queue" : "a queue that tells of its changes";
+console.log(`Workglow's JobQueueServer, 2 processes of 2 workers and ${RUN.jobs} jobs, 20 starts per 2 s, ${queue}\n`);
+line(Object.keys(COLUMNS));
+line(Object.keys(COLUMNS).map(() => "---"));
+const wrong = [];
+for (const mode of chosen) {
+  if (mode === "sqlite" && !isInstalled("@workglow/sqlite/job-queue")) {
+    console.log("\nNot measured: Workglow's SQLite storage, as @workglow/sqlite is not installed.");
+    continue;
+  }
+  const result = await runFleet({ mode, quiet, ...RUN });
+  line(Object.values(COLUMNS).map((cell) => cell(result)));
+  const { most, ran, ranOnce, starts, total } = result;
+  if (!mode.startsWith("ours")) continue;
+  if (most > RUN.limit) wrong.push(`${WHO[mode]}: ${most - RUN.limit} over the limit`);
+  if (ran !== total || ranOnce !== total || starts !== total) {
+    wrong.push(`${WHO[mode]}: ${ranOnce} of ${total} jobs ran, in ${ran} runs and ${starts} starts`);
+  }
+}
+for (const text of wrong) console.log(text);
+process.exitCode = wrong.length > 0 ? 1 : 0;

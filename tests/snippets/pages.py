@@ -1,0 +1,95 @@
+"""What there is to run in a page of Markdown: its fenced blocks, and what the comments around them say. See README.md."""
+
+import re
+from dataclasses import dataclass, field
+
+FENCE = re.compile(r"^(```+)(.*)$")
+COMMENT = re.compile(r"<!--\s*(not run|continues|file|background|prints|before|after)\b:?(.*?)-->", re.DOTALL)
+NEEDS_A_VALUE = {"not run": "the reason", "file": "the name", "before": "the code", "after": "the code"}
+
+
+class BadPage(Exception):
+    """A page that cannot be run; says where and why."""
+
+
+@dataclass
+class Block:
+    """A fenced block, from its line to its end; `lines` also has what is hidden before and after it."""
+
+    page: str
+    line: int
+    language: str
+    lines: dict[int, str]
+    end: int
+    marks: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def where(self):
+        return f"{self.page}:{self.line}"
+
+    @property
+    def text(self):
+        """As it stands in the page, without what is hidden."""
+        return "".join(f"{text}\n" for line, text in sorted(self.lines.items()) if self.line < line < self.end)
+
+
+def program(parts):
+    """Blocks as one program, in which each line is where the page has it, so that errors name the page's lines."""
+    lines = {n: text for part in parts for n, text in part.lines.items()}
+    return "".join(f"{lines.get(n, '')}\n" for n in range(1, max(lines, default=0) + 1))
+
+
+def blocks(page, text):
+    """All fenced blocks of a page, in order."""
+    found, comments, source = [], [], text.split("\n")
+    at = 0
+    while at < len(source):
+        if fence := FENCE.match(source[at]):
+            end = next((n for n in range(at + 1, len(source)) if source[n].startswith(fence[1])), None)
+            if end is None:
+                raise BadPage(f"{page}:{at + 1}: a block that nothing closes")
+            body = {n + 1: source[n] for n in range(at + 1, end)}
+            found.append(Block(page, at + 1, fence[2].strip(), body, end + 1))
+            take(found[-1], comments)
+            comments, at = [], end
+        elif source[at].lstrip().startswith("<!--"):
+            begin = at
+            while "-->" not in source[at]:
+                at += 1
+                if at == len(source):
+                    raise BadPage(f"{page}:{begin + 1}: a comment that nothing closes")
+            if mark := COMMENT.match("\n".join(source[begin : at + 1]).lstrip()):
+                told = (begin + 1, mark[1], mark[2])
+                if mark[1] == "after" and found:
+                    take(found[-1], [told])
+                else:
+                    comments.append(told)
+        elif source[at].strip() and comments:
+            raise BadPage(f"{page}:{comments[0][0]}: “{comments[0][1]}” stands before no block")
+        at += 1
+    if comments:
+        raise BadPage(f"{page}:{comments[0][0]}: “{comments[0][1]}” stands before no block")
+    return found
+
+
+def take(block, comments):
+    """Hands a block what the comments before or after it say."""
+    for line, word, value in comments:
+        if word in NEEDS_A_VALUE and not value.strip():
+            raise BadPage(f"{block.page}:{line}: “{word}” without {NEEDS_A_VALUE[word]}")
+        if word in ("before", "after"):
+            block.lines |= {line + n: text for n, text in enumerate(value.split("\n")) if text.strip()}
+        block.marks[word] = value.strip()
+
+
+def chains(page, text):
+    """The blocks of a page, in groups that share a folder."""
+    groups = []
+    for block in blocks(page, text):
+        if block.marks.keys() & {"continues", "prints"}:
+            if not groups:
+                raise BadPage(f"{block.page}:{block.line - 1}: “{' '.join(block.marks)}” stands after no block")
+            groups[-1].append(block)
+        elif block.language != "text":
+            groups.append([block])
+    return groups

@@ -1,0 +1,252 @@
+"""Runs the blocks of one chain in one new folder, against the built packages. See README.md."""
+
+import contextlib
+import functools
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+from pages import program
+
+ROOT = Path(__file__).resolve().parents[2]
+TARGET = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")).resolve()
+PREFIX = ROOT / "target/dist/c"
+# Where Node finds our package, as it was installed, and others, which the tests of the bindings and queues have installed.
+OURS = ROOT / "target/demo/node_modules"
+OTHERS = [*ROOT.glob("tests/fleet/*/node_modules"), ROOT / "bindings/node/node_modules"]
+LONGEST = 60
+
+# The file that a block is written to. Blocks of the first kind that follow each other are one program.
+SCRIPTS = {"python": "snippet.py", "js": "snippet.mjs", "ts": "snippet.mts", "sh": "snippet.sh"}
+FILES = SCRIPTS | {"c": "snippet.c", "cpp": "snippet.cpp", "rust": "snippet.rs", "toml": "limits.toml",
+                   "json": "snippet.json", "cmake": "CMakeLists.txt", "console": "snippet.console"}  # fmt: skip
+
+
+class Failed(Exception):
+    """A block that did not do what it says; says why."""
+
+
+def programs(chain):
+    """What to run, in order: lists of blocks, each of which is one file, or a `text` that says what the last one printed."""
+    steps = []
+    for block in chain:
+        if "not run" in block.marks:
+            continue
+        last = steps[-1][-1] if steps else None
+        same = last and last.language == block.language and last.marks.get("file") == block.marks.get("file")
+        if same and block.language in SCRIPTS and "background" not in last.marks | block.marks:
+            steps[-1].append(block)
+        else:
+            steps.append([block])
+    return steps
+
+
+def run_chain(chain, rust):
+    """Runs all of it, and tells what was wrong: a text for each block that failed, by where it stands."""
+    wrong, printed, left = {}, "", {}
+    with contextlib.ExitStack() as stack:
+        folder = Path(tempfile.mkdtemp(prefix="snippet-"))
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        swap = redis_for(chain, folder, stack)
+        env = environment(folder)
+        if any(block.language in ("js", "ts") for block in chain):
+            modules(folder)
+        for step in programs(chain):
+            block = step[0]
+            try:
+                if wrong:
+                    raise Failed(f"not reached: {next(iter(wrong))} failed")
+                if "prints" in block.marks:
+                    compare(printed, block.text)
+                    continue
+                if block.language not in FILES:
+                    known = ", ".join(FILES)
+                    raise Failed(f"no way to run “{block.language}”; there are {known}, and text for what is not code")
+                path = folder / block.marks.get("file", FILES[block.language])
+                path.write_text(swap(program(step)))
+                if block.language == "console":
+                    session(swap(block.text), folder, env)
+                elif "background" in block.marks:
+                    left[block.where] = background(command(block, path, env, rust), folder, env, stack)
+                elif made := command(block, path, env, rust):
+                    printed = execute(made, folder, env)
+            except (Failed, OSError) as error:
+                told = "".join(f"\n--- in the background ---\n{file.read_text()}" for _, file in left.values())
+                wrong |= {part.where: f"{error}{told}" for part in step}
+        for where, (process, file) in left.items():
+            if process.poll():
+                wrong[where] = f"it ended with {process.returncode}\n{file.read_text()}"
+    return wrong
+
+
+def command(block, path, env, rust):
+    """What runs a file, once it is compiled; nothing for what is only checked."""
+    match block.language:
+        case "python":
+            return [sys.executable, path.name]
+        case "js":
+            return ["node", path.name]
+        case "sh":
+            return ["bash", "-euo", "pipefail", path.name]
+        case "ts":
+            options = {"strict": True, "module": "nodenext", "target": "es2022", "lib": ["es2023", "esnext.disposable"]}
+            options |= {"types": ["node"], "skipLibCheck": False}
+            (path.parent / "tsconfig.json").write_text(json.dumps({"compilerOptions": options, "files": [path.name]}))
+            execute(["node_modules/typescript/bin/tsc"], path.parent, env)
+            return ["node", path.with_suffix(".mjs" if path.suffix == ".mts" else ".js").name]
+        case "c" | "cpp":
+            compiler, standard = ("cc", "c11") if block.language == "c" else ("c++", "c++17")
+            told = ["pkg-config", "--cflags", "--libs", "workglow_limit"]
+            flags = execute(told, path.parent, env).split()
+            made = [compiler, f"-std={standard}", "-D_DEFAULT_SOURCE", "-Wall", "-Wextra", "-Werror", path.name, *flags]
+            execute([*made, "-pthread", f"-Wl,-rpath,{PREFIX / 'lib'}", "-o", "program"], path.parent, env)
+            return ["./program"]
+        case "rust":
+            return [rust(block)]
+        case "toml":
+            load = "import sys, workglow_limit as w; assert w.Store('memory:').load(sys.argv[1])"
+            execute([sys.executable, "-c", load, path.name], path.parent, env)
+        case "json":
+            try:
+                json.loads(path.read_text())
+            except ValueError as error:
+                raise Failed(f"not JSON: {error}") from None
+    return None
+
+
+def environment(folder):
+    """No network, no files of the user, and the packages that were built."""
+    nowhere = "http://127.0.0.1:9"
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "NODE_"))}
+    env |= {"http_proxy": nowhere, "https_proxy": nowhere, "no_proxy": "localhost,127.0.0.1", "CARGO_NET_OFFLINE": "true"}
+    env |= {"HOME": str(folder), "NO_COLOR": "1", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONWARNINGS": "error:::__main__"}
+    env |= {"PATH": f"{Path(sys.executable).parent}:{env['PATH']}", "C_FORCE_ROOT": "1"}
+    env |= {"PKG_CONFIG_PATH": str(PREFIX / "lib/pkgconfig"), "CMAKE_PREFIX_PATH": str(PREFIX)}
+    return env
+
+
+def modules(folder):
+    """What `npm install` of our package and of others would have made."""
+    made = folder / "node_modules"
+    # A copy: ours looks for others where it lies, and not where a link leads.
+    shutil.copytree(OURS, made, copy_function=os.link if OURS.stat().st_dev == folder.stat().st_dev else shutil.copy)
+    for package in (path for place in OTHERS if place.exists() for path in place.iterdir() if path.name[0] != "."):
+        inside = [made / package.name / path.name for path in package.iterdir()] if package.name[0] == "@" else []
+        for name in inside or [made / package.name]:
+            name.parent.mkdir(exist_ok=True)
+            if not name.exists():
+                name.symlink_to(package / name.name if inside else package)
+
+
+def redis_for(chain, folder, stack):
+    """Starts a Redis if a chain names one, and gives the function that makes its texts name that one."""
+    if not any(re.search(r"redis://localhost|\b6379\b", text) for block in chain for text in block.lines.values()):
+        return lambda text: text
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    told = ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
+    server = subprocess.Popen(told, cwd=folder, stdout=subprocess.DEVNULL)
+    stack.callback(server.wait)
+    stack.callback(server.kill)
+    for _ in range(200):
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+            break
+        time.sleep(0.05)
+    return lambda text: re.sub(r"\b6379\b", str(port), re.sub(r"redis://localhost(?!:)", "redis://localhost:6379", text))
+
+
+def execute(made, folder, env):
+    """Runs a command to its end, and gives what it printed."""
+    told = " ".join(map(str, made))
+    process = subprocess.Popen(
+        made, cwd=folder, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    try:
+        printed, complained = process.communicate(timeout=LONGEST)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        raise Failed(f"{told}: not done after {LONGEST} s\n{''.join(map(str, process.communicate()))}") from None
+    if process.returncode:
+        raise Failed(f"{told}: ended with {process.returncode}\n{printed}{complained}")
+    return printed
+
+
+def background(made, folder, env, stack):
+    """Starts what runs until the chain is done. Gives it, and the file of what it prints."""
+    file = Path(tempfile.mkstemp(prefix="snippet-log-")[1])
+    stack.callback(file.unlink)
+    with file.open("w") as log:
+        process = subprocess.Popen(
+            made, cwd=folder, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+        )
+
+    def end():
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(10)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+    stack.callback(end)
+    return process, file
+
+
+def compare(printed, promised):
+    if printed != promised:
+        raise Failed(f"it printed\n{printed}where the page has\n{promised}")
+
+
+def session(text, folder, env):
+    """Commands after `$ `, each with what it prints. Digits may be others: times and counts are not the page's."""
+    for told, promised in re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", text, re.MULTILINE):
+        printed = execute(["bash", "-c", told], folder, env)
+        compare(*(re.sub(r"\d", "0", words) for words in (printed, promised)))
+
+
+class Rust:
+    """All Rust blocks are programs of one crate, which is built once, in the workspace's profile for development: the C
+    tests have built the rest in that."""
+
+    def __init__(self, blocks, folder):
+        self.blocks, self.folder, self.lock = blocks, Path(folder), threading.Lock()
+
+    def __call__(self, block):
+        with self.lock:
+            failure = self.build()
+        made = TARGET / "debug" / name_of(block)
+        if failure and not made.exists():
+            raise Failed(f"cargo build: {failure}")
+        return made
+
+    @functools.cache  # noqa: B019, it lives as long as the tests
+    def build(self):
+        profile = re.search(r"^\[profile\.dev\]\n(?:\w.*\n)+", (ROOT / "Cargo.toml").read_text(), re.MULTILINE)[0]
+        package = '[package]\nname = "snippets"\nversion = "0.0.0"\nedition = "2024"\n'
+        needs = f'[dependencies]\nworkglow-limit = {{ path = "{ROOT / "core"}" }}\n[workspace]\n'
+        (self.folder / "src/bin").mkdir(parents=True)
+        (self.folder / "Cargo.toml").write_text(package + needs + profile)
+        shutil.copy(ROOT / "Cargo.lock", self.folder)
+        for block in self.blocks:
+            (TARGET / "debug" / name_of(block)).unlink(missing_ok=True)
+            (self.folder / "src/bin" / f"{name_of(block)}.rs").write_text(program([block]))
+        built = subprocess.run(
+            ["cargo", "build", "--quiet", "--keep-going"], cwd=self.folder, capture_output=True, text=True,
+            env=os.environ | {"CARGO_TARGET_DIR": str(TARGET)},
+        )  # fmt: skip
+        return built.stderr if built.returncode else ""
+
+
+def name_of(block):
+    return "snippet-" + re.sub(r"\W+", "-", block.where)

@@ -1,0 +1,37 @@
+"""Every fenced block of the README, the guides and the packages' pages runs, or says why not."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from pages import chains
+from running import ROOT, Rust, run_chain
+
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("bindings/*/README.md")])
+CHAINS = [chain for page in PAGES for chain in chains(str(page.relative_to(ROOT)), page.read_text())]
+
+
+BLOCKS = [(number, block) for number, chain in enumerate(CHAINS) for block in chain]
+
+
+@pytest.fixture(scope="module")
+def results(request, tmp_path_factory):
+    """What is wrong with each chain that was asked for. They run side by side, those first that take long to build."""
+    asked = {item.callspec.params["number"] for item in request.session.items if "number" in getattr(item, "fixturenames", ())}
+    parts = {number: [block for block in CHAINS[number] if block.language == "rust"] for number in asked}
+    rust = Rust([block for blocks in parts.values() for block in blocks], tmp_path_factory.mktemp("rust"))
+    with ThreadPoolExecutor(4) as pool:
+        order = sorted(asked, key=lambda number: not parts[number])
+        yield {number: pool.submit(run_chain, CHAINS[number], rust) for number in order}
+
+
+@pytest.mark.parametrize("number, block", BLOCKS, ids=[f"{block.where}:{block.language}" for _, block in BLOCKS])
+def test_runs(number, block, results):
+    if "not run" in block.marks:
+        pytest.skip(f"{block.where}: {block.marks['not run']}")
+    if wrong := results[number].result().get(block.where):
+        pytest.fail(wrong, pytrace=False)
+
+
+def test_every_language_is_run():
+    run = {block.language for _, block in BLOCKS if "not run" not in block.marks}
+    assert run >= {"python", "js", "ts", "c", "cpp", "rust", "sh", "console", "toml"}

@@ -1,0 +1,108 @@
+"""The runner finds what is wrong with a page: each of these pages has one fault."""
+
+import pytest
+from pages import BadPage, chains
+from running import Rust, run_chain
+
+
+def page(*lines):
+    return "\n".join(lines)
+
+
+def fenced(language, *lines):
+    return page(f"```{language}", *lines, "```")
+
+
+def run(text, tmp_path):
+    """All that is wrong with a page, by line."""
+    groups = chains("page.md", text)
+    rust = Rust([block for chain in groups for block in chain if block.language == "rust"], tmp_path)
+    return {where: told for chain in groups for where, told in run_chain(chain, rust).items()}
+
+
+STORE = "from workglow_limit import Store"
+BROKEN = {
+    "python that raises": fenced("python", STORE, "Store('memory:').limiter('nonsense', name='x')"),
+    "python that asserts": fenced("python", "assert 1 == 2"),
+    "python that warns": fenced("python", "import warnings", "warnings.warn('old', DeprecationWarning)"),
+    "js that throws": fenced("js", "import { Store } from 'workglow-limit';", "new Store('nonsense:');"),
+    "js that rejects": fenced("js", "await Promise.reject(new Error('no'));"),
+    "ts of wrong type": fenced("ts", "const n: number = 'text';", "console.log(n);"),
+    "ts that throws": fenced("ts", "import { Store } from 'workglow-limit';", "new Store('nonsense:');"),
+    "c that does not compile": fenced("c", "#include <workglow_limit.h>", "int main(void) { return wgl_nothing(); }"),
+    "c that fails": fenced("c", "int main(void) { return 3; }"),
+    "c++ that does not compile": fenced("cpp", "int main() { return nothing; }"),
+    "rust that does not compile": fenced("rust", "fn main() { nothing(); }"),
+    "sh that fails": fenced("sh", "false | cat"),
+    "toml of no limits": fenced("toml", "[stripe]", "allowed = 'many'"),
+    "json that is none": fenced("json", "{ 1 }"),
+    "a session that prints something else": fenced("console", "$ echo one", "two"),
+    "a language that nobody knows": fenced("cobol", "STOP RUN."),
+    "a block without language": fenced("", "make"),
+    "other output": page(fenced("python", "print(1)"), "", "<!-- prints -->", fenced("text", "2")),
+    "what ends in the background": page(
+        "<!-- background -->", fenced("sh", "exit 3"), "<!-- continues -->", fenced("sh", "sleep 1")
+    ),
+    "a hidden check": page(fenced("python", "n = 1"), "<!-- after", "assert n == 2", "-->"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", BROKEN.values(), ids=BROKEN)
+def test_what_is_broken_fails(text, tmp_path):
+    assert run(text, tmp_path)
+
+
+GOOD = {
+    "python": page(fenced("python", "print(1)"), "<!-- prints -->", fenced("text", "1")),
+    "one program": page(fenced("python", "n = 1"), "<!-- continues -->", fenced("python", "assert n == 1")),
+    "one folder": page("<!-- file: n.py -->", fenced("python", "n = 1"), "<!-- continues -->", fenced("sh", "grep n n.py")),
+    "hidden": page("<!-- before", "n = 1", "-->", fenced("python", "n += 1"), "<!-- after", "assert n == 2", "-->"),
+    "a session": fenced("console", "$ date +%Y; echo two", "1970", "two", "$ true"),
+    "text": fenced("text", "anything"),
+    "in the background": page(
+        "<!-- background -->", fenced("sh", "sleep 600"), "<!-- continues -->", fenced("sh", "true")
+    ),
+    "not run": page("<!-- not run: it needs the moon -->", fenced("sh", "false")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", GOOD.values(), ids=GOOD)
+def test_what_is_good_passes(text, tmp_path):
+    assert run(text, tmp_path) == {}
+
+
+def test_what_follows_a_broken_block_is_not_reached(tmp_path):
+    wrong = run(page(fenced("sh", "false"), "<!-- continues -->", fenced("js", "1;")), tmp_path)
+    assert list(wrong) == ["page.md:1", "page.md:5"] and "not reached" in wrong["page.md:5"]
+
+
+def test_blocks_do_not_share_a_folder(tmp_path):
+    wrong = run(page(fenced("sh", "touch here"), fenced("sh", "test -e here")), tmp_path)
+    assert list(wrong) == ["page.md:4"]
+
+
+def test_errors_name_the_line_of_the_page(tmp_path):
+    wrong = run(page("A page.", "", fenced("python", "", "1 / 0")), tmp_path)
+    assert "line 5" in wrong["page.md:3"]
+
+
+def test_redis_is_one_that_was_started(tmp_path):
+    told = ["import socket, sys", "from urllib.parse import urlsplit", "url = urlsplit('redis://localhost/0')"]
+    told += ["assert url.port not in (None, 6300 + 79)", "socket.create_connection((url.hostname, url.port)).close()"]
+    assert run(fenced("python", *told), tmp_path) == {}
+
+
+@pytest.mark.parametrize(
+    "text, told",
+    [
+        (page("<!-- not run -->", fenced("sh", "false")), "without the reason"),
+        (page("<!-- not run:  -->", fenced("sh", "false")), "without the reason"),
+        (page("<!-- not run: it needs the moon -->", "words"), "stands before no block"),
+        (page("<!-- continues -->", fenced("sh", "true")), "stands after no block"),
+        (page("```python", "1"), "nothing closes"),
+        (page("<!-- before", "1"), "nothing closes"),
+    ],
+)
+def test_marks_that_make_no_sense(text, told):
+    with pytest.raises(BadPage, match=f"page.md:1: .*{told}"):
+        chains("page.md", text)
