@@ -68,10 +68,9 @@ def redis(empty):
 
 
 def test_celery_runs_its_quick_start(empty, redis):
-    has_extra = "\ncelery = [" in (ROOT / "bindings/python/pyproject.toml").read_text()
-    ours = f"workglow-limit{'[celery]' if has_extra else ''}=={VERSION}"
+    ours = f"workglow-limit[celery]=={VERSION}"
     python, path = installed(empty, next(iter(PYTHONS.values())), ours, "celery[redis]")
-    (empty / "tasks.py").write_text(quick_start("python", "@app.task", "docs/celery.md", "README.md"))
+    (empty / "tasks.py").write_text(quick_start("python", "@app.task", "docs/celery.md"))
     worker = [python, "-m", "celery", "-A", "tasks", "-b", redis, "worker", "-c", "2", "-l", "info"]
     said = empty / "worker.log"
     with said.open("w") as log, subprocess.Popen(worker, cwd=empty, env=environment(path), stdout=log, stderr=log) as process:
