@@ -4,6 +4,7 @@
 # make docs    target/docs: the reference of each language, from its doc comments
 # make bench   what a decision costs
 # make pictures  docs/pictures, drawn anew
+# make fleet   real queues under a limit, ours beside what they bring: Celery, BullMQ, Workglow
 # make storm   kills in every language, for 40 s
 # make torture the long tests: storms, models with planted bugs
 # make dist    target/dist: a wheel, an npm tarball, a C prefix
@@ -14,8 +15,8 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .SILENT:
-.PHONY: demo test check docs bench pictures storm torture dist dist-all wheel node queues c install uninstall members tools \
-    clean help
+.PHONY: demo test check docs bench pictures fleet storm torture dist dist-all wheel node queues c install uninstall members \
+    tools clean help
 
 VENV := target/venv
 PYTHON := $(VENV)/bin/python
@@ -31,7 +32,7 @@ help:
 tools:
 	.ci/need
 
-$(VENV)/ready: bindings/python/requirements-dev.txt examples/fleet/requirements.txt | tools
+$(VENV)/ready: bindings/python/requirements-dev.txt examples/fleet/requirements.txt tests/fleet/requirements.txt | tools
 	test -x $(PYTHON) || python3 -m venv $(VENV)
 	echo "setting up $(VENV)"
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check $(foreach f,$^,-r $(f))
@@ -134,6 +135,10 @@ demo: members
 
 test: members queues
 	$(PYTHON) tests/run.py
+
+fleet: members queues
+	$(PYTHON) tests/fleet/celery/run.py
+	for queue in $(QUEUES); do npm --silent --prefix $$queue run fleet; done
 
 storm: members
 	$(PYTHON) tests/torture/storm/storm.py --out $(OUT) --limit 100 --window 2 --seconds 20

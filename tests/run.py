@@ -37,6 +37,7 @@ SUITES = {
     "snippets": (PYTEST, [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "tests/snippets"]),
     "together": (PYTEST, [sys.executable, "-m", "pytest", "-q", "tests/together"]),
     "fleet-workglow": (NODE, ["npm", "--prefix", "tests/fleet/workglow", "test"]),
+    "fleet-celery": (PYTEST, [sys.executable, "-m", "pytest", "-q", "-s", "tests/fleet/celery"]),
     "storm-100-2s": (STORMS, [*STORM, "--limit", "100", "--window", "2"]),
     "storm-10-0.5s": (STORMS, [*STORM, "--limit", "10", "--window", "0.5"]),
 }

@@ -7,11 +7,10 @@ import math
 from collections.abc import Callable
 from datetime import timedelta
 from string import Formatter
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 from .. import InvalidArgument, Limiter
 
-Action: TypeAlias = Literal["hold", "retry", "wait", "raise"]
 Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 
 #: So short a wait is no reason to give up a child, or to send a message back, in seconds.
@@ -44,7 +43,9 @@ def refuse(parameter: str, value: object, expected: str) -> InvalidArgument:
 class TaskLimit:
     """The limit of one task."""
 
-    def __init__(self, task: str, options: dict[str, Any], limiter: Callable[[], Limiter], body: Callable[..., Any]) -> None:
+    def __init__(
+        self, task: str, options: dict[str, Any], limiter: Callable[[], Limiter], body: Callable[..., Any]
+    ) -> None:
         self.task = task
         self._limiter = limiter
         self.on_limit = _action(options["on_limit"])
@@ -54,6 +55,8 @@ class TaskLimit:
         parameters = _Parameters(task, body)
         self._key = _key(options["limit_key"], parameters)
         self._weight = _weight(options["limit_weight"], parameters)
+        #: The weight, if it does not depend on the call.
+        self.fixed_weight = options["limit_weight"] if type(options["limit_weight"]) is int else None
 
     @property
     def limiter(self) -> Limiter:
@@ -75,14 +78,6 @@ class TaskLimit:
             raise refuse(f"limit_weight of task {self.task}", weight, "a whole number of at least 1")
         return weight
 
-    @property
-    def fixed_weight(self) -> int | None:
-        """The weight, if it does not depend on the call."""
-        try:
-            return self.weight(((), {}))
-        except Exception:
-            return None
-
 
 class _Parameters:
     """The parameters of a task, for options that name one."""
@@ -97,7 +92,9 @@ class _Parameters:
     def check(self, option: str, value: object, name: str) -> None:
         if name not in self.names and self.rest is None:
             raise refuse(
-                f"{option} of task {self.task}", value, f"an argument of the task: {', '.join(self.names) or 'it has none'}"
+                f"{option} of task {self.task}",
+                value,
+                f"an argument of the task: {', '.join(self.names) or 'it has none'}",
             )
 
     def bind(self, arguments: Arguments) -> dict[str, Any]:
@@ -106,10 +103,10 @@ class _Parameters:
         return {**bound.arguments, **(bound.arguments[self.rest] if self.rest else {})}
 
 
-def _action(value: object) -> Action:
+def _action(value: Any) -> str:
     if value not in ACTIONS:
         raise refuse("on_limit", value, f"one of {', '.join(ACTIONS)}")
-    return cast(Action, value)
+    return str(value)
 
 
 def _seconds(option: str, value: object, optional: bool = True) -> float | None:
@@ -121,7 +118,7 @@ def _seconds(option: str, value: object, optional: bool = True) -> float | None:
     return float(seconds)
 
 
-def _key(value: object, parameters: _Parameters) -> Callable[[Arguments], str | None]:
+def _key(value: Any, parameters: _Parameters) -> Callable[[Arguments], str | None]:
     option = f"limit_key of task {parameters.task}"
     if value is None:
         return lambda _arguments: None
@@ -153,7 +150,7 @@ def _key(value: object, parameters: _Parameters) -> Callable[[Arguments], str | 
     return lambda arguments: value.format(**parameters.bind(arguments))
 
 
-def _weight(value: object, parameters: _Parameters) -> Callable[[Arguments], Any]:
+def _weight(value: Any, parameters: _Parameters) -> Callable[[Arguments], Any]:
     if callable(value):
         return lambda arguments: value(*arguments[0], **arguments[1])
     if isinstance(value, str):

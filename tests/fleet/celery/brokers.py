@@ -1,0 +1,50 @@
+"""The brokers, and what Celery has to be told about each: Redis, and a folder of files.
+
+Celery's file system transport opens a message in the folder that it reads from and then writes it, so a worker may find
+half of one. Here a message is written beside that folder and moved in, so that it is there as a whole or not at all.
+Taking one needs nothing: the transport moves it away first, and of two workers that move one file only one succeeds.
+"""
+
+import time
+import uuid
+from pathlib import Path
+
+from kombu.transport import TRANSPORT_ALIASES, filesystem
+from kombu.utils.json import dumps
+
+
+class Channel(filesystem.Channel):
+    def _put(self, queue, payload, **_):
+        # The name's form is the transport's: it reads them in order, and finds the queue behind the first dot.
+        name = f"{round(time.monotonic() * 1000)}_{uuid.uuid4()}.{queue}.msg"
+        draft = Path(self.data_folder_out, name)
+        draft.write_text(dumps(payload))
+        draft.rename(Path(self.data_folder_in, name))
+
+
+class Transport(filesystem.Transport):
+    Channel = Channel
+
+
+TRANSPORT_ALIASES["filesystem"] = f"{__name__}:Transport"
+
+
+def settings(url):
+    """Celery's settings for a broker: `redis://…`, or `filesystem:///FOLDER`, whose folders are made."""
+    if not url.startswith("filesystem://"):
+        return {"broker_url": url}
+    folder = Path(url.removeprefix("filesystem://"))
+    for name in ("inbox", "drafts", "processed", "control"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    return {
+        "broker_url": "filesystem://",
+        "broker_transport_options": {
+            "data_folder_in": f"{folder}/inbox",
+            "data_folder_out": f"{folder}/drafts",
+            "processed_folder": f"{folder}/processed",
+            "control_folder": f"{folder}/control",
+            "store_processed": True,
+            "polling_interval": 0.01,
+        },
+        "worker_enable_remote_control": False,
+    }

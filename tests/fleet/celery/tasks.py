@@ -1,0 +1,136 @@
+"""The worker's side: a task under a limit and one without, and a log of what happens to both.
+
+The conductor chooses by the environment who limits the task: ours, Celery's own `rate_limit`, or the usual recipe of a
+shared counter and `retry`.
+
+Each process appends lines to a log of its own, times in nanoseconds on CLOCK_MONOTONIC:
+
+    ready                                  the worker takes messages
+    received JOB TIME RETRIES              its main process has got a message of the job
+    started JOB A B RETRIES                the job's code runs: it was admitted in [A, B]
+    ended JOB TIME                         it has run to its end
+"""
+
+import functools
+import os
+import time
+
+from brokers import settings
+from celery import Celery, signals
+
+WHO = os.environ["FLEET_WHO"]
+LIMIT, WINDOW = int(os.environ["FLEET_LIMIT"]), float(os.environ["FLEET_WINDOW"])
+JOB_SECONDS = float(os.environ["FLEET_JOB_SECONDS"])
+UNTIL = os.environ.get("FLEET_UNTIL")  # a file that jobs wait for
+STORE = os.environ["FLEET_STORE"]
+
+app = Celery("fleet")
+app.conf.update(settings(os.environ["FLEET_BROKER"]), task_ignore_result=True)
+if visibility := os.environ.get("FLEET_VISIBILITY"):
+    # A worker may be killed: what it had is delivered again, so many seconds after it got it.
+    app.conf.task_acks_late = True
+    app.conf.broker_transport_options = {
+        "visibility_timeout": float(visibility),
+        "unacked_restore_interval": 1,
+        "unacked_restore_throttle": 1,
+    }
+
+
+@functools.cache
+def log(process):
+    return os.open(f"{os.environ['FLEET_LOG']}/{process}.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+
+
+def note(*words):
+    """One line, written with a single append: it is in the file as a whole or not at all."""
+    os.write(log(os.getpid()), (" ".join(map(str, words)) + "\n").encode())
+
+
+@signals.worker_ready.connect
+def ready(**_):
+    note("ready")
+
+
+@signals.task_received.connect
+def received(request, **_):
+    note("received", request.id, time.monotonic_ns(), request.request_dict.get("retries", 0))
+
+
+# What surely lies before the admission in the child, whoever admits: the beginning of the call that runs the task.
+asked = 0
+
+
+@signals.task_prerun.connect
+def about_to_run(**_):
+    global asked
+    asked = time.monotonic_ns()
+
+
+def run(request, ready=None):
+    """The job. `ready`: the clock when its place came, if it had to wait for one."""
+    a = max(asked, int((ready or 0) * 1_000_000_000))
+    note("started", request.id, a, time.monotonic_ns(), request.retries)
+    time.sleep(JOB_SECONDS)
+    while UNTIL and not os.path.exists(UNTIL):
+        time.sleep(0.01)
+    note("ended", request.id, time.monotonic_ns())
+
+
+@app.task(bind=True)
+def free(self):
+    """A task without a limit."""
+    note("started", self.request.id, asked, time.monotonic_ns(), self.request.retries)
+
+
+if WHO == "ours":
+    from workglow_limit.celery import current_permit, install
+
+    install(app, STORE)
+
+    @app.task(
+        bind=True,
+        limit=os.environ["FLEET_POLICY"],
+        limit_name="fleet",
+        on_limit="hold",
+        limit_hold=float(os.environ["FLEET_HOLD"]),
+    )
+    def job(self):
+        run(self.request, current_permit().ready_at_monotonic)
+
+elif WHO == "stock":
+    # Celery counts per second, in each worker for itself.
+    @app.task(bind=True, rate_limit=f"{LIMIT / WINDOW:g}/s")
+    def job(self):
+        run(self.request)
+
+elif WHO == "retry":
+    if STORE.startswith("redis:"):
+        from limits import RateLimitItemPerSecond, storage, strategies
+
+        LIMITER = strategies.MovingWindowRateLimiter(storage.storage_from_string(STORE))
+        ITEM = RateLimitItemPerSecond(LIMIT, int(WINDOW))
+
+        def hit():
+            return LIMITER.hit(ITEM, "fleet")
+
+        def wait():
+            return max(0, LIMITER.get_window_stats(ITEM, "fleet").reset_time - time.time())
+    else:
+        from workglow_limit import RateLimiter, Store
+
+        LIMITER = RateLimiter(Store(STORE), "fleet", max_executions=LIMIT, window_size_in_seconds=WINDOW)
+
+        def hit():
+            return LIMITER.try_acquire() is not None
+
+        def wait():
+            return LIMITER.peek().retry_after
+
+    @app.task(bind=True, max_retries=None)
+    def job(self):
+        if not hit():
+            raise self.retry(countdown=wait())
+        run(self.request)
+
+else:
+    raise ValueError(f"FLEET_WHO is {WHO!r}: expected ours, stock or retry")
