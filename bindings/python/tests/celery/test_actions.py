@@ -45,9 +45,11 @@ def test_what_is_wrong_with_one_call_fails_that_call_only(site):
     missing = site.send("keyed", "wrong-missing")
     good = site.send("weighted", "wrong-good", "wrong", kwargs={"tokens": 10})
     good.get(timeout=30)
-    with pytest.raises(Exception, match="weight is 11: limit \"work.weighted\" grants at most 10 units at once"):
+    with pytest.raises(Exception, match='weight is 11: limit "work.weighted" grants at most 10 units at once'):
         heavy.get(timeout=30)
-    with pytest.raises(Exception, match="limit_weight of task work.weighted is 0: expected a whole number of at least 1"):
+    with pytest.raises(
+        Exception, match="limit_weight of task work.weighted is 0: expected a whole number of at least 1"
+    ):
         none.get(timeout=30)
     for result, what in (many, "too many positional arguments"), (missing, "missing a required argument: 'tenant'"):
         with pytest.raises(TypeError, match=what):

@@ -60,7 +60,9 @@ def test_one_limit_has_one_policy(app):
     app.finalize()
     for policy in "1/1s", "1/1s", None:
         app.task(name=f"options.{policy}", shared=False, limit=policy, limit_name="one")(body)
-    with pytest.raises(InvalidArgument, match="limit of task options.other is '2/1s': expected '1/1s', as limit 'one' is"):
+    with pytest.raises(
+        InvalidArgument, match="limit of task options.other is '2/1s': expected '1/1s', as limit 'one' is"
+    ):
         app.task(name="options.other", shared=False, limit="2/1s", limit_name="one")(body)
 
 
@@ -69,13 +71,17 @@ def test_a_limiter_has_its_name(app):
     limiter = RateLimiter(app.limits.store, "mine", max_executions=1, window_size_in_seconds=60)
     app.task(name="options.mine", shared=False, limit=limiter)(body)
     assert app.limits.tasks["options.mine"].limiter is limiter
-    with pytest.raises(InvalidArgument, match="limit_name of task options.other is 'other': expected none beside a limiter"):
+    with pytest.raises(
+        InvalidArgument, match="limit_name of task options.other is 'other': expected none beside a limiter"
+    ):
         app.task(name="options.other", shared=False, limit=limiter, limit_name="other")(body)
 
 
 def test_every_option_has_a_setting():
     app = Celery("options", broker="memory://", set_as_current=False)
-    app.conf.update(task_limit_store="memory:", task_default_limit="7/1h", task_default_limit_hold=3, task_default_on_limit="retry")
+    app.conf.update(
+        task_limit_store="memory:", task_default_limit="7/1h", task_default_limit_hold=3, task_default_on_limit="retry"
+    )
     install(app)
     app.task(name="options.one", shared=False)(body)
     app.task(name="options.two", shared=False, limit="1/1h", limit_hold=0, on_limit="hold")(body)

@@ -3,6 +3,8 @@
 import json
 import signal
 
+import pytest
+
 pytest_plugins = "workers"
 
 HOUR = 3600
@@ -18,7 +20,9 @@ def test_a_long_wait_goes_back_once_with_its_place(site):
         assert site.received(id) == times
 
 
-def test_what_the_message_keeps(own_site):
+@pytest.mark.parametrize("by", ["the consumer", "the child"])
+def test_what_the_message_keeps(by, own_site, monkeypatch):
+    monkeypatch.setenv("WORK_DISABLE_RATE_LIMITS", "1" if by == "the child" else "")
     site = own_site
     worker = site.worker()
     site.send("returning", "first")
@@ -64,7 +68,8 @@ def test_a_cold_shutdown_gives_them_back_too(own_site):
     for number in range(3):
         site.send("hourly", f"cold-{number}")
     limiter = site.limiter("work.hourly")
-    site.until(lambda: limiter.peek("cold").retry_after > HOUR)
+    site.passed_by("cold")
+    assert limiter.peek("cold").retry_after > HOUR
     site.stop(worker, signal.SIGQUIT)
     assert limiter.peek("cold").retry_after <= HOUR
 
@@ -101,3 +106,24 @@ def test_one_that_is_terminated_gives_its_slot_back(site):
     site.app.control.revoke(running.id, terminate=True)
     limiter = site.limiter("work.alone")
     site.until(lambda: limiter.peek().remaining == 1)
+
+
+def test_a_lost_connection_gives_places_back(own_site):
+    site = own_site
+    worker = site.worker()
+    for number in range(3):
+        site.send("hourly", f"lost-{number}")
+    site.passed_by("before")
+    limiter = site.limiter("work.hourly")
+    assert limiter.peek("lost").retry_after > 2 * HOUR
+    with site.app.connection_for_write() as connection:
+        client = connection.default_channel.client
+        for other in client.client_list():
+            if int(other["id"]) != client.client_id():
+                client.client_kill_filter(_id=other["id"])
+    site.until(lambda: worker.log.read_text().count("Connected to") == 2)
+    # What it held has come again, and is held again; none of its earlier places is left over.
+    site.passed_by("after")
+    site.until(lambda: site.control("limits")["work.hourly"]["waiting"] == {"lost": 2})
+    assert 2 * HOUR < limiter.peek("lost").retry_after < 3 * HOUR + 60
+    assert site.tags("lost") == ["lost-0"]

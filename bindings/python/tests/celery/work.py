@@ -23,7 +23,12 @@ app.conf.update(
     worker_cancel_long_running_tasks_on_connection_loss=True,
 )
 if BROKER == "filesystem://":
-    folders = {"data_folder_in": "queue", "data_folder_out": "queue", "processed_folder": "done", "control_folder": "control"}
+    folders = {
+        "data_folder_in": "queue",
+        "data_folder_out": "queue",
+        "processed_folder": "done",
+        "control_folder": "control",
+    }
     app.conf.broker_transport_options = {option: str(FOLDER / name) for option, name in folders.items()}
 
 
@@ -103,7 +108,9 @@ def raising(tag, tenant=None):
     started(tag)
 
 
-@app.task(limit="1/1h", on_limit="raise", autoretry_for=(Limited,), max_retries=1, retry_backoff=False, default_retry_delay=0)
+@app.task(
+    limit="1/1h", on_limit="raise", autoretry_for=(Limited,), max_retries=1, retry_backoff=False, default_retry_delay=0
+)
 def retrying(tag):
     started(tag)
 

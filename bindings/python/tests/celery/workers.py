@@ -40,7 +40,10 @@ class Site:
         self.app = Celery("client", broker=broker, backend=f"file://{folder}/results", set_as_current=False)
         if broker == "filesystem://":
             # The other way round than its workers.
-            self.app.conf.broker_transport_options = {"data_folder_out": f"{folder}/queue", "data_folder_in": f"{folder}/queue"}
+            self.app.conf.broker_transport_options = {
+                "data_folder_out": f"{folder}/queue",
+                "data_folder_in": f"{folder}/queue",
+            }
         self.store = Store(f"sqlite:{folder}/limits.db")
 
     def send(self, task, *arguments, **options):

@@ -1,12 +1,12 @@
 """Celery tasks with limits that hold across all workers, processes and languages.
 
-    from workglow_limit.celery import install
+from workglow_limit.celery import install
 
-    app = Celery("tasks", broker="redis://localhost")
-    install(app, "sqlite:limits.db")
+app = Celery("tasks", broker="redis://localhost")
+install(app, "sqlite:limits.db")
 
-    @app.task(limit="100/1m + 5 concurrent", limit_key="tenant")
-    def ask(tenant, prompt): ...
+@app.task(limit="100/1m + 5 concurrent", limit_key="tenant")
+def ask(tenant, prompt): ...
 """
 
 from ._child import current_permit

@@ -74,12 +74,12 @@ class Room:
 
     # ---- what others call ----
 
-    def open(self) -> None:
+    def start(self) -> None:
         hub = self._consumer.hub
         self._alarm = LoopAlarm(hub, self._tick) if hub else ThreadAlarm(self._tick)
         self._alarm.wake()
 
-    def close(self) -> None:
+    def stop(self) -> None:
         alarm, self._alarm = self._alarm, None
         if alarm is not None:
             alarm.close()
@@ -372,7 +372,7 @@ class Room:
         self._consumer._limit_move_to_pool(request)
 
     def _accepted(self, sent: float) -> None:
-        self._late = max(time.monotonic() - sent, 0.9 * self._late)
+        self._late = max(time.monotonic() - sent, 0.5 * self._late)
 
     def _end(self, line: Line, request: Any) -> None:
         self._ended.append((line, request))

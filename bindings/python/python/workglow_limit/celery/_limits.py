@@ -62,7 +62,9 @@ class Limits:
             return
         if task.rate_limit and task.rate_limit != self.app.conf.task_default_rate_limit:
             raise refuse(
-                f"rate_limit of task {task.name}", task.rate_limit, "none beside limit: several policies are one, as '10/1s + 100/1m'"
+                f"rate_limit of task {task.name}",
+                task.rate_limit,
+                "none beside limit: several policies are one, as '10/1s + 100/1m'",
             )
         body = getattr(task, "_orig_run", task.run)
         limiter = self._limiter(task.name, options["limit"], options["limit_name"])
@@ -92,7 +94,9 @@ class Limits:
             raise refuse(f"limit of task {task}", limit, f"{known!r}, as limit {name!r} is declared already")
         if limit is not None:
             self._policies[name] = limit
-            self._limiters[name] = self.store.limiter(limit, name=name)  # Reads the text. Its first use opens the store.
+            self._limiters[name] = self.store.limiter(
+                limit, name=name
+            )  # Reads the text. Its first use opens the store.
         return partial(self.named, name)
 
     def named(self, name: str) -> Limiter:
@@ -103,9 +107,24 @@ class Limits:
 
     # ---- workers ----
 
+    def room(self, consumer: Any) -> Room:
+        """The waiting room of a worker's consumer, which Celery starts and stops, and fills as if it were its own."""
+        self.open(consumer.pool)
+        room = consumer.limit_room = Room(consumer, self.slots, self.most_held)
+        held = {name: limit for name, limit in self.tasks.items() if limit.on_limit in ("hold", "retry")}
+        buckets = {name: _Bucket(room, limit) for name, limit in held.items()}
+        bucket_for_task = consumer.bucket_for_task
+
+        def bucket(task: Any) -> Any:
+            return buckets.get(task.name) if task.name in self.tasks else bucket_for_task(task)
+
+        consumer.bucket_for_task = bucket
+        consumer.reset_rate_limits()
+        return room
+
     def open(self, pool: Any) -> None:
         """Opens the store and asks each limit once: what is wrong is said before the first task."""
-        for task, limit in self.tasks.items():
+        for limit in self.tasks.values():
             limit.limiter.peek(weight=limit.fixed_weight or 1)
         if self.tasks and self.store.url == "memory:" and "prefork" in type(pool).__module__:
             raise refuse("store", self.store.url, "one that processes share, such as sqlite:limits.db, or another pool")
@@ -155,42 +174,6 @@ class _Bucket:
         self._room.clear()
 
 
-def consumer_step(limits: Limits) -> type[Any]:
-    """The step of a worker's consumer that holds its limited tasks."""
-
-    class WaitingRoom(bootsteps.StartStopStep):  # type: ignore[misc]
-        requires = ("celery.worker.consumer.tasks:Tasks",)
-
-        def __init__(self, consumer: Any, **options: Any) -> None:
-            super().__init__(consumer, **options)
-            limits.open(consumer.pool)
-            consumer.limit_room = self.room = Room(consumer, limits.slots, limits.most_held)
-            buckets = {
-                name: _Bucket(self.room, limit)
-                for name, limit in limits.tasks.items()
-                if limit.on_limit in ("hold", "retry")
-            }
-            bucket_for_task = consumer.bucket_for_task
-
-            def bucket(task: Any) -> Any:
-                if task.name in limits.tasks:
-                    return buckets.get(task.name)
-                return bucket_for_task(task)
-
-            consumer.bucket_for_task = bucket
-            consumer.reset_rate_limits()
-
-        def start(self, _consumer: Any) -> None:
-            self.room.open()
-
-        def stop(self, _consumer: Any) -> None:
-            self.room.close()
-
-        terminate = stop
-
-    return WaitingRoom
-
-
 def install(app: Any, store: Store | str | None = None) -> None:
     """Gives the tasks of a Celery app limits, which live in a store: a URL, a Store, or None for the setting
     `task_limit_store`. Before or after the tasks are declared."""
@@ -219,4 +202,8 @@ def install(app: Any, store: Store | str | None = None) -> None:
         prepare_all()
     else:
         app.on_after_finalize.connect(prepare_all, weak=False)
-    app.steps["consumer"].add(consumer_step(limits))
+    step = {
+        "requires": ("celery.worker.consumer.tasks:Tasks",),
+        "create": lambda _step, consumer: limits.room(consumer),
+    }
+    app.steps["consumer"].add(bootsteps.StepType("WaitingRoom", (bootsteps.StartStopStep,), step))

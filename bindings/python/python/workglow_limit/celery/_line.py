@@ -78,8 +78,11 @@ class Line:
 
 
 def watch(request: Any, accepted: Callable[[], None], ended: Callable[[], None]) -> None:
-    """Calls a function when a child takes a request, and one when the pool is done with it or will not begin. Celery makes a class of requests for
-    each task whose on_success does not call its base's, so that only the request itself is left to say it."""
+    """Calls a function when a child takes a request, and one when the pool is done with it or will not begin.
+
+    Celery makes a class of requests for each task whose on_success does not call its base's, so that only the request
+    itself is left to say it.
+    """
 
     def after(name: str, is_end: Callable[[Any, tuple[Any, ...]], bool]) -> None:
         method = getattr(request, name)

@@ -31,7 +31,12 @@ class Ticket:
     def of(cls, header: Any) -> Ticket | None:
         """What a message carries. Whatever else somebody put under our name is no ticket."""
         match header:
-            case {"place": str() | None as place, "ready": float() as ready, "until": float() as until, "times": int() as times}:
+            case {
+                "place": str() | None as place,
+                "ready": float() as ready,
+                "until": float() as until,
+                "times": int() as times,
+            }:
                 return cls(place, ready, until, times)
         return None
 
@@ -43,8 +48,8 @@ class Ticket:
 
 
 def send_back(app: Any, request: Any, ticket: Ticket) -> None:
-    """Publishes the message of a consumer's request again: the same body, exchange, routing key, headers and properties,
-    but for the ticket and the ETA. The caller acknowledges the original afterwards."""
+    """Publishes the message of a consumer's request again, the same but for its ticket and its ETA. The caller
+    acknowledges the original afterwards."""
     message = request.message
     headers = {name: value for name, value in message.headers.items() if name != "compression"}
     headers[HEADER] = ticket.header()

@@ -7,11 +7,10 @@ import math
 from collections.abc import Callable
 from datetime import timedelta
 from string import Formatter
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 from .. import InvalidArgument, Limiter
 
-Action: TypeAlias = Literal["hold", "retry", "wait", "raise"]
 Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 
 #: So short a wait is no reason to give up a child, or to send a message back, in seconds.
@@ -44,7 +43,9 @@ def refuse(parameter: str, value: object, expected: str) -> InvalidArgument:
 class TaskLimit:
     """The limit of one task."""
 
-    def __init__(self, task: str, options: dict[str, Any], limiter: Callable[[], Limiter], body: Callable[..., Any]) -> None:
+    def __init__(
+        self, task: str, options: dict[str, Any], limiter: Callable[[], Limiter], body: Callable[..., Any]
+    ) -> None:
         self.task = task
         self._limiter = limiter
         self.on_limit = _action(options["on_limit"])
@@ -97,7 +98,9 @@ class _Parameters:
     def check(self, option: str, value: object, name: str) -> None:
         if name not in self.names and self.rest is None:
             raise refuse(
-                f"{option} of task {self.task}", value, f"an argument of the task: {', '.join(self.names) or 'it has none'}"
+                f"{option} of task {self.task}",
+                value,
+                f"an argument of the task: {', '.join(self.names) or 'it has none'}",
             )
 
     def bind(self, arguments: Arguments) -> dict[str, Any]:
@@ -106,10 +109,10 @@ class _Parameters:
         return {**bound.arguments, **(bound.arguments[self.rest] if self.rest else {})}
 
 
-def _action(value: object) -> Action:
+def _action(value: Any) -> str:
     if value not in ACTIONS:
         raise refuse("on_limit", value, f"one of {', '.join(ACTIONS)}")
-    return cast(Action, value)
+    return str(value)
 
 
 def _seconds(option: str, value: object, optional: bool = True) -> float | None:
@@ -121,7 +124,7 @@ def _seconds(option: str, value: object, optional: bool = True) -> float | None:
     return float(seconds)
 
 
-def _key(value: object, parameters: _Parameters) -> Callable[[Arguments], str | None]:
+def _key(value: Any, parameters: _Parameters) -> Callable[[Arguments], str | None]:
     option = f"limit_key of task {parameters.task}"
     if value is None:
         return lambda _arguments: None
@@ -153,7 +156,7 @@ def _key(value: object, parameters: _Parameters) -> Callable[[Arguments], str | 
     return lambda arguments: value.format(**parameters.bind(arguments))
 
 
-def _weight(value: object, parameters: _Parameters) -> Callable[[Arguments], Any]:
+def _weight(value: Any, parameters: _Parameters) -> Callable[[Arguments], Any]:
     if callable(value):
         return lambda arguments: value(*arguments[0], **arguments[1])
     if isinstance(value, str):
