@@ -21,7 +21,7 @@ from .. import Limiter, Unsupported
 from ._alarm import Alarm, LoopAlarm, ThreadAlarm
 from ._celery import get_logger, state
 from ._line import Held, Line, watch
-from ._message import HEADER, Ticket, send_back
+from ._message import HEADER, Ticket, longest_stay, send_back
 from ._options import GRACE, SHORT, TaskLimit
 
 logger: Any = get_logger(__name__)
@@ -36,8 +36,14 @@ LOOK_AGAIN = 0.1
 #: taken, though the limit may not know.
 IN_TRANSIT = 0.05
 
-#: How often a line is looked through for tasks that were revoked or have expired, in seconds.
+#: How often a line is looked through for tasks that were revoked, have expired or are here for long, in seconds.
 SWEEP = 1.0
+
+#: Where the limit has had room for so long, in seconds, it is the pool that those wait for who are still here.
+BUSY = 2.0
+
+#: At most so many go back to their queue at a time, while the worker does nothing else.
+BATCH = 200
 
 #: After a change of the policy all workers give their places back. So long they wait for the others to do it.
 RENEWAL = 0.3
@@ -57,6 +63,9 @@ class Room:
 
     def __init__(self, consumer: Any, slots: Callable[[Limiter], Limiter | None], most: int) -> None:
         self._consumer, self._slots, self._most = consumer, slots, most
+        self._stay = longest_stay(consumer.app)
+        if at_most := consumer.app.conf.worker_eta_task_limit:  # What Celery lets the prefetch count grow to.
+            self._most = max(0, min(most, at_most - consumer.initial_prefetch_count))
         self._extra = 0
         self._arrived: deque[tuple[Any, TaskLimit, bool]] = deque()
         self._ended: deque[tuple[Line, Any]] = deque()
@@ -98,12 +107,13 @@ class Room:
                     held.give_back()
                 line.placed.clear()
                 line.waiting.clear()
+                line.returned = line.extra = 0
             self._lines = {of: line for of, line in self._lines.items() if line.running}
             self._due.clear()
             self._blocked.clear()
 
     def add(self, request: Any, limit: TaskLimit) -> None:
-        # What waits here does not keep others from being fetched, unless it is too much for this worker's memory.
+        # Until it is known whether it has to wait for its limit: see `_fetch`.
         extra = self._extra + len(self._arrived) < self._most
         if extra:
             self._consumer.qos.increment_eventually()
@@ -170,12 +180,12 @@ class Room:
         return max(1, int(self._consumer.pool.num_processes or 1))
 
     def _seat(self, request: Any, limit: TaskLimit, extra: bool, touched: dict[Line, None]) -> Held | None:
-        self._extra += extra
         try:
             arguments = request.args, request.kwargs
-            held = Held(request, limit, limit.key(arguments), limit.weight(arguments), extra)
+            held = Held(request, limit, limit.key(arguments), limit.weight(arguments))
         except Exception:
-            self._left(extra)
+            if extra:
+                self._consumer.qos.decrement_eventually()
             self._consumer._limit_move_to_pool(request)  # The task says so itself when it runs.
             return None
         of = limit.limiter, held.key
@@ -183,6 +193,8 @@ class Room:
         if line is None:
             line = self._lines[of] = Line(limit.limiter, held.key)
         touched[line] = None
+        line.extra += extra
+        self._extra += extra
         ticket = Ticket.of(request.request_dict.get(HEADER))
         if ticket is None:
             line.waiting.append(held)
@@ -191,7 +203,7 @@ class Room:
         # A message that comes a second time may have used its place the first time.
         if request.delivery_info.get("redelivered") or ticket.until < time.time():
             held.give_back()
-            line.waiting.appendleft(held)
+            line.put_again(held)
         else:
             held.told = "held"  # It said so when it was sent back.
             held.at(ticket.ready - time.time(), ticket.until - ticket.ready)
@@ -202,7 +214,7 @@ class Room:
         line.closed = time.monotonic() + RENEWAL
         for *_, held in sorted(line.placed, reverse=True):
             held.give_back()
-            line.waiting.appendleft(held)
+            line.put_first(held)
         line.placed.clear()
 
     def _sweep(self, line: Line) -> None:
@@ -210,46 +222,70 @@ class Room:
         if now - line.swept < SWEEP:
             return
         line.swept = now
-        gone = [held for *_, held in line.placed if held.is_gone] + [held for held in line.waiting if held.is_gone]
+        placed = [entry[2] for entry in sorted(line.placed)]
+        gone = {held for held in (*placed, *line.waiting) if held.is_gone}
+        for held in gone:
+            self._drop(held)
+        # The broker must not take them for lost. Those whose place is near start before it does.
+        late = [held for held in placed if held.ready - now > self._stay]
+        late = [held for held in (*late, *line.waiting) if now - held.since > self._stay and held.travels]
+        for held in [held for held in late if held not in gone][:BATCH]:
+            if not self._send_back(held, max(0.0, held.ready - now)):
+                break
+            gone.add(held)
         if gone:
-            line.placed = [entry for entry in line.placed if entry[2] not in gone]
-            heapq.heapify(line.placed)
-            line.waiting = deque(held for held in line.waiting if held not in gone)
-            for held in gone:
-                self._drop(held)
+            line.remove(gone)
 
     def _serve(self, line: Line) -> None:
         """Does for a line what can be done now, and notes when to look again."""
         wait = self._advance(line)
+        self._fetch(line)
+        if line.waiting or line.placed:
+            wait = SWEEP if wait is None else min(wait, SWEEP)
         if wait is None:
             line.due = None
-            if not (line.waiting or line.placed or line.running):
+            if not line.running:
                 self._lines.pop((line.limiter, line.key), None)
         else:
             line.due = time.monotonic() + wait
             heapq.heappush(self._due, (line.due, next(self._number), line))
 
+    def _fetch(self, line: Line) -> None:
+        """What waits for its limit does not keep others from being fetched, unless it is too much for this worker's memory.
+        What waits for the pool does, as everywhere in Celery: another worker may have the time. Only that a worker without
+        an event loop, once it fetches no more, takes seconds to see that it may."""
+        extra = 0
+        if self._consumer.hub is None or time.monotonic() - line.full < BUSY:
+            extra = min(len(line.waiting) + len(line.placed), self._most - self._extra + line.extra)
+        qos = self._consumer.qos
+        if extra > line.extra:
+            qos.increment_eventually(extra - line.extra)
+        elif extra < line.extra:
+            qos.decrement_eventually(line.extra - extra)
+        self._extra += extra - line.extra
+        line.extra = extra
+
     def _advance(self, line: Line) -> float | None:
         """Returns in how many seconds there is more to do; None if something else has to happen first."""
+        self._sweep(line)
         while True:
             if time.monotonic() > self._turn:
                 return 0.0
             wait = None
             if line.placed:
-                self._sweep(line)
-            if line.placed:
-                wait = min(line.placed[0][0] - LEAD - time.monotonic(), SWEEP)
+                wait = line.placed[0][0] - LEAD - time.monotonic()
                 if wait <= 0:
                     if self._running >= self._capacity:
                         self._blocked[line] = None
                         return None
                     self._send(line, heapq.heappop(line.placed)[2])
                     continue
+                line.full = time.monotonic()
             if not line.waiting:
                 return wait
             held = line.waiting[0]
             if held.is_gone:
-                line.waiting.popleft()
+                line.take_first()
                 self._drop(held)
                 continue
             if (closed := line.closed - time.monotonic()) > 0:
@@ -258,6 +294,7 @@ class Room:
                 return wait
             again = self._take(line, held)
             if again is not None:
+                line.full = time.monotonic()
                 return again if wait is None else min(again, wait)
 
     def _send(self, line: Line, held: Held) -> None:
@@ -268,7 +305,7 @@ class Room:
         elif now > held.until or _is_paused(line.limiter):
             # Too late: the pool was busy. Or somebody paused the limit.
             held.give_back()
-            line.waiting.appendleft(held)
+            line.put_first(held)
         else:
             self._dispatch(line, held)
 
@@ -289,14 +326,14 @@ class Room:
         except Exception:
             # What is wrong is said by the task, when it runs into it.
             logger.debug("limit %s", line.limiter.name, exc_info=True)
-            line.waiting.popleft()
+            line.take_first()
             self._dispatch(line, held)
             return None
 
     def _reserve(self, line: Line, held: Held) -> float | None:
         limiter, limit = line.limiter, held.limit
         near, far = self._grace(line, held)
-        place, grace = limiter.reserve(line.key, held.weight, limit.longest, near), near
+        place, grace = limiter.reserve(line.key, held.weight, self._longest(limit), near), near
         if place is None:
             place, grace = limiter.reserve(line.key, held.weight, grace=far), far
         if place is None:
@@ -317,21 +354,28 @@ class Room:
             if decision.remaining is not None and decision.remaining - line.in_transit(now) < held.weight:
                 return IN_TRANSIT
             return self._hold(line, held, 0.0, GRACE)
-        if decision.retry_after > held.limit.longest:
+        if decision.retry_after > self._longest(held.limit):
             return self._hold(line, held, decision.retry_after, 0.0)
         return max(decision.retry_after, _look_again())
 
     def _hold(self, line: Line, held: Held, wait: float, grace: float) -> float | None:
         """The head of a line knows how long it has to wait: here, or in its queue."""
-        line.waiting.popleft()
+        line.take_first()
         held.at(wait, grace)
-        if wait > held.limit.longest and "task" in held.request.message.headers:
-            return self._send_back(line, held, wait)
-        # The old protocol keeps what we would change in the body, so its messages stay.
+        if wait > self._longest(held.limit) and held.travels:
+            if self._send_back(held, wait):
+                return None
+            held.give_back()
+            line.put_first(held)
+            return 1.0
         self._place(line, held)
         if wait > LEAD:
             self._tell(held, wait, "held")
         return None
+
+    def _longest(self, limit: TaskLimit) -> float:
+        """The longest wait for a place that is spent here, in seconds."""
+        return min(limit.longest, self._stay)
 
     def _place(self, line: Line, held: Held) -> None:
         heapq.heappush(line.placed, (held.ready, next(self._number), held))
@@ -360,7 +404,6 @@ class Room:
         request = held.request
         if request.revoked():
             held.give_back()
-            self._left(held.extra)
             return
         request.request_dict[HEADER] = held.ticket(held.times).header()
         held.place, held.told = None, GONE  # It is the child's now.
@@ -368,7 +411,6 @@ class Room:
         line.running.add(request)
         self._running += 1
         watch(request, partial(self._accepted, time.monotonic()), partial(self._end, line, request))
-        self._left(held.extra)
         self._consumer._limit_move_to_pool(request)
 
     def _accepted(self, sent: float) -> None:
@@ -378,34 +420,25 @@ class Room:
         self._ended.append((line, request))
         self._wake()
 
-    def _left(self, extra: bool) -> None:
-        if extra:
-            self._extra -= 1
-            self._consumer.qos.decrement_eventually()
-
     def _drop(self, held: Held) -> None:
         """It was revoked or has expired."""
         held.told = GONE
         held.give_back()
         held.request.revoked()  # Says so, and acknowledges.
-        self._left(held.extra)
 
-    def _send_back(self, line: Line, held: Held, wait: float) -> float | None:
+    def _send_back(self, held: Held, wait: float) -> bool:
         """To its queue, with its place. First published, then acknowledged: dying in between makes one too many."""
         request = held.request
         try:
             send_back(self._consumer.app, request, held.ticket(held.times + 1))
         except Exception:
             logger.warning("%s could not be sent back, and stays", request, exc_info=True)
-            held.give_back()
-            line.waiting.appendleft(held)
-            return 1.0
+            return False
         self._tell(held, wait, "republished")
         held.told = GONE
         request.acknowledge()
         state.task_ready(request)
-        self._left(held.extra)
-        return None
+        return True
 
     def _tell(self, held: Held, wait: float | None, action: str) -> None:
         """The event for monitors, once for each thing that happens to it."""

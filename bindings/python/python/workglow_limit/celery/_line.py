@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import heapq
+import math
 import time
 from collections import deque
 from collections.abc import Callable
+from itertools import islice
 from typing import Any
 
 from .. import Limiter, LimitError, Permit
@@ -18,11 +21,11 @@ logger: Any = get_logger(__name__)
 class Held:
     """A task in the waiting room."""
 
-    __slots__ = ("extra", "key", "limit", "place", "ready", "request", "text", "times", "told", "until", "weight")
+    __slots__ = ("key", "limit", "place", "ready", "request", "since", "text", "times", "told", "until", "weight")
 
-    def __init__(self, request: Any, limit: TaskLimit, key: str | None, weight: int, extra: bool) -> None:
+    def __init__(self, request: Any, limit: TaskLimit, key: str | None, weight: int) -> None:
         self.request, self.limit, self.key, self.weight = request, limit, key, weight
-        self.extra = extra  # Whether the worker fetches one more because this one is here.
+        self.since = time.monotonic()
         self.place: Permit | None = None
         self.text: str | None = None
         self.ready = self.until = 0.0  # Of the place, by the monotonic clock.
@@ -39,6 +42,11 @@ class Held:
         request = self.request
         return request.id in state.revoked or bool(request.expires) and request.expires.timestamp() < time.time()
 
+    @property
+    def travels(self) -> bool:
+        """The old protocol keeps what we would change in the body, so its messages stay."""
+        return "task" in self.request.message.headers
+
     def ticket(self, times: int) -> Ticket:
         ready = time.time() + self.ready - time.monotonic()
         return Ticket(self.text, ready, ready + self.until - self.ready, times)
@@ -54,22 +62,48 @@ class Held:
         except LimitError:
             logger.debug("%r of %s could not be given back", self.text, self.request, exc_info=True)
         self.place = self.text = None
+        self.ready = self.until = 0.0
 
 
 class Line:
     """Those who wait for the same limit and key."""
 
-    __slots__ = ("closed", "counted", "due", "key", "limiter", "placed", "running", "swept", "transit", "waiting")
+    __slots__ = (
+        "closed", "counted", "due", "extra", "full", "key", "limiter", "placed", "returned", "running", "swept", "transit",
+        "waiting",
+    )  # fmt: skip
 
     def __init__(self, limiter: Limiter, key: str | None) -> None:
         self.limiter, self.key = limiter, key
         self.waiting: deque[Held] = deque()
+        self.returned = 0  # So many of its first have been here before.
         self.placed: list[tuple[float, int, Held]] = []  # A heap: who is ready first.
         self.running: set[Any] = set()  # Requests that went to the pool and have not ended.
         self.transit: deque[tuple[float, int]] = deque()  # (until when, weight) of those that may not have started.
         self.counted = False  # Its limit has no places that can travel: units are only counted.
         self.due: float | None = None
         self.closed = self.swept = 0.0  # Until when it takes no places, and when it was looked through.
+        self.full = -math.inf  # When its limit had no room, for the last time.
+        self.extra = 0  # So many more the worker fetches because of those who wait.
+
+    def put_first(self, held: Held) -> None:
+        self.waiting.appendleft(held)
+        self.returned += 1
+
+    def put_again(self, held: Held) -> None:
+        """One that was here before: behind those that came back before it, and ahead of all others."""
+        self.waiting.insert(self.returned, held)
+        self.returned += 1
+
+    def take_first(self) -> Held:
+        self.returned = max(0, self.returned - 1)
+        return self.waiting.popleft()
+
+    def remove(self, those: set[Held]) -> None:
+        self.placed = [entry for entry in self.placed if entry[2] not in those]
+        heapq.heapify(self.placed)
+        self.returned = sum(held not in those for held in islice(self.waiting, self.returned))
+        self.waiting = deque(held for held in self.waiting if held not in those)
 
     def in_transit(self, now: float) -> int:
         while self.transit and self.transit[0][0] < now:

@@ -12,6 +12,10 @@ HEADER = "workglow_limit"
 #: A message comes back this long before its place: a timer of Celery may be late by as much as a second.
 EARLY = 2.0
 
+#: A broker delivers again what is not acknowledged in time. For so long it waits where the settings do not say it, in
+#: seconds: RabbitMQ and SQS do, Redis twice as long.
+DELIVERED_AGAIN = 1800.0
+
 _PROPERTIES = ("correlation_id", "reply_to", "priority", "delivery_mode", "message_id", "type", "app_id")
 
 
@@ -40,11 +44,17 @@ class Ticket:
                 return cls(place, ready, until, times)
         return None
 
-    @property
-    def eta(self) -> datetime | None:
+    def eta(self, app: Any) -> datetime | None:
         """When the message is wanted back; None: at once, because it is held wherever it arrives."""
-        early = self.ready - EARLY
-        return datetime.fromtimestamp(early, timezone.utc) if early > time.time() + EARLY else None
+        now = time.time()
+        early = min(self.ready - EARLY, now + longest_stay(app))
+        return datetime.fromtimestamp(early, timezone.utc) if early > now + EARLY else None
+
+
+def longest_stay(app: Any) -> float:
+    """So long a worker may keep a message that it does not start, in seconds. Three such times may come together, until
+    its ETA, until its turn and until its place; and the broker must not take it for lost meanwhile."""
+    return float(app.conf.broker_transport_options.get("visibility_timeout") or DELIVERED_AGAIN) / 4
 
 
 def send_back(app: Any, request: Any, ticket: Ticket) -> None:
@@ -53,7 +63,8 @@ def send_back(app: Any, request: Any, ticket: Ticket) -> None:
     message = request.message
     headers = {name: value for name, value in message.headers.items() if name != "compression"}
     headers[HEADER] = ticket.header()
-    headers["eta"] = ticket.eta and ticket.eta.isoformat()
+    eta = ticket.eta(app)
+    headers["eta"] = eta and eta.isoformat()
     properties = {name: message.properties[name] for name in _PROPERTIES if message.properties.get(name) is not None}
     if request.expires is not None:
         properties["expiration"] = max(0.0, request.expires.timestamp() - time.time())
@@ -80,7 +91,7 @@ def send_again(task: Any, request: Any, ticket: Ticket) -> None:
         request,
         request.args,
         request.kwargs,
-        eta=ticket.eta,
+        eta=ticket.eta(task.app),
         retries=request.retries,
         headers=headers,
         correlation_id=request.correlation_id or request.id,
