@@ -34,8 +34,9 @@
 // where it has a meaning. Texts are UTF-8 and end with a NUL. A key has a length instead: any `key_len` bytes of UTF-8,
 // at most 1,024; length 0 is no key. One policy, a separate budget per key. Weights are units, at least 1. Durations are
 // nanoseconds, instants nanoseconds since 1970 (UTC); limits count in whole microseconds, rounded so that they are
-// never exceeded. Structures that begin with `struct_size` are initialised with their INIT macro; later versions add
-// fields at their end, and a library refuses settings that it does not know.
+// never exceeded. Structures that begin with `struct_size` are initialised with their INIT macro. Later versions add
+// fields at their end, where 0 means what held before: a program may be older than the library, and newer as long as it
+// leaves what the library does not know at 0.
 //
 // Ownership. What a _new, _shared, _attach or _open function hands out belongs to the caller, who gives it to the _free
 // function of that type, once; _free(NULL) is a no-op. Handles that refer to one another are reference counted inside,

@@ -82,14 +82,21 @@ def take(block, comments):
         block.marks[word] = value.strip()
 
 
+def files(group):
+    """The files that a group of blocks is written to, by name."""
+    return {block.marks.get("file") for block in group}
+
+
 def chains(page, text):
     """The blocks of a page, in groups that share a folder."""
     groups = []
     for block in blocks(page, text):
         if block.marks.keys() & {"continues", "prints"}:
-            if not groups:
-                raise BadPage(f"{block.page}:{block.line - 1}: “{' '.join(block.marks)}” stands after no block")
-            groups[-1].append(block)
+            name = block.marks.get("continues")
+            group = next((group for group in reversed(groups) if not name or name in files(group)), None)
+            if group is None:
+                raise BadPage(f"{block.page}:{block.line - 1}: “{' '.join(block.marks)}” stands after no block that it means")
+            group.append(block)
         elif block.language != "text":
             groups.append([block])
     return groups

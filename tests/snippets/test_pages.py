@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from pages import chains
-from running import ROOT, Rust, run_chain
+from running import ROOT, Rust, lacks, run_chain
 
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("bindings/*/README.md")])
 CHAINS = [chain for page in PAGES for chain in chains(str(page.relative_to(ROOT)), page.read_text())]
@@ -21,13 +21,15 @@ def results(request, tmp_path_factory):
     rust = Rust([block for blocks in parts.values() for block in blocks], tmp_path_factory.mktemp("rust"))
     with ThreadPoolExecutor(4) as pool:
         order = sorted(asked, key=lambda number: not parts[number])
-        yield {number: pool.submit(run_chain, CHAINS[number], rust) for number in order}
+        yield {number: pool.submit(run_chain, CHAINS[number], rust) for number in order if not lacks(CHAINS[number])}
 
 
 @pytest.mark.parametrize("number, block", BLOCKS, ids=[f"{block.where}:{block.language}" for _, block in BLOCKS])
 def test_runs(number, block, results):
     if "not run" in block.marks:
         pytest.skip(f"{block.where}: {block.marks['not run']}")
+    if lack := lacks(CHAINS[number]):
+        pytest.skip(f"{block.where}: {lack} is not installed")
     if wrong := results[number].result().get(block.where):
         pytest.fail(wrong, pytrace=False)
 

@@ -2,7 +2,7 @@
 
 import pytest
 from pages import BadPage, chains
-from running import Rust, run_chain
+from running import Rust, lacks, run_chain
 
 
 def page(*lines):
@@ -41,7 +41,8 @@ BROKEN = {
     "a block without language": fenced("", "make"),
     "other output": page(fenced("python", "print(1)"), "", "<!-- prints -->", fenced("text", "2")),
     "what ends in the background": page(
-        "<!-- background -->", fenced("sh", "exit 3"), "<!-- continues -->", fenced("sh", "sleep 1")
+        "<!-- background -->", fenced("sh", "touch gone", "exit 3"),
+        "<!-- continues -->", fenced("sh", "until test -e gone; do sleep 0.1; done", "sleep 1"),
     ),
     "a hidden check": page(fenced("python", "n = 1"), "<!-- after", "assert n == 2", "-->"),
 }  # fmt: skip
@@ -56,6 +57,10 @@ GOOD = {
     "python": page(fenced("python", "print(1)"), "<!-- prints -->", fenced("text", "1")),
     "one program": page(fenced("python", "n = 1"), "<!-- continues -->", fenced("python", "assert n == 1")),
     "one folder": page("<!-- file: n.py -->", fenced("python", "n = 1"), "<!-- continues -->", fenced("sh", "grep n n.py")),
+    "an earlier folder": page(
+        "<!-- file: n -->", fenced("sh", "touch here"), fenced("sh", "test ! -e here"), "<!-- continues: n -->",
+        fenced("sh", "test -e here"),
+    ),
     "hidden": page("<!-- before", "n = 1", "-->", fenced("python", "n += 1"), "<!-- after", "assert n == 2", "-->"),
     "a session": fenced("console", "$ date +%Y; echo two", "1970", "two", "$ true"),
     "text": fenced("text", "anything"),
@@ -74,6 +79,18 @@ def test_what_is_good_passes(text, tmp_path):
 def test_what_follows_a_broken_block_is_not_reached(tmp_path):
     wrong = run(page(fenced("sh", "false"), "<!-- continues -->", fenced("js", "1;")), tmp_path)
     assert list(wrong) == ["page.md:1", "page.md:5"] and "not reached" in wrong["page.md:5"]
+
+
+@pytest.mark.parametrize(
+    "needs, text",
+    [("redis-server", fenced("python", "url = 'redis://localhost/1'")), ("redis-server", fenced("js", "({ port: 6379 });")),
+     ("cmake", fenced("cmake", "project(app)")), ("c++", fenced("cpp", "int main() {}")), ("sqlite3", fenced("console", "$ sqlite3 a"))],
+)  # fmt: skip
+def test_what_a_machine_lacks_is_named(needs, text, monkeypatch):
+    (chain,) = chains("page.md", text)
+    assert lacks(chain) is None
+    monkeypatch.setattr("shutil.which", lambda name: None if name == needs else name)
+    assert lacks(chain) == needs
 
 
 def test_blocks_do_not_share_a_folder(tmp_path):
@@ -99,6 +116,7 @@ def test_redis_is_one_that_was_started(tmp_path):
         (page("<!-- not run:  -->", fenced("sh", "false")), "without the reason"),
         (page("<!-- not run: it needs the moon -->", "words"), "stands before no block"),
         (page("<!-- continues -->", fenced("sh", "true")), "stands after no block"),
+        (page("<!-- continues: n -->", fenced("sh", "true")), "stands after no block"),
         (page("```python", "1"), "nothing closes"),
         (page("<!-- before", "1"), "nothing closes"),
     ],

@@ -8,8 +8,18 @@ import type { Limiter } from "./limiter.js";
  * A response of `fetch`, `node:http`, undici, got, axios: anything with a status and headers, which are pairs or an object.
  */
 export type HttpResponse =
-  | { readonly status: number; readonly headers: object }
-  | { readonly statusCode?: number | undefined; readonly headers: object };
+  | {
+      /** The status, as `fetch` and axios name it. */
+      readonly status: number;
+      /** Pairs, or an object. */
+      readonly headers: object;
+    }
+  | {
+      /** The status, as `node:http`, undici and got name it. */
+      readonly statusCode?: number | undefined;
+      /** Pairs, or an object. */
+      readonly headers: object;
+    };
 
 /** How to heed a response. */
 export interface HeedOptions {

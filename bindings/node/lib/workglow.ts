@@ -18,12 +18,17 @@ export interface WorkglowLimiter {
   release(token: unknown): Promise<void>;
   /** The job of this token has ended. */
   complete(token: unknown): Promise<void>;
+  /** Would a job start now? */
   canProceed(): Promise<boolean>;
+  /** A job has started. */
   recordJobStart(): Promise<void>;
+  /** A job has ended. */
   recordJobCompletion(): Promise<void>;
   /** When to ask again. */
   getNextAvailableTime(): Promise<Date>;
+  /** Nobody starts before `date`. */
   setNextAvailableTime(date: Date): Promise<void>;
+  /** Back to the initial state. */
   clear(): Promise<void>;
 }
 
@@ -107,6 +112,7 @@ export function toWorkglow(limiter: Limiter, options: ToWorkglowOptions = {}): W
 
 /** What Workglow's `ServiceRegistry` takes to register a service. Tokens of one id are the same to it, whoever made them. */
 export interface WorkglowServiceToken<T> {
+  /** What makes tokens the same. */
   readonly id: string;
   /** There for its type only. */
   readonly _type: T;

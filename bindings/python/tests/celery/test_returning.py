@@ -55,6 +55,7 @@ def test_a_worker_that_stops_gives_its_places_back(own_site):
     assert limiter.peek("stop").retry_after > HOUR
     assert site.stop(worker) == 0
     assert limiter.peek("stop").retry_after <= HOUR
+    assert "Traceback" not in worker.log.read_text()
     assert len(site.messages()) == 5
     # They are there for the next one.
     limiter.clear("stop")

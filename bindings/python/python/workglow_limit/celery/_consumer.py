@@ -142,6 +142,8 @@ class Room:
 
     def _tick(self) -> float | None:
         with self._lock:
+            if self._alarm is None:
+                return None  # It rang before it was stopped.
             self._turn = time.monotonic() + TURN
             touched: dict[Line, None] = {}
             while self._ended:

@@ -82,6 +82,7 @@ class Limits:
         if isinstance(limit, Limiter):
             if name is not None:
                 raise refuse(f"limit_name of task {task}", name, "none beside a limiter, which has a name")
+            self._limiters.setdefault(limit.name, limit)
             return lambda: limit
         if name is None:
             name = task

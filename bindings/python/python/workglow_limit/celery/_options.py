@@ -55,6 +55,8 @@ class TaskLimit:
         parameters = _Parameters(task, body)
         self._key = _key(options["limit_key"], parameters)
         self._weight = _weight(options["limit_weight"], parameters)
+        #: The weight, if it does not depend on the call.
+        self.fixed_weight = options["limit_weight"] if type(options["limit_weight"]) is int else None
 
     @property
     def limiter(self) -> Limiter:
@@ -75,14 +77,6 @@ class TaskLimit:
         if type(weight) is not int or weight < 1:
             raise refuse(f"limit_weight of task {self.task}", weight, "a whole number of at least 1")
         return weight
-
-    @property
-    def fixed_weight(self) -> int | None:
-        """The weight, if it does not depend on the call."""
-        try:
-            return self.weight(((), {}))
-        except Exception:
-            return None
 
 
 class _Parameters:
