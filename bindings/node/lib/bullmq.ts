@@ -197,7 +197,7 @@ async function delay(job: Job, token: string | undefined, limiter: Limiter, { wa
     await job.updateData({ ...job.data, [PLACE]: place });
     await job.moveToDelayed(Math.ceil(at - hold), token);
   } catch (error) {
-    limiter.permit(place.text).cancel();
+    limiter.place(place.text).cancel();
     throw error;
   }
 }
