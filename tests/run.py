@@ -35,6 +35,7 @@ SUITES = {
     "measuring": (PYTEST, [sys.executable, "-m", "pytest", "-q", "examples/fleet", "tests/torture/storm"]),
     "snippets": (PYTEST, [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "tests/snippets"]),
     "together": (PYTEST, [sys.executable, "-m", "pytest", "-q", "tests/together"]),
+    "fleet-bullmq": (NODE, ["npm", "--prefix", "tests/fleet/bullmq", "test"]),
     "fleet-workglow": (NODE, ["npm", "--prefix", "tests/fleet/workglow", "test"]),
     "fleet-celery": (PYTEST, [sys.executable, "-m", "pytest", "-q", "-s", "tests/fleet/celery"]),
     "storm-100-2s": (STORMS, [*STORM, "--limit", "100", "--window", "2"]),
