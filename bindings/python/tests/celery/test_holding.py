@@ -106,3 +106,11 @@ def test_one_that_has_expired_gives_its_place_back(site):
     result = site.send("annotated", "expired", expires=0.5)
     site.until(lambda: result.state == "REVOKED")
     assert not site.started("expired")
+
+
+def test_an_eta_comes_first_and_then_the_limit(site):
+    for number in range(2):
+        site.send("hourly", f"eta-{number}", countdown=0.3)
+    site.until(lambda: site.control("limits")["work.hourly"]["waiting"].get("eta") == 1)
+    site.passed_by("eta")
+    assert len(site.started("eta")) == 1

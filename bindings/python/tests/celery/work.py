@@ -13,7 +13,7 @@ from workglow_limit.celery import Limited, current_permit, install
 FOLDER = Path(os.environ["WORK_FOLDER"])
 BROKER = os.environ["WORK_BROKER"]
 
-app = Celery("work", broker=BROKER, backend=f"file://{FOLDER}/results")
+app = Celery("work", broker=BROKER, backend=BROKER if BROKER.startswith("redis") else None)
 app.conf.update(
     broker_connection_retry_on_startup=True,
     broker_transport_options={"visibility_timeout": int(os.environ.get("WORK_VISIBILITY", 3600))},

@@ -35,9 +35,10 @@ class Site:
     def __init__(self, folder, broker):
         self.folder, self.broker = folder, broker
         self.workers = []
-        for name in "queue", "done", "control", "results":
+        for name in "queue", "done", "control":
             (folder / name).mkdir()
-        self.app = Celery("client", broker=broker, backend=f"file://{folder}/results", set_as_current=False)
+        backend = broker if broker.startswith("redis") else None
+        self.app = Celery("client", broker=broker, backend=backend, set_as_current=False)
         if broker == "filesystem://":
             # The other way round than its workers.
             self.app.conf.broker_transport_options = {
@@ -73,6 +74,7 @@ class Site:
     until = staticmethod(until)
 
     def close(self):
+        self.app.close()
         for worker in self.workers:
             if worker.poll() is None:
                 worker.kill()
@@ -100,7 +102,7 @@ class Site:
         """What lies in the queue, oldest first."""
         with self.app.connection_for_read() as connection:
             client = connection.default_channel.client
-            return [json.loads(text) for key in client.keys("celery*") for text in reversed(client.lrange(key, 0, -1))]
+            return [json.loads(text) for key in client.scan_iter("celery*", _type="list") for text in reversed(client.lrange(key, 0, -1))]
 
     @staticmethod
     def body(message):

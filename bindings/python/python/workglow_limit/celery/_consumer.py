@@ -21,7 +21,7 @@ from .. import Limiter, Unsupported
 from ._alarm import Alarm, LoopAlarm, ThreadAlarm
 from ._celery import get_logger, state
 from ._line import Held, Line, watch
-from ._message import HEADER, Ticket, send_back
+from ._message import HEADER, Ticket, patience, send_back
 from ._options import GRACE, SHORT, TaskLimit
 
 logger: Any = get_logger(__name__)
@@ -38,6 +38,9 @@ IN_TRANSIT = 0.05
 
 #: How often a line is looked through for tasks that were revoked or have expired, in seconds.
 SWEEP = 1.0
+
+#: So many leave a line in one go: each of them is a message.
+AT_ONCE = 20
 
 #: After a change of the policy all workers give their places back. So long they wait for the others to do it.
 RENEWAL = 0.3
@@ -58,7 +61,8 @@ class Room:
     def __init__(self, consumer: Any, slots: Callable[[Limiter], Limiter | None], most: int) -> None:
         self._consumer, self._slots, self._most = consumer, slots, most
         self._extra = 0
-        self._arrived: deque[tuple[Any, TaskLimit, bool]] = deque()
+        self._patience = patience(consumer.app)
+        self._arrived: deque[tuple[Any, TaskLimit]] = deque()
         self._ended: deque[tuple[Line, Any]] = deque()
         self._changed: deque[str] = deque()
         self._lines: dict[tuple[Limiter, str | None], Line] = {}
@@ -103,11 +107,7 @@ class Room:
             self._blocked.clear()
 
     def add(self, request: Any, limit: TaskLimit) -> None:
-        # What waits here does not keep others from being fetched, unless it is too much for this worker's memory.
-        extra = self._extra + len(self._arrived) < self._most
-        if extra:
-            self._consumer.qos.increment_eventually()
-        self._arrived.append((request, limit, extra))
+        self._arrived.append((request, limit))
         self._wake()
 
     def renew(self, name: str) -> None:
@@ -162,7 +162,11 @@ class Room:
                 if line.due == due:
                     touched[line] = None
             for line in touched:
-                self._serve(line)
+                try:
+                    self._serve(line)
+                except Exception:  # A result backend that is gone, say: the other lines go on.
+                    logger.exception("limit %s: looking again in a second", line.limiter.name)
+                    self._see_again(line, 1.0)
             for held in seated:
                 self._tell(held, None, "held")  # Those of them that are still here.
             return max(0.0, self._due[0][0] - time.monotonic()) if self._due else None
@@ -171,13 +175,11 @@ class Room:
     def _capacity(self) -> int:
         return max(1, int(self._consumer.pool.num_processes or 1))
 
-    def _seat(self, request: Any, limit: TaskLimit, extra: bool, touched: dict[Line, None]) -> Held | None:
-        self._extra += extra
+    def _seat(self, request: Any, limit: TaskLimit, touched: dict[Line, None]) -> Held | None:
         try:
             arguments = request.args, request.kwargs
-            held = Held(request, limit, limit.key(arguments), limit.weight(arguments), extra)
+            held = Held(request, limit, limit.key(arguments), limit.weight(arguments))
         except Exception:
-            self._left(extra)
             self._consumer._limit_move_to_pool(request)  # The task says so itself when it runs.
             return None
         of = limit.limiter, held.key
@@ -186,7 +188,8 @@ class Room:
             line = self._lines[of] = Line(limit.limiter, held.key)
         touched[line] = None
         ticket = Ticket.of(request.request_dict.get(HEADER))
-        if ticket is None:
+        if ticket is None or ticket.place is None:
+            held.times = ticket.times if ticket else 0
             line.waiting.append(held)
             return held
         held.times, held.text = ticket.times, ticket.place
@@ -207,29 +210,64 @@ class Room:
             line.waiting.appendleft(held)
         line.placed.clear()
 
-    def _sweep(self, line: Line) -> None:
+    def _sweep(self, line: Line) -> bool:
+        """Lets those leave who were revoked or have expired, and those whom the broker would soon take for lost.
+        Returns whether that were all of them."""
         now = time.monotonic()
         if now - line.swept < SWEEP:
-            return
+            return True
         line.swept = now
-        gone = [held for *_, held in line.placed if held.is_gone] + [held for held in line.waiting if held.is_gone]
-        if gone:
-            line.placed = [entry for entry in line.placed if entry[2] not in gone]
-            heapq.heapify(line.placed)
-            line.waiting = deque(held for held in line.waiting if held not in gone)
-            for held in gone:
+        oldest = now - self._patience
+        leave = [held for held in line.waiting if held.is_gone or held.since < oldest]
+        leave += [held for *_, held in line.placed if held.is_gone or held.since < oldest and held.ready > now + SWEEP]
+        if not leave:
+            return True
+        leaving = set(leave[:AT_ONCE])
+        line.placed = [entry for entry in line.placed if entry[2] not in leaving]
+        heapq.heapify(line.placed)
+        line.waiting = deque(held for held in line.waiting if held not in leaving)
+        for held in leave[:AT_ONCE]:
+            if held.is_gone:
                 self._drop(held)
+            else:
+                self._send_back(line, held, None)
+        if len(leave) > AT_ONCE:
+            line.swept = 0.0
+        return len(leave) <= AT_ONCE
 
     def _serve(self, line: Line) -> None:
         """Does for a line what can be done now, and notes when to look again."""
+        swept = self._sweep(line)
         wait = self._advance(line)
+        if not swept:
+            wait = 0.0
+        if line.waiting or line.placed:
+            wait = SWEEP if wait is None else min(wait, SWEEP)
+            self._fetch_past(line)
         if wait is None:
             line.due = None
-            if not (line.waiting or line.placed or line.running):
+            if not line.running:
                 self._lines.pop((line.limiter, line.key), None)
         else:
-            line.due = time.monotonic() + wait
-            heapq.heappush(self._due, (line.due, next(self._number), line))
+            self._see_again(line, wait)
+
+    def _see_again(self, line: Line, wait: float) -> None:
+        line.due = time.monotonic() + wait
+        heapq.heappush(self._due, (line.due, next(self._number), line))
+
+    def _fetch_past(self, line: Line) -> None:
+        """Those who wait for their limit do not keep the worker from fetching others, up to what its memory is good for.
+        Those who only wait for the pool do, as always in Celery: they are for other workers to fetch."""
+        if line.placed:
+            if line.placed[0][0] - LEAD <= time.monotonic():
+                return
+        elif line.limiter.peek(line.key).admitted:
+            return
+        for held in [*line.waiting, *(held for *_, held in line.placed)]:
+            if not held.extra and self._extra < self._most:
+                held.extra = True
+                self._extra += 1
+                self._consumer.qos.increment_eventually()
 
     def _advance(self, line: Line) -> float | None:
         """Returns in how many seconds there is more to do; None if something else has to happen first."""
@@ -238,9 +276,7 @@ class Room:
                 return 0.0
             wait = None
             if line.placed:
-                self._sweep(line)
-            if line.placed:
-                wait = min(line.placed[0][0] - LEAD - time.monotonic(), SWEEP)
+                wait = line.placed[0][0] - LEAD - time.monotonic()
                 if wait <= 0:
                     if self._running >= self._capacity:
                         self._blocked[line] = None
@@ -362,7 +398,7 @@ class Room:
         request = held.request
         if request.revoked():
             held.give_back()
-            self._left(held.extra)
+            self._left(held)
             return
         request.request_dict[HEADER] = held.ticket(held.times).header()
         held.place, held.told = None, GONE  # It is the child's now.
@@ -370,7 +406,7 @@ class Room:
         line.running.add(request)
         self._running += 1
         watch(request, partial(self._accepted, time.monotonic()), partial(self._end, line, request))
-        self._left(held.extra)
+        self._left(held)
         self._consumer._limit_move_to_pool(request)
 
     def _accepted(self, sent: float) -> None:
@@ -380,8 +416,9 @@ class Room:
         self._ended.append((line, request))
         self._wake()
 
-    def _left(self, extra: bool) -> None:
-        if extra:
+    def _left(self, held: Held) -> None:
+        if held.extra:
+            held.extra = False
             self._extra -= 1
             self._consumer.qos.decrement_eventually()
 
@@ -390,9 +427,9 @@ class Room:
         held.told = GONE
         held.give_back()
         held.request.revoked()  # Says so, and acknowledges.
-        self._left(held.extra)
+        self._left(held)
 
-    def _send_back(self, line: Line, held: Held, wait: float) -> float | None:
+    def _send_back(self, line: Line, held: Held, wait: float | None) -> float | None:
         """To its queue, with its place. First published, then acknowledged: dying in between makes one too many."""
         request = held.request
         try:
@@ -406,7 +443,7 @@ class Room:
         held.told = GONE
         request.acknowledge()
         state.task_ready(request)
-        self._left(held.extra)
+        self._left(held)
         return None
 
     def _tell(self, held: Held, wait: float | None, action: str) -> None:

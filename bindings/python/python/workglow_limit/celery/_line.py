@@ -18,11 +18,25 @@ logger: Any = get_logger(__name__)
 class Held:
     """A task in the waiting room."""
 
-    __slots__ = ("extra", "key", "limit", "place", "ready", "request", "text", "times", "told", "until", "weight")
+    __slots__ = (
+        "extra",
+        "key",
+        "limit",
+        "place",
+        "ready",
+        "request",
+        "since",
+        "text",
+        "times",
+        "told",
+        "until",
+        "weight",
+    )
 
-    def __init__(self, request: Any, limit: TaskLimit, key: str | None, weight: int, extra: bool) -> None:
+    def __init__(self, request: Any, limit: TaskLimit, key: str | None, weight: int) -> None:
         self.request, self.limit, self.key, self.weight = request, limit, key, weight
-        self.extra = extra  # Whether the worker fetches one more because this one is here.
+        self.since = time.monotonic()
+        self.extra = False  # Whether the worker fetches one more because this one is here.
         self.place: Permit | None = None
         self.text: str | None = None
         self.ready = self.until = 0.0  # Of the place, by the monotonic clock.

@@ -40,11 +40,17 @@ class Ticket:
                 return cls(place, ready, until, times)
         return None
 
-    @property
-    def eta(self) -> datetime | None:
+    def eta(self, app: Any) -> datetime | None:
         """When the message is wanted back; None: at once, because it is held wherever it arrives."""
-        early = self.ready - EARLY
-        return datetime.fromtimestamp(early, timezone.utc) if early > time.time() + EARLY else None
+        now = time.time()
+        early = min(self.ready - EARLY, now + patience(app))
+        return datetime.fromtimestamp(early, timezone.utc) if early > now + EARLY else None
+
+
+def patience(app: Any) -> float:
+    """How long a worker keeps a message that it has not acknowledged, in seconds: half of what the broker waits until it
+    delivers it to another worker as well. That is half an hour with SQS and RabbitMQ, if the app does not say."""
+    return float(app.conf.broker_transport_options.get("visibility_timeout", 1800)) / 2
 
 
 def send_back(app: Any, request: Any, ticket: Ticket) -> None:
@@ -53,7 +59,8 @@ def send_back(app: Any, request: Any, ticket: Ticket) -> None:
     message = request.message
     headers = {name: value for name, value in message.headers.items() if name != "compression"}
     headers[HEADER] = ticket.header()
-    headers["eta"] = ticket.eta and ticket.eta.isoformat()
+    eta = ticket.eta(app)
+    headers["eta"] = eta and eta.isoformat()
     properties = {name: message.properties[name] for name in _PROPERTIES if message.properties.get(name) is not None}
     if request.expires is not None:
         properties["expiration"] = max(0.0, request.expires.timestamp() - time.time())
@@ -80,7 +87,7 @@ def send_again(task: Any, request: Any, ticket: Ticket) -> None:
         request,
         request.args,
         request.kwargs,
-        eta=ticket.eta,
+        eta=ticket.eta(task.app),
         retries=request.retries,
         headers=headers,
         correlation_id=request.correlation_id or request.id,
