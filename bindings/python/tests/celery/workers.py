@@ -44,6 +44,7 @@ class Site:
             self.app.conf.broker_transport_options = {
                 "data_folder_out": f"{folder}/queue",
                 "data_folder_in": f"{folder}/queue",
+                "control_folder": f"{folder}/control",
             }
         self.store = Store(f"sqlite:{folder}/limits.db")
 
