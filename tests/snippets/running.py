@@ -179,7 +179,8 @@ def spawn(made, **options):
     for _ in range(3):
         with contextlib.suppress(OSError), SPAWNING:
             return subprocess.Popen(made, **options)
-    return subprocess.Popen(made, **options)
+    with SPAWNING:
+        return subprocess.Popen(made, **options)
 
 
 def execute(made, folder, env):
