@@ -3,8 +3,11 @@
 Celery's file system transport opens a message in the folder that it reads from and then writes it, so a worker may find
 half of one. Here a message is written beside that folder and moved in, so that it is there as a whole or not at all.
 Taking one needs nothing: the transport moves it away first, and of two workers that move one file only one succeeds.
+It also makes the table of an exchange before it locks it, so that a second worker may find an empty one: here only one
+worker at a time declares its queue.
 """
 
+import fcntl
 import time
 import uuid
 from pathlib import Path
@@ -20,6 +23,12 @@ class Channel(filesystem.Channel):
         draft = Path(self.data_folder_out, name)
         draft.write_text(dumps(payload))
         draft.rename(Path(self.data_folder_in, name))
+
+
+    def _queue_bind(self, *arguments):
+        with open(self.control_folder / "lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            super()._queue_bind(*arguments)
 
 
 class Transport(filesystem.Transport):
