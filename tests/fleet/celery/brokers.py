@@ -24,7 +24,6 @@ class Channel(filesystem.Channel):
         draft.write_text(dumps(payload))
         draft.rename(Path(self.data_folder_in, name))
 
-
     def _queue_bind(self, *arguments):
         with open(self.control_folder / "lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
