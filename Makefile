@@ -126,8 +126,8 @@ test: members queues
 	$(PYTHON) tests/run.py
 
 fleet: members queues
-	$(PYTHON) tests/fleet/celery/run.py
-	for queue in $(QUEUES); do npm --silent --prefix $$queue run fleet; done
+	failed=0; $(PYTHON) tests/fleet/celery/run.py || failed=1; \
+	for queue in $(QUEUES); do npm --silent --prefix $$queue run fleet || failed=1; done; exit $$failed
 
 storm: members
 	$(PYTHON) tests/torture/storm/storm.py --out $(OUT) --limit 100 --window 2 --seconds 20
