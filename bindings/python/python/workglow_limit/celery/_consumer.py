@@ -1,7 +1,7 @@
 """The waiting room of a worker: tasks that cannot start yet are held here, in the order in which they came, while
 others pass them by.
 
-All of it happens in one thread, the alarm's. Other threads only append to `_arrived` and `_ended` and ring the alarm.
+All of it happens in one thread, the alarm's. Others only append to `_arrived`, `_ended` and `_changed`, and ring it.
 """
 
 from __future__ import annotations
@@ -254,7 +254,7 @@ class Room:
         heapq.heappush(self._due, (line.due, next(self._number), line))
 
     def _fetch_past(self, line: Line) -> None:
-        """Those who wait for their limit do not keep the worker from fetching others, up to what its memory is good for.
+        """Those who wait for their limit do not keep the worker from fetching others, as far as its memory goes.
         Those who only wait for the pool do, as always in Celery: they are for other workers to fetch."""
         if line.placed:
             if line.placed[0][0] - LEAD <= time.monotonic():
