@@ -1,6 +1,6 @@
 # make demo    the main job: Celery, Node and C share one limit
 # make test    all tests, one summary
-# make check   format, lints, header, stubs, types, documentation
+# make check   format, lints, header, stubs, types, versions, documentation
 # make docs    target/docs: the reference of each language, from its doc comments
 # make bench   what a decision costs
 # make pictures  docs/pictures, drawn anew
@@ -8,13 +8,15 @@
 # make storm   kills in every language, for 40 s
 # make torture the long tests: storms, models with planted bugs
 # make dist    target/dist: a wheel, an npm tarball, a C prefix
+# make dist-all  target/dist/all: what is published, as far as this machine can build it
 # make install PREFIX=/usr/local DESTDIR=  the C library with its C and C++ headers; make uninstall
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .SILENT:
-.PHONY: demo test check docs bench pictures fleet storm torture dist wheel node queues c install uninstall members tools clean help
+.PHONY: demo test check docs bench pictures fleet storm torture dist dist-all wheel node queues c install uninstall members \
+    tools clean help
 
 VENV := target/venv
 PYTHON := $(VENV)/bin/python
@@ -70,25 +72,29 @@ PREFIX ?= /usr/local
 LIBDIR ?= $(PREFIX)/lib
 SO := libworkglow_limit.so
 # Made anew when what it is made from changes, so that `make c && sudo make install` builds nothing as root.
-C_LIBRARY := target/c/libworkglow_limit.a
+C := target/c
+C_LIBRARY := $(C)/libworkglow_limit.a
+# How it is built, and where: `make dist-all` says it otherwise.
+C_BUILD := cargo build --quiet --release
+C_BUILT := target/release
 
 # The static library is one object whose only global names are ours: its SQLite must not meet a program's own.
 $(C_LIBRARY): Cargo.toml Cargo.lock core/Cargo.toml ffi/Cargo.toml ffi/build.rs $(shell find core/src ffi/src -name '*.rs')
 	echo "building the C library"
-	cargo build --quiet --release -p workglow-limit-ffi
-	mkdir -p target/c
-	strip --strip-unneeded -o target/c/$(SO) target/release/$(SO)
-	ld -r -o target/c/all.o --whole-archive target/release/libworkglow_limit.a
-	objcopy --wildcard --keep-global-symbol='wgl_*' --strip-debug -R .llvmbc -R .llvmcmd target/c/all.o
+	$(C_BUILD) -p workglow-limit-ffi
+	mkdir -p $(C)
+	strip --strip-unneeded -o $(C)/$(SO) $(C_BUILT)/$(SO)
+	ld -r -o $(C)/all.o --whole-archive $(C_BUILT)/libworkglow_limit.a
+	objcopy --wildcard --keep-global-symbol='wgl_*' --strip-debug -R .llvmbc -R .llvmcmd $(C)/all.o
 	rm -f $@
-	ar rcs $@ target/c/all.o
+	ar rcs $@ $(C)/all.o
 
 # Files that name each other do so from where they are, so the tree may be moved.
 install: $(C_LIBRARY)
 	install -d "$(DESTDIR)$(PREFIX)/include" "$(DESTDIR)$(LIBDIR)/pkgconfig" "$(DESTDIR)$(LIBDIR)/cmake/workglow_limit"
 	install -m 644 include/workglow_limit.h include/workglow_limit.hpp "$(DESTDIR)$(PREFIX)/include"
 	install -m 644 $(C_LIBRARY) "$(DESTDIR)$(LIBDIR)"
-	install -m 755 target/c/$(SO) "$(DESTDIR)$(LIBDIR)/$(SO).$(VERSION)"
+	install -m 755 $(C)/$(SO) "$(DESTDIR)$(LIBDIR)/$(SO).$(VERSION)"
 	ln -sf $(SO).$(VERSION) "$(DESTDIR)$(LIBDIR)/$(SO).0"
 	ln -sf $(SO).0 "$(DESTDIR)$(LIBDIR)/$(SO)"
 	up=$$(realpath -ms --relative-to="$(LIBDIR)" "$(PREFIX)"); \
@@ -107,7 +113,12 @@ c: $(C_LIBRARY)
 	$(MAKE) --no-print-directory install PREFIX="$(abspath $(DIST)/c)" LIBDIR="$(abspath $(DIST)/c/lib)" DESTDIR=
 
 dist: wheel node c
-	find $(DIST) -type f | sort
+	find $(DIST) -type f -not -path '$(DIST)/all/*' | sort
+
+dist-all: $(VENV)/ready node
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check -r scripts/requirements.txt
+	PATH="$(abspath $(VENV))/bin:$$PATH" node scripts/dist-all.mjs $(ONLY)
+	find $(DIST)/all -type f | sort
 
 # ---- what there is to do ----
 
@@ -141,6 +152,8 @@ check: dist docs
 	cargo fmt --all --check
 	cargo clippy --quiet --workspace --all-targets --features workglow-limit/fault-points -- -D warnings
 	cargo test --quiet -p workglow-limit-ffi
+	scripts/versions
+	scripts/compatible
 	rm -rf target/pictures
 	cargo run --quiet -p workglow-limit --example pictures target/pictures
 	diff -rq docs/pictures target/pictures || { echo "make pictures draws others: look at them and commit them" >&2; exit 1; }

@@ -71,7 +71,9 @@ def run_chain(chain, rust):
                 if block.language not in FILES:
                     known = ", ".join(FILES)
                     raise Failed(f"no way to run “{block.language}”; there are {known}, and text for what is not code")
-                path = folder / block.marks.get("file", FILES[block.language])
+                # What goes on running may not have read all of its file yet: nobody else writes to that.
+                usual = ("background-" if "background" in block.marks else "") + FILES[block.language]
+                path = folder / block.marks.get("file", usual)
                 path.write_text(swap(program(step)))
                 if block.language == "console":
                     session(swap(block.text), folder, env)

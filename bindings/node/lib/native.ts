@@ -29,6 +29,7 @@ interface Native {
   overrideLimit(store: NativeStore, name: string, policy: string): Promise<void>;
   lift(store: NativeStore, name: string): Promise<void>;
   flush(store: NativeStore): Promise<void>;
+  tellCounts(store: NativeStore): void;
   failures(store: NativeStore): number;
   manualClock(): NativeClock;
   advance(clock: NativeClock, ms: number): void;

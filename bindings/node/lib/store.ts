@@ -34,6 +34,26 @@ export function nativeClock(clock: unknown): NativeClock | undefined {
   return clock._native;
 }
 
+// `process.exit` destroys nothing, so what was counted last has to be told before.
+const stores = new Set<WeakRef<Store>>();
+const forgotten = new FinalizationRegistry((ref: WeakRef<Store>) => stores.delete(ref));
+let isListening = false;
+
+function tellCounts(): void {
+  for (const ref of stores) {
+    const store = ref.deref();
+    if (store !== undefined) native.tellCounts(store._native);
+  }
+}
+
+function tellAtExit(store: Store): void {
+  if (!isListening) process.once("exit", tellCounts);
+  isListening = true;
+  const ref = new WeakRef(store);
+  stores.add(ref);
+  forgotten.register(store, ref);
+}
+
 /** How a store behaves. */
 export interface StoreOptions {
   /** How long something rare (opening, a new limit, growing) may take before it fails: 5 s if not given. */
@@ -82,6 +102,7 @@ export class Store {
     this._clock = clock;
     this._alwaysAnswers = onError !== "raise";
     this._isShared = !url.startsWith("memory:");
+    if (this._isShared) tellAtExit(this);
   }
 
   /** Opens the store now, its files made if there are none, instead of at the first decision. */

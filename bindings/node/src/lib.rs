@@ -156,6 +156,12 @@ pub fn flush(store: &External<Store>) -> AsyncTask<Pooled<()>> {
     AsyncTask::new(Pooled(Box::new(move || store.flush())))
 }
 
+/// Tells other processes what this one counted last.
+#[napi]
+pub fn tell_counts(store: &External<Store>) {
+    store.tell_counts();
+}
+
 /// How often the store failed a decision.
 #[napi]
 pub fn failures(store: &External<Store>) -> f64 {

@@ -2,6 +2,7 @@
 
 import assert from "node:assert/strict";
 import { execFile } from "node:child_process";
+import { join } from "node:path";
 import { test } from "node:test";
 import { promisify } from "node:util";
 import { Worker } from "node:worker_threads";
@@ -68,4 +69,17 @@ test("a thread may end while it holds permits and waits", async () => {
     await new Promise((resolve, reject) => worker.once("message", resolve).once("error", reject));
     assert.equal(await worker.terminate(), 1);
   }
+});
+
+test("what was counted last is told at exit, whichever way the program ends", async (t) => {
+  const url = `sqlite:${join(directory(t), "limits.db")}`;
+  const program = (end) => `
+    import { RateLimiter, Store } from ${JSON.stringify(import.meta.resolve("workglow-limit"))};
+    const limiter = new RateLimiter(new Store(${JSON.stringify(url)}), "x", { maxExecutions: 9, windowSizeInSeconds: 60 });
+    limiter.tryAcquire();
+    ${end}`;
+  for (const end of ["process.exit(0)", "throw new Error('on purpose')", ""]) {
+    await promisify(execFile)(process.execPath, ["--input-type=module", "-e", program(end)]).catch(() => {});
+  }
+  assert.equal((await new Store(url).find("x")).stats().admitted, 3);
 });

@@ -1,9 +1,11 @@
 // The same types for CommonJS.
 
 import limits = require("workglow-limit");
+import bullmq = require("workglow-limit/bullmq");
 import http = require("workglow-limit/http");
 import workglow = require("workglow-limit/workglow");
 
 export const permit: limits.Permit | null = new limits.NullLimiter().tryAcquire();
+export const processor: Promise<number> = bullmq.withLimiter(new limits.NullLimiter(), null, () => 1)({} as never);
 export const pause: Promise<number> = http.heed(new limits.NullLimiter(), new Response());
 export const limiter: workglow.WorkglowLimiter = workglow.toWorkglow(new limits.NullLimiter());

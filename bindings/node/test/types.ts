@@ -31,6 +31,8 @@ import {
   toWorkglow,
 } from "workglow-limit";
 import { type HeedOptions, type HttpResponse, heed } from "workglow-limit/http";
+import { type Job, Worker } from "bullmq";
+import { type Limited, type LimitedProcessor, type WithLimiterOptions, withLimiter } from "workglow-limit/bullmq";
 
 const clock = new ManualClock();
 const store = new Store("memory:", { timeout: "5s", mode: 0o660, onError: "deny", durability: "commit", clock });
@@ -190,3 +192,30 @@ new Store("memory:", { onError: "panic" });
 rate.acquire({ grace: 1 });
 // @ts-expect-error: limiters are made by their own classes
 new Limiter();
+
+// BullMQ: what `withLimiter` gives is a processor, with the types of its job.
+interface Prompt {
+  tenant: string;
+  tokens: number;
+}
+const options: WithLimiterOptions<Prompt, number> = {
+  weightOf: (job) => job.data.tokens,
+  hold: "100ms",
+  grace: 50,
+  onLimited: (job, { key, wait, hasPlace }: Limited) => console.log(job.id, key, wait.toFixed(), hasPlace),
+};
+const connection = { host: "localhost" };
+const processor: LimitedProcessor<Prompt, number> = (job, _token, signal, permit) => {
+  permit.settle(signal?.aborted ? 0 : job.data.tokens);
+  return job.data.tokens;
+};
+new Worker<Prompt, number>("q", withLimiter(composite, (job) => job.data.tenant, processor, options), { connection });
+new Worker("q", withLimiter(rate, null, async (job: Job<Prompt>) => job.data.tenant), { connection });
+// A processor of BullMQ's own type will do.
+export const plain: Promise<string> = withLimiter(rate, undefined, async (job: Job<Prompt, string>) => job.name)({} as Job<Prompt, string>);
+// @ts-expect-error: a key is a string
+withLimiter(rate, (job: Job<Prompt>) => job.data.tokens, processor);
+// @ts-expect-error: an option that is not known
+withLimiter(rate, null, processor, { wait: 1 });
+// @ts-expect-error: not the path of a sandboxed processor
+withLimiter(rate, null, "file.js");

@@ -18,6 +18,8 @@ mod wait;
 
 #[pyo3::pymodule]
 mod _native {
+    use pyo3::prelude::*;
+
     #[pymodule_export]
     use crate::{
         clock::ManualClock,
@@ -36,6 +38,13 @@ mod _native {
         store::Store,
         wait::Waiter,
     };
+
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        let at_exit = wrap_pyfunction!(crate::store::tell_counts, module)?;
+        module.py().import("atexit")?.call_method1("register", (at_exit,))?;
+        Ok(())
+    }
 
     #[pymodule_export]
     #[allow(non_upper_case_globals)]

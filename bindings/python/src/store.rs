@@ -11,8 +11,8 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::PyCFunction;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 use workglow_limit::{Durability, OnError, StoreOptions};
 
@@ -51,6 +51,17 @@ impl Shared {
         }
         answer
     }
+}
+
+/// What there is to do at the end of the process, when Python does not destroy what threads, hooks or cycles still hold.
+/// Never waited for, as a thread that a fork left behind may have it.
+static STORES: Mutex<Vec<Weak<Shared>>> = Mutex::new(Vec::new());
+
+/// Tells other processes what this one counted last.
+#[pyfunction]
+pub fn tell_counts(py: Python<'_>) {
+    let Ok(stores) = STORES.try_lock().map(|mut stores| std::mem::take(&mut *stores)) else { return };
+    py.detach(|| stores.iter().filter_map(Weak::upgrade).for_each(|shared| shared.core.tell_counts()));
 }
 
 /// Where limits live: "memory:" (this process) or "sqlite:PATH" (this machine).
@@ -100,7 +111,12 @@ impl Store {
         let url = argument::text("url", url)?;
         let core = workglow_limit::Store::with_options(url, options).map_err(raised)?;
         let shared = Shared { core, is_manual: clock.is_some(), hooks: Arc::default(), heard: AtomicU64::new(0) };
-        Ok(Store { shared: Arc::new(shared) })
+        let shared = Arc::new(shared);
+        if let Ok(mut stores) = STORES.try_lock() {
+            stores.retain(|store| store.strong_count() > 0);
+            stores.push(Arc::downgrade(&shared));
+        }
+        Ok(Store { shared })
     }
 
     /// Opens the store now, its files made if there are none, instead of at the first use.

@@ -279,3 +279,25 @@ def test_what_is_counted(url):
 def test_counts_of_bad_keys():
     with pytest.raises(TypeError, match="^key is 5: expected a str, not int"):
         NullLimiter().stats(5)
+
+
+HELD = {
+    "a hook": "limiter.on('throttled', lambda event: limiter)",
+    "a thread": """
+import threading
+began = threading.Event()
+threading.Thread(target=lambda held=limiter: (began.set(), threading.Event().wait()), daemon=True).start()
+began.wait()""",
+}
+
+
+@pytest.mark.parametrize("holder", HELD)
+def test_what_was_counted_last_is_told_at_exit_whoever_holds_the_limiter(tmp_path, holder):
+    program = f"""
+from workglow_limit import RateLimiter, Store
+limiter = RateLimiter(Store("sqlite:{tmp_path}/limits.db"), "x", max_executions=5, window_size_in_seconds=60)
+{HELD[holder]}
+assert limiter.try_acquire() is not None
+"""
+    run(program)
+    assert Store(f"sqlite:{tmp_path}/limits.db").limiter(name="x").stats().admitted == 1

@@ -1,7 +1,7 @@
 """The waiting room of a worker: tasks that cannot start yet are held here, in the order in which they came, while
 others pass them by.
 
-All of it happens in one thread, the alarm's. Other threads only append to `_arrived` and `_ended` and ring the alarm.
+All of it happens in one thread, the alarm's. Others only append to `_arrived`, `_ended` and `_changed`, and ring it.
 """
 
 from __future__ import annotations
@@ -68,7 +68,6 @@ class Room:
         self._lines: dict[tuple[Limiter, str | None], Line] = {}
         self._due: list[tuple[float, int, Line]] = []
         self._blocked: dict[Line, None] = {}  # Those with a task that is due, while the pool is full.
-        self._graces: dict[Limiter, tuple[float, float, float]] = {}
         self._number = count()
         self._running = 0
         self._late = 0.0  # How long tasks lately took from here to a child, in seconds.
@@ -147,7 +146,6 @@ class Room:
                 touched[line] = None
             while self._changed:
                 name = self._changed.popleft()
-                self._graces.clear()
                 for line in self._lines.values():
                     if f"{name}/".startswith(f"{line.limiter.name}/"):  # It, or a part of it.
                         self._renew(line)
@@ -256,7 +254,7 @@ class Room:
         heapq.heappush(self._due, (line.due, next(self._number), line))
 
     def _fetch_past(self, line: Line) -> None:
-        """Those who wait for their limit do not keep the worker from fetching others, up to what its memory is good for.
+        """Those who wait for their limit do not keep the worker from fetching others, as far as its memory goes.
         Those who only wait for the pool do, as always in Celery: they are for other workers to fetch."""
         if line.placed:
             if line.placed[0][0] - LEAD <= time.monotonic():
@@ -378,17 +376,12 @@ class Room:
         """How long places of this limit stay good: those that are used from here, and those that travel."""
         if held.limit.grace is not None:
             return held.limit.grace, held.limit.grace
-        near, far, until = self._graces.get(line.limiter, (GRACE, GRACE, 0.0))
-        now = time.monotonic()
-        if now > until:
-            # The limit does not tell its window. But it tells when a place that was just taken will be forgotten.
-            place = line.limiter.reserve(NOBODY, grace=0.0)
-            if place is not None:
-                window = line.limiter.peek(NOBODY).reset_after - place.wait
-                place.cancel()
-                near = min(max(window / 40, min(GRACE, window / 20)), 1.0)
-                far = min(max(window / 20, 0.25), 10.0)
-            self._graces[line.limiter] = near, far, now + 60.0
+        window = line.limiter.window
+        if window is None:
+            near = far = GRACE
+        else:
+            near = min(max(window / 40, min(GRACE, window / 20)), 1.0)
+            far = min(max(window / 20, 0.25), 10.0)
         # Where the pool is busy with others, a place has to wait for it.
         return max(near, min(2 * self._late, 10.0)), far
 

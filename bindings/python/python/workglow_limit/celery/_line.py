@@ -63,8 +63,7 @@ class Held:
             if self.place is not None:
                 self.place.cancel()
             elif self.text is not None:
-                # All that is left of it is a text. Whatever presenting that leads to can be given back.
-                self.limit.limiter.present(self.text).cancel()
+                self.limit.limiter.place(self.text).cancel()
         except LimitError:
             logger.debug("%r of %s could not be given back", self.text, self.request, exc_info=True)
         self.place = self.text = None

@@ -1,0 +1,284 @@
+// BullMQ processors behind a limiter: real workers on a real Redis.
+
+import assert from "node:assert/strict";
+import { execFileSync, fork } from "node:child_process";
+import { once } from "node:events";
+import { cpSync, mkdirSync } from "node:fs";
+import { join } from "node:path";
+import { after, before, test } from "node:test";
+import { Queue, QueueEvents, UnrecoverableError, Worker } from "bullmq";
+import { ConcurrencyLimiter, InvalidArgument, NullLimiter, RateLimiter, Store } from "workglow-limit";
+import { withLimiter } from "workglow-limit/bullmq";
+import { directory } from "./helpers.mjs";
+import { startRedis } from "./redis.mjs";
+
+let redis;
+let connection;
+before(async () => {
+  redis = await startRedis();
+  connection = { host: "127.0.0.1", port: redis.port };
+});
+after(() => redis.stop());
+
+/** A queue of the test's own, workers for it, and what became of its jobs. */
+async function queueFor(t) {
+  const name = t.name.replaceAll(/\W/g, "-");
+  const queue = new Queue(name, { connection });
+  const events = new QueueEvents(name, { connection });
+  events.setMaxListeners(0);
+  queue.setMaxListeners(0);
+  const closing = [queue, events];
+  await events.waitUntilReady();
+  t.after(async () => {
+    for (const one of closing.reverse()) await one.close();
+  });
+  return {
+    name,
+    queue,
+    events,
+    work(processor, options = {}) {
+      const worker = new Worker(name, processor, { connection, concurrency: 5, ...options });
+      worker.on("error", (error) => assert.fail(error));
+      closing.push(worker);
+      return worker;
+    },
+    add: (...data) => Promise.all(data.map((one) => queue.add("job", one))),
+    /** The jobs as they are stored when all of them have ended. */
+    async ended(jobs) {
+      await Promise.all(jobs.map((job) => job.waitUntilFinished(events).catch(() => {})));
+      return Promise.all(jobs.map((job) => queue.getJob(job.id)));
+    },
+  };
+}
+
+const limit = (t, max, seconds) =>
+  new RateLimiter(new Store(`sqlite:${directory(t)}/limits.db`), "limit", { maxExecutions: max, windowSizeInSeconds: seconds });
+
+test("what has no room is delayed, not failed, and starts once with its place", async (t) => {
+  const { work, add, ended } = await queueFor(t);
+  const told = [];
+  const ran = [];
+  const seen = [];
+  const processor = (job) => {
+    ran.push(job.id);
+    seen.push(job.data);
+    return job.data.i;
+  };
+  const onLimited = (job, { key, wait, hasPlace }) => told.push([job.id, key, wait > 0, hasPlace]);
+  const limiter = limit(t, 3, 1);
+  const data = Array.from({ length: 12 }, (_, i) => ({ i, key: "k" }));
+  const jobs = await add(...data); // One attempt each: what took another would fail.
+  work(withLimiter(limiter, (job) => job.data.key, processor, { hold: 50, onLimited }));
+  const stored = await ended(jobs);
+  for (const [i, job] of stored.entries()) {
+    assert.equal(job.failedReason, undefined);
+    assert.deepEqual([job.returnvalue, job.attemptsMade, job.stalledCounter], [i, 1, 0]);
+    assert.deepEqual(job.data, data[i], "the place was left in its data");
+  }
+  assert.deepEqual(ran.toSorted(), jobs.map((job) => job.id).toSorted());
+  for (const one of seen) assert.deepEqual(Object.keys(one), ["i", "key"], "its processor saw the place");
+  assert.ok(told.length >= 9);
+  for (const one of told) assert.deepEqual(one.slice(1), ["k", true, true]);
+  assert.equal(Math.max(...stored.map((job) => job.attemptsStarted)) > 1, true);
+});
+
+test("a full key delays no other", async (t) => {
+  const { queue, work, add, ended } = await queueFor(t);
+  const jobs = await add(...["full", "full", "full", "a", "b", "full", "c"].map((key) => ({ key })));
+  const limiter = limit(t, 1, 600);
+  work(withLimiter(limiter, (job) => job.data.key, (job) => job.data.key), { concurrency: 1 });
+  const others = await ended(jobs.filter(({ data }) => data.key !== "full"));
+  assert.deepEqual(others.map((job) => job.returnvalue), ["a", "b", "c"]);
+  const states = await Promise.all(jobs.filter(({ data }) => data.key === "full").map((job) => job.getState()));
+  assert.deepEqual(states.toSorted(), ["completed", "delayed", "delayed", "delayed"]);
+  assert.equal(await queue.getFailedCount(), 0);
+});
+
+test("a place is used once, whoever brings it", async (t) => {
+  const { queue, work, add, ended } = await queueFor(t);
+  const starts = [];
+  const processor = (job, token, signal, permit) => {
+    const b = process.hrtime.bigint();
+    starts.push({ a: permit.readyAtHrtime ?? b, b });
+  };
+  const jobs = await add({}, {});
+  let thief;
+  const onLimited = async ({ id }) => {
+    const { data } = await queue.getJob(id);
+    thief ??= queue.add("job", data, { delay: 1200 });
+  };
+  work(withLimiter(limit(t, 1, 1.5), null, processor, { onLimited }));
+  await ended(jobs);
+  const [stored] = await ended([await thief]);
+  assert.deepEqual([stored.attemptsMade, stored.data], [1, {}]);
+  starts.sort((one, other) => Number(one.b - other.b));
+  assert.equal(starts.length, 3);
+  for (const i of [1, 2]) assert.ok(starts[i].b - starts[i - 1].a >= 1_500_000_000n, "two starts in one window");
+});
+
+test("a killed worker's job comes back, and the slot it held is free", { timeout: 60_000 }, async (t) => {
+  const { name, work, add, ended } = await queueFor(t);
+  const [url, policy] = [`sqlite:${directory(t)}/limits.db`, "50/1m + 1 concurrent"];
+  const env = { ...process.env, TEST_STORE: url, TEST_POLICY: policy, TEST_QUEUE: name, TEST_PORT: String(redis.port) };
+  const victim = fork(join(import.meta.dirname, "bullmq_worker.mjs"), { env });
+  t.after(() => victim.kill("SIGKILL"));
+  const jobs = await add({ i: 0 }, { i: 1 });
+  await once(victim, "message");
+  victim.kill("SIGKILL");
+  await once(victim, "exit");
+  const limiter = new Store(url).limiter(policy, "limit");
+  work(withLimiter(limiter, null, (job) => job.data.i), { lockDuration: 1000, stalledInterval: 500 });
+  const stored = await ended(jobs);
+  assert.deepEqual(stored.map((job) => [job.returnvalue, job.attemptsMade]), [[0, 1], [1, 1]]);
+  assert.equal(stored.some((job) => job.stalledCounter === 1), true);
+});
+
+test("a pause holds all", async (t) => {
+  const { work, add, ended } = await queueFor(t);
+  const limiter = limit(t, 2, 0.5);
+  const starts = [];
+  let paused;
+  const processor = async (job) => {
+    starts.push(process.hrtime.bigint());
+    if (job.data.i !== 0) return;
+    paused = process.hrtime.bigint();
+    await limiter.pause("1500ms");
+  };
+  const jobs = await add(...Array.from({ length: 6 }, (_, i) => ({ i })));
+  work(withLimiter(limiter, null, processor), { concurrency: 1 });
+  const stored = await ended(jobs);
+  assert.deepEqual(stored.map((job) => [job.attemptsMade, job.failedReason]), Array(6).fill([1, undefined]));
+  assert.equal(starts.length, 6);
+  for (const start of starts.slice(1)) assert.ok(start >= paused + 1_500_000_000n, "it started during the pause");
+});
+
+test("where there are no places jobs ask again, in a line", async (t) => {
+  const store = new Store(`sqlite:${directory(t)}/limits.db`);
+  const policies = { concurrency: "1 concurrent", bucket: "20/1s burst 2", both: "8/1s + 1 concurrent" };
+  for (const [kind, policy] of Object.entries(policies)) {
+    const limiter = store.limiter(policy, kind);
+    const { work, add, ended } = await queueFor({ name: `${t.name} ${kind}`, after: t.after.bind(t) });
+    let [running, most] = [0, 0];
+    const processor = async () => {
+      most = Math.max(most, ++running);
+      await new Promise((resolve) => setTimeout(resolve, 20));
+      running--;
+    };
+    const jobs = await add(...Array(12).fill({ x: 1 }));
+    work(withLimiter(limiter, null, processor, { hold: 0 }));
+    const stored = await ended(jobs);
+    assert.deepEqual(stored.map((job) => [job.attemptsMade, job.failedReason, job.data]), Array(12).fill([1, undefined, { x: 1 }]));
+    if (kind !== "bucket") assert.equal(most, 1);
+  }
+});
+
+test("data that are no object stay what they are", async (t) => {
+  const { work, add, ended } = await queueFor(t);
+  const data = ["text", ["list"], 5, null, "more"];
+  const told = [];
+  const jobs = await add(...data);
+  work(withLimiter(limit(t, 1, 0.2), null, (job) => job.data, { onLimited: (job, { hasPlace }) => told.push(hasPlace) }));
+  const stored = await ended(jobs);
+  assert.deepEqual(stored.map((job) => [job.data, job.returnvalue, job.attemptsMade]), data.map((one) => [one, one, 1]));
+  assert.ok(told.every((hasPlace) => !hasPlace));
+});
+
+test("weights, the permit, and a hook that throws", async (t) => {
+  const { work, add, ended } = await queueFor(t);
+  const limiter = limit(t, 10, 600);
+  const onLimited = () => {
+    throw new Error("mine");
+  };
+  const warned = once(process, "warning");
+  const processor = (job, token, signal, permit) => {
+    assert.ok(signal instanceof AbortSignal && permit.started && typeof token === "string");
+    if (job.data.used !== undefined) permit.settle(job.data.used);
+    return limiter.peek().remaining;
+  };
+  work(withLimiter(limiter, null, processor, { weightOf: (job) => job.data.weight, onLimited }), { concurrency: 1 });
+  const [six] = await ended(await add({ weight: 6, used: 2 }));
+  assert.equal(six.returnvalue, 8);
+  const [eight] = await ended(await add({ weight: 8 }));
+  assert.equal(eight.returnvalue, 0);
+  await add({ weight: 1 });
+  assert.match((await warned)[0].message, /onLimited threw.*mine/);
+});
+
+test("what the processor throws fails the job, and its start has ended", async (t) => {
+  const { work, queue, ended } = await queueFor(t);
+  const limiter = new ConcurrencyLimiter(1);
+  let tries = 0;
+  const processor = () => {
+    if (++tries < 3) throw new Error("again");
+    throw new UnrecoverableError("never");
+  };
+  work(withLimiter(limiter, null, processor));
+  const [job] = await ended([await queue.add("job", {}, { attempts: 5 })]);
+  assert.deepEqual([job.attemptsMade, job.failedReason, tries], [3, "never", 3]);
+  assert.ok(limiter.tryAcquire());
+});
+
+test("what cannot be decided fails the job, and says why", async (t) => {
+  const { work, add, ended } = await queueFor(t);
+  const given = { number: 5, long: "k".repeat(2000), heavy: "heavy", half: "half" };
+  const weightOf = (job) => ({ heavy: 11, half: 0.5 })[job.data.key] ?? 1;
+  const processor = withLimiter(limit(t, 10, 60), (job) => given[job.data.key], () => assert.fail("it ran"), { weightOf });
+  work(processor);
+  const stored = await ended(await add(...Object.keys(given).map((key) => ({ key }))));
+  const reasons = [/^key is 5: expected a string from keyOf, or nothing$/, /key.*1024/, /10/, /^weight is 0.5: expected a whole number/];
+  for (const [i, reason] of reasons.entries()) assert.match(stored[i].failedReason, reason);
+});
+
+test("a place of the limit that was there before is none", async (t) => {
+  const { queue, work, add, ended } = await queueFor(t);
+  const others = new RateLimiter(new Store("memory:"), "others", { maxExecutions: 1, windowSizeInSeconds: 60 });
+  assert.ok(others.tryAcquire());
+  const place = { text: others.reserve().toText(), until: Date.now() + 200 };
+  const odd = ["wgl9.x", "", 5, { text: 5, until: "x" }, { text: "x", until: Date.now() + 200 }, null, { text: place.text, until: Date.now() }];
+  const jobs = await add(...[place, ...odd].map((one, i) => ({ i, "workglow-limit": one })));
+  work(withLimiter(limit(t, 100, 60), null, (job) => job.data.i));
+  const stored = await ended(jobs);
+  assert.deepEqual(stored.map((job) => [job.returnvalue, job.data]), jobs.map((_, i) => [i, { i }]));
+  assert.equal(await queue.getFailedCount(), 0);
+});
+
+test("in a sandboxed processor", { timeout: 60_000 }, async (t) => {
+  process.env.TEST_STORE = `sqlite:${directory(t)}/limits.db`;
+  process.env.TEST_POLICY = "2/1s";
+  const { work, add, ended } = await queueFor(t);
+  const data = Array.from({ length: 6 }, (_, i) => ({ i, key: "k" }));
+  const jobs = await add(...data);
+  work(join(import.meta.dirname, "bullmq_worker.mjs"), { concurrency: 2 });
+  const stored = await ended(jobs);
+  assert.deepEqual(stored.map((job) => [job.failedReason, job.attemptsMade]), Array(6).fill([undefined, 1]));
+  assert.deepEqual(stored.map((job) => [job.data, job.returnvalue.data]), data.map((one) => [one, one]));
+  for (const job of stored) assert.notEqual(job.returnvalue.pid, process.pid);
+});
+
+test("bad input is refused when the processor is made", () => {
+  const limiter = new NullLimiter();
+  const run = () => {};
+  for (const bad of [undefined, null, {}, 5, { tryAcquire() {} }]) {
+    assert.throws(() => withLimiter(bad, null, run), { name: "InvalidArgument", message: /^limiter is .*: expected a limiter/ });
+  }
+  for (const bad of [undefined, null, {}, "file.js", new URL("file:///x.js")]) {
+    assert.throws(() => withLimiter(limiter, null, bad), { name: "InvalidArgument", message: /^processor is .*sandboxed/ });
+  }
+  for (const bad of ["key", 5, {}]) assert.throws(() => withLimiter(limiter, bad, run), /^InvalidArgument: keyOf is .*a function$/);
+  for (const bad of [null, 5, { weight: 1 }, { weightOf: 1 }, { onLimited: "x" }, { hold: -1 }, { grace: "soon" }, { hold: NaN }]) {
+    assert.throws(() => withLimiter(limiter, null, run, bad), InvalidArgument);
+  }
+  assert.equal(withLimiter(limiter, undefined, run).length, 3, "BullMQ looks at how many parameters a processor has");
+});
+
+test("the package itself never loads bullmq, and says what is missing where it is needed", (t) => {
+  const dir = directory(t);
+  const root = join(import.meta.dirname, "..");
+  mkdirSync(join(dir, "node_modules/workglow-limit"), { recursive: true });
+  for (const part of ["dist", "package.json"]) cpSync(join(root, part), join(dir, "node_modules/workglow-limit", part), { recursive: true });
+  const says = (code) => execFileSync(process.execPath, ["-e", code], { cwd: dir, encoding: "utf8" });
+  for (const load of ["import", "(async (x) => require(x))"]) {
+    assert.match(says(`${load}("workglow-limit").then(({ Store }) => console.log(typeof Store))`), /function/);
+    assert.match(says(`${load}("workglow-limit/bullmq").catch((e) => console.log(e.message))`), /Cannot find (package|module) 'bullmq'/);
+  }
+});

@@ -1,0 +1,87 @@
+// Everything that is published, as far as this machine can build it, into target/dist/all: `make dist-all`.
+//
+//     node scripts/dist-all.mjs [sources | PLATFORM …]
+//
+// A platform (bindings/node/lib/platforms.cts) gives wheels, an npm package and a C library; "sources" gives Python's source
+// distribution and the main npm package. zig is the linker, so that what is built on a new machine runs on an old one: with
+// glibc from 2.17 on, with musl from 1.2 on. Without arguments, platforms whose Rust target is not installed are left out,
+// and named. `make node` comes first.
+
+import { execFileSync } from "node:child_process";
+import { copyFileSync, existsSync, mkdirSync, rmSync } from "node:fs";
+import { createRequire } from "node:module";
+import { join } from "node:path";
+
+const root = join(import.meta.dirname, "..");
+const out = join(root, "target/dist/all");
+const built = join(root, "target/portable");
+const python = join(root, "bindings/python");
+const LICENCES = ["LICENSE-APACHE", "LICENSE-MIT"];
+const FREE_THREADED = ["python3.14t"];
+const require = createRequire(import.meta.url);
+const platforms = require("../bindings/node/dist/cjs/platforms.cjs");
+const { version } = require("../bindings/node/package.json");
+
+function run(command, args, env = {}) {
+  const all = { ...process.env, CARGO_TARGET_DIR: built, ...env };
+  execFileSync(command, args, { cwd: root, stdio: ["ignore", "inherit", "inherit"], env: all });
+}
+const npmPack = (...args) => run("node", ["bindings/node/scripts/pack.mjs", join(out, "npm"), ...args]);
+
+function sources() {
+  run("maturin", ["sdist", "--manifest-path", join(python, "Cargo.toml"), "--out", join(out, "python")]);
+  npmPack("main");
+}
+
+const rustTarget = ({ cpu, libc }) => `${{ x64: "x86_64", arm64: "aarch64" }[cpu]}-unknown-linux-${libc === "musl" ? "musl" : "gnu"}`;
+const sysroot = execFileSync("rustc", ["--print", "sysroot"]).toString().trim();
+const isInstalled = (target) => existsSync(join(sysroot, "lib/rustlib", target, "lib"));
+
+function native(platform) {
+  const target = rustTarget(platform);
+  const isMusl = platform.libc === "musl";
+  // A library shares the C library of the program that loads it.
+  const env = isMusl ? { RUSTFLAGS: "-C target-feature=-crt-static" } : {};
+  const oldest = isMusl ? ["musllinux_1_2", target] : ["manylinux_2_17", `${target}.2.17`];
+
+  const wheel = ["--manifest-path", join(python, "Cargo.toml"), "--out", join(out, "python"), "--compatibility", oldest[0]];
+  for (const interpreter of [[], ...FREE_THREADED.map((free) => ["--interpreter", free])]) {
+    run("maturin", ["build", "--quiet", "--release", "--zig", "--target", target, ...wheel, ...interpreter], env);
+  }
+
+  const release = ["zigbuild", "--quiet", "--release", "--target", oldest[1]];
+  const stripped = ["--config", 'profile.release.strip="debuginfo"'];
+  run("cargo", [...release, "--package", "workglow-limit-node", ...stripped], env);
+  npmPack(platform.name, join(built, target, "release/libworkglow_limit_node.so"));
+
+  const name = `workglow-limit-c-${version}-${platform.name}`;
+  const c = join(built, "c", platform.name);
+  const library = [`C=${c}`, `C_BUILD=cargo ${release.join(" ")}`, `C_BUILT=${join(built, target, "release")}`];
+  rmSync(c, { recursive: true, force: true });
+  run("make", ["install", ...library, "PREFIX=/" + name, `DESTDIR=${c}/root`], env);
+  for (const file of LICENCES) copyFileSync(join(root, file), join(c, "root", name, file));
+  mkdirSync(join(out, "c"), { recursive: true });
+  run("tar", ["-czf", join(out, "c", `${name}.tar.gz`), "--owner=0", "--group=0", "-C", join(c, "root"), name]);
+}
+
+const names = platforms.map(({ name }) => name);
+const wanted = process.argv.slice(2);
+const unknown = wanted.filter((name) => name !== "sources" && !names.includes(name));
+if (unknown.length > 0) {
+  console.error(`no platform named ${unknown.join(", ")}; there are ${names.join(", ")}, and "sources"`);
+  process.exit(2);
+}
+const isWanted = (name) => wanted.length === 0 || wanted.includes(name);
+
+rmSync(out, { recursive: true, force: true });
+mkdirSync(out, { recursive: true });
+for (const file of LICENCES) copyFileSync(join(root, file), join(python, file));
+if (isWanted("sources")) sources();
+for (const platform of platforms.filter(({ name }) => isWanted(name))) {
+  const target = rustTarget(platform);
+  if (isInstalled(target)) native(platform);
+  else {
+    console.error(`${platform.name} is not built here, for want of: rustup target add ${target}`);
+    if (wanted.length > 0) process.exitCode = 1;
+  }
+}

@@ -1,0 +1,22 @@
+// The short form of the table: what must hold on any machine, however busy.
+
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { runFleet } from "./fleet.mjs";
+
+const work = { mode: "ours", jobs: 50, idleJobs: 4, limit: 10, windowMs: 1000, jobMs: 20 };
+
+test("two processes keep the limit of each key, each job runs once, and a full key delays no other", { timeout: 120_000 }, async () => {
+  const result = await runFleet(work);
+  assert.ok(result.overLimit <= 0, `${result.overLimit} over the limit`);
+  assert.deepEqual([result.completed, result.ran, result.ranOnce], Array(3).fill(result.total));
+  assert.equal(result.attempts, 1);
+  assert.ok(result.mostDelays >= 1, "nothing was ever limited");
+  assert.ok(result.idleEnd < result.fullEnd, "jobs of other keys waited for the full one");
+  assert.deepEqual([...result.data], ["key"], "places were left in the data");
+});
+
+test("a limit in each process is found out", { timeout: 120_000 }, async () => {
+  const result = await runFleet({ ...work, plant: true });
+  assert.ok(result.overLimit > 0, "the measurement would not see a broken limit");
+});

@@ -1,0 +1,75 @@
+// One worker process. It is told what to do as JSON, says that it is ready, and works until it is told to stop.
+
+import fs from "node:fs";
+import { setTimeout as sleep } from "node:timers/promises";
+import { Worker } from "bullmq";
+import { RateLimiter, Store } from "workglow-limit";
+import { withLimiter } from "workglow-limit/bullmq";
+
+const { mode, port, folder, keys, limit, windowMs, jobMs, concurrency, plant } = JSON.parse(process.argv[2]);
+
+const connection = { host: "127.0.0.1", port };
+// Each write is one line as a whole.
+const logs = Object.fromEntries(keys.map((key) => [key, fs.openSync(`${folder}/starts/${key}/worker-${process.pid}.log`, "a")]));
+
+/** The job. It writes down in which interval it started, on the clock of the machine: see examples/fleet/evidence.py. */
+async function run(job, a) {
+  const b = process.hrtime.bigint();
+  const started = Date.now();
+  fs.writeSync(logs[job.data.key], `${a} ${b}\n`);
+  fs.appendFileSync(`${folder}/ran`, `${job.queueName} ${job.id}\n`);
+  await sleep(jobMs);
+  return { started };
+}
+
+/** When a worker asked for a job at the earliest: `processedOn` is the clock just before, in whole ms. */
+const fetched = (job) => process.hrtime.bigint() - BigInt(Date.now() + 1 - job.processedOn) * 1_000_000n;
+
+const modes = {
+  /** Ours: a budget for each key. */
+  ours() {
+    const store = new Store(plant ? "memory:" : `sqlite:${folder}/limits.db`);
+    const limiter = new RateLimiter(store, "fleet", { maxExecutions: limit, windowSizeInSeconds: windowMs / 1000 });
+    const asked = new WeakMap();
+    const limited = withLimiter(
+      limiter,
+      (job) => job.data.key,
+      (job, token, signal, permit) => {
+        const [before, ready] = [asked.get(job), permit.readyAtHrtime];
+        return run(job, ready !== null && ready > before ? ready : before);
+      },
+    );
+    const processor = (job, token, signal) => {
+      asked.set(job, process.hrtime.bigint());
+      return limited(job, token, signal);
+    };
+    return [new Worker("fleet", processor, { connection, concurrency })];
+  },
+  /** BullMQ's limiter: one for the queue. */
+  limiter: () => [
+    new Worker("fleet", (job) => run(job, fetched(job)), {
+      connection,
+      concurrency,
+      limiter: { max: limit, duration: windowMs },
+    }),
+  ],
+  /** The same with a queue, and a worker in each process, for each key. */
+  queues: () =>
+    keys.map(
+      (key) =>
+        new Worker(`fleet-${key}`, (job) => run(job, fetched(job)), {
+          connection,
+          concurrency,
+          limiter: { max: limit, duration: windowMs },
+        }),
+    ),
+};
+
+const workers = modes[mode]();
+for (const worker of workers) worker.on("error", (error) => console.error(error));
+await Promise.all(workers.map((worker) => worker.waitUntilReady()));
+process.on("message", async () => {
+  await Promise.all(workers.map((worker) => worker.close()));
+  process.disconnect();
+});
+process.send("ready");

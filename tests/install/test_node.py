@@ -1,0 +1,127 @@
+"""The npm package in empty folders: as `make dist` makes it, with its native code, and as it is published, in two parts."""
+
+import json
+import platform
+import re
+
+import pytest
+from conftest import DIST, PAGES, ROOT, STORE, VERSION, only, quick_start, run
+
+NODE = ROOT / "bindings/node"
+CPU = {"x86_64": "x64", "aarch64": "arm64"}[platform.machine()]
+NAME = f"linux-{CPU}-{'gnu' if platform.libc_ver()[0] == 'glibc' else 'musl'}"
+IMPORT = 'import { Store } from "workglow-limit"; console.log(new Store("memory:").url)'
+
+
+def install(folder, *packages):
+    """No registry is asked: what is not given is not there, and what is optional is left out."""
+    (folder / "package.json").write_text("{}")
+    return run("npm", "install", "--offline", "--no-audit", "--no-fund", *packages, cwd=folder)
+
+
+@pytest.fixture(scope="module")
+def package(published):
+    """What to install: one file as `make dist` makes it, or the two that are published."""
+    return published.values() if (DIST / "npm").exists() else [only(DIST, "*.tgz")]
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory):
+    """The main package and this platform's as they are published: of `make dist-all`, or with what `make dist` built."""
+    if (DIST / "npm").exists():
+        return {"main": only(DIST / "npm", "workglow-limit-[0-9]*.tgz"), NAME: only(DIST / "npm", f"*-{NAME}-*.tgz")}
+    out = tmp_path_factory.mktemp("published")
+    (addon,) = (NODE / "dist").glob("*.node")
+    return {"main": pack(out, "main"), NAME: pack(out, NAME, addon)}
+
+
+def pack(out, *what):
+    return out / run("node", NODE / "scripts/pack.mjs", out, *what).split()[-1]
+
+
+def test_the_quick_start_runs_as_a_module(empty, package):
+    install(empty, *package)
+    (empty / "quick.mjs").write_text(quick_start("js", STORE, *PAGES))
+    run("node", "quick.mjs", cwd=empty)
+    assert (empty / "limits.db").exists()
+
+
+def test_the_quick_start_runs_in_common_js(empty, package):
+    install(empty, *package)
+    program = re.sub(r"^import (\{.*?\}) from (.*);$", r"const \1 = require(\2);", quick_start("js", STORE, *PAGES), flags=re.M)
+    (empty / "quick.cjs").write_text(f"(async () => {{\n{program}\n}})();\n")
+    run("node", "quick.cjs", cwd=empty)
+    assert (empty / "limits.db").exists()
+
+
+@pytest.mark.parametrize("module", ["nodenext", "bundler"])
+def test_the_quick_start_has_types(module, empty, package):
+    install(empty, *package)
+    (empty / "quick.mts").write_text(quick_start("js", STORE, *PAGES))
+    types = ["--typeRoots", NODE / "node_modules/@types", "--types", "node"]
+    resolution = ["--module", module] if module == "nodenext" else ["--module", "esnext", "--moduleResolution", module]
+    strict = ["--strict", "--exactOptionalPropertyTypes", "--noUncheckedIndexedAccess", "--noEmit", "--target", "es2022"]
+    tsc = NODE / "node_modules/typescript/bin/tsc"
+    run("node", tsc, *strict, *resolution, *types, "quick.mts", cwd=empty)
+    (empty / "wrong.mts").write_text(IMPORT.replace('"memory:"', "5"))
+    assert "TS2345" in run("node", tsc, *strict, *resolution, *types, "wrong.mts", cwd=empty, check=False)
+
+
+def test_nothing_but_the_package_is_installed(empty, package):
+    install(empty, *package)
+    installed = {path.name for path in (empty / "node_modules").iterdir() if not path.name.startswith(".")}
+    assert installed <= {"workglow-limit", "@workglow-limit"}
+    manifest = json.loads((empty / "node_modules/workglow-limit/package.json").read_text())
+    assert "dependencies" not in manifest and "install" not in manifest.get("scripts", {})
+
+
+def test_the_published_packages_work_together(empty, published):
+    install(empty, published["main"], published[NAME])
+    folder = empty / "node_modules/workglow-limit"
+    assert list(folder.rglob("*.node")) == []
+    assert json.loads((folder / "package.json").read_text())["optionalDependencies"].keys() >= {f"@workglow-limit/{NAME}"}
+    (empty / "quick.mjs").write_text(quick_start("js", STORE, *PAGES))
+    run("node", "quick.mjs", cwd=empty)
+    assert (empty / "limits.db").exists()
+
+
+def error(folder):
+    return run("node", "-e", "try { require('workglow-limit') } catch (e) { console.log(e.message) }", cwd=folder)
+
+
+def test_without_its_platform_s_package_the_error_says_what_to_do(empty, published):
+    install(empty, published["main"])
+    said = error(empty)
+    assert f"its optional dependency @workglow-limit/{NAME} is not installed" in said
+    assert "--omit=optional" in said
+    assert f"npm install @workglow-limit/{NAME}@{VERSION}" in said
+    # And that is what helps.
+    install(empty, published["main"], published[NAME])
+    assert run("node", "--input-type=module", "-e", IMPORT, cwd=empty) == "memory:\n"
+
+
+def test_a_package_of_another_version_is_not_used(empty, published):
+    install(empty, published["main"], published[NAME])
+    manifest = empty / f"node_modules/@workglow-limit/{NAME}/package.json"
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"version": "0.0.1"}))
+    assert f"@workglow-limit/{NAME} (it is version 0.0.1 beside workglow-limit {VERSION})" in error(empty)
+
+
+def test_native_code_that_does_not_load_says_why(empty, published):
+    install(empty, published["main"], published[NAME])
+    (empty / f"node_modules/@workglow-limit/{NAME}/workglow-limit.node").write_bytes(b"not a library")
+    assert re.search(rf"Tried: @workglow-limit/{NAME} \(.*(short|invalid|not).*\)", error(empty))
+
+
+def test_npm_refuses_another_platform_s_package(empty):
+    (empty / "package.json").write_text("{}")
+    other = "linux-arm64-gnu" if platform.machine() == "x86_64" else "linux-x64-gnu"
+    said = run("npm", "install", "--offline", pack(empty, other, __file__), cwd=empty, check=False)
+    assert "EBADPLATFORM" in said
+
+
+def test_a_platform_without_packages_is_told_which_there_are(empty, published):
+    install(empty, published["main"], published[NAME])
+    elsewhere = "Object.defineProperty(process, 'arch', { value: 'sparc' });"
+    said = run("node", "-e", f"{elsewhere} try {{ require('workglow-limit') }} catch (e) {{ console.log(e.message) }}", cwd=empty)
+    assert "no native code for linux-sparc that loads: there are packages for linux-x64-gnu" in said
