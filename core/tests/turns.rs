@@ -212,3 +212,43 @@ fn a_pause_by_one_process_holds_all_others_whatever_room_there_is() {
         assert_eq!(during, 0, "{}: {before} started before the pause, {after} after it", case.name);
     }
 }
+
+/// As many places as a limit gives, some of which are presented too late. (`PLANT="no spare slot"` is what this is for:
+/// whoever was exchanged took the place of somebody who was on time, and so on, until nobody started any more.)
+#[test]
+fn whoever_is_late_loses_its_own_place_and_nobody_elses() {
+    for policy in ["20/2s", "delay 100ms", "20/2s + 100/20s"] {
+        let clock = ManualClock::new();
+        let mut options = StoreOptions::default();
+        options.clock = Some(clock.clone());
+        let store = Store::with_options("memory:", options).unwrap();
+        let limiter = store.limiter(policy, policy).unwrap();
+        let (mut random, mut started, mut lost) = (Random::new(), 0, 0);
+        // When each is ready, and is it one that was told to come back for a place?
+        let mut places: Vec<(Duration, bool, RawPermit)> = Vec::new();
+        while started < 500 && clock.now() < Duration::from_secs(200) {
+            while let Reserved::Place { place, after } = limiter.reserve("", 1, None, Some(ms(100))).unwrap() {
+                places.push((clock.now() + after, false, place));
+                if places.len() == 100 {
+                    break;
+                }
+            }
+            places.sort_by_key(|(due, ..)| *due);
+            let (due, has_none, place) = places.remove(0);
+            clock.advance(due.saturating_sub(clock.now()));
+            if random.below(50) == 0 {
+                clock.advance(ms(20 + random.below(150)));
+            }
+            let is_late = has_none || clock.now() > due + ms(100);
+            match limiter.present(&place).unwrap() {
+                Presented::Started(_) => started += 1,
+                Presented::Wait { place, after } => {
+                    lost += u64::from(!is_late);
+                    places.push((clock.now() + after, after <= ms(10), place));
+                }
+            }
+        }
+        assert_eq!(lost, 0, "{policy}: places that were on time were lost");
+        assert!(started == 500, "{policy}: {started} starts in {:?}", clock.now());
+    }
+}

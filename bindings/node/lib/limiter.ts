@@ -250,7 +250,9 @@ export abstract class Limiter {
   present(place: Permit | string): Permit {
     this._put("place", place);
     const started = this._do(Op.present, "", 1) === Status.yes;
-    return place instanceof Permit ? place._presented(this, started) : new Permit(this, "", started);
+    if (place instanceof Permit) return place._presented(this, started);
+    const after = numbers[Num.retryAfter]! / 1e3;
+    return new Permit(this, "", started)._waits(after);
   }
 
   /** The permit of a text that `toText` wrote, perhaps in another process: to complete, cancel or settle its start. */

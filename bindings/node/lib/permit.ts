@@ -164,7 +164,12 @@ export class Permit {
       this._useUp();
       permit = new Permit(limiter, this.#key, started);
     }
-    permit.#again = started || permit.#readyIn() > 0 ? 0 : after;
-    return permit;
+    return permit._waits(after);
+  }
+
+  /** @internal Notes how long it was told to wait, which matters where its time has come. */
+  _waits(after: number): this {
+    this.#again = this.started || this.#readyIn() > 0 ? 0 : after;
+    return this;
   }
 }

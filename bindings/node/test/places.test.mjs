@@ -138,6 +138,17 @@ test("a place that started elsewhere is not given back", async () => {
   assert.throws(() => limiter.place(7), { code: "invalid_argument" });
 });
 
+test("a place whose time has come and that waits for a slot says when to look again, also as a text", () => {
+  const store = new Store("memory:");
+  const limiter = store.limiter("5/1m + 1 concurrent", "both");
+  const running = limiter.tryAcquire();
+  const place = limiter.reserve();
+  const text = place.toText();
+  assert.ok(limiter.present(text).wait > 0);
+  assert.ok(limiter.present(place).wait > 0);
+  running.complete();
+});
+
 test("the window that a grace is a part of", () => {
   const store = new Store("memory:");
   const window = (policy) => store.limiter(policy, policy).window;

@@ -150,7 +150,7 @@ pub(crate) struct Ask<'a> {
     pub reserve: bool,
     /// Record the start whether there is room or not.
     pub force: bool,
-    /// It had a place already: there is room for it in any queue.
+    /// It had a place already: queues have room that is only for those.
     pub again: bool,
 }
 
@@ -407,7 +407,7 @@ impl<'a> Log<'a> {
             // No slot ever holds the same word twice.
             let last = if ask.weight == 1 { was } else { self.slot(h + ask.weight - 1).load(Acquire) };
             let field = stamp.wrapping_sub(self.base).max((last >> STAMP) + 1);
-            let is_crowded = is_place && self.has_places(h, ask.weight, now);
+            let is_crowded = is_place && self.has_places(h, ask, now);
             if must_wait && ready - now.floor > ask.patience || is_crowded || field > LAST {
                 if self.slot(h).load(Acquire) == was || fault::planted("unproven denial") {
                     self.is_alive()?;
@@ -441,15 +441,23 @@ impl<'a> Log<'a> {
         }
     }
 
-    /// Would tickets `h .. h + weight` take the slots of places that may still start? They were taken before.
-    fn has_places(&self, h: u64, weight: u64, now: Now) -> bool {
+    /// Would tickets from `h` on take the slots of places that may still start? They were taken before.
+    ///
+    /// One slot more has to be free: a log that is written anew burns one, and must not drop a place for it, whose exchange
+    /// would drop the next. And so many more are for those whose place is exchanged: they had one already.
+    fn has_places(&self, h: u64, ask: &Ask, now: Now) -> bool {
         let is_open = |ticket| {
             let word = self.slot(ticket).load(Acquire);
             state_of(word) == PLACE && self.stamp(word) > now.floor
         };
+        let spare = match ask.again {
+            _ if fault::planted("no spare slot") => 0,
+            true => 1,
+            false => 1 + self.ring.len() as u64 / 8,
+        };
         // Stamps never decrease: if the last of them is over, so are the others.
-        let last = self.slot(h + weight - 1).load(Acquire);
-        self.stamp(last) > now.floor && (h..h + weight).any(is_open)
+        let last = h + ask.weight - 1 + spare;
+        self.stamp(self.slot(last).load(Acquire)) > now.floor && (h..=last).rev().any(is_open)
     }
 
     /// Looks, and changes nothing (but may finish somebody else's claim).

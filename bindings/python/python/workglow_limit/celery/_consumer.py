@@ -1,7 +1,7 @@
 """The waiting room of a worker: tasks that cannot start yet are held here, in the order in which they came, while
 others pass them by.
 
-All of it happens in one thread, the alarm's. Other threads only append to `_arrived` and `_ended` and ring the alarm.
+All of it happens in one thread, the alarm's. Others only append to `_arrived`, `_ended` and `_changed`, and ring it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from itertools import count
+from itertools import count, takewhile
 from typing import Any
 
 from .. import Limiter, Unsupported
@@ -62,7 +62,7 @@ class Room:
         self._consumer, self._slots, self._most = consumer, slots, most
         self._extra = 0
         self._patience = patience(consumer.app)
-        self._arrived: deque[tuple[Any, TaskLimit]] = deque()
+        self._arrived: deque[tuple[Any, TaskLimit, bool]] = deque()
         self._ended: deque[tuple[Line, Any]] = deque()
         self._changed: deque[str] = deque()
         self._lines: dict[tuple[Limiter, str | None], Line] = {}
@@ -106,7 +106,11 @@ class Room:
             self._blocked.clear()
 
     def add(self, request: Any, limit: TaskLimit) -> None:
-        self._arrived.append((request, limit))
+        # A worker without an event loop that has fetched all that it may takes seconds to see that it may fetch more.
+        extra = self._consumer.hub is None and self._extra + len(self._arrived) < self._most
+        if extra:
+            self._consumer.qos.increment_eventually()
+        self._arrived.append((request, limit, extra))
         self._wake()
 
     def renew(self, name: str) -> None:
@@ -173,22 +177,30 @@ class Room:
     def _capacity(self) -> int:
         return max(1, int(self._consumer.pool.num_processes or 1))
 
-    def _seat(self, request: Any, limit: TaskLimit, touched: dict[Line, None]) -> Held | None:
+    def _seat(self, request: Any, limit: TaskLimit, extra: bool, touched: dict[Line, None]) -> Held | None:
         try:
             arguments = request.args, request.kwargs
             held = Held(request, limit, limit.key(arguments), limit.weight(arguments))
         except Exception:
+            if extra:
+                self._consumer.qos.decrement_eventually()
             self._consumer._limit_move_to_pool(request)  # The task says so itself when it runs.
             return None
+        held.extra = extra
+        self._extra += extra
         of = limit.limiter, held.key
         line = self._lines.get(of)
         if line is None:
             line = self._lines[of] = Line(limit.limiter, held.key)
         touched[line] = None
         ticket = Ticket.of(request.request_dict.get(HEADER))
-        if ticket is None or ticket.place is None:
-            held.times = ticket.times if ticket else 0
+        if ticket is None:
             line.waiting.append(held)
+            return held
+        if ticket.place is None:
+            # Ahead of those that were never sent back, or it might be overtaken again and again.
+            held.times = ticket.times
+            line.waiting.insert(sum(1 for _ in takewhile(lambda other: other.times, line.waiting)), held)
             return held
         held.times, held.text = ticket.times, ticket.place
         # A message that comes a second time may have used its place the first time.
@@ -254,7 +266,7 @@ class Room:
         heapq.heappush(self._due, (line.due, next(self._number), line))
 
     def _fetch_past(self, line: Line) -> None:
-        """Those who wait for their limit do not keep the worker from fetching others, up to what its memory is good for.
+        """Those who wait for their limit do not keep the worker from fetching others, as far as its memory goes.
         Those who only wait for the pool do, as always in Celery: they are for other workers to fetch."""
         if line.placed:
             if line.placed[0][0] - LEAD <= time.monotonic():

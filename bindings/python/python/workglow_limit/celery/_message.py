@@ -48,9 +48,13 @@ class Ticket:
 
 
 def patience(app: Any) -> float:
-    """How long a worker keeps a message that it has not acknowledged, in seconds: half of what the broker waits until it
-    delivers it to another worker as well. That is half an hour with SQS and RabbitMQ, if the app does not say."""
-    return float(app.conf.broker_transport_options.get("visibility_timeout", 1800)) / 2
+    """How long a worker keeps a message that it has not acknowledged, in seconds: until its ETA, and as long again until its
+    turn.
+
+    Both together are less than what the broker waits before another worker gets it as well: half an hour with SQS and
+    RabbitMQ, if the app does not say.
+    """
+    return float(app.conf.broker_transport_options.get("visibility_timeout", 1800)) / 3
 
 
 def send_back(app: Any, request: Any, ticket: Ticket) -> None:

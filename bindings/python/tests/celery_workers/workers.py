@@ -103,7 +103,11 @@ class Site:
         """What lies in the queue, oldest first."""
         with self.app.connection_for_read() as connection:
             client = connection.default_channel.client
-            return [json.loads(text) for key in client.scan_iter("celery*", _type="list") for text in reversed(client.lrange(key, 0, -1))]
+            return [
+                json.loads(text)
+                for key in client.scan_iter("celery*", _type="list")
+                for text in reversed(client.lrange(key, 0, -1))
+            ]
 
     @staticmethod
     def body(message):

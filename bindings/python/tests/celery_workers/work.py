@@ -16,7 +16,12 @@ BROKER = os.environ["WORK_BROKER"]
 app = Celery("work", broker=BROKER, backend=BROKER if BROKER.startswith("redis") else None)
 app.conf.update(
     broker_connection_retry_on_startup=True,
-    broker_transport_options={"visibility_timeout": int(os.environ.get("WORK_VISIBILITY", 2_000_000))},
+    broker_transport_options={
+        "visibility_timeout": int(os.environ.get("WORK_VISIBILITY", 2_000_000)),
+        # Looked for every second, and not every hundred.
+        "unacked_restore_interval": 1,
+        "unacked_restore_throttle": 1,
+    },
     task_default_limit_hold=360_000,
     task_annotations={"work.annotated": {"limit": "1/1h"}},
     worker_disable_rate_limits=bool(os.environ.get("WORK_DISABLE_RATE_LIMITS")),
