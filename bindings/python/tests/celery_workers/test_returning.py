@@ -44,6 +44,16 @@ def test_what_the_message_keeps(by, own_site, monkeypatch):
     assert args == ["second"] and embed["callbacks"][0]["task"] == "work.free"
 
 
+def test_what_children_counted_last_is_told(own_site):
+    site = own_site
+    worker = site.worker()
+    for number in range(3):
+        site.send("hourly", f"count{number}-0")
+    site.until(lambda: all(site.started(f"count{number}") for number in range(3)))
+    assert site.stop(worker) == 0
+    assert site.limiter("work.hourly").stats().admitted == 3
+
+
 def test_a_worker_that_stops_gives_its_places_back(own_site):
     site = own_site
     worker = site.worker(pool="threads")

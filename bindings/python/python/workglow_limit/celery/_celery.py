@@ -1,9 +1,18 @@
 """All that this package takes from Celery, which has no types, in one place."""
 
-from celery import bootsteps  # type: ignore[import-untyped]
+from celery import bootsteps, signals  # type: ignore[import-untyped]
 from celery.exceptions import Ignore, ImproperlyConfigured  # type: ignore[import-untyped]
 from celery.utils.log import get_logger  # type: ignore[import-untyped]
 from celery.worker import state  # type: ignore[import-untyped]
 from celery.worker.control import control_command, inspect_command  # type: ignore[import-untyped]
 
-__all__ = ["Ignore", "ImproperlyConfigured", "bootsteps", "control_command", "get_logger", "inspect_command", "state"]
+__all__ = [
+    "Ignore",
+    "ImproperlyConfigured",
+    "bootsteps",
+    "control_command",
+    "get_logger",
+    "inspect_command",
+    "signals",
+    "state",
+]

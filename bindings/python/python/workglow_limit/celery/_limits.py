@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from types import FunctionType
 from typing import Any
 
-from .. import Limiter, Store, UnknownLimit
-from ._celery import ImproperlyConfigured, bootsteps
+from .. import Limiter, LimitError, Store, UnknownLimit
+from ._celery import ImproperlyConfigured, bootsteps, signals
 from . import _control as _control  # Celery knows the commands from now on.
 from ._child import limited
 from ._consumer import Room
@@ -130,6 +131,12 @@ class Limits:
         if self.tasks and self.store.url == "memory:" and "prefork" in type(pool).__module__:
             raise refuse("store", self.store.url, "one that processes share, such as sqlite:limits.db, or another pool")
 
+    def flush(self) -> None:
+        """Tells what was counted last."""
+        if self._store is not None:
+            with suppress(LimitError):
+                self._store.flush()
+
     def report(self, waiting: dict[str, dict[str, int]]) -> dict[str, Any]:
         """What a worker tells about its limits."""
         tasks: dict[str, list[str]] = {}
@@ -198,6 +205,11 @@ def install(app: Any, store: Store | str | None = None) -> None:
         for task in list(app.tasks.values()):
             limits.prepare(task)
 
+    def leave(**_signal: Any) -> None:
+        limits.flush()
+
+    # Children of prefork end without Python's own functions for that.
+    signals.worker_process_shutdown.connect(leave, weak=False)
     app._task_from_fun, app.register_task = from_function, register
     if app.finalized:
         prepare_all()
