@@ -16,7 +16,7 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 .SILENT:
 .PHONY: demo test check docs bench pictures fleet storm torture dist dist-all wheel node queues c install uninstall members \
-    tools clean help
+    tools test-tools clean help
 
 VENV := target/venv
 PYTHON := $(VENV)/bin/python
@@ -133,10 +133,13 @@ members: dist
 demo: members
 	$(PYTHON) examples/fleet/conductor.py --out $(OUT)
 
-test: members queues
+test-tools:
+	.ci/need test
+
+test: test-tools members queues
 	$(PYTHON) tests/run.py
 
-fleet: members queues
+fleet: test-tools members queues
 	failed=0; $(PYTHON) tests/fleet/celery/run.py || failed=1; \
 	for queue in $(QUEUES); do npm --silent --prefix $$queue run fleet || failed=1; done; exit $$failed
 
