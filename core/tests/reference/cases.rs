@@ -32,20 +32,23 @@ fn place(limiter: &RateLimiter, key: &str) -> RawPermit {
     }
 }
 
-/// More places than the ring has slots, all given back: what had started before them still counts.
+/// As many places as the ring of 16 slots has room for.
+const PLACES: u64 = 13;
+
+/// All places given back: what had started before them still counts.
 #[test]
 fn a_long_queue_that_gives_up_does_not_make_the_log_forget() {
     let (_, _, limiter) = limit(8, SECOND);
     for _ in 0..8 {
         start(&limiter, "");
     }
-    let places: Vec<_> = (0..16).map(|_| place(&limiter, "")).collect();
+    let places: Vec<_> = (0..PLACES).map(|_| place(&limiter, "")).collect();
     places.iter().for_each(|place| limiter.cancel(place).unwrap());
     let decision = limiter.peek("", 1).unwrap();
     assert!(!decision.admitted, "8 of 8 have started in this window: {decision:?}");
 }
 
-/// As many places as the ring has slots, given back from the last to the first: no more fit. What is not known any more
+/// As many places as there is room for, given back from the last to the first: no more fit. What is not known any more
 /// counts for longer than it was, but not for ever.
 #[test]
 fn a_long_queue_that_gives_up_is_gone_when_its_places_would_be() {
@@ -53,7 +56,7 @@ fn a_long_queue_that_gives_up_is_gone_when_its_places_would_be() {
     for _ in 0..8 {
         start(&limiter, "");
     }
-    let places: Vec<_> = (0..16).map(|_| place(&limiter, "")).collect();
+    let places: Vec<_> = (0..PLACES).map(|_| place(&limiter, "")).collect();
     assert!(matches!(limiter.reserve("", 1, None, Some(ms(1))).unwrap(), Reserved::Denied(_)));
     let last = limiter.ready_in(places.last().unwrap()).unwrap();
     places.iter().rev().for_each(|place| limiter.cancel(place).unwrap());

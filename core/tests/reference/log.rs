@@ -273,9 +273,9 @@ impl<const KIND: u8> Rules for Log<KIND> {
         }
     }
 
-    /// What the real one forgets counts as later than it was.
+    /// What the real one forgets counts as later than it was; and an eighth is for places that are exchanged.
     fn is_full(&self, book: &Book, units: u64, now: Now) -> bool {
-        book.live(self.longest(), now) + units >= self.slots()
+        book.live(self.longest(), now) + units + self.slots() / 8 >= self.slots()
     }
 
     fn can_become(&self, to: &Self, books: &[&Book], forgotten: Tick, now: Now) -> bool {
