@@ -448,7 +448,7 @@ impl<'a> Log<'a> {
     fn has_places(&self, h: u64, ask: &Ask, now: Now) -> bool {
         let is_open = |ticket| {
             let word = self.slot(ticket).load(Acquire);
-            state_of(word) == PLACE && self.stamp(word) > now.floor
+            state_of(word) == PLACE && self.stamp(word) >= now.floor
         };
         let spare = match ask.again {
             _ if fault::planted("no spare slot") => 0,
@@ -457,7 +457,7 @@ impl<'a> Log<'a> {
         };
         // Stamps never decrease: if the last of them is over, so are the others.
         let last = h + ask.weight - 1 + spare;
-        self.stamp(self.slot(last).load(Acquire)) > now.floor && (h..=last).rev().any(is_open)
+        self.stamp(self.slot(last).load(Acquire)) >= now.floor && (h..=last).rev().any(is_open)
     }
 
     /// Looks, and changes nothing (but may finish somebody else's claim).
