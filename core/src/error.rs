@@ -88,6 +88,13 @@ pub enum Error {
         /// How long it was tried, in milliseconds.
         waited_ms: u64,
     },
+    /// What is in the store makes no sense: somebody else wrote to its files, or the disk did.
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// What was found.
+        found: String,
+    },
     /// The store has no room for another key or limit.
     StoreFull {
         /// What did not fit, and into what.
@@ -108,6 +115,8 @@ pub enum Error {
         /// The limit's name.
         limit: String,
     },
+    /// The call would have to wait, where [`MayWait::Never`](crate::MayWait) was said. Nothing has changed.
+    WouldWait,
     /// A limiter of the user's own failed.
     Custom {
         /// The limiter's name.
@@ -136,6 +145,8 @@ impl Error {
             Error::Unsupported { .. } => -13,
             Error::LeaseLost { .. } => -14,
             Error::Custom { .. } => -15,
+            Error::Damaged { .. } => -16,
+            Error::WouldWait => -17,
         }
     }
 
@@ -157,12 +168,17 @@ impl Error {
             Error::Unsupported { .. } => "unsupported",
             Error::LeaseLost { .. } => "lease_lost",
             Error::Custom { .. } => "custom_failure",
+            Error::Damaged { .. } => "damaged",
+            Error::WouldWait => "would_wait",
         }
     }
 
     /// Did the store fail, and not whoever asked?
     pub(crate) fn is_of_the_store(&self) -> bool {
-        matches!(self, Error::Store { .. } | Error::StoreTimeout { .. } | Error::StoreFull { .. })
+        matches!(
+            self,
+            Error::Store { .. } | Error::StoreTimeout { .. } | Error::StoreFull { .. } | Error::Damaged { .. }
+        )
     }
 
     pub(crate) fn invalid(parameter: &'static str, value: impl fmt::Display, expected: impl Into<String>) -> Self {
@@ -216,6 +232,7 @@ impl fmt::Display for Error {
             Error::StoreTimeout { doing, waited_ms } => {
                 write!(f, "{doing}: the store was busy for {waited_ms} ms")
             }
+            Error::Damaged { path, found } => write!(f, "{} is damaged: {found}", path.display()),
             Error::StoreFull { reason } => f.write_str(reason),
             Error::ForeignPermit { limit } => {
                 write!(f, "the permit was not given by limiter \"{limit}\"")
@@ -224,6 +241,7 @@ impl fmt::Display for Error {
             Error::LeaseLost { limit } => {
                 write!(f, "the lease of limit \"{limit}\" has ended: its units may be another start's by now")
             }
+            Error::WouldWait => f.write_str("the call would have to wait, which it must not here"),
             Error::Custom { limit, cause } => write!(f, "limiter \"{limit}\" failed: {cause}"),
         }
     }

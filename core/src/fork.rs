@@ -14,10 +14,12 @@ use std::time::{Duration, Instant};
 
 static GENERATION: AtomicU64 = AtomicU64::new(1);
 static STRUCTURE: Mutex<()> = Mutex::new(());
+/// Taken before [`STRUCTURE`] by whoever needs both.
+static LEDGER: Mutex<()> = Mutex::new(());
 static HELD: Held = Held(UnsafeCell::new(None));
 
-/// The guard that a forking thread holds from just before the fork until just after it.
-struct Held(UnsafeCell<Option<MutexGuard<'static, ()>>>);
+/// The guards that a forking thread holds from just before the fork until just after it.
+struct Held(UnsafeCell<Option<[MutexGuard<'static, ()>; 2]>>);
 
 // SAFETY: only the thread that holds STRUCTURE touches the cell, and only while it forks.
 unsafe impl Sync for Held {}
@@ -34,11 +36,7 @@ static REGISTERED: AtomicBool = AtomicBool::new(false);
 
 /// Done when the library is loaded: no fork can then come between the first use of a store and this.
 #[used]
-#[cfg_attr(
-    any(target_os = "linux", target_os = "android", target_os = "freebsd"),
-    unsafe(link_section = ".init_array")
-)]
-#[cfg_attr(target_vendor = "apple", unsafe(link_section = "__DATA,__mod_init_func"))]
+#[unsafe(link_section = ".init_array")]
 static AT_LOAD: extern "C" fn() = register;
 
 extern "C" fn register() {
@@ -51,7 +49,19 @@ extern "C" fn register() {
 /// The right to do something structural in this process: one thread at a time, and no fork meanwhile.
 pub(crate) type Structure = MutexGuard<'static, ()>;
 
-/// Waits for that right, at most for `timeout`.
+/// The right to write ledgers in this process: no fork happens meanwhile, because a connection to SQLite must not be carried
+/// over. `None`: somebody else has it.
+pub(crate) fn ledger() -> Option<Structure> {
+    register();
+    match LEDGER.try_lock() {
+        Ok(guard) => Some(guard),
+        // As for the structure.
+        Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+        Err(TryLockError::WouldBlock) => None,
+    }
+}
+
+/// Waits for the right to do something structural, at most for `timeout`.
 pub(crate) fn structure(timeout: Duration) -> Option<Structure> {
     register();
     let start = Instant::now();
@@ -71,9 +81,9 @@ pub(crate) fn structure(timeout: Duration) -> Option<Structure> {
 }
 
 extern "C" fn before() {
-    let guard = STRUCTURE.lock().unwrap_or_else(PoisonError::into_inner);
+    let guards = [&LEDGER, &STRUCTURE].map(|lock| lock.lock().unwrap_or_else(PoisonError::into_inner));
     // SAFETY: this thread holds STRUCTURE.
-    unsafe { *HELD.0.get() = Some(guard) };
+    unsafe { *HELD.0.get() = Some(guards) };
 }
 
 extern "C" fn after_in_parent() {
@@ -108,6 +118,12 @@ static LEFT: AtomicPtr<()> = AtomicPtr::new(ptr::null_mut());
 impl<T> PerProcess<T> {
     pub const fn new() -> Self {
         PerProcess { current: AtomicPtr::new(ptr::null_mut()) }
+    }
+}
+
+impl<T> Default for PerProcess<T> {
+    fn default() -> Self {
+        Self::new()
     }
 }
 

@@ -25,6 +25,9 @@
 //! A [`Store`] says where limits live, a [`Limiter`] decides, a [`Decision`] is the whole answer and a [`Permit`] is
 //! what an admitted start holds. Deciding is lock-free and takes tens of nanoseconds, also between processes.
 
+#[cfg(not(target_os = "linux"))]
+compile_error!("workglow-limit runs on Linux so far");
+
 // Under the model checker (`--cfg model`) only the algorithms and what they need are built.
 #[cfg_attr(model, allow(dead_code))]
 mod algorithm;
@@ -47,9 +50,13 @@ mod permit;
 #[cfg(not(model))]
 mod policy;
 #[cfg(not(model))]
+mod state;
+#[cfg(not(model))]
 mod stats;
 #[cfg(not(model))]
 mod store;
+#[cfg(not(model))]
+mod waiting;
 
 pub use error::{Error, Result};
 pub use time::{ManualClock, duration_from_secs, from_unix_ns, unix_ns};
@@ -59,12 +66,14 @@ pub use {
     decision::Decision,
     fork::generation as fork_generation,
     limiter::{
-        Attempt, CompositeLimiter, ConcurrencyLimiter, Custom, CustomLimiter, DelayLimiter, End,
-        EvenlySpacedRateLimiter, FixedWindowLimiter, LeakyBucketLimiter, Limiter, NullLimiter, Presented, RateLimiter,
-        Reserved, SlidingWindowCounterLimiter, Step, TokenBucketLimiter, Verdict, Wait,
+        Attempt, Claim, CompositeLimiter, ConcurrencyLimiter, Custom, CustomLimiter, DelayLimiter, End,
+        EvenlySpacedRateLimiter, FixedWindowLimiter, Joined, LeakyBucketLimiter, Limiter, Line, NullLimiter, Outcome,
+        Permit, Presented, RateLimiter, Reserved, Seat, SlidingWindowCounterLimiter, Step, TokenBucketLimiter, Verdict,
+        Waiter, WaiterId, acquire,
     },
-    permit::{Permit, RawPermit},
+    permit::RawPermit,
     policy::{Backoff, Jitter, LONGEST_NAME, MOST_WINDOWS, Policy, parse_all as parse_policies},
+    state::{Durability, OnError, Store, StoreOptions},
     stats::Stats,
-    store::{Durability, OnError, Store, StoreOptions},
+    waiting::MayWait,
 };

@@ -1,108 +1,149 @@
-//! What an admitted start holds.
+//! What an admitted start holds, as a plain value.
 
-use crate::error::{Error, Result};
-use crate::limiter::Limiter;
-use std::mem;
-use std::time::SystemTime;
+use crate::error::Error;
+use crate::time::Tick;
 
-/// A permit as plain words: what the bindings carry around. Copies are the same permit; ending it twice is a no-op.
+/// A permit or place as a plain value: what the bindings carry around. Copies are the same permit; ending it twice is a
+/// no-op.
 ///
-/// In Rust, [`Limiter::try_acquire`](crate::Limiter::try_acquire) gives a [`Permit`] that ends itself.
+/// In Rust, [`Limiter::try_acquire`](crate::Limiter::try_acquire) gives a [`Permit`](crate::Permit) that ends itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(C)]
 pub struct RawPermit {
-    /// The limiter that gave it.
+    /// The number of the limiter that gave it, in this process.
     pub(crate) limiter: u64,
-    /// Kind by kind: the key's block; a weight.
-    pub(crate) key: u64,
-    /// Kind by kind: a ticket, a slot's index, a composite's number.
-    pub(crate) a: u64,
-    /// Kind by kind: a stamp, a slot's word.
-    pub(crate) b: u64,
-    /// When the start's place came, or will; 0 if it had none.
-    pub(crate) ready: u64,
-    /// Kind by kind: the key's hash and the place's grace.
-    pub(crate) reserved: [u64; 3],
+    pub(crate) kind: Kind,
 }
 
+/// What a permit says, by the kind of its limiter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Nothing: all permits are alike.
+    Null,
+    Timed(TimedPermit),
+    Lease(LeasePermit),
+    Composite(CompositePermit),
+    Custom(CustomPermit),
+}
+
+/// A start or place of a limit that is a matter of time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct TimedPermit {
+    pub weight: u64,
+    /// `u64::MAX` if it counts nowhere.
+    pub ticket: u64,
+    /// When it counts from.
+    pub stamp: Tick,
+    /// When its place came, or will; 0 if it had none.
+    pub ready: Tick,
+    /// The hash of its key.
+    pub key: [u64; 2],
+    /// At most [`MOST_GRACE`].
+    pub grace: Tick,
+    /// A part of its lane's instance.
+    pub lane: u16,
+}
+
+/// The most that a permit can say of a place's grace.
+pub(crate) const MOST_GRACE: Tick = (1 << GRACE_BITS) - 1;
+
+const GRACE_BITS: u32 = 48;
+
+impl TimedPermit {
+    /// The same as one that counts nowhere: what is left of a permit whose lane is gone.
+    pub fn voided(self) -> Self {
+        TimedPermit { ticket: u64::MAX, stamp: 0, ready: 0, ..self }
+    }
+}
+
+/// A start of a concurrency limit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct LeasePermit {
+    /// The member that holds it, and above it a part of its lane's instance: see [`LeasePermit::owner`].
+    pub owner: u64,
+    /// The slot of its lease.
+    pub index: u64,
+    pub fence: u64,
+    /// The hash of its key.
+    pub key: [u64; 2],
+}
+
+impl LeasePermit {
+    /// A start that holds nothing: the store failed, and the program wanted to go on.
+    pub const UNCOUNTED: LeasePermit = LeasePermit { owner: u64::MAX, index: 0, fence: 0, key: [0; 2] };
+
+    /// Members are numbered from 0 on, and never that far.
+    pub fn owner(member: u64, instance: u64) -> u64 {
+        member | instance << 48
+    }
+}
+
+/// A start or place of a composite.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct CompositePermit {
+    /// Under which the composite keeps its parts.
+    pub number: u64,
+}
+
+/// A start of a limiter of the program's own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct CustomPermit {
+    /// The hash of its key, for the counts.
+    pub key: u64,
+    /// What the limiter calls it.
+    pub start: u64,
+}
+
+/// In the first word, above the limiter's number: the kind. The highest bit is free, for C.
+const KIND: u32 = 60;
+
 impl RawPermit {
-    /// The permit as eight words, for C.
+    pub(crate) fn new(limiter: u64, kind: Kind) -> RawPermit {
+        RawPermit { limiter, kind }
+    }
+
+    /// What it says if it is of a limit that is a matter of time.
+    pub(crate) fn timed(&self) -> Option<TimedPermit> {
+        if let Kind::Timed(start) = self.kind { Some(start) } else { None }
+    }
+
+    /// The permit as eight words, for C. The highest bit of the first is 0.
     pub fn to_words(self) -> [u64; 8] {
-        let [r0, r1, r2] = self.reserved;
-        [self.limiter, self.key, self.a, self.b, self.ready, r0, r1, r2]
+        let (kind, [a, b, c, d, e, f, g]) = match self.kind {
+            Kind::Null => (0, [0; 7]),
+            Kind::Timed(TimedPermit { weight, ticket, stamp, ready, key: [h0, h1], grace, lane }) => {
+                (1, [weight, ticket, stamp, ready, h0, h1, grace | u64::from(lane) << GRACE_BITS])
+            }
+            Kind::Lease(LeasePermit { owner, index, fence, key: [h0, h1] }) => (2, [owner, index, fence, h0, h1, 0, 0]),
+            Kind::Composite(CompositePermit { number }) => (3, [number, 0, 0, 0, 0, 0, 0]),
+            Kind::Custom(CustomPermit { key, start }) => (4, [key, start, 0, 0, 0, 0, 0]),
+        };
+        [self.limiter | kind << KIND, a, b, c, d, e, f, g]
     }
 
     /// The permit of eight words. Any words will do: a limiter checks whether they are its own.
-    pub fn from_words([limiter, key, a, b, ready, r0, r1, r2]: [u64; 8]) -> RawPermit {
-        RawPermit { limiter, key, a, b, ready, reserved: [r0, r1, r2] }
+    pub fn from_words([limiter, a, b, c, d, e, f, g]: [u64; 8]) -> RawPermit {
+        let kind = match limiter >> KIND {
+            0 => Kind::Null,
+            1 => Kind::Timed(TimedPermit {
+                weight: a,
+                ticket: b,
+                stamp: c,
+                ready: d,
+                key: [e, f],
+                grace: g & MOST_GRACE,
+                lane: (g >> GRACE_BITS) as u16,
+            }),
+            2 => Kind::Lease(LeasePermit { owner: a, index: b, fence: c, key: [d, e] }),
+            3 => Kind::Composite(CompositePermit { number: a }),
+            4 => Kind::Custom(CustomPermit { key: a, start: b }),
+            // Nobody's.
+            _ => return RawPermit { limiter: 0, kind: Kind::Null },
+        };
+        RawPermit { limiter: limiter & ((1 << KIND) - 1), kind }
     }
 }
 
 /// A text that is no permit's.
 pub(crate) fn unreadable(text: &str) -> Error {
     Error::invalid("place", format_args!("\"{text}\""), "the text of a permit or place")
-}
-
-/// A permit that completes when it is dropped, whatever happened meanwhile.
-#[must_use = "the start completes when the permit is dropped"]
-pub struct Permit<'l> {
-    limiter: &'l dyn Limiter,
-    raw: RawPermit,
-}
-
-impl<'l> Permit<'l> {
-    pub(crate) fn new(limiter: &'l dyn Limiter, raw: RawPermit) -> Self {
-        Permit { limiter, raw }
-    }
-
-    /// The job ran. The same as dropping the permit, but an error is told.
-    pub fn complete(self) -> Result<()> {
-        let Permit { limiter, raw } = self;
-        mem::forget(self);
-        limiter.complete(&raw)
-    }
-
-    /// The job never ran: its units are free again at once.
-    pub fn cancel(self) -> Result<()> {
-        let Permit { limiter, raw } = self;
-        mem::forget(self);
-        limiter.cancel(&raw)
-    }
-
-    /// The job ran, and was worth `actual` units instead of the weight that it started with.
-    pub fn settle(self, actual: u64) -> Result<()> {
-        let Permit { limiter, raw } = self;
-        mem::forget(self);
-        limiter.settle(&raw, actual)
-    }
-
-    /// When the start's place came, if it had to wait for one.
-    pub fn ready_at(&self) -> Option<SystemTime> {
-        self.limiter.ready_at(&self.raw)
-    }
-
-    /// The same on the system's monotonic clock, in ns, for measuring.
-    pub fn ready_at_monotonic_ns(&self) -> Option<u64> {
-        self.limiter.ready_at_monotonic_ns(&self.raw)
-    }
-
-    /// The permit as plain words; it no longer ends itself.
-    pub fn into_raw(self) -> RawPermit {
-        let raw = self.raw;
-        mem::forget(self);
-        raw
-    }
-}
-
-impl Drop for Permit<'_> {
-    fn drop(&mut self) {
-        // Nobody is left to hear of an error; whatever it was, the permit's lifetime is bounded by its limiter's.
-        let _ = self.limiter.complete(&self.raw);
-    }
-}
-
-impl std::fmt::Debug for Permit<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Permit of \"{}\"", self.limiter.name())
-    }
 }

@@ -171,16 +171,9 @@ fn raw_ns(manual: Option<&ManualClock>) -> u64 {
     }
 }
 
-#[cfg(any(target_os = "linux", target_os = "android"))]
 #[inline(always)]
 fn boot_ns() -> u64 {
     clock_ns(libc::CLOCK_BOOTTIME)
-}
-
-// Elsewhere the monotonic clock already counts the time asleep (macOS), or is the best there is.
-#[cfg(not(any(target_os = "linux", target_os = "android")))]
-fn boot_ns() -> u64 {
-    clock_ns(libc::CLOCK_MONOTONIC)
 }
 
 pub(crate) fn monotonic_ns() -> u64 {

@@ -2,6 +2,7 @@
 
 mod common;
 
+use common::wait::Wait;
 use common::{Child, Dir};
 use std::sync::Arc;
 use std::time::Duration;
@@ -255,8 +256,8 @@ fn giving_up_is_not_a_denial() {
         let limiter = rate(store, 1);
         assert!(attempt(&limiter, "", 1));
         let mut wait = Wait::new("", 1, None);
-        assert!(matches!(limiter.step(&mut wait).unwrap(), Step::Sleep(_)));
-        limiter.give_up(&mut wait).unwrap();
+        assert!(matches!(wait.step(&limiter).unwrap(), Step::Sleep(_)));
+        wait.give_up(&limiter).unwrap();
         let stats = limiter.stats("").unwrap();
         assert_eq!((stats.admitted, stats.denied, stats.waited, stats.cancelled), (1, 0, 0, 1));
     });

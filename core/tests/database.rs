@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::Dir;
+use common::{Dir, wait_until};
 use std::path::Path;
 use std::time::{Duration, Instant};
 use workglow_limit::*;
@@ -82,7 +82,10 @@ fn a_busy_store_fails_in_time() {
     options.timeout = Duration::from_millis(150);
     let store = Store::with_options(&dir.url(), options).unwrap();
     let limiter = RateLimiter::new(&store, "api", 2, HOUR).unwrap();
+    // On a busy machine even this may take longer.
+    wait_until("the limit is open", || limiter.open().is_ok());
     assert!(admitted(&limiter));
+    wait_until("it is written", || store.flush().is_ok());
     let stranger = rusqlite::Connection::open(dir.file("limits.db")).unwrap();
     stranger.execute_batch("BEGIN EXCLUSIVE").unwrap();
     let other = RateLimiter::new(&store, "other", 1, HOUR).unwrap();

@@ -2,6 +2,7 @@
 
 mod common;
 
+use common::wait::Wait;
 use common::{Child, Dir, Record, most_in_any_window, now_ns, shared};
 use std::sync::atomic::Ordering::*;
 use std::time::{Duration, Instant};
@@ -280,9 +281,7 @@ fn places_are_given_across_processes_in_the_order_in_which_they_were_asked_for()
         Child::run(|| {
             let limiter = rate(&url, "api", 1, HOUR);
             let asked = now_ns();
-            let Step::Sleep(nap) = limiter.step(&mut Wait::new("", 1, None)).unwrap() else {
-                panic!("the limit is full")
-            };
+            let Step::Sleep(nap) = Wait::new("", 1, None).step(&limiter).unwrap() else { panic!("the limit is full") };
             mine.store(asked + nap.as_nanos() as u64, Release);
         })
         .join();

@@ -3,6 +3,7 @@
 
 mod common;
 
+use common::wait::Wait;
 use common::{Child, Dir, Random, Record, most_in_any_window, now_ns, number, raise, wait_until};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -42,8 +43,8 @@ const OPERATIONS: [(&str, Operation, &[u64]); 8] = [
 
 fn give_up(_: &str, limiter: &RateLimiter, _: &RawPermit) {
     let mut wait = Wait::new("key", LIMIT - 5, None);
-    assert!(matches!(limiter.step(&mut wait).unwrap(), Step::Sleep(_)));
-    limiter.give_up(&mut wait).unwrap();
+    assert!(matches!(wait.step(limiter).unwrap(), Step::Sleep(_)));
+    wait.give_up(limiter).unwrap();
 }
 
 #[test]

@@ -300,3 +300,23 @@ fn a_permit_of_another_limiter_is_an_error() {
     b.complete(&mine).unwrap();
     b.complete(&mine).unwrap();
 }
+
+/// Whoever comes to a store by recording a start is told apart from all others from then on.
+#[test]
+fn a_start_that_is_recorded_first_belongs_to_who_recorded_it() {
+    let dir = Dir::new("first");
+    let limiter = || ConcurrencyLimiter::shared(&Store::new(&dir.url()).unwrap(), "gpu", 5, None).unwrap();
+    let parent = limiter();
+    let remaining = || parent.peek("", 5).unwrap().remaining;
+    parent.record_job_start("").unwrap();
+    assert_eq!(remaining(), 4);
+    // The first thing that a child does ends nothing of its parent.
+    Child::run(|| parent.record_job_completion("").unwrap()).join();
+    assert_eq!(remaining(), 4);
+    // What it started is its own, and ends with it: by the limiter that it inherited, and by one of its own.
+    Child::run(|| parent.record_job_start("").unwrap()).join();
+    Child::run(|| limiter().record_job_start("").unwrap()).join();
+    assert_eq!(remaining(), 4);
+    parent.record_job_completion("").unwrap();
+    assert_eq!(remaining(), 5);
+}

@@ -48,31 +48,26 @@ fn fat_and_light_waiters_start_in_the_order_in_which_they_asked() {
         }
         // Light ones, a fat one, light ones, a fat one, …
         let weights: Vec<u64> = (0..8).map(|i| if i % 5 == 2 { 4 * unit } else { unit }).collect();
-        let mut waits: Vec<Wait> = weights.iter().map(|&weight| Wait::new("", weight, None)).collect();
-        for wait in &mut waits {
-            let step = limiter.step(wait).unwrap();
-            assert!(matches!(step, Step::Sleep(_)), "{name}: {step:?}");
-        }
+        let mut line = Line::new(limiter.clone());
+        let join = |&weight: &u64| match line.join(Waiter::new("", weight)).unwrap() {
+            Joined::Waiting(id) => id,
+            Joined::Done(outcome) => panic!("{name}: {outcome:?}"),
+        };
+        let ids: Vec<WaiterId> = weights.iter().map(join).collect();
         let mut started = Vec::new();
         for _ in 0..200_000 {
-            for (i, wait) in waits.iter_mut().enumerate() {
-                if !started.contains(&i)
-                    && let Step::Admitted(_) = limiter.step(wait).unwrap()
-                {
-                    started.push(i);
-                }
+            let mut over = Vec::new();
+            line.advance(&mut over);
+            for (id, outcome) in over {
+                assert!(matches!(outcome, Outcome::Admitted(_)), "{name}: {outcome:?}");
+                started.push(id);
             }
-            if started.len() == waits.len() {
+            if line.is_empty() {
                 break;
             }
-            // Who asks only now does not come before those who wait.
-            assert!(matches!(limiter.attempt("", unit).unwrap(), Attempt::Denied(_)), "{name}: {started:?} started");
             clock.advance(us(500));
         }
-        assert_eq!(started.len(), weights.len(), "{name}");
-        // Slices hold places for two windows; who comes later waits for one of these.
-        let queued = if name == "sliced rate" { 3 } else { weights.len() };
-        assert_eq!(started[..queued], (0..queued).collect::<Vec<_>>(), "{name}");
+        assert_eq!(started, ids, "{name}");
     }
 }
 
@@ -85,22 +80,23 @@ fn nobody_without_a_deadline_is_sent_away() {
     let store = Store::with_options("memory:", options).unwrap();
     for limiter in queues(&store).into_iter().filter(|limiter| limiter.name() != "leaky bucket") {
         let weight = limiter.peek("", 0).unwrap().limit;
-        let mut waits: Vec<Wait> = (0..40).map(|_| Wait::new("", weight, None)).collect();
+        let mut line = Line::new(limiter.clone());
+        for _ in 0..40 {
+            line.join(Waiter::new("", weight)).unwrap();
+        }
         for _ in 0..200_000 {
-            waits.retain_mut(|wait| match limiter.step(wait).unwrap() {
-                Step::Admitted(permit) => {
-                    limiter.complete(&permit).unwrap();
-                    false
-                }
-                Step::Sleep(_) => true,
-                other => panic!("{}: {other:?}", limiter.name()),
-            });
-            if waits.is_empty() {
+            let mut over = Vec::new();
+            line.advance(&mut over);
+            for (_, outcome) in over {
+                let Outcome::Admitted(permit) = outcome else { panic!("{}: {outcome:?}", limiter.name()) };
+                limiter.complete(&permit).unwrap();
+            }
+            if line.is_empty() {
                 break;
             }
             clock.advance(ms(1));
         }
-        assert!(waits.is_empty(), "{}: {} still wait", limiter.name(), waits.len());
+        assert!(line.is_empty(), "{}: {} still wait", limiter.name(), line.len());
     }
 }
 
@@ -227,10 +223,12 @@ fn whoever_is_late_loses_its_own_place_and_nobody_elses() {
         // When each is ready, and is it one that was told to come back for a place?
         let mut places: Vec<(Duration, bool, RawPermit)> = Vec::new();
         while started < 500 && clock.now() < Duration::from_secs(200) {
-            while let Reserved::Place { place, after } = limiter.reserve("", 1, None, Some(ms(100))).unwrap() {
-                places.push((clock.now() + after, false, place));
-                if places.len() == 100 {
-                    break;
+            // Only those that the log has room for: others have a time, but no turn to lose.
+            while places.len() < 100 {
+                match limiter.claim("", 1, None, ms(100)).unwrap() {
+                    Claim::Started(_) => started += 1,
+                    Claim::Place { place, after } => places.push((clock.now() + after, false, place)),
+                    Claim::Denied { .. } | Claim::Full { .. } => break,
                 }
             }
             places.sort_by_key(|(due, ..)| *due);
@@ -250,6 +248,6 @@ fn whoever_is_late_loses_its_own_place_and_nobody_elses() {
             }
         }
         assert_eq!(lost, 0, "{policy}: places that were on time were lost");
-        assert!(started == 500, "{policy}: {started} starts in {:?}", clock.now());
+        assert!(started >= 500, "{policy}: {started} starts in {:?}", clock.now());
     }
 }

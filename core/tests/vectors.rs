@@ -195,7 +195,7 @@ fn run(case: &Case, url: &str) -> usize {
                     }
                     Attempt::Denied(_) => word("denied"),
                 },
-                "acquire" => match limiter.step(&mut Wait::new(key, weight, Some(span())))? {
+                "acquire" => match Seat::new(Waiter::new(key, weight).timeout(Some(span()))).step(&*limiter)? {
                     Step::Admitted(permit) => {
                         taken = Some(permit);
                         word("admitted")

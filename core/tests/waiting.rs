@@ -1,5 +1,8 @@
 //! Waiters: they take their places in the order in which they asked, and a place that has gone bad is never a start.
 
+mod common;
+
+use common::wait::Wait;
 use std::time::Duration;
 use workglow_limit::*;
 
@@ -25,14 +28,14 @@ fn full() -> Bench {
 }
 
 fn sleeps(limiter: &RateLimiter, wait: &mut Wait) -> Duration {
-    match limiter.step(wait).unwrap() {
+    match wait.step(limiter).unwrap() {
         Step::Sleep(nap) => nap,
         other => panic!("{other:?}"),
     }
 }
 
 fn starts(limiter: &RateLimiter, wait: &mut Wait) -> bool {
-    matches!(limiter.step(wait).unwrap(), Step::Admitted(_))
+    matches!(wait.step(limiter).unwrap(), Step::Admitted(_))
 }
 
 #[test]
@@ -64,7 +67,28 @@ fn a_place_is_good_until_its_grace_ends_and_not_a_microsecond_longer() {
     clock.advance(ms(1_025) + Duration::from_micros(1));
     // Too late: a fresh place, which comes at once because the old one did not start.
     assert!(starts(&limiter, &mut wait));
-    assert_eq!(limiter.peek("", 1).unwrap().retry_after, ms(1_025), "it counts from the end of the fresh one's grace");
+    assert_eq!(limiter.peek("", 1).unwrap().retry_after, ms(1_000), "it started at once, and gave its grace back");
+}
+
+/// Whoever always waits gets all that a limit gives, however long the grace, if it is on time.
+#[test]
+fn a_limit_that_is_always_waited_for_gives_its_whole_capacity() {
+    for (max, weight, grace) in [(1, 1, None), (10, 1, None), (10, 1, Some(ms(250))), (10, 5, Some(ms(250)))] {
+        let clock = ManualClock::new();
+        let mut options = StoreOptions::default();
+        options.clock = Some(clock.clone());
+        let limiter =
+            RateLimiter::new(&Store::with_options("memory:", options).unwrap(), "api", max, ms(1_000)).unwrap();
+        let mut units = 0;
+        while clock.now() < ms(100_000) {
+            let Reserved::Place { place, after } = limiter.reserve("", weight, None, grace).unwrap() else { panic!() };
+            clock.advance(after);
+            assert!(matches!(limiter.present(&place).unwrap(), Presented::Started(_)));
+            units += weight;
+        }
+        let capacity = 100 * max + max;
+        assert!(units * 100 >= capacity * 99 && units <= capacity, "{units} of {capacity} with {grace:?}");
+    }
 }
 
 #[test]
@@ -134,7 +158,7 @@ fn a_handle_that_only_looks_sees_another_policy_too() {
 fn who_cannot_be_served_in_time_is_told_at_once_and_takes_nothing() {
     let Bench { limiter, .. } = full();
     let mut wait = Wait::new("", 1, Some(ms(999)));
-    assert_eq!(limiter.step(&mut wait).unwrap(), Step::Expired(ms(1_000)));
+    assert_eq!(wait.step(&limiter).unwrap(), Step::Expired(ms(1_000)));
     assert_eq!(limiter.peek("", 1).unwrap().retry_after, ms(1_000));
     assert!(limiter.acquire("", 1, Some(ms(999))).unwrap().is_none());
 }
@@ -190,7 +214,7 @@ fn a_gate_that_opens_too_late_is_known_at_once() {
     slots.pause("", ms(3_600_000)).unwrap();
     let limiters: [&dyn Limiter; 2] = [&*slots, &both];
     for limiter in limiters {
-        assert!(matches!(limiter.step(&mut Wait::new("", 1, Some(ms(1_000)))).unwrap(), Step::Expired(_)));
+        assert!(matches!(Wait::new("", 1, Some(ms(1_000))).step(limiter).unwrap(), Step::Expired(_)));
     }
 }
 

@@ -53,9 +53,16 @@ impl Cells<'_> {
         either!(self, cells => cells.view(ask, clock))
     }
 
-    /// Starts with a place.
-    pub fn present(&self, place: Known) -> Result<bool, Sealed> {
-        either!(self, cells => cells.present(place))
+    /// Starts with a place that is ready and open at `now`, and says from when on the start counts. `None`: that place is
+    /// gone.
+    pub fn present(&self, place: Known, longest: Tick, now: Now) -> Result<Option<Tick>, Sealed> {
+        match self {
+            Cells::Log(log) => log.present(place, longest, now),
+            Cells::Slices(slices) => slices.present(place).map(|is_good| is_good.then_some(place.stamp)),
+            Cells::Meter(meter) => meter.present(place).map(|is_good| is_good.then_some(place.stamp)),
+            Cells::Counter(counter) => counter.present(place).map(|is_good| is_good.then_some(place.stamp)),
+            Cells::Leases(_) => unreachable!("the kind was checked when the limit was opened"),
+        }
     }
 
     /// How many units that were handed out up to this mark (what `Taken::end` says) the ledger does not have.

@@ -423,6 +423,11 @@ impl<'a> Leases<'a> {
         }
     }
 
+    /// Is this lease held?
+    pub fn is_held(&self, lease: Lease) -> Result<bool, Sealed> {
+        Ok(self.find(lease)?.is_some())
+    }
+
     /// Ends a lease. `false`: it is not held any more.
     #[inline]
     pub fn give_back(&self, lease: Lease) -> Result<bool, Sealed> {

@@ -39,14 +39,22 @@
 //!    earliest by a claim beyond `h` (this needs `C ≥ n + k`), and its claimant saw `h` claimed. So if slot `h` still
 //!    holds what was read first, everything read in between is valid: the admission's compare-and-swap proves it, a
 //!    denial reads slot `h` once more.
-//! 4. *Words do not repeat.* Stamps never decrease, and a slot's next word always carries a later one (where starts are
-//!    recorded beyond the limit, by a microsecond each lap). So a compare-and-swap that was held up for a lap fails.
+//! 4. *Words do not repeat.* Stamps never decrease along tickets, and a slot's next word always carries a later one than
+//!    it has (where starts are recorded beyond the limit, by a microsecond each lap). So a compare-and-swap that was held
+//!    up for a lap fails. Only presenting a place makes a stamp earlier, from `S` to `S'`, by less than the longest window
+//!    `w`. The word with `S` does not come back: it says that this is a place, or part of one, which is never recorded
+//!    beyond the limit. In the same slot with the same parity it would be two laps later, so all tickets of a whole limit
+//!    lie between, and its stamp is at least `S' + w`, which is more than `S`. Across lives [`Log::peak`] sees to it.
 //! 5. *Starts keep their distance.* A start happens no earlier than `ready` and no later than `stamp`; the start `n`
 //!    tickets later has `ready ≥ stamp + w`. So no half-open window of length `w` ever holds more than `n` starts.
 //!
 //! A start in the future (a *place*) is a stamp in the future, and a state that says that it has not started yet:
-//! presenting it is one compare-and-swap on that state, so it starts once. It counts from the end of its grace, so that
-//! waking up late within it cannot break the limit.
+//! presenting it is one compare-and-swap on that state, so it starts once. Until then it counts from the end of its
+//! grace, so that waking up late within it cannot break the limit. When it starts it gives the rest back: its stamp
+//! becomes the time, or the stamp before it if that is later. So stamps still never decrease along tickets, the start is
+//! still no later than its stamp, and whoever computed `ready` from the larger stamp comes later than it has to, no
+//! earlier. A heavy start's other slots follow one by one; where somebody dies meanwhile they count for longer. As its
+//! stamp is a part of what a start is known by, a copy of the place does not lead to the start any more.
 //!
 //! # Lives
 //!
@@ -60,6 +68,20 @@
 //!   is burnt: its slot changes, and tickets before [`Log::cleared`] are forgotten.
 //! * Each life has a number of its own. Everybody reads it first and looks at the end, before believing anything, whether
 //!   it is still the same.
+//!
+//! # Orderings
+//!
+//! * Slots are read with `Acquire` and changed with `AcqRel`. So who reads a ticket's word sees what its claimant saw: the
+//!   claims before it, filled. That is what 1 to 3 need: a word read at `h − n` belongs to a ticket before `h`.
+//! * The counter is moved with `AcqRel` after its claims were seen filled, and read with `Acquire` before any slot. The second
+//!   look at it (`Relaxed`) comes after an `Acquire` load of the slot: a slot of a later lap was written by somebody who
+//!   had seen the counter moved, so it is not read as it was before.
+//! * `cleared`, `own`, `logged`, `origins` and `base` are stored (`Release`) while `life` is [`CLOSED`], and before the words
+//!   of the new life. Who reads something of the new life therefore finds another `life` in the end ([`Log::is_alive`],
+//!   `Acquire`, after all other loads, which acquire too, so that it cannot move before them).
+//! * `peak` is raised before the compare-and-swap that makes it necessary, which releases it to [`Log::seal`].
+//! * A failed compare-and-swap is `Relaxed` where its answer is not looked at, else `Acquire`.
+//! * `write` reads the ring `Relaxed`: its caller has sealed it, or holds the lock under which it was.
 //!
 //! Source: the ring with a claim word per slot follows the bounded queues of Vyukov and of crossbeam's `ArrayQueue`;
 //! helping a dead claimant follows Harris, Fraser and Pratt, "A practical multi-word compare-and-swap operation" (2002).
@@ -81,6 +103,8 @@ pub(crate) const STARTED: u64 = 0;
 pub(crate) const PLACE: u64 = 1;
 /// It has happened, and what it cost is settled.
 pub(crate) const SETTLED: u64 = 2;
+/// Not the first ticket of its start.
+const PART: u64 = 3;
 const ANY_STATE: u64 = 3 << STATE;
 
 /// The most units that one start may take, and the largest limit that the log keeps start by start.
@@ -125,6 +149,8 @@ pub(crate) struct Log<'a> {
     pub ring: &'a [AtomicU64],
     /// The tickets under which the starts that [`Log::write`] wrote were claimed: as many as `ring`, or none.
     pub origins: &'a [AtomicU64],
+    /// No stamp that was ever made earlier, in any life of these cells, was larger than this before, as words have it.
+    pub peak: &'a AtomicU64,
     /// The number of the life that these cells have.
     pub life: &'a AtomicU64,
     /// The one that is meant. Not [`CLOSED`], but for [`Log::write`].
@@ -228,6 +254,11 @@ fn state_of(word: u64) -> u64 {
     (word & ANY_STATE) >> STATE
 }
 
+/// The state of the start that this word belongs to, if its first ticket is not known any more.
+fn state_of_start(word: u64) -> u64 {
+    if state_of(word) == PART { STARTED } else { state_of(word) }
+}
+
 /// Writes a cell that a stalled caller of an earlier life may still try to change, in vain.
 pub(super) fn put(cell: &AtomicU64, word: u64) {
     if cfg!(model) {
@@ -248,8 +279,8 @@ impl<'a> Log<'a> {
     #[cfg(not(model))]
     pub fn untouched(born: Tick) -> Log<'static> {
         let cell = &NOTHING;
-        let (head, cleared, own, logged, life) = (cell, cell, cell, cell, cell);
-        Log { head, cleared, own, logged, ring: &UNTOUCHED, origins: &[], life, number: 0, base: 0, born }
+        let [head, cleared, own, logged, life, peak] = [cell; 6];
+        Log { head, cleared, own, logged, ring: &UNTOUCHED, origins: &[], peak, life, number: 0, base: 0, born }
     }
 
     /// When a word counts from.
@@ -343,7 +374,7 @@ impl<'a> Log<'a> {
         let end = ticket + weight_of(word);
         for other in ticket + 1..end {
             let slot = self.slot(other);
-            let filled = self.word(other, word >> STAMP, STARTED, end - other);
+            let filled = self.word(other, word >> STAMP, PART, end - other);
             loop {
                 let was = slot.load(Acquire);
                 // Only while the claim stands does `was` belong to its lap or to the one before.
@@ -406,7 +437,8 @@ impl<'a> Log<'a> {
             let stamp = if is_place { ready.max(now.ceil).saturating_add(ask.grace) } else { now.ceil }.max(newest);
             // No slot ever holds the same word twice.
             let last = if ask.weight == 1 { was } else { self.slot(h + ask.weight - 1).load(Acquire) };
-            let field = stamp.wrapping_sub(self.base).max((last >> STAMP) + 1);
+            let next = if fault::planted("same again") { 0 } else { (last >> STAMP) + 1 };
+            let field = stamp.wrapping_sub(self.base).max(next);
             let is_crowded = is_place && self.has_places(h, ask, now);
             if must_wait && ready - now.floor > ask.patience || is_crowded || field > LAST {
                 if self.slot(h).load(Acquire) == was || fault::planted("unproven denial") {
@@ -497,23 +529,42 @@ impl<'a> Log<'a> {
         View { now: now.floor, ready, remaining, empty }
     }
 
-    /// Starts with a place, once. `false`: it is not there as a place any more, or in another life.
-    pub fn present(&self, place: Known) -> Result<bool, Sealed> {
+    /// Starts with a place, once, and gives the rest of its grace back: the start counts from now on, or from the stamp of
+    /// the start before it if that is later. By the stamp that it has then it is known from here on. `None`: it is not there
+    /// as a place any more, or in another life.
+    ///
+    /// `now` was read after the place was found to be ready and open; `longest` is the longest window.
+    pub fn present(&self, place: Known, longest: Tick, now: Now) -> Result<Option<Tick>, Sealed> {
         let h = self.tail()?.ticket;
-        let Some(ticket) = self.find(place, h) else { return self.is_alive().map(|()| false) };
+        let Some(ticket) = self.find(place, h) else { return self.is_alive().map(|()| None) };
         let slot = self.slot(ticket);
         let word = slot.load(Acquire);
         if self.known(ticket, word) != place || state_of(word) != PLACE || !self.is_claimed(ticket, word) {
-            return Ok(false);
+            return Ok(None);
         }
         if word & SEAL != 0 {
             return Err(Sealed);
         }
+        // At most by a window, less a microsecond: see the head of this file. What is before this in the ring may be a
+        // later lap's, whose stamps are no earlier than the place's.
+        let before = self.newest(ticket, self.cleared.load(Acquire));
+        let stamp = now.ceil.max(before).max((place.stamp + 1).saturating_sub(longest)).min(place.stamp);
+        let field = stamp.wrapping_sub(self.base);
+        if field < word >> STAMP && !fault::planted("forgotten peak") {
+            self.peak.fetch_max(word >> STAMP, AcqRel);
+        }
         self.is_alive()?;
-        match slot.compare_exchange(word, word ^ (PLACE ^ STARTED) << STATE, AcqRel, Acquire) {
-            Ok(_) => Ok(true),
+        match slot.compare_exchange(word, self.word(ticket, field, STARTED, place.weight), AcqRel, Acquire) {
+            Ok(_) => {
+                for other in ticket + 1..ticket + place.weight {
+                    // If this does not happen, that unit counts for longer.
+                    let part = |field| self.word(other, field, PART, ticket + place.weight - other);
+                    let _ = self.slot(other).compare_exchange(part(word >> STAMP), part(field), AcqRel, Relaxed);
+                }
+                Ok(Some(stamp))
+            }
             Err(now) if now & SEAL != 0 => Err(Sealed),
-            Err(_) => Ok(false),
+            Err(_) => Ok(None),
         }
     }
 
@@ -590,7 +641,7 @@ impl<'a> Log<'a> {
             let Known { ticket: id, stamp, weight: units } = self.known(ticket, word);
             let stamp = stamp.max(self.born);
             if stamp + longest > now.floor {
-                starts.push(Start { stamp, units, state: state_of(word), id, is_logged: ticket < logged });
+                starts.push(Start { stamp, units, state: state_of_start(word), id, is_logged: ticket < logged });
             }
             ticket += units;
         }
@@ -614,7 +665,7 @@ impl<'a> Log<'a> {
         while ticket < h {
             let word = self.slot(ticket).load(Acquire);
             let Known { ticket: id, stamp, weight: units } = self.known(ticket, word);
-            starts.push(Start { stamp, units, state: state_of(word), id, is_logged: false });
+            starts.push(Start { stamp, units, state: state_of_start(word), id, is_logged: false });
             ticket += units;
         }
         (starts, h)
@@ -633,7 +684,8 @@ impl<'a> Log<'a> {
         // The same slots and parities come again every two laps.
         let end = self.end();
         let burnt = end + history.end.saturating_sub(end).div_ceil(2 * size) * 2 * size;
-        let highest = self.ring.iter().map(|slot| slot.load(Relaxed) >> STAMP).max().unwrap_or(0);
+        let fields = self.ring.iter().map(|slot| slot.load(Relaxed) >> STAMP);
+        let highest = fields.fold(self.peak.load(Acquire), u64::max);
         // What was only counted before may be more than one start can weigh here.
         let split = |start: &Start| {
             let (start, parts) = (*start, start.units.div_ceil(MOST));
@@ -677,7 +729,7 @@ impl<'a> Log<'a> {
             }
             let field = start.stamp.wrapping_sub(base);
             for (ticket, units) in (next..).zip((1..=start.units).rev()) {
-                let state = if ticket == next { start.state } else { STARTED };
+                let state = if ticket == next { start.state } else { PART };
                 put(self.slot(ticket), self.word(ticket, field, state, units));
                 self.origins[(ticket - first) as usize]
                     .store(if ticket == next { start.id } else { u64::MAX }, Release);
@@ -695,3 +747,6 @@ impl<'a> Log<'a> {
 #[cfg(all(test, model))]
 #[path = "log_models.rs"]
 mod models;
+#[cfg(all(test, not(model)))]
+#[path = "log_tests.rs"]
+mod tests;

@@ -19,6 +19,7 @@ struct Cells {
     logged: Cell,
     life: Cell,
     base: Cell,
+    peak: Cell,
     ring: Vec<Cell>,
     origins: Vec<Cell>,
     time: Cell,
@@ -27,7 +28,7 @@ struct Cells {
 impl Cells {
     fn new(size: usize) -> Arc<Cells> {
         let zeros = || (0..size).map(|_| Cell::new(0)).collect();
-        let [head, cleared, own, logged, life, base] = std::array::from_fn(|_| Cell::new(0));
+        let [head, cleared, own, logged, life, base, peak] = std::array::from_fn(|_| Cell::new(0));
         // Time begins beyond the window, as a store's does.
         Arc::new(Cells {
             head,
@@ -36,6 +37,7 @@ impl Cells {
             logged,
             life,
             base,
+            peak,
             ring: zeros(),
             origins: zeros(),
             time: Cell::new(2 * W),
@@ -48,8 +50,8 @@ impl Cells {
 
     fn log_in(&self, number: u64) -> Log<'_> {
         let base = self.base.load(Acquire);
-        let Cells { head, cleared, own, logged, life, ring, origins, .. } = self;
-        Log { head, cleared, own, logged, ring, origins, life, number, base, born: 0 }
+        let Cells { head, cleared, own, logged, life, peak, ring, origins, .. } = self;
+        Log { head, cleared, own, logged, ring, origins, peak, life, number, base, born: 0 }
     }
 
     /// As whoever finds a key does: cells that are being written are not looked at.
@@ -364,12 +366,44 @@ fn a_place_starts_once() {
         let taken = cells.log().claim(&ask, || cells.now()).unwrap().taken.unwrap();
         let place = Known { ticket: taken.ticket, stamp: taken.stamp, weight: 1 };
         let other = cells.clone();
-        let presenter = thread::spawn(move || other.open()?.present(place));
+        let presenter = thread::spawn(move || {
+            let now = other.now();
+            other.open()?.present(place, W, now)
+        });
         let copy = Cells::new(4);
         copy.take_over(&cells, |_| {});
-        let before = presenter.join().unwrap() == Ok(true);
-        let after = copy.log().present(place) == Ok(true);
+        let before = presenter.join().unwrap().is_ok_and(|stamp| stamp.is_some());
+        let after = copy.log().present(place, W, copy.now()).unwrap().is_some();
         assert!(before != after, "started before the rewrite: {before}, after it: {after}");
-        assert_eq!(copy.log().present(place), Ok(false));
+        assert_eq!(copy.log().present(place, W, copy.now()), Ok(None));
+    });
+}
+
+/// A heavy place that starts early beside others who want its room: it counts from when it started, and nobody comes too
+/// soon.
+#[test]
+fn the_rest_of_a_grace_comes_back_and_no_more() {
+    model(|| {
+        let cells = Cells::new(8);
+        let windows = [Window { limit: 2, length: W }];
+        let ask = Ask { reserve: true, grace: 3, ..Ask::now(&windows, 2, 0) };
+        let taken = cells.log().claim(&ask, || cells.now()).unwrap().taken.unwrap();
+        let place = Known { ticket: taken.ticket, stamp: taken.stamp, weight: 2 };
+        let now = cells.now();
+        let other = cells.clone();
+        let claimant = thread::spawn(move || {
+            let second = other.claim(2, 1, 2 * W).unwrap().unwrap();
+            let place = Known { ticket: second.ticket, stamp: second.stamp, weight: 1 };
+            other.time.store(second.stamp, Relaxed);
+            (place, other.log().present(place, W, other.now()))
+        });
+        let first = cells.log().present(place, W, now).unwrap().unwrap();
+        assert!(first >= now.ceil && first <= place.stamp);
+        let (second, started) = claimant.join().unwrap();
+        assert!(second.stamp >= first + W, "the first counts from {first}, the second from {}", second.stamp);
+        let started = started.unwrap().unwrap();
+        assert!(started >= first && started <= second.stamp);
+        // The second counts; the first has left the window, or is about to.
+        assert!(cells.left(2) <= 1);
     });
 }

@@ -13,6 +13,7 @@ pub(crate) mod jobs;
 pub(crate) mod leases;
 pub(crate) mod log;
 pub(crate) mod meter;
+pub(crate) mod places;
 pub(crate) mod slices;
 
 /// These cells are closed, or have another life by now: look the key up again and ask there.

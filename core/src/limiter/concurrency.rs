@@ -1,20 +1,18 @@
 //! At most so many at the same time: in this process, or in all that share a store.
 
-use super::{Attempt, LOOK_AGAIN, Limiter, Presented, Progress, Reserved, Step, Wait, next_id, own, unsupported};
+use super::line::{Claim, Lined, Seats};
+use super::{Attempt, LOOK_AGAIN, Limiter, Presented, Reserved, foreign, next_id, unsupported};
 use crate::algorithm::leases::{Lease, Leases, NEVER};
 use crate::atomic::*;
 use crate::decision::Decision;
 use crate::error::{Error, Result};
-use crate::permit::RawPermit;
+use crate::permit::{Kind, LeasePermit, RawPermit};
 use crate::policy::{self, Policy, Shape};
+use crate::state::counts::{ADMITTED, CANCELLED, DENIED, WAIT_TIME, WAITED};
+use crate::state::{self, Blocked, Hash, Home, Key, Limit, STORE_AGAIN, Store, StoreOptions, Table};
 use crate::stats::Stats;
-use crate::store::counts::{ADMITTED, CANCELLED, DENIED, WAIT_TIME, WAITED};
-use crate::store::{self, Blocked, Hash, Home, Key, Limit, STORE_AGAIN, Store, StoreOptions, Table};
 use crate::time::{ManualClock, Tick, from_ticks};
-use std::time::{Duration, Instant, SystemTime};
-
-/// Above the number of its owner, a permit has a part of the instance of its lane.
-const LANE: u32 = 48;
+use std::time::{Duration, SystemTime};
 
 /// At most `max` units running at the same time, per key. A start holds a *lease* until it completes; one of a process
 /// that has died comes back at the next attempt of anybody.
@@ -32,6 +30,7 @@ const LANE: u32 = 48;
 pub struct ConcurrencyLimiter {
     id: u64,
     limit: Limit,
+    seats: Seats,
 }
 
 impl ConcurrencyLimiter {
@@ -67,7 +66,7 @@ impl ConcurrencyLimiter {
     }
 
     pub(crate) fn of(limit: Limit) -> Self {
-        ConcurrencyLimiter { id: next_id(), limit }
+        ConcurrencyLimiter { id: next_id(), limit, seats: Seats::new() }
     }
 
     /// Takes the limit that is declared under a name; at the first use it must be.
@@ -94,9 +93,8 @@ impl ConcurrencyLimiter {
     }
 
     fn permit(&self, found: &Key, lease: Lease) -> RawPermit {
-        let Hash([h0, h1]) = found.hash;
-        let owner = self.limit.store().member() | found.home.instance << LANE;
-        RawPermit { limiter: self.id, key: owner, a: lease.index, b: lease.fence, ready: 0, reserved: [h0, h1, 0] }
+        let owner = LeasePermit::owner(found.member, found.home.instance);
+        self.raw(LeasePermit { owner, index: lease.index, fence: lease.fence, key: found.hash.0 })
     }
 
     /// Takes units, after giving back those of the dead and of leases that are over, if there is no room without.
@@ -107,7 +105,7 @@ impl ConcurrencyLimiter {
         if found.gate > now.floor {
             return Ok(None);
         }
-        let (max, me) = (found.table.policy.capacity(), self.limit.store().member());
+        let (max, me) = (found.table.policy.capacity(), found.member);
         let deadline = Self::deadline(found.home, &found.table);
         loop {
             if let Some(lease) = leases.take(weight, max, me, deadline)? {
@@ -121,7 +119,7 @@ impl ConcurrencyLimiter {
 
     /// Gives back the units of the dead and of leases that are over; how many there were.
     fn reclaim(&self, found: &Key, leases: &Leases) -> Result<u64, Blocked> {
-        let me = self.limit.store().member();
+        let me = found.member;
         // To ask about others costs system calls.
         let others = me != 0 && leases.holds_of_others(me);
         if !others && leases.earliest_deadline()?.is_none() {
@@ -159,7 +157,7 @@ impl ConcurrencyLimiter {
     /// Calls those who wait for units that came back.
     fn ring(leases: &Leases) {
         if leases.sleepers.load(SeqCst) > 0 {
-            store::wake_all(leases.bell);
+            state::wake_all(leases.bell);
         }
     }
 
@@ -173,15 +171,14 @@ impl ConcurrencyLimiter {
         permit: &RawPermit,
         f: impl Fn(&Key, &Leases, Lease) -> Result<R, Blocked>,
     ) -> Result<Option<R>> {
-        own(permit, self.id, self.name())?;
+        let LeasePermit { owner, index, fence, key } = self.own(permit)?;
         // A forked child is another member, and its copy of a heap has forgotten the parent's leases.
-        let home = self.limit.home()?;
-        if permit.key != self.limit.store().member() | home.instance << LANE {
+        let (home, member) = self.limit.membership()?;
+        if owner != LeasePermit::owner(member, home.instance) {
             return Ok(None);
         }
-        let [h0, h1, _] = permit.reserved;
-        let lease = Lease { index: permit.a, fence: permit.b };
-        self.limit.with_known(Hash([h0, h1]), |found| f(found, &found.home.leases(&found.table, found.key), lease))
+        let lease = Lease { index, fence };
+        self.limit.with_known(Hash(key), |found| f(found, &found.home.leases(&found.table, found.key), lease))
     }
 
     fn decision(&self, found: &Table, gate: Tick, now: Tick, live: u64, retry_after: Option<Duration>) -> Decision {
@@ -198,9 +195,21 @@ impl ConcurrencyLimiter {
         }
     }
 
+    fn raw(&self, lease: LeasePermit) -> RawPermit {
+        RawPermit::new(self.id, Kind::Lease(lease))
+    }
+
+    /// What a permit of this limiter says.
+    fn own(&self, permit: &RawPermit) -> Result<LeasePermit> {
+        match permit.kind {
+            Kind::Lease(lease) if permit.limiter == self.id => Ok(lease),
+            _ => foreign(self.name()),
+        }
+    }
+
     /// A permit that counts nowhere.
     fn uncounted(&self) -> RawPermit {
-        RawPermit { limiter: self.id, key: u64::MAX, a: 0, b: 0, ready: 0, reserved: [0; 3] }
+        self.raw(LeasePermit::UNCOUNTED)
     }
 
     fn undecided(&self, is_admitted: bool) -> Decision {
@@ -219,41 +228,63 @@ impl ConcurrencyLimiter {
         });
         self.limit.or_instead(ended.map(drop), |_| ())
     }
+}
 
-    fn do_step(&self, wait: &mut Wait) -> Result<Step> {
-        let (key, weight) = (&wait.key, wait.weight);
-        let (heard, step, is_closed) = self.with_leases(key, |found, leases| {
-            // The bell first: whoever completes after this look wakes the nap that follows it.
-            let heard = leases.bell.load(Acquire);
+impl Lined for ConcurrencyLimiter {
+    fn claim(&self, key: &str, weight: u64, _most: Option<Duration>, _grace: Duration) -> Result<Claim> {
+        policy::check_some(weight)?;
+        let claimed = self.with_leases(key, |found, leases| {
             if let Some(lease) = self.take(found, leases, weight)? {
                 found.decided(ADMITTED, weight);
-                if !matches!(wait.progress, Progress::Nothing) {
-                    found.add(WAITED, 1);
-                    found.add(WAIT_TIME, wait.waited(found.home.clock.now().floor));
-                }
-                return Ok((heard, Step::Admitted(self.permit(found, lease)), false));
+                return Ok(Claim::Started(self.permit(found, lease)));
             }
-            let is_closed = found.gate > found.home.clock.now().floor;
-            Ok((heard, Step::Sleep(Self::retry_after(found, leases)?), is_closed))
-        })?;
-        let Step::Sleep(after) = step else { return Ok(step) };
-        let home = self.limit.home()?;
-        let left = from_ticks(wait.patience(home.clock.now().floor));
-        wait.progress = Progress::Heard(heard);
-        let step = match is_closed {
-            _ if left.is_zero() => Step::Expired(after),
             // A gate opens when it says, whoever completes.
-            true if after > left => Step::Expired(after),
-            true => Step::Sleep(after),
-            false => Step::Sleep(wait.look_again().min(left).min(after.max(Duration::from_micros(1)))),
-        };
-        if let Step::Expired(_) = step {
-            self.with_leases(&wait.key, |found, _| {
-                found.decided(DENIED, wait.weight);
-                Ok(())
-            })?;
+            let is_certain = found.gate > found.home.clock.now().floor;
+            Ok(Claim::Denied { after: Self::retry_after(found, leases)?, is_certain })
+        });
+        self.limit.or_instead(claimed, |is_admitted| match is_admitted {
+            true => Claim::Started(self.uncounted()),
+            false => Claim::Denied { after: STORE_AGAIN, is_certain: true },
+        })
+    }
+
+    fn start(&self, place: &RawPermit) -> Result<Presented> {
+        self.present(place)
+    }
+
+    fn waited(&self, permit: &RawPermit, wait: Duration) {
+        if let Kind::Lease(lease) = permit.kind {
+            self.limit.count(Hash(lease.key), WAITED, 1);
+            self.limit.count(Hash(lease.key), WAIT_TIME, wait.as_micros() as u64);
         }
-        Ok(step)
+    }
+
+    fn sent_away(&self, key: &str, weight: u64) {
+        let _ = self.with_leases(key, |found, _| {
+            found.decided(DENIED, weight);
+            Ok(())
+        });
+    }
+
+    fn manual_clock(&self) -> Option<ManualClock> {
+        self.limit.store().options.clock.clone()
+    }
+
+    fn hear(&self, key: &str) -> Option<u64> {
+        self.with_leases(key, |_, leases| Ok(leases.bell.load(Acquire))).ok()
+    }
+
+    fn sleep_on_bell(&self, key: &str, heard: u64, nap: Duration) {
+        let _ = self.with_leases(key, |_, leases| {
+            leases.sleepers.fetch_add(1, SeqCst);
+            state::sleep_on(leases.bell, heard, nap);
+            leases.sleepers.fetch_sub(1, SeqCst);
+            Ok(())
+        });
+    }
+
+    fn seats(&self) -> &Seats {
+        &self.seats
     }
 }
 
@@ -263,7 +294,7 @@ impl Limiter for ConcurrencyLimiter {
     }
 
     fn check_permit(&self, permit: &RawPermit) -> Result<()> {
-        own(permit, self.id, self.name())
+        self.own(permit).map(drop)
     }
 
     fn open(&self) -> Result<()> {
@@ -315,9 +346,10 @@ impl Limiter for ConcurrencyLimiter {
                 let closed = (gate > now).then(|| from_ticks(gate - now));
                 return Ok(self.decision(table, gate, now, 0, closed));
             };
-            let counts = self.limit.counts()?;
+            let (counts, (_, member)) = (self.limit.counts()?, self.limit.membership()?);
+            let hash = home.hash_at(key.at);
             let (leases, found) =
-                (home.leases(table, key), Key { home, table: *table, key, hash: home.hash_at(key.at), gate, counts });
+                (home.leases(table, key), Key { home, table: *table, key, hash, gate, member, counts });
             Self::expire(&found, &leases)?;
             let mut live = leases.live()?;
             if live + weight > max {
@@ -329,31 +361,6 @@ impl Limiter for ConcurrencyLimiter {
             Ok(self.decision(table, gate, now, live, retry_after))
         });
         self.limit.or_instead(answer, |is_admitted| Decision { permit: None, ..self.undecided(is_admitted) })
-    }
-
-    fn step(&self, wait: &mut Wait) -> Result<Step> {
-        if let Progress::Place(_) = wait.progress {
-            return unsupported("a place", "a concurrency limit: it has no places");
-        }
-        let waited = wait.started.get_or_insert_with(Instant::now).elapsed();
-        policy::check_some(wait.weight)?;
-        let stepped = self.do_step(wait);
-        self.limit.or_instead(stepped, |is_admitted| match is_admitted {
-            true => Step::Admitted(self.uncounted()),
-            false => wait.again_after(STORE_AGAIN, waited),
-        })
-    }
-
-    fn nap(&self, wait: &Wait, nap: Duration) {
-        let Progress::Heard(seen) = wait.progress else {
-            return self.limit.home().map_or((), |home| home.clock.sleep(nap));
-        };
-        let _ = self.with_leases(&wait.key, |_, leases| {
-            leases.sleepers.fetch_add(1, SeqCst);
-            store::sleep_on(leases.bell, seen, nap);
-            leases.sleepers.fetch_sub(1, SeqCst);
-            Ok(())
-        });
     }
 
     fn complete(&self, permit: &RawPermit) -> Result<()> {
@@ -369,9 +376,8 @@ impl Limiter for ConcurrencyLimiter {
     }
 
     fn renew(&self, permit: &RawPermit) -> Result<()> {
-        own(permit, self.id, self.name())?;
-        if permit.key == u64::MAX {
-            return Ok(()); // it counts nowhere
+        if self.own(permit)? == LeasePermit::UNCOUNTED {
+            return Ok(());
         }
         let renewed = self.with_lease(permit, |found, leases, lease| {
             // One that is over is not revived, whether anybody has noticed or not.
@@ -387,7 +393,12 @@ impl Limiter for ConcurrencyLimiter {
     }
 
     fn fence(&self, permit: &RawPermit) -> Option<u64> {
-        (permit.limiter == self.id && permit.key != u64::MAX).then_some(permit.b)
+        self.own(permit).ok().filter(|lease| *lease != LeasePermit::UNCOUNTED).map(|lease| lease.fence)
+    }
+
+    fn is_over(&self, permit: &RawPermit) -> bool {
+        let held = self.with_lease(permit, |_, leases, lease| Ok(leases.is_held(lease)?));
+        matches!(held, Ok(None | Some(false)))
     }
 
     fn settle(&self, _: &RawPermit, _: u64) -> Result<()> {
@@ -418,8 +429,7 @@ impl Limiter for ConcurrencyLimiter {
     }
 
     fn record_job_start(&self, key: &str) -> Result<()> {
-        let me = self.limit.store().member();
-        let started = self.with_leases(key, |found, leases| match leases.start(me)? {
+        let started = self.with_leases(key, |found, leases| match leases.start(found.member)? {
             Some(_) => {
                 found.decided(ADMITTED, 1);
                 Ok(())
@@ -434,9 +444,8 @@ impl Limiter for ConcurrencyLimiter {
     }
 
     fn record_job_completion(&self, key: &str) -> Result<()> {
-        let me = self.limit.store().member();
-        let ended = self.with_leases(key, |_, leases| {
-            if leases.complete(me)? {
+        let ended = self.with_leases(key, |found, leases| {
+            if leases.complete(found.member)? {
                 Self::ring(leases);
             }
             Ok(())

@@ -1,17 +1,18 @@
 //! Limiters that users write, as children of a composite or on their own.
 
-use super::{Attempt, Limiter, Presented, Progress, Reserved, Step, Wait, next_id, own, unsupported};
+use super::line::{Claim, Lined, Seats};
+use super::{Attempt, LOOK_AGAIN, Limiter, Presented, Reserved, foreign, next_id, unsupported};
 use crate::decision::Decision;
 use crate::error::Result;
 use crate::fork::PerProcess;
-use crate::permit::RawPermit;
+use crate::permit::{CustomPermit, Kind, RawPermit};
 use crate::policy;
 use crate::stats::Stats;
 use crate::time::from_unix_ns;
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
 /// What a limiter of your own answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -105,6 +106,7 @@ pub struct CustomLimiter<C> {
     custom: C,
     hasher: RandomState,
     counts: PerProcess<Counts>,
+    seats: Seats,
 }
 
 impl<C: Custom> CustomLimiter<C> {
@@ -115,7 +117,7 @@ impl<C: Custom> CustomLimiter<C> {
     pub fn new(custom: C) -> Result<Self> {
         policy::check_name(custom.name())?;
         let (name, hasher) = (custom.name().into(), RandomState::new());
-        Ok(CustomLimiter { id: next_id(), name, custom, hasher, counts: PerProcess::new() })
+        Ok(CustomLimiter { id: next_id(), name, custom, hasher, counts: PerProcess::new(), seats: Seats::new() })
     }
 
     fn decision(&self, verdict: Verdict) -> Decision {
@@ -155,12 +157,19 @@ impl<C: Custom> CustomLimiter<C> {
     }
 
     fn permit(&self, key: &str, start: u64) -> RawPermit {
-        RawPermit { limiter: self.id, key: self.hasher.hash_one(key), a: start, b: 0, ready: 0, reserved: [0; 3] }
+        RawPermit::new(self.id, Kind::Custom(CustomPermit { key: self.hasher.hash_one(key), start }))
+    }
+
+    /// What a permit of this limiter says.
+    fn own(&self, permit: &RawPermit) -> Result<CustomPermit> {
+        match permit.kind {
+            Kind::Custom(custom) if permit.limiter == self.id => Ok(custom),
+            _ => foreign(&self.name),
+        }
     }
 
     fn end(&self, permit: &RawPermit, end: End) -> Result<()> {
-        own(permit, self.id, &self.name)?;
-        self.custom.end(permit.a, end)
+        self.custom.end(self.own(permit)?.start, end)
     }
 }
 
@@ -175,13 +184,48 @@ fn denied(stats: &mut Stats, weight: u64) {
     stats.units_wanted = stats.units_wanted.saturating_add(weight);
 }
 
+impl<C: Custom> Lined for CustomLimiter<C> {
+    fn claim(&self, key: &str, weight: u64, _most: Option<Duration>, _grace: Duration) -> Result<Claim> {
+        super::null::check(key, weight)?;
+        Ok(match self.custom.decide(key, weight)? {
+            Verdict::Admitted(start) => {
+                self.count(self.hasher.hash_one(key), |stats| admitted(stats, weight));
+                Claim::Started(self.permit(key, start))
+            }
+            // A suggestion to look again soon says nothing about when there will be room.
+            Verdict::Denied(after) => Claim::Denied { after, is_certain: after > LOOK_AGAIN },
+        })
+    }
+
+    fn start(&self, place: &RawPermit) -> Result<Presented> {
+        self.present(place)
+    }
+
+    fn waited(&self, permit: &RawPermit, wait: Duration) {
+        if let Kind::Custom(start) = permit.kind {
+            self.count(start.key, |stats| {
+                stats.waited += 1;
+                stats.wait_time += wait;
+            });
+        }
+    }
+
+    fn sent_away(&self, key: &str, weight: u64) {
+        self.count(self.hasher.hash_one(key), |stats| denied(stats, weight));
+    }
+
+    fn seats(&self) -> &Seats {
+        &self.seats
+    }
+}
+
 impl<C: Custom> Limiter for CustomLimiter<C> {
     fn name(&self) -> &str {
         &self.name
     }
 
     fn check_permit(&self, permit: &RawPermit) -> Result<()> {
-        own(permit, self.id, self.name())
+        self.own(permit).map(drop)
     }
 
     fn attempt(&self, key: &str, weight: u64) -> Result<Attempt> {
@@ -207,42 +251,13 @@ impl<C: Custom> Limiter for CustomLimiter<C> {
         Ok(self.decision(verdict))
     }
 
-    fn step(&self, wait: &mut Wait) -> Result<Step> {
-        if let Progress::Place(_) = wait.progress {
-            return unsupported("a place", "a limiter of your own: it has no places");
-        }
-        let waited = wait.started.get_or_insert_with(Instant::now).elapsed();
-        super::null::check(&wait.key, wait.weight)?;
-        let (key, weight) = (self.hasher.hash_one(&*wait.key), wait.weight);
-        let step = match self.custom.decide(&wait.key, weight)? {
-            Verdict::Admitted(start) => Step::Admitted(self.permit(&wait.key, start)),
-            Verdict::Denied(after) => wait.again_after(after, waited),
-        };
-        match step {
-            Step::Sleep(_) => wait.has_waited = true,
-            Step::Expired(_) => self.count(key, |stats| denied(stats, weight)),
-            Step::Admitted(_) => self.count(key, |stats| {
-                admitted(stats, weight);
-                if wait.has_waited {
-                    stats.waited += 1;
-                    stats.wait_time += waited;
-                }
-            }),
-        }
-        Ok(step)
-    }
-
-    fn nap(&self, _: &Wait, nap: Duration) {
-        std::thread::sleep(nap);
-    }
-
     fn complete(&self, permit: &RawPermit) -> Result<()> {
         self.end(permit, End::Completed)
     }
 
     fn cancel(&self, permit: &RawPermit) -> Result<()> {
         self.end(permit, End::Cancelled)?;
-        self.count(permit.key, |stats| stats.cancelled += 1);
+        self.count(self.own(permit)?.key, |stats| stats.cancelled += 1);
         Ok(())
     }
 
@@ -260,7 +275,7 @@ impl<C: Custom> Limiter for CustomLimiter<C> {
     }
 
     fn renew(&self, permit: &RawPermit) -> Result<()> {
-        own(permit, self.id, &self.name)
+        self.own(permit).map(drop)
     }
 
     fn reserve_later(

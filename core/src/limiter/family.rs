@@ -3,7 +3,7 @@
 use super::timed::{InStore, Timed};
 use crate::error::Result;
 use crate::policy::{Backoff, Policy};
-use crate::store::{Store, StoreOptions};
+use crate::state::{Store, StoreOptions};
 use crate::time::ManualClock;
 use std::time::Duration;
 

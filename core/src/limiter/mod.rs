@@ -4,7 +4,9 @@ mod composite;
 mod concurrency;
 mod custom;
 mod family;
+mod line;
 mod null;
+mod permit;
 mod timed;
 
 pub use composite::CompositeLimiter;
@@ -14,17 +16,18 @@ pub use family::{
     DelayLimiter, EvenlySpacedRateLimiter, FixedWindowLimiter, LeakyBucketLimiter, RateLimiter,
     SlidingWindowCounterLimiter, TokenBucketLimiter,
 };
+pub use line::{Claim, Joined, Line, Outcome, Seat, Waiter, WaiterId, acquire};
 pub use null::NullLimiter;
+pub use permit::Permit;
 pub(crate) use timed::Timed;
 
 use crate::decision::Decision;
 use crate::error::{Error, Result};
 use crate::fork::PerProcess;
-use crate::permit::{Permit, RawPermit};
+use crate::permit::RawPermit;
 use crate::stats::Stats;
-use crate::time::Tick;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
 /// The answer to an attempt to start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -82,7 +85,7 @@ pub enum Step {
 ///
 /// The check-then-act pair `can_proceed` and `record_job_start` is for schedulers that are driven that way, and lets
 /// others in between; [`Limiter::try_acquire`] decides and records in one act.
-pub trait Limiter: Send + Sync {
+pub trait Limiter: line::Lined {
     /// The limit's name: what [`Decision::denied_by`] says.
     fn name(&self) -> &str;
 
@@ -111,15 +114,6 @@ pub trait Limiter: Send + Sync {
     /// As for [`Limiter::attempt`].
     fn peek(&self, key: &str, weight: u64) -> Result<Decision>;
 
-    /// The next step of a waiter. `acquire` in every language is a loop of this and a sleep.
-    ///
-    /// # Errors
-    /// As for [`Limiter::attempt`].
-    fn step(&self, wait: &mut Wait) -> Result<Step>;
-
-    /// Sleeps for a waiter, at most for `nap`, and less if there is news for it.
-    fn nap(&self, wait: &Wait, nap: Duration);
-
     /// Ends a permit: the job ran. Ending it again is a no-op.
     ///
     /// # Errors
@@ -147,6 +141,9 @@ pub trait Limiter: Send + Sync {
     /// It is good for one start, from its `ready_at` until `grace` later (`None`: window / 40, at most 50 ms), and counts
     /// in the window from the end of that grace. Whoever cannot use it gives it back with [`Limiter::cancel`].
     ///
+    /// A limit keeps places for at least one window's worth of units. Beyond that a place has a time, but no turn yet: it
+    /// is exchanged for another one when it is presented. The queue of a leaky bucket holds what it says, and denies more.
+    ///
     /// # Errors
     /// As for [`Limiter::attempt`]; [`Error::Unsupported`] for limiters whose room is not a matter of time.
     fn reserve(&self, key: &str, weight: u64, max_wait: Option<Duration>, grace: Option<Duration>) -> Result<Reserved> {
@@ -172,6 +169,18 @@ pub trait Limiter: Send + Sync {
     /// # Errors
     /// [`Error::InvalidArgument`] if it is none; [`Error::ForeignPermit`] if it is of another limit.
     fn permit_from_text(&self, text: &str) -> Result<RawPermit>;
+
+    /// The permit of a text from when the limit was called `name`. Composites ask: their names may have stood for one limit.
+    #[doc(hidden)]
+    fn permit_of_name(&self, _text: &str, _name: &str) -> Result<RawPermit> {
+        unsupported("a text", "this kind of limiter")
+    }
+
+    /// The key of a permit that was read from a text, if it is still known in full.
+    #[doc(hidden)]
+    fn key_of(&self, _permit: &RawPermit) -> Result<Option<String>> {
+        Ok(None)
+    }
 
     /// Gives a place back, unless somebody has started with it, perhaps elsewhere with its text.
     ///
@@ -250,14 +259,6 @@ pub trait Limiter: Send + Sync {
         Ok(Stats::default())
     }
 
-    /// A waiter gives up: hands back what it holds.
-    ///
-    /// # Errors
-    /// As for [`Limiter::cancel`].
-    fn give_up(&self, _wait: &mut Wait) -> Result<()> {
-        Ok(())
-    }
-
     /// A job has started: recorded even when the limit is full, because the caller has already decided.
     ///
     /// # Errors
@@ -304,11 +305,16 @@ pub trait Limiter: Send + Sync {
         None
     }
 
-    /// From when until when a place can be used, in µs from now. `None`: at any time, or it is none. Composites ask whether
-    /// places fit together.
+    /// Did this place come too late, so that it has to be exchanged?
     #[doc(hidden)]
-    fn span(&self, _place: &RawPermit) -> Option<(i64, i64)> {
-        None
+    fn is_late(&self, _place: &RawPermit) -> bool {
+        false
+    }
+
+    /// Would ending this permit change nothing any more? Then composites need not remember it.
+    #[doc(hidden)]
+    fn is_over(&self, _permit: &RawPermit) -> bool {
+        false
     }
 
     /// Is this the composite with that number, or does it contain it? Composites ask before they take a child.
@@ -316,6 +322,16 @@ pub trait Limiter: Send + Sync {
     fn contains(&self, _composite: u64) -> bool {
         false
     }
+
+    /// How many composites are nested here, this one included.
+    #[doc(hidden)]
+    fn depth(&self) -> usize {
+        0
+    }
+
+    /// It is inside so many composites from now on, one in the other.
+    #[doc(hidden)]
+    fn lower(&self, _above: usize) {}
 
     /// Would a start of weight 1 be admitted now? Changes nothing.
     ///
@@ -356,91 +372,15 @@ pub trait Limiter: Send + Sync {
     where
         Self: Sized,
     {
-        let mut wait = Wait::new(key, weight, timeout);
-        loop {
-            match self.step(&mut wait)? {
-                Step::Admitted(raw) => return Ok(Some(Permit::new(self, raw))),
-                Step::Sleep(nap) => self.nap(&wait, nap),
-                Step::Expired(_) => return Ok(None),
-            }
-        }
-    }
-}
-
-/// One waiter, between its steps.
-#[derive(Debug)]
-pub struct Wait {
-    key: Box<str>,
-    weight: u64,
-    timeout: Option<Duration>,
-    /// The first step, by the limiter's clock.
-    began: Option<Tick>,
-    /// Did a step of its own make it wait?
-    has_waited: bool,
-    /// The same, for a limiter without a clock of its own.
-    started: Option<Instant>,
-    /// How often it looked.
-    looks: u32,
-    progress: Progress,
-}
-
-#[derive(Debug, Clone, Copy)]
-enum Progress {
-    Nothing,
-    /// This start in the future is the waiter's.
-    Place(RawPermit),
-    /// This is what the bell showed before the last look.
-    Heard(u64),
-}
-
-impl Wait {
-    /// A waiter who has not asked yet, and will wait at most for `timeout` from its first step on.
-    pub fn new(key: &str, weight: u64, timeout: Option<Duration>) -> Wait {
-        let (key, progress) = (key.into(), Progress::Nothing);
-        Wait { key, weight, timeout, began: None, has_waited: false, started: None, looks: 0, progress }
-    }
-
-    /// A waiter who has a place already. It is handed back if the time is up before it starts.
-    pub fn for_place(place: RawPermit, timeout: Option<Duration>) -> Wait {
-        Wait { progress: Progress::Place(place), ..Wait::new("", 1, timeout) }
-    }
-
-    /// How much longer this waiter waits.
-    fn patience(&mut self, now: Tick) -> Tick {
-        let timeout = self.timeout.map_or(u64::MAX, crate::time::patience_ticks);
-        self.began.get_or_insert(now).saturating_add(timeout).saturating_sub(now)
-    }
-
-    /// How long it has waited by now, in ticks.
-    fn waited(&self, now: Tick) -> Tick {
-        self.began.map_or(0, |began| now.saturating_sub(began))
-    }
-
-    /// The step after a denial, where nobody can tell who will be faster: look again, unless it is certain to be too late.
-    fn again_after(&mut self, after: Duration, waited: Duration) -> Step {
-        let left = self.timeout.map_or(Duration::MAX, |timeout| timeout.saturating_sub(waited));
-        if left.is_zero() || is_certain(after, left) {
-            return Step::Expired(after);
-        }
-        Step::Sleep(after.max(self.look_again()).min(left))
-    }
-
-    /// For limits that free when somebody completes: when to look again. Soon at first, then less often, never in step
-    /// with the others, and at most every 16 ms.
-    fn look_again(&mut self) -> Duration {
-        self.looks += 1;
-        let most = 500u64 << self.looks.min(5);
-        Duration::from_micros(most / 2 + random() % (most / 2))
+        Ok(match line::acquire(self, Waiter::new(key, weight).timeout(timeout))? {
+            Attempt::Admitted(raw) => Some(Permit::new(self, raw)),
+            Attempt::Denied(_) => None,
+        })
     }
 }
 
 /// Where a denial cannot know when somebody will complete, it suggests to look again after this long.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
-
-/// Will there be no room in the time that is left? A suggestion to look again says nothing about it.
-fn is_certain(after: Duration, left: Duration) -> bool {
-    after > left && after > LOOK_AGAIN
-}
 
 /// Numbers the limiters of this process, so that each knows its own permits.
 fn next_id() -> u64 {
@@ -450,14 +390,18 @@ fn next_id() -> u64 {
 
 /// Checks what a permit says about who gave it.
 fn own(permit: &RawPermit, id: u64, name: &str) -> Result<()> {
-    if permit.limiter == id { Ok(()) } else { Err(Error::ForeignPermit { limit: name.to_owned() }) }
+    if permit.limiter == id { Ok(()) } else { foreign(name) }
+}
+
+fn foreign<R>(name: &str) -> Result<R> {
+    Err(Error::ForeignPermit { limit: name.to_owned() })
 }
 
 /// A random number that is good enough for jitter, and another one in a forked child.
 fn random() -> u64 {
     static SEED: PerProcess<Option<u64>> = PerProcess::new();
     let mut seed = SEED.lock();
-    let before = seed.unwrap_or_else(|| crate::store::random::<1>().map_or(0, |[r]| r));
+    let before = seed.unwrap_or_else(|| crate::state::random::<1>().map_or(0, |[r]| r));
     // SplitMix64, by Steele, Lea and Flood (2014).
     let state = before.wrapping_add(0x9e37_79b9_7f4a_7c15);
     *seed = Some(state);

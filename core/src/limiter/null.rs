@@ -1,9 +1,10 @@
 //! No limit: what a queue uses where none is given.
 
-use super::{Attempt, Limiter, Presented, Progress, Reserved, Step, Wait, next_id, own};
+use super::line::{Claim, Lined, Seats};
+use super::{Attempt, Limiter, Presented, Reserved, next_id, own};
 use crate::decision::Decision;
 use crate::error::Result;
-use crate::permit::RawPermit;
+use crate::permit::{Kind, RawPermit};
 use crate::policy::{self, check_key};
 use std::time::{Duration, SystemTime};
 
@@ -14,16 +15,17 @@ const TEXT: &str = "wgl-null";
 #[derive(Debug)]
 pub struct NullLimiter {
     id: u64,
+    seats: Seats,
 }
 
 impl NullLimiter {
     /// A limiter without a limit.
     pub fn new() -> Self {
-        NullLimiter { id: next_id() }
+        NullLimiter { id: next_id(), seats: Seats::new() }
     }
 
     fn permit(&self) -> RawPermit {
-        RawPermit::from_words([self.id, 0, 0, 0, 0, 0, 0, 0])
+        RawPermit::new(self.id, Kind::Null)
     }
 
     pub(super) fn decision(&self, permit: Option<RawPermit>) -> Decision {
@@ -52,6 +54,21 @@ pub(super) fn check(key: &str, weight: u64) -> Result<()> {
     check_key(key)
 }
 
+impl Lined for NullLimiter {
+    fn claim(&self, key: &str, weight: u64, _most: Option<Duration>, _grace: Duration) -> Result<Claim> {
+        check(key, weight)?;
+        Ok(Claim::Started(self.permit()))
+    }
+
+    fn start(&self, place: &RawPermit) -> Result<Presented> {
+        self.present(place)
+    }
+
+    fn seats(&self) -> &Seats {
+        &self.seats
+    }
+}
+
 impl Limiter for NullLimiter {
     fn name(&self) -> &str {
         "null"
@@ -75,16 +92,6 @@ impl Limiter for NullLimiter {
         check_key(key)?;
         Ok(self.decision(None))
     }
-
-    fn step(&self, wait: &mut Wait) -> Result<Step> {
-        if let Progress::Place(place) = wait.progress {
-            own(&place, self.id, self.name())?;
-        }
-        check(&wait.key, wait.weight)?;
-        Ok(Step::Admitted(self.permit()))
-    }
-
-    fn nap(&self, _wait: &Wait, _nap: Duration) {}
 
     fn complete(&self, permit: &RawPermit) -> Result<()> {
         own(permit, self.id, self.name())
@@ -117,6 +124,10 @@ impl Limiter for NullLimiter {
     fn present(&self, place: &RawPermit) -> Result<Presented> {
         own(place, self.id, self.name())?;
         Ok(Presented::Started(*place))
+    }
+
+    fn is_over(&self, _: &RawPermit) -> bool {
+        true
     }
 
     fn to_text(&self, permit: &RawPermit) -> Result<String> {

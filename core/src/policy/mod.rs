@@ -326,6 +326,20 @@ impl Policy {
         }
     }
 
+    /// The shortest time in which so many units can start, the first of them at once, in ticks.
+    pub(crate) fn soonest(&self, units: u64) -> Tick {
+        let later = units.saturating_sub(1);
+        match &self.0 {
+            Shape::Concurrency { .. } => 0,
+            // Jobs may shorten it.
+            Shape::EvenlySpaced(spacing) if spacing.is_adaptive => 0,
+            Shape::Bucket(bucket) => later.saturating_sub(bucket.size).saturating_mul(self.shortest()),
+            // Two windows' worth can start across a boundary.
+            Shape::Counter { window, .. } => (later / window.limit / 2).saturating_mul(window.length),
+            _ => self.windows().iter().map(|w| (later / w.limit).saturating_mul(w.length)).max().unwrap_or(0),
+        }
+    }
+
     /// For a place, the grace that it has unless another is asked for, in ticks: a fortieth of what a unit costs, at most
     /// 50 ms; more where it costs nobody anything.
     pub(crate) fn grace(&self, weight: u64) -> Tick {
@@ -348,6 +362,11 @@ impl Policy {
             Shape::Bucket(_) | Shape::Counter { .. } => true,
             _ => false,
         }
+    }
+
+    /// Does it say itself how many may wait?
+    pub(crate) fn has_queue(&self) -> bool {
+        matches!(&self.0, Shape::Bucket(bucket) if bucket.is_leaky)
     }
 
     /// Is it a bucket?
@@ -441,6 +460,15 @@ impl Policy {
     /// The policy of such words. Checked when it was declared; here it is only read.
     #[inline(always)]
     pub(crate) fn from_words(word: impl Fn(usize) -> u64) -> Option<Policy> {
+        // What is divided by.
+        let is_some = match word(0) {
+            1 | 4 | 6 => word(1) != 0 && word(2) != 0,
+            5 => word(1) != 0 && word(5) != 0 && word(6) != 0,
+            _ => word(1) != 0,
+        };
+        if !is_some {
+            return None;
+        }
         Some(Policy(match word(0) {
             1 => {
                 let mut windows = Windows::one(word(1), word(2));

@@ -13,11 +13,10 @@
 //! policy = "50/1m + 5/1s"
 //! ```
 
-use super::Store;
-use super::declare::{check_names, part_names};
 use super::named::policies_of;
 use crate::error::{Error, Result};
 use crate::policy::{self, Policy};
+use crate::state::{Store, check_names, part_names};
 use std::collections::BTreeSet;
 use std::ops::Range;
 use std::path::Path;
@@ -52,7 +51,7 @@ impl Store {
         })?;
         let limits = Source { path: file, text: &text }.limits()?;
         let all: Vec<(&str, &[Policy])> = limits.iter().map(|(name, all)| (name.as_str(), all.as_slice())).collect();
-        self.inner().with_lock(|locked| self.inner().declare_all(&all, locked))?;
+        self.session().with_lock(|locked| self.session().declare_all(&all, locked))?;
         Ok(limits.into_iter().map(|(name, _)| name).collect())
     }
 }

@@ -1,11 +1,9 @@
 //! Limits by name: from a text or a few numbers. (From a file: `file.rs`.)
 
-use super::Store;
-use super::declare::{Declared, text_of};
-use super::limit::Limit;
 use crate::error::{Error, Result};
 use crate::limiter::{CompositeLimiter, ConcurrencyLimiter, Limiter, Timed};
 use crate::policy::{self, Policy};
+use crate::state::{Declared, Limit, Store, text_of};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -59,10 +57,10 @@ impl Store {
     /// [`Error::UnknownLimit`], which lists the known names; or as for [`Store::open`].
     pub fn find(&self, name: &str) -> Result<Arc<dyn Limiter>> {
         policy::check_name(name)?;
-        let inner = self.inner();
+        let session = self.session();
         let attach = |(part, found): (String, Declared)| Limit::attach(self, &part, found.declared.kind());
-        let limits = inner.with_lock(|_| match inner.family(name)?.parts(name) {
-            parts if parts.is_empty() => inner.unknown(name),
+        let limits = session.with_lock(|_| match session.family(name)?.parts(name) {
+            parts if parts.is_empty() => session.unknown(name),
             parts => parts.into_iter().map(attach).collect::<Result<Vec<Limit>>>(),
         })?;
         limits.iter().try_for_each(|limit| limit.table().map(drop))?;
@@ -95,7 +93,7 @@ impl Store {
     /// [`Error::UnknownLimit`] for a name that is not declared, [`Error::KindMismatch`] or, for a composite,
     /// [`Error::InvalidArgument`] for another kind of policy, or as for [`Store::open`].
     pub fn override_limit(&self, name: &str, policy: Policy) -> Result<()> {
-        self.inner().set_override(name, Some(&[policy]))
+        self.session().set_override(name, Some(&[policy]))
     }
 
     /// The same with a text: of a composite, each of its policies stands above the part of its kind, all of them or, after
@@ -104,7 +102,7 @@ impl Store {
     /// # Errors
     /// As for [`Store::override_limit`]; [`Error::InvalidArgument`] that says where the text is wrong.
     pub fn override_text(&self, name: &str, policies: &str) -> Result<()> {
-        self.inner().set_override(name, Some(&policies_of(policies)?))
+        self.session().set_override(name, Some(&policies_of(policies)?))
     }
 
     /// Takes the operator's policies away: what was declared last holds again. A no-op where there is none.
@@ -112,7 +110,7 @@ impl Store {
     /// # Errors
     /// [`Error::UnknownLimit`] for a name that is not declared, or as for [`Store::open`].
     pub fn lift(&self, name: &str) -> Result<()> {
-        self.inner().set_override(name, None)
+        self.session().set_override(name, None)
     }
 
     /// Takes away what is declared under a name, operators' policies included, so that another kind of limiter can be
@@ -123,6 +121,6 @@ impl Store {
     /// [`Error::UnknownLimit`] for a name that is not declared, [`Error::Unsupported`] for a part of a composite, or as
     /// for [`Store::open`].
     pub fn forget(&self, name: &str) -> Result<()> {
-        self.inner().undeclare(name)
+        self.session().undeclare(name)
     }
 }

@@ -1,6 +1,8 @@
 //! Directories, children and shared memory for the tests.
 #![allow(dead_code, reason = "each test binary uses its part")]
 
+pub mod wait;
+
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering::*};
 use std::time::{Duration, Instant};
@@ -208,6 +210,14 @@ pub fn present_boot(number: u64) {
     let value = std::ffi::CString::new(format!("boot {number}")).unwrap();
     // SAFETY: two strings that end in NUL; the process has one thread.
     assert_eq!(unsafe { libc::setenv(name.as_ptr(), value.as_ptr(), 1) }, 0);
+}
+
+/// Lets this process, and its children to come, keep a ledger with a budget for windows that are longer than this, and write
+/// shorter ones behind.
+pub fn write_behind_up_to(longest: Duration) {
+    let value = std::ffi::CString::new(longest.as_micros().to_string()).unwrap();
+    // SAFETY: two strings that end in NUL; the process has one thread.
+    assert_eq!(unsafe { libc::setenv(c"WGL_TEST_BEHIND_US".as_ptr(), value.as_ptr(), 1) }, 0);
 }
 
 /// A number from the environment, to make a test longer or shorter.

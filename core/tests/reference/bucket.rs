@@ -157,8 +157,8 @@ impl<const LEAKY: bool> Rules for Bucket<LEAKY> {
         Start { id: book.era, stamp, ahead }
     }
 
-    fn present(&self, book: &mut Book, place: &Permit) -> bool {
-        book.era == place.id
+    fn present(&self, book: &mut Book, place: &Permit, _: Now) -> Option<Tick> {
+        (book.era == place.id).then_some(place.stamp)
     }
 
     fn cancel(&self, book: &mut Book, permit: &Permit, _: bool, now: Now) {

@@ -1,5 +1,6 @@
 //! The calls of a random run: what anybody may do with a limit.
 
+use super::common::wait::Wait;
 use super::frame::{Rules, Tick, Waiter};
 use super::run::{Held, KEYS, Limit, Plain, Run, Waiting, duration, or_endless, real, ticks};
 use std::time::SystemTime;
@@ -71,7 +72,7 @@ impl<R: Rules> Run<R> {
             // The same one may be presented again, and an old one, where it is known.
             let held = &mut self.limits[at].held;
             let is_same = held[new].permit == permit;
-            assert_eq!(is_same, held[new].raw == raw);
+            assert!(R::COUNTED || is_same == (held[new].raw == raw));
             held[new].has_ended = is_same && has_ended;
             if is_same || R::COUNTED {
                 held.swap_remove(i);
@@ -110,12 +111,12 @@ impl<R: Rules> Run<R> {
             return limit.waiting.push(it);
         }
         if self.random.chance(10) {
-            limit.handles[it.by].give_up(&mut it.wait).unwrap();
+            it.wait.give_up(&*limit.handles[it.by]).unwrap();
             limit.model.give_up(&mut it.waiter);
             return self.log(format!("give_up {:?}", it.waiter));
         }
         let call = format!("step {:?}", it.waiter);
-        let answer = real(limit.handles[it.by].step(&mut it.wait), |step| match step {
+        let answer = real(it.wait.step(&*limit.handles[it.by]), |step| match step {
             Step::Admitted(raw) => (Plain::Start, Some(raw)),
             Step::Sleep(nap) => (Plain::Sleep(ticks(nap)), None),
             Step::Expired(after) => (Plain::No(ticks(after)), None),
@@ -132,7 +133,7 @@ impl<R: Rules> Run<R> {
     fn end(&mut self, at: usize) {
         let Some(i) = self.random.index(self.limits[at].held.len()) else { return };
         let limit = &mut self.limits[at];
-        let Held { raw, by, ref permit, ref mut has_ended, .. } = limit.held[i];
+        let Held { raw, by, ref permit, has_started, ref mut has_ended } = limit.held[i];
         let permit = permit.clone();
         let capacity = limit.model.rules.capacity();
         let actual = self.random.up_to(2 * permit.weight + capacity + 2);
@@ -152,6 +153,7 @@ impl<R: Rules> Run<R> {
                     false => limit.handles[by].cancel(&raw).unwrap(),
                 }
                 match only_place {
+                    true if R::COUNTED && has_started => {}
                     true => limit.model.cancel_place(&permit),
                     false => limit.model.cancel(&permit),
                 }
@@ -210,7 +212,8 @@ impl<R: Rules> Run<R> {
         let Some(i) = self.random.index(self.limits[at].held.len()) else { return };
         let to = self.handle(at);
         let name = self.limits[at].name;
-        if R::COUNTED {
+        // Where units are only counted, what has started stays in its process.
+        if R::COUNTED && self.limits[at].held[i].has_started {
             let Held { raw, by, .. } = &self.limits[at].held[i];
             assert!(matches!(self.limits[at].handles[*by].to_text(raw), Err(Error::Unsupported { .. })));
             return;

@@ -1,5 +1,6 @@
 //! At most so many at the same time: a list of leases for each key, and random calls to it and to the real one.
 
+use super::common::wait::Wait;
 use super::frame::Tick;
 use super::random::Random;
 use super::run::{KEYS, SCALES, Trace, duration, runs, stores, ticks};
@@ -187,7 +188,7 @@ impl Run {
                         Attempt::Admitted(raw) => Ok(raw),
                         Attempt::Denied(after) => Err(after),
                     },
-                    false => match limiter.step(&mut Wait::new(&key, weight, Some(duration(0)))).unwrap() {
+                    false => match Wait::new(&key, weight, Some(duration(0))).step(&*limiter).unwrap() {
                         Step::Admitted(raw) => Ok(raw),
                         Step::Expired(after) => Err(after),
                         sleep => panic!("{sleep:?}"),

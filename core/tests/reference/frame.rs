@@ -151,8 +151,9 @@ pub trait Rules: Clone + Debug + PartialEq {
     fn empty(&self, book: &Self::Book) -> Tick;
     /// Records a start that is ready then, or for a place, will be.
     fn record(&self, book: &mut Self::Book, ask: &Ask, ready: Tick, is_place: bool, now: Now) -> Start;
-    /// Starts with a place that is due. `false`: it does not count any more, or was used.
-    fn present(&self, book: &mut Self::Book, place: &Permit) -> bool;
+    /// Starts with a place that is due, and says from when on the start counts. `None`: it does not count any more, or was
+    /// used.
+    fn present(&self, book: &mut Self::Book, place: &Permit, now: Now) -> Option<Tick>;
     /// Takes a start back; of a place, if it has not started.
     fn cancel(&self, book: &mut Self::Book, permit: &Permit, only_place: bool, now: Now);
     fn settle(&self, book: &mut Self::Book, permit: &Permit, actual: u64, is_over: bool, now: Now);
@@ -333,8 +334,9 @@ impl<R: Rules> Model<R> {
         }
         let rules = self.rules.clone();
         let is_due = self.gate(&place.key) <= self.now.floor && rules.latest(self.now) <= place.stamp;
-        if is_due && rules.present(&mut self.key(&place.key).book, place) {
-            return Answer::Started(place.clone());
+        let now = self.now;
+        if is_due && let Some(stamp) = rules.present(&mut self.key(&place.key).book, place, now) {
+            return Answer::Started(Permit { stamp, ..place.clone() });
         }
         self.cancel_place(place);
         let (weight, grace) = (place.weight, rules.grace_again(place));

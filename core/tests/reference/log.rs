@@ -68,7 +68,8 @@ impl Book {
     }
 
     fn find(&self, permit: &Permit) -> Option<usize> {
-        self.entries.iter().position(|e| e.id == permit.id && e.state != State::Settled)
+        let is_it = |e: &Entry| e.id == permit.id && e.stamp == permit.stamp && e.state != State::Settled;
+        self.entries.iter().position(is_it)
     }
 }
 
@@ -200,9 +201,14 @@ impl<const KIND: u8> Rules for Log<KIND> {
         Start { id, stamp, ahead: 0 }
     }
 
-    fn present(&self, book: &mut Book, place: &Permit) -> bool {
-        let found = book.entries.iter_mut().find(|e| e.id == place.id && e.state == State::Place);
-        found.map(|entry| entry.state = State::Started).is_some()
+    /// The rest of its grace comes back, but for what the start before it still needs, and no more than a window.
+    fn present(&self, book: &mut Book, place: &Permit, now: Now) -> Option<Tick> {
+        let at = book.entries.iter().position(|e| e.id == place.id && e.state == State::Place)?;
+        let before = if at > 0 { book.entries[at - 1].stamp } else { 0 };
+        let least = now.ceil.max(before).max(place.stamp + 1 - self.longest());
+        let entry = &mut book.entries[at];
+        (entry.state, entry.stamp) = (State::Started, least.min(place.stamp));
+        Some(entry.stamp)
     }
 
     fn cancel(&self, book: &mut Book, permit: &Permit, only_place: bool, _: Now) {
@@ -246,7 +252,7 @@ impl<const KIND: u8> Rules for Log<KIND> {
     }
 
     fn has(&self, book: &Book, permit: &Permit) -> bool {
-        book.entries.iter().any(|e| e.id == permit.id)
+        book.entries.iter().any(|e| e.id == permit.id && e.stamp == permit.stamp)
     }
 
     fn backoff(&self) -> Option<Backoff> {

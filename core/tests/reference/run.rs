@@ -1,6 +1,7 @@
 //! Random calls to a limit and to its model, and every answer compared. What the calls are is in `calls.rs`.
 
 use super::common::Dir;
+use super::common::wait::Wait;
 use super::frame::{Answer, ENDLESS, Model, Now, Permit, Rules, Tick, View, Waiter};
 use super::random::Random;
 use std::collections::{HashMap, VecDeque};

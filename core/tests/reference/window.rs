@@ -171,8 +171,8 @@ impl<const SMOOTH: bool> Rules for Windows<SMOOTH> {
         Start { id: book.era, stamp: (window + 1) * self.length - 1, ahead: 0 }
     }
 
-    fn present(&self, book: &mut Book, place: &Permit) -> bool {
-        book.era == place.id
+    fn present(&self, book: &mut Book, place: &Permit, _: Now) -> Option<Tick> {
+        (book.era == place.id).then_some(place.stamp)
     }
 
     fn cancel(&self, book: &mut Book, permit: &Permit, _: bool, now: Now) {

@@ -140,14 +140,14 @@ pub fn acquire_with(
     timeout: Option<Duration>,
     mut stepping: impl FnMut(Option<&Step>),
 ) -> Option<RawPermit> {
-    let mut wait = Wait::new(key, weight, timeout);
+    let mut seat = Seat::new(Waiter::new(key, weight).timeout(timeout));
     loop {
         stepping(None);
-        let step = limiter.step(&mut wait).unwrap();
+        let step = seat.step(limiter).unwrap();
         stepping(Some(&step));
         match step {
             Step::Admitted(permit) => return Some(permit),
-            Step::Sleep(nap) => limiter.nap(&wait, nap),
+            Step::Sleep(_) => seat.sleep(limiter, Duration::MAX),
             Step::Expired(_) => return None,
         }
     }

@@ -1,21 +1,24 @@
 //! Several limits at once: a start needs all of them.
 
-mod parts;
+mod out;
 mod places;
-mod text;
+pub(super) mod text;
 
-use super::{Attempt, Limiter, Presented, Progress, Reserved, Step, Wait, next_id, own};
+use super::line::{Claim, Lined, Seats};
+use super::{Attempt, Limiter, Presented, Reserved, foreign, next_id};
 use crate::decision::Decision;
 use crate::error::{Error, Result};
 use crate::fork::PerProcess;
-use crate::permit::RawPermit;
+use crate::permit::{CompositePermit, Kind, RawPermit};
 use crate::policy;
 use crate::stats::Stats;
-use parts::{Out, Part, State, end_all};
-use std::collections::HashMap;
+use crate::time::ManualClock;
+use crate::waiting::MayWait;
+use out::{Out, Part, State, Table, are_over};
+use places::{ROUNDS, end_all};
 use std::ptr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering::*};
+use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering::*};
 use std::time::{Duration, SystemTime};
 
 type Child = Arc<dyn Limiter>;
@@ -25,9 +28,8 @@ type Child = Arc<dyn Limiter>;
 /// All children get the same key and weight. A gate goes to all of them, and each answers for itself: a denial names
 /// the child that would make the caller wait longest. That child is also told of the denial, for its backoff and its counts.
 ///
-/// A start in the future is a place at each child whose room is a matter of time, all for the same moment; the others are
-/// asked at that moment. So whoever waits starts in its turn. A permit belongs to the process that got it; a place has a text
-/// if those of the children have.
+/// A start in the future is a place at one child: the one that makes it wait longest. The others are asked when it starts, and
+/// nothing is held there until then. A permit belongs to the process that got it; a place has a text if the child's has one.
 ///
 /// ```
 /// # use std::sync::Arc;
@@ -48,8 +50,12 @@ pub struct CompositeLimiter {
     /// The children, replaced as a whole when one is added.
     children: AtomicPtr<List>,
     /// What the permits that are out were taken from.
-    out: PerProcess<HashMap<u64, Out>>,
-    next: AtomicU64,
+    out: PerProcess<Table>,
+    /// How many composites this one is in, one in the other.
+    above: AtomicUsize,
+    /// Why it has no children: they are too deep.
+    refused: Option<Error>,
+    seats: Seats,
 }
 
 /// A list, and the one that it replaced: readers may still be in it, so lists live as long as the limiter.
@@ -64,28 +70,36 @@ unsafe impl Send for CompositeLimiter {}
 unsafe impl Sync for CompositeLimiter {}
 
 impl CompositeLimiter {
-    /// A limiter with these children. Without any it admits everything.
+    /// A limiter with these children. Without any it admits everything. Where composites are nested more than 32 deep, every
+    /// call is the error that [`CompositeLimiter::add`] would be.
     pub fn new(children: impl IntoIterator<Item = Child>) -> Self {
         Self::named("composite", children)
     }
 
     /// The same, with a name.
     pub(crate) fn named(name: &str, children: impl IntoIterator<Item = Child>) -> Self {
+        let children: Vec<Child> = children.into_iter().collect();
+        let refused = fits(0, &children).err();
         let composite = CompositeLimiter {
             id: next_id(),
             name: name.into(),
             children: AtomicPtr::new(ptr::null_mut()),
             out: PerProcess::new(),
-            next: AtomicU64::new(1),
+            above: AtomicUsize::new(0),
+            seats: Seats::new(),
+            refused,
         };
-        composite.extend(children.into_iter().collect());
+        if composite.refused.is_none() {
+            composite.take_in(children);
+        }
         composite
     }
 
     /// Adds a child. Permits that are out complete against the children they were taken from.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for this limiter itself and for a composite that contains it.
+    /// [`Error::InvalidArgument`] for this limiter itself, for a composite that contains it, and where composites would be
+    /// nested more than 32 deep.
     pub fn add(&self, child: Child) -> Result<()> {
         // One at a time: two that take each other at once must not both look before either has.
         static ADDING: PerProcess<()> = PerProcess::new();
@@ -93,14 +107,25 @@ impl CompositeLimiter {
         if child.contains(self.id) {
             return Err(Error::invalid("limiter", "a composite that contains this one", "one that does not"));
         }
-        self.extend(vec![child]);
+        self.children()?;
+        let children = vec![child];
+        fits(self.above.load(Relaxed), &children)?;
+        self.take_in(children);
         Ok(())
+    }
+
+    fn take_in(&self, children: Vec<Child>) {
+        let above = self.above.load(Relaxed) + 1;
+        children.iter().for_each(|child| child.lower(above));
+        self.extend(children);
     }
 
     fn extend(&self, new: Vec<Child>) {
         let mut before = self.children.load(Acquire);
         loop {
-            let children = self.list(before).iter().chain(&new).cloned().collect();
+            // SAFETY: as in `all`.
+            let old = unsafe { before.as_ref() }.map_or(&[][..], |list| &list.children);
+            let children = old.iter().chain(&new).cloned().collect();
             let list = Box::into_raw(Box::new(List { children, before }));
             match self.children.compare_exchange(before, list, AcqRel, Acquire) {
                 Ok(_) => return,
@@ -113,13 +138,17 @@ impl CompositeLimiter {
         }
     }
 
-    fn list(&self, list: *mut List) -> &[Child] {
-        // SAFETY: null, or made by `extend` and freed only by `drop`.
-        unsafe { list.as_ref() }.map_or(&[], |list| &list.children)
+    fn children(&self) -> Result<&[Child]> {
+        match &self.refused {
+            Some(error) => Err(error.clone()),
+            None => Ok(self.all()),
+        }
     }
 
-    fn children(&self) -> &[Child] {
-        self.list(self.children.load(Acquire))
+    /// The children; none if they were refused.
+    fn all(&self) -> &[Child] {
+        // SAFETY: null, or made by `extend` and freed only by `drop`.
+        unsafe { self.children.load(Acquire).as_ref() }.map_or(&[], |list| &list.children)
     }
 
     /// Claims every child, or none.
@@ -136,36 +165,53 @@ impl CompositeLimiter {
         match denial.permit {
             None => *worst = denial,
             // It has room by now, but no other was asked.
-            Some(permit) => child.cancel(&permit)?,
+            Some(permit) => MayWait::to_undo(|| child.cancel(&permit))?,
         }
         Ok(Err(merge_all(seen)))
     }
 
     /// Claims one child after the other; if somebody was faster at one, those before it get their units back.
     fn take_all(&self, key: &str, weight: u64) -> Result<Result<RawPermit, Decision>> {
-        let mut taken: Vec<Part> = Vec::with_capacity(self.children().len());
-        for child in self.children() {
+        let children = self.children()?;
+        let mut parts: Vec<Part> = Vec::with_capacity(children.len());
+        for (i, child) in children.iter().enumerate() {
             match child.decide(key, weight) {
-                Ok(Decision { permit: Some(permit), .. }) => taken.push(Part::of(child, Some(permit))),
+                Ok(Decision { permit: Some(permit), .. }) => parts.push(Part { child: i, permit }),
                 other => {
-                    let given_back = end_all(&taken, |child, permit| child.cancel(permit));
+                    let given_back =
+                        MayWait::to_undo(|| end_all(children, &parts, |child, permit| child.cancel(permit)));
                     let denial = other?;
                     given_back?;
                     return Ok(Err(denial));
                 }
             }
         }
-        Ok(Ok(self.hand_out(Out::started(taken))))
+        Ok(Ok(self.hand_out(Out { parts, state: State::Started, wish: None })))
     }
 
     fn hand_out(&self, out: Out) -> RawPermit {
-        let number = self.next.fetch_add(1, Relaxed);
-        self.out.lock().insert(number, out);
-        RawPermit::from_words([self.id, 0, number, 0, 0, 0, 0, 0])
+        let mut table = self.out.lock();
+        let number = table.insert(out);
+        let suspects = table.suspects();
+        drop(table);
+        for (old, parts) in suspects {
+            if are_over(self.all(), &parts) {
+                self.out.lock().out.remove(&old);
+            }
+        }
+        RawPermit::new(self.id, Kind::Composite(CompositePermit { number }))
+    }
+
+    /// The number of a permit of this limiter.
+    fn own(&self, permit: &RawPermit) -> Result<u64> {
+        match permit.kind {
+            Kind::Composite(CompositePermit { number }) if permit.limiter == self.id => Ok(number),
+            _ => foreign(self.name()),
+        }
     }
 
     fn peek_each(&self, key: &str, weight: u64) -> Result<Vec<(&Child, Decision)>> {
-        self.children().iter().map(|child| Ok((child, child.peek(key, weight)?))).collect()
+        self.children()?.iter().map(|child| Ok((child, child.peek(key, weight)?))).collect()
     }
 
     /// What all children say together.
@@ -174,43 +220,45 @@ impl CompositeLimiter {
         Ok(merge_all(self.peek_each(key, weight)?))
     }
 
-    /// Ends a permit's parts, each at the child that it was taken from.
-    fn end(&self, permit: &RawPermit, end: impl Fn(&Child, &RawPermit) -> Result<()>) -> Result<()> {
-        own(permit, self.id, self.name())?;
-        // Ended before, or the parent's: nothing to do.
-        let Some(out) = self.out.lock().remove(&permit.a) else { return Ok(()) };
-        end_all(&out.parts, end)
+    /// What is out under a permit's number; nothing if it ended, or is the parent's.
+    fn found(&self, permit: &RawPermit) -> Option<Out> {
+        let number = self.own(permit).ok()?;
+        self.out.lock().out.get(&number).cloned()
     }
 
-    /// Is it one of its places that has not started?
-    fn is_place(&self, permit: &RawPermit) -> bool {
-        permit.limiter == self.id && self.out.lock().get(&permit.a).is_some_and(|out| out.state == State::Place)
+    /// Forgets a permit: what it held, which is for the caller to end.
+    fn take(&self, permit: &RawPermit) -> Result<Option<Out>> {
+        let number = self.own(permit)?;
+        Ok(self.out.lock().out.remove(&number))
+    }
+
+    /// Forgets places that others may still use.
+    fn drop_parts(&self, out: Option<Out>) {
+        out.iter().flat_map(|out| &out.parts).for_each(|part| self.all()[part.child].drop_place(&part.permit));
     }
 
     /// What the parts of a permit say.
-    fn parts<R>(&self, permit: &RawPermit, f: impl Fn(&Child, &RawPermit) -> Option<R>) -> Vec<R> {
-        let parts = match self.out.lock().get(&permit.a) {
-            Some(out) if permit.limiter == self.id => out.parts.clone(),
-            _ => Vec::new(),
-        };
-        parts.iter().filter_map(|part| f(&part.child.0, part.permit.as_ref()?)).collect()
-    }
-
-    /// When all parts of a place were ready. Or, if one had to be exchanged while others of it were starting, so that this
-    /// was never so, the first of these moments: a start counts at no child from before that.
-    fn of_all<T: Ord>(&self, permit: &RawPermit, ready: impl Fn(&Child, &RawPermit) -> Option<T>) -> Option<T> {
-        /// The clock goes on while the parts are asked.
-        const MARGIN: i64 = 100;
-        let moments = self.parts(permit, ready).into_iter();
-        match self.span(permit) {
-            Some((first, last)) if first > last.saturating_sub(MARGIN) => moments.min(),
-            _ => moments.max(),
-        }
+    fn parts<R>(&self, permit: &RawPermit, f: impl Fn(&Child, &RawPermit) -> Option<R>) -> impl Iterator<Item = R> {
+        let parts = self.found(permit).map(|out| out.parts).unwrap_or_default();
+        parts.into_iter().filter_map(move |part| f(&self.all()[part.child], &part.permit))
     }
 
     fn each(&self, f: impl Fn(&Child) -> Result<()>) -> Result<()> {
-        self.children().iter().try_for_each(f)
+        self.children()?.iter().try_for_each(f)
     }
+}
+
+/// Composites may be nested so deep: calls go down on the stack.
+const DEEPEST: usize = 32;
+
+/// May a composite with so many others around it have these children?
+fn fits(above: usize, children: &[Child]) -> Result<()> {
+    let depth = above + 1 + children.iter().map(|child| child.depth()).max().unwrap_or(0);
+    if depth > DEEPEST {
+        let value = format_args!("a composite that is {depth} deep");
+        return Err(Error::invalid("limiter", value, format!("composites in composites at most {DEEPEST} deep")));
+    }
+    Ok(())
 }
 
 /// The strictest of these answers.
@@ -234,6 +282,28 @@ fn merge(a: Decision, b: Decision) -> Decision {
     }
 }
 
+impl Lined for CompositeLimiter {
+    fn claim(&self, key: &str, weight: u64, most: Option<Duration>, grace: Duration) -> Result<Claim> {
+        self.do_claim((key, weight), most, grace)
+    }
+
+    fn start(&self, place: &RawPermit) -> Result<Presented> {
+        self.present_in(place, ROUNDS)
+    }
+
+    fn soonest(&self, units: u64) -> Duration {
+        self.all().iter().map(|child| child.soonest(units)).max().unwrap_or_default()
+    }
+
+    fn manual_clock(&self) -> Option<ManualClock> {
+        self.all().iter().find_map(|child| child.manual_clock())
+    }
+
+    fn seats(&self) -> &Seats {
+        &self.seats
+    }
+}
+
 impl Limiter for CompositeLimiter {
     fn name(&self) -> &str {
         &self.name
@@ -244,7 +314,7 @@ impl Limiter for CompositeLimiter {
     }
 
     fn check_permit(&self, permit: &RawPermit) -> Result<()> {
-        own(permit, self.id, self.name())
+        self.own(permit).map(drop)
     }
 
     fn attempt(&self, key: &str, weight: u64) -> Result<Attempt> {
@@ -263,7 +333,7 @@ impl Limiter for CompositeLimiter {
                 let after = match self.look(key, 0) {
                     Ok(after) => after,
                     // Nobody would learn of the permit.
-                    Err(e) => return self.cancel(&permit).and(Err(e)),
+                    Err(e) => return MayWait::to_undo(|| self.cancel(&permit)).and(Err(e)),
                 };
                 Ok(Decision {
                     permit: Some(permit),
@@ -281,49 +351,37 @@ impl Limiter for CompositeLimiter {
         self.look(key, weight)
     }
 
-    fn step(&self, wait: &mut Wait) -> Result<Step> {
-        self.do_step(wait)
-    }
-
-    fn nap(&self, wait: &Wait, nap: Duration) {
-        let children = self.children();
-        match children.iter().find(|child| child.has_places()).or(children.first()) {
-            Some(child) => child.nap(wait, nap),
-            None => std::thread::sleep(nap),
-        }
-    }
-
-    fn give_up(&self, wait: &mut Wait) -> Result<()> {
-        match std::mem::replace(&mut wait.progress, Progress::Nothing) {
-            Progress::Place(place) => self.cancel(&place),
-            _ => Ok(()),
-        }
-    }
-
     fn complete(&self, permit: &RawPermit) -> Result<()> {
-        if self.is_place(permit) {
-            // It never started here; perhaps it goes on elsewhere, as a text.
-            self.drop_place(permit);
-            return Ok(());
+        match self.take(permit)? {
+            Some(out) if out.state == State::Started => {
+                end_all(self.all(), &out.parts, |child, part| child.complete(part))
+            }
+            // A place never started here; perhaps it goes on elsewhere, as a text.
+            out => {
+                self.drop_parts(out);
+                Ok(())
+            }
         }
-        self.end(permit, |child, permit| child.complete(permit))
     }
 
     fn cancel(&self, permit: &RawPermit) -> Result<()> {
-        match self.is_place(permit) {
-            true => self.end(permit, |child, place| child.cancel_place(place)),
-            false => self.end(permit, |child, permit| child.cancel(permit)),
-        }
+        let Some(out) = self.take(permit)? else { return Ok(()) };
+        end_all(self.all(), &out.parts, |child, part| match out.state {
+            State::Started => child.cancel(part),
+            _ => child.cancel_place(part),
+        })
     }
 
     fn cancel_place(&self, place: &RawPermit) -> Result<()> {
-        self.cancel(place)
+        let has_started = self.found(place).is_some_and(|out| out.state == State::Started);
+        if has_started { Ok(()) } else { self.cancel(place) }
     }
 
     fn settle(&self, permit: &RawPermit, actual: u64) -> Result<()> {
-        self.end(permit, |child, permit| match child.settle(permit, actual) {
+        let Some(out) = self.take(permit)? else { return Ok(()) };
+        end_all(self.all(), &out.parts, |child, part| match child.settle(part, actual) {
             // A child whose units come back at the end of the job.
-            Err(Error::Unsupported { .. }) => child.complete(permit),
+            Err(Error::Unsupported { .. }) => child.complete(part),
             other => other,
         })
     }
@@ -340,40 +398,44 @@ impl Limiter for CompositeLimiter {
     }
 
     fn present(&self, place: &RawPermit) -> Result<Presented> {
-        self.do_present(place)
+        self.present_in(place, 1)
     }
 
     fn window(&self) -> Result<Option<Duration>> {
-        let windows = self.children().iter().map(|child| child.window()).collect::<Result<Vec<_>>>()?;
+        let windows = self.children()?.iter().map(|child| child.window()).collect::<Result<Vec<_>>>()?;
         Ok(windows.into_iter().flatten().min())
     }
 
     fn has_places(&self) -> bool {
-        self.children().iter().any(|child| child.has_places())
+        self.all().iter().any(|child| child.has_places())
     }
 
     fn has_bounded_queue(&self) -> bool {
-        self.children().iter().any(|child| child.has_bounded_queue())
+        self.all().iter().any(|child| child.has_bounded_queue())
     }
 
-    fn span(&self, place: &RawPermit) -> Option<(i64, i64)> {
-        self.parts(place, |child, part| child.span(part)).into_iter().reduce(|a, b| (a.0.max(b.0), a.1.min(b.1)))
+    fn is_late(&self, place: &RawPermit) -> bool {
+        self.parts(place, |child, part| Some(child.is_late(part))).any(|is_late| is_late)
+    }
+
+    fn is_over(&self, permit: &RawPermit) -> bool {
+        self.found(permit).is_none_or(|out| are_over(self.all(), &out.parts))
     }
 
     fn renew(&self, permit: &RawPermit) -> Result<()> {
-        own(permit, self.id, self.name())?;
-        self.parts(permit, |child, part| Some(child.renew(part))).into_iter().collect()
+        self.own(permit)?;
+        self.parts(permit, |child, part| Some(child.renew(part))).collect()
     }
 
     /// The fence of the first child whose permits have one.
     fn fence(&self, permit: &RawPermit) -> Option<u64> {
-        self.parts(permit, |child, part| child.fence(part)).first().copied()
+        self.parts(permit, |child, part| child.fence(part)).next()
     }
 
     /// A composite counts nothing of its own: this is what its children counted, so it is right where nobody else uses
     /// them. A start is admitted where all admitted it; a denial is the child's that it was told to.
     fn stats(&self, key: &str) -> Result<Stats> {
-        let all = self.children().iter().map(|child| child.stats(key)).collect::<Result<Vec<_>>>()?;
+        let all = self.children()?.iter().map(|child| child.stats(key)).collect::<Result<Vec<_>>>()?;
         // Some count nothing.
         let all: Vec<_> = all.into_iter().filter(|stats| *stats != Stats::default()).collect();
         let least = |f: fn(&Stats) -> u64| all.iter().map(f).min().unwrap_or(0);
@@ -395,15 +457,15 @@ impl Limiter for CompositeLimiter {
 
     /// When the last of its places is ready.
     fn ready_in(&self, permit: &RawPermit) -> Option<Duration> {
-        self.parts(permit, |child, part| child.ready_in(part)).into_iter().max()
+        self.parts(permit, |child, part| child.ready_in(part)).max()
     }
 
     fn ready_at(&self, permit: &RawPermit) -> Option<SystemTime> {
-        self.of_all(permit, |child, part| child.ready_at(part))
+        self.parts(permit, |child, part| child.ready_at(part)).max()
     }
 
     fn ready_at_monotonic_ns(&self, permit: &RawPermit) -> Option<u64> {
-        self.of_all(permit, |child, part| child.ready_at_monotonic_ns(part))
+        self.parts(permit, |child, part| child.ready_at_monotonic_ns(part)).max()
     }
 
     fn to_text(&self, permit: &RawPermit) -> Result<String> {
@@ -415,16 +477,21 @@ impl Limiter for CompositeLimiter {
     }
 
     fn drop_place(&self, place: &RawPermit) {
-        if place.limiter == self.id {
-            let dropped = self.out.lock().remove(&place.a);
-            for part in dropped.iter().flat_map(|out| &out.parts) {
-                part.permit.iter().for_each(|place| part.child.0.drop_place(place));
-            }
-        }
+        self.drop_parts(self.take(place).ok().flatten());
     }
 
     fn contains(&self, composite: u64) -> bool {
-        self.id == composite || self.children().iter().any(|child| child.contains(composite))
+        self.id == composite || self.all().iter().any(|child| child.contains(composite))
+    }
+
+    fn depth(&self) -> usize {
+        1 + self.all().iter().map(|child| child.depth()).max().unwrap_or(0)
+    }
+
+    fn lower(&self, above: usize) {
+        if self.above.fetch_max(above, Relaxed) < above {
+            self.all().iter().for_each(|child| child.lower(above + 1));
+        }
     }
 
     fn record_job_start(&self, key: &str) -> Result<()> {

@@ -1,97 +1,195 @@
-//! Places of a composite: one at each child whose room is a matter of time, such that they come together.
+//! Places of a composite: its turn at the child that it has to wait for longest.
 //!
-//! What is held while a start waits: its places, and nothing else. Units of children that have no places (concurrency
-//! limits, limiters of one's own) are taken at the moment of the start and given back at once if it cannot be: held for
-//! longer, they would keep out others who could run. A waiter in `acquire` gives its places back too while such a child
-//! is full, because they are of no use to it, and looks again; one who holds a place by `reserve` keeps it, and those
-//! parts of it that became late meanwhile are exchanged.
+//! A start needs all children at the same moment, but only one of them says when. So a place is reserved at the child that is
+//! the *slowest* when it is asked, and nothing is held at the others: whoever uses them directly is not kept waiting.
+//! When the place is presented, after its time has come,
+//!
+//! 1. the other children are claimed, one after the other. If one denies, those before it get their units back. The turn at
+//!    the slowest child is kept, and if the one that denied has places, one of these is taken too: it is the slowest now.
+//! 2. the places are presented. One that must be exchanged (it became late, or was overtaken by a gate or another policy)
+//!    cancels what was claimed and started, and is waited for.
+//!
+//! So nothing but places is held while a waiter waits, at most one of them in the future, and nobody starves: each denial
+//! leads to a place in that child's line. A place that became late counts for one window, as a start would, which keeps those
+//! from the turn who came later.
 
-use super::CompositeLimiter;
-use super::parts::{Out, Part, ROUNDS, State, Wish, claim_others, closed_for, end_all, fit, latest, start_all};
+use super::out::{Out, Part, State, Wish};
+use super::{Child, CompositeLimiter};
 use crate::error::{Error, Result};
-use crate::limiter::{LOOK_AGAIN, Limiter, Presented, Progress, Reserved, Step, Wait, null, own, unsupported};
+use crate::limiter::line::{Claim, claim_by_calls};
+use crate::limiter::{Attempt, LOOK_AGAIN, Presented, Reserved, null, unsupported};
 use crate::permit::RawPermit;
+use crate::waiting::MayWait;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-/// What came of presenting.
-enum Turn {
-    Started,
-    /// Not for so long.
-    Later(Duration),
-    /// Its time has come, but a child without places has no room, and says to look again after so long.
-    Busy(Duration),
-    /// It was used before: this one instead, after so long.
-    Fresh(RawPermit, Duration),
+/// How often a waiter presents places that were exchanged and are ready at once, before it is told to come again.
+pub(super) const ROUNDS: usize = 4;
+
+/// A place that is presented, and what it holds.
+struct Turn<'a> {
+    /// Those that it starts at.
+    children: &'a [Child],
+    wish: &'a Wish,
+    /// Its places; after the start, its permits.
+    held: Vec<Part>,
 }
 
-/// Starts, if all that is needed is there. A place that had to be exchanged does not start, but with more than one round.
-fn present(wish: &Wish, parts: &mut [Part], rounds: usize) -> Result<Turn> {
-    let is_late = parts.iter().any(|part| part.has_place && part.is_late());
-    if latest(parts) == 0 && !(is_late && rounds == 1) {
+impl<'a> Turn<'a> {
+    /// Starts, or says after how long to try again.
+    fn present(&mut self, rounds: usize) -> Result<Option<Duration>> {
         for _ in 0..rounds {
-            if let Some(after) = claim_others(wish, parts)? {
-                return Ok(Turn::Busy(after));
+            let after = self.after();
+            if !after.is_zero() {
+                return Ok(Some(after));
             }
-            if start_all(parts, rounds)? {
-                return Ok(Turn::Started);
-            }
-            if !fit(wish, parts, Duration::ZERO, None)?.is_ok_and(|after| after.is_zero()) {
-                break;
+            let is_late = |part: &Part| self.children[part.child].is_late(&part.permit);
+            let late: Vec<usize> = (0..self.held.len()).filter(|&i| is_late(&self.held[i])).collect();
+            // Others are claimed when all places are good, and places are exchanged when others have room.
+            let claimed =
+                if late.is_empty() { self.claim_others()? } else { self.look_at_others()?.map(|()| Vec::new()) };
+            match claimed {
+                Err(after) => return Ok(Some(after)),
+                Ok(claimed) if late.is_empty() => {
+                    if self.start(claimed)? {
+                        return Ok(None);
+                    }
+                }
+                Ok(_) => {
+                    for i in late {
+                        self.present_one(i)?;
+                    }
+                }
             }
         }
+        Ok(Some(self.after()))
     }
-    let (Ok(after) | Err(after)) = fit(wish, parts, Duration::ZERO, None)?;
-    Ok(Turn::Later(after))
+
+    /// Until all of its places are ready.
+    fn after(&self) -> Duration {
+        let ready = self.held.iter().filter_map(|part| self.children[part.child].ready_in(&part.permit));
+        ready.max().unwrap_or_default()
+    }
+
+    fn others(&self) -> Vec<(usize, &'a Child)> {
+        let is_other = |(i, _): &(usize, &Child)| self.held.iter().all(|part| part.child != *i);
+        self.children.iter().enumerate().filter(is_other).collect()
+    }
+
+    /// Would the children without a place admit it? If not: when to try again.
+    fn look_at_others(&mut self) -> Result<std::result::Result<(), Duration>> {
+        for (i, child) in self.others() {
+            let seen = child.peek(&self.wish.key, self.wish.weight)?;
+            if !seen.admitted {
+                return self.wait_for(i, seen.retry_after).map(Err);
+            }
+        }
+        Ok(Ok(()))
+    }
+
+    /// Claims the children without a place: all, or none and when to try again.
+    fn claim_others(&mut self) -> Result<std::result::Result<Vec<Part>, Duration>> {
+        let mut claimed = Vec::new();
+        for (i, child) in self.others() {
+            match child.attempt(&self.wish.key, self.wish.weight) {
+                Ok(Attempt::Admitted(permit)) => claimed.push(Part { child: i, permit }),
+                denied => {
+                    let given_back =
+                        MayWait::to_undo(|| end_all(self.children, &claimed, |child, permit| child.cancel(permit)));
+                    let Attempt::Denied(after) = denied? else { unreachable!("handled above") };
+                    given_back?;
+                    return self.wait_for(i, after).map(Err);
+                }
+            }
+        }
+        Ok(Ok(claimed))
+    }
+
+    /// After a denial of that child: joins its line, if it has one. After how long to try again.
+    fn wait_for(&mut self, i: usize, after: Duration) -> Result<Duration> {
+        let (child, Wish { key, weight, grace, .. }) = (&self.children[i], self.wish);
+        if !child.has_places() {
+            // A gate opens when it says, but somebody may complete at any time.
+            let seen = child.peek(key, *weight)?;
+            return Ok(after.min(seen.retry_after.min(seen.reset_after).max(LOOK_AGAIN)));
+        }
+        Ok(match child.reserve(key, *weight, None, *grace)? {
+            Reserved::Place { place, after } => {
+                self.held.push(Part { child: i, permit: place });
+                after
+            }
+            // So many wait that no more places are kept.
+            Reserved::Denied(after) => after.min(LOOK_AGAIN),
+        })
+    }
+
+    /// Presents one place. It is a start then, or exchanged: `false`.
+    fn present_one(&mut self, i: usize) -> Result<bool> {
+        let part = &mut self.held[i];
+        let presented = self.children[part.child].present(&part.permit)?;
+        let (Presented::Started(permit) | Presented::Wait { place: permit, .. }) = presented;
+        part.permit = permit;
+        Ok(matches!(presented, Presented::Started(_)))
+    }
+
+    /// Starts with all places, or with none and `false`: then what was claimed is given back.
+    fn start(&mut self, claimed: Vec<Part>) -> Result<bool> {
+        for i in 0..self.held.len() {
+            let started = self.present_one(i);
+            if !matches!(started, Ok(true)) {
+                // These are no places any more.
+                let mut back: Vec<Part> = self.held.drain(..i).collect();
+                back.extend(claimed);
+                let given_back =
+                    MayWait::to_undo(|| end_all(self.children, &back, |child, permit| child.cancel(permit)));
+                return started.and(given_back.map(|()| false));
+            }
+        }
+        self.held.extend(claimed);
+        Ok(true)
+    }
+}
+
+/// Ends all of them, also after one that could not be; the first error is told.
+pub(super) fn end_all(
+    children: &[Child],
+    parts: &[Part],
+    end: impl Fn(&Child, &RawPermit) -> Result<()>,
+) -> Result<()> {
+    parts.iter().map(|part| end(&children[part.child], &part.permit)).fold(Ok(()), Result::and)
+}
+
+fn gone() -> Error {
+    Error::invalid("place", "used, given back or of another process", "a place that is still held")
 }
 
 impl CompositeLimiter {
-    /// Takes places that fit together at these children, or none.
-    fn reserve_at(
-        &self,
-        mut parts: Vec<Part>,
-        wish: Arc<Wish>,
-        delay: Duration,
-        max_wait: Option<Duration>,
-    ) -> Result<Reserved> {
-        let taken = self.take_places(&mut parts, &wish, delay, max_wait);
-        match taken {
-            Ok(Ok(after)) if max_wait.is_none_or(|most| after <= most) => {
-                let place = self.hand_out(Out { parts, state: State::Place, wish: Some(wish) });
-                Ok(Reserved::Place { place, after })
-            }
-            other => {
-                let given_back = end_all(&parts, |child, place| child.cancel_place(place));
-                let (Ok(after) | Err(after)) = other?;
-                given_back.map(|()| Reserved::Denied(after))
-            }
-        }
-    }
-
-    fn take_places(
-        &self,
-        parts: &mut [Part],
-        wish: &Wish,
-        delay: Duration,
-        max_wait: Option<Duration>,
-    ) -> Result<Result<Duration, Duration>> {
-        // The one that comes last says when, so that mostly no other has to be moved. And whoever would refuse this weight
-        // says so before anything is taken.
+    /// Takes a place at the slowest of the wish's children.
+    fn reserve_for(&self, wish: Wish, delay: Duration, max_wait: Option<Duration>) -> Result<Reserved> {
+        let children = &self.children()?[..wish.children];
+        let (key, weight) = (&wish.key, wish.weight);
         let mut slowest = None;
-        for (i, part) in parts.iter().enumerate() {
-            let after = part.child.0.peek(&wish.key, wish.weight)?.retry_after;
-            if part.has_place && slowest.is_none_or(|(_, most)| after > most) {
+        // All are asked: whoever would refuse this weight says so before anything is taken.
+        for (i, child) in children.iter().enumerate() {
+            let after = child.peek(key, weight)?.retry_after;
+            if child.has_places() && slowest.is_none_or(|(_, most)| after > most) {
                 slowest = Some((i, after));
             }
         }
         let Some((i, _)) = slowest else {
             return unsupported("reserve", "a composite without a limit of starts in time: nobody knows when jobs end");
         };
-        match parts[i].child.0.reserve_later(&wish.key, wish.weight, delay, max_wait, wish.grace)? {
-            Reserved::Place { place, .. } => parts[i].permit = Some(place),
-            Reserved::Denied(after) => return Ok(Err(after)),
-        }
-        fit(wish, parts, Duration::ZERO, max_wait)
+        Ok(match children[i].reserve_later(key, weight, delay, max_wait, wish.grace)? {
+            Reserved::Denied(after) => Reserved::Denied(after),
+            Reserved::Place { place, after } => {
+                let place = self.hand_out_place(wish, vec![Part { child: i, permit: place }]);
+                Reserved::Place { place, after }
+            }
+        })
+    }
+
+    pub(super) fn hand_out_place(&self, wish: Wish, parts: Vec<Part>) -> RawPermit {
+        self.hand_out(Out { parts, state: State::Place, wish: Some(Arc::new(wish)) })
     }
 
     pub(super) fn do_reserve(
@@ -102,128 +200,75 @@ impl CompositeLimiter {
         grace: Option<Duration>,
     ) -> Result<Reserved> {
         null::check(key, weight)?;
-        let parts = self.children().iter().map(|child| Part::of(child, None)).collect();
-        self.reserve_at(parts, Arc::new(Wish { key: key.into(), weight, grace }), delay, max_wait)
+        let wish = Wish { key: key.into(), weight, grace, children: self.children()?.len() };
+        self.reserve_for(wish, delay, max_wait)
     }
 
-    pub(super) fn do_present(&self, place: &RawPermit) -> Result<Presented> {
-        Ok(match self.turn(place, true)? {
-            Turn::Started => Presented::Started(*place),
-            Turn::Later(after) | Turn::Busy(after) => Presented::Wait { place: *place, after },
-            Turn::Fresh(place, after) => Presented::Wait { place, after },
+    /// Presents a place: a waiter in [`ROUNDS`], others in one, so that one that came too late does not start.
+    pub(super) fn present_in(&self, place: &RawPermit, rounds: usize) -> Result<Presented> {
+        let number = self.own(place)?;
+        let (wish, held) = {
+            let mut table = self.out.lock();
+            let found = table.out.get_mut(&number).ok_or_else(gone)?;
+            let wish = found.wish.clone().ok_or_else(gone)?;
+            let held = (found.state == State::Place).then(|| std::mem::take(&mut found.parts));
+            if held.is_some() {
+                found.state = State::Presented;
+            }
+            (wish, held)
+        };
+        let Some(held) = held else {
+            // Used before, or another thread is presenting it right now.
+            let again = Wish { key: wish.key.clone(), ..*wish };
+            return Ok(match self.reserve_for(again, Duration::ZERO, None)? {
+                Reserved::Place { place, after } => Presented::Wait { place, after },
+                Reserved::Denied(after) => Presented::Wait { place: *place, after },
+            });
+        };
+        let mut turn = Turn { children: &self.children()?[..wish.children], wish: &wish, held };
+        let presented = turn.present(rounds);
+        let state = if matches!(presented, Ok(None)) { State::Started } else { State::Place };
+        let mut table = self.out.lock();
+        let Some(found) = table.out.get_mut(&number) else {
+            // It was ended meanwhile.
+            drop(table);
+            let cancelled = end_all(turn.children, &turn.held, |child, permit| match state {
+                State::Started => child.cancel(permit),
+                _ => child.cancel_place(permit),
+            });
+            return cancelled.and_then(|()| Err(gone()));
+        };
+        (found.parts, found.state) = (turn.held, state);
+        Ok(match presented? {
+            None => Presented::Started(*place),
+            Some(after) => Presented::Wait { place: *place, after },
         })
     }
 
-    /// Presents a place. If it has to wait for a child without places, its parts are made to fit the next look, or left
-    /// alone.
-    fn turn(&self, place: &RawPermit, keeps: bool) -> Result<Turn> {
-        own(place, self.id, self.name())?;
-        let gone = || Error::invalid("place", "used, given back or of another process", "a place that is still held");
-        let (wish, mut parts, state) = {
-            let mut out = self.out.lock();
-            let found = out.get_mut(&place.a).ok_or_else(gone)?;
-            let wish = found.wish.clone().ok_or_else(gone)?;
-            match found.state {
-                State::Place => {
-                    found.state = State::Presented;
-                    (wish, std::mem::take(&mut found.parts), State::Place)
-                }
-                state => (wish, found.parts.clone(), state),
-            }
-        };
-        if state != State::Place {
-            parts.iter_mut().for_each(|part| part.permit = None);
-            if parts.is_empty() {
-                // Another thread is presenting it right now.
-                parts = self.children().iter().map(|child| Part::of(child, None)).collect();
-            }
-            return Ok(match self.reserve_at(parts, wish, Duration::ZERO, None)? {
-                Reserved::Place { place, after } => Turn::Fresh(place, after),
-                Reserved::Denied(after) => Turn::Later(after),
-            });
-        }
-        let mut turn = present(&wish, &mut parts, if keeps { 1 } else { ROUNDS });
-        if let (true, Ok(Turn::Busy(after))) = (keeps, &turn) {
-            turn = fit(&wish, &mut parts, *after, None).map(|(Ok(after) | Err(after))| Turn::Later(after));
-        }
-        let state = if matches!(turn, Ok(Turn::Started)) { State::Started } else { State::Place };
-        let mut out = self.out.lock();
-        let Some(found) = out.get_mut(&place.a) else {
-            // It was ended meanwhile.
-            drop(out);
-            let cancelled = match state {
-                State::Started => end_all(&parts, |child, permit| child.cancel(permit)),
-                _ => end_all(&parts, |child, place| child.cancel_place(place)),
-            };
-            return cancelled.and_then(|()| Err(gone()));
-        };
-        (found.parts, found.state) = (parts, state);
-        turn
-    }
-
-    /// If a child without places has no room: for how long, if that is certain.
+    /// If a child without places has no room: for how long, if that is certain. Whoever waits for such a child has no use for
+    /// a place elsewhere.
     fn busy(&self, key: &str, weight: u64) -> Result<Option<Duration>> {
         let mut busy = None;
-        for child in self.children().iter().filter(|child| !child.has_places()) {
+        for child in self.children()?.iter().filter(|child| !child.has_places()) {
             let seen = child.peek(key, weight)?;
             if !seen.admitted {
-                busy = busy.max(Some(closed_for(&seen)));
+                busy = busy.max(Some(seen.retry_after.min(seen.reset_after)));
             }
         }
         Ok(busy)
     }
 
-    pub(super) fn do_step(&self, wait: &mut Wait) -> Result<Step> {
-        null::check(&wait.key, wait.weight)?;
-        let waited = wait.started.get_or_insert_with(Instant::now).elapsed();
-        let left = wait.timeout.map(|timeout| timeout.saturating_sub(waited));
-        loop {
-            if let Progress::Place(place) = wait.progress {
-                let (next, after) = match self.turn(&place, false)? {
-                    Turn::Started => {
-                        wait.progress = Progress::Nothing;
-                        return Ok(Step::Admitted(place));
-                    }
-                    Turn::Later(after) => (place, after),
-                    Turn::Fresh(fresh, after) => (fresh, after),
-                    Turn::Busy(after) => {
-                        if let Some(wish) = self.out.lock().get(&place.a).and_then(|out| out.wish.clone()) {
-                            (wait.key, wait.weight) = (wish.key.clone(), wish.weight);
-                        }
-                        self.give_up(wait)?;
-                        return Ok(wait.again_after(after, waited));
-                    }
-                };
-                wait.progress = Progress::Place(next);
-                if left.is_some_and(|left| after > left) {
-                    self.give_up(wait)?;
-                    return Ok(Step::Expired(after));
-                }
-                if !after.is_zero() {
-                    return Ok(Step::Sleep(after));
-                }
-                continue;
-            }
-            if let Some(after) = self.busy(&wait.key, wait.weight)? {
-                return Ok(wait.again_after(after, waited));
-            }
-            if self.look(&wait.key, wait.weight)?.admitted
-                && let Ok(permit) = self.take_all(&wait.key, wait.weight)?
-            {
-                return Ok(Step::Admitted(permit));
-            }
-            if !self.has_places() {
-                // Somebody was faster.
-                return Ok(wait.again_after(Duration::ZERO, waited));
-            }
-            match self.reserve(&wait.key, wait.weight, left, None)? {
-                Reserved::Place { place, .. } => wait.progress = Progress::Place(place),
-                // So many wait already that no more places are kept; there will be one when some of them have started.
-                Reserved::Denied(after) if !self.has_bounded_queue() && left.is_none_or(|left| after <= left) => {
-                    return Ok(wait.again_after(after.min(LOOK_AGAIN), waited));
-                }
-                Reserved::Denied(after) => return Ok(Step::Expired(after)),
-            }
+    /// What a line asks.
+    pub(super) fn do_claim(
+        &self,
+        (key, weight): (&str, u64),
+        most: Option<Duration>,
+        grace: Duration,
+    ) -> Result<Claim> {
+        null::check(key, weight)?;
+        if let Some(closed) = self.busy(key, weight)? {
+            return Ok(Claim::Denied { after: closed.max(LOOK_AGAIN), is_certain: closed > LOOK_AGAIN });
         }
+        claim_by_calls(self, (key, weight), most, grace)
     }
 }

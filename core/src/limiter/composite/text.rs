@@ -1,90 +1,140 @@
-//! A composite's place as a text: what it was asked for with, and the texts of its places at the children.
+//! A composite's place as a text: what it was asked for with, and the text of its place at a child.
 //!
 //! ```text
-//! wglc1.WEIGHT.GRACE.KEY(child's text)(child's text)…    numbers in hex, the grace in µs or "-", the key's bytes in hex
+//! wglc1.WEIGHT.GRACE.KEY(child's text)    numbers in hex, the grace in µs or "-", the key's bytes in hex
 //! ```
 //!
-//! Whoever presents it needs not have the same children in the same order: each text names its limit. A child that is
-//! asked for no place in it gets one when the place is presented, as one whose place came too late does.
+//! There are several of these after one child's turn came and another denied. Whoever presents it needs not have the same
+//! children in the same order: each text names its limit. A name may have stood for one limit when the text was written, or
+//! for other parts: the place is exchanged then, if it is not found.
 
-use super::CompositeLimiter;
-use super::parts::{Out, Part, State, Wish};
+use super::out::{Part, State, Wish};
+use super::{Child, CompositeLimiter};
 use crate::error::{Error, Result};
-use crate::limiter::{Limiter, own, unsupported};
+use crate::limiter::{Limiter, unsupported};
 use crate::permit::{RawPermit, unreadable};
 use crate::policy;
 use crate::time;
-use std::sync::Arc;
 use std::time::Duration;
 
 impl CompositeLimiter {
     pub(super) fn do_to_text(&self, place: &RawPermit) -> Result<String> {
-        own(place, self.id, self.name())?;
-        let found = match self.out.lock().get(&place.a) {
-            Some(Out { parts, state: State::Place, wish: Some(wish) }) => Some((wish.clone(), parts.clone())),
-            _ => None,
-        };
-        let Some((wish, parts)) = found else {
+        self.own(place)?;
+        let found = self.found(place).filter(|out| out.state == State::Place);
+        let Some((wish, parts)) = found.and_then(|out| Some((out.wish?, out.parts))) else {
             return unsupported("to_text", "a start of a composite: it belongs to one process, as its leases do");
         };
         let grace = wish.grace.map_or("-".to_owned(), |grace| format!("{:x}", grace.as_micros()));
         let key: String = wish.key.bytes().map(|byte| format!("{byte:02x}")).collect();
         let mut text = format!("wglc1.{:x}.{grace}.{key}", wish.weight);
         for part in &parts {
-            if let Some(place) = &part.permit {
-                text += &format!("({})", part.child.0.to_text(place)?);
-            }
+            text += &format!("({})", self.all()[part.child].to_text(&part.permit)?);
         }
         Ok(text)
     }
 
     pub(super) fn do_permit_from_text(&self, text: &str) -> Result<RawPermit> {
+        let children = self.children()?;
         if !self.has_places() {
             return unsupported("permit_from_text", "a composite without a limit of starts in time: it has no places");
         }
-        let (wish, texts) = parse(text).ok_or_else(|| unreadable(text))?;
-        policy::check_key(&wish.key)?;
-        let mut parts: Vec<Part> = self.children().iter().map(|child| Part::of(child, None)).collect();
-        for text in texts {
-            let mut is_foreign = true;
-            for part in parts.iter_mut().filter(|part| part.has_place && part.permit.is_none()) {
-                match part.child.0.permit_from_text(text) {
-                    Ok(place) => {
-                        (part.permit, is_foreign) = (Some(place), false);
-                        break;
-                    }
-                    // Another child's, or of another kind of child.
-                    Err(Error::ForeignPermit { .. } | Error::InvalidArgument { .. }) => {}
-                    Err(e) => return Err(e),
-                }
-            }
-            if is_foreign {
-                return Err(Error::ForeignPermit { limit: self.name().to_owned() });
+        if let Some((part, wish)) = self.place_from_before(text)? {
+            return Ok(self.hand_out_place(wish, vec![part]));
+        }
+        let Asked { key, weight, grace, places } = parse(text).ok_or_else(|| unreadable(text))?;
+        policy::check_key(&key)?;
+        let mut parts: Vec<Part> = Vec::new();
+        for text in places {
+            let is_free = |i: usize| parts.iter().all(|part| part.child != i);
+            let part = match part_of(children, is_free, |child| child.permit_from_text(text))? {
+                // Of a part that this composite had once, perhaps.
+                None => self.former_part(text, is_free)?,
+                part => part,
+            };
+            parts.push(part.ok_or_else(|| Error::ForeignPermit { limit: self.name().to_owned() })?);
+        }
+        let wish = Wish { key: key.into(), weight, grace, children: children.len() };
+        Ok(self.hand_out_place(wish, parts))
+    }
+
+    /// The place of a text from when this name stood for one limit.
+    fn place_from_before(&self, text: &str) -> Result<Option<(Part, Wish)>> {
+        let children = self.children()?;
+        let part = part_of(children, |_| true, |child| child.permit_of_name(text, self.name()))?;
+        let Some((part, start)) = part.and_then(|part| Some((part, part.permit.timed()?))) else { return Ok(None) };
+        let Some(key) = children[part.child].key_of(&part.permit)? else {
+            return Err(Error::invalid(
+                "place",
+                format_args!("\"{text}\""),
+                "one whose key the store still knows in full",
+            ));
+        };
+        let wish = Wish { key: key.into(), weight: start.weight, grace: None, children: children.len() };
+        Ok(Some((part, wish)))
+    }
+
+    fn former_part(&self, text: &str, is_free: impl Fn(usize) -> bool) -> Result<Option<Part>> {
+        for name in names_of_parts(self.name()) {
+            if let Some(part) = part_of(self.children()?, &is_free, |child| child.permit_of_name(text, &name))? {
+                return Ok(Some(part));
             }
         }
-        Ok(self.hand_out(Out { parts, state: State::Place, wish: Some(Arc::new(wish)) }))
+        Ok(None)
     }
 }
 
-fn parse(text: &str) -> Option<(Wish, Vec<&str>)> {
+/// The first child that knows a permit.
+fn part_of(
+    children: &[Child],
+    is_free: impl Fn(usize) -> bool,
+    know: impl Fn(&Child) -> Result<RawPermit>,
+) -> Result<Option<Part>> {
+    for (i, child) in children.iter().enumerate().filter(|(i, child)| child.has_places() && is_free(*i)) {
+        match know(child) {
+            Ok(permit) => return Ok(Some(Part { child: i, permit })),
+            // Another child's, or of another kind of child.
+            Err(Error::ForeignPermit { .. } | Error::InvalidArgument { .. } | Error::Unsupported { .. }) => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(None)
+}
+
+/// What the limits of a composite of that name may be called whose places have texts.
+pub(in crate::limiter) fn names_of_parts(name: &str) -> impl Iterator<Item = String> {
+    const KINDS: [&str; 3] = ["rate", "delay", "evenly-spaced"];
+    let names = ["", "-2", "-3", "-4"].into_iter().flat_map(|n| KINDS.map(|kind| (kind, n)));
+    names.map(move |(kind, n)| format!("{name}/{kind}{n}"))
+}
+
+/// What a composite's text says.
+pub(in crate::limiter) struct Asked<'t> {
+    pub key: String,
+    pub weight: u64,
+    pub grace: Option<Duration>,
+    /// The texts of its places.
+    pub places: Vec<&'t str>,
+}
+
+pub(in crate::limiter) fn parse(text: &str) -> Option<Asked<'_>> {
     let (head, rest) = text.strip_prefix("wglc1.")?.split_at_checked(text.find('(')?.checked_sub("wglc1.".len())?)?;
     let fields: Vec<&str> = head.split('.').collect();
     let &[weight, grace, key] = fields.as_slice() else { return None };
-    let weight = number(weight).filter(|weight| *weight > 0)?;
+    let weight = hex(weight).filter(|weight| *weight > 0)?;
     let grace = match grace {
         "-" => None,
-        grace => Some(Duration::from_micros(number(grace).filter(|grace| *grace <= time::LONGEST)?)),
+        grace => Some(Duration::from_micros(hex(grace).filter(|grace| *grace <= time::LONGEST)?)),
     };
     let bytes = key.as_bytes().chunks(2).map(|digits| {
         let digits = std::str::from_utf8(digits).ok().filter(|digits| digits.len() == 2)?;
-        number(digits).map(|byte| byte as u8)
+        hex(digits).map(|byte| byte as u8)
     });
     let key = String::from_utf8(bytes.collect::<Option<_>>()?).ok()?;
-    Some((Wish { key: key.into(), weight, grace }, children(rest)?))
+    Some(Asked { key, weight, grace, places: children(rest)? })
 }
 
 /// At most 16 hexadecimal digits.
-fn number(digits: &str) -> Option<u64> {
+fn hex(digits: &str) -> Option<u64> {
     let is_number = digits.len() <= 16 && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
     is_number.then(|| u64::from_str_radix(digits, 16).ok())?
 }

@@ -1,15 +1,58 @@
 //! The interface, whatever a store that fails is to answer instead.
 
-use super::{InStore, known};
+use super::{InStore, Timed};
 use crate::decision::Decision;
-use crate::error::Result;
-use crate::limiter::{Attempt, Limiter, Presented, Progress, Reserved, Step, Wait, own};
+use crate::error::{Error, Result};
+use crate::limiter::line::{Claim, Lined, Seats};
+use crate::limiter::{Attempt, Limiter, Presented, Reserved, own};
 use crate::permit::RawPermit;
+use crate::policy;
+use crate::state::counts::{DENIED, WAIT_TIME, WAITED};
+use crate::state::{Hash, STORE_AGAIN};
 use crate::stats::Stats;
-use crate::store::STORE_AGAIN;
-use crate::store::counts::{CANCELLED, WAIT_TIME};
-use crate::time::from_ticks;
-use std::time::{Duration, Instant, SystemTime};
+use crate::time::{ManualClock, from_ticks};
+use std::time::{Duration, SystemTime};
+
+impl<T: InStore> Lined for T {
+    fn claim(&self, key: &str, weight: u64, most: Option<Duration>, grace: Duration) -> Result<Claim> {
+        let claimed = self.timed().do_claim((key, weight), most, grace);
+        self.timed().limit.or_instead(claimed, |is_admitted| match is_admitted {
+            true => Claim::Started(self.timed().uncounted(weight)),
+            false => Claim::Denied { after: STORE_AGAIN, is_certain: true },
+        })
+    }
+
+    fn start(&self, place: &RawPermit) -> Result<Presented> {
+        let started = self.timed().own(place).and_then(|place| self.timed().do_start(&place));
+        self.timed().limit.or_instead(started, |is_admitted| self.timed().instead_of_a_place(place, is_admitted))
+    }
+
+    fn waited(&self, permit: &RawPermit, wait: Duration) {
+        if let Some(start) = permit.timed() {
+            self.timed().limit.count(Hash(start.key), WAITED, 1);
+            self.timed().limit.count(Hash(start.key), WAIT_TIME, wait.as_micros() as u64);
+        }
+    }
+
+    fn sent_away(&self, key: &str, weight: u64) {
+        let _ = self.timed().limit.with_key(key, |found| {
+            found.decided(DENIED, weight);
+            Ok(())
+        });
+    }
+
+    fn soonest(&self, units: u64) -> Duration {
+        self.timed().limit.table().map_or(Duration::ZERO, |table| from_ticks(table.policy.soonest(units)))
+    }
+
+    fn manual_clock(&self) -> Option<ManualClock> {
+        self.timed().limit.store().options.clock.clone()
+    }
+
+    fn seats(&self) -> &Seats {
+        &self.timed().seats
+    }
+}
 
 impl<T: InStore> Limiter for T {
     fn name(&self) -> &str {
@@ -44,36 +87,12 @@ impl<T: InStore> Limiter for T {
         })
     }
 
-    fn step(&self, wait: &mut Wait) -> Result<Step> {
-        let weight = wait.weight;
-        let stepped = self.timed().do_step(wait);
-        let elapsed = wait.started.get_or_insert_with(Instant::now).elapsed();
-        let left = wait.timeout.map_or(STORE_AGAIN, |timeout| timeout.saturating_sub(elapsed));
-        let step = self.timed().limit.or_instead(stepped, |is_admitted| match is_admitted {
-            true => Step::Admitted(self.timed().uncounted(weight)),
-            false if left.is_zero() => Step::Expired(STORE_AGAIN),
-            false => Step::Sleep(left.min(STORE_AGAIN)),
-        })?;
-        if let Step::Expired(_) = step {
-            self.timed().hand_back(wait)?;
-        }
-        Ok(step)
-    }
-
     fn cancel(&self, permit: &RawPermit) -> Result<()> {
-        let cancelled = self.timed().own(permit).and_then(|permit| self.timed().do_cancel(&permit));
-        if let Ok(true) = cancelled {
-            self.timed().limit.count(known(permit).0, CANCELLED, 1);
-        }
-        self.timed().limit.or_instead(cancelled.map(drop), |_| ())
+        self.timed().count_cancelled(permit, Timed::do_cancel)
     }
 
     fn cancel_place(&self, place: &RawPermit) -> Result<()> {
-        let cancelled = self.timed().own(place).and_then(|place| self.timed().do_cancel_place(&place));
-        if let Ok(true) = cancelled {
-            self.timed().limit.count(known(place).0, CANCELLED, 1);
-        }
-        self.timed().limit.or_instead(cancelled.map(drop), |_| ())
+        self.timed().count_cancelled(place, Timed::do_cancel_place)
     }
 
     fn settle(&self, permit: &RawPermit, actual: u64) -> Result<()> {
@@ -100,37 +119,22 @@ impl<T: InStore> Limiter for T {
     fn present(&self, place: &RawPermit) -> Result<Presented> {
         let presented = self.timed().own(place).and_then(|place| self.timed().do_present(&place));
         if let Ok(Presented::Wait { place: fresh, after }) = presented
-            && fresh.a != place.a
+            && let (Some(fresh), Some(place)) = (fresh.timed(), place.timed())
+            && fresh.ticket != place.ticket
         {
             // It has to wait once more.
-            self.timed().limit.count(known(place).0, WAIT_TIME, after.as_micros() as u64);
+            self.timed().limit.count(Hash(place.key), WAIT_TIME, after.as_micros() as u64);
         }
-        self.timed().limit.or_instead(presented, |is_admitted| match is_admitted {
-            true => Presented::Started(self.timed().uncounted(place.key)),
-            false => Presented::Wait { place: *place, after: STORE_AGAIN },
-        })
+        self.timed().limit.or_instead(presented, |is_admitted| self.timed().instead_of_a_place(place, is_admitted))
     }
 
     fn record_job_start(&self, key: &str) -> Result<()> {
         self.timed().limit.or_instead(self.timed().do_record_job_start(key), |_| ())
     }
 
-    fn give_up(&self, wait: &mut Wait) -> Result<()> {
-        match std::mem::replace(&mut wait.progress, Progress::Nothing) {
-            Progress::Place(place) => self.cancel_place(&place),
-            _ => Ok(()),
-        }
-    }
-
-    fn nap(&self, _wait: &Wait, nap: Duration) {
-        if let Ok(home) = self.timed().limit.home() {
-            home.clock.sleep(nap);
-        }
-    }
-
     fn complete(&self, permit: &RawPermit) -> Result<()> {
-        own(permit, self.timed().id, self.name())?;
-        self.timed().limit.or_instead(self.timed().do_complete(permit), |_| ())
+        let permit = self.timed().own(permit);
+        self.timed().limit.or_instead(permit.and_then(|permit| self.timed().do_complete(&permit)), |_| ())
     }
 
     fn to_text(&self, permit: &RawPermit) -> Result<String> {
@@ -139,6 +143,14 @@ impl<T: InStore> Limiter for T {
 
     fn permit_from_text(&self, text: &str) -> Result<RawPermit> {
         self.timed().do_permit_from_text(text)
+    }
+
+    fn permit_of_name(&self, text: &str, name: &str) -> Result<RawPermit> {
+        self.timed().permit_of_name(text, name)
+    }
+
+    fn key_of(&self, permit: &RawPermit) -> Result<Option<String>> {
+        self.timed().limit.key_text(Hash(self.timed().own(permit)?.key))
     }
 
     fn record_job_completion(&self, key: &str) -> Result<()> {
@@ -163,7 +175,7 @@ impl<T: InStore> Limiter for T {
 
     fn has_bounded_queue(&self) -> bool {
         // Known once it is open; a composite has asked for a place before this.
-        self.timed().limit.table().is_ok_and(|table| table.policy.kind() == "leaky-bucket")
+        self.timed().limit.table().is_ok_and(|table| table.policy.has_queue())
     }
 
     fn renew(&self, permit: &RawPermit) -> Result<()> {
@@ -171,10 +183,12 @@ impl<T: InStore> Limiter for T {
     }
 
     fn set_next_available_time(&self, key: &str, at: SystemTime) -> Result<()> {
+        policy::check_key(key)?;
         self.timed().limit.close_gate(key, self.timed().limit.home()?.clock.tick_of(at)?)
     }
 
     fn pause(&self, key: &str, pause: Duration) -> Result<()> {
+        policy::check_key(key)?;
         self.timed().limit.close_gate(key, self.timed().limit.home()?.clock.tick_in("pause", pause)?)
     }
 
@@ -186,11 +200,13 @@ impl<T: InStore> Limiter for T {
         self.timed().ready(permit).map(|(home, ready)| from_ticks(ready.saturating_sub(home.clock.now().floor)))
     }
 
-    fn span(&self, place: &RawPermit) -> Option<(i64, i64)> {
-        let (home, ready) = self.timed().ready(place)?;
-        // It may start until it counts. Ticks are far from what 63 bits hold.
-        let now = home.clock.now().floor as i64;
-        Some((ready as i64 - now, place.b as i64 - now))
+    fn is_late(&self, place: &RawPermit) -> bool {
+        let now = || Ok(self.timed().limit.home()?.clock.now().floor);
+        matches!((self.timed().own(place), now()), (Ok(place), Ok::<_, Error>(now)) if place.stamp < now)
+    }
+
+    fn is_over(&self, permit: &RawPermit) -> bool {
+        self.timed().own(permit).and_then(|permit| self.timed().is_over(&permit)).unwrap_or(false)
     }
 
     fn ready_at(&self, permit: &RawPermit) -> Option<SystemTime> {

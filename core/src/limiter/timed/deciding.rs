@@ -3,16 +3,19 @@
 //! Here and in `ending.rs` are the calls whose failures the store's [`OnError`](crate::OnError) has not seen yet.
 
 use super::backoff::Level;
-use super::{LATENESS, SHORT_GRACE, Timed, known, only_grace};
-use crate::algorithm::log::Ask;
+use super::{Timed, known};
+use crate::algorithm::log::{Ask, Known};
 use crate::atomic::*;
 use crate::decision::Decision;
-use crate::error::Result;
-use crate::limiter::{Attempt, LOOK_AGAIN, Presented, Progress, Reserved, Step, Wait};
-use crate::permit::RawPermit;
+use crate::error::{Error, Result};
+use crate::limiter::line::Claim;
+use crate::limiter::{Attempt, LOOK_AGAIN, Presented, Reserved};
+use crate::permit::{MOST_GRACE, RawPermit, TimedPermit};
 use crate::policy::{self, Shape};
-use crate::store::counts::{ADMITTED, DENIED, WAIT_TIME, WAITED};
-use crate::time::{self, from_ticks};
+use crate::state::counts::{ADMITTED, DENIED, WAIT_TIME, WAITED};
+use crate::state::{Key, is_counted_place};
+use crate::time::{self, Tick, from_ticks};
+use std::cell::Cell;
 use std::time::Duration;
 
 impl Timed {
@@ -40,6 +43,9 @@ impl Timed {
         self.limit.with_key(key, |found| {
             policy::check_weight(self.limit.name(), weight, found.table.policy.capacity())?;
             let ask = Ask::now(found.table.policy.windows(), weight, found.gate);
+            if self.limit.would_wait(found, weight) {
+                return Err(Error::WouldWait.into());
+            }
             self.before_asking(found);
             let (answer, mut view) = found.cells().claim_and_view(&ask, || found.home.clock.now())?;
             self.limit.confirm(found, answer.now, answer.taken.as_ref(), weight)?;
@@ -84,105 +90,38 @@ impl Timed {
         })
     }
 
-    pub(super) fn do_step(&self, wait: &mut Wait) -> Result<Step> {
-        policy::check_some(wait.weight)?;
-        while let Progress::Place(place) = wait.progress {
-            match self.do_present(&self.own(&place)?)? {
-                Presented::Started(permit) => {
-                    wait.progress = Progress::Nothing;
-                    self.count_wait(wait, &permit);
-                    return Ok(Step::Admitted(permit));
-                }
-                Presented::Wait { place, after } => {
-                    wait.progress = Progress::Place(place);
-                    let patience = wait.patience(self.limit.home()?.clock.now().floor);
-                    if after > from_ticks(patience) {
-                        self.limit.counts()?.decided(Some(known(&place).0), DENIED, place.key);
-                        self.hand_back(wait)?;
-                        return Ok(Step::Expired(after));
-                    }
-                    if let Some(nap) = self.nap_before(&place, after)? {
-                        return Ok(Step::Sleep(nap));
-                    }
-                }
-            }
-        }
-        policy::check_key(&wait.key)?;
-        let patience = wait.patience(self.limit.home()?.clock.now().floor);
-        let (step, progress) = self.limit.with_key(&wait.key, |found| {
+    /// Starts now, or takes a place if there is one soon enough.
+    pub(super) fn do_claim(
+        &self,
+        (key, weight): (&str, u64),
+        most: Option<Duration>,
+        grace: Duration,
+    ) -> Result<Claim> {
+        policy::check_some(weight)?;
+        let patience = most.map_or(u64::MAX, time::patience_ticks);
+        self.limit.with_key(key, |found| {
             let policy = &found.table.policy;
-            let grace = policy.grace(wait.weight);
-            let ask = Ask { patience, grace, ..Ask::now(policy.windows(), wait.weight, found.gate) };
+            let grace = policy.grace(weight).max(time::patience_ticks(grace));
+            let ask = Ask { patience, grace, ..Ask::now(policy.windows(), weight, found.gate) };
             let answer = self.take(found, &ask)?;
-            let nap = from_ticks(answer.ready.saturating_sub(answer.now.floor));
+            let now = answer.now.floor;
+            let after = answer.ready.saturating_sub(now);
             Ok(match answer.taken {
-                // So many wait that no more fit into the log or its slices. In a bucket's queue they never will.
-                None if answer.ready <= answer.now.floor.saturating_add(patience)
-                    && (policy.has_origins() || policy.is_sliced()) =>
-                {
-                    (Step::Sleep(nap.min(LOOK_AGAIN)), Progress::Nothing)
-                }
-                None => {
-                    found.decided(DENIED, wait.weight);
-                    (Step::Expired(nap), Progress::Nothing)
-                }
                 Some(taken) if !taken.is_place => {
-                    found.decided(ADMITTED, wait.weight);
-                    (Step::Admitted(self.permit(found, taken, wait.weight, 0, 0)), Progress::Nothing)
+                    found.decided(ADMITTED, weight);
+                    Claim::Started(self.permit(found, taken, weight, 0, 0))
                 }
                 Some(taken) => {
-                    let place = self.permit(found, taken, wait.weight, answer.ready, grace);
-                    (Step::Sleep(nap), Progress::Place(place))
+                    let place = self.permit(found, taken, weight, answer.ready, grace);
+                    // Writing it down may have taken a while.
+                    let now = found.home.clock.now().floor;
+                    Claim::Place { place, after: from_ticks(answer.ready.saturating_sub(now)) }
                 }
+                None if after <= patience && policy.has_queue() => Claim::Full { after: from_ticks(after) },
+                // So many wait that no more fit into the log or its slices, if there is a time but no place.
+                None => Claim::Denied { after: from_ticks(after), is_certain: after > patience },
             })
-        })?;
-        wait.progress = progress;
-        match step {
-            Step::Admitted(permit) => self.count_wait(wait, &permit),
-            Step::Sleep(_) => wait.has_waited = true,
-            Step::Expired(_) => {}
-        }
-        match (step, progress) {
-            (Step::Sleep(after), Progress::Place(place)) => match self.nap_before(&place, after)? {
-                Some(nap) => Ok(Step::Sleep(nap)),
-                None => self.do_step(wait),
-            },
-            _ => Ok(step),
-        }
-    }
-
-    /// How long to sleep before a place comes; none if it is there. Who sleeps wakes up late by more than a short grace, and
-    /// would have to queue again, so the last moments before a place with one are waited out here.
-    fn nap_before(&self, place: &RawPermit, after: Duration) -> Result<Option<Duration>> {
-        let home = self.limit.home()?;
-        let is_short = from_ticks(place.b.saturating_sub(place.ready)) < SHORT_GRACE && place.b != 0;
-        if !is_short || home.clock.is_manual() {
-            return Ok((!after.is_zero()).then_some(after));
-        }
-        if after > LATENESS {
-            return Ok(Some(after - LATENESS));
-        }
-        while home.clock.now().floor < place.ready {
-            std::hint::spin_loop();
-        }
-        Ok(None)
-    }
-
-    /// Counts the wait of a waiter who starts, if there was one.
-    pub(super) fn count_wait(&self, wait: &Wait, permit: &RawPermit) {
-        if let (true, Ok(home)) = (wait.has_waited, self.limit.home()) {
-            let hash = known(permit).0;
-            self.limit.count(hash, WAITED, 1);
-            self.limit.count(hash, WAIT_TIME, wait.waited(home.clock.now().floor));
-        }
-    }
-
-    /// Hands back what a waiter holds.
-    pub(super) fn hand_back(&self, wait: &mut Wait) -> Result<()> {
-        match std::mem::replace(&mut wait.progress, Progress::Nothing) {
-            Progress::Place(place) => self.own(&place).and_then(|place| self.do_cancel_place(&place)).map(drop),
-            _ => Ok(()),
-        }
+        })
     }
 
     pub(super) fn do_reserve(
@@ -197,7 +136,14 @@ impl Timed {
         let patience = max_wait.map_or(u64::MAX, time::patience_ticks);
         let grace = grace.map(|grace| time::grace_ticks("grace", grace)).transpose()?;
         self.limit.with_key(key, |found| {
-            let reserved = self.take_place(found, weight, delay, patience, grace, false)?;
+            let mut reserved = self.take_place(found, weight, delay, patience, grace, false)?;
+            if let Reserved::Denied(after) = reserved
+                && time::patience_ticks(after) <= patience
+                && !found.table.policy.has_queue()
+            {
+                // So many places are out that the log keeps no more. There is a time for this one, and it is exchanged then.
+                reserved = Reserved::Place { place: self.later(found, weight, after, grace), after };
+            }
             match reserved {
                 Reserved::Place { after, .. } if !after.is_zero() => {
                     found.add(WAITED, 1);
@@ -210,44 +156,111 @@ impl Timed {
         })
     }
 
-    pub(super) fn do_present(&self, place: &RawPermit) -> Result<Presented> {
-        policy::check_some(place.key)?;
+    /// A place that is not in the log: good for nothing but to be exchanged when its time comes.
+    fn later(&self, found: &Key, weight: u64, after: Duration, grace: Option<Tick>) -> RawPermit {
+        let ready = found.home.clock.now().ceil.saturating_add(time::patience_ticks(after));
+        let grace = grace.unwrap_or_else(|| found.table.policy.grace(weight)).min(MOST_GRACE);
+        let stamp = ready.saturating_add(grace);
+        let lane = found.home.instance as u16;
+        self.raw(TimedPermit { weight, ticket: u64::MAX, stamp, ready, key: found.hash.0, grace, lane })
+    }
+
+    /// Starts with a place, if its time has come and it is good.
+    fn try_start(&self, place: &TimedPermit) -> Result<Turn> {
+        policy::check_some(place.weight)?;
         let early = place.ready.saturating_sub(self.limit.home()?.clock.now().floor);
         if early > 0 {
-            return Ok(Presented::Wait { place: *place, after: from_ticks(early) });
+            return Ok(Turn::Early(from_ticks(early)));
         }
         let (hash, start) = known(place);
-        let has_started = self.limit.with_hash(hash, |found| {
+        let era = Cell::new(None);
+        let started = self.limit.with_hash(hash, |found| {
             let now = found.home.clock.now();
             self.limit.confirm(found, now, None, 0)?;
             // A window ends with its last tick, not with the beginning of it.
             let is_aligned = matches!(found.table.policy.0, Shape::Counter { .. });
             let latest = if is_aligned { now.floor } else { now.ceil };
-            let is_good = found.gate <= now.floor && latest <= start.stamp;
-            let has_started = is_good && found.cells().present(start)?;
-            if has_started {
+            if found.gate > now.floor || latest > start.stamp {
+                return Ok(None);
+            }
+            let is_counted = found.table.policy.is_counted();
+            if is_counted != is_counted_place(start.ticket) {
+                return Ok(None); // of another policy, or started
+            }
+            if is_counted && era.get().is_none() {
+                // Only then it is asked whether it still counts: if so at that moment, it has started.
+                era.set(found.home.close_place(start.ticket, start.stamp));
+                if era.get().is_none() {
+                    return Ok(None);
+                }
+            }
+            let start = Known { ticket: era.get().unwrap_or(start.ticket), ..start };
+            let started = found.cells().present(start, found.table.policy.longest(), now)?;
+            if started.is_some() {
                 found.decided(ADMITTED, start.weight);
             }
-            Ok(has_started)
+            Ok(started)
         })?;
-        if has_started {
-            return Ok(Presented::Started(*place));
+        if let Some(stamp) = started {
+            return Ok(Turn::Started(TimedPermit { stamp, ticket: era.get().unwrap_or(place.ticket), ..*place }));
         }
-        // Late, used before, or overtaken by a gate, a clear or another policy: a fresh place for it. If it was not used
-        // it does not count any longer.
-        self.do_cancel_place(place)?;
+        // Late, used before, or overtaken by a gate, a clear or another policy. If it was not used it does not count any
+        // longer.
+        match era.get() {
+            Some(ticket) => self.give_place_back(&TimedPermit { ticket, ..*place }, true)?,
+            None => self.do_cancel_place(place)?,
+        };
+        Ok(Turn::Gone)
+    }
+
+    /// The same for a line, which asks for a start or place itself instead of one that is gone.
+    pub(super) fn do_start(&self, place: &TimedPermit) -> Result<Presented> {
+        Ok(match self.try_start(place)? {
+            Turn::Started(start) => Presented::Started(self.raw(start)),
+            Turn::Early(after) => Presented::Wait { place: self.raw(*place), after },
+            Turn::Gone => Presented::Wait { place: self.raw(place.voided()), after: Duration::ZERO },
+        })
+    }
+
+    pub(super) fn do_present(&self, place: &TimedPermit) -> Result<Presented> {
+        match self.try_start(place)? {
+            Turn::Started(start) => return Ok(Presented::Started(self.raw(start))),
+            Turn::Early(after) => return Ok(Presented::Wait { place: self.raw(*place), after }),
+            Turn::Gone => {}
+        }
         let is_bucket = self.limit.table()?.policy.is_bucket();
-        let grace = if is_bucket { place.b.saturating_sub(place.ready) } else { only_grace(place.reserved[2]) };
-        let fresh = self
-            .limit
-            .with_hash(hash, |found| self.take_place(found, start.weight, Duration::ZERO, u64::MAX, Some(grace), true));
-        match fresh? {
-            Reserved::Place { place, after } => Ok(Presented::Wait { place, after }),
-            // There will be one when others have started.
-            Reserved::Denied(after) => {
-                let none = RawPermit { a: u64::MAX, b: 0, ready: 0, ..*place };
-                Ok(Presented::Wait { place: none, after: after.min(LOOK_AGAIN) })
+        let mut grace = if is_bucket { place.stamp.saturating_sub(place.ready) } else { place.grace };
+        let hash = known(place).0;
+        loop {
+            let asked = self.limit.home()?.clock.now().floor;
+            let fresh = self.limit.with_hash(hash, |found| {
+                self.take_place(found, place.weight, Duration::ZERO, u64::MAX, Some(grace), true)
+            });
+            match fresh? {
+                Reserved::Place { place: fresh, after } => {
+                    let taken = self.own(&fresh)?;
+                    let now = self.limit.home()?.clock.now().floor;
+                    if now <= taken.stamp || grace >= time::LONGEST {
+                        return Ok(Presented::Wait { place: fresh, after });
+                    }
+                    // To take it took longer than its grace, as a slow commit does: it was late before anybody had it.
+                    self.do_cancel_place(&taken)?;
+                    grace = (2 * (now - asked)).min(time::LONGEST);
+                }
+                // There will be one when others have started.
+                Reserved::Denied(after) => {
+                    return Ok(Presented::Wait { place: self.raw(place.voided()), after: after.min(LOOK_AGAIN) });
+                }
             }
         }
     }
+}
+
+/// What comes of a place.
+enum Turn {
+    Started(TimedPermit),
+    /// Not for so long.
+    Early(Duration),
+    /// It does not count any more.
+    Gone,
 }

@@ -1,29 +1,64 @@
 //! How starts and places end, and starts that others decided.
 
-use super::{Timed, known, only_grace};
+use super::{Timed, known};
 use crate::algorithm::Start;
 use crate::algorithm::log::{Ask, PLACE, SETTLED};
 use crate::error::Result;
-use crate::permit::RawPermit;
+use crate::permit::{RawPermit, TimedPermit};
 use crate::policy;
-use crate::store::counts::ADMITTED;
-use crate::store::{Hash, parts, take_units};
+use crate::state::counts::{ADMITTED, CANCELLED};
+use crate::state::{Hash, is_counted_place, parts, take_units};
 use crate::time::Tick;
 use std::cell::Cell;
 use std::collections::VecDeque;
 
 impl Timed {
+    /// Ends a permit by taking something back, and counts it if there was anything.
+    pub(super) fn count_cancelled(
+        &self,
+        permit: &RawPermit,
+        cancel: impl Fn(&Timed, &TimedPermit) -> Result<bool>,
+    ) -> Result<()> {
+        let cancelled = self.own(permit).and_then(|permit| {
+            if cancel(self, &permit)? {
+                self.limit.count(Hash(permit.key), CANCELLED, 1);
+            }
+            Ok(())
+        });
+        self.limit.or_instead(cancelled, |_| ())
+    }
+
     /// Was there anything to take back?
-    pub(super) fn do_cancel(&self, permit: &RawPermit) -> Result<bool> {
+    pub(super) fn do_cancel(&self, permit: &TimedPermit) -> Result<bool> {
+        if is_counted_place(permit.ticket) {
+            return self.do_cancel_place(permit);
+        }
         if self.is_over(permit)? {
             return Ok(false);
         }
         let (hash, start) = known(permit);
-        self.limit.take_back(hash, start, only_grace(permit.reserved[2]))
+        self.limit.take_back(hash, start, permit.grace)
     }
 
     /// Gives a place back that nobody has started with; `false`: somebody has, or its time is over.
-    pub(super) fn do_cancel_place(&self, place: &RawPermit) -> Result<bool> {
+    pub(super) fn do_cancel_place(&self, place: &TimedPermit) -> Result<bool> {
+        match self.use_place(place)? {
+            Some(start) => self.give_place_back(&start, is_counted_place(place.ticket)),
+            None => Ok(false),
+        }
+    }
+
+    /// What a place is as a start; of a limit that only counts units, once. `None`: it was used before.
+    fn use_place(&self, place: &TimedPermit) -> Result<Option<TimedPermit>> {
+        if !is_counted_place(place.ticket) {
+            return Ok(Some(*place));
+        }
+        let era = self.limit.home()?.close_place(place.ticket, place.stamp);
+        Ok(era.map(|ticket| TimedPermit { ticket, ..*place }))
+    }
+
+    /// Takes the units of a place back that nobody has started with. `is_known`: the caller knows that; else the log does.
+    pub(super) fn give_place_back(&self, place: &TimedPermit, is_known: bool) -> Result<bool> {
         if self.is_over(place)? {
             return Ok(false);
         }
@@ -31,15 +66,16 @@ impl Timed {
         let was_there = Cell::new(false);
         self.limit.rewrite(hash, |_, table, history| {
             let mut parts = parts(table, history, start);
-            parts.retain(|&i| table.policy.is_counted() || history.starts[i].state == PLACE);
-            take_units(table, history, &parts, (start, only_grace(place.reserved[2])), start.weight);
+            parts.retain(|&i| if table.policy.is_counted() { is_known } else { history.starts[i].state == PLACE });
+            take_units(table, history, &parts, (start, place.grace), start.weight);
             was_there.set(!parts.is_empty());
         })?;
         Ok(was_there.get())
     }
 
-    pub(super) fn do_settle(&self, permit: &RawPermit, actual: u64) -> Result<()> {
+    pub(super) fn do_settle(&self, permit: &TimedPermit, actual: u64) -> Result<()> {
         self.do_complete(permit)?;
+        let permit = &self.use_place(permit)?.unwrap_or(*permit);
         let (hash, start) = known(permit);
         let (is_over, debt) = (self.is_over(permit)?, actual.saturating_sub(start.weight));
         if is_over && debt == 0 {
@@ -49,7 +85,7 @@ impl Timed {
             // The key may have been forgotten since.
             self.limit.with_hash(hash, |_| Ok(()))?;
         }
-        let ahead = only_grace(permit.reserved[2]);
+        let ahead = permit.grace;
         let edited = self.limit.rewrite(hash, |home, table, history| {
             let parts = parts(table, history, start);
             if parts.is_empty() && !is_over {
@@ -69,11 +105,10 @@ impl Timed {
     }
 
     /// Only what adapts to how long jobs take has to know that one ended.
-    pub(super) fn do_complete(&self, permit: &RawPermit) -> Result<()> {
-        let [h0, h1, _] = permit.reserved;
-        let began = if permit.ready != 0 { permit.ready } else { permit.b };
-        match self.limit.adapts()? && self.own(permit)?.b != 0 {
-            true => self.ended(Hash([h0, h1]), began),
+    pub(super) fn do_complete(&self, permit: &TimedPermit) -> Result<()> {
+        let began = if permit.ready != 0 { permit.ready } else { permit.stamp };
+        match self.limit.adapts()? && permit.stamp != 0 {
+            true => self.ended(Hash(permit.key), began),
             false => Ok(()),
         }
     }

@@ -7,31 +7,20 @@ mod deciding;
 mod ending;
 mod text;
 
-use super::{Reserved, next_id, own, random};
+use super::line::Seats;
+use super::{Presented, Reserved, foreign, next_id, own, random};
 use crate::algorithm::log::{Answer, Ask, Known, Taken, View};
 use crate::atomic::*;
 use crate::decision::Decision;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::fork::PerProcess;
-use crate::permit::RawPermit;
+use crate::permit::{Kind, MOST_GRACE, RawPermit, TimedPermit};
 use crate::policy::{self, Policy, Shape};
-use crate::store::{Blocked, Hash, Home, Key, Limit, Store, Table};
+use crate::state::{Blocked, Hash, Home, Key, Limit, STORE_AGAIN, Store, Table};
 use crate::time::{Tick, from_ticks};
 use backoff::Level;
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
-
-/// Above a place's grace, a permit has a part of the instance of its lane.
-const LANE: u32 = 48;
-
-/// What fits below it.
-const MOST_GRACE: u64 = (1 << LANE) - 1;
-
-/// Nobody sleeps more precisely than this: see [`Timed::nap_before`].
-const LATENESS: Duration = Duration::from_micros(200);
-
-/// A grace that is shorter is no match for that.
-const SHORT_GRACE: Duration = Duration::from_micros(500);
 
 /// A limit that is a matter of time, in a store.
 #[derive(Debug)]
@@ -40,6 +29,7 @@ pub struct Timed {
     pub(super) limit: Limit,
     /// When the starts without a permit were that this process recorded and that have not ended, where that matters.
     running: PerProcess<HashMap<Hash, VecDeque<(u64, Tick)>>>,
+    seats: Seats,
 }
 
 /// What lives in a store as a [`Timed`] limit.
@@ -66,17 +56,23 @@ impl Timed {
     }
 
     pub(crate) fn of(limit: Limit) -> Timed {
-        Timed { id: next_id(), limit, running: PerProcess::new() }
+        Timed { id: next_id(), limit, running: PerProcess::new(), seats: Seats::new() }
     }
 
     /// The permit of what was taken; `ready` is when its place comes, 0 if it has none.
     #[inline(always)]
     fn permit(&self, found: &Key, taken: Taken, weight: u64, ready: Tick, grace: Tick) -> RawPermit {
-        let Hash([h0, h1]) = found.hash;
         // A bucket's place counts from the end of its grace, so that is known anyway.
         let grace = if found.table.policy.is_bucket() { taken.ahead.min(MOST_GRACE) } else { grace };
-        let grace = grace | (found.home.instance & 0xffff) << LANE;
-        RawPermit { limiter: self.id, key: weight, a: taken.ticket, b: taken.stamp, ready, reserved: [h0, h1, grace] }
+        self.raw(TimedPermit {
+            weight,
+            ticket: taken.ticket,
+            stamp: taken.stamp,
+            ready,
+            key: found.hash.0,
+            grace,
+            lane: found.home.instance as u16,
+        })
     }
 
     fn decision(&self, table: &Table, view: View, admitted: bool, backoff: Tick) -> Decision {
@@ -97,21 +93,46 @@ impl Timed {
     /// When a place comes.
     fn ready(&self, permit: &RawPermit) -> Option<(&Home, Tick)> {
         // Of a lane that is gone it means nothing.
-        let permit = self.own(permit).ok().filter(|permit| permit.ready != 0)?;
-        Some((self.limit.home().ok()?, permit.ready))
+        let start = self.own(permit).ok().filter(|start| start.ready != 0)?;
+        Some((self.limit.home().ok()?, start.ready))
     }
 
     /// Asks for a start now or later.
     #[inline(always)]
     fn take(&self, found: &Key, ask: &Ask) -> Result<Answer, Blocked> {
         policy::check_weight(self.limit.name(), ask.weight, found.table.policy.capacity())?;
+        if self.limit.would_wait(found, ask.weight) {
+            return Err(Error::WouldWait.into());
+        }
         self.before_asking(found);
-        let answer = found.cells().claim(ask, || found.home.clock.now())?;
+        let may_wait = ask.patience > 0 || ask.reserve;
+        if may_wait && found.table.policy.is_counted() && !found.home.has_room_for_places(found.home.clock.now().floor)
+        {
+            return Err(Blocked::Crowded);
+        }
+        let mut answer = found.cells().claim(ask, || found.home.clock.now())?;
         self.limit.confirm(found, answer.now, answer.taken.as_ref(), ask.weight)?;
-        if answer.taken.is_some() {
+        if let Some(taken) = &mut answer.taken {
+            if taken.is_place && found.table.policy.is_counted() {
+                self.name_place(found, taken, ask.weight, answer.now.floor)?;
+            }
             self.after_taking(found);
         }
         Ok(answer)
+    }
+
+    /// Gives a place a name of its own where units are only counted.
+    #[cold]
+    fn name_place(&self, found: &Key, taken: &mut Taken, weight: u64, now: Tick) -> Result<(), Blocked> {
+        match found.home.open_place(taken.stamp, taken.ticket, now) {
+            Some(number) => taken.ticket = number,
+            None => {
+                let start = Known { ticket: taken.ticket, stamp: taken.stamp, weight };
+                self.limit.take_back(found.hash, start, taken.ahead)?;
+                return Err(Blocked::Crowded);
+            }
+        }
+        Ok(())
     }
 
     /// After a whole window without a start, what jobs took is forgotten: the key is as new.
@@ -162,7 +183,9 @@ impl Timed {
             Some(taken) => {
                 let ready = answer.ready.max(answer.now.floor);
                 let place = self.permit(found, taken, weight, ready, grace);
-                Reserved::Place { place, after: from_ticks(ready - answer.now.floor) }
+                // Writing it down may have taken a while.
+                let now = found.home.clock.now().floor;
+                Reserved::Place { place, after: from_ticks(ready.saturating_sub(now)) }
             }
             None => Reserved::Denied(from_ticks(answer.ready.saturating_sub(answer.now.floor))),
         })
@@ -192,37 +215,44 @@ impl Timed {
         }
     }
 
-    /// A permit of this limiter, or nothing of one from a lane that is gone: its times mean nothing here.
-    fn own(&self, permit: &RawPermit) -> Result<RawPermit> {
+    fn raw(&self, start: TimedPermit) -> RawPermit {
+        RawPermit::new(self.id, Kind::Timed(start))
+    }
+
+    /// What a permit of this limiter says. One from a lane that is gone counts nowhere: its times mean nothing here.
+    fn own(&self, permit: &RawPermit) -> Result<TimedPermit> {
         own(permit, self.id, self.limit.name())?;
-        let [h0, h1, grace] = permit.reserved;
-        let is_void = grace >> LANE != self.limit.home()?.instance & 0xffff;
-        Ok(if is_void {
-            let grace = only_grace(grace) | (self.limit.home()?.instance & 0xffff) << LANE;
-            RawPermit { a: u64::MAX, b: 0, ready: 0, reserved: [h0, h1, grace], ..*permit }
-        } else {
-            *permit
-        })
+        let Kind::Timed(start) = permit.kind else { return foreign(self.limit.name()) };
+        // One that counts nowhere may be of a store that cannot be opened.
+        if start.ticket == u64::MAX {
+            return Ok(start);
+        }
+        let lane = self.limit.home()?.instance as u16;
+        Ok(if start.lane == lane { start } else { TimedPermit { lane, ..start.voided() } })
+    }
+
+    /// What comes of presenting a place while the store fails.
+    fn instead_of_a_place(&self, place: &RawPermit, is_admitted: bool) -> Presented {
+        match is_admitted {
+            true => Presented::Started(self.uncounted(place.timed().map_or(1, |place| place.weight))),
+            false => Presented::Wait { place: *place, after: STORE_AGAIN },
+        }
     }
 
     /// A permit that counts nowhere.
     fn uncounted(&self, weight: u64) -> RawPermit {
-        RawPermit { limiter: self.id, key: weight, a: u64::MAX, b: 0, ready: 0, reserved: [0; 3] }
+        self.raw(TimedPermit { weight, ticket: u64::MAX, stamp: 0, ready: 0, key: [0; 2], grace: 0, lane: 0 })
     }
 
     /// Has a start left every window by now?
-    fn is_over(&self, permit: &RawPermit) -> Result<bool> {
+    fn is_over(&self, start: &TimedPermit) -> Result<bool> {
         let table = self.limit.table()?;
-        Ok(permit.b.saturating_add(table.policy.longest()) <= self.limit.home()?.clock.now().floor)
+        Ok(start.stamp.saturating_add(table.policy.longest()) <= self.limit.home()?.clock.now().floor)
     }
 }
 
-/// What a permit says of its start, and the hash of its key.
-fn known(permit: &RawPermit) -> (Hash, Known) {
-    let [h0, h1, _] = permit.reserved;
-    (Hash([h0, h1]), Known { ticket: permit.a, stamp: permit.b, weight: permit.key })
-}
-
-fn only_grace(word: u64) -> Tick {
-    word & MOST_GRACE
+/// A start as its cells know it, and the hash of its key.
+fn known(start: &TimedPermit) -> (Hash, Known) {
+    let TimedPermit { ticket, stamp, weight, key, .. } = *start;
+    (Hash(key), Known { ticket, stamp, weight })
 }

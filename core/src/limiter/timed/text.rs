@@ -1,41 +1,57 @@
 //! A permit or place of a timed limit as a text, with which it leaves its process.
 
-use super::{LANE, Timed, only_grace};
+use super::Timed;
 use crate::error::{Error, Result};
-use crate::permit::{RawPermit, unreadable};
-use crate::store::Hash;
+use crate::limiter::composite::text as composite;
+use crate::limiter::foreign;
+use crate::permit::{RawPermit, TimedPermit, unreadable};
+use crate::state::{Hash, is_counted_place};
 use crate::time;
 
 impl Timed {
     pub(super) fn do_to_text(&self, permit: &RawPermit) -> Result<String> {
-        let permit = self.own(permit)?;
-        if self.limit.table()?.policy.is_counted() {
+        let TimedPermit { weight, ticket, stamp, ready, key: [h0, h1], grace, .. } = self.own(permit)?;
+        if self.limit.table()?.policy.is_counted() && !is_counted_place(ticket) {
             let reason =
-                "a permit of this limit cannot leave its process: its units are only counted, so it could start twice";
+                "a start of this limit cannot leave its process: its units are only counted, so it could end twice";
             return Err(Error::Unsupported { reason: reason.into() });
         }
-        let RawPermit { key: weight, a: ticket, b: stamp, ready, reserved: [h0, h1, grace], .. } = permit;
         let home = self.limit.home()?;
         let Hash([name, _]) = home.hash(b'n', self.limit.name());
         let limit = name << 32 | home.instance & 0xffff_ffff;
-        Ok(format!(
-            "wgl1.{limit:016x}.{h0:016x}{h1:016x}.{ticket:x}.{stamp:x}.{ready:x}.{weight:x}.{:x}",
-            only_grace(grace)
-        ))
+        Ok(format!("wgl1.{limit:016x}.{h0:016x}{h1:016x}.{ticket:x}.{stamp:x}.{ready:x}.{weight:x}.{grace:x}"))
     }
 
     pub(super) fn do_permit_from_text(&self, text: &str) -> Result<RawPermit> {
+        let name = self.limit.name();
+        let Some(composite) = composite::parse(text) else { return self.permit_of_name(text, name) };
+        // From when this name stood for several limits, of which this one was a part, or took the place.
+        let names = || composite::names_of_parts(name);
+        let own =
+            |part: &String| part.strip_prefix(&**name).is_some_and(|kind| kind[1..].starts_with(self.limit.kind()));
+        for name in names().filter(own).chain(names()) {
+            for place in &composite.places {
+                if let Ok(place) = self.permit_of_name(place, &name) {
+                    return Ok(place);
+                }
+            }
+        }
+        foreign(name)
+    }
+
+    /// The permit or place of a text that was written under that name.
+    pub(super) fn permit_of_name(&self, text: &str, name: &str) -> Result<RawPermit> {
         let [limit, h0, h1, ticket, stamp, ready, weight, grace] = parse(text).ok_or_else(|| unreadable(text))?;
         let home = self.limit.home()?;
-        let Hash([name, _]) = home.hash(b'n', self.limit.name());
-        if limit >> 32 != name & 0xffff_ffff {
-            return Err(Error::ForeignPermit { limit: self.limit.name().to_string() });
+        let Hash([hash, _]) = home.hash(b'n', name);
+        if limit >> 32 != hash & 0xffff_ffff {
+            return foreign(self.limit.name());
         }
-        let reserved = [h0, h1, grace | (home.instance & 0xffff) << LANE];
-        let place = RawPermit { limiter: self.id, key: weight, a: ticket, b: stamp, ready, reserved };
+        let (key, lane) = ([h0, h1], home.instance as u16);
+        let place = TimedPermit { weight, ticket, stamp, ready, key, grace, lane };
         // Of an earlier boot, whose times mean nothing here: whoever presents it gets a fresh place.
         let is_void = limit & 0xffff_ffff != home.instance & 0xffff_ffff;
-        Ok(if is_void { RawPermit { a: u64::MAX, b: 0, ready: 0, ..place } } else { place })
+        Ok(self.raw(if is_void { place.voided() } else { place }))
     }
 }
 

@@ -5,8 +5,10 @@
 //! order such that whoever comes next can do it again from the start if this process dies. What was replaced is used
 //! again: its cells get another life.
 
-use super::keys::{KeyAt, entry};
+use super::damage::bounded;
+use super::index::{KeyAt, entry};
 use super::layout::{FREE_INDEXES, FREE_KEYS, index_word, key_word, limit_word, table_word};
+use super::locked::Locked;
 use super::os::wake_all;
 use super::table::{Hash, Home, Table, key_words};
 use crate::algorithm::History;
@@ -17,31 +19,31 @@ use crate::error::Result;
 use crate::fault;
 use crate::policy::{POLICY_WORDS, Policy, Shape};
 use crate::time::{LONGEST, Now, Tick};
-use std::fs::File;
 
 /// Each table of a limit has other tickets than those before it: a permit is never mistaken for a later one.
 const TICKETS_OF_A_TABLE: u64 = 1 << 32;
 
 impl Home {
+    /// How long starts are kept: a longer window may be declared, which is asked about them. Slices are cut for one window.
+    fn memory(&self, policy: Policy) -> Tick {
+        if policy.is_counted() { policy.longest() } else { LONGEST }
+    }
+}
+
+impl Locked<'_> {
     /// Writes a key that is in the table into another block, with this change to its history. Returns the block.
-    pub fn rewrite(
-        &self,
-        table: &Table,
-        hash: Hash,
-        file: Option<&File>,
-        edit: impl FnOnce(&mut History),
-    ) -> Result<u64> {
+    pub fn rewrite(&self, table: &Table, hash: Hash, edit: impl FnOnce(&mut History)) -> Result<u64> {
         let index = self.arena.word(table.at + table_word::INDEX).load(Acquire);
         let (slot, from) = self.probe(table, index, hash).expect("the key is in its table");
         // Room first: what is sealed must be replaced.
-        let into = self.block_to_write(table, file)?;
+        let into = self.block_to_write(table)?;
         let cells = self.seal_cells(self.cells(table, from));
         fault::point("key-sealed");
         let now = self.clock.now();
         let mut history = cells.history(self.memory(table.policy), now);
         edit(&mut history);
         history.pad(table.policy.largest());
-        let into = self.write_into(table, into, from.at, (&history, now), file)?;
+        let into = self.write_into(table, into, from.at, (&history, now))?;
         if table.policy.is_counted() && !history.starts.is_empty() {
             // Nothing of what was taken was forgotten.
             self.arena.word(into + key_word::OWN).store(history.era, Release);
@@ -67,43 +69,31 @@ impl Home {
     }
 
     /// Finishes a rewriting that somebody died in, if there is one.
-    pub fn mend_key(&self, table: &Table, hash: Hash, file: Option<&File>) -> Result<()> {
+    pub fn mend_key(&self, table: &Table, hash: Hash) -> Result<()> {
         let index = self.arena.word(table.at + table_word::INDEX).load(Acquire);
         let Ok((_, found)) = self.probe(table, index, hash) else { return Ok(()) };
         if hash == self.hash(b'k', "") {
             self.arena.word(table.at + table_word::EMPTY_KEY).store(found.at, Release);
         }
         if self.cells(table, found).has_to_move(table.policy.longest(), self.clock.now()) {
-            self.rewrite(table, hash, file, |_| {})?;
+            self.rewrite(table, hash, |_| {})?;
         }
         Ok(())
     }
 
-    /// How long starts are kept: a longer window may be declared, which is asked about them. Slices are cut for one window.
-    fn memory(&self, policy: Policy) -> Tick {
-        if policy.is_counted() { policy.longest() } else { LONGEST }
-    }
-
     /// A block that nobody uses, with room for the origins of its starts.
-    fn block_to_write(&self, table: &Table, file: Option<&File>) -> Result<u64> {
-        let new = || self.allocate(key_words(table.policy), file);
+    fn block_to_write(&self, table: &Table) -> Result<u64> {
+        let new = || self.allocate(key_words(table.policy));
         let at = self.used_block(table.policy).map_or_else(new, Ok)?;
         while !self.has_origins(table, at) {
-            self.arena.grow(table.policy.ring(), file)?;
+            self.grow(table.policy.ring())?;
         }
         Ok(at)
     }
 
     /// Writes a history into a block, which gets the name and the gate of `from`. Returns where they were written: in
     /// another block if that one had too many lives.
-    fn write_into(
-        &self,
-        table: &Table,
-        mut into: u64,
-        from: u64,
-        (history, now): (&History, Now),
-        file: Option<&File>,
-    ) -> Result<u64> {
+    fn write_into(&self, table: &Table, mut into: u64, from: u64, (history, now): (&History, Now)) -> Result<u64> {
         loop {
             let life = self.arena.word(into + key_word::LIFE);
             life.store(CLOSED, Release);
@@ -112,6 +102,7 @@ impl Home {
                 self.arena.word(into + word).store(self.arena.word(from + word).load(Acquire), Release);
             }
             self.arena.word(into + key_word::TABLE).store(table.at, Release);
+            self.arena.word(into + key_word::LISTED).store(0, Release);
             self.copy_habits(table, from, into);
             if table.policy.is_counted() {
                 self.arena.word(into + key_word::OWN).store(self.new_number(), Release);
@@ -122,7 +113,7 @@ impl Home {
                 return Ok(self.publish(table, into, base).at);
             }
             // That block is lost, the next one may do.
-            into = self.block_to_write(table, file)?;
+            into = self.block_to_write(table)?;
         }
     }
 
@@ -154,30 +145,28 @@ impl Home {
         }
     }
 
-    // ---- tables ----
-
     /// Lets a policy hold, if another does.
-    pub fn bring_to(&self, limit: u64, policy: Policy, file: Option<&File>) -> Result<()> {
-        self.finish_replacing(limit, file)?;
+    pub fn bring_to(&self, limit: u64, policy: Policy) -> Result<()> {
+        self.finish_replacing(limit)?;
         let before = self.table(limit).policy;
-        if before == policy.after(before) { Ok(()) } else { self.replace(limit, policy, false, file) }
+        if before == policy.after(before) { Ok(()) } else { self.replace(limit, policy, false) }
     }
 
     /// Puts another policy in a table's place, or the same one and forgets all keys. Only for the holder of the structure
     /// lock.
-    pub fn replace(&self, limit: u64, policy: Policy, is_forgetting: bool, file: Option<&File>) -> Result<()> {
+    pub fn replace(&self, limit: u64, policy: Policy, is_forgetting: bool) -> Result<()> {
         let [kind, numbers @ ..] = policy.after(self.table(limit).policy).to_words();
         self.arena.word(limit + limit_word::REPLACED).store(self.table(limit).at, Release);
         // The kind last: whoever finds it finds the numbers that go with it.
         self.set::<{ POLICY_WORDS - 1 }>(limit + limit_word::NEXT_POLICY + 1, numbers);
         let forgetting = if is_forgetting { limit_word::FORGETTING } else { 0 };
         self.arena.word(limit + limit_word::NEXT_POLICY).store(kind | forgetting, Release);
-        self.finish_replacing(limit, file)
+        self.finish_replacing(limit)
     }
 
     /// Does what [`Home::replace`] was to do, from the start: whoever did it may have died at any point.
     /// Only for the holder of the structure lock. A no-op if nothing was under way.
-    pub fn finish_replacing(&self, limit: u64, file: Option<&File>) -> Result<()> {
+    pub fn finish_replacing(&self, limit: u64) -> Result<()> {
         let mut words = self.get::<POLICY_WORDS>(limit + limit_word::NEXT_POLICY);
         let is_forgetting = words[0] & limit_word::FORGETTING != 0;
         words[0] &= !limit_word::FORGETTING;
@@ -193,18 +182,18 @@ impl Home {
         let keys = if is_forgetting { 0 } else { self.entries(old_index).count() as u64 };
         let capacity = (2 * keys + 2).next_power_of_two().max(index_word::FIRST_CAPACITY);
         let block = key_words(policy) + policy.ring() + 16;
-        self.arena.grow(2 * capacity + (keys.saturating_sub(self.used_blocks(policy)) + 2) * block, file)?;
+        self.grow(2 * capacity + (keys.saturating_sub(self.used_blocks(policy)) + 2) * block)?;
         self.seal_index(old_index);
         let born = if is_forgetting { 0 } else { old.born };
         let first = self.arena.word(old.at + table_word::FIRST_TICKET).load(Relaxed) + TICKETS_OF_A_TABLE;
-        let new = self.table_at(self.new_table(policy, (born, first), capacity, file)?);
+        let new = self.table_at(self.new_table(policy, (born, first), capacity)?);
         let lost: [u64; 2] = if is_forgetting { [0, 0] } else { self.get(old.at + table_word::LOST) };
         self.set(new.at + table_word::LOST, lost);
         let new_index = self.arena.word(new.at + table_word::INDEX).load(Acquire);
         for from in self.entries(old_index) {
             self.seal_cells(self.cells_at(&old, from));
             if !is_forgetting {
-                self.move_key(&old, from, &new, new_index, file)?;
+                self.move_key(&old, from, &new, new_index)?;
             }
         }
         fault::point("table-written");
@@ -224,7 +213,7 @@ impl Home {
 
     /// Writes a key of an old table into a new one that nobody sees yet. Places do not move: they were taken under another
     /// policy, and are exchanged when they are presented.
-    fn move_key(&self, old: &Table, from: u64, new: &Table, index: u64, file: Option<&File>) -> Result<()> {
+    fn move_key(&self, old: &Table, from: u64, new: &Table, index: u64) -> Result<()> {
         let now = self.clock.now();
         let cells = self.cells_at(old, from);
         let mut history = cells.history(self.memory(old.policy), now);
@@ -248,17 +237,17 @@ impl Home {
             return Ok(());
         }
         if !is_empty_key {
-            let into = self.block_to_write(new, file)?;
-            let into = self.write_into(new, into, from, (&history, now), file)?;
+            let into = self.block_to_write(new)?;
+            let into = self.write_into(new, into, from, (&history, now))?;
             self.insert(new, index, hash, into);
             return Ok(());
         }
         // It is there already, made with the table.
         let into = self.table_at(new.at).empty_key;
         while !self.has_origins(new, into) {
-            self.arena.grow(new.policy.ring(), file)?;
+            self.grow(new.policy.ring())?;
         }
-        let written = self.write_into(new, into, from, (&history, now), file)?;
+        let written = self.write_into(new, into, from, (&history, now))?;
         if let Ok((slot, _)) = self.probe(new, index, hash)
             && written != into
         {
@@ -267,8 +256,6 @@ impl Home {
         }
         Ok(())
     }
-
-    // ---- what is used again: lists, which only the holder of the structure lock touches ----
 
     pub(super) fn retire_block(&self, policy: Policy, at: u64) {
         let first = self.arena.word(FREE_KEYS + policy.block_class());
@@ -289,17 +276,13 @@ impl Home {
     }
 
     fn used_blocks(&self, policy: Policy) -> u64 {
-        let mut at = self.arena.word(FREE_KEYS + policy.block_class()).load(Acquire);
-        let mut count = 0;
-        while at != 0 {
-            count += 1;
-            at = self.arena.word(at + key_word::NEXT).load(Acquire);
-        }
-        count
+        let next = |at: u64| Some(self.arena.word(at).load(Acquire)).filter(|at| *at != 0);
+        let blocks = std::iter::successors(next(FREE_KEYS + policy.block_class()), |at| next(at + key_word::NEXT));
+        bounded(blocks, self.arena.most()).count() as u64
     }
 
     pub(super) fn retire_index(&self, at: u64) {
-        let capacity = self.arena.word(at + index_word::CAPACITY).load(Relaxed);
+        let capacity = self.capacity(at);
         let first = self.arena.word(FREE_INDEXES + u64::from(capacity.trailing_zeros()));
         self.arena.word(at + index_word::NEXT).store(first.load(Acquire), Release);
         first.store(at, Release);

@@ -1,10 +1,12 @@
 //! A limiter's hold on its limit: declared or attached at the first use, then a few loads away.
 
 use super::counts::{Counts, STORE_ERRORS};
+use super::damage::{nonsense, or_damaged};
 use super::declare::{check_names, part_names};
-use super::inner::{Inner, Locked};
-use super::keys::KeyAt;
-use super::table::{Blocked, Hash, Home, Table};
+use super::index::KeyAt;
+use super::locked::Locked;
+use super::session::Session;
+use super::table::{BEHIND, Blocked, Hash, Home, Table, UNKEPT};
 use super::{Durability, OnError, Store};
 use crate::algorithm::cells::Cells;
 use crate::algorithm::jobs::Jobs;
@@ -18,23 +20,20 @@ use crate::permit::RawPermit;
 use crate::policy::{self, Policy, Shape};
 use crate::stats::Stats;
 use crate::time::{Now, Tick};
+use crate::waiting::MayWait;
 use std::cell::Cell;
-use std::fs::File;
 use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicPtr};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// When to ask again after the store has failed.
 pub(crate) const STORE_AGAIN: Duration = Duration::from_secs(1);
 
-/// What [`Limit::with_known`] says to itself.
-const FORGOTTEN: &str = "forgotten";
-
 /// One limit of one store, as one limiter uses it.
 #[derive(Debug)]
 pub(crate) struct Limit {
-    store: Arc<Inner>,
+    store: Arc<Session>,
     name: Arc<str>,
     /// What this limiter declares; an attached one takes what the store has, if it is of the right kind.
     declares: Option<Policy>,
@@ -63,9 +62,11 @@ pub(crate) struct Composite {
 struct Bound {
     home: *const Home,
     limit: u64,
-    /// What this is good for: see [`Inner::epoch`].
+    /// What this is good for: see [`Session::epoch`].
     epoch: u64,
     table: AtomicU64,
+    /// Who this process is there, for leases: see [`crate::algorithm::leases`].
+    member: u64,
     counts: Arc<Counts>,
     before: *mut Bound,
 }
@@ -83,6 +84,29 @@ impl Bound {
     }
 }
 
+/// Counts how often a call starts over: what one process does at a time lets others go on, so it does not last.
+struct Turns<'s> {
+    count: u64,
+    store: &'s Session,
+    first: Option<Instant>,
+}
+
+impl Turns<'_> {
+    #[inline(always)]
+    fn next(&mut self) -> Result<()> {
+        self.count += 1;
+        if self.count.is_multiple_of(32) { self.has_time() } else { Ok(()) }
+    }
+
+    #[cold]
+    fn has_time(&mut self) -> Result<()> {
+        if self.first.get_or_insert_with(Instant::now).elapsed() <= self.store.options.timeout {
+            return Ok(());
+        }
+        nonsense("what is mended does not stay so")
+    }
+}
+
 /// One key of a limit, found.
 pub(crate) struct Key<'a> {
     pub home: &'a Home,
@@ -92,6 +116,8 @@ pub(crate) struct Key<'a> {
     pub hash: Hash,
     /// Nobody starts before this: the later of the key's own gate and of the one that binds all keys.
     pub gate: u64,
+    /// Who this process is there, for leases: see [`crate::algorithm::leases`].
+    pub member: u64,
     pub counts: &'a Counts,
 }
 
@@ -131,7 +157,7 @@ impl Limit {
     }
 
     fn new(store: &Store, name: &str, declares: Option<Policy>, kind: &'static str) -> Limit {
-        let store = store.inner().clone();
+        let store = store.session().clone();
         let commits = store.options.durability == Durability::Commit;
         let bound = AtomicPtr::new(ptr::null_mut());
         Limit {
@@ -144,6 +170,10 @@ impl Limit {
             early_errors: AtomicU64::new(0),
             bound,
         }
+    }
+
+    pub fn kind(&self) -> &'static str {
+        self.kind
     }
 
     pub fn is_concurrency(&self) -> bool {
@@ -159,7 +189,7 @@ impl Limit {
         Ok(self.kind == "evenly-spaced" && self.table()?.policy.jobs() > 0)
     }
 
-    pub fn store(&self) -> &Inner {
+    pub fn store(&self) -> &Session {
         &self.store
     }
 
@@ -206,8 +236,8 @@ impl Limit {
     /// What was counted, of a key or with the empty key of all.
     pub fn stats(&self, key: &str) -> Result<Stats> {
         policy::check_key(key)?;
-        self.with_table(|home, limit, table, file| {
-            self.store.tell_counts(file)?;
+        self.with_table(|home, limit, table| {
+            self.store.tell_counts_of(limit, home)?;
             Ok(if key.is_empty() { home.counts(limit) } else { home.counts_of_key(table, key) })
         })
     }
@@ -243,94 +273,120 @@ impl Limit {
         self.bound().map(Bound::home)
     }
 
+    /// Makes sure that the limit can be used, and returns where it lives, and who this process is there.
+    pub fn membership(&self) -> Result<(&Home, u64)> {
+        self.bound().map(|bound| (bound.home(), bound.member))
+    }
+
     /// Makes sure that the limit can be used, and returns its table.
     #[inline(always)]
     pub fn table(&self) -> Result<Table> {
-        let bound = self.bound()?;
-        Ok(bound.home().table(bound.limit))
+        self.reading(|_| {
+            let bound = self.bound()?;
+            Ok(bound.home().table(bound.limit))
+        })
     }
 
     /// Does something with a key, again if it moved or something had to grow meanwhile.
     #[inline(always)]
     pub fn with_key<R>(&self, key: &str, f: impl Fn(&Key) -> Result<R, Blocked>) -> Result<R> {
         policy::check_key(key)?;
-        self.with(|home, table| home.key(table, key), |home| home.hash(b'k', key), f)
+        let found = self.with(|home, table| home.key(table, key).map(Some), |home| home.hash(b'k', key), f);
+        found.map(|answer| answer.expect("a key that is not there is added"))
     }
 
     /// The same with a key that is known by its hash only.
     pub fn with_hash<R>(&self, hash: Hash, f: impl Fn(&Key) -> Result<R, Blocked>) -> Result<R> {
-        self.with(|home, table| home.find_or_add(table, hash, "?"), |_| hash, f)
+        let found = self.with(|home, table| home.find_or_add(table, hash, "?").map(Some), |_| hash, f);
+        found.map(|answer| answer.expect("a key that is not there is added"))
+    }
+
+    /// The text of a key that is known by its hash, if it is still here in full: long ones are cut.
+    pub fn key_text(&self, hash: Hash) -> Result<Option<String>> {
+        let home = self.home()?;
+        if hash == home.hash(b'k', "") {
+            return Ok(Some(String::new()));
+        }
+        let text = self.with_known(hash, |found| Ok(found.home.text_of(found.key.at)))?;
+        Ok(text.filter(|text| home.hash(b'k', text) == hash))
     }
 
     /// The same with a key that may be forgotten: then there is no answer.
     pub fn with_known<R>(&self, hash: Hash, f: impl Fn(&Key) -> Result<R, Blocked>) -> Result<Option<R>> {
-        let is_known = |home: &Home, table: &Table| match home.find(table, hash) {
-            Ok(None) => Err(Blocked::Refused(Error::Unsupported { reason: FORGOTTEN.into() })),
-            Ok(Some(key)) => Ok(key),
-            Err(blocked) => Err(blocked),
-        };
-        match self.with(is_known, |_| hash, f) {
-            Err(Error::Unsupported { reason }) if reason == FORGOTTEN => Ok(None),
-            answer => answer.map(Some),
-        }
+        self.with(|home, table| home.find(table, hash), |_| hash, f)
     }
 
+    /// `None`: `find` did not find the key.
     #[inline(always)]
     fn with<R>(
         &self,
-        find: impl Fn(&Home, &Table) -> Result<KeyAt, Blocked>,
+        find: impl Fn(&Home, &Table) -> Result<Option<KeyAt>, Blocked>,
         hash: impl Fn(&Home) -> Hash,
         f: impl Fn(&Key) -> Result<R, Blocked>,
-    ) -> Result<R> {
-        loop {
-            let bound = self.bound()?;
-            let (home, limit) = (bound.home(), bound.limit);
-            let mut table = home.table_at(bound.table.load(Acquire));
-            fault::point("resolved");
-            let blocked = match find(home, &table) {
-                Ok(key) => {
-                    let gate = home.gate(limit, key.at);
-                    home.adapt(&mut table, key.at);
-                    // Before anything is decided: if the life is the same then, all of this was the key's.
-                    let hash = home.hash_at(key.at);
-                    match f(&Key { home, table, key, hash, gate, counts: &bound.counts }) {
-                        Ok(answer) => return Ok(answer),
-                        Err(blocked) => blocked,
+    ) -> Result<Option<R>> {
+        self.reading(|turns| {
+            loop {
+                turns.next()?;
+                let bound = self.bound()?;
+                let (home, limit) = (bound.home(), bound.limit);
+                let mut table = home.table_at(bound.table.load(Acquire));
+                fault::point("resolved");
+                let blocked = match find(home, &table) {
+                    Ok(None) => return Ok(None),
+                    Ok(Some(key)) => {
+                        let gate = home.gate(limit, key.at);
+                        home.adapt(&mut table, key.at);
+                        // Before anything is decided: if the life is the same then, all of this was the key's.
+                        let hash = home.hash_at(key.at);
+                        let (member, counts) = (bound.member, &*bound.counts);
+                        match f(&Key { home, table, key, hash, gate, member, counts }) {
+                            Ok(answer) => return Ok(Some(answer)),
+                            Err(blocked) => blocked,
+                        }
                     }
-                }
-                Err(blocked) => blocked,
-            };
-            self.unblock(bound, table.at, hash(home), blocked)?;
-        }
+                    Err(blocked) => blocked,
+                };
+                self.unblock(bound, table.at, hash(home), blocked)?;
+            }
+        })
     }
 
     /// Looks at a key without adding it: `f` gets its block, if it has one, and the gate that binds it.
     pub fn look<R>(&self, key: &str, f: impl Fn(&Home, &Table, Option<KeyAt>, u64) -> Result<R, Blocked>) -> Result<R> {
         policy::check_key(key)?;
-        loop {
-            let bound = self.bound()?;
-            let (home, limit) = (bound.home(), bound.limit);
-            let table = home.table_at(bound.table.load(Acquire));
-            let answer = match home.peek_key(&table, key) {
-                // The key may be in the table that has come in this one's place.
-                Ok(None) if home.table(limit).at != table.at => Err(Blocked::Moved),
-                // A new key is not a fresh one here.
-                Ok(None) if home.has_lost(&table) => {
-                    home.key(&table, key).and_then(|found| f(home, &table, Some(found), home.gate(limit, found.at)))
+        self.reading(|turns| {
+            loop {
+                turns.next()?;
+                let bound = self.bound()?;
+                let (home, limit) = (bound.home(), bound.limit);
+                let table = home.table_at(bound.table.load(Acquire));
+                let answer = match home.peek_key(&table, key) {
+                    // The key may be in the table that has come in this one's place.
+                    Ok(None) if home.table(limit).at != table.at => Err(Blocked::Moved),
+                    // A new key is not a fresh one here.
+                    Ok(None) if home.has_lost(&table) => {
+                        home.key(&table, key).and_then(|found| f(home, &table, Some(found), home.gate(limit, found.at)))
+                    }
+                    Ok(None) => f(home, &table, None, home.limit_gate(limit).load(Acquire)),
+                    Ok(Some(found)) => {
+                        let mut table = table;
+                        home.adapt(&mut table, found.at);
+                        f(home, &table, Some(found), home.gate(limit, found.at))
+                    }
+                    Err(blocked) => Err(blocked),
+                };
+                match answer {
+                    Ok(answer) => return Ok(answer),
+                    Err(blocked) => self.unblock(bound, table.at, home.hash(b'k', key), blocked)?,
                 }
-                Ok(None) => f(home, &table, None, home.limit_gate(limit).load(Acquire)),
-                Ok(Some(found)) => {
-                    let mut table = table;
-                    home.adapt(&mut table, found.at);
-                    f(home, &table, Some(found), home.gate(limit, found.at))
-                }
-                Err(blocked) => Err(blocked),
-            };
-            match answer {
-                Ok(answer) => return Ok(answer),
-                Err(blocked) => self.unblock(bound, table.at, home.hash(b'k', key), blocked)?,
             }
-        }
+        })
+    }
+
+    /// Does what reads the lane, which others may have written to.
+    #[inline(always)]
+    fn reading<R>(&self, f: impl FnOnce(&mut Turns) -> Result<R>) -> Result<R> {
+        or_damaged(|| self.store.lane_path(), || f(&mut Turns { count: 0, store: &self.store, first: None }))
     }
 
     /// To be called with every answer before it is given: with its time, and what was taken with it. Looks after what is
@@ -338,14 +394,52 @@ impl Limit {
     #[inline(always)]
     pub fn confirm(&self, key: &Key, now: Now, taken: Option<&Taken>, weight: u64) -> Result<(), Blocked> {
         self.look_after(key.home, now.floor)?;
-        if let Some(taken) = taken {
-            let commits = self.commits && key.home.is_lane() && !fault::planted("commit later");
-            let budget = if commits { 0 } else { key.table.budget };
-            if budget != u64::MAX && (key.cells().unwritten(taken.end, now) > budget || !key.home.is_alive(key.key)) {
-                self.wait_for_ledger(key, taken, weight, (budget, now))?;
+        match taken {
+            Some(taken) if key.table.budget != UNKEPT || self.commits => self.keep(key, now, taken, weight),
+            _ => Ok(()),
+        }
+    }
+
+    /// Sees to it that a start gets into the ledger in time.
+    #[inline(always)]
+    fn keep(&self, key: &Key, now: Now, taken: &Taken, weight: u64) -> Result<(), Blocked> {
+        let budget = self.budget(key);
+        if budget < BEHIND {
+            let unwritten = key.cells().unwritten(taken.end, now);
+            if unwritten > budget || !key.home.is_alive(key.key) {
+                return self.wait_for_ledger(key, taken, weight, (budget, now));
+            }
+            if 2 * unwritten > budget {
+                self.store.write_ahead(self.bound()?.limit, key, now);
+                return Ok(());
             }
         }
+        if budget != UNKEPT && key.home.is_unlisted(key.key.at, now.floor) {
+            key.home.list(self.bound()?.limit, key.key.at, key.hash, now.floor);
+        }
         Ok(())
+    }
+
+    /// How many units of a key may be missing from the ledger.
+    #[inline(always)]
+    fn budget(&self, key: &Key) -> u64 {
+        let commits = self.commits && key.home.is_lane() && !fault::planted("commit later");
+        if commits { 0 } else { key.table.budget }
+    }
+
+    /// Would a start now have to wait for the ledger, where the caller must not?
+    #[inline(always)]
+    pub fn would_wait(&self, key: &Key, weight: u64) -> bool {
+        (key.table.budget < BEHIND || self.commits) && self.has_spent_budget(key, weight)
+    }
+
+    #[cold]
+    fn has_spent_budget(&self, key: &Key, weight: u64) -> bool {
+        if MayWait::here() != MayWait::Never {
+            return false;
+        }
+        let (unlogged, _) = key.cells().unlogged(key.table.policy.longest(), key.home.clock.now());
+        unlogged.iter().map(|start| start.units).sum::<u64>().saturating_add(weight) > self.budget(key)
     }
 
     /// Looks after what is due once a second.
@@ -359,12 +453,7 @@ impl Limit {
         if !home.is_still_there(now) {
             return Err(Blocked::Lost);
         }
-        if home.takes_checkpoint(now) {
-            self.store.flush_if_free();
-        } else {
-            self.store.take_back_if_free();
-        }
-        self.store.tell_counts_if_free();
+        self.store.look_after();
         Ok(())
     }
 
@@ -387,23 +476,23 @@ impl Limit {
     }
 
     /// Does something rare to the limit's table, when nobody else does.
-    fn with_table<R>(&self, f: impl Fn(&Home, u64, &Table, Option<&File>) -> Result<R>) -> Result<R> {
+    fn with_table<R>(&self, f: impl Fn(&Locked, u64, &Table) -> Result<R>) -> Result<R> {
         self.store.with_lock(|locked| {
             let bound = self.bind(locked)?;
-            let (home, limit) = (bound.home(), bound.limit);
-            home.finish_replacing(limit, locked.file())?;
-            let table = home.table(limit);
+            let limit = bound.limit;
+            locked.finish_replacing(limit)?;
+            let table = locked.table(limit);
             bound.table.store(table.at, Release);
-            let answer = f(home, limit, &table, locked.file())?;
-            bound.table.store(home.table(limit).at, Release);
+            let answer = f(locked, limit, &table)?;
+            bound.table.store(locked.table(limit).at, Release);
             Ok(answer)
         })
     }
 
     /// Changes what a key has in its log, if it has any. `false`: the key is not there.
     pub fn rewrite(&self, hash: Hash, edit: impl Fn(&Home, &Table, &mut History)) -> Result<bool> {
-        self.with_table(|home, _, table, file| match home.find(table, hash) {
-            Ok(Some(_)) => home.rewrite(table, hash, file, |history| edit(home, table, history)).map(|_| true),
+        self.with_table(|home, _, table| match home.find(table, hash) {
+            Ok(Some(_)) => home.rewrite(table, hash, |history| edit(home, table, history)).map(|_| true),
             _ => Ok(false),
         })
     }
@@ -419,16 +508,18 @@ impl Limit {
     pub fn close_gate(&self, key: &str, until: u64) -> Result<()> {
         policy::check_key(key)?;
         if key.is_empty() {
-            let mut bound = self.bound()?;
-            if bound.home().is_retired(bound.limit) {
-                bound = self.bind_again()?;
-            }
-            bound.home().limit_gate(bound.limit).fetch_max(until, AcqRel);
-            return Ok(());
+            return self.reading(|_| {
+                let mut bound = self.bound()?;
+                if bound.home().is_retired(bound.limit) {
+                    bound = self.bind_again()?;
+                }
+                bound.home().limit_gate(bound.limit).fetch_max(until, AcqRel);
+                Ok(())
+            });
         }
         // A block may be another key's by the time that its gate is written, but for the lock.
-        self.with_table(|home, _, table, file| {
-            let found = home.find_or_add_locked(table, home.hash(b'k', key), key, file)?;
+        self.with_table(|home, _, table| {
+            let found = home.find_or_add_locked(table, home.hash(b'k', key), key)?;
             home.key_gate(found.at).fetch_max(until, AcqRel);
             Ok(())
         })
@@ -436,7 +527,7 @@ impl Limit {
 
     /// Opens the gates that [`Limit::close_gate`] closed. With the empty key, those of all keys too.
     pub fn open_gates(&self, key: &str) -> Result<()> {
-        self.with_table(|home, limit, table, _| {
+        self.with_table(|home, limit, table| {
             if key.is_empty() {
                 home.limit_gate(limit).store(0, Release);
                 home.keys(table).for_each(|at| home.key_gate(at).store(0, Release));
@@ -451,15 +542,14 @@ impl Limit {
     pub fn forget(&self, key: &str) -> Result<()> {
         policy::check_key(key)?;
         self.open_gates(key)?;
-        self.with_table(|home, limit, table, file| {
+        self.with_table(|home, limit, table| {
             let hash = home.hash(b'k', key);
-            let is_logged = table.budget != u64::MAX || self.commits;
+            let is_logged = table.budget != UNKEPT || self.commits;
             if key.is_empty() {
-                home.replace(limit, table.policy, true, file)?;
+                home.replace(limit, table.policy, true)?;
             } else if let Ok(Some(_)) = home.find(table, hash) {
-                let into = home.rewrite(table, hash, file, |history| {
-                    *history = History { end: history.end, ..History::default() }
-                })?;
+                let into =
+                    home.rewrite(table, hash, |history| *history = History { end: history.end, ..History::default() })?;
                 home.forget_habits(into);
             }
             // If this fails, what is forgotten comes back after a reboot.
@@ -480,11 +570,12 @@ impl Limit {
             Blocked::Moved => {}
             // Whoever has the lock next attaches to what is there instead.
             Blocked::Lost => return self.store.with_lock(|_| Ok(())),
+            Blocked::Crowded => return self.with_table(|home, _, _| home.add_places()),
             Blocked::Sealed | Blocked::Full if bound.home().table(bound.limit).at == table => {
                 // A sealed index may be a full one, or one whose table is being replaced: that is finished first.
-                return self.with_table(|home, _, table, file| match blocked {
-                    Blocked::Full => home.make_room(table, file),
-                    _ => home.mend_key(table, hash, file),
+                return self.with_table(|home, _, table| match blocked {
+                    Blocked::Full => home.make_room(table),
+                    _ => home.mend_key(table, hash),
                 });
             }
             Blocked::Sealed | Blocked::Full => {}
@@ -518,7 +609,8 @@ impl Limit {
         let table = AtomicU64::new(home.table(limit).at);
         let counts = self.store.counts(limit);
         counts.add(None, STORE_ERRORS, self.early_errors.swap(0, Relaxed));
-        let bound = Box::into_raw(Box::new(Bound { home, limit, epoch, table, counts, before }));
+        let member = self.store.member();
+        let bound = Box::into_raw(Box::new(Bound { home, limit, epoch, table, member, counts, before }));
         self.bound.store(bound, Release);
         // SAFETY: as in `bound`.
         Ok(unsafe { &*bound })
@@ -546,7 +638,7 @@ impl Limit {
             Some(theirs) if theirs.declared.kind() != self.kind => mismatch(theirs.declared.kind()),
             Some(theirs) => {
                 let limit = self.store.block(&self.name, theirs.current(), locked)?;
-                home.bring_to(limit, theirs.current(), locked.file())?;
+                locked.bring_to(limit, theirs.current())?;
                 Ok(limit)
             }
             None if self.store.family(&self.name)?.composite.is_some() => mismatch("composite"),

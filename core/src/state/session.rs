@@ -1,30 +1,39 @@
 //! An opened store: its cells, and the lock under which everything rare is done.
 
 use super::counts::Book;
+use super::damage::or_damaged;
 use super::declare::Declared;
+use super::locked::Locked;
 use super::table::Home;
-use super::url::Address;
+use super::url::{self, Address};
+use super::writer::Writer;
 use super::{OnError, StoreOptions, arena, random};
-#[cfg(any(target_os = "linux", target_os = "android"))]
-use super::{lane, os, sqlite};
+use super::{database, files, lane, os, presence, recovery};
 use crate::atomic::*;
 use crate::error::{Error, Result};
 use crate::fork;
 use crate::policy::Policy;
 use crate::time::Clock;
+use crate::waiting::MayWait;
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::fs::File;
+use std::path::{Path, PathBuf};
 use std::ptr;
 use std::sync::atomic::AtomicPtr;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
+
+/// How long a call waits for others that may do so [`MayWait::Briefly`].
+const BRIEFLY: Duration = Duration::from_millis(20);
 
 /// A store, shared by its limiters.
 #[derive(Debug)]
-pub(crate) struct Inner {
+pub(crate) struct Session {
     url: String,
     pub(super) address: Address,
-    pub(super) options: StoreOptions,
+    pub(crate) options: StoreOptions,
+    /// Where the database is, without symbolic links, as it was when the store was opened.
+    place: OnceLock<PathBuf>,
     current: AtomicPtr<Opened>,
     rare: Mutex<Rare>,
     failures: AtomicU64,
@@ -32,14 +41,9 @@ pub(crate) struct Inner {
     pub(super) book: Book,
     /// This process's number among those that have used the lane; 0 on the heap.
     member: AtomicU64,
-    /// Until when, by the monotonic clock, nobody tries to write the ledger again.
-    #[cfg(any(target_os = "linux", target_os = "android"))]
-    pub(super) rests_until: AtomicU64,
-    /// What callers wait for in the ledger: limits and the hashes of keys.
-    #[cfg(any(target_os = "linux", target_os = "android"))]
-    pub(super) wanted: fork::PerProcess<Vec<super::checkpoint::Want>>,
+    /// How this process writes the ledger.
+    pub(super) writer: Writer,
     /// What was refused, and is to be taken back.
-    #[cfg(any(target_os = "linux", target_os = "android"))]
     pub(super) refused: fork::PerProcess<Vec<super::limit::Refused>>,
 }
 
@@ -55,53 +59,52 @@ struct Opened {
 /// What only the holder of the structure lock looks at.
 #[derive(Debug, Default)]
 pub(super) struct Rare {
-    /// The fork generation that `member` and the running starts of a memory store belong to.
+    /// The fork generation that `user` and the running starts of a memory store belong to.
     generation: u64,
-    #[cfg(any(target_os = "linux", target_os = "android"))]
-    member: Option<lane::Member>,
+    user: Option<User>,
     /// What a memory store has declared: limits, and which of them make a composite.
     pub(super) limits: BTreeMap<String, Declared>,
     pub(super) composites: BTreeMap<String, Vec<Policy>>,
 }
 
-/// The right to do something structural in one store.
-pub(crate) struct Locked {
-    #[cfg(any(target_os = "linux", target_os = "android"))]
+/// What shows others that this process uses the store, until it is dropped.
+#[derive(Debug)]
+struct User {
+    member: lane::Member,
+    _presence: lane::KeptLock,
+}
+
+/// What a thread has while it does something rare: no other thread of this process, and for a lane no other process, does.
+struct Guard {
     lane: Option<lane::LockedLane>,
     // Last: the lane's lock is given back before another thread of this process can ask for it.
     _process: fork::Structure,
 }
 
-impl Locked {
-    pub fn file(&self) -> Option<&std::fs::File> {
-        #[cfg(any(target_os = "linux", target_os = "android"))]
-        return self.lane.as_ref().map(|lane| &lane.file);
-        #[cfg(not(any(target_os = "linux", target_os = "android")))]
-        None
+impl Guard {
+    fn file(&self) -> Option<&File> {
+        self.lane.as_ref().map(|lane| &lane.file)
     }
 }
 
 // SAFETY: what the pointer leads to never changes once it is published, and is made of parts that may be shared.
-unsafe impl Send for Inner {}
+unsafe impl Send for Session {}
 // SAFETY: as above.
-unsafe impl Sync for Inner {}
+unsafe impl Sync for Session {}
 
-impl Inner {
-    pub fn new(url: &str, address: Address, options: StoreOptions) -> Inner {
-        Inner {
+impl Session {
+    pub fn new(url: &str, address: Address, options: StoreOptions) -> Session {
+        Session {
             url: url.to_owned(),
             address,
             options,
+            place: OnceLock::new(),
             current: AtomicPtr::new(ptr::null_mut()),
             rare: Mutex::default(),
             failures: AtomicU64::new(0),
             book: Book::new(),
             member: AtomicU64::new(0),
-            #[cfg(any(target_os = "linux", target_os = "android"))]
-            rests_until: AtomicU64::new(0),
-            #[cfg(any(target_os = "linux", target_os = "android"))]
-            wanted: fork::PerProcess::new(),
-            #[cfg(any(target_os = "linux", target_os = "android"))]
+            writer: Writer::default(),
             refused: fork::PerProcess::new(),
         }
     }
@@ -182,6 +185,7 @@ impl Inner {
         answer: impl Fn() -> Option<R>,
         f: impl Fn(&Locked) -> Result<R>,
     ) -> Result<R> {
+        let timeout = self.patience(timeout)?;
         let start = Instant::now();
         let mut nap = Duration::from_micros(20);
         loop {
@@ -191,7 +195,13 @@ impl Inner {
             let left = timeout.saturating_sub(start.elapsed());
             let answer = match fork::structure(left) {
                 None => Ok(None),
-                Some(process) => self.try_lock(process).and_then(|locked| locked.map(|locked| f(&locked)).transpose()),
+                Some(process) => or_damaged(
+                    || self.lane_path(),
+                    || {
+                        let locked = |guard: Guard| f(&Locked::new(self.home(), guard.file()));
+                        self.try_lock(process)?.map(locked).transpose()
+                    },
+                ),
             };
             match answer {
                 Ok(Some(answer)) => return Ok(answer),
@@ -208,20 +218,33 @@ impl Inner {
         }
     }
 
-    fn try_lock(&self, process: fork::Structure) -> Result<Option<Locked>> {
+    /// How long this thread may wait here, of so long at most.
+    pub(super) fn patience(&self, timeout: Duration) -> Result<Duration> {
+        match MayWait::here() {
+            MayWait::UntilTimeout => Ok(timeout),
+            MayWait::Briefly => Ok(timeout.min(BRIEFLY)),
+            MayWait::Never => Err(Error::WouldWait),
+        }
+    }
+
+    /// Where the lane is, or will be.
+    pub(super) fn lane_path(&self) -> Option<PathBuf> {
+        match &self.address {
+            Address::Memory => None,
+            Address::Sqlite(path) => Some(database::beside(self.place.get().unwrap_or(path), "-lane")),
+        }
+    }
+
+    fn try_lock(&self, process: fork::Structure) -> Result<Option<Guard>> {
         match &self.address {
             Address::Memory => {
                 if self.opened().is_none() {
                     self.push(self.memory_home()?);
                 } else if self.rare().generation != fork::generation() {
-                    self.home().disown();
+                    Locked::new(self.home(), None).disown();
                 }
                 self.rare().generation = fork::generation();
-                Ok(Some(Locked {
-                    #[cfg(any(target_os = "linux", target_os = "android"))]
-                    lane: None,
-                    _process: process,
-                }))
+                Ok(Some(Guard { lane: None, _process: process }))
             }
             Address::Sqlite(path) => self.try_lock_lane(path, process),
         }
@@ -230,40 +253,41 @@ impl Inner {
     fn memory_home(&self) -> Result<Home> {
         let manual = self.options.clock.clone();
         let arena = arena::Arena::on_heap()?;
-        let home = Home {
-            arena,
-            clock: Clock::new(Clock::fresh_base(manual.as_ref()), manual),
-            instance: 0,
-            #[cfg(any(target_os = "linux", target_os = "android"))]
-            watch: None,
-        };
+        let home =
+            Home { arena, clock: Clock::new(Clock::fresh_base(manual.as_ref()), manual), instance: 0, watch: None };
         home.start(random().map_err(|e| Error::store("asking the system for random numbers", e))?);
         Ok(home)
     }
 
-    #[cfg(any(target_os = "linux", target_os = "android"))]
-    fn try_lock_lane(&self, path: &Path, process: fork::Structure) -> Result<Option<Locked>> {
-        let lane_path = sqlite::beside(path, "-lane");
+    fn try_lock_lane(&self, path: &Path, process: fork::Structure) -> Result<Option<Guard>> {
+        let path = &self.place.get().cloned().unwrap_or_else(|| url::same_name(path));
+        let lane_path = database::beside(path, "-lane");
         if self.opened().is_none() {
             let dir = path.parent().unwrap_or(Path::new("/"));
             let at = |e| Error::store(format!("opening {}", dir.display()), e);
             if let Some(kind) = os::shared_file_system(dir).map_err(at)? {
                 return Err(Error::UnsupportedFileSystem { path: dir.to_owned(), kind });
             }
-            sqlite::check(path)?;
+            database::check(path)?;
         }
         let Some(lane) = lane::LockedLane::try_open(&lane_path, self.options.mode)? else { return Ok(None) };
+        if self.opened().is_some_and(|opened| lane.went_back(&opened.home)) {
+            lane.remove()?;
+            return Ok(None);
+        }
         match self.opened() {
             // It is new to this process, or was deleted or replaced since: two lanes would each grant the whole limit.
             opened if opened.is_none_or(|opened| !lane.is_that_of(&opened.home)) => {
                 let was_there = path.exists();
                 match self.open_lane(path, &lane) {
-                    Ok((home, member)) => {
+                    Ok(Some((home, user))) => {
+                        let _ = self.place.set(path.clone());
                         self.push(home);
-                        let mut rare = self.rare();
-                        self.member.store(member.number, Release);
-                        rare.member = Some(member);
-                        rare.generation = fork::generation();
+                        self.use_as(user);
+                    }
+                    Ok(None) => {
+                        lane.remove()?;
+                        return Ok(None);
                     }
                     Err(e) => {
                         // Nothing half made stays behind.
@@ -276,128 +300,78 @@ impl Inner {
                 }
             }
             _ if self.rare().generation != fork::generation() => {
-                let member = lane.join(self.home())?;
-                let mut rare = self.rare();
-                self.member.store(member.number, Release);
-                rare.member = Some(member);
-                rare.generation = fork::generation();
+                let database = files::open(path).map_err(|e| Error::store(format!("opening {}", path.display()), e))?;
+                let (presence, _) = presence::announce(path, &database, &lane_path)?;
+                self.use_as(User { member: lane.join(self.home())?, _presence: presence });
             }
             _ => {}
         }
-        self.take_back_refused(Some(&lane.file));
-        Ok(Some(Locked { lane: Some(lane), _process: process }))
+        self.take_back_refused(&Locked::new(self.home(), Some(&lane.file)));
+        Ok(Some(Guard { lane: Some(lane), _process: process }))
     }
 
-    #[cfg(any(target_os = "linux", target_os = "android"))]
-    fn open_lane(&self, path: &Path, lane: &lane::LockedLane) -> Result<(Home, lane::Member)> {
-        let (mut database, identity) = sqlite::Database::open(path, self.options.mode)?;
-        let manual = self.options.clock.as_ref();
-        let (home, made) = lane.attach(identity.id, identity.secret, manual)?;
-        if let Some(made) = made {
-            super::checkpoint::recover(&home, &mut database, &identity, made, &lane.file)?;
-            lane.finish(&home);
+    fn use_as(&self, user: User) {
+        let mut rare = self.rare();
+        self.member.store(user.member.number, Release);
+        rare.user = Some(user);
+        rare.generation = fork::generation();
+    }
+
+    /// `None`: the lane does not count, and is to be removed.
+    fn open_lane(&self, path: &Path, lane: &lane::LockedLane) -> Result<Option<(Home, User)>> {
+        let opening = |e| Error::store(format!("opening {}", path.display()), e);
+        // Before SQLite looks at it: the journal of who uses it elsewhere is there.
+        let file = match self.opened() {
+            None => files::open_or_create(path, self.options.mode).map_err(opening)?.0,
+            // One that is gone is not made anew.
+            Some(_) => files::open(path).map_err(opening)?,
+        };
+        let (presence, id) = presence::announce(path, &file, lane.path())?;
+        let (mut database, identity) = database::Database::open(path)?;
+        if self.opened().is_some_and(|opened| lane::store_id(&opened.home) != identity.id) {
+            let cause = "another store is in its place: bring it back, or stop all processes that use it";
+            return Err(Error::store(format!("using {}", path.display()), cause));
+        }
+        let store = lane::Store { path: path.to_owned(), id, identity };
+        let Some((home, found)) = lane.attach(&store, self.options.clock.as_ref())? else { return Ok(None) };
+        match found {
+            lane::Found::Current => {}
+            lane::Found::Ahead => recovery::write_anew(&Locked::new(&home, Some(&lane.file)), &mut database)?,
+            lane::Found::Made(made) => {
+                let locked = Locked::new(&home, Some(&lane.file));
+                recovery::recover(&locked, &mut database, &store.identity, made)?;
+                lane.finish(&home);
+            }
         }
         let member = lane.join(&home)?;
-        Ok((home, member))
+        Ok(Some((home, User { member, _presence: presence })))
     }
 
-    #[cfg(not(any(target_os = "linux", target_os = "android")))]
-    fn try_lock_lane(&self, _: &Path, _: fork::Structure) -> Result<Option<Locked>> {
-        Err(Error::Unsupported { reason: "sqlite: stores work on Linux so far; use memory: here".into() })
-    }
-
-    #[cfg(any(target_os = "linux", target_os = "android"))]
-    /// Only for the holder of the structure lock.
+    /// Only for the holder of the structure lock, or of the right to write the ledger.
     pub(super) fn with_database<R>(
         &self,
         path: &Path,
-        call: impl FnOnce(&mut sqlite::Database) -> Result<R>,
+        call: impl FnOnce(&mut database::Database) -> Result<R>,
     ) -> Result<R> {
-        call(&mut sqlite::Database::reopen(path, lane::store_id(self.home()))?)
-    }
-
-    #[cfg(not(any(target_os = "linux", target_os = "android")))]
-    pub(super) fn with_database<R>(&self, _: &Path, _: impl FnOnce(&mut Nowhere) -> Result<R>) -> Result<R> {
-        Err(Error::Unsupported { reason: "sqlite: stores work on Linux so far; use memory: here".into() })
+        let (home, path) = (self.home(), self.place.get().map_or(path, PathBuf::as_path));
+        let mut database = database::Database::reopen(path, lane::store_id(home))?;
+        if lane::sequence(home) > database.sequence.saturating_add(1) {
+            home.watch.iter().for_each(lane::Watch::doubt);
+            let found = "an older copy was put in its place; what it lacks is written to it at the next call".into();
+            return Err(Error::Damaged { path: path.to_owned(), found });
+        }
+        call(&mut database)
     }
 }
 
-impl Drop for Inner {
+impl Drop for Session {
     fn drop(&mut self) {
-        self.tell_last_counts();
+        MayWait::Briefly.during(|| self.tell_last_counts());
         let mut at = *self.current.get_mut();
         while !at.is_null() {
             // SAFETY: made by `push`; nobody can be using it any more.
             let opened = unsafe { Box::from_raw(at) };
             at = opened.before;
         }
-    }
-}
-
-/// Without a lane there is no ledger.
-#[cfg(not(any(target_os = "linux", target_os = "android")))]
-impl Inner {
-    pub fn flush(&self) -> Result<()> {
-        Ok(())
-    }
-
-    pub fn flush_if_free(&self) {}
-
-    pub fn refuse(&self, _: super::limit::Refused) {}
-
-    pub fn take_back_if_free(&self) {}
-
-    pub fn wait_for_ledger(
-        &self,
-        _: u64,
-        _: &super::Key,
-        _: &crate::algorithm::log::Taken,
-        _: u64,
-        _: u64,
-    ) -> Result<()> {
-        Ok(())
-    }
-
-    pub(super) fn forget_logged(&self, _: &str, _: Option<super::Hash>) -> Result<()> {
-        Ok(())
-    }
-
-    pub(super) fn prepare_ledger(&self, _: &str, _: Policy) -> Result<()> {
-        Ok(())
-    }
-}
-
-/// A database where there are none.
-#[cfg(not(any(target_os = "linux", target_os = "android")))]
-struct Nowhere;
-
-#[cfg(not(any(target_os = "linux", target_os = "android")))]
-impl Nowhere {
-    fn names(&self) -> Result<Vec<String>> {
-        Ok(vec![])
-    }
-
-    fn composites(&self) -> Result<Vec<(String, Vec<Policy>)>> {
-        Ok(vec![])
-    }
-
-    fn policy(&self, _: &str) -> Result<Option<Declared>> {
-        Ok(None)
-    }
-
-    fn family(&self, _: &str) -> Result<super::declare::Family> {
-        Ok(Default::default())
-    }
-
-    fn note(&mut self, _: &[super::declare::Change]) -> Result<()> {
-        Ok(())
-    }
-
-    fn set_overrides<'a>(&mut self, _: impl Iterator<Item = (&'a str, Option<Policy>)>) -> Result<()> {
-        Ok(())
-    }
-
-    fn forget(&self, _: &str, _: Option<[u64; 2]>) -> Result<()> {
-        Ok(())
     }
 }

@@ -12,12 +12,11 @@
 //! for long, such as a shell with a pager, holds up commits.
 
 use super::declare::{Change, Declared, Family, Part, text_of};
-use super::lane::open_or_create;
-use super::{ledger, os};
+use super::fcntl::Scope;
+use super::{files, ledger, os};
 use crate::error::{Error, Result};
 use crate::policy::{self, Policy};
-use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension, TransactionBehavior, params};
-use std::fs::File;
+use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension, TransactionBehavior, ffi, params};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -32,6 +31,8 @@ CREATE TABLE store (
   created_at     TEXT NOT NULL,
   secret         TEXT NOT NULL,         -- what names and keys are hashed with
   boot           TEXT NOT NULL,         -- the boot that the last lane was made in; '' before the first
+  lane           TEXT NOT NULL,         -- which making of the lane that was; '' before the first
+  sequence       INTEGER NOT NULL,      -- counts the commits to the ledger; a lane that knows of fewer is an old copy
   pruned_at      INTEGER NOT NULL       -- the uptime when the ledger was last pruned, in microseconds
 ) STRICT;
 CREATE TABLE limits (
@@ -57,6 +58,10 @@ pub(crate) struct Identity {
     pub secret: [u64; 2],
     /// The boot that the last lane was made in; empty before the first.
     pub boot: String,
+    /// Which making of the lane that was.
+    pub lane: Option<u64>,
+    /// The number of the last commit to the ledger.
+    pub sequence: u64,
 }
 
 /// A connection to a store's database.
@@ -64,30 +69,41 @@ pub(crate) struct Identity {
 pub(crate) struct Database {
     pub(super) connection: Connection,
     path: PathBuf,
+    /// The number of the last commit to the ledger.
+    pub sequence: u64,
+    // Last: a connection is closed within it.
+    _scope: Scope,
 }
+
+/// No text or row of ours is longer, in bytes.
+const LONGEST: i32 = 1 << 20;
+
+/// How much a commit adds to the files at most, in bytes, but for what is written to them.
+const MARGIN: u64 = 1 << 20;
 
 /// SQLite's own handler sleeps ever longer, and lets late comers overtake. This one looks again a few times, a
 /// millisecond or so apart; for longer than that the caller waits, without holding anything.
 fn wait_for_lock(looks: i32) -> bool {
     let nap = Duration::from_micros(500 + os::random::<1>().map_or(0, |[r]| r % 1_000));
     std::thread::sleep(nap);
-    looks < 10
+    looks < 3
 }
 
 /// Looks at a file without touching it: is it a store, or nothing yet?
 pub(crate) fn check(path: &Path) -> Result<()> {
     let not_a_store = |found: &str| Err(Error::NotAStore { path: path.to_owned(), found: found.to_owned() });
     let reading = |e: std::io::Error| Error::store(format!("opening {}", path.display()), e);
-    match std::fs::metadata(path) {
+    match std::fs::symlink_metadata(path) {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(()),
         Err(e) => return Err(reading(e)),
+        Ok(found) if found.is_symlink() => return not_a_store("a symbolic link that leads nowhere"),
         Ok(found) if found.is_dir() => return not_a_store("a directory"),
         Ok(found) if !found.is_file() => return not_a_store("not a regular file"),
         Ok(found) if found.len() == 0 => return Ok(()),
         Ok(_) => {}
     }
     let mut header = [0; 100];
-    let read = File::open(path).and_then(|mut file| file.read_exact(&mut header));
+    let read = files::open_to_read(path).and_then(|mut file| file.read_exact(&mut header));
     let number = |at: usize| u32::from_be_bytes(header[at..at + 4].try_into().expect("four bytes"));
     match read {
         Err(e) if e.kind() != std::io::ErrorKind::UnexpectedEof => Err(reading(e)),
@@ -118,17 +134,21 @@ pub(crate) fn beside(path: &Path, suffix: &str) -> PathBuf {
 }
 
 impl Database {
-    /// Opens the database, made if there is none. Returns the store's identity too.
-    pub fn open(path: &Path, mode: u32) -> Result<(Database, Identity)> {
+    /// Opens a database that is there, made a store if it is empty. Returns the store's identity too.
+    pub fn open(path: &Path) -> Result<(Database, Identity)> {
         check(path)?;
-        open_or_create(path, mode).map_err(|e| Error::store(format!("opening {}", path.display()), e))?;
-        Self::open_existing(path)
+        let mut database = Self::connect(path)?;
+        let identity = database.identity()?;
+        database.sequence = identity.sequence;
+        Ok((database, identity))
     }
 
-    /// The same for a store that is open already: it does not make another database in the place of one that is gone.
+    /// The same for a store that is open already: what is no store of ours by now is damaged.
     pub fn reopen(path: &Path, id: [u64; 2]) -> Result<Database> {
-        check(path)?;
-        let (database, identity) = Self::open_existing(path)?;
+        let (database, identity) = Self::open(path).map_err(|error| match error {
+            Error::NotAStore { path, found } => Error::Damaged { path, found },
+            error => error,
+        })?;
         if identity.id != id {
             let cause = "another store is in its place: bring it back, or stop all processes that use it";
             return Err(Error::store(format!("using {}", path.display()), cause));
@@ -136,23 +156,29 @@ impl Database {
         Ok(database)
     }
 
-    fn open_existing(path: &Path) -> Result<(Database, Identity)> {
-        let mut database = Self::connect(path)?;
-        let identity = database.identity()?;
-        Ok((database, identity))
-    }
-
     fn connect(path: &Path) -> Result<Database> {
+        let size = std::fs::metadata(path).map_or(0, |found| found.len());
+        os::check_file_size(size + MARGIN).map_err(|e| Error::store(format!("using {}", path.display()), e))?;
+        let scope = Scope::new();
         let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-        let opened = Connection::open_with_flags(path, flags).and_then(|mut c| {
+        let opened = Connection::open_with_flags_and_vfs(path, flags, c"unix").and_then(|mut c| {
             c.busy_handler(Some(wait_for_lock))?;
             c.pragma_update(None, "synchronous", "EXTRA")?;
+            // What somebody else put into the file is not carried out.
+            c.pragma_update(None, "trusted_schema", false)?;
+            c.pragma_update(None, "cell_size_check", true)?;
+            // SAFETY: the connection is open.
+            unsafe { ffi::sqlite3_limit(c.handle(), ffi::SQLITE_LIMIT_LENGTH, LONGEST) };
             Ok(c)
         });
         match opened {
-            Ok(connection) => Ok(Database { connection, path: path.to_owned() }),
+            Ok(connection) => Ok(Database { connection, path: path.to_owned(), sequence: 0, _scope: scope }),
             Err(e) => Err(explain(path, e)),
         }
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 
     pub(super) fn explain(&self, error: rusqlite::Error) -> Error {
@@ -161,7 +187,7 @@ impl Database {
 
     /// What is there makes no sense: somebody else wrote it.
     pub(super) fn damaged(&self, found: String) -> Error {
-        Error::NotAStore { path: self.path.clone(), found }
+        Error::Damaged { path: self.path.clone(), found }
     }
 
     /// The store's identity, given to it now if it is new.
@@ -173,12 +199,33 @@ impl Database {
             (0, 0, 0) => self.make()?,
             (application_id, version, _) => check_numbers(&self.path, application_id, version)?,
         }
-        let read = self.connection.query_row("SELECT id, secret, boot FROM store", [], |row| {
-            Ok((row.get::<_, String>(0)?, row.get::<_, String>(1)?, row.get(2)?))
+        self.check_schema()?;
+        let read = self.connection.query_row("SELECT id, secret, boot, lane, sequence FROM store", [], |row| {
+            let text = |at| row.get::<_, String>(at);
+            Ok((text(0)?, text(1)?, text(2)?, text(3)?, row.get::<_, i64>(4)?))
         });
-        let (id, secret, boot) = read.map_err(|e| self.explain(e))?;
-        let words = |text: &str| from_hex(text).ok_or_else(|| self.damaged(format!("a store marked \"{text}\"")));
-        Ok(Identity { id: words(&id)?, secret: words(&secret)?, boot })
+        let (id, secret, boot, lane, sequence) = read.map_err(|e| self.explain(e))?;
+        let sequence = u64::try_from(sequence).map_err(|_| self.damaged(format!("commit number {sequence}")))?;
+        let marked = |text: &str| self.damaged(format!("a store marked \"{}\"", text.escape_debug()));
+        let words = |text: &str| from_hex(text).ok_or_else(|| marked(text));
+        let lane = match lane.as_str() {
+            "" => None,
+            text => Some(u64::from_str_radix(text, 16).map_err(|_| marked(text))?),
+        };
+        Ok(Identity { id: words(&id)?, secret: words(&secret)?, boot, lane, sequence })
+    }
+
+    /// Whoever may write to the file may have put a view or a trigger into it that never ends.
+    fn check_schema(&self) -> Result<()> {
+        let look = "SELECT (SELECT count(*) FROM sqlite_schema WHERE type = 'table'
+                              AND name IN ('store', 'limits', 'executions', 'usage')),
+                      (SELECT count(*) FROM sqlite_schema WHERE type = 'trigger')";
+        let looked = self.connection.query_row(look, [], |row| Ok((row.get(0)?, row.get(1)?)));
+        match looked.map_err(|e| self.explain(e))? {
+            (4, 0) => Ok(()),
+            (4, triggers) => Err(self.damaged(format!("{triggers} triggers, which a store has none of"))),
+            (tables, _) => Err(self.damaged(format!("{tables} of the 4 tables of a store"))),
+        }
     }
 
     fn make(&mut self) -> Result<()> {
@@ -191,7 +238,7 @@ impl Database {
                 transaction.execute_batch(ledger::SCHEMA)?;
                 transaction.pragma_update(None, "application_id", APPLICATION_ID)?;
                 transaction.pragma_update(None, "user_version", VERSION)?;
-                let store = format!("INSERT INTO store VALUES (?1, {NOW}, ?2, '', 0)");
+                let store = format!("INSERT INTO store VALUES (?1, {NOW}, ?2, '', '', 0, 0)");
                 transaction.execute(&store, [to_hex([a, b]), to_hex([c, d])])?;
             }
             transaction.commit()
@@ -210,7 +257,7 @@ impl Database {
     }
 
     fn reading<T>(&self, name: &str, read: Result<T>) -> Result<T> {
-        read.map_err(|e| Error::store(format!("reading limit \"{name}\" from {}", self.path.display()), e))
+        read.map_err(|e| self.damaged(format!("limit \"{name}\" has a policy that makes no sense: {e}")))
     }
 
     fn read_policies(&self, name: &str, declared: &str, overriding: Option<&str>) -> Result<Declared> {
@@ -344,14 +391,20 @@ fn explain(path: &Path, error: rusqlite::Error) -> Error {
         Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => {
             return Error::StoreTimeout { doing, waited_ms: 0 };
         }
-        Some(ErrorCode::NotADatabase | ErrorCode::DatabaseCorrupt) => {
-            let found = format!("a damaged database ({error})");
-            return Error::NotAStore { path: path.to_owned(), found };
-        }
         Some(ErrorCode::DiskFull) => "the disk is full",
         Some(ErrorCode::ReadOnly) => "the database, its directory or its file system is read-only",
         Some(ErrorCode::CannotOpen) => "the database cannot be opened, or its journal cannot be made beside it",
         Some(ErrorCode::SystemIoFailure) => "the disk cannot be read or written",
+        // What is asked never changes: if there is no answer of that kind, somebody else wrote what is there.
+        Some(
+            ErrorCode::NotADatabase
+            | ErrorCode::DatabaseCorrupt
+            | ErrorCode::TooBig
+            | ErrorCode::ConstraintViolation
+            | ErrorCode::TypeMismatch
+            | ErrorCode::Unknown,
+        )
+        | None => return Error::Damaged { path: path.to_owned(), found: format!("a damaged database ({error})") },
         _ => return Error::store(doing, error),
     };
     Error::store(doing, format_args!("{plainly} ({error})"))
@@ -381,11 +434,11 @@ pub(super) mod tests {
         }
 
         pub fn open(&self) -> Database {
-            Database::open(&self.path(), 0o600).unwrap().0
+            open(&self.path()).unwrap().0
         }
 
         pub fn identity(&self) -> Identity {
-            Database::open(&self.path(), 0o600).unwrap().1
+            open(&self.path()).unwrap().1
         }
 
         /// The database as somebody else opens it.
@@ -398,6 +451,11 @@ pub(super) mod tests {
         fn drop(&mut self) {
             let _ = std::fs::remove_dir_all(&self.0);
         }
+    }
+
+    fn open(path: &Path) -> Result<(Database, Identity)> {
+        files::open_or_create(path, 0o600).unwrap();
+        Database::open(path)
     }
 
     pub fn count(database: &Database, table: &str) -> i64 {
@@ -417,7 +475,7 @@ pub(super) mod tests {
         let words = [first.id, first.secret, other.identity().id, other.identity().secret].concat();
         assert!(words.iter().all(|word| words.iter().filter(|w| *w == word).count() == 1), "{words:x?}");
         one.stranger().execute_batch("UPDATE store SET secret = 'short'").unwrap();
-        let error = Database::open(&one.path(), 0o600).unwrap_err();
+        let error = open(&one.path()).unwrap_err();
         assert!(error.to_string().ends_with("a store marked \"short\""), "{error}");
     }
 
@@ -501,7 +559,7 @@ pub(super) mod tests {
         dir.stranger().execute_batch("CREATE TABLE theirs (x); INSERT INTO theirs VALUES (1)").unwrap();
         let before = std::fs::read(dir.path()).unwrap();
         std::fs::write(beside(&dir.path(), "-journal"), b"left over").unwrap();
-        let error = Database::open(&dir.path(), 0o600).unwrap_err();
+        let error = open(&dir.path()).unwrap_err();
         assert!(error.to_string().ends_with("a SQLite database of another application"), "{error}");
         assert_eq!(std::fs::read(dir.path()).unwrap(), before);
     }
@@ -514,7 +572,7 @@ pub(super) mod tests {
         let before = std::fs::read(dir.path()).unwrap();
         for journal in [&b""[..], b"left over"] {
             std::fs::write(beside(&dir.path(), "-journal"), journal).unwrap();
-            let error = Database::open(&dir.path(), 0o600).unwrap_err();
+            let error = open(&dir.path()).unwrap_err();
             assert!(matches!(error, Error::UnsupportedVersion { found: 2, supported: 1, .. }), "{error}");
             assert_eq!(std::fs::read(dir.path()).unwrap(), before);
         }
@@ -530,7 +588,7 @@ pub(super) mod tests {
         assert!(error.to_string().contains("read-only ("), "{error}");
 
         let journal = beside(&dir.path(), "-journal");
-        let declare = || declare(&Database::open(&dir.path(), 0o600)?.0, "api", "1/1s");
+        let declare = || declare(&open(&dir.path())?.0, "api", "1/1s");
         std::os::unix::fs::symlink("/nowhere/at/all", &journal).unwrap();
         let error = declare().unwrap_err();
         assert_eq!(error.name(), "store_failure");

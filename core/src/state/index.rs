@@ -5,7 +5,9 @@
 //! are idle are left behind and their blocks used again, and whoever comes next can do it again from the start if this
 //! process dies.
 
+use super::damage::nonsense;
 use super::layout::{index_word, key_word, table_word};
+use super::locked::Locked;
 use super::table::{Blocked, Hash, Home, Table, key_words};
 use crate::algorithm::log::{CLOSED, SETTLED};
 use crate::algorithm::{History, Start};
@@ -13,7 +15,6 @@ use crate::atomic::*;
 use crate::error::Result;
 use crate::fault;
 use crate::time::Now;
-use std::fs::File;
 
 /// Where a key was found, and in which life of its block: what is done there must be of that life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -98,26 +99,31 @@ impl Home {
         }
     }
 
-    /// The same for the holder of the structure lock, who makes room where there is none.
-    pub fn find_or_add_locked(&self, table: &Table, hash: Hash, text: &str, file: Option<&File>) -> Result<KeyAt> {
-        loop {
-            match self.find_or_add(table, hash, text) {
-                Ok(found) => return Ok(found),
-                Err(Blocked::Refused(error)) => return Err(error),
-                Err(Blocked::Full) => self.make_room(table, file)?,
-                Err(_) => self.mend_key(table, hash, file)?,
-            }
+    /// How many slots an index has: a power of two.
+    #[inline(always)]
+    pub(super) fn capacity(&self, index: u64) -> u64 {
+        let capacity = self.arena.word(index + index_word::CAPACITY).load(Relaxed);
+        if capacity.is_power_of_two() {
+            capacity
+        } else {
+            nonsense(format_args!("an index of {capacity} slots at {index}"))
         }
     }
 
     /// Follows a key's probe sequence: to its slot and block, or to the first slot that does not hold another key.
     #[inline]
     pub(super) fn probe(&self, table: &Table, index: u64, hash: Hash) -> Result<(u64, KeyAt), u64> {
-        let capacity = self.arena.word(index + index_word::CAPACITY).load(Relaxed);
+        let capacity = self.capacity(index);
         let slots = self.arena.words(index + index_word::SLOTS, capacity);
         let mut i = hash.0[0] & (capacity - 1);
+        let mut looks = 0;
         // There always is a free slot: see `add_key`.
         loop {
+            looks += 1;
+            // Some slots are looked at again, because their keys moved.
+            if looks > 4 * capacity + 1_000_000 {
+                nonsense(format_args!("a full index at {index}"));
+            }
             let entry = slots[i as usize].load(Acquire);
             let Some(at) = block(entry) else { return Err(i) };
             if entry >> index_word::TAG == tag(hash) {
@@ -148,7 +154,7 @@ impl Home {
         hash: Hash,
         text: &str,
     ) -> Result<KeyAt, Blocked> {
-        let capacity = self.arena.word(index + index_word::CAPACITY).load(Relaxed);
+        let capacity = self.capacity(index);
         let count = self.arena.word(index + index_word::COUNT);
         // Three quarters full is full: probe sequences stay short, and always end. Counted before it is used and never
         // taken back: whoever dies or is too late here only makes the index seem fuller.
@@ -194,7 +200,7 @@ impl Home {
         if taken.load(Relaxed) < free {
             let mine = taken.fetch_add(1, AcqRel);
             if mine < free {
-                let capacity = self.arena.word(index + index_word::CAPACITY).load(Relaxed);
+                let capacity = self.capacity(index);
                 let at = self.arena.word(index + index_word::SLOTS + capacity + mine).load(Acquire);
                 // Else the word may be another index's.
                 let is_same = self.arena.word(index + index_word::LIFE).load(Acquire) == life;
@@ -238,7 +244,7 @@ impl Home {
         }
         life.store(CLOSED, Release);
         self.name_block(table, at, hash, text);
-        let others = [key_word::GATE, key_word::BACKOFF, key_word::SPACING, key_word::JOBS];
+        let others = [key_word::GATE, key_word::BACKOFF, key_word::SPACING, key_word::JOBS, key_word::LISTED];
         for word in others.into_iter().chain(key_word::COUNTS) {
             self.arena.word(at + word).store(0, Release);
         }
@@ -304,24 +310,50 @@ impl Home {
         if bytes[1] != 0 { text + "…" } else { text }
     }
 
+    /// The keys of an index.
+    pub(super) fn entries(&self, index: u64) -> impl Iterator<Item = u64> {
+        let capacity = self.capacity(index);
+        let slots = self.arena.words(index + index_word::SLOTS, capacity);
+        slots.iter().filter_map(|slot| block(slot.load(Acquire)))
+    }
+
+    /// The keys of a table.
+    pub fn keys(&self, table: &Table) -> impl Iterator<Item = u64> {
+        self.entries(self.arena.word(table.at + table_word::INDEX).load(Acquire))
+    }
+}
+
+impl Locked<'_> {
+    /// The same for the holder of the structure lock, who makes room where there is none.
+    pub fn find_or_add_locked(&self, table: &Table, hash: Hash, text: &str) -> Result<KeyAt> {
+        loop {
+            match self.find_or_add(table, hash, text) {
+                Ok(found) => return Ok(found),
+                Err(Blocked::Refused(error)) => return Err(error),
+                Err(Blocked::Full) => self.make_room(table)?,
+                Err(_) => self.mend_key(table, hash)?,
+            }
+        }
+    }
+
     /// Grows what [`Blocked::Full`] complained about. Only for the holder of the structure lock.
-    pub fn make_room(&self, table: &Table, file: Option<&File>) -> Result<()> {
+    pub fn make_room(&self, table: &Table) -> Result<()> {
         // Twice what the next key takes, so that a short allocation is never the reason to come back at once.
-        self.arena.grow(2 * (key_words(table.policy) + table.policy.ring()), file)?;
+        self.grow(2 * (key_words(table.policy) + table.policy.ring()))?;
         let Ok((old, _)) = self.index(table) else { return Ok(()) };
-        let capacity = self.arena.word(old + index_word::CAPACITY).load(Relaxed);
+        let capacity = self.capacity(old);
         let is_sealed =
             self.arena.words(old + index_word::SLOTS, capacity).iter().any(|s| s.load(Acquire) == index_word::SEALED);
         if !is_sealed && self.arena.word(old + index_word::COUNT).load(Relaxed) < capacity / 4 * 3 {
             return Ok(());
         }
         // Room first: what is sealed must be replaced.
-        self.arena.grow(2 * (index_word::SLOTS + 4 * capacity), file)?;
+        self.grow(2 * (index_word::SLOTS + 4 * capacity))?;
         if !fault::planted("open index") {
             self.seal_index(old);
         }
-        let (kept, idle) = self.part(table, old, file)?;
-        let new = self.new_index(if kept.len() as u64 > capacity / 2 { 2 * capacity } else { capacity }, file)?;
+        let (kept, idle) = self.part(table, old)?;
+        let new = self.new_index(if kept.len() as u64 > capacity / 2 { 2 * capacity } else { capacity })?;
         for at in &kept {
             self.insert(table, new, Hash(self.get(at + key_word::HASH)), *at);
         }
@@ -334,7 +366,7 @@ impl Home {
     }
 
     /// Parts the keys of a sealed index into those that are in use and the blocks, closed, of those that are not.
-    fn part(&self, table: &Table, index: u64, file: Option<&File>) -> Result<(Vec<u64>, Vec<u64>)> {
+    fn part(&self, table: &Table, index: u64) -> Result<(Vec<u64>, Vec<u64>)> {
         let (mut kept, mut idle) = (Vec::new(), Vec::new());
         let empty_key = self.hash(b'k', "");
         for at in self.entries(index) {
@@ -355,7 +387,7 @@ impl Home {
                 idle.push(at);
             } else {
                 let hash = Hash(self.get(at + key_word::HASH));
-                kept.push(self.rewrite(table, hash, file, |_| {})?);
+                kept.push(self.rewrite(table, hash, |_| {})?);
             }
         }
         Ok((kept, idle))
@@ -363,7 +395,7 @@ impl Home {
 
     /// Puts a key into an index that nobody else sees yet.
     pub(super) fn insert(&self, table: &Table, index: u64, hash: Hash, at: u64) {
-        let capacity = self.arena.word(index + index_word::CAPACITY).load(Relaxed);
+        let capacity = self.capacity(index);
         if let Err(slot) = self.probe(table, index, hash) {
             self.arena.words(index + index_word::SLOTS, capacity)[slot as usize].store(entry(hash, at), Relaxed);
             self.arena.word(index + index_word::COUNT).fetch_add(1, Relaxed);
@@ -372,7 +404,7 @@ impl Home {
 
     /// The blocks that nobody took from a sealed index. Nobody will.
     pub(super) fn take_stock(&self, index: u64) -> impl Iterator<Item = u64> {
-        let capacity = self.arena.word(index + index_word::CAPACITY).load(Relaxed);
+        let capacity = self.capacity(index);
         let free = self.arena.word(index + index_word::FREE).load(Acquire);
         let taken =
             self.arena.word(index + index_word::TAKEN).fetch_or(index_word::CLOSED, AcqRel) & !index_word::CLOSED;
@@ -381,7 +413,7 @@ impl Home {
 
     /// Stocks a new index with blocks for new keys; returns those that do not fit.
     pub(super) fn stock(&self, table: &Table, index: u64, mut blocks: impl Iterator<Item = u64>) -> Vec<u64> {
-        let capacity = self.arena.word(index + index_word::CAPACITY).load(Relaxed);
+        let capacity = self.capacity(index);
         let mut free = 0;
         while free < capacity {
             let Some(at) = blocks.next().or_else(|| self.used_block(table.policy)) else { break };
@@ -392,10 +424,10 @@ impl Home {
         blocks.collect()
     }
 
-    pub(super) fn new_index(&self, capacity: u64, file: Option<&File>) -> Result<u64> {
+    pub(super) fn new_index(&self, capacity: u64) -> Result<u64> {
         let Some((at, life)) = self.used_index(capacity) else {
             // The slots, and as many blocks for new keys.
-            let at = self.allocate(index_word::SLOTS + 2 * capacity, file)?;
+            let at = self.allocate(index_word::SLOTS + 2 * capacity)?;
             self.arena.word(at + index_word::CAPACITY).store(capacity, Release);
             return Ok(at);
         };
@@ -410,24 +442,12 @@ impl Home {
     }
 
     pub(super) fn seal_index(&self, index: u64) {
-        let capacity = self.arena.word(index + index_word::CAPACITY).load(Relaxed);
+        let capacity = self.capacity(index);
         for slot in self.arena.words(index + index_word::SLOTS, capacity) {
             let word = slot.load(Acquire);
             if block(word).is_none() {
                 let _ = slot.compare_exchange(word, index_word::SEALED, AcqRel, Acquire);
             }
         }
-    }
-
-    /// The keys of an index.
-    pub(super) fn entries(&self, index: u64) -> impl Iterator<Item = u64> {
-        let capacity = self.arena.word(index + index_word::CAPACITY).load(Relaxed);
-        let slots = self.arena.words(index + index_word::SLOTS, capacity);
-        slots.iter().filter_map(|slot| block(slot.load(Acquire)))
-    }
-
-    /// The keys of a table.
-    pub fn keys(&self, table: &Table) -> impl Iterator<Item = u64> {
-        self.entries(self.arena.word(table.at + table_word::INDEX).load(Acquire))
     }
 }

@@ -48,6 +48,19 @@ impl Mapping {
         if answer == 0 { Ok(()) } else { Err(Error::last_os_error()) }
     }
 
+    /// Is there something behind this byte? Of a file, its end may lie before it. (Where the kernel is too old to tell, yes.)
+    pub fn is_there(&self, byte: usize) -> Result<()> {
+        const MADV_POPULATE_READ: i32 = 22;
+        let page = byte & !4095;
+        self.commit(page, 4096)?;
+        // SAFETY: the page lies inside this mapping; a fault is answered and not signalled.
+        let answer = unsafe { libc::madvise(self.base.add(page).cast(), 4096, MADV_POPULATE_READ) };
+        match Error::last_os_error() {
+            error if answer != 0 && error.raw_os_error() == Some(libc::EFAULT) => Err(error),
+            _ => Ok(()),
+        }
+    }
+
     pub fn base(&self) -> *mut u8 {
         self.base
     }
@@ -57,7 +70,6 @@ impl Mapping {
     }
 
     /// A forked child shall not have this mapping.
-    #[cfg(any(target_os = "linux", target_os = "android"))]
     pub fn keep_from_children(&self) -> Result<()> {
         // SAFETY: the range is this mapping.
         let answer = unsafe { libc::madvise(self.base.cast(), self.len, libc::MADV_DONTFORK) };
@@ -73,8 +85,8 @@ impl Drop for Mapping {
 }
 
 /// Really allocates a part of a file: a hole on a full disk would kill whoever touches it.
-#[cfg(any(target_os = "linux", target_os = "android", target_os = "freebsd"))]
 pub(crate) fn allocate(file: &File, from: u64, len: u64) -> Result<()> {
+    check_file_size(from + len)?;
     loop {
         // SAFETY: plain call on an open descriptor.
         match unsafe { libc::posix_fallocate(file.as_raw_fd(), from as libc::off_t, len as libc::off_t) } {
@@ -85,18 +97,40 @@ pub(crate) fn allocate(file: &File, from: u64, len: u64) -> Result<()> {
     }
 }
 
-/// Where the system cannot promise space, it is written.
-#[cfg(not(any(target_os = "linux", target_os = "android", target_os = "freebsd")))]
-pub(crate) fn allocate(file: &File, from: u64, len: u64) -> Result<()> {
-    use std::os::unix::fs::FileExt;
-    let zeros = vec![0; len as usize];
-    file.write_all_at(&zeros, from)
+/// May this process make a file so large? Who tries beyond its limit is killed.
+pub(crate) fn check_file_size(len: u64) -> Result<()> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: `limit` is a valid place for the answer.
+    if unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &mut limit) } == 0 && limit.rlim_cur < len {
+        let most = limit.rlim_cur;
+        return Err(Error::other(format!("this process may make files of {most} bytes at most (ulimit -f)")));
+    }
+    Ok(())
+}
+
+/// The groups of this process, beside its first.
+pub(crate) fn groups() -> Vec<libc::gid_t> {
+    // SAFETY: without room it only counts; then there is room for as many as are announced.
+    unsafe {
+        let count = libc::getgroups(0, ptr::null_mut()).max(0);
+        let mut groups = vec![0; count as usize];
+        let count = libc::getgroups(count, groups.as_mut_ptr()).max(0);
+        groups.truncate(count as usize);
+        groups
+    }
 }
 
 /// Tries to lock bytes of a file, for as long as this open file lives. `false`: somebody else has them.
-#[cfg(any(target_os = "linux", target_os = "android"))]
 pub(crate) fn try_lock(file: &File, from: u64, len: u64) -> Result<bool> {
-    let mut lock = byte_range(libc::F_WRLCK as i16, from, len);
+    set_lock(file, byte_range(libc::F_WRLCK as i16, from, len))
+}
+
+/// The same, beside others who share the lock.
+pub(crate) fn try_share(file: &File, from: u64, len: u64) -> Result<bool> {
+    set_lock(file, byte_range(libc::F_RDLCK as i16, from, len))
+}
+
+fn set_lock(file: &File, mut lock: libc::flock) -> Result<bool> {
     // SAFETY: `lock` is a valid description of a range.
     if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &mut lock) } == 0 {
         return Ok(true);
@@ -109,7 +143,6 @@ pub(crate) fn try_lock(file: &File, from: u64, len: u64) -> Result<bool> {
 }
 
 /// Does anybody else hold a lock on any of these bytes?
-#[cfg(any(target_os = "linux", target_os = "android"))]
 pub(crate) fn is_locked(file: &File, from: u64, len: u64) -> Result<bool> {
     let mut lock = byte_range(libc::F_WRLCK as i16, from, len);
     // SAFETY: `lock` is a valid description of a range, and the answer is written into it.
@@ -119,7 +152,6 @@ pub(crate) fn is_locked(file: &File, from: u64, len: u64) -> Result<bool> {
     Ok(lock.l_type != libc::F_UNLCK as i16)
 }
 
-#[cfg(any(target_os = "linux", target_os = "android"))]
 fn byte_range(kind: i16, from: u64, len: u64) -> libc::flock {
     // SAFETY: a zeroed `flock` is a valid one; the owner must be zero for open-file-description locks.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
@@ -131,7 +163,6 @@ fn byte_range(kind: i16, from: u64, len: u64) -> libc::flock {
 }
 
 /// The name of the shared or remote file system that a directory is on, if it is on one.
-#[cfg(any(target_os = "linux", target_os = "android"))]
 pub(crate) fn shared_file_system(dir: &Path) -> Result<Option<&'static str>> {
     use std::os::unix::ffi::OsStrExt;
     let path = std::ffi::CString::new(dir.as_os_str().as_bytes())?;
@@ -157,7 +188,6 @@ pub(crate) fn shared_file_system(dir: &Path) -> Result<Option<&'static str>> {
 }
 
 /// Sleeps while the low half of `cell` is that of `seen`, at most for `nap`. It may wake early.
-#[cfg(any(target_os = "linux", target_os = "android"))]
 pub(crate) fn sleep_on(cell: &AtomicU64, seen: u64, nap: Duration) {
     let limit = libc::timespec {
         tv_sec: nap.as_secs().min(86_400) as libc::time_t,
@@ -168,41 +198,63 @@ pub(crate) fn sleep_on(cell: &AtomicU64, seen: u64, nap: Duration) {
 }
 
 /// Wakes all who sleep on `cell`.
-#[cfg(any(target_os = "linux", target_os = "android"))]
 pub(crate) fn wake_all(cell: &AtomicU64) {
     // SAFETY: the address is only used as the name of a queue.
     unsafe { libc::syscall(libc::SYS_futex, low_half(cell), libc::FUTEX_WAKE, i32::MAX) };
 }
 
-#[cfg(any(target_os = "linux", target_os = "android"))]
 fn low_half(cell: &AtomicU64) -> *const u32 {
     let half = cell.as_ptr().cast::<u32>();
     if cfg!(target_endian = "big") { half.wrapping_add(1) } else { half }
 }
 
-#[cfg(not(any(target_os = "linux", target_os = "android")))]
-pub(crate) fn sleep_on(_: &AtomicU64, _: u64, nap: Duration) {
-    std::thread::sleep(nap.min(Duration::from_millis(2)));
+/// What names this boot of the kernel: two words. Where the system does not tell, they are made up, and stand for a boot
+/// that nobody else knows.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Boot {
+    pub id: [u64; 2],
+    is_known: bool,
 }
 
-#[cfg(not(any(target_os = "linux", target_os = "android")))]
-pub(crate) fn wake_all(_: &AtomicU64) {}
+impl Boot {
+    const UNKNOWN: &str = "unknown ";
 
-/// What names this boot of the kernel: two words, and the time namespace that the clock is read in.
-#[cfg(any(target_os = "linux", target_os = "android"))]
-pub(crate) fn boot_identity() -> ([u64; 2], u64) {
+    /// As the database names it: 32 hex digits, after a word if it is made up.
+    pub fn text(&self) -> String {
+        let [a, b] = self.id;
+        format!("{}{a:016x}{b:016x}", if self.is_known { "" } else { Self::UNKNOWN })
+    }
+
+    /// May it be the one that the database names so?
+    pub fn may_be(&self, text: &str) -> bool {
+        !text.is_empty() && (!self.is_known || text.starts_with(Self::UNKNOWN) || text == self.text())
+    }
+}
+
+/// The time namespace that the clock is read in; 0: nobody tells.
+pub(crate) fn time_namespace() -> u64 {
     use std::os::unix::fs::MetadataExt;
-    let namespace = std::fs::metadata("/proc/self/ns/time").map_or(0, |m| m.ino());
+    std::fs::metadata("/proc/self/ns/time").map_or(0, |m| m.ino())
+}
+
+pub(crate) fn boot() -> Result<Boot> {
+    static MADE_UP: std::sync::OnceLock<[u64; 2]> = std::sync::OnceLock::new();
     // A test can present another boot.
     #[cfg(feature = "fault-points")]
     if let Ok(text) = std::env::var("WGL_TEST_BOOT") {
-        return ([fnv(0, &text), fnv(1, &text)], namespace);
+        return Ok(Boot { id: [fnv(0, &text), fnv(1, &text)], is_known: true });
     }
     let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let hex: String = text.chars().filter(char::is_ascii_hexdigit).collect();
-    let half =
-        |range: std::ops::Range<usize>| hex.get(range).and_then(|half| u64::from_str_radix(half, 16).ok()).unwrap_or(0);
-    ([half(0..16), half(16..32)], namespace)
+    let half = |range: std::ops::Range<usize>| hex.get(range).and_then(|half| u64::from_str_radix(half, 16).ok());
+    if let (Some(a), Some(b)) = (half(0..16), half(16..32)) {
+        return Ok(Boot { id: [a, b], is_known: true });
+    }
+    let id = match MADE_UP.get() {
+        Some(id) => *id,
+        None => random::<2>().map(|id| *MADE_UP.get_or_init(|| id))?,
+    };
+    Ok(Boot { id, is_known: false })
 }
 
 /// FNV-1a, begun with one more byte so that one text has several hashes.
@@ -223,15 +275,7 @@ pub(crate) fn random<const N: usize>() -> Result<[u64; N]> {
     Ok(bytes.map(u64::from_ne_bytes))
 }
 
-/// This boot of the kernel, as the database names it: 32 hex digits.
-#[cfg(any(target_os = "linux", target_os = "android"))]
-pub(crate) fn boot_text() -> String {
-    let ([a, b], _) = boot_identity();
-    format!("{a:016x}{b:016x}")
-}
-
 /// Does the kernel say that the wall clock is synchronised? Without it, that clock may be years off after a reboot.
-#[cfg(target_os = "linux")]
 pub(crate) fn clock_is_synchronised() -> bool {
     // SAFETY: a zeroed `timex` is a valid one, and asks for nothing to be changed.
     let mut answer: libc::timex = unsafe { std::mem::zeroed() };
@@ -240,20 +284,13 @@ pub(crate) fn clock_is_synchronised() -> bool {
     says_synchronised(state, answer.status)
 }
 
-/// Elsewhere there is nobody to ask.
-#[cfg(not(target_os = "linux"))]
-pub(crate) fn clock_is_synchronised() -> bool {
-    false
-}
-
 /// A negative state is a refusal, as some sandboxes answer; the others but `TIME_ERROR` are a good clock, some of them
 /// beside a leap second.
-#[cfg(target_os = "linux")]
 fn says_synchronised(state: i32, status: i32) -> bool {
     state >= 0 && state != libc::TIME_ERROR && status & libc::STA_UNSYNC == 0
 }
 
-#[cfg(all(test, target_os = "linux", not(model)))]
+#[cfg(all(test, not(model)))]
 mod tests {
     use super::*;
 
@@ -271,10 +308,18 @@ mod tests {
 
     #[test]
     fn a_boot_has_a_name_and_keeps_it() {
-        let boot = boot_text();
-        assert!(boot.len() == 32 && boot.bytes().all(|b| b.is_ascii_hexdigit()), "{boot}");
-        assert_ne!(boot, "0".repeat(32));
-        assert_eq!(boot_text(), boot);
+        let text = boot().unwrap().text();
+        assert!(text.len() == 32 && text.bytes().all(|b| b.is_ascii_hexdigit()), "{text}");
+        assert_ne!(text, "0".repeat(32));
+        assert_eq!(boot().unwrap().text(), text);
+    }
+
+    #[test]
+    fn a_boot_that_nobody_names_may_be_any() {
+        let [known, other, unknown] =
+            [([1, 2], true), ([1, 3], true), ([1, 2], false)].map(|(id, is_known)| Boot { id, is_known });
+        assert!(known.may_be(&known.text()) && !known.may_be(&other.text()) && !known.may_be(""));
+        assert!(known.may_be(&unknown.text()) && unknown.may_be(&other.text()) && !unknown.may_be(""));
     }
 
     #[cfg(feature = "fault-points")]

@@ -4,7 +4,8 @@
 //! rate is the same limit, `NAME` before and `NAME/rate` after. The database is told first, and in one transaction; if
 //! somebody dies before the lane has the other name too, whoever looks for the limit next gives it that.
 
-use super::inner::{Inner, Locked};
+use super::locked::Locked;
+use super::session::Session;
 use super::url::Address;
 use crate::error::{Error, Result};
 use crate::fault;
@@ -103,9 +104,9 @@ impl Change {
 }
 
 /// All of it is for the holder of the structure lock.
-impl Inner {
+impl Session {
     /// The names that are declared, in order: of a composite its own.
-    pub(super) fn names(&self) -> Result<Vec<String>> {
+    pub(crate) fn names(&self) -> Result<Vec<String>> {
         let (mut names, composites) = match &self.address {
             Address::Memory => {
                 let rare = self.rare();
@@ -132,12 +133,13 @@ impl Inner {
         }
     }
 
-    pub(super) fn family(&self, name: &str) -> Result<Family> {
+    pub(crate) fn family(&self, name: &str) -> Result<Family> {
         match &self.address {
             Address::Memory => {
                 let (rare, below) = (self.rare(), format!("{name}/"));
-                let is_of_it = |(other, _): &(&String, &Declared)| *other == name || other.starts_with(&below);
-                let limits = rare.limits.iter().filter(is_of_it).map(|(name, found)| (name.clone(), *found)).collect();
+                let parts = rare.limits.range(below.clone()..).take_while(|(other, _)| other.starts_with(&below));
+                let limits = rare.limits.get_key_value(name).into_iter().chain(parts);
+                let limits = limits.map(|(name, found)| (name.clone(), *found)).collect();
                 Ok(Family { composite: rare.composites.get(name).cloned(), limits })
             }
             Address::Sqlite(path) => self.with_database(path, |database| database.family(name)),
@@ -145,29 +147,29 @@ impl Inner {
     }
 
     /// The error of a name that no limit has.
-    pub(super) fn unknown<R>(&self, name: &str) -> Result<R> {
+    pub(crate) fn unknown<R>(&self, name: &str) -> Result<R> {
         Err(Error::UnknownLimit { name: name.to_owned(), known: self.names()? })
     }
 
     /// Declares what these names stand for, in place of what they stood for: all or none of it is noted.
-    pub(super) fn declare_all(&self, all: &[(&str, &[Policy])], locked: &Locked) -> Result<()> {
+    pub(crate) fn declare_all(&self, all: &[(&str, &[Policy])], locked: &Locked) -> Result<()> {
         let changes = all.iter().map(|(name, policies)| self.change(name, policies));
         let changes = changes.collect::<Result<Vec<Change>>>()?;
-        let home = self.home();
+        let home = locked;
         let parts = || changes.iter().flat_map(|change| &change.parts);
         let before = parts().filter_map(|part| Some((part.from.as_str(), part.before?)));
         self.all_or_none(before, locked, || {
             for part in parts() {
                 let policy = part.now().current();
                 let limit = self.block(&part.from, policy, locked)?;
-                home.bring_to(limit, policy, locked.file())?;
+                home.bring_to(limit, policy)?;
                 if part.from != part.name
                     && let Some(stale) = home.find_limit(&part.name)
                 {
-                    home.retire(stale, locked.file())?;
+                    home.retire(stale)?;
                 }
                 if part.before.is_some() && part.is_new() {
-                    self.prepare_ledger(&part.from, policy)?;
+                    self.prepare_ledger(&part.from, policy.longest(), locked)?;
                 }
             }
             // After the lane, and after the ledger: whatever this process dies in, no more is missing than the policy
@@ -176,7 +178,9 @@ impl Inner {
         })?;
         fault::point("names-noted");
         for part in parts().filter(|part| part.from != part.name) {
-            home.find_limit(&part.from).into_iter().for_each(|limit| home.rename(limit, &part.name));
+            if let Some(limit) = home.find_limit(&part.from) {
+                home.rename(limit, &part.name)?;
+            }
         }
         Ok(())
     }
@@ -192,7 +196,7 @@ impl Inner {
             for (name, before) in before {
                 if let Some(limit) = self.home().find_limit(name) {
                     // What cannot be brought back now is when the limit is opened again.
-                    let _ = self.home().bring_to(limit, before.current(), locked.file());
+                    let _ = locked.bring_to(limit, before.current());
                 }
             }
         })
@@ -251,14 +255,20 @@ impl Inner {
 
     /// Where the limit of this name is, or now will be.
     pub(super) fn block(&self, name: &str, policy: Policy, locked: &Locked) -> Result<u64> {
-        let (home, kind) = (self.home(), policy.kind());
+        let (home, kind) = (locked, policy.kind());
         let is_of_kind = |limit: &u64| home.table(*limit).policy.kind() == kind;
         match home.find_limit(name) {
-            Some(limit) if is_of_kind(&limit) => return Ok(limit),
+            Some(limit) if is_of_kind(&limit) => {
+                // Somebody may have died while giving it this name.
+                if home.name_of(limit).is_none() {
+                    home.set_name_text(limit, name)?;
+                }
+                return Ok(limit);
+            }
             // The name was forgotten, and is another kind's now.
             Some(limit) => {
                 self.forget_logged(name, None)?;
-                home.retire(limit, locked.file())?;
+                home.retire(limit)?;
             }
             None => {}
         }
@@ -267,10 +277,10 @@ impl Inner {
         let other = whole.map_or_else(|| format!("{name}/{kind}"), str::to_owned);
         match home.find_limit(&other).filter(is_of_kind) {
             Some(limit) if self.declared(&other)?.is_none() => {
-                home.rename(limit, name);
+                home.rename(limit, name)?;
                 Ok(limit)
             }
-            _ => home.add_limit(name, policy, 0, locked.file()),
+            _ => home.add_limit(name, policy, 0),
         }
     }
 
@@ -289,7 +299,7 @@ impl Inner {
 
     /// Takes what a name stands for away. Its limits go on for those who use them, and count on if it is declared again,
     /// until it is declared as another kind.
-    pub(super) fn undeclare(&self, name: &str) -> Result<()> {
+    pub(crate) fn undeclare(&self, name: &str) -> Result<()> {
         self.with_lock(|_| {
             let family = self.family(name)?;
             let parts = family.parts(name);
@@ -308,7 +318,7 @@ impl Inner {
 
     /// Puts an operator's policies above the declared ones, each above that of its kind, or takes all away, and lets that
     /// hold: all or nothing.
-    pub(super) fn set_override(&self, name: &str, policies: Option<&[Policy]>) -> Result<()> {
+    pub(crate) fn set_override(&self, name: &str, policies: Option<&[Policy]>) -> Result<()> {
         self.with_lock(|locked| {
             let parts = self.family(name)?.parts(name);
             if parts.is_empty() {
@@ -321,15 +331,15 @@ impl Inner {
                 }
                 Some(policies) => overridden(name, parts, policies)?,
             };
-            let home = self.home();
+            let home = locked;
             let before = changes.iter().map(|(part, before, _)| (part.as_str(), *before));
             self.all_or_none(before, locked, || {
                 for (part, _, after) in &changes {
                     // A limit that the lane does not have yet gets it when it is opened.
                     if let Some(limit) = home.find_limit(part) {
-                        home.bring_to(limit, after.current(), locked.file())?;
+                        home.bring_to(limit, after.current())?;
                     }
-                    self.prepare_ledger(part, after.current())?;
+                    self.prepare_ledger(part, after.current().longest(), locked)?;
                 }
                 match &self.address {
                     Address::Memory => {
@@ -379,12 +389,13 @@ pub(crate) fn check_names(name: &str, policies: &[Policy]) -> Result<()> {
 }
 
 /// What a memory store has declared.
-impl super::inner::Rare {
+impl super::session::Rare {
     fn note(&mut self, changes: &[Change]) {
         for Change { name, composite, parts, dropped, .. } in changes {
             self.composites.remove(name);
-            let gone = |name: &String| dropped.contains(name) || parts.iter().any(|part| part.from == *name);
-            self.limits.retain(|name, _| !gone(name));
+            for gone in dropped.iter().chain(parts.iter().map(|part| &part.from)) {
+                self.limits.remove(gone);
+            }
             self.limits.extend(parts.iter().map(|part| (part.name.clone(), part.now())));
             self.composites.extend(composite.clone().map(|policies| (name.clone(), policies)));
         }

@@ -16,10 +16,27 @@ pub(super) const NEXT_NUMBER: u64 = FREE_INDEXES + 64;
 /// Counts the processes that have used the lane.
 pub(super) const NEXT_MEMBER: u64 = NEXT_NUMBER + 1;
 
+/// The list of changed keys: where its ring is, how many entries were ever made, and how many of them were read.
+pub(super) const CHANGED: u64 = 160;
+pub(super) const CHANGED_TAIL: u64 = 161;
+pub(super) const CHANGED_DONE: u64 = 162;
+
 /// The Unix time of tick 0 in µs, wrapping, as it was when the store was made.
 pub(super) const PHASE: u64 = NEXT_NUMBER + 2;
 
+/// Chains of names, by a name's hash.
+pub(super) const NAMES: u64 = 256;
+/// (The lane has the words from 480 on.)
+pub(super) const NAME_CHAINS: u64 = 224;
+
+/// Tables of open places, each twice as large as the one before; 0: there was no need yet.
+pub(super) const PLACES: u64 = CHANGED_DONE + 1;
+pub(super) const PLACE_TABLES: u64 = 16;
+/// The slots of the first.
+pub(super) const FIRST_PLACES: u64 = 256;
+
 pub(super) mod limit_word {
+    /// The next in the list of all limits.
     pub const NEXT: u64 = 0;
     pub const NAME: u64 = 1;
     pub const TABLE: u64 = 3;
@@ -33,7 +50,18 @@ pub(super) mod limit_word {
     pub const NEXT_NAME: u64 = 18; // two words
     /// What was counted: see `counts.rs`.
     pub const COUNTS: u64 = 20; // nine words
+    /// Its link in the chain of the name that it was added with.
+    pub const LINK: u64 = 29; // two words
+    /// Where its name is as a text: how many words there are, how many bytes it has, the bytes.
+    pub const TEXT: u64 = 31;
     pub const WORDS: u64 = 32;
+}
+
+/// A link in a chain of names: a limit that may have one of these names. Links are never removed.
+pub(super) mod link_word {
+    pub const NEXT: u64 = 0;
+    pub const LIMIT: u64 = 1;
+    pub const WORDS: u64 = 2;
 }
 
 pub(super) mod table_word {
@@ -93,6 +121,10 @@ pub(super) mod key_word {
     pub const TEXT_WORDS: u64 = 6;
     /// What is written at every admission stands apart from what is only read.
     pub const HOT: u64 = 16;
+    /// Of a log, the largest stamp that was ever made earlier, as words have it. (Leases have two words there.)
+    pub const PEAK: u64 = 19;
+    /// Until when it is in the list of changed keys: see `changed.rs`.
+    pub const LISTED: u64 = 22;
     /// What is written now and then: the level of the backoff and how long it lasts; how far starts are apart and how many
     /// jobs ended, where that adapts.
     pub const BACKOFF: u64 = 24;
@@ -103,4 +135,4 @@ pub(super) mod key_word {
     pub const RING: u64 = 32;
 }
 
-const _: () = assert!(PHASE < super::arena::HEADER_WORDS);
+const _: () = assert!(PHASE < CHANGED && PLACES + PLACE_TABLES <= NAMES && NAMES + NAME_CHAINS <= 480);

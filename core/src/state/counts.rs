@@ -4,16 +4,19 @@
 //! has one in an entry of that key. Once a second, and whenever somebody asks, what was counted since is added to the sums in
 //! the limit's and the key's blocks. So a denial writes nothing that another process reads.
 
-use super::inner::Inner;
+use super::index::KeyAt;
 use super::layout::{key_word, limit_word};
 use super::limit::Key;
+use super::locked::Locked;
+use super::session::Session;
 use super::table::{Hash, Home, Table};
 use crate::atomic::*;
 use crate::error::Result;
 use crate::fork::PerProcess;
 use crate::stats::Stats;
 use std::cell::Cell;
-use std::fs::File;
+use std::collections::HashMap;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -67,9 +70,16 @@ struct Told {
     made_room: Option<Instant>,
 }
 
+/// A limit, as a process knows it: in which of the store's homes it is, and where.
+type Id = (u64, u64);
+
 /// What this process counted of one limit.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Counts {
+    id: Id,
+    /// Is it in this list?
+    is_changed: AtomicBool,
+    changed: Arc<Mutex<Vec<Id>>>,
     stripes: [Stripe; STRIPES],
     /// Made at the first decision with a key.
     keys: OnceLock<Box<[Entry]>>,
@@ -79,11 +89,47 @@ pub(crate) struct Counts {
     told: Mutex<Told>,
 }
 
-/// The counts of each limit that this process has used: which of the store's homes it is in, and where. A forked child has
-/// counted nothing.
-pub(super) type Book = PerProcess<Vec<((u64, u64), Arc<Counts>)>>;
+/// The counts of each limit that this process has used. A forked child has counted nothing.
+pub(super) type Book = PerProcess<Limits>;
+
+#[derive(Debug, Default)]
+pub(super) struct Limits {
+    /// Which home they are of.
+    home: u64,
+    all: HashMap<Id, Arc<Counts>>,
+    /// Those in which something was counted since they were told last.
+    changed: Arc<Mutex<Vec<Id>>>,
+}
+
+impl Limits {
+    fn take_changed(&self) -> Vec<Id> {
+        std::mem::take(&mut *self.changed.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
 
 impl Counts {
+    fn new(id: Id, changed: Arc<Mutex<Vec<Id>>>) -> Counts {
+        Counts {
+            id,
+            is_changed: AtomicBool::new(false),
+            changed,
+            stripes: Default::default(),
+            keys: OnceLock::new(),
+            used: AtomicU64::new(0),
+            told: Mutex::default(),
+        }
+    }
+
+    /// Puts itself into the list of what is to be told. If another thread has the list, the next count does it.
+    #[cold]
+    fn change(&self) {
+        if let Ok(mut changed) = self.changed.try_lock()
+            && !self.is_changed.swap(true, AcqRel)
+        {
+            changed.push(self.id);
+        }
+    }
+
     /// Counts a start or a denial, of so many units.
     #[inline(always)]
     pub fn decided(&self, key: Option<Hash>, what: usize, weight: u64) {
@@ -95,6 +141,10 @@ impl Counts {
 
     #[inline(always)]
     pub fn add(&self, key: Option<Hash>, what: usize, n: u64) {
+        // (A count that is told by nobody, because it came at the same moment as a telling, is told with the next one.)
+        if !self.is_changed.load(Relaxed) {
+            self.change();
+        }
         if let Some(hash) = key
             && let Some(entry) = self.entry(hash)
         {
@@ -141,8 +191,8 @@ impl Counts {
     }
 
     /// Adds what was counted since the last time to the sums. Only for the holder of the structure lock.
-    fn tell(&self, home: &Home, limit: u64, file: Option<&File>) -> Result<()> {
-        home.finish_replacing(limit, file)?;
+    fn tell(&self, home: &Locked, limit: u64) -> Result<()> {
+        home.finish_replacing(limit)?;
         let table = home.table(limit);
         let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
         let now: [u64; OF_A_PROCESS] = std::array::from_fn(|what| {
@@ -169,7 +219,7 @@ impl Counts {
             entry.0[2].store(0, Relaxed);
             counts.iter().zip(&mut new).for_each(|(n, sum)| *sum += n);
             // Of a key that was forgotten meanwhile, only the whole limit knows.
-            if let Some(at) = known(home, &table, hash, file) {
+            if let Some(KeyAt { at, .. }) = home.find_or_mend(&table, hash) {
                 add(home, key_word::COUNTS.map(|word| at + word), counts);
             }
         }
@@ -184,15 +234,6 @@ fn add<const N: usize>(home: &Home, words: [u64; N], counts: [u64; N]) {
     for (word, n) in words.into_iter().zip(counts).filter(|(_, n)| *n > 0) {
         home.arena.word(word).fetch_add(n, Relaxed);
     }
-}
-
-/// Where a key is, if it is known, after finishing what somebody died in.
-fn known(home: &Home, table: &Table, hash: Hash, file: Option<&File>) -> Option<u64> {
-    let found = match home.find(table, hash) {
-        Err(_) => home.mend_key(table, hash, file).ok().and_then(|()| home.find(table, hash).ok()),
-        found => found.ok(),
-    };
-    found.flatten().map(|key| key.at)
 }
 
 /// Zeroed memory, of which only what is used is really taken.
@@ -343,41 +384,51 @@ fn stats(counts: [u64; OF_A_LIMIT]) -> Stats {
     }
 }
 
-impl Inner {
+impl Session {
     /// Where this process counts a limit of the current home. Only for the holder of the structure lock.
     pub(super) fn counts(&self, limit: u64) -> Arc<Counts> {
         let id = (self.home_number(), limit);
         let mut book = self.book.lock();
-        if let Some((_, counts)) = book.iter().find(|(other, _)| *other == id) {
-            return counts.clone();
+        if book.home != id.0 {
+            book.home = id.0;
+            book.all.retain(|other, _| other.0 == id.0);
         }
-        let counts = Arc::new(Counts::default());
-        book.push((id, counts.clone()));
-        counts
+        let changed = book.changed.clone();
+        book.all.entry(id).or_insert_with(|| Arc::new(Counts::new(id, changed))).clone()
     }
 
     /// Adds what this process counted to the sums. Only for the holder of the structure lock.
-    pub(super) fn tell_counts(&self, file: Option<&File>) -> Result<()> {
-        let number = self.home_number();
-        let mut book = self.book.lock();
-        // What was counted in a lane that is gone is gone with it.
-        book.retain(|((home, _), _)| *home == number);
-        book.iter().try_for_each(|((_, limit), counts)| counts.tell(self.home(), *limit, file))
+    pub(super) fn tell_counts(&self, locked: &Locked) -> Result<()> {
+        let (number, book) = (self.home_number(), self.book.lock());
+        let mut outcome = Ok(());
+        for id in book.take_changed() {
+            // What was counted in a lane that is gone is gone with it.
+            let Some(counts) = book.all.get(&id).filter(|_| id.0 == number) else { continue };
+            counts.is_changed.store(false, Release);
+            outcome = outcome.and(counts.tell(locked, id.1));
+        }
+        outcome
+    }
+
+    /// The same for one limit.
+    pub(super) fn tell_counts_of(&self, limit: u64, locked: &Locked) -> Result<()> {
+        let counts = self.book.lock().all.get(&(self.home_number(), limit)).cloned();
+        counts.map_or(Ok(()), |counts| counts.tell(locked, limit))
     }
 
     /// The same, if nobody else is busy. What is not told now is the next time.
     pub fn tell_counts_if_free(&self) {
-        let _ = self.with_lock_for(Duration::ZERO, |locked| self.tell_counts(locked.file()));
+        let _ = self.with_lock_for(Duration::ZERO, |locked| self.tell_counts(locked));
     }
 
     /// The same at the end of the store, if there is somebody to tell.
     pub(super) fn tell_last_counts(&self) {
-        if self.book.lock().is_empty() || !self.home().is_lane() {
+        if self.book.lock().all.is_empty() || !self.home().is_lane() {
             return;
         }
         // A lane that was deleted shall not be made anew for this.
         if self.home().is_still_there(self.home().clock.now().floor) {
-            let _ = self.with_lock_for(LAST_WORDS, |locked| self.tell_counts(locked.file()));
+            let _ = self.with_lock_for(LAST_WORDS, |locked| self.tell_counts(locked));
         }
     }
 }

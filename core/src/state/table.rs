@@ -1,4 +1,4 @@
-//! How limits are laid out in an arena, and how they are found, added and replaced. (Their keys: `keys.rs`.)
+//! How limits are laid out in an arena, and how they are found, added and replaced. (Their keys: `index.rs`.)
 //!
 //! ```text
 //! header ─→ limit ─→ limit ─→ …           one block per name: gate, current table
@@ -9,10 +9,13 @@
 //! A table is replaced when its policy changes: see `rewrite.rs`.
 
 use super::arena::{Arena, NoRoom};
-use super::keys::KeyAt;
+use super::damage::{bounded, nonsense};
+use super::index::KeyAt;
 use super::layout::{
-    FIRST_LIMIT, HASH_KEY, NEXT_CHECKPOINT, NEXT_NUMBER, PHASE, index_word, key_word, limit_word, table_word,
+    FIRST_LIMIT, HASH_KEY, NAME_CHAINS, NAMES, NEXT_CHECKPOINT, NEXT_NUMBER, PHASE, index_word, key_word, limit_word,
+    link_word, table_word,
 };
+use super::locked::Locked;
 use crate::algorithm::Sealed;
 use crate::algorithm::cells::Cells;
 use crate::algorithm::counter::{Counter, Frame};
@@ -27,13 +30,31 @@ use crate::fault;
 use crate::policy::{Policy, Shape};
 use crate::time::{Clock, Tick};
 use siphasher::sip128::{Hasher128, SipHasher13};
-use std::fs::File;
 
 /// How often the ledger is written, in ticks, if nobody has to wait for it: once a second.
 const CHECKPOINT_EVERY: Tick = 1_000_000;
 
 /// No machine boots faster than this, in ticks.
 const SHORTEST_BOOT: Tick = 2_000_000;
+
+/// The longest window whose starts are written behind, in ticks: two minutes. After a reboot a limit counts as full for so
+/// long at most, which is less than most machines take to be of use again.
+const LONGEST_BEHIND: Tick = 120_000_000;
+
+fn longest_behind() -> Tick {
+    // A test cannot wait for longer windows.
+    #[cfg(feature = "fault-points")]
+    if let Some(longest) = std::env::var("WGL_TEST_BEHIND_US").ok().and_then(|text| text.parse().ok()) {
+        return longest;
+    }
+    LONGEST_BEHIND
+}
+
+/// The budget of a limit that is written behind: any number of units may be missing from the ledger.
+pub(super) const BEHIND: u64 = u64::MAX - 1;
+
+/// The budget of a limit that is not in the ledger at all.
+pub(super) const UNKEPT: u64 = u64::MAX;
 
 /// The name of a limit that nobody finds any more.
 const NO_NAME: [u64; 2] = [0, 0];
@@ -53,6 +74,8 @@ pub(crate) enum Blocked {
     Lost,
     /// Something has to grow first.
     Full,
+    /// So have the tables of open places.
+    Crowded,
     /// It never will.
     Refused(Error),
 }
@@ -83,7 +106,6 @@ pub(crate) struct Home {
     /// Which making of the lane this is; 0 on the heap.
     pub instance: u64,
     /// Looks whether the lane is still there; none on the heap.
-    #[cfg(any(target_os = "linux", target_os = "android"))]
     pub watch: Option<super::lane::Watch>,
 }
 
@@ -103,18 +125,12 @@ impl Home {
     /// To be asked after each decision, with its time: is there something to look after?
     #[inline(always)]
     pub fn is_due(&self, now: Tick) -> bool {
-        #[cfg(any(target_os = "linux", target_os = "android"))]
-        return self.watch.as_ref().is_some_and(|watch| watch.is_due(now));
-        #[cfg(not(any(target_os = "linux", target_os = "android")))]
-        false
+        self.watch.as_ref().is_some_and(|watch| watch.is_due(now))
     }
 
     /// Looks whether the lane that decisions were made on is still the one that counts.
     pub fn is_still_there(&self, now: Tick) -> bool {
-        #[cfg(any(target_os = "linux", target_os = "android"))]
-        return self.watch.as_ref().is_none_or(|watch| watch.look(now));
-        #[cfg(not(any(target_os = "linux", target_os = "android")))]
-        true
+        self.watch.as_ref().is_none_or(|watch| watch.look(self, now))
     }
 
     /// Is it this caller's turn to write the ledger? Then it is nobody else's for a second.
@@ -122,11 +138,6 @@ impl Home {
         let next = self.arena.word(NEXT_CHECKPOINT);
         let due = next.load(Relaxed);
         due <= now && next.compare_exchange(due, now + CHECKPOINT_EVERY, AcqRel, Relaxed).is_ok()
-    }
-
-    /// The next turn comes no sooner than this.
-    pub fn put_off_checkpoint(&self, until: Tick) {
-        self.arena.word(NEXT_CHECKPOINT).fetch_max(until, AcqRel);
     }
 
     /// Sets the secret of a new store.
@@ -165,55 +176,25 @@ impl Home {
     /// Where the limit of this name is.
     pub fn find_limit(&self, name: &str) -> Option<u64> {
         let Hash(name) = self.hash(b'n', name);
-        let mut at = self.arena.word(FIRST_LIMIT).load(Acquire);
-        while at != 0 {
-            if self.get(at + limit_word::NAME) == name || self.get(at + limit_word::NEXT_NAME) == name {
-                return Some(at);
-            }
-            at = self.arena.word(at + limit_word::NEXT).load(Acquire);
-        }
-        None
+        let is_its =
+            |limit: &u64| self.get(limit + limit_word::NAME) == name || self.get(limit + limit_word::NEXT_NAME) == name;
+        self.linked(name).find(is_its)
     }
 
-    /// Adds a limit. Untouched keys count as started at `born`. Only for the holder of the structure lock.
-    pub fn add_limit(&self, name: &str, policy: Policy, born: Tick, file: Option<&File>) -> Result<u64> {
-        let table = self.new_table(policy, (born, 0), index_word::FIRST_CAPACITY, file)?;
-        let at = self.allocate(limit_word::WORDS, file)?;
-        self.set(at + limit_word::NAME, self.hash(b'n', name).0);
-        self.arena.word(at + limit_word::TABLE).store(table, Relaxed);
-        let first = self.arena.word(FIRST_LIMIT);
-        self.arena.word(at + limit_word::NEXT).store(first.load(Acquire), Relaxed);
-        first.store(at, Release);
-        Ok(at)
+    /// The limits that have, had or get this name or one with the same chain.
+    fn linked(&self, name: [u64; 2]) -> impl Iterator<Item = u64> {
+        let next = |at: u64| Some(self.arena.word(at).load(Acquire)).filter(|at| *at != 0);
+        let links = std::iter::successors(next(chain(name)), move |link| next(link + link_word::NEXT));
+        bounded(links, self.arena.most()).map(|link| self.arena.word(link + link_word::LIMIT).load(Relaxed))
     }
 
-    /// Gives a limit another name, which no other has. Only for the holder of the structure lock.
-    pub fn rename(&self, limit: u64, name: &str) {
-        let Hash(name) = self.hash(b'n', name);
-        // Somebody may have died in this.
-        let pending = self.get(limit + limit_word::NEXT_NAME);
-        if pending != NO_NAME {
-            self.write_name(limit + limit_word::NAME, pending);
-        }
-        // Whoever dies between two of these leaves it with one of the names.
-        self.write_name(limit + limit_word::NEXT_NAME, name);
-        self.write_name(limit + limit_word::NAME, name);
-        self.write_name(limit + limit_word::NEXT_NAME, NO_NAME);
-    }
-
-    fn write_name(&self, at: u64, [first, second]: [u64; 2]) {
-        self.arena.word(at).store(first, Release);
-        fault::point("half-named");
-        self.arena.word(at + 1).store(second, Release);
-    }
-
-    /// Takes a limit's name away, for a limit of another kind, and turns all away who still use it. Only for the holder of
-    /// the structure lock.
-    pub fn retire(&self, limit: u64, file: Option<&File>) -> Result<()> {
-        self.finish_replacing(limit, file)?;
-        self.write_name(limit + limit_word::NEXT_NAME, NO_NAME);
-        self.write_name(limit + limit_word::NAME, NO_NAME);
-        self.replace(limit, self.table(limit).policy, true, file)
+    /// All limits, also those that have no name any more.
+    pub(super) fn limits(&self) -> impl Iterator<Item = u64> {
+        let next = |at: u64| Some(self.arena.word(at).load(Acquire)).filter(|at| *at != 0);
+        bounded(
+            std::iter::successors(next(FIRST_LIMIT), move |limit| next(limit + limit_word::NEXT)),
+            self.arena.most(),
+        )
     }
 
     /// Has its name been taken away?
@@ -236,7 +217,8 @@ impl Home {
     pub fn table_at(&self, at: u64) -> Table {
         let words = self.arena.words(at, table_word::WORDS);
         let word = |i: u64| words[i as usize].load(Relaxed);
-        let policy = Policy::from_words(|i| word(table_word::POLICY + i as u64)).expect("a table has a policy");
+        let policy = Policy::from_words(|i| word(table_word::POLICY + i as u64))
+            .unwrap_or_else(|| nonsense(format_args!("no policy at {at}")));
         Table {
             at,
             policy,
@@ -246,74 +228,20 @@ impl Home {
         }
     }
 
-    /// A table whose untouched keys count as started at `born`, and whose new keys have tickets from `first` on.
-    pub(super) fn new_table(
-        &self,
-        policy: Policy,
-        (born, first): (Tick, u64),
-        capacity: u64,
-        file: Option<&File>,
-    ) -> Result<u64> {
-        let at = self.allocate(table_word::WORDS, file)?;
-        self.set(at + table_word::POLICY, policy.to_words());
-        self.arena.word(at + table_word::BORN).store(born, Relaxed);
-        self.arena.word(at + table_word::FIRST_TICKET).store(first, Relaxed);
-        self.arena.word(at + table_word::BUDGET).store(self.budget(policy), Relaxed);
-        let index = self.new_index(capacity, file)?;
-        self.arena.word(at + table_word::INDEX).store(index, Relaxed);
-        let (table, hash) = (self.table_at(at), self.hash(b'k', ""));
-        let empty = loop {
-            self.arena.grow(policy.ring(), file)?;
-            let block = self.used_block(policy).map_or_else(|| self.allocate(key_words(policy), file), Ok)?;
-            // One that had too many lives is lost.
-            if let Some(empty) = self.begin(&table, block, hash, "") {
-                break empty;
-            }
-        };
-        self.insert(&table, index, hash, empty.at);
-        self.arena.word(at + table_word::EMPTY_KEY).store(empty.at, Relaxed);
-        Ok(at)
-    }
-
-    /// How many units of a key may be missing from the ledger: a twentieth of the limit, at least one.
+    /// How many units of a key may be missing from the ledger: a twentieth of the limit, at least one; or [`BEHIND`], [`UNKEPT`].
     pub fn budget(&self, policy: Policy) -> u64 {
-        // Of shorter windows nothing survives a boot.
-        let is_kept = self.is_lane() && !policy.is_concurrency() && policy.longest() > SHORTEST_BOOT;
-        if is_kept { (policy.capacity() / 20).max(1) } else { u64::MAX }
+        match policy.longest() {
+            _ if !self.is_lane() || policy.is_concurrency() => UNKEPT,
+            // Nothing of it survives a boot.
+            ..=SHORTEST_BOOT => UNKEPT,
+            window if window <= longest_behind() => BEHIND,
+            _ => (policy.capacity() / 20).max(1),
+        }
     }
 
     /// Is it shared by processes, beside a database?
     pub fn is_lane(&self) -> bool {
-        #[cfg(any(target_os = "linux", target_os = "android"))]
-        return self.watch.is_some();
-        #[cfg(not(any(target_os = "linux", target_os = "android")))]
-        false
-    }
-
-    pub(super) fn allocate(&self, words: u64, file: Option<&File>) -> Result<u64> {
-        loop {
-            self.arena.grow(words, file)?;
-            // Somebody else, who needs no lock for it, may have taken the room: make more.
-            if let Ok(at) = self.arena.allocate(words) {
-                return Ok(at);
-            }
-        }
-    }
-
-    /// What a forked child does with a heap that it inherited: starts that run belong to the parent. Only for the holder
-    /// of the structure lock, before the child's first decision.
-    pub fn disown(&self) {
-        let mut at = self.arena.word(FIRST_LIMIT).load(Acquire);
-        while at != 0 {
-            let table = self.table(at);
-            if table.policy.is_concurrency() {
-                for at in self.keys(&table) {
-                    let life = self.arena.word(at + key_word::LIFE).load(Acquire);
-                    self.leases(&table, KeyAt { at, life }).disown();
-                }
-            }
-            at = self.arena.word(at + limit_word::NEXT).load(Acquire);
-        }
+        self.watch.is_some()
     }
 
     // ---- a key's cells ----
@@ -400,8 +328,8 @@ impl Home {
         let origins = word(key_word::ORIGINS).load(Relaxed);
         let origins = if origins == 0 { &[] } else { self.arena.words(origins, table.policy.ring()) };
         let cleared = word(key_word::CLEARED);
-        let base = base.load(Acquire);
-        Cells::Log(Log { head, cleared, own, logged, ring, origins, life, number, base, born: table.born })
+        let (peak, base) = (word(key_word::PEAK), base.load(Acquire));
+        Cells::Log(Log { head, cleared, own, logged, ring, origins, peak, life, number, base, born: table.born })
     }
 
     /// The cells in a block, whatever their life is. For the holder of the structure lock.
@@ -469,11 +397,104 @@ impl Home {
 
     /// Is this process of the lane no more? Not if that cannot be seen.
     pub fn is_dead(&self, member: u64) -> bool {
-        #[cfg(any(target_os = "linux", target_os = "android"))]
-        return self.watch.as_ref().is_some_and(|watch| watch.is_gone(member));
-        #[cfg(not(any(target_os = "linux", target_os = "android")))]
-        false
+        self.watch.as_ref().is_some_and(|watch| watch.is_gone(member))
     }
+}
+
+impl Locked<'_> {
+    /// Adds a limit. Untouched keys count as started at `born`. Only for the holder of the structure lock.
+    pub fn add_limit(&self, name: &str, policy: Policy, born: Tick) -> Result<u64> {
+        let table = self.new_table(policy, (born, 0), index_word::FIRST_CAPACITY)?;
+        let at = self.allocate(limit_word::WORDS)?;
+        self.set_name_text(at, name)?;
+        let Hash(name) = self.hash(b'n', name);
+        self.set(at + limit_word::NAME, name);
+        self.arena.word(at + limit_word::TABLE).store(table, Relaxed);
+        let first = self.arena.word(FIRST_LIMIT);
+        self.arena.word(at + limit_word::NEXT).store(first.load(Acquire), Relaxed);
+        first.store(at, Release);
+        self.link(at + limit_word::LINK, at, name);
+        Ok(at)
+    }
+
+    /// Puts a limit into the chain of a name.
+    fn link(&self, link: u64, limit: u64, name: [u64; 2]) {
+        let first = self.arena.word(chain(name));
+        self.set(link, [first.load(Acquire), limit]);
+        first.store(link, Release);
+    }
+
+    /// Gives a limit another name, which no other has. Only for the holder of the structure lock.
+    pub fn rename(&self, limit: u64, text: &str) -> Result<()> {
+        let Hash(name) = self.hash(b'n', text);
+        if !self.linked(name).any(|linked| linked == limit) {
+            self.link(self.allocate(link_word::WORDS)?, limit, name);
+        }
+        // Somebody may have died in this.
+        let pending = self.get(limit + limit_word::NEXT_NAME);
+        if pending != NO_NAME {
+            self.write_name(limit + limit_word::NAME, pending);
+        }
+        // Whoever dies between two of these leaves it with one of the names.
+        self.write_name(limit + limit_word::NEXT_NAME, name);
+        self.write_name(limit + limit_word::NAME, name);
+        self.write_name(limit + limit_word::NEXT_NAME, NO_NAME);
+        self.set_name_text(limit, text)
+    }
+
+    fn write_name(&self, at: u64, [first, second]: [u64; 2]) {
+        self.arena.word(at).store(first, Release);
+        fault::point("half-named");
+        self.arena.word(at + 1).store(second, Release);
+    }
+
+    /// Takes a limit's name away, for a limit of another kind, and turns all away who still use it. Only for the holder of
+    /// the structure lock.
+    pub fn retire(&self, limit: u64) -> Result<()> {
+        self.finish_replacing(limit)?;
+        self.write_name(limit + limit_word::NEXT_NAME, NO_NAME);
+        self.write_name(limit + limit_word::NAME, NO_NAME);
+        self.replace(limit, self.table(limit).policy, true)
+    }
+
+    /// A table whose untouched keys count as started at `born`, and whose new keys have tickets from `first` on.
+    pub(super) fn new_table(&self, policy: Policy, (born, first): (Tick, u64), capacity: u64) -> Result<u64> {
+        let at = self.allocate(table_word::WORDS)?;
+        self.set(at + table_word::POLICY, policy.to_words());
+        self.arena.word(at + table_word::BORN).store(born, Relaxed);
+        self.arena.word(at + table_word::FIRST_TICKET).store(first, Relaxed);
+        self.arena.word(at + table_word::BUDGET).store(self.budget(policy), Relaxed);
+        let index = self.new_index(capacity)?;
+        self.arena.word(at + table_word::INDEX).store(index, Relaxed);
+        let (table, hash) = (self.table_at(at), self.hash(b'k', ""));
+        let empty = loop {
+            self.grow(policy.ring())?;
+            let block = self.used_block(policy).map_or_else(|| self.allocate(key_words(policy)), Ok)?;
+            // One that had too many lives is lost.
+            if let Some(empty) = self.begin(&table, block, hash, "") {
+                break empty;
+            }
+        };
+        self.insert(&table, index, hash, empty.at);
+        self.arena.word(at + table_word::EMPTY_KEY).store(empty.at, Relaxed);
+        Ok(at)
+    }
+
+    /// What a forked child does with a heap that it inherited: starts that run belong to the parent. Only for the holder
+    /// of the structure lock, before the child's first decision.
+    pub fn disown(&self) {
+        for table in self.limits().map(|limit| self.table(limit)).filter(|table| table.policy.is_concurrency()) {
+            for at in self.keys(&table) {
+                let life = self.arena.word(at + key_word::LIFE).load(Acquire);
+                self.leases(&table, KeyAt { at, life }).disown();
+            }
+        }
+    }
+}
+
+/// Where the chain of a name begins.
+fn chain(name: [u64; 2]) -> u64 {
+    NAMES + name[0] % NAME_CHAINS
 }
 
 /// The size of a key's block.

@@ -7,8 +7,8 @@
 //! Some containers show a boot id of their own, so another id does not prove another boot: where the uptime has not
 //! fallen below the execution's, only the difference counts as its age, which in both cases it is at least.
 
-use super::sqlite::{Database, from_hex, to_hex};
-use crate::error::Result;
+use super::database::{Database, from_hex, to_hex};
+use crate::error::{Error, Result};
 use crate::fault;
 use rusqlite::{Transaction, TransactionBehavior, named_params, params};
 use std::collections::BTreeMap;
@@ -42,6 +42,9 @@ CREATE TABLE usage (                    -- units admitted in each minute of the 
 
 const MINUTE: i64 = 60_000_000;
 const USAGE_IS_KEPT: i64 = 31 * 24 * 60 * MINUTE;
+
+/// No execution has more units.
+const MOST_UNITS: i64 = 1_000_000_000;
 
 /// How many expired executions one call removes beyond those that it adds: a long silence is not paid for at once.
 const MOST_PRUNED: usize = 10_000;
@@ -79,16 +82,26 @@ pub(crate) struct Moment {
 }
 
 impl Database {
-    /// Writes down what was admitted, in the boot of [`Database::set_boot`]. It is on the disk when this returns; after an
-    /// error, nothing is. About once a minute it also removes what no longer counts.
-    pub fn record(&mut self, rows: &[Execution], now: Moment) -> Result<()> {
-        let mut record = || -> rusqlite::Result<()> {
+    /// Writes down what was admitted, in the boot of [`Database::set_boot`]; the commit has this number from then on. It is
+    /// on the disk when this returns; after an error, nothing is. About once a minute it also removes what no longer counts.
+    /// Fails if the database names another lane by now: what reads it in that lane's place may have read it already.
+    pub fn record(&mut self, rows: &[Execution], now: Moment, (lane, sequence): (u64, u64)) -> Result<()> {
+        let mut record = || -> rusqlite::Result<bool> {
             let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
             append(&transaction, rows, now)?;
             prune(&transaction, rows.len(), now)?;
-            transaction.commit()
+            let update = "UPDATE store SET sequence = max(sequence, ?1) WHERE lane = ?2";
+            if transaction.execute(update, params![sequence as i64, format!("{lane:016x}")])? == 0 {
+                return Ok(false);
+            }
+            transaction.commit().map(|()| true)
         };
-        record().map_err(|e| self.explain(e))
+        if !record().map_err(|e| self.explain(e))? {
+            let doing = format!("writing the ledger of {}", self.path().display());
+            return Err(Error::store(doing, "another lane has come in place of the one that this process uses"));
+        }
+        self.sequence = sequence;
+        Ok(())
     }
 
     /// Hands over what still counts, by limit, key and start, each with its times by the wall clock of `now`: it started
@@ -107,17 +120,30 @@ impl Database {
                 Ok((text(0)?, text(1)?, text(2)?, row.get::<_, i64>(3)?, row.get::<_, i64>(4)?, row.get::<_, i64>(5)?))
             };
             let (name, key, key_hash, units, started, counts_for) = read().map_err(|e| self.explain(e))?;
-            let started_at = now.wall - now.uptime + started;
+            // Somebody else may have written any numbers.
+            let started_at = (now.wall - now.uptime).saturating_add(started);
             visit(Execution {
                 name,
                 key,
                 key_hash: from_hex(key_hash).ok_or_else(|| self.damaged(format!("a key hash \"{key_hash}\"")))?,
                 started_at,
-                units: units.max(0) as u64,
-                expires_at: started_at + counts_for,
+                units: units.clamp(0, MOST_UNITS) as u64,
+                expires_at: started_at.saturating_add(counts_for),
             })?;
         }
         Ok(())
+    }
+
+    /// Notes which lane writes from now on. The others fail to.
+    pub fn claim(&self, lane: u64) -> Result<()> {
+        let claimed = self.connection.execute("UPDATE store SET lane = ?1", [format!("{lane:016x}")]);
+        claimed.map(drop).map_err(|e| self.explain(e))
+    }
+
+    /// Was the machine started anew since the ledger was last pruned, for certain? Not every other boot id is another boot.
+    pub fn is_rebooted(&self, now: Moment) -> Result<bool> {
+        let pruned_at = self.connection.query_row("SELECT pruned_at FROM store", [], |row| row.get::<_, i64>(0));
+        Ok(now.uptime < pruned_at.map_err(|e| self.explain(e))?)
     }
 
     /// Forgets what was admitted to a key, or to all keys of a limit. Its usage stays: it happened.
@@ -135,9 +161,9 @@ impl Database {
         kept.map(drop).map_err(|e| self.explain(e))
     }
 
-    /// Notes the boot in which the lane is made, before anything is recorded in it. If it is another than before, what
-    /// the ledger has is dated in its terms.
-    pub fn set_boot(&mut self, boot: &str, now: Moment) -> Result<()> {
+    /// Notes the boot in which the lane is made, and which making of it this is, before anything is recorded in it. If it is
+    /// another boot than before, what the ledger has is dated in its terms.
+    pub fn set_boot(&mut self, boot: &str, now: Moment, (lane, sequence): (u64, u64)) -> Result<()> {
         let mut set = || -> rusqlite::Result<()> {
             let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
             let clock =
@@ -146,10 +172,13 @@ impl Database {
                 &format!("UPDATE executions SET uptime = {STARTED} WHERE :boot <> (SELECT boot FROM store)"),
                 clock,
             )?;
-            transaction.execute("UPDATE store SET boot = ?1", [boot])?;
+            let update = "UPDATE store SET boot = ?1, lane = ?2, sequence = ?3";
+            transaction.execute(update, params![boot, format!("{lane:016x}"), sequence as i64])?;
             transaction.commit()
         };
-        set().map_err(|e| self.explain(e))
+        set().map_err(|e| self.explain(e))?;
+        self.sequence = sequence;
+        Ok(())
     }
 }
 
@@ -198,7 +227,7 @@ fn prune(transaction: &Transaction, added: usize, now: Moment) -> rusqlite::Resu
 
 #[cfg(all(test, not(model)))]
 mod tests {
-    use super::super::sqlite::tests::{Scratch, count};
+    use super::super::database::tests::{Scratch, count};
     use super::*;
     use crate::error::Error;
 
@@ -237,11 +266,11 @@ mod tests {
     #[test]
     fn what_is_recorded_comes_back_by_limit_key_and_time() {
         let dir = Scratch::new();
-        dir.open().set_boot("b1", at(0)).unwrap();
+        dir.open().set_boot("b1", at(0), (0, 0)).unwrap();
         let fat = Execution { units: 7, key_hash: [u64::MAX, 1], expires_at: NOON + HOUR + 3, ..start("mail", "a", 2) };
         let rows = [start("openai", "bb", 1), start("openai", "a", 3), fat, start("openai", "a", 1)];
-        dir.open().record(&rows, at(3)).unwrap();
-        dir.open().record(&[start("openai", "a", 2)], at(3)).unwrap();
+        dir.open().record(&rows, at(3), (0, 0)).unwrap();
+        dir.open().record(&[start("openai", "a", 2)], at(3), (0, 0)).unwrap();
         let mut found = Vec::new();
         let mut each = |e: Execution| {
             found.push((e.name.to_owned(), e.key.to_owned(), e.key_hash, e.started_at, e.units, e.expires_at));
@@ -271,9 +300,9 @@ mod tests {
         let keys: Vec<&'static str> = keys.into_iter().map(|key| &*key.leak()).collect();
         let rows: Vec<Execution> = keys.into_iter().enumerate().map(row).collect();
         let mut database = dir.open();
-        database.set_boot("b1", at(0)).unwrap();
-        database.record(&rows, at(59)).unwrap();
-        database.record(&rows[..10], at(59)).unwrap();
+        database.set_boot("b1", at(0), (0, 0)).unwrap();
+        database.record(&rows, at(59), (0, 0)).unwrap();
+        database.record(&rows[..10], at(59), (0, 0)).unwrap();
         assert_eq!(counted(&database, "b1", at(59)).len(), 10_010);
         let mut query = database.connection.prepare("SELECT minute, units FROM usage ORDER BY minute").unwrap();
         let usage = query.query_map([], |row| Ok((row.get(0)?, row.get(1)?))).unwrap();
@@ -286,8 +315,8 @@ mod tests {
     fn what_has_expired_does_not_come_back() {
         let dir = Scratch::new();
         let mut database = dir.open();
-        database.set_boot("b1", at(0)).unwrap();
-        database.record(&[start("api", "old", 0), start("api", "new", 1)], at(1)).unwrap();
+        database.set_boot("b1", at(0), (0, 0)).unwrap();
+        database.record(&[start("api", "old", 0), start("api", "new", 1)], at(1), (0, 0)).unwrap();
         assert_eq!(keys(&database, "b1", Moment { uptime: at(60).uptime - 1, ..at(60) }), ["new", "old"]);
         assert_eq!(keys(&database, "b1", at(60)), ["new"]);
         assert_eq!(keys(&database, "b1", at(61)), [""; 0]);
@@ -298,8 +327,8 @@ mod tests {
     fn setting_the_wall_clock_changes_nothing() {
         let dir = Scratch::new();
         let mut database = dir.open();
-        database.set_boot("b1", at(0)).unwrap();
-        database.record(&[start("api", "a", 0)], at(0)).unwrap();
+        database.set_boot("b1", at(0), (0, 0)).unwrap();
+        database.record(&[start("api", "a", 0)], at(0), (0, 0)).unwrap();
         for wall in [NOON - 900 * HOUR, NOON + 900 * HOUR] {
             let then = |seconds| Moment { wall, ..at(seconds) };
             let mut found = None;
@@ -311,7 +340,7 @@ mod tests {
             assert_eq!(found, Some((wall - 59 * SECOND, wall + SECOND)), "as old as it is, by the new clock");
             assert_eq!(keys(&database, "b1", then(60)), [""; 0]);
         }
-        database.record(&[], Moment { wall: NOON + 900 * HOUR, ..at(59) }).unwrap();
+        database.record(&[], Moment { wall: NOON + 900 * HOUR, ..at(59) }, (0, 0)).unwrap();
         assert_eq!(count(&database, "executions"), 1, "nor is it pruned");
     }
 
@@ -319,20 +348,20 @@ mod tests {
     fn about_once_a_minute_it_is_pruned() {
         let dir = Scratch::new();
         let mut database = dir.open();
-        database.set_boot("b1", at(0)).unwrap();
-        database.record(&[start("api", "a", 0)], at(0)).unwrap();
-        database.record(&[start("api", "b", 30)], at(30)).unwrap();
-        database.record(&[start("api", "c", 59)], at(59)).unwrap();
+        database.set_boot("b1", at(0), (0, 0)).unwrap();
+        database.record(&[start("api", "a", 0)], at(0), (0, 0)).unwrap();
+        database.record(&[start("api", "b", 30)], at(30), (0, 0)).unwrap();
+        database.record(&[start("api", "c", 59)], at(59), (0, 0)).unwrap();
         assert_eq!(count(&database, "executions"), 3);
-        database.record(&[start("api", "d", 60)], at(60)).unwrap();
+        database.record(&[start("api", "d", 60)], at(60), (0, 0)).unwrap();
         assert_eq!(count(&database, "executions"), 3, "a is gone");
-        database.record(&[start("api", "e", 100)], at(100)).unwrap();
+        database.record(&[start("api", "e", 100)], at(100), (0, 0)).unwrap();
         assert_eq!(count(&database, "executions"), 4, "b has expired, yet that minute has not passed");
         let month = 31 * 86_400;
-        database.record(&[], at(month)).unwrap();
+        database.record(&[], at(month), (0, 0)).unwrap();
         assert_eq!(count(&database, "executions"), 0);
         assert_eq!(count(&database, "usage"), 2, "31 days are not over");
-        database.record(&[], at(month + 60)).unwrap();
+        database.record(&[], at(month + 60), (0, 0)).unwrap();
         assert_eq!(count(&database, "usage"), 1);
     }
 
@@ -340,12 +369,12 @@ mod tests {
     fn a_long_silence_is_not_paid_for_at_once() {
         let dir = Scratch::new();
         let mut database = dir.open();
-        database.set_boot("b1", at(0)).unwrap();
+        database.set_boot("b1", at(0), (0, 0)).unwrap();
         let rows = vec![start("api", "a", 0); 2 * MOST_PRUNED + 500];
-        database.record(&rows, at(0)).unwrap();
+        database.record(&rows, at(0), (0, 0)).unwrap();
         let mut left = Vec::new();
         for seconds in 3_600..3_604 {
-            database.record(&[start("api", "new", seconds)], at(seconds)).unwrap();
+            database.record(&[start("api", "new", seconds)], at(seconds), (0, 0)).unwrap();
             left.push(count(&database, "executions"));
         }
         let most = MOST_PRUNED as i64;
@@ -372,14 +401,14 @@ mod tests {
         for (case, recorded, looked, expected) in cases {
             let dir = Scratch::new();
             let mut database = dir.open();
-            database.set_boot("b1", recorded).unwrap();
-            database.record(&[start("api", "a", 0)], recorded).unwrap();
+            database.set_boot("b1", recorded, (0, 0)).unwrap();
+            database.record(&[start("api", "a", 0)], recorded, (0, 0)).unwrap();
             let seen = |database: &Database, now| counted(database, "b2", now).first().map(|found| found.1);
             assert_eq!(seen(&database, looked), expected, "{case}");
-            database.set_boot("b2", looked).unwrap();
+            database.set_boot("b2", looked, (0, 0)).unwrap();
             assert_eq!(dir.identity().boot, "b2");
             assert_eq!(seen(&database, looked), expected, "{case}, once it is dated anew");
-            database.set_boot("b2", looked).unwrap();
+            database.set_boot("b2", looked, (0, 0)).unwrap();
             assert_eq!(seen(&database, looked), expected, "{case}, and noting a boot twice changes nothing");
             if let Some(start) = expected {
                 // From here on it ages by the uptime, until a minute after that start.
@@ -388,7 +417,9 @@ mod tests {
                 assert_eq!(counted(&database, "b2", later(59 - age)).len(), 1, "{case}, to its end");
                 assert_eq!(counted(&database, "b2", later(60 - age)).len(), 0, "{case}, and no longer");
             }
-            database.record(&[start("api", "b", 9_999)], Moment { uptime: looked.uptime, ..at(9_999) }).unwrap();
+            database
+                .record(&[start("api", "b", 9_999)], Moment { uptime: looked.uptime, ..at(9_999) }, (0, 0))
+                .unwrap();
             let left = 1 + i64::from(expected.is_some());
             assert_eq!(count(&database, "executions"), left, "{case}: the first record after a reboot prunes");
         }
@@ -398,9 +429,9 @@ mod tests {
     fn one_key_or_a_whole_limit_is_forgotten() {
         let dir = Scratch::new();
         let mut database = dir.open();
-        database.set_boot("b1", at(0)).unwrap();
+        database.set_boot("b1", at(0), (0, 0)).unwrap();
         let rows = [start("api", "a", 0), start("api", "a", 1), start("api", "b", 0), start("mail", "a", 0)];
-        database.record(&rows, at(1)).unwrap();
+        database.record(&rows, at(1), (0, 0)).unwrap();
         database.forget("api", Some(rows[0].key_hash)).unwrap();
         assert_eq!(keys(&database, "b1", at(1)), ["b", "a"]);
         database.forget("api", None).unwrap();
@@ -413,37 +444,37 @@ mod tests {
     fn a_full_disk_changes_nothing_and_passes() {
         let dir = Scratch::new();
         let mut database = dir.open();
-        database.set_boot("b1", at(0)).unwrap();
-        database.record(&[start("api", "a", 0)], at(0)).unwrap();
+        database.set_boot("b1", at(0), (0, 0)).unwrap();
+        database.record(&[start("api", "a", 0)], at(0), (0, 0)).unwrap();
         let pages: i64 = database.connection.query_row("PRAGMA page_count", [], |row| row.get(0)).unwrap();
         let limit = |pages: i64| format!("PRAGMA max_page_count = {pages}");
         database.connection.execute_batch(&limit(pages)).unwrap();
         let rows = vec![start("api", "b", 1); 5_000];
-        let error = database.record(&rows, at(1)).unwrap_err();
+        let error = database.record(&rows, at(1), (0, 0)).unwrap_err();
         assert_eq!(error.name(), "store_failure");
         assert!(error.to_string().contains("limits.db: the disk is full ("), "{error}");
         assert_eq!(counted(&database, "b1", at(1)), [("a".to_owned(), 0, 1)]);
         assert_eq!(count(&database, "(SELECT 1 FROM usage WHERE units = 1)"), 1);
-        database.record(&[start("api", "c", 1)], at(1)).unwrap();
+        database.record(&[start("api", "c", 1)], at(1), (0, 0)).unwrap();
         database.connection.execute_batch(&limit(1 << 30)).unwrap();
-        database.record(&rows, at(1)).unwrap();
+        database.record(&rows, at(1), (0, 0)).unwrap();
         assert_eq!(count(&dir.open(), "executions"), 5_002);
     }
 
     #[test]
     fn who_is_kept_waiting_by_a_stranger_gives_up_and_can_try_again() {
         let dir = Scratch::new();
-        dir.open().set_boot("b1", at(0)).unwrap();
+        dir.open().set_boot("b1", at(0), (0, 0)).unwrap();
         for (kind, begins) in [("a writer", "BEGIN IMMEDIATE"), ("a reader", "BEGIN; SELECT * FROM store")] {
             let stranger = dir.stranger();
             stranger.execute_batch(begins).unwrap();
             let mut database = dir.open();
             let before = count(&database, "executions");
-            let busy = database.record(&[start("api", "a", 0)], at(0)).unwrap_err();
+            let busy = database.record(&[start("api", "a", 0)], at(0), (0, 0)).unwrap_err();
             assert_eq!(busy.name(), "store_timeout", "{kind}");
             assert_eq!(count(&database, "executions"), before, "{kind}: nothing is half recorded");
             stranger.execute_batch("COMMIT").unwrap();
-            database.record(&[start("api", "a", 0)], at(0)).unwrap();
+            database.record(&[start("api", "a", 0)], at(0), (0, 0)).unwrap();
             assert_eq!(count(&database, "executions"), before + 1);
         }
     }
@@ -451,9 +482,9 @@ mod tests {
     #[test]
     fn people_can_read_it() {
         let dir = Scratch::new();
-        dir.open().set_boot("b1", at(0)).unwrap();
+        dir.open().set_boot("b1", at(0), (0, 0)).unwrap();
         let row = Execution { units: 3, started_at: NOON + 250_000, ..start("api", "tenant-7", 0) };
-        dir.open().record(&[row], at(1)).unwrap();
+        dir.open().record(&[row], at(1), (0, 0)).unwrap();
         let shell = dir.stranger();
         let text = |sql: &str| shell.query_row(sql, [], |row| row.get::<_, String>(0)).unwrap();
         let starts = text("SELECT concat_ws('|', name, key, started_at, units, expires_at) FROM starts");
@@ -468,10 +499,11 @@ mod tests {
     fn what_somebody_else_wrote_is_an_error() {
         let dir = Scratch::new();
         let mut database = dir.open();
-        database.record(&[start("api", "a", 0)], at(0)).unwrap();
+        database.set_boot("b1", at(0), (0, 0)).unwrap();
+        database.record(&[start("api", "a", 0)], at(0), (0, 0)).unwrap();
         dir.stranger().execute_batch("UPDATE executions SET key_hash = 'mine'").unwrap();
         let error = database.executions("b1", at(0), |_| Ok(())).unwrap_err();
-        assert_eq!(error.name(), "not_a_store");
+        assert_eq!(error.name(), "damaged");
         assert!(error.to_string().ends_with("a key hash \"mine\""), "{error}");
     }
 }

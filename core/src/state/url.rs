@@ -45,7 +45,7 @@ pub(crate) fn parse(url: &str) -> Result<Address> {
 }
 
 /// The path without symbolic links, as far as it exists: a database has one lane, however it is reached.
-fn same_name(path: &Path) -> PathBuf {
+pub(super) fn same_name(path: &Path) -> PathBuf {
     if let Ok(found) = path.canonicalize() {
         return found;
     }

@@ -2,6 +2,7 @@
 //!
 //! Addresses are offsets in words, so that every process sees the same ones. Word 0 is in the header, so 0 means "none".
 
+use super::damage::nonsense;
 use super::os;
 use crate::atomic::*;
 use crate::error::{Error, Result};
@@ -55,6 +56,21 @@ impl Arena {
         Arena::first(map)
     }
 
+    /// Only the header of a file, mapped.
+    pub fn header(map: os::Mapping) -> Arena {
+        Arena { map, usable: AtomicU64::new(HEADER_WORDS) }
+    }
+
+    /// No list in it has more members than this: each has eight words or more.
+    pub fn most(&self) -> u64 {
+        self.word(ALLOCATED).load(Acquire).min(MOST_BYTES / 8) / 8
+    }
+
+    /// How many words this process uses: so much of a file must be there.
+    pub fn usable(&self) -> u64 {
+        self.usable.load(Acquire)
+    }
+
     fn first(map: os::Mapping) -> Result<Arena> {
         let arena = Arena { map, usable: AtomicU64::new(0) };
         arena.use_up_to(FIRST_BYTES / 8).map_err(|e| Error::store("mapping a store", e))?;
@@ -98,7 +114,10 @@ impl Arena {
     #[cold]
     fn catch_up(&self, at: u64, count: u64) {
         let there = self.word(ALLOCATED).load(Acquire).min(self.map.len() as u64 / 8);
-        assert!(at <= there && count <= there - at, "no such cells: {count} at {at} of {there}");
+        // A part of a file that is not there kills whoever touches it.
+        if at > there || count > there - at || self.map.is_there(there as usize * 8 - 1).is_err() {
+            nonsense(format_args!("{count} words at {at} of {there}"));
+        }
         self.use_up_to(there).expect("the system lets a process use memory that it has mapped");
     }
 
@@ -119,6 +138,10 @@ impl Arena {
 
     /// Makes room for `count` more words. Only for the holder of the structure lock; `file` is the arena's, if it has one.
     pub fn grow(&self, count: u64, file: Option<&File>) -> Result<()> {
+        let (allocated, used) = (self.word(ALLOCATED).load(Acquire), self.word(CURSOR).load(Acquire));
+        if file.is_some() && !is_size(allocated, used) {
+            nonsense(format_args!("a lane of {allocated} words, {used} of them used"));
+        }
         let have = self.word(ALLOCATED).load(Acquire) * 8;
         let need = (self.word(CURSOR).load(Acquire) + count + 2 * ALIGN_WORDS) * 8;
         if need <= have {
@@ -140,6 +163,11 @@ impl Arena {
         self.word(ALLOCATED).store(want / 8, Release);
         Ok(())
     }
+}
+
+/// Can a store have so many words, and so many of them used?
+pub(crate) fn is_size(allocated: u64, used: u64) -> bool {
+    (FIRST_BYTES / 8..=MOST_BYTES / 8).contains(&allocated) && (HEADER_WORDS..=allocated).contains(&used)
 }
 
 /// Reserves address space: as much as a store can ever use, or less where the process may not have that much.

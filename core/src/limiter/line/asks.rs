@@ -1,0 +1,104 @@
+//! What a line asks of its limiter.
+
+use super::Seats;
+use crate::error::Result;
+use crate::limiter::{Attempt, LOOK_AGAIN, Limiter, Presented, Reserved};
+use crate::permit::RawPermit;
+use crate::time::ManualClock;
+use std::time::Duration;
+
+/// What a limiter has for a waiter.
+#[doc(hidden)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Claim {
+    /// Start.
+    Started(RawPermit),
+    /// A start in the future.
+    Place {
+        /// What to present.
+        place: RawPermit,
+        /// When, from now.
+        after: Duration,
+    },
+    /// Nothing before the waiter's patience ends.
+    Denied {
+        /// When there may be something, from now.
+        after: Duration,
+        /// Is nothing possible before that? Otherwise it is a suggestion of when to look again.
+        is_certain: bool,
+    },
+    /// As many wait as may; to wait for room among them makes no sense.
+    Full {
+        /// When one more may, from now.
+        after: Duration,
+    },
+}
+
+/// The part of every limiter that lines use. It counts nothing before the outcome is known.
+#[doc(hidden)]
+pub trait Lined: Send + Sync {
+    /// Starts now, or takes a place if there is one within `most` (`None`: however far). A place has a grace of at least
+    /// `grace`.
+    fn claim(&self, key: &str, weight: u64, most: Option<Duration>, grace: Duration) -> Result<Claim>;
+
+    /// Starts with a place: [`Limiter::present`], but for what it counts.
+    fn start(&self, place: &RawPermit) -> Result<Presented>;
+
+    /// Counts a wait that ended in a start.
+    fn waited(&self, _permit: &RawPermit, _wait: Duration) {}
+
+    /// Counts a wait that ended without a start.
+    fn sent_away(&self, _key: &str, _weight: u64) {}
+
+    /// The shortest time in which so many units can start, the first of them at once.
+    fn soonest(&self, _units: u64) -> Duration {
+        Duration::ZERO
+    }
+
+    /// The clock that tests move, if the limiter lives by one.
+    fn manual_clock(&self) -> Option<ManualClock> {
+        None
+    }
+
+    /// What the bell of a key shows that every completion rings. To be read before a claim; `None`: there is no bell.
+    fn hear(&self, _key: &str) -> Option<u64> {
+        None
+    }
+
+    /// Sleeps until the bell shows something else, at most for `nap`. It may wake early.
+    fn sleep_on_bell(&self, _key: &str, _heard: u64, nap: Duration) {
+        std::thread::sleep(nap);
+    }
+
+    /// The lines of this process's threads.
+    fn seats(&self) -> &Seats;
+}
+
+/// [`Lined::claim`] for a limiter that has only the public calls.
+pub(crate) fn claim_by_calls(
+    limiter: &dyn Limiter,
+    (key, weight): (&str, u64),
+    most: Option<Duration>,
+    grace: Duration,
+) -> Result<Claim> {
+    // Looking first: a denied attempt would count as a denial.
+    let seen = limiter.peek(key, weight)?;
+    if seen.admitted
+        && let Attempt::Admitted(permit) = limiter.attempt(key, weight)?
+    {
+        return Ok(Claim::Started(permit));
+    }
+    if !limiter.has_places() {
+        // A gate opens when it says; but somebody may complete at any time.
+        let closed = seen.retry_after.min(seen.reset_after);
+        return Ok(Claim::Denied { after: closed.max(LOOK_AGAIN), is_certain: closed > LOOK_AGAIN });
+    }
+    let grace = limiter.window()?.filter(|window| grace > *window / 40).map(|_| grace);
+    Ok(match limiter.reserve(key, weight, most, grace)? {
+        Reserved::Place { place, after } => Claim::Place { place, after },
+        Reserved::Denied(after) => match most.is_some_and(|most| after > most) {
+            false if limiter.has_bounded_queue() => Claim::Full { after },
+            is_certain => Claim::Denied { after, is_certain },
+        },
+    })
+}

@@ -1,0 +1,497 @@
+//! The waiters of one key.
+
+use super::{Claim, Outcome, Rank};
+use crate::error::{Error, Result};
+use crate::limiter::{LOOK_AGAIN, Limiter, Presented, random};
+use crate::permit::RawPermit;
+use crate::policy;
+use crate::time::{Clock, Tick, from_ticks, patience_ticks};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::{Duration, Instant};
+
+/// The most places that a line holds.
+const MOST_PLACES: usize = 256;
+
+/// How far ahead places are taken at least, in ticks.
+const HORIZON: Tick = 100_000;
+
+/// How often a line looks whether its first place could be sooner: after a raised limit, or a `clear`.
+const LOOK_SOONER: Tick = 250_000;
+
+/// A waiter whose place would be sooner by less than this stays where it is.
+const WORTH_MOVING: Tick = 50_000;
+
+/// How long one pass may take. What is left is done in the next one, which is due at once.
+const BATCH: Duration = Duration::from_millis(4);
+
+/// The longest grace that a place has unless another is asked for.
+const MOST_GRACE: Tick = 50_000;
+
+#[derive(Debug)]
+struct Waiting {
+    weight: u64,
+    since: Tick,
+    /// [`Tick::MAX`]: none.
+    deadline: Tick,
+    /// [`KeyLine::units`] and [`KeyLine::gone`] before it joined at the end of the line. 0 if it joined elsewhere.
+    units: u64,
+    gone: u64,
+}
+
+#[derive(Debug)]
+struct Held {
+    place: RawPermit,
+    weight: u64,
+    ready: Tick,
+}
+
+/// What ended, and how.
+pub(super) type Out = Vec<(Rank, Outcome)>;
+
+/// The waiters of one key, and the places that they hold together: no more of any weight than there are waiters of it.
+#[derive(Debug, Default)]
+pub(super) struct KeyLine {
+    waiters: BTreeMap<Rank, Waiting>,
+    by_weight: BTreeSet<(u64, Rank)>,
+    deadlines: BTreeSet<(Tick, Rank)>,
+    /// The earliest first.
+    places: VecDeque<Held>,
+    /// When to ask for the next place, or where nothing is held, for a start.
+    ask_at: Tick,
+    /// How often it was asked in vain.
+    looks: u32,
+    /// When to look whether the first place could be sooner.
+    look_sooner_at: Tick,
+    /// How late this line has presented places, in ticks, the last times.
+    late: Tick,
+    /// The weights of all waiters.
+    units: u64,
+    /// The weights of all waiters that ever started or left.
+    gone: u64,
+    /// The last pass did not finish.
+    is_unfinished: bool,
+    /// It did not because it must not wait.
+    is_blocked: bool,
+    /// Places that are to be given back by a pass that may wait.
+    surplus: Vec<RawPermit>,
+}
+
+/// What a pass works with.
+pub(super) struct Pass<'a> {
+    pub limiter: &'a dyn Limiter,
+    pub key: &'a str,
+    pub clock: &'a Clock,
+    pub began: Instant,
+}
+
+impl<'a> Pass<'a> {
+    pub fn new(limiter: &'a dyn Limiter, key: &'a str, clock: &'a Clock) -> Pass<'a> {
+        Pass { limiter, key, clock, began: Instant::now() }
+    }
+
+    fn now(&self) -> Tick {
+        self.clock.now().floor
+    }
+
+    fn is_over(&self) -> bool {
+        self.began.elapsed() > BATCH
+    }
+
+    /// The window of the limit, in ticks. (A limit that cannot be read says what is wrong when it is asked for a start.)
+    fn window(&self) -> Tick {
+        self.limiter.window().ok().flatten().map_or(Tick::MAX, patience_ticks)
+    }
+}
+
+impl KeyLine {
+    pub fn is_empty(&self) -> bool {
+        self.waiters.is_empty() && self.surplus.is_empty()
+    }
+
+    /// Is there something to do for a pass that [may wait](crate::MayWait)?
+    pub fn is_blocked(&self) -> bool {
+        self.is_blocked
+    }
+
+    /// Adds a waiter. Its outcome may be known at once. `asked` is what the limiter has just answered, if it was asked.
+    pub fn join(
+        &mut self,
+        pass: &Pass,
+        (rank, weight, timeout): (Rank, u64, Option<Duration>),
+        asked: Option<Claim>,
+        out: &mut Out,
+    ) -> Result<()> {
+        let was_empty = self.is_empty();
+        let now = pass.now();
+        let deadline = super::deadline(now, timeout);
+        policy::check_some(weight)?;
+        let is_last = self.waiters.last_key_value().is_none_or(|(last, _)| *last < rank);
+        if was_empty {
+            (self.ask_at, self.looks) = (now, 0);
+        } else {
+            // A key that is none, or a weight that could never start, is an error before it waits.
+            pass.limiter.peek(pass.key, weight)?;
+            let soonest = self.soonest(pass, self.units.saturating_add(weight), now);
+            if is_last && soonest > deadline {
+                pass.limiter.sent_away(pass.key, weight);
+                out.push((rank, Outcome::Expired(from_ticks(soonest - now))));
+                return Ok(());
+            }
+        }
+        let (units, gone) = if is_last { (self.units, self.gone) } else { (0, self.gone) };
+        self.waiters.insert(rank, Waiting { weight, since: now, deadline, units, gone });
+        self.by_weight.insert((weight, rank));
+        if deadline != Tick::MAX {
+            self.deadlines.insert((deadline, rank));
+        }
+        self.units = self.units.saturating_add(weight);
+        self.fill(pass, asked.filter(|_| was_empty), out);
+        Ok(())
+    }
+
+    /// Holds a place that a waiter of that weight brought.
+    pub fn hold(&mut self, place: RawPermit, weight: u64, ready: Tick) {
+        let at = self.places.partition_point(|held| held.ready <= ready);
+        self.places.insert(at, Held { place, weight, ready });
+    }
+
+    /// Removes a waiter that does not wait any longer.
+    pub fn leave(&mut self, limiter: &dyn Limiter, rank: Rank) {
+        self.remove(limiter, rank);
+    }
+
+    /// Looks at once: there may be room now.
+    pub fn wake(&mut self, now: Tick) {
+        self.ask_at = self.ask_at.min(now);
+    }
+
+    /// When this line has to be advanced next.
+    pub fn next(&self) -> Tick {
+        if self.is_unfinished || self.is_blocked {
+            return 0;
+        }
+        let mut next = self.deadlines.first().map_or(Tick::MAX, |(deadline, _)| *deadline);
+        if let Some(first) = self.places.front() {
+            next = next.min(first.ready).min(self.look_sooner_at);
+        }
+        if self.wants_places() {
+            next = next.min(self.ask_at);
+        }
+        next
+    }
+
+    /// When a waiter has to look again that is not woken: the first one drives the line, the others come when they may start.
+    pub fn needs(&self, pass: &Pass, rank: Rank) -> Tick {
+        let next = self.next();
+        if self.waiters.first_key_value().is_none_or(|(first, _)| *first == rank) {
+            return next;
+        }
+        let earliest = self.earliest(pass, rank);
+        let earliest = if earliest <= pass.now() { next.max(pass.now() + 1_000) } else { earliest };
+        earliest.min(self.deadline(rank))
+    }
+
+    /// Until when a waiter waits.
+    pub fn deadline(&self, rank: Rank) -> Tick {
+        self.waiters.get(&rank).map_or(0, |waiting| waiting.deadline)
+    }
+
+    /// Starts whoever can start, sends away those whose time is up, and takes places for those who come next.
+    pub fn advance(&mut self, pass: &Pass, out: &mut Out) {
+        (self.is_unfinished, self.is_blocked) = (false, false);
+        for place in std::mem::take(&mut self.surplus) {
+            self.give_back(pass.limiter, place);
+        }
+        self.look_sooner(pass);
+        self.start_ready(pass, out);
+        self.expire(pass, out);
+        self.fill(pass, None, out);
+    }
+
+    /// Sends away those whose time is up.
+    pub fn expire(&mut self, pass: &Pass, out: &mut Out) {
+        let now = pass.now();
+        while let Some(&(deadline, rank)) = self.deadlines.first()
+            && deadline <= now
+        {
+            let after = from_ticks(self.earliest(pass, rank).saturating_sub(now));
+            self.send_away(pass, rank, after, out);
+        }
+    }
+
+    /// When a waiter can start at the earliest, as far as this line knows.
+    pub fn earliest(&self, pass: &Pass, rank: Rank) -> Tick {
+        let now = pass.now();
+        let Some(waiting) = self.waiters.get(&rank) else { return now };
+        let weight = waiting.weight;
+        let ahead = self.by_weight.range((weight, (i32::MIN, 0))..(weight, rank)).take(MOST_PLACES).count();
+        match self.places.iter().filter(|held| held.weight == weight).nth(ahead) {
+            Some(held) => held.ready,
+            None => {
+                let ahead = waiting.units.saturating_sub(self.gone - waiting.gone);
+                self.soonest(pass, ahead.saturating_add(weight), now)
+            }
+        }
+    }
+
+    /// When the last of so many waiting units can start at the earliest.
+    fn soonest(&self, pass: &Pass, units: u64, now: Tick) -> Tick {
+        let held: u64 = self.places.iter().map(|held| held.weight).sum();
+        let from = match self.places.back() {
+            Some(last) => last.ready,
+            None => now,
+        };
+        from.max(now).saturating_add(patience_ticks(pass.limiter.soonest(units.saturating_sub(held))))
+    }
+
+    fn wants_places(&self) -> bool {
+        self.waiters.len() > self.places.len() && self.places.len() < MOST_PLACES
+    }
+
+    /// The first waiter that no place is for.
+    fn first_without(&self) -> Option<Rank> {
+        if !self.wants_places() {
+            return None;
+        }
+        let mut held: BTreeMap<u64, usize> = BTreeMap::new();
+        for place in &self.places {
+            *held.entry(place.weight).or_default() += 1;
+        }
+        let has_none = |waiting: &Waiting| match held.get_mut(&waiting.weight) {
+            Some(left) if *left > 0 => {
+                *left -= 1;
+                false
+            }
+            _ => true,
+        };
+        let mut has_none = has_none;
+        self.waiters.iter().find(|(_, waiting)| has_none(waiting)).map(|(rank, _)| *rank)
+    }
+
+    /// How far ahead places are taken: so that a driver that comes late finds what it could have started meanwhile; but not
+    /// so far that the starts that a place follows on have not happened, because these give back what they do not need.
+    fn horizon(&self, window: Tick) -> Tick {
+        HORIZON.max(2 * self.late).min(window / 2)
+    }
+
+    /// The grace that this line needs, if it is more than usual.
+    fn grace(&self, window: Tick) -> Duration {
+        let wanted = 2 * self.late;
+        if wanted <= (window / 40).min(MOST_GRACE) { Duration::ZERO } else { from_ticks(wanted.min(window / 4)) }
+    }
+
+    /// Takes places, or starts, for the first waiters that have none. `asked` is the answer for the first of them, if the
+    /// limiter has given it just now.
+    fn fill(&mut self, pass: &Pass, mut asked: Option<Claim>, out: &mut Out) {
+        let window = pass.window();
+        let is_bounded = pass.limiter.has_bounded_queue();
+        // However late this thread is: one is asked for, so that who joins knows whether there is room.
+        let mut is_first = true;
+        while let Some(rank) = self.first_without() {
+            let now = pass.now();
+            // In a queue that holds so many and no more, everybody has to know at once.
+            if now < self.ask_at && !is_bounded {
+                return;
+            }
+            if pass.is_over() && !is_first {
+                self.is_unfinished = true;
+                return;
+            }
+            is_first = false;
+            let (weight, deadline) = (self.waiters[&rank].weight, self.waiters[&rank].deadline);
+            let left = deadline.saturating_sub(now);
+            let most = if self.places.is_empty() || is_bounded { left } else { left.min(self.horizon(window)) };
+            let patience = (most != Tick::MAX).then(|| from_ticks(most));
+            let grace = self.grace(window);
+            let claim = asked.take().map_or_else(|| pass.limiter.claim(pass.key, weight, patience, grace), Ok);
+            match claim {
+                Ok(Claim::Started(permit)) => {
+                    self.looks = 0;
+                    self.admit(pass, weight, permit, out);
+                }
+                Ok(Claim::Place { place, after }) => {
+                    let now = pass.now();
+                    if self.places.is_empty() {
+                        self.look_sooner_at = now + LOOK_SOONER;
+                    }
+                    self.hold(place, weight, now.saturating_add(patience_ticks(after)));
+                }
+                Ok(Claim::Denied { after, is_certain }) => {
+                    let after_ticks = patience_ticks(after);
+                    if deadline <= now || is_certain && after_ticks > left {
+                        self.send_away(pass, rank, after, out);
+                        continue;
+                    }
+                    self.ask_at = now + self.pause(after_ticks, is_certain, window);
+                    return;
+                }
+                Ok(Claim::Full { after }) => self.send_away(pass, rank, after, out),
+                Err(Error::WouldWait) => {
+                    self.is_blocked = true;
+                    return;
+                }
+                Err(error) => self.fail(pass, rank, error, out),
+            }
+        }
+    }
+
+    /// How long not to ask after a denial.
+    fn pause(&mut self, after: Tick, is_certain: bool, window: Tick) -> Tick {
+        if !self.places.is_empty() {
+            let after = if is_certain { after.saturating_sub(self.horizon(window)) } else { after };
+            return after.clamp(1, if is_certain { Tick::MAX } else { LOOK_AGAIN.as_micros() as Tick });
+        }
+        if is_certain {
+            return after.max(1);
+        }
+        // Who frees something may do it at any time: look soon at first, then less often, and never in step with others.
+        self.looks = (self.looks + 1).min(6);
+        let most = 500 << (self.looks - 1).min(5);
+        most / 2 + random() % (most / 2)
+    }
+
+    /// Starts with the places that are ready.
+    fn start_ready(&mut self, pass: &Pass, out: &mut Out) {
+        for _ in 0..self.places.len() {
+            let now = pass.now();
+            if self.places.front().is_none_or(|first| first.ready > now) {
+                break;
+            }
+            if pass.is_over() {
+                self.is_unfinished = true;
+                return;
+            }
+            let Some(Held { place, weight, ready }) = self.places.pop_front() else { break };
+            self.late = (self.late - self.late / 8).max(now - ready);
+            match pass.limiter.start(&place) {
+                Ok(Presented::Started(permit)) => self.admit(pass, weight, permit, out),
+                Ok(Presented::Wait { place: fresh, after }) if after.is_zero() => {
+                    // It came too late, and so may the fresh one, if to take it takes long. What is asked for instead needs
+                    // no grace: a start at once.
+                    self.give_back(pass.limiter, fresh);
+                    self.ask_at = now;
+                }
+                Ok(Presented::Wait { place: fresh, after }) => {
+                    let now = pass.now();
+                    self.hold(fresh, weight, now.saturating_add(patience_ticks(after)));
+                    self.send_away_the_late(pass, now, out);
+                    if fresh == place {
+                        // Its time has come, but something else has no room: nor has it for the others.
+                        break;
+                    }
+                }
+                Err(Error::WouldWait) => {
+                    self.places.push_front(Held { place, weight, ready });
+                    self.is_blocked = true;
+                    return;
+                }
+                Err(error) => {
+                    self.give_back(pass.limiter, place);
+                    if let Some(rank) = self.first_of(weight) {
+                        self.fail(pass, rank, error, out);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Sends those away whose place comes too late by now.
+    fn send_away_the_late(&mut self, pass: &Pass, now: Tick, out: &mut Out) {
+        if self.deadlines.is_empty() {
+            return;
+        }
+        let ranks: Vec<Rank> = self.waiters.keys().take(self.places.len()).copied().collect();
+        for rank in ranks {
+            let ready = self.earliest(pass, rank);
+            if self.waiters[&rank].deadline < ready {
+                self.send_away(pass, rank, from_ticks(ready.saturating_sub(now)), out);
+            }
+        }
+    }
+
+    /// Gives all places back, to take them anew, if a new waiter would start sooner than the first one here.
+    fn look_sooner(&mut self, pass: &Pass) {
+        let now = pass.now();
+        let Some(first) = self.places.front() else { return };
+        if now < self.look_sooner_at {
+            return;
+        }
+        self.look_sooner_at = now + LOOK_SOONER;
+        let Ok(seen) = pass.limiter.peek(pass.key, first.weight) else { return };
+        if patience_ticks(seen.retry_after).saturating_add(now + WORTH_MOVING) < first.ready {
+            self.give_back_all(pass.limiter);
+            self.ask_at = now;
+        }
+    }
+
+    /// Gives every place back, the last one first: so nobody has queued behind it.
+    pub fn give_back_all(&mut self, limiter: &dyn Limiter) {
+        while let Some(held) = self.places.pop_back() {
+            self.give_back(limiter, held.place);
+        }
+    }
+
+    /// Gives a place back, or lets a pass do it that may wait.
+    fn give_back(&mut self, limiter: &dyn Limiter, place: RawPermit) {
+        // If it fails otherwise, the place goes by unused.
+        if let Err(Error::WouldWait) = limiter.cancel_place(&place) {
+            self.surplus.push(place);
+            self.is_blocked = true;
+        }
+    }
+
+    fn first_of(&self, weight: u64) -> Option<Rank> {
+        let (found, rank) = self.by_weight.range((weight, (i32::MIN, 0))..).next()?;
+        (*found == weight).then_some(*rank)
+    }
+
+    /// The first waiter of this weight starts.
+    fn admit(&mut self, pass: &Pass, weight: u64, permit: RawPermit, out: &mut Out) {
+        let Some(rank) = self.first_of(weight) else {
+            // Nobody wants it.
+            let _ = pass.limiter.cancel(&permit);
+            return;
+        };
+        let waited = pass.now().saturating_sub(self.waiters[&rank].since);
+        if waited > 0 {
+            pass.limiter.waited(&permit, from_ticks(waited));
+        }
+        self.forget(rank);
+        out.push((rank, Outcome::Admitted(permit)));
+    }
+
+    fn send_away(&mut self, pass: &Pass, rank: Rank, after: Duration, out: &mut Out) {
+        pass.limiter.sent_away(pass.key, self.waiters[&rank].weight);
+        self.remove(pass.limiter, rank);
+        out.push((rank, Outcome::Expired(after)));
+    }
+
+    fn fail(&mut self, pass: &Pass, rank: Rank, error: Error, out: &mut Out) {
+        self.remove(pass.limiter, rank);
+        out.push((rank, Outcome::Failed(error)));
+    }
+
+    /// Removes a waiter without a start. A place that nobody of its weight is left for goes back.
+    fn remove(&mut self, limiter: &dyn Limiter, rank: Rank) {
+        let Some(weight) = self.forget(rank) else { return };
+        let held = self.places.iter().filter(|held| held.weight == weight).count();
+        let wanted = self.by_weight.range((weight, (i32::MIN, 0))..=(weight, (i32::MAX, u64::MAX))).take(held).count();
+        if held > wanted
+            && let Some(last) = self.places.iter().rposition(|held| held.weight == weight)
+            && let Some(held) = self.places.remove(last)
+        {
+            self.give_back(limiter, held.place);
+            self.ask_at = 0;
+        }
+    }
+
+    /// Removes a waiter; its weight.
+    fn forget(&mut self, rank: Rank) -> Option<u64> {
+        let Waiting { weight, deadline, .. } = self.waiters.remove(&rank)?;
+        self.by_weight.remove(&(weight, rank));
+        self.deadlines.remove(&(deadline, rank));
+        self.units = self.units.saturating_sub(weight);
+        self.gone = self.gone.saturating_add(weight);
+        Some(weight)
+    }
+}

@@ -1,0 +1,134 @@
+//! Which keys have starts that the ledger does not have: a ring in the lane. Every process adds to it, and whoever writes
+//! the ledger reads it, so that work follows what has changed, and not how many keys there are.
+//!
+//! A key is listed by its first start after it was written, and again after a second. An entry may be lost: the ring is
+//! bounded, and a process may die before it has written its entry. Nothing depends on it: a start beyond the budget is written
+//! before its call returns, listed or not, and a reboot counts the budget of every key.
+
+use super::layout::{CHANGED, CHANGED_DONE, CHANGED_TAIL, key_word, limit_word};
+use super::locked::Locked;
+use super::table::{Hash, Home};
+use crate::atomic::*;
+use crate::error::Result;
+use crate::time::Tick;
+
+/// How many entries there are.
+const ENTRIES: u64 = 1_024;
+
+/// The words of an entry: its number + 1, the limit, the key's hash.
+const ENTRY: u64 = 4;
+
+/// A key is listed again after so long, in ticks, if nobody has written it.
+const LISTED_FOR: Tick = 1_000_000;
+
+/// A key that has changed: where its limit is, and its hash.
+pub(super) type Changed = (u64, Hash);
+
+impl Home {
+    /// Makes room for the ring, in a new lane.
+    pub(super) fn start_list(&self) {
+        let ring = self.arena.allocate(ENTRIES * ENTRY).expect("a new lane has room");
+        self.arena.word(CHANGED).store(ring, Release);
+    }
+
+    /// Has this key to be listed? Asked after each start.
+    #[inline(always)]
+    pub fn is_unlisted(&self, key: u64, now: Tick) -> bool {
+        self.arena.word(key + key_word::LISTED).load(Relaxed) <= now
+    }
+
+    /// Lists a key. Whoever finds it listed does not do it again for a while.
+    #[cold]
+    pub fn list(&self, limit: u64, key: u64, hash: Hash, now: Tick) {
+        self.arena.word(key + key_word::LISTED).store(now + LISTED_FOR, Relaxed);
+        let number = self.arena.word(CHANGED_TAIL).fetch_add(1, AcqRel);
+        let [seq, limit_at, h0, h1] = self.entry(number);
+        // A reader believes an entry whose number is the same before and after. Each store releases, so that it cannot see a
+        // later entry's word and the number of this one.
+        seq.store(0, Release);
+        limit_at.store(limit, Release);
+        h0.store(hash.0[0], Release);
+        h1.store(hash.0[1], Release);
+        seq.store(number + 1, Release);
+    }
+
+    fn entry(&self, number: u64) -> [&AtomicU64; 4] {
+        let ring = self.arena.word(CHANGED).load(Acquire);
+        let words = self.arena.words(ring + number % ENTRIES * ENTRY, ENTRY);
+        std::array::from_fn(|i| &words[i])
+    }
+
+    /// Is anything listed that nobody has written?
+    pub(super) fn has_listed(&self) -> bool {
+        let [tail, done] = [CHANGED_TAIL, CHANGED_DONE].map(|word| self.arena.word(word).load(Acquire));
+        tail > done
+    }
+
+    /// Is half of the ring used, so that it has to be read soon?
+    pub fn is_list_long(&self) -> bool {
+        let [tail, done] = [CHANGED_TAIL, CHANGED_DONE].map(|word| self.arena.word(word).load(Relaxed));
+        tail.wrapping_sub(done) > ENTRIES / 2
+    }
+
+    /// The oldest entries that nobody has written, at most so many, and the number after them. For whoever writes the ledger.
+    pub(super) fn listed(&self, most: u64) -> (Vec<Changed>, u64) {
+        let [tail, done] = [CHANGED_TAIL, CHANGED_DONE].map(|word| self.arena.word(word).load(Acquire));
+        let first = done.max(tail.saturating_sub(ENTRIES)).min(tail);
+        let end = tail.min(first + most);
+        let read = |number| {
+            let [seq, limit, h0, h1] = self.entry(number);
+            let is_whole = || seq.load(Acquire) == number + 1;
+            if !is_whole() {
+                return None;
+            }
+            let changed = (limit.load(Acquire), Hash([h0.load(Acquire), h1.load(Acquire)]));
+            is_whole().then_some(changed)
+        };
+        let mut all: Vec<Changed> = (first..end).filter_map(read).collect();
+        all.sort_unstable();
+        all.dedup();
+        (all, end)
+    }
+
+    /// The entries before this number are in the ledger.
+    pub(super) fn have_written(&self, end: u64) {
+        self.arena.word(CHANGED_DONE).fetch_max(end, AcqRel);
+    }
+
+    // ---- names: the ledger has them, not their hashes ----
+
+    /// The name of a limit as a text. `None`: it has lost it, or somebody died while giving it another.
+    pub(super) fn name_of(&self, limit: u64) -> Option<String> {
+        let text = self.arena.word(limit + limit_word::TEXT).load(Acquire);
+        if text == 0 {
+            return None;
+        }
+        let len = self.arena.word(text + 1).load(Acquire).min(8 * self.arena.word(text).load(Acquire)) as usize;
+        let words = self.arena.words(text + 2, (len as u64).div_ceil(8));
+        let mut bytes: Vec<u8> = words.iter().flat_map(|word| word.load(Acquire).to_le_bytes()).collect();
+        bytes.truncate(len);
+        let name = String::from_utf8(bytes).ok()?;
+        let names = [limit_word::NAME, limit_word::NEXT_NAME].map(|word| self.get(limit + word));
+        names.contains(&self.hash(b'n', &name).0).then_some(name)
+    }
+}
+
+impl Locked<'_> {
+    /// Notes a limit's name as a text, where the one before was if it fits.
+    pub(super) fn set_name_text(&self, limit: u64, name: &str) -> Result<()> {
+        let words = (name.len() as u64).div_ceil(8);
+        let mut text = self.arena.word(limit + limit_word::TEXT).load(Acquire);
+        if text == 0 || self.arena.word(text).load(Acquire) < words {
+            text = self.allocate(2 + words)?;
+            self.arena.word(text).store(words, Release);
+        }
+        for (word, bytes) in self.arena.words(text + 2, words).iter().zip(name.as_bytes().chunks(8)) {
+            let mut whole = [0; 8];
+            whole[..bytes.len()].copy_from_slice(bytes);
+            word.store(u64::from_le_bytes(whole), Release);
+        }
+        self.arena.word(text + 1).store(name.len() as u64, Release);
+        self.arena.word(limit + limit_word::TEXT).store(text, Release);
+        Ok(())
+    }
+}

@@ -1,0 +1,37 @@
+//! Where limits live: cells that processes share, the lock under which they are changed, and the database that lasts.
+//!
+//! From the bottom: plain words (`arena`, `layout`), how limits and keys lie in them (`table`, `index`, `rewrite`), the files
+//! (`lane`, `database`, `ledger`), what joins the two (`session`, `changed`, `writer`, `recovery`, `declare`), and a limiter's hold on its limit
+//! (`limit`). Nothing here knows of limiters.
+
+mod arena;
+mod changed;
+pub(crate) mod counts;
+pub(crate) mod damage;
+mod database;
+mod declare;
+mod fcntl;
+mod files;
+mod index;
+mod lane;
+mod layout;
+mod ledger;
+mod limit;
+mod locked;
+mod os;
+mod places;
+mod presence;
+mod recovery;
+mod rewrite;
+mod session;
+mod store;
+mod table;
+mod url;
+mod writer;
+
+pub(crate) use declare::{Declared, check_names, part_names, text_of};
+pub(crate) use limit::{Key, Limit, STORE_AGAIN, parts, take_units};
+pub(crate) use os::{random, sleep_on, wake_all};
+pub(crate) use places::is_counted_place;
+pub use store::{Durability, OnError, Store, StoreOptions};
+pub(crate) use table::{Blocked, Hash, Home, Table};

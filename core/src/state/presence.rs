@@ -1,0 +1,50 @@
+//! From where a database is used. It has one lane, beside it; who comes to it from another directory or under another name
+//! would make a second one, and each would grant the whole limit.
+//!
+//! So each process keeps a shared lock on one byte of the *database*, far beyond its end and SQLite's own locks, which
+//! stands for the place of its lane: the directory and the name. Whoever opens the database takes its byte first and then
+//! looks at all others, so that of two who come at once at least one sees the other. Users of a lane that was deleted have
+//! the same byte as those of the one that is made in its place.
+
+use super::files::{FileId, id_at, id_of};
+use super::lane::KeptLock;
+use super::os;
+use crate::error::{Error, Result};
+use std::fs::File;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+/// Where the bytes begin, and how many there are.
+const PLACES: u64 = 1 << 42;
+const MOST_PLACES: u64 = 1 << 30;
+
+/// Says that this process uses the database with the lane at this path, until the answer is dropped. Which file the
+/// database is comes with it.
+pub(super) fn announce(database: &Path, file: &File, lane: &Path) -> Result<(KeptLock, FileId)> {
+    let failed = |e| Error::store(format!("opening {}", database.display()), e);
+    let byte = byte_of(lane).map_err(failed)?;
+    if !os::try_share(file, byte, 1).map_err(failed)? {
+        return Err(Error::store(format!("opening {}", database.display()), "somebody else has locked it"));
+    }
+    let is_used = |from, to| os::is_locked(file, from, to - from);
+    let is_elsewhere = byte > PLACES && is_used(PLACES, byte).map_err(failed)?
+        || is_used(byte + 1, PLACES + MOST_PLACES + 1).map_err(failed)?;
+    if is_elsewhere {
+        let cause = "processes use this database under another name or from another directory (a hard link, a link that led \
+                     elsewhere, a database that was moved or mounted alone into a container): all must use one path, in \
+                     the same directory";
+        return Err(Error::store(format!("opening {}", database.display()), cause));
+    }
+    let id = id_of(&file.metadata().map_err(failed)?);
+    Ok((KeptLock::new(file).map_err(failed)?, id))
+}
+
+/// Places have different bytes, but for one in a thousand million: those two would not be told apart.
+fn byte_of(lane: &Path) -> std::io::Result<u64> {
+    let directory = id_at(lane.parent().unwrap_or(Path::new("/")))?;
+    let name = lane.file_name().unwrap_or_default().as_bytes();
+    let bytes = directory.into_iter().flat_map(u64::to_le_bytes).chain(name.iter().copied());
+    // FNV-1a, folded.
+    let hash = bytes.fold(0xcbf2_9ce4_8422_2325, |h: u64, byte| (h ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
+    Ok(PLACES + (hash ^ hash >> 30) % MOST_PLACES)
+}

@@ -1,0 +1,123 @@
+//! Recovery: a lane that was made anew is filled with what the database knows.
+//!
+//! After a reboot every key of a limit whose ledger is kept counts its budget as spent at that moment, whatever the ledger knows
+//! of it: never a start too many, and at most a budget too few. What it counts then is unwritten too, and so is written before
+//! the key's first start: the next reboot may come while it still counts. A limit that is written behind counts as full until
+//! one window after the last moment at which it may have been used.
+
+use super::database::{Database, Identity};
+use super::lane::{self, Made, WATCH_EVERY};
+use super::layout::table_word;
+use super::locked::Locked;
+use super::os;
+use super::table::{BEHIND, Hash};
+use super::writer::{moment, write_limit};
+use crate::algorithm::Start;
+use crate::algorithm::log::SETTLED;
+use crate::atomic::*;
+use crate::error::{Error, Result};
+use crate::fault;
+use crate::time::Tick;
+
+/// By this much longer a limit counts as full whose lane was lost: until then, processes that still use the lost one
+/// have noticed.
+const NOTICED_BY: Tick = 2 * WATCH_EVERY;
+
+/// Fills a lane that was made anew with what the database knows.
+pub(super) fn recover(home: &Locked, database: &mut Database, identity: &Identity, made: Made) -> Result<()> {
+    let this_boot = os::boot().map_err(|e| Error::store(format!("opening {}", database.path().display()), e))?;
+    let boot = this_boot.text();
+    // If it is the boot that the last lane was made in, processes may still be using that one.
+    let is_lost = made == Made::Missing && this_boot.may_be(&identity.boot);
+    // From here on who uses another lane writes nothing that is not read below.
+    database.claim(home.instance)?;
+    // They write no more to the ledger, and have noticed when this is over. What they start until then is not more than the
+    // budget of a key: for more they would have to write. So the ledger and a budget, counted from that time on, are all
+    // that they may have started: never too few.
+    let (now, moment) = moment(home);
+    let is_booted = made != Made::Unknown && database.is_rebooted(moment)?;
+    for name in database.names()? {
+        let Some(declared) = database.policy(&name)? else { continue };
+        let policy = declared.current();
+        let budget = home.budget(policy);
+        let last = if is_lost { now.ceil + NOTICED_BY } else { now.ceil };
+        // Of windows that are written behind it is only known that nothing started between a boot and now.
+        let is_known = budget < BEHIND && made != Made::Unknown;
+        let last_used = if is_booted && !is_lost { now.ceil.saturating_sub(moment.uptime as u64) } else { last };
+        let limit = home.add_limit(&name, policy, if is_known { 0 } else { last_used })?;
+        if is_lost {
+            home.limit_gate(limit).store(last, Release);
+        }
+        if is_known {
+            let table = home.table(limit);
+            home.set(table.at + table_word::LOST, [last, budget]);
+            // It was there before the loss was known.
+            let is_logged = fault::planted("lost once");
+            home.rewrite(&table, home.hash(b'k', ""), |history| {
+                let (stamp, units) = (last, budget);
+                history.starts.push(Start { stamp, units, state: SETTLED, id: u64::MAX, is_logged });
+            })?;
+        }
+    }
+    let mut group: Option<(String, Hash, String)> = None;
+    let mut starts = Vec::new();
+    database.executions(&boot, moment, |row| {
+        let is_same = group.as_ref().is_some_and(|(name, hash, _)| name == row.name && hash.0 == row.key_hash);
+        if !is_same {
+            if let Some((name, hash, text)) = group.take() {
+                bring_back(home, &name, hash, &text, std::mem::take(&mut starts))?;
+            }
+            group = Some((row.name.to_owned(), Hash(row.key_hash), row.key.to_owned()));
+        }
+        // What was a place counts from now on: nobody can tell whether it started.
+        let age = (moment.wall - row.started_at).max(0) as u64;
+        let stamp = now.ceil.saturating_sub(age);
+        if row.units == 0 {
+            return Ok(());
+        }
+        starts.push(Start { stamp, units: row.units, state: SETTLED, id: u64::MAX, is_logged: true });
+        Ok(())
+    })?;
+    if let Some((name, hash, text)) = group {
+        bring_back(home, &name, hash, &text, starts)?;
+    }
+    database.set_boot(&boot, moment, (home.instance, lane::raise_sequence(home, database.sequence)))
+}
+
+/// Writes all that the lane knows to a database that is an older copy of what it was.
+pub(super) fn write_anew(home: &Locked, database: &mut Database) -> Result<()> {
+    database.claim(home.instance)?;
+    for name in database.names()? {
+        let Some(limit) = home.find_limit(&name) else { continue };
+        home.finish_replacing(limit)?;
+        let table = home.table(limit);
+        if table.policy.is_concurrency() {
+            continue;
+        }
+        let keys: Vec<Hash> = home.keys(&table).map(|at| home.hash_at(at)).collect();
+        for hash in keys {
+            home.rewrite(&table, hash, |history| {
+                history.starts.iter_mut().for_each(|start| start.is_logged = false);
+            })?;
+        }
+        write_limit(home, database, limit)?;
+    }
+    let boot = os::boot().map_err(|e| Error::store(format!("opening {}", database.path().display()), e))?;
+    let sequence = lane::raise_sequence(home, database.sequence);
+    database.set_boot(&boot.text(), moment(home).1, (home.instance, sequence))
+}
+
+fn bring_back(home: &Locked, name: &str, hash: Hash, text: &str, old: Vec<Start>) -> Result<()> {
+    let Some(limit) = home.find_limit(name) else { return Ok(()) };
+    let table = home.table(limit);
+    // What is written behind counts as full anyway, for as long as any of this would count.
+    if table.budget >= BEHIND {
+        return Ok(());
+    }
+    home.find_or_add_locked(&table, hash, text)?;
+    home.rewrite(&table, hash, |history| {
+        history.starts.splice(0..0, old);
+        history.starts.sort_by_key(|start| start.stamp);
+    })?;
+    Ok(())
+}

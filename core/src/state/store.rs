@@ -1,0 +1,137 @@
+//! A store as programs hold it: its address and how it behaves. (What is declared in it by name: the `store` folder.)
+
+use super::session::Session;
+use super::url;
+use crate::error::{Error, Result};
+use crate::time::ManualClock;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How a store behaves.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct StoreOptions {
+    /// How long a call may wait for something rare (opening, a new limit, growing) before it fails. Default 5 s.
+    pub timeout: Duration,
+    /// The mode of the files that are made, whatever the umask. Default `0o600`; `0o660` for services of several users.
+    pub mode: u32,
+    /// A clock for tests, in place of the system's.
+    pub clock: Option<ManualClock>,
+    /// What a decision answers when the store fails. Default [`OnError::Raise`].
+    pub on_error: OnError,
+    /// How much of what was admitted a power cut may make this machine forget. Default [`Durability::Budget`].
+    pub durability: Durability,
+}
+
+/// What a decision answers when the store fails: gone, full, read-only, or busy for longer than its timeout.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum OnError {
+    /// The error.
+    #[default]
+    Raise,
+    /// A denial.
+    Deny,
+    /// An admission that nothing counts: what is called is worth more than the limit.
+    Admit,
+}
+
+/// How much of what was admitted a power cut may make this machine forget. What is forgotten counts as spent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum Durability {
+    /// At most 5 % of a limit, and at least one unit, are not in the database yet at any time.
+    #[default]
+    Budget,
+    /// Every start is in the database before the call that admits it returns.
+    Commit,
+}
+
+impl Default for StoreOptions {
+    fn default() -> Self {
+        StoreOptions {
+            timeout: Duration::from_secs(5),
+            mode: 0o600,
+            clock: None,
+            on_error: OnError::Raise,
+            durability: Durability::Budget,
+        }
+    }
+}
+
+/// Where limits live: `memory:` (this process) or `sqlite:PATH` (this machine). Clones are the same store.
+///
+/// Making one opens nothing: the first decision does, or [`Store::open`]. So a store can be made at import, before a
+/// program forks its workers.
+#[derive(Debug, Clone)]
+pub struct Store(Arc<Session>);
+
+impl Store {
+    /// A store with the default options.
+    ///
+    /// # Errors
+    /// [`Error::InvalidUrl`] unless `url` is `memory:` or `sqlite:PATH`.
+    pub fn new(url: &str) -> Result<Store> {
+        Self::with_options(url, StoreOptions::default())
+    }
+
+    /// A store.
+    ///
+    /// # Errors
+    /// [`Error::InvalidUrl`] as for [`Store::new`]; [`Error::InvalidArgument`] for a mode beyond `0o777` or one that
+    /// keeps the owner out.
+    pub fn with_options(url: &str, options: StoreOptions) -> Result<Store> {
+        if options.mode > 0o777 || options.mode & 0o600 != 0o600 {
+            let given = format!("0o{:o}", options.mode);
+            return Err(Error::invalid("mode", given, "0o600 to 0o777, with reading and writing for the owner"));
+        }
+        Ok(Store(Arc::new(Session::new(url, url::parse(url)?, options))))
+    }
+
+    /// Opens the store now, its files made if there are none, instead of at the first decision.
+    ///
+    /// # Errors
+    /// Whatever is wrong with the place: see [`Error`].
+    pub fn open(&self) -> Result<()> {
+        self.0.with_lock(|_| Ok(()))
+    }
+
+    /// The store's address, as it was given.
+    pub fn url(&self) -> &str {
+        self.0.url()
+    }
+
+    /// Writes to the database now what it does not have yet of what was admitted. A no-op for `memory:`.
+    ///
+    /// # Errors
+    /// As for [`Store::open`].
+    pub fn flush(&self) -> Result<()> {
+        self.0.flush()
+    }
+
+    /// Adds what this process counted lately to what `stats` of other processes shows, as happens once a second and at
+    /// the store's end: for programs that end without that. Waits for others for 10 ms at most, and fails silently.
+    pub fn tell_counts(&self) {
+        self.0.tell_last_counts();
+    }
+
+    /// Is there something to look after, that calls left because they [must not wait](crate::MayWait)?
+    #[inline(always)]
+    pub fn is_due(&self) -> bool {
+        self.0.is_due()
+    }
+
+    /// Does what is due about once a second: writes the ledger, reports counts. Decisions that may wait do it themselves.
+    pub fn look_after(&self) {
+        self.0.look_after();
+    }
+
+    /// How often the store failed a decision since this process made it, whatever was answered instead.
+    pub fn failures(&self) -> u64 {
+        self.0.failures()
+    }
+
+    pub(crate) fn session(&self) -> &Arc<Session> {
+        &self.0
+    }
+}

@@ -1,0 +1,551 @@
+//! Lines of waiters: who waits for the same limit and key starts in order, and nobody polls.
+
+mod common;
+
+use common::{Child, Dir, Record, most_in_any_window, now_ns};
+use std::sync::Arc;
+use std::time::Duration;
+use workglow_limit::*;
+
+const fn ms(n: u64) -> Duration {
+    Duration::from_millis(n)
+}
+
+/// A line of a limiter of this policy, which lives by a manual clock.
+struct Bench {
+    clock: ManualClock,
+    store: Store,
+    limiter: Arc<dyn Limiter>,
+    line: Line,
+    /// Who started when, in order; and who was sent away, and what it was told.
+    started: Vec<(WaiterId, Duration)>,
+    expired: Vec<(WaiterId, Duration)>,
+    calls: u64,
+}
+
+impl Bench {
+    fn new(policy: &str) -> Bench {
+        let clock = ManualClock::new();
+        let mut options = StoreOptions::default();
+        options.clock = Some(clock.clone());
+        let store = Store::with_options("memory:", options).unwrap();
+        let limiter = store.limiter("api", policy).unwrap();
+        limiter.open().unwrap();
+        let line = Line::new(limiter.clone());
+        Bench { clock, store, limiter, line, started: Vec::new(), expired: Vec::new(), calls: 0 }
+    }
+
+    fn join(&mut self, waiter: Waiter<'_>) -> Option<WaiterId> {
+        match self.line.join(waiter).unwrap() {
+            Joined::Waiting(id) => Some(id),
+            Joined::Done(_) => None,
+        }
+    }
+
+    /// So many waiters of weight 1: those that have to wait.
+    fn join_many(&mut self, count: usize) -> Vec<WaiterId> {
+        (0..count).filter_map(|_| self.join(Waiter::new("", 1))).collect()
+    }
+
+    fn advance(&mut self) -> Option<Duration> {
+        let mut over = Vec::new();
+        let nap = self.line.advance(&mut over);
+        self.calls += 1;
+        for (id, outcome) in over {
+            match outcome {
+                Outcome::Admitted(_) => self.started.push((id, self.clock.now())),
+                Outcome::Expired(after) => self.expired.push((id, after)),
+                Outcome::Failed(error) => panic!("{id}: {error}"),
+            }
+        }
+        nap
+    }
+
+    /// A driver that always comes in time, until nobody waits or the clock shows `end`.
+    fn run(&mut self, end: Duration) {
+        while let Some(nap) = self.advance()
+            && self.clock.now() + nap <= end
+        {
+            self.clock.advance(nap);
+        }
+    }
+
+    /// A driver that comes once in so long.
+    fn run_every(&mut self, pause: Duration, end: Duration) {
+        while self.clock.now() < end {
+            self.clock.advance(pause);
+            self.advance();
+        }
+    }
+
+    fn order(&self) -> Vec<WaiterId> {
+        self.started.iter().map(|(id, _)| *id).collect()
+    }
+}
+
+const LONG: Duration = Duration::from_secs(10_000);
+
+#[test]
+fn waiters_start_in_the_order_in_which_they_asked_and_nobody_polls() {
+    // In how many bursts a window's worth starts.
+    for (policy, of_a_window, bursts) in [("10/100ms", 10, 1), ("100/1s", 100, 1), ("delay 10ms", 1, 1)] {
+        for count in [300, 10_000] {
+            let mut bench = Bench::new(policy);
+            let ids = bench.join_many(count);
+            bench.run(LONG);
+            assert_eq!(bench.order(), ids, "{policy}, {count}");
+            let windows = count as u64 / of_a_window + 1;
+            // A call that starts a burst, one that takes its places, and four a second that look whether they could be sooner.
+            let most = 2 * bursts * windows + 4 * bench.clock.now().as_secs() + 10;
+            assert!(
+                bench.calls <= most,
+                "{policy}, {count}: {} calls, at most {most} have something to do",
+                bench.calls
+            );
+        }
+    }
+}
+
+#[test]
+fn lower_priorities_start_first_and_equal_ones_in_order() {
+    for count in [300, 10_000] {
+        let mut bench = Bench::new("10/100ms");
+        bench.join_many(10);
+        let mut ids: Vec<(i32, WaiterId)> = (0..count)
+            .map(|i: i32| {
+                let priority = i.wrapping_mul(7_919) % 5 - 2;
+                (priority, bench.join(Waiter::new("", 1).priority(priority)).unwrap())
+            })
+            .collect();
+        ids.sort_unstable();
+        bench.run(LONG);
+        let ids: Vec<WaiterId> = ids.into_iter().map(|(_, id)| id).collect();
+        assert_eq!(bench.order(), ids, "{count}");
+    }
+}
+
+#[test]
+fn a_fat_waiter_starts_in_its_turn() {
+    let mut bench = Bench::new("10/100ms");
+    bench.join_many(10);
+    let ids: Vec<WaiterId> =
+        (0..100).map(|i| bench.join(Waiter::new("", if i % 7 == 3 { 10 } else { 1 })).unwrap()).collect();
+    bench.run(LONG);
+    assert_eq!(bench.order(), ids);
+}
+
+#[test]
+fn keys_have_lines_of_their_own() {
+    let mut bench = Bench::new("1/1s");
+    for key in 0..1_000 {
+        let key = format!("{key}");
+        assert!(bench.join(Waiter::new(&key, 1)).is_none());
+        bench.join(Waiter::new(&key, 1)).unwrap();
+        bench.join(Waiter::new(&key, 1)).unwrap();
+    }
+    bench.run(Duration::from_millis(1_500));
+    assert_eq!(bench.started.len(), 1_000);
+    bench.run(LONG);
+    assert_eq!((bench.started.len(), bench.line.len()), (2_000, 0));
+}
+
+#[test]
+fn a_limit_that_is_always_waited_for_delivers_its_capacity() {
+    for (policy, per_second) in [("100/1s", 100), ("10/100ms", 100), ("100/1s burst 100", 100), ("delay 20ms", 50)] {
+        let mut bench = Bench::new(policy);
+        bench.join_many(8_000);
+        let from = bench.clock.now();
+        bench.run(from + Duration::from_secs(60));
+        let (started, most) = (bench.started.len() as u64, per_second * 60);
+        assert!(started * 100 >= most * 99, "{policy}: {started} of {most}");
+    }
+}
+
+#[test]
+fn a_driver_that_comes_only_every_60_ms_starts_all_that_it_should() {
+    for (policy, per_second) in [("100/1s", 100), ("1000/1s", 1_000), ("100/1s burst 100", 100)] {
+        let mut bench = Bench::new(policy);
+        bench.join_many(per_second * 100);
+        bench.run_every(ms(60), Duration::from_secs(60));
+        let (started, most) = (per_second * 100 - bench.line.len(), per_second * 60);
+        assert!(started * 100 >= most * 95, "{policy}: {started} of {most}");
+        assert!(bench.order().is_sorted(), "{policy}: out of order");
+    }
+}
+
+#[test]
+fn the_place_of_a_waiter_that_leaves_is_the_next_one_s() {
+    let mut bench = Bench::new("1/1s");
+    bench.join_many(1);
+    let ids = bench.join_many(5);
+    for &id in &ids[..4] {
+        bench.line.leave(id);
+        bench.line.leave(id);
+    }
+    bench.run(LONG);
+    assert_eq!(bench.started, [(ids[4], ms(1_000))]);
+    let last = bench.join_many(1);
+    bench.line.leave(last[0]);
+    assert_eq!(bench.line.next(), None);
+    assert!(bench.limiter.peek("", 1).unwrap().retry_after < ms(1_500), "its place was given back");
+}
+
+#[test]
+fn a_line_that_is_dropped_gives_back_what_it_holds() {
+    let mut bench = Bench::new("10/1s");
+    bench.join_many(10 + 30);
+    bench.clock.advance(ms(990));
+    bench.advance();
+    drop(std::mem::replace(&mut bench.line, Line::new(bench.limiter.clone())));
+    bench.clock.advance(ms(10));
+    let admitted = (0..20).filter(|_| matches!(bench.limiter.attempt("", 1).unwrap(), Attempt::Admitted(_))).count();
+    assert_eq!(admitted, 10);
+}
+
+#[test]
+fn a_waiter_that_cannot_start_in_time_is_told_at_once() {
+    let mut bench = Bench::new("10/1s");
+    bench.join_many(10 + 35);
+    // Three windows' worth waits, and five.
+    let mut ask = |timeout| bench.line.join(Waiter::new("", 1).timeout(Some(timeout))).unwrap();
+    let Joined::Done(Outcome::Expired(after)) = ask(ms(3_900)) else { panic!("it waits") };
+    assert!(after >= ms(3_900) && after <= ms(4_200), "{after:?}");
+    assert!(matches!(ask(ms(4_200)), Joined::Waiting(_)));
+}
+
+#[test]
+fn every_pass_checks_the_deadlines() {
+    let mut bench = Bench::new("10/1s");
+    bench.join_many(10);
+    let patient = bench.join_many(1);
+    let hasty: Vec<WaiterId> =
+        (0..9).map(|_| bench.join(Waiter::new("", 1).timeout(Some(ms(1_005)))).unwrap()).collect();
+    // The driver comes so late that even those whose place was in time have waited too long for it.
+    bench.limiter.pause("", ms(3_000)).unwrap();
+    bench.run(ms(2_000));
+    assert_eq!(bench.expired.iter().map(|(id, _)| *id).collect::<Vec<_>>(), hasty);
+    bench.run(LONG);
+    assert_eq!(bench.started, [(patient[0], ms(3_000))]);
+}
+
+#[test]
+fn a_gate_holds_the_line() {
+    let mut bench = Bench::new("10/1s");
+    bench.join_many(10 + 20);
+    bench.limiter.pause("", ms(5_000)).unwrap();
+    bench.run(LONG);
+    assert_eq!(bench.started.len(), 20);
+    assert_eq!(bench.started[0].1, ms(5_000));
+    assert!(bench.order().is_sorted());
+}
+
+#[test]
+fn a_raised_limit_is_used_at_once() {
+    let mut bench = Bench::new("1/10m");
+    bench.join_many(1 + 50);
+    bench.run(ms(2_000));
+    assert_eq!(bench.started.len(), 0);
+    bench.store.override_text("api", "100/10m").unwrap();
+    bench.run(ms(3_000));
+    assert_eq!(bench.started.len(), 50);
+    assert!(bench.order().is_sorted());
+}
+
+#[test]
+fn a_lowered_limit_holds_for_those_who_wait_already() {
+    let mut bench = Bench::new("100/1s");
+    bench.join_many(100 + 300);
+    bench.run(ms(990));
+    bench.store.override_text("api", "10/1s").unwrap();
+    bench.run(LONG);
+    let times: Vec<(u64, u64, u64)> =
+        bench.started.iter().map(|(_, at)| (at.as_nanos() as u64, at.as_nanos() as u64, 1)).collect();
+    assert_eq!(times.len(), 300);
+    assert_eq!(most_in_any_window(&times, 1_000_000_000), 10);
+    assert!(bench.order().is_sorted());
+}
+
+#[test]
+fn a_clear_lets_those_who_wait_start() {
+    let mut bench = Bench::new("1/10m");
+    bench.join_many(1 + 1);
+    bench.run(ms(500));
+    bench.limiter.clear("").unwrap();
+    bench.run(ms(1_000));
+    assert_eq!(bench.started.len(), 1);
+}
+
+#[test]
+fn a_completion_starts_the_next_waiter_and_only_the_first_one_looks() {
+    let mut bench = Bench::new("2 concurrent");
+    let Attempt::Admitted(one) = bench.limiter.attempt("k", 1).unwrap() else { panic!() };
+    let Attempt::Admitted(_two) = bench.limiter.attempt("k", 1).unwrap() else { panic!() };
+    let ids: Vec<WaiterId> = (0..1_000).map(|_| bench.join(Waiter::new("k", 1)).unwrap()).collect();
+    bench.advance();
+    assert!(bench.line.next().unwrap() > Duration::ZERO);
+    bench.limiter.complete(&one).unwrap();
+    bench.line.wake(Some("k"));
+    assert_eq!(bench.line.next(), Some(Duration::ZERO));
+    let mut over = Vec::new();
+    bench.line.advance(&mut over);
+    let [(id, Outcome::Admitted(permit))] = over[..] else { panic!("{over:?}") };
+    assert_eq!(id, ids[0]);
+    // Nobody else completes: it looks again, now and then.
+    let before = bench.calls;
+    bench.run(bench.clock.now() + Duration::from_secs(1));
+    assert!(bench.calls - before < 150, "{} looks in a second", bench.calls - before);
+    bench.limiter.complete(&permit).unwrap();
+    bench.run(bench.clock.now() + ms(20));
+    assert_eq!(bench.order(), ids[1..2], "it is noticed without being told");
+}
+
+#[test]
+fn a_waiter_that_brings_a_place_waits_for_that_one() {
+    let mut bench = Bench::new("1/1s");
+    bench.join_many(1);
+    let Reserved::Place { place, .. } = bench.limiter.reserve("", 1, None, None).unwrap() else { panic!() };
+    let own = bench.join(Waiter::with_place(place).timeout(Some(ms(2_000)))).unwrap();
+    let Reserved::Place { place, .. } = bench.limiter.reserve("", 1, None, None).unwrap() else { panic!() };
+    let expired = bench.line.join(Waiter::with_place(place).timeout(Some(ms(500)))).unwrap();
+    assert!(matches!(expired, Joined::Done(Outcome::Expired(_))), "{expired:?}");
+    bench.run(LONG);
+    assert_eq!(bench.started, [(own, ms(1_000))]);
+}
+
+#[test]
+fn bad_waiters_are_refused_and_nobody_else_notices() {
+    let mut bench = Bench::new("10/1s");
+    bench.join_many(10 + 3);
+    let long = "k".repeat(2_000);
+    assert!(matches!(bench.line.join(Waiter::new("", 0)), Err(Error::InvalidArgument { .. })));
+    assert!(matches!(bench.line.join(Waiter::new("", 11)), Err(Error::WeightExceedsCapacity { .. })));
+    assert!(matches!(bench.line.join(Waiter::new(&long, 1)), Err(Error::InvalidArgument { .. })));
+    assert_eq!(bench.line.len(), 3);
+    bench.run(LONG);
+    assert_eq!(bench.started.len(), 3);
+}
+
+#[test]
+fn a_queue_of_a_leaky_bucket_is_full_when_it_says() {
+    let mut bench = Bench::new("10/1s queue 5");
+    assert!(bench.join(Waiter::new("", 1)).is_none());
+    let ids = bench.join_many(5);
+    assert_eq!(ids.len(), 5);
+    let sent_away = bench.line.join(Waiter::new("", 1)).unwrap();
+    assert!(matches!(sent_away, Joined::Done(Outcome::Expired(_))), "{sent_away:?}");
+    bench.run(LONG);
+    assert_eq!(bench.order(), ids);
+}
+
+/// However many places are out, there is a time for one more; and each of them leads to a start.
+#[test]
+fn a_place_is_given_however_many_are_out() {
+    for policy in ["10/1s", "delay 100ms", "10000/1s", "10/1s burst 5", "10/1s + 20/10s"] {
+        let Bench { clock, limiter, .. } = Bench::new(policy);
+        let weight = limiter.peek("", 0).unwrap().limit.div_ceil(10);
+        let mut places: Vec<(Duration, RawPermit)> = Vec::new();
+        for i in 0..60 {
+            match limiter.reserve("", weight, None, None).unwrap() {
+                Reserved::Place { place, after } => places.push((clock.now() + after, place)),
+                Reserved::Denied(after) => panic!("{policy}: place {i} is denied for {after:?}"),
+            }
+        }
+        let mut started = 0;
+        while !places.is_empty() && clock.now() < Duration::from_secs(3_000) {
+            places.sort_by_key(|(at, _)| *at);
+            let (at, place) = places.remove(0);
+            clock.advance(at.saturating_sub(clock.now()));
+            match limiter.present(&place).unwrap() {
+                Presented::Started(_) => started += 1,
+                Presented::Wait { place, after } => places.push((clock.now() + after.max(ms(1)), place)),
+            }
+        }
+        assert_eq!(started, 60, "{policy}");
+    }
+}
+
+#[test]
+fn a_forked_child_finds_its_line_empty() {
+    let mut bench = Bench::new("1/1s");
+    bench.join_many(1 + 3);
+    Child::run(|| {
+        assert!(bench.line.is_empty() && bench.line.next().is_none());
+        assert!(bench.line.advance(&mut Vec::new()).is_none());
+    })
+    .join();
+    assert_eq!(bench.line.len(), 3);
+}
+
+/// To take a place takes longer than its grace, as with a commit on a slow disk: each claim moves the clock.
+#[test]
+fn a_place_that_is_late_before_it_is_there_is_not_exchanged_for_ever() {
+    fn slow_claims(clock: &ManualClock, left: u32) {
+        assert!(left > 0, "it claims again and again");
+        let clock = clock.clone();
+        fault::at("log-claimed", move || {
+            clock.advance(ms(100));
+            slow_claims(&clock, left - 1);
+        });
+    }
+    Child::run(|| {
+        let Bench { clock, limiter, .. } = Bench::new("1/1s");
+        let Attempt::Admitted(_) = limiter.attempt("", 1).unwrap() else { panic!() };
+        let Reserved::Place { place, after } = limiter.reserve("", 1, None, None).unwrap() else { panic!() };
+        clock.advance(after + ms(500));
+        slow_claims(&clock, 20);
+        let Presented::Wait { place, after } = limiter.present(&place).unwrap() else { panic!("it was late") };
+        assert!(after.is_zero());
+        assert!(matches!(limiter.present(&place).unwrap(), Presented::Started(_)));
+        // A thread that waits, and whose place is late, too.
+        let waits = std::thread::spawn({
+            let limiter = limiter.clone();
+            move || acquire(&*limiter, Waiter::new("", 1).timeout(Some(Duration::from_secs(60)))).unwrap()
+        });
+        while !waits.is_finished() {
+            clock.advance(ms(70));
+            std::thread::sleep(ms(1));
+        }
+        assert!(matches!(waits.join().unwrap(), Attempt::Admitted(_)));
+    })
+    .join();
+}
+
+#[test]
+fn threads_start_in_the_order_of_their_priority_and_of_asking() {
+    let Bench { clock, limiter, .. } = Bench::new("5/100ms");
+    while let Attempt::Admitted(_) = limiter.attempt("", 1).unwrap() {}
+    let mut seats: Vec<(usize, Seat)> =
+        (0..100).map(|i| (i, Seat::new(Waiter::new("", 1).priority(if i % 2 == 0 { 1 } else { 0 })))).collect();
+    for (i, seat) in &mut seats {
+        assert!(matches!(seat.step(&*limiter).unwrap(), Step::Sleep(_)), "{i}");
+    }
+    let mut started = Vec::new();
+    for _ in 0..10_000 {
+        seats.retain_mut(|(i, seat)| match seat.step(&*limiter).unwrap() {
+            Step::Admitted(_) => {
+                started.push((clock.now(), *i));
+                false
+            }
+            Step::Sleep(_) => true,
+            Step::Expired(_) => panic!("it has no deadline"),
+        });
+        if seats.is_empty() {
+            break;
+        }
+        clock.advance(ms(5));
+    }
+    // Those that start at the same moment are asked in any order.
+    started.sort_unstable_by_key(|(at, i)| (*at, 1 - i % 2, *i));
+    let order: Vec<usize> = started.iter().map(|(_, i)| *i).collect();
+    let expected: Vec<usize> = (0..100).filter(|i| i % 2 == 1).chain((0..100).filter(|i| i % 2 == 0)).collect();
+    assert_eq!(order, expected);
+}
+
+#[test]
+fn many_threads_wait_and_all_of_them_start() {
+    let Bench { clock, limiter, .. } = Bench::new("20/100ms");
+    std::thread::scope(|scope| {
+        let threads: Vec<_> =
+            (0..200).map(|_| scope.spawn(|| acquire(&*limiter, Waiter::new("", 1)).unwrap())).collect();
+        while threads.iter().any(|thread| !thread.is_finished()) {
+            clock.advance(ms(1));
+            std::thread::sleep(Duration::from_micros(200));
+        }
+    });
+    assert_eq!(limiter.stats("").unwrap().admitted, 200);
+}
+
+#[test]
+fn a_seat_that_is_given_up_passes_its_place_on() {
+    let Bench { clock, limiter, .. } = Bench::new("1/1s");
+    let Attempt::Admitted(_) = limiter.attempt("", 1).unwrap() else { panic!() };
+    let [mut first, mut second] = [0, 1].map(|_| Seat::new(Waiter::new("", 1)));
+    for seat in [&mut first, &mut second] {
+        assert!(matches!(seat.step(&*limiter).unwrap(), Step::Sleep(_)));
+    }
+    first.leave(&*limiter);
+    clock.advance(ms(1_000));
+    assert!(matches!(second.step(&*limiter).unwrap(), Step::Admitted(_)));
+    assert!(matches!(first.step(&*limiter).unwrap(), Step::Expired(_)), "it is over");
+}
+
+#[test]
+fn a_line_waits_for_several_limits_at_once() {
+    let mut bench = Bench::new("10/1s + 3 concurrent");
+    let mut running = Vec::new();
+    let mut order = Vec::new();
+    for _ in 0..40 {
+        match bench.line.join(Waiter::new("", 1)).unwrap() {
+            Joined::Done(Outcome::Admitted(permit)) => running.push((bench.clock.now(), permit)),
+            Joined::Done(outcome) => panic!("{outcome:?}"),
+            Joined::Waiting(_) => {}
+        }
+    }
+    let mut starts: Vec<u64> = vec![0; running.len()];
+    while bench.clock.now() < Duration::from_secs(60) && !bench.line.is_empty() {
+        let mut over = Vec::new();
+        bench.line.advance(&mut over);
+        for (id, outcome) in over {
+            let Outcome::Admitted(permit) = outcome else { panic!("{outcome:?}") };
+            order.push(id);
+            starts.push(bench.clock.now().as_nanos() as u64);
+            running.push((bench.clock.now(), permit));
+        }
+        assert!(running.len() <= 3);
+        bench.clock.advance(ms(5));
+        // Jobs take 100 ms.
+        running.retain(|(since, permit)| {
+            let runs = bench.clock.now() < *since + ms(100);
+            if !runs {
+                bench.limiter.complete(permit).unwrap();
+                bench.line.wake(None);
+            }
+            runs
+        });
+    }
+    assert!(bench.line.is_empty() && order.is_sorted(), "{} wait, {order:?}", bench.line.len());
+    let starts: Vec<_> = starts.into_iter().map(|at| (at, at, 1)).collect();
+    assert!(most_in_any_window(&starts, 1_000_000_000) <= 10);
+}
+
+/// Each with a line of its own, by the system's clock.
+#[test]
+fn two_processes_with_a_line_each_are_never_over_the_limit() {
+    const LIMIT: u64 = 20;
+    let dir = Dir::in_memory("lines");
+    let records = [Record::new(10_000), Record::new(10_000)];
+    let children: Vec<Child> = records
+        .iter()
+        .map(|record| {
+            Child::run(|| {
+                let store = Store::new(&dir.url()).unwrap();
+                let limiter = store.limiter("api", "20/100ms").unwrap();
+                let mut line = Line::new(limiter.clone());
+                let end = now_ns() + 1_500_000_000;
+                let mut over = Vec::new();
+                while now_ns() < end {
+                    let begun = now_ns();
+                    while line.len() < 40 {
+                        let a = now_ns();
+                        if let Joined::Done(outcome) = line.join(Waiter::new("", 1)).unwrap() {
+                            let Outcome::Admitted(_) = outcome else { panic!("{outcome:?}") };
+                            record.add(a, now_ns(), 1);
+                        }
+                    }
+                    line.advance(&mut over);
+                    let b = now_ns();
+                    for (id, outcome) in over.drain(..) {
+                        assert!(matches!(outcome, Outcome::Admitted(_)), "{id}: {outcome:?}");
+                        record.add(begun, b, 1);
+                    }
+                    std::thread::sleep(line.next().unwrap().min(ms(20)));
+                }
+            })
+        })
+        .collect();
+    children.into_iter().for_each(Child::join);
+    let counts: Vec<usize> = records.iter().map(|record| record.starts().len()).collect();
+    let starts: Vec<_> = records.iter().flat_map(Record::starts).collect();
+    assert_eq!(most_in_any_window(&starts, 100_000_000).saturating_sub(LIMIT), 0, "over the limit: {counts:?}");
+    assert!(counts.iter().all(|count| *count > 0), "one of them never started: {counts:?}");
+}
