@@ -26,7 +26,8 @@
 //     }
 //
 // Answers. A function returns a status: WGL_OK (0); a positive number for another normal outcome (WGL_DENIED,
-// WGL_NONE); a negative one for an error, about which wgl_last_error() then tells more. A denial is not an error.
+// WGL_NONE, WGL_WAITING); a negative one for an error, about which wgl_last_error() then tells more. A denial is not an
+// error.
 // Answers are written through the last parameters, and only where a function says so: not on failure. The numbers
 // never change their meaning, and more may be added.
 //
@@ -74,6 +75,7 @@
 #define WGL_CUSTOM_LIMITER_TABLE_INIT \
     { sizeof(wgl_custom_limiter_table), 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL }
 #define WGL_DECISION_INIT { sizeof(wgl_decision), 0, 0, 0, 0, 0, 0, NULL, { { 0, 0, 0, 0, 0, 0, 0, 0 } } }
+#define WGL_WAITER_OPTIONS_INIT { sizeof(wgl_waiter_options), 0, 1, WGL_FOREVER }
 #define WGL_COUNTS_INIT { sizeof(wgl_counts), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 
@@ -85,6 +87,9 @@
 
 // There is nothing to tell. A normal outcome, not an error.
 #define WGL_NONE 2
+
+// Not yet: the wait goes on. A normal outcome, not an error.
+#define WGL_WAITING 3
 
 // A parameter is outside its range, NULL, or not UTF-8. Nothing was created or changed.
 #define WGL_INVALID_ARGUMENT -1
@@ -130,6 +135,9 @@
 
 // A limiter of the program's own failed.
 #define WGL_CUSTOM_FAILURE -15
+
+// What is in the store makes no sense: somebody else wrote to its files, or the disk did.
+#define WGL_DAMAGED -16
 
 // A fault of this library. Its state is sound; please report the message.
 #define WGL_INTERNAL -100
@@ -180,7 +188,10 @@
 #define WGL_FOREVER 18446744073709551615ull
 
 // The grace of a place where the caller has no wish: a fortieth of the window, at most 50 ms.
-#define WGL_DEFAULT_GRACE 18446744073709551615ull
+#define WGL_DEFAULT_GRACE 0
+
+// No grace: the place is good at its moment only.
+#define WGL_NO_GRACE 18446744073709551614ull
 
 // The most bytes that a permit's text needs, with its NUL; a composite's place may need more.
 #define WGL_PERMIT_TEXT_MAX 128
@@ -205,6 +216,13 @@ typedef struct wgl_manual_clock wgl_manual_clock;
 // use it. It is inherited by forked children: those of a sqlite: store share its limits with their parent, those of a
 // memory: store go on with a copy of their own.
 typedef struct wgl_store wgl_store;
+
+// One that waits in steps: in an event loop, or where something else may end the wait.
+//
+// The caller owns it and frees it with wgl_waiter_free, at any time; if the wait is not over then, what it holds goes to
+// the next waiter, or back. It keeps its limiter alive by itself. One thread at a time may use it. A forked child that
+// goes on with it waits anew, on its own behalf.
+typedef struct wgl_waiter wgl_waiter;
 
 // How a store behaves. Begin with WGL_STORE_OPTIONS_INIT; what is 0 or NULL has its default. The caller owns it; it
 // is read during the call only.
@@ -424,6 +442,9 @@ typedef struct {
 // value: there is nothing to free, and what is inside is the library's. It belongs to the limiter that gave it, and to
 // the process that got it, unless it leaves as a text.
 //
+// A composite remembers what its permits stand for until they end, or until their end would change nothing any more. One
+// that holds a slot or a start of a limiter of the program's own is to be ended.
+//
 // It may be moved and copied, but one copy is to be ended: that one is marked as ended, and ending it again, in
 // whichever way, is a no-op. Where starts are only counted (fixed windows, sliding window counters, limits above 4,096,
 // limiters of the program's own), another copy that is cancelled would take its units back again. One thread at a time
@@ -455,6 +476,18 @@ typedef struct {
     // What the start holds. All zero in a denial, and always in a wgl_peek.
     wgl_permit permit;
 } wgl_decision;
+
+// How to wait. Begin with WGL_WAITER_OPTIONS_INIT. The caller owns it; it is read during the call only.
+typedef struct {
+    // sizeof(wgl_waiter_options), as the INIT macro sets it.
+    uint32_t struct_size;
+    // Of the waiters in this process that wait for the same limiter and key, those with lower numbers start first. INIT: 0.
+    int32_t priority;
+    // The units that the start takes: at least 1. INIT: 1.
+    uint64_t weight;
+    // The longest wait. WGL_FOREVER: as long as it takes. INIT: WGL_FOREVER.
+    uint64_t timeout_ns;
+} wgl_waiter_options;
 
 // Counts of a limit, or of one key. Begin with WGL_COUNTS_INIT. The caller owns it.
 typedef struct {
@@ -578,7 +611,8 @@ int wgl_composite_limiter_new(wgl_limiter **limiter);
 // Permits that are out complete against the children they were taken from.
 //
 // Fails with WGL_UNSUPPORTED if wgl_composite_limiter_new did not make `composite` (limits that were declared together
-// are a policy, which the store holds), and with WGL_INVALID_ARGUMENT if `child` is the same, or contains it.
+// are a policy, which the store holds), and with WGL_INVALID_ARGUMENT if `child` is the same, or contains it, or if
+// composites would be nested more than 32 deep.
 int wgl_composite_limiter_add(const wgl_limiter *composite,
                               const wgl_limiter *child);
 
@@ -724,19 +758,6 @@ int wgl_peek(const wgl_limiter *limiter,
              uint64_t weight,
              wgl_decision *decision);
 
-// Waits for room, at most for `timeout_ns`; WGL_FOREVER: as long as it takes. Waiters of a rate limit are served in
-// the order in which they asked. WGL_OK: admitted, and `permit` is written. WGL_DENIED: there is no room before that,
-// which is said at once if it can be known at once; nothing is held. A signal handler may run meanwhile, but does not
-// end the wait.
-//
-// Fails as wgl_try_acquire does.
-int wgl_acquire(const wgl_limiter *limiter,
-                const char *key,
-                size_t key_len,
-                uint64_t weight,
-                uint64_t timeout_ns,
-                wgl_permit *permit);
-
 // Would a start of weight 1 be admitted now? WGL_OK: yes. WGL_DENIED: no. Changes nothing.
 //
 // This and wgl_record_job_start are for schedulers that are driven that way, and let others in between;
@@ -809,6 +830,8 @@ int wgl_renew(const wgl_limiter *limiter,
 // The number of a lease, which is larger for every later lease of the same key: what the lease protects remembers the
 // largest that it saw, and refuses whoever comes with a smaller one. WGL_NONE, and nothing is written, for permits that
 // are no leases.
+//
+// Fails with WGL_FOREIGN_PERMIT if another limiter gave the permit.
 int wgl_fence(const wgl_limiter *limiter,
               const wgl_permit *permit,
               uint64_t *fence);
@@ -820,11 +843,15 @@ uint64_t wgl_fork_generation(void);
 
 // When the place came that a waiting start had, or comes that was reserved, as Unix time. WGL_NONE, and nothing is
 // written, if it had none: it did not have to wait, or its limit keeps no places.
+//
+// Fails with WGL_FOREIGN_PERMIT if another limiter gave the permit.
 int wgl_permit_ready_at(const wgl_limiter *limiter,
                         const wgl_permit *permit,
                         int64_t *unix_ns);
 
 // The same on the system's monotonic clock (CLOCK_MONOTONIC), never later than it was: for measuring.
+//
+// Fails as wgl_permit_ready_at does.
 int wgl_permit_ready_at_monotonic(const wgl_limiter *limiter,
                                   const wgl_permit *permit,
                                   uint64_t *monotonic_ns);
@@ -834,7 +861,7 @@ int wgl_permit_ready_at_monotonic(const wgl_limiter *limiter,
 // wgl_cancel. WGL_DENIED: it would be further away than `max_wait_ns` (WGL_FOREVER: however far), and nothing was
 // taken; after `after_ns` there would be one.
 //
-// It is good for one start, until `grace_ns` (WGL_DEFAULT_GRACE) after it is ready, and counts in the window from the
+// It is good for one start, until `grace_ns` (WGL_DEFAULT_GRACE, WGL_NO_GRACE) after it is ready, and counts in the window from the
 // end of that grace.
 //
 // Fails as wgl_try_acquire does, and with WGL_UNSUPPORTED for a limiter whose room is not a matter of time.
@@ -857,15 +884,6 @@ int wgl_present(const wgl_limiter *limiter,
                 wgl_permit *place,
                 uint64_t *after_ns);
 
-// Waits for a place's time, at most for `timeout_ns` (WGL_FOREVER: as long as it takes), and starts with it; a place
-// that has gone bad meanwhile is exchanged, as wgl_present does. WGL_OK: start; `place` is the start's permit now.
-// WGL_DENIED: its time does not come before that, which is said at once; the place was given back.
-//
-// Fails as wgl_present does.
-int wgl_acquire_place(const wgl_limiter *limiter,
-                      wgl_permit *place,
-                      uint64_t timeout_ns);
-
 // Writes a permit or place as a text, with a NUL behind it, into a buffer of `capacity` bytes; WGL_PERMIT_TEXT_MAX are
 // enough, but for a composite's place: 64 more, twice the key's length, and as much again for each child. `length`
 // (which may be NULL) is how long it is without the NUL. With it another process that has the same limit goes on,
@@ -887,6 +905,74 @@ int wgl_permit_from_text(const wgl_limiter *limiter,
                          const char *text,
                          size_t text_len,
                          wgl_permit *permit);
+
+// Waits for room, at most for `timeout_ns`; WGL_FOREVER: as long as it takes. The threads of this process that wait for
+// the same limiter and key start in the order in which they asked. WGL_OK: admitted, and `permit` is written.
+// WGL_DENIED: there is no room before that, which is said at once if it can be known at once; nothing is held, and there
+// may be room after `retry_after_ns` (which may be NULL): who asks again should stay away for so long. A signal handler
+// may run meanwhile, but does not end the wait.
+//
+// Fails as wgl_try_acquire does.
+int wgl_acquire(const wgl_limiter *limiter,
+                const char *key,
+                size_t key_len,
+                uint64_t weight,
+                uint64_t timeout_ns,
+                wgl_permit *permit,
+                uint64_t *retry_after_ns);
+
+// As wgl_acquire, with a priority; `options` may be NULL.
+//
+// Fails as wgl_try_acquire does.
+int wgl_acquire_with(const wgl_limiter *limiter,
+                     const char *key,
+                     size_t key_len,
+                     const wgl_waiter_options *options,
+                     wgl_permit *permit,
+                     uint64_t *retry_after_ns);
+
+// Waits for a place's time, at most for `timeout_ns` (WGL_FOREVER: as long as it takes), and starts with it; a place
+// that has gone bad meanwhile is exchanged, as wgl_present does. WGL_OK: start; `place` is the start's permit now.
+// WGL_DENIED: its time does not come before that, which is said at once; the place was given back, and there may be room
+// after `retry_after_ns` (which may be NULL).
+//
+// Fails as wgl_present does.
+int wgl_acquire_place(const wgl_limiter *limiter,
+                      wgl_permit *place,
+                      uint64_t timeout_ns,
+                      uint64_t *retry_after_ns);
+
+// Makes a waiter, which asks at its first step, and whose time begins then. `options` may be NULL. It is in one line with
+// all that wait in this process for the same limiter and key, in whichever way.
+//
+// Fails with WGL_INVALID_ARGUMENT for options out of range or a key that is none.
+int wgl_waiter_new(const wgl_limiter *limiter,
+                   const char *key,
+                   size_t key_len,
+                   const wgl_waiter_options *options,
+                   wgl_waiter **waiter);
+
+// Makes a waiter for the time of a place, as wgl_acquire_place waits. It takes the place over: `place` is used up.
+//
+// Fails with WGL_FOREIGN_PERMIT if another limiter gave the place.
+int wgl_waiter_new_for_place(const wgl_limiter *limiter,
+                             wgl_permit *place,
+                             uint64_t timeout_ns,
+                             wgl_waiter **waiter);
+
+// Takes a step. It does not sleep. WGL_OK: start, and `permit` is written. WGL_WAITING: not yet; take another step after
+// `nap_ns`, or earlier. WGL_DENIED: there is no room before the time is up, but perhaps after `nap_ns` (which may be
+// NULL). After WGL_OK, WGL_DENIED or an error the wait is over.
+//
+// Who comes late for a step may start late, and holds up nobody else.
+//
+// Fails as wgl_try_acquire does, and with WGL_INVALID_ARGUMENT if the wait is over.
+int wgl_waiter_step(wgl_waiter *waiter,
+                    wgl_permit *permit,
+                    uint64_t *nap_ns);
+
+// Frees a waiter, and gives the wait up if it is not over. NULL is a no-op.
+void wgl_waiter_free(wgl_waiter *waiter);
 
 // What was counted, of a key or without a key of all: by all processes that share the limit, but for what the others
 // counted in the last second.

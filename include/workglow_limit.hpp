@@ -119,6 +119,14 @@ inline const char *text(const char *parameter, const std::string &text) {
     return text.c_str();
 }
 
+inline wgl_waiter_options waiter_options(std::uint64_t weight, Duration timeout, std::int32_t priority) {
+    wgl_waiter_options options = WGL_WAITER_OPTIONS_INIT;
+    options.weight = weight;
+    options.timeout_ns = span("timeout", timeout);
+    options.priority = priority;
+    return options;
+}
+
 using Handle = std::shared_ptr<wgl_limiter>;
 
 } // namespace detail
@@ -259,6 +267,7 @@ public:
 
 private:
     friend class Limiter;
+    friend class Waiter;
     using Held::Held;
 };
 
@@ -318,6 +327,8 @@ struct Counts {
     std::uint64_t cancelled, store_errors, policy_changes;
 };
 
+class Waiter;
+
 /// Answers "may this job start now, and if not, when?", whatever its kind.
 class Limiter {
 public:
@@ -335,13 +346,28 @@ public:
             [&](wgl_permit *raw) { return wgl_try_acquire(get(), key.data(), key.size(), weight, raw, nullptr); });
     }
 
-    /// Waits for room. Nothing if there is none before the timeout, which is said at once if it can be known at once.
+    /// Waits for room. Nothing if there is none before the timeout, which is said at once if it can be known at once: there
+    /// may be some after `retry_after`, if that is asked for, so stay away for so long. Of the waiters in this process
+    /// those with lower priorities start first, and equal ones in the order in which they asked.
     [[nodiscard]] std::optional<Permit> acquire(std::string_view key = {}, std::uint64_t weight = 1,
-                                                Duration timeout = forever) const {
-        const std::uint64_t ns = detail::span("timeout", timeout);
-        return permit_if([&](wgl_permit *raw) { return wgl_acquire(get(), key.data(), key.size(), weight, ns, raw); });
+                                                Duration timeout = forever, std::int32_t priority = 0,
+                                                Duration *retry_after = nullptr) const {
+        const wgl_waiter_options options = detail::waiter_options(weight, timeout, priority);
+        std::uint64_t after_ns = 0;
+        std::optional<Permit> permit = permit_if(
+            [&](wgl_permit *raw) { return wgl_acquire_with(get(), key.data(), key.size(), &options, raw, &after_ns); });
+        if (retry_after)
+            *retry_after = detail::duration(after_ns);
+        return permit;
     }
     [[nodiscard]] std::optional<Permit> acquire(Duration timeout) const { return acquire({}, 1, timeout); }
+
+    /// The same wait in steps: see Waiter.
+    [[nodiscard]] Waiter waiter(std::string_view key = {}, std::uint64_t weight = 1, Duration timeout = forever,
+                                std::int32_t priority = 0) const;
+
+    /// A wait for a place's time in steps. The place is used up.
+    [[nodiscard]] Waiter waiter(Place &place, Duration timeout = forever) const;
 
     /// As try_acquire, answering with the whole decision.
     [[nodiscard]] Decision decide(std::string_view key = {}, std::uint64_t weight = 1) const {
@@ -368,7 +394,8 @@ public:
                                                Duration max_wait = forever,
                                                std::optional<Duration> grace = std::nullopt) const {
         const std::uint64_t max_wait_ns = detail::span("max_wait", max_wait);
-        const std::uint64_t grace_ns = grace ? detail::ns("grace", *grace) : WGL_DEFAULT_GRACE;
+        const std::uint64_t wish = grace ? detail::ns("grace", *grace) : WGL_DEFAULT_GRACE;
+        const std::uint64_t grace_ns = grace && wish == 0 ? WGL_NO_GRACE : wish;
         wgl_permit raw{};
         std::uint64_t after_ns = 0;
         if (!detail::ok(wgl_reserve(get(), key.data(), key.size(), weight, max_wait_ns, grace_ns, &raw, &after_ns)))
@@ -392,7 +419,7 @@ public:
     /// Waits for a place's time and starts with it. Nothing if that does not come before the timeout, which is said at
     /// once: the place was given back. It is used up in either case.
     [[nodiscard]] std::optional<Permit> acquire(Place &place, Duration timeout = forever) const {
-        if (detail::ok(wgl_acquire_place(get(), raw_of(place), detail::span("timeout", timeout))))
+        if (detail::ok(wgl_acquire_place(get(), raw_of(place), detail::span("timeout", timeout), nullptr)))
             return started(place);
         place.limiter_.reset();
         return std::nullopt;
@@ -488,6 +515,55 @@ private:
     detail::Handle limiter_;
 };
 
+/// One that waits in steps: in an event loop, or where something else may end the wait. Its destructor gives the wait up.
+/// One thread at a time may use it; it waits in one line with all that wait in this process for the same limiter and key.
+class [[nodiscard]] Waiter {
+public:
+    /// Takes a step, and does not sleep: a permit, or nothing. Then, if it is waiting() still, the next step is due after
+    /// wait(); else there is no room before the timeout, but perhaps after wait().
+    ///
+    /// Fails as Limiter::acquire does, and with WGL_INVALID_ARGUMENT if the wait is over.
+    [[nodiscard]] std::optional<Permit> step() {
+        wgl_permit raw{};
+        std::uint64_t nap_ns = 0;
+        const int status = wgl_waiter_step(waiter_.get(), &raw, &nap_ns);
+        is_waiting_ = status == WGL_WAITING;
+        const bool is_admitted = detail::ok(status);
+        wait_ = detail::duration(nap_ns);
+        return is_admitted ? std::optional(Permit(limiter_, raw, true)) : std::nullopt;
+    }
+
+    bool waiting() const noexcept { return is_waiting_; }
+    Duration wait() const noexcept { return wait_; }
+
+private:
+    friend class Limiter;
+    Waiter(detail::Handle limiter, wgl_waiter *owned) : limiter_(std::move(limiter)), waiter_(owned) {}
+
+    struct Free {
+        void operator()(wgl_waiter *waiter) const noexcept { wgl_waiter_free(waiter); }
+    };
+    detail::Handle limiter_;
+    std::unique_ptr<wgl_waiter, Free> waiter_;
+    Duration wait_{};
+    bool is_waiting_ = true;
+};
+
+inline Waiter Limiter::waiter(std::string_view key, std::uint64_t weight, Duration timeout,
+                              std::int32_t priority) const {
+    const wgl_waiter_options options = detail::waiter_options(weight, timeout, priority);
+    wgl_waiter *made = nullptr;
+    detail::ok(wgl_waiter_new(get(), key.data(), key.size(), &options, &made));
+    return Waiter(limiter_, made);
+}
+
+inline Waiter Limiter::waiter(Place &place, Duration timeout) const {
+    wgl_waiter *made = nullptr;
+    detail::ok(wgl_waiter_new_for_place(get(), raw_of(place), detail::span("timeout", timeout), &made));
+    place.limiter_.reset();
+    return Waiter(limiter_, made);
+}
+
 /// What a decision answers when the store fails it.
 enum class OnError : std::uint32_t { raise = WGL_ON_ERROR_RAISE, deny = WGL_ON_ERROR_DENY, admit = WGL_ON_ERROR_ADMIT };
 
@@ -522,8 +598,8 @@ public:
     /// The same store for the C interface; it stays this one's to free.
     const wgl_store *get() const noexcept { return store_.get(); }
 
-    /// Declares the limits of a text under a name, for all who share the store: "100/1m + 5/1s + 5 concurrent".
-    [[nodiscard]] Limiter limiter(const std::string &policy, const std::string &name) const {
+    /// Declares the limits of a policy under a name, for all who share the store: `limiter("openai", "100/1m + 5 concurrent")`.
+    [[nodiscard]] Limiter limiter(const std::string &name, const std::string &policy) const {
         wgl_limiter *made = nullptr;
         detail::ok(wgl_policy_limiter_new(get(), detail::text("name", name), detail::text("policy", policy), &made));
         return Limiter(made);

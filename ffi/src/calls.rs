@@ -1,4 +1,4 @@
-//! What every limiter answers: decisions, waits, gates.
+//! What every limiter answers: decisions, gates.
 
 use crate::input::{self, Sized32, given, key, size_of_theirs};
 use crate::limiter::wgl_limiter;
@@ -8,7 +8,7 @@ use std::ffi::{c_char, c_int};
 use std::mem::MaybeUninit;
 use std::ptr;
 use std::time::Duration;
-use workglow_limit::{Attempt, Decision, Limiter, Result, Step, Wait, from_unix_ns, unix_ns};
+use workglow_limit::{Attempt, Decision, Limiter, Result, from_unix_ns, unix_ns};
 
 /// Where a call takes the longest time to wait: as long as it takes.
 pub const WGL_FOREVER: u64 = 0xFFFF_FFFF_FFFF_FFFF;
@@ -50,6 +50,13 @@ pub(crate) fn ns(duration: Duration) -> u64 {
 /// A duration, or the number that says that there is none.
 pub(crate) fn span(ns: u64, none: u64) -> Option<Duration> {
     (ns != none).then(|| Duration::from_nanos(ns))
+}
+
+/// Writes a duration, if the caller wants it.
+pub(crate) fn tell(place: Option<&mut MaybeUninit<u64>>, after: Duration) {
+    if let Some(place) = place {
+        place.write(ns(after));
+    }
 }
 
 fn status(admitted: bool) -> c_int {
@@ -97,9 +104,7 @@ pub unsafe extern "C" fn wgl_try_acquire(
                 WGL_OK
             }
             Attempt::Denied(after) => {
-                if let Some(place) = retry_after_ns {
-                    place.write(ns(after));
-                }
+                tell(retry_after_ns, after);
                 WGL_DENIED
             }
         })
@@ -165,46 +170,6 @@ unsafe fn answer(
         unsafe { input::answer(place, struct_size, answer) };
         Ok(status(decision.admitted))
     })
-}
-
-/// Waits for room, at most for `timeout_ns`; WGL_FOREVER: as long as it takes. Waiters of a rate limit are served in
-/// the order in which they asked. WGL_OK: admitted, and `permit` is written. WGL_DENIED: there is no room before that,
-/// which is said at once if it can be known at once; nothing is held. A signal handler may run meanwhile, but does not
-/// end the wait.
-///
-/// Fails as wgl_try_acquire does.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn wgl_acquire(
-    limiter: Option<&wgl_limiter>,
-    key: *const c_char,
-    key_len: usize,
-    weight: u64,
-    timeout_ns: u64,
-    permit: Option<&mut MaybeUninit<wgl_permit>>,
-) -> c_int {
-    let call = |limiter: &dyn Limiter, key: &str| {
-        let permit = given("permit", permit)?;
-        Ok(match wait(limiter, Wait::new(key, weight, span(timeout_ns, WGL_FOREVER)))? {
-            Some(start) => {
-                permit.write(start);
-                WGL_OK
-            }
-            None => WGL_DENIED,
-        })
-    };
-    // SAFETY: the caller's promise.
-    unsafe { on_key(limiter, key, key_len, call) }
-}
-
-/// Waits until the waiter may start, or until its time is up.
-pub(crate) fn wait(limiter: &dyn Limiter, mut wait: Wait) -> Result<Option<wgl_permit>> {
-    loop {
-        match limiter.step(&mut wait)? {
-            Step::Admitted(raw) => return Ok(Some(wgl_permit::new(raw))),
-            Step::Sleep(nap) => limiter.nap(&wait, nap),
-            Step::Expired(_) => return Ok(None),
-        }
-    }
 }
 
 /// Would a start of weight 1 be admitted now? WGL_OK: yes. WGL_DENIED: no. Changes nothing.

@@ -21,6 +21,7 @@ mod shared;
 mod stats;
 mod status;
 mod store;
+mod waiter;
 
 #[cfg(test)]
 mod tests {
@@ -46,6 +47,7 @@ mod tests {
             first::<crate::custom::wgl_custom_limiter_table>(),
             first::<crate::calls::wgl_decision>(),
             first::<crate::stats::wgl_counts>(),
+            first::<crate::waiter::wgl_waiter_options>(),
         ]
         .into();
         let released = include_str!("../../tests/c/abi.txt").lines().filter_map(|line| line.strip_prefix("struct "));

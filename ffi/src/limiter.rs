@@ -167,7 +167,8 @@ pub extern "C" fn wgl_composite_limiter_new(limiter: Option<&mut MaybeUninit<Box
 /// Permits that are out complete against the children they were taken from.
 ///
 /// Fails with WGL_UNSUPPORTED if wgl_composite_limiter_new did not make `composite` (limits that were declared together
-/// are a policy, which the store holds), and with WGL_INVALID_ARGUMENT if `child` is the same, or contains it.
+/// are a policy, which the store holds), and with WGL_INVALID_ARGUMENT if `child` is the same, or contains it, or if
+/// composites would be nested more than 32 deep.
 #[unsafe(no_mangle)]
 pub extern "C" fn wgl_composite_limiter_add(composite: Option<&wgl_limiter>, child: Option<&wgl_limiter>) -> c_int {
     guard(|| {

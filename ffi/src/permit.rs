@@ -1,6 +1,6 @@
 //! What a start holds, and how it ends; places: starts in the future.
 
-use crate::calls::{WGL_FOREVER, ns, on_key, span, wait};
+use crate::calls::{WGL_FOREVER, on_key, span, tell};
 use crate::input::{given, invalid, sized_text};
 use crate::limiter::wgl_limiter;
 use crate::status::{WGL_DENIED, WGL_NONE, WGL_OK, guard};
@@ -8,10 +8,13 @@ use std::ffi::{c_char, c_int};
 use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 use std::time::Duration;
-use workglow_limit::{Limiter, Presented, RawPermit, Reserved, Result, Wait};
+use workglow_limit::{Limiter, Presented, RawPermit, Reserved, Result};
 
 /// The grace of a place where the caller has no wish: a fortieth of the window, at most 50 ms.
-pub const WGL_DEFAULT_GRACE: u64 = 0xFFFF_FFFF_FFFF_FFFF;
+pub const WGL_DEFAULT_GRACE: u64 = 0;
+
+/// No grace: the place is good at its moment only.
+pub const WGL_NO_GRACE: u64 = 0xFFFF_FFFF_FFFF_FFFE;
 
 /// The most bytes that a permit's text needs, with its NUL; a composite's place may need more.
 pub const WGL_PERMIT_TEXT_MAX: usize = 128;
@@ -22,6 +25,9 @@ const LONGEST_TEXT: usize = 512 * WGL_PERMIT_TEXT_MAX;
 /// What an admitted start holds, until wgl_complete, wgl_cancel or wgl_settle; or a place, a start in the future. A
 /// value: there is nothing to free, and what is inside is the library's. It belongs to the limiter that gave it, and to
 /// the process that got it, unless it leaves as a text.
+///
+/// A composite remembers what its permits stand for until they end, or until their end would change nothing any more. One
+/// that holds a slot or a start of a limiter of the program's own is to be ended.
 ///
 /// It may be moved and copied, but one copy is to be ended: that one is marked as ended, and ending it again, in
 /// whichever way, is a no-op. Where starts are only counted (fixed windows, sliding window counters, limits above 4,096,
@@ -44,10 +50,15 @@ impl wgl_permit {
         wgl_permit { opaque: permit.to_words() }
     }
 
-    fn raw(&self) -> RawPermit {
+    pub(crate) fn raw(&self) -> RawPermit {
         let mut words = self.opaque;
         words[0] &= !ENDED;
         RawPermit::from_words(words)
+    }
+
+    /// Marks it as ended.
+    pub(crate) fn end(&mut self) {
+        self.opaque[0] |= ENDED;
     }
 }
 
@@ -104,6 +115,8 @@ pub extern "C" fn wgl_renew(limiter: Option<&wgl_limiter>, permit: Option<&wgl_p
 /// The number of a lease, which is larger for every later lease of the same key: what the lease protects remembers the
 /// largest that it saw, and refuses whoever comes with a smaller one. WGL_NONE, and nothing is written, for permits that
 /// are no leases.
+///
+/// Fails with WGL_FOREIGN_PERMIT if another limiter gave the permit.
 #[unsafe(no_mangle)]
 pub extern "C" fn wgl_fence(
     limiter: Option<&wgl_limiter>,
@@ -132,7 +145,7 @@ fn end(
             limiter.check_permit(&permit.raw())?;
         } else {
             end(limiter, &permit.raw())?;
-            permit.opaque[0] |= ENDED;
+            permit.end();
         }
         Ok(WGL_OK)
     })
@@ -140,6 +153,8 @@ fn end(
 
 /// When the place came that a waiting start had, or comes that was reserved, as Unix time. WGL_NONE, and nothing is
 /// written, if it had none: it did not have to wait, or its limit keeps no places.
+///
+/// Fails with WGL_FOREIGN_PERMIT if another limiter gave the permit.
 #[unsafe(no_mangle)]
 pub extern "C" fn wgl_permit_ready_at(
     limiter: Option<&wgl_limiter>,
@@ -150,6 +165,8 @@ pub extern "C" fn wgl_permit_ready_at(
 }
 
 /// The same on the system's monotonic clock (CLOCK_MONOTONIC), never later than it was: for measuring.
+///
+/// Fails as wgl_permit_ready_at does.
 #[unsafe(no_mangle)]
 pub extern "C" fn wgl_permit_ready_at_monotonic(
     limiter: Option<&wgl_limiter>,
@@ -168,6 +185,7 @@ fn told<T>(
 ) -> c_int {
     guard(|| {
         let (limiter, permit, place) = (given("limiter", limiter)?, given("permit", permit)?, given(parameter, place)?);
+        limiter.limiter.check_permit(&permit.raw())?;
         Ok(match tell(&*limiter.limiter, &permit.raw()) {
             None => WGL_NONE,
             Some(value) => {
@@ -183,7 +201,7 @@ fn told<T>(
 /// wgl_cancel. WGL_DENIED: it would be further away than `max_wait_ns` (WGL_FOREVER: however far), and nothing was
 /// taken; after `after_ns` there would be one.
 ///
-/// It is good for one start, until `grace_ns` (WGL_DEFAULT_GRACE) after it is ready, and counts in the window from the
+/// It is good for one start, until `grace_ns` (WGL_DEFAULT_GRACE, WGL_NO_GRACE) after it is ready, and counts in the window from the
 /// end of that grace.
 ///
 /// Fails as wgl_try_acquire does, and with WGL_UNSUPPORTED for a limiter whose room is not a matter of time.
@@ -200,8 +218,10 @@ pub unsafe extern "C" fn wgl_reserve(
 ) -> c_int {
     let call = |limiter: &dyn Limiter, key: &str| {
         let place = given("place", place)?;
+        let grace_ns =
+            if grace_ns == WGL_NO_GRACE { Some(0) } else { Some(grace_ns).filter(|&ns| ns != WGL_DEFAULT_GRACE) };
         let (status, after) =
-            match limiter.reserve(key, weight, span(max_wait_ns, WGL_FOREVER), span(grace_ns, WGL_DEFAULT_GRACE))? {
+            match limiter.reserve(key, weight, span(max_wait_ns, WGL_FOREVER), grace_ns.map(Duration::from_nanos))? {
                 Reserved::Place { place: raw, after } => {
                     place.write(wgl_permit::new(raw));
                     (WGL_OK, after)
@@ -213,12 +233,6 @@ pub unsafe extern "C" fn wgl_reserve(
     };
     // SAFETY: the caller's promise.
     unsafe { on_key(limiter, key, key_len, call) }
-}
-
-fn tell(place: Option<&mut MaybeUninit<u64>>, after: Duration) {
-    if let Some(place) = place {
-        place.write(ns(after));
-    }
 }
 
 /// Starts with a place, if its time has come. WGL_OK: start; `place` is used up, and is the start's permit now.
@@ -244,32 +258,6 @@ pub extern "C" fn wgl_present(
             Presented::Wait { place: raw, after } => {
                 *place = wgl_permit::new(raw);
                 tell(after_ns, after);
-                WGL_DENIED
-            }
-        })
-    })
-}
-
-/// Waits for a place's time, at most for `timeout_ns` (WGL_FOREVER: as long as it takes), and starts with it; a place
-/// that has gone bad meanwhile is exchanged, as wgl_present does. WGL_OK: start; `place` is the start's permit now.
-/// WGL_DENIED: its time does not come before that, which is said at once; the place was given back.
-///
-/// Fails as wgl_present does.
-#[unsafe(no_mangle)]
-pub extern "C" fn wgl_acquire_place(
-    limiter: Option<&wgl_limiter>,
-    place: Option<&mut wgl_permit>,
-    timeout_ns: u64,
-) -> c_int {
-    guard(|| {
-        let (limiter, place) = (given("limiter", limiter)?, given("place", place)?);
-        Ok(match wait(&*limiter.limiter, Wait::for_place(place.raw(), span(timeout_ns, WGL_FOREVER)))? {
-            Some(start) => {
-                *place = start;
-                WGL_OK
-            }
-            None => {
-                place.opaque[0] |= ENDED;
                 WGL_DENIED
             }
         })

@@ -12,6 +12,8 @@ pub const WGL_OK: c_int = 0;
 pub const WGL_DENIED: c_int = 1;
 /// There is nothing to tell. A normal outcome, not an error.
 pub const WGL_NONE: c_int = 2;
+/// Not yet: the wait goes on. A normal outcome, not an error.
+pub const WGL_WAITING: c_int = 3;
 /// A parameter is outside its range, NULL, or not UTF-8. Nothing was created or changed.
 pub const WGL_INVALID_ARGUMENT: c_int = -1;
 /// More units were asked for at once than the limit could ever grant.
@@ -42,6 +44,8 @@ pub const WGL_UNSUPPORTED: c_int = -13;
 pub const WGL_LEASE_LOST: c_int = -14;
 /// A limiter of the program's own failed.
 pub const WGL_CUSTOM_FAILURE: c_int = -15;
+/// What is in the store makes no sense: somebody else wrote to its files, or the disk did.
+pub const WGL_DAMAGED: c_int = -16;
 /// A fault of this library. Its state is sound; please report the message.
 pub const WGL_INTERNAL: c_int = -100;
 
@@ -99,6 +103,7 @@ pub extern "C" fn wgl_status_name(status: c_int) -> *const c_char {
         WGL_OK => c"ok",
         WGL_DENIED => c"denied",
         WGL_NONE => c"none",
+        WGL_WAITING => c"waiting",
         WGL_INVALID_ARGUMENT => c"invalid_argument",
         WGL_WEIGHT_EXCEEDS_CAPACITY => c"weight_exceeds_capacity",
         WGL_INVALID_URL => c"invalid_url",
@@ -114,6 +119,7 @@ pub extern "C" fn wgl_status_name(status: c_int) -> *const c_char {
         WGL_UNSUPPORTED => c"unsupported",
         WGL_LEASE_LOST => c"lease_lost",
         WGL_CUSTOM_FAILURE => c"custom_failure",
+        WGL_DAMAGED => c"damaged",
         WGL_INTERNAL => c"internal",
         _ => c"unknown",
     };

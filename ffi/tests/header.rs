@@ -7,7 +7,7 @@ fn the_header_is_what_the_sources_say() {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     let config = cbindgen::Config::from_file(here.join("cbindgen.toml")).unwrap();
     // In the order in which one reads them.
-    let sources = "status clock store limiter rate local shared custom calls permit stats";
+    let sources = "status clock store limiter rate local shared custom calls permit waiter stats";
     let sources = sources.split(' ').map(|file| format!("{file}.rs")).map(|file| here.join("src").join(file));
     let bindings = sources.fold(cbindgen::Builder::new().with_config(config), |b, file| b.with_src(file));
     let mut made = Vec::new();

@@ -44,8 +44,8 @@ static void null_pointers(void) {
     REFUSED(WGL_INVALID_ARGUMENT, "decision is NULL", wgl_decide(limiter, NULL, 0, 1, NULL));
     REFUSED(WGL_INVALID_ARGUMENT, "limiter is NULL", wgl_peek(NULL, NULL, 0, 1, &decision));
     REFUSED(WGL_INVALID_ARGUMENT, "decision is NULL", wgl_peek(limiter, NULL, 0, 1, NULL));
-    REFUSED(WGL_INVALID_ARGUMENT, "limiter is NULL", wgl_acquire(NULL, NULL, 0, 1, 0, &permit));
-    REFUSED(WGL_INVALID_ARGUMENT, "permit is NULL", wgl_acquire(limiter, NULL, 0, 1, 0, NULL));
+    REFUSED(WGL_INVALID_ARGUMENT, "limiter is NULL", wgl_acquire(NULL, NULL, 0, 1, 0, &permit, NULL));
+    REFUSED(WGL_INVALID_ARGUMENT, "permit is NULL", wgl_acquire(limiter, NULL, 0, 1, 0, NULL, NULL));
     REFUSED(WGL_INVALID_ARGUMENT, "limiter is NULL", wgl_complete(NULL, &permit));
     REFUSED(WGL_INVALID_ARGUMENT, "permit is NULL", wgl_complete(limiter, NULL));
     REFUSED(WGL_INVALID_ARGUMENT, "limiter is NULL", wgl_cancel(NULL, &permit));
@@ -57,8 +57,8 @@ static void null_pointers(void) {
     REFUSED(WGL_INVALID_ARGUMENT, "key is NULL", wgl_reserve(limiter, NULL, 1, 1, 0, 0, &permit, &monotonic_ns));
     REFUSED(WGL_INVALID_ARGUMENT, "limiter is NULL", wgl_present(NULL, &permit, &monotonic_ns));
     REFUSED(WGL_INVALID_ARGUMENT, "place is NULL", wgl_present(limiter, NULL, &monotonic_ns));
-    REFUSED(WGL_INVALID_ARGUMENT, "limiter is NULL", wgl_acquire_place(NULL, &permit, 0));
-    REFUSED(WGL_INVALID_ARGUMENT, "place is NULL", wgl_acquire_place(limiter, NULL, 0));
+    REFUSED(WGL_INVALID_ARGUMENT, "limiter is NULL", wgl_acquire_place(NULL, &permit, 0, NULL));
+    REFUSED(WGL_INVALID_ARGUMENT, "place is NULL", wgl_acquire_place(limiter, NULL, 0, NULL));
     REFUSED(WGL_INVALID_ARGUMENT, "limiter is NULL", wgl_permit_to_text(NULL, &permit, text, sizeof text, &length));
     REFUSED(WGL_INVALID_ARGUMENT, "permit is NULL", wgl_permit_to_text(limiter, NULL, text, sizeof text, &length));
     REFUSED(WGL_INVALID_ARGUMENT, "buffer is NULL", wgl_permit_to_text(limiter, &permit, NULL, 128, &length));
@@ -153,10 +153,10 @@ static void numbers(void) {
 
     REFUSED(WGL_INVALID_ARGUMENT, "weight is 0", wgl_try_acquire(limiter, NULL, 0, 0, &permit, NULL));
     REFUSED(WGL_INVALID_ARGUMENT, "weight is 0", wgl_decide(limiter, NULL, 0, 0, &decision));
-    REFUSED(WGL_INVALID_ARGUMENT, "weight is 0", wgl_acquire(limiter, NULL, 0, 0, WGL_FOREVER, &permit));
+    REFUSED(WGL_INVALID_ARGUMENT, "weight is 0", wgl_acquire(limiter, NULL, 0, 0, WGL_FOREVER, &permit, NULL));
     REFUSED(WGL_WEIGHT_EXCEEDS_CAPACITY, "at most 5", wgl_try_acquire(limiter, NULL, 0, 6, &permit, NULL));
     REFUSED(WGL_WEIGHT_EXCEEDS_CAPACITY, "at most 5", wgl_peek(limiter, NULL, 0, UINT64_MAX, &decision));
-    REFUSED(WGL_WEIGHT_EXCEEDS_CAPACITY, "at most 5", wgl_acquire(limiter, NULL, 0, UINT64_MAX, WGL_FOREVER, &permit));
+    REFUSED(WGL_WEIGHT_EXCEEDS_CAPACITY, "at most 5", wgl_acquire(limiter, NULL, 0, UINT64_MAX, WGL_FOREVER, &permit, NULL));
     REFUSED(WGL_INVALID_ARGUMENT, "366 days", wgl_pause(limiter, NULL, 0, UINT64_MAX));
     REFUSED(WGL_INVALID_ARGUMENT, "366 days", wgl_set_next_available_time(limiter, NULL, 0, INT64_MAX));
     CHECK(wgl_set_next_available_time(limiter, NULL, 0, INT64_MIN) == WGL_OK, "the past is no gate: %s", wgl_last_error());
@@ -287,7 +287,11 @@ static void permits(void) {
         CHECK(wgl_present(limiters[i], &foreign, &monotonic_ns) < 0, "started with a foreign permit");
         CHECK(wgl_permit_to_text(limiters[i], &foreign, text, sizeof text, NULL) < 0, "wrote a foreign permit");
         CHECK(memcmp(&same, &foreign, sizeof same) == 0 && monotonic_ns == 7, "a refused call changed the permit");
-        CHECK(wgl_permit_ready_at(limiters[i], &foreign, &unix_ns) == WGL_NONE && unix_ns == 7, "of a foreign permit");
+        REFUSED(WGL_FOREIGN_PERMIT, "not given by limiter", wgl_permit_ready_at(limiters[i], &foreign, &unix_ns));
+        REFUSED(WGL_FOREIGN_PERMIT, "not given by limiter", wgl_fence(limiters[i], &foreign, &monotonic_ns));
+        REFUSED(WGL_FOREIGN_PERMIT, "not given by limiter",
+                wgl_permit_ready_at_monotonic(limiters[i], &foreign, &monotonic_ns));
+        CHECK(unix_ns == 7 && monotonic_ns == 7, "something was written");
         CHECK(wgl_permit_ready_at(limiters[i], &own, &unix_ns) == WGL_NONE && unix_ns == 7, "it did not wait");
         // Permits with anything in them: any answer is good, a crash is not.
         uint64_t anything[] = {1, 2, 16, 4096, UINT64_MAX / 2, UINT64_MAX - 15, UINT64_MAX};

@@ -132,7 +132,7 @@ static void every_call_arrives(void) {
     CHECK(decision.admitted == 1 && decision.denied_by == NULL && decision.retry_after_ns == 0, "the decision");
     IS(WGL_OK, wgl_complete(limiter, &decision.permit));
     CHECK(script.number == 5 && script.how == WGL_END_COMPLETED && script.actual == 0, "end %u", script.how);
-    IS(WGL_OK, wgl_acquire(limiter, "k", 1, 1, WGL_FOREVER, &permit));
+    IS(WGL_OK, wgl_acquire(limiter, "k", 1, 1, WGL_FOREVER, &permit, NULL));
     IS(WGL_OK, wgl_renew(limiter, &permit));
     IS(WGL_NONE, wgl_fence(limiter, &permit, &fence));
     IS(WGL_OK, wgl_cancel(limiter, &permit));
@@ -183,7 +183,7 @@ static void denials_and_failures(void) {
     CHECK(strcmp(decision.denied_by, "scripted") == 0, "denied by %s", decision.denied_by);
     IS(WGL_DENIED, wgl_peek(limiter, NULL, 0, 1, &decision));
     IS(WGL_DENIED, wgl_can_proceed(limiter, NULL, 0));
-    IS(WGL_DENIED, wgl_acquire(limiter, NULL, 0, 1, 1000, &permit));
+    IS(WGL_DENIED, wgl_acquire(limiter, NULL, 0, 1, 1000, &permit, NULL));
     CHECK(permit.opaque[0] == 0 && script.ends == 0, "a denial has a permit");
 
     // A denial answers only what may be denied.
@@ -194,7 +194,7 @@ static void denials_and_failures(void) {
         REFUSED(WGL_CUSTOM_FAILURE, "\"scripted\"", wgl_try_acquire(limiter, NULL, 0, 1, &permit, &after_ns));
         REFUSED(WGL_CUSTOM_FAILURE, wgl_status_name(wrong[i]), wgl_decide(limiter, NULL, 0, 1, &decision));
         REFUSED(WGL_CUSTOM_FAILURE, "peek", wgl_peek(limiter, NULL, 0, 1, &decision));
-        REFUSED(WGL_CUSTOM_FAILURE, "decide", wgl_acquire(limiter, NULL, 0, 1, 1000, &permit));
+        REFUSED(WGL_CUSTOM_FAILURE, "decide", wgl_acquire(limiter, NULL, 0, 1, 1000, &permit, NULL));
         CHECK(decision.admitted == 7 && permit.opaque[0] == 0, "an answer was written");
     }
     script.status = WGL_DENIED;
@@ -335,7 +335,7 @@ static atomic_int working, most_working;
 static void *work(void *limiter) {
     for (int i = 0; i < ROUNDS; i++) {
         wgl_permit permit;
-        if (wgl_acquire(limiter, NULL, 0, 1, WGL_FOREVER, &permit) != WGL_OK)
+        if (wgl_acquire(limiter, NULL, 0, 1, WGL_FOREVER, &permit, NULL) != WGL_OK)
             continue;
         int now = ++working, most = most_working;
         while (now > most && !atomic_compare_exchange_weak(&most_working, &most, now)) {

@@ -84,7 +84,7 @@ static void numbers_of_two_processes(void) {
             for (int start = 0; start < STARTS; start++) {
                 wgl_permit permit;
                 uint64_t fence;
-                if (wgl_acquire(limiter, NULL, 0, 1, WGL_FOREVER, &permit) != WGL_OK
+                if (wgl_acquire(limiter, NULL, 0, 1, WGL_FOREVER, &permit, NULL) != WGL_OK
                     || wgl_fence(limiter, &permit, &fence) != WGL_OK
                     || write(pipes[i][1], &fence, sizeof fence) != sizeof fence
                     || wgl_complete(limiter, &permit) != WGL_OK)

@@ -35,7 +35,7 @@ static void *take_turns(void *number) {
     pthread_barrier_wait(&together);
     for (int i = 0; i < 20; i++) {
         wgl_permit permit;
-        int status = wgl_acquire(limiter, NULL, 0, 1, WGL_FOREVER, &permit);
+        int status = wgl_acquire(limiter, NULL, 0, 1, WGL_FOREVER, &permit, NULL);
         CHECK(status == WGL_OK, "%s", wgl_last_error());
         int now = ++running, most = most_running;
         while (now > most && !atomic_compare_exchange_weak(&most_running, &most, now)) {
@@ -53,7 +53,7 @@ static void *wait_for_a_place(void *number) {
     int64_t ready_unix_ns;
     (void)number;
     pthread_barrier_wait(&together);
-    CHECK(wgl_acquire(limiter, NULL, 0, 1, WGL_FOREVER, &permit) == WGL_OK, "%s", wgl_last_error());
+    CHECK(wgl_acquire(limiter, NULL, 0, 1, WGL_FOREVER, &permit, NULL) == WGL_OK, "%s", wgl_last_error());
     if (wgl_permit_ready_at_monotonic(limiter, &permit, &ready_ns) == WGL_OK) {
         waited++;
         CHECK(wgl_permit_ready_at(limiter, &permit, &ready_unix_ns) == WGL_OK, "%s", wgl_last_error());

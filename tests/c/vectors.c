@@ -245,7 +245,7 @@ static void step(const char *file, int line, char *text) {
             keep(as, &permit);
         word = status == WGL_OK ? "admitted" : "denied";
     } else if (strcmp(call, "acquire") == 0) {
-        status = wgl_acquire(now.limiter, key, length, weight, span_ns, &permit);
+        status = wgl_acquire(now.limiter, key, length, weight, span_ns, &permit, NULL);
         if (status == WGL_OK)
             keep(as, &permit);
         word = status == WGL_OK ? "admitted" : "expired";
@@ -272,6 +272,8 @@ static void step(const char *file, int line, char *text) {
     } else if (strcmp(call, "reserve") == 0) {
         uint64_t most_ns = span_text == NULL ? WGL_FOREVER : span_ns;
         uint64_t grace_ns = grace_text == NULL ? WGL_DEFAULT_GRACE : strtoull(grace_text, NULL, 10) * 1000;
+        if (grace_text != NULL && grace_ns == 0)
+            grace_ns = WGL_NO_GRACE;
         status = wgl_reserve(now.limiter, key, length, weight, most_ns, grace_ns, &permit, &after_ns);
         if (status == WGL_OK)
             keep(as, &permit);

@@ -32,8 +32,8 @@ static void names(const Store &store) {
     THROWS(WGL_UNKNOWN_LIMIT, "nothing", RateLimiter::attach(store, "nothing"));
     THROWS(WGL_UNKNOWN_LIMIT, "nothing", store.override("nothing", "1/1s"));
     THROWS(WGL_UNKNOWN_LIMIT, "nothing", store.lift("nothing"));
-    THROWS(WGL_INVALID_ARGUMENT, "often", store.limiter("often", "limit"));
-    THROWS(WGL_INVALID_ARGUMENT, "policy is a text with a NUL", store.limiter(std::string("1/1s\0", 5), "limit"));
+    THROWS(WGL_INVALID_ARGUMENT, "often", store.limiter("limit", "often"));
+    THROWS(WGL_INVALID_ARGUMENT, "policy is a text with a NUL", store.limiter("limit", std::string("1/1s\0", 5)));
     THROWS(WGL_INVALID_ARGUMENT, "name is a text with a NUL", RateLimiter(store, std::string("a\0b", 3), 1, 1s));
     THROWS(WGL_INVALID_ARGUMENT, "name is empty", RateLimiter(store, "", 1, 1s));
     THROWS(WGL_INVALID_ARGUMENT, "nowhere.toml", store.load("nowhere.toml"));

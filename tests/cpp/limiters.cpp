@@ -62,14 +62,14 @@ static void are_shared(const Bench &bench) {
         {"1 leaky", [&](auto &name) { return LeakyBucketLimiter(store, name, 2, 1s, 3); }},
         {"2 fixed", [&](auto &name) { return FixedWindowLimiter(store, name, 2, 1s); }},
         {"2 counter", [&](auto &name) { return SlidingWindowCounterLimiter(store, name, 2, 1s); }},
-        {"2 text", [&](auto &name) { return store.limiter("2/1s", name); }},
+        {"2 text", [&](auto &name) { return store.limiter(name, "2/1s"); }},
         {"3 flow", [&](auto &name) { return FlowControlLimiter(store, name, std::nullopt, 3); }},
     };
     for (const auto &[name, make] : kinds) {
         const Limiter limiter = make(name);
         is_a_limit(bench, limiter, store.limiter(name), std::strtoull(name, nullptr, 10), name);
     }
-    const Limiter texts = store.limiter("100/1m + 3/1s + 2 concurrent", "texts");
+    const Limiter texts = store.limiter("texts", "100/1m + 3/1s + 2 concurrent");
     is_a_limit(bench, texts, store.limiter("texts"), 2, "texts/concurrency");
     const FlowControlLimiter flow(store, "both", Window{2, 1s}, 3);
     is_a_limit(bench, flow, store.limiter("both"), 2, "both/rate");

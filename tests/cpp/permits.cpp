@@ -74,7 +74,7 @@ static void lifetimes(const Bench &bench) {
     permit->complete();
     permit = ConcurrencyLimiter(1).try_acquire();
     permit.reset();
-    CHECK(bench.store.limiter("2/1s", "lifetimes of a name").try_acquire().has_value(), "a limiter that nobody keeps");
+    CHECK(bench.store.limiter("lifetimes of a name", "2/1s").try_acquire().has_value(), "a limiter that nobody keeps");
 }
 
 static void ends(const Bench &bench) {
@@ -182,6 +182,26 @@ static void places_of_composites(const Bench &bench) {
     CHECK(both.present(arrived).has_value() && !arrived, "in time");
 }
 
+// Waits that are driven from outside, and how long to stay away after one that ended without a start.
+static void waiters(const Bench &bench) {
+    const RateLimiter rate(bench.store, "waiters", 1, 1s);
+    const auto first = rate.try_acquire();
+    Duration retry_after{};
+    CHECK(!rate.acquire({}, 1, 10ms, 0, &retry_after) && retry_after > 10ms, "it is told how long to stay away");
+    {
+        Waiter hasty = rate.waiter({}, 1, 10ms);
+        CHECK(!hasty.step() && !hasty.waiting() && hasty.wait() > 10ms, "known at once");
+        THROWS(WGL_INVALID_ARGUMENT, "over", (void)hasty.step());
+    }
+    Waiter late = rate.waiter({}, 1, forever, 1);
+    CHECK(!late.step() && late.waiting() && late.wait() > 0ms, "it waits");
+    Waiter soon = rate.waiter();
+    CHECK(!soon.step() && soon.waiting(), "it waits");
+    std::optional<Place> place = rate.reserve();
+    Waiter placed = rate.waiter(*place);
+    CHECK(!placed.step() && placed.waiting(), "it waits for its place");
+}
+
 // In a child, the parent's permits and places are left alone, and its own are ended.
 static void forks(const Bench &bench) {
     const ConcurrencyLimiter jobs(bench.store, "forks", 2);
@@ -237,6 +257,7 @@ int main() {
         ends(bench);
         places(bench);
         places_of_composites(bench);
+        waiters(bench);
         forks(bench);
         threads(scheme == std::string("sqlite:") ? "sqlite:" + dir / "threads.db" : scheme);
     });
