@@ -32,6 +32,17 @@ pub fn weight(value: Given<'_, '_>) -> PyResult<u64> {
     }
 }
 
+/// The priority of a waiter.
+pub fn priority(value: Given<'_, '_>) -> PyResult<i32> {
+    if !value.is_instance_of::<PyBool>()
+        && let Ok(priority) = value.extract::<i32>()
+    {
+        return Ok(priority);
+    }
+    whole("priority", value)?;
+    Err(invalid("priority", value, "a whole number from -2147483648 to 2147483647"))
+}
+
 /// The weight of a start that is only looked at: it may be 0.
 pub fn weight_to_peek(value: Given<'_, '_>) -> PyResult<u64> {
     units("weight", value)

@@ -36,10 +36,8 @@ impl CompositeLimiter {
     /// Adds a child. Permits that are out complete against the children they were taken from.
     fn add(this: &Bound<'_, Self>, limiter: &Bound<'_, PyAny>) -> PyResult<()> {
         let child = node("limiter", limiter)?;
-        let parent = &this.as_super().get().node;
         this.get().core.add(child.core.clone()).map_err(raised)?;
-        parent.adopt(child);
-        parent.close();
+        this.as_super().get().node.adopt(child);
         Ok(())
     }
 }

@@ -24,10 +24,10 @@ pub struct Decision {
 }
 
 impl Decision {
-    pub fn new(py: Python<'_>, node: &Arc<Node>, decision: workglow_limit::Decision) -> PyResult<Decision> {
+    pub fn new(py: Python<'_>, node: &Arc<Node>, key: &str, decision: workglow_limit::Decision) -> PyResult<Decision> {
         let workglow_limit::Decision { permit, admitted, retry_after, suggested_after, .. } = decision;
         let workglow_limit::Decision { remaining, limit, reset_after, denied_by, .. } = decision;
-        let permit = permit.map(|raw| Py::new(py, Permit::new(node, raw))).transpose()?;
+        let permit = permit.map(|raw| Py::new(py, Permit::with_key(node, raw, key))).transpose()?;
         Ok(Decision { admitted, retry_after, suggested_after, remaining, limit, reset_after, denied_by, permit })
     }
 }

@@ -49,6 +49,7 @@ fn class_of(error: &Error) -> &'static str {
         Error::Store { .. } => "StoreError",
         Error::StoreTimeout { .. } => "StoreTimeout",
         Error::StoreFull { .. } => "StoreFull",
+        Error::Damaged { .. } => "Damaged",
         Error::ForeignPermit { .. } => "ForeignPermit",
         Error::Unsupported { .. } => "Unsupported",
         Error::LeaseLost { .. } => "LeaseLost",

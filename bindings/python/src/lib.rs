@@ -10,14 +10,17 @@ mod family;
 mod flow;
 mod hooks;
 mod limiter;
+mod line;
 mod null;
 mod permit;
 mod stats;
 mod store;
-mod wait;
+mod waiting;
 
 #[pyo3::pymodule]
 mod _native {
+    use pyo3::exceptions::PyImportError;
+    use pyo3::ffi;
     use pyo3::prelude::*;
 
     #[pymodule_export]
@@ -32,15 +35,27 @@ mod _native {
         flow::FlowControl,
         hooks::LimitEvent,
         limiter::Limiter,
+        line::{Line, Waiter},
         null::NullLimiter,
         permit::Permit,
         stats::Stats,
         store::Store,
-        wait::Waiter,
     };
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        // SAFETY: the caller is attached to an interpreter, so there is a current one.
+        let interpreter = unsafe { ffi::PyInterpreterState_GetID(ffi::PyInterpreterState_Get()) };
+        // Our classes are statics of the process, and a thread attaches to the main interpreter (number 0): within
+        // another one it would wait for itself, at the latest when that one ends.
+        if interpreter != 0 {
+            return Err(PyImportError::new_err(
+                "workglow_limit works in the main interpreter only, and this is a subinterpreter: use a process instead \
+                 (with mod_wsgi: WSGIApplicationGroup %{GLOBAL})",
+            ));
+        }
+        // Whoever may wait says so, and lets go of the GIL: see `waiting.rs`.
+        workglow_limit::MayWait::Never.set_default();
         let at_exit = wrap_pyfunction!(crate::store::tell_counts, module)?;
         module.py().import("atexit")?.call_method1("register", (at_exit,))?;
         Ok(())

@@ -4,18 +4,18 @@ use crate::argument::{self, instant, quoting, quoting_given, seconds};
 use crate::decision::Decision;
 use crate::error::{expired, raised};
 use crate::hooks::{self, Asked, Happening, Hooks, LimitEvent};
+use crate::line::Waiter;
 use crate::permit::{self, Permit, Place};
 use crate::stats::Stats;
 use crate::store::Shared;
-use crate::wait::{self, Waiter};
+use crate::waiting::{try_first, wait};
 use pyo3::prelude::*;
-use pyo3::types::PyCFunction;
-use std::sync::atomic::{AtomicU64, Ordering::*};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use pyo3::types::{PyCFunction, PyDict, PyString};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime};
-use workglow_limit::{Attempt, Error, Presented, RawPermit, Reserved, Step, Wait, fork_generation};
+use workglow_limit::{Attempt, Error, Presented, RawPermit, Reserved, Seat, Step};
 
-/// A waiter in `acquire` sleeps no longer than this before it looks whether a signal (Ctrl-C) has arrived.
+/// The main thread sleeps no longer than this in `acquire` before it looks whether a signal (Ctrl-C) has arrived.
 const SLICE: Duration = Duration::from_millis(100);
 
 /// One limiter: what its Python object, its permits and the composites around it share.
@@ -25,9 +25,12 @@ pub struct Node {
     /// Its time is a test's.
     pub is_manual: bool,
     pub hooks: Arc<Hooks>,
-    /// The fork generation in which the limit was opened; 0: not yet.
-    opened: AtomicU64,
+    /// The lines of those who wait for it in event loops, by their loops: see `_aio.py`. Without a loop where nobody waits.
+    lines: OnceLock<Py<PyDict>>,
 }
+
+/// Who makes a waiter wait, if that is known, and for how long.
+type Ahead = (Option<Arc<str>>, Duration);
 
 /// The kind of a limiter, as far as it matters here.
 pub enum Kind {
@@ -41,25 +44,65 @@ pub enum Kind {
 
 impl Node {
     pub fn new(core: Arc<dyn workglow_limit::Limiter>, kind: Kind, is_manual: bool) -> Arc<Node> {
-        Arc::new(Node { core, kind, is_manual, hooks: Arc::default(), opened: AtomicU64::new(0) })
+        Arc::new(Node { core, kind, is_manual, hooks: Arc::default(), lines: OnceLock::new() })
     }
 
-    /// Makes a decision: without the GIL if the limit is not open in this process, because that has to wait for files.
+    /// The lines of its event loops.
+    pub fn lines(&self, py: Python<'_>) -> &Py<PyDict> {
+        self.lines.get_or_init(|| PyDict::new(py).unbind())
+    }
+
+    /// Has anybody ever waited for it in an event loop?
+    #[inline]
+    pub fn has_lines(&self) -> bool {
+        self.lines.get().is_some()
+    }
+
+    /// There may be room for a key (`None`: nobody knows for which): those who wait for it in event loops look again.
+    #[inline]
+    pub fn freed(&self, key: Option<&str>) {
+        if let Some(lines) = self.lines.get() {
+            Python::try_attach(|py| self.wake(lines.bind(py), key));
+        }
+    }
+
+    fn wake(&self, lines: &Bound<'_, PyDict>, key: Option<&str>) {
+        for line in lines.values() {
+            if let Err(e) = line.call_method1("wake", (key,)) {
+                e.write_unraisable(lines.py(), Some(&line));
+            }
+        }
+    }
+
+    /// Makes a decision: with the GIL, unless it has to wait for something.
     #[inline]
     pub fn decide<R: Send>(
         &self,
         py: Python<'_>,
         asked: Asked<'_>,
-        decide: impl FnOnce(&dyn workglow_limit::Limiter) -> workglow_limit::Result<R> + Send,
+        mut decide: impl FnMut(&dyn workglow_limit::Limiter) -> workglow_limit::Result<R> + Send,
     ) -> PyResult<R> {
-        let answer = if self.is_open() { decide(&*self.core) } else { py.detach(|| self.open(decide)) };
+        let answer = try_first(py, || decide(&*self.core));
+        if self.is_due() {
+            self.look_after(py);
+        }
         self.told(py, asked, answer, raised)
     }
 
-    /// Makes sure that the limit is open in this process. The key is checked before anything is.
-    pub fn ready(&self, py: Python<'_>, asked: Asked<'_>) -> PyResult<()> {
-        // A look opens what is not open yet, the children of a composite too, and records nothing.
-        if self.is_open() { Ok(()) } else { self.decide(py, asked, |core| core.peek(asked.key, 0)).map(drop) }
+    /// Has a store behind it something to do that decisions left?
+    #[inline]
+    pub fn is_due(&self) -> bool {
+        match &self.kind {
+            Kind::Private | Kind::Custom => false,
+            Kind::Stored(store) => store.core.is_due(),
+            Kind::Composite(_) => self.children().iter().flat_map(|all| all.iter()).any(|child| child.is_due()),
+        }
+    }
+
+    /// Lets the stores behind it do that.
+    #[cold]
+    pub fn look_after(&self, py: Python<'_>) {
+        self.stores().iter().filter(|store| store.core.is_due()).for_each(|store| store.look_after(py));
     }
 
     /// The core's answer for Python, after the hooks have heard what is wrong.
@@ -99,6 +142,25 @@ impl Node {
         answer
     }
 
+    /// What the hooks are told of a waiter that does not start at once: who said no, and how long it has to wait. To be
+    /// asked before it joins, because it may take a place then.
+    #[inline]
+    pub fn ahead(&self, asked: Asked<'_>, place: Option<&RawPermit>) -> Ahead {
+        if hooks::are_any() { self.look_ahead(asked, place) } else { (None, Duration::ZERO) }
+    }
+
+    #[cold]
+    fn look_ahead(&self, asked: Asked<'_>, place: Option<&RawPermit>) -> Ahead {
+        match place {
+            Some(place) => (None, self.core.ready_in(place).unwrap_or_default()),
+            // What is wrong is said by the waiter itself.
+            None => self
+                .core
+                .peek(asked.key, asked.weight)
+                .map_or((None, Duration::ZERO), |seen| (seen.denied_by, seen.retry_after)),
+        }
+    }
+
     /// Tells the hooks of a start that has to wait; `by` is who said no, if that is known.
     #[inline]
     pub fn throttled(&self, py: Python<'_>, asked: Asked<'_>, by: Option<&str>, after: Duration) {
@@ -109,12 +171,7 @@ impl Node {
 
     #[cold]
     fn tell_throttled(&self, py: Python<'_>, asked: Asked<'_>, by: Option<&str>, after: Duration) {
-        // A waiter's place is taken by now, so a look says who made it wait.
-        let seen = match (by, &self.kind) {
-            (None, Kind::Composite(_)) => self.core.peek(asked.key, asked.weight).ok().and_then(|seen| seen.denied_by),
-            _ => None,
-        };
-        let name = by.or(seen.as_deref()).unwrap_or(self.core.name());
+        let name = by.unwrap_or(self.core.name());
         self.call_hooks(py, Happening::Throttled, &self.stores(), name, asked, after, None);
     }
 
@@ -146,40 +203,6 @@ impl Node {
             Kind::Stored(store) if !all.iter().any(|other| Arc::ptr_eq(other, store)) => all.push(store.clone()),
             _ => self.children().iter().flat_map(|all| all.iter()).for_each(|child| child.collect_stores(all)),
         }
-    }
-
-    #[inline]
-    pub fn is_open(&self) -> bool {
-        self.opened.load(Relaxed) == fork_generation()
-    }
-
-    /// Makes a decision, and notes that it has opened the limit.
-    #[cold]
-    fn open<R>(
-        &self,
-        decide: impl FnOnce(&dyn workglow_limit::Limiter) -> workglow_limit::Result<R>,
-    ) -> workglow_limit::Result<R> {
-        let (generation, failures) = (fork_generation(), self.failures());
-        let answer = decide(&*self.core)?;
-        // A store that fails may answer too.
-        if self.failures() == failures {
-            self.opened.store(generation, Relaxed);
-        }
-        Ok(answer)
-    }
-
-    /// How often the stores behind it failed.
-    fn failures(&self) -> u64 {
-        match &self.kind {
-            Kind::Private | Kind::Custom => 0,
-            Kind::Stored(store) => store.core.failures(),
-            Kind::Composite(_) => self.children().iter().flat_map(|all| all.iter()).map(|child| child.failures()).sum(),
-        }
-    }
-
-    /// To be opened again: there is a new child.
-    pub fn close(&self) {
-        self.opened.store(0, Relaxed);
     }
 
     /// Does a permit hold something until it ends? A lease does; and a limiter written in Python waits to be told.
@@ -224,18 +247,6 @@ impl Limiter {
         PyClassInitializer::from(Limiter { node })
     }
 
-    /// The core's limiter, open, and the key as it takes it.
-    #[inline]
-    fn open<'a>(
-        &'a self,
-        py: Python<'_>,
-        key: Option<&'a str>,
-    ) -> PyResult<(&'a dyn workglow_limit::Limiter, &'a str)> {
-        let key = key.unwrap_or_default();
-        self.node.ready(py, Asked { key, weight: 0 })?;
-        Ok((&*self.node.core, key))
-    }
-
     /// A decision, after the hooks have heard of it if it is a denial.
     #[inline]
     fn answered(
@@ -250,22 +261,24 @@ impl Limiter {
         decision
     }
 
-    /// The steps of a waiter after its first, if there have to be any.
-    fn go_on(&self, py: Python<'_>, asked: Asked<'_>, wait: &mut Wait, mut step: Step) -> PyResult<Permit> {
+    /// The steps of a waiter after its first. It sleeps without the GIL.
+    fn go_on(&self, py: Python<'_>, asked: Asked<'_>, seat: &mut Seat) -> PyResult<Permit> {
         let core = &*self.node.core;
+        // Only the main thread gets signals. The others sleep until there is something to do.
+        let threading = py.import("threading")?;
+        let is_main = threading.call_method0("current_thread")?.is(threading.call_method0("main_thread")?);
+        // Who moves a test's clock may do so just before it falls asleep.
+        let slice = if is_main || self.node.is_manual { SLICE } else { Duration::MAX };
         loop {
-            match step {
-                Step::Admitted(raw) => return Ok(Permit::new(&self.node, raw)),
+            py.check_signals()?;
+            let step = wait(py, || {
+                seat.sleep(core, slice);
+                seat.step(core)
+            });
+            match self.node.told(py, asked, step, raised)? {
+                Step::Admitted(raw) => return Ok(Permit::with_key(&self.node, raw, asked.key)),
                 Step::Expired(after) => return Err(expired(py, core.name(), after)),
-                Step::Sleep(nap) => {
-                    py.check_signals()?;
-                    // The step follows the nap without asking for the GIL in between: a place is only good for a while.
-                    let next = py.detach(|| {
-                        core.nap(wait, nap.min(SLICE));
-                        core.step(wait)
-                    });
-                    step = self.node.told(py, asked, next, raised)?;
-                }
+                Step::Sleep(_) => {}
             }
         }
     }
@@ -292,10 +305,10 @@ impl Limiter {
         if hooks::are_any() {
             // Who said no is for the hooks.
             let decision = self.node.decide(py, asked, |core| core.decide(key, weight))?;
-            return Ok(self.answered(py, asked, decision).permit.map(|raw| Permit::new(&self.node, raw)));
+            return Ok(self.answered(py, asked, decision).permit.map(|raw| Permit::with_key(&self.node, raw, key)));
         }
         Ok(match self.node.decide(py, asked, |core| core.attempt(key, weight))? {
-            Attempt::Admitted(raw) => Some(Permit::new(&self.node, raw)),
+            Attempt::Admitted(raw) => Some(Permit::with_key(&self.node, raw, key)),
             Attempt::Denied(_) => None,
         })
     }
@@ -311,7 +324,7 @@ impl Limiter {
         let key = key.unwrap_or_default();
         let asked = Asked { key, weight };
         let decision = self.node.decide(py, asked, |core| core.decide(key, weight))?;
-        Decision::new(py, &self.node, self.answered(py, asked, decision))
+        Decision::new(py, &self.node, key, self.answered(py, asked, decision))
     }
 
     /// The decision that decide would give, without a permit. Records nothing. weight may be 0.
@@ -323,56 +336,84 @@ impl Limiter {
         #[pyo3(from_py_with = argument::weight_to_peek)] weight: u64,
     ) -> PyResult<Decision> {
         let key = key.unwrap_or_default();
-        Decision::new(py, &self.node, self.node.decide(py, Asked { key, weight }, |core| core.peek(key, weight))?)
+        Decision::new(py, &self.node, key, self.node.decide(py, Asked { key, weight }, |core| core.peek(key, weight))?)
     }
 
-    /// Waits for room, at most timeout seconds (None: as long as it takes), without the GIL; Ctrl-C interrupts it.
+    /// Waits for room, at most timeout seconds (None: as long as it takes), without the GIL; Ctrl-C interrupts it. Waiters
+    /// of one process start in the order of their priority (lower numbers first), and then of asking.
     ///
     /// place is one that was taken elsewhere, as reserve answered it or as its text, in the stead of key and weight. It
     /// is this waiter's from then on. Whoever is interrupted, or runs out of time, hands its place back.
     ///
     /// Raises AcquireTimeout if there is no room before that: at once, if that can be known at once.
-    #[pyo3(signature = (key=None, weight=1, timeout=None, *, place=None))]
+    #[pyo3(signature = (key=None, weight=1, timeout=None, *, priority=0, place=None))]
     fn acquire(
         &self,
         py: Python<'_>,
         #[pyo3(from_py_with = argument::key)] key: Option<&str>,
         #[pyo3(from_py_with = argument::weight)] weight: u64,
         #[pyo3(from_py_with = argument::patience)] timeout: Option<Duration>,
+        #[pyo3(from_py_with = argument::priority)] priority: i32,
         place: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Permit> {
-        let place = place.map(|place| Place::to_wait_with(place, key, weight)).transpose()?;
+        let given = place.map(|place| Place::to_wait_with(place, key, weight)).transpose()?;
         let key = key.unwrap_or_default();
-        let mut wait = wait::begin(py, &self.node, key, weight, timeout, place.as_ref())?;
+        let place = given.as_ref().map(|place| place.raw(py, &self.node)).transpose()?;
         let asked = Asked { key, weight };
-        let first = self.node.decide(py, asked, |core| core.step(&mut wait))?;
-        // From its first step on a place is the waiter's.
-        place.inspect(Place::use_up);
-        if let Step::Sleep(after) | Step::Expired(after) = first {
-            self.node.throttled(py, asked, None, after);
+        let core = &*self.node.core;
+        let (by, after) = self.node.ahead(asked, place.as_ref());
+        let mut seat = Seat::new(workglow_limit::Waiter { key, weight, priority, timeout, place });
+        // Without a line there is no lock that somebody may hold who wants the GIL.
+        if let Some(raw) = self.node.decide(py, asked, |core| seat.start_at_once(core))? {
+            return Ok(Permit::with_key(&self.node, raw, key));
         }
-        let permit = self.go_on(py, asked, &mut wait, first);
+        let first = self.node.told(py, asked, wait(py, || seat.step(core)), raised)?;
+        // From its first step on a place is the waiter's.
+        given.inspect(Place::use_up);
+        if !matches!(first, Step::Admitted(_)) {
+            self.node.throttled(py, asked, by.as_deref(), after);
+        }
+        match first {
+            Step::Admitted(raw) => return Ok(Permit::with_key(&self.node, raw, key)),
+            Step::Expired(after) => return Err(expired(py, core.name(), after)),
+            Step::Sleep(_) => {}
+        }
+        let permit = self.go_on(py, asked, &mut seat);
         if permit.is_err() {
-            // What ended the wait is told, and not what may be wrong with this.
-            let _ = py.detach(|| self.node.core.give_up(&mut wait)).map_err(raised);
+            wait(py, || seat.leave(core));
         }
         permit
     }
 
     /// The same for asyncio: await it for the permit, or `async with` it. A waiter that is cancelled holds no permit, and
     /// hands its place back.
-    #[pyo3(signature = (key=None, weight=1, timeout=None, *, place=None))]
+    #[pyo3(signature = (key=None, weight=1, timeout=None, *, priority=0, place=None))]
+    #[allow(clippy::too_many_arguments)] // Two are keywords.
     fn acquire_async<'py>(
         &self,
         py: Python<'py>,
         #[pyo3(from_py_with = argument::key)] key: Option<&str>,
         #[pyo3(from_py_with = argument::weight)] weight: u64,
         #[pyo3(from_py_with = argument::patience)] timeout: Option<Duration>,
+        #[pyo3(from_py_with = argument::priority)] priority: i32,
         place: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let place = place.map(|place| Place::to_wait_with(place, key, weight)).transpose()?;
-        let waiter = Waiter::new(&self.node, key.unwrap_or_default(), weight, timeout, place);
+        let waiter = Waiter::new(&self.node, key.unwrap_or_default(), weight);
+        let waiter = Waiter { priority, timeout, place, ..waiter };
         py.import("workglow_limit._aio")?.getattr("Acquiring")?.call1((waiter,))
+    }
+
+    /// try_acquire for asyncio: await it. What has to wait for the store does not hold up the event loop.
+    #[pyo3(signature = (key=None, weight=1))]
+    fn try_acquire_async<'py>(
+        &self,
+        py: Python<'py>,
+        #[pyo3(from_py_with = argument::key)] key: Option<&str>,
+        #[pyo3(from_py_with = argument::weight)] weight: u64,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let waiter = Waiter::new(&self.node, key.unwrap_or_default(), weight);
+        py.import("workglow_limit._aio")?.getattr("try_acquire")?.call1((waiter,))
     }
 
     /// Takes a place: a start in the future, or now, which counts from now on. None, and nothing taken, if it would be
@@ -392,14 +433,15 @@ impl Limiter {
         let most = max_wait.map(|most| seconds("max_wait", most)).transpose()?;
         let good_for = grace.map(|grace| seconds("grace", grace)).transpose()?;
         let asked = Asked { key: key.unwrap_or_default(), weight };
-        let answer = py.detach(|| self.node.core.reserve(asked.key, weight, most, good_for));
+        let answer = wait(py, || self.node.core.reserve(asked.key, weight, most, good_for));
         let answer = self.node.told(py, asked, answer, |e| {
             quoting_given(e, [("max_wait", "max_wait", max_wait), ("grace", "grace", grace)])
         })?;
         Ok(match answer {
             Reserved::Place { place, after } => Some(Permit::place(&self.node, place, after)),
             Reserved::Denied(after) => {
-                self.node.throttled(py, asked, None, after);
+                let (by, _) = self.node.ahead(asked, None);
+                self.node.throttled(py, asked, by.as_deref(), after);
                 None
             }
         })
@@ -412,7 +454,7 @@ impl Limiter {
     fn present(&self, py: Python<'_>, place: &Bound<'_, PyAny>) -> PyResult<Py<Permit>> {
         let given = Place::given(place)?;
         let raw = given.raw(py, &self.node)?;
-        let next = match py.detach(|| self.node.core.present(&raw)).map_err(raised)? {
+        let next = match wait(py, || self.node.core.present(&raw)).map_err(raised)? {
             Presented::Started(raw) => Permit::new(&self.node, raw),
             Presented::Wait { place, after } => match given.object(&place) {
                 Some(same) => {
@@ -442,12 +484,13 @@ impl Limiter {
     /// limit a part of that.
     #[getter]
     fn window(&self, py: Python<'_>) -> PyResult<Option<f64>> {
-        let window = py.detach(|| self.node.core.window()).map_err(raised)?;
+        let window = try_first(py, || self.node.core.window()).map_err(raised)?;
         Ok(window.map(|window| window.as_secs_f64()))
     }
 
-    /// Decorates a function or a coroutine function: each call waits for room, and its permit ends with it. key and
-    /// weight may be functions of the call's arguments. Raises as acquire does.
+    /// Decorates a function or a coroutine function: each call waits for room, and its permit ends with it. Raises as
+    /// acquire does. key names an argument of the call, is a format of them such as "{tenant}:{model}", or a function that
+    /// gets them; weight is a number, names an argument, or is such a function.
     #[pyo3(signature = (key=None, weight=None, timeout=None), text_signature = "($self, key=None, weight=1, timeout=None)")]
     fn limit<'py>(
         this: &Bound<'py, Self>,
@@ -459,7 +502,7 @@ impl Limiter {
         if let Some(key) = key.filter(|key| !key.is_callable()) {
             argument::key(key)?;
         }
-        if let Some(weight) = weight.filter(|weight| !weight.is_callable()) {
+        if let Some(weight) = weight.filter(|weight| !weight.is_callable() && !weight.is_instance_of::<PyString>()) {
             argument::weight(weight)?;
         }
         timeout.map(argument::timeout).transpose()?;
@@ -468,7 +511,7 @@ impl Limiter {
 
     /// Ends a permit of this limiter: the job ran. Ending it again is a no-op; another limiter's is a ForeignPermit.
     fn complete(&self, permit: &Bound<'_, Permit>) -> PyResult<()> {
-        permit.get().complete_at(&self.node).map_err(raised)
+        permit.get().complete_at(permit.py(), &self.node).map_err(raised)
     }
 
     /// Would a start of weight 1 be admitted now? Changes nothing.
@@ -496,8 +539,10 @@ impl Limiter {
         py: Python<'_>,
         #[pyo3(from_py_with = argument::key)] key: Option<&str>,
     ) -> PyResult<()> {
-        let (core, key) = self.open(py, key)?;
-        core.record_job_completion(key).map_err(raised)
+        let key = key.unwrap_or_default();
+        self.node.decide(py, Asked { key, weight: 1 }, |core| core.record_job_completion(key))?;
+        self.node.freed(Some(key));
+        Ok(())
     }
 
     /// The earliest instant at which a start of weight 1 would be admitted, gate included; now, if now. Aware, in UTC.
@@ -523,8 +568,9 @@ impl Limiter {
         #[pyo3(from_py_with = argument::key)] key: Option<&str>,
     ) -> PyResult<()> {
         let at = instant("when", when)?;
-        let (core, key) = self.open(py, key)?;
-        core.set_next_available_time(key, at).map_err(|e| quoting(e, &[("next available time", "when", when)]))
+        let key = key.unwrap_or_default();
+        let set = wait(py, || self.node.core.set_next_available_time(key, at));
+        self.node.told(py, Asked { key, weight: 0 }, set, |e| quoting(e, &[("next available time", "when", when)]))
     }
 
     /// The same, relative to now: duration is seconds or a timedelta, up to 366 days.
@@ -536,23 +582,28 @@ impl Limiter {
         #[pyo3(from_py_with = argument::key)] key: Option<&str>,
     ) -> PyResult<()> {
         let pause = seconds("duration", duration)?;
-        let (core, key) = self.open(py, key)?;
-        core.pause(key, pause).map_err(|e| quoting(e, &[("pause", "duration", duration)]))
+        let key = key.unwrap_or_default();
+        let paused = wait(py, || self.node.core.pause(key, pause));
+        self.node.told(py, Asked { key, weight: 0 }, paused, |e| quoting(e, &[("pause", "duration", duration)]))
     }
 
     /// Back to the initial state, gate included. Without a key: of all keys.
     #[pyo3(signature = (key=None))]
     fn clear(&self, py: Python<'_>, #[pyo3(from_py_with = argument::key)] key: Option<&str>) -> PyResult<()> {
-        let (core, key) = self.open(py, key)?;
-        py.detach(|| core.clear(key)).map_err(raised)
+        let key = key.unwrap_or_default();
+        let cleared = wait(py, || self.node.core.clear(key));
+        self.node.told(py, Asked { key, weight: 0 }, cleared, raised)?;
+        self.node.freed(Some(key).filter(|key| !key.is_empty()));
+        Ok(())
     }
 
     /// What was counted: of a key, or without one of all. By all processes that share the limit, but for what the others
     /// counted in the last second.
     #[pyo3(signature = (key=None))]
     fn stats(&self, py: Python<'_>, #[pyo3(from_py_with = argument::key)] key: Option<&str>) -> PyResult<Stats> {
-        let (core, key) = self.open(py, key)?;
-        py.detach(|| core.stats(key)).map(Stats::from).map_err(raised)
+        let key = key.unwrap_or_default();
+        let stats = wait(py, || self.node.core.stats(key));
+        self.node.told(py, Asked { key, weight: 0 }, stats, raised).map(Stats::from)
     }
 
     /// Calls a function with a LimitEvent whenever that happens to this limiter in this process: "throttled" (a start was

@@ -3,6 +3,7 @@
 use crate::argument::{self, quoting, wrong_type};
 use crate::error::raised;
 use crate::limiter::Node;
+use crate::waiting::{try_first, wait};
 use pyo3::exceptions::PyResourceWarning;
 use pyo3::prelude::*;
 use pyo3::types::PyString;
@@ -10,7 +11,7 @@ use std::ffi::CString;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, SystemTime};
-use workglow_limit::{Error, RawPermit, Result, fork_generation};
+use workglow_limit::{Error, MayWait, RawPermit, Result, fork_generation};
 
 /// What an admitted start holds. It ends with complete(), cancel() or settle(), or completes with its block when used
 /// in a with statement, whatever happened inside. Ending it again is a no-op. In a forked child an inherited permit
@@ -21,6 +22,8 @@ use workglow_limit::{Error, RawPermit, Result, fork_generation};
 pub struct Permit {
     node: Arc<Node>,
     raw: RawPermit,
+    /// The key, where somebody who waits for it wants to hear of the end.
+    key: Option<Box<str>>,
     /// False for a place.
     #[pyo3(get)]
     started: bool,
@@ -34,12 +37,18 @@ pub struct Permit {
 impl Permit {
     #[inline]
     pub fn new(node: &Arc<Node>, raw: RawPermit) -> Permit {
-        Self::of(node, raw, true)
+        Self::of(node, raw, true, None)
+    }
+
+    /// A start on a key that is known.
+    #[inline]
+    pub fn with_key(node: &Arc<Node>, raw: RawPermit, key: &str) -> Permit {
+        Self::of(node, raw, true, node.holds(&raw).then(|| key.into()))
     }
 
     /// A place, to present after so long.
     pub fn place(node: &Arc<Node>, raw: RawPermit, after: Duration) -> Permit {
-        let place = Self::of(node, raw, false);
+        let place = Self::of(node, raw, false, None);
         place.present_after(after);
         place
     }
@@ -51,17 +60,26 @@ impl Permit {
     }
 
     #[inline]
-    fn of(node: &Arc<Node>, raw: RawPermit, started: bool) -> Permit {
+    fn of(node: &Arc<Node>, raw: RawPermit, started: bool, key: Option<Box<str>>) -> Permit {
         let (ended, again) = (AtomicBool::new(false), AtomicU64::new(0));
-        Permit { node: node.clone(), raw, started, generation: fork_generation(), ended, again }
+        Permit { node: node.clone(), raw, key, started, generation: fork_generation(), ended, again }
     }
 
     /// Completes it as a permit of `node`.
-    pub fn complete_at(&self, node: &Arc<Node>) -> Result<()> {
+    pub fn complete_at(&self, py: Python<'_>, node: &Arc<Node>) -> Result<()> {
         if !Arc::ptr_eq(&self.node, node) {
             return Err(Error::ForeignPermit { limit: node.core.name().to_owned() });
         }
-        self.end(|core, raw| core.complete(raw))
+        self.end_complete(py)
+    }
+
+    fn end_complete(&self, py: Python<'_>) -> Result<()> {
+        try_first(py, || self.end(|core, raw| core.complete(raw)))?;
+        // A limit of starts frees nothing then.
+        if self.node.has_lines() && (self.key.is_some() || self.node.holds(&self.raw)) {
+            self.node.freed(self.key.as_deref());
+        }
+        Ok(())
     }
 
     /// Ends it, unless it is over. It remembers, so that only the first end counts, whatever the others would be.
@@ -97,9 +115,10 @@ impl Permit {
         let told = Python::try_attach(|py| {
             // An exception may be on its way: it is not ours to lose.
             let pending = PyErr::take(py);
-            if let Err(e) = self.node.core.complete(&self.raw).map_err(raised) {
+            if let Err(e) = try_first(py, || self.node.core.complete(&self.raw)).map_err(raised) {
                 e.write_unraisable(py, None);
             }
+            self.node.freed(self.key.as_deref());
             let text = format!("a permit of {limiter:?} was dropped without an end: use it in a with statement");
             // Quoting a name escapes its zeros.
             let text = CString::new(text).unwrap_or_default();
@@ -112,7 +131,7 @@ impl Permit {
         });
         if told.is_none() {
             // Python is about to end. Limiters that are written in Python have ended.
-            let _ = self.node.core.complete(&self.raw);
+            let _ = MayWait::Briefly.during(|| self.node.core.complete(&self.raw));
         }
     }
 }
@@ -120,22 +139,25 @@ impl Permit {
 #[pymethods]
 impl Permit {
     /// The job ran.
-    fn complete(&self) -> PyResult<()> {
-        self.end(|core, raw| core.complete(raw)).map_err(raised)
+    fn complete(&self, py: Python<'_>) -> PyResult<()> {
+        self.end_complete(py).map_err(raised)
     }
 
     /// The job never ran, or nobody will use the place: its units are free again at once.
     fn cancel(&self, py: Python<'_>) -> PyResult<()> {
         // Somebody may have started with a place's text meanwhile.
         let is_place = !self.started;
-        py.detach(|| self.end(|core, raw| if is_place { core.cancel_place(raw) } else { core.cancel(raw) }))
-            .map_err(raised)
+        let ended = wait(py, || self.end(|core, raw| if is_place { core.cancel_place(raw) } else { core.cancel(raw) }));
+        self.node.freed(self.key.as_deref());
+        ended.map_err(raised)
     }
 
     /// The job ran, and was worth actual units instead of the weight that it started with: what it did not use is free
     /// again at once, what it used beyond is owed, up to one whole capacity, and delays later starts.
     fn settle(&self, py: Python<'_>, #[pyo3(from_py_with = argument::actual)] actual: u64) -> PyResult<()> {
-        py.detach(|| self.end(|core, raw| core.settle(raw, actual))).map_err(raised)
+        let ended = wait(py, || self.end(|core, raw| core.settle(raw, actual)));
+        self.node.freed(self.key.as_deref());
+        ended.map_err(raised)
     }
 
     /// Lets a lease begin anew: it holds its units for its whole length from now on. A no-op for permits that are no leases.
@@ -144,7 +166,7 @@ impl Permit {
         if self.is_inherited() {
             return Ok(());
         }
-        py.detach(|| self.node.core.renew(&self.raw)).map_err(raised)
+        try_first(py, || self.node.core.renew(&self.raw)).map_err(raised)
     }
 
     /// A number that is larger for every later lease of the same key, for what the lease protects to refuse whoever comes
@@ -157,7 +179,7 @@ impl Permit {
     /// The permit or place as a short text, with which another process that has the same limit can go on: present()
     /// takes the text of a place, permit() that of a start.
     fn to_text(&self, py: Python<'_>) -> PyResult<String> {
-        py.detach(|| self.node.core.to_text(&self.raw)).map_err(raised)
+        try_first(py, || self.node.core.to_text(&self.raw)).map_err(raised)
     }
 
     /// In how many seconds to present the place; 0.0 if it has started, or is ready and nobody has refused it yet.
@@ -194,7 +216,7 @@ impl Permit {
 
     #[pyo3(signature = (*_exception))]
     fn __exit__(&self, _exception: &Bound<'_, PyAny>) -> PyResult<()> {
-        self.complete()
+        self.complete(_exception.py())
     }
 
     fn __repr__(&self) -> String {
@@ -286,6 +308,6 @@ impl Place {
 /// The permit or place of a text.
 pub fn read(node: &Node, parameter: &'static str, given: &Bound<'_, PyAny>) -> PyResult<RawPermit> {
     let text = argument::text(parameter, given)?;
-    let read = given.py().detach(|| node.core.permit_from_text(text));
+    let read = try_first(given.py(), || node.core.permit_from_text(text));
     read.map_err(|e| quoting(e, &[("place", parameter, given)]))
 }

@@ -1,20 +1,21 @@
 //! Where limits live.
 
-use crate::argument::{self, Whole, quoting};
+use crate::argument::{self, Whole, quoting, quoting_given};
 use crate::clock::ManualClock;
 use crate::error::raised;
 use crate::family::in_store;
 use crate::flow::FlowControl;
 use crate::hooks::{self, Asked, Happening, Hooks, LimitEvent};
 use crate::limiter::Limiter;
+use crate::waiting::{running_loop, wait};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
-use pyo3::types::PyCFunction;
+use pyo3::types::{PyCFunction, PyDict, PyTuple};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
-use workglow_limit::{Durability, OnError, StoreOptions};
+use workglow_limit::{Durability, MayWait, OnError, StoreOptions};
 
 /// What a store and the limiters in it share.
 pub struct Shared {
@@ -24,6 +25,8 @@ pub struct Shared {
     pub hooks: Arc<Hooks>,
     /// How many failures the hooks have heard of.
     heard: AtomicU64,
+    /// An event loop's executor looks after it.
+    is_looked_after: Arc<AtomicBool>,
 }
 
 impl Shared {
@@ -31,6 +34,25 @@ impl Shared {
     pub fn has_failed_again(&self) -> bool {
         let failures = self.core.failures();
         self.heard.fetch_max(failures, Relaxed) < failures
+    }
+
+    /// Does what decisions left: without the GIL, and not on an event loop.
+    pub fn look_after(&self, py: Python<'_>) {
+        let Some(running) = running_loop(py) else { return wait(py, || self.core.look_after()) };
+        if self.is_looked_after.swap(true, Relaxed) {
+            return;
+        }
+        let (core, is_looked_after) = (self.core.clone(), self.is_looked_after.clone());
+        let look = move |call: &Bound<'_, PyTuple>, _: Option<&Bound<'_, PyDict>>| {
+            call.py().detach(|| MayWait::UntilTimeout.during(|| core.look_after()));
+            is_looked_after.store(false, Relaxed);
+        };
+        let sent = PyCFunction::new_closure(py, None, None, look)
+            .and_then(|look| running.call_method1("run_in_executor", (py.None(), look)));
+        if sent.is_err() {
+            // The loop is about to end. It stays due.
+            self.is_looked_after.store(false, Relaxed);
+        }
     }
 
     /// What the core answered about a name, after the hooks have heard what is wrong.
@@ -61,7 +83,7 @@ static STORES: Mutex<Vec<Weak<Shared>>> = Mutex::new(Vec::new());
 #[pyfunction]
 pub fn tell_counts(py: Python<'_>) {
     let Ok(stores) = STORES.try_lock().map(|mut stores| std::mem::take(&mut *stores)) else { return };
-    py.detach(|| stores.iter().filter_map(Weak::upgrade).for_each(|shared| shared.core.tell_counts()));
+    wait(py, || stores.iter().filter_map(Weak::upgrade).for_each(|shared| shared.core.tell_counts()));
 }
 
 /// Where limits live: "memory:" (this process) or "sqlite:PATH" (this machine).
@@ -110,8 +132,8 @@ impl Store {
         }
         let url = argument::text("url", url)?;
         let core = workglow_limit::Store::with_options(url, options).map_err(raised)?;
-        let shared = Shared { core, is_manual: clock.is_some(), hooks: Arc::default(), heard: AtomicU64::new(0) };
-        let shared = Arc::new(shared);
+        let (is_manual, hooks, heard) = (clock.is_some(), Arc::default(), AtomicU64::new(0));
+        let shared = Arc::new(Shared { core, is_manual, hooks, heard, is_looked_after: Arc::default() });
         if let Ok(mut stores) = STORES.try_lock() {
             stores.retain(|store| store.strong_count() > 0);
             stores.push(Arc::downgrade(&shared));
@@ -121,12 +143,12 @@ impl Store {
 
     /// Opens the store now, its files made if there are none, instead of at the first use.
     fn open(&self, py: Python<'_>) -> PyResult<()> {
-        self.shared.told(py, "", py.detach(|| self.shared.core.open()), raised)
+        self.shared.told(py, "", wait(py, || self.shared.core.open()), raised)
     }
 
     /// The names that are declared in this store, in order.
     fn names(&self, py: Python<'_>) -> PyResult<Vec<String>> {
-        self.shared.told(py, "", py.detach(|| self.shared.core.names()), raised)
+        self.shared.told(py, "", wait(py, || self.shared.core.names()), raised)
     }
 
     /// Puts an operator's policy, such as "200/1m" or "100/1m + 5/1s", above what programs declare under this name: at
@@ -134,20 +156,20 @@ impl Store {
     #[pyo3(name = "override")]
     fn override_limit(&self, py: Python<'_>, name: &Bound<'_, PyAny>, policy: &Bound<'_, PyAny>) -> PyResult<()> {
         let (limit, above) = (argument::text("name", name)?, argument::text("policy", policy)?);
-        let answer = py.detach(|| self.shared.core.override_text(limit, above));
+        let answer = wait(py, || self.shared.core.override_text(limit, above));
         self.shared.told(py, limit, answer, |e| quoting(e, &[("name", "name", name), ("policy", "policy", policy)]))
     }
 
     /// Takes the operator's policy away: what was declared last holds again. A no-op where there is none.
     fn lift(&self, py: Python<'_>, name: &Bound<'_, PyAny>) -> PyResult<()> {
         let limit = argument::text("name", name)?;
-        let answer = py.detach(|| self.shared.core.lift(limit));
+        let answer = wait(py, || self.shared.core.lift(limit));
         self.shared.told(py, limit, answer, |e| quoting(e, &[("name", "name", name)]))
     }
 
     /// Writes to the database now what it does not have yet of what was admitted. A no-op for "memory:".
     fn flush(&self, py: Python<'_>) -> PyResult<()> {
-        self.shared.told(py, "", py.detach(|| self.shared.core.flush()), raised)
+        self.shared.told(py, "", wait(py, || self.shared.core.flush()), raised)
     }
 
     /// How often the store failed a decision of this process, whatever was answered instead.
@@ -162,38 +184,35 @@ impl Store {
         self.shared.core.url()
     }
 
-    /// The limiter of a policy such as "100/1m + 5 concurrent", declared under a name at its first use, or of a FlowControl,
-    /// whose key is the name. Without either: the one that is declared under the name, of whatever kind; this opens the
-    /// store, and an unknown name is an UnknownLimit.
-    #[pyo3(signature = (policy=None, /, *, name=None))]
+    /// A limiter by its name: the one of a policy such as "100/1m + 5 concurrent", declared under the name at its first
+    /// use. Without a policy the one that is declared, of whatever kind: this opens the store, and an unknown name is an
+    /// UnknownLimit. Or of a FlowControl, whose key is the name.
+    #[pyo3(signature = (name, policy=None))]
     fn limiter<'py>(
         this: &Bound<'py, Self>,
+        name: &Bound<'py, PyAny>,
         policy: Option<&Bound<'py, PyAny>>,
-        name: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, Limiter>> {
         let (py, shared) = (this.py(), &this.get().shared);
-        let core = match (policy, name) {
-            (None, None) => return Err(PyTypeError::new_err("expected a policy, a name, or both")),
-            (None, Some(name)) => {
-                let limit = argument::text("name", name)?;
-                let found = py.detach(|| shared.core.find(limit));
-                shared.told(py, limit, found, |e| quoting(e, &[("name", "name", name)]))?
+        let core = if let Ok(flow) = name.cast::<FlowControl>() {
+            if policy.is_some() {
+                return Err(PyTypeError::new_err("expected no policy beside a FlowControl, which is one"));
             }
-            (Some(policy), _) if policy.is_instance_of::<FlowControl>() => {
-                if name.is_some() {
-                    return Err(PyTypeError::new_err("expected no name beside a FlowControl, whose key it is"));
+            let flow = flow.get();
+            let made = wait(py, || shared.core.flow_control(&flow.key, flow.rate(), flow.parallelism));
+            shared.told(py, &flow.key, made, raised)?
+        } else {
+            let limit = argument::text("name", name)?;
+            let answer = match policy {
+                None => wait(py, || shared.core.find(limit)),
+                Some(policy) => {
+                    let policies = argument::text("policy", policy)?;
+                    wait(py, || shared.core.limiter(limit, policies))
                 }
-                let flow = policy.cast::<FlowControl>()?.get();
-                let made = py.detach(|| shared.core.flow_control(&flow.key, flow.rate(), flow.parallelism));
-                shared.told(py, &flow.key, made, raised)?
-            }
-            (Some(policy), name) => {
-                let policies = argument::text("policy", policy)?;
-                let Some(name) = name else { return Err(PyTypeError::new_err("expected a name beside a policy")) };
-                let limit = argument::text("name", name)?;
-                let made = py.detach(|| shared.core.limiter(limit, policies));
-                shared.told(py, limit, made, |e| quoting(e, &[("name", "name", name), ("policy", "policy", policy)]))?
-            }
+            };
+            shared.told(py, limit, answer, |e| {
+                quoting_given(e, [("name", "name", Some(name)), ("policy", "policy", policy)])
+            })?
         };
         Bound::new(py, in_store(this, core))
     }
@@ -202,7 +221,7 @@ impl Store {
     fn load(&self, py: Python<'_>, path: &Bound<'_, PyAny>) -> PyResult<Vec<String>> {
         let wrong = |_| argument::wrong_type("path", path, "a str or an os.PathLike");
         let file: PathBuf = path.extract().map_err(wrong)?;
-        self.shared.told(py, "", py.detach(|| self.shared.core.load(&file)), raised)
+        self.shared.told(py, "", wait(py, || self.shared.core.load(&file)), raised)
     }
 
     /// Calls a function with a LimitEvent whenever that happens to any limiter of this object in this process:

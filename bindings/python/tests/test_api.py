@@ -67,7 +67,7 @@ def test_names_are_shared_and_attached(url):
     limiter.try_acquire()
     assert store.names() == ["jobs"]
     assert isinstance(RateLimiter.attach(store, "jobs"), RateLimiter)
-    for attached in store.limiter(name="jobs"), RateLimiter.attach(store, "jobs"):
+    for attached in store.limiter("jobs"), RateLimiter.attach(store, "jobs"):
         assert attached.name == "jobs"
         assert attached.try_acquire() is None
     with pytest.raises(UnknownLimit, match="no limit named \"mail\" is declared: this store knows jobs") as caught:

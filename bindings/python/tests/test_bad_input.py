@@ -255,28 +255,28 @@ def test_flow_control(store):
         FlowControl("jobs")
     with pytest.raises(TypeError, match="^key is 5: expected a str, not int"):
         FlowControl(5, rate=1)
-    with pytest.raises(TypeError, match="^expected no name beside a FlowControl, whose key it is$"):
-        store.limiter(FlowControl("jobs", rate=1), name="mail")
+    with pytest.raises(TypeError, match="^expected no policy beside a FlowControl, which is one$"):
+        store.limiter(FlowControl("jobs", rate=1), "5/1m")
     for key in "", "k" * 1025:
         with pytest.raises(InvalidArgument, match="^(name|key) is .*: expected 1 to 1024 bytes of UTF-8$"):
             store.limiter(FlowControl(key, rate=1))
 
 
 def test_limiters_by_policy(store):
-    with pytest.raises(TypeError, match="^expected a policy, a name, or both$"):
+    with pytest.raises(TypeError, match="name"):
         store.limiter()
-    with pytest.raises(TypeError, match="^expected a name beside a policy$"):
-        store.limiter("5/1m")
+    with pytest.raises(InvalidArgument, match="^policy is 'jobs': "):
+        store.limiter("5/1m", "jobs")
     for policy in 5, b"5/1m", NullLimiter():
         with pytest.raises(TypeError, match="^policy is .*: expected a str, not "):
-            store.limiter(policy, name="jobs")
+            store.limiter("jobs", policy)
     for policy in "", "5", "5/1m +", "5 concurrent lease", "0/1m", "5/1m burst 0", "delay 0s", "70000 concurrent", "\0":
         with pytest.raises(InvalidArgument, match="^policy is .*: expected .*character [0-9]+"):
-            store.limiter(policy, name="jobs")
+            store.limiter("jobs", policy)
     with pytest.raises(InvalidArgument, match="^name is .*: expected 1 to 1024 bytes of UTF-8$"):
-        store.limiter("5/1m", name="")
+        store.limiter("", "5/1m")
     with pytest.raises(TypeError, match="^name is 5: expected a str, not int$"):
-        store.limiter("5/1m", name=5)
+        store.limiter(5, "5/1m")
 
 
 def test_files_of_limits(store, tmp_path):
@@ -358,7 +358,7 @@ def test_keys_have_a_longest(store):
 def test_names(store):
     kinds = [RateLimiter, TokenBucketLimiter, LeakyBucketLimiter, FixedWindowLimiter, SlidingWindowCounterLimiter, *HOMES]
     attaching = [lambda store, name, kind=kind: kind.attach(store, name) for kind in kinds]
-    for make in rate, lambda store, name: store.limiter(name=name), *attaching:
+    for make in rate, lambda store, name: store.limiter(name), *attaching:
         for name, shown in ("", "(empty|'')"), ("n" * 1025, "('nnn|1025 bytes long)"):
             with pytest.raises(InvalidArgument, match=f"^name is {shown}.*: expected 1 to 1024 bytes of UTF-8$"):
                 make(store, name=name)
@@ -590,7 +590,7 @@ def test_a_file_that_is_no_store(tmp_path):
     for path in path, foreign:
         before = path.read_bytes()
         store = Store(f"sqlite:{path}")
-        for call in store.open, store.names, rate(store).try_acquire, lambda: store.limiter(name="x"):
+        for call in store.open, store.names, rate(store).try_acquire, lambda: store.limiter("x"):
             with pytest.raises(NotAStore, match=str(path)) as caught:
                 call()
             assert isinstance(caught.value, OSError) and caught.value.code == "not_a_store"

@@ -53,7 +53,7 @@ def test_a_key_of_the_arguments():
 
 def test_a_fixed_key():
     limiter = rate()
-    limiter.limit("k")(lambda: None)()
+    limiter.limit(lambda: "k")(lambda: None)()
     assert limiter.peek("k").remaining == 0
 
 
@@ -84,7 +84,7 @@ def test_a_weight_of_the_arguments():
     with pytest.raises(AcquireTimeout):
         call("a", "seven..")
     # What such a function gives is looked at as what is given at once, and so is what it raises.
-    for weigh, error in [(lambda: 0, InvalidArgument), (lambda: "1", TypeError), (lambda: 1 / 0, ZeroDivisionError)]:
+    for weigh, error in [(lambda: 0, InvalidArgument), (lambda: "1", InvalidArgument), (lambda: 1 / 0, ZeroDivisionError)]:
         with pytest.raises(error):
             limiter.limit(weight=weigh)(pytest.fail)()
     assert limiter.stats().admitted == 2
@@ -218,7 +218,45 @@ def test_generators_are_refused():
             rate().limit()(function)
 
 
-def test_a_key_that_is_no_text():
-    call = rate().limit(key=lambda: 5)(lambda: None)
-    with pytest.raises(TypeError, match="^key is 5: expected a str, not int"):
-        call()
+def test_arguments_by_name():
+    limiter = rate(n=10)
+
+    @limiter.limit("{tenant.name}:{model}", "tokens")
+    def call(tenant, tokens, model="m", **more):
+        return tenant.name, tokens, model, more
+
+    class Tenant:
+        name = "t"
+
+    assert call(Tenant, 3) == ("t", 3, "m", {})
+    assert call(Tenant, model="n", tokens=4, x=1) == ("t", 4, "n", {"x": 1})
+    assert [limiter.peek(key).remaining for key in ("t:m", "t:n", None)] == [7, 6, 10]
+
+    class Client:
+        @limiter.limit("number")
+        def method(self, number=5): ...
+
+        @staticmethod
+        @limiter.limit("rest")
+        def static(**more): ...
+
+    Client().method()
+    Client.static(rest=6)
+    assert [limiter.peek(key).remaining for key in ("5", "6")] == [9, 9]  # What is no text becomes it.
+    limiter.limit(lambda: None)(lambda: None)()
+    assert limiter.peek().remaining == 9
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"key": "tenat"}, "key is 'tenat': expected an argument of the function: tenant"),
+        ({"key": "{tenat}"}, "key is '{tenat}': expected an argument of the function: tenant"),
+        ({"key": "{tenant"}, "key is '{tenant': expected a format such as '{tenant}:{model}'"),
+        ({"key": ""}, "key is '': expected the name of an argument, a format"),
+        ({"weight": "n"}, "weight is 'n': expected an argument of the function: tenant"),
+    ],
+)
+def test_what_is_wrong_is_said_where_it_is_written(options, message):
+    with pytest.raises(InvalidArgument, match=f"^{message}"):
+        rate().limit(**options)(lambda tenant: None)

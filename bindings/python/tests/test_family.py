@@ -171,32 +171,32 @@ def test_backoff_by_default(clock):
 
 def test_a_policy_as_a_text(url):
     store = Store(url)
-    limiter = store.limiter("100/1m + 2 concurrent", name="openai")
+    limiter = store.limiter("openai", "100/1m + 2 concurrent")
     assert isinstance(limiter, Limiter)
     limiter.acquire("k").complete()
     with limiter.acquire(), limiter.acquire():
         denial = limiter.decide()
         assert not denial and denial.denied_by.startswith("openai")
     # Nothing but its name is needed to find it.
-    again = store.limiter(name="openai")
+    again = store.limiter("openai")
     assert again.peek().remaining == 2
-    plain = store.limiter("5/1h", name="mail")
+    plain = store.limiter("mail", "5/1h")
     assert starts(plain) == 5
-    assert starts(store.limiter(name="mail")) == starts(RateLimiter.attach(store, "mail")) == 0
+    assert starts(store.limiter("mail")) == starts(RateLimiter.attach(store, "mail")) == 0
     with pytest.raises(UnknownLimit, match='no limit named "other" is declared: this store knows .*mail'):
-        store.limiter(name="other")
+        store.limiter("other")
 
 
 def test_a_forgotten_permit_of_a_text(url):
     store = Store(url)
-    limiter = store.limiter("100/1m + 1 concurrent", name="openai")
-    for find in lambda: limiter, lambda: store.limiter(name="openai"):
+    limiter = store.limiter("openai", "100/1m + 1 concurrent")
+    for find in lambda: limiter, lambda: store.limiter("openai"):
         with pytest.warns(ResourceWarning, match="was dropped without an end"):
             find().acquire()
         assert limiter.can_proceed()
     # Warnings are errors here.
-    store.limiter("100/1m + 1/1ms", name="rates").acquire()
-    store.limiter("100/1m burst 5 + 1/1ms", name="both").acquire()
+    store.limiter("rates", "100/1m + 1/1ms").acquire()
+    store.limiter("both", "100/1m burst 5 + 1/1ms").acquire()
 
 
 def test_flow_control(url):
@@ -223,7 +223,7 @@ def test_a_file_of_limits(url, tmp_path):
     for path in file, str(file):
         assert sorted(store.load(path)) == ["mail", "stripe"]
     assert store.names() == ["mail", "stripe"]
-    assert (starts(store.limiter(name="mail")), starts(store.limiter(name="stripe"))) == (2, 3)
+    assert (starts(store.limiter("mail")), starts(store.limiter("stripe"))) == (2, 3)
 
 
 def test_waiting_in_each_kind(url):

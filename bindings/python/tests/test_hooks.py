@@ -179,7 +179,7 @@ def test_unknown_limits(url):
         with pytest.raises(UnknownLimit) as caught:
             call()
         assert of_limiter.taken() == of_store.taken() == [("unknown_limit", "mail", None, 1, 0, 0.0, caught.value)]
-    for call in lambda: store.override("mail", "5/1m"), lambda: store.lift("mail"), lambda: store.limiter(name="mail"):
+    for call in lambda: store.override("mail", "5/1m"), lambda: store.lift("mail"), lambda: store.limiter("mail"):
         with pytest.raises(UnknownLimit) as caught:
             call()
         assert of_store.taken() == [("unknown_limit", "mail", None, 0, 0, 0.0, caught.value)]
@@ -300,4 +300,4 @@ limiter = RateLimiter(Store("sqlite:{tmp_path}/limits.db"), "x", max_executions=
 assert limiter.try_acquire() is not None
 """
     run(program)
-    assert Store(f"sqlite:{tmp_path}/limits.db").limiter(name="x").stats().admitted == 1
+    assert Store(f"sqlite:{tmp_path}/limits.db").limiter("x").stats().admitted == 1

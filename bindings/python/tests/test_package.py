@@ -23,6 +23,31 @@ print(*sorted(set(sys.modules) - before))
     assert imported & heavy == set()
 
 
+@pytest.mark.parametrize("first", ["", "import workglow_limit"])
+def test_a_subinterpreter_is_refused(first):
+    said = run("""
+import sys
+try:
+    import _interpreters as interpreters
+except ImportError:
+    import _xxsubinterpreters as interpreters
+exec(sys.argv[1])
+# One with a GIL of its own is refused by Python itself, where there is such a thing.
+new = interpreters.create("legacy") if sys.version_info >= (3, 13) else interpreters.create()
+interpreters.run_string(new, '''
+try:
+    import workglow_limit
+except ImportError as error:
+    print(error, flush=True)
+''')
+import workglow_limit
+with workglow_limit.ConcurrencyLimiter(1).acquire():
+    pass
+# The other one ends with the process.
+""", first)  # fmt: skip
+    assert "subinterpreter" in said
+
+
 def test_the_metadata():
     about = importlib.metadata.metadata("workglow-limit")
     assert about["Version"] == workglow_limit.__version__

@@ -246,9 +246,9 @@ def test_a_place_that_started_elsewhere_is_not_given_back(limiter, clock):
 
 
 def test_the_window_that_a_grace_is_a_part_of(url):
-    assert Store(url).limiter("10/2s + 100/1m + 5 concurrent", name="several").window == 2.0
-    assert Store(url).limiter("10/2s burst 20", name="bucket").window == 0.2
-    assert Store(url).limiter("5 concurrent", name="slots").window is None
+    assert Store(url).limiter("several", "10/2s + 100/1m + 5 concurrent").window == 2.0
+    assert Store(url).limiter("bucket", "10/2s burst 20").window == 0.2
+    assert Store(url).limiter("slots", "5 concurrent").window is None
     assert NullLimiter().window is None
 
 

@@ -45,10 +45,10 @@ def test_an_override_stands_until_it_is_lifted(url):
 
 def test_an_override_of_several_kinds_is_all_or_nothing(url):
     store = Store(url)
-    limiter = store.limiter("5/1h + 2 concurrent", name="api")
+    limiter = store.limiter("api", "5/1h + 2 concurrent")
 
     def limits():
-        return [store.limiter(name=f"api/{part}").peek().limit for part in ("rate", "concurrency")]
+        return [store.limiter(f"api/{part}").peek().limit for part in ("rate", "concurrency")]
 
     assert limiter.can_proceed()
     store.override("api", "3 concurrent + 7/1h")

@@ -98,7 +98,7 @@ def limiter_of(case, url, clock):
             case "null", :
                 return NullLimiter()
             case "policy", *_:
-                return store.limiter(" ".join(words), name=name)
+                return store.limiter(name, " ".join(words))
             case "custom", most:
                 return CompositeLimiter([AtOnce(most)])
             case "concurrency", most, *lease:

@@ -10,7 +10,8 @@ from conftest import lane_held, run
 from workglow_limit import AcquireTimeout, ConcurrencyLimiter, ManualClock, RateLimiter, Store
 
 FULL = """
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # A background job inherits that it is ignored.
 from workglow_limit import ConcurrencyLimiter, RateLimiter, Store
 rate = RateLimiter(Store(sys.argv[1]), "jobs", max_executions=1, window_size_in_seconds=3600)
 limiter = ConcurrencyLimiter(1) if sys.argv[2] == "concurrency" else rate
@@ -22,7 +23,7 @@ permit = limiter.acquire()
 def test_ctrl_c_interrupts_acquire(kind, url):
     # Another thread sends it, so whoever waits does not hold the GIL.
     said = run(FULL + """
-import os, signal, threading
+import os, threading
 threading.Timer(0.2, os.kill, [os.getpid(), signal.SIGINT]).start()
 try:
     limiter.acquire()
@@ -36,7 +37,7 @@ permit.complete()
 @pytest.mark.parametrize("how", ["SIGINT", "SIGUSR1"])
 def test_who_is_interrupted_hands_its_place_back(how, url):
     said = run(FULL + """
-import os, signal, threading, time
+import os, threading, time
 class Stop(Exception): pass
 def stop(*_): raise Stop
 signal.signal(signal.SIGUSR1, stop)

@@ -18,6 +18,7 @@ from workglow_limit import (
     CompositeLimiter,
     ConcurrencyLimiter,
     CustomLimiter,
+    Damaged,
     Decision,
     DelayLimiter,
     EvenlySpacedRateLimiter,
@@ -84,7 +85,7 @@ limiters: list[Limiter] = [
 ]
 flow = FlowControl("x", rate=100, period=MINUTE, parallelism=5)
 assert_type((flow.key, flow.rate, flow.period, flow.parallelism), tuple[str, int | None, float, int | None])
-limiters += store.limiter(flow), store.limiter("100/1m + 5 concurrent", name="x"), store.limiter(name="x")
+limiters += store.limiter(flow), store.limiter("x", "100/1m + 5 concurrent"), store.limiter("x")
 
 
 def calls(limiter: Limiter) -> Decision:
@@ -147,7 +148,7 @@ def decorated(tenant: str, tokens: int) -> str:
 
 
 class Client:
-    @rate.limit("k", weight=2)
+    @rate.limit("tenant", weight=2)
     async def coroutine(self, tenant: str) -> int:
         return len(tenant)
 
@@ -155,6 +156,7 @@ class Client:
 async def of_decorated() -> None:
     assert_type(decorated("a", 1), str)
     assert_type(await Client().coroutine("a"), int)
+    assert_type(await rate.try_acquire_async("k", weight=2), Permit | None)
 
 
 def stores() -> None:
@@ -214,7 +216,7 @@ def errors(error: Exception) -> float | str:
     if isinstance(error, (InvalidArgument, InvalidUrl, WeightExceedsCapacity, ForeignPermit)):
         as_value: ValueError = error
         return str(as_value)
-    if isinstance(error, (StoreError, NotAStore, StoreFull, StoreTimeout, UnsupportedFileSystem, UnsupportedVersion)):
+    if isinstance(error, (StoreError, Damaged, NotAStore, StoreFull, StoreTimeout, UnsupportedFileSystem, UnsupportedVersion)):
         as_os: OSError = error
         return str(as_os)
     if isinstance(error, (KindMismatch, LeaseLost, UnknownLimit, Unsupported)):
@@ -237,8 +239,8 @@ async def responses(session: requests.Session, client: httpx.Client, asynchronou
 
 async def wrong(client: httpx.AsyncClient) -> None:
     store.on("denied", print)  # type: ignore[arg-type]
-    store.limiter("100/1m")  # type: ignore[call-overload]
-    store.limiter(flow, name="x")  # type: ignore[call-overload]
+    store.limiter()  # type: ignore[call-overload]
+    store.limiter(flow, "100/1m")  # type: ignore[call-overload]
     Store("memory:", on_error="panic")  # type: ignore[arg-type]
     Store("memory:", 5)  # type: ignore[call-arg]
     Limiter.acquire("k")  # type: ignore[arg-type]
@@ -253,7 +255,8 @@ async def wrong(client: httpx.AsyncClient) -> None:
     rate.try_acquire(weight="1")  # type: ignore[arg-type]
     rate.try_acquire(timeout=1)  # type: ignore[call-arg]
     rate.acquire(grace=1)  # type: ignore[call-arg]
-    rate.acquire("k", 1, 5, "place")  # type: ignore[call-arg]
+    rate.acquire("k", 1, 5, 7)  # type: ignore[call-arg]
+    rate.acquire(priority="high")  # type: ignore[arg-type]
     rate.try_acquire().complete()  # type: ignore[union-attr]
     rate.set_next_available_time(20.5)  # type: ignore[arg-type]
     rate.acquire().started = True  # type: ignore[misc]

@@ -11,6 +11,7 @@
 
 from ._errors import (
     AcquireTimeout,
+    Damaged,
     ForeignPermit,
     InvalidArgument,
     InvalidUrl,
@@ -68,6 +69,7 @@ __all__ = [
     "CompositeLimiter",
     "ConcurrencyLimiter",
     "CustomLimiter",
+    "Damaged",
     "Decision",
     "DelayLimiter",
     "EvenlySpacedRateLimiter",

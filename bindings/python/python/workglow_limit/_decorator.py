@@ -6,6 +6,8 @@ from functools import wraps
 from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
 from typing import TYPE_CHECKING, Any
 
+from ._derived import Derivation
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import timedelta
@@ -15,33 +17,31 @@ if TYPE_CHECKING:
 
 def limit(
     limiter: Limiter,
-    key: str | Callable[..., str | None] | None,
-    weight: int | Callable[..., int] | None,
+    key: str | Callable[..., Any] | None,
+    weight: int | str | Callable[..., int] | None,
     timeout: float | timedelta | None,
 ) -> Callable[[Any], Any]:
     """A decorator whose functions wait for room at each call."""
 
-    def asked(*args: Any, **kwargs: Any) -> tuple[str | None, int, float | timedelta | None]:
-        of = key(*args, **kwargs) if callable(key) else key
-        units = weight(*args, **kwargs) if callable(weight) else weight
-        return of, 1 if units is None else units, timeout
-
     def decorate(function: Any) -> Any:
         if type(function) in (classmethod, staticmethod):
             return type(function)(decorate(function.__func__))
+        awaits = is_awaited(function)
+        derivation = Derivation(function)
+        of, units = derivation.key("key", key), derivation.weight("weight", 1 if weight is None else weight)
 
-        if is_awaited(function):
+        if awaits:
 
             @wraps(function)
             async def awaited(*args: Any, **kwargs: Any) -> Any:
-                async with limiter.acquire_async(*asked(*args, **kwargs)):
+                async with limiter.acquire_async(of(call := (args, kwargs)), units(call), timeout):
                     return await function(*args, **kwargs)
 
             return awaited
 
         @wraps(function)
         def called(*args: Any, **kwargs: Any) -> Any:
-            with limiter.acquire(*asked(*args, **kwargs)):
+            with limiter.acquire(of(call := (args, kwargs)), units(call), timeout):
                 return function(*args, **kwargs)
 
         return called

@@ -66,6 +66,10 @@ class StoreFull(StoreError):
     """The store has no room for another key or limit."""
 
 
+class Damaged(StoreError):
+    """What is in the store makes no sense: somebody else wrote to its files, or the disk did."""
+
+
 class AcquireTimeout(TimeoutError):
     """There was no room before the waiter's time was up. Nothing is held."""
 

@@ -34,7 +34,7 @@ def app(tmp_path):
         ({"limit": "1/1s", "limit_hold": float("nan")}, r"limit_hold is nan: expected seconds"),
         ({"limit": "1/1s", "limit_grace": "1s"}, r"limit_grace is '1s': expected seconds"),
         ({"limit": "1/1s", "limit_timeout": True}, r"limit_timeout is True: expected seconds"),
-        ({"limit": "1/1s", "limit_key": "tenat"}, r"limit_key of task options.task is 'tenat': expected an argument of the task: tenant"),
+        ({"limit": "1/1s", "limit_key": "tenat"}, r"limit_key of task options.task is 'tenat': expected an argument of the function: tenant"),
         ({"limit": "1/1s", "limit_key": "{tenat}"}, r"limit_key of task options.task is '\{tenat\}': expected an argument"),
         ({"limit": "1/1s", "limit_key": "{tenant"}, r"limit_key of task options.task is '\{tenant': expected a format"),
         ({"limit": "1/1s", "limit_key": 5}, r"limit_key of task options.task is 5: expected the name of an argument"),

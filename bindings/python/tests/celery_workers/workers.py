@@ -97,7 +97,7 @@ class Site:
         until(lambda: len(self.started(f"{tag}free")) == 12)
 
     def limiter(self, name):
-        return self.store.limiter(name=name)
+        return self.store.limiter(name)
 
     def messages(self):
         """What lies in the queue, oldest first."""

@@ -9,11 +9,12 @@ from types import FunctionType
 from typing import Any
 
 from .. import Limiter, LimitError, Store, UnknownLimit
+from .._derived import refuse
 from ._celery import ImproperlyConfigured, bootsteps, signals
 from . import _control as _control  # Celery knows the commands from now on.
 from ._child import limited
 from ._consumer import Room
-from ._options import DEFAULTS, TaskLimit, refuse
+from ._options import DEFAULTS, TaskLimit
 
 
 #: A worker fetches others past so many of its limited tasks, which it holds. About 4 KB each.
@@ -96,15 +97,13 @@ class Limits:
             raise refuse(f"limit of task {task}", limit, f"{known!r}, as limit {name!r} is declared already")
         if limit is not None:
             self._policies[name] = limit
-            self._limiters[name] = self.store.limiter(
-                limit, name=name
-            )  # Reads the text. Its first use opens the store.
+            self._limiters[name] = self.store.limiter(name, limit)  # Its first use opens the store.
         return partial(self.named, name)
 
     def named(self, name: str) -> Limiter:
         """The limit of this name, whoever declared it. One object for all tasks, which so wait in one line."""
         if name not in self._limiters:
-            self._limiters[name] = self.store.limiter(name=name)
+            self._limiters[name] = self.store.limiter(name)
         return self._limiters[name]
 
     # ---- workers ----
@@ -151,7 +150,7 @@ class Limits:
         """The part of a limit that only completions make room in, if it is one of several."""
         if limiter not in self._slots:
             try:
-                self._slots[limiter] = self.store.limiter(name=f"{limiter.name}/concurrency")
+                self._slots[limiter] = self.store.limiter(f"{limiter.name}/concurrency")
             except UnknownLimit:
                 self._slots[limiter] = None
         return self._slots[limiter]

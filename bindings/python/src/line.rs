@@ -1,0 +1,180 @@
+//! Those who wait for a limiter in an event loop: what `_aio.py` drives.
+
+use crate::error::{expired, raised};
+use crate::hooks::Asked;
+use crate::limiter::Node;
+use crate::permit::{Permit, Place};
+use crate::waiting::wait as may_wait;
+use pyo3::IntoPyObjectExt;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use std::sync::Arc;
+use std::time::Duration;
+use workglow_limit::{Error, Joined, Outcome, WaiterId};
+
+/// Nobody wakes an event loop when a test moves its clock: look again after this long.
+const MANUAL_SLICE: Duration = Duration::from_millis(5);
+
+/// What one waiter asks for, and its number once it is in a line.
+#[pyclass(module = "workglow_limit._native")]
+pub struct Waiter {
+    pub node: Arc<Node>,
+    pub key: Box<str>,
+    pub weight: u64,
+    pub priority: i32,
+    pub timeout: Option<Duration>,
+    pub place: Option<Place>,
+    /// Did it join with its place?
+    pub has_brought: bool,
+    pub number: Option<WaiterId>,
+}
+
+impl Waiter {
+    pub fn new(node: &Arc<Node>, key: &str, weight: u64) -> Waiter {
+        let (node, key) = (node.clone(), key.into());
+        Waiter { node, key, weight, priority: 0, timeout: None, place: None, has_brought: false, number: None }
+    }
+}
+
+#[pymethods]
+impl Waiter {
+    /// The lines of the limiter, by their event loops.
+    #[getter]
+    fn lines(&self, py: Python<'_>) -> Py<PyDict> {
+        self.node.lines(py).clone_ref(py)
+    }
+
+    /// Starts if there is room now: a permit or None. False: that has to wait, and `wait` says that it must not.
+    fn attempt(&self, py: Python<'_>, wait: bool) -> PyResult<Py<PyAny>> {
+        let asked = Asked { key: &self.key, weight: self.weight };
+        let attempt = || self.node.core.decide(asked.key, asked.weight);
+        let answer = if wait { may_wait(py, attempt) } else { attempt() };
+        if let Err(Error::WouldWait) = answer {
+            return false.into_py_any(py);
+        }
+        if self.node.is_due() {
+            self.node.look_after(py);
+        }
+        let decision = self.node.told(py, asked, answer, raised)?;
+        if !decision.admitted {
+            self.node.throttled(py, asked, decision.denied_by.as_deref(), decision.retry_after);
+        }
+        decision.permit.map(|raw| Permit::with_key(&self.node, raw, asked.key)).into_py_any(py)
+    }
+
+    /// A new line for the limiter.
+    fn line(&self) -> Line {
+        Line { node: self.node.clone(), core: workglow_limit::Line::new(self.node.core.clone()) }
+    }
+}
+
+/// The waiters of one limiter in one event loop. One thread uses it at a time.
+#[pyclass(module = "workglow_limit._native")]
+pub struct Line {
+    node: Arc<Node>,
+    core: workglow_limit::Line,
+}
+
+#[pymethods]
+impl Line {
+    /// Joins the line: the permit, if there is room at once, or the number of the waiter. None, and nothing is changed: that
+    /// has to wait for the store, and `wait` says that it must not.
+    fn join(&mut self, py: Python<'_>, waiter: &Bound<'_, Waiter>, wait: bool) -> PyResult<Option<Py<PyAny>>> {
+        let mut waiter = waiter.borrow_mut();
+        let asked = Asked { key: &waiter.key, weight: waiter.weight };
+        if waiter.place.is_some() && !wait {
+            return Ok(None); // To read its text, or to exchange it, may take a while.
+        }
+        let place = waiter.place.as_ref().map(|place| place.raw(py, &self.node)).transpose()?;
+        let ask = workglow_limit::Waiter {
+            key: &waiter.key,
+            weight: waiter.weight,
+            priority: waiter.priority,
+            timeout: waiter.timeout,
+            place,
+        };
+        let (by, after) = self.node.ahead(asked, place.as_ref());
+        let joined = if wait { may_wait(py, || self.core.join(ask)) } else { self.core.join(ask) };
+        match joined {
+            Err(Error::WouldWait) => return Ok(None),
+            // Nobody was asked for it yet: whoever may wait does that, before its timeout counts and with its errors told.
+            Ok(Joined::Waiting(number)) if !wait && self.core.would_wait() => {
+                self.core.leave(number);
+                return Ok(None);
+            }
+            _ => {}
+        }
+        let joined = self.node.told(py, asked, joined, raised)?;
+        if !matches!(joined, Joined::Done(Outcome::Admitted(_))) {
+            self.node.throttled(py, asked, by.as_deref(), after);
+        }
+        // From now on the place is the waiter's.
+        waiter.has_brought = waiter.place.take().inspect(Place::use_up).is_some();
+        match joined {
+            Joined::Done(outcome) => outcome_of(py, &self.node, outcome)?.map(Some),
+            Joined::Waiting(number) => {
+                waiter.number = Some(number);
+                number.into_py_any(py).map(Some)
+            }
+        }
+    }
+
+    /// Does what is due: the waits that ended, by their numbers, with a permit or an exception.
+    fn advance(&mut self, py: Python<'_>, wait: bool) -> PyResult<Vec<(WaiterId, Py<PyAny>)>> {
+        let mut over = Vec::new();
+        if wait {
+            may_wait(py, || self.core.advance(&mut over));
+        } else {
+            self.core.advance(&mut over);
+        }
+        if self.node.is_due() {
+            self.node.look_after(py);
+        }
+        let told = over.into_iter().map(|(number, outcome)| {
+            let outcome = match outcome_of(py, &self.node, outcome)? {
+                Ok(permit) => permit,
+                Err(error) => error.into_value(py).into_any(),
+            };
+            Ok((number, outcome))
+        });
+        told.collect()
+    }
+
+    /// Is there something left that has to wait for the store?
+    fn would_wait(&self) -> bool {
+        self.core.would_wait()
+    }
+
+    /// In how many seconds there is something to do; None: nobody waits.
+    fn next(&self) -> Option<f64> {
+        let next = self.core.next()?;
+        let most = if self.node.is_manual { MANUAL_SLICE } else { Duration::MAX };
+        Some(next.min(most).as_secs_f64())
+    }
+
+    /// There may be room for this key, or without one for any.
+    fn wake(&mut self, key: Option<&str>) {
+        self.core.wake(key);
+    }
+
+    /// A waiter does not wait any longer. Answers its number, if it had one.
+    fn leave(&mut self, py: Python<'_>, waiter: &Waiter) -> Option<WaiterId> {
+        let number = waiter.number?;
+        if waiter.has_brought {
+            may_wait(py, || self.core.leave(number));
+        } else {
+            // A place that has to wait to be given back is left for the next pass.
+            self.core.leave(number);
+        }
+        Some(number)
+    }
+}
+
+/// A wait that ended, for Python.
+fn outcome_of(py: Python<'_>, node: &Arc<Node>, outcome: Outcome) -> PyResult<PyResult<Py<PyAny>>> {
+    Ok(match outcome {
+        Outcome::Admitted(raw) => Ok(Permit::new(node, raw).into_py_any(py)?),
+        Outcome::Expired(after) => Err(expired(py, node.core.name(), after)),
+        Outcome::Failed(error) => Err(raised(error)),
+    })
+}

@@ -1,0 +1,117 @@
+"""Whatever a stranger does to the database, other threads, the event loop and Ctrl-C go on."""
+
+import asyncio
+import sqlite3
+import threading
+import time
+from contextlib import contextmanager
+
+import pytest
+from conftest import run
+
+from workglow_limit import LimitError, RateLimiter, Store
+
+
+@contextmanager
+def locked(path, how):
+    """The database while a stranger writes or reads it. (From this process: a second one's locks look the same.)"""
+    stranger = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    try:
+        if how == "begin immediate":
+            stranger.execute("begin immediate")
+        else:
+            stranger.execute("begin")
+            stranger.execute("select * from sqlite_master").fetchone()
+        yield
+    finally:
+        stranger.rollback()
+        stranger.close()
+
+
+def counted(seconds):
+    """How far a thread counts meanwhile, in steps of a millisecond."""
+    count, end = 0, time.monotonic() + seconds
+    while time.monotonic() < end:
+        time.sleep(0.001)
+        count += 1
+    return count
+
+
+@pytest.fixture
+def store(tmp_path):
+    # Each start of the second limit waits for the database.
+    store = Store(f"sqlite:{tmp_path}/limits.db", timeout=1.0, durability="commit")
+    store.open()
+    return store
+
+
+@pytest.mark.parametrize("how", ["begin immediate", "select"])
+def test_other_threads_go_on(how, store, tmp_path):
+    limiter = RateLimiter(store, "jobs", max_executions=1000, window_size_in_seconds=3600)
+    limiter.peek()
+    stop = threading.Event()
+
+    def use():
+        while not stop.is_set():
+            try:
+                limiter.try_acquire()
+            except LimitError:
+                pass
+
+    idle = counted(0.5)
+    with locked(tmp_path / "limits.db", how):
+        thread = threading.Thread(target=use)
+        thread.start()
+        try:
+            assert counted(0.5) > idle / 4
+        finally:
+            stop.set()
+            thread.join()
+
+
+@pytest.mark.parametrize("how", ["begin immediate", "select"])
+@pytest.mark.parametrize("call", ["acquire_async", "try_acquire_async"])
+def test_the_event_loop_goes_on(how, call, store, tmp_path):
+    limiter = RateLimiter(store, "jobs", max_executions=1000, window_size_in_seconds=3600)
+    limiter.peek()
+
+    async def ticks(seconds):
+        count, end = 0, time.monotonic() + seconds
+        while time.monotonic() < end:
+            await asyncio.sleep(0.001)
+            count += 1
+        return count
+
+    async def main():
+        idle = await ticks(0.5)
+        with locked(tmp_path / "limits.db", how):
+            tasks = [asyncio.create_task(getattr(limiter, call)()) for _ in range(5)]
+            assert await ticks(0.5) > idle / 4
+        for answer in await asyncio.gather(*tasks, return_exceptions=True):
+            assert answer or isinstance(answer, LimitError)
+
+    asyncio.run(main())
+
+
+def test_ctrl_c_ends_a_call_that_waits_for_the_database(tmp_path):
+    said = run("""
+import os, signal, sqlite3, sys, threading, time
+from workglow_limit import LimitError, RateLimiter, Store
+signal.signal(signal.SIGINT, signal.default_int_handler)  # A background job inherits that it is ignored.
+store = Store(f"sqlite:{sys.argv[1]}/limits.db", timeout=1.0, durability="commit")
+limiter = RateLimiter(store, "jobs", max_executions=9, window_size_in_seconds=3600)
+limiter.peek()
+stranger = sqlite3.connect(f"{sys.argv[1]}/limits.db", isolation_level=None)
+stranger.execute("begin immediate")
+threading.Timer(0.2, os.kill, [os.getpid(), signal.SIGINT]).start()
+try:
+    while True:
+        try:
+            limiter.try_acquire()
+        except LimitError:
+            pass
+except KeyboardInterrupt:
+    print("interrupted")
+stranger.rollback()
+""", tmp_path)  # fmt: skip
+    assert said == "interrupted\n"
