@@ -1,7 +1,7 @@
 // A limiter before a BullMQ processor: jobs without room are delayed with their places, and the worker takes others.
 
 import { setTimeout as sleep } from "node:timers/promises";
-import { DelayedError, type Job } from "bullmq";
+import type { Job } from "bullmq";
 import { LimitError, TimeoutError, invalid } from "./errors.js";
 import { warn } from "./hooks.js";
 import { type Duration, maybeMilliseconds, options as checkOptions, whole } from "./input.js";
@@ -10,10 +10,9 @@ import { Lines } from "./line.js";
 import { Permit } from "./permit.js";
 
 /**
- * Where a delayed job has its place: in its data, until it comes back. They are the only part of a job that can be written
- * by BullMQ's public calls, on each of its backends and from sandboxed processors, without anybody being told (progress is
- * an event). A Redis key of our own would need a client, which jobs keep to themselves, and would outlive removed jobs. No
- * update is lost that would have been seen otherwise: these are the data with which the job was about to start.
+ * Where a delayed job has its place: in its data. They are the only part of a job that BullMQ can write in the same script
+ * that delays it, on each of its backends and from sandboxed processors, without anybody being told (progress is an event).
+ * To take it out again would cost a script for each job, so what is stored keeps it: a place that was used is worth nothing.
  */
 const PLACE = "workglow-limit";
 
@@ -105,13 +104,13 @@ export function withLimiter<T = any, R = any, N extends string = string>(
     const place = canCarry && hasPlaces ? reserve(key, weight) : null;
     if (place instanceof Permit) {
       const { wait } = place;
-      lines.grant(key, weight, now + wait);
+      lines.place(key, weight, now, now + wait);
       return { wait, place: { text: place.toText(), until: Math.floor(now + wait + grace) } };
     }
     const denial = limiter.peek({ key, weight });
-    // Where all places are taken it says when one after the last would come: back when half of them are free again.
-    const retryAfter = place === "full" ? denial.retryAfter / 2 : denial.retryAfter;
-    return { wait: lines.append(key, weight, now, { ...denial, retryAfter }) - now, place: null };
+    if (place !== "full") return { wait: lines.append(key, weight, now, denial) - now, place: null };
+    // All places are taken, and it says when one after the last would come.
+    return { wait: lines.append(key, weight, now, { ...denial, period: limiter.window }) - now, place: null };
   }
 
   /** A place to send away with its job; "full" if all are taken, `null` if there are none for what it waits for. */
@@ -140,7 +139,7 @@ export function withLimiter<T = any, R = any, N extends string = string>(
 
   return async (job, token, signal) => {
     await limiter._opening();
-    const held = await takePlace(job);
+    const held = takePlace(job);
     const key = keyOf?.(job) ?? "";
     if (typeof key !== "string") throw invalid("key", key, "a string from keyOf, or nothing");
     const weight = weightOf === undefined ? 1 : whole("weight", weightOf(job));
@@ -153,7 +152,7 @@ export function withLimiter<T = any, R = any, N extends string = string>(
     if (!(answer instanceof Permit)) {
       await delay(job, token, limiter, answer, hold);
       tell(onLimited, job, { key, wait: answer.wait, hasPlace: answer.place !== null });
-      throw new DelayedError();
+      throw new DelayedError("bullmq:movedToDelayed");
     }
     try {
       return await processor(job, token, signal, answer);
@@ -161,6 +160,14 @@ export function withLimiter<T = any, R = any, N extends string = string>(
       answer.complete();
     }
   };
+}
+
+/**
+ * What BullMQ takes for "this job is delayed". It goes by the name, so that its own class need not be loaded: that may be
+ * there twice, as an ES module and as CommonJS.
+ */
+class DelayedError extends Error {
+  override readonly name = "DelayedError"; // A property of its own, which survives the way out of a sandbox.
 }
 
 function maybeFunction(parameter: string, value: unknown): void {
@@ -171,10 +178,10 @@ const isRecord = (data: unknown): data is Record<string, unknown> =>
   typeof data === "object" && data !== null && !Array.isArray(data);
 
 /** Takes the place out of a job's data, before its processor sees them. */
-async function takePlace(job: Job): Promise<Place | null> {
+function takePlace(job: Job): Place | null {
   if (!isRecord(job.data) || !Object.hasOwn(job.data, PLACE)) return null;
   const { [PLACE]: held, ...data } = job.data;
-  await job.updateData(data);
+  job.data = data;
   const { text, until } = isRecord(held) ? held : {};
   return typeof text === "string" && typeof until === "number" ? { text, until } : null;
 }
@@ -194,12 +201,31 @@ async function delay(job: Job, token: string | undefined, limiter: Limiter, { wa
   const at = Date.now() + wait;
   if (place === null) return job.moveToDelayed(Math.ceil(at), token);
   try {
-    await job.updateData({ ...job.data, [PLACE]: place });
-    await job.moveToDelayed(Math.ceil(at - hold), token);
+    await moveWithData(job, Math.ceil(at - hold), token, { ...job.data, [PLACE]: place });
   } catch (error) {
     limiter.place(place.text).cancel();
     throw error;
   }
+}
+
+/** What `Job.moveToDelayed` calls in its turn, which can write fields of the job, too. */
+interface Mover {
+  moveToDelayed(id: string, now: number, delay: number, token: string | undefined, options: object): Promise<unknown>;
+}
+
+/** Delays a job and writes its data: in one script where the job is in this process, in two from a sandbox. */
+async function moveWithData(job: Job, at: number, token: string | undefined, data: object): Promise<void> {
+  const { backend, scripts } = job as unknown as { backend?: Mover; scripts?: Mover }; // Of BullMQ 6, and of 5.
+  const mover = backend ?? scripts;
+  if (typeof mover?.moveToDelayed !== "function") {
+    await job.updateData(data);
+    return job.moveToDelayed(at, token);
+  }
+  const now = Date.now();
+  const delay = Math.max(0, at - now);
+  const fieldsToUpdate = { data: JSON.stringify(data) };
+  await mover.moveToDelayed(job.id!, now, delay, token, { skipAttempt: true, fieldsToUpdate });
+  job.delay = delay;
 }
 
 function tell<J>(onLimited: ((job: J, limited: Limited) => void) | undefined, job: J, limited: Limited): void {

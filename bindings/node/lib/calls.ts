@@ -13,6 +13,8 @@ export interface StartOptions {
 
 /** What a waiting start asks for. */
 export interface AcquireOptions extends StartOptions {
+  /** Who starts first among those who wait: lower numbers do, and then who asked first; 0 if not given. */
+  priority?: number | undefined;
   /** How long to wait at most; as long as it takes if not given. */
   timeout?: Duration | undefined;
   /** Gives up when it aborts, hands its place back and rejects with the signal's reason. */

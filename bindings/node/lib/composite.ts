@@ -1,11 +1,12 @@
 // Several limits at once, and none.
 
+import { brand } from "./brand.js";
 import { type CustomLimiter, type SixMethods, limiterOf, passing } from "./custom.js";
 import { invalid, make } from "./errors.js";
 import { Limiter } from "./limiter.js";
 import { native } from "./native.js";
 import type { Store } from "./store.js";
-import type { Room } from "./waiting.js";
+import type { Bell } from "./waiting.js";
 
 /** What a `CompositeLimiter` takes: a limiter of this package, or an object of your own. */
 export type Child = Limiter | CustomLimiter | SixMethods;
@@ -35,18 +36,13 @@ export class CompositeLimiter extends Limiter {
   }
 
   /** @internal */
-  override _givesPlaces(): boolean {
-    return this.#children.every((child) => child._givesPlaces());
-  }
-
-  /** @internal */
   override _isShared(): boolean {
     return this.#children.length > 0 && this.#children.every((child) => child._isShared());
   }
 
   /** @internal */
-  override _rooms(): readonly Room[] {
-    return this.#children.flatMap((child) => child._rooms());
+  override _bells(): readonly Bell[] {
+    return this.#children.flatMap((child) => child._bells());
   }
 
   /** @internal */
@@ -73,3 +69,5 @@ export class NullLimiter extends Limiter {
     super(native.nullLimiter(), { holds: false });
   }
 }
+
+brand({ CompositeLimiter, NullLimiter }, native);

@@ -1,9 +1,10 @@
 // Limiters that callers write themselves, as children of a composite.
 
-import { LimitError, Passed, invalid, make } from "./errors.js";
+import { types } from "node:util";
+import { LimitError, Passed, invalid, make, messageOf } from "./errors.js";
 import { type Duration, milliseconds, unicode } from "./input.js";
 import { Limiter } from "./limiter.js";
-import { type Ask, Question, native } from "./native.js";
+import { type Ask, Question, native, shared } from "./native.js";
 
 /**
  * A limiter of your own: an object that a `CompositeLimiter` takes as a child. It is called in the middle of decisions, so
@@ -87,21 +88,23 @@ export function limiterOf(child: unknown): Limiter {
   return new OwnLimiter(name, isSix ? ofSixMethods(name, child as SixMethods) : (child as CustomLimiter));
 }
 
-/** What the innermost call of a limiter that calls back was thrown first, by limiters of the caller's own. */
-let failure: Passed | undefined;
-
 /** @internal A closure that throws what was thrown within it, and not what the native half made of that. */
-export const passing = (closure: () => void) => (): void => {
-  const outer = failure;
-  failure = undefined;
-  try {
-    closure();
-  } catch (error) {
-    const isTheirs = error instanceof Error && error.message.startsWith("-15 ");
-    throw isTheirs ? (failure ?? error) : error;
-  } finally {
-    failure = outer;
-  }
+export const passing = (closure: () => void): (() => void) => {
+  /** What was thrown within a call that went on: a line's, which tells its waiters in the calls that follow. */
+  let kept: unknown;
+  return () => {
+    const outer = shared.failure;
+    shared.failure = undefined;
+    try {
+      closure();
+      kept = shared.failure ?? kept;
+    } catch (error) {
+      const isTheirs = messageOf(error).startsWith("-15 ");
+      throw isTheirs ? (shared.failure ?? kept ?? error) : error;
+    } finally {
+      shared.failure = outer;
+    }
+  };
 };
 
 /** A caller's own limiter, with the whole interface. */
@@ -188,7 +191,7 @@ function asker(name: string, custom: CustomLimiter): Ask {
     try {
       return answer(question, text, number);
     } catch (error) {
-      failure ??= new Passed(error);
+      shared.failure ??= new Passed(error);
       return NaN;
     }
   };
@@ -219,7 +222,7 @@ function ofSixMethods(name: string, six: SixMethods): CustomLimiter {
     retryAfter(key) {
       if (canProceed(key)) return 0;
       const next = answered(name, "getNextAvailableTime", six.getNextAvailableTime(orNone(key)));
-      const ms = next instanceof Date ? next.getTime() - Date.now() : NaN;
+      const ms = types.isDate(next) ? next.getTime() - Date.now() : NaN;
       return ms <= 0 ? LOOK_AGAIN : ms;
     },
     cancel: (key) => six.recordJobCompletion(orNone(key)),

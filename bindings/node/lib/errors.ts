@@ -1,5 +1,8 @@
 // What can go wrong. The core's errors keep their stable names and numbers; the classes are for `instanceof`.
 
+import { types } from "node:util";
+import { brand } from "./brand.js";
+
 /** An error of a limiter or store. A denial is none: it is a `null` or a `Decision`. */
 export class LimitError extends Error {
   /** The error's stable name, the same in every language: "weight_exceeds_capacity", "store_timeout", … */
@@ -20,7 +23,7 @@ export class InvalidArgument extends LimitError {}
 export class WeightExceedsCapacity extends LimitError {}
 /** No limit is declared under this name; the message lists those that are. */
 export class UnknownLimit extends LimitError {}
-/** The store could not be used: what is there is something else, or it failed, or it is full, or busy for too long. */
+/** The store could not be used: what is there is something else, or it failed, or is damaged, or full, or busy for too long. */
 export class StoreError extends LimitError {}
 /** The lease has ended: its units may be another start's by now. */
 export class LeaseLost extends LimitError {}
@@ -40,6 +43,7 @@ const classes = { LimitError, InvalidArgument, WeightExceedsCapacity, UnknownLim
 for (const [name, of] of Object.entries(classes)) {
   Object.defineProperty(of.prototype, "name", { value: name, configurable: true, writable: true });
 }
+brand(classes);
 
 const byCode: Record<string, typeof LimitError> = {
   invalid_argument: InvalidArgument,
@@ -51,6 +55,7 @@ const byCode: Record<string, typeof LimitError> = {
   store_failure: StoreError,
   store_timeout: StoreError,
   store_full: StoreError,
+  damaged: StoreError,
   lease_lost: LeaseLost,
 };
 
@@ -58,14 +63,19 @@ const byCode: Record<string, typeof LimitError> = {
 export class Passed {
   constructor(readonly error: unknown) {}
 }
+brand({ Passed });
+
+/** The message of an error, whatever realm made it: Node makes those of the native half in its first one. */
+export const messageOf = (error: unknown): string => (types.isNativeError(error) ? error.message : "");
 
 /** Makes a `LimitError` of what the native half threw: "NUMBER CODE MESSAGE". Anything else stays what it is. */
 export function thrown(error: unknown): unknown {
   if (error instanceof Passed) return error.error;
-  const parts = error instanceof Error ? /^(-\d+) (\w+) ([^]*)$/.exec(error.message) : null;
-  if (parts === null) return error;
-  const [, number, code, message] = parts as unknown as [string, string, string, string];
-  return new (byCode[code] ?? LimitError)(message, code, Number(number));
+  // By hand: to compile a regular expression where the stack has just run out ends the process.
+  const message = messageOf(error);
+  const [number = "", code = ""] = message.startsWith("-") ? message.split(" ", 2) : [];
+  if (!Number.isInteger(Number(number)) || code === "") return error;
+  return new (byCode[code] ?? LimitError)(message.slice(number.length + code.length + 2), code, Number(number));
 }
 
 /** Makes something native, with errors of this package. */
@@ -94,7 +104,7 @@ function describe(value: unknown): string {
     case "object":
       if (value === null) return "null";
       if (Array.isArray(value)) return "an array";
-      return value instanceof Date ? `the date ${Number.isNaN(value.getTime()) ? "NaN" : value.toISOString()}` : "an object";
+      return types.isDate(value) ? `the date ${Number.isNaN(value.getTime()) ? "NaN" : value.toISOString()}` : "an object";
     default:
       return String(value);
   }

@@ -1,5 +1,6 @@
 // The limiters that live in stores, by their names.
 
+import { brand } from "./brand.js";
 import { invalid, make } from "./errors.js";
 import { type Duration, maybeMilliseconds, milliseconds, options as checkOptions, real, unicode, whole, word } from "./input.js";
 import { type Home, Limiter } from "./limiter.js";
@@ -314,3 +315,17 @@ export class SlidingWindowCounterLimiter extends Limiter {
     return new SlidingWindowCounterLimiter(store, name, attached);
   }
 }
+
+brand(
+  {
+    RateLimiter,
+    ConcurrencyLimiter,
+    DelayLimiter,
+    EvenlySpacedRateLimiter,
+    TokenBucketLimiter,
+    LeakyBucketLimiter,
+    FixedWindowLimiter,
+    SlidingWindowCounterLimiter,
+  },
+  native,
+);

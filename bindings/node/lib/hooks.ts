@@ -1,7 +1,9 @@
 // Hooks: who wants to hear of it when starts are held up, or cannot be decided.
 
+import { types } from "node:util";
 import { type LimitError, StoreError, UnknownLimit, invalid } from "./errors.js";
 import { word } from "./input.js";
+import { shared } from "./native.js";
 
 /**
  * What can be listened to: "throttled", a denial, or an `acquire` that has to wait; "unknown_limit", a name that is not
@@ -30,9 +32,6 @@ export type Hook = (payload: HookPayload) => unknown;
 
 const EVENTS: readonly HookEvent[] = ["throttled", "unknown_limit", "store_error"];
 
-/** How many hooks there are in this thread: without any, nobody has to look further. */
-export let hooks = 0;
-
 /** The hooks of one limiter or store. */
 export class Hooks {
   #all: { readonly event: HookEvent; readonly hook: Hook }[] = [];
@@ -43,11 +42,11 @@ export class Hooks {
     if (typeof hook !== "function") throw invalid("hook", hook, "a function");
     const added = { event, hook };
     this.#all.push(added);
-    hooks++;
+    shared.hooks++;
     return () => {
       const before = this.#all.length;
       this.#all = this.#all.filter((other) => other !== added);
-      hooks -= before - this.#all.length;
+      shared.hooks -= before - this.#all.length;
     };
   }
 
@@ -69,7 +68,7 @@ async function run(event: HookEvent, hook: Hook, payload: HookPayload): Promise<
 
 /** Reports what nobody can catch. */
 export function warn(what: string, error: unknown): void {
-  const why = error instanceof Error ? (error.stack ?? error.message) : String(error);
+  const why = types.isNativeError(error) ? (error.stack ?? error.message) : String(error);
   process.emitWarning(`${what}: ${why}`, "WorkglowLimitWarning");
 }
 

@@ -25,6 +25,9 @@ export function whole(parameter: string, value: unknown): number {
   throw invalid(parameter, value, "a whole number, not negative");
 }
 
+/** How many units, 1 if it is not said. */
+export const weightOf = (weight: unknown): number => (weight === undefined ? 1 : whole("weight", weight));
+
 /** A number; its range is the core's to check. */
 export function real(parameter: string, value: unknown, expected = "a number"): number {
   if (typeof value === "number") return value;

@@ -1,13 +1,16 @@
 // The interface: what every limiter can be asked.
 
+import { types } from "node:util";
+import { brand } from "./brand.js";
 import type { AcquireOptions, Decision, ReserveOptions, StartOptions, Stats } from "./calls.js";
 import { InvalidArgument, LimitError, StoreError, invalid, make, thrown } from "./errors.js";
-import { type Hook, type HookEvent, Hooks, eventOf, hooks } from "./hooks.js";
-import { type Duration, keyOf, maybeMilliseconds, milliseconds, options as checkOptions, unicode, whole } from "./input.js";
-import { type NativeLimiter, Num, Op, Status, bind, call, deniedBy, native, numbers } from "./native.js";
+import { type Hook, type HookEvent, Hooks, eventOf } from "./hooks.js";
+import { type Duration, keyOf, maybeMilliseconds, milliseconds, options as checkOptions, unicode, weightOf } from "./input.js";
+import { type NativeLimiter, Num, Op, Status, bind, call, deniedBy, native, numbers, shared } from "./native.js";
 import { Permit } from "./permit.js";
+import { requestOf } from "./request.js";
 import type { Store } from "./store.js";
-import { type Request, Room, Waiter } from "./waiting.js";
+import { Bell, Line } from "./waiting.js";
 
 /** @internal Where a limiter lives. */
 export interface Home {
@@ -21,43 +24,57 @@ export interface Home {
 type Counts = [number, number, number, number, number, number, number, number, number];
 
 const START = ["key", "weight"];
-const ACQUIRE = [...START, "timeout", "signal", "place"];
 const RESERVE = [...START, "maxWait", "grace"];
-
-const weightOf = (weight: unknown): number => (weight === undefined ? 1 : whole("weight", weight));
 
 /** "May this start now, and if not, when?" Every limiter answers to these methods. */
 export abstract class Limiter {
   /** The limit's name: what `Decision.deniedBy` says. */
   readonly name: string;
-  /** @internal */
-  readonly _native: NativeLimiter;
   /** @internal The closure that calls it. */
-  readonly _call: () => void;
+  _call!: () => void;
   /** @internal Does a permit hold something that must be given back? */
-  readonly _holds: boolean;
+  _holds = false;
   /** @internal */
   readonly _hooks = new Hooks();
-  /** @internal Are its places so short that timers are too coarse for them? */
-  _isPrecise = false;
-
+  readonly #home: Home;
   readonly #store: Store | undefined;
-  readonly #hasPlaces: boolean;
-  readonly #rooms: readonly Room[];
+  #native: NativeLimiter | undefined;
+  #line: Line | undefined;
+  readonly #bells: readonly Bell[];
   #opening: Promise<void> | null = null;
   #isOpen = false;
 
-  /** @internal */
-  constructor(made: NativeLimiter, { store, holds, wrap = (closure) => closure }: Home = {}) {
-    this._native = made;
+  /** @internal With a name instead of what was made, the first use finds it. */
+  constructor(made: NativeLimiter | string, home: Home = {}) {
+    this.#home = home;
+    this.#store = home.store;
+    const clock = home.store?._clock;
+    this.#bells = clock === undefined ? [new Bell()] : [new Bell(), clock._bell];
+    this.#isOpen = home.store === undefined || !home.store._isShared;
+    if (typeof made === "string") {
+      this.name = made;
+      this._call = () => {
+        this._bind(native.find(this.#store!._native, made));
+        this._call();
+      };
+    } else {
+      this.name = native.nameOf(made);
+      this._bind(made);
+    }
+  }
+
+  /** @internal Takes its native half. */
+  _bind(made: NativeLimiter): void {
+    const { holds, wrap = (closure: () => void) => closure } = this.#home;
+    this.#native = made;
     this._call = wrap(bind(made));
-    this.name = native.nameOf(made);
-    this.#store = store;
-    const clock = store?._clock;
-    this.#hasPlaces = native.hasPlaces(made);
-    this._holds = holds ?? !this.#hasPlaces;
-    this.#rooms = [...(this._holds ? [new Room()] : []), ...(clock === undefined ? [] : [clock._room])];
-    this.#isOpen = store === undefined || !store._isShared;
+    this._holds = holds ?? !native.hasPlaces(made);
+  }
+
+  /** @internal */
+  get _native(): NativeLimiter {
+    if (this.#native === undefined) this._bind(make(() => native.find(this.#store!._native, this.name)));
+    return this.#native!;
   }
 
   /** @internal The stores in which it lives. */
@@ -65,9 +82,13 @@ export abstract class Limiter {
     return this.#store === undefined ? [] : [this.#store];
   }
 
-  /** @internal Do its waiters get a place in time that they can come too late for? */
-  _givesPlaces(): boolean {
-    return this.#hasPlaces && this.#store?._clock === undefined;
+  /** @internal Does it count over a time this short, in ms, by the real clock? */
+  _countsWithin(time: number): boolean {
+    try {
+      return (this.window ?? Infinity) < time && !this._stores().some((store) => store._clock !== undefined);
+    } catch {
+      return false; // Who waits for it is told what is wrong.
+    }
   }
 
   /** @internal Is this its name, or that of a limit that it consists of? */
@@ -80,29 +101,35 @@ export abstract class Limiter {
     return this.#store?._isShared ?? false;
   }
 
-  /** @internal Where its waiters wait to be woken. */
-  _rooms(): readonly Room[] {
-    return this.#rooms;
+  /** @internal What wakes those who wait for it. */
+  _bells(): readonly Bell[] {
+    return this.#bells;
   }
 
   /** @internal What has to be waited for before the first call, so that it does not block; `null` if nothing. */
   _opening(): Promise<unknown> | null {
     if (this.#isOpen) return null;
-    this.#opening ??= native.openLimiter(this._native).then(
+    this.#opening ??= this.#open().then(
       () => void (this.#isOpen = true),
       (error) => {
         this.#opening = null; // The next use tries again.
         const reason = thrown(error);
         // The decision that follows fails too, and answers as the store was told to.
-        if (!(this.#store?._alwaysAnswers && reason instanceof StoreError)) throw reason;
+        const answers = this.#native !== undefined && this.#store?._alwaysAnswers;
+        if (!(answers && reason instanceof StoreError)) throw reason;
       },
     );
     return this.#opening;
   }
 
+  async #open(): Promise<void> {
+    if (this.#native !== undefined) return native.openLimiter(this.#native);
+    this._bind(await native.findLater(this.#store!._native, this.name));
+  }
+
   /** @internal Calls the native half; `call` says what may not happen before the answer is read. */
   _do(op: Op, key: string, weight: number): Status {
-    return hooks === 0 ? call(this._call, op, key, weight) : this.#overheard(op, key, weight);
+    return shared.hooks === 0 ? call(this._call, op, key, weight) : this.#overheard(op, key, weight);
   }
 
   #overheard(op: Op, key: string, weight: number): Status {
@@ -124,7 +151,7 @@ export abstract class Limiter {
 
   /** @internal Tells hooks of an error, if it is an event. */
   _failed(error: unknown, key: string, wanted: number, stores: readonly Store[] = this._stores()): void {
-    const event = hooks === 0 ? null : eventOf(error);
+    const event = shared.hooks === 0 ? null : eventOf(error);
     if (event === null) return;
     const payload = { limit: this.name, key, wanted, granted: 0, wait: 0, error: error as LimitError };
     for (const { _hooks } of [this, ...stores]) _hooks.tell(event, payload);
@@ -137,14 +164,19 @@ export abstract class Limiter {
     this.#store?._hooks.tell("throttled", payload);
   }
 
-  /** @internal The same, by looking who would deny it now. */
-  _waits(key: string, weight: number, wait?: number): void {
+  /** @internal What a start would be told now; `null` if there are no hooks. */
+  _foresee(key: string, weight: number): Decision | null {
+    if (shared.hooks === 0) return null;
     try {
-      const { deniedBy, retryAfter } = this.peek({ key, weight });
-      this._throttled(deniedBy ?? this.name, key, weight, wait ?? retryAfter);
+      return this.#answer(Op.peek, key, call(this._call, Op.peek, key, weight));
     } catch {
-      // Nobody asked for this look: the next decision says what is wrong.
+      return null; // Nobody asked for this look: the next decision says what is wrong.
     }
+  }
+
+  /** @internal Tells hooks that a start has to wait, as it was foreseen. */
+  _waits(seen: Decision | null, key: string, weight: number, wait = seen?.retryAfter): void {
+    if (seen !== null) this._throttled(seen.deniedBy ?? this.name, key, weight, wait!);
   }
 
   /**
@@ -165,31 +197,46 @@ export abstract class Limiter {
       weight = weightOf(options.weight);
     }
     // Who listens wants to know who denied, too.
-    if (hooks !== 0) return this.#decision(Op.decide, key, weight).permit;
+    if (shared.hooks !== 0) return this.#decide(key, weight).permit;
     return call(this._call, Op.attempt, key, weight) === Status.yes ? new Permit(this, key) : null;
   }
 
-  /** @internal The same, opening the store off the event loop. */
-  async _tryAcquire(key: string): Promise<Permit | null> {
-    await this.#opened(key);
-    return this.tryAcquire({ key });
+  /** The same; where the store is not open yet, it is opened off the event loop. */
+  async tryAcquireAsync(options: StartOptions = {}): Promise<Permit | null> {
+    checkOptions(options, START);
+    await this.#opened(keyOf(options.key));
+    return this.tryAcquire(options);
   }
 
   /** The same, answering with the whole decision. */
   decide(options: StartOptions = {}): Decision {
     checkOptions(options, START);
-    return this.#decision(Op.decide, keyOf(options.key), weightOf(options.weight));
+    return this.#decide(keyOf(options.key), weightOf(options.weight));
+  }
+
+  /** The same; where the store is not open yet, it is opened off the event loop. */
+  async decideAsync(options: StartOptions = {}): Promise<Decision> {
+    checkOptions(options, START);
+    await this.#opened(keyOf(options.key));
+    return this.decide(options);
   }
 
   /** The decision that `decide` would give. Records nothing; `weight` may be 0. */
   peek(options: StartOptions = {}): Decision {
     checkOptions(options, START);
-    return this.#decision(Op.peek, keyOf(options.key), weightOf(options.weight));
+    const key = keyOf(options.key);
+    return this.#answer(Op.peek, key, this._do(Op.peek, key, weightOf(options.weight)));
   }
 
-  #decision(op: Op, key: string, weight: number): Decision {
-    const admitted = this._do(op, key, weight) === Status.yes;
-    const decision = {
+  #decide(key: string, weight: number): Decision {
+    const decision = this.#answer(Op.decide, key, this._do(Op.decide, key, weight));
+    if (!decision.admitted && shared.hooks !== 0) this._waits(decision, key, weight);
+    return decision;
+  }
+
+  #answer(op: Op, key: string, status: Status): Decision {
+    const admitted = status === Status.yes;
+    return {
       admitted,
       retryAfter: numbers[Num.retryAfter]! / 1e3,
       suggestedAfter: numbers[Num.suggestedAfter]! / 1e3,
@@ -199,9 +246,6 @@ export abstract class Limiter {
       deniedBy: admitted ? null : deniedBy(this.name),
       permit: admitted && op === Op.decide ? new Permit(this, key) : null,
     };
-    const { deniedBy: limit, retryAfter } = decision;
-    if (limit !== null && op === Op.decide && hooks !== 0) this._throttled(limit, key, weight, retryAfter);
-    return decision;
   }
 
   /**
@@ -209,8 +253,9 @@ export abstract class Limiter {
    * at once. Waiters of a rate limit are served in the order in which they asked. Who gives up or runs out of time holds
    * nothing.
    */
-  acquire(options: AcquireOptions = {}): Promise<Permit> {
-    return new Promise((resolve, reject) => new Waiter(this, requestOf(options), resolve, reject).begin());
+  async acquire(options: AcquireOptions = {}): Promise<Permit> {
+    const request = requestOf(options);
+    return (this.#line ??= new Line(this)).acquire(request);
   }
 
   /** Waits for a permit, runs `fn`, and completes the permit whatever happened. */
@@ -238,7 +283,7 @@ export abstract class Limiter {
     numbers[Num.time] = maxWait;
     numbers[Num.grace] = grace;
     if (this._do(Op.reserve, key, weight) === Status.yes) return new Permit(this, key, false);
-    if (hooks !== 0) this._waits(key, weight);
+    this._waits(this._foresee(key, weight), key, weight);
     return null;
   }
 
@@ -311,7 +356,7 @@ export abstract class Limiter {
   /** A job has ended: the oldest start without a permit that this process recorded on that key. */
   async recordJobCompletion(key?: string): Promise<void> {
     await this.#ask(Op.recordJobCompletion, key);
-    for (const room of this._rooms()) room.ring(keyOf(key));
+    for (const bell of this._bells()) bell.ring(keyOf(key));
   }
 
   /** The earliest instant at which a start of weight 1 would be admitted; now, if now. Rounded up to the ms. */
@@ -322,7 +367,7 @@ export abstract class Limiter {
 
   /** Imposes a gate: nobody starts before `date`. Gates only move later, except by `clear`. Without a key it binds all. */
   async setNextAvailableTime(date: Date, key?: string): Promise<void> {
-    const ms = date instanceof Date ? date.getTime() : NaN;
+    const ms = types.isDate(date) ? date.getTime() : NaN;
     if (Number.isNaN(ms)) throw invalid("date", date, "a valid Date");
     await this.#ask(Op.setNextAvailableTime, key, ms);
   }
@@ -335,7 +380,7 @@ export abstract class Limiter {
   /** Back to the initial state, gate included. Without a key: of all keys. */
   async clear(key?: string): Promise<void> {
     await this.#ask(Op.clear, key);
-    for (const room of this._rooms()) room.ring();
+    for (const bell of this._bells()) bell.ring();
   }
 
   /** What was counted: of a key, or without one of the whole limit. */
@@ -368,18 +413,4 @@ export abstract class Limiter {
   }
 }
 
-function requestOf(options: AcquireOptions): Request {
-  checkOptions(options, ACQUIRE);
-  const { key, weight, timeout, signal, place } = options;
-  if (signal !== undefined && !(signal instanceof AbortSignal)) throw invalid("signal", signal, "an AbortSignal");
-  if (place !== undefined) {
-    for (const [name, value] of Object.entries({ key, weight })) {
-      if (value !== undefined) throw invalid(name, value, "none beside a place, which has its own");
-    }
-    if (!(place instanceof Permit) && typeof place !== "string") throw invalid("place", place, "a Permit or its text");
-    if (place instanceof Permit && place.started) {
-      throw invalid("place", "a permit that has started", "a place that has not", true);
-    }
-  }
-  return { key: keyOf(key), weight: weightOf(weight), timeout: maybeMilliseconds("timeout", timeout) ?? -1, signal, place };
-}
+brand({ Limiter }, native);

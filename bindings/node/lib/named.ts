@@ -1,14 +1,15 @@
 // Limits by name: from a text, a few numbers, or whatever is declared.
 
+import { brand } from "./brand.js";
 import { invalid, make } from "./errors.js";
 import { type Duration, milliseconds, options as checkOptions, unicode, whole } from "./input.js";
 import { Limiter } from "./limiter.js";
 import { type NativeLimiter, native } from "./native.js";
 import type { Store } from "./store.js";
 
-/** A limiter of any kind, of a store. */
+/** A limiter of any kind, of a store: made, or whatever its first use finds under a name. */
 export class NamedLimiter extends Limiter {
-  constructor(made: NativeLimiter, store: Store) {
+  constructor(made: NativeLimiter | string, store: Store) {
     super(made, { store });
   }
 
@@ -62,9 +63,16 @@ export class FlowControl {
   }
 }
 
-/** The limiter of a text. */
-export function ofText(store: Store, text: string, name: string): Limiter {
-  unicode("policy", text);
+brand({ FlowControl }, native);
+
+/** The limiter of a policy's text, or without one that which is declared. */
+export function byName(store: Store, name: string, policy: string | undefined): Limiter {
   unicode("name", name);
-  return new NamedLimiter(make(() => native.limiterOfText(store._native, name, text)), store);
+  if (policy === undefined) {
+    const size = Buffer.byteLength(name);
+    if (size < 1 || size > 1_024) throw invalid("name", `${size} bytes long`, "1 to 1024 bytes", true);
+    return new NamedLimiter(name, store);
+  }
+  unicode("policy", policy);
+  return new NamedLimiter(make(() => native.limiterOfText(store._native, name, policy)), store);
 }

@@ -49,7 +49,8 @@ interface Native {
     rate?: readonly [rate: number, period: number],
     parallelism?: number,
   ): NativeLimiter;
-  find(store: NativeStore, name: string): Promise<NativeLimiter>;
+  find(store: NativeStore, name: string): NativeLimiter;
+  findLater(store: NativeStore, name: string): Promise<NativeLimiter>;
   load(store: NativeStore, path: string): Promise<string[]>;
   customLimiter(name: string, ask: Ask): NativeLimiter;
   nullLimiter(): NativeLimiter;
@@ -91,8 +92,8 @@ export const enum Op {
   complete,
   decide,
   peek,
-  step,
-  giveUp,
+  join,
+  leave,
   canProceed,
   recordJobStart,
   recordJobCompletion,
@@ -105,13 +106,17 @@ export const enum Op {
   settle,
   reserve,
   present,
-  stepWithPlace,
+  joinWithPlace,
   toText,
   fromText,
   renew,
   fence,
   cancelPlace,
   window,
+  advance,
+  take,
+  wake,
+  wakeAll,
 }
 
 /** What it answers. */
@@ -127,8 +132,8 @@ export const enum Int {
   op,
   status,
   textLength,
-  waiter,
-  permit = 22,
+  priority,
+  permit = 26,
 }
 
 /** Where things are in `numbers`. */
@@ -141,14 +146,31 @@ export const enum Num {
   remaining,
   limit,
   grace,
+  waiter,
+  due,
 }
 
-// One buffer for all limiters of this thread: a call is written, made and read before anything else can run.
-const buffer = new ArrayBuffer(native.bufferSize());
-export const ints = new Int32Array(buffer, 0, 38);
-export const numbers = new Float64Array(buffer, 0, 10);
-const large = new BigUint64Array(buffer, 80, 1);
-const text = Buffer.from(buffer, 152);
+/** What is one for all who loaded this code in this thread, because they may use each other's objects: see `brand.ts`. */
+interface Shared {
+  /** For the calls of all limiters: a call is written, made and read before anything else can run. */
+  readonly buffer: ArrayBuffer;
+  /** How many hooks there are: without any, nobody has to look further. */
+  hooks: number;
+  /** What the innermost call of a limiter that calls back was thrown first, by limiters of the caller's own. */
+  failure: unknown;
+}
+
+const here = addon as { shared?: Shared };
+export const shared: Shared = (here.shared ??= {
+  buffer: new ArrayBuffer(native.bufferSize()),
+  hooks: 0,
+  failure: undefined,
+});
+const { buffer } = shared;
+export const ints = new Int32Array(buffer, 0, 42);
+export const numbers = new Float64Array(buffer, 0, 12);
+const large = new BigUint64Array(buffer, 96, 1);
+const text = Buffer.from(buffer, 168);
 
 /** The closure of a limiter. */
 export const bind = (limiter: NativeLimiter): (() => void) => native.bind(limiter, buffer);
@@ -199,8 +221,8 @@ export function takeWords(): readonly number[] {
   const w = ints;
   // prettier-ignore
   return [
-    w[22]!, w[23]!, w[24]!, w[25]!, w[26]!, w[27]!, w[28]!, w[29]!,
-    w[30]!, w[31]!, w[32]!, w[33]!, w[34]!, w[35]!, w[36]!, w[37]!,
+    w[26]!, w[27]!, w[28]!, w[29]!, w[30]!, w[31]!, w[32]!, w[33]!,
+    w[34]!, w[35]!, w[36]!, w[37]!, w[38]!, w[39]!, w[40]!, w[41]!,
   ];
 }
 

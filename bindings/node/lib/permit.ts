@@ -1,9 +1,10 @@
 // What an admitted start holds, and places: starts in the future.
 
+import { brand } from "./brand.js";
 import { warn } from "./hooks.js";
 import { whole } from "./input.js";
 import type { Limiter } from "./limiter.js";
-import { Num, Op, Status, isTaken, numbers, putWords, takeLarge, takeText, takeWords } from "./native.js";
+import { Num, Op, Status, isTaken, native, numbers, putWords, takeLarge, takeText, takeWords } from "./native.js";
 
 /** What is left to do for a permit that nobody ended and nobody can reach any more. */
 interface Held {
@@ -23,7 +24,8 @@ const lost = new FinalizationRegistry<Held>(({ limiter, key, words }) => {
 function end(how: Op, limiter: Limiter, key: string, words: readonly number[], actual: number): void {
   putWords(words);
   limiter._do(how, "", actual);
-  for (const room of limiter._rooms()) room.ring(key);
+  if (how === Op.complete && !limiter._holds) return; // It gave nothing back.
+  for (const bell of limiter._bells()) bell.ring(key);
 }
 
 /**
@@ -173,3 +175,4 @@ export class Permit {
     return this;
   }
 }
+brand({ Permit }, native);

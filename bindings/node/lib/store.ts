@@ -1,19 +1,20 @@
 // Where limits live, and the clock that tests can give them.
 
-import { type LimitError, invalid, make, thrown } from "./errors.js";
-import { type Hook, type HookEvent, Hooks, eventOf } from "./hooks.js";
+import { brand } from "./brand.js";
+import { invalid, make, thrown } from "./errors.js";
+import { type Hook, type HookEvent, Hooks } from "./hooks.js";
 import { type Duration, maybeMilliseconds, milliseconds, options as checkOptions, unicode, whole, word } from "./input.js";
 import type { Limiter } from "./limiter.js";
-import { FlowControl, NamedLimiter, ofText } from "./named.js";
+import { FlowControl, byName } from "./named.js";
 import { type NativeClock, type NativeStore, native } from "./native.js";
-import { Room } from "./waiting.js";
+import { Bell } from "./waiting.js";
 
 /** A clock for tests: it stands still until it is advanced, and wakes those who wait by it. */
 export class ManualClock {
   /** @internal */
   readonly _native: NativeClock = native.manualClock();
   /** @internal */
-  readonly _room = new Room();
+  readonly _bell = new Bell();
 
   /** The time since the clock was made, in ms. */
   now(): number {
@@ -23,7 +24,7 @@ export class ManualClock {
   /** Moves the clock forward. */
   advance(by: Duration): void {
     native.advance(this._native, milliseconds("by", by));
-    this._room.ring();
+    this._bell.ring();
   }
 }
 
@@ -139,32 +140,18 @@ export class Store {
   }
 
   /**
-   * A limiter of a text such as "100/1m + 5 concurrent", declared under a name at its first use: if there are several
-   * policies, one limiter of limits with names of their own, "name/rate", "name/concurrency", …
+   * A limiter by its name: of a policy such as "100/1m + 5 concurrent", declared under the name at its first use; if there
+   * are several policies, one limiter of limits with names of their own, "name/rate", "name/concurrency", …
+   *
+   * Without a policy, the one that is declared, of whatever kind; at its first use it must be.
    */
-  limiter(policy: string, name: string): Limiter;
+  limiter(name: string, policy?: string): Limiter;
   /** A limiter of a few numbers, declared under its key at its first use. */
   limiter(flow: FlowControl): Limiter;
-  limiter(policy: string | FlowControl, name?: string): Limiter {
-    if (policy instanceof FlowControl) {
-      if (name !== undefined) throw invalid("name", name, "none beside a FlowControl, which has its key");
-      return policy._in(this);
-    }
-    return ofText(this, policy, name as string);
-  }
-
-  /** The limiter that is declared under a name, whatever its kind. Opens the store. */
-  async find(name: string): Promise<Limiter> {
-    unicode("name", name);
-    try {
-      return new NamedLimiter(await native.find(this._native, name), this);
-    } catch (thrownByNative) {
-      const error = thrown(thrownByNative);
-      const event = eventOf(error);
-      const payload = { limit: name, key: "", wanted: 0, granted: 0, wait: 0, error: error as LimitError };
-      if (event !== null) this._hooks.tell(event, payload);
-      throw error;
-    }
+  limiter(name: string | FlowControl, policy?: string): Limiter {
+    if (!(name instanceof FlowControl)) return byName(this, name, policy);
+    if (policy !== undefined) throw invalid("policy", policy, "none beside a FlowControl, which is one");
+    return name._in(this);
   }
 
   /** Declares the limits of a TOML file, all or none, and gives their names. */
@@ -177,6 +164,8 @@ export class Store {
     return this._hooks.on(event, hook);
   }
 }
+
+brand({ ManualClock, Store }, native);
 
 function rethrow(error: unknown): never {
   throw thrown(error);

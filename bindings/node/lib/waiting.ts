@@ -1,10 +1,10 @@
-// Waiting: the core says for how long, timers sleep, and whoever makes room wakes those who wait for it.
+// Waiting: the core keeps the line of those who wait, and this its one timer, and whoever makes room wakes the line.
 
-import { TimeoutError } from "./errors.js";
-import { hooks } from "./hooks.js";
+import { TimeoutError, thrown } from "./errors.js";
 import type { Limiter } from "./limiter.js";
-import { Int, Num, Op, Status, ints, numbers } from "./native.js";
+import { Int, Num, Op, Status, call, ints, numbers } from "./native.js";
 import { Permit } from "./permit.js";
+import type { Request } from "./request.js";
 
 /** The longest that a timer of Node's takes. */
 const LONGEST_TIMER = 2 ** 31 - 1;
@@ -12,163 +12,215 @@ const LONGEST_TIMER = 2 ** 31 - 1;
 /** How late a timer may well be, in ms. */
 const SLACK = 2;
 
-/** What an `acquire` asked for. */
-export interface Request {
-  readonly key: string;
-  readonly weight: number;
-  /** In ms; -1: as long as it takes. */
-  readonly timeout: number;
-  readonly signal: AbortSignal | undefined;
-  /** What to wait with instead of a key and a weight. */
-  readonly place: Permit | string | undefined;
-}
+/** A place in a shorter window, in ms, is good for less than timers are late. */
+const SHORT_WINDOW = 100;
 
-/** Those in this thread who wait for the same thing to happen, in the order in which they came. */
-export class Room {
-  readonly #waiters = new Map<string, Set<Waiter>>();
+/** The lines in this thread that wait for the same thing to happen. */
+export class Bell {
+  readonly #lines = new Set<Line>();
 
-  enter(key: string, waiter: Waiter): void {
-    const queue = this.#waiters.get(key);
-    if (queue === undefined) this.#waiters.set(key, new Set([waiter]));
-    else queue.add(waiter);
+  add(line: Line): void {
+    this.#lines.add(line);
   }
 
-  leave(key: string, waiter: Waiter): void {
-    const queue = this.#waiters.get(key);
-    if (queue?.delete(waiter) && queue.size === 0) this.#waiters.delete(key);
+  delete(line: Line): void {
+    this.#lines.delete(line);
   }
 
-  /** There may be room on a key: for the first, and if it was enough, for the next. Without a key: for everyone. */
+  /** There may be room on a key; without one, on any. */
   ring(key?: string): void {
-    if (key === undefined) {
-      for (const queue of [...this.#waiters.values()]) for (const waiter of [...queue]) waiter.step();
-      return;
-    }
-    for (const waiter of this.#waiters.get(key) ?? []) if (!waiter.step()) return;
+    for (const line of this.#lines) line.wake(key);
   }
 }
 
-/** One `acquire`, from its first look until its promise is settled. */
-export class Waiter {
-  readonly #limiter: Limiter;
-  readonly #request: Request;
-  readonly #resolve: (permit: Permit) => void;
-  readonly #reject: (reason: unknown) => void;
-  #state: "new" | "waiting" | "settled" = "new";
-  /** The core's number for it, once it has to wait. */
-  #id = 0;
-  #timer: NodeJS.Timeout | undefined;
-  #immediate: NodeJS.Immediate | undefined;
-  /** When the present sleep is over, on the clock of `performance.now()`. */
-  #due = Infinity;
+/** One `acquire`. */
+class Waiter {
+  /** The core's number, once it is in the line. */
+  id = 0;
+  isOver = false;
+  onAbort: (() => void) | undefined;
 
   constructor(
-    limiter: Limiter,
-    request: Request,
-    resolve: (permit: Permit) => void,
-    reject: (reason: unknown) => void,
-  ) {
+    readonly request: Request,
+    readonly resolve: (permit: Permit) => void,
+    readonly reject: (reason: unknown) => void,
+  ) {}
+}
+
+/** Those in this thread who wait for a limiter. */
+export class Line {
+  readonly #limiter: Limiter;
+  /** By the core's numbers. */
+  readonly #waiters = new Map<number, Waiter>();
+  #timer: NodeJS.Timeout | undefined;
+  #immediate: NodeJS.Immediate | undefined;
+  /** When the timer is due, on the clock of `performance.now()`. */
+  #due = Infinity;
+  #isPrecise = false;
+  /** Is the core at work on it? It may ask limiters of the caller's own, and they may do anything. */
+  #isBusy = false;
+
+  constructor(limiter: Limiter) {
     this.#limiter = limiter;
-    this.#request = request;
-    this.#resolve = resolve;
-    this.#reject = reject;
   }
 
-  begin(): void {
-    const { signal } = this.#request;
-    if (signal?.aborted) return this.#reject(signal.reason);
-    signal?.addEventListener("abort", this.#abort);
-    const opening = this.#limiter._opening();
-    if (opening === null) this.step();
-    else opening.then(() => this.step(), (error) => this.#cannotOpen(error));
+  /** Waits for a permit. */
+  acquire(request: Request): Promise<Permit> {
+    return new Promise((resolve, reject) => {
+      const { key, weight, signal } = request;
+      if (signal?.aborted) return reject(signal.reason);
+      const waiter = new Waiter(request, resolve, reject);
+      if (signal !== undefined) signal.addEventListener("abort", (waiter.onAbort = () => this.#abort(waiter)));
+      const opening = this.#limiter._opening();
+      if (opening === null) return this.#join(waiter);
+      opening.then(
+        () => this.#join(waiter),
+        (error) => {
+          this.#limiter._failed(error, key, weight);
+          this.#reject(waiter, error);
+        },
+      );
+    });
   }
 
-  #cannotOpen(error: unknown): void {
-    this.#limiter._failed(error, this.#request.key, this.#request.weight);
-    this.#fail(error);
+  /** There may be room on a key; without one, on any. */
+  wake(key?: string): void {
+    if (this.#isBusy) return void setImmediate(() => this.wake(key));
+    this.#advance(key === undefined ? Op.wakeAll : Op.wake, key);
   }
 
-  /** Looks again. True if it need not wait any more. */
-  step(): boolean {
-    if (this.#state === "settled") return true;
-    this.#cancelSleep();
-    const { key, weight, timeout, place } = this.#request;
+  #join(waiter: Waiter): void {
+    if (this.#isBusy) return void setImmediate(() => this.#join(waiter));
+    if (waiter.isOver) return;
+    const { key, weight, priority, timeout, place } = waiter.request;
+    const seen = place === undefined ? this.#limiter._foresee(key, weight) : null;
     try {
-      const brings = this.#state === "new" && place !== undefined;
-      if (brings) this.#limiter._put("place", place);
+      if (place !== undefined) this.#limiter._put("place", place);
+      ints[Int.priority] = priority;
       numbers[Num.time] = timeout;
-      ints[Int.waiter] = this.#id;
-      const status = this.#limiter._do(brings ? Op.stepWithPlace : Op.step, key, weight);
-      // From its first step on the place is the waiter's.
-      if (brings && place instanceof Permit) place._useUp();
-      if (status === Status.yes) {
-        const permit = new Permit(this.#limiter, key);
-        this.#settle();
-        this.#resolve(permit);
-        return true;
-      }
-      const after = numbers[Num.retryAfter]! / 1e3;
+      const status = this.#do(place === undefined ? Op.join : Op.joinWithPlace, key, weight);
+      if (place instanceof Permit) place._useUp(); // From now on it is the waiter's.
+      const due = numbers[Num.due]!;
       if (status === Status.sleep) {
-        this.#id = ints[Int.waiter]!;
-        this.#tell(after);
-        this.#sleep(after);
-        return false;
+        waiter.id = numbers[Num.waiter]!;
+        if (this.#waiters.size === 0) this.#begin();
+        this.#waiters.set(waiter.id, waiter);
+        this.#limiter._waits(seen, key, weight);
+      } else {
+        if (status === Status.expired) this.#limiter._waits(seen, key, weight, numbers[Num.retryAfter]! / 1e3);
+        this.#tell(waiter, status);
       }
-      this.#tell(after);
-      const { name } = this.#limiter;
-      this.#fail(new TimeoutError(`no room in limit "${name}" within ${timeout} ms: retry after ${after} ms`, after));
+      this.#sleep(due);
     } catch (error) {
-      this.#fail(error);
+      this.#reject(waiter, error);
     }
-    return true;
   }
 
-  /** Tells hooks that it has to wait, or is denied: once. */
-  #tell(after: number): void {
-    const { key, weight, place } = this.#request;
-    if (hooks !== 0 && this.#state === "new" && place === undefined) this.#limiter._waits(key, weight, after);
+  #abort(waiter: Waiter): void {
+    this.#reject(waiter, waiter.request.signal!.reason);
+    if (this.#waiters.delete(waiter.id)) this.#leave(waiter.id);
   }
 
+  #leave(id: number): void {
+    if (this.#isBusy) return void setImmediate(() => this.#leave(id));
+    numbers[Num.waiter] = id;
+    this.#do(Op.leave);
+    if (this.#waiters.size === 0) this.#end();
+    else this.#sleep(numbers[Num.due]!);
+  }
+
+  /** Lets the core do what is due, and settles those whose wait is over. */
+  #advance(how: Op, key = ""): void {
+    this.#do(how, key);
+    const due = numbers[Num.due]!;
+    for (;;) {
+      let status = Status.no;
+      let failure: unknown;
+      try {
+        status = call(this.#limiter._call, Op.take, "", 1);
+        if (status === Status.no) break;
+      } catch (error) {
+        failure = thrown(error);
+      }
+      const id = numbers[Num.waiter]!;
+      const waiter = this.#waiters.get(id);
+      if (waiter === undefined) {
+        if (status === Status.yes) new Permit(this.#limiter, "").cancel(); // It left while the core was at work.
+        continue;
+      }
+      this.#waiters.delete(id);
+      if (failure === undefined) {
+        this.#tell(waiter, status);
+      } else {
+        this.#limiter._failed(failure, waiter.request.key, waiter.request.weight);
+        this.#reject(waiter, failure);
+      }
+    }
+    if (this.#waiters.size === 0) this.#end();
+    else this.#sleep(due);
+  }
+
+  /** Settles a waiter with what the call that was just made said. */
+  #tell(waiter: Waiter, status: Status): void {
+    const { key, timeout } = waiter.request;
+    if (status === Status.yes) {
+      this.#settle(waiter);
+      return waiter.resolve(new Permit(this.#limiter, key));
+    }
+    const after = numbers[Num.retryAfter]! / 1e3;
+    const why = `no room in limit "${this.#limiter.name}" within ${timeout} ms: retry after ${after} ms`;
+    this.#reject(waiter, new TimeoutError(why, after));
+  }
+
+  #reject(waiter: Waiter, reason: unknown): void {
+    this.#settle(waiter);
+    waiter.reject(reason);
+  }
+
+  #settle(waiter: Waiter): void {
+    waiter.isOver = true;
+    if (waiter.onAbort !== undefined) waiter.request.signal!.removeEventListener("abort", waiter.onAbort);
+  }
+
+  #do(op: Op, key = "", weight = 1): Status {
+    this.#isBusy = true;
+    try {
+      return this.#limiter._do(op, key, weight);
+    } finally {
+      this.#isBusy = false;
+    }
+  }
+
+  /** There are waiters. */
+  #begin(): void {
+    for (const bell of this.#limiter._bells()) bell.add(this);
+    this.#isPrecise = this.#limiter._countsWithin(SHORT_WINDOW);
+  }
+
+  /** There are none. */
+  #end(): void {
+    for (const bell of this.#limiter._bells()) bell.delete(this);
+    this.#cancelSleep();
+  }
+
+  /** Looks again after so many ms at the latest. */
   #sleep(ms: number): void {
-    if (this.#state === "new") {
-      this.#state = "waiting";
-      for (const room of this.#limiter._rooms()) room.enter(this.#request.key, this);
-    }
-    const now = performance.now();
-    // A place in a short window is good for less than timers are late. Once one was lost so, waiters watch the clock.
-    const late = now - this.#due;
-    if (this.#limiter._givesPlaces() && late > 0 && late < SLACK) this.#limiter._isPrecise = true;
-    this.#due = now + ms;
-    if (!this.#limiter._isPrecise) {
-      this.#timer = setTimeout(() => this.step(), Math.min(Math.ceil(ms), LONGEST_TIMER));
-    } else if (ms > SLACK) {
-      this.#timer = setTimeout(() => this.step(), Math.min(ms - SLACK, LONGEST_TIMER));
-    } else {
-      this.#immediate = setImmediate(() => this.step());
-    }
+    if (this.#waiters.size === 0 || ms < 0) return;
+    const due = performance.now() + ms;
+    if (due >= this.#due) return;
+    this.#cancelSleep();
+    this.#due = due;
+    const look = (): void => {
+      this.#due = Infinity;
+      this.#advance(Op.advance);
+    };
+    if (ms === 0 || (this.#isPrecise && ms <= SLACK)) this.#immediate = setImmediate(look);
+    else this.#timer = setTimeout(look, Math.min(this.#isPrecise ? ms - SLACK : Math.ceil(ms), LONGEST_TIMER));
   }
 
   #cancelSleep(): void {
     clearTimeout(this.#timer);
     clearImmediate(this.#immediate);
-  }
-
-  readonly #abort = (): void => this.#fail(this.#request.signal?.reason);
-
-  #fail(reason: unknown): void {
-    if (this.#state === "settled") return;
-    if (this.#state === "waiting") {
-      ints[Int.waiter] = this.#id;
-      this.#limiter._do(Op.giveUp, "", 1);
-    }
-    this.#settle();
-    this.#reject(reason);
-  }
-
-  #settle(): void {
-    this.#cancelSleep();
-    this.#request.signal?.removeEventListener("abort", this.#abort);
-    if (this.#state === "waiting") for (const room of this.#limiter._rooms()) room.leave(this.#request.key, this);
-    this.#state = "settled";
+    this.#due = Infinity;
   }
 }

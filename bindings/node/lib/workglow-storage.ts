@@ -69,7 +69,7 @@ export class WorkglowRateLimiterStorage {
   async tryReserveExecution(queueName: string, maxExecutions: number, windowMs: number): Promise<Permit | null> {
     const limiter = this.#declared(queueName, maxExecutions, windowMs);
     await this.#pauseAtLast(queueName, limiter);
-    const permit = await limiter._tryAcquire(this.#key);
+    const permit = await limiter.tryAcquireAsync({ key: this.#key });
     if (permit !== null) this.#given.add(permit);
     return permit;
   }

@@ -85,7 +85,7 @@ export function toWorkglow(limiter: Limiter, options: ToWorkglowOptions = {}): W
       return limiter._isShared() ? "cluster" : "process";
     },
     async tryAcquire() {
-      const token = timeout > 0 ? await waitForPlace() : await limiter._tryAcquire(key);
+      const token = timeout > 0 ? await waitForPlace() : await limiter.tryAcquireAsync({ key });
       if (token !== null) running.add(token);
       return token;
     },

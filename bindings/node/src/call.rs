@@ -9,7 +9,7 @@ use napi::bindgen_prelude::{ArrayBuffer, FromNapiValue, Function};
 use napi::{Env, JsValue, Status, sys};
 use std::any::Any;
 use std::cell::RefCell;
-use std::collections::HashMap;
+use std::collections::VecDeque;
 use std::ffi::{CString, c_void};
 use std::mem::offset_of;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -17,7 +17,8 @@ use std::ptr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 use workglow_limit::{
-    Attempt, Decision, Error, Limiter, Presented, RawPermit, Reserved, Step, Wait, from_unix_ns, unix_ns,
+    Attempt, Decision, Error, Joined, Limiter, Line, Outcome, Presented, RawPermit, Reserved, Waiter, WaiterId,
+    from_unix_ns, unix_ns,
 };
 
 /// Room for a key: what JavaScript has in 1,024 characters, at most 3 bytes each. The text of a permit is shorter.
@@ -34,8 +35,8 @@ pub struct Shared {
     /// In: the length in `text`, in bytes, of a key or of a permit's text. Out, of a permit's text; or of a decision,
     /// that of the name that denied; -1: this limiter's.
     text_length: i32,
-    /// In and out: which waiter. 0: a new one.
-    waiter: i32,
+    /// In: of a waiter; lower numbers start first.
+    priority: i32,
     /// In: of a start, or what it was worth in the end.
     weight: f64,
     /// In: a duration in ms, negative for none; or an instant in ms since the Unix epoch. Out: such an instant.
@@ -49,6 +50,10 @@ pub struct Shared {
     limit: f64,
     /// In: a duration in ms, negative for the default.
     grace: f64,
+    /// In and out: which waiter.
+    waiter: f64,
+    /// Out: in how many ms the line has to be advanced; negative: it is empty.
+    due: f64,
     /// Out: an instant on the monotonic clock, in ns, 0 for none; or a lease's fence.
     large: u64,
     permit: [u64; 8],
@@ -56,8 +61,8 @@ pub struct Shared {
 }
 
 // `lib/native.ts` counts on it.
-const _: () = assert!(offset_of!(Shared, weight) == 16 && offset_of!(Shared, large) == 80);
-const _: () = assert!(offset_of!(Shared, permit) == 88 && offset_of!(Shared, text) == 152);
+const _: () = assert!(offset_of!(Shared, weight) == 16 && offset_of!(Shared, large) == 96);
+const _: () = assert!(offset_of!(Shared, permit) == 104 && offset_of!(Shared, text) == 168);
 
 impl Shared {
     fn put_text(&mut self, text: &str) {
@@ -75,8 +80,10 @@ struct Data {
     shared: *mut Shared,
     /// Keeps the buffer.
     buffer: sys::napi_ref,
-    waiters: RefCell<HashMap<i32, Wait>>,
-    next_waiter: RefCell<i32>,
+    /// Those in this environment who wait. `lib/waiting.ts` asks for nothing of it while it is at work.
+    line: RefCell<Line>,
+    /// Whose wait is over, and who have not been told yet.
+    over: RefCell<VecDeque<(WaiterId, Outcome)>>,
 }
 
 /// Makes the closure.
@@ -94,12 +101,12 @@ pub fn bind<'env>(
     // SAFETY: the environment and the value are alive for the duration of this call, as in all that follow.
     check(unsafe { sys::napi_create_reference(env.raw(), buffer.raw(), 1, &mut reference) })?;
     let data = Box::into_raw(Box::new(Data {
+        line: RefCell::new(Line::new(limiter.clone())),
+        over: RefCell::default(),
         limiter,
         may_call_back,
         shared,
         buffer: reference,
-        waiters: RefCell::default(),
-        next_waiter: RefCell::new(1),
     }));
     let mut function = ptr::null_mut();
     // SAFETY: no name, and data that live until the finalizer of the function itself. Should that one not be
@@ -167,7 +174,7 @@ unsafe extern "C" fn enter(env: sys::napi_env, info: sys::napi_callback_info) ->
 }
 
 #[cold]
-fn panic_text(panic: &(dyn Any + Send)) -> String {
+pub fn panic_text(panic: &(dyn Any + Send)) -> String {
     let what = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
     format!("workglow-limit has a bug: {}", what.unwrap_or("it panicked"))
 }
@@ -200,17 +207,17 @@ impl Data {
                 self.tell(shared, decision);
             }
             4 | 18 => {
-                let timeout = given(shared.time);
-                let begun = self.waiters.borrow_mut().remove(&shared.waiter);
-                let wait = begun.unwrap_or_else(|| match shared.operation {
-                    4 => Wait::new(key, weight, timeout),
-                    _ => Wait::for_place(RawPermit::from_words(shared.permit), timeout),
-                });
-                self.step(shared, wait)?;
+                let waiter = match shared.operation {
+                    4 => Waiter::new(key, weight).priority(shared.priority),
+                    _ => Waiter::with_place(RawPermit::from_words(shared.permit)),
+                };
+                let joined = self.line.borrow_mut().join(waiter.timeout(given(shared.time)))?;
+                self.joined(shared, joined)?;
             }
             5 => {
-                let begun = self.waiters.borrow_mut().remove(&shared.waiter);
-                begun.into_iter().for_each(|wait| self.give_up(wait));
+                let mut line = self.line.borrow_mut();
+                line.leave(shared.waiter as WaiterId);
+                shared.due = due(line.next());
             }
             6 => shared.status = i32::from(limiter.can_proceed(key)?),
             7 => limiter.record_job_start(key)?,
@@ -259,52 +266,59 @@ impl Data {
                 shared.status = i32::from(window.is_some());
                 shared.retry_after = us(window.unwrap_or_default());
             }
+            25 => self.advance(shared),
+            26 => self.take(shared)?,
+            27 | 28 => {
+                self.line.borrow_mut().wake((shared.operation == 27).then_some(key));
+                self.advance(shared);
+            }
             other => return Err(Error::Unsupported { reason: format!("the addon knows no operation {other}") }),
         }
         Ok(())
     }
 
-    /// A waiter's next step. It is kept only if it has to sleep.
-    fn step(&self, shared: &mut Shared, mut wait: Wait) -> Result<(), Error> {
-        let step = match self.limiter.step(&mut wait) {
-            Ok(step) => step,
-            Err(error) => {
-                // A first step that fails takes nothing, and leaves a place to who had it.
-                if shared.waiter != 0 {
-                    self.give_up(wait);
-                }
-                return Err(error);
+    fn joined(&self, shared: &mut Shared, joined: Joined) -> Result<(), Error> {
+        shared.due = due(self.line.borrow().next());
+        match joined {
+            Joined::Done(outcome) => self.end(shared, outcome)?,
+            Joined::Waiting(id) => {
+                shared.status = 2;
+                shared.waiter = id as f64;
             }
-        };
-        let (status, after) = match step {
-            Step::Admitted(permit) => {
-                shared.permit = permit.to_words();
-                (1, Duration::ZERO)
-            }
-            Step::Expired(after) => (3, after),
-            Step::Sleep(nap) => {
-                let mut waiters = self.waiters.borrow_mut();
-                if shared.waiter == 0 {
-                    let mut next = self.next_waiter.borrow_mut();
-                    // Round the numbers, past 0 and past those that still wait.
-                    while *next <= 0 || waiters.contains_key(&next) {
-                        *next = next.checked_add(1).unwrap_or(1);
-                    }
-                    shared.waiter = *next;
-                    *next = next.wrapping_add(1);
-                }
-                waiters.insert(shared.waiter, wait);
-                (2, nap)
-            }
-        };
-        shared.status = status;
-        shared.retry_after = us(after);
+        }
         Ok(())
     }
 
-    /// Hands back what a waiter holds. Its caller is told why it does not wait any more, not what may be wrong with this.
-    fn give_up(&self, mut wait: Wait) {
-        let _ = self.limiter.give_up(&mut wait);
+    /// Does what is due.
+    fn advance(&self, shared: &mut Shared) {
+        let mut over = Vec::new();
+        shared.due = due(self.line.borrow_mut().advance(&mut over));
+        self.over.borrow_mut().extend(over);
+    }
+
+    /// One waiter whose wait is over, or none.
+    fn take(&self, shared: &mut Shared) -> Result<(), Error> {
+        let Some((id, outcome)) = self.over.borrow_mut().pop_front() else {
+            shared.status = 0;
+            return Ok(());
+        };
+        shared.waiter = id as f64;
+        self.end(shared, outcome)
+    }
+
+    fn end(&self, shared: &mut Shared, outcome: Outcome) -> Result<(), Error> {
+        match outcome {
+            Outcome::Admitted(permit) => {
+                shared.status = 1;
+                shared.permit = permit.to_words();
+            }
+            Outcome::Expired(after) => {
+                shared.status = 3;
+                shared.retry_after = us(after);
+            }
+            Outcome::Failed(error) => return Err(error),
+        }
+        Ok(())
     }
 
     fn tell(&self, shared: &mut Shared, decision: Decision) {
@@ -332,6 +346,11 @@ fn not_text() -> Error {
 /// A duration in ms, `None` if it is negative.
 fn given(ms: f64) -> Option<Duration> {
     (ms >= 0.0).then(|| crate::milliseconds(ms))
+}
+
+/// In ms; negative for none.
+fn due(next: Option<Duration>) -> f64 {
+    next.map_or(-1.0, |next| us(next) / 1e3)
 }
 
 fn us(duration: Duration) -> f64 {

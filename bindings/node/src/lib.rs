@@ -11,6 +11,7 @@ use custom::Script;
 use napi::bindgen_prelude::{ArrayBuffer, AsyncTask, External, Function, ToNapiValue, TypeName};
 use napi::{Env, Task, ValueType, sys};
 use napi_derive::napi;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -113,11 +114,19 @@ impl<T: Send + ToNapiValue + TypeName + 'static> Task for Pooled<T> {
     type JsValue = T;
 
     fn compute(&mut self) -> napi::Result<T> {
-        (self.0)().map_err(thrown)
+        pooled(&self.0)
     }
 
     fn resolve(&mut self, _: Env, output: T) -> napi::Result<T> {
         Ok(output)
+    }
+}
+
+/// Does it on the thread pool. A panic there would end the process.
+fn pooled<T>(work: impl Fn() -> Result<T, Error>) -> napi::Result<T> {
+    match catch_unwind(AssertUnwindSafe(work)) {
+        Ok(done) => done.map_err(thrown),
+        Err(panic) => Err(napi::Error::from_reason(call::panic_text(&*panic))),
     }
 }
 
@@ -206,7 +215,7 @@ impl Task for Finding {
     type JsValue = Found;
 
     fn compute(&mut self) -> napi::Result<Self::Output> {
-        self.store.find(&self.name).map_err(thrown)
+        pooled(|| self.store.find(&self.name))
     }
 
     fn resolve(&mut self, _: Env, limiter: Self::Output) -> napi::Result<Self::JsValue> {
@@ -214,9 +223,15 @@ impl Task for Finding {
     }
 }
 
-/// The limiter that is declared under a name, whatever its kind.
+/// The limiter that is declared under a name, whatever its kind. Opens the store.
 #[napi]
-pub fn find(store: &External<Store>, name: String) -> AsyncTask<Finding> {
+pub fn find(store: &External<Store>, name: String) -> napi::Result<External<AnyLimiter>> {
+    made(store.find(&name))
+}
+
+/// The same on the thread pool.
+#[napi]
+pub fn find_later(store: &External<Store>, name: String) -> AsyncTask<Finding> {
     AsyncTask::new(Finding { store: Store::clone(store), name })
 }
 

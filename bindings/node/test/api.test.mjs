@@ -21,6 +21,20 @@ test("tryAcquire gives a permit or null", () => {
   assert.ok(limiter.tryAcquire());
 });
 
+test("tryAcquireAsync and decideAsync open the store off the event loop, and answer as the others do", async (t) => {
+  for (const url of ["memory:", `sqlite:${directory(t)}/limits.db`]) {
+    const limiter = new Store(url).limiter("limit", "2/1h");
+    const first = limiter.tryAcquireAsync({ key: "k" });
+    assert.ok(first instanceof Promise);
+    assert.ok((await first) instanceof Permit);
+    assert.equal((await limiter.decideAsync({ key: "k" })).admitted, true);
+    assert.equal((await limiter.decideAsync({ key: "k" })).deniedBy, "limit");
+    assert.equal(await limiter.tryAcquireAsync({ key: "k" }), null);
+    await assert.rejects(limiter.tryAcquireAsync({ weight: 3 }), { code: "weight_exceeds_capacity" });
+    await assert.rejects(limiter.decideAsync({ wieght: 3 }), { code: "invalid_argument" });
+  }
+});
+
 test("keys of any length and script are kept apart", () => {
   const { limiter } = manual(package_, 1, 1);
   const keys = ["a", "b", "é", "日本", "x".repeat(64), "x".repeat(65), "x".repeat(1024), "日".repeat(341), "a\0", "a\0b"];

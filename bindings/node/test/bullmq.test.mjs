@@ -51,6 +51,12 @@ async function queueFor(t) {
   };
 }
 
+/** What a job was given, without the place that its stored data keep. */
+const given = ({ data }) => {
+  const { "workglow-limit": place, ...rest } = data;
+  return rest;
+};
+
 const limit = (t, max, seconds) =>
   new RateLimiter(new Store(`sqlite:${directory(t)}/limits.db`), "limit", { maxExecutions: max, windowSizeInSeconds: seconds });
 
@@ -73,7 +79,7 @@ test("what has no room is delayed, not failed, and starts once with its place", 
   for (const [i, job] of stored.entries()) {
     assert.equal(job.failedReason, undefined);
     assert.deepEqual([job.returnvalue, job.attemptsMade, job.stalledCounter], [i, 1, 0]);
-    assert.deepEqual(job.data, data[i], "the place was left in its data");
+    assert.deepEqual(given(job), data[i]);
   }
   assert.deepEqual(ran.toSorted(), jobs.map((job) => job.id).toSorted());
   for (const one of seen) assert.deepEqual(Object.keys(one), ["i", "key"], "its processor saw the place");
@@ -110,7 +116,7 @@ test("a place is used once, whoever brings it", async (t) => {
   work(withLimiter(limit(t, 1, 1.5), null, processor, { onLimited }));
   await ended(jobs);
   const [stored] = await ended([await thief]);
-  assert.deepEqual([stored.attemptsMade, stored.data], [1, {}]);
+  assert.equal(stored.attemptsMade, 1);
   starts.sort((one, other) => Number(one.b - other.b));
   assert.equal(starts.length, 3);
   for (const i of [1, 2]) assert.ok(starts[i].b - starts[i - 1].a >= 1_500_000_000n, "two starts in one window");
@@ -126,7 +132,7 @@ test("a killed worker's job comes back, and the slot it held is free", { timeout
   await once(victim, "message");
   victim.kill("SIGKILL");
   await once(victim, "exit");
-  const limiter = new Store(url).limiter(policy, "limit");
+  const limiter = new Store(url).limiter("limit", policy);
   work(withLimiter(limiter, null, (job) => job.data.i), { lockDuration: 1000, stalledInterval: 500 });
   const stored = await ended(jobs);
   assert.deepEqual(stored.map((job) => [job.returnvalue, job.attemptsMade]), [[0, 1], [1, 1]]);
@@ -156,7 +162,7 @@ test("where there are no places jobs ask again, in a line", async (t) => {
   const store = new Store(`sqlite:${directory(t)}/limits.db`);
   const policies = { concurrency: "1 concurrent", bucket: "20/1s burst 2", both: "8/1s + 1 concurrent" };
   for (const [kind, policy] of Object.entries(policies)) {
-    const limiter = store.limiter(policy, kind);
+    const limiter = store.limiter(kind, policy);
     const { work, add, ended } = await queueFor({ name: `${t.name} ${kind}`, after: t.after.bind(t) });
     let [running, most] = [0, 0];
     const processor = async () => {
@@ -167,7 +173,7 @@ test("where there are no places jobs ask again, in a line", async (t) => {
     const jobs = await add(...Array(12).fill({ x: 1 }));
     work(withLimiter(limiter, null, processor, { hold: 0 }));
     const stored = await ended(jobs);
-    assert.deepEqual(stored.map((job) => [job.attemptsMade, job.failedReason, job.data]), Array(12).fill([1, undefined, { x: 1 }]));
+    assert.deepEqual(stored.map((job) => [job.attemptsMade, job.failedReason, given(job)]), Array(12).fill([1, undefined, { x: 1 }]));
     if (kind !== "bucket") assert.equal(most, 1);
   }
 });
@@ -220,11 +226,11 @@ test("what the processor throws fails the job, and its start has ended", async (
 
 test("what cannot be decided fails the job, and says why", async (t) => {
   const { work, add, ended } = await queueFor(t);
-  const given = { number: 5, long: "k".repeat(2000), heavy: "heavy", half: "half" };
+  const keys = { number: 5, long: "k".repeat(2000), heavy: "heavy", half: "half" };
   const weightOf = (job) => ({ heavy: 11, half: 0.5 })[job.data.key] ?? 1;
-  const processor = withLimiter(limit(t, 10, 60), (job) => given[job.data.key], () => assert.fail("it ran"), { weightOf });
+  const processor = withLimiter(limit(t, 10, 60), (job) => keys[job.data.key], () => assert.fail("it ran"), { weightOf });
   work(processor);
-  const stored = await ended(await add(...Object.keys(given).map((key) => ({ key }))));
+  const stored = await ended(await add(...Object.keys(keys).map((key) => ({ key }))));
   const reasons = [/^key is 5: expected a string from keyOf, or nothing$/, /key.*1024/, /10/, /^weight is 0.5: expected a whole number/];
   for (const [i, reason] of reasons.entries()) assert.match(stored[i].failedReason, reason);
 });
@@ -238,7 +244,7 @@ test("a place of the limit that was there before is none", async (t) => {
   const jobs = await add(...[place, ...odd].map((one, i) => ({ i, "workglow-limit": one })));
   work(withLimiter(limit(t, 100, 60), null, (job) => job.data.i));
   const stored = await ended(jobs);
-  assert.deepEqual(stored.map((job) => [job.returnvalue, job.data]), jobs.map((_, i) => [i, { i }]));
+  assert.deepEqual(stored.map((job) => [job.returnvalue, given(job)]), jobs.map((_, i) => [i, { i }]));
   assert.equal(await queue.getFailedCount(), 0);
 });
 
@@ -251,7 +257,7 @@ test("in a sandboxed processor", { timeout: 60_000 }, async (t) => {
   work(join(import.meta.dirname, "bullmq_worker.mjs"), { concurrency: 2 });
   const stored = await ended(jobs);
   assert.deepEqual(stored.map((job) => [job.failedReason, job.attemptsMade]), Array(6).fill([undefined, 1]));
-  assert.deepEqual(stored.map((job) => [job.data, job.returnvalue.data]), data.map((one) => [one, one]));
+  assert.deepEqual(stored.map((job) => [given(job), job.returnvalue.data]), data.map((one) => [one, one]));
   for (const job of stored) assert.notEqual(job.returnvalue.pid, process.pid);
 });
 
@@ -271,14 +277,15 @@ test("bad input is refused when the processor is made", () => {
   assert.equal(withLimiter(limiter, undefined, run).length, 3, "BullMQ looks at how many parameters a processor has");
 });
 
-test("the package itself never loads bullmq, and says what is missing where it is needed", (t) => {
+test("the package never loads bullmq: it takes the jobs of whichever copy the program has", (t) => {
   const dir = directory(t);
   const root = join(import.meta.dirname, "..");
   mkdirSync(join(dir, "node_modules/workglow-limit"), { recursive: true });
   for (const part of ["dist", "package.json"]) cpSync(join(root, part), join(dir, "node_modules/workglow-limit", part), { recursive: true });
   const says = (code) => execFileSync(process.execPath, ["-e", code], { cwd: dir, encoding: "utf8" });
   for (const load of ["import", "(async (x) => require(x))"]) {
-    assert.match(says(`${load}("workglow-limit").then(({ Store }) => console.log(typeof Store))`), /function/);
-    assert.match(says(`${load}("workglow-limit/bullmq").catch((e) => console.log(e.message))`), /Cannot find (package|module) 'bullmq'/);
+    for (const entry of ["", "/bullmq"]) {
+      assert.match(says(`${load}("workglow-limit${entry}").then((entry) => console.log(typeof entry))`), /object/);
+    }
   }
 });

@@ -5,7 +5,7 @@ import { Store } from "workglow-limit";
 import { withLimiter } from "workglow-limit/bullmq";
 
 const { TEST_STORE, TEST_POLICY, TEST_QUEUE, TEST_PORT } = process.env;
-const limiter = new Store(TEST_STORE).limiter(TEST_POLICY, "limit");
+const limiter = new Store(TEST_STORE).limiter("limit", TEST_POLICY);
 
 if (TEST_QUEUE !== undefined) {
   const stuck = withLimiter(limiter, null, () => {

@@ -7,6 +7,7 @@ import * as package_ from "workglow-limit";
 import { directory } from "./helpers.mjs";
 
 const {
+  CompositeLimiter,
   ConcurrencyLimiter,
   DelayLimiter,
   EvenlySpacedRateLimiter,
@@ -154,7 +155,7 @@ test("a limiter of a text", async (t) => {
   const path = `${directory(t)}/limits.db`;
   const { existsSync } = await import("node:fs");
   const store = new Store(`sqlite:${path}`);
-  const limiter = store.limiter("3/1m + 2 concurrent", "openai");
+  const limiter = store.limiter("openai", "3/1m + 2 concurrent");
   assert.ok(limiter instanceof Limiter);
   assert.equal(existsSync(path), false);
   const first = await limiter.acquire();
@@ -165,25 +166,44 @@ test("a limiter of a text", async (t) => {
   second.complete();
   assert.ok(limiter.tryAcquire());
   assert.match(limiter.decide().deniedBy, /^openai\/rate/);
-  const found = await new Store(`sqlite:${path}`).find("openai");
+  const found = new Store(`sqlite:${path}`).limiter("openai");
   assert.ok(found instanceof Limiter);
   assert.equal(found.tryAcquire(), null);
-  assert.equal(starts(store.limiter("2/1h", "one")), 2);
-  assert.throws(() => store.limiter("2/1h +", "two"), { code: "invalid_argument", message: /^policy is / });
+  assert.equal(starts(store.limiter("one", "2/1h")), 2);
+  assert.throws(() => store.limiter("two", "2/1h +"), { code: "invalid_argument", message: /^policy is / });
 });
 
-test("find attaches to any kind, and says what there is", async () => {
+test("the name alone attaches to any kind, at the first use, and says what there is", async (t) => {
   const store = new Store("memory:", { clock: new ManualClock() });
   for (const [kind, make] of KINDS) {
     const limiter = make(store, kind.name);
     assert.equal(await limiter.canProceed(), true);
-    const found = await store.find(kind.name);
+    const found = store.limiter(kind.name);
     assert.equal(found.name, kind.name);
     const most = starts(found);
     assert.ok(most >= 1);
     assert.equal(limiter.tryAcquire(), null);
   }
-  await assert.rejects(store.find("nothing"), { name: "UnknownLimit", code: "unknown_limit", message: /RateLimiter/ });
+  const unknown = { name: "UnknownLimit", code: "unknown_limit", message: /RateLimiter/ };
+  const early = store.limiter("early");
+  assert.throws(() => early.tryAcquire(), unknown);
+  await assert.rejects(early.acquire(), unknown);
+  await assert.rejects(early.canProceed(), unknown);
+  assert.throws(() => early.stats(), unknown);
+  store.limiter("early", "2 concurrent").tryAcquire();
+  const permit = await early.acquire();
+  assert.equal(early.tryAcquire(), null);
+  permit.complete();
+
+  // In a file: the first use opens it off the event loop.
+  const url = `sqlite:${directory(t)}/limits.db`;
+  const absent = new Store(url).limiter("limit");
+  await assert.rejects(absent.canProceed(), { code: "unknown_limit" });
+  await new Store(url).limiter("limit", "2/1h").acquire();
+  assert.ok(await absent.acquire());
+  await assert.rejects(absent.acquire({ timeout: 0 }), { name: "TimeoutError" });
+  const both = new CompositeLimiter([new Store(url).limiter("limit")]);
+  assert.equal(both.tryAcquire(), null);
 });
 
 test("a file of limits", async (t) => {
@@ -191,7 +211,7 @@ test("a file of limits", async (t) => {
   const store = new Store("memory:", { clock: new ManualClock() });
   writeFileSync(`${dir}/limits.toml`, '[stripe]\nallowed = 2\nperiod = "1m"\n\n[mail]\nallowed = 1\nperiod = "1h"\n');
   assert.deepEqual((await store.load(`${dir}/limits.toml`)).sort(), ["mail", "stripe"]);
-  assert.equal(starts(await store.find("stripe")), 2);
+  assert.equal(starts(store.limiter("stripe")), 2);
   writeFileSync(`${dir}/bad.toml`, "[stripe]\nallowed = -2\n");
   await assert.rejects(store.load(`${dir}/bad.toml`), { code: "invalid_argument" });
   await assert.rejects(store.load(`${dir}/none.toml`), { code: "invalid_argument", message: /^file is .*none\.toml/ });

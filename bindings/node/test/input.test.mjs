@@ -72,8 +72,11 @@ test("options", async () => {
     assert.throws(() => new Store("memory:", bad), about("options"));
   }
   assert.throws(() => limiter.reserve({ timeout: 5 }), /timeout: expected only key, weight, maxWait, grace/);
-  await assert.rejects(limiter.acquire({ timeOut: 5 }), /timeOut: expected only key, weight, timeout, signal, place/);
+  await assert.rejects(limiter.acquire({ timeOut: 5 }), /timeOut: expected only key, weight, priority, timeout, signal, place/);
   await assert.rejects(limiter.acquire({ signal: {} }), about("signal"));
+  for (const priority of [null, "1", 0.5, NaN, 2 ** 31, -(2 ** 31) - 1, 1n]) {
+    await assert.rejects(limiter.acquire({ priority }), about("priority"));
+  }
   assert.ok(limiter.tryAcquire());
 });
 
@@ -192,8 +195,8 @@ test("rate limiters", async (t) => {
   for (const name of ["", "x".repeat(1025), "\ud800", null, undefined, 5]) {
     assert.throws(make(good, name), about("name"));
     assert.throws(() => RateLimiter.attach(store, name), about("name"));
-    assert.throws(() => store.limiter("1/1s", name), about("name"));
-    await assert.rejects(store.find(name), about("name"));
+    assert.throws(() => store.limiter(name, "1/1s"), about("name"));
+    assert.throws(() => store.limiter(name), about("name"));
   }
   assert.throws(make({ ...good, window: 1 }, "x"), about("options"));
   for (const bad of [undefined, null, 5]) assert.throws(make(bad, "x"), about("options"));
@@ -310,10 +313,10 @@ test("where a limiter lives", () => {
 test("limits by name", async () => {
   const store = new Store("memory:");
   for (const text of ["", "5", "5/", "/1s", "5/1y", "-5/1s", "5/1s +", "many", "0/1s", "5/0s", "x".repeat(5000)]) {
-    assert.throws(() => store.limiter(text, "x"), about("policy"));
+    assert.throws(() => store.limiter("x", text), about("policy"));
   }
-  for (const text of [undefined, null, 5, {}, { name: "x" }, "\ud800"]) {
-    assert.throws(() => store.limiter(text, "x"), about("policy"));
+  for (const text of [null, 5, {}, { name: "x" }, "\ud800"]) {
+    assert.throws(() => store.limiter("x", text), about("policy"));
   }
   for (const file of [undefined, null, 5, {}, "\ud800"]) await assert.rejects(store.load(file), about("file"));
   const flow = (options) => () => new FlowControl({ key: "x", ...options });
@@ -329,7 +332,7 @@ test("limits by name", async () => {
   assert.throws(flow({ parallelism: 1, period: "1s" }), about("period"));
   const made = [{ rate: 0 }, { rate: 1, period: 0 }, { parallelism: 0 }, { parallelism: 65_536 }, { key: "", rate: 1 }];
   for (const options of made) assert.throws(() => store.limiter(flow(options)()), InvalidArgument);
-  assert.throws(() => store.limiter(flow({ rate: 1 })(), "y"), about("name"));
+  assert.throws(() => store.limiter(flow({ rate: 1 })(), "1/1s"), about("policy"));
 });
 
 test("children", () => {

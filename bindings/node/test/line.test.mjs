@@ -2,7 +2,7 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { Line, Lines } from "../dist/esm/line.js";
+import { Line, Lines } from "../dist/cjs/line.js";
 
 const denial = (retryAfter, resetAfter = 0, limit = 1) => ({ retryAfter, resetAfter, limit });
 
@@ -41,6 +41,17 @@ test("a backlog comes back somewhat faster than starts are granted, so that most
   }
   assert.equal(starts, 200);
   assert.ok(visits < 200 * 5, `${visits} visits for 200 starts`);
+});
+
+test("who waits for a place comes back half a window before a start of its own, as many as started in one window", () => {
+  const line = new Line();
+  const denial = { retryAfter: 200, resetAfter: 0, limit: 4, period: 100 };
+  // Of 4 starts in 100 ms this process has 2; the last window is not full yet.
+  for (const at of [100, 100, 200, 200, 300]) line.grant(1, at);
+  const back = Array.from({ length: 6 }, () => line.append(1, 0, denial));
+  assert.deepEqual(back, [250, 350, 350, 450, 450, 550]);
+  // Those that came back are in it no longer.
+  assert.equal(line.append(1, 400, denial), 500);
 });
 
 test("a line that was empty begins anew", () => {

@@ -140,7 +140,7 @@ test("a place that started elsewhere is not given back", async () => {
 
 test("a place whose time has come and that waits for a slot says when to look again, also as a text", () => {
   const store = new Store("memory:");
-  const limiter = store.limiter("5/1m + 1 concurrent", "both");
+  const limiter = store.limiter("both", "5/1m + 1 concurrent");
   const running = limiter.tryAcquire();
   const place = limiter.reserve();
   const text = place.toText();

@@ -3,7 +3,7 @@
 import { spawn } from "node:child_process";
 import { once } from "node:events";
 import { mkdtempSync, rmSync } from "node:fs";
-import { createServer } from "node:net";
+import { connect, createServer } from "node:net";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { createInterface } from "node:readline";
@@ -24,8 +24,16 @@ export async function startRedis() {
       await ended;
       rmSync(dir, { recursive: true, force: true });
     };
-    return { port, stop };
+    return { port, stop, scripts: () => scripts(port) };
   }
+}
+
+/** How many scripts it has run. */
+async function scripts(port) {
+  const socket = connect(port, "127.0.0.1").setEncoding("utf8");
+  socket.end("INFO commandstats\r\nQUIT\r\n");
+  const stats = (await socket.toArray()).join("");
+  return [...stats.matchAll(/^cmdstat_eval\w*:calls=(\d+)/gm)].reduce((sum, [, calls]) => sum + Number(calls), 0);
 }
 
 async function freePort() {

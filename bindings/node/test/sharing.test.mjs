@@ -81,5 +81,5 @@ test("what was counted last is told at exit, whichever way the program ends", as
   for (const end of ["process.exit(0)", "throw new Error('on purpose')", ""]) {
     await promisify(execFile)(process.execPath, ["--input-type=module", "-e", program(end)]).catch(() => {});
   }
-  assert.equal((await new Store(url).find("x")).stats().admitted, 3);
+  assert.equal(new Store(url).limiter("x").stats().admitted, 3);
 });

@@ -30,9 +30,9 @@ test("an override stands above what code declares, until it is lifted", async (t
 test("an override of several kinds is all or nothing", async (t) => {
   for (const url of ["memory:", `sqlite:${directory(t)}/limits.db`]) {
     const store = new Store(url);
-    assert.ok(store.limiter("5/1h + 2 concurrent", "api").tryAcquire());
+    assert.ok(store.limiter("api", "5/1h + 2 concurrent").tryAcquire());
     const limits = async () => {
-      const parts = await Promise.all(["rate", "concurrency"].map((part) => store.find(`api/${part}`)));
+      const parts = await Promise.all(["rate", "concurrency"].map((part) => store.limiter(`api/${part}`)));
       return parts.map((part) => part.peek().limit);
     };
     await store.override("api", "3 concurrent + 7/1h");

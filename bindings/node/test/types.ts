@@ -41,7 +41,7 @@ const limiters: Limiter[] = [rate, new ConcurrencyLimiter(5), new NullLimiter(),
 const windows: readonly RateWindow[] = [{ maxExecutions: 100, windowSizeInSeconds: 60 }];
 limiters.push(new RateLimiter(store, "y", { windows }), new RateLimiter(store, "z", { windows: [...windows, ...windows] }));
 const composite = new CompositeLimiter(limiters);
-composite.addLimiter(store.limiter("100/1m + 5 concurrent", "x"));
+composite.addLimiter(store.limiter("x", "100/1m + 5 concurrent"));
 
 export async function calls(signal: AbortSignal, within: Duration): Promise<Date> {
   const permit: Permit | null = composite.tryAcquire({ key: "k", weight: 2 });
@@ -70,6 +70,7 @@ export async function places(signal: AbortSignal): Promise<string> {
   if (place === null) return "";
   const presented: Permit = rate.present(place);
   if (!presented.started) setTimeout(() => rate.present(presented.toText()), presented.wait);
+  (await rate.acquire({ key: "k", priority: -1 })).complete();
   (await rate.acquire({ place, timeout: "1m", signal })).settle(5);
   rate.permit(await rate.schedule((p) => p.toText(), { place: presented })).cancel();
   rate.place(presented.toText()).cancel();
@@ -110,7 +111,7 @@ const attached: ConcurrencyLimiter = ConcurrencyLimiter.attach(store, "x");
 const bucket: TokenBucketLimiter = TokenBucketLimiter.attach(store, "x");
 
 export async function named(): Promise<readonly string[]> {
-  const found: Limiter = await store.find("x");
+  const found: Limiter = store.limiter("x");
   const { admitted, waitTime }: Stats = found.stats({ key: "k" });
   const off: () => void = found.on("throttled", ({ limit, wait, error }: HookPayload) => console.log(limit, wait, error?.code));
   off();
@@ -168,8 +169,8 @@ heed(rate, fetch("http://localhost"));
 heed(rate, new Response(), { max: 5 });
 // @ts-expect-error: there is no such event
 store.on("denied", () => {});
-// @ts-expect-error: a text needs a name
-store.limiter("100/1m");
+// @ts-expect-error: a FlowControl has its name
+store.limiter(new FlowControl({ key: "x", rate: 1 }), "100/1m");
 // @ts-expect-error: a leaky bucket has a queue
 new LeakyBucketLimiter(store, "x", { rate: 1, burst: 1 });
 // @ts-expect-error: only a shared concurrency has leases

@@ -85,7 +85,7 @@ const wordsAfter = (given, word) => (given.includes(word) ? given.slice(given.in
 const KINDS = {
   null: () => new NullLimiter(),
   custom: (_store, _name, [max]) => new CompositeLimiter([new Custom(Number(max))]),
-  policy: (store, name, words) => store.limiter(words.join(" "), name),
+  policy: (store, name, words) => store.limiter(name, words.join(" ")),
   concurrency: (store, name, [max, lease]) =>
     new ConcurrencyLimiter(Number(max), { store, name, lease: lease === undefined ? undefined : `${lease}us` }),
   delay: (store, name, [delay]) => new DelayLimiter(`${delay}us`, { store, name }),

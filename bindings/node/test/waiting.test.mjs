@@ -15,7 +15,9 @@ test("a waiter of a rate limit gets its place, and knows when it came", async (t
     assert.equal(first.readyAt, null);
     assert.equal(first.readyAtHrtime, null);
     const before = process.hrtime.bigint();
-    const second = await limiter.acquire({ timeout: "30s" });
+    let second = first;
+    // One that came too late for its place may have found room at once, without another.
+    while (second.readyAt === null) second = await limiter.acquire({ timeout: "30s" });
     assert.ok(second.readyAt instanceof Date);
     assert.equal(typeof second.readyAtHrtime, "bigint");
     assert.ok(second.readyAtHrtime > before - 1_000_000_000n && second.readyAtHrtime <= process.hrtime.bigint());
@@ -85,6 +87,113 @@ test("a completion wakes the first who waits for that key, in the same turn", as
   await limiter.clear();
   await other;
   assert.deepEqual(order, ["first", "second", "other"]);
+});
+
+test("waiters start in the order of their priority, and then of asking", async () => {
+  for (const limiter of [
+    new ConcurrencyLimiter(1),
+    new RateLimiter(new Store("memory:"), "calls", { maxExecutions: 1, windowSizeInSeconds: 0.02 }),
+    new CompositeLimiter([new ConcurrencyLimiter(1)]),
+  ]) {
+    const held = await limiter.acquire();
+    const order = [];
+    const job = async (who, priority) => {
+      const permit = await limiter.acquire({ priority });
+      order.push(who);
+      permit.complete();
+    };
+    const jobs = [["b1", 0], ["c1", 7], ["a1", -3], ["b2", undefined], ["a2", -3], ["c2", 7]].map(([who, p]) => job(who, p));
+    held.complete();
+    await Promise.all(jobs);
+    // Who asked when the first place was taken already starts with it, if nobody goes before him.
+    assert.deepEqual(order, ["a1", "a2", "b1", "b2", "c1", "c2"]);
+  }
+});
+
+test("20,000 waiters of a concurrency limit start one after the other, in order", async () => {
+  const limiter = new ConcurrencyLimiter(5);
+  const order = [];
+  let most = 0;
+  let running = 0;
+  const job = async (i) => {
+    const permit = await limiter.acquire();
+    most = Math.max(most, ++running);
+    order.push(i);
+    await null;
+    running--;
+    permit.complete();
+  };
+  await Promise.all(Array.from({ length: 20_000 }, (_, i) => job(i)));
+  assert.equal(most, 5);
+  assert.ok(order.length === 20_000 && order.every((who, i) => who === i));
+});
+
+test("thousands of waiters of a rate limit start in order, never more than the limit, wherever they leave", async () => {
+  const clock = new package_.ManualClock();
+  const limiter = new RateLimiter(new Store("memory:", { clock }), "calls", { maxExecutions: 100, windowSizeInSeconds: 1 });
+  const order = [];
+  const gone = [];
+  const aborters = [];
+  for (let i = 0; i < 5_000; i++) {
+    const aborter = i % 10 === 3 ? new AbortController() : undefined;
+    if (aborter !== undefined) aborters.push(aborter);
+    limiter.acquire({ signal: aborter?.signal }).then(
+      () => order.push(i),
+      () => gone.push(i),
+    );
+  }
+  await settle();
+  assert.equal(order.length, 100);
+  for (const aborter of aborters) aborter.abort();
+  const before = order.length - order.filter((i) => i % 10 === 3).length;
+  for (let seconds = 1; order.length + gone.length < 5_000; seconds++) {
+    assert.ok(seconds < 100, `${order.length} started in ${seconds} s`);
+    clock.advance("1s");
+    await settle();
+    assert.ok(order.length <= 100 * (seconds + 1));
+  }
+  assert.ok(before >= 90 && gone.length >= 480);
+  assert.deepEqual(order, [...order].sort((a, b) => a - b));
+});
+
+test("the caller's own limiter may wait, and make others wait, in the middle of a decision", async () => {
+  let limiter;
+  const inner = [];
+  const own = {
+    room: 0,
+    tryAcquire() {
+      if (this.room === 0) return null;
+      // Nobody knows this line but the one that is being served.
+      if (inner.length < 3) inner.push(limiter.acquire().then((permit) => permit.complete()));
+      return {};
+    },
+    retryAfter: () => (own.room === 0 ? 5 : 0),
+    cancel() {},
+  };
+  limiter = new CompositeLimiter([own]);
+  const waiting = [limiter.acquire(), limiter.acquire()];
+  own.room = 1;
+  for (const permit of await Promise.all(waiting)) permit.complete();
+  await Promise.all(inner);
+  assert.equal(inner.length, 3);
+});
+
+test("what the caller's own limiter throws reaches the one who waits for it, as it is", async () => {
+  const mine = new RangeError("mine");
+  const own = {
+    broken: false,
+    tryAcquire() {
+      if (own.broken) throw mine;
+      return null;
+    },
+    retryAfter: () => 5,
+    cancel() {},
+  };
+  const waiting = new CompositeLimiter([own]).acquire();
+  await settle();
+  own.broken = true;
+  own.retryAfter = () => 0;
+  await assert.rejects(waiting, (error) => error === mine);
 });
 
 test("a completed job without a permit wakes too", async () => {

@@ -10,7 +10,7 @@ import * as package_ from "workglow-limit";
 import * as workglow from "workglow-limit/workglow";
 import { directory, manual, settle } from "./helpers.mjs";
 
-const { CompositeLimiter, ConcurrencyLimiter, InvalidArgument, NullLimiter, RateLimiter, Store, toWorkglow } = package_;
+const { CompositeLimiter, ConcurrencyLimiter, InvalidArgument, ManualClock, NullLimiter, RateLimiter, Store, toWorkglow } = package_;
 
 test("the first generation: check, start, complete", async () => {
   const limiter = toWorkglow(new ConcurrencyLimiter(1));
@@ -114,7 +114,8 @@ test("when to ask again: exactly, or soon where a slot may come free", async (t)
 
 test("a store that fails when a job ends has counted it, and the queue goes on", async (t) => {
   const dir = directory(t);
-  const store = new Store(`sqlite:${dir}/limits.db`, { timeout: 100 });
+  const clock = new ManualClock();
+  const store = new Store(`sqlite:${dir}/limits.db`, { timeout: 100, clock });
   const limiter = toWorkglow(new RateLimiter(store, "calls", { maxExecutions: 5, windowSizeInSeconds: 60 }));
   const tokens = [await limiter.tryAcquire(), await limiter.tryAcquire()];
   rmSync(dir, { recursive: true });
@@ -122,6 +123,7 @@ test("a store that fails when a job ends has counted it, and the queue goes on",
   const before = store.failures;
   await limiter.release(tokens[1]);
   assert.ok(store.failures > before);
+  clock.advance(2000); // A start looks once a second whether its files are still there.
   await assert.rejects(limiter.tryAcquire(), { name: "StoreError" });
   const denying = new Store(`sqlite:${dir}/limits.db`, { onError: "deny" });
   const calls = new RateLimiter(denying, "calls", { maxExecutions: 5, windowSizeInSeconds: 60 });

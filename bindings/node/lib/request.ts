@@ -1,0 +1,54 @@
+// What an `acquire` is asked for.
+
+import type { AcquireOptions } from "./calls.js";
+import { invalid } from "./errors.js";
+import { keyOf, maybeMilliseconds, options as checkOptions, weightOf } from "./input.js";
+import { Permit } from "./permit.js";
+
+/** What an `acquire` asked for. */
+export interface Request {
+  readonly key: string;
+  readonly weight: number;
+  readonly priority: number;
+  /** In ms; -1: as long as it takes. */
+  readonly timeout: number;
+  readonly signal: AbortSignal | undefined;
+  /** What to wait with instead of a key and a weight. */
+  readonly place: Permit | string | undefined;
+}
+
+const ACQUIRE = ["key", "weight", "priority", "timeout", "signal", "place"];
+
+// Realms, and jsdom, have an `AbortSignal` of their own.
+const isSignal = (given: unknown): given is AbortSignal =>
+  typeof (given as AbortSignal | null)?.aborted === "boolean" && typeof (given as AbortSignal).addEventListener === "function";
+
+function priorityOf(priority: unknown): number {
+  if (priority === undefined) return 0;
+  if (typeof priority === "number" && (priority | 0) === priority) return priority;
+  throw invalid("priority", priority, "a whole number from -2147483648 to 2147483647");
+}
+
+/** Checks what an `acquire` is given. */
+export function requestOf(options: AcquireOptions): Request {
+  checkOptions(options, ACQUIRE);
+  const { key, weight, priority, timeout, signal, place } = options;
+  if (signal !== undefined && !isSignal(signal)) throw invalid("signal", signal, "an AbortSignal");
+  if (place !== undefined) {
+    for (const [name, value] of Object.entries({ key, weight, priority })) {
+      if (value !== undefined) throw invalid(name, value, "none beside a place, which has its own");
+    }
+    if (!(place instanceof Permit) && typeof place !== "string") throw invalid("place", place, "a Permit or its text");
+    if (place instanceof Permit && place.started) {
+      throw invalid("place", "a permit that has started", "a place that has not", true);
+    }
+  }
+  return {
+    key: keyOf(key),
+    weight: weightOf(weight),
+    priority: priorityOf(priority),
+    timeout: maybeMilliseconds("timeout", timeout) ?? -1,
+    signal,
+    place,
+  };
+}
