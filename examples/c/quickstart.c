@@ -21,7 +21,7 @@ int main(void) {
         return failed();
 
     wgl_permit permit;
-    switch (wgl_acquire(openai, "", 0, 1, 30000000000, &permit)) { /* no key, weight 1, at most 30 s */
+    switch (wgl_acquire(openai, "", 0, 1, 30000000000, &permit, NULL)) { /* no key, weight 1, at most 30 s */
     case WGL_OK: {
         int status = 200; /* ... call the API ... */
         if (status == 429) /* one program is told, and all wait, in every language */

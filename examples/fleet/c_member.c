@@ -30,7 +30,7 @@ static void *work(void *unused) {
     for (;;) {
         wgl_permit permit;
         uint64_t asked = now_ns();
-        must(wgl_acquire(limiter, NULL, 0, 1, WGL_FOREVER, &permit));
+        must(wgl_acquire(limiter, NULL, 0, 1, WGL_FOREVER, &permit, NULL));
         evidence_start(starts, asked, limiter, &permit);
         nanosleep(&job, NULL);
         must(wgl_complete(limiter, &permit));

@@ -38,10 +38,11 @@ static inline int evidence_open(const char *folder) {
     return log;
 }
 
-/* Call it first thing after the call that admitted; `asked` is the time just before that call. */
+/* Call it first thing after the call that admitted; `asked` is the time just before that call. Without a permit the
+   start is as old as that. */
 static inline void evidence_start(int log, uint64_t asked, const wgl_limiter *limiter, const wgl_permit *permit) {
     uint64_t returned = now_ns(), a = asked;
-    int waited = wgl_permit_ready_at_monotonic(limiter, permit, &a);
+    int waited = permit == NULL ? WGL_NONE : wgl_permit_ready_at_monotonic(limiter, permit, &a);
     if (waited != WGL_NONE)
         must(waited);
     char line[64];

@@ -22,7 +22,7 @@ def run(text, tmp_path):
 
 STORE = "from workglow_limit import Store"
 BROKEN = {
-    "python that raises": fenced("python", STORE, "Store('memory:').limiter('nonsense', name='x')"),
+    "python that raises": fenced("python", STORE, "Store('memory:').limiter('x', 'nonsense')"),
     "python that asserts": fenced("python", "assert 1 == 2"),
     "python that warns": fenced("python", "import warnings", "warnings.warn('old', DeprecationWarning)"),
     "js that throws": fenced("js", "import { Store } from 'workglow-limit';", "new Store('nonsense:');"),

@@ -9,7 +9,6 @@ static wgl_store *store;
 static wgl_limiter *limiter;
 static int starts;
 /* What came of a call that did not wait. */
-static const wgl_permit at_once;
 
 static uint64_t ns(const char *word, uint64_t none) {
     return strcmp(word, "-") == 0 ? none : (uint64_t)(atof(word) * 1e9);
@@ -68,7 +67,7 @@ static void present(wgl_permit *place) {
             return;
         }
         if (status == WGL_OK)
-            evidence_start(starts, asked, limiter, &at_once);
+            evidence_start(starts, asked, limiter, NULL);
         text_of(place, after);
         if (status == WGL_OK) {
             printf("started %s\n", after);
@@ -115,7 +114,7 @@ static void with_text(const char *verb, const char *text) {
     } else if (strcmp(verb, "present") == 0) {
         present(&permit);
     } else if (strcmp(verb, "acquire-place") == 0) {
-        status = wgl_acquire_place(limiter, &permit, WGL_FOREVER);
+        status = wgl_acquire_place(limiter, &permit, WGL_FOREVER, NULL);
         say_start(status, asked, &permit);
     } else {
         bool is_complete = strcmp(verb, "complete") == 0;
@@ -133,7 +132,7 @@ static void answer(const char *verb, const char *word) {
     if (strcmp(verb, "try") == 0) {
         say_start(wgl_try_acquire(limiter, NULL, 0, 1, &permit, NULL), asked, &permit);
     } else if (strcmp(verb, "acquire") == 0) {
-        say_start(wgl_acquire(limiter, NULL, 0, 1, ns(word, WGL_FOREVER), &permit), asked, &permit);
+        say_start(wgl_acquire(limiter, NULL, 0, 1, ns(word, WGL_FOREVER), &permit, NULL), asked, &permit);
     } else if (strcmp(verb, "reserve") == 0) {
         must(wgl_reserve(limiter, NULL, 0, 1, WGL_FOREVER, ns(word, WGL_DEFAULT_GRACE), &permit, &count));
         say_place(&permit, count);

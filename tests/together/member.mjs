@@ -8,7 +8,8 @@ import { heed } from "workglow-limit/http";
 
 const [url, name, folder, timeout, onError, durability] = process.argv.slice(2);
 const store = new Store(url, { timeout: `${timeout}s`, onError, durability });
-const limiter = await store.find(name);
+const limiter = store.limiter(name);
+await limiter.canProceed();
 const log = fs.openSync(`${folder}/node-${process.pid}.log`, "a"); // each write is one line as a whole
 
 let waiting = new AbortController();

@@ -1,5 +1,6 @@
 """A Python member: member.py STORE NAME FOLDER TIMEOUT_SECONDS ON_ERROR DURABILITY. Asked as in conftest.py."""
 
+import signal
 import sys
 import time
 from pathlib import Path
@@ -13,7 +14,7 @@ from evidence import Recorder
 
 url, name, folder, timeout, on_error, durability = sys.argv[1:]
 store = Store(url, timeout=float(timeout), on_error=on_error, durability=durability)
-limiter = store.limiter(name=name)
+limiter = store.limiter(name)
 recorder = Recorder(folder, "python")
 AT_ONCE = SimpleNamespace(ready_at_monotonic=None)  # what came of a call that did not wait
 
@@ -100,6 +101,8 @@ def answer(verb, *words):
             return ("failures", store.failures)
 
 
+# Whoever starts us in the background passes on that it is ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 limiter.peek(weight=0)
 say("ready")
 for line in sys.stdin:

@@ -154,7 +154,7 @@ def test_a_place_is_taken_presented_and_ended_in_three_languages(how, store, gat
 
 
 def test_a_composites_place_goes_from_language_to_language(store, gather):
-    limiter = store.limiter("1/200ms + 3/1s + 2 concurrent", name="jobs")
+    limiter = store.limiter("jobs", "1/200ms + 3/1s + 2 concurrent")
     limiter.peek()
     members = dict(zip(LANGUAGES, gather(LANGUAGES, store, "jobs")))
     for one, two, three in permutations(members.values()):

@@ -37,10 +37,11 @@ export async function runFleet({ mode, jobs, idleJobs, limit, windowMs, jobMs, c
   const workers = [];
   try {
     const ideal = (Math.ceil(jobs / limit) - 1) * windowMs;
-    let delays = 0;
+    let [delays, over] = [0, 0];
     for (const one of events) {
       await one.waitUntilReady();
       one.on("delayed", () => delays++);
+      for (const end of ["completed", "failed"]) one.on(end, () => over++);
     }
     for (let i = 0; i < processes; i++) workers.push(fork(join(import.meta.dirname, "worker.mjs"), [task]));
     await Promise.all(workers.map((worker) => once(worker, "message")));
@@ -55,9 +56,9 @@ export async function runFleet({ mode, jobs, idleJobs, limit, windowMs, jobMs, c
 
     const total = jobs + idle.length;
     const deadline = Date.now() + 5 * ideal + 30_000;
-    const counts = async () => Promise.all(queues.map((queue) => queue.getJobCounts("completed", "failed")));
-    const sum = (all) => all.reduce((n, { completed, failed }) => n + completed + failed, 0);
-    while (sum(await counts()) < total && Date.now() < deadline) await sleep(100);
+    while (over < total && Date.now() < deadline) await sleep(100);
+    // Each job was added by one; the others are the workers'.
+    const scripts = (await redis.scripts()) - total;
 
     const ended = (await Promise.all(queues.map((queue) => queue.getJobs(["completed", "failed"], 0, -1)))).flat();
     const ran = fs.readFileSync(`${folder}/ran`, "utf8").trim().split("\n");
@@ -75,12 +76,12 @@ export async function runFleet({ mode, jobs, idleJobs, limit, windowMs, jobMs, c
       span: Math.max(...starts) - Math.min(...starts),
       ideal,
       delaysPerJob: delays / total,
+      scriptsPerJob: scripts / total,
       mostDelays: Math.max(...ended.map((job) => job.attemptsStarted - job.attemptsMade)),
       attempts: Math.max(...ended.map((job) => job.attemptsMade)),
       idleWaits: waits.sort((a, b) => a - b),
-      idleEnd: Math.max(...of(false).map((job) => job.returnvalue.started)),
+      idleBegin: Math.min(...of(false).map((job) => job.returnvalue.started)),
       fullEnd: Math.max(...starts),
-      data: new Set(ended.map((job) => Object.keys(job.data).join())),
     };
   } finally {
     for (const worker of workers) {

@@ -18,11 +18,11 @@ for (const [name, mode] of rows) {
 console.log(`
 2 worker processes, ${work.limit} per ${work.windowMs / 1000} s and key: ${work.jobs} jobs of one key at once, and ${work.idleJobs} of each of four others meanwhile
 
-| | over the limit | first to last start (ideal ${results[0].ideal / 1000} s) | delays per job | most attempts | other keys: wait, median | longest |
-| --- | --- | --- | --- | --- | --- | --- |`);
-for (const { name, overLimit, span, delaysPerJob, attempts, idleWaits } of results) {
+| | over the limit | first to last start (ideal ${results[0].ideal / 1000} s) | delays per job | Redis scripts per job | most attempts | other keys: wait, median | longest |
+| --- | --- | --- | --- | --- | --- | --- | --- |`);
+for (const { name, overLimit, span, delaysPerJob, scriptsPerJob, attempts, idleWaits } of results) {
   const [median, longest] = [idleWaits[idleWaits.length >> 1], idleWaits.at(-1)];
-  const cells = [name, Math.max(0, overLimit), `${(span / 1000).toFixed(1)} s`, delaysPerJob.toFixed(2), attempts];
+  const cells = [name, Math.max(0, overLimit), `${(span / 1000).toFixed(1)} s`, delaysPerJob.toFixed(2), scriptsPerJob.toFixed(1), attempts];
   console.log(`| ${[...cells, `${median} ms`, `${longest} ms`].join(" | ")} |`);
 }
 

@@ -74,7 +74,7 @@ def at_the_same_time(spans):
 def what_is_left(store):
     """How many starts the limit allows when all is over, the first of them at the same time."""
     time.sleep(WINDOW * 1.1)  # the window, and the grace of places
-    limiter = Store(store).limiter(name="fleet")
+    limiter = Store(store).limiter("fleet")
     together = [permit for permit in (limiter.try_acquire() for _ in range(AT_ONCE)) if permit]
     for permit in together:
         permit.complete()
