@@ -10,7 +10,7 @@ use super::index::{KeyAt, entry};
 use super::layout::{FREE_INDEXES, FREE_KEYS, index_word, key_word, limit_word, table_word};
 use super::locked::Locked;
 use super::os::wake_all;
-use super::table::{Hash, Home, Table, key_words};
+use super::table::{Hash, Table, key_words};
 use crate::algorithm::History;
 use crate::algorithm::cells::Cells;
 use crate::algorithm::log::{CLOSED, PLACE};
@@ -18,17 +18,10 @@ use crate::atomic::*;
 use crate::error::Result;
 use crate::fault;
 use crate::policy::{POLICY_WORDS, Policy, Shape};
-use crate::time::{LONGEST, Now, Tick};
+use crate::time::Now;
 
 /// Each table of a limit has other tickets than those before it: a permit is never mistaken for a later one.
 const TICKETS_OF_A_TABLE: u64 = 1 << 32;
-
-impl Home {
-    /// How long starts are kept: a longer window may be declared, which is asked about them. Slices are cut for one window.
-    fn memory(&self, policy: Policy) -> Tick {
-        if policy.is_counted() { policy.longest() } else { LONGEST }
-    }
-}
 
 impl Locked<'_> {
     /// Writes a key that is in the table into another block, with this change to its history. Returns the block.
@@ -40,7 +33,7 @@ impl Locked<'_> {
         let cells = self.seal_cells(self.cells(table, from));
         fault::point("key-sealed");
         let now = self.clock.now();
-        let mut history = cells.history(self.memory(table.policy), now);
+        let mut history = cells.history(table.policy.longest(), now);
         edit(&mut history);
         history.pad(table.policy.largest());
         let into = self.write_into(table, into, from.at, (&history, now))?;
@@ -216,7 +209,7 @@ impl Locked<'_> {
     fn move_key(&self, old: &Table, from: u64, new: &Table, index: u64) -> Result<()> {
         let now = self.clock.now();
         let cells = self.cells_at(old, from);
-        let mut history = cells.history(self.memory(old.policy), now);
+        let mut history = cells.history(old.policy.longest(), now);
         history.starts.retain(|start| start.state != PLACE);
         if let Shape::Counter { .. } = old.policy.0 {
             // Those of a window that has not ended are stamped with its end, which means nothing to other windows.
