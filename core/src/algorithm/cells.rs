@@ -106,7 +106,7 @@ impl Cells<'_> {
     /// Does every caller have to wait until they are written elsewhere?
     pub fn has_to_move(&self, longest: Tick, now: Now) -> bool {
         match self {
-            Cells::Log(log) => log.is_sealed(),
+            Cells::Log(log) => log.has_to_move(now),
             Cells::Slices(slices) => slices.is_sealed() || slices.is_used_up(longest, now),
             Cells::Meter(meter) => meter.has_to_move(now),
             Cells::Counter(counter) => counter.has_to_move(now),

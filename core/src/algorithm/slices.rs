@@ -497,7 +497,8 @@ impl<'a> Slices<'a> {
         let others = newest(room.min(MOST), &|s| s.units > 0 && !counts(s));
 
         let slice = Scale::new(0, 0, window.length).slice;
-        let last = others.first().map_or(now.floor, |other| other.0);
+        // Not so far back that the life would be over soon.
+        let last = others.first().map_or(now.floor, |other| other.0.max(now.floor.saturating_sub(LAST / 4 * slice)));
         let (oldest, newest) = kept.last().zip(kept.first()).map_or((last, last), |(a, b)| (a.0, b.0));
         // The first slice ends with the oldest start that counts, or the last that does not.
         let mut began = (oldest + 1).saturating_sub(slice);
