@@ -15,7 +15,7 @@ use crate::algorithm::History;
 use crate::algorithm::cells::Cells;
 use crate::algorithm::log::{CLOSED, PLACE};
 use crate::atomic::*;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::fault;
 use crate::policy::{POLICY_WORDS, Policy, Shape};
 use crate::time::Now;
@@ -157,6 +157,17 @@ impl Locked<'_> {
         self.finish_replacing(limit)
     }
 
+    /// Makes room for twice as many leases as `crowded` has, the table in which there is none, if it still is the limit's.
+    pub fn add_slots(&self, limit: u64, table: &Table, crowded: u64) -> Result<()> {
+        if table.at != crowded {
+            return Ok(());
+        }
+        match table.policy.with_more_slots() {
+            Some(policy) => self.replace(limit, policy, false),
+            None => Err(Error::StoreFull { reason: "more recorded starts than a limit has room for".into() }),
+        }
+    }
+
     /// Does what [`Home::replace`] was to do, from the start: whoever did it may have died at any point.
     /// Only for the holder of the structure lock. A no-op if nothing was under way.
     pub fn finish_replacing(&self, limit: u64) -> Result<()> {
@@ -191,7 +202,7 @@ impl Locked<'_> {
         }
         fault::point("table-written");
         self.arena.word(limit + limit_word::TABLE).store(new.at, Release);
-        if policy != old.policy {
+        if policy != old.policy.after(policy) {
             self.policy_changed(limit);
         }
         self.arena.word(limit + limit_word::NEXT_POLICY).store(0, Release);
