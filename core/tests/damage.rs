@@ -36,15 +36,8 @@ fn expected<T>(answer: Result<T>) -> Option<T> {
     answer.inspect_err(|e| assert!(ERRORS.contains(&e.name()), "{e:?}")).ok()
 }
 
-const OTHERS: [&str; 7] = [
-    "50/1h + 5/1s",
-    "9000/1h",
-    "100/1h burst 20",
-    "3 concurrent",
-    "100/1h fixed",
-    "100/1h counter",
-    "20/1m spaced",
-];
+const OTHERS: [&str; 7] =
+    ["50/1h + 5/1s", "9000/1h", "100/1h burst 20", "3 concurrent", "100/1h fixed", "100/1h counter", "20/1m spaced"];
 
 /// Uses all of a store for a while. What the limit "api" admits is counted.
 fn use_for(dir: &Dir, time: Duration, admitted: &AtomicU64) {

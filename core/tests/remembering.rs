@@ -68,16 +68,8 @@ fn a_longer_window_counts_no_more_than_was_started() {
 
 #[test]
 fn a_limit_goes_on_for_decades() {
-    let policies = [
-        "3/1m",
-        "3/1m + 2/1s",
-        "9000/1m",
-        "3/1m burst 5",
-        "3/1m fixed",
-        "3/1m counter",
-        "3/1m spaced",
-        "delay 1s",
-    ];
+    let policies =
+        ["3/1m", "3/1m + 2/1s", "9000/1m", "3/1m burst 5", "3/1m fixed", "3/1m counter", "3/1m spaced", "delay 1s"];
     for policy in policies {
         let (clock, store) = clocked();
         let limiter = store.limiter("api", policy).unwrap();
