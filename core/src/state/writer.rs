@@ -172,7 +172,10 @@ impl Session {
                         // Another lane has come in this one's place.
                         Err(_) if !home.is_still_there(home.clock.now().floor) => return Err(Blocked::Lost),
                         Err(error) => {
-                            self.rest();
+                            // Who waits briefly knows too little to say so for others.
+                            if patience == self.options.timeout || !matches!(error, Error::StoreTimeout { .. }) {
+                                self.rest();
+                            }
                             return Err(error.into());
                         }
                     }
