@@ -184,9 +184,7 @@ impl Locked<'_> {
         let old_index = self.arena.word(old.at + table_word::INDEX).load(Acquire);
         // Room first: what is sealed must be replaced.
         let keys = if is_forgetting { 0 } else { self.entries(old_index).count() as u64 };
-        let capacity = (2 * keys + 2).next_power_of_two().max(index_word::FIRST_CAPACITY);
-        let block = key_words(policy) + policy.ring() + 16;
-        self.grow(2 * capacity + (keys.saturating_sub(self.used_blocks(policy)) + 2) * block)?;
+        let capacity = self.make_room_to_replace(policy, keys)?;
         self.seal_index(old_index);
         let born = if is_forgetting { 0 } else { old.born };
         let first = self.arena.word(old.at + table_word::FIRST_TICKET).load(Relaxed) + TICKETS_OF_A_TABLE;
@@ -213,6 +211,21 @@ impl Locked<'_> {
         self.arena.word(old.at + table_word::INDEX).store(0, Release);
         self.retire_index(old_index);
         Ok(())
+    }
+
+    /// Makes room for a policy in place of another, so that to let it hold does not fail; or for a new limit.
+    pub fn make_room_for(&self, limit: Option<u64>, policy: Policy) -> Result<()> {
+        let keys = limit.map_or(0, |limit| self.keys(&self.table(limit)).count() as u64);
+        self.grow(limit_word::WORDS + 2 * key_words(policy))?;
+        self.make_room_to_replace(policy, keys).map(drop)
+    }
+
+    /// Makes room for a table of so many keys. Returns the capacity of its index.
+    fn make_room_to_replace(&self, policy: Policy, keys: u64) -> Result<u64> {
+        let capacity = (2 * keys + 2).next_power_of_two().max(index_word::FIRST_CAPACITY);
+        let block = key_words(policy) + policy.ring() + 16;
+        self.grow(2 * capacity + (keys.saturating_sub(self.used_blocks(policy)) + 2) * block)?;
+        Ok(capacity)
     }
 
     /// Writes a key of an old table into a new one that nobody sees yet. Places do not move: they were taken under another
