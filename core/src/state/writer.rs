@@ -258,15 +258,6 @@ impl Session {
         Ok(())
     }
 
-    /// Before another policy of a limit is noted: all that its keys have is written. For the holder of the structure lock.
-    pub(super) fn prepare_ledger(&self, name: &str, longest: u64, locked: &Locked) -> Result<()> {
-        let Address::Sqlite(path) = &self.address else { return Ok(()) };
-        self.with_database(path, |database| {
-            locked.find_limit(name).map_or(Ok(()), |limit| write_limit(locked, database, limit))?;
-            database.keep_for(name, longest)
-        })
-    }
-
     /// Forgets a key, or all keys of a limit, in the ledger too. For the holder of the structure lock.
     pub(super) fn forget_logged(&self, name: &str, hash: Option<Hash>) -> Result<()> {
         let Address::Sqlite(path) = &self.address else { return Ok(()) };
