@@ -73,7 +73,7 @@ pub use {
     },
     permit::RawPermit,
     policy::{Backoff, Jitter, LONGEST_NAME, MOST_WINDOWS, Policy, parse_all as parse_policies},
-    state::{Durability, OnError, Store, StoreOptions},
+    state::{Durability, OnError, Problem, Store, StoreOptions},
     stats::Stats,
     waiting::MayWait,
 };
