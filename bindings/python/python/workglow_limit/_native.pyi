@@ -31,6 +31,7 @@ __all__ = [
     "ManualClock",
     "NullLimiter",
     "Permit",
+    "Problem",
     "RateLimiter",
     "SlidingWindowCounterLimiter",
     "Stats",
