@@ -23,6 +23,7 @@ mod places;
 mod presence;
 mod recovery;
 mod rewrite;
+mod room;
 mod session;
 mod store;
 mod table;
