@@ -147,7 +147,7 @@ fn a_full_store_can_be_cleared_and_changed_and_written_down() {
             store.flush().unwrap();
             limiter.clear("").unwrap();
             start(limiter, "key 1").unwrap();
-            for i in 0..1_000 {
+            for i in 0..400 {
                 start(limiter, &format!("new {i}")).unwrap_or_else(|e| panic!("{kind}: {i}: {e}"));
             }
         });
