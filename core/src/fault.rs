@@ -33,16 +33,16 @@ mod on {
     /// The points of a lease's life.
     pub const LEASING: &[&str] = &["lease-claimed", "lease-offered", "lease-taken", "lease-ending", "lease-returned"];
 
-    /// The points at which a limit is about to get another name.
-    const NAMING: &[&str] = &["names-noted", "half-named"];
+    /// The points of a change of policies, and of giving a limit another name.
+    const CHANGING: &[&str] = &["deciding", "decided", "half-named", "followed"];
 
     fn is_listed(point: &str) -> bool {
-        [DECIDING, REWRITING, GROWING, LEASING, NAMING].iter().any(|points| points.contains(&point))
+        [DECIDING, REWRITING, GROWING, LEASING, CHANGING].iter().any(|points| points.contains(&point))
     }
 
     /// Whoever in this process passes `point` next does `action`, once.
     pub fn at(point: &str, action: impl FnOnce() + Send + 'static) {
-        assert!(is_listed(point), "no point named {point}: {DECIDING:?}, {REWRITING:?}, {LEASING:?}, {NAMING:?}");
+        assert!(is_listed(point), "no point named {point}: {DECIDING:?}, {REWRITING:?}, {LEASING:?}, {CHANGING:?}");
         *ARMED.lock().unwrap() = Some((point.to_owned(), Box::new(action)));
         IS_ARMED.store(true, Release);
     }

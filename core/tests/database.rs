@@ -117,3 +117,25 @@ fn the_ledger_is_tried_again_while_somebody_asks_all_the_time() {
     // One by itself may have been written by the checkpoint that comes once a second.
     assert!((0..3).all(|_| admitted(&limiter)), "the rest of a second is over");
 }
+
+#[test]
+fn a_policy_that_could_not_be_noted_holds_nowhere() {
+    for begins in ["BEGIN IMMEDIATE", "BEGIN EXCLUSIVE"] {
+        let dir = Dir::new("not-noted");
+        let mut options = StoreOptions::default();
+        options.timeout = Duration::from_millis(150);
+        let store = Store::with_options(&dir.url(), options).unwrap();
+        let limiter = RateLimiter::new(&store, "api", 5, HOUR).unwrap();
+        wait_until("the limit is open", || limiter.open().is_ok());
+        let stranger = rusqlite::Connection::open(dir.file("limits.db")).unwrap();
+        stranger.execute_batch(begins).unwrap();
+        let override_it = || store.override_limit("api", Policy::rate(2, HOUR).unwrap());
+        assert_eq!(override_it().unwrap_err().name(), "store_timeout", "{begins}");
+        assert_eq!(limiter.peek("", 1).unwrap().limit, 5, "{begins}");
+        stranger.execute_batch("COMMIT").unwrap();
+        let other = RateLimiter::attach(&Store::new(&dir.url()).unwrap(), "api").unwrap();
+        assert_eq!(other.peek("", 1).unwrap().limit, 5, "{begins}: nothing was left to be done");
+        wait_until("it is noted", || override_it().is_ok());
+        assert_eq!((limiter.peek("", 1).unwrap().limit, other.peek("", 1).unwrap().limit), (2, 2), "{begins}");
+    }
+}

@@ -198,7 +198,7 @@ fn a_limit_whose_other_name_was_only_noted_gets_it_later() {
             continue; // Nothing gets another name.
         }
         // Each word of a name is a point of its own.
-        for (point, passes) in [("names-noted", 1), ("half-named", 1), ("half-named", 2), ("half-named", 3)] {
+        for (point, passes) in [("decided", 1), ("half-named", 1), ("half-named", 2), ("half-named", 3)] {
             let dir = Dir::in_memory("dying");
             let declare = |text: &str| Store::new(&dir.url()).unwrap().limiter("api", text).unwrap();
             let first = declare(from);

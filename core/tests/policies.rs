@@ -3,6 +3,8 @@
 mod common;
 
 use common::{Child, Dir, Random, Record, now_ns, shared, wait_until};
+#[cfg(feature = "fault-points")]
+use common::{present_boot, raise};
 use std::sync::atomic::Ordering::*;
 use std::time::Duration;
 use workglow_limit::*;
@@ -141,4 +143,90 @@ fn nothing_is_admitted_while_the_window_holds_the_new_limit() {
     }
     println!("{checked} of {} starts checked", starts.len());
     assert!(checked > 1_000);
+}
+
+/// Whoever dies before the commit has changed nothing; after it, the others do what is left.
+#[test]
+#[cfg(feature = "fault-points")]
+fn whoever_dies_while_changing_a_policy_leaves_nothing_half_done() {
+    for point in ["deciding", "decided", "table-written", "followed"] {
+        let dir = Dir::in_memory("dying");
+        let url = dir.url();
+        declare(&url, 5, HOUR);
+        let limiter = RateLimiter::attach(&Store::new(&url).unwrap(), "api").unwrap();
+        (0..3).for_each(|_| assert!(limiter.decide("key", 1).unwrap().admitted));
+        let child = Child::run(|| {
+            fault::at(point, || raise(libc::SIGKILL));
+            override_with(&url, 2, HOUR);
+        });
+        assert!(child.was_killed(), "{point}");
+        let expected = if point == "deciding" { 5 } else { 2 };
+        let found = RateLimiter::attach(&Store::new(&url).unwrap(), "api").unwrap();
+        assert_eq!(found.peek("key", 1).unwrap().limit, expected, "{point}: who comes next");
+        assert_eq!(limiter.peek("key", 1).unwrap().limit, expected, "{point}: who was there");
+        assert_eq!(limiter.decide("key", 1).unwrap().admitted, expected == 5, "{point}: what started counts");
+        lift(&url);
+        assert_eq!(limiter.peek("key", 1).unwrap().limit, 5, "{point}: and it goes on");
+    }
+}
+
+/// Nobody else has to come for it: a process that only decides notices too.
+#[test]
+#[cfg(feature = "fault-points")]
+fn a_change_whose_author_died_reaches_those_who_only_decide() {
+    let dir = Dir::in_memory("unfinished");
+    let url = dir.url();
+    declare(&url, 5, HOUR);
+    let limiter = RateLimiter::attach(&Store::new(&url).unwrap(), "api").unwrap();
+    limiter.open().unwrap();
+    let child = Child::run(|| {
+        fault::at("decided", || raise(libc::SIGKILL));
+        override_with(&url, 9, HOUR);
+    });
+    assert!(child.was_killed());
+    wait_until("the change holds", || limiter.decide("key", 1).unwrap().limit == 9);
+}
+
+/// A smaller limit has a smaller budget, of which more may be missing when the machine stops at that moment.
+#[test]
+#[cfg(feature = "fault-points")]
+fn what_the_ledger_lacked_when_a_limit_was_lowered_counts_after_a_boot() {
+    for point in ["decided", "followed"] {
+        let dir = Dir::in_memory("lowered");
+        let url = dir.url();
+        let started = &shared(1)[0];
+        Child::run(|| {
+            present_boot(1);
+            declare(&url, 400, HOUR);
+            let limiter = RateLimiter::attach(&Store::new(&url).unwrap(), "api").unwrap();
+            limiter.open().unwrap();
+            // As many as may be missing from the ledger: who may not wait does not write.
+            MayWait::Never.during(|| {
+                while limiter.attempt("key", 1).is_ok() {
+                    started.fetch_add(1, AcqRel);
+                }
+            });
+        })
+        .join();
+        let started = started.load(Acquire);
+        assert_eq!(started, 20, "a twentieth of the limit");
+        let child = Child::run(|| {
+            present_boot(1);
+            fault::at(point, || raise(libc::SIGKILL));
+            override_with(&url, 100, HOUR);
+        });
+        assert!(child.was_killed(), "{point}");
+        let left = &shared(1)[0];
+        Child::run(|| {
+            present_boot(2);
+            let limiter = RateLimiter::attach(&Store::new(&url).unwrap(), "api").unwrap();
+            while let Attempt::Admitted(_) = limiter.attempt("key", 1).unwrap() {
+                left.fetch_add(1, AcqRel);
+            }
+        })
+        .join();
+        let left = left.load(Acquire);
+        assert!(started + left <= 100, "{point}: {started} before the boot and {left} after it");
+        assert!(started + left >= 95, "{point}: only {left} after the boot");
+    }
 }

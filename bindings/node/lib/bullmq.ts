@@ -94,14 +94,14 @@ export function withLimiter<T = any, R = any, N extends string = string>(
   let hasPlaces = true;
 
   /** A start; or when to come back, and with what. */
-  function ask(key: string, weight: number, canCarry: boolean): Permit | Later {
-    const permit = limiter.tryAcquire({ key, weight });
+  async function ask(key: string, weight: number, canCarry: boolean): Promise<Permit | Later> {
+    const permit = await limiter.tryAcquireAsync({ key, weight });
     const now = Date.now();
     if (permit !== null) {
       lines.grant(key, weight, now);
       return permit;
     }
-    const place = canCarry && hasPlaces ? reserve(key, weight) : null;
+    const place = canCarry && hasPlaces ? await reserve(key, weight) : null;
     if (place instanceof Permit) {
       const { wait } = place;
       lines.place(key, weight, now, now + wait);
@@ -114,9 +114,9 @@ export function withLimiter<T = any, R = any, N extends string = string>(
   }
 
   /** A place to send away with its job; "full" if all are taken, `null` if there are none for what it waits for. */
-  function reserve(key: string, weight: number): Permit | "full" | null {
-    const place = unless(["unsupported"], null, () => limiter.reserve({ key, weight, grace }) ?? "full");
-    hasPlaces = place === "full" || (place !== null && unless(["unsupported"], "", () => place.toText()) !== "");
+  async function reserve(key: string, weight: number): Promise<Permit | "full" | null> {
+    const place = await unless(null, async () => (await limiter.reserveAsync({ key, weight, grace })) ?? "full");
+    hasPlaces = place === "full" || (place !== null && (await unless("", async () => place.toText())) !== "");
     if (!(place instanceof Permit) || (hasPlaces && place.wait > 0)) return place;
     place.cancel(); // It cannot leave, or its time has come, and it waits for somebody to complete.
     return null;
@@ -144,10 +144,10 @@ export function withLimiter<T = any, R = any, N extends string = string>(
     if (typeof key !== "string") throw invalid("key", key, "a string from keyOf, or nothing");
     const weight = weightOf === undefined ? 1 : whole("weight", weightOf(job));
     const canCarry = isRecord(job.data);
-    let answer = (held && (await use(held))) ?? ask(key, weight, canCarry);
+    let answer = (held && (await use(held))) ?? (await ask(key, weight, canCarry));
     if (!(answer instanceof Permit) && answer.wait <= hold) {
       const waited = answer.place === null ? await sleep(Math.ceil(answer.wait), null) : await use(answer.place);
-      answer = waited ?? ask(key, weight, canCarry);
+      answer = waited ?? (await ask(key, weight, canCarry));
     }
     if (!(answer instanceof Permit)) {
       await delay(job, token, limiter, answer, hold);
@@ -186,12 +186,12 @@ function takePlace(job: Job): Place | null {
   return typeof text === "string" && typeof until === "number" ? { text, until } : null;
 }
 
-/** What `ask` gives, or `instead` if that throws one of these errors. */
-function unless<T>(codes: readonly string[], instead: T, ask: () => T): T {
+/** What `ask` gives, or `instead` where the limit does not support it. */
+async function unless<T>(instead: T, ask: () => Promise<T>): Promise<T> {
   try {
-    return ask();
+    return await ask();
   } catch (error) {
-    if (error instanceof LimitError && codes.includes(error.code)) return instead;
+    if (error instanceof LimitError && error.code === "unsupported") return instead;
     throw error;
   }
 }

@@ -41,6 +41,11 @@ export class CompositeLimiter extends Limiter {
   }
 
   /** @internal */
+  override _isNative(): boolean {
+    return this.#children.every((child) => child._isNative());
+  }
+
+  /** @internal */
   override _bells(): readonly Bell[] {
     return this.#children.flatMap((child) => child._bells());
   }

@@ -4,7 +4,7 @@ import { types } from "node:util";
 import { LimitError, Passed, invalid, make, messageOf } from "./errors.js";
 import { type Duration, milliseconds, unicode } from "./input.js";
 import { Limiter } from "./limiter.js";
-import { type Ask, Question, native, shared } from "./native.js";
+import { type Ask, type Closure, Question, native, shared } from "./native.js";
 
 /**
  * A limiter of your own: an object that a `CompositeLimiter` takes as a child. It is called in the middle of decisions, so
@@ -89,15 +89,16 @@ export function limiterOf(child: unknown): Limiter {
 }
 
 /** @internal A closure that throws what was thrown within it, and not what the native half made of that. */
-export const passing = (closure: () => void): (() => void) => {
+export const passing = (closure: Closure): Closure => {
   /** What was thrown within a call that went on: a line's, which tells its waiters in the calls that follow. */
   let kept: unknown;
   return () => {
     const outer = shared.failure;
     shared.failure = undefined;
     try {
-      closure();
+      const later = closure();
       kept = shared.failure ?? kept;
+      return later;
     } catch (error) {
       const isTheirs = messageOf(error).startsWith("-15 ");
       throw isTheirs ? (shared.failure ?? kept ?? error) : error;
@@ -110,16 +111,21 @@ export const passing = (closure: () => void): (() => void) => {
 /** A caller's own limiter, with the whole interface. */
 class OwnLimiter extends Limiter {
   /** Kept here, as the native half only has a weak reference. */
-  readonly _ask: Ask;
+  readonly _asker: Ask;
   readonly #isShared: boolean;
 
   constructor(name: string, custom: CustomLimiter) {
     const ask = asker(name, custom);
     super(make(() => native.customLimiter(name, ask)), { holds: true, wrap: passing });
-    this._ask = ask;
+    this._asker = ask;
     this.#isShared = custom.isShared === true;
   }
 
+  override _isNative(): boolean {
+    return false;
+  }
+
+  /** @internal */
   override _isShared(): boolean {
     return this.#isShared;
   }

@@ -6,7 +6,21 @@ import type { AcquireOptions, Decision, ReserveOptions, StartOptions, Stats } fr
 import { InvalidArgument, LimitError, StoreError, invalid, make, thrown } from "./errors.js";
 import { type Hook, type HookEvent, Hooks, eventOf } from "./hooks.js";
 import { type Duration, keyOf, maybeMilliseconds, milliseconds, options as checkOptions, unicode, weightOf } from "./input.js";
-import { type NativeLimiter, Num, Op, Status, bind, call, deniedBy, native, numbers, shared } from "./native.js";
+import {
+  type Answer,
+  type Closure,
+  type NativeLimiter,
+  Num,
+  Op,
+  Status,
+  ask,
+  bind,
+  call,
+  deniedBy,
+  native,
+  numbers,
+  shared,
+} from "./native.js";
 import { Permit } from "./permit.js";
 import { requestOf } from "./request.js";
 import type { Store } from "./store.js";
@@ -18,7 +32,7 @@ export interface Home {
   /** Do its permits hold something that must be given back? */
   readonly holds?: boolean;
   /** Stands between the closure and its callers. */
-  readonly wrap?: (closure: () => void) => () => void;
+  readonly wrap?: (closure: Closure) => Closure;
 }
 
 type Counts = [number, number, number, number, number, number, number, number, number];
@@ -31,7 +45,7 @@ export abstract class Limiter {
   /** The limit's name: what `Decision.deniedBy` says. */
   readonly name: string;
   /** @internal The closure that calls it. */
-  _call!: () => void;
+  _call!: Closure;
   /** @internal Does a permit hold something that must be given back? */
   _holds = false;
   /** @internal */
@@ -55,7 +69,7 @@ export abstract class Limiter {
       this.name = made;
       this._call = () => {
         this._bind(native.find(this.#store!._native, made));
-        this._call();
+        return this._call();
       };
     } else {
       this.name = native.nameOf(made);
@@ -65,7 +79,7 @@ export abstract class Limiter {
 
   /** @internal Takes its native half. */
   _bind(made: NativeLimiter): void {
-    const { holds, wrap = (closure: () => void) => closure } = this.#home;
+    const { holds, wrap = (closure: Closure) => closure } = this.#home;
     this.#native = made;
     this._call = wrap(bind(made));
     this._holds = holds ?? !native.hasPlaces(made);
@@ -85,9 +99,11 @@ export abstract class Limiter {
   /** @internal Does it count over a time this short, in ms, by the real clock? */
   _countsWithin(time: number): boolean {
     try {
-      return (this.window ?? Infinity) < time && !this._stores().some((store) => store._clock !== undefined);
+      // Not by `window`: who waits for it is told what is wrong, and hooks once.
+      const counts = call(this._call, Op.window, "", 1) === Status.yes && numbers[Num.retryAfter]! / 1e3 < time;
+      return counts && this._stores().every((store) => store._clock === undefined);
     } catch {
-      return false; // Who waits for it is told what is wrong.
+      return false;
     }
   }
 
@@ -129,24 +145,41 @@ export abstract class Limiter {
 
   /** @internal Calls the native half; `call` says what may not happen before the answer is read. */
   _do(op: Op, key: string, weight: number): Status {
-    return shared.hooks === 0 ? call(this._call, op, key, weight) : this.#overheard(op, key, weight);
+    if (shared.hooks === 0) return call(this._call, op, key, weight);
+    return this.#overheard(key, weight)(() => call(this._call, op, key, weight));
   }
 
-  #overheard(op: Op, key: string, weight: number): Status {
+  /** @internal The same; what would have to wait for the store does so on the thread pool: see `ask`. */
+  _ask(op: Op, key: string, weight: number, done: (answer: Answer) => void): void {
+    if (!this._isNative()) return done(() => this._do(op, key, weight));
+    if (shared.hooks === 0) return ask(this._call, op, key, weight, done);
+    const overheard = this.#overheard(key, weight);
+    ask(this._call, op, key, weight, (answer) => done(() => overheard(answer)));
+  }
+
+  /** @internal Is it without limiters that are written in JavaScript? The thread pool can call those only. */
+  _isNative(): boolean {
+    return true;
+  }
+
+  /** Tells hooks of what goes wrong between this and the answer. */
+  #overheard(key: string, weight: number): (answer: Answer) => Status {
     const stores = this._stores();
     const before = stores.map((store) => store.failures);
-    let failed: unknown;
-    try {
-      return call(this._call, op, key, weight);
-    } catch (error) {
-      failed = error;
-      throw error;
-    } finally {
-      // One that answers whatever happens does not throw.
-      const failing = stores.filter((store, i) => store.failures > before[i]!);
-      if (failing.length > 0) failed ??= new StoreError("the store failed: see its onError", "store_failure", -9);
-      this._failed(failed, key, weight, failing.length > 0 ? failing : stores);
-    }
+    return (answer) => {
+      let failed: unknown;
+      try {
+        return answer();
+      } catch (error) {
+        failed = error;
+        throw error;
+      } finally {
+        // One that answers whatever happens does not throw.
+        const failing = stores.filter((store, i) => store.failures > before[i]!);
+        if (failing.length > 0) failed ??= new StoreError("the store failed: see its onError", "store_failure", -9);
+        this._failed(failed, key, weight, failing.length > 0 ? failing : stores);
+      }
+    };
   }
 
   /** @internal Tells hooks of an error, if it is an event. */
@@ -201,11 +234,9 @@ export abstract class Limiter {
     return call(this._call, Op.attempt, key, weight) === Status.yes ? new Permit(this, key) : null;
   }
 
-  /** The same; where the store is not open yet, it is opened off the event loop. */
+  /** The same. What has to wait for the store does so off the event loop, which `tryAcquire` does for 20 ms at most. */
   async tryAcquireAsync(options: StartOptions = {}): Promise<Permit | null> {
-    checkOptions(options, START);
-    await this.#opened(keyOf(options.key));
-    return this.tryAcquire(options);
+    return (await this.decideAsync(options)).permit;
   }
 
   /** The same, answering with the whole decision. */
@@ -214,11 +245,12 @@ export abstract class Limiter {
     return this.#decide(keyOf(options.key), weightOf(options.weight));
   }
 
-  /** The same; where the store is not open yet, it is opened off the event loop. */
+  /** The same. What has to wait for the store does so off the event loop, which `decide` does for 20 ms at most. */
   async decideAsync(options: StartOptions = {}): Promise<Decision> {
     checkOptions(options, START);
-    await this.#opened(keyOf(options.key));
-    return this.decide(options);
+    const key = keyOf(options.key);
+    const weight = weightOf(options.weight);
+    return this.#ask(Op.decide, key, weight, (status) => this.#heard(this.#answer(Op.decide, key, status), key, weight));
   }
 
   /** The decision that `decide` would give. Records nothing; `weight` may be 0. */
@@ -229,7 +261,11 @@ export abstract class Limiter {
   }
 
   #decide(key: string, weight: number): Decision {
-    const decision = this.#answer(Op.decide, key, this._do(Op.decide, key, weight));
+    return this.#heard(this.#answer(Op.decide, key, this._do(Op.decide, key, weight)), key, weight);
+  }
+
+  /** Tells hooks of a denial. */
+  #heard(decision: Decision, key: string, weight: number): Decision {
     if (!decision.admitted && shared.hooks !== 0) this._waits(decision, key, weight);
     return decision;
   }
@@ -275,14 +311,20 @@ export abstract class Limiter {
    * For limits that are a matter of time: others throw a `LimitError`, "unsupported".
    */
   reserve(options: ReserveOptions = {}): Permit | null {
-    checkOptions(options, RESERVE);
-    const key = keyOf(options.key);
-    const weight = weightOf(options.weight);
-    const maxWait = maybeMilliseconds("maxWait", options.maxWait) ?? -1;
-    const grace = maybeMilliseconds("grace", options.grace) ?? -1;
+    const { key, weight, maxWait, grace } = placeOf(options);
     numbers[Num.time] = maxWait;
     numbers[Num.grace] = grace;
-    if (this._do(Op.reserve, key, weight) === Status.yes) return new Permit(this, key, false);
+    return this.#reserved(this._do(Op.reserve, key, weight), key, weight);
+  }
+
+  /** The same. What has to wait for the store does so off the event loop, which `reserve` does for 20 ms at most. */
+  async reserveAsync(options: ReserveOptions = {}): Promise<Permit | null> {
+    const { key, weight, maxWait, grace } = placeOf(options);
+    return this.#ask(Op.reserve, key, weight, (status) => this.#reserved(status, key, weight), maxWait, grace);
+  }
+
+  #reserved(status: Status, key: string, weight: number): Permit | null {
+    if (status === Status.yes) return new Permit(this, key, false);
     this._waits(this._foresee(key, weight), key, weight);
     return null;
   }
@@ -345,41 +387,41 @@ export abstract class Limiter {
 
   /** Would a start of weight 1 be admitted now? Changes nothing. */
   async canProceed(key?: string): Promise<boolean> {
-    return (await this.#ask(Op.canProceed, key)) === Status.yes;
+    return this.#ask(Op.canProceed, keyOf(key), 1, (status) => status === Status.yes);
   }
 
   /** A job has started: recorded even when the limit is full, because the caller has already decided. */
   async recordJobStart(key?: string): Promise<void> {
-    await this.#ask(Op.recordJobStart, key);
+    await this.#ask(Op.recordJobStart, keyOf(key));
   }
 
   /** A job has ended: the oldest start without a permit that this process recorded on that key. */
   async recordJobCompletion(key?: string): Promise<void> {
-    await this.#ask(Op.recordJobCompletion, key);
+    await this.#ask(Op.recordJobCompletion, keyOf(key));
     for (const bell of this._bells()) bell.ring(keyOf(key));
   }
 
   /** The earliest instant at which a start of weight 1 would be admitted; now, if now. Rounded up to the ms. */
   async getNextAvailableTime(key?: string): Promise<Date> {
-    // What is asked is read in the same turn: see `call`.
-    return this.#ask(Op.nextAvailableTime, key, 0, () => new Date(numbers[Num.time]!));
+    return this.#ask(Op.nextAvailableTime, keyOf(key), 1, () => new Date(numbers[Num.time]!));
   }
 
   /** Imposes a gate: nobody starts before `date`. Gates only move later, except by `clear`. Without a key it binds all. */
   async setNextAvailableTime(date: Date, key?: string): Promise<void> {
     const ms = types.isDate(date) ? date.getTime() : NaN;
     if (Number.isNaN(ms)) throw invalid("date", date, "a valid Date");
-    await this.#ask(Op.setNextAvailableTime, key, ms);
+    await this.#ask(Op.setNextAvailableTime, keyOf(key), 1, undefined, ms);
   }
 
   /** A gate relative to now. */
   async pause(duration: Duration, key?: string): Promise<void> {
-    await this.#ask(Op.pause, key, milliseconds("duration", duration));
+    const ms = milliseconds("duration", duration);
+    await this.#ask(Op.pause, keyOf(key), 1, undefined, ms);
   }
 
   /** Back to the initial state, gate included. Without a key: of all keys. */
   async clear(key?: string): Promise<void> {
-    await this.#ask(Op.clear, key);
+    await this.#ask(Op.clear, keyOf(key));
     for (const bell of this._bells()) bell.ring();
   }
 
@@ -393,14 +435,21 @@ export abstract class Limiter {
     return { admitted, denied, unitsWanted, unitsGranted, waited, waitTime, cancelled, storeErrors, policyChanges };
   }
 
-  #ask(op: Op, key: unknown, time?: number): Promise<Status>;
-  #ask<T>(op: Op, key: unknown, time: number, read: () => T): Promise<T>;
-  async #ask(op: Op, key: unknown, time = 0, read?: () => unknown): Promise<unknown> {
-    const checked = keyOf(key);
-    await this.#opened(checked);
-    numbers[Num.time] = time;
-    const status = this._do(op, checked, 1);
-    return read === undefined ? status : read();
+  /** Asks off the event loop what has to wait. `read` reads the answer in the same turn: see `call`. */
+  async #ask<T>(op: Op, key: string, weight = 1, read?: (status: Status) => T, time = 0, grace = 0): Promise<T> {
+    await this.#opened(key);
+    return new Promise((resolve, reject) => {
+      numbers[Num.time] = time;
+      numbers[Num.grace] = grace;
+      this._ask(op, key, weight, (answer) => {
+        try {
+          const status = answer();
+          resolve(read?.(status) as T);
+        } catch (error) {
+          reject(error);
+        }
+      });
+    });
   }
 
   async #opened(key: string): Promise<void> {
@@ -411,6 +460,16 @@ export abstract class Limiter {
       throw error;
     }
   }
+}
+
+/** What a `reserve` asks for, durations in ms and -1 for none. */
+function placeOf(options: ReserveOptions): { key: string; weight: number; maxWait: number; grace: number } {
+  checkOptions(options, RESERVE);
+  const key = keyOf(options.key);
+  const weight = weightOf(options.weight);
+  const maxWait = maybeMilliseconds("maxWait", options.maxWait) ?? -1;
+  const grace = maybeMilliseconds("grace", options.grace) ?? -1;
+  return { key, weight, maxWait, grace };
 }
 
 brand({ Limiter }, native);

@@ -12,6 +12,10 @@ export type NativeStore = Opaque<"store">;
 export type NativeClock = Opaque<"clock">;
 export type NativePolicy = Opaque<"policy">;
 export type NativeLimiter = Opaque<"limiter">;
+/** A call that has to wait for the store. */
+type Later = Opaque<"later">;
+/** The closure of a limiter. It gives something only if it was asked to make a call later that would have to wait. */
+export type Closure = () => Later | undefined;
 type Windows = readonly (readonly [max: number, seconds: number])[];
 type Backoff = readonly [initial: number, multiplier: number, max: number, jitter: string];
 
@@ -61,7 +65,8 @@ interface Native {
   hasPlaces(limiter: NativeLimiter): boolean;
   stats(limiter: NativeLimiter, key: string): number[];
   bufferSize(): number;
-  bind(limiter: NativeLimiter, buffer: ArrayBuffer): () => void;
+  bind(limiter: NativeLimiter, buffer: ArrayBuffer): Closure;
+  work(later: Later): Promise<Uint8Array>;
 }
 
 export const native = addon as Native;
@@ -119,6 +124,9 @@ export const enum Op {
   wakeAll,
 }
 
+/** Added to what must not wait for the store here: `ask` has that done on the thread pool. */
+const LATER = 1 << 8;
+
 /** What it answers. */
 export const enum Status {
   no,
@@ -171,21 +179,73 @@ export const ints = new Int32Array(buffer, 0, 42);
 export const numbers = new Float64Array(buffer, 0, 12);
 const large = new BigUint64Array(buffer, 96, 1);
 const text = Buffer.from(buffer, 168);
+const bytes = new Uint8Array(buffer);
 
 /** The closure of a limiter. */
-export const bind = (limiter: NativeLimiter): (() => void) => native.bind(limiter, buffer);
+export const bind = (limiter: NativeLimiter): Closure => native.bind(limiter, buffer);
 
 /** Calls a limiter. Nothing of the caller's (a getter of its options, say) may run between this and reading the answer. */
-export function call(closure: () => void, op: Op, key: string, weight: number): Status {
-  ints[Int.op] = op;
-  ints[Int.textLength] = key === "" ? 0 : write(key);
-  numbers[Num.weight] = weight;
+export function call(closure: Closure, op: Op, key: string, weight: number): Status {
+  put(op, key, weight);
   try {
     closure();
   } catch (error) {
     throw thrown(error);
   }
   return ints[Int.status]!;
+}
+
+/** Reads the answer of a call from the buffer, or throws its error. */
+export type Answer = () => Status;
+
+/**
+ * Calls a limiter, on the thread pool if it would have to wait for the store. `done` is called once, mostly before this
+ * returns, and reads the answer at once; it does not throw.
+ */
+export function ask(closure: Closure, op: Op, key: string, weight: number, done: (answer: Answer) => void): void {
+  const failed = (error: unknown): void => {
+    const reason = thrown(error);
+    done(() => {
+      throw reason;
+    });
+  };
+  let later: Later | undefined;
+  try {
+    put(op | LATER, key, weight);
+    later = closure();
+  } catch (error) {
+    return failed(error);
+  }
+  const read = (): Status => ints[Int.status]!;
+  if (later === undefined) return done(read);
+  const made = later;
+  inPool(() => native.work(made)).then((answer) => {
+    bytes.set(answer);
+    done(read);
+  }, failed);
+}
+
+/** The pool's threads are few, and for the whole process: files and names of hosts need them, too. */
+const MOST_IN_POOL = 2;
+let inPoolNow = 0;
+const waitingForPool: (() => void)[] = [];
+
+async function inPool<T>(work: () => Promise<T>): Promise<T> {
+  if (inPoolNow === MOST_IN_POOL) await new Promise<void>((resolve) => waitingForPool.push(resolve));
+  else inPoolNow++;
+  try {
+    return await work();
+  } finally {
+    const next = waitingForPool.shift();
+    if (next === undefined) inPoolNow--;
+    else next();
+  }
+}
+
+function put(op: number, key: string, weight: number): void {
+  ints[Int.op] = op;
+  ints[Int.textLength] = key === "" ? 0 : write(key);
+  numbers[Num.weight] = weight;
 }
 
 /** Writes a key. Most are short and ASCII: a loop beats everything that has to be called. */

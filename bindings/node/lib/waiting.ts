@@ -1,8 +1,9 @@
 // Waiting: the core keeps the line of those who wait, and this its one timer, and whoever makes room wakes the line.
 
+import type { Decision } from "./calls.js";
 import { TimeoutError, thrown } from "./errors.js";
 import type { Limiter } from "./limiter.js";
-import { Int, Num, Op, Status, call, ints, numbers } from "./native.js";
+import { type Answer, Int, Num, Op, Status, call, ints, numbers } from "./native.js";
 import { Permit } from "./permit.js";
 import type { Request } from "./request.js";
 
@@ -57,8 +58,10 @@ export class Line {
   /** When the timer is due, on the clock of `performance.now()`. */
   #due = Infinity;
   #isPrecise = false;
-  /** Is the core at work on it? It may ask limiters of the caller's own, and they may do anything. */
+  /** Is the core at work on it? That may be on the thread pool, or it asks limiters of the caller's own. */
   #isBusy = false;
+  /** What is done after that. */
+  #after: (() => void)[] = [];
 
   constructor(limiter: Limiter) {
     this.#limiter = limiter;
@@ -85,87 +88,108 @@ export class Line {
 
   /** There may be room on a key; without one, on any. */
   wake(key?: string): void {
-    if (this.#isBusy) return void setImmediate(() => this.wake(key));
-    this.#advance(key === undefined ? Op.wakeAll : Op.wake, key);
+    this.#soon(() => this.#advance(key === undefined ? Op.wakeAll : Op.wake, key));
   }
 
   #join(waiter: Waiter): void {
-    if (this.#isBusy) return void setImmediate(() => this.#join(waiter));
-    if (waiter.isOver) return;
-    const { key, weight, priority, timeout, place } = waiter.request;
-    const seen = place === undefined ? this.#limiter._foresee(key, weight) : null;
-    try {
-      if (place !== undefined) this.#limiter._put("place", place);
+    this.#soon(() => {
+      if (waiter.isOver) return;
+      const { key, weight, priority, timeout, place } = waiter.request;
+      const seen = place === undefined ? this.#limiter._foresee(key, weight) : null;
+      try {
+        if (place !== undefined) this.#limiter._put("place", place);
+      } catch (error) {
+        return this.#reject(waiter, error);
+      }
       ints[Int.priority] = priority;
       numbers[Num.time] = timeout;
-      const status = this.#do(place === undefined ? Op.join : Op.joinWithPlace, key, weight);
-      if (place instanceof Permit) place._useUp(); // From now on it is the waiter's.
-      const due = numbers[Num.due]!;
-      if (status === Status.sleep) {
-        waiter.id = numbers[Num.waiter]!;
-        if (this.#waiters.size === 0) this.#begin();
-        this.#waiters.set(waiter.id, waiter);
-        this.#limiter._waits(seen, key, weight);
-      } else {
-        if (status === Status.expired) this.#limiter._waits(seen, key, weight, numbers[Num.retryAfter]! / 1e3);
-        this.#tell(waiter, status);
-      }
-      this.#sleep(due);
-    } catch (error) {
-      this.#reject(waiter, error);
+      this.#do(place === undefined ? Op.join : Op.joinWithPlace, key, weight, (answer) => {
+        try {
+          this.#joined(waiter, answer(), seen);
+        } catch (error) {
+          this.#reject(waiter, error);
+        }
+      });
+    });
+  }
+
+  #joined(waiter: Waiter, status: Status, seen: Decision | null): void {
+    const { key, weight, place } = waiter.request;
+    const due = numbers[Num.due]!;
+    if (place instanceof Permit) place._useUp(); // From now on it is the waiter's.
+    if (status === Status.sleep) {
+      waiter.id = numbers[Num.waiter]!;
+      if (this.#waiters.size === 0) this.#begin();
+      this.#waiters.set(waiter.id, waiter);
+      if (waiter.isOver) this.#left(waiter);
+      else this.#limiter._waits(seen, key, weight);
+    } else {
+      const after = numbers[Num.retryAfter]! / 1e3;
+      this.#tell(waiter, status);
+      if (status === Status.expired) this.#limiter._waits(seen, key, weight, after);
     }
+    this.#sleep(due);
   }
 
   #abort(waiter: Waiter): void {
     this.#reject(waiter, waiter.request.signal!.reason);
-    if (this.#waiters.delete(waiter.id)) this.#leave(waiter.id);
+    this.#left(waiter);
   }
 
-  #leave(id: number): void {
-    if (this.#isBusy) return void setImmediate(() => this.#leave(id));
-    numbers[Num.waiter] = id;
-    this.#do(Op.leave);
-    if (this.#waiters.size === 0) this.#end();
-    else this.#sleep(numbers[Num.due]!);
+  /** A waiter does not wait any longer. */
+  #left(waiter: Waiter): void {
+    if (!this.#waiters.delete(waiter.id)) return;
+    this.#soon(() => {
+      numbers[Num.waiter] = waiter.id;
+      this.#limiter._do(Op.leave, "", 1);
+      this.#goOn(numbers[Num.due]!);
+    });
   }
 
   /** Lets the core do what is due, and settles those whose wait is over. */
   #advance(how: Op, key = ""): void {
-    this.#do(how, key);
-    const due = numbers[Num.due]!;
-    for (;;) {
-      let status = Status.no;
-      let failure: unknown;
-      try {
-        status = call(this.#limiter._call, Op.take, "", 1);
-        if (status === Status.no) break;
-      } catch (error) {
-        failure = thrown(error);
-      }
-      const id = numbers[Num.waiter]!;
-      const waiter = this.#waiters.get(id);
-      if (waiter === undefined) {
-        if (status === Status.yes) new Permit(this.#limiter, "").cancel(); // It left while the core was at work.
-        continue;
-      }
-      this.#waiters.delete(id);
-      if (failure === undefined) {
-        this.#tell(waiter, status);
-      } else {
-        this.#limiter._failed(failure, waiter.request.key, waiter.request.weight);
-        this.#reject(waiter, failure);
-      }
+    this.#do(how, key, 1, (answer) => {
+      answer();
+      const due = numbers[Num.due]!;
+      while (this.#take());
+      this.#goOn(due);
+    });
+  }
+
+  /** Settles one of those whose wait is over, if there is one. */
+  #take(): boolean {
+    let status = Status.no;
+    let failure: unknown;
+    try {
+      status = call(this.#limiter._call, Op.take, "", 1);
+      if (status === Status.no) return false;
+    } catch (error) {
+      failure = thrown(error);
     }
-    if (this.#waiters.size === 0) this.#end();
-    else this.#sleep(due);
+    const id = numbers[Num.waiter]!;
+    const waiter = this.#waiters.get(id);
+    if (waiter === undefined) {
+      if (status === Status.yes) new Permit(this.#limiter, "").cancel(); // It left while the core was at work.
+      return true;
+    }
+    this.#waiters.delete(id);
+    if (failure === undefined) {
+      this.#tell(waiter, status);
+    } else {
+      this.#limiter._failed(failure, waiter.request.key, waiter.request.weight);
+      this.#reject(waiter, failure);
+    }
+    return true;
   }
 
   /** Settles a waiter with what the call that was just made said. */
   #tell(waiter: Waiter, status: Status): void {
     const { key, timeout } = waiter.request;
     if (status === Status.yes) {
+      const permit = new Permit(this.#limiter, key);
+      if (waiter.isOver) return permit.cancel(); // It left while the core was at work.
       this.#settle(waiter);
-      return waiter.resolve(new Permit(this.#limiter, key));
+      return waiter.resolve(permit);
     }
     const after = numbers[Num.retryAfter]! / 1e3;
     const why = `no room in limit "${this.#limiter.name}" within ${timeout} ms: retry after ${after} ms`;
@@ -182,13 +206,35 @@ export class Line {
     if (waiter.onAbort !== undefined) waiter.request.signal!.removeEventListener("abort", waiter.onAbort);
   }
 
-  #do(op: Op, key = "", weight = 1): Status {
+  /** Does something as soon as the core is not at work on the line. */
+  #soon(action: () => void): void {
+    if (this.#isBusy) this.#after.push(action);
+    else action();
+  }
+
+  /** Lets the core work on the line. `done` reads what it answered. */
+  #do(op: Op, key: string, weight: number, done: (answer: Answer) => void): void {
     this.#isBusy = true;
-    try {
-      return this.#limiter._do(op, key, weight);
-    } finally {
-      this.#isBusy = false;
-    }
+    this.#limiter._ask(op, key, weight, (answer) => {
+      try {
+        done(() => {
+          try {
+            return answer();
+          } finally {
+            this.#isBusy = false;
+          }
+        });
+      } finally {
+        const after = this.#after;
+        this.#after = [];
+        for (const action of after) this.#soon(action);
+      }
+    });
+  }
+
+  #goOn(due: number): void {
+    if (this.#waiters.size === 0) this.#end();
+    else this.#sleep(due);
   }
 
   /** There are waiters. */
@@ -212,7 +258,7 @@ export class Line {
     this.#due = due;
     const look = (): void => {
       this.#due = Infinity;
-      this.#advance(Op.advance);
+      this.#soon(() => this.#advance(Op.advance));
     };
     if (ms === 0 || (this.#isPrecise && ms <= SLACK)) this.#immediate = setImmediate(look);
     else this.#timer = setTimeout(look, Math.min(this.#isPrecise ? ms - SLACK : Math.ceil(ms), LONGEST_TIMER));

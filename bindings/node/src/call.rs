@@ -4,31 +4,38 @@
 //! much as a decision. So nothing crosses: arguments and answers lie in one buffer that both sides see, and the closure
 //! takes and returns nothing. `lib/native.ts` knows the same layout and the same numbers.
 
-use crate::text;
-use napi::bindgen_prelude::{ArrayBuffer, FromNapiValue, Function};
-use napi::{Env, JsValue, Status, sys};
+use crate::{pooled, text};
+use napi::bindgen_prelude::{ArrayBuffer, AsyncTask, Buffer, External, FromNapiValue, Function, ToNapiValue};
+use napi::{Env, JsValue, Status, Task, sys};
 use std::any::Any;
-use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::ffi::{CString, c_void};
 use std::mem::offset_of;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
-use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::slice;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant, SystemTime};
 use workglow_limit::{
-    Attempt, Decision, Error, Joined, Limiter, Line, Outcome, Presented, RawPermit, Reserved, Waiter, WaiterId,
-    from_unix_ns, unix_ns,
+    Attempt, Decision, Error, Joined, Limiter, Line, MayWait, Outcome, Presented, RawPermit, Reserved, Waiter,
+    WaiterId, from_unix_ns, unix_ns,
 };
 
 /// Room for a key: what JavaScript has in 1,024 characters, at most 3 bytes each. The text of a permit is shorter.
 const KEY_BYTES: usize = 3 * 1_024;
 
+/// Added to an operation that must not wait for the store here: the closure answers what [`work`] does on the thread pool.
+const LATER: i32 = 1 << 8;
+
+/// Who has waited so long for a thread does not wait for the store as well.
+const QUEUED: Duration = Duration::from_secs(1);
+
 /// What both sides see.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct Shared {
-    /// In: what to do, one of the numbers of [`Data::call`].
+    /// In: what to do, one of the numbers of [`Core::call`], and perhaps [`LATER`].
     operation: i32,
     /// Out: 1 admitted (started, yes), 0 denied (not yet, no), 2 sleep, 3 expired.
     status: i32,
@@ -74,16 +81,27 @@ impl Shared {
 
 /// What a closure holds.
 struct Data {
-    limiter: Arc<dyn Limiter>,
+    core: Arc<Core>,
     /// May JavaScript run in the middle of a call, and make calls of its own?
     may_call_back: bool,
     shared: *mut Shared,
     /// Keeps the buffer.
     buffer: sys::napi_ref,
-    /// Those in this environment who wait. `lib/waiting.ts` asks for nothing of it while it is at work.
-    line: RefCell<Line>,
+}
+
+/// The part of it that the thread pool needs, too.
+struct Core {
+    limiter: Arc<dyn Limiter>,
+    line: Mutex<Waiting>,
+    /// A thread of the pool looks after its stores.
+    is_looked_after: AtomicBool,
+}
+
+/// Those in this environment who wait. `lib/waiting.ts` asks for nothing of it while it is at work.
+struct Waiting {
+    line: Line,
     /// Whose wait is over, and who have not been told yet.
-    over: RefCell<VecDeque<(WaiterId, Outcome)>>,
+    over: VecDeque<(WaiterId, Outcome)>,
 }
 
 /// Makes the closure.
@@ -100,14 +118,9 @@ pub fn bind<'env>(
     let mut reference = ptr::null_mut();
     // SAFETY: the environment and the value are alive for the duration of this call, as in all that follow.
     check(unsafe { sys::napi_create_reference(env.raw(), buffer.raw(), 1, &mut reference) })?;
-    let data = Box::into_raw(Box::new(Data {
-        line: RefCell::new(Line::new(limiter.clone())),
-        over: RefCell::default(),
-        limiter,
-        may_call_back,
-        shared,
-        buffer: reference,
-    }));
+    let line = Mutex::new(Waiting { line: Line::new(limiter.clone()), over: VecDeque::new() });
+    let core = Arc::new(Core { limiter, line, is_looked_after: AtomicBool::new(false) });
+    let data = Box::into_raw(Box::new(Data { core, may_call_back, shared, buffer: reference }));
     let mut function = ptr::null_mut();
     // SAFETY: no name, and data that live until the finalizer of the function itself. Should that one not be
     // accepted, they are leaked.
@@ -152,7 +165,7 @@ unsafe extern "C" fn enter(env: sys::napi_env, info: sys::napi_callback_info) ->
         // With a copy, because calls from within the call use the same buffer. What they did is then written over.
         // SAFETY: as below, but that JavaScript may run between the reading and the writing, when nothing refers there.
         let mut own = unsafe { data.shared.read() };
-        let answered = catch_unwind(AssertUnwindSafe(|| data.call(&mut own)));
+        let answered = catch_unwind(AssertUnwindSafe(|| data.core.enter(&mut own)));
         // SAFETY: as above.
         unsafe { data.shared.write(own) };
         answered
@@ -160,10 +173,18 @@ unsafe extern "C" fn enter(env: sys::napi_env, info: sys::napi_callback_info) ->
         // SAFETY: the buffer is referenced, large enough and aligned, every bit pattern is good, and JavaScript stands
         // still until this returns: the core calls none. The package shows the buffer to nobody, who could detach it.
         let shared = unsafe { &mut *data.shared };
-        catch_unwind(AssertUnwindSafe(|| data.call(shared)))
+        catch_unwind(AssertUnwindSafe(|| data.core.enter(shared)))
     };
+    if data.core.limiter.is_due() {
+        // SAFETY: Node's own environment, as above.
+        unsafe { data.core.look_after(env) };
+    }
     let message = match answered {
-        Ok(Ok(())) => return ptr::null_mut(),
+        Ok(Ok(None)) => return ptr::null_mut(),
+        Ok(Ok(Some(later))) => {
+            // SAFETY: as above. Without a value JavaScript takes it for an answer, and finds that nobody was admitted.
+            return unsafe { External::to_napi_value(env, External::new(later)) }.unwrap_or(ptr::null_mut());
+        }
         Ok(Err(error)) => text(&error),
         Err(panic) => panic_text(&*panic),
     };
@@ -179,7 +200,100 @@ pub fn panic_text(panic: &(dyn Any + Send)) -> String {
     format!("workglow-limit has a bug: {}", what.unwrap_or("it panicked"))
 }
 
-impl Data {
+/// A call that has to wait for the store.
+pub struct Later {
+    core: Arc<Core>,
+    /// As it was when the call was made: one that would have to wait has changed nothing.
+    shared: Shared,
+    asked: Instant,
+}
+
+/// Makes such a call on the thread pool, and gives what lies in the buffer after it.
+pub struct Working(Arc<Core>, Box<Shared>, Instant);
+
+impl Working {
+    pub fn new(later: &Later) -> Working {
+        Working(later.core.clone(), Box::new(later.shared), later.asked)
+    }
+}
+
+impl Task for Working {
+    type Output = ();
+    type JsValue = Buffer;
+
+    fn compute(&mut self) -> napi::Result<()> {
+        let Working(core, shared, asked) = self;
+        let may = if asked.elapsed() < QUEUED { MayWait::UntilTimeout } else { MayWait::Briefly };
+        pooled(may, || core.call(shared))
+    }
+
+    fn resolve(&mut self, _: Env, (): ()) -> napi::Result<Buffer> {
+        let shared: *const Shared = &*self.1;
+        // SAFETY: as many bytes as it has; there is no padding between its fields, as their offsets show.
+        Ok(unsafe { slice::from_raw_parts(shared.cast::<u8>(), size_of::<Shared>()) }.to_vec().into())
+    }
+}
+
+/// What decisions left to who may wait.
+struct LookingAfter(Arc<Core>);
+
+impl Task for LookingAfter {
+    type Output = ();
+    type JsValue = ();
+
+    fn compute(&mut self) -> napi::Result<()> {
+        pooled(MayWait::UntilTimeout, || {
+            self.0.limiter.look_after();
+            Ok(())
+        })
+    }
+
+    fn resolve(&mut self, _: Env, (): ()) -> napi::Result<()> {
+        Ok(())
+    }
+
+    fn finally(self, _: Env) -> napi::Result<()> {
+        self.0.is_looked_after.store(false, Relaxed);
+        Ok(())
+    }
+}
+
+impl Core {
+    /// One call, or what is left of it for the thread pool.
+    #[inline(always)]
+    fn enter(self: &Arc<Core>, shared: &mut Shared) -> Result<Option<Later>, Error> {
+        if shared.operation & LATER == 0 {
+            return self.call(shared).map(|()| None);
+        }
+        shared.operation &= !LATER;
+        match MayWait::Never.during(|| self.call(shared)) {
+            Err(Error::WouldWait) => Ok(Some(Later { core: self.clone(), shared: *shared, asked: Instant::now() })),
+            answer => answer.map(|()| None),
+        }
+    }
+
+    /// Sends what is due to the thread pool, once at a time.
+    ///
+    /// # Safety
+    /// The environment is that of the calling thread.
+    #[cold]
+    unsafe fn look_after(self: &Arc<Core>, env: sys::napi_env) {
+        if self.is_looked_after.swap(true, Relaxed) {
+            return;
+        }
+        // SAFETY: as the caller promised. Nobody needs the promise.
+        let sent = unsafe { AsyncTask::to_napi_value(env, AsyncTask::new(LookingAfter(self.clone()))) };
+        if sent.is_err() {
+            self.is_looked_after.store(false, Relaxed); // The environment ends. It stays due.
+        }
+    }
+
+    /// The line. `lib/waiting.ts` sees to it that nobody else has it.
+    fn waiting(&self) -> Result<MutexGuard<'_, Waiting>, Error> {
+        let reason = || Error::Unsupported { reason: "a call of a line while another one is at work on it".to_owned() };
+        self.line.try_lock().map_err(|_| reason())
+    }
+
     /// One call. The numbers are those of `Op` in `lib/native.ts`.
     #[inline(always)]
     fn call(&self, shared: &mut Shared) -> Result<(), Error> {
@@ -211,11 +325,19 @@ impl Data {
                     4 => Waiter::new(key, weight).priority(shared.priority),
                     _ => Waiter::with_place(RawPermit::from_words(shared.permit)),
                 };
-                let joined = self.line.borrow_mut().join(waiter.timeout(given(shared.time)))?;
-                self.joined(shared, joined)?;
+                let line = &mut self.waiting()?.line;
+                let joined = line.join(waiter.timeout(given(shared.time)))?;
+                shared.due = due(line.next());
+                match joined {
+                    Joined::Done(outcome) => end(shared, outcome)?,
+                    Joined::Waiting(id) => {
+                        shared.status = 2;
+                        shared.waiter = id as f64;
+                    }
+                }
             }
             5 => {
-                let mut line = self.line.borrow_mut();
+                let line = &mut self.waiting()?.line;
                 line.leave(shared.waiter as WaiterId);
                 shared.due = due(line.next());
             }
@@ -266,57 +388,26 @@ impl Data {
                 shared.status = i32::from(window.is_some());
                 shared.retry_after = us(window.unwrap_or_default());
             }
-            25 => self.advance(shared),
-            26 => self.take(shared)?,
-            27 | 28 => {
-                self.line.borrow_mut().wake((shared.operation == 27).then_some(key));
-                self.advance(shared);
+            25 | 27 | 28 => {
+                let Waiting { line, over } = &mut *self.waiting()?;
+                if shared.operation != 25 {
+                    line.wake((shared.operation == 27).then_some(key));
+                }
+                let mut ended = Vec::new();
+                shared.due = due(line.advance(&mut ended));
+                over.extend(ended);
+                if line.would_wait() {
+                    return Err(Error::WouldWait);
+                }
             }
+            26 => match self.waiting()?.over.pop_front() {
+                None => shared.status = 0,
+                Some((id, outcome)) => {
+                    shared.waiter = id as f64;
+                    end(shared, outcome)?;
+                }
+            },
             other => return Err(Error::Unsupported { reason: format!("the addon knows no operation {other}") }),
-        }
-        Ok(())
-    }
-
-    fn joined(&self, shared: &mut Shared, joined: Joined) -> Result<(), Error> {
-        shared.due = due(self.line.borrow().next());
-        match joined {
-            Joined::Done(outcome) => self.end(shared, outcome)?,
-            Joined::Waiting(id) => {
-                shared.status = 2;
-                shared.waiter = id as f64;
-            }
-        }
-        Ok(())
-    }
-
-    /// Does what is due.
-    fn advance(&self, shared: &mut Shared) {
-        let mut over = Vec::new();
-        shared.due = due(self.line.borrow_mut().advance(&mut over));
-        self.over.borrow_mut().extend(over);
-    }
-
-    /// One waiter whose wait is over, or none.
-    fn take(&self, shared: &mut Shared) -> Result<(), Error> {
-        let Some((id, outcome)) = self.over.borrow_mut().pop_front() else {
-            shared.status = 0;
-            return Ok(());
-        };
-        shared.waiter = id as f64;
-        self.end(shared, outcome)
-    }
-
-    fn end(&self, shared: &mut Shared, outcome: Outcome) -> Result<(), Error> {
-        match outcome {
-            Outcome::Admitted(permit) => {
-                shared.status = 1;
-                shared.permit = permit.to_words();
-            }
-            Outcome::Expired(after) => {
-                shared.status = 3;
-                shared.retry_after = us(after);
-            }
-            Outcome::Failed(error) => return Err(error),
         }
         Ok(())
     }
@@ -336,6 +427,22 @@ impl Data {
             shared.put_text(name);
         }
     }
+}
+
+/// How a wait ended.
+fn end(shared: &mut Shared, outcome: Outcome) -> Result<(), Error> {
+    match outcome {
+        Outcome::Admitted(permit) => {
+            shared.status = 1;
+            shared.permit = permit.to_words();
+        }
+        Outcome::Expired(after) => {
+            shared.status = 3;
+            shared.retry_after = us(after);
+        }
+        Outcome::Failed(error) => return Err(error),
+    }
+    Ok(())
 }
 
 #[cold]

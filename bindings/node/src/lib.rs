@@ -7,6 +7,7 @@ mod call;
 mod custom;
 pub mod policies;
 
+use call::{Later, Working};
 use custom::Script;
 use napi::bindgen_prelude::{ArrayBuffer, AsyncTask, External, Function, ToNapiValue, TypeName};
 use napi::{Env, Task, ValueType, sys};
@@ -17,7 +18,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use workglow_limit::{
     CompositeLimiter, ConcurrencyLimiter, CustomLimiter, DelayLimiter, Durability, Error, EvenlySpacedRateLimiter,
-    FixedWindowLimiter, LeakyBucketLimiter, Limiter, ManualClock, NullLimiter, OnError, Policy, RateLimiter,
+    FixedWindowLimiter, LeakyBucketLimiter, Limiter, ManualClock, MayWait, NullLimiter, OnError, Policy, RateLimiter,
     SlidingWindowCounterLimiter, Store, StoreOptions, TokenBucketLimiter,
 };
 
@@ -114,7 +115,7 @@ impl<T: Send + ToNapiValue + TypeName + 'static> Task for Pooled<T> {
     type JsValue = T;
 
     fn compute(&mut self) -> napi::Result<T> {
-        pooled(&self.0)
+        pooled(MayWait::UntilTimeout, &self.0)
     }
 
     fn resolve(&mut self, _: Env, output: T) -> napi::Result<T> {
@@ -122,9 +123,15 @@ impl<T: Send + ToNapiValue + TypeName + 'static> Task for Pooled<T> {
     }
 }
 
+/// Event loops do not wait. Those who do something that may have to wait do it on the thread pool.
+#[napi_derive::module_init]
+fn wait_briefly() {
+    MayWait::Briefly.set_default();
+}
+
 /// Does it on the thread pool. A panic there would end the process.
-fn pooled<T>(work: impl Fn() -> Result<T, Error>) -> napi::Result<T> {
-    match catch_unwind(AssertUnwindSafe(work)) {
+fn pooled<T>(may: MayWait, work: impl FnOnce() -> Result<T, Error>) -> napi::Result<T> {
+    match catch_unwind(AssertUnwindSafe(|| may.during(work))) {
         Ok(done) => done.map_err(thrown),
         Err(panic) => Err(napi::Error::from_reason(call::panic_text(&*panic))),
     }
@@ -215,7 +222,7 @@ impl Task for Finding {
     type JsValue = Found;
 
     fn compute(&mut self) -> napi::Result<Self::Output> {
-        pooled(|| self.store.find(&self.name))
+        pooled(MayWait::UntilTimeout, || self.store.find(&self.name))
     }
 
     fn resolve(&mut self, _: Env, limiter: Self::Output) -> napi::Result<Self::JsValue> {
@@ -244,6 +251,12 @@ pub fn open_limiter(limiter: &External<AnyLimiter>) -> AsyncTask<Pooled<()>> {
     };
     let limiter = limiter.clone();
     AsyncTask::new(Pooled(Box::new(move || limiter.open())))
+}
+
+/// Makes a call on the thread pool that has to wait, as a closure gave it.
+#[napi]
+pub fn work(later: &External<Later>) -> AsyncTask<Working> {
+    AsyncTask::new(Working::new(later))
 }
 
 /// A clock for tests.

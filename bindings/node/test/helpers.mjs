@@ -7,7 +7,7 @@ import { join } from "node:path";
 /** A directory of the test's own, gone when it is over. */
 export function directory(t) {
   const dir = mkdtempSync(join(tmpdir(), "workglow-limit-"));
-  t.after(() => rmSync(dir, { recursive: true, force: true }));
+  t.after(() => rmSync(dir, { recursive: true, force: true, maxRetries: 20 }));
   return dir;
 }
 

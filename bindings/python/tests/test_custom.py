@@ -235,7 +235,7 @@ def test_the_six_methods_with_keys():
     both = CompositeLimiter([Six()])
     with both.acquire("a"), both.acquire("b"), both.acquire():
         assert [both.decide(key).denied_by for key in ("a", "b", None)] == ["six"] * 3
-        assert 50 < both.decide("a").retry_after <= 60
+        assert 50 < both.decide("a").retry_after < 61  # by the wall clock
         both.clear("a")
         assert both.can_proceed("a") and not both.can_proceed("b")
 

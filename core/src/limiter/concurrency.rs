@@ -297,6 +297,15 @@ impl Limiter for ConcurrencyLimiter {
         self.own(permit).map(drop)
     }
 
+    #[inline]
+    fn is_due(&self) -> bool {
+        self.limit.store().is_due()
+    }
+
+    fn look_after(&self) {
+        self.limit.store().look_after();
+    }
+
     fn open(&self) -> Result<()> {
         self.limit.table().map(drop)
     }

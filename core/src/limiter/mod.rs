@@ -228,6 +228,16 @@ pub trait Limiter: line::Lined {
         false
     }
 
+    /// Is there something to look after, which decisions left because they [must not wait](crate::MayWait)?
+    #[doc(hidden)]
+    fn is_due(&self) -> bool {
+        false
+    }
+
+    /// Does that: see `Store::look_after`.
+    #[doc(hidden)]
+    fn look_after(&self) {}
+
     /// Declares or attaches now what the limiter needs in its store, instead of at the first decision.
     ///
     /// # Errors

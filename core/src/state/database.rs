@@ -11,12 +11,10 @@
 //! that closes a file gives up all its locks on it, whoever in it took them. The price is that somebody who goes on reading
 //! for long, such as a shell with a pager, holds up commits.
 
-use super::declare::{Change, Declared, Family, Part, text_of};
 use super::fcntl::Scope;
-use super::{files, ledger, os};
+use super::{files, ledger, os, policies};
 use crate::error::{Error, Result};
-use crate::policy::{self, Policy};
-use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension, TransactionBehavior, ffi, params};
+use rusqlite::{Connection, ErrorCode, OpenFlags, TransactionBehavior, ffi};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -33,22 +31,13 @@ CREATE TABLE store (
   boot           TEXT NOT NULL,         -- the boot that the last lane was made in; '' before the first
   lane           TEXT NOT NULL,         -- which making of the lane that was; '' before the first
   sequence       INTEGER NOT NULL,      -- counts the commits to the ledger; a lane that knows of fewer is an old copy
-  pruned_at      INTEGER NOT NULL       -- the uptime when the ledger was last pruned, in microseconds
-) STRICT;
-CREATE TABLE limits (
-  name           TEXT PRIMARY KEY,
-  kind           TEXT NOT NULL,         -- 'rate', 'concurrency', …; 'composite': of limits that are called NAME/KIND
-  policy         TEXT NOT NULL,         -- what programs declare, as people write it: '100/1m'
-  declared_at    TEXT NOT NULL,
-  declared_by    TEXT NOT NULL,         -- the program and process that declared it last
-  override       TEXT,                  -- the operator's policy, which stands above it; NULL without one
-  overridden_at  TEXT,
-  overridden_by  TEXT
+  pruned_at      INTEGER NOT NULL,      -- the uptime when the ledger was last pruned, in microseconds
+  generation     INTEGER NOT NULL       -- counts the changes of policies; a lane that knows of others is to follow
 ) STRICT;
 ";
 
 /// Now, as people read it.
-const NOW: &str = "strftime('%Y-%m-%dT%H:%M:%fZ', 'now')";
+pub(super) const NOW: &str = "strftime('%Y-%m-%dT%H:%M:%fZ', 'now')";
 
 /// Who a store is, for as long as it exists, and when its lane was made.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -62,6 +51,8 @@ pub(crate) struct Identity {
     pub lane: Option<u64>,
     /// The number of the last commit to the ledger.
     pub sequence: u64,
+    /// The number of the last change of policies.
+    pub generation: u64,
 }
 
 /// A connection to a store's database.
@@ -71,6 +62,8 @@ pub(crate) struct Database {
     path: PathBuf,
     /// The number of the last commit to the ledger.
     pub sequence: u64,
+    /// The number of the last change of policies.
+    pub generation: u64,
     // Last: a connection is closed within it.
     _scope: Scope,
 }
@@ -139,7 +132,7 @@ impl Database {
         check(path)?;
         let mut database = Self::connect(path)?;
         let identity = database.identity()?;
-        database.sequence = identity.sequence;
+        (database.sequence, database.generation) = (identity.sequence, identity.generation);
         Ok((database, identity))
     }
 
@@ -172,7 +165,9 @@ impl Database {
             Ok(c)
         });
         match opened {
-            Ok(connection) => Ok(Database { connection, path: path.to_owned(), sequence: 0, _scope: scope }),
+            Ok(connection) => {
+                Ok(Database { connection, path: path.to_owned(), sequence: 0, generation: 0, _scope: scope })
+            }
             Err(e) => Err(explain(path, e)),
         }
     }
@@ -200,19 +195,21 @@ impl Database {
             (application_id, version, _) => check_numbers(&self.path, application_id, version)?,
         }
         self.check_schema()?;
-        let read = self.connection.query_row("SELECT id, secret, boot, lane, sequence FROM store", [], |row| {
+        let query = "SELECT id, secret, boot, lane, sequence, generation FROM store";
+        let read = self.connection.query_row(query, [], |row| {
             let text = |at| row.get::<_, String>(at);
-            Ok((text(0)?, text(1)?, text(2)?, text(3)?, row.get::<_, i64>(4)?))
+            Ok((text(0)?, text(1)?, text(2)?, text(3)?, row.get::<_, i64>(4)?, row.get::<_, i64>(5)?))
         });
-        let (id, secret, boot, lane, sequence) = read.map_err(|e| self.explain(e))?;
-        let sequence = u64::try_from(sequence).map_err(|_| self.damaged(format!("commit number {sequence}")))?;
+        let (id, secret, boot, lane, sequence, generation) = read.map_err(|e| self.explain(e))?;
+        let number = |n: i64| u64::try_from(n).map_err(|_| self.damaged(format!("commit number {n}")));
+        let (sequence, generation) = (number(sequence)?, number(generation)?);
         let marked = |text: &str| self.damaged(format!("a store marked \"{}\"", text.escape_debug()));
         let words = |text: &str| from_hex(text).ok_or_else(|| marked(text));
         let lane = match lane.as_str() {
             "" => None,
             text => Some(u64::from_str_radix(text, 16).map_err(|_| marked(text))?),
         };
-        Ok(Identity { id: words(&id)?, secret: words(&secret)?, boot, lane, sequence })
+        Ok(Identity { id: words(&id)?, secret: words(&secret)?, boot, lane, sequence, generation })
     }
 
     /// Whoever may write to the file may have put a view or a trigger into it that never ends.
@@ -235,144 +232,17 @@ impl Database {
             // Somebody else may have made it meanwhile.
             if transaction.query_row("SELECT count(*) = 0 FROM sqlite_schema", [], |row| row.get(0))? {
                 transaction.execute_batch(SCHEMA)?;
+                transaction.execute_batch(policies::SCHEMA)?;
                 transaction.execute_batch(ledger::SCHEMA)?;
                 transaction.pragma_update(None, "application_id", APPLICATION_ID)?;
                 transaction.pragma_update(None, "user_version", VERSION)?;
-                let store = format!("INSERT INTO store VALUES (?1, {NOW}, ?2, '', '', 0, 0)");
+                let store = format!("INSERT INTO store VALUES (?1, {NOW}, ?2, '', '', 0, 0, 0)");
                 transaction.execute(&store, [to_hex([a, b]), to_hex([c, d])])?;
             }
             transaction.commit()
         };
         make().map_err(|e| explain(&self.path, e))
     }
-
-    /// The policies of a limit.
-    pub fn policy(&self, name: &str) -> Result<Option<Declared>> {
-        let query = "SELECT policy, override FROM limits WHERE name = ?1 AND kind <> ?2";
-        let found = self.connection.query_row(query, [name, COMPOSITE], |row| {
-            Ok((row.get::<_, String>(0)?, row.get::<_, Option<String>>(1)?))
-        });
-        let Some((declared, overriding)) = found.optional().map_err(|e| self.explain(e))? else { return Ok(None) };
-        self.read_policies(name, &declared, overriding.as_deref()).map(Some)
-    }
-
-    fn reading<T>(&self, name: &str, read: Result<T>) -> Result<T> {
-        read.map_err(|e| self.damaged(format!("limit \"{name}\" has a policy that makes no sense: {e}")))
-    }
-
-    fn read_policies(&self, name: &str, declared: &str, overriding: Option<&str>) -> Result<Declared> {
-        let parse = |text: &str| self.reading(name, text.parse::<Policy>());
-        Ok(Declared { declared: parse(declared)?, overriding: overriding.map(parse).transpose()? })
-    }
-
-    /// What is declared under a name, and under all that begin with it and a slash.
-    pub fn family(&self, name: &str) -> Result<Family> {
-        // After the slash comes 0.
-        let query = "SELECT name, kind, policy, override FROM limits
-                     WHERE name = ?1 OR name > ?1 || '/' AND name < ?1 || '0'";
-        type Row = (String, String, String, Option<String>);
-        let read = || -> rusqlite::Result<Vec<Row>> {
-            let mut query = self.connection.prepare(query)?;
-            let rows = query.query_map([name], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?)))?;
-            rows.collect()
-        };
-        let mut family = Family::default();
-        for (found, kind, policy, overriding) in read().map_err(|e| self.explain(e))? {
-            if kind != COMPOSITE {
-                let policies = self.read_policies(&found, &policy, overriding.as_deref())?;
-                family.limits.insert(found, policies);
-            } else if found == name {
-                family.composite = Some(self.reading(name, policy::parse_all(&policy))?);
-            }
-        }
-        Ok(family)
-    }
-
-    /// The composites, with their policies.
-    pub fn composites(&self) -> Result<Vec<(String, Vec<Policy>)>> {
-        let read = || -> rusqlite::Result<Vec<(String, String)>> {
-            let mut query = self.connection.prepare("SELECT name, policy FROM limits WHERE kind = ?1")?;
-            let rows = query.query_map([COMPOSITE], |row| Ok((row.get(0)?, row.get(1)?)))?;
-            rows.collect()
-        };
-        let parse = |(name, text): (String, String)| {
-            let policies = self.reading(&name, policy::parse_all(&text))?;
-            Ok((name, policies))
-        };
-        read().map_err(|e| self.explain(e))?.into_iter().map(parse).collect()
-    }
-
-    /// Notes what names stand for from now on: all of it or none. An operator's policies stay above a limit's.
-    pub fn note(&mut self, changes: &[Change]) -> Result<()> {
-        let mut note = || -> rusqlite::Result<()> {
-            let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-            for change in changes.iter().filter(|change| !change.changes_nothing()) {
-                let Change { name, composite, parts, dropped, .. } = change;
-                transaction.execute("DELETE FROM limits WHERE name = ?1 AND kind = ?2", params![name, COMPOSITE])?;
-                for name in dropped {
-                    transaction.execute("DELETE FROM limits WHERE name = ?1", [name])?;
-                }
-                for Part { name, from, .. } in parts.iter().filter(|part| part.from != part.name) {
-                    transaction.execute("UPDATE limits SET name = ?2 WHERE name = ?1", [from, name])?;
-                    transaction.execute("UPDATE executions SET name = ?2 WHERE name = ?1", [from, name])?;
-                }
-                for part in parts.iter().filter(|part| part.is_new()) {
-                    declare(&transaction, &part.name, part.policy.kind(), &part.policy.to_string())?;
-                }
-                if let Some(policies) = composite {
-                    declare(&transaction, name, COMPOSITE, &text_of(policies))?;
-                }
-            }
-            transaction.commit()
-        };
-        note().map_err(|e| explain(&self.path, e))
-    }
-
-    /// Puts operators' policies above the declared ones, or takes them away: all or none.
-    pub fn set_overrides<'a>(&mut self, all: impl Iterator<Item = (&'a str, Option<Policy>)>) -> Result<()> {
-        let set = || -> rusqlite::Result<()> {
-            let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-            for (name, policy) in all {
-                let put = format!(
-                    "UPDATE limits SET override = ?2, overridden_at = iif(?2 IS NULL, NULL, {NOW}),
-                       overridden_by = iif(?2 IS NULL, NULL, ?3) WHERE name = ?1"
-                );
-                transaction.execute(&put, params![name, policy.map(|policy| policy.to_string()), program()])?;
-            }
-            transaction.commit()
-        };
-        set().map_err(|e| explain(&self.path, e))
-    }
-
-    /// The names of all limits, in order: not those of composites, but of their parts.
-    pub fn names(&self) -> Result<Vec<String>> {
-        let read = || -> rusqlite::Result<Vec<String>> {
-            let mut query = self.connection.prepare("SELECT name FROM limits WHERE kind <> ?1 ORDER BY name")?;
-            let names = query.query_map([COMPOSITE], |row| row.get(0))?;
-            names.collect()
-        };
-        read().map_err(|e| self.explain(e))
-    }
-}
-
-/// The kind of a name that stands for several limits.
-const COMPOSITE: &str = "composite";
-
-/// Declares what a name stands for, in place of what it stood for. An operator's policy stays above it.
-fn declare(connection: &Connection, name: &str, kind: &str, policy: &str) -> rusqlite::Result<()> {
-    let upsert = format!(
-        "INSERT INTO limits (name, kind, policy, declared_at, declared_by) VALUES (?1, ?2, ?3, {NOW}, ?4)
-         ON CONFLICT (name) DO UPDATE SET kind = excluded.kind, policy = excluded.policy,
-           declared_at = excluded.declared_at, declared_by = excluded.declared_by"
-    );
-    connection.execute(&upsert, params![name, kind, policy, program()]).map(drop)
-}
-
-/// Who is writing, for people.
-fn program() -> String {
-    let program = std::env::current_exe().ok();
-    let program = program.as_deref().and_then(Path::file_name).map_or("?".into(), |n| n.to_string_lossy());
-    format!("{program} (process {})", std::process::id())
 }
 
 /// Two words as 32 hex digits.
@@ -462,10 +332,6 @@ pub(super) mod tests {
         database.connection.query_row(&format!("SELECT count(*) FROM {table}"), [], |row| row.get(0)).unwrap()
     }
 
-    fn rate(text: &str) -> Policy {
-        text.parse().unwrap()
-    }
-
     #[test]
     fn a_store_is_who_it_was_when_it_was_made() {
         let (one, other) = (Scratch::new(), Scratch::new());
@@ -489,42 +355,7 @@ pub(super) mod tests {
     }
 
     fn declare(database: &Database, name: &str, text: &str) -> Result<()> {
-        super::declare(&database.connection, name, rate(text).kind(), text).map_err(|e| database.explain(e))
-    }
-
-    #[test]
-    fn an_operator_stands_above_what_programs_declare() {
-        let dir = Scratch::new();
-        let mut database = dir.open();
-        assert_eq!(database.policy("api"), Ok(None));
-        declare(&database, "api", "100/1m").unwrap();
-        database.set_overrides([("api", Some(rate("5/1s + 50/1m")))].into_iter()).unwrap();
-        declare(&database, "api", "200/1m").unwrap();
-        let found = dir.open().policy("api").unwrap().unwrap();
-        assert_eq!(found, Declared { declared: rate("200/1m"), overriding: Some(rate("5/1s + 50/1m")) });
-        assert_eq!(found.current(), rate("5/1s + 50/1m"));
-        let shown =
-            "SELECT concat_ws('|', policy, override, typeof(overridden_at), overridden_by = declared_by) FROM limits";
-        let row = || dir.stranger().query_row(shown, [], |row| row.get::<_, String>(0)).unwrap();
-        assert_eq!(row(), "200/1m|5/1s + 50/1m|text|1");
-        for _ in 0..2 {
-            database.set_overrides([("api", None)].into_iter()).unwrap();
-            assert_eq!(row(), "200/1m|null");
-            assert_eq!(dir.open().policy("api").unwrap().unwrap().current(), rate("200/1m"));
-        }
-    }
-
-    #[test]
-    fn a_family_is_a_name_and_what_is_below_it() {
-        let dir = Scratch::new();
-        let database = dir.open();
-        for name in ["a", "a/rate", "a/b/c", "a-", "a0", "ab", "A", "a.b", "é/rate"] {
-            declare(&database, name, "1/1s").unwrap();
-        }
-        let names = |name: &str| database.family(name).unwrap().limits.into_keys().collect::<Vec<_>>();
-        assert_eq!(names("a"), ["a", "a/b/c", "a/rate"]);
-        assert_eq!(names("é"), ["é/rate"]);
-        assert_eq!(names("b"), [""; 0]);
+        policies::declare(&database.connection, name, "rate", text).map_err(|e| database.explain(e))
     }
 
     #[test]

@@ -1,14 +1,13 @@
 //! What names stand for: a limit of one policy, or a composite of several limits, `NAME/KIND`, that were declared together.
 //!
 //! A limit goes on counting when its name comes to stand for more or for less: of `100/1m` and `100/1m + 5 concurrent` the
-//! rate is the same limit, `NAME` before and `NAME/rate` after. The database is told first, and in one transaction; if
-//! somebody dies before the lane has the other name too, whoever looks for the limit next gives it that.
+//! rate is the same limit, `NAME` before and `NAME/rate` after. The database decides, in one transaction, and the lane
+//! follows (`follow.rs`).
 
 use super::locked::Locked;
 use super::session::Session;
 use super::url::Address;
 use crate::error::{Error, Result};
-use crate::fault;
 use crate::policy::{self, Policy};
 use std::collections::BTreeMap;
 
@@ -87,7 +86,7 @@ pub(crate) struct Part {
 }
 
 impl Part {
-    fn now(&self) -> Declared {
+    pub fn now(&self) -> Declared {
         Declared { declared: self.policy, overriding: self.before.and_then(|before| before.overriding) }
     }
 
@@ -151,55 +150,21 @@ impl Session {
         Err(Error::UnknownLimit { name: name.to_owned(), known: self.names()? })
     }
 
-    /// Declares what these names stand for, in place of what they stood for: all or none of it is noted.
+    /// Declares what these names stand for, in place of what they stood for: all or none of it.
     pub(crate) fn declare_all(&self, all: &[(&str, &[Policy])], locked: &Locked) -> Result<()> {
         let changes = all.iter().map(|(name, policies)| self.change(name, policies));
         let changes = changes.collect::<Result<Vec<Change>>>()?;
-        let home = locked;
         let parts = || changes.iter().flat_map(|change| &change.parts);
-        let before = parts().filter_map(|part| Some((part.from.as_str(), part.before?)));
-        self.all_or_none(before, locked, || {
-            for part in parts() {
-                let policy = part.now().current();
-                let limit = self.block(&part.from, policy, locked)?;
-                home.bring_to(limit, policy)?;
-                if part.from != part.name
-                    && let Some(stale) = home.find_limit(&part.name)
-                {
-                    home.retire(stale)?;
-                }
-                if part.before.is_some() && part.is_new() {
-                    self.prepare_ledger(&part.from, policy.longest(), locked)?;
-                }
-            }
-            // After the lane, and after the ledger: whatever this process dies in, no more is missing than the policy
-            // that is noted allows.
-            self.note(&changes)
-        })?;
-        fault::point("names-noted");
-        for part in parts().filter(|part| part.from != part.name) {
-            if let Some(limit) = home.find_limit(&part.from) {
-                home.rename(limit, &part.name)?;
-            }
+        if changes.iter().all(Change::changes_nothing) {
+            return parts().try_for_each(|part| self.bring(&part.name, part.now().current(), locked));
         }
-        Ok(())
-    }
-
-    /// Does what lets policies hold. If it fails, those hold again that did before.
-    fn all_or_none<'a>(
-        &self,
-        before: impl Iterator<Item = (&'a str, Declared)>,
-        locked: &Locked,
-        f: impl FnOnce() -> Result<()>,
-    ) -> Result<()> {
-        f().inspect_err(|_| {
-            for (name, before) in before {
-                if let Some(limit) = self.home().find_limit(name) {
-                    // What cannot be brought back now is when the limit is opened again.
-                    let _ = locked.bring_to(limit, before.current());
-                }
-            }
-        })
+        // What was called so, and was forgotten, is not what is called so from now on.
+        for part in parts().filter(|part| part.from != part.name) {
+            locked.find_limit(&part.name).map_or(Ok(()), |stale| locked.retire(stale))?;
+        }
+        let limits: Vec<_> = parts().map(|part| (part.name.as_str(), part.now().current())).collect();
+        let budget = |policy| locked.budget(policy);
+        self.decide(locked, &limits, |rare| rare.note(&changes), |database| database.note(&changes, budget))
     }
 
     /// What is to change so that a name stands for these policies.
@@ -284,23 +249,10 @@ impl Session {
         }
     }
 
-    fn note(&self, changes: &[Change]) -> Result<()> {
-        if changes.iter().all(Change::changes_nothing) {
-            return Ok(());
-        }
-        match &self.address {
-            Address::Memory => {
-                self.rare().note(changes);
-                Ok(())
-            }
-            Address::Sqlite(path) => self.with_database(path, |database| database.note(changes)),
-        }
-    }
-
     /// Takes what a name stands for away. Its limits go on for those who use them, and count on if it is declared again,
     /// until it is declared as another kind.
     pub(crate) fn undeclare(&self, name: &str) -> Result<()> {
-        self.with_lock(|_| {
+        self.with_lock(|locked| {
             let family = self.family(name)?;
             let parts = family.parts(name);
             if parts.is_empty() {
@@ -312,63 +264,57 @@ impl Session {
             }
             let dropped = parts.into_iter().map(|(name, _)| name).collect();
             let (name, parts) = (name.to_owned(), vec![]);
-            self.note(&[Change { name, composite: None, was_composite: family.composite, parts, dropped }])
+            let changes = [Change { name, composite: None, was_composite: family.composite, parts, dropped }];
+            self.decide(locked, &[], |rare| rare.note(&changes), |database| database.note(&changes, |_| 0))
         })
     }
 
-    /// Puts an operator's policies above the declared ones, each above that of its kind, or takes all away, and lets that
-    /// hold: all or nothing.
+    /// Puts an operator's policies above the declared ones, each above that of its kind, or takes all away: all or none.
     pub(crate) fn set_override(&self, name: &str, policies: Option<&[Policy]>) -> Result<()> {
         self.with_lock(|locked| {
             let parts = self.family(name)?.parts(name);
             if parts.is_empty() {
                 return self.unknown(name);
             }
-            let changes: Vec<(String, Declared, Declared)> = match policies {
-                None => {
-                    let lifted = |(part, before)| (part, before, Declared { overriding: None, ..before });
-                    parts.into_iter().map(lifted).collect()
-                }
+            let all: Vec<Overridden> = match policies {
+                None => parts.into_iter().map(|(name, before)| Overridden { name, before, policy: None }).collect(),
                 Some(policies) => overridden(name, parts, policies)?,
             };
-            let home = locked;
-            let before = changes.iter().map(|(part, before, _)| (part.as_str(), *before));
-            self.all_or_none(before, locked, || {
-                for (part, _, after) in &changes {
-                    // A limit that the lane does not have yet gets it when it is opened.
-                    if let Some(limit) = home.find_limit(part) {
-                        home.bring_to(limit, after.current())?;
-                    }
-                    self.prepare_ledger(part, after.current().longest(), locked)?;
-                }
-                match &self.address {
-                    Address::Memory => {
-                        let all = changes.iter().map(|(part, _, after)| (part.clone(), *after));
-                        self.rare().limits.extend(all);
-                        Ok(())
-                    }
-                    Address::Sqlite(path) => self.with_database(path, |database| {
-                        database.set_overrides(changes.iter().map(|(part, _, after)| (part.as_str(), after.overriding)))
-                    }),
-                }
-            })
+            let limits: Vec<_> = all.iter().map(|part| (part.name.as_str(), part.now().current())).collect();
+            let budget = |policy| locked.budget(policy);
+            self.decide(
+                locked,
+                &limits,
+                |rare| rare.set_overrides(&all),
+                |database| database.set_overrides(&all, budget),
+            )
         })
     }
 }
 
+/// What an operator puts above a limit, or takes away.
+#[derive(Debug)]
+pub(crate) struct Overridden {
+    pub name: String,
+    pub before: Declared,
+    pub policy: Option<Policy>,
+}
+
+impl Overridden {
+    fn now(&self) -> Declared {
+        Declared { overriding: self.policy, ..self.before }
+    }
+}
+
 /// What comes of policies that are put above these limits, each above the one of its kind.
-fn overridden(
-    name: &str,
-    mut parts: Vec<(String, Declared)>,
-    policies: &[Policy],
-) -> Result<Vec<(String, Declared, Declared)>> {
+fn overridden(name: &str, mut parts: Vec<(String, Declared)>, policies: &[Policy]) -> Result<Vec<Overridden>> {
     let kinds: Vec<&'static str> = parts.iter().map(|(_, before)| before.declared.kind()).collect();
     let over = |policy: &Policy| {
         let found = parts.iter().position(|(_, before)| before.declared.kind() == policy.kind());
         match (found, kinds.as_slice(), policies) {
             (Some(at), ..) => {
-                let (part, before) = parts.remove(at);
-                Ok((part, before, Declared { overriding: Some(*policy), ..before }))
+                let (name, before) = parts.remove(at);
+                Ok(Overridden { name, before, policy: Some(*policy) })
             }
             (None, [declared], [_]) => {
                 Err(Error::KindMismatch { name: name.to_owned(), declared, requested: policy.kind() })
@@ -399,5 +345,9 @@ impl super::session::Rare {
             self.limits.extend(parts.iter().map(|part| (part.name.clone(), part.now())));
             self.composites.extend(composite.clone().map(|policies| (name.clone(), policies)));
         }
+    }
+
+    fn set_overrides(&mut self, all: &[Overridden]) {
+        self.limits.extend(all.iter().map(|part| (part.name.clone(), part.now())));
     }
 }

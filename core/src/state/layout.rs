@@ -16,6 +16,9 @@ pub(super) const NEXT_NUMBER: u64 = FREE_SEGMENTS + 64;
 /// Counts the processes that have used the lane.
 pub(super) const NEXT_MEMBER: u64 = NEXT_NUMBER + 1;
 
+/// Which policies the lane has: see `follow.rs`.
+pub(super) const POLICIES: u64 = PHASE + 1;
+
 /// The list of changed keys: where its ring is, how many entries were ever made, and how many of them were read.
 pub(super) const CHANGED: u64 = 160;
 pub(super) const CHANGED_TAIL: u64 = 161;
@@ -145,4 +148,4 @@ pub(super) mod key_word {
     pub const RING: u64 = 32;
 }
 
-const _: () = assert!(PHASE < CHANGED && SWEPT_ROUNDS < NAMES && NAMES + NAME_CHAINS <= 480);
+const _: () = assert!(POLICIES < CHANGED && SWEPT_ROUNDS < NAMES && NAMES + NAME_CHAINS <= 480);

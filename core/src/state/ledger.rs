@@ -153,14 +153,6 @@ impl Database {
         forgotten.map(drop).map_err(|e| self.explain(e))
     }
 
-    /// Lets what was admitted count for so many microseconds at least: a longer window was declared.
-    pub fn keep_for(&self, name: &str, longest: u64) -> Result<()> {
-        let update =
-            "UPDATE executions SET expires_at = started_at + ?2 WHERE name = ?1 AND expires_at < started_at + ?2";
-        let kept = self.connection.execute(update, params![name, longest as i64]);
-        kept.map(drop).map_err(|e| self.explain(e))
-    }
-
     /// Notes the boot in which the lane is made, and which making of it this is, before anything is recorded in it. If it is
     /// another boot than before, what the ledger has is dated in its terms.
     pub fn set_boot(&mut self, boot: &str, now: Moment, (lane, sequence): (u64, u64)) -> Result<()> {

@@ -1,7 +1,7 @@
 //! Where limits live: cells that processes share, the lock under which they are changed, and the database that lasts.
 //!
 //! From the bottom: plain words (`arena`, `layout`), how limits and keys lie in them (`table`, `index`, `rewrite`), the files
-//! (`lane`, `database`, `ledger`), what joins the two (`session`, `changed`, `writer`, `recovery`, `declare`), and a limiter's hold on its limit
+//! (`lane`, `database`, `policies`, `ledger`), what joins the two (`session`, `changed`, `writer`, `recovery`, `declare`, `follow`), and a limiter's hold on its limit
 //! (`limit`). Nothing here knows of limiters.
 
 mod arena;
@@ -12,6 +12,7 @@ mod database;
 mod declare;
 mod fcntl;
 mod files;
+mod follow;
 mod index;
 mod lane;
 mod layout;
@@ -20,6 +21,7 @@ mod limit;
 mod locked;
 mod os;
 mod places;
+mod policies;
 mod presence;
 mod recovery;
 mod rewrite;

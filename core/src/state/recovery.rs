@@ -10,6 +10,7 @@ use super::lane::{self, Made, WATCH_EVERY};
 use super::layout::table_word;
 use super::locked::Locked;
 use super::os;
+use super::policies::Known;
 use super::table::{BEHIND, Hash};
 use super::writer::{moment, write_limit};
 use crate::algorithm::Start;
@@ -36,10 +37,9 @@ pub(super) fn recover(home: &Locked, database: &mut Database, identity: &Identit
     // that they may have started: never too few.
     let (now, moment) = moment(home);
     let is_booted = made != Made::Unknown && database.is_rebooted(moment)?;
-    for name in database.names()? {
-        let Some(declared) = database.policy(&name)? else { continue };
+    for Known { name, declared, missing } in database.limits(None)? {
         let policy = declared.current();
-        let budget = home.budget(policy);
+        let budget = home.budget(policy).max(missing.unwrap_or(0));
         let last = if is_lost { now.ceil + NOTICED_BY } else { now.ceil };
         // Of windows that are written behind it is only known that nothing started between a boot and now.
         let is_known = budget < BEHIND && made != Made::Unknown;
@@ -59,6 +59,7 @@ pub(super) fn recover(home: &Locked, database: &mut Database, identity: &Identit
             })?;
         }
     }
+    home.set_generation(identity.generation);
     let mut group: Option<(String, Hash, String)> = None;
     let mut starts = Vec::new();
     database.executions(&boot, moment, |row| {

@@ -186,8 +186,7 @@ impl Locked<'_> {
         let Some(root) = self.root(&old) else { return Ok(()) };
         // Room first: what is sealed must be replaced.
         let keys = if is_forgetting { 0 } else { self.keys(&old).count() as u64 };
-        let block = key_words(policy) + policy.ring() + 16;
-        self.grow((keys.saturating_sub(self.used_blocks(policy, keys)) + 2) * block + 3 * keys)?;
+        self.make_room_to_replace(policy, keys)?;
         self.segments(&old).for_each(|segment| self.seal_segment(segment));
         let born = if is_forgetting { 0 } else { old.born };
         let first = self.arena.word(old.at + table_word::FIRST_TICKET).load(Relaxed) + TICKETS_OF_A_TABLE;
@@ -212,6 +211,20 @@ impl Locked<'_> {
         blocks.into_iter().for_each(|at| self.retire_block(old.policy, at));
         self.retire_index(&old, root);
         Ok(())
+    }
+
+    /// Makes room for a policy in place of another, so that to let it hold does not fail; or for a new limit.
+    pub fn make_room_for(&self, limit: Option<u64>, policy: Policy) -> Result<()> {
+        let keys = limit.map_or(0, |limit| self.keys(&self.table(limit)).count() as u64);
+        self.grow(limit_word::WORDS + 2 * key_words(policy))?;
+        self.make_room_to_replace(policy, keys)
+    }
+
+    /// Makes room for a table of so many keys.
+    fn make_room_to_replace(&self, policy: Policy, keys: u64) -> Result<()> {
+        let block = key_words(policy) + policy.ring() + 16;
+        // Its segments are a quarter full, and as large again is what they have stood for.
+        self.grow((keys.saturating_sub(self.used_blocks(policy, keys)) + 2) * block + 16 * keys + 128)
     }
 
     /// Writes a key of an old table into a new one that nobody sees yet. Places do not move: they were taken under another

@@ -37,6 +37,8 @@ pub(crate) struct Session {
     current: AtomicPtr<Opened>,
     rare: Mutex<Rare>,
     failures: AtomicU64,
+    /// When the lane is to follow the database again, by the monotonic clock, after it could not.
+    pub(super) follows_from: AtomicU64,
     /// What this process counted.
     pub(super) book: Book,
     /// This process's number among those that have used the lane; 0 on the heap.
@@ -102,6 +104,7 @@ impl Session {
             current: AtomicPtr::new(ptr::null_mut()),
             rare: Mutex::default(),
             failures: AtomicU64::new(0),
+            follows_from: AtomicU64::new(0),
             book: Book::new(),
             member: AtomicU64::new(0),
             writer: Writer::default(),
@@ -306,7 +309,9 @@ impl Session {
             }
             _ => {}
         }
-        self.take_back_refused(&Locked::new(self.home(), Some(&lane.file)));
+        let locked = Locked::new(self.home(), Some(&lane.file));
+        self.catch_up(&locked);
+        self.take_back_refused(&locked);
         Ok(Some(Guard { lane: Some(lane), _process: process }))
     }
 
@@ -332,6 +337,7 @@ impl Session {
             let cause = "another store is in its place: bring it back, or stop all processes that use it";
             return Err(Error::store(format!("using {}", path.display()), cause));
         }
+        let identity_generation = identity.generation;
         let store = lane::Store { path: path.to_owned(), id, identity };
         let Some((home, found)) = lane.attach(&store, self.options.clock.as_ref())? else { return Ok(None) };
         match found {
@@ -342,6 +348,9 @@ impl Session {
                 recovery::recover(&locked, &mut database, &store.identity, made)?;
                 lane.finish(&home);
             }
+        }
+        if home.generation() != identity_generation {
+            home.mark_behind();
         }
         let member = lane.join(&home)?;
         Ok(Some((home, User { member, _presence: presence })))
@@ -359,6 +368,9 @@ impl Session {
             home.watch.iter().for_each(lane::Watch::doubt);
             let found = "an older copy was put in its place; what it lacks is written to it at the next call".into();
             return Err(Error::Damaged { path: path.to_owned(), found });
+        }
+        if home.generation() != database.generation {
+            home.mark_behind();
         }
         call(&mut database)
     }

@@ -172,7 +172,10 @@ impl Session {
                         // Another lane has come in this one's place.
                         Err(_) if !home.is_still_there(home.clock.now().floor) => return Err(Blocked::Lost),
                         Err(error) => {
-                            self.rest();
+                            // Who waits briefly knows too little to say so for others.
+                            if patience == self.options.timeout || !matches!(error, Error::StoreTimeout { .. }) {
+                                self.rest();
+                            }
                             return Err(error.into());
                         }
                     }
@@ -253,15 +256,6 @@ impl Session {
             while !self.write(lead, patience, |locked| locked.gather_limit(limit))?.keys.is_empty() {}
         }
         Ok(())
-    }
-
-    /// Before another policy of a limit is noted: all that its keys have is written. For the holder of the structure lock.
-    pub(super) fn prepare_ledger(&self, name: &str, longest: u64, locked: &Locked) -> Result<()> {
-        let Address::Sqlite(path) = &self.address else { return Ok(()) };
-        self.with_database(path, |database| {
-            locked.find_limit(name).map_or(Ok(()), |limit| write_limit(locked, database, limit))?;
-            database.keep_for(name, longest)
-        })
     }
 
     /// Forgets a key, or all keys of a limit, in the ledger too. For the holder of the structure lock.

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Coroutine, Generator
 from typing import Any
 
-from ._native import Line, Permit, Waiter
+from ._native import Permit, Waiter
 
 
 class Acquiring(Coroutine[Any, Any, Permit]):
@@ -166,7 +166,7 @@ class Waiters:
             work.add_done_callback(self._back)
 
     def _work(self, asking: deque[tuple[Waiter, Future[Permit]]]) -> Any:
-        joined = [(waiter, future, self._join(waiter)) for waiter, future in asking if not future.cancelled()]
+        joined = [(future, self._join(waiter)) for waiter, future in asking if not future.cancelled()]
         return joined, self._line.advance(True)
 
     def _join(self, waiter: Waiter) -> int | Permit | BaseException | None:
@@ -178,7 +178,7 @@ class Waiters:
     def _back(self, work: Future[Any]) -> None:
         self._is_away = False
         joined, over = work.result()
-        for waiter, future, outcome in joined:
+        for future, outcome in joined:
             if isinstance(outcome, int):
                 self._futures[outcome] = future
             else:

@@ -309,6 +309,14 @@ impl Limiter for CompositeLimiter {
         &self.name
     }
 
+    fn is_due(&self) -> bool {
+        self.all().iter().any(|child| child.is_due())
+    }
+
+    fn look_after(&self) {
+        self.all().iter().filter(|child| child.is_due()).for_each(|child| child.look_after());
+    }
+
     fn open(&self) -> Result<()> {
         self.each(|child| child.open())
     }

@@ -145,8 +145,9 @@ impl Line {
         let mut out = Out::new();
         let pass = Pass::new(&*self.limiter, &key, &clock);
         let joined = entry.line.join(&pass, (rank, waiter.weight, waiter.timeout), None, &mut out);
-        // What ends here for somebody else is told by the next `advance`.
-        let own = out.iter().position(|(other, _)| *other == rank).map(|at| out.swap_remove(at).1);
+        // What ends here for somebody else is told by the next `advance`, and what ends after that, too.
+        let is_own = self.over.is_empty() && matches!(&out[..], [(other, _)] if *other == rank);
+        let own = if is_own { out.pop().map(|(_, outcome)| outcome) } else { None };
         if joined.is_ok() && own.is_none() {
             self.waiters.insert(id, Seated::At(key.clone(), waiter.priority));
         }

@@ -198,14 +198,21 @@ impl KeyLine {
 
     /// Starts whoever can start, sends away those whose time is up, and takes places for those who come next.
     pub fn advance(&mut self, pass: &Pass, out: &mut Out) {
-        (self.is_unfinished, self.is_blocked) = (false, false);
+        let was_blocked = std::mem::take(&mut self.is_blocked);
+        self.is_unfinished = false;
         for place in std::mem::take(&mut self.surplus) {
             self.give_back(pass.limiter, place);
         }
         self.look_sooner(pass);
         self.start_ready(pass, out);
-        self.expire(pass, out);
-        self.fill(pass, None, out);
+        if was_blocked {
+            // The first of them has not been asked for yet. Its time does not run out before that.
+            self.fill(pass, None, out);
+        }
+        if !self.is_blocked {
+            self.expire(pass, out);
+            self.fill(pass, None, out);
+        }
     }
 
     /// Sends away those whose time is up.

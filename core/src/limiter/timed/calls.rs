@@ -157,6 +157,15 @@ impl<T: InStore> Limiter for T {
         self.timed().limit.or_instead(self.timed().do_record_job_completion(key), |_| ())
     }
 
+    #[inline]
+    fn is_due(&self) -> bool {
+        self.timed().limit.store().is_due()
+    }
+
+    fn look_after(&self) {
+        self.timed().limit.store().look_after();
+    }
+
     fn open(&self) -> Result<()> {
         self.timed().limit.table().map(drop)
     }

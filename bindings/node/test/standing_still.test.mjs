@@ -1,0 +1,104 @@
+// Whatever a stranger does to the database, the event loop goes on.
+
+import assert from "node:assert/strict";
+import { spawn } from "node:child_process";
+import { once } from "node:events";
+import { test } from "node:test";
+import { CompositeLimiter, ConcurrencyLimiter, RateLimiter, Store, StoreError } from "workglow-limit";
+import { withLimiter } from "workglow-limit/bullmq";
+import { directory } from "./helpers.mjs";
+
+/** What a stranger's program holds on to until it is told to end. */
+async function stranger(path, statements) {
+  const shell = spawn("sqlite3", [path], { stdio: ["pipe", "pipe", "inherit"] });
+  shell.stdin.write(`${statements}\nselect 'ready';\n`);
+  for await (const words of shell.stdout) if (`${words}`.includes("ready")) break;
+  return async () => {
+    shell.kill();
+    if (shell.exitCode === null && shell.signalCode === null) await once(shell, "exit");
+  };
+}
+
+/** The loop turns so many times. */
+async function turns(count) {
+  for (let i = 0; i < count; i++) await new Promise((resolve) => setTimeout(resolve, 1));
+}
+
+/** Nobody waits as long as this: a call that did would end the test. */
+const FOREVER = "1h";
+
+for (const how of ["begin immediate;", "begin; select count(*) from sqlite_master;"]) {
+  /** Each start has to be written first. */
+  const opened = async (t) => {
+    const path = `${directory(t)}/limits.db`;
+    const store = new Store(`sqlite:${path}`, { durability: "commit", timeout: FOREVER });
+    await store.open();
+    const limiter = new RateLimiter(store, "jobs", { maxExecutions: 100, windowSizeInSeconds: 3600 });
+    await limiter.canProceed();
+    return { path, store, limiter };
+  };
+
+  const calls = {
+    acquire: (limiter) => limiter.acquire(),
+    tryAcquireAsync: (limiter) => limiter.tryAcquireAsync(),
+    decideAsync: async (limiter) => (await limiter.decideAsync()).permit,
+    "acquire of a composite": (limiter) => new CompositeLimiter([limiter, new ConcurrencyLimiter(5)]).acquire(),
+    "a job of BullMQ": async (limiter) => withLimiter(limiter, null, () => "ran")({ data: {} }),
+  };
+  for (const [name, call] of Object.entries(calls)) {
+    test(`${name}, while a stranger does: ${how}`, async (t) => {
+      const { path, limiter } = await opened(t);
+      const end = await stranger(path, how);
+      let isOver = false;
+      const waiting = call(limiter).finally(() => (isOver = true));
+      await turns(20);
+      assert.ok(!isOver, "it has to wait for the database");
+      await end();
+      assert.ok(await waiting);
+    });
+  }
+
+  test(`many at once, while a stranger does: ${how}`, async (t) => {
+    const { path, limiter } = await opened(t);
+    const end = await stranger(path, how);
+    const order = [];
+    const waiting = Array.from({ length: 50 }, async (_, i) => {
+      await limiter.acquire();
+      order.push(i);
+    });
+    const left = new AbortController();
+    const leaving = assert.rejects(limiter.acquire({ signal: left.signal }), { name: "AbortError" });
+    await turns(20);
+    left.abort();
+    await leaving;
+    await end();
+    await Promise.all(waiting);
+    assert.deepEqual(order, order.toSorted((a, b) => a - b));
+    assert.equal(limiter.peek().remaining, 50);
+  });
+
+  test(`a synchronous call, while a stranger does: ${how}`, async (t) => {
+    const { path, limiter } = await opened(t);
+    const end = await stranger(path, how);
+    assert.throws(() => limiter.tryAcquire(), StoreError);
+    const waiting = limiter.tryAcquireAsync();
+    await turns(20);
+    await end();
+    assert.ok(await waiting, "what others gave up soon");
+    assert.equal(limiter.peek().remaining, 99, "what failed counts nowhere");
+  });
+}
+
+test("files and names of hosts are looked up while many calls wait for the store", async (t) => {
+  const path = `${directory(t)}/limits.db`;
+  const store = new Store(`sqlite:${path}`, { durability: "commit", timeout: FOREVER });
+  await store.open();
+  const limiters = Array.from({ length: 20 }, (_, i) => store.limiter(`limit ${i}`, "5/1h"));
+  for (const limiter of limiters) await limiter.canProceed();
+  const end = await stranger(path, "begin immediate;");
+  const waiting = limiters.map((limiter) => limiter.tryAcquireAsync());
+  const { lookup } = await import("node:dns/promises");
+  assert.ok(await lookup("localhost"));
+  await end();
+  assert.ok((await Promise.all(waiting)).every((permit) => permit !== null));
+});

@@ -1,0 +1,304 @@
+//! What the database says of policies: which are declared, and which an operator put above them. It decides; what the lane
+//! has follows (`follow.rs`).
+//!
+//! Each change is one transaction, and has a number that is larger by one than that of the change before: the *generation*. So
+//! whoever finds a lane that knows of an earlier one can ask for what has changed since.
+
+use super::database::{Database, NOW};
+use super::declare::{Change, Declared, Family, Overridden, Part, text_of};
+use crate::error::Result;
+use crate::policy::{self, Policy};
+use rusqlite::{Connection, OptionalExtension, Row, Transaction, TransactionBehavior, params};
+use std::path::Path;
+
+pub(super) const SCHEMA: &str = "
+CREATE TABLE limits (
+  name           TEXT PRIMARY KEY,
+  kind           TEXT NOT NULL,         -- 'rate', 'concurrency', …; 'composite': of limits that are called NAME/KIND
+  policy         TEXT NOT NULL,         -- what programs declare, as people write it: '100/1m'
+  declared_at    TEXT NOT NULL,
+  declared_by    TEXT NOT NULL,         -- the program and process that declared it last
+  override       TEXT,                  -- the operator's policy, which stands above it; NULL without one
+  overridden_at  TEXT,
+  overridden_by  TEXT,
+  generation     INTEGER NOT NULL,      -- the number of the last change
+  missing        INTEGER                -- until the ledger has what was started before that: how many units of a key it may lack
+) STRICT;
+CREATE INDEX limits_by_generation ON limits (generation);
+";
+
+/// The kind of a name that stands for several limits.
+const COMPOSITE: &str = "composite";
+
+/// A limit that is declared.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Known {
+    pub name: String,
+    pub declared: Declared,
+    /// Since its policy changed, so many units of a key may be missing from the ledger. `None`: as the policy says.
+    pub missing: Option<u64>,
+}
+
+impl Database {
+    /// What one limit is to allow.
+    pub fn policy(&self, name: &str) -> Result<Option<Declared>> {
+        let query = "SELECT name, policy, override, missing FROM limits WHERE name = ?1 AND kind <> ?2";
+        let found = self.connection.query_row(query, [name, COMPOSITE], known).optional();
+        let found = found.map_err(|e| self.explain(e))?;
+        Ok(found.map(|row| self.read(row)).transpose()?.map(|known| known.declared))
+    }
+
+    /// The names of all limits, in order: not those of composites, but of their parts.
+    pub fn names(&self) -> Result<Vec<String>> {
+        let read = || -> rusqlite::Result<Vec<String>> {
+            let mut query = self.connection.prepare("SELECT name FROM limits WHERE kind <> ?1 ORDER BY name")?;
+            let names = query.query_map([COMPOSITE], |row| row.get(0))?;
+            names.collect()
+        };
+        read().map_err(|e| self.explain(e))
+    }
+
+    /// The limits, by name, that have changed after this generation, or all.
+    pub fn limits(&self, after: Option<u64>) -> Result<Vec<Known>> {
+        let read = || -> rusqlite::Result<Vec<_>> {
+            let query = "SELECT name, policy, override, missing FROM limits
+                         WHERE generation > ?1 AND kind <> ?2 ORDER BY name";
+            let mut query = self.connection.prepare(query)?;
+            let rows = query.query_map(params![after.map_or(-1, signed), COMPOSITE], known)?;
+            rows.collect()
+        };
+        read().map_err(|e| self.explain(e))?.into_iter().map(|row| self.read(row)).collect()
+    }
+
+    fn reading<T>(&self, name: &str, read: Result<T>) -> Result<T> {
+        read.map_err(|e| self.damaged(format!("limit \"{name}\" has a policy that makes no sense: {e}")))
+    }
+
+    fn read(&self, (name, declared, overriding, missing): KnownRow) -> Result<Known> {
+        let parse = |text: &str| self.reading(&name, text.parse::<Policy>());
+        let declared =
+            Declared { declared: parse(&declared)?, overriding: overriding.as_deref().map(parse).transpose()? };
+        Ok(Known { name, declared, missing: missing.map(|units| u64::try_from(units).unwrap_or(0)) })
+    }
+
+    /// What is declared under a name, and under all that begin with it and a slash.
+    pub fn family(&self, name: &str) -> Result<Family> {
+        // After the slash comes 0.
+        let query = "SELECT kind, name, policy, override, missing FROM limits
+                     WHERE name = ?1 OR name > ?1 || '/' AND name < ?1 || '0'";
+        let read = || -> rusqlite::Result<Vec<(String, KnownRow)>> {
+            let mut query = self.connection.prepare(query)?;
+            let rows = query.query_map([name], |row| Ok((row.get(0)?, known_from(row, 1)?)))?;
+            rows.collect()
+        };
+        let mut family = Family::default();
+        for (kind, row) in read().map_err(|e| self.explain(e))? {
+            if kind != COMPOSITE {
+                let found = self.read(row)?;
+                family.limits.insert(found.name, found.declared);
+            } else if row.0 == name {
+                family.composite = Some(self.reading(name, policy::parse_all(&row.1))?);
+            }
+        }
+        Ok(family)
+    }
+
+    /// The composites, with their policies.
+    pub fn composites(&self) -> Result<Vec<(String, Vec<Policy>)>> {
+        let read = || -> rusqlite::Result<Vec<(String, String)>> {
+            let mut query = self.connection.prepare("SELECT name, policy FROM limits WHERE kind = ?1")?;
+            let rows = query.query_map([COMPOSITE], |row| Ok((row.get(0)?, row.get(1)?)))?;
+            rows.collect()
+        };
+        let parse = |(name, text): (String, String)| {
+            let policies = self.reading(&name, policy::parse_all(&text))?;
+            Ok((name, policies))
+        };
+        read().map_err(|e| self.explain(e))?.into_iter().map(parse).collect()
+    }
+
+    // ---- changes ----
+
+    /// One change of policies: all of it or none.
+    fn decide(&mut self, change: impl FnOnce(&Transaction) -> rusqlite::Result<()>) -> Result<()> {
+        let decide = || -> rusqlite::Result<i64> {
+            let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+            let next = "UPDATE store SET generation = generation + 1 RETURNING generation";
+            let generation = transaction.query_row(next, [], |row| row.get(0))?;
+            change(&transaction)?;
+            transaction.commit()?;
+            Ok(generation)
+        };
+        let decided = decide();
+        self.generation = decided.map_err(|e| self.explain(e))? as u64;
+        Ok(())
+    }
+
+    /// Notes what names stand for from now on. An operator's policies stay above a limit's. `budget`: how many units of a key
+    /// may be missing from the ledger by a policy.
+    pub fn note(&mut self, changes: &[Change], budget: impl Fn(Policy) -> u64) -> Result<()> {
+        self.decide(|transaction| {
+            for change in changes.iter().filter(|change| !change.changes_nothing()) {
+                let Change { name, composite, parts, dropped, .. } = change;
+                transaction.execute("DELETE FROM limits WHERE name = ?1 AND kind = ?2", params![name, COMPOSITE])?;
+                for name in dropped {
+                    transaction.execute("DELETE FROM limits WHERE name = ?1", [name])?;
+                }
+                for Part { name, from, .. } in parts.iter().filter(|part| part.from != part.name) {
+                    let limit =
+                        "UPDATE limits SET name = ?2, generation = (SELECT generation FROM store) WHERE name = ?1";
+                    transaction.execute(limit, [from, name])?;
+                    transaction.execute("UPDATE executions SET name = ?2 WHERE name = ?1", [from, name])?;
+                }
+                for part in parts.iter().filter(|part| part.is_new()) {
+                    declare(transaction, &part.name, part.policy.kind(), &part.policy.to_string())?;
+                    if let Some(before) = part.before.filter(|before| before.current() != part.now().current()) {
+                        miss(transaction, &part.name, budget(before.current()))?;
+                    }
+                }
+                if let Some(policies) = composite {
+                    declare(transaction, name, COMPOSITE, &text_of(policies))?;
+                }
+            }
+            Ok(())
+        })
+    }
+
+    /// Puts operators' policies above the declared ones, or takes them away.
+    pub fn set_overrides(&mut self, all: &[Overridden], budget: impl Fn(Policy) -> u64) -> Result<()> {
+        self.decide(|transaction| {
+            for Overridden { name, policy, before } in all {
+                let put = format!(
+                    "UPDATE limits SET override = ?2, overridden_at = iif(?2 IS NULL, NULL, {NOW}),
+                       overridden_by = iif(?2 IS NULL, NULL, ?3), generation = (SELECT generation FROM store)
+                     WHERE name = ?1"
+                );
+                transaction.execute(&put, params![name, policy.map(|policy| policy.to_string()), program()])?;
+                miss(transaction, name, budget(before.current()))?;
+            }
+            Ok(())
+        })
+    }
+
+    /// The ledger has all that was started before a limit's policy changed. It is to count for so many microseconds at least.
+    pub fn has_all(&self, name: &str, longest: u64) -> Result<()> {
+        let keep =
+            "UPDATE executions SET expires_at = started_at + ?2 WHERE name = ?1 AND expires_at < started_at + ?2";
+        let kept = self.connection.execute(keep, params![name, signed(longest)]);
+        let kept =
+            kept.and_then(|_| self.connection.execute("UPDATE limits SET missing = NULL WHERE name = ?1", [name]));
+        kept.map(drop).map_err(|e| self.explain(e))
+    }
+}
+
+type KnownRow = (String, String, Option<String>, Option<i64>);
+
+fn known(row: &Row) -> rusqlite::Result<KnownRow> {
+    known_from(row, 0)
+}
+
+fn known_from(row: &Row, at: usize) -> rusqlite::Result<KnownRow> {
+    Ok((row.get(at)?, row.get(at + 1)?, row.get(at + 2)?, row.get(at + 3)?))
+}
+
+fn signed(n: u64) -> i64 {
+    i64::try_from(n).unwrap_or(i64::MAX)
+}
+
+/// Declares what a name stands for, in place of what it stood for. An operator's policy stays above it.
+pub(super) fn declare(connection: &Connection, name: &str, kind: &str, policy: &str) -> rusqlite::Result<()> {
+    let upsert = format!(
+        "INSERT INTO limits (name, kind, policy, declared_at, declared_by, generation)
+           VALUES (?1, ?2, ?3, {NOW}, ?4, (SELECT generation FROM store))
+         ON CONFLICT (name) DO UPDATE SET kind = excluded.kind, policy = excluded.policy,
+           declared_at = excluded.declared_at, declared_by = excluded.declared_by, generation = excluded.generation"
+    );
+    connection.execute(&upsert, params![name, kind, policy, program()]).map(drop)
+}
+
+/// Notes what the ledger may lack until it has what was started by the policy before.
+fn miss(connection: &Connection, name: &str, budget: u64) -> rusqlite::Result<()> {
+    let update = "UPDATE limits SET missing = max(ifnull(missing, 0), ?2) WHERE name = ?1";
+    connection.execute(update, params![name, signed(budget)]).map(drop)
+}
+
+/// Who is writing, for people.
+fn program() -> String {
+    let program = std::env::current_exe().ok();
+    let program = program.as_deref().and_then(Path::file_name).map_or("?".into(), |n| n.to_string_lossy());
+    format!("{program} (process {})", std::process::id())
+}
+
+#[cfg(all(test, not(model)))]
+mod tests {
+    use super::super::database::tests::Scratch;
+    use super::*;
+
+    fn rate(text: &str) -> Policy {
+        text.parse().unwrap()
+    }
+
+    fn declare(database: &Database, name: &str, text: &str) {
+        super::declare(&database.connection, name, rate(text).kind(), text).unwrap();
+    }
+
+    fn overriding(database: &mut Database, name: &str, text: Option<&str>) {
+        let before = database.policy(name).unwrap().unwrap();
+        let all = [Overridden { name: name.into(), policy: text.map(rate), before }];
+        database.set_overrides(&all, |policy| policy.capacity() / 20).unwrap();
+    }
+
+    #[test]
+    fn an_operator_stands_above_what_programs_declare() {
+        let dir = Scratch::new();
+        let mut database = dir.open();
+        assert_eq!(database.policy("api"), Ok(None));
+        declare(&database, "api", "100/1m");
+        overriding(&mut database, "api", Some("5/1s + 50/1m"));
+        declare(&database, "api", "200/1m");
+        let found = dir.open().policy("api").unwrap().unwrap();
+        assert_eq!(found, Declared { declared: rate("200/1m"), overriding: Some(rate("5/1s + 50/1m")) });
+        assert_eq!(found.current(), rate("5/1s + 50/1m"));
+        let shown =
+            "SELECT concat_ws('|', policy, override, typeof(overridden_at), overridden_by = declared_by) FROM limits";
+        let row = || dir.stranger().query_row(shown, [], |row| row.get::<_, String>(0)).unwrap();
+        assert_eq!(row(), "200/1m|5/1s + 50/1m|text|1");
+        for _ in 0..2 {
+            overriding(&mut database, "api", None);
+            assert_eq!(row(), "200/1m|null");
+            assert_eq!(dir.open().policy("api").unwrap().unwrap().current(), rate("200/1m"));
+        }
+    }
+
+    #[test]
+    fn what_has_changed_can_be_asked_for_and_what_the_ledger_may_lack_is_noted() {
+        let dir = Scratch::new();
+        let mut database = dir.open();
+        assert_eq!(dir.identity().generation, 0);
+        declare(&database, "api", "400/1h");
+        declare(&database, "mail", "1/1s");
+        let changed = |after| -> Vec<(String, Option<u64>)> {
+            dir.open().limits(Some(after)).unwrap().into_iter().map(|known| (known.name, known.missing)).collect()
+        };
+        overriding(&mut database, "api", Some("100/1h"));
+        assert_eq!((database.generation, dir.identity().generation), (1, 1));
+        assert_eq!(changed(0), [("api".into(), Some(20))]);
+        overriding(&mut database, "api", None);
+        assert_eq!(changed(1), [("api".into(), Some(20))], "the most that may be missing");
+        database.has_all("api", 1).unwrap();
+        assert_eq!((changed(1), changed(2)), (vec![("api".into(), None)], vec![]));
+    }
+
+    #[test]
+    fn a_family_is_a_name_and_what_is_below_it() {
+        let dir = Scratch::new();
+        let database = dir.open();
+        for name in ["a", "a/rate", "a/b/c", "a-", "a0", "ab", "A", "a.b", "é/rate"] {
+            declare(&database, name, "1/1s");
+        }
+        let names = |name: &str| database.family(name).unwrap().limits.into_keys().collect::<Vec<_>>();
+        assert_eq!(names("a"), ["a", "a/b/c", "a/rate"]);
+        assert_eq!(names("é"), ["é/rate"]);
+        assert_eq!(names("b"), [""; 0]);
+    }
+}
