@@ -125,7 +125,11 @@ fn random_damage_is_an_error_and_never_more() {
                 let len = random.below(std::fs::metadata(&database).unwrap().len());
                 OpenOptions::new().write(true).open(&database).unwrap().set_len(len).unwrap();
             }
-            4 => drop(std::fs::copy(dir.file("limits.db-lane.old"), &lane).unwrap()),
+            // As above, so it is written over, and not cut short before.
+            4 => {
+                let old = std::fs::read(dir.file("limits.db-lane.old")).unwrap();
+                OpenOptions::new().write(true).open(&lane).unwrap().write_all_at(&old, 0).unwrap();
+            }
             5 => std::fs::rename(dir.file("limits.db-lane.old"), &lane).unwrap(),
             6 => std::fs::rename(dir.file("limits.db.old"), &database).unwrap(),
             _ => std::fs::rename(other.file("limits.db-lane"), &lane).unwrap(),

@@ -92,8 +92,8 @@ fn keys_of_the_dead_and_of_leases_that_are_over_are_forgotten() {
 
 /// A store that can hold 2 MiB, filled by one limiter until a new key is refused.
 #[cfg(feature = "fault-points")]
-fn filled(kind: &str, f: impl Fn(&Store, &ManualClock, &dyn Limiter, u64, Vec<RawPermit>)) {
-    let dir = Dir::in_memory("full");
+fn filled(test: &str, kind: &str, f: impl Fn(&Store, &ManualClock, &dyn Limiter, u64, Vec<RawPermit>)) {
+    let dir = Dir::in_memory(&format!("full-{test}"));
     Child::run(|| {
         // SAFETY: this process has one thread.
         unsafe { std::env::set_var("WGL_TEST_MOST_BYTES", (2 << 20).to_string()) };
@@ -120,7 +120,7 @@ fn filled(kind: &str, f: impl Fn(&Store, &ManualClock, &dyn Limiter, u64, Vec<Ra
 #[test]
 fn a_full_store_works_again_when_its_keys_are_idle() {
     for kind in KINDS {
-        filled(kind, |_, clock, limiter, held, permits| {
+        filled("idle", kind, |_, clock, limiter, held, permits| {
             // Those that are there are still served, and denied.
             limiter.peek("key 0", 1).unwrap();
             permits.iter().for_each(|permit| limiter.complete(permit).unwrap());
@@ -141,7 +141,7 @@ fn a_full_store_works_again_when_its_keys_are_idle() {
 #[test]
 fn a_full_store_can_be_cleared_and_changed_and_written_down() {
     for kind in KINDS {
-        filled(kind, |store, _, limiter, _, _| {
+        filled("cleared", kind, |store, _, limiter, _, _| {
             limiter.clear("key 1").unwrap();
             limiter.clear("no such key").unwrap();
             store.flush().unwrap();
@@ -158,7 +158,7 @@ fn a_full_store_can_be_cleared_and_changed_and_written_down() {
 #[cfg(feature = "fault-points")]
 #[test]
 fn what_one_limit_leaves_is_another_limits() {
-    filled("2/1m", |store, clock, _, held, _| {
+    filled("shared", "2/1m", |store, clock, _, held, _| {
         let other = store.limiter("other", "2/1h").unwrap();
         assert_eq!(start(&*other, "key").unwrap_err().name(), "store_full");
         clock.advance(2 * WINDOW);
