@@ -471,16 +471,23 @@ impl Limit {
         let limit = self.bound()?.limit;
         let written = self.store.wait_for_ledger(limit, key, taken, budget);
         if written.is_err() {
-            let start = Known { ticket: taken.ticket, stamp: taken.stamp, weight };
-            self.store.refuse(Refused {
-                instance: key.home.instance,
-                limit,
-                hash: key.hash,
-                start,
-                ahead: taken.ahead,
-            });
+            self.refuse(key, taken, weight)?;
         }
         written
+    }
+
+    /// Takes a start back that was taken, if not now then later.
+    #[cold]
+    pub fn refuse(&self, key: &Key, taken: &Taken, weight: u64) -> Result<()> {
+        let (instance, limit) = (key.home.instance, self.bound()?.limit);
+        let start = Known { ticket: taken.ticket, stamp: taken.stamp, weight };
+        self.store.refuse(Refused { instance, limit, hash: key.hash, start, ahead: taken.ahead });
+        Ok(())
+    }
+
+    /// Makes room for more open places.
+    pub fn add_places(&self) -> Result<()> {
+        self.with_table(|home, _, _| home.add_places())
     }
 
     /// Does something rare to the limit's table, when nobody else does.
@@ -580,7 +587,7 @@ impl Limit {
             Blocked::Moved => {}
             // Whoever has the lock next attaches to what is there instead.
             Blocked::Lost => return self.store.with_lock(|_| Ok(())),
-            Blocked::Crowded => return self.with_table(|home, _, _| home.add_places()),
+            Blocked::Crowded => return self.add_places(),
             Blocked::Sealed if bound.home().table(bound.limit).at == table => {
                 return self.with_table(|home, _, table| home.mend_key(table, hash));
             }
