@@ -587,7 +587,8 @@ impl Limit {
             Blocked::Moved => {}
             // Whoever has the lock next attaches to what is there instead.
             Blocked::Lost => return self.store.with_lock(|_| Ok(())),
-            Blocked::Crowded => return self.add_places(),
+            Blocked::Crowded if !self.is_concurrency() => return self.add_places(),
+            Blocked::Crowded => return self.with_table(|home, limit, now| home.add_slots(limit, now, table)),
             Blocked::Sealed if bound.home().table(bound.limit).at == table => {
                 return self.with_table(|home, _, table| home.mend_key(table, hash));
             }
