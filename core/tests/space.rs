@@ -50,7 +50,8 @@ fn keys_that_are_used_once_leave_nothing_behind() {
         let mut early = 0;
         for i in 0..keys {
             start(&*limiter, &format!("key {i}")).unwrap();
-            if i % 1_000 == 999 {
+            // So few at once that one segment holds them, wherever they lie.
+            if i % 400 == 399 {
                 clock.advance(2 * WINDOW);
             }
             if i == keys / 3 {
@@ -71,19 +72,19 @@ fn keys_of_the_dead_and_of_leases_that_are_over_are_forgotten() {
     let size = || std::fs::metadata(dir.file("limits.db-lane")).unwrap().len();
     let limiter = open("3 concurrent lease 10m");
     let mut early = 0;
-    for round in 0..20 {
+    for round in 0..30 {
         common::Child::run(|| {
             let theirs = open("3 concurrent lease 10m");
-            for i in 0..500 {
+            for i in 0..200 {
                 assert!(matches!(theirs.attempt(&format!("dead {round} {i}"), 1).unwrap(), Attempt::Admitted(_)));
             }
         })
         .join();
-        for i in 0..500 {
+        for i in 0..200 {
             assert!(matches!(limiter.attempt(&format!("over {round} {i}"), 1).unwrap(), Attempt::Admitted(_)));
         }
         clock.advance(Duration::from_secs(700));
-        if round == 8 {
+        if round == 15 {
             early = size();
         }
     }
