@@ -41,7 +41,7 @@ fn start(limiter: &dyn Limiter, key: &str) -> Result<()> {
 /// `KEYS` says how many.
 #[test]
 fn keys_that_are_used_once_leave_nothing_behind() {
-    let keys = number("KEYS", 60_000);
+    let keys = number("KEYS", 20_000);
     for kind in KINDS {
         let (dir, clock) = (Dir::in_memory("one-shot"), ManualClock::new());
         let store = store(&dir.url(), &clock);
