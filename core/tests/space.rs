@@ -10,13 +10,13 @@ use workglow_limit::*;
 
 const WINDOW: Duration = Duration::from_secs(60);
 
-/// One limiter of each kind, none of which remembers a start for longer than [`WINDOW`].
+/// One limiter of each kind, none of which remembers a start for longer than [`WINDOW`]: so nothing waits for the ledger.
 const KINDS: [&str; 10] = [
     "2/1m",
     "2/1m + 1/1s",
     "100/1m",
-    "10/1m burst 20",
-    "10/1m queue 20",
+    "10/1m burst 5",
+    "10/1m queue 5",
     "10/1m fixed",
     "10/1m counter",
     "10/1m spaced",
