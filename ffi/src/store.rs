@@ -104,7 +104,7 @@ pub unsafe extern "C" fn wgl_store_verify(
         };
         let lines: String = found.iter().map(line).collect();
         if let Some(report) = report.map(NonNull::cast::<u8>) {
-            let fits = lines.floor_char_boundary(capacity - 1);
+            let fits = (0..capacity).rev().find(|end| lines.is_char_boundary(*end)).unwrap_or(0);
             // SAFETY: the buffer has `capacity` bytes, by the caller's promise, and that is more than fits.
             unsafe {
                 report.copy_from_nonoverlapping(NonNull::from(lines.as_bytes()).cast(), fits);

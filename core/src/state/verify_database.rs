@@ -84,7 +84,8 @@ impl Database {
 
     /// A policy that nobody can read is declared anew by whoever uses its name.
     fn look_at_policies(&mut self, repair: bool, problems: &mut Vec<Problem>) -> Result<()> {
-        let read = || -> rusqlite::Result<Vec<(String, String, String, Option<String>)>> {
+        type Row = (String, String, String, Option<String>);
+        let read = || -> rusqlite::Result<Vec<Row>> {
             let mut query = self.connection.prepare("SELECT name, kind, policy, override FROM limits ORDER BY name")?;
             query.query_map([], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?)))?.collect()
         };
