@@ -24,7 +24,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How long a call waits for others that may do so [`MayWait::Briefly`].
-const BRIEFLY: Duration = Duration::from_millis(20);
+const BRIEFLY: Duration = Duration::from_millis(40);
 
 /// A store, shared by its limiters.
 #[derive(Debug)]
