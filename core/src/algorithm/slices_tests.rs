@@ -632,3 +632,36 @@ fn threads_never_exceed_a_window() {
         }
     }
 }
+
+#[test]
+fn the_rest_of_a_grace_comes_back() {
+    let key = Key::new(5_000, S);
+    let d = key.slice();
+    let place = |weight, grace| {
+        let taken = key.claim_with(|ask| (ask.reserve, ask.grace) = (true, grace), weight).taken.unwrap();
+        Known { ticket: taken.ticket, stamp: taken.stamp, weight }
+    };
+    let (first, second) = (place(2_000, 100 * d), place(1_000, 50 * d));
+    assert!(key.takes(1_000));
+    key.advance(10 * d);
+    let at = key.now.get();
+    let present = |place| key.log().present(place, S, key.clock()).unwrap();
+    assert_eq!(present(Known { ticket: 9, ..first }), None, "of another era");
+    // In the slice of now, where a start would be that did not wait.
+    let stamp = present(first).unwrap();
+    assert!((at..at + d).contains(&stamp));
+    key.advance(5 * d);
+    let later = present(second).unwrap();
+    assert!((at + 5 * d..at + 6 * d).contains(&later));
+    // The first leaves the window on its own; the start that did not wait counts from when the places did.
+    for (weight, ready) in [(1_001, stamp), (3_000, stamp), (3_001, later), (4_000, later), (4_001, first.stamp)] {
+        assert_eq!(key.view(weight).ready, ready + S, "{weight}");
+    }
+    // Nobody can take more out of a slice than there is.
+    let entries = || key.ring.iter().map(|entry| entry.load(Relaxed)).collect::<Vec<_>>();
+    let before = entries();
+    for wrong in [Known { weight: 4_500, ..first }, Known { stamp: first.stamp + 10 * d, ..first }] {
+        present(wrong);
+        assert_eq!(entries(), before);
+    }
+}
