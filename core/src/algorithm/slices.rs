@@ -41,8 +41,9 @@
 //!    have greater numbers than any that a claim or a filler of a former life can still write, so 1 and 2 hold across
 //!    lives; and who reads the head of another life than the one it was told of then sees that `life` has changed.
 //!
-//! 7. *A place that starts moves to the slice of that time* ([`Slices::present`]): the entries of the later slices, up to the
-//!    one in which its grace ends, are raised by its units, the last first. So at every moment it counts in one slice, none
+//! 7. *Who starts moves to the slice of that time* ([`Slices::move_back`]), if it was counted in a later one: as a place, or
+//!    because there are places that lie ahead. The entries from the next slice up to that one are raised by its units, the
+//!    last first. So at every moment it counts in one slice, none
 //!    before the one in which it started, and 5 holds for whoever is admitted later: where it matters whether it counts, the
 //!    end of that slice is no earlier than its start. Who dies in between, or finds an entry gone or its units not there,
 //!    leaves it in a later slice. In other lives the entries have other numbers.
@@ -333,6 +334,12 @@ impl<'a> Slices<'a> {
                 continue;
             }
             if log.move_head(&seen, slice, ask.weight) {
+                let here = if is_place { slice } else { scale.slice_of(stamp) };
+                let slice = match here < slice {
+                    // Places lie ahead of it.
+                    true => log.move_back(word(slice, seen.units + ask.weight), slice, here, ask.weight),
+                    false => slice,
+                };
                 let stamp = scale.end_of(slice);
                 if LOOK {
                     view.remaining = view.remaining.saturating_sub(ask.weight);
@@ -425,22 +432,32 @@ impl<'a> Slices<'a> {
         }
         // It has started; the rest may be done or not.
         let scale = self.scale(window);
-        let (newest, from, to) = (slice_in(head), scale.slice_of(place.stamp), scale.slice_of(now.ceil));
-        let weight = if fault::planted("grace twice") { 2 } else { 1 } * place.weight;
+        let (from, to) = (scale.slice_of(place.stamp), scale.slice_of(now.ceil));
+        let is_at = self.move_back(head, from, to, place.weight);
+        Ok(Some(if is_at < from { scale.end_of(is_at) } else { place.stamp }))
+    }
+
+    /// Lets so many units that were started at `to` count in that slice, or one as early as can be, instead of `from`:
+    /// which one, is answered.
+    #[cold]
+    fn move_back(&self, head: u64, from: u64, to: u64, weight: u64) -> u64 {
+        let newest = slice_in(head);
+        if from > newest {
+            return from;
+        }
+        let weight = if fault::planted("grace twice") { 2 } else { 1 } * weight;
         let mut after = if from < newest { self.entry(from + 1).load(Acquire) } else { head };
-        let mut stamp = place.stamp;
-        for slice in (to + 1..=from.min(newest)).rev() {
+        for slice in (to + 1..=from).rev() {
             let is_after = slice_in(after) == if slice < newest { slice + 1 } else { newest };
             let raised = self.entry(slice).fetch_update(AcqRel, Acquire, |was| {
                 let units = units_in(was) + weight;
                 // Else it is not here.
                 (is_after && slice_in(was) == slice && units <= units_in(after)).then(|| word(slice, units))
             });
-            let Ok(was) = raised else { break };
+            let Ok(was) = raised else { return slice };
             after = word(slice, units_in(was) + weight);
-            stamp = scale.end_of(slice - 1);
         }
-        Ok(Some(stamp))
+        from.min(to)
     }
 
     /// Is it sealed?
@@ -551,6 +568,8 @@ impl<'a> Slices<'a> {
         let (oldest, newest) = kept.last().zip(kept.first()).map_or((last, last), |(a, b)| (a.0, b.0));
         // The first slice ends with the oldest start that counts, or the last that does not.
         let mut began = (oldest + 1).saturating_sub(slice);
+        // Who starts before a place counts before it.
+        began -= began.saturating_sub(now.floor).div_ceil(slice) * slice;
         // Where the ring is too short for a place in the far future, the others count as started later than they were.
         let length = newest.saturating_sub(began) / slice;
         began = (began + length.saturating_sub(SLICES - 1) * slice).min(LATEST);

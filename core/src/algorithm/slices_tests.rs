@@ -475,7 +475,7 @@ impl Random {
     }
 }
 
-/// A log that keeps every start: stamp and units, where stamps never go back.
+/// A log that keeps every start: stamp and units, in the order of the stamps.
 #[derive(Default)]
 struct Plain(Vec<(u128, u128)>);
 
@@ -494,9 +494,12 @@ impl Plain {
         ready
     }
 
-    fn add(&mut self, stamp: u128, units: u64) {
-        let newest = self.0.last().map_or(0, |start| start.0);
-        self.0.push((stamp.max(newest), units.into()));
+    /// A place counts from no earlier than those before it.
+    fn add(&mut self, stamp: u128, units: u64, is_place: bool) {
+        let newest = self.0.last().filter(|_| is_place).map_or(0, |start| start.0);
+        let stamp = stamp.max(newest);
+        let at = self.0.partition_point(|start| start.0 <= stamp);
+        self.0.insert(at, (stamp, units.into()));
     }
 }
 
@@ -545,7 +548,7 @@ fn random_calls_against_a_log_that_keeps_every_start() {
                 let latest = if ready > now && !forced { ready + u128::from(grace) } else { now };
                 assert!(u128::from(taken.stamp) >= latest);
                 assert!(ready <= now + u128::from(patience) || forced, "{}", about());
-                plain.add(latest, weight);
+                plain.add(latest, weight, ready > now && !forced);
                 let at = at + u128::from(random.scaled((latest - at) as u64));
                 happened.push((at, u128::from(weight), forced));
             } else {
@@ -653,8 +656,9 @@ fn the_rest_of_a_grace_comes_back() {
     key.advance(5 * d);
     let later = present(second).unwrap();
     assert!((at + 5 * d..at + 6 * d).contains(&later));
-    // The first leaves the window on its own; the start that did not wait counts from when the places did.
-    for (weight, ready) in [(1_001, stamp), (3_000, stamp), (3_001, later), (4_000, later), (4_001, first.stamp)] {
+    // Each leaves the window on its own, also the start that did not wait.
+    let direct = START + d - 1;
+    for (weight, ready) in [(1_001, direct), (2_000, direct), (2_001, stamp), (4_000, stamp), (4_001, later)] {
         assert_eq!(key.view(weight).ready, ready + S, "{weight}");
     }
     // Nobody can take more out of a slice than there is.
