@@ -63,7 +63,7 @@
 //! * The first life is begun by a compare-and-swap on `life` alone, which says all that there is to know of it.
 //! * `era` is read with `Acquire` before the head, when starting with a place: if it is a later life's, the head is refused.
 
-use super::log::{Answer, Ask, Known, SETTLED, STARTED, Taken, View, Window};
+use super::log::{Answer, Ask, Known, SETTLED, STARTED, Taken, View, Window, put};
 use super::{History, Sealed, Start};
 use crate::atomic::{AtomicU64, *};
 use crate::fault;
@@ -578,7 +578,7 @@ impl<'a> Slices<'a> {
         // Those that have left the window count as in the ledger: it would not count them either.
         let old: u64 = others.iter().map(|other| other.1).sum();
         let (mut at, mut units) = (scale.first, old);
-        let write = |at, units| self.entry(at).store(word(at, units), Release);
+        let write = |at, units| put(self.entry(at), word(at, units));
         write(at, units);
         let mut logged = old;
         for (stamp, weight, is_logged) in kept.into_iter().rev() {
