@@ -90,7 +90,7 @@ export function withLimiter<T = any, R = any, N extends string = string>(
   const hold = maybeMilliseconds("hold", options.hold) ?? 150;
   const grace = maybeMilliseconds("grace", options.grace) ?? 100;
   const lines = new Lines();
-  /** Of a limit that only counts, asking for places would waste units. */
+  /** Some limits have none, or none that leave the process: a concurrency limit, or a limiter of the caller's own. */
   let hasPlaces = true;
 
   /** A start; or when to come back, and with what. */

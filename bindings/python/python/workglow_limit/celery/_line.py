@@ -80,7 +80,7 @@ class Line:
         self.placed: list[tuple[float, int, Held]] = []  # A heap: who is ready first.
         self.running: set[Any] = set()  # Requests that went to the pool and have not ended.
         self.transit: deque[tuple[float, int]] = deque()  # (until when, weight) of those that may not have started.
-        self.counted = False  # Its limit has no places that can travel: units are only counted.
+        self.counted = False  # Its limit has no places that can travel.
         self.due: float | None = None
         self.closed = self.swept = 0.0  # Until when it takes no places, and when it was looked through.
 
