@@ -44,7 +44,7 @@ const MINUTE: i64 = 60_000_000;
 const USAGE_IS_KEPT: i64 = 31 * 24 * 60 * MINUTE;
 
 /// No execution has more units.
-const MOST_UNITS: i64 = 1_000_000_000;
+pub(super) const MOST_UNITS: i64 = 1_000_000_000;
 
 /// How many expired executions one call removes beyond those that it adds: a long silence is not paid for at once.
 const MOST_PRUNED: usize = 10_000;

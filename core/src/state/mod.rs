@@ -30,6 +30,8 @@ mod session;
 mod store;
 mod table;
 mod url;
+pub(crate) mod verify;
+mod verify_database;
 mod writer;
 
 pub(crate) use declare::{Declared, check_names, part_names, text_of};
@@ -38,3 +40,4 @@ pub(crate) use os::{random, sleep_on, wake_all};
 pub(crate) use places::is_counted_place;
 pub use store::{Durability, OnError, Store, StoreOptions};
 pub(crate) use table::{Blocked, Hash, Home, Table};
+pub use verify::Problem;
