@@ -11,7 +11,7 @@ const KINDS: [&str; 10] = [
     "2/20ms",
     "2/20ms + 1/1ms",
     "100/20ms",
-    "5000/20ms",
+    "5000/1ms",
     "10/20ms burst 20",
     "10/20ms queue 20",
     "10/20ms fixed",

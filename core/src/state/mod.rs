@@ -1,8 +1,8 @@
 //! Where limits live: cells that processes share, the lock under which they are changed, and the database that lasts.
 //!
-//! From the bottom: plain words (`arena`, `layout`), how limits and keys lie in them (`table`, `index`, `rewrite`), the files
-//! (`lane`, `database`, `policies`, `ledger`), what joins the two (`session`, `changed`, `writer`, `recovery`, `declare`, `follow`), and a limiter's hold on its limit
-//! (`limit`). Nothing here knows of limiters.
+//! From the bottom: plain words (`arena`, `layout`), how limits and keys lie in them (`table`, `index`, `room`, `rewrite`), the
+//! files (`lane`, `database`, `policies`, `ledger`), what joins the two (`session`, `changed`, `writer`, `recovery`, `declare`,
+//! `follow`), and a limiter's hold on its limit (`limit`). Nothing here knows of limiters.
 
 mod arena;
 mod changed;
