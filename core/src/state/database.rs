@@ -215,13 +215,13 @@ impl Database {
     /// Whoever may write to the file may have put a view or a trigger into it that never ends.
     fn check_schema(&self) -> Result<()> {
         let look = "SELECT (SELECT count(*) FROM sqlite_schema WHERE type = 'table'
-                              AND name IN ('store', 'limits', 'executions', 'usage')),
+                              AND name IN ('store', 'limits', 'keys', 'executions', 'usage')),
                       (SELECT count(*) FROM sqlite_schema WHERE type = 'trigger')";
         let looked = self.connection.query_row(look, [], |row| Ok((row.get(0)?, row.get(1)?)));
         match looked.map_err(|e| self.explain(e))? {
-            (4, 0) => Ok(()),
-            (4, triggers) => Err(self.damaged(format!("{triggers} triggers, which a store has none of"))),
-            (tables, _) => Err(self.damaged(format!("{tables} of the 4 tables of a store"))),
+            (5, 0) => Ok(()),
+            (5, triggers) => Err(self.damaged(format!("{triggers} triggers, which a store has none of"))),
+            (tables, _) => Err(self.damaged(format!("{tables} of the 5 tables of a store"))),
         }
     }
 

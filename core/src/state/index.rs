@@ -21,6 +21,8 @@ use crate::time::Now;
 pub(crate) struct KeyAt {
     pub at: u64,
     pub life: u64,
+    /// The table that it lives by: the one that it was looked for in, or a plan.
+    pub table: u64,
 }
 
 fn tag(hash: Hash) -> u64 {
@@ -34,6 +36,11 @@ pub(super) fn entry(hash: Hash, at: u64) -> u64 {
 /// What an empty slot holds in an index of this life.
 fn empty(life: u64) -> u64 {
     if life == 0 { 0 } else { index_word::NO_KEY << index_word::TAG | life }
+}
+
+/// Is that an empty slot?
+pub(super) fn is_empty(word: u64) -> bool {
+    block(word).is_none() && word != index_word::SEALED
 }
 
 /// The block of an entry; none in a slot that is empty or sealed.
@@ -56,7 +63,7 @@ impl Home {
         // The life is that of the empty key only if the block still is.
         let is_its = self.arena.word(table.at + table_word::EMPTY_KEY).load(Acquire) == at
             && self.arena.word(at + key_word::TABLE).load(Acquire) == table.at;
-        if is_its && life != CLOSED { Ok(KeyAt { at, life }) } else { Err(Blocked::Moved) }
+        if is_its && life != CLOSED { Ok(KeyAt { at, life, table: table.at }) } else { Err(Blocked::Moved) }
     }
 
     /// Looks a key up without adding it. `None`: it was never used.
@@ -129,10 +136,14 @@ impl Home {
             if entry >> index_word::TAG == tag(hash) {
                 // The life first: if it is the same at the end, the block was this key's all the time.
                 let life = self.arena.word(at + key_word::LIFE).load(Acquire);
-                let is_its = self.get(at + key_word::HASH) == hash.0
-                    && self.arena.word(at + key_word::TABLE).load(Acquire) == table.at;
-                if is_its {
-                    return Ok((i, KeyAt { at, life }));
+                if self.get(at + key_word::HASH) == hash.0 {
+                    let own = self.arena.word(at + key_word::TABLE).load(Acquire);
+                    // A stub has no life that would tell whether it was this key's all the time.
+                    let is_its =
+                        own == table.at || self.is_plan_of(table, own) && self.get(at + key_word::HASH) == hash.0;
+                    if is_its {
+                        return Ok((i, KeyAt { at, life, table: own }));
+                    }
                 }
                 // Or it moved while it was looked at.
                 let is_same = slots[i as usize].load(Acquire) == entry
@@ -240,7 +251,7 @@ impl Home {
         }
         if is_new && is_fresh {
             self.name_block(table, at, hash, text);
-            return Some(KeyAt { at, life: life.load(Relaxed) });
+            return Some(KeyAt { at, life: life.load(Relaxed), table: table.at });
         }
         life.store(CLOSED, Release);
         self.name_block(table, at, hash, text);
@@ -251,7 +262,11 @@ impl Home {
         if !history.starts.is_empty() && !self.has_origins(table, at) {
             return None;
         }
-        let base = self.cells(table, KeyAt { at, life: CLOSED }).write(&history, table.policy.window(), now)?;
+        let base = self.cells(table, KeyAt { at, life: CLOSED, table: table.at }).write(
+            &history,
+            table.policy.window(),
+            now,
+        )?;
         Some(self.publish(table, at, base))
     }
 
@@ -317,11 +332,15 @@ impl Home {
         slots.iter().filter_map(|slot| block(slot.load(Acquire)))
     }
 
-    /// The keys of a table.
-    pub fn keys(&self, table: &Table) -> impl Iterator<Item = u64> {
-        self.entries(self.arena.word(table.at + table_word::INDEX).load(Acquire))
+    /// The keys of a table that have cells, and the tables that they live by. For the holder of the structure lock.
+    pub fn keys(&self, table: &Table) -> impl Iterator<Item = (Table, u64)> {
+        let all = self.entries(self.arena.word(table.at + table_word::INDEX).load(Acquire));
+        all.filter(|&at| !self.is_stub(at)).map(|at| (self.table_of_block(table, at), at))
     }
 }
+
+/// The keys of an index that are kept, the blocks of those that are not, and those on plans that have stubs now.
+type Parted = (Vec<u64>, Vec<u64>, Vec<(Table, u64)>);
 
 impl Locked<'_> {
     /// The same for the holder of the structure lock, who makes room where there is none.
@@ -352,7 +371,7 @@ impl Locked<'_> {
         if !fault::planted("open index") {
             self.seal_index(old);
         }
-        let (kept, idle) = self.part(table, old)?;
+        let (kept, idle, on_plans) = self.part(table, old)?;
         let new = self.new_index(if kept.len() as u64 > capacity / 2 { 2 * capacity } else { capacity })?;
         for at in &kept {
             self.insert(table, new, Hash(self.get(at + key_word::HASH)), *at);
@@ -361,36 +380,44 @@ impl Locked<'_> {
         self.arena.word(table.at + table_word::INDEX).store(new, Release);
         // Only now: whoever starts this over must find them where they were.
         lost.into_iter().for_each(|at| self.retire_block(table.policy, at));
+        on_plans.into_iter().for_each(|(plan, at)| self.retire_block(plan.policy, at));
         self.retire_index(old);
         Ok(())
     }
 
-    /// Parts the keys of a sealed index into those that are in use and the blocks, closed, of those that are not.
-    fn part(&self, table: &Table, index: u64) -> Result<(Vec<u64>, Vec<u64>)> {
-        let (mut kept, mut idle) = (Vec::new(), Vec::new());
+    /// Parts the keys of a sealed index into those that are in use and the blocks, closed, of those that are not: of the table,
+    /// and of plans. Stubs stay in place of these.
+    fn part(&self, table: &Table, index: u64) -> Result<Parted> {
+        let (mut kept, mut idle, mut on_plans) = (Vec::new(), Vec::new(), Vec::new());
         let empty_key = self.hash(b'k', "");
         for at in self.entries(index) {
+            let own = &self.table_of_block(table, at);
             let is_empty_key = self.hash_at(at) == empty_key;
             if is_empty_key {
                 // Whoever moved it may have died before this.
                 self.arena.word(table.at + table_word::EMPTY_KEY).store(at, Release);
             }
-            if is_empty_key || !self.is_idle(table, at) {
+            if is_empty_key || self.is_stub(at) || !self.is_idle(own, at) {
                 kept.push(at);
                 continue;
             }
             if !fault::planted("reused in flight") {
-                self.cells_at(table, at).seal();
+                self.cells_at(own, at).seal();
             }
             // Somebody may have been faster than the seal.
-            if self.is_idle(table, at) {
-                idle.push(at);
+            if self.is_idle(own, at) {
+                if own.at == table.at {
+                    idle.push(at);
+                } else {
+                    kept.push(self.stub_of(own, at)?);
+                    on_plans.push((*own, at));
+                }
             } else {
                 let hash = Hash(self.get(at + key_word::HASH));
                 kept.push(self.rewrite(table, hash, |_| {})?);
             }
         }
-        Ok((kept, idle))
+        Ok((kept, idle, on_plans))
     }
 
     /// Puts a key into an index that nobody else sees yet.

@@ -34,29 +34,51 @@ impl Locked<'_> {
     /// Writes a key that is in the table into another block, with this change to its history. Returns the block.
     pub fn rewrite(&self, table: &Table, hash: Hash, edit: impl FnOnce(&mut History)) -> Result<u64> {
         let index = self.arena.word(table.at + table_word::INDEX).load(Acquire);
+        let (_, from) = self.probe(table, index, hash).expect("the key is in its table");
+        self.rewrite_as(table, hash, &self.table_of(table, from), edit)
+    }
+
+    /// The same into a block of `own`, by which the key lives from then on.
+    pub(super) fn rewrite_as(
+        &self,
+        table: &Table,
+        hash: Hash,
+        own: &Table,
+        edit: impl FnOnce(&mut History),
+    ) -> Result<u64> {
+        let index = self.arena.word(table.at + table_word::INDEX).load(Acquire);
         let (slot, from) = self.probe(table, index, hash).expect("the key is in its table");
+        let before = self.table_of(table, from);
         // Room first: what is sealed must be replaced.
-        let into = self.block_to_write(table)?;
-        let cells = self.seal_cells(self.cells(table, from));
+        let into = self.block_to_write(own)?;
+        let cells = self.seal_cells(self.cells(&before, from));
         fault::point("key-sealed");
         let now = self.clock.now();
-        let mut history = cells.history(self.memory(table.policy), now);
+        let mut history = cells.history(self.memory(before.policy), now);
+        if own.at != before.at {
+            carry_over(&before, own, &mut history, now);
+        }
         edit(&mut history);
-        history.pad(table.policy.largest());
-        let into = self.write_into(table, into, from.at, (&history, now))?;
-        if table.policy.is_counted() && !history.starts.is_empty() {
+        history.pad(own.policy.largest());
+        let into = self.write_into(own, into, from.at, (&history, now))?;
+        if own.at == before.at && own.policy.is_counted() && !history.starts.is_empty() {
             // Nothing of what was taken was forgotten.
             self.arena.word(into + key_word::OWN).store(history.era, Release);
         }
         fault::point("key-written");
-        let slots = self.arena.words(index + index_word::SLOTS, slot + 1);
-        slots[slot as usize].store(entry(hash, into), Release);
+        self.set_entry(index, slot, hash, into);
         let empty = self.arena.word(table.at + table_word::EMPTY_KEY);
         if empty.load(Acquire) == from.at {
             empty.store(into, Release);
         }
-        self.retire_block(table.policy, from.at);
+        self.retire_block(before.policy, from.at);
         Ok(into)
+    }
+
+    /// Another block is a key's from now on.
+    pub(super) fn set_entry(&self, index: u64, slot: u64, hash: Hash, block: u64) {
+        let slots = self.arena.words(index + index_word::SLOTS, slot + 1);
+        slots[slot as usize].store(entry(hash, block), Release);
     }
 
     /// Who waits for somebody to complete has to look where that is now.
@@ -71,11 +93,15 @@ impl Locked<'_> {
     /// Finishes a rewriting that somebody died in, if there is one.
     pub fn mend_key(&self, table: &Table, hash: Hash) -> Result<()> {
         let index = self.arena.word(table.at + table_word::INDEX).load(Acquire);
-        let Ok((_, found)) = self.probe(table, index, hash) else { return Ok(()) };
+        let Ok((slot, found)) = self.probe(table, index, hash) else { return Ok(()) };
+        if self.is_stub(found.at) {
+            return self.wake_key(table, (index, slot), found, hash);
+        }
         if hash == self.hash(b'k', "") {
             self.arena.word(table.at + table_word::EMPTY_KEY).store(found.at, Release);
         }
-        if self.cells(table, found).has_to_move(table.policy.longest(), self.clock.now()) {
+        let own = self.table_of(table, found);
+        if self.cells(&own, found).has_to_move(own.policy.longest(), self.clock.now()) {
             self.rewrite(table, hash, |_| {})?;
         }
         Ok(())
@@ -107,7 +133,7 @@ impl Locked<'_> {
             if table.policy.is_counted() {
                 self.arena.word(into + key_word::OWN).store(self.new_number(), Release);
             }
-            let cells = self.cells(table, KeyAt { at: into, life: CLOSED });
+            let cells = self.cells(table, KeyAt { at: into, life: CLOSED, table: table.at });
             let written = cells.write(history, table.policy.window(), now);
             if let Some(base) = written {
                 return Ok(self.publish(table, into, base).at);
@@ -171,7 +197,7 @@ impl Locked<'_> {
         let is_forgetting = words[0] & limit_word::FORGETTING != 0;
         words[0] &= !limit_word::FORGETTING;
         let Some(policy) = Policy::from_words(|i| words[i]) else { return Ok(()) };
-        let old = self.table(limit);
+        let (old, is_retired) = (self.table(limit), self.is_retired(limit));
         if old.at != self.arena.word(limit + limit_word::REPLACED).load(Acquire) {
             // All but the last word was done.
             self.arena.word(limit + limit_word::NEXT_POLICY).store(0, Release);
@@ -179,19 +205,33 @@ impl Locked<'_> {
         }
         let old_index = self.arena.word(old.at + table_word::INDEX).load(Acquire);
         // Room first: what is sealed must be replaced.
-        let keys = if is_forgetting { 0 } else { self.entries(old_index).count() as u64 };
+        let keys =
+            if is_forgetting { self.keys_on_plans(&old).count() } else { self.entries(old_index).count() } as u64;
         let capacity = self.make_room_to_replace(policy, keys)?;
         self.seal_index(old_index);
         let born = if is_forgetting { 0 } else { old.born };
         let first = self.arena.word(old.at + table_word::FIRST_TICKET).load(Relaxed) + TICKETS_OF_A_TABLE;
-        let new = self.table_at(self.new_table(policy, (born, first), capacity)?);
+        let new = self.table_at(self.new_table(limit, policy, (born, first), capacity)?);
         let lost: [u64; 2] = if is_forgetting { [0, 0] } else { self.get(old.at + table_word::LOST) };
         self.set(new.at + table_word::LOST, lost);
         let new_index = self.arena.word(new.at + table_word::INDEX).load(Acquire);
         for from in self.entries(old_index) {
-            self.seal_cells(self.cells_at(&old, from));
-            if !is_forgetting {
+            let own = self.table_of_block(&old, from);
+            let is_its = own.at == old.at;
+            if (is_its || is_forgetting) && !self.is_stub(from) {
+                self.seal_cells(self.cells_at(&own, from));
+            }
+            if is_its && !is_forgetting {
                 self.move_key(&old, from, &new, new_index)?;
+            }
+            if !is_its && !is_retired {
+                // It stays on its plan, without what is forgotten.
+                let is_emptied = is_forgetting && !self.is_stub(from);
+                let at = if is_emptied { self.stub_of(&own, from)? } else { from };
+                self.insert(&new, new_index, self.hash_at(from), at);
+            }
+            if !is_its && is_forgetting {
+                self.begin_plan_anew(&own, &new);
             }
         }
         fault::point("table-written");
@@ -201,8 +241,19 @@ impl Locked<'_> {
         }
         self.arena.word(limit + limit_word::NEXT_POLICY).store(0, Release);
         // Only now: whoever starts this over must find them where they were.
-        let blocks: Vec<u64> = self.entries(old_index).chain(self.take_stock(old_index)).collect();
-        blocks.into_iter().for_each(|at| self.retire_block(old.policy, at));
+        let blocks: Vec<u64> = self.entries(old_index).collect();
+        for at in blocks {
+            let own = self.table_of_block(&old, at);
+            match (own.at == old.at, self.is_stub(at)) {
+                (true, _) => self.retire_block(old.policy, at),
+                (false, true) if is_retired => self.retire_stub(at),
+                (false, false) if is_forgetting => self.retire_block(own.policy, at),
+                // It is in the new index.
+                _ => {}
+            }
+        }
+        let unused: Vec<u64> = self.take_stock(old_index).collect();
+        unused.into_iter().for_each(|at| self.retire_block(old.policy, at));
         // Before it is another's: who still has the old table shall not find it there.
         self.arena.word(old.at + table_word::INDEX).store(0, Release);
         self.retire_index(old_index);
@@ -211,7 +262,8 @@ impl Locked<'_> {
 
     /// Makes room for a policy in place of another, so that to let it hold does not fail; or for a new limit.
     pub fn make_room_for(&self, limit: Option<u64>, policy: Policy) -> Result<()> {
-        let keys = limit.map_or(0, |limit| self.keys(&self.table(limit)).count() as u64);
+        let index = |limit| self.arena.word(self.table(limit).at + table_word::INDEX).load(Acquire);
+        let keys = limit.map_or(0, |limit| self.entries(index(limit)).count() as u64);
         self.grow(limit_word::WORDS + 2 * key_words(policy))?;
         self.make_room_to_replace(policy, keys).map(drop)
     }
@@ -224,21 +276,12 @@ impl Locked<'_> {
         Ok(capacity)
     }
 
-    /// Writes a key of an old table into a new one that nobody sees yet. Places do not move: they were taken under another
-    /// policy, and are exchanged when they are presented.
+    /// Writes a key of an old table into a new one that nobody sees yet.
     fn move_key(&self, old: &Table, from: u64, new: &Table, index: u64) -> Result<()> {
         let now = self.clock.now();
         let cells = self.cells_at(old, from);
         let mut history = cells.history(self.memory(old.policy), now);
-        history.starts.retain(|start| start.state != PLACE);
-        if let Shape::Counter { .. } = old.policy.0 {
-            // Those of a window that has not ended are stamped with its end, which means nothing to other windows.
-            history.starts.iter_mut().for_each(|start| start.stamp = start.stamp.min(now.ceil));
-            history.unknown = history.unknown.map(|stamp| stamp.min(now.ceil));
-        }
-        if let Shape::Bucket(bucket) = &new.policy.0 {
-            bucket.trim(&mut history);
-        }
+        carry_over(old, new, &mut history, now);
         history.pad(new.policy.largest());
         let hash = Hash(self.get(from + key_word::HASH));
         let is_empty_key = hash == self.hash(b'k', "");
@@ -271,13 +314,21 @@ impl Locked<'_> {
     }
 
     pub(super) fn retire_block(&self, policy: Policy, at: u64) {
-        let first = self.arena.word(FREE_KEYS + policy.block_class());
+        self.retire_to(policy.block_class(), at);
+    }
+
+    pub(super) fn retire_to(&self, class: u64, at: u64) {
+        let first = self.arena.word(FREE_KEYS + class);
         self.arena.word(at + key_word::NEXT).store(first.load(Acquire), Release);
         first.store(at, Release);
     }
 
     pub(super) fn used_block(&self, policy: Policy) -> Option<u64> {
-        let first = self.arena.word(FREE_KEYS + policy.block_class());
+        self.used_in(policy.block_class())
+    }
+
+    pub(super) fn used_in(&self, class: u64) -> Option<u64> {
+        let first = self.arena.word(FREE_KEYS + class);
         let at = first.load(Acquire);
         (at != 0).then(|| {
             let next = self.arena.word(at + key_word::NEXT);
@@ -309,5 +360,19 @@ impl Locked<'_> {
             first.store(self.arena.word(at + index_word::NEXT).load(Acquire), Release);
             (at, self.arena.word(at + index_word::LIFE).load(Acquire) + 1)
         })
+    }
+}
+
+/// What a key has started goes on to count by another policy. Places do not: they were taken under the one before, and are
+/// exchanged when they are presented.
+fn carry_over(old: &Table, new: &Table, history: &mut History, now: Now) {
+    history.starts.retain(|start| start.state != PLACE);
+    if let Shape::Counter { .. } = old.policy.0 {
+        // Those of a window that has not ended are stamped with its end, which means nothing to other windows.
+        history.starts.iter_mut().for_each(|start| start.stamp = start.stamp.min(now.ceil));
+        history.unknown = history.unknown.map(|stamp| stamp.min(now.ceil));
+    }
+    if let Shape::Bucket(bucket) = &new.policy.0 {
+        bucket.trim(history);
     }
 }
