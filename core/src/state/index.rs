@@ -409,7 +409,7 @@ impl Locked<'_> {
                 if own.at == table.at {
                     idle.push(at);
                 } else {
-                    kept.push(self.stub_of(own, at)?);
+                    kept.push(self.stub_of(own, at, true)?);
                     on_plans.push((*own, at));
                 }
             } else {

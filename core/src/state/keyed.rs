@@ -243,17 +243,17 @@ impl Locked<'_> {
         Ok(at)
     }
 
-    /// The stub of a key whose cells are to be another's.
-    pub(super) fn stub_of(&self, plan: &Table, from: u64) -> Result<u64> {
+    /// The stub of a key whose cells are to be another's. What was counted is kept, or forgotten as well.
+    pub(super) fn stub_of(&self, plan: &Table, from: u64, keeps_counts: bool) -> Result<u64> {
         let at = self.new_stub(plan, self.hash_at(from), "")?;
-        self.copy_identity(from, at);
+        self.copy_identity(from, at, keeps_counts);
         Ok(at)
     }
 
     /// The text and counts of a key.
-    fn copy_identity(&self, from: u64, into: u64) {
+    fn copy_identity(&self, from: u64, into: u64, with_counts: bool) {
         let text = key_word::TEXT..key_word::TEXT + key_word::TEXT_WORDS;
-        for word in text.chain(key_word::COUNTS) {
+        for word in text.chain(key_word::COUNTS.into_iter().filter(|_| with_counts)) {
             self.arena.word(into + word).store(self.arena.word(from + word).load(Acquire), Release);
         }
     }
@@ -272,7 +272,7 @@ impl Locked<'_> {
                 break new.at;
             }
         };
-        self.copy_identity(stub, into);
+        self.copy_identity(stub, into, true);
         Ok(into)
     }
 

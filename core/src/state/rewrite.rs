@@ -227,7 +227,7 @@ impl Locked<'_> {
             if !is_its && !is_retired {
                 // It stays on its plan, without what is forgotten.
                 let is_emptied = is_forgetting && !self.is_stub(from);
-                let at = if is_emptied { self.stub_of(&own, from)? } else { from };
+                let at = if is_emptied { self.stub_of(&own, from, false)? } else { from };
                 self.insert(&new, new_index, self.hash_at(from), at);
             }
             if !is_its && is_forgetting {
