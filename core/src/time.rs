@@ -41,7 +41,7 @@ impl Now {
 /// A clock for tests: it stands still until it is advanced. Clones share one time.
 ///
 /// Give it to a store ([`StoreOptions::clock`](crate::StoreOptions)) and every limiter of that store lives by it.
-/// Whoever waits in `acquire` sleeps until somebody advances it.
+/// Whoever waits in `acquire` sleeps until somebody advances it. A store lives for 34 years of it at least.
 #[derive(Debug, Clone, Default)]
 pub struct ManualClock(Arc<ManualTime>);
 

@@ -161,6 +161,32 @@ fn a_limit_that_is_always_waited_for_delivers_its_capacity() {
     }
 }
 
+/// Each place is asked for at another moment, and its time is told from that one on. Those moments differ more than the places do.
+#[test]
+fn places_start_in_the_order_in_which_they_were_taken() {
+    let store = Store::new("memory:").unwrap();
+    let limiter = store.limiter("calls", "200/300ms").unwrap();
+    let mut line = Line::new(limiter.clone());
+    let mut tickets = Vec::new();
+    for _ in 0..2_000 {
+        match line.join(Waiter::new("", 1)).unwrap() {
+            Joined::Done(Outcome::Admitted(permit)) => tickets.push(limiter.to_text(&permit).unwrap()),
+            other => assert!(matches!(other, Joined::Waiting(_)), "{other:?}"),
+        }
+    }
+    let mut over = Vec::new();
+    while let Some(nap) = line.advance(&mut over) {
+        std::thread::sleep(nap);
+    }
+    for (_, outcome) in over {
+        let Outcome::Admitted(permit) = outcome else { panic!("{outcome:?}") };
+        tickets.push(limiter.to_text(&permit).unwrap());
+    }
+    // The fourth word of a text.
+    let tickets = tickets.iter().map(|text| u64::from_str_radix(text.split('.').nth(3).unwrap(), 16).unwrap());
+    assert!(tickets.is_sorted());
+}
+
 #[test]
 fn a_driver_that_comes_only_every_60_ms_starts_all_that_it_should() {
     for (policy, per_second) in [("100/1s", 100), ("1000/1s", 1_000), ("100/1s burst 100", 100)] {

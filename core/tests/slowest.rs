@@ -253,8 +253,14 @@ fn composites_are_nested_at_most_32_deep_from_either_end() {
 /// What a name stood for when the text was written, and what it stands for when it is presented.
 #[test]
 fn a_text_is_good_for_whatever_its_name_stands_for() {
-    let policies = ["1/1m", "1/1m + 5 concurrent", "1/1m + delay 1s", "1/1m + delay 1s + 5 concurrent"];
-    for (before, after) in policies.iter().flat_map(|before| policies.map(|after| (*before, after))) {
+    let rates = ["1/1m", "1/1m + 5 concurrent", "1/1m + delay 1s", "1/1m + delay 1s + 5 concurrent"];
+    let buckets = ["1/1m burst 1", "1/1m burst 1 + 5 concurrent", "1/1m burst 1 + delay 1s"];
+    let windows = ["1/1m fixed", "1/1m fixed + 5 concurrent", "1/1m fixed + delay 1s"];
+    let queues = ["1/1m queue 5", "1/1m queue 5 + 5 concurrent", "1/1m queue 5 + delay 1s"];
+    let all = [&rates[..], &buckets, &windows, &queues];
+    for (before, after) in
+        all.iter().flat_map(|kind| kind.iter().flat_map(|before| kind.iter().map(move |after| (before, after))))
+    {
         for key in ["", "tenant ü"] {
             let (clock, store) = clocked();
             let old = store.limiter("api", before).unwrap();

@@ -6,7 +6,7 @@ use super::log::{Answer, Ask, Known, Log, View, Window};
 use super::meter::Meter;
 use super::slices::Slices;
 use super::{History, Sealed, Start};
-use crate::time::{Now, Tick};
+use crate::time::{LONGEST, Now, Tick};
 
 /// The cells of one key.
 #[derive(Clone, Copy)]
@@ -106,7 +106,7 @@ impl Cells<'_> {
     /// Does every caller have to wait until they are written elsewhere?
     pub fn has_to_move(&self, longest: Tick, now: Now) -> bool {
         match self {
-            Cells::Log(log) => log.is_sealed(),
+            Cells::Log(log) => log.has_to_move(now),
             Cells::Slices(slices) => slices.is_sealed() || slices.is_used_up(longest, now),
             Cells::Meter(meter) => meter.has_to_move(now),
             Cells::Counter(counter) => counter.has_to_move(now),
@@ -114,10 +114,11 @@ impl Cells<'_> {
         }
     }
 
-    /// What sealed cells hold that still counts.
+    /// What sealed cells know of a year: a longer window may be declared, which is asked about it. (`longest` is the one
+    /// that they were cut for.)
     pub fn history(&self, longest: Tick, now: Now) -> History {
         match self {
-            Cells::Log(log) => log.history(longest, now),
+            Cells::Log(log) => log.history(LONGEST, now),
             Cells::Slices(slices) => slices.history(longest, now),
             Cells::Meter(meter) => meter.history(now),
             Cells::Counter(counter) => counter.history(now),
@@ -145,7 +146,7 @@ impl Cells<'_> {
     pub fn unlogged(&self, longest: Tick, now: Now) -> (Vec<Start>, u64) {
         match self {
             Cells::Log(log) => log.unlogged(),
-            Cells::Slices(slices) => slices.unlogged(longest),
+            Cells::Slices(slices) => slices.unlogged(longest, now),
             Cells::Meter(meter) => meter.unlogged(now),
             Cells::Counter(counter) => counter.unlogged(now),
             Cells::Leases(_) => (Vec::new(), 0),

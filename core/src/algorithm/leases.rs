@@ -74,6 +74,9 @@ pub(crate) const SLOT_WORDS: u64 = 4;
 /// How many slots there are at least beside those of the limit: for starts recorded beyond it, and for those who race.
 const SPARE: u64 = 8;
 
+/// How many slots there are at most.
+pub(crate) const MOST_SLOTS: u64 = 1 << (UNITS - SLOT - 1);
+
 // In `taken` and `returned`.
 const SEAL: u64 = 1;
 const PARITY: u32 = 1;

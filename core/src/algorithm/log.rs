@@ -440,6 +440,9 @@ impl<'a> Log<'a> {
             let next = if fault::planted("same again") { 0 } else { (last >> STAMP) + 1 };
             let field = stamp.wrapping_sub(self.base).max(next);
             let is_crowded = is_place && self.has_places(h, ask, now);
+            if field > LAST && self.is_used_up(now) {
+                return Err(Sealed);
+            }
             if must_wait && ready - now.floor > ask.patience || is_crowded || field > LAST {
                 if self.slot(h).load(Acquire) == was || fault::planted("unproven denial") {
                     self.is_alive()?;
@@ -624,9 +627,15 @@ impl<'a> Log<'a> {
         }
     }
 
-    /// Is it sealed?
-    pub fn is_sealed(&self) -> bool {
-        self.tail().is_err()
+    /// Does every caller have to wait until this is written elsewhere: is it sealed, or can it soon not count any further?
+    pub fn has_to_move(&self, now: Now) -> bool {
+        self.is_used_up(now) || self.tail().is_err()
+    }
+
+    /// Has a life told time as far as it can? Then what counts goes on in another. (A stamp beyond [`LAST`] before that is a
+    /// place too far in the future.)
+    fn is_used_up(&self, now: Now) -> bool {
+        now.ceil.wrapping_sub(self.base) > LAST - 3 * LONGEST
     }
 
     /// What a sealed log holds that still counts at `now`, or will.

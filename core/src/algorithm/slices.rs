@@ -49,7 +49,7 @@ use super::log::{Answer, Ask, Known, SETTLED, STARTED, Taken, View, Window};
 use super::{History, Sealed, Start};
 use crate::atomic::{AtomicU64, *};
 use crate::fault;
-use crate::time::{Now, Tick};
+use crate::time::{LONGEST, Now, Tick};
 
 /// How many slices a ring remembers. (The model checker's rings are smaller.)
 pub(crate) const SLICES: u64 = if cfg!(model) { 8 } else { 1 << 14 };
@@ -67,7 +67,7 @@ const SEAL: u64 = 1;
 const COUNT: u32 = 1;
 const SLICE: u32 = 33;
 
-/// The most units that one life can count. It begins with no more than twice a limit.
+/// The most units that one life can count. It begins with no more than twice a limit, or the most of all limits.
 const MOST_COUNT: u64 = (1 << (SLICE - COUNT)) - 1;
 /// From here on a life may be unable to count another start, but not before.
 const MANY: u64 = 1 << 31;
@@ -401,30 +401,10 @@ impl<'a> Slices<'a> {
 
     /// The starts that are not in the ledger yet, as one for each slice, and what to put into `logged` when they are. For
     /// whoever may rewrite the log.
-    pub fn unlogged(&self, window: Tick) -> (Vec<Start>, u64) {
-        let head = self.head.load(Acquire);
-        let scale = self.scale(window);
-        let (logged, mut after) = (self.logged.load(Acquire), units_in(head));
-        let mut starts = Vec::new();
-        let mut slice = slice_in(head);
-        while after > logged {
-            let entry = self.entry(slice).load(Acquire);
-            // Where the ring has gone on, what is left counts with the oldest slice that is known.
-            let before = if slice_in(entry) == slice { units_in(entry).max(logged) } else { logged };
-            if after > before {
-                let units = after - before;
-                starts.push(Start {
-                    stamp: scale.end_of(slice),
-                    units,
-                    state: STARTED,
-                    id: u64::MAX,
-                    is_logged: false,
-                });
-            }
-            after = before;
-            slice = slice.saturating_sub(1);
-        }
-        starts.reverse();
+    pub fn unlogged(&self, window: Tick, now: Now) -> (Vec<Start>, u64) {
+        let (head, logged) = (self.head.load(Acquire), self.logged.load(Acquire));
+        let mut starts = self.starts(window, head, (logged, logged), now);
+        starts.iter_mut().for_each(|start| start.state = STARTED);
         (starts, units_in(head))
     }
 
@@ -443,32 +423,50 @@ impl<'a> Slices<'a> {
         }
     }
 
-    /// What a sealed log still counts, in ascending order, with what counts in the future. `now` is a time after the
-    /// sealing.
-    pub fn history(&self, longest: Tick, now: Now) -> History {
-        let head = self.head.load(Acquire);
-        let scale = self.scale(longest);
-        let mut after = units_in(head);
+    /// What a sealed log knows, in ascending order, with what counts in the future: also what has left the window, as a
+    /// longer one may be declared. `now` is a time after the sealing.
+    pub fn history(&self, window: Tick, now: Now) -> History {
+        let (head, logged) = (self.head.load(Acquire), self.logged.load(Acquire));
+        let starts = self.starts(window, head, (logged, 0), now);
+        let starts = starts.into_iter().filter(|start| start.stamp + LONGEST > now.floor).collect();
+        History { starts, era: self.era.load(Acquire), ..History::default() }
+    }
+
+    /// What was started after `from` units, as one or two starts for each slice: what the ledger has, and what it has not.
+    ///
+    /// What the ring does not tell any more has left the window: 3. at the head of this file says that of slices whose entry
+    /// is another's, and [`Slices::write`] sees to it for what is older than the life.
+    fn starts(&self, window: Tick, head: u64, (logged, from): (u64, u64), now: Now) -> Vec<Start> {
+        let scale = self.scale(window);
+        let (newest, mut after) = (slice_in(head), units_in(head));
         let mut starts = Vec::new();
-        for slice in (scale.oldest(now)..=slice_in(head)).rev() {
-            let entry = self.entry(slice).load(Acquire);
-            if slice_in(entry) != slice {
-                break; // Whoever wrote here knew that this slice, and so all before it, had left.
-            }
-            let units = after - units_in(entry);
-            let before = units_in(entry);
-            // A slice may be in the ledger in part.
-            let logged = self.logged.load(Acquire).clamp(before, after) - before;
-            for (units, is_logged) in [(units - logged, false), (logged, true)] {
+        let mut count = |stamp, before: u64, after| {
+            let between = logged.clamp(before, after);
+            for (units, is_logged) in [(after - between, false), (between - before, true)] {
                 if units > 0 {
-                    let stamp = scale.end_of(slice);
                     starts.push(Start { stamp, units, state: SETTLED, id: u64::MAX, is_logged });
                 }
             }
-            after = before;
+        };
+        let mut last = now.floor.saturating_sub(window);
+        for slice in (scale.first.max(newest.saturating_sub(SLICES - 1))..=newest).rev() {
+            let entry = self.entry(slice).load(Acquire);
+            if after <= from || slice_in(entry) > slice {
+                break; // That is all, or the ring has gone on.
+            }
+            // Else it was jumped over.
+            if slice_in(entry) == slice {
+                let before = units_in(entry).clamp(from, after);
+                count(scale.end_of(slice), before, after);
+                after = before;
+                last = last.min(scale.end_of(slice));
+            }
+        }
+        if after > from {
+            count(last, from, after);
         }
         starts.reverse();
-        History { starts, era: self.era.load(Acquire), ..History::default() }
+        starts
     }
 
     /// Begins another life, with these starts in it, in ascending order; they count from their stamps, or later by less
@@ -483,31 +481,39 @@ impl<'a> Slices<'a> {
         if life >= LIVES {
             return None;
         }
-        // Only the newest count for anything; twice the limit, so that some may be taken back.
-        let mut room = 2 * window.limit;
-        let counts = |s: &&Start| s.units > 0 && s.stamp + window.length > now.floor;
-        let newest = starts.iter().rev().filter(counts).map_while(|s| {
-            let units = s.units.min(room);
-            room -= units;
-            (units > 0).then_some((s.stamp, units, s.is_logged))
-        });
-        let mut kept: Vec<_> = newest.collect();
-        kept.reverse();
+        // What counts, twice the limit, so that some may be taken back; and so many of the others as a limit can ask about.
+        let counts = |s: &&Start| s.stamp + window.length > now.floor;
+        let newest = |most: u64, which: &dyn Fn(&&Start) -> bool| {
+            let mut room = most;
+            let newest = starts.iter().rev().filter(which).map_while(|s| {
+                let units = s.units.min(room);
+                room -= units;
+                (units > 0).then_some((s.stamp, units, s.is_logged))
+            });
+            newest.collect::<Vec<_>>()
+        };
+        let kept = newest(2 * window.limit, &|s| s.units > 0 && counts(s));
+        let room = 2 * MOST - kept.iter().map(|s| s.1).sum::<u64>();
+        let others = newest(room.min(MOST), &|s| s.units > 0 && !counts(s));
 
         let slice = Scale::new(0, 0, window.length).slice;
-        let (oldest, newest) = kept.first().zip(kept.last()).map_or((now.floor, now.floor), |(a, b)| (a.0, b.0));
-        // The first slice ends with the oldest start.
+        // Not so far back that the life would be over soon.
+        let last = others.first().map_or(now.floor, |other| other.0.max(now.floor.saturating_sub(LAST / 4 * slice)));
+        let (oldest, newest) = kept.last().zip(kept.first()).map_or((last, last), |(a, b)| (a.0, b.0));
+        // The first slice ends with the oldest start that counts, or the last that does not.
         let mut began = (oldest + 1).saturating_sub(slice);
         // Where the ring is too short for a place in the far future, the others count as started later than they were.
         let length = newest.saturating_sub(began) / slice;
         began = (began + length.saturating_sub(SLICES - 1) * slice).min(LATEST);
 
         let scale = Scale::new(life * STRIDE, began, window.length);
-        let (mut at, mut units) = (scale.first, 0);
+        // Those that have left the window count as in the ledger: it would not count them either.
+        let old: u64 = others.iter().map(|other| other.1).sum();
+        let (mut at, mut units) = (scale.first, old);
         let write = |at, units| self.entry(at).store(word(at, units), Release);
         write(at, units);
-        let mut logged = 0;
-        for (stamp, weight, is_logged) in kept {
+        let mut logged = old;
+        for (stamp, weight, is_logged) in kept.into_iter().rev() {
             while at < scale.slice_of(stamp) {
                 at += 1;
                 write(at, units);

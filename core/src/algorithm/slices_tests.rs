@@ -301,6 +301,9 @@ fn a_sealed_one_answers_nothing_and_says_what_it_held() {
     assert_eq!(log.history(S, key.clock()).starts, all);
     key.now.set(a + S - 1);
     assert_eq!(log.history(S, key.clock()).starts, all);
+    // A longer window may be declared.
+    key.now.set(a + LONGEST - 1);
+    assert_eq!(log.history(S, key.clock()).starts, all);
     key.advance(1);
     assert_eq!(log.history(S, key.clock()).starts, all[1..]);
 }
@@ -390,7 +393,7 @@ fn what_a_former_life_fills_late_is_not_seen() {
     assert!(key.takes(5_000));
     let late = key.log();
     let head = AtomicU64::new(key.head.load(Relaxed));
-    key.rebuild(|starts| starts[0].units = 3_000);
+    key.rebuild(|starts| starts[1].units = 3_000);
     fill_and_die(&Slices { head: &head, ..late }, STRIDE - 1 + SLICES);
     for _ in 0..100 {
         key.advance(key.slice());

@@ -443,11 +443,7 @@ impl Limiter for ConcurrencyLimiter {
                 found.decided(ADMITTED, 1);
                 Ok(())
             }
-            None => {
-                let most = found.table.policy.capacity();
-                let reason = format!("more starts beyond the limit of {most} than \"{}\" has room for", self.name());
-                Err(Error::StoreFull { reason }.into())
-            }
+            None => Err(Blocked::Crowded),
         });
         self.limit.or_instead(started, |_| ())
     }

@@ -271,6 +271,16 @@ impl Policy {
         }
     }
 
+    /// The same policy with room for twice as many leases, for starts that are recorded beyond it.
+    pub(crate) fn with_more_slots(self) -> Option<Policy> {
+        match self.0 {
+            Shape::Concurrency { max, lease, slots } if slots < leases::MOST_SLOTS => {
+                Some(Policy(Shape::Concurrency { max, lease, slots: 2 * slots }))
+            }
+            _ => None,
+        }
+    }
+
     /// The windows of a sliding log.
     #[inline(always)]
     pub(crate) fn windows(&self) -> &[Window] {
@@ -425,7 +435,7 @@ impl Policy {
             Shape::EvenlySpaced(_) => bits,
             Shape::Bucket(_) => 1,
             Shape::Counter { .. } => 2,
-            // 6 to 18.
+            // 6 to 19.
             Shape::Concurrency { .. } => 32 + bits,
         }
     }

@@ -32,7 +32,10 @@ pub(crate) fn or_damaged<P: AsRef<Path>, R>(
 
 #[cold]
 fn damaged<R>(path: Option<&Path>, payload: Box<dyn Any + Send>) -> Result<R> {
-    let Some(path) = path else { resume_unwind(payload) };
+    let Some(path) = path else {
+        // Nobody but this library writes there.
+        payload.downcast::<Nonsense>().map_or_else(|panic| resume_unwind(panic), |nonsense| panic!("{}", nonsense.0))
+    };
     let found = match payload.downcast::<Nonsense>() {
         Ok(nonsense) => nonsense.0,
         Err(panic) => {

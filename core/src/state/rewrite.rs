@@ -10,25 +10,18 @@ use super::index::{KeyAt, entry};
 use super::layout::{FREE_INDEXES, FREE_KEYS, index_word, key_word, limit_word, table_word};
 use super::locked::Locked;
 use super::os::wake_all;
-use super::table::{Hash, Home, Table, key_words};
+use super::table::{Hash, Table, key_words};
 use crate::algorithm::History;
 use crate::algorithm::cells::Cells;
 use crate::algorithm::log::{CLOSED, PLACE};
 use crate::atomic::*;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::fault;
 use crate::policy::{POLICY_WORDS, Policy, Shape};
-use crate::time::{LONGEST, Now, Tick};
+use crate::time::Now;
 
 /// Each table of a limit has other tickets than those before it: a permit is never mistaken for a later one.
 const TICKETS_OF_A_TABLE: u64 = 1 << 32;
-
-impl Home {
-    /// How long starts are kept: a longer window may be declared, which is asked about them. Slices are cut for one window.
-    fn memory(&self, policy: Policy) -> Tick {
-        if policy.is_counted() { policy.longest() } else { LONGEST }
-    }
-}
 
 impl Locked<'_> {
     /// Writes a key that is in the table into another block, with this change to its history. Returns the block.
@@ -54,7 +47,7 @@ impl Locked<'_> {
         let cells = self.seal_cells(self.cells(&before, from));
         fault::point("key-sealed");
         let now = self.clock.now();
-        let mut history = cells.history(self.memory(before.policy), now);
+        let mut history = cells.history(before.policy.longest(), now);
         if own.at != before.at {
             carry_over(&before, own, &mut history, now);
         }
@@ -190,6 +183,17 @@ impl Locked<'_> {
         self.finish_replacing(limit)
     }
 
+    /// Makes room for twice as many leases as `crowded` has, the table in which there is none, if it still is the limit's.
+    pub fn add_slots(&self, limit: u64, table: &Table, crowded: u64) -> Result<()> {
+        if table.at != crowded {
+            return Ok(());
+        }
+        match table.policy.with_more_slots() {
+            Some(policy) => self.replace(limit, policy, false),
+            None => Err(Error::StoreFull { reason: "more recorded starts than a limit has room for".into() }),
+        }
+    }
+
     /// Does what [`Home::replace`] was to do, from the start: whoever did it may have died at any point.
     /// Only for the holder of the structure lock. A no-op if nothing was under way.
     pub fn finish_replacing(&self, limit: u64) -> Result<()> {
@@ -236,7 +240,7 @@ impl Locked<'_> {
         }
         fault::point("table-written");
         self.arena.word(limit + limit_word::TABLE).store(new.at, Release);
-        if policy != old.policy {
+        if policy != old.policy.after(policy) {
             self.policy_changed(limit);
         }
         self.arena.word(limit + limit_word::NEXT_POLICY).store(0, Release);
@@ -280,7 +284,7 @@ impl Locked<'_> {
     fn move_key(&self, old: &Table, from: u64, new: &Table, index: u64) -> Result<()> {
         let now = self.clock.now();
         let cells = self.cells_at(old, from);
-        let mut history = cells.history(self.memory(old.policy), now);
+        let mut history = cells.history(old.policy.longest(), now);
         carry_over(old, new, &mut history, now);
         history.pad(new.policy.largest());
         let hash = Hash(self.get(from + key_word::HASH));

@@ -74,7 +74,7 @@ pub(crate) enum Blocked {
     Lost,
     /// Something has to grow first.
     Full,
-    /// So have the tables of open places.
+    /// So have the tables of open places, or the slots of leases.
     Crowded,
     /// It never will.
     Refused(Error),

@@ -102,7 +102,8 @@ fn part_of(
 
 /// What the limits of a composite of that name may be called whose places have texts.
 pub(in crate::limiter) fn names_of_parts(name: &str) -> impl Iterator<Item = String> {
-    const KINDS: [&str; 3] = ["rate", "delay", "evenly-spaced"];
+    const KINDS: [&str; 7] =
+        ["rate", "delay", "evenly-spaced", "token-bucket", "leaky-bucket", "fixed-window", "sliding-window-counter"];
     let names = ["", "-2", "-3", "-4"].into_iter().flat_map(|n| KINDS.map(|kind| (kind, n)));
     names.map(move |(kind, n)| format!("{name}/{kind}{n}"))
 }

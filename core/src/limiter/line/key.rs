@@ -149,10 +149,15 @@ impl KeyLine {
         Ok(())
     }
 
-    /// Holds a place that a waiter of that weight brought.
-    pub fn hold(&mut self, place: RawPermit, weight: u64, ready: Tick) {
-        let at = self.places.partition_point(|held| held.ready <= ready);
-        self.places.insert(at, Held { place, weight, ready });
+    /// Holds a place that comes `after` so long, counted from a moment between `asked` and `now`. It follows those that were
+    /// taken before it, unless it is certainly sooner: a start gives back what it does not need of its grace only if those
+    /// before it have started.
+    pub fn hold(&mut self, place: RawPermit, weight: u64, after: Duration, (asked, now): (Tick, Tick)) {
+        let after = patience_ticks(after);
+        let latest = now.saturating_add(after).saturating_add(WORTH_MOVING);
+        let at = self.places.partition_point(|held| held.ready <= latest);
+        let before = at.checked_sub(1).map_or(0, |before| self.places[before].ready);
+        self.places.insert(at, Held { place, weight, ready: asked.saturating_add(after).max(before) });
     }
 
     /// Removes a waiter that does not wait any longer.
@@ -317,11 +322,10 @@ impl KeyLine {
                     self.admit(pass, weight, permit, out);
                 }
                 Ok(Claim::Place { place, after }) => {
-                    let now = pass.now();
                     if self.places.is_empty() {
                         self.look_sooner_at = now + LOOK_SOONER;
                     }
-                    self.hold(place, weight, now.saturating_add(patience_ticks(after)));
+                    self.hold(place, weight, after, (now, pass.now()));
                 }
                 Ok(Claim::Denied { after, is_certain }) => {
                     let after_ticks = patience_ticks(after);
@@ -379,8 +383,7 @@ impl KeyLine {
                     self.ask_at = now;
                 }
                 Ok(Presented::Wait { place: fresh, after }) => {
-                    let now = pass.now();
-                    self.hold(fresh, weight, now.saturating_add(patience_ticks(after)));
+                    self.hold(fresh, weight, after, (now, pass.now()));
                     self.send_away_the_late(pass, now, out);
                     if fresh == place {
                         // Its time has come, but something else has no room: nor has it for the others.

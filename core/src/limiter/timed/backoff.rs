@@ -28,6 +28,7 @@ impl Level {
         }
         let (_, grows) = backoff.delay(self.number);
         let number = if grows { (self.number + 1).min((1 << (64 - Self::UNTIL)) - 1) } else { self.number };
-        Level { number, until: now + backoff.delay(number).0 }
+        // Where time goes further, each denial raises it.
+        Level { number, until: (now + backoff.delay(number).0).min((1 << Self::UNTIL) - 1) }
     }
 }

@@ -1,0 +1,107 @@
+//! What a limit must not forget: not when its window gets longer, not in many years, and not beyond it.
+
+mod common;
+
+use common::Dir;
+use std::time::Duration;
+use workglow_limit::*;
+
+const SECOND: Duration = Duration::from_secs(1);
+const HOUR: Duration = Duration::from_secs(3_600);
+const YEAR: Duration = Duration::from_secs(365 * 86_400);
+
+fn clocked() -> (ManualClock, Store) {
+    let clock = ManualClock::new();
+    let mut options = StoreOptions::default();
+    options.clock = Some(clock.clone());
+    (clock, Store::with_options("memory:", options).unwrap())
+}
+
+fn is_admitted(limiter: &dyn Limiter, key: &str, weight: u64) -> bool {
+    matches!(limiter.attempt(key, weight).unwrap(), Attempt::Admitted(_))
+}
+
+/// Whether starts are kept or counted.
+#[test]
+fn a_longer_window_counts_what_was_started_before() {
+    for most in [4_000, 5_000] {
+        for key in ["", "key"] {
+            let (clock, store) = clocked();
+            let limiter = RateLimiter::new(&store, "api", most, SECOND).unwrap();
+            let declare = |most, window| RateLimiter::new(&store, "api", most, window).unwrap().open().unwrap();
+            // Somewhat, for ten seconds; and after a pause what may start at once.
+            for _ in 0..10 {
+                assert!(is_admitted(&limiter, key, 100));
+                clock.advance(SECOND);
+            }
+            clock.advance(60 * SECOND);
+            assert!(is_admitted(&limiter, key, most - 1_000));
+            clock.advance(10 * SECOND);
+            // Giving a start back writes the key anew.
+            let Attempt::Admitted(permit) = limiter.attempt(key, 500).unwrap() else { panic!("{most}") };
+            limiter.cancel(&permit).unwrap();
+            clock.advance(10 * SECOND);
+            declare(most, HOUR);
+            assert!(!is_admitted(&limiter, key, 1), "{most} {key:?}");
+            declare(most + 100, HOUR);
+            assert!(!is_admitted(&limiter, key, 101), "{most} {key:?}");
+            assert!(is_admitted(&limiter, key, 100), "{most} {key:?}");
+            // As long as it is in the window, and no longer.
+            clock.advance(HOUR - 11 * SECOND);
+            assert!(is_admitted(&limiter, key, most), "{most} {key:?}");
+        }
+    }
+}
+
+#[test]
+fn a_longer_window_counts_no_more_than_was_started() {
+    let (clock, store) = clocked();
+    let limiter = RateLimiter::new(&store, "api", 5_000, SECOND).unwrap();
+    for _ in 0..3 {
+        assert!(is_admitted(&limiter, "", 5_000));
+        // Room comes back a slice later.
+        clock.advance(SECOND + SECOND / 8_000);
+    }
+    RateLimiter::new(&store, "api", 15_001, HOUR).unwrap().open().unwrap();
+    assert_eq!(limiter.peek("", 1).unwrap().remaining, 1);
+}
+
+#[test]
+fn a_limit_goes_on_for_decades() {
+    let policies =
+        ["3/1m", "3/1m + 2/1s", "9000/1m", "3/1m burst 5", "3/1m fixed", "3/1m counter", "3/1m spaced", "delay 1s"];
+    for policy in policies {
+        let (clock, store) = clocked();
+        let limiter = store.limiter("api", policy).unwrap();
+        for year in 0..34 {
+            for key in ["", "key"] {
+                let admitted = (0..10_000).take_while(|_| is_admitted(&*limiter, key, 1)).count() as u64;
+                let most = if policy == "3/1m burst 5" { 5 } else { limiter.peek(key, 1).unwrap().limit };
+                assert_eq!(admitted, if policy.contains("spaced") { 1 } else { most }, "{policy}, year {year}");
+                assert!(!is_admitted(&*limiter, key, 1), "{policy}, year {year}");
+            }
+            clock.advance(YEAR);
+        }
+    }
+}
+
+/// The caller has decided already.
+#[test]
+fn starts_are_recorded_however_small_the_limit_is() {
+    let dir = Dir::new("remembering");
+    for url in ["memory:", &dir.url()] {
+        let store = Store::new(url).unwrap();
+        let limiter = ConcurrencyLimiter::shared(&store, "jobs", 1, None).unwrap();
+        for key in ["", "key"] {
+            let Attempt::Admitted(permit) = limiter.attempt(key, 1).unwrap() else { panic!("{key:?}") };
+            (0..1_000).for_each(|_| limiter.record_job_start(key).unwrap());
+            limiter.complete(&permit).unwrap();
+            for _ in 0..1_000 {
+                assert!(!is_admitted(&limiter, key, 1));
+                limiter.record_job_completion(key).unwrap();
+            }
+            assert!(is_admitted(&limiter, key, 1));
+        }
+        assert_eq!(limiter.stats("").unwrap().policy_changes, 0, "nobody has changed it");
+    }
+}
