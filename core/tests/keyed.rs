@@ -304,6 +304,23 @@ fn ten_thousand_keys_have_policies_of_their_own() {
     }
 }
 
+/// Starts that others decided are recorded however small the key's policy is.
+#[test]
+fn a_key_records_more_starts_than_its_policy_allows() {
+    let store = Store::new("memory:").unwrap();
+    let limiter = store.limiter("gpu", "500 concurrent").unwrap();
+    limiter.open().unwrap();
+    store.override_key("gpu", "1 concurrent", "key").unwrap();
+    (0..300).for_each(|_| limiter.record_job_start("key").unwrap());
+    assert_eq!((limit(&*limiter, "key"), drain(&*limiter, "key")), (1, 0));
+    assert_eq!(limiter.stats("").unwrap().policy_changes, 1);
+    store.lift_key("gpu", "key").unwrap();
+    assert_eq!(drain(&*limiter, "key"), 200, "they count beneath the limit's, too");
+    store.override_key("gpu", "1 concurrent", "key").unwrap();
+    (0..500).for_each(|_| limiter.record_job_completion("key").unwrap());
+    assert_eq!(drain(&*limiter, "key"), 0, "as many run without a record");
+}
+
 /// Setting policies again and again takes no room.
 #[test]
 fn policies_of_keys_leak_nothing() {

@@ -14,6 +14,7 @@ use super::index::{KeyAt, entry};
 use super::layout::{STUBS, index_word, key_word, limit_word, table_word};
 use super::locked::Locked;
 use super::table::{Hash, Home, Table, key_words};
+use crate::algorithm::leases::SLOT_WORDS;
 use crate::algorithm::log::CLOSED;
 use crate::atomic::*;
 use crate::error::Result;
@@ -147,7 +148,10 @@ impl Locked<'_> {
                 self.set_entry(index, slot, hash, into);
                 self.retire_stub(from.at);
             }
-            self.policy_changed(limit);
+            // More room for leases is no other policy.
+            if current.at == table.at || own.at == table.at || own.policy != current.policy.after(own.policy) {
+                self.policy_changed(limit);
+            }
             return Ok(());
         }
     }
@@ -169,6 +173,16 @@ impl Locked<'_> {
                 _ => return Ok(()),
             }
         }
+    }
+
+    /// The plan of a key, if half of its leases' slots are taken: whoever found them taken may have been helped meanwhile.
+    pub(super) fn crowded_plan(&self, table: &Table, hash: Hash) -> Option<Option<Table>> {
+        let index = self.arena.word(table.at + table_word::INDEX).load(Acquire);
+        let (_, found) = self.probe(table, index, hash).ok().filter(|(_, found)| found.table != table.at)?;
+        let plan = self.table_at(found.table);
+        let held = || self.cells(&plan, found).history(0, self.clock.now()).holds.len() as u64;
+        let is_crowded = !self.is_stub(found.at) && 2 * held() * SLOT_WORDS > plan.policy.ring();
+        Some(is_crowded.then_some(plan))
     }
 
     /// Do all leases of a key fit where it is to live? More may run than the policy there says.

@@ -602,7 +602,7 @@ impl Limit {
             // Whoever has the lock next attaches to what is there instead.
             Blocked::Lost => return self.store.with_lock(|_| Ok(())),
             Blocked::Crowded if !self.is_concurrency() => return self.with_table(|home, _, _| home.add_places()),
-            Blocked::Crowded => return self.with_table(|home, limit, now| home.add_slots(limit, now, table)),
+            Blocked::Crowded => return self.with_table(|home, limit, now| home.add_slots(limit, now, table, hash)),
             Blocked::Sealed | Blocked::Full if bound.home().table(bound.limit).at == table => {
                 // A sealed index may be a full one, or one whose table is being replaced: that is finished first.
                 return self.with_table(|home, _, table| match blocked {

@@ -184,11 +184,14 @@ impl Locked<'_> {
     }
 
     /// Makes room for twice as many leases as `crowded` has, the table in which there is none, if it still is the limit's.
-    pub fn add_slots(&self, limit: u64, table: &Table, crowded: u64) -> Result<()> {
-        if table.at != crowded {
+    /// Of a key with a policy of its own, as its plan has.
+    pub fn add_slots(&self, limit: u64, table: &Table, crowded: u64, hash: Hash) -> Result<()> {
+        let plan = self.crowded_plan(table, hash);
+        if table.at != crowded || matches!(plan, Some(None)) {
             return Ok(());
         }
-        match table.policy.with_more_slots() {
+        match plan.flatten().unwrap_or(*table).policy.with_more_slots() {
+            Some(policy) if plan.is_some() => self.set_plan(limit, (hash, ""), Some(policy)),
             Some(policy) => self.replace(limit, policy, false),
             None => Err(Error::StoreFull { reason: "more recorded starts than a limit has room for".into() }),
         }
