@@ -27,6 +27,9 @@ mod on {
     /// The points of rewriting a key, or a table, under the structure lock.
     pub const REWRITING: &[&str] = &["key-sealed", "key-written", "table-written"];
 
+    /// The points of writing a segment of an index anew.
+    pub const GROWING: &[&str] = &["segment-written"];
+
     /// The points of a lease's life.
     pub const LEASING: &[&str] = &["lease-claimed", "lease-offered", "lease-taken", "lease-ending", "lease-returned"];
 
@@ -34,7 +37,7 @@ mod on {
     const CHANGING: &[&str] = &["deciding", "decided", "half-named", "followed"];
 
     fn is_listed(point: &str) -> bool {
-        [DECIDING, REWRITING, LEASING, CHANGING].iter().any(|points| points.contains(&point))
+        [DECIDING, REWRITING, GROWING, LEASING, CHANGING].iter().any(|points| points.contains(&point))
     }
 
     /// Whoever in this process passes `point` next does `action`, once.
@@ -57,7 +60,7 @@ mod on {
 }
 
 #[cfg(all(feature = "fault-points", not(model)))]
-pub use on::{DECIDING, LEASING, REWRITING, at};
+pub use on::{DECIDING, GROWING, LEASING, REWRITING, at};
 
 /// Is this bug planted? Only ever in builds for tests, to show that they find it. `PLANT` names it.
 #[cfg(any(model, feature = "fault-points"))]

@@ -592,9 +592,10 @@ impl<'a> Leases<'a> {
 
     // ---- for the holder of the structure lock ----
 
-    /// Is nothing held? Others may start something right after.
+    /// Is nothing held? Of cells that are not sealed, others may start something right after.
     pub fn is_idle(&self) -> bool {
-        self.live() == Ok(0)
+        // What was ending when they were sealed may never be counted as returned.
+        self.live().map_or_else(|Sealed| self.history().0.is_empty(), |live| live == 0)
     }
 
     /// Does every caller have to wait until what is held is written elsewhere?

@@ -21,6 +21,22 @@ pub(crate) const FIRST_BYTES: u64 = 256 << 10;
 /// Blocks start on their own pair of cache lines: what two threads write must not share one.
 const ALIGN_WORDS: u64 = 16;
 
+/// How much of so many words is kept for who holds the structure lock: also in a full store limits are cleared, changed
+/// and written down.
+fn reserve(allocated: u64) -> u64 {
+    (allocated / 16).clamp(4 << 10, 1 << 20)
+}
+
+/// The most that a store may take, in bytes.
+fn most_bytes() -> u64 {
+    // A test does not fill gigabytes.
+    #[cfg(feature = "fault-points")]
+    if let Some(most) = std::env::var("WGL_TEST_MOST_BYTES").ok().and_then(|text| text.parse().ok()) {
+        return most;
+    }
+    MOST_BYTES
+}
+
 /// Words of the header that the arena itself keeps.
 pub(crate) const CURSOR: u64 = 11;
 pub(crate) const ALLOCATED: u64 = 12;
@@ -123,10 +139,31 @@ impl Arena {
 
     /// `count` zeroed words that nobody else has. What is allocated is never given back.
     pub fn allocate(&self, count: u64) -> Result<u64, NoRoom> {
+        self.allocate_below(count, |allocated| allocated.saturating_sub(reserve(allocated)))
+    }
+
+    /// The same, if need be from the reserve. Only for the holder of the structure lock.
+    pub fn allocate_reserved(&self, count: u64) -> Result<u64, NoRoom> {
+        self.allocate_below(count, |allocated| allocated)
+    }
+
+    /// Would an allocation without the reserve find room now?
+    pub fn has_room(&self, count: u64) -> bool {
+        let [allocated, used] = [ALLOCATED, CURSOR].map(|word| self.word(word).load(Acquire));
+        used + count + ALIGN_WORDS <= allocated.saturating_sub(reserve(allocated))
+    }
+
+    /// Would one with it?
+    pub fn has_reserve(&self, count: u64) -> bool {
+        let [allocated, used] = [ALLOCATED, CURSOR].map(|word| self.word(word).load(Acquire));
+        used + count + ALIGN_WORDS <= allocated
+    }
+
+    fn allocate_below(&self, count: u64, end: impl Fn(u64) -> u64) -> Result<u64, NoRoom> {
         let count = count.next_multiple_of(ALIGN_WORDS);
         let mut at = self.word(CURSOR).load(Acquire);
         loop {
-            if at + count > self.word(ALLOCATED).load(Acquire) {
+            if at + count > end(self.word(ALLOCATED).load(Acquire)) {
                 return Err(NoRoom);
             }
             match self.word(CURSOR).compare_exchange_weak(at, at + count, AcqRel, Acquire) {
@@ -143,13 +180,15 @@ impl Arena {
             nonsense(format_args!("a lane of {allocated} words, {used} of them used"));
         }
         let have = self.word(ALLOCATED).load(Acquire) * 8;
-        let need = (self.word(CURSOR).load(Acquire) + count + 2 * ALIGN_WORDS) * 8;
-        if need <= have {
+        if self.has_room(count + ALIGN_WORDS) {
             return Ok(());
         }
+        let need = self.word(CURSOR).load(Acquire) + count + 2 * ALIGN_WORDS;
+        // What is reserved is a sixteenth of the whole at most.
+        let need = (need + reserve(2 * need)) * 8;
         // By half, at most 16 MiB at a time: room ahead, but no great hole in a small disk.
         let want = need.max(have + (have / 2).min(16 << 20)).next_multiple_of(FIRST_BYTES);
-        let most = self.map.len() as u64;
+        let most = most_bytes().min(self.map.len() as u64);
         let want = want.min(most);
         if need > want {
             let reason = format!("the store is full: its keys and limits take {} MiB at most", most >> 20);

@@ -5,7 +5,7 @@
 //! the limit's and the key's blocks. So a denial writes nothing that another process reads.
 
 use super::index::KeyAt;
-use super::layout::{key_word, limit_word, table_word};
+use super::layout::{key_word, limit_word};
 use super::limit::Key;
 use super::locked::Locked;
 use super::session::Session;
@@ -361,8 +361,8 @@ impl Home {
     /// The same of a key.
     pub fn counts_of_key(&self, table: &Table, key: &str) -> Stats {
         // Of a key on a plan also while it has no cells.
-        let index = self.arena.word(table.at + table_word::INDEX).load(Acquire);
-        let Ok((_, found)) = self.probe(table, index, self.hash(b'k', key)) else { return Stats::default() };
+        let hash = self.hash(b'k', key);
+        let Ok((_, found)) = self.probe(table, self.segment_of(table, hash), hash) else { return Stats::default() };
         let mut counts = [0; OF_A_LIMIT];
         for (count, word) in counts.iter_mut().zip(key_word::COUNTS) {
             *count = self.arena.word(found.at + word).load(Relaxed);

@@ -1,18 +1,19 @@
 //! The keys of a table: an index of offsets, found and added without a lock.
 //!
-//! A key's block never moves while it is that key's, but a key may move to another block: see `rewrite.rs`. Growing an
-//! index takes the structure lock: its empty slots are sealed, so that nobody can add to what has been copied, keys that
-//! are idle are left behind and their blocks used again, and whoever comes next can do it again from the start if this
-//! process dies.
+//! An index is one segment, an open-addressed table of slots, or where that would be too large a directory of segments,
+//! which the first bits of a key's hash lead through. A directory never changes: when a segment is written anew, so is the
+//! directory, and both are published with one word, the table's root, which never holds the same value twice.
+//!
+//! A key's block never moves while it is that key's, but a key may move to another block: see `rewrite.rs`. What takes the
+//! structure lock (segments that are full, idle keys) is in `room.rs`.
 
+use super::arena::MOST_BYTES;
 use super::damage::nonsense;
 use super::layout::{index_word, key_word, table_word};
-use super::locked::Locked;
 use super::table::{Blocked, Hash, Home, Table, key_words};
 use crate::algorithm::log::{CLOSED, SETTLED};
 use crate::algorithm::{History, Start};
 use crate::atomic::*;
-use crate::error::Result;
 use crate::fault;
 use crate::time::Now;
 
@@ -33,9 +34,15 @@ pub(super) fn entry(hash: Hash, at: u64) -> u64 {
     tag(hash) << index_word::TAG | at
 }
 
-/// What an empty slot holds in an index of this life.
-fn empty(life: u64) -> u64 {
+/// What an empty slot holds in a segment of this life.
+pub(super) fn empty(life: u64) -> u64 {
     if life == 0 { 0 } else { index_word::NO_KEY << index_word::TAG | life }
+}
+
+/// The block of an entry; none in a slot that is empty or sealed.
+pub(super) fn block(entry: u64) -> Option<u64> {
+    let is_key = entry != 0 && entry >> index_word::TAG != index_word::NO_KEY;
+    is_key.then_some(entry & ((1 << index_word::TAG) - 1))
 }
 
 /// Is that an empty slot?
@@ -43,11 +50,35 @@ pub(super) fn is_empty(word: u64) -> bool {
     block(word).is_none() && word != index_word::SEALED
 }
 
-/// The block of an entry; none in a slot that is empty or sealed.
-fn block(entry: u64) -> Option<u64> {
-    let is_key = entry != 0 && entry >> index_word::TAG != index_word::NO_KEY;
-    is_key.then_some(entry & ((1 << index_word::TAG) - 1))
+/// The root of an index: where its directory is, or its only segment; how many bits of a hash lead through the directory;
+/// and a number that grows with each root.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Root(pub u64);
+
+impl Root {
+    const DEPTH: u32 = 29;
+    const NUMBER: u32 = Root::DEPTH + 5;
+
+    pub fn at(self) -> u64 {
+        self.0 & ((1 << Root::DEPTH) - 1)
+    }
+
+    pub fn depth(self) -> u32 {
+        (self.0 >> Root::DEPTH) as u32 & 31
+    }
+
+    pub fn next(self, at: u64, depth: u32) -> Root {
+        debug_assert!(at < 1 << Root::DEPTH && depth < 32);
+        Root(((self.0 >> Root::NUMBER) + 1) << Root::NUMBER | u64::from(depth) << Root::DEPTH | at)
+    }
+
+    /// Which entry of the directory a hash leads to.
+    pub fn entry_of(self, hash: u64) -> u64 {
+        (hash >> 1) >> (63 - self.depth())
+    }
 }
+
+const _: () = assert!(MOST_BYTES / 8 <= 1 << Root::DEPTH);
 
 impl Home {
     /// Where a key is, added if it is new.
@@ -71,57 +102,76 @@ impl Home {
         if key.is_empty() { self.empty_key(table).map(Some) } else { self.find(table, self.hash(b'k', key)) }
     }
 
-    /// A table's index, and its life. A table that was replaced has none: its index may be another's by now.
-    fn index(&self, table: &Table) -> Result<(u64, u64), Blocked> {
-        let word = self.arena.word(table.at + table_word::INDEX);
+    /// The root of a table's index. None: the table was replaced, and its segments may be others' by now.
+    pub(super) fn root(&self, table: &Table) -> Option<Root> {
+        let root = self.arena.word(table.at + table_word::INDEX).load(Acquire);
+        (root != 0).then_some(Root(root))
+    }
+
+    /// An entry of the directory, or the only segment.
+    pub(super) fn segment_at(&self, root: Root, entry: u64) -> u64 {
+        match root.depth() {
+            0 => root.at(),
+            _ => self.arena.word(root.at() + index_word::SLOTS + entry).load(Acquire),
+        }
+    }
+
+    /// The segment that a hash belongs to. For the holder of the structure lock.
+    pub(super) fn segment_of(&self, table: &Table, hash: Hash) -> u64 {
+        let root = self.root(table).unwrap_or_else(|| nonsense(format_args!("no index of the table at {}", table.at)));
+        self.segment_at(root, root.entry_of(hash.0[0]))
+    }
+
+    /// The segment that a hash belongs to, and its life.
+    fn segment(&self, table: &Table, hash: Hash) -> Result<(u64, u64), Blocked> {
         loop {
-            let index = word.load(Acquire);
-            if index == 0 {
-                return Err(Blocked::Moved);
-            }
-            let life = self.arena.word(index + index_word::LIFE).load(Acquire);
-            if word.load(Acquire) == index {
-                return Ok((index, life));
+            let root = self.root(table).ok_or(Blocked::Moved)?;
+            // What was a directory is one of the same size in each of its lives: so this is a segment, ours or not.
+            let segment = self.segment_at(root, root.entry_of(hash.0[0]));
+            let life = self.arena.word(segment + index_word::LIFE).load(Acquire);
+            // A root is used for one index only: if it is the same, all of this was its.
+            if self.root(table) == Some(root) {
+                return Ok((segment, life));
             }
         }
     }
 
     pub fn find(&self, table: &Table, hash: Hash) -> Result<Option<KeyAt>, Blocked> {
-        let before = self.index(table)?;
+        let before = self.segment(table, hash)?;
         match self.probe(table, before.0, hash) {
             Ok((_, found)) if found.life == CLOSED => Err(Blocked::Sealed),
             Ok((_, found)) => Ok(Some(found)),
-            Err(_) if self.index(table)? == before => Ok(None),
-            // It was looked for in what is another index by now.
+            Err(_) if self.segment(table, hash)? == before => Ok(None),
+            // It was looked for in what is another segment by now.
             Err(_) => Err(Blocked::Moved),
         }
     }
 
     pub(crate) fn find_or_add(&self, table: &Table, hash: Hash, text: &str) -> Result<KeyAt, Blocked> {
-        let (index, life) = self.index(table)?;
-        match self.probe(table, index, hash) {
+        let (segment, life) = self.segment(table, hash)?;
+        match self.probe(table, segment, hash) {
             Ok((_, found)) if found.life == CLOSED => Err(Blocked::Sealed),
             Ok((_, found)) => Ok(found),
-            Err(slot) => self.add_key(table, (index, life), slot, hash, text),
+            Err(slot) => self.add_key(table, (segment, life), slot, hash, text),
         }
     }
 
-    /// How many slots an index has: a power of two.
+    /// How many slots a segment has: a power of two.
     #[inline(always)]
-    pub(super) fn capacity(&self, index: u64) -> u64 {
-        let capacity = self.arena.word(index + index_word::CAPACITY).load(Relaxed);
-        if capacity.is_power_of_two() {
+    pub(super) fn capacity(&self, segment: u64) -> u64 {
+        let capacity = self.arena.word(segment + index_word::CAPACITY).load(Relaxed);
+        if capacity.is_power_of_two() && capacity <= index_word::MOST_CAPACITY {
             capacity
         } else {
-            nonsense(format_args!("an index of {capacity} slots at {index}"))
+            nonsense(format_args!("a segment of {capacity} slots at {segment}"))
         }
     }
 
     /// Follows a key's probe sequence: to its slot and block, or to the first slot that does not hold another key.
     #[inline]
-    pub(super) fn probe(&self, table: &Table, index: u64, hash: Hash) -> Result<(u64, KeyAt), u64> {
-        let capacity = self.capacity(index);
-        let slots = self.arena.words(index + index_word::SLOTS, capacity);
+    pub(super) fn probe(&self, table: &Table, segment: u64, hash: Hash) -> Result<(u64, KeyAt), u64> {
+        let capacity = self.capacity(segment);
+        let slots = self.arena.words(segment + index_word::SLOTS, capacity);
         let mut i = hash.0[0] & (capacity - 1);
         let mut looks = 0;
         // There always is a free slot: see `add_key`.
@@ -129,7 +179,7 @@ impl Home {
             looks += 1;
             // Some slots are looked at again, because their keys moved.
             if looks > 4 * capacity + 1_000_000 {
-                nonsense(format_args!("a full index at {index}"));
+                nonsense(format_args!("a full segment at {segment}"));
             }
             let entry = slots[i as usize].load(Acquire);
             let Some(at) = block(entry) else { return Err(i) };
@@ -160,37 +210,41 @@ impl Home {
     fn add_key(
         &self,
         table: &Table,
-        (index, life): (u64, u64),
+        (segment, life): (u64, u64),
         mut slot: u64,
         hash: Hash,
         text: &str,
     ) -> Result<KeyAt, Blocked> {
-        let capacity = self.capacity(index);
-        let count = self.arena.word(index + index_word::COUNT);
+        let capacity = self.capacity(segment);
+        let count = self.arena.word(segment + index_word::COUNT);
         // Three quarters full is full: probe sequences stay short, and always end. Counted before it is used and never
-        // taken back: whoever dies or is too late here only makes the index seem fuller.
+        // taken back: whoever dies or is too late here only makes the segment seem fuller.
         if count.fetch_add(1, Relaxed) >= capacity / 4 * 3 {
             return Err(Blocked::Full);
         }
-        let at = self.block_for_new_key(table, (index, life))?;
+        let at = self.block_for_new_key(table, (segment, life))?;
         fault::point("key-allocated");
+        if self.has_lost(table) && !self.has_origins(table, at) {
+            self.hand_back(table, segment, at);
+            return Err(Blocked::Full);
+        }
         let Some(new) = self.begin(table, at, hash, text) else { return Err(Blocked::Full) };
-        let slots = self.arena.words(index + index_word::SLOTS, capacity);
+        let slots = self.arena.words(segment + index_word::SLOTS, capacity);
         loop {
             match slots[slot as usize].compare_exchange(empty(life), entry(hash, at), AcqRel, Acquire) {
                 Ok(_) => {
                     fault::point("key-inserted");
                     return Ok(new);
                 }
-                // Closed, or another index by now.
+                // Closed, or another segment by now.
                 Err(word) if block(word).is_none() => {
-                    self.hand_back(table, index, at);
+                    self.hand_back(table, segment, at);
                     return Err(Blocked::Full);
                 }
                 // Somebody was faster here: with this key, or another.
-                Err(_) => match self.probe(table, index, hash) {
+                Err(_) => match self.probe(table, segment, hash) {
                     Ok((_, theirs)) => {
-                        self.hand_back(table, index, at);
+                        self.hand_back(table, segment, at);
                         return if theirs.life == CLOSED { Err(Blocked::Sealed) } else { Ok(theirs) };
                     }
                     Err(next) => slot = next,
@@ -199,32 +253,29 @@ impl Home {
         }
     }
 
-    /// A block that nobody uses, for a key of this table: one that was used before if the index has some.
-    fn block_for_new_key(&self, table: &Table, (index, life): (u64, u64)) -> Result<u64, Blocked> {
-        let size = key_words(table.policy);
-        let returned = self.arena.word(index + index_word::RETURNED).swap(0, AcqRel);
+    /// A block that nobody uses, for a key of this table: one that was used before if the segment has some.
+    fn block_for_new_key(&self, table: &Table, (segment, life): (u64, u64)) -> Result<u64, Blocked> {
+        let returned = self.arena.word(segment + index_word::RETURNED).swap(0, AcqRel);
         if returned >> index_word::TAG == table.policy.block_class() && returned != 0 {
             return Ok(returned & ((1 << index_word::TAG) - 1));
         }
-        let free = self.arena.word(index + index_word::FREE).load(Acquire);
-        let taken = self.arena.word(index + index_word::TAKEN);
-        if taken.load(Relaxed) < free {
-            let mine = taken.fetch_add(1, AcqRel);
-            if mine < free {
-                let capacity = self.capacity(index);
-                let at = self.arena.word(index + index_word::SLOTS + capacity + mine).load(Acquire);
-                // Else the word may be another index's.
-                let is_same = self.arena.word(index + index_word::LIFE).load(Acquire) == life;
-                return if is_same { Ok(at) } else { Err(Blocked::Full) };
-            }
+        let (free, taken) = (segment + index_word::FREE, self.arena.word(segment + index_word::TAKEN));
+        let next = |mine: u64| (mine < self.arena.word(free).load(Acquire)).then_some(mine + 1);
+        if let Ok(mine) = taken.fetch_update(AcqRel, Acquire, next) {
+            let capacity = self.capacity(segment);
+            let at = self.arena.word(segment + index_word::SLOTS + capacity + mine).load(Acquire);
+            // Else the word may be another segment's.
+            let is_same = self.arena.word(segment + index_word::LIFE).load(Acquire) == life;
+            return if is_same { Ok(at) } else { Err(Blocked::Full) };
         }
-        Ok(self.arena.allocate(size)?)
+        Ok(self.arena.allocate(key_words(table.policy))?)
     }
 
-    /// Hands a block back that was not needed after all. Where there is one already it is lost: a few hundred bytes.
-    fn hand_back(&self, table: &Table, index: u64, at: u64) {
+    /// Hands a block back that was not needed after all, for this life of the segment or a later one. Where there is one
+    /// already it is lost: a few hundred bytes.
+    fn hand_back(&self, table: &Table, segment: u64, at: u64) {
         let word = table.policy.block_class() << index_word::TAG | at;
-        let _ = self.arena.word(index + index_word::RETURNED).compare_exchange(0, word, AcqRel, Relaxed);
+        let _ = self.arena.word(segment + index_word::RETURNED).compare_exchange(0, word, AcqRel, Relaxed);
     }
 
     /// Makes a block that only the caller uses the one of a new key. `None`: it had too many lives, and is lost.
@@ -325,156 +376,29 @@ impl Home {
         if bytes[1] != 0 { text + "…" } else { text }
     }
 
-    /// The keys of an index.
-    pub(super) fn entries(&self, index: u64) -> impl Iterator<Item = u64> {
-        let capacity = self.capacity(index);
-        let slots = self.arena.words(index + index_word::SLOTS, capacity);
+    /// The keys of a segment.
+    pub(super) fn entries(&self, segment: u64) -> impl Iterator<Item = u64> {
+        let capacity = self.capacity(segment);
+        let slots = self.arena.words(segment + index_word::SLOTS, capacity);
         slots.iter().filter_map(|slot| block(slot.load(Acquire)))
+    }
+
+    /// The segments of a table.
+    pub(super) fn segments(&self, table: &Table) -> impl Iterator<Item = u64> {
+        let root = self.root(table);
+        let all = root.into_iter().flat_map(move |root| (0..1 << root.depth()).map(move |i| self.segment_at(root, i)));
+        let mut last = 0;
+        // A segment's entries stand side by side.
+        all.filter(move |segment| std::mem::replace(&mut last, *segment) != *segment)
+    }
+
+    /// The blocks in a table's index: those of its keys, and of keys on plans also stubs.
+    pub(super) fn blocks(&self, table: &Table) -> impl Iterator<Item = u64> {
+        self.segments(table).flat_map(|segment| self.entries(segment))
     }
 
     /// The keys of a table that have cells, and the tables that they live by. For the holder of the structure lock.
     pub fn keys(&self, table: &Table) -> impl Iterator<Item = (Table, u64)> {
-        let all = self.entries(self.arena.word(table.at + table_word::INDEX).load(Acquire));
-        all.filter(|&at| !self.is_stub(at)).map(|at| (self.table_of_block(table, at), at))
-    }
-}
-
-/// The keys of an index that are kept, the blocks of those that are not, and those on plans that have stubs now.
-type Parted = (Vec<u64>, Vec<u64>, Vec<(Table, u64)>);
-
-impl Locked<'_> {
-    /// The same for the holder of the structure lock, who makes room where there is none.
-    pub fn find_or_add_locked(&self, table: &Table, hash: Hash, text: &str) -> Result<KeyAt> {
-        loop {
-            match self.find_or_add(table, hash, text) {
-                Ok(found) => return Ok(found),
-                Err(Blocked::Refused(error)) => return Err(error),
-                Err(Blocked::Full) => self.make_room(table)?,
-                Err(_) => self.mend_key(table, hash)?,
-            }
-        }
-    }
-
-    /// Grows what [`Blocked::Full`] complained about. Only for the holder of the structure lock.
-    pub fn make_room(&self, table: &Table) -> Result<()> {
-        // Twice what the next key takes, so that a short allocation is never the reason to come back at once.
-        self.grow(2 * (key_words(table.policy) + table.policy.ring()))?;
-        let Ok((old, _)) = self.index(table) else { return Ok(()) };
-        let capacity = self.capacity(old);
-        let is_sealed =
-            self.arena.words(old + index_word::SLOTS, capacity).iter().any(|s| s.load(Acquire) == index_word::SEALED);
-        if !is_sealed && self.arena.word(old + index_word::COUNT).load(Relaxed) < capacity / 4 * 3 {
-            return Ok(());
-        }
-        // Room first: what is sealed must be replaced.
-        self.grow(2 * (index_word::SLOTS + 4 * capacity))?;
-        if !fault::planted("open index") {
-            self.seal_index(old);
-        }
-        let (kept, idle, on_plans) = self.part(table, old)?;
-        let new = self.new_index(if kept.len() as u64 > capacity / 2 { 2 * capacity } else { capacity })?;
-        for at in &kept {
-            self.insert(table, new, Hash(self.get(at + key_word::HASH)), *at);
-        }
-        let lost = self.stock(table, new, self.take_stock(old).chain(idle));
-        self.arena.word(table.at + table_word::INDEX).store(new, Release);
-        // Only now: whoever starts this over must find them where they were.
-        lost.into_iter().for_each(|at| self.retire_block(table.policy, at));
-        on_plans.into_iter().for_each(|(plan, at)| self.retire_block(plan.policy, at));
-        self.retire_index(old);
-        Ok(())
-    }
-
-    /// Parts the keys of a sealed index into those that are in use and the blocks, closed, of those that are not: of the table,
-    /// and of plans. Stubs stay in place of these.
-    fn part(&self, table: &Table, index: u64) -> Result<Parted> {
-        let (mut kept, mut idle, mut on_plans) = (Vec::new(), Vec::new(), Vec::new());
-        let empty_key = self.hash(b'k', "");
-        for at in self.entries(index) {
-            let own = &self.table_of_block(table, at);
-            let is_empty_key = self.hash_at(at) == empty_key;
-            if is_empty_key {
-                // Whoever moved it may have died before this.
-                self.arena.word(table.at + table_word::EMPTY_KEY).store(at, Release);
-            }
-            if is_empty_key || self.is_stub(at) || !self.is_idle(own, at) {
-                kept.push(at);
-                continue;
-            }
-            if !fault::planted("reused in flight") {
-                self.cells_at(own, at).seal();
-            }
-            // Somebody may have been faster than the seal.
-            if self.is_idle(own, at) {
-                if own.at == table.at {
-                    idle.push(at);
-                } else {
-                    kept.push(self.stub_of(own, at, true)?);
-                    on_plans.push((*own, at));
-                }
-            } else {
-                let hash = Hash(self.get(at + key_word::HASH));
-                kept.push(self.rewrite(table, hash, |_| {})?);
-            }
-        }
-        Ok((kept, idle, on_plans))
-    }
-
-    /// Puts a key into an index that nobody else sees yet.
-    pub(super) fn insert(&self, table: &Table, index: u64, hash: Hash, at: u64) {
-        let capacity = self.capacity(index);
-        if let Err(slot) = self.probe(table, index, hash) {
-            self.arena.words(index + index_word::SLOTS, capacity)[slot as usize].store(entry(hash, at), Relaxed);
-            self.arena.word(index + index_word::COUNT).fetch_add(1, Relaxed);
-        }
-    }
-
-    /// The blocks that nobody took from a sealed index. Nobody will.
-    pub(super) fn take_stock(&self, index: u64) -> impl Iterator<Item = u64> {
-        let capacity = self.capacity(index);
-        let free = self.arena.word(index + index_word::FREE).load(Acquire);
-        let taken =
-            self.arena.word(index + index_word::TAKEN).fetch_or(index_word::CLOSED, AcqRel) & !index_word::CLOSED;
-        (taken..free).map(move |i| self.arena.word(index + index_word::SLOTS + capacity + i).load(Acquire))
-    }
-
-    /// Stocks a new index with blocks for new keys; returns those that do not fit.
-    pub(super) fn stock(&self, table: &Table, index: u64, mut blocks: impl Iterator<Item = u64>) -> Vec<u64> {
-        let capacity = self.capacity(index);
-        let mut free = 0;
-        while free < capacity {
-            let Some(at) = blocks.next().or_else(|| self.used_block(table.policy)) else { break };
-            self.arena.word(index + index_word::SLOTS + capacity + free).store(at, Release);
-            free += 1;
-        }
-        self.arena.word(index + index_word::FREE).store(free, Release);
-        blocks.collect()
-    }
-
-    pub(super) fn new_index(&self, capacity: u64) -> Result<u64> {
-        let Some((at, life)) = self.used_index(capacity) else {
-            // The slots, and as many blocks for new keys.
-            let at = self.allocate(index_word::SLOTS + 2 * capacity)?;
-            self.arena.word(at + index_word::CAPACITY).store(capacity, Release);
-            return Ok(at);
-        };
-        self.arena.word(at + index_word::LIFE).store(life, Release);
-        for word in [index_word::COUNT, index_word::FREE, index_word::RETURNED, index_word::TAKEN] {
-            self.arena.word(at + word).store(0, Release);
-        }
-        for slot in self.arena.words(at + index_word::SLOTS, capacity) {
-            slot.store(empty(life), Release);
-        }
-        Ok(at)
-    }
-
-    pub(super) fn seal_index(&self, index: u64) {
-        let capacity = self.capacity(index);
-        for slot in self.arena.words(index + index_word::SLOTS, capacity) {
-            let word = slot.load(Acquire);
-            if block(word).is_none() {
-                let _ = slot.compare_exchange(word, index_word::SEALED, AcqRel, Acquire);
-            }
-        }
+        self.blocks(table).filter(|&at| !self.is_stub(at)).map(|at| (self.table_of_block(table, at), at))
     }
 }

@@ -10,9 +10,10 @@
 //! The database decides who is on which plan (`policies.rs`); what is here follows, and can be done again from the start.
 
 use super::arena::{ALLOCATED, HEADER_WORDS};
-use super::index::{KeyAt, entry};
+use super::index::{KeyAt, Root, entry};
 use super::layout::{STUBS, index_word, key_word, limit_word, table_word};
 use super::locked::Locked;
+use super::room::Search;
 use super::table::{Hash, Home, Table, key_words};
 use crate::algorithm::leases::SLOT_WORDS;
 use crate::algorithm::log::CLOSED;
@@ -67,16 +68,17 @@ impl Home {
 
     /// The plan of a key that is on one and has no cells.
     pub(super) fn plan_of_idle(&self, table: &Table, hash: Hash) -> Option<Table> {
-        let index = self.arena.word(table.at + table_word::INDEX).load(Acquire);
-        let (_, found) = (index != 0).then(|| self.probe(table, index, hash).ok())??;
-        (self.is_stub(found.at) && found.table != table.at).then(|| self.table_at(found.table))
+        let root = self.root(table)?;
+        let (_, found) = self.probe(table, self.segment_at(root, root.entry_of(hash.0[0])), hash).ok()?;
+        // Meanwhile it may be what another index has.
+        (self.root(table) == Some(root) && self.is_stub(found.at) && found.table != table.at)
+            .then(|| self.table_at(found.table))
     }
 
     /// The table that a key with cells lives by, for the holder of the structure lock.
     pub(super) fn table_in_use(&self, limit: u64, hash: Hash) -> Option<Table> {
         let table = self.table(limit);
-        let index = self.arena.word(table.at + table_word::INDEX).load(Acquire);
-        let (_, found) = self.probe(&table, index, hash).ok()?;
+        let (_, found) = self.probe(&table, self.segment_of(&table, hash), hash).ok()?;
         (!self.is_stub(found.at)).then(|| self.table_of(&table, found))
     }
 
@@ -86,8 +88,7 @@ impl Home {
 
     /// The keys of a table that are on plans, and those.
     pub(super) fn keys_on_plans(&self, table: &Table) -> impl Iterator<Item = (Table, u64)> {
-        let all = self.entries(self.arena.word(table.at + table_word::INDEX).load(Acquire));
-        let all = all.map(|at| (self.table_of_block(table, at), at));
+        let all = self.blocks(table).map(|at| (self.table_of_block(table, at), at));
         all.filter(|(own, _)| own.at != table.at)
     }
 }
@@ -97,17 +98,20 @@ impl Locked<'_> {
     pub fn make_room_for_key(&self, limit: Option<u64>, policy: Option<Policy>) -> Result<()> {
         let Some(table) = limit.map(|limit| self.table(limit)) else { return Ok(()) };
         let policy = policy.unwrap_or(table.policy);
-        let index = self.capacity(self.arena.word(table.at + table_word::INDEX).load(Acquire));
         let plan = CHAINS + table_word::WORDS + key_word::RING;
-        self.grow(plan + 2 * (key_words(policy) + policy.ring()) + 2 * (index_word::SLOTS + 4 * index))
+        // The segment that it is put into may have to be written anew, in two parts, and a directory with it.
+        let depth = self.root(&table).map_or(0, Root::depth);
+        let segments = 2 * (index_word::SLOTS + 2 * index_word::MOST_CAPACITY) + index_word::SLOTS + (2 << depth);
+        self.grow(plan + 2 * (key_words(policy) + policy.ring()) + segments)
     }
 
     /// Lets a key live by a policy of its own, or by its limit's. What it has started counts on; places are exchanged.
     pub fn set_plan(&self, limit: u64, (hash, text): (Hash, &str), policy: Option<Policy>) -> Result<()> {
         self.finish_replacing(limit)?;
+        let mut search = Search::default();
         loop {
             let table = self.table(limit);
-            let index = self.arena.word(table.at + table_word::INDEX).load(Acquire);
+            let index = self.segment_of(&table, hash);
             let (slot, from) = match (self.probe(&table, index, hash), policy) {
                 (Ok(found), _) => found,
                 (Err(_), None) => return Ok(()),
@@ -118,7 +122,7 @@ impl Locked<'_> {
                         return Ok(());
                     }
                     // Somebody has added it, or there has to be room.
-                    self.make_room(&table)?;
+                    search.has_found(self.make_room(&table, hash, false)?, false)?;
                     continue;
                 }
             };
@@ -164,12 +168,14 @@ impl Locked<'_> {
         policy: Policy,
         origin: Origin,
     ) -> Result<()> {
-        let plan = self.plan(limit, policy, origin)?;
+        let (plan, mut search) = (self.plan(limit, policy, origin)?, Search::default());
         loop {
             let table = self.table(limit);
-            let index = self.arena.word(table.at + table_word::INDEX).load(Acquire);
+            let index = self.segment_of(&table, hash);
             match self.probe(&table, index, hash) {
-                Err(slot) if !self.add_stub((index, slot), &plan, hash, text)? => self.make_room(&table)?,
+                Err(slot) if !self.add_stub((index, slot), &plan, hash, text)? => {
+                    search.has_found(self.make_room(&table, hash, false)?, false)?;
+                }
                 _ => return Ok(()),
             }
         }
@@ -177,8 +183,8 @@ impl Locked<'_> {
 
     /// The plan of a key, if half of its leases' slots are taken: whoever found them taken may have been helped meanwhile.
     pub(super) fn crowded_plan(&self, table: &Table, hash: Hash) -> Option<Option<Table>> {
-        let index = self.arena.word(table.at + table_word::INDEX).load(Acquire);
-        let (_, found) = self.probe(table, index, hash).ok().filter(|(_, found)| found.table != table.at)?;
+        let (_, found) =
+            self.probe(table, self.segment_of(table, hash), hash).ok().filter(|(_, found)| found.table != table.at)?;
         let plan = self.table_at(found.table);
         let held = || self.cells(&plan, found).history(0, self.clock.now()).holds.len() as u64;
         let is_crowded = !self.is_stub(found.at) && 2 * held() * SLOT_WORDS > plan.policy.ring();
@@ -279,8 +285,16 @@ impl Locked<'_> {
     /// Gives the key of a stub cells in this table. Nothing leads to them yet.
     fn wake(&self, own: &Table, stub: u64, hash: Hash) -> Result<u64> {
         let into = loop {
-            self.grow(2 * (key_words(own.policy) + own.policy.ring()))?;
-            let block = self.used_block(own.policy).map_or_else(|| self.allocate(key_words(own.policy)), Ok)?;
+            // As much as it is asked for when room is made for this.
+            let need = key_words(own.policy) + own.policy.ring() + 16;
+            let new = || {
+                let room = if self.arena.has_room(need) { Ok(()) } else { self.grow_for_keys(2 * need) };
+                room.and_then(|()| self.allocate(key_words(own.policy)))
+            };
+            let block = self.used_block(own.policy).map_or_else(new, Ok)?;
+            if self.has_lost(own) {
+                self.give_origins(own, block)?;
+            }
             // One that had too many lives is lost.
             if let Some(new) = self.begin(own, block, hash, "") {
                 break new.at;

@@ -9,11 +9,11 @@ pub(super) const HASH_KEY: u64 = 14;
 pub(super) const FREE_KEYS: u64 = 16;
 /// Among them, of those of keys that have no cells: see `keyed.rs`. (No block of cells is of this class.)
 pub(super) const STUBS: u64 = 63;
-/// The same for indexes, by that of their capacity.
-pub(super) const FREE_INDEXES: u64 = FREE_KEYS + 64;
+/// The same for segments of an index, by that of their capacity; and from the 32nd on for directories.
+pub(super) const FREE_SEGMENTS: u64 = FREE_KEYS + 64;
 
 /// Counts lives and eras.
-pub(super) const NEXT_NUMBER: u64 = FREE_INDEXES + 64;
+pub(super) const NEXT_NUMBER: u64 = FREE_SEGMENTS + 64;
 
 /// Counts the processes that have used the lane.
 pub(super) const NEXT_MEMBER: u64 = NEXT_NUMBER + 1;
@@ -39,6 +39,12 @@ pub(super) const PLACES: u64 = CHANGED_DONE + 1;
 pub(super) const PLACE_TABLES: u64 = 16;
 /// The slots of the first.
 pub(super) const FIRST_PLACES: u64 = 256;
+
+/// Where the last sweep for idle keys stopped: in which limit, and at which hash.
+pub(super) const SWEPT_LIMIT: u64 = PLACES + PLACE_TABLES;
+pub(super) const SWEPT_HASH: u64 = SWEPT_LIMIT + 1;
+/// How often sweeps have come round.
+pub(super) const SWEPT_ROUNDS: u64 = SWEPT_LIMIT + 2;
 
 pub(super) mod limit_word {
     /// The next in the list of all limits.
@@ -74,6 +80,7 @@ pub(super) mod link_word {
 pub(super) mod table_word {
     pub const POLICY: u64 = 0;
     pub const BORN: u64 = 12;
+    /// See `index.rs`.
     pub const INDEX: u64 = 13;
     pub const EMPTY_KEY: u64 = 14;
     /// How many units of a key may be missing from the ledger.
@@ -91,6 +98,7 @@ pub(super) mod table_word {
     pub const WORDS: u64 = 32;
 }
 
+/// A segment of an index. A directory of segments has no more than `NEXT`, and its entries from `SLOTS` on.
 pub(super) mod index_word {
     pub const CAPACITY: u64 = 0;
     pub const COUNT: u64 = 1;
@@ -108,9 +116,11 @@ pub(super) mod index_word {
     /// An entry is `tag << TAG | offset`, and this tag is no key's.
     pub const TAG: u32 = 48;
     pub const NO_KEY: u64 = 0xffff;
-    /// No key may be added here any more: there is, or will be, another index.
+    /// No key may be added here any more: there is, or will be, another segment.
     pub const SEALED: u64 = u64::MAX;
     pub const FIRST_CAPACITY: u64 = 16;
+    /// More keys are in several segments, so that writing one anew takes about a millisecond.
+    pub const MOST_CAPACITY: u64 = 1_024;
 }
 
 pub(super) mod key_word {
@@ -151,4 +161,4 @@ pub(super) mod key_word {
 }
 
 const _: () = assert!(key_word::IS_STUB == table_word::OWNER);
-const _: () = assert!(POLICIES < CHANGED && PLACES + PLACE_TABLES <= NAMES && NAMES + NAME_CHAINS <= 480);
+const _: () = assert!(POLICIES < CHANGED && SWEPT_ROUNDS < NAMES && NAMES + NAME_CHAINS <= 480);

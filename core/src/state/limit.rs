@@ -5,6 +5,7 @@ use super::damage::{nonsense, or_damaged};
 use super::declare::{check_names, part_names};
 use super::index::KeyAt;
 use super::locked::Locked;
+use super::room::Search;
 use super::session::Session;
 use super::table::{BEHIND, Blocked, Hash, Home, Table, UNKEPT};
 use super::{Durability, OnError, Store};
@@ -19,7 +20,7 @@ use crate::fault;
 use crate::permit::RawPermit;
 use crate::policy::{self, Policy, Shape};
 use crate::stats::Stats;
-use crate::time::{Now, Tick};
+use crate::time::{Now, Tick, monotonic_ns};
 use crate::waiting::MayWait;
 use std::cell::Cell;
 use std::ptr;
@@ -29,6 +30,10 @@ use std::time::{Duration, Instant};
 
 /// When to ask again after the store has failed.
 pub(crate) const STORE_AGAIN: Duration = Duration::from_secs(1);
+
+/// For so many nanoseconds a limiter does not search a full store again in which it found no idle keys: else each new key
+/// would be a search.
+const IN_VAIN: u64 = 200_000_000;
 
 /// One limit of one store, as one limiter uses it.
 #[derive(Debug)]
@@ -44,6 +49,8 @@ pub(crate) struct Limit {
     commits: bool,
     /// Failures of the store from before the limit was found.
     early_errors: AtomicU64,
+    /// Until when, by the monotonic clock, a full store is not searched again.
+    full_until: AtomicU64,
     /// Null until the first use.
     bound: AtomicPtr<Bound>,
 }
@@ -168,6 +175,7 @@ impl Limit {
             kind,
             commits,
             early_errors: AtomicU64::new(0),
+            full_until: AtomicU64::new(0),
             bound,
         }
     }
@@ -491,16 +499,23 @@ impl Limit {
         let limit = self.bound()?.limit;
         let written = self.store.wait_for_ledger(limit, key, taken, budget);
         if written.is_err() {
-            let start = Known { ticket: taken.ticket, stamp: taken.stamp, weight };
-            self.store.refuse(Refused {
-                instance: key.home.instance,
-                limit,
-                hash: key.hash,
-                start,
-                ahead: taken.ahead,
-            });
+            self.refuse(key, taken, weight)?;
         }
         written
+    }
+
+    /// Takes a start back that was taken, if not now then later.
+    #[cold]
+    pub fn refuse(&self, key: &Key, taken: &Taken, weight: u64) -> Result<()> {
+        let (instance, limit) = (key.home.instance, self.bound()?.limit);
+        let start = Known { ticket: taken.ticket, stamp: taken.stamp, weight };
+        self.store.refuse(Refused { instance, limit, hash: key.hash, start, ahead: taken.ahead });
+        Ok(())
+    }
+
+    /// Makes room for more open places.
+    pub fn add_places(&self) -> Result<()> {
+        self.with_table(|home, _, _| home.add_places())
     }
 
     /// Does something rare to the limit's table, when nobody else does.
@@ -548,6 +563,8 @@ impl Limit {
                 Ok(())
             });
         }
+        // Room is made before the lock is taken for good.
+        self.with_key(key, |_| Ok(()))?;
         // A block may be another key's by the time that its gate is written, but for the lock.
         self.with_table(|home, _, table| {
             let found = home.find_or_add_locked(table, home.hash(b'k', key), key)?;
@@ -601,19 +618,42 @@ impl Limit {
             Blocked::Moved => {}
             // Whoever has the lock next attaches to what is there instead.
             Blocked::Lost => return self.store.with_lock(|_| Ok(())),
-            Blocked::Crowded if !self.is_concurrency() => return self.with_table(|home, _, _| home.add_places()),
+            Blocked::Crowded if !self.is_concurrency() => return self.add_places(),
             Blocked::Crowded => return self.with_table(|home, limit, now| home.add_slots(limit, now, table, hash)),
-            Blocked::Sealed | Blocked::Full if bound.home().table(bound.limit).at == table => {
-                // A sealed index may be a full one, or one whose table is being replaced: that is finished first.
-                return self.with_table(|home, _, table| match blocked {
-                    Blocked::Full => home.make_room(table),
-                    _ => home.mend_key(table, hash),
-                });
+            Blocked::Sealed if bound.home().table(bound.limit).at == table => {
+                return match self.with_table(|home, _, table| home.mend_key(table, hash)) {
+                    // A key on a plan that gets cells.
+                    Err(Error::StoreFull { .. }) => self.make_room(hash),
+                    mended => mended,
+                };
             }
+            // A sealed segment may be a full one, or one whose table is being replaced: that is finished first.
+            Blocked::Full if bound.home().table(bound.limit).at == table => return self.make_room(hash),
             Blocked::Sealed | Blocked::Full => {}
         }
         bound.table.store(bound.home().table(bound.limit).at, Release);
         Ok(())
+    }
+
+    /// Makes room for a new key, in steps between which the lock is free.
+    fn make_room(&self, hash: Hash) -> Result<()> {
+        let (began, patience) = (Instant::now(), self.store.patience(self.store.options.timeout)?);
+        let rests = monotonic_ns() < self.full_until.load(Relaxed);
+        let mut search = Search::default();
+        loop {
+            let room = self.with_table(|home, _, table| home.make_room(table, hash, rests))?;
+            let found = search.has_found(room, rests);
+            if found.is_err() && !rests {
+                self.full_until.store(monotonic_ns() + IN_VAIN, Relaxed);
+            }
+            if found? {
+                return Ok(());
+            }
+            if began.elapsed() > patience {
+                let (doing, waited_ms) = ("searching a full store for idle keys".into(), patience.as_millis() as u64);
+                return Err(Error::StoreTimeout { doing, waited_ms });
+            }
+        }
     }
 
     /// Finds the limit anew: its name is another's by now.

@@ -28,9 +28,14 @@ impl<'a> Locked<'a> {
         Locked { home, file }
     }
 
-    /// Makes room for `count` more words.
-    pub(super) fn grow(&self, count: u64) -> Result<()> {
+    /// Makes room for `count` more words, for new keys.
+    pub(super) fn grow_for_keys(&self, count: u64) -> Result<()> {
         self.arena.grow(count, self.file)
+    }
+
+    /// Makes room for `count` more words, if need be in the reserve.
+    pub(super) fn grow(&self, count: u64) -> Result<()> {
+        self.grow_for_keys(count).or_else(|full| if self.arena.has_reserve(count) { Ok(()) } else { Err(full) })
     }
 
     /// `count` zeroed words that nobody else has.
@@ -38,7 +43,7 @@ impl<'a> Locked<'a> {
         loop {
             self.grow(count)?;
             // Somebody else, who needs no lock for it, may have taken the room: make more.
-            if let Ok(at) = self.arena.allocate(count) {
+            if let Ok(at) = self.arena.allocate_reserved(count) {
                 return Ok(at);
             }
         }

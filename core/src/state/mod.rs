@@ -26,6 +26,7 @@ mod policies;
 mod presence;
 mod recovery;
 mod rewrite;
+mod room;
 mod session;
 mod store;
 mod table;

@@ -7,7 +7,7 @@
 
 use super::damage::bounded;
 use super::index::{KeyAt, entry};
-use super::layout::{FREE_INDEXES, FREE_KEYS, index_word, key_word, limit_word, table_word};
+use super::layout::{FREE_KEYS, index_word, key_word, limit_word, table_word};
 use super::locked::Locked;
 use super::os::wake_all;
 use super::table::{Hash, Table, key_words};
@@ -26,8 +26,7 @@ const TICKETS_OF_A_TABLE: u64 = 1 << 32;
 impl Locked<'_> {
     /// Writes a key that is in the table into another block, with this change to its history. Returns the block.
     pub fn rewrite(&self, table: &Table, hash: Hash, edit: impl FnOnce(&mut History)) -> Result<u64> {
-        let index = self.arena.word(table.at + table_word::INDEX).load(Acquire);
-        let (_, from) = self.probe(table, index, hash).expect("the key is in its table");
+        let (_, from) = self.probe(table, self.segment_of(table, hash), hash).expect("the key is in its table");
         self.rewrite_as(table, hash, &self.table_of(table, from), edit)
     }
 
@@ -39,8 +38,8 @@ impl Locked<'_> {
         own: &Table,
         edit: impl FnOnce(&mut History),
     ) -> Result<u64> {
-        let index = self.arena.word(table.at + table_word::INDEX).load(Acquire);
-        let (slot, from) = self.probe(table, index, hash).expect("the key is in its table");
+        let segment = self.segment_of(table, hash);
+        let (slot, from) = self.probe(table, segment, hash).expect("the key is in its table");
         let before = self.table_of(table, from);
         // Room first: what is sealed must be replaced.
         let into = self.block_to_write(own)?;
@@ -59,7 +58,7 @@ impl Locked<'_> {
             self.arena.word(into + key_word::OWN).store(history.era, Release);
         }
         fault::point("key-written");
-        self.set_entry(index, slot, hash, into);
+        self.set_entry(segment, slot, hash, into);
         let empty = self.arena.word(table.at + table_word::EMPTY_KEY);
         if empty.load(Acquire) == from.at {
             empty.store(into, Release);
@@ -69,13 +68,13 @@ impl Locked<'_> {
     }
 
     /// Another block is a key's from now on.
-    pub(super) fn set_entry(&self, index: u64, slot: u64, hash: Hash, block: u64) {
-        let slots = self.arena.words(index + index_word::SLOTS, slot + 1);
+    pub(super) fn set_entry(&self, segment: u64, slot: u64, hash: Hash, block: u64) {
+        let slots = self.arena.words(segment + index_word::SLOTS, slot + 1);
         slots[slot as usize].store(entry(hash, block), Release);
     }
 
     /// Who waits for somebody to complete has to look where that is now.
-    fn seal_cells<'a>(&self, cells: Cells<'a>) -> Cells<'a> {
+    pub(super) fn seal_cells<'a>(&self, cells: Cells<'a>) -> Cells<'a> {
         let cells = cells.seal();
         if let Cells::Leases(leases) = &cells {
             wake_all(leases.bell);
@@ -85,15 +84,15 @@ impl Locked<'_> {
 
     /// Finishes a rewriting that somebody died in, if there is one.
     pub fn mend_key(&self, table: &Table, hash: Hash) -> Result<()> {
-        let index = self.arena.word(table.at + table_word::INDEX).load(Acquire);
-        let Ok((slot, found)) = self.probe(table, index, hash) else { return Ok(()) };
+        let segment = self.segment_of(table, hash);
+        let Ok((slot, found)) = self.probe(table, segment, hash) else { return Ok(()) };
         if self.is_stub(found.at) {
-            return self.wake_key(table, (index, slot), found, hash);
+            return self.wake_key(table, (segment, slot), found, hash);
         }
+        let own = self.table_of(table, found);
         if hash == self.hash(b'k', "") {
             self.arena.word(table.at + table_word::EMPTY_KEY).store(found.at, Release);
         }
-        let own = self.table_of(table, found);
         if self.cells(&own, found).has_to_move(own.policy.longest(), self.clock.now()) {
             self.rewrite(table, hash, |_| {})?;
         }
@@ -104,10 +103,17 @@ impl Locked<'_> {
     fn block_to_write(&self, table: &Table) -> Result<u64> {
         let new = || self.allocate(key_words(table.policy));
         let at = self.used_block(table.policy).map_or_else(new, Ok)?;
-        while !self.has_origins(table, at) {
-            self.grow(table.policy.ring())?;
-        }
+        self.give_origins(table, at)?;
         Ok(at)
+    }
+
+    /// Makes sure that a block has room for the origins of its starts.
+    pub(super) fn give_origins(&self, table: &Table, at: u64) -> Result<()> {
+        let origins = self.arena.word(at + key_word::ORIGINS);
+        if origins.load(Relaxed) == 0 && table.policy.has_origins() {
+            origins.store(self.allocate(table.policy.ring())?, Release);
+        }
+        Ok(())
     }
 
     /// Writes a history into a block, which gets the name and the gate of `from`. Returns where they were written: in
@@ -210,32 +216,30 @@ impl Locked<'_> {
             self.arena.word(limit + limit_word::NEXT_POLICY).store(0, Release);
             return Ok(());
         }
-        let old_index = self.arena.word(old.at + table_word::INDEX).load(Acquire);
+        let Some(root) = self.root(&old) else { return Ok(()) };
         // Room first: what is sealed must be replaced.
-        let keys =
-            if is_forgetting { self.keys_on_plans(&old).count() } else { self.entries(old_index).count() } as u64;
-        let capacity = self.make_room_to_replace(policy, keys)?;
-        self.seal_index(old_index);
+        let keys = if is_forgetting { self.keys_on_plans(&old).count() } else { self.blocks(&old).count() } as u64;
+        self.make_room_to_replace(policy, keys)?;
+        self.segments(&old).for_each(|segment| self.seal_segment(segment));
         let born = if is_forgetting { 0 } else { old.born };
         let first = self.arena.word(old.at + table_word::FIRST_TICKET).load(Relaxed) + TICKETS_OF_A_TABLE;
-        let new = self.table_at(self.new_table(limit, policy, (born, first), capacity)?);
+        let new = self.table_at(self.new_table(limit, policy, (born, first))?);
         let lost: [u64; 2] = if is_forgetting { [0, 0] } else { self.get(old.at + table_word::LOST) };
         self.set(new.at + table_word::LOST, lost);
-        let new_index = self.arena.word(new.at + table_word::INDEX).load(Acquire);
-        for from in self.entries(old_index) {
+        for from in self.blocks(&old) {
             let own = self.table_of_block(&old, from);
             let is_its = own.at == old.at;
             if (is_its || is_forgetting) && !self.is_stub(from) {
                 self.seal_cells(self.cells_at(&own, from));
             }
             if is_its && !is_forgetting {
-                self.move_key(&old, from, &new, new_index)?;
+                self.move_key(&old, from, &new)?;
             }
             if !is_its && !is_retired {
                 // It stays on its plan, without what is forgotten.
                 let is_emptied = is_forgetting && !self.is_stub(from);
                 let at = if is_emptied { self.stub_of(&own, from, false)? } else { from };
-                self.insert(&new, new_index, self.hash_at(from), at);
+                self.put(&new, self.hash_at(from), at)?;
             }
             if !is_its && is_forgetting {
                 self.begin_plan_anew(&own, &new);
@@ -248,7 +252,7 @@ impl Locked<'_> {
         }
         self.arena.word(limit + limit_word::NEXT_POLICY).store(0, Release);
         // Only now: whoever starts this over must find them where they were.
-        let blocks: Vec<u64> = self.entries(old_index).collect();
+        let blocks: Vec<u64> = self.blocks(&old).collect();
         for at in blocks {
             let own = self.table_of_block(&old, at);
             match (own.at == old.at, self.is_stub(at)) {
@@ -259,32 +263,28 @@ impl Locked<'_> {
                 _ => {}
             }
         }
-        let unused: Vec<u64> = self.take_stock(old_index).collect();
+        let unused: Vec<u64> = self.segments(&old).flat_map(|segment| self.take_stock(segment)).collect();
         unused.into_iter().for_each(|at| self.retire_block(old.policy, at));
-        // Before it is another's: who still has the old table shall not find it there.
-        self.arena.word(old.at + table_word::INDEX).store(0, Release);
-        self.retire_index(old_index);
+        self.retire_index(&old, root);
         Ok(())
     }
 
     /// Makes room for a policy in place of another, so that to let it hold does not fail; or for a new limit.
     pub fn make_room_for(&self, limit: Option<u64>, policy: Policy) -> Result<()> {
-        let index = |limit| self.arena.word(self.table(limit).at + table_word::INDEX).load(Acquire);
-        let keys = limit.map_or(0, |limit| self.entries(index(limit)).count() as u64);
+        let keys = limit.map_or(0, |limit| self.blocks(&self.table(limit)).count() as u64);
         self.grow(limit_word::WORDS + 2 * key_words(policy))?;
-        self.make_room_to_replace(policy, keys).map(drop)
+        self.make_room_to_replace(policy, keys)
     }
 
-    /// Makes room for a table of so many keys. Returns the capacity of its index.
-    fn make_room_to_replace(&self, policy: Policy, keys: u64) -> Result<u64> {
-        let capacity = (2 * keys + 2).next_power_of_two().max(index_word::FIRST_CAPACITY);
+    /// Makes room for a table of so many keys.
+    fn make_room_to_replace(&self, policy: Policy, keys: u64) -> Result<()> {
         let block = key_words(policy) + policy.ring() + 16;
-        self.grow(2 * capacity + (keys.saturating_sub(self.used_blocks(policy)) + 2) * block)?;
-        Ok(capacity)
+        // Its segments are a quarter full, and as large again is what they have stood for.
+        self.grow((keys.saturating_sub(self.used_blocks(policy, keys)) + 2) * block + 16 * keys + 128)
     }
 
     /// Writes a key of an old table into a new one that nobody sees yet.
-    fn move_key(&self, old: &Table, from: u64, new: &Table, index: u64) -> Result<()> {
+    fn move_key(&self, old: &Table, from: u64, new: &Table) -> Result<()> {
         let now = self.clock.now();
         let cells = self.cells_at(old, from);
         let mut history = cells.history(old.policy.longest(), now);
@@ -302,19 +302,17 @@ impl Locked<'_> {
         if !is_empty_key {
             let into = self.block_to_write(new)?;
             let into = self.write_into(new, into, from, (&history, now))?;
-            self.insert(new, index, hash, into);
-            return Ok(());
+            return self.put(new, hash, into);
         }
         // It is there already, made with the table.
         let into = self.table_at(new.at).empty_key;
-        while !self.has_origins(new, into) {
-            self.grow(new.policy.ring())?;
-        }
+        self.give_origins(new, into)?;
         let written = self.write_into(new, into, from, (&history, now))?;
-        if let Ok((slot, _)) = self.probe(new, index, hash)
+        let segment = self.segment_of(new, hash);
+        if let Ok((slot, _)) = self.probe(new, segment, hash)
             && written != into
         {
-            self.arena.words(index + index_word::SLOTS, slot + 1)[slot as usize].store(entry(hash, written), Relaxed);
+            self.arena.words(segment + index_word::SLOTS, slot + 1)[slot as usize].store(entry(hash, written), Relaxed);
             self.arena.word(new.at + table_word::EMPTY_KEY).store(written, Relaxed);
         }
         Ok(())
@@ -328,6 +326,10 @@ impl Locked<'_> {
         let first = self.arena.word(FREE_KEYS + class);
         self.arena.word(at + key_word::NEXT).store(first.load(Acquire), Release);
         first.store(at, Release);
+    }
+
+    pub(super) fn has_used_block(&self, policy: Policy) -> bool {
+        self.arena.word(FREE_KEYS + policy.block_class()).load(Acquire) != 0
     }
 
     pub(super) fn used_block(&self, policy: Policy) -> Option<u64> {
@@ -346,27 +348,11 @@ impl Locked<'_> {
         })
     }
 
-    fn used_blocks(&self, policy: Policy) -> u64 {
+    /// How many blocks are free, as far as so many are asked for.
+    fn used_blocks(&self, policy: Policy, most: u64) -> u64 {
         let next = |at: u64| Some(self.arena.word(at).load(Acquire)).filter(|at| *at != 0);
         let blocks = std::iter::successors(next(FREE_KEYS + policy.block_class()), |at| next(at + key_word::NEXT));
-        bounded(blocks, self.arena.most()).count() as u64
-    }
-
-    pub(super) fn retire_index(&self, at: u64) {
-        let capacity = self.capacity(at);
-        let first = self.arena.word(FREE_INDEXES + u64::from(capacity.trailing_zeros()));
-        self.arena.word(at + index_word::NEXT).store(first.load(Acquire), Release);
-        first.store(at, Release);
-    }
-
-    /// An index of this capacity that nobody uses any more, and the number of its next life.
-    pub(super) fn used_index(&self, capacity: u64) -> Option<(u64, u64)> {
-        let first = self.arena.word(FREE_INDEXES + u64::from(capacity.trailing_zeros()));
-        let at = first.load(Acquire);
-        (at != 0).then(|| {
-            first.store(self.arena.word(at + index_word::NEXT).load(Acquire), Release);
-            (at, self.arena.word(at + index_word::LIFE).load(Acquire) + 1)
-        })
+        bounded(blocks.take(most as usize), self.arena.most()).count() as u64
     }
 }
 

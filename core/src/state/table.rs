@@ -10,7 +10,7 @@
 
 use super::arena::{Arena, NoRoom};
 use super::damage::{bounded, nonsense};
-use super::index::KeyAt;
+use super::index::{KeyAt, Root};
 use super::layout::{
     FIRST_LIMIT, HASH_KEY, NAME_CHAINS, NAMES, NEXT_CHECKPOINT, NEXT_NUMBER, PHASE, index_word, key_word, limit_word,
     link_word, table_word,
@@ -405,7 +405,7 @@ impl Locked<'_> {
     /// Adds a limit. Untouched keys count as started at `born`. Only for the holder of the structure lock.
     pub fn add_limit(&self, name: &str, policy: Policy, born: Tick) -> Result<u64> {
         let at = self.allocate(limit_word::WORDS)?;
-        let table = self.new_table(at, policy, (born, 0), index_word::FIRST_CAPACITY)?;
+        let table = self.new_table(at, policy, (born, 0))?;
         self.set_name_text(at, name)?;
         let Hash(name) = self.hash(b'n', name);
         self.set(at + limit_word::NAME, name);
@@ -458,31 +458,25 @@ impl Locked<'_> {
     }
 
     /// A table whose untouched keys count as started at `born`, and whose new keys have tickets from `first` on.
-    pub(super) fn new_table(
-        &self,
-        limit: u64,
-        policy: Policy,
-        (born, first): (Tick, u64),
-        capacity: u64,
-    ) -> Result<u64> {
+    pub(super) fn new_table(&self, limit: u64, policy: Policy, (born, first): (Tick, u64)) -> Result<u64> {
         let at = self.allocate(table_word::WORDS)?;
         self.arena.word(at + table_word::LIMIT).store(limit, Relaxed);
         self.set(at + table_word::POLICY, policy.to_words());
         self.arena.word(at + table_word::BORN).store(born, Relaxed);
         self.arena.word(at + table_word::FIRST_TICKET).store(first, Relaxed);
         self.arena.word(at + table_word::BUDGET).store(self.budget(policy), Relaxed);
-        let index = self.new_index(capacity)?;
-        self.arena.word(at + table_word::INDEX).store(index, Relaxed);
+        let segment = self.new_segment(index_word::FIRST_CAPACITY)?;
+        self.arena.word(at + table_word::INDEX).store(Root(0).next(segment, 0).0, Relaxed);
         let (table, hash) = (self.table_at(at), self.hash(b'k', ""));
         let empty = loop {
-            self.grow(policy.ring())?;
             let block = self.used_block(policy).map_or_else(|| self.allocate(key_words(policy)), Ok)?;
+            self.give_origins(&table, block)?;
             // One that had too many lives is lost.
             if let Some(empty) = self.begin(&table, block, hash, "") {
                 break empty;
             }
         };
-        self.insert(&table, index, hash, empty.at);
+        self.insert(&table, segment, hash, empty.at);
         self.arena.word(at + table_word::EMPTY_KEY).store(empty.at, Relaxed);
         Ok(at)
     }

@@ -124,15 +124,17 @@ impl Timed {
     /// Gives a place a name of its own where units are only counted.
     #[cold]
     fn name_place(&self, found: &Key, taken: &mut Taken, weight: u64, now: Tick) -> Result<(), Blocked> {
-        match found.home.open_place(taken.stamp, taken.ticket, now) {
-            Some(number) => taken.ticket = number,
-            None => {
-                let start = Known { ticket: taken.ticket, stamp: taken.stamp, weight };
-                self.limit.take_back(found.hash, start, taken.ahead)?;
-                return Err(Blocked::Crowded);
+        loop {
+            if let Some(number) = found.home.open_place(taken.stamp, taken.ticket, now) {
+                taken.ticket = number;
+                return Ok(());
+            }
+            // It keeps its turn meanwhile: asked again it would come later.
+            if let Err(error) = self.limit.add_places() {
+                self.limit.refuse(found, taken, weight)?;
+                return Err(error.into());
             }
         }
-        Ok(())
     }
 
     /// After a whole window without a start, what jobs took is forgotten: the key is as new.

@@ -1,0 +1,450 @@
+//! Room for new keys: segments that are full are written anew, keys that are idle are forgotten and their blocks used again,
+//! and only then the store grows.
+//!
+//! All of it takes the structure lock, for a millisecond or two at a time. To write a segment anew its empty slots are sealed,
+//! so that nobody can add to what has been copied; whoever comes next can do it again from the start if this process dies.
+//! So the keys of a segment are looked at whenever about as many new ones have come: without new keys, nobody needs the
+//! room. When there is no room for a new key, all limits are searched for idle ones, some segments at a time (a *sweep*).
+
+use super::index::{KeyAt, Root, block, empty};
+use super::layout::{FREE_SEGMENTS, SWEPT_HASH, SWEPT_LIMIT, SWEPT_ROUNDS, index_word, table_word};
+use super::locked::Locked;
+use super::table::{Blocked, Hash, Table, key_words};
+use crate::algorithm::cells::Cells;
+use crate::atomic::*;
+use crate::error::{Error, Result};
+use crate::fault;
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+/// How long one sweep may take, but for the segment that it is at.
+const SWEEP: Duration = Duration::from_millis(2);
+
+/// How many used blocks a segment gets at once.
+const STOCK: u64 = 64;
+
+/// Fewer used blocks are not worth a search, as long as the store can grow.
+const ENOUGH: u64 = 64;
+
+/// The number of a free list for directories, beside those for segments.
+const DIRECTORIES: u64 = 32;
+
+/// What came of making room.
+#[derive(Debug)]
+pub(crate) enum Room {
+    Made,
+    /// None yet, and the store cannot grow. The search goes on with the next call; the number says how often it has come round.
+    Searched(u64, Error),
+}
+
+/// The keys of a segment that are kept, the blocks of those that are not, and those on plans that have stubs now.
+type Parted = (Vec<u64>, std::vec::IntoIter<u64>, Vec<(Table, u64)>);
+
+/// Which holders of leases are dead: each is asked about once.
+#[derive(Default)]
+struct Dead(RefCell<BTreeMap<u64, bool>>);
+
+impl Locked<'_> {
+    /// Where a key is, added if it is new. For the holder of the structure lock, who makes room where there is none.
+    pub fn find_or_add_locked(&self, table: &Table, hash: Hash, text: &str) -> Result<KeyAt> {
+        let mut search = Search::default();
+        loop {
+            match self.find_or_add(table, hash, text) {
+                Ok(found) => return Ok(found),
+                Err(Blocked::Refused(error)) => return Err(error),
+                Err(Blocked::Full) => drop(search.has_found(self.make_room(table, hash, false)?, false)?),
+                Err(_) => self.mend_key(table, hash)?,
+            }
+        }
+    }
+
+    /// Makes the room that [`Blocked::Full`] complained about, for a key of this hash. `rests`: idle keys are not searched
+    /// for.
+    pub fn make_room(&self, table: &Table, hash: Hash, rests: bool) -> Result<Room> {
+        let Some(root) = self.root(table) else { return Ok(Room::Made) };
+        if let Some(plan) = self.plan_of_idle(table, hash) {
+            return self.make_room_to_wake(&plan, rests);
+        }
+        let segment = self.segment_at(root, root.entry_of(hash.0[0]));
+        let capacity = self.capacity(segment);
+        let word = |word| self.arena.word(segment + word).load(Acquire);
+        let rounds = || self.arena.word(SWEPT_ROUNDS).load(Acquire);
+        let slots = self.arena.words(segment + index_word::SLOTS, capacity);
+        let is_sealed = slots.iter().any(|slot| slot.load(Acquire) == index_word::SEALED);
+        if is_sealed || word(index_word::COUNT) >= capacity / 4 * 3 || word(index_word::FREE) >= capacity {
+            return match self.renew_segment(table, hash.0[0], false) {
+                Ok(_) => Ok(Room::Made),
+                // Others may have segments that they do not need.
+                Err(full) if !rests => self.sweep(0).map(|_| Room::Searched(rounds(), full)),
+                Err(full) => Err(full),
+            };
+        }
+        // What even a new key counts for has origins, which used blocks may not have.
+        let (block, has_lost) = (key_words(table.policy) + table.policy.ring() + 16, self.has_lost(table));
+        if self.arena.has_room(block) || !has_lost && self.restock(table, segment) {
+            return Ok(Room::Made);
+        }
+        let found = if rests { 0 } else { self.sweep(table.policy.block_class())? };
+        if found >= ENOUGH && !has_lost && self.restock(table, segment) {
+            return Ok(Room::Made);
+        }
+        // Twice what the next key takes, so that a short allocation is never the reason to come back at once.
+        match self.grow_for_keys(2 * block) {
+            Ok(()) => Ok(Room::Made),
+            Err(_) if !has_lost && self.restock(table, segment) => Ok(Room::Made),
+            Err(full) => Ok(Room::Searched(rounds(), full)),
+        }
+    }
+
+    /// The same for cells of a key that has none.
+    fn make_room_to_wake(&self, plan: &Table, rests: bool) -> Result<Room> {
+        let (class, block) = (plan.policy.block_class(), key_words(plan.policy) + plan.policy.ring() + 16);
+        if self.has_used_block(plan.policy) || self.arena.has_room(block) || !rests && self.sweep(class)? > 0 {
+            return Ok(Room::Made);
+        }
+        let rounds = || self.arena.word(SWEPT_ROUNDS).load(Acquire);
+        Ok(self.grow_for_keys(2 * block).map_or_else(|full| Room::Searched(rounds(), full), |()| Room::Made))
+    }
+
+    /// Gives a segment used blocks for new keys, if there are any.
+    fn restock(&self, table: &Table, segment: u64) -> bool {
+        let (free, capacity) = (self.arena.word(segment + index_word::FREE), self.capacity(segment));
+        let first = free.load(Acquire);
+        let blocks = std::iter::from_fn(|| self.used_block(table.policy));
+        let end = (first..capacity.min(first + STOCK)).zip(blocks).fold(first, |end, (i, at)| {
+            self.arena.word(segment + index_word::SLOTS + capacity + i).store(at, Release);
+            end + 1
+        });
+        free.store(end, Release);
+        end > first
+    }
+
+    // ---- segments ----
+
+    /// Writes the segment that a hash leads to anew, without the keys that are idle, and larger or in two parts if many are
+    /// left. A sweep leaves no room for new ones. Says how many blocks were freed for all.
+    fn renew_segment(&self, table: &Table, hash: u64, is_sweep: bool) -> Result<u64> {
+        let root = self.root(table).expect("a table in use has an index");
+        let old = self.segment_at(root, root.entry_of(hash));
+        let before = self.capacity(old);
+        // Room first: what is sealed must be replaced.
+        let (dead, most) = (Dead::default(), before / 4 * 3);
+        let used = self.entries(old).filter(|at| self.stays(table, *at, &dead)).count() as u64;
+        let is_split = used > before / 2 && before == index_word::MOST_CAPACITY;
+        let directory = index_word::SLOTS + (2 << root.depth());
+        let wanted = match used {
+            _ if is_split => before,
+            _ if used > before / 2 => 2 * before,
+            0..=2 if is_sweep => index_word::FIRST_CAPACITY,
+            _ => before,
+        };
+        let room = self.room_for_segments(wanted, 1 + u64::from(is_split), directory, used <= before / 2);
+        let same = if used < most { self.room_for_segments(before, 1, directory, true) } else { room.clone() };
+        // If it cannot grow, there still is room in it.
+        let (wanted, is_split) = room.map(|wanted| (wanted, is_split)).or(same.map(|same| (same, false)))?;
+        if !fault::planted("open index") {
+            self.seal_segment(old);
+        }
+        let (kept, idle, on_plans) = self.part(table, old)?;
+        // More are in use by now, perhaps.
+        let capacity = if kept.len() as u64 > wanted / 2 { wanted.max(before) } else { wanted };
+        let entries = 1 << root.depth();
+        let same = (0..entries).filter(|i| self.segment_at(root, *i) == old).count() as u64;
+        let depth = root.depth() + u32::from(is_split && same == 1);
+        // The bit that tells the two parts apart: the one after those that the old segment's keys have in common.
+        let bit = 63 - (root.depth() - same.trailing_zeros());
+        let parts = |hash: u64| if is_split { (hash >> bit & 1) as usize } else { 0 };
+        let new = [self.new_segment(capacity)?, if is_split { self.new_segment(capacity)? } else { 0 }];
+        for at in kept {
+            let hash = self.hash_at(at);
+            self.insert(table, new[parts(hash.0[0])], hash, at);
+        }
+        // What is stocked is not there for others: no more than there is room for, and none at the end of a search.
+        let mut blocks = self.take_stock(old).chain(idle);
+        if !is_sweep {
+            new.iter().filter(|new| **new != 0).for_each(|new| self.stock(*new, &mut blocks));
+        }
+        let at = match depth {
+            0 => new[0],
+            _ => {
+                let directory = self.new_directory(depth)?;
+                for i in 0..1u64 << depth {
+                    let was = self.segment_at(root, i >> (depth - root.depth()));
+                    let is = if was == old { new[parts(i << (64 - depth))] } else { was };
+                    self.arena.word(directory + index_word::SLOTS + i).store(is, Release);
+                }
+                directory
+            }
+        };
+        fault::point("segment-written");
+        self.arena.word(table.at + table_word::INDEX).store(root.next(at, depth).0, Release);
+        // Only now: whoever starts this over must find them where they were.
+        let freed = blocks.map(|at| self.retire_block(table.policy, at)).count() as u64;
+        on_plans.into_iter().for_each(|(plan, at)| self.retire_block(plan.policy, at));
+        if root.depth() > 0 {
+            self.set_free(DIRECTORIES + u64::from(root.depth()), root.at());
+        }
+        self.retire_segment(old);
+        Ok(freed)
+    }
+
+    /// Parts the keys of a sealed segment into those that are in use and the blocks, closed, of those that are not: of the table,
+    /// and of plans, in place of which stubs are kept.
+    fn part(&self, table: &Table, segment: u64) -> Result<Parted> {
+        let (mut kept, mut idle, mut on_plans, dead) = (Vec::new(), Vec::new(), Vec::new(), Dead::default());
+        let empty_key = self.hash(b'k', "");
+        for at in self.entries(segment) {
+            let is_empty_key = self.hash_at(at) == empty_key;
+            if is_empty_key {
+                // Whoever moved it may have died before this.
+                self.arena.word(table.at + table_word::EMPTY_KEY).store(at, Release);
+            }
+            let own = &self.table_of_block(table, at);
+            if is_empty_key || self.is_stub(at) || !self.is_over(own, at, &dead) {
+                kept.push(at);
+                continue;
+            }
+            if !fault::planted("reused in flight") {
+                self.seal_cells(self.cells_at(own, at));
+            }
+            // Somebody may have been faster than the seal.
+            if self.is_idle(own, at) && own.at == table.at {
+                idle.push(at);
+            } else if self.is_idle(own, at) {
+                kept.push(self.stub_of(own, at, true)?);
+                on_plans.push((*own, at));
+            } else {
+                kept.push(self.rewrite(table, self.hash_at(at), |_| {})?);
+            }
+        }
+        Ok((kept, idle.into_iter(), on_plans))
+    }
+
+    /// Is a slot needed for this key, or for its stub?
+    fn stays(&self, table: &Table, at: u64, dead: &Dead) -> bool {
+        self.table_of_block(table, at).at != table.at || !self.is_over(table, at, dead)
+    }
+
+    /// Is a key idle, once the dead have given back what they held?
+    fn is_over(&self, table: &Table, at: u64, dead: &Dead) -> bool {
+        if let Cells::Leases(leases) = self.cells_at(table, at)
+            && !leases.is_idle()
+        {
+            let is_dead = |owner| *dead.0.borrow_mut().entry(owner).or_insert_with(|| self.is_dead(owner));
+            if leases.reclaim(self.clock.now().floor, is_dead).is_ok_and(|units| units > 0) {
+                leases.bell.fetch_add(1, SeqCst);
+                super::os::wake_all(leases.bell);
+            }
+        }
+        self.is_idle(table, at)
+    }
+
+    /// Puts a key into a segment that nobody else sees yet.
+    pub(super) fn insert(&self, table: &Table, segment: u64, hash: Hash, at: u64) {
+        let capacity = self.capacity(segment);
+        if let Err(slot) = self.probe(table, segment, hash) {
+            let entry = super::index::entry(hash, at);
+            self.arena.words(segment + index_word::SLOTS, capacity)[slot as usize].store(entry, Relaxed);
+            self.arena.word(segment + index_word::COUNT).fetch_add(1, Relaxed);
+        }
+    }
+
+    /// Puts a key into a table that nobody else sees yet.
+    pub(super) fn put(&self, table: &Table, hash: Hash, at: u64) -> Result<()> {
+        loop {
+            let segment = self.segment_of(table, hash);
+            let count = self.arena.word(segment + index_word::COUNT).load(Relaxed);
+            if count < self.capacity(segment) / 4 * 3 {
+                self.insert(table, segment, hash, at);
+                return Ok(());
+            }
+            self.renew_segment(table, hash.0[0], false)?;
+        }
+    }
+
+    /// The blocks that nobody took from a sealed segment. Nobody will.
+    pub(super) fn take_stock(&self, segment: u64) -> impl Iterator<Item = u64> {
+        let capacity = self.capacity(segment);
+        let free = self.arena.word(segment + index_word::FREE).load(Acquire);
+        let taken =
+            self.arena.word(segment + index_word::TAKEN).fetch_or(index_word::CLOSED, AcqRel) & !index_word::CLOSED;
+        (taken..free).map(move |i| self.arena.word(segment + index_word::SLOTS + capacity + i).load(Acquire))
+    }
+
+    /// Stocks a new segment with blocks for new keys.
+    fn stock(&self, segment: u64, blocks: &mut impl Iterator<Item = u64>) {
+        let capacity = self.capacity(segment);
+        let room = (capacity / 4 * 3).saturating_sub(self.arena.word(segment + index_word::COUNT).load(Relaxed));
+        let stocked = blocks.by_ref().take(room as usize).zip(0..).map(|(at, i)| {
+            self.arena.word(segment + index_word::SLOTS + capacity + i).store(at, Release);
+        });
+        self.arena.word(segment + index_word::FREE).store(stocked.count() as u64, Release);
+    }
+
+    /// Makes room for so many segments of so many slots, or where the store cannot grow of more, and for a directory. Says
+    /// how many slots. Those that are needed to forget idle keys may take from the reserve.
+    fn room_for_segments(&self, capacity: u64, count: u64, directory: u64, is_reserved: bool) -> Result<u64> {
+        let of = |capacity: u64| count * (index_word::SLOTS + 2 * capacity + 16);
+        let is_there = |capacity: &u64| {
+            let list = self.arena.word(FREE_SEGMENTS + u64::from(capacity.trailing_zeros())).load(Acquire);
+            list != 0 && (count == 1 || self.arena.word(list + index_word::NEXT).load(Acquire) != 0)
+        };
+        if is_there(&capacity) {
+            return self.grow(directory).map(|()| capacity);
+        }
+        let grown = match is_reserved {
+            true => self.grow(of(capacity) + directory),
+            false => self.grow_for_keys(of(capacity) + directory),
+        };
+        let larger = || (0..).map(|i| capacity << i).take_while(|c| *c <= index_word::MOST_CAPACITY).find(is_there);
+        grown.map(|()| capacity).or_else(|full| larger().ok_or(full))
+    }
+
+    pub(super) fn new_segment(&self, capacity: u64) -> Result<u64> {
+        let Some(at) = self.take_free(u64::from(capacity.trailing_zeros())) else {
+            // The slots, and as many blocks for new keys.
+            let at = self.allocate(index_word::SLOTS + 2 * capacity)?;
+            self.arena.word(at + index_word::CAPACITY).store(capacity, Release);
+            return Ok(at);
+        };
+        let life = self.arena.word(at + index_word::LIFE).fetch_add(1, AcqRel) + 1;
+        // (What was handed back stays there.)
+        for word in [index_word::COUNT, index_word::FREE, index_word::TAKEN] {
+            self.arena.word(at + word).store(0, Release);
+        }
+        for slot in self.arena.words(at + index_word::SLOTS, capacity) {
+            slot.store(empty(life), Release);
+        }
+        Ok(at)
+    }
+
+    fn new_directory(&self, depth: u32) -> Result<u64> {
+        match self.take_free(DIRECTORIES + u64::from(depth)) {
+            Some(at) => Ok(at),
+            None => self.allocate(index_word::SLOTS + (1 << depth)),
+        }
+    }
+
+    pub(super) fn seal_segment(&self, segment: u64) {
+        let capacity = self.capacity(segment);
+        for slot in self.arena.words(segment + index_word::SLOTS, capacity) {
+            let word = slot.load(Acquire);
+            if block(word).is_none() {
+                let _ = slot.compare_exchange(word, index_word::SEALED, AcqRel, Acquire);
+            }
+        }
+    }
+
+    /// The segments and the directory of a table that was replaced are others' from now on.
+    pub(super) fn retire_index(&self, table: &Table, root: Root) {
+        let segments: Vec<u64> = self.segments(table).collect();
+        // Before they are: who still has the old table shall not find them there.
+        self.arena.word(table.at + table_word::INDEX).store(0, Release);
+        segments.into_iter().for_each(|segment| self.retire_segment(segment));
+        if root.depth() > 0 {
+            self.set_free(DIRECTORIES + u64::from(root.depth()), root.at());
+        }
+    }
+
+    fn retire_segment(&self, at: u64) {
+        self.set_free(u64::from(self.capacity(at).trailing_zeros()), at);
+    }
+
+    /// Puts a segment or directory into a list of free ones.
+    fn set_free(&self, list: u64, at: u64) {
+        let first = self.arena.word(FREE_SEGMENTS + list);
+        self.arena.word(at + index_word::NEXT).store(first.load(Acquire), Release);
+        first.store(at, Release);
+    }
+
+    fn take_free(&self, list: u64) -> Option<u64> {
+        let first = self.arena.word(FREE_SEGMENTS + list);
+        let at = first.load(Acquire);
+        (at != 0).then(|| {
+            first.store(self.arena.word(at + index_word::NEXT).load(Acquire), Release);
+            at
+        })
+    }
+
+    // ---- sweeps ----
+
+    /// Forgets idle keys of any limit, for a moment, from where the last sweep stopped. Says how many blocks of this class
+    /// were freed.
+    fn sweep(&self, class: u64) -> Result<u64> {
+        let (began, mut found) = (Instant::now(), 0);
+        let [limit, position, rounds] = [SWEPT_LIMIT, SWEPT_HASH, SWEPT_ROUNDS].map(|word| self.arena.word(word));
+        // Those that were added since come in the next round.
+        let mut limits = self.limits().skip_while(|at| ![0, *at].contains(&limit.load(Acquire)));
+        while let Some(at) = limits.next() {
+            limit.store(at, Release);
+            self.finish_replacing(at)?;
+            let table = self.table(at);
+            loop {
+                let hash = position.load(Acquire);
+                let Some(root) = self.root(&table) else { break };
+                let freed = self.sweep_segment(&table, root, hash)?;
+                found += if table.policy.block_class() == class { freed } else { 0 };
+                // The last hash of that segment, and the next one.
+                let root = self.root(&table).unwrap_or(root);
+                let segment = self.segment_at(root, root.entry_of(hash));
+                let same = |i: &u64| *i < 1 << root.depth() && self.segment_at(root, *i) == segment;
+                let next = (root.entry_of(hash)..).take_while(same).last().map_or(0, |last| last + 1);
+                let is_last = next >> root.depth() != 0;
+                position.store(if is_last { 0 } else { next << (64 - root.depth()) }, Release);
+                if is_last {
+                    break;
+                }
+                if began.elapsed() > SWEEP {
+                    return Ok(found);
+                }
+            }
+            if began.elapsed() > SWEEP {
+                break;
+            }
+        }
+        match limits.next() {
+            Some(next) => limit.store(next, Release),
+            None => {
+                limit.store(0, Release);
+                rounds.fetch_add(1, AcqRel);
+            }
+        }
+        Ok(found)
+    }
+
+    /// Frees what a segment has that is not used.
+    fn sweep_segment(&self, table: &Table, root: Root, hash: u64) -> Result<u64> {
+        let segment = self.segment_at(root, root.entry_of(hash));
+        let word = |word| self.arena.word(segment + word).load(Acquire);
+        let (dead, empty_key) = (Dead::default(), self.hash(b'k', ""));
+        let is_idle = |at: &u64| {
+            let is_over = || self.is_over(&self.table_of_block(table, *at), *at, &dead);
+            self.hash_at(*at) != empty_key && !self.is_stub(*at) && is_over()
+        };
+        let has_stock = word(index_word::FREE) > word(index_word::TAKEN);
+        if has_stock || self.entries(segment).any(|at| is_idle(&at)) {
+            return self.renew_segment(table, hash, true);
+        }
+        Ok(0)
+    }
+}
+
+/// A search for room, which ends when it has come round.
+#[derive(Debug, Default)]
+pub(crate) struct Search {
+    first: Option<u64>,
+}
+
+impl Search {
+    /// Is there room? If not, the search goes on, unless it has come round or `rests`.
+    pub fn has_found(&mut self, room: Room, rests: bool) -> Result<bool> {
+        match room {
+            Room::Made => Ok(true),
+            Room::Searched(_, full) if rests => Err(full),
+            // It began somewhere in that round.
+            Room::Searched(round, full) if round > *self.first.get_or_insert(round) + 1 => Err(full),
+            Room::Searched(..) => Ok(false),
+        }
+    }
+}

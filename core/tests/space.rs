@@ -1,0 +1,202 @@
+//! Space is given back: keys that nobody uses any more are forgotten, of every kind, and a store that was full works again.
+
+mod common;
+
+#[cfg(feature = "fault-points")]
+use common::Child;
+use common::{Dir, number};
+use std::time::Duration;
+use workglow_limit::*;
+
+const WINDOW: Duration = Duration::from_secs(60);
+
+/// One limiter of each kind, none of which remembers a start for longer than [`WINDOW`]: so nothing waits for the ledger.
+const KINDS: [&str; 10] = [
+    "2/1m",
+    "2/1m + 1/1s",
+    "100/1m",
+    "10/1m burst 5",
+    "10/1m queue 5",
+    "10/1m fixed",
+    "10/1m counter",
+    "10/1m spaced",
+    "10/1m spaced strictly",
+    "3 concurrent",
+];
+
+fn store(url: &str, clock: &ManualClock) -> Store {
+    let mut options = StoreOptions::default();
+    options.clock = Some(clock.clone());
+    Store::with_options(url, options).unwrap()
+}
+
+/// A start that is never asked about again.
+fn start(limiter: &dyn Limiter, key: &str) -> Result<()> {
+    match limiter.attempt(key, 1)? {
+        Attempt::Admitted(permit) => limiter.complete(&permit),
+        Attempt::Denied(_) => panic!("a new key was denied"),
+    }
+}
+
+/// `KEYS` says how many.
+#[test]
+fn keys_that_are_used_once_leave_nothing_behind() {
+    let keys = number("KEYS", 20_000);
+    for kind in KINDS {
+        let (dir, clock) = (Dir::in_memory("one-shot"), ManualClock::new());
+        let store = store(&dir.url(), &clock);
+        let limiter = store.limiter("api", kind).unwrap();
+        let size = || std::fs::metadata(dir.file("limits.db-lane")).unwrap().len();
+        let mut early = 0;
+        for i in 0..keys {
+            start(&*limiter, &format!("key {i}")).unwrap();
+            // So few at once that one segment holds them, wherever they lie.
+            if i % 400 == 399 {
+                clock.advance(2 * WINDOW);
+            }
+            if i == keys / 3 {
+                early = size();
+            }
+        }
+        println!("{kind}: {} KiB after {} keys, {} KiB after {keys}", early >> 10, keys / 3, size() >> 10);
+        assert_eq!(size(), early, "{kind}: the lane grew on");
+    }
+}
+
+/// Who dies with a lease leaves a key that nobody uses.
+#[test]
+fn keys_of_the_dead_and_of_leases_that_are_over_are_forgotten() {
+    let (dir, clock) = (Dir::in_memory("dead-keys"), ManualClock::new());
+    let url = dir.url();
+    let open = |text| store(&url, &clock).limiter("api", text).unwrap();
+    let size = || std::fs::metadata(dir.file("limits.db-lane")).unwrap().len();
+    let limiter = open("3 concurrent lease 10m");
+    let mut early = 0;
+    for round in 0..30 {
+        common::Child::run(|| {
+            let theirs = open("3 concurrent lease 10m");
+            for i in 0..200 {
+                assert!(matches!(theirs.attempt(&format!("dead {round} {i}"), 1).unwrap(), Attempt::Admitted(_)));
+            }
+        })
+        .join();
+        for i in 0..200 {
+            assert!(matches!(limiter.attempt(&format!("over {round} {i}"), 1).unwrap(), Attempt::Admitted(_)));
+        }
+        clock.advance(Duration::from_secs(700));
+        if round == 15 {
+            early = size();
+        }
+    }
+    assert_eq!(size(), early, "the lane grew on");
+}
+
+/// A store that can hold 2 MiB, filled by one limiter until a new key is refused.
+#[cfg(feature = "fault-points")]
+fn filled(test: &str, kind: &str, f: impl Fn(&Store, &ManualClock, &dyn Limiter, u64, Vec<RawPermit>)) {
+    let dir = Dir::in_memory(&format!("full-{test}"));
+    Child::run(|| {
+        // SAFETY: this process has one thread.
+        unsafe { std::env::set_var("WGL_TEST_MOST_BYTES", (2 << 20).to_string()) };
+        let clock = ManualClock::new();
+        let store = store(&dir.url(), &clock);
+        let limiter = store.limiter("api", kind).unwrap();
+        let mut permits = Vec::new();
+        let refused = loop {
+            match limiter.attempt(&format!("key {}", permits.len()), 1) {
+                Ok(Attempt::Admitted(permit)) => permits.push(permit),
+                Ok(Attempt::Denied(_)) => panic!("a new key was denied"),
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(refused.name(), "store_full", "{kind}: {refused}");
+        let held = permits.len() as u64;
+        assert!(held > 500, "{kind}: only {held} keys fit");
+        f(&store, &clock, &*limiter, held, permits);
+    })
+    .join();
+}
+
+#[cfg(feature = "fault-points")]
+#[test]
+fn a_full_store_works_again_when_its_keys_are_idle() {
+    for kind in KINDS {
+        filled("idle", kind, |_, clock, limiter, held, permits| {
+            // Those that are there are still served, and denied.
+            limiter.peek("key 0", 1).unwrap();
+            permits.iter().for_each(|permit| limiter.complete(permit).unwrap());
+            clock.advance(2 * WINDOW);
+            // A search in vain is not repeated at once.
+            std::thread::sleep(Duration::from_millis(250));
+            for round in 0..3 {
+                for i in 0..held / 4 * 3 {
+                    start(limiter, &format!("key {round} {i}")).unwrap_or_else(|e| panic!("{kind}: {round} {i}: {e}"));
+                }
+                clock.advance(2 * WINDOW);
+            }
+        });
+    }
+}
+
+#[cfg(feature = "fault-points")]
+#[test]
+fn a_full_store_can_be_cleared_and_changed_and_written_down() {
+    for kind in KINDS {
+        filled("cleared", kind, |store, _, limiter, _, _| {
+            limiter.clear("key 1").unwrap();
+            limiter.clear("no such key").unwrap();
+            store.flush().unwrap();
+            limiter.clear("").unwrap();
+            start(limiter, "key 1").unwrap();
+            for i in 0..400 {
+                start(limiter, &format!("new {i}")).unwrap_or_else(|e| panic!("{kind}: {i}: {e}"));
+            }
+        });
+    }
+}
+
+/// A limit's keys are given back to all others that use such blocks.
+#[cfg(feature = "fault-points")]
+#[test]
+fn what_one_limit_leaves_is_another_limits() {
+    filled("shared", "2/1m", |store, clock, _, held, _| {
+        let other = store.limiter("other", "2/1h").unwrap();
+        assert_eq!(start(&*other, "key").unwrap_err().name(), "store_full");
+        clock.advance(2 * WINDOW);
+        std::thread::sleep(Duration::from_millis(250));
+        for i in 0..held / 2 {
+            start(&*other, &format!("key {i}")).unwrap_or_else(|e| panic!("{i} of {held}: {e}"));
+        }
+    });
+}
+
+/// Whoever dies while it writes a segment anew leaves it to the next.
+#[cfg(feature = "fault-points")]
+#[test]
+fn whoever_dies_while_an_index_grows_loses_no_key() {
+    let dir = Dir::in_memory("growing");
+    let url = dir.url();
+    let open = || RateLimiter::new(&Store::new(&url).unwrap(), "api", 2, Duration::from_secs(3_600)).unwrap();
+    let mine = open();
+    let (mut deaths, mut keys) = (0, 0);
+    while keys < 5_000 {
+        let victim = Child::run(|| {
+            let theirs = open();
+            theirs.open().unwrap();
+            fault::at("segment-written", || common::raise(libc::SIGKILL));
+            for i in keys..keys + 100 {
+                start(&theirs, &format!("key {i}")).unwrap();
+            }
+        });
+        deaths += u64::from(victim.was_killed());
+        for i in keys..keys + 100 {
+            mine.attempt(&format!("key {i}"), 1).unwrap();
+        }
+        keys += 100;
+    }
+    for i in 0..keys {
+        let left = mine.peek(&format!("key {i}"), 1).unwrap().remaining;
+        assert!(left <= 1, "key {i} was forgotten");
+    }
+    assert!(deaths > 5, "only {deaths} died");
+}
