@@ -400,3 +400,30 @@ fn a_host_that_opens_and_closes_the_database_takes_no_lock_away() {
     wait_until("it is open again", || limiter.peek("key", 1).unwrap().remaining > 0);
     assert_eq!(limiter.peek("key", 1).unwrap().remaining, 100_000 - 600 - 5_000);
 }
+
+/// Until the lane is looked for, a second later at most, what the ledger may lack is admitted. No more than that.
+#[test]
+fn a_folder_that_is_deleted_under_a_store_is_an_error() {
+    let dir = Dir::new("folder");
+    let inner = dir.0.join("inner");
+    std::fs::create_dir(&inner).unwrap();
+    let store = Store::new(&url(&inner.join("limits.db"))).unwrap();
+    let limiter = RateLimiter::new(&store, "api", 100, Duration::from_secs(3_600)).unwrap();
+    assert_eq!(take(&limiter, 20), 20);
+    std::fs::remove_dir_all(&inner).unwrap();
+    let admitted = std::cell::Cell::new(0);
+    wait_until("it is noticed", || match limiter.attempt("", 1) {
+        Ok(answer) => {
+            admitted.set(admitted.get() + u64::from(matches!(answer, Attempt::Admitted(_))));
+            false
+        }
+        Err(error) => error.name() == "store_failure" || panic!("{error:?}"),
+    });
+    let admitted = admitted.get();
+    assert!(admitted <= BUDGET, "{admitted}: the ledger may lack no more than a budget");
+    wait_until("the lane is looked for", || limiter.peek("", 1).is_err());
+    for _ in 0..100 {
+        assert!(limiter.attempt("", 1).is_err());
+        assert!(limiter.peek("", 1).is_err());
+    }
+}

@@ -58,7 +58,7 @@ impl Cells<'_> {
     pub fn present(&self, place: Known, longest: Tick, now: Now) -> Result<Option<Tick>, Sealed> {
         match self {
             Cells::Log(log) => log.present(place, longest, now),
-            Cells::Slices(slices) => slices.present(place).map(|is_good| is_good.then_some(place.stamp)),
+            Cells::Slices(slices) => slices.present(place, longest, now),
             Cells::Meter(meter) => meter.present(place).map(|is_good| is_good.then_some(place.stamp)),
             Cells::Counter(counter) => counter.present(place).map(|is_good| is_good.then_some(place.stamp)),
             Cells::Leases(_) => unreachable!("the kind was checked when the limit was opened"),

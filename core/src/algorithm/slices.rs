@@ -25,10 +25,10 @@
 //! 1. *The head grows.* No two words of the head are ever the same, over all lives: each is a later slice, or more units
 //!    in the same one. So if the head still is what was read first, nothing was admitted in between: the admission's
 //!    compare-and-swap proves it.
-//! 2. *An entry up to the head's slice is final.* Whoever moves the head has filled what it enters with the units that
-//!    the compare-and-swap proves right. Entries are only raised, and a filler that comes late has fewer units, or an
-//!    earlier slice. So what goes with a head that was read stays readable, or is seen to be gone; and as a life's starts
-//!    only become more, a denial needs no proof.
+//! 2. *An entry up to the head's slice is final*, but for 7. Whoever moves the head has filled what it enters with the units
+//!    that the compare-and-swap proves right. Entries are only raised, and a filler that comes late has fewer units, or an
+//!    earlier slice. So what goes with a head that was read stays readable, or is seen to be gone. With entries that are
+//!    newer than the head it seems that less is used: so a denial needs no proof, and what is told beside it does.
 //! 3. *What still counts is in the ring.* A claim goes less than [`SLICES`] beyond the first slice that counts at its
 //!    time, and the time is read after the head. Whoever finds another slice's entry has an old time: it begins again.
 //! 4. *Nobody fills more than `SLICES` beyond a head that stood.* After a longer pause the head first jumps, with its
@@ -41,11 +41,29 @@
 //!    have greater numbers than any that a claim or a filler of a former life can still write, so 1 and 2 hold across
 //!    lives; and who reads the head of another life than the one it was told of then sees that `life` has changed.
 //!
-//! A start in the future (a *place*) is a claim in the slice in which its grace ends, and nothing else: units are not told
-//! apart. So its holder has to know that it is used once; whether it still counts is known by the log's *era*, which ends
-//! when everything is forgotten.
+//! 7. *Who starts moves to the slice of that time* ([`Slices::move_back`]), if it was counted in a later one: as a place, or
+//!    because there are places that lie ahead. The entries from the next slice up to that one are raised by its units, the
+//!    last first. So at every moment it counts in one slice, none
+//!    before the one in which it started, and 5 holds for whoever is admitted later: where it matters whether it counts, the
+//!    end of that slice is no earlier than its start. Who dies in between, or finds an entry gone or its units not there,
+//!    leaves it in a later slice. In other lives the entries have other numbers.
+//!
+//! A start in the future (a *place*) is a claim in the slice in which its grace ends: units are not told apart. So its holder
+//! has to know that it is used once; whether it still counts is known by the log's *era*, which ends when everything is
+//! forgotten.
+//!
+//! # Orderings
+//!
+//! * The head is read with `Acquire`, before the entries, and changed with `AcqRel`, after they were filled: so who reads it
+//!   sees at least the entries that go with it. All its changes are compare-and-swaps, and so continue what was released.
+//! * Entries are raised with `AcqRel` and read with `Acquire`: who reads one that a later start has raised sees that start's
+//!   head when it looks at the head once more. An admission needs no such order: its compare-and-swap acts on the last head.
+//! * `logged`, entries and head of a new life are stored with `Release` while `life` is [`CLOSED`]. `life` is read with
+//!   `Acquire` after the head, and after `logged`: who has read something new finds it closed, or another.
+//! * The first life is begun by a compare-and-swap on `life` alone, which says all that there is to know of it.
+//! * `era` is read with `Acquire` before the head, when starting with a place: if it is a later life's, the head is refused.
 
-use super::log::{Answer, Ask, Known, SETTLED, STARTED, Taken, View, Window};
+use super::log::{Answer, Ask, Known, SETTLED, STARTED, Taken, View, Window, put};
 use super::{History, Sealed, Start};
 use crate::atomic::{AtomicU64, *};
 use crate::fault;
@@ -244,7 +262,8 @@ impl<'a> Slices<'a> {
             return Some(0);
         }
         let entry = self.entry(slice).load(Acquire);
-        (slice_in(entry) == slice).then(|| seen.units - units_in(entry))
+        // More than there were: of starts that are newer than what was read, which is noticed in the end.
+        (slice_in(entry) == slice).then(|| seen.units.saturating_sub(units_in(entry)))
     }
 
     /// When no more than `most` units count any more: 0 if that is so already. `None`: the ring has gone on.
@@ -303,6 +322,9 @@ impl<'a> Slices<'a> {
             let stamp = if is_place { ready.max(now.ceil).saturating_add(ask.grace) } else { now.ceil };
             let slice = scale.slice_of(stamp).max(seen.slice);
             if must_wait && ready - now.floor > ask.patience || is_place && slice - seen.oldest >= SLICES {
+                if LOOK && !log.still_is(&seen) {
+                    continue;
+                }
                 return Ok((Answer { now, ready, taken: None }, view));
             }
             let era = log.era.load(Acquire);
@@ -312,6 +334,12 @@ impl<'a> Slices<'a> {
                 continue;
             }
             if log.move_head(&seen, slice, ask.weight) {
+                let here = if is_place { slice } else { scale.slice_of(stamp) };
+                let slice = match here < slice {
+                    // Places lie ahead of it.
+                    true => log.move_back(word(slice, seen.units + ask.weight), slice, here, ask.weight),
+                    false => slice,
+                };
                 let stamp = scale.end_of(slice);
                 if LOOK {
                     view.remaining = view.remaining.saturating_sub(ask.weight);
@@ -352,10 +380,17 @@ impl<'a> Slices<'a> {
         let scale = Slices { base, ..*self }.scale(one(ask).length);
         loop {
             let seen = self.look(&scale, &clock)?;
-            if let Some(view) = self.view_at(&scale, &seen, ask) {
+            if let Some(view) = self.view_at(&scale, &seen, ask)
+                && self.still_is(&seen)
+            {
                 return Ok(view);
             }
         }
+    }
+
+    /// Is the head what it was, after all that was read since?
+    fn still_is(&self, seen: &Seen) -> bool {
+        self.head.load(Acquire) == seen.word
     }
 
     fn view_at(&self, scale: &Scale, seen: &Seen, ask: &Ask) -> Option<View> {
@@ -387,11 +422,42 @@ impl<'a> Slices<'a> {
         mine && (units_in(head) >= MANY || self.scale(longest).is_over(now))
     }
 
-    /// Does this place still count? Whoever holds it knows that it was not used.
-    pub fn present(&self, place: Known) -> Result<bool, Sealed> {
+    /// Starts with a place that is ready and open at `now`, and gives the rest of its grace back: the answer is when it
+    /// counts from. `None`: it does not count any more. Whoever holds it knows that it was not used.
+    pub fn present(&self, place: Known, window: Tick, now: Now) -> Result<Option<Tick>, Sealed> {
         let era = self.era.load(Acquire);
-        self.read_head()?;
-        Ok(place.ticket == era)
+        let head = self.read_head()?;
+        if place.ticket != era {
+            return Ok(None);
+        }
+        // It has started; the rest may be done or not.
+        let scale = self.scale(window);
+        let (from, to) = (scale.slice_of(place.stamp), scale.slice_of(now.ceil));
+        let is_at = self.move_back(head, from, to, place.weight);
+        Ok(Some(if is_at < from { scale.end_of(is_at) } else { place.stamp }))
+    }
+
+    /// Lets so many units that were started at `to` count in that slice, or one as early as can be, instead of `from`:
+    /// which one, is answered.
+    #[cold]
+    fn move_back(&self, head: u64, from: u64, to: u64, weight: u64) -> u64 {
+        let newest = slice_in(head);
+        if from > newest {
+            return from;
+        }
+        let weight = if fault::planted("grace twice") { 2 } else { 1 } * weight;
+        let mut after = if from < newest { self.entry(from + 1).load(Acquire) } else { head };
+        for slice in (to + 1..=from).rev() {
+            let is_after = slice_in(after) == if slice < newest { slice + 1 } else { newest };
+            let raised = self.entry(slice).fetch_update(AcqRel, Acquire, |was| {
+                let units = units_in(was) + weight;
+                // Else it is not here.
+                (is_after && slice_in(was) == slice && units <= units_in(after)).then(|| word(slice, units))
+            });
+            let Ok(was) = raised else { return slice };
+            after = word(slice, units_in(was) + weight);
+        }
+        from.min(to)
     }
 
     /// Is it sealed?
@@ -502,6 +568,8 @@ impl<'a> Slices<'a> {
         let (oldest, newest) = kept.last().zip(kept.first()).map_or((last, last), |(a, b)| (a.0, b.0));
         // The first slice ends with the oldest start that counts, or the last that does not.
         let mut began = (oldest + 1).saturating_sub(slice);
+        // Who starts before a place counts before it.
+        began -= began.saturating_sub(now.floor).div_ceil(slice) * slice;
         // Where the ring is too short for a place in the far future, the others count as started later than they were.
         let length = newest.saturating_sub(began) / slice;
         began = (began + length.saturating_sub(SLICES - 1) * slice).min(LATEST);
@@ -510,7 +578,7 @@ impl<'a> Slices<'a> {
         // Those that have left the window count as in the ledger: it would not count them either.
         let old: u64 = others.iter().map(|other| other.1).sum();
         let (mut at, mut units) = (scale.first, old);
-        let write = |at, units| self.entry(at).store(word(at, units), Release);
+        let write = |at, units| put(self.entry(at), word(at, units));
         write(at, units);
         let mut logged = old;
         for (stamp, weight, is_logged) in kept.into_iter().rev() {
@@ -521,7 +589,7 @@ impl<'a> Slices<'a> {
             units += weight;
             logged += if is_logged && logged + weight == units { weight } else { 0 };
         }
-        self.logged.store(logged, Relaxed);
+        self.logged.store(logged, Release);
         self.head.store(word(at, units), Release);
         Some(life << BEGAN | began)
     }

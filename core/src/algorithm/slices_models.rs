@@ -268,3 +268,59 @@ fn sliced_starts_rebuilt_twice() {
         assert_eq!(used + cells.take_the_rest(2, &mut starts), 2);
     });
 }
+
+/// Two places, which start beside whoever wants their room: it comes back, and no more of it.
+#[test]
+fn the_rest_of_a_grace_comes_back_and_no_more() {
+    model(|| {
+        let cells = Cells::new();
+        let windows = [Window { limit: 3, length: W }];
+        let ask = Ask { reserve: true, grace: 2 * D, ..Ask::now(&windows, 1, 0) };
+        let place = |weight| {
+            let taken = cells.log().claim(&Ask { weight, ..ask }, || cells.now()).unwrap().taken.unwrap();
+            Known { ticket: taken.ticket, stamp: taken.stamp, weight }
+        };
+        let (first, second) = (place(1), place(1));
+        let start = |cells: &Cells, place: Known| {
+            let now = cells.now();
+            // It may be late.
+            let stamp = (now.ceil <= place.stamp).then(|| cells.log().present(place, W, now).unwrap().unwrap());
+            assert!(stamp.is_none_or(|stamp| (now.ceil..=place.stamp).contains(&stamp)));
+            stamp.map(|_| (now.ceil, place.weight))
+        };
+        let other = cells.clone();
+        let other = thread::spawn(move || {
+            other.pass(D);
+            let start = start(&other, second);
+            other.pass(W - 2 * D);
+            [start, other.claim(3, 2, 0).unwrap()]
+        });
+        let mut starts: Starts = start(&cells, first).into_iter().collect();
+        starts.extend(cells.claim(3, 1, 0).unwrap());
+        starts.extend(other.join().unwrap().into_iter().flatten());
+        // As soon as there is room: time passes.
+        starts.extend((0..40).filter_map(|_| cells.claim(3, 1, 0).unwrap()));
+        assert_kept(starts, 3);
+    });
+}
+
+/// Whoever stalls between starting and giving the rest back takes nothing from the next life.
+#[test]
+fn the_rest_of_a_grace_does_not_survive_a_rebuild() {
+    model(|| {
+        let cells = Cells::new();
+        let windows = [Window { limit: 2, length: W }];
+        let ask = Ask { reserve: true, grace: 2 * D, ..Ask::now(&windows, 1, 0) };
+        let taken = cells.log().claim(&ask, || cells.now()).unwrap().taken.unwrap();
+        let place = Known { ticket: taken.ticket, stamp: taken.stamp, weight: 1 };
+        let other = cells.clone();
+        let presenter = thread::spawn(move || {
+            let now = other.now();
+            other.log().present(place, W, now).is_ok_and(|stamp| stamp.is_some())
+        });
+        cells.rebuild();
+        // Whether it has started or not, it counts.
+        let left = (0..).take_while(|_| cells.claim(2, 1, 0).unwrap().is_some()).count();
+        assert_eq!(left, 1, "started: {}", presenter.join().unwrap());
+    });
+}

@@ -475,7 +475,7 @@ impl Random {
     }
 }
 
-/// A log that keeps every start: stamp and units, where stamps never go back.
+/// A log that keeps every start: stamp and units, in the order of the stamps.
 #[derive(Default)]
 struct Plain(Vec<(u128, u128)>);
 
@@ -494,9 +494,12 @@ impl Plain {
         ready
     }
 
-    fn add(&mut self, stamp: u128, units: u64) {
-        let newest = self.0.last().map_or(0, |start| start.0);
-        self.0.push((stamp.max(newest), units.into()));
+    /// A place counts from no earlier than those before it.
+    fn add(&mut self, stamp: u128, units: u64, is_place: bool) {
+        let newest = self.0.last().filter(|_| is_place).map_or(0, |start| start.0);
+        let stamp = stamp.max(newest);
+        let at = self.0.partition_point(|start| start.0 <= stamp);
+        self.0.insert(at, (stamp, units.into()));
     }
 }
 
@@ -545,7 +548,7 @@ fn random_calls_against_a_log_that_keeps_every_start() {
                 let latest = if ready > now && !forced { ready + u128::from(grace) } else { now };
                 assert!(u128::from(taken.stamp) >= latest);
                 assert!(ready <= now + u128::from(patience) || forced, "{}", about());
-                plain.add(latest, weight);
+                plain.add(latest, weight, ready > now && !forced);
                 let at = at + u128::from(random.scaled((latest - at) as u64));
                 happened.push((at, u128::from(weight), forced));
             } else {
@@ -630,5 +633,39 @@ fn threads_never_exceed_a_window() {
             }
             assert!(held <= window.limit, "{held} in the window that ends with {at}");
         }
+    }
+}
+
+#[test]
+fn the_rest_of_a_grace_comes_back() {
+    let key = Key::new(5_000, S);
+    let d = key.slice();
+    let place = |weight, grace| {
+        let taken = key.claim_with(|ask| (ask.reserve, ask.grace) = (true, grace), weight).taken.unwrap();
+        Known { ticket: taken.ticket, stamp: taken.stamp, weight }
+    };
+    let (first, second) = (place(2_000, 100 * d), place(1_000, 50 * d));
+    assert!(key.takes(1_000));
+    key.advance(10 * d);
+    let at = key.now.get();
+    let present = |place| key.log().present(place, S, key.clock()).unwrap();
+    assert_eq!(present(Known { ticket: 9, ..first }), None, "of another era");
+    // In the slice of now, where a start would be that did not wait.
+    let stamp = present(first).unwrap();
+    assert!((at..at + d).contains(&stamp));
+    key.advance(5 * d);
+    let later = present(second).unwrap();
+    assert!((at + 5 * d..at + 6 * d).contains(&later));
+    // Each leaves the window on its own, also the start that did not wait.
+    let direct = START + d - 1;
+    for (weight, ready) in [(1_001, direct), (2_000, direct), (2_001, stamp), (4_000, stamp), (4_001, later)] {
+        assert_eq!(key.view(weight).ready, ready + S, "{weight}");
+    }
+    // Nobody can take more out of a slice than there is.
+    let entries = || key.ring.iter().map(|entry| entry.load(Relaxed)).collect::<Vec<_>>();
+    let before = entries();
+    for wrong in [Known { weight: 4_500, ..first }, Known { stamp: first.stamp + 10 * d, ..first }] {
+        present(wrong);
+        assert_eq!(entries(), before);
     }
 }
