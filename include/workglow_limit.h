@@ -550,6 +550,19 @@ int wgl_store_open(const char *url,
                    const wgl_store_options *options,
                    wgl_store **store);
 
+// Says what is wrong with the files of a store that need not open: `problems` is how much, and `report` one line for each, with
+// a NUL at the end, cut if `capacity` bytes are too few (with 0 it may be NULL). With `repair` other than 0 it also
+// repairs what it can, and such lines begin with "repaired: ". What nobody can read goes out of the database; a lane
+// that makes no sense is made anew. It reads all of the database, which holds up starts that wait for a commit.
+//
+// Fails as wgl_store_open does, but not for damage.
+int wgl_store_verify(const char *url,
+                     const wgl_store_options *options,
+                     int repair,
+                     char *report,
+                     size_t capacity,
+                     size_t *problems);
+
 // Frees a store. NULL is a no-op.
 void wgl_store_free(wgl_store *store);
 

@@ -33,6 +33,7 @@
 #include <initializer_list>
 #include <memory>
 #include <optional>
+#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -584,15 +585,25 @@ class Store {
 public:
     /// Opens a store, and makes its files if there are none.
     explicit Store(const std::string &url, const StoreOptions &options = {}) {
-        wgl_store_options raw = WGL_STORE_OPTIONS_INIT;
-        raw.mode = static_cast<std::uint32_t>(detail::given("mode", options.mode));
-        raw.timeout_ns = detail::given("timeout", options.timeout);
-        raw.clock = options.clock ? options.clock->get() : nullptr;
-        raw.on_error = static_cast<std::uint32_t>(options.on_error);
-        raw.durability = static_cast<std::uint32_t>(options.durability);
+        const wgl_store_options raw = raw_of(options);
         wgl_store *store = nullptr;
         detail::ok(wgl_store_open(detail::text("url", url), &raw, &store));
         store_.reset(store, wgl_store_free);
+    }
+
+    /// What is wrong with the files of a store, which need not open; nothing if all is well. With `repair` it repairs what it
+    /// can, and those lines begin with "repaired: ". See wgl_store_verify.
+    [[nodiscard]] static std::vector<std::string> verify(const std::string &url, bool repair = false,
+                                                         const StoreOptions &options = {}) {
+        const wgl_store_options raw = raw_of(options);
+        std::vector<char> report(std::size_t{1} << 20);
+        std::size_t count = 0;
+        detail::ok(wgl_store_verify(detail::text("url", url), &raw, repair, report.data(), report.size(), &count));
+        std::vector<std::string> problems;
+        std::istringstream lines(report.data());
+        for (std::string line; std::getline(lines, line);)
+            problems.push_back(line);
+        return problems;
     }
 
     /// The same store for the C interface; it stays this one's to free.
@@ -635,6 +646,16 @@ public:
     }
 
 private:
+    static wgl_store_options raw_of(const StoreOptions &options) {
+        wgl_store_options raw = WGL_STORE_OPTIONS_INIT;
+        raw.mode = static_cast<std::uint32_t>(detail::given("mode", options.mode));
+        raw.timeout_ns = detail::given("timeout", options.timeout);
+        raw.clock = options.clock ? options.clock->get() : nullptr;
+        raw.on_error = static_cast<std::uint32_t>(options.on_error);
+        raw.durability = static_cast<std::uint32_t>(options.durability);
+        return raw;
+    }
+
     std::shared_ptr<wgl_store> store_;
 };
 

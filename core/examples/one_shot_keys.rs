@@ -4,14 +4,14 @@
 //! `cargo run --release -p workglow-limit --example one_shot_keys [KEYS [DIRECTORY]]`
 
 use std::time::{Duration, Instant};
-use workglow_limit::{Attempt, Limiter, Result, Store};
+use workglow_limit::{Attempt, Result, Store};
 
 /// The windows are short, so that few keys are in use at once.
 const KINDS: [&str; 10] = [
     "2/20ms",
     "2/20ms + 1/1ms",
     "100/20ms",
-    "5000/20ms",
+    "5000/1ms",
     "10/20ms burst 20",
     "10/20ms queue 20",
     "10/20ms fixed",

@@ -68,12 +68,12 @@ pub use {
     limiter::{
         Attempt, Claim, CompositeLimiter, ConcurrencyLimiter, Custom, CustomLimiter, DelayLimiter, End,
         EvenlySpacedRateLimiter, FixedWindowLimiter, Joined, LeakyBucketLimiter, Limiter, Line, NullLimiter, Outcome,
-        Permit, Presented, RateLimiter, Reserved, Seat, SlidingWindowCounterLimiter, Step, TokenBucketLimiter, Verdict,
-        Waiter, WaiterId, acquire,
+        Permit, Presented, RateLimiter, Reserved, Seat, SlidingWindowCounterLimiter, Step, Terms, TokenBucketLimiter,
+        Verdict, Waiter, WaiterId, acquire,
     },
     permit::RawPermit,
     policy::{Backoff, Jitter, LONGEST_NAME, MOST_WINDOWS, Policy, parse_all as parse_policies},
-    state::{Durability, OnError, Store, StoreOptions},
+    state::{Durability, OnError, Problem, Store, StoreOptions},
     stats::Stats,
     waiting::MayWait,
 };

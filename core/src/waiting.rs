@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 pub enum MayWait {
     /// Up to the store's timeout. The default.
     UntilTimeout = 0,
-    /// It does its own part of the work, and waits for others 20 ms at most: for synchronous calls on an event loop.
+    /// It does its own part of the work, and waits for others 40 ms at most: for synchronous calls on an event loop.
     Briefly = 1,
     /// Not at all: [`Error::WouldWait`](crate::Error), and nothing has changed.
     Never = 2,

@@ -200,3 +200,68 @@ fn whoever_dies_while_an_index_grows_loses_no_key() {
     }
     assert!(deaths > 5, "only {deaths} died");
 }
+
+/// How much of this process's address space is mapped from files of this name, in bytes.
+fn mapped(name: &str) -> u64 {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let size = |line: &str| {
+        let (from, to) = line.split_once(' ').unwrap().0.split_once('-').unwrap();
+        u64::from_str_radix(to, 16).unwrap() - u64::from_str_radix(from, 16).unwrap()
+    };
+    maps.lines().filter(|line| line.ends_with(name)).map(size).sum()
+}
+
+#[test]
+fn many_stores_fit_into_little_address_space() {
+    let dir = Dir::in_memory("address-space");
+    common::Child::run(|| {
+        let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
+        let used = statm.split(' ').next().unwrap().parse::<u64>().unwrap() * 4_096;
+        let limit = libc::rlimit { rlim_cur: used + (512 << 20), rlim_max: used + (512 << 20) };
+        // SAFETY: `limit` is a valid description.
+        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_AS, &limit) }, 0);
+        let url = |i: u64| {
+            if i % 4 == 0 { "memory:".into() } else { format!("sqlite:{}", dir.file(&i.to_string()).display()) }
+        };
+        let all: Vec<_> = (0..80).map(|i| Store::new(&url(i)).unwrap().limiter("api", "2/1m").unwrap()).collect();
+        for (i, limiter) in all.iter().enumerate() {
+            for key in 0..20 {
+                limiter.decide(&key.to_string(), 1).unwrap_or_else(|e| panic!("store {i}, key {key}: {e}"));
+            }
+        }
+    })
+    .join();
+}
+
+/// Others make the lane larger while threads read it, and many of them notice at the same moment.
+#[test]
+fn who_reads_a_lane_that_grows_sees_all_of_it() {
+    const KEYS: u64 = 12_000;
+    let dir = Dir::in_memory("views");
+    let url = dir.url();
+    let open = || RateLimiter::new(&Store::new(&url).unwrap(), "api", 100, Duration::from_secs(100)).unwrap();
+    let mine = open();
+    mine.attempt("key 0", 1).unwrap();
+    let grower = common::Child::run(|| {
+        let theirs = open();
+        (1..KEYS).for_each(|i| start(&theirs, &format!("key {i}")).unwrap());
+    });
+    std::thread::scope(|scope| {
+        for thread in 0..4 {
+            let mine = &mine;
+            scope.spawn(move || {
+                let mut i = 0;
+                while i < KEYS {
+                    let left = mine.peek(&format!("key {}", (i + thread) % KEYS), 1).unwrap().remaining;
+                    assert!(left == 99 || left == 100, "{left}");
+                    i += u64::from(left == 99);
+                    std::thread::yield_now();
+                }
+            });
+        }
+    });
+    grower.join();
+    let (size, mapped) = (std::fs::metadata(dir.file("limits.db-lane")).unwrap().len(), mapped("limits.db-lane"));
+    println!("a lane of {} KiB, {} KiB mapped", size >> 10, mapped >> 10);
+    assert!(size > 16 << 20 && mapped < 4 * size);
+}

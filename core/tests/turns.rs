@@ -219,13 +219,14 @@ fn whoever_is_late_loses_its_own_place_and_nobody_elses() {
         options.clock = Some(clock.clone());
         let store = Store::with_options("memory:", options).unwrap();
         let limiter = store.limiter(policy, policy).unwrap();
+        let terms = Terms { most: None, grace: ms(100), as_place: false };
         let (mut random, mut started, mut lost) = (Random::new(), 0, 0);
         // When each is ready, and is it one that was told to come back for a place?
         let mut places: Vec<(Duration, bool, RawPermit)> = Vec::new();
         while started < 500 && clock.now() < Duration::from_secs(200) {
             // Only those that the log has room for: others have a time, but no turn to lose.
             while places.len() < 100 {
-                match limiter.claim("", 1, None, ms(100)).unwrap() {
+                match limiter.claim("", 1, terms).unwrap() {
                     Claim::Started(_) => started += 1,
                     Claim::Place { place, after } => places.push((clock.now() + after, false, place)),
                     Claim::Denied { .. } | Claim::Full { .. } => break,

@@ -6,8 +6,9 @@ use crate::status::{WGL_OK, guard};
 use std::ffi::{c_char, c_int};
 use std::mem::MaybeUninit;
 use std::path::Path;
+use std::ptr::NonNull;
 use std::time::Duration;
-use workglow_limit::{Durability, OnError, Result, Store, StoreOptions};
+use workglow_limit::{Durability, OnError, Problem, Result, Store, StoreOptions};
 
 /// When the store fails a decision: the error. The default.
 pub const WGL_ON_ERROR_RAISE: u32 = 0;
@@ -73,6 +74,44 @@ pub unsafe extern "C" fn wgl_store_open(
         let opened = Store::with_options(url, options)?;
         opened.open()?;
         hand_out(place, wgl_store(opened));
+        Ok(WGL_OK)
+    })
+}
+
+/// Says what is wrong with the files of a store that need not open: `problems` is how much, and `report` one line for each, with
+/// a NUL at the end, cut if `capacity` bytes are too few (with 0 it may be NULL). With `repair` other than 0 it also
+/// repairs what it can, and such lines begin with "repaired: ". What nobody can read goes out of the database; a lane
+/// that makes no sense is made anew. It reads all of the database, which holds up starts that wait for a commit.
+///
+/// Fails as wgl_store_open does, but not for damage.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn wgl_store_verify(
+    url: *const c_char,
+    options: *const wgl_store_options,
+    repair: c_int,
+    report: *mut c_char,
+    capacity: usize,
+    problems: Option<&mut MaybeUninit<usize>>,
+) -> c_int {
+    guard(|| {
+        let place = given("problems", problems)?;
+        let report = if capacity == 0 { None } else { Some(given("report", NonNull::new(report))?) };
+        // SAFETY: the caller's promise.
+        let (url, options) = unsafe { (text("url", url)?, store_options(options)?) };
+        let found = Store::with_options(url, options)?.verify(repair != 0)?;
+        let line = |problem: &Problem| {
+            format!("{}{}\n", if problem.is_repaired { "repaired: " } else { "" }, problem.found.replace('\n', " "))
+        };
+        let lines: String = found.iter().map(line).collect();
+        if let Some(report) = report.map(NonNull::cast::<u8>) {
+            let fits = (0..capacity).rev().find(|end| lines.is_char_boundary(*end)).unwrap_or(0);
+            // SAFETY: the buffer has `capacity` bytes, by the caller's promise, and that is more than fits.
+            unsafe {
+                report.copy_from_nonoverlapping(NonNull::from(lines.as_bytes()).cast(), fits);
+                report.add(fits).write(0);
+            }
+        }
+        place.write(found.len());
         Ok(WGL_OK)
     })
 }

@@ -72,6 +72,10 @@ static void null_pointers(void) {
     REFUSED(WGL_INVALID_ARGUMENT, "store is NULL", wgl_store_lift(NULL, "limit"));
     REFUSED(WGL_INVALID_ARGUMENT, "name is NULL", wgl_store_lift(store, NULL));
     REFUSED(WGL_INVALID_ARGUMENT, "store is NULL", wgl_store_flush(NULL));
+    REFUSED(WGL_INVALID_ARGUMENT, "url is NULL", wgl_store_verify(NULL, NULL, 0, text, sizeof text, &length));
+    REFUSED(WGL_INVALID_URL, "nonsense", wgl_store_verify("nonsense:", NULL, 0, text, sizeof text, &length));
+    REFUSED(WGL_INVALID_ARGUMENT, "report is NULL", wgl_store_verify("memory:", NULL, 0, NULL, 1, &length));
+    REFUSED(WGL_INVALID_ARGUMENT, "problems is NULL", wgl_store_verify("memory:", NULL, 0, text, sizeof text, NULL));
     REFUSED(WGL_INVALID_ARGUMENT, "store is NULL", wgl_store_failures(NULL, &monotonic_ns));
     REFUSED(WGL_INVALID_ARGUMENT, "count is NULL", wgl_store_failures(store, NULL));
     REFUSED(WGL_INVALID_ARGUMENT, "limiter is NULL", wgl_permit_ready_at(NULL, &permit, &unix_ns));

@@ -112,6 +112,19 @@ static void a_lane_of_noise(void) {
     overwrite(0, 65536 < whole.st_size ? 65536 : (size_t)whole.st_size);
     int status = in_child(use_damaged);
     CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 2, "noise is no store: status %x", status);
+
+    char report[256], cut[8];
+    size_t problems = 0;
+    MUST(wgl_store_verify(url, NULL, 0, report, sizeof report, &problems));
+    CHECK(problems == 1 && strncmp(report, "the lane: ", 10) == 0, "%zu: %s", problems, report);
+    MUST(wgl_store_verify(url, NULL, 0, cut, sizeof cut, &problems));
+    CHECK(problems == 1 && strcmp(cut, "the lan") == 0, "%zu: %s", problems, cut);
+    MUST(wgl_store_verify(url, NULL, 1, report, sizeof report, &problems));
+    CHECK(problems == 1 && strncmp(report, "repaired: the lane: ", 20) == 0, "%zu: %s", problems, report);
+    MUST(wgl_store_verify(url, NULL, 1, NULL, 0, &problems));
+    CHECK(problems == 0, "%zu", problems);
+    status = in_child(use_damaged);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0, "after its repair: status %x", status);
     unlink(lane);
     unlink(database);
 }

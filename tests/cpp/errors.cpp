@@ -1,6 +1,7 @@
 // What is out of range, of another kind or not there: an exception with the code and the message, and nothing created.
 #include "check.hpp"
 #include <cmath>
+#include <fstream>
 
 using namespace workglow;
 
@@ -25,6 +26,15 @@ static void stores(const Directory &dir) {
     options.durability = static_cast<Durability>(9);
     THROWS(WGL_INVALID_ARGUMENT, "durability is 9", Store("memory:", options));
     THROWS(WGL_INVALID_ARGUMENT, "by is -1 ns", ManualClock().advance(-1ns));
+    THROWS(WGL_INVALID_URL, "nonsense", Store::verify("nonsense:"));
+    CHECK(Store::verify("memory:", true).empty(), "nothing is wrong in memory");
+    const std::string path = dir / "verified.db";
+    RateLimiter(Store("sqlite:" + path), "limit", 5, 1h).decide("key");
+    CHECK(Store::verify("sqlite:" + path).empty(), "nothing is wrong");
+    std::ofstream(path + "-lane") << "no lane, and too short for one";
+    CHECK(Store::verify("sqlite:" + path).at(0).rfind("the lane: ", 0) == 0, "the lane is none");
+    CHECK(Store::verify("sqlite:" + path, true).at(0).rfind("repaired: the lane: ", 0) == 0, "it is made anew");
+    CHECK(Store::verify("sqlite:" + path).empty(), "nothing is wrong any more");
 }
 
 static void names(const Store &store) {

@@ -234,7 +234,7 @@ export abstract class Limiter {
     return call(this._call, Op.attempt, key, weight) === Status.yes ? new Permit(this, key) : null;
   }
 
-  /** The same. What has to wait for the store does so off the event loop, which `tryAcquire` does for 20 ms at most. */
+  /** The same. What has to wait for the store does so off the event loop, which `tryAcquire` does for 40 ms at most. */
   async tryAcquireAsync(options: StartOptions = {}): Promise<Permit | null> {
     return (await this.decideAsync(options)).permit;
   }
@@ -245,7 +245,7 @@ export abstract class Limiter {
     return this.#decide(keyOf(options.key), weightOf(options.weight));
   }
 
-  /** The same. What has to wait for the store does so off the event loop, which `decide` does for 20 ms at most. */
+  /** The same. What has to wait for the store does so off the event loop, which `decide` does for 40 ms at most. */
   async decideAsync(options: StartOptions = {}): Promise<Decision> {
     checkOptions(options, START);
     const key = keyOf(options.key);
@@ -317,7 +317,7 @@ export abstract class Limiter {
     return this.#reserved(this._do(Op.reserve, key, weight), key, weight);
   }
 
-  /** The same. What has to wait for the store does so off the event loop, which `reserve` does for 20 ms at most. */
+  /** The same. What has to wait for the store does so off the event loop, which `reserve` does for 40 ms at most. */
   async reserveAsync(options: ReserveOptions = {}): Promise<Permit | null> {
     const { key, weight, maxWait, grace } = placeOf(options);
     return this.#ask(Op.reserve, key, weight, (status) => this.#reserved(status, key, weight), maxWait, grace);

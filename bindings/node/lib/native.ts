@@ -33,6 +33,7 @@ interface Native {
   overrideLimit(store: NativeStore, name: string, policy: string): Promise<void>;
   lift(store: NativeStore, name: string): Promise<void>;
   flush(store: NativeStore): Promise<void>;
+  verify(store: NativeStore, repair: boolean): Promise<string[]>;
   tellCounts(store: NativeStore): void;
   failures(store: NativeStore): number;
   manualClock(): NativeClock;

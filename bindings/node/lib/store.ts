@@ -75,6 +75,14 @@ export interface StoreOptions {
   clock?: ManualClock | undefined;
 }
 
+/** Something that is wrong with a store, as `Store.verify` finds it. */
+export interface Problem {
+  /** What it is. */
+  readonly found: string;
+  /** Is it wrong no longer? */
+  readonly isRepaired: boolean;
+}
+
 /** Where limits live: "memory:" (this object) or "sqlite:PATH" (this machine). Making one opens nothing. */
 export class Store {
   /** The store's address. */
@@ -132,6 +140,19 @@ export class Store {
   /** Writes to the database now what it does not have yet of what was admitted. A no-op for "memory:". */
   async flush(): Promise<void> {
     await native.flush(this._native).catch(rethrow);
+  }
+
+  /**
+   * What is wrong with the store's files; nothing if all is well. With `repair` it also repairs what it can: what nobody can
+   * read goes out of the database, and a lane that makes no sense is made anew. Reads all of the database, which holds up
+   * starts that wait for a commit.
+   */
+  async verify(options: { repair?: boolean | undefined } = {}): Promise<Problem[]> {
+    checkOptions(options, ["repair"]);
+    const { repair = false } = options;
+    if (typeof repair !== "boolean") throw invalid("repair", repair, "true or false");
+    const lines = await native.verify(this._native, repair).catch(rethrow);
+    return lines.map((line) => ({ found: line.replace(/^repaired: /, ""), isRepaired: line.startsWith("repaired: ") }));
   }
 
   /** How often the store failed a decision of this object's limiters, whatever was answered instead. */

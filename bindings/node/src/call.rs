@@ -242,18 +242,16 @@ impl Task for LookingAfter {
     type JsValue = ();
 
     fn compute(&mut self) -> napi::Result<()> {
-        pooled(MayWait::UntilTimeout, || {
+        let looked = pooled(MayWait::UntilTimeout, || {
             self.0.limiter.look_after();
             Ok(())
-        })
+        });
+        // Here, as a loop of synchronous calls keeps the event loop from hearing of it.
+        self.0.is_looked_after.store(false, Relaxed);
+        looked
     }
 
     fn resolve(&mut self, _: Env, (): ()) -> napi::Result<()> {
-        Ok(())
-    }
-
-    fn finally(self, _: Env) -> napi::Result<()> {
-        self.0.is_looked_after.store(false, Relaxed);
         Ok(())
     }
 }

@@ -18,8 +18,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use workglow_limit::{
     CompositeLimiter, ConcurrencyLimiter, CustomLimiter, DelayLimiter, Durability, Error, EvenlySpacedRateLimiter,
-    FixedWindowLimiter, LeakyBucketLimiter, Limiter, ManualClock, MayWait, NullLimiter, OnError, Policy, RateLimiter,
-    SlidingWindowCounterLimiter, Store, StoreOptions, TokenBucketLimiter,
+    FixedWindowLimiter, LeakyBucketLimiter, Limiter, ManualClock, MayWait, NullLimiter, OnError, Policy, Problem,
+    RateLimiter, SlidingWindowCounterLimiter, Store, StoreOptions, TokenBucketLimiter,
 };
 
 /// A limiter of any kind.
@@ -170,6 +170,15 @@ pub fn lift(store: &External<Store>, name: String) -> AsyncTask<Pooled<()>> {
 pub fn flush(store: &External<Store>) -> AsyncTask<Pooled<()>> {
     let store = Store::clone(store);
     AsyncTask::new(Pooled(Box::new(move || store.flush())))
+}
+
+/// Says what is wrong with a store, and repairs what it can if it is told to: what was found, and "repaired: " before what is
+/// wrong no longer.
+#[napi]
+pub fn verify(store: &External<Store>, repair: bool) -> AsyncTask<Pooled<Vec<String>>> {
+    let store = Store::clone(store);
+    let told = |problem: Problem| format!("{}{}", if problem.is_repaired { "repaired: " } else { "" }, problem.found);
+    AsyncTask::new(Pooled(Box::new(move || Ok(store.verify(repair)?.into_iter().map(told).collect()))))
 }
 
 /// Tells other processes what this one counted last.

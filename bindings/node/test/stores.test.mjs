@@ -1,12 +1,12 @@
 // What operators do to a store, what it does when it fails, and limits of several windows.
 
 import assert from "node:assert/strict";
-import { mkdirSync } from "node:fs";
+import { mkdirSync, writeFileSync } from "node:fs";
 import { test } from "node:test";
 import * as package_ from "workglow-limit";
 import { directory, manual } from "./helpers.mjs";
 
-const { ManualClock, NullLimiter, Permit, RateLimiter, Store } = package_;
+const { InvalidArgument, ManualClock, NullLimiter, Permit, RateLimiter, Store } = package_;
 
 test("an override stands above what code declares, until it is lifted", async (t) => {
   for (const url of ["memory:", `sqlite:${directory(t)}/limits.db`]) {
@@ -124,4 +124,21 @@ test("several windows all have to have room", () => {
   assert.deepEqual([1, 2].map(() => limiter.tryAcquire() !== null), [true, false]);
   assert.equal(limiter.peek().retryAfter, 58_500);
   assert.throws(() => limiter.tryAcquire({ weight: 3 }), { name: "WeightExceedsCapacity" });
+});
+
+test("what is wrong with a store is told and repaired", async (t) => {
+  const path = `${directory(t)}/limits.db`;
+  const store = new Store(`sqlite:${path}`);
+  new RateLimiter(store, "jobs", { maxExecutions: 5, windowSizeInSeconds: 3600 }).tryAcquire();
+  assert.deepEqual(await store.verify(), []);
+  assert.deepEqual(await new Store("memory:").verify({ repair: true }), []);
+  writeFileSync(`${path}-lane`, "x".repeat(8192), { flag: "r+" });
+  const again = new Store(`sqlite:${path}`);
+  const [found, ...others] = await again.verify();
+  assert.match(found.found, /^the lane: /);
+  assert.deepEqual([found.isRepaired, others], [false, []]);
+  assert.deepEqual(await again.verify({ repair: true }), [{ ...found, isRepaired: true }]);
+  assert.deepEqual(await again.verify(), []);
+  await assert.rejects(again.verify({ repair: "yes" }), InvalidArgument);
+  await assert.rejects(again.verify({ mend: true }), InvalidArgument);
 });

@@ -39,7 +39,7 @@ mod _native {
         null::NullLimiter,
         permit::Permit,
         stats::Stats,
-        store::Store,
+        store::{Problem, Store},
     };
 
     #[pymodule_init]

@@ -172,6 +172,16 @@ impl Store {
         self.shared.told(py, "", wait(py, || self.shared.core.flush()), raised)
     }
 
+    /// What is wrong with the store's files; nothing if all is well. With repair it also repairs what it can: what nobody can
+    /// read goes out of the database, and a lane that makes no sense is made anew. Reads all of the database, which
+    /// holds up starts that wait for a commit.
+    #[pyo3(signature = (*, repair=false))]
+    fn verify(&self, py: Python<'_>, repair: bool) -> PyResult<Vec<Problem>> {
+        let problems = self.shared.told(py, "", wait(py, || self.shared.core.verify(repair)), raised)?;
+        let told = |problem: workglow_limit::Problem| Problem { found: problem.found, repaired: problem.is_repaired };
+        Ok(problems.into_iter().map(told).collect())
+    }
+
     /// How often the store failed a decision of this process, whatever was answered instead.
     #[getter]
     fn failures(&self) -> u64 {
@@ -236,5 +246,22 @@ impl Store {
 
     fn __repr__(&self) -> String {
         format!("Store({:?})", self.shared.core.url())
+    }
+}
+
+/// Something that is wrong with a store, as Store.verify() finds it.
+#[pyclass(frozen, eq, get_all, module = "workglow_limit")]
+#[derive(PartialEq)]
+pub struct Problem {
+    /// What it is.
+    found: String,
+    /// Is it wrong no longer?
+    repaired: bool,
+}
+
+#[pymethods]
+impl Problem {
+    fn __repr__(&self) -> String {
+        format!("<Problem: {}{}>", self.found, if self.repaired { " (repaired)" } else { "" })
     }
 }

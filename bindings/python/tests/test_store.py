@@ -2,7 +2,9 @@
 
 import asyncio
 import re
+import sqlite3
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from threading import Event
 
 import pytest
@@ -136,3 +138,25 @@ def test_who_waits_for_the_store_leaves_the_gil_to_others(call, tmp_path):
             started.wait()
         # Had it kept the GIL, this thread would not have let go of the lane before its timeout.
         first.result()
+
+
+def test_what_is_wrong_with_a_store_is_told_and_repaired(tmp_path):
+    store = Store(f"sqlite:{tmp_path}/limits.db")
+    rate(store, window=3600).try_acquire()
+    store.flush()
+    assert store.verify() == store.verify(repair=True) == Store("memory:").verify() == []
+    with closing(sqlite3.connect(tmp_path / "limits.db", isolation_level=None)) as stranger:
+        stranger.execute("update limits set policy = 'often'")
+    lane = tmp_path / "limits.db-lane"
+    with lane.open("r+b") as file:
+        file.write(b"x" * 4096)
+    again = Store(f"sqlite:{tmp_path}/limits.db")
+    policy, *others = again.verify()
+    assert (policy.found, policy.repaired) == ('limit "jobs" has the policy "often"', False)
+    assert repr(policy) == '<Problem: limit "jobs" has the policy "often">'
+    assert all(problem.found.startswith("the lane: ") for problem in others) and others
+    assert all(problem.repaired for problem in again.verify(repair=True))
+    assert again.verify() == []
+    assert rate(again).peek().limit == 2
+    with pytest.raises(TypeError):
+        store.verify(True)

@@ -38,6 +38,7 @@ from workglow_limit import (
     NotAStore,
     NullLimiter,
     Permit,
+    Problem,
     RateLimiter,
     SlidingWindowCounterLimiter,
     Stats,
@@ -165,6 +166,8 @@ def stores() -> None:
     store.override("x", "100/1m + 5/1s")
     store.lift("x")
     store.flush()
+    assert_type([(problem.found, problem.repaired) for problem in store.verify(repair=True)], list[tuple[str, bool]])
+    assert_type(store.verify(), list[Problem])
     assert_type((store.failures, store.url, clock.now(), __version__), tuple[int, str, float, str])
 
 

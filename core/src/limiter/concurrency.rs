@@ -1,6 +1,6 @@
 //! At most so many at the same time: in this process, or in all that share a store.
 
-use super::line::{Claim, Lined, Seats};
+use super::line::{Claim, Lined, Seats, Terms};
 use super::{Attempt, LOOK_AGAIN, Limiter, Presented, Reserved, foreign, next_id, unsupported};
 use crate::algorithm::leases::{Lease, Leases, NEVER};
 use crate::atomic::*;
@@ -231,7 +231,7 @@ impl ConcurrencyLimiter {
 }
 
 impl Lined for ConcurrencyLimiter {
-    fn claim(&self, key: &str, weight: u64, _most: Option<Duration>, _grace: Duration) -> Result<Claim> {
+    fn claim(&self, key: &str, weight: u64, _terms: Terms) -> Result<Claim> {
         policy::check_some(weight)?;
         let claimed = self.with_leases(key, |found, leases| {
             if let Some(lease) = self.take(found, leases, weight)? {

@@ -1,6 +1,6 @@
 //! Limiters that users write, as children of a composite or on their own.
 
-use super::line::{Claim, Lined, Seats};
+use super::line::{Claim, Lined, Seats, Terms};
 use super::{Attempt, LOOK_AGAIN, Limiter, Presented, Reserved, foreign, next_id, unsupported};
 use crate::decision::Decision;
 use crate::error::Result;
@@ -185,7 +185,7 @@ fn denied(stats: &mut Stats, weight: u64) {
 }
 
 impl<C: Custom> Lined for CustomLimiter<C> {
-    fn claim(&self, key: &str, weight: u64, _most: Option<Duration>, _grace: Duration) -> Result<Claim> {
+    fn claim(&self, key: &str, weight: u64, _terms: Terms) -> Result<Claim> {
         super::null::check(key, weight)?;
         Ok(match self.custom.decide(key, weight)? {
             Verdict::Admitted(start) => {

@@ -16,7 +16,7 @@ pub use family::{
     DelayLimiter, EvenlySpacedRateLimiter, FixedWindowLimiter, LeakyBucketLimiter, RateLimiter,
     SlidingWindowCounterLimiter, TokenBucketLimiter,
 };
-pub use line::{Claim, Joined, Line, Outcome, Seat, Waiter, WaiterId, acquire};
+pub use line::{Claim, Joined, Line, Outcome, Seat, Terms, Waiter, WaiterId, acquire};
 pub use null::NullLimiter;
 pub use permit::Permit;
 pub(crate) use timed::Timed;

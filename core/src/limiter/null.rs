@@ -1,6 +1,6 @@
 //! No limit: what a queue uses where none is given.
 
-use super::line::{Claim, Lined, Seats};
+use super::line::{Claim, Lined, Seats, Terms};
 use super::{Attempt, Limiter, Presented, Reserved, next_id, own};
 use crate::decision::Decision;
 use crate::error::Result;
@@ -55,7 +55,7 @@ pub(super) fn check(key: &str, weight: u64) -> Result<()> {
 }
 
 impl Lined for NullLimiter {
-    fn claim(&self, key: &str, weight: u64, _most: Option<Duration>, _grace: Duration) -> Result<Claim> {
+    fn claim(&self, key: &str, weight: u64, _terms: Terms) -> Result<Claim> {
         check(key, weight)?;
         Ok(Claim::Started(self.permit()))
     }

@@ -1,19 +1,27 @@
 //! Where cells live: a run of zeroed 64-bit words that can grow and never moves, on the heap or in a mapped file.
 //!
 //! Addresses are offsets in words, so that every process sees the same ones. Word 0 is in the header, so 0 means "none".
+//!
+//! A file is mapped as far as it is used, and a little further: when it has grown beyond that, a larger view of it is mapped
+//! beside the one before, which stays, because somebody may be reading there. On the heap two views would be two memories:
+//! there address space is reserved at once.
 
-use super::damage::nonsense;
+use super::damage::{fail, nonsense};
 use super::os;
 use crate::atomic::*;
 use crate::error::{Error, Result};
 use std::fs::File;
+use std::ptr;
+use std::sync::atomic::AtomicPtr;
 
-/// The most that one store can hold, in bytes. This much address space is reserved at once, so that nothing ever moves;
-/// memory and disk are used as the store grows.
+/// The most that one store can hold, in bytes.
 pub(crate) const MOST_BYTES: u64 = if cfg!(target_pointer_width = "64") { 4 << 30 } else { 512 << 20 };
 
 /// The least that is worth starting with, in bytes of address space.
-const LEAST_BYTES: usize = 16 << 20;
+const LEAST_BYTES: usize = 1 << 20;
+
+/// Where a process may only have so much address space, a store on its heap takes this part of it.
+const PART: u64 = 64;
 
 /// How a store starts, in bytes.
 pub(crate) const FIRST_BYTES: u64 = 256 << 10;
@@ -47,10 +55,26 @@ pub(crate) const HEADER_WORDS: u64 = 512;
 /// The words of one store.
 #[derive(Debug)]
 pub(crate) struct Arena {
-    map: os::Mapping,
+    /// Where the words are. Never behind `usable`: see [`Arena::widen`].
+    base: AtomicPtr<u8>,
     /// How many words this process can touch. Others may have made more.
     usable: AtomicU64,
+    /// The largest view, and those before.
+    views: AtomicPtr<View>,
 }
+
+/// A mapping of a store from its beginning.
+#[derive(Debug)]
+struct View {
+    map: os::Mapping,
+    /// The one before. Views live as long as the arena.
+    before: *mut View,
+}
+
+// SAFETY: views never change once they are published, and are only freed with the arena.
+unsafe impl Send for Arena {}
+// SAFETY: as above.
+unsafe impl Sync for Arena {}
 
 /// An allocation needs the store to grow first, which takes the structure lock.
 #[derive(Debug, PartialEq, Eq)]
@@ -64,17 +88,34 @@ impl Arena {
         Ok(arena)
     }
 
-    /// An arena in a file whose first bytes are allocated already, see [`Arena::allocate_first`].
-    pub fn in_file(file: &File) -> Result<Arena> {
-        // All of it, whatever this process needs itself: others may make the lane larger.
-        let map = os::Mapping::reserve_file(file, MOST_BYTES as usize)
-            .map_err(|e| Error::store(format!("reserving {} MiB of address space", MOST_BYTES >> 20), e))?;
+    /// An arena in a file of which so many words are allocated, see [`Arena::allocate_first`].
+    pub fn in_file(file: &File, allocated: u64) -> Result<Arena> {
+        let len = view_of(allocated);
+        let map = os::Mapping::reserve_file(file, len)
+            .map_err(|e| Error::store(format!("mapping {} KiB of a store", len >> 10), e))?;
         Arena::first(map)
     }
 
     /// Only the header of a file, mapped.
     pub fn header(map: os::Mapping) -> Arena {
-        Arena { map, usable: AtomicU64::new(HEADER_WORDS) }
+        Arena::new(map, HEADER_WORDS)
+    }
+
+    fn new(map: os::Mapping, usable: u64) -> Arena {
+        let base = AtomicPtr::new(map.base());
+        let views = AtomicPtr::new(Box::into_raw(Box::new(View { map, before: ptr::null_mut() })));
+        Arena { base, usable: AtomicU64::new(usable), views }
+    }
+
+    fn view(&self) -> &View {
+        // SAFETY: never null, and freed only with the arena.
+        unsafe { &*self.views.load(Acquire) }
+    }
+
+    /// The views, the largest first.
+    fn all_views(&self) -> impl Iterator<Item = &View> {
+        // SAFETY: as above.
+        std::iter::successors(Some(self.view()), |view| unsafe { view.before.as_ref() })
     }
 
     /// No list in it has more members than this: each has eight words or more.
@@ -88,16 +129,44 @@ impl Arena {
     }
 
     fn first(map: os::Mapping) -> Result<Arena> {
-        let arena = Arena { map, usable: AtomicU64::new(0) };
+        let arena = Arena::new(map, 0);
         arena.use_up_to(FIRST_BYTES / 8).map_err(|e| Error::store("mapping a store", e))?;
         Ok(arena)
     }
 
     /// Makes the first `words` usable in this process. They exist.
     fn use_up_to(&self, words: u64) -> std::io::Result<()> {
-        self.map.commit(0, words as usize * 8)?;
+        self.widen(words)?;
+        self.view().map.commit(0, words as usize * 8)?;
         self.usable.fetch_max(words, AcqRel);
         Ok(())
+    }
+
+    /// Sees to it that so many words are in view. Threads may do so at the same time, and one of them may be stopped in it, so
+    /// each helps the others; what they race for only grows.
+    fn widen(&self, words: u64) -> std::io::Result<()> {
+        let len = words as usize * 8;
+        loop {
+            let largest = self.views.load(Acquire);
+            // SAFETY: as in `view`.
+            let map = unsafe { &(*largest).map };
+            if map.len() >= len {
+                break;
+            }
+            let view = Box::into_raw(Box::new(View { map: map.larger(view_of(words))?, before: largest }));
+            if self.views.compare_exchange(largest, view, AcqRel, Acquire).is_err() {
+                // SAFETY: nobody else has seen it.
+                drop(unsafe { Box::from_raw(view) });
+            }
+        }
+        // Before `usable` says that there is more: whoever reads that reads this base or a later one.
+        loop {
+            let (now, largest) = (self.base.load(Acquire), &self.view().map);
+            let is_large = self.all_views().any(|view| view.map.base() == now && view.map.len() >= len);
+            if is_large || self.base.compare_exchange(now, largest.base(), AcqRel, Acquire).is_ok() {
+                return Ok(());
+            }
+        }
     }
 
     /// Gives a new file its first bytes.
@@ -118,23 +187,31 @@ impl Arena {
 
     #[inline(always)]
     pub fn words(&self, at: u64, count: u64) -> &[AtomicU64] {
-        if at.saturating_add(count) > self.usable.load(Relaxed) {
+        // Acquire: so the base that is read next is at least as new.
+        if at.saturating_add(count) > self.usable.load(Acquire) {
             self.catch_up(at, count);
         }
-        // SAFETY: the range is usable, as just checked, and the mapping lives as long as `self`. The words are only ever
-        // used as atomics.
-        unsafe { std::slice::from_raw_parts(self.map.base().cast::<AtomicU64>().add(at as usize), count as usize) }
+        // SAFETY: the range is usable, as just checked, and views live as long as `self`. The words are only ever used as
+        // atomics.
+        unsafe {
+            std::slice::from_raw_parts(self.base.load(Relaxed).cast::<AtomicU64>().add(at as usize), count as usize)
+        }
     }
 
     /// Somebody else has made the store larger.
     #[cold]
     fn catch_up(&self, at: u64, count: u64) {
-        let there = self.word(ALLOCATED).load(Acquire).min(self.map.len() as u64 / 8);
-        // A part of a file that is not there kills whoever touches it.
-        if at > there || count > there - at || self.map.is_there(there as usize * 8 - 1).is_err() {
+        let there = self.word(ALLOCATED).load(Acquire).min(MOST_BYTES / 8);
+        if at > there || count > there - at {
             nonsense(format_args!("{count} words at {at} of {there}"));
         }
-        self.use_up_to(there).expect("the system lets a process use memory that it has mapped");
+        let widened = self.widen(there);
+        // A part of a file that is not there kills whoever touches it.
+        if widened.is_ok() && self.view().map.is_there(there as usize * 8 - 1).is_err() {
+            nonsense(format_args!("{there} words, of which the file has fewer"));
+        }
+        let used = widened.and_then(|()| self.use_up_to(there));
+        used.unwrap_or_else(|e| fail(Error::store(format!("mapping {} KiB of a store", there >> 7), e)));
     }
 
     /// `count` zeroed words that nobody else has. What is allocated is never given back.
@@ -188,14 +265,15 @@ impl Arena {
         let need = (need + reserve(2 * need)) * 8;
         // By half, at most 16 MiB at a time: room ahead, but no great hole in a small disk.
         let want = need.max(have + (have / 2).min(16 << 20)).next_multiple_of(FIRST_BYTES);
-        let most = most_bytes().min(self.map.len() as u64);
+        let most = if file.is_some() { MOST_BYTES } else { self.view().map.len() as u64 }.min(most_bytes());
         let want = want.min(most);
         if need > want {
             let reason = format!("the store is full: its keys and limits take {} MiB at most", most >> 20);
             return Err(Error::StoreFull { reason });
         }
         match file {
-            Some(file) => os::allocate(file, have, want - have),
+            // First what others do not see, if it fails.
+            Some(file) => self.widen(want / 8).and_then(|()| os::allocate(file, have, want - have)),
             None => self.use_up_to(want / 8),
         }
         .map_err(|e| Error::store(format!("growing the store to {} KiB", want >> 10), e))?;
@@ -209,14 +287,32 @@ pub(crate) fn is_size(allocated: u64, used: u64) -> bool {
     (FIRST_BYTES / 8..=MOST_BYTES / 8).contains(&allocated) && (HEADER_WORDS..=allocated).contains(&used)
 }
 
-/// Reserves address space: as much as a store can ever use, or less where the process may not have that much.
+/// How much is mapped of a file of so many words: the next power of two, so that all views together are less than four
+/// times as large as the file.
+fn view_of(words: u64) -> usize {
+    (words * 8).next_power_of_two().max(4 * FIRST_BYTES) as usize
+}
+
+/// Reserves address space on the heap: as much as a store can ever use, or less where the process may not have that much.
 fn reserve_heap() -> Result<os::Mapping> {
-    let mut len = MOST_BYTES as usize;
+    let mut len = os::address_space().map_or(MOST_BYTES, |most| (most / PART).clamp(LEAST_BYTES as u64, MOST_BYTES))
+        as usize
+        & !4095;
     loop {
         match os::Mapping::reserve(len) {
             Ok(map) => return Ok(map),
             Err(_) if len > LEAST_BYTES => len /= 2,
             Err(e) => return Err(Error::store(format!("reserving {} MiB of address space", len >> 20), e)),
+        }
+    }
+}
+
+impl Drop for Arena {
+    fn drop(&mut self) {
+        let mut at = *self.views.get_mut();
+        while !at.is_null() {
+            // SAFETY: made by `new` or `widen`; nobody borrows from it any more.
+            at = unsafe { Box::from_raw(at) }.before;
         }
     }
 }

@@ -20,6 +20,13 @@ pub(crate) fn nonsense(found: impl Display) -> ! {
     resume_unwind(Box::new(Nonsense(found.to_string())))
 }
 
+/// Ends the call with this error, where there is no other way to say it.
+#[cold]
+#[inline(never)]
+pub(crate) fn fail(error: Error) -> ! {
+    resume_unwind(Box::new(error))
+}
+
 /// Does what reads the lane at this path; on the heap (`None`) nobody else writes.
 #[inline(always)]
 pub(crate) fn or_damaged<P: AsRef<Path>, R>(
@@ -32,6 +39,10 @@ pub(crate) fn or_damaged<P: AsRef<Path>, R>(
 
 #[cold]
 fn damaged<R>(path: Option<&Path>, payload: Box<dyn Any + Send>) -> Result<R> {
+    let payload = match payload.downcast::<Error>() {
+        Ok(error) => return Err(*error),
+        Err(payload) => payload,
+    };
     let Some(path) = path else {
         // Nobody but this library writes there.
         payload.downcast::<Nonsense>().map_or_else(|panic| resume_unwind(panic), |nonsense| panic!("{}", nonsense.0))

@@ -149,7 +149,7 @@ impl Database {
         Ok(database)
     }
 
-    fn connect(path: &Path) -> Result<Database> {
+    pub(super) fn connect(path: &Path) -> Result<Database> {
         let size = std::fs::metadata(path).map_or(0, |found| found.len());
         os::check_file_size(size + MARGIN).map_err(|e| Error::store(format!("using {}", path.display()), e))?;
         let scope = Scope::new();
@@ -186,7 +186,7 @@ impl Database {
     }
 
     /// The store's identity, given to it now if it is new.
-    fn identity(&mut self) -> Result<Identity> {
+    pub(super) fn identity(&mut self) -> Result<Identity> {
         let look = "SELECT (SELECT application_id FROM pragma_application_id),
                       (SELECT user_version FROM pragma_user_version), (SELECT count(*) FROM sqlite_schema)";
         let looked = self.connection.query_row(look, [], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)));
@@ -214,15 +214,24 @@ impl Database {
 
     /// Whoever may write to the file may have put a view or a trigger into it that never ends.
     fn check_schema(&self) -> Result<()> {
-        let look = "SELECT (SELECT count(*) FROM sqlite_schema WHERE type = 'table'
-                              AND name IN ('store', 'limits', 'executions', 'usage')),
-                      (SELECT count(*) FROM sqlite_schema WHERE type = 'trigger')";
-        let looked = self.connection.query_row(look, [], |row| Ok((row.get(0)?, row.get(1)?)));
-        match looked.map_err(|e| self.explain(e))? {
-            (4, 0) => Ok(()),
-            (4, triggers) => Err(self.damaged(format!("{triggers} triggers, which a store has none of"))),
-            (tables, _) => Err(self.damaged(format!("{tables} of the 4 tables of a store"))),
+        self.check_tables()?;
+        match self.count("SELECT count(*) FROM sqlite_schema WHERE type = 'trigger'")? {
+            0 => Ok(()),
+            triggers => Err(self.damaged(format!("{triggers} triggers, which a store has none of"))),
         }
+    }
+
+    pub(super) fn check_tables(&self) -> Result<()> {
+        let look = "SELECT count(*) FROM sqlite_schema WHERE type = 'table'
+                    AND name IN ('store', 'limits', 'executions', 'usage')";
+        match self.count(look)? {
+            4 => Ok(()),
+            tables => Err(self.damaged(format!("{tables} of the 4 tables of a store"))),
+        }
+    }
+
+    fn count(&self, query: &str) -> Result<i64> {
+        self.connection.query_row(query, [], |row| row.get(0)).map_err(|e| self.explain(e))
     }
 
     fn make(&mut self) -> Result<()> {

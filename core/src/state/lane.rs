@@ -271,7 +271,7 @@ impl LockedLane {
         }
         // A copy has holes where there were zeros: they have room from now on.
         os::allocate(&self.file, 0, allocated * 8).map_err(|e| self.failed(e))?;
-        let arena = Arena::in_file(&self.reopen()?)?;
+        let arena = Arena::in_file(&self.reopen()?, allocated)?;
         let clock = Clock::new(word(header::CLOCK_BASE), manual.cloned());
         let home = Home { arena, clock, instance: word(header::INSTANCE), watch: None };
         home.set(header::DATABASE, *id);
@@ -289,7 +289,7 @@ impl LockedLane {
         let doing = || format!("making {}", self.path.display());
         self.file.set_len(0).map_err(|e| Error::store(doing(), e))?;
         Arena::allocate_first(&self.file).map_err(|e| Error::store(doing(), e))?;
-        let arena = Arena::in_file(&self.reopen()?)?;
+        let arena = Arena::in_file(&self.reopen()?, arena::FIRST_BYTES / 8)?;
         arena.start();
         let base = Clock::fresh_base(manual);
         let [instance] = os::random::<1>().map_err(|e| Error::store(doing(), e))?;

@@ -44,7 +44,7 @@ const MINUTE: i64 = 60_000_000;
 const USAGE_IS_KEPT: i64 = 31 * 24 * 60 * MINUTE;
 
 /// No execution has more units.
-const MOST_UNITS: i64 = 1_000_000_000;
+pub(super) const MOST_UNITS: i64 = 1_000_000_000;
 
 /// How many expired executions one call removes beyond those that it adds: a long silence is not paid for at once.
 const MOST_PRUNED: usize = 10_000;
@@ -104,15 +104,23 @@ impl Database {
         Ok(())
     }
 
-    /// Hands over what still counts, by limit, key and start, each with its times by the wall clock of `now`: it started
-    /// `now.wall - started_at` ago, or longer. `boot` is the one that `now` is in.
-    pub fn executions(&self, boot: &str, now: Moment, mut visit: impl FnMut(Execution) -> Result<()>) -> Result<()> {
+    /// Hands over what still counts, and counts for longer than `over` in all, by limit, key and start, each with its times by
+    /// the wall clock of `now`: it started `now.wall - started_at` ago, or longer. `boot` is the one that `now` is in.
+    pub fn executions(
+        &self,
+        boot: &str,
+        now: Moment,
+        over: u64,
+        mut visit: impl FnMut(Execution) -> Result<()>,
+    ) -> Result<()> {
         let query = format!(
             "SELECT name, key, key_hash, units, {STARTED} AS started, expires_at - started_at AS counts_for
-             FROM executions WHERE started + counts_for > :uptime ORDER BY name, key_hash, started, rowid"
+             FROM executions WHERE started + counts_for > :uptime AND counts_for > :over
+             ORDER BY name, key_hash, started, rowid"
         );
         let mut query = self.connection.prepare(&query).map_err(|e| self.explain(e))?;
-        let clock = named_params! { ":boot": boot, ":uptime": now.uptime, ":wall": now.wall, ":synced": now.synced };
+        let clock = named_params! { ":boot": boot, ":uptime": now.uptime, ":wall": now.wall, ":synced": now.synced,
+        ":over": over as i64 };
         let mut rows = query.query(clock).map_err(|e| self.explain(e))?;
         while let Some(row) = rows.next().map_err(|e| self.explain(e))? {
             let read = || -> rusqlite::Result<_> {
@@ -247,7 +255,7 @@ mod tests {
             found.push((e.key.to_owned(), (e.started_at - NOON) / SECOND, e.units));
             Ok(())
         };
-        database.executions(boot, now, each).unwrap();
+        database.executions(boot, now, 0, each).unwrap();
         found
     }
 
@@ -268,7 +276,7 @@ mod tests {
             found.push((e.name.to_owned(), e.key.to_owned(), e.key_hash, e.started_at, e.units, e.expires_at));
             Ok(())
         };
-        dir.open().executions("b1", at(4), &mut each).unwrap();
+        dir.open().executions("b1", at(4), 0, &mut each).unwrap();
         let expected = [fat, start("openai", "a", 1), start("openai", "a", 2), start("openai", "a", 3), rows[0]];
         assert_eq!(
             found,
@@ -276,7 +284,7 @@ mod tests {
         );
         let stop = Error::Unsupported { reason: "enough".into() };
         let mut visited = 0;
-        let stopped = dir.open().executions("b1", at(4), |_| {
+        let stopped = dir.open().executions("b1", at(4), 0, |_| {
             visited += 1;
             Err(stop.clone())
         });
@@ -328,7 +336,7 @@ mod tests {
                 found = Some((e.started_at, e.expires_at));
                 Ok(())
             };
-            database.executions("b1", then(59), each).unwrap();
+            database.executions("b1", then(59), 0, each).unwrap();
             assert_eq!(found, Some((wall - 59 * SECOND, wall + SECOND)), "as old as it is, by the new clock");
             assert_eq!(keys(&database, "b1", then(60)), [""; 0]);
         }
@@ -494,7 +502,7 @@ mod tests {
         database.set_boot("b1", at(0), (0, 0)).unwrap();
         database.record(&[start("api", "a", 0)], at(0), (0, 0)).unwrap();
         dir.stranger().execute_batch("UPDATE executions SET key_hash = 'mine'").unwrap();
-        let error = database.executions("b1", at(0), |_| Ok(())).unwrap_err();
+        let error = database.executions("b1", at(0), 0, |_| Ok(())).unwrap_err();
         assert_eq!(error.name(), "damaged");
         assert!(error.to_string().ends_with("a key hash \"mine\""), "{error}");
     }

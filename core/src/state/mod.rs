@@ -1,8 +1,8 @@
 //! Where limits live: cells that processes share, the lock under which they are changed, and the database that lasts.
 //!
-//! From the bottom: plain words (`arena`, `layout`), how limits and keys lie in them (`table`, `index`, `rewrite`), the files
-//! (`lane`, `database`, `policies`, `ledger`), what joins the two (`session`, `changed`, `writer`, `recovery`, `declare`, `follow`), and a limiter's hold on its limit
-//! (`limit`). Nothing here knows of limiters.
+//! From the bottom: plain words (`arena`, `layout`), how limits and keys lie in them (`table`, `index`, `room`, `rewrite`), the
+//! files (`lane`, `database`, `policies`, `ledger`), what joins the two (`session`, `changed`, `writer`, `recovery`, `declare`,
+//! `follow`), and a limiter's hold on its limit (`limit`). Nothing here knows of limiters.
 
 mod arena;
 mod changed;
@@ -30,6 +30,8 @@ mod session;
 mod store;
 mod table;
 mod url;
+pub(crate) mod verify;
+mod verify_database;
 mod writer;
 
 pub(crate) use declare::{Declared, check_names, part_names, text_of};
@@ -38,3 +40,4 @@ pub(crate) use os::{random, sleep_on, wake_all};
 pub(crate) use places::is_counted_place;
 pub use store::{Durability, OnError, Store, StoreOptions};
 pub(crate) use table::{Blocked, Hash, Home, Table};
+pub use verify::Problem;

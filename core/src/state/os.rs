@@ -40,6 +40,16 @@ impl Mapping {
         Ok(Mapping { base: base.cast(), len })
     }
 
+    /// A larger mapping of the same file, beside this one.
+    pub fn larger(&self, len: usize) -> Result<Mapping> {
+        // SAFETY: with an old size of 0 this mapping stays as it is, and what is new is at an address of the kernel's choice.
+        let base = unsafe { libc::mremap(self.base.cast(), 0, len, libc::MREMAP_MAYMOVE) };
+        if base == libc::MAP_FAILED {
+            return Err(Error::last_os_error());
+        }
+        Ok(Mapping { base: base.cast(), len })
+    }
+
     /// Makes a part of a reservation usable: it has the file's bytes, or zeroed memory.
     pub fn commit(&self, from: usize, len: usize) -> Result<()> {
         assert!(from + len <= self.len);
@@ -106,6 +116,14 @@ pub(crate) fn check_file_size(len: u64) -> Result<()> {
         return Err(Error::other(format!("this process may make files of {most} bytes at most (ulimit -f)")));
     }
     Ok(())
+}
+
+/// How much address space this process may have, if that is limited.
+pub(crate) fn address_space() -> Option<u64> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: `limit` is a valid place for the answer.
+    let is_known = unsafe { libc::getrlimit(libc::RLIMIT_AS, &mut limit) } == 0;
+    (is_known && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
 }
 
 /// The groups of this process, beside its first.

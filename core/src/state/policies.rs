@@ -120,7 +120,7 @@ impl Database {
     // ---- changes ----
 
     /// One change of policies: all of it or none.
-    fn decide(&mut self, change: impl FnOnce(&Transaction) -> rusqlite::Result<()>) -> Result<()> {
+    pub(super) fn decide(&mut self, change: impl FnOnce(&Transaction) -> rusqlite::Result<()>) -> Result<()> {
         let decide = || -> rusqlite::Result<i64> {
             let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
             let next = "UPDATE store SET generation = generation + 1 RETURNING generation";

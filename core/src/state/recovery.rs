@@ -11,7 +11,7 @@ use super::layout::table_word;
 use super::locked::Locked;
 use super::os;
 use super::policies::Known;
-use super::table::{BEHIND, Hash};
+use super::table::{BEHIND, Hash, longest_behind};
 use super::writer::{moment, write_limit};
 use crate::algorithm::Start;
 use crate::algorithm::log::SETTLED;
@@ -62,7 +62,8 @@ pub(super) fn recover(home: &Locked, database: &mut Database, identity: &Identit
     home.set_generation(identity.generation);
     let mut group: Option<(String, Hash, String)> = None;
     let mut starts = Vec::new();
-    database.executions(&boot, moment, |row| {
+    // What is written behind counts as full anyway, for as long as any of that would count: perhaps a million rows.
+    database.executions(&boot, moment, longest_behind(), |row| {
         let is_same = group.as_ref().is_some_and(|(name, hash, _)| name == row.name && hash.0 == row.key_hash);
         if !is_same {
             if let Some((name, hash, text)) = group.take() {

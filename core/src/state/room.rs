@@ -349,7 +349,7 @@ impl Locked<'_> {
         let [limit, position, rounds] = [SWEPT_LIMIT, SWEPT_HASH, SWEPT_ROUNDS].map(|word| self.arena.word(word));
         // Those that were added since come in the next round.
         let mut limits = self.limits().skip_while(|at| ![0, *at].contains(&limit.load(Acquire)));
-        while let Some(at) = limits.next() {
+        for at in limits.by_ref() {
             limit.store(at, Release);
             self.finish_replacing(at)?;
             let table = self.table(at);

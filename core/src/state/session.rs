@@ -24,7 +24,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How long a call waits for others that may do so [`MayWait::Briefly`].
-const BRIEFLY: Duration = Duration::from_millis(20);
+const BRIEFLY: Duration = Duration::from_millis(40);
 
 /// A store, shared by its limiters.
 #[derive(Debug)]
@@ -230,12 +230,17 @@ impl Session {
         }
     }
 
-    /// Where the lane is, or will be.
-    pub(super) fn lane_path(&self) -> Option<PathBuf> {
+    /// Where the database is, or will be.
+    pub(super) fn path(&self) -> Option<PathBuf> {
         match &self.address {
             Address::Memory => None,
-            Address::Sqlite(path) => Some(database::beside(self.place.get().unwrap_or(path), "-lane")),
+            Address::Sqlite(path) => Some(self.place.get().cloned().unwrap_or_else(|| url::same_name(path))),
         }
+    }
+
+    /// Where the lane is, or will be.
+    pub(super) fn lane_path(&self) -> Option<PathBuf> {
+        Some(database::beside(&self.path()?, "-lane"))
     }
 
     fn try_lock(&self, process: fork::Structure) -> Result<Option<Guard>> {

@@ -2,6 +2,7 @@
 
 use super::session::Session;
 use super::url;
+use super::verify::Problem;
 use crate::error::{Error, Result};
 use crate::time::ManualClock;
 use std::sync::Arc;
@@ -107,6 +108,17 @@ impl Store {
     /// As for [`Store::open`].
     pub fn flush(&self) -> Result<()> {
         self.0.flush()
+    }
+
+    /// Says what is wrong with the store's files, nothing if all is well; and repairs what it can if it is told to. What nobody
+    /// can read goes out of the database; a lane that makes no sense is made anew from the ledger, and its limits count as full
+    /// until all processes have noticed. Always nothing for `memory:`. It reads all of the database, which holds up
+    /// starts that wait for a commit meanwhile.
+    ///
+    /// # Errors
+    /// As for [`Store::open`], but for [`Error::Damaged`].
+    pub fn verify(&self, repair: bool) -> Result<Vec<Problem>> {
+        self.0.verify(repair)
     }
 
     /// Adds what this process counted lately to what `stats` of other processes shows, as happens once a second and at

@@ -41,7 +41,7 @@ const SHORTEST_BOOT: Tick = 2_000_000;
 /// long at most, which is less than most machines take to be of use again.
 const LONGEST_BEHIND: Tick = 120_000_000;
 
-fn longest_behind() -> Tick {
+pub(super) fn longest_behind() -> Tick {
     // A test cannot wait for longer windows.
     #[cfg(feature = "fault-points")]
     if let Some(longest) = std::env::var("WGL_TEST_BEHIND_US").ok().and_then(|text| text.parse().ok()) {

@@ -4,7 +4,7 @@
 
 use super::now_ns;
 use std::time::Duration;
-use workglow_limit::{Claim, Limiter, Presented, RawPermit, Result, Step};
+use workglow_limit::{Claim, Limiter, Presented, RawPermit, Result, Step, Terms};
 
 /// How long to sleep where nobody knows when there will be room.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
@@ -62,7 +62,7 @@ impl Wait {
                 continue;
             }
             let left = self.left(limiter);
-            match limiter.claim(&self.key, self.weight, left, Duration::ZERO)? {
+            match limiter.claim(&self.key, self.weight, Terms { most: left, ..Terms::NOW })? {
                 Claim::Started(permit) => return Ok(Step::Admitted(permit)),
                 Claim::Place { place, after } => {
                     self.place = Some(place);

@@ -31,6 +31,7 @@ __all__ = [
     "ManualClock",
     "NullLimiter",
     "Permit",
+    "Problem",
     "RateLimiter",
     "SlidingWindowCounterLimiter",
     "Stats",
@@ -65,6 +66,7 @@ class Store:
     def override(self, name: str, policy: str) -> None: ...
     def lift(self, name: str) -> None: ...
     def flush(self) -> None: ...
+    def verify(self, *, repair: bool = False) -> list[Problem]: ...
     @property
     def failures(self) -> int: ...
     @property
@@ -114,6 +116,13 @@ class LimitEvent:
     def wait(self) -> float: ...
     @property
     def error(self) -> Exception | None: ...
+
+@final
+class Problem:
+    @property
+    def found(self) -> str: ...
+    @property
+    def repaired(self) -> bool: ...
 
 @final
 class Stats:

@@ -4,7 +4,7 @@ mod out;
 mod places;
 pub(super) mod text;
 
-use super::line::{Claim, Lined, Seats};
+use super::line::{Claim, Lined, Seats, Terms};
 use super::{Attempt, Limiter, Presented, Reserved, foreign, next_id};
 use crate::decision::Decision;
 use crate::error::{Error, Result};
@@ -283,8 +283,8 @@ fn merge(a: Decision, b: Decision) -> Decision {
 }
 
 impl Lined for CompositeLimiter {
-    fn claim(&self, key: &str, weight: u64, most: Option<Duration>, grace: Duration) -> Result<Claim> {
-        self.do_claim((key, weight), most, grace)
+    fn claim(&self, key: &str, weight: u64, terms: Terms) -> Result<Claim> {
+        self.do_claim((key, weight), terms)
     }
 
     fn start(&self, place: &RawPermit) -> Result<Presented> {

@@ -16,7 +16,7 @@
 use super::out::{Out, Part, State, Wish};
 use super::{Child, CompositeLimiter};
 use crate::error::{Error, Result};
-use crate::limiter::line::{Claim, claim_by_calls};
+use crate::limiter::line::{Claim, Terms, claim_by_calls};
 use crate::limiter::{Attempt, LOOK_AGAIN, Presented, Reserved, null, unsupported};
 use crate::permit::RawPermit;
 use crate::waiting::MayWait;
@@ -259,16 +259,11 @@ impl CompositeLimiter {
     }
 
     /// What a line asks.
-    pub(super) fn do_claim(
-        &self,
-        (key, weight): (&str, u64),
-        most: Option<Duration>,
-        grace: Duration,
-    ) -> Result<Claim> {
+    pub(super) fn do_claim(&self, (key, weight): (&str, u64), terms: Terms) -> Result<Claim> {
         null::check(key, weight)?;
         if let Some(closed) = self.busy(key, weight)? {
             return Ok(Claim::Denied { after: closed.max(LOOK_AGAIN), is_certain: closed > LOOK_AGAIN });
         }
-        claim_by_calls(self, (key, weight), most, grace)
+        claim_by_calls(self, (key, weight), terms)
     }
 }

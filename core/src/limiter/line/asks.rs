@@ -34,12 +34,28 @@ pub enum Claim {
     },
 }
 
+/// What a line takes.
+#[doc(hidden)]
+#[derive(Debug, Clone, Copy)]
+pub struct Terms {
+    /// The longest wait; `None`: however long.
+    pub most: Option<Duration>,
+    /// The least grace of a place.
+    pub grace: Duration,
+    /// A place, also where there is room for a start: one that would start before places that the line holds already.
+    pub as_place: bool,
+}
+
+impl Terms {
+    /// A start, or nothing.
+    pub const NOW: Terms = Terms { most: Some(Duration::ZERO), grace: Duration::ZERO, as_place: false };
+}
+
 /// The part of every limiter that lines use. It counts nothing before the outcome is known.
 #[doc(hidden)]
 pub trait Lined: Send + Sync {
-    /// Starts now, or takes a place if there is one within `most` (`None`: however far). A place has a grace of at least
-    /// `grace`.
-    fn claim(&self, key: &str, weight: u64, most: Option<Duration>, grace: Duration) -> Result<Claim>;
+    /// Starts now, or takes a place if there is one.
+    fn claim(&self, key: &str, weight: u64, terms: Terms) -> Result<Claim>;
 
     /// Starts with a place: [`Limiter::present`], but for what it counts.
     fn start(&self, place: &RawPermit) -> Result<Presented>;
@@ -78,12 +94,12 @@ pub trait Lined: Send + Sync {
 pub(crate) fn claim_by_calls(
     limiter: &dyn Limiter,
     (key, weight): (&str, u64),
-    most: Option<Duration>,
-    grace: Duration,
+    Terms { most, grace, as_place }: Terms,
 ) -> Result<Claim> {
     // Looking first: a denied attempt would count as a denial.
     let seen = limiter.peek(key, weight)?;
     if seen.admitted
+        && !(as_place && limiter.has_places())
         && let Attempt::Admitted(permit) = limiter.attempt(key, weight)?
     {
         return Ok(Claim::Started(permit));

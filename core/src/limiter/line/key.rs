@@ -1,6 +1,6 @@
 //! The waiters of one key.
 
-use super::{Claim, Outcome, Rank};
+use super::{Claim, Outcome, Rank, Terms};
 use crate::error::{Error, Result};
 use crate::limiter::{LOOK_AGAIN, Limiter, Presented, random};
 use crate::permit::RawPermit;
@@ -160,6 +160,12 @@ impl KeyLine {
         self.places.insert(at, Held { place, weight, ready: asked.saturating_add(after).max(before) });
     }
 
+    /// Puts the first place back where it was. Those behind it come no sooner.
+    fn put_back(&mut self, held: Held) {
+        self.places.iter_mut().take_while(|next| next.ready < held.ready).for_each(|next| next.ready = held.ready);
+        self.places.push_front(held);
+    }
+
     /// Removes a waiter that does not wait any longer.
     pub fn leave(&mut self, limiter: &dyn Limiter, rank: Rank) {
         self.remove(limiter, rank);
@@ -314,8 +320,8 @@ impl KeyLine {
             let left = deadline.saturating_sub(now);
             let most = if self.places.is_empty() || is_bounded { left } else { left.min(self.horizon(window)) };
             let patience = (most != Tick::MAX).then(|| from_ticks(most));
-            let grace = self.grace(window);
-            let claim = asked.take().map_or_else(|| pass.limiter.claim(pass.key, weight, patience, grace), Ok);
+            let terms = Terms { most: patience, grace: self.grace(window), as_place: !self.places.is_empty() };
+            let claim = asked.take().map_or_else(|| pass.limiter.claim(pass.key, weight, terms), Ok);
             match claim {
                 Ok(Claim::Started(permit)) => {
                     self.looks = 0;
@@ -382,16 +388,18 @@ impl KeyLine {
                     self.give_back(pass.limiter, fresh);
                     self.ask_at = now;
                 }
+                Ok(Presented::Wait { place: same, after }) if same == place => {
+                    // It was early, or something else has no room: nor has it for the others.
+                    self.put_back(Held { place, weight, ready: now.saturating_add(patience_ticks(after)) });
+                    self.send_away_the_late(pass, now, out);
+                    break;
+                }
                 Ok(Presented::Wait { place: fresh, after }) => {
                     self.hold(fresh, weight, after, (now, pass.now()));
                     self.send_away_the_late(pass, now, out);
-                    if fresh == place {
-                        // Its time has come, but something else has no room: nor has it for the others.
-                        break;
-                    }
                 }
                 Err(Error::WouldWait) => {
-                    self.places.push_front(Held { place, weight, ready });
+                    self.put_back(Held { place, weight, ready });
                     self.is_blocked = true;
                     return;
                 }

@@ -15,7 +15,7 @@ mod key;
 mod seat;
 
 pub(super) use asks::claim_by_calls;
-pub use asks::{Claim, Lined};
+pub use asks::{Claim, Lined, Terms};
 pub use event_loop::{Joined, Line, WaiterId};
 pub use seat::{Seat, Seats, acquire};
 

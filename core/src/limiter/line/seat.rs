@@ -6,7 +6,7 @@
 
 use super::brought::Brought;
 use super::key::{KeyLine, Out, Pass};
-use super::{Claim, Outcome, Rank, Waiter};
+use super::{Claim, Outcome, Rank, Terms, Waiter};
 use crate::error::Result;
 use crate::fork::{self, PerProcess};
 use crate::limiter::{Attempt, Limiter, Step};
@@ -121,7 +121,7 @@ impl Seat {
         if !matches!(self.place, State::New(None)) || limiter.seats().is_used(&self.key) {
             return Ok(None);
         }
-        let (place, started) = match limiter.claim(&self.key, self.weight, Some(Duration::ZERO), Duration::ZERO)? {
+        let (place, started) = match limiter.claim(&self.key, self.weight, Terms::NOW)? {
             Claim::Started(permit) => (State::Over, Some(permit)),
             Claim::Place { place, .. } => (State::New(Some(place)), None),
             Claim::Denied { .. } | Claim::Full { .. } => (State::New(None), None),
@@ -303,7 +303,7 @@ fn at_once(limiter: &dyn Limiter, key: &str, weight: u64) -> Result<Option<Claim
     if limiter.seats().is_used(key) {
         return Ok(None);
     }
-    let claim = limiter.claim(key, weight, Some(Duration::ZERO), Duration::ZERO)?;
+    let claim = limiter.claim(key, weight, Terms::NOW)?;
     if let Claim::Place { place, .. } = claim {
         return limiter.cancel_place(&place).map(|()| None);
     }

@@ -3,7 +3,7 @@
 use super::{InStore, Timed};
 use crate::decision::Decision;
 use crate::error::{Error, Result};
-use crate::limiter::line::{Claim, Lined, Seats};
+use crate::limiter::line::{Claim, Lined, Seats, Terms};
 use crate::limiter::{Attempt, Limiter, Presented, Reserved, own};
 use crate::permit::RawPermit;
 use crate::policy;
@@ -14,8 +14,8 @@ use crate::time::{ManualClock, from_ticks};
 use std::time::{Duration, SystemTime};
 
 impl<T: InStore> Lined for T {
-    fn claim(&self, key: &str, weight: u64, most: Option<Duration>, grace: Duration) -> Result<Claim> {
-        let claimed = self.timed().do_claim((key, weight), most, grace);
+    fn claim(&self, key: &str, weight: u64, terms: Terms) -> Result<Claim> {
+        let claimed = self.timed().do_claim((key, weight), terms);
         self.timed().limit.or_instead(claimed, |is_admitted| match is_admitted {
             true => Claim::Started(self.timed().uncounted(weight)),
             false => Claim::Denied { after: STORE_AGAIN, is_certain: true },

@@ -8,7 +8,7 @@ use crate::algorithm::log::{Ask, Known};
 use crate::atomic::*;
 use crate::decision::Decision;
 use crate::error::{Error, Result};
-use crate::limiter::line::Claim;
+use crate::limiter::line::{Claim, Terms};
 use crate::limiter::{Attempt, LOOK_AGAIN, Presented, Reserved};
 use crate::permit::{MOST_GRACE, RawPermit, TimedPermit};
 use crate::policy::{self, Shape};
@@ -91,18 +91,14 @@ impl Timed {
     }
 
     /// Starts now, or takes a place if there is one soon enough.
-    pub(super) fn do_claim(
-        &self,
-        (key, weight): (&str, u64),
-        most: Option<Duration>,
-        grace: Duration,
-    ) -> Result<Claim> {
+    pub(super) fn do_claim(&self, (key, weight): (&str, u64), terms: Terms) -> Result<Claim> {
+        let Terms { most, grace, as_place } = terms;
         policy::check_some(weight)?;
         let patience = most.map_or(u64::MAX, time::patience_ticks);
         self.limit.with_key(key, |found| {
             let policy = &found.table.policy;
             let grace = policy.grace(weight).max(time::patience_ticks(grace));
-            let ask = Ask { patience, grace, ..Ask::now(policy.windows(), weight, found.gate) };
+            let ask = Ask { patience, grace, reserve: as_place, ..Ask::now(policy.windows(), weight, found.gate) };
             let answer = self.take(found, &ask)?;
             let now = answer.now.floor;
             let after = answer.ready.saturating_sub(now);

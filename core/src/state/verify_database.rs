@@ -1,0 +1,129 @@
+//! What is wrong in a store's database, and its repair. (The lane: `verify.rs`.)
+
+use super::database::{Database, check};
+use super::ledger::MOST_UNITS;
+use super::verify::Problem;
+use crate::error::{Error, Result};
+use crate::policy::{self, Policy};
+use rusqlite::{Transaction, TransactionBehavior};
+use std::path::Path;
+
+/// How many faults SQLite tells of.
+const MOST_TOLD: u32 = 20;
+
+/// Rows of the ledger that cannot be read.
+const UNREADABLE: &str = "length(key_hash) <> 32 OR key_hash GLOB '*[^0-9a-f]*' OR expires_at < started_at
+   OR units NOT BETWEEN 0 AND :most";
+
+impl Database {
+    /// Looks at all of it, and repairs what can be if it is told to. Somebody who reads for long holds up commits.
+    pub fn verify(path: &Path, repair: bool) -> Result<Vec<Problem>> {
+        check(path)?;
+        let mut database = Self::connect(path)?;
+        let mut problems = Vec::new();
+        match database.look(repair, &mut problems) {
+            Err(Error::Damaged { found, .. }) => problems.push(Problem { found, is_repaired: false }),
+            looked => looked?,
+        }
+        Ok(problems)
+    }
+
+    fn look(&mut self, repair: bool, problems: &mut Vec<Problem>) -> Result<()> {
+        let faults = self.faults()?;
+        let is_repaired = repair && !faults.is_empty() && {
+            // Of tables nothing is left to make them from; indexes are made anew.
+            self.connection.execute_batch("REINDEX").map_err(|e| self.explain(e))?;
+            self.faults()?.is_empty()
+        };
+        problems.extend(faults.into_iter().map(|found| Problem { found, is_repaired }));
+        // What has the name of a table may be something that never ends.
+        self.check_tables()?;
+        self.look_at_triggers(repair, problems)?;
+        self.look_at_ledger(repair, problems)?;
+        self.look_at_policies(repair, problems)?;
+        self.identity().map(drop)
+    }
+
+    fn faults(&self) -> Result<Vec<String>> {
+        let read = || -> rusqlite::Result<Vec<String>> {
+            let mut query = self.connection.prepare(&format!("PRAGMA integrity_check({MOST_TOLD})"))?;
+            query.query_map([], |row| row.get(0))?.collect()
+        };
+        let mut faults = read().map_err(|e| self.explain(e))?;
+        faults.retain(|fault| fault != "ok");
+        Ok(faults)
+    }
+
+    fn look_at_triggers(&mut self, repair: bool, problems: &mut Vec<Problem>) -> Result<()> {
+        let names = self.texts("SELECT name FROM sqlite_schema WHERE type = 'trigger'")?;
+        for name in names {
+            if repair {
+                let drop = format!("DROP TRIGGER \"{}\"", name.replace('"', "\"\""));
+                self.connection.execute_batch(&drop).map_err(|e| self.explain(e))?;
+            }
+            let found = format!("a trigger \"{}\", which a store has none of", name.escape_debug());
+            problems.push(Problem { found, is_repaired: repair });
+        }
+        Ok(())
+    }
+
+    fn look_at_ledger(&mut self, repair: bool, problems: &mut Vec<Problem>) -> Result<()> {
+        let count = format!("SELECT count(*) FROM executions WHERE {UNREADABLE}");
+        let counted = self.connection.query_row(&count, &[(":most", &MOST_UNITS)], |row| row.get::<_, i64>(0));
+        let unreadable = counted.map_err(|e| self.explain(e))?;
+        if unreadable > 0 {
+            if repair {
+                let delete = format!("DELETE FROM executions WHERE {UNREADABLE}");
+                self.change(|change| change.execute(&delete, &[(":most", &MOST_UNITS)]).map(drop))?;
+            }
+            let found = format!("{unreadable} rows of the ledger that make no sense");
+            problems.push(Problem { found, is_repaired: repair });
+        }
+        Ok(())
+    }
+
+    /// A policy that nobody can read is declared anew by whoever uses its name.
+    fn look_at_policies(&mut self, repair: bool, problems: &mut Vec<Problem>) -> Result<()> {
+        type Row = (String, String, String, Option<String>);
+        let read = || -> rusqlite::Result<Vec<Row>> {
+            let mut query = self.connection.prepare("SELECT name, kind, policy, override FROM limits ORDER BY name")?;
+            query.query_map([], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?)))?.collect()
+        };
+        for (name, kind, declared, overriding) in read().map_err(|e| self.explain(e))? {
+            let is_readable = match kind.as_str() {
+                "composite" => policy::parse_all(&declared).is_ok(),
+                _ => declared.parse::<Policy>().is_ok(),
+            };
+            let (what, text, mend) = if !is_readable {
+                ("policy", declared, "DELETE FROM limits WHERE name = ?1")
+            } else if let Some(text) = overriding.filter(|text| text.parse::<Policy>().is_err()) {
+                ("override", text, "UPDATE limits SET override = NULL WHERE name = ?1")
+            } else {
+                continue;
+            };
+            if repair {
+                self.decide(|change| change.execute(mend, [&name]).map(drop))?;
+            }
+            let found = format!("limit \"{name}\" has the {what} \"{}\"", text.escape_debug());
+            problems.push(Problem { found, is_repaired: repair });
+        }
+        Ok(())
+    }
+
+    fn change(&mut self, change: impl FnOnce(&Transaction) -> rusqlite::Result<()>) -> Result<()> {
+        let changed = || -> rusqlite::Result<()> {
+            let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+            change(&transaction)?;
+            transaction.commit()
+        };
+        let changed = { changed }();
+        changed.map_err(|e| self.explain(e))
+    }
+
+    fn texts(&self, query: &str) -> Result<Vec<String>> {
+        let read = || -> rusqlite::Result<Vec<String>> {
+            self.connection.prepare(query)?.query_map([], |row| row.get(0))?.collect()
+        };
+        read().map_err(|e| self.explain(e))
+    }
+}
