@@ -271,8 +271,9 @@ impl<'a> Leases<'a> {
     #[inline(always)]
     fn look(&self) -> Result<Seen, Sealed> {
         loop {
+            let early = fault::planted("returned first").then(|| self.returned.load(Acquire));
             let taken = self.taken.load(Acquire);
-            let returned = self.returned.load(Acquire);
+            let returned = early.unwrap_or_else(|| self.returned.load(Acquire));
             let base = self.base.load(Acquire);
             self.is_alive()?;
             if taken & SEAL != 0 {

@@ -336,3 +336,22 @@ fn leases_rewritten_while_one_is_renewed() {
         cells.assert_holds(kept.as_slice(), 2);
     });
 }
+
+/// Two hold one unit each at most, and there are two: nobody is ever denied.
+#[test]
+fn nobody_is_denied_a_free_slot() {
+    model(|| {
+        let cells = Cells::new();
+        let run = |cells: &Cells| {
+            for _ in 0..2 {
+                let (lease, _) = cells.take(1, 2).unwrap().expect("there is room");
+                assert_eq!(cells.leases().give_back(lease), Ok(true));
+            }
+        };
+        let other = cells.clone();
+        let other = thread::spawn(move || run(&other));
+        run(&cells);
+        other.join().unwrap();
+        cells.assert_holds(&[], 2);
+    });
+}

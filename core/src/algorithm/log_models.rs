@@ -407,3 +407,89 @@ fn the_rest_of_a_grace_comes_back_and_no_more() {
         assert!(cells.left(2) <= 1);
     });
 }
+
+/// Whoever helps a dead claimant, and sleeps for a lap, writes over nothing.
+#[test]
+fn a_helper_that_sleeps_for_a_lap_undoes_no_start() {
+    model(|| {
+        let cells = Cells::new(4);
+        let dead = cells.claim_and_die(2, 2).unwrap();
+        let word = cells.ring[0].load(Acquire);
+        let other = cells.clone();
+        let helper = thread::spawn(move || other.log().fill(dead.ticket, word));
+        for _ in 0..2 {
+            cells.time.fetch_add(W, Relaxed);
+            assert!(cells.claim(2, 2, 0).unwrap().is_some());
+        }
+        helper.join().unwrap();
+        assert_eq!(cells.claim(2, 2, 0), Ok(None), "the last unit is gone");
+        assert_eq!(cells.left(2), 0);
+    });
+}
+
+/// Starts beyond the limit within one microsecond: a claim that was held up for two laps of them is no claim.
+#[test]
+fn a_claim_that_sleeps_for_two_laps_fails() {
+    model(|| {
+        let cells = Cells::new(4);
+        let record = |cells: &Cells| {
+            let now = cells.time.load(Relaxed);
+            let windows = [Window { limit: 2, length: W }];
+            let ask = Ask { force: true, ..Ask::now(&windows, 1, 0) };
+            cells.log().claim(&ask, || Now { floor: now, ceil: now }).unwrap().taken.unwrap()
+        };
+        (0..4).for_each(|_| drop(record(&cells)));
+        let other = cells.clone();
+        let claimant = thread::spawn(move || record(&other));
+        (0..7).for_each(|_| drop(record(&cells)));
+        // All of them are another ticket's.
+        let last = claimant.join().unwrap().ticket;
+        let tail = cells.log().find_tail().ticket;
+        assert!(last < tail && tail == 12, "{last} of {tail}");
+    });
+}
+
+/// What a glance tells was so at some moment: here there is always room for one at least.
+#[test]
+fn a_glance_sees_no_starts_of_a_later_lap() {
+    model(|| {
+        let cells = Cells::new(4);
+        let other = cells.clone();
+        let other = thread::spawn(move || {
+            for _ in 0..5 {
+                other.time.fetch_add(W, Relaxed);
+                other.claim(2, 1, 0).unwrap().unwrap();
+            }
+        });
+        let windows = [Window { limit: 2, length: W }];
+        let view = cells.log().view(&Ask::now(&windows, 1, 0), || cells.now()).unwrap();
+        assert!(view.remaining >= 1 && view.ready <= view.now, "{view:?}");
+        other.join().unwrap();
+    });
+}
+
+/// A place that is written anew while somebody presents it starts, or is to be looked for elsewhere: it is not gone.
+#[test]
+fn a_place_that_moves_is_not_gone() {
+    model(|| {
+        let cells = Cells::new(4);
+        let windows = [Window { limit: 1, length: W }];
+        let ask = Ask { reserve: true, grace: W, ..Ask::now(&windows, 1, 0) };
+        let taken = cells.log().claim(&ask, || cells.now()).unwrap().taken.unwrap();
+        let place = Known { ticket: taken.ticket, stamp: taken.stamp, weight: 1 };
+        let other = cells.clone();
+        let life = cells.life.load(Acquire);
+        let presenter = thread::spawn(move || {
+            let now = other.now();
+            other.log_in(life).present(place, W, now)
+        });
+        let copy = Cells::new(4);
+        copy.take_over(&cells, |_| {});
+        // These cells are another key's, or the same one's again.
+        cells.take_over(&copy, |_| {});
+        let answer = presenter.join().unwrap();
+        assert_ne!(answer, Ok(None));
+        let is_left = cells.log().present(place, W, cells.now()).unwrap().is_some();
+        assert_eq!(is_left, answer == Err(Sealed), "{answer:?}");
+    });
+}
