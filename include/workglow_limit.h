@@ -575,18 +575,27 @@ int wgl_store_load(const wgl_store *store,
                    const char *path);
 
 // Puts an operator's policy above what programs declare under this name, at once, for all who share the store, until
-// wgl_store_lift. `policy` is a text such as "200/1m", "100/1m + 5/1s" or "5 concurrent".
+// wgl_store_lift. `policy` is a text such as "200/1m", "100/1m + 5/1s" or "5 concurrent". With `key` (`key_len` bytes),
+// only for that key, such as a tenant's plan: it stands above the limit's policy, also if nobody has used the key yet. With
+// NULL, 0, for all keys that have none of their own.
 //
 // Fails with WGL_UNKNOWN_LIMIT for a name that is not declared, WGL_KIND_MISMATCH for a policy of another kind,
-// WGL_INVALID_ARGUMENT for a text that is no policy, or with a store error.
+// WGL_INVALID_ARGUMENT for a text that is no policy or a key that is empty or too long, or with a store error.
 int wgl_store_override(const wgl_store *store,
                        const char *name,
-                       const char *policy);
+                       const char *policy,
+                       const char *key,
+                       size_t key_len);
 
-// Takes the operator's policy away: what was declared last holds again. A no-op where there is none.
+// Takes the operator's policy away: what was declared last holds again. With `key`, that key's own: it lives by the limit's
+// policy again; with NULL, 0 the limit's, and keys keep theirs. A no-op where there is none.
 //
-// Fails with WGL_UNKNOWN_LIMIT for a name that is not declared, or with a store error.
-int wgl_store_lift(const wgl_store *store, const char *name);
+// Fails with WGL_UNKNOWN_LIMIT for a name that is not declared, WGL_INVALID_ARGUMENT for a key that is empty or too long, or
+// with a store error.
+int wgl_store_lift(const wgl_store *store,
+                   const char *name,
+                   const char *key,
+                   size_t key_len);
 
 // Writes to the database now what it does not have yet of what was admitted: before a planned power-off, say. A no-op
 // for memory:.

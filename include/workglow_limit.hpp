@@ -120,6 +120,13 @@ inline const char *text(const char *parameter, const std::string &text) {
     return text.c_str();
 }
 
+/// The key that is meant; without one, all of a limit, which C says by NULL.
+inline std::pair<const char *, std::size_t> key_or_limit(std::optional<std::string_view> key) {
+    if (!key)
+        return {nullptr, 0};
+    return {key->data() == nullptr ? "" : key->data(), key->size()};
+}
+
 inline wgl_waiter_options waiter_options(std::uint64_t weight, Duration timeout, std::int32_t priority) {
     wgl_waiter_options options = WGL_WAITER_OPTIONS_INIT;
     options.weight = weight;
@@ -628,12 +635,19 @@ public:
     /// Declares the limits of a TOML file, all or none.
     void load(const std::string &path) const { detail::ok(wgl_store_load(get(), detail::text("path", path))); }
 
-    /// Puts an operator's policy above what programs declare, at once, for all who share the store, until it is lifted.
-    void override(const std::string &name, const std::string &policy) const {
-        detail::ok(wgl_store_override(get(), detail::text("name", name), detail::text("policy", policy)));
+    /// Puts an operator's policy above what programs declare, at once, for all who share the store, until it is lifted. With
+    /// a key only for that one, such as a tenant's plan, whether anybody has used it or not.
+    void override(const std::string &name, const std::string &policy,
+                  std::optional<std::string_view> key = std::nullopt) const {
+        const auto [bytes, length] = detail::key_or_limit(key);
+        detail::ok(
+            wgl_store_override(get(), detail::text("name", name), detail::text("policy", policy), bytes, length));
     }
-    /// Takes it away: what was declared last holds again.
-    void lift(const std::string &name) const { detail::ok(wgl_store_lift(get(), detail::text("name", name))); }
+    /// Takes it away: what was declared last holds again; with a key, what holds for the limit.
+    void lift(const std::string &name, std::optional<std::string_view> key = std::nullopt) const {
+        const auto [bytes, length] = detail::key_or_limit(key);
+        detail::ok(wgl_store_lift(get(), detail::text("name", name), bytes, length));
+    }
 
     /// Writes to the database now what it does not have yet of what was admitted.
     void flush() const { detail::ok(wgl_store_flush(get())); }

@@ -38,16 +38,17 @@ fn cases(file: &Path) -> Vec<Case> {
 }
 
 /// Every child of a case on one store, which a manual clock drives.
-fn limiter(case: &Case, url: &str, clock: &ManualClock) -> Arc<dyn Limiter> {
+fn limiter(case: &Case, url: &str, clock: &ManualClock) -> (Store, Arc<dyn Limiter>) {
     let mut options = StoreOptions::default();
     options.clock = Some(clock.clone());
     let store = Store::with_options(url, options).unwrap();
     let one = |(i, words): (usize, &Vec<String>)| child(&store, &format!("limit-{}", i + 1), words);
     let mut children: Vec<_> = case.limiters.iter().enumerate().map(one).collect();
-    match children.len() {
+    let limiter = match children.len() {
         1 => children.remove(0),
         _ => Arc::new(CompositeLimiter::new(children)),
-    }
+    };
+    (store, limiter)
 }
 
 /// The limiter of one line, by the constructor of its kind.
@@ -166,7 +167,7 @@ fn answer_of(decision: &Decision) -> Answer {
 
 fn run(case: &Case, url: &str) -> usize {
     let clock = ManualClock::new();
-    let limiter = limiter(case, url, &clock);
+    let (store, limiter) = limiter(case, url, &clock);
     let mut permits: HashMap<String, RawPermit> = HashMap::new();
     for (line, step) in &case.steps {
         let (call, wanted) = step.split_once("=>").unwrap_or((step, ""));
@@ -176,6 +177,7 @@ fn run(case: &Case, url: &str) -> usize {
         let name = words.next().unwrap();
         let arguments: HashMap<&str, &str> = words.map(|w| w.split_once('=').unwrap()).collect();
         let key = arguments.get("key").copied().unwrap_or("");
+        let of = arguments.get("of").copied().unwrap_or("limit-1");
         let weight = arguments.get("weight").map_or(1, |w| w.parse().unwrap());
         let span = || Duration::from_micros(arguments["for"].parse().unwrap());
         let mut taken = None;
@@ -251,6 +253,18 @@ fn run(case: &Case, url: &str) -> usize {
                 "record_job_start" => limiter.record_job_start(key).map(|()| Answer::new())?,
                 "record_job_completion" => limiter.record_job_completion(key).map(|()| Answer::new())?,
                 "clear" => limiter.clear(key).map(|()| Answer::new())?,
+                "override" => {
+                    let policy = arguments["policy"].replace('_', " ");
+                    match arguments.get("key") {
+                        None => store.override_text(of, &policy)?,
+                        Some(key) => store.override_key(of, &policy, key)?,
+                    }
+                    Answer::new()
+                }
+                "lift" => {
+                    arguments.get("key").map_or_else(|| store.lift(of), |key| store.lift_key(of, key))?;
+                    Answer::new()
+                }
                 "pause" => limiter.pause(key, span()).map(|()| Answer::new())?,
                 other => panic!("line {line}: no call {other}"),
             })

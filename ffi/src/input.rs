@@ -49,6 +49,16 @@ pub(crate) unsafe fn key<'a>(key: *const c_char, len: usize) -> Result<&'a str> 
     unsafe { sized_text("key", key, len, LONGEST_NAME) }
 }
 
+/// The key that is meant, or with NULL all of a limit.
+///
+/// # Safety
+/// `key` points to `len` bytes that live as long as the answer is used.
+pub(crate) unsafe fn key_or_limit<'a>(key: *const c_char, len: usize) -> Result<Option<&'a str>> {
+    // SAFETY: the caller's promise.
+    let text = unsafe { self::key(key, len) }?;
+    Ok((!key.is_null()).then_some(text))
+}
+
 /// A text with a length, of at most so many bytes.
 ///
 /// # Safety

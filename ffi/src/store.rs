@@ -1,7 +1,7 @@
 //! Stores.
 
 use crate::clock::wgl_manual_clock;
-use crate::input::{Sized32, given, hand_out, invalid, options, text};
+use crate::input::{Sized32, given, hand_out, invalid, key_or_limit, options, text};
 use crate::status::{WGL_OK, guard};
 use std::ffi::{c_char, c_int};
 use std::mem::MaybeUninit;
@@ -140,33 +140,50 @@ pub unsafe extern "C" fn wgl_store_load(store: Option<&wgl_store>, path: *const 
 }
 
 /// Puts an operator's policy above what programs declare under this name, at once, for all who share the store, until
-/// wgl_store_lift. `policy` is a text such as "200/1m", "100/1m + 5/1s" or "5 concurrent".
+/// wgl_store_lift. `policy` is a text such as "200/1m", "100/1m + 5/1s" or "5 concurrent". With `key` (`key_len` bytes),
+/// only for that key, such as a tenant's plan: it stands above the limit's policy, also if nobody has used the key yet. With
+/// NULL, 0, for all keys that have none of their own.
 ///
 /// Fails with WGL_UNKNOWN_LIMIT for a name that is not declared, WGL_KIND_MISMATCH for a policy of another kind,
-/// WGL_INVALID_ARGUMENT for a text that is no policy, or with a store error.
+/// WGL_INVALID_ARGUMENT for a text that is no policy or a key that is empty or too long, or with a store error.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wgl_store_override(
     store: Option<&wgl_store>,
     name: *const c_char,
     policy: *const c_char,
+    key: *const c_char,
+    key_len: usize,
 ) -> c_int {
     guard(|| {
         let store = given("store", store)?;
         // SAFETY: the caller's promise.
         let (name, policy) = unsafe { (text("name", name)?, text("policy", policy)?) };
-        store.0.override_text(name, policy)?;
+        // SAFETY: as above.
+        match unsafe { key_or_limit(key, key_len) }? {
+            None => store.0.override_text(name, policy)?,
+            Some(key) => store.0.override_key(name, policy, key)?,
+        }
         Ok(WGL_OK)
     })
 }
 
-/// Takes the operator's policy away: what was declared last holds again. A no-op where there is none.
+/// Takes the operator's policy away: what was declared last holds again. With `key`, that key's own: it lives by the limit's
+/// policy again; with NULL, 0 the limit's, and keys keep theirs. A no-op where there is none.
 ///
-/// Fails with WGL_UNKNOWN_LIMIT for a name that is not declared, or with a store error.
+/// Fails with WGL_UNKNOWN_LIMIT for a name that is not declared, WGL_INVALID_ARGUMENT for a key that is empty or too long, or
+/// with a store error.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn wgl_store_lift(store: Option<&wgl_store>, name: *const c_char) -> c_int {
+pub unsafe extern "C" fn wgl_store_lift(
+    store: Option<&wgl_store>,
+    name: *const c_char,
+    key: *const c_char,
+    key_len: usize,
+) -> c_int {
     guard(|| {
+        let store = given("store", store)?;
         // SAFETY: the caller's promise.
-        given("store", store)?.0.lift(unsafe { text("name", name) }?)?;
+        let (name, key) = unsafe { (text("name", name)?, key_or_limit(key, key_len)?) };
+        key.map_or_else(|| store.0.lift(name), |key| store.0.lift_key(name, key))?;
         Ok(WGL_OK)
     })
 }

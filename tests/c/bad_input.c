@@ -66,11 +66,16 @@ static void null_pointers(void) {
     REFUSED(WGL_INVALID_ARGUMENT, "text is NULL", wgl_permit_from_text(limiter, NULL, 0, &permit));
     REFUSED(WGL_INVALID_ARGUMENT, "text is NULL", wgl_permit_from_text(limiter, NULL, 8, &permit));
     REFUSED(WGL_INVALID_ARGUMENT, "permit is NULL", wgl_permit_from_text(limiter, "x", 1, NULL));
-    REFUSED(WGL_INVALID_ARGUMENT, "store is NULL", wgl_store_override(NULL, "limit", "5/1m"));
-    REFUSED(WGL_INVALID_ARGUMENT, "name is NULL", wgl_store_override(store, NULL, "5/1m"));
-    REFUSED(WGL_INVALID_ARGUMENT, "policy is NULL", wgl_store_override(store, "limit", NULL));
-    REFUSED(WGL_INVALID_ARGUMENT, "store is NULL", wgl_store_lift(NULL, "limit"));
-    REFUSED(WGL_INVALID_ARGUMENT, "name is NULL", wgl_store_lift(store, NULL));
+    REFUSED(WGL_INVALID_ARGUMENT, "store is NULL", wgl_store_override(NULL, "limit", "5/1m", NULL, 0));
+    REFUSED(WGL_INVALID_ARGUMENT, "name is NULL", wgl_store_override(store, NULL, "5/1m", NULL, 0));
+    REFUSED(WGL_INVALID_ARGUMENT, "policy is NULL", wgl_store_override(store, "limit", NULL, NULL, 0));
+    REFUSED(WGL_INVALID_ARGUMENT, "store is NULL", wgl_store_lift(NULL, "limit", NULL, 0));
+    REFUSED(WGL_INVALID_ARGUMENT, "name is NULL", wgl_store_lift(store, NULL, NULL, 0));
+    REFUSED(WGL_INVALID_ARGUMENT, "key is NULL", wgl_store_override(store, "limit", "5/1m", NULL, 1));
+    REFUSED(WGL_INVALID_ARGUMENT, "key is empty", wgl_store_override(store, "limit", "5/1m", "", 0));
+    REFUSED(WGL_INVALID_ARGUMENT, "key is not UTF-8", wgl_store_override(store, "limit", "5/1m", "\xff", 1));
+    REFUSED(WGL_INVALID_ARGUMENT, "key is NULL", wgl_store_lift(store, "limit", NULL, 1));
+    REFUSED(WGL_INVALID_ARGUMENT, "key is empty", wgl_store_lift(store, "limit", "", 0));
     REFUSED(WGL_INVALID_ARGUMENT, "store is NULL", wgl_store_flush(NULL));
     REFUSED(WGL_INVALID_ARGUMENT, "url is NULL", wgl_store_verify(NULL, NULL, 0, text, sizeof text, &length));
     REFUSED(WGL_INVALID_URL, "nonsense", wgl_store_verify("nonsense:", NULL, 0, text, sizeof text, &length));
@@ -206,9 +211,9 @@ static void windows(void) {
 static void policies(void) {
     const char *bad[] = {"", "5", "5/", "/1m", "5/1y", "-5/1m", "0/1m", "5/1m +", "5 concurrently", "\xff"};
     for (int i = 0; i < 10; i++)
-        REFUSED(WGL_INVALID_ARGUMENT, "expected", wgl_store_override(store, "limit", bad[i]));
-    REFUSED(WGL_INVALID_ARGUMENT, "name is not UTF-8", wgl_store_override(store, "\xff", "5/1m"));
-    REFUSED(WGL_INVALID_ARGUMENT, "name is not UTF-8", wgl_store_lift(store, "\xff"));
+        REFUSED(WGL_INVALID_ARGUMENT, "expected", wgl_store_override(store, "limit", bad[i], NULL, 0));
+    REFUSED(WGL_INVALID_ARGUMENT, "name is not UTF-8", wgl_store_override(store, "\xff", "5/1m", NULL, 0));
+    REFUSED(WGL_INVALID_ARGUMENT, "name is not UTF-8", wgl_store_lift(store, "\xff", NULL, 0));
     uint32_t bad_choices[] = {3, UINT32_MAX};
     for (int i = 0; i < 2; i++) {
         wgl_store *new_store = NULL;

@@ -297,10 +297,10 @@ static void policies_by_an_operator(void) {
     wgl_limiter *limiter;
     wgl_permit permit;
     MUST(tokens("overridden", &limiter));
-    IS(WGL_KIND_MISMATCH, wgl_store_override(store, "overridden", "3 concurrent"));
-    IS(WGL_OK, wgl_store_override(store, "overridden", "10/1s burst 7"));
+    IS(WGL_KIND_MISMATCH, wgl_store_override(store, "overridden", "3 concurrent", NULL, 0));
+    IS(WGL_OK, wgl_store_override(store, "overridden", "10/1s burst 7", NULL, 0));
     IS(WGL_OK, wgl_try_acquire(limiter, NULL, 0, 7, &permit, NULL));
-    IS(WGL_OK, wgl_store_lift(store, "overridden"));
+    IS(WGL_OK, wgl_store_lift(store, "overridden", NULL, 0));
     IS(WGL_WEIGHT_EXCEEDS_CAPACITY, wgl_try_acquire(limiter, NULL, 0, 7, &permit, NULL));
     wgl_limiter_free(limiter);
 }

@@ -302,22 +302,39 @@ static void several_windows(const char *scheme) {
     end();
 }
 
+// A policy of one key, which nobody has used yet, and which is not the key that it is a part of.
+static void a_tenant_has_a_plan(void) {
+    wgl_decision decision = WGL_DECISION_INIT;
+    IS(WGL_UNKNOWN_LIMIT, wgl_store_override(store, "nothing", "7/1s", "tenant", 6));
+    IS(WGL_KIND_MISMATCH, wgl_store_override(store, "api", "7 concurrent", "tenant", 6));
+    IS(WGL_OK, wgl_store_override(store, "api", "7/1s", "tenant-2", 6));
+    IS(WGL_OK, wgl_peek(limiter, "tenant", 6, 1, &decision));
+    CHECK(decision.limit == 7, "on %s: the tenant's limit is %d", url, (int)decision.limit);
+    IS(WGL_OK, wgl_peek(limiter, "tenant-2", 8, 1, &decision));
+    CHECK(decision.limit == 1, "on %s: another tenant's limit is %d", url, (int)decision.limit);
+    IS(WGL_OK, wgl_store_lift(store, "api", "nobody", 6));
+    IS(WGL_OK, wgl_store_lift(store, "api", "tenant", 6));
+    IS(WGL_OK, wgl_peek(limiter, "tenant", 6, 1, &decision));
+    CHECK(decision.limit == 1, "on %s: lifted, it is %d", url, (int)decision.limit);
+}
+
 static void an_operator_overrides(const char *scheme) {
     wgl_limiter *restarted;
     wgl_rate_limiter_options rate = WGL_RATE_LIMITER_OPTIONS_INIT;
     begin(scheme, 1);
     rate.max_executions = 1;
     rate.window_ns = 1000 * MS;
-    IS(WGL_UNKNOWN_LIMIT, wgl_store_override(store, "nothing", "3/1s"));
-    IS(WGL_UNKNOWN_LIMIT, wgl_store_lift(store, "nothing"));
-    IS(WGL_KIND_MISMATCH, wgl_store_override(store, "api", "3 concurrent"));
-    IS(WGL_OK, wgl_store_lift(store, "api"));
-    IS(WGL_OK, wgl_store_override(store, "api", "3/1s"));
+    IS(WGL_UNKNOWN_LIMIT, wgl_store_override(store, "nothing", "3/1s", NULL, 0));
+    IS(WGL_UNKNOWN_LIMIT, wgl_store_lift(store, "nothing", NULL, 0));
+    IS(WGL_KIND_MISMATCH, wgl_store_override(store, "api", "3 concurrent", NULL, 0));
+    IS(WGL_OK, wgl_store_lift(store, "api", NULL, 0));
+    IS(WGL_OK, wgl_store_override(store, "api", "3/1s", NULL, 0));
     CHECK(remaining() == 3, "on %s: %d left", url, (int)remaining());
     MUST(wgl_rate_limiter_new(store, "api", &rate, &restarted));
     CHECK(remaining() == 3, "on %s: %d left, what is declared does not undo it", url, (int)remaining());
-    IS(WGL_OK, wgl_store_lift(store, "api"));
+    IS(WGL_OK, wgl_store_lift(store, "api", NULL, 0));
     CHECK(remaining() == 1, "on %s: %d left", url, (int)remaining());
+    a_tenant_has_a_plan();
     IS(WGL_OK, wgl_store_flush(store));
     wgl_limiter_free(restarted);
     end();

@@ -289,6 +289,16 @@ static void step(const char *file, int line, char *text) {
         status = wgl_record_job_completion(now.limiter, key, length);
     } else if (strcmp(call, "clear") == 0) {
         status = wgl_clear(now.limiter, key, length);
+    } else if (strcmp(call, "override") == 0 || strcmp(call, "lift") == 0) {
+        const char *of = argument(words, arguments, "of"), *given = argument(words, arguments, "policy");
+        char policy[128];
+        snprintf(policy, sizeof policy, "%s", given == NULL ? "" : given);
+        for (char *c = policy; *c != '\0'; c++)
+            if (*c == '_')
+                *c = ' ';
+        of = of == NULL ? "limit-1" : of;
+        status = call[0] == 'o' ? wgl_store_override(now.store, of, policy, key, length)
+                                : wgl_store_lift(now.store, of, key, length);
     } else if (strcmp(call, "pause") == 0) {
         status = wgl_pause(now.limiter, key, length, span_ns);
     } else {

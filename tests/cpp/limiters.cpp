@@ -109,6 +109,10 @@ static void operators(const Bench &bench, const Directory &dir) {
     CHECK(limiter.peek().limit == 5, "an operator's policy");
     bench.store.lift("overridden");
     CHECK(limiter.peek().limit == 2, "lifted");
+    bench.store.override("overridden", "7/1s", "tenant");
+    CHECK(limiter.peek("tenant").limit == 7 && limiter.peek("other").limit == 2, "a tenant's policy");
+    bench.store.lift("overridden", "tenant");
+    CHECK(limiter.peek("tenant").limit == 2, "lifted");
     CHECK(limiter.stats().policy_changes >= 2, "counted");
 
     std::FILE *file = std::fopen((dir / "limits.toml").c_str(), "w");

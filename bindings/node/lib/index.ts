@@ -33,5 +33,5 @@ export type { Duration } from "./input.js";
 export { Limiter } from "./limiter.js";
 export { FlowControl, type FlowControlOptions } from "./named.js";
 export { Permit } from "./permit.js";
-export { ManualClock, type Problem, Store, type StoreOptions } from "./store.js";
+export { type KeyOptions, ManualClock, type Problem, Store, type StoreOptions } from "./store.js";
 export { type ToWorkglowOptions, toWorkglow, type WorkglowLimiter } from "./workglow.js";

@@ -30,8 +30,8 @@ interface Native {
   ): NativeStore;
   openStore(store: NativeStore): Promise<void>;
   names(store: NativeStore): Promise<string[]>;
-  overrideLimit(store: NativeStore, name: string, policy: string): Promise<void>;
-  lift(store: NativeStore, name: string): Promise<void>;
+  overrideLimit(store: NativeStore, name: string, policy: string, key?: string): Promise<void>;
+  lift(store: NativeStore, name: string, key?: string): Promise<void>;
   flush(store: NativeStore): Promise<void>;
   verify(store: NativeStore, repair: boolean): Promise<string[]>;
   tellCounts(store: NativeStore): void;

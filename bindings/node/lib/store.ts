@@ -9,6 +9,17 @@ import { FlowControl, byName } from "./named.js";
 import { type NativeClock, type NativeStore, native } from "./native.js";
 import { Bell } from "./waiting.js";
 
+/** Which key is meant. */
+export interface KeyOptions {
+  /** One key. Without, the limit and all keys that have no policy of their own. */
+  key?: string | undefined;
+}
+
+function keyIn(options: KeyOptions): string | undefined {
+  checkOptions(options, ["key"]);
+  return options.key === undefined ? undefined : unicode("key", options.key);
+}
+
 /** A clock for tests: it stands still until it is advanced, and wakes those who wait by it. */
 export class ManualClock {
   /** @internal */
@@ -127,14 +138,19 @@ export class Store {
   /**
    * Puts an operator's policy, such as "200/1m" or "100/1m + 5/1s", above what programs declare under a name: at once, for
    * all who share the store, until it is lifted. Of a limit of several kinds, each policy stands above the part of its kind.
+   * With a key, only for that one, such as a tenant's plan, whether anybody has used it or not.
    */
-  async override(name: string, policy: string): Promise<void> {
-    await native.overrideLimit(this._native, unicode("name", name), unicode("policy", policy)).catch(rethrow);
+  async override(name: string, policy: string, options: KeyOptions = {}): Promise<void> {
+    const [limit, above, key] = [unicode("name", name), unicode("policy", policy), keyIn(options)];
+    await native.overrideLimit(this._native, limit, above, key).catch(rethrow);
   }
 
-  /** Takes the operator's policy away: what was declared last holds again. A no-op where there is none. */
-  async lift(name: string): Promise<void> {
-    await native.lift(this._native, unicode("name", name)).catch(rethrow);
+  /**
+   * Takes the operator's policy away: what was declared last holds again. With a key, that key's own: it lives by the limit's
+   * again. A no-op where there is none.
+   */
+  async lift(name: string, options: KeyOptions = {}): Promise<void> {
+    await native.lift(this._native, unicode("name", name), keyIn(options)).catch(rethrow);
   }
 
   /** Writes to the database now what it does not have yet of what was admitted. A no-op for "memory:". */

@@ -151,18 +151,29 @@ pub fn names(store: &External<Store>) -> AsyncTask<Pooled<Vec<String>>> {
     AsyncTask::new(Pooled(Box::new(move || store.names())))
 }
 
-/// Puts an operator's policy above what is declared under a name.
+/// Puts an operator's policy above what is declared under a name, or for one key.
 #[napi]
-pub fn override_limit(store: &External<Store>, name: String, policy: String) -> AsyncTask<Pooled<()>> {
+pub fn override_limit(
+    store: &External<Store>,
+    name: String,
+    policy: String,
+    key: Option<String>,
+) -> AsyncTask<Pooled<()>> {
     let store = Store::clone(store);
-    AsyncTask::new(Pooled(Box::new(move || store.override_text(&name, &policy))))
+    AsyncTask::new(Pooled(Box::new(move || match &key {
+        None => store.override_text(&name, &policy),
+        Some(key) => store.override_key(&name, &policy, key),
+    })))
 }
 
 /// Takes it away.
 #[napi]
-pub fn lift(store: &External<Store>, name: String) -> AsyncTask<Pooled<()>> {
+pub fn lift(store: &External<Store>, name: String, key: Option<String>) -> AsyncTask<Pooled<()>> {
     let store = Store::clone(store);
-    AsyncTask::new(Pooled(Box::new(move || store.lift(&name))))
+    AsyncTask::new(Pooled(Box::new(move || match &key {
+        None => store.lift(&name),
+        Some(key) => store.lift_key(&name, key),
+    })))
 }
 
 /// Writes to the database what it does not have yet.

@@ -173,6 +173,12 @@ test("overrides", async () => {
     await assert.rejects(store.override("limit", bad), about("policy"));
     await assert.rejects(store.lift(bad), about("name"));
   }
+  for (const key of [null, 5, {}, "", "\ud800", "k".repeat(1025)]) {
+    await assert.rejects(store.override("limit", "1/1s", { key }), about("key"));
+    await assert.rejects(store.lift("limit", { key }), about("key"));
+  }
+  await assert.rejects(store.override("limit", "1/1s", "key"), about("options"));
+  await assert.rejects(store.lift("limit", { kee: "x" }), about("options"));
   for (const policy of ["", "5", "5/", "/1s", "5/1y", "-5/1s", "5/1s +", "many"]) {
     await assert.rejects(store.override("limit", policy), about("policy"));
   }

@@ -27,6 +27,27 @@ test("an override stands above what code declares, until it is lifted", async (t
   }
 });
 
+test("a key may have a policy of its own", async (t) => {
+  for (const url of ["memory:", `sqlite:${directory(t)}/keys.db`]) {
+    const { store, limiter } = manual(package_, 2, 60, "mail", url);
+    limiter.peek();
+    assert.equal(await store.override("mail", "5/1m", { key: "tenant" }), undefined);
+    await store.override("mail", "3/1m", {});
+    const limits = () => ["tenant", "other", undefined].map((key) => limiter.peek({ key }).limit);
+    assert.deepEqual(limits(), [5, 3, 3]);
+    assert.ok(limiter.tryAcquire({ key: "tenant", weight: 5 }));
+    await store.override("mail", "4/1m", { key: "tenant" });
+    assert.equal(limiter.decide({ key: "tenant" }).admitted, false);
+    assert.deepEqual(limits(), [4, 3, 3]);
+    await store.lift("mail");
+    assert.deepEqual(limits(), [4, 2, 2]);
+    for (let i = 0; i < 2; i++) {
+      assert.equal(await store.lift("mail", { key: "tenant" }), undefined);
+      assert.deepEqual(limits(), [2, 2, 2]);
+    }
+  }
+});
+
 test("an override of several kinds is all or nothing", async (t) => {
   for (const url of ["memory:", `sqlite:${directory(t)}/limits.db`]) {
     const store = new Store(url);

@@ -82,6 +82,8 @@ export async function places(signal: AbortSignal): Promise<string> {
 export async function operators(): Promise<number> {
   await store.override("x", "100/1m + 5/1s");
   await store.lift("x");
+  await store.override("x", "100/1m", { key: "tenant" });
+  await store.lift("x", { key: "tenant" });
   await store.flush();
   return store.failures;
 }

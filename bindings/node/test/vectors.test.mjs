@@ -115,8 +115,7 @@ const KINDS = {
 
 const windowOf = (max, us) => ({ maxExecutions: Number(max), windowSizeInSeconds: us / 1e6 });
 
-function limiterOf(limiters, url, clock) {
-  const store = new Store(url, { clock });
+function limiterOf(limiters, store) {
   const made = limiters.map(([kind, ...given], i) => {
     assert.ok(Object.hasOwn(KINDS, kind), `no kind ${kind}`);
     return KINDS[kind](store, `limit-${i + 1}`, given);
@@ -136,7 +135,7 @@ const told = (d) => ({
   by: String(d.deniedBy).replaceAll(" ", "_"),
 });
 
-async function answer(limiter, { call, given }, permits) {
+async function answer(store, limiter, { call, given }, permits) {
   const { key } = given;
   const weight = given.weight === undefined ? undefined : Number(given.weight);
   const keep = (permit) => void (given.as !== undefined && permit !== null && permits.set(given.as, permit));
@@ -191,6 +190,10 @@ async function answer(limiter, { call, given }, permits) {
       const counts = { admitted, denied, wanted, granted, waited, cancelled };
       return Object.fromEntries(Object.entries(counts).map(([field, count]) => [field, String(count)]));
     }
+    case "override":
+      return store.override(given.of ?? "limit-1", given.policy.replaceAll("_", " "), { key });
+    case "lift":
+      return store.lift(given.of ?? "limit-1", { key });
     case "pause":
       return limiter.pause(`${given.for}us`, key);
     case "record_job_start":
@@ -206,7 +209,8 @@ async function answer(limiter, { call, given }, permits) {
 
 async function run({ limiters, steps }, url) {
   const clock = new ManualClock();
-  const limiter = limiterOf(limiters, url, clock);
+  const store = new Store(url, { clock });
+  const limiter = limiterOf(limiters, store);
   const permits = new Map();
   let time = 0;
   for (const step of steps) {
@@ -215,7 +219,7 @@ async function run({ limiters, steps }, url) {
     time = step.at;
     let got;
     try {
-      got = (await answer(limiter, step, permits)) ?? {};
+      got = (await answer(store, limiter, step, permits)) ?? {};
     } catch (error) {
       if (error.code === undefined || error.code === "ERR_ASSERTION") throw error;
       got = { error: error.code };

@@ -1,6 +1,6 @@
 //! Where limits live.
 
-use crate::argument::{self, Whole, quoting, quoting_given};
+use crate::argument::{self, Whole, quoting_given};
 use crate::clock::ManualClock;
 use crate::error::raised;
 use crate::family::in_store;
@@ -153,18 +153,36 @@ impl Store {
 
     /// Puts an operator's policy, such as "200/1m" or "100/1m + 5/1s", above what programs declare under this name: at
     /// once, for everybody, until it is lifted. Of a limit of several kinds, each policy stands above the part of its kind.
-    #[pyo3(name = "override")]
-    fn override_limit(&self, py: Python<'_>, name: &Bound<'_, PyAny>, policy: &Bound<'_, PyAny>) -> PyResult<()> {
+    /// With a key, only for that one, such as a tenant's plan, whether anybody has used it or not.
+    #[pyo3(name = "override", signature = (name, policy, key=None))]
+    fn override_limit(
+        &self,
+        py: Python<'_>,
+        name: &Bound<'_, PyAny>,
+        policy: &Bound<'_, PyAny>,
+        key: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
         let (limit, above) = (argument::text("name", name)?, argument::text("policy", policy)?);
-        let answer = wait(py, || self.shared.core.override_text(limit, above));
-        self.shared.told(py, limit, answer, |e| quoting(e, &[("name", "name", name), ("policy", "policy", policy)]))
+        let own = key.map_or(Ok(None), argument::key)?;
+        let answer = wait(py, || match own {
+            None => self.shared.core.override_text(limit, above),
+            Some(own) => self.shared.core.override_key(limit, above, own),
+        });
+        let given = [("name", "name", Some(name)), ("policy", "policy", Some(policy)), ("key", "key", key)];
+        self.shared.told(py, limit, answer, |e| quoting_given(e, given))
     }
 
-    /// Takes the operator's policy away: what was declared last holds again. A no-op where there is none.
-    fn lift(&self, py: Python<'_>, name: &Bound<'_, PyAny>) -> PyResult<()> {
+    /// Takes the operator's policy away: what was declared last holds again. With a key, that key's own: it lives by the
+    /// limit's again. A no-op where there is none.
+    #[pyo3(signature = (name, key=None))]
+    fn lift(&self, py: Python<'_>, name: &Bound<'_, PyAny>, key: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
         let limit = argument::text("name", name)?;
-        let answer = wait(py, || self.shared.core.lift(limit));
-        self.shared.told(py, limit, answer, |e| quoting(e, &[("name", "name", name)]))
+        let own = key.map_or(Ok(None), argument::key)?;
+        let answer = wait(py, || match own {
+            None => self.shared.core.lift(limit),
+            Some(own) => self.shared.core.lift_key(limit, own),
+        });
+        self.shared.told(py, limit, answer, |e| quoting_given(e, [("name", "name", Some(name)), ("key", "key", key)]))
     }
 
     /// Writes to the database now what it does not have yet of what was admitted. A no-op for "memory:".

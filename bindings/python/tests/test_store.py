@@ -66,10 +66,38 @@ def test_an_override_of_several_kinds_is_all_or_nothing(url):
     assert limits() == [5, 2]
 
 
+def test_a_key_may_have_a_policy_of_its_own(url):
+    store = Store(url)
+    limiter = rate(store, n=2)
+    limiter.try_acquire()
+    store.override("jobs", "5/1m", key="tenant")
+    store.override("jobs", "3/1m")
+    assert [limiter.peek(key).limit for key in ("tenant", "other", None)] == [5, 3, 3]
+    assert [limiter.try_acquire("tenant") is not None for _ in range(6)] == [True] * 5 + [False]
+    store.override("jobs", "4/1m", "tenant")
+    assert (limiter.decide("tenant").limit, limiter.peek("tenant").admitted) == (4, False)
+    again = Store(url) if url.startswith("sqlite") else store
+    assert again.limiter("jobs").peek("tenant").limit == 4
+    for _ in range(2):
+        again.lift("jobs", key="tenant")
+        assert limiter.peek("tenant").limit == 3
+    store.lift("jobs", None)
+    assert limiter.peek("tenant").limit == 2
+    for wrong in "", "k" * 1025:
+        for call in lambda key: store.override("jobs", "5/1m", key), lambda key: store.lift("jobs", key):
+            with pytest.raises(InvalidArgument, match=f"^key is {re.escape(repr(wrong))[:20]}.*: expected 1 to 1024 bytes|at most"):
+                call(wrong)
+    with pytest.raises(TypeError, match="^key is 5: expected a str, not int$"):
+        store.override("jobs", "5/1m", key=5)
+    with pytest.raises(TypeError, match="^key is 5: expected a str, not int$"):
+        store.lift("jobs", key=5)
+
+
 def test_an_override_of_what_is_not_there(url):
     store = Store(url)
     rate(store).try_acquire()
-    for call in lambda: store.override("mail", "5/1m"), lambda: store.lift("mail"):
+    keyed = [lambda: store.override("mail", "5/1m", "key"), lambda: store.lift("mail", "key")]
+    for call in lambda: store.override("mail", "5/1m"), lambda: store.lift("mail"), *keyed:
         with pytest.raises(UnknownLimit, match="this store knows jobs"):
             call()
     with pytest.raises(KindMismatch):

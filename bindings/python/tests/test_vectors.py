@@ -89,8 +89,7 @@ def span(us):
     return timedelta(microseconds=us)
 
 
-def limiter_of(case, url, clock):
-    store = Store(url, clock=clock)
+def limiter_of(case, store):
 
     def one(number, kind, *words):
         name = f"limit-{number}"
@@ -162,7 +161,7 @@ def ready_after(place):
     return us(min(place.wait for _ in range(5)))
 
 
-def do(limiter, call, arguments, permits):
+def do(store, limiter, call, arguments, permits):
     """One step. Returns its answer, field by field."""
     key, named = arguments.get("key"), arguments.get("permit")
     weight = int(arguments.get("weight", 1))
@@ -220,6 +219,10 @@ def do(limiter, call, arguments, permits):
             return {"": "started"} if permit.started else {"": "wait", "after": ready_after(permit)}
         case "record_job_start" | "record_job_completion" | "clear":
             getattr(limiter, call)(key)
+        case "override":
+            store.override(arguments.get("of", "limit-1"), arguments["policy"].replace("_", " "), key)
+        case "lift":
+            store.lift(arguments.get("of", "limit-1"), key)
         case "pause":
             limiter.pause(length, key)
         case _:
@@ -230,7 +233,8 @@ def do(limiter, call, arguments, permits):
 @pytest.mark.parametrize("case", cases(), ids=lambda case: case.name)
 def test_vector(case, url, cells):
     clock = ManualClock()
-    limiter = limiter_of(case, url, clock)
+    store = Store(url, clock=clock)
+    limiter = limiter_of(case, store)
     now, permits = 0, {}
     assert case.steps
     for where, step in case.steps:
@@ -239,7 +243,7 @@ def test_vector(case, url, cells):
         clock.advance(span(int(at) - now))
         now = int(at)
         try:
-            answer = do(limiter, call, dict(word.split("=") for word in arguments), permits)
+            answer = do(store, limiter, call, dict(word.split("=") for word in arguments), permits)
         except LimitError as error:
             answer = {"error": error.code}
         wanted = dict(word.split("=") if "=" in word else ("", word) for word in wanted.split())

@@ -164,6 +164,8 @@ def stores() -> None:
     store.open()
     assert_type((store.names(), store.load("limits.toml"), store.load(Path("x"))), tuple[list[str], list[str], list[str]])
     store.override("x", "100/1m + 5/1s")
+    store.override("x", "100/1m + 5/1s", key="tenant")
+    store.lift("x", key="tenant")
     store.lift("x")
     store.flush()
     assert_type([(problem.found, problem.repaired) for problem in store.verify(repair=True)], list[tuple[str, bool]])

@@ -199,6 +199,12 @@ pub trait Limiter: line::Lined {
         Ok(None)
     }
 
+    /// The same of a key, which may have a policy of its own.
+    #[doc(hidden)]
+    fn window_of(&self, _key: &str) -> Result<Option<Duration>> {
+        self.window()
+    }
+
     /// Nobody in this process will use that place any more: what is kept for it here is not needed. It still counts, and
     /// goes on where its text went. [`Limiter::complete`] does that too where it was a place.
     #[doc(hidden)]

@@ -360,7 +360,9 @@ impl Home {
 
     /// The same of a key.
     pub fn counts_of_key(&self, table: &Table, key: &str) -> Stats {
-        let Ok(Some(found)) = self.find(table, self.hash(b'k', key)) else { return Stats::default() };
+        // Of a key on a plan also while it has no cells.
+        let hash = self.hash(b'k', key);
+        let Ok((_, found)) = self.probe(table, self.segment_of(table, hash), hash) else { return Stats::default() };
         let mut counts = [0; OF_A_LIMIT];
         for (count, word) in counts.iter_mut().zip(key_word::COUNTS) {
             *count = self.arena.word(found.at + word).load(Relaxed);

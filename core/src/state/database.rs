@@ -223,10 +223,10 @@ impl Database {
 
     pub(super) fn check_tables(&self) -> Result<()> {
         let look = "SELECT count(*) FROM sqlite_schema WHERE type = 'table'
-                    AND name IN ('store', 'limits', 'executions', 'usage')";
+                    AND name IN ('store', 'limits', 'keys', 'executions', 'usage')";
         match self.count(look)? {
-            4 => Ok(()),
-            tables => Err(self.damaged(format!("{tables} of the 4 tables of a store"))),
+            5 => Ok(()),
+            tables => Err(self.damaged(format!("{tables} of the 5 tables of a store"))),
         }
     }
 

@@ -4,6 +4,7 @@
 //! rate is the same limit, `NAME` before and `NAME/rate` after. The database decides, in one transaction, and the lane
 //! follows (`follow.rs`).
 
+use super::follow::Follows;
 use super::locked::Locked;
 use super::session::Session;
 use super::url::Address;
@@ -162,9 +163,13 @@ impl Session {
         for part in parts().filter(|part| part.from != part.name) {
             locked.find_limit(&part.name).map_or(Ok(()), |stale| locked.retire(stale))?;
         }
-        let limits: Vec<_> = parts().map(|part| (part.name.as_str(), part.now().current())).collect();
+        let limits = parts().map(|part| Follows::Limit(&part.name, part.now().current()));
+        let dropped = changes.iter().flat_map(|change| &change.dropped);
+        let lifted = dropped.map(|name| self.keys_of(name)).collect::<Result<Vec<_>>>()?.concat();
+        let lifted = lifted.iter().map(|(name, key)| Follows::Key(name, key, None));
+        let all: Vec<Follows> = limits.chain(lifted).collect();
         let budget = |policy| locked.budget(policy);
-        self.decide(locked, &limits, |rare| rare.note(&changes), |database| database.note(&changes, budget))
+        self.decide(locked, &all, |rare| rare.note(&changes), |database| database.note(&changes, budget))
     }
 
     /// What is to change so that a name stands for these policies.
@@ -265,30 +270,65 @@ impl Session {
             let dropped = parts.into_iter().map(|(name, _)| name).collect();
             let (name, parts) = (name.to_owned(), vec![]);
             let changes = [Change { name, composite: None, was_composite: family.composite, parts, dropped }];
-            self.decide(locked, &[], |rare| rare.note(&changes), |database| database.note(&changes, |_| 0))
+            let lifted = changes[0].dropped.iter().map(|name| self.keys_of(name));
+            let lifted = lifted.collect::<Result<Vec<_>>>()?.concat();
+            let all: Vec<Follows> = lifted.iter().map(|(name, key)| Follows::Key(name, key, None)).collect();
+            self.decide(locked, &all, |rare| rare.note(&changes), |database| database.note(&changes, |_| 0))
         })
     }
 
-    /// Puts an operator's policies above the declared ones, each above that of its kind, or takes all away: all or none.
-    pub(crate) fn set_override(&self, name: &str, policies: Option<&[Policy]>) -> Result<()> {
+    /// Puts an operator's policies above the declared ones, each above that of its kind, or takes all away: all or none. Of the
+    /// limit, or of one key.
+    pub(crate) fn set_override(&self, name: &str, policies: Option<&[Policy]>, key: Option<&str>) -> Result<()> {
+        check_own_key(key)?;
         self.with_lock(|locked| {
             let parts = self.family(name)?.parts(name);
             if parts.is_empty() {
                 return self.unknown(name);
             }
-            let all: Vec<Overridden> = match policies {
-                None => parts.into_iter().map(|(name, before)| Overridden { name, before, policy: None }).collect(),
+            let put = |policy| move |(name, before)| Overridden { name, before, key: None, policy, missing: 0 };
+            let mut all: Vec<Overridden> = match policies {
+                None => parts.into_iter().map(put(None)).collect(),
                 Some(policies) => overridden(name, parts, policies)?,
             };
-            let limits: Vec<_> = all.iter().map(|part| (part.name.as_str(), part.now().current())).collect();
-            let budget = |policy| locked.budget(policy);
-            self.decide(
-                locked,
-                &limits,
-                |rare| rare.set_overrides(&all),
-                |database| database.set_overrides(&all, budget),
-            )
+            let mut changes_something = key.is_none();
+            for part in &mut all {
+                part.key = key.map(str::to_owned);
+                let before = key.map_or(Ok(None), |key| self.key_policy(&part.name, key))?;
+                part.missing = locked.budget(before.unwrap_or(part.before.current()));
+                changes_something |= before != part.policy;
+            }
+            if !changes_something {
+                return Ok(());
+            }
+            let changes: Vec<Follows> = all.iter().map(Overridden::follows).collect();
+            self.decide(locked, &changes, |rare| rare.set_overrides(&all), |database| database.set_overrides(&all))
         })
+    }
+
+    /// The keys of a limit with policies of their own, as far as only this process knows them.
+    fn keys_of(&self, limit: &str) -> Result<Vec<(String, String)>> {
+        match &self.address {
+            Address::Memory => Ok(self.rare().keys.keys().filter(|(name, _)| name == limit).cloned().collect()),
+            // Whoever follows the database finds them there.
+            Address::Sqlite(_) => Ok(Vec::new()),
+        }
+    }
+
+    /// What an operator put above the limit's policy for one key.
+    fn key_policy(&self, limit: &str, key: &str) -> Result<Option<Policy>> {
+        match &self.address {
+            Address::Memory => Ok(self.rare().keys.get(&(limit.to_owned(), key.to_owned())).copied()),
+            Address::Sqlite(path) => self.with_database(path, |database| database.key_policy(limit, key)),
+        }
+    }
+}
+
+/// Checks a key that is to have a policy of its own.
+fn check_own_key(key: Option<&str>) -> Result<()> {
+    match key {
+        Some("") => Err(Error::invalid("key", "empty", "1 to 1024 bytes of UTF-8, or no key for the limit itself")),
+        key => key.map_or(Ok(()), policy::check_key),
     }
 }
 
@@ -297,12 +337,23 @@ impl Session {
 pub(crate) struct Overridden {
     pub name: String,
     pub before: Declared,
+    /// Only of this key.
+    pub key: Option<String>,
     pub policy: Option<Policy>,
+    /// So much of a key may be missing from the ledger by the policy that held before.
+    pub missing: u64,
 }
 
 impl Overridden {
     fn now(&self) -> Declared {
         Declared { overriding: self.policy, ..self.before }
+    }
+
+    fn follows(&self) -> Follows<'_> {
+        match &self.key {
+            None => Follows::Limit(&self.name, self.now().current()),
+            Some(key) => Follows::Key(&self.name, key, self.policy),
+        }
     }
 }
 
@@ -314,7 +365,7 @@ fn overridden(name: &str, mut parts: Vec<(String, Declared)>, policies: &[Policy
         match (found, kinds.as_slice(), policies) {
             (Some(at), ..) => {
                 let (name, before) = parts.remove(at);
-                Ok(Overridden { name, before, policy: Some(*policy) })
+                Ok(Overridden { name, before, key: None, policy: Some(*policy), missing: 0 })
             }
             (None, [declared], [_]) => {
                 Err(Error::KindMismatch { name: name.to_owned(), declared, requested: policy.kind() })
@@ -342,12 +393,23 @@ impl super::session::Rare {
             for gone in dropped.iter().chain(parts.iter().map(|part| &part.from)) {
                 self.limits.remove(gone);
             }
+            self.keys.retain(|(limit, _), _| !dropped.contains(limit));
+            for Part { name, from, .. } in parts.iter().filter(|part| part.from != part.name) {
+                let moved: Vec<_> = self.keys.extract_if(.., |(limit, _), _| limit == from).collect();
+                self.keys.extend(moved.into_iter().map(|((_, key), policy)| ((name.clone(), key), policy)));
+            }
             self.limits.extend(parts.iter().map(|part| (part.name.clone(), part.now())));
             self.composites.extend(composite.clone().map(|policies| (name.clone(), policies)));
         }
     }
 
     fn set_overrides(&mut self, all: &[Overridden]) {
-        self.limits.extend(all.iter().map(|part| (part.name.clone(), part.now())));
+        for part in all {
+            match (&part.key, part.policy) {
+                (None, _) => drop(self.limits.insert(part.name.clone(), part.now())),
+                (Some(key), Some(policy)) => drop(self.keys.insert((part.name.clone(), key.clone()), policy)),
+                (Some(key), None) => drop(self.keys.remove(&(part.name.clone(), key.clone()))),
+            }
+        }
     }
 }

@@ -8,16 +8,17 @@
 use super::database::Database;
 use super::layout::POLICIES;
 use super::locked::Locked;
-use super::policies::Known;
+use super::policies::{Keys, Known, KnownKey};
 use super::session::{Rare, Session};
-use super::table::Home;
+use super::table::{Hash, Home};
 use super::url::Address;
-use super::writer::write_limit;
+use super::writer::{write_key, write_limit};
 use crate::atomic::*;
 use crate::error::Result;
 use crate::fault;
 use crate::policy::Policy;
 use crate::time::monotonic_ns;
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 /// The mark, beside the generation that the lane is at.
@@ -49,25 +50,36 @@ impl Home {
     }
 }
 
+/// What is to hold after a change.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Follows<'a> {
+    /// Of a limit, which may come with it.
+    Limit(&'a str, Policy),
+    /// Of a key of a limit: a policy of its own, or the limit's.
+    Key(&'a str, &'a str, Option<Policy>),
+}
+
 /// All of it is for the holder of the structure lock.
 impl Session {
-    /// Changes policies: what is noted, and then what holds. Of these limits, or of those that come, the policies will be
-    /// these. If it fails before it is committed, nothing has changed. After that only what is broken makes it fail, because there
+    /// Changes policies: what is noted, and then what holds. If it fails before it is committed, nothing has changed. After that only what is broken makes it fail, because there
     /// is room; and then it holds as soon as that is mended. What is only taken away is so when it is committed.
     pub(super) fn decide(
         &self,
         locked: &Locked,
-        limits: &[(&str, Policy)],
+        changes: &[Follows],
         note_here: impl FnOnce(&mut Rare),
         note: impl FnOnce(&mut Database) -> Result<()>,
     ) -> Result<()> {
-        for (name, policy) in limits {
-            locked.make_room_for(locked.find_limit(name), *policy)?;
+        for change in changes {
+            match *change {
+                Follows::Limit(name, policy) => locked.make_room_for(locked.find_limit(name), policy)?,
+                Follows::Key(name, _, policy) => locked.make_room_for_key(locked.find_limit(name), policy)?,
+            }
         }
         match &self.address {
             Address::Memory => {
                 note_here(&mut self.rare());
-                limits.iter().try_for_each(|(name, policy)| self.bring(name, *policy, locked))
+                changes.iter().try_for_each(|change| self.bring_one(*change, locked))
             }
             Address::Sqlite(path) => {
                 locked.mark_behind();
@@ -76,7 +88,7 @@ impl Session {
                 fault::point("decided");
                 // It may be committed although it failed.
                 let followed = self.follow(locked);
-                if limits.is_empty() { noted } else { noted.and(followed) }
+                if changes.is_empty() { noted } else { noted.and(followed) }
             }
         }
     }
@@ -94,40 +106,80 @@ impl Session {
         let Address::Sqlite(path) = &self.address else { return Ok(()) };
         locked.mark_behind();
         let was = locked.arena.word(POLICIES).load(Acquire);
-        let (generation, changed) = self.with_database(path, |database| {
+        let (generation, limits, keys) = self.with_database(path, |database| {
             let generation = database.generation;
             // An older copy may have been put in its place: then everything is looked at.
             let after = Some(locked.generation()).filter(|&at| at <= generation);
-            Ok((generation, database.limits(after)?))
+            Ok((generation, database.limits(after)?, database.keys(Keys::Changed(after.unwrap_or(0)))?))
         })?;
-        for Known { name, declared, .. } in &changed {
-            self.bring(name, declared.current(), locked)?;
+        for Known { name, declared, .. } in &limits {
+            self.bring_one(Follows::Limit(name, declared.current()), locked)?;
+        }
+        if locked.generation() > generation {
+            limits.iter().try_for_each(|known| lift_all_but(locked, &known.name, &keys))?;
+        }
+        for KnownKey { limit, key, policy, .. } in &keys {
+            self.bring_one(Follows::Key(limit, key, *policy), locked)?;
         }
         fault::point("followed");
-        let changed: Vec<&Known> = changed.iter().filter(|known| known.missing.is_some()).collect();
-        if !changed.is_empty() {
-            // If this cannot be written now it is another time: until then a reboot counts for what is missing.
-            let write =
-                |database: &mut Database| changed.iter().try_for_each(|known| catch_up_with(locked, database, known));
-            if self.with_database(path, write).is_err() {
-                return Ok(());
-            }
+        // If this cannot be written now it is another time: until then a reboot counts for what is missing.
+        let limits: Vec<&Known> = limits.iter().filter(|known| known.missing.is_some()).collect();
+        let keys: Vec<&KnownKey> =
+            keys.iter().filter(|known| known.missing.is_some() || known.policy.is_none()).collect();
+        let is_written = limits.is_empty() && keys.is_empty()
+            || self.with_database(path, |database| write_all(locked, database, &limits, &keys)).is_ok();
+        if !is_written {
+            return Ok(());
         }
         // Unless somebody has seen another generation meanwhile, of a database that was put in this one's place.
         let _ = locked.arena.word(POLICIES).compare_exchange(was, generation << 1, AcqRel, Relaxed);
         Ok(())
     }
 
-    /// Lets a policy hold.
+    fn bring_one(&self, change: Follows, locked: &Locked) -> Result<()> {
+        match change {
+            Follows::Limit(name, policy) => self.bring(name, policy, locked),
+            // Of a limit that is not declared any more, and that nobody has used since.
+            Follows::Key(name, key, policy) => match locked.find_limit(name) {
+                Some(limit) => locked.set_plan(limit, (locked.hash(b'k', key), key), policy),
+                None => Ok(()),
+            },
+        }
+    }
+
+    /// Lets a limit's policy hold.
     pub(super) fn bring(&self, name: &str, policy: Policy, locked: &Locked) -> Result<()> {
         let limit = self.block(name, policy, locked)?;
         locked.bring_to(limit, policy)
     }
 }
 
-/// Writes what was started before a limit's policy changed. Since the lane has followed, no more than the policy allows can
-/// be missing from then on.
-fn catch_up_with(locked: &Locked, database: &mut Database, Known { name, declared, .. }: &Known) -> Result<()> {
-    locked.find_limit(name).map_or(Ok(()), |limit| write_limit(locked, database, limit))?;
-    database.has_all(name, declared.current().longest())
+/// Takes away what the database says nothing of.
+fn lift_all_but(locked: &Locked, name: &str, known: &[KnownKey]) -> Result<()> {
+    let Some(limit) = locked.find_limit(name) else { return Ok(()) };
+    let known = known.iter().filter(|known| known.limit == name && known.policy.is_some());
+    let known: BTreeSet<Hash> = known.map(|known| locked.hash(b'k', &known.key)).collect();
+    locked.finish_replacing(limit)?;
+    let on_plans: Vec<Hash> = locked.keys_on_plans(&locked.table(limit)).map(|(_, at)| locked.hash_at(at)).collect();
+    let mut others = on_plans.into_iter().filter(|hash| !known.contains(hash));
+    others.try_for_each(|hash| locked.set_plan(limit, (hash, ""), None))
+}
+
+/// Writes what was started before policies changed. Since the lane has followed, no more than they allow can be missing from then
+/// on.
+fn write_all(locked: &Locked, database: &mut Database, limits: &[&Known], keys: &[&KnownKey]) -> Result<()> {
+    for Known { name, declared, .. } in limits {
+        locked.find_limit(name).map_or(Ok(()), |limit| write_limit(locked, database, limit))?;
+        database.has_all(name, declared.current().longest())?;
+    }
+    let mut counts = Vec::new();
+    for KnownKey { limit, key, .. } in keys {
+        let (found, hash) = (locked.find_limit(limit), locked.hash(b'k', key));
+        let own = found.and_then(|limit| locked.table_in_use(limit, hash));
+        if let (Some(limit), Some(_)) = (found, own) {
+            write_key(locked, database, limit, hash)?;
+        }
+        counts.push(own.map(|own| (hash.0, own.policy.longest())));
+    }
+    if keys.is_empty() { Ok(()) } else { database.has_all_of(keys.iter().copied().zip(counts)) }
 }

@@ -22,6 +22,8 @@ use crate::time::Now;
 pub(crate) struct KeyAt {
     pub at: u64,
     pub life: u64,
+    /// The table that it lives by: the one that it was looked for in, or a plan.
+    pub table: u64,
 }
 
 fn tag(hash: Hash) -> u64 {
@@ -41,6 +43,11 @@ pub(super) fn empty(life: u64) -> u64 {
 pub(super) fn block(entry: u64) -> Option<u64> {
     let is_key = entry != 0 && entry >> index_word::TAG != index_word::NO_KEY;
     is_key.then_some(entry & ((1 << index_word::TAG) - 1))
+}
+
+/// Is that an empty slot?
+pub(super) fn is_empty(word: u64) -> bool {
+    block(word).is_none() && word != index_word::SEALED
 }
 
 /// The root of an index: where its directory is, or its only segment; how many bits of a hash lead through the directory;
@@ -87,7 +94,7 @@ impl Home {
         // The life is that of the empty key only if the block still is.
         let is_its = self.arena.word(table.at + table_word::EMPTY_KEY).load(Acquire) == at
             && self.arena.word(at + key_word::TABLE).load(Acquire) == table.at;
-        if is_its && life != CLOSED { Ok(KeyAt { at, life }) } else { Err(Blocked::Moved) }
+        if is_its && life != CLOSED { Ok(KeyAt { at, life, table: table.at }) } else { Err(Blocked::Moved) }
     }
 
     /// Looks a key up without adding it. `None`: it was never used.
@@ -179,10 +186,14 @@ impl Home {
             if entry >> index_word::TAG == tag(hash) {
                 // The life first: if it is the same at the end, the block was this key's all the time.
                 let life = self.arena.word(at + key_word::LIFE).load(Acquire);
-                let is_its = self.get(at + key_word::HASH) == hash.0
-                    && self.arena.word(at + key_word::TABLE).load(Acquire) == table.at;
-                if is_its {
-                    return Ok((i, KeyAt { at, life }));
+                if self.get(at + key_word::HASH) == hash.0 {
+                    let own = self.arena.word(at + key_word::TABLE).load(Acquire);
+                    // A stub has no life that would tell whether it was this key's all the time.
+                    let is_its =
+                        own == table.at || self.is_plan_of(table, own) && self.get(at + key_word::HASH) == hash.0;
+                    if is_its {
+                        return Ok((i, KeyAt { at, life, table: own }));
+                    }
                 }
                 // Or it moved while it was looked at.
                 let is_same = slots[i as usize].load(Acquire) == entry
@@ -291,7 +302,7 @@ impl Home {
         }
         if is_new && is_fresh {
             self.name_block(table, at, hash, text);
-            return Some(KeyAt { at, life: life.load(Relaxed) });
+            return Some(KeyAt { at, life: life.load(Relaxed), table: table.at });
         }
         life.store(CLOSED, Release);
         self.name_block(table, at, hash, text);
@@ -302,7 +313,11 @@ impl Home {
         if !history.starts.is_empty() && !self.has_origins(table, at) {
             return None;
         }
-        let base = self.cells(table, KeyAt { at, life: CLOSED }).write(&history, table.policy.window(), now)?;
+        let base = self.cells(table, KeyAt { at, life: CLOSED, table: table.at }).write(
+            &history,
+            table.policy.window(),
+            now,
+        )?;
         Some(self.publish(table, at, base))
     }
 
@@ -377,8 +392,13 @@ impl Home {
         all.filter(move |segment| std::mem::replace(&mut last, *segment) != *segment)
     }
 
-    /// The keys of a table.
-    pub fn keys(&self, table: &Table) -> impl Iterator<Item = u64> {
+    /// The blocks in a table's index: those of its keys, and of keys on plans also stubs.
+    pub(super) fn blocks(&self, table: &Table) -> impl Iterator<Item = u64> {
         self.segments(table).flat_map(|segment| self.entries(segment))
+    }
+
+    /// The keys of a table that have cells, and the tables that they live by. For the holder of the structure lock.
+    pub fn keys(&self, table: &Table) -> impl Iterator<Item = (Table, u64)> {
+        self.blocks(table).filter(|&at| !self.is_stub(at)).map(|at| (self.table_of_block(table, at), at))
     }
 }

@@ -7,6 +7,8 @@ pub(super) const FIRST_LIMIT: u64 = 13;
 pub(super) const HASH_KEY: u64 = 14;
 /// Lists of blocks of keys that are used again, by the binary logarithm of their ring.
 pub(super) const FREE_KEYS: u64 = 16;
+/// Among them, of those of keys that have no cells: see `keyed.rs`. (No block of cells is of this class.)
+pub(super) const STUBS: u64 = 63;
 /// The same for segments of an index, by that of their capacity; and from the 32nd on for directories.
 pub(super) const FREE_SEGMENTS: u64 = FREE_KEYS + 64;
 
@@ -63,7 +65,9 @@ pub(super) mod limit_word {
     pub const LINK: u64 = 29; // two words
     /// Where its name is as a text: how many words there are, how many bytes it has, the bytes.
     pub const TEXT: u64 = 31;
-    pub const WORDS: u64 = 32;
+    /// Where the chains of its plans begin; 0: there was no need yet.
+    pub const PLANS: u64 = 32;
+    pub const WORDS: u64 = 48;
 }
 
 /// A link in a chain of names: a limit that may have one of these names. Links are never removed.
@@ -85,6 +89,12 @@ pub(super) mod table_word {
     pub const LOST: u64 = 16; // two words
     /// The tickets of new keys begin here: no key of this name had them before.
     pub const FIRST_TICKET: u64 = 18;
+    /// Of a plan, the limit that it is of; of a limit's table 0. No block of a key has a limit's address there.
+    pub const OWNER: u64 = 23;
+    /// The limit that it is of, of a limit's table.
+    pub const LIMIT: u64 = 24;
+    /// Of a plan, the next in its chain.
+    pub const NEXT: u64 = 25;
     pub const WORDS: u64 = 32;
 }
 
@@ -138,6 +148,8 @@ pub(super) mod key_word {
     pub const PEAK: u64 = 19;
     /// Until when it is in the list of changed keys: see `changed.rs`.
     pub const LISTED: u64 = 22;
+    /// Has it no cells? Then 1, and so for as long as the block exists.
+    pub const IS_STUB: u64 = 23;
     /// What is written now and then: the level of the backoff and how long it lasts; how far starts are apart and how many
     /// jobs ended, where that adapts.
     pub const BACKOFF: u64 = 24;
@@ -148,4 +160,5 @@ pub(super) mod key_word {
     pub const RING: u64 = 32;
 }
 
+const _: () = assert!(key_word::IS_STUB == table_word::OWNER);
 const _: () = assert!(POLICIES < CHANGED && SWEPT_ROUNDS < NAMES && NAMES + NAME_CHAINS <= 480);

@@ -192,9 +192,11 @@ impl Limit {
         &self.name
     }
 
-    /// Do its starts depend on what jobs take?
+    /// May its starts depend on what jobs take?
     pub fn adapts(&self) -> Result<bool> {
-        Ok(self.kind == "evenly-spaced" && self.table()?.policy.jobs() > 0)
+        let may_adapt =
+            |bound: &Bound| bound.home().table(bound.limit).policy.jobs() > 0 || bound.home().has_plans(bound.limit);
+        Ok(self.kind == "evenly-spaced" && self.reading(|_| self.bound().map(may_adapt))?)
     }
 
     pub fn store(&self) -> &Session {
@@ -295,6 +297,22 @@ impl Limit {
         })
     }
 
+    /// The same of a key, which may have a policy of its own.
+    #[inline(always)]
+    pub fn table_of(&self, hash: Hash) -> Result<Table> {
+        let limit = self.reading(|_| {
+            let bound = self.bound()?;
+            Ok((!bound.home().has_plans(bound.limit)).then(|| bound.home().table(bound.limit)))
+        })?;
+        match limit {
+            Some(table) => Ok(table),
+            None => match self.with_known(hash, |found| Ok(found.table))? {
+                Some(table) => Ok(table),
+                None => self.table(),
+            },
+        }
+    }
+
     /// Does something with a key, again if it moved or something had to grow meanwhile.
     #[inline(always)]
     pub fn with_key<R>(&self, key: &str, f: impl Fn(&Key) -> Result<R, Blocked>) -> Result<R> {
@@ -338,11 +356,15 @@ impl Limit {
                 let bound = self.bound()?;
                 let (home, limit) = (bound.home(), bound.limit);
                 let mut table = home.table_at(bound.table.load(Acquire));
+                let at = table.at;
                 fault::point("resolved");
                 let blocked = match find(home, &table) {
                     Ok(None) => return Ok(None),
                     Ok(Some(key)) => {
                         let gate = home.gate(limit, key.at);
+                        if key.table != at {
+                            table = home.table_at(key.table);
+                        }
                         home.adapt(&mut table, key.at);
                         // Before anything is decided: if the life is the same then, all of this was the key's.
                         let hash = home.hash_at(key.at);
@@ -354,7 +376,7 @@ impl Limit {
                     }
                     Err(blocked) => blocked,
                 };
-                self.unblock(bound, table.at, hash(home), blocked)?;
+                self.unblock(bound, at, hash(home), blocked)?;
             }
         })
     }
@@ -368,19 +390,25 @@ impl Limit {
                 let bound = self.bound()?;
                 let (home, limit) = (bound.home(), bound.limit);
                 let table = home.table_at(bound.table.load(Acquire));
+                let look_at = |found: KeyAt| {
+                    let mut own = home.table_of(&table, found);
+                    home.adapt(&mut own, found.at);
+                    f(home, &own, Some(found), home.gate(limit, found.at))
+                };
+                let look_at_none = |own: &Table| match home.has_lost(own) {
+                    // A new key is not a fresh one here.
+                    true => home.key(&table, key).and_then(look_at),
+                    false => f(home, own, None, home.limit_gate(limit).load(Acquire)),
+                };
                 let answer = match home.peek_key(&table, key) {
                     // The key may be in the table that has come in this one's place.
                     Ok(None) if home.table(limit).at != table.at => Err(Blocked::Moved),
-                    // A new key is not a fresh one here.
-                    Ok(None) if home.has_lost(&table) => {
-                        home.key(&table, key).and_then(|found| f(home, &table, Some(found), home.gate(limit, found.at)))
-                    }
-                    Ok(None) => f(home, &table, None, home.limit_gate(limit).load(Acquire)),
-                    Ok(Some(found)) => {
-                        let mut table = table;
-                        home.adapt(&mut table, found.at);
-                        f(home, &table, Some(found), home.gate(limit, found.at))
-                    }
+                    Ok(None) => look_at_none(&table),
+                    Ok(Some(found)) => look_at(found),
+                    Err(Blocked::Sealed) => match home.plan_of_idle(&table, home.hash(b'k', key)) {
+                        Some(plan) => look_at_none(&plan),
+                        None => Err(Blocked::Sealed),
+                    },
                     Err(blocked) => Err(blocked),
                 };
                 match answer {
@@ -507,7 +535,10 @@ impl Limit {
     /// Changes what a key has in its log, if it has any. `false`: the key is not there.
     pub fn rewrite(&self, hash: Hash, edit: impl Fn(&Home, &Table, &mut History)) -> Result<bool> {
         self.with_table(|home, _, table| match home.find(table, hash) {
-            Ok(Some(_)) => home.rewrite(table, hash, |history| edit(home, table, history)).map(|_| true),
+            Ok(Some(found)) => {
+                let own = home.table_of(table, found);
+                home.rewrite(table, hash, |history| edit(home, &own, history)).map(|_| true)
+            }
             _ => Ok(false),
         })
     }
@@ -547,7 +578,7 @@ impl Limit {
         self.with_table(|home, limit, table| {
             if key.is_empty() {
                 home.limit_gate(limit).store(0, Release);
-                home.keys(table).for_each(|at| home.key_gate(at).store(0, Release));
+                home.keys(table).for_each(|(_, at)| home.key_gate(at).store(0, Release));
             } else if let Ok(Some(found)) = home.find(table, home.hash(b'k', key)) {
                 home.key_gate(found.at).store(0, Release);
             }
@@ -561,7 +592,7 @@ impl Limit {
         self.open_gates(key)?;
         self.with_table(|home, limit, table| {
             let hash = home.hash(b'k', key);
-            let is_logged = table.budget != UNKEPT || self.commits;
+            let is_logged = table.budget != UNKEPT || self.commits || home.has_plans(limit);
             if key.is_empty() {
                 home.replace(limit, table.policy, true)?;
             } else if let Ok(Some(_)) = home.find(table, hash) {
@@ -588,9 +619,13 @@ impl Limit {
             // Whoever has the lock next attaches to what is there instead.
             Blocked::Lost => return self.store.with_lock(|_| Ok(())),
             Blocked::Crowded if !self.is_concurrency() => return self.add_places(),
-            Blocked::Crowded => return self.with_table(|home, limit, now| home.add_slots(limit, now, table)),
+            Blocked::Crowded => return self.with_table(|home, limit, now| home.add_slots(limit, now, table, hash)),
             Blocked::Sealed if bound.home().table(bound.limit).at == table => {
-                return self.with_table(|home, _, table| home.mend_key(table, hash));
+                return match self.with_table(|home, _, table| home.mend_key(table, hash)) {
+                    // A key on a plan that gets cells.
+                    Err(Error::StoreFull { .. }) => self.make_room(hash),
+                    mended => mended,
+                };
             }
             // A sealed segment may be a full one, or one whose table is being replaced: that is finished first.
             Blocked::Full if bound.home().table(bound.limit).at == table => return self.make_room(hash),

@@ -14,6 +14,7 @@ mod fcntl;
 mod files;
 mod follow;
 mod index;
+mod keyed;
 mod lane;
 mod layout;
 mod ledger;

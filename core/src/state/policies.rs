@@ -4,7 +4,7 @@
 //! Each change is one transaction, and has a number that is larger by one than that of the change before: the *generation*. So
 //! whoever finds a lane that knows of an earlier one can ask for what has changed since.
 
-use super::database::{Database, NOW};
+use super::database::{Database, NOW, to_hex};
 use super::declare::{Change, Declared, Family, Overridden, Part, text_of};
 use crate::error::Result;
 use crate::policy::{self, Policy};
@@ -25,6 +25,17 @@ CREATE TABLE limits (
   missing        INTEGER                -- until the ledger has what was started before that: how many units of a key it may lack
 ) STRICT;
 CREATE INDEX limits_by_generation ON limits (generation);
+CREATE TABLE keys (                     -- operators' policies of single keys
+  name           TEXT NOT NULL,         -- of the limit
+  key            TEXT NOT NULL,
+  policy         TEXT,                  -- it stands above the limit's; NULL: it was lifted, and the row is about to go
+  overridden_at  TEXT NOT NULL,
+  overridden_by  TEXT NOT NULL,
+  generation     INTEGER NOT NULL,      -- as in 'limits'
+  missing        INTEGER,
+  PRIMARY KEY (name, key)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX keys_by_generation ON keys (generation);
 ";
 
 /// The kind of a name that stands for several limits.
@@ -36,6 +47,17 @@ pub(crate) struct Known {
     pub name: String,
     pub declared: Declared,
     /// Since its policy changed, so many units of a key may be missing from the ledger. `None`: as the policy says.
+    pub missing: Option<u64>,
+}
+
+/// A key with a policy of its own, or one that had it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct KnownKey {
+    pub limit: String,
+    pub key: String,
+    /// `None`: the limit's.
+    pub policy: Option<Policy>,
+    /// As in [`Known`].
     pub missing: Option<u64>,
 }
 
@@ -78,7 +100,33 @@ impl Database {
         let parse = |text: &str| self.reading(&name, text.parse::<Policy>());
         let declared =
             Declared { declared: parse(&declared)?, overriding: overriding.as_deref().map(parse).transpose()? };
-        Ok(Known { name, declared, missing: missing.map(|units| u64::try_from(units).unwrap_or(0)) })
+        Ok(Known { name, declared, missing: missing.map(units) })
+    }
+
+    /// The keys with policies of their own that have changed after this generation, or all of this limit. In order.
+    pub fn keys(&self, of: Keys) -> Result<Vec<KnownKey>> {
+        let columns = "SELECT name, key, policy, missing FROM keys WHERE";
+        let read = |which: &str, value: &dyn rusqlite::ToSql| -> rusqlite::Result<Vec<KnownRow>> {
+            let mut query = self.connection.prepare(&format!("{columns} {which} ORDER BY name, key"))?;
+            let rows = query.query_map([value], known)?;
+            rows.collect()
+        };
+        let rows = match of {
+            Keys::Changed(after) => read("generation > ?1", &signed(after)),
+            Keys::Of(limit) => read("name = ?1", &limit),
+        };
+        let known = |(limit, key, policy, missing): (String, String, Option<String>, Option<i64>)| {
+            let policy = policy.map(|text| self.reading(&limit, text.parse::<Policy>())).transpose()?;
+            Ok(KnownKey { limit, key, policy, missing: missing.map(units) })
+        };
+        rows.map_err(|e| self.explain(e))?.into_iter().map(known).collect()
+    }
+
+    /// The policy of a key of its own.
+    pub fn key_policy(&self, limit: &str, key: &str) -> Result<Option<Policy>> {
+        let query = "SELECT policy FROM keys WHERE name = ?1 AND key = ?2 AND policy IS NOT NULL";
+        let found = self.connection.query_row(query, [limit, key], |row| row.get::<_, String>(0)).optional();
+        found.map_err(|e| self.explain(e))?.map(|text| self.reading(limit, text.parse::<Policy>())).transpose()
     }
 
     /// What is declared under a name, and under all that begin with it and a slash.
@@ -143,11 +191,15 @@ impl Database {
                 transaction.execute("DELETE FROM limits WHERE name = ?1 AND kind = ?2", params![name, COMPOSITE])?;
                 for name in dropped {
                     transaction.execute("DELETE FROM limits WHERE name = ?1", [name])?;
+                    let lift =
+                        "UPDATE keys SET policy = NULL, generation = (SELECT generation FROM store) WHERE name = ?1";
+                    transaction.execute(lift, [name])?;
                 }
                 for Part { name, from, .. } in parts.iter().filter(|part| part.from != part.name) {
                     let limit =
                         "UPDATE limits SET name = ?2, generation = (SELECT generation FROM store) WHERE name = ?1";
                     transaction.execute(limit, [from, name])?;
+                    transaction.execute("UPDATE OR REPLACE keys SET name = ?2 WHERE name = ?1", [from, name])?;
                     transaction.execute("UPDATE executions SET name = ?2 WHERE name = ?1", [from, name])?;
                 }
                 for part in parts.iter().filter(|part| part.is_new()) {
@@ -165,16 +217,24 @@ impl Database {
     }
 
     /// Puts operators' policies above the declared ones, or takes them away.
-    pub fn set_overrides(&mut self, all: &[Overridden], budget: impl Fn(Policy) -> u64) -> Result<()> {
+    pub fn set_overrides(&mut self, all: &[Overridden]) -> Result<()> {
         self.decide(|transaction| {
-            for Overridden { name, policy, before } in all {
-                let put = format!(
-                    "UPDATE limits SET override = ?2, overridden_at = iif(?2 IS NULL, NULL, {NOW}),
-                       overridden_by = iif(?2 IS NULL, NULL, ?3), generation = (SELECT generation FROM store)
-                     WHERE name = ?1"
-                );
-                transaction.execute(&put, params![name, policy.map(|policy| policy.to_string()), program()])?;
-                miss(transaction, name, budget(before.current()))?;
+            let now = "generation = (SELECT generation FROM store), missing = max(ifnull(missing, 0), ?4)";
+            let of_limit = format!(
+                "UPDATE limits SET override = ?2, overridden_at = iif(?2 IS NULL, NULL, {NOW}),
+                   overridden_by = iif(?2 IS NULL, NULL, ?3), {now} WHERE name = ?1"
+            );
+            let of_key = format!(
+                "INSERT INTO keys VALUES (?1, ?5, ?2, {NOW}, ?3, (SELECT generation FROM store), ?4)
+                 ON CONFLICT DO UPDATE SET policy = excluded.policy, overridden_at = excluded.overridden_at,
+                   overridden_by = excluded.overridden_by, {now}"
+            );
+            for Overridden { name, key, policy, missing, .. } in all {
+                let (policy, missing) = (policy.map(|policy| policy.to_string()), signed(*missing));
+                match key {
+                    None => transaction.execute(&of_limit, params![name, policy, program(), missing])?,
+                    Some(key) => transaction.execute(&of_key, params![name, policy, program(), missing, key])?,
+                };
             }
             Ok(())
         })
@@ -189,8 +249,41 @@ impl Database {
             kept.and_then(|_| self.connection.execute("UPDATE limits SET missing = NULL WHERE name = ?1", [name]));
         kept.map(drop).map_err(|e| self.explain(e))
     }
+
+    /// The same of keys, with their hashes and how long their starts count if the ledger has any. Those that were lifted go.
+    pub fn has_all_of<'a>(
+        &mut self,
+        keys: impl Iterator<Item = (&'a KnownKey, Option<([u64; 2], u64)>)>,
+    ) -> Result<()> {
+        let has = || -> rusqlite::Result<()> {
+            let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+            for (KnownKey { limit, key, .. }, counts) in keys {
+                if let Some((hash, longest)) = counts {
+                    let keep = "UPDATE executions SET expires_at = started_at + ?3
+                                WHERE name = ?1 AND key_hash = ?2 AND expires_at < started_at + ?3";
+                    transaction.execute(keep, params![limit, to_hex(hash), signed(longest)])?;
+                }
+                let has = "UPDATE keys SET missing = NULL WHERE name = ?1 AND key = ?2";
+                transaction.execute(has, [limit, key])?;
+                let lifted = "DELETE FROM keys WHERE name = ?1 AND key = ?2 AND policy IS NULL";
+                transaction.execute(lifted, [limit, key])?;
+            }
+            transaction.commit()
+        };
+        has().map_err(|e| self.explain(e))
+    }
 }
 
+/// Which keys.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Keys<'a> {
+    /// Those that have changed after this generation.
+    Changed(u64),
+    /// Those of this limit.
+    Of(&'a str),
+}
+
+/// Of a limit its name, what is declared, what is above it and what may be missing; of a key its limit, the key, its policy, …
 type KnownRow = (String, String, Option<String>, Option<i64>);
 
 fn known(row: &Row) -> rusqlite::Result<KnownRow> {
@@ -199,6 +292,10 @@ fn known(row: &Row) -> rusqlite::Result<KnownRow> {
 
 fn known_from(row: &Row, at: usize) -> rusqlite::Result<KnownRow> {
     Ok((row.get(at)?, row.get(at + 1)?, row.get(at + 2)?, row.get(at + 3)?))
+}
+
+fn units(n: i64) -> u64 {
+    u64::try_from(n).unwrap_or(0)
 }
 
 fn signed(n: u64) -> i64 {
@@ -244,8 +341,9 @@ mod tests {
 
     fn overriding(database: &mut Database, name: &str, text: Option<&str>) {
         let before = database.policy(name).unwrap().unwrap();
-        let all = [Overridden { name: name.into(), policy: text.map(rate), before }];
-        database.set_overrides(&all, |policy| policy.capacity() / 20).unwrap();
+        let missing = before.current().capacity() / 20;
+        let all = [Overridden { name: name.into(), key: None, policy: text.map(rate), before, missing }];
+        database.set_overrides(&all).unwrap();
     }
 
     #[test]

@@ -6,11 +6,12 @@
 //! one window after the last moment at which it may have been used.
 
 use super::database::{Database, Identity};
+use super::keyed::Origin;
 use super::lane::{self, Made, WATCH_EVERY};
 use super::layout::table_word;
 use super::locked::Locked;
 use super::os;
-use super::policies::Known;
+use super::policies::{Keys, Known, KnownKey};
 use super::table::{BEHIND, Hash, longest_behind};
 use super::writer::{moment, write_limit};
 use crate::algorithm::Start;
@@ -37,26 +38,50 @@ pub(super) fn recover(home: &Locked, database: &mut Database, identity: &Identit
     // that they may have started: never too few.
     let (now, moment) = moment(home);
     let is_booted = made != Made::Unknown && database.is_rebooted(moment)?;
+    let last = if is_lost { now.ceil + NOTICED_BY } else { now.ceil };
+    let last_used = if is_booted && !is_lost { now.ceil.saturating_sub(moment.uptime as u64) } else { last };
+    // What counts of each key by a policy, of whose starts so many may be missing.
+    let recovered = |policy, missing: Option<u64>| {
+        let budget = home.budget(policy).max(missing.unwrap_or(0));
+        // Of windows that are written behind it is only known that nothing started between a boot and now.
+        match budget < BEHIND && made != Made::Unknown {
+            true => Origin { born: 0, lost: [last, budget] },
+            false => Origin { born: last_used, lost: [0, 0] },
+        }
+    };
     for Known { name, declared, missing } in database.limits(None)? {
         let policy = declared.current();
-        let budget = home.budget(policy).max(missing.unwrap_or(0));
-        let last = if is_lost { now.ceil + NOTICED_BY } else { now.ceil };
-        // Of windows that are written behind it is only known that nothing started between a boot and now.
-        let is_known = budget < BEHIND && made != Made::Unknown;
-        let last_used = if is_booted && !is_lost { now.ceil.saturating_sub(moment.uptime as u64) } else { last };
-        let limit = home.add_limit(&name, policy, if is_known { 0 } else { last_used })?;
+        let origin = recovered(policy, missing);
+        let limit = home.add_limit(&name, policy, origin.born)?;
         if is_lost {
             home.limit_gate(limit).store(last, Release);
         }
-        if is_known {
+        let lost @ [stamp, units] = origin.lost;
+        if units > 0 {
             let table = home.table(limit);
-            home.set(table.at + table_word::LOST, [last, budget]);
+            home.set(table.at + table_word::LOST, lost);
             // It was there before the loss was known.
             let is_logged = fault::planted("lost once");
             home.rewrite(&table, home.hash(b'k', ""), |history| {
-                let (stamp, units) = (last, budget);
                 history.starts.push(Start { stamp, units, state: SETTLED, id: u64::MAX, is_logged });
             })?;
+        }
+        for KnownKey { key, policy: own, missing, .. } in database.keys(Keys::Of(&name))? {
+            let hash = home.hash(b'k', &key);
+            match (own, missing) {
+                (Some(own), _) => home.add_key_on_plan(limit, (hash, &key), own, recovered(own, missing))?,
+                // It was about to be lifted, and may have started more than a key of this limit.
+                (None, Some(missing)) => {
+                    let table = home.table(limit);
+                    home.find_or_add_locked(&table, hash, &key)?;
+                    let units = missing.saturating_sub(units).min(policy.capacity());
+                    home.rewrite(&table, hash, |history| {
+                        let start = Start { stamp: last, units, state: SETTLED, id: u64::MAX, is_logged: false };
+                        history.starts.extend((units > 0).then_some(start));
+                    })?;
+                }
+                (None, None) => {}
+            }
         }
     }
     home.set_generation(identity.generation);
@@ -96,7 +121,7 @@ pub(super) fn write_anew(home: &Locked, database: &mut Database) -> Result<()> {
         if table.policy.is_concurrency() {
             continue;
         }
-        let keys: Vec<Hash> = home.keys(&table).map(|at| home.hash_at(at)).collect();
+        let keys: Vec<Hash> = home.keys(&table).map(|(_, at)| home.hash_at(at)).collect();
         for hash in keys {
             home.rewrite(&table, hash, |history| {
                 history.starts.iter_mut().for_each(|start| start.is_logged = false);
@@ -112,8 +137,9 @@ pub(super) fn write_anew(home: &Locked, database: &mut Database) -> Result<()> {
 fn bring_back(home: &Locked, name: &str, hash: Hash, text: &str, old: Vec<Start>) -> Result<()> {
     let Some(limit) = home.find_limit(name) else { return Ok(()) };
     let table = home.table(limit);
+    let own = home.plan_of_idle(&table, hash).unwrap_or(table);
     // What is written behind counts as full anyway, for as long as any of this would count.
-    if table.budget >= BEHIND {
+    if own.budget >= BEHIND {
         return Ok(());
     }
     home.find_or_add_locked(&table, hash, text)?;

@@ -26,30 +26,51 @@ const TICKETS_OF_A_TABLE: u64 = 1 << 32;
 impl Locked<'_> {
     /// Writes a key that is in the table into another block, with this change to its history. Returns the block.
     pub fn rewrite(&self, table: &Table, hash: Hash, edit: impl FnOnce(&mut History)) -> Result<u64> {
+        let (_, from) = self.probe(table, self.segment_of(table, hash), hash).expect("the key is in its table");
+        self.rewrite_as(table, hash, &self.table_of(table, from), edit)
+    }
+
+    /// The same into a block of `own`, by which the key lives from then on.
+    pub(super) fn rewrite_as(
+        &self,
+        table: &Table,
+        hash: Hash,
+        own: &Table,
+        edit: impl FnOnce(&mut History),
+    ) -> Result<u64> {
         let segment = self.segment_of(table, hash);
         let (slot, from) = self.probe(table, segment, hash).expect("the key is in its table");
+        let before = self.table_of(table, from);
         // Room first: what is sealed must be replaced.
-        let into = self.block_to_write(table)?;
-        let cells = self.seal_cells(self.cells(table, from));
+        let into = self.block_to_write(own)?;
+        let cells = self.seal_cells(self.cells(&before, from));
         fault::point("key-sealed");
         let now = self.clock.now();
-        let mut history = cells.history(table.policy.longest(), now);
+        let mut history = cells.history(before.policy.longest(), now);
+        if own.at != before.at {
+            carry_over(&before, own, &mut history, now);
+        }
         edit(&mut history);
-        history.pad(table.policy.largest());
-        let into = self.write_into(table, into, from.at, (&history, now))?;
-        if table.policy.is_counted() && !history.starts.is_empty() {
+        history.pad(own.policy.largest());
+        let into = self.write_into(own, into, from.at, (&history, now))?;
+        if own.at == before.at && own.policy.is_counted() && !history.starts.is_empty() {
             // Nothing of what was taken was forgotten.
             self.arena.word(into + key_word::OWN).store(history.era, Release);
         }
         fault::point("key-written");
-        let slots = self.arena.words(segment + index_word::SLOTS, slot + 1);
-        slots[slot as usize].store(entry(hash, into), Release);
+        self.set_entry(segment, slot, hash, into);
         let empty = self.arena.word(table.at + table_word::EMPTY_KEY);
         if empty.load(Acquire) == from.at {
             empty.store(into, Release);
         }
-        self.retire_block(table.policy, from.at);
+        self.retire_block(before.policy, from.at);
         Ok(into)
+    }
+
+    /// Another block is a key's from now on.
+    pub(super) fn set_entry(&self, segment: u64, slot: u64, hash: Hash, block: u64) {
+        let slots = self.arena.words(segment + index_word::SLOTS, slot + 1);
+        slots[slot as usize].store(entry(hash, block), Release);
     }
 
     /// Who waits for somebody to complete has to look where that is now.
@@ -63,11 +84,16 @@ impl Locked<'_> {
 
     /// Finishes a rewriting that somebody died in, if there is one.
     pub fn mend_key(&self, table: &Table, hash: Hash) -> Result<()> {
-        let Ok((_, found)) = self.probe(table, self.segment_of(table, hash), hash) else { return Ok(()) };
+        let segment = self.segment_of(table, hash);
+        let Ok((slot, found)) = self.probe(table, segment, hash) else { return Ok(()) };
+        if self.is_stub(found.at) {
+            return self.wake_key(table, (segment, slot), found, hash);
+        }
+        let own = self.table_of(table, found);
         if hash == self.hash(b'k', "") {
             self.arena.word(table.at + table_word::EMPTY_KEY).store(found.at, Release);
         }
-        if self.cells(table, found).has_to_move(table.policy.longest(), self.clock.now()) {
+        if self.cells(&own, found).has_to_move(own.policy.longest(), self.clock.now()) {
             self.rewrite(table, hash, |_| {})?;
         }
         Ok(())
@@ -106,7 +132,7 @@ impl Locked<'_> {
             if table.policy.is_counted() {
                 self.arena.word(into + key_word::OWN).store(self.new_number(), Release);
             }
-            let cells = self.cells(table, KeyAt { at: into, life: CLOSED });
+            let cells = self.cells(table, KeyAt { at: into, life: CLOSED, table: table.at });
             let written = cells.write(history, table.policy.window(), now);
             if let Some(base) = written {
                 return Ok(self.publish(table, into, base).at);
@@ -164,11 +190,14 @@ impl Locked<'_> {
     }
 
     /// Makes room for twice as many leases as `crowded` has, the table in which there is none, if it still is the limit's.
-    pub fn add_slots(&self, limit: u64, table: &Table, crowded: u64) -> Result<()> {
-        if table.at != crowded {
+    /// Of a key with a policy of its own, as its plan has.
+    pub fn add_slots(&self, limit: u64, table: &Table, crowded: u64, hash: Hash) -> Result<()> {
+        let plan = self.crowded_plan(table, hash);
+        if table.at != crowded || matches!(plan, Some(None)) {
             return Ok(());
         }
-        match table.policy.with_more_slots() {
+        match plan.flatten().unwrap_or(*table).policy.with_more_slots() {
+            Some(policy) if plan.is_some() => self.set_plan(limit, (hash, ""), Some(policy)),
             Some(policy) => self.replace(limit, policy, false),
             None => Err(Error::StoreFull { reason: "more recorded starts than a limit has room for".into() }),
         }
@@ -181,7 +210,7 @@ impl Locked<'_> {
         let is_forgetting = words[0] & limit_word::FORGETTING != 0;
         words[0] &= !limit_word::FORGETTING;
         let Some(policy) = Policy::from_words(|i| words[i]) else { return Ok(()) };
-        let old = self.table(limit);
+        let (old, is_retired) = (self.table(limit), self.is_retired(limit));
         if old.at != self.arena.word(limit + limit_word::REPLACED).load(Acquire) {
             // All but the last word was done.
             self.arena.word(limit + limit_word::NEXT_POLICY).store(0, Release);
@@ -189,18 +218,31 @@ impl Locked<'_> {
         }
         let Some(root) = self.root(&old) else { return Ok(()) };
         // Room first: what is sealed must be replaced.
-        let keys = if is_forgetting { 0 } else { self.keys(&old).count() as u64 };
+        let keys = if is_forgetting { self.keys_on_plans(&old).count() } else { self.blocks(&old).count() } as u64;
         self.make_room_to_replace(policy, keys)?;
         self.segments(&old).for_each(|segment| self.seal_segment(segment));
         let born = if is_forgetting { 0 } else { old.born };
         let first = self.arena.word(old.at + table_word::FIRST_TICKET).load(Relaxed) + TICKETS_OF_A_TABLE;
-        let new = self.table_at(self.new_table(policy, (born, first))?);
+        let new = self.table_at(self.new_table(limit, policy, (born, first))?);
         let lost: [u64; 2] = if is_forgetting { [0, 0] } else { self.get(old.at + table_word::LOST) };
         self.set(new.at + table_word::LOST, lost);
-        for from in self.keys(&old) {
-            self.seal_cells(self.cells_at(&old, from));
-            if !is_forgetting {
+        for from in self.blocks(&old) {
+            let own = self.table_of_block(&old, from);
+            let is_its = own.at == old.at;
+            if (is_its || is_forgetting) && !self.is_stub(from) {
+                self.seal_cells(self.cells_at(&own, from));
+            }
+            if is_its && !is_forgetting {
                 self.move_key(&old, from, &new)?;
+            }
+            if !is_its && !is_retired {
+                // It stays on its plan, without what is forgotten.
+                let is_emptied = is_forgetting && !self.is_stub(from);
+                let at = if is_emptied { self.stub_of(&own, from, false)? } else { from };
+                self.put(&new, self.hash_at(from), at)?;
+            }
+            if !is_its && is_forgetting {
+                self.begin_plan_anew(&own, &new);
             }
         }
         fault::point("table-written");
@@ -210,16 +252,26 @@ impl Locked<'_> {
         }
         self.arena.word(limit + limit_word::NEXT_POLICY).store(0, Release);
         // Only now: whoever starts this over must find them where they were.
-        let stock = self.segments(&old).flat_map(|segment| self.take_stock(segment));
-        let blocks: Vec<u64> = self.keys(&old).chain(stock).collect();
-        blocks.into_iter().for_each(|at| self.retire_block(old.policy, at));
+        let blocks: Vec<u64> = self.blocks(&old).collect();
+        for at in blocks {
+            let own = self.table_of_block(&old, at);
+            match (own.at == old.at, self.is_stub(at)) {
+                (true, _) => self.retire_block(old.policy, at),
+                (false, true) if is_retired => self.retire_stub(at),
+                (false, false) if is_forgetting => self.retire_block(own.policy, at),
+                // It is in the new index.
+                _ => {}
+            }
+        }
+        let unused: Vec<u64> = self.segments(&old).flat_map(|segment| self.take_stock(segment)).collect();
+        unused.into_iter().for_each(|at| self.retire_block(old.policy, at));
         self.retire_index(&old, root);
         Ok(())
     }
 
     /// Makes room for a policy in place of another, so that to let it hold does not fail; or for a new limit.
     pub fn make_room_for(&self, limit: Option<u64>, policy: Policy) -> Result<()> {
-        let keys = limit.map_or(0, |limit| self.keys(&self.table(limit)).count() as u64);
+        let keys = limit.map_or(0, |limit| self.blocks(&self.table(limit)).count() as u64);
         self.grow(limit_word::WORDS + 2 * key_words(policy))?;
         self.make_room_to_replace(policy, keys)
     }
@@ -231,21 +283,12 @@ impl Locked<'_> {
         self.grow((keys.saturating_sub(self.used_blocks(policy, keys)) + 2) * block + 16 * keys + 128)
     }
 
-    /// Writes a key of an old table into a new one that nobody sees yet. Places do not move: they were taken under another
-    /// policy, and are exchanged when they are presented.
+    /// Writes a key of an old table into a new one that nobody sees yet.
     fn move_key(&self, old: &Table, from: u64, new: &Table) -> Result<()> {
         let now = self.clock.now();
         let cells = self.cells_at(old, from);
         let mut history = cells.history(old.policy.longest(), now);
-        history.starts.retain(|start| start.state != PLACE);
-        if let Shape::Counter { .. } = old.policy.0 {
-            // Those of a window that has not ended are stamped with its end, which means nothing to other windows.
-            history.starts.iter_mut().for_each(|start| start.stamp = start.stamp.min(now.ceil));
-            history.unknown = history.unknown.map(|stamp| stamp.min(now.ceil));
-        }
-        if let Shape::Bucket(bucket) = &new.policy.0 {
-            bucket.trim(&mut history);
-        }
+        carry_over(old, new, &mut history, now);
         history.pad(new.policy.largest());
         let hash = Hash(self.get(from + key_word::HASH));
         let is_empty_key = hash == self.hash(b'k', "");
@@ -276,13 +319,25 @@ impl Locked<'_> {
     }
 
     pub(super) fn retire_block(&self, policy: Policy, at: u64) {
-        let first = self.arena.word(FREE_KEYS + policy.block_class());
+        self.retire_to(policy.block_class(), at);
+    }
+
+    pub(super) fn retire_to(&self, class: u64, at: u64) {
+        let first = self.arena.word(FREE_KEYS + class);
         self.arena.word(at + key_word::NEXT).store(first.load(Acquire), Release);
         first.store(at, Release);
     }
 
+    pub(super) fn has_used_block(&self, policy: Policy) -> bool {
+        self.arena.word(FREE_KEYS + policy.block_class()).load(Acquire) != 0
+    }
+
     pub(super) fn used_block(&self, policy: Policy) -> Option<u64> {
-        let first = self.arena.word(FREE_KEYS + policy.block_class());
+        self.used_in(policy.block_class())
+    }
+
+    pub(super) fn used_in(&self, class: u64) -> Option<u64> {
+        let first = self.arena.word(FREE_KEYS + class);
         let at = first.load(Acquire);
         (at != 0).then(|| {
             let next = self.arena.word(at + key_word::NEXT);
@@ -298,5 +353,19 @@ impl Locked<'_> {
         let next = |at: u64| Some(self.arena.word(at).load(Acquire)).filter(|at| *at != 0);
         let blocks = std::iter::successors(next(FREE_KEYS + policy.block_class()), |at| next(at + key_word::NEXT));
         bounded(blocks.take(most as usize), self.arena.most()).count() as u64
+    }
+}
+
+/// What a key has started goes on to count by another policy. Places do not: they were taken under the one before, and are
+/// exchanged when they are presented.
+fn carry_over(old: &Table, new: &Table, history: &mut History, now: Now) {
+    history.starts.retain(|start| start.state != PLACE);
+    if let Shape::Counter { .. } = old.policy.0 {
+        // Those of a window that has not ended are stamped with its end, which means nothing to other windows.
+        history.starts.iter_mut().for_each(|start| start.stamp = start.stamp.min(now.ceil));
+        history.unknown = history.unknown.map(|stamp| stamp.min(now.ceil));
+    }
+    if let Shape::Bucket(bucket) = &new.policy.0 {
+        bucket.trim(history);
     }
 }

@@ -38,6 +38,9 @@ pub(crate) enum Room {
     Searched(u64, Error),
 }
 
+/// The keys of a segment that are kept, the blocks of those that are not, and those on plans that have stubs now.
+type Parted = (Vec<u64>, std::vec::IntoIter<u64>, Vec<(Table, u64)>);
+
 /// Which holders of leases are dead: each is asked about once.
 #[derive(Default)]
 struct Dead(RefCell<BTreeMap<u64, bool>>);
@@ -60,6 +63,9 @@ impl Locked<'_> {
     /// for.
     pub fn make_room(&self, table: &Table, hash: Hash, rests: bool) -> Result<Room> {
         let Some(root) = self.root(table) else { return Ok(Room::Made) };
+        if let Some(plan) = self.plan_of_idle(table, hash) {
+            return self.make_room_to_wake(&plan, rests);
+        }
         let segment = self.segment_at(root, root.entry_of(hash.0[0]));
         let capacity = self.capacity(segment);
         let word = |word| self.arena.word(segment + word).load(Acquire);
@@ -91,6 +97,16 @@ impl Locked<'_> {
         }
     }
 
+    /// The same for cells of a key that has none.
+    fn make_room_to_wake(&self, plan: &Table, rests: bool) -> Result<Room> {
+        let (class, block) = (plan.policy.block_class(), key_words(plan.policy) + plan.policy.ring() + 16);
+        if self.has_used_block(plan.policy) || self.arena.has_room(block) || !rests && self.sweep(class)? > 0 {
+            return Ok(Room::Made);
+        }
+        let rounds = || self.arena.word(SWEPT_ROUNDS).load(Acquire);
+        Ok(self.grow_for_keys(2 * block).map_or_else(|full| Room::Searched(rounds(), full), |()| Room::Made))
+    }
+
     /// Gives a segment used blocks for new keys, if there are any.
     fn restock(&self, table: &Table, segment: u64) -> bool {
         let (free, capacity) = (self.arena.word(segment + index_word::FREE), self.capacity(segment));
@@ -114,7 +130,7 @@ impl Locked<'_> {
         let before = self.capacity(old);
         // Room first: what is sealed must be replaced.
         let (dead, most) = (Dead::default(), before / 4 * 3);
-        let used = self.entries(old).filter(|at| !self.is_over(table, *at, &dead)).count() as u64;
+        let used = self.entries(old).filter(|at| self.stays(table, *at, &dead)).count() as u64;
         let is_split = used > before / 2 && before == index_word::MOST_CAPACITY;
         let directory = index_word::SLOTS + (2 << root.depth());
         let wanted = match used {
@@ -130,7 +146,7 @@ impl Locked<'_> {
         if !fault::planted("open index") {
             self.seal_segment(old);
         }
-        let (kept, idle) = self.part(table, old)?;
+        let (kept, idle, on_plans) = self.part(table, old)?;
         // More are in use by now, perhaps.
         let capacity = if kept.len() as u64 > wanted / 2 { wanted.max(before) } else { wanted };
         let entries = 1 << root.depth();
@@ -165,6 +181,7 @@ impl Locked<'_> {
         self.arena.word(table.at + table_word::INDEX).store(root.next(at, depth).0, Release);
         // Only now: whoever starts this over must find them where they were.
         let freed = blocks.map(|at| self.retire_block(table.policy, at)).count() as u64;
+        on_plans.into_iter().for_each(|(plan, at)| self.retire_block(plan.policy, at));
         if root.depth() > 0 {
             self.set_free(DIRECTORIES + u64::from(root.depth()), root.at());
         }
@@ -172,9 +189,10 @@ impl Locked<'_> {
         Ok(freed)
     }
 
-    /// Parts the keys of a sealed segment into those that are in use and the blocks, closed, of those that are not.
-    fn part(&self, table: &Table, segment: u64) -> Result<(Vec<u64>, std::vec::IntoIter<u64>)> {
-        let (mut kept, mut idle, dead) = (Vec::new(), Vec::new(), Dead::default());
+    /// Parts the keys of a sealed segment into those that are in use and the blocks, closed, of those that are not: of the table,
+    /// and of plans, in place of which stubs are kept.
+    fn part(&self, table: &Table, segment: u64) -> Result<Parted> {
+        let (mut kept, mut idle, mut on_plans, dead) = (Vec::new(), Vec::new(), Vec::new(), Dead::default());
         let empty_key = self.hash(b'k', "");
         for at in self.entries(segment) {
             let is_empty_key = self.hash_at(at) == empty_key;
@@ -182,21 +200,30 @@ impl Locked<'_> {
                 // Whoever moved it may have died before this.
                 self.arena.word(table.at + table_word::EMPTY_KEY).store(at, Release);
             }
-            if is_empty_key || !self.is_over(table, at, &dead) {
+            let own = &self.table_of_block(table, at);
+            if is_empty_key || self.is_stub(at) || !self.is_over(own, at, &dead) {
                 kept.push(at);
                 continue;
             }
             if !fault::planted("reused in flight") {
-                self.seal_cells(self.cells_at(table, at));
+                self.seal_cells(self.cells_at(own, at));
             }
             // Somebody may have been faster than the seal.
-            if self.is_idle(table, at) {
+            if self.is_idle(own, at) && own.at == table.at {
                 idle.push(at);
+            } else if self.is_idle(own, at) {
+                kept.push(self.stub_of(own, at, true)?);
+                on_plans.push((*own, at));
             } else {
                 kept.push(self.rewrite(table, self.hash_at(at), |_| {})?);
             }
         }
-        Ok((kept, idle.into_iter()))
+        Ok((kept, idle.into_iter(), on_plans))
+    }
+
+    /// Is a slot needed for this key, or for its stub?
+    fn stays(&self, table: &Table, at: u64, dead: &Dead) -> bool {
+        self.table_of_block(table, at).at != table.at || !self.is_over(table, at, dead)
     }
 
     /// Is a key idle, once the dead have given back what they held?
@@ -391,7 +418,10 @@ impl Locked<'_> {
         let segment = self.segment_at(root, root.entry_of(hash));
         let word = |word| self.arena.word(segment + word).load(Acquire);
         let (dead, empty_key) = (Dead::default(), self.hash(b'k', ""));
-        let is_idle = |at: &u64| self.hash_at(*at) != empty_key && self.is_over(table, *at, &dead);
+        let is_idle = |at: &u64| {
+            let is_over = || self.is_over(&self.table_of_block(table, *at), *at, &dead);
+            self.hash_at(*at) != empty_key && !self.is_stub(*at) && is_over()
+        };
         let has_stock = word(index_word::FREE) > word(index_word::TAKEN);
         if has_stock || self.entries(segment).any(|at| is_idle(&at)) {
             return self.renew_segment(table, hash, true);

@@ -67,6 +67,8 @@ pub(super) struct Rare {
     /// What a memory store has declared: limits, and which of them make a composite.
     pub(super) limits: BTreeMap<String, Declared>,
     pub(super) composites: BTreeMap<String, Vec<Policy>>,
+    /// And the policies of single keys, by limit and key.
+    pub(super) keys: BTreeMap<(String, String), Policy>,
 }
 
 /// What shows others that this process uses the store, until it is dropped.

@@ -334,7 +334,7 @@ impl Home {
 
     /// The cells in a block, whatever their life is. For the holder of the structure lock.
     pub fn cells_at(&self, table: &Table, at: u64) -> Cells<'_> {
-        self.cells(table, KeyAt { at, life: self.arena.word(at + key_word::LIFE).load(Acquire) })
+        self.cells(table, KeyAt { at, life: self.arena.word(at + key_word::LIFE).load(Acquire), table: table.at })
     }
 
     /// The cells of a key that nobody has used. Only to look at.
@@ -364,7 +364,7 @@ impl Home {
             self.new_number()
         };
         self.arena.word(at + key_word::LIFE).store(life, Release);
-        KeyAt { at, life }
+        KeyAt { at, life, table: table.at }
     }
 
     /// Will nobody notice if this key is forgotten?
@@ -404,8 +404,8 @@ impl Home {
 impl Locked<'_> {
     /// Adds a limit. Untouched keys count as started at `born`. Only for the holder of the structure lock.
     pub fn add_limit(&self, name: &str, policy: Policy, born: Tick) -> Result<u64> {
-        let table = self.new_table(policy, (born, 0))?;
         let at = self.allocate(limit_word::WORDS)?;
+        let table = self.new_table(at, policy, (born, 0))?;
         self.set_name_text(at, name)?;
         let Hash(name) = self.hash(b'n', name);
         self.set(at + limit_word::NAME, name);
@@ -458,8 +458,9 @@ impl Locked<'_> {
     }
 
     /// A table whose untouched keys count as started at `born`, and whose new keys have tickets from `first` on.
-    pub(super) fn new_table(&self, policy: Policy, (born, first): (Tick, u64)) -> Result<u64> {
+    pub(super) fn new_table(&self, limit: u64, policy: Policy, (born, first): (Tick, u64)) -> Result<u64> {
         let at = self.allocate(table_word::WORDS)?;
+        self.arena.word(at + table_word::LIMIT).store(limit, Relaxed);
         self.set(at + table_word::POLICY, policy.to_words());
         self.arena.word(at + table_word::BORN).store(born, Relaxed);
         self.arena.word(at + table_word::FIRST_TICKET).store(first, Relaxed);
@@ -484,9 +485,9 @@ impl Locked<'_> {
     /// of the structure lock, before the child's first decision.
     pub fn disown(&self) {
         for table in self.limits().map(|limit| self.table(limit)).filter(|table| table.policy.is_concurrency()) {
-            for at in self.keys(&table) {
+            for (own, at) in self.keys(&table) {
                 let life = self.arena.word(at + key_word::LIFE).load(Acquire);
-                self.leases(&table, KeyAt { at, life }).disown();
+                self.leases(&own, KeyAt { at, life, table: own.at }).disown();
             }
         }
     }

@@ -114,12 +114,12 @@ impl Session {
 fn look(home: &Locked, limit: u64, from: usize) -> Option<usize> {
     let table = home.table(limit);
     let mut looked = 0;
-    for at in home.keys(&table).skip(from).take(BATCH) {
+    for (own, at) in home.keys(&table).skip(from).take(BATCH) {
         looked += 1;
         let hash = home.hash_at(at);
         match home.find_or_mend(&table, hash) {
             Some(key) if key.at == at => {
-                let (unwritten, _) = home.cells(&table, key).unlogged(table.policy.longest(), home.clock.now());
+                let (unwritten, _) = home.cells(&own, key).unlogged(own.policy.longest(), home.clock.now());
                 let units: u64 = unwritten.iter().fold(0, |sum, start| sum.saturating_add(start.units));
                 if units > MOST_UNITS {
                     nonsense(format!("{units} units of a key"));

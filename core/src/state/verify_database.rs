@@ -41,6 +41,7 @@ impl Database {
         self.look_at_triggers(repair, problems)?;
         self.look_at_ledger(repair, problems)?;
         self.look_at_policies(repair, problems)?;
+        self.look_at_keys(repair, problems)?;
         self.identity().map(drop)
     }
 
@@ -105,6 +106,29 @@ impl Database {
                 self.decide(|change| change.execute(mend, [&name]).map(drop))?;
             }
             let found = format!("limit \"{name}\" has the {what} \"{}\"", text.escape_debug());
+            problems.push(Problem { found, is_repaired: repair });
+        }
+        Ok(())
+    }
+
+    /// A key whose own policy nobody can read lives by the limit's.
+    fn look_at_keys(&mut self, repair: bool, problems: &mut Vec<Problem>) -> Result<()> {
+        let read = || -> rusqlite::Result<Vec<[String; 3]>> {
+            let all = "SELECT name, key, policy FROM keys WHERE policy IS NOT NULL ORDER BY name, key";
+            let mut query = self.connection.prepare(all)?;
+            query.query_map([], |row| Ok([row.get(0)?, row.get(1)?, row.get(2)?]))?.collect()
+        };
+        for [name, key, text] in read().map_err(|e| self.explain(e))? {
+            if text.parse::<Policy>().is_ok() {
+                continue;
+            }
+            if repair {
+                let mend = "UPDATE keys SET policy = NULL, generation = (SELECT generation FROM store)
+                            WHERE name = ?1 AND key = ?2";
+                self.decide(|change| change.execute(mend, [&name, &key]).map(drop))?;
+            }
+            let (key, text) = (key.escape_debug(), text.escape_debug());
+            let found = format!("key \"{key}\" of limit \"{name}\" has the policy \"{text}\"");
             problems.push(Problem { found, is_repaired: repair });
         }
         Ok(())

@@ -356,12 +356,11 @@ impl Session {
             let undo = || {
                 locked.finish_replacing(refused.limit)?;
                 let table = locked.table(refused.limit);
-                if locked.find_or_mend(&table, refused.hash).is_none() {
-                    return Ok(());
-                }
+                let Some(found) = locked.find_or_mend(&table, refused.hash) else { return Ok(()) };
+                let own = locked.table_of(&table, found);
                 locked
                     .rewrite(&table, refused.hash, |history| {
-                        super::limit::take_back(&table, history, refused.start, refused.ahead);
+                        super::limit::take_back(&own, history, refused.start, refused.ahead);
                     })
                     .map(drop)
             };
@@ -384,7 +383,7 @@ impl Locked<'_> {
         let keys = all.into_iter().filter_map(|(limit, hash)| {
             let table = self.table(limit);
             let key = self.find_or_mend(&table, hash)?;
-            self.unlogged(limit, table, key)
+            self.unlogged(limit, self.table_of(&table, key), key)
         });
         self.batch(keys.collect(), listed_to)
     }
@@ -392,17 +391,20 @@ impl Locked<'_> {
     /// What some keys of one limit have.
     fn gather_limit(&self, limit: u64) -> Batch {
         let table = self.table(limit);
-        let keys: Vec<Unlogged> = match table.budget {
-            UNKEPT => Vec::new(),
-            _ => self
-                .keys(&table)
-                .filter_map(|at| {
-                    self.unlogged(limit, table, KeyAt { at, life: self.arena.word(at + key_word::LIFE).load(Acquire) })
-                })
-                .take(4 * KEYS as usize)
-                .collect(),
+        let unlogged = |(own, at): (Table, u64)| {
+            let life = self.arena.word(at + key_word::LIFE).load(Acquire);
+            self.unlogged(limit, own, KeyAt { at, life, table: own.at })
         };
-        self.batch(keys, 0)
+        let kept = self.keys(&table).filter(|(own, _)| own.budget != UNKEPT);
+        self.batch(kept.filter_map(unlogged).take(4 * KEYS as usize).collect(), 0)
+    }
+
+    /// What a key has.
+    fn gather_key(&self, limit: u64, hash: Hash) -> Batch {
+        let table = self.table(limit);
+        let found = self.find_or_mend(&table, hash).map(|key| (self.table_of(&table, key), key));
+        let found = found.and_then(|(own, key)| self.unlogged(limit, own, key));
+        self.batch(found.into_iter().collect(), 0)
     }
 
     fn batch(&self, keys: Vec<Unlogged>, listed_to: u64) -> Batch {
@@ -449,7 +451,17 @@ impl Locked<'_> {
     }
 }
 
-/// Writes all that the keys of a limit have, for the holder of the structure lock.
+/// Writes all that a key has, for the holder of the structure lock.
+pub(super) fn write_key(locked: &Locked, database: &mut Database, limit: u64, hash: Hash) -> Result<()> {
+    let batch = locked.gather_key(limit, hash);
+    if batch.keys.is_empty() {
+        return Ok(());
+    }
+    record(database, &batch, locked)?;
+    locked.mark(&batch)
+}
+
+/// The same of all keys of a limit.
 pub(super) fn write_limit(locked: &Locked, database: &mut Database, limit: u64) -> Result<()> {
     loop {
         let batch = locked.gather_limit(limit);

@@ -93,7 +93,7 @@ impl Store {
     /// [`Error::UnknownLimit`] for a name that is not declared, [`Error::KindMismatch`] or, for a composite,
     /// [`Error::InvalidArgument`] for another kind of policy, or as for [`Store::open`].
     pub fn override_limit(&self, name: &str, policy: Policy) -> Result<()> {
-        self.session().set_override(name, Some(&[policy]))
+        self.session().set_override(name, Some(&[policy]), None)
     }
 
     /// The same with a text: of a composite, each of its policies stands above the part of its kind, all of them or, after
@@ -102,15 +102,44 @@ impl Store {
     /// # Errors
     /// As for [`Store::override_limit`]; [`Error::InvalidArgument`] that says where the text is wrong.
     pub fn override_text(&self, name: &str, policies: &str) -> Result<()> {
-        self.session().set_override(name, Some(&policies_of(policies)?))
+        self.session().set_override(name, Some(&policies_of(policies)?), None)
     }
 
-    /// Takes the operator's policies away: what was declared last holds again. A no-op where there is none.
+    /// The same for one key, such as a tenant's plan: it stands above what holds for the limit's other keys, whatever comes of
+    /// that, until it is lifted. Keys that nobody has used yet can have one.
+    ///
+    /// ```
+    /// # use workglow_limit::Store;
+    /// let store = Store::new("memory:")?;
+    /// let limiter = store.limiter("api", "100/1m")?;
+    /// limiter.open()?;
+    /// store.override_key("api", "1000/1m", "tenant-7")?;
+    /// assert_eq!(limiter.peek("tenant-7", 1)?.limit, 1_000);
+    /// assert_eq!(limiter.peek("tenant-8", 1)?.limit, 100);
+    /// # Ok::<(), workglow_limit::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`Store::override_text`]; [`Error::InvalidArgument`] unless the key is 1 to 1,024 bytes.
+    pub fn override_key(&self, name: &str, policies: &str, key: &str) -> Result<()> {
+        self.session().set_override(name, Some(&policies_of(policies)?), Some(key))
+    }
+
+    /// Takes the operator's policies of one key away: what holds for the limit holds for it too. A no-op where there is none.
+    ///
+    /// # Errors
+    /// As for [`Store::lift`]; [`Error::InvalidArgument`] unless the key is 1 to 1,024 bytes.
+    pub fn lift_key(&self, name: &str, key: &str) -> Result<()> {
+        self.session().set_override(name, None, Some(key))
+    }
+
+    /// Takes the operator's policies away, but for those of single keys: what was declared last holds again. A no-op where
+    /// there is none.
     ///
     /// # Errors
     /// [`Error::UnknownLimit`] for a name that is not declared, or as for [`Store::open`].
     pub fn lift(&self, name: &str) -> Result<()> {
-        self.session().set_override(name, None)
+        self.session().set_override(name, None, None)
     }
 
     /// Takes away what is declared under a name, operators' policies included, so that another kind of limiter can be

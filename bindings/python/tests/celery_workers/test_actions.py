@@ -66,6 +66,12 @@ def test_a_limit_is_changed_while_workers_run(site):
     assert site.control("limit_set", name="nobody's", policy="1/1s")["error"].startswith('no limit named "nobody\'s"')
     assert site.control("limit_set", name="work.shared", policy="100/1h") == {"ok": "limit work.shared is 100/1h"}
     site.until(lambda: len(site.started("changed")) == 4)
+    keyed = {"name": "work.shared", "policy": "7/1h", "key": "acme"}
+    assert site.control("limit_set", **keyed) == {"ok": "limit work.shared is 7/1h for acme"}
+    assert [site.limiter("work.shared").peek(key).limit for key in ("acme", "other")] == [7, 100]
+    lifted = {"ok": "limit work.shared is as declared for acme"}
+    assert site.control("limit_lift", name="work.shared", key="acme") == lifted
+    assert site.limiter("work.shared").peek("acme").limit == 100
     assert site.control("limit_lift", name="work.shared") == {"ok": "limit work.shared is as declared"}
     limiter = site.limiter("work.shared")
     assert limiter.can_proceed("pausing")

@@ -291,8 +291,8 @@ impl Lined for CompositeLimiter {
         self.present_in(place, ROUNDS)
     }
 
-    fn soonest(&self, units: u64) -> Duration {
-        self.all().iter().map(|child| child.soonest(units)).max().unwrap_or_default()
+    fn soonest(&self, key: &str, units: u64) -> Duration {
+        self.all().iter().map(|child| child.soonest(key, units)).max().unwrap_or_default()
     }
 
     fn manual_clock(&self) -> Option<ManualClock> {
@@ -411,6 +411,11 @@ impl Limiter for CompositeLimiter {
 
     fn window(&self) -> Result<Option<Duration>> {
         let windows = self.children()?.iter().map(|child| child.window()).collect::<Result<Vec<_>>>()?;
+        Ok(windows.into_iter().flatten().min())
+    }
+
+    fn window_of(&self, key: &str) -> Result<Option<Duration>> {
+        let windows = self.children()?.iter().map(|child| child.window_of(key)).collect::<Result<Vec<_>>>()?;
         Ok(windows.into_iter().flatten().min())
     }
 

@@ -67,7 +67,7 @@ pub trait Lined: Send + Sync {
     fn sent_away(&self, _key: &str, _weight: u64) {}
 
     /// The shortest time in which so many units can start, the first of them at once.
-    fn soonest(&self, _units: u64) -> Duration {
+    fn soonest(&self, _key: &str, _units: u64) -> Duration {
         Duration::ZERO
     }
 

@@ -99,7 +99,7 @@ impl<'a> Pass<'a> {
 
     /// The window of the limit, in ticks. (A limit that cannot be read says what is wrong when it is asked for a start.)
     fn window(&self) -> Tick {
-        self.limiter.window().ok().flatten().map_or(Tick::MAX, patience_ticks)
+        self.limiter.window_of(self.key).ok().flatten().map_or(Tick::MAX, patience_ticks)
     }
 }
 
@@ -259,7 +259,7 @@ impl KeyLine {
             Some(last) => last.ready,
             None => now,
         };
-        from.max(now).saturating_add(patience_ticks(pass.limiter.soonest(units.saturating_sub(held))))
+        from.max(now).saturating_add(patience_ticks(pass.limiter.soonest(pass.key, units.saturating_sub(held))))
     }
 
     fn wants_places(&self) -> bool {

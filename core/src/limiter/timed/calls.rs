@@ -41,8 +41,8 @@ impl<T: InStore> Lined for T {
         });
     }
 
-    fn soonest(&self, units: u64) -> Duration {
-        self.timed().limit.table().map_or(Duration::ZERO, |table| from_ticks(table.policy.soonest(units)))
+    fn soonest(&self, key: &str, units: u64) -> Duration {
+        self.timed().table_of(key).map_or(Duration::ZERO, |table| from_ticks(table.policy.soonest(units)))
     }
 
     fn manual_clock(&self) -> Option<ManualClock> {
@@ -176,6 +176,10 @@ impl<T: InStore> Limiter for T {
 
     fn window(&self) -> Result<Option<Duration>> {
         Ok(Some(from_ticks(self.timed().limit.table()?.policy.shortest())))
+    }
+
+    fn window_of(&self, key: &str) -> Result<Option<Duration>> {
+        Ok(Some(from_ticks(self.timed().table_of(key)?.policy.shortest())))
     }
 
     fn has_places(&self) -> bool {

@@ -246,9 +246,14 @@ impl Timed {
         self.raw(TimedPermit { weight, ticket: u64::MAX, stamp: 0, ready: 0, key: [0; 2], grace: 0, lane: 0 })
     }
 
+    /// What a key lives by.
+    fn table_of(&self, key: &str) -> Result<Table> {
+        self.limit.table_of(self.limit.home()?.hash(b'k', key))
+    }
+
     /// Has a start left every window by now?
     fn is_over(&self, start: &TimedPermit) -> Result<bool> {
-        let table = self.limit.table()?;
+        let table = self.limit.table_of(Hash(start.key))?;
         Ok(start.stamp.saturating_add(table.policy.longest()) <= self.limit.home()?.clock.now().floor)
     }
 }

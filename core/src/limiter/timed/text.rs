@@ -11,7 +11,7 @@ use crate::time;
 impl Timed {
     pub(super) fn do_to_text(&self, permit: &RawPermit) -> Result<String> {
         let TimedPermit { weight, ticket, stamp, ready, key: [h0, h1], grace, .. } = self.own(permit)?;
-        if self.limit.table()?.policy.is_counted() && !is_counted_place(ticket) {
+        if self.limit.table_of(Hash([h0, h1]))?.policy.is_counted() && !is_counted_place(ticket) {
             let reason =
                 "a start of this limit cannot leave its process: its units are only counted, so it could end twice";
             return Err(Error::Unsupported { reason: reason.into() });

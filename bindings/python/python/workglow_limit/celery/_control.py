@@ -28,18 +28,22 @@ def _reply(state: Any, name: str, done: str, call: Any) -> dict[str, str]:
     return {"ok": f"limit {name} {done}"}
 
 
+def _of(key: str | None) -> str:
+    return "" if key is None else f" for {key}"
+
+
 @control_command(  # type: ignore[untyped-decorator]
-    args=[("name", str), ("policy", str)], signature="<name> <policy>"
+    args=[("name", str), ("policy", str), ("key", str)], signature="<name> <policy> [key]"
 )
-def limit_set(state: Any, name: str, policy: str, **_options: Any) -> dict[str, str]:
-    """Give a limit another policy, until limit_lift."""
-    return _reply(state, name, f"is {policy}", lambda limits: limits.store.override(name, policy))
+def limit_set(state: Any, name: str, policy: str, key: str | None = None, **_options: Any) -> dict[str, str]:
+    """Give a limit, or one of its keys, another policy, until limit_lift."""
+    return _reply(state, name, f"is {policy}{_of(key)}", lambda limits: limits.store.override(name, policy, key))
 
 
-@control_command(args=[("name", str)], signature="<name>")  # type: ignore[untyped-decorator]
-def limit_lift(state: Any, name: str, **_options: Any) -> dict[str, str]:
-    """Give a limit the policy again that its code declares."""
-    return _reply(state, name, "is as declared", lambda limits: limits.store.lift(name))
+@control_command(args=[("name", str), ("key", str)], signature="<name> [key]")  # type: ignore[untyped-decorator]
+def limit_lift(state: Any, name: str, key: str | None = None, **_options: Any) -> dict[str, str]:
+    """Give a limit the policy again that its code declares, or one of its keys the limit's."""
+    return _reply(state, name, f"is as declared{_of(key)}", lambda limits: limits.store.lift(name, key))
 
 
 @control_command(  # type: ignore[untyped-decorator]

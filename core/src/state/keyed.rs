@@ -1,0 +1,314 @@
+//! Keys with a policy of their own.
+//!
+//! Such a key is found in its limit's index like any other, but its block names another table: a *plan*, which has a policy and no
+//! index of its own. So a decision on it uses the plan's policy, other keys cost what they did, and nobody has to look anything
+//! up to know that a key has none. Keys whose policies are equal share a plan.
+//!
+//! While such a key is idle, it has no cells. A *stub* holds its place in the index and says which plan it is on. Whoever starts on
+//! it finds the stub closed, as if it were being rewritten, and gets cells for it under the structure lock.
+//!
+//! The database decides who is on which plan (`policies.rs`); what is here follows, and can be done again from the start.
+
+use super::arena::{ALLOCATED, HEADER_WORDS};
+use super::index::{KeyAt, Root, entry};
+use super::layout::{STUBS, index_word, key_word, limit_word, table_word};
+use super::locked::Locked;
+use super::room::Search;
+use super::table::{Hash, Home, Table, key_words};
+use crate::algorithm::leases::SLOT_WORDS;
+use crate::algorithm::log::CLOSED;
+use crate::atomic::*;
+use crate::error::Result;
+use crate::policy::Policy;
+use crate::time::Tick;
+
+/// The chains of a limit's plans, by their policies.
+const CHAINS: u64 = 64;
+
+/// What counts of keys that nobody has used: from when on they do, and what a ledger missed of each, and when.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Origin {
+    pub born: Tick,
+    pub lost: [u64; 2],
+}
+
+impl Home {
+    /// Is a plan of this table's limit there? Asked of what a block says when it does not say the table itself: that may be the
+    /// next in a list of free ones.
+    #[cold]
+    pub(super) fn is_plan_of(&self, table: &Table, at: u64) -> bool {
+        let is_inside =
+            at >= HEADER_WORDS && at.saturating_add(table_word::WORDS) <= self.arena.word(ALLOCATED).load(Acquire);
+        // No block of a key has the address of a limit there.
+        is_inside
+            && self.arena.word(at + table_word::OWNER).load(Acquire)
+                == self.arena.word(table.at + table_word::LIMIT).load(Relaxed)
+    }
+
+    /// The table that a key of this one lives by.
+    pub(super) fn table_of(&self, table: &Table, key: KeyAt) -> Table {
+        if key.table == table.at { *table } else { self.table_at(key.table) }
+    }
+
+    /// The same for a block in the index, for the holder of the structure lock.
+    pub(super) fn table_of_block(&self, table: &Table, at: u64) -> Table {
+        let words = self.arena.word(at + key_word::TABLE).load(Acquire);
+        if words == table.at { *table } else { self.table_at(words) }
+    }
+
+    /// Has a limit any keys with policies of their own, or had it?
+    #[inline(always)]
+    pub fn has_plans(&self, limit: u64) -> bool {
+        self.arena.word(limit + limit_word::PLANS).load(Acquire) != 0
+    }
+
+    pub(super) fn is_stub(&self, at: u64) -> bool {
+        self.arena.word(at + key_word::IS_STUB).load(Acquire) != 0
+    }
+
+    /// The plan of a key that is on one and has no cells.
+    pub(super) fn plan_of_idle(&self, table: &Table, hash: Hash) -> Option<Table> {
+        let root = self.root(table)?;
+        let (_, found) = self.probe(table, self.segment_at(root, root.entry_of(hash.0[0])), hash).ok()?;
+        // Meanwhile it may be what another index has.
+        (self.root(table) == Some(root) && self.is_stub(found.at) && found.table != table.at)
+            .then(|| self.table_at(found.table))
+    }
+
+    /// The table that a key with cells lives by, for the holder of the structure lock.
+    pub(super) fn table_in_use(&self, limit: u64, hash: Hash) -> Option<Table> {
+        let table = self.table(limit);
+        let (_, found) = self.probe(&table, self.segment_of(&table, hash), hash).ok()?;
+        (!self.is_stub(found.at)).then(|| self.table_of(&table, found))
+    }
+
+    pub(super) fn origin(&self, table: &Table) -> Origin {
+        Origin { born: table.born, lost: self.get(table.at + table_word::LOST) }
+    }
+
+    /// The keys of a table that are on plans, and those.
+    pub(super) fn keys_on_plans(&self, table: &Table) -> impl Iterator<Item = (Table, u64)> {
+        let all = self.blocks(table).map(|at| (self.table_of_block(table, at), at));
+        all.filter(|(own, _)| own.at != table.at)
+    }
+}
+
+impl Locked<'_> {
+    /// Makes room for a key on another plan, so that to put it there does not fail.
+    pub fn make_room_for_key(&self, limit: Option<u64>, policy: Option<Policy>) -> Result<()> {
+        let Some(table) = limit.map(|limit| self.table(limit)) else { return Ok(()) };
+        let policy = policy.unwrap_or(table.policy);
+        let plan = CHAINS + table_word::WORDS + key_word::RING;
+        // The segment that it is put into may have to be written anew, in two parts, and a directory with it.
+        let depth = self.root(&table).map_or(0, Root::depth);
+        let segments = 2 * (index_word::SLOTS + 2 * index_word::MOST_CAPACITY) + index_word::SLOTS + (2 << depth);
+        self.grow(plan + 2 * (key_words(policy) + policy.ring()) + segments)
+    }
+
+    /// Lets a key live by a policy of its own, or by its limit's. What it has started counts on; places are exchanged.
+    pub fn set_plan(&self, limit: u64, (hash, text): (Hash, &str), policy: Option<Policy>) -> Result<()> {
+        self.finish_replacing(limit)?;
+        let mut search = Search::default();
+        loop {
+            let table = self.table(limit);
+            let index = self.segment_of(&table, hash);
+            let (slot, from) = match (self.probe(&table, index, hash), policy) {
+                (Ok(found), _) => found,
+                (Err(_), None) => return Ok(()),
+                (Err(slot), Some(policy)) => {
+                    let plan = self.plan(limit, policy, self.origin(&table))?;
+                    if self.add_stub((index, slot), &plan, hash, text)? {
+                        self.policy_changed(limit);
+                        return Ok(());
+                    }
+                    // Somebody has added it, or there has to be room.
+                    search.has_found(self.make_room(&table, hash, false)?, false)?;
+                    continue;
+                }
+            };
+            let current = self.table_of(&table, from);
+            let own = match policy {
+                Some(policy) => {
+                    let policy = policy.after(current.policy);
+                    if current.at != table.at && current.policy == policy {
+                        return Ok(());
+                    }
+                    self.plan(limit, policy, self.origin(&current))?
+                }
+                None if current.at == table.at => return Ok(()),
+                None => table,
+            };
+            if !self.is_stub(from.at) {
+                if !self.has_room_for_leases(&table, &current, &own, from) {
+                    // As if the limit had been larger before.
+                    self.replace(limit, table.policy.after(current.policy), false)?;
+                    continue;
+                }
+                self.rewrite_as(&table, hash, &own, |_| {})?;
+            } else if policy.is_some() {
+                self.arena.word(from.at + key_word::TABLE).store(own.at, Release);
+            } else {
+                let into = self.wake(&own, from.at, hash)?;
+                self.set_entry(index, slot, hash, into);
+                self.retire_stub(from.at);
+            }
+            // More room for leases is no other policy.
+            if current.at == table.at || own.at == table.at || own.policy != current.policy.after(own.policy) {
+                self.policy_changed(limit);
+            }
+            return Ok(());
+        }
+    }
+
+    /// Adds a key that is on a plan, in a lane that is made anew.
+    pub(super) fn add_key_on_plan(
+        &self,
+        limit: u64,
+        (hash, text): (Hash, &str),
+        policy: Policy,
+        origin: Origin,
+    ) -> Result<()> {
+        let (plan, mut search) = (self.plan(limit, policy, origin)?, Search::default());
+        loop {
+            let table = self.table(limit);
+            let index = self.segment_of(&table, hash);
+            match self.probe(&table, index, hash) {
+                Err(slot) if !self.add_stub((index, slot), &plan, hash, text)? => {
+                    search.has_found(self.make_room(&table, hash, false)?, false)?;
+                }
+                _ => return Ok(()),
+            }
+        }
+    }
+
+    /// The plan of a key, if half of its leases' slots are taken: whoever found them taken may have been helped meanwhile.
+    pub(super) fn crowded_plan(&self, table: &Table, hash: Hash) -> Option<Option<Table>> {
+        let (_, found) =
+            self.probe(table, self.segment_of(table, hash), hash).ok().filter(|(_, found)| found.table != table.at)?;
+        let plan = self.table_at(found.table);
+        let held = || self.cells(&plan, found).history(0, self.clock.now()).holds.len() as u64;
+        let is_crowded = !self.is_stub(found.at) && 2 * held() * SLOT_WORDS > plan.policy.ring();
+        Some(is_crowded.then_some(plan))
+    }
+
+    /// Do all leases of a key fit where it is to live? More may run than the policy there says.
+    fn has_room_for_leases(&self, table: &Table, current: &Table, own: &Table, from: KeyAt) -> bool {
+        let is_back = own.at == table.at && own.policy.is_concurrency() && own.policy.ring() < current.policy.ring();
+        !is_back || self.cells(current, from).history(0, self.clock.now()).holds.len() as u64 <= own.policy.capacity()
+    }
+
+    /// A limit's plan with this policy.
+    pub(super) fn plan(&self, limit: u64, policy: Policy, origin: Origin) -> Result<Table> {
+        let word = self.arena.word(limit + limit_word::PLANS);
+        if word.load(Acquire) == 0 {
+            word.store(self.allocate(CHAINS)?, Release);
+        }
+        let mixed = policy.to_words().into_iter().fold(0u64, |sum, word| sum.wrapping_mul(31).wrapping_add(word));
+        let chain = word.load(Acquire) + (mixed.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) % CHAINS;
+        let next = |at: u64| Some(self.arena.word(at).load(Acquire)).filter(|at| *at != 0);
+        let plans = std::iter::successors(next(chain), |at| next(at + table_word::NEXT));
+        for at in super::damage::bounded(plans, self.arena.most()) {
+            let plan = self.table_at(at);
+            if plan.policy == policy && self.origin(&plan) == origin {
+                return Ok(plan);
+            }
+        }
+        let at = self.allocate(table_word::WORDS)?;
+        self.set(at + table_word::POLICY, policy.to_words());
+        self.set(at + table_word::BORN, [origin.born]);
+        self.set(at + table_word::BUDGET, [self.budget(policy)]);
+        self.set(at + table_word::LOST, origin.lost);
+        let first = self.get::<1>(self.table(limit).at + table_word::FIRST_TICKET);
+        self.set(at + table_word::FIRST_TICKET, first);
+        self.set(at + table_word::NEXT, [self.arena.word(chain).load(Acquire)]);
+        self.set(at + table_word::OWNER, [limit]);
+        self.arena.word(chain).store(at, Release);
+        Ok(self.table_at(at))
+    }
+
+    /// All keys of a limit are forgotten: those that are on this plan begin anew, with the first tickets of that table.
+    pub(super) fn begin_plan_anew(&self, plan: &Table, table: &Table) {
+        self.set(plan.at + table_word::BORN, [0]);
+        self.set(plan.at + table_word::LOST, [0, 0]);
+        self.set(plan.at + table_word::FIRST_TICKET, self.get::<1>(table.at + table_word::FIRST_TICKET));
+    }
+
+    /// Adds a key that nobody has used, without cells. `false`: there is no room, or it is there by now.
+    fn add_stub(&self, (index, slot): (u64, u64), plan: &Table, hash: Hash, text: &str) -> Result<bool> {
+        let capacity = self.capacity(index);
+        let count = self.arena.word(index + index_word::COUNT);
+        if count.fetch_add(1, Relaxed) >= capacity / 4 * 3 {
+            return Ok(false);
+        }
+        let stub = self.new_stub(plan, hash, text)?;
+        let slots = self.arena.words(index + index_word::SLOTS, capacity);
+        let word = slots[slot as usize].load(Acquire);
+        // An empty one: a key, or the mark of a sealed index, is not replaced.
+        let is_added = super::index::is_empty(word)
+            && slots[slot as usize].compare_exchange(word, entry(hash, stub), AcqRel, Acquire).is_ok();
+        if !is_added {
+            self.retire_stub(stub);
+        }
+        Ok(is_added)
+    }
+
+    fn new_stub(&self, plan: &Table, hash: Hash, text: &str) -> Result<u64> {
+        let at = self.used_in(STUBS).map_or_else(|| self.allocate(key_word::RING), Ok)?;
+        self.arena.word(at + key_word::LIFE).store(CLOSED, Release);
+        self.arena.word(at + key_word::IS_STUB).store(1, Release);
+        for word in [key_word::GATE, key_word::LISTED].into_iter().chain(key_word::COUNTS) {
+            self.arena.word(at + word).store(0, Release);
+        }
+        self.name_block(plan, at, hash, text);
+        Ok(at)
+    }
+
+    /// The stub of a key whose cells are to be another's. What was counted is kept, or forgotten as well.
+    pub(super) fn stub_of(&self, plan: &Table, from: u64, keeps_counts: bool) -> Result<u64> {
+        let at = self.new_stub(plan, self.hash_at(from), "")?;
+        self.copy_identity(from, at, keeps_counts);
+        Ok(at)
+    }
+
+    /// The text and counts of a key.
+    fn copy_identity(&self, from: u64, into: u64, with_counts: bool) {
+        let text = key_word::TEXT..key_word::TEXT + key_word::TEXT_WORDS;
+        for word in text.chain(key_word::COUNTS.into_iter().filter(|_| with_counts)) {
+            self.arena.word(into + word).store(self.arena.word(from + word).load(Acquire), Release);
+        }
+    }
+
+    pub(super) fn retire_stub(&self, at: u64) {
+        self.retire_to(STUBS, at);
+    }
+
+    /// Gives the key of a stub cells in this table. Nothing leads to them yet.
+    fn wake(&self, own: &Table, stub: u64, hash: Hash) -> Result<u64> {
+        let into = loop {
+            // As much as it is asked for when room is made for this.
+            let need = key_words(own.policy) + own.policy.ring() + 16;
+            let new = || {
+                let room = if self.arena.has_room(need) { Ok(()) } else { self.grow_for_keys(2 * need) };
+                room.and_then(|()| self.allocate(key_words(own.policy)))
+            };
+            let block = self.used_block(own.policy).map_or_else(new, Ok)?;
+            if self.has_lost(own) {
+                self.give_origins(own, block)?;
+            }
+            // One that had too many lives is lost.
+            if let Some(new) = self.begin(own, block, hash, "") {
+                break new.at;
+            }
+        };
+        self.copy_identity(stub, into, true);
+        Ok(into)
+    }
+
+    /// Somebody wants to start on a key of a plan that has no cells.
+    pub(super) fn wake_key(&self, table: &Table, (index, slot): (u64, u64), stub: KeyAt, hash: Hash) -> Result<()> {
+        let into = self.wake(&self.table_of(table, stub), stub.at, hash)?;
+        self.set_entry(index, slot, hash, into);
+        self.retire_stub(stub.at);
+        Ok(())
+    }
+}
