@@ -546,7 +546,7 @@ fn what_is_wrong_with_a_file_is_told_and_nothing_of_it_is_declared() {
                 4,
                 "[api]\nallowed = 5\nperiod = '1m'\n[api.partitions.tenant-7]\nallowed = 500",
                 "[api] partitions = a table",
-                "none: every key has the policy of its limit and a budget of its own; what needs another policy is another limit, such as [\"api/KEY\"]",
+                "none: every key has a budget of its own, and one that needs another policy than \"api\" gets it by an override of that key",
             ),
         ] {
             let (file, loaded) = load(&store(), &dir, &format!("{content}\n"));

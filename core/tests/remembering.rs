@@ -1,4 +1,4 @@
-//! What a limit must not forget: not when its window gets longer, not in many years, and not beyond it.
+//! What a limit must not forget: not when its window gets longer, not in many years, not under a gate, and not beyond it.
 
 mod common;
 
@@ -83,6 +83,34 @@ fn a_limit_goes_on_for_decades() {
             clock.advance(YEAR);
         }
     }
+}
+
+/// Nobody can be admitted: so the level of a denied key matters, however empty its log is.
+#[test]
+fn a_backoff_outlasts_a_gate() {
+    let (clock, store) = clocked();
+    let backoff = Backoff::new(SECOND, 2.0, 1_000 * SECOND, Jitter::None).unwrap();
+    let policy = Policy::rate(1, SECOND).unwrap().with_backoff(backoff).unwrap();
+    let limiter = store.declare("api", policy).unwrap();
+    let suggested = || limiter.decide("key", 1).unwrap().suggested_after.as_secs();
+    limiter.pause("", HOUR).unwrap();
+    // Each denial comes when the backoff of the one before is over.
+    for level in 0..8 {
+        assert_eq!(suggested(), (HOUR.as_secs() - (1 << level) + 1).max(1 << level));
+        clock.advance(SECOND * (1 << level));
+        let others = (0..300).map(|i| format!("{level} {i}"));
+        others.for_each(|key| drop(limiter.decide(&key, 1).unwrap()));
+    }
+    clock.advance(HOUR - 256 * SECOND);
+    limiter.pause("", SECOND).unwrap();
+    assert_eq!(suggested(), 256);
+    // Another policy of the same kind.
+    clock.advance(256 * SECOND);
+    limiter.pause("", SECOND).unwrap();
+    store.declare("api", Policy::rate(2, SECOND).unwrap().with_backoff(backoff).unwrap()).unwrap().open().unwrap();
+    assert_eq!(suggested(), 512);
+    clock.advance(SECOND);
+    assert!(limiter.decide("key", 1).unwrap().admitted);
 }
 
 /// The caller has decided already.

@@ -66,9 +66,13 @@ fn a_store_in_order_has_no_problems_while_others_use_it() {
 
 #[test]
 fn rows_that_make_no_sense_are_told_and_taken_away() {
-    const REPAIRED: [(&str, &str); 6] = [
+    const REPAIRED: [(&str, &str); 7] = [
         ("UPDATE limits SET policy = 'nonsense' WHERE name = 'api'", "limit \"api\" has the policy \"nonsense\""),
         ("UPDATE limits SET override = '1/0s' WHERE name = 'api'", "limit \"api\" has the override \"1/0s\""),
+        (
+            "INSERT INTO keys VALUES ('api', 'tenant', 'nonsense', '', '', 1, NULL)",
+            "key \"tenant\" of limit \"api\" has the policy \"nonsense\"",
+        ),
         ("UPDATE limits SET policy = '7/1h +' WHERE name = 'both'", "limit \"both\" has the policy \"7/1h +\""),
         (
             "CREATE TRIGGER \"a \"\" b\" AFTER UPDATE ON store BEGIN DELETE FROM executions; END",

@@ -47,6 +47,16 @@
 //! A start in the future (a *place*) is counted in the window in which it is ready, and good until that ends. Units are not
 //! told apart: as in the sliced log, whether a place still counts is known by the *era*.
 //!
+//! # Orderings
+//!
+//! * Cells are read with `Acquire`, the first of them once more after the other, which therefore was not read later. They are
+//!   changed with `AcqRel`: who reads what is counted in a window sees the window before it closed (2). A failed
+//!   compare-and-swap is `Relaxed`: both cells are read anew.
+//! * `base` is set by a compare-and-swap (`AcqRel`, `Acquire` where somebody else was faster) before anything is counted from
+//!   it, and read with `Acquire` before the cells.
+//! * `logged` and the cells of a new life are stored with `Release` while `life` is closed, and all is read with `Acquire`,
+//!   `life` last: who has read something new finds it closed, or another.
+//!
 //! Source: the approximated sliding window is the one of Cloudflare, "How we built rate limiting capable of scaling to
 //! millions of domains" (2017).
 

@@ -3,6 +3,11 @@
 //! The distance is worked out when a start happens, from the jobs that have ended by then, and holds until the next one:
 //! so what a denial says about the next start stays true, whoever ends meanwhile. It may lag behind a start that happens
 //! at the same moment: that moves starts, but never beyond the window, which is counted on its own.
+//!
+//! # Orderings
+//!
+//! None is needed. Each word means something on its own: whoever sees that a job has ended, but not yet what it took, takes
+//! what an older one did. `Release` and `Acquire` only let what was written mostly be seen with the number that counts it.
 
 use crate::atomic::{AtomicU64, *};
 use crate::time::Tick;

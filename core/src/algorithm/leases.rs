@@ -49,6 +49,20 @@
 //! 8. *Lives do not mix.* What is read of the words and slots is believed only if `life` is still the same afterwards, and
 //!    a compare-and-swap on what was read then is one of that life.
 //!
+//! # Orderings
+//!
+//! * `taken` is read with `Acquire`, then `returned`, which so is not the older of both (2, 3). Both are changed with `AcqRel`,
+//!   by whoever has read them and helped: so who reads one of them sees what was done for the slot that the one before named.
+//! * Owner and deadline of a slot are stored before the word that makes it TENTATIVE (`Release`), the fence before the
+//!   compare-and-swap on `taken`. Slots' words are read with `Acquire`, before the others, and changed with `AcqRel`; what was
+//!   read beside a word is believed if the word can be changed, or `life` is the same.
+//! * A deadline is raised (`AcqRel`) before the slot's word is changed, and read after it: whoever ends a lease by its deadline
+//!   has read both before that renewal, or fails (6).
+//! * The bell is rung before `sleepers` is read, and `sleepers` raised before the bell is looked at by the kernel. Both are
+//!   `SeqCst`: a store and a later load of another word keep their order in nothing less.
+//! * `life` is read with `Acquire` after all that is to be believed, and closed before any of it is written.
+//! * A failed compare-and-swap is `Relaxed`: nobody looks at its answer.
+//!
 //! Source: counting what enters and what leaves apart, so that each counter only grows, is the ticket semaphore of Reed
 //! and Kanodia, "Synchronization with eventcounts and sequencers" (1979); helping what was announced before adding to it
 //! follows Herlihy, "Wait-free synchronization" (1991); the fence is the one of Gray and Cheriton's leases (1989) as

@@ -41,6 +41,15 @@
 //! 4. *A life's base does not change.* It is set once where it is 0, and is 0 only in cells that were never written. It is
 //!    set before the word is, so whoever finds it 0 and a word beside it has only to look again.
 //!
+//! # Orderings
+//!
+//! * The word is read with `Acquire` and changed with `AcqRel`. Who finds a word that is not 0 beside a base that is sees the
+//!   base when it looks again, as it was set (`AcqRel`) before. A failed compare-and-swap is `Relaxed`: all is read anew.
+//! * `last` is raised (`AcqRel`) before the compare-and-swap that admits the place, which releases it to whoever seals.
+//! * `logged`, `last`, `returned` and the word of a new life are stored with `Release` while `life` is [`CLOSED`], the word
+//!   last of them; then `base`, then `life`. All are read with `Acquire`, and `life` after them: who has read something new
+//!   finds it closed, or another. The seal is in the word itself, which the admission's compare-and-swap proves.
+//!
 //! Source: the generic cell rate algorithm of ATM traffic management (ITU-T I.371, virtual scheduling).
 
 use super::bucket::{Bucket, divide, divide_up};

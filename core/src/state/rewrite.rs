@@ -296,7 +296,7 @@ impl Locked<'_> {
         // What is not known any more may be newer than what is.
         let newest = history.starts.last().map(|start| start.stamp).max(history.unknown);
         let is_idle = newest.is_none_or(|stamp| stamp + longest <= now.floor) && history.holds.is_empty();
-        if is_idle && self.key_gate(from).load(Acquire) <= now.floor && !is_empty_key {
+        if is_idle && !is_empty_key && !self.is_gated(old, from, now.floor) {
             return Ok(());
         }
         if !is_empty_key {

@@ -370,7 +370,19 @@ impl Home {
     /// Will nobody notice if this key is forgotten?
     pub(super) fn is_idle(&self, table: &Table, at: u64) -> bool {
         let now = self.clock.now();
-        self.key_gate(at).load(Acquire) <= now.floor && self.cells_at(table, at).is_idle(table.policy.longest(), now)
+        self.cells_at(table, at).is_idle(table.policy.longest(), now) && !self.is_gated(table, at, now.floor)
+    }
+
+    /// Is the key kept from starting? By its gate; or by that of its limit, if it would lose its backoff, which the next start
+    /// resets otherwise.
+    pub(super) fn is_gated(&self, table: &Table, at: u64, now: Tick) -> bool {
+        let has_level = matches!(table.policy.0, Shape::Rate(..)) && self.backoff(at).load(Acquire) != 0;
+        // Of a plan's table the owner.
+        let limit = || {
+            let [limit, owner] = [table_word::LIMIT, table_word::OWNER].map(|word| self.arena.word(table.at + word));
+            limit.load(Acquire).max(owner.load(Acquire))
+        };
+        self.key_gate(at).load(Acquire) > now || has_level && self.limit_gate(limit()).load(Acquire) > now
     }
 
     /// A key of a concurrency limit.

@@ -153,8 +153,8 @@ impl Entry<'_> {
         if let Some(key) = self.table.keys().map(|key| key.get_ref().as_ref()).find(|key| !KEYS.contains(key)) {
             let expected = match key {
                 "partitions" => format!(
-                    "none: every key has the policy of its limit and a budget of its own; what needs another policy is \
-                     another limit, such as [\"{}/KEY\"]",
+                    "none: every key has a budget of its own, and one that needs another policy than \"{}\" gets it by an \
+                     override of that key",
                     self.name
                 ),
                 _ => "one of the keys allowed, period, burst, concurrency and policy".to_owned(),
