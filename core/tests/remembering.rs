@@ -133,3 +133,18 @@ fn starts_are_recorded_however_small_the_limit_is() {
         assert_eq!(limiter.stats("").unwrap().policy_changes, 0, "nobody has changed it");
     }
 }
+
+/// A start counts from the end of its microsecond, and the next one is asked for in the same.
+#[test]
+fn a_fresh_bucket_gives_its_whole_burst_however_fast_it_is_asked() {
+    let store = Store::new("memory:").unwrap();
+    for text in ["4/1h burst 2", "7/1h burst 3"] {
+        let limiter = store.limiter(text, text).unwrap();
+        let burst = limiter.peek("", 1).unwrap().limit;
+        for key in 0..2_000 {
+            let starts = (0..=burst).map(|_| limiter.attempt(&key.to_string(), 1).unwrap());
+            let admitted = starts.filter(|attempt| matches!(attempt, Attempt::Admitted(_))).count() as u64;
+            assert_eq!(admitted, burst, "{text}, key {key}");
+        }
+    }
+}

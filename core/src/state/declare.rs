@@ -395,8 +395,9 @@ impl super::session::Rare {
             }
             self.keys.retain(|(limit, _), _| !dropped.contains(limit));
             for Part { name, from, .. } in parts.iter().filter(|part| part.from != part.name) {
-                let moved: Vec<_> = self.keys.extract_if(.., |(limit, _), _| limit == from).collect();
-                self.keys.extend(moved.into_iter().map(|((_, key), policy)| ((name.clone(), key), policy)));
+                let now = |limit| if limit == *from { name.clone() } else { limit };
+                let keys = std::mem::take(&mut self.keys).into_iter();
+                self.keys = keys.map(|((limit, key), policy)| ((now(limit), key), policy)).collect();
             }
             self.limits.extend(parts.iter().map(|part| (part.name.clone(), part.now())));
             self.composites.extend(composite.clone().map(|policies| (name.clone(), policies)));

@@ -176,9 +176,17 @@ pub fn most_in_any_window(starts: &[(u64, u64, u64)], window: u64) -> u64 {
 /// One process's record of its starts, in memory that outlives it.
 pub struct Record(&'static [AtomicU64]);
 
+/// How long a test waits for what happens soon on any machine.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
 impl Record {
     pub fn new(capacity: usize) -> Record {
         Record(shared(2 * capacity + 1))
+    }
+
+    /// How many starts there are.
+    pub fn len(&self) -> u64 {
+        self.0[0].load(Acquire)
     }
 
     /// Written before the start counts as reported; a process that is killed before has not started.
