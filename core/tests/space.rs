@@ -221,7 +221,11 @@ fn many_stores_fit_into_little_address_space() {
         // SAFETY: `limit` is a valid description.
         assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_AS, &limit) }, 0);
         let url = |i: u64| {
-            if i % 4 == 0 { "memory:".into() } else { format!("sqlite:{}", dir.file(&i.to_string()).display()) }
+            if i.is_multiple_of(4) {
+                "memory:".into()
+            } else {
+                format!("sqlite:{}", dir.file(&i.to_string()).display())
+            }
         };
         let all: Vec<_> = (0..80).map(|i| Store::new(&url(i)).unwrap().limiter("api", "2/1m").unwrap()).collect();
         for (i, limiter) in all.iter().enumerate() {

@@ -7,7 +7,7 @@
 //! room. When there is no room for a new key, all limits are searched for idle ones, some segments at a time (a *sweep*).
 
 use super::index::{KeyAt, Root, block, empty};
-use super::layout::{FREE_SEGMENTS, SWEPT_HASH, SWEPT_LIMIT, SWEPT_ROUNDS, index_word, table_word};
+use super::layout::{FREE_SEGMENTS, SWEPT_HASH, SWEPT_LIMIT, SWEPT_ROUNDS, index_word, limit_word, table_word};
 use super::locked::Locked;
 use super::table::{Blocked, Hash, Table, key_words};
 use crate::algorithm::cells::Cells;
@@ -194,6 +194,9 @@ impl Locked<'_> {
     fn part(&self, table: &Table, segment: u64) -> Result<Parted> {
         let (mut kept, mut idle, mut on_plans, dead) = (Vec::new(), Vec::new(), Vec::new(), Dead::default());
         let empty_key = self.hash(b'k', "");
+        // Until then the blocks of plans are in the index of the table before it, too.
+        let limit = self.arena.word(table.at + table_word::LIMIT).load(Relaxed);
+        let is_published = self.arena.word(limit + limit_word::TABLE).load(Acquire) == table.at;
         for at in self.entries(segment) {
             let is_empty_key = self.hash_at(at) == empty_key;
             if is_empty_key {
@@ -201,7 +204,8 @@ impl Locked<'_> {
                 self.arena.word(table.at + table_word::EMPTY_KEY).store(at, Release);
             }
             let own = &self.table_of_block(table, at);
-            if is_empty_key || self.is_stub(at) || !self.is_over(own, at, &dead) {
+            let is_shared = own.at != table.at && !is_published;
+            if is_empty_key || is_shared || self.is_stub(at) || !self.is_over(own, at, &dead) {
                 kept.push(at);
                 continue;
             }
