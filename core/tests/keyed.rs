@@ -143,7 +143,8 @@ fn what_is_no_policy_for_a_key_is_an_error_and_changes_nothing() {
         let store = store();
         let limiter = store.limiter("api", "5/1h").unwrap();
         let both = store.limiter("both", "5/1h + 2 concurrent").unwrap();
-        (limiter.open().unwrap(), both.open().unwrap());
+        limiter.open().unwrap();
+        both.open().unwrap();
         let message = |answer: Result<()>| answer.unwrap_err().to_string();
         for key in [String::new(), "k".repeat(1_025)] {
             let errors = [store.override_key("api", "6/1h", &key), store.lift_key("api", &key)].map(message);
