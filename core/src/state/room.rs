@@ -82,17 +82,19 @@ impl Locked<'_> {
         }
         // What even a new key counts for has origins, which used blocks may not have.
         let (block, has_lost) = (key_words(table.policy) + table.policy.ring() + 16, self.has_lost(table));
-        if self.arena.has_room(block) || !has_lost && self.restock(table, segment) {
+        let restock = || !has_lost && self.restock(table, self.segment_of(table, hash));
+        if self.arena.has_room(block) || restock() {
             return Ok(Room::Made);
         }
+        // It may write the segment anew.
         let found = if rests { 0 } else { self.sweep(table.policy.block_class())? };
-        if found >= ENOUGH && !has_lost && self.restock(table, segment) {
+        if found >= ENOUGH && restock() {
             return Ok(Room::Made);
         }
         // Twice what the next key takes, so that a short allocation is never the reason to come back at once.
         match self.grow_for_keys(2 * block) {
             Ok(()) => Ok(Room::Made),
-            Err(_) if !has_lost && self.restock(table, segment) => Ok(Room::Made),
+            Err(_) if restock() => Ok(Room::Made),
             Err(full) => Ok(Room::Searched(rounds(), full)),
         }
     }
