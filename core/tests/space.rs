@@ -4,8 +4,8 @@ mod common;
 
 #[cfg(feature = "fault-points")]
 use common::Child;
-use common::{Dir, number};
-use std::time::Duration;
+use common::{Dir, PATIENCE, number};
+use std::time::{Duration, Instant};
 use workglow_limit::*;
 
 const WINDOW: Duration = Duration::from_secs(60);
@@ -251,12 +251,14 @@ fn who_reads_a_lane_that_grows_sees_all_of_it() {
         let theirs = open();
         (1..KEYS).for_each(|i| start(&theirs, &format!("key {i}")).unwrap());
     });
+    let began = Instant::now();
     std::thread::scope(|scope| {
         for thread in 0..4 {
             let mine = &mine;
             scope.spawn(move || {
                 let mut i = 0;
                 while i < KEYS {
+                    assert!(began.elapsed() < PATIENCE, "{i} of {KEYS} keys are there");
                     let left = mine.peek(&format!("key {}", (i + thread) % KEYS), 1).unwrap().remaining;
                     assert!(left == 99 || left == 100, "{left}");
                     i += u64::from(left == 99);
