@@ -118,7 +118,7 @@ test("a store that fails when a job ends has counted it, and the queue goes on",
   const store = new Store(`sqlite:${dir}/limits.db`, { timeout: 100, clock });
   const limiter = toWorkglow(new RateLimiter(store, "calls", { maxExecutions: 5, windowSizeInSeconds: 60 }));
   const tokens = [await limiter.tryAcquire(), await limiter.tryAcquire()];
-  rmSync(dir, { recursive: true });
+  rmSync(dir, { recursive: true, maxRetries: 20 });
   assert.throws(() => tokens[0].cancel(), { name: "StoreError" });
   const before = store.failures;
   await limiter.release(tokens[1]);

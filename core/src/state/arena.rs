@@ -91,9 +91,16 @@ impl Arena {
     /// An arena in a file of which so many words are allocated, see [`Arena::allocate_first`].
     pub fn in_file(file: &File, allocated: u64) -> Result<Arena> {
         let len = view_of(allocated);
-        let map = os::Mapping::reserve_file(file, len)
-            .map_err(|e| Error::store(format!("mapping {} KiB of a store", len >> 10), e))?;
-        Arena::first(map)
+        let mapped = |len| {
+            let map = os::Mapping::reserve_file(file, len);
+            map.map_err(|e| Error::store(format!("mapping {} KiB of a store", len >> 10), e))
+        };
+        let map = mapped(len)?;
+        match map.larger(len) {
+            // Tools such as valgrind do not map it a second time: so at once as much as a store can ever use.
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Arena::first(mapped(MOST_BYTES as usize)?),
+            _ => Arena::first(map),
+        }
     }
 
     /// Only the header of a file, mapped.
