@@ -282,7 +282,10 @@ fn adaptive_spacing_of_a_key_goes_by_its_jobs() {
 #[test]
 fn ten_thousand_keys_have_policies_of_their_own() {
     const KEYS: u64 = 10_000;
-    let store = Store::new("memory:").unwrap();
+    // The tests beside this one have the same process's lock.
+    let mut options = StoreOptions::default();
+    options.timeout = Duration::from_secs(60);
+    let store = Store::with_options("memory:", options).unwrap();
     let limiter = store.limiter("api", "5/1h").unwrap();
     limiter.open().unwrap();
     for key in 0..KEYS {
