@@ -29,7 +29,7 @@ static void stores(const Directory &dir) {
     THROWS(WGL_INVALID_URL, "nonsense", Store::verify("nonsense:"));
     CHECK(Store::verify("memory:", true).empty(), "nothing is wrong in memory");
     const std::string path = dir / "verified.db";
-    CHECK(RateLimiter(Store("sqlite:" + path), "limit", 5, 1h).decide("key").admitted, "a store to look at");
+    (void)RateLimiter(Store("sqlite:" + path), "limit", 5, 1h).decide("key");
     CHECK(Store::verify("sqlite:" + path).empty(), "nothing is wrong");
     std::ofstream(path + "-lane") << "no lane, and too short for one";
     CHECK(Store::verify("sqlite:" + path).at(0).rfind("the lane: ", 0) == 0, "the lane is none");
