@@ -1,11 +1,13 @@
 //! Named points inside a decision at which a test can stop or kill the process, to show that nobody waits for it.
 //!
-//! They exist only with the feature `fault-points`, and do nothing until `at` is called. And bugs that can be planted.
+//! They exist only with the feature `fault-points`, and do nothing until `at` is called. And bugs that can be planted, and a
+//! count of what is looked at while the structure lock is held, since a test cannot tell a long time from a busy machine.
 
 #[cfg(all(feature = "fault-points", not(model)))]
 mod on {
+    use std::cell::Cell;
     use std::sync::Mutex;
-    use std::sync::atomic::{AtomicBool, Ordering::*};
+    use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 
     type Action = Box<dyn FnOnce() + Send>;
     static ARMED: Mutex<Option<(String, Action)>> = Mutex::new(None);
@@ -24,8 +26,8 @@ mod on {
         "log-moved",
     ];
 
-    /// The points of rewriting a key, or a table, under the structure lock.
-    pub const REWRITING: &[&str] = &["key-sealed", "key-written", "table-written"];
+    /// The points of rewriting a key, or all of a limit, under the structure lock.
+    pub const REWRITING: &[&str] = &["key-sealed", "key-written", "table-written", "table-published", "keys-brought"];
 
     /// The points of writing a segment of an index anew.
     pub const GROWING: &[&str] = &["segment-written"];
@@ -34,7 +36,7 @@ mod on {
     pub const LEASING: &[&str] = &["lease-claimed", "lease-offered", "lease-taken", "lease-ending", "lease-returned"];
 
     /// The points of a change of policies, and of giving a limit another name.
-    const CHANGING: &[&str] = &["deciding", "decided", "half-named", "followed"];
+    const CHANGING: &[&str] = &["deciding", "decided", "half-named", "followed", "gathered", "rows-moved"];
 
     fn is_listed(point: &str) -> bool {
         [DECIDING, REWRITING, GROWING, LEASING, CHANGING].iter().any(|points| points.contains(&point))
@@ -57,10 +59,30 @@ mod on {
             action();
         }
     }
+
+    thread_local! {
+        static LOOKS: Cell<u64> = const { Cell::new(0) };
+    }
+    static MOST: AtomicU64 = AtomicU64::new(0);
+
+    /// One more key was come across.
+    pub(crate) fn looked() {
+        LOOKS.set(LOOKS.get() + 1);
+    }
+
+    /// The structure lock was taken, or is let go of.
+    pub(crate) fn held() {
+        MOST.fetch_max(LOOKS.take(), Relaxed);
+    }
+
+    /// How many keys this process has come across at most while it held the structure lock once, since this was asked last.
+    pub fn most_looked_at() -> u64 {
+        MOST.swap(0, Relaxed)
+    }
 }
 
 #[cfg(all(feature = "fault-points", not(model)))]
-pub use on::{DECIDING, GROWING, LEASING, REWRITING, at};
+pub use on::{DECIDING, GROWING, LEASING, REWRITING, at, most_looked_at};
 
 /// Is this bug planted? Only ever in builds for tests, to show that they find it. `PLANT` names it.
 #[cfg(any(model, feature = "fault-points"))]
@@ -81,4 +103,18 @@ pub(crate) const fn planted(_: &str) -> bool {
 pub(crate) fn point(_name: &'static str) {
     #[cfg(all(feature = "fault-points", not(model)))]
     on::pass(_name);
+}
+
+/// Counts a key that is come across in a walk over many.
+#[inline(always)]
+pub(crate) fn looked() {
+    #[cfg(all(feature = "fault-points", not(model)))]
+    on::looked();
+}
+
+/// The structure lock was taken, or is let go of.
+#[inline(always)]
+pub(crate) fn held() {
+    #[cfg(all(feature = "fault-points", not(model)))]
+    on::held();
 }

@@ -16,10 +16,12 @@ static GENERATION: AtomicU64 = AtomicU64::new(1);
 static STRUCTURE: Mutex<()> = Mutex::new(());
 /// Taken before [`STRUCTURE`] by whoever needs both.
 static LEDGER: Mutex<()> = Mutex::new(());
+/// Taken for moments, by whoever is at a list that a child inherits.
+static LISTS: Mutex<()> = Mutex::new(());
 static HELD: Held = Held(UnsafeCell::new(None));
 
 /// The guards that a forking thread holds from just before the fork until just after it.
-struct Held(UnsafeCell<Option<[MutexGuard<'static, ()>; 2]>>);
+struct Held(UnsafeCell<Option<[MutexGuard<'static, ()>; 3]>>);
 
 // SAFETY: only the thread that holds STRUCTURE touches the cell, and only while it forks.
 unsafe impl Sync for Held {}
@@ -61,6 +63,15 @@ pub(crate) fn ledger() -> Option<Structure> {
     }
 }
 
+/// The right to be at a list that a child inherits: a fork waits for it, so the child does not find it locked.
+pub(crate) fn lists() -> Structure {
+    register();
+    LISTS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Who waits for a lock looks again after so long at most.
+pub(crate) const LONGEST_NAP: Duration = Duration::from_millis(2);
+
 /// Waits for the right to do something structural, at most for `timeout`.
 pub(crate) fn structure(timeout: Duration) -> Option<Structure> {
     register();
@@ -74,14 +85,14 @@ pub(crate) fn structure(timeout: Duration) -> Option<Structure> {
             Err(TryLockError::WouldBlock) if start.elapsed() >= timeout => return None,
             Err(TryLockError::WouldBlock) => {
                 std::thread::sleep(nap);
-                nap = (nap * 2).min(Duration::from_millis(2));
+                nap = (nap * 2).min(LONGEST_NAP);
             }
         }
     }
 }
 
 extern "C" fn before() {
-    let guards = [&LEDGER, &STRUCTURE].map(|lock| lock.lock().unwrap_or_else(PoisonError::into_inner));
+    let guards = [&LEDGER, &STRUCTURE, &LISTS].map(|lock| lock.lock().unwrap_or_else(PoisonError::into_inner));
     // SAFETY: this thread holds STRUCTURE.
     unsafe { *HELD.0.get() = Some(guards) };
 }

@@ -44,6 +44,8 @@ mod decision;
 #[cfg(not(model))]
 mod fork;
 #[cfg(not(model))]
+mod hooks;
+#[cfg(not(model))]
 mod limiter;
 #[cfg(not(model))]
 mod permit;
@@ -65,11 +67,12 @@ pub use time::{ManualClock, duration_from_secs, from_unix_ns, unix_ns};
 pub use {
     decision::Decision,
     fork::generation as fork_generation,
+    hooks::{Event, Happening, Hook, HookId},
     limiter::{
         Attempt, Claim, CompositeLimiter, ConcurrencyLimiter, Custom, CustomLimiter, DelayLimiter, End,
         EvenlySpacedRateLimiter, FixedWindowLimiter, Joined, LeakyBucketLimiter, Limiter, Line, NullLimiter, Outcome,
-        Permit, Presented, RateLimiter, Reserved, Seat, SlidingWindowCounterLimiter, Step, Terms, TokenBucketLimiter,
-        Verdict, Waiter, WaiterId, acquire,
+        Permit, Places, Pool, Presented, RateLimiter, Reserved, Scheduler, Seat, SlidingWindowCounterLimiter, Step,
+        Terms, TokenBucketLimiter, Turn, Verdict, Waiter, WaiterId, acquire,
     },
     permit::RawPermit,
     policy::{Backoff, Jitter, LONGEST_NAME, MOST_WINDOWS, Policy, parse_all as parse_policies},

@@ -106,6 +106,14 @@ impl RawPermit {
         if let Kind::Timed(start) = self.kind { Some(start) } else { None }
     }
 
+    /// The hash of its key, if it is of a limit in a store.
+    pub(crate) fn key(&self) -> Option<[u64; 2]> {
+        match self.kind {
+            Kind::Timed(TimedPermit { key, .. }) | Kind::Lease(LeasePermit { key, .. }) => Some(key),
+            _ => None,
+        }
+    }
+
     /// The permit as eight words, for C. The highest bit of the first is 0.
     pub fn to_words(self) -> [u64; 8] {
         let (kind, [a, b, c, d, e, f, g]) = match self.kind {

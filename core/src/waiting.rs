@@ -4,8 +4,13 @@
 //! a long window must not run ahead of its ledger. Where the caller holds what others need (Python's GIL, an event loop) it
 //! says so here, and is told [`Error::WouldWait`](crate::Error) instead. It then asks again from where it may wait.
 
+use crate::error::{Error, Result};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+/// How long a call waits for others that may do so [`MayWait::Briefly`].
+const BRIEFLY: Duration = Duration::from_millis(40);
 
 /// How long a call may wait for something rare.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,6 +28,32 @@ static DEFAULT: AtomicU8 = AtomicU8::new(MayWait::UntilTimeout as u8);
 
 thread_local! {
     static HERE: Cell<Option<MayWait>> = const { Cell::new(None) };
+    static SLICE: Cell<Option<Slice>> = const { Cell::new(None) };
+}
+
+/// What one call may wait of a wait that lasts longer.
+#[derive(Clone, Copy)]
+struct Slice {
+    /// When that wait began.
+    since: Instant,
+    length: Duration,
+    /// Would there have been more of the store's timeout?
+    is_cut: bool,
+}
+
+/// Puts a thread's value back, also after a panic.
+struct Restore<T: Copy + 'static>(&'static std::thread::LocalKey<Cell<Option<T>>>, Option<T>);
+
+impl<T: Copy> Restore<T> {
+    fn after(key: &'static std::thread::LocalKey<Cell<Option<T>>>, value: T) -> Restore<T> {
+        Restore(key, key.try_with(|here| here.replace(Some(value))).unwrap_or(None))
+    }
+}
+
+impl<T: Copy> Drop for Restore<T> {
+    fn drop(&mut self) {
+        let _ = self.0.try_with(|here| here.set(self.1));
+    }
 }
 
 impl MayWait {
@@ -33,15 +64,40 @@ impl MayWait {
 
     /// Lets this hold in this thread while `call` runs.
     pub fn during<R>(self, call: impl FnOnce() -> R) -> R {
-        /// Also after a panic.
-        struct Restore(Option<MayWait>);
-        impl Drop for Restore {
-            fn drop(&mut self) {
-                let _ = HERE.try_with(|here| here.set(self.0));
-            }
-        }
-        let _restore = Restore(HERE.try_with(|here| here.replace(Some(self))).unwrap_or(None));
+        let _restore = Restore::after(&HERE, self);
         call()
+    }
+
+    /// Where `call` may wait until the store's timeout, which is counted from `since`, it waits `length` of that at most:
+    /// [`Error::WouldWait`] then, unless the whole timeout is over. So a line looks after its other waiters meanwhile.
+    pub(crate) fn in_slice<R>(since: Instant, length: Duration, call: impl FnOnce() -> R) -> R {
+        let _restore = Restore::after(&SLICE, Slice { since, length, is_cut: false });
+        call()
+    }
+
+    /// How long this thread may wait, of a store's whole timeout.
+    pub(crate) fn patience(timeout: Duration) -> Result<Duration> {
+        let slice = SLICE.try_with(Cell::get).unwrap_or(None);
+        let Some(slice) = slice.filter(|_| MayWait::here() == MayWait::UntilTimeout) else {
+            return Self::part(timeout);
+        };
+        let left = timeout.saturating_sub(slice.since.elapsed());
+        SLICE.set(Some(Slice { is_cut: slice.length < left, ..slice }));
+        Ok(left.min(slice.length))
+    }
+
+    /// How long it may wait, of a part of that.
+    pub(crate) fn part(patience: Duration) -> Result<Duration> {
+        match MayWait::here() {
+            MayWait::UntilTimeout => Ok(patience),
+            MayWait::Briefly => Ok(patience.min(BRIEFLY)),
+            MayWait::Never => Err(Error::WouldWait),
+        }
+    }
+
+    /// Is the rest of the store's timeout for later calls?
+    pub(crate) fn is_cut() -> bool {
+        SLICE.try_with(Cell::get).unwrap_or(None).is_some_and(|slice| slice.is_cut)
     }
 
     /// Takes back what a call has done so far: that has to be done, and may wait briefly at least.

@@ -3,6 +3,7 @@
 mod common;
 
 use common::{Child, Dir, shared, wait_until};
+use std::sync::Arc;
 use std::sync::atomic::Ordering::*;
 use std::time::Duration;
 use workglow_limit::*;
@@ -108,6 +109,43 @@ fn a_call_that_must_not_wait_says_so_and_changes_nothing() {
     });
 }
 
+/// Others use the budget up between the look at it and the claim, and somebody else has the structure lock.
+#[cfg(feature = "fault-points")]
+#[test]
+fn what_a_call_took_that_must_not_wait_is_not_in_its_own_way() {
+    alone(|| {
+        let dir = Dir::in_memory("own-way");
+        let store = Store::new(&dir.url()).unwrap();
+        let limiter = rate(&store, "api", 100, HOUR);
+        let never = |limiter: &RateLimiter| MayWait::Never.during(|| limiter.attempt("", 1));
+        assert!(admitted(&limiter, ""));
+        store.flush().unwrap();
+        let rival = rate(&store, "api", 100, HOUR);
+        rival.open().unwrap();
+        assert!((0..4).all(|_| matches!(never(&limiter), Ok(Attempt::Admitted(_)))), "one less than the budget");
+        let stopped = Child::run(|| {
+            let other = rate(&Store::new(&dir.url()).unwrap(), "other", 1, MINUTE);
+            let Ok(Attempt::Admitted(permit)) = other.attempt("", 1) else { panic!("there is room") };
+            fault::at("key-sealed", || common::raise(libc::SIGSTOP));
+            other.cancel(&permit).unwrap();
+        });
+        stopped.wait_until_stopped();
+        fault::at("log-read", move || assert!(matches!(never(&rival), Ok(Attempt::Admitted(_)))));
+        assert_eq!(never(&limiter).unwrap_err(), Error::WouldWait);
+        stopped.signal(libc::SIGCONT);
+        stopped.join();
+        let others = shared(1);
+        Child::run(|| {
+            let limiter = rate(&Store::new(&dir.url()).unwrap(), "api", 100, HOUR);
+            others[0].store((0..100).filter(|_| admitted(&limiter, "")).count() as u64, Release);
+        })
+        .join();
+        assert_eq!(others[0].load(Acquire), 93, "six have started, and one is refused");
+        assert!(admitted(&limiter, ""), "it may wait now, and its own unit is there");
+        assert!(!admitted(&limiter, ""));
+    });
+}
+
 #[test]
 fn what_is_written_behind_is_there_after_the_next_look() {
     alone(|| {
@@ -157,5 +195,95 @@ fn a_key_that_moves_while_it_is_written_is_written_once() {
         let db = rusqlite::Connection::open(dir.file("limits.db")).unwrap();
         let rows: i64 = db.query_row("SELECT count(*) FROM executions", [], |row| row.get(0)).unwrap();
         assert_eq!(rows, 200);
+    });
+}
+
+/// A full limit with a start that has to be written before it is one, in a store that waits so long for that.
+fn full(dir: &Dir, timeout: Duration) -> RateLimiter {
+    let mut options = StoreOptions::default();
+    (options.timeout, options.durability) = (timeout, Durability::Commit);
+    let limiter = rate(&Store::with_options(&dir.url(), options).unwrap(), "api", 1, Duration::from_millis(50));
+    wait_until("the limit is open", || admitted(&limiter, ""));
+    limiter
+}
+
+/// Much longer than a test takes.
+const LONG: Duration = Duration::from_secs(30);
+const SOON: Option<Duration> = Some(Duration::from_millis(80));
+
+#[test]
+fn threads_wait_for_the_store_no_longer_than_for_room() {
+    alone(|| {
+        let dir = Dir::in_memory("threads");
+        let limiter = full(&dir, LONG);
+        let end = stranger(&dir, STRANGERS[0]);
+        std::thread::scope(|scope| {
+            // It leads the line that the others join.
+            let patient = scope.spawn(|| acquire(&limiter, Waiter::new("", 1)));
+            for _ in 0..5 {
+                let others = [(); 3].map(|()| scope.spawn(|| acquire(&limiter, Waiter::new("", 1).timeout(SOON))));
+                for other in others {
+                    assert!(matches!(other.join().unwrap(), Ok(Attempt::Denied(_))), "its time is up");
+                }
+            }
+            assert!(matches!(acquire(&limiter, Waiter::new("alone", 1).timeout(SOON)), Ok(Attempt::Denied(_))));
+            assert!(!patient.is_finished(), "there is more of the store's timeout");
+            end();
+            assert!(matches!(patient.join().unwrap(), Ok(Attempt::Admitted(_))));
+        });
+    });
+}
+
+#[test]
+fn an_event_loop_waits_for_the_store_no_longer_than_for_room() {
+    alone(|| {
+        let dir = Dir::in_memory("loop");
+        let limiter = Arc::new(full(&dir, LONG));
+        let end = stranger(&dir, STRANGERS[0]);
+        let mut line = Line::new(limiter.clone());
+        let mut join = |key, timeout| {
+            let waiter = Waiter::new(key, 1).timeout(timeout);
+            match MayWait::Never.during(|| line.join(waiter)) {
+                Ok(Joined::Waiting(id)) => id,
+                other => panic!("{other:?}"),
+            }
+        };
+        let patient = [join("", None), join("a", None)];
+        let mut impatient = vec![join("", SOON), join("a", SOON), join("b", SOON)];
+        let mut over = Vec::new();
+        let mut ended = |over: &mut Vec<(WaiterId, Outcome)>| {
+            if let Some(nap) = MayWait::Never.during(|| line.advance(over)) {
+                std::thread::sleep(nap.min(Duration::from_millis(10)));
+            }
+            if line.would_wait() {
+                line.advance(over); // From a pool.
+            }
+            !over.is_empty()
+        };
+        while !impatient.is_empty() {
+            wait_until("somebody's time is up", || ended(&mut over));
+            for (id, outcome) in over.drain(..) {
+                assert!(matches!(outcome, Outcome::Expired(_)), "{outcome:?}");
+                assert!(impatient.contains(&id), "there is more of the store's timeout");
+                impatient.retain(|other| *other != id);
+            }
+        }
+        end();
+        wait_until("the others start", || {
+            ended(&mut over);
+            over.len() == patient.len()
+        });
+        assert!(over.iter().all(|(_, outcome)| matches!(outcome, Outcome::Admitted(_))), "{over:?}");
+    });
+}
+
+#[test]
+fn a_line_waits_for_the_store_until_its_timeout() {
+    alone(|| {
+        let dir = Dir::in_memory("line");
+        let limiter = full(&dir, Duration::from_millis(300));
+        let _end = stranger(&dir, STRANGERS[0]);
+        let error = acquire(&limiter, Waiter::new("", 1)).unwrap_err();
+        assert_eq!(error.name(), "store_timeout", "{error}");
     });
 }

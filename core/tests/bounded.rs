@@ -1,4 +1,5 @@
-//! What must not grow: the lane, with keys that come and go, and all of it, over a year of starts.
+//! What must not grow: the lane, with keys that come and go, and all of it, over a year of starts. And what is done at a time
+//! while others cannot have the lock, with the number of keys.
 
 mod common;
 
@@ -245,6 +246,36 @@ fn a_year_in_memory_takes_no_more_room_than_a_week() {
     Child::run(|| {
         let pages = || std::fs::read_to_string("/proc/self/statm").unwrap();
         a_year("memory:", || pages().split(' ').nth(1).unwrap().parse::<u64>().unwrap() * 4_096);
+    })
+    .join();
+}
+
+/// Whatever is done to a limit of many keys, others may have the lock after a moment. (Moments are told by the clock, so how
+/// many keys there are in one depends on the machine; but no machine looks at so many in 2 ms.)
+#[cfg(feature = "fault-points")]
+#[test]
+fn what_is_rare_looks_at_few_keys_at_a_time() {
+    const MANY: u64 = 150_000;
+    const MOST: u64 = MANY / 2;
+    // By itself, so that what other tests do does not count.
+    Child::run(|| {
+        let dir = Dir::in_memory("few");
+        let store = Store::new(&dir.url()).unwrap();
+        let limiter = store.limiter("api", "2/100s").unwrap();
+        let is_few = |what: &str, f: &dyn Fn(&Store)| {
+            fault::most_looked_at();
+            f(&store);
+            let most = fault::most_looked_at();
+            println!("{what}: {most} keys at a time");
+            assert!(most <= MOST, "{what}: {most} of {MANY} keys at a time");
+        };
+        is_few("new keys", &|_| (0..MANY).for_each(|key| drop(limiter.record_job_start(&key.to_string()))));
+        is_few("flush", &|store| store.flush().unwrap());
+        is_few("another policy", &|store| store.override_text("api", "3/100s").unwrap());
+        is_few("in larger blocks", &|store| store.override_text("api", "40/100s").unwrap());
+        is_few("lift", &|store| store.lift("api").unwrap());
+        is_few("verify", &|store| assert_eq!(store.verify(false).unwrap(), []));
+        is_few("clear", &|_| limiter.clear("").unwrap());
     })
     .join();
 }

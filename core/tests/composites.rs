@@ -2,6 +2,7 @@
 
 mod common;
 
+use common::limits::*;
 use common::wait::Wait;
 use common::{Child, Dir, Random, most_in_any_window};
 use std::collections::VecDeque;
@@ -10,40 +11,12 @@ use std::sync::{Arc, Barrier, Mutex};
 use std::time::{Duration, SystemTime};
 use workglow_limit::*;
 
-type Shared = Arc<dyn Limiter>;
-
-const fn ms(n: u64) -> Duration {
-    Duration::from_millis(n)
-}
-
 const HOUR: Duration = Duration::from_secs(3_600);
-
-fn clocked() -> (ManualClock, Store) {
-    let clock = ManualClock::new();
-    let mut options = StoreOptions::default();
-    options.clock = Some(clock.clone());
-    (clock, Store::with_options("memory:", options).unwrap())
-}
-
-fn rate(store: &Store, name: &str, max: u64, window: Duration) -> Shared {
-    Arc::new(RateLimiter::new(store, name, max, window).unwrap())
-}
-
-fn slots(max: u64) -> Shared {
-    Arc::new(ConcurrencyLimiter::new(max).unwrap())
-}
 
 fn taken(limiter: &dyn Limiter) -> RawPermit {
     match limiter.attempt("", 1).unwrap() {
         Attempt::Admitted(permit) => permit,
         Attempt::Denied(after) => panic!("denied for {after:?}"),
-    }
-}
-
-fn place(limiter: &dyn Limiter, weight: u64) -> (RawPermit, Duration) {
-    match limiter.reserve("", weight, None, None).unwrap() {
-        Reserved::Place { place, after } => (place, after),
-        Reserved::Denied(after) => panic!("denied for {after:?}"),
     }
 }
 

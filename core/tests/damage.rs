@@ -1,39 +1,22 @@
-//! Damage to a store's files is an error: no crash, no call without an end, and nothing over the limit in silence.
-//! `ROUNDS=200 cargo test …` makes it a long one.
+//! Damage to a store's files is an error: no crash, no call without an end, and nothing over the limit in silence. (What is
+//! damaged at random, while others use it: `torments.rs`.)
 #![cfg(feature = "fault-points")]
 
 mod common;
 
-use common::{Child, Dir, Random, now_ns, number, shared};
+use common::{Child, Dir, ERRORS_OF_DAMAGE, Random, now_ns, number, shared};
 use std::fs::OpenOptions;
-use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::atomic::{AtomicU64, Ordering::*};
 use std::time::Duration;
 use workglow_limit::*;
 
 const HOUR: Duration = Duration::from_secs(3_600);
 const LIMIT: u64 = 100;
-const BUDGET: u64 = LIMIT / 20;
-
-/// What a damaged store may answer.
-const ERRORS: [&str; 10] = [
-    "damaged",
-    "store_failure",
-    "store_timeout",
-    "store_full",
-    "not_a_store",
-    "unsupported_version",
-    "unknown_limit",
-    "kind_mismatch",
-    "lease_lost",
-    // By a policy that is damaged.
-    "weight_exceeds_capacity",
-];
 
 /// The answer, or nothing after an error that damage may have for a consequence.
 fn expected<T>(answer: Result<T>) -> Option<T> {
-    answer.inspect_err(|e| assert!(ERRORS.contains(&e.name()), "{e:?}")).ok()
+    answer.inspect_err(|e| assert!(ERRORS_OF_DAMAGE.contains(&e.name()), "{e:?}")).ok()
 }
 
 const OTHERS: [&str; 7] =
@@ -74,72 +57,6 @@ fn use_for(dir: &Dir, time: Duration, admitted: &AtomicU64) {
     }
 }
 
-/// Overwrites a few bytes.
-fn flip(path: &Path, random: &mut Random) {
-    let Ok(file) = OpenOptions::new().read(true).write(true).open(path) else { return };
-    let len = file.metadata().unwrap().len().max(1);
-    for _ in 0..1 + random.below(30) {
-        // Most of it is empty: what is at the beginning is more likely to matter.
-        let within = [len, 16_384, 2_048][random.below(3) as usize].min(len);
-        let at = random.below(within);
-        let bytes = random.below(u64::MAX).to_le_bytes();
-        let bytes = if random.below(2) == 0 { &bytes[..] } else { &bytes[..1] };
-        file.write_all_at(bytes, at).unwrap();
-    }
-}
-
-#[test]
-fn random_damage_is_an_error_and_never_more() {
-    let mut random = Random::new();
-    for round in 0..number("ROUNDS", 8) {
-        let (dir, other) = (Dir::in_memory("damage"), Dir::in_memory("damage-other"));
-        let (database, lane) = (dir.file("limits.db"), dir.file("limits.db-lane"));
-        let (admitted, elsewhere) = (&shared(1)[0], &shared(1)[0]);
-        let run = |ms| Child::run(|| use_for(&dir, Duration::from_millis(ms), admitted));
-        Child::run(|| use_for(&other, Duration::from_millis(20), elsewhere)).join();
-        run(20).join();
-        for name in dir.names() {
-            std::fs::copy(dir.file(&name), dir.file(&format!("{name}.old"))).unwrap();
-        }
-        run(20).join();
-        let is_running = round % 2 == 1;
-        let running: Vec<_> = (0..2).filter(|_| is_running).map(|_| run(1_300)).collect();
-        if is_running {
-            std::thread::sleep(Duration::from_millis(50));
-        }
-        let what = random.below(8);
-        match what {
-            0 => flip(&lane, &mut random),
-            1 => flip(&database, &mut random),
-            // Who uses what is cut short is killed by the kernel.
-            2 if !is_running => {
-                let len = random.below(std::fs::metadata(&lane).unwrap().len());
-                OpenOptions::new().write(true).open(&lane).unwrap().set_len(len).unwrap();
-            }
-            2 | 3 => {
-                let len = random.below(std::fs::metadata(&database).unwrap().len());
-                OpenOptions::new().write(true).open(&database).unwrap().set_len(len).unwrap();
-            }
-            // In place: cut short, even for a moment, it would kill who uses it.
-            4 => {
-                let old = std::fs::read(dir.file("limits.db-lane.old")).unwrap();
-                OpenOptions::new().write(true).open(&lane).unwrap().write_all_at(&old, 0).unwrap();
-            }
-            5 => std::fs::rename(dir.file("limits.db-lane.old"), &lane).unwrap(),
-            6 => std::fs::rename(dir.file("limits.db.old"), &database).unwrap(),
-            _ => std::fs::rename(other.file("limits.db-lane"), &lane).unwrap(),
-        }
-        println!("round {round}: damage {what}, running {is_running}");
-        running.into_iter().for_each(Child::join);
-        let after: Vec<_> = (0..2).map(|_| run(100)).collect();
-        after.into_iter().for_each(Child::join);
-        let admitted = admitted.load(Acquire);
-        // Bits of the lane that are other valid ones are what was admitted; an overwritten one may forget a budget twice.
-        let most = LIMIT + if what == 4 && is_running { BUDGET } else { 0 };
-        assert!(what == 0 || admitted <= most, "round {round}: {admitted} of {LIMIT} after damage {what}");
-    }
-}
-
 /// Offsets, sizes and lists of the lane, each overwritten with what would lead astray.
 #[test]
 fn words_that_lead_astray_are_errors() {
@@ -169,7 +86,7 @@ fn words_that_lead_astray_are_errors() {
 
 #[test]
 fn rows_that_make_no_sense_are_errors() {
-    const HOSTILE: [&str; 11] = [
+    const HOSTILE: [&str; 12] = [
         "UPDATE limits SET policy = 'nonsense'",
         "UPDATE limits SET policy = printf('%.*c', 3000000, 'x')",
         "UPDATE limits SET kind = 'other'",
@@ -177,6 +94,7 @@ fn rows_that_make_no_sense_are_errors() {
         "UPDATE store SET sequence = 9223372036854775807",
         "UPDATE store SET sequence = -1, lane = 'z'",
         "DROP TABLE limits",
+        "DROP TABLE moves; CREATE VIEW moves AS SELECT 1",
         "DROP TABLE limits; CREATE VIEW limits AS WITH RECURSIVE r(x) AS (SELECT 1 UNION ALL SELECT x FROM r) SELECT x FROM r",
         "CREATE TRIGGER t AFTER UPDATE ON store BEGIN DELETE FROM executions; END",
         "INSERT INTO executions SELECT 'api', 'key', '0000000000000008000000000000007', 0, 9223372036854775807, 1, 1, 0",
@@ -202,4 +120,107 @@ fn rows_that_make_no_sense_are_errors() {
         })
     });
     children.collect::<Vec<_>>().into_iter().for_each(Child::join);
+}
+
+/// Each word of a key's block and of what leads to it, with what nobody wrote there: calls end, and so do those that walk
+/// over all keys.
+#[test]
+fn whatever_a_block_holds_calls_end() {
+    // Of a limit its table, of a table its index; and where in a key's block its text is, which tells where that is.
+    const FIRST_LIMIT: usize = 13;
+    const TABLE: usize = 3;
+    const INDEX: usize = 13;
+    const TEXT: usize = 10;
+    const KINDS: [&str; 8] = [
+        "7/1h",
+        "7/1h + 5/1s",
+        "5000/1h",
+        "70/1h burst 20",
+        "3 concurrent",
+        "7/1h fixed",
+        "7/1h counter",
+        "20/1m spaced",
+    ];
+    let children = KINDS.iter().map(|kind| {
+        Child::run(move || {
+            let dir = Dir::in_memory(&format!("block-{}", kind.replace(['/', ' '], "-")));
+            let mut options = StoreOptions::default();
+            options.timeout = Duration::from_millis(2);
+            let store = Store::with_options(&dir.url(), options).unwrap();
+            let limiter = store.limiter("api", kind).unwrap();
+            let key = "this key";
+            for _ in 0..3 {
+                limiter.attempt(key, 1).unwrap();
+            }
+            let path = dir.file("limits.db-lane");
+            let whole = std::fs::read(&path).unwrap();
+            let word = |at: usize| u64::from_le_bytes(whole[at * 8..][..8].try_into().unwrap());
+            let text = whole.windows(key.len()).rposition(|found| found == key.as_bytes()).unwrap() - 2;
+            let block = text / 8 - TEXT;
+            let limit = word(FIRST_LIMIT) as usize;
+            let table = word(limit + TABLE) as usize;
+            let segment = (word(table + INDEX) & ((1 << 29) - 1)) as usize;
+            let structure =
+                [10..256, limit..limit + 48, table..table + 32, segment..segment + 32].into_iter().flatten();
+            let places = (block..block + 48).chain(structure.filter(|at| word(*at) != 0));
+            let lane = OpenOptions::new().write(true).open(&path).unwrap();
+            let mut random = Random::new();
+            for at in places {
+                let was = word(at);
+                for other in [0, u64::MAX, u64::MAX - 1, was ^ 1, was.wrapping_neg(), at as u64, random.below(u64::MAX)]
+                {
+                    lane.write_all_at(&other.to_le_bytes(), at as u64 * 8).unwrap();
+                    let permit = expected(limiter.decide(key, 1)).and_then(|decision| decision.permit);
+                    permit.map(|permit| expected(limiter.complete(&permit)));
+                    expected(limiter.peek(key, 1));
+                    expected(limiter.clear("another"));
+                    expected(store.flush());
+                    expected(store.verify(false));
+                    expected(limiter.clear(key));
+                    // But for numbers that only grow.
+                    lane.write_all_at(&whole[..480 * 8], 0).unwrap();
+                    lane.write_all_at(&whole[512 * 8..], 512 * 8).unwrap();
+                    let is_it = std::fs::metadata(&path).unwrap().ino() == lane.metadata().unwrap().ino();
+                    assert!(is_it, "{kind}: with {other:x} at {at} another lane was made");
+                }
+            }
+        })
+    });
+    children.collect::<Vec<_>>().into_iter().for_each(Child::join);
+}
+
+/// A limit that is declared does not begin anew because its name was overwritten, and a key without its own policy is told.
+#[test]
+fn what_is_declared_and_not_there_is_told() {
+    let dir = Dir::in_memory("nameless");
+    Child::run(|| {
+        let store = Store::new(&dir.url()).unwrap();
+        let api = store.limiter("api", "7/1h").unwrap();
+        assert!((0..7).all(|_| matches!(api.attempt("key", 1).unwrap(), Attempt::Admitted(_))));
+        store.override_key("api", "2/1h", "tenant").unwrap();
+    })
+    .join();
+    let path = dir.file("limits.db-lane");
+    let whole = std::fs::read(&path).unwrap();
+    let word = |at: usize| u64::from_le_bytes(whole[at * 8..][..8].try_into().unwrap());
+    let lane = OpenOptions::new().write(true).open(&path).unwrap();
+    let limit = word(13) as usize;
+    lane.write_all_at(&[7; 8], (limit as u64 + 1) * 8).unwrap();
+    Child::run(|| {
+        let store = Store::new(&dir.url()).unwrap();
+        assert_eq!(store.limiter("api", "7/1h").unwrap().attempt("key", 1).unwrap_err().name(), "damaged");
+        assert_eq!(store.verify(false).unwrap()[0].found, "the lane: no limit \"api\"");
+    })
+    .join();
+    lane.write_all_at(&whole, 0).unwrap();
+    // The slot in the index that leads to the tenant's stub.
+    let text = whole.windows(6).rposition(|found| found == b"tenant").unwrap() - 2;
+    let stub = text as u64 / 8 - 10;
+    let slot = (0..whole.len() / 8).find(|at| word(*at) & ((1 << 48) - 1) == stub && word(*at) >> 48 != 0).unwrap();
+    lane.write_all_at(&[0; 8], slot as u64 * 8).unwrap();
+    Child::run(|| {
+        let found = &Store::new(&dir.url()).unwrap().verify(false).unwrap()[0].found;
+        assert_eq!(found, "the lane: key \"tenant\" of limit \"api\" without its policy");
+    })
+    .join();
 }

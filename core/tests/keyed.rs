@@ -558,8 +558,8 @@ fn keys_change_their_policies_while_others_start_on_them() {
                         started[key as usize].fetch_add(1, AcqRel);
                     }
                 }
-                // One-shot keys, for which the index grows.
-                limiter.attempt(&format!("other {}", random.below(1 << 40)), 1).unwrap();
+                // Other keys, for which the index grows.
+                limiter.attempt(&format!("other {}", random.below(2_000)), 1).unwrap();
             }
         })
     };
@@ -591,5 +591,58 @@ fn keys_change_their_policies_while_others_start_on_them() {
     for (key, started) in started.iter().enumerate() {
         let used = started.load(Acquire);
         assert!(used <= most[key], "{used} of {} on {key}", most[key]);
+    }
+}
+
+/// A policy, another one of the same kind that allows less, and how much is used of the first.
+const LOWERED: [(&str, &str, u64); 10] = [
+    ("100/1h", "20/1h", 70),
+    ("100/1h", "20/1h", 100),
+    ("9000/1h", "100/1h", 7_500),
+    ("50000/1h", "5000/1h", 50_000),
+    ("50000/1h", "5000/1h", 20_000),
+    ("100/1h + 1000/1d", "20/1h + 1000/1d", 70),
+    ("100/1d burst 100", "100/1d burst 3", 90),
+    ("100/1h fixed", "20/1h fixed", 70),
+    ("100/1h counter", "20/1h counter", 70),
+    ("100 concurrent", "20 concurrent", 70),
+];
+
+/// Room that is given back is there at once, and no more than that.
+#[test]
+fn what_a_smaller_policy_forbade_is_allowed_again_by_the_larger_one() {
+    let dir = Dir::in_memory("given-back");
+    let url = dir.url();
+    let clock = ManualClock::new();
+    for (url, key) in [("memory:", None), ("memory:", Some("a")), (&*url, None), (&url, Some("a"))] {
+        let store = by_hand(url, &clock);
+        for (text, smaller, used) in LOWERED {
+            let name = format!("{text}, {used}, {key:?}").replace('/', " per ");
+            let limiter = store.limiter(&name, text).unwrap();
+            limiter.open().unwrap();
+            let take = |units: u64| {
+                for begun in (0..units).step_by(500) {
+                    assert!(limiter.decide(key.unwrap_or(""), 500.min(units - begun)).unwrap().admitted, "{text}");
+                }
+            };
+            let remaining = || limiter.peek(key.unwrap_or(""), 1).unwrap().remaining;
+            let set = |to| key.map_or_else(|| store.override_text(&name, to), |key| store.override_key(&name, to, key));
+            let lift = || key.map_or_else(|| store.lift(&name), |key| store.lift_key(&name, key));
+            // A counter does not know what was before it. Some starts leave the window before the others are made.
+            clock.advance(100 * HOUR);
+            take(used / 2);
+            clock.advance(HOUR + HOUR / 2);
+            take(used - used / 2);
+            clock.advance(HOUR / 4);
+            take((used / 2).min(remaining()));
+            let room = remaining();
+            for through in [&[smaller][..], &[smaller], &[smaller, text, smaller], &[smaller, text]] {
+                through.iter().for_each(|to| set(to).unwrap());
+                lift().unwrap();
+                assert_eq!(remaining(), room, "{used} of {text}, {through:?} meanwhile, {key:?}");
+            }
+            set(smaller).unwrap();
+            assert_eq!(remaining(), 0, "{used} of {text}, now {smaller}, {key:?}");
+        }
     }
 }

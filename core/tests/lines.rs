@@ -4,6 +4,7 @@ mod common;
 
 use common::{Child, Dir, Record, most_in_any_window, now_ns};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 use workglow_limit::*;
 
@@ -36,10 +37,16 @@ impl Bench {
     }
 
     fn join(&mut self, waiter: Waiter<'_>) -> Option<WaiterId> {
-        match self.line.join(waiter).unwrap() {
-            Joined::Waiting(id) => Some(id),
-            Joined::Done(_) => None,
+        let id = match self.line.join(waiter).unwrap() {
+            Joined::Waiting(id) => id,
+            Joined::Done(_) => return None,
+        };
+        // Other tests of this process have the structure lock for long.
+        while self.line.would_wait() {
+            self.advance();
         }
+        let has_started = self.started.pop_if(|(last, _)| *last == id).is_some();
+        (!has_started).then_some(id)
     }
 
     /// So many waiters of weight 1: those that have to wait.
@@ -200,6 +207,31 @@ fn a_driver_that_comes_only_every_60_ms_starts_all_that_it_should() {
         let (started, most) = (per_second * 100 - bench.line.len(), per_second * 60);
         assert!(started * 100 >= most * 95, "{policy}: {started} of {most}");
         assert!(bench.order().is_sorted(), "{policy}: out of order");
+    }
+}
+
+/// An event loop that comes late gives places back, which may have to wait: so that is done elsewhere, and nothing is lost.
+#[test]
+fn a_driver_that_must_not_wait_and_comes_late_gets_all_that_others_get() {
+    for (policy, per_second) in [("100/1s", 100), ("5000/1s", 5_000), ("100/1s burst 100", 100)] {
+        let started = [MayWait::UntilTimeout, MayWait::Never].map(|may_wait| {
+            let mut bench = Bench::new(policy);
+            bench.join_many(per_second * 8);
+            let end = Duration::from_secs(7);
+            let mut calls = 0;
+            while bench.clock.now() < end {
+                let nap = may_wait.during(|| bench.advance());
+                let nap = if bench.line.would_wait() { bench.advance() } else { nap };
+                let Some(nap) = nap else { break };
+                calls += 1;
+                // Further than any grace.
+                let late = if calls % 5 == 0 && bench.clock.now() < Duration::from_secs(4) { ms(60) } else { ms(0) };
+                bench.clock.advance(nap + late);
+            }
+            bench.started.len()
+        });
+        let [others, this] = started;
+        assert!(this * 100 >= others * 99, "{policy}: {this}, but {others}");
     }
 }
 
@@ -395,6 +427,18 @@ fn a_place_is_given_however_many_are_out() {
 }
 
 #[test]
+fn a_place_that_somebody_else_gave_back_is_found() {
+    let mut bench = Bench::new("1/1h");
+    bench.join_many(2);
+    let Reserved::Place { place, .. } = bench.limiter.reserve("", 1, None, None).unwrap() else { panic!() };
+    let last = bench.join_many(1);
+    bench.limiter.cancel_place(&place).unwrap();
+    bench.run(LONG);
+    assert_eq!(bench.started.last().map(|(id, _)| *id), Some(last[0]));
+    assert!(bench.clock.now() <= Duration::from_secs(2 * 3_600 + 1), "{:?}", bench.started);
+}
+
+#[test]
 fn a_forked_child_finds_its_line_empty() {
     let mut bench = Bench::new("1/1s");
     bench.join_many(1 + 3);
@@ -578,4 +622,65 @@ fn two_processes_with_a_line_each_are_never_over_the_limit() {
     let starts: Vec<_> = records.iter().flat_map(Record::starts).collect();
     assert_eq!(most_in_any_window(&starts, 100_000_000).saturating_sub(LIMIT), 0, "over the limit: {counts:?}");
     assert!(counts.iter().all(|count| *count > 0), "one of them never started: {counts:?}");
+}
+
+/// A waiter behind others takes a place also where there is room. It says that it came when it was taken.
+#[test]
+fn a_place_where_there_is_room_comes_at_once_and_not_long_ago() {
+    for policy in ["20/1s", "5000/1s", "20/1s burst 20", "20/1s fixed"] {
+        let mut bench = Bench::new(policy);
+        let most = if policy.starts_with('5') { 5_000 } else { 20 };
+        assert_eq!(bench.join_many(most + 1).len(), 1, "{policy}");
+        bench.clock.advance(ms(5_000));
+        assert_eq!(bench.join_many(10).len(), 10, "{policy}: one is ahead of them");
+        let mut over = Vec::new();
+        while bench.line.advance(&mut over).is_some() {
+            bench.clock.advance(ms(1));
+        }
+        for (_, outcome) in over {
+            let Outcome::Admitted(permit) = outcome else { panic!("{policy}: {outcome:?}") };
+            let came = bench.limiter.ready_at(&permit);
+            let hour_ago = std::time::SystemTime::now() - Duration::from_secs(3_600);
+            assert!(came.is_none_or(|came| came > hour_ago), "{policy}: {came:?}");
+        }
+    }
+}
+
+/// Would always have to wait, and counts how often it was asked.
+struct Busy(Arc<AtomicUsize>);
+
+impl Custom for Busy {
+    fn name(&self) -> &str {
+        "busy"
+    }
+
+    fn decide(&self, _key: &str, _weight: u64) -> Result<Verdict, Error> {
+        self.0.fetch_add(1, SeqCst);
+        Err(Error::WouldWait)
+    }
+
+    fn peek(&self, key: &str, weight: u64) -> Result<Verdict, Error> {
+        self.decide(key, weight)
+    }
+
+    fn end(&self, _start: u64, _end: End) -> Result<(), Error> {
+        Ok(())
+    }
+}
+
+/// To ask again at once would be in vain, and would take all of the loop's time.
+#[test]
+fn a_key_that_would_have_to_wait_is_asked_once_in_a_call() {
+    let asked = Arc::new(AtomicUsize::new(0));
+    let mut line = Line::new(Arc::new(CustomLimiter::new(Busy(asked.clone())).unwrap()));
+    for key in ["a", "b", "c"] {
+        let _ = MayWait::Never.during(|| line.join(Waiter::new(key, 1)));
+    }
+    assert_eq!(line.len(), 3);
+    for _ in 0..3 {
+        asked.store(0, SeqCst);
+        MayWait::Never.during(|| line.advance(&mut Vec::new()));
+        assert_eq!(asked.load(SeqCst), 3);
+        assert!(line.would_wait());
+    }
 }

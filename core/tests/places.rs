@@ -1,5 +1,6 @@
 //! A place starts once: whatever copies of it there are, and not after it was given back. Of every kind of limit.
 
+use std::cell::RefCell;
 use std::time::Duration;
 use workglow_limit::*;
 
@@ -65,7 +66,7 @@ fn of_all_copies_of_a_place_one_starts() {
 #[test]
 fn a_place_that_was_given_back_does_not_start() {
     for_each_kind(|name, clock, limiter| {
-        for cancel in [Limiter::cancel, Limiter::cancel_place] {
+        for cancel in [<dyn Limiter>::cancel, <dyn Limiter>::cancel_place] {
             let place = place(limiter);
             cancel(limiter, &place).unwrap();
             assert_eq!(started(clock, limiter, &place), None, "{name}");
@@ -119,6 +120,30 @@ fn many_places_are_open_at_once() {
     }
 }
 
+/// They have the same stamp. If each looked for its name among the same few, tables would be added for them until there are no
+/// more, and who must not wait for that would take its units in vain.
+#[test]
+fn many_places_of_one_moment_have_room() {
+    let mut options = StoreOptions::default();
+    options.clock = Some(ManualClock::new());
+    let store = Store::with_options("memory:", options).unwrap();
+    let limiter = store.declare("many", Policy::rate(5_000, SECOND).unwrap()).unwrap();
+    let reserve = || limiter.reserve("", 1, None, Some(SECOND / 40));
+    let mut waits = 0;
+    for i in 1..=4_000 {
+        match MayWait::Never.during(reserve) {
+            Err(Error::WouldWait) => {
+                waits += 1;
+                reserve().unwrap();
+            }
+            reserved => assert!(matches!(reserved, Ok(Reserved::Place { .. })), "{reserved:?}"),
+        }
+        assert_eq!(limiter.peek("", 1).unwrap().remaining, 5_000 - i);
+    }
+    // It is opened; and each table has room for twice as many as the one before.
+    assert!(waits <= 8, "{waits}");
+}
+
 /// The units of a place that was given back are free again, once.
 #[test]
 fn what_is_given_back_is_given_back_once() {
@@ -131,4 +156,35 @@ fn what_is_given_back_is_given_back_once() {
         limiter.cancel(&second).unwrap();
         assert_eq!(limiter.peek("key", 1).unwrap().remaining, after, "{name}: {remaining}");
     });
+}
+
+/// What would have to wait, and must not, has changed nothing: done again, it gives back what it should.
+#[test]
+fn a_place_whose_end_would_have_to_wait_is_as_it_was() {
+    type End = fn(&dyn Limiter, &RawPermit) -> Result<()>;
+    let ends: [(&str, u32, End); 4] = [
+        ("cancel", 0, |limiter, place| limiter.cancel(place)),
+        ("cancel_place", 0, |limiter, place| limiter.cancel_place(place)),
+        ("settle", 0, |limiter, place| limiter.settle(place, 0)),
+        ("present late", 2, |limiter, place| limiter.present(place).map(drop)),
+    ];
+    for (what, late, end) in ends {
+        let left = |must_not_wait: bool| {
+            let left = RefCell::new(Vec::new());
+            for_each_kind(|name, clock, limiter| {
+                let (_, place) = (place(limiter), place(limiter));
+                clock.advance(limiter.ready_in(&place).unwrap() + late * SECOND / 100);
+                let first =
+                    if must_not_wait { MayWait::Never.during(|| end(limiter, &place)) } else { end(limiter, &place) };
+                if let Err(error) = first {
+                    assert_eq!(error, Error::WouldWait, "{name}: {what}");
+                    end(limiter, &place).unwrap();
+                }
+                let seen = limiter.peek("key", 1).unwrap();
+                left.borrow_mut().push((name.to_owned(), seen.remaining, seen.retry_after));
+            });
+            left.into_inner()
+        };
+        assert_eq!(left(true), left(false), "{what}");
+    }
 }

@@ -2,45 +2,18 @@
 
 mod common;
 
+use common::limits::*;
 use common::{Child, Dir};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::*};
 use std::time::Duration;
 use workglow_limit::*;
 
-type Shared = Arc<dyn Limiter>;
-
-const fn ms(n: u64) -> Duration {
-    Duration::from_millis(n)
-}
-
 const MINUTE: Duration = Duration::from_secs(60);
-
-fn clocked() -> (ManualClock, Store) {
-    let clock = ManualClock::new();
-    let mut options = StoreOptions::default();
-    options.clock = Some(clock.clone());
-    (clock, Store::with_options("memory:", options).unwrap())
-}
-
-fn rate(store: &Store, name: &str, max: u64, window: Duration) -> Shared {
-    Arc::new(RateLimiter::new(store, name, max, window).unwrap())
-}
-
-fn slots(max: u64) -> Shared {
-    Arc::new(ConcurrencyLimiter::new(max).unwrap())
-}
 
 /// A start that takes so many units now.
 fn starts(limiter: &dyn Limiter, weight: u64) -> bool {
     matches!(limiter.attempt("", weight).unwrap(), Attempt::Admitted(_))
-}
-
-fn place(limiter: &dyn Limiter, weight: u64) -> (RawPermit, Duration) {
-    match limiter.reserve("", weight, None, None).unwrap() {
-        Reserved::Place { place, after } => (place, after),
-        Reserved::Denied(after) => panic!("denied for {after:?}"),
-    }
 }
 
 /// Presents a place until it starts, `meanwhile` before each time; how long that took.

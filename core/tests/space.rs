@@ -238,6 +238,35 @@ fn many_stores_fit_into_little_address_space() {
     .join();
 }
 
+/// After `mlockall(MCL_FUTURE)` each mapping counts as locked memory, of which most users have a few MiB.
+#[test]
+fn many_stores_fit_into_little_locked_memory() {
+    common::Child::run(|| {
+        let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: plain calls, and `limit` is a valid place and description. Root may lock what it wants.
+        unsafe {
+            assert_eq!(libc::getrlimit(libc::RLIMIT_MEMLOCK, &mut limit), 0);
+            limit.rlim_cur = limit.rlim_max.min(64 << 20);
+            assert_eq!(libc::setrlimit(libc::RLIMIT_MEMLOCK, &limit), 0);
+            assert!(libc::geteuid() != 0 || libc::setuid(65_534) == 0);
+            assert_eq!(libc::mlockall(libc::MCL_FUTURE), 0);
+        }
+        // Of the 8 MiB that most have, 5: a store takes 1 MiB, and other things some.
+        let stores = (limit.rlim_cur >> 20).saturating_sub(3).min(20);
+        let limiters: Vec<_> = (0..stores)
+            .map(|i| {
+                let limiter = Store::new("memory:").unwrap().limiter("api", "2/1m").unwrap();
+                limiter.decide("key", 1).unwrap_or_else(|e| panic!("store {i}: {e}"));
+                limiter
+            })
+            .collect();
+        for key in 0..500 {
+            limiters.iter().for_each(|limiter| drop(limiter.decide(&key.to_string(), 1).unwrap()));
+        }
+    })
+    .join();
+}
+
 /// Others make the lane larger while threads read it, and many of them notice at the same moment.
 #[test]
 fn who_reads_a_lane_that_grows_sees_all_of_it() {

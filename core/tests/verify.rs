@@ -155,3 +155,15 @@ fn a_lane_that_makes_no_sense_is_made_anew_from_the_ledger() {
         assert_eq!(admitted, 100 - 5 - 5);
     }
 }
+
+#[test]
+fn a_file_that_is_no_lane_is_one_problem() {
+    let dir = Dir::new("verify-no-lane");
+    used(&dir);
+    OpenOptions::new().write(true).open(dir.file("limits.db-lane")).unwrap().write_all_at(&[b'x'; 8_192], 0).unwrap();
+    let store = Store::new(&dir.url()).unwrap();
+    let (problems, repaired) = verified(&store, false);
+    assert_eq!((problems.len(), repaired), (1, 0), "{problems:?}");
+    assert_eq!(verified(&store, true), (problems, 1));
+    assert_eq!(verified(&store, false), NOTHING);
+}

@@ -23,7 +23,7 @@ pub(crate) enum Cells<'a> {
     Leases(Leases<'a>),
 }
 
-/// The same call, whatever the algorithm.
+/// The same call, whatever the algorithm. (The kind was checked when the limit was opened: another one makes no sense.)
 macro_rules! either {
     ($cells:expr, $one:ident => $call:expr) => {
         match $cells {
@@ -31,7 +31,7 @@ macro_rules! either {
             Cells::Slices($one) => $call,
             Cells::Meter($one) => $call,
             Cells::Counter($one) => $call,
-            Cells::Leases(_) => unreachable!("the kind was checked when the limit was opened"),
+            Cells::Leases(_) => Err(Sealed),
         }
     };
 }
@@ -61,7 +61,7 @@ impl Cells<'_> {
             Cells::Slices(slices) => slices.present(place, longest, now),
             Cells::Meter(meter) => meter.present(place).map(|is_good| is_good.then_some(place.stamp)),
             Cells::Counter(counter) => counter.present(place).map(|is_good| is_good.then_some(place.stamp)),
-            Cells::Leases(_) => unreachable!("the kind was checked when the limit was opened"),
+            Cells::Leases(_) => Err(Sealed),
         }
     }
 

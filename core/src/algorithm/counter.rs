@@ -61,7 +61,7 @@
 //! millions of domains" (2017).
 
 use super::log::{Answer, Ask, Known, PLACE, SETTLED, STARTED, Taken, View, put};
-use super::{History, Sealed, Start};
+use super::{History, Sealed, Start, Tries};
 use crate::atomic::{AtomicU64, *};
 use crate::fault;
 use crate::time::{Now, Tick};
@@ -238,22 +238,27 @@ impl Seen {
     #[inline(always)]
     fn earliest(&self, weight: u64, from: Tick, first: u64) -> (u64, Tick) {
         let blind = fault::planted("stale frontier");
-        let mut number = first.max(if blind { 0 } else { self.frontier() });
-        loop {
+        let first = first.max(if blind { 0 } else { self.frontier() });
+        // At the latest the second window after the frontier has nothing in it and nothing before it.
+        for number in first..first.saturating_add(4) {
             let start = self.start_of(number);
             if let Some(elapsed) = self.opens(number, weight, from.saturating_sub(start)) {
                 return (number, start.saturating_add(elapsed));
             }
-            // At the latest the second window after the frontier has nothing in it and nothing before it.
-            number += 1;
         }
+        // But for a weight that no window holds.
+        (first, Tick::MAX)
     }
 
     /// How far this window is when it first has room for this weight; at least so far.
     #[inline(always)]
     fn opens(&self, number: u64, weight: u64, elapsed: Tick) -> Option<Tick> {
         let room = self.frame.limit.checked_sub(self.units_of(number) + weight)?;
-        let (room, before, length) = (u128::from(room), u128::from(self.before(number)), self.frame.length);
+        let before = self.before(number);
+        if before == 0 {
+            return Some(elapsed);
+        }
+        let (room, before, length) = (u128::from(room), u128::from(before), self.frame.length);
         if before * u128::from(length - elapsed) <= room * u128::from(length) {
             return Some(elapsed);
         }
@@ -344,21 +349,24 @@ impl Counter<'_> {
     /// Decides and records in one act.
     #[inline]
     pub fn claim(&self, ask: &Ask, clock: impl Fn() -> Now) -> Result<Answer, Sealed> {
-        self.decide::<false>(ask, clock).map(|(answer, _)| answer)
+        self.decide::<false>(ask, clock, &mut View::default())
     }
 
     /// The same, and what the windows hold after it.
     pub fn claim_and_view(&self, ask: &Ask, clock: impl Fn() -> Now) -> Result<(Answer, View), Sealed> {
-        self.decide::<true>(ask, clock)
+        let mut view = View::default();
+        Ok((self.decide::<true>(ask, clock, &mut view)?, view))
     }
 
     #[inline(always)]
-    fn decide<const LOOK: bool>(&self, ask: &Ask, clock: impl Fn() -> Now) -> Result<(Answer, View), Sealed> {
+    fn decide<const LOOK: bool>(&self, ask: &Ask, clock: impl Fn() -> Now, view: &mut View) -> Result<Answer, Sealed> {
         let frame = self.frame;
         debug_assert!((1..=frame.limit).contains(&ask.weight));
         // Before the time, so that a life's first window is none that lies ahead.
         let base = self.begun(&clock);
+        let mut tries = Tries::default();
         loop {
+            tries.again()?;
             let cells = self.read_open()?;
             // After the cells, so that it is no earlier than the time of whoever counted in them.
             let now = clock();
@@ -384,8 +392,10 @@ impl Counter<'_> {
                 let is_place = must_wait || ask.reserve;
                 taken = Some(Taken { ticket: era, end, stamp: seen.end_of(number), ahead: 0, is_place });
             }
-            let view = if LOOK { View { ready, ..self.view_of(&seen, ask) } } else { View::default() };
-            return Ok((Answer { now, ready, taken }, view));
+            if LOOK {
+                *view = View { ready, ..self.view_of(&seen, ask) };
+            }
+            return Ok(Answer { now, ready, taken });
         }
     }
 
@@ -409,7 +419,9 @@ impl Counter<'_> {
 
     /// Looks, and changes nothing.
     pub fn view(&self, ask: &Ask, clock: impl Fn() -> Now) -> Result<View, Sealed> {
+        let mut tries = Tries::default();
         loop {
+            tries.again()?;
             let begun = self.base.load(Acquire);
             let base = if begun == 0 { self.first_base(clock()) } else { begun };
             let cells = self.read_open()?;

@@ -2,11 +2,8 @@
 
 use super::*;
 use crate::algorithm::log::CLOSED as NO_LIFE;
+use crate::algorithm::models::{Arc, model, thread};
 use crate::atomic::AtomicU64 as Cell;
-#[cfg(loom)]
-use loom::{sync::Arc, thread};
-#[cfg(shuttle)]
-use shuttle::{sync::Arc, thread};
 
 /// The length of a window.
 const W: Tick = 50;
@@ -130,19 +127,6 @@ impl Cells {
             assert!(round < most, "too many: {starts:?}");
         }
     }
-}
-
-#[cfg(loom)]
-fn model(f: impl Fn() + Sync + Send + 'static) {
-    let mut model = loom::model::Builder::new();
-    model.preemption_bound = Some(std::env::var("PREEMPTIONS").map_or(2, |n| n.parse().unwrap()));
-    model.check(f);
-}
-
-#[cfg(shuttle)]
-fn model(f: impl Fn() + Sync + Send + 'static) {
-    let tries = std::env::var("TRIES").map_or(20_000, |n| n.parse().unwrap());
-    shuttle::check_random(f, tries);
 }
 
 /// One start, then two threads with these weights, the first of which lets a time pass before each of its own, or dies.

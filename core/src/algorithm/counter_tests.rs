@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::algorithm::log::CLOSED as NO_LIFE;
+use crate::algorithm::random_tests::Random;
 use std::cell::Cell;
 use std::collections::BTreeMap;
 
@@ -556,30 +557,6 @@ fn another_frame_counts_what_was_counted() {
 }
 
 // ---- against a plain model ----
-
-/// A small generator, so that a failure can be repeated (splitmix64).
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// 0 to `below - 1`.
-    fn below(&mut self, below: u64) -> u64 {
-        self.next() % below
-    }
-
-    /// Small numbers as often as large ones.
-    fn scaled(&mut self, most: u64) -> u64 {
-        let bits = 64 - most.leading_zeros() as u64;
-        let most = most.min((2 << self.below(bits.max(1))) - 1);
-        self.below(most + 1)
-    }
-}
 
 /// Every window's units, and the rule as it is written down.
 struct Plain {

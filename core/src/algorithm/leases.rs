@@ -68,7 +68,7 @@
 //! follows Herlihy, "Wait-free synchronization" (1991); the fence is the one of Gray and Cheriton's leases (1989) as
 //! lock services hand it out.
 
-use super::Sealed;
+use super::{Sealed, Tries};
 use crate::atomic::{AtomicU64, *};
 use crate::fault;
 use crate::time::Tick;
@@ -284,6 +284,7 @@ impl<'a> Leases<'a> {
 
     #[inline(always)]
     fn look(&self) -> Result<Seen, Sealed> {
+        let mut tries = Tries::default();
         loop {
             let early = fault::planted("returned first").then(|| self.returned.load(Acquire));
             let taken = self.taken.load(Acquire);
@@ -297,6 +298,7 @@ impl<'a> Leases<'a> {
             if let Some(live) = units_in(taken).checked_sub(units_in(returned)) {
                 return Ok(Seen { taken, returned, base, live });
             }
+            tries.again()?;
         }
     }
 

@@ -1,11 +1,8 @@
 //! Models of the leases, for loom and shuttle: see `log_models.rs`.
 
 use super::*;
+use crate::algorithm::models::{Arc, model, thread};
 use crate::atomic::AtomicU64 as Cell;
-#[cfg(loom)]
-use loom::{sync::Arc, thread};
-#[cfg(shuttle)]
-use shuttle::{sync::Arc, thread};
 
 const ME: u64 = 7;
 /// Whoever has this number dies in the course of a model.
@@ -96,19 +93,6 @@ impl Cells {
         assert_eq!(self.leases().live(), Ok(0));
         assert!(self.take(max, max).unwrap().is_some());
     }
-}
-
-#[cfg(loom)]
-fn model(f: impl Fn() + Sync + Send + 'static) {
-    let mut model = loom::model::Builder::new();
-    model.preemption_bound = Some(std::env::var("PREEMPTIONS").map_or(2, |n| n.parse().unwrap()));
-    model.check(f);
-}
-
-#[cfg(shuttle)]
-fn model(f: impl Fn() + Sync + Send + 'static) {
-    let tries = std::env::var("TRIES").map_or(20_000, |n| n.parse().unwrap());
-    shuttle::check_random(f, tries);
 }
 
 /// Two takers with these weights beside an end.

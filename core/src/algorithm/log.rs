@@ -116,9 +116,6 @@ const LAST: Tick = (1 << (64 - STAMP)) - 1;
 /// The number of no life: the cells are being written.
 pub(crate) const CLOSED: u64 = u64::MAX;
 
-/// The mark of a log whose oldest starts did not fit when it was written.
-const CUT: u64 = 1 << 63;
-
 /// How far the counter may stay behind: a cache line of slots. (The model checker's rings are smaller.)
 const LAG: u64 = if cfg!(model) { 2 } else { 8 };
 
@@ -131,7 +128,7 @@ pub(crate) struct Window {
 
 /// How many slots a ring needs: every window's `limit`, and the heaviest start beside it.
 pub(crate) fn capacity(limit: u64) -> u64 {
-    (2 * limit).next_power_of_two().max(16)
+    limit.clamp(8, 1 << 32).saturating_mul(2).next_power_of_two()
 }
 
 /// One key's log, in cells that live elsewhere.
@@ -141,7 +138,7 @@ pub(crate) struct Log<'a> {
     pub head: &'a AtomicU64,
     /// Tickets before `cleared − 1` are forgotten (0: none were).
     pub cleared: &'a AtomicU64,
-    /// The first ticket that was claimed here; those before it were written by [`Log::write`]. And [`CUT`].
+    /// The first ticket that was claimed here; those before it were written by [`Log::write`].
     pub own: &'a AtomicU64,
     /// The first ticket that is not in the ledger yet.
     pub logged: &'a AtomicU64,
@@ -312,6 +309,12 @@ impl<'a> Log<'a> {
         field << STAMP | state << STATE | (weight - 1) << WEIGHT | self.lap(ticket) << LAP
     }
 
+    /// How many slots a claim has: no start is heavier than the ring.
+    #[inline(always)]
+    fn slots_of(&self, word: u64) -> u64 {
+        weight_of(word).min(self.ring.len() as u64)
+    }
+
     #[inline(always)]
     fn is_claimed(&self, ticket: u64, word: u64) -> bool {
         (word >> LAP) & 1 == self.lap(ticket)
@@ -342,9 +345,9 @@ impl<'a> Log<'a> {
                     }
                     return Tail { head, ticket, was: word };
                 }
-                match weight_of(word) {
+                match self.slots_of(word) {
                     1 => ticket += 1,
-                    weight if fault::planted("no help") || self.fill(ticket, word) => ticket += weight,
+                    slots if fault::planted("no help") || self.fill(ticket, word) => ticket += slots,
                     _ => continue 'again,
                 }
                 if ticket - head >= LAG {
@@ -363,6 +366,7 @@ impl<'a> Log<'a> {
     }
 
     /// Every claim before `to` was seen filled. If `from` is not the counter any more, it is further on.
+    #[inline(always)]
     fn move_head(&self, from: u64, to: u64) {
         let _ = self.head.compare_exchange(from, to, AcqRel, Relaxed);
         fault::point("log-moved");
@@ -370,8 +374,9 @@ impl<'a> Log<'a> {
 
     /// Fills the other slots of the claim `word` at `ticket`: anyone may, at any time and any number of times.
     /// `false`: the claim is of a lap that is over.
-    fn fill(&self, ticket: u64, word: u64) -> bool {
-        let end = ticket + weight_of(word);
+    #[inline(never)]
+    fn fill(self, ticket: u64, word: u64) -> bool {
+        let end = ticket + self.slots_of(word);
         for other in ticket + 1..end {
             let slot = self.slot(other);
             let filled = self.word(other, word >> STAMP, PART, end - other);
@@ -413,16 +418,17 @@ impl<'a> Log<'a> {
     /// Decides and records in one act.
     #[inline]
     pub fn claim(&self, ask: &Ask, clock: impl Fn() -> Now) -> Result<Answer, Sealed> {
-        self.decide::<false>(ask, clock).map(|(answer, _)| answer)
+        self.decide::<false>(ask, clock, &mut View::default())
     }
 
     /// The same, and what the log holds after it.
     pub fn claim_and_view(&self, ask: &Ask, clock: impl Fn() -> Now) -> Result<(Answer, View), Sealed> {
-        self.decide::<true>(ask, clock)
+        let mut view = View::default();
+        Ok((self.decide::<true>(ask, clock, &mut view)?, view))
     }
 
     #[inline(always)]
-    fn decide<const LOOK: bool>(&self, ask: &Ask, clock: impl Fn() -> Now) -> Result<(Answer, View), Sealed> {
+    fn decide<const LOOK: bool>(&self, ask: &Ask, clock: impl Fn() -> Now, view: &mut View) -> Result<Answer, Sealed> {
         loop {
             let Tail { head, ticket: h, was } = self.tail()?;
             fault::point("log-read");
@@ -432,7 +438,9 @@ impl<'a> Log<'a> {
             // After the slots, so that no stamp that was read is later than this.
             let now = clock();
             fault::point("log-clock");
-            let mut view = if LOOK { self.view_at(h, ask, now) } else { View::default() };
+            if LOOK {
+                *view = self.view_at(h, ask, now);
+            }
             let must_wait = ready > now.floor && !ask.force;
             let is_place = must_wait || ask.reserve;
             let stamp = if is_place { ready.max(now.ceil).saturating_add(ask.grace) } else { now.ceil }.max(newest);
@@ -447,7 +455,7 @@ impl<'a> Log<'a> {
             if must_wait && ready - now.floor > ask.patience || is_crowded || field > LAST {
                 if self.slot(h).load(Acquire) == was || fault::planted("unproven denial") {
                     self.is_alive()?;
-                    return Ok((Answer { now, ready, taken: None }, view));
+                    return Ok(Answer { now, ready, taken: None });
                 }
                 continue;
             }
@@ -465,14 +473,8 @@ impl<'a> Log<'a> {
                     let longest = ask.windows.iter().map(|w| w.length).max().unwrap_or(0);
                     view.empty = view.empty.max(stamp + longest);
                 }
-                return Ok((
-                    Answer {
-                        now,
-                        ready,
-                        taken: Some(Taken { ticket: h, end: h + ask.weight, stamp, ahead: 0, is_place }),
-                    },
-                    view,
-                ));
+                let taken = Some(Taken { ticket: h, end: h + ask.weight, stamp, ahead: 0, is_place });
+                return Ok(Answer { now, ready, taken });
             }
         }
     }
@@ -481,7 +483,8 @@ impl<'a> Log<'a> {
     ///
     /// One slot more has to be free: a log that is written anew burns one, and must not drop a place for it, whose exchange
     /// would drop the next. And so many more are for those whose place is exchanged: they had one already.
-    fn has_places(&self, h: u64, ask: &Ask, now: Now) -> bool {
+    #[cold]
+    fn has_places(self, h: u64, ask: &Ask, now: Now) -> bool {
         let is_open = |ticket| {
             let word = self.slot(ticket).load(Acquire);
             state_of(word) == PLACE && self.stamp(word) >= now.floor
@@ -577,7 +580,7 @@ impl<'a> Log<'a> {
     /// Under which ticket a start is here, if it can still be told.
     fn find(&self, start: Known, h: u64) -> Option<u64> {
         let first = self.first();
-        let own = self.own.load(Acquire) & !CUT;
+        let own = self.own.load(Acquire);
         if start.ticket >= own {
             let is_here = start.ticket < h && start.ticket + self.ring.len() as u64 >= h;
             return is_here.then_some(start.ticket);
@@ -596,7 +599,7 @@ impl<'a> Log<'a> {
     /// What whoever took the start in this word knows of it.
     fn known(&self, ticket: u64, word: u64) -> Known {
         let first = self.first();
-        let is_own = ticket >= self.own.load(Acquire) & !CUT;
+        let is_own = ticket >= self.own.load(Acquire);
         // In another life there may be no such place; then nothing that is read here is believed.
         let origin =
             || self.origins.get(ticket.wrapping_sub(first) as usize).map_or(u64::MAX, |origin| origin.load(Acquire));
@@ -637,6 +640,7 @@ impl<'a> Log<'a> {
 
     /// Has a life told time as far as it can? Then what counts goes on in another. (A stamp beyond [`LAST`] before that is a
     /// place too far in the future.)
+    #[inline(always)]
     fn is_used_up(&self, now: Now) -> bool {
         now.ceil.wrapping_sub(self.base) > LAST - 3 * LONGEST
     }
@@ -657,10 +661,9 @@ impl<'a> Log<'a> {
             }
             ticket += units;
         }
-        let has_dropped = oldest > first || self.own.load(Acquire) & CUT != 0;
         let unknown = if self.cleared.load(Acquire) == 0 && self.born + longest > now.floor {
             Some(self.born)
-        } else if has_dropped && oldest < h {
+        } else if oldest > first && oldest < h {
             let stamp = self.stamp(self.slot(oldest).load(Acquire));
             (stamp + longest > now.floor).then_some(stamp)
         } else {
@@ -688,9 +691,14 @@ impl<'a> Log<'a> {
         self.find_tail().ticket
     }
 
-    /// Writes a history into cells that only the caller uses: zeroed ones, or sealed ones of an earlier life. They must be
-    /// [`CLOSED`]; the answer is the base with which their next life begins, to be published by the caller. `None`: these
-    /// cells had too many lives.
+    /// How many units [`Log::write`] writes.
+    pub fn room(&self) -> u64 {
+        self.ring.len() as u64 - 1
+    }
+
+    /// Writes a history, or the newest of it if not all fits, into cells that only the caller uses: zeroed ones, or sealed
+    /// ones of an earlier life. They must be [`CLOSED`]; the answer is the base with which their next life begins, to be
+    /// published by the caller. `None`: these cells had too many lives.
     pub fn write(&self, history: &History, now: Now) -> Option<Tick> {
         let size = self.ring.len() as u64;
         // The same slots and parities come again every two laps.
@@ -703,11 +711,12 @@ impl<'a> Log<'a> {
             let (start, parts) = (*start, start.units.div_ceil(MOST));
             (0..parts).map(move |i| Start { units: MOST.min(start.units - i * MOST), ..start })
         };
-        let starts: Vec<Start> = history.starts.iter().flat_map(split).collect();
         // The newest; of the last that fits, as much as fits.
-        let mut room = size - 1;
-        let mut starts: Vec<Start> = starts
-            .into_iter()
+        let mut room = self.room();
+        let mut starts: Vec<Start> = history
+            .starts
+            .iter()
+            .flat_map(split)
             .rev()
             .map_while(|start| {
                 let units = start.units.min(room);
@@ -716,7 +725,6 @@ impl<'a> Log<'a> {
             })
             .collect();
         starts.reverse();
-        let is_cut = starts.iter().map(|s| s.units).sum::<u64>() < history.starts.iter().map(|s| s.units).sum();
         let oldest = starts.first().map_or(now.ceil, |start| start.stamp);
         let base = oldest.min(now.ceil).wrapping_sub(highest + 2);
         let newest = starts.last().map_or(now.ceil, |start| start.stamp);
@@ -749,7 +757,7 @@ impl<'a> Log<'a> {
             next += start.units;
         }
         self.cleared.store(first + 1, Release);
-        self.own.store(next | if history.unknown.is_some() || is_cut { CUT } else { 0 }, Release);
+        self.own.store(next, Release);
         self.logged.store(logged.unwrap_or(next), Release);
         put(self.head, next);
         Some(base)

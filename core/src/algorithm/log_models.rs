@@ -4,11 +4,8 @@
 //! `tests/torture/models` runs them, and then once more with each bug planted, which must turn one of them red.
 
 use super::*;
+use crate::algorithm::models::{Arc, model, thread};
 use crate::atomic::AtomicU64 as Cell;
-#[cfg(loom)]
-use loom::{sync::Arc, thread};
-#[cfg(shuttle)]
-use shuttle::{sync::Arc, thread};
 
 const W: Tick = 50;
 
@@ -115,19 +112,6 @@ impl Cells {
         let claimed = ready <= now.floor && log.slot(ticket).compare_exchange(was, word, AcqRel, Relaxed).is_ok();
         claimed.then_some(Taken { ticket, end: ticket + weight, stamp, ahead: 0, is_place: false })
     }
-}
-
-#[cfg(loom)]
-fn model(f: impl Fn() + Sync + Send + 'static) {
-    let mut model = loom::model::Builder::new();
-    model.preemption_bound = Some(std::env::var("PREEMPTIONS").map_or(2, |n| n.parse().unwrap()));
-    model.check(f);
-}
-
-#[cfg(shuttle)]
-fn model(f: impl Fn() + Sync + Send + 'static) {
-    let tries = std::env::var("TRIES").map_or(20_000, |n| n.parse().unwrap());
-    shuttle::check_random(f, tries);
 }
 
 /// No half-open window of length `W` holds more than `limit` units.

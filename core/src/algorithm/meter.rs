@@ -54,7 +54,7 @@
 
 use super::bucket::{Bucket, divide, divide_up};
 use super::log::{Answer, Ask, CLOSED, Known, SETTLED, STARTED, Taken, View, put};
-use super::{History, Rest, Sealed, Start};
+use super::{History, Rest, Sealed, Start, Tries};
 use crate::atomic::{AtomicU64, *};
 use crate::fault;
 use crate::time::{LONGEST, Now, Tick};
@@ -92,6 +92,9 @@ pub(crate) struct Meter<'a> {
     pub last: &'a AtomicU64,
     /// How much was ever given back, in `n` parts; in a life it stays.
     pub returned: &'a AtomicU64,
+    /// Until when it recovers from what it took over from a bucket of another policy: counted from the base, signed, twice that
+    /// and 1. 0: it took nothing over.
+    pub carried: &'a AtomicU64,
     /// The bucket counts as having been emptied then: 0 in a new one, the moment of the loss where an earlier state was
     /// lost.
     pub born: Tick,
@@ -115,8 +118,8 @@ impl Meter<'_> {
     /// The bucket of a key that nobody has used. Only to look at.
     #[cfg(not(model))]
     pub fn untouched(bucket: Bucket, born: Tick) -> Meter<'static> {
-        let [word, base, life, era, logged, last, returned] = [&UNTOUCHED; 7];
-        Meter { word, base, life, number: 0, era, logged, last, returned, born, bucket }
+        let [word, base, life, era, logged, last, returned, carried] = [&UNTOUCHED; 8];
+        Meter { word, base, life, number: 0, era, logged, last, returned, carried, born, bucket }
     }
 
     /// Do these cells still have the life that is meant? To be asked last, before anything that was read is believed.
@@ -135,13 +138,16 @@ impl Meter<'_> {
     /// What these cells say, sealed or not: the word, the moment of its base, and the word's own. 0: nobody has used them.
     #[inline(always)]
     fn read(&self) -> (u64, i128, i128) {
+        let mut tries = Tries::default();
         loop {
             let base = self.base.load(Acquire);
             let word = self.word.load(Acquire);
             let origin = self.bucket.origin(base);
             match (base, word >> 1) {
                 (0, 0) => return (word, 0, 0),
-                (0, _) => {} // it was set since
+                // It was set since.
+                (0, _) if tries.again().is_ok() => {}
+                (0, moment) => return (word | SEAL, origin, origin + i128::from(moment)),
                 (_, moment) => return (word, origin, origin + i128::from(moment)),
             }
         }
@@ -179,16 +185,17 @@ impl Meter<'_> {
     /// Decides and records in one act.
     #[inline]
     pub fn claim(&self, ask: &Ask, clock: impl Fn() -> Now) -> Result<Answer, Sealed> {
-        self.decide::<false>(ask, clock).map(|(answer, _)| answer)
+        self.decide::<false>(ask, clock, &mut View::default())
     }
 
     /// The same, and what the bucket holds after it.
     pub fn claim_and_view(&self, ask: &Ask, clock: impl Fn() -> Now) -> Result<(Answer, View), Sealed> {
-        self.decide::<true>(ask, clock)
+        let mut view = View::default();
+        Ok((self.decide::<true>(ask, clock, &mut view)?, view))
     }
 
     #[inline(always)]
-    fn decide<const LOOK: bool>(&self, ask: &Ask, clock: impl Fn() -> Now) -> Result<(Answer, View), Sealed> {
+    fn decide<const LOOK: bool>(&self, ask: &Ask, clock: impl Fn() -> Now, view: &mut View) -> Result<Answer, Sealed> {
         debug_assert!((1..=self.bucket.size).contains(&ask.weight));
         let bucket = &self.bucket;
         let mut spins = 0;
@@ -200,7 +207,9 @@ impl Meter<'_> {
                 return Err(Sealed);
             }
             let mut ready = self.ready(&seen, ask);
-            let mut view = if LOOK { self.view_at(&seen, ask) } else { View::default() };
+            if LOOK {
+                *view = self.view_at(&seen, ask);
+            }
             let must_wait = ready > now.floor && !ask.force;
             if must_wait && ready <= now.ceil && spins < SPINS {
                 // It starts within this microsecond: in one that the first start of a burst was rounded up from.
@@ -214,10 +223,10 @@ impl Meter<'_> {
                     && let Some(queue) = self.when_it_may_wait(&seen, ask)
                 {
                     ready = queue.max(ready.saturating_sub(patience));
-                    return self.deny(now, ready, view);
+                    return self.deny(now, ready);
                 }
                 if ready - now.floor > patience {
-                    return self.deny(now, ready, view);
+                    return self.deny(now, ready);
                 }
             }
             let is_place = must_wait || ask.reserve;
@@ -227,7 +236,7 @@ impl Meter<'_> {
             let moment = after - seen.origin;
             if moment > LAST {
                 // A place too far in the future.
-                return self.deny(now, ready, view);
+                return self.deny(now, ready);
             }
             // How long it takes until its units begin to come back, and all that ever was given back before it.
             let behind = (seen.recovered - stamped).max(0) as u128;
@@ -247,15 +256,15 @@ impl Meter<'_> {
                     view.empty = view.empty.max(bucket.tick(after));
                 }
                 let taken = Some(Taken { ticket: era, end, stamp, ahead, is_place });
-                return Ok((Answer { now, ready, taken }, view));
+                return Ok(Answer { now, ready, taken });
             }
         }
     }
 
     #[inline(always)]
-    fn deny(&self, now: Now, ready: Tick, view: View) -> Result<(Answer, View), Sealed> {
+    fn deny(&self, now: Now, ready: Tick) -> Result<Answer, Sealed> {
         self.is_alive()?;
-        Ok((Answer { now, ready, taken: None }, view))
+        Ok(Answer { now, ready, taken: None })
     }
 
     /// Until when a leaky bucket's queue is too full for this start to wait in it. `None`: it may.
@@ -375,10 +384,15 @@ impl Meter<'_> {
         let start = |units, is_logged| Start { stamp, units, state: SETTLED, id: u64::MAX, is_logged };
         let mut starts = vec![start(units - unlogged, true), start(unlogged, false)];
         starts.retain(|start| start.units > 0);
+        let carried = match self.carried.load(Acquire) as i64 {
+            0 => 0,
+            word => origin + i128::from(word >> 1),
+        };
         let rest = Rest {
             spare: ((bucket.cost(units) - behind) as u64, bucket.p),
             last: self.last.load(Acquire).max(now.ceil),
             returned: self.returned.load(Acquire),
+            carried,
         };
         History { starts, era: self.era.load(Acquire), rest, ..History::default() }
     }
@@ -420,21 +434,29 @@ impl Meter<'_> {
         self.logged.store(logged as u64, Release);
         self.last.store(history.rest.last, Release);
         self.returned.store(history.rest.returned, Release);
+        // Whatever was given back since.
+        let carried = history.rest.carried.min(recovered);
+        let has_any = carried > from;
+        self.carried.store(if has_any { ((carried - origin) as u64) << 1 | 1 } else { 0 }, Release);
         put(self.word, ((recovered - origin) as u64) << 1);
         Some(base as u64)
     }
 }
 
 impl Bucket {
-    /// What this bucket can take over from another one: what was started and a debt, each up to its size. A bucket that was
-    /// further behind waited for places, perhaps behind a gate, and these do not come along.
-    pub fn trim(&self, history: &mut History) {
-        let mut most = 2 * self.size;
+    /// What this bucket takes over from another one: what that had taken over itself or was started since, and a debt; the
+    /// latter up to its size. A bucket that was further behind waited for places, perhaps behind a gate, and these do not come
+    /// along.
+    pub fn take_over(&self, old: &Bucket, history: &mut History, now: Now) {
+        let carried = old.units(history.rest.carried - old.floor(now.floor));
+        let mut most = carried.max(old.size) + old.size;
         for start in &mut history.starts {
             start.units = start.units.min(most);
             most -= start.units;
         }
         history.starts.retain(|start| start.units > 0);
+        let units = history.starts.iter().map(|start| start.units).sum();
+        history.rest.carried = self.floor(now.floor) + self.cost(units);
     }
 
     /// Takes units of a start back, out of a history in which it is, but for what has come back by itself since, and so

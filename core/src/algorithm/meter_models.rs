@@ -1,11 +1,8 @@
 //! Models of buckets, for loom and shuttle: see `log_models.rs`.
 
 use super::*;
+use crate::algorithm::models::{Arc, model, thread};
 use crate::atomic::AtomicU64 as Cell;
-#[cfg(loom)]
-use loom::{sync::Arc, thread};
-#[cfg(shuttle)]
-use shuttle::{sync::Arc, thread};
 
 /// What a unit costs, in ticks.
 const P: Tick = 10;
@@ -19,6 +16,7 @@ struct Cells {
     logged: Cell,
     last: Cell,
     returned: Cell,
+    carried: Cell,
     time: Cell,
     bucket: Bucket,
 }
@@ -27,8 +25,8 @@ type Starts = Vec<(Tick, u64)>;
 
 impl Cells {
     fn new(bucket: Bucket) -> Arc<Cells> {
-        let [word, base, life, era, logged, last, returned] = std::array::from_fn(|_| Cell::new(0));
-        Arc::new(Cells { word, base, life, era, logged, last, returned, time: Cell::new(START), bucket })
+        let [word, base, life, era, logged, last, returned, carried] = std::array::from_fn(|_| Cell::new(0));
+        Arc::new(Cells { word, base, life, era, logged, last, returned, carried, time: Cell::new(START), bucket })
     }
 
     fn token(size: u64) -> Arc<Cells> {
@@ -36,8 +34,8 @@ impl Cells {
     }
 
     fn meter_in(&self, number: u64) -> Meter<'_> {
-        let Cells { word, base, life, era, logged, last, returned, bucket, .. } = self;
-        Meter { word, base, life, number, era, logged, last, returned, born: 0, bucket: *bucket }
+        let Cells { word, base, life, era, logged, last, returned, carried, bucket, .. } = self;
+        Meter { word, base, life, number, era, logged, last, returned, carried, born: 0, bucket: *bucket }
     }
 
     fn meter(&self) -> Meter<'_> {
@@ -101,19 +99,6 @@ impl Cells {
         self.time.fetch_max(from.time.load(Acquire), AcqRel);
         self.live(&history);
     }
-}
-
-#[cfg(loom)]
-fn model(f: impl Fn() + Sync + Send + 'static) {
-    let mut model = loom::model::Builder::new();
-    model.preemption_bound = Some(std::env::var("PREEMPTIONS").map_or(2, |n| n.parse().unwrap()));
-    model.check(f);
-}
-
-#[cfg(shuttle)]
-fn model(f: impl Fn() + Sync + Send + 'static) {
-    let tries = std::env::var("TRIES").map_or(20_000, |n| n.parse().unwrap());
-    shuttle::check_random(f, tries);
 }
 
 /// No stretch of time holds more than the size and what the rate gives meanwhile; a leaky bucket drips.

@@ -2,6 +2,7 @@
 
 use super::super::bucket::{COARSEST, COSTLIEST, FINEST, MOST};
 use super::*;
+use crate::algorithm::random_tests::Random;
 
 use std::cell::Cell;
 
@@ -21,12 +22,13 @@ struct Cells {
     logged: AtomicU64,
     last: AtomicU64,
     returned: AtomicU64,
+    carried: AtomicU64,
 }
 
 impl Cells {
     fn meter(&self, bucket: Bucket, born: Tick) -> Meter<'_> {
-        let Cells { word, base, life, era, logged, last, returned } = self;
-        Meter { word, base, life, number: life.load(Acquire), era, logged, last, returned, born, bucket }
+        let Cells { word, base, life, era, logged, last, returned, carried } = self;
+        Meter { word, base, life, number: life.load(Acquire), era, logged, last, returned, carried, born, bucket }
     }
 
     /// Begins another life. `false`: as if it were in other cells, for these have had too many.
@@ -42,9 +44,9 @@ impl Cells {
         written.is_some()
     }
 
-    fn all(&self) -> [u64; 7] {
-        let Cells { word, base, life, era, logged, last, returned } = self;
-        [word, base, life, era, logged, last, returned].map(|cell| cell.load(Relaxed))
+    fn all(&self) -> [u64; 8] {
+        let Cells { word, base, life, era, logged, last, returned, carried } = self;
+        [word, base, life, era, logged, last, returned, carried].map(|cell| cell.load(Relaxed))
     }
 }
 
@@ -278,7 +280,7 @@ fn what_an_untouched_one_shows() {
     let key = Key::token(5, S, 7);
     let empty = View { now: START, ready: 0, remaining: 7, empty: 0 };
     assert_eq!(key.view(7), empty);
-    assert_eq!(key.cells.all(), [0; 7], "looking changes nothing");
+    assert_eq!(key.cells.all(), [0; 8], "looking changes nothing");
     assert_eq!(Meter::untouched(key.bucket, 0).view(&Ask::now(&[], 1, 0), || key.now.get()), Ok(empty));
     assert!(key.meter().is_idle(key.now.get()) && !key.meter().has_to_move(key.now.get()));
     assert!(key.meter().history(key.now.get()).starts.is_empty());
@@ -618,30 +620,6 @@ fn costs_fit_and_are_exact_or_a_little_too_much() {
     }
     let plain = Bucket::new(100, 60 * S, 100, false);
     assert_eq!((plain.n, plain.p, plain.shift), (1, 600_000, 0));
-}
-
-/// A small pseudo-random sequence (SplitMix64).
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// 0 to `below - 1`.
-    fn below(&mut self, below: u64) -> u64 {
-        self.next() % below
-    }
-
-    /// Small numbers as often as large ones.
-    fn scaled(&mut self, most: u64) -> u64 {
-        let bits = 64 - most.leading_zeros() as u64;
-        let most = most.min((2 << self.below(bits.max(1)).min(62)) - 1);
-        self.below(most + 1)
-    }
 }
 
 fn seed() -> Random {

@@ -20,6 +20,23 @@ pub(crate) mod slices;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Sealed;
 
+/// Counts how often a call begins again.
+///
+/// It does because others have gone on, which so often in a row is not to be believed: then the cells hold what nobody here has
+/// written. They are told as sealed. Whoever has the lock finds that they are not, and the caller gives up at its deadline.
+#[derive(Debug, Default)]
+pub(crate) struct Tries(u32);
+
+impl Tries {
+    const MOST: u32 = 20_000;
+
+    #[inline(always)]
+    pub fn again(&mut self) -> Result<(), Sealed> {
+        self.0 += 1;
+        if self.0 < Tries::MOST { Ok(()) } else { Err(Sealed) }
+    }
+}
+
 /// A start, between one life of its cells and the next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Start {
@@ -60,6 +77,8 @@ pub(crate) struct Rest {
     pub last: Tick,
     /// How much was ever given back.
     pub returned: u64,
+    /// Until when it recovers from what it took over from another bucket, in its own parts.
+    pub carried: i128,
 }
 
 impl History {
@@ -76,3 +95,10 @@ impl History {
         }
     }
 }
+
+#[cfg(all(test, not(model)))]
+mod garbage_tests;
+#[cfg(all(test, model))]
+mod models;
+#[cfg(all(test, not(model)))]
+mod random_tests;

@@ -85,6 +85,12 @@ impl Places<'_> {
         None
     }
 
+    /// Was a place that is good until `stamp` not used yet? Others may be faster.
+    pub fn is_open(&self, place: Place, stamp: Tick) -> bool {
+        let open = word(stamp, place.turn.into(), OPEN);
+        self.cells(place.slot as usize).is_some_and(|[cell, _]| cell.load(Acquire) == open)
+    }
+
     /// Uses a place that is good until `stamp`, once, and says of which era it is. `None`: it was used before, or it is over.
     pub fn close(&self, place: Place, stamp: Tick) -> Option<u64> {
         let [cell, owner] = self.cells(place.slot as usize)?;
@@ -99,9 +105,9 @@ impl Places<'_> {
         cell.compare_exchange(open, open & !ANY_STATE, AcqRel, Relaxed).is_ok().then_some(era)
     }
 
-    /// Would a place find room now? Others may be faster.
+    /// Would a place find room now, wherever it looks? Others may be faster.
     pub fn has_room(&self, now: Tick, seed: u64) -> bool {
-        self.free(now, seed).next().is_some()
+        self.free(now, seed).nth(LOOKS / 4).is_some()
     }
 
     /// Slots that are free, then those that are over, and their words. (Who comes too late with its place may give it back

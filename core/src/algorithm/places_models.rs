@@ -1,22 +1,8 @@
 //! Models of open places, for loom and shuttle: see `log_models.rs`.
 
 use super::*;
+use crate::algorithm::models::{Arc, model_all as model, thread};
 use crate::atomic::AtomicU64 as Cell;
-#[cfg(loom)]
-use loom::{sync::Arc, thread};
-#[cfg(shuttle)]
-use shuttle::{sync::Arc, thread};
-
-#[cfg(loom)]
-fn model(f: impl Fn() + Sync + Send + 'static) {
-    loom::model(f);
-}
-
-#[cfg(shuttle)]
-fn model(f: impl Fn() + Sync + Send + 'static) {
-    let tries = std::env::var("TRIES").map_or(20_000, |n| n.parse().unwrap());
-    shuttle::check_random(f, tries);
-}
 
 const NOW: Tick = 5 << COARSE;
 const END: Tick = 6 << COARSE;

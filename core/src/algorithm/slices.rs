@@ -64,7 +64,7 @@
 //! * `era` is read with `Acquire` before the head, when starting with a place: if it is a later life's, the head is refused.
 
 use super::log::{Answer, Ask, Known, SETTLED, STARTED, Taken, View, Window, put};
-use super::{History, Sealed, Start};
+use super::{History, Sealed, Start, Tries};
 use crate::atomic::{AtomicU64, *};
 use crate::fault;
 use crate::time::{LONGEST, Now, Tick};
@@ -250,7 +250,8 @@ impl<'a> Slices<'a> {
 
     /// Fills the entries of the slices `from..=to`: anyone may, and any number of times.
     fn fill(&self, from: u64, to: u64, units: u64) {
-        for slice in from..=to {
+        // What is before has the same entries.
+        for slice in from.max((to + 1).saturating_sub(SLICES))..=to {
             self.entry(slice).fetch_max(word(slice, units), AcqRel);
         }
     }
@@ -290,21 +291,24 @@ impl<'a> Slices<'a> {
     /// Decides and records in one act.
     #[inline]
     pub fn claim(&self, ask: &Ask, clock: impl Fn() -> Now) -> Result<Answer, Sealed> {
-        self.decide::<false>(ask, clock).map(|(answer, _)| answer)
+        self.decide::<false>(ask, clock, &mut View::default())
     }
 
     /// The same, and what the log holds after it.
     pub fn claim_and_view(&self, ask: &Ask, clock: impl Fn() -> Now) -> Result<(Answer, View), Sealed> {
-        self.decide::<true>(ask, clock)
+        let mut view = View::default();
+        Ok((self.decide::<true>(ask, clock, &mut view)?, view))
     }
 
     #[inline(always)]
-    fn decide<const LOOK: bool>(&self, ask: &Ask, clock: impl Fn() -> Now) -> Result<(Answer, View), Sealed> {
+    fn decide<const LOOK: bool>(&self, ask: &Ask, clock: impl Fn() -> Now, view: &mut View) -> Result<Answer, Sealed> {
         let window = one(ask);
         debug_assert!((1..=window.limit).contains(&ask.weight));
         let log = self.begun(&clock)?;
         let scale = log.scale(window.length);
+        let mut tries = Tries::default();
         loop {
+            tries.again()?;
             let seen = log.look(&scale, &clock)?;
             let now = seen.now;
             if seen.units + ask.weight > MOST_COUNT || scale.is_over(now) {
@@ -312,10 +316,9 @@ impl<'a> Slices<'a> {
             }
             let Some(left) = log.left_at(&scale, &seen, window.limit - ask.weight) else { continue };
             let ready = left.max(log.gate(&scale, ask));
-            let mut view = View::default();
             if LOOK {
                 let Some(whole) = log.view_at(&scale, &seen, ask) else { continue };
-                view = whole;
+                *view = whole;
             }
             let must_wait = ready > now.floor && !ask.force;
             let is_place = must_wait || ask.reserve;
@@ -325,7 +328,7 @@ impl<'a> Slices<'a> {
                 if LOOK && !log.still_is(&seen) {
                     continue;
                 }
-                return Ok((Answer { now, ready, taken: None }, view));
+                return Ok(Answer { now, ready, taken: None });
             }
             let era = log.era.load(Acquire);
             if slice > seen.slice + SLICES {
@@ -346,10 +349,8 @@ impl<'a> Slices<'a> {
                     view.empty = view.empty.max(stamp + window.length);
                 }
                 let end = seen.units + ask.weight;
-                return Ok((
-                    Answer { now, ready, taken: Some(Taken { ticket: era, end, stamp, ahead: 0, is_place }) },
-                    view,
-                ));
+                let taken = Some(Taken { ticket: era, end, stamp, ahead: 0, is_place });
+                return Ok(Answer { now, ready, taken });
             }
         }
     }
@@ -378,7 +379,9 @@ impl<'a> Slices<'a> {
     pub fn view(&self, ask: &Ask, clock: impl Fn() -> Now) -> Result<View, Sealed> {
         let base = if self.base == 0 { first_life(clock()) } else { self.base };
         let scale = Slices { base, ..*self }.scale(one(ask).length);
+        let mut tries = Tries::default();
         loop {
+            tries.again()?;
             let seen = self.look(&scale, &clock)?;
             if let Some(view) = self.view_at(&scale, &seen, ask)
                 && self.still_is(&seen)
@@ -547,18 +550,19 @@ impl<'a> Slices<'a> {
         if life >= LIVES {
             return None;
         }
-        // What counts, twice the limit, so that some may be taken back; and so many of the others as a limit can ask about.
+        // What counts, also if that is more than a smaller limit allows: a larger one may follow. And so many of the others as
+        // a limit can ask about.
         let counts = |s: &&Start| s.stamp + window.length > now.floor;
         let newest = |most: u64, which: &dyn Fn(&&Start) -> bool| {
             let mut room = most;
             let newest = starts.iter().rev().filter(which).map_while(|s| {
                 let units = s.units.min(room);
                 room -= units;
-                (units > 0).then_some((s.stamp, units, s.is_logged))
+                (units > 0).then_some((s.stamp.min(LATEST), units, s.is_logged))
             });
             newest.collect::<Vec<_>>()
         };
-        let kept = newest(2 * window.limit, &|s| s.units > 0 && counts(s));
+        let kept = newest(2 * MOST, &|s| s.units > 0 && counts(s));
         let room = 2 * MOST - kept.iter().map(|s| s.1).sum::<u64>();
         let others = newest(room.min(MOST), &|s| s.units > 0 && !counts(s));
 

@@ -1,11 +1,8 @@
 //! Models of the sliced log, for loom and shuttle: see `log_models.rs`.
 
 use super::*;
+use crate::algorithm::models::{Arc, model, thread};
 use crate::atomic::AtomicU64 as Cell;
-#[cfg(loom)]
-use loom::{sync::Arc, thread};
-#[cfg(shuttle)]
-use shuttle::{sync::Arc, thread};
 
 const W: Tick = 50;
 /// The length of a slice.
@@ -93,19 +90,6 @@ impl Cells {
         let base = sealed.write(&starts, Window { limit: 2, length: W }, now).unwrap();
         self.life.store(base, Release);
     }
-}
-
-#[cfg(loom)]
-fn model(f: impl Fn() + Sync + Send + 'static) {
-    let mut model = loom::model::Builder::new();
-    model.preemption_bound = Some(std::env::var("PREEMPTIONS").map_or(2, |n| n.parse().unwrap()));
-    model.check(f);
-}
-
-#[cfg(shuttle)]
-fn model(f: impl Fn() + Sync + Send + 'static) {
-    let tries = std::env::var("TRIES").map_or(20_000, |n| n.parse().unwrap());
-    shuttle::check_random(f, tries);
 }
 
 /// No half-open window of length `W` holds more than `limit` units.

@@ -1,6 +1,7 @@
 //! The sliced log: to the tick, over its lives, against a plain model, and between threads.
 
 use super::*;
+use crate::algorithm::random_tests::Random;
 use std::cell::Cell;
 
 const MS: Tick = 1_000;
@@ -449,30 +450,6 @@ fn a_place_too_far_for_a_shorter_ring_makes_the_others_later_and_no_earlier() {
     let last = key.claim(5_000).ready;
     assert!((0..key.slice()).contains(&(last - (START + 3_601 * S))));
     key.assert_exact(5_000);
-}
-
-/// A small pseudo-random sequence (SplitMix64).
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// 0 to `below - 1`.
-    fn below(&mut self, below: u64) -> u64 {
-        self.next() % below
-    }
-
-    /// Small numbers as often as large ones.
-    fn scaled(&mut self, most: u64) -> u64 {
-        let bits = 64 - most.leading_zeros() as u64;
-        let most = most.min((2 << self.below(bits.max(1))) - 1);
-        self.below(most + 1)
-    }
 }
 
 /// A log that keeps every start: stamp and units, in the order of the stamps.

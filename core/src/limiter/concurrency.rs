@@ -1,18 +1,18 @@
 //! At most so many at the same time: in this process, or in all that share a store.
 
-use super::line::{Claim, Lined, Seats, Terms};
-use super::{Attempt, LOOK_AGAIN, Limiter, Presented, Reserved, foreign, next_id, unsupported};
+use super::inner::Base;
+use super::line::{Claim, Terms};
+use super::{Attempt, Inner, LOOK_AGAIN, Limiter, Places, Presented, foreign, unsupported};
 use crate::algorithm::leases::{Lease, Leases, NEVER};
 use crate::atomic::*;
 use crate::decision::Decision;
 use crate::error::{Error, Result};
 use crate::permit::{Kind, LeasePermit, RawPermit};
 use crate::policy::{self, Policy, Shape};
-use crate::state::counts::{ADMITTED, CANCELLED, DENIED, WAIT_TIME, WAITED};
+use crate::state::counts::{ADMITTED, CANCELLED, DENIED};
 use crate::state::{self, Blocked, Hash, Home, Key, Limit, STORE_AGAIN, Store, StoreOptions, Table};
-use crate::stats::Stats;
 use crate::time::{ManualClock, Tick, from_ticks};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 /// At most `max` units running at the same time, per key. A start holds a *lease* until it completes; one of a process
 /// that has died comes back at the next attempt of anybody.
@@ -28,9 +28,8 @@ use std::time::{Duration, SystemTime};
 /// ```
 #[derive(Debug)]
 pub struct ConcurrencyLimiter {
-    id: u64,
+    base: Base,
     limit: Limit,
-    seats: Seats,
 }
 
 impl ConcurrencyLimiter {
@@ -66,7 +65,7 @@ impl ConcurrencyLimiter {
     }
 
     pub(crate) fn of(limit: Limit) -> Self {
-        ConcurrencyLimiter { id: next_id(), limit, seats: Seats::new() }
+        ConcurrencyLimiter { base: Base::new(limit.name().clone()), limit }
     }
 
     /// Takes the limit that is declared under a name; at the first use it must be.
@@ -99,14 +98,14 @@ impl ConcurrencyLimiter {
 
     /// Takes units, after giving back those of the dead and of leases that are over, if there is no room without.
     fn take(&self, found: &Key, leases: &Leases, weight: u64) -> Result<Option<Lease>, Blocked> {
-        policy::check_weight(self.limit.name(), weight, found.table.policy.capacity())?;
+        policy::check_weight(self.limit.name(), weight, found.table.capacity)?;
         let now = found.home.clock.now();
         self.limit.look_after(found.home, now.floor)?;
         if found.gate > now.floor {
             return Ok(None);
         }
-        let (max, me) = (found.table.policy.capacity(), found.member);
-        let deadline = Self::deadline(found.home, &found.table);
+        let (max, me) = (found.table.capacity, found.member);
+        let deadline = Self::deadline(found.home, found.table);
         loop {
             if let Some(lease) = leases.take(weight, max, me, deadline)? {
                 return Ok(Some(lease));
@@ -162,7 +161,7 @@ impl ConcurrencyLimiter {
     }
 
     fn with_leases<R>(&self, key: &str, f: impl Fn(&Key, &Leases) -> Result<R, Blocked>) -> Result<R> {
-        self.limit.with_key(key, |found| f(found, &found.home.leases(&found.table, found.key)))
+        self.limit.with_key(key, |found| f(found, &found.home.leases(found.table, found.key)))
     }
 
     /// The same with the lease of a permit, if it is this process's and the lane is the one that it was given in.
@@ -178,11 +177,11 @@ impl ConcurrencyLimiter {
             return Ok(None);
         }
         let lease = Lease { index, fence };
-        self.limit.with_known(Hash(key), |found| f(found, &found.home.leases(&found.table, found.key), lease))
+        self.limit.with_known(Hash(key), |found| f(found, &found.home.leases(found.table, found.key), lease))
     }
 
     fn decision(&self, found: &Table, gate: Tick, now: Tick, live: u64, retry_after: Option<Duration>) -> Decision {
-        let max = found.policy.capacity();
+        let max = found.capacity;
         Decision {
             permit: None,
             admitted: retry_after.is_none(),
@@ -196,13 +195,13 @@ impl ConcurrencyLimiter {
     }
 
     fn raw(&self, lease: LeasePermit) -> RawPermit {
-        RawPermit::new(self.id, Kind::Lease(lease))
+        RawPermit::new(self.base.id, Kind::Lease(lease))
     }
 
     /// What a permit of this limiter says.
     fn own(&self, permit: &RawPermit) -> Result<LeasePermit> {
         match permit.kind {
-            Kind::Lease(lease) if permit.limiter == self.id => Ok(lease),
+            Kind::Lease(lease) if permit.limiter == self.base.id => Ok(lease),
             _ => foreign(self.name()),
         }
     }
@@ -217,31 +216,181 @@ impl ConcurrencyLimiter {
     }
 
     fn end(&self, permit: &RawPermit, is_cancelled: bool) -> Result<()> {
-        let ended = self.with_lease(permit, |found, leases, lease| {
-            if leases.give_back(lease)? {
-                Self::ring(leases);
-                if is_cancelled {
-                    found.add(CANCELLED, 1);
+        let ended = || {
+            self.with_lease(permit, |found, leases, lease| {
+                if leases.give_back(lease)? {
+                    Self::ring(leases);
+                    if is_cancelled {
+                        found.add(CANCELLED, 1);
+                    }
                 }
-            }
-            Ok(())
-        });
-        self.limit.or_instead(ended.map(drop), |_| ())
+                Ok(())
+            })
+        };
+        self.limit.or_instead(|| ended().map(drop), |_| ())
     }
 }
 
-impl Lined for ConcurrencyLimiter {
+impl Limiter for ConcurrencyLimiter {
+    fn complete(&self, permit: &RawPermit) -> Result<()> {
+        self.end(permit, false)
+    }
+
+    fn cancel(&self, permit: &RawPermit) -> Result<()> {
+        self.end(permit, true)
+    }
+
+    fn settle(&self, _: &RawPermit, _: u64) -> Result<()> {
+        unsupported("settle", "a concurrency limit: its units come back when the job ends")
+    }
+
+    fn renew(&self, permit: &RawPermit) -> Result<()> {
+        if self.own(permit)? == LeasePermit::UNCOUNTED {
+            return Ok(());
+        }
+        let renewed = || {
+            self.with_lease(permit, |found, leases, lease| {
+                // One that is over is not revived, whether anybody has noticed or not.
+                if !matches!(Self::deadline(found.home, found.table), NEVER) {
+                    leases.reclaim(found.home.clock.now().floor, |_| false)?;
+                }
+                Ok(leases.renew(lease, Self::deadline(found.home, found.table))?)
+            })
+        };
+        match self.limit.or_instead(renewed, Some)? {
+            Some(true) => Ok(()),
+            _ => Err(Error::LeaseLost { limit: self.name().to_owned() }),
+        }
+    }
+
+    fn fence(&self, permit: &RawPermit) -> Option<u64> {
+        self.own(permit).ok().filter(|lease| *lease != LeasePermit::UNCOUNTED).map(|lease| lease.fence)
+    }
+}
+
+impl Places for ConcurrencyLimiter {
+    fn cancel_place(&self, place: &RawPermit) -> Result<()> {
+        self.cancel(place)
+    }
+}
+
+impl Inner for ConcurrencyLimiter {
+    #[inline(always)]
+    fn base(&self) -> &Base {
+        &self.base
+    }
+
+    fn quiet_attempt(&self, key: &str, weight: u64) -> Result<Attempt> {
+        policy::check_some(weight)?;
+        let answer = || {
+            self.with_leases(key, |found, leases| {
+                Ok(match self.take(found, leases, weight)? {
+                    Some(lease) => {
+                        found.decided(ADMITTED, weight);
+                        Attempt::Admitted(self.permit(found, lease))
+                    }
+                    None => {
+                        let after = Self::retry_after(found, leases)?;
+                        found.decided(DENIED, weight);
+                        Attempt::Denied(after)
+                    }
+                })
+            })
+        };
+        self.limit.or_instead(answer, |is_admitted| match is_admitted {
+            true => Attempt::Admitted(self.uncounted()),
+            false => Attempt::Denied(STORE_AGAIN),
+        })
+    }
+
+    fn quiet_decide(&self, key: &str, weight: u64) -> Result<Decision> {
+        policy::check_some(weight)?;
+        let answer = || {
+            self.with_leases(key, |found, leases| {
+                Self::expire(found, leases)?;
+                let lease = self.take(found, leases, weight)?;
+                let retry_after = if lease.is_some() { None } else { Some(Self::retry_after(found, leases)?) };
+                let now = found.home.clock.now().floor;
+                let permit = lease.map(|lease| self.permit(found, lease));
+                found.decided(if permit.is_some() { ADMITTED } else { DENIED }, weight);
+                let mut decision = self.decision(found.table, found.gate, now, leases.live()?, retry_after);
+                decision.permit = permit;
+                Ok(decision)
+            })
+        };
+        self.limit.or_instead(answer, |is_admitted| self.undecided(is_admitted))
+    }
+
+    fn quiet_peek(&self, key: &str, weight: u64) -> Result<Decision> {
+        let answer = || {
+            self.limit.look(key, |home, table, at, gate| {
+                let max = table.capacity;
+                policy::check_weight(self.name(), weight, max)?;
+                let now = home.clock.now().floor;
+                let Some(key) = at else {
+                    let closed = (gate > now).then(|| from_ticks(gate - now));
+                    return Ok(self.decision(table, gate, now, 0, closed));
+                };
+                let (counts, (_, member)) = (self.limit.counts()?, self.limit.membership()?);
+                let hash = home.hash_at(key.at);
+                let (leases, found) = (home.leases(table, key), Key { home, table, key, hash, gate, member, counts });
+                Self::expire(&found, &leases)?;
+                let mut live = leases.live()?;
+                if live + weight > max {
+                    self.reclaim(&found, &leases)?;
+                    live = leases.live()?;
+                }
+                let is_denied = gate > now || live + weight > max;
+                let retry_after = if is_denied { Some(Self::retry_after(&found, &leases)?) } else { None };
+                Ok(self.decision(table, gate, now, live, retry_after))
+            })
+        };
+        self.limit.or_instead(answer, |is_admitted| Decision { permit: None, ..self.undecided(is_admitted) })
+    }
+
+    fn quiet_record_start(&self, key: &str) -> Result<()> {
+        let started = || {
+            self.with_leases(key, |found, leases| match leases.start(found.member)? {
+                Some(_) => {
+                    found.decided(ADMITTED, 1);
+                    Ok(())
+                }
+                None => Err(Blocked::Crowded),
+            })
+        };
+        self.limit.or_instead(started, |_| ())
+    }
+
+    fn quiet_record_end(&self, key: &str) -> Result<()> {
+        let ended = || {
+            self.with_leases(key, |found, leases| {
+                if leases.complete(found.member)? {
+                    Self::ring(leases);
+                }
+                Ok(())
+            })
+        };
+        self.limit.or_instead(ended, |_| ())
+    }
+
+    #[inline(always)]
+    fn limit(&self) -> Option<&Limit> {
+        Some(&self.limit)
+    }
+
     fn claim(&self, key: &str, weight: u64, _terms: Terms) -> Result<Claim> {
         policy::check_some(weight)?;
-        let claimed = self.with_leases(key, |found, leases| {
-            if let Some(lease) = self.take(found, leases, weight)? {
-                found.decided(ADMITTED, weight);
-                return Ok(Claim::Started(self.permit(found, lease)));
-            }
-            // A gate opens when it says, whoever completes.
-            let is_certain = found.gate > found.home.clock.now().floor;
-            Ok(Claim::Denied { after: Self::retry_after(found, leases)?, is_certain })
-        });
+        let claimed = || {
+            self.with_leases(key, |found, leases| {
+                if let Some(lease) = self.take(found, leases, weight)? {
+                    found.decided(ADMITTED, weight);
+                    return Ok(Claim::Started(self.permit(found, lease)));
+                }
+                // A gate opens when it says, whoever completes.
+                let is_certain = found.gate > found.home.clock.now().floor;
+                Ok(Claim::Denied { after: Self::retry_after(found, leases)?, is_certain })
+            })
+        };
         self.limit.or_instead(claimed, |is_admitted| match is_admitted {
             true => Claim::Started(self.uncounted()),
             false => Claim::Denied { after: STORE_AGAIN, is_certain: true },
@@ -249,25 +398,15 @@ impl Lined for ConcurrencyLimiter {
     }
 
     fn start(&self, place: &RawPermit) -> Result<Presented> {
-        self.present(place)
+        self.quiet_present(place)
     }
 
-    fn waited(&self, permit: &RawPermit, wait: Duration) {
-        if let Kind::Lease(lease) = permit.kind {
-            self.limit.count(Hash(lease.key), WAITED, 1);
-            self.limit.count(Hash(lease.key), WAIT_TIME, wait.as_micros() as u64);
-        }
+    fn slots(&self, key: &str, weight: u64) -> Result<Option<u64>> {
+        Ok(Some(self.quiet_peek(key, weight)?.remaining))
     }
 
-    fn sent_away(&self, key: &str, weight: u64) {
-        let _ = self.with_leases(key, |found, _| {
-            found.decided(DENIED, weight);
-            Ok(())
-        });
-    }
-
-    fn manual_clock(&self) -> Option<ManualClock> {
-        self.limit.store().options.clock.clone()
+    fn closed(&self, key: &str) -> Result<Duration> {
+        Ok(self.quiet_peek(key, 0)?.reset_after)
     }
 
     fn hear(&self, key: &str) -> Option<u64> {
@@ -283,190 +422,8 @@ impl Lined for ConcurrencyLimiter {
         });
     }
 
-    fn seats(&self) -> &Seats {
-        &self.seats
-    }
-}
-
-impl Limiter for ConcurrencyLimiter {
-    fn name(&self) -> &str {
-        self.limit.name()
-    }
-
-    fn check_permit(&self, permit: &RawPermit) -> Result<()> {
-        self.own(permit).map(drop)
-    }
-
-    #[inline]
-    fn is_due(&self) -> bool {
-        self.limit.store().is_due()
-    }
-
-    fn look_after(&self) {
-        self.limit.store().look_after();
-    }
-
-    fn open(&self) -> Result<()> {
-        self.limit.table().map(drop)
-    }
-
-    fn attempt(&self, key: &str, weight: u64) -> Result<Attempt> {
-        policy::check_some(weight)?;
-        let answer = self.with_leases(key, |found, leases| {
-            Ok(match self.take(found, leases, weight)? {
-                Some(lease) => {
-                    found.decided(ADMITTED, weight);
-                    Attempt::Admitted(self.permit(found, lease))
-                }
-                None => {
-                    let after = Self::retry_after(found, leases)?;
-                    found.decided(DENIED, weight);
-                    Attempt::Denied(after)
-                }
-            })
-        });
-        self.limit.or_instead(answer, |is_admitted| match is_admitted {
-            true => Attempt::Admitted(self.uncounted()),
-            false => Attempt::Denied(STORE_AGAIN),
-        })
-    }
-
-    fn decide(&self, key: &str, weight: u64) -> Result<Decision> {
-        policy::check_some(weight)?;
-        let answer = self.with_leases(key, |found, leases| {
-            Self::expire(found, leases)?;
-            let lease = self.take(found, leases, weight)?;
-            let retry_after = if lease.is_some() { None } else { Some(Self::retry_after(found, leases)?) };
-            let now = found.home.clock.now().floor;
-            let permit = lease.map(|lease| self.permit(found, lease));
-            let decision = self.decision(&found.table, found.gate, now, leases.live()?, retry_after);
-            found.decided(if permit.is_some() { ADMITTED } else { DENIED }, weight);
-            Ok(Decision { permit, ..decision })
-        });
-        self.limit.or_instead(answer, |is_admitted| self.undecided(is_admitted))
-    }
-
-    fn peek(&self, key: &str, weight: u64) -> Result<Decision> {
-        let answer = self.limit.look(key, |home, table, at, gate| {
-            let max = table.policy.capacity();
-            policy::check_weight(self.name(), weight, max)?;
-            let now = home.clock.now().floor;
-            let Some(key) = at else {
-                let closed = (gate > now).then(|| from_ticks(gate - now));
-                return Ok(self.decision(table, gate, now, 0, closed));
-            };
-            let (counts, (_, member)) = (self.limit.counts()?, self.limit.membership()?);
-            let hash = home.hash_at(key.at);
-            let (leases, found) =
-                (home.leases(table, key), Key { home, table: *table, key, hash, gate, member, counts });
-            Self::expire(&found, &leases)?;
-            let mut live = leases.live()?;
-            if live + weight > max {
-                self.reclaim(&found, &leases)?;
-                live = leases.live()?;
-            }
-            let is_denied = gate > now || live + weight > max;
-            let retry_after = if is_denied { Some(Self::retry_after(&found, &leases)?) } else { None };
-            Ok(self.decision(table, gate, now, live, retry_after))
-        });
-        self.limit.or_instead(answer, |is_admitted| Decision { permit: None, ..self.undecided(is_admitted) })
-    }
-
-    fn complete(&self, permit: &RawPermit) -> Result<()> {
-        self.end(permit, false)
-    }
-
-    fn cancel(&self, permit: &RawPermit) -> Result<()> {
-        self.end(permit, true)
-    }
-
-    fn stats(&self, key: &str) -> Result<Stats> {
-        self.limit.stats(key)
-    }
-
-    fn renew(&self, permit: &RawPermit) -> Result<()> {
-        if self.own(permit)? == LeasePermit::UNCOUNTED {
-            return Ok(());
-        }
-        let renewed = self.with_lease(permit, |found, leases, lease| {
-            // One that is over is not revived, whether anybody has noticed or not.
-            if !matches!(Self::deadline(found.home, &found.table), NEVER) {
-                leases.reclaim(found.home.clock.now().floor, |_| false)?;
-            }
-            Ok(leases.renew(lease, Self::deadline(found.home, &found.table))?)
-        });
-        match self.limit.or_instead(renewed, Some)? {
-            Some(true) => Ok(()),
-            _ => Err(Error::LeaseLost { limit: self.name().to_owned() }),
-        }
-    }
-
-    fn fence(&self, permit: &RawPermit) -> Option<u64> {
-        self.own(permit).ok().filter(|lease| *lease != LeasePermit::UNCOUNTED).map(|lease| lease.fence)
-    }
-
     fn is_over(&self, permit: &RawPermit) -> bool {
         let held = self.with_lease(permit, |_, leases, lease| Ok(leases.is_held(lease)?));
         matches!(held, Ok(None | Some(false)))
-    }
-
-    fn settle(&self, _: &RawPermit, _: u64) -> Result<()> {
-        unsupported("settle", "a concurrency limit: its units come back when the job ends")
-    }
-
-    fn reserve_later(
-        &self,
-        _: &str,
-        _: u64,
-        _: Duration,
-        _: Option<Duration>,
-        _: Option<Duration>,
-    ) -> Result<Reserved> {
-        unsupported("reserve", "a concurrency limit: nobody knows when a running job will end")
-    }
-
-    fn present(&self, _: &RawPermit) -> Result<Presented> {
-        unsupported("present", "a concurrency limit: it has no places")
-    }
-
-    fn to_text(&self, _: &RawPermit) -> Result<String> {
-        unsupported("to_text", "a concurrency limit: its permits belong to one process")
-    }
-
-    fn permit_from_text(&self, _: &str) -> Result<RawPermit> {
-        unsupported("permit_from_text", "a concurrency limit: its permits belong to one process")
-    }
-
-    fn record_job_start(&self, key: &str) -> Result<()> {
-        let started = self.with_leases(key, |found, leases| match leases.start(found.member)? {
-            Some(_) => {
-                found.decided(ADMITTED, 1);
-                Ok(())
-            }
-            None => Err(Blocked::Crowded),
-        });
-        self.limit.or_instead(started, |_| ())
-    }
-
-    fn record_job_completion(&self, key: &str) -> Result<()> {
-        let ended = self.with_leases(key, |found, leases| {
-            if leases.complete(found.member)? {
-                Self::ring(leases);
-            }
-            Ok(())
-        });
-        self.limit.or_instead(ended, |_| ())
-    }
-
-    fn set_next_available_time(&self, key: &str, at: SystemTime) -> Result<()> {
-        self.limit.close_gate(key, self.limit.home()?.clock.tick_of(at)?)
-    }
-
-    fn pause(&self, key: &str, pause: Duration) -> Result<()> {
-        self.limit.close_gate(key, self.limit.home()?.clock.tick_in("pause", pause)?)
-    }
-
-    fn clear(&self, key: &str) -> Result<()> {
-        self.limit.forget(key)
     }
 }

@@ -1,7 +1,8 @@
 //! Limiters that users write, as children of a composite or on their own.
 
-use super::line::{Claim, Lined, Seats, Terms};
-use super::{Attempt, LOOK_AGAIN, Limiter, Presented, Reserved, foreign, next_id, unsupported};
+use super::inner::Base;
+use super::line::{Claim, Terms};
+use super::{Attempt, Inner, LOOK_AGAIN, Limiter, Places, Presented, foreign};
 use crate::decision::Decision;
 use crate::error::Result;
 use crate::fork::PerProcess;
@@ -11,7 +12,6 @@ use crate::stats::Stats;
 use crate::time::from_unix_ns;
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
-use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 /// What a limiter of your own answers.
@@ -101,12 +101,10 @@ type Counts = (Stats, HashMap<u64, Stats>);
 /// places.
 #[derive(Debug)]
 pub struct CustomLimiter<C> {
-    id: u64,
-    name: Arc<str>,
+    base: Base,
     custom: C,
     hasher: RandomState,
     counts: PerProcess<Counts>,
-    seats: Seats,
 }
 
 impl<C: Custom> CustomLimiter<C> {
@@ -116,8 +114,12 @@ impl<C: Custom> CustomLimiter<C> {
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) unless its name is 1 to 1,024 bytes.
     pub fn new(custom: C) -> Result<Self> {
         policy::check_name(custom.name())?;
-        let (name, hasher) = (custom.name().into(), RandomState::new());
-        Ok(CustomLimiter { id: next_id(), name, custom, hasher, counts: PerProcess::new(), seats: Seats::new() })
+        Ok(CustomLimiter {
+            base: Base::new(custom.name().into()),
+            custom,
+            hasher: RandomState::new(),
+            counts: PerProcess::new(),
+        })
     }
 
     fn decision(&self, verdict: Verdict) -> Decision {
@@ -134,7 +136,7 @@ impl<C: Custom> CustomLimiter<C> {
             remaining: if admitted { u64::MAX } else { 0 },
             limit: u64::MAX,
             reset_after: after,
-            denied_by: (!admitted).then(|| self.name.clone()),
+            denied_by: (!admitted).then(|| self.base.name.clone()),
         }
     }
 
@@ -157,14 +159,14 @@ impl<C: Custom> CustomLimiter<C> {
     }
 
     fn permit(&self, key: &str, start: u64) -> RawPermit {
-        RawPermit::new(self.id, Kind::Custom(CustomPermit { key: self.hasher.hash_one(key), start }))
+        RawPermit::new(self.base.id, Kind::Custom(CustomPermit { key: self.hasher.hash_one(key), start }))
     }
 
     /// What a permit of this limiter says.
     fn own(&self, permit: &RawPermit) -> Result<CustomPermit> {
         match permit.kind {
-            Kind::Custom(custom) if permit.limiter == self.id => Ok(custom),
-            _ => foreign(&self.name),
+            Kind::Custom(custom) if permit.limiter == self.base.id => Ok(custom),
+            _ => foreign(&self.base.name),
         }
     }
 
@@ -184,7 +186,91 @@ fn denied(stats: &mut Stats, weight: u64) {
     stats.units_wanted = stats.units_wanted.saturating_add(weight);
 }
 
-impl<C: Custom> Lined for CustomLimiter<C> {
+impl<C: Custom> Limiter for CustomLimiter<C> {
+    fn complete(&self, permit: &RawPermit) -> Result<()> {
+        self.end(permit, End::Completed)
+    }
+
+    fn cancel(&self, permit: &RawPermit) -> Result<()> {
+        self.end(permit, End::Cancelled)?;
+        self.count(self.own(permit)?.key, |stats| stats.cancelled += 1);
+        Ok(())
+    }
+
+    fn settle(&self, permit: &RawPermit, actual: u64) -> Result<()> {
+        self.end(permit, End::Settled(actual))
+    }
+}
+
+impl<C: Custom> Places for CustomLimiter<C> {
+    fn cancel_place(&self, place: &RawPermit) -> Result<()> {
+        self.cancel(place)
+    }
+}
+
+impl<C: Custom> Inner for CustomLimiter<C> {
+    #[inline(always)]
+    fn base(&self) -> &Base {
+        &self.base
+    }
+
+    fn quiet_attempt(&self, key: &str, weight: u64) -> Result<Attempt> {
+        Ok(match self.ask(key, weight)? {
+            Verdict::Admitted(start) => Attempt::Admitted(self.permit(key, start)),
+            Verdict::Denied(after) => Attempt::Denied(after),
+        })
+    }
+
+    fn quiet_decide(&self, key: &str, weight: u64) -> Result<Decision> {
+        let verdict = self.ask(key, weight)?;
+        let permit = match verdict {
+            Verdict::Admitted(start) => Some(self.permit(key, start)),
+            Verdict::Denied(_) => None,
+        };
+        Ok(Decision { permit, ..self.decision(verdict) })
+    }
+
+    fn quiet_peek(&self, key: &str, weight: u64) -> Result<Decision> {
+        policy::check_key(key)?;
+        // Nothing at all needs no room.
+        let verdict = if weight == 0 { Verdict::Admitted(0) } else { self.custom.peek(key, weight)? };
+        Ok(self.decision(verdict))
+    }
+
+    fn quiet_pause(&self, key: &str, pause: Duration) -> Result<()> {
+        policy::check_key(key)?;
+        self.custom.pause(key, pause)
+    }
+
+    fn quiet_clear(&self, key: &str) -> Result<()> {
+        policy::check_key(key)?;
+        self.custom.clear(key)
+    }
+
+    fn quiet_stats(&self, key: &str) -> Result<Stats> {
+        policy::check_key(key)?;
+        let (all, keys) = &*self.counts.lock();
+        Ok(match key {
+            "" => *all,
+            _ => keys.get(&self.hasher.hash_one(key)).copied().unwrap_or_default(),
+        })
+    }
+
+    fn quiet_record_start(&self, key: &str) -> Result<()> {
+        policy::check_key(key)?;
+        self.custom.record_job_start(key)
+    }
+
+    fn quiet_record_end(&self, key: &str) -> Result<()> {
+        policy::check_key(key)?;
+        self.custom.record_job_completion(key)
+    }
+
+    fn quiet_close_gate(&self, key: &str, at: SystemTime) -> Result<()> {
+        let ahead = at.max(from_unix_ns(0)).duration_since(SystemTime::now()).unwrap_or_default();
+        self.quiet_pause(key, ahead)
+    }
+
     fn claim(&self, key: &str, weight: u64, _terms: Terms) -> Result<Claim> {
         super::null::check(key, weight)?;
         Ok(match self.custom.decide(key, weight)? {
@@ -198,7 +284,7 @@ impl<C: Custom> Lined for CustomLimiter<C> {
     }
 
     fn start(&self, place: &RawPermit) -> Result<Presented> {
-        self.present(place)
+        self.quiet_present(place)
     }
 
     fn waited(&self, permit: &RawPermit, wait: Duration) {
@@ -214,115 +300,7 @@ impl<C: Custom> Lined for CustomLimiter<C> {
         self.count(self.hasher.hash_one(key), |stats| denied(stats, weight));
     }
 
-    fn seats(&self) -> &Seats {
-        &self.seats
-    }
-}
-
-impl<C: Custom> Limiter for CustomLimiter<C> {
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn check_permit(&self, permit: &RawPermit) -> Result<()> {
-        self.own(permit).map(drop)
-    }
-
-    fn attempt(&self, key: &str, weight: u64) -> Result<Attempt> {
-        Ok(match self.ask(key, weight)? {
-            Verdict::Admitted(start) => Attempt::Admitted(self.permit(key, start)),
-            Verdict::Denied(after) => Attempt::Denied(after),
-        })
-    }
-
-    fn decide(&self, key: &str, weight: u64) -> Result<Decision> {
-        let verdict = self.ask(key, weight)?;
-        let permit = match verdict {
-            Verdict::Admitted(start) => Some(self.permit(key, start)),
-            Verdict::Denied(_) => None,
-        };
-        Ok(Decision { permit, ..self.decision(verdict) })
-    }
-
-    fn peek(&self, key: &str, weight: u64) -> Result<Decision> {
-        policy::check_key(key)?;
-        // Nothing at all needs no room.
-        let verdict = if weight == 0 { Verdict::Admitted(0) } else { self.custom.peek(key, weight)? };
-        Ok(self.decision(verdict))
-    }
-
-    fn complete(&self, permit: &RawPermit) -> Result<()> {
-        self.end(permit, End::Completed)
-    }
-
-    fn cancel(&self, permit: &RawPermit) -> Result<()> {
-        self.end(permit, End::Cancelled)?;
-        self.count(self.own(permit)?.key, |stats| stats.cancelled += 1);
-        Ok(())
-    }
-
-    fn stats(&self, key: &str) -> Result<Stats> {
-        policy::check_key(key)?;
-        let (all, keys) = &*self.counts.lock();
-        Ok(match key {
-            "" => *all,
-            _ => keys.get(&self.hasher.hash_one(key)).copied().unwrap_or_default(),
-        })
-    }
-
-    fn settle(&self, permit: &RawPermit, actual: u64) -> Result<()> {
-        self.end(permit, End::Settled(actual))
-    }
-
-    fn renew(&self, permit: &RawPermit) -> Result<()> {
-        self.own(permit).map(drop)
-    }
-
-    fn reserve_later(
-        &self,
-        _: &str,
-        _: u64,
-        _: Duration,
-        _: Option<Duration>,
-        _: Option<Duration>,
-    ) -> Result<Reserved> {
-        unsupported("reserve", "a limiter of your own: it has no places")
-    }
-
-    fn present(&self, _: &RawPermit) -> Result<Presented> {
-        unsupported("present", "a limiter of your own: it has no places")
-    }
-
-    fn to_text(&self, _: &RawPermit) -> Result<String> {
-        unsupported("to_text", "a limiter of your own: its permits belong to one process")
-    }
-
-    fn permit_from_text(&self, _: &str) -> Result<RawPermit> {
-        unsupported("permit_from_text", "a limiter of your own: its permits belong to one process")
-    }
-
-    fn record_job_start(&self, key: &str) -> Result<()> {
-        policy::check_key(key)?;
-        self.custom.record_job_start(key)
-    }
-
-    fn record_job_completion(&self, key: &str) -> Result<()> {
-        policy::check_key(key)?;
-        self.custom.record_job_completion(key)
-    }
-
-    fn set_next_available_time(&self, key: &str, at: SystemTime) -> Result<()> {
-        let ahead = at.max(from_unix_ns(0)).duration_since(SystemTime::now()).unwrap_or_default();
-        self.pause(key, ahead)
-    }
-
-    fn pause(&self, key: &str, pause: Duration) -> Result<()> {
-        policy::check_key(key)?;
-        self.custom.pause(key, pause)
-    }
-
-    fn clear(&self, key: &str) -> Result<()> {
-        policy::check_key(key)?;
-        self.custom.clear(key)
+    fn has_custom(&self) -> bool {
+        true
     }
 }

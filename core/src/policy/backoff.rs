@@ -73,8 +73,8 @@ impl Backoff {
     /// The delay of one denial, with a random number.
     pub(crate) fn spread(&self, delay: Tick, random: u64) -> Tick {
         match self.jitter {
-            Jitter::Scaled => delay + random % delay.max(1),
-            Jitter::Full => random % (delay + 1),
+            Jitter::Scaled => delay.saturating_add(random % delay.max(1)),
+            Jitter::Full => random % delay.saturating_add(1),
             Jitter::Equal => delay / 2 + random % (delay / 2 + 1),
             Jitter::None => delay,
         }

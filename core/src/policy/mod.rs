@@ -411,7 +411,7 @@ impl Policy {
     pub(crate) fn ring(&self) -> u64 {
         match &self.0 {
             Shape::Rate(..) if self.is_sliced() => slices::SLICES,
-            Shape::Concurrency { slots, .. } => leases::SLOT_WORDS * slots,
+            Shape::Concurrency { slots, .. } => slots.saturating_mul(leases::SLOT_WORDS),
             Shape::Bucket(_) | Shape::Counter { .. } => 16,
             // Few start at once, but many may wait: each has its place in the log.
             _ => log::capacity(self.largest().max(if self.capacity() == 1 { 32 } else { 1 })),
@@ -428,7 +428,7 @@ impl Policy {
 
     /// Which blocks of keys can be used for one another, below 64.
     pub(crate) fn block_class(&self) -> u64 {
-        let bits = u64::from(self.ring().ilog2());
+        let bits = u64::from(self.ring().max(1).ilog2());
         match &self.0 {
             Shape::Rate(..) | Shape::Delay(_) => bits,
             Shape::EvenlySpaced(spacing) if spacing.is_adaptive => 16 + bits,

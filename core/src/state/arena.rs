@@ -20,11 +20,14 @@ pub(crate) const MOST_BYTES: u64 = if cfg!(target_pointer_width = "64") { 4 << 3
 /// The least that is worth starting with, in bytes of address space.
 const LEAST_BYTES: usize = 1 << 20;
 
-/// Where a process may only have so much address space, a store on its heap takes this part of it.
+/// Where a process may only have so much address space, or lock so much memory, a store on its heap takes this part of it.
 const PART: u64 = 64;
 
 /// How a store starts, in bytes.
 pub(crate) const FIRST_BYTES: u64 = 256 << 10;
+
+/// By how much a store grows at once, in bytes: others wait for as long as that takes.
+const STEP: u64 = 16 << 20;
 
 /// Blocks start on their own pair of cache lines: what two threads write must not share one.
 const ALIGN_WORDS: u64 = 16;
@@ -192,6 +195,12 @@ impl Arena {
         &self.words(at, 1)[0]
     }
 
+    /// The first words of a block.
+    #[inline(always)]
+    pub fn array<const N: usize>(&self, at: u64) -> &[AtomicU64; N] {
+        self.words(at, N as u64).first_chunk().expect("so many were asked for")
+    }
+
     #[inline(always)]
     pub fn words(&self, at: u64, count: u64) -> &[AtomicU64] {
         // Acquire: so the base that is read next is at least as new.
@@ -234,20 +243,20 @@ impl Arena {
     /// Would an allocation without the reserve find room now?
     pub fn has_room(&self, count: u64) -> bool {
         let [allocated, used] = [ALLOCATED, CURSOR].map(|word| self.word(word).load(Acquire));
-        used + count + ALIGN_WORDS <= allocated.saturating_sub(reserve(allocated))
+        used.saturating_add(count + ALIGN_WORDS) <= allocated.saturating_sub(reserve(allocated))
     }
 
     /// Would one with it?
     pub fn has_reserve(&self, count: u64) -> bool {
         let [allocated, used] = [ALLOCATED, CURSOR].map(|word| self.word(word).load(Acquire));
-        used + count + ALIGN_WORDS <= allocated
+        used.saturating_add(count + ALIGN_WORDS) <= allocated
     }
 
     fn allocate_below(&self, count: u64, end: impl Fn(u64) -> u64) -> Result<u64, NoRoom> {
         let count = count.next_multiple_of(ALIGN_WORDS);
         let mut at = self.word(CURSOR).load(Acquire);
         loop {
-            if at + count > end(self.word(ALLOCATED).load(Acquire)) {
+            if at.saturating_add(count) > end(self.word(ALLOCATED).load(Acquire)) {
                 return Err(NoRoom);
             }
             match self.word(CURSOR).compare_exchange_weak(at, at + count, AcqRel, Acquire) {
@@ -259,25 +268,32 @@ impl Arena {
 
     /// Makes room for `count` more words. Only for the holder of the structure lock; `file` is the arena's, if it has one.
     pub fn grow(&self, count: u64, file: Option<&File>) -> Result<()> {
+        while !self.grow_some(count, file)? {}
+        Ok(())
+    }
+
+    /// The same, by [`STEP`] at most: is there room?
+    pub fn grow_some(&self, count: u64, file: Option<&File>) -> Result<bool> {
         let (allocated, used) = (self.word(ALLOCATED).load(Acquire), self.word(CURSOR).load(Acquire));
         if file.is_some() && !is_size(allocated, used) {
             nonsense(format_args!("a lane of {allocated} words, {used} of them used"));
         }
         let have = self.word(ALLOCATED).load(Acquire) * 8;
         if self.has_room(count + ALIGN_WORDS) {
-            return Ok(());
+            return Ok(true);
         }
         let need = self.word(CURSOR).load(Acquire) + count + 2 * ALIGN_WORDS;
         // What is reserved is a sixteenth of the whole at most.
         let need = (need + reserve(2 * need)) * 8;
-        // By half, at most 16 MiB at a time: room ahead, but no great hole in a small disk.
-        let want = need.max(have + (have / 2).min(16 << 20)).next_multiple_of(FIRST_BYTES);
+        // By half: room ahead, but no great hole in a small disk.
+        let want = need.max(have + (have / 2).min(STEP)).next_multiple_of(FIRST_BYTES);
         let most = if file.is_some() { MOST_BYTES } else { self.view().map.len() as u64 }.min(most_bytes());
         let want = want.min(most);
         if need > want {
             let reason = format!("the store is full: its keys and limits take {} MiB at most", most >> 20);
             return Err(Error::StoreFull { reason });
         }
+        let want = want.min(have + STEP);
         match file {
             // First what others do not see, if it fails.
             Some(file) => self.widen(want / 8).and_then(|()| os::allocate(file, have, want - have)),
@@ -285,7 +301,7 @@ impl Arena {
         }
         .map_err(|e| Error::store(format!("growing the store to {} KiB", want >> 10), e))?;
         self.word(ALLOCATED).store(want / 8, Release);
-        Ok(())
+        Ok(want >= need)
     }
 }
 
@@ -302,12 +318,16 @@ fn view_of(words: u64) -> usize {
 
 /// Reserves address space on the heap: as much as a store can ever use, or less where the process may not have that much.
 fn reserve_heap() -> Result<os::Mapping> {
-    let mut len = os::address_space().map_or(MOST_BYTES, |most| (most / PART).clamp(LEAST_BYTES as u64, MOST_BYTES))
-        as usize
-        & !4095;
+    let part = |most: u64| (most / PART).clamp(LEAST_BYTES as u64, MOST_BYTES) as usize & !4095;
+    let [space, locked] = os::address_space();
+    let mut len = part(space.unwrap_or(u64::MAX));
     loop {
         match os::Mapping::reserve(len) {
             Ok(map) => return Ok(map),
+            // After `mlockall(MCL_FUTURE)` all that is mapped counts as locked, also before it is memory.
+            Err(e) if e.raw_os_error() == Some(libc::EAGAIN) && locked.is_some_and(|most| part(most) < len) => {
+                len = part(locked.unwrap_or(0));
+            }
             Err(_) if len > LEAST_BYTES => len /= 2,
             Err(e) => return Err(Error::store(format!("reserving {} MiB of address space", len >> 20), e)),
         }

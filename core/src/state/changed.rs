@@ -54,7 +54,7 @@ impl Home {
 
     fn entry(&self, number: u64) -> [&AtomicU64; 4] {
         let ring = self.arena.word(CHANGED).load(Acquire);
-        let words = self.arena.words(ring + number % ENTRIES * ENTRY, ENTRY);
+        let words = self.arena.words(ring.saturating_add(number % ENTRIES * ENTRY), ENTRY);
         std::array::from_fn(|i| &words[i])
     }
 
@@ -74,7 +74,7 @@ impl Home {
     pub(super) fn listed(&self, most: u64) -> (Vec<Changed>, u64) {
         let [tail, done] = [CHANGED_TAIL, CHANGED_DONE].map(|word| self.arena.word(word).load(Acquire));
         let first = done.max(tail.saturating_sub(ENTRIES)).min(tail);
-        let end = tail.min(first + most);
+        let end = tail.min(first.saturating_add(most));
         let read = |number| {
             let [seq, limit, h0, h1] = self.entry(number);
             let is_whole = || seq.load(Acquire) == number + 1;
@@ -103,7 +103,8 @@ impl Home {
         if text == 0 {
             return None;
         }
-        let len = self.arena.word(text + 1).load(Acquire).min(8 * self.arena.word(text).load(Acquire)) as usize;
+        let len =
+            self.arena.word(text + 1).load(Acquire).min(self.arena.word(text).load(Acquire).saturating_mul(8)) as usize;
         let words = self.arena.words(text + 2, (len as u64).div_ceil(8));
         let mut bytes: Vec<u8> = words.iter().flat_map(|word| word.load(Acquire).to_le_bytes()).collect();
         bytes.truncate(len);

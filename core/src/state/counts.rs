@@ -192,7 +192,6 @@ impl Counts {
 
     /// Adds what was counted since the last time to the sums. Only for the holder of the structure lock.
     fn tell(&self, home: &Locked, limit: u64) -> Result<()> {
-        home.finish_replacing(limit)?;
         let table = home.table(limit);
         let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
         let now: [u64; OF_A_PROCESS] = std::array::from_fn(|what| {
@@ -344,7 +343,7 @@ impl Key<'_> {
     /// Who uses no keys needs no entry.
     #[inline(always)]
     fn counted_as(&self) -> Option<Hash> {
-        (self.key.at != self.table.empty_key).then_some(self.hash)
+        (self.key.at != self.home.empty_key_of(self.table)).then_some(self.hash)
     }
 }
 

@@ -7,6 +7,7 @@
 use crate::error::{Error, Result};
 use std::any::Any;
 use std::fmt::Display;
+use std::mem::MaybeUninit;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::Path;
 
@@ -34,7 +35,13 @@ pub(crate) fn or_damaged<P: AsRef<Path>, R>(
     f: impl FnOnce() -> Result<R>,
 ) -> Result<R> {
     // Nothing is left half done that the next call would trust: what is shared is in the lane, and is checked again.
-    catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|payload| damaged(path().as_ref().map(AsRef::as_ref), payload))
+    // The answer is written where it stays: `catch_unwind` itself would copy it twice.
+    let mut answer = MaybeUninit::uninit();
+    match catch_unwind(AssertUnwindSafe(|| _ = answer.write(f()))) {
+        // SAFETY: the closure ran to its end, so it is written.
+        Ok(()) => unsafe { answer.assume_init() },
+        Err(payload) => damaged(path().as_ref().map(AsRef::as_ref), payload),
+    }
 }
 
 #[cold]

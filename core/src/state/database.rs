@@ -12,7 +12,7 @@
 //! for long, such as a shell with a pager, holds up commits.
 
 use super::fcntl::Scope;
-use super::{files, ledger, os, policies};
+use super::{files, ledger, moves, os, policies};
 use crate::error::{Error, Result};
 use rusqlite::{Connection, ErrorCode, OpenFlags, TransactionBehavior, ffi};
 use std::io::Read;
@@ -223,10 +223,10 @@ impl Database {
 
     pub(super) fn check_tables(&self) -> Result<()> {
         let look = "SELECT count(*) FROM sqlite_schema WHERE type = 'table'
-                    AND name IN ('store', 'limits', 'keys', 'executions', 'usage')";
+                    AND name IN ('store', 'limits', 'keys', 'executions', 'usage', 'moves')";
         match self.count(look)? {
-            5 => Ok(()),
-            tables => Err(self.damaged(format!("{tables} of the 5 tables of a store"))),
+            6 => Ok(()),
+            tables => Err(self.damaged(format!("{tables} of the 6 tables of a store"))),
         }
     }
 
@@ -243,6 +243,7 @@ impl Database {
                 transaction.execute_batch(SCHEMA)?;
                 transaction.execute_batch(policies::SCHEMA)?;
                 transaction.execute_batch(ledger::SCHEMA)?;
+                transaction.execute_batch(moves::SCHEMA)?;
                 transaction.pragma_update(None, "application_id", APPLICATION_ID)?;
                 transaction.pragma_update(None, "user_version", VERSION)?;
                 let store = format!("INSERT INTO store VALUES (?1, {NOW}, ?2, '', '', 0, 0, 0)");

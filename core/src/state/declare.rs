@@ -4,7 +4,9 @@
 //! rate is the same limit, `NAME` before and `NAME/rate` after. The database decides, in one transaction, and the lane
 //! follows (`follow.rs`).
 
+use super::damage::nonsense;
 use super::follow::Follows;
+use super::gather::moment;
 use super::locked::Locked;
 use super::session::Session;
 use super::url::Address;
@@ -112,9 +114,7 @@ impl Session {
                 let rare = self.rare();
                 (rare.limits.keys().cloned().collect::<Vec<_>>(), rare.composites.clone().into_iter().collect())
             }
-            Address::Sqlite(path) => {
-                self.with_database(path, |database| Ok((database.names()?, database.composites()?)))?
-            }
+            Address::Sqlite(_) => self.with_database(|database| Ok((database.names()?, database.composites()?)))?,
         };
         for (name, policies) in composites {
             let parts = part_names(&name, &policies);
@@ -129,7 +129,7 @@ impl Session {
     pub(super) fn declared(&self, name: &str) -> Result<Option<Declared>> {
         match &self.address {
             Address::Memory => Ok(self.rare().limits.get(name).copied()),
-            Address::Sqlite(path) => self.with_database(path, |database| database.policy(name)),
+            Address::Sqlite(_) => self.with_database(|database| database.policy(name)),
         }
     }
 
@@ -142,7 +142,7 @@ impl Session {
                 let limits = limits.map(|(name, found)| (name.clone(), *found)).collect();
                 Ok(Family { composite: rare.composites.get(name).cloned(), limits })
             }
-            Address::Sqlite(path) => self.with_database(path, |database| database.family(name)),
+            Address::Sqlite(_) => self.with_database(|database| database.family(name)),
         }
     }
 
@@ -157,7 +157,8 @@ impl Session {
         let changes = changes.collect::<Result<Vec<Change>>>()?;
         let parts = || changes.iter().flat_map(|change| &change.parts);
         if changes.iter().all(Change::changes_nothing) {
-            return parts().try_for_each(|part| self.bring(&part.name, part.now().current(), locked));
+            return parts()
+                .try_for_each(|part| self.bring_declared(&part.name, part.now().current(), locked).map(drop));
         }
         // What was called so, and was forgotten, is not what is called so from now on.
         for part in parts().filter(|part| part.from != part.name) {
@@ -170,6 +171,13 @@ impl Session {
         let all: Vec<Follows> = limits.chain(lifted).collect();
         let budget = |policy| locked.budget(policy);
         self.decide(locked, &all, |rare| rare.note(&changes), |database| database.note(&changes, budget))
+    }
+
+    /// The same for whoever does not hold the structure lock, until it holds for all keys.
+    pub(crate) fn declare_now(&self, all: &[(&str, &[Policy])]) -> Result<()> {
+        self.with_lock(|locked| self.declare_all(all, locked))?;
+        let names: Vec<String> = all.iter().flat_map(|(name, policies)| part_names(name, policies)).collect();
+        self.settle(&names.iter().map(String::as_str).collect::<Vec<_>>())
     }
 
     /// What is to change so that a name stands for these policies.
@@ -223,6 +231,19 @@ impl Session {
         Ok(composite.is_some_and(|all| part_names(whole, &all).iter().any(|part| part == name)).then_some(whole))
     }
 
+    /// Lets the policy of a limit hold that was declared before. A lane that has followed the database has it: it shall not begin
+    /// anew in silence.
+    pub(super) fn bring_declared(&self, name: &str, policy: Policy, locked: &Locked) -> Result<u64> {
+        let is_its = |limit: &u64| locked.table(*limit).policy.kind() == policy.kind();
+        let has_followed = locked.is_lane() && !locked.is_behind();
+        if has_followed && locked.find_limit(name).filter(is_its).is_none() {
+            nonsense(format_args!("no {} limit \"{name}\", which is declared", policy.kind()));
+        }
+        let limit = self.block(name, policy, locked)?;
+        locked.bring_to(limit, policy)?;
+        Ok(limit)
+    }
+
     /// Where the limit of this name is, or now will be.
     pub(super) fn block(&self, name: &str, policy: Policy, locked: &Locked) -> Result<u64> {
         let (home, kind) = (locked, policy.kind());
@@ -237,7 +258,10 @@ impl Session {
             }
             // The name was forgotten, and is another kind's now.
             Some(limit) => {
-                self.forget_logged(name, None)?;
+                if home.is_lane() {
+                    let until = moment(home).1;
+                    self.with_database(|database| database.note_move(name, None, until.uptime))?;
+                }
                 home.retire(limit)?;
             }
             None => {}
@@ -247,6 +271,10 @@ impl Session {
         let other = whole.map_or_else(|| format!("{name}/{kind}"), str::to_owned);
         match home.find_limit(&other).filter(is_of_kind) {
             Some(limit) if self.declared(&other)?.is_none() => {
+                // It may have been forgotten, and then whoever decided knew nothing of it.
+                if home.is_lane() {
+                    self.with_database(|database| database.note_name(&other, name))?;
+                }
                 home.rename(limit, name)?;
                 Ok(limit)
             }
@@ -274,14 +302,15 @@ impl Session {
             let lifted = lifted.collect::<Result<Vec<_>>>()?.concat();
             let all: Vec<Follows> = lifted.iter().map(|(name, key)| Follows::Key(name, key, None)).collect();
             self.decide(locked, &all, |rare| rare.note(&changes), |database| database.note(&changes, |_| 0))
-        })
+        })?;
+        self.settle(&[])
     }
 
     /// Puts an operator's policies above the declared ones, each above that of its kind, or takes all away: all or none. Of the
     /// limit, or of one key.
     pub(crate) fn set_override(&self, name: &str, policies: Option<&[Policy]>, key: Option<&str>) -> Result<()> {
         check_own_key(key)?;
-        self.with_lock(|locked| {
+        let changed: Vec<String> = self.with_lock(|locked| {
             let parts = self.family(name)?.parts(name);
             if parts.is_empty() {
                 return self.unknown(name);
@@ -299,11 +328,13 @@ impl Session {
                 changes_something |= before != part.policy;
             }
             if !changes_something {
-                return Ok(());
+                return Ok(Vec::new());
             }
             let changes: Vec<Follows> = all.iter().map(Overridden::follows).collect();
-            self.decide(locked, &changes, |rare| rare.set_overrides(&all), |database| database.set_overrides(&all))
-        })
+            self.decide(locked, &changes, |rare| rare.set_overrides(&all), |database| database.set_overrides(&all))?;
+            Ok(all.into_iter().map(|part| part.name).collect())
+        })?;
+        self.settle(&changed.iter().map(String::as_str).collect::<Vec<_>>())
     }
 
     /// The keys of a limit with policies of their own, as far as only this process knows them.
@@ -319,7 +350,7 @@ impl Session {
     fn key_policy(&self, limit: &str, key: &str) -> Result<Option<Policy>> {
         match &self.address {
             Address::Memory => Ok(self.rare().keys.get(&(limit.to_owned(), key.to_owned())).copied()),
-            Address::Sqlite(path) => self.with_database(path, |database| database.key_policy(limit, key)),
+            Address::Sqlite(_) => self.with_database(|database| database.key_policy(limit, key)),
         }
     }
 }

@@ -6,15 +6,14 @@
 //! So a change that was committed holds soon, and of one that was not nothing is left.
 
 use super::database::Database;
-use super::layout::POLICIES;
+use super::layout::{POLICIES, SETTLED};
 use super::locked::Locked;
 use super::policies::{Keys, Known, KnownKey};
 use super::session::{Rare, Session};
 use super::table::{Hash, Home};
 use super::url::Address;
-use super::writer::{write_key, write_limit};
 use crate::atomic::*;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::fault;
 use crate::policy::Policy;
 use crate::time::monotonic_ns;
@@ -47,6 +46,22 @@ impl Home {
     /// The lane is at this generation. For whoever fills it.
     pub(super) fn set_generation(&self, generation: u64) {
         self.arena.word(POLICIES).store(generation << 1, Release);
+        self.arena.word(SETTLED).store(generation, Release);
+    }
+
+    /// Up to which generation the ledger has all that was started by the policies before.
+    pub(super) fn settled(&self) -> u64 {
+        self.arena.word(SETTLED).load(Acquire)
+    }
+
+    /// It has, unless somebody has found that it may not.
+    pub(super) fn set_settled(&self, after: u64, to: u64) {
+        let _ = self.arena.word(SETTLED).compare_exchange(after, to, AcqRel, Relaxed);
+    }
+
+    /// May it lack something of that?
+    pub(super) fn is_unsettled(&self) -> bool {
+        self.settled() < self.generation()
     }
 }
 
@@ -72,25 +87,54 @@ impl Session {
     ) -> Result<()> {
         for change in changes {
             match *change {
-                Follows::Limit(name, policy) => locked.make_room_for(locked.find_limit(name), policy)?,
+                Follows::Limit(name, policy) => {
+                    let limit = locked.find_limit(name);
+                    limit.map_or(Ok(()), |limit| locked.finish_change(limit))?;
+                    locked.make_room_for(limit, policy)?;
+                }
                 Follows::Key(name, _, policy) => locked.make_room_for_key(locked.find_limit(name), policy)?,
             }
         }
+        locked.see_to_changes(self.member(), true);
         match &self.address {
             Address::Memory => {
                 note_here(&mut self.rare());
                 changes.iter().try_for_each(|change| self.bring_one(*change, locked))
             }
-            Address::Sqlite(path) => {
+            Address::Sqlite(_) => {
                 locked.mark_behind();
                 fault::point("deciding");
-                let noted = self.with_database(path, note);
+                let noted = self.with_database(note);
                 fault::point("decided");
                 // It may be committed although it failed.
                 let followed = self.follow(locked);
                 if changes.is_empty() { noted } else { noted.and(followed) }
             }
         }
+    }
+
+    /// Returns when the policies of these limits hold for all of their keys: a moment under the lock at a time. And lets the ledger
+    /// have what was started before; if it cannot be written now it is another time, and until then a reboot counts for what is
+    /// missing.
+    pub(super) fn settle(&self, names: &[&str]) -> Result<()> {
+        let timeout = self.options.timeout;
+        let settled = self.with_lock_unless(
+            timeout,
+            || (!self.home().is_changing()).then_some(()),
+            |locked| {
+                let changes =
+                    |name: &&str| locked.find_limit(name).is_some_and(|limit| locked.replaced(limit).is_some());
+                if names.iter().any(changes) && !locked.go_on()? && names.iter().any(changes) {
+                    return Err(Error::StoreTimeout { doing: "changing policies".into(), waited_ms: 0 });
+                }
+                Ok(())
+            },
+        );
+        // If anything is left, it is for everybody.
+        self.home().see_to_changes(self.member(), false);
+        settled?;
+        self.settle_ledger(timeout);
+        Ok(())
     }
 
     /// Does what somebody left.
@@ -103,10 +147,12 @@ impl Session {
 
     /// Brings the lane to what the database says.
     fn follow(&self, locked: &Locked) -> Result<()> {
-        let Address::Sqlite(path) = &self.address else { return Ok(()) };
+        if !locked.is_lane() {
+            return Ok(());
+        }
         locked.mark_behind();
         let was = locked.arena.word(POLICIES).load(Acquire);
-        let (generation, limits, keys) = self.with_database(path, |database| {
+        let (generation, limits, keys) = self.with_database(|database| {
             let generation = database.generation;
             // An older copy may have been put in its place: then everything is looked at.
             let after = Some(locked.generation()).filter(|&at| at <= generation);
@@ -122,14 +168,13 @@ impl Session {
             self.bring_one(Follows::Key(limit, key, *policy), locked)?;
         }
         fault::point("followed");
-        // If this cannot be written now it is another time: until then a reboot counts for what is missing.
-        let limits: Vec<&Known> = limits.iter().filter(|known| known.missing.is_some()).collect();
-        let keys: Vec<&KnownKey> =
-            keys.iter().filter(|known| known.missing.is_some() || known.policy.is_none()).collect();
-        let is_written = limits.is_empty() && keys.is_empty()
-            || self.with_database(path, |database| write_all(locked, database, &limits, &keys)).is_ok();
-        if !is_written {
-            return Ok(());
+        let settled = locked.settled();
+        let has_moves = self.with_database(|database| Ok(!database.moves()?.is_empty()))?;
+        let is_missing = has_moves || !keys.is_empty() || limits.iter().any(|known| known.missing.is_some());
+        if settled > generation || settled == was >> 1 && !is_missing {
+            // Nothing that the ledger lacks is new; or everything is.
+            let now = if is_missing { 0 } else { generation };
+            locked.arena.word(SETTLED).store(now, Release);
         }
         // Unless somebody has seen another generation meanwhile, of a database that was put in this one's place.
         let _ = locked.arena.word(POLICIES).compare_exchange(was, generation << 1, AcqRel, Relaxed);
@@ -159,27 +204,7 @@ fn lift_all_but(locked: &Locked, name: &str, known: &[KnownKey]) -> Result<()> {
     let Some(limit) = locked.find_limit(name) else { return Ok(()) };
     let known = known.iter().filter(|known| known.limit == name && known.policy.is_some());
     let known: BTreeSet<Hash> = known.map(|known| locked.hash(b'k', &known.key)).collect();
-    locked.finish_replacing(limit)?;
     let on_plans: Vec<Hash> = locked.keys_on_plans(&locked.table(limit)).map(|(_, at)| locked.hash_at(at)).collect();
     let mut others = on_plans.into_iter().filter(|hash| !known.contains(hash));
     others.try_for_each(|hash| locked.set_plan(limit, (hash, ""), None))
-}
-
-/// Writes what was started before policies changed. Since the lane has followed, no more than they allow can be missing from then
-/// on.
-fn write_all(locked: &Locked, database: &mut Database, limits: &[&Known], keys: &[&KnownKey]) -> Result<()> {
-    for Known { name, declared, .. } in limits {
-        locked.find_limit(name).map_or(Ok(()), |limit| write_limit(locked, database, limit))?;
-        database.has_all(name, declared.current().longest())?;
-    }
-    let mut counts = Vec::new();
-    for KnownKey { limit, key, .. } in keys {
-        let (found, hash) = (locked.find_limit(limit), locked.hash(b'k', key));
-        let own = found.and_then(|limit| locked.table_in_use(limit, hash));
-        if let (Some(limit), Some(_)) = (found, own) {
-            write_key(locked, database, limit, hash)?;
-        }
-        counts.push(own.map(|own| (hash.0, own.policy.longest())));
-    }
-    if keys.is_empty() { Ok(()) } else { database.has_all_of(keys.iter().copied().zip(counts)) }
 }

@@ -8,6 +8,7 @@
 //! structure lock (segments that are full, idle keys) is in `room.rs`.
 
 use super::arena::MOST_BYTES;
+use super::block::hash_in;
 use super::damage::nonsense;
 use super::layout::{index_word, key_word, table_word};
 use super::table::{Blocked, Hash, Home, Table, key_words};
@@ -89,11 +90,11 @@ impl Home {
 
     #[inline(always)]
     fn empty_key(&self, table: &Table) -> Result<KeyAt, Blocked> {
-        let at = table.empty_key;
-        let life = self.arena.word(at + key_word::LIFE).load(Acquire);
+        let at = self.empty_key_of(table);
+        let head = self.head(at);
+        let life = head[key_word::LIFE as usize].load(Acquire);
         // The life is that of the empty key only if the block still is.
-        let is_its = self.arena.word(table.at + table_word::EMPTY_KEY).load(Acquire) == at
-            && self.arena.word(at + key_word::TABLE).load(Acquire) == table.at;
+        let is_its = self.empty_key_of(table) == at && head[key_word::TABLE as usize].load(Acquire) == table.at;
         if is_its && life != CLOSED { Ok(KeyAt { at, life, table: table.at }) } else { Err(Blocked::Moved) }
     }
 
@@ -160,7 +161,8 @@ impl Home {
     #[inline(always)]
     pub(super) fn capacity(&self, segment: u64) -> u64 {
         let capacity = self.arena.word(segment + index_word::CAPACITY).load(Relaxed);
-        if capacity.is_power_of_two() && capacity <= index_word::MOST_CAPACITY {
+        // (Without counting bits, which takes a dozen instructions.)
+        if capacity & capacity.wrapping_sub(1) == 0 && (1..=index_word::MOST_CAPACITY).contains(&capacity) {
             capacity
         } else {
             nonsense(format_args!("a segment of {capacity} slots at {segment}"))
@@ -185,19 +187,19 @@ impl Home {
             let Some(at) = block(entry) else { return Err(i) };
             if entry >> index_word::TAG == tag(hash) {
                 // The life first: if it is the same at the end, the block was this key's all the time.
-                let life = self.arena.word(at + key_word::LIFE).load(Acquire);
-                if self.get(at + key_word::HASH) == hash.0 {
-                    let own = self.arena.word(at + key_word::TABLE).load(Acquire);
+                let head = self.head(at);
+                let life = head[key_word::LIFE as usize].load(Acquire);
+                if hash_in(head) == hash {
+                    let own = head[key_word::TABLE as usize].load(Acquire);
                     // A stub has no life that would tell whether it was this key's all the time.
-                    let is_its =
-                        own == table.at || self.is_plan_of(table, own) && self.get(at + key_word::HASH) == hash.0;
+                    let is_its = own == table.at || self.is_plan_of(table, own) && hash_in(head) == hash;
                     if is_its {
                         return Ok((i, KeyAt { at, life, table: own }));
                     }
                 }
                 // Or it moved while it was looked at.
-                let is_same = slots[i as usize].load(Acquire) == entry
-                    && self.arena.word(at + key_word::LIFE).load(Acquire) == life;
+                let is_same =
+                    slots[i as usize].load(Acquire) == entry && head[key_word::LIFE as usize].load(Acquire) == life;
                 if !is_same && !fault::planted("hasty probe") {
                     continue;
                 }
@@ -261,7 +263,10 @@ impl Home {
         }
         let (free, taken) = (segment + index_word::FREE, self.arena.word(segment + index_word::TAKEN));
         let next = |mine: u64| (mine < self.arena.word(free).load(Acquire)).then_some(mine + 1);
-        if let Ok(mine) = taken.fetch_update(AcqRel, Acquire, next) {
+        // Those of a table before this one may have another size.
+        if !self.is_old(table, segment)
+            && let Ok(mine) = taken.fetch_update(AcqRel, Acquire, next)
+        {
             let capacity = self.capacity(segment);
             let at = self.arena.word(segment + index_word::SLOTS + capacity + mine).load(Acquire);
             // Else the word may be another segment's.
@@ -313,12 +318,10 @@ impl Home {
         if !history.starts.is_empty() && !self.has_origins(table, at) {
             return None;
         }
-        let base = self.cells(table, KeyAt { at, life: CLOSED, table: table.at }).write(
-            &history,
-            table.policy.window(),
-            now,
-        )?;
-        Some(self.publish(table, at, base))
+        match self.write_history(table, at, (&history, now)) {
+            None if is_new => nonsense(format_args!("nothing that a new key of the table at {} can be", table.at)),
+            base => base.map(|base| self.publish(table, at, base)),
+        }
     }
 
     /// What each key of a table may have started that the ledger did not know when it was read, while it counts.
@@ -380,7 +383,7 @@ impl Home {
     pub(super) fn entries(&self, segment: u64) -> impl Iterator<Item = u64> {
         let capacity = self.capacity(segment);
         let slots = self.arena.words(segment + index_word::SLOTS, capacity);
-        slots.iter().filter_map(|slot| block(slot.load(Acquire)))
+        slots.iter().filter_map(|slot| block(slot.load(Acquire))).inspect(|_| fault::looked())
     }
 
     /// The segments of a table.

@@ -7,13 +7,17 @@
 //! While such a key is idle, it has no cells. A *stub* holds its place in the index and says which plan it is on. Whoever starts on
 //! it finds the stub closed, as if it were being rewritten, and gets cells for it under the structure lock.
 //!
+//! (While a limit's policy changes, keys that have not been brought to its new table live by the one before in the same way: see
+//! `replace.rs`.)
+//!
 //! The database decides who is on which plan (`policies.rs`); what is here follows, and can be done again from the start.
 
 use super::arena::{ALLOCATED, HEADER_WORDS};
+use super::damage::{bounded, nonsense};
 use super::index::{KeyAt, Root, entry};
 use super::layout::{STUBS, index_word, key_word, limit_word, table_word};
 use super::locked::Locked;
-use super::room::Search;
+use super::room::{MOST_TURNS, Search};
 use super::table::{Hash, Home, Table, key_words};
 use crate::algorithm::leases::SLOT_WORDS;
 use crate::algorithm::log::CLOSED;
@@ -66,6 +70,11 @@ impl Home {
         self.arena.word(at + key_word::IS_STUB).load(Acquire) != 0
     }
 
+    /// The block or the stub of a key, for the holder of the structure lock.
+    pub(super) fn block_of(&self, table: &Table, hash: Hash) -> Option<u64> {
+        self.probe(table, self.segment_of(table, hash), hash).ok().map(|(_, found)| found.at)
+    }
+
     /// The plan of a key that is on one and has no cells.
     pub(super) fn plan_of_idle(&self, table: &Table, hash: Hash) -> Option<Table> {
         let root = self.root(table)?;
@@ -89,7 +98,7 @@ impl Home {
     /// The keys of a table that are on plans, and those.
     pub(super) fn keys_on_plans(&self, table: &Table) -> impl Iterator<Item = (Table, u64)> {
         let all = self.blocks(table).map(|at| (self.table_of_block(table, at), at));
-        all.filter(|(own, _)| own.at != table.at)
+        all.filter(|(own, _)| own.at != table.at && !self.is_before(table, own))
     }
 }
 
@@ -107,10 +116,10 @@ impl Locked<'_> {
 
     /// Lets a key live by a policy of its own, or by its limit's. What it has started counts on; places are exchanged.
     pub fn set_plan(&self, limit: u64, (hash, text): (Hash, &str), policy: Option<Policy>) -> Result<()> {
-        self.finish_replacing(limit)?;
         let mut search = Search::default();
-        loop {
+        for _ in 0..MOST_TURNS {
             let table = self.table(limit);
+            self.bring_key(&table, hash)?;
             let index = self.segment_of(&table, hash);
             let (slot, from) = match (self.probe(&table, index, hash), policy) {
                 (Ok(found), _) => found,
@@ -158,6 +167,7 @@ impl Locked<'_> {
             }
             return Ok(());
         }
+        nonsense("what is mended does not stay so")
     }
 
     /// Adds a key that is on a plan, in a lane that is made anew.
@@ -169,7 +179,7 @@ impl Locked<'_> {
         origin: Origin,
     ) -> Result<()> {
         let (plan, mut search) = (self.plan(limit, policy, origin)?, Search::default());
-        loop {
+        for _ in 0..MOST_TURNS {
             let table = self.table(limit);
             let index = self.segment_of(&table, hash);
             match self.probe(&table, index, hash) {
@@ -179,6 +189,7 @@ impl Locked<'_> {
                 _ => return Ok(()),
             }
         }
+        nonsense("what is mended does not stay so")
     }
 
     /// The plan of a key, if half of its leases' slots are taken: whoever found them taken may have been helped meanwhile.
@@ -207,7 +218,7 @@ impl Locked<'_> {
         let chain = word.load(Acquire) + (mixed.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) % CHAINS;
         let next = |at: u64| Some(self.arena.word(at).load(Acquire)).filter(|at| *at != 0);
         let plans = std::iter::successors(next(chain), |at| next(at + table_word::NEXT));
-        for at in super::damage::bounded(plans, self.arena.most()) {
+        for at in bounded(plans, self.arena.most()) {
             let plan = self.table_at(at);
             if plan.policy == policy && self.origin(&plan) == origin {
                 return Ok(plan);

@@ -46,17 +46,26 @@ pub(super) const SWEPT_HASH: u64 = SWEPT_LIMIT + 1;
 /// How often sweeps have come round.
 pub(super) const SWEPT_ROUNDS: u64 = SWEPT_LIMIT + 2;
 
+/// The limits whose policies are changing: the one that changed last. And the process that sees to that, its number as a member
+/// + 1.
+pub(super) const CHANGES: u64 = SWEPT_ROUNDS + 1;
+pub(super) const CHANGER: u64 = SWEPT_ROUNDS + 2;
+/// Up to which generation of policies the ledger has what was started by those before.
+pub(super) const SETTLED: u64 = SWEPT_ROUNDS + 3;
+
 pub(super) mod limit_word {
     /// The next in the list of all limits.
     pub const NEXT: u64 = 0;
     pub const NAME: u64 = 1;
     pub const TABLE: u64 = 3;
     pub const GATE: u64 = 4;
-    /// The policy that a replacement under way leads to. The first word may say that it forgets all keys.
-    pub const NEXT_POLICY: u64 = 5;
+    /// The table that the current one has replaced, while there may be keys of it. It may say that they are forgotten.
+    pub const REPLACED: u64 = 5;
     pub const FORGETTING: u64 = 1 << 32;
-    /// The table that it is to replace.
-    pub const REPLACED: u64 = 17;
+    /// From which hash on there may be.
+    pub const BROUGHT: u64 = 6;
+    /// The next in the list of limits whose policies are changing.
+    pub const NEXT_CHANGE: u64 = 7;
     /// The name that it is about to get.
     pub const NEXT_NAME: u64 = 18; // two words
     /// What was counted: see `counts.rs`.
@@ -89,9 +98,9 @@ pub(super) mod table_word {
     pub const LOST: u64 = 16; // two words
     /// The tickets of new keys begin here: no key of this name had them before.
     pub const FIRST_TICKET: u64 = 18;
-    /// Of a plan, the limit that it is of; of a limit's table 0. No block of a key has a limit's address there.
+    /// The limit that it is of. No block of a key has a limit's address there.
     pub const OWNER: u64 = 23;
-    /// The limit that it is of, of a limit's table.
+    /// The same of a limit's table; of a plan 0.
     pub const LIMIT: u64 = 24;
     /// Of a plan, the next in its chain.
     pub const NEXT: u64 = 25;
@@ -110,6 +119,8 @@ pub(super) mod index_word {
     pub const RETURNED: u64 = 5;
     /// The next in a list of free ones.
     pub const NEXT: u64 = 6;
+    /// The table that it was made for. Keys of tables before that are not in it, and its blocks for new keys are that table's.
+    pub const TABLE: u64 = 7;
     /// Set in `TAKEN` when no more may be taken.
     pub const CLOSED: u64 = 1 << 63;
     pub const SLOTS: u64 = 16;
@@ -144,7 +155,13 @@ pub(super) mod key_word {
     pub const TEXT_WORDS: u64 = 6;
     /// What is written at every admission stands apart from what is only read.
     pub const HOT: u64 = 16;
-    /// Of a log, the largest stamp that was ever made earlier, as words have it. (Leases have two words there.)
+    /// Of a log, how many units did not fit into it when it was written, which count as long as the oldest that did; and until
+    /// when it may have had others.
+    pub const LEFT_OUT: u64 = 17;
+    pub const UNTIL: u64 = 18;
+    /// Of a bucket, what it took over.
+    pub const CARRIED: u64 = 18;
+    /// Of a log, the largest stamp that was ever made earlier, as words have it. (Leases have other words in these places.)
     pub const PEAK: u64 = 19;
     /// Until when it is in the list of changed keys: see `changed.rs`.
     pub const LISTED: u64 = 22;
@@ -161,4 +178,4 @@ pub(super) mod key_word {
 }
 
 const _: () = assert!(key_word::IS_STUB == table_word::OWNER);
-const _: () = assert!(POLICIES < CHANGED && SWEPT_ROUNDS < NAMES && NAMES + NAME_CHAINS <= 480);
+const _: () = assert!(POLICIES < CHANGED && SETTLED < NAMES && NAMES + NAME_CHAINS <= 480);

@@ -10,7 +10,7 @@
 use super::database::{Database, from_hex, to_hex};
 use crate::error::{Error, Result};
 use crate::fault;
-use rusqlite::{Transaction, TransactionBehavior, named_params, params};
+use rusqlite::{Connection, OptionalExtension, Transaction, TransactionBehavior, named_params, params};
 use std::collections::BTreeMap;
 
 /// `executions` has no index by key: appending must not touch a page per key, and forgetting a key is rare. `usage` is
@@ -48,6 +48,9 @@ pub(super) const MOST_UNITS: i64 = 1_000_000_000;
 
 /// How many expired executions one call removes beyond those that it adds: a long silence is not paid for at once.
 const MOST_PRUNED: usize = 10_000;
+
+/// How many executions one transaction looks at to change some of them.
+const ROWS: i64 = 4_096;
 
 /// The uptime at which an execution started, in terms of this boot: see the head of this file.
 const STARTED: &str = "
@@ -154,11 +157,35 @@ impl Database {
         Ok(now.uptime < pruned_at.map_err(|e| self.explain(e))?)
     }
 
-    /// Forgets what was admitted to a key, or to all keys of a limit. Its usage stays: it happened.
-    pub fn forget(&self, name: &str, key_hash: Option<[u64; 2]>) -> Result<()> {
-        let delete = "DELETE FROM executions WHERE name = ?1 AND key_hash = ifnull(?2, key_hash)";
-        let forgotten = self.connection.execute(delete, params![name, key_hash.map(to_hex)]);
-        forgotten.map(drop).map_err(|e| self.explain(e))
+    /// Forgets what was admitted to a key, or to all keys of a limit, until this moment, in some rows, from this one on: so many
+    /// that others need not wait long. Returns where to go on. Usage stays: it happened.
+    pub fn forget(&self, name: &str, key: Option<[u64; 2]>, until: Moment, first: i64) -> Result<Option<i64>> {
+        let delete = "DELETE FROM executions WHERE rowid BETWEEN ?1 AND ?2 AND name = ?3
+                      AND key_hash = ifnull(?4, key_hash) AND uptime <= ?5";
+        self.change_some(delete, (name, key), until.uptime, first)
+    }
+
+    /// Lets what was admitted to a key, or to all keys of a limit, count for so many microseconds at least. In some rows, as
+    /// above.
+    pub fn keep(&self, name: &str, key: Option<[u64; 2]>, longest: u64, first: i64) -> Result<Option<i64>> {
+        let keep = "UPDATE executions SET expires_at = started_at + ?5 WHERE rowid BETWEEN ?1 AND ?2 AND name = ?3
+                    AND key_hash = ifnull(?4, key_hash) AND expires_at < started_at + ?5";
+        self.change_some(keep, (name, key), i64::try_from(longest).unwrap_or(i64::MAX), first)
+    }
+
+    fn change_some(
+        &self,
+        change: &str,
+        (name, key): (&str, Option<[u64; 2]>),
+        number: i64,
+        first: i64,
+    ) -> Result<Option<i64>> {
+        let some = || -> rusqlite::Result<Option<i64>> {
+            let next = next_rows(&self.connection, first)?;
+            let last = next.map_or(i64::MAX, |next| next - 1);
+            self.connection.execute(change, params![first, last, name, key.map(to_hex), number]).map(|_| next)
+        };
+        some().map_err(|e| self.explain(e))
     }
 
     /// Notes the boot in which the lane is made, and which making of it this is, before anything is recorded in it. If it is
@@ -180,6 +207,12 @@ impl Database {
         self.sequence = sequence;
         Ok(())
     }
+}
+
+/// The first row after so many from this one on that one transaction looks at.
+pub(super) fn next_rows(connection: &Connection, first: i64) -> rusqlite::Result<Option<i64>> {
+    let next = "SELECT rowid FROM executions WHERE rowid >= ?1 ORDER BY rowid LIMIT 1 OFFSET ?2";
+    connection.query_row(next, [first, ROWS], |row| row.get(0)).optional()
 }
 
 fn append(transaction: &Transaction, rows: &[Execution], now: Moment) -> rusqlite::Result<()> {
@@ -432,10 +465,11 @@ mod tests {
         database.set_boot("b1", at(0), (0, 0)).unwrap();
         let rows = [start("api", "a", 0), start("api", "a", 1), start("api", "b", 0), start("mail", "a", 0)];
         database.record(&rows, at(1), (0, 0)).unwrap();
-        database.forget("api", Some(rows[0].key_hash)).unwrap();
+        let forget = |database: &Database, name, key| assert_eq!(database.forget(name, key, at(9), i64::MIN), Ok(None));
+        forget(&database, "api", Some(rows[0].key_hash));
         assert_eq!(keys(&database, "b1", at(1)), ["b", "a"]);
-        database.forget("api", None).unwrap();
-        database.forget("unheard of", None).unwrap();
+        forget(&database, "api", None);
+        forget(&database, "unheard of", None);
         assert_eq!(keys(&database, "b1", at(1)), ["a"]);
         assert_eq!(count(&database, "usage"), 2, "it was used all the same");
     }

@@ -2,7 +2,7 @@
 
 use super::index::KeyAt;
 use super::table::{Hash, Home, Table};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use std::fs::File;
 use std::ops::Deref;
 
@@ -36,6 +36,16 @@ impl<'a> Locked<'a> {
     /// Makes room for `count` more words, if need be in the reserve.
     pub(super) fn grow(&self, count: u64) -> Result<()> {
         self.grow_for_keys(count).or_else(|full| if self.arena.has_reserve(count) { Ok(()) } else { Err(full) })
+    }
+
+    /// The same, some at a time: if more is needed than others are to wait for, the caller has to let go of the lock and come
+    /// again.
+    pub(super) fn grow_some(&self, count: u64) -> Result<()> {
+        match self.arena.grow_some(count, self.file) {
+            Ok(false) => Err(Error::StoreTimeout { doing: "making room for another policy".into(), waited_ms: 0 }),
+            Ok(true) => Ok(()),
+            Err(_) => self.grow(count),
+        }
     }
 
     /// `count` zeroed words that nobody else has.

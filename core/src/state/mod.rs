@@ -1,10 +1,12 @@
 //! Where limits live: cells that processes share, the lock under which they are changed, and the database that lasts.
 //!
-//! From the bottom: plain words (`arena`, `layout`), how limits and keys lie in them (`table`, `index`, `room`, `rewrite`), the
-//! files (`lane`, `database`, `policies`, `ledger`), what joins the two (`session`, `changed`, `writer`, `recovery`, `declare`,
-//! `follow`), and a limiter's hold on its limit (`limit`). Nothing here knows of limiters.
+//! From the bottom: plain words (`arena`, `layout`), how limits and keys lie in them (`table`, `index`, `block`, `room`,
+//! `rewrite`), the files (`lane`, `database`, `policies`, `ledger`, `moves`), what joins the two (`session`, `changed`,
+//! `gather`, `writer`, `recovery`, `declare`, `follow`), and a limiter's hold on its limit (`limit`). Nothing here knows of
+//! limiters.
 
 mod arena;
+mod block;
 mod changed;
 pub(crate) mod counts;
 pub(crate) mod damage;
@@ -13,6 +15,7 @@ mod declare;
 mod fcntl;
 mod files;
 mod follow;
+mod gather;
 mod index;
 mod keyed;
 mod lane;
@@ -20,11 +23,13 @@ mod layout;
 mod ledger;
 mod limit;
 mod locked;
+mod moves;
 mod os;
 mod places;
 mod policies;
 mod presence;
 mod recovery;
+mod replace;
 mod rewrite;
 mod room;
 mod session;
@@ -39,6 +44,7 @@ pub(crate) use declare::{Declared, check_names, part_names, text_of};
 pub(crate) use limit::{Key, Limit, STORE_AGAIN, parts, take_units};
 pub(crate) use os::{random, sleep_on, wake_all};
 pub(crate) use places::is_counted_place;
+pub(crate) use session::Session;
 pub use store::{Durability, OnError, Store, StoreOptions};
 pub(crate) use table::{Blocked, Hash, Home, Table};
 pub use verify::Problem;

@@ -3,6 +3,7 @@
 use super::layout::{FIRST_PLACES, PLACE_TABLES, PLACES};
 use super::locked::Locked;
 use super::table::Home;
+use crate::algorithm::log::Taken;
 use crate::algorithm::places::{Place, Places, SLOT_WORDS};
 use crate::atomic::*;
 use crate::error::{Error, Result};
@@ -30,20 +31,32 @@ impl Home {
     }
 
     /// Notes a place that was taken in this era, and gives it a number. `None`: there is no room.
-    pub fn open_place(&self, stamp: Tick, era: u64, now: Tick) -> Option<u64> {
-        let seed = stamp.wrapping_mul(31).wrapping_add(era);
+    pub fn open_place(&self, taken: &Taken, now: Tick) -> Option<u64> {
+        let Taken { ticket: era, end, stamp, .. } = *taken;
+        // Many places have the same stamp, and few slots are looked at; but no two claims have the same end.
+        let seed = (end ^ stamp).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
         (0..PLACE_TABLES).rev().find_map(|table| {
             let Place { slot, turn } = self.places(table)?.open(stamp, era, now, seed)?;
             Some(IS_PLACE | table << TABLE | u64::from(slot) << SLOT | u64::from(turn))
         })
     }
 
+    /// Was a place not used yet?
+    pub fn is_open_place(&self, number: u64, stamp: Tick) -> bool {
+        self.place(number).is_some_and(|(places, place)| places.is_open(place, stamp))
+    }
+
     /// Uses a place, once, and says of which era it is. `None`: it was used before, or is long over.
     pub fn close_place(&self, number: u64, stamp: Tick) -> Option<u64> {
+        let (places, place) = self.place(number)?;
+        places.close(place, stamp)
+    }
+
+    fn place(&self, number: u64) -> Option<(Places<'_>, Place)> {
         let slot = (number >> SLOT) as u32 & ((1 << (TABLE - SLOT)) - 1);
         let table = (number & !IS_PLACE) >> TABLE;
         let places = (table < PLACE_TABLES).then(|| self.places(table))??;
-        places.close(Place { slot, turn: number as u32 }, stamp)
+        Some((places, Place { slot, turn: number as u32 }))
     }
 }
 

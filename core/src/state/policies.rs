@@ -4,8 +4,9 @@
 //! Each change is one transaction, and has a number that is larger by one than that of the change before: the *generation*. So
 //! whoever finds a lane that knows of an earlier one can ask for what has changed since.
 
-use super::database::{Database, NOW, to_hex};
+use super::database::{Database, NOW};
 use super::declare::{Change, Declared, Family, Overridden, Part, text_of};
+use super::moves;
 use crate::error::Result;
 use crate::policy::{self, Policy};
 use rusqlite::{Connection, OptionalExtension, Row, Transaction, TransactionBehavior, params};
@@ -195,12 +196,13 @@ impl Database {
                         "UPDATE keys SET policy = NULL, generation = (SELECT generation FROM store) WHERE name = ?1";
                     transaction.execute(lift, [name])?;
                 }
+                parts.iter().try_for_each(|part| moves::make_way(transaction, &part.name))?;
                 for Part { name, from, .. } in parts.iter().filter(|part| part.from != part.name) {
                     let limit =
                         "UPDATE limits SET name = ?2, generation = (SELECT generation FROM store) WHERE name = ?1";
                     transaction.execute(limit, [from, name])?;
                     transaction.execute("UPDATE OR REPLACE keys SET name = ?2 WHERE name = ?1", [from, name])?;
-                    transaction.execute("UPDATE executions SET name = ?2 WHERE name = ?1", [from, name])?;
+                    moves::note(transaction, from, Some(name), i64::MAX)?;
                 }
                 for part in parts.iter().filter(|part| part.is_new()) {
                     declare(transaction, &part.name, part.policy.kind(), &part.policy.to_string())?;
@@ -240,37 +242,18 @@ impl Database {
         })
     }
 
-    /// The ledger has all that was started before a limit's policy changed. It is to count for so many microseconds at least.
-    pub fn has_all(&self, name: &str, longest: u64) -> Result<()> {
-        let keep =
-            "UPDATE executions SET expires_at = started_at + ?2 WHERE name = ?1 AND expires_at < started_at + ?2";
-        let kept = self.connection.execute(keep, params![name, signed(longest)]);
-        let kept =
-            kept.and_then(|_| self.connection.execute("UPDATE limits SET missing = NULL WHERE name = ?1", [name]));
-        kept.map(drop).map_err(|e| self.explain(e))
+    /// The ledger has all that was started before a limit's policy changed, unless it changed after this generation.
+    pub fn has_all(&self, name: &str, generation: u64) -> Result<()> {
+        let has = "UPDATE limits SET missing = NULL WHERE name = ?1 AND generation <= ?2";
+        self.connection.execute(has, params![name, signed(generation)]).map(drop).map_err(|e| self.explain(e))
     }
 
-    /// The same of keys, with their hashes and how long their starts count if the ledger has any. Those that were lifted go.
-    pub fn has_all_of<'a>(
-        &mut self,
-        keys: impl Iterator<Item = (&'a KnownKey, Option<([u64; 2], u64)>)>,
-    ) -> Result<()> {
-        let has = || -> rusqlite::Result<()> {
-            let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-            for (KnownKey { limit, key, .. }, counts) in keys {
-                if let Some((hash, longest)) = counts {
-                    let keep = "UPDATE executions SET expires_at = started_at + ?3
-                                WHERE name = ?1 AND key_hash = ?2 AND expires_at < started_at + ?3";
-                    transaction.execute(keep, params![limit, to_hex(hash), signed(longest)])?;
-                }
-                let has = "UPDATE keys SET missing = NULL WHERE name = ?1 AND key = ?2";
-                transaction.execute(has, [limit, key])?;
-                let lifted = "DELETE FROM keys WHERE name = ?1 AND key = ?2 AND policy IS NULL";
-                transaction.execute(lifted, [limit, key])?;
-            }
-            transaction.commit()
-        };
-        has().map_err(|e| self.explain(e))
+    /// The same of a key. One that was lifted goes.
+    pub fn has_all_of(&self, KnownKey { limit, key, .. }: &KnownKey, generation: u64) -> Result<()> {
+        let gone = "DELETE FROM keys WHERE name = ?1 AND key = ?2 AND policy IS NULL AND generation <= ?3";
+        let has = "UPDATE keys SET missing = NULL WHERE name = ?1 AND key = ?2 AND generation <= ?3";
+        let write = |query| self.connection.execute(query, params![limit, key, signed(generation)]);
+        write(gone).and_then(|gone| if gone == 0 { write(has) } else { Ok(0) }).map(drop).map_err(|e| self.explain(e))
     }
 }
 
@@ -384,6 +367,8 @@ mod tests {
         overriding(&mut database, "api", None);
         assert_eq!(changed(1), [("api".into(), Some(20))], "the most that may be missing");
         database.has_all("api", 1).unwrap();
+        assert_eq!(changed(1), [("api".into(), Some(20))], "it has changed since");
+        database.has_all("api", 2).unwrap();
         assert_eq!((changed(1), changed(2)), (vec![("api".into(), None)], vec![]));
     }
 

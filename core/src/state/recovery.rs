@@ -6,6 +6,7 @@
 //! one window after the last moment at which it may have been used.
 
 use super::database::{Database, Identity};
+use super::gather::{moment, write_limit};
 use super::keyed::Origin;
 use super::lane::{self, Made, WATCH_EVERY};
 use super::layout::table_word;
@@ -13,7 +14,6 @@ use super::locked::Locked;
 use super::os;
 use super::policies::{Keys, Known, KnownKey};
 use super::table::{BEHIND, Hash, longest_behind};
-use super::writer::{moment, write_limit};
 use crate::algorithm::Start;
 use crate::algorithm::log::SETTLED;
 use crate::atomic::*;
@@ -33,6 +33,7 @@ pub(super) fn recover(home: &Locked, database: &mut Database, identity: &Identit
     let is_lost = made == Made::Missing && this_boot.may_be(&identity.boot);
     // From here on who uses another lane writes nothing that is not read below.
     database.claim(home.instance)?;
+    database.move_all()?;
     // They write no more to the ledger, and have noticed when this is over. What they start until then is not more than the
     // budget of a key: for more they would have to write. So the ledger and a budget, counted from that time on, are all
     // that they may have started: never too few.
@@ -114,9 +115,9 @@ pub(super) fn recover(home: &Locked, database: &mut Database, identity: &Identit
 /// Writes all that the lane knows to a database that is an older copy of what it was.
 pub(super) fn write_anew(home: &Locked, database: &mut Database) -> Result<()> {
     database.claim(home.instance)?;
+    database.move_all()?;
     for name in database.names()? {
         let Some(limit) = home.find_limit(&name) else { continue };
-        home.finish_replacing(limit)?;
         let table = home.table(limit);
         if table.policy.is_concurrency() {
             continue;

@@ -1,27 +1,27 @@
 //! The one way of everything rare: what is to change is sealed, read, edited, and written anew elsewhere.
 //!
-//! A key is rewritten into another block when a start is cancelled or settled, a place is exchanged, or the key is
-//! cleared. A table is rewritten, with all its keys, when its policy changes. All of it under the structure lock, in an
-//! order such that whoever comes next can do it again from the start if this process dies. What was replaced is used
-//! again: its cells get another life.
+//! A key is rewritten into another block when a start is cancelled or settled, a place is exchanged, the key is cleared, or
+//! its policy changes. All of it under the structure lock, in an order such that whoever comes next can do it again from the
+//! start if this process dies. What was replaced is used again: its cells get another life.
 
-use super::damage::bounded;
+use super::damage::nonsense;
 use super::index::{KeyAt, entry};
-use super::layout::{FREE_KEYS, index_word, key_word, limit_word, table_word};
+use super::layout::{FREE_KEYS, index_word, key_word, table_word};
 use super::locked::Locked;
 use super::os::wake_all;
-use super::table::{Hash, Table, key_words};
-use crate::algorithm::History;
+use super::table::{Hash, Home, Table, key_words};
 use crate::algorithm::cells::Cells;
-use crate::algorithm::log::{CLOSED, PLACE};
+use crate::algorithm::log::{CLOSED, PLACE, SETTLED};
+use crate::algorithm::{History, Start};
 use crate::atomic::*;
 use crate::error::{Error, Result};
 use crate::fault;
-use crate::policy::{POLICY_WORDS, Policy, Shape};
-use crate::time::Now;
+use crate::policy::{Policy, Shape};
+use crate::time::{LONGEST, Now};
 
-/// Each table of a limit has other tickets than those before it: a permit is never mistaken for a later one.
-const TICKETS_OF_A_TABLE: u64 = 1 << 32;
+/// The head of a list of free blocks is `count << COUNT | first`.
+const COUNT: u32 = 32;
+const FIRST: u64 = (1 << COUNT) - 1;
 
 impl Locked<'_> {
     /// Writes a key that is in the table into another block, with this change to its history. Returns the block.
@@ -41,22 +41,7 @@ impl Locked<'_> {
         let segment = self.segment_of(table, hash);
         let (slot, from) = self.probe(table, segment, hash).expect("the key is in its table");
         let before = self.table_of(table, from);
-        // Room first: what is sealed must be replaced.
-        let into = self.block_to_write(own)?;
-        let cells = self.seal_cells(self.cells(&before, from));
-        fault::point("key-sealed");
-        let now = self.clock.now();
-        let mut history = cells.history(before.policy.longest(), now);
-        if own.at != before.at {
-            carry_over(&before, own, &mut history, now);
-        }
-        edit(&mut history);
-        history.pad(own.policy.largest());
-        let into = self.write_into(own, into, from.at, (&history, now))?;
-        if own.at == before.at && own.policy.is_counted() && !history.starts.is_empty() {
-            // Nothing of what was taken was forgotten.
-            self.arena.word(into + key_word::OWN).store(history.era, Release);
-        }
+        let into = self.write_elsewhere(&before, from, own, edit)?;
         fault::point("key-written");
         self.set_entry(segment, slot, hash, into);
         let empty = self.arena.word(table.at + table_word::EMPTY_KEY);
@@ -65,6 +50,45 @@ impl Locked<'_> {
         }
         self.retire_block(before.policy, from.at);
         Ok(into)
+    }
+
+    /// Seals a key's cells and writes what they know, with this change, into a block of `own`. Nothing leads there yet.
+    pub(super) fn write_elsewhere(
+        &self,
+        before: &Table,
+        from: KeyAt,
+        own: &Table,
+        edit: impl FnOnce(&mut History),
+    ) -> Result<u64> {
+        // Room first: what is sealed must be replaced.
+        let into = self.block_to_write(own)?;
+        let cells = self.seal_cells(self.cells(before, from));
+        fault::point("key-sealed");
+        let now = self.clock.now();
+        let mut history = self.history(before, from.at, (&cells, now));
+        if own.at != before.at {
+            carry_over(before, own, &mut history, now);
+        }
+        edit(&mut history);
+        history.pad(own.policy.largest());
+        let into = self.write_into(own, into, from.at, (&history, now))?;
+        if own.at == before.at && own.policy.is_counted() && !history.starts.is_empty() {
+            // Nothing of what was taken was forgotten.
+            self.arena.word(into + key_word::OWN).store(history.era, Release);
+        }
+        Ok(into)
+    }
+
+    /// Does a key of a table before this one count for nothing by the new policy? Its cells are sealed.
+    pub(super) fn is_nothing(&self, own: &Table, at: u64, table: &Table) -> bool {
+        let now = self.clock.now();
+        let mut history = self.history(own, at, (&self.cells_at(own, at), now));
+        carry_over(own, table, &mut history, now);
+        let longest = own.policy.longest().max(table.policy.longest());
+        // What is not known any more may be newer than what is.
+        let newest = history.starts.last().map(|start| start.stamp).max(history.unknown);
+        let is_over = newest.is_none_or(|stamp| stamp + longest <= now.floor) && history.holds.is_empty();
+        is_over && !self.is_gated(own, at, now.floor)
     }
 
     /// Another block is a key's from now on.
@@ -90,7 +114,7 @@ impl Locked<'_> {
             return self.wake_key(table, (segment, slot), found, hash);
         }
         let own = self.table_of(table, found);
-        if hash == self.hash(b'k', "") {
+        if hash == self.hash(b'k', "") && own.at == table.at {
             self.arena.word(table.at + table_word::EMPTY_KEY).store(found.at, Release);
         }
         if self.cells(&own, found).has_to_move(own.policy.longest(), self.clock.now()) {
@@ -100,7 +124,7 @@ impl Locked<'_> {
     }
 
     /// A block that nobody uses, with room for the origins of its starts.
-    fn block_to_write(&self, table: &Table) -> Result<u64> {
+    pub(super) fn block_to_write(&self, table: &Table) -> Result<u64> {
         let new = || self.allocate(key_words(table.policy));
         let at = self.used_block(table.policy).map_or_else(new, Ok)?;
         self.give_origins(table, at)?;
@@ -121,6 +145,7 @@ impl Locked<'_> {
     fn write_into(&self, table: &Table, mut into: u64, from: u64, (history, now): (&History, Now)) -> Result<u64> {
         loop {
             let life = self.arena.word(into + key_word::LIFE);
+            let is_new = self.arena.word(into + key_word::TABLE).load(Relaxed) == 0;
             life.store(CLOSED, Release);
             let text = key_word::TEXT..key_word::TEXT + key_word::TEXT_WORDS;
             for word in [key_word::HASH, key_word::HASH + 1, key_word::GATE].into_iter().chain(text) {
@@ -132,10 +157,11 @@ impl Locked<'_> {
             if table.policy.is_counted() {
                 self.arena.word(into + key_word::OWN).store(self.new_number(), Release);
             }
-            let cells = self.cells(table, KeyAt { at: into, life: CLOSED, table: table.at });
-            let written = cells.write(history, table.policy.window(), now);
-            if let Some(base) = written {
+            if let Some(base) = self.write_history(table, into, (history, now)) {
                 return Ok(self.publish(table, into, base).at);
+            }
+            if is_new {
+                nonsense("a key with more than any block holds");
             }
             // That block is lost, the next one may do.
             into = self.block_to_write(table)?;
@@ -170,152 +196,25 @@ impl Locked<'_> {
         }
     }
 
-    /// Lets a policy hold, if another does.
-    pub fn bring_to(&self, limit: u64, policy: Policy) -> Result<()> {
-        self.finish_replacing(limit)?;
-        let before = self.table(limit).policy;
-        if before == policy.after(before) { Ok(()) } else { self.replace(limit, policy, false) }
-    }
-
-    /// Puts another policy in a table's place, or the same one and forgets all keys. Only for the holder of the structure
-    /// lock.
-    pub fn replace(&self, limit: u64, policy: Policy, is_forgetting: bool) -> Result<()> {
-        let [kind, numbers @ ..] = policy.after(self.table(limit).policy).to_words();
-        self.arena.word(limit + limit_word::REPLACED).store(self.table(limit).at, Release);
-        // The kind last: whoever finds it finds the numbers that go with it.
-        self.set::<{ POLICY_WORDS - 1 }>(limit + limit_word::NEXT_POLICY + 1, numbers);
-        let forgetting = if is_forgetting { limit_word::FORGETTING } else { 0 };
-        self.arena.word(limit + limit_word::NEXT_POLICY).store(kind | forgetting, Release);
-        self.finish_replacing(limit)
-    }
-
     /// Makes room for twice as many leases as `crowded` has, the table in which there is none, if it still is the limit's.
     /// Of a key with a policy of its own, as its plan has.
     pub fn add_slots(&self, limit: u64, table: &Table, crowded: u64, hash: Hash) -> Result<()> {
+        // There may be more room for it in the limit's table by now.
+        if table.at != crowded || self.bring_key(table, hash)? {
+            return Ok(());
+        }
         let plan = self.crowded_plan(table, hash);
-        if table.at != crowded || matches!(plan, Some(None)) {
+        if matches!(plan, Some(None)) {
             return Ok(());
         }
         match plan.flatten().unwrap_or(*table).policy.with_more_slots() {
             Some(policy) if plan.is_some() => self.set_plan(limit, (hash, ""), Some(policy)),
-            Some(policy) => self.replace(limit, policy, false),
+            Some(policy) => {
+                self.replace(limit, policy, false)?;
+                self.bring_key(&self.table(limit), hash).map(drop)
+            }
             None => Err(Error::StoreFull { reason: "more recorded starts than a limit has room for".into() }),
         }
-    }
-
-    /// Does what [`Home::replace`] was to do, from the start: whoever did it may have died at any point.
-    /// Only for the holder of the structure lock. A no-op if nothing was under way.
-    pub fn finish_replacing(&self, limit: u64) -> Result<()> {
-        let mut words = self.get::<POLICY_WORDS>(limit + limit_word::NEXT_POLICY);
-        let is_forgetting = words[0] & limit_word::FORGETTING != 0;
-        words[0] &= !limit_word::FORGETTING;
-        let Some(policy) = Policy::from_words(|i| words[i]) else { return Ok(()) };
-        let (old, is_retired) = (self.table(limit), self.is_retired(limit));
-        if old.at != self.arena.word(limit + limit_word::REPLACED).load(Acquire) {
-            // All but the last word was done.
-            self.arena.word(limit + limit_word::NEXT_POLICY).store(0, Release);
-            return Ok(());
-        }
-        let Some(root) = self.root(&old) else { return Ok(()) };
-        // Room first: what is sealed must be replaced.
-        let keys = if is_forgetting { self.keys_on_plans(&old).count() } else { self.blocks(&old).count() } as u64;
-        self.make_room_to_replace(policy, keys)?;
-        self.segments(&old).for_each(|segment| self.seal_segment(segment));
-        let born = if is_forgetting { 0 } else { old.born };
-        let first = self.arena.word(old.at + table_word::FIRST_TICKET).load(Relaxed) + TICKETS_OF_A_TABLE;
-        let new = self.table_at(self.new_table(limit, policy, (born, first))?);
-        let lost: [u64; 2] = if is_forgetting { [0, 0] } else { self.get(old.at + table_word::LOST) };
-        self.set(new.at + table_word::LOST, lost);
-        for from in self.blocks(&old) {
-            let own = self.table_of_block(&old, from);
-            let is_its = own.at == old.at;
-            if (is_its || is_forgetting) && !self.is_stub(from) {
-                self.seal_cells(self.cells_at(&own, from));
-            }
-            if is_its && !is_forgetting {
-                self.move_key(&old, from, &new)?;
-            }
-            if !is_its && !is_retired {
-                // It stays on its plan, without what is forgotten.
-                let is_emptied = is_forgetting && !self.is_stub(from);
-                let at = if is_emptied { self.stub_of(&own, from, false)? } else { from };
-                self.put(&new, self.hash_at(from), at)?;
-            }
-            if !is_its && is_forgetting {
-                self.begin_plan_anew(&own, &new);
-            }
-        }
-        fault::point("table-written");
-        self.arena.word(limit + limit_word::TABLE).store(new.at, Release);
-        if policy != old.policy.after(policy) {
-            self.policy_changed(limit);
-        }
-        self.arena.word(limit + limit_word::NEXT_POLICY).store(0, Release);
-        // Only now: whoever starts this over must find them where they were.
-        let blocks: Vec<u64> = self.blocks(&old).collect();
-        for at in blocks {
-            let own = self.table_of_block(&old, at);
-            match (own.at == old.at, self.is_stub(at)) {
-                (true, _) => self.retire_block(old.policy, at),
-                (false, true) if is_retired => self.retire_stub(at),
-                (false, false) if is_forgetting => self.retire_block(own.policy, at),
-                // It is in the new index.
-                _ => {}
-            }
-        }
-        let unused: Vec<u64> = self.segments(&old).flat_map(|segment| self.take_stock(segment)).collect();
-        unused.into_iter().for_each(|at| self.retire_block(old.policy, at));
-        self.retire_index(&old, root);
-        Ok(())
-    }
-
-    /// Makes room for a policy in place of another, so that to let it hold does not fail; or for a new limit.
-    pub fn make_room_for(&self, limit: Option<u64>, policy: Policy) -> Result<()> {
-        let keys = limit.map_or(0, |limit| self.blocks(&self.table(limit)).count() as u64);
-        self.grow(limit_word::WORDS + 2 * key_words(policy))?;
-        self.make_room_to_replace(policy, keys)
-    }
-
-    /// Makes room for a table of so many keys.
-    fn make_room_to_replace(&self, policy: Policy, keys: u64) -> Result<()> {
-        let block = key_words(policy) + policy.ring() + 16;
-        // Its segments are a quarter full, and as large again is what they have stood for.
-        self.grow((keys.saturating_sub(self.used_blocks(policy, keys)) + 2) * block + 16 * keys + 128)
-    }
-
-    /// Writes a key of an old table into a new one that nobody sees yet.
-    fn move_key(&self, old: &Table, from: u64, new: &Table) -> Result<()> {
-        let now = self.clock.now();
-        let cells = self.cells_at(old, from);
-        let mut history = cells.history(old.policy.longest(), now);
-        carry_over(old, new, &mut history, now);
-        history.pad(new.policy.largest());
-        let hash = Hash(self.get(from + key_word::HASH));
-        let is_empty_key = hash == self.hash(b'k', "");
-        let longest = old.policy.longest().max(new.policy.longest());
-        // What is not known any more may be newer than what is.
-        let newest = history.starts.last().map(|start| start.stamp).max(history.unknown);
-        let is_idle = newest.is_none_or(|stamp| stamp + longest <= now.floor) && history.holds.is_empty();
-        if is_idle && !is_empty_key && !self.is_gated(old, from, now.floor) {
-            return Ok(());
-        }
-        if !is_empty_key {
-            let into = self.block_to_write(new)?;
-            let into = self.write_into(new, into, from, (&history, now))?;
-            return self.put(new, hash, into);
-        }
-        // It is there already, made with the table.
-        let into = self.table_at(new.at).empty_key;
-        self.give_origins(new, into)?;
-        let written = self.write_into(new, into, from, (&history, now))?;
-        let segment = self.segment_of(new, hash);
-        if let Ok((slot, _)) = self.probe(new, segment, hash)
-            && written != into
-        {
-            self.arena.words(segment + index_word::SLOTS, slot + 1)[slot as usize].store(entry(hash, written), Relaxed);
-            self.arena.word(new.at + table_word::EMPTY_KEY).store(written, Relaxed);
-        }
-        Ok(())
     }
 
     pub(super) fn retire_block(&self, policy: Policy, at: u64) {
@@ -323,13 +222,19 @@ impl Locked<'_> {
     }
 
     pub(super) fn retire_to(&self, class: u64, at: u64) {
-        let first = self.arena.word(FREE_KEYS + class);
-        self.arena.word(at + key_word::NEXT).store(first.load(Acquire), Release);
-        first.store(at, Release);
+        let head = self.arena.word(FREE_KEYS + class);
+        let (count, first) = free_blocks(head);
+        self.arena.word(at + key_word::NEXT).store(first, Release);
+        head.store((count + 1) << COUNT | at, Release);
     }
 
     pub(super) fn has_used_block(&self, policy: Policy) -> bool {
-        self.arena.word(FREE_KEYS + policy.block_class()).load(Acquire) != 0
+        self.used_blocks(policy) > 0
+    }
+
+    /// How many blocks are free.
+    pub(super) fn used_blocks(&self, policy: Policy) -> u64 {
+        free_blocks(self.arena.word(FREE_KEYS + policy.block_class())).0
     }
 
     pub(super) fn used_block(&self, policy: Policy) -> Option<u64> {
@@ -337,23 +242,51 @@ impl Locked<'_> {
     }
 
     pub(super) fn used_in(&self, class: u64) -> Option<u64> {
-        let first = self.arena.word(FREE_KEYS + class);
-        let at = first.load(Acquire);
+        let head = self.arena.word(FREE_KEYS + class);
+        let (count, at) = free_blocks(head);
         (at != 0).then(|| {
             let next = self.arena.word(at + key_word::NEXT);
-            first.store(next.load(Acquire), Release);
+            head.store(count.saturating_sub(1) << COUNT | next.load(Acquire) & FIRST, Release);
             // No table's, but not new either.
             next.store(u64::MAX, Release);
             at
         })
     }
+}
 
-    /// How many blocks are free, as far as so many are asked for.
-    fn used_blocks(&self, policy: Policy, most: u64) -> u64 {
-        let next = |at: u64| Some(self.arena.word(at).load(Acquire)).filter(|at| *at != 0);
-        let blocks = std::iter::successors(next(FREE_KEYS + policy.block_class()), |at| next(at + key_word::NEXT));
-        bounded(blocks.take(most as usize), self.arena.most()).count() as u64
+impl Home {
+    /// What the sealed cells in a block know, and what the block knows of what did not fit there.
+    fn history(&self, own: &Table, at: u64, (cells, now): (&Cells, Now)) -> History {
+        let mut history = cells.history(own.policy.longest(), now);
+        let word = |word| self.arena.word(at + word).load(Acquire);
+        if let Cells::Log(_) = cells {
+            let until = Some(word(key_word::UNTIL)).filter(|&until| until != 0 && until + LONGEST > now.floor);
+            history.unknown = history.unknown.max(until);
+            let units = word(key_word::LEFT_OUT);
+            if let Some(&Start { stamp, .. }) = history.starts.first().filter(|_| units > 0) {
+                let left_out = Start { stamp, units, state: SETTLED, id: u64::MAX, is_logged: true };
+                history.starts.insert(0, left_out);
+            }
+        }
+        history
     }
+
+    /// Lets the closed cells in a block begin another life with this history. Returns its base; `None`: they had too many.
+    pub(super) fn write_history(&self, own: &Table, at: u64, (history, now): (&History, Now)) -> Option<u64> {
+        let cells = self.cells(own, KeyAt { at, life: CLOSED, table: own.at });
+        if let Cells::Log(log) = &cells {
+            let units: u64 = history.starts.iter().map(|start| start.units).sum();
+            self.arena.word(at + key_word::LEFT_OUT).store(units.saturating_sub(log.room()), Release);
+            self.arena.word(at + key_word::UNTIL).store(history.unknown.unwrap_or(0), Release);
+        }
+        cells.write(history, own.policy.window(), now)
+    }
+}
+
+/// How many blocks there are in a list, and the first.
+fn free_blocks(head: &AtomicU64) -> (u64, u64) {
+    let word = head.load(Acquire);
+    (word >> COUNT, word & FIRST)
 }
 
 /// What a key has started goes on to count by another policy. Places do not: they were taken under the one before, and are
@@ -365,7 +298,18 @@ fn carry_over(old: &Table, new: &Table, history: &mut History, now: Now) {
         history.starts.iter_mut().for_each(|start| start.stamp = start.stamp.min(now.ceil));
         history.unknown = history.unknown.map(|stamp| stamp.min(now.ceil));
     }
-    if let Shape::Bucket(bucket) = &new.policy.0 {
-        bucket.trim(history);
+    match (&old.policy.0, &new.policy.0) {
+        (Shape::Bucket(old), Shape::Bucket(new)) => new.take_over(old, history, now),
+        (_, Shape::Rate(..) | Shape::Delay(_) | Shape::EvenlySpaced(_)) if !new.policy.is_counted() => {
+            // What counts by neither policy must not seem newer than it is because it does not fit.
+            let longest = old.policy.longest().max(new.policy.longest());
+            let past = history.starts.partition_point(|start| start.stamp + longest <= now.floor);
+            let units: u64 = history.starts.iter().map(|start| start.units).sum();
+            if past > 0 && units >= new.policy.ring() {
+                history.unknown = history.unknown.max(Some(history.starts[past - 1].stamp));
+                history.starts.drain(..past);
+            }
+        }
+        _ => {}
     }
 }

@@ -6,8 +6,9 @@
 //! So the keys of a segment are looked at whenever about as many new ones have come: without new keys, nobody needs the
 //! room. When there is no room for a new key, all limits are searched for idle ones, some segments at a time (a *sweep*).
 
+use super::damage::nonsense;
 use super::index::{KeyAt, Root, block, empty};
-use super::layout::{FREE_SEGMENTS, SWEPT_HASH, SWEPT_LIMIT, SWEPT_ROUNDS, index_word, limit_word, table_word};
+use super::layout::{FREE_SEGMENTS, STUBS, SWEPT_HASH, SWEPT_LIMIT, SWEPT_ROUNDS, index_word, table_word};
 use super::locked::Locked;
 use super::table::{Blocked, Hash, Table, key_words};
 use crate::algorithm::cells::Cells;
@@ -30,6 +31,12 @@ const ENOUGH: u64 = 64;
 /// The number of a free list for directories, beside those for segments.
 const DIRECTORIES: u64 = 32;
 
+/// So often who holds the structure lock begins again.
+pub(super) const MOST_TURNS: u32 = 10_000;
+
+/// A directory with more bits than these would be larger than a store.
+const MOST_DEPTH: u32 = 26;
+
 /// What came of making room.
 #[derive(Debug)]
 pub(crate) enum Room {
@@ -38,8 +45,8 @@ pub(crate) enum Room {
     Searched(u64, Error),
 }
 
-/// The keys of a segment that are kept, the blocks of those that are not, and those on plans that have stubs now.
-type Parted = (Vec<u64>, std::vec::IntoIter<u64>, Vec<(Table, u64)>);
+/// The keys of a segment that are kept, the blocks of those that are not, and those that are of other tables, with their classes.
+type Parted = (Vec<u64>, std::vec::IntoIter<u64>, Vec<(u64, u64)>);
 
 /// Which holders of leases are dead: each is asked about once.
 #[derive(Default)]
@@ -49,7 +56,8 @@ impl Locked<'_> {
     /// Where a key is, added if it is new. For the holder of the structure lock, who makes room where there is none.
     pub fn find_or_add_locked(&self, table: &Table, hash: Hash, text: &str) -> Result<KeyAt> {
         let mut search = Search::default();
-        loop {
+        // Nobody else mends or makes room meanwhile; but others may take it.
+        for _ in 0..MOST_TURNS {
             match self.find_or_add(table, hash, text) {
                 Ok(found) => return Ok(found),
                 Err(Blocked::Refused(error)) => return Err(error),
@@ -57,6 +65,7 @@ impl Locked<'_> {
                 Err(_) => self.mend_key(table, hash)?,
             }
         }
+        nonsense("what is mended does not stay so")
     }
 
     /// Makes the room that [`Blocked::Full`] complained about, for a key of this hash. `rests`: idle keys are not searched
@@ -72,7 +81,11 @@ impl Locked<'_> {
         let rounds = || self.arena.word(SWEPT_ROUNDS).load(Acquire);
         let slots = self.arena.words(segment + index_word::SLOTS, capacity);
         let is_sealed = slots.iter().any(|slot| slot.load(Acquire) == index_word::SEALED);
-        if is_sealed || word(index_word::COUNT) >= capacity / 4 * 3 || word(index_word::FREE) >= capacity {
+        if is_sealed
+            || self.is_old(table, segment)
+            || word(index_word::COUNT) >= capacity / 4 * 3
+            || word(index_word::FREE) >= capacity
+        {
             return match self.renew_segment(table, hash.0[0], false) {
                 Ok(_) => Ok(Room::Made),
                 // Others may have segments that they do not need.
@@ -126,13 +139,13 @@ impl Locked<'_> {
 
     /// Writes the segment that a hash leads to anew, without the keys that are idle, and larger or in two parts if many are
     /// left. A sweep leaves no room for new ones. Says how many blocks were freed for all.
-    fn renew_segment(&self, table: &Table, hash: u64, is_sweep: bool) -> Result<u64> {
+    pub(super) fn renew_segment(&self, table: &Table, hash: u64, is_sweep: bool) -> Result<u64> {
         let root = self.root(table).expect("a table in use has an index");
         let old = self.segment_at(root, root.entry_of(hash));
         let before = self.capacity(old);
         // Room first: what is sealed must be replaced.
-        let (dead, most) = (Dead::default(), before / 4 * 3);
-        let used = self.entries(old).filter(|at| self.stays(table, *at, &dead)).count() as u64;
+        let (dead, most, is_old) = (Dead::default(), before / 4 * 3, self.is_old(table, old));
+        let used = self.entries(old).filter(|at| self.stays(table, *at, is_old, &dead)).count() as u64;
         let is_split = used > before / 2 && before == index_word::MOST_CAPACITY;
         let directory = index_word::SLOTS + (2 << root.depth());
         let wanted = match used {
@@ -148,22 +161,29 @@ impl Locked<'_> {
         if !fault::planted("open index") {
             self.seal_segment(old);
         }
-        let (kept, idle, on_plans) = self.part(table, old)?;
+        let (kept, idle, others) = self.part(table, old, is_old)?;
         // More are in use by now, perhaps.
         let capacity = if kept.len() as u64 > wanted / 2 { wanted.max(before) } else { wanted };
         let entries = 1 << root.depth();
         let same = (0..entries).filter(|i| self.segment_at(root, *i) == old).count() as u64;
         let depth = root.depth() + u32::from(is_split && same == 1);
+        if depth > MOST_DEPTH || same == 0 {
+            nonsense(format_args!("an index of depth {depth} at {}", table.at));
+        }
         // The bit that tells the two parts apart: the one after those that the old segment's keys have in common.
         let bit = 63 - (root.depth() - same.trailing_zeros());
         let parts = |hash: u64| if is_split { (hash >> bit & 1) as usize } else { 0 };
-        let new = [self.new_segment(capacity)?, if is_split { self.new_segment(capacity)? } else { 0 }];
+        let new_segment = || self.new_segment(capacity, table.at);
+        let new = [new_segment()?, if is_split { new_segment()? } else { 0 }];
         for at in kept {
             let hash = self.hash_at(at);
             self.insert(table, new[parts(hash.0[0])], hash, at);
         }
         // What is stocked is not there for others: no more than there is room for, and none at the end of a search.
-        let mut blocks = self.take_stock(old).chain(idle);
+        let class = self.table_at(self.arena.word(old + index_word::TABLE).load(Acquire)).policy.block_class();
+        let (fits, stock) = (class == table.policy.block_class(), self.take_stock(old).collect::<Vec<_>>());
+        let (stock, misfits) = if fits { (stock, Vec::new()) } else { (Vec::new(), stock) };
+        let mut blocks = stock.into_iter().chain(idle);
         if !is_sweep {
             new.iter().filter(|new| **new != 0).for_each(|new| self.stock(*new, &mut blocks));
         }
@@ -183,7 +203,8 @@ impl Locked<'_> {
         self.arena.word(table.at + table_word::INDEX).store(root.next(at, depth).0, Release);
         // Only now: whoever starts this over must find them where they were.
         let freed = blocks.map(|at| self.retire_block(table.policy, at)).count() as u64;
-        on_plans.into_iter().for_each(|(plan, at)| self.retire_block(plan.policy, at));
+        misfits.into_iter().for_each(|at| self.retire_to(class, at));
+        others.into_iter().for_each(|(class, at)| self.retire_to(class, at));
         if root.depth() > 0 {
             self.set_free(DIRECTORIES + u64::from(root.depth()), root.at());
         }
@@ -192,22 +213,45 @@ impl Locked<'_> {
     }
 
     /// Parts the keys of a sealed segment into those that are in use and the blocks, closed, of those that are not: of the table,
-    /// and of plans, in place of which stubs are kept.
-    fn part(&self, table: &Table, segment: u64) -> Result<Parted> {
-        let (mut kept, mut idle, mut on_plans, dead) = (Vec::new(), Vec::new(), Vec::new(), Dead::default());
-        let empty_key = self.hash(b'k', "");
-        // Until then the blocks of plans are in the index of the table before it, too.
-        let limit = self.arena.word(table.at + table_word::LIMIT).load(Relaxed);
-        let is_published = self.arena.word(limit + limit_word::TABLE).load(Acquire) == table.at;
+    /// and of plans, in place of which stubs are kept. Those of tables before are brought, or forgotten.
+    fn part(&self, table: &Table, segment: u64, is_old: bool) -> Result<Parted> {
+        let (mut kept, mut idle, mut others, dead) = (Vec::new(), Vec::new(), Vec::new(), Dead::default());
+        let (empty_key, forgets) = (self.hash(b'k', ""), is_old && self.is_forgetting(table));
+        let is_retired = self.is_retired(self.limit_of(table));
         for at in self.entries(segment) {
             let is_empty_key = self.hash_at(at) == empty_key;
             if is_empty_key {
                 // Whoever moved it may have died before this.
                 self.arena.word(table.at + table_word::EMPTY_KEY).store(at, Release);
             }
-            let own = &self.table_of_block(table, at);
-            let is_shared = own.at != table.at && !is_published;
-            if is_empty_key || is_shared || self.is_stub(at) || !self.is_over(own, at, &dead) {
+            let (own, is_stub) = (&self.table_of_block(table, at), self.is_stub(at));
+            let (is_before, class) = (self.is_before(table, own), own.policy.block_class());
+            if own.at != table.at && forgets {
+                if !is_stub {
+                    self.seal_cells(self.cells_at(own, at));
+                }
+                if !is_before && !is_retired {
+                    // It stays on its plan, without what is forgotten.
+                    self.begin_plan_anew(own, table);
+                    kept.push(if is_stub { at } else { self.stub_of(own, at, false)? });
+                }
+                if !is_stub || is_retired {
+                    others.push((if is_stub { STUBS } else { class }, at));
+                }
+                continue;
+            }
+            if is_before {
+                let is_nothing = self.is_over(own, at, &dead) && {
+                    self.seal_cells(self.cells_at(own, at));
+                    self.is_nothing(own, at, table)
+                };
+                match is_nothing {
+                    true => others.push((class, at)),
+                    false => kept.push(self.rewrite_as(table, self.hash_at(at), table, |_| {})?),
+                }
+                continue;
+            }
+            if is_empty_key || is_stub || !self.is_over(own, at, &dead) {
                 kept.push(at);
                 continue;
             }
@@ -219,17 +263,28 @@ impl Locked<'_> {
                 idle.push(at);
             } else if self.is_idle(own, at) {
                 kept.push(self.stub_of(own, at, true)?);
-                on_plans.push((*own, at));
+                others.push((class, at));
             } else {
                 kept.push(self.rewrite(table, self.hash_at(at), |_| {})?);
             }
         }
-        Ok((kept, idle.into_iter(), on_plans))
+        Ok((kept, idle.into_iter(), others))
+    }
+
+    /// Does the change that is under way forget the keys of segments that are old?
+    fn is_forgetting(&self, table: &Table) -> bool {
+        self.replaced(self.limit_of(table)).is_some_and(|replaced| replaced.is_forgetting)
     }
 
     /// Is a slot needed for this key, or for its stub?
-    fn stays(&self, table: &Table, at: u64, dead: &Dead) -> bool {
-        self.table_of_block(table, at).at != table.at || !self.is_over(table, at, dead)
+    fn stays(&self, table: &Table, at: u64, is_old: bool, dead: &Dead) -> bool {
+        let own = self.table_of_block(table, at);
+        if own.at == table.at {
+            return !self.is_over(table, at, dead);
+        }
+        // Of a limit that has lost its name not even stubs are left.
+        let goes = is_old && self.is_forgetting(table);
+        !goes || !self.is_before(table, &own) && !self.is_retired(self.limit_of(table))
     }
 
     /// Is a key idle, once the dead have given back what they held?
@@ -253,19 +308,6 @@ impl Locked<'_> {
             let entry = super::index::entry(hash, at);
             self.arena.words(segment + index_word::SLOTS, capacity)[slot as usize].store(entry, Relaxed);
             self.arena.word(segment + index_word::COUNT).fetch_add(1, Relaxed);
-        }
-    }
-
-    /// Puts a key into a table that nobody else sees yet.
-    pub(super) fn put(&self, table: &Table, hash: Hash, at: u64) -> Result<()> {
-        loop {
-            let segment = self.segment_of(table, hash);
-            let count = self.arena.word(segment + index_word::COUNT).load(Relaxed);
-            if count < self.capacity(segment) / 4 * 3 {
-                self.insert(table, segment, hash, at);
-                return Ok(());
-            }
-            self.renew_segment(table, hash.0[0], false)?;
         }
     }
 
@@ -307,13 +349,16 @@ impl Locked<'_> {
         grown.map(|()| capacity).or_else(|full| larger().ok_or(full))
     }
 
-    pub(super) fn new_segment(&self, capacity: u64) -> Result<u64> {
+    /// An empty segment for a table.
+    pub(super) fn new_segment(&self, capacity: u64, table: u64) -> Result<u64> {
         let Some(at) = self.take_free(u64::from(capacity.trailing_zeros())) else {
             // The slots, and as many blocks for new keys.
             let at = self.allocate(index_word::SLOTS + 2 * capacity)?;
             self.arena.word(at + index_word::CAPACITY).store(capacity, Release);
+            self.arena.word(at + index_word::TABLE).store(table, Release);
             return Ok(at);
         };
+        self.arena.word(at + index_word::TABLE).store(table, Release);
         let life = self.arena.word(at + index_word::LIFE).fetch_add(1, AcqRel) + 1;
         // (What was handed back stays there.)
         for word in [index_word::COUNT, index_word::FREE, index_word::TAKEN] {
@@ -339,17 +384,6 @@ impl Locked<'_> {
             if block(word).is_none() {
                 let _ = slot.compare_exchange(word, index_word::SEALED, AcqRel, Acquire);
             }
-        }
-    }
-
-    /// The segments and the directory of a table that was replaced are others' from now on.
-    pub(super) fn retire_index(&self, table: &Table, root: Root) {
-        let segments: Vec<u64> = self.segments(table).collect();
-        // Before they are: who still has the old table shall not find them there.
-        self.arena.word(table.at + table_word::INDEX).store(0, Release);
-        segments.into_iter().for_each(|segment| self.retire_segment(segment));
-        if root.depth() > 0 {
-            self.set_free(DIRECTORIES + u64::from(root.depth()), root.at());
         }
     }
 
@@ -384,21 +418,15 @@ impl Locked<'_> {
         let mut limits = self.limits().skip_while(|at| ![0, *at].contains(&limit.load(Acquire)));
         for at in limits.by_ref() {
             limit.store(at, Release);
-            self.finish_replacing(at)?;
             let table = self.table(at);
             loop {
                 let hash = position.load(Acquire);
                 let Some(root) = self.root(&table) else { break };
                 let freed = self.sweep_segment(&table, root, hash)?;
                 found += if table.policy.block_class() == class { freed } else { 0 };
-                // The last hash of that segment, and the next one.
-                let root = self.root(&table).unwrap_or(root);
-                let segment = self.segment_at(root, root.entry_of(hash));
-                let same = |i: &u64| *i < 1 << root.depth() && self.segment_at(root, *i) == segment;
-                let next = (root.entry_of(hash)..).take_while(same).last().map_or(0, |last| last + 1);
-                let is_last = next >> root.depth() != 0;
-                position.store(if is_last { 0 } else { next << (64 - root.depth()) }, Release);
-                if is_last {
+                let next = self.next_segment(&table, hash);
+                position.store(next.unwrap_or(0), Release);
+                if next.is_none() {
                     break;
                 }
                 if began.elapsed() > SWEEP {

@@ -11,7 +11,9 @@ use super::{OnError, StoreOptions, arena, random};
 use super::{database, files, lane, os, presence, recovery};
 use crate::atomic::*;
 use crate::error::{Error, Result};
+use crate::fault;
 use crate::fork;
+use crate::hooks::{Event, Happening, Hooks};
 use crate::policy::Policy;
 use crate::time::Clock;
 use crate::waiting::MayWait;
@@ -19,12 +21,13 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::ptr;
-use std::sync::atomic::AtomicPtr;
+use std::sync::atomic::{AtomicBool, AtomicPtr};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long a call waits for others that may do so [`MayWait::Briefly`].
-const BRIEFLY: Duration = Duration::from_millis(40);
+/// Rare work of many steps leaves the lock free for so long between two of them. A waiter looks at the lock more often than
+/// that, so it gets its turn: without a pause, the thread that lets go would have the lock again before anybody looks.
+pub(super) const LET_OTHERS: Duration = fork::LONGEST_NAP.saturating_add(Duration::from_micros(500));
 
 /// A store, shared by its limiters.
 #[derive(Debug)]
@@ -37,6 +40,7 @@ pub(crate) struct Session {
     current: AtomicPtr<Opened>,
     rare: Mutex<Rare>,
     failures: AtomicU64,
+    pub hooks: Hooks,
     /// When the lane is to follow the database again, by the monotonic clock, after it could not.
     pub(super) follows_from: AtomicU64,
     /// What this process counted.
@@ -47,6 +51,8 @@ pub(crate) struct Session {
     pub(super) writer: Writer,
     /// What was refused, and is to be taken back.
     pub(super) refused: fork::PerProcess<Vec<super::limit::Refused>>,
+    /// Is there anything? (A forked child may think so in vain.)
+    pub(super) has_refused: AtomicBool,
 }
 
 /// A home, and the one that it replaced: somebody may still be in it, so homes live as long as their store.
@@ -69,6 +75,8 @@ pub(super) struct Rare {
     pub(super) composites: BTreeMap<String, Vec<Policy>>,
     /// And the policies of single keys, by limit and key.
     pub(super) keys: BTreeMap<(String, String), Policy>,
+    /// The connection to the database, while the structure lock is held.
+    database: Option<database::Database>,
 }
 
 /// What shows others that this process uses the store, until it is dropped.
@@ -79,13 +87,23 @@ struct User {
 }
 
 /// What a thread has while it does something rare: no other thread of this process, and for a lane no other process, does.
-struct Guard {
+struct Guard<'s> {
+    _database: Connection<'s>,
     lane: Option<lane::LockedLane>,
     // Last: the lane's lock is given back before another thread of this process can ask for it.
     _process: fork::Structure,
 }
 
-impl Guard {
+/// Closes the connection that was needed meanwhile.
+struct Connection<'s>(&'s Session);
+
+impl Drop for Connection<'_> {
+    fn drop(&mut self) {
+        self.0.rare().database = None;
+    }
+}
+
+impl Guard<'_> {
     fn file(&self) -> Option<&File> {
         self.lane.as_ref().map(|lane| &lane.file)
     }
@@ -106,11 +124,13 @@ impl Session {
             current: AtomicPtr::new(ptr::null_mut()),
             rare: Mutex::default(),
             failures: AtomicU64::new(0),
+            hooks: Hooks::default(),
             follows_from: AtomicU64::new(0),
             book: Book::new(),
             member: AtomicU64::new(0),
             writer: Writer::default(),
             refused: fork::PerProcess::new(),
+            has_refused: AtomicBool::new(false),
         }
     }
 
@@ -170,12 +190,23 @@ impl Session {
         self.failures.load(Relaxed)
     }
 
+    /// An answer about a name (empty: about the whole store), after those who listen have heard what is wrong.
+    pub fn told<R>(&self, name: &str, answer: Result<R>) -> Result<R> {
+        if let Err(error) = &answer
+            && let Some(happening) = Happening::of(error)
+        {
+            let (limit, key, error) = (name.into(), String::new(), Some(error.clone()));
+            self.hooks.call(&Event { happening, limit, key, wanted: 0, wait: Duration::ZERO, error });
+        }
+        answer
+    }
+
     /// Does something rare under the structure lock, in this process and, for a lane, on this machine. Opens the store
     /// first if it is not open, and makes a forked child a user of its own.
     ///
     /// While somebody else is busy nothing is held here, so that neither other stores nor a fork have to wait too.
     pub fn with_lock<R>(&self, f: impl Fn(&Locked) -> Result<R>) -> Result<R> {
-        self.with_lock_for(self.options.timeout, f)
+        self.with_lock_for(MayWait::patience(self.options.timeout)?, f)
     }
 
     /// The same, but waiting at most so long for others.
@@ -190,7 +221,7 @@ impl Session {
         answer: impl Fn() -> Option<R>,
         f: impl Fn(&Locked) -> Result<R>,
     ) -> Result<R> {
-        let timeout = self.patience(timeout)?;
+        let timeout = MayWait::part(timeout)?;
         let start = Instant::now();
         let mut nap = Duration::from_micros(20);
         loop {
@@ -203,32 +234,30 @@ impl Session {
                 Some(process) => or_damaged(
                     || self.lane_path(),
                     || {
-                        let locked = |guard: Guard| f(&Locked::new(self.home(), guard.file()));
+                        let locked = |guard: Guard| {
+                            fault::held();
+                            let answer = f(&Locked::new(self.home(), guard.file()));
+                            fault::held();
+                            answer
+                        };
                         self.try_lock(process)?.map(locked).transpose()
                     },
                 ),
             };
             match answer {
                 Ok(Some(answer)) => return Ok(answer),
-                Ok(None) | Err(Error::StoreTimeout { .. }) if !left.is_zero() => {
+                Ok(None) if !left.is_zero() => {
                     std::thread::sleep(nap.min(left));
-                    nap = (nap * 2).min(Duration::from_millis(2));
+                    nap = (nap * 2).min(fork::LONGEST_NAP);
                 }
+                // It had the lock, and has to come again.
+                Err(Error::StoreTimeout { .. }) if !left.is_zero() => std::thread::sleep(LET_OTHERS.min(left)),
                 Ok(None) | Err(Error::StoreTimeout { .. }) => {
                     let waited_ms = start.elapsed().as_millis() as u64;
                     return Err(Error::StoreTimeout { doing: format!("using {}", self.url), waited_ms });
                 }
                 Err(e) => return Err(e),
             }
-        }
-    }
-
-    /// How long this thread may wait here, of so long at most.
-    pub(super) fn patience(&self, timeout: Duration) -> Result<Duration> {
-        match MayWait::here() {
-            MayWait::UntilTimeout => Ok(timeout),
-            MayWait::Briefly => Ok(timeout.min(BRIEFLY)),
-            MayWait::Never => Err(Error::WouldWait),
         }
     }
 
@@ -245,16 +274,21 @@ impl Session {
         Some(database::beside(&self.path()?, "-lane"))
     }
 
-    fn try_lock(&self, process: fork::Structure) -> Result<Option<Guard>> {
+    fn try_lock(&self, process: fork::Structure) -> Result<Option<Guard<'_>>> {
         match &self.address {
             Address::Memory => {
                 if self.opened().is_none() {
                     self.push(self.memory_home()?);
                 } else if self.rare().generation != fork::generation() {
                     Locked::new(self.home(), None).disown();
+                    // The thread that saw to them is the parent's.
+                    self.home().see_to_changes(self.member(), false);
                 }
                 self.rare().generation = fork::generation();
-                Ok(Some(Guard { lane: None, _process: process }))
+                let locked = Locked::new(self.home(), None);
+                locked.complete();
+                locked.take_over();
+                Ok(Some(Guard { _database: Connection(self), lane: None, _process: process }))
             }
             Address::Sqlite(path) => self.try_lock_lane(path, process),
         }
@@ -269,7 +303,7 @@ impl Session {
         Ok(home)
     }
 
-    fn try_lock_lane(&self, path: &Path, process: fork::Structure) -> Result<Option<Guard>> {
+    fn try_lock_lane(&self, path: &Path, process: fork::Structure) -> Result<Option<Guard<'_>>> {
         let path = &self.place.get().cloned().unwrap_or_else(|| url::same_name(path));
         let lane_path = database::beside(path, "-lane");
         if self.opened().is_none() {
@@ -316,10 +350,13 @@ impl Session {
             }
             _ => {}
         }
-        let locked = Locked::new(self.home(), Some(&lane.file));
+        let guard = Guard { _database: Connection(self), lane: Some(lane), _process: process };
+        let locked = Locked::new(self.home(), guard.file());
+        locked.complete();
         self.catch_up(&locked);
+        locked.take_over();
         self.take_back_refused(&locked);
-        Ok(Some(Guard { lane: Some(lane), _process: process }))
+        Ok(Some(guard))
     }
 
     fn use_as(&self, user: User) {
@@ -363,23 +400,28 @@ impl Session {
         Ok(Some((home, User { member, _presence: presence })))
     }
 
-    /// Only for the holder of the structure lock, or of the right to write the ledger.
-    pub(super) fn with_database<R>(
-        &self,
-        path: &Path,
-        call: impl FnOnce(&mut database::Database) -> Result<R>,
-    ) -> Result<R> {
-        let (home, path) = (self.home(), self.place.get().map_or(path, PathBuf::as_path));
-        let mut database = database::Database::reopen(path, lane::store_id(home))?;
+    /// Only for the holder of the structure lock. The connection is kept until that is let go of.
+    pub(super) fn with_database<R>(&self, call: impl FnOnce(&mut database::Database) -> Result<R>) -> Result<R> {
+        let kept = self.rare().database.take();
+        let mut database = kept.map_or_else(|| self.connect(), Ok)?;
+        let answer = call(&mut database)?;
+        self.rare().database = Some(database);
+        Ok(answer)
+    }
+
+    /// Only for the holder of the structure lock, or of the right to write the ledger, while it is held.
+    pub(super) fn connect(&self) -> Result<database::Database> {
+        let (home, path) = (self.home(), self.path().expect("a store with a lane has a database"));
+        let database = database::Database::reopen(&path, lane::store_id(home))?;
         if lane::sequence(home) > database.sequence.saturating_add(1) {
             home.watch.iter().for_each(lane::Watch::doubt);
             let found = "an older copy was put in its place; what it lacks is written to it at the next call".into();
-            return Err(Error::Damaged { path: path.to_owned(), found });
+            return Err(Error::Damaged { path, found });
         }
         if home.generation() != database.generation {
             home.mark_behind();
         }
-        call(&mut database)
+        Ok(database)
     }
 }
 

@@ -4,8 +4,10 @@ use super::session::Session;
 use super::url;
 use super::verify::Problem;
 use crate::error::{Error, Result};
+use crate::fork;
+use crate::hooks::{Happening, Hook, HookId};
 use crate::time::ManualClock;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 /// How a store behaves.
@@ -67,6 +69,13 @@ impl Default for StoreOptions {
 #[derive(Debug, Clone)]
 pub struct Store(Arc<Session>);
 
+/// Does something with the list of all stores of this process.
+fn with_stores<R>(f: impl FnOnce(&mut Vec<Weak<Session>>) -> R) -> R {
+    static ALL: Mutex<Vec<Weak<Session>>> = Mutex::new(Vec::new());
+    let _no_fork = fork::lists();
+    f(&mut ALL.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
 impl Store {
     /// A store with the default options.
     ///
@@ -86,7 +95,12 @@ impl Store {
             let given = format!("0o{:o}", options.mode);
             return Err(Error::invalid("mode", given, "0o600 to 0o777, with reading and writing for the owner"));
         }
-        Ok(Store(Arc::new(Session::new(url, url::parse(url)?, options))))
+        let session = Arc::new(Session::new(url, url::parse(url)?, options));
+        with_stores(|stores| {
+            stores.retain(|store| store.strong_count() > 0);
+            stores.push(Arc::downgrade(&session));
+        });
+        Ok(Store(session))
     }
 
     /// Opens the store now, its files made if there are none, instead of at the first decision.
@@ -94,7 +108,7 @@ impl Store {
     /// # Errors
     /// Whatever is wrong with the place: see [`Error`].
     pub fn open(&self) -> Result<()> {
-        self.0.with_lock(|_| Ok(()))
+        self.0.told("", self.0.with_lock(|_| Ok(())))
     }
 
     /// The store's address, as it was given.
@@ -107,7 +121,7 @@ impl Store {
     /// # Errors
     /// As for [`Store::open`].
     pub fn flush(&self) -> Result<()> {
-        self.0.flush()
+        self.0.told("", self.0.flush())
     }
 
     /// Says what is wrong with the store's files, nothing if all is well; and repairs what it can if it is told to. What nobody
@@ -118,13 +132,14 @@ impl Store {
     /// # Errors
     /// As for [`Store::open`], but for [`Error::Damaged`].
     pub fn verify(&self, repair: bool) -> Result<Vec<Problem>> {
-        self.0.verify(repair)
+        self.0.told("", self.0.verify(repair))
     }
 
-    /// Adds what this process counted lately to what `stats` of other processes shows, as happens once a second and at
-    /// the store's end: for programs that end without that. Waits for others for 10 ms at most, and fails silently.
-    pub fn tell_counts(&self) {
-        self.0.tell_last_counts();
+    /// Adds what this process counted lately, in all of its stores, to what `stats` of other processes shows, as happens once a
+    /// second and at a store's end: for programs that end without that. Waits for others for 10 ms at most, and fails silently.
+    pub fn tell_counts() {
+        let stores: Vec<_> = with_stores(|stores| stores.iter().filter_map(Weak::upgrade).collect());
+        stores.iter().for_each(|store| store.tell_last_counts());
     }
 
     /// Is there something to look after, that calls left because they [must not wait](crate::MayWait)?
@@ -136,6 +151,17 @@ impl Store {
     /// Does what is due about once a second: writes the ledger, reports counts. Decisions that may wait do it themselves.
     pub fn look_after(&self) {
         self.0.look_after();
+    }
+
+    /// Calls a function at each such [`Event`](crate::Event) of this store's limiters in this process. It is called in the thread that asked, soon
+    /// after the answer is known, and may use limiters.
+    pub fn on(&self, happening: Happening, hook: Hook) -> HookId {
+        self.0.hooks.add(happening, hook)
+    }
+
+    /// Takes a hook away. A no-op for one that is not there.
+    pub fn off(&self, hook: HookId) {
+        self.0.hooks.remove(hook);
     }
 
     /// How often the store failed a decision since this process made it, whatever was answered instead.

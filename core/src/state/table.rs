@@ -17,17 +17,10 @@ use super::layout::{
 };
 use super::locked::Locked;
 use crate::algorithm::Sealed;
-use crate::algorithm::cells::Cells;
-use crate::algorithm::counter::{Counter, Frame};
-use crate::algorithm::jobs::Jobs;
-use crate::algorithm::leases::Leases;
-use crate::algorithm::log::{Log, Window};
-use crate::algorithm::meter::Meter;
-use crate::algorithm::slices::Slices;
 use crate::atomic::*;
 use crate::error::{Error, Result};
 use crate::fault;
-use crate::policy::{Policy, Shape};
+use crate::policy::Policy;
 use crate::time::{Clock, Tick};
 use siphasher::sip128::{Hasher128, SipHasher13};
 
@@ -70,6 +63,8 @@ pub(crate) enum Blocked {
     Sealed,
     /// It was looked for in a place that is another's by now: look again.
     Moved,
+    /// Nobody uses that key.
+    Absent,
     /// The lane that it was asked of is not the store's any more.
     Lost,
     /// Something has to grow first.
@@ -117,8 +112,10 @@ pub(crate) struct Table {
     pub born: Tick,
     /// How many units of a key may be missing from the ledger.
     pub budget: u64,
-    /// Where the block of the key "" is: it is there from the start.
-    pub empty_key: u64,
+    /// What follows from the policy: see [`Policy::capacity`], [`Policy::ring`] and [`Policy::jobs`].
+    pub capacity: u64,
+    pub ring: u64,
+    pub is_adaptive: bool,
 }
 
 impl Home {
@@ -159,16 +156,10 @@ impl Home {
     pub fn hash(&self, kind: u8, text: &str) -> Hash {
         let [k0, k1] = self.get(HASH_KEY);
         let mut hasher = SipHasher13::new_with_keys(k0, k1);
-        std::hash::Hasher::write(&mut hasher, &[kind]);
+        std::hash::Hasher::write_u8(&mut hasher, kind);
         std::hash::Hasher::write(&mut hasher, text.as_bytes());
         let hash = hasher.finish128();
         Hash([hash.h1, hash.h2])
-    }
-
-    /// The hash of the key that a block is of.
-    #[inline(always)]
-    pub fn hash_at(&self, key: u64) -> Hash {
-        Hash(self.get(key + key_word::HASH))
     }
 
     // ---- limits ----
@@ -210,10 +201,14 @@ impl Home {
 
     /// The limit's table as of now.
     pub fn table(&self, limit: u64) -> Table {
-        self.table_at(self.arena.word(limit + limit_word::TABLE).load(Acquire))
+        let table = self.table_at(self.arena.word(limit + limit_word::TABLE).load(Acquire));
+        let of = self.arena.word(table.at + table_word::LIMIT).load(Relaxed);
+        if of != limit {
+            nonsense(format_args!("a table of the limit at {of} at {limit}"));
+        }
+        table
     }
 
-    #[inline(always)]
     pub fn table_at(&self, at: u64) -> Table {
         let words = self.arena.words(at, table_word::WORDS);
         let word = |i: u64| words[i as usize].load(Relaxed);
@@ -224,8 +219,16 @@ impl Home {
             policy,
             born: word(table_word::BORN),
             budget: word(table_word::BUDGET),
-            empty_key: word(table_word::EMPTY_KEY),
+            capacity: policy.capacity(),
+            ring: policy.ring(),
+            is_adaptive: policy.jobs() > 0,
         }
+    }
+
+    /// Where the block of the key "" is: it is there from the start.
+    #[inline(always)]
+    pub fn empty_key_of(&self, table: &Table) -> u64 {
+        self.arena.word(table.at + table_word::EMPTY_KEY).load(Acquire)
     }
 
     /// How many units of a key may be missing from the ledger: a twentieth of the limit, at least one; or [`BEHIND`], [`UNKEPT`].
@@ -246,160 +249,14 @@ impl Home {
 
     // ---- a key's cells ----
 
-    /// Nobody starts on this key before this: the later of its own gate and of the one that binds all keys.
-    #[inline(always)]
-    pub fn gate(&self, limit: u64, key: u64) -> Tick {
-        self.limit_gate(limit).load(Acquire).max(self.key_gate(key).load(Acquire))
-    }
-
-    /// The gate of one key.
-    #[inline(always)]
-    pub fn key_gate(&self, key: u64) -> &AtomicU64 {
-        self.arena.word(key + key_word::GATE)
-    }
-
-    /// The level of a key's backoff.
-    #[inline(always)]
-    pub fn backoff(&self, key: u64) -> &AtomicU64 {
-        self.arena.word(key + key_word::BACKOFF)
-    }
-
-    /// What jobs took, of a key whose starts are spaced by it.
-    #[inline(always)]
-    pub fn jobs(&self, table: &Table, key: u64) -> Option<Jobs<'_>> {
-        let Shape::EvenlySpaced(spacing) = &table.policy.0 else { return None };
-        let ring = spacing
-            .is_adaptive
-            .then(|| self.arena.words(key + key_word::RING + table.policy.ring(), spacing.jobs()))?;
-        let (ended, spacing) = (self.arena.word(key + key_word::JOBS), self.arena.word(key + key_word::SPACING));
-        Some(Jobs { ended, spacing, ring })
-    }
-
-    /// The table as it holds for one key: starts may be closer to each other than the policy says.
-    #[inline(always)]
-    pub fn adapt(&self, table: &mut Table, key: u64) {
-        if let Shape::EvenlySpaced(spacing) = &mut table.policy.0
-            && spacing.is_adaptive
-            && let apart @ 1.. = self.arena.word(key + key_word::SPACING).load(Acquire)
-        {
-            *spacing = spacing.apart(apart - 1);
-        }
-    }
-
-    /// Is a block still what it was when it was found?
-    #[inline(always)]
-    pub fn is_alive(&self, key: KeyAt) -> bool {
-        self.arena.word(key.at + key_word::LIFE).load(Acquire) == key.life
-    }
-
-    /// How windows are cut that are aligned to 1970.
-    #[inline(always)]
-    fn frame(&self, window: Window, is_smooth: bool) -> Frame {
-        let phase = self.arena.word(PHASE).load(Relaxed);
-        Frame { limit: window.limit, length: window.length, is_smooth, phase }
-    }
-
-    /// A key of a limit that is a matter of time.
-    #[inline(always)]
-    pub fn cells(&self, table: &Table, key: KeyAt) -> Cells<'_> {
-        let words = self.arena.words(key.at, key_words(table.policy));
-        let word = |at: u64| &words[at as usize];
-        let (head, life, own, logged) =
-            (word(key_word::HOT), word(key_word::LIFE), word(key_word::OWN), word(key_word::LOGGED));
-        // What jobs took comes after it.
-        let ring = &words[key_word::RING as usize..][..table.policy.ring() as usize];
-        let (number, era, base) = (key.life, own, word(key_word::BASE));
-        match table.policy.0 {
-            Shape::Bucket(bucket) => {
-                let (word, last, returned, born) = (head, &ring[0], &ring[1], table.born);
-                return Cells::Meter(Meter { word, base, life, number, era, logged, last, returned, born, bucket });
-            }
-            Shape::Counter { window, is_smooth } => {
-                let frame = self.frame(window, is_smooth);
-                let ring = &ring[..2];
-                return Cells::Counter(Counter { ring, life, number, base, era, logged, born: table.born, frame });
-            }
-            Shape::Concurrency { .. } => return Cells::Leases(self.leases(table, key)),
-            _ => {}
-        }
-        if table.policy.is_counted() {
-            return Cells::Slices(Slices { head, life, base: key.life, ring, era, logged, born: table.born });
-        }
-        let origins = word(key_word::ORIGINS).load(Relaxed);
-        let origins = if origins == 0 { &[] } else { self.arena.words(origins, table.policy.ring()) };
-        let cleared = word(key_word::CLEARED);
-        let (peak, base) = (word(key_word::PEAK), base.load(Acquire));
-        Cells::Log(Log { head, cleared, own, logged, ring, origins, peak, life, number, base, born: table.born })
-    }
-
-    /// The cells in a block, whatever their life is. For the holder of the structure lock.
-    pub fn cells_at(&self, table: &Table, at: u64) -> Cells<'_> {
-        self.cells(table, KeyAt { at, life: self.arena.word(at + key_word::LIFE).load(Acquire), table: table.at })
-    }
-
-    /// The cells of a key that nobody has used. Only to look at.
-    pub fn untouched(&self, table: &Table) -> Cells<'static> {
-        match table.policy.0 {
-            Shape::Bucket(bucket) => Cells::Meter(Meter::untouched(bucket, table.born)),
-            Shape::Counter { window, is_smooth } => {
-                Cells::Counter(Counter::untouched(table.born, self.frame(window, is_smooth)))
-            }
-            Shape::Concurrency { .. } => Cells::Leases(Leases::untouched()),
-            _ if table.policy.is_counted() => Cells::Slices(Slices::untouched(table.born)),
-            _ => Cells::Log(Log::untouched(table.born)),
-        }
-    }
-
     /// A number that no life and no era has had.
     pub(super) fn new_number(&self) -> u64 {
         self.arena.word(NEXT_NUMBER).fetch_add(1, Relaxed) + 1
     }
 
-    /// Lets a block that was closed and written live again, with what [`Cells::write`] answered.
-    pub(super) fn publish(&self, table: &Table, at: u64, base: u64) -> KeyAt {
-        let life = if table.policy.is_sliced() {
-            base
-        } else {
-            self.arena.word(at + key_word::BASE).store(base, Release);
-            self.new_number()
-        };
-        self.arena.word(at + key_word::LIFE).store(life, Release);
-        KeyAt { at, life, table: table.at }
-    }
-
-    /// Will nobody notice if this key is forgotten?
-    pub(super) fn is_idle(&self, table: &Table, at: u64) -> bool {
-        let now = self.clock.now();
-        self.cells_at(table, at).is_idle(table.policy.longest(), now) && !self.is_gated(table, at, now.floor)
-    }
-
-    /// Is the key kept from starting? By its gate; or by that of its limit, if it would lose its backoff, which the next start
-    /// resets otherwise.
-    pub(super) fn is_gated(&self, table: &Table, at: u64, now: Tick) -> bool {
-        let has_level = matches!(table.policy.0, Shape::Rate(..)) && self.backoff(at).load(Acquire) != 0;
-        // Of a plan's table the owner.
-        let limit = || {
-            let [limit, owner] = [table_word::LIMIT, table_word::OWNER].map(|word| self.arena.word(table.at + word));
-            limit.load(Acquire).max(owner.load(Acquire))
-        };
-        self.key_gate(at).load(Acquire) > now || has_level && self.limit_gate(limit()).load(Acquire) > now
-    }
-
-    /// A key of a concurrency limit.
-    #[inline(always)]
-    pub fn leases(&self, table: &Table, key: KeyAt) -> Leases<'_> {
-        let words = self.arena.words(key.at, key_words(table.policy));
-        let word = |at: u64| &words[at as usize];
-        Leases {
-            taken: word(key_word::HOT),
-            returned: word(key_word::HOT + 1),
-            bell: word(key_word::HOT + 2),
-            sleepers: word(key_word::HOT + 3),
-            base: word(key_word::BASE),
-            slots: &words[key_word::RING as usize..],
-            life: word(key_word::LIFE),
-            number: key.life,
-        }
+    /// The limit that a table or a plan is of.
+    pub(super) fn limit_of(&self, table: &Table) -> u64 {
+        self.arena.word(table.at + table_word::OWNER).load(Acquire)
     }
 
     /// A tick in microseconds since 1970, as the wall clock was when the store was made.
@@ -417,11 +274,16 @@ impl Locked<'_> {
     /// Adds a limit. Untouched keys count as started at `born`. Only for the holder of the structure lock.
     pub fn add_limit(&self, name: &str, policy: Policy, born: Tick) -> Result<u64> {
         let at = self.allocate(limit_word::WORDS)?;
-        let table = self.new_table(at, policy, (born, 0))?;
+        let table = self.write_table(at, policy, (born, 0))?;
+        let segment = self.new_segment(index_word::FIRST_CAPACITY, table.at)?;
+        self.arena.word(table.at + table_word::INDEX).store(Root(0).next(segment, 0).0, Relaxed);
+        let empty = self.fresh_empty_key(&table)?;
+        self.insert(&table, segment, self.hash(b'k', ""), empty);
+        self.arena.word(table.at + table_word::EMPTY_KEY).store(empty, Relaxed);
         self.set_name_text(at, name)?;
         let Hash(name) = self.hash(b'n', name);
         self.set(at + limit_word::NAME, name);
-        self.arena.word(at + limit_word::TABLE).store(table, Relaxed);
+        self.arena.word(at + limit_word::TABLE).store(table.at, Relaxed);
         let first = self.arena.word(FIRST_LIMIT);
         self.arena.word(at + limit_word::NEXT).store(first.load(Acquire), Relaxed);
         first.store(at, Release);
@@ -463,34 +325,34 @@ impl Locked<'_> {
     /// Takes a limit's name away, for a limit of another kind, and turns all away who still use it. Only for the holder of
     /// the structure lock.
     pub fn retire(&self, limit: u64) -> Result<()> {
-        self.finish_replacing(limit)?;
+        self.finish_change(limit)?;
         self.write_name(limit + limit_word::NEXT_NAME, NO_NAME);
         self.write_name(limit + limit_word::NAME, NO_NAME);
         self.replace(limit, self.table(limit).policy, true)
     }
 
-    /// A table whose untouched keys count as started at `born`, and whose new keys have tickets from `first` on.
-    pub(super) fn new_table(&self, limit: u64, policy: Policy, (born, first): (Tick, u64)) -> Result<u64> {
+    /// A table whose untouched keys count as started at `born`, and whose new keys have tickets from `first` on. It has no
+    /// index yet.
+    pub(super) fn write_table(&self, limit: u64, policy: Policy, (born, first): (Tick, u64)) -> Result<Table> {
         let at = self.allocate(table_word::WORDS)?;
-        self.arena.word(at + table_word::LIMIT).store(limit, Relaxed);
+        self.set(at + table_word::LIMIT, [limit]);
+        self.set(at + table_word::OWNER, [limit]);
         self.set(at + table_word::POLICY, policy.to_words());
-        self.arena.word(at + table_word::BORN).store(born, Relaxed);
-        self.arena.word(at + table_word::FIRST_TICKET).store(first, Relaxed);
-        self.arena.word(at + table_word::BUDGET).store(self.budget(policy), Relaxed);
-        let segment = self.new_segment(index_word::FIRST_CAPACITY)?;
-        self.arena.word(at + table_word::INDEX).store(Root(0).next(segment, 0).0, Relaxed);
-        let (table, hash) = (self.table_at(at), self.hash(b'k', ""));
-        let empty = loop {
-            let block = self.used_block(policy).map_or_else(|| self.allocate(key_words(policy)), Ok)?;
-            self.give_origins(&table, block)?;
+        self.set(at + table_word::BORN, [born]);
+        self.set(at + table_word::FIRST_TICKET, [first]);
+        self.set(at + table_word::BUDGET, [self.budget(policy)]);
+        Ok(self.table_at(at))
+    }
+
+    /// The key "" of a new table, which nobody has used.
+    pub(super) fn fresh_empty_key(&self, table: &Table) -> Result<u64> {
+        loop {
+            let block = self.block_to_write(table)?;
             // One that had too many lives is lost.
-            if let Some(empty) = self.begin(&table, block, hash, "") {
-                break empty;
+            if let Some(empty) = self.begin(table, block, self.hash(b'k', ""), "") {
+                return Ok(empty.at);
             }
-        };
-        self.insert(&table, segment, hash, empty.at);
-        self.arena.word(at + table_word::EMPTY_KEY).store(empty.at, Relaxed);
-        Ok(at)
+        }
     }
 
     /// What a forked child does with a heap that it inherited: starts that run belong to the parent. Only for the holder
@@ -511,7 +373,6 @@ fn chain(name: [u64; 2]) -> u64 {
 }
 
 /// The size of a key's block.
-#[inline(always)]
 pub(super) fn key_words(policy: Policy) -> u64 {
     key_word::RING + policy.ring() + policy.jobs()
 }

@@ -8,14 +8,22 @@ use super::damage::nonsense;
 use super::database::Database;
 use super::lane;
 use super::locked::Locked;
-use super::session::Session;
+use super::policies::{Keys, Known, KnownKey};
+use super::session::{LET_OTHERS, Session};
+use super::table::Table;
 use crate::error::{Error, Result};
 use crate::fork;
+use crate::policy::Policy;
+use crate::waiting::MayWait;
+use std::cell::Cell;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// How many keys are looked at before others may have the lock.
-const BATCH: usize = 2_000;
+/// How long the lock is held to look at keys, but for the segment that is looked at.
+const MOMENT: Duration = Duration::from_millis(2);
+
+/// How many limits or keys of policies are compared at once.
+const BATCH: usize = 256;
 
 /// More units than any limit lets start in its longest window.
 const MOST_UNITS: u64 = 1 << 40;
@@ -47,7 +55,7 @@ impl Session {
     }
 
     fn verify_database(&self, path: &Path, repair: bool) -> Result<Vec<Problem>> {
-        let (began, timeout) = (Instant::now(), self.patience(self.options.timeout)?);
+        let (began, timeout) = (Instant::now(), MayWait::patience(self.options.timeout)?);
         loop {
             match Database::verify(path, repair) {
                 Err(Error::StoreTimeout { .. }) if began.elapsed() < timeout => std::thread::sleep(NAP),
@@ -75,23 +83,50 @@ impl Session {
             Ok(limits) => limits,
             Err(error) => {
                 note(error)?;
-                Vec::new()
+                return Ok(problems);
             }
         };
-        for limit in limits {
-            let mut from = Some(0);
-            while let Some(at) = from {
-                let looked = self.with_lock(|locked| Ok(look(locked, limit, at)));
-                from = looked.or_else(|error| note(error).map(|()| None))?;
+        let next = Cell::new((0, 0));
+        while next.get().0 < limits.len() {
+            let looked = self.with_lock(|locked| {
+                look(locked, &limits, &next);
+                Ok(())
+            });
+            if let Err(error) = looked {
+                note(error)?;
+                next.set((next.get().0 + 1, 0));
             }
+            std::thread::sleep(LET_OTHERS);
         }
+        self.has_all_declared().or_else(note)?;
         Ok(problems)
+    }
+
+    /// Does the lane have what the database says of policies? Of those that nobody changes meanwhile.
+    fn has_all_declared(&self) -> Result<()> {
+        let read = |found: &mut Database| Ok((found.generation, found.limits(None)?, found.keys(Keys::Changed(0))?));
+        let doing = "reading the policies of";
+        let (generation, limits, keys) =
+            self.leading(doing, self.options.timeout, |lead, _| self.with_ledger(lead, read))?;
+        let some = |look: &dyn Fn(&Locked)| {
+            let is_it = |locked: &Locked| !locked.is_behind() && locked.generation() == generation;
+            let looked = self.with_lock(|locked| Ok(is_it(locked).then(|| look(locked)).is_some()));
+            std::thread::sleep(LET_OTHERS);
+            looked
+        };
+        for limits in limits.chunks(BATCH) {
+            some(&|locked| limits.iter().for_each(|known| has_limit(locked, known)))?;
+        }
+        for keys in keys.chunks(BATCH) {
+            some(&|locked| keys.iter().for_each(|known| has_key(locked, known)))?;
+        }
+        Ok(())
     }
 
     /// Takes the lane away. Who uses it notices within a second, and makes another.
     fn remove_lane(&self) -> Result<()> {
         let (Some(path), began) = (self.lane_path(), Instant::now()) else { return Ok(()) };
-        let timeout = self.patience(self.options.timeout)?;
+        let timeout = MayWait::patience(self.options.timeout)?;
         loop {
             let left = timeout.saturating_sub(began.elapsed());
             let process = fork::structure(left);
@@ -110,24 +145,56 @@ impl Session {
     }
 }
 
-/// Looks at some keys of a limit, from this one on. Returns where to go on.
-fn look(home: &Locked, limit: u64, from: usize) -> Option<usize> {
-    let table = home.table(limit);
-    let mut looked = 0;
-    for (own, at) in home.keys(&table).skip(from).take(BATCH) {
-        looked += 1;
-        let hash = home.hash_at(at);
-        match home.find_or_mend(&table, hash) {
-            Some(key) if key.at == at => {
-                let (unwritten, _) = home.cells(&own, key).unlogged(own.policy.longest(), home.clock.now());
-                let units: u64 = unwritten.iter().fold(0, |sum, start| sum.saturating_add(start.units));
-                if units > MOST_UNITS {
-                    nonsense(format!("{units} units of a key"));
-                }
-            }
-            // A block that another one has come for stays in no index.
-            _ => nonsense(format!("a key of limit {limit} that is not where it is looked for")),
-        }
+/// Does a policy hold in this table?
+fn is_by(policy: Policy, own: &Table) -> bool {
+    own.policy == policy.after(own.policy)
+}
+
+fn has_limit(locked: &Locked, Known { name, declared, .. }: &Known) {
+    let limit = locked.find_limit(name).unwrap_or_else(|| nonsense(format!("no limit \"{name}\"")));
+    let table = locked.table(limit);
+    if !is_by(declared.current(), &table) {
+        nonsense(format!("limit \"{name}\" by the policy \"{}\"", table.policy));
     }
-    (looked == BATCH).then_some(from + BATCH)
+}
+
+fn has_key(locked: &Locked, KnownKey { limit, key, policy, .. }: &KnownKey) {
+    // Of a limit that is not declared any more, and that nobody has used since.
+    let (Some(policy), Some(at)) = (policy, locked.find_limit(limit)) else { return };
+    let table = locked.table(at);
+    let found = locked.block_of(&table, locked.hash(b'k', key)).map(|at| locked.table_of_block(&table, at));
+    if !found.is_some_and(|own| own.at != table.at && is_by(*policy, &own)) {
+        nonsense(format!("key \"{key}\" of limit \"{limit}\" without its policy"));
+    }
+}
+
+/// Looks at keys of limits for a moment: from this one of them, and this hash in it, on.
+fn look(home: &Locked, limits: &[u64], next: &Cell<(usize, u64)>) {
+    let began = Instant::now();
+    while let (n, hash) = next.get()
+        && let Some(&limit) = limits.get(n)
+        && began.elapsed() <= MOMENT
+    {
+        let table = home.table(limit);
+        let root = home.root(&table).unwrap_or_else(|| nonsense(format!("no index of limit {limit}")));
+        for at in home.entries(home.segment_at(root, root.entry_of(hash))).filter(|&at| !home.is_stub(at)) {
+            look_at_key(home, &table, at);
+        }
+        next.set(home.next_segment(&table, hash).map_or((n + 1, 0), |hash| (n, hash)));
+    }
+}
+
+fn look_at_key(home: &Locked, table: &Table, at: u64) {
+    let own = home.table_of_block(table, at);
+    match home.find_or_mend(table, home.hash_at(at)) {
+        Some(key) if key.at == at => {
+            let (unwritten, _) = home.cells(&own, key).unlogged(own.policy.longest(), home.clock.now());
+            let units: u64 = unwritten.iter().fold(0, |sum, start| sum.saturating_add(start.units));
+            if units > MOST_UNITS {
+                nonsense(format!("{units} units of a key"));
+            }
+        }
+        // A block that another one has come for stays in no index.
+        _ => nonsense(format!("a key of the limit at {} that is not where it is looked for", home.limit_of(table))),
+    }
 }

@@ -140,7 +140,7 @@ impl Database {
             change(&transaction)?;
             transaction.commit()
         };
-        let changed = { changed }();
+        let changed = changed();
         changed.map_err(|e| self.explain(e))
     }
 

@@ -15,16 +15,15 @@
 
 use super::changed::Changed;
 use super::database::Database;
-use super::index::KeyAt;
-use super::layout::key_word;
-use super::ledger::{Execution, Moment};
-use super::limit::Refused;
+use super::gather::{Batch, KEYS, record};
+use super::ledger::Moment;
+use super::limit::{Refused, take_back};
 use super::locked::Locked;
-use super::session::Session;
-use super::table::{Blocked, Hash, Home, Table, UNKEPT};
+use super::policies::{Keys, Known};
+use super::session::{LET_OTHERS, Session};
+use super::table::{Blocked, Hash};
 use super::url::Address;
-use super::{Key, lane, os};
-use crate::algorithm::Start;
+use super::{Key, os};
 use crate::algorithm::log::Taken;
 use crate::atomic::*;
 use crate::error::{Error, Result};
@@ -32,17 +31,17 @@ use crate::fault;
 use crate::fork::{self, PerProcess};
 use crate::time::{Now, monotonic_ns};
 use crate::waiting::MayWait;
-use std::collections::BTreeMap;
+use std::cell::RefCell;
 use std::fs::File;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 /// After a failure to write it is not tried again for so long, so that not every start waits for the timeout.
 const REST: Duration = Duration::from_secs(1);
 
-/// How many keys one commit writes, beside those that somebody waits for. The structure lock is held for a few milliseconds.
-const KEYS: u64 = 256;
+/// How long what is written at once to rows of the ledger may take, but for the last transaction.
+const STEP: Duration = Duration::from_millis(10);
 
 /// How many commits one checkpoint makes. What is left then is the next one's.
 const COMMITS: usize = 4;
@@ -50,15 +49,24 @@ const COMMITS: usize = 4;
 /// A follower looks again after this long: the writer may be another process, whose end nobody announces here.
 const LOOK_AGAIN: Duration = Duration::from_millis(2);
 
+/// How long one look goes on with what somebody died in.
+const FINISHING: Duration = Duration::from_millis(100);
+
 /// How long a refused caller waits until its start is taken back. If somebody else is busy for longer, the next holder of the
 /// structure lock does it.
 const TAKEN_BACK_BY: Duration = Duration::from_millis(10);
+
+/// How long a caller that may wait does so for the lock, to take back what this process was refused: its own unit may be in
+/// its way. After a failure nobody tries this for [`REST`].
+const TAKEN_BACK_FIRST_BY: Duration = Duration::from_secs(1);
 
 /// How this process writes the ledger.
 #[derive(Debug, Default)]
 pub(super) struct Writer {
     /// Until when, by the monotonic clock, nobody tries again.
     rests_until: AtomicU64,
+    /// From when on a caller may wait again to take back what was refused.
+    takes_back_from: AtomicU64,
     /// What callers of this process wait for.
     wanted: PerProcess<Vec<Arc<Want>>>,
     /// Counts the commits of this process. Followers sleep on it.
@@ -77,42 +85,10 @@ struct Want {
 }
 
 /// The right to write the ledger.
-struct Lead {
+pub(super) struct Lead {
     // In this order: the lane's byte is given back before another thread of this process can ask for it.
     _lane: File,
     _process: fork::Structure,
-}
-
-/// A key's starts that are not in the ledger.
-struct Unlogged {
-    limit: u64,
-    table: Table,
-    key: KeyAt,
-    hash: Hash,
-    text: String,
-    starts: Vec<Start>,
-    end: u64,
-}
-
-/// What one commit writes.
-struct Batch {
-    /// Which lane it is of.
-    instance: u64,
-    keys: Vec<Unlogged>,
-    names: BTreeMap<u64, String>,
-    now: Now,
-    moment: Moment,
-    /// Limits that have no name at this moment, whose keys are left out.
-    unnamed: Vec<u64>,
-    /// How much of the list of changed keys it is.
-    listed_to: u64,
-}
-
-/// Now, by the clock of decisions and by those of the ledger.
-pub(super) fn moment(home: &Home) -> (Now, Moment) {
-    let (now, uptime) = home.clock.now_and_uptime();
-    let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_micros() as i64;
-    (now, Moment { uptime, wall, synced: os::clock_is_synchronised() })
 }
 
 impl Session {
@@ -127,7 +103,7 @@ impl Session {
         taken: &Taken,
         (budget, at): (u64, Now),
     ) -> Result<(), Blocked> {
-        let patience = self.patience(self.options.timeout)?;
+        let patience = MayWait::patience(self.options.timeout)?;
         let want =
             Arc::new(Want { instance: key.home.instance, changed: (limit, key.hash), is_done: AtomicBool::new(false) });
         // For the writers of other processes, too.
@@ -223,6 +199,16 @@ impl Session {
         }
         self.take_back_if_free();
         self.tell_counts_if_free();
+        self.finish_abandoned();
+    }
+
+    /// Goes on, for a while, with a change of policies in which somebody died.
+    fn finish_abandoned(&self) {
+        let began = Instant::now();
+        let go_on = || self.with_lock_for(TAKEN_BACK_BY, |locked| locked.go_on());
+        while self.home().is_abandoned() && began.elapsed() < FINISHING && go_on().is_ok_and(|is_done| !is_done) {
+            std::thread::sleep(LET_OTHERS);
+        }
     }
 
     /// Writes all that the ledger does not have, also of keys that are not listed.
@@ -232,36 +218,141 @@ impl Session {
         if let Address::Memory = self.address {
             return Ok(());
         }
-        let (began, timeout) = (Instant::now(), self.patience(self.options.timeout)?);
+        self.leading("writing the ledger of", self.options.timeout, |lead, left| self.write_every_key(lead, left))
+    }
+
+    fn write_every_key(&self, lead: &Lead, patience: Duration) -> Result<()> {
+        while self.write_batch(lead, patience)? {}
+        let limits = self.with_lock_for(patience, |locked| Ok(locked.limits().collect::<Vec<_>>()))?;
+        self.write_limits(lead, patience, &limits)?;
+        self.write_missing(lead, patience)
+    }
+
+    /// Writes all that some limits have.
+    fn write_limits(&self, lead: &Lead, patience: Duration, limits: &[u64]) -> Result<()> {
+        let mut from = Some((0, 0));
+        while let Some(place) = from {
+            from = self.write(lead, patience, |locked| locked.gather_from(limits, place))?.next;
+            if from.is_some() {
+                self.serve(lead, patience)?;
+                std::thread::sleep(LET_OTHERS);
+            }
+        }
+        Ok(())
+    }
+
+    /// Does something that only the one who writes the ledger may do, as soon as nobody else does.
+    pub(super) fn leading<R>(
+        &self,
+        doing: &str,
+        timeout: Duration,
+        f: impl Fn(&Lead, Duration) -> Result<R>,
+    ) -> Result<R> {
+        let (began, timeout) = (Instant::now(), MayWait::patience(timeout)?);
         loop {
             let left = timeout.saturating_sub(began.elapsed());
-            let flushed = self.try_lead()?.map(|lead| self.write_every_key(&lead, left));
-            match flushed {
-                Some(Ok(())) => return Ok(()),
+            match self.try_lead()?.map(|lead| f(&lead, left)) {
                 Some(Err(Error::StoreTimeout { .. })) | None if !left.is_zero() => std::thread::sleep(LOOK_AGAIN),
-                Some(Err(error)) => return Err(error),
+                Some(answer) => return answer,
                 None => {
-                    let doing = format!("writing the ledger of {}", self.url());
+                    let doing = format!("{doing} {}", self.url());
                     return Err(Error::StoreTimeout { doing, waited_ms: timeout.as_millis() as u64 });
                 }
             }
         }
     }
 
-    fn write_every_key(&self, lead: &Lead, patience: Duration) -> Result<()> {
-        while self.write_batch(lead, patience)? {}
-        let limits = self.with_lock_for(patience, |locked| Ok(locked.limits().collect::<Vec<_>>()))?;
-        for limit in limits {
-            // A key that was written has nothing more to write, so each round finds others.
-            while !self.write(lead, patience, |locked| locked.gather_limit(limit))?.keys.is_empty() {}
+    /// Forgets a key, or all keys of a limit, in the ledger too: what was started until then.
+    pub(super) fn forget_logged(&self, name: &str, hash: Option<Hash>, until: Moment) -> Result<()> {
+        if let Address::Memory = self.address {
+            return Ok(());
+        }
+        self.leading("forgetting in the ledger of", self.options.timeout, |lead, left| {
+            self.move_rows(lead, left)?;
+            self.in_steps(lead, left, |database, first| database.forget(name, hash.map(|hash| hash.0), until, first))
+        })
+    }
+
+    /// Changes rows of the ledger, which may be many: some at a time, and in between what others wait for is written.
+    fn in_steps(
+        &self,
+        lead: &Lead,
+        patience: Duration,
+        step: impl Fn(&mut Database, i64) -> Result<Option<i64>>,
+    ) -> Result<()> {
+        let mut from = Some(i64::MIN);
+        while let Some(first) = from {
+            from = self.with_ledger(lead, |database| {
+                let (began, mut next) = (Instant::now(), step(database, first)?);
+                while let Some(first) = next.filter(|_| began.elapsed() < STEP) {
+                    next = step(database, first)?;
+                }
+                Ok(next)
+            })?;
+            self.serve(lead, patience)?;
         }
         Ok(())
     }
 
-    /// Forgets a key, or all keys of a limit, in the ledger too. For the holder of the structure lock.
-    pub(super) fn forget_logged(&self, name: &str, hash: Option<Hash>) -> Result<()> {
-        let Address::Sqlite(path) = &self.address else { return Ok(()) };
-        self.with_database(path, |database| database.forget(name, hash.map(|hash| hash.0)))
+    /// Writes what others wait for, in the midst of what takes long.
+    fn serve(&self, lead: &Lead, patience: Duration) -> Result<()> {
+        let is_wanted = self.home().has_listed() || !self.writer.wanted.lock().is_empty();
+        if is_wanted { self.write_batch(lead, patience).map(drop) } else { Ok(()) }
+    }
+
+    /// Moves the rows of limits that have other names by now: see `moves.rs`.
+    fn move_rows(&self, lead: &Lead, patience: Duration) -> Result<()> {
+        let moves = self.with_ledger(lead, |database| database.moves())?;
+        moves
+            .iter()
+            .try_for_each(|what| self.in_steps(lead, patience, |database, first| database.move_some(what, first)))
+    }
+
+    /// Writes what was started before policies changed, if it can be written. Since the lane has followed, no more than they
+    /// allow can be missing from then on.
+    pub(super) fn settle_ledger(&self, timeout: Duration) {
+        if self.home().is_unsettled() && !self.rests() {
+            let _ = self.leading("writing the ledger of", timeout, |lead, left| self.write_missing(lead, left));
+        }
+    }
+
+    fn write_missing(&self, lead: &Lead, patience: Duration) -> Result<()> {
+        let (home, (after, to)) = (self.home(), (self.home().settled(), self.home().generation()));
+        if after >= to {
+            return Ok(());
+        }
+        self.move_rows(lead, patience)?;
+        let read = |database: &mut Database| Ok((database.limits(Some(after))?, database.keys(Keys::Changed(after))?));
+        let (limits, keys) = self.with_ledger(lead, read)?;
+        for Known { name, declared, .. } in limits.iter().filter(|known| known.missing.is_some()) {
+            let found = self.with_lock_for(patience, |locked| {
+                let found = locked.find_limit(name);
+                // By policies before the ones that hold nothing may start any more.
+                found.map_or(Ok(()), |limit| locked.finish_change(limit)).map(|()| found)
+            })?;
+            self.write_limits(lead, patience, found.as_slice())?;
+            let longest = declared.current().longest();
+            self.in_steps(lead, patience, |database, first| database.keep(name, None, longest, first))?;
+            self.with_ledger(lead, |database| database.has_all(name, to))?;
+        }
+        for keys in keys.chunks(KEYS as usize) {
+            let longest = RefCell::default();
+            self.write(lead, patience, |locked| locked.gather_keys(keys, &mut longest.borrow_mut()))?;
+            for (known, counts) in keys.iter().zip(longest.take()) {
+                if let Some((hash, longest)) = counts {
+                    let keep = |database: &mut Database, first| database.keep(&known.limit, Some(hash), longest, first);
+                    self.in_steps(lead, patience, keep)?;
+                }
+                self.with_ledger(lead, |database| database.has_all_of(known, to))?;
+            }
+        }
+        home.set_settled(after, to);
+        Ok(())
+    }
+
+    /// The database, for who writes the ledger.
+    pub(super) fn with_ledger<R>(&self, _lead: &Lead, call: impl FnOnce(&mut Database) -> Result<R>) -> Result<R> {
+        call(&mut self.connect()?)
     }
 
     // ---- one commit ----
@@ -298,7 +389,11 @@ impl Session {
     /// Writes what callers of this process wait for, and the oldest of what is listed. `true`: more is listed.
     fn write_batch(&self, lead: &Lead, patience: Duration) -> Result<bool> {
         let wants = self.writer.wanted.lock().clone();
-        let unnamed = self.write(lead, patience, |locked| locked.gather(&wants))?.unnamed;
+        let gather = |locked: &Locked| {
+            let here = wants.iter().filter(|want| want.instance == locked.instance);
+            locked.gather(here.map(|want| want.changed))
+        };
+        let unnamed = self.write(lead, patience, gather)?.unnamed;
         if !unnamed.is_empty() {
             self.with_lock_for(patience, |locked| self.name(locked, &unnamed))?;
         }
@@ -310,11 +405,12 @@ impl Session {
     }
 
     /// Gathers, commits, marks.
-    fn write(&self, _lead: &Lead, patience: Duration, gather: impl Fn(&Locked) -> Batch) -> Result<Batch> {
+    fn write(&self, lead: &Lead, patience: Duration, gather: impl Fn(&Locked) -> Batch) -> Result<Batch> {
         let batch = self.with_lock_for(patience, |locked| Ok(gather(locked)))?;
+        fault::point("gathered");
         let home = self.home();
-        if let (Address::Sqlite(path), [_, ..]) = (&self.address, batch.keys.as_slice()) {
-            self.with_database(path, |database| record(database, &batch, home))?;
+        if !batch.keys.is_empty() {
+            self.with_ledger(lead, |database| record(database, &batch, home))?;
             // It is written, whether it can be marked or not: at worst it is written twice, and counts twice after a reboot.
             // Whoever has the lock had let go of it a moment ago, so this is worth a longer wait.
             let _ = self.with_lock(|locked| locked.mark(&batch));
@@ -325,8 +421,7 @@ impl Session {
 
     /// Gives limits the names that the database has for them: somebody died while renaming.
     fn name(&self, locked: &Locked, unnamed: &[u64]) -> Result<()> {
-        let Address::Sqlite(path) = &self.address else { return Ok(()) };
-        for name in self.with_database(path, |database| database.names())? {
+        for name in self.with_database(|database| database.names())? {
             if let Some(limit) = locked.find_limit(&name).filter(|limit| unnamed.contains(limit)) {
                 locked.set_name_text(limit, &name)?;
             }
@@ -338,160 +433,64 @@ impl Session {
 
     /// Takes a start back that was refused.
     pub fn refuse(&self, refused: Refused) {
-        self.refused.lock().push(refused);
+        self.keep_refused(refused);
         let _ = self.with_lock_for(TAKEN_BACK_BY, |_| Ok(()));
+    }
+
+    fn keep_refused(&self, refused: Refused) {
+        let mut all = self.refused.lock();
+        all.push(refused);
+        self.has_refused.store(true, Relaxed);
     }
 
     /// Takes back what was refused, if there is anything and nobody else is busy.
     fn take_back_if_free(&self) {
-        if !self.refused.lock().is_empty() {
+        if self.has_refused.load(Relaxed) {
             let _ = self.with_lock_for(Duration::ZERO, |_| Ok(()));
+        }
+    }
+
+    /// The same for a caller that may wait. It may be asking again after it was refused, and would be denied by its own unit.
+    #[inline(always)]
+    pub fn take_back_first(&self) {
+        if self.has_refused.load(Relaxed) {
+            self.wait_to_take_back();
+        }
+    }
+
+    #[cold]
+    fn wait_to_take_back(&self) {
+        let from = &self.writer.takes_back_from;
+        if monotonic_ns() >= from.load(Relaxed) && self.with_lock_for(TAKEN_BACK_FIRST_BY, |_| Ok(())).is_err() {
+            from.store(monotonic_ns() + REST.as_nanos() as u64, Relaxed);
         }
     }
 
     /// Takes back what was refused. For everybody who gets the structure lock.
     pub(super) fn take_back_refused(&self, locked: &Locked) {
-        let all = std::mem::take(&mut *self.refused.lock());
+        if !self.has_refused.load(Relaxed) {
+            return;
+        }
+        let all = {
+            let mut all = self.refused.lock();
+            self.has_refused.store(false, Relaxed);
+            std::mem::take(&mut *all)
+        };
         for refused in all.into_iter().filter(|refused| refused.instance == locked.instance) {
             let undo = || {
-                locked.finish_replacing(refused.limit)?;
                 let table = locked.table(refused.limit);
                 let Some(found) = locked.find_or_mend(&table, refused.hash) else { return Ok(()) };
                 let own = locked.table_of(&table, found);
                 locked
                     .rewrite(&table, refused.hash, |history| {
-                        super::limit::take_back(&own, history, refused.start, refused.ahead);
+                        take_back(&own, history, refused.start, refused.ahead);
                     })
                     .map(drop)
             };
             let undone: Result<()> = undo();
             if undone.is_err() {
-                self.refused.lock().push(refused);
+                self.keep_refused(refused);
             }
         }
     }
-}
-
-impl Locked<'_> {
-    /// What is wanted and the oldest of what is listed.
-    fn gather(&self, wants: &[Arc<Want>]) -> Batch {
-        let wanted = wants.iter().filter(|want| want.instance == self.instance).map(|want| want.changed);
-        let (listed, listed_to) = self.listed(KEYS);
-        let mut all: Vec<Changed> = wanted.chain(listed).collect();
-        all.sort_unstable();
-        all.dedup();
-        let keys = all.into_iter().filter_map(|(limit, hash)| {
-            let table = self.table(limit);
-            let key = self.find_or_mend(&table, hash)?;
-            self.unlogged(limit, self.table_of(&table, key), key)
-        });
-        self.batch(keys.collect(), listed_to)
-    }
-
-    /// What some keys of one limit have.
-    fn gather_limit(&self, limit: u64) -> Batch {
-        let table = self.table(limit);
-        let unlogged = |(own, at): (Table, u64)| {
-            let life = self.arena.word(at + key_word::LIFE).load(Acquire);
-            self.unlogged(limit, own, KeyAt { at, life, table: own.at })
-        };
-        let kept = self.keys(&table).filter(|(own, _)| own.budget != UNKEPT);
-        self.batch(kept.filter_map(unlogged).take(4 * KEYS as usize).collect(), 0)
-    }
-
-    /// What a key has.
-    fn gather_key(&self, limit: u64, hash: Hash) -> Batch {
-        let table = self.table(limit);
-        let found = self.find_or_mend(&table, hash).map(|key| (self.table_of(&table, key), key));
-        let found = found.and_then(|(own, key)| self.unlogged(limit, own, key));
-        self.batch(found.into_iter().collect(), 0)
-    }
-
-    fn batch(&self, keys: Vec<Unlogged>, listed_to: u64) -> Batch {
-        let (now, moment) = moment(self);
-        let (mut names, mut unnamed) = (BTreeMap::new(), Vec::new());
-        for limit in keys.iter().map(|key| key.limit) {
-            if let std::collections::btree_map::Entry::Vacant(entry) = names.entry(limit) {
-                match self.name_of(limit) {
-                    Some(name) => drop(entry.insert(name)),
-                    None => unnamed.push(limit),
-                }
-            }
-        }
-        let keys = keys.into_iter().filter(|key| names.contains_key(&key.limit)).collect();
-        Batch { instance: self.instance, keys, names, unnamed, now, moment, listed_to }
-    }
-
-    fn unlogged(&self, limit: u64, table: Table, key: KeyAt) -> Option<Unlogged> {
-        // A start from here on lists the key again.
-        self.arena.word(key.at + key_word::LISTED).store(0, Release);
-        let (starts, end) = self.cells(&table, key).unlogged(table.policy.longest(), self.clock.now());
-        let (hash, text) = (self.hash_at(key.at), || self.text_of(key.at));
-        (!starts.is_empty()).then(|| Unlogged { limit, table, key, hash, text: text(), starts, end })
-    }
-
-    /// Marks what is written.
-    fn mark(&self, batch: &Batch) -> Result<()> {
-        for Unlogged { limit, key, hash, starts, end, .. } in &batch.keys {
-            let table = self.table(*limit);
-            match self.find_or_mend(&table, *hash) {
-                Some(now) if now == *key => self.arena.word(key.at + key_word::LOGGED).store(*end, Release),
-                // It was written elsewhere meanwhile.
-                Some(_) => {
-                    let is_written =
-                        |start: &Start| start.id != u64::MAX && starts.iter().any(|written| written.id == start.id);
-                    self.rewrite(&table, *hash, |history| {
-                        history.starts.iter_mut().for_each(|start| start.is_logged |= is_written(start));
-                    })?;
-                }
-                None => {}
-            }
-        }
-        Ok(())
-    }
-}
-
-/// Writes all that a key has, for the holder of the structure lock.
-pub(super) fn write_key(locked: &Locked, database: &mut Database, limit: u64, hash: Hash) -> Result<()> {
-    let batch = locked.gather_key(limit, hash);
-    if batch.keys.is_empty() {
-        return Ok(());
-    }
-    record(database, &batch, locked)?;
-    locked.mark(&batch)
-}
-
-/// The same of all keys of a limit.
-pub(super) fn write_limit(locked: &Locked, database: &mut Database, limit: u64) -> Result<()> {
-    loop {
-        let batch = locked.gather_limit(limit);
-        if batch.keys.is_empty() {
-            return Ok(());
-        }
-        record(database, &batch, locked)?;
-        locked.mark(&batch)?;
-    }
-}
-
-/// Writes a batch down.
-fn record(database: &mut Database, batch: &Batch, home: &Home) -> Result<()> {
-    let mut rows = Vec::new();
-    for unlogged in &batch.keys {
-        for start in &unlogged.starts {
-            let started_at = batch.moment.wall - (batch.now.floor as i64 - start.stamp as i64);
-            rows.push(Execution {
-                name: &batch.names[&unlogged.limit],
-                key: &unlogged.text,
-                key_hash: unlogged.hash.0,
-                started_at,
-                units: start.units,
-                expires_at: started_at + unlogged.table.policy.longest() as i64,
-            });
-        }
-    }
-    if !fault::planted("unwritten ledger") {
-        let sequence = lane::raise_sequence(home, database.sequence);
-        database.record(&rows, batch.moment, (batch.instance, sequence))?;
-    }
-    Ok(())
 }

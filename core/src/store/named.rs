@@ -62,9 +62,10 @@ impl Store {
         let limits = session.with_lock(|_| match session.family(name)?.parts(name) {
             parts if parts.is_empty() => session.unknown(name),
             parts => parts.into_iter().map(attach).collect::<Result<Vec<Limit>>>(),
-        })?;
-        limits.iter().try_for_each(|limit| limit.table().map(drop))?;
-        Ok(limiter_of(name, limits))
+        });
+        let opened =
+            limits.and_then(|limits| limits.iter().try_for_each(|limit| limit.table().map(drop)).map(|()| limits));
+        session.told(name, opened).map(|limits| limiter_of(name, limits))
     }
 
     /// Flow control in one call: at most `rate` starts per period, and `parallelism` of them at the same time, declared
@@ -93,7 +94,7 @@ impl Store {
     /// [`Error::UnknownLimit`] for a name that is not declared, [`Error::KindMismatch`] or, for a composite,
     /// [`Error::InvalidArgument`] for another kind of policy, or as for [`Store::open`].
     pub fn override_limit(&self, name: &str, policy: Policy) -> Result<()> {
-        self.session().set_override(name, Some(&[policy]), None)
+        self.set_override(name, Some(&[policy]), None)
     }
 
     /// The same with a text: of a composite, each of its policies stands above the part of its kind, all of them or, after
@@ -102,7 +103,7 @@ impl Store {
     /// # Errors
     /// As for [`Store::override_limit`]; [`Error::InvalidArgument`] that says where the text is wrong.
     pub fn override_text(&self, name: &str, policies: &str) -> Result<()> {
-        self.session().set_override(name, Some(&policies_of(policies)?), None)
+        self.set_override(name, Some(&policies_of(policies)?), None)
     }
 
     /// The same for one key, such as a tenant's plan: it stands above what holds for the limit's other keys, whatever comes of
@@ -122,7 +123,7 @@ impl Store {
     /// # Errors
     /// As for [`Store::override_text`]; [`Error::InvalidArgument`] unless the key is 1 to 1,024 bytes.
     pub fn override_key(&self, name: &str, policies: &str, key: &str) -> Result<()> {
-        self.session().set_override(name, Some(&policies_of(policies)?), Some(key))
+        self.set_override(name, Some(&policies_of(policies)?), Some(key))
     }
 
     /// Takes the operator's policies of one key away: what holds for the limit holds for it too. A no-op where there is none.
@@ -130,7 +131,7 @@ impl Store {
     /// # Errors
     /// As for [`Store::lift`]; [`Error::InvalidArgument`] unless the key is 1 to 1,024 bytes.
     pub fn lift_key(&self, name: &str, key: &str) -> Result<()> {
-        self.session().set_override(name, None, Some(key))
+        self.set_override(name, None, Some(key))
     }
 
     /// Takes the operator's policies away, but for those of single keys: what was declared last holds again. A no-op where
@@ -139,7 +140,7 @@ impl Store {
     /// # Errors
     /// [`Error::UnknownLimit`] for a name that is not declared, or as for [`Store::open`].
     pub fn lift(&self, name: &str) -> Result<()> {
-        self.session().set_override(name, None, None)
+        self.set_override(name, None, None)
     }
 
     /// Takes away what is declared under a name, operators' policies included, so that another kind of limiter can be
@@ -150,6 +151,10 @@ impl Store {
     /// [`Error::UnknownLimit`] for a name that is not declared, [`Error::Unsupported`] for a part of a composite, or as
     /// for [`Store::open`].
     pub fn forget(&self, name: &str) -> Result<()> {
-        self.session().undeclare(name)
+        self.session().told(name, self.session().undeclare(name))
+    }
+
+    fn set_override(&self, name: &str, policies: Option<&[Policy]>, key: Option<&str>) -> Result<()> {
+        self.session().told(name, self.session().set_override(name, policies, key))
     }
 }

@@ -1,11 +1,27 @@
 //! Directories, children and shared memory for the tests.
 #![allow(dead_code, reason = "each test binary uses its part")]
 
+pub mod limits;
 pub mod wait;
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering::*};
 use std::time::{Duration, Instant};
+
+/// What a damaged store may answer.
+pub const ERRORS_OF_DAMAGE: [&str; 10] = [
+    "damaged",
+    "store_failure",
+    "store_timeout",
+    "store_full",
+    "not_a_store",
+    "unsupported_version",
+    "unknown_limit",
+    "kind_mismatch",
+    "lease_lost",
+    // By a policy that is damaged.
+    "weight_exceeds_capacity",
+];
 
 /// A directory that is removed with its contents.
 pub struct Dir(pub PathBuf);
@@ -128,7 +144,7 @@ pub fn shared(words: usize) -> &'static [AtomicU64] {
     }
 }
 
-pub fn wait_until(what: &str, f: impl Fn() -> bool) {
+pub fn wait_until(what: &str, mut f: impl FnMut() -> bool) {
     let start = Instant::now();
     while !f() {
         assert!(start.elapsed() < Duration::from_secs(60), "waited too long until {what}");

@@ -16,13 +16,15 @@ pub struct Book {
     last: Tick,
     /// How much was ever given back, in microseconds, rounded up.
     returned: Tick,
+    /// The same as `recovered`, of what it took over from a bucket of another policy, as far as that was not given back.
+    carried: Tick,
     /// A key that has recovered may be forgotten, and with it `last`, which has not come yet.
     is_unsure: bool,
 }
 
 impl Default for Book {
     fn default() -> Self {
-        Book { recovered: 0, era: next_id(), last: 0, returned: 0, is_unsure: false }
+        Book { recovered: 0, era: next_id(), last: 0, returned: 0, carried: 0, is_unsure: false }
     }
 }
 
@@ -58,6 +60,7 @@ impl<const LEAKY: bool> Bucket<LEAKY> {
         book.recovered = book.recovered.max(now.floor * self.n);
         book.last = book.last.max(now.ceil);
         f(self, book);
+        book.carried = book.carried.min(book.recovered);
         if self.behind(book, now.floor) == 0 {
             book.era = next_id();
         }
@@ -193,10 +196,11 @@ impl<const LEAKY: bool> Rules for Bucket<LEAKY> {
         }
         let units = divide_up(behind, self.p);
         let spare = (units * self.p - behind) * to.p / self.p;
-        // What was started, and a debt; whoever waits behind a gate does not come along.
-        let units = units.min(2 * Tick::from(to.size));
+        // What was started or had come along before, and a debt; whoever waits behind a gate does not come along.
+        let carried = divide_up((book.carried - now.floor * self.n).max(0), self.p);
+        let units = units.min(carried.max(self.size.into()) + Tick::from(self.size));
         let recovered = now.floor * to.n + units * to.p - spare;
-        Book { recovered, era: next_id(), last: book.last.max(now.ceil), ..book }
+        Book { recovered, era: next_id(), last: book.last.max(now.ceil), carried: recovered, ..book }
     }
 
     fn forget(&self, book: &mut Book, now: Now) -> Tick {

@@ -4,13 +4,16 @@ mod out;
 mod places;
 pub(super) mod text;
 
-use super::line::{Claim, Lined, Seats, Terms};
-use super::{Attempt, Limiter, Presented, Reserved, foreign, next_id};
+use super::inner::{Base, When};
+use super::line::{Claim, Terms};
+use super::{Attempt, Inner, Limiter, Places, Presented, Reserved, foreign};
 use crate::decision::Decision;
 use crate::error::{Error, Result};
 use crate::fork::PerProcess;
+use crate::hooks::Event;
 use crate::permit::{CompositePermit, Kind, RawPermit};
 use crate::policy;
+use crate::state::Session;
 use crate::stats::Stats;
 use crate::time::ManualClock;
 use crate::waiting::MayWait;
@@ -45,8 +48,7 @@ type Child = Arc<dyn Limiter>;
 /// ```
 #[derive(Debug)]
 pub struct CompositeLimiter {
-    id: u64,
-    name: Box<str>,
+    base: Base,
     /// The children, replaced as a whole when one is added.
     children: AtomicPtr<List>,
     /// What the permits that are out were taken from.
@@ -55,7 +57,6 @@ pub struct CompositeLimiter {
     above: AtomicUsize,
     /// Why it has no children: they are too deep.
     refused: Option<Error>,
-    seats: Seats,
 }
 
 /// A list, and the one that it replaced: readers may still be in it, so lists live as long as the limiter.
@@ -81,12 +82,10 @@ impl CompositeLimiter {
         let children: Vec<Child> = children.into_iter().collect();
         let refused = fits(0, &children).err();
         let composite = CompositeLimiter {
-            id: next_id(),
-            name: name.into(),
+            base: Base::new(name.into()),
             children: AtomicPtr::new(ptr::null_mut()),
             out: PerProcess::new(),
             above: AtomicUsize::new(0),
-            seats: Seats::new(),
             refused,
         };
         if composite.refused.is_none() {
@@ -104,7 +103,7 @@ impl CompositeLimiter {
         // One at a time: two that take each other at once must not both look before either has.
         static ADDING: PerProcess<()> = PerProcess::new();
         let _guard = ADDING.lock();
-        if child.contains(self.id) {
+        if child.contains(self.base.id) {
             return Err(Error::invalid("limiter", "a composite that contains this one", "one that does not"));
         }
         self.children()?;
@@ -161,7 +160,7 @@ impl CompositeLimiter {
             return self.take_all(key, weight);
         };
         // It has to know that it denied a start: for its backoff and its counts.
-        let denial = child.decide(key, weight)?;
+        let denial = child.quiet_decide(key, weight)?;
         match denial.permit {
             None => *worst = denial,
             // It has room by now, but no other was asked.
@@ -175,7 +174,7 @@ impl CompositeLimiter {
         let children = self.children()?;
         let mut parts: Vec<Part> = Vec::with_capacity(children.len());
         for (i, child) in children.iter().enumerate() {
-            match child.decide(key, weight) {
+            match child.quiet_decide(key, weight) {
                 Ok(Decision { permit: Some(permit), .. }) => parts.push(Part { child: i, permit }),
                 other => {
                     let given_back =
@@ -199,19 +198,19 @@ impl CompositeLimiter {
                 self.out.lock().out.remove(&old);
             }
         }
-        RawPermit::new(self.id, Kind::Composite(CompositePermit { number }))
+        RawPermit::new(self.base.id, Kind::Composite(CompositePermit { number }))
     }
 
     /// The number of a permit of this limiter.
     fn own(&self, permit: &RawPermit) -> Result<u64> {
         match permit.kind {
-            Kind::Composite(CompositePermit { number }) if permit.limiter == self.id => Ok(number),
+            Kind::Composite(CompositePermit { number }) if permit.limiter == self.base.id => Ok(number),
             _ => foreign(self.name()),
         }
     }
 
     fn peek_each(&self, key: &str, weight: u64) -> Result<Vec<(&Child, Decision)>> {
-        self.children()?.iter().map(|child| Ok((child, child.peek(key, weight)?))).collect()
+        self.children()?.iter().map(|child| Ok((child, child.quiet_peek(key, weight)?))).collect()
     }
 
     /// What all children say together.
@@ -282,83 +281,7 @@ fn merge(a: Decision, b: Decision) -> Decision {
     }
 }
 
-impl Lined for CompositeLimiter {
-    fn claim(&self, key: &str, weight: u64, terms: Terms) -> Result<Claim> {
-        self.do_claim((key, weight), terms)
-    }
-
-    fn start(&self, place: &RawPermit) -> Result<Presented> {
-        self.present_in(place, ROUNDS)
-    }
-
-    fn soonest(&self, key: &str, units: u64) -> Duration {
-        self.all().iter().map(|child| child.soonest(key, units)).max().unwrap_or_default()
-    }
-
-    fn manual_clock(&self) -> Option<ManualClock> {
-        self.all().iter().find_map(|child| child.manual_clock())
-    }
-
-    fn seats(&self) -> &Seats {
-        &self.seats
-    }
-}
-
 impl Limiter for CompositeLimiter {
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn is_due(&self) -> bool {
-        self.all().iter().any(|child| child.is_due())
-    }
-
-    fn look_after(&self) {
-        self.all().iter().filter(|child| child.is_due()).for_each(|child| child.look_after());
-    }
-
-    fn open(&self) -> Result<()> {
-        self.each(|child| child.open())
-    }
-
-    fn check_permit(&self, permit: &RawPermit) -> Result<()> {
-        self.own(permit).map(drop)
-    }
-
-    fn attempt(&self, key: &str, weight: u64) -> Result<Attempt> {
-        super::null::check(key, weight)?;
-        Ok(match self.claim(key, weight)? {
-            Ok(permit) => Attempt::Admitted(permit),
-            Err(denial) => Attempt::Denied(denial.retry_after),
-        })
-    }
-
-    fn decide(&self, key: &str, weight: u64) -> Result<Decision> {
-        super::null::check(key, weight)?;
-        match self.claim(key, weight)? {
-            Err(denial) => Ok(denial),
-            Ok(permit) => {
-                let after = match self.look(key, 0) {
-                    Ok(after) => after,
-                    // Nobody would learn of the permit.
-                    Err(e) => return MayWait::to_undo(|| self.cancel(&permit)).and(Err(e)),
-                };
-                Ok(Decision {
-                    permit: Some(permit),
-                    admitted: true,
-                    retry_after: Duration::ZERO,
-                    suggested_after: Duration::ZERO,
-                    denied_by: None,
-                    ..after
-                })
-            }
-        }
-    }
-
-    fn peek(&self, key: &str, weight: u64) -> Result<Decision> {
-        self.look(key, weight)
-    }
-
     fn complete(&self, permit: &RawPermit) -> Result<()> {
         match self.take(permit)? {
             Some(out) if out.state == State::Started => {
@@ -380,11 +303,6 @@ impl Limiter for CompositeLimiter {
         })
     }
 
-    fn cancel_place(&self, place: &RawPermit) -> Result<()> {
-        let has_started = self.found(place).is_some_and(|out| out.state == State::Started);
-        if has_started { Ok(()) } else { self.cancel(place) }
-    }
-
     fn settle(&self, permit: &RawPermit, actual: u64) -> Result<()> {
         let Some(out) = self.take(permit)? else { return Ok(()) };
         end_all(self.all(), &out.parts, |child, part| match child.settle(part, actual) {
@@ -392,47 +310,6 @@ impl Limiter for CompositeLimiter {
             Err(Error::Unsupported { .. }) => child.complete(part),
             other => other,
         })
-    }
-
-    fn reserve_later(
-        &self,
-        key: &str,
-        weight: u64,
-        delay: Duration,
-        max_wait: Option<Duration>,
-        grace: Option<Duration>,
-    ) -> Result<Reserved> {
-        self.do_reserve((key, weight), delay, max_wait, grace)
-    }
-
-    fn present(&self, place: &RawPermit) -> Result<Presented> {
-        self.present_in(place, 1)
-    }
-
-    fn window(&self) -> Result<Option<Duration>> {
-        let windows = self.children()?.iter().map(|child| child.window()).collect::<Result<Vec<_>>>()?;
-        Ok(windows.into_iter().flatten().min())
-    }
-
-    fn window_of(&self, key: &str) -> Result<Option<Duration>> {
-        let windows = self.children()?.iter().map(|child| child.window_of(key)).collect::<Result<Vec<_>>>()?;
-        Ok(windows.into_iter().flatten().min())
-    }
-
-    fn has_places(&self) -> bool {
-        self.all().iter().any(|child| child.has_places())
-    }
-
-    fn has_bounded_queue(&self) -> bool {
-        self.all().iter().any(|child| child.has_bounded_queue())
-    }
-
-    fn is_late(&self, place: &RawPermit) -> bool {
-        self.parts(place, |child, part| Some(child.is_late(part))).any(|is_late| is_late)
-    }
-
-    fn is_over(&self, permit: &RawPermit) -> bool {
-        self.found(permit).is_none_or(|out| are_over(self.all(), &out.parts))
     }
 
     fn renew(&self, permit: &RawPermit) -> Result<()> {
@@ -445,10 +322,104 @@ impl Limiter for CompositeLimiter {
         self.parts(permit, |child, part| child.fence(part)).next()
     }
 
+    fn open(&self) -> Result<()> {
+        self.each(|child| child.open())
+    }
+}
+
+impl Places for CompositeLimiter {
+    fn has_places(&self) -> bool {
+        self.all().iter().any(|child| child.has_places())
+    }
+
+    fn cancel_place(&self, place: &RawPermit) -> Result<()> {
+        let has_started = self.found(place).is_some_and(|out| out.state == State::Started);
+        if has_started { Ok(()) } else { self.cancel(place) }
+    }
+
+    fn drop_place(&self, place: &RawPermit) {
+        self.drop_parts(self.take(place).ok().flatten());
+    }
+
+    /// When the last of its places is ready.
+    fn ready_in(&self, permit: &RawPermit) -> Option<Duration> {
+        self.parts(permit, |child, part| child.ready_in(part)).max()
+    }
+
+    fn ready_at(&self, permit: &RawPermit) -> Option<SystemTime> {
+        self.parts(permit, |child, part| child.ready_at(part)).max()
+    }
+
+    fn ready_at_monotonic_ns(&self, permit: &RawPermit) -> Option<u64> {
+        self.parts(permit, |child, part| child.ready_at_monotonic_ns(part)).max()
+    }
+
+    fn window(&self, key: &str) -> Result<Option<Duration>> {
+        let windows = self.children()?.iter().map(|child| child.window(key)).collect::<Result<Vec<_>>>()?;
+        Ok(windows.into_iter().flatten().min())
+    }
+
+    fn to_text(&self, permit: &RawPermit) -> Result<String> {
+        self.do_to_text(permit)
+    }
+
+    fn permit_from_text(&self, text: &str) -> Result<RawPermit> {
+        self.do_permit_from_text(text)
+    }
+}
+
+impl Inner for CompositeLimiter {
+    #[inline(always)]
+    fn base(&self) -> &Base {
+        &self.base
+    }
+
+    fn quiet_attempt(&self, key: &str, weight: u64) -> Result<Attempt> {
+        super::null::check(key, weight)?;
+        Ok(match self.claim(key, weight)? {
+            Ok(permit) => Attempt::Admitted(permit),
+            Err(denial) => Attempt::Denied(denial.retry_after),
+        })
+    }
+
+    fn quiet_decide(&self, key: &str, weight: u64) -> Result<Decision> {
+        super::null::check(key, weight)?;
+        match self.claim(key, weight)? {
+            Err(denial) => Ok(denial),
+            Ok(permit) => {
+                let after = match self.look(key, 0) {
+                    Ok(after) => after,
+                    // Nobody would learn of the permit.
+                    Err(e) => return MayWait::to_undo(|| self.cancel(&permit)).and(Err(e)),
+                };
+                Ok(Decision {
+                    permit: Some(permit),
+                    admitted: true,
+                    retry_after: Duration::ZERO,
+                    suggested_after: Duration::ZERO,
+                    denied_by: None,
+                    ..after
+                })
+            }
+        }
+    }
+
+    fn quiet_peek(&self, key: &str, weight: u64) -> Result<Decision> {
+        self.look(key, weight)
+    }
+
+    fn quiet_pause(&self, key: &str, pause: Duration) -> Result<()> {
+        self.each(|child| child.quiet_pause(key, pause))
+    }
+
+    fn quiet_clear(&self, key: &str) -> Result<()> {
+        self.each(|child| child.quiet_clear(key))
+    }
+
     /// A composite counts nothing of its own: this is what its children counted, so it is right where nobody else uses
     /// them. A start is admitted where all admitted it; a denial is the child's that it was told to.
-    fn stats(&self, key: &str) -> Result<Stats> {
-        let all = self.children()?.iter().map(|child| child.stats(key)).collect::<Result<Vec<_>>>()?;
+    fn quiet_stats(&self, key: &str) -> Result<Stats> {
+        let all = self.children()?.iter().map(|child| child.quiet_stats(key)).collect::<Result<Vec<_>>>()?;
         // Some count nothing.
         let all: Vec<_> = all.into_iter().filter(|stats| *stats != Stats::default()).collect();
         let least = |f: fn(&Stats) -> u64| all.iter().map(f).min().unwrap_or(0);
@@ -468,33 +439,85 @@ impl Limiter for CompositeLimiter {
         })
     }
 
-    /// When the last of its places is ready.
-    fn ready_in(&self, permit: &RawPermit) -> Option<Duration> {
-        self.parts(permit, |child, part| child.ready_in(part)).max()
+    fn quiet_reserve(&self, key: &str, weight: u64, when: When) -> Result<Reserved> {
+        self.do_reserve(key, weight, when)
     }
 
-    fn ready_at(&self, permit: &RawPermit) -> Option<SystemTime> {
-        self.parts(permit, |child, part| child.ready_at(part)).max()
+    fn quiet_present(&self, place: &RawPermit) -> Result<Presented> {
+        self.present_in(place, 1)
     }
 
-    fn ready_at_monotonic_ns(&self, permit: &RawPermit) -> Option<u64> {
-        self.parts(permit, |child, part| child.ready_at_monotonic_ns(part)).max()
+    fn quiet_record_start(&self, key: &str) -> Result<()> {
+        self.each(|child| child.quiet_record_start(key))
     }
 
-    fn to_text(&self, permit: &RawPermit) -> Result<String> {
-        self.do_to_text(permit)
+    fn quiet_record_end(&self, key: &str) -> Result<()> {
+        self.each(|child| child.quiet_record_end(key))
     }
 
-    fn permit_from_text(&self, text: &str) -> Result<RawPermit> {
-        self.do_permit_from_text(text)
+    fn quiet_close_gate(&self, key: &str, at: SystemTime) -> Result<()> {
+        self.each(|child| child.quiet_close_gate(key, at))
     }
 
-    fn drop_place(&self, place: &RawPermit) {
-        self.drop_parts(self.take(place).ok().flatten());
+    fn is_heard(&self) -> bool {
+        self.base.hooks.are_any() || self.all().iter().any(|child| child.is_heard())
+    }
+
+    fn stores(&self, all: &mut Vec<Arc<Session>>) {
+        self.all().iter().for_each(|child| child.stores(all));
+    }
+
+    fn tell(&self, event: &Event) -> bool {
+        let is_of_a_child = self.all().iter().any(|child| child.tell(event));
+        if is_of_a_child {
+            self.base.hooks.call(event);
+        }
+        is_of_a_child
+    }
+
+    fn claim(&self, key: &str, weight: u64, terms: Terms) -> Result<Claim> {
+        self.do_claim((key, weight), terms)
+    }
+
+    fn start(&self, place: &RawPermit) -> Result<Presented> {
+        self.present_in(place, ROUNDS)
+    }
+
+    fn soonest(&self, key: &str, units: u64) -> Duration {
+        self.all().iter().map(|child| child.soonest(key, units)).max().unwrap_or_default()
+    }
+
+    fn slots(&self, key: &str, weight: u64) -> Result<Option<u64>> {
+        let all = self.children()?.iter().map(|child| child.slots(key, weight)).collect::<Result<Vec<_>>>()?;
+        Ok(all.into_iter().flatten().min())
+    }
+
+    fn closed(&self, key: &str) -> Result<Duration> {
+        self.children()?.iter().map(|child| child.closed(key)).try_fold(Duration::ZERO, |most, one| Ok(most.max(one?)))
+    }
+
+    fn manual_clock(&self) -> Option<ManualClock> {
+        self.all().iter().find_map(|child| child.manual_clock())
+    }
+
+    fn is_late(&self, place: &RawPermit) -> bool {
+        self.parts(place, |child, part| Some(child.is_late(part))).any(|is_late| is_late)
+    }
+
+    fn has_bounded_queue(&self) -> bool {
+        self.all().iter().any(|child| child.has_bounded_queue())
+    }
+
+    fn is_over(&self, permit: &RawPermit) -> bool {
+        self.found(permit).is_none_or(|out| are_over(self.all(), &out.parts))
     }
 
     fn contains(&self, composite: u64) -> bool {
-        self.id == composite || self.all().iter().any(|child| child.contains(composite))
+        self.base.id == composite || self.all().iter().any(|child| child.contains(composite))
+    }
+
+    fn has_custom(&self) -> bool {
+        self.all().iter().any(|child| child.has_custom())
     }
 
     fn depth(&self) -> usize {
@@ -507,24 +530,12 @@ impl Limiter for CompositeLimiter {
         }
     }
 
-    fn record_job_start(&self, key: &str) -> Result<()> {
-        self.each(|child| child.record_job_start(key))
+    fn is_due(&self) -> bool {
+        self.all().iter().any(|child| child.is_due())
     }
 
-    fn record_job_completion(&self, key: &str) -> Result<()> {
-        self.each(|child| child.record_job_completion(key))
-    }
-
-    fn set_next_available_time(&self, key: &str, at: SystemTime) -> Result<()> {
-        self.each(|child| child.set_next_available_time(key, at))
-    }
-
-    fn pause(&self, key: &str, pause: Duration) -> Result<()> {
-        self.each(|child| child.pause(key, pause))
-    }
-
-    fn clear(&self, key: &str) -> Result<()> {
-        self.each(|child| child.clear(key))
+    fn look_after(&self) {
+        self.all().iter().filter(|child| child.is_due()).for_each(|child| child.look_after());
     }
 }
 

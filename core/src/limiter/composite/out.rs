@@ -89,7 +89,7 @@ pub(super) fn are_over(children: &[Child], parts: &[Part]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::limiter::{Attempt, CompositeLimiter, ConcurrencyLimiter, Limiter, RateLimiter, Reserved};
+    use crate::limiter::{Attempt, CompositeLimiter, ConcurrencyLimiter, Limiter, Places, RateLimiter, Reserved};
     use crate::state::{Store, StoreOptions};
     use crate::time::ManualClock;
 

@@ -16,6 +16,7 @@
 use super::out::{Out, Part, State, Wish};
 use super::{Child, CompositeLimiter};
 use crate::error::{Error, Result};
+use crate::limiter::inner::When;
 use crate::limiter::line::{Claim, Terms, claim_by_calls};
 use crate::limiter::{Attempt, LOOK_AGAIN, Presented, Reserved, null, unsupported};
 use crate::permit::RawPermit;
@@ -79,7 +80,7 @@ impl<'a> Turn<'a> {
     /// Would the children without a place admit it? If not: when to try again.
     fn look_at_others(&mut self) -> Result<std::result::Result<(), Duration>> {
         for (i, child) in self.others() {
-            let seen = child.peek(&self.wish.key, self.wish.weight)?;
+            let seen = child.quiet_peek(&self.wish.key, self.wish.weight)?;
             if !seen.admitted {
                 return self.wait_for(i, seen.retry_after).map(Err);
             }
@@ -91,7 +92,7 @@ impl<'a> Turn<'a> {
     fn claim_others(&mut self) -> Result<std::result::Result<Vec<Part>, Duration>> {
         let mut claimed = Vec::new();
         for (i, child) in self.others() {
-            match child.attempt(&self.wish.key, self.wish.weight) {
+            match child.quiet_attempt(&self.wish.key, self.wish.weight) {
                 Ok(Attempt::Admitted(permit)) => claimed.push(Part { child: i, permit }),
                 denied => {
                     let given_back =
@@ -110,10 +111,10 @@ impl<'a> Turn<'a> {
         let (child, Wish { key, weight, grace, .. }) = (&self.children[i], self.wish);
         if !child.has_places() {
             // A gate opens when it says, but somebody may complete at any time.
-            let seen = child.peek(key, *weight)?;
+            let seen = child.quiet_peek(key, *weight)?;
             return Ok(after.min(seen.retry_after.min(seen.reset_after).max(LOOK_AGAIN)));
         }
-        Ok(match child.reserve(key, *weight, None, *grace)? {
+        Ok(match child.quiet_reserve(key, *weight, When { delay: Duration::ZERO, max_wait: None, grace: *grace })? {
             Reserved::Place { place, after } => {
                 self.held.push(Part { child: i, permit: place });
                 after
@@ -126,7 +127,7 @@ impl<'a> Turn<'a> {
     /// Presents one place. It is a start then, or exchanged: `false`.
     fn present_one(&mut self, i: usize) -> Result<bool> {
         let part = &mut self.held[i];
-        let presented = self.children[part.child].present(&part.permit)?;
+        let presented = self.children[part.child].quiet_present(&part.permit)?;
         let (Presented::Started(permit) | Presented::Wait { place: permit, .. }) = presented;
         part.permit = permit;
         Ok(matches!(presented, Presented::Started(_)))
@@ -171,7 +172,7 @@ impl CompositeLimiter {
         let mut slowest = None;
         // All are asked: whoever would refuse this weight says so before anything is taken.
         for (i, child) in children.iter().enumerate() {
-            let after = child.peek(key, weight)?.retry_after;
+            let after = child.quiet_peek(key, weight)?.retry_after;
             if child.has_places() && slowest.is_none_or(|(_, most)| after > most) {
                 slowest = Some((i, after));
             }
@@ -179,7 +180,7 @@ impl CompositeLimiter {
         let Some((i, _)) = slowest else {
             return unsupported("reserve", "a composite without a limit of starts in time: nobody knows when jobs end");
         };
-        Ok(match children[i].reserve_later(key, weight, delay, max_wait, wish.grace)? {
+        Ok(match children[i].quiet_reserve(key, weight, When { delay, max_wait, grace: wish.grace })? {
             Reserved::Denied(after) => Reserved::Denied(after),
             Reserved::Place { place, after } => {
                 let place = self.hand_out_place(wish, vec![Part { child: i, permit: place }]);
@@ -192,13 +193,8 @@ impl CompositeLimiter {
         self.hand_out(Out { parts, state: State::Place, wish: Some(Arc::new(wish)) })
     }
 
-    pub(super) fn do_reserve(
-        &self,
-        (key, weight): (&str, u64),
-        delay: Duration,
-        max_wait: Option<Duration>,
-        grace: Option<Duration>,
-    ) -> Result<Reserved> {
+    pub(super) fn do_reserve(&self, key: &str, weight: u64, when: When) -> Result<Reserved> {
+        let When { delay, max_wait, grace } = when;
         null::check(key, weight)?;
         let wish = Wish { key: key.into(), weight, grace, children: self.children()?.len() };
         self.reserve_for(wish, delay, max_wait)
@@ -250,7 +246,7 @@ impl CompositeLimiter {
     fn busy(&self, key: &str, weight: u64) -> Result<Option<Duration>> {
         let mut busy = None;
         for child in self.children()?.iter().filter(|child| !child.has_places()) {
-            let seen = child.peek(key, weight)?;
+            let seen = child.quiet_peek(key, weight)?;
             if !seen.admitted {
                 busy = busy.max(Some(seen.retry_after.min(seen.reset_after)));
             }

@@ -11,7 +11,7 @@
 use super::out::{Part, State, Wish};
 use super::{Child, CompositeLimiter};
 use crate::error::{Error, Result};
-use crate::limiter::{Limiter, unsupported};
+use crate::limiter::{Limiter, Places, unsupported};
 use crate::permit::{RawPermit, unreadable};
 use crate::policy;
 use crate::time;

@@ -1,10 +1,9 @@
 //! What a line asks of its limiter.
 
-use super::Seats;
 use crate::error::Result;
-use crate::limiter::{Attempt, LOOK_AGAIN, Limiter, Presented, Reserved};
+use crate::limiter::inner::When;
+use crate::limiter::{Attempt, LOOK_AGAIN, Limiter, Reserved};
 use crate::permit::RawPermit;
-use crate::time::ManualClock;
 use std::time::Duration;
 
 /// What a limiter has for a waiter.
@@ -51,56 +50,17 @@ impl Terms {
     pub const NOW: Terms = Terms { most: Some(Duration::ZERO), grace: Duration::ZERO, as_place: false };
 }
 
-/// The part of every limiter that lines use. It counts nothing before the outcome is known.
-#[doc(hidden)]
-pub trait Lined: Send + Sync {
-    /// Starts now, or takes a place if there is one.
-    fn claim(&self, key: &str, weight: u64, terms: Terms) -> Result<Claim>;
-
-    /// Starts with a place: [`Limiter::present`], but for what it counts.
-    fn start(&self, place: &RawPermit) -> Result<Presented>;
-
-    /// Counts a wait that ended in a start.
-    fn waited(&self, _permit: &RawPermit, _wait: Duration) {}
-
-    /// Counts a wait that ended without a start.
-    fn sent_away(&self, _key: &str, _weight: u64) {}
-
-    /// The shortest time in which so many units can start, the first of them at once.
-    fn soonest(&self, _key: &str, _units: u64) -> Duration {
-        Duration::ZERO
-    }
-
-    /// The clock that tests move, if the limiter lives by one.
-    fn manual_clock(&self) -> Option<ManualClock> {
-        None
-    }
-
-    /// What the bell of a key shows that every completion rings. To be read before a claim; `None`: there is no bell.
-    fn hear(&self, _key: &str) -> Option<u64> {
-        None
-    }
-
-    /// Sleeps until the bell shows something else, at most for `nap`. It may wake early.
-    fn sleep_on_bell(&self, _key: &str, _heard: u64, nap: Duration) {
-        std::thread::sleep(nap);
-    }
-
-    /// The lines of this process's threads.
-    fn seats(&self) -> &Seats;
-}
-
-/// [`Lined::claim`] for a limiter that has only the public calls.
+/// [`Inner::claim`](super::super::Inner::claim) for a limiter that has only the public calls.
 pub(crate) fn claim_by_calls(
     limiter: &dyn Limiter,
     (key, weight): (&str, u64),
     Terms { most, grace, as_place }: Terms,
 ) -> Result<Claim> {
     // Looking first: a denied attempt would count as a denial.
-    let seen = limiter.peek(key, weight)?;
+    let seen = limiter.quiet_peek(key, weight)?;
     if seen.admitted
         && !(as_place && limiter.has_places())
-        && let Attempt::Admitted(permit) = limiter.attempt(key, weight)?
+        && let Attempt::Admitted(permit) = limiter.quiet_attempt(key, weight)?
     {
         return Ok(Claim::Started(permit));
     }
@@ -109,8 +69,8 @@ pub(crate) fn claim_by_calls(
         let closed = seen.retry_after.min(seen.reset_after);
         return Ok(Claim::Denied { after: closed.max(LOOK_AGAIN), is_certain: closed > LOOK_AGAIN });
     }
-    let grace = limiter.window()?.filter(|window| grace > *window / 40).map(|_| grace);
-    Ok(match limiter.reserve(key, weight, most, grace)? {
+    let grace = limiter.window(key)?.filter(|window| grace > *window / 40).map(|_| grace);
+    Ok(match limiter.quiet_reserve(key, weight, When { delay: Duration::ZERO, max_wait: most, grace })? {
         Reserved::Place { place, after } => Claim::Place { place, after },
         Reserved::Denied(after) => match most.is_some_and(|most| after > most) {
             false if limiter.has_bounded_queue() => Claim::Full { after },

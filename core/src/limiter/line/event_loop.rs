@@ -1,12 +1,14 @@
 //! The waiters of one event loop.
 
 use super::brought::Brought;
-use super::key::{KeyLine, Out, Pass};
+use super::key::{KeyLine, Out, Pass, SLICE};
 use super::{Outcome, Waiter};
 use crate::error::{Error, Result};
 use crate::fork;
 use crate::limiter::Limiter;
+use crate::limiter::heard::Call;
 use crate::time::{Clock, Tick, from_ticks};
+use crate::waiting::MayWait;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -66,6 +68,8 @@ pub struct Line {
     blocked: HashSet<Arc<str>>,
     /// There is a brought place with such a thing.
     is_brought_blocked: bool,
+    /// Somebody waited for the store in vain during the last call: the others only try.
+    is_stuck: bool,
     generation: u64,
 }
 
@@ -100,6 +104,7 @@ impl Line {
             over: Vec::new(),
             blocked: HashSet::new(),
             is_brought_blocked: false,
+            is_stuck: false,
             generation: fork::generation(),
         }
     }
@@ -120,14 +125,34 @@ impl Line {
     /// # Errors
     /// As for [`Limiter::attempt`]; nobody joined then.
     pub fn join(&mut self, waiter: Waiter<'_>) -> Result<Joined> {
+        let limiter = self.limiter.clone();
+        let Some(call) = Call::of(&*limiter, waiter.key, waiter.weight) else { return self.quiet_join(waiter) };
+        let held = call.foresee(waiter.place.as_ref());
+        let mut joined = self.quiet_join(waiter);
+        if let Ok(Joined::Waiting(id)) = joined
+            && MayWait::here() == MayWait::Never
+            && self.blocked.contains(waiter.key)
+        {
+            // Nobody was asked for it yet, so there is nothing to tell.
+            self.leave(id);
+            joined = Err(Error::WouldWait);
+        }
+        call.tell_error(joined.as_ref().err());
+        if matches!(joined, Ok(Joined::Waiting(_) | Joined::Done(Outcome::Expired(_)))) {
+            call.tell_held(held);
+        }
+        joined
+    }
+
+    fn quiet_join(&mut self, waiter: Waiter<'_>) -> Result<Joined> {
         self.forget_the_parent_s();
         let clock = self.clock();
         let now = clock.now().floor;
         self.last_id += 1;
         let id = self.last_id;
         if let Some(place) = waiter.place {
-            let mut brought = Brought { place, due: now, deadline: super::deadline(now, waiter.timeout) };
-            return match brought.advance(&*self.limiter, now) {
+            let mut brought = Brought::new(place, now, waiter.timeout);
+            return match brought.advance(&*self.limiter, now, self.slice()) {
                 Some(Outcome::Failed(error)) => Err(error),
                 Some(outcome) => Ok(Joined::Done(outcome)),
                 None => {
@@ -143,7 +168,7 @@ impl Line {
             None => (waiter.key.into(), Entry::default()),
         };
         let mut out = Out::new();
-        let pass = Pass::new(&*self.limiter, &key, &clock);
+        let pass = Pass { slice: self.slice(), ..Pass::new(&*self.limiter, &key, &clock) };
         let joined = entry.line.join(&pass, (rank, waiter.weight, waiter.timeout), None, &mut out);
         // What ends here for somebody else is told by the next `advance`, and what ends after that, too.
         let is_own = self.over.is_empty() && matches!(&out[..], [(other, _)] if *other == rank);
@@ -151,7 +176,7 @@ impl Line {
         if joined.is_ok() && own.is_none() {
             self.waiters.insert(id, Seated::At(key.clone(), waiter.priority));
         }
-        self.tell(out);
+        self.tell(&key, out);
         self.keep(key, entry);
         joined?;
         match own {
@@ -166,24 +191,41 @@ impl Line {
     pub fn advance(&mut self, over: &mut Vec<(WaiterId, Outcome)>) -> Option<Duration> {
         self.forget_the_parent_s();
         over.append(&mut self.over);
-        self.is_brought_blocked = false;
-        let (clock, began) = (self.clock(), Instant::now());
+        (self.is_brought_blocked, self.is_stuck) = (false, false);
+        let (clock, mut began) = (self.clock(), Instant::now());
         let now = clock.now().floor;
+        let mut blocked = Vec::new();
         while self.due.first().is_some_and(|(due, _)| *due <= now) && began.elapsed() < BATCH {
+            let was_stuck = self.is_stuck;
             match self.due.pop_first() {
-                Some((_, Due::Key(key))) => self.advance_key(key, &clock),
+                Some((_, Due::Key(key))) => {
+                    self.advance_key(key.clone(), &clock);
+                    if self.blocked.contains(&key)
+                        && let Some(due) = self.keys.get(&key).and_then(|entry| entry.due)
+                    {
+                        // To ask again at once would be in vain.
+                        let due = (due, Due::Key(key));
+                        self.due.remove(&due);
+                        blocked.push(due);
+                    }
+                }
                 Some((_, Due::Brought(id))) => self.advance_brought(id, now),
                 None => break,
             }
             over.append(&mut self.over);
+            if !was_stuck && self.is_stuck {
+                began = Instant::now();
+            }
         }
+        self.due.extend(blocked);
         self.next()
     }
 
     /// Did the last calls leave something undone because they [must not wait](crate::MayWait)? Then [`Line::advance`] is to be
     /// called from where it may.
     pub fn would_wait(&self) -> bool {
-        !self.blocked.is_empty() || self.is_brought_blocked
+        let is_due = |clock: Clock| self.due.first().is_some_and(|(due, _)| *due <= clock.now().floor);
+        self.is_brought_blocked || !self.blocked.is_empty() && is_due(self.clock())
     }
 
     /// How long until [`Line::advance`] has to be called; `None`: nobody waits.
@@ -244,6 +286,11 @@ impl Line {
         }
     }
 
+    /// How long the next one may wait for the store.
+    fn slice(&self) -> Duration {
+        if self.is_stuck { Duration::ZERO } else { SLICE }
+    }
+
     fn clock(&self) -> Clock {
         Clock::new(0, self.limiter.manual_clock())
     }
@@ -252,32 +299,45 @@ impl Line {
         let Some(mut entry) = self.keys.remove(&key) else { return };
         entry.due = None;
         let mut out = Out::new();
-        entry.line.advance(&Pass::new(&*self.limiter, &key, clock), &mut out);
-        self.tell(out);
+        let pass = Pass { slice: self.slice(), ..Pass::new(&*self.limiter, &key, clock) };
+        entry.line.advance(&pass, &mut out);
+        self.tell(&key, out);
         self.keep(key, entry);
     }
 
     fn advance_brought(&mut self, id: WaiterId, now: Tick) {
+        let slice = self.slice();
         let Some(Seated::Brought(brought)) = self.waiters.get_mut(&id) else { return };
-        match brought.advance(&*self.limiter, now) {
+        match brought.advance(&*self.limiter, now, slice) {
             Some(Outcome::Failed(Error::WouldWait)) => {
-                // Not before the next call.
-                brought.due = now + 1;
                 self.due.insert((brought.due, Due::Brought(id)));
                 self.is_brought_blocked = true;
             }
             Some(outcome) => {
                 self.waiters.remove(&id);
+                if let Outcome::Failed(error) = &outcome {
+                    self.tell_of("", error);
+                }
                 self.over.push((id, outcome));
             }
             None => drop(self.due.insert((brought.due, Due::Brought(id)))),
         }
     }
 
-    fn tell(&mut self, out: Out) {
+    fn tell(&mut self, key: &str, out: Out) {
         for ((_, id), outcome) in out {
             self.waiters.remove(&id);
+            if let Outcome::Failed(error) = &outcome {
+                self.tell_of(key, error);
+            }
             self.over.push((id, outcome));
+        }
+    }
+
+    /// Tells those who listen of an error of a waiter that waited.
+    fn tell_of(&self, key: &str, error: &Error) {
+        if let Some(call) = Call::of(&*self.limiter, key, 1) {
+            call.tell_error(Some(error));
         }
     }
 
@@ -287,6 +347,7 @@ impl Line {
             self.due.remove(&(due, Due::Key(key.clone())));
         }
         if entry.line.is_blocked() && !entry.line.is_empty() {
+            self.is_stuck |= MayWait::here() == MayWait::UntilTimeout;
             self.blocked.insert(key.clone());
         } else {
             self.blocked.remove(&key);

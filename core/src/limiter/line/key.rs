@@ -1,11 +1,17 @@
 //! The waiters of one key.
 
+mod turns;
+
+pub use turns::Turn;
+pub(super) use turns::{Told, TurnLine};
+
 use super::{Claim, Outcome, Rank, Terms};
 use crate::error::{Error, Result};
 use crate::limiter::{LOOK_AGAIN, Limiter, Presented, random};
 use crate::permit::RawPermit;
 use crate::policy;
 use crate::time::{Clock, Tick, from_ticks, patience_ticks};
+use crate::waiting::MayWait;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
@@ -24,6 +30,12 @@ const WORTH_MOVING: Tick = 50_000;
 /// How long one pass may take. What is left is done in the next one, which is due at once.
 const BATCH: Duration = Duration::from_millis(4);
 
+/// How long one call waits for the store. A commit to a slow disk takes less.
+pub(super) const SLICE: Duration = Duration::from_millis(100);
+
+/// How long others have the line between two of them, in ticks.
+pub(super) const BETWEEN_SLICES: Tick = 1_000;
+
 /// The longest grace that a place has unless another is asked for.
 const MOST_GRACE: Tick = 50_000;
 
@@ -33,6 +45,8 @@ struct Waiting {
     since: Tick,
     /// [`Tick::MAX`]: none.
     deadline: Tick,
+    /// A start that is further away than this is waited for elsewhere. [`Tick::MAX`]: none is.
+    hold: Tick,
     /// [`KeyLine::units`] and [`KeyLine::gone`] before it joined at the end of the line. 0 if it joined elsewhere.
     units: u64,
     gone: u64,
@@ -70,8 +84,12 @@ pub(super) struct KeyLine {
     gone: u64,
     /// The last pass did not finish.
     is_unfinished: bool,
-    /// It did not because it must not wait.
+    /// It did not because the store is busy, and it must not wait, or no longer.
     is_blocked: bool,
+    /// When the store first kept it waiting.
+    blocked_since: Option<Instant>,
+    /// When to ask it again.
+    blocked_until: Tick,
     /// Places that are to be given back by a pass that may wait.
     surplus: Vec<RawPermit>,
 }
@@ -82,11 +100,13 @@ pub(super) struct Pass<'a> {
     pub key: &'a str,
     pub clock: &'a Clock,
     pub began: Instant,
+    /// How long one call may wait for the store.
+    pub slice: Duration,
 }
 
 impl<'a> Pass<'a> {
     pub fn new(limiter: &'a dyn Limiter, key: &'a str, clock: &'a Clock) -> Pass<'a> {
-        Pass { limiter, key, clock, began: Instant::now() }
+        Pass { limiter, key, clock, began: Instant::now(), slice: SLICE }
     }
 
     fn now(&self) -> Tick {
@@ -99,7 +119,7 @@ impl<'a> Pass<'a> {
 
     /// The window of the limit, in ticks. (A limit that cannot be read says what is wrong when it is asked for a start.)
     fn window(&self) -> Tick {
-        self.limiter.window_of(self.key).ok().flatten().map_or(Tick::MAX, patience_ticks)
+        self.limiter.window(self.key).ok().flatten().map_or(Tick::MAX, patience_ticks)
     }
 }
 
@@ -130,7 +150,7 @@ impl KeyLine {
             (self.ask_at, self.looks) = (now, 0);
         } else {
             // A key that is none, or a weight that could never start, is an error before it waits.
-            pass.limiter.peek(pass.key, weight)?;
+            pass.limiter.quiet_peek(pass.key, weight)?;
             let soonest = self.soonest(pass, self.units.saturating_add(weight), now);
             if is_last && soonest > deadline {
                 pass.limiter.sent_away(pass.key, weight);
@@ -138,15 +158,20 @@ impl KeyLine {
                 return Ok(());
             }
         }
+        self.insert(rank, weight, now, (deadline, Tick::MAX));
+        self.fill(pass, asked.filter(|_| was_empty), out);
+        Ok(())
+    }
+
+    fn insert(&mut self, rank: Rank, weight: u64, since: Tick, (deadline, hold): (Tick, Tick)) {
+        let is_last = self.waiters.last_key_value().is_none_or(|(last, _)| *last < rank);
         let (units, gone) = if is_last { (self.units, self.gone) } else { (0, self.gone) };
-        self.waiters.insert(rank, Waiting { weight, since: now, deadline, units, gone });
+        self.waiters.insert(rank, Waiting { weight, since, deadline, hold, units, gone });
         self.by_weight.insert((weight, rank));
         if deadline != Tick::MAX {
             self.deadlines.insert((deadline, rank));
         }
         self.units = self.units.saturating_add(weight);
-        self.fill(pass, asked.filter(|_| was_empty), out);
-        Ok(())
     }
 
     /// Holds a place that comes `after` so long, counted from a moment between `asked` and `now`. It follows those that were
@@ -178,8 +203,11 @@ impl KeyLine {
 
     /// When this line has to be advanced next.
     pub fn next(&self) -> Tick {
-        if self.is_unfinished || self.is_blocked {
+        if self.is_unfinished {
             return 0;
+        }
+        if self.is_blocked {
+            return self.blocked_until;
         }
         let mut next = self.deadlines.first().map_or(Tick::MAX, |(deadline, _)| *deadline);
         if let Some(first) = self.places.front() {
@@ -211,19 +239,34 @@ impl KeyLine {
     pub fn advance(&mut self, pass: &Pass, out: &mut Out) {
         let was_blocked = std::mem::take(&mut self.is_blocked);
         self.is_unfinished = false;
-        for place in std::mem::take(&mut self.surplus) {
-            self.give_back(pass.limiter, place);
-        }
+        self.give_back_surplus(pass.limiter);
         self.look_sooner(pass);
         self.start_ready(pass, out);
-        if was_blocked {
+        if was_blocked && !self.is_blocked {
             // The first of them has not been asked for yet. Its time does not run out before that.
             self.fill(pass, None, out);
         }
-        if !self.is_blocked {
+        if !self.is_blocked || MayWait::here() == MayWait::UntilTimeout {
             self.expire(pass, out);
+        }
+        if !self.is_blocked {
             self.fill(pass, None, out);
         }
+    }
+
+    /// Asks the limiter. What has to wait for the store longer than for a slice is asked again, so that nobody's deadline is
+    /// overlooked meanwhile.
+    fn ask<R>(&mut self, pass: &Pass, ask: impl FnOnce(&dyn Limiter) -> Result<R>) -> Result<R> {
+        let since = self.blocked_since.unwrap_or(pass.began);
+        let answer = MayWait::in_slice(since, pass.slice, || ask(pass.limiter));
+        let would_wait = matches!(answer, Err(Error::WouldWait));
+        self.blocked_since = would_wait.then_some(since);
+        if would_wait {
+            self.is_blocked = true;
+            let is_slice = MayWait::here() == MayWait::UntilTimeout;
+            self.blocked_until = if is_slice { pass.now() + BETWEEN_SLICES } else { 0 };
+        }
+        answer
     }
 
     /// Sends away those whose time is up.
@@ -321,7 +364,10 @@ impl KeyLine {
             let most = if self.places.is_empty() || is_bounded { left } else { left.min(self.horizon(window)) };
             let patience = (most != Tick::MAX).then(|| from_ticks(most));
             let terms = Terms { most: patience, grace: self.grace(window), as_place: !self.places.is_empty() };
-            let claim = asked.take().map_or_else(|| pass.limiter.claim(pass.key, weight, terms), Ok);
+            let claim = match asked.take() {
+                Some(claim) => Ok(claim),
+                None => self.ask(pass, |limiter| limiter.claim(pass.key, weight, terms)),
+            };
             match claim {
                 Ok(Claim::Started(permit)) => {
                     self.looks = 0;
@@ -343,10 +389,7 @@ impl KeyLine {
                     return;
                 }
                 Ok(Claim::Full { after }) => self.send_away(pass, rank, after, out),
-                Err(Error::WouldWait) => {
-                    self.is_blocked = true;
-                    return;
-                }
+                Err(Error::WouldWait) => return,
                 Err(error) => self.fail(pass, rank, error, out),
             }
         }
@@ -380,8 +423,14 @@ impl KeyLine {
             }
             let Some(Held { place, weight, ready }) = self.places.pop_front() else { break };
             self.late = (self.late - self.late / 8).max(now - ready);
-            match pass.limiter.start(&place) {
-                Ok(Presented::Started(permit)) => self.admit(pass, weight, permit, out),
+            match self.ask(pass, |limiter| limiter.start(&place)) {
+                Ok(Presented::Started(permit)) => {
+                    self.admit(pass, weight, permit, out);
+                    if self.places.is_empty() {
+                        // The next one takes its place now: when to ask was said when others held some that they gave back.
+                        self.ask_at = self.ask_at.min(now);
+                    }
+                }
                 Ok(Presented::Wait { place: fresh, after }) if after.is_zero() => {
                     // It came too late, and so may the fresh one, if to take it takes long. What is asked for instead needs
                     // no grace: a start at once.
@@ -400,7 +449,6 @@ impl KeyLine {
                 }
                 Err(Error::WouldWait) => {
                     self.put_back(Held { place, weight, ready });
-                    self.is_blocked = true;
                     return;
                 }
                 Err(error) => {
@@ -435,7 +483,7 @@ impl KeyLine {
             return;
         }
         self.look_sooner_at = now + LOOK_SOONER;
-        let Ok(seen) = pass.limiter.peek(pass.key, first.weight) else { return };
+        let Ok(seen) = pass.limiter.quiet_peek(pass.key, first.weight) else { return };
         if patience_ticks(seen.retry_after).saturating_add(now + WORTH_MOVING) < first.ready {
             self.give_back_all(pass.limiter);
             self.ask_at = now;
@@ -451,10 +499,23 @@ impl KeyLine {
 
     /// Gives a place back, or lets a pass do it that may wait.
     fn give_back(&mut self, limiter: &dyn Limiter, place: RawPermit) {
+        let since = *self.blocked_since.get_or_insert_with(Instant::now);
+        let give_back = || MayWait::in_slice(since, SLICE, || limiter.cancel_place(&place));
         // If it fails otherwise, the place goes by unused.
-        if let Err(Error::WouldWait) = limiter.cancel_place(&place) {
+        if self.is_blocked || matches!(give_back(), Err(Error::WouldWait)) {
             self.surplus.push(place);
-            self.is_blocked = true;
+            (self.is_blocked, self.blocked_until) = (true, 0);
+        }
+    }
+
+    fn give_back_surplus(&mut self, limiter: &dyn Limiter) {
+        if !self.surplus.is_empty() {
+            for place in std::mem::take(&mut self.surplus) {
+                self.give_back(limiter, place);
+            }
+            if self.surplus.is_empty() {
+                self.blocked_since = None;
+            }
         }
     }
 

@@ -1,8 +1,9 @@
 //! One line of waiters for each limiter and key, in the order of their priority and then of asking.
 //!
-//! A line does no I/O: it does not sleep, spawn or call back. A *driver* does that, and there are two kinds: an event loop
+//! A line does no I/O: it does not sleep, spawn or call back. A *driver* does that, and there are three kinds: an event loop
 //! owns a [`Line`] and keeps one timer for it; the blocking threads of a process share the lines that the limiter keeps for
-//! them (see [`Seat`]). What both have in common is in `key.rs`.
+//! them (see [`Seat`]); and whoever feeds the workers of a queue owns a [`Pool`], whose waiters start elsewhere. What all have
+//! in common is in `key.rs`.
 //!
 //! Only the first waiters hold places: those that can start soon. The others cost memory, and no time. Places are not tied
 //! to waiters: the place that is ready first serves the first waiter of its weight, so a waiter that leaves, comes late or
@@ -12,11 +13,14 @@ mod asks;
 mod brought;
 mod event_loop;
 mod key;
+mod pool;
 mod seat;
 
 pub(super) use asks::claim_by_calls;
-pub use asks::{Claim, Lined, Terms};
+pub use asks::{Claim, Terms};
 pub use event_loop::{Joined, Line, WaiterId};
+pub use key::Turn;
+pub use pool::Pool;
 pub use seat::{Seat, Seats, acquire};
 
 use crate::error::Error;
@@ -72,6 +76,17 @@ pub enum Outcome {
     Expired(Duration),
     /// The limiter failed for this waiter. It holds nothing.
     Failed(Error),
+}
+
+/// What a waiter has to do next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Step {
+    /// Start.
+    Admitted(RawPermit),
+    /// Sleep this long at most, then take another step.
+    Sleep(Duration),
+    /// There is no room before the waiter's time is up, but after this long. Nothing is held.
+    Expired(Duration),
 }
 
 /// A waiter's position: its priority, then a number that grows with every waiter.

@@ -5,17 +5,19 @@
 //! steps without sleeping here advances the line too, but never leads: it may come late, or not at all.
 
 use super::brought::Brought;
-use super::key::{KeyLine, Out, Pass};
-use super::{Claim, Outcome, Rank, Terms, Waiter};
-use crate::error::Result;
+use super::key::{KeyLine, Out, Pass, SLICE};
+use super::{Claim, Outcome, Rank, Step, Terms, Waiter};
+use crate::error::{Error, Result};
 use crate::fork::{self, PerProcess};
-use crate::limiter::{Attempt, Limiter, Step};
+use crate::limiter::heard::{Call, errors_told};
+use crate::limiter::{Attempt, LOOK_AGAIN, Limiter};
 use crate::permit::RawPermit;
 use crate::time::{Clock, Tick, from_ticks};
+use crate::waiting::MayWait;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, Thread};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Nobody sleeps more precisely than this.
 const LATENESS: Duration = Duration::from_micros(200);
@@ -113,18 +115,20 @@ impl Seat {
     }
 
     /// Starts if nobody waits and there is room: what a caller tries first that must not wait for other waiters (see
-    /// [`MayWait`](crate::MayWait)). Nothing: take steps.
+    /// [`MayWait`](crate::MayWait)). Nothing: take steps, also where it would have to wait for the store.
     ///
     /// # Errors
     /// As for [`Limiter::attempt`].
     pub fn start_at_once(&mut self, limiter: &dyn Limiter) -> Result<Option<RawPermit>> {
-        if !matches!(self.place, State::New(None)) || limiter.seats().is_used(&self.key) {
+        if !matches!(self.place, State::New(None)) || limiter.base().seats.is_used(&self.key) {
             return Ok(None);
         }
-        let (place, started) = match limiter.claim(&self.key, self.weight, Terms::NOW)? {
-            Claim::Started(permit) => (State::Over, Some(permit)),
-            Claim::Place { place, .. } => (State::New(Some(place)), None),
-            Claim::Denied { .. } | Claim::Full { .. } => (State::New(None), None),
+        let claim = || limiter.claim(&self.key, self.weight, Terms::NOW);
+        let (place, started) = match errors_told(limiter, &self.key, self.weight, claim) {
+            Ok(Claim::Started(permit)) => (State::Over, Some(permit)),
+            Ok(Claim::Place { place, .. }) => (State::New(Some(place)), None),
+            Ok(Claim::Denied { .. } | Claim::Full { .. }) | Err(Error::WouldWait) => (State::New(None), None),
+            Err(error) => return Err(error),
         };
         self.place = place;
         Ok(started)
@@ -136,6 +140,20 @@ impl Seat {
     /// # Errors
     /// As for [`Limiter::attempt`].
     pub fn step(&mut self, limiter: &dyn Limiter) -> Result<Step> {
+        let Some(call) = Call::of(limiter, &self.key, self.weight) else { return self.quiet_step(limiter) };
+        let held = match &self.place {
+            State::New(place) => Some(call.foresee(place.as_ref())),
+            _ => None,
+        };
+        let step = self.quiet_step(limiter);
+        call.tell_error(step.as_ref().err());
+        if let (Ok(Step::Sleep(_) | Step::Expired(_)), Some(held)) = (&step, held) {
+            call.tell_held(held);
+        }
+        step
+    }
+
+    fn quiet_step(&mut self, limiter: &dyn Limiter) -> Result<Step> {
         let clock = Clock::new(0, limiter.manual_clock());
         if self.generation != fork::generation() {
             // The place and the seat are the parent's.
@@ -163,8 +181,7 @@ impl Seat {
         let now = clock.now().floor;
         match self.place {
             State::New(Some(place)) => {
-                let deadline = super::deadline(now, self.timeout);
-                self.place = State::Brought(Brought { place, due: now, deadline });
+                self.place = State::Brought(Brought::new(place, now, self.timeout));
             }
             State::New(None) => {
                 if let Some(outcome) = self.take(limiter, clock)? {
@@ -176,7 +193,7 @@ impl Seat {
         match &mut self.place {
             State::Brought(brought) if brought.due > now => Ok(Err(from_ticks(brought.due - now))),
             State::Brought(brought) => {
-                let outcome = brought.advance(limiter, now);
+                let outcome = brought.advance(limiter, now, SLICE);
                 Ok(outcome.ok_or_else(|| from_ticks(brought.due - now)))
             }
             State::InLine(rank, room) => Ok(lock(room).step(&Pass::new(limiter, &self.key, clock), *rank)),
@@ -189,7 +206,7 @@ impl Seat {
         let clock = Clock::new(0, limiter.manual_clock());
         match &self.place {
             State::InLine(rank, room) => sleep_in(room, limiter, (&self.key, *rank), &clock, nap),
-            State::Brought(brought) => doze(limiter, &clock, nap.min(until(brought.due, &clock))),
+            State::Brought(brought) => doze(limiter, &self.key, &clock, nap.min(until(brought.due, &clock))),
             State::New(_) | State::Over => {}
         }
     }
@@ -218,7 +235,7 @@ impl Seat {
     fn vacate(&mut self, limiter: &dyn Limiter) {
         if let State::InLine(rank, room) = std::mem::replace(&mut self.place, State::Over) {
             lock(&room).hand_over(rank);
-            limiter.seats().tidy(&self.key, room);
+            limiter.base().seats.tidy(&self.key, room);
         }
     }
 
@@ -226,7 +243,10 @@ impl Seat {
     fn take(&mut self, limiter: &dyn Limiter, clock: &Clock) -> Result<Option<Outcome>> {
         let (key, weight) = (&*self.key, self.weight);
         let asked = match self.asked.take() {
-            None => at_once(limiter, key, weight)?,
+            None => match at_once(limiter, key, weight, self.timeout)? {
+                Err(after) => return Ok(Some(Outcome::Expired(after))),
+                Ok(asked) => asked,
+            },
             asked => asked,
         };
         if let Some(Claim::Started(permit)) = asked {
@@ -234,7 +254,7 @@ impl Seat {
         }
         // Where there are places, only a line asks for them.
         let asked = asked.filter(|_| !limiter.has_places());
-        let shared = limiter.seats().room(key);
+        let shared = limiter.base().seats.room(key);
         let mut room = lock(&shared);
         room.last += 1;
         let rank = (self.priority, room.last);
@@ -297,17 +317,27 @@ impl Room {
     }
 }
 
-/// Starts if nobody waits and there is room; nothing: somebody waits. Without a lock, so that those who have to wait for the ledger wait for it
-/// together.
-fn at_once(limiter: &dyn Limiter, key: &str, weight: u64) -> Result<Option<Claim>> {
-    if limiter.seats().is_used(key) {
-        return Ok(None);
+/// Starts if nobody waits and there is room; nothing: somebody waits. Without a lock, so that those who have to wait for the
+/// ledger wait for it together. The error says when to come again: the caller's time was up before the store answered.
+fn at_once(
+    limiter: &dyn Limiter,
+    key: &str,
+    weight: u64,
+    timeout: Option<Duration>,
+) -> Result<Result<Option<Claim>, Duration>> {
+    if limiter.base().seats.is_used(key) {
+        return Ok(Ok(None));
     }
-    let claim = limiter.claim(key, weight, Terms::NOW)?;
-    if let Claim::Place { place, .. } = claim {
-        return limiter.cancel_place(&place).map(|()| None);
+    let most = timeout.map_or(Duration::MAX, |timeout| timeout.max(SLICE));
+    match MayWait::in_slice(Instant::now(), most, || limiter.claim(key, weight, Terms::NOW)) {
+        Ok(Claim::Place { place, .. }) => limiter.cancel_place(&place).map(|()| Ok(None)),
+        Ok(claim) => Ok(Ok(Some(claim))),
+        Err(Error::WouldWait) if MayWait::here() == MayWait::UntilTimeout => {
+            limiter.sent_away(key, weight);
+            Ok(Err(LOOK_AGAIN))
+        }
+        Err(error) => Err(error),
     }
-    Ok(Some(claim))
 }
 
 /// How long until a tick.
@@ -333,7 +363,7 @@ fn sleep_in(shared: &Shared, limiter: &dyn Limiter, (key, rank): (&str, Rank), c
     };
     match heard {
         Some(heard) => limiter.sleep_on_bell(key, heard, nap),
-        None => doze(limiter, clock, nap),
+        None => doze(limiter, key, clock, nap),
     }
     let mut room = lock(shared);
     room.asleep.remove(&rank);
@@ -343,11 +373,11 @@ fn sleep_in(shared: &Shared, limiter: &dyn Limiter, (key, rank): (&str, Rank), c
 }
 
 /// Sleeps until the thread is unparked, at most for `nap`.
-fn doze(limiter: &dyn Limiter, clock: &Clock, nap: Duration) {
+fn doze(limiter: &dyn Limiter, key: &str, clock: &Clock, nap: Duration) {
     if clock.is_manual() {
         return clock.sleep(nap);
     }
-    let is_short = || limiter.window().is_ok_and(|window| window.is_some_and(|window| window < SHORT_WINDOW));
+    let is_short = || limiter.window(key).is_ok_and(|window| window.is_some_and(|window| window < SHORT_WINDOW));
     if nap > Duration::from_secs(1) || !is_short() {
         return thread::park_timeout(nap);
     }
@@ -367,11 +397,13 @@ fn doze(limiter: &dyn Limiter, clock: &Clock, nap: Duration) {
 /// # Errors
 /// As for [`Limiter::attempt`].
 pub fn acquire(limiter: &dyn Limiter, waiter: Waiter<'_>) -> Result<Attempt> {
-    let asked = if waiter.place.is_none() { at_once(limiter, waiter.key, waiter.weight)? } else { None };
-    if let Some(Claim::Started(permit)) = asked {
-        return Ok(Attempt::Admitted(permit));
-    }
-    let mut seat = Seat { asked, ..Seat::new(waiter) };
+    let Waiter { key, weight, timeout, place, .. } = waiter;
+    let asked = || if place.is_none() { at_once(limiter, key, weight, timeout) } else { Ok(Ok(None)) };
+    let mut seat = match errors_told(limiter, key, weight, asked)? {
+        Ok(Some(Claim::Started(permit))) => return Ok(Attempt::Admitted(permit)),
+        Ok(asked) => Seat { asked, ..Seat::new(waiter) },
+        Err(after) => return Ok(Attempt::Denied(after)),
+    };
     loop {
         match seat.step(limiter)? {
             Step::Admitted(permit) => return Ok(Attempt::Admitted(permit)),

@@ -3,138 +3,55 @@
 use super::{InStore, Timed};
 use crate::decision::Decision;
 use crate::error::{Error, Result};
-use crate::limiter::line::{Claim, Lined, Seats, Terms};
-use crate::limiter::{Attempt, Limiter, Presented, Reserved, own};
+use crate::limiter::inner::{Base, When};
+use crate::limiter::line::{Claim, Terms};
+use crate::limiter::{Attempt, Inner, Limiter, Places, Presented, Reserved};
 use crate::permit::RawPermit;
-use crate::policy;
-use crate::state::counts::{DENIED, WAIT_TIME, WAITED};
-use crate::state::{Hash, STORE_AGAIN};
-use crate::stats::Stats;
-use crate::time::{ManualClock, from_ticks};
+use crate::state::counts::WAIT_TIME;
+use crate::state::{Hash, Limit, STORE_AGAIN};
+use crate::time::{Tick, from_ticks};
 use std::time::{Duration, SystemTime};
 
-impl<T: InStore> Lined for T {
-    fn claim(&self, key: &str, weight: u64, terms: Terms) -> Result<Claim> {
-        let claimed = self.timed().do_claim((key, weight), terms);
-        self.timed().limit.or_instead(claimed, |is_admitted| match is_admitted {
-            true => Claim::Started(self.timed().uncounted(weight)),
-            false => Claim::Denied { after: STORE_AGAIN, is_certain: true },
-        })
-    }
-
-    fn start(&self, place: &RawPermit) -> Result<Presented> {
-        let started = self.timed().own(place).and_then(|place| self.timed().do_start(&place));
-        self.timed().limit.or_instead(started, |is_admitted| self.timed().instead_of_a_place(place, is_admitted))
-    }
-
-    fn waited(&self, permit: &RawPermit, wait: Duration) {
-        if let Some(start) = permit.timed() {
-            self.timed().limit.count(Hash(start.key), WAITED, 1);
-            self.timed().limit.count(Hash(start.key), WAIT_TIME, wait.as_micros() as u64);
-        }
-    }
-
-    fn sent_away(&self, key: &str, weight: u64) {
-        let _ = self.timed().limit.with_key(key, |found| {
-            found.decided(DENIED, weight);
-            Ok(())
-        });
-    }
-
-    fn soonest(&self, key: &str, units: u64) -> Duration {
-        self.timed().table_of(key).map_or(Duration::ZERO, |table| from_ticks(table.policy.soonest(units)))
-    }
-
-    fn manual_clock(&self) -> Option<ManualClock> {
-        self.timed().limit.store().options.clock.clone()
-    }
-
-    fn seats(&self) -> &Seats {
-        &self.timed().seats
-    }
-}
-
 impl<T: InStore> Limiter for T {
-    fn name(&self) -> &str {
-        self.timed().limit.name()
-    }
-
-    fn check_permit(&self, permit: &RawPermit) -> Result<()> {
-        own(permit, self.timed().id, self.name())
-    }
-
-    #[inline]
-    fn attempt(&self, key: &str, weight: u64) -> Result<Attempt> {
-        let instead = |is_admitted| match is_admitted {
-            true => Attempt::Admitted(self.timed().uncounted(weight)),
-            false => Attempt::Denied(STORE_AGAIN),
-        };
-        self.timed().limit.or_instead(self.timed().do_attempt(key, weight), instead)
-    }
-
-    fn decide(&self, key: &str, weight: u64) -> Result<Decision> {
-        let instead = |is_admitted: bool| {
-            let permit = is_admitted.then(|| self.timed().uncounted(weight));
-            self.timed().limit.undecided(permit)
-        };
-        self.timed().limit.or_instead(self.timed().do_decide(key, weight), instead)
-    }
-
-    fn peek(&self, key: &str, weight: u64) -> Result<Decision> {
-        self.timed().limit.or_instead(self.timed().do_peek(key, weight), |is_admitted| {
-            let permit = is_admitted.then(|| self.timed().uncounted(weight));
-            Decision { permit: None, ..self.timed().limit.undecided(permit) }
-        })
+    fn complete(&self, permit: &RawPermit) -> Result<()> {
+        let permit = self.timed().own(permit);
+        self.timed().limit.or_instead(|| permit.and_then(|permit| self.timed().do_complete(&permit)), |_| ())
     }
 
     fn cancel(&self, permit: &RawPermit) -> Result<()> {
         self.timed().count_cancelled(permit, Timed::do_cancel)
     }
 
+    fn settle(&self, permit: &RawPermit, actual: u64) -> Result<()> {
+        self.timed()
+            .limit
+            .or_instead(|| self.timed().own(permit).and_then(|permit| self.timed().do_settle(&permit, actual)), |_| ())
+    }
+}
+
+impl<T: InStore> Places for T {
+    fn has_places(&self) -> bool {
+        true
+    }
+
     fn cancel_place(&self, place: &RawPermit) -> Result<()> {
         self.timed().count_cancelled(place, Timed::do_cancel_place)
     }
 
-    fn settle(&self, permit: &RawPermit, actual: u64) -> Result<()> {
-        self.timed()
-            .limit
-            .or_instead(self.timed().own(permit).and_then(|permit| self.timed().do_settle(&permit, actual)), |_| ())
+    fn ready_in(&self, permit: &RawPermit) -> Option<Duration> {
+        self.timed().ready(permit).map(|(home, ready)| from_ticks(ready.saturating_sub(home.clock.now().floor)))
     }
 
-    fn reserve_later(
-        &self,
-        key: &str,
-        weight: u64,
-        delay: Duration,
-        max_wait: Option<Duration>,
-        grace: Option<Duration>,
-    ) -> Result<Reserved> {
-        let reserved = self.timed().do_reserve(key, weight, delay, max_wait, grace);
-        self.timed().limit.or_instead(reserved, |is_admitted| match is_admitted {
-            true => Reserved::Place { place: self.timed().uncounted(weight), after: Duration::ZERO },
-            false => Reserved::Denied(STORE_AGAIN),
-        })
+    fn ready_at(&self, permit: &RawPermit) -> Option<SystemTime> {
+        self.timed().ready(permit).map(|(home, ready)| home.clock.to_system(ready))
     }
 
-    fn present(&self, place: &RawPermit) -> Result<Presented> {
-        let presented = self.timed().own(place).and_then(|place| self.timed().do_present(&place));
-        if let Ok(Presented::Wait { place: fresh, after }) = presented
-            && let (Some(fresh), Some(place)) = (fresh.timed(), place.timed())
-            && fresh.ticket != place.ticket
-        {
-            // It has to wait once more.
-            self.timed().limit.count(Hash(place.key), WAIT_TIME, after.as_micros() as u64);
-        }
-        self.timed().limit.or_instead(presented, |is_admitted| self.timed().instead_of_a_place(place, is_admitted))
+    fn ready_at_monotonic_ns(&self, permit: &RawPermit) -> Option<u64> {
+        self.timed().ready(permit).map(|(home, ready)| home.clock.to_monotonic_ns(ready))
     }
 
-    fn record_job_start(&self, key: &str) -> Result<()> {
-        self.timed().limit.or_instead(self.timed().do_record_job_start(key), |_| ())
-    }
-
-    fn complete(&self, permit: &RawPermit) -> Result<()> {
-        let permit = self.timed().own(permit);
-        self.timed().limit.or_instead(permit.and_then(|permit| self.timed().do_complete(&permit)), |_| ())
+    fn window(&self, key: &str) -> Result<Option<Duration>> {
+        Ok(Some(from_ticks(self.timed().table_of(key)?.policy.shortest())))
     }
 
     fn to_text(&self, permit: &RawPermit) -> Result<String> {
@@ -144,73 +61,95 @@ impl<T: InStore> Limiter for T {
     fn permit_from_text(&self, text: &str) -> Result<RawPermit> {
         self.timed().do_permit_from_text(text)
     }
+}
 
-    fn permit_of_name(&self, text: &str, name: &str) -> Result<RawPermit> {
-        self.timed().permit_of_name(text, name)
-    }
-
-    fn key_of(&self, permit: &RawPermit) -> Result<Option<String>> {
-        self.timed().limit.key_text(Hash(self.timed().own(permit)?.key))
-    }
-
-    fn record_job_completion(&self, key: &str) -> Result<()> {
-        self.timed().limit.or_instead(self.timed().do_record_job_completion(key), |_| ())
+impl<T: InStore> Inner for T {
+    #[inline(always)]
+    fn base(&self) -> &Base {
+        &self.timed().base
     }
 
     #[inline]
-    fn is_due(&self) -> bool {
-        self.timed().limit.store().is_due()
+    fn quiet_attempt(&self, key: &str, weight: u64) -> Result<Attempt> {
+        let instead = |is_admitted| match is_admitted {
+            true => Attempt::Admitted(self.timed().uncounted(weight)),
+            false => Attempt::Denied(STORE_AGAIN),
+        };
+        self.timed().limit.or_instead(|| self.timed().do_attempt(key, weight), instead)
     }
 
-    fn look_after(&self) {
-        self.timed().limit.store().look_after();
+    fn quiet_decide(&self, key: &str, weight: u64) -> Result<Decision> {
+        let instead = |is_admitted: bool| {
+            let permit = is_admitted.then(|| self.timed().uncounted(weight));
+            self.timed().limit.undecided(permit)
+        };
+        self.timed().limit.or_instead(|| self.timed().do_decide(key, weight), instead)
     }
 
-    fn open(&self) -> Result<()> {
-        self.timed().limit.table().map(drop)
+    fn quiet_peek(&self, key: &str, weight: u64) -> Result<Decision> {
+        self.timed().limit.or_instead(
+            || self.timed().do_peek(key, weight),
+            |is_admitted| {
+                let permit = is_admitted.then(|| self.timed().uncounted(weight));
+                Decision { permit: None, ..self.timed().limit.undecided(permit) }
+            },
+        )
     }
 
-    fn stats(&self, key: &str) -> Result<Stats> {
-        self.timed().limit.stats(key)
+    fn quiet_reserve(&self, key: &str, weight: u64, when: When) -> Result<Reserved> {
+        let reserved = || self.timed().do_reserve(key, weight, when);
+        self.timed().limit.or_instead(reserved, |is_admitted| match is_admitted {
+            true => Reserved::Place { place: self.timed().uncounted(weight), after: Duration::ZERO },
+            false => Reserved::Denied(STORE_AGAIN),
+        })
     }
 
-    fn window(&self) -> Result<Option<Duration>> {
-        Ok(Some(from_ticks(self.timed().limit.table()?.policy.shortest())))
+    fn quiet_present(&self, place: &RawPermit) -> Result<Presented> {
+        let presented = self.timed().own(place).and_then(|place| self.timed().do_present(&place));
+        if let Ok(Presented::Wait { place: fresh, after }) = presented
+            && let (Some(fresh), Some(place)) = (fresh.timed(), place.timed())
+            && fresh.ticket != place.ticket
+        {
+            // It has to wait once more.
+            self.timed().limit.count(Hash(place.key), WAIT_TIME, after.as_micros() as u64);
+        }
+        self.timed().limit.or_instead(|| presented, |is_admitted| self.timed().instead_of_a_place(place, is_admitted))
     }
 
-    fn window_of(&self, key: &str) -> Result<Option<Duration>> {
-        Ok(Some(from_ticks(self.timed().table_of(key)?.policy.shortest())))
+    fn quiet_record_start(&self, key: &str) -> Result<()> {
+        self.timed().limit.or_instead(|| self.timed().do_record_start(key), |_| ())
     }
 
-    fn has_places(&self) -> bool {
-        true
+    fn quiet_record_end(&self, key: &str) -> Result<()> {
+        self.timed().limit.or_instead(|| self.timed().do_record_end(key), |_| ())
     }
 
-    fn has_bounded_queue(&self) -> bool {
-        // Known once it is open; a composite has asked for a place before this.
-        self.timed().limit.table().is_ok_and(|table| table.policy.has_queue())
+    #[inline(always)]
+    fn limit(&self) -> Option<&Limit> {
+        Some(&self.timed().limit)
     }
 
-    fn renew(&self, permit: &RawPermit) -> Result<()> {
-        own(permit, self.timed().id, self.name())
+    fn claim(&self, key: &str, weight: u64, terms: Terms) -> Result<Claim> {
+        let claimed = || self.timed().do_claim((key, weight), terms);
+        self.timed().limit.or_instead(claimed, |is_admitted| match is_admitted {
+            true => Claim::Started(self.timed().uncounted(weight)),
+            false => Claim::Denied { after: STORE_AGAIN, is_certain: true },
+        })
     }
 
-    fn set_next_available_time(&self, key: &str, at: SystemTime) -> Result<()> {
-        policy::check_key(key)?;
-        self.timed().limit.close_gate(key, self.timed().limit.home()?.clock.tick_of(at)?)
+    fn start(&self, place: &RawPermit) -> Result<Presented> {
+        let started = || self.timed().own(place).and_then(|place| self.timed().do_start(&place));
+        self.timed().limit.or_instead(started, |is_admitted| self.timed().instead_of_a_place(place, is_admitted))
     }
 
-    fn pause(&self, key: &str, pause: Duration) -> Result<()> {
-        policy::check_key(key)?;
-        self.timed().limit.close_gate(key, self.timed().limit.home()?.clock.tick_in("pause", pause)?)
+    fn soonest(&self, key: &str, units: u64) -> Duration {
+        self.timed().table_of(key).map_or(Duration::ZERO, |table| from_ticks(table.policy.soonest(units)))
     }
 
-    fn clear(&self, key: &str) -> Result<()> {
-        self.timed().limit.forget(key)
-    }
-
-    fn ready_in(&self, permit: &RawPermit) -> Option<Duration> {
-        self.timed().ready(permit).map(|(home, ready)| from_ticks(ready.saturating_sub(home.clock.now().floor)))
+    fn closed(&self, key: &str) -> Result<Duration> {
+        let left = |gate: Tick, now: Tick| from_ticks(gate.saturating_sub(now));
+        let closed = || self.timed().limit.look(key, |home, _, _, gate| Ok(left(gate, home.clock.now().floor)));
+        self.timed().limit.or_instead(closed, |_| Duration::ZERO)
     }
 
     fn is_late(&self, place: &RawPermit) -> bool {
@@ -218,15 +157,20 @@ impl<T: InStore> Limiter for T {
         matches!((self.timed().own(place), now()), (Ok(place), Ok::<_, Error>(now)) if place.stamp < now)
     }
 
+    fn has_bounded_queue(&self) -> bool {
+        // Known once it is open; a composite has asked for a place before this.
+        self.timed().limit.table().is_ok_and(|table| table.policy.has_queue())
+    }
+
     fn is_over(&self, permit: &RawPermit) -> bool {
         self.timed().own(permit).and_then(|permit| self.timed().is_over(&permit)).unwrap_or(false)
     }
 
-    fn ready_at(&self, permit: &RawPermit) -> Option<SystemTime> {
-        self.timed().ready(permit).map(|(home, ready)| home.clock.to_system(ready))
+    fn permit_of_name(&self, text: &str, name: &str) -> Result<RawPermit> {
+        self.timed().permit_of_name(text, name)
     }
 
-    fn ready_at_monotonic_ns(&self, permit: &RawPermit) -> Option<u64> {
-        self.timed().ready(permit).map(|(home, ready)| home.clock.to_monotonic_ns(ready))
+    fn key_of(&self, permit: &RawPermit) -> Result<Option<String>> {
+        self.timed().limit.key_text(Hash(self.timed().own(permit)?.key))
     }
 }

@@ -3,11 +3,12 @@
 //! Here and in `ending.rs` are the calls whose failures the store's [`OnError`](crate::OnError) has not seen yet.
 
 use super::backoff::Level;
-use super::{Timed, known};
+use super::{Seen, Timed, known};
 use crate::algorithm::log::{Ask, Known};
 use crate::atomic::*;
 use crate::decision::Decision;
 use crate::error::{Error, Result};
+use crate::limiter::inner::When;
 use crate::limiter::line::{Claim, Terms};
 use crate::limiter::{Attempt, LOOK_AGAIN, Presented, Reserved};
 use crate::permit::{MOST_GRACE, RawPermit, TimedPermit};
@@ -15,6 +16,7 @@ use crate::policy::{self, Shape};
 use crate::state::counts::{ADMITTED, DENIED, WAIT_TIME, WAITED};
 use crate::state::{Key, is_counted_place};
 use crate::time::{self, Tick, from_ticks};
+use crate::waiting::MayWait;
 use std::cell::Cell;
 use std::time::Duration;
 
@@ -41,7 +43,7 @@ impl Timed {
     pub(super) fn do_decide(&self, key: &str, weight: u64) -> Result<Decision> {
         policy::check_some(weight)?;
         self.limit.with_key(key, |found| {
-            policy::check_weight(self.limit.name(), weight, found.table.policy.capacity())?;
+            policy::check_weight(self.limit.name(), weight, found.table.capacity)?;
             let ask = Ask::now(found.table.policy.windows(), weight, found.gate);
             if self.limit.would_wait(found, weight) {
                 return Err(Error::WouldWait.into());
@@ -56,24 +58,25 @@ impl Timed {
                     self.after_taking(found);
                     if found.jobs().is_some() {
                         // The next start is by another distance now. (It was taken: what moves meanwhile is not asked again.)
-                        let mut table = found.table;
+                        let mut table = *found.table;
                         found.home.adapt(&mut table, found.key.at);
                         let next = Ask::now(table.policy.windows(), weight, found.gate);
                         let cells = found.home.cells(&table, found.key);
                         view = cells.view(&next, || answer.now).unwrap_or(view);
                     }
                 }
-                None => backoff = Self::spread(&found.table, self.denied(found, answer.now.floor)),
+                None => backoff = Self::spread(found.table, self.denied(found, answer.now.floor)),
             }
-            let mut decision = self.decision(&found.table, view, answer.taken.is_some(), backoff);
+            let admitted = answer.taken.is_some();
+            let mut decision = self.decision(&Seen { view, capacity: found.table.capacity, admitted, backoff });
             decision.permit = answer.taken.map(|taken| self.permit(found, taken, weight, 0, 0));
             Ok(decision)
         })
     }
 
     pub(super) fn do_peek(&self, key: &str, weight: u64) -> Result<Decision> {
-        self.limit.look(key, |home, table, key, gate| {
-            policy::check_weight(self.limit.name(), weight, table.policy.capacity())?;
+        let seen = self.limit.look(key, |home, table, key, gate| {
+            policy::check_weight(self.limit.name(), weight, table.capacity)?;
             let ask = Ask::now(table.policy.windows(), weight, gate);
             let cells = key.map_or_else(|| home.untouched(table), |key| home.cells(table, key));
             let view = cells.view(&ask, || home.clock.now())?;
@@ -86,8 +89,9 @@ impl Timed {
                 }
                 _ => 0,
             };
-            Ok(self.decision(table, view, admitted, backoff))
-        })
+            Ok(Seen { view, capacity: table.capacity, admitted, backoff })
+        })?;
+        Ok(self.decision(&seen))
     }
 
     /// Starts now, or takes a place if there is one soon enough.
@@ -120,14 +124,8 @@ impl Timed {
         })
     }
 
-    pub(super) fn do_reserve(
-        &self,
-        key: &str,
-        weight: u64,
-        delay: Duration,
-        max_wait: Option<Duration>,
-        grace: Option<Duration>,
-    ) -> Result<Reserved> {
+    pub(super) fn do_reserve(&self, key: &str, weight: u64, when: When) -> Result<Reserved> {
+        let When { delay, max_wait, grace } = when;
         policy::check_some(weight)?;
         let patience = max_wait.map_or(u64::MAX, time::patience_ticks);
         let grace = grace.map(|grace| time::grace_ticks("grace", grace)).transpose()?;
@@ -196,14 +194,19 @@ impl Timed {
                 found.decided(ADMITTED, start.weight);
             }
             Ok(started)
-        })?;
-        if let Some(stamp) = started {
-            return Ok(Turn::Started(TimedPermit { stamp, ticket: era.get().unwrap_or(place.ticket), ..*place }));
+        });
+        let used = era.get().map(|ticket| TimedPermit { ticket, ..*place });
+        if let (Err(_), Some(used)) = (&started, used) {
+            // It cannot start any more, nor count for nothing.
+            let _ = MayWait::to_undo(|| self.give_place_back(place, Some(used)));
+        }
+        if let Some(stamp) = started? {
+            return Ok(Turn::Started(TimedPermit { stamp, ..used.unwrap_or(*place) }));
         }
         // Late, used before, or overtaken by a gate, a clear or another policy. If it was not used it does not count any
         // longer.
-        match era.get() {
-            Some(ticket) => self.give_place_back(&TimedPermit { ticket, ..*place }, true)?,
+        match used {
+            Some(_) => MayWait::to_undo(|| self.give_place_back(place, used))?,
             None => self.do_cancel_place(place)?,
         };
         Ok(Turn::Gone)

@@ -7,7 +7,7 @@ use crate::error::Result;
 use crate::permit::{RawPermit, TimedPermit};
 use crate::policy;
 use crate::state::counts::{ADMITTED, CANCELLED};
-use crate::state::{Hash, is_counted_place, parts, take_units};
+use crate::state::{Hash, Home, is_counted_place, parts, take_units};
 use crate::time::Tick;
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -19,12 +19,14 @@ impl Timed {
         permit: &RawPermit,
         cancel: impl Fn(&Timed, &TimedPermit) -> Result<bool>,
     ) -> Result<()> {
-        let cancelled = self.own(permit).and_then(|permit| {
-            if cancel(self, &permit)? {
-                self.limit.count(Hash(permit.key), CANCELLED, 1);
-            }
-            Ok(())
-        });
+        let cancelled = || {
+            self.own(permit).and_then(|permit| {
+                if cancel(self, &permit)? {
+                    self.limit.count(Hash(permit.key), CANCELLED, 1);
+                }
+                Ok(())
+            })
+        };
         self.limit.or_instead(cancelled, |_| ())
     }
 
@@ -42,31 +44,44 @@ impl Timed {
 
     /// Gives a place back that nobody has started with; `false`: somebody has, or its time is over.
     pub(super) fn do_cancel_place(&self, place: &TimedPermit) -> Result<bool> {
-        match self.use_place(place)? {
-            Some(start) => self.give_place_back(&start, is_counted_place(place.ticket)),
-            None => Ok(false),
+        let home = self.limit.home()?;
+        if is_counted_place(place.ticket) && (!home.is_open_place(place.ticket, place.stamp) || self.is_over(place)?) {
+            home.close_place(place.ticket, place.stamp);
+            return Ok(false);
         }
+        let was_there = self.give_place_back(place, None)?;
+        if is_counted_place(place.ticket) {
+            // Its key may have been forgotten.
+            home.close_place(place.ticket, place.stamp);
+        }
+        Ok(was_there)
     }
 
     /// What a place is as a start; of a limit that only counts units, once. `None`: it was used before.
-    fn use_place(&self, place: &TimedPermit) -> Result<Option<TimedPermit>> {
+    fn use_place(home: &Home, place: &TimedPermit) -> Option<TimedPermit> {
         if !is_counted_place(place.ticket) {
-            return Ok(Some(*place));
+            return Some(*place);
         }
-        let era = self.limit.home()?.close_place(place.ticket, place.stamp);
-        Ok(era.map(|ticket| TimedPermit { ticket, ..*place }))
+        let era = home.close_place(place.ticket, place.stamp);
+        era.map(|ticket| TimedPermit { ticket, ..*place })
     }
 
-    /// Takes the units of a place back that nobody has started with. `is_known`: the caller knows that; else the log does.
-    pub(super) fn give_place_back(&self, place: &TimedPermit, is_known: bool) -> Result<bool> {
+    /// Takes the units of a place back that nobody has started with. `used`: it was used for that already.
+    pub(super) fn give_place_back(&self, place: &TimedPermit, used: Option<TimedPermit>) -> Result<bool> {
         if self.is_over(place)? {
             return Ok(false);
         }
-        let (hash, start) = known(place);
-        let was_there = Cell::new(false);
-        self.limit.rewrite(hash, |_, table, history| {
+        let (used, was_there) = (Cell::new(used), Cell::new(false));
+        self.limit.rewrite(known(place).0, |home, table, history| {
+            // Only now: whoever had to wait for this, and must not, comes again.
+            used.set(used.get().or_else(|| Self::use_place(home, place)));
+            let Some(start) = used.get() else { return };
+            let (_, start) = known(&start);
             let mut parts = parts(table, history, start);
-            parts.retain(|&i| if table.policy.is_counted() { is_known } else { history.starts[i].state == PLACE });
+            parts.retain(|&i| match table.policy.is_counted() {
+                true => is_counted_place(place.ticket),
+                false => history.starts[i].state == PLACE,
+            });
             take_units(table, history, &parts, (start, place.grace), start.weight);
             was_there.set(!parts.is_empty());
         })?;
@@ -75,7 +90,6 @@ impl Timed {
 
     pub(super) fn do_settle(&self, permit: &TimedPermit, actual: u64) -> Result<()> {
         self.do_complete(permit)?;
-        let permit = &self.use_place(permit)?.unwrap_or(*permit);
         let (hash, start) = known(permit);
         let (is_over, debt) = (self.is_over(permit)?, actual.saturating_sub(start.weight));
         if is_over && debt == 0 {
@@ -85,8 +99,10 @@ impl Timed {
             // The key may have been forgotten since.
             self.limit.with_hash(hash, |_| Ok(()))?;
         }
-        let ahead = permit.grace;
+        let (ahead, used) = (permit.grace, Cell::new(None));
         let edited = self.limit.rewrite(hash, |home, table, history| {
+            used.set(used.get().or_else(|| Self::use_place(home, permit)));
+            let start = known(&used.get().unwrap_or(*permit)).1;
             let parts = parts(table, history, start);
             if parts.is_empty() && !is_over {
                 return; // it was ended before
@@ -122,7 +138,7 @@ impl Timed {
         })
     }
 
-    pub(super) fn do_record_job_completion(&self, key: &str) -> Result<()> {
+    pub(super) fn do_record_end(&self, key: &str) -> Result<()> {
         policy::check_key(key)?;
         if !self.limit.adapts()? {
             return Ok(());
@@ -136,7 +152,7 @@ impl Timed {
         }
     }
 
-    pub(super) fn do_record_job_start(&self, key: &str) -> Result<()> {
+    pub(super) fn do_record_start(&self, key: &str) -> Result<()> {
         self.limit.with_key(key, |found| {
             let ask = Ask { force: true, ..Ask::now(found.table.policy.windows(), 1, 0) };
             let answer = self.take(found, &ask)?;

@@ -7,8 +7,8 @@ mod deciding;
 mod ending;
 mod text;
 
-use super::line::Seats;
-use super::{Presented, Reserved, foreign, next_id, own, random};
+use super::inner::Base;
+use super::{Presented, Reserved, foreign, random};
 use crate::algorithm::log::{Answer, Ask, Known, Taken, View};
 use crate::atomic::*;
 use crate::decision::Decision;
@@ -25,11 +25,10 @@ use std::time::Duration;
 /// A limit that is a matter of time, in a store.
 #[derive(Debug)]
 pub struct Timed {
-    pub(super) id: u64,
+    base: Base,
     pub(super) limit: Limit,
     /// When the starts without a permit were that this process recorded and that have not ended, where that matters.
     running: PerProcess<HashMap<Hash, VecDeque<(u64, Tick)>>>,
-    seats: Seats,
 }
 
 /// What lives in a store as a [`Timed`] limit.
@@ -44,6 +43,14 @@ impl InStore for Timed {
     }
 }
 
+/// What a decision is made of.
+struct Seen {
+    view: View,
+    capacity: u64,
+    admitted: bool,
+    backoff: Tick,
+}
+
 impl Timed {
     /// Declares a limit under a name, at the first use, in place of the policy that the name had.
     pub(crate) fn declare(store: &Store, name: &str, policy: Policy) -> Result<Timed> {
@@ -56,7 +63,7 @@ impl Timed {
     }
 
     pub(crate) fn of(limit: Limit) -> Timed {
-        Timed { id: next_id(), limit, running: PerProcess::new(), seats: Seats::new() }
+        Timed { base: Base::new(limit.name().clone()), limit, running: PerProcess::new() }
     }
 
     /// The permit of what was taken; `ready` is when its place comes, 0 if it has none.
@@ -75,7 +82,7 @@ impl Timed {
         })
     }
 
-    fn decision(&self, table: &Table, view: View, admitted: bool, backoff: Tick) -> Decision {
+    fn decision(&self, &Seen { view, capacity, admitted, backoff }: &Seen) -> Decision {
         let after = |tick: Tick| from_ticks(tick.saturating_sub(view.now));
         let retry_after = if admitted { Duration::ZERO } else { after(view.ready) };
         Decision {
@@ -84,7 +91,7 @@ impl Timed {
             retry_after,
             suggested_after: retry_after.max(from_ticks(backoff)),
             remaining: view.remaining,
-            limit: table.policy.capacity(),
+            limit: capacity,
             reset_after: after(view.empty),
             denied_by: (!admitted).then(|| self.limit.name().clone()),
         }
@@ -100,7 +107,7 @@ impl Timed {
     /// Asks for a start now or later.
     #[inline(always)]
     fn take(&self, found: &Key, ask: &Ask) -> Result<Answer, Blocked> {
-        policy::check_weight(self.limit.name(), ask.weight, found.table.policy.capacity())?;
+        policy::check_weight(self.limit.name(), ask.weight, found.table.capacity)?;
         if self.limit.would_wait(found, ask.weight) {
             return Err(Error::WouldWait.into());
         }
@@ -113,8 +120,12 @@ impl Timed {
         let mut answer = found.cells().claim(ask, || found.home.clock.now())?;
         self.limit.confirm(found, answer.now, answer.taken.as_ref(), ask.weight)?;
         if let Some(taken) = &mut answer.taken {
-            if taken.is_place && found.table.policy.is_counted() {
-                self.name_place(found, taken, ask.weight, answer.now.floor)?;
+            if taken.is_place {
+                // Where there was room all along, it comes now.
+                answer.ready = answer.ready.max(answer.now.floor);
+                if found.table.policy.is_counted() {
+                    self.name_place(found, taken, ask.weight, answer.now.floor)?;
+                }
             }
             self.after_taking(found);
         }
@@ -125,7 +136,7 @@ impl Timed {
     #[cold]
     fn name_place(&self, found: &Key, taken: &mut Taken, weight: u64, now: Tick) -> Result<(), Blocked> {
         loop {
-            if let Some(number) = found.home.open_place(taken.stamp, taken.ticket, now) {
+            if let Some(number) = found.home.open_place(taken, now) {
                 taken.ticket = number;
                 return Ok(());
             }
@@ -183,11 +194,10 @@ impl Timed {
         let answer = self.take(found, &ask)?;
         Ok(match answer.taken {
             Some(taken) => {
-                let ready = answer.ready.max(answer.now.floor);
-                let place = self.permit(found, taken, weight, ready, grace);
+                let place = self.permit(found, taken, weight, answer.ready, grace);
                 // Writing it down may have taken a while.
                 let now = found.home.clock.now().floor;
-                Reserved::Place { place, after: from_ticks(ready.saturating_sub(now)) }
+                Reserved::Place { place, after: from_ticks(answer.ready.saturating_sub(now)) }
             }
             None => Reserved::Denied(from_ticks(answer.ready.saturating_sub(answer.now.floor))),
         })
@@ -218,12 +228,12 @@ impl Timed {
     }
 
     fn raw(&self, start: TimedPermit) -> RawPermit {
-        RawPermit::new(self.id, Kind::Timed(start))
+        RawPermit::new(self.base.id, Kind::Timed(start))
     }
 
     /// What a permit of this limiter says. One from a lane that is gone counts nowhere: its times mean nothing here.
     fn own(&self, permit: &RawPermit) -> Result<TimedPermit> {
-        own(permit, self.id, self.limit.name())?;
+        self.base.own(permit)?;
         let Kind::Timed(start) = permit.kind else { return foreign(self.limit.name()) };
         // One that counts nowhere may be of a store that cannot be opened.
         if start.ticket == u64::MAX {

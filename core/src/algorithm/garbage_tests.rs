@@ -1,0 +1,123 @@
+//! Cells that hold anything: every call on them ends. (With a panic perhaps, which is an error where cells are in a lane.)
+
+use super::bucket::Bucket;
+use super::cells::Cells;
+use super::counter::{Counter, Frame};
+use super::leases::{self, Leases, NEVER, SLOT_WORDS};
+use super::log::{Ask, Known, Log, Window};
+use super::meter::Meter;
+use super::slices::{SLICES, Slices};
+use crate::algorithm::random_tests::Random;
+use crate::atomic::*;
+use crate::time::Now;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc;
+use std::time::Duration;
+
+/// A year and a bit, as a store's clock reads.
+const NOW: u64 = 35_000_000_000_000;
+
+/// Zero, small, large, one bit, or anything.
+fn garbage(random: &mut Random) -> u64 {
+    let word = random.next();
+    match word % 5 {
+        0 => 0,
+        1 => word >> 56,
+        2 => !(word >> 52),
+        3 => 1 << (word >> 58),
+        _ => word,
+    }
+}
+
+/// All that a process that holds no lock may ask.
+fn ask_all(cells: Cells, windows: &[Window]) {
+    let clock = || Now { floor: NOW, ceil: NOW + 1 };
+    let end = |call: &dyn Fn() -> bool| drop(catch_unwind(AssertUnwindSafe(call)));
+    if let Cells::Leases(leases) = cells {
+        end(&|| {
+            leases.take(2, 5, 7, NEVER).is_ok_and(|taken| taken.is_some_and(|lease| leases.give_back(lease).is_ok()))
+        });
+        end(&|| leases.live().is_ok());
+        end(&|| leases.earliest_deadline().is_ok());
+        end(&|| leases.reclaim(NOW, |_| true).is_ok());
+        return;
+    }
+    for weight in [1, 3] {
+        let now = Ask::now(windows, weight, 0);
+        let place = Ask { patience: NOW, reserve: true, ..now };
+        end(&|| cells.view(&now, clock).is_ok());
+        end(&|| cells.claim(&now, clock).is_ok());
+        end(&|| cells.claim(&place, clock).is_ok());
+        end(&|| cells.claim_and_view(&now, clock).is_ok());
+        end(&|| cells.present(Known { ticket: weight, stamp: NOW, weight }, windows[0].length, clock()).is_ok());
+    }
+}
+
+#[test]
+fn every_call_ends_whatever_cells_hold() {
+    for kind in 0..5 {
+        let (tell, told) = mpsc::channel();
+        std::thread::spawn(move || {
+            for round in 0..4_000 {
+                let random = &mut Random(kind << 32 | round);
+                let slots = leases::slots(5) * SLOT_WORDS;
+                let size = if kind == 1 { SLICES } else { slots };
+                let [head, life, own, logged, cleared, peak]: [AtomicU64; 6] =
+                    std::array::from_fn(|_| AtomicU64::new(garbage(random)));
+                let ring: Vec<AtomicU64> = (0..size).map(|_| AtomicU64::new(garbage(random))).collect();
+                let number = life.load(Relaxed);
+                let (head, life, own, logged, cleared, peak, ring) =
+                    (&head, &life, &own, &logged, &cleared, &peak, &ring[..]);
+                let (base, born, limit, length) = (garbage(random), 0, if kind == 1 { 5_000 } else { 9 }, 1_000_000);
+                let cells = match kind {
+                    0 => {
+                        let origins = ring;
+                        Cells::Log(Log { head, cleared, own, logged, ring, origins, peak, life, number, base, born })
+                    }
+                    1 => Cells::Slices(Slices { head, life, base: number, ring, era: own, logged, born }),
+                    2 => {
+                        let (bucket, last) = (Bucket::new(limit, length, 7, round % 2 == 0), &ring[0]);
+                        let (base, returned) = (cleared, &ring[1]);
+                        Cells::Meter(Meter {
+                            word: head,
+                            base,
+                            life,
+                            number,
+                            era: own,
+                            logged,
+                            last,
+                            returned,
+                            carried: &ring[2],
+                            born,
+                            bucket,
+                        })
+                    }
+                    3 => {
+                        let frame = Frame { limit, length, is_smooth: round % 2 == 0, phase: NOW };
+                        let ring = &ring[..2];
+                        Cells::Counter(Counter { ring, life, number, base: cleared, era: own, logged, born, frame })
+                    }
+                    _ => {
+                        let slots = ring;
+                        let [taken, returned, base, bell, sleepers] = [head, own, cleared, logged, peak];
+                        Cells::Leases(Leases { taken, returned, base, bell, sleepers, slots, life, number })
+                    }
+                };
+                ask_all(cells, &[Window { limit, length }]);
+                let _ = tell.send(round);
+            }
+        });
+        let mut rounds = 0;
+        // A slow machine takes a while; what never ends takes longer.
+        while told
+            .recv_timeout(Duration::from_secs(20))
+            .inspect_err(|e| {
+                assert_eq!(*e, mpsc::RecvTimeoutError::Disconnected, "kind {kind} does not end in round {rounds}");
+            })
+            .is_ok()
+        {
+            rounds += 1;
+        }
+        assert_eq!(rounds, 4_000);
+    }
+}

@@ -1,0 +1,28 @@
+//! What the models beside are run by: loom tries every order of a few threads' steps, shuttle many of more.
+
+#[cfg(loom)]
+pub use loom::{sync::Arc, thread};
+#[cfg(shuttle)]
+pub use shuttle::{sync::Arc, thread};
+
+#[cfg(loom)]
+pub fn model(f: impl Fn() + Sync + Send + 'static) {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(std::env::var("PREEMPTIONS").map_or(2, |n| n.parse().unwrap()));
+    model.check(f);
+}
+
+/// Without a bound on how often threads interrupt each other.
+#[cfg(loom)]
+pub fn model_all(f: impl Fn() + Sync + Send + 'static) {
+    loom::model(f);
+}
+
+#[cfg(shuttle)]
+pub fn model(f: impl Fn() + Sync + Send + 'static) {
+    let tries = std::env::var("TRIES").map_or(20_000, |n| n.parse().unwrap());
+    shuttle::check_random(f, tries);
+}
+
+#[cfg(shuttle)]
+pub use model as model_all;

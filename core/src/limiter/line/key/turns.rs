@@ -1,0 +1,399 @@
+//! The waiters of one key that start elsewhere: each takes its place along, or a word that there is room.
+
+use super::{Held, KeyLine, LOOK_SOONER, Pass, Rank, random};
+use crate::error::{Error, Result};
+use crate::limiter::inner::When;
+use crate::limiter::line::pool::Offer;
+use crate::limiter::{Limiter, Reserved};
+use crate::permit::RawPermit;
+use crate::policy;
+use crate::time::{Tick, from_ticks, patience_ticks};
+use std::collections::VecDeque;
+use std::time::Duration;
+
+/// A waiter leaves so long before its place is ready: to get where it starts takes a few milliseconds.
+const LEAD: Tick = 20_000;
+
+/// Whoever left has started after so long, or not. Until then its units count as taken, though the limit may not know.
+const ON_THE_WAY: Tick = 50_000;
+
+/// A gate that is closed for so long is waited for there, and not here.
+const SHORT: Duration = Duration::from_millis(50);
+
+/// How often to look whether somebody in another process has completed: at first, and at last after so many doublings.
+const LOOK: (Tick, u32) = (16_000, 3);
+
+/// What a waiter of a [`Pool`](crate::Pool) is told.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Turn {
+    /// It waits for its limit, and not for a worker: so others may pass it by. Told once. After so long it can start at the
+    /// earliest, as far as is known here.
+    Held(Duration),
+    /// It is its turn, and a worker is counted as busy from now on. It starts there, after at most a few milliseconds, with
+    /// the place of this text; none: there is room, and it has to ask.
+    Go(Option<String>),
+    /// Its start is further away than it wanted to wait here. It has left the line, with the place of this text if there is
+    /// one, and comes back for it after so long.
+    Away(Option<String>, Duration),
+    /// The limiter failed for it. It holds nothing, and is counted as one that goes: its worker will see.
+    Failed(Error),
+}
+
+/// Who is told what.
+pub(in crate::limiter::line) type Told = Vec<(Rank, Turn)>;
+
+/// The line of a key, and who of it is elsewhere.
+#[derive(Debug, Default)]
+pub(in crate::limiter::line) struct TurnLine {
+    line: KeyLine,
+    /// How many have left and not ended.
+    running: usize,
+    /// Until when the units of those who left count, where only completions free them.
+    on_the_way: VecDeque<(Tick, u64)>,
+    /// Who has not been told that it waits for the limit.
+    untold: Vec<Rank>,
+    /// Somebody has joined.
+    is_new: bool,
+    /// The limit had no room when it was asked last.
+    is_full: bool,
+    /// Since then somebody could go without a place, if there was a worker.
+    lacks_worker: Option<Tick>,
+    /// No place is handed out before: there is no room where only completions make some.
+    parked_until: Tick,
+}
+
+impl TurnLine {
+    /// Does nobody wait, and is nobody elsewhere?
+    pub fn is_empty(&self) -> bool {
+        self.line.is_empty() && self.running == 0
+    }
+
+    pub fn len(&self) -> usize {
+        self.line.waiters.len()
+    }
+
+    /// When to look again, but for a turn.
+    pub fn next(&self) -> Tick {
+        if self.line.is_unfinished || self.is_new {
+            return 0;
+        }
+        if self.line.is_blocked {
+            return self.line.blocked_until;
+        }
+        // All keys at the same moments, so that the pool's timer rings seldom.
+        let look_sooner = self.line.look_sooner_at.next_multiple_of(LOOK_SOONER);
+        let look_sooner = if self.line.places.is_empty() { Tick::MAX } else { look_sooner };
+        if self.line.wants_places() { look_sooner.min(self.line.ask_at) } else { look_sooner }
+    }
+
+    /// When somebody can leave, if there is a worker then.
+    pub fn next_turn(&self) -> Option<Tick> {
+        let first = self.line.places.front().map(|first| first.ready.saturating_sub(LEAD).max(self.parked_until));
+        self.lacks_worker.or(first)
+    }
+
+    /// Adds a waiter, and the place that it has brought.
+    pub fn join(
+        &mut self,
+        pass: &Pass,
+        rank: Rank,
+        (weight, hold): (u64, Tick),
+        place: Option<RawPermit>,
+    ) -> Result<()> {
+        policy::check_some(weight)?;
+        pass.limiter.quiet_peek(pass.key, weight)?;
+        let now = pass.now();
+        if self.line.waiters.is_empty() {
+            self.line.looks = 0;
+            self.wake(now);
+        } else if self.line.ask_at == Tick::MAX {
+            self.wake(now);
+        }
+        self.line.insert(rank, weight, now, (Tick::MAX, hold));
+        if self.untold.len() > 2 * self.len() + 64 {
+            self.untold.retain(|rank| self.line.waiters.contains_key(rank));
+        }
+        self.untold.push(rank);
+        self.is_new = true;
+        if let Some(place) = place {
+            match pass.limiter.ready_in(&place) {
+                Some(after) => self.line.hold(place, weight, after, (now, now)),
+                None => self.line.give_back(pass.limiter, place),
+            }
+        }
+        Ok(())
+    }
+
+    /// There may be room.
+    pub fn wake(&mut self, now: Tick) {
+        (self.lacks_worker, self.parked_until) = (None, 0);
+        self.line.wake(now);
+    }
+
+    /// One of those who left has ended.
+    pub fn end(&mut self, now: Tick) {
+        self.running -= 1;
+        self.line.looks = 0;
+        self.wake(now);
+    }
+
+    /// A waiter does not wait any longer. What it holds goes to the next one, or back.
+    pub fn leave(&mut self, limiter: &dyn Limiter, rank: Rank) {
+        self.line.leave(limiter, rank);
+    }
+
+    /// A waiter goes on waiting elsewhere: with the place that it would have had, and after how long it comes.
+    pub fn take_along(&mut self, pass: &Pass, rank: Rank) -> Option<(String, Duration)> {
+        let weight = self.line.waiters.get(&rank)?.weight;
+        let ahead = self.line.by_weight.range((weight, (i32::MIN, 0))..(weight, rank)).count();
+        let of_weight = self.line.places.iter().enumerate().filter(|(_, held)| held.weight == weight);
+        let at = of_weight.map(|(at, _)| at).nth(ahead);
+        self.line.forget(rank);
+        self.wake(pass.now());
+        let Held { place, ready, .. } = self.line.places.remove(at?)?;
+        let text = self.text_of(pass, place).ok()?;
+        Some((text, from_ticks(ready.saturating_sub(pass.now()))))
+    }
+
+    /// All leave, and what they hold goes back.
+    pub fn clear(&mut self, limiter: &dyn Limiter) {
+        self.line.give_back_all(limiter);
+        let surplus = std::mem::take(&mut self.line.surplus);
+        self.line = KeyLine { is_blocked: !surplus.is_empty(), surplus, ..KeyLine::default() };
+        self.untold.clear();
+    }
+
+    /// Gives all places back, to take them anew.
+    pub fn renew(&mut self, limiter: &dyn Limiter, now: Tick) {
+        self.line.give_back_all(limiter);
+        self.wake(now);
+    }
+
+    /// Lets those leave whose turn it is, and takes places for those who come next.
+    pub fn advance(&mut self, pass: &Pass, offer: &mut Offer, told: &mut Told) {
+        (self.line.is_unfinished, self.line.is_blocked, self.is_new) = (false, false, false);
+        self.line.give_back_surplus(pass.limiter);
+        if pass.now() >= self.line.look_sooner_at || self.lacks_worker.is_some() && offer.free > 0 {
+            // Somebody elsewhere may have given something back, or taken it.
+            self.wake(pass.now());
+        }
+        self.line.look_sooner(pass);
+        self.hand_out(pass, offer, told);
+        self.fill(pass, offer, told);
+        // What was just taken may be ready.
+        self.hand_out(pass, offer, told);
+        let is_held = match self.line.places.front() {
+            Some(first) => first.ready.saturating_sub(LEAD).max(self.parked_until) > pass.now(),
+            None => self.is_full,
+        };
+        if is_held {
+            for rank in std::mem::take(&mut self.untold) {
+                if self.line.waiters.contains_key(&rank) {
+                    let after = self.line.earliest(pass, rank).saturating_sub(pass.now());
+                    told.push((rank, Turn::Held(from_ticks(after))));
+                }
+            }
+        }
+    }
+
+    /// Lets those leave whose place is ready soon.
+    fn hand_out(&mut self, pass: &Pass, offer: &mut Offer, told: &mut Told) {
+        while offer.free > 0
+            && let Some(first) = self.line.places.front()
+            && first.ready.saturating_sub(LEAD).max(self.parked_until) <= pass.now()
+        {
+            if pass.is_over() {
+                self.line.is_unfinished = true;
+                return;
+            }
+            let weight = first.weight;
+            if self.lacks_slots(pass, weight).unwrap_or(false) {
+                self.parked_until = pass.now().saturating_add(self.pause());
+                return;
+            }
+            let Some(Held { place, .. }) = self.line.places.pop_front() else { return };
+            let is_closed = pass.limiter.closed(pass.key).is_ok_and(|closed| closed > SHORT);
+            if is_closed || pass.limiter.is_late(&place) {
+                // It would have to be exchanged there. Here it keeps its turn.
+                self.line.give_back(pass.limiter, place);
+                self.line.ask_at = pass.now();
+                continue;
+            }
+            let Some(rank) = self.line.first_of(weight) else {
+                self.line.give_back(pass.limiter, place);
+                continue;
+            };
+            let turn = self.text_of(pass, place).map_or_else(Turn::Failed, |text| Turn::Go(Some(text)));
+            self.go(pass, rank, turn, offer, told);
+        }
+    }
+
+    /// Takes places for the first waiters that have none, as many as there are workers that may be free by then.
+    fn fill(&mut self, pass: &Pass, offer: &mut Offer, told: &mut Told) {
+        let (near, far) = offer.graces(pass.window());
+        while let Some(rank) = self.line.first_without() {
+            let now = pass.now();
+            if now < self.line.ask_at {
+                return;
+            }
+            if pass.is_over() {
+                self.line.is_unfinished = true;
+                return;
+            }
+            let asked = self.ask(pass, rank, (near, far), offer);
+            match asked {
+                Ok(Asked::Place) => {}
+                Ok(Asked::Turn(turn @ Turn::Away(..))) => {
+                    self.line.forget(rank);
+                    told.push((rank, turn));
+                }
+                Ok(Asked::Turn(turn)) => self.go(pass, rank, turn, offer, told),
+                Ok(Asked::Later(after)) => {
+                    self.line.ask_at = pass.now().saturating_add(after);
+                    return;
+                }
+                Ok(Asked::NoWorker) => {
+                    // Asked again when somebody has ended.
+                    self.line.ask_at = Tick::MAX;
+                    return;
+                }
+                Ok(Asked::Again(after)) => {
+                    self.is_full = true;
+                    self.line.ask_at = pass.now().saturating_add(self.pause().max(after));
+                    return;
+                }
+                Err(Error::WouldWait) => return,
+                Err(_) if offer.free == 0 => {
+                    (self.lacks_worker, self.line.ask_at) = (Some(now), Tick::MAX);
+                    return;
+                }
+                Err(error) => self.go(pass, rank, Turn::Failed(error), offer, told),
+            }
+        }
+    }
+
+    /// What there is for the first waiter that has nothing.
+    fn ask(&mut self, pass: &Pass, rank: Rank, (near, far): (Duration, Duration), offer: &Offer) -> Result<Asked> {
+        let (weight, hold) = (self.line.waiters[&rank].weight, self.line.waiters[&rank].hold);
+        let has_places = pass.limiter.has_places();
+        let seen = self.line.ask(pass, |limiter| limiter.quiet_peek(pass.key, weight))?;
+        self.is_full = !seen.admitted;
+        if has_places && self.lacks_slots(pass, weight)? {
+            return Ok(Asked::Again(0));
+        }
+        let is_far = patience_ticks(seen.retry_after) > hold;
+        if is_far && !has_places {
+            return Ok(Asked::Turn(Turn::Away(None, seen.retry_after)));
+        }
+        if !is_far && self.line.places.len() + self.running >= offer.workers {
+            return Ok(Asked::NoWorker);
+        }
+        if !has_places {
+            // Somebody may complete at any time, but a gate opens when it says.
+            let closed = patience_ticks(seen.retry_after.min(seen.reset_after));
+            let is_taken = seen.remaining.saturating_sub(self.on_the_way(pass.now())) < weight;
+            return Ok(match seen.admitted && !is_taken {
+                true if offer.free == 0 => {
+                    self.lacks_worker = Some(pass.now());
+                    Asked::NoWorker
+                }
+                true => Asked::Turn(Turn::Go(None)),
+                false => Asked::Again(closed),
+            });
+        }
+        let asked = pass.now();
+        let early = patience_ticks(seen.retry_after).saturating_sub(self.line.horizon(pass.window()));
+        if !is_far && early > 0 {
+            // Those before it have not started, and give back what they do not need. So the first place is taken when they have,
+            // and the others when they come soon.
+            let until = match self.line.places.is_empty() {
+                true => self.on_the_way.back().map_or(0, |(until, _)| *until),
+                false => asked.saturating_add(early),
+            };
+            if asked < until {
+                return Ok(Asked::Later(early.min(until - asked)));
+            }
+        }
+        let grace = if is_far { far } else { near };
+        let when = When { delay: Duration::ZERO, max_wait: None, grace: Some(grace) };
+        let reserve = |limiter: &dyn Limiter| limiter.quiet_reserve(pass.key, weight, when);
+        match self.line.ask(pass, reserve)? {
+            Reserved::Place { place, after } if is_far => {
+                Ok(Asked::Turn(Turn::Away(Some(self.text_of(pass, place)?), after)))
+            }
+            Reserved::Place { place, after } => {
+                if self.line.places.is_empty() {
+                    self.line.look_sooner_at = asked + LOOK_SOONER;
+                }
+                self.line.looks = 0;
+                self.line.hold(place, weight, after, (asked, pass.now()));
+                Ok(Asked::Place)
+            }
+            Reserved::Denied(_) => Ok(Asked::Again(0)),
+        }
+    }
+
+    /// A place leaves as a text. One that cannot goes back.
+    fn text_of(&mut self, pass: &Pass, place: RawPermit) -> Result<String> {
+        match pass.limiter.to_text(&place) {
+            Ok(text) => {
+                pass.limiter.drop_place(&place);
+                Ok(text)
+            }
+            Err(error) => {
+                self.line.give_back(pass.limiter, place);
+                Err(error)
+            }
+        }
+    }
+
+    /// A waiter leaves the line for a worker.
+    fn go(&mut self, pass: &Pass, rank: Rank, turn: Turn, offer: &mut Offer, told: &mut Told) {
+        if let Some(weight) = self.line.forget(rank) {
+            if self.line.places.is_empty() {
+                self.wake(pass.now());
+            }
+            self.running += 1;
+            offer.free = offer.free.saturating_sub(1);
+            self.on_the_way.push_back((pass.now().saturating_add(ON_THE_WAY), weight));
+            told.push((rank, turn));
+        }
+    }
+
+    /// The units of those who left a moment ago.
+    fn on_the_way(&mut self, now: Tick) -> u64 {
+        while self.on_the_way.front().is_some_and(|(until, _)| *until < now) {
+            self.on_the_way.pop_front();
+        }
+        self.on_the_way.iter().map(|(_, weight)| weight).sum()
+    }
+
+    /// Is there no room where only completions make some?
+    fn lacks_slots(&mut self, pass: &Pass, weight: u64) -> Result<bool> {
+        let taken = self.on_the_way(pass.now());
+        let slots = self.line.ask(pass, |limiter| limiter.slots(pass.key, weight))?;
+        Ok(slots.is_some_and(|free| free.saturating_sub(taken) < weight))
+    }
+
+    /// How long not to look whether somebody has completed: soon at first, then less often, and never in step with others.
+    fn pause(&mut self) -> Tick {
+        let (most, doublings) = LOOK;
+        let most = most << self.line.looks.min(doublings);
+        self.line.looks = self.line.looks.saturating_add(1);
+        most / 2 + random() % (most / 2)
+    }
+}
+
+/// What comes of asking for a waiter.
+enum Asked {
+    /// There is a place more.
+    Place,
+    /// This is told, and it leaves.
+    Turn(Turn),
+    /// It comes so much later that nobody needs to hold it yet.
+    Later(Tick),
+    /// A worker is missing.
+    NoWorker,
+    /// It is full. Ask again, not before so long.
+    Again(Tick),
+}

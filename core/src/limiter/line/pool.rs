@@ -1,0 +1,296 @@
+//! The waiters of a pool of workers.
+
+use super::key::{Pass, Told, Turn, TurnLine};
+use super::{Rank, Waiter, WaiterId};
+use crate::error::Result;
+use crate::fork;
+use crate::limiter::Limiter;
+use crate::limiter::heard::{Call, errors_told};
+use crate::time::{Clock, Tick, from_ticks, patience_ticks};
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How long one call may work. The rest is due at once.
+const BATCH: Duration = Duration::from_millis(8);
+
+/// What there is for those who wait.
+#[derive(Debug, Default)]
+pub(super) struct Offer {
+    /// The workers of the pool.
+    pub workers: usize,
+    /// Those that have nothing to do.
+    pub free: usize,
+    /// How long it took of late to get there.
+    pub late: Tick,
+    /// How late a place may be presented; `None`: as suits the limit.
+    pub grace: Option<Tick>,
+}
+
+impl Offer {
+    /// The grace of a place that is held here, and of one that travels.
+    pub fn graces(&self, window: Tick) -> (Duration, Duration) {
+        let (near, far) = match (self.grace, window) {
+            (Some(grace), _) => (grace, grace),
+            (None, Tick::MAX) => (50_000.max(2 * self.late), 50_000),
+            (None, window) => {
+                let near = (window / 40).max(50_000.min(window / 20)).min(1_000_000);
+                (near.max((2 * self.late).min(10_000_000)), (window / 20).clamp(250_000, 10_000_000))
+            }
+        };
+        (from_ticks(near), from_ticks(far))
+    }
+}
+
+/// The waiters of one limiter that start elsewhere, in the workers of a pool: a line for each key. It starts nothing itself.
+/// It takes places for those who come next, no more than there are workers to use them, and tells whose turn it is a moment
+/// before its place is ready. The place leaves as a text, for the worker to [present](crate::Places::present). Where a limit has no
+/// places, it tells so when there is room, and the worker asks.
+///
+/// Like a [`Line`](crate::Line) it never sleeps or blocks but for the store, starts no threads and calls nobody: the loop
+/// that fetches the work keeps one timer for it. Dropping it gives back what its waiters hold. A forked child finds it empty.
+pub struct Pool {
+    limiter: Arc<dyn Limiter>,
+    offer: Offer,
+    keys: HashMap<Arc<str>, Entry>,
+    /// When keys are to be looked after.
+    due: BTreeSet<(Tick, Arc<str>)>,
+    /// When somebody of them can leave, if there is a worker.
+    turns: BTreeSet<(Tick, Arc<str>)>,
+    /// The key, priority and weight of each.
+    waiters: HashMap<WaiterId, (Arc<str>, i32, u64)>,
+    /// Who has left, and when.
+    running: HashMap<WaiterId, (Arc<str>, Tick)>,
+    last_id: WaiterId,
+    generation: u64,
+}
+
+#[derive(Debug, Default)]
+struct Entry {
+    line: TurnLine,
+    /// What [`Pool::due`] and [`Pool::turns`] have of it.
+    due: Option<Tick>,
+    turn: Option<Tick>,
+}
+
+impl Pool {
+    /// The line of a limiter, with nobody in it. Opens nothing. `grace` is how late a place may be presented; `None`: a
+    /// fortieth of the window, from 50 ms to 1 s, and more while workers are late; for places that go away a twentieth, from
+    /// 250 ms to 10 s.
+    pub fn new(limiter: Arc<dyn Limiter>, grace: Option<Duration>) -> Pool {
+        Pool {
+            limiter,
+            offer: Offer { grace: grace.map(patience_ticks), ..Offer::default() },
+            keys: HashMap::new(),
+            due: BTreeSet::new(),
+            turns: BTreeSet::new(),
+            waiters: HashMap::new(),
+            running: HashMap::new(),
+            last_id: 0,
+            generation: fork::generation(),
+        }
+    }
+
+    /// How many wait, by key.
+    pub fn waiting(&self) -> impl Iterator<Item = (&str, usize)> {
+        let keys = self.keys.iter().filter(|_| !self.is_the_parent_s());
+        keys.map(|(key, entry)| (&**key, entry.line.len())).filter(|(_, waiting)| *waiting > 0)
+    }
+
+    /// How many have left and not [ended](Pool::end).
+    pub fn running(&self) -> usize {
+        if self.is_the_parent_s() { 0 } else { self.running.len() }
+    }
+
+    /// Joins the line; [`Pool::advance`] tells what comes of it. `timeout` is how far away its start may be to be waited for
+    /// here. A place that it brings serves the line; its key and weight are to be the waiter's.
+    ///
+    /// # Errors
+    /// As for [`Limiter::attempt`]; nobody joined then, and the place is still the caller's.
+    pub fn join(&mut self, waiter: Waiter<'_>) -> Result<WaiterId> {
+        let limiter = self.limiter.clone();
+        errors_told(&*limiter, waiter.key, waiter.weight, || self.quiet_join(waiter))
+    }
+
+    fn quiet_join(&mut self, waiter: Waiter<'_>) -> Result<WaiterId> {
+        self.forget_the_parent_s();
+        let clock = self.clock();
+        self.last_id += 1;
+        let (id, rank) = (self.last_id, (waiter.priority, self.last_id));
+        let (key, mut entry) = match self.keys.remove_entry(waiter.key) {
+            Some(known) => known,
+            None => (waiter.key.into(), Entry::default()),
+        };
+        let hold = waiter.timeout.map_or(Tick::MAX, patience_ticks);
+        let pass = Pass::new(&*self.limiter, &key, &clock);
+        let joined = entry.line.join(&pass, rank, (waiter.weight, hold), waiter.place);
+        if joined.is_ok() {
+            self.waiters.insert(id, (key.clone(), waiter.priority, waiter.weight));
+        }
+        self.keep(key, entry);
+        joined.map(|()| id)
+    }
+
+    /// Does all that is due, and appends what is to be told: to at most `free` waiters of a pool of so many `workers` that it
+    /// is their turn. Returns how long until it has to be called again; `None`: not before somebody joins or ends. To be
+    /// called when that time is over, when a worker has become free, and at any other time. It may wait for the store.
+    pub fn advance(&mut self, workers: usize, free: usize, told: &mut Vec<(WaiterId, Turn)>) -> Option<Duration> {
+        self.forget_the_parent_s();
+        let (clock, began) = (self.clock(), Instant::now());
+        if workers > self.offer.workers {
+            self.each(|line, _, now| line.wake(now));
+        }
+        (self.offer.workers, self.offer.free) = (workers, free);
+        let now = clock.now().floor;
+        while began.elapsed() < BATCH
+            && let Some(key) = self.take_due(now)
+        {
+            let Some(mut entry) = self.keys.remove(&key) else { continue };
+            let mut out = Told::new();
+            entry.line.advance(&Pass::new(&*self.limiter, &key, &clock), &mut self.offer, &mut out);
+            for (rank, turn) in out {
+                self.tell(&key, rank, turn, clock.now().floor, told);
+            }
+            self.keep(key, entry);
+        }
+        let turn = self.turns.first().filter(|_| self.offer.free > 0);
+        let next = self.due.first().into_iter().chain(turn).map(|(at, _)| *at).min()?;
+        Some(from_ticks(next.saturating_sub(clock.now().floor)))
+    }
+
+    /// Whoever left has got to its worker: so the line learns how long that takes.
+    pub fn arrive(&mut self, id: WaiterId) {
+        let now = self.clock().now().floor;
+        if let Some((_, since)) = self.running.get(&id) {
+            self.offer.late = now.saturating_sub(*since).max(self.offer.late / 2);
+        }
+    }
+
+    /// Whoever left has ended, or will not start. A no-op for others.
+    pub fn end(&mut self, id: WaiterId) {
+        self.forget_the_parent_s();
+        if let Some((key, _)) = self.running.remove(&id)
+            && let Some(mut entry) = self.keys.remove(&key)
+        {
+            entry.line.end(self.clock().now().floor);
+            self.keep(key, entry);
+        }
+    }
+
+    /// A waiter does not wait any longer. What it holds goes to the next one, or back. A no-op for one that has left.
+    pub fn leave(&mut self, id: WaiterId) {
+        self.forget_the_parent_s();
+        if let Some((key, priority, _)) = self.waiters.remove(&id)
+            && let Some(mut entry) = self.keys.remove(&key)
+        {
+            entry.line.leave(&*self.limiter, (priority, id));
+            self.keep(key, entry);
+        }
+    }
+
+    /// The same for one that goes on waiting elsewhere: the text of the place that it would have had, if there is one yet, and
+    /// after how long that comes.
+    pub fn take_along(&mut self, id: WaiterId) -> Option<(String, Duration)> {
+        self.forget_the_parent_s();
+        let (key, priority, _) = self.waiters.remove(&id)?;
+        let mut entry = self.keys.remove(&key)?;
+        let clock = self.clock();
+        let taken = entry.line.take_along(&Pass::new(&*self.limiter, &key, &clock), (priority, id));
+        self.keep(key, entry);
+        taken
+    }
+
+    /// The limit has another policy: places that were taken under the old one are taken anew. Without this a larger limit is
+    /// noticed up to half a second later, and places of a smaller one are exchanged when they are presented.
+    pub fn renew(&mut self) {
+        self.forget_the_parent_s();
+        self.each(TurnLine::renew);
+    }
+
+    /// All waiters leave, and what they hold goes back. Those who run are still counted.
+    pub fn clear(&mut self) {
+        self.forget_the_parent_s();
+        self.waiters.clear();
+        self.each(|line, limiter, _| line.clear(limiter));
+    }
+
+    fn each(&mut self, f: impl Fn(&mut TurnLine, &dyn Limiter, Tick)) {
+        let now = self.clock().now().floor;
+        for key in self.keys.keys().cloned().collect::<Vec<_>>() {
+            if let Some(mut entry) = self.keys.remove(&key) {
+                f(&mut entry.line, &*self.limiter, now);
+                self.keep(key, entry);
+            }
+        }
+    }
+
+    /// The key that is to be looked after first, or whose turn it is.
+    fn take_due(&mut self, now: Tick) -> Option<Arc<str>> {
+        let turn = self.turns.first().filter(|_| self.offer.free > 0);
+        let (at, key) = self.due.first().into_iter().chain(turn).min()?;
+        (*at <= now).then(|| key.clone())
+    }
+
+    fn tell(&mut self, key: &Arc<str>, (_, id): Rank, turn: Turn, now: Tick, told: &mut Vec<(WaiterId, Turn)>) {
+        let weight = self.waiters.get(&id).map_or(1, |(.., weight)| *weight);
+        if let Turn::Held(after) | Turn::Away(_, after) = turn
+            && let Some(call) = Call::of(&*self.limiter, key, weight)
+        {
+            call.tell_held((None, after));
+        }
+        if !matches!(turn, Turn::Held(_)) {
+            self.waiters.remove(&id);
+        }
+        if matches!(turn, Turn::Go(_) | Turn::Failed(_)) {
+            self.running.insert(id, (key.clone(), now));
+        }
+        told.push((id, turn));
+    }
+
+    /// Keeps a key's line, if somebody is in it, and when it is due.
+    fn keep(&mut self, key: Arc<str>, mut entry: Entry) {
+        let forget = |set: &mut BTreeSet<_>, at: Option<Tick>| at.map(|at| set.remove(&(at, key.clone())));
+        forget(&mut self.due, entry.due.take());
+        forget(&mut self.turns, entry.turn.take());
+        if !entry.line.is_empty() {
+            entry.due = Some(entry.line.next()).filter(|next| *next != Tick::MAX);
+            entry.turn = entry.line.next_turn();
+            self.due.extend(entry.due.map(|at| (at, key.clone())));
+            self.turns.extend(entry.turn.map(|at| (at, key.clone())));
+            self.keys.insert(key, entry);
+        }
+    }
+
+    fn clock(&self) -> Clock {
+        Clock::new(0, self.limiter.manual_clock())
+    }
+
+    fn is_the_parent_s(&self) -> bool {
+        self.generation != fork::generation()
+    }
+
+    /// A forked child has a copy of waiters that are not its own. It forgets them, and what they hold stays theirs.
+    fn forget_the_parent_s(&mut self) {
+        if self.is_the_parent_s() {
+            self.keys.clear();
+            self.due.clear();
+            self.turns.clear();
+            self.waiters.clear();
+            self.running.clear();
+            self.generation = fork::generation();
+        }
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.clear();
+    }
+}
+
+impl std::fmt::Debug for Pool {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (waiters, running) = (self.waiters.len(), self.running.len());
+        write!(f, "Pool of {waiters} waiters and {running} at work for \"{}\"", self.limiter.name())
+    }
+}

@@ -1,0 +1,196 @@
+//! What the ledger lacks of the lane: gathered under the structure lock, to be written without it, and marked when it is.
+
+use super::changed::Changed;
+use super::database::Database;
+use super::index::KeyAt;
+use super::layout::key_word;
+use super::ledger::{Execution, Moment};
+use super::locked::Locked;
+use super::policies::KnownKey;
+use super::table::{Hash, Home, Table, UNKEPT};
+use super::{lane, os};
+use crate::algorithm::Start;
+use crate::atomic::*;
+use crate::error::Result;
+use crate::fault;
+use crate::time::Now;
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+/// How many keys one commit writes, beside those that somebody waits for. The structure lock is held for a few milliseconds.
+pub(super) const KEYS: u64 = 256;
+
+/// How long the structure lock is held to look for what is to be written.
+const MOMENT: Duration = Duration::from_millis(2);
+
+/// A key's starts that are not in the ledger.
+pub(crate) struct Unlogged {
+    limit: u64,
+    table: Table,
+    key: KeyAt,
+    hash: Hash,
+    text: String,
+    starts: Vec<Start>,
+    end: u64,
+}
+
+/// What one commit writes.
+pub(crate) struct Batch {
+    /// Which lane it is of.
+    instance: u64,
+    pub keys: Vec<Unlogged>,
+    names: BTreeMap<u64, String>,
+    now: Now,
+    moment: Moment,
+    /// Limits that have no name at this moment, whose keys are left out.
+    pub unnamed: Vec<u64>,
+    /// How much of the list of changed keys it is.
+    pub listed_to: u64,
+    /// Where to go on, of those who go through limits: in which of them, and at which hash.
+    pub next: Option<(usize, u64)>,
+}
+
+/// Now, by the clock of decisions and by those of the ledger.
+pub(super) fn moment(home: &Home) -> (Now, Moment) {
+    let (now, uptime) = home.clock.now_and_uptime();
+    let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_micros() as i64;
+    (now, Moment { uptime, wall, synced: os::clock_is_synchronised() })
+}
+
+impl Locked<'_> {
+    /// What is wanted and the oldest of what is listed.
+    pub fn gather(&self, wanted: impl Iterator<Item = Changed>) -> Batch {
+        let (listed, listed_to) = self.listed(KEYS);
+        let mut all: Vec<Changed> = wanted.chain(listed).collect();
+        all.sort_unstable();
+        all.dedup();
+        let keys = all.into_iter().filter_map(|(limit, hash)| {
+            let table = self.table(limit);
+            let key = self.find_or_mend(&table, hash)?;
+            self.unlogged(limit, self.table_of(&table, key), key)
+        });
+        self.batch(keys.collect(), listed_to)
+    }
+
+    /// What keys of limits have, for a moment: from this one of them and this hash on.
+    pub fn gather_from(&self, limits: &[u64], (mut n, mut hash): (usize, u64)) -> Batch {
+        let (began, mut all) = (Instant::now(), Vec::new());
+        let next = loop {
+            let Some(&limit) = limits.get(n) else { break None };
+            if all.len() as u64 >= 8 * KEYS || began.elapsed() > MOMENT {
+                break Some((n, hash));
+            }
+            let table = self.table(limit);
+            let root = self.root(&table).expect("a table in use has an index");
+            for at in self.entries(self.segment_at(root, root.entry_of(hash))).filter(|&at| !self.is_stub(at)) {
+                let own = self.table_of_block(&table, at);
+                let life = self.arena.word(at + key_word::LIFE).load(Acquire);
+                if own.budget != UNKEPT {
+                    all.extend(self.unlogged(limit, own, KeyAt { at, life, table: own.at }));
+                }
+            }
+            (n, hash) = self.next_segment(&table, hash).map_or((n + 1, 0), |next| (n, next));
+        };
+        Batch { next, ..self.batch(all, 0) }
+    }
+
+    /// What keys have that policies have changed of, and how long their starts count now, if they have cells.
+    pub fn gather_keys(&self, keys: &[KnownKey], longest: &mut Vec<Option<([u64; 2], u64)>>) -> Batch {
+        let mut all = Vec::new();
+        longest.clear();
+        for KnownKey { limit, key, .. } in keys {
+            let (found, hash) = (self.find_limit(limit), self.hash(b'k', key));
+            let own = found.and_then(|limit| Some((limit, self.table_in_use(limit, hash)?)));
+            longest.push(own.map(|(_, own)| (hash.0, own.policy.longest())));
+            if let Some((limit, _)) = own {
+                let table = self.table(limit);
+                let found = self.find_or_mend(&table, hash);
+                all.extend(found.and_then(|key| self.unlogged(limit, self.table_of(&table, key), key)));
+            }
+        }
+        self.batch(all, 0)
+    }
+
+    fn batch(&self, keys: Vec<Unlogged>, listed_to: u64) -> Batch {
+        let (now, moment) = moment(self);
+        let (mut names, mut unnamed) = (BTreeMap::new(), Vec::new());
+        for limit in keys.iter().map(|key| key.limit) {
+            if let std::collections::btree_map::Entry::Vacant(entry) = names.entry(limit) {
+                match self.name_of(limit) {
+                    Some(name) => drop(entry.insert(name)),
+                    None => unnamed.push(limit),
+                }
+            }
+        }
+        let keys = keys.into_iter().filter(|key| names.contains_key(&key.limit)).collect();
+        Batch { instance: self.instance, keys, names, unnamed, now, moment, listed_to, next: None }
+    }
+
+    fn unlogged(&self, limit: u64, table: Table, key: KeyAt) -> Option<Unlogged> {
+        // A start from here on lists the key again. (What is only read need not be written to the disk.)
+        let listed = self.arena.word(key.at + key_word::LISTED);
+        if listed.load(Acquire) != 0 {
+            listed.store(0, Release);
+        }
+        let (starts, end) = self.cells(&table, key).unlogged(table.policy.longest(), self.clock.now());
+        let (hash, text) = (self.hash_at(key.at), || self.text_of(key.at));
+        (!starts.is_empty()).then(|| Unlogged { limit, table, key, hash, text: text(), starts, end })
+    }
+
+    /// Marks what is written.
+    pub fn mark(&self, batch: &Batch) -> Result<()> {
+        for Unlogged { limit, key, hash, starts, end, .. } in &batch.keys {
+            let table = self.table(*limit);
+            match self.find_or_mend(&table, *hash) {
+                Some(now) if now == *key => self.arena.word(key.at + key_word::LOGGED).store(*end, Release),
+                // It was written elsewhere meanwhile.
+                Some(_) => {
+                    let is_written =
+                        |start: &Start| start.id != u64::MAX && starts.iter().any(|written| written.id == start.id);
+                    self.rewrite(&table, *hash, |history| {
+                        history.starts.iter_mut().for_each(|start| start.is_logged |= is_written(start));
+                    })?;
+                }
+                None => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Writes all that a limit has, for the holder of the structure lock.
+pub(super) fn write_limit(locked: &Locked, database: &mut Database, limit: u64) -> Result<()> {
+    let mut from = Some((0, 0));
+    while let Some(place) = from {
+        let batch = locked.gather_from(&[limit], place);
+        if !batch.keys.is_empty() {
+            record(database, &batch, locked)?;
+            locked.mark(&batch)?;
+        }
+        from = batch.next;
+    }
+    Ok(())
+}
+
+/// Writes a batch down.
+pub(super) fn record(database: &mut Database, batch: &Batch, home: &Home) -> Result<()> {
+    let mut rows = Vec::new();
+    for unlogged in &batch.keys {
+        for start in &unlogged.starts {
+            let started_at = batch.moment.wall - (batch.now.floor as i64 - start.stamp as i64);
+            rows.push(Execution {
+                name: &batch.names[&unlogged.limit],
+                key: &unlogged.text,
+                key_hash: unlogged.hash.0,
+                started_at,
+                units: start.units,
+                expires_at: started_at + unlogged.table.policy.longest() as i64,
+            });
+        }
+    }
+    if !fault::planted("unwritten ledger") {
+        let sequence = lane::raise_sequence(home, database.sequence);
+        database.record(&rows, batch.moment, (batch.instance, sequence))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,171 @@
+//! Where a limiter found its limit: declared or attached at the first use, then a load away.
+
+use super::{Limit, STORE_ERRORS};
+use crate::atomic::*;
+use crate::error::{Error, Result};
+use crate::state::counts::Counts;
+use crate::state::locked::Locked;
+use crate::state::table::{Home, Table};
+use std::ptr;
+use std::sync::Arc;
+use std::sync::atomic::AtomicPtr;
+
+/// Where a limit was found, and the finding that this one replaced: somebody may still be using it, so they live as long
+/// as their limiter.
+#[derive(Debug)]
+pub(super) struct Bound {
+    home: *const Home,
+    pub(super) limit: u64,
+    /// What this is good for: see [`Session::epoch`].
+    epoch: u64,
+    /// What the limit lives by. Never null.
+    current: AtomicPtr<Decoded>,
+    /// Who this process is there, for leases: see [`crate::algorithm::leases`].
+    pub(super) member: u64,
+    pub(super) counts: Arc<Counts>,
+    before: *mut Bound,
+}
+
+/// A table as it was read, and the one that it replaced: somebody may still be using it, so they live as long as their limiter.
+/// (A table in the store is larger, and is not used again either.)
+#[derive(Debug)]
+struct Decoded {
+    table: Table,
+    before: *mut Decoded,
+}
+
+impl Bound {
+    #[inline(always)]
+    pub(super) fn home(&self) -> &Home {
+        // SAFETY: a store keeps its homes for as long as it lives, and the limiter keeps its store.
+        unsafe { &*self.home }
+    }
+
+    /// The limit's table, as this limiter knows it. Its words never change, and are never another table's: so what was read
+    /// once holds, and whether it is still the limit's shows where its keys are looked up.
+    #[inline(always)]
+    pub(super) fn table(&self) -> &Table {
+        // SAFETY: never null, and freed only by `drop`.
+        unsafe { &(*self.current.load(Acquire)).table }
+    }
+
+    /// Goes over to the table that the limit has now.
+    pub(super) fn follow(&self) {
+        let table = self.home().table(self.limit);
+        let mut before = self.current.load(Acquire);
+        // SAFETY: as above.
+        while unsafe { &*before }.table.at != table.at {
+            let new = Box::into_raw(Box::new(Decoded { table, before }));
+            match self.current.compare_exchange(before, new, AcqRel, Acquire) {
+                Ok(_) => return,
+                Err(now) => {
+                    // SAFETY: nobody else has seen it.
+                    drop(unsafe { Box::from_raw(new) });
+                    before = now;
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Bound {
+    fn drop(&mut self) {
+        let mut at = *self.current.get_mut();
+        while !at.is_null() {
+            // SAFETY: made by `bind` or `follow`; nobody can be using it any more.
+            at = unsafe { Box::from_raw(at) }.before;
+        }
+    }
+}
+
+impl Limit {
+    /// Makes sure that the limit can be used, and returns where it is.
+    #[inline(always)]
+    pub(super) fn bound(&self) -> Result<&Bound> {
+        // SAFETY: null, or published by `bind` and freed only by `drop`.
+        match unsafe { self.bound.load(Acquire).as_ref() } {
+            Some(bound) if bound.epoch == self.store.epoch() => Ok(bound),
+            _ => self.bind_again(),
+        }
+    }
+
+    /// Finds the limit, for the first time or because its name is another's by now.
+    #[cold]
+    pub(super) fn bind_again(&self) -> Result<&Bound> {
+        let (bound, has_changed) = self.store.with_lock(|locked| {
+            // A policy, or a name: only who has changed it sees to what is left.
+            let before = (locked.generation(), locked.find_limit(&self.name).map(|limit| locked.table(limit).at));
+            let bound = self.bind(locked)?;
+            let table = before.1.is_some_and(|before| before != locked.table(bound.limit).at);
+            Ok((bound, table || before.0 != locked.generation()))
+        })?;
+        if has_changed {
+            self.store.settle(&[&self.name])?;
+        }
+        Ok(bound)
+    }
+
+    /// Finds the limit, or declares it. For the holder of the structure lock.
+    #[cold]
+    pub(super) fn bind(&self, locked: &Locked) -> Result<&Bound> {
+        let epoch = self.store.epoch();
+        let before = self.bound.load(Acquire);
+        let home = self.store.home();
+        // SAFETY: as in `bound`.
+        let limit = match unsafe { before.as_ref() } {
+            Some(bound) if home.is_retired(bound.limit) => self.declare_or_attach(home, locked, true)?,
+            // SAFETY: as in `bound`.
+            Some(bound) if bound.epoch == epoch => return Ok(unsafe { &*before }),
+            // A child forked from a process that used the limit has it already; it shall not declare it anew.
+            Some(bound) if ptr::eq(bound.home, home) => bound.limit,
+            Some(_) => self.declare_or_attach(home, locked, true)?,
+            None => self.declare_or_attach(home, locked, false)?,
+        };
+        let decoded = Decoded { table: home.table(limit), before: ptr::null_mut() };
+        let current = AtomicPtr::new(Box::into_raw(Box::new(decoded)));
+        let counts = self.store.counts(limit);
+        counts.add(None, STORE_ERRORS, self.early_errors.swap(0, Relaxed));
+        let member = self.store.member();
+        let bound = Box::into_raw(Box::new(Bound { home, limit, epoch, current, member, counts, before }));
+        self.bound.store(bound, Release);
+        // SAFETY: as in `bound`.
+        Ok(unsafe { &*bound })
+    }
+
+    /// `again`: it was declared by this limiter already, so what the store has by now holds.
+    fn declare_or_attach(&self, home: &Home, locked: &Locked, again: bool) -> Result<u64> {
+        let again = again || self.part_of.as_ref().is_some_and(|all| all.is_declared.load(Acquire));
+        let theirs = if again || self.declares.is_none() { self.store.declared(&self.name)? } else { None };
+        if let (Some(mine), None) = (&self.declares, theirs) {
+            match &self.part_of {
+                Some(all) => {
+                    self.store.declare_all(&[(&all.name, &all.policies)], locked)?;
+                    all.is_declared.store(true, Release);
+                }
+                None => self.store.declare_all(&[(&self.name, std::slice::from_ref(mine))], locked)?,
+            }
+            return Ok(home.find_limit(&self.name).expect("it was declared"));
+        }
+        let mismatch = |declared| {
+            let (name, requested) = (self.name.to_string(), self.kind);
+            Err(Error::KindMismatch { name, declared, requested })
+        };
+        match theirs {
+            Some(theirs) if theirs.declared.kind() != self.kind => mismatch(theirs.declared.kind()),
+            Some(theirs) => self.store.bring_declared(&self.name, theirs.current(), locked),
+            None if self.store.family(&self.name)?.composite.is_some() => mismatch("composite"),
+            None => self.store.unknown(&self.name),
+        }
+    }
+}
+
+impl Drop for Limit {
+    fn drop(&mut self) {
+        let mut at = *self.bound.get_mut();
+        while !at.is_null() {
+            // SAFETY: made by `bind`; nobody can be using it any more.
+            let bound = unsafe { Box::from_raw(at) };
+            at = bound.before;
+        }
+    }
+}

@@ -1,0 +1,157 @@
+//! What is rarely done to a limit's keys, under the structure lock: starts are taken back, gates closed, keys forgotten.
+
+use super::Limit;
+use crate::algorithm::log::{Known, SETTLED};
+use crate::algorithm::{History, Start};
+use crate::atomic::*;
+use crate::error::Result;
+use crate::policy::{self, Shape};
+use crate::state::gather::moment;
+use crate::state::locked::Locked;
+use crate::state::table::{Hash, Home, Table, UNKEPT};
+use crate::stats::Stats;
+use std::cell::Cell;
+
+impl Limit {
+    /// Does something rare to the limit's table, when nobody else does.
+    pub(super) fn with_table<R>(&self, f: impl Fn(&Locked, u64, &Table) -> Result<R>) -> Result<R> {
+        self.store.with_lock(|locked| {
+            let bound = self.bind(locked)?;
+            let limit = bound.limit;
+            let table = locked.table(limit);
+            let answer = f(locked, limit, &table);
+            bound.follow();
+            answer
+        })
+    }
+
+    /// Changes what a key has in its log, if it has any. `false`: the key is not there.
+    pub fn rewrite(&self, hash: Hash, edit: impl Fn(&Home, &Table, &mut History)) -> Result<bool> {
+        self.with_table(|home, _, table| match home.find(table, hash) {
+            Ok(Some(found)) => {
+                let own = home.table_of(table, found);
+                home.rewrite(table, hash, |history| edit(home, &own, history)).map(|_| true)
+            }
+            _ => Ok(false),
+        })
+    }
+
+    /// Takes a start back, while it is there and not settled. Was it?
+    pub fn take_back(&self, hash: Hash, start: Known, ahead: u64) -> Result<bool> {
+        let was_there = Cell::new(false);
+        self.rewrite(hash, |_, table, history| was_there.set(take_back(table, history, start, ahead)))?;
+        Ok(was_there.get())
+    }
+
+    /// Closes a gate until `until` (0: it stays as it is): of one key, or with the empty key of all.
+    pub fn close_gate(&self, key: &str, until: u64) -> Result<()> {
+        policy::check_key(key)?;
+        if key.is_empty() {
+            return self.reading(|_| {
+                let mut bound = self.bound()?;
+                if bound.home().is_retired(bound.limit) {
+                    bound = self.bind_again()?;
+                }
+                bound.home().limit_gate(bound.limit).fetch_max(until, AcqRel);
+                Ok(())
+            });
+        }
+        // Room is made before the lock is taken for good.
+        self.with_key(key, |_| Ok(()))?;
+        // A block may be another key's by the time that its gate is written, but for the lock.
+        self.with_table(|home, _, table| {
+            let found = home.find_or_add_locked(table, home.hash(b'k', key), key)?;
+            home.key_gate(found.at).fetch_max(until, AcqRel);
+            Ok(())
+        })
+    }
+
+    /// Forgets every start of a key and opens its gate; with the empty key, of all keys.
+    pub fn forget(&self, key: &str) -> Result<()> {
+        policy::check_key(key)?;
+        let (hash, is_logged, until) = self.with_table(|home, limit, table| {
+            let (hash, until) = ((!key.is_empty()).then(|| home.hash(b'k', key)), moment(home).1);
+            match hash.map(|hash| (hash, home.find(table, hash))) {
+                None => {
+                    home.limit_gate(limit).store(0, Release);
+                    home.see_to_changes(self.store.member(), true);
+                    home.replace(limit, table.policy, true)?;
+                }
+                Some((hash, Ok(Some(found)))) => {
+                    home.key_gate(found.at).store(0, Release);
+                    let nothing = |history: &mut History| *history = History { end: history.end, ..History::default() };
+                    home.forget_habits(home.rewrite(table, hash, nothing)?);
+                }
+                Some(_) => {}
+            }
+            Ok((hash, table.budget != UNKEPT || self.commits || home.has_plans(limit), until))
+        })?;
+        if hash.is_none() {
+            self.store.settle(&[&self.name])?;
+        }
+        // If this fails, what is forgotten comes back after a reboot.
+        if is_logged { self.store.forget_logged(&self.name, hash, until) } else { Ok(()) }
+    }
+
+    /// Makes room for more open places.
+    pub fn add_places(&self) -> Result<()> {
+        self.with_table(|home, _, _| home.add_places())
+    }
+
+    /// What was counted, of a key or with the empty key of all.
+    pub fn stats(&self, key: &str) -> Result<Stats> {
+        policy::check_key(key)?;
+        self.with_table(|home, limit, table| {
+            self.store.tell_counts_of(limit, home)?;
+            Ok(if key.is_empty() { home.counts(limit) } else { home.counts_of_key(table, key) })
+        })
+    }
+}
+
+/// A start that was refused after it was taken, because the ledger could not be written.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Refused {
+    pub instance: u64,
+    pub limit: u64,
+    pub hash: Hash,
+    pub start: Known,
+    pub ahead: u64,
+}
+
+/// Which of the starts are this one: where units are only counted, those of its slice, the unlogged first.
+pub(crate) fn parts(table: &Table, History { starts, era, .. }: &History, start: Known) -> Vec<usize> {
+    let is_part = |s: &Start| match table.policy.is_counted() {
+        true => *era == start.ticket && (s.stamp == start.stamp || table.policy.is_bucket()),
+        false => s.id == start.ticket && s.stamp == start.stamp && s.units == start.weight && s.state != SETTLED,
+    };
+    let mut parts: Vec<usize> = (0..starts.len()).filter(|&i| is_part(&starts[i])).collect();
+    parts.sort_by_key(|&i| starts[i].is_logged);
+    parts
+}
+
+/// Takes a start out of a history, if it is there and not settled. `ahead`: see [`Taken::ahead`]. Was it?
+pub(crate) fn take_back(table: &Table, history: &mut History, start: Known, ahead: u64) -> bool {
+    let parts = parts(table, history, start);
+    take_units(table, history, &parts, (start, ahead), start.weight);
+    !parts.is_empty()
+}
+
+/// Takes so many units from these starts; those that have none left go.
+pub(crate) fn take_units(
+    table: &Table,
+    history: &mut History,
+    parts: &[usize],
+    (start, ahead): (Known, u64),
+    mut units: u64,
+) {
+    if let (Shape::Bucket(bucket), [_, ..]) = (&table.policy.0, parts) {
+        return bucket.take_back(history, start, ahead, units);
+    }
+    let History { starts, .. } = history;
+    for &i in parts {
+        let taken = units.min(starts[i].units);
+        starts[i].units -= taken;
+        units -= taken;
+    }
+    starts.retain(|start| start.units > 0);
+}

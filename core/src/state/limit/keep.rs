@@ -1,0 +1,100 @@
+//! What is done before a decision is told: nobody starts with more than the ledger may lack.
+
+use super::{Key, Limit, Refused};
+use crate::algorithm::log::{Known, Taken};
+use crate::error::Result;
+use crate::fault;
+use crate::state::table::{BEHIND, Blocked, Home, UNKEPT};
+use crate::time::{Now, Tick};
+use crate::waiting::MayWait;
+
+impl Limit {
+    /// To be called with every answer before it is given: with its time, and what was taken with it. Looks after what is
+    /// due, and lets nobody start with more than may be missing from the ledger.
+    #[inline(always)]
+    pub fn confirm(&self, key: &Key, now: Now, taken: Option<&Taken>, weight: u64) -> Result<(), Blocked> {
+        self.look_after(key.home, now.floor)?;
+        match taken {
+            Some(taken) if key.table.budget != UNKEPT || self.commits => self.keep(key, now, taken, weight),
+            _ => Ok(()),
+        }
+    }
+
+    /// Sees to it that a start gets into the ledger in time.
+    #[inline(always)]
+    fn keep(&self, key: &Key, now: Now, taken: &Taken, weight: u64) -> Result<(), Blocked> {
+        let budget = self.budget(key);
+        if budget < BEHIND {
+            let unwritten = key.cells().unwritten(taken.end, now);
+            if unwritten > budget || !key.home.is_alive(key.key) {
+                return self.wait_for_ledger(key, taken, weight, (budget, now));
+            }
+            if 2 * unwritten > budget {
+                self.store.write_ahead(self.bound()?.limit, key, now);
+                return Ok(());
+            }
+        }
+        if budget != UNKEPT && key.home.is_unlisted(key.key.at, now.floor) {
+            key.home.list(self.bound()?.limit, key.key.at, key.hash, now.floor);
+        }
+        Ok(())
+    }
+
+    /// How many units of a key may be missing from the ledger.
+    #[inline(always)]
+    fn budget(&self, key: &Key) -> u64 {
+        let commits = self.commits && key.home.is_lane() && !fault::planted("commit later");
+        if commits { 0 } else { key.table.budget }
+    }
+
+    /// Would a start now have to wait for the ledger, where the caller must not?
+    #[inline(always)]
+    pub fn would_wait(&self, key: &Key, weight: u64) -> bool {
+        (key.table.budget < BEHIND || self.commits) && self.has_spent_budget(key, weight)
+    }
+
+    #[cold]
+    fn has_spent_budget(&self, key: &Key, weight: u64) -> bool {
+        if MayWait::here() != MayWait::Never {
+            self.store.take_back_first();
+            return false;
+        }
+        let (unlogged, _) = key.cells().unlogged(key.table.policy.longest(), key.home.clock.now());
+        unlogged.iter().map(|start| start.units).sum::<u64>().saturating_add(weight) > self.budget(key)
+    }
+
+    /// Looks after what is due once a second.
+    #[inline(always)]
+    pub fn look_after(&self, home: &Home, now: Tick) -> Result<(), Blocked> {
+        if home.is_due(now) { self.look_after_all(home, now) } else { Ok(()) }
+    }
+
+    #[cold]
+    fn look_after_all(&self, home: &Home, now: Tick) -> Result<(), Blocked> {
+        if !home.is_still_there(now) {
+            return Err(Blocked::Lost);
+        }
+        self.store.look_after();
+        Ok(())
+    }
+
+    /// The job has not started yet: so if the ledger cannot be written it shall not, and nothing was taken.
+    #[cold]
+    fn wait_for_ledger(&self, key: &Key, taken: &Taken, weight: u64, budget: (u64, Now)) -> Result<(), Blocked> {
+        let limit = self.bound()?.limit;
+        let written = self.store.wait_for_ledger(limit, key, taken, budget);
+        if written.is_err() {
+            self.refuse(key, taken, weight)?;
+        }
+        written
+    }
+
+    /// Takes a start back that was taken, if not now then later.
+    #[cold]
+    pub fn refuse(&self, key: &Key, taken: &Taken, weight: u64) -> Result<()> {
+        let (instance, limit) = (key.home.instance, self.bound()?.limit);
+        let start = Known { ticket: taken.ticket, stamp: taken.stamp, weight };
+        self.store.refuse(Refused { instance, limit, hash: key.hash, start, ahead: taken.ahead });
+        Ok(())
+    }
+}

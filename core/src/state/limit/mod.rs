@@ -1,0 +1,459 @@
+//! A limiter's hold on its limit: finding a key, and looking again when it moved.
+//!
+//! `bound` is where the limit was found, `keep` what a decision does before it is told, `edits` what is rarely done to keys.
+
+mod bound;
+mod edits;
+mod keep;
+
+use super::block::hash_in;
+use super::counts::{Counts, STORE_ERRORS};
+use super::damage::{nonsense, or_damaged};
+use super::declare::{check_names, part_names};
+use super::index::KeyAt;
+use super::room::Search;
+use super::session::{LET_OTHERS, Session};
+use super::table::{Blocked, Hash, Home, Table};
+use super::{Durability, OnError, Store};
+use crate::algorithm::cells::Cells;
+use crate::algorithm::jobs::Jobs;
+use crate::atomic::*;
+use crate::decision::Decision;
+use crate::error::{Error, Result};
+use crate::fault;
+use crate::permit::RawPermit;
+use crate::policy::{self, Policy};
+use crate::time::monotonic_ns;
+use crate::waiting::MayWait;
+use bound::Bound;
+pub(crate) use edits::{Refused, parts, take_back, take_units};
+use std::ptr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicPtr};
+use std::time::{Duration, Instant};
+
+/// When to ask again after the store has failed.
+pub(crate) const STORE_AGAIN: Duration = Duration::from_secs(1);
+
+/// For so many nanoseconds a limiter does not search a full store again in which it found no idle keys: else each new key
+/// would be a search.
+const IN_VAIN: u64 = 200_000_000;
+
+/// One limit of one store, as one limiter uses it.
+#[derive(Debug)]
+pub(crate) struct Limit {
+    store: Arc<Session>,
+    name: Arc<str>,
+    /// What this limiter declares; an attached one takes what the store has, if it is of the right kind.
+    declares: Option<Policy>,
+    /// The composite that it is declared with.
+    part_of: Option<Arc<Composite>>,
+    kind: &'static str,
+    /// Is every start to be in the ledger before it happens?
+    commits: bool,
+    /// Failures of the store from before the limit was found.
+    early_errors: AtomicU64,
+    /// Until when, by the monotonic clock, a full store is not searched again.
+    full_until: AtomicU64,
+    /// Null until the first use.
+    bound: AtomicPtr<Bound>,
+}
+
+/// Several limits that are declared together, under a name that stands for all of them.
+#[derive(Debug)]
+pub(crate) struct Composite {
+    name: String,
+    policies: Vec<Policy>,
+    is_declared: AtomicBool,
+}
+
+// SAFETY: the pointers lead to what lives as long as the limiter, and may be shared.
+unsafe impl Send for Limit {}
+// SAFETY: as above.
+unsafe impl Sync for Limit {}
+
+/// A key that is not there was to be added.
+fn added<R>() -> R {
+    unreachable!("it was added")
+}
+
+/// Counts how often a call starts over: what one process does at a time lets others go on, so it does not last.
+struct Turns<'s> {
+    count: u64,
+    store: &'s Session,
+    first: Option<Instant>,
+}
+
+impl Turns<'_> {
+    #[inline(always)]
+    fn next(&mut self) -> Result<()> {
+        self.count += 1;
+        if self.count.is_multiple_of(32) { self.has_time() } else { Ok(()) }
+    }
+
+    #[cold]
+    fn has_time(&mut self) -> Result<()> {
+        if self.first.get_or_insert_with(Instant::now).elapsed() <= self.store.options.timeout {
+            return Ok(());
+        }
+        nonsense("what is mended does not stay so")
+    }
+}
+
+/// One key of a limit, found.
+pub(crate) struct Key<'a> {
+    pub home: &'a Home,
+    pub table: &'a Table,
+    pub key: KeyAt,
+    /// What it is known by, wherever it lives.
+    pub hash: Hash,
+    /// Nobody starts before this: the later of the key's own gate and of the one that binds all keys.
+    pub gate: u64,
+    /// Who this process is there, for leases: see [`crate::algorithm::leases`].
+    pub member: u64,
+    pub counts: &'a Counts,
+}
+
+impl Key<'_> {
+    #[inline(always)]
+    pub fn cells(&self) -> Cells<'_> {
+        self.home.cells(self.table, self.key)
+    }
+
+    #[inline(always)]
+    pub fn jobs(&self) -> Option<Jobs<'_>> {
+        self.home.jobs(self.table, self.key.at)
+    }
+}
+
+impl Limit {
+    pub fn declare(store: &Store, name: &str, policy: Policy) -> Result<Limit> {
+        policy::check_name(name)?;
+        Ok(Self::new(store, name, Some(policy), policy.kind()))
+    }
+
+    pub fn attach(store: &Store, name: &str, kind: &'static str) -> Result<Limit> {
+        policy::check_name(name)?;
+        Ok(Self::new(store, name, None, kind))
+    }
+
+    /// The limits of several policies: of one, a limit of that name.
+    pub fn declare_parts(store: &Store, name: &str, policies: Vec<Policy>) -> Result<Vec<Limit>> {
+        check_names(name, &policies)?;
+        let all = Arc::new(Composite { name: name.to_owned(), policies, is_declared: AtomicBool::new(false) });
+        let part = |(name, policy): (String, &Policy)| {
+            let mut limit = Self::new(store, &name, Some(*policy), policy.kind());
+            limit.part_of = Some(all.clone());
+            limit
+        };
+        Ok(part_names(name, &all.policies).into_iter().zip(&all.policies).map(part).collect())
+    }
+
+    fn new(store: &Store, name: &str, declares: Option<Policy>, kind: &'static str) -> Limit {
+        let store = store.session().clone();
+        let commits = store.options.durability == Durability::Commit;
+        let bound = AtomicPtr::new(ptr::null_mut());
+        Limit {
+            store,
+            name: name.into(),
+            declares,
+            part_of: None,
+            kind,
+            commits,
+            early_errors: AtomicU64::new(0),
+            full_until: AtomicU64::new(0),
+            bound,
+        }
+    }
+
+    pub fn kind(&self) -> &'static str {
+        self.kind
+    }
+
+    pub fn is_concurrency(&self) -> bool {
+        self.kind == "concurrency"
+    }
+
+    pub fn name(&self) -> &Arc<str> {
+        &self.name
+    }
+
+    /// May its starts depend on what jobs take?
+    pub fn adapts(&self) -> Result<bool> {
+        let may_adapt =
+            |bound: &Bound| bound.home().table(bound.limit).policy.jobs() > 0 || bound.home().has_plans(bound.limit);
+        Ok(self.kind == "evenly-spaced" && self.reading(|_| self.bound().map(may_adapt))?)
+    }
+
+    pub fn store(&self) -> &Arc<Session> {
+        &self.store
+    }
+
+    /// The answer of a call, or what the store's [`OnError`] says instead of its failure: admitted or not. (The answer is
+    /// written where it is wanted: copying one costs as much as a part of a decision.)
+    #[inline(always)]
+    pub fn or_instead<R>(&self, call: impl FnOnce() -> Result<R>, instead: impl FnOnce(bool) -> R) -> Result<R> {
+        let mut answer = call();
+        if let Err(error) = &mut answer
+            && let Some(is_admitted) = self.instead_of(error)
+        {
+            answer = Ok(instead(is_admitted));
+        }
+        answer
+    }
+
+    #[cold]
+    fn instead_of(&self, error: &mut Error) -> Option<bool> {
+        if let (Error::StoreTimeout { .. }, true) = (&*error, MayWait::is_cut()) {
+            // There is more of the store's timeout.
+            *error = Error::WouldWait;
+            return None;
+        }
+        self.count_error(error);
+        match self.store.on_error(error) {
+            OnError::Raise => None,
+            OnError::Deny => Some(false),
+            OnError::Admit => Some(true),
+        }
+    }
+
+    fn count_error(&self, error: &Error) {
+        if !error.is_of_the_store() {
+            return;
+        }
+        // SAFETY: as in `bound`.
+        match unsafe { self.bound.load(Acquire).as_ref() } {
+            Some(bound) => bound.counts.add(None, STORE_ERRORS, 1),
+            None => drop(self.early_errors.fetch_add(1, Relaxed)),
+        }
+    }
+
+    /// Where this process counts.
+    pub fn counts(&self) -> Result<&Counts> {
+        self.bound().map(|bound| &*bound.counts)
+    }
+
+    /// Counts something of a key, if the limit can be used.
+    pub fn count(&self, hash: Hash, what: usize, n: u64) {
+        if let Ok(counts) = self.counts() {
+            counts.add(Some(hash), what, n);
+        }
+    }
+
+    /// What is known while the store fails: admitted, if there is a permit.
+    pub fn undecided(&self, permit: Option<RawPermit>) -> Decision {
+        let after = if permit.is_some() { Duration::ZERO } else { STORE_AGAIN };
+        Decision {
+            permit,
+            admitted: permit.is_some(),
+            retry_after: after,
+            suggested_after: after,
+            remaining: 0,
+            limit: self.declares.map_or(0, |policy| policy.capacity()),
+            reset_after: Duration::ZERO,
+            denied_by: permit.is_none().then(|| self.name.clone()),
+        }
+    }
+
+    /// Makes sure that the limit can be used, and returns where it lives.
+    #[inline(always)]
+    pub fn home(&self) -> Result<&Home> {
+        self.bound().map(Bound::home)
+    }
+
+    /// Makes sure that the limit can be used, and returns where it lives, and who this process is there.
+    pub fn membership(&self) -> Result<(&Home, u64)> {
+        self.bound().map(|bound| (bound.home(), bound.member))
+    }
+
+    /// Makes sure that the limit can be used, and returns its table.
+    #[inline(always)]
+    pub fn table(&self) -> Result<Table> {
+        self.reading(|_| {
+            let bound = self.bound()?;
+            Ok(bound.home().table(bound.limit))
+        })
+    }
+
+    /// The same of a key, which may have a policy of its own.
+    #[inline(always)]
+    pub fn table_of(&self, hash: Hash) -> Result<Table> {
+        let limit = self.reading(|_| {
+            let bound = self.bound()?;
+            Ok((!bound.home().has_plans(bound.limit)).then(|| bound.home().table(bound.limit)))
+        })?;
+        match limit {
+            Some(table) => Ok(table),
+            None => match self.with_known(hash, |found| Ok(*found.table))? {
+                Some(table) => Ok(table),
+                None => self.table(),
+            },
+        }
+    }
+
+    /// Does something with a key, again if it moved or something had to grow meanwhile.
+    #[inline(always)]
+    pub fn with_key<R>(&self, key: &str, f: impl Fn(&Key) -> Result<R, Blocked>) -> Result<R> {
+        policy::check_key(key)?;
+        self.with(|home, table| home.key(table, key), added, |home| home.hash(b'k', key), f)
+    }
+
+    /// The same with a key that is known by its hash only.
+    pub fn with_hash<R>(&self, hash: Hash, f: impl Fn(&Key) -> Result<R, Blocked>) -> Result<R> {
+        self.with(|home, table| home.find_or_add(table, hash, "?"), added, |_| hash, f)
+    }
+
+    /// The text of a key that is known by its hash, if it is still here in full: long ones are cut.
+    pub fn key_text(&self, hash: Hash) -> Result<Option<String>> {
+        let home = self.home()?;
+        if hash == home.hash(b'k', "") {
+            return Ok(Some(String::new()));
+        }
+        let text = self.with_known(hash, |found| Ok(found.home.text_of(found.key.at)))?;
+        Ok(text.filter(|text| home.hash(b'k', text) == hash))
+    }
+
+    /// The same with a key that may be forgotten: then there is no answer.
+    pub fn with_known<R>(&self, hash: Hash, f: impl Fn(&Key) -> Result<R, Blocked>) -> Result<Option<R>> {
+        let find = |home: &Home, table: &Table| home.find(table, hash)?.ok_or(Blocked::Absent);
+        self.with(find, || None, |_| hash, |key| f(key).map(Some))
+    }
+
+    /// `none`: what is to be answered if `find` does not find the key.
+    #[inline(always)]
+    fn with<R>(
+        &self,
+        find: impl Fn(&Home, &Table) -> Result<KeyAt, Blocked>,
+        none: impl Fn() -> R,
+        hash: impl Fn(&Home) -> Hash,
+        f: impl Fn(&Key) -> Result<R, Blocked>,
+    ) -> Result<R> {
+        self.reading(|turns| {
+            loop {
+                turns.next()?;
+                let bound = self.bound()?;
+                let (home, limit) = (bound.home(), bound.limit);
+                let table = bound.table();
+                fault::point("resolved");
+                let blocked = match find(home, table) {
+                    // Word by word: a copy of all three waits until each is written.
+                    Ok(KeyAt { at, life, table: by }) => {
+                        let key = KeyAt { at, life, table: by };
+                        let head = home.head(at);
+                        let gate = home.gate(limit, head);
+                        let own = home.own_table(table, key);
+                        let table = own.as_ref().unwrap_or(table);
+                        // Before anything is decided: if the life is the same then, all of this was the key's.
+                        let hash = hash_in(head);
+                        let (member, counts) = (bound.member, &*bound.counts);
+                        match f(&Key { home, table, key, hash, gate, member, counts }) {
+                            Ok(answer) => return Ok(answer),
+                            Err(blocked) => blocked,
+                        }
+                    }
+                    Err(Blocked::Absent) => return Ok(none()),
+                    Err(blocked) => blocked,
+                };
+                self.unblock(bound, table.at, hash(home), blocked)?;
+            }
+        })
+    }
+
+    /// Looks at a key without adding it: `f` gets its block, if it has one, and the gate that binds it.
+    pub fn look<R>(&self, key: &str, f: impl Fn(&Home, &Table, Option<KeyAt>, u64) -> Result<R, Blocked>) -> Result<R> {
+        policy::check_key(key)?;
+        self.reading(|turns| {
+            loop {
+                turns.next()?;
+                let bound = self.bound()?;
+                let (home, limit) = (bound.home(), bound.limit);
+                let table = bound.table();
+                // A new key is not a fresh one where something was lost.
+                let new = |own: &Table| if home.has_lost(own) { home.key(table, key).map(Some) } else { Ok(None) };
+                let mut own = None;
+                let found = match home.peek_key(table, key) {
+                    // The key may be in the table that has come in this one's place.
+                    Ok(None) if home.table(limit).at != table.at => Err(Blocked::Moved),
+                    Ok(None) => new(table),
+                    Err(Blocked::Sealed) => match home.plan_of_idle(table, home.hash(b'k', key)) {
+                        Some(plan) => new(own.insert(plan)),
+                        None => Err(Blocked::Sealed),
+                    },
+                    found => found,
+                };
+                let answer = found.and_then(|found| {
+                    let gate = match found {
+                        None => home.limit_gate(limit).load(Acquire),
+                        Some(KeyAt { at, life, table: by }) => {
+                            own = home.own_table(table, KeyAt { at, life, table: by });
+                            home.gate(limit, home.head(at))
+                        }
+                    };
+                    f(home, own.as_ref().unwrap_or(table), found, gate)
+                });
+                match answer {
+                    Ok(answer) => return Ok(answer),
+                    Err(blocked) => self.unblock(bound, table.at, home.hash(b'k', key), blocked)?,
+                }
+            }
+        })
+    }
+
+    /// Does what reads the lane, which others may have written to.
+    #[inline(always)]
+    fn reading<R>(&self, f: impl FnOnce(&mut Turns) -> Result<R>) -> Result<R> {
+        or_damaged(|| self.store.lane_path(), || f(&mut Turns { count: 0, store: &self.store, first: None }))
+    }
+
+    #[cold]
+    fn unblock(&self, bound: &Bound, table: u64, hash: Hash, blocked: Blocked) -> Result<()> {
+        if bound.home().is_retired(bound.limit) {
+            return self.bind_again().map(drop);
+        }
+        match blocked {
+            // By a policy that may have been replaced meanwhile.
+            Blocked::Refused(error) if bound.home().table(bound.limit).at == table => return Err(error),
+            Blocked::Refused(_) => {}
+            // A cell that moved is found by looking again.
+            Blocked::Moved | Blocked::Absent => {}
+            // Whoever has the lock next attaches to what is there instead.
+            Blocked::Lost => return self.store.with_lock(|_| Ok(())),
+            Blocked::Crowded if !self.is_concurrency() => return self.add_places(),
+            Blocked::Crowded => return self.with_table(|home, limit, now| home.add_slots(limit, now, table, hash)),
+            Blocked::Sealed if bound.home().table(bound.limit).at == table => {
+                return match self.with_table(|home, _, table| home.mend_key(table, hash)) {
+                    // A key on a plan that gets cells.
+                    Err(Error::StoreFull { .. }) => self.make_room(hash),
+                    mended => mended,
+                };
+            }
+            // A sealed segment may be a full one, or one whose table is being replaced: that is finished first.
+            Blocked::Full if bound.home().table(bound.limit).at == table => return self.make_room(hash),
+            Blocked::Sealed | Blocked::Full => {}
+        }
+        bound.follow();
+        Ok(())
+    }
+
+    /// Makes room for a new key, in steps between which the lock is free.
+    fn make_room(&self, hash: Hash) -> Result<()> {
+        let (began, patience) = (Instant::now(), MayWait::patience(self.store.options.timeout)?);
+        let rests = monotonic_ns() < self.full_until.load(Relaxed);
+        let mut search = Search::default();
+        loop {
+            let room = self.with_table(|home, _, table| home.make_room(table, hash, rests))?;
+            let found = search.has_found(room, rests);
+            if found.is_err() && !rests {
+                self.full_until.store(monotonic_ns() + IN_VAIN, Relaxed);
+            }
+            if found? {
+                return Ok(());
+            }
+            if began.elapsed() > patience {
+                let (doing, waited_ms) = ("searching a full store for idle keys".into(), patience.as_millis() as u64);
+                return Err(Error::StoreTimeout { doing, waited_ms });
+            }
+            std::thread::sleep(LET_OTHERS);
+        }
+    }
+}

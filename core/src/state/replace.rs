@@ -1,0 +1,282 @@
+//! How another policy comes to hold for a limit, however many keys it has.
+//!
+//! The change is published with one word: from then on the limit has another table, with the index of the one before. New keys
+//! are of the new table. The others live by the one that they are of, as keys on plans do, until they are *brought* to it: one
+//! by one, and then the segment of the index that they are in is written anew, and is the new table's. Whoever makes the
+//! change does that for a moment at a time, with the structure lock free in between, and returns when no segment is left;
+//! if it dies, those who come for something else go on. So nobody waits longer than for one such moment, decisions do not
+//! wait at all, and once the change has returned nobody starts by the policy before: the cells of every key were sealed, and
+//! so was every segment where somebody who still has the old table could add another.
+//!
+//! To forget all keys of a limit is a change too: to the same policy, and nothing is brought.
+//!
+//! Changes of one limit come after each other. Those of several are in a list, of which only the first may be half published.
+
+use super::damage::bounded;
+use super::index::KeyAt;
+use super::layout::{CHANGER, CHANGES, index_word, key_word, limit_word, table_word};
+use super::locked::Locked;
+use super::table::{Hash, Home, Table, key_words};
+use crate::atomic::*;
+use crate::error::{Error, Result};
+use crate::fault;
+use crate::policy::Policy;
+use std::time::{Duration, Instant};
+
+/// Each table of a limit has other tickets than those before it: a permit is never mistaken for a later one.
+const TICKETS_OF_A_TABLE: u64 = 1 << 32;
+
+/// How long the lock is held to bring keys, but for the segment that is written anew at the end.
+const MOMENT: Duration = Duration::from_millis(2);
+
+/// What a limit's table has replaced.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Replaced {
+    table: u64,
+    /// Are its keys forgotten?
+    pub is_forgetting: bool,
+}
+
+impl Home {
+    /// The change of a limit that is under way.
+    pub(super) fn replaced(&self, limit: u64) -> Option<Replaced> {
+        let word = self.arena.word(limit + limit_word::REPLACED).load(Acquire);
+        let is_forgetting = word & limit_word::FORGETTING != 0;
+        (word != 0).then_some(Replaced { table: word & !limit_word::FORGETTING, is_forgetting })
+    }
+
+    /// Is there a limit whose keys have not all been brought to its table?
+    pub(super) fn is_changing(&self) -> bool {
+        self.arena.word(CHANGES).load(Acquire) != 0
+    }
+
+    /// And does nobody see to that?
+    pub(super) fn is_abandoned(&self) -> bool {
+        let changer = || self.arena.word(CHANGER).load(Acquire);
+        self.is_changing() && changer().checked_sub(1).is_none_or(|member| self.is_dead(member))
+    }
+
+    /// This process sees to the changes that are under way, or does not any more.
+    pub(super) fn see_to_changes(&self, member: u64, sees: bool) {
+        let (before, now) = if sees { (self.arena.word(CHANGER).load(Acquire), member + 1) } else { (member + 1, 0) };
+        let _ = self.arena.word(CHANGER).compare_exchange(before, now, AcqRel, Relaxed);
+    }
+
+    /// May a segment have keys of tables before this one?
+    pub(super) fn is_old(&self, table: &Table, segment: u64) -> bool {
+        self.arena.word(segment + index_word::TABLE).load(Acquire) != table.at
+    }
+
+    /// Is `own` a table that the limit had before this one, and no plan?
+    pub(super) fn is_before(&self, table: &Table, own: &Table) -> bool {
+        own.at != table.at && self.arena.word(own.at + table_word::LIMIT).load(Acquire) != 0
+    }
+
+    /// The first hash of the segment after the one of this hash.
+    pub(super) fn next_segment(&self, table: &Table, hash: u64) -> Option<u64> {
+        let root = self.root(table)?;
+        let segment = self.segment_at(root, root.entry_of(hash));
+        let same = |i: &u64| *i < 1 << root.depth() && self.segment_at(root, *i) == segment;
+        let next = (root.entry_of(hash)..).take_while(same).last().map_or(0, |last| last + 1);
+        (next >> root.depth() == 0).then(|| next << (64 - root.depth()))
+    }
+}
+
+impl Locked<'_> {
+    /// Lets a policy hold, if another does.
+    pub fn bring_to(&self, limit: u64, policy: Policy) -> Result<()> {
+        let before = self.table(limit).policy;
+        if before == policy.after(before) { Ok(()) } else { self.replace(limit, policy, false) }
+    }
+
+    /// Puts another policy in a limit's place, or the same one and forgets all keys. What is left is for [`Locked::go_on`].
+    pub fn replace(&self, limit: u64, policy: Policy, is_forgetting: bool) -> Result<()> {
+        self.finish_change(limit)?;
+        let old = self.table(limit);
+        let policy = policy.after(old.policy);
+        let first = self.arena.word(old.at + table_word::FIRST_TICKET).load(Relaxed) + TICKETS_OF_A_TABLE;
+        let (born, lost) = if is_forgetting { (0, [0, 0]) } else { (old.born, self.get(old.at + table_word::LOST)) };
+        let new = self.write_table(limit, policy, (born, first))?;
+        self.set(new.at + table_word::LOST, lost);
+        let root = self.root(&old).expect("a table in use has an index");
+        self.arena.word(new.at + table_word::INDEX).store(root.next(root.at(), root.depth()).0, Release);
+        let empty = self.write_empty_key(&old, &new, is_forgetting)?;
+        self.arena.word(new.at + table_word::EMPTY_KEY).store(empty, Release);
+        // In this order: whoever dies leaves what is not published, or in the list.
+        self.drop_finished();
+        let first = self.arena.word(CHANGES);
+        self.set(limit + limit_word::NEXT_CHANGE, [first.load(Acquire)]);
+        self.set(limit + limit_word::BROUGHT, [0]);
+        first.store(limit, Release);
+        let forgetting = if is_forgetting { limit_word::FORGETTING } else { 0 };
+        self.arena.word(limit + limit_word::REPLACED).store(old.at | forgetting, Release);
+        fault::point("table-written");
+        self.arena.word(limit + limit_word::TABLE).store(new.at, Release);
+        fault::point("table-published");
+        if policy != old.policy.after(policy) {
+            self.policy_changed(limit);
+        }
+        self.complete();
+        Ok(())
+    }
+
+    /// Writes the key "" for a table that nobody sees yet.
+    fn write_empty_key(&self, old: &Table, new: &Table, is_forgetting: bool) -> Result<u64> {
+        if is_forgetting {
+            let empty = self.fresh_empty_key(new)?;
+            self.seal_cells(self.cells_at(old, self.empty_key_of(old)));
+            return Ok(empty);
+        }
+        let from = self.empty_key_of(old);
+        let life = self.arena.word(from + key_word::LIFE).load(Acquire);
+        self.write_elsewhere(old, KeyAt { at: from, life, table: old.at }, new, |_| {})
+    }
+
+    /// Goes on with a change in which somebody died. For everybody who gets the structure lock.
+    pub(super) fn take_over(&self) {
+        if self.is_abandoned() {
+            // Whoever comes next tries again, or whoever needs it finds out why not.
+            let _ = self.go_on();
+        }
+    }
+
+    /// Does what is left of publishing the first change in the list: nothing leads to the table before any more. For everybody
+    /// who gets the structure lock, before anything else.
+    pub(super) fn complete(&self) {
+        let limit = self.arena.word(CHANGES).load(Acquire);
+        let Some(replaced) = (limit != 0).then(|| self.replaced(limit)).flatten() else { return };
+        let table = self.table(limit);
+        if table.at == replaced.table {
+            // It was not published: nothing has changed.
+            self.arena.word(limit + limit_word::REPLACED).store(0, Release);
+            return;
+        }
+        // Who still has that table looks for another from here on.
+        self.arena.word(replaced.table + table_word::INDEX).store(0, Release);
+        self.arena.word(replaced.table + table_word::EMPTY_KEY).store(0, Release);
+        let hash = self.hash(b'k', "");
+        let segment = self.segment_of(&table, hash);
+        if let Ok((slot, found)) = self.probe(&table, segment, hash)
+            && found.table != table.at
+        {
+            self.set_entry(segment, slot, hash, self.empty_key_of(&table));
+            self.retire_block(self.table_at(found.table).policy, found.at);
+        }
+    }
+
+    /// Takes what is done off the list.
+    fn drop_finished(&self) {
+        let first = self.arena.word(CHANGES);
+        let next = |_: &u64| {
+            let limit = first.load(Acquire);
+            let is_done = limit != 0 && self.replaced(limit).is_none();
+            is_done.then(|| self.get::<1>(limit + limit_word::NEXT_CHANGE)[0])
+        };
+        let done = std::iter::successors(next(&0), |after| {
+            first.store(*after, Release);
+            next(after)
+        });
+        bounded(done, self.arena.most()).for_each(drop);
+    }
+
+    /// Sees to it that no change of a limit is under way. If that takes longer than a moment, the caller has to let go of the
+    /// lock and come again.
+    pub(super) fn finish_change(&self, limit: u64) -> Result<()> {
+        if self.replaced(limit).is_none() || self.go_on()? || self.replaced(limit).is_none() {
+            return Ok(());
+        }
+        Err(Error::StoreTimeout { doing: "bringing the keys of a limit to its policy".into(), waited_ms: 0 })
+    }
+
+    /// Goes on with the changes that are under way, for a moment. Are all of them done?
+    pub(super) fn go_on(&self) -> Result<bool> {
+        let began = Instant::now();
+        loop {
+            self.drop_finished();
+            let limit = self.arena.word(CHANGES).load(Acquire);
+            if limit == 0 {
+                return Ok(true);
+            }
+            self.complete();
+            if let Some(replaced) = self.replaced(limit) {
+                if !self.bring_keys(limit, replaced, began)? {
+                    return Ok(false);
+                }
+                fault::point("keys-brought");
+                self.arena.word(limit + limit_word::REPLACED).store(0, Release);
+            }
+        }
+    }
+
+    /// Brings keys of a limit to its table, for a moment. Are all of them there?
+    fn bring_keys(&self, limit: u64, replaced: Replaced, began: Instant) -> Result<bool> {
+        let (table, brought) = (self.table(limit), self.arena.word(limit + limit_word::BROUGHT));
+        loop {
+            if fault::planted("left behind") {
+                return Ok(true);
+            }
+            let hash = brought.load(Acquire);
+            let root = self.root(&table).expect("a table in use has an index");
+            let segment = self.segment_at(root, root.entry_of(hash));
+            if self.is_old(&table, segment) {
+                if !replaced.is_forgetting && !self.bring_keys_of(&table, segment, began)? {
+                    return Ok(false);
+                }
+                self.renew_segment(&table, hash, false)?;
+            }
+            match self.next_segment(&table, hash) {
+                Some(next) => brought.store(next, Release),
+                None => return Ok(true),
+            }
+            if began.elapsed() > MOMENT {
+                return Ok(false);
+            }
+        }
+    }
+
+    /// Brings the keys of a segment that are in use, for a moment. Are all of them there?
+    fn bring_keys_of(&self, table: &Table, segment: u64, began: Instant) -> Result<bool> {
+        for (n, at) in self.entries(segment).enumerate() {
+            let own = self.table_of_block(table, at);
+            if !self.is_before(table, &own) || self.is_idle(&own, at) {
+                continue;
+            }
+            self.rewrite_as(table, self.hash_at(at), table, |_| {})?;
+            if n % 16 == 0 && began.elapsed() > MOMENT {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Brings a key that is of a table before this one. Was it?
+    pub(super) fn bring_key(&self, table: &Table, hash: Hash) -> Result<bool> {
+        let found = self.probe(table, self.segment_of(table, hash), hash).ok();
+        if !found.is_some_and(|(_, found)| self.is_before(table, &self.table_of(table, found))) {
+            return Ok(false);
+        }
+        match self.replaced(self.limit_of(table)) {
+            Some(Replaced { is_forgetting: true, .. }) => self.renew_segment(table, hash.0[0], false).map(drop)?,
+            _ => self.rewrite_as(table, hash, table, |_| {}).map(drop)?,
+        }
+        Ok(true)
+    }
+
+    /// Makes room for a policy in place of another, so that to let it hold does not fail; or for a new limit.
+    pub fn make_room_for(&self, limit: Option<u64>, policy: Policy) -> Result<()> {
+        let block = key_words(policy) + policy.ring() + 16;
+        let segment = |slots| index_word::SLOTS + 2 * slots + 16;
+        let Some(limit) = limit else {
+            return self.grow(limit_word::WORDS + table_word::WORDS + 2 * block + segment(index_word::FIRST_CAPACITY));
+        };
+        let table = self.table(limit);
+        let depth = self.root(&table).map_or(0, |root| root.depth());
+        let count = |segment| self.arena.word(segment + index_word::COUNT).load(Relaxed);
+        let keys: u64 = self.segments(&table).map(count).sum();
+        // The blocks of those that were brought do for the next ones, if they are as large.
+        let is_same = policy.block_class() == table.policy.block_class();
+        let keys = if is_same { keys.min(index_word::MOST_CAPACITY) } else { keys };
+        let index = 2 * segment(index_word::MOST_CAPACITY) + segment(1 << depth);
+        self.grow_some((keys.saturating_sub(self.used_blocks(policy)) + 2) * block + index + table_word::WORDS)
+    }
+}

@@ -1,0 +1,272 @@
+//! Hooks: who is told when starts are held up, or cannot be decided, and that nobody else is.
+
+mod common;
+
+use common::limits::*;
+use common::{Child, Dir};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use workglow_limit::*;
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+/// What was heard.
+#[derive(Clone, Default)]
+struct Ear(Arc<Mutex<Vec<Event>>>);
+
+impl Ear {
+    fn hook(&self) -> Hook {
+        let heard = self.0.clone();
+        Arc::new(move |event: &Event| heard.lock().unwrap().push(event.clone()))
+    }
+
+    fn at(limiter: &dyn Limiter, happening: Happening) -> Ear {
+        let ear = Ear::default();
+        limiter.on(happening, ear.hook());
+        ear
+    }
+
+    fn at_store(store: &Store, happening: Happening) -> Ear {
+        let ear = Ear::default();
+        store.on(happening, ear.hook());
+        ear
+    }
+
+    fn taken(&self) -> Vec<Event> {
+        std::mem::take(&mut *self.0.lock().unwrap())
+    }
+
+    /// The limits, keys, units and waits, since the last look.
+    fn held(&self) -> Vec<(String, String, u64, Duration)> {
+        self.taken().into_iter().map(|e| (e.limit.to_string(), e.key, e.wanted, e.wait)).collect()
+    }
+}
+
+fn held(limit: &str, key: &str, wanted: u64, wait: Duration) -> Vec<(String, String, u64, Duration)> {
+    vec![(limit.into(), key.into(), wanted, wait)]
+}
+
+#[test]
+fn each_denial_is_told_once_to_the_limiter_s_and_the_store_s() {
+    let (_, store) = clocked();
+    let limiter = rate(&store, "mail", 2, MINUTE);
+    let (own, all) = (Ear::at(&*limiter, Happening::Throttled), Ear::at_store(&store, Happening::Throttled));
+    let other = Ear::at(&*rate(&store, "mail", 2, MINUTE), Happening::Throttled);
+    limiter.attempt("k", 2).unwrap();
+    limiter.peek("k", 1).unwrap();
+    assert!(!limiter.can_proceed("k").unwrap());
+    assert_eq!((own.held(), all.held()), (vec![], vec![]));
+    for call in [
+        |limiter: &dyn Limiter| _ = limiter.attempt("k", 2).unwrap(),
+        |limiter: &dyn Limiter| _ = limiter.decide("k", 2).unwrap(),
+        |limiter: &dyn Limiter| _ = limiter.reserve("k", 2, Some(ms(1)), None).unwrap(),
+    ] {
+        call(&*limiter);
+        assert_eq!(own.held(), held("mail", "k", 2, MINUTE));
+        assert_eq!(all.held(), held("mail", "k", 2, MINUTE));
+    }
+    assert_eq!(other.held(), vec![]);
+}
+
+#[test]
+fn who_waits_is_told_of_once_with_what_it_has_to_wait() {
+    let (clock, store) = clocked();
+    let limiter = rate(&store, "mail", 1, MINUTE);
+    let ear = Ear::at(&*limiter, Happening::Throttled);
+    let mut line = Line::new(limiter.clone());
+    assert!(matches!(line.join(Waiter::new("k", 1)).unwrap(), Joined::Done(Outcome::Admitted(_))));
+    assert_eq!(ear.held(), vec![]);
+    assert!(matches!(line.join(Waiter::new("k", 1)).unwrap(), Joined::Waiting(_)));
+    assert_eq!(ear.held(), held("mail", "k", 1, MINUTE));
+    let mut over = Vec::new();
+    clock.advance(MINUTE / 2);
+    line.advance(&mut over);
+    clock.advance(MINUTE / 2);
+    line.advance(&mut over);
+    assert!(matches!(over[..], [(_, Outcome::Admitted(_))]));
+    let mut seat = Seat::new(Waiter::new("k", 1));
+    assert!(matches!(seat.step(&*limiter).unwrap(), Step::Sleep(_)));
+    assert!(matches!(seat.step(&*limiter).unwrap(), Step::Sleep(_)));
+    assert_eq!(ear.held(), held("mail", "k", 1, MINUTE));
+    seat.leave(&*limiter);
+    let denied = acquire(&*limiter, Waiter::new("k", 1).timeout(Some(ms(1)))).unwrap();
+    assert!(matches!(denied, Attempt::Denied(_)));
+    assert_eq!(ear.held(), held("mail", "k", 1, MINUTE));
+}
+
+#[test]
+fn who_must_not_wait_for_the_store_is_told_of_when_it_may() {
+    let dir = Dir::new("hooks-later");
+    let store = Store::new(&dir.url()).unwrap();
+    let limiter = rate(&store, "mail", 1, MINUTE);
+    let ear = Ear::at(&*limiter, Happening::Throttled);
+    let mut line = Line::new(limiter.clone());
+    let joined = MayWait::Never.during(|| line.join(Waiter::new("k", 1)));
+    assert_eq!((joined, line.len()), (Err(Error::WouldWait), 0));
+    assert!(matches!(line.join(Waiter::new("k", 1)).unwrap(), Joined::Done(Outcome::Admitted(_))));
+    assert_eq!(ear.held(), vec![]);
+    assert!(matches!(line.join(Waiter::new("k", 1)).unwrap(), Joined::Waiting(_)));
+    assert_eq!(ear.held().len(), 1);
+}
+
+#[test]
+fn who_is_held_in_a_pool_is_told_of_once() {
+    let (_, store) = clocked();
+    let limiter = rate(&store, "mail", 1, MINUTE);
+    let ear = Ear::at(&*limiter, Happening::Throttled);
+    let mut pool = Pool::new(limiter.clone(), None);
+    limiter.attempt("k", 1).unwrap();
+    pool.join(Waiter::new("k", 1)).unwrap();
+    for _ in 0..2 {
+        pool.advance(1, 1, &mut Vec::new());
+    }
+    assert_eq!(ear.held(), held("mail", "k", 1, MINUTE));
+    assert!(pool.join(Waiter::new("k", 2)).is_err());
+    assert_eq!(ear.held(), vec![]);
+}
+
+#[test]
+fn a_composite_s_denial_is_told_to_its_own_and_to_those_of_the_child_that_denied() {
+    let (_, store) = clocked();
+    let (narrow, slots) = (rate(&store, "narrow", 1, MINUTE), slots(5));
+    let inner: Shared = Arc::new(CompositeLimiter::new([narrow.clone()]));
+    let both: Shared = Arc::new(CompositeLimiter::new([slots.clone(), inner]));
+    let ears = [&both, &narrow, &slots].map(|limiter| Ear::at(&**limiter, Happening::Throttled));
+    let of_store = Ear::at_store(&store, Happening::Throttled);
+    both.attempt("", 1).unwrap();
+    let calls: [fn(&dyn Limiter); 4] = [
+        |limiter| _ = limiter.attempt("", 1).unwrap(),
+        |limiter| _ = limiter.decide("", 1).unwrap(),
+        |limiter| _ = limiter.reserve("", 1, Some(ms(1)), None).unwrap(),
+        |limiter| _ = acquire(limiter, Waiter::new("", 1).timeout(Some(ms(1)))).unwrap(),
+    ];
+    for call in calls {
+        call(&*both);
+        let told = held("narrow", "", 1, MINUTE);
+        assert_eq!(ears.each_ref().map(Ear::held), [told.clone(), told.clone(), vec![]]);
+        assert_eq!(of_store.held(), told);
+    }
+}
+
+#[test]
+fn names_that_are_not_declared() {
+    let store = Store::new("memory:").unwrap();
+    let limiter: Shared = Arc::new(RateLimiter::attach(&store, "nobody").unwrap());
+    let of_limiter = Ear::at(&*limiter, Happening::UnknownLimit);
+    let of_store = Ear::at_store(&store, Happening::UnknownLimit);
+    let calls: [fn(&dyn Limiter) -> Result<()>; 7] = [
+        |limiter| limiter.attempt("k", 3).map(drop),
+        |limiter| limiter.peek("k", 3).map(drop),
+        |limiter| limiter.reserve("k", 3, None, None).map(drop),
+        |limiter| acquire(limiter, Waiter::new("k", 3)).map(drop),
+        |limiter| Seat::new(Waiter::new("k", 3)).step(limiter).map(drop),
+        |limiter| Seat::new(Waiter::new("k", 3)).start_at_once(limiter).map(drop),
+        |limiter| limiter.record_job_start("k"),
+    ];
+    for call in calls {
+        let error = call(&*limiter).unwrap_err();
+        for ear in [&of_limiter, &of_store] {
+            let [event] = &ear.taken()[..] else { panic!("not told once") };
+            assert_eq!((&*event.limit, &*event.key, &event.error), ("nobody", "k", &Some(error.clone())));
+        }
+    }
+    assert!(Line::new(limiter).join(Waiter::new("k", 1)).is_err());
+    assert_eq!((of_limiter.taken().len(), of_store.taken().len()), (1, 1));
+    let calls: [fn(&Store) -> Result<()>; 3] =
+        [|store| store.override_text("gone", "5/1m"), |store| store.lift("gone"), |store| store.find("gone").map(drop)];
+    for call in calls {
+        let error = call(&store).unwrap_err();
+        let [event] = &of_store.taken()[..] else { panic!("not told once") };
+        assert_eq!((&*event.limit, &event.error), ("gone", &Some(error)));
+    }
+}
+
+#[test]
+fn stores_that_fail_whatever_they_answer() {
+    let dir = Dir::new("hooks-failing");
+    std::fs::write(dir.file("file"), "not a directory").unwrap();
+    for on_error in [OnError::Raise, OnError::Deny, OnError::Admit] {
+        let mut options = StoreOptions::default();
+        options.on_error = on_error;
+        let store = Store::with_options(&format!("sqlite:{}/limits.db", dir.file("file").display()), options).unwrap();
+        let calls = rate(&store, "calls", 1, MINUTE);
+        let good = rate(&Store::new("memory:").unwrap(), "good", 9, MINUTE);
+        let both: Shared = Arc::new(CompositeLimiter::new([good.clone(), calls.clone()]));
+        let ear = Ear::at_store(&store, Happening::StoreError);
+        let ears = [&calls, &both, &good].map(|limiter| Ear::at(&**limiter, Happening::StoreError));
+        for (limiter, at) in [(&calls, 0), (&both, 1)] {
+            let answer = limiter.decide("k", 1);
+            assert_eq!(answer.is_err(), on_error == OnError::Raise);
+            for ear in [&ear, &ears[at]] {
+                let [event] = &ear.taken()[..] else { panic!("not told once") };
+                assert_eq!((&*event.limit, &*event.key, event.wanted), (limiter.name(), "k", 1));
+                assert_eq!(event.error, answer.as_ref().err().cloned());
+            }
+            assert_eq!(ears.each_ref().map(|ear| ear.taken().len()), [0; 3]);
+        }
+        good.decide("k", 1).unwrap();
+        assert!(ear.taken().is_empty());
+    }
+}
+
+#[test]
+fn a_hook_may_limit_and_take_itself_away() {
+    let (_, store) = clocked();
+    let limiter = rate(&store, "mail", 2, MINUTE);
+    let ear = Ear::default();
+    let (asks, heard) = (Arc::downgrade(&limiter), ear.hook());
+    limiter.on(
+        Happening::Throttled,
+        Arc::new(move |event: &Event| {
+            heard(event);
+            if event.wanted == 2 {
+                asks.upgrade().unwrap().attempt("", 1).unwrap();
+            }
+        }),
+    );
+    limiter.attempt("", 2).unwrap();
+    limiter.attempt("", 2).unwrap();
+    assert_eq!(ear.held().iter().map(|told| told.2).collect::<Vec<_>>(), [2, 1]);
+    let (own, of) = (Arc::new(Mutex::new(0)), Arc::downgrade(&limiter));
+    let id = own.clone();
+    let hook: Hook = Arc::new(move |_: &Event| of.upgrade().unwrap().off(*id.lock().unwrap()));
+    let gone = Arc::downgrade(&hook);
+    *own.lock().unwrap() = limiter.on(Happening::Throttled, hook);
+    limiter.attempt("", 1).unwrap();
+    assert!(gone.upgrade().is_none(), "it is still kept");
+    limiter.off(*own.lock().unwrap());
+}
+
+#[test]
+fn a_forked_child_has_the_hooks_even_if_somebody_was_at_them() {
+    let (_, store) = clocked();
+    let limiter = rate(&store, "mail", 1, MINUTE);
+    limiter.attempt("", 1).unwrap();
+    let busy = AtomicBool::new(true);
+    /// Ends the other threads, also after a panic.
+    struct End<'a>(&'a AtomicBool);
+    impl Drop for End<'_> {
+        fn drop(&mut self) {
+            self.0.store(false, Relaxed);
+        }
+    }
+    std::thread::scope(|threads| {
+        let _end = End(&busy);
+        for _ in 0..2 {
+            threads.spawn(|| {
+                while busy.load(Relaxed) {
+                    limiter.off(limiter.on(Happening::Throttled, Arc::new(|_: &Event| {})));
+                }
+            });
+        }
+        for _ in 0..50 {
+            let ear = Ear::at(&*limiter, Happening::Throttled);
+            let child = Child::run(|| {
+                limiter.attempt("", 1).unwrap();
+                assert_eq!(ear.held().len(), 1);
+            });
+            child.join();
+        }
+    });
+}
