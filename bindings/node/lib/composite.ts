@@ -55,17 +55,6 @@ export class CompositeLimiter extends Limiter {
     const opening = this.#children.map((child) => child._opening()).filter((promise) => promise !== null);
     return opening.length === 0 ? null : Promise.all(opening);
   }
-
-  /** @internal Those who listen to the child that denied are told, too. */
-  override _throttled(limit: string, key: string, wanted: number, wait: number): void {
-    super._throttled(limit, key, wanted, wait);
-    for (const child of this.#children) if (child._names(limit)) return child._throttled(limit, key, wanted, wait);
-  }
-
-  /** @internal */
-  override _names(limit: string): boolean {
-    return this.#children.some((child) => child._names(limit));
-  }
 }
 
 /** No limit: what to use where none is given. */

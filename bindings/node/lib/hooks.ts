@@ -1,9 +1,9 @@
 // Hooks: who wants to hear of it when starts are held up, or cannot be decided.
 
 import { types } from "node:util";
-import { type LimitError, StoreError, UnknownLimit, invalid } from "./errors.js";
+import { LimitError, StoreError, invalid, thrown } from "./errors.js";
 import { word } from "./input.js";
-import { shared } from "./native.js";
+import { type Telling, shared } from "./native.js";
 
 /**
  * What can be listened to: "throttled", a denial, or an `acquire` that has to wait; "unknown_limit", a name that is not
@@ -32,30 +32,35 @@ export type Hook = (payload: HookPayload) => unknown;
 
 const EVENTS: readonly HookEvent[] = ["throttled", "unknown_limit", "store_error"];
 
-/** The hooks of one limiter or store. */
-export class Hooks {
-  #all: { readonly event: HookEvent; readonly hook: Hook }[] = [];
+/**
+ * Adds a hook. `begin` lets the core tell it, by its number, and gives what `end` takes. What this gives takes the hook away.
+ */
+export function listen<T>(
+  event: HookEvent,
+  hook: Hook,
+  begin: (hook: number) => T,
+  end: (listening: T) => void,
+): () => void {
+  word("event", event, EVENTS);
+  if (typeof hook !== "function") throw invalid("hook", hook, "a function");
+  const number = ++shared.lastHook;
+  // In a turn of its own: it may use limiters, and the answer of this call has not been read yet.
+  shared.hooks.set(number, (telling) => {
+    const payload = payloadOf(event, telling);
+    queueMicrotask(() => void run(event, hook, payload));
+  });
+  const listening = begin(number);
+  return () => {
+    if (shared.hooks.delete(number)) end(listening);
+  };
+}
 
-  /** Adds one. What it gives takes it away again. */
-  on(event: HookEvent, hook: Hook): () => void {
-    word("event", event, EVENTS);
-    if (typeof hook !== "function") throw invalid("hook", hook, "a function");
-    const added = { event, hook };
-    this.#all.push(added);
-    shared.hooks++;
-    return () => {
-      const before = this.#all.length;
-      this.#all = this.#all.filter((other) => other !== added);
-      shared.hooks -= before - this.#all.length;
-    };
-  }
-
-  /** Calls them in a turn of their own: they may use limiters, and the answer of this call has not been read yet. */
-  tell(event: HookEvent, payload: HookPayload): void {
-    for (const { event: wanted, hook } of this.#all) {
-      if (wanted === event) queueMicrotask(() => void run(event, hook, payload));
-    }
-  }
+function payloadOf(event: HookEvent, { limit, key, wanted, wait, error }: Telling): HookPayload {
+  let reason: LimitError | null = null;
+  if (error != null) reason = thrown(new Error(error)) as LimitError;
+  // One that answers whatever happens throws none.
+  else if (event === "store_error") reason = new StoreError("the store failed: see its onError", "store_failure", -9);
+  return { limit, key, wanted, granted: 0, wait, error: reason };
 }
 
 async function run(event: HookEvent, hook: Hook, payload: HookPayload): Promise<void> {
@@ -70,10 +75,4 @@ async function run(event: HookEvent, hook: Hook, payload: HookPayload): Promise<
 export function warn(what: string, error: unknown): void {
   const why = types.isNativeError(error) ? (error.stack ?? error.message) : String(error);
   process.emitWarning(`${what}: ${why}`, "WorkglowLimitWarning");
-}
-
-/** The event that an error is, if it is one. */
-export function eventOf(error: unknown): HookEvent | null {
-  if (error instanceof UnknownLimit) return "unknown_limit";
-  return error instanceof StoreError ? "store_error" : null;
 }

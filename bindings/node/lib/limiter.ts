@@ -3,8 +3,8 @@
 import { types } from "node:util";
 import { brand } from "./brand.js";
 import type { AcquireOptions, Decision, ReserveOptions, StartOptions, Stats } from "./calls.js";
-import { InvalidArgument, LimitError, StoreError, invalid, make, thrown } from "./errors.js";
-import { type Hook, type HookEvent, Hooks, eventOf } from "./hooks.js";
+import { InvalidArgument, StoreError, UnknownLimit, invalid, make, messageOf, thrown } from "./errors.js";
+import { type Hook, type HookEvent, listen } from "./hooks.js";
 import { type Duration, keyOf, maybeMilliseconds, milliseconds, options as checkOptions, unicode, weightOf } from "./input.js";
 import {
   type Answer,
@@ -20,6 +20,7 @@ import {
   native,
   numbers,
   shared,
+  tellHooks,
 } from "./native.js";
 import { Permit } from "./permit.js";
 import { requestOf } from "./request.js";
@@ -48,8 +49,6 @@ export abstract class Limiter {
   _call!: Closure;
   /** @internal Does a permit hold something that must be given back? */
   _holds = false;
-  /** @internal */
-  readonly _hooks = new Hooks();
   readonly #home: Home;
   readonly #store: Store | undefined;
   #native: NativeLimiter | undefined;
@@ -57,6 +56,8 @@ export abstract class Limiter {
   readonly #bells: readonly Bell[];
   #opening: Promise<void> | null = null;
   #isOpen = false;
+  /** Lets those listen that came before its native half was found. */
+  #early: { readonly event: HookEvent; readonly hook: number; readonly begin: () => void }[] = [];
 
   /** @internal With a name instead of what was made, the first use finds it. */
   constructor(made: NativeLimiter | string, home: Home = {}) {
@@ -68,7 +69,7 @@ export abstract class Limiter {
     if (typeof made === "string") {
       this.name = made;
       this._call = () => {
-        this._bind(native.find(this.#store!._native, made));
+        this.#find();
         return this._call();
       };
     } else {
@@ -83,11 +84,28 @@ export abstract class Limiter {
     this.#native = made;
     this._call = wrap(bind(made));
     this._holds = holds ?? !native.hasPlaces(made);
+    for (const { begin } of this.#early.splice(0)) begin();
+  }
+
+  /** Finds its native half. The store's hooks hear from the core that there is none. */
+  #find(): void {
+    try {
+      this._bind(native.find(this.#store!._native, this.name));
+    } catch (error) {
+      throw this.#notFound(error);
+    }
+  }
+
+  #notFound(error: unknown): unknown {
+    const event = thrown(error) instanceof UnknownLimit ? "unknown_limit" : "store_error";
+    const telling = { limit: this.name, key: "", wanted: 1, wait: 0, error: messageOf(error) };
+    for (const { event: of, hook } of this.#early) if (of === event) shared.hooks.get(hook)?.({ hook, ...telling });
+    return error;
   }
 
   /** @internal */
   get _native(): NativeLimiter {
-    if (this.#native === undefined) this._bind(make(() => native.find(this.#store!._native, this.name)));
+    if (this.#native === undefined) make(() => this.#find());
     return this.#native!;
   }
 
@@ -107,11 +125,6 @@ export abstract class Limiter {
     }
   }
 
-  /** @internal Is this its name, or that of a limit that it consists of? */
-  _names(limit: string): boolean {
-    return limit === this.name;
-  }
-
   /** @internal Is its state shared between processes? */
   _isShared(): boolean {
     return this.#store?._isShared ?? false;
@@ -128,6 +141,7 @@ export abstract class Limiter {
     this.#opening ??= this.#open().then(
       () => void (this.#isOpen = true),
       (error) => {
+        tellHooks();
         this.#opening = null; // The next use tries again.
         const reason = thrown(error);
         // The decision that follows fails too, and answers as the store was told to.
@@ -140,21 +154,22 @@ export abstract class Limiter {
 
   async #open(): Promise<void> {
     if (this.#native !== undefined) return native.openLimiter(this.#native);
-    this._bind(await native.findLater(this.#store!._native, this.name));
+    try {
+      this._bind(await native.findLater(this.#store!._native, this.name));
+    } catch (error) {
+      throw this.#notFound(error);
+    }
   }
 
   /** @internal Calls the native half; `call` says what may not happen before the answer is read. */
   _do(op: Op, key: string, weight: number): Status {
-    if (shared.hooks === 0) return call(this._call, op, key, weight);
-    return this.#overheard(key, weight)(() => call(this._call, op, key, weight));
+    return call(this._call, op, key, weight);
   }
 
   /** @internal The same; what would have to wait for the store does so on the thread pool: see `ask`. */
   _ask(op: Op, key: string, weight: number, done: (answer: Answer) => void): void {
-    if (!this._isNative()) return done(() => this._do(op, key, weight));
-    if (shared.hooks === 0) return ask(this._call, op, key, weight, done);
-    const overheard = this.#overheard(key, weight);
-    ask(this._call, op, key, weight, (answer) => done(() => overheard(answer)));
+    if (this._isNative()) ask(this._call, op, key, weight, done);
+    else done(() => this._do(op, key, weight));
   }
 
   /** @internal Is it without limiters that are written in JavaScript? The thread pool can call those only. */
@@ -162,62 +177,20 @@ export abstract class Limiter {
     return true;
   }
 
-  /** Tells hooks of what goes wrong between this and the answer. */
-  #overheard(key: string, weight: number): (answer: Answer) => Status {
-    const stores = this._stores();
-    const before = stores.map((store) => store.failures);
-    return (answer) => {
-      let failed: unknown;
-      try {
-        return answer();
-      } catch (error) {
-        failed = error;
-        throw error;
-      } finally {
-        // One that answers whatever happens does not throw.
-        const failing = stores.filter((store, i) => store.failures > before[i]!);
-        if (failing.length > 0) failed ??= new StoreError("the store failed: see its onError", "store_failure", -9);
-        this._failed(failed, key, weight, failing.length > 0 ? failing : stores);
-      }
-    };
-  }
-
-  /** @internal Tells hooks of an error, if it is an event. */
-  _failed(error: unknown, key: string, wanted: number, stores: readonly Store[] = this._stores()): void {
-    const event = shared.hooks === 0 ? null : eventOf(error);
-    if (event === null) return;
-    const payload = { limit: this.name, key, wanted, granted: 0, wait: 0, error: error as LimitError };
-    for (const { _hooks } of [this, ...stores]) _hooks.tell(event, payload);
-  }
-
-  /** @internal Tells hooks that a start has to wait. */
-  _throttled(limit: string, key: string, wanted: number, wait: number): void {
-    const payload = { limit, key, wanted, granted: 0, wait, error: null };
-    this._hooks.tell("throttled", payload);
-    this.#store?._hooks.tell("throttled", payload);
-  }
-
-  /** @internal What a start would be told now; `null` if there are no hooks. */
-  _foresee(key: string, weight: number): Decision | null {
-    if (shared.hooks === 0) return null;
-    try {
-      return this.#answer(Op.peek, key, call(this._call, Op.peek, key, weight));
-    } catch {
-      return null; // Nobody asked for this look: the next decision says what is wrong.
-    }
-  }
-
-  /** @internal Tells hooks that a start has to wait, as it was foreseen. */
-  _waits(seen: Decision | null, key: string, weight: number, wait = seen?.retryAfter): void {
-    if (seen !== null) this._throttled(seen.deniedBy ?? this.name, key, weight, wait!);
-  }
-
   /**
    * Calls `hook` at each such event of this limiter, soon after the decision; what this gives takes it away again.
    * `Store.on` listens to all limiters of a store.
    */
   on(event: HookEvent, hook: Hook): () => void {
-    return this._hooks.on(event, hook);
+    let listening = 0;
+    const begin = (number: number): void => {
+      const start = () => void (listening = native.listen(this.#native!, event, shared.told, number));
+      if (this.#native === undefined) this.#early.push({ event, hook: number, begin: start });
+      else start();
+    };
+    return listen(event, hook, begin, () => {
+      if (this.#native !== undefined) native.unlisten(this.#native, listening);
+    });
   }
 
   /** Decides and records in one act: a permit, or `null`. A denial changes nothing. */
@@ -229,8 +202,6 @@ export abstract class Limiter {
       key = keyOf(options.key);
       weight = weightOf(options.weight);
     }
-    // Who listens wants to know who denied, too.
-    if (shared.hooks !== 0) return this.#decide(key, weight).permit;
     return call(this._call, Op.attempt, key, weight) === Status.yes ? new Permit(this, key) : null;
   }
 
@@ -242,7 +213,8 @@ export abstract class Limiter {
   /** The same, answering with the whole decision. */
   decide(options: StartOptions = {}): Decision {
     checkOptions(options, START);
-    return this.#decide(keyOf(options.key), weightOf(options.weight));
+    const key = keyOf(options.key);
+    return this.#answer(Op.decide, key, this._do(Op.decide, key, weightOf(options.weight)));
   }
 
   /** The same. What has to wait for the store does so off the event loop, which `decide` does for 40 ms at most. */
@@ -250,7 +222,7 @@ export abstract class Limiter {
     checkOptions(options, START);
     const key = keyOf(options.key);
     const weight = weightOf(options.weight);
-    return this.#ask(Op.decide, key, weight, (status) => this.#heard(this.#answer(Op.decide, key, status), key, weight));
+    return this.#ask(Op.decide, key, weight, (status) => this.#answer(Op.decide, key, status));
   }
 
   /** The decision that `decide` would give. Records nothing; `weight` may be 0. */
@@ -258,16 +230,6 @@ export abstract class Limiter {
     checkOptions(options, START);
     const key = keyOf(options.key);
     return this.#answer(Op.peek, key, this._do(Op.peek, key, weightOf(options.weight)));
-  }
-
-  #decide(key: string, weight: number): Decision {
-    return this.#heard(this.#answer(Op.decide, key, this._do(Op.decide, key, weight)), key, weight);
-  }
-
-  /** Tells hooks of a denial. */
-  #heard(decision: Decision, key: string, weight: number): Decision {
-    if (!decision.admitted && shared.hooks !== 0) this._waits(decision, key, weight);
-    return decision;
   }
 
   #answer(op: Op, key: string, status: Status): Decision {
@@ -314,19 +276,17 @@ export abstract class Limiter {
     const { key, weight, maxWait, grace } = placeOf(options);
     numbers[Num.time] = maxWait;
     numbers[Num.grace] = grace;
-    return this.#reserved(this._do(Op.reserve, key, weight), key, weight);
+    return this.#reserved(this._do(Op.reserve, key, weight), key);
   }
 
   /** The same. What has to wait for the store does so off the event loop, which `reserve` does for 40 ms at most. */
   async reserveAsync(options: ReserveOptions = {}): Promise<Permit | null> {
     const { key, weight, maxWait, grace } = placeOf(options);
-    return this.#ask(Op.reserve, key, weight, (status) => this.#reserved(status, key, weight), maxWait, grace);
+    return this.#ask(Op.reserve, key, weight, (status) => this.#reserved(status, key), maxWait, grace);
   }
 
-  #reserved(status: Status, key: string, weight: number): Permit | null {
-    if (status === Status.yes) return new Permit(this, key, false);
-    this._waits(this._foresee(key, weight), key, weight);
-    return null;
+  #reserved(status: Status, key: string): Permit | null {
+    return status === Status.yes ? new Permit(this, key, false) : null;
   }
 
   /**
@@ -437,7 +397,7 @@ export abstract class Limiter {
 
   /** Asks off the event loop what has to wait. `read` reads the answer in the same turn: see `call`. */
   async #ask<T>(op: Op, key: string, weight = 1, read?: (status: Status) => T, time = 0, grace = 0): Promise<T> {
-    await this.#opened(key);
+    await this._opening();
     return new Promise((resolve, reject) => {
       numbers[Num.time] = time;
       numbers[Num.grace] = grace;
@@ -450,15 +410,6 @@ export abstract class Limiter {
         }
       });
     });
-  }
-
-  async #opened(key: string): Promise<void> {
-    try {
-      await this._opening();
-    } catch (error) {
-      this._failed(error, key, 1);
-      throw error;
-    }
   }
 }
 

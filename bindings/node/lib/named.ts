@@ -12,11 +12,6 @@ export class NamedLimiter extends Limiter {
   constructor(made: NativeLimiter | string, store: Store) {
     super(made, { store });
   }
-
-  /** @internal */
-  override _names(limit: string): boolean {
-    return limit === this.name || limit.startsWith(`${this.name}/`);
-  }
 }
 
 /** What a `FlowControl` allows: a rate, a parallelism, or both. */

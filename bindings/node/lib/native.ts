@@ -12,12 +12,25 @@ export type NativeStore = Opaque<"store">;
 export type NativeClock = Opaque<"clock">;
 export type NativePolicy = Opaque<"policy">;
 export type NativeLimiter = Opaque<"limiter">;
+/** What the hooks of this thread have been told. */
+export type NativeTold = Opaque<"told">;
 /** A call that has to wait for the store. */
 type Later = Opaque<"later">;
 /** The closure of a limiter. It gives something only if it was asked to make a call later that would have to wait. */
 export type Closure = () => Later | undefined;
 type Windows = readonly (readonly [max: number, seconds: number])[];
 type Backoff = readonly [initial: number, multiplier: number, max: number, jitter: string];
+
+/** What a hook is told, by its number. */
+export interface Telling {
+  readonly hook: number;
+  readonly limit: string;
+  readonly key: string;
+  readonly wanted: number;
+  readonly wait: number;
+  /** As it is thrown. */
+  readonly error?: string | null;
+}
 
 interface Native {
   store(
@@ -34,7 +47,7 @@ interface Native {
   lift(store: NativeStore, name: string, key?: string): Promise<void>;
   flush(store: NativeStore): Promise<void>;
   verify(store: NativeStore, repair: boolean): Promise<string[]>;
-  tellCounts(store: NativeStore): void;
+  tellCounts(): void;
   failures(store: NativeStore): number;
   manualClock(): NativeClock;
   advance(clock: NativeClock, ms: number): void;
@@ -66,7 +79,13 @@ interface Native {
   hasPlaces(limiter: NativeLimiter): boolean;
   stats(limiter: NativeLimiter, key: string): number[];
   bufferSize(): number;
-  bind(limiter: NativeLimiter, buffer: ArrayBuffer): Closure;
+  bind(limiter: NativeLimiter, buffer: ArrayBuffer, told: NativeTold): Closure;
+  told(): NativeTold;
+  takeTold(told: NativeTold): Telling[];
+  listen(limiter: NativeLimiter, event: string, told: NativeTold, hook: number): number;
+  unlisten(limiter: NativeLimiter, listening: number): void;
+  listenToStore(store: NativeStore, event: string, told: NativeTold, hook: number): number;
+  unlistenToStore(store: NativeStore, listening: number): void;
   work(later: Later): Promise<Uint8Array>;
 }
 
@@ -163,8 +182,10 @@ export const enum Num {
 interface Shared {
   /** For the calls of all limiters: a call is written, made and read before anything else can run. */
   readonly buffer: ArrayBuffer;
-  /** How many hooks there are: without any, nobody has to look further. */
-  hooks: number;
+  readonly told: NativeTold;
+  /** The hooks, by their numbers. */
+  readonly hooks: Map<number, (telling: Telling) => void>;
+  lastHook: number;
   /** What the innermost call of a limiter that calls back was thrown first, by limiters of the caller's own. */
   failure: unknown;
 }
@@ -172,7 +193,9 @@ interface Shared {
 const here = addon as { shared?: Shared };
 export const shared: Shared = (here.shared ??= {
   buffer: new ArrayBuffer(native.bufferSize()),
-  hooks: 0,
+  told: native.told(),
+  hooks: new Map(),
+  lastHook: 0,
   failure: undefined,
 });
 const { buffer } = shared;
@@ -183,7 +206,7 @@ const text = Buffer.from(buffer, 168);
 const bytes = new Uint8Array(buffer);
 
 /** The closure of a limiter. */
-export const bind = (limiter: NativeLimiter): Closure => native.bind(limiter, buffer);
+export const bind = (limiter: NativeLimiter): Closure => native.bind(limiter, buffer, shared.told);
 
 /** Calls a limiter. Nothing of the caller's (a getter of its options, say) may run between this and reading the answer. */
 export function call(closure: Closure, op: Op, key: string, weight: number): Status {
@@ -191,9 +214,17 @@ export function call(closure: Closure, op: Op, key: string, weight: number): Sta
   try {
     closure();
   } catch (error) {
+    tellHooks();
     throw thrown(error);
   }
+  if (ints[Int.op] !== 0) tellHooks();
   return ints[Int.status]!;
+}
+
+/** Tells hooks what calls have told: in turns of their own, as the answer of this call has not been read yet. */
+export function tellHooks(): void {
+  if (shared.hooks.size === 0) return;
+  for (const telling of native.takeTold(shared.told)) shared.hooks.get(telling.hook)?.(telling);
 }
 
 /** Reads the answer of a call from the buffer, or throws its error. */
@@ -205,6 +236,7 @@ export type Answer = () => Status;
  */
 export function ask(closure: Closure, op: Op, key: string, weight: number, done: (answer: Answer) => void): void {
   const failed = (error: unknown): void => {
+    tellHooks();
     const reason = thrown(error);
     done(() => {
       throw reason;
@@ -218,9 +250,11 @@ export function ask(closure: Closure, op: Op, key: string, weight: number, done:
     return failed(error);
   }
   const read = (): Status => ints[Int.status]!;
+  if (ints[Int.op] !== 0) tellHooks();
   if (later === undefined) return done(read);
   const made = later;
   inPool(() => native.work(made)).then((answer) => {
+    tellHooks();
     bytes.set(answer);
     done(read);
   }, failed);

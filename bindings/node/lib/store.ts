@@ -2,11 +2,11 @@
 
 import { brand } from "./brand.js";
 import { invalid, make, thrown } from "./errors.js";
-import { type Hook, type HookEvent, Hooks } from "./hooks.js";
+import { type Hook, type HookEvent, listen } from "./hooks.js";
 import { type Duration, maybeMilliseconds, milliseconds, options as checkOptions, unicode, whole, word } from "./input.js";
 import type { Limiter } from "./limiter.js";
 import { FlowControl, byName } from "./named.js";
-import { type NativeClock, type NativeStore, native } from "./native.js";
+import { type NativeClock, type NativeStore, native, shared, tellHooks } from "./native.js";
 import { Bell } from "./waiting.js";
 
 /** Which key is meant. */
@@ -46,24 +46,12 @@ export function nativeClock(clock: unknown): NativeClock | undefined {
   return clock._native;
 }
 
-// `process.exit` destroys nothing, so what was counted last has to be told before.
-const stores = new Set<WeakRef<Store>>();
-const forgotten = new FinalizationRegistry((ref: WeakRef<Store>) => stores.delete(ref));
 let isListening = false;
 
-function tellCounts(): void {
-  for (const ref of stores) {
-    const store = ref.deref();
-    if (store !== undefined) native.tellCounts(store._native);
-  }
-}
-
-function tellAtExit(store: Store): void {
-  if (!isListening) process.once("exit", tellCounts);
+/** `process.exit` destroys nothing, so what was counted last has to be told before. */
+function tellAtExit(): void {
+  if (!isListening) process.once("exit", () => native.tellCounts());
   isListening = true;
-  const ref = new WeakRef(store);
-  stores.add(ref);
-  forgotten.register(store, ref);
 }
 
 /** How a store behaves. */
@@ -106,8 +94,6 @@ export class Store {
   readonly _alwaysAnswers: boolean;
   /** @internal Is it a file, which others may use too? */
   readonly _isShared: boolean;
-  /** @internal */
-  readonly _hooks = new Hooks();
 
   constructor(url: string, options: StoreOptions = {}) {
     checkOptions(options, ["timeout", "mode", "onError", "durability", "clock"]);
@@ -122,7 +108,7 @@ export class Store {
     this._clock = clock;
     this._alwaysAnswers = onError !== "raise";
     this._isShared = !url.startsWith("memory:");
-    if (this._isShared) tellAtExit(this);
+    if (this._isShared) tellAtExit();
   }
 
   /** Opens the store now, its files made if there are none, instead of at the first decision. */
@@ -198,12 +184,14 @@ export class Store {
 
   /** Calls `hook` at each such event of this store's limiters, soon after the decision; what this gives takes it away. */
   on(event: HookEvent, hook: Hook): () => void {
-    return this._hooks.on(event, hook);
+    const begin = (number: number) => native.listenToStore(this._native, event, shared.told, number);
+    return listen(event, hook, begin, (listening) => native.unlistenToStore(this._native, listening));
   }
 }
 
 brand({ ManualClock, Store }, native);
 
 function rethrow(error: unknown): never {
+  tellHooks();
   throw thrown(error);
 }

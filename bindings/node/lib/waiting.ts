@@ -1,6 +1,5 @@
 // Waiting: the core keeps the line of those who wait, and this its one timer, and whoever makes room wakes the line.
 
-import type { Decision } from "./calls.js";
 import { TimeoutError, thrown } from "./errors.js";
 import type { Limiter } from "./limiter.js";
 import { type Answer, Int, Num, Op, Status, call, ints, numbers } from "./native.js";
@@ -70,7 +69,7 @@ export class Line {
   /** Waits for a permit. */
   acquire(request: Request): Promise<Permit> {
     return new Promise((resolve, reject) => {
-      const { key, weight, signal } = request;
+      const { signal } = request;
       if (signal?.aborted) return reject(signal.reason);
       const waiter = new Waiter(request, resolve, reject);
       if (signal !== undefined) signal.addEventListener("abort", (waiter.onAbort = () => this.#abort(waiter)));
@@ -78,10 +77,7 @@ export class Line {
       if (opening === null) return this.#join(waiter);
       opening.then(
         () => this.#join(waiter),
-        (error) => {
-          this.#limiter._failed(error, key, weight);
-          this.#reject(waiter, error);
-        },
+        (error) => this.#reject(waiter, error),
       );
     });
   }
@@ -95,7 +91,6 @@ export class Line {
     this.#soon(() => {
       if (waiter.isOver) return;
       const { key, weight, priority, timeout, place } = waiter.request;
-      const seen = place === undefined ? this.#limiter._foresee(key, weight) : null;
       try {
         if (place !== undefined) this.#limiter._put("place", place);
       } catch (error) {
@@ -105,7 +100,7 @@ export class Line {
       numbers[Num.time] = timeout;
       this.#do(place === undefined ? Op.join : Op.joinWithPlace, key, weight, (answer) => {
         try {
-          this.#joined(waiter, answer(), seen);
+          this.#joined(waiter, answer());
         } catch (error) {
           this.#reject(waiter, error);
         }
@@ -113,8 +108,8 @@ export class Line {
     });
   }
 
-  #joined(waiter: Waiter, status: Status, seen: Decision | null): void {
-    const { key, weight, place } = waiter.request;
+  #joined(waiter: Waiter, status: Status): void {
+    const { place } = waiter.request;
     const due = numbers[Num.due]!;
     if (place instanceof Permit) place._useUp(); // From now on it is the waiter's.
     if (status === Status.sleep) {
@@ -122,11 +117,8 @@ export class Line {
       if (this.#waiters.size === 0) this.#begin();
       this.#waiters.set(waiter.id, waiter);
       if (waiter.isOver) this.#left(waiter);
-      else this.#limiter._waits(seen, key, weight);
     } else {
-      const after = numbers[Num.retryAfter]! / 1e3;
       this.#tell(waiter, status);
-      if (status === Status.expired) this.#limiter._waits(seen, key, weight, after);
     }
     this.#sleep(due);
   }
@@ -173,12 +165,8 @@ export class Line {
       return true;
     }
     this.#waiters.delete(id);
-    if (failure === undefined) {
-      this.#tell(waiter, status);
-    } else {
-      this.#limiter._failed(failure, waiter.request.key, waiter.request.weight);
-      this.#reject(waiter, failure);
-    }
+    if (failure === undefined) this.#tell(waiter, status);
+    else this.#reject(waiter, failure);
     return true;
   }
 

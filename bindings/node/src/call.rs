@@ -4,6 +4,7 @@
 //! much as a decision. So nothing crosses: arguments and answers lie in one buffer that both sides see, and the closure
 //! takes and returns nothing. `lib/native.ts` knows the same layout and the same numbers.
 
+use crate::hooks::Told;
 use crate::{pooled, text};
 use napi::bindgen_prelude::{ArrayBuffer, AsyncTask, Buffer, External, FromNapiValue, Function, ToNapiValue};
 use napi::{Env, JsValue, Status, Task, sys};
@@ -35,7 +36,7 @@ const QUEUED: Duration = Duration::from_secs(1);
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct Shared {
-    /// In: what to do, one of the numbers of [`Core::call`], and perhaps [`LATER`].
+    /// In: what to do, one of the numbers of [`Core::call`], and perhaps [`LATER`]. Out: 1 if hooks were told something.
     operation: i32,
     /// Out: 1 admitted (started, yes), 0 denied (not yet, no), 2 sleep, 3 expired.
     status: i32,
@@ -72,6 +73,11 @@ const _: () = assert!(offset_of!(Shared, weight) == 16 && offset_of!(Shared, lar
 const _: () = assert!(offset_of!(Shared, permit) == 104 && offset_of!(Shared, text) == 168);
 
 impl Shared {
+    /// Is it a line that is asked to do what is due?
+    fn is_advancing(&self) -> bool {
+        matches!(self.operation, 25 | 27 | 28)
+    }
+
     fn put_text(&mut self, text: &str) {
         let text = &text.as_bytes()[..text.len().min(KEY_BYTES)];
         self.text[..text.len()].copy_from_slice(text);
@@ -85,6 +91,7 @@ struct Data {
     /// May JavaScript run in the middle of a call, and make calls of its own?
     may_call_back: bool,
     shared: *mut Shared,
+    told: Arc<Told>,
     /// Keeps the buffer.
     buffer: sys::napi_ref,
 }
@@ -110,6 +117,7 @@ pub fn bind<'env>(
     limiter: Arc<dyn Limiter>,
     may_call_back: bool,
     buffer: &ArrayBuffer<'env>,
+    told: &Arc<Told>,
 ) -> napi::Result<Function<'env, (), ()>> {
     let shared = buffer.as_ptr() as *mut Shared;
     if buffer.len() < size_of::<Shared>() || !shared.is_aligned() {
@@ -120,7 +128,7 @@ pub fn bind<'env>(
     check(unsafe { sys::napi_create_reference(env.raw(), buffer.raw(), 1, &mut reference) })?;
     let line = Mutex::new(Waiting { line: Line::new(limiter.clone()), over: VecDeque::new() });
     let core = Arc::new(Core { limiter, line, is_looked_after: AtomicBool::new(false) });
-    let data = Box::into_raw(Box::new(Data { core, may_call_back, shared, buffer: reference }));
+    let data = Box::into_raw(Box::new(Data { core, may_call_back, shared, told: told.clone(), buffer: reference }));
     let mut function = ptr::null_mut();
     // SAFETY: no name, and data that live until the finalizer of the function itself. Should that one not be
     // accepted, they are leaked.
@@ -175,6 +183,8 @@ unsafe extern "C" fn enter(env: sys::napi_env, info: sys::napi_callback_info) ->
         let shared = unsafe { &mut *data.shared };
         catch_unwind(AssertUnwindSafe(|| data.core.enter(shared)))
     };
+    // SAFETY: as above; nothing refers there any more.
+    unsafe { (*data.shared).operation = i32::from(data.told.is_any()) };
     if data.core.limiter.is_due() {
         // SAFETY: Node's own environment, as above.
         unsafe { data.core.look_after(env) };
@@ -224,7 +234,11 @@ impl Task for Working {
     fn compute(&mut self) -> napi::Result<()> {
         let Working(core, shared, asked) = self;
         let may = if asked.elapsed() < QUEUED { MayWait::UntilTimeout } else { MayWait::Briefly };
-        pooled(may, || core.call(shared))
+        pooled(may, || match core.call(shared) {
+            // A line that has waited for a while lets others ask, and says when it comes again.
+            Err(Error::WouldWait) if shared.is_advancing() => Ok(()),
+            answer => answer,
+        })
     }
 
     fn resolve(&mut self, _: Env, (): ()) -> napi::Result<Buffer> {
@@ -382,7 +396,7 @@ impl Core {
             }
             23 => limiter.cancel_place(&RawPermit::from_words(shared.permit))?,
             24 => {
-                let window = limiter.window()?;
+                let window = limiter.window(key)?;
                 shared.status = i32::from(window.is_some());
                 shared.retry_after = us(window.unwrap_or_default());
             }

@@ -5,10 +5,12 @@
 
 mod call;
 mod custom;
+pub mod hooks;
 pub mod policies;
 
 use call::{Later, Working};
 use custom::Script;
+use hooks::Told;
 use napi::bindgen_prelude::{ArrayBuffer, AsyncTask, External, Function, ToNapiValue, TypeName};
 use napi::{Env, Task, ValueType, sys};
 use napi_derive::napi;
@@ -194,8 +196,8 @@ pub fn verify(store: &External<Store>, repair: bool) -> AsyncTask<Pooled<Vec<Str
 
 /// Tells other processes what this one counted last.
 #[napi]
-pub fn tell_counts(store: &External<Store>) {
-    store.tell_counts();
+pub fn tell_counts() {
+    Store::tell_counts();
 }
 
 /// How often the store failed a decision.
@@ -419,7 +421,8 @@ pub fn bind<'env>(
     env: &'env Env,
     limiter: &External<AnyLimiter>,
     buffer: ArrayBuffer<'env>,
+    told: &External<Arc<Told>>,
 ) -> napi::Result<Function<'env, (), ()>> {
     let may_call_back = !matches!(**limiter, AnyLimiter::Other(_));
-    call::bind(env, limiter.get(), may_call_back, &buffer)
+    call::bind(env, limiter.get(), may_call_back, &buffer, told)
 }

@@ -77,6 +77,20 @@ for (const how of ["begin immediate;", "begin; select count(*) from sqlite_maste
     assert.equal(limiter.peek().remaining, 50);
   });
 
+  test(`a wait ends with its own timeout, while a stranger does: ${how}`, async (t) => {
+    const { path, limiter } = await opened(t);
+    const end = await stranger(path, how);
+    let started = 0;
+    const patient = ["a", "b"].map((key) => limiter.acquire({ key }).then(() => started++));
+    const hasty = ["a", "a", "b", "c"].map((key) =>
+      assert.rejects(limiter.acquire({ key, timeout: 50 }), { name: "TimeoutError" }),
+    );
+    await Promise.all(hasty);
+    assert.equal(started, 0);
+    await end();
+    await Promise.all(patient);
+  });
+
   test(`a synchronous call, while a stranger does: ${how}`, async (t) => {
     const { path, limiter } = await opened(t);
     const end = await stranger(path, how);

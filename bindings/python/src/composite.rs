@@ -3,9 +3,9 @@
 use crate::argument::wrong_type;
 use crate::custom;
 use crate::error::raised;
-use crate::limiter::{Kind, Limiter, Node};
+use crate::limiter::{Limiter, Node};
 use pyo3::prelude::*;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use workglow_limit::CompositeLimiter as Core;
 
 /// Admits what every child admits; a child that denies keeps the others from being charged. All children get the same
@@ -26,25 +26,20 @@ impl CompositeLimiter {
         let Ok(limiters) = limiters.try_iter() else {
             return Err(wrong_type("limiters", limiters, "an iterable of limiters"));
         };
-        let children = limiters.map(|limiter| node("limiters", &limiter?)).collect::<PyResult<Vec<_>>>()?;
-        let is_manual = children.iter().any(|child| child.is_manual);
-        let core = Arc::new(Core::new(children.iter().map(|child| child.core.clone())));
-        let node = Node::new(core.clone(), Kind::Composite(Mutex::new(children)), is_manual);
-        Ok(Limiter::of(node).add_subclass(CompositeLimiter { core }))
+        let children = limiters.map(|limiter| child("limiters", &limiter?)).collect::<PyResult<Vec<_>>>()?;
+        let core = Arc::new(Core::new(children));
+        Ok(Limiter::of(Node::new(core.clone())).add_subclass(CompositeLimiter { core }))
     }
 
     /// Adds a child. Permits that are out complete against the children they were taken from.
     fn add(this: &Bound<'_, Self>, limiter: &Bound<'_, PyAny>) -> PyResult<()> {
-        let child = node("limiter", limiter)?;
-        this.get().core.add(child.core.clone()).map_err(raised)?;
-        this.as_super().get().node.adopt(child);
-        Ok(())
+        this.get().core.add(child("limiter", limiter)?).map_err(raised)
     }
 }
 
-fn node(parameter: &'static str, limiter: &Bound<'_, PyAny>) -> PyResult<Arc<Node>> {
+fn child(parameter: &'static str, limiter: &Bound<'_, PyAny>) -> PyResult<Arc<dyn workglow_limit::Limiter>> {
     match limiter.cast::<Limiter>() {
-        Ok(limiter) => Ok(limiter.get().node.clone()),
-        Err(_) => Ok(Node::new(Arc::new(custom::limiter(parameter, limiter)?), Kind::Custom, false)),
+        Ok(limiter) => Ok(limiter.get().node.core.clone()),
+        Err(_) => Ok(Arc::new(custom::limiter(parameter, limiter)?)),
     }
 }

@@ -3,7 +3,7 @@
 use crate::argument::{self, choice, number, quoting, quoting_given, seconds, text, whole, wrong_type};
 use crate::clock::ManualClock;
 use crate::error::raised;
-use crate::limiter::{Kind, Limiter, Node};
+use crate::limiter::{Limiter, Node};
 use crate::store::Store;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
@@ -34,9 +34,9 @@ macro_rules! limiter {
                 store: &Bound<'py, Store>,
                 name: &Bound<'py, PyAny>,
             ) -> PyResult<Bound<'py, Self>> {
-                let core = workglow_limit::$name::attach(&store.get().shared.core, text("name", name)?)
+                let core = workglow_limit::$name::attach(&store.get().core, text("name", name)?)
                     .map_err(|e| quoting(e, &[("name", "name", name)]))?;
-                Bound::new(cls.py(), in_store(store, Arc::new(core)).add_subclass($name))
+                Bound::new(cls.py(), Limiter::of(Node::new(Arc::new(core))).add_subclass($name))
             }
         }
     };
@@ -126,7 +126,7 @@ limiter! {
                         None => workglow_limit::ConcurrencyLimiter::new(max),
                         Some(clock) => workglow_limit::ConcurrencyLimiter::with_clock(max, clock.get().core.clone()),
                     };
-                    private(Arc::new(core.map_err(wrong)?), clock)
+                    Limiter::of(Node::new(Arc::new(core.map_err(wrong)?)))
                 }
             };
             Ok(limiter.add_subclass(ConcurrencyLimiter))
@@ -158,7 +158,7 @@ limiter! {
                 Some((store, name)) => declared(store, name, policy)?,
                 None => {
                     let core = workglow_limit::DelayLimiter::with_clock(length, clock.map(|c| c.get().core.clone()));
-                    private(Arc::new(core.map_err(raised)?), clock)
+                    Limiter::of(Node::new(Arc::new(core.map_err(raised)?)))
                 }
             };
             Ok(limiter.add_subclass(DelayLimiter))
@@ -197,7 +197,7 @@ limiter! {
                 None => {
                     let clock_of = clock.map(|clock| clock.get().core.clone());
                     let core = workglow_limit::EvenlySpacedRateLimiter::with_clock(max, window, adaptive, clock_of);
-                    private(Arc::new(core.map_err(wrong)?), clock)
+                    Limiter::of(Node::new(Arc::new(core.map_err(wrong)?)))
                 }
             };
             Ok(limiter.add_subclass(EvenlySpacedRateLimiter))
@@ -292,24 +292,10 @@ limiter! {
     }
 }
 
-/// A limit of a store.
-pub fn in_store(store: &Bound<'_, Store>, core: Arc<dyn workglow_limit::Limiter>) -> PyClassInitializer<Limiter> {
-    let shared = &store.get().shared;
-    Limiter::of(Node::new(core, Kind::Stored(shared.clone()), shared.is_manual))
-}
-
 /// The same, declared under a name.
 fn declared(store: &Bound<'_, Store>, name: Given<'_, '_>, policy: Policy) -> New<Limiter> {
-    let core = store.get().shared.core.declare(text("name", name)?, policy);
-    Ok(in_store(store, core.map_err(|e| quoting(e, &[("name", "name", name)]))?))
-}
-
-/// A limit of this process.
-fn private(
-    core: Arc<dyn workglow_limit::Limiter>,
-    clock: Option<&Bound<'_, ManualClock>>,
-) -> PyClassInitializer<Limiter> {
-    Limiter::of(Node::new(core, Kind::Private, clock.is_some()))
+    let core = store.get().core.declare(text("name", name)?, policy);
+    Ok(Limiter::of(Node::new(core.map_err(|e| quoting(e, &[("name", "name", name)]))?)))
 }
 
 /// Is it a limit of a store, or of this process?

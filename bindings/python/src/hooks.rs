@@ -1,115 +1,90 @@
 //! What a program wants to be told of while it limits: see Limiter.on.
 
 use crate::argument::{choice, wrong_type};
+use crate::error::raised;
 use pyo3::prelude::*;
 use pyo3::types::{PyCFunction, PyDict, PyTuple};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
-use workglow_limit::Error;
+use std::cell::{Cell, RefCell};
+use std::sync::Arc;
+use workglow_limit::{Event, Happening, Hook, HookId};
 
-/// How many hooks there are in this process: while there are none, nobody looks any further.
-static ALL: AtomicUsize = AtomicUsize::new(0);
+const WORDS: [(&str, Happening); 3] = [
+    ("throttled", Happening::Throttled),
+    ("unknown_limit", Happening::UnknownLimit),
+    ("store_error", Happening::StoreError),
+];
 
-/// Is there any hook?
+type Pending = Vec<(Arc<Py<PyAny>>, Event)>;
+
+thread_local! {
+    static IS_PENDING: Cell<bool> = const { Cell::new(false) };
+    /// What the calls of this thread told hooks that have not been called yet: the core may be without the GIL.
+    static PENDING: RefCell<Pending> = const { RefCell::new(Vec::new()) };
+}
+
+/// Lets the core tell a Python function, and returns the Python function that ends that.
+pub fn add<'py>(
+    event: &Bound<'py, PyAny>,
+    function: &Bound<'py, PyAny>,
+    on: impl FnOnce(Happening, Hook) -> HookId,
+    off: impl Fn(HookId) + Send + Sync + 'static,
+) -> PyResult<Bound<'py, PyCFunction>> {
+    let happening = choice("event", event, &WORDS)?;
+    if !function.is_callable() {
+        return Err(wrong_type("function", function, "a callable"));
+    }
+    let called = Arc::new(function.clone().unbind());
+    let number = on(
+        happening,
+        Arc::new(move |event: &Event| {
+            IS_PENDING.set(true);
+            PENDING.with_borrow_mut(|pending| pending.push((called.clone(), event.clone())));
+        }),
+    );
+    let remove = move |_: &Bound<'_, PyTuple>, _: Option<&Bound<'_, PyDict>>| off(number);
+    PyCFunction::new_closure(event.py(), Some(c"remove"), None, remove)
+}
+
+/// Calls the hooks that the calls since then have told; `error` is the exception that will be raised. What a hook raises is
+/// nobody's who is deciding: Python reports it.
 #[inline]
-pub fn are_any() -> bool {
-    ALL.load(Relaxed) != 0
+pub fn deliver(py: Python<'_>, error: Option<&PyErr>) {
+    if IS_PENDING.get() {
+        call(py, error);
+    }
 }
 
-/// What a hook waits for.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Happening {
-    Throttled,
-    UnknownLimit,
-    StoreError,
-}
-
-impl Happening {
-    const WORDS: [(&str, Happening); 3] = [
-        ("throttled", Happening::Throttled),
-        ("unknown_limit", Happening::UnknownLimit),
-        ("store_error", Happening::StoreError),
-    ];
-
-    /// What an error means to the hooks.
-    pub fn of(error: &Error) -> Option<Happening> {
-        match error {
-            Error::UnknownLimit { .. } => Some(Happening::UnknownLimit),
-            Error::Store { .. } | Error::StoreTimeout { .. } | Error::StoreFull { .. } => Some(Happening::StoreError),
-            _ => None,
+#[cold]
+fn call(py: Python<'_>, error: Option<&PyErr>) {
+    for (function, event) in take() {
+        let function = function.bind(py);
+        let called = function.call1((LimitEvent::new(py, event, error),));
+        if let Err(e) = called {
+            e.write_unraisable(py, Some(function));
         }
     }
-
-    fn word(self) -> &'static str {
-        Self::WORDS.iter().find(|(_, happening)| *happening == self).map_or("", |(word, _)| word)
-    }
 }
 
-/// The hooks of a limiter or a store. Its mutex is only held while Python's lock is, so no fork meets it locked.
-#[derive(Default)]
-pub struct Hooks {
-    next: AtomicU64,
-    all: Mutex<Vec<(u64, Happening, Py<PyAny>)>>,
+/// Forgets what was told: the call is made once more from where it may wait.
+pub fn forget() {
+    drop(take());
 }
 
-impl Hooks {
-    /// Adds one, and returns the Python function that removes it.
-    pub fn add<'py>(
-        self: &Arc<Self>,
-        event: &Bound<'py, PyAny>,
-        function: &Bound<'py, PyAny>,
-    ) -> PyResult<Bound<'py, PyCFunction>> {
-        let happening = choice("event", event, &Happening::WORDS)?;
-        if !function.is_callable() {
-            return Err(wrong_type("function", function, "a callable"));
-        }
-        let number = self.next.fetch_add(1, Relaxed);
-        let hooks = self.clone();
-        let remove = move |_: &Bound<'_, PyTuple>, _: Option<&Bound<'_, PyDict>>| hooks.remove(number);
-        let remover = PyCFunction::new_closure(event.py(), Some(c"remove"), None, remove)?;
-        self.lock().push((number, happening, function.clone().unbind()));
-        ALL.fetch_add(1, Relaxed);
-        Ok(remover)
-    }
-
-    fn remove(&self, number: u64) {
-        let mut all = self.lock();
-        let found = all.iter().position(|(of, ..)| *of == number).map(|at| all.remove(at));
-        // Whatever its end sets off may come here again.
-        drop(all);
-        if found.is_some() {
-            ALL.fetch_sub(1, Relaxed);
-        }
-    }
-
-    /// Calls those that wait for it. What one of them raises is nobody's who is deciding: Python reports it.
-    pub fn call(&self, py: Python<'_>, happening: Happening, event: &Py<LimitEvent>) {
-        let waiting = self.lock().iter().filter(|(_, of, _)| *of == happening).map(|(.., f)| f.clone_ref(py)).collect();
-        let waiting: Vec<Py<PyAny>> = waiting;
-        for function in waiting {
-            if let Err(e) = function.call1(py, (event,)) {
-                e.write_unraisable(py, Some(function.bind(py)));
-            }
-        }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Vec<(u64, Happening, Py<PyAny>)>> {
-        self.all.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+fn take() -> Pending {
+    IS_PENDING.set(false);
+    PENDING.take()
 }
 
-impl Drop for Hooks {
-    fn drop(&mut self) {
-        ALL.fetch_sub(self.lock().len(), Relaxed);
-    }
-}
-
-/// What somebody asked for.
-#[derive(Clone, Copy)]
-pub struct Asked<'a> {
-    pub key: &'a str,
-    pub weight: u64,
+/// The core's answer for Python, after the hooks have heard of it.
+#[inline]
+pub fn told<R>(
+    py: Python<'_>,
+    answer: workglow_limit::Result<R>,
+    raise: impl FnOnce(workglow_limit::Error) -> PyErr,
+) -> PyResult<R> {
+    let answer = answer.map_err(raise);
+    deliver(py, answer.as_ref().err());
+    answer
 }
 
 /// What a hook is called with: what happened ("throttled", "unknown_limit" or "store_error"), at which limit and key.
@@ -132,24 +107,19 @@ pub struct LimitEvent {
 }
 
 impl LimitEvent {
-    pub fn new(
-        py: Python<'_>,
-        happening: Happening,
-        limit: &str,
-        asked: Asked<'_>,
-        wait: Duration,
-        error: Option<&PyErr>,
-    ) -> PyResult<Py<LimitEvent>> {
-        let event = LimitEvent {
-            event: happening.word(),
-            limit: limit.to_owned(),
-            key: (!asked.key.is_empty()).then(|| asked.key.to_owned()),
-            wanted: asked.weight,
+    fn new(py: Python<'_>, event: Event, raising: Option<&PyErr>) -> LimitEvent {
+        let Event { happening, limit, key, wanted, wait, error, .. } = event;
+        let word = WORDS.iter().find(|(_, of)| *of == happening).map_or("", |(word, _)| word);
+        let error = error.map(|error| raising.map_or_else(|| raised(error), |raising| raising.clone_ref(py)));
+        LimitEvent {
+            event: word,
+            limit: limit.to_string(),
+            key: (!key.is_empty()).then_some(key),
+            wanted,
             granted: 0,
             wait: wait.as_secs_f64(),
-            error: error.map(|e| e.value(py).clone().into_any().unbind()),
-        };
-        Py::new(py, event)
+            error: error.map(|e| e.into_value(py).into_any()),
+        }
     }
 }
 

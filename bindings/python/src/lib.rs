@@ -13,6 +13,7 @@ mod limiter;
 mod line;
 mod null;
 mod permit;
+mod pool;
 mod stats;
 mod store;
 mod waiting;
@@ -38,6 +39,7 @@ mod _native {
         line::{Line, Waiter},
         null::NullLimiter,
         permit::Permit,
+        pool::Pool,
         stats::Stats,
         store::{Problem, Store},
     };

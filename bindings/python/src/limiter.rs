@@ -3,17 +3,17 @@
 use crate::argument::{self, instant, quoting, quoting_given, seconds};
 use crate::decision::Decision;
 use crate::error::{expired, raised};
-use crate::hooks::{self, Asked, Happening, Hooks, LimitEvent};
+use crate::hooks;
 use crate::line::Waiter;
 use crate::permit::{self, Permit, Place};
 use crate::stats::Stats;
-use crate::store::Shared;
-use crate::waiting::{try_first, wait};
+use crate::waiting::{running_loop, try_first, wait};
 use pyo3::prelude::*;
-use pyo3::types::{PyCFunction, PyDict, PyString};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use pyo3::types::{PyCFunction, PyDict, PyString, PyTuple};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
-use workglow_limit::{Attempt, Error, Presented, RawPermit, Reserved, Seat, Step};
+use workglow_limit::{Attempt, MayWait, Presented, RawPermit, Reserved, Seat, Step};
 
 /// The main thread sleeps no longer than this in `acquire` before it looks whether a signal (Ctrl-C) has arrived.
 const SLICE: Duration = Duration::from_millis(100);
@@ -21,30 +21,20 @@ const SLICE: Duration = Duration::from_millis(100);
 /// One limiter: what its Python object, its permits and the composites around it share.
 pub struct Node {
     pub core: Arc<dyn workglow_limit::Limiter>,
-    kind: Kind,
-    /// Its time is a test's.
-    pub is_manual: bool,
-    pub hooks: Arc<Hooks>,
+    /// An event loop's executor looks after its stores.
+    is_looked_after: AtomicBool,
     /// The lines of those who wait for it in event loops, by their loops: see `_aio.py`. Without a loop where nobody waits.
     lines: OnceLock<Py<PyDict>>,
 }
 
-/// Who makes a waiter wait, if that is known, and for how long.
-type Ahead = (Option<Arc<str>>, Duration);
-
-/// The kind of a limiter, as far as it matters here.
-pub enum Kind {
-    /// Of this process.
-    Private,
-    /// Written in Python.
-    Custom,
-    Stored(Arc<Shared>),
-    Composite(Mutex<Vec<Arc<Node>>>),
-}
-
 impl Node {
-    pub fn new(core: Arc<dyn workglow_limit::Limiter>, kind: Kind, is_manual: bool) -> Arc<Node> {
-        Arc::new(Node { core, kind, is_manual, hooks: Arc::default(), lines: OnceLock::new() })
+    pub fn new(core: Arc<dyn workglow_limit::Limiter>) -> Arc<Node> {
+        Arc::new(Node { core, is_looked_after: AtomicBool::new(false), lines: OnceLock::new() })
+    }
+
+    /// Is its time a test's?
+    pub fn is_manual(&self) -> bool {
+        self.core.manual_clock().is_some()
     }
 
     /// The lines of its event loops.
@@ -77,159 +67,46 @@ impl Node {
     /// Makes a decision: with the GIL, unless it has to wait for something.
     #[inline]
     pub fn decide<R: Send>(
-        &self,
+        self: &Arc<Self>,
         py: Python<'_>,
-        asked: Asked<'_>,
         mut decide: impl FnMut(&dyn workglow_limit::Limiter) -> workglow_limit::Result<R> + Send,
     ) -> PyResult<R> {
         let answer = try_first(py, || decide(&*self.core));
-        if self.is_due() {
-            self.look_after(py);
-        }
-        self.told(py, asked, answer, raised)
+        self.look_after(py);
+        hooks::told(py, answer, raised)
     }
 
-    /// Has a store behind it something to do that decisions left?
+    /// Lets its stores do what decisions left to do.
     #[inline]
-    pub fn is_due(&self) -> bool {
-        match &self.kind {
-            Kind::Private | Kind::Custom => false,
-            Kind::Stored(store) => store.core.is_due(),
-            Kind::Composite(_) => self.children().iter().flat_map(|all| all.iter()).any(|child| child.is_due()),
+    pub fn look_after(self: &Arc<Self>, py: Python<'_>) {
+        if self.core.is_due() {
+            self.look_after_stores(py);
         }
     }
 
-    /// Lets the stores behind it do that.
+    /// Without the GIL, and not on an event loop.
     #[cold]
-    pub fn look_after(&self, py: Python<'_>) {
-        self.stores().iter().filter(|store| store.core.is_due()).for_each(|store| store.look_after(py));
-    }
-
-    /// The core's answer for Python, after the hooks have heard what is wrong.
-    #[inline]
-    pub fn told<R>(
-        &self,
-        py: Python<'_>,
-        asked: Asked<'_>,
-        answer: workglow_limit::Result<R>,
-        raise: impl FnOnce(Error) -> PyErr,
-    ) -> PyResult<R> {
-        if hooks::are_any() { self.tell(py, asked, answer, raise) } else { answer.map_err(raise) }
-    }
-
-    #[cold]
-    fn tell<R>(
-        &self,
-        py: Python<'_>,
-        asked: Asked<'_>,
-        answer: workglow_limit::Result<R>,
-        raise: impl FnOnce(Error) -> PyErr,
-    ) -> PyResult<R> {
-        let stores = self.stores();
-        let failing: Vec<_> = stores.iter().filter(|store| store.has_failed_again()).cloned().collect();
-        let happening = match &answer {
-            Err(error) => Happening::of(error),
-            // On somebody's on_error: a limit that failed has answered.
-            Ok(_) if !failing.is_empty() => Some(Happening::StoreError),
-            Ok(_) => None,
+    fn look_after_stores(self: &Arc<Self>, py: Python<'_>) {
+        let Some(running) = running_loop(py) else { return wait(py, || self.core.look_after()) };
+        if self.is_looked_after.swap(true, Relaxed) {
+            return;
+        }
+        let node = self.clone();
+        let look = move |call: &Bound<'_, PyTuple>, _: Option<&Bound<'_, PyDict>>| {
+            call.py().detach(|| MayWait::UntilTimeout.during(|| node.core.look_after()));
+            node.is_looked_after.store(false, Relaxed);
         };
-        let answer = answer.map_err(raise);
-        if let Some(happening) = happening {
-            let heard = if failing.is_empty() { &stores } else { &failing };
-            let name = self.core.name();
-            self.call_hooks(py, happening, heard, name, asked, Duration::ZERO, answer.as_ref().err());
-        }
-        answer
-    }
-
-    /// What the hooks are told of a waiter that does not start at once: who said no, and how long it has to wait. To be
-    /// asked before it joins, because it may take a place then.
-    #[inline]
-    pub fn ahead(&self, asked: Asked<'_>, place: Option<&RawPermit>) -> Ahead {
-        if hooks::are_any() { self.look_ahead(asked, place) } else { (None, Duration::ZERO) }
-    }
-
-    #[cold]
-    fn look_ahead(&self, asked: Asked<'_>, place: Option<&RawPermit>) -> Ahead {
-        match place {
-            Some(place) => (None, self.core.ready_in(place).unwrap_or_default()),
-            // What is wrong is said by the waiter itself.
-            None => self
-                .core
-                .peek(asked.key, asked.weight)
-                .map_or((None, Duration::ZERO), |seen| (seen.denied_by, seen.retry_after)),
-        }
-    }
-
-    /// Tells the hooks of a start that has to wait; `by` is who said no, if that is known.
-    #[inline]
-    pub fn throttled(&self, py: Python<'_>, asked: Asked<'_>, by: Option<&str>, after: Duration) {
-        if hooks::are_any() {
-            self.tell_throttled(py, asked, by, after);
-        }
-    }
-
-    #[cold]
-    fn tell_throttled(&self, py: Python<'_>, asked: Asked<'_>, by: Option<&str>, after: Duration) {
-        let name = by.unwrap_or(self.core.name());
-        self.call_hooks(py, Happening::Throttled, &self.stores(), name, asked, after, None);
-    }
-
-    #[allow(clippy::too_many_arguments)] // What an event has.
-    fn call_hooks(
-        &self,
-        py: Python<'_>,
-        happening: Happening,
-        stores: &[Arc<Shared>],
-        name: &str,
-        asked: Asked<'_>,
-        after: Duration,
-        error: Option<&PyErr>,
-    ) {
-        let Ok(event) = LimitEvent::new(py, happening, name, asked, after, error) else { return };
-        self.hooks.call(py, happening, &event);
-        stores.iter().for_each(|store| store.hooks.call(py, happening, &event));
-    }
-
-    /// The stores behind it, each once.
-    fn stores(&self) -> Vec<Arc<Shared>> {
-        let mut all: Vec<Arc<Shared>> = Vec::new();
-        self.collect_stores(&mut all);
-        all
-    }
-
-    fn collect_stores(&self, all: &mut Vec<Arc<Shared>>) {
-        match &self.kind {
-            Kind::Stored(store) if !all.iter().any(|other| Arc::ptr_eq(other, store)) => all.push(store.clone()),
-            _ => self.children().iter().flat_map(|all| all.iter()).for_each(|child| child.collect_stores(all)),
+        let sent = PyCFunction::new_closure(py, None, None, look)
+            .and_then(|look| running.call_method1("run_in_executor", (py.None(), look)));
+        if sent.is_err() {
+            // The loop is about to end. It stays due.
+            self.is_looked_after.store(false, Relaxed);
         }
     }
 
     /// Does a permit hold something until it ends? A lease does; and a limiter written in Python waits to be told.
     pub fn holds(&self, permit: &RawPermit) -> bool {
-        self.core.fence(permit).is_some() || self.asks_python()
-    }
-
-    fn asks_python(&self) -> bool {
-        match &self.kind {
-            Kind::Custom => true,
-            Kind::Private | Kind::Stored(_) => false,
-            Kind::Composite(_) => self.children().iter().flat_map(|all| all.iter()).any(|child| child.asks_python()),
-        }
-    }
-
-    /// Takes in a child, which the core has accepted.
-    pub fn adopt(&self, child: Arc<Node>) {
-        if let Some(mut children) = self.children() {
-            children.push(child);
-        }
-    }
-
-    fn children(&self) -> Option<MutexGuard<'_, Vec<Arc<Node>>>> {
-        match &self.kind {
-            Kind::Composite(children) => Some(children.lock().unwrap_or_else(PoisonError::into_inner)),
-            _ => None,
-        }
+        self.core.fence(permit).is_some() || self.core.has_custom()
     }
 }
 
@@ -247,36 +124,22 @@ impl Limiter {
         PyClassInitializer::from(Limiter { node })
     }
 
-    /// A decision, after the hooks have heard of it if it is a denial.
-    #[inline]
-    fn answered(
-        &self,
-        py: Python<'_>,
-        asked: Asked<'_>,
-        decision: workglow_limit::Decision,
-    ) -> workglow_limit::Decision {
-        if !decision.admitted {
-            self.node.throttled(py, asked, decision.denied_by.as_deref(), decision.retry_after);
-        }
-        decision
-    }
-
     /// The steps of a waiter after its first. It sleeps without the GIL.
-    fn go_on(&self, py: Python<'_>, asked: Asked<'_>, seat: &mut Seat) -> PyResult<Permit> {
+    fn go_on(&self, py: Python<'_>, key: &str, seat: &mut Seat) -> PyResult<Permit> {
         let core = &*self.node.core;
         // Only the main thread gets signals. The others sleep until there is something to do.
         let threading = py.import("threading")?;
         let is_main = threading.call_method0("current_thread")?.is(threading.call_method0("main_thread")?);
         // Who moves a test's clock may do so just before it falls asleep.
-        let slice = if is_main || self.node.is_manual { SLICE } else { Duration::MAX };
+        let slice = if is_main || self.node.is_manual() { SLICE } else { Duration::MAX };
         loop {
             py.check_signals()?;
             let step = wait(py, || {
                 seat.sleep(core, slice);
                 seat.step(core)
             });
-            match self.node.told(py, asked, step, raised)? {
-                Step::Admitted(raw) => return Ok(Permit::with_key(&self.node, raw, asked.key)),
+            match hooks::told(py, step, raised)? {
+                Step::Admitted(raw) => return Ok(Permit::with_key(&self.node, raw, key)),
                 Step::Expired(after) => return Err(expired(py, core.name(), after)),
                 Step::Sleep(_) => {}
             }
@@ -301,13 +164,7 @@ impl Limiter {
         #[pyo3(from_py_with = argument::weight)] weight: u64,
     ) -> PyResult<Option<Permit>> {
         let key = key.unwrap_or_default();
-        let asked = Asked { key, weight };
-        if hooks::are_any() {
-            // Who said no is for the hooks.
-            let decision = self.node.decide(py, asked, |core| core.decide(key, weight))?;
-            return Ok(self.answered(py, asked, decision).permit.map(|raw| Permit::with_key(&self.node, raw, key)));
-        }
-        Ok(match self.node.decide(py, asked, |core| core.attempt(key, weight))? {
+        Ok(match self.node.decide(py, |core| core.attempt(key, weight))? {
             Attempt::Admitted(raw) => Some(Permit::with_key(&self.node, raw, key)),
             Attempt::Denied(_) => None,
         })
@@ -322,9 +179,7 @@ impl Limiter {
         #[pyo3(from_py_with = argument::weight)] weight: u64,
     ) -> PyResult<Decision> {
         let key = key.unwrap_or_default();
-        let asked = Asked { key, weight };
-        let decision = self.node.decide(py, asked, |core| core.decide(key, weight))?;
-        Decision::new(py, &self.node, key, self.answered(py, asked, decision))
+        Decision::new(py, &self.node, key, self.node.decide(py, |core| core.decide(key, weight))?)
     }
 
     /// The decision that decide would give, without a permit. Records nothing. weight may be 0.
@@ -336,7 +191,7 @@ impl Limiter {
         #[pyo3(from_py_with = argument::weight_to_peek)] weight: u64,
     ) -> PyResult<Decision> {
         let key = key.unwrap_or_default();
-        Decision::new(py, &self.node, key, self.node.decide(py, Asked { key, weight }, |core| core.peek(key, weight))?)
+        Decision::new(py, &self.node, key, self.node.decide(py, |core| core.peek(key, weight))?)
     }
 
     /// Waits for room, at most timeout seconds (None: as long as it takes), without the GIL; Ctrl-C interrupts it. Waiters
@@ -359,26 +214,21 @@ impl Limiter {
         let given = place.map(|place| Place::to_wait_with(place, key, weight)).transpose()?;
         let key = key.unwrap_or_default();
         let place = given.as_ref().map(|place| place.raw(py, &self.node)).transpose()?;
-        let asked = Asked { key, weight };
         let core = &*self.node.core;
-        let (by, after) = self.node.ahead(asked, place.as_ref());
         let mut seat = Seat::new(workglow_limit::Waiter { key, weight, priority, timeout, place });
         // Without a line there is no lock that somebody may hold who wants the GIL.
-        if let Some(raw) = self.node.decide(py, asked, |core| seat.start_at_once(core))? {
+        if let Some(raw) = self.node.decide(py, |core| seat.start_at_once(core))? {
             return Ok(Permit::with_key(&self.node, raw, key));
         }
-        let first = self.node.told(py, asked, wait(py, || seat.step(core)), raised)?;
+        let first = hooks::told(py, wait(py, || seat.step(core)), raised)?;
         // From its first step on a place is the waiter's.
         given.inspect(Place::use_up);
-        if !matches!(first, Step::Admitted(_)) {
-            self.node.throttled(py, asked, by.as_deref(), after);
-        }
         match first {
             Step::Admitted(raw) => return Ok(Permit::with_key(&self.node, raw, key)),
             Step::Expired(after) => return Err(expired(py, core.name(), after)),
             Step::Sleep(_) => {}
         }
-        let permit = self.go_on(py, asked, &mut seat);
+        let permit = self.go_on(py, key, &mut seat);
         if permit.is_err() {
             wait(py, || seat.leave(core));
         }
@@ -432,18 +282,11 @@ impl Limiter {
     ) -> PyResult<Option<Permit>> {
         let most = max_wait.map(|most| seconds("max_wait", most)).transpose()?;
         let good_for = grace.map(|grace| seconds("grace", grace)).transpose()?;
-        let asked = Asked { key: key.unwrap_or_default(), weight };
-        let answer = wait(py, || self.node.core.reserve(asked.key, weight, most, good_for));
-        let answer = self.node.told(py, asked, answer, |e| {
-            quoting_given(e, [("max_wait", "max_wait", max_wait), ("grace", "grace", grace)])
-        })?;
-        Ok(match answer {
+        let answer = wait(py, || self.node.core.reserve(key.unwrap_or_default(), weight, most, good_for));
+        let given = [("max_wait", "max_wait", max_wait), ("grace", "grace", grace)];
+        Ok(match hooks::told(py, answer, |e| quoting_given(e, given))? {
             Reserved::Place { place, after } => Some(Permit::place(&self.node, place, after)),
-            Reserved::Denied(after) => {
-                let (by, _) = self.node.ahead(asked, None);
-                self.node.throttled(py, asked, by.as_deref(), after);
-                None
-            }
+            Reserved::Denied(_) => None,
         })
     }
 
@@ -454,7 +297,7 @@ impl Limiter {
     fn present(&self, py: Python<'_>, place: &Bound<'_, PyAny>) -> PyResult<Py<Permit>> {
         let given = Place::given(place)?;
         let raw = given.raw(py, &self.node)?;
-        let next = match wait(py, || self.node.core.present(&raw)).map_err(raised)? {
+        let next = match hooks::told(py, wait(py, || self.node.core.present(&raw)), raised)? {
             Presented::Started(raw) => Permit::new(&self.node, raw),
             Presented::Wait { place, after } => match given.object(&place) {
                 Some(same) => {
@@ -484,7 +327,7 @@ impl Limiter {
     /// limit a part of that.
     #[getter]
     fn window(&self, py: Python<'_>) -> PyResult<Option<f64>> {
-        let window = try_first(py, || self.node.core.window()).map_err(raised)?;
+        let window = try_first(py, || self.node.core.window("")).map_err(raised)?;
         Ok(window.map(|window| window.as_secs_f64()))
     }
 
@@ -518,7 +361,7 @@ impl Limiter {
     #[pyo3(signature = (key=None))]
     fn can_proceed(&self, py: Python<'_>, #[pyo3(from_py_with = argument::key)] key: Option<&str>) -> PyResult<bool> {
         let key = key.unwrap_or_default();
-        self.node.decide(py, Asked { key, weight: 1 }, |core| core.can_proceed(key))
+        self.node.decide(py, |core| core.can_proceed(key))
     }
 
     /// A job has started: recorded even when the limit is full, because the caller has already decided.
@@ -529,7 +372,7 @@ impl Limiter {
         #[pyo3(from_py_with = argument::key)] key: Option<&str>,
     ) -> PyResult<()> {
         let key = key.unwrap_or_default();
-        self.node.decide(py, Asked { key, weight: 1 }, |core| core.record_job_start(key))
+        self.node.decide(py, |core| core.record_job_start(key))
     }
 
     /// A job has ended: the oldest start without a permit that this process recorded on that key.
@@ -540,7 +383,7 @@ impl Limiter {
         #[pyo3(from_py_with = argument::key)] key: Option<&str>,
     ) -> PyResult<()> {
         let key = key.unwrap_or_default();
-        self.node.decide(py, Asked { key, weight: 1 }, |core| core.record_job_completion(key))?;
+        self.node.decide(py, |core| core.record_job_completion(key))?;
         self.node.freed(Some(key));
         Ok(())
     }
@@ -553,7 +396,7 @@ impl Limiter {
         #[pyo3(from_py_with = argument::key)] key: Option<&str>,
     ) -> PyResult<SystemTime> {
         let key = key.unwrap_or_default();
-        let at = self.node.decide(py, Asked { key, weight: 1 }, |core| core.next_available_time(key))?;
+        let at = self.node.decide(py, |core| core.next_available_time(key))?;
         // Python's instants are whole microseconds: rounded up, so as not to be early.
         Ok(at + Duration::from_nanos(999))
     }
@@ -570,7 +413,7 @@ impl Limiter {
         let at = instant("when", when)?;
         let key = key.unwrap_or_default();
         let set = wait(py, || self.node.core.set_next_available_time(key, at));
-        self.node.told(py, Asked { key, weight: 0 }, set, |e| quoting(e, &[("next available time", "when", when)]))
+        hooks::told(py, set, |e| quoting(e, &[("next available time", "when", when)]))
     }
 
     /// The same, relative to now: duration is seconds or a timedelta, up to 366 days.
@@ -584,7 +427,7 @@ impl Limiter {
         let pause = seconds("duration", duration)?;
         let key = key.unwrap_or_default();
         let paused = wait(py, || self.node.core.pause(key, pause));
-        self.node.told(py, Asked { key, weight: 0 }, paused, |e| quoting(e, &[("pause", "duration", duration)]))
+        hooks::told(py, paused, |e| quoting(e, &[("pause", "duration", duration)]))
     }
 
     /// Back to the initial state, gate included. Without a key: of all keys.
@@ -592,7 +435,7 @@ impl Limiter {
     fn clear(&self, py: Python<'_>, #[pyo3(from_py_with = argument::key)] key: Option<&str>) -> PyResult<()> {
         let key = key.unwrap_or_default();
         let cleared = wait(py, || self.node.core.clear(key));
-        self.node.told(py, Asked { key, weight: 0 }, cleared, raised)?;
+        hooks::told(py, cleared, raised)?;
         self.node.freed(Some(key).filter(|key| !key.is_empty()));
         Ok(())
     }
@@ -603,7 +446,7 @@ impl Limiter {
     fn stats(&self, py: Python<'_>, #[pyo3(from_py_with = argument::key)] key: Option<&str>) -> PyResult<Stats> {
         let key = key.unwrap_or_default();
         let stats = wait(py, || self.node.core.stats(key));
-        self.node.told(py, Asked { key, weight: 0 }, stats, raised).map(Stats::from)
+        hooks::told(py, stats, raised).map(Stats::from)
     }
 
     /// Calls a function with a LimitEvent whenever that happens to this limiter in this process: "throttled" (a start was
@@ -611,9 +454,8 @@ impl Limiter {
     ///
     /// What the function raises goes to sys.unraisablehook, and decides nothing.
     fn on<'py>(&self, event: &Bound<'py, PyAny>, function: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyCFunction>> {
-        // What failed before is no news.
-        self.node.stores().iter().for_each(|store| _ = store.has_failed_again());
-        self.node.hooks.add(event, function)
+        let (here, there) = (&self.node.core, self.node.core.clone());
+        hooks::add(event, function, |event, hook| here.on(event, hook), move |number| there.off(number))
     }
 
     fn __repr__(this: &Bound<'_, Self>) -> PyResult<String> {

@@ -1,7 +1,7 @@
 //! Those who wait for a limiter in an event loop: what `_aio.py` drives.
 
 use crate::error::{expired, raised};
-use crate::hooks::Asked;
+use crate::hooks;
 use crate::limiter::Node;
 use crate::permit::{Permit, Place};
 use crate::waiting::wait as may_wait;
@@ -10,7 +10,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use std::sync::Arc;
 use std::time::Duration;
-use workglow_limit::{Error, Joined, Outcome, WaiterId};
+use workglow_limit::{Attempt, Error, Joined, Outcome, WaiterId};
 
 /// Nobody wakes an event loop when a test moves its clock: look again after this long.
 const MANUAL_SLICE: Duration = Duration::from_millis(5);
@@ -46,20 +46,16 @@ impl Waiter {
 
     /// Starts if there is room now: a permit or None. False: that has to wait, and `wait` says that it must not.
     fn attempt(&self, py: Python<'_>, wait: bool) -> PyResult<Py<PyAny>> {
-        let asked = Asked { key: &self.key, weight: self.weight };
-        let attempt = || self.node.core.decide(asked.key, asked.weight);
+        let attempt = || self.node.core.attempt(&self.key, self.weight);
         let answer = if wait { may_wait(py, attempt) } else { attempt() };
         if let Err(Error::WouldWait) = answer {
             return false.into_py_any(py);
         }
-        if self.node.is_due() {
-            self.node.look_after(py);
+        self.node.look_after(py);
+        match hooks::told(py, answer, raised)? {
+            Attempt::Admitted(raw) => Permit::with_key(&self.node, raw, &self.key).into_py_any(py),
+            Attempt::Denied(_) => Ok(py.None()),
         }
-        let decision = self.node.told(py, asked, answer, raised)?;
-        if !decision.admitted {
-            self.node.throttled(py, asked, decision.denied_by.as_deref(), decision.retry_after);
-        }
-        decision.permit.map(|raw| Permit::with_key(&self.node, raw, asked.key)).into_py_any(py)
     }
 
     /// A new line for the limiter.
@@ -81,7 +77,6 @@ impl Line {
     /// has to wait for the store, and `wait` says that it must not.
     fn join(&mut self, py: Python<'_>, waiter: &Bound<'_, Waiter>, wait: bool) -> PyResult<Option<Py<PyAny>>> {
         let mut waiter = waiter.borrow_mut();
-        let asked = Asked { key: &waiter.key, weight: waiter.weight };
         if waiter.place.is_some() && !wait {
             return Ok(None); // To read its text, or to exchange it, may take a while.
         }
@@ -93,21 +88,18 @@ impl Line {
             timeout: waiter.timeout,
             place,
         };
-        let (by, after) = self.node.ahead(asked, place.as_ref());
         let joined = if wait { may_wait(py, || self.core.join(ask)) } else { self.core.join(ask) };
         match joined {
             Err(Error::WouldWait) => return Ok(None),
             // Nobody was asked for it yet: whoever may wait does that, before its timeout counts and with its errors told.
             Ok(Joined::Waiting(number)) if !wait && self.core.would_wait() => {
                 self.core.leave(number);
+                hooks::forget();
                 return Ok(None);
             }
             _ => {}
         }
-        let joined = self.node.told(py, asked, joined, raised)?;
-        if !matches!(joined, Joined::Done(Outcome::Admitted(_))) {
-            self.node.throttled(py, asked, by.as_deref(), after);
-        }
+        let joined = hooks::told(py, joined, raised)?;
         // From now on the place is the waiter's.
         waiter.has_brought = waiter.place.take().inspect(Place::use_up).is_some();
         match joined {
@@ -127,9 +119,8 @@ impl Line {
         } else {
             self.core.advance(&mut over);
         }
-        if self.node.is_due() {
-            self.node.look_after(py);
-        }
+        self.node.look_after(py);
+        hooks::deliver(py, None);
         let told = over.into_iter().map(|(number, outcome)| {
             let outcome = match outcome_of(py, &self.node, outcome)? {
                 Ok(permit) => permit,
@@ -148,7 +139,7 @@ impl Line {
     /// In how many seconds there is something to do; None: nobody waits.
     fn next(&self) -> Option<f64> {
         let next = self.core.next()?;
-        let most = if self.node.is_manual { MANUAL_SLICE } else { Duration::MAX };
+        let most = if self.node.is_manual() { MANUAL_SLICE } else { Duration::MAX };
         Some(next.min(most).as_secs_f64())
     }
 

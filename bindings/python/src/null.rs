@@ -1,6 +1,6 @@
 //! No limit.
 
-use crate::limiter::{Kind, Limiter, Node};
+use crate::limiter::{Limiter, Node};
 use pyo3::prelude::*;
 use std::sync::Arc;
 
@@ -13,6 +13,6 @@ impl NullLimiter {
     #[new]
     fn new() -> PyClassInitializer<Self> {
         let core = workglow_limit::NullLimiter::new();
-        Limiter::of(Node::new(Arc::new(core), Kind::Private, false)).add_subclass(NullLimiter)
+        Limiter::of(Node::new(Arc::new(core))).add_subclass(NullLimiter)
     }
 }

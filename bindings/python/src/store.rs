@@ -3,87 +3,22 @@
 use crate::argument::{self, Whole, quoting_given};
 use crate::clock::ManualClock;
 use crate::error::raised;
-use crate::family::in_store;
 use crate::flow::FlowControl;
-use crate::hooks::{self, Asked, Happening, Hooks, LimitEvent};
-use crate::limiter::Limiter;
-use crate::waiting::{running_loop, wait};
+use crate::hooks::{self, told};
+use crate::limiter::{Limiter, Node};
+use crate::waiting::wait;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
-use pyo3::types::{PyCFunction, PyDict, PyTuple};
+use pyo3::types::PyCFunction;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
-use workglow_limit::{Durability, MayWait, OnError, StoreOptions};
+use workglow_limit::{Durability, OnError, StoreOptions};
 
-/// What a store and the limiters in it share.
-pub struct Shared {
-    pub core: workglow_limit::Store,
-    /// Its time is a test's.
-    pub is_manual: bool,
-    pub hooks: Arc<Hooks>,
-    /// How many failures the hooks have heard of.
-    heard: AtomicU64,
-    /// An event loop's executor looks after it.
-    is_looked_after: Arc<AtomicBool>,
-}
-
-impl Shared {
-    /// Has it failed since this was asked last?
-    pub fn has_failed_again(&self) -> bool {
-        let failures = self.core.failures();
-        self.heard.fetch_max(failures, Relaxed) < failures
-    }
-
-    /// Does what decisions left: without the GIL, and not on an event loop.
-    pub fn look_after(&self, py: Python<'_>) {
-        let Some(running) = running_loop(py) else { return wait(py, || self.core.look_after()) };
-        if self.is_looked_after.swap(true, Relaxed) {
-            return;
-        }
-        let (core, is_looked_after) = (self.core.clone(), self.is_looked_after.clone());
-        let look = move |call: &Bound<'_, PyTuple>, _: Option<&Bound<'_, PyDict>>| {
-            call.py().detach(|| MayWait::UntilTimeout.during(|| core.look_after()));
-            is_looked_after.store(false, Relaxed);
-        };
-        let sent = PyCFunction::new_closure(py, None, None, look)
-            .and_then(|look| running.call_method1("run_in_executor", (py.None(), look)));
-        if sent.is_err() {
-            // The loop is about to end. It stays due.
-            self.is_looked_after.store(false, Relaxed);
-        }
-    }
-
-    /// What the core answered about a name, after the hooks have heard what is wrong.
-    fn told<R>(
-        &self,
-        py: Python<'_>,
-        name: &str,
-        answer: workglow_limit::Result<R>,
-        raise: impl FnOnce(workglow_limit::Error) -> PyErr,
-    ) -> PyResult<R> {
-        let happening = answer.as_ref().err().and_then(Happening::of);
-        let answer = answer.map_err(raise);
-        if let (true, Some(happening), Err(error)) = (hooks::are_any(), happening, &answer) {
-            self.has_failed_again();
-            let asked = Asked { key: "", weight: 0 };
-            let event = LimitEvent::new(py, happening, name, asked, Duration::ZERO, Some(error))?;
-            self.hooks.call(py, happening, &event);
-        }
-        answer
-    }
-}
-
-/// What there is to do at the end of the process, when Python does not destroy what threads, hooks or cycles still hold.
-/// Never waited for, as a thread that a fork left behind may have it.
-static STORES: Mutex<Vec<Weak<Shared>>> = Mutex::new(Vec::new());
-
-/// Tells other processes what this one counted last.
+/// Tells other processes what this one counted last: at the end of the process, when Python does not destroy what threads,
+/// hooks or cycles still hold.
 #[pyfunction]
 pub fn tell_counts(py: Python<'_>) {
-    let Ok(stores) = STORES.try_lock().map(|mut stores| std::mem::take(&mut *stores)) else { return };
-    wait(py, || stores.iter().filter_map(Weak::upgrade).for_each(|shared| shared.core.tell_counts()));
+    wait(py, workglow_limit::Store::tell_counts);
 }
 
 /// Where limits live: "memory:" (this process) or "sqlite:PATH" (this machine).
@@ -98,7 +33,7 @@ pub fn tell_counts(py: Python<'_>) {
 /// returns).
 #[pyclass(frozen, module = "workglow_limit")]
 pub struct Store {
-    pub shared: Arc<Shared>,
+    pub core: workglow_limit::Store,
 }
 
 #[pymethods]
@@ -131,24 +66,17 @@ impl Store {
             }
         }
         let url = argument::text("url", url)?;
-        let core = workglow_limit::Store::with_options(url, options).map_err(raised)?;
-        let (is_manual, hooks, heard) = (clock.is_some(), Arc::default(), AtomicU64::new(0));
-        let shared = Arc::new(Shared { core, is_manual, hooks, heard, is_looked_after: Arc::default() });
-        if let Ok(mut stores) = STORES.try_lock() {
-            stores.retain(|store| store.strong_count() > 0);
-            stores.push(Arc::downgrade(&shared));
-        }
-        Ok(Store { shared })
+        Ok(Store { core: workglow_limit::Store::with_options(url, options).map_err(raised)? })
     }
 
     /// Opens the store now, its files made if there are none, instead of at the first use.
     fn open(&self, py: Python<'_>) -> PyResult<()> {
-        self.shared.told(py, "", wait(py, || self.shared.core.open()), raised)
+        told(py, wait(py, || self.core.open()), raised)
     }
 
     /// The names that are declared in this store, in order.
     fn names(&self, py: Python<'_>) -> PyResult<Vec<String>> {
-        self.shared.told(py, "", wait(py, || self.shared.core.names()), raised)
+        told(py, wait(py, || self.core.names()), raised)
     }
 
     /// Puts an operator's policy, such as "200/1m" or "100/1m + 5/1s", above what programs declare under this name: at
@@ -165,11 +93,11 @@ impl Store {
         let (limit, above) = (argument::text("name", name)?, argument::text("policy", policy)?);
         let own = key.map_or(Ok(None), argument::key)?;
         let answer = wait(py, || match own {
-            None => self.shared.core.override_text(limit, above),
-            Some(own) => self.shared.core.override_key(limit, above, own),
+            None => self.core.override_text(limit, above),
+            Some(own) => self.core.override_key(limit, above, own),
         });
         let given = [("name", "name", Some(name)), ("policy", "policy", Some(policy)), ("key", "key", key)];
-        self.shared.told(py, limit, answer, |e| quoting_given(e, given))
+        told(py, answer, |e| quoting_given(e, given))
     }
 
     /// Takes the operator's policy away: what was declared last holds again. With a key, that key's own: it lives by the
@@ -179,15 +107,15 @@ impl Store {
         let limit = argument::text("name", name)?;
         let own = key.map_or(Ok(None), argument::key)?;
         let answer = wait(py, || match own {
-            None => self.shared.core.lift(limit),
-            Some(own) => self.shared.core.lift_key(limit, own),
+            None => self.core.lift(limit),
+            Some(own) => self.core.lift_key(limit, own),
         });
-        self.shared.told(py, limit, answer, |e| quoting_given(e, [("name", "name", Some(name)), ("key", "key", key)]))
+        told(py, answer, |e| quoting_given(e, [("name", "name", Some(name)), ("key", "key", key)]))
     }
 
     /// Writes to the database now what it does not have yet of what was admitted. A no-op for "memory:".
     fn flush(&self, py: Python<'_>) -> PyResult<()> {
-        self.shared.told(py, "", wait(py, || self.shared.core.flush()), raised)
+        told(py, wait(py, || self.core.flush()), raised)
     }
 
     /// What is wrong with the store's files; nothing if all is well. With repair it also repairs what it can: what nobody can
@@ -195,7 +123,7 @@ impl Store {
     /// holds up starts that wait for a commit.
     #[pyo3(signature = (*, repair=false))]
     fn verify(&self, py: Python<'_>, repair: bool) -> PyResult<Vec<Problem>> {
-        let problems = self.shared.told(py, "", wait(py, || self.shared.core.verify(repair)), raised)?;
+        let problems = told(py, wait(py, || self.core.verify(repair)), raised)?;
         let told = |problem: workglow_limit::Problem| Problem { found: problem.found, repaired: problem.is_repaired };
         Ok(problems.into_iter().map(told).collect())
     }
@@ -203,13 +131,13 @@ impl Store {
     /// How often the store failed a decision of this process, whatever was answered instead.
     #[getter]
     fn failures(&self) -> u64 {
-        self.shared.core.failures()
+        self.core.failures()
     }
 
     /// The store's address, as it was given.
     #[getter]
     fn url(&self) -> &str {
-        self.shared.core.url()
+        self.core.url()
     }
 
     /// A limiter by its name: the one of a policy such as "100/1m + 5 concurrent", declared under the name at its first
@@ -221,35 +149,33 @@ impl Store {
         name: &Bound<'py, PyAny>,
         policy: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, Limiter>> {
-        let (py, shared) = (this.py(), &this.get().shared);
+        let (py, store) = (this.py(), &this.get().core);
         let core = if let Ok(flow) = name.cast::<FlowControl>() {
             if policy.is_some() {
                 return Err(PyTypeError::new_err("expected no policy beside a FlowControl, which is one"));
             }
             let flow = flow.get();
-            let made = wait(py, || shared.core.flow_control(&flow.key, flow.rate(), flow.parallelism));
-            shared.told(py, &flow.key, made, raised)?
+            let made = wait(py, || store.flow_control(&flow.key, flow.rate(), flow.parallelism));
+            told(py, made, raised)?
         } else {
             let limit = argument::text("name", name)?;
             let answer = match policy {
-                None => wait(py, || shared.core.find(limit)),
+                None => wait(py, || store.find(limit)),
                 Some(policy) => {
                     let policies = argument::text("policy", policy)?;
-                    wait(py, || shared.core.limiter(limit, policies))
+                    wait(py, || store.limiter(limit, policies))
                 }
             };
-            shared.told(py, limit, answer, |e| {
-                quoting_given(e, [("name", "name", Some(name)), ("policy", "policy", policy)])
-            })?
+            told(py, answer, |e| quoting_given(e, [("name", "name", Some(name)), ("policy", "policy", policy)]))?
         };
-        Bound::new(py, in_store(this, core))
+        Bound::new(py, Limiter::of(Node::new(core)))
     }
 
     /// Declares the limits of a TOML file, all or none, and returns their names.
     fn load(&self, py: Python<'_>, path: &Bound<'_, PyAny>) -> PyResult<Vec<String>> {
         let wrong = |_| argument::wrong_type("path", path, "a str or an os.PathLike");
         let file: PathBuf = path.extract().map_err(wrong)?;
-        self.shared.told(py, "", wait(py, || self.shared.core.load(&file)), raised)
+        told(py, wait(py, || self.core.load(&file)), raised)
     }
 
     /// Calls a function with a LimitEvent whenever that happens to any limiter of this object in this process:
@@ -257,13 +183,12 @@ impl Store {
     ///
     /// What the function raises goes to sys.unraisablehook, and decides nothing.
     fn on<'py>(&self, event: &Bound<'py, PyAny>, function: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyCFunction>> {
-        // What failed before is no news.
-        self.shared.has_failed_again();
-        self.shared.hooks.add(event, function)
+        let (here, there) = (&self.core, self.core.clone());
+        hooks::add(event, function, |event, hook| here.on(event, hook), move |number| there.off(number))
     }
 
     fn __repr__(&self) -> String {
-        format!("Store({:?})", self.shared.core.url())
+        format!("Store({:?})", self.core.url())
     }
 }
 

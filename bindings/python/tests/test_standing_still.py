@@ -1,7 +1,7 @@
 """Whatever a stranger does to the database, other threads, the event loop and Ctrl-C go on."""
 
 import asyncio
-import sqlite3
+import subprocess
 import threading
 import time
 from contextlib import contextmanager
@@ -9,23 +9,24 @@ from contextlib import contextmanager
 import pytest
 from conftest import run
 
-from workglow_limit import LimitError, RateLimiter, Store
+from workglow_limit import AcquireTimeout, LimitError, RateLimiter, Store
 
 
 @contextmanager
 def locked(path, how):
-    """The database while a stranger writes or reads it. (From this process: a second one's locks look the same.)"""
-    stranger = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    """The database while a stranger writes or reads it. In a process of its own: the locks that SQLite takes in this one end
+    as soon as anybody here closes the file."""
+    begin = "begin immediate" if how == "begin immediate" else "begin; select * from sqlite_master"
+    stranger = subprocess.Popen(["sqlite3", path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
-        if how == "begin immediate":
-            stranger.execute("begin immediate")
-        else:
-            stranger.execute("begin")
-            stranger.execute("select * from sqlite_master").fetchone()
+        stranger.stdin.write(f"{begin};\nselect 'ready';\n")
+        stranger.stdin.flush()
+        while stranger.stdout.readline().strip() != "ready":
+            pass
         yield
     finally:
-        stranger.rollback()
-        stranger.close()
+        stranger.kill()
+        stranger.communicate()
 
 
 def counted(seconds):
@@ -93,10 +94,35 @@ def test_the_event_loop_goes_on(how, call, store, tmp_path):
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("how", ["begin immediate", "select"])
+@pytest.mark.parametrize("call", ["acquire", "acquire_async"])
+def test_a_wait_for_the_database_ends_with_the_timeout_of_the_call(how, call, tmp_path):
+    store = Store(f"sqlite:{tmp_path}/limits.db", timeout=30.0, durability="commit")
+    limiter = RateLimiter(store, "jobs", max_executions=1, window_size_in_seconds=0.01)
+    limiter.peek()
+
+    async def wait(key, timeout):
+        if call == "acquire_async":
+            return await limiter.acquire_async(key, timeout=timeout)
+        return await asyncio.to_thread(limiter.acquire, key, timeout=timeout)
+
+    async def main():
+        with locked(tmp_path / "limits.db", how):
+            patient = [asyncio.create_task(wait(key, None)) for key in ("a", "b")]
+            await asyncio.sleep(0.01)
+            hasty = [asyncio.create_task(wait(key, 0.1)) for key in ("a", "a", "b", "c")]
+            for answer in await asyncio.gather(*hasty, return_exceptions=True):
+                assert isinstance(answer, AcquireTimeout), repr(answer)
+            assert not any(task.done() for task in patient)
+        assert all(await asyncio.gather(*patient))
+
+    asyncio.run(main())
+
+
 def test_ctrl_c_ends_a_call_that_waits_for_the_database(tmp_path):
     said = run("""
 import os, signal, sqlite3, sys, threading, time
-from workglow_limit import LimitError, RateLimiter, Store
+from workglow_limit import AcquireTimeout, LimitError, RateLimiter, Store
 signal.signal(signal.SIGINT, signal.default_int_handler)  # A background job inherits that it is ignored.
 store = Store(f"sqlite:{sys.argv[1]}/limits.db", timeout=1.0, durability="commit")
 limiter = RateLimiter(store, "jobs", max_executions=9, window_size_in_seconds=3600)

@@ -85,8 +85,9 @@ def test_monitors_see_who_waits(site):
 
     def listen():
         with site.app.connection_for_read() as connection:
-            receiver = site.app.events.Receiver(connection, handlers={"task-limited": seen.append})
-            ready.set()
+            # Events are heard from some moment on: surely after the first heartbeat.
+            handlers = {"task-limited": seen.append, "worker-heartbeat": lambda _event: ready.set()}
+            receiver = site.app.events.Receiver(connection, handlers=handlers)
             for _ in receiver.itercapture(limit=None, timeout=20):
                 if {event["uuid"] for event in seen} >= wanted:
                     return

@@ -80,7 +80,7 @@ def test_a_cold_shutdown_gives_them_back_too(own_site):
         site.send("hourly", f"cold-{number}")
     limiter = site.limiter("work.hourly")
     site.passed_by("cold")
-    assert limiter.peek("cold").retry_after > HOUR
+    site.until(lambda: limiter.peek("cold").retry_after > HOUR)
     site.stop(worker, signal.SIGQUIT)
     assert limiter.peek("cold").retry_after <= HOUR
 
@@ -126,15 +126,15 @@ def test_a_lost_connection_gives_places_back(own_site):
         site.send("hourly", f"lost-{number}")
     site.passed_by("before")
     limiter = site.limiter("work.hourly")
-    assert limiter.peek("lost").retry_after > 2 * HOUR
+    site.until(lambda: limiter.peek("lost").retry_after > HOUR + 60)
     with site.app.connection_for_write() as connection:
         client = connection.default_channel.client
         for other in client.client_list():
             if int(other["id"]) != client.client_id():
                 client.client_kill_filter(_id=other["id"])
     site.until(lambda: worker.log.read_text().count("Connected to") == 2)
-    # What it held has come again, and is held again; none of its earlier places is left over.
+    # What it held has come again, and is held again; its earlier place is not left over.
     site.passed_by("after")
     site.until(lambda: site.control("limits")["work.hourly"]["waiting"] == {"lost": 2})
-    assert 2 * HOUR < limiter.peek("lost").retry_after < 3 * HOUR + 60
+    site.until(lambda: HOUR + 60 < limiter.peek("lost").retry_after < 2 * HOUR + 60)
     assert site.tags("lost") == ["lost-0"]

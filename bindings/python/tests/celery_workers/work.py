@@ -6,6 +6,7 @@ import signal
 import time
 from pathlib import Path
 
+import folder  # noqa: F401
 from celery import Celery, shared_task
 
 from workglow_limit.celery import Limited, current_permit, install

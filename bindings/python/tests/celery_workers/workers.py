@@ -12,6 +12,7 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
+import folder  # noqa: F401
 import pytest
 from celery import Celery
 

@@ -14,7 +14,7 @@ from .. import ForeignPermit, InvalidArgument, Limiter, Permit, Unsupported
 from ._celery import Ignore
 from ._errors import Limited
 from ._message import HEADER, Ticket, send_again
-from ._options import GRACE, SHORT, TaskLimit
+from ._options import SHORT, TaskLimit
 
 #: There is no telling when a running job will end: a task that came in vain comes back after about this long.
 LATER = 0.5
@@ -102,9 +102,7 @@ def _hand_back(
             place.cancel()
     if wait < SHORT:  # Looked for a free slot until now.
         wait = LATER * (0.5 + random.random())
-    ready = time.time() + wait
-    until = ready + (ticket.until - ticket.ready if ticket else GRACE)
-    send_again(task, request, Ticket(text, ready, until, ticket.times + 1 if ticket else 1))
+    send_again(task, request, Ticket(text, time.time() + wait, ticket.times + 1 if ticket else 1))
     raise Ignore(f"limit {limit.limiter.name!r} is full: back in {wait:.3f} s")
 
 

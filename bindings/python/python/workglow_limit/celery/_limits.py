@@ -8,7 +8,7 @@ from functools import partial
 from types import FunctionType
 from typing import Any
 
-from .. import Limiter, LimitError, Store, UnknownLimit
+from .. import Limiter, LimitError, Store
 from .._derived import refuse
 from ._celery import ImproperlyConfigured, bootsteps, signals
 from . import _control as _control  # Celery knows the commands from now on.
@@ -30,7 +30,6 @@ class Limits:
         self._store = Store(store) if isinstance(store, str) else store
         self._policies: dict[str, str | None] = {}
         self._limiters: dict[str, Limiter] = {}
-        self._slots: dict[Limiter, Limiter | None] = {}
 
     @property
     def store(self) -> Store:
@@ -111,7 +110,7 @@ class Limits:
     def room(self, consumer: Any) -> Room:
         """The waiting room of a worker's consumer, which Celery starts and stops, and fills as if it were its own."""
         self.open(consumer.pool)
-        room = consumer.limit_room = Room(consumer, self.slots, self.most_held)
+        room = consumer.limit_room = Room(consumer, self.most_held)
         held = {name: limit for name, limit in self.tasks.items() if limit.on_limit in ("hold", "retry")}
         buckets = {name: _Bucket(room, limit) for name, limit in held.items()}
         bucket_for_task = consumer.bucket_for_task
@@ -145,15 +144,6 @@ class Limits:
             name: {"policy": self._policies.get(name), "tasks": sorted(of), "waiting": waiting.get(name, {})}
             for name, of in tasks.items()
         }
-
-    def slots(self, limiter: Limiter) -> Limiter | None:
-        """The part of a limit that only completions make room in, if it is one of several."""
-        if limiter not in self._slots:
-            try:
-                self._slots[limiter] = self.store.limiter(f"{limiter.name}/concurrency")
-            except UnknownLimit:
-                self._slots[limiter] = None
-        return self._slots[limiter]
 
 
 def _own(task: Any, name: str) -> Any:

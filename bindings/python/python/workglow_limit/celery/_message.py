@@ -16,28 +16,23 @@ _PROPERTIES = ("correlation_id", "reply_to", "priority", "delivery_mode", "messa
 
 
 class Ticket:
-    """A start in the future, as it travels with its message: the place's text if it has one, when it is ready, until
-    when it is good, and how often the message was sent back. Times are Unix seconds, so that any machine can tell."""
+    """A start in the future, as it travels with its message: the place's text if it has one, when it is ready, in Unix
+    seconds, so that any machine can tell, and how often the message was sent back."""
 
-    __slots__ = ("place", "ready", "times", "until")
+    __slots__ = ("place", "ready", "times")
 
-    def __init__(self, place: str | None, ready: float, until: float, times: int) -> None:
-        self.place, self.ready, self.until, self.times = place, ready, until, times
+    def __init__(self, place: str | None, ready: float, times: int) -> None:
+        self.place, self.ready, self.times = place, ready, times
 
     def header(self) -> dict[str, Any]:
-        return {"place": self.place, "ready": self.ready, "until": self.until, "times": self.times}
+        return {"place": self.place, "ready": self.ready, "times": self.times}
 
     @classmethod
     def of(cls, header: Any) -> Ticket | None:
         """What a message carries. Whatever else somebody put under our name is no ticket."""
         match header:
-            case {
-                "place": str() | None as place,
-                "ready": float() as ready,
-                "until": float() as until,
-                "times": int() as times,
-            }:
-                return cls(place, ready, until, times)
+            case {"place": str() | None as place, "ready": float() as ready, "times": int() as times}:
+                return cls(place, ready, times)
         return None
 
     def eta(self, app: Any) -> datetime | None:

@@ -13,9 +13,6 @@ from .._derived import Derivation, refuse
 #: So short a wait is no reason to give up a child, or to send a message back, in seconds.
 SHORT = 0.05
 
-#: The least grace of a place, in seconds.
-GRACE = 0.05
-
 ACTIONS = ("hold", "retry", "wait", "raise")
 
 #: The options of a task, and what they are where neither the task nor the configuration says otherwise.
