@@ -187,6 +187,7 @@ bench: dist
 torture: storm
 	tests/torture/models
 	SECONDS=60 cargo test --quiet --release -p workglow-limit --features fault-points --test processes
+	ROUNDS=300 cargo test --quiet --release -p workglow-limit --features fault-points --test torments -- --nocapture
 	SECONDS=60 cargo test --quiet --release -p workglow-limit --features fault-points --test storms -- --skip five_at_once
 	SECONDS=600 cargo test --quiet --release -p workglow-limit --features fault-points --test storms -- five_at_once
 

@@ -1,7 +1,7 @@
 """Many waiters on one limit, in asyncio and in threads: waiters.py [asyncio|busy|threads] [WAITERS [STARTS_PER_SECOND]].
 
-Says how much of the limit was delivered, whether the order was kept, and what it cost. `busy`: the loop is blocked for 60 of
-every 120 ms.
+Says how much of the limit was delivered in the whole seconds after the last one has asked, whether the order was kept, and what
+it cost: in a loop, beside what as many tasks and futures cost without a limit. `busy`: the loop is blocked for 60 of every 120 ms.
 """
 
 import asyncio
@@ -16,6 +16,7 @@ how, waiters, rate = (sys.argv[1:] + ["asyncio", "100000", "10000"][len(sys.argv
 waiters, rate = int(waiters), int(rate)
 limiter = Store("memory:").limiter("bench", f"{rate}/1s")
 started = []  # (when it could start, who)
+joined = 0.0  # When all had asked.
 
 
 def start(number, permit):
@@ -33,17 +34,36 @@ async def block():
 
 
 async def loop():
+    global joined
     tasks = [asyncio.create_task(job(number)) for number in range(waiters)]
     await asyncio.sleep(0)
+    joined = time.monotonic()
     await asyncio.gather(*tasks, *([block()] if how == "busy" else []))
 
 
+async def plain():
+    """What asyncio takes itself: as many tasks that each wait for a future."""
+    futures = [asyncio.get_running_loop().create_future() for _ in range(waiters)]
+
+    async def one(number):
+        started.append((await futures[number], number))
+
+    tasks = [asyncio.create_task(one(number)) for number in range(waiters)]
+    for at in range(0, waiters, 100):
+        await asyncio.sleep(0)
+        for future in futures[at : at + 100]:
+            future.set_result(0.0)
+    await asyncio.gather(*tasks)
+
+
 def threads():
+    global joined
     all_of_them = []
     for number in range(waiters):
         all_of_them.append(threading.Thread(target=lambda number=number: start(number, limiter.acquire())))
         all_of_them[-1].start()
         time.sleep(0.0005)  # It asks before the next one does.
+    joined = time.monotonic()
     for thread in all_of_them:
         thread.join()
 
@@ -53,11 +73,18 @@ threads() if how == "threads" else asyncio.run(loop())
 cpu = time.process_time() - cpu
 kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
 took = max(at for at, _ in started) - min(at for at, _ in started)
-numbers = [number for _, number in sorted(started)]
+# Threads wake in any order; in a loop those who start are told in turn.
+numbers = [number for _, number in (sorted(started) if how == "threads" else started)]
 overtaken = sum(a > b for a, b in zip(numbers, numbers[1:]))
-# The first window's starts are there at once.
-delivered = (waiters - rate) / (rate * took) if waiters > rate else 1.0
+seconds = int(max(at for at, _ in started) - joined)
+delivered = sum(joined < at <= joined + seconds for at, _ in started) / (rate * seconds) if seconds > 0 else 1.0
+floor = ""
+if how != "threads":
+    started.clear()
+    before = time.process_time()
+    asyncio.run(plain())
+    floor = f" ({(time.process_time() - before) / took:.1%} without a limit)"
 print(
-    f"{how}: {waiters} waiters on {rate}/s took {took:.2f} s: {delivered:.1%} of the limit, {cpu / took:.1%} of a core, "
+    f"{how}: {waiters} waiters on {rate}/s took {took:.2f} s: {delivered:.1%} of the limit, {cpu / took:.1%} of a core{floor}, "
     f"{overtaken} overtaken, {kilobytes / waiters:.2f} KB each"
 )

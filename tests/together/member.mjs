@@ -37,11 +37,26 @@ async function sleep(ms) {
   for (let left = ms; left > 0; left = due - performance.now()) await setTimeout(left);
 }
 
+/** A call on the event loop waits for others only briefly, which on a busy machine may be too little: it comes again. */
+async function patiently(call) {
+  for (let left = 100; ; left--) {
+    try {
+      return call();
+    } catch (error) {
+      if (error.code !== "store_timeout" || left === 0) throw error;
+      await setTimeout(5);
+    }
+  }
+}
+
 /** Waits while it is too early. What came of it: a start, or another place. */
 async function present(given) {
   for (;;) {
-    const asked = now();
-    const permit = limiter.present(given);
+    let asked;
+    const permit = await patiently(() => {
+      asked = now();
+      return limiter.present(given);
+    });
     if (permit.started) {
       record(asked);
       return ["started", text(permit)];
@@ -53,7 +68,7 @@ async function present(given) {
 
 /** Takes a place, says so, and starts with it when its time has come. */
 async function queue(grace) {
-  let permit = limiter.reserve({ grace: duration(grace) });
+  let permit = await patiently(() => limiter.reserve({ grace: duration(grace) }));
   let ready = null;
   let decisions = 1;
   let sleeps = 0;
@@ -65,7 +80,7 @@ async function queue(grace) {
       sleeps += 1;
     }
     ready = permit.readyAtHrtime;
-    permit = limiter.present(permit);
+    permit = await patiently(() => limiter.present(permit));
     decisions += 1;
   }
   record(ready);

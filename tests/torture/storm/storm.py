@@ -1,7 +1,7 @@
 """The kill storm: two Python processes, Node and C hammer one limit while one of them after the other is killed.
 
-Every 50 ms a random one gets SIGKILL and is started again at once. The limit must hold all the same, hardly any of it
-may be lost, and every language must get some. Each start holds its member up for 2 ms, so that the room that comes free
+Every 50 ms a random one gets SIGKILL and is started again at once: mostly one of those that have got so far that they decide,
+however long that takes here. The limit must hold all the same, hardly any of it may be lost, and every language must get some. Each start holds its member up for 2 ms, so that the room that comes free
 all at once is fought over for a while, and kills fall into that time too.
 
 With `--plant` each process has a limiter of its own, which is the fault that the storm is there to find: it must then
@@ -43,6 +43,10 @@ class Member:
         self._process.kill()
         self._process.wait()
 
+    def decides(self, starts):
+        """Has it opened the file in which it notes its starts?"""
+        return any(starts.glob(f"*-{self._process.pid}.log"))
+
     def check(self):
         """Ends the storm if the member died on its own."""
         code = self._process.poll()
@@ -63,7 +67,7 @@ def prepare(out):
     return folder
 
 
-def rage(commands, seconds, errors):
+def rage(commands, seconds, errors, starts):
     """Runs the members and kills them at random. Returns the number of kills and when it began, in ns."""
     began, kills = time.monotonic_ns(), 0
     # Members never end by themselves, so they must not outlive the storm.
@@ -74,7 +78,8 @@ def rage(commands, seconds, errors):
             members.append(Member(command, errors))
         while (elapsed := (time.monotonic_ns() - began) / SECOND) < seconds:
             time.sleep(max(0, KILL_EVERY * (kills + 1) - elapsed))
-            member = random.choice(members)
+            deciding = [member for member in members if member.decides(starts)]
+            member = random.choice(deciding if deciding and random.random() < 0.75 else members)
             member.check()
             member.kill()
             member.start()
@@ -101,7 +106,7 @@ def main():
     python = [sys.executable, str(HERE / "member.py"), *arguments]
     node = ["node", str(folder / "member.mjs"), *arguments]
     c = [str(out / "storm_member"), *arguments]
-    kills, began = rage([python, python, node, c], options.seconds, folder / "members.err")
+    kills, began = rage([python, python, node, c], options.seconds, folder / "members.err", folder / "starts")
 
     starts = read(folder / "starts")
     window, length = round(options.window * SECOND), round(options.seconds * SECOND)
