@@ -25,6 +25,9 @@ NODE = [r"^. pass (\d+)", r"^. fail (\d+)", r"^. skipped (\d+)"]
 PLAIN = [r"^.*: (\d+) passed", r"^.*passed, (\d+) failed", r"^.*failed, (\d+) skipped"]
 STORMS = [r"over the limit 0, (utilisation)", r"over the limit ([1-9]\d*)", r"^(?!)"]
 
+# The lines that say which test failed and why, in any runner's output: they are repeated at the very end.
+REASONS = r"^(?:test .* FAILED|thread '.*panicked at .*\n.*|FAILED .*|ERROR .*|✖ .*\n.*|not ok .*|.*: FAILED.*|tests/c\S+:\d+: .*|error: .*failed.*)$"
+
 SUITES = {
     "core": (CARGO, ["cargo", "test", "--no-fail-fast", "-p", "workglow-limit", "--features", "fault-points"]),
     "models": (CARGO, ["tests/torture/models", "quick"]),
@@ -56,7 +59,7 @@ def count(pattern, output):
 
 
 def run(name, patterns, command):
-    """One suite: how many passed, failed and were skipped."""
+    """One suite: how many passed, failed and were skipped, and what it said of those that failed."""
     log = LOGS / f"{name}.log"
     began = time.monotonic()
     with log.open("w") as file:
@@ -72,7 +75,8 @@ def run(name, patterns, command):
     if failed:
         said += "\n".join(output.splitlines()[-80:]) + f"\n(all of it: {log.relative_to(ROOT)})\n"
     print(said, end="", flush=True)
-    return passed, failed, skipped
+    reasons = re.findall(REASONS, output, re.MULTILINE)[-20:] if failed else []
+    return passed, failed, skipped, [f"{name}: {reason}" for reason in reasons or [f"exit code {code}"] * (failed > 0)]
 
 
 def run_all(names):
@@ -121,10 +125,10 @@ def main():
     others = [name for name in chosen if name not in BUILT + ALONE]
     with ThreadPoolExecutor() as pool:
         results = sum(pool.map(run_all, [built, others]), []) + run_all(alone)
-    passed, failed, skipped = (sum(column) for column in zip(*results))
+    passed, failed, skipped, reasons = (sum(column, type(column[0])()) for column in zip(*results))
     if set(LANGUAGES.values()) <= set(chosen):
         failed += table()
-    print(f"{passed} passed, {failed} failed, {skipped} skipped")
+    print(f"{passed} passed, {failed} failed, {skipped} skipped", *reasons, sep="\n")
     sys.exit(failed > 0)
 
 
