@@ -2,7 +2,7 @@
 
 use super::counter::Counter;
 use super::leases::Leases;
-use super::log::{Answer, Ask, Known, Log, View, Window};
+use super::log::{Ask, Known, Log, View, Window};
 use super::meter::Meter;
 use super::slices::Slices;
 use super::{History, Sealed, Start};
@@ -37,17 +37,6 @@ macro_rules! either {
 }
 
 impl Cells<'_> {
-    /// Decides and records in one act.
-    #[inline(always)]
-    pub fn claim(&self, ask: &Ask, clock: impl Fn() -> Now) -> Result<Answer, Sealed> {
-        either!(self, cells => cells.claim(ask, clock))
-    }
-
-    /// The same, and what is held after it.
-    pub fn claim_and_view(&self, ask: &Ask, clock: impl Fn() -> Now) -> Result<(Answer, View), Sealed> {
-        either!(self, cells => cells.claim_and_view(ask, clock))
-    }
-
     /// Looks, and changes nothing.
     pub fn view(&self, ask: &Ask, clock: impl Fn() -> Now) -> Result<View, Sealed> {
         either!(self, cells => cells.view(ask, clock))

@@ -61,7 +61,7 @@
 //! millions of domains" (2017).
 
 use super::log::{Answer, Ask, Known, PLACE, SETTLED, STARTED, Taken, View, put};
-use super::{History, Sealed, Start, Tries};
+use super::{Algorithm, History, Sealed, Start, Tries};
 use crate::atomic::{AtomicU64, *};
 use crate::fault;
 use crate::time::{Now, Tick};
@@ -346,59 +346,6 @@ impl Counter<'_> {
         if self.born == 0 { ask.gate } else { ask.gate.max(self.born.saturating_add(self.frame.memory())) }
     }
 
-    /// Decides and records in one act.
-    #[inline]
-    pub fn claim(&self, ask: &Ask, clock: impl Fn() -> Now) -> Result<Answer, Sealed> {
-        self.decide::<false>(ask, clock, &mut View::default())
-    }
-
-    /// The same, and what the windows hold after it.
-    pub fn claim_and_view(&self, ask: &Ask, clock: impl Fn() -> Now) -> Result<(Answer, View), Sealed> {
-        let mut view = View::default();
-        Ok((self.decide::<true>(ask, clock, &mut view)?, view))
-    }
-
-    #[inline(always)]
-    fn decide<const LOOK: bool>(&self, ask: &Ask, clock: impl Fn() -> Now, view: &mut View) -> Result<Answer, Sealed> {
-        let frame = self.frame;
-        debug_assert!((1..=frame.limit).contains(&ask.weight));
-        // Before the time, so that a life's first window is none that lies ahead.
-        let base = self.begun(&clock);
-        let mut tries = Tries::default();
-        loop {
-            tries.again()?;
-            let cells = self.read_open()?;
-            // After the cells, so that it is no earlier than the time of whoever counted in them.
-            let now = clock();
-            let mut seen = Seen { cells, base, now, frame };
-            let here = seen.number(now.floor);
-            if here > HALF {
-                return Err(Sealed); // see `has_to_move`
-            }
-            let from = self.gate(ask).max(now.floor);
-            let first = if from == now.floor { here } else { seen.number(from) };
-            let (mut number, ready) = seen.earliest(ask.weight, from, first);
-            let must_wait = ready > now.floor && !ask.force;
-            let is_beyond = must_wait && (ready - now.floor > ask.patience || number > LAST);
-            if ask.force {
-                number = here.max(seen.frontier());
-            }
-            let mut taken = None;
-            if !is_beyond {
-                let era = self.era.load(Acquire);
-                let Some(cells) = self.step(&seen, number, ask.weight) else { continue };
-                seen.cells = cells;
-                let end = word(number, seen.units_of(number));
-                let is_place = must_wait || ask.reserve;
-                taken = Some(Taken { ticket: era, end, stamp: seen.end_of(number), ahead: 0, is_place });
-            }
-            if LOOK {
-                *view = View { ready, ..self.view_of(&seen, ask) };
-            }
-            return Ok(Answer { now, ready, taken });
-        }
-    }
-
     /// Counts these units in that window, if nothing has changed, and returns what the cells are then; or closes the window
     /// before it.
     #[inline(always)]
@@ -577,6 +524,49 @@ impl Counter<'_> {
         put(&self.ring[(number & 1) as usize], word(number, units));
         put(&self.ring[((number - 1) & 1) as usize], word(number - 1, before) | CLOSED);
         Some(base)
+    }
+}
+
+impl Algorithm for Counter<'_> {
+    #[inline]
+    fn decide<const LOOK: bool>(&self, ask: &Ask, clock: impl Fn() -> Now, view: &mut View) -> Result<Answer, Sealed> {
+        let frame = self.frame;
+        debug_assert!((1..=frame.limit).contains(&ask.weight));
+        // Before the time, so that a life's first window is none that lies ahead.
+        let base = self.begun(&clock);
+        let mut tries = Tries::default();
+        loop {
+            tries.again()?;
+            let cells = self.read_open()?;
+            // After the cells, so that it is no earlier than the time of whoever counted in them.
+            let now = clock();
+            let mut seen = Seen { cells, base, now, frame };
+            let here = seen.number(now.floor);
+            if here > HALF {
+                return Err(Sealed); // see `has_to_move`
+            }
+            let from = self.gate(ask).max(now.floor);
+            let first = if from == now.floor { here } else { seen.number(from) };
+            let (mut number, ready) = seen.earliest(ask.weight, from, first);
+            let must_wait = ready > now.floor && !ask.force;
+            let is_beyond = must_wait && (ready - now.floor > ask.patience || number > LAST);
+            if ask.force {
+                number = here.max(seen.frontier());
+            }
+            let mut taken = None;
+            if !is_beyond {
+                let era = self.era.load(Acquire);
+                let Some(cells) = self.step(&seen, number, ask.weight) else { continue };
+                seen.cells = cells;
+                let end = word(number, seen.units_of(number));
+                let is_place = must_wait || ask.reserve;
+                taken = Some(Taken { ticket: era, end, stamp: seen.end_of(number), ahead: 0, is_place });
+            }
+            if LOOK {
+                *view = View { ready, ..self.view_of(&seen, ask) };
+            }
+            return Ok(Answer { now, ready, taken });
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! Models of the counted windows, for loom and shuttle: see `log_models.rs`.
 
 use super::*;
+use crate::algorithm::Algorithm;
 use crate::algorithm::log::CLOSED as NO_LIFE;
 use crate::algorithm::models::{Arc, model, thread};
 use crate::atomic::AtomicU64 as Cell;

@@ -1,6 +1,7 @@
 //! Counted windows: to the tick against a plain model, over their lives, and between threads.
 
 use super::*;
+use crate::algorithm::Algorithm;
 use crate::algorithm::log::CLOSED as NO_LIFE;
 use crate::algorithm::random_tests::Random;
 use std::cell::Cell;

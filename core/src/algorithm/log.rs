@@ -22,7 +22,7 @@
 //! With `n` starts allowed per window `w`, ticket `t` may start once ticket `t − n` is `w` old. So a decision finds the
 //! first unclaimed ticket `h` ([`Log::tail`]), reads the slots of the tickets `h + k − 1 − n`, and one compare-and-swap
 //! on slot `h` is the whole admission: the point at which it happens, and the only one at which dying matters. Before it
-//! nothing was written; after it the start is in the log, and whoever comes next fills its other slots ([`Log::fill`]),
+//! nothing was written; after it the start is in the log, and whoever comes next fills its other slots ([`Ring::fill`]),
 //! any number of times, by anyone.
 //!
 //! The counter `head` only says where to begin to look: it stands at most [`LAG`] tickets before `h`, so that most
@@ -86,7 +86,7 @@
 //! Source: the ring with a claim word per slot follows the bounded queues of Vyukov and of crossbeam's `ArrayQueue`;
 //! helping a dead claimant follows Harris, Fraser and Pratt, "A practical multi-word compare-and-swap operation" (2002).
 
-use super::{History, Sealed, Start};
+use super::{Algorithm, History, Sealed, Start};
 use crate::atomic::{AtomicU64, *};
 use crate::fault;
 use crate::time::{LONGEST, Now, Tick};
@@ -106,6 +106,7 @@ pub(crate) const SETTLED: u64 = 2;
 /// Not the first ticket of its start.
 const PART: u64 = 3;
 const ANY_STATE: u64 = 3 << STATE;
+const ANY_WEIGHT: u64 = (MOST - 1) << WEIGHT;
 
 /// The most units that one start may take, and the largest limit that the log keeps start by start.
 pub(crate) const MOST: u64 = 1 << (STATE - WEIGHT);
@@ -142,7 +143,7 @@ pub(crate) struct Log<'a> {
     pub own: &'a AtomicU64,
     /// The first ticket that is not in the ledger yet.
     pub logged: &'a AtomicU64,
-    /// A power of two.
+    /// Never empty: their number is a power of two.
     pub ring: &'a [AtomicU64],
     /// The tickets under which the starts that [`Log::write`] wrote were claimed: as many as `ring`, or none.
     pub origins: &'a [AtomicU64],
@@ -271,6 +272,80 @@ static UNTOUCHED: [AtomicU64; 16] = [const { AtomicU64::new(0) }; 16];
 #[cfg(not(model))]
 static NOTHING: AtomicU64 = AtomicU64::new(0);
 
+/// The slots of a log. (It is passed in registers, also to what is rarely called.)
+#[derive(Clone, Copy)]
+struct Ring<'a>(&'a [AtomicU64]);
+
+impl<'a> Ring<'a> {
+    #[inline(always)]
+    fn slot(&self, ticket: u64) -> &'a AtomicU64 {
+        debug_assert!(self.0.len().is_power_of_two());
+        // SAFETY: a ring is never empty, and the mask keeps the index below its length.
+        unsafe { self.0.get_unchecked(ticket as usize & (self.0.len() - 1)) }
+    }
+
+    /// The lap bit of a ticket's own word.
+    #[inline(always)]
+    fn lap(&self, ticket: u64) -> u64 {
+        u64::from(ticket & self.0.len() as u64 == 0)
+    }
+
+    #[inline(always)]
+    fn word(&self, ticket: u64, field: u64, state: u64, weight: u64) -> u64 {
+        field << STAMP | state << STATE | (weight - 1) << WEIGHT | self.lap(ticket) << LAP
+    }
+
+    /// How many slots a claim has: no start is heavier than the ring.
+    #[inline(always)]
+    fn slots_of(&self, word: u64) -> u64 {
+        weight_of(word).min(self.0.len() as u64)
+    }
+
+    #[inline(always)]
+    fn is_claimed(&self, ticket: u64, word: u64) -> bool {
+        (word >> LAP) & 1 == self.lap(ticket)
+    }
+
+    /// Fills the other slots of the claim `word` at `ticket`: anyone may, at any time and any number of times.
+    /// `false`: the claim is of a lap that is over.
+    #[inline(never)]
+    fn fill(self, ticket: u64, word: u64) -> bool {
+        let slots = self.slots_of(word);
+        for i in 1..slots {
+            let other = ticket.wrapping_add(i);
+            let slot = self.slot(other);
+            let filled = self.word(other, word >> STAMP, PART, slots - i);
+            loop {
+                let was = slot.load(Acquire);
+                // Only while the claim stands does `was` belong to its lap or to the one before.
+                let is_over = (self.slot(ticket).load(Acquire) ^ word) & !(ANY_STATE | SEAL) != 0;
+                if is_over && !fault::planted("late help") {
+                    return false;
+                }
+                if self.is_claimed(other, was) || slot.compare_exchange(was, filled, AcqRel, Relaxed).is_ok() {
+                    break;
+                }
+            }
+            fault::point("log-filled");
+        }
+        true
+    }
+
+    /// Is any slot of so many tickets a place's that may still start?
+    #[cold]
+    #[inline(never)]
+    fn has_places(self, first: u64, count: u64, now: Tick, base: Tick) -> bool {
+        let stamp = |word: u64| (word >> STAMP).wrapping_add(base);
+        let is_open = |ticket| {
+            let word = self.slot(ticket).load(Acquire);
+            state_of(word) == PLACE && stamp(word) >= now
+        };
+        // Stamps never decrease: if the last of them is over, so are the others.
+        let ticket = |i| first.wrapping_add(i);
+        stamp(self.slot(ticket(count - 1)).load(Acquire)) >= now && (0..count).rev().map(ticket).any(is_open)
+    }
+}
+
 impl<'a> Log<'a> {
     /// The log of a key that nobody has used. Only to look at.
     #[cfg(not(model))]
@@ -293,38 +368,35 @@ impl<'a> Log<'a> {
     }
 
     #[inline(always)]
-    fn slot(&self, ticket: u64) -> &'a AtomicU64 {
-        // The mask keeps the index inside the ring: its length is a power of two.
-        &self.ring[(ticket & (self.ring.len() as u64 - 1)) as usize]
+    fn ring(&self) -> Ring<'a> {
+        Ring(self.ring)
     }
 
-    /// The lap bit of a ticket's own word.
     #[inline(always)]
-    fn lap(&self, ticket: u64) -> u64 {
-        ((ticket >> self.ring.len().trailing_zeros()) + 1) & 1
+    fn slot(&self, ticket: u64) -> &'a AtomicU64 {
+        self.ring().slot(ticket)
     }
 
     #[inline(always)]
     fn word(&self, ticket: u64, field: u64, state: u64, weight: u64) -> u64 {
-        field << STAMP | state << STATE | (weight - 1) << WEIGHT | self.lap(ticket) << LAP
+        self.ring().word(ticket, field, state, weight)
     }
 
-    /// How many slots a claim has: no start is heavier than the ring.
     #[inline(always)]
     fn slots_of(&self, word: u64) -> u64 {
-        weight_of(word).min(self.ring.len() as u64)
+        self.ring().slots_of(word)
     }
 
     #[inline(always)]
     fn is_claimed(&self, ticket: u64, word: u64) -> bool {
-        (word >> LAP) & 1 == self.lap(ticket)
+        self.ring().is_claimed(ticket, word)
     }
 
     /// From when on a ticket in the past counts. `None`: it was cleared.
     #[inline(always)]
     fn counted_from(&self, ticket: u64, cleared: u64) -> Option<Tick> {
         // Tickets before the first are negative here, and live in slots that nobody has touched.
-        if cleared != 0 && (ticket as i64) < cleared as i64 - 1 {
+        if cleared != 0 && (ticket as i64) < (cleared as i64).wrapping_sub(1) {
             return None;
         }
         Some(self.stamp(self.slot(ticket).load(Acquire)).max(self.born))
@@ -345,12 +417,15 @@ impl<'a> Log<'a> {
                     }
                     return Tail { head, ticket, was: word };
                 }
-                match self.slots_of(word) {
-                    1 => ticket += 1,
-                    slots if fault::planted("no help") || self.fill(ticket, word) => ticket += slots,
-                    _ => continue 'again,
+                // (Most weigh 1.)
+                if word & ANY_WEIGHT == 0 {
+                    ticket = ticket.wrapping_add(1);
+                } else if fault::planted("no help") || self.ring().fill(ticket, word) {
+                    ticket = ticket.wrapping_add(self.slots_of(word));
+                } else {
+                    continue 'again;
                 }
-                if ticket - head >= LAG {
+                if ticket.wrapping_sub(head) >= LAG {
                     self.move_head(head, ticket);
                     continue 'again;
                 }
@@ -372,30 +447,6 @@ impl<'a> Log<'a> {
         fault::point("log-moved");
     }
 
-    /// Fills the other slots of the claim `word` at `ticket`: anyone may, at any time and any number of times.
-    /// `false`: the claim is of a lap that is over.
-    #[inline(never)]
-    fn fill(self, ticket: u64, word: u64) -> bool {
-        let end = ticket + self.slots_of(word);
-        for other in ticket + 1..end {
-            let slot = self.slot(other);
-            let filled = self.word(other, word >> STAMP, PART, end - other);
-            loop {
-                let was = slot.load(Acquire);
-                // Only while the claim stands does `was` belong to its lap or to the one before.
-                let is_over = (self.slot(ticket).load(Acquire) ^ word) & !(ANY_STATE | SEAL) != 0;
-                if is_over && !fault::planted("late help") {
-                    return false;
-                }
-                if self.is_claimed(other, was) || slot.compare_exchange(was, filled, AcqRel, Relaxed).is_ok() {
-                    break;
-                }
-            }
-            fault::point("log-filled");
-        }
-        true
-    }
-
     /// When the ticket before `h` counts from.
     #[inline(always)]
     fn newest(&self, h: u64, cleared: u64) -> Tick {
@@ -407,96 +458,26 @@ impl<'a> Log<'a> {
     fn ready(&self, h: u64, cleared: u64, ask: &Ask) -> Tick {
         let mut ready = ask.gate;
         for window in ask.windows {
-            let before = (h + ask.weight - 1).wrapping_sub(window.limit);
+            let before = h.wrapping_add(ask.weight - 1).wrapping_sub(window.limit);
             if let Some(from) = self.counted_from(before, cleared) {
-                ready = ready.max(from + window.length);
+                ready = ready.max(from.saturating_add(window.length));
             }
         }
         ready
-    }
-
-    /// Decides and records in one act.
-    #[inline]
-    pub fn claim(&self, ask: &Ask, clock: impl Fn() -> Now) -> Result<Answer, Sealed> {
-        self.decide::<false>(ask, clock, &mut View::default())
-    }
-
-    /// The same, and what the log holds after it.
-    pub fn claim_and_view(&self, ask: &Ask, clock: impl Fn() -> Now) -> Result<(Answer, View), Sealed> {
-        let mut view = View::default();
-        Ok((self.decide::<true>(ask, clock, &mut view)?, view))
-    }
-
-    #[inline(always)]
-    fn decide<const LOOK: bool>(&self, ask: &Ask, clock: impl Fn() -> Now, view: &mut View) -> Result<Answer, Sealed> {
-        loop {
-            let Tail { head, ticket: h, was } = self.tail()?;
-            fault::point("log-read");
-            let cleared = self.cleared.load(Acquire);
-            let newest = self.newest(h, cleared);
-            let ready = self.ready(h, cleared, ask);
-            // After the slots, so that no stamp that was read is later than this.
-            let now = clock();
-            fault::point("log-clock");
-            if LOOK {
-                *view = self.view_at(h, ask, now);
-            }
-            let must_wait = ready > now.floor && !ask.force;
-            let is_place = must_wait || ask.reserve;
-            let stamp = if is_place { ready.max(now.ceil).saturating_add(ask.grace) } else { now.ceil }.max(newest);
-            // No slot ever holds the same word twice.
-            let last = if ask.weight == 1 { was } else { self.slot(h + ask.weight - 1).load(Acquire) };
-            let next = if fault::planted("same again") { 0 } else { (last >> STAMP) + 1 };
-            let field = stamp.wrapping_sub(self.base).max(next);
-            let is_crowded = is_place && self.has_places(h, ask, now);
-            if field > LAST && self.is_used_up(now) {
-                return Err(Sealed);
-            }
-            if must_wait && ready - now.floor > ask.patience || is_crowded || field > LAST {
-                if self.slot(h).load(Acquire) == was || fault::planted("unproven denial") {
-                    self.is_alive()?;
-                    return Ok(Answer { now, ready, taken: None });
-                }
-                continue;
-            }
-            self.is_alive()?;
-            let stamp = field.wrapping_add(self.base);
-            let word = self.word(h, field, if is_place { PLACE } else { STARTED }, ask.weight);
-            if self.slot(h).compare_exchange(was, word, AcqRel, Relaxed).is_ok() {
-                fault::point("log-claimed");
-                let filled = ask.weight == 1 || fault::planted("counter before slots") || self.fill(h, word);
-                if filled && h + ask.weight - head >= LAG {
-                    self.move_head(head, h + ask.weight);
-                }
-                if LOOK {
-                    view.remaining = view.remaining.saturating_sub(ask.weight);
-                    let longest = ask.windows.iter().map(|w| w.length).max().unwrap_or(0);
-                    view.empty = view.empty.max(stamp + longest);
-                }
-                let taken = Some(Taken { ticket: h, end: h + ask.weight, stamp, ahead: 0, is_place });
-                return Ok(Answer { now, ready, taken });
-            }
-        }
     }
 
     /// Would tickets from `h` on take the slots of places that may still start? They were taken before.
     ///
     /// One slot more has to be free: a log that is written anew burns one, and must not drop a place for it, whose exchange
     /// would drop the next. And so many more are for those whose place is exchanged: they had one already.
-    #[cold]
-    fn has_places(self, h: u64, ask: &Ask, now: Now) -> bool {
-        let is_open = |ticket| {
-            let word = self.slot(ticket).load(Acquire);
-            state_of(word) == PLACE && self.stamp(word) >= now.floor
-        };
+    #[inline(always)]
+    fn has_places(&self, h: u64, ask: &Ask, now: Now) -> bool {
         let spare = match ask.again {
             _ if fault::planted("no spare slot") => 0,
             true => 1,
             false => 1 + self.ring.len() as u64 / 8,
         };
-        // Stamps never decrease: if the last of them is over, so are the others.
-        let last = h + ask.weight - 1 + spare;
-        self.stamp(self.slot(last).load(Acquire)) >= now.floor && (h..=last).rev().any(is_open)
+        self.ring().has_places(h, ask.weight + spare, now.floor, self.base)
     }
 
     /// Looks, and changes nothing (but may finish somebody else's claim).
@@ -518,7 +499,8 @@ impl<'a> Log<'a> {
         let mut empty = ask.gate;
         for window in ask.windows {
             let live = |back: u64| {
-                self.counted_from(h.wrapping_sub(back), cleared).is_some_and(|from| from + window.length > now.floor)
+                self.counted_from(h.wrapping_sub(back), cleared)
+                    .is_some_and(|from| from.saturating_add(window.length) > now.floor)
             };
             // Stamps never decrease, so the live tickets are the last ones: find how many.
             let (mut some, mut none) = (0, window.limit + 1);
@@ -526,9 +508,9 @@ impl<'a> Log<'a> {
                 let middle = some.midpoint(none);
                 if live(middle) { some = middle } else { none = middle }
             }
-            remaining = remaining.min(window.limit - some);
+            remaining = remaining.min(window.limit.saturating_sub(some));
             if let Some(newest) = self.counted_from(h.wrapping_sub(1), cleared) {
-                empty = empty.max(newest + window.length);
+                empty = empty.max(newest.saturating_add(window.length));
             }
         }
         // Nothing at all needs no room.
@@ -761,6 +743,61 @@ impl<'a> Log<'a> {
         self.logged.store(logged.unwrap_or(next), Release);
         put(self.head, next);
         Some(base)
+    }
+}
+
+impl Algorithm for Log<'_> {
+    #[inline(always)]
+    fn decide<const LOOK: bool>(&self, ask: &Ask, clock: impl Fn() -> Now, view: &mut View) -> Result<Answer, Sealed> {
+        loop {
+            let Tail { head, ticket: h, was } = self.tail()?;
+            fault::point("log-read");
+            let cleared = self.cleared.load(Acquire);
+            let newest = self.newest(h, cleared);
+            let ready = self.ready(h, cleared, ask);
+            // After the slots, so that no stamp that was read is later than this.
+            let now = clock();
+            fault::point("log-clock");
+            if LOOK {
+                *view = self.view_at(h, ask, now);
+            }
+            let must_wait = ready > now.floor && !ask.force;
+            let is_place = must_wait || ask.reserve;
+            let stamp = if is_place { ready.max(now.ceil).saturating_add(ask.grace) } else { now.ceil }.max(newest);
+            // No slot ever holds the same word twice.
+            let last = if ask.weight == 1 { was } else { self.slot(h.wrapping_add(ask.weight - 1)).load(Acquire) };
+            let next = if fault::planted("same again") { 0 } else { (last >> STAMP) + 1 };
+            let field = stamp.wrapping_sub(self.base).max(next);
+            let is_crowded = is_place && self.has_places(h, ask, now);
+            if field > LAST && self.is_used_up(now) {
+                return Err(Sealed);
+            }
+            if must_wait && ready - now.floor > ask.patience || is_crowded || field > LAST {
+                if self.slot(h).load(Acquire) == was || fault::planted("unproven denial") {
+                    self.is_alive()?;
+                    return Ok(Answer { now, ready, taken: None });
+                }
+                continue;
+            }
+            self.is_alive()?;
+            let stamp = field.wrapping_add(self.base);
+            let word = self.word(h, field, if is_place { PLACE } else { STARTED }, ask.weight);
+            if self.slot(h).compare_exchange(was, word, AcqRel, Relaxed).is_ok() {
+                fault::point("log-claimed");
+                let filled = ask.weight == 1 || fault::planted("counter before slots") || self.ring().fill(h, word);
+                let end = h.wrapping_add(ask.weight);
+                if filled && end.wrapping_sub(head) >= LAG {
+                    self.move_head(head, end);
+                }
+                if LOOK {
+                    view.remaining = view.remaining.saturating_sub(ask.weight);
+                    let longest = ask.windows.iter().map(|w| w.length).max().unwrap_or(0);
+                    view.empty = view.empty.max(stamp.saturating_add(longest));
+                }
+                let taken = Some(Taken { ticket: h, end, stamp, ahead: 0, is_place });
+                return Ok(Answer { now, ready, taken });
+            }
+        }
     }
 }
 

@@ -4,6 +4,7 @@
 //! `tests/torture/models` runs them, and then once more with each bug planted, which must turn one of them red.
 
 use super::*;
+use crate::algorithm::Algorithm;
 use crate::algorithm::models::{Arc, model, thread};
 use crate::atomic::AtomicU64 as Cell;
 
@@ -400,7 +401,7 @@ fn a_helper_that_sleeps_for_a_lap_undoes_no_start() {
         let dead = cells.claim_and_die(2, 2).unwrap();
         let word = cells.ring[0].load(Acquire);
         let other = cells.clone();
-        let helper = thread::spawn(move || other.log().fill(dead.ticket, word));
+        let helper = thread::spawn(move || other.log().ring().fill(dead.ticket, word));
         for _ in 0..2 {
             cells.time.fetch_add(W, Relaxed);
             assert!(cells.claim(2, 2, 0).unwrap().is_some());

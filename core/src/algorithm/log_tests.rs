@@ -1,6 +1,7 @@
 //! What the head of `log.rs` claims of its words, in histories of one thread.
 
 use super::*;
+use crate::algorithm::Algorithm;
 use std::collections::HashSet;
 
 const W: Tick = 20;

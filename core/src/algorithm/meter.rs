@@ -54,7 +54,7 @@
 
 use super::bucket::{Bucket, divide, divide_up};
 use super::log::{Answer, Ask, CLOSED, Known, SETTLED, STARTED, Taken, View, put};
-use super::{History, Rest, Sealed, Start, Tries};
+use super::{Algorithm, History, Rest, Sealed, Start, Tries};
 use crate::atomic::{AtomicU64, *};
 use crate::fault;
 use crate::time::{LONGEST, Now, Tick};
@@ -180,85 +180,6 @@ impl Meter<'_> {
             return ask.gate;
         }
         self.bucket.tick(turn).max(ask.gate)
-    }
-
-    /// Decides and records in one act.
-    #[inline]
-    pub fn claim(&self, ask: &Ask, clock: impl Fn() -> Now) -> Result<Answer, Sealed> {
-        self.decide::<false>(ask, clock, &mut View::default())
-    }
-
-    /// The same, and what the bucket holds after it.
-    pub fn claim_and_view(&self, ask: &Ask, clock: impl Fn() -> Now) -> Result<(Answer, View), Sealed> {
-        let mut view = View::default();
-        Ok((self.decide::<true>(ask, clock, &mut view)?, view))
-    }
-
-    #[inline(always)]
-    fn decide<const LOOK: bool>(&self, ask: &Ask, clock: impl Fn() -> Now, view: &mut View) -> Result<Answer, Sealed> {
-        debug_assert!((1..=self.bucket.size).contains(&ask.weight));
-        let bucket = &self.bucket;
-        let mut spins = 0;
-        self.begin(&clock);
-        loop {
-            let seen = self.look(&clock)?;
-            let now = seen.now;
-            if is_used_up(bucket, seen.word, seen.origin, now) {
-                return Err(Sealed);
-            }
-            let mut ready = self.ready(&seen, ask);
-            if LOOK {
-                *view = self.view_at(&seen, ask);
-            }
-            let must_wait = ready > now.floor && !ask.force;
-            if must_wait && ready <= now.ceil && spins < SPINS {
-                // It starts within this microsecond: in one that the first start of a burst was rounded up from.
-                spins += 1;
-                hint::spin_loop();
-                continue;
-            }
-            if must_wait {
-                let patience = ask.patience.min(LONGEST);
-                if patience > 0
-                    && let Some(queue) = self.when_it_may_wait(&seen, ask)
-                {
-                    ready = queue.max(ready.saturating_sub(patience));
-                    return self.deny(now, ready);
-                }
-                if ready - now.floor > patience {
-                    return self.deny(now, ready);
-                }
-            }
-            let is_place = must_wait || ask.reserve;
-            let stamp = if is_place { ready.max(now.ceil).saturating_add(ask.grace) } else { now.ceil };
-            let stamped = bucket.ceil(stamp);
-            let after = seen.recovered.max(stamped) + bucket.cost(ask.weight);
-            let moment = after - seen.origin;
-            if moment > LAST {
-                // A place too far in the future.
-                return self.deny(now, ready);
-            }
-            // How long it takes until its units begin to come back, and all that ever was given back before it.
-            let behind = (seen.recovered - stamped).max(0) as u128;
-            let behind = if behind == 0 { 0 } else { divide(behind, bucket.n) };
-            let ahead = behind.saturating_add(self.returned.load(Acquire));
-            let era = self.era.load(Acquire);
-            self.is_alive()?;
-            if is_place && !fault::planted("untold places") {
-                // Before anybody can find it in the word.
-                self.last.fetch_max(stamp, AcqRel);
-            }
-            let end = moment as u64;
-            if self.swap(seen.word, end << 1) {
-                if LOOK {
-                    let left = bucket.remaining(after, bucket.ceil(now.ceil));
-                    view.remaining = view.remaining.saturating_sub(ask.weight).min(left);
-                    view.empty = view.empty.max(bucket.tick(after));
-                }
-                let taken = Some(Taken { ticket: era, end, stamp, ahead, is_place });
-                return Ok(Answer { now, ready, taken });
-            }
-        }
     }
 
     #[inline(always)]
@@ -440,6 +361,75 @@ impl Meter<'_> {
         self.carried.store(if has_any { ((carried - origin) as u64) << 1 | 1 } else { 0 }, Release);
         put(self.word, ((recovered - origin) as u64) << 1);
         Some(base as u64)
+    }
+}
+
+impl Algorithm for Meter<'_> {
+    #[inline]
+    fn decide<const LOOK: bool>(&self, ask: &Ask, clock: impl Fn() -> Now, view: &mut View) -> Result<Answer, Sealed> {
+        debug_assert!((1..=self.bucket.size).contains(&ask.weight));
+        let bucket = &self.bucket;
+        let mut spins = 0;
+        self.begin(&clock);
+        loop {
+            let seen = self.look(&clock)?;
+            let now = seen.now;
+            if is_used_up(bucket, seen.word, seen.origin, now) {
+                return Err(Sealed);
+            }
+            let mut ready = self.ready(&seen, ask);
+            if LOOK {
+                *view = self.view_at(&seen, ask);
+            }
+            let must_wait = ready > now.floor && !ask.force;
+            if must_wait && ready <= now.ceil && spins < SPINS {
+                // It starts within this microsecond: in one that the first start of a burst was rounded up from.
+                spins += 1;
+                hint::spin_loop();
+                continue;
+            }
+            if must_wait {
+                let patience = ask.patience.min(LONGEST);
+                if patience > 0
+                    && let Some(queue) = self.when_it_may_wait(&seen, ask)
+                {
+                    ready = queue.max(ready.saturating_sub(patience));
+                    return self.deny(now, ready);
+                }
+                if ready - now.floor > patience {
+                    return self.deny(now, ready);
+                }
+            }
+            let is_place = must_wait || ask.reserve;
+            let stamp = if is_place { ready.max(now.ceil).saturating_add(ask.grace) } else { now.ceil };
+            let stamped = bucket.ceil(stamp);
+            let after = seen.recovered.max(stamped) + bucket.cost(ask.weight);
+            let moment = after - seen.origin;
+            if moment > LAST {
+                // A place too far in the future.
+                return self.deny(now, ready);
+            }
+            // How long it takes until its units begin to come back, and all that ever was given back before it.
+            let behind = (seen.recovered - stamped).max(0) as u128;
+            let behind = if behind == 0 { 0 } else { divide(behind, bucket.n) };
+            let ahead = behind.saturating_add(self.returned.load(Acquire));
+            let era = self.era.load(Acquire);
+            self.is_alive()?;
+            if is_place && !fault::planted("untold places") {
+                // Before anybody can find it in the word.
+                self.last.fetch_max(stamp, AcqRel);
+            }
+            let end = moment as u64;
+            if self.swap(seen.word, end << 1) {
+                if LOOK {
+                    let left = bucket.remaining(after, bucket.ceil(now.ceil));
+                    view.remaining = view.remaining.saturating_sub(ask.weight).min(left);
+                    view.empty = view.empty.max(bucket.tick(after));
+                }
+                let taken = Some(Taken { ticket: era, end, stamp, ahead, is_place });
+                return Ok(Answer { now, ready, taken });
+            }
+        }
     }
 }
 

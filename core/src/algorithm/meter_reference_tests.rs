@@ -1,6 +1,7 @@
 //! Buckets against one that keeps every start, and between threads.
 
 use super::*;
+use crate::algorithm::Algorithm;
 
 /// A bucket that keeps every start, with its stamp. It counts in its own parts where the rate is exact.
 struct Plain {

@@ -2,6 +2,7 @@
 
 use super::super::bucket::{COARSEST, COSTLIEST, FINEST, MOST};
 use super::*;
+use crate::algorithm::Algorithm;
 use crate::algorithm::random_tests::Random;
 
 use std::cell::Cell;

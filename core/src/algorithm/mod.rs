@@ -3,7 +3,8 @@
 //! They know neither where their cells live (the heap, a mapped file) nor what time it is (it is handed in), and they
 //! do no I/O. Zeroed cells are a fresh limiter, so that nobody has to initialise anything.
 
-use crate::time::Tick;
+use crate::time::{Now, Tick};
+use log::{Answer, Ask, View};
 
 pub(crate) mod bucket;
 #[cfg(not(model))]
@@ -19,6 +20,25 @@ pub(crate) mod slices;
 /// These cells are closed, or have another life by now: look the key up again and ask there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Sealed;
+
+/// What decides about starts by the time.
+pub(crate) trait Algorithm {
+    /// Decides and records in one act; where `LOOK` is set it says what is held after it.
+    fn decide<const LOOK: bool>(&self, ask: &Ask, clock: impl Fn() -> Now, view: &mut View) -> Result<Answer, Sealed>;
+
+    /// Decides and records in one act.
+    #[cfg(test)]
+    fn claim(&self, ask: &Ask, clock: impl Fn() -> Now) -> Result<Answer, Sealed> {
+        self.decide::<false>(ask, clock, &mut View::default())
+    }
+
+    /// The same, and what is held after it.
+    #[cfg(all(test, not(model)))]
+    fn claim_and_view(&self, ask: &Ask, clock: impl Fn() -> Now) -> Result<(Answer, View), Sealed> {
+        let mut view = View::default();
+        Ok((self.decide::<true>(ask, clock, &mut view)?, view))
+    }
+}
 
 /// Counts how often a call begins again.
 ///

@@ -64,7 +64,7 @@
 //! * `era` is read with `Acquire` before the head, when starting with a place: if it is a later life's, the head is refused.
 
 use super::log::{Answer, Ask, Known, SETTLED, STARTED, Taken, View, Window, put};
-use super::{History, Sealed, Start, Tries};
+use super::{Algorithm, History, Sealed, Start, Tries};
 use crate::atomic::{AtomicU64, *};
 use crate::fault;
 use crate::time::{LONGEST, Now, Tick};
@@ -286,73 +286,6 @@ impl<'a> Slices<'a> {
     #[inline(always)]
     fn gate(&self, scale: &Scale, ask: &Ask) -> Tick {
         ask.gate.max(self.born + scale.window)
-    }
-
-    /// Decides and records in one act.
-    #[inline]
-    pub fn claim(&self, ask: &Ask, clock: impl Fn() -> Now) -> Result<Answer, Sealed> {
-        self.decide::<false>(ask, clock, &mut View::default())
-    }
-
-    /// The same, and what the log holds after it.
-    pub fn claim_and_view(&self, ask: &Ask, clock: impl Fn() -> Now) -> Result<(Answer, View), Sealed> {
-        let mut view = View::default();
-        Ok((self.decide::<true>(ask, clock, &mut view)?, view))
-    }
-
-    #[inline(always)]
-    fn decide<const LOOK: bool>(&self, ask: &Ask, clock: impl Fn() -> Now, view: &mut View) -> Result<Answer, Sealed> {
-        let window = one(ask);
-        debug_assert!((1..=window.limit).contains(&ask.weight));
-        let log = self.begun(&clock)?;
-        let scale = log.scale(window.length);
-        let mut tries = Tries::default();
-        loop {
-            tries.again()?;
-            let seen = log.look(&scale, &clock)?;
-            let now = seen.now;
-            if seen.units + ask.weight > MOST_COUNT || scale.is_over(now) {
-                return Err(Sealed); // see `is_used_up`
-            }
-            let Some(left) = log.left_at(&scale, &seen, window.limit - ask.weight) else { continue };
-            let ready = left.max(log.gate(&scale, ask));
-            if LOOK {
-                let Some(whole) = log.view_at(&scale, &seen, ask) else { continue };
-                *view = whole;
-            }
-            let must_wait = ready > now.floor && !ask.force;
-            let is_place = must_wait || ask.reserve;
-            let stamp = if is_place { ready.max(now.ceil).saturating_add(ask.grace) } else { now.ceil };
-            let slice = scale.slice_of(stamp).max(seen.slice);
-            if must_wait && ready - now.floor > ask.patience || is_place && slice - seen.oldest >= SLICES {
-                if LOOK && !log.still_is(&seen) {
-                    continue;
-                }
-                return Ok(Answer { now, ready, taken: None });
-            }
-            let era = log.era.load(Acquire);
-            if slice > seen.slice + SLICES {
-                // First to where time stands, which changes nothing for anybody.
-                log.move_head(&seen, scale.slice_of(now.ceil), 0);
-                continue;
-            }
-            if log.move_head(&seen, slice, ask.weight) {
-                let here = if is_place { slice } else { scale.slice_of(stamp) };
-                let slice = match here < slice {
-                    // Places lie ahead of it.
-                    true => log.move_back(word(slice, seen.units + ask.weight), slice, here, ask.weight),
-                    false => slice,
-                };
-                let stamp = scale.end_of(slice);
-                if LOOK {
-                    view.remaining = view.remaining.saturating_sub(ask.weight);
-                    view.empty = view.empty.max(stamp + window.length);
-                }
-                let end = seen.units + ask.weight;
-                let taken = Some(Taken { ticket: era, end, stamp, ahead: 0, is_place });
-                return Ok(Answer { now, ready, taken });
-            }
-        }
     }
 
     /// Moves the head to this slice and counts these units.
@@ -596,6 +529,63 @@ impl<'a> Slices<'a> {
         self.logged.store(logged, Release);
         self.head.store(word(at, units), Release);
         Some(life << BEGAN | began)
+    }
+}
+
+impl Algorithm for Slices<'_> {
+    #[inline]
+    fn decide<const LOOK: bool>(&self, ask: &Ask, clock: impl Fn() -> Now, view: &mut View) -> Result<Answer, Sealed> {
+        let window = one(ask);
+        debug_assert!((1..=window.limit).contains(&ask.weight));
+        let log = self.begun(&clock)?;
+        let scale = log.scale(window.length);
+        let mut tries = Tries::default();
+        loop {
+            tries.again()?;
+            let seen = log.look(&scale, &clock)?;
+            let now = seen.now;
+            if seen.units + ask.weight > MOST_COUNT || scale.is_over(now) {
+                return Err(Sealed); // see `is_used_up`
+            }
+            let Some(left) = log.left_at(&scale, &seen, window.limit - ask.weight) else { continue };
+            let ready = left.max(log.gate(&scale, ask));
+            if LOOK {
+                let Some(whole) = log.view_at(&scale, &seen, ask) else { continue };
+                *view = whole;
+            }
+            let must_wait = ready > now.floor && !ask.force;
+            let is_place = must_wait || ask.reserve;
+            let stamp = if is_place { ready.max(now.ceil).saturating_add(ask.grace) } else { now.ceil };
+            let slice = scale.slice_of(stamp).max(seen.slice);
+            if must_wait && ready - now.floor > ask.patience || is_place && slice - seen.oldest >= SLICES {
+                if LOOK && !log.still_is(&seen) {
+                    continue;
+                }
+                return Ok(Answer { now, ready, taken: None });
+            }
+            let era = log.era.load(Acquire);
+            if slice > seen.slice + SLICES {
+                // First to where time stands, which changes nothing for anybody.
+                log.move_head(&seen, scale.slice_of(now.ceil), 0);
+                continue;
+            }
+            if log.move_head(&seen, slice, ask.weight) {
+                let here = if is_place { slice } else { scale.slice_of(stamp) };
+                let slice = match here < slice {
+                    // Places lie ahead of it.
+                    true => log.move_back(word(slice, seen.units + ask.weight), slice, here, ask.weight),
+                    false => slice,
+                };
+                let stamp = scale.end_of(slice);
+                if LOOK {
+                    view.remaining = view.remaining.saturating_sub(ask.weight);
+                    view.empty = view.empty.max(stamp + window.length);
+                }
+                let end = seen.units + ask.weight;
+                let taken = Some(Taken { ticket: era, end, stamp, ahead: 0, is_place });
+                return Ok(Answer { now, ready, taken });
+            }
+        }
     }
 }
 

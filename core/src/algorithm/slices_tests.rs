@@ -1,6 +1,7 @@
 //! The sliced log: to the tick, over its lives, against a plain model, and between threads.
 
 use super::*;
+use crate::algorithm::Algorithm;
 use crate::algorithm::random_tests::Random;
 use std::cell::Cell;
 

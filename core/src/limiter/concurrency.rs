@@ -333,7 +333,10 @@ impl Inner for ConcurrencyLimiter {
                 };
                 let (counts, (_, member)) = (self.limit.counts()?, self.limit.membership()?);
                 let hash = home.hash_at(key.at);
-                let (leases, found) = (home.leases(table, key), Key { home, table, key, hash, gate, member, counts });
+                let (leases, found) = (
+                    home.leases(table, key),
+                    Key { home, table, key, head: home.head(key.at), hash, gate, member, counts },
+                );
                 Self::expire(&found, &leases)?;
                 let mut live = leases.live()?;
                 if live + weight > max {

@@ -284,11 +284,13 @@ impl Policy {
     /// The windows of a sliding log.
     #[inline(always)]
     pub(crate) fn windows(&self) -> &[Window] {
+        self.all_windows().as_slice()
+    }
+
+    pub(crate) fn all_windows(&self) -> &Windows {
         match &self.0 {
-            Shape::Rate(windows, _) | Shape::Delay(windows) | Shape::EvenlySpaced(Spacing { windows, .. }) => {
-                windows.as_slice()
-            }
-            Shape::Concurrency { .. } | Shape::Bucket(_) | Shape::Counter { .. } => &[],
+            Shape::Rate(windows, _) | Shape::Delay(windows) | Shape::EvenlySpaced(Spacing { windows, .. }) => windows,
+            Shape::Concurrency { .. } | Shape::Bucket(_) | Shape::Counter { .. } => &Windows::NONE,
         }
     }
 

@@ -203,15 +203,28 @@ impl Arena {
 
     #[inline(always)]
     pub fn words(&self, at: u64, count: u64) -> &[AtomicU64] {
+        loop {
+            match self.get(at, count) {
+                Some(words) => return words,
+                None => self.catch_up(at, count),
+            }
+        }
+    }
+
+    /// The same, as far as this process knows already that the store reaches.
+    #[inline(always)]
+    pub fn get(&self, at: u64, count: u64) -> Option<&[AtomicU64]> {
         // Acquire: so the base that is read next is at least as new.
         if at.saturating_add(count) > self.usable.load(Acquire) {
-            self.catch_up(at, count);
+            return None;
         }
-        // SAFETY: the range is usable, as just checked, and views live as long as `self`. The words are only ever used as
-        // atomics.
-        unsafe {
-            std::slice::from_raw_parts(self.base.load(Relaxed).cast::<AtomicU64>().add(at as usize), count as usize)
-        }
+        // SAFETY: the range is usable, as just checked, and views, which are not at 0, live as long as `self`. The words are
+        // only ever used as atomics.
+        Some(unsafe {
+            let base = self.base.load(Relaxed).cast::<AtomicU64>();
+            std::hint::assert_unchecked(!base.is_null());
+            std::slice::from_raw_parts(base.add(at as usize), count as usize)
+        })
     }
 
     /// Somebody else has made the store larger.

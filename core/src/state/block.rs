@@ -3,26 +3,39 @@
 use super::damage::nonsense;
 use super::index::KeyAt;
 use super::layout::{PHASE, key_word};
-use super::table::{Hash, Home, Table};
+use super::table::{Blocked, Hash, Home, Table};
+use crate::algorithm::bucket::Bucket;
 use crate::algorithm::cells::Cells;
 use crate::algorithm::counter::{Counter, Frame};
 use crate::algorithm::jobs::Jobs;
 use crate::algorithm::leases::Leases;
-use crate::algorithm::log::{Log, Window};
+use crate::algorithm::log::{Answer, Ask, Log, View, Window};
 use crate::algorithm::meter::Meter;
 use crate::algorithm::slices::Slices;
+use crate::algorithm::{Algorithm, Sealed};
 use crate::atomic::*;
 use crate::policy::Shape;
 use crate::time::Tick;
 
+/// A key's head and its ring.
+pub(crate) type Block<'a> = (&'a Head, &'a [AtomicU64]);
+
 /// The head of a key's block.
-pub(super) type Head = [AtomicU64; key_word::RING as usize];
+pub(crate) type Head = [AtomicU64; 32];
+
+const _: () = assert!(key_word::RING == 32);
 
 impl Home {
     /// The head of a key's block.
     #[inline(always)]
     pub fn head(&self, key: u64) -> &Head {
         self.arena.array(key)
+    }
+
+    /// The same for who must not unwind.
+    #[inline(always)]
+    pub fn try_head(&self, key: u64) -> Result<&Head, Blocked> {
+        self.arena.get(key, key_word::RING).and_then(<[_]>::first_chunk).ok_or(far(key, key_word::RING))
     }
 
     /// The hash of the key that a block is of.
@@ -34,7 +47,7 @@ impl Home {
     /// Nobody starts on this key before this: the later of its own gate and of the one that binds all keys.
     #[inline(always)]
     pub fn gate(&self, limit: u64, head: &Head) -> Tick {
-        self.limit_gate(limit).load(Acquire).max(head[key_word::GATE as usize].load(Acquire))
+        self.limit_gate(limit).load(Acquire).max(gate_in(head))
     }
 
     /// The gate of one key.
@@ -52,6 +65,9 @@ impl Home {
     /// What jobs took, of a key whose starts are spaced by it.
     #[inline(always)]
     pub fn jobs(&self, table: &Table, key: u64) -> Option<Jobs<'_>> {
+        if !table.is_adaptive {
+            return None;
+        }
         let Shape::EvenlySpaced(spacing) = &table.policy.0 else { return None };
         let ring = spacing.is_adaptive.then(|| self.arena.words(key + key_word::RING + table.ring, spacing.jobs()))?;
         let (ended, spacing) = (self.arena.word(key + key_word::JOBS), self.arena.word(key + key_word::SPACING));
@@ -62,11 +78,16 @@ impl Home {
     /// the policy says.
     #[inline(always)]
     pub fn own_table(&self, table: &Table, key: KeyAt) -> Option<Table> {
-        (table.is_adaptive || key.table != table.at).then(|| self.adapted(table, key))
+        self.has_own_table(table, key).then(|| self.adapted(table, key))
+    }
+
+    #[inline(always)]
+    pub fn has_own_table(&self, table: &Table, key: KeyAt) -> bool {
+        table.is_adaptive || key.table != table.at
     }
 
     #[cold]
-    fn adapted(&self, table: &Table, key: KeyAt) -> Table {
+    pub fn adapted(&self, table: &Table, key: KeyAt) -> Table {
         let mut own = self.table_of(table, key);
         self.adapt(&mut own, key.at);
         own
@@ -79,6 +100,7 @@ impl Home {
             && let apart @ 1.. = self.arena.word(key + key_word::SPACING).load(Acquire)
         {
             *spacing = spacing.apart(apart - 1);
+            table.windows = *table.policy.all_windows();
         }
     }
 
@@ -95,54 +117,124 @@ impl Home {
         Frame { limit: window.limit, length: window.length, is_smooth, phase }
     }
 
+    /// The same for who must not unwind.
+    #[inline(always)]
+    pub fn try_block(&self, table: &Table, at: u64) -> Result<Block<'_>, Blocked> {
+        let count = key_word::RING + table.ring;
+        self.arena.get(at, count).and_then(<[_]>::split_first_chunk).ok_or(far(at, count))
+    }
+
     /// A key's block: its head, and its ring.
     #[inline(always)]
-    fn block(&self, table: &Table, at: u64) -> (&Head, &[AtomicU64]) {
+    pub fn block(&self, table: &Table, at: u64) -> Block<'_> {
         let words = self.arena.words(at, key_word::RING + table.ring);
         words.split_first_chunk().unwrap_or_else(|| nonsense(format_args!("no ring at {at}")))
     }
 
-    /// A key of a limit that is a matter of time.
-    #[inline(always)]
+    /// The cells of a key, whatever its algorithm.
     pub fn cells(&self, table: &Table, key: KeyAt) -> Cells<'_> {
-        let (words, ring) = self.block(table, key.at);
-        let word = |at: u64| &words[at as usize];
-        let (head, life, own, logged) =
-            (word(key_word::HOT), word(key_word::LIFE), word(key_word::OWN), word(key_word::LOGGED));
-        let (number, era, base, carried) = (key.life, own, word(key_word::BASE), word(key_word::CARRIED));
-        match table.policy.0 {
-            Shape::Bucket(bucket) => {
-                let (word, last, returned, born) = (head, &ring[0], &ring[1], table.born);
-                return Cells::Meter(Meter {
-                    word,
-                    base,
-                    life,
-                    number,
-                    era,
-                    logged,
-                    last,
-                    returned,
-                    carried,
-                    born,
-                    bucket,
-                });
-            }
+        let block = self.block(table, key.at);
+        match &table.policy.0 {
+            Shape::Bucket(bucket) => Cells::Meter(meter(table, block, key.life, bucket)),
             Shape::Counter { window, is_smooth } => {
-                let frame = self.frame(window, is_smooth);
-                let ring = &ring[..2];
-                return Cells::Counter(Counter { ring, life, number, base, era, logged, born: table.born, frame });
+                Cells::Counter(self.counter(table, block, key.life, *window, *is_smooth))
             }
-            Shape::Concurrency { .. } => return Cells::Leases(self.leases(table, key)),
-            _ => {}
+            Shape::Concurrency { .. } => Cells::Leases(self.leases(table, key)),
+            _ if table.is_log => Cells::Log(self.log(table, block, key.life, self.origins(table, block.0))),
+            _ => Cells::Slices(slices(table, block, key.life)),
         }
-        if table.policy.is_counted() {
-            return Cells::Slices(Slices { head, life, base: key.life, ring, era, logged, born: table.born });
+    }
+
+    /// Decides on a key: see [`Algorithm::decide`]. (Not by way of [`Cells`]: so that of each algorithm only what it needs is
+    /// read, into registers.)
+    #[inline(always)]
+    pub fn decide<const LOOK: bool>(
+        &self,
+        (table, block, number): (&Table, Block<'_>, u64),
+        ask: Ask,
+        view: &mut View,
+    ) -> Result<Answer, Blocked> {
+        match &table.policy.0 {
+            _ if table.is_log => self.decide_in_log::<LOOK>((table, block, number), &ask, view),
+            Shape::Bucket(bucket) => self.decide_with::<LOOK>(meter(table, block, number, bucket), ask, view),
+            Shape::Counter { window, is_smooth } => {
+                let counter = self.counter(table, block, number, *window, *is_smooth);
+                self.decide_with::<LOOK>(counter, ask, view)
+            }
+            // It was checked when the limit was opened: this makes no sense.
+            Shape::Concurrency { .. } => Err(Sealed.into()),
+            _ => self.decide_with::<LOOK>(slices(table, block, number), ask, view),
         }
-        let origins = word(key_word::ORIGINS).load(Relaxed);
-        let origins = if origins == 0 { &[] } else { self.arena.words(origins, table.ring) };
-        let cleared = word(key_word::CLEARED);
-        let (peak, base) = (word(key_word::PEAK), base.load(Acquire));
-        Cells::Log(Log { head, cleared, own, logged, ring, origins, peak, life, number, base, born: table.born })
+    }
+
+    /// The same on a key whose cells are a log. It does not unwind.
+    #[inline(always)]
+    pub fn decide_in_log<const LOOK: bool>(
+        &self,
+        (table, block, number): (&Table, Block<'_>, u64),
+        ask: &Ask,
+        view: &mut View,
+    ) -> Result<Answer, Blocked> {
+        Ok(self.log(table, block, number, &[]).decide::<LOOK>(ask, || self.clock.now(), view)?)
+    }
+
+    /// The same by what is not a log: in garbage it may unwind.
+    #[inline(never)]
+    fn decide_with<const LOOK: bool>(
+        &self,
+        cells: impl Algorithm,
+        ask: Ask,
+        view: &mut View,
+    ) -> Result<Answer, Blocked> {
+        self.behind_door(|| Ok(cells.decide::<LOOK>(&ask, || self.clock.now(), view)?))
+    }
+
+    /// Under which tickets the starts are known that a log took over. (A decision does not ask.)
+    fn origins(&self, table: &Table, head: &Head) -> &[AtomicU64] {
+        match head[key_word::ORIGINS as usize].load(Relaxed) {
+            0 => &[],
+            at => self.arena.words(at, table.ring),
+        }
+    }
+
+    #[inline(always)]
+    fn log<'h>(&self, table: &Table, (head, ring): Block<'h>, number: u64, origins: &'h [AtomicU64]) -> Log<'h> {
+        let word = |at: u64| &head[at as usize];
+        Log {
+            head: word(key_word::HOT),
+            cleared: word(key_word::CLEARED),
+            own: word(key_word::OWN),
+            logged: word(key_word::LOGGED),
+            ring,
+            origins,
+            peak: word(key_word::PEAK),
+            life: word(key_word::LIFE),
+            number,
+            base: word(key_word::BASE).load(Acquire),
+            born: table.born,
+        }
+    }
+
+    #[inline(always)]
+    pub fn counter<'h>(
+        &self,
+        table: &Table,
+        (head, ring): Block<'h>,
+        number: u64,
+        window: Window,
+        is_smooth: bool,
+    ) -> Counter<'h> {
+        let word = |at: u64| &head[at as usize];
+        Counter {
+            ring: &ring[..2],
+            life: word(key_word::LIFE),
+            number,
+            base: word(key_word::BASE),
+            era: word(key_word::OWN),
+            logged: word(key_word::LOGGED),
+            born: table.born,
+            frame: self.frame(window, is_smooth),
+        }
     }
 
     /// The cells in a block, whatever their life is. For the holder of the structure lock.
@@ -205,6 +297,48 @@ impl Home {
             number: key.life,
         }
     }
+}
+
+#[inline(always)]
+pub(super) fn slices<'h>(table: &Table, (head, ring): Block<'h>, base: u64) -> Slices<'h> {
+    let word = |at: u64| &head[at as usize];
+    Slices {
+        head: word(key_word::HOT),
+        life: word(key_word::LIFE),
+        base,
+        ring,
+        era: word(key_word::OWN),
+        logged: word(key_word::LOGGED),
+        born: table.born,
+    }
+}
+
+#[inline(always)]
+pub(super) fn meter<'h>(table: &Table, (head, ring): Block<'h>, number: u64, bucket: &Bucket) -> Meter<'h> {
+    let word = |at: u64| &head[at as usize];
+    Meter {
+        word: word(key_word::HOT),
+        base: word(key_word::BASE),
+        life: word(key_word::LIFE),
+        number,
+        era: word(key_word::OWN),
+        logged: word(key_word::LOGGED),
+        last: &ring[0],
+        returned: &ring[1],
+        carried: word(key_word::CARRIED),
+        born: table.born,
+        bucket: *bucket,
+    }
+}
+
+fn far(at: u64, count: u64) -> Blocked {
+    Blocked::Far(at.saturating_add(count))
+}
+
+/// The gate of a key.
+#[inline(always)]
+pub(super) fn gate_in(head: &Head) -> Tick {
+    head[key_word::GATE as usize].load(Acquire)
 }
 
 /// The hash of the key that a block is of.

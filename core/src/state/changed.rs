@@ -5,6 +5,7 @@
 //! bounded, and a process may die before it has written its entry. Nothing depends on it: a start beyond the budget is written
 //! before its call returns, listed or not, and a reboot counts the budget of every key.
 
+use super::block::Head;
 use super::layout::{CHANGED, CHANGED_DONE, CHANGED_TAIL, key_word, limit_word};
 use super::locked::Locked;
 use super::table::{Hash, Home};
@@ -24,17 +25,17 @@ const LISTED_FOR: Tick = 1_000_000;
 /// A key that has changed: where its limit is, and its hash.
 pub(super) type Changed = (u64, Hash);
 
+/// Has the key of this head to be listed? Asked after each start.
+#[inline(always)]
+pub(super) fn is_unlisted(head: &Head, now: Tick) -> bool {
+    head[key_word::LISTED as usize].load(Relaxed) <= now
+}
+
 impl Home {
     /// Makes room for the ring, in a new lane.
     pub(super) fn start_list(&self) {
         let ring = self.arena.allocate(ENTRIES * ENTRY).expect("a new lane has room");
         self.arena.word(CHANGED).store(ring, Release);
-    }
-
-    /// Has this key to be listed? Asked after each start.
-    #[inline(always)]
-    pub fn is_unlisted(&self, key: u64, now: Tick) -> bool {
-        self.arena.word(key + key_word::LISTED).load(Relaxed) <= now
     }
 
     /// Lists a key. Whoever finds it listed does not do it again for a while.

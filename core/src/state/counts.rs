@@ -77,6 +77,8 @@ type Id = (u64, u64);
 #[derive(Debug)]
 pub(crate) struct Counts {
     id: Id,
+    /// The hash of the key "". Who uses no keys needs no entry.
+    no_key: Hash,
     /// Is it in this list?
     is_changed: AtomicBool,
     changed: Arc<Mutex<Vec<Id>>>,
@@ -108,9 +110,10 @@ impl Limits {
 }
 
 impl Counts {
-    fn new(id: Id, changed: Arc<Mutex<Vec<Id>>>) -> Counts {
+    fn new(id: Id, no_key: Hash, changed: Arc<Mutex<Vec<Id>>>) -> Counts {
         Counts {
             id,
+            no_key,
             is_changed: AtomicBool::new(false),
             changed,
             stripes: Default::default(),
@@ -146,6 +149,7 @@ impl Counts {
             self.change();
         }
         if let Some(hash) = key
+            && hash != self.no_key
             && let Some(entry) = self.entry(hash)
         {
             entry.0[3 + what].fetch_add(n, Relaxed);
@@ -333,17 +337,11 @@ impl Key<'_> {
     /// Counts a start or a denial, of so many units.
     #[inline(always)]
     pub fn decided(&self, what: usize, weight: u64) {
-        self.counts.decided(self.counted_as(), what, weight);
+        self.counts.decided(Some(self.hash), what, weight);
     }
 
     pub fn add(&self, what: usize, n: u64) {
-        self.counts.add(self.counted_as(), what, n);
-    }
-
-    /// Who uses no keys needs no entry.
-    #[inline(always)]
-    fn counted_as(&self) -> Option<Hash> {
-        (self.key.at != self.home.empty_key_of(self.table)).then_some(self.hash)
+        self.counts.add(Some(self.hash), what, n);
     }
 }
 
@@ -395,7 +393,7 @@ impl Session {
             book.all.retain(|other, _| other.0 == id.0);
         }
         let changed = book.changed.clone();
-        book.all.entry(id).or_insert_with(|| Arc::new(Counts::new(id, changed))).clone()
+        book.all.entry(id).or_insert_with(|| Arc::new(Counts::new(id, self.home().hash(b'k', ""), changed))).clone()
     }
 
     /// Adds what this process counted to the sums. Only for the holder of the structure lock.

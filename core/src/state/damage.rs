@@ -1,8 +1,11 @@
 //! What makes no sense in a lane becomes an error.
 //!
 //! A decision reads offsets, sizes and policies that another program may have overwritten. Each is checked where it enters,
-//! in a branch that costs nothing until it is taken; from there an unwinding, which no panic hook sees, leads to the entry
-//! of the call, which turns it into [`Error::Damaged`]. A panic of the code that works on what was read is the same there.
+//! in a branch that costs nothing until it is taken; from there an unwinding, which no panic hook sees, leads to a door
+//! ([`or_damaged`]), which turns it into [`Error::Damaged`]. A panic of the code that works on what was read is the same there.
+//!
+//! A call has a door at its entry. A door costs some sixty instructions, so the first try of a start comes without one: what is
+//! called there tells nonsense by its answer, or has a door of its own.
 
 use crate::error::{Error, Result};
 use std::any::Any;

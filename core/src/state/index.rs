@@ -79,6 +79,9 @@ impl Root {
     }
 }
 
+/// In so many slots a key is looked for at a glance.
+const GLANCES: u64 = 4;
+
 const _: () = assert!(MOST_BYTES / 8 <= 1 << Root::DEPTH);
 
 impl Home {
@@ -90,11 +93,17 @@ impl Home {
 
     #[inline(always)]
     fn empty_key(&self, table: &Table) -> Result<KeyAt, Blocked> {
-        let at = self.empty_key_of(table);
-        let head = self.head(at);
+        self.key_there(table, self.empty_key_of(table))
+    }
+
+    /// The key whose block is where this word says.
+    #[inline(always)]
+    pub fn key_there(&self, table: &Table, word: &AtomicU64) -> Result<KeyAt, Blocked> {
+        let at = word.load(Acquire);
+        let head = self.try_head(at)?;
         let life = head[key_word::LIFE as usize].load(Acquire);
         // The life is that of the empty key only if the block still is.
-        let is_its = self.empty_key_of(table) == at && head[key_word::TABLE as usize].load(Acquire) == table.at;
+        let is_its = word.load(Acquire) == at && head[key_word::TABLE as usize].load(Acquire) == table.at;
         if is_its && life != CLOSED { Ok(KeyAt { at, life, table: table.at }) } else { Err(Blocked::Moved) }
     }
 
@@ -155,6 +164,36 @@ impl Home {
             Ok((_, found)) => Ok(found),
             Err(slot) => self.add_key(table, (segment, life), slot, hash, text),
         }
+    }
+
+    /// Where a key is, if it is found at once, as most are. It does not unwind. (Where it looks may be another segment by now; a
+    /// block that says that it is this key's is, whatever led there.)
+    #[inline(always)]
+    pub fn glance(&self, table: &Table, hash: Hash) -> Option<KeyAt> {
+        let word = |at: u64| self.arena.get(at, 1).map(|words| words[0].load(Acquire));
+        let root = Root(word(table.at + table_word::INDEX)?);
+        if root.0 == 0 {
+            return None;
+        }
+        let segment = match root.depth() {
+            0 => root.at(),
+            _ => word(root.at() + index_word::SLOTS + root.entry_of(hash.0[0]))?,
+        };
+        let capacity = word(segment.saturating_add(index_word::CAPACITY))?;
+        let slots = self.arena.get(segment.saturating_add(index_word::SLOTS), capacity)?;
+        let mask = capacity.checked_sub(1)?;
+        for look in 0..GLANCES {
+            let entry = slots.get((hash.0[0].wrapping_add(look) & mask) as usize)?.load(Acquire);
+            let at = block(entry)?;
+            if entry >> index_word::TAG == tag(hash) {
+                // The life first: as in `probe`.
+                let head = self.try_head(at).ok()?;
+                let life = head[key_word::LIFE as usize].load(Acquire);
+                let is_its = hash_in(head) == hash && head[key_word::TABLE as usize].load(Acquire) == table.at;
+                return (is_its && life != CLOSED).then_some(KeyAt { at, life, table: table.at });
+            }
+        }
+        None
     }
 
     /// How many slots a segment has: a power of two.

@@ -382,6 +382,11 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
+    /// Where the lane is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// Has the last look been a second ago?
     #[inline(always)]
     pub fn is_due(&self, now: Tick) -> bool {

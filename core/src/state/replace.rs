@@ -124,10 +124,10 @@ impl Locked<'_> {
     fn write_empty_key(&self, old: &Table, new: &Table, is_forgetting: bool) -> Result<u64> {
         if is_forgetting {
             let empty = self.fresh_empty_key(new)?;
-            self.seal_cells(self.cells_at(old, self.empty_key_of(old)));
+            self.seal_cells(self.cells_at(old, self.empty_key_of(old).load(Acquire)));
             return Ok(empty);
         }
-        let from = self.empty_key_of(old);
+        let from = self.empty_key_of(old).load(Acquire);
         let life = self.arena.word(from + key_word::LIFE).load(Acquire);
         self.write_elsewhere(old, KeyAt { at: from, life, table: old.at }, new, |_| {})
     }
@@ -159,7 +159,7 @@ impl Locked<'_> {
         if let Ok((slot, found)) = self.probe(&table, segment, hash)
             && found.table != table.at
         {
-            self.set_entry(segment, slot, hash, self.empty_key_of(&table));
+            self.set_entry(segment, slot, hash, self.empty_key_of(&table).load(Acquire));
             self.retire_block(self.table_at(found.table).policy, found.at);
         }
     }

@@ -9,8 +9,9 @@
 //! A table is replaced when its policy changes: see `rewrite.rs`.
 
 use super::arena::{Arena, NoRoom};
-use super::damage::{bounded, nonsense};
+use super::damage::{bounded, nonsense, or_damaged};
 use super::index::{KeyAt, Root};
+use super::lane::Watch;
 use super::layout::{
     FIRST_LIMIT, HASH_KEY, NAME_CHAINS, NAMES, NEXT_CHECKPOINT, NEXT_NUMBER, PHASE, index_word, key_word, limit_word,
     link_word, table_word,
@@ -20,7 +21,7 @@ use crate::algorithm::Sealed;
 use crate::atomic::*;
 use crate::error::{Error, Result};
 use crate::fault;
-use crate::policy::Policy;
+use crate::policy::{Policy, Windows};
 use crate::time::{Clock, Tick};
 use siphasher::sip128::{Hasher128, SipHasher13};
 
@@ -63,8 +64,12 @@ pub(crate) enum Blocked {
     Sealed,
     /// It was looked for in a place that is another's by now: look again.
     Moved,
+    /// The key lives by a table of its own, which has to be read.
+    Own,
     /// Nobody uses that key.
     Absent,
+    /// The store reaches further than this process has seen: to so many words, if these make sense.
+    Far(u64),
     /// The lane that it was asked of is not the store's any more.
     Lost,
     /// Something has to grow first.
@@ -112,10 +117,13 @@ pub(crate) struct Table {
     pub born: Tick,
     /// How many units of a key may be missing from the ledger.
     pub budget: u64,
-    /// What follows from the policy: see [`Policy::capacity`], [`Policy::ring`] and [`Policy::jobs`].
+    /// What follows from the policy: see [`Policy::capacity`], [`Policy::ring`], [`Policy::jobs`] and [`Policy::windows`].
     pub capacity: u64,
     pub ring: u64,
     pub is_adaptive: bool,
+    pub windows: Windows,
+    /// Are its keys' cells a log?
+    pub is_log: bool,
 }
 
 impl Home {
@@ -222,13 +230,15 @@ impl Home {
             capacity: policy.capacity(),
             ring: policy.ring(),
             is_adaptive: policy.jobs() > 0,
+            windows: *policy.all_windows(),
+            is_log: policy.has_origins(),
         }
     }
 
     /// Where the block of the key "" is: it is there from the start.
     #[inline(always)]
-    pub fn empty_key_of(&self, table: &Table) -> u64 {
-        self.arena.word(table.at + table_word::EMPTY_KEY).load(Acquire)
+    pub fn empty_key_of(&self, table: &Table) -> &AtomicU64 {
+        self.arena.word(table.at + table_word::EMPTY_KEY)
     }
 
     /// How many units of a key may be missing from the ledger: a twentieth of the limit, at least one; or [`BEHIND`], [`UNKEPT`].
@@ -240,6 +250,12 @@ impl Home {
             window if window <= longest_behind() => BEHIND,
             _ => (policy.capacity() / 20).max(1),
         }
+    }
+
+    /// Does what may unwind in the midst of what must not.
+    #[inline(always)]
+    pub fn behind_door<R>(&self, f: impl FnOnce() -> Result<R, Blocked>) -> Result<R, Blocked> {
+        or_damaged(|| self.watch.as_ref().map(Watch::path), || Ok(f()))?
     }
 
     /// Is it shared by processes, beside a database?

@@ -71,19 +71,11 @@ impl<T: InStore> Inner for T {
 
     #[inline]
     fn quiet_attempt(&self, key: &str, weight: u64) -> Result<Attempt> {
-        let instead = |is_admitted| match is_admitted {
-            true => Attempt::Admitted(self.timed().uncounted(weight)),
-            false => Attempt::Denied(STORE_AGAIN),
-        };
-        self.timed().limit.or_instead(|| self.timed().do_attempt(key, weight), instead)
+        self.timed().try_attempt(key, weight)
     }
 
     fn quiet_decide(&self, key: &str, weight: u64) -> Result<Decision> {
-        let instead = |is_admitted: bool| {
-            let permit = is_admitted.then(|| self.timed().uncounted(weight));
-            self.timed().limit.undecided(permit)
-        };
-        self.timed().limit.or_instead(|| self.timed().do_decide(key, weight), instead)
+        self.timed().try_decide(key, weight)
     }
 
     fn quiet_peek(&self, key: &str, weight: u64) -> Result<Decision> {

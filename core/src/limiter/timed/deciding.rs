@@ -4,80 +4,130 @@
 
 use super::backoff::Level;
 use super::{Seen, Timed, known};
-use crate::algorithm::log::{Ask, Known};
+use crate::algorithm::log::{Answer, Ask, Known, View};
 use crate::atomic::*;
 use crate::decision::Decision;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::limiter::inner::When;
 use crate::limiter::line::{Claim, Terms};
 use crate::limiter::{Attempt, LOOK_AGAIN, Presented, Reserved};
 use crate::permit::{MOST_GRACE, RawPermit, TimedPermit};
 use crate::policy::{self, Shape};
 use crate::state::counts::{ADMITTED, DENIED, WAIT_TIME, WAITED};
-use crate::state::{Key, is_counted_place};
+use crate::state::{Blocked, Key, STORE_AGAIN, is_counted_place};
 use crate::time::{self, Tick, from_ticks};
 use crate::waiting::MayWait;
 use std::cell::Cell;
 use std::time::Duration;
 
 impl Timed {
+    /// Starts now or not, whatever is to be answered where the store fails. (It is one function, for all kinds of limiters: its
+    /// answer is written once, where the caller wants it.)
+    #[inline(never)]
+    pub(super) fn try_attempt(&self, key: &str, weight: u64) -> Result<Attempt> {
+        let instead = |is_admitted| match is_admitted {
+            true => Attempt::Admitted(self.uncounted(weight)),
+            false => Attempt::Denied(STORE_AGAIN),
+        };
+        self.limit.or_instead(|| self.do_attempt(key, weight), instead)
+    }
+
     #[inline(always)]
-    pub(super) fn do_attempt(&self, key: &str, weight: u64) -> Result<Attempt> {
+    fn do_attempt(&self, key: &str, weight: u64) -> Result<Attempt> {
         policy::check_some(weight)?;
-        self.limit.with_key(key, |found| {
-            let answer = self.take(found, &Ask::now(found.table.policy.windows(), weight, found.gate))?;
-            Ok(match answer.taken {
-                Some(taken) => {
-                    found.decided(ADMITTED, weight);
-                    Attempt::Admitted(self.permit(found, taken, weight, 0, 0))
-                }
-                None => {
-                    found.decided(DENIED, weight);
-                    self.denied(found, answer.now.floor);
-                    Attempt::Denied(from_ticks(answer.ready.saturating_sub(answer.now.floor)))
-                }
-            })
+        self.limit.with_key_at_once(
+            key,
+            |found| match found.table.is_log {
+                true => self.attempt_on(found, weight, |ask| found.decide_in_log::<false>(ask, &mut View::default())),
+                false => self.attempt_again(found, weight),
+            },
+            |found| self.attempt_again(found, weight),
+        )
+    }
+
+    #[inline(never)]
+    fn attempt_again(&self, found: &Key, weight: u64) -> Result<Attempt, Blocked> {
+        self.attempt_on(found, weight, |ask| found.decide::<false>(ask, &mut View::default()))
+    }
+
+    #[inline(always)]
+    fn attempt_on(
+        &self,
+        found: &Key,
+        weight: u64,
+        decide: impl FnOnce(&Ask) -> Result<Answer, Blocked>,
+    ) -> Result<Attempt, Blocked> {
+        let answer = self.take_by(found, &Ask::now(found.table.windows.as_slice(), weight, found.gate), decide)?;
+        Ok(match answer.taken {
+            Some(taken) => {
+                found.decided(ADMITTED, weight);
+                Attempt::Admitted(self.permit(found, taken, weight, 0, 0))
+            }
+            None => {
+                found.decided(DENIED, weight);
+                self.denied(found, answer.now.floor);
+                Attempt::Denied(from_ticks(answer.ready.saturating_sub(answer.now.floor)))
+            }
         })
     }
 
-    pub(super) fn do_decide(&self, key: &str, weight: u64) -> Result<Decision> {
+    /// The same with all that is known then.
+    #[inline(never)]
+    pub(super) fn try_decide(&self, key: &str, weight: u64) -> Result<Decision> {
+        let instead = |is_admitted: bool| self.limit.undecided(is_admitted.then(|| self.uncounted(weight)));
+        self.limit.or_instead(|| self.do_decide(key, weight), instead)
+    }
+
+    #[inline(always)]
+    fn do_decide(&self, key: &str, weight: u64) -> Result<Decision> {
         policy::check_some(weight)?;
-        self.limit.with_key(key, |found| {
-            policy::check_weight(self.limit.name(), weight, found.table.capacity)?;
-            let ask = Ask::now(found.table.policy.windows(), weight, found.gate);
-            if self.limit.would_wait(found, weight) {
-                return Err(Error::WouldWait.into());
-            }
-            self.before_asking(found);
-            let (answer, mut view) = found.cells().claim_and_view(&ask, || found.home.clock.now())?;
-            self.limit.confirm(found, answer.now, answer.taken.as_ref(), weight)?;
-            found.decided(if answer.taken.is_some() { ADMITTED } else { DENIED }, weight);
-            let mut backoff = 0;
-            match answer.taken {
-                Some(_) => {
-                    self.after_taking(found);
-                    if found.jobs().is_some() {
-                        // The next start is by another distance now. (It was taken: what moves meanwhile is not asked again.)
-                        let mut table = *found.table;
-                        found.home.adapt(&mut table, found.key.at);
-                        let next = Ask::now(table.policy.windows(), weight, found.gate);
-                        let cells = found.home.cells(&table, found.key);
-                        view = cells.view(&next, || answer.now).unwrap_or(view);
-                    }
-                }
-                None => backoff = Self::spread(found.table, self.denied(found, answer.now.floor)),
-            }
-            let admitted = answer.taken.is_some();
-            let mut decision = self.decision(&Seen { view, capacity: found.table.capacity, admitted, backoff });
-            decision.permit = answer.taken.map(|taken| self.permit(found, taken, weight, 0, 0));
-            Ok(decision)
-        })
+        self.limit.with_key_at_once(
+            key,
+            |found| match found.table.is_log {
+                true => self.decide_on(found, weight, |ask, view| found.decide_in_log::<true>(ask, view)),
+                false => self.decide_again(found, weight),
+            },
+            |found| self.decide_again(found, weight),
+        )
+    }
+
+    #[inline(never)]
+    fn decide_again(&self, found: &Key, weight: u64) -> Result<Decision, Blocked> {
+        self.decide_on(found, weight, |ask, view| found.decide::<true>(ask, view))
+    }
+
+    #[inline(always)]
+    fn decide_on(
+        &self,
+        found: &Key,
+        weight: u64,
+        decide: impl FnOnce(&Ask, &mut View) -> Result<Answer, Blocked>,
+    ) -> Result<Decision, Blocked> {
+        let mut view = View::default();
+        let ask = Ask::now(found.table.windows.as_slice(), weight, found.gate);
+        let answer = self.take_by(found, &ask, |ask| decide(ask, &mut view))?;
+        let admitted = answer.taken.is_some();
+        found.decided(if admitted { ADMITTED } else { DENIED }, weight);
+        let mut backoff = 0;
+        if !admitted {
+            backoff = Self::spread(found.table, self.denied(found, answer.now.floor));
+        } else if found.table.is_adaptive {
+            // The next start is by another distance now. (It was taken: what moves meanwhile is not asked again.)
+            let mut table = *found.table;
+            found.home.adapt(&mut table, found.key.at);
+            let next = Ask::now(table.windows.as_slice(), weight, found.gate);
+            let cells = found.home.cells(&table, found.key);
+            view = cells.view(&next, || answer.now).unwrap_or(view);
+        }
+        let mut decision = self.decision(&Seen { view, capacity: found.table.capacity, admitted, backoff });
+        decision.permit = answer.taken.map(|taken| self.permit(found, taken, weight, 0, 0));
+        Ok(decision)
     }
 
     pub(super) fn do_peek(&self, key: &str, weight: u64) -> Result<Decision> {
         let seen = self.limit.look(key, |home, table, key, gate| {
             policy::check_weight(self.limit.name(), weight, table.capacity)?;
-            let ask = Ask::now(table.policy.windows(), weight, gate);
+            let ask = Ask::now(table.windows.as_slice(), weight, gate);
             let cells = key.map_or_else(|| home.untouched(table), |key| home.cells(table, key));
             let view = cells.view(&ask, || home.clock.now())?;
             self.limit.look_after(home, view.now)?;
@@ -102,7 +152,12 @@ impl Timed {
         self.limit.with_key(key, |found| {
             let policy = &found.table.policy;
             let grace = policy.grace(weight).max(time::patience_ticks(grace));
-            let ask = Ask { patience, grace, reserve: as_place, ..Ask::now(policy.windows(), weight, found.gate) };
+            let ask = Ask {
+                patience,
+                grace,
+                reserve: as_place,
+                ..Ask::now(found.table.windows.as_slice(), weight, found.gate)
+            };
             let answer = self.take(found, &ask)?;
             let now = answer.now.floor;
             let after = answer.ready.saturating_sub(now);

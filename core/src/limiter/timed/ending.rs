@@ -154,7 +154,7 @@ impl Timed {
 
     pub(super) fn do_record_start(&self, key: &str) -> Result<()> {
         self.limit.with_key(key, |found| {
-            let ask = Ask { force: true, ..Ask::now(found.table.policy.windows(), 1, 0) };
+            let ask = Ask { force: true, ..Ask::now(found.table.windows.as_slice(), 1, 0) };
             let answer = self.take(found, &ask)?;
             found.decided(ADMITTED, 1);
             if let Some(jobs) = found.jobs() {

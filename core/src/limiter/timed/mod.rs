@@ -107,8 +107,19 @@ impl Timed {
     /// Asks for a start now or later.
     #[inline(always)]
     fn take(&self, found: &Key, ask: &Ask) -> Result<Answer, Blocked> {
+        self.take_by(found, ask, |ask| found.decide::<false>(ask, &mut View::default()))
+    }
+
+    /// The same as `decide` decides.
+    #[inline(always)]
+    fn take_by(
+        &self,
+        found: &Key,
+        ask: &Ask,
+        decide: impl FnOnce(&Ask) -> Result<Answer, Blocked>,
+    ) -> Result<Answer, Blocked> {
         policy::check_weight(self.limit.name(), ask.weight, found.table.capacity)?;
-        if self.limit.would_wait(found, ask.weight) {
+        if self.limit.would_wait(found, ask.weight)? {
             return Err(Error::WouldWait.into());
         }
         self.before_asking(found);
@@ -117,14 +128,14 @@ impl Timed {
         {
             return Err(Blocked::Crowded);
         }
-        let mut answer = found.cells().claim(ask, || found.home.clock.now())?;
+        let mut answer = decide(ask)?;
         self.limit.confirm(found, answer.now, answer.taken.as_ref(), ask.weight)?;
         if let Some(taken) = &mut answer.taken {
             if taken.is_place {
                 // Where there was room all along, it comes now.
                 answer.ready = answer.ready.max(answer.now.floor);
                 if found.table.policy.is_counted() {
-                    self.name_place(found, taken, ask.weight, answer.now.floor)?;
+                    taken.ticket = self.name_place(*found, *taken, ask.weight, answer.now.floor)?;
                 }
             }
             self.after_taking(found);
@@ -134,15 +145,14 @@ impl Timed {
 
     /// Gives a place a name of its own where units are only counted.
     #[cold]
-    fn name_place(&self, found: &Key, taken: &mut Taken, weight: u64, now: Tick) -> Result<(), Blocked> {
+    fn name_place(&self, found: Key, taken: Taken, weight: u64, now: Tick) -> Result<u64, Blocked> {
         loop {
-            if let Some(number) = found.home.open_place(taken, now) {
-                taken.ticket = number;
-                return Ok(());
+            if let Some(number) = found.home.open_place(&taken, now) {
+                return Ok(number);
             }
             // It keeps its turn meanwhile: asked again it would come later.
             if let Err(error) = self.limit.add_places() {
-                self.limit.refuse(found, taken, weight)?;
+                self.limit.refuse(&found, &taken, weight)?;
                 return Err(error.into());
             }
         }
@@ -161,19 +171,12 @@ impl Timed {
     /// The next start is so far from this one as the jobs up to now say; and the backoff begins anew.
     #[inline(always)]
     fn after_taking(&self, found: &Key) {
-        match &found.table.policy.0 {
-            Shape::Rate(..) => {
-                let level = found.home.backoff(found.key.at);
-                if level.load(Relaxed) != 0 {
-                    level.store(0, Relaxed);
-                }
-            }
-            Shape::EvenlySpaced(spacing) => {
-                if let Some(jobs) = found.jobs() {
-                    jobs.space(spacing.interval);
-                }
-            }
-            _ => {}
+        let level = found.backoff();
+        if level.load(Relaxed) != 0 {
+            level.store(0, Relaxed);
+        }
+        if let (Some(jobs), Shape::EvenlySpaced(spacing)) = (found.jobs(), &found.table.policy.0) {
+            jobs.space(spacing.interval);
         }
     }
 
@@ -190,7 +193,8 @@ impl Timed {
         let policy = &found.table.policy;
         let grace = grace.unwrap_or_else(|| policy.grace(weight));
         let gate = if delay.is_zero() { found.gate } else { found.home.clock.tick_in("delay", delay)?.max(found.gate) };
-        let ask = Ask { patience, grace, reserve: true, again, ..Ask::now(policy.windows(), weight, gate) };
+        let ask =
+            Ask { patience, grace, reserve: true, again, ..Ask::now(found.table.windows.as_slice(), weight, gate) };
         let answer = self.take(found, &ask)?;
         Ok(match answer.taken {
             Some(taken) => {
@@ -207,7 +211,7 @@ impl Timed {
     #[inline(always)]
     fn denied(&self, found: &Key, now: Tick) -> Tick {
         let Shape::Rate(_, backoff) = &found.table.policy.0 else { return 0 };
-        let cell = found.home.backoff(found.key.at);
+        let cell = found.backoff();
         let seen = Level::of(cell.load(Relaxed));
         let level = seen.after_denial(backoff, now);
         if level != seen {

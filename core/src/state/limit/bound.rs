@@ -1,11 +1,14 @@
 //! Where a limiter found its limit: declared or attached at the first use, then a load away.
 
-use super::{Limit, STORE_ERRORS};
+use super::{Key, Limit, STORE_ERRORS};
 use crate::atomic::*;
 use crate::error::{Error, Result};
+use crate::fault;
+use crate::state::block::{gate_in, hash_in};
 use crate::state::counts::Counts;
+use crate::state::index::KeyAt;
 use crate::state::locked::Locked;
-use crate::state::table::{Home, Table};
+use crate::state::table::{Blocked, Hash, Home, Table};
 use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicPtr;
@@ -16,6 +19,8 @@ use std::sync::atomic::AtomicPtr;
 pub(super) struct Bound {
     home: *const Home,
     pub(super) limit: u64,
+    /// The gate that binds all its keys.
+    gate: *const AtomicU64,
     /// What this is good for: see [`Session::epoch`].
     epoch: u64,
     /// What the limit lives by. Never null.
@@ -31,7 +36,15 @@ pub(super) struct Bound {
 #[derive(Debug)]
 struct Decoded {
     table: Table,
+    /// Where the block of the key "" is.
+    empty_key: *const AtomicU64,
     before: *mut Decoded,
+}
+
+impl Decoded {
+    fn new(home: &Home, table: Table, before: *mut Decoded) -> *mut Decoded {
+        Box::into_raw(Box::new(Decoded { table, empty_key: home.empty_key_of(&table), before }))
+    }
 }
 
 impl Bound {
@@ -41,12 +54,77 @@ impl Bound {
         unsafe { &*self.home }
     }
 
+    #[inline(always)]
+    fn current(&self) -> &Decoded {
+        // SAFETY: never null, and freed only by `drop`.
+        unsafe { &*self.current.load(Acquire) }
+    }
+
     /// The limit's table, as this limiter knows it. Its words never change, and are never another table's: so what was read
     /// once holds, and whether it is still the limit's shows where its keys are looked up.
     #[inline(always)]
     pub(super) fn table(&self) -> &Table {
-        // SAFETY: never null, and freed only by `drop`.
-        unsafe { &(*self.current.load(Acquire)).table }
+        &self.current().table
+    }
+
+    /// Does something with a key, if it is where it is looked for and nothing is in the way.
+    #[inline(always)]
+    pub(super) fn try_with<R>(
+        &self,
+        find: &impl Fn(&Home, &Table) -> Result<KeyAt, Blocked>,
+        f: &impl Fn(&Key) -> Result<R, Blocked>,
+    ) -> Result<R, Stuck> {
+        let table = self.table();
+        self.try_with_key(table, find, f).map_err(|blocked| Stuck { blocked, table: table.at })
+    }
+
+    /// The same without unwinding, if `f` does not, for a key that lives by its limit's table.
+    #[inline(always)]
+    pub(super) fn try_at_once<R>(&self, key: &str, f: impl FnOnce(&Key) -> Result<R, Blocked>) -> Result<R, Stuck> {
+        let (home, Decoded { table, empty_key, .. }) = (self.home(), self.current());
+        let stuck = |blocked| Stuck { blocked, table: table.at };
+        fault::point("resolved");
+        let at = match key.is_empty() {
+            // SAFETY: the words of a store stay where they are for as long as the home lives.
+            true => home.key_there(table, unsafe { &**empty_key }),
+            false => {
+                let hash = home.hash(b'k', key);
+                home.glance(table, hash).map_or_else(|| find_or_add(home, table, hash, key), Ok)
+            }
+        };
+        let found = at.and_then(|key| self.key(table, key)).map_err(stuck)?;
+        if home.has_own_table(table, found.key) {
+            return Err(stuck(Blocked::Own));
+        }
+        f(&found).map_err(stuck)
+    }
+
+    #[inline(always)]
+    fn try_with_key<R>(
+        &self,
+        table: &Table,
+        find: impl FnOnce(&Home, &Table) -> Result<KeyAt, Blocked>,
+        f: impl FnOnce(&Key) -> Result<R, Blocked>,
+    ) -> Result<R, Blocked> {
+        let home = self.home();
+        fault::point("resolved");
+        let found = self.key(table, find(home, table)?)?;
+        match home.own_table(table, found.key) {
+            None => f(&found),
+            Some(own) => f(&Key { table: &own, ..found }),
+        }
+    }
+
+    /// A key that was found, by its limit's table.
+    #[inline(always)]
+    fn key<'b>(&'b self, table: &'b Table, key: KeyAt) -> Result<Key<'b>, Blocked> {
+        let home = self.home();
+        let head = home.try_head(key.at)?;
+        // SAFETY: the words of a store stay where they are for as long as the home lives.
+        let gate = unsafe { &*self.gate }.load(Acquire).max(gate_in(head));
+        // Before anything is decided: if the life is the same then, all of this was the key's.
+        let hash = hash_in(head);
+        Ok(Key { home, table, key, head, hash, gate, member: self.member, counts: &self.counts })
     }
 
     /// Goes over to the table that the limit has now.
@@ -55,7 +133,7 @@ impl Bound {
         let mut before = self.current.load(Acquire);
         // SAFETY: as above.
         while unsafe { &*before }.table.at != table.at {
-            let new = Box::into_raw(Box::new(Decoded { table, before }));
+            let new = Decoded::new(self.home(), table, before);
             match self.current.compare_exchange(before, new, AcqRel, Acquire) {
                 Ok(_) => return,
                 Err(now) => {
@@ -66,6 +144,19 @@ impl Bound {
             }
         }
     }
+}
+
+/// Where a key is, added if it is new, without unwinding.
+#[cold]
+#[inline(never)]
+fn find_or_add(home: &Home, table: &Table, hash: Hash, key: &str) -> Result<KeyAt, Blocked> {
+    home.behind_door(|| home.find_or_add(table, hash, key))
+}
+
+/// Why it could not be done, and the limit's table at that time.
+pub(super) struct Stuck {
+    pub blocked: Blocked,
+    pub table: u64,
 }
 
 impl Drop for Bound {
@@ -82,11 +173,17 @@ impl Limit {
     /// Makes sure that the limit can be used, and returns where it is.
     #[inline(always)]
     pub(super) fn bound(&self) -> Result<&Bound> {
-        // SAFETY: null, or published by `bind` and freed only by `drop`.
-        match unsafe { self.bound.load(Acquire).as_ref() } {
-            Some(bound) if bound.epoch == self.store.epoch() => Ok(bound),
-            _ => self.bind_again(),
+        match self.is_bound() {
+            Some(bound) => Ok(bound),
+            None => self.bind_again(),
         }
+    }
+
+    /// The same, if it is known already.
+    #[inline(always)]
+    pub(super) fn is_bound(&self) -> Option<&Bound> {
+        // SAFETY: null, or published by `bind` and freed only by `drop`.
+        unsafe { self.bound.load(Acquire).as_ref() }.filter(|bound| bound.epoch == self.store.epoch())
     }
 
     /// Finds the limit, for the first time or because its name is another's by now.
@@ -121,12 +218,12 @@ impl Limit {
             Some(_) => self.declare_or_attach(home, locked, true)?,
             None => self.declare_or_attach(home, locked, false)?,
         };
-        let decoded = Decoded { table: home.table(limit), before: ptr::null_mut() };
-        let current = AtomicPtr::new(Box::into_raw(Box::new(decoded)));
+        let current = AtomicPtr::new(Decoded::new(home, home.table(limit), ptr::null_mut()));
+        let gate = home.limit_gate(limit);
         let counts = self.store.counts(limit);
         counts.add(None, STORE_ERRORS, self.early_errors.swap(0, Relaxed));
         let member = self.store.member();
-        let bound = Box::into_raw(Box::new(Bound { home, limit, epoch, current, member, counts, before }));
+        let bound = Box::into_raw(Box::new(Bound { home, limit, gate, epoch, current, member, counts, before }));
         self.bound.store(bound, Release);
         // SAFETY: as in `bound`.
         Ok(unsafe { &*bound })

@@ -47,7 +47,7 @@ impl Limit {
     pub fn close_gate(&self, key: &str, until: u64) -> Result<()> {
         policy::check_key(key)?;
         if key.is_empty() {
-            return self.reading(|_| {
+            return self.reading(|| {
                 let mut bound = self.bound()?;
                 if bound.home().is_retired(bound.limit) {
                     bound = self.bind_again()?;

@@ -4,6 +4,7 @@ use super::{Key, Limit, Refused};
 use crate::algorithm::log::{Known, Taken};
 use crate::error::Result;
 use crate::fault;
+use crate::state::changed::is_unlisted;
 use crate::state::table::{BEHIND, Blocked, Home, UNKEPT};
 use crate::time::{Now, Tick};
 use crate::waiting::MayWait;
@@ -25,19 +26,39 @@ impl Limit {
     fn keep(&self, key: &Key, now: Now, taken: &Taken, weight: u64) -> Result<(), Blocked> {
         let budget = self.budget(key);
         if budget < BEHIND {
-            let unwritten = key.cells().unwritten(taken.end, now);
-            if unwritten > budget || !key.home.is_alive(key.key) {
-                return self.wait_for_ledger(key, taken, weight, (budget, now));
-            }
-            if 2 * unwritten > budget {
-                self.store.write_ahead(self.bound()?.limit, key, now);
-                return Ok(());
-            }
+            return self.keep_ahead(*key, now, *taken, weight);
         }
-        if budget != UNKEPT && key.home.is_unlisted(key.key.at, now.floor) {
-            key.home.list(self.bound()?.limit, key.key.at, key.hash, now.floor);
+        if budget != UNKEPT && is_unlisted(key.head, now.floor) {
+            return self.list(*key, now);
         }
         Ok(())
+    }
+
+    /// The same where the ledger comes first.
+    #[inline(never)]
+    fn keep_ahead(&self, key: Key, now: Now, taken: Taken, weight: u64) -> Result<(), Blocked> {
+        key.home.behind_door(|| {
+            let budget = self.budget(&key);
+            let unwritten = key.cells().unwritten(taken.end, now);
+            if unwritten > budget || !key.home.is_alive(key.key) {
+                return self.wait_for_ledger(&key, &taken, weight, (budget, now));
+            }
+            if 2 * unwritten > budget {
+                self.store.write_ahead(self.bound()?.limit, &key, now);
+            } else if is_unlisted(key.head, now.floor) {
+                key.home.list(self.bound()?.limit, key.key.at, key.hash, now.floor);
+            }
+            Ok(())
+        })
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn list(&self, key: Key, now: Now) -> Result<(), Blocked> {
+        key.home.behind_door(|| {
+            key.home.list(self.bound()?.limit, key.key.at, key.hash, now.floor);
+            Ok(())
+        })
     }
 
     /// How many units of a key may be missing from the ledger.
@@ -49,18 +70,20 @@ impl Limit {
 
     /// Would a start now have to wait for the ledger, where the caller must not?
     #[inline(always)]
-    pub fn would_wait(&self, key: &Key, weight: u64) -> bool {
-        (key.table.budget < BEHIND || self.commits) && self.has_spent_budget(key, weight)
+    pub fn would_wait(&self, key: &Key, weight: u64) -> Result<bool, Blocked> {
+        if key.table.budget < BEHIND || self.commits { self.has_spent_budget(*key, weight) } else { Ok(false) }
     }
 
-    #[cold]
-    fn has_spent_budget(&self, key: &Key, weight: u64) -> bool {
+    #[inline(never)]
+    fn has_spent_budget(&self, key: Key, weight: u64) -> Result<bool, Blocked> {
         if MayWait::here() != MayWait::Never {
             self.store.take_back_first();
-            return false;
+            return Ok(false);
         }
-        let (unlogged, _) = key.cells().unlogged(key.table.policy.longest(), key.home.clock.now());
-        unlogged.iter().map(|start| start.units).sum::<u64>().saturating_add(weight) > self.budget(key)
+        key.home.behind_door(|| {
+            let (unlogged, _) = key.cells().unlogged(key.table.policy.longest(), key.home.clock.now());
+            Ok(unlogged.iter().map(|start| start.units).sum::<u64>().saturating_add(weight) > self.budget(&key))
+        })
     }
 
     /// Looks after what is due once a second.
@@ -70,12 +93,15 @@ impl Limit {
     }
 
     #[cold]
+    #[inline(never)]
     fn look_after_all(&self, home: &Home, now: Tick) -> Result<(), Blocked> {
-        if !home.is_still_there(now) {
-            return Err(Blocked::Lost);
-        }
-        self.store.look_after();
-        Ok(())
+        home.behind_door(|| {
+            if !home.is_still_there(now) {
+                return Err(Blocked::Lost);
+            }
+            self.store.look_after();
+            Ok(())
+        })
     }
 
     /// The job has not started yet: so if the ledger cannot be written it shall not, and nothing was taken.

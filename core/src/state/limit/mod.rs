@@ -6,26 +6,27 @@ mod bound;
 mod edits;
 mod keep;
 
-use super::block::hash_in;
+use super::block::Head;
 use super::counts::{Counts, STORE_ERRORS};
 use super::damage::{nonsense, or_damaged};
 use super::declare::{check_names, part_names};
 use super::index::KeyAt;
+use super::layout::key_word;
 use super::room::Search;
 use super::session::{LET_OTHERS, Session};
 use super::table::{Blocked, Hash, Home, Table};
 use super::{Durability, OnError, Store};
 use crate::algorithm::cells::Cells;
 use crate::algorithm::jobs::Jobs;
+use crate::algorithm::log::{Answer, Ask, View};
 use crate::atomic::*;
 use crate::decision::Decision;
 use crate::error::{Error, Result};
-use crate::fault;
 use crate::permit::RawPermit;
 use crate::policy::{self, Policy};
 use crate::time::monotonic_ns;
 use crate::waiting::MayWait;
-use bound::Bound;
+use bound::{Bound, Stuck};
 pub(crate) use edits::{Refused, parts, take_back, take_units};
 use std::ptr;
 use std::sync::Arc;
@@ -84,8 +85,11 @@ struct Turns<'s> {
     first: Option<Instant>,
 }
 
-impl Turns<'_> {
-    #[inline(always)]
+impl<'s> Turns<'s> {
+    fn new(store: &'s Session) -> Turns<'s> {
+        Turns { count: 0, store, first: None }
+    }
+
     fn next(&mut self) -> Result<()> {
         self.count += 1;
         if self.count.is_multiple_of(32) { self.has_time() } else { Ok(()) }
@@ -100,11 +104,13 @@ impl Turns<'_> {
     }
 }
 
-/// One key of a limit, found.
+/// One key of a limit, found. (What is rarely called takes it by value: so it is put together only there.)
+#[derive(Clone, Copy)]
 pub(crate) struct Key<'a> {
     pub home: &'a Home,
     pub table: &'a Table,
     pub key: KeyAt,
+    pub head: &'a Head,
     /// What it is known by, wherever it lives.
     pub hash: Hash,
     /// Nobody starts before this: the later of the key's own gate and of the one that binds all keys.
@@ -114,10 +120,30 @@ pub(crate) struct Key<'a> {
     pub counts: &'a Counts,
 }
 
-impl Key<'_> {
+impl<'a> Key<'a> {
     #[inline(always)]
     pub fn cells(&self) -> Cells<'_> {
         self.home.cells(self.table, self.key)
+    }
+
+    /// See [`Home::decide`].
+    #[inline(always)]
+    pub fn decide<const LOOK: bool>(&self, ask: &Ask, view: &mut View) -> Result<Answer, Blocked> {
+        let block = self.home.try_block(self.table, self.key.at)?;
+        self.home.decide::<LOOK>((self.table, block, self.key.life), *ask, view)
+    }
+
+    /// The same where the cells are a log: see [`Home::decide_in_log`].
+    #[inline(always)]
+    pub fn decide_in_log<const LOOK: bool>(&self, ask: &Ask, view: &mut View) -> Result<Answer, Blocked> {
+        let block = self.home.try_block(self.table, self.key.at)?;
+        self.home.decide_in_log::<LOOK>((self.table, block, self.key.life), ask, view)
+    }
+
+    /// The level of its backoff.
+    #[inline(always)]
+    pub fn backoff(&self) -> &AtomicU64 {
+        &self.head[key_word::BACKOFF as usize]
     }
 
     #[inline(always)]
@@ -182,7 +208,7 @@ impl Limit {
     pub fn adapts(&self) -> Result<bool> {
         let may_adapt =
             |bound: &Bound| bound.home().table(bound.limit).policy.jobs() > 0 || bound.home().has_plans(bound.limit);
-        Ok(self.kind == "evenly-spaced" && self.reading(|_| self.bound().map(may_adapt))?)
+        Ok(self.kind == "evenly-spaced" && self.reading(|| self.bound().map(may_adapt))?)
     }
 
     pub fn store(&self) -> &Arc<Session> {
@@ -269,7 +295,7 @@ impl Limit {
     /// Makes sure that the limit can be used, and returns its table.
     #[inline(always)]
     pub fn table(&self) -> Result<Table> {
-        self.reading(|_| {
+        self.reading(|| {
             let bound = self.bound()?;
             Ok(bound.home().table(bound.limit))
         })
@@ -278,7 +304,7 @@ impl Limit {
     /// The same of a key, which may have a policy of its own.
     #[inline(always)]
     pub fn table_of(&self, hash: Hash) -> Result<Table> {
-        let limit = self.reading(|_| {
+        let limit = self.reading(|| {
             let bound = self.bound()?;
             Ok((!bound.home().has_plans(bound.limit)).then(|| bound.home().table(bound.limit)))
         })?;
@@ -296,6 +322,40 @@ impl Limit {
     pub fn with_key<R>(&self, key: &str, f: impl Fn(&Key) -> Result<R, Blocked>) -> Result<R> {
         policy::check_key(key)?;
         self.with(|home, table| home.key(table, key), added, |home| home.hash(b'k', key), f)
+    }
+
+    /// The same where the first try comes without a door: `f` does not unwind, whatever the lane holds, as all in it that may has
+    /// a [door](Home::behind_door) of its own. If it does not get through, `again` does the same behind one.
+    #[inline(always)]
+    pub fn with_key_at_once<R>(
+        &self,
+        key: &str,
+        f: impl FnOnce(&Key) -> Result<R, Blocked>,
+        again: impl Fn(&Key) -> Result<R, Blocked>,
+    ) -> Result<R> {
+        policy::check_key(key)?;
+        let stuck = match self.is_bound() {
+            None => None,
+            Some(bound) => match bound.try_at_once(key, f) {
+                Ok(answer) => return Ok(answer),
+                Err(stuck) => Some((bound, stuck)),
+            },
+        };
+        self.with_key_later(stuck, key, again)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn with_key_later<R>(
+        &self,
+        stuck: Option<(&Bound, Stuck)>,
+        key: &str,
+        f: impl Fn(&Key) -> Result<R, Blocked>,
+    ) -> Result<R> {
+        if let Some((bound, Stuck { blocked, table })) = stuck {
+            self.reading(|| self.unblock(bound, table, bound.home().hash(b'k', key), blocked))?;
+        }
+        self.with_key(key, f)
     }
 
     /// The same with a key that is known by its hash only.
@@ -328,41 +388,44 @@ impl Limit {
         hash: impl Fn(&Home) -> Hash,
         f: impl Fn(&Key) -> Result<R, Blocked>,
     ) -> Result<R> {
-        self.reading(|turns| {
-            loop {
-                turns.next()?;
-                let bound = self.bound()?;
-                let (home, limit) = (bound.home(), bound.limit);
-                let table = bound.table();
-                fault::point("resolved");
-                let blocked = match find(home, table) {
-                    // Word by word: a copy of all three waits until each is written.
-                    Ok(KeyAt { at, life, table: by }) => {
-                        let key = KeyAt { at, life, table: by };
-                        let head = home.head(at);
-                        let gate = home.gate(limit, head);
-                        let own = home.own_table(table, key);
-                        let table = own.as_ref().unwrap_or(table);
-                        // Before anything is decided: if the life is the same then, all of this was the key's.
-                        let hash = hash_in(head);
-                        let (member, counts) = (bound.member, &*bound.counts);
-                        match f(&Key { home, table, key, hash, gate, member, counts }) {
-                            Ok(answer) => return Ok(answer),
-                            Err(blocked) => blocked,
-                        }
-                    }
-                    Err(Blocked::Absent) => return Ok(none()),
-                    Err(blocked) => blocked,
-                };
-                self.unblock(bound, table.at, hash(home), blocked)?;
-            }
+        self.reading(|| {
+            let bound = self.bound()?;
+            bound.try_with(&find, &f).or_else(|stuck| self.with_more(bound, stuck, &find, none, hash, &f))
         })
+    }
+
+    /// The same after a first try that did not get through.
+    #[cold]
+    #[inline(never)]
+    fn with_more<'l, R>(
+        &'l self,
+        mut bound: &'l Bound,
+        mut stuck: Stuck,
+        find: &impl Fn(&Home, &Table) -> Result<KeyAt, Blocked>,
+        none: impl Fn() -> R,
+        hash: impl Fn(&Home) -> Hash,
+        f: &impl Fn(&Key) -> Result<R, Blocked>,
+    ) -> Result<R> {
+        let mut turns = Turns::new(&self.store);
+        loop {
+            match stuck {
+                Stuck { blocked: Blocked::Absent, .. } => return Ok(none()),
+                Stuck { blocked, table } => self.unblock(bound, table, hash(bound.home()), blocked)?,
+            }
+            turns.next()?;
+            bound = self.bound()?;
+            match bound.try_with(find, f) {
+                Ok(answer) => return Ok(answer),
+                Err(again) => stuck = again,
+            }
+        }
     }
 
     /// Looks at a key without adding it: `f` gets its block, if it has one, and the gate that binds it.
     pub fn look<R>(&self, key: &str, f: impl Fn(&Home, &Table, Option<KeyAt>, u64) -> Result<R, Blocked>) -> Result<R> {
         policy::check_key(key)?;
-        self.reading(|turns| {
+        self.reading(|| {
+            let mut turns = Turns::new(&self.store);
             loop {
                 turns.next()?;
                 let bound = self.bound()?;
@@ -401,8 +464,8 @@ impl Limit {
 
     /// Does what reads the lane, which others may have written to.
     #[inline(always)]
-    fn reading<R>(&self, f: impl FnOnce(&mut Turns) -> Result<R>) -> Result<R> {
-        or_damaged(|| self.store.lane_path(), || f(&mut Turns { count: 0, store: &self.store, first: None }))
+    fn reading<R>(&self, f: impl FnOnce() -> Result<R>) -> Result<R> {
+        or_damaged(|| self.store.lane_path(), f)
     }
 
     #[cold]
@@ -416,6 +479,11 @@ impl Limit {
             Blocked::Refused(_) => {}
             // A cell that moved is found by looking again.
             Blocked::Moved | Blocked::Absent => {}
+            Blocked::Own => return Ok(()),
+            Blocked::Far(to) => {
+                bound.home().arena.word(to.saturating_sub(1));
+                return Ok(());
+            }
             // Whoever has the lock next attaches to what is there instead.
             Blocked::Lost => return self.store.with_lock(|_| Ok(())),
             Blocked::Crowded if !self.is_concurrency() => return self.add_places(),
