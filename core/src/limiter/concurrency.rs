@@ -335,7 +335,7 @@ impl Inner for ConcurrencyLimiter {
                 let hash = home.hash_at(key.at);
                 let (leases, found) = (
                     home.leases(table, key),
-                    Key { home, table, key, head: home.head(key.at), hash, gate, member, counts },
+                    Key { home, table, key, block: home.block(table, key.at), hash, gate, member, counts },
                 );
                 Self::expire(&found, &leases)?;
                 let mut live = leases.live()?;

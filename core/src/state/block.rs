@@ -3,7 +3,7 @@
 use super::damage::nonsense;
 use super::index::KeyAt;
 use super::layout::{PHASE, key_word};
-use super::table::{Blocked, Hash, Home, Table};
+use super::table::{Hash, Home, Table};
 use crate::algorithm::bucket::Bucket;
 use crate::algorithm::cells::Cells;
 use crate::algorithm::counter::{Counter, Frame};
@@ -30,12 +30,6 @@ impl Home {
     #[inline(always)]
     pub fn head(&self, key: u64) -> &Head {
         self.arena.array(key)
-    }
-
-    /// The same for who must not unwind.
-    #[inline(always)]
-    pub fn try_head(&self, key: u64) -> Result<&Head, Blocked> {
-        self.arena.get(key, key_word::RING).and_then(<[_]>::first_chunk).ok_or(far(key, key_word::RING))
     }
 
     /// The hash of the key that a block is of.
@@ -78,16 +72,11 @@ impl Home {
     /// the policy says.
     #[inline(always)]
     pub fn own_table(&self, table: &Table, key: KeyAt) -> Option<Table> {
-        self.has_own_table(table, key).then(|| self.adapted(table, key))
-    }
-
-    #[inline(always)]
-    pub fn has_own_table(&self, table: &Table, key: KeyAt) -> bool {
-        table.is_adaptive || key.table != table.at
+        (table.is_adaptive || key.table != table.at).then(|| self.adapted(table, key))
     }
 
     #[cold]
-    pub fn adapted(&self, table: &Table, key: KeyAt) -> Table {
+    fn adapted(&self, table: &Table, key: KeyAt) -> Table {
         let mut own = self.table_of(table, key);
         self.adapt(&mut own, key.at);
         own
@@ -117,18 +106,17 @@ impl Home {
         Frame { limit: window.limit, length: window.length, is_smooth, phase }
     }
 
-    /// The same for who must not unwind.
-    #[inline(always)]
-    pub fn try_block(&self, table: &Table, at: u64) -> Result<Block<'_>, Blocked> {
-        let count = key_word::RING + table.ring;
-        self.arena.get(at, count).and_then(<[_]>::split_first_chunk).ok_or(far(at, count))
-    }
-
     /// A key's block: its head, and its ring.
     #[inline(always)]
     pub fn block(&self, table: &Table, at: u64) -> Block<'_> {
         let words = self.arena.words(at, key_word::RING + table.ring);
         words.split_first_chunk().unwrap_or_else(|| nonsense(format_args!("no ring at {at}")))
+    }
+
+    /// The same without unwinding, as far as this process knows already that the store reaches.
+    #[inline(always)]
+    pub fn try_block(&self, table: &Table, at: u64) -> Option<Block<'_>> {
+        self.arena.get(at, key_word::RING + table.ring)?.split_first_chunk()
     }
 
     /// The cells of a key, whatever its algorithm.
@@ -145,25 +133,26 @@ impl Home {
         }
     }
 
-    /// Decides on a key: see [`Algorithm::decide`]. (Not by way of [`Cells`]: so that of each algorithm only what it needs is
-    /// read, into registers.)
+    /// Decides on a key: see [`Algorithm::decide`]. (Not by way of [`Cells`]: of each algorithm only what it needs is read.)
     #[inline(always)]
     pub fn decide<const LOOK: bool>(
         &self,
-        (table, block, number): (&Table, Block<'_>, u64),
-        ask: Ask,
+        table: &Table,
+        block: Block<'_>,
+        number: u64,
+        ask: &Ask,
         view: &mut View,
-    ) -> Result<Answer, Blocked> {
+    ) -> Result<Answer, Sealed> {
+        let clock = || self.clock.now();
         match &table.policy.0 {
-            _ if table.is_log => self.decide_in_log::<LOOK>((table, block, number), &ask, view),
-            Shape::Bucket(bucket) => self.decide_with::<LOOK>(meter(table, block, number, bucket), ask, view),
+            Shape::Bucket(bucket) => meter(table, block, number, bucket).decide::<LOOK>(ask, clock, view),
             Shape::Counter { window, is_smooth } => {
-                let counter = self.counter(table, block, number, *window, *is_smooth);
-                self.decide_with::<LOOK>(counter, ask, view)
+                self.counter(table, block, number, *window, *is_smooth).decide::<LOOK>(ask, clock, view)
             }
             // It was checked when the limit was opened: this makes no sense.
-            Shape::Concurrency { .. } => Err(Sealed.into()),
-            _ => self.decide_with::<LOOK>(slices(table, block, number), ask, view),
+            Shape::Concurrency { .. } => Err(Sealed),
+            _ if table.is_log => self.decide_in_log::<LOOK>(table, block, number, ask, view),
+            _ => slices(table, block, number).decide::<LOOK>(ask, clock, view),
         }
     }
 
@@ -171,22 +160,13 @@ impl Home {
     #[inline(always)]
     pub fn decide_in_log<const LOOK: bool>(
         &self,
-        (table, block, number): (&Table, Block<'_>, u64),
+        table: &Table,
+        block: Block<'_>,
+        number: u64,
         ask: &Ask,
         view: &mut View,
-    ) -> Result<Answer, Blocked> {
-        Ok(self.log(table, block, number, &[]).decide::<LOOK>(ask, || self.clock.now(), view)?)
-    }
-
-    /// The same by what is not a log: in garbage it may unwind.
-    #[inline(never)]
-    fn decide_with<const LOOK: bool>(
-        &self,
-        cells: impl Algorithm,
-        ask: Ask,
-        view: &mut View,
-    ) -> Result<Answer, Blocked> {
-        self.behind_door(|| Ok(cells.decide::<LOOK>(&ask, || self.clock.now(), view)?))
+    ) -> Result<Answer, Sealed> {
+        self.log(table, block, number, &[]).decide::<LOOK>(ask, || self.clock.now(), view)
     }
 
     /// Under which tickets the starts are known that a log took over. (A decision does not ask.)
@@ -331,8 +311,10 @@ pub(super) fn meter<'h>(table: &Table, (head, ring): Block<'h>, number: u64, buc
     }
 }
 
-fn far(at: u64, count: u64) -> Blocked {
-    Blocked::Far(at.saturating_add(count))
+/// The table that a key lives by.
+#[inline(always)]
+pub(super) fn table_in(head: &Head) -> u64 {
+    head[key_word::TABLE as usize].load(Acquire)
 }
 
 /// The gate of a key.

@@ -8,7 +8,7 @@
 //! structure lock (segments that are full, idle keys) is in `room.rs`.
 
 use super::arena::MOST_BYTES;
-use super::block::hash_in;
+use super::block::{Block, hash_in, table_in};
 use super::damage::nonsense;
 use super::layout::{index_word, key_word, table_word};
 use super::table::{Blocked, Hash, Home, Table, key_words};
@@ -93,18 +93,22 @@ impl Home {
 
     #[inline(always)]
     fn empty_key(&self, table: &Table) -> Result<KeyAt, Blocked> {
-        self.key_there(table, self.empty_key_of(table))
-    }
-
-    /// The key whose block is where this word says.
-    #[inline(always)]
-    pub fn key_there(&self, table: &Table, word: &AtomicU64) -> Result<KeyAt, Blocked> {
-        let at = word.load(Acquire);
-        let head = self.try_head(at)?;
+        let at = self.empty_key_of(table).load(Acquire);
+        let head = self.head(at);
         let life = head[key_word::LIFE as usize].load(Acquire);
         // The life is that of the empty key only if the block still is.
-        let is_its = word.load(Acquire) == at && head[key_word::TABLE as usize].load(Acquire) == table.at;
+        let is_its = self.empty_key_of(table).load(Acquire) == at && table_in(head) == table.at;
         if is_its && life != CLOSED { Ok(KeyAt { at, life, table: table.at }) } else { Err(Blocked::Moved) }
+    }
+
+    /// The empty key and its block, as `word` in its table says where it is, if they are there; without unwinding.
+    #[inline(always)]
+    pub fn glance_at(&self, table: &Table, word: &AtomicU64) -> Option<(KeyAt, Block<'_>)> {
+        let at = word.load(Acquire);
+        let block = self.try_block(table, at)?;
+        let life = block.0[key_word::LIFE as usize].load(Acquire);
+        let is_its = word.load(Acquire) == at && table_in(block.0) == table.at;
+        (is_its && life != CLOSED).then_some((KeyAt { at, life, table: table.at }, block))
     }
 
     /// Looks a key up without adding it. `None`: it was never used.
@@ -166,10 +170,10 @@ impl Home {
         }
     }
 
-    /// Where a key is, if it is found at once, as most are. It does not unwind. (Where it looks may be another segment by now; a
-    /// block that says that it is this key's is, whatever led there.)
+    /// A key and its block, if it is found at once, as most are; without unwinding. (Where it looks may be another segment by now;
+    /// a block that says that it is this key's is, whatever led there.)
     #[inline(always)]
-    pub fn glance(&self, table: &Table, hash: Hash) -> Option<KeyAt> {
+    pub fn glance(&self, table: &Table, hash: Hash) -> Option<(KeyAt, Block<'_>)> {
         let word = |at: u64| self.arena.get(at, 1).map(|words| words[0].load(Acquire));
         let root = Root(word(table.at + table_word::INDEX)?);
         if root.0 == 0 {
@@ -187,10 +191,10 @@ impl Home {
             let at = block(entry)?;
             if entry >> index_word::TAG == tag(hash) {
                 // The life first: as in `probe`.
-                let head = self.try_head(at).ok()?;
-                let life = head[key_word::LIFE as usize].load(Acquire);
-                let is_its = hash_in(head) == hash && head[key_word::TABLE as usize].load(Acquire) == table.at;
-                return (is_its && life != CLOSED).then_some(KeyAt { at, life, table: table.at });
+                let block = self.try_block(table, at)?;
+                let life = block.0[key_word::LIFE as usize].load(Acquire);
+                let is_its = hash_in(block.0) == hash && table_in(block.0) == table.at;
+                return (is_its && life != CLOSED).then_some((KeyAt { at, life, table: table.at }, block));
             }
         }
         None

@@ -64,12 +64,8 @@ pub(crate) enum Blocked {
     Sealed,
     /// It was looked for in a place that is another's by now: look again.
     Moved,
-    /// The key lives by a table of its own, which has to be read.
-    Own,
     /// Nobody uses that key.
     Absent,
-    /// The store reaches further than this process has seen: to so many words, if these make sense.
-    Far(u64),
     /// The lane that it was asked of is not the store's any more.
     Lost,
     /// Something has to grow first.

@@ -4,6 +4,7 @@
 
 use super::backoff::Level;
 use super::{Seen, Timed, known};
+use crate::algorithm::Sealed;
 use crate::algorithm::log::{Answer, Ask, Known, View};
 use crate::atomic::*;
 use crate::decision::Decision;
@@ -14,7 +15,7 @@ use crate::limiter::{Attempt, LOOK_AGAIN, Presented, Reserved};
 use crate::permit::{MOST_GRACE, RawPermit, TimedPermit};
 use crate::policy::{self, Shape};
 use crate::state::counts::{ADMITTED, DENIED, WAIT_TIME, WAITED};
-use crate::state::{Blocked, Key, STORE_AGAIN, is_counted_place};
+use crate::state::{Blocked, Key, STORE_AGAIN, Stuck, is_counted_place};
 use crate::time::{self, Tick, from_ticks};
 use crate::waiting::MayWait;
 use std::cell::Cell;
@@ -37,17 +38,16 @@ impl Timed {
         policy::check_some(weight)?;
         self.limit.with_key_at_once(
             key,
-            |found| match found.table.is_log {
-                true => self.attempt_on(found, weight, |ask| found.decide_in_log::<false>(ask, &mut View::default())),
-                false => self.attempt_again(found, weight),
-            },
-            |found| self.attempt_again(found, weight),
+            |found| self.attempt_on(found, weight, |ask| found.decide_in_log::<false>(ask, &mut View::default())),
+            |stuck| self.attempt_later(key, weight, stuck),
         )
     }
 
     #[inline(never)]
-    fn attempt_again(&self, found: &Key, weight: u64) -> Result<Attempt, Blocked> {
-        self.attempt_on(found, weight, |ask| found.decide::<false>(ask, &mut View::default()))
+    fn attempt_later(&self, key: &str, weight: u64, stuck: Option<Stuck>) -> Result<Attempt> {
+        self.limit.with_key_later(key, stuck, |found| {
+            self.attempt_on(found, weight, |ask| found.decide::<false>(ask, &mut View::default()))
+        })
     }
 
     #[inline(always)]
@@ -55,7 +55,7 @@ impl Timed {
         &self,
         found: &Key,
         weight: u64,
-        decide: impl FnOnce(&Ask) -> Result<Answer, Blocked>,
+        decide: impl FnOnce(&Ask) -> Result<Answer, Sealed>,
     ) -> Result<Attempt, Blocked> {
         let answer = self.take_by(found, &Ask::now(found.table.windows.as_slice(), weight, found.gate), decide)?;
         Ok(match answer.taken {
@@ -83,17 +83,16 @@ impl Timed {
         policy::check_some(weight)?;
         self.limit.with_key_at_once(
             key,
-            |found| match found.table.is_log {
-                true => self.decide_on(found, weight, |ask, view| found.decide_in_log::<true>(ask, view)),
-                false => self.decide_again(found, weight),
-            },
-            |found| self.decide_again(found, weight),
+            |found| self.decide_on(found, weight, |ask, view| found.decide_in_log::<true>(ask, view)),
+            |stuck| self.decide_later(key, weight, stuck),
         )
     }
 
     #[inline(never)]
-    fn decide_again(&self, found: &Key, weight: u64) -> Result<Decision, Blocked> {
-        self.decide_on(found, weight, |ask, view| found.decide::<true>(ask, view))
+    fn decide_later(&self, key: &str, weight: u64, stuck: Option<Stuck>) -> Result<Decision> {
+        self.limit.with_key_later(key, stuck, |found| {
+            self.decide_on(found, weight, |ask, view| found.decide::<true>(ask, view))
+        })
     }
 
     #[inline(always)]
@@ -101,7 +100,7 @@ impl Timed {
         &self,
         found: &Key,
         weight: u64,
-        decide: impl FnOnce(&Ask, &mut View) -> Result<Answer, Blocked>,
+        decide: impl FnOnce(&Ask, &mut View) -> Result<Answer, Sealed>,
     ) -> Result<Decision, Blocked> {
         let mut view = View::default();
         let ask = Ask::now(found.table.windows.as_slice(), weight, found.gate);

@@ -9,6 +9,7 @@ mod text;
 
 use super::inner::Base;
 use super::{Presented, Reserved, foreign, random};
+use crate::algorithm::Sealed;
 use crate::algorithm::log::{Answer, Ask, Known, Taken, View};
 use crate::atomic::*;
 use crate::decision::Decision;
@@ -116,7 +117,7 @@ impl Timed {
         &self,
         found: &Key,
         ask: &Ask,
-        decide: impl FnOnce(&Ask) -> Result<Answer, Blocked>,
+        decide: impl FnOnce(&Ask) -> Result<Answer, Sealed>,
     ) -> Result<Answer, Blocked> {
         policy::check_weight(self.limit.name(), ask.weight, found.table.capacity)?;
         if self.limit.would_wait(found, ask.weight)? {

@@ -4,11 +4,11 @@ use super::{Key, Limit, STORE_ERRORS};
 use crate::atomic::*;
 use crate::error::{Error, Result};
 use crate::fault;
-use crate::state::block::{gate_in, hash_in};
+use crate::state::block::{Block, gate_in, hash_in};
 use crate::state::counts::Counts;
 use crate::state::index::KeyAt;
 use crate::state::locked::Locked;
-use crate::state::table::{Blocked, Hash, Home, Table};
+use crate::state::table::{Blocked, Home, Table};
 use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicPtr;
@@ -73,58 +73,43 @@ impl Bound {
         &self,
         find: &impl Fn(&Home, &Table) -> Result<KeyAt, Blocked>,
         f: &impl Fn(&Key) -> Result<R, Blocked>,
-    ) -> Result<R, Stuck> {
-        let table = self.table();
-        self.try_with_key(table, find, f).map_err(|blocked| Stuck { blocked, table: table.at })
-    }
-
-    /// The same without unwinding, if `f` does not, for a key that lives by its limit's table.
-    #[inline(always)]
-    pub(super) fn try_at_once<R>(&self, key: &str, f: impl FnOnce(&Key) -> Result<R, Blocked>) -> Result<R, Stuck> {
-        let (home, Decoded { table, empty_key, .. }) = (self.home(), self.current());
-        let stuck = |blocked| Stuck { blocked, table: table.at };
-        fault::point("resolved");
-        let at = match key.is_empty() {
-            // SAFETY: the words of a store stay where they are for as long as the home lives.
-            true => home.key_there(table, unsafe { &**empty_key }),
-            false => {
-                let hash = home.hash(b'k', key);
-                home.glance(table, hash).map_or_else(|| find_or_add(home, table, hash, key), Ok)
-            }
+    ) -> Result<R, Stuck<'_>> {
+        let (home, table) = (self.home(), self.table());
+        let tried = || {
+            fault::point("resolved");
+            let key = find(home, table)?;
+            let own = home.own_table(table, key);
+            let table = own.as_ref().unwrap_or(table);
+            f(&self.key(table, key, home.block(table, key.at)))
         };
-        let found = at.and_then(|key| self.key(table, key)).map_err(stuck)?;
-        if home.has_own_table(table, found.key) {
-            return Err(stuck(Blocked::Own));
-        }
-        f(&found).map_err(stuck)
+        tried().map_err(|blocked| Stuck { bound: self, blocked, table: table.at })
     }
 
+    /// Finds a key as most are found: it is there, and it lives by its limit's table, by which its cells are a log. It does not
+    /// unwind.
     #[inline(always)]
-    fn try_with_key<R>(
-        &self,
-        table: &Table,
-        find: impl FnOnce(&Home, &Table) -> Result<KeyAt, Blocked>,
-        f: impl FnOnce(&Key) -> Result<R, Blocked>,
-    ) -> Result<R, Blocked> {
-        let home = self.home();
+    pub(super) fn find_in_log(&self, key: &str) -> Option<Key<'_>> {
+        let (home, Decoded { table, empty_key, .. }) = (self.home(), self.current());
+        if table.is_adaptive || !table.is_log {
+            return None;
+        }
         fault::point("resolved");
-        let found = self.key(table, find(home, table)?)?;
-        match home.own_table(table, found.key) {
-            None => f(&found),
-            Some(own) => f(&Key { table: &own, ..found }),
-        }
+        let (key, block) = match key.is_empty() {
+            // SAFETY: the words of a store stay where they are for as long as the home lives.
+            true => home.glance_at(table, unsafe { &**empty_key })?,
+            false => home.glance(table, home.hash(b'k', key))?,
+        };
+        Some(self.key(table, key, block))
     }
 
-    /// A key that was found, by its limit's table.
+    /// A key that was found.
     #[inline(always)]
-    fn key<'b>(&'b self, table: &'b Table, key: KeyAt) -> Result<Key<'b>, Blocked> {
-        let home = self.home();
-        let head = home.try_head(key.at)?;
+    fn key<'b>(&'b self, table: &'b Table, key: KeyAt, block: Block<'b>) -> Key<'b> {
         // SAFETY: the words of a store stay where they are for as long as the home lives.
-        let gate = unsafe { &*self.gate }.load(Acquire).max(gate_in(head));
+        let gate = unsafe { &*self.gate }.load(Acquire).max(gate_in(block.0));
         // Before anything is decided: if the life is the same then, all of this was the key's.
-        let hash = hash_in(head);
-        Ok(Key { home, table, key, head, hash, gate, member: self.member, counts: &self.counts })
+        let hash = hash_in(block.0);
+        Key { home: self.home(), table, key, block, hash, gate, member: self.member, counts: &self.counts }
     }
 
     /// Goes over to the table that the limit has now.
@@ -146,17 +131,11 @@ impl Bound {
     }
 }
 
-/// Where a key is, added if it is new, without unwinding.
-#[cold]
-#[inline(never)]
-fn find_or_add(home: &Home, table: &Table, hash: Hash, key: &str) -> Result<KeyAt, Blocked> {
-    home.behind_door(|| home.find_or_add(table, hash, key))
-}
-
 /// Why it could not be done, and the limit's table at that time.
-pub(super) struct Stuck {
-    pub blocked: Blocked,
-    pub table: u64,
+pub(crate) struct Stuck<'b> {
+    pub(super) bound: &'b Bound,
+    pub(super) blocked: Blocked,
+    pub(super) table: u64,
 }
 
 impl Drop for Bound {

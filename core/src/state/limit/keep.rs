@@ -28,7 +28,7 @@ impl Limit {
         if budget < BEHIND {
             return self.keep_ahead(*key, now, *taken, weight);
         }
-        if budget != UNKEPT && is_unlisted(key.head, now.floor) {
+        if budget != UNKEPT && is_unlisted(key.block.0, now.floor) {
             return self.list(*key, now);
         }
         Ok(())
@@ -45,7 +45,7 @@ impl Limit {
             }
             if 2 * unwritten > budget {
                 self.store.write_ahead(self.bound()?.limit, &key, now);
-            } else if is_unlisted(key.head, now.floor) {
+            } else if is_unlisted(key.block.0, now.floor) {
                 key.home.list(self.bound()?.limit, key.key.at, key.hash, now.floor);
             }
             Ok(())

@@ -6,7 +6,7 @@ mod bound;
 mod edits;
 mod keep;
 
-use super::block::Head;
+use super::block::Block;
 use super::counts::{Counts, STORE_ERRORS};
 use super::damage::{nonsense, or_damaged};
 use super::declare::{check_names, part_names};
@@ -16,6 +16,7 @@ use super::room::Search;
 use super::session::{LET_OTHERS, Session};
 use super::table::{Blocked, Hash, Home, Table};
 use super::{Durability, OnError, Store};
+use crate::algorithm::Sealed;
 use crate::algorithm::cells::Cells;
 use crate::algorithm::jobs::Jobs;
 use crate::algorithm::log::{Answer, Ask, View};
@@ -26,7 +27,8 @@ use crate::permit::RawPermit;
 use crate::policy::{self, Policy};
 use crate::time::monotonic_ns;
 use crate::waiting::MayWait;
-use bound::{Bound, Stuck};
+use bound::Bound;
+pub(crate) use bound::Stuck;
 pub(crate) use edits::{Refused, parts, take_back, take_units};
 use std::ptr;
 use std::sync::Arc;
@@ -110,7 +112,7 @@ pub(crate) struct Key<'a> {
     pub home: &'a Home,
     pub table: &'a Table,
     pub key: KeyAt,
-    pub head: &'a Head,
+    pub block: Block<'a>,
     /// What it is known by, wherever it lives.
     pub hash: Hash,
     /// Nobody starts before this: the later of the key's own gate and of the one that binds all keys.
@@ -128,22 +130,20 @@ impl<'a> Key<'a> {
 
     /// See [`Home::decide`].
     #[inline(always)]
-    pub fn decide<const LOOK: bool>(&self, ask: &Ask, view: &mut View) -> Result<Answer, Blocked> {
-        let block = self.home.try_block(self.table, self.key.at)?;
-        self.home.decide::<LOOK>((self.table, block, self.key.life), *ask, view)
+    pub fn decide<const LOOK: bool>(&self, ask: &Ask, view: &mut View) -> Result<Answer, Sealed> {
+        self.home.decide::<LOOK>(self.table, self.block, self.key.life, ask, view)
     }
 
     /// The same where the cells are a log: see [`Home::decide_in_log`].
     #[inline(always)]
-    pub fn decide_in_log<const LOOK: bool>(&self, ask: &Ask, view: &mut View) -> Result<Answer, Blocked> {
-        let block = self.home.try_block(self.table, self.key.at)?;
-        self.home.decide_in_log::<LOOK>((self.table, block, self.key.life), ask, view)
+    pub fn decide_in_log<const LOOK: bool>(&self, ask: &Ask, view: &mut View) -> Result<Answer, Sealed> {
+        self.home.decide_in_log::<LOOK>(self.table, self.block, self.key.life, ask, view)
     }
 
     /// The level of its backoff.
     #[inline(always)]
     pub fn backoff(&self) -> &AtomicU64 {
-        &self.head[key_word::BACKOFF as usize]
+        &self.block.0[key_word::BACKOFF as usize]
     }
 
     #[inline(always)]
@@ -324,36 +324,38 @@ impl Limit {
         self.with(|home, table| home.key(table, key), added, |home| home.hash(b'k', key), f)
     }
 
-    /// The same where the first try comes without a door: `f` does not unwind, whatever the lane holds, as all in it that may has
-    /// a [door](Home::behind_door) of its own. If it does not get through, `again` does the same behind one.
+    /// The same where cells that are a log are first tried without a door: `in_log` does not unwind, whatever the lane holds, as
+    /// all in it that may has a [door](Home::behind_door) of its own. `later` is for all else.
     #[inline(always)]
     pub fn with_key_at_once<R>(
         &self,
         key: &str,
-        f: impl FnOnce(&Key) -> Result<R, Blocked>,
-        again: impl Fn(&Key) -> Result<R, Blocked>,
+        in_log: impl FnOnce(&Key) -> Result<R, Blocked>,
+        later: impl FnOnce(Option<Stuck>) -> Result<R>,
     ) -> Result<R> {
         policy::check_key(key)?;
-        let stuck = match self.is_bound() {
-            None => None,
-            Some(bound) => match bound.try_at_once(key, f) {
+        let mut stuck = None;
+        if let Some(bound) = self.is_bound()
+            && let Some(found) = bound.find_in_log(key)
+        {
+            match in_log(&found) {
                 Ok(answer) => return Ok(answer),
-                Err(stuck) => Some((bound, stuck)),
-            },
-        };
-        self.with_key_later(stuck, key, again)
+                Err(blocked) => stuck = Some(Stuck { bound, blocked, table: found.table.at }),
+            }
+        }
+        later(stuck)
     }
 
-    #[cold]
-    #[inline(never)]
-    fn with_key_later<R>(
+    /// Does something with a key after that.
+    #[inline(always)]
+    pub fn with_key_later<R>(
         &self,
-        stuck: Option<(&Bound, Stuck)>,
         key: &str,
+        stuck: Option<Stuck>,
         f: impl Fn(&Key) -> Result<R, Blocked>,
     ) -> Result<R> {
-        if let Some((bound, Stuck { blocked, table })) = stuck {
-            self.reading(|| self.unblock(bound, table, bound.home().hash(b'k', key), blocked))?;
+        if let Some(stuck) = stuck {
+            self.reading(|| self.unblock(stuck, |home| home.hash(b'k', key)))?;
         }
         self.with_key(key, f)
     }
@@ -389,36 +391,16 @@ impl Limit {
         f: impl Fn(&Key) -> Result<R, Blocked>,
     ) -> Result<R> {
         self.reading(|| {
-            let bound = self.bound()?;
-            bound.try_with(&find, &f).or_else(|stuck| self.with_more(bound, stuck, &find, none, hash, &f))
+            let mut turns = Turns::new(&self.store);
+            loop {
+                match self.bound()?.try_with(&find, &f) {
+                    Ok(answer) => return Ok(answer),
+                    Err(Stuck { blocked: Blocked::Absent, .. }) => return Ok(none()),
+                    Err(stuck) => self.unblock(stuck, &hash)?,
+                }
+                turns.next()?;
+            }
         })
-    }
-
-    /// The same after a first try that did not get through.
-    #[cold]
-    #[inline(never)]
-    fn with_more<'l, R>(
-        &'l self,
-        mut bound: &'l Bound,
-        mut stuck: Stuck,
-        find: &impl Fn(&Home, &Table) -> Result<KeyAt, Blocked>,
-        none: impl Fn() -> R,
-        hash: impl Fn(&Home) -> Hash,
-        f: &impl Fn(&Key) -> Result<R, Blocked>,
-    ) -> Result<R> {
-        let mut turns = Turns::new(&self.store);
-        loop {
-            match stuck {
-                Stuck { blocked: Blocked::Absent, .. } => return Ok(none()),
-                Stuck { blocked, table } => self.unblock(bound, table, hash(bound.home()), blocked)?,
-            }
-            turns.next()?;
-            bound = self.bound()?;
-            match bound.try_with(find, f) {
-                Ok(answer) => return Ok(answer),
-                Err(again) => stuck = again,
-            }
-        }
     }
 
     /// Looks at a key without adding it: `f` gets its block, if it has one, and the gate that binds it.
@@ -456,7 +438,9 @@ impl Limit {
                 });
                 match answer {
                     Ok(answer) => return Ok(answer),
-                    Err(blocked) => self.unblock(bound, table.at, home.hash(b'k', key), blocked)?,
+                    Err(blocked) => {
+                        self.unblock(Stuck { bound, blocked, table: table.at }, |home| home.hash(b'k', key))?
+                    }
                 }
             }
         })
@@ -469,7 +453,8 @@ impl Limit {
     }
 
     #[cold]
-    fn unblock(&self, bound: &Bound, table: u64, hash: Hash, blocked: Blocked) -> Result<()> {
+    fn unblock(&self, Stuck { bound, blocked, table }: Stuck, hash: impl FnOnce(&Home) -> Hash) -> Result<()> {
+        let hash = hash(bound.home());
         if bound.home().is_retired(bound.limit) {
             return self.bind_again().map(drop);
         }
@@ -479,11 +464,6 @@ impl Limit {
             Blocked::Refused(_) => {}
             // A cell that moved is found by looking again.
             Blocked::Moved | Blocked::Absent => {}
-            Blocked::Own => return Ok(()),
-            Blocked::Far(to) => {
-                bound.home().arena.word(to.saturating_sub(1));
-                return Ok(());
-            }
             // Whoever has the lock next attaches to what is there instead.
             Blocked::Lost => return self.store.with_lock(|_| Ok(())),
             Blocked::Crowded if !self.is_concurrency() => return self.add_places(),
