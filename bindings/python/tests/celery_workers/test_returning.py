@@ -62,7 +62,7 @@ def test_a_worker_that_stops_gives_its_places_back(own_site):
     site.until(lambda: site.started("stop"))
     site.passed_by("stop")
     limiter = site.limiter("work.hourly")
-    assert limiter.peek("stop").retry_after > HOUR
+    site.until(lambda: limiter.peek("stop").retry_after > HOUR)
     assert site.stop(worker) == 0
     assert limiter.peek("stop").retry_after <= HOUR
     assert "Traceback" not in worker.log.read_text()
