@@ -276,19 +276,22 @@ fn a_lower_limit_counts_what_was_admitted_before() {
 #[test]
 fn places_are_given_across_processes_in_the_order_in_which_they_were_asked_for() {
     let dir = Dir::new("wait");
-    let ready = shared(6);
+    let ready = shared(12);
     let url = dir.url();
     rate(&url, "api", 1, HOUR).attempt("", 1).unwrap();
-    for mine in ready {
+    for mine in ready.chunks(2) {
         Child::run(|| {
             let limiter = rate(&url, "api", 1, HOUR);
             let asked = now_ns();
             let Step::Sleep(nap) = Wait::new("", 1, None).step(&limiter).unwrap() else { panic!("the limit is full") };
-            mine.store(asked + nap.as_nanos() as u64, Release);
+            // It sleeps from some moment between.
+            mine[0].store(asked + nap.as_nanos() as u64, Release);
+            mine[1].store(now_ns() + nap.as_nanos() as u64, Release);
         })
         .join();
     }
-    let ready: Vec<u64> = ready.iter().map(|r| r.load(Acquire)).collect();
+    let ready: Vec<[u64; 2]> = ready.chunks(2).map(|r| [r[0].load(Acquire), r[1].load(Acquire)]).collect();
     let hour = HOUR.as_nanos() as u64;
-    assert!(ready.windows(2).all(|pair| pair[1] - pair[0] >= hour), "{ready:?}");
+    let follows = |[earliest, _]: [u64; 2], [next, latest]: [u64; 2]| next > earliest && latest - earliest >= hour;
+    assert!(ready.windows(2).all(|pair| follows(pair[0], pair[1])), "{ready:?}");
 }
