@@ -106,7 +106,7 @@ impl<'s> Turns<'s> {
     }
 }
 
-/// One key of a limit, found. (What is rarely called takes it by value: so it is put together only there.)
+/// One key of a limit, found.
 #[derive(Clone, Copy)]
 pub(crate) struct Key<'a> {
     pub home: &'a Home,
@@ -346,7 +346,7 @@ impl Limit {
         later(stuck)
     }
 
-    /// Does something with a key after that.
+    /// Does something with a key after a first try that did not get through, or that was none.
     #[inline(always)]
     pub fn with_key_later<R>(
         &self,
