@@ -43,31 +43,28 @@ fn ask_all(cells: Cells, windows: &[Window]) {
         end(&|| leases.reclaim(NOW, |_| true).is_ok());
         return;
     }
+    // Decisions and views of these two have no door: they must not unwind.
+    let has_door = !matches!(cells, Cells::Log(_) | Cells::Meter(_));
+    let ask = |call: &dyn Fn() -> bool| if has_door { end(call) } else { assert!(call() || true) };
     for weight in [1, 3] {
         let now = Ask::now(windows, weight, 0);
         let place = Ask { patience: NOW, reserve: true, ..now };
-        end(&|| cells.view(&now, clock).is_ok());
+        ask(&|| cells.view(&now, clock).is_ok());
         match cells {
-            // A decision on a log has no door: it must not unwind.
-            Cells::Log(log) => {
-                let _ = log.claim(&now, clock);
-                let _ = log.claim(&place, clock);
-                let _ = log.claim_and_view(&now, clock);
-            }
-            Cells::Slices(slices) => ask_one(slices, [&now, &place], clock),
-            Cells::Meter(meter) => ask_one(meter, [&now, &place], clock),
-            Cells::Counter(counter) => ask_one(counter, [&now, &place], clock),
+            Cells::Log(log) => ask_one(log, [&now, &place], ask, clock),
+            Cells::Meter(meter) => ask_one(meter, [&now, &place], ask, clock),
+            Cells::Slices(slices) => ask_one(slices, [&now, &place], ask, clock),
+            Cells::Counter(counter) => ask_one(counter, [&now, &place], ask, clock),
             Cells::Leases(_) => unreachable!(),
         }
         end(&|| cells.present(Known { ticket: weight, stamp: NOW, weight }, windows[0].length, clock()).is_ok());
     }
 }
 
-fn ask_one(cells: impl Algorithm, asks: [&Ask; 2], clock: impl Fn() -> Now) {
-    let end = |call: &dyn Fn() -> bool| drop(catch_unwind(AssertUnwindSafe(call)));
+fn ask_one(cells: impl Algorithm, asks: [&Ask; 2], call: impl Fn(&dyn Fn() -> bool), clock: impl Fn() -> Now) {
     for ask in asks {
-        end(&|| cells.claim(ask, &clock).is_ok());
-        end(&|| cells.claim_and_view(ask, &clock).is_ok());
+        call(&|| cells.claim(ask, &clock).is_ok());
+        call(&|| cells.claim_and_view(ask, &clock).is_ok());
     }
 }
 
@@ -87,6 +84,7 @@ fn every_call_ends_whatever_cells_hold() {
                 let (head, life, own, logged, cleared, peak, ring) =
                     (&head, &life, &own, &logged, &cleared, &peak, &ring[..]);
                 let (base, born, limit, length) = (garbage(random), 0, if kind == 1 { 5_000 } else { 9 }, 1_000_000);
+                let bucket = Bucket::new(limit, length, 7, round % 2 == 0);
                 let cells = match kind {
                     0 => {
                         let origins = ring;
@@ -94,7 +92,7 @@ fn every_call_ends_whatever_cells_hold() {
                     }
                     1 => Cells::Slices(Slices { head, life, base: number, ring, era: own, logged, born }),
                     2 => {
-                        let (bucket, last) = (Bucket::new(limit, length, 7, round % 2 == 0), &ring[0]);
+                        let (bucket, last) = (&bucket, &ring[0]);
                         let (base, returned) = (cleared, &ring[1]);
                         Cells::Meter(Meter {
                             word: head,

@@ -98,7 +98,7 @@ pub(crate) struct Meter<'a> {
     /// The bucket counts as having been emptied then: 0 in a new one, the moment of the loss where an earlier state was
     /// lost.
     pub born: Tick,
-    pub bucket: Bucket,
+    pub bucket: &'a Bucket,
 }
 
 /// What was read.
@@ -114,10 +114,10 @@ struct Seen {
 #[cfg(not(model))]
 static UNTOUCHED: AtomicU64 = AtomicU64::new(0);
 
-impl Meter<'_> {
+impl<'a> Meter<'a> {
     /// The bucket of a key that nobody has used. Only to look at.
     #[cfg(not(model))]
-    pub fn untouched(bucket: Bucket, born: Tick) -> Meter<'static> {
+    pub fn untouched(bucket: &'a Bucket, born: Tick) -> Meter<'a> {
         let [word, base, life, era, logged, last, returned, carried] = [&UNTOUCHED; 8];
         Meter { word, base, life, number: 0, era, logged, last, returned, carried, born, bucket }
     }
@@ -190,7 +190,7 @@ impl Meter<'_> {
 
     /// Until when a leaky bucket's queue is too full for this start to wait in it. `None`: it may.
     fn when_it_may_wait(&self, seen: &Seen, ask: &Ask) -> Option<Tick> {
-        let bucket = &self.bucket;
+        let bucket = self.bucket;
         let from = seen.recovered - bucket.queue(ask.weight, ask.grace);
         // At a gate nobody has just started.
         let reached = bucket.floor(seen.now.floor).max(bucket.floor(ask.gate) - bucket.cost(1));
@@ -255,7 +255,7 @@ impl Meter<'_> {
     /// bucket will have recovered, to less than a tick, whatever of the starts before it is forgotten. If they are there
     /// it says the same: it follows on them.
     pub fn unlogged(&self, now: Now) -> (Vec<Start>, u64) {
-        let (bucket, (word, origin, recovered)) = (&self.bucket, self.read());
+        let (bucket, (word, origin, recovered)) = (self.bucket, self.read());
         let new = recovered - (origin + i128::from(self.logged.load(Acquire) as i64));
         let behind = recovered - bucket.ceil(now.ceil);
         if new <= 0 || behind <= 0 {
@@ -289,13 +289,13 @@ impl Meter<'_> {
     pub fn has_to_move(&self, now: Now) -> bool {
         let (word, origin, _) = self.read();
         let has_begun = self.base.load(Acquire) != 0;
-        word & SEAL != 0 || has_begun && is_used_up(&self.bucket, word, origin, now)
+        word & SEAL != 0 || has_begun && is_used_up(self.bucket, word, origin, now)
     }
 
     /// What a sealed bucket still counts: as many whole units, in the ledger or not, as make it recover as late as it does or
     /// later, and by how much later. `now` is a time after the sealing.
     pub fn history(&self, now: Now) -> History {
-        let (bucket, (_, origin, recovered)) = (&self.bucket, self.read());
+        let (bucket, (_, origin, recovered)) = (self.bucket, self.read());
         let from = bucket.floor(now.floor);
         let behind = (recovered - from).max(0);
         let logged = origin + i128::from(self.logged.load(Acquire) as i64);
@@ -324,7 +324,7 @@ impl Meter<'_> {
     /// Only for whoever has these cells alone: they are zeroed, or sealed, and [`CLOSED`] before `now` was read.
     pub fn write(&self, history: &History, now: Now) -> Option<u64> {
         debug_assert!(self.number == CLOSED && history.starts.is_sorted_by_key(|start| start.stamp));
-        let bucket = &self.bucket;
+        let bucket = self.bucket;
         let highest = if fault::planted("meter repeats words") { 0 } else { self.word.load(Acquire) >> 1 };
         if i128::from(highest) > YOUNG {
             return None;
@@ -368,7 +368,7 @@ impl Algorithm for Meter<'_> {
     #[inline]
     fn decide<const LOOK: bool>(&self, ask: &Ask, clock: impl Fn() -> Now, view: &mut View) -> Result<Answer, Sealed> {
         debug_assert!((1..=self.bucket.size).contains(&ask.weight));
-        let bucket = &self.bucket;
+        let bucket = self.bucket;
         let mut spins = 0;
         self.begin(&clock);
         loop {

@@ -36,7 +36,7 @@ impl Cells {
 
     fn meter_in(&self, number: u64) -> Meter<'_> {
         let Cells { word, base, life, era, logged, last, returned, carried, bucket, .. } = self;
-        Meter { word, base, life, number, era, logged, last, returned, carried, born: 0, bucket: *bucket }
+        Meter { word, base, life, number, era, logged, last, returned, carried, born: 0, bucket }
     }
 
     fn meter(&self) -> Meter<'_> {

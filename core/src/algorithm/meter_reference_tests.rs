@@ -237,16 +237,16 @@ fn threads_never_exceed_a_bucket() {
                             time.fetch_add(random.scaled(bucket.tick(bucket.cost(20)).min(DAY)), SeqCst);
                         }
                         if thread == 0 && round % 100 == 0 {
-                            cells.meter(bucket, 0).seal();
+                            cells.meter(&bucket, 0).seal();
                             let now = clock();
-                            let history = cells.meter(bucket, 0).history(now);
+                            let history = cells.meter(&bucket, 0).history(now);
                             // In place of cells that had too many lives there would be others.
                             let young = cells.word.load(Relaxed) >> 1 < YOUNG as u64;
                             assert!(young && cells.live(bucket, &history, now));
                         }
                         let weight = 1 + random.scaled((bucket.size / 4).min(2_000));
                         let ask = Ask { patience: random.below(2) * 20 * MS, ..Ask::now(&[], weight, 0) };
-                        let meter = cells.meter(bucket, 0);
+                        let meter = cells.meter(&bucket, 0);
                         if meter.number == CLOSED {
                             continue;
                         }

@@ -27,7 +27,7 @@ struct Cells {
 }
 
 impl Cells {
-    fn meter(&self, bucket: Bucket, born: Tick) -> Meter<'_> {
+    fn meter<'a>(&'a self, bucket: &'a Bucket, born: Tick) -> Meter<'a> {
         let Cells { word, base, life, era, logged, last, returned, carried } = self;
         Meter { word, base, life, number: life.load(Acquire), era, logged, last, returned, carried, born, bucket }
     }
@@ -35,10 +35,10 @@ impl Cells {
     /// Begins another life. `false`: as if it were in other cells, for these have had too many.
     fn live(&self, bucket: Bucket, history: &History, now: Now) -> bool {
         let number = self.life.swap(CLOSED, AcqRel) + 1;
-        let written = self.meter(bucket, 0).write(history, now);
+        let written = self.meter(&bucket, 0).write(history, now);
         let base = written.unwrap_or_else(|| {
             [&self.word, &self.base, &self.logged].into_iter().for_each(|cell| cell.store(0, Relaxed));
-            self.meter(bucket, 0).write(history, now).expect("new cells have a life")
+            self.meter(&bucket, 0).write(history, now).expect("new cells have a life")
         });
         self.base.store(base, Release);
         self.life.store(number, Release);
@@ -77,7 +77,7 @@ impl Key {
     }
 
     fn meter(&self) -> Meter<'_> {
-        self.cells.meter(self.bucket, self.born)
+        self.cells.meter(&self.bucket, self.born)
     }
 
     fn claim_with(&self, change: impl FnOnce(&mut Ask), weight: u64) -> Answer {
@@ -282,7 +282,7 @@ fn what_an_untouched_one_shows() {
     let empty = View { now: START, ready: 0, remaining: 7, empty: 0 };
     assert_eq!(key.view(7), empty);
     assert_eq!(key.cells.all(), [0; 8], "looking changes nothing");
-    assert_eq!(Meter::untouched(key.bucket, 0).view(&Ask::now(&[], 1, 0), || key.now.get()), Ok(empty));
+    assert_eq!(Meter::untouched(&key.bucket, 0).view(&Ask::now(&[], 1, 0), || key.now.get()), Ok(empty));
     assert!(key.meter().is_idle(key.now.get()) && !key.meter().has_to_move(key.now.get()));
     assert!(key.meter().history(key.now.get()).starts.is_empty());
     assert!(key.takes(3));

@@ -120,7 +120,7 @@ impl Home {
     }
 
     /// The cells of a key, whatever its algorithm.
-    pub fn cells(&self, table: &Table, key: KeyAt) -> Cells<'_> {
+    pub fn cells<'h>(&'h self, table: &'h Table, key: KeyAt) -> Cells<'h> {
         let block = self.block(table, key.at);
         match &table.policy.0 {
             Shape::Bucket(bucket) => Cells::Meter(meter(table, block, key.life, bucket)),
@@ -151,14 +151,14 @@ impl Home {
             }
             // It was checked when the limit was opened: this makes no sense.
             Shape::Concurrency { .. } => Err(Sealed),
-            _ if table.is_log => self.decide_in_log::<LOOK>(table, block, number, ask, view),
+            _ if table.is_log => self.log(table, block, number, &[]).decide::<LOOK>(ask, clock, view),
             _ => slices(table, block, number).decide::<LOOK>(ask, clock, view),
         }
     }
 
-    /// The same on a key whose cells are a log. It does not unwind.
+    /// The same on a key of a table that [decides at once](Table::decides_at_once). It does not unwind.
     #[inline(always)]
-    pub fn decide_in_log<const LOOK: bool>(
+    pub fn decide_at_once<const LOOK: bool>(
         &self,
         table: &Table,
         block: Block<'_>,
@@ -166,7 +166,33 @@ impl Home {
         ask: &Ask,
         view: &mut View,
     ) -> Result<Answer, Sealed> {
-        self.log(table, block, number, &[]).decide::<LOOK>(ask, || self.clock.now(), view)
+        match &table.policy.0 {
+            Shape::Bucket(bucket) => self.decide_in_bucket::<LOOK>((table, bucket), block, number, ask, view),
+            _ => self.log(table, block, number, &[]).decide::<LOOK>(ask, || self.clock.now(), view),
+        }
+    }
+
+    /// What a key of such a table holds. It does not unwind either.
+    #[inline(always)]
+    pub fn view_at_once(&self, table: &Table, block: Block<'_>, number: u64, ask: &Ask) -> Result<View, Sealed> {
+        let clock = || self.clock.now();
+        match &table.policy.0 {
+            Shape::Bucket(bucket) => meter(table, block, number, bucket).view(ask, clock),
+            _ => self.log(table, block, number, &[]).view(ask, clock),
+        }
+    }
+
+    /// (A function of its own, which leaves the log's decision its registers.)
+    #[inline(never)]
+    fn decide_in_bucket<const LOOK: bool>(
+        &self,
+        (table, bucket): (&Table, &Bucket),
+        block: Block<'_>,
+        number: u64,
+        ask: &Ask,
+        view: &mut View,
+    ) -> Result<Answer, Sealed> {
+        meter(table, block, number, bucket).decide::<LOOK>(ask, || self.clock.now(), view)
     }
 
     /// Under which tickets the starts are known that a log took over. (A decision does not ask.)
@@ -218,16 +244,16 @@ impl Home {
     }
 
     /// The cells in a block, whatever their life is. For the holder of the structure lock.
-    pub fn cells_at(&self, table: &Table, at: u64) -> Cells<'_> {
+    pub fn cells_at<'h>(&'h self, table: &'h Table, at: u64) -> Cells<'h> {
         self.cells(table, KeyAt { at, life: self.arena.word(at + key_word::LIFE).load(Acquire), table: table.at })
     }
 
     /// The cells of a key that nobody has used. Only to look at.
-    pub fn untouched(&self, table: &Table) -> Cells<'static> {
-        match table.policy.0 {
+    pub fn untouched<'t>(&self, table: &'t Table) -> Cells<'t> {
+        match &table.policy.0 {
             Shape::Bucket(bucket) => Cells::Meter(Meter::untouched(bucket, table.born)),
             Shape::Counter { window, is_smooth } => {
-                Cells::Counter(Counter::untouched(table.born, self.frame(window, is_smooth)))
+                Cells::Counter(Counter::untouched(table.born, self.frame(*window, *is_smooth)))
             }
             Shape::Concurrency { .. } => Cells::Leases(Leases::untouched()),
             _ if table.policy.is_counted() => Cells::Slices(Slices::untouched(table.born)),
@@ -294,7 +320,7 @@ pub(super) fn slices<'h>(table: &Table, (head, ring): Block<'h>, base: u64) -> S
 }
 
 #[inline(always)]
-pub(super) fn meter<'h>(table: &Table, (head, ring): Block<'h>, number: u64, bucket: &Bucket) -> Meter<'h> {
+pub(super) fn meter<'h>(table: &Table, (head, ring): Block<'h>, number: u64, bucket: &'h Bucket) -> Meter<'h> {
     let word = |at: u64| &head[at as usize];
     Meter {
         word: word(key_word::HOT),
@@ -307,7 +333,7 @@ pub(super) fn meter<'h>(table: &Table, (head, ring): Block<'h>, number: u64, buc
         returned: &ring[1],
         carried: word(key_word::CARRIED),
         born: table.born,
-        bucket: *bucket,
+        bucket,
     }
 }
 

@@ -18,7 +18,7 @@ use super::index::{KeyAt, Root, entry};
 use super::layout::{STUBS, index_word, key_word, limit_word, table_word};
 use super::locked::Locked;
 use super::room::{MOST_TURNS, Search};
-use super::table::{Hash, Home, Table, key_words};
+use super::table::{Hash, Home, Table, key_words, sum};
 use crate::algorithm::leases::SLOT_WORDS;
 use crate::algorithm::log::CLOSED;
 use crate::atomic::*;
@@ -214,8 +214,7 @@ impl Locked<'_> {
         if word.load(Acquire) == 0 {
             word.store(self.allocate(CHAINS)?, Release);
         }
-        let mixed = policy.to_words().into_iter().fold(0u64, |sum, word| sum.wrapping_mul(31).wrapping_add(word));
-        let chain = word.load(Acquire) + (mixed.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) % CHAINS;
+        let chain = word.load(Acquire) + (sum(policy.to_words()) >> 32) % CHAINS;
         let next = |at: u64| Some(self.arena.word(at).load(Acquire)).filter(|at| *at != 0);
         let plans = std::iter::successors(next(chain), |at| next(at + table_word::NEXT));
         for at in bounded(plans, self.arena.most()) {
@@ -225,9 +224,8 @@ impl Locked<'_> {
             }
         }
         let at = self.allocate(table_word::WORDS)?;
-        self.set(at + table_word::POLICY, policy.to_words());
+        self.set_policy(at, policy);
         self.set(at + table_word::BORN, [origin.born]);
-        self.set(at + table_word::BUDGET, [self.budget(policy)]);
         self.set(at + table_word::LOST, origin.lost);
         let first = self.get::<1>(self.table(limit).at + table_word::FIRST_TICKET);
         self.set(at + table_word::FIRST_TICKET, first);

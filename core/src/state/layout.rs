@@ -92,8 +92,6 @@ pub(super) mod table_word {
     /// See `index.rs`.
     pub const INDEX: u64 = 13;
     pub const EMPTY_KEY: u64 = 14;
-    /// How many units of a key may be missing from the ledger.
-    pub const BUDGET: u64 = 15;
     /// When a ledger was read that may have missed so many units of each key.
     pub const LOST: u64 = 16; // two words
     /// The tickets of new keys begin here: no key of this name had them before.
@@ -104,6 +102,8 @@ pub(super) mod table_word {
     pub const LIMIT: u64 = 24;
     /// Of a plan, the next in its chain.
     pub const NEXT: u64 = 25;
+    /// What the words of the policy add up to: they never change.
+    pub const SUM: u64 = 26;
     pub const WORDS: u64 = 32;
 }
 

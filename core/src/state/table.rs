@@ -21,7 +21,7 @@ use crate::algorithm::Sealed;
 use crate::atomic::*;
 use crate::error::{Error, Result};
 use crate::fault;
-use crate::policy::{Policy, Windows};
+use crate::policy::{POLICY_WORDS, Policy, Windows};
 use crate::time::{Clock, Tick};
 use siphasher::sip128::{Hasher128, SipHasher13};
 
@@ -120,6 +120,13 @@ pub(crate) struct Table {
     pub windows: Windows,
     /// Are its keys' cells a log?
     pub is_log: bool,
+    /// Are they decided on as they are found, without unwinding: a log or a bucket, with the same policy for all starts?
+    pub decides_at_once: bool,
+}
+
+/// What tells a policy's words from others.
+pub(super) fn sum(policy: [u64; POLICY_WORDS]) -> u64 {
+    policy.into_iter().fold(1, |sum, word| (sum ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29))
 }
 
 impl Home {
@@ -203,9 +210,15 @@ impl Home {
         self.arena.word(limit + limit_word::GATE)
     }
 
+    /// Where the limit's table is as of now.
+    #[inline(always)]
+    pub fn current_table(&self, limit: u64) -> u64 {
+        self.arena.word(limit + limit_word::TABLE).load(Acquire)
+    }
+
     /// The limit's table as of now.
     pub fn table(&self, limit: u64) -> Table {
-        let table = self.table_at(self.arena.word(limit + limit_word::TABLE).load(Acquire));
+        let table = self.table_at(self.current_table(limit));
         let of = self.arena.word(table.at + table_word::LIMIT).load(Relaxed);
         if of != limit {
             nonsense(format_args!("a table of the limit at {of} at {limit}"));
@@ -213,21 +226,30 @@ impl Home {
         table
     }
 
+    /// Writes the policy of a new table.
+    pub(super) fn set_policy(&self, at: u64, policy: Policy) {
+        let words = policy.to_words();
+        self.set(at + table_word::POLICY, words);
+        self.set(at + table_word::SUM, [sum(words)]);
+    }
+
     pub fn table_at(&self, at: u64) -> Table {
         let words = self.arena.words(at, table_word::WORDS);
         let word = |i: u64| words[i as usize].load(Relaxed);
         let policy = Policy::from_words(|i| word(table_word::POLICY + i as u64))
+            .filter(|_| sum(std::array::from_fn(|i| word(table_word::POLICY + i as u64))) == word(table_word::SUM))
             .unwrap_or_else(|| nonsense(format_args!("no policy at {at}")));
         Table {
             at,
             policy,
             born: word(table_word::BORN),
-            budget: word(table_word::BUDGET),
+            budget: self.budget(policy),
             capacity: policy.capacity(),
             ring: policy.ring(),
             is_adaptive: policy.jobs() > 0,
             windows: *policy.all_windows(),
             is_log: policy.has_origins(),
+            decides_at_once: policy.jobs() == 0 && (policy.has_origins() || policy.is_bucket()),
         }
     }
 
@@ -349,10 +371,9 @@ impl Locked<'_> {
         let at = self.allocate(table_word::WORDS)?;
         self.set(at + table_word::LIMIT, [limit]);
         self.set(at + table_word::OWNER, [limit]);
-        self.set(at + table_word::POLICY, policy.to_words());
+        self.set_policy(at, policy);
         self.set(at + table_word::BORN, [born]);
         self.set(at + table_word::FIRST_TICKET, [first]);
-        self.set(at + table_word::BUDGET, [self.budget(policy)]);
         Ok(self.table_at(at))
     }
 

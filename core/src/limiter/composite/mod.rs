@@ -174,14 +174,14 @@ impl CompositeLimiter {
         let children = self.children()?;
         let mut parts: Vec<Part> = Vec::with_capacity(children.len());
         for (i, child) in children.iter().enumerate() {
-            match child.quiet_decide(key, weight) {
-                Ok(Decision { permit: Some(permit), .. }) => parts.push(Part { child: i, permit }),
+            match child.quiet_attempt(key, weight) {
+                Ok(Attempt::Admitted(permit)) => parts.push(Part { child: i, permit }),
                 other => {
                     let given_back =
                         MayWait::to_undo(|| end_all(children, &parts, |child, permit| child.cancel(permit)));
-                    let denial = other?;
+                    let Attempt::Denied(after) = other? else { unreachable!("it was admitted") };
                     given_back?;
-                    return Ok(Err(denial));
+                    return Ok(Err(denial(child, after, child.quiet_peek(key, weight)?)));
                 }
             }
         }
@@ -193,7 +193,7 @@ impl CompositeLimiter {
         let number = table.insert(out);
         let suspects = table.suspects();
         drop(table);
-        for (old, parts) in suspects {
+        for (old, parts) in suspects.into_iter().flatten() {
             if are_over(self.all(), &parts) {
                 self.out.lock().out.remove(&old);
             }
@@ -258,6 +258,17 @@ fn fits(above: usize, children: &[Child]) -> Result<()> {
         return Err(Error::invalid("limiter", value, format!("composites in composites at most {DEEPEST} deep")));
     }
     Ok(())
+}
+
+/// What is told of a child that has denied a start for so long, and was looked at since.
+fn denial(child: &Child, after: Duration, seen: Decision) -> Decision {
+    Decision {
+        admitted: false,
+        retry_after: seen.retry_after.max(after),
+        suggested_after: seen.suggested_after.max(after),
+        denied_by: seen.denied_by.or_else(|| Some(child.base().name.clone())),
+        ..seen
+    }
 }
 
 /// The strictest of these answers.

@@ -70,14 +70,19 @@ impl Table {
     }
 
     /// The entries to look at next, if there are too many.
-    pub fn suspects(&mut self) -> Vec<(u64, Vec<Part>)> {
-        if self.out.len() <= KEPT {
-            return Vec::new();
+    pub fn suspects(&mut self) -> [Option<(u64, Vec<Part>)>; LOOKS] {
+        let mut suspects = [const { None }; LOOKS];
+        if self.out.len() > KEPT {
+            let mut next = self.out.range(self.looked + 1..);
+            for suspect in &mut suspects {
+                let found = next.next();
+                // After the last one it begins with the first again.
+                self.looked = found.map_or(0, |(number, _)| *number);
+                let idle = found.filter(|(_, out)| out.state != State::Presented);
+                *suspect = idle.map(|(number, out)| (*number, out.parts.clone()));
+            }
         }
-        let suspects: Vec<_> = self.out.range(self.looked + 1..).take(LOOKS).collect();
-        self.looked = if suspects.len() < LOOKS { 0 } else { *suspects[LOOKS - 1].0 };
-        let idle = suspects.into_iter().filter(|(_, out)| out.state != State::Presented);
-        idle.map(|(number, out)| (*number, out.parts.clone())).collect()
+        suspects
     }
 }
 

@@ -15,7 +15,7 @@ use crate::limiter::{Attempt, LOOK_AGAIN, Presented, Reserved};
 use crate::permit::{MOST_GRACE, RawPermit, TimedPermit};
 use crate::policy::{self, Shape};
 use crate::state::counts::{ADMITTED, DENIED, WAIT_TIME, WAITED};
-use crate::state::{Blocked, Key, STORE_AGAIN, Stuck, is_counted_place};
+use crate::state::{Blocked, Home, Key, STORE_AGAIN, Stuck, Table, is_counted_place};
 use crate::time::{self, Tick, from_ticks};
 use crate::waiting::MayWait;
 use std::cell::Cell;
@@ -38,7 +38,7 @@ impl Timed {
         policy::check_some(weight)?;
         self.limit.with_key_at_once(
             key,
-            |found| self.attempt_on(found, weight, |ask| found.decide_in_log::<false>(ask, &mut View::default())),
+            |found| self.attempt_on(found, weight, |ask| found.decide_at_once::<false>(ask, &mut View::default())),
             |stuck| self.attempt_later(key, weight, stuck),
         )
     }
@@ -83,7 +83,7 @@ impl Timed {
         policy::check_some(weight)?;
         self.limit.with_key_at_once(
             key,
-            |found| self.decide_on(found, weight, |ask, view| found.decide_in_log::<true>(ask, view)),
+            |found| self.decide_on(found, weight, |ask, view| found.decide_at_once::<true>(ask, view)),
             |stuck| self.decide_later(key, weight, stuck),
         )
     }
@@ -124,23 +124,48 @@ impl Timed {
     }
 
     pub(super) fn do_peek(&self, key: &str, weight: u64) -> Result<Decision> {
-        let seen = self.limit.look(key, |home, table, key, gate| {
-            policy::check_weight(self.limit.name(), weight, table.capacity)?;
-            let ask = Ask::now(table.windows.as_slice(), weight, gate);
-            let cells = key.map_or_else(|| home.untouched(table), |key| home.cells(table, key));
-            let view = cells.view(&ask, || home.clock.now())?;
-            self.limit.look_after(home, view.now)?;
-            let admitted = view.ready <= view.now;
-            let backoff = match (&table.policy.0, key) {
-                (Shape::Rate(_, backoff), _) if !admitted => {
-                    let level = key.map_or(0, |key| home.backoff(key.at).load(Relaxed));
-                    Self::spread(table, Level::of(level).after_denial(backoff, view.now).number)
-                }
-                _ => 0,
-            };
-            Ok(Seen { view, capacity: table.capacity, admitted, backoff })
-        })?;
+        let seen = self.limit.with_key_at_once(
+            key,
+            |found| {
+                let view = |ask: &Ask| found.view_at_once(ask);
+                self.peek_on(found.home, found.table, Some(found.backoff()), (weight, found.gate), view)
+            },
+            |_| self.peek_later(key, weight),
+        )?;
         Ok(self.decision(&seen))
+    }
+
+    /// (Without adding the key.)
+    #[inline(never)]
+    fn peek_later(&self, key: &str, weight: u64) -> Result<Seen> {
+        self.limit.look(key, |home, table, key, gate| {
+            let cells = key.map_or_else(|| home.untouched(table), |key| home.cells(table, key));
+            let level = key.map(|key| home.backoff(key.at));
+            self.peek_on(home, table, level, (weight, gate), |ask| cells.view(ask, || home.clock.now()))
+        })
+    }
+
+    #[inline(always)]
+    fn peek_on(
+        &self,
+        home: &Home,
+        table: &Table,
+        level: Option<&AtomicU64>,
+        (weight, gate): (u64, Tick),
+        view: impl FnOnce(&Ask) -> Result<View, Sealed>,
+    ) -> Result<Seen, Blocked> {
+        policy::check_weight(self.limit.name(), weight, table.capacity)?;
+        let view = view(&Ask::now(table.windows.as_slice(), weight, gate))?;
+        self.limit.look_after(home, view.now)?;
+        let admitted = view.ready <= view.now;
+        let backoff = match &table.policy.0 {
+            Shape::Rate(_, backoff) if !admitted => {
+                let level = level.map_or(0, |level| level.load(Relaxed));
+                Self::spread(table, Level::of(level).after_denial(backoff, view.now).number)
+            }
+            _ => 0,
+        };
+        Ok(Seen { view, capacity: table.capacity, admitted, backoff })
     }
 
     /// Starts now, or takes a place if there is one soon enough.

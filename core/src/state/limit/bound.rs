@@ -85,12 +85,12 @@ impl Bound {
         tried().map_err(|blocked| Stuck { bound: self, blocked, table: table.at })
     }
 
-    /// Finds a key as most are found: it is there, and it lives by its limit's table, by which its cells are a log. It does not
-    /// unwind.
+    /// Finds a key as most are found: it is there, and it lives by its limit's table, which [decides at
+    /// once](Table::decides_at_once). It does not unwind.
     #[inline(always)]
-    pub(super) fn find_in_log(&self, key: &str) -> Option<Key<'_>> {
+    pub(super) fn find_at_once(&self, key: &str) -> Option<Key<'_>> {
         let (home, Decoded { table, empty_key, .. }) = (self.home(), self.current());
-        if table.is_adaptive || !table.is_log {
+        if !table.decides_at_once {
             return None;
         }
         fault::point("resolved");
@@ -110,6 +110,15 @@ impl Bound {
         // Before anything is decided: if the life is the same then, all of this was the key's.
         let hash = hash_in(block.0);
         Key { home: self.home(), table, key, block, hash, gate, member: self.member, counts: &self.counts }
+    }
+
+    /// The limit's table as of now.
+    #[inline(always)]
+    pub(super) fn latest(&self) -> &Table {
+        if self.home().current_table(self.limit) != self.table().at {
+            self.follow();
+        }
+        self.table()
     }
 
     /// Goes over to the table that the limit has now.

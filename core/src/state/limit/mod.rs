@@ -134,10 +134,16 @@ impl<'a> Key<'a> {
         self.home.decide::<LOOK>(self.table, self.block, self.key.life, ask, view)
     }
 
-    /// The same where the cells are a log: see [`Home::decide_in_log`].
+    /// See [`Home::decide_at_once`].
     #[inline(always)]
-    pub fn decide_in_log<const LOOK: bool>(&self, ask: &Ask, view: &mut View) -> Result<Answer, Sealed> {
-        self.home.decide_in_log::<LOOK>(self.table, self.block, self.key.life, ask, view)
+    pub fn decide_at_once<const LOOK: bool>(&self, ask: &Ask, view: &mut View) -> Result<Answer, Sealed> {
+        self.home.decide_at_once::<LOOK>(self.table, self.block, self.key.life, ask, view)
+    }
+
+    /// See [`Home::view_at_once`].
+    #[inline(always)]
+    pub fn view_at_once(&self, ask: &Ask) -> Result<View, Sealed> {
+        self.home.view_at_once(self.table, self.block, self.key.life, ask)
     }
 
     /// The level of its backoff.
@@ -206,8 +212,7 @@ impl Limit {
 
     /// May its starts depend on what jobs take?
     pub fn adapts(&self) -> Result<bool> {
-        let may_adapt =
-            |bound: &Bound| bound.home().table(bound.limit).policy.jobs() > 0 || bound.home().has_plans(bound.limit);
+        let may_adapt = |bound: &Bound| bound.latest().is_adaptive || bound.home().has_plans(bound.limit);
         Ok(self.kind == "evenly-spaced" && self.reading(|| self.bound().map(may_adapt))?)
     }
 
@@ -297,7 +302,7 @@ impl Limit {
     pub fn table(&self) -> Result<Table> {
         self.reading(|| {
             let bound = self.bound()?;
-            Ok(bound.home().table(bound.limit))
+            Ok(*bound.latest())
         })
     }
 
@@ -306,7 +311,7 @@ impl Limit {
     pub fn table_of(&self, hash: Hash) -> Result<Table> {
         let limit = self.reading(|| {
             let bound = self.bound()?;
-            Ok((!bound.home().has_plans(bound.limit)).then(|| bound.home().table(bound.limit)))
+            Ok((!bound.home().has_plans(bound.limit)).then(|| *bound.latest()))
         })?;
         match limit {
             Some(table) => Ok(table),
@@ -324,21 +329,21 @@ impl Limit {
         self.with(|home, table| home.key(table, key), added, |home| home.hash(b'k', key), f)
     }
 
-    /// The same where cells that are a log are first tried without a door: `in_log` does not unwind, whatever the lane holds, as
-    /// all in it that may has a [door](Home::behind_door) of its own. `later` is for all else.
+    /// The same where most keys are first tried without a door: `at_once` does not unwind, whatever the lane holds, as all in it
+    /// that may has a [door](Home::behind_door) of its own. `later` is for all else.
     #[inline(always)]
     pub fn with_key_at_once<R>(
         &self,
         key: &str,
-        in_log: impl FnOnce(&Key) -> Result<R, Blocked>,
+        at_once: impl FnOnce(&Key) -> Result<R, Blocked>,
         later: impl FnOnce(Option<Stuck>) -> Result<R>,
     ) -> Result<R> {
         policy::check_key(key)?;
         let mut stuck = None;
         if let Some(bound) = self.is_bound()
-            && let Some(found) = bound.find_in_log(key)
+            && let Some(found) = bound.find_at_once(key)
         {
-            match in_log(&found) {
+            match at_once(&found) {
                 Ok(answer) => return Ok(answer),
                 Err(blocked) => stuck = Some(Stuck { bound, blocked, table: found.table.at }),
             }
@@ -418,7 +423,7 @@ impl Limit {
                 let mut own = None;
                 let found = match home.peek_key(table, key) {
                     // The key may be in the table that has come in this one's place.
-                    Ok(None) if home.table(limit).at != table.at => Err(Blocked::Moved),
+                    Ok(None) if home.current_table(limit) != table.at => Err(Blocked::Moved),
                     Ok(None) => new(table),
                     Err(Blocked::Sealed) => match home.plan_of_idle(table, home.hash(b'k', key)) {
                         Some(plan) => new(own.insert(plan)),
@@ -460,7 +465,7 @@ impl Limit {
         }
         match blocked {
             // By a policy that may have been replaced meanwhile.
-            Blocked::Refused(error) if bound.home().table(bound.limit).at == table => return Err(error),
+            Blocked::Refused(error) if bound.home().current_table(bound.limit) == table => return Err(error),
             Blocked::Refused(_) => {}
             // A cell that moved is found by looking again.
             Blocked::Moved | Blocked::Absent => {}
@@ -468,7 +473,7 @@ impl Limit {
             Blocked::Lost => return self.store.with_lock(|_| Ok(())),
             Blocked::Crowded if !self.is_concurrency() => return self.add_places(),
             Blocked::Crowded => return self.with_table(|home, limit, now| home.add_slots(limit, now, table, hash)),
-            Blocked::Sealed if bound.home().table(bound.limit).at == table => {
+            Blocked::Sealed if bound.home().current_table(bound.limit) == table => {
                 return match self.with_table(|home, _, table| home.mend_key(table, hash)) {
                     // A key on a plan that gets cells.
                     Err(Error::StoreFull { .. }) => self.make_room(hash),
@@ -476,7 +481,7 @@ impl Limit {
                 };
             }
             // A sealed segment may be a full one, or one whose table is being replaced: that is finished first.
-            Blocked::Full if bound.home().table(bound.limit).at == table => return self.make_room(hash),
+            Blocked::Full if bound.home().current_table(bound.limit) == table => return self.make_room(hash),
             Blocked::Sealed | Blocked::Full => {}
         }
         bound.follow();
