@@ -427,3 +427,54 @@ fn a_folder_that_is_deleted_under_a_store_is_an_error() {
         assert!(limiter.peek("", 1).is_err());
     }
 }
+
+/// The lane knows what was started, so that counts; what was declared has to be declared again.
+#[test]
+fn a_database_that_is_deleted_while_nobody_uses_it_forgets_no_start() {
+    let dir = Dir::new("forgotten");
+    assert_eq!(take_in_a_child(&dir, 30), 30);
+    Child::run(|| Store::new(&dir.url()).unwrap().override_key("api", "200/1h", "other").unwrap()).join();
+    for times in 0..2 {
+        std::fs::remove_file(dir.file("limits.db")).unwrap();
+        assert_eq!(take_in_a_child(&dir, 30), 30, "time {times}");
+    }
+    let seen = shared(2);
+    Child::run(|| {
+        let limiter = rate(&dir);
+        seen[0].store(take(&limiter, LIMIT), Release);
+        seen[1].store(limiter.peek("other", 1).unwrap().limit, Release);
+    })
+    .join();
+    assert_eq!(seen.iter().map(|word| word.load(Acquire)).collect::<Vec<_>>(), [10, LIMIT]);
+    // All of it is in the new database, too.
+    std::fs::remove_file(dir.file("limits.db-lane")).unwrap();
+    Child::run(|| {
+        let limiter = rate(&dir);
+        wait_until("it is open again", || limiter.peek("another", 1).unwrap().remaining > 0);
+        assert_eq!(take(&limiter, 1), 0);
+    })
+    .join();
+}
+
+#[test]
+fn a_database_of_another_store_is_refused_beside_a_lane_that_counts() {
+    let (dir, other) = (Dir::new("exchanged"), Dir::new("exchanged-other"));
+    assert_eq!(take_in_a_child(&dir, 30), 30);
+    assert_eq!(take_in_a_child(&other, 20), 20);
+    let saved = dir.file("saved.db");
+    std::fs::rename(dir.file("limits.db"), &saved).unwrap();
+    std::fs::copy(other.file("limits.db"), dir.file("limits.db")).unwrap();
+    Child::run(|| {
+        let error = rate(&dir).attempt("key", 1).unwrap_err();
+        assert_eq!(error.name(), "store_failure");
+        let (text, lane) = (error.to_string(), dir.file("limits.db-lane"));
+        assert!(text.contains("another database") && text.contains(lane.to_str().unwrap()), "{text}");
+    })
+    .join();
+    // One way out is to bring back what was there, the other to delete the lane.
+    std::fs::rename(&saved, dir.file("limits.db")).unwrap();
+    assert_eq!(take_in_a_child(&dir, LIMIT), LIMIT - 30);
+    std::fs::copy(other.file("limits.db"), dir.file("limits.db")).unwrap();
+    std::fs::remove_file(dir.file("limits.db-lane")).unwrap();
+    assert!((1..=LIMIT - 20).contains(&left_in_a_child(&dir.file("limits.db"))));
+}

@@ -212,6 +212,15 @@ impl Database {
         Ok(Identity { id: words(&id)?, secret: words(&secret)?, boot, lane, sequence, generation })
     }
 
+    /// Makes a new store the one that a lane is of, which was left when its database was deleted.
+    pub fn continue_as(&mut self, (id, secret): ([u64; 2], [u64; 2])) -> Result<Identity> {
+        let words = [to_hex(id), to_hex(secret)];
+        self.connection
+            .execute("UPDATE store SET id = ?1, secret = ?2 WHERE lane = ''", words)
+            .map_err(|e| self.explain(e))?;
+        self.identity()
+    }
+
     /// Whoever may write to the file may have put a view or a trigger into it that never ends.
     fn check_schema(&self) -> Result<()> {
         self.check_tables()?;

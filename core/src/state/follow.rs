@@ -162,7 +162,8 @@ impl Session {
             self.bring_one(Follows::Limit(name, declared.current()), locked)?;
         }
         if locked.generation() > generation {
-            limits.iter().try_for_each(|known| lift_all_but(locked, &known.name, &keys))?;
+            let names: Vec<String> = locked.limits().filter_map(|limit| locked.name_of(limit)).collect();
+            names.iter().try_for_each(|name| lift_all_but(locked, name, &keys))?;
         }
         for KnownKey { limit, key, policy, .. } in &keys {
             self.bring_one(Follows::Key(limit, key, *policy), locked)?;

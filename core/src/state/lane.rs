@@ -14,7 +14,7 @@
 use super::arena::{self, Arena};
 use super::database::Identity;
 use super::files::{self, FileId, id_of};
-use super::layout::NEXT_MEMBER;
+use super::layout::{HASH_KEY, NEXT_MEMBER};
 use super::os;
 use super::table::Home;
 use crate::atomic::*;
@@ -222,10 +222,7 @@ impl LockedLane {
             return is_strange(format!("a file of {len} bytes"));
         }
         // Only the header is looked at, until it is known that there is more.
-        let header = os::Mapping::reserve_file(&self.reopen()?, arena::HEADER_WORDS as usize * 8)
-            .and_then(|map| map.commit(0, map.len()).map(|()| map))
-            .map_err(|e| self.failed(e))?;
-        let header = Arena::header(header);
+        let header = self.header()?;
         let word = |at: u64| header.word(at).load(Acquire);
         let words = |at: u64| [word(at), word(at + 1)];
         let version = word(header::VERSION);
@@ -239,11 +236,19 @@ impl LockedLane {
             _ => return is_strange("another kind of file".into()),
         }
         if words(header::STORE_ID) != identity.id {
-            let cause = "processes still use it for a database that is no longer there: stop them first";
-            return if in_use { Err(Error::store(self.doing(), cause)) } else { make(Made::Missing) };
+            let cause = match in_use {
+                true => "processes still use it for a database that is no longer there: stop them first",
+                false if self.may_count(&header)? => {
+                    "it is of another database, which was here before: bring that back, or delete this lane to forget what \
+                     was started with it"
+                }
+                false => return make(Made::Missing),
+            };
+            return Err(Error::store(self.doing(), cause));
         }
         let sequence = word(header::SEQUENCE);
-        let is_ahead = sequence > identity.sequence.saturating_add(1);
+        // A database that knows of no lane, beside one that was finished, has taken over its identity.
+        let is_ahead = sequence > identity.sequence.saturating_add(1) || identity.lane.is_none();
         let or_unknown = |made| if is_ahead { Made::Unknown } else { made };
         let (allocated, cursor) = (word(arena::ALLOCATED), word(arena::CURSOR));
         if version == VERSION && !arena::is_size(allocated, cursor) {
@@ -277,6 +282,35 @@ impl LockedLane {
         home.set(header::DATABASE, *id);
         let found = if is_ahead { Found::Ahead } else { Found::Current };
         Ok(Some((self.watched(home, store, path)?, found)))
+    }
+
+    /// Whose lane this is, and their secret, if it is of this boot and nobody uses it: so that a new database, in the place of
+    /// one that was deleted, goes on with what counts here.
+    pub fn left_by(&self) -> Result<Option<([u64; 2], [u64; 2])>> {
+        let len = self.file.metadata().map_err(|e| self.failed(e))?.len();
+        let in_use = os::is_locked(&self.file, MEMBERS, MOST_MEMBERS).map_err(|e| self.failed(e))?;
+        if in_use || len < arena::HEADER_WORDS * 8 {
+            return Ok(None);
+        }
+        let header = self.header()?;
+        let words = |at: u64| [0, 1].map(|i| header.word(at + i).load(Acquire));
+        let is_left = header.word(header::MAGIC).load(Acquire) == MAGIC && self.may_count(&header)?;
+        Ok(is_left.then(|| (words(header::STORE_ID), words(HASH_KEY))))
+    }
+
+    /// Can what this header's lane holds still count: is it of this boot and version, and no copy?
+    fn may_count(&self, header: &Arena) -> Result<bool> {
+        let word = |at: u64| header.word(at).load(Acquire);
+        let words = |at: u64| [word(at), word(at + 1)];
+        let is_now = word(header::VERSION) == VERSION && words(header::BOOT_ID) == self.boot()?.id;
+        Ok(is_now && words(header::FILE) == self.id()?)
+    }
+
+    fn header(&self) -> Result<Arena> {
+        let header = os::Mapping::reserve_file(&self.reopen()?, arena::HEADER_WORDS as usize * 8)
+            .and_then(|map| map.commit(0, map.len()).map(|()| map))
+            .map_err(|e| self.failed(e))?;
+        Ok(Arena::header(header))
     }
 
     fn boot(&self) -> Result<os::Boot> {

@@ -112,12 +112,14 @@ pub(super) fn recover(home: &Locked, database: &mut Database, identity: &Identit
     database.set_boot(&boot, moment, (home.instance, lane::raise_sequence(home, database.sequence)))
 }
 
-/// Writes all that the lane knows to a database that is an older copy of what it was.
+/// Writes all that the lane knows to a database that is an older copy of what it was. (What that does not declare is written
+/// when it does.)
 pub(super) fn write_anew(home: &Locked, database: &mut Database) -> Result<()> {
     database.claim(home.instance)?;
     database.move_all()?;
-    for name in database.names()? {
-        let Some(limit) = home.find_limit(&name) else { continue };
+    let names = database.names()?;
+    let declared: Vec<u64> = names.iter().filter_map(|name| home.find_limit(name)).collect();
+    for limit in home.limits() {
         let table = home.table(limit);
         if table.policy.is_concurrency() {
             continue;
@@ -128,7 +130,9 @@ pub(super) fn write_anew(home: &Locked, database: &mut Database) -> Result<()> {
                 history.starts.iter_mut().for_each(|start| start.is_logged = false);
             })?;
         }
-        write_limit(home, database, limit)?;
+        if declared.contains(&limit) {
+            write_limit(home, database, limit)?;
+        }
     }
     let boot = os::boot().map_err(|e| Error::store(format!("opening {}", database.path().display()), e))?;
     let sequence = lane::raise_sequence(home, database.sequence);

@@ -376,7 +376,12 @@ impl Session {
             Some(_) => files::open(path).map_err(opening)?,
         };
         let (presence, id) = presence::announce(path, &file, lane.path())?;
-        let (mut database, identity) = database::Database::open(path)?;
+        let (mut database, mut identity) = database::Database::open(path)?;
+        if identity.lane.is_none()
+            && let Some(left) = lane.left_by()?
+        {
+            identity = database.continue_as(left)?;
+        }
         if self.opened().is_some_and(|opened| lane::store_id(&opened.home) != identity.id) {
             let cause = "another store is in its place: bring it back, or stop all processes that use it";
             return Err(Error::store(format!("using {}", path.display()), cause));
