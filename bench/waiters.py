@@ -1,7 +1,7 @@
 """Many waiters on one limit, in asyncio and in threads: waiters.py [asyncio|busy|threads] [WAITERS [STARTS_PER_SECOND]].
 
 Says how much of the limit was delivered in the whole seconds after the last one has asked, whether the order was kept, and what
-it cost: in a loop, beside what as many tasks and futures cost without a limit. `busy`: the loop is blocked for 60 of every 120 ms.
+it cost, beside what as many tasks and futures, or threads and events, cost without a limit. `busy`: the loop is blocked for 60 of every 120 ms.
 """
 
 import asyncio
@@ -56,20 +56,35 @@ async def plain():
     await asyncio.gather(*tasks)
 
 
-def threads():
+def threads(job):
     global joined
     all_of_them = []
     for number in range(waiters):
-        all_of_them.append(threading.Thread(target=lambda number=number: start(number, limiter.acquire())))
+        all_of_them.append(threading.Thread(target=job, args=(number,)))
         all_of_them[-1].start()
         time.sleep(0.0005)  # It asks before the next one does.
     joined = time.monotonic()
+    return all_of_them
+
+
+def with_limit():
+    for thread in threads(lambda number: start(number, limiter.acquire())):
+        thread.join()
+
+
+def plain_threads():
+    """What threads take themselves: as many that each wait for an event."""
+    events = [threading.Event() for _ in range(waiters)]
+    all_of_them = threads(lambda number: events[number].wait())
+    for event in events:
+        time.sleep(1 / rate)
+        event.set()
     for thread in all_of_them:
         thread.join()
 
 
 before, cpu = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
-threads() if how == "threads" else asyncio.run(loop())
+with_limit() if how == "threads" else asyncio.run(loop())
 cpu = time.process_time() - cpu
 kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
 took = max(at for at, _ in started) - min(at for at, _ in started)
@@ -78,13 +93,12 @@ numbers = [number for _, number in (sorted(started) if how == "threads" else sta
 overtaken = sum(a > b for a, b in zip(numbers, numbers[1:]))
 seconds = int(max(at for at, _ in started) - joined)
 delivered = sum(joined < at <= joined + seconds for at, _ in started) / (rate * seconds) if seconds > 0 else 1.0
-floor = ""
-if how != "threads":
-    started.clear()
-    before = time.process_time()
-    asyncio.run(plain())
-    floor = f" ({(time.process_time() - before) / took:.1%} without a limit)"
+started.clear()
+before = time.process_time()
+plain_threads() if how == "threads" else asyncio.run(plain())
+floor = (time.process_time() - before) / took
 print(
-    f"{how}: {waiters} waiters on {rate}/s took {took:.2f} s: {delivered:.1%} of the limit, {cpu / took:.1%} of a core{floor}, "
+    f"{how}: {waiters} waiters on {rate}/s took {took:.2f} s: {delivered:.1%} of the limit, {cpu / took:.1%} of a core "
+    f"({floor:.1%} without a limit), "
     f"{overtaken} overtaken, {kilobytes / waiters:.2f} KB each"
 )
