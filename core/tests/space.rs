@@ -118,6 +118,24 @@ fn filled(test: &str, kind: &str, f: impl Fn(&Store, &ManualClock, &dyn Limiter,
     .join();
 }
 
+/// Also where the segment that has no room left is that of the key "", which stays although nobody uses it.
+#[cfg(feature = "fault-points")]
+#[test]
+fn a_full_store_says_so_wherever_its_last_key_belongs() {
+    Child::run(|| {
+        for size in (1_024..2_560).step_by(16) {
+            // SAFETY: this process has one thread.
+            unsafe { std::env::set_var("WGL_TEST_MOST_BYTES", (size << 10).to_string()) };
+            let mut options = StoreOptions::default();
+            (options.clock, options.timeout) = (Some(ManualClock::new()), Duration::from_secs(1));
+            let limiter = Store::with_options("memory:", options).unwrap().limiter("api", "2/1m").unwrap();
+            let refused = (0..).find_map(|i| limiter.attempt(&format!("key {i}"), 1).err()).unwrap();
+            assert_eq!(refused.name(), "store_full", "{size} KiB: {refused}");
+        }
+    })
+    .join();
+}
+
 #[cfg(feature = "fault-points")]
 #[test]
 fn a_full_store_works_again_when_its_keys_are_idle() {

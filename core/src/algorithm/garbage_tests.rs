@@ -45,7 +45,7 @@ fn ask_all(cells: Cells, windows: &[Window]) {
     }
     // Decisions and views of these two have no door: they must not unwind.
     let has_door = !matches!(cells, Cells::Log(_) | Cells::Meter(_));
-    let ask = |call: &dyn Fn() -> bool| if has_door { end(call) } else { assert!(call() || true) };
+    let ask = |call: &dyn Fn() -> bool| if has_door { end(call) } else { _ = call() };
     for weight in [1, 3] {
         let now = Ask::now(windows, weight, 0);
         let place = Ask { patience: NOW, reserve: true, ..now };

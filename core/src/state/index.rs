@@ -151,6 +151,9 @@ impl Home {
     }
 
     pub fn find(&self, table: &Table, hash: Hash) -> Result<Option<KeyAt>, Blocked> {
+        if let Some((found, _)) = self.glance(table, hash) {
+            return Ok(Some(found));
+        }
         let before = self.segment(table, hash)?;
         match self.probe(table, before.0, hash) {
             Ok((_, found)) if found.life == CLOSED => Err(Blocked::Sealed),
@@ -162,6 +165,9 @@ impl Home {
     }
 
     pub(crate) fn find_or_add(&self, table: &Table, hash: Hash, text: &str) -> Result<KeyAt, Blocked> {
+        if let Some((found, _)) = self.glance(table, hash) {
+            return Ok(found);
+        }
         let (segment, life) = self.segment(table, hash)?;
         match self.probe(table, segment, hash) {
             Ok((_, found)) if found.life == CLOSED => Err(Blocked::Sealed),

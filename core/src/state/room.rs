@@ -145,7 +145,9 @@ impl Locked<'_> {
         let before = self.capacity(old);
         // Room first: what is sealed must be replaced.
         let (dead, most, is_old) = (Dead::default(), before / 4 * 3, self.is_old(table, old));
-        let used = self.entries(old).filter(|at| self.stays(table, *at, is_old, &dead)).count() as u64;
+        let empty_key = self.hash(b'k', "");
+        let stays = |at: &u64| self.hash_at(*at) == empty_key || self.stays(table, *at, is_old, &dead);
+        let used = self.entries(old).filter(stays).count() as u64;
         let is_split = used > before / 2 && before == index_word::MOST_CAPACITY;
         let directory = index_word::SLOTS + (2 << root.depth());
         let wanted = match used {

@@ -268,8 +268,8 @@ impl Timed {
 
     /// Has a start left every window by now?
     fn is_over(&self, start: &TimedPermit) -> Result<bool> {
-        let table = self.limit.table_of(Hash(start.key))?;
-        Ok(start.stamp.saturating_add(table.policy.longest()) <= self.limit.home()?.clock.now().floor)
+        let longest = self.limit.by_table_of(Hash(start.key), |table| table.policy.longest())?;
+        Ok(start.stamp.saturating_add(longest) <= self.limit.home()?.clock.now().floor)
     }
 }
 

@@ -307,17 +307,22 @@ impl Limit {
     }
 
     /// The same of a key, which may have a policy of its own.
-    #[inline(always)]
     pub fn table_of(&self, hash: Hash) -> Result<Table> {
-        let limit = self.reading(|| {
+        self.by_table_of(hash, |table| *table)
+    }
+
+    /// What a key's table says.
+    #[inline(always)]
+    pub fn by_table_of<R>(&self, hash: Hash, f: impl Fn(&Table) -> R) -> Result<R> {
+        let answer = self.reading(|| {
             let bound = self.bound()?;
-            Ok((!bound.home().has_plans(bound.limit)).then(|| *bound.latest()))
+            Ok((!bound.home().has_plans(bound.limit)).then(|| f(bound.latest())))
         })?;
-        match limit {
-            Some(table) => Ok(table),
-            None => match self.with_known(hash, |found| Ok(*found.table))? {
-                Some(table) => Ok(table),
-                None => self.table(),
+        match answer {
+            Some(answer) => Ok(answer),
+            None => match self.with_known(hash, |found| Ok(f(found.table)))? {
+                Some(answer) => Ok(answer),
+                None => self.table().map(|table| f(&table)),
             },
         }
     }
