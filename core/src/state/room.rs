@@ -86,12 +86,13 @@ impl Locked<'_> {
             || word(index_word::COUNT) >= capacity / 4 * 3
             || word(index_word::FREE) >= capacity
         {
-            return match self.renew_segment(table, hash.0[0], false) {
-                Ok(_) => Ok(Room::Made),
+            match self.renew_segment(table, hash.0[0], false) {
+                // Who finds no block for the key uses up what is left of the segment each time: there has to be both.
+                Ok(_) => {}
                 // Others may have segments that they do not need.
-                Err(full) if !rests => self.sweep(0).map(|_| Room::Searched(rounds(), full)),
-                Err(full) => Err(full),
-            };
+                Err(full) if !rests => return self.sweep(0).map(|_| Room::Searched(rounds(), full)),
+                Err(full) => return Err(full),
+            }
         }
         // What even a new key counts for has origins, which used blocks may not have.
         let (block, has_lost) = (key_words(table.policy) + table.policy.ring() + 16, self.has_lost(table));
