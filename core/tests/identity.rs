@@ -456,6 +456,21 @@ fn a_database_that_is_deleted_while_nobody_uses_it_forgets_no_start() {
     .join();
 }
 
+/// The name may be another kind's in the new database.
+#[test]
+fn a_database_that_is_deleted_leaves_its_names_to_any_kind() {
+    const KINDS: [&str; 5] = ["100/1h", "100 concurrent", "100/1h burst 100", "10000/1h", "100/1h + 1000/1d fixed"];
+    let dir = Dir::new("any-kind");
+    for text in KINDS.iter().chain(KINDS.iter().rev()) {
+        Child::run(|| {
+            let limiter = Store::new(&dir.url()).unwrap().limiter("api", text).unwrap();
+            assert!(take(&*limiter, 1) == 1, "{text}");
+        })
+        .join();
+        std::fs::remove_file(dir.file("limits.db")).unwrap();
+    }
+}
+
 #[test]
 fn a_database_of_another_store_is_refused_beside_a_lane_that_counts() {
     let (dir, other) = (Dir::new("exchanged"), Dir::new("exchanged-other"));
