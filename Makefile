@@ -3,6 +3,7 @@
 # make check   format, lints, header, stubs, types, versions, documentation
 # make docs    target/docs: the reference of each language, from its doc comments
 # make bench   what a decision costs
+# make instructions  how many instructions each call takes, beside what bench/instructions.toml allows
 # make pictures  docs/pictures, drawn anew
 # make fleet   real queues under a limit, ours beside what they bring: Celery, BullMQ, Workglow
 # make storm   kills in every language, for 40 s
@@ -15,7 +16,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .SILENT:
-.PHONY: demo test check docs bench pictures fleet storm torture dist dist-all wheel node queues c install uninstall members \
+.PHONY: demo test check docs bench instructions pictures fleet storm torture dist dist-all wheel node queues c install uninstall members \
     tools test-tools clean help
 
 VENV := target/venv
@@ -151,7 +152,7 @@ storm: members
 pictures:
 	cargo run --quiet -p workglow-limit --example pictures docs/pictures
 
-check: dist docs
+check: dist docs instructions
 	cargo fmt --all --check
 	cargo clippy --quiet --workspace --all-targets --features workglow-limit/fault-points -- -D warnings
 	cargo test --quiet -p workglow-limit-ffi
@@ -183,6 +184,18 @@ bench: dist
 	$(CC) -O2 bench/bench.c -o target/bench $(LINK)
 	python3 bench/run.py "target/release/workglow-limit-bench DIRECTORY" "target/bench DIRECTORY" \
 	    "$(PYTHON) bench/bench.py DIRECTORY" "node bench/bench.mjs DIRECTORY $(abspath $(OUT))"
+
+# The counting is Valgrind's; the harness has a program of its own, of the same version as the library.
+RUNNER := target/tools/bin/gungraun-runner
+$(RUNNER): bench/Cargo.toml | tools
+	echo "building the harness that counts instructions"
+	cargo install --quiet --locked --debug --force --root target/tools gungraun-runner \
+	    --version $$(sed -n 's/^gungraun = "=\(.*\)"/\1/p' bench/Cargo.toml)
+	touch $@
+
+instructions: $(RUNNER)
+	command -v valgrind >/dev/null || { echo "missing: Valgrind. Install it with: apt-get install valgrind libc6-dbg" >&2; exit 1; }
+	python3 bench/instructions.py
 
 torture: storm
 	tests/torture/models

@@ -1,0 +1,147 @@
+//! How many instructions a call takes, counted by Callgrind: so many on every machine. `make instructions` runs it and compares
+//! the counts with `instructions.toml`.
+//!
+//! Each case makes so many calls of one kind, on a limiter that is warm, and through `dyn Limiter`, as the packages do.
+
+// What the macros make has no comments.
+#![allow(missing_docs)]
+
+use gungraun::prelude::*;
+use gungraun::{Callgrind, LibraryBenchmarkConfig};
+use std::hint::black_box;
+use std::sync::Arc;
+use workglow_limit::{Attempt, Limiter, Store};
+
+/// A multiple of what comes round: a log moves its counter every eight starts.
+const CALLS: u64 = 800;
+
+const MEMORY: &str = "memory:";
+const SQLITE: &str = "sqlite:";
+
+/// So many that all cases of a store are admitted, or none.
+const OPEN: &str = "4096/1m";
+const SHUT: &str = "1/1d";
+const BUCKET: &str = "1000000000/1s burst 1000000000";
+const COUNTED: &str = "1000000/1m";
+const FIXED: &str = "1000000/1m fixed";
+
+/// A limiter, and the key that it is called with.
+struct Case {
+    limiter: Arc<dyn Limiter>,
+    key: &'static str,
+}
+
+/// A limiter of a new store, warm. (What is in a file is never removed: the process ends with the case, and the next one is in
+/// the same place.)
+fn warm(url: &str, policies: &str, key: &'static str) -> Case {
+    let directory = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("instructions");
+    if url == SQLITE {
+        let _ = std::fs::remove_dir_all(&directory);
+        std::fs::create_dir_all(&directory).unwrap();
+    }
+    let place = directory.join("limits.db");
+    let url = if url == SQLITE { format!("{SQLITE}{}", place.display()) } else { url.into() };
+    let limiter = Store::new(&url).unwrap().limiter("limit", policies).unwrap();
+    for _ in 0..CALLS {
+        if let Attempt::Admitted(permit) = limiter.attempt(key, 1).unwrap() {
+            limiter.complete(&permit).unwrap();
+        }
+    }
+    Case { limiter, key }
+}
+
+#[library_benchmark(setup = warm)]
+#[bench::memory_admit(MEMORY, OPEN, "")]
+#[bench::memory_deny(MEMORY, SHUT, "")]
+#[bench::memory_admit_key(MEMORY, OPEN, "tenant-7")]
+#[bench::memory_deny_key(MEMORY, SHUT, "tenant-7")]
+#[bench::memory_bucket(MEMORY, BUCKET, "")]
+#[bench::memory_counted(MEMORY, COUNTED, "")]
+#[bench::memory_fixed(MEMORY, FIXED, "")]
+#[bench::sqlite_admit(SQLITE, OPEN, "")]
+#[bench::sqlite_deny(SQLITE, SHUT, "")]
+#[bench::sqlite_admit_key(SQLITE, OPEN, "tenant-7")]
+#[bench::sqlite_deny_key(SQLITE, SHUT, "tenant-7")]
+fn attempt(case: Case) -> Case {
+    for _ in 0..CALLS {
+        let _ = black_box(case.limiter.attempt(black_box(case.key), 1));
+    }
+    case
+}
+
+#[library_benchmark(setup = warm)]
+#[bench::memory(MEMORY, OPEN, "")]
+#[bench::sqlite(SQLITE, OPEN, "")]
+fn decide(case: Case) -> Case {
+    for _ in 0..CALLS {
+        let _ = black_box(case.limiter.decide(black_box(case.key), 1));
+    }
+    case
+}
+
+#[library_benchmark(setup = warm)]
+#[bench::memory(MEMORY, OPEN, "")]
+#[bench::sqlite(SQLITE, OPEN, "")]
+fn peek(case: Case) -> Case {
+    for _ in 0..CALLS {
+        let _ = black_box(case.limiter.peek(black_box(case.key), 1));
+    }
+    case
+}
+
+// Starts that end.
+#[library_benchmark(setup = warm)]
+#[bench::memory_concurrency(MEMORY, "10 concurrent", "")]
+#[bench::memory_concurrency_key(MEMORY, "10 concurrent", "tenant-7")]
+#[bench::memory_composite(MEMORY, "4096/1m + 1000000000/1s burst 1000000000", "")]
+fn job(case: Case) -> Case {
+    for _ in 0..CALLS {
+        if let Ok(Attempt::Admitted(permit)) = case.limiter.attempt(black_box(case.key), 1) {
+            let _ = black_box(case.limiter.complete(&permit));
+        }
+    }
+    case
+}
+
+/// The same with many keys, each of which was used once, long ago: none of it is in a cache any more.
+fn cold(url: &str, policies: &str, keys: u64) -> (Case, Vec<String>) {
+    let case = warm(url, policies, "");
+    let keys: Vec<String> = (0..keys).map(|key| format!("tenant-{key}")).collect();
+    for key in &keys {
+        let _ = case.limiter.attempt(key, 1).unwrap();
+    }
+    (case, keys.into_iter().step_by(7).take(CALLS as usize).collect())
+}
+
+#[library_benchmark(setup = cold)]
+#[bench::memory_log(MEMORY, "100/1m", 10_000)]
+#[bench::memory_bucket(MEMORY, "1/1h burst 100", 10_000)]
+fn cold_key((case, keys): (Case, Vec<String>)) -> (Case, Vec<String>) {
+    for key in &keys {
+        let _ = black_box(case.limiter.attempt(key, 1));
+    }
+    (case, keys)
+}
+
+// What every decision has: one look at the clock.
+#[library_benchmark]
+fn clock() {
+    for _ in 0..CALLS {
+        let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: `time` is a valid place for the answer.
+        unsafe { libc::clock_gettime(libc::CLOCK_BOOTTIME, &mut time) };
+        black_box(time);
+    }
+}
+
+library_benchmark_group!(name = calls, benchmarks = [attempt, decide, peek, job, cold_key, clock]);
+
+main!(
+    // The caches of no machine in particular: a first and a last level, with lines of 64 bytes.
+    config = LibraryBenchmarkConfig::default().tool(Callgrind::with_args([
+        "--I1=32768,8,64",
+        "--D1=32768,8,64",
+        "--LL=1048576,16,64"
+    ])),
+    library_benchmark_groups = calls
+);

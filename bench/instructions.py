@@ -1,0 +1,48 @@
+"""Counts the instructions of each call, and fails where one takes more than `instructions.toml` says: instructions.py [--update].
+
+Where a call takes fewer by now, lower its number there (`--update` writes all of them).
+"""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tomllib
+
+CALLS = 800  # As in benches/instructions.rs.
+# Another compiler, or another processor's memcpy, may need a few more.
+TOLERANCE = 1.02
+
+file = pathlib.Path(__file__).with_suffix(".toml")
+known = tomllib.loads(file.read_text())["instructions"] if file.exists() else {}
+command = "cargo bench --quiet -p workglow-limit-bench --bench instructions -- --output-format=json"
+runner = pathlib.Path("target/tools/bin/gungraun-runner").absolute()
+ran = subprocess.run(command.split(), capture_output=True, text=True, env=os.environ | {"GUNGRAUN_RUNNER": str(runner)})
+if ran.returncode != 0:
+    sys.exit(ran.stdout + ran.stderr)
+counts, lines = {}, {}
+for line in ran.stdout.splitlines():
+    one = json.loads(line)
+    metrics = one["profiles"][0]["data"]["total"]["metrics"]
+    value = lambda name: metrics[name]["values"]["new"] / CALLS
+    name = " ".join([one["function_name"], *one.get("id", "").split("_")]).rstrip()
+    counts[name], lines[name] = value("Ir"), value("DLmr") + value("DLmw")
+
+clock = counts["clock"]
+print(f"{'':30}{'instructions':>14}{'without clock':>15}{'at most':>9}{'lines of a cold key':>21}")
+for name, count in counts.items():
+    cold = f"{lines[name]:.1f}" if name.startswith("cold") else ""
+    rest = "" if name == "clock" else f"{count - clock:.0f}"
+    print(f"{name:30}{count:14.0f}{rest:>15}{known.get(name, ''):>9}{cold:>21}")
+
+if "--update" in sys.argv:
+    text = ["# The most instructions that one call takes, its look at the clock included: `make instructions`.", "[instructions]"]
+    text += [f'"{name}" = {count:.0f}' for name, count in counts.items()]
+    file.write_text("\n".join(text) + "\n")
+elif known.keys() != counts.keys():
+    sys.exit(f"{file} is not of these cases: {sorted(known.keys() ^ counts.keys())}")
+else:
+    more = [f"{name}: {counts[name]:.0f} instead of {most}" for name, most in known.items() if counts[name] > most * TOLERANCE]
+    if more:
+        sys.exit("more instructions than before: " + ", ".join(more))
