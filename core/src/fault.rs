@@ -26,6 +26,9 @@ mod on {
         "log-moved",
     ];
 
+    /// The points of finding a key that lives by a policy of its own.
+    const FINDING: &[&str] = &["entry-read"];
+
     /// The points of rewriting a key, or all of a limit, under the structure lock.
     pub const REWRITING: &[&str] = &["key-sealed", "key-written", "table-written", "table-published", "keys-brought"];
 
@@ -39,7 +42,7 @@ mod on {
     const CHANGING: &[&str] = &["deciding", "decided", "half-named", "followed", "gathered", "rows-moved"];
 
     fn is_listed(point: &str) -> bool {
-        [DECIDING, REWRITING, GROWING, LEASING, CHANGING].iter().any(|points| points.contains(&point))
+        [DECIDING, FINDING, REWRITING, GROWING, LEASING, CHANGING].iter().any(|points| points.contains(&point))
     }
 
     /// Whoever in this process passes `point` next does `action`, once.

@@ -3,6 +3,7 @@
 mod common;
 
 use common::{Child, Dir, Random, shared, wait_until};
+use std::sync::Arc;
 use std::sync::atomic::Ordering::*;
 use std::time::Duration;
 use workglow_limit::*;
@@ -645,4 +646,30 @@ fn what_a_smaller_policy_forbade_is_allowed_again_by_the_larger_one() {
             assert_eq!(remaining(), 0, "{used} of {text}, now {smaller}, {key:?}");
         }
     }
+}
+
+/// A key moves, and another gets its block, after its entry was read and before its block is.
+#[cfg(feature = "fault-points")]
+#[test]
+fn a_key_that_moves_while_it_is_looked_up_is_not_added_again() {
+    // The points are of a whole process.
+    Child::run(|| {
+        let store = Store::new("memory:").unwrap();
+        let limiter = Arc::new(RateLimiter::new(&store, "api", 7, Duration::from_secs(3_600)).unwrap());
+        limiter.open().unwrap();
+        ["key", "other"].iter().for_each(|key| store.override_key("api", "5/1h", key).unwrap());
+        let start = |key: &str| match limiter.attempt(key, 1).unwrap() {
+            Attempt::Admitted(permit) => Some(permit),
+            Attempt::Denied(_) => None,
+        };
+        let (started, other) = (start("key").unwrap(), start("other").unwrap());
+        assert_eq!((0..9).filter(|_| start("key").is_some()).count(), 4);
+        fault::at("entry-read", {
+            let limiter = limiter.clone();
+            move || [started, other].iter().for_each(|permit| limiter.cancel(permit).unwrap())
+        });
+        assert!(start("key").is_some(), "the start that was taken back");
+        assert_eq!((0..9).filter(|_| start("key").is_some()).count(), 0);
+    })
+    .join();
 }

@@ -235,6 +235,7 @@ impl Home {
             let entry = slots[i as usize].load(Acquire);
             let Some(at) = block(entry) else { return Err(i) };
             if entry >> index_word::TAG == tag(hash) {
+                fault::point("entry-read");
                 // The life first: if it is the same at the end, the block was this key's all the time.
                 let head = self.head(at);
                 let life = head[key_word::LIFE as usize].load(Acquire);
