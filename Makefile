@@ -1,6 +1,6 @@
 # make demo    the main job: Celery, Node and C share one limit
 # make test    all tests, one summary
-# make check   format, lints, header, stubs, types, versions, documentation
+# make check   format, lints, header, stubs, types, versions, documentation, instructions
 # make docs    target/docs: the reference of each language, from its doc comments
 # make bench   what a decision costs
 # make instructions  how many instructions each call takes, beside what bench/instructions.toml allows

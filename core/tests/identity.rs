@@ -456,6 +456,22 @@ fn a_database_that_is_deleted_while_nobody_uses_it_forgets_no_start() {
     .join();
 }
 
+/// Also if nothing starts between.
+#[test]
+fn what_a_deleted_database_had_is_in_the_new_one_before_it_is_used() {
+    let dir = Dir::new("written-anew");
+    assert_eq!(take_in_a_child(&dir, LIMIT), LIMIT);
+    std::fs::remove_file(dir.file("limits.db")).unwrap();
+    Child::run(|| assert_eq!(take(&rate(&dir), 1), 0)).join();
+    std::fs::remove_file(dir.file("limits.db-lane")).unwrap();
+    Child::run(|| {
+        let limiter = rate(&dir);
+        wait_until("it is open again", || limiter.peek("another", 1).unwrap().remaining > 0);
+        assert_eq!(take(&limiter, 1), 0);
+    })
+    .join();
+}
+
 /// The name may be another kind's in the new database.
 #[test]
 fn a_database_that_is_deleted_leaves_its_names_to_any_kind() {

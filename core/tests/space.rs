@@ -127,7 +127,7 @@ fn a_full_store_says_so_wherever_its_last_key_belongs() {
             // SAFETY: this process has one thread.
             unsafe { std::env::set_var("WGL_TEST_MOST_BYTES", (size << 10).to_string()) };
             let mut options = StoreOptions::default();
-            (options.clock, options.timeout) = (Some(ManualClock::new()), Duration::from_secs(1));
+            options.clock = Some(ManualClock::new());
             let limiter = Store::with_options("memory:", options).unwrap().limiter("api", "2/1m").unwrap();
             let refused = (0..).find_map(|i| limiter.attempt(&format!("key {i}"), 1).err()).unwrap();
             assert_eq!(refused.name(), "store_full", "{size} KiB: {refused}");

@@ -31,7 +31,7 @@ fn garbage(random: &mut Random) -> u64 {
 }
 
 /// All that a process that holds no lock may ask.
-fn ask_all(cells: Cells, windows: &[Window]) {
+fn ask_all(cells: Cells, windows: &[Window], gate: u64) {
     let clock = || Now { floor: NOW, ceil: NOW + 1 };
     let end = |call: &dyn Fn() -> bool| drop(catch_unwind(AssertUnwindSafe(call)));
     if let Cells::Leases(leases) = cells {
@@ -47,7 +47,7 @@ fn ask_all(cells: Cells, windows: &[Window]) {
     let has_door = !matches!(cells, Cells::Log(_) | Cells::Meter(_));
     let ask = |call: &dyn Fn() -> bool| if has_door { end(call) } else { _ = call() };
     for weight in [1, 3] {
-        let now = Ask::now(windows, weight, 0);
+        let now = Ask::now(windows, weight, gate);
         let place = Ask { patience: NOW, reserve: true, ..now };
         ask(&|| cells.view(&now, clock).is_ok());
         match cells {
@@ -83,7 +83,8 @@ fn every_call_ends_whatever_cells_hold() {
                 let number = life.load(Relaxed);
                 let (head, life, own, logged, cleared, peak, ring) =
                     (&head, &life, &own, &logged, &cleared, &peak, &ring[..]);
-                let (base, born, limit, length) = (garbage(random), 0, if kind == 1 { 5_000 } else { 9 }, 1_000_000);
+                let (base, born, limit, length) =
+                    (garbage(random), garbage(random), if kind == 1 { 5_000 } else { 9 }, 1_000_000);
                 let bucket = Bucket::new(limit, length, 7, round % 2 == 0);
                 let cells = match kind {
                     0 => {
@@ -119,7 +120,7 @@ fn every_call_ends_whatever_cells_hold() {
                         Cells::Leases(Leases { taken, returned, base, bell, sleepers, slots, life, number })
                     }
                 };
-                ask_all(cells, &[Window { limit, length }]);
+                ask_all(cells, &[Window { limit, length }], garbage(random));
                 let _ = tell.send(round);
             }
         });

@@ -6,9 +6,9 @@ use super::index::KeyAt;
 use super::layout::key_word;
 use super::ledger::{Execution, Moment};
 use super::locked::Locked;
+use super::os;
 use super::policies::KnownKey;
 use super::table::{Hash, Home, Table, UNKEPT};
-use super::{lane, os};
 use crate::algorithm::Start;
 use crate::atomic::*;
 use crate::error::Result;
@@ -158,13 +158,14 @@ impl Locked<'_> {
     }
 }
 
-/// Writes all that a limit has, for the holder of the structure lock.
+/// Writes all that a limit has to an older copy, for the holder of the structure lock.
 pub(super) fn write_limit(locked: &Locked, database: &mut Database, limit: u64) -> Result<()> {
     let mut from = Some((0, 0));
     while let Some(place) = from {
         let batch = locked.gather_from(&[limit], place);
         if !batch.keys.is_empty() {
-            record(database, &batch, locked)?;
+            // With the number that it has: until all is written it is known as an older copy.
+            record(database, &batch, database.sequence)?;
             locked.mark(&batch)?;
         }
         from = batch.next;
@@ -172,8 +173,8 @@ pub(super) fn write_limit(locked: &Locked, database: &mut Database, limit: u64) 
     Ok(())
 }
 
-/// Writes a batch down.
-pub(super) fn record(database: &mut Database, batch: &Batch, home: &Home) -> Result<()> {
+/// Writes a batch down; the commit has this number then.
+pub(super) fn record(database: &mut Database, batch: &Batch, sequence: u64) -> Result<()> {
     let mut rows = Vec::new();
     for unlogged in &batch.keys {
         for start in &unlogged.starts {
@@ -189,7 +190,6 @@ pub(super) fn record(database: &mut Database, batch: &Batch, home: &Home) -> Res
         }
     }
     if !fault::planted("unwritten ledger") {
-        let sequence = lane::raise_sequence(home, database.sequence);
         database.record(&rows, batch.moment, (batch.instance, sequence))?;
     }
     Ok(())

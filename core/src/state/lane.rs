@@ -62,7 +62,7 @@ pub(crate) enum Made {
     Missing,
     /// It was of another boot or version, or cut short, and nobody was using it.
     Unused,
-    /// The same, and the database is an older copy: nothing is known.
+    /// The same, and the database is an older copy, or was made in the place of one that is gone: nothing is known.
     Unknown,
 }
 
@@ -71,7 +71,8 @@ pub(crate) enum Made {
 pub(crate) enum Found {
     /// As it should be.
     Current,
-    /// The database is an older copy: what the lane took to be in the ledger is not.
+    /// The database is an older copy, or was made in the place of one that is gone: what the lane took to be in the ledger is
+    /// not.
     Ahead,
     /// Not at all. One that was made has to be filled, and finished with [`LockedLane::finish`].
     Made(Made),
@@ -239,8 +240,7 @@ impl LockedLane {
             let cause = match in_use {
                 true => "processes still use it for a database that is no longer there: stop them first",
                 false if self.may_count(&header)? => {
-                    "it is of another database, which was here before: bring that back, or delete this lane to forget what \
-                     was started with it"
+                    "it belongs to another database: put that one back, or delete this file to forget the starts that it counts"
                 }
                 false => return make(Made::Missing),
             };

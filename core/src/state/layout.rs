@@ -102,7 +102,7 @@ pub(super) mod table_word {
     pub const LIMIT: u64 = 24;
     /// Of a plan, the next in its chain.
     pub const NEXT: u64 = 25;
-    /// What the words of the policy add up to: they never change.
+    /// A checksum of the policy's words, which never change.
     pub const SUM: u64 = 26;
     pub const WORDS: u64 = 32;
 }

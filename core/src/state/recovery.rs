@@ -112,13 +112,11 @@ pub(super) fn recover(home: &Locked, database: &mut Database, identity: &Identit
     database.set_boot(&boot, moment, (home.instance, lane::raise_sequence(home, database.sequence)))
 }
 
-/// Writes all that the lane knows to a database that is an older copy of what it was. (What that does not declare is written
-/// when it does.)
+/// Writes all that the lane knows to a database that is an older copy of what it was, or was made in the place of one that is
+/// gone. Limits that it does not declare are among it: they will be declared again.
 pub(super) fn write_anew(home: &Locked, database: &mut Database) -> Result<()> {
     database.claim(home.instance)?;
     database.move_all()?;
-    let names = database.names()?;
-    let declared: Vec<u64> = names.iter().filter_map(|name| home.find_limit(name)).collect();
     for limit in home.limits() {
         let table = home.table(limit);
         if table.policy.is_concurrency() {
@@ -130,9 +128,9 @@ pub(super) fn write_anew(home: &Locked, database: &mut Database) -> Result<()> {
                 history.starts.iter_mut().for_each(|start| start.is_logged = false);
             })?;
         }
-        if declared.contains(&limit) {
-            write_limit(home, database, limit)?;
-        }
+    }
+    for limit in home.limits() {
+        write_limit(home, database, limit)?;
     }
     let boot = os::boot().map_err(|e| Error::store(format!("opening {}", database.path().display()), e))?;
     let sequence = lane::raise_sequence(home, database.sequence);

@@ -87,6 +87,7 @@ impl Locked<'_> {
             || word(index_word::FREE) >= capacity
         {
             match self.renew_segment(table, hash.0[0], false) {
+                Ok(_) if self.has_stock(table, hash) => return Ok(Room::Made),
                 // Who finds no block for the key uses up what is left of the segment each time: there has to be both.
                 Ok(_) => {}
                 // Others may have segments that they do not need.
@@ -111,6 +112,13 @@ impl Locked<'_> {
             Err(_) if restock() => Ok(Room::Made),
             Err(full) => Ok(Room::Searched(rounds(), full)),
         }
+    }
+
+    /// Does the segment that a hash leads to have blocks for new keys?
+    fn has_stock(&self, table: &Table, hash: Hash) -> bool {
+        let segment = self.segment_of(table, hash);
+        let word = |word| self.arena.word(segment + word).load(Acquire);
+        !self.has_lost(table) && !self.is_old(table, segment) && word(index_word::TAKEN) < word(index_word::FREE)
     }
 
     /// The same for cells of a key that has none.

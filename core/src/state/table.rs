@@ -124,7 +124,7 @@ pub(crate) struct Table {
     pub decides_at_once: bool,
 }
 
-/// What tells a policy's words from others.
+/// A checksum of a policy's words.
 pub(super) fn sum(policy: [u64; POLICY_WORDS]) -> u64 {
     policy.into_iter().fold(1, |sum, word| (sum ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29))
 }

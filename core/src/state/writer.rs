@@ -23,7 +23,7 @@ use super::policies::{Keys, Known};
 use super::session::{LET_OTHERS, Session};
 use super::table::{Blocked, Hash};
 use super::url::Address;
-use super::{Key, os};
+use super::{Key, lane, os};
 use crate::algorithm::log::Taken;
 use crate::atomic::*;
 use crate::error::{Error, Result};
@@ -410,7 +410,7 @@ impl Session {
         fault::point("gathered");
         let home = self.home();
         if !batch.keys.is_empty() {
-            self.with_ledger(lead, |database| record(database, &batch, home))?;
+            self.with_ledger(lead, |database| record(database, &batch, lane::raise_sequence(home, database.sequence)))?;
             // It is written, whether it can be marked or not: at worst it is written twice, and counts twice after a reboot.
             // Whoever has the lock had let go of it a moment ago, so this is worth a longer wait.
             let _ = self.with_lock(|locked| locked.mark(&batch));

@@ -181,7 +181,7 @@ impl CompositeLimiter {
                         MayWait::to_undo(|| end_all(children, &parts, |child, permit| child.cancel(permit)));
                     let Attempt::Denied(after) = other? else { unreachable!("it was admitted") };
                     given_back?;
-                    return Ok(Err(denial(child, after, child.quiet_peek(key, weight)?)));
+                    return Ok(Err(denial(child, after, child.quiet_peek(key, weight).ok())));
                 }
             }
         }
@@ -260,13 +260,17 @@ fn fits(above: usize, children: &[Child]) -> Result<()> {
     Ok(())
 }
 
-/// What is told of a child that has denied a start for so long, and was looked at since.
-fn denial(child: &Child, after: Duration, seen: Decision) -> Decision {
+/// The decision of a child that has denied a start, which may be tried again `after` this time. `seen`: what it says since.
+fn denial(child: &Child, after: Duration, seen: Option<Decision>) -> Decision {
+    let by = seen.as_ref().and_then(|seen| seen.denied_by.clone()).unwrap_or_else(|| child.base().name.clone());
+    let seen = seen.unwrap_or_else(|| super::NullLimiter::new().decision(None));
     Decision {
         admitted: false,
         retry_after: seen.retry_after.max(after),
         suggested_after: seen.suggested_after.max(after),
-        denied_by: seen.denied_by.or_else(|| Some(child.base().name.clone())),
+        // There may be room again; then there was none a moment ago.
+        remaining: if seen.admitted { 0 } else { seen.remaining },
+        denied_by: Some(by),
         ..seen
     }
 }

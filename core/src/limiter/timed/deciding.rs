@@ -130,14 +130,15 @@ impl Timed {
                 let view = |ask: &Ask| found.view_at_once(ask);
                 self.peek_on(found.home, found.table, Some(found.backoff()), (weight, found.gate), view)
             },
-            |_| self.peek_later(key, weight),
+            |stuck| self.peek_later(key, weight, stuck),
         )?;
         Ok(self.decision(&seen))
     }
 
     /// (Without adding the key.)
     #[inline(never)]
-    fn peek_later(&self, key: &str, weight: u64) -> Result<Seen> {
+    fn peek_later(&self, key: &str, weight: u64, stuck: Option<Stuck>) -> Result<Seen> {
+        self.limit.go_on(key, stuck)?;
         self.limit.look(key, |home, table, key, gate| {
             let cells = key.map_or_else(|| home.untouched(table), |key| home.cells(table, key));
             let level = key.map(|key| home.backoff(key.at));

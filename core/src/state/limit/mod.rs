@@ -364,10 +364,16 @@ impl Limit {
         stuck: Option<Stuck>,
         f: impl Fn(&Key) -> Result<R, Blocked>,
     ) -> Result<R> {
-        if let Some(stuck) = stuck {
-            self.reading(|| self.unblock(stuck, |home| home.hash(b'k', key)))?;
-        }
+        self.go_on(key, stuck)?;
         self.with_key(key, f)
+    }
+
+    /// Sees to what was in the way of a first try.
+    pub fn go_on(&self, key: &str, stuck: Option<Stuck>) -> Result<()> {
+        match stuck {
+            Some(stuck) => self.reading(|| self.unblock(stuck, |home| home.hash(b'k', key))),
+            None => Ok(()),
+        }
     }
 
     /// The same with a key that is known by its hash only.
