@@ -428,6 +428,17 @@ fn a_folder_that_is_deleted_under_a_store_is_an_error() {
     }
 }
 
+/// Without its lane, too, nothing is left of a limit.
+fn assert_ledger_has_all(dir: &Dir) {
+    std::fs::remove_file(dir.file("limits.db-lane")).unwrap();
+    Child::run(|| {
+        let limiter = rate(dir);
+        wait_until("it is open again", || limiter.peek("another", 1).unwrap().remaining > 0);
+        assert_eq!(take(&limiter, 1), 0);
+    })
+    .join();
+}
+
 /// The lane knows what was started, so that counts; what was declared has to be declared again.
 #[test]
 fn a_database_that_is_deleted_while_nobody_uses_it_forgets_no_start() {
@@ -447,13 +458,7 @@ fn a_database_that_is_deleted_while_nobody_uses_it_forgets_no_start() {
     .join();
     assert_eq!(seen.iter().map(|word| word.load(Acquire)).collect::<Vec<_>>(), [10, LIMIT]);
     // All of it is in the new database, too.
-    std::fs::remove_file(dir.file("limits.db-lane")).unwrap();
-    Child::run(|| {
-        let limiter = rate(&dir);
-        wait_until("it is open again", || limiter.peek("another", 1).unwrap().remaining > 0);
-        assert_eq!(take(&limiter, 1), 0);
-    })
-    .join();
+    assert_ledger_has_all(&dir);
 }
 
 /// Also if nothing starts between.
@@ -463,13 +468,7 @@ fn what_a_deleted_database_had_is_in_the_new_one_before_it_is_used() {
     assert_eq!(take_in_a_child(&dir, LIMIT), LIMIT);
     std::fs::remove_file(dir.file("limits.db")).unwrap();
     Child::run(|| assert_eq!(take(&rate(&dir), 1), 0)).join();
-    std::fs::remove_file(dir.file("limits.db-lane")).unwrap();
-    Child::run(|| {
-        let limiter = rate(&dir);
-        wait_until("it is open again", || limiter.peek("another", 1).unwrap().remaining > 0);
-        assert_eq!(take(&limiter, 1), 0);
-    })
-    .join();
+    assert_ledger_has_all(&dir);
 }
 
 /// The name may be another kind's in the new database.
