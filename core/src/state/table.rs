@@ -126,7 +126,11 @@ pub(crate) struct Table {
 
 /// A checksum of a policy's words.
 pub(super) fn sum(policy: [u64; POLICY_WORDS]) -> u64 {
-    policy.into_iter().fold(1, |sum, word| (sum ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29))
+    // Each decision on a key with its own policy reads a table, so the products do not depend on one another.
+    let products = (0..)
+        .zip(policy)
+        .map(|(i, word)| (word ^ u64::from(i)).wrapping_mul(0x9e37_79b9_7f4a_7c15_u64.rotate_left(5 * i) | 1));
+    products.fold(0, u64::wrapping_add)
 }
 
 impl Home {
