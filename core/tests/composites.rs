@@ -206,6 +206,19 @@ fn denials_in_other_processes_take_nothing_either() {
     assert_eq!(room(&*limiter), 1_000 - used);
 }
 
+#[test]
+fn a_denial_by_a_child_that_had_room_when_it_was_looked_at_says_so() {
+    let store = Store::new("memory:").unwrap();
+    let rate = Arc::new(RateLimiter::new(&store, "rate", 5, Duration::from_secs(3_600)).unwrap());
+    let both = CompositeLimiter::new([rate.clone() as Shared, Arc::new(CustomLimiter::new(Faster).unwrap())]);
+    let denial = both.decide("", 1).unwrap();
+    assert!(!denial.admitted && denial.permit.is_none());
+    assert_eq!((denial.retry_after, denial.suggested_after, denial.remaining), (ms(7), ms(7), 0));
+    assert_eq!(denial.denied_by.as_deref(), Some("faster"));
+    assert!(matches!(both.attempt("", 1).unwrap(), Attempt::Denied(after) if after == ms(7)));
+    assert_eq!(rate.peek("", 1).unwrap().remaining, 5, "what it was asked for is given back");
+}
+
 /// Real threads on small windows: what each child bounds is never exceeded, and everybody is served.
 #[test]
 fn threads_that_wait_stay_within_every_child() {

@@ -224,3 +224,21 @@ fn what_is_declared_and_not_there_is_told() {
     })
     .join();
 }
+
+/// Only its checksum tells a larger limit from the one that was declared.
+#[test]
+fn a_policy_that_was_overwritten_is_told() {
+    let dir = Dir::in_memory("overwritten");
+    let declare = || RateLimiter::new(&Store::new(&dir.url()).unwrap(), "api", 77, HOUR).unwrap();
+    let start = || assert!(matches!(declare().attempt("key", 1).unwrap(), Attempt::Admitted(_)));
+    Child::run(start).join();
+    let path = dir.file("limits.db-lane");
+    let whole = std::fs::read(&path).unwrap();
+    let policy = [1, 77, HOUR.as_micros() as u64].map(u64::to_le_bytes).concat();
+    let at = whole.windows(policy.len()).position(|found| found == policy).unwrap() as u64;
+    let lane = OpenOptions::new().write(true).open(&path).unwrap();
+    lane.write_all_at(&770u64.to_le_bytes(), at + 8).unwrap();
+    Child::run(|| assert_eq!(declare().attempt("key", 1).unwrap_err().name(), "damaged")).join();
+    lane.write_all_at(&whole, 0).unwrap();
+    Child::run(start).join();
+}
