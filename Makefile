@@ -16,8 +16,8 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .SILENT:
-.PHONY: demo test check docs bench instructions pictures fleet storm torture dist dist-all wheel node queues c install uninstall members \
-    tools test-tools clean help
+.PHONY: demo test check docs bench instructions pictures fleet storm torture dist dist-all wheel node queues c install \
+    uninstall members tools test-tools clean help
 
 VENV := target/venv
 PYTHON := $(VENV)/bin/python

@@ -1,6 +1,6 @@
 """Counts the instructions of each call, and fails where one takes more than `instructions.toml` says: instructions.py [--update].
 
-Where a call takes fewer by now, lower its number there (`--update` writes all of them).
+When a call becomes cheaper, lower its number there. `--update` writes all of them.
 """
 
 import json

@@ -1,7 +1,7 @@
-//! How many instructions a call takes, counted by Callgrind: so many on every machine. `make instructions` runs it and compares
-//! the counts with `instructions.toml`.
+//! Counts the instructions of each call with Callgrind, so that the figure does not depend on how busy the machine is.
+//! `make instructions` runs it and compares the counts with `instructions.toml`.
 //!
-//! Each case makes so many calls of one kind, on a limiter that is warm, and through `dyn Limiter`, as the packages do.
+//! Each case calls one method [`CALLS`] times, on a limiter that is warm, and through `dyn Limiter`, as the packages do.
 
 // What the macros make has no comments.
 #![allow(missing_docs)]
@@ -12,13 +12,13 @@ use std::hint::black_box;
 use std::sync::Arc;
 use workglow_limit::{Attempt, Limiter, Store};
 
-/// A multiple of what comes round: a log moves its counter every eight starts.
+/// A multiple of eight, because a log moves its counter every eight starts.
 const CALLS: u64 = 800;
 
 const MEMORY: &str = "memory:";
 const SQLITE: &str = "sqlite:";
 
-/// So many that all cases of a store are admitted, or none.
+// All calls are admitted, except by `SHUT`, which admits the first one only.
 const OPEN: &str = "4096/1m";
 const SHUT: &str = "1/1d";
 const BUCKET: &str = "1000000000/1s burst 1000000000";
@@ -31,8 +31,7 @@ struct Case {
     key: &'static str,
 }
 
-/// A limiter of a new store, warm. (What is in a file is never removed: the process ends with the case, and the next one is in
-/// the same place.)
+/// A limiter of a new store, which has been used. (Each case is a process of its own, so the next one may use the same place.)
 fn warm(url: &str, policies: &str, key: &'static str) -> Case {
     let directory = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("instructions");
     if url == SQLITE {
@@ -103,7 +102,7 @@ fn job(case: Case) -> Case {
     case
 }
 
-/// The same with many keys, each of which was used once, long ago: none of it is in a cache any more.
+/// The same with many keys, each of which was used once. There are too many for the caches.
 fn cold(url: &str, policies: &str, keys: u64) -> (Case, Vec<String>) {
     let case = warm(url, policies, "");
     let keys: Vec<String> = (0..keys).map(|key| format!("tenant-{key}")).collect();
