@@ -369,6 +369,7 @@ impl Limit {
     }
 
     /// Sees to what was in the way of a first try.
+    #[inline(always)]
     pub fn go_on(&self, key: &str, stuck: Option<Stuck>) -> Result<()> {
         match stuck {
             Some(stuck) => self.reading(|| self.unblock(stuck, |home| home.hash(b'k', key))),
