@@ -13,6 +13,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 static GENERATION: AtomicU64 = AtomicU64::new(1);
+/// See [`validity`].
+static VALIDITY: AtomicU64 = AtomicU64::new(1);
 static STRUCTURE: Mutex<()> = Mutex::new(());
 /// Taken before [`STRUCTURE`] by whoever needs both.
 static LEDGER: Mutex<()> = Mutex::new(());
@@ -31,6 +33,18 @@ unsafe impl Sync for Held {}
 #[inline(always)]
 pub fn generation() -> u64 {
     GENERATION.load(Relaxed)
+}
+
+/// A number that changes when anything does that limiters hold on to: this process is another by now, or one of its stores has
+/// another home. Whoever sees it change looks at its own.
+#[inline(always)]
+pub(crate) fn validity() -> u64 {
+    VALIDITY.load(Relaxed)
+}
+
+/// Makes every limiter of this process look again.
+pub(crate) fn invalidate() {
+    VALIDITY.fetch_add(1, AcqRel);
 }
 
 /// Has the system been told what to do around a fork?
@@ -104,6 +118,7 @@ extern "C" fn after_in_parent() {
 
 extern "C" fn after_in_child() {
     GENERATION.fetch_add(1, Relaxed);
+    invalidate();
     // SAFETY: the child's only thread is a copy of the one that holds STRUCTURE.
     drop(unsafe { (*HELD.0.get()).take() });
 }

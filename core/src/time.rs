@@ -5,6 +5,7 @@
 //! ever lets a start happen early.
 
 use crate::error::{Error, Result};
+use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicU64, Ordering::*};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -182,9 +183,12 @@ pub(crate) fn monotonic_ns() -> u64 {
 
 #[inline(always)]
 fn clock_ns(id: libc::clockid_t) -> u64 {
-    let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `t` is a valid place for the answer, and these clocks exist on every supported system.
-    unsafe { libc::clock_gettime(id, &mut t) };
+    let mut t = MaybeUninit::<libc::timespec>::uninit();
+    // SAFETY: `t` is a place for the answer, and these clocks exist on every supported system, so it is written.
+    let t = unsafe {
+        libc::clock_gettime(id, t.as_mut_ptr());
+        t.assume_init()
+    };
     t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
 }
 

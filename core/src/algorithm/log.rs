@@ -272,6 +272,13 @@ static UNTOUCHED: [AtomicU64; 16] = [const { AtomicU64::new(0) }; 16];
 #[cfg(not(model))]
 static NOTHING: AtomicU64 = AtomicU64::new(0);
 
+/// Every claim before `to` was seen filled. If `from` is not the counter any more, it is further on.
+#[inline(always)]
+fn move_head(counter: &AtomicU64, from: u64, to: u64) {
+    let _ = counter.compare_exchange(from, to, AcqRel, Relaxed);
+    fault::point("log-moved");
+}
+
 /// The slots of a log. (It is passed in registers, also to what is rarely called.)
 #[derive(Clone, Copy)]
 struct Ring<'a>(&'a [AtomicU64]);
@@ -331,6 +338,35 @@ impl<'a> Ring<'a> {
         true
     }
 
+    /// Finds the first unclaimed ticket, whatever is in the way.
+    #[inline(never)]
+    fn follow(self, counter: &AtomicU64) -> Tail {
+        'again: loop {
+            let head = counter.load(Acquire);
+            let mut ticket = head;
+            loop {
+                let word = self.slot(ticket).load(Acquire);
+                if !self.is_claimed(ticket, word) {
+                    if counter.load(Relaxed) != head && !fault::planted("stale lap") {
+                        continue 'again;
+                    }
+                    return Tail { head, ticket, was: word };
+                }
+                if word & ANY_WEIGHT == 0 {
+                    ticket = ticket.wrapping_add(1);
+                } else if fault::planted("no help") || self.fill(ticket, word) {
+                    ticket = ticket.wrapping_add(self.slots_of(word));
+                } else {
+                    continue 'again;
+                }
+                if ticket.wrapping_sub(head) >= LAG {
+                    move_head(counter, head, ticket);
+                    continue 'again;
+                }
+            }
+        }
+    }
+
     /// Is any slot of so many tickets a place's that may still start?
     #[cold]
     #[inline(never)]
@@ -383,11 +419,6 @@ impl<'a> Log<'a> {
     }
 
     #[inline(always)]
-    fn slots_of(&self, word: u64) -> u64 {
-        self.ring().slots_of(word)
-    }
-
-    #[inline(always)]
     fn is_claimed(&self, ticket: u64, word: u64) -> bool {
         self.ring().is_claimed(ticket, word)
     }
@@ -405,32 +436,26 @@ impl<'a> Log<'a> {
     /// Finds the first unclaimed ticket.
     #[inline(always)]
     fn find_tail(&self) -> Tail {
-        'again: loop {
-            let head = self.head.load(Acquire);
-            let mut ticket = head;
-            loop {
-                let word = self.slot(ticket).load(Acquire);
-                if !self.is_claimed(ticket, word) {
-                    // Had the counter moved, `word` might be of a later lap.
-                    if self.head.load(Relaxed) != head && !fault::planted("stale lap") {
-                        continue 'again;
-                    }
-                    return Tail { head, ticket, was: word };
-                }
-                // (Most weigh 1.)
-                if word & ANY_WEIGHT == 0 {
-                    ticket = ticket.wrapping_add(1);
-                } else if fault::planted("no help") || self.ring().fill(ticket, word) {
-                    ticket = ticket.wrapping_add(self.slots_of(word));
-                } else {
-                    continue 'again;
-                }
-                if ticket.wrapping_sub(head) >= LAG {
-                    self.move_head(head, ticket);
-                    continue 'again;
-                }
+        let head = self.head.load(Acquire);
+        let mask = self.ring.len() as u64 - 1;
+        // Most weigh 1, and the counter is near and in the same lap. What is to be seen of such a claim:
+        let claimed = self.ring().lap(head) << LAP;
+        let end = head.wrapping_add(LAG).min((head | mask).wrapping_add(1));
+        let mut ticket = head;
+        while ticket != end {
+            let word = self.slot(ticket).load(Acquire);
+            let differs = word ^ claimed;
+            if differs & (1 << LAP | ANY_WEIGHT) == 0 {
+                ticket = ticket.wrapping_add(1);
+                continue;
             }
+            // Had the counter moved, `word` might be of a later lap.
+            if differs & 1 << LAP != 0 && (self.head.load(Relaxed) == head || fault::planted("stale lap")) {
+                return Tail { head, ticket, was: word };
+            }
+            break;
         }
+        self.ring().follow(self.head)
     }
 
     /// The same, unless the log is sealed.
@@ -440,30 +465,24 @@ impl<'a> Log<'a> {
         if tail.was & SEAL == 0 { Ok(tail) } else { Err(Sealed) }
     }
 
-    /// Every claim before `to` was seen filled. If `from` is not the counter any more, it is further on.
-    #[inline(always)]
-    fn move_head(&self, from: u64, to: u64) {
-        let _ = self.head.compare_exchange(from, to, AcqRel, Relaxed);
-        fault::point("log-moved");
-    }
-
     /// When the ticket before `h` counts from.
     #[inline(always)]
-    fn newest(&self, h: u64, cleared: u64) -> Tick {
-        self.counted_from(h.wrapping_sub(1), cleared).unwrap_or(0)
+    fn newest(&self, h: u64) -> Tick {
+        // If it was cleared it is the ticket that was burnt, whose stamp is older than this life.
+        self.stamp(self.slot(h.wrapping_sub(1)).load(Acquire)).max(self.born)
     }
 
     /// The earliest moment at which tickets `h .. h + weight` may start.
     #[inline(always)]
     fn ready(&self, h: u64, cleared: u64, ask: &Ask) -> Tick {
-        let mut ready = ask.gate;
-        for window in ask.windows {
-            let before = h.wrapping_add(ask.weight - 1).wrapping_sub(window.limit);
-            if let Some(from) = self.counted_from(before, cleared) {
-                ready = ready.max(from.saturating_add(window.length));
-            }
-        }
-        ready
+        let last = h.wrapping_add(ask.weight - 1);
+        let by = |ready: Tick, window: &Window| match self.counted_from(last.wrapping_sub(window.limit), cleared) {
+            Some(from) => ready.max(from.wrapping_add(window.length)),
+            None => ready,
+        };
+        // (Most have one window.)
+        let [first, others @ ..] = ask.windows else { return ask.gate };
+        others.iter().fold(by(ask.gate, first), by)
     }
 
     /// Would tickets from `h` on take the slots of places that may still start? They were taken before.
@@ -539,7 +558,7 @@ impl<'a> Log<'a> {
         }
         // At most by a window, less a microsecond: see the head of this file. What is before this in the ring may be a
         // later lap's, whose stamps are no earlier than the place's.
-        let before = self.newest(ticket, self.cleared.load(Acquire));
+        let before = self.newest(ticket);
         let stamp = now.ceil.max(before).max((place.stamp + 1).saturating_sub(longest)).min(place.stamp);
         let field = stamp.wrapping_sub(self.base);
         if field < word >> STAMP && !fault::planted("forgotten peak") {
@@ -744,58 +763,80 @@ impl<'a> Log<'a> {
         put(self.head, next);
         Some(base)
     }
+
+    /// Denies what was asked of ticket `h`, if its slot still holds what was read.
+    #[inline(always)]
+    fn deny(&self, h: u64, was: u64, now: Now, ready: Tick) -> Option<Result<Answer, Sealed>> {
+        let is_proven = self.slot(h).load(Acquire) == was || fault::planted("unproven denial");
+        is_proven.then(|| self.is_alive().map(|()| Answer { now, ready, taken: None }))
+    }
+
+    /// Decides, if nobody is faster: see [`Algorithm::decide`].
+    #[inline(always)]
+    pub fn try_decide<const LOOK: bool>(
+        &self,
+        ask: &Ask,
+        clock: impl Fn() -> Now,
+        view: &mut View,
+    ) -> Option<Result<Answer, Sealed>> {
+        let Tail { head, ticket: h, was } = self.find_tail();
+        if was & SEAL != 0 {
+            return Some(Err(Sealed));
+        }
+        fault::point("log-read");
+        let cleared = self.cleared.load(Acquire);
+        let newest = self.newest(h);
+        let ready = self.ready(h, cleared, ask);
+        // After the slots, so that no stamp that was read is later than this.
+        let now = clock();
+        fault::point("log-clock");
+        if LOOK {
+            *view = self.view_at(h, ask, now);
+        }
+        let must_wait = ready > now.floor && !ask.force;
+        if must_wait && ready - now.floor > ask.patience {
+            return self.deny(h, was, now, ready);
+        }
+        let is_place = must_wait || ask.reserve;
+        let stamp = if is_place { ready.max(now.ceil).saturating_add(ask.grace) } else { now.ceil }.max(newest);
+        // No slot ever holds the same word twice.
+        let last = if ask.weight == 1 { was } else { self.slot(h.wrapping_add(ask.weight - 1)).load(Acquire) };
+        let next = if fault::planted("same again") { 0 } else { (last >> STAMP) + 1 };
+        let field = stamp.wrapping_sub(self.base).max(next);
+        if field > LAST {
+            return if self.is_used_up(now) { Some(Err(Sealed)) } else { self.deny(h, was, now, ready) };
+        }
+        if is_place && self.has_places(h, ask, now) {
+            return self.deny(h, was, now, ready);
+        }
+        if self.is_alive().is_err() {
+            return Some(Err(Sealed));
+        }
+        let stamp = field.wrapping_add(self.base);
+        let word = self.word(h, field, if is_place { PLACE } else { STARTED }, ask.weight);
+        self.slot(h).compare_exchange(was, word, AcqRel, Relaxed).ok()?;
+        fault::point("log-claimed");
+        let filled = ask.weight == 1 || fault::planted("counter before slots") || self.ring().fill(h, word);
+        let end = h.wrapping_add(ask.weight);
+        if filled && end.wrapping_sub(head) >= LAG {
+            move_head(self.head, head, end);
+        }
+        if LOOK {
+            view.remaining = view.remaining.saturating_sub(ask.weight);
+            let longest = ask.windows.iter().map(|w| w.length).max().unwrap_or(0);
+            view.empty = view.empty.max(stamp.saturating_add(longest));
+        }
+        let taken = Some(Taken { ticket: h, end, stamp, ahead: 0, is_place });
+        Some(Ok(Answer { now, ready, taken }))
+    }
 }
 
 impl Algorithm for Log<'_> {
     #[inline(always)]
     fn decide<const LOOK: bool>(&self, ask: &Ask, clock: impl Fn() -> Now, view: &mut View) -> Result<Answer, Sealed> {
         loop {
-            let Tail { head, ticket: h, was } = self.tail()?;
-            fault::point("log-read");
-            let cleared = self.cleared.load(Acquire);
-            let newest = self.newest(h, cleared);
-            let ready = self.ready(h, cleared, ask);
-            // After the slots, so that no stamp that was read is later than this.
-            let now = clock();
-            fault::point("log-clock");
-            if LOOK {
-                *view = self.view_at(h, ask, now);
-            }
-            let must_wait = ready > now.floor && !ask.force;
-            let is_place = must_wait || ask.reserve;
-            let stamp = if is_place { ready.max(now.ceil).saturating_add(ask.grace) } else { now.ceil }.max(newest);
-            // No slot ever holds the same word twice.
-            let last = if ask.weight == 1 { was } else { self.slot(h.wrapping_add(ask.weight - 1)).load(Acquire) };
-            let next = if fault::planted("same again") { 0 } else { (last >> STAMP) + 1 };
-            let field = stamp.wrapping_sub(self.base).max(next);
-            let is_crowded = is_place && self.has_places(h, ask, now);
-            if field > LAST && self.is_used_up(now) {
-                return Err(Sealed);
-            }
-            if must_wait && ready - now.floor > ask.patience || is_crowded || field > LAST {
-                if self.slot(h).load(Acquire) == was || fault::planted("unproven denial") {
-                    self.is_alive()?;
-                    return Ok(Answer { now, ready, taken: None });
-                }
-                continue;
-            }
-            self.is_alive()?;
-            let stamp = field.wrapping_add(self.base);
-            let word = self.word(h, field, if is_place { PLACE } else { STARTED }, ask.weight);
-            if self.slot(h).compare_exchange(was, word, AcqRel, Relaxed).is_ok() {
-                fault::point("log-claimed");
-                let filled = ask.weight == 1 || fault::planted("counter before slots") || self.ring().fill(h, word);
-                let end = h.wrapping_add(ask.weight);
-                if filled && end.wrapping_sub(head) >= LAG {
-                    self.move_head(head, end);
-                }
-                if LOOK {
-                    view.remaining = view.remaining.saturating_sub(ask.weight);
-                    let longest = ask.windows.iter().map(|w| w.length).max().unwrap_or(0);
-                    view.empty = view.empty.max(stamp.saturating_add(longest));
-                }
-                let taken = Some(Taken { ticket: h, end, stamp, ahead: 0, is_place });
-                return Ok(Answer { now, ready, taken });
+            if let Some(answer) = self.try_decide::<LOOK>(ask, &clock, view) {
+                return answer;
             }
         }
     }

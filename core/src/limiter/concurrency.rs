@@ -92,20 +92,20 @@ impl ConcurrencyLimiter {
     }
 
     fn permit(&self, found: &Key, lease: Lease) -> RawPermit {
-        let owner = LeasePermit::owner(found.member, found.home.instance);
+        let owner = LeasePermit::owner(found.member(), found.home().instance);
         self.raw(LeasePermit { owner, index: lease.index, fence: lease.fence, key: found.hash.0 })
     }
 
     /// Takes units, after giving back those of the dead and of leases that are over, if there is no room without.
     fn take(&self, found: &Key, leases: &Leases, weight: u64) -> Result<Option<Lease>, Blocked> {
         policy::check_weight(self.limit.name(), weight, found.table.capacity)?;
-        let now = found.home.clock.now();
-        self.limit.look_after(found.home, now.floor)?;
+        let now = found.home().clock.now();
+        self.limit.look_after(found.home(), now.floor)?;
         if found.gate > now.floor {
             return Ok(None);
         }
-        let (max, me) = (found.table.capacity, found.member);
-        let deadline = Self::deadline(found.home, found.table);
+        let (max, me) = (found.table.capacity, found.member());
+        let deadline = Self::deadline(found.home(), found.table);
         loop {
             if let Some(lease) = leases.take(weight, max, me, deadline)? {
                 return Ok(Some(lease));
@@ -118,14 +118,14 @@ impl ConcurrencyLimiter {
 
     /// Gives back the units of the dead and of leases that are over; how many there were.
     fn reclaim(&self, found: &Key, leases: &Leases) -> Result<u64, Blocked> {
-        let me = found.member;
+        let me = found.member();
         // To ask about others costs system calls.
         let others = me != 0 && leases.holds_of_others(me);
         if !others && leases.earliest_deadline()?.is_none() {
             return Ok(0);
         }
-        let now = found.home.clock.now().floor;
-        let units = leases.reclaim(now, |member| others && member != me && found.home.is_dead(member))?;
+        let now = found.home().clock.now().floor;
+        let units = leases.reclaim(now, |member| others && member != me && found.home().is_dead(member))?;
         if units > 0 {
             Self::ring(leases);
         }
@@ -134,7 +134,7 @@ impl ConcurrencyLimiter {
 
     /// Gives back what leases hold that are over, before somebody is told what remains.
     fn expire(found: &Key, leases: &Leases) -> Result<(), Blocked> {
-        let now = found.home.clock.now().floor;
+        let now = found.home().clock.now().floor;
         let ends = !matches!(found.table.policy.0, Shape::Concurrency { lease: NEVER, .. });
         if ends && leases.earliest_deadline()?.is_some_and(|deadline| deadline <= now) {
             leases.reclaim(now, |_| false)?;
@@ -145,7 +145,7 @@ impl ConcurrencyLimiter {
 
     /// When it might be worth to look again after a denial: exactly, if that is known.
     fn retry_after(found: &Key, leases: &Leases) -> Result<Duration, Blocked> {
-        let now = found.home.clock.now().floor;
+        let now = found.home().clock.now().floor;
         Ok(match leases.earliest_deadline()? {
             _ if found.gate > now => from_ticks(found.gate - now),
             Some(deadline) => from_ticks(deadline.saturating_sub(now)),
@@ -161,7 +161,7 @@ impl ConcurrencyLimiter {
     }
 
     fn with_leases<R>(&self, key: &str, f: impl Fn(&Key, &Leases) -> Result<R, Blocked>) -> Result<R> {
-        self.limit.with_key(key, |found| f(found, &found.home.leases(found.table, found.key)))
+        self.limit.with_key(key, |found| f(found, &found.home().leases(found.table, found.key)))
     }
 
     /// The same with the lease of a permit, if it is this process's and the lane is the one that it was given in.
@@ -177,7 +177,7 @@ impl ConcurrencyLimiter {
             return Ok(None);
         }
         let lease = Lease { index, fence };
-        self.limit.with_known(Hash(key), |found| f(found, &found.home.leases(found.table, found.key), lease))
+        self.limit.with_known(Hash(key), |found| f(found, &found.home().leases(found.table, found.key), lease))
     }
 
     fn decision(&self, found: &Table, gate: Tick, now: Tick, live: u64, retry_after: Option<Duration>) -> Decision {
@@ -251,10 +251,10 @@ impl Limiter for ConcurrencyLimiter {
         let renewed = || {
             self.with_lease(permit, |found, leases, lease| {
                 // One that is over is not revived, whether anybody has noticed or not.
-                if !matches!(Self::deadline(found.home, found.table), NEVER) {
-                    leases.reclaim(found.home.clock.now().floor, |_| false)?;
+                if !matches!(Self::deadline(found.home(), found.table), NEVER) {
+                    leases.reclaim(found.home().clock.now().floor, |_| false)?;
                 }
-                Ok(leases.renew(lease, Self::deadline(found.home, found.table))?)
+                Ok(leases.renew(lease, Self::deadline(found.home(), found.table))?)
             })
         };
         match self.limit.or_instead(renewed, Some)? {
@@ -310,7 +310,7 @@ impl Inner for ConcurrencyLimiter {
                 Self::expire(found, leases)?;
                 let lease = self.take(found, leases, weight)?;
                 let retry_after = if lease.is_some() { None } else { Some(Self::retry_after(found, leases)?) };
-                let now = found.home.clock.now().floor;
+                let now = found.home().clock.now().floor;
                 let permit = lease.map(|lease| self.permit(found, lease));
                 found.decided(if permit.is_some() { ADMITTED } else { DENIED }, weight);
                 let mut decision = self.decision(found.table, found.gate, now, leases.live()?, retry_after);
@@ -323,28 +323,23 @@ impl Inner for ConcurrencyLimiter {
 
     fn quiet_peek(&self, key: &str, weight: u64) -> Result<Decision> {
         let answer = || {
-            self.limit.look(key, |home, table, at, gate| {
+            self.limit.look(key, |home, table, found, gate| {
                 let max = table.capacity;
                 policy::check_weight(self.name(), weight, max)?;
                 let now = home.clock.now().floor;
-                let Some(key) = at else {
+                let Some(found) = found else {
                     let closed = (gate > now).then(|| from_ticks(gate - now));
                     return Ok(self.decision(table, gate, now, 0, closed));
                 };
-                let (counts, (_, member)) = (self.limit.counts()?, self.limit.membership()?);
-                let hash = home.hash_at(key.at);
-                let (leases, found) = (
-                    home.leases(table, key),
-                    Key { home, table, key, block: home.block(table, key.at), hash, gate, member, counts },
-                );
-                Self::expire(&found, &leases)?;
+                let leases = home.leases(table, found.key);
+                Self::expire(found, &leases)?;
                 let mut live = leases.live()?;
                 if live + weight > max {
-                    self.reclaim(&found, &leases)?;
+                    self.reclaim(found, &leases)?;
                     live = leases.live()?;
                 }
                 let is_denied = gate > now || live + weight > max;
-                let retry_after = if is_denied { Some(Self::retry_after(&found, &leases)?) } else { None };
+                let retry_after = if is_denied { Some(Self::retry_after(found, &leases)?) } else { None };
                 Ok(self.decision(table, gate, now, live, retry_after))
             })
         };
@@ -353,7 +348,7 @@ impl Inner for ConcurrencyLimiter {
 
     fn quiet_record_start(&self, key: &str) -> Result<()> {
         let started = || {
-            self.with_leases(key, |found, leases| match leases.start(found.member)? {
+            self.with_leases(key, |found, leases| match leases.start(found.member())? {
                 Some(_) => {
                     found.decided(ADMITTED, 1);
                     Ok(())
@@ -367,7 +362,7 @@ impl Inner for ConcurrencyLimiter {
     fn quiet_record_end(&self, key: &str) -> Result<()> {
         let ended = || {
             self.with_leases(key, |found, leases| {
-                if leases.complete(found.member)? {
+                if leases.complete(found.member())? {
                     Self::ring(leases);
                 }
                 Ok(())
@@ -390,7 +385,7 @@ impl Inner for ConcurrencyLimiter {
                     return Ok(Claim::Started(self.permit(found, lease)));
                 }
                 // A gate opens when it says, whoever completes.
-                let is_certain = found.gate > found.home.clock.now().floor;
+                let is_certain = found.gate > found.home().clock.now().floor;
                 Ok(Claim::Denied { after: Self::retry_after(found, leases)?, is_certain })
             })
         };

@@ -39,12 +39,7 @@ pub trait Limiter: Places + Scheduler {
     /// error.
     #[inline]
     fn attempt(&self, key: &str, weight: u64) -> Result<Attempt> {
-        if !self.is_heard() {
-            return self.quiet_attempt(key, weight);
-        }
-        // Who listens wants to know who said no, too.
-        let Decision { permit, retry_after, .. } = self.decide(key, weight)?;
-        Ok(permit.map_or(Attempt::Denied(retry_after), Attempt::Admitted))
+        if self.is_heard() { attempt_heard(self, key, weight) } else { self.quiet_attempt(key, weight) }
     }
 
     /// The same, answering with the whole decision.
@@ -184,4 +179,12 @@ pub trait Limiter: Places + Scheduler {
     fn off(&self, hook: HookId) {
         self.base().hooks.remove(hook);
     }
+}
+
+/// Who listens wants to know who said no, too.
+#[cold]
+#[inline(never)]
+fn attempt_heard<L: Limiter + ?Sized>(limiter: &L, key: &str, weight: u64) -> Result<Attempt> {
+    let Decision { permit, retry_after, .. } = limiter.decide(key, weight)?;
+    Ok(permit.map_or(Attempt::Denied(retry_after), Attempt::Admitted))
 }

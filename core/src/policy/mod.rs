@@ -68,7 +68,8 @@ impl Windows {
 
     #[inline(always)]
     pub(crate) fn as_slice(&self) -> &[Window] {
-        &self.all[..self.count]
+        // SAFETY: `and` has written so many.
+        unsafe { self.all.get_unchecked(..self.count) }
     }
 
     /// The largest number of units that must be told apart.

@@ -201,6 +201,16 @@ impl Arena {
         self.words(at, N as u64).first_chunk().expect("so many were asked for")
     }
 
+    /// The same of words that were there once.
+    ///
+    /// # Safety
+    /// This arena has answered so many words at this place before.
+    #[inline(always)]
+    pub unsafe fn array_unchecked<const N: usize>(&self, at: u64) -> &[AtomicU64; N] {
+        // SAFETY: what was usable stays so, in each view that is at `base` from then on.
+        unsafe { &*self.base.load(Acquire).cast::<AtomicU64>().add(at as usize).cast() }
+    }
+
     #[inline(always)]
     pub fn words(&self, at: u64, count: u64) -> &[AtomicU64] {
         loop {

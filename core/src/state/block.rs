@@ -38,12 +38,6 @@ impl Home {
         hash_in(self.head(key))
     }
 
-    /// Nobody starts on this key before this: the later of its own gate and of the one that binds all keys.
-    #[inline(always)]
-    pub fn gate(&self, limit: u64, head: &Head) -> Tick {
-        self.limit_gate(limit).load(Acquire).max(gate_in(head))
-    }
-
     /// The gate of one key.
     #[inline(always)]
     pub fn key_gate(&self, key: u64) -> &AtomicU64 {
@@ -113,10 +107,11 @@ impl Home {
         words.split_first_chunk().unwrap_or_else(|| nonsense(format_args!("no ring at {at}")))
     }
 
-    /// The same without unwinding, as far as this process knows already that the store reaches.
+    /// The head of a block that is there with its ring; without unwinding, as far as this process knows already that the store
+    /// reaches.
     #[inline(always)]
-    pub fn try_block(&self, table: &Table, at: u64) -> Option<Block<'_>> {
-        self.arena.get(at, key_word::RING + table.ring)?.split_first_chunk()
+    pub fn try_head(&self, table: &Table, at: u64) -> Option<&Head> {
+        self.arena.get(at, key_word::RING + table.ring)?.first_chunk()
     }
 
     /// The cells of a key, whatever its algorithm.
@@ -156,9 +151,22 @@ impl Home {
         }
     }
 
-    /// The same on a key of a table that [decides at once](Table::decides_at_once). It does not unwind.
+    /// The same on a log, if nobody is faster. It does not unwind.
     #[inline(always)]
-    pub fn decide_at_once<const LOOK: bool>(
+    pub fn try_log<const LOOK: bool>(
+        &self,
+        table: &Table,
+        block: Block<'_>,
+        number: u64,
+        ask: &Ask,
+        view: &mut View,
+    ) -> Option<Result<Answer, Sealed>> {
+        self.log(table, block, number, &[]).try_decide::<LOOK>(ask, || self.clock.now(), view)
+    }
+
+    /// The same on a bucket, however often. It does not unwind either.
+    #[inline(always)]
+    pub fn decide_in_bucket<const LOOK: bool>(
         &self,
         table: &Table,
         block: Block<'_>,
@@ -166,13 +174,11 @@ impl Home {
         ask: &Ask,
         view: &mut View,
     ) -> Result<Answer, Sealed> {
-        match &table.policy.0 {
-            Shape::Bucket(bucket) => self.decide_in_bucket::<LOOK>((table, bucket), block, number, ask, view),
-            _ => self.log(table, block, number, &[]).decide::<LOOK>(ask, || self.clock.now(), view),
-        }
+        let Shape::Bucket(bucket) = &table.policy.0 else { return Err(Sealed) };
+        meter(table, block, number, bucket).decide::<LOOK>(ask, || self.clock.now(), view)
     }
 
-    /// What a key of such a table holds. It does not unwind either.
+    /// What a key of a log or a bucket holds. It does not unwind either.
     #[inline(always)]
     pub fn view_at_once(&self, table: &Table, block: Block<'_>, number: u64, ask: &Ask) -> Result<View, Sealed> {
         let clock = || self.clock.now();
@@ -180,19 +186,6 @@ impl Home {
             Shape::Bucket(bucket) => meter(table, block, number, bucket).view(ask, clock),
             _ => self.log(table, block, number, &[]).view(ask, clock),
         }
-    }
-
-    /// (A function of its own, which leaves the log's decision its registers.)
-    #[inline(never)]
-    fn decide_in_bucket<const LOOK: bool>(
-        &self,
-        (table, bucket): (&Table, &Bucket),
-        block: Block<'_>,
-        number: u64,
-        ask: &Ask,
-        view: &mut View,
-    ) -> Result<Answer, Sealed> {
-        meter(table, block, number, bucket).decide::<LOOK>(ask, || self.clock.now(), view)
     }
 
     /// Under which tickets the starts are known that a log took over. (A decision does not ask.)

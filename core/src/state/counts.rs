@@ -133,6 +133,11 @@ impl Counts {
         }
     }
 
+    /// Is that the hash of the key ""?
+    pub fn is_of_no_key(&self, hash: Hash) -> bool {
+        hash == self.no_key
+    }
+
     /// Counts a start or a denial, of so many units.
     #[inline(always)]
     pub fn decided(&self, key: Option<Hash>, what: usize, weight: u64) {
@@ -149,7 +154,6 @@ impl Counts {
             self.change();
         }
         if let Some(hash) = key
-            && hash != self.no_key
             && let Some(entry) = self.entry(hash)
         {
             entry.0[3 + what].fetch_add(n, Relaxed);
@@ -337,11 +341,11 @@ impl Key<'_> {
     /// Counts a start or a denial, of so many units.
     #[inline(always)]
     pub fn decided(&self, what: usize, weight: u64) {
-        self.counts.decided(Some(self.hash), what, weight);
+        self.counts().decided((!self.is_empty).then_some(self.hash), what, weight);
     }
 
     pub fn add(&self, what: usize, n: u64) {
-        self.counts.add(Some(self.hash), what, n);
+        self.counts().add((!self.is_empty).then_some(self.hash), what, n);
     }
 }
 

@@ -8,7 +8,7 @@
 //! structure lock (segments that are full, idle keys) is in `room.rs`.
 
 use super::arena::MOST_BYTES;
-use super::block::{Block, hash_in, table_in};
+use super::block::{Head, hash_in, table_in};
 use super::damage::nonsense;
 use super::layout::{index_word, key_word, table_word};
 use super::table::{Blocked, Hash, Home, Table, key_words};
@@ -101,14 +101,14 @@ impl Home {
         if is_its && life != CLOSED { Ok(KeyAt { at, life, table: table.at }) } else { Err(Blocked::Moved) }
     }
 
-    /// The empty key and its block, as `word` in its table says where it is, if they are there; without unwinding.
+    /// The empty key and the head of its block, as `word` in its table says where it is, if they are there; without unwinding.
     #[inline(always)]
-    pub fn glance_at(&self, table: &Table, word: &AtomicU64) -> Option<(KeyAt, Block<'_>)> {
+    pub fn glance_at(&self, table: &Table, word: &AtomicU64) -> Option<(KeyAt, &Head)> {
         let at = word.load(Acquire);
-        let block = self.try_block(table, at)?;
-        let life = block.0[key_word::LIFE as usize].load(Acquire);
-        let is_its = word.load(Acquire) == at && table_in(block.0) == table.at;
-        (is_its && life != CLOSED).then_some((KeyAt { at, life, table: table.at }, block))
+        let head = self.try_head(table, at)?;
+        let life = head[key_word::LIFE as usize].load(Acquire);
+        let is_its = word.load(Acquire) == at && table_in(head) == table.at;
+        (is_its && life != CLOSED).then_some((KeyAt { at, life, table: table.at }, head))
     }
 
     /// Looks a key up without adding it. `None`: it was never used.
@@ -176,10 +176,10 @@ impl Home {
         }
     }
 
-    /// A key and its block, if it is found at once, as most are; without unwinding. (Where it looks may be another segment by now;
+    /// A key and the head of its block, if it is found at once, as most are; without unwinding. (Where it looks may be another segment by now;
     /// a block that says that it is this key's is, whatever led there.)
     #[inline(always)]
-    pub fn glance(&self, table: &Table, hash: Hash) -> Option<(KeyAt, Block<'_>)> {
+    pub fn glance(&self, table: &Table, hash: Hash) -> Option<(KeyAt, &Head)> {
         let word = |at: u64| self.arena.get(at, 1).map(|words| words[0].load(Acquire));
         let root = Root(word(table.at + table_word::INDEX)?);
         if root.0 == 0 {
@@ -197,10 +197,10 @@ impl Home {
             let at = block(entry)?;
             if entry >> index_word::TAG == tag(hash) {
                 // The life first: as in `probe`.
-                let block = self.try_block(table, at)?;
-                let life = block.0[key_word::LIFE as usize].load(Acquire);
-                let is_its = hash_in(block.0) == hash && table_in(block.0) == table.at;
-                return (is_its && life != CLOSED).then_some((KeyAt { at, life, table: table.at }, block));
+                let head = self.try_head(table, at)?;
+                let life = head[key_word::LIFE as usize].load(Acquire);
+                let is_its = hash_in(head) == hash && table_in(head) == table.at;
+                return (is_its && life != CLOSED).then_some((KeyAt { at, life, table: table.at }, head));
             }
         }
         None

@@ -16,7 +16,7 @@ use super::database::Identity;
 use super::files::{self, FileId, id_of};
 use super::layout::{HASH_KEY, NEXT_MEMBER};
 use super::os;
-use super::table::Home;
+use super::table::{Home, NEVER};
 use crate::atomic::*;
 use crate::error::{Error, Result};
 use crate::fork;
@@ -278,7 +278,14 @@ impl LockedLane {
         os::allocate(&self.file, 0, allocated * 8).map_err(|e| self.failed(e))?;
         let arena = Arena::in_file(&self.reopen()?, allocated)?;
         let clock = Clock::new(word(header::CLOCK_BASE), manual.cloned());
-        let home = Home { arena, clock, instance: word(header::INSTANCE), watch: None };
+        let home = Home {
+            arena,
+            clock,
+            instance: word(header::INSTANCE),
+            commits: false,
+            next_look: AtomicU64::new(NEVER),
+            watch: None,
+        };
         home.set(header::DATABASE, *id);
         let found = if is_ahead { Found::Ahead } else { Found::Current };
         Ok(Some((self.watched(home, store, path)?, found)))
@@ -328,7 +335,7 @@ impl LockedLane {
         let base = Clock::fresh_base(manual);
         let [instance] = os::random::<1>().map_err(|e| Error::store(doing(), e))?;
         let clock = Clock::new(base, manual.cloned());
-        let home = Home { arena, clock, instance, watch: None };
+        let home = Home { arena, clock, instance, commits: false, next_look: AtomicU64::new(NEVER), watch: None };
         home.set(header::STORE_ID, identity.id);
         home.set(header::BOOT_ID, self.boot()?.id);
         home.set(header::DATABASE, *id);
@@ -359,12 +366,11 @@ impl LockedLane {
             database: database.to_owned(),
             store_id: store.identity.id,
             file: self.id()?,
-            next: AtomicU64::new(0),
             sequence: AtomicU64::new(sequence(&home)),
             looks: AtomicU64::new(home.arena.word(header::LOOKS).load(Acquire)),
             is_in_doubt: AtomicU64::new(0),
         };
-        Ok(Home { watch: Some(watch), ..home })
+        Ok(Home { next_look: AtomicU64::new(0), watch: Some(watch), ..home })
     }
 
     /// Another open file on the lane. A mapping of the one that is locked would keep its lock.
@@ -407,7 +413,6 @@ pub(crate) struct Watch {
     database: PathBuf,
     store_id: [u64; 2],
     file: FileId,
-    next: AtomicU64,
     /// The largest numbers of the header that this process has seen: they only grow.
     sequence: AtomicU64,
     looks: AtomicU64,
@@ -419,12 +424,6 @@ impl Watch {
     /// Where the lane is.
     pub fn path(&self) -> &Path {
         &self.path
-    }
-
-    /// Has the last look been a second ago?
-    #[inline(always)]
-    pub fn is_due(&self, now: Tick) -> bool {
-        now >= self.next.load(Relaxed)
     }
 
     /// The right to write the ledger of this lane, as long as the file that is answered is open. `None`: another process has
@@ -462,14 +461,14 @@ impl Watch {
         let looks = home.arena.word(header::LOOKS).fetch_add(1, AcqRel) + 1;
         self.looks.fetch_max(looks, AcqRel);
         self.sequence.fetch_max(sequence(home), AcqRel);
-        self.next.store(now + WATCH_EVERY, Relaxed);
+        home.next_look.store(now + WATCH_EVERY, Relaxed);
         true
     }
 
     /// The database is not what it was: the next who has the lock attaches anew.
-    pub fn doubt(&self) {
+    pub fn doubt(&self, home: &Home) {
         self.is_in_doubt.store(1, Release);
-        self.next.store(0, Release);
+        home.next_look.store(0, Release);
     }
 
     /// Is all of the file there that this process uses?

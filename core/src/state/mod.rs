@@ -41,10 +41,10 @@ mod verify_database;
 mod writer;
 
 pub(crate) use declare::{Declared, check_names, part_names, text_of};
-pub(crate) use limit::{Key, Limit, STORE_AGAIN, Stuck, parts, take_units};
+pub(crate) use limit::{Bound, Key, Limit, STORE_AGAIN, Stuck, parts, take_units};
 pub(crate) use os::{random, sleep_on, wake_all};
 pub(crate) use places::is_counted_place;
 pub(crate) use session::Session;
 pub use store::{Durability, OnError, Store, StoreOptions};
-pub(crate) use table::{Blocked, Hash, Home, Table};
+pub(crate) use table::{AtOnce, Blocked, Hash, Home, Table};
 pub use verify::Problem;

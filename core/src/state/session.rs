@@ -4,10 +4,10 @@ use super::counts::Book;
 use super::damage::or_damaged;
 use super::declare::Declared;
 use super::locked::Locked;
-use super::table::Home;
+use super::table::{Home, NEVER};
 use super::url::{self, Address};
 use super::writer::Writer;
-use super::{OnError, StoreOptions, arena, random};
+use super::{Durability, OnError, StoreOptions, arena, random};
 use super::{database, files, lane, os, presence, recovery};
 use crate::atomic::*;
 use crate::error::{Error, Result};
@@ -162,9 +162,12 @@ impl Session {
     }
 
     fn push(&self, home: Home) {
+        let commits = home.is_lane() && self.options.durability == Durability::Commit;
+        let home = Home { commits: commits && !fault::planted("commit later"), ..home };
         let before = self.current.load(Acquire);
         let number = self.opened().map_or(0, |opened| opened.number) + 1;
         self.current.store(Box::into_raw(Box::new(Opened { home, number, before })), Release);
+        fork::invalidate();
     }
 
     pub(super) fn rare(&self) -> MutexGuard<'_, Rare> {
@@ -297,8 +300,14 @@ impl Session {
     fn memory_home(&self) -> Result<Home> {
         let manual = self.options.clock.clone();
         let arena = arena::Arena::on_heap()?;
-        let home =
-            Home { arena, clock: Clock::new(Clock::fresh_base(manual.as_ref()), manual), instance: 0, watch: None };
+        let home = Home {
+            arena,
+            clock: Clock::new(Clock::fresh_base(manual.as_ref()), manual),
+            instance: 0,
+            commits: false,
+            next_look: AtomicU64::new(NEVER),
+            watch: None,
+        };
         home.start(random().map_err(|e| Error::store("asking the system for random numbers", e))?);
         Ok(home)
     }
@@ -419,7 +428,7 @@ impl Session {
         let (home, path) = (self.home(), self.path().expect("a store with a lane has a database"));
         let database = database::Database::reopen(&path, lane::store_id(home))?;
         if lane::sequence(home) > database.sequence.saturating_add(1) {
-            home.watch.iter().for_each(lane::Watch::doubt);
+            home.watch.iter().for_each(|watch| watch.doubt(home));
             let found = "an older copy was put in its place; what it lacks is written to it at the next call".into();
             return Err(Error::Damaged { path, found });
         }

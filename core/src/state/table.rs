@@ -94,6 +94,9 @@ impl From<NoRoom> for Blocked {
     }
 }
 
+/// Nothing is ever due on a heap.
+pub(super) const NEVER: Tick = Tick::MAX;
+
 /// A store's cells and its clock.
 #[derive(Debug)]
 pub(crate) struct Home {
@@ -101,6 +104,10 @@ pub(crate) struct Home {
     pub clock: Clock,
     /// Which making of the lane this is; 0 on the heap.
     pub instance: u64,
+    /// Is every start to be in the ledger before it happens?
+    pub commits: bool,
+    /// When to look after what is due once a second: see [`Limit::look_after`](super::limit::Limit::look_after).
+    pub next_look: AtomicU64,
     /// Looks whether the lane is still there; none on the heap.
     pub watch: Option<super::lane::Watch>,
 }
@@ -113,6 +120,7 @@ pub(crate) struct Table {
     pub born: Tick,
     /// How many units of a key may be missing from the ledger.
     pub budget: u64,
+    pub keeping: Keeping,
     /// What follows from the policy: see [`Policy::capacity`], [`Policy::ring`], [`Policy::jobs`] and [`Policy::windows`].
     pub capacity: u64,
     pub ring: u64,
@@ -120,8 +128,26 @@ pub(crate) struct Table {
     pub windows: Windows,
     /// Are its keys' cells a log?
     pub is_log: bool,
-    /// Are they decided on as they are found, without unwinding: a log or a bucket, with the same policy for all starts?
-    pub decides_at_once: bool,
+    pub at_once: AtOnce,
+}
+
+/// How this process sees to it that the starts of a limit get into the ledger.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Keeping {
+    /// They do not.
+    No,
+    /// Within a second or so.
+    Behind,
+    /// No start happens with more than the [budget](Table::budget) missing, or with anything missing if the store commits.
+    Ahead,
+}
+
+/// Which keys of a limit are decided on as they are found, without unwinding: those of a policy that is the same for all starts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum AtOnce {
+    Nothing,
+    Logs,
+    Buckets,
 }
 
 /// A checksum of a policy's words.
@@ -137,7 +163,7 @@ impl Home {
     /// To be asked after each decision, with its time: is there something to look after?
     #[inline(always)]
     pub fn is_due(&self, now: Tick) -> bool {
-        self.watch.as_ref().is_some_and(|watch| watch.is_due(now))
+        now >= self.next_look.load(Relaxed)
     }
 
     /// Looks whether the lane that decisions were made on is still the one that counts.
@@ -248,12 +274,18 @@ impl Home {
             policy,
             born: word(table_word::BORN),
             budget: self.budget(policy),
+            keeping: self.keeping(policy),
             capacity: policy.capacity(),
             ring: policy.ring(),
             is_adaptive: policy.jobs() > 0,
             windows: *policy.all_windows(),
             is_log: policy.has_origins(),
-            decides_at_once: policy.jobs() == 0 && (policy.has_origins() || policy.is_bucket()),
+            at_once: match () {
+                () if policy.jobs() > 0 => AtOnce::Nothing,
+                () if policy.has_origins() => AtOnce::Logs,
+                () if policy.is_bucket() => AtOnce::Buckets,
+                () => AtOnce::Nothing,
+            },
         }
     }
 
@@ -271,6 +303,15 @@ impl Home {
             ..=SHORTEST_BOOT => UNKEPT,
             window if window <= longest_behind() => BEHIND,
             _ => (policy.capacity() / 20).max(1),
+        }
+    }
+
+    fn keeping(&self, policy: Policy) -> Keeping {
+        match self.budget(policy) {
+            _ if self.commits => Keeping::Ahead,
+            UNKEPT => Keeping::No,
+            BEHIND => Keeping::Behind,
+            _ => Keeping::Ahead,
         }
     }
 

@@ -104,14 +104,17 @@ impl Session {
         (budget, at): (u64, Now),
     ) -> Result<(), Blocked> {
         let patience = MayWait::patience(self.options.timeout)?;
-        let want =
-            Arc::new(Want { instance: key.home.instance, changed: (limit, key.hash), is_done: AtomicBool::new(false) });
+        let want = Arc::new(Want {
+            instance: key.home().instance,
+            changed: (limit, key.hash),
+            is_done: AtomicBool::new(false),
+        });
         // For the writers of other processes, too.
-        key.home.list(limit, key.key.at, key.hash, at.floor);
+        key.home().list(limit, key.key.at, key.hash, at.floor);
         self.writer.wanted.lock().push(want.clone());
         // In another life the marks are others.
         let is_logged = || {
-            want.is_done.load(Acquire) || key.cells().unwritten(taken.end, at) <= budget && key.home.is_alive(key.key)
+            want.is_done.load(Acquire) || key.cells().unwritten(taken.end, at) <= budget && key.home().is_alive(key.key)
         };
         let written = self.follow_or_lead(&want, patience, is_logged);
         self.writer.wanted.lock().retain(|other| !Arc::ptr_eq(other, &want));
@@ -171,7 +174,7 @@ impl Session {
     /// A key has used half of its budget: it is written now if this caller may wait and nobody else is writing.
     #[cold]
     pub fn write_ahead(&self, limit: u64, key: &Key, now: Now) {
-        key.home.list(limit, key.key.at, key.hash, now.floor);
+        key.home().list(limit, key.key.at, key.hash, now.floor);
         if MayWait::here() != MayWait::UntilTimeout {
             self.writer.is_due.store(true, Release);
         } else if !self.rests() {
@@ -453,9 +456,15 @@ impl Session {
     /// The same for a caller that may wait. It may be asking again after it was refused, and would be denied by its own unit.
     #[inline(always)]
     pub fn take_back_first(&self) {
-        if self.has_refused.load(Relaxed) {
+        if self.has_refused() {
             self.wait_to_take_back();
         }
+    }
+
+    /// Is there a start to take back that was refused?
+    #[inline(always)]
+    pub fn has_refused(&self) -> bool {
+        self.has_refused.load(Relaxed)
     }
 
     #[cold]

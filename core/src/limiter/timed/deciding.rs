@@ -3,7 +3,7 @@
 //! Here and in `ending.rs` are the calls whose failures the store's [`OnError`](crate::OnError) has not seen yet.
 
 use super::backoff::Level;
-use super::{Seen, Timed, known};
+use super::{Late, Seen, Timed, known};
 use crate::algorithm::Sealed;
 use crate::algorithm::log::{Answer, Ask, Known, View};
 use crate::atomic::*;
@@ -15,7 +15,7 @@ use crate::limiter::{Attempt, LOOK_AGAIN, Presented, Reserved};
 use crate::permit::{MOST_GRACE, RawPermit, TimedPermit};
 use crate::policy::{self, Shape};
 use crate::state::counts::{ADMITTED, DENIED, WAIT_TIME, WAITED};
-use crate::state::{Blocked, Home, Key, STORE_AGAIN, Stuck, Table, is_counted_place};
+use crate::state::{AtOnce, Blocked, Bound, Home, Key, STORE_AGAIN, Stuck, Table, is_counted_place};
 use crate::time::{self, Tick, from_ticks};
 use crate::waiting::MayWait;
 use std::cell::Cell;
@@ -26,39 +26,57 @@ impl Timed {
     /// answer is written once, where the caller wants it.)
     #[inline(never)]
     pub(super) fn try_attempt(&self, key: &str, weight: u64) -> Result<Attempt> {
-        let instead = |is_admitted| match is_admitted {
-            true => Attempt::Admitted(self.uncounted(weight)),
-            false => Attempt::Denied(STORE_AGAIN),
-        };
-        self.limit.or_instead(|| self.do_attempt(key, weight), instead)
+        match self.limit.is_bound() {
+            Some(bound) if bound.at_once() == AtOnce::Logs => {
+                self.attempt_at_once(bound, key, weight, |found, view| found.try_log::<false>(weight, view))
+            }
+            Some(bound) if bound.at_once() == AtOnce::Buckets => self.attempt_in_bucket(bound, key, weight),
+            _ => self.attempt_later(key, weight, None),
+        }
+    }
+
+    /// Somebody was faster. (Functions of their own leave a first try at a log the registers.)
+    #[inline(never)]
+    fn attempt_again(&self, bound: &Bound, key: &str, weight: u64) -> Result<Attempt> {
+        self.attempt_at_once(bound, key, weight, |found, view| Some(found.by_log::<false>(weight, view)))
+    }
+
+    #[inline(never)]
+    fn attempt_in_bucket(&self, bound: &Bound, key: &str, weight: u64) -> Result<Attempt> {
+        self.attempt_at_once(bound, key, weight, |found, view| Some(found.by_bucket::<false>(weight, view)))
     }
 
     #[inline(always)]
-    fn do_attempt(&self, key: &str, weight: u64) -> Result<Attempt> {
-        policy::check_some(weight)?;
-        self.limit.with_key_at_once(
-            key,
-            |found| self.attempt_on(found, weight, |ask| found.decide_at_once::<false>(ask, &mut View::default())),
-            |stuck| self.attempt_later(key, weight, stuck),
-        )
+    fn attempt_at_once(
+        &self,
+        bound: &Bound,
+        key: &str,
+        weight: u64,
+        decide: impl FnOnce(&Key, &mut View) -> Option<Result<Answer, Sealed>>,
+    ) -> Result<Attempt> {
+        match self.take_at_once(bound, key, weight, |found| decide(found, &mut View::default())) {
+            Ok((found, answer)) => Ok(self.attempted(&found, weight, &answer)),
+            Err(Late::Raced) => self.attempt_again(bound, key, weight),
+            Err(Late::Stuck(stuck)) => self.attempt_later(key, weight, stuck),
+        }
     }
 
     #[inline(never)]
     fn attempt_later(&self, key: &str, weight: u64, stuck: Option<Stuck>) -> Result<Attempt> {
-        self.limit.with_key_later(key, stuck, |found| {
-            self.attempt_on(found, weight, |ask| found.decide::<false>(ask, &mut View::default()))
-        })
+        let instead = |is_admitted| match is_admitted {
+            true => Attempt::Admitted(self.uncounted(weight)),
+            false => Attempt::Denied(STORE_AGAIN),
+        };
+        let attempt = |found: &Key| {
+            let ask = Ask::now(found.table.windows.as_slice(), weight, found.gate);
+            Ok(self.attempted(found, weight, &self.take(found, &ask)?))
+        };
+        self.limit.or_instead(|| self.limit.with_key_later(key, weight, stuck, attempt), instead)
     }
 
     #[inline(always)]
-    fn attempt_on(
-        &self,
-        found: &Key,
-        weight: u64,
-        decide: impl FnOnce(&Ask) -> Result<Answer, Sealed>,
-    ) -> Result<Attempt, Blocked> {
-        let answer = self.take_by(found, &Ask::now(found.table.windows.as_slice(), weight, found.gate), decide)?;
-        Ok(match answer.taken {
+    fn attempted(&self, found: &Key, weight: u64, answer: &Answer) -> Attempt {
+        match answer.taken {
             Some(taken) => {
                 found.decided(ADMITTED, weight);
                 Attempt::Admitted(self.permit(found, taken, weight, 0, 0))
@@ -68,82 +86,99 @@ impl Timed {
                 self.denied(found, answer.now.floor);
                 Attempt::Denied(from_ticks(answer.ready.saturating_sub(answer.now.floor)))
             }
-        })
+        }
     }
 
     /// The same with all that is known then.
     #[inline(never)]
     pub(super) fn try_decide(&self, key: &str, weight: u64) -> Result<Decision> {
-        let instead = |is_admitted: bool| self.limit.undecided(is_admitted.then(|| self.uncounted(weight)));
-        self.limit.or_instead(|| self.do_decide(key, weight), instead)
+        match self.limit.is_bound() {
+            Some(bound) if bound.at_once() == AtOnce::Logs => {
+                self.decide_at_once(bound, key, weight, |found, view| found.try_log::<true>(weight, view))
+            }
+            Some(bound) if bound.at_once() == AtOnce::Buckets => self.decide_in_bucket(bound, key, weight),
+            _ => self.decide_later(key, weight, None),
+        }
+    }
+
+    #[inline(never)]
+    fn decide_again(&self, bound: &Bound, key: &str, weight: u64) -> Result<Decision> {
+        self.decide_at_once(bound, key, weight, |found, view| Some(found.by_log::<true>(weight, view)))
+    }
+
+    #[inline(never)]
+    fn decide_in_bucket(&self, bound: &Bound, key: &str, weight: u64) -> Result<Decision> {
+        self.decide_at_once(bound, key, weight, |found, view| Some(found.by_bucket::<true>(weight, view)))
     }
 
     #[inline(always)]
-    fn do_decide(&self, key: &str, weight: u64) -> Result<Decision> {
-        policy::check_some(weight)?;
-        self.limit.with_key_at_once(
-            key,
-            |found| self.decide_on(found, weight, |ask, view| found.decide_at_once::<true>(ask, view)),
-            |stuck| self.decide_later(key, weight, stuck),
-        )
+    fn decide_at_once(
+        &self,
+        bound: &Bound,
+        key: &str,
+        weight: u64,
+        decide: impl FnOnce(&Key, &mut View) -> Option<Result<Answer, Sealed>>,
+    ) -> Result<Decision> {
+        let mut view = View::default();
+        match self.take_at_once(bound, key, weight, |found| decide(found, &mut view)) {
+            Ok((found, answer)) => Ok(self.decided(&found, weight, &answer, view)),
+            Err(Late::Raced) => self.decide_again(bound, key, weight),
+            Err(Late::Stuck(stuck)) => self.decide_later(key, weight, stuck),
+        }
     }
 
     #[inline(never)]
     fn decide_later(&self, key: &str, weight: u64, stuck: Option<Stuck>) -> Result<Decision> {
-        self.limit.with_key_later(key, stuck, |found| {
-            self.decide_on(found, weight, |ask, view| found.decide::<true>(ask, view))
-        })
+        let instead = |is_admitted: bool| self.limit.undecided(is_admitted.then(|| self.uncounted(weight)));
+        let decide = |found: &Key| {
+            let mut view = View::default();
+            let ask = Ask::now(found.table.windows.as_slice(), weight, found.gate);
+            let answer = self.take_looking::<true>(found, &ask, &mut view)?;
+            if answer.taken.is_some() && found.table.is_adaptive {
+                // The next start is by another distance now. (It was taken: what moves meanwhile is not asked again.)
+                let mut table = *found.table;
+                found.home().adapt(&mut table, found.key.at);
+                let next = Ask::now(table.windows.as_slice(), weight, found.gate);
+                let cells = found.home().cells(&table, found.key);
+                view = cells.view(&next, || answer.now).unwrap_or(view);
+            }
+            Ok(self.decided(found, weight, &answer, view))
+        };
+        self.limit.or_instead(|| self.limit.with_key_later(key, weight, stuck, decide), instead)
     }
 
     #[inline(always)]
-    fn decide_on(
-        &self,
-        found: &Key,
-        weight: u64,
-        decide: impl FnOnce(&Ask, &mut View) -> Result<Answer, Sealed>,
-    ) -> Result<Decision, Blocked> {
-        let mut view = View::default();
-        let ask = Ask::now(found.table.windows.as_slice(), weight, found.gate);
-        let answer = self.take_by(found, &ask, |ask| decide(ask, &mut view))?;
+    fn decided(&self, found: &Key, weight: u64, answer: &Answer, view: View) -> Decision {
         let admitted = answer.taken.is_some();
         found.decided(if admitted { ADMITTED } else { DENIED }, weight);
-        let mut backoff = 0;
-        if !admitted {
-            backoff = Self::spread(found.table, self.denied(found, answer.now.floor));
-        } else if found.table.is_adaptive {
-            // The next start is by another distance now. (It was taken: what moves meanwhile is not asked again.)
-            let mut table = *found.table;
-            found.home.adapt(&mut table, found.key.at);
-            let next = Ask::now(table.windows.as_slice(), weight, found.gate);
-            let cells = found.home.cells(&table, found.key);
-            view = cells.view(&next, || answer.now).unwrap_or(view);
-        }
+        let backoff = if admitted { 0 } else { Self::spread(found.table, self.denied(found, answer.now.floor)) };
         let mut decision = self.decision(&Seen { view, capacity: found.table.capacity, admitted, backoff });
         decision.permit = answer.taken.map(|taken| self.permit(found, taken, weight, 0, 0));
-        Ok(decision)
+        decision
     }
 
     pub(super) fn do_peek(&self, key: &str, weight: u64) -> Result<Decision> {
-        let seen = self.limit.with_key_at_once(
-            key,
-            |found| {
-                let view = |ask: &Ask| found.view_at_once(ask);
-                self.peek_on(found.home, found.table, Some(found.backoff()), (weight, found.gate), view)
-            },
-            |stuck| self.peek_later(key, weight, stuck),
-        )?;
-        Ok(self.decision(&seen))
+        // (Nothing at all may be asked about.)
+        if let Some(found) = self.limit.is_bound().and_then(|bound| bound.find_at_once(key, weight.max(1))) {
+            let view = |ask: &Ask| found.view_at_once(ask);
+            let seen = self.peek_on(found.home(), found.table, Some(found.backoff()), (weight, found.gate), view);
+            if let Ok(seen) = seen {
+                return Ok(self.decision(&seen));
+            }
+        }
+        self.peek_later(key, weight)
     }
 
     /// (Without adding the key.)
     #[inline(never)]
-    fn peek_later(&self, key: &str, weight: u64, stuck: Option<Stuck>) -> Result<Seen> {
-        self.limit.go_on(key, stuck)?;
-        self.limit.look(key, |home, table, key, gate| {
-            let cells = key.map_or_else(|| home.untouched(table), |key| home.cells(table, key));
-            let level = key.map(|key| home.backoff(key.at));
+    fn peek_later(&self, key: &str, weight: u64) -> Result<Decision> {
+        let seen = self.limit.look(key, |home, table, key, gate| {
+            let cells = key.map_or_else(|| home.untouched(table), Key::cells);
+            let level = key.map(Key::backoff);
             self.peek_on(home, table, level, (weight, gate), |ask| cells.view(ask, || home.clock.now()))
-        })
+        })?;
+        self.limit.look_again(key);
+        Ok(self.decision(&seen))
     }
 
     #[inline(always)]
@@ -194,7 +229,7 @@ impl Timed {
                 Some(taken) => {
                     let place = self.permit(found, taken, weight, answer.ready, grace);
                     // Writing it down may have taken a while.
-                    let now = found.home.clock.now().floor;
+                    let now = found.home().clock.now().floor;
                     Claim::Place { place, after: from_ticks(answer.ready.saturating_sub(now)) }
                 }
                 None if after <= patience && policy.has_queue() => Claim::Full { after: from_ticks(after) },
@@ -232,10 +267,10 @@ impl Timed {
 
     /// A place that is not in the log: good for nothing but to be exchanged when its time comes.
     fn later(&self, found: &Key, weight: u64, after: Duration, grace: Option<Tick>) -> RawPermit {
-        let ready = found.home.clock.now().ceil.saturating_add(time::patience_ticks(after));
+        let ready = found.home().clock.now().ceil.saturating_add(time::patience_ticks(after));
         let grace = grace.unwrap_or_else(|| found.table.policy.grace(weight)).min(MOST_GRACE);
         let stamp = ready.saturating_add(grace);
-        let lane = found.home.instance as u16;
+        let lane = found.home().instance as u16;
         self.raw(TimedPermit { weight, ticket: u64::MAX, stamp, ready, key: found.hash.0, grace, lane })
     }
 
@@ -249,7 +284,7 @@ impl Timed {
         let (hash, start) = known(place);
         let era = Cell::new(None);
         let started = self.limit.with_hash(hash, |found| {
-            let now = found.home.clock.now();
+            let now = found.home().clock.now();
             self.limit.confirm(found, now, None, 0)?;
             // A window ends with its last tick, not with the beginning of it.
             let is_aligned = matches!(found.table.policy.0, Shape::Counter { .. });
@@ -263,7 +298,7 @@ impl Timed {
             }
             if is_counted && era.get().is_none() {
                 // Only then it is asked whether it still counts: if so at that moment, it has started.
-                era.set(found.home.close_place(start.ticket, start.stamp));
+                era.set(found.home().close_place(start.ticket, start.stamp));
                 if era.get().is_none() {
                     return Ok(None);
                 }

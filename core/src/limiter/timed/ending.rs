@@ -132,7 +132,7 @@ impl Timed {
     pub(super) fn ended(&self, hash: Hash, began: Tick) -> Result<()> {
         self.limit.with_hash(hash, |found| {
             if let Some(jobs) = found.jobs() {
-                jobs.record(found.home.clock.now().floor.saturating_sub(began));
+                jobs.record(found.home().clock.now().floor.saturating_sub(began));
             }
             Ok(())
         })
@@ -160,7 +160,7 @@ impl Timed {
             if let Some(jobs) = found.jobs() {
                 let mut running = self.running.lock();
                 let starts = running.entry(found.hash).or_default();
-                starts.push_back((found.home.instance, answer.now.ceil));
+                starts.push_back((found.home().instance, answer.now.ceil));
                 // What never ends shall not grow for ever.
                 starts.truncate(jobs.most());
             }

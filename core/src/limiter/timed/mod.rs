@@ -17,7 +17,7 @@ use crate::error::{Error, Result};
 use crate::fork::PerProcess;
 use crate::permit::{Kind, MOST_GRACE, RawPermit, TimedPermit};
 use crate::policy::{self, Policy, Shape};
-use crate::state::{Blocked, Hash, Home, Key, Limit, STORE_AGAIN, Store, Table};
+use crate::state::{Blocked, Bound, Hash, Home, Key, Limit, STORE_AGAIN, Store, Stuck, Table};
 use crate::time::{Tick, from_ticks};
 use backoff::Level;
 use std::collections::{HashMap, VecDeque};
@@ -42,6 +42,14 @@ impl InStore for Timed {
     fn timed(&self) -> &Timed {
         self
     }
+}
+
+/// Why a start was not decided on at once.
+enum Late<'b> {
+    /// Somebody was faster.
+    Raced,
+    /// The key was not found, or is stuck in this.
+    Stuck(Option<Stuck<'b>>),
 }
 
 /// What a decision is made of.
@@ -79,7 +87,7 @@ impl Timed {
             ready,
             key: found.hash.0,
             grace,
-            lane: found.home.instance as u16,
+            lane: found.home().instance as u16,
         })
     }
 
@@ -105,31 +113,54 @@ impl Timed {
         Some((self.limit.home().ok()?, start.ready))
     }
 
-    /// Asks for a start now or later.
+    /// Asks for a start now of a key that is found and decided on at once, as most are.
     #[inline(always)]
-    fn take(&self, found: &Key, ask: &Ask) -> Result<Answer, Blocked> {
-        self.take_by(found, ask, |ask| found.decide::<false>(ask, &mut View::default()))
+    fn take_at_once<'b>(
+        &self,
+        bound: &'b Bound,
+        key: &str,
+        weight: u64,
+        decide: impl FnOnce(&Key) -> Option<Result<Answer, Sealed>>,
+    ) -> Result<(Key<'b>, Answer), Late<'b>> {
+        let Some(found) = bound.find_at_once(key, weight) else { return Err(Late::Stuck(None)) };
+        if !self.limit.may_start_at_once(&found) {
+            return Err(Late::Stuck(None));
+        }
+        let answer = match decide(&found) {
+            Some(Ok(answer)) => answer,
+            Some(Err(Sealed)) => return Err(Late::Stuck(None)),
+            None => return Err(Late::Raced),
+        };
+        if let Err(blocked) = self.limit.confirm(&found, answer.now, answer.taken.as_ref(), weight) {
+            return Err(Late::Stuck(Some(found.stuck(blocked))));
+        }
+        if answer.taken.is_some() {
+            self.reset_backoff(&found);
+        }
+        Ok((found, answer))
     }
 
-    /// The same as `decide` decides.
+    /// Asks for a start now or later.
+    fn take(&self, found: &Key, ask: &Ask) -> Result<Answer, Blocked> {
+        self.take_looking::<false>(found, ask, &mut View::default())
+    }
+
+    /// The same, and where `LOOK` is set it says what is held after it.
     #[inline(always)]
-    fn take_by(
-        &self,
-        found: &Key,
-        ask: &Ask,
-        decide: impl FnOnce(&Ask) -> Result<Answer, Sealed>,
-    ) -> Result<Answer, Blocked> {
+    fn take_looking<const LOOK: bool>(&self, found: &Key, ask: &Ask, view: &mut View) -> Result<Answer, Blocked> {
         policy::check_weight(self.limit.name(), ask.weight, found.table.capacity)?;
         if self.limit.would_wait(found, ask.weight)? {
             return Err(Error::WouldWait.into());
         }
         self.before_asking(found);
         let may_wait = ask.patience > 0 || ask.reserve;
-        if may_wait && found.table.policy.is_counted() && !found.home.has_room_for_places(found.home.clock.now().floor)
+        if may_wait
+            && found.table.policy.is_counted()
+            && !found.home().has_room_for_places(found.home().clock.now().floor)
         {
             return Err(Blocked::Crowded);
         }
-        let mut answer = decide(ask)?;
+        let mut answer = found.decide::<LOOK>(ask, view)?;
         self.limit.confirm(found, answer.now, answer.taken.as_ref(), ask.weight)?;
         if let Some(taken) = &mut answer.taken {
             if taken.is_place {
@@ -148,7 +179,7 @@ impl Timed {
     #[cold]
     fn name_place(&self, found: Key, taken: Taken, weight: u64, now: Tick) -> Result<u64, Blocked> {
         loop {
-            if let Some(number) = found.home.open_place(&taken, now) {
+            if let Some(number) = found.home().open_place(&taken, now) {
                 return Ok(number);
             }
             // It keeps its turn meanwhile: asked again it would come later.
@@ -163,7 +194,7 @@ impl Timed {
     #[inline(always)]
     fn before_asking(&self, found: &Key) {
         if let Some(jobs) = found.jobs()
-            && found.cells().is_idle(found.table.policy.longest(), found.home.clock.now())
+            && found.cells().is_idle(found.table.policy.longest(), found.home().clock.now())
         {
             jobs.forget();
         }
@@ -172,12 +203,17 @@ impl Timed {
     /// The next start is so far from this one as the jobs up to now say; and the backoff begins anew.
     #[inline(always)]
     fn after_taking(&self, found: &Key) {
+        self.reset_backoff(found);
+        if let (Some(jobs), Shape::EvenlySpaced(spacing)) = (found.jobs(), &found.table.policy.0) {
+            jobs.space(spacing.interval);
+        }
+    }
+
+    #[inline(always)]
+    fn reset_backoff(&self, found: &Key) {
         let level = found.backoff();
         if level.load(Relaxed) != 0 {
             level.store(0, Relaxed);
-        }
-        if let (Some(jobs), Shape::EvenlySpaced(spacing)) = (found.jobs(), &found.table.policy.0) {
-            jobs.space(spacing.interval);
         }
     }
 
@@ -193,7 +229,8 @@ impl Timed {
     ) -> Result<Reserved, Blocked> {
         let policy = &found.table.policy;
         let grace = grace.unwrap_or_else(|| policy.grace(weight));
-        let gate = if delay.is_zero() { found.gate } else { found.home.clock.tick_in("delay", delay)?.max(found.gate) };
+        let gate =
+            if delay.is_zero() { found.gate } else { found.home().clock.tick_in("delay", delay)?.max(found.gate) };
         let ask =
             Ask { patience, grace, reserve: true, again, ..Ask::now(found.table.windows.as_slice(), weight, gate) };
         let answer = self.take(found, &ask)?;
@@ -201,7 +238,7 @@ impl Timed {
             Some(taken) => {
                 let place = self.permit(found, taken, weight, answer.ready, grace);
                 // Writing it down may have taken a while.
-                let now = found.home.clock.now().floor;
+                let now = found.home().clock.now().floor;
                 Reserved::Place { place, after: from_ticks(answer.ready.saturating_sub(now)) }
             }
             None => Reserved::Denied(from_ticks(answer.ready.saturating_sub(answer.now.floor))),

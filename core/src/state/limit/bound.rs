@@ -4,11 +4,13 @@ use super::{Key, Limit, STORE_ERRORS};
 use crate::atomic::*;
 use crate::error::{Error, Result};
 use crate::fault;
-use crate::state::block::{Block, gate_in, hash_in};
+use crate::fork;
+use crate::policy;
+use crate::state::block::{Head, gate_in, hash_in};
 use crate::state::counts::Counts;
 use crate::state::index::KeyAt;
 use crate::state::locked::Locked;
-use crate::state::table::{Blocked, Home, Table};
+use crate::state::table::{AtOnce, Blocked, Home, Table};
 use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicPtr;
@@ -16,13 +18,15 @@ use std::sync::atomic::AtomicPtr;
 /// Where a limit was found, and the finding that this one replaced: somebody may still be using it, so they live as long
 /// as their limiter.
 #[derive(Debug)]
-pub(super) struct Bound {
+pub(crate) struct Bound {
     home: *const Home,
     pub(super) limit: u64,
     /// The gate that binds all its keys.
     gate: *const AtomicU64,
     /// What this is good for: see [`Session::epoch`].
     epoch: u64,
+    /// It was still that when [`fork::validity`] was this.
+    seen: AtomicU64,
     /// What the limit lives by. Never null.
     current: AtomicPtr<Decoded>,
     /// Who this process is there, for leases: see [`crate::algorithm::leases`].
@@ -38,12 +42,16 @@ struct Decoded {
     table: Table,
     /// Where the block of the key "" is.
     empty_key: *const AtomicU64,
+    /// Where it was found last; 0: nowhere. And in which life: see [`Bound::empty_at_once`].
+    empty_at: AtomicU64,
+    empty_life: AtomicU64,
     before: *mut Decoded,
 }
 
 impl Decoded {
     fn new(home: &Home, table: Table, before: *mut Decoded) -> *mut Decoded {
-        Box::into_raw(Box::new(Decoded { table, empty_key: home.empty_key_of(&table), before }))
+        let [empty_at, empty_life] = [const { AtomicU64::new(0) }; 2];
+        Box::into_raw(Box::new(Decoded { table, empty_key: home.empty_key_of(&table), empty_at, empty_life, before }))
     }
 }
 
@@ -80,36 +88,79 @@ impl Bound {
             let key = find(home, table)?;
             let own = home.own_table(table, key);
             let table = own.as_ref().unwrap_or(table);
-            f(&self.key(table, key, home.block(table, key.at)))
+            f(&self.key(table, key, home.block(table, key.at).0))
         };
         tried().map_err(|blocked| Stuck { bound: self, blocked, table: table.at })
     }
 
-    /// Finds a key as most are found: it is there, and it lives by its limit's table, which [decides at
-    /// once](Table::decides_at_once). It does not unwind.
+    /// How a key is decided on that is found at once.
     #[inline(always)]
-    pub(super) fn find_at_once(&self, key: &str) -> Option<Key<'_>> {
-        let (home, Decoded { table, empty_key, .. }) = (self.home(), self.current());
-        if !table.decides_at_once {
+    pub fn at_once(&self) -> AtOnce {
+        self.table().at_once
+    }
+
+    /// Finds a key as most are found: it is there, it lives by its limit's table, which decides [`AtOnce`], and a start may have
+    /// that weight. Neither this nor what is done with it unwinds, whatever the lane holds: all in it that may has a
+    /// [door](Home::behind_door) of its own.
+    #[inline(always)]
+    pub fn find_at_once(&self, key: &str, weight: u64) -> Option<Key<'_>> {
+        let decoded = self.current();
+        let (home, table) = (self.home(), &decoded.table);
+        // (No weight is 0.)
+        if table.at_once == AtOnce::Nothing || weight.wrapping_sub(1) >= table.capacity {
             return None;
         }
         fault::point("resolved");
-        let (key, block) = match key.is_empty() {
-            // SAFETY: the words of a store stay where they are for as long as the home lives.
-            true => home.glance_at(table, unsafe { &**empty_key })?,
-            false => home.glance(table, home.hash(b'k', key))?,
+        let is_empty = key.is_empty();
+        let (at, head) = match is_empty {
+            true => self.empty_at_once(decoded)?,
+            false => {
+                policy::check_key(key).ok()?;
+                home.glance(table, home.hash(b'k', key))?
+            }
         };
-        Some(self.key(table, key, block))
+        Some(Key { is_empty, ..self.key(table, at, head) })
+    }
+
+    /// The key "". It is where it was found last, or whoever decides there finds that its cells are sealed, or have another life.
+    /// Then it has to be [looked up again](Bound::look_again).
+    #[inline(always)]
+    fn empty_at_once<'b>(&'b self, decoded: &'b Decoded) -> Option<(KeyAt, &'b Head)> {
+        // Others may be writing both: but no two blocks ever have the same life, so what does not belong together is told by its
+        // life. The life first: what is read of the block after it is of that life or a later one.
+        let life = decoded.empty_life.load(Acquire);
+        let at = decoded.empty_at.load(Acquire);
+        if at == 0 {
+            return None;
+        }
+        // SAFETY: it was there, with its ring, when it was found.
+        let head = unsafe { self.home().arena.array_unchecked(at) };
+        Some((KeyAt { at, life, table: decoded.table.at }, head))
+    }
+
+    /// Looks up where the key "" is now.
+    #[inline(never)]
+    pub(super) fn look_again(&self) {
+        let decoded = self.current();
+        if decoded.table.at_once == AtOnce::Nothing {
+            return;
+        }
+        // SAFETY: the words of a store stay where they are for as long as the home lives.
+        let word = unsafe { &*decoded.empty_key };
+        if let Some((KeyAt { at, life, .. }, _)) = self.home().glance_at(&decoded.table, word) {
+            decoded.empty_life.store(life, Release);
+            decoded.empty_at.store(at, Release);
+        }
     }
 
     /// A key that was found.
     #[inline(always)]
-    fn key<'b>(&'b self, table: &'b Table, key: KeyAt, block: Block<'b>) -> Key<'b> {
+    pub(super) fn key<'b>(&'b self, table: &'b Table, key: KeyAt, head: &'b Head) -> Key<'b> {
         // SAFETY: the words of a store stay where they are for as long as the home lives.
-        let gate = unsafe { &*self.gate }.load(Acquire).max(gate_in(block.0));
+        let gate = unsafe { &*self.gate }.load(Acquire).max(gate_in(head));
         // Before anything is decided: if the life is the same then, all of this was the key's.
-        let hash = hash_in(block.0);
-        Key { home: self.home(), table, key, block, hash, gate, member: self.member, counts: &self.counts }
+        let hash = hash_in(head);
+        Key { bound: self, table, key, head, hash, is_empty: self.counts.is_of_no_key(hash), gate }
     }
 
     /// The limit's table as of now.
@@ -169,9 +220,21 @@ impl Limit {
 
     /// The same, if it is known already.
     #[inline(always)]
-    pub(super) fn is_bound(&self) -> Option<&Bound> {
+    pub fn is_bound(&self) -> Option<&Bound> {
         // SAFETY: null, or published by `bind` and freed only by `drop`.
-        unsafe { self.bound.load(Acquire).as_ref() }.filter(|bound| bound.epoch == self.store.epoch())
+        let bound = unsafe { self.bound.load(Acquire).as_ref() }?;
+        (bound.seen.load(Relaxed) == fork::validity() || self.is_current(bound)).then_some(bound)
+    }
+
+    #[cold]
+    fn is_current(&self, bound: &Bound) -> bool {
+        // Before the look: what changes after it shows at the next call.
+        let now = fork::validity();
+        let is_it = bound.epoch == self.store.epoch();
+        if is_it {
+            bound.seen.store(now, Relaxed);
+        }
+        is_it
     }
 
     /// Finds the limit, for the first time or because its name is another's by now.
@@ -211,7 +274,8 @@ impl Limit {
         let counts = self.store.counts(limit);
         counts.add(None, STORE_ERRORS, self.early_errors.swap(0, Relaxed));
         let member = self.store.member();
-        let bound = Box::into_raw(Box::new(Bound { home, limit, gate, epoch, current, member, counts, before }));
+        let seen = AtomicU64::new(0);
+        let bound = Box::into_raw(Box::new(Bound { home, limit, gate, epoch, seen, current, member, counts, before }));
         self.bound.store(bound, Release);
         // SAFETY: as in `bound`.
         Ok(unsafe { &*bound })

@@ -8,7 +8,7 @@ use crate::error::Result;
 use crate::policy::{self, Shape};
 use crate::state::gather::moment;
 use crate::state::locked::Locked;
-use crate::state::table::{Hash, Home, Table, UNKEPT};
+use crate::state::table::{Hash, Home, Keeping, Table};
 use crate::stats::Stats;
 use std::cell::Cell;
 
@@ -84,7 +84,7 @@ impl Limit {
                 }
                 Some(_) => {}
             }
-            Ok((hash, table.budget != UNKEPT || self.commits || home.has_plans(limit), until))
+            Ok((hash, table.keeping != Keeping::No || home.has_plans(limit), until))
         })?;
         if hash.is_none() {
             self.store.settle(&[&self.name])?;

@@ -3,9 +3,8 @@
 use super::{Key, Limit, Refused};
 use crate::algorithm::log::{Known, Taken};
 use crate::error::Result;
-use crate::fault;
 use crate::state::changed::is_unlisted;
-use crate::state::table::{BEHIND, Blocked, Home, UNKEPT};
+use crate::state::table::{Blocked, Home, Keeping};
 use crate::time::{Now, Tick};
 use crate::waiting::MayWait;
 
@@ -14,9 +13,9 @@ impl Limit {
     /// due, and lets nobody start with more than may be missing from the ledger.
     #[inline(always)]
     pub fn confirm(&self, key: &Key, now: Now, taken: Option<&Taken>, weight: u64) -> Result<(), Blocked> {
-        self.look_after(key.home, now.floor)?;
+        self.look_after(key.home(), now.floor)?;
         match taken {
-            Some(taken) if key.table.budget != UNKEPT || self.commits => self.keep(key, now, taken, weight),
+            Some(taken) if key.table.keeping != Keeping::No => self.keep(key, now, taken, weight),
             _ => Ok(()),
         }
     }
@@ -24,29 +23,25 @@ impl Limit {
     /// Sees to it that a start gets into the ledger in time.
     #[inline(always)]
     fn keep(&self, key: &Key, now: Now, taken: &Taken, weight: u64) -> Result<(), Blocked> {
-        let budget = self.budget(key);
-        if budget < BEHIND {
+        if key.table.keeping == Keeping::Ahead {
             return self.keep_ahead(*key, now, *taken, weight);
         }
-        if budget != UNKEPT && is_unlisted(key.block.0, now.floor) {
-            return self.list(*key, now);
-        }
-        Ok(())
+        if is_unlisted(key.head, now.floor) { self.list(*key, now) } else { Ok(()) }
     }
 
     /// The same where the ledger comes first.
     #[inline(never)]
     fn keep_ahead(&self, key: Key, now: Now, taken: Taken, weight: u64) -> Result<(), Blocked> {
-        key.home.behind_door(|| {
+        key.home().behind_door(|| {
             let budget = self.budget(&key);
             let unwritten = key.cells().unwritten(taken.end, now);
-            if unwritten > budget || !key.home.is_alive(key.key) {
+            if unwritten > budget || !key.home().is_alive(key.key) {
                 return self.wait_for_ledger(&key, &taken, weight, (budget, now));
             }
             if 2 * unwritten > budget {
-                self.store.write_ahead(self.bound()?.limit, &key, now);
-            } else if is_unlisted(key.block.0, now.floor) {
-                key.home.list(self.bound()?.limit, key.key.at, key.hash, now.floor);
+                self.store.write_ahead(key.limit(), &key, now);
+            } else if is_unlisted(key.head, now.floor) {
+                key.home().list(key.limit(), key.key.at, key.hash, now.floor);
             }
             Ok(())
         })
@@ -55,8 +50,8 @@ impl Limit {
     #[cold]
     #[inline(never)]
     fn list(&self, key: Key, now: Now) -> Result<(), Blocked> {
-        key.home.behind_door(|| {
-            key.home.list(self.bound()?.limit, key.key.at, key.hash, now.floor);
+        key.home().behind_door(|| {
+            key.home().list(key.limit(), key.key.at, key.hash, now.floor);
             Ok(())
         })
     }
@@ -64,14 +59,19 @@ impl Limit {
     /// How many units of a key may be missing from the ledger.
     #[inline(always)]
     fn budget(&self, key: &Key) -> u64 {
-        let commits = self.commits && key.home.is_lane() && !fault::planted("commit later");
-        if commits { 0 } else { key.table.budget }
+        if key.home().commits { 0 } else { key.table.budget }
+    }
+
+    /// May a start be decided without a look at what the ledger lacks?
+    #[inline(always)]
+    pub fn may_start_at_once(&self, key: &Key) -> bool {
+        key.table.keeping != Keeping::Ahead || MayWait::here() != MayWait::Never && !self.store.has_refused()
     }
 
     /// Would a start now have to wait for the ledger, where the caller must not?
     #[inline(always)]
     pub fn would_wait(&self, key: &Key, weight: u64) -> Result<bool, Blocked> {
-        if key.table.budget < BEHIND || self.commits { self.has_spent_budget(*key, weight) } else { Ok(false) }
+        if key.table.keeping == Keeping::Ahead { self.has_spent_budget(*key, weight) } else { Ok(false) }
     }
 
     #[inline(never)]
@@ -80,8 +80,8 @@ impl Limit {
             self.store.take_back_first();
             return Ok(false);
         }
-        key.home.behind_door(|| {
-            let (unlogged, _) = key.cells().unlogged(key.table.policy.longest(), key.home.clock.now());
+        key.home().behind_door(|| {
+            let (unlogged, _) = key.cells().unlogged(key.table.policy.longest(), key.home().clock.now());
             Ok(unlogged.iter().map(|start| start.units).sum::<u64>().saturating_add(weight) > self.budget(&key))
         })
     }
@@ -107,7 +107,7 @@ impl Limit {
     /// The job has not started yet: so if the ledger cannot be written it shall not, and nothing was taken.
     #[cold]
     fn wait_for_ledger(&self, key: &Key, taken: &Taken, weight: u64, budget: (u64, Now)) -> Result<(), Blocked> {
-        let limit = self.bound()?.limit;
+        let limit = key.limit();
         let written = self.store.wait_for_ledger(limit, key, taken, budget);
         if written.is_err() {
             self.refuse(key, taken, weight)?;
@@ -118,7 +118,7 @@ impl Limit {
     /// Takes a start back that was taken, if not now then later.
     #[cold]
     pub fn refuse(&self, key: &Key, taken: &Taken, weight: u64) -> Result<()> {
-        let (instance, limit) = (key.home.instance, self.bound()?.limit);
+        let (instance, limit) = (key.home().instance, key.limit());
         let start = Known { ticket: taken.ticket, stamp: taken.stamp, weight };
         self.store.refuse(Refused { instance, limit, hash: key.hash, start, ahead: taken.ahead });
         Ok(())

@@ -6,7 +6,7 @@ mod bound;
 mod edits;
 mod keep;
 
-use super::block::Block;
+use super::block::{Block, Head};
 use super::counts::{Counts, STORE_ERRORS};
 use super::damage::{nonsense, or_damaged};
 use super::declare::{check_names, part_names};
@@ -15,7 +15,7 @@ use super::layout::key_word;
 use super::room::Search;
 use super::session::{LET_OTHERS, Session};
 use super::table::{Blocked, Hash, Home, Table};
-use super::{Durability, OnError, Store};
+use super::{OnError, Store};
 use crate::algorithm::Sealed;
 use crate::algorithm::cells::Cells;
 use crate::algorithm::jobs::Jobs;
@@ -27,8 +27,7 @@ use crate::permit::RawPermit;
 use crate::policy::{self, Policy};
 use crate::time::monotonic_ns;
 use crate::waiting::MayWait;
-use bound::Bound;
-pub(crate) use bound::Stuck;
+pub(crate) use bound::{Bound, Stuck};
 pub(crate) use edits::{Refused, parts, take_back, take_units};
 use std::ptr;
 use std::sync::Arc;
@@ -52,8 +51,6 @@ pub(crate) struct Limit {
     /// The composite that it is declared with.
     part_of: Option<Arc<Composite>>,
     kind: &'static str,
-    /// Is every start to be in the ledger before it happens?
-    commits: bool,
     /// Failures of the store from before the limit was found.
     early_errors: AtomicU64,
     /// Until when, by the monotonic clock, a full store is not searched again.
@@ -109,52 +106,103 @@ impl<'s> Turns<'s> {
 /// One key of a limit, found.
 #[derive(Clone, Copy)]
 pub(crate) struct Key<'a> {
-    pub home: &'a Home,
+    bound: &'a Bound,
     pub table: &'a Table,
     pub key: KeyAt,
-    pub block: Block<'a>,
+    pub head: &'a Head,
     /// What it is known by, wherever it lives.
     pub hash: Hash,
+    /// Is it the key ""?
+    pub is_empty: bool,
     /// Nobody starts before this: the later of the key's own gate and of the one that binds all keys.
     pub gate: u64,
-    /// Who this process is there, for leases: see [`crate::algorithm::leases`].
-    pub member: u64,
-    pub counts: &'a Counts,
 }
 
 impl<'a> Key<'a> {
     #[inline(always)]
+    pub fn home(&self) -> &'a Home {
+        self.bound.home()
+    }
+
+    /// The limit that it is of.
+    pub fn limit(&self) -> u64 {
+        self.bound.limit
+    }
+
+    /// Who this process is there, for leases: see [`crate::algorithm::leases`].
+    pub fn member(&self) -> u64 {
+        self.bound.member
+    }
+
+    #[inline(always)]
+    pub fn counts(&self) -> &'a Counts {
+        &self.bound.counts
+    }
+
+    /// What it is stuck in.
+    #[cold]
+    pub fn stuck(self, blocked: Blocked) -> Stuck<'a> {
+        Stuck { bound: self.bound, blocked, table: self.table.at }
+    }
+
+    #[inline(always)]
     pub fn cells(&self) -> Cells<'_> {
-        self.home.cells(self.table, self.key)
+        self.home().cells(self.table, self.key)
+    }
+
+    /// Its head and its ring.
+    #[inline(always)]
+    fn block(&self) -> Block<'a> {
+        // SAFETY: whoever found it has seen that so many words are there from its head on, by this table.
+        let ring = unsafe { std::slice::from_raw_parts(self.head.as_ptr_range().end, self.table.ring as usize) };
+        (self.head, ring)
     }
 
     /// See [`Home::decide`].
     #[inline(always)]
     pub fn decide<const LOOK: bool>(&self, ask: &Ask, view: &mut View) -> Result<Answer, Sealed> {
-        self.home.decide::<LOOK>(self.table, self.block, self.key.life, ask, view)
+        self.home().decide::<LOOK>(self.table, self.block(), self.key.life, ask, view)
     }
 
-    /// See [`Home::decide_at_once`].
+    /// Decides on a start now by a log, if nobody is faster: see [`AtOnce`](super::table::AtOnce).
     #[inline(always)]
-    pub fn decide_at_once<const LOOK: bool>(&self, ask: &Ask, view: &mut View) -> Result<Answer, Sealed> {
-        self.home.decide_at_once::<LOOK>(self.table, self.block, self.key.life, ask, view)
+    pub fn try_log<const LOOK: bool>(&self, weight: u64, view: &mut View) -> Option<Result<Answer, Sealed>> {
+        let ask = Ask::now(self.table.windows.as_slice(), weight, self.gate);
+        self.home().try_log::<LOOK>(self.table, self.block(), self.key.life, &ask, view)
+    }
+
+    /// The same, whoever is faster.
+    #[inline(always)]
+    pub fn by_log<const LOOK: bool>(&self, weight: u64, view: &mut View) -> Result<Answer, Sealed> {
+        loop {
+            if let Some(answer) = self.try_log::<LOOK>(weight, view) {
+                return answer;
+            }
+        }
+    }
+
+    /// The same by a bucket.
+    #[inline(always)]
+    pub fn by_bucket<const LOOK: bool>(&self, weight: u64, view: &mut View) -> Result<Answer, Sealed> {
+        let ask = Ask::now(self.table.windows.as_slice(), weight, self.gate);
+        self.home().decide_in_bucket::<LOOK>(self.table, self.block(), self.key.life, &ask, view)
     }
 
     /// See [`Home::view_at_once`].
     #[inline(always)]
     pub fn view_at_once(&self, ask: &Ask) -> Result<View, Sealed> {
-        self.home.view_at_once(self.table, self.block, self.key.life, ask)
+        self.home().view_at_once(self.table, self.block(), self.key.life, ask)
     }
 
     /// The level of its backoff.
     #[inline(always)]
     pub fn backoff(&self) -> &AtomicU64 {
-        &self.block.0[key_word::BACKOFF as usize]
+        &self.head[key_word::BACKOFF as usize]
     }
 
     #[inline(always)]
     pub fn jobs(&self) -> Option<Jobs<'_>> {
-        self.home.jobs(self.table, self.key.at)
+        self.home().jobs(self.table, self.key.at)
     }
 }
 
@@ -183,7 +231,6 @@ impl Limit {
 
     fn new(store: &Store, name: &str, declares: Option<Policy>, kind: &'static str) -> Limit {
         let store = store.session().clone();
-        let commits = store.options.durability == Durability::Commit;
         let bound = AtomicPtr::new(ptr::null_mut());
         Limit {
             store,
@@ -191,7 +238,6 @@ impl Limit {
             declares,
             part_of: None,
             kind,
-            commits,
             early_errors: AtomicU64::new(0),
             full_until: AtomicU64::new(0),
             bound,
@@ -267,7 +313,7 @@ impl Limit {
     /// Counts something of a key, if the limit can be used.
     pub fn count(&self, hash: Hash, what: usize, n: u64) {
         if let Ok(counts) = self.counts() {
-            counts.add(Some(hash), what, n);
+            counts.add((!counts.is_of_no_key(hash)).then_some(hash), what, n);
         }
     }
 
@@ -334,47 +380,30 @@ impl Limit {
         self.with(|home, table| home.key(table, key), added, |home| home.hash(b'k', key), f)
     }
 
-    /// The same where most keys are first tried without a door: `at_once` does not unwind, whatever the lane holds, as all in it
-    /// that may has a [door](Home::behind_door) of its own. `later` is for all else.
+    /// To be called after a key was not found at once, or was stuck.
     #[inline(always)]
-    pub fn with_key_at_once<R>(
-        &self,
-        key: &str,
-        at_once: impl FnOnce(&Key) -> Result<R, Blocked>,
-        later: impl FnOnce(Option<Stuck>) -> Result<R>,
-    ) -> Result<R> {
-        policy::check_key(key)?;
-        let mut stuck = None;
-        if let Some(bound) = self.is_bound()
-            && let Some(found) = bound.find_at_once(key)
-        {
-            match at_once(&found) {
-                Ok(answer) => return Ok(answer),
-                Err(blocked) => stuck = Some(Stuck { bound, blocked, table: found.table.at }),
-            }
+    pub fn look_again(&self, key: &str) {
+        if key.is_empty() {
+            self.is_bound().into_iter().for_each(Bound::look_again);
         }
-        later(stuck)
     }
 
-    /// Does something with a key after a first try that did not get through, or that was none.
+    /// Does something with a key that was not found, or is stuck.
     #[inline(always)]
     pub fn with_key_later<R>(
         &self,
         key: &str,
+        weight: u64,
         stuck: Option<Stuck>,
         f: impl Fn(&Key) -> Result<R, Blocked>,
     ) -> Result<R> {
-        self.go_on(key, stuck)?;
-        self.with_key(key, f)
-    }
-
-    /// Sees to what was in the way of a first try.
-    #[inline(always)]
-    pub fn go_on(&self, key: &str, stuck: Option<Stuck>) -> Result<()> {
-        match stuck {
-            Some(stuck) => self.reading(|| self.unblock(stuck, |home| home.hash(b'k', key))),
-            None => Ok(()),
+        policy::check_some(weight)?;
+        if let Some(stuck) = stuck {
+            self.reading(|| self.unblock(stuck, |home| home.hash(b'k', key)))?;
         }
+        let answer = self.with_key(key, f);
+        self.look_again(key);
+        answer
     }
 
     /// The same with a key that is known by its hash only.
@@ -388,7 +417,7 @@ impl Limit {
         if hash == home.hash(b'k', "") {
             return Ok(Some(String::new()));
         }
-        let text = self.with_known(hash, |found| Ok(found.home.text_of(found.key.at)))?;
+        let text = self.with_known(hash, |found| Ok(found.home().text_of(found.key.at)))?;
         Ok(text.filter(|text| home.hash(b'k', text) == hash))
     }
 
@@ -420,8 +449,8 @@ impl Limit {
         })
     }
 
-    /// Looks at a key without adding it: `f` gets its block, if it has one, and the gate that binds it.
-    pub fn look<R>(&self, key: &str, f: impl Fn(&Home, &Table, Option<KeyAt>, u64) -> Result<R, Blocked>) -> Result<R> {
+    /// Looks at a key without adding it: `f` gets it, if it is there, and the gate that binds it.
+    pub fn look<R>(&self, key: &str, f: impl Fn(&Home, &Table, Option<&Key>, u64) -> Result<R, Blocked>) -> Result<R> {
         policy::check_key(key)?;
         self.reading(|| {
             let mut turns = Turns::new(&self.store);
@@ -444,14 +473,13 @@ impl Limit {
                     found => found,
                 };
                 let answer = found.and_then(|found| {
-                    let gate = match found {
-                        None => home.limit_gate(limit).load(Acquire),
-                        Some(KeyAt { at, life, table: by }) => {
-                            own = home.own_table(table, KeyAt { at, life, table: by });
-                            home.gate(limit, home.head(at))
-                        }
+                    let Some(key) = found else {
+                        return f(home, own.as_ref().unwrap_or(table), None, home.limit_gate(limit).load(Acquire));
                     };
-                    f(home, own.as_ref().unwrap_or(table), found, gate)
+                    own = home.own_table(table, key);
+                    let table = own.as_ref().unwrap_or(table);
+                    let found = bound.key(table, key, home.block(table, key.at).0);
+                    f(home, table, Some(&found), found.gate)
                 });
                 match answer {
                     Ok(answer) => return Ok(answer),
