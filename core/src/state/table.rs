@@ -142,12 +142,14 @@ pub(crate) enum Keeping {
     Ahead,
 }
 
-/// Which keys of a limit are decided on as they are found, without unwinding: those of a policy that is the same for all starts.
+/// Which keys of a limit are decided on as they are found: those of a policy that is the same for all starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum AtOnce {
     Nothing,
     Logs,
     Buckets,
+    /// Counted windows. Only these may unwind, so they are decided on [behind a door](Home::behind_door).
+    Windows,
 }
 
 /// A checksum of a policy's words.
@@ -281,10 +283,10 @@ impl Home {
             windows: *policy.all_windows(),
             is_log: policy.has_origins(),
             at_once: match () {
-                () if policy.jobs() > 0 => AtOnce::Nothing,
+                () if policy.jobs() > 0 || policy.is_concurrency() => AtOnce::Nothing,
                 () if policy.has_origins() => AtOnce::Logs,
                 () if policy.is_bucket() => AtOnce::Buckets,
-                () => AtOnce::Nothing,
+                () => AtOnce::Windows,
             },
         }
     }
