@@ -33,12 +33,13 @@
 //! 1. *The counter never runs ahead.* It moves over a ticket only after all slots of its claim were seen filled, and it
 //!    never goes back.
 //! 2. *`h` really is the first unclaimed ticket.* Nobody claims a ticket `LAG` or more beyond the counter. So while the
-//!    counter has not moved, no slot looked at can be of a later lap (this needs `C ≥ LAG + k − 1`), and a slot's lap bit
-//!    tells whether it is claimed.
-//! 3. *What was read belongs to tickets before `h`.* A slot that a decision at `h` looks at is overwritten at the
-//!    earliest by a claim beyond `h` (this needs `C ≥ n + k`), and its claimant saw `h` claimed. So if slot `h` still
-//!    holds what was read first, everything read in between is valid: the admission's compare-and-swap proves it, a
-//!    denial reads slot `h` once more.
+//!    counter has not moved, no slot looked at can be of a later lap (this needs `C ≥ LAG + k − 1`, and no start weighs more than
+//!    `n`), and a slot's lap bit tells whether it is claimed.
+//! 3. *What was read belongs to tickets before `h`.* A decision at `h` looks at tickets from `h − n` on. Their slots are
+//!    overwritten at the earliest by ticket `h − n + C`, which is beyond `h` (this needs `C > n`): so `h` was claimed before
+//!    that, by the same start or an earlier one. So if slot `h` still holds what was read first, everything read in between is
+//!    valid: the admission's compare-and-swap proves it, a denial reads slot `h` once more. And a claim overwrites no ticket that
+//!    a later decision looks at.
 //! 4. *Words do not repeat.* Stamps never decrease along tickets, and a slot's next word always carries a later one than
 //!    it has (where starts are recorded beyond the limit, by a microsecond each lap). So a compare-and-swap that was held
 //!    up for a lap fails. Only presenting a place makes a stamp earlier, from `S` to `S'`, by less than the longest window
@@ -127,9 +128,11 @@ pub(crate) struct Window {
     pub length: Tick,
 }
 
-/// How many slots a ring needs: every window's `limit`, and the heaviest start beside it.
+/// How many slots a ring has for the largest `limit` of its windows. All tickets of a limit fit, also if they are places: see
+/// [`Log::has_places`].
 pub(crate) fn capacity(limit: u64) -> u64 {
-    limit.clamp(8, 1 << 32).saturating_mul(2).next_power_of_two()
+    let with_places = (limit + 2).saturating_mul(8).div_ceil(7);
+    with_places.max(limit + LAG).clamp(16, 1 << 33).next_power_of_two()
 }
 
 /// One key's log, in cells that live elsewhere.

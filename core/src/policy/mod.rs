@@ -415,7 +415,8 @@ impl Policy {
         match &self.0 {
             Shape::Rate(..) if self.is_sliced() => slices::SLICES,
             Shape::Concurrency { slots, .. } => slots.saturating_mul(leases::SLOT_WORDS),
-            Shape::Bucket(_) | Shape::Counter { .. } => 16,
+            // They have room in the head of a block.
+            Shape::Bucket(_) | Shape::Counter { .. } => 0,
             // Few start at once, but many may wait: each has its place in the log.
             _ => log::capacity(self.largest().max(if self.capacity() == 1 { 32 } else { 1 })),
         }

@@ -218,14 +218,14 @@ impl Home {
     pub fn counter<'h>(
         &self,
         table: &Table,
-        (head, ring): Block<'h>,
+        (head, _): Block<'h>,
         number: u64,
         window: Window,
         is_smooth: bool,
     ) -> Counter<'h> {
         let word = |at: u64| &head[at as usize];
         Counter {
-            ring: &ring[..2],
+            ring: &head[key_word::HOT as usize..][..2],
             life: word(key_word::LIFE),
             number,
             base: word(key_word::BASE),
@@ -313,7 +313,7 @@ pub(super) fn slices<'h>(table: &Table, (head, ring): Block<'h>, base: u64) -> S
 }
 
 #[inline(always)]
-pub(super) fn meter<'h>(table: &Table, (head, ring): Block<'h>, number: u64, bucket: &'h Bucket) -> Meter<'h> {
+pub(super) fn meter<'h>(table: &Table, (head, _): Block<'h>, number: u64, bucket: &'h Bucket) -> Meter<'h> {
     let word = |at: u64| &head[at as usize];
     Meter {
         word: word(key_word::HOT),
@@ -322,8 +322,8 @@ pub(super) fn meter<'h>(table: &Table, (head, ring): Block<'h>, number: u64, buc
         number,
         era: word(key_word::OWN),
         logged: word(key_word::LOGGED),
-        last: &ring[0],
-        returned: &ring[1],
+        last: word(key_word::LAST),
+        returned: word(key_word::GIVEN_BACK),
         carried: word(key_word::CARRIED),
         born: table.born,
         bucket,

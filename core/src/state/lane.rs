@@ -33,7 +33,7 @@ const MEMBERS: u64 = STRUCTURE + 1;
 const MOST_MEMBERS: u64 = 1 << 40;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"wgl-lane");
-const VERSION: u64 = 6;
+const VERSION: u64 = 7;
 
 /// Words of the header; 10 to 15 belong to the arena and the tables, as do those up to 480.
 mod header {

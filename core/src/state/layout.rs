@@ -135,6 +135,7 @@ pub(super) mod index_word {
 }
 
 pub(super) mod key_word {
+    // The first line of the cache is what decisions read and rarely write, the second what they write.
     pub const HASH: u64 = 0;
     /// Whose key it is. The next block, in a list of free ones.
     pub const TABLE: u64 = 2;
@@ -143,37 +144,41 @@ pub(super) mod key_word {
     pub const CLEARED: u64 = 4;
     /// A number that no other life of any block has.
     pub const LIFE: u64 = 5;
-    /// Of a log, its first own ticket; of slices, their era.
-    pub const OWN: u64 = 6;
-    pub const LOGGED: u64 = 7;
-    /// Where the tickets are under which copied starts are known; 0: there was no need yet.
-    pub const ORIGINS: u64 = 8;
     /// What the stamps of this life are counted from.
-    pub const BASE: u64 = 9;
-    /// The key as people read it: a length, and as many bytes as there is room for.
-    pub const TEXT: u64 = 10;
-    pub const TEXT_WORDS: u64 = 6;
-    /// What is written at every admission stands apart from what is only read.
-    pub const HOT: u64 = 16;
+    pub const BASE: u64 = 6;
+    /// The level of the backoff and how long it lasts.
+    pub const BACKOFF: u64 = 7;
+
+    pub const HOT: u64 = 8;
     /// Of a log, how many units did not fit into it when it was written, which count as long as the oldest that did; and until
     /// when it may have had others.
-    pub const LEFT_OUT: u64 = 17;
-    pub const UNTIL: u64 = 18;
-    /// Of a bucket, what it took over.
-    pub const CARRIED: u64 = 18;
-    /// Of a log, the largest stamp that was ever made earlier, as words have it. (Leases have other words in these places.)
-    pub const PEAK: u64 = 19;
-    /// Until when it is in the list of changed keys: see `changed.rs`.
-    pub const LISTED: u64 = 22;
+    pub const LEFT_OUT: u64 = 9;
+    pub const UNTIL: u64 = 10;
+    /// Of a log, the largest stamp that was ever made earlier, as words have it.
+    pub const PEAK: u64 = 11;
+    /// The same words of a bucket: no place has a later stamp; what it took over; how much was ever given back.
+    pub const LAST: u64 = 9;
+    pub const CARRIED: u64 = 10;
+    pub const GIVEN_BACK: u64 = 11;
+    /// Until when it is in the list of changed keys: see `changed.rs`. (Leases have the words from `HOT` up to here, and windows
+    /// of the clock the first two.)
+    pub const LISTED: u64 = 12;
+    /// Of a log, its first own ticket; of slices, their era.
+    pub const OWN: u64 = 13;
+    pub const LOGGED: u64 = 14;
+    /// Where the tickets are under which copied starts are known; 0: there was no need yet.
+    pub const ORIGINS: u64 = 15;
+
+    /// The key as people read it: a length, and as many bytes as there is room for.
+    pub const TEXT: u64 = 16;
+    pub const TEXT_WORDS: u64 = 6;
     /// Has it no cells? Then 1, and so for as long as the block exists.
     pub const IS_STUB: u64 = 23;
-    /// What is written now and then: the level of the backoff and how long it lasts; how far starts are apart and how many
-    /// jobs ended, where that adapts.
-    pub const BACKOFF: u64 = 24;
-    pub const SPACING: u64 = 25;
-    pub const JOBS: u64 = 26;
+    /// How far starts are apart and how many jobs ended, where that adapts.
+    pub const SPACING: u64 = 24;
+    pub const JOBS: u64 = 25;
     /// What was counted, where there is room: see `counts.rs`.
-    pub const COUNTS: [u64; 7] = [20, 21, 27, 28, 29, 30, 31];
+    pub const COUNTS: [u64; 7] = [22, 26, 27, 28, 29, 30, 31];
     pub const RING: u64 = 32;
 }
 

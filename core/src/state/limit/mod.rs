@@ -201,10 +201,9 @@ impl<'a> Key<'a> {
     pub fn view_at_once(&self, ask: &Ask) -> Result<View, Sealed> {
         match self.table.at_once {
             AtOnce::Logs | AtOnce::Buckets => self.home().view_at_once(self.table, self.block(), self.key.life, ask),
-            _ => self
-                .home()
-                .behind_door(|| Ok(self.cells().view(ask, || self.home().clock.now())?))
-                .map_err(|_| Sealed),
+            _ => {
+                self.home().behind_door(|| Ok(self.cells().view(ask, || self.home().clock.now())?)).map_err(|_| Sealed)
+            }
         }
     }
 
