@@ -79,6 +79,23 @@ unsafe impl Send for Arena {}
 // SAFETY: as above.
 unsafe impl Sync for Arena {}
 
+/// The words of a store that were usable at some time.
+#[derive(Clone, Copy)]
+pub(crate) struct Seen<'a>(&'a [AtomicU64]);
+
+impl<'a> Seen<'a> {
+    #[inline(always)]
+    pub fn get(self, at: u64, count: u64) -> Option<&'a [AtomicU64]> {
+        // (Without a branch for a sum that is too large.)
+        let usable = self.0.len() as u64;
+        if at > usable || count > usable - at {
+            return None;
+        }
+        // SAFETY: as just checked.
+        Some(unsafe { self.0.get_unchecked(at as usize..(at + count) as usize) })
+    }
+}
+
 /// An allocation needs the store to grow first, which takes the structure lock.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct NoRoom;
@@ -224,16 +241,20 @@ impl Arena {
     /// The same, as far as this process knows already that the store reaches.
     #[inline(always)]
     pub fn get(&self, at: u64, count: u64) -> Option<&[AtomicU64]> {
+        self.seen().get(at, count)
+    }
+
+    /// What this process knows already of the store.
+    #[inline(always)]
+    pub fn seen(&self) -> Seen<'_> {
         // Acquire: so the base that is read next is at least as new.
-        if at.saturating_add(count) > self.usable.load(Acquire) {
-            return None;
-        }
-        // SAFETY: the range is usable, as just checked, and views, which are not at 0, live as long as `self`. The words are
-        // only ever used as atomics.
-        Some(unsafe {
+        let usable = self.usable.load(Acquire);
+        // SAFETY: views, which are not at 0, live as long as `self`, and are mapped as far as is usable. The words are only ever
+        // used as atomics.
+        Seen(unsafe {
             let base = self.base.load(Relaxed).cast::<AtomicU64>();
             std::hint::assert_unchecked(!base.is_null());
-            std::slice::from_raw_parts(base.add(at as usize), count as usize)
+            std::slice::from_raw_parts(base, usable as usize)
         })
     }
 

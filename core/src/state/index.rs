@@ -116,9 +116,14 @@ impl Home {
         if key.is_empty() { self.empty_key(table).map(Some) } else { self.find(table, self.hash(b'k', key)) }
     }
 
+    /// Where a table says where the root of its index is.
+    pub fn index_of(&self, table: &Table) -> &AtomicU64 {
+        self.arena.word(table.at + table_word::INDEX)
+    }
+
     /// The root of a table's index. None: the table was replaced, and its segments may be others' by now.
     pub(super) fn root(&self, table: &Table) -> Option<Root> {
-        let root = self.arena.word(table.at + table_word::INDEX).load(Acquire);
+        let root = self.index_of(table).load(Acquire);
         (root != 0).then_some(Root(root))
     }
 
@@ -151,7 +156,7 @@ impl Home {
     }
 
     pub fn find(&self, table: &Table, hash: Hash) -> Result<Option<KeyAt>, Blocked> {
-        if let Some((found, _)) = self.glance(table, hash) {
+        if let Some((found, _)) = self.glance(table, self.index_of(table), hash) {
             return Ok(Some(found));
         }
         let before = self.segment(table, hash)?;
@@ -165,7 +170,7 @@ impl Home {
     }
 
     pub(crate) fn find_or_add(&self, table: &Table, hash: Hash, text: &str) -> Result<KeyAt, Blocked> {
-        if let Some((found, _)) = self.glance(table, hash) {
+        if let Some((found, _)) = self.glance(table, self.index_of(table), hash) {
             return Ok(found);
         }
         let (segment, life) = self.segment(table, hash)?;
@@ -176,32 +181,34 @@ impl Home {
         }
     }
 
-    /// A key and the head of its block, if it is found at once, as most are; without unwinding. (Where it looks may be another segment by now;
-    /// a block that says that it is this key's is, whatever led there.)
+    /// A key and the head of its block, if it is found at once, as most are; without unwinding. `index` is the word of the table
+    /// that says where its root is. (Where it looks may be another segment by now; a block that says that it is this key's is,
+    /// whatever led there.)
     #[inline(always)]
-    pub fn glance(&self, table: &Table, hash: Hash) -> Option<(KeyAt, &Head)> {
-        let word = |at: u64| self.arena.get(at, 1).map(|words| words[0].load(Acquire));
-        let root = Root(word(table.at + table_word::INDEX)?);
-        if root.0 == 0 {
-            return None;
-        }
+    pub fn glance(&self, table: &Table, index: &AtomicU64, hash: Hash) -> Option<(KeyAt, &Head)> {
+        let root = Root(index.load(Acquire));
+        let words = self.arena.seen();
         let segment = match root.depth() {
+            0 if root.0 == 0 => return None,
             0 => root.at(),
-            _ => word(root.at() + index_word::SLOTS + root.entry_of(hash.0[0]))?,
+            _ => words.get(root.at() + index_word::SLOTS + root.entry_of(hash.0[0]), 1)?[0].load(Acquire),
         };
-        let capacity = word(segment.saturating_add(index_word::CAPACITY))?;
-        let slots = self.arena.get(segment.saturating_add(index_word::SLOTS), capacity)?;
+        let capacity = words.get(segment, index_word::SLOTS)?[index_word::CAPACITY as usize].load(Acquire);
+        let slots = words.get(segment + index_word::SLOTS, capacity)?;
         let mask = capacity.checked_sub(1)?;
+        let tag = tag(hash);
         for look in 0..GLANCES {
             let entry = slots.get((hash.0[0].wrapping_add(look) & mask) as usize)?.load(Acquire);
-            let at = block(entry)?;
-            if entry >> index_word::TAG == tag(hash) {
+            if entry >> index_word::TAG == tag {
+                // (Where an empty slot has this tag, there is no block.)
+                let at = entry & ((1 << index_word::TAG) - 1);
+                let head = words.get(at, key_word::RING + table.ring)?.first_chunk::<{ key_word::RING as usize }>()?;
                 // The life first: as in `probe`.
-                let head = self.try_head(table, at)?;
                 let life = head[key_word::LIFE as usize].load(Acquire);
                 let is_its = hash_in(head) == hash && table_in(head) == table.at;
                 return (is_its && life != CLOSED).then_some((KeyAt { at, life, table: table.at }, head));
             }
+            block(entry)?;
         }
         None
     }

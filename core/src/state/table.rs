@@ -23,7 +23,7 @@ use crate::error::{Error, Result};
 use crate::fault;
 use crate::policy::{POLICY_WORDS, Policy, Windows};
 use crate::time::{Clock, Tick};
-use siphasher::sip128::{Hasher128, SipHasher13};
+use siphasher::sip128::SipHasher13;
 
 /// How often the ledger is written, in ticks, if nobody has to wait for it: once a second.
 const CHECKPOINT_EVERY: Tick = 1_000_000;
@@ -56,6 +56,14 @@ const NO_NAME: [u64; 2] = [0, 0];
 /// A key or a name, as the store knows it: 128 bits, keyed with the store's secret.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Hash(pub [u64; 2]);
+
+impl Hash {
+    #[inline(always)]
+    pub fn of(hasher: &SipHasher13, text: &str) -> Hash {
+        let hash = hasher.hash(text.as_bytes());
+        Hash([hash.h1, hash.h2])
+    }
+}
 
 /// Why a lock-free call could not finish.
 #[derive(Debug)]
@@ -196,13 +204,15 @@ impl Home {
         std::array::from_fn(|i| self.arena.word(at + i as u64).load(Acquire))
     }
 
+    /// The hash of a key (`b'k'`) or of a name (`b'n'`).
     pub fn hash(&self, kind: u8, text: &str) -> Hash {
+        Hash::of(&self.hasher(kind), text)
+    }
+
+    /// What makes it.
+    pub fn hasher(&self, kind: u8) -> SipHasher13 {
         let [k0, k1] = self.get(HASH_KEY);
-        let mut hasher = SipHasher13::new_with_keys(k0, k1);
-        std::hash::Hasher::write_u8(&mut hasher, kind);
-        std::hash::Hasher::write(&mut hasher, text.as_bytes());
-        let hash = hasher.finish128();
-        Hash([hash.h1, hash.h2])
+        SipHasher13::new_with_keys(k0 ^ u64::from(kind), k1)
     }
 
     // ---- limits ----

@@ -10,7 +10,8 @@ use crate::state::block::{Head, gate_in, hash_in};
 use crate::state::counts::Counts;
 use crate::state::index::KeyAt;
 use crate::state::locked::Locked;
-use crate::state::table::{AtOnce, Blocked, Home, Table};
+use crate::state::table::{AtOnce, Blocked, Hash, Home, Table};
+use siphasher::sip128::SipHasher13;
 use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicPtr;
@@ -21,6 +22,8 @@ use std::sync::atomic::AtomicPtr;
 pub(crate) struct Bound {
     home: *const Home,
     pub(super) limit: u64,
+    /// What hashes its keys.
+    hasher: SipHasher13,
     /// The gate that binds all its keys.
     gate: *const AtomicU64,
     /// What this is good for: see [`Session::epoch`].
@@ -40,7 +43,8 @@ pub(crate) struct Bound {
 #[derive(Debug)]
 struct Decoded {
     table: Table,
-    /// Where the block of the key "" is.
+    /// Where the root of its index is, and where the block of the key "" is.
+    index: *const AtomicU64,
     empty_key: *const AtomicU64,
     /// Where it was found last; 0: nowhere. And in which life: see [`Bound::empty_at_once`].
     empty_at: AtomicU64,
@@ -51,7 +55,8 @@ struct Decoded {
 impl Decoded {
     fn new(home: &Home, table: Table, before: *mut Decoded) -> *mut Decoded {
         let [empty_at, empty_life] = [const { AtomicU64::new(0) }; 2];
-        Box::into_raw(Box::new(Decoded { table, empty_key: home.empty_key_of(&table), empty_at, empty_life, before }))
+        let (index, empty_key): (*const _, *const _) = (home.index_of(&table), home.empty_key_of(&table));
+        Box::into_raw(Box::new(Decoded { table, index, empty_key, empty_at, empty_life, before }))
     }
 }
 
@@ -116,7 +121,8 @@ impl Bound {
             true => self.empty_at_once(decoded)?,
             false => {
                 policy::check_key(key).ok()?;
-                home.glance(table, home.hash(b'k', key))?
+                // SAFETY: the words of a store stay where they are for as long as the home lives.
+                home.glance(table, unsafe { &*decoded.index }, Hash::of(&self.hasher, key))?
             }
         };
         Some(Key { is_empty, ..self.key(table, at, head) })
@@ -270,12 +276,13 @@ impl Limit {
             None => self.declare_or_attach(home, locked, false)?,
         };
         let current = AtomicPtr::new(Decoded::new(home, home.table(limit), ptr::null_mut()));
-        let gate = home.limit_gate(limit);
+        let (hasher, gate) = (home.hasher(b'k'), home.limit_gate(limit));
         let counts = self.store.counts(limit);
         counts.add(None, STORE_ERRORS, self.early_errors.swap(0, Relaxed));
         let member = self.store.member();
         let seen = AtomicU64::new(0);
-        let bound = Box::into_raw(Box::new(Bound { home, limit, gate, epoch, seen, current, member, counts, before }));
+        let bound =
+            Box::into_raw(Box::new(Bound { home, limit, hasher, gate, epoch, seen, current, member, counts, before }));
         self.bound.store(bound, Release);
         // SAFETY: as in `bound`.
         Ok(unsafe { &*bound })
