@@ -130,7 +130,7 @@ fn whatever_a_block_holds_calls_end() {
     const FIRST_LIMIT: usize = 13;
     const TABLE: usize = 3;
     const INDEX: usize = 13;
-    const TEXT: usize = 10;
+    const TEXT: usize = 16;
     const KINDS: [&str; 8] = [
         "7/1h",
         "7/1h + 5/1s",
@@ -215,7 +215,7 @@ fn what_is_declared_and_not_there_is_told() {
     lane.write_all_at(&whole, 0).unwrap();
     // The slot in the index that leads to the tenant's stub.
     let text = whole.windows(6).rposition(|found| found == b"tenant").unwrap() - 2;
-    let stub = text as u64 / 8 - 10;
+    let stub = text as u64 / 8 - 16;
     let slot = (0..whole.len() / 8).find(|at| word(*at) & ((1 << 48) - 1) == stub && word(*at) >> 48 != 0).unwrap();
     lane.write_all_at(&[0; 8], slot as u64 * 8).unwrap();
     Child::run(|| {

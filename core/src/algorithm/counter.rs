@@ -60,7 +60,7 @@
 //! Source: the approximated sliding window is the one of Cloudflare, "How we built rate limiting capable of scaling to
 //! millions of domains" (2017).
 
-use super::log::{Answer, Ask, Known, PLACE, SETTLED, STARTED, Taken, View, put};
+use super::log::{Answer, Ask, Known, PLACE, SETTLED, STARTED, Stage, Taken, View, put};
 use super::{Algorithm, History, Sealed, Start, Tries};
 use crate::atomic::{AtomicU64, *};
 use crate::fault;
@@ -560,7 +560,8 @@ impl Algorithm for Counter<'_> {
                 seen.cells = cells;
                 let end = word(number, seen.units_of(number));
                 let is_place = must_wait || ask.reserve;
-                taken = Some(Taken { ticket: era, end, stamp: seen.end_of(number), ahead: 0, is_place });
+                taken =
+                    Some(Taken { ticket: era, end, stamp: seen.end_of(number), ahead: 0, stage: Stage::of(is_place) });
             }
             if LOOK {
                 *view = View { ready, ..self.view_of(&seen, ask) };

@@ -141,7 +141,7 @@ fn windows_are_aligned_to_1970() {
     let taken = key.claim(3).taken.unwrap();
     assert_eq!((taken.stamp + 1 + frame.phase) % (60 * S), 0);
     assert_eq!(taken.stamp, START + 30 * S - 1);
-    assert!(!taken.is_place);
+    assert!(!taken.is_place());
     let denied = key.claim(1);
     assert_eq!((denied.taken, denied.ready), (None, START + 30 * S));
     key.now.set(START + 30 * S - 1);
@@ -283,7 +283,7 @@ fn waiters_queue() {
     assert!(key.takes(7));
     assert!(key.claim_with(|ask| ask.patience = S - 1, 4).taken.is_none());
     let (ready, place) = key.wait(4);
-    assert_eq!((ready, place.stamp, place.is_place), (start + S, start + 2 * S - 1, true));
+    assert_eq!((ready, place.stamp, place.is_place()), (start + S, start + 2 * S - 1, true));
     // There would be room for 3, but somebody is waiting.
     assert_eq!((key.claim(1).taken, key.claim(1).ready), (None, start + S));
     assert_eq!(key.view(1).remaining, 0);
@@ -297,7 +297,7 @@ fn waiters_queue() {
     // Without need to wait it is a place all the same.
     key.now.set(start + 3 * S);
     let now = key.claim_with(|ask| ask.reserve = true, 1);
-    assert_eq!((now.ready, now.taken.unwrap().is_place), (start + 3 * S, true));
+    assert_eq!((now.ready, now.taken.unwrap().is_place()), (start + 3 * S, true));
 }
 
 #[test]
@@ -340,7 +340,7 @@ fn forced_starts_go_with_those_who_wait() {
     assert!(key.takes(5));
     let (_, place) = key.wait(6);
     let forced = key.claim_with(|ask| ask.force = true, 1).taken.unwrap();
-    assert_eq!((forced.stamp, forced.is_place), (place.stamp, false));
+    assert_eq!((forced.stamp, forced.is_place()), (place.stamp, false));
     assert_eq!(key.wait(4).0, place.stamp + 1);
 }
 
@@ -699,10 +699,10 @@ fn random_calls_against_a_plain_model() {
             };
             let window = plain.window(if force { now } else { ready }).max(plain.newest);
             assert_eq!(i128::from(taken.stamp), plain.start(window + 1) - 1, "{}", about());
-            assert_eq!(taken.is_place, ready > now && !force, "{}", about());
+            assert_eq!(taken.is_place(), ready > now && !force, "{}", about());
             plain.add(window, weight.into());
             admitted += 1;
-            places += u64::from(taken.is_place);
+            places += u64::from(taken.is_place());
         }
     }
     println!("{admitted} were admitted, {places} of them with a place; {denied} were denied");

@@ -128,11 +128,9 @@ pub(crate) struct Window {
     pub length: Tick,
 }
 
-/// How many slots a ring has for the largest `limit` of its windows. All tickets of a limit fit, also if they are places: see
-/// [`Log::has_places`].
+/// How many slots a ring has for the largest `limit` of its windows: so many units may count, and as many may be owed.
 pub(crate) fn capacity(limit: u64) -> u64 {
-    let with_places = (limit + 2).saturating_mul(8).div_ceil(7);
-    with_places.max(limit + LAG).clamp(16, 1 << 33).next_power_of_two()
+    limit.clamp(8, 1 << 32).saturating_mul(2).next_power_of_two()
 }
 
 /// One key's log, in cells that live elsewhere.
@@ -212,8 +210,30 @@ pub(crate) struct Taken {
     pub stamp: Tick,
     /// What a bucket wants to know when it is taken back: see [`Bucket::take_back`](super::bucket::Bucket). Else 0.
     pub ahead: u64,
-    /// It has not started, but may: see [`Log::present`].
-    pub is_place: bool,
+    pub stage: Stage,
+}
+
+impl Taken {
+    /// Has it not started, but may? See [`Log::present`].
+    #[inline(always)]
+    pub fn is_place(&self) -> bool {
+        self.stage == Stage::Place
+    }
+}
+
+/// Is it a start already? (A whole word: answers are copied, and a copy of parts of words waits for those that wrote them.)
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u64)]
+pub(crate) enum Stage {
+    Start,
+    Place,
+}
+
+impl Stage {
+    #[inline(always)]
+    pub fn of(is_place: bool) -> Stage {
+        if is_place { Stage::Place } else { Stage::Start }
+    }
 }
 
 /// A start as whoever took it knows it.
@@ -443,18 +463,16 @@ impl<'a> Log<'a> {
         let mask = self.ring.len() as u64 - 1;
         // Most weigh 1, and the counter is near and in the same lap. What is to be seen of such a claim:
         let claimed = self.ring().lap(head) << LAP;
-        let end = head.wrapping_add(LAG).min((head | mask).wrapping_add(1));
-        let mut ticket = head;
-        while ticket != end {
-            let word = self.slot(ticket).load(Acquire);
+        let first = head & mask;
+        for index in first..(mask + 1).min(first + LAG) {
+            let word = self.slot(index).load(Acquire);
             let differs = word ^ claimed;
             if differs & (1 << LAP | ANY_WEIGHT) == 0 {
-                ticket = ticket.wrapping_add(1);
                 continue;
             }
             // Had the counter moved, `word` might be of a later lap.
             if differs & 1 << LAP != 0 && (self.head.load(Relaxed) == head || fault::planted("stale lap")) {
-                return Tail { head, ticket, was: word };
+                return Tail { head, ticket: head.wrapping_add(index - first), was: word };
             }
             break;
         }
@@ -511,6 +529,19 @@ impl<'a> Log<'a> {
             if self.slot(h).load(Acquire) == was || fault::planted("unproven view") {
                 self.is_alive()?;
                 return Ok(view);
+            }
+        }
+    }
+
+    /// The earliest moment for a start, and a time.
+    #[inline(always)]
+    pub fn ready_at(&self, ask: &Ask, clock: impl Fn() -> Now) -> Result<(Tick, Tick), Sealed> {
+        loop {
+            let Tail { ticket: h, was, .. } = self.tail()?;
+            let ready = self.ready(h, self.cleared.load(Acquire), ask);
+            if self.slot(h).load(Acquire) == was {
+                self.is_alive()?;
+                return Ok((ready, clock().floor));
             }
         }
     }
@@ -829,7 +860,7 @@ impl<'a> Log<'a> {
             let longest = ask.windows.iter().map(|w| w.length).max().unwrap_or(0);
             view.empty = view.empty.max(stamp.saturating_add(longest));
         }
-        let taken = Some(Taken { ticket: h, end, stamp, ahead: 0, is_place });
+        let taken = Some(Taken { ticket: h, end, stamp, ahead: 0, stage: Stage::of(is_place) });
         Some(Ok(Answer { now, ready, taken }))
     }
 }

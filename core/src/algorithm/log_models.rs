@@ -111,7 +111,7 @@ impl Cells {
         let stamp = now.ceil.max(newest);
         let word = log.word(ticket, stamp, STARTED, weight);
         let claimed = ready <= now.floor && log.slot(ticket).compare_exchange(was, word, AcqRel, Relaxed).is_ok();
-        claimed.then_some(Taken { ticket, end: ticket + weight, stamp, ahead: 0, is_place: false })
+        claimed.then_some(Taken { ticket, end: ticket + weight, stamp, ahead: 0, stage: Stage::Start })
     }
 }
 

@@ -53,7 +53,7 @@
 //! Source: the generic cell rate algorithm of ATM traffic management (ITU-T I.371, virtual scheduling).
 
 use super::bucket::{Bucket, divide, divide_up};
-use super::log::{Answer, Ask, CLOSED, Known, SETTLED, STARTED, Taken, View, put};
+use super::log::{Answer, Ask, CLOSED, Known, SETTLED, STARTED, Stage, Taken, View, put};
 use super::{Algorithm, History, Rest, Sealed, Start, Tries};
 use crate::atomic::{AtomicU64, *};
 use crate::fault;
@@ -212,6 +212,14 @@ impl<'a> Meter<'a> {
         let seen = self.look(clock)?;
         self.is_alive()?;
         Ok(self.view_at(&seen, ask))
+    }
+
+    /// The earliest moment for a start, and a time.
+    #[inline(always)]
+    pub fn ready_at(&self, ask: &Ask, clock: impl Fn() -> Now) -> Result<(Tick, Tick), Sealed> {
+        let seen = self.look(clock)?;
+        self.is_alive()?;
+        Ok((self.ready(&seen, ask), seen.now.floor))
     }
 
     fn view_at(&self, seen: &Seen, ask: &Ask) -> View {
@@ -426,7 +434,7 @@ impl Algorithm for Meter<'_> {
                     view.remaining = view.remaining.saturating_sub(ask.weight).min(left);
                     view.empty = view.empty.max(bucket.tick(after));
                 }
-                let taken = Some(Taken { ticket: era, end, stamp, ahead, is_place });
+                let taken = Some(Taken { ticket: era, end, stamp, ahead, stage: Stage::of(is_place) });
                 return Ok(Answer { now, ready, taken });
             }
         }

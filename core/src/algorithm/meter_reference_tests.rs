@@ -160,7 +160,8 @@ fn random_calls_against_a_bucket_that_keeps_every_start() {
                 about()
             );
             let answer = key.claim_with(|a| *a = Ask { windows: a.windows, ..ask }, ask.weight);
-            if let Some(Taken { stamp, is_place, .. }) = answer.taken {
+            if let Some(taken @ Taken { stamp, .. }) = answer.taken {
+                let is_place = taken.is_place();
                 admitted += 1;
                 assert!(then <= now.floor || ask.force, "admitted: {}", about());
                 let waits = ask.reserve || turn > now.floor && !ask.force;

@@ -232,10 +232,10 @@ fn places_of_a_token_bucket_count_from_the_end_of_their_grace() {
     let waits = |ask: &mut Ask| (ask.patience, ask.grace) = (10 * S, 20 * MS);
     let first = key.claim_with(waits, 10);
     assert_eq!((first.ready, first.taken.unwrap().stamp), (START + S, START + S + 20 * MS));
-    assert!(first.taken.unwrap().is_place);
+    assert!(first.taken.unwrap().is_place());
     assert_eq!(key.claim_with(waits, 10).ready, START + 2 * S + 20 * MS);
     let reserved = Key::token(10, S, 10).claim_with(|ask| (ask.reserve, ask.grace) = (true, S), 1);
-    assert_eq!(reserved.taken.map(|taken| (taken.stamp, taken.is_place)), Some((START + S, true)));
+    assert_eq!(reserved.taken.map(|taken| (taken.stamp, taken.is_place())), Some((START + S, true)));
     assert!(reserved.ready <= START);
 }
 

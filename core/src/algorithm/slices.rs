@@ -63,7 +63,7 @@
 //! * The first life is begun by a compare-and-swap on `life` alone, which says all that there is to know of it.
 //! * `era` is read with `Acquire` before the head, when starting with a place: if it is a later life's, the head is refused.
 
-use super::log::{Answer, Ask, Known, SETTLED, STARTED, Taken, View, Window, put};
+use super::log::{Answer, Ask, Known, SETTLED, STARTED, Stage, Taken, View, Window, put};
 use super::{Algorithm, History, Sealed, Start, Tries};
 use crate::atomic::{AtomicU64, *};
 use crate::fault;
@@ -582,7 +582,7 @@ impl Algorithm for Slices<'_> {
                     view.empty = view.empty.max(stamp + window.length);
                 }
                 let end = seen.units + ask.weight;
-                let taken = Some(Taken { ticket: era, end, stamp, ahead: 0, is_place });
+                let taken = Some(Taken { ticket: era, end, stamp, ahead: 0, stage: Stage::of(is_place) });
                 return Ok(Answer { now, ready, taken });
             }
         }

@@ -213,6 +213,11 @@ pub trait Inner: Send + Sync {
 
     // For composites.
 
+    /// Would a start be admitted now?
+    fn has_room(&self, key: &str, weight: u64) -> Result<bool> {
+        Ok(self.quiet_peek(key, weight)?.admitted)
+    }
+
     /// Would ending this permit change nothing any more?
     fn is_over(&self, _permit: &RawPermit) -> bool {
         false

@@ -188,6 +188,17 @@ impl Home {
         }
     }
 
+    /// Would a start on a log or a bucket be ready at a time that has been? If that cannot be seen, no. It does not unwind.
+    #[inline(always)]
+    pub fn is_ready_early(&self, table: &Table, block: Block<'_>, number: u64, ask: &Ask) -> bool {
+        let ready = match &table.policy.0 {
+            Shape::Bucket(bucket) => meter(table, block, number, bucket).ready_at(ask, || self.clock.early()),
+            _ if table.is_log => self.log(table, block, number, &[]).ready_at(ask, || self.clock.early()),
+            _ => return false,
+        };
+        ready.is_ok_and(|(ready, now)| ready <= now)
+    }
+
     /// Under which tickets the starts are known that a log took over. (A decision does not ask.)
     fn origins(&self, table: &Table, head: &Head) -> &[AtomicU64] {
         match head[key_word::ORIGINS as usize].load(Relaxed) {

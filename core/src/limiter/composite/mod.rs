@@ -157,7 +157,8 @@ impl CompositeLimiter {
         let denials = seen.iter_mut().filter(|(_, one)| !one.admitted).rev();
         // Of several, the first.
         let Some((child, worst)) = denials.max_by_key(|(_, one)| one.retry_after) else {
-            return self.take_all(key, weight);
+            let denied = |(child, after): (&Child, _)| denial(child, after, child.quiet_peek(key, weight).ok());
+            return Ok(self.take_all(key, weight)?.map_err(denied));
         };
         // It has to know that it denied a start: for its backoff and its counts.
         let denial = child.quiet_decide(key, weight)?;
@@ -169,8 +170,21 @@ impl CompositeLimiter {
         Ok(Err(merge_all(seen)))
     }
 
-    /// Claims one child after the other; if somebody was faster at one, those before it get their units back.
-    fn take_all(&self, key: &str, weight: u64) -> Result<Result<RawPermit, Decision>> {
+    /// The same without all that is known then: if the others have room, the first child is asked to start right away, as
+    /// nothing has to be given back if it denies.
+    fn try_claim(&self, key: &str, weight: u64) -> Result<Attempt> {
+        for child in self.children()?.iter().skip(1) {
+            if !child.has_room(key, weight)? {
+                let denied = |denial: Decision| Attempt::Denied(denial.retry_after);
+                return Ok(self.claim(key, weight)?.map_or_else(denied, Attempt::Admitted));
+            }
+        }
+        Ok(self.take_all(key, weight)?.map_or_else(|(_, after)| Attempt::Denied(after), Attempt::Admitted))
+    }
+
+    /// Claims one child after the other; if somebody was faster at one, those before it get their units back. The answer is
+    /// the child that denied, or a permit.
+    fn take_all(&self, key: &str, weight: u64) -> Result<Result<RawPermit, (&Child, Duration)>> {
         let children = self.children()?;
         let mut parts: Vec<Part> = Vec::with_capacity(children.len());
         for (i, child) in children.iter().enumerate() {
@@ -181,7 +195,7 @@ impl CompositeLimiter {
                         MayWait::to_undo(|| end_all(children, &parts, |child, permit| child.cancel(permit)));
                     let Attempt::Denied(after) = other? else { unreachable!("it was admitted") };
                     given_back?;
-                    return Ok(Err(denial(child, after, child.quiet_peek(key, weight).ok())));
+                    return Ok(Err((child, after)));
                 }
             }
         }
@@ -195,7 +209,7 @@ impl CompositeLimiter {
         drop(table);
         for (old, parts) in suspects.into_iter().flatten() {
             if are_over(self.all(), &parts) {
-                self.out.lock().out.remove(&old);
+                self.out.lock().remove(old);
             }
         }
         RawPermit::new(self.base.id, Kind::Composite(CompositePermit { number }))
@@ -222,13 +236,13 @@ impl CompositeLimiter {
     /// What is out under a permit's number; nothing if it ended, or is the parent's.
     fn found(&self, permit: &RawPermit) -> Option<Out> {
         let number = self.own(permit).ok()?;
-        self.out.lock().out.get(&number).cloned()
+        self.out.lock().get(number).cloned()
     }
 
     /// Forgets a permit: what it held, which is for the caller to end.
     fn take(&self, permit: &RawPermit) -> Result<Option<Out>> {
         let number = self.own(permit)?;
-        Ok(self.out.lock().out.remove(&number))
+        Ok(self.out.lock().remove(number))
     }
 
     /// Forgets places that others may still use.
@@ -391,10 +405,7 @@ impl Inner for CompositeLimiter {
 
     fn quiet_attempt(&self, key: &str, weight: u64) -> Result<Attempt> {
         super::null::check(key, weight)?;
-        Ok(match self.claim(key, weight)? {
-            Ok(permit) => Attempt::Admitted(permit),
-            Err(denial) => Attempt::Denied(denial.retry_after),
-        })
+        self.try_claim(key, weight)
     }
 
     fn quiet_decide(&self, key: &str, weight: u64) -> Result<Decision> {

@@ -6,7 +6,6 @@
 
 use super::Child;
 use crate::permit::RawPermit;
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -52,34 +51,59 @@ pub(super) enum State {
     Started,
 }
 
-/// All that is out, by number. A forked child has a table of its own.
+/// All that is out. A forked child has a table of its own.
+///
+/// A number is a slot and the slot's turn, which grows with each entry: so a permit that was ended is not another's.
 #[derive(Debug, Default)]
 pub(super) struct Table {
-    pub out: BTreeMap<u64, Out>,
-    last: u64,
+    slots: Vec<(u32, Option<Out>)>,
+    free: Vec<u32>,
     /// Where the search for what is over goes on.
-    looked: u64,
+    looked: usize,
 }
 
 impl Table {
     /// The number of a new entry.
     pub fn insert(&mut self, out: Out) -> u64 {
-        self.last += 1;
-        self.out.insert(self.last, out);
-        self.last
+        let slot = self.free.pop().unwrap_or_else(|| {
+            self.slots.push((0, None));
+            (self.slots.len() - 1) as u32
+        });
+        let (turn, entry) = &mut self.slots[slot as usize];
+        (*turn, *entry) = (turn.wrapping_add(1), Some(out));
+        u64::from(*turn) << 32 | u64::from(slot)
+    }
+
+    pub fn get(&self, number: u64) -> Option<&Out> {
+        let (turn, entry) = self.slots.get(number as u32 as usize)?;
+        entry.as_ref().filter(|_| *turn == (number >> 32) as u32)
+    }
+
+    pub fn get_mut(&mut self, number: u64) -> Option<&mut Out> {
+        let (turn, entry) = self.slots.get_mut(number as u32 as usize)?;
+        entry.as_mut().filter(|_| *turn == (number >> 32) as u32)
+    }
+
+    pub fn remove(&mut self, number: u64) -> Option<Out> {
+        self.get(number)?;
+        self.free.push(number as u32);
+        self.slots[number as u32 as usize].1.take()
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.slots.len() - self.free.len()
     }
 
     /// The entries to look at next, if there are too many.
     pub fn suspects(&mut self) -> [Option<(u64, Vec<Part>)>; LOOKS] {
         let mut suspects = [const { None }; LOOKS];
-        if self.out.len() > KEPT {
-            let mut next = self.out.range(self.looked + 1..);
+        if self.len() > KEPT {
             for suspect in &mut suspects {
-                let found = next.next();
-                // After the last one it begins with the first again.
-                self.looked = found.map_or(0, |(number, _)| *number);
-                let idle = found.filter(|(_, out)| out.state != State::Presented);
-                *suspect = idle.map(|(number, out)| (*number, out.parts.clone()));
+                self.looked = (self.looked + 1) % self.slots.len();
+                let (turn, entry) = &self.slots[self.looked];
+                let idle = entry.as_ref().filter(|out| out.state != State::Presented);
+                *suspect = idle.map(|out| (u64::from(*turn) << 32 | self.looked as u64, out.parts.clone()));
             }
         }
         suspects
@@ -121,8 +145,8 @@ mod tests {
             let place = both.reserve("", 1, None, None).unwrap();
             assert!(matches!(place, Reserved::Place { .. }));
         }
-        assert!(limiter.out.lock().out.len() <= KEPT + 100, "{}", limiter.out.lock().out.len());
-        assert!(both.out.lock().out.len() <= KEPT + 100);
+        assert!(limiter.out.lock().len() <= KEPT + 100, "{}", limiter.out.lock().len());
+        assert!(both.out.lock().len() <= KEPT + 100);
         assert!(!running.can_proceed("").unwrap());
         both.complete(&held).unwrap();
         assert!(running.can_proceed("").unwrap(), "what still holds something can always be ended");

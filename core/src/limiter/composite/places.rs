@@ -205,7 +205,7 @@ impl CompositeLimiter {
         let number = self.own(place)?;
         let (wish, held) = {
             let mut table = self.out.lock();
-            let found = table.out.get_mut(&number).ok_or_else(gone)?;
+            let found = table.get_mut(number).ok_or_else(gone)?;
             let wish = found.wish.clone().ok_or_else(gone)?;
             let held = (found.state == State::Place).then(|| std::mem::take(&mut found.parts));
             if held.is_some() {
@@ -225,7 +225,7 @@ impl CompositeLimiter {
         let presented = turn.present(rounds);
         let state = if matches!(presented, Ok(None)) { State::Started } else { State::Place };
         let mut table = self.out.lock();
-        let Some(found) = table.out.get_mut(&number) else {
+        let Some(found) = table.get_mut(number) else {
             // It was ended meanwhile.
             drop(table);
             let cancelled = end_all(turn.children, &turn.held, |child, permit| match state {

@@ -88,6 +88,14 @@ impl<T: InStore> Inner for T {
         )
     }
 
+    fn has_room(&self, key: &str, weight: u64) -> Result<bool> {
+        match self.timed().has_room_at_once(key, weight) {
+            true => Ok(true),
+            // Or that could not be seen.
+            false => Ok(self.quiet_peek(key, weight)?.admitted),
+        }
+    }
+
     fn quiet_reserve(&self, key: &str, weight: u64, when: When) -> Result<Reserved> {
         let reserved = || self.timed().do_reserve(key, weight, when);
         self.timed().limit.or_instead(reserved, |is_admitted| match is_admitted {

@@ -181,6 +181,14 @@ impl Timed {
         self.peek_later(key, weight)
     }
 
+    /// Is it certain that a start would be admitted now? A time that has been is enough for that: from then on there is only more
+    /// room.
+    #[inline(never)]
+    pub(super) fn has_room_at_once(&self, key: &str, weight: u64) -> bool {
+        let Some(found) = self.limit.is_bound().and_then(|bound| bound.find_at_once(key, weight)) else { return false };
+        self.limit.may_start_at_once(&found) && found.is_ready_early(weight)
+    }
+
     /// (Without adding the key.)
     #[inline(never)]
     fn peek_later(&self, key: &str, weight: u64) -> Result<Decision> {
@@ -234,7 +242,7 @@ impl Timed {
             let now = answer.now.floor;
             let after = answer.ready.saturating_sub(now);
             Ok(match answer.taken {
-                Some(taken) if !taken.is_place => {
+                Some(taken) if !taken.is_place() => {
                     found.decided(ADMITTED, weight);
                     Claim::Started(self.permit(found, taken, weight, 0, 0))
                 }

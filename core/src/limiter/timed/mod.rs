@@ -163,7 +163,7 @@ impl Timed {
         let mut answer = found.decide::<LOOK>(ask, view)?;
         self.limit.confirm(found, answer.now, answer.taken.as_ref(), ask.weight)?;
         if let Some(taken) = &mut answer.taken {
-            if taken.is_place {
+            if taken.is_place() {
                 // Where there was room all along, it comes now.
                 answer.ready = answer.ready.max(answer.now.floor);
                 if found.table.policy.is_counted() {

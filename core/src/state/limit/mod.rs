@@ -207,6 +207,13 @@ impl<'a> Key<'a> {
         }
     }
 
+    /// Would it start at a time that has been? See [`Clock::early`](crate::time::Clock::early).
+    #[inline(always)]
+    pub fn is_ready_early(&self, weight: u64) -> bool {
+        let ask = Ask::now(self.table.windows.as_slice(), weight, self.gate);
+        self.home().is_ready_early(self.table, self.block(), self.key.life, &ask)
+    }
+
     /// The level of its backoff.
     #[inline(always)]
     pub fn backoff(&self) -> &AtomicU64 {
