@@ -168,12 +168,14 @@ impl<T: Default> PerProcess<T> {
     }
 }
 
-/// A random number that is good enough for jitter, and another one in a forked child.
-pub(crate) fn jitter(range: RangeInclusive<u64>) -> u64 {
+/// A random number from `least` to `most` that is good enough for jitter, and another one in a forked child.
+#[inline]
+pub(crate) fn jitter(least: u64, most: u64) -> u64 {
+    if least == most { least } else { drawn(least..=most) }
+}
+
+fn drawn(range: RangeInclusive<u64>) -> u64 {
     static GENERATOR: PerProcess<Option<SmallRng>> = PerProcess::new();
-    if range.start() == range.end() {
-        return *range.start();
-    }
     // Where the system has no random numbers, everybody has the same ones.
     let new = || SmallRng::try_from_rng(&mut SysRng).unwrap_or_else(|_| SmallRng::seed_from_u64(0));
     GENERATOR.lock().get_or_insert_with(new).random_range(range)

@@ -2,7 +2,6 @@
 
 use crate::error::{Error, Result};
 use crate::time::{self, Tick};
-use std::ops::RangeInclusive;
 use std::time::Duration;
 
 /// How retries spread: see [`Backoff::new`].
@@ -72,13 +71,13 @@ impl Backoff {
     }
 
     /// The least and the most that a denial may wait at this level.
-    pub(crate) fn spread(&self, level: u64) -> RangeInclusive<Tick> {
+    pub(crate) fn spread(&self, level: u64) -> (Tick, Tick) {
         let (delay, _) = self.delay(level);
         match self.jitter {
-            Jitter::Scaled => delay..=delay.saturating_mul(2),
-            Jitter::Full => 0..=delay,
-            Jitter::Equal => delay / 2..=delay,
-            Jitter::None => delay..=delay,
+            Jitter::Scaled => (delay, delay.saturating_mul(2)),
+            Jitter::Full => (0, delay),
+            Jitter::Equal => (delay / 2, delay),
+            Jitter::None => (delay, delay),
         }
     }
 
@@ -109,10 +108,10 @@ mod tests {
         assert_eq!(delays, [(0, true), (s, true), (2 * s, true), (4 * s, true), (5 * s, false), (5 * s, false)]);
         for jitter in Backoff::JITTERS {
             let expected = match jitter {
-                Jitter::Scaled => s..=2 * s,
-                Jitter::Full => 0..=s,
-                Jitter::Equal => s / 2..=s,
-                Jitter::None => s..=s,
+                Jitter::Scaled => (s, 2 * s),
+                Jitter::Full => (0, s),
+                Jitter::Equal => (s / 2, s),
+                Jitter::None => (s, s),
             };
             assert_eq!(Backoff { jitter, ..backoff }.spread(1), expected);
         }

@@ -78,7 +78,7 @@ const MARGIN: u64 = 1 << 20;
 /// SQLite's own handler sleeps ever longer, and lets late comers overtake. This one looks again a few times, a
 /// millisecond or so apart; for longer than that the caller waits, without holding anything.
 fn wait_for_lock(looks: i32) -> bool {
-    std::thread::sleep(Duration::from_micros(jitter(500..=1_500)));
+    std::thread::sleep(Duration::from_micros(jitter(500, 1_500)));
     looks < 3
 }
 

@@ -156,7 +156,7 @@ impl Session {
                         }
                     }
                     drop(lead);
-                    std::thread::sleep(Duration::from_micros(jitter(500..=1_500)).min(left));
+                    std::thread::sleep(Duration::from_micros(jitter(500, 1_500)).min(left));
                 }
             }
             if left.is_zero() {

@@ -408,7 +408,7 @@ impl KeyLine {
         // Who frees something may do it at any time: look soon at first, then less often, and never in step with others.
         self.looks = (self.looks + 1).min(6);
         let most = 500 << (self.looks - 1).min(5);
-        jitter(most / 2..=most)
+        jitter(most / 2, most)
     }
 
     /// Starts with the places that are ready.

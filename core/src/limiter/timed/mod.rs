@@ -225,7 +225,10 @@ impl Timed {
     /// The backoff of a level, as one caller shall wait it.
     fn spread(table: &Table, level: u64) -> Tick {
         match &table.policy.0 {
-            Shape::Rate(_, backoff) if level > 0 => jitter(backoff.spread(level)),
+            Shape::Rate(_, backoff) if level > 0 => {
+                let (least, most) = backoff.spread(level);
+                jitter(least, most)
+            }
             _ => 0,
         }
     }

@@ -380,7 +380,7 @@ impl TurnLine {
         let (most, doublings) = LOOK;
         let most = most << self.line.looks.min(doublings);
         self.line.looks = self.line.looks.saturating_add(1);
-        jitter(most / 2..=most)
+        jitter(most / 2, most)
     }
 }
 
