@@ -6,7 +6,10 @@
 //! the parent by identity, its membership and its running starts (a child has another [`generation`], notices at its
 //! first call, and starts its own).
 
+use rand::rngs::{SmallRng, SysRng};
+use rand::{RngExt, SeedableRng};
 use std::cell::UnsafeCell;
+use std::ops::RangeInclusive;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering::*};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
@@ -178,6 +181,19 @@ impl<T: Default> PerProcess<T> {
             }
         }
     }
+}
+
+/// A random number from `least` to `most` that is good enough for jitter, and another one in a forked child.
+#[inline]
+pub(crate) fn jitter(least: u64, most: u64) -> u64 {
+    if least == most { least } else { drawn(least..=most) }
+}
+
+fn drawn(range: RangeInclusive<u64>) -> u64 {
+    static GENERATOR: PerProcess<Option<SmallRng>> = PerProcess::new();
+    // Where the system has no random numbers, everybody has the same ones.
+    let new = || SmallRng::try_from_rng(&mut SysRng).unwrap_or_else(|_| SmallRng::seed_from_u64(0));
+    GENERATOR.lock().get_or_insert_with(new).random_range(range)
 }
 
 impl<T> Drop for PerProcess<T> {

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Child, most_in_any_window};
+use common::{Child, Random, most_in_any_window};
 use std::sync::Arc;
 use std::time::Duration;
 use workglow_limit::*;
@@ -550,40 +550,36 @@ fn whatever_happens_everybody_is_told_once() {
         let policy =
             ["5/1s", "20/2s + 3 concurrent", "3 concurrent", "10/1s queue 20", "10/1s burst 5"][seed as usize % 5];
         let limiter = site.store.limiter("api", policy).unwrap();
-        let mut state = seed;
-        let mut random = |n: u64| {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            (state >> 33) % n
-        };
+        let mut random = Random::seeded(seed);
         let mut pool = Pool::new(limiter.clone(), None);
         let (mut waiting, mut running) = (Vec::<WaiterId>::new(), Vec::<WaiterId>::new());
-        let workers = 1 + random(4) as usize;
+        let workers = 1 + random.below(4) as usize;
         for _ in 0..2_000 {
-            match random(10) {
+            match random.below(10) {
                 0..4 => {
-                    let waiter = Waiter::new(["", "a", "b"][random(3) as usize], 1 + random(3));
-                    let timeout = (random(3) == 0).then(|| ms(random(2_000)));
-                    waiting.push(pool.join(waiter.priority(-(random(2) as i32)).timeout(timeout)).unwrap());
+                    let waiter = Waiter::new(["", "a", "b"][random.below(3) as usize], 1 + random.below(3));
+                    let timeout = (random.below(3) == 0).then(|| ms(random.below(2_000)));
+                    waiting.push(pool.join(waiter.priority(-(random.below(2) as i32)).timeout(timeout)).unwrap());
                 }
                 4 if !waiting.is_empty() => {
-                    let id = waiting.swap_remove(random(waiting.len() as u64) as usize);
-                    if random(2) == 0 {
+                    let id = waiting.swap_remove(random.below(waiting.len() as u64) as usize);
+                    if random.below(2) == 0 {
                         pool.leave(id);
                     } else if let Some((text, _)) = pool.take_along(id) {
                         limiter.cancel_place(&limiter.permit_from_text(&text).unwrap()).unwrap();
                     }
                 }
                 5..7 if !running.is_empty() => {
-                    let id = running.swap_remove(random(running.len() as u64) as usize);
+                    let id = running.swap_remove(random.below(running.len() as u64) as usize);
                     pool.arrive(id);
                     pool.end(id);
                 }
-                7 if random(100) == 0 => pool.renew(),
-                8 if random(200) == 0 => {
+                7 if random.below(100) == 0 => pool.renew(),
+                8 if random.below(200) == 0 => {
                     pool.clear();
                     waiting.clear();
                 }
-                _ => site.clock.advance(ms(random(60))),
+                _ => site.clock.advance(ms(random.below(60))),
             }
             let mut told = Vec::new();
             let free = workers - running.len();

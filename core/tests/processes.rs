@@ -4,6 +4,7 @@ mod common;
 
 use common::wait::Wait;
 use common::{Child, Dir, PATIENCE, Record, most_in_any_window, now_ns, shared};
+use std::collections::BTreeSet;
 use std::sync::atomic::Ordering::*;
 use std::time::{Duration, Instant};
 use workglow_limit::*;
@@ -294,4 +295,23 @@ fn places_are_given_across_processes_in_the_order_in_which_they_were_asked_for()
     let hour = HOUR.as_nanos() as u64;
     let follows = |[earliest, _]: [u64; 2], [next, latest]: [u64; 2]| next > earliest && latest - earliest >= hour;
     assert!(ready.windows(2).all(|pair| follows(pair[0], pair[1])), "{ready:?}");
+}
+
+/// They were forked from one process, and do not try again at the same moment.
+#[test]
+fn forked_children_are_told_different_times() {
+    const LONG: Duration = Duration::from_secs(366 * 86_400);
+    let store = Store::new("memory:").unwrap();
+    let backoff = Backoff::new(LONG, 2.0, LONG, Jitter::Full).unwrap();
+    let policy = Policy::rate(1, Duration::from_micros(1)).unwrap().with_backoff(backoff).unwrap();
+    let limiter = store.declare("api", policy).unwrap();
+    limiter.pause("", Duration::from_secs(60)).unwrap();
+    let suggested = || limiter.decide("", 1).unwrap().suggested_after.as_micros() as u64;
+    let times = shared(5);
+    times[0].store(suggested(), Relaxed);
+    for time in &times[1..] {
+        Child::run(|| time.store(suggested(), Relaxed)).join();
+    }
+    let different: BTreeSet<_> = times.iter().map(|time| time.load(Relaxed)).collect();
+    assert_eq!(different.len(), times.len(), "{different:?}");
 }

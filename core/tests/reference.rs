@@ -27,8 +27,6 @@ mod frame;
 mod log;
 #[path = "reference/null.rs"]
 mod null;
-#[path = "reference/random.rs"]
-mod random;
 #[path = "reference/run.rs"]
 mod run;
 #[path = "reference/window.rs"]

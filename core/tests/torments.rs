@@ -9,7 +9,7 @@
 
 mod common;
 
-use common::{Child, Dir, ERRORS_OF_DAMAGE, most_in_any_window, now_ns, number, shared};
+use common::{Child, Dir, ERRORS_OF_DAMAGE, Random, most_in_any_window, now_ns, number, shared};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::fs::{File, OpenOptions};
@@ -197,26 +197,6 @@ fn start(notes: &Notes, case: usize, limiter: &dyn Limiter) {
 
 // ---- damage ----
 
-/// Random numbers that come again with the same seed.
-struct Random(u64);
-
-impl Random {
-    fn new(seed: u64) -> Random {
-        Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
-    }
-
-    fn below(&mut self, end: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 11) % end.max(1)
-    }
-
-    fn of<T: Copy>(&mut self, all: &[T]) -> T {
-        all[self.below(all.len() as u64) as usize]
-    }
-}
-
 /// Where damage is done, and what another store has there.
 struct Place {
     file: PathBuf,
@@ -247,7 +227,7 @@ fn bytes(Place { file: path, .. }: &Place, random: &mut Random) {
     let len = file.metadata().unwrap().len().max(1);
     for _ in 0..1 + random.below(40) {
         // Most of it is empty: what is at the beginning is more likely to matter.
-        let within = random.of(&[len, 65_536, 16_384, 2_048]).min(len);
+        let within = random.pick(&[len, 65_536, 16_384, 2_048]).min(len);
         let at = random.below(within);
         file.write_all_at(&[random.below(256) as u8], at).unwrap();
     }
@@ -258,15 +238,15 @@ fn words(Place { file: path, .. }: &Place, random: &mut Random) {
     let Some(file) = opened(path) else { return };
     let words = words_of(&file);
     let used: Vec<u64> = (0..words.len() as u64).filter(|at| words[*at as usize] != 0).collect();
-    for _ in 0..random.of(&[1, 3, 30, 300]) {
-        let at = random.of(&used);
+    for _ in 0..random.pick(&[1, 3, 30, 300]) {
+        let at = random.pick(&used);
         let was = words[at as usize];
         let word = match random.below(8) {
             0 => 0,
             1 => u64::MAX,
             2 => at,
             3 => random.below(words.len() as u64),
-            4 => random.of(&words),
+            4 => random.pick(&words),
             5 => was ^ 1 << random.below(64),
             6 => was.wrapping_add(random.below(5)).wrapping_sub(2),
             _ => random.below(u64::MAX) << 11,
@@ -287,13 +267,13 @@ fn offsets(Place { file: path, .. }: &Place, random: &mut Random) {
     };
     let all: Vec<u64> = (0..words.len() as u64).filter(is_offset).collect();
     let early: Vec<u64> = all.iter().copied().filter(|at| *at < 4_096).collect();
-    for _ in 0..random.of(&[1, 2, 8, 50]) {
+    for _ in 0..random.pick(&[1, 2, 8, 50]) {
         let is_early = random.below(2) == 0 && !early.is_empty();
-        let at = random.of(if is_early { &early } else { &all });
+        let at = random.pick(if is_early { &early } else { &all });
         let was = words[at as usize];
         let to = match random.below(6) {
             0 => at & !15,
-            1 => offset(words[random.of(&all) as usize]),
+            1 => offset(words[random.pick(&all) as usize]),
             2 => words.len() as u64 + random.below(1 << 20),
             3 => 0,
             4 => offset(was) + 16 * random.below(8),
@@ -306,10 +286,10 @@ fn offsets(Place { file: path, .. }: &Place, random: &mut Random) {
 /// Whole pages: empty, random, or another's.
 fn pages(Place { file: path, .. }: &Place, random: &mut Random) {
     let Some(file) = opened(path) else { return };
-    let count = file.metadata().unwrap().len() / 4_096;
-    for _ in 0..random.of(&[1, 1, 4, 20]) {
+    let count = (file.metadata().unwrap().len() / 4_096).max(1);
+    for _ in 0..random.pick(&[1, 1, 4, 20]) {
         let mut page = [0; 4_096];
-        let used = count.min(random.of(&[1, 8, 40, count]));
+        let used = count.min(random.pick(&[1, 8, 40, count]));
         match random.below(3) {
             0 => {}
             1 => page.fill_with(|| random.below(256) as u8),
@@ -322,8 +302,8 @@ fn pages(Place { file: path, .. }: &Place, random: &mut Random) {
 fn cut(Place { file: path, .. }: &Place, random: &mut Random) {
     let Some(file) = opened(path) else { return };
     let len = file.metadata().unwrap().len();
-    let any = random.below(len);
-    let to = random.of(&[0, 1, 100, 4_096, any, len / 2, len.saturating_sub(1)]);
+    let any = random.below(len.max(1));
+    let to = random.pick(&[0, 1, 100, 4_096, any, len / 2, len.saturating_sub(1)]);
     file.set_len(to.min(len)).unwrap();
 }
 
@@ -338,7 +318,7 @@ fn extend(Place { file: path, .. }: &Place, random: &mut Random) {
 /// A hole where something was: as if it had been cut, but for its length.
 fn hole(Place { file: path, .. }: &Place, random: &mut Random) {
     let Some(file) = opened(path) else { return };
-    let pages = file.metadata().unwrap().len() as i64 / 4_096;
+    let pages = (file.metadata().unwrap().len() as i64 / 4_096).max(1);
     let from = random.below(pages as u64) as i64;
     let len = (1 + random.below(8) as i64).min(pages - from);
     let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
@@ -403,7 +383,7 @@ const HOSTILE: [&str; 24] = [
 ];
 
 fn hostile_rows(Place { file: path, .. }: &Place, random: &mut Random) {
-    let sql = random.of(&HOSTILE);
+    let sql = random.pick(&HOSTILE);
     println!("  {sql}");
     Child::run(|| {
         let connection = rusqlite::Connection::open(path).unwrap();
@@ -477,17 +457,17 @@ fn damage_is_an_error_and_never_more_in_silence() {
         DAMAGES.into_iter().filter(|(what, file, _)| format!("{what} {file}").contains(&only)).collect();
     let (mut silent, mut told) = (0, 0);
     for round in seed..seed + number("ROUNDS", 12) {
-        let mut random = Random::new(round);
+        let mut random = Random::seeded(round);
         let (dir, other) = (Dir::in_memory("torments"), Dir::in_memory("torments-other"));
         let (notes, elsewhere) = (Notes::new(), Notes::new());
-        let (what, file, damage) = random.of(&damages);
+        let (what, file, damage) = random.pick(&damages);
         let [is_running, is_verified] = [random.below(2) == 0, random.below(3) == 0];
         println!("SEED={round}: {what} {file}, running {is_running}, verified {is_verified}");
         let run = |ms, seed| {
-            let random = Random::new(round * 100 + seed);
+            let random = Random::seeded(round * 100 + seed);
             Child::run(|| use_for(&dir, Duration::from_millis(ms), &notes, random))
         };
-        join(Child::run(|| use_for(&other, Duration::from_millis(20), &elsewhere, Random::new(round))), false);
+        join(Child::run(|| use_for(&other, Duration::from_millis(20), &elsewhere, Random::seeded(round))), false);
         join(run(40, 0), false);
         for name in [DATABASE, LANE] {
             std::fs::copy(dir.file(name), dir.file(&format!("{name}.old"))).unwrap();

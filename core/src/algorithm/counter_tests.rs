@@ -3,7 +3,7 @@
 use super::*;
 use crate::algorithm::Algorithm;
 use crate::algorithm::log::CLOSED as NO_LIFE;
-use crate::algorithm::random_tests::Random;
+use crate::algorithm::random_tests::{Random, seed};
 use std::cell::Cell;
 use std::collections::BTreeMap;
 
@@ -644,9 +644,8 @@ impl Plain {
 
 #[test]
 fn random_calls_against_a_plain_model() {
-    let seed = std::env::var("SEED").map_or_else(|_| std::process::id().into(), |s| s.parse().unwrap());
-    println!("SEED={seed}");
-    let mut random = Random(seed);
+    let seed = seed();
+    let mut random = Random::seeded(seed);
     let (mut admitted, mut places, mut denied) = (0, 0, 0);
     for round in 0..60 {
         let length = LENGTHS[round % LENGTHS.len()].min(1 + random.scaled(366 * DAY));
@@ -712,9 +711,8 @@ fn random_calls_against_a_plain_model() {
 /// Units that are taken back, whatever was written over meanwhile, never let a window hold more than it may.
 #[test]
 fn random_refunds_never_let_a_window_hold_too_much() {
-    let seed = std::env::var("SEED").map_or_else(|_| std::process::id().into(), |s| s.parse().unwrap());
-    println!("SEED={seed}");
-    let mut random = Random(seed);
+    let seed = seed();
+    let mut random = Random::seeded(seed);
     for round in 0..20 {
         let (limit, length) = (2 + random.below(30), 1 + random.scaled(1_000));
         let frame = Frame { limit, length, is_smooth: round % 2 == 0, phase: PHASE };
@@ -778,7 +776,7 @@ fn threads_never_exceed_a_window() {
             for thread in 0..4 {
                 let (starts, clock, time, of, number) = (&starts, &clock, &time, &of, &number);
                 scope.spawn(move || {
-                    let mut random = Random(thread);
+                    let mut random = Random::seeded(thread);
                     let mut mine = Vec::new();
                     for round in 0..60_000 {
                         if random.below(8) == 0 {

@@ -74,7 +74,7 @@ fn every_call_ends_whatever_cells_hold() {
         let (tell, told) = mpsc::channel();
         std::thread::spawn(move || {
             for round in 0..4_000 {
-                let random = &mut Random(kind << 32 | round);
+                let random = &mut Random::seeded(kind << 32 | round);
                 let slots = leases::slots(5) * SLOT_WORDS;
                 let size = if kind == 1 { SLICES } else { slots };
                 let [head, life, own, logged, cleared, peak]: [AtomicU64; 6] =

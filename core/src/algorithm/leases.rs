@@ -72,6 +72,7 @@ use super::{Sealed, Tries};
 use crate::atomic::{AtomicU64, *};
 use crate::fault;
 use crate::time::Tick;
+use crossbeam_utils::Backoff;
 
 /// The largest number of units at once.
 pub(crate) const MOST: u64 = (1 << WEIGHT) - 1;
@@ -323,7 +324,7 @@ impl<'a> Leases<'a> {
     fn admit(&self, want: Want) -> Result<Option<Lease>, Sealed> {
         debug_assert!((1..=MOST).contains(&want.weight));
         let mut mine = None;
-        let mut patience = 64;
+        let backoff = Backoff::new();
         let answer = loop {
             let seen = match self.look() {
                 Ok(seen) => seen,
@@ -348,11 +349,8 @@ impl<'a> Leases<'a> {
                 }
                 None if want.is_recorded => break Ok(None),
                 // Many race, or many died. There is a slot for each who can be admitted, but who is stopped keeps his.
-                None if patience == 0 => break self.close(seen.taken),
-                None => {
-                    patience -= 1;
-                    std::hint::spin_loop();
-                }
+                None if backoff.is_completed() => break self.close(seen.taken),
+                None => backoff.snooze(),
             }
         };
         if let Some(at) = mine {

@@ -1,6 +1,7 @@
 //! Leases: over their lives and deaths, against a plain model, and between threads.
 
 use super::*;
+use crate::algorithm::random_tests::Random;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The number of no life.
@@ -383,20 +384,6 @@ fn a_renewal_that_comes_a_life_late_shortens_nothing() {
     assert_eq!((key.reclaim(99, &[]), key.reclaim(100, &[])), (0, 1));
 }
 
-/// Random numbers, the same each time.
-struct Dice(u64);
-
-impl Dice {
-    fn below(&mut self, n: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) % n
-    }
-
-    fn one_of<T: Copy>(&mut self, all: &[T]) -> Option<T> {
-        (!all.is_empty()).then(|| all[self.below(all.len() as u64) as usize])
-    }
-}
-
 /// What the cells should hold: each lease by its fence.
 #[derive(Default)]
 struct Model {
@@ -419,23 +406,23 @@ impl Model {
 
 /// So many random calls, each compared with the model, with this limit at first.
 fn compare(seed: u64, mut max: u64, calls: u64) {
-    let dice = &mut Dice(seed);
+    let random = &mut Random::seeded(seed);
     let (mut key, mut model) = (Key::new(max), Model::default());
     let (mut now, mut next_owner) = (1_000, 100);
     let mut owners: Vec<u64> = vec![ME, 8, 9];
     let mut dead: BTreeSet<u64> = BTreeSet::new();
     let mut known: Vec<Lease> = Vec::new();
     for _ in 0..calls {
-        let owner = dice.one_of(&owners).unwrap();
-        let known_one = dice.one_of(&known).map(|lease| match dice.below(8) {
-            0 => Lease { index: dice.below(2 * slots(max)), ..lease },
-            _ => lease,
+        let owner = random.pick(&owners);
+        let known_one = random.index(known.len()).map(|i| match random.below(8) {
+            0 => Lease { index: random.below(2 * slots(max)), ..known[i] },
+            _ => known[i],
         });
-        match dice.below(22) {
+        match random.below(22) {
             0..=7 => {
-                let heaviest = if dice.below(4) == 0 { max } else { 1 };
-                let weight = 1 + dice.below(heaviest);
-                let deadline = if dice.below(2) == 0 { NEVER } else { now + 1 + dice.below(50) };
+                let heaviest = if random.below(4) == 0 { max } else { 1 };
+                let weight = 1 + random.below(heaviest);
+                let deadline = if random.below(2) == 0 { NEVER } else { now + 1 + random.below(50) };
                 let lease = key.leases().take(weight, max, owner, deadline).unwrap();
                 assert_eq!(lease.is_some(), model.live() + weight <= max);
                 if let Some(lease) = lease {
@@ -452,7 +439,7 @@ fn compare(seed: u64, mut max: u64, calls: u64) {
             }
             12 | 13 => {
                 let Some(lease) = known_one else { continue };
-                let deadline = now + 1 + dice.below(100);
+                let deadline = now + 1 + random.below(100);
                 let hold = model.held.get_mut(&lease.fence);
                 assert_eq!(key.leases().renew(lease, deadline), Ok(hold.is_some()));
                 if let Some(hold) = hold {
@@ -475,28 +462,28 @@ fn compare(seed: u64, mut max: u64, calls: u64) {
                 oldest.map(|fence| model.held.remove(&fence));
             }
             17 | 18 => {
-                now += dice.below(20);
+                now += random.below(20);
                 let freed = key.leases().reclaim(now, |owner| dead.contains(&owner)).unwrap();
                 assert_eq!(freed, model.end(|hold| hold.deadline <= now || dead.contains(&hold.owner)));
             }
-            19 if dice.below(8) == 0 => {
+            19 if random.below(8) == 0 => {
                 dead.insert(owner);
                 owners.retain(|other| *other != owner);
                 owners.push(next_owner);
                 next_owner += 1;
             }
-            20 if dice.below(30) == 0 => {
+            20 if random.below(30) == 0 => {
                 key.leases().clear().unwrap();
                 model.held.clear();
             }
-            21 if dice.below(10) == 0 => {
+            21 if random.below(10) == 0 => {
                 key.leases().seal();
                 let (holds, fence) = key.leases().history();
                 assert_eq!(fence.max(model.last_fence), fence);
                 assert_eq!(holds, model.held.values().copied().collect::<Vec<_>>());
-                if dice.below(2) == 0 {
+                if random.below(2) == 0 {
                     // Another limit, in cells with room for what is held.
-                    let other = 1 + dice.below((2 * max).min(300));
+                    let other = 1 + random.below((2 * max).min(300));
                     if holds.len() as u64 <= slots(other) {
                         max = other;
                         key = Key::new(max);

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::algorithm::Algorithm;
+use crate::algorithm::random_tests::Random;
 use std::collections::HashSet;
 
 const W: Tick = 20;
@@ -58,49 +59,42 @@ impl Cells {
     }
 }
 
-fn random(seed: &mut u64, below: u64) -> u64 {
-    *seed ^= *seed << 13;
-    *seed ^= *seed >> 7;
-    *seed ^= *seed << 17;
-    *seed % below
-}
-
 /// Starts of all sorts, places that start early or late, and lives that follow each other in the same cells.
 /// (`PLANT="same again"`, `PLANT="forgotten peak"`.)
 #[test]
 fn no_slot_ever_holds_the_same_word_twice() {
     for seed in 1..=2_000 {
-        let mut seed = seed * 0x9e37_79b9_7f4a;
-        let limit = 1 + random(&mut seed, 3);
+        let mut random = Random::seeded(seed);
+        let limit = 1 + random.below(3);
         let windows = [Window { limit, length: W }];
         let (mut cells, mut other) = (Cells::new(16), Cells::new(16));
         let mut tick = 10 * W;
         let mut places: Vec<Known> = Vec::new();
         // In some, laps take no time.
-        let (pace, forced) = (random(&mut seed, 3), random(&mut seed, 40));
+        let (pace, forced) = (random.below(3), random.below(40));
         for _ in 0..300 {
-            tick += random(&mut seed, 4).saturating_sub(pace);
+            tick += random.below(4).saturating_sub(pace);
             let now = Now { floor: tick, ceil: tick };
-            let weight = 1 + random(&mut seed, limit);
+            let weight = 1 + random.below(limit);
             let ask = Ask::now(&windows, weight, 0);
-            match random(&mut seed, 10 + forced) {
+            match random.below(10 + forced) {
                 0..2 => drop(cells.log().claim(&ask, || now).unwrap()),
                 2 | 10.. => drop(cells.log().claim(&Ask { force: true, weight: 1, ..ask }, || now).unwrap()),
                 3..6 => {
-                    let grace = random(&mut seed, 3 * W);
+                    let grace = random.below(3 * W);
                     let ask = Ask { reserve: true, patience: 2 * W, grace, ..ask };
                     if let Some(taken) = cells.log().claim(&ask, || now).unwrap().taken {
                         places.push(Known { ticket: taken.ticket, stamp: taken.stamp, weight });
                     }
                 }
                 6..9 if !places.is_empty() => {
-                    let place = places.swap_remove(random(&mut seed, places.len() as u64) as usize);
+                    let place = places.swap_remove(random.below(places.len() as u64) as usize);
                     let stamp = cells.log().present(place, W, now).unwrap();
                     assert!(stamp.is_none_or(|stamp| stamp <= place.stamp && stamp >= tick.min(place.stamp)));
                 }
-                9 if random(&mut seed, 5) == 0 => {
-                    let gone = random(&mut seed, 4);
-                    let none = random(&mut seed, 3) == 0;
+                9 if random.below(5) == 0 => {
+                    let gone = random.below(4);
+                    let none = random.below(3) == 0;
                     other.take_over(&cells, now, |starts| {
                         starts.retain(|start| !none && start.id % 4 != gone);
                     });

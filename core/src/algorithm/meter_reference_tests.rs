@@ -100,7 +100,7 @@ pub(super) fn assert_kept(bucket: Bucket, mut starts: Vec<(Tick, u64)>) {
 /// 110 buckets and 90 random ones, 2,000 calls each.
 #[test]
 fn random_calls_against_a_bucket_that_keeps_every_start() {
-    let mut random = seed();
+    let mut random = Random::seeded(seed());
     let mut all = buckets();
     while all.len() < 200 {
         let (rate, period, size) = (random.scaled(MOST - 1), random.scaled(LONGEST - 1), random.scaled(MOST - 1));
@@ -196,7 +196,7 @@ fn random_calls_against_a_bucket_that_keeps_every_start() {
 /// A retry succeeds when it was told to, and not a tick earlier, however it waits.
 #[test]
 fn random_denials_are_exact() {
-    let mut random = seed();
+    let mut random = Random::seeded(seed());
     for bucket in buckets() {
         let key = Key::new(bucket);
         for _ in 0..200 {
@@ -231,7 +231,7 @@ fn threads_never_exceed_a_bucket() {
             for thread in 0..4 {
                 let (starts, cells, clock, time) = (&starts, &cells, &clock, &time);
                 scope.spawn(move || {
-                    let mut random = Random(thread);
+                    let mut random = Random::seeded(thread);
                     let mut mine = Vec::new();
                     for round in 0..40_000 {
                         if random.below(4) == 0 {

@@ -3,7 +3,7 @@
 use super::super::bucket::{COARSEST, COSTLIEST, FINEST, MOST};
 use super::*;
 use crate::algorithm::Algorithm;
-use crate::algorithm::random_tests::Random;
+use crate::algorithm::random_tests::{Random, seed};
 
 use std::cell::Cell;
 
@@ -507,7 +507,7 @@ fn those_behind_keep_the_times_they_were_told() {
 /// Starts are taken back, in part, at any time later; what is left never exceeds the bucket.
 #[test]
 fn what_is_taken_back_makes_no_room_twice() {
-    let mut random = seed();
+    let mut random = Random::seeded(seed());
     for bucket in buckets() {
         let key = Key::new(bucket);
         let (mut held, mut done) = (Vec::<(Taken, Tick, u64)>::new(), Vec::<(Tick, u64)>::new());
@@ -540,7 +540,7 @@ fn what_is_taken_back_makes_no_room_twice() {
 /// What the ledger has, read again after a reboot at any time, is what the bucket was, but for what was not written.
 #[test]
 fn what_is_logged_brings_a_bucket_back() {
-    let mut random = seed();
+    let mut random = Random::seeded(seed());
     for bucket in buckets() {
         let key = Key::new(bucket);
         let (unit, part) = (bucket.tick(bucket.cost(1)).min(DAY), bucket.origin(1));
@@ -621,12 +621,6 @@ fn costs_fit_and_are_exact_or_a_little_too_much() {
     }
     let plain = Bucket::new(100, 60 * S, 100, false);
     assert_eq!((plain.n, plain.p, plain.shift), (1, 600_000, 0));
-}
-
-fn seed() -> Random {
-    let seed = std::env::var("SEED").map_or_else(|_| std::process::id().into(), |s| s.parse().unwrap());
-    println!("SEED={seed}");
-    Random(seed)
 }
 
 #[path = "meter_reference_tests.rs"]

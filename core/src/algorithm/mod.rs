@@ -121,4 +121,5 @@ mod garbage_tests;
 #[cfg(all(test, model))]
 mod models;
 #[cfg(all(test, not(model)))]
+#[path = "../../tests/common/random.rs"]
 mod random_tests;

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::algorithm::Algorithm;
-use crate::algorithm::random_tests::Random;
+use crate::algorithm::random_tests::{Random, seed};
 use std::cell::Cell;
 
 const MS: Tick = 1_000;
@@ -484,9 +484,8 @@ impl Plain {
 /// 20 keys of 10,000 calls each.
 #[test]
 fn random_calls_against_a_log_that_keeps_every_start() {
-    let seed = std::env::var("SEED").map_or_else(|_| std::process::id().into(), |s| s.parse().unwrap());
-    println!("SEED={seed}");
-    let mut random = Random(seed);
+    let seed = seed();
+    let mut random = Random::seeded(seed);
     for round in 0..20 {
         let length = LENGTHS[round % LENGTHS.len()];
         let limit = 4_097 + random.scaled(MOST - 4_097);
@@ -570,7 +569,7 @@ fn threads_never_exceed_a_window() {
             for thread in 0..4 {
                 let (starts, log, clock, time) = (&starts, &log, &clock, &time);
                 scope.spawn(move || {
-                    let mut random = Random(thread);
+                    let mut random = Random::seeded(thread);
                     let mut mine = Vec::new();
                     for round in 0..40_000 {
                         if random.below(8) == 0 {

@@ -70,19 +70,15 @@ impl Backoff {
         if level == 0 { (0, true) } else { (delay, grows && delay < self.max) }
     }
 
-    /// The delay of one denial, with a random number.
-    pub(crate) fn spread(&self, delay: Tick, random: u64) -> Tick {
+    /// The least and the most that a denial may wait at this level.
+    pub(crate) fn spread(&self, level: u64) -> (Tick, Tick) {
+        let (delay, _) = self.delay(level);
         match self.jitter {
-            Jitter::Scaled => delay.saturating_add(random % delay.max(1)),
-            Jitter::Full => random % delay.saturating_add(1),
-            Jitter::Equal => delay / 2 + random % (delay / 2 + 1),
-            Jitter::None => delay,
+            Jitter::Scaled => (delay, delay.saturating_mul(2)),
+            Jitter::Full => (0, delay),
+            Jitter::Equal => (delay / 2, delay),
+            Jitter::None => (delay, delay),
         }
-    }
-
-    /// Is the delay always the same?
-    pub(crate) fn is_certain(&self) -> bool {
-        self.jitter == Jitter::None
     }
 
     const JITTERS: [Jitter; 4] = [Jitter::Scaled, Jitter::Full, Jitter::Equal, Jitter::None];
@@ -111,15 +107,13 @@ mod tests {
         let s = 1_000_000;
         assert_eq!(delays, [(0, true), (s, true), (2 * s, true), (4 * s, true), (5 * s, false), (5 * s, false)]);
         for jitter in Backoff::JITTERS {
-            let backoff = Backoff { jitter, ..backoff };
-            let (least, most) = match jitter {
-                Jitter::Scaled => (1_000, 1_999),
-                Jitter::Full => (0, 1_000),
-                Jitter::Equal => (500, 1_000),
-                Jitter::None => (1_000, 1_000),
+            let expected = match jitter {
+                Jitter::Scaled => (s, 2 * s),
+                Jitter::Full => (0, s),
+                Jitter::Equal => (s / 2, s),
+                Jitter::None => (s, s),
             };
-            let all: Vec<_> = (0..10_000).map(|random| backoff.spread(1_000, random)).collect();
-            assert_eq!((all.iter().min(), all.iter().max()), (Some(&least), Some(&most)));
+            assert_eq!(Backoff { jitter, ..backoff }.spread(1), expected);
         }
     }
 }

@@ -14,6 +14,7 @@ use crate::atomic::*;
 use crate::error::Result;
 use crate::fork::PerProcess;
 use crate::stats::Stats;
+use crossbeam_utils::CachePadded;
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::sync::atomic::AtomicBool;
@@ -53,10 +54,8 @@ const IDLE: Duration = Duration::from_secs(1);
 /// How long the end of a store waits for the lock, to tell what was counted last.
 const LAST_WORDS: Duration = Duration::from_millis(10);
 
-/// One cache line, so that threads do not disturb each other.
-#[derive(Debug, Default)]
-#[repr(align(64))]
-struct Stripe([AtomicU64; OF_A_PROCESS]);
+/// Padded, so that threads do not disturb each other.
+type Stripe = CachePadded<[AtomicU64; OF_A_PROCESS]>;
 
 /// The two words of a key's hash, the first of which is 0 where there is none; was nothing counted for a while; the counts.
 #[derive(Debug)]
@@ -160,7 +159,7 @@ impl Counts {
             return;
         }
         let stripe = stripe();
-        let word = &self.stripes[stripe].0[what];
+        let word = &self.stripes[stripe][what];
         if stripe < OWN {
             // Nobody else writes it.
             word.store(word.load(Relaxed).wrapping_add(n), Relaxed);
@@ -203,7 +202,7 @@ impl Counts {
         let table = home.table(limit);
         let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
         let now: [u64; OF_A_PROCESS] = std::array::from_fn(|what| {
-            self.stripes.iter().fold(0, |sum: u64, stripe| sum.wrapping_add(stripe.0[what].load(Relaxed)))
+            self.stripes.iter().fold(0, |sum: u64, stripe| sum.wrapping_add(stripe[what].load(Relaxed)))
         });
         let mut new: [u64; OF_A_PROCESS] = std::array::from_fn(|what| now[what].wrapping_sub(told.counts[what]));
         told.counts = now;

@@ -14,6 +14,7 @@
 use super::fcntl::Scope;
 use super::{files, ledger, moves, os, policies};
 use crate::error::{Error, Result};
+use crate::fork::jitter;
 use rusqlite::{Connection, ErrorCode, OpenFlags, TransactionBehavior, ffi};
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -77,8 +78,7 @@ const MARGIN: u64 = 1 << 20;
 /// SQLite's own handler sleeps ever longer, and lets late comers overtake. This one looks again a few times, a
 /// millisecond or so apart; for longer than that the caller waits, without holding anything.
 fn wait_for_lock(looks: i32) -> bool {
-    let nap = Duration::from_micros(500 + os::random::<1>().map_or(0, |[r]| r % 1_000));
-    std::thread::sleep(nap);
+    std::thread::sleep(Duration::from_micros(jitter(500, 1_500)));
     looks < 3
 }
 

@@ -1,6 +1,8 @@
 //! What the operating system is asked for, and how each answers.
 
 use crate::atomic::*;
+use rand::TryRng;
+use rand::rngs::SysRng;
 use std::fs::File;
 use std::io::{Error, Result};
 use std::os::fd::AsRawFd;
@@ -294,11 +296,11 @@ fn fnv(first: u8, text: &str) -> u64 {
 
 /// Random words from the system. They carry no state, so a fork cannot repeat them.
 pub(crate) fn random<const N: usize>() -> Result<[u64; N]> {
-    let mut bytes = [[0; 8]; N];
-    for word in &mut bytes {
-        getrandom::fill(word).map_err(|e| Error::other(e.to_string()))?;
+    let mut words = [0; N];
+    for word in &mut words {
+        *word = SysRng.try_next_u64().map_err(|e| Error::other(e.to_string()))?;
     }
-    Ok(bytes.map(u64::from_ne_bytes))
+    Ok(words)
 }
 
 /// Does the kernel say that the wall clock is synchronised? Without it, that clock may be years off after a reboot.

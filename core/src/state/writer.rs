@@ -28,7 +28,7 @@ use crate::algorithm::log::Taken;
 use crate::atomic::*;
 use crate::error::{Error, Result};
 use crate::fault;
-use crate::fork::{self, PerProcess};
+use crate::fork::{self, PerProcess, jitter};
 use crate::time::{Now, monotonic_ns};
 use crate::waiting::MayWait;
 use std::cell::RefCell;
@@ -159,8 +159,7 @@ impl Session {
                         }
                     }
                     drop(lead);
-                    let jitter = os::random::<1>().map_or(0, |[r]| r % 1_000);
-                    std::thread::sleep(Duration::from_micros(500 + jitter).min(left));
+                    std::thread::sleep(Duration::from_micros(jitter(500, 1_500)).min(left));
                 }
             }
             if left.is_zero() {

@@ -1,8 +1,11 @@
 //! Directories, children and shared memory for the tests.
-#![allow(dead_code, reason = "each test binary uses its part")]
+#![allow(dead_code, unused_imports, reason = "each test binary uses its part")]
 
 pub mod limits;
+pub mod random;
 pub mod wait;
+
+pub use random::Random;
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering::*};
@@ -247,22 +250,6 @@ pub fn write_behind_up_to(longest: Duration) {
 /// A number from the environment, to make a test longer or shorter.
 pub fn number(name: &str, default: u64) -> u64 {
     std::env::var(name).map_or(default, |text| text.parse().unwrap())
-}
-
-/// Random numbers that differ from run to run.
-pub struct Random(u64);
-
-impl Random {
-    pub fn new() -> Random {
-        Random(now_ns() ^ u64::from(std::process::id()) << 40 | 1)
-    }
-
-    pub fn below(&mut self, end: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % end
-    }
 }
 
 /// The units that a denial somewhere in `[a, b]` may have seen in its window: all of them, if each start lay where it suits.

@@ -1,8 +1,8 @@
 //! Token buckets and leaky buckets: the moment at which all that was started has come back, as an exact fraction.
 
-use super::frame::{Ask, ENDLESS, Now, Permit, Rules, Start, Tick};
+use super::common::Random;
+use super::frame::{Ask, ENDLESS, Now, Permit, Rules, Start, Tick, length};
 use super::log::next_id;
-use super::random::Random;
 use super::run::duration;
 use workglow_limit::Policy;
 
@@ -84,7 +84,7 @@ impl<const LEAKY: bool> Rules for Bucket<LEAKY> {
 
     fn random(random: &mut Random, scale: Tick) -> Self {
         let most = random.pick(&[1, 3, 8, 8, 20, 40]);
-        let (rate, period, size) = (1 + random.below(most), random.length(scale), 1 + random.below(most));
+        let (rate, period, size) = (1 + random.below(most), length(random, scale), 1 + random.below(most));
         let shared = gcd(rate.into(), period);
         Bucket { rate, period, size, n: Tick::from(rate) / shared, p: period / shared }
     }

@@ -136,7 +136,7 @@ impl<R: Rules> Run<R> {
         let Held { raw, by, ref permit, has_started, ref mut has_ended } = limit.held[i];
         let permit = permit.clone();
         let capacity = limit.model.rules.capacity();
-        let actual = self.random.up_to(2 * permit.weight + capacity + 2);
+        let actual = self.random.scaled(2 * permit.weight + capacity + 2);
         let debt = actual.saturating_sub(permit.weight).min(capacity);
         // A debt that comes late is owed by a key that is still there, and once.
         let is_over = limit.model.is_over(&permit);
@@ -268,7 +268,7 @@ impl<R: Rules> Run<R> {
 
     fn pause(&mut self, at: usize, key: &str) {
         let by = self.handle(at);
-        let pause = Tick::from(self.random.up_to(2 * self.scale as u64));
+        let pause = Tick::from(self.random.scaled(2 * self.scale as u64));
         let limit = &mut self.limits[at];
         limit.handles[by].pause(key, duration(pause)).unwrap();
         limit.handles[by].set_next_available_time(key, SystemTime::UNIX_EPOCH).unwrap();
@@ -289,7 +289,7 @@ impl<R: Rules> Run<R> {
 
     /// A crowd of tenants.
     fn crowd(&mut self, at: usize) {
-        for _ in 0..self.random.up_to(300) {
+        for _ in 0..self.random.scaled(300) {
             self.new_keys += 1;
             self.calls += 1;
             self.attempt(at, &format!("k{}", self.new_keys), 1);

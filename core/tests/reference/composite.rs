@@ -2,10 +2,9 @@
 
 use super::bucket::Bucket;
 use super::child::{Child, strictest};
-use super::common::Dir;
+use super::common::{Dir, Random};
 use super::frame::{Answer, Model, Now, Permit, Rules, Tick, View};
 use super::log::{DELAY, Log, RATE, STRICT};
-use super::random::Random;
 use super::run::{KEYS, SCALES, Trace, duration, stores, ticks};
 use super::window::Windows;
 use std::sync::Arc;
@@ -56,7 +55,7 @@ struct Run {
 
 impl Run {
     fn new(seed: u64) -> Run {
-        let mut random = Random(seed);
+        let mut random = Random::seeded(seed);
         let (clock, stores, dir) = stores(&mut random, "composite");
         let (scale, is_fine) = (random.pick(&SCALES), random.chance(30));
         let (composite, trace) = (CompositeLimiter::new([]), Trace::new("composite", seed));
@@ -200,7 +199,7 @@ impl Run {
             assert!(self.composite.peek(key, weight).unwrap().admitted);
             return;
         }
-        let ns = self.random.up_to(longest as u64 * 1_000);
+        let ns = self.random.scaled(longest as u64 * 1_000);
         self.advance(Duration::from_nanos(if self.is_fine { ns } else { ns.div_ceil(1_000) * 1_000 }));
     }
 
@@ -220,7 +219,7 @@ impl Run {
             }
             80..94 => self.end(),
             94..96 => {
-                let pause = Tick::from(self.random.up_to(2 * self.scale as u64));
+                let pause = Tick::from(self.random.scaled(2 * self.scale as u64));
                 self.composite.pause(key, duration(pause)).unwrap();
                 self.models.iter_mut().for_each(|model| model.pause(key, pause));
                 self.log(format!("pause {key:?} {pause}"));

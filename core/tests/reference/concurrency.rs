@@ -1,8 +1,8 @@
 //! At most so many at the same time: a list of leases for each key, and random calls to it and to the real one.
 
+use super::common::Random;
 use super::common::wait::Wait;
-use super::frame::Tick;
-use super::random::Random;
+use super::frame::{Tick, length};
 use super::run::{KEYS, SCALES, Trace, duration, runs, stores, ticks};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -102,7 +102,7 @@ struct Run {
 /// With leases that end, or without: what ended is noticed sooner or later where no lease ends any more.
 fn policy(random: &mut Random, scale: Tick, ends: bool) -> (u64, Option<Tick>, Policy) {
     let max = random.pick(&[1, 2, 3, 8, 20]);
-    let lease = ends.then(|| random.length(scale));
+    let lease = ends.then(|| length(random, scale));
     let policy = Policy::concurrency(max).unwrap();
     (max, lease, lease.map_or(policy, |lease| policy.with_lease(duration(lease)).unwrap()))
 }
@@ -170,7 +170,7 @@ impl Run {
 
     fn call(&mut self) {
         if self.random.chance(40) {
-            let by = Tick::from(self.random.up_to(2 * self.scale as u64));
+            let by = Tick::from(self.random.scaled(2 * self.scale as u64));
             self.advance(by);
         }
         let key = self.random.pick(&KEYS).to_owned();
@@ -211,7 +211,7 @@ impl Run {
                 leases.iter().position(|lease| lease.recorded_by == Some(by)).map(|oldest| leases.remove(oldest));
             }
             90..92 => {
-                let pause = 1 + Tick::from(self.random.up_to(self.scale as u64));
+                let pause = 1 + Tick::from(self.random.scaled(self.scale as u64));
                 self.log(format!("pause {key:?} {pause}"));
                 limiter.pause(&key, duration(pause)).unwrap();
                 let until = self.model.now + pause;
@@ -255,7 +255,7 @@ impl Run {
 #[test]
 fn concurrency() {
     runs(|seed| {
-        let mut random = Random(seed);
+        let mut random = Random::seeded(seed);
         let (clock, stores, dir) = stores(&mut random, "concurrency");
         let scale = random.pick(&SCALES);
         let ends = random.chance(60);

@@ -1,13 +1,22 @@
 //! What all limits that are a matter of time have in common, in the plainest way: keys, gates, places, waiters, backoff.
 //! How starts are counted is a matter of [`Rules`].
 
-use super::random::Random;
+use super::common::Random;
 use std::collections::HashMap;
 use std::fmt::Debug;
 use workglow_limit::Policy;
 
 /// Microseconds since the clock began.
 pub type Tick = i128;
+
+/// A length of time about this scale; at least 1.
+pub fn length(random: &mut Random, scale: Tick) -> Tick {
+    match random.below(4) {
+        0 => scale,
+        1 => 1 + Tick::from(random.scaled(3)),
+        _ => 1 + Tick::from(random.scaled(2 * scale as u64)),
+    }
+}
 
 /// Longer than anybody waits.
 pub const ENDLESS: Tick = 1 << 100;

@@ -1,7 +1,7 @@
 //! Rates, delays and even distances: a list of starts for each key.
 
-use super::frame::{Ask, Backoff, ENDLESS, Now, Permit, Rules, Start, Tick};
-use super::random::Random;
+use super::common::Random;
+use super::frame::{Ask, Backoff, ENDLESS, Now, Permit, Rules, Start, Tick, length};
 use super::run::duration;
 use std::collections::VecDeque;
 use workglow_limit::{Jitter, Policy};
@@ -105,9 +105,9 @@ impl<const KIND: u8> Rules for Log<KIND> {
     fn random(random: &mut Random, scale: Tick) -> Self {
         let most = random.pick(&[1, 3, 8, 8, 20, 40]);
         match KIND {
-            DELAY => Log { windows: vec![(1, random.length(scale))], kind: Kind::Delay },
+            DELAY => Log { windows: vec![(1, length(random, scale))], kind: Kind::Delay },
             STRICT | ADAPTIVE => {
-                let (max, window) = (1 + random.below(most), random.length(scale));
+                let (max, window) = (1 + random.below(most), length(random, scale));
                 let is_adaptive = KIND == ADAPTIVE;
                 let interval = (1, (window + Tick::from(max) - 1) / Tick::from(max));
                 let windows = if is_adaptive { vec![(max, window), interval] } else { vec![interval] };
@@ -115,12 +115,12 @@ impl<const KIND: u8> Rules for Log<KIND> {
             }
             _ => {
                 let count = random.pick(&[1, 1, 1, 2, 2, 3, 4]);
-                let mut windows: Vec<_> = (0..count).map(|_| (1 + random.below(most), random.length(scale))).collect();
+                let mut windows: Vec<_> = (0..count).map(|_| (1 + random.below(most), length(random, scale))).collect();
                 if random.chance(1) {
                     windows[0].0 = 4_096;
                 }
-                let initial = 1_000 + Tick::from(random.up_to(scale as u64));
-                let max = initial + Tick::from(random.up_to(20 * scale as u64));
+                let initial = 1_000 + Tick::from(random.scaled(scale as u64));
+                let max = initial + Tick::from(random.scaled(20 * scale as u64));
                 let thousandths = random.pick(&[1_001, 1_500, 2_000, 10_000]);
                 let backoff = match KIND == BACKOFF {
                     true => Backoff { initial, thousandths, max, is_scaled: false },

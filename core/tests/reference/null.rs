@@ -1,15 +1,15 @@
 //! No limit.
 
-use super::random::Random;
+use super::common::Random;
 use super::run::KEYS;
 use std::time::Duration;
 use workglow_limit::*;
 
 /// Everything is admitted, whatever happened before.
 pub fn all(seed: u64) -> u64 {
-    let (mut random, limiter) = (Random(seed), NullLimiter::new());
+    let (mut random, limiter) = (Random::seeded(seed), NullLimiter::new());
     for _ in 0..1_000 {
-        let (key, weight) = (random.pick(&KEYS), 1 + random.up_to(u64::MAX / 2));
+        let (key, weight) = (random.pick(&KEYS), 1 + random.scaled(u64::MAX / 2));
         let Attempt::Admitted(permit) = limiter.attempt(key, weight).unwrap() else { panic!("{weight} denied") };
         for decision in [limiter.decide(key, weight).unwrap(), limiter.peek(key, weight).unwrap()] {
             assert!(decision.admitted && decision.denied_by.is_none(), "{decision:?}");

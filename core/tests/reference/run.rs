@@ -1,9 +1,8 @@
 //! Random calls to a limit and to its model, and every answer compared. What the calls are is in `calls.rs`.
 
-use super::common::Dir;
 use super::common::wait::Wait;
+use super::common::{Dir, Random};
 use super::frame::{Answer, ENDLESS, Model, Now, Permit, Rules, Tick, View, Waiter};
-use super::random::Random;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
@@ -166,7 +165,7 @@ pub const KEYS: [&str; 5] = ["", "a", "b", "c", "d"];
 
 impl<R: Rules> Run<R> {
     pub fn new(kind: &'static str, seed: u64) -> Self {
-        let mut random = Random(seed);
+        let mut random = Random::seeded(seed);
         let (clock, stores, dir) = stores(&mut random, kind);
         let scale = random.pick(&SCALES);
         let (keys, is_fine) = (3 + random.below(3), random.chance(30));
@@ -245,7 +244,7 @@ impl<R: Rules> Run<R> {
                 return self.advance_to(to);
             }
         };
-        let ns = self.random.up_to(most as u64 * 1_000);
+        let ns = self.random.scaled(most as u64 * 1_000);
         self.advance(Duration::from_nanos(if self.is_fine { ns } else { ns.div_ceil(1_000) * 1_000 }));
     }
 
@@ -274,8 +273,8 @@ impl<R: Rules> Run<R> {
         self.random.below(self.limits[at].handles.len() as u64) as usize
     }
 
-    pub fn patience(&mut self, percent: u64, scales: u64) -> Option<Tick> {
-        self.random.chance(percent).then(|| Tick::from(self.random.up_to(scales * self.scale as u64)))
+    pub fn patience(&mut self, percent: u32, scales: u64) -> Option<Tick> {
+        self.random.chance(percent).then(|| Tick::from(self.random.scaled(scales * self.scale as u64)))
     }
 
     /// Compares an answer, and keeps the permit that came with it.

@@ -1,8 +1,8 @@
 //! Fixed windows, and the sliding window counter: two counts for each key.
 
-use super::frame::{Ask, ENDLESS, Now, Permit, Rules, Start, Tick};
+use super::common::Random;
+use super::frame::{Ask, ENDLESS, Now, Permit, Rules, Start, Tick, length};
 use super::log::next_id;
-use super::random::Random;
 use super::run::duration;
 use workglow_limit::Policy;
 
@@ -106,7 +106,7 @@ impl<const SMOOTH: bool> Rules for Windows<SMOOTH> {
 
     fn random(random: &mut Random, scale: Tick) -> Self {
         let most = random.pick(&[1, 3, 8, 8, 20, 40, 1_000]);
-        Windows { limit: 1 + random.below(most), length: scale / 100 + random.length(scale) }
+        Windows { limit: 1 + random.below(most), length: scale / 100 + length(random, scale) }
     }
 
     fn policy(&self) -> Policy {

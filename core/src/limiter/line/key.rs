@@ -7,7 +7,8 @@ pub(super) use turns::{Told, TurnLine};
 
 use super::{Claim, Outcome, Rank, Terms};
 use crate::error::{Error, Result};
-use crate::limiter::{LOOK_AGAIN, Limiter, Presented, random};
+use crate::fork::jitter;
+use crate::limiter::{LOOK_AGAIN, Limiter, Presented};
 use crate::permit::RawPermit;
 use crate::policy;
 use crate::time::{Clock, Tick, from_ticks, patience_ticks};
@@ -407,7 +408,7 @@ impl KeyLine {
         // Who frees something may do it at any time: look soon at first, then less often, and never in step with others.
         self.looks = (self.looks + 1).min(6);
         let most = 500 << (self.looks - 1).min(5);
-        most / 2 + random() % (most / 2)
+        jitter(most / 2, most)
     }
 
     /// Starts with the places that are ready.

@@ -8,13 +8,13 @@ mod ending;
 mod text;
 
 use super::inner::Base;
-use super::{Presented, Reserved, foreign, random};
+use super::{Presented, Reserved, foreign};
 use crate::algorithm::Sealed;
 use crate::algorithm::log::{Answer, Ask, Known, Taken, View};
 use crate::atomic::*;
 use crate::decision::Decision;
 use crate::error::{Error, Result};
-use crate::fork::PerProcess;
+use crate::fork::{PerProcess, jitter};
 use crate::permit::{Kind, MOST_GRACE, RawPermit, TimedPermit};
 use crate::policy::{self, Policy, Shape};
 use crate::state::{Blocked, Bound, Hash, Home, Key, Limit, STORE_AGAIN, Store, Stuck, Table};
@@ -263,7 +263,8 @@ impl Timed {
     fn spread(table: &Table, level: u64) -> Tick {
         match &table.policy.0 {
             Shape::Rate(_, backoff) if level > 0 => {
-                backoff.spread(backoff.delay(level).0, if backoff.is_certain() { 0 } else { random() })
+                let (least, most) = backoff.spread(level);
+                jitter(least, most)
             }
             _ => 0,
         }

@@ -1,6 +1,6 @@
 //! The waiters of one key that start elsewhere: each takes its place along, or a word that there is room.
 
-use super::{Held, KeyLine, LOOK_SOONER, Pass, Rank, random};
+use super::{Held, KeyLine, LOOK_SOONER, Pass, Rank, jitter};
 use crate::error::{Error, Result};
 use crate::limiter::inner::When;
 use crate::limiter::line::pool::Offer;
@@ -380,7 +380,7 @@ impl TurnLine {
         let (most, doublings) = LOOK;
         let most = most << self.line.looks.min(doublings);
         self.line.looks = self.line.looks.saturating_add(1);
-        most / 2 + random() % (most / 2)
+        jitter(most / 2, most)
     }
 }
 
