@@ -205,14 +205,21 @@ impl CompositeLimiter {
     fn hand_out(&self, out: Out) -> RawPermit {
         let mut table = self.out.lock();
         let number = table.insert(out);
-        let suspects = table.suspects();
-        drop(table);
-        for (old, parts) in suspects.into_iter().flatten() {
+        if table.has_too_many() {
+            let suspects = table.suspects();
+            drop(table);
+            self.forget_those_over(suspects);
+        }
+        RawPermit::new(self.base.id, Kind::Composite(CompositePermit { number }))
+    }
+
+    #[cold]
+    fn forget_those_over(&self, suspects: impl IntoIterator<Item = (u64, Vec<Part>)>) {
+        for (old, parts) in suspects {
             if are_over(self.all(), &parts) {
                 self.out.lock().remove(old);
             }
         }
-        RawPermit::new(self.base.id, Kind::Composite(CompositePermit { number }))
     }
 
     /// The number of a permit of this limiter.

@@ -95,15 +95,18 @@ impl Table {
         self.slots.len() - self.free.len()
     }
 
-    /// The entries to look at next, if there are too many.
-    pub fn suspects(&mut self) -> [Option<(u64, Vec<Part>)>; LOOKS] {
-        let mut suspects = [const { None }; LOOKS];
-        if self.len() > KEPT {
-            for suspect in &mut suspects {
-                self.looked = (self.looked + 1) % self.slots.len();
-                let (turn, entry) = &self.slots[self.looked];
-                let idle = entry.as_ref().filter(|out| out.state != State::Presented);
-                *suspect = idle.map(|out| (u64::from(*turn) << 32 | self.looked as u64, out.parts.clone()));
+    pub fn has_too_many(&self) -> bool {
+        self.len() > KEPT
+    }
+
+    /// The entries to look at next.
+    pub fn suspects(&mut self) -> Vec<(u64, Vec<Part>)> {
+        let mut suspects = Vec::new();
+        for _ in 0..LOOKS {
+            self.looked = (self.looked + 1) % self.slots.len();
+            let (turn, entry) = &self.slots[self.looked];
+            if let Some(out) = entry.as_ref().filter(|out| out.state != State::Presented) {
+                suspects.push((u64::from(*turn) << 32 | self.looked as u64, out.parts.clone()));
             }
         }
         suspects

@@ -14,8 +14,13 @@ use std::time::{Duration, SystemTime};
 
 impl<T: InStore> Limiter for T {
     fn complete(&self, permit: &RawPermit) -> Result<()> {
-        let permit = self.timed().own(permit);
-        self.timed().limit.or_instead(|| permit.and_then(|permit| self.timed().do_complete(&permit)), |_| ())
+        let timed = self.timed();
+        timed.is_own(permit)?;
+        if !timed.limit.may_adapt() {
+            return Ok(());
+        }
+        let permit = timed.own(permit);
+        timed.limit.or_instead(|| permit.and_then(|permit| timed.do_complete(&permit)), |_| ())
     }
 
     fn cancel(&self, permit: &RawPermit) -> Result<()> {

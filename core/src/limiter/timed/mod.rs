@@ -276,14 +276,22 @@ impl Timed {
 
     /// What a permit of this limiter says. One from a lane that is gone counts nowhere: its times mean nothing here.
     fn own(&self, permit: &RawPermit) -> Result<TimedPermit> {
-        self.base.own(permit)?;
-        let Kind::Timed(start) = permit.kind else { return foreign(self.limit.name()) };
+        let start = self.is_own(permit)?;
         // One that counts nowhere may be of a store that cannot be opened.
         if start.ticket == u64::MAX {
             return Ok(start);
         }
         let lane = self.limit.home()?.instance as u16;
         Ok(if start.lane == lane { start } else { TimedPermit { lane, ..start.voided() } })
+    }
+
+    /// Is it a permit of this limiter?
+    #[inline(always)]
+    fn is_own(&self, permit: &RawPermit) -> Result<TimedPermit> {
+        match permit.kind {
+            Kind::Timed(start) if permit.limiter == self.base.id => Ok(start),
+            _ => foreign(self.limit.name()),
+        }
     }
 
     /// What comes of presenting a place while the store fails.

@@ -276,10 +276,16 @@ impl Limit {
         &self.name
     }
 
+    /// Are there limits of its kind that adapt to what jobs take?
+    #[inline(always)]
+    pub fn may_adapt(&self) -> bool {
+        self.kind == "evenly-spaced"
+    }
+
     /// May its starts depend on what jobs take?
     pub fn adapts(&self) -> Result<bool> {
         let may_adapt = |bound: &Bound| bound.latest().is_adaptive || bound.home().has_plans(bound.limit);
-        Ok(self.kind == "evenly-spaced" && self.reading(|| self.bound().map(may_adapt))?)
+        Ok(self.may_adapt() && self.reading(|| self.bound().map(may_adapt))?)
     }
 
     pub fn store(&self) -> &Arc<Session> {
