@@ -277,3 +277,27 @@ fn what_jobs_took_is_no_part_of_the_log() {
     }
     assert!(starts.len() > 1_000, "{} starts", starts.len());
 }
+
+#[test]
+fn a_limiter_that_knows_where_its_empty_key_was_does_not_decide_on_who_lives_there_now() {
+    for (name, policy) in [("log", "1/1h"), ("bucket", "1/1h burst 1")] {
+        let dir = Dir::in_memory(&format!("moved-{name}"));
+        let store = Store::new(&dir.url()).unwrap();
+        let [limiter, other] = [(); 2].map(|()| store.limiter("api", policy).unwrap());
+        let take = |key| match limiter.attempt(key, 1).unwrap() {
+            Attempt::Admitted(permit) => permit,
+            Attempt::Denied(_) => panic!("{name}: \"{key}\" is denied"),
+        };
+        let denies = || matches!(other.attempt("", 1).unwrap(), Attempt::Denied(_));
+        let first = take("");
+        // From here on the other one knows where the key is.
+        assert!(denies() && denies());
+        let tenant = take("tenant");
+        // The key "" moves, and the tenant to where it was.
+        limiter.cancel(&first).unwrap();
+        take("");
+        limiter.cancel(&tenant).unwrap();
+        assert!(denies() && denies(), "{name}: two starts");
+        take("tenant");
+    }
+}

@@ -9,6 +9,7 @@ use crate::policy;
 use crate::state::block::{Head, gate_in, hash_in};
 use crate::state::counts::Counts;
 use crate::state::index::KeyAt;
+use crate::state::layout::key_word;
 use crate::state::locked::Locked;
 use crate::state::table::{AtOnce, Blocked, Hash, Home, Table};
 use siphasher::sip128::SipHasher13;
@@ -140,7 +141,8 @@ impl Bound {
             return None;
         }
         // SAFETY: it was there, with its ring, when it was found.
-        let head = unsafe { self.home().arena.array_unchecked(at) };
+        let head: &Head = unsafe { self.home().arena.array_unchecked(at) };
+        let life = if fault::planted("any life") { head[key_word::LIFE as usize].load(Acquire) } else { life };
         Some((KeyAt { at, life, table: decoded.table.at }, head))
     }
 
