@@ -259,7 +259,7 @@ impl Seen {
             return Some(elapsed);
         }
         let (room, before, length) = (u128::from(room), u128::from(before), self.frame.length);
-        if before * u128::from(length - elapsed) <= room * u128::from(length) {
+        if before * u128::from(length.saturating_sub(elapsed)) <= room * u128::from(length) {
             return Some(elapsed);
         }
         // So much of it may be left.
@@ -274,7 +274,7 @@ impl Seen {
         if gate > now || self.frontier() > number {
             return 0;
         }
-        let left = length - (now - self.start_of(number));
+        let left = length.saturating_sub(now.saturating_sub(self.start_of(number)));
         let before = u128::from(self.before(number)) * u128::from(left);
         let used = self.units_of(number) + before.div_ceil(u128::from(length)) as u64;
         self.frame.limit.saturating_sub(used)
@@ -528,7 +528,7 @@ impl Counter<'_> {
 }
 
 impl Algorithm for Counter<'_> {
-    #[inline]
+    #[inline(always)]
     fn decide<const LOOK: bool>(&self, ask: &Ask, clock: impl Fn() -> Now, view: &mut View) -> Result<Answer, Sealed> {
         let frame = self.frame;
         debug_assert!((1..=frame.limit).contains(&ask.weight));

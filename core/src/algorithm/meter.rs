@@ -373,7 +373,7 @@ impl<'a> Meter<'a> {
 }
 
 impl Algorithm for Meter<'_> {
-    #[inline]
+    #[inline(always)]
     fn decide<const LOOK: bool>(&self, ask: &Ask, clock: impl Fn() -> Now, view: &mut View) -> Result<Answer, Sealed> {
         debug_assert!((1..=self.bucket.size).contains(&ask.weight));
         let bucket = self.bucket;

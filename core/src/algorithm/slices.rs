@@ -147,7 +147,8 @@ impl Scale {
     /// The last tick of a slice.
     #[inline(always)]
     fn end_of(&self, slice: u64) -> Tick {
-        self.began + (slice - self.first + 1) * self.slice - 1
+        // (Slices that nobody has written make no sense, but end.)
+        self.began.wrapping_add(slice.wrapping_sub(self.first).wrapping_add(1).wrapping_mul(self.slice)).wrapping_sub(1)
     }
 
     /// The first slice that counts: its last tick is less than a window ago.
@@ -199,8 +200,9 @@ impl<'a> Slices<'a> {
 
     #[inline(always)]
     fn entry(&self, slice: u64) -> &'a AtomicU64 {
-        // The mask keeps the index inside the ring: its length is a power of two.
-        &self.ring[(slice & (self.ring.len() as u64 - 1)) as usize]
+        debug_assert!(self.ring.len().is_power_of_two());
+        // SAFETY: a ring is never empty, and the mask keeps the index below its length.
+        unsafe { self.ring.get_unchecked((slice & (self.ring.len() as u64 - 1)) as usize) }
     }
 
     #[inline(always)]
@@ -279,13 +281,13 @@ impl<'a> Slices<'a> {
             let middle = leaves.midpoint(stays);
             if self.used_from(seen, middle)? <= most { stays = middle } else { leaves = middle }
         }
-        Some(scale.end_of(leaves) + scale.window)
+        Some(scale.end_of(leaves).saturating_add(scale.window))
     }
 
     /// Nobody starts before this, whatever there is room for.
     #[inline(always)]
     fn gate(&self, scale: &Scale, ask: &Ask) -> Tick {
-        ask.gate.max(self.born + scale.window)
+        ask.gate.max(self.born.saturating_add(scale.window))
     }
 
     /// Moves the head to this slice and counts these units.
@@ -533,7 +535,7 @@ impl<'a> Slices<'a> {
 }
 
 impl Algorithm for Slices<'_> {
-    #[inline]
+    #[inline(always)]
     fn decide<const LOOK: bool>(&self, ask: &Ask, clock: impl Fn() -> Now, view: &mut View) -> Result<Answer, Sealed> {
         let window = one(ask);
         debug_assert!((1..=window.limit).contains(&ask.weight));
@@ -579,7 +581,7 @@ impl Algorithm for Slices<'_> {
                 let stamp = scale.end_of(slice);
                 if LOOK {
                     view.remaining = view.remaining.saturating_sub(ask.weight);
-                    view.empty = view.empty.max(stamp + window.length);
+                    view.empty = view.empty.max(stamp.saturating_add(window.length));
                 }
                 let end = seen.units + ask.weight;
                 let taken = Some(Taken { ticket: era, end, stamp, ahead: 0, stage: Stage::of(is_place) });
@@ -596,7 +598,8 @@ fn first_life(now: Now) -> u64 {
 
 fn one(ask: &Ask) -> Window {
     debug_assert_eq!(ask.windows.len(), 1);
-    ask.windows[0]
+    // (None: such a policy has one.)
+    ask.windows.first().copied().unwrap_or(Window { limit: 0, length: 1 })
 }
 
 #[cfg(all(test, model))]

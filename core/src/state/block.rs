@@ -128,7 +128,8 @@ impl Home {
         }
     }
 
-    /// Decides on a key: see [`Algorithm::decide`]. (Not by way of [`Cells`]: of each algorithm only what it needs is read.)
+    /// Decides on a key: see [`Algorithm::decide`]. It does not unwind. (Not by way of [`Cells`]: of each algorithm only what it
+    /// needs is read.)
     #[inline(always)]
     pub fn decide<const LOOK: bool>(
         &self,
@@ -138,33 +139,15 @@ impl Home {
         ask: &Ask,
         view: &mut View,
     ) -> Result<Answer, Sealed> {
-        let clock = || self.clock.now();
         match &table.policy.0 {
-            Shape::Bucket(bucket) => meter(table, block, number, bucket).decide::<LOOK>(ask, clock, view),
-            Shape::Counter { window, is_smooth } => {
-                self.counter(table, block, number, *window, *is_smooth).decide::<LOOK>(ask, clock, view)
-            }
+            Shape::Bucket(_) => self.decide_in_bucket::<LOOK>(table, block, number, ask, view),
             // It was checked when the limit was opened: this makes no sense.
             Shape::Concurrency { .. } => Err(Sealed),
-            _ if table.is_log => self.log(table, block, number, &[]).decide::<LOOK>(ask, clock, view),
-            _ => slices(table, block, number).decide::<LOOK>(ask, clock, view),
+            _ if table.is_log => self.log(table, block, number, &[]).decide::<LOOK>(ask, || self.clock.now(), view),
+            _ => self.decide_in_windows::<LOOK>(table, block, number, ask, view),
         }
     }
 
-    /// The same on a log, if nobody is faster. It does not unwind.
-    #[inline(always)]
-    pub fn try_log<const LOOK: bool>(
-        &self,
-        table: &Table,
-        block: Block<'_>,
-        number: u64,
-        ask: &Ask,
-        view: &mut View,
-    ) -> Option<Result<Answer, Sealed>> {
-        self.log(table, block, number, &[]).try_decide::<LOOK>(ask, || self.clock.now(), view)
-    }
-
-    /// The same on a bucket, however often. It does not unwind either.
     #[inline(always)]
     pub fn decide_in_bucket<const LOOK: bool>(
         &self,
@@ -178,13 +161,49 @@ impl Home {
         meter(table, block, number, bucket).decide::<LOOK>(ask, || self.clock.now(), view)
     }
 
-    /// What a key of a log or a bucket holds. It does not unwind either.
+    #[inline(always)]
+    pub fn decide_in_windows<const LOOK: bool>(
+        &self,
+        table: &Table,
+        block: Block<'_>,
+        number: u64,
+        ask: &Ask,
+        view: &mut View,
+    ) -> Result<Answer, Sealed> {
+        let clock = || self.clock.now();
+        match &table.policy.0 {
+            Shape::Counter { window, is_smooth } => {
+                self.counter(table, block, number, *window, *is_smooth).decide::<LOOK>(ask, clock, view)
+            }
+            _ => slices(table, block, number).decide::<LOOK>(ask, clock, view),
+        }
+    }
+
+    /// The same on a log, if nobody is faster.
+    #[inline(always)]
+    pub fn try_log<const LOOK: bool>(
+        &self,
+        table: &Table,
+        block: Block<'_>,
+        number: u64,
+        ask: &Ask,
+        view: &mut View,
+    ) -> Option<Result<Answer, Sealed>> {
+        self.log(table, block, number, &[]).try_decide::<LOOK>(ask, || self.clock.now(), view)
+    }
+
+    /// What a key holds. It does not unwind either.
     #[inline(always)]
     pub fn view_at_once(&self, table: &Table, block: Block<'_>, number: u64, ask: &Ask) -> Result<View, Sealed> {
         let clock = || self.clock.now();
         match &table.policy.0 {
             Shape::Bucket(bucket) => meter(table, block, number, bucket).view(ask, clock),
-            _ => self.log(table, block, number, &[]).view(ask, clock),
+            Shape::Counter { window, is_smooth } => {
+                self.counter(table, block, number, *window, *is_smooth).view(ask, clock)
+            }
+            Shape::Concurrency { .. } => Err(Sealed),
+            _ if table.is_log => self.log(table, block, number, &[]).view(ask, clock),
+            _ => slices(table, block, number).view(ask, clock),
         }
     }
 

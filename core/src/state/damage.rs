@@ -4,8 +4,8 @@
 //! in a branch that costs nothing until it is taken; from there an unwinding, which no panic hook sees, leads to a door
 //! ([`or_damaged`]), which turns it into [`Error::Damaged`]. A panic of the code that works on what was read is the same there.
 //!
-//! A call has a door at its entry. A door costs some sixty instructions, so the first try of a start, and a look, come without one: what
-//! is called there tells nonsense by its answer, or has a door of its own.
+//! A call has a door at its entry. A door costs some sixty instructions, so the first try of a start, and a look, come without
+//! one: what is called there tells nonsense by its answer (decisions of all algorithms do), or has a door of its own.
 
 use crate::error::{Error, Result};
 use std::any::Any;

@@ -150,13 +150,13 @@ pub(crate) enum Keeping {
     Ahead,
 }
 
-/// Which keys of a limit are decided on as they are found: those of a policy that is the same for all starts.
+/// Which keys of a limit are decided on as they are found, without unwinding: those of a policy that is the same for all starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum AtOnce {
     Nothing,
     Logs,
     Buckets,
-    /// Counted windows. Only these may unwind, so they are decided on [behind a door](Home::behind_door).
+    /// Windows in which units are counted.
     Windows,
 }
 

@@ -30,8 +30,8 @@ impl Timed {
             Some(bound) if bound.at_once() == AtOnce::Logs => {
                 self.attempt_at_once(bound, key, weight, |found, view| found.try_log::<false>(weight, view))
             }
-            Some(bound) if bound.at_once() == AtOnce::Buckets => self.attempt_in_bucket(bound, key, weight),
-            Some(bound) if bound.at_once() == AtOnce::Windows => self.attempt_in_windows(bound, key, weight),
+            Some(bound) if bound.at_once() == AtOnce::Buckets => self.attempt_by_bucket(bound, key, weight),
+            Some(bound) if bound.at_once() == AtOnce::Windows => self.attempt_by_windows(bound, key, weight),
             _ => self.attempt_later(key, weight, None),
         }
     }
@@ -43,12 +43,12 @@ impl Timed {
     }
 
     #[inline(never)]
-    fn attempt_in_bucket(&self, bound: &Bound, key: &str, weight: u64) -> Result<Attempt> {
+    fn attempt_by_bucket(&self, bound: &Bound, key: &str, weight: u64) -> Result<Attempt> {
         self.attempt_at_once(bound, key, weight, |found, view| Some(found.by_bucket::<false>(weight, view)))
     }
 
     #[inline(never)]
-    fn attempt_in_windows(&self, bound: &Bound, key: &str, weight: u64) -> Result<Attempt> {
+    fn attempt_by_windows(&self, bound: &Bound, key: &str, weight: u64) -> Result<Attempt> {
         self.attempt_at_once(bound, key, weight, |found, view| Some(found.by_windows::<false>(weight, view)))
     }
 
@@ -102,8 +102,8 @@ impl Timed {
             Some(bound) if bound.at_once() == AtOnce::Logs => {
                 self.decide_at_once(bound, key, weight, |found, view| found.try_log::<true>(weight, view))
             }
-            Some(bound) if bound.at_once() == AtOnce::Buckets => self.decide_in_bucket(bound, key, weight),
-            Some(bound) if bound.at_once() == AtOnce::Windows => self.decide_in_windows(bound, key, weight),
+            Some(bound) if bound.at_once() == AtOnce::Buckets => self.decide_by_bucket(bound, key, weight),
+            Some(bound) if bound.at_once() == AtOnce::Windows => self.decide_by_windows(bound, key, weight),
             _ => self.decide_later(key, weight, None),
         }
     }
@@ -114,12 +114,12 @@ impl Timed {
     }
 
     #[inline(never)]
-    fn decide_in_bucket(&self, bound: &Bound, key: &str, weight: u64) -> Result<Decision> {
+    fn decide_by_bucket(&self, bound: &Bound, key: &str, weight: u64) -> Result<Decision> {
         self.decide_at_once(bound, key, weight, |found, view| Some(found.by_bucket::<true>(weight, view)))
     }
 
     #[inline(never)]
-    fn decide_in_windows(&self, bound: &Bound, key: &str, weight: u64) -> Result<Decision> {
+    fn decide_by_windows(&self, bound: &Bound, key: &str, weight: u64) -> Result<Decision> {
         self.decide_at_once(bound, key, weight, |found, view| Some(found.by_windows::<true>(weight, view)))
     }
 

@@ -14,7 +14,7 @@ use super::index::KeyAt;
 use super::layout::key_word;
 use super::room::Search;
 use super::session::{LET_OTHERS, Session};
-use super::table::{AtOnce, Blocked, Hash, Home, Table};
+use super::table::{Blocked, Hash, Home, Table};
 use super::{OnError, Store};
 use crate::algorithm::Sealed;
 use crate::algorithm::cells::Cells;
@@ -188,23 +188,17 @@ impl<'a> Key<'a> {
         self.home().decide_in_bucket::<LOOK>(self.table, self.block(), self.key.life, &ask, view)
     }
 
-    /// The same by counted windows.
+    /// The same by windows in which units are counted.
     #[inline(always)]
     pub fn by_windows<const LOOK: bool>(&self, weight: u64, view: &mut View) -> Result<Answer, Sealed> {
         let ask = Ask::now(self.table.windows.as_slice(), weight, self.gate);
-        // (What is wrong is found again by whoever looks where it is stuck.)
-        self.home().behind_door(|| Ok(self.decide::<LOOK>(&ask, view)?)).map_err(|_| Sealed)
+        self.home().decide_in_windows::<LOOK>(self.table, self.block(), self.key.life, &ask, view)
     }
 
-    /// What it holds, in the same way. Nothing changes.
+    /// What it holds. Nothing changes.
     #[inline(always)]
     pub fn view_at_once(&self, ask: &Ask) -> Result<View, Sealed> {
-        match self.table.at_once {
-            AtOnce::Logs | AtOnce::Buckets => self.home().view_at_once(self.table, self.block(), self.key.life, ask),
-            _ => {
-                self.home().behind_door(|| Ok(self.cells().view(ask, || self.home().clock.now())?)).map_err(|_| Sealed)
-            }
-        }
+        self.home().view_at_once(self.table, self.block(), self.key.life, ask)
     }
 
     /// Would it start at a time that has been? See [`Clock::early`](crate::time::Clock::early).
