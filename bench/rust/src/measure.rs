@@ -17,6 +17,9 @@ const WARM_UP: Duration = Duration::from_millis(1);
 const BATCH: usize = 200;
 const BATCH_NS: f64 = 10_000.0;
 
+/// So many batches and single decisions there are at least, should something else have the core.
+const FEWEST: usize = 10;
+
 /// Makes so many decisions, and says how many were admitted.
 type Decisions<'a> = Box<dyn Fn(usize) -> usize + Sync + 'a>;
 
@@ -180,17 +183,19 @@ fn slice(case: &Case, figures: &mut Figures) {
 /// Decides for so long: two thirds of it in batches, and then one by one.
 pub fn hammer(span: Duration, mut decide: impl FnMut(usize)) -> Figures {
     let mut figures = Figures::default();
-    let (warming, mut warm) = (Instant::now(), 0);
-    while warm < 2 || warming.elapsed() < WARM_UP {
-        decide(1);
+    // The fastest decision says how many make a batch: any other may have waited for its core.
+    let (warming, mut fastest, mut warm) = (Instant::now(), f64::MAX, 0);
+    while warming.elapsed() < WARM_UP || warm < FEWEST {
         warm += 1;
+        let before = Instant::now();
+        decide(1);
+        fastest = fastest.min(before.elapsed().as_nanos() as f64);
     }
-    let one = warming.elapsed().as_nanos() as f64 / f64::from(warm);
-    let batch = (BATCH_NS / one).clamp(1.0, BATCH as f64) as usize;
+    let batch = (BATCH_NS / fastest).clamp(1.0, BATCH as f64) as usize;
 
     let (began, cpu) = (Instant::now(), cpu_ns());
     let mut before = began;
-    while before - began < span * 2 / 3 {
+    while before - began < span * 2 / 3 || figures.batches.len() < FEWEST {
         decide(batch);
         let after = Instant::now();
         figures.batches.push((after - before).as_nanos() as f64 / batch as f64);
@@ -200,8 +205,9 @@ pub fn hammer(span: Duration, mut decide: impl FnMut(usize)) -> Figures {
     figures.elapsed_ns = (before - began).as_nanos() as f64;
     figures.cpu_ns = (cpu_ns() - cpu) as f64;
 
+    let (began, span) = (before, span / 3);
     // One read of the clock ends a decision and begins the next, so each includes one.
-    while before - began < span {
+    while before - began < span || figures.singles.len() < FEWEST as u64 {
         decide(1);
         let after = Instant::now();
         figures.singles.record((after - before).as_nanos() as u64).expect("a histogram that grows takes all");
