@@ -90,13 +90,17 @@ class Case:
         answer = function(self.next_keys(count))
         return self.loop.run_until_complete(answer) if self.loop else answer
 
+    def fitting(self) -> int:
+        """How many make a batch: of someone slow fewer, so that several batches fit into a slice."""
+        return max(1, min(self.peer.room, int(SLICE / 10 / self.pace)))
+
     def slice(self) -> None:
         end = time.perf_counter_ns() + SLICE
         if not self.batches:
-            took, _ = self.run(self._batch, 1)  # To see how slow it is; and the first is slower than others.
-            self.pace = took
-        # Someone slow gets smaller batches, so that several fit into a slice.
-        count = max(1, min(self.peer.room, int(SLICE / 10 / self.pace)))
+            self.pace = self.run(self._batch, 1)[0]  # How slow is it? The first are slower than others, and not counted.
+            count = self.fitting()
+            self.pace = self.run(self._batch, count)[0] / count
+        count = self.fitting()
         while True:
             took, cpu = self.run(self._batch, count)
             self.pace = took / count
