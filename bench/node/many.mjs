@@ -37,11 +37,12 @@ function serve(url, port, send) {
   send("open");
 }
 
-const started = { thread: "thread", process: "process" };
-
 async function start(kind, url) {
   const file = fileURLToPath(import.meta.url);
-  const child = kind === started.thread ? new Worker(file, { workerData: { url } }) : fork(file, ["hammer", url], { serialization: "advanced" });
+  const child =
+    kind === "thread"
+      ? new Worker(file, { workerData: { url } })
+      : fork(file, ["hammer", url], { serialization: "advanced" });
   const said = async () => {
     const [told] = await once(child, "message");
     return told;
@@ -50,17 +51,17 @@ async function start(kind, url) {
   return {
     ask: (told) => {
       const answer = said();
-      if (kind === started.thread) child.postMessage(told);
+      if (kind === "thread") child.postMessage(told);
       else child.send(told);
       return answer;
     },
-    end: () => (kind === started.thread ? child.terminate() : child.disconnect()),
+    end: () => (kind === "thread" ? child.terminate() : child.disconnect()),
   };
 }
 
 /** 1 and 2 threads, or 1, 2 and 4 processes. */
 export async function measure(kind, counts, directory, isWanted) {
-  const plural = kind === started.thread ? "threads" : "processes";
+  const plural = kind === "thread" ? "threads" : "processes";
   const cases = counts.map((count) => ({ name: `sqlite admit, ${count} ${count === 1 ? kind : plural}`, count, told: [] }));
   const wanted = cases.filter(({ name }) => isWanted(name));
   if (wanted.length === 0) return;

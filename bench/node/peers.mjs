@@ -82,7 +82,8 @@ export function expressRateLimit(policy) {
   const store = new MemoryStore();
   store.init({ windowMs: Math.min(windowOf(policy) * 1e3, 2 ** 31 - 1) });
   const renew = () => store.resetKey("tenant-7");
-  return peer("await store.increment(key)", { store }, emptied(policy, renew, { admitted: `answer.totalHits <= ${policy.limit}` }));
+  const admitted = `answer.totalHits <= ${policy.limit}`;
+  return peer("await store.increment(key)", { store }, emptied(policy, renew, { admitted }));
 }
 
 /**

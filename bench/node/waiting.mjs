@@ -10,7 +10,7 @@ import { round, show } from "./timing.mjs";
 const WAITERS = 10_000;
 const LIMIT = 2_500;
 const WINDOW = 250; // ms
-const AT_MOST = 4_000; // ms
+const AT_MOST = 2_000; // ms
 
 const job = async () => true;
 

@@ -10,6 +10,7 @@ import json
 import platform
 import random
 import sys
+from functools import partial
 from importlib.metadata import version
 
 import crossing
@@ -17,26 +18,38 @@ import importing
 import many
 import peers
 import waiting
-from timing import Case, Peer, measure
+from timing import Case, Peer, label, measure
 
 ALWAYS_ROOM, NEVER_ROOM = (100, 1e-6), (1, 3600)
 KEYS = [f"tenant-{number}" for number in range(100_000)]
-PACKAGES = ("aiolimiter", "limits", "pyrate-limiter", "throttled-py")
+PACKAGES = ("workglow-limit", "aiolimiter", "filelock", "limits", "pyrate-limiter", "throttled-py")
+
+
+def with_keys(where: str) -> list[tuple[str, str, peers.Make]]:
+    return [*peers.IN_MEMORY, ("sqlite", "workglow-limit", partial(peers.ours, f"sqlite:{where}/python.db"))]
+
+
+def without_keys(where: str) -> list[tuple[str, str, peers.Make]]:
+    """They count one thing per table, and have a file of their own for each limit."""
+
+    def pyrate(limit: int, window: float, key: bool) -> Peer:
+        return peers.pyrate_sqlite(f"{where}/pyrate-{limit}.db", limit, window)
+
+    def transaction(limit: int, window: float, key: bool) -> Peer:
+        return peers.transaction(f"{where}/transaction-{limit}.db", limit, window)
+
+    return [("pyrate-limiter, SQLite", "pyrate-limiter", pyrate), ("sqlite3 transaction", "hand-written", transaction)]
 
 
 def one_key(where: str, is_wanted) -> list[Case]:
+    kinds = [("admit", ALWAYS_ROOM, None), ("deny", NEVER_ROOM, None), ("admit, with key", ALWAYS_ROOM, "tenant-7")]
     cases = []
-    on_disk = [
-        ("sqlite", "workglow-limit", peers.ours_sqlite),
-        ("pyrate-limiter, SQLite", "pyrate-limiter", lambda l, w, k, where: peers.pyrate_sqlite(f"{where}/pyrate-{l}.db", l, w)),
-        ("sqlite3 transaction", "hand-written", lambda l, w, k, where: peers.transaction(f"{where}/transaction-{l}.db", l, w)),
-    ]
-    for name, package, make in peers.IN_MEMORY + on_disk:
-        has_keys = make not in (on_disk[1][2], on_disk[2][2])  # Those two count one thing per table.
-        for what, policy, key in [("admit", ALWAYS_ROOM, None), ("deny", NEVER_ROOM, None), ("admit, with key", ALWAYS_ROOM, "tenant-7")]:
+    keyed = with_keys(where)
+    for name, package, make in keyed + without_keys(where):
+        for what, policy, key in kinds if (name, package, make) in keyed else kinds[:2]:
             full = label(name, package, what)
-            if is_wanted(full) and (key is None or has_keys):
-                peer = make(*policy, key is not None, where)
+            if is_wanted(full):
+                peer = make(*policy, key is not None)
                 check(full, peer, what == "deny")
                 cases.append(Case(full, package, peer, [key] if key else None))
     return cases
@@ -56,12 +69,12 @@ def many_keys(where: str, is_wanted) -> list[Case]:
     """Each of 100,000 keys, in an order that no cache foresees: 100 per minute, so that all of them have room."""
     cases = []
     keys = random.Random(1).sample(KEYS, len(KEYS))
-    for name, package, make in [*peers.IN_MEMORY, ("sqlite", "workglow-limit", peers.ours_sqlite)]:
+    for name, package, make in with_keys(where):
         full = label(name, package, "admit, 100,000 keys")
         if is_wanted(full):
-            peer = make(100, 60, True, where)
+            peer = make(100, 60, True)
             decide = peer.decider()
-            for key in keys:
+            for key in keys * 2:  # A page of a file that is written to for the first time costs more than a decision.
                 decide(key)
             cases.append(Case(full, package, peer, keys, {"keys": len(keys)}))
     return cases
@@ -72,10 +85,6 @@ def awaited(is_wanted) -> list[Case]:
     both = [("memory", "workglow-limit", peers.awaited), ("aiolimiter", "aiolimiter", peers.of_aiolimiter)]
     wanted = [(label(name, package, "admit, awaited"), package, make) for name, package, make in both]
     return [Case(full, package, make(*ALWAYS_ROOM), loop=loop) for full, package, make in wanted if is_wanted(full)]
-
-
-def label(name: str, package: str, what: str) -> str:
-    return f"{name} {what}" if package == "workglow-limit" else f"{name}: {what}"
 
 
 def main() -> int:

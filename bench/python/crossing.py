@@ -5,6 +5,7 @@ That is what a program does that has been quiet. A start lies between the clock 
 those are counted that lie wholly within one window.
 """
 
+import asyncio
 import sys
 import threading
 import time
@@ -78,7 +79,7 @@ def in_processes(where: str, name: str, count: int) -> list[tuple[int, int]]:
     return [one for several in seen for one in several]
 
 
-def of_aiolimiter(limit: int, window: float, key: bool, where: str) -> Peer:
+def of_aiolimiter(limit: int, window: float, key: bool) -> Peer:
     """It has no call that does not wait: it is asked whether there is room, and then for it. Nothing comes between the two."""
     limiter = aiolimiter.AsyncLimiter(limit, window)
 
@@ -88,8 +89,6 @@ def of_aiolimiter(limit: int, window: float, key: bool, where: str) -> Peer:
         await limiter.acquire()
         return True
 
-    import asyncio
-
     return Peer("run(f())", {"run": asyncio.new_event_loop().run_until_complete, "f": f})
 
 
@@ -97,7 +96,8 @@ def measure(where: str, is_wanted) -> None:
     for name, package, make in [*peers.IN_MEMORY, ("aiolimiter", "aiolimiter", of_aiolimiter)]:
         full, count = f"{name}: most", 1 if name == "aiolimiter" else 2
         if is_wanted(full):
-            tell(full, package, in_threads(make(LIMIT, WINDOW // SECOND, False, where).decider(), count), {"threads": count})
+            decide = make(LIMIT, WINDOW // SECOND, False).decider()
+            tell(full, package, in_threads(decide, count), {"threads": count})
     for name, package, _ in peers.ON_DISK:
         if is_wanted(f"{name}: most"):
             tell(f"{name}: most", package, in_processes(where, name, 4), {"processes": 4})

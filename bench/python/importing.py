@@ -1,6 +1,7 @@
 """What importing takes, beside an extension module that is empty: processes started in turn."""
 
 import os
+import resource
 import subprocess
 import sys
 import sysconfig
@@ -41,22 +42,24 @@ def build(where: str) -> bool:
 
 
 def start(module: str, where: str) -> tuple[int, int]:
-    before, t = os.times(), time.perf_counter_ns()
+    """What it took, and the processor time of it, in ns."""
+    before, t = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter_ns()
     subprocess.run([sys.executable, "-c", f"import {module}"], check=True, env=os.environ | {"PYTHONPATH": where})
-    took, after = time.perf_counter_ns() - t, os.times()
-    cpu = after.children_user + after.children_system - before.children_user - before.children_system
-    return took, int(cpu * 1e9)
+    took, after = time.perf_counter_ns() - t, resource.getrusage(resource.RUSAGE_CHILDREN)
+    return took, int((after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime) * 1e9)
 
 
 def measure(where: str, is_wanted) -> None:
-    wanted = [(f"import {module}", module, package, rounds) for module, package, rounds in MODULES if is_wanted(f"import {module}")]
+    wanted = [(f"import {module}", module, *more) for module, *more in MODULES if is_wanted(f"import {module}")]
     if not wanted or not build(where):
         return
-    more: dict[str, list[int]] = {module: [] for _, module, _, _ in wanted}
+    more: dict[str, list[tuple[int, int]]] = {module: [] for _, module, _, _ in wanted}
     for turn in range(ROUNDS):
-        empty, _ = start("empty", where)
+        empty, empty_cpu = start("empty", where)
         for _, module, _, rounds in wanted:
             if turn < rounds:
-                more[module].append(start(module, where)[0] - empty)
+                took, cpu = start(module, where)
+                more[module].append((took - empty, cpu - empty_cpu))
     for full, module, package, rounds in wanted:
-        show(full, package, {"ns": median(more[module]), "rounds": rounds})
+        ns, cpu = (median(values) for values in zip(*more[module]))
+        show(full, package, {"ns": ns, "cpu_ns": cpu, "rounds": rounds})

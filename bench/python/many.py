@@ -3,12 +3,13 @@
 import multiprocessing
 import threading
 import time
+from functools import partial
 from itertools import repeat
 from statistics import median
 from typing import Any
 
 import peers
-from timing import quantiles, show
+from timing import label, quantiles, show
 
 SPAN, TURNS = 35_000_000, 2  # Each case is run twice for 35 ms.
 OPEN = (100, 1e-6)
@@ -28,13 +29,6 @@ def hammer(loops, until: int, batch: int) -> tuple[int, list[float], list[int]]:
     return total, batches or [float(one) for one in tail], tail
 
 
-def figures(told: list[tuple[int, list[float], list[int]]], took: int, cpu: int) -> dict[str, Any]:
-    total = sum(count for count, _, _ in told)
-    batches = [one for _, several, _ in told for one in several]
-    tail = [one for _, _, several in told for one in several]
-    return {"ns": round(median(batches), 1)} | quantiles(tail) | {"cpu_ns": round(cpu / total, 1), "per_s": round(total * 1e9 / took)}
-
-
 class Sum:
     """What came of several turns of one case."""
 
@@ -45,7 +39,11 @@ class Sum:
         self.told, self.took, self.cpu = self.told + told, self.took + took, self.cpu + cpu
 
     def figures(self) -> dict[str, Any]:
-        return figures(self.told, self.took, self.cpu)
+        total = sum(count for count, _, _ in self.told)
+        batches = [one for _, several, _ in self.told for one in several]
+        tail = [one for _, _, several in self.told for one in several]
+        told = {"ns": round(median(batches), 1)} | quantiles(tail)
+        return told | {"cpu_ns": round(self.cpu / total, 1), "per_s": round(total * 1e9 / self.took)}
 
 
 def threads_once(loops, count: int) -> tuple[list, int, int]:
@@ -61,15 +59,15 @@ def threads_once(loops, count: int) -> tuple[list, int, int]:
 def measure_threads(where: str, is_wanted) -> None:
     """1 and 2 threads. A peer that has to be emptied is asked for 100,000,000 per s here: nobody can stop to empty it."""
     cases = []
-    for name, package, make in [*peers.IN_MEMORY, ("sqlite", "workglow-limit", peers.ours_sqlite)]:
-        if "moving" in name:
-            continue  # Its log is a list that is inserted into at its beginning: with no limit to speak of, that is all it does.
+    for name, package, make in [*peers.IN_MEMORY, ("sqlite", "workglow-limit", partial(peers.ours, f"sqlite:{where}/python.db"))]:
+        if name == "limits moving window, memory":
+            continue  # It inserts at the beginning of a list: with no limit to speak of, that is all it does.
         for count in (1, 2):
-            full = f"{name}{'' if package == 'workglow-limit' else ':'} admit, {count} thread{'s' * (count > 1)}"
+            full = label(name, package, f"admit, {count} thread{'s' * (count > 1)}")
             if is_wanted(full):
-                peer = make(*OPEN, False, where)
+                peer = make(*OPEN, False)
                 if peer.renew:
-                    peer = make(100_000_000, 1, False, where)
+                    peer = make(100_000_000, 1, False)
                 cases.append((full, package, count, peer, Sum()))
     for _ in range(TURNS):
         for _, _, count, peer, sum_ in cases:
@@ -125,7 +123,7 @@ def measure_processes(where: str, is_wanted) -> None:
     cases = []
     for name, package, _ in peers.ON_DISK:
         for count in (1, 2, 4):
-            full = f"{name}{'' if package == 'workglow-limit' else ':'} admit, {count} process{'es' * (count > 1)}"
+            full = label(name, package, f"admit, {count} process{'es' * (count > 1)}")
             if is_wanted(full):
                 cases.append((full, package, name, count, Sum()))
     if not cases:

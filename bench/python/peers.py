@@ -11,9 +11,9 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from itertools import count
 from time import monotonic, time_ns
-from typing import Any
 
 import aiolimiter
 import limits
@@ -41,9 +41,9 @@ def store(url: str) -> Store:
     return stores[url]
 
 
-def shared(url: str, name: str, limit: int, window: float) -> Peer:
+def shared(path: str, limit: int, window: float) -> Peer:
     """The same limit in several processes."""
-    limiter = RateLimiter(Store(url), name, max_executions=limit, window_size_in_seconds=window)
+    limiter = RateLimiter(Store(f"sqlite:{path}"), "shared", max_executions=limit, window_size_in_seconds=window)
     return Peer("f()", {"f": limiter.try_acquire}, "answer is not None")
 
 
@@ -91,14 +91,6 @@ def of_limits(strategy: type[limits.strategies.RateLimiter], limit: int, window:
     return Peer(call, names, renew=renew, room=100 if renew else 1_000, settle=lambda: storage.timer.join())
 
 
-def moving(limit: int, window: float, key: bool) -> Peer:
-    return of_limits(limits.strategies.MovingWindowRateLimiter, limit, window, key)
-
-
-def fixed(limit: int, window: float, key: bool) -> Peer:
-    return of_limits(limits.strategies.FixedWindowRateLimiter, limit, window, key)
-
-
 class PerName(pyrate_limiter.BucketFactory):
     """A bucket for each name, as its README has it."""
 
@@ -139,12 +131,16 @@ def pyrate_sqlite(path: str, limit: int, window: float, is_shared: bool = False)
     return Peer(call, {"f": pyrate_limiter.Limiter(bucket).try_acquire})
 
 
-def of_throttled(limit: int, window: float, key: bool) -> Peer:
-    """throttled-py: the token bucket of its README, in memory. It cannot be emptied: each 100 get a fresh key."""
+TOKENS, SLIDING = throttled.RateLimiterType.TOKEN_BUCKET.value, throttled.RateLimiterType.SLIDING_WINDOW.value
+
+
+def of_throttled(kind: str, limit: int, window: float, key: bool) -> Peer:
+    """throttled-py, in memory: the token bucket of its README, and what comes nearest to ours. It cannot be emptied: each 100
+    get a fresh key."""
     quota = throttled.per_duration(timedelta(seconds=max(1, window)), limit, burst=limit)
     # By default it forgets keys above 1,024.
     memory = throttled.MemoryStore(options={"MAX_SIZE": 1_000_000})
-    throttle = throttled.Throttled(using=throttled.RateLimiterType.TOKEN_BUCKET.value, quota=quota, store=memory)
+    throttle = throttled.Throttled(using=kind, quota=quota, store=memory)
     renew = (lambda: f"tenant-{next(numbers)}") if window < 1 else None
     call = "f(key)" if key or renew else "f('tenant-7')"
     return Peer(call, {"f": throttle.limit}, "not answer.limited", renew, 100 if renew else 1_000)
@@ -183,25 +179,22 @@ def of_aiolimiter(limit: int, window: float) -> Peer:
     return Peer("await f()", {"f": aiolimiter.AsyncLimiter(limit, window).acquire})
 
 
-# Name, package, and what makes it: of a limit, a window in seconds, whether it has keys, and where files may lie.
-Make = Callable[[int, float, bool, str], Peer]
+# Name, package, and what makes it: of a limit, a window in seconds, and whether it has keys.
+Make = Callable[[int, float, bool], Peer]
 IN_MEMORY: list[tuple[str, str, Make]] = [
-    ("memory", "workglow-limit", lambda limit, window, key, where: ours("memory:", limit, window, key)),
-    ("limits moving window, memory", "limits", lambda limit, window, key, where: moving(limit, window, key)),
-    ("limits fixed window, memory", "limits", lambda limit, window, key, where: fixed(limit, window, key)),
-    ("pyrate-limiter, memory", "pyrate-limiter", lambda limit, window, key, where: pyrate(limit, window, key)),
-    ("throttled-py token bucket, memory", "throttled-py", lambda limit, window, key, where: of_throttled(limit, window, key)),
-    ("deque and lock", "hand-written", lambda limit, window, key, where: hand_written(limit, window, key)),
+    ("memory", "workglow-limit", partial(ours, "memory:")),
+    ("limits moving window, memory", "limits", partial(of_limits, limits.strategies.MovingWindowRateLimiter)),
+    ("limits fixed window, memory", "limits", partial(of_limits, limits.strategies.FixedWindowRateLimiter)),
+    ("pyrate-limiter, memory", "pyrate-limiter", pyrate),
+    ("throttled-py token bucket, memory", "throttled-py", partial(of_throttled, TOKENS)),
+    ("throttled-py sliding window, memory", "throttled-py", partial(of_throttled, SLIDING)),
+    ("deque and lock", "hand-written", hand_written),
 ]
 
 
-def ours_sqlite(limit: int, window: float, key: bool, where: str) -> Peer:
-    return ours(f"sqlite:{where}/python.db", limit, window, key)
-
-
 # Of a file, a limit and a window.
-ON_DISK: list[tuple[str, str, Callable[[str, int, float], Any]]] = [
-    ("sqlite", "workglow-limit", lambda path, limit, window: shared(f"sqlite:{path}", "shared", limit, window)),
-    ("pyrate-limiter, SQLite and file lock", "pyrate-limiter", lambda path, limit, window: pyrate_sqlite(path, limit, window, True)),
+ON_DISK: list[tuple[str, str, Callable[[str, int, float], Peer]]] = [
+    ("sqlite", "workglow-limit", shared),
+    ("pyrate-limiter, SQLite and file lock", "pyrate-limiter", partial(pyrate_sqlite, is_shared=True)),
     ("sqlite3 transaction", "hand-written", transaction),
 ]

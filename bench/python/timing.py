@@ -135,5 +135,9 @@ def measure(cases: list[Case]) -> None:
         show(case.name, case.package, case.result())
 
 
+def label(name: str, package: str, what: str) -> str:
+    return f"{name} {what}" if package == "workglow-limit" else f"{name}: {what}"
+
+
 def show(name: str, package: str, figures: dict[str, Any]) -> None:
     print(json.dumps({"case": f"python {name}", "group": "python", "peer": package} | figures), flush=True)
