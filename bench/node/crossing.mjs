@@ -1,8 +1,8 @@
 // The most starts within any window: 100 per second, from all that may share the limit.
 //
-// After one start it is left alone for most of a window, so that the next boundary comes soon, and then hammered for 2.5 windows.
-// That is what a program does that has been quiet. A start lies between the clock just before its call and the clock just after it;
-// those are counted that lie wholly within one window.
+// After one start it is left alone for most of a window, so that the next boundary comes soon, and then hammered for 2.5
+// windows. That is what a program does that has been quiet. A start lies between the clock just before its call and the clock
+// just after it; those are counted that lie wholly within one window.
 
 import { fork } from "node:child_process";
 import { once } from "node:events";

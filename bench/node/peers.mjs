@@ -1,8 +1,8 @@
 // Who is measured, and what each is asked for.
 //
-// *Admit*: the limit is 100, and there is always room. Where a peer can have a window shorter than 100 of its decisions take, that
-// is how; the others have a window of a minute and are emptied after every 100 decisions, outside of what is timed. *Deny*: 1 per
-// hour, after the first. Each peer is called as its README says. Most answer with a promise, which is awaited.
+// *Admit*: the limit is 100, and there is always room. Where a peer can have a window shorter than 100 of its decisions take,
+// that is how; the others have a window of a minute and are emptied after every 100 decisions, outside of what is timed. *Deny*:
+// 1 per hour, after the first. Each peer is called as its README says. Most answer with a promise, which is awaited.
 
 import { InMemoryRateLimiterStorage, RateLimiter as WorkglowRateLimiter } from "@workglow/job-queue";
 import Bottleneck from "bottleneck";
