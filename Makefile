@@ -17,7 +17,7 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 .SILENT:
 .PHONY: demo test check docs bench instructions pictures fleet storm torture dist dist-all wheel node queues c install \
-    uninstall members tools test-tools clean help
+    uninstall members peers tools test-tools clean help
 
 VENV := target/venv
 PYTHON := $(VENV)/bin/python
@@ -179,6 +179,22 @@ docs: dist docs/api/node_modules/.package-lock.json
 	cp docs/api/index.html target/docs/
 	echo "target/docs/index.html"
 
+# ---- the peers of `make bench`, which stay out of the tests' environment ----
+
+BENCH_VENV := target/bench/venv
+PEERS := $(BENCH_VENV)/ready bench/node/node_modules/.package-lock.json
+
+$(BENCH_VENV)/ready: bench/python/requirements.txt | tools
+	test -x $(BENCH_VENV)/bin/python || python3 -m venv $(BENCH_VENV)
+	echo "setting up $(BENCH_VENV)"
+	$(BENCH_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	touch $@
+
+# Ours beside them, as others install it.
+peers: wheel node $(PEERS)
+	$(BENCH_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --force-reinstall --no-deps $(DIST)/*.whl
+	npm install --silent --no-audit --no-fund --no-save --prefix bench/node $(abspath $(DIST))/*.tgz
+
 bench: dist
 	cargo build --quiet --release -p workglow-limit-bench
 	$(CC) -O2 bench/bench.c -o target/bench $(LINK)
@@ -205,4 +221,4 @@ torture: storm
 	SECONDS=600 cargo test --quiet --release -p workglow-limit --features fault-points --test storms -- five_at_once
 
 clean:
-	rm -rf target bindings/node/node_modules bindings/node/dist tests/fleet/*/node_modules
+	rm -rf target bindings/node/node_modules bindings/node/dist tests/fleet/*/node_modules bench/node/node_modules
