@@ -32,7 +32,8 @@ fn main() {
         return;
     }
     print_versions(&["governor"]);
-    let curves: [(&str, fn(&Path, &str)); 5] =
+    type Draw = fn(&Path, &str);
+    let curves: [(&str, Draw); 5] =
         [("limit", limits), ("keys", keys), ("window", windows), ("processes", processes), ("names", names)];
     for (curve, draw) in curves {
         let own = directory.join(format!("growth-{curve}"));
