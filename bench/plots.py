@@ -35,9 +35,9 @@ def time_label(ns: float, _=None) -> str:
 
 
 def size_label(bytes_: float, _=None) -> str:
-    for size, unit in [(2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")]:
+    for size, unit in [(1e9, "GB"), (1e6, "MB"), (1e3, "kB")]:
         if bytes_ >= size:
-            return f"{bytes_ / size:.3g} {unit}"
+            return f"{bytes_ / size:g} {unit}"
     return f"{bytes_:g} B"
 
 
@@ -95,11 +95,9 @@ def draw_curve(points: list[dict], curve: str, path: Path) -> None:
         axis.set_xscale("log")
         axis.set_yscale("log")
         axis.yaxis.set_major_formatter(FuncFormatter(time_label if what == "ns" else size_label))
-        axis.yaxis.set_minor_formatter(FuncFormatter(lambda value, _: ""))
-        if curve == "window":
-            axis.xaxis.set_major_formatter(FuncFormatter(lambda us, _: time_label(us * 1e3)))
-        elif curve == "processes":
-            axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        places = sorted({point["x"] for point in points})
+        axis.set_xticks(places, [time_label(x * 1e3) if curve == "window" else f"{x:,}" for x in places], fontsize=7)
+        axis.minorticks_off()
         axis.set_xlabel(X[curve])
         low, high = axis.get_ylim()
         axis.set_ylim(low if low < high / 20 else high / 20, high * 1.5)  # A flat line shall look flat.

@@ -11,11 +11,12 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 OURS = "workglow-limit"
 
-# Of each group: its title, what its rows are compared with, and what there is to say of it.
+# Of each group: its title, the peer that its rows are compared with (the same question, from as many threads), and what there is
+# to say of it.
 GROUPS = {
     "rust": (
         "Rust",
-        "governor admit, monotonic clock",
+        "governor {what}, monotonic clock{threads}",
         "Ours is called through the concrete types, as the peers are; `with its end` goes through the trait. An admission is by a "
         "limit of 100 in 1 µs, which always has room; `counted` by one of 1,000,000,000 per second, which is above 4,096 units; "
         "the token bucket and governor have 1,000,000,000 per second. A denial is by a limit of 1 per hour. governor's other clock "
@@ -23,14 +24,14 @@ GROUPS = {
     ),
     "c": (
         "C",
-        "mutex and ring admit",
+        "mutex and ring {what}{threads}",
         "The ring holds the last 100 starts under a `pthread_mutex`, as one writes it by hand; it serves one process.",
     ),
-    "python": ("Python", "python deque and lock: admit", "`deque and lock` is what one writes by hand: it serves one process."),
-    "node": ("Node", "node limiter: admit", "`limiter` is the package of that name, called synchronously."),
+    "python": ("Python", "python deque and lock: {rest}", "`deque and lock` is what one writes by hand: it serves one process."),
+    "node": ("Node", "node limiter: {rest}", "`limiter` is the package of that name, called synchronously."),
     "processes": (
         "Processes on one key",
-        None,
+        "redis {rest}",
         "Ours is one `sqlite:` store. Redis is on a unix socket, and each process keeps its connection: `EVALSHA` of the usual "
         "sorted-set log, by the server's time. The transaction is the same log in one SQLite file (WAL, `synchronous = NORMAL`, "
         "`BEGIN IMMEDIATE`). An admission is by a limit of 100 in 1 µs, a denial by one of 100 per second that is spent. The time of "
@@ -64,7 +65,9 @@ def many(number: float) -> str:
 
 
 def ratio_of(ratio: float) -> str:
-    return f"{ratio:,.0f} ×" if ratio >= 100 else f"{ratio:.2g} ×" if ratio < 1 else f"{ratio:.1f} ×"
+    if ratio < 0.095:
+        return f"1/{1 / ratio:,.0f}"
+    return f"{ratio:,.0f} ×" if ratio >= 100 else f"{ratio:.2f} ×" if ratio < 1 else f"{ratio:.1f} ×"
 
 
 def table(head: list[str], rows: list[list[str]]) -> str:
@@ -103,25 +106,34 @@ def judged(results: dict) -> list[list[str]]:
 # ---- tables ----
 
 
-def rows_of(results: dict, group: str, base: str | None) -> list[list[str]]:
+def peer_of(case: dict, pattern: str) -> str:
+    """The case that this one is compared with."""
+    name = case["case"]
+    rest = name.split(": ", 1)[1] if ": " in name else name.split(" ", 2 if name.split(" ")[1] in ("memory", "sqlite") else 1)[-1]
+    threads = ", 2 threads" if name.endswith(", 2 threads") else ""
+    found = pattern.format(what="deny" if "deny" in name else "admit", threads=threads, rest=rest)
+    return "" if found == name else found
+
+
+def rows_of(results: dict, group: str, pattern: str) -> list[list[str]]:
     cases = [case for case in results["cases"] if case["group"] == group and case.get("ns") is not None]
-    bases = {case["case"]: case["ns"] for case in cases}
+    found = {case["case"]: case["ns"] for case in cases}
     rows = []
     for case in cases:
         name = f"**{case['case']}**" if case["peer"] == OURS else case["case"]
-        against = base or f"redis {case['case'].split(' ', 1)[1]}"
-        ratio = ratio_of(case["ns"] / bases[against]) if against in bases else ""
-        spread = f"{time_of(case['least'])} to {time_of(case['greatest'])}"
+        peer = found.get(peer_of(case, pattern))
         tails = [time_of(case.get("p99")), time_of(case.get("p999")), time_of(case.get("cpu_ns"))]
-        rows.append([name, time_of(case["ns"]), ratio, *tails, spread])
+        spread = f"{time_of(case['least'])} to {time_of(case['greatest'])}"
+        rows.append([name, time_of(case["ns"]), ratio_of(case["ns"] / peer) if peer else "", *tails, spread])
         if group == "processes":
             rows[-1].insert(1, many(case["per_second"]))
     return rows
 
 
-def head_of(group: str, base: str | None) -> list[str]:
+def head_of(group: str, pattern: str) -> list[str]:
     speed = ["decisions per second"] if group == "processes" else []
-    return ["", *speed, "a decision", f"× {base or 'Redis'}", "p99", "p99.9", "CPU time", "of all rounds"]
+    peer = pattern.split(" {")[0].removesuffix(":")
+    return ["", *speed, "a decision", f"against {peer}", "p99", "p99.9", "CPU time", "of all rounds"]
 
 
 def most_of(results: dict) -> list[list[str]]:
@@ -155,8 +167,9 @@ def growth_of(results: dict, curve: str) -> str:
 
 def origin(results: dict) -> str:
     machine, commit = results["machine"], results["commit"] + (", with changes" if results["dirty"] else "")
+    rounds = f"medians over {results['rounds']} rounds" if results["rounds"] > 1 else "one round"
     return (
-        f"`{results['command']}` on commit {commit}, {results['date']}: medians over {results['rounds']} rounds, on {machine['cores']} "
+        f"`{results['command']}` on commit {commit}, {results['date']}: {rounds}, on {machine['cores']} "
         f"cores of {machine['cpu']}, {machine['memory']}, {machine['system']}, {machine['kernel']}"
     )
 
@@ -175,9 +188,9 @@ def page(results: dict) -> str:
     groups = {case["group"] for case in results["cases"] if case.get("ns") is not None}
     if groups & GROUPS.keys():
         parts.append("![The time of an admission, ours beside others, in each language](benchmarks/admissions.svg)")
-    for group, (title, base, words) in GROUPS.items():
+    for group, (title, pattern, words) in GROUPS.items():
         if group in groups:
-            parts.append(f"## {title}\n\n{words}\n\n" + table(head_of(group, base), rows_of(results, group, base)))
+            parts.append(f"## {title}\n\n{words}\n\n" + table(head_of(group, pattern), rows_of(results, group, pattern)))
     if rows := most_of(results):
         parts.append(
             "## Who keeps the limit\n\nThe most starts in any half-open window, where the limit is right. A start lies between the "

@@ -183,14 +183,17 @@ fn slice(case: &Case, figures: &mut Figures) {
 /// Decides for so long: two thirds of it in batches, and then one by one.
 pub fn hammer(span: Duration, mut decide: impl FnMut(usize)) -> Figures {
     let mut figures = Figures::default();
-    // The fastest decision says how many make a batch: any other may have waited for its core.
-    let (warming, mut fastest, mut warm) = (Instant::now(), f64::MAX, 0);
-    while warming.elapsed() < WARM_UP || warm < FEWEST {
-        warm += 1;
+    let warming = Instant::now();
+    while warming.elapsed() < WARM_UP {
+        decide(1);
+    }
+    // The fastest decision says how many make a batch: any other may have waited for its core, or for a page of memory.
+    let one = |_| {
         let before = Instant::now();
         decide(1);
-        fastest = fastest.min(before.elapsed().as_nanos() as f64);
-    }
+        before.elapsed().as_nanos() as f64
+    };
+    let fastest = (0..50).map(one).fold(BATCH_NS, f64::min);
     let batch = (BATCH_NS / fastest).clamp(1.0, BATCH as f64) as usize;
 
     let (began, cpu) = (Instant::now(), cpu_ns());

@@ -4,6 +4,9 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use workglow_limit::{Attempt, Store};
 
+/// So many keys are what an index of 128 takes before it grows: there is no room ahead in what they use.
+const KEYS: u64 = 95;
+
 /// The file in which the processes of a store decide.
 pub struct Lane(std::fs::File);
 
@@ -20,19 +23,20 @@ impl Lane {
         u64::from_le_bytes(word) * 8
     }
 
-    /// How many bytes one key of a limit takes in a new store, with its share of the index.
-    pub fn bytes_of_keys(directory: &Path, policy: &str, keys: u64) -> u64 {
+    /// How many bytes one key of a limit takes in a new store, with its share of the index. Each has a start of this weight: a key
+    /// that is as good as new is forgotten.
+    pub fn bytes_of_keys(directory: &Path, policy: &str, weight: u64) -> u64 {
         let path = directory.join(format!("{}.db", policy.replace('/', "-")));
         let store = Store::new(&format!("sqlite:{}", path.display())).expect("a store");
         let limiter = store.limiter("keys", policy).expect("a limiter");
         limiter.open().expect("the store opens");
         let lane = Lane::open(&path).expect("the store has a lane");
         let before = lane.used();
-        for key in 0..keys {
-            let attempt = limiter.attempt(&format!("tenant-{key}"), 1).expect("a decision");
+        for key in 0..KEYS {
+            let attempt = limiter.attempt(&format!("tenant-{key}"), weight).expect("a decision");
             assert!(matches!(attempt, Attempt::Admitted(_)));
         }
-        (lane.used() - before) / keys
+        (lane.used() - before) / KEYS
     }
 }
 

@@ -91,9 +91,9 @@ fn limits(directory: &Path, filter: &str) {
     for limit in [10, 100, 1_000, 4_096, 10_000, 100_000, 1_000_000] {
         let rate = format!("{limit}/{}us", limit * 2 / 5);
         let bucket = format!("{LOTS}/1s burst {limit}");
-        let bytes = |policy: &str| Lane::bytes_of_keys(directory, policy, 95);
-        let rate_bytes = bytes(&format!("{limit}/2s"));
-        let bucket_bytes = bytes(&format!("{limit}/1s burst {limit}"));
+        let bytes = |policy: &str, weight| Lane::bytes_of_keys(directory, policy, weight);
+        let rate_bytes = bytes(&format!("{limit}/2s"), 1);
+        let bucket_bytes = bytes(&format!("{limit}/1s burst {limit}"), limit);
         for (series, store, policy, bytes) in [
             ("rate, memory", &memory, &rate, rate_bytes),
             ("rate, sqlite", &disk, &rate, rate_bytes),
