@@ -46,7 +46,7 @@ def save(figure, path: Path) -> None:
     pyplot.close(figure)
 
 
-def draw(results: dict, folder: Path, curves: dict[str, str]) -> None:
+def draw(results: dict, folder: Path, curves: list[str]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     cases = results["cases"]
     draw_admissions(cases, folder / "admissions.svg")
@@ -65,16 +65,19 @@ def draw_admissions(cases: list[dict], path: Path) -> None:
     if not chosen:
         return
     heights = [len(found) + 1 for found in chosen.values()]
-    figure, axes = pyplot.subplots(len(chosen), 1, figsize=(7.5, 0.24 * sum(heights)), sharex=True, height_ratios=heights, squeeze=False)
+    size = (7.5, 0.24 * sum(heights))
+    figure, axes = pyplot.subplots(len(chosen), 1, figsize=size, sharex=True, height_ratios=heights, squeeze=False)
     for axis, (group, found) in zip(axes[:, 0], chosen.items()):
         found = sorted(found, key=lambda case: -case["ns"])
         names = [case["case"] for case in found]
-        axis.barh(names, [case["ns"] for case in found], color=[OURS if case["peer"] == "workglow-limit" else THEIRS for case in found])
+        colours = [OURS if case["peer"] == "workglow-limit" else THEIRS for case in found]
+        axis.barh(names, [case["ns"] for case in found], color=colours)
         for at, case in enumerate(found):
             if case.get("p999"):
                 axis.plot([case["p999"]], [at], marker="|", markersize=8, color="#333333")
         axis.set_xscale("log")
         axis.xaxis.set_major_formatter(FuncFormatter(time_label))
+        axis.minorticks_off()
         axis.grid(axis="y", visible=False)
         axis.set_title(GROUPS[group], loc="left", fontsize=9, fontweight="bold")
     axes[-1, 0].set_xlabel("time of an admission; | is the 99.9th percentile")

@@ -17,10 +17,11 @@ GROUPS = {
     "rust": (
         "Rust",
         "governor {what}, monotonic clock{threads}",
-        "Ours is called through the concrete types, as the peers are; `with its end` goes through the trait. An admission is by a "
-        "limit of 100 in 1 µs, which always has room; `counted` by one of 1,000,000,000 per second, which is above 4,096 units; "
-        "the token bucket and governor have 1,000,000,000 per second. A denial is by a limit of 1 per hour. governor's other clock "
-        "reads the processor's time stamp counter, which is not one clock for all processes across suspend and migration.",
+        "Ours is called through the concrete types, as the peers are; `with its end` goes through the trait. An admission "
+        "is by a limit of 100 in 1 µs, which always has room; `counted` by one of 1,000,000,000 per second, which is above "
+        "4,096 units; the token bucket and governor have 1,000,000,000 per second. A denial is by a limit of 1 per hour. "
+        "governor's other clock reads the processor's time stamp counter, which is not one clock for all processes across "
+        "suspend and migration.",
     ),
     "c": (
         "C",
@@ -34,17 +35,29 @@ GROUPS = {
         "redis {rest}",
         "Ours is one `sqlite:` store. Redis is on a unix socket, and each process keeps its connection: `EVALSHA` of the usual "
         "sorted-set log, by the server's time. The transaction is the same log in one SQLite file (WAL, `synchronous = NORMAL`, "
-        "`BEGIN IMMEDIATE`). An admission is by a limit of 100 in 1 µs, a denial by one of 100 per second that is spent. The time of "
-        "a decision is what one process sees, its waits for a core included.",
+        "`BEGIN IMMEDIATE`). An admission is by a limit of 100 in 1 µs, a denial by one of 100 per second that is spent. The "
+        "time of a decision is what one process sees, its waits for a core included; the CPU time of the server is not in it.",
     ),
 }
 
+# What grows: a title, and what there is to say of it.
 CURVES = {
-    "limit": "Limits from 10 to 1,000,000 units",
-    "keys": "Keys, asked in a random order",
-    "window": "Windows from 1 ms to 30 days",
-    "processes": "Processes on one key",
-    "names": "Limits in one store, asked in a random order",
+    "limit": (
+        "Limits from 10 to 1,000,000 units",
+        "All allow 2.5 units per microsecond and are about half full. Up to 4,096 units each start is kept; above, they are "
+        "counted.",
+    ),
+    "keys": ("Keys, asked in a random order", "All are in use. The keys are random texts of 23 bytes."),
+    "window": (
+        "Windows from 1 ms to 30 days",
+        "An admission by a limit of 1,000,000,000, a denial by one of 100 that is spent. `a limit of 100 used up` is the mean "
+        "of a start where each key takes all of its 100: with windows above two minutes it waits for commits, some 40 of them.",
+    ),
+    "processes": (
+        "Processes on one key",
+        "The time of a decision is that of all processes together: a second, divided by what they decided in it.",
+    ),
+    "names": ("Limits in one store, asked in a random order", "Limits of 100, each with one key."),
 }
 
 
@@ -58,6 +71,13 @@ def time_of(ns: float | None) -> str:
         if abs(ns) >= size:
             return f"{ns / size:.3g} {unit}" if abs(ns) < size * 1e3 else f"{ns / size:,.0f} {unit}"
     return f"{ns:.0f} ns"
+
+
+def span_of(us: int) -> str:
+    for size, unit in [(86_400_000_000, "d"), (3_600_000_000, "h")]:
+        if us >= size:
+            return f"{us // size} {unit}"
+    return time_of(us * 1e3)
 
 
 def many(number: float) -> str:
@@ -155,7 +175,7 @@ def growth_of(results: dict, curve: str) -> str:
     of = {"limit": "a key", "keys": "a key", "names": "a limit", "processes": "the store"}.get(curve, "")
     rows = []
     for x in sorted({case["x"] for case in cases}):
-        row = [time_of(x * 1e3) if curve == "window" else f"{x:,}"]
+        row = [span_of(x) if curve == "window" else f"{x:,}"]
         row += [time_of(found.get((one, x), {}).get("ns")) for one in series]
         row += [f"{found[one, x][each]:,.0f} B" if each in found.get((one, x), {}) else "" for one in sizes]
         rows.append(row)
@@ -169,17 +189,17 @@ def origin(results: dict) -> str:
     machine, commit = results["machine"], results["commit"] + (", with changes" if results["dirty"] else "")
     rounds = f"medians over {results['rounds']} rounds" if results["rounds"] > 1 else "one round"
     return (
-        f"`{results['command']}` on commit {commit}, {results['date']}: {rounds}, on {machine['cores']} "
-        f"cores of {machine['cpu']}, {machine['memory']}, {machine['system']}, {machine['kernel']}"
+        f"`{results['command']}` on commit {commit}, {results['date']}: {rounds}, on {machine['cores']} cores of "
+        f"{machine['cpu']}, {machine['memory']}, {machine['system']}, {machine['kernel']}"
     )
 
 
 def page(results: dict) -> str:
     parts = ["# What a decision costs, beside others"]
     parts.append(
-        "Made by `make bench-publish`. `make bench` repeats it: it installs the peers from their registries, starts all programs in "
-        "turn, round after round, so that all see the same weather, and writes `target/bench`. Nanoseconds depend on the machine; "
-        "ratios less so."
+        "Made by `make bench-publish`. `make bench` repeats it: it installs the peers from their registries, starts all "
+        "programs in turn, round after round, so that all see the same weather, and writes `target/bench`. Nanoseconds depend "
+        "on the machine; ratios less so."
     )
     parts.append(origin(results) + f". Load before it began: {results['machine']['load before']}.")
     parts.append("Versions: " + ", ".join(f"{name} {version}" for name, version in sorted(results["versions"].items())) + ".")
@@ -193,21 +213,23 @@ def page(results: dict) -> str:
             parts.append(f"## {title}\n\n{words}\n\n" + table(head_of(group, pattern), rows_of(results, group, pattern)))
     if rows := most_of(results):
         parts.append(
-            "## Who keeps the limit\n\nThe most starts in any half-open window, where the limit is right. A start lies between the "
-            "clock before the call and the clock after it, and counts where that whole interval lies in the window. All hammer one "
-            "key: one start first, none for most of a window, then as many as they get, across the ends of two windows.\n\n"
+            "## Who keeps the limit\n\nThe most starts in any half-open window, where the limit is right. A start lies between "
+            "the clock before the call and the clock after it, and counts where that whole interval lies in the window. All "
+            "hammer one key: one start first, none for most of a window, then as many as they get, across the ends of two "
+            "windows.\n\n"
             + table(["", "from", "limit", "most"], rows)
         )
     curves = [curve for curve in CURVES if any(case.get("curve") == curve for case in results["cases"])]
     if curves:
         parts.append("## What grows, and with what\n\nOur limiters in Rust, through the trait; `governor` has the same keys.")
         for curve in curves:
-            title = CURVES[curve]
-            parts.append(f"### {title}\n\n![{title}: time and memory](benchmarks/{curve}.svg)\n\n{growth_of(results, curve)}")
+            title, words = CURVES[curve]
+            picture = f"![{title}: time and memory](benchmarks/{curve}.svg)"
+            parts.append(f"### {title}\n\n{words}\n\n{picture}\n\n{growth_of(results, curve)}")
     parts.append(
         "## How it is measured\n\n"
-        "* `a decision`: the median over batches of up to some hundred decisions, and of that the median over rounds. Of several threads "
-        "or processes: the mean, as each of them sees it.\n"
+        "* `a decision`: the median over batches of up to some hundred decisions, and of that the median over rounds. Of "
+        "several threads or processes: the mean, as each of them sees it.\n"
         "* `p99`, `p99.9`: of decisions timed one by one. Each includes one read of the clock.\n"
         "* `CPU time`: what the kernel counts for a thread or process, per decision.\n"
         "* `of all rounds`: the least and the greatest median of a round.\n"
@@ -221,7 +243,7 @@ def write(results: dict, docs: Path) -> None:
 
     docs.mkdir(parents=True, exist_ok=True)
     (docs / "benchmarks.md").write_text(page(results))
-    plots.draw(results, docs / "benchmarks", CURVES)
+    plots.draw(results, docs / "benchmarks", list(CURVES))
 
 
 # The README's rows: what it is, the case, what stands beside it, its case.

@@ -50,6 +50,8 @@ def main() -> int:
     if unknown := [name for name in names if name not in PROGRAMS]:
         sys.exit(f"ONLY={','.join(names)}: there is no {unknown[0]!r}. Programs: {', '.join(PROGRAMS)}")
     is_published = os.environ.get("PUBLISH") == "1"
+    if is_published and set(names) != set(PROGRAMS):
+        sys.exit("PUBLISH=1 is for the figures of all programs: leave ONLY out.")
     about = describe(rounds, names)
     if is_published and about["dirty"]:
         sys.exit("There are changes that are not committed: figures are published of a commit. Commit them first.")
@@ -79,8 +81,10 @@ def main() -> int:
 
 
 def say(what: str) -> None:
-    if sys.stderr.isatty() or what:
-        print(f"\r\033[K{what}" if sys.stderr.isatty() else what, end="" if sys.stderr.isatty() else "\n", file=sys.stderr, flush=True)
+    if sys.stderr.isatty():
+        print(f"\r\033[K{what}", end="", file=sys.stderr, flush=True)
+    elif what:
+        print(what, file=sys.stderr, flush=True)
 
 
 def run(name: str, directory: Path, *options: str) -> str:

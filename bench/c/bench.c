@@ -205,11 +205,15 @@ int main(int argc, char **argv) {
         wgl_store *store;
         check(wgl_store_open(i ? url : "memory:", NULL, &store));
         wgl_limiter *open = limiter_of(store, "open", LIMIT, always), *shut = limiter_of(store, "shut", 1, hour);
-        add(filter, (struct subject){.peer = "workglow-limit", .name = names[i][0], .limiter = open, .key = "", .admits = true});
-        add(filter, (struct subject){.peer = "workglow-limit", .name = names[i][1], .limiter = shut, .key = ""});
-        add(filter, (struct subject){.peer = "workglow-limit", .name = names[i][2], .limiter = open, .key = "tenant-7", .admits = true});
+        struct subject ours = {.peer = "workglow-limit", .name = names[i][0], .limiter = open, .key = "", .admits = true};
+        add(filter, ours);
+        ours.name = names[i][2], ours.key = "tenant-7";
+        add(filter, ours);
+        ours.name = names[i][1], ours.key = "", ours.limiter = shut, ours.admits = false;
+        add(filter, ours);
     }
-    static struct ring open = {.lock = PTHREAD_MUTEX_INITIALIZER, .limit = LIMIT}, shut = {.lock = PTHREAD_MUTEX_INITIALIZER, .limit = 1};
+    static struct ring open = {.lock = PTHREAD_MUTEX_INITIALIZER, .limit = LIMIT};
+    static struct ring shut = {.lock = PTHREAD_MUTEX_INITIALIZER, .limit = 1};
     open.window = always, shut.window = hour;
     ring_try(&shut);
     add(filter, (struct subject){.peer = "by hand", .name = "mutex and ring admit", .ring = &open, .admits = true});

@@ -23,8 +23,8 @@ impl Lane {
         u64::from_le_bytes(word) * 8
     }
 
-    /// How many bytes one key of a limit takes in a new store, with its share of the index. Each has a start of this weight: a key
-    /// that is as good as new is forgotten.
+    /// How many bytes one key of a limit takes in a new store, with its share of the index. Each has a start of this
+    /// weight: a key that is as good as new is forgotten.
     pub fn bytes_of_keys(directory: &Path, policy: &str, weight: u64) -> u64 {
         let path = directory.join(format!("{}.db", policy.replace('/', "-")));
         let store = Store::new(&format!("sqlite:{}", path.display())).expect("a store");

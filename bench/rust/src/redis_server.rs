@@ -1,6 +1,7 @@
 //! A Redis of the bench's own, on a socket in its directory, and the usual script of a sliding window log.
 
 use redis::{Client, Connection, ConnectionLike, Script};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -21,7 +22,15 @@ impl RedisServer {
     pub fn start(directory: &Path) -> Option<Self> {
         // The path of a socket has to be short.
         let socket = directory.join("redis.sock");
-        let child = Command::new("redis-server")
+        let mut command = Command::new("redis-server");
+        // SAFETY: between fork and exec there is one system call. It ends the server with this thread, however that ends.
+        unsafe {
+            command.pre_exec(|| {
+                libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+                Ok(())
+            });
+        }
+        let child = command
             .args(["--port", "0", "--save", "", "--appendonly", "no", "--loglevel", "warning", "--unixsocket"])
             .arg(&socket)
             .current_dir(directory)
