@@ -2,7 +2,8 @@
 # make test    all tests, one summary
 # make check   format, lints, header, stubs, types, versions, documentation, instructions
 # make docs    target/docs: the reference of each language, from its doc comments
-# make bench   what a decision costs
+# make bench   what a decision costs, beside others; ROUNDS=2 is quick, ONLY=rust,python chooses
+# make bench-publish  the same, and writes docs/benchmarks.md and the README's table
 # make instructions  how many instructions each call takes, beside what bench/instructions.toml allows
 # make pictures  docs/pictures, drawn anew
 # make fleet   real queues under a limit, ours beside what they bring: Celery, BullMQ, Workglow
@@ -17,7 +18,7 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 .SILENT:
 .PHONY: demo test check docs bench instructions pictures fleet storm torture dist dist-all wheel node queues c install \
-    uninstall members tools test-tools clean help
+    uninstall members peers bench-tools bench-publish tools test-tools clean help
 
 VENV := target/venv
 PYTHON := $(VENV)/bin/python
@@ -154,6 +155,7 @@ pictures:
 
 check: dist docs instructions
 	cargo fmt --all --check
+	cargo fmt --check --manifest-path bench/rust/Cargo.toml
 	cargo clippy --quiet --workspace --all-targets --features workglow-limit/fault-points -- -D warnings
 	cargo test --quiet -p workglow-limit-ffi
 	scripts/versions
@@ -179,11 +181,31 @@ docs: dist docs/api/node_modules/.package-lock.json
 	cp docs/api/index.html target/docs/
 	echo "target/docs/index.html"
 
-bench: dist
-	cargo build --quiet --release -p workglow-limit-bench
-	$(CC) -O2 bench/bench.c -o target/bench $(LINK)
-	python3 bench/run.py "target/release/workglow-limit-bench DIRECTORY" "target/bench DIRECTORY" \
-	    "$(PYTHON) bench/bench.py DIRECTORY" "node bench/bench.mjs DIRECTORY $(abspath $(OUT))"
+# ---- the bench, and its peers, which stay out of every other build and environment ----
+
+BENCH := target/bench
+
+$(BENCH)/venv/ready: bench/requirements.txt bench/python/requirements.txt | tools
+	test -x $(BENCH)/venv/bin/python || python3 -m venv $(BENCH)/venv
+	echo "setting up $(BENCH)/venv"
+	$(BENCH)/venv/bin/python -m pip install --quiet --disable-pip-version-check $(foreach f,$^,-r $(f))
+	touch $@
+
+# Ours beside them, as others install it.
+peers: dist $(BENCH)/venv/ready bench/node/node_modules/.package-lock.json
+	$(BENCH)/venv/bin/python -m pip install --quiet --disable-pip-version-check --force-reinstall --no-deps $(DIST)/*.whl
+	npm install --silent --no-audit --no-fund --no-save --prefix bench/node $(abspath $(DIST))/*.tgz
+	cargo build --quiet --release --manifest-path bench/rust/Cargo.toml --target-dir target
+	$(CC) -O2 -Wall -Wextra -Werror bench/c/bench.c -o $(BENCH)/c $(LINK)
+
+bench-tools:
+	.ci/need bench
+
+bench: bench-tools peers
+	$(BENCH)/venv/bin/python bench/run.py
+
+bench-publish: bench-tools peers
+	PUBLISH=1 $(BENCH)/venv/bin/python bench/run.py
 
 # The counting is Valgrind's; the harness has a program of its own, of the same version as the library.
 RUNNER := target/tools/bin/gungraun-runner
@@ -205,4 +227,4 @@ torture: storm
 	SECONDS=600 cargo test --quiet --release -p workglow-limit --features fault-points --test storms -- five_at_once
 
 clean:
-	rm -rf target bindings/node/node_modules bindings/node/dist tests/fleet/*/node_modules
+	rm -rf target bindings/node/node_modules bindings/node/dist tests/fleet/*/node_modules bench/node/node_modules

@@ -1,39 +1,159 @@
-"""Times a decision in every language, beside governor and beside a SQLite transaction, and prints ratios.
+"""Times every program of the bench in turn, round after round, and writes target/bench/results.json: run.py
 
-The programs run in turn, round after round, so that all see the same weather; the table shows the median over rounds.
+Each program is started as `PROGRAM DIRECTORY`, times its cases for a short while, and prints a JSON object per line:
+
+    {"case": "rust memory admit", "group": "rust", "peer": "workglow-limit", "ns": 47.1, "p99": 85, "p999": 94, "cpu_ns": 47.9}
+
+`ns` is the time of a decision, the median over batches (of several threads or processes: the mean); `p99` and `p999` are of
+decisions timed one by one; `cpu_ns` is the CPU time of a decision. There may be more: `threads`, `processes`, `keys`,
+`per_second`, `bytes`. `{"version": {"governor": "0.10.4"}}` says which peers there were. Started with `--most`, once, a program
+hammers real limits instead and says `limit` and `most`, the most starts that lie wholly in one window.
+
+ROUNDS=2 for a quick look; ONLY=rust,python chooses programs; PUBLISH=1 writes docs/benchmarks.md and the README's table, too.
 """
 
+import json
+import os
+import platform
 import subprocess
 import sys
 import tempfile
+import time
 from collections import defaultdict
+from pathlib import Path
 from statistics import median
 
-ROUNDS = 7
+import report
+
+ROOT = Path(__file__).resolve().parent.parent
+BUILT = ROOT / "target/bench"
+RESULTS = BUILT / "results.json"
+
+PROGRAMS = {
+    "rust": ["target/release/bench-rust"],
+    "c": ["target/bench/c"],
+    "python": ["target/bench/venv/bin/python", "bench/python/bench.py"],
+    "node": ["node", "bench/node/bench.mjs"],
+    "processes": ["target/release/bench-processes"],
+    "growth": ["target/release/bench-growth"],
+}
+# What takes long, and is about the shape of a curve and not about a few per cent.
+ROUNDS_AT_MOST = {"growth": 3}
+
+# What is a measurement: over the rounds, its median counts. All else says what was measured.
+FIGURES = ["ns", "p99", "p999", "cpu_ns", "per_second", "bytes", "bytes_each", "declared_ns"]
 
 
-def main(programs):
-    figures = defaultdict(list)
-    with tempfile.TemporaryDirectory() as directory:
-        for number in range(ROUNDS):
-            print(f"\rround {number + 1} of {ROUNDS}", end="", file=sys.stderr, flush=True)
-            for program in programs:
-                command = [word.replace("DIRECTORY", directory) for word in program.split()]
-                output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-                for line in output.splitlines():
-                    case, ns = line.split("\t")
-                    figures[case].append(float(ns))
-    print("\r", end="", file=sys.stderr)
-    medians = {case: median(values) for case, values in figures.items()}
-    governor = medians["governor admit, monotonic clock"]
-    tsc = medians["governor admit"]
-    transaction = medians["transaction admit"]
-    print("One process, one key. ns: median of a decision over all rounds.")
-    print("× governor: against an admission by governor, on the kernel's monotonic clock and on its own TSC clock.")
-    print("transaction ÷: how many of it fit into the same exact log's admission in one SQLite transaction.\n")
-    print(f"{'':34}{'ns':>9}{'× governor':>12}{'× (TSC)':>10}{'transaction ÷':>15}")
-    for case, ns in sorted(medians.items(), key=lambda item: (item[0].split()[0] in ("governor", "transaction"), item[0])):
-        print(f"{case:34}{ns:9.0f}{ns / governor:12.2f}{ns / tsc:10.2f}{transaction / ns:15.0f}")
+def main() -> int:
+    rounds = int(os.environ.get("ROUNDS") or 7)
+    names = (os.environ.get("ONLY") or ",".join(PROGRAMS)).split(",")
+    if unknown := [name for name in names if name not in PROGRAMS]:
+        sys.exit(f"ONLY={','.join(names)}: there is no {unknown[0]!r}. Programs: {', '.join(PROGRAMS)}")
+    is_published = os.environ.get("PUBLISH") == "1"
+    if is_published and set(names) != set(PROGRAMS):
+        sys.exit("PUBLISH=1 is for the figures of all programs: leave ONLY out.")
+    about = describe(rounds, names)
+    if is_published and about["dirty"]:
+        sys.exit("There are changes that are not committed: figures are published of a commit. Commit them first.")
+
+    lines = defaultdict(list)
+    with tempfile.TemporaryDirectory(prefix="bench-") as directory:
+        for number in range(1, rounds + 1):
+            for name in names:
+                if number <= ROUNDS_AT_MOST.get(name, rounds):
+                    say(f"round {number} of {rounds}: {name}")
+                    take(run(name, Path(directory)), lines, about["versions"])
+                if number == 1:
+                    say(f"the most starts in a window: {name}")
+                    take(run(name, Path(directory), "--most"), lines, about["versions"])
+    say("")
+    results = about | {"cases": [summed(case, seen) for case, seen in lines.items()]}
+    BUILT.mkdir(parents=True, exist_ok=True)
+    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    report.show(results)
+    report.write(results, BUILT / "docs")
+    print(f"\n{RESULTS.relative_to(ROOT)}, {(BUILT / 'docs').relative_to(ROOT)}/benchmarks.md")
+    if is_published:
+        report.write(results, ROOT / "docs")
+        report.write_short(results, ROOT / "README.md")
+        print("docs/benchmarks.md, README.md: look at what has changed, and commit it")
+    return 0
 
 
-main(sys.argv[1:])
+def say(what: str) -> None:
+    if sys.stderr.isatty():
+        print(f"\r\033[K{what}", end="", file=sys.stderr, flush=True)
+    elif what:
+        print(what, file=sys.stderr, flush=True)
+
+
+def run(name: str, directory: Path, *options: str) -> str:
+    own = directory / name  # In each round the same, so that files of the first are there in the next.
+    own.mkdir(exist_ok=True)
+    done = subprocess.run([*PROGRAMS[name], own, *options], cwd=ROOT, capture_output=True, text=True)
+    if done.returncode != 0:
+        sys.exit(f"\n{name} has failed ({done.returncode}):\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
+    for line in done.stderr.splitlines():
+        if line not in run.said:  # What a program has to say is said once.
+            print(f"\n{name}: {line}", file=sys.stderr)
+            run.said.add(line)
+    return done.stdout
+
+
+run.said = set()
+
+
+def take(output: str, lines: dict[str, list], versions: dict[str, str]) -> None:
+    for text in output.splitlines():
+        line = json.loads(text)
+        if "version" in line:
+            versions.update(line["version"])
+        else:
+            lines[line["case"]].append(line)
+
+
+def summed(case: str, seen: list[dict]) -> dict:
+    """One case of all rounds."""
+    one = dict(seen[-1])
+    for figure in FIGURES:
+        if values := [line[figure] for line in seen if line.get(figure) is not None]:
+            one[figure] = round(median(values), 1)
+    if values := [line["ns"] for line in seen if line.get("ns") is not None]:
+        one |= {"least": min(values), "greatest": max(values), "rounds": len(values)}
+    if "most" in one:
+        one["most"] = max(line["most"] for line in seen)
+    return one
+
+
+def describe(rounds: int, names: list[str]) -> dict:
+    """Which commit on which machine."""
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+
+    def first(path: str, start: str) -> str:
+        lines = Path(path).read_text().splitlines()
+        found = [line.split(":" if ":" in line else "=", 1)[1].strip(' "') for line in lines if line.startswith(start)]
+        return found[0] if found else "unknown"
+
+    chosen = "" if set(names) == set(PROGRAMS) else f" ONLY={','.join(names)}"
+    return {
+        "commit": git("rev-parse", "--short=10", "HEAD"),
+        "dirty": bool(git("status", "--porcelain")),
+        "command": "make bench" + (f" ROUNDS={rounds}" if rounds != 7 else "") + chosen,
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "rounds": rounds,
+        "machine": {
+            "cpu": first("/proc/cpuinfo", "model name"),
+            "cores": os.cpu_count(),
+            "memory": f"{int(first('/proc/meminfo', 'MemTotal').split()[0]) / 2**20:.0f} GiB",
+            "system": first("/etc/os-release", "PRETTY_NAME"),
+            "kernel": f"{platform.system()} {platform.release().split('-')[0]}",
+            "load before": round(os.getloadavg()[0], 2),
+        },
+        "versions": {},
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,11 +1,11 @@
 // Many waiters in one Node process: how many start, in which order, and what that costs.
 //
-//     node bench/waiters.mjs [WAITERS] [SECONDS]
+//     node bench/node/waiters.mjs [WAITERS] [SECONDS]
 
 import { createRequire } from "node:module";
 import { setTimeout as sleep } from "node:timers/promises";
 
-const require = createRequire(new URL("../bindings/node/package.json", import.meta.url));
+const require = createRequire(new URL("./package.json", import.meta.url));
 const { ConcurrencyLimiter, RateLimiter, Store } = require("workglow-limit");
 
 const waiters = Number(process.argv[2] ?? 20_000);

@@ -1,0 +1,92 @@
+// Several threads, and several processes, on one limit of a `sqlite:` store that always has room.
+//
+// This file is what runs in them, too: it opens the limit, says so, and hammers from and until the moments that it is told.
+
+import { fork } from "node:child_process";
+import { once } from "node:events";
+import { fileURLToPath } from "node:url";
+import { Worker, isMainThread, parentPort, workerData } from "node:worker_threads";
+import { OPEN, ours } from "./peers.mjs";
+import { loops, median, quantiles, round, show } from "./timing.mjs";
+
+const SPAN = 35; // ms
+const TURNS = 2;
+const BATCH = 100;
+
+/** On one clock for all. */
+const now = () => Number(process.hrtime.bigint() / 1_000n) / 1e3;
+
+function hammer({ batch, singles }, start, until) {
+  for (const end = now() + 30; now() < end; ) batch(BATCH); // Until it is compiled.
+  while (now() < start);
+  const cpu = process.cpuUsage();
+  const [batches, tail] = [[], []];
+  let total = 0;
+  while (now() < until) {
+    batches.push((batch(BATCH) * 1e6) / BATCH);
+    const some = singles(BATCH / 4);
+    tail.push(...some);
+    total += BATCH + some.length;
+  }
+  const { user, system } = process.cpuUsage(cpu);
+  return { batches, tail, total, cpu: (user + system) * 1e3 };
+}
+
+function serve(url, port, send) {
+  const each = loops(ours(url, OPEN, "shared"), false);
+  port.on("message", ([start, until]) => send(hammer(each, start, until)));
+  send("open");
+}
+
+async function start(kind, url) {
+  const file = fileURLToPath(import.meta.url);
+  const child =
+    kind === "thread"
+      ? new Worker(file, { workerData: { url } })
+      : fork(file, ["hammer", url], { serialization: "advanced" });
+  const said = async () => {
+    const [told] = await once(child, "message");
+    return told;
+  };
+  await said();
+  return {
+    ask: (told) => {
+      const answer = said();
+      if (kind === "thread") child.postMessage(told);
+      else child.send(told);
+      return answer;
+    },
+    end: () => (kind === "thread" ? child.terminate() : child.disconnect()),
+  };
+}
+
+/** 1 and 2 threads, or 1, 2 and 4 processes. */
+export async function measure(kind, counts, directory, isWanted) {
+  const plural = kind === "thread" ? "threads" : "processes";
+  const cases = counts.map((count) => ({ name: `sqlite admit, ${count} ${count === 1 ? kind : plural}`, count, told: [] }));
+  const wanted = cases.filter(({ name }) => isWanted(name));
+  if (wanted.length === 0) return;
+  const all = [];
+  for (let i = 0; i < Math.max(...counts); i++) all.push(await start(kind, `sqlite:${directory}/node-many.db`));
+  for (let i = 0; i < TURNS; i++) {
+    for (const { count, told } of wanted) {
+      const begin = now() + 40;
+      told.push(...(await Promise.all(all.slice(0, count).map((one) => one.ask([begin, begin + SPAN])))));
+    }
+  }
+  for (const one of all) await one.end();
+  for (const { name, count, told } of wanted) {
+    const sum = (of) => told.reduce((total, each) => total + each[of], 0);
+    const counted = kind === "thread" ? count : 1; // Each thread is told the processor time of all.
+    show(name, "workglow-limit", {
+      ns: round(median(told.flatMap(({ batches }) => batches))),
+      ...quantiles(told.flatMap(({ tail }) => tail)),
+      cpu_ns: round(sum("cpu") / counted / sum("total")),
+      per_s: Math.round((sum("total") / SPAN / TURNS) * 1e3),
+      [plural]: count,
+    });
+  }
+}
+
+if (!isMainThread) serve(workerData.url, parentPort, (told) => parentPort.postMessage(told));
+else if (process.argv[2] === "hammer" && process.send) serve(process.argv[3], process, (told) => process.send(told));

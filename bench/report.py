@@ -1,0 +1,303 @@
+"""Says what was measured: report.py writes target/bench/docs anew from target/bench/results.json.
+
+`show` prints it, `write` makes benchmarks.md with its pictures, `write_short` the table of the README.
+"""
+
+import json
+import sys
+import tomllib
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+OURS = "workglow-limit"
+
+# Of each group: its title, the peer that its rows are compared with (the same question, from as many threads), and what there is
+# to say of it.
+GROUPS = {
+    "rust": (
+        "Rust",
+        "governor {what}, monotonic clock{threads}",
+        "Ours is called through the concrete types, as the peers are; `with its end` goes through the trait. An admission "
+        "is by a limit of 100 in 1 µs, which always has room; `counted` by one of 1,000,000,000 per second, which is above "
+        "4,096 units; the token bucket and governor have 1,000,000,000 per second. A denial is by a limit of 1 per hour. "
+        "governor's other clock reads the processor's time stamp counter, which is not one clock for all processes across "
+        "suspend and migration.",
+    ),
+    "c": (
+        "C",
+        "mutex and ring {what}{threads}",
+        "The ring holds the last 100 starts under a `pthread_mutex`, as one writes it by hand; it serves one process.",
+    ),
+    "python": ("Python", "python deque and lock: {rest}", "`deque and lock` is what one writes by hand: it serves one process."),
+    "node": ("Node", "node limiter: {rest}", "`limiter` is the package of that name, called synchronously."),
+    "processes": (
+        "Processes on one key",
+        "redis {rest}",
+        "Ours is one `sqlite:` store. Redis is on a unix socket, and each process keeps its connection: `EVALSHA` of the usual "
+        "sorted-set log, by the server's time. The transaction is the same log in one SQLite file (WAL, `synchronous = NORMAL`, "
+        "`BEGIN IMMEDIATE`). An admission is by a limit of 100 in 1 µs, a denial by one of 100 per second that is spent. The "
+        "time of a decision is what one process sees, its waits for a core included; the CPU time of the server is not in it.",
+    ),
+}
+
+# What grows: a title, and what there is to say of it.
+CURVES = {
+    "limit": (
+        "Limits from 10 to 1,000,000 units",
+        "All allow 2.5 units per microsecond and are about half full. Up to 4,096 units each start is kept; above, they are "
+        "counted.",
+    ),
+    "keys": ("Keys, asked in a random order", "All are in use. The keys are random texts of 23 bytes."),
+    "window": (
+        "Windows from 1 ms to 30 days",
+        "An admission by a limit of 1,000,000,000, a denial by one of 100 that is spent. `a limit of 100 used up` is the mean "
+        "of a start where each key takes all of its 100: with windows above two minutes it waits for commits, some 40 of them.",
+    ),
+    "processes": (
+        "Processes on one key",
+        "The time of a decision is that of all processes together: a second, divided by what they decided in it.",
+    ),
+    "names": ("Limits in one store, asked in a random order", "Limits of 100, each with one key."),
+}
+
+
+# ---- words ----
+
+
+def time_of(ns: float | None) -> str:
+    if ns is None:
+        return ""
+    for size, unit in [(1e9, "s"), (1e6, "ms"), (1e3, "µs")]:
+        if abs(ns) >= size:
+            return f"{ns / size:.3g} {unit}" if abs(ns) < size * 1e3 else f"{ns / size:,.0f} {unit}"
+    return f"{ns:.0f} ns"
+
+
+def span_of(us: int) -> str:
+    for size, unit in [(86_400_000_000, "d"), (3_600_000_000, "h")]:
+        if us >= size:
+            return f"{us // size} {unit}"
+    return time_of(us * 1e3)
+
+
+def many(number: float) -> str:
+    return f"{number / 1e6:.1f} million" if number >= 1e6 else f"{number:,.0f}"
+
+
+def ratio_of(ratio: float) -> str:
+    if ratio < 0.095:
+        return f"1/{1 / ratio:,.0f}"
+    return f"{ratio:,.0f} ×" if ratio >= 100 else f"{ratio:.2f} ×" if ratio < 1 else f"{ratio:.1f} ×"
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+# ---- what is promised ----
+
+
+def judged(results: dict) -> list[list[str]]:
+    """Of each target: what, what was promised, what was measured, ok or MISS."""
+    cases = {case["case"]: case for case in results["cases"]}
+    rows = []
+    for target in tomllib.loads((HERE / "targets.toml").read_text())["target"]:
+        figure = target.get("figure", "ns")
+
+        def figures(names):
+            return [cases[name][figure] for name in ([names] if isinstance(names, str) else names) if name in cases]
+
+        ours, theirs = figures(target["case"]), figures(target["than"]) if "than" in target else [1.0]
+        is_least = "at_least" in target
+        bound = target["at_least" if is_least else "at_most"]
+        text = lambda value: ratio_of(value) if "than" in target else f"{value:,.0f}"
+        promised = f"at {'least' if is_least else 'most'} {text(bound)}"
+        if not ours or not theirs:
+            rows.append([target["what"], promised, "not measured", ""])
+            continue
+        # Of several of ours the worst one counts. What they are compared with is the dearest.
+        measured = [one / max(theirs) for one in ours]
+        is_kept = min(measured) >= bound if is_least else max(measured) <= bound
+        rows.append([target["what"], promised, ", ".join(map(text, measured)), "ok" if is_kept else "MISS"])
+    return rows
+
+
+# ---- tables ----
+
+
+def peer_of(case: dict, pattern: str) -> str:
+    """The case that this one is compared with."""
+    name = case["case"]
+    rest = name.split(": ", 1)[1] if ": " in name else name.split(" ", 2 if name.split(" ")[1] in ("memory", "sqlite") else 1)[-1]
+    threads = ", 2 threads" if name.endswith(", 2 threads") else ""
+    found = pattern.format(what="deny" if "deny" in name else "admit", threads=threads, rest=rest)
+    return "" if found == name else found
+
+
+def rows_of(results: dict, group: str, pattern: str) -> list[list[str]]:
+    cases = [case for case in results["cases"] if case["group"] == group and case.get("ns") is not None]
+    found = {case["case"]: case["ns"] for case in cases}
+    rows = []
+    for case in cases:
+        name = f"**{case['case']}**" if case["peer"] == OURS else case["case"]
+        peer = found.get(peer_of(case, pattern))
+        tails = [time_of(case.get("p99")), time_of(case.get("p999")), time_of(case.get("cpu_ns"))]
+        spread = f"{time_of(case['least'])} to {time_of(case['greatest'])}"
+        rows.append([name, time_of(case["ns"]), ratio_of(case["ns"] / peer) if peer else "", *tails, spread])
+        if group == "processes":
+            rows[-1].insert(1, many(case["per_second"]))
+    return rows
+
+
+def head_of(group: str, pattern: str) -> list[str]:
+    speed = ["decisions per second"] if group == "processes" else []
+    peer = pattern.split(" {")[0].removesuffix(":")
+    return ["", *speed, "a decision", f"against {peer}", "p99", "p99.9", "CPU time", "of all rounds"]
+
+
+def most_of(results: dict) -> list[list[str]]:
+    rows = []
+    for case in results["cases"]:
+        if "most" in case:
+            who = next((f"{case[of]} {of}" for of in ("processes", "threads") if case.get(of)), "")
+            name = f"**{case['case']}**" if case["peer"] == OURS else case["case"]
+            rows.append([name, who, str(case["limit"]), str(case["most"])])
+    return rows
+
+
+def growth_of(results: dict, curve: str) -> str:
+    cases = [case for case in results["cases"] if case.get("curve") == curve]
+    series = list(dict.fromkeys(case["series"] for case in cases))
+    found = {(case["series"], case["x"]): case for case in cases}
+    each = "bytes_each" if any("bytes_each" in case for case in cases) else "bytes"
+    sizes = [one for one in series if any(case["series"] == one and each in case for case in cases)]
+    of = {"limit": "a key", "keys": "a key", "names": "a limit", "processes": "the store"}.get(curve, "")
+    rows = []
+    for x in sorted({case["x"] for case in cases}):
+        row = [span_of(x) if curve == "window" else f"{x:,}"]
+        row += [time_of(found.get((one, x), {}).get("ns")) for one in series]
+        row += [f"{found[one, x][each]:,.0f} B" if each in found.get((one, x), {}) else "" for one in sizes]
+        rows.append(row)
+    return table(["", *series, *(f"{of}: {one}" for one in sizes)], rows)
+
+
+# ---- pages ----
+
+
+def origin(results: dict) -> str:
+    machine, commit = results["machine"], results["commit"] + (", with changes" if results["dirty"] else "")
+    rounds = f"medians over {results['rounds']} rounds" if results["rounds"] > 1 else "one round"
+    return (
+        f"`{results['command']}` on commit {commit}, {results['date']}: {rounds}, on {machine['cores']} cores of "
+        f"{machine['cpu']}, {machine['memory']}, {machine['system']}, {machine['kernel']}"
+    )
+
+
+def page(results: dict) -> str:
+    parts = ["# What a decision costs, beside others"]
+    parts.append(
+        "Made by `make bench-publish`. `make bench` repeats it: it installs the peers from their registries, starts all "
+        "programs in turn, round after round, so that all see the same weather, and writes `target/bench`. Nanoseconds depend "
+        "on the machine; ratios less so."
+    )
+    parts.append(origin(results) + f". Load before it began: {results['machine']['load before']}.")
+    parts.append("Versions: " + ", ".join(f"{name} {version}" for name, version in sorted(results["versions"].items())) + ".")
+    parts.append("## What is promised\n\nThe dearer of several counts.\n")
+    parts[-1] += "\n" + table(["", "promised", "measured", ""], judged(results))
+    groups = {case["group"] for case in results["cases"] if case.get("ns") is not None}
+    if groups & GROUPS.keys():
+        parts.append("![The time of an admission, ours beside others, in each language](benchmarks/admissions.svg)")
+    for group, (title, pattern, words) in GROUPS.items():
+        if group in groups:
+            parts.append(f"## {title}\n\n{words}\n\n" + table(head_of(group, pattern), rows_of(results, group, pattern)))
+    if rows := most_of(results):
+        parts.append(
+            "## Who keeps the limit\n\nThe most starts in any half-open window, where the limit is right. A start lies between "
+            "the clock before the call and the clock after it, and counts where that whole interval lies in the window. All "
+            "hammer one key: one start first, none for most of a window, then as many as they get, across the ends of two "
+            "windows.\n\n"
+            + table(["", "from", "limit", "most"], rows)
+        )
+    curves = [curve for curve in CURVES if any(case.get("curve") == curve for case in results["cases"])]
+    if curves:
+        parts.append("## What grows, and with what\n\nOur limiters in Rust, through the trait; `governor` has the same keys.")
+        for curve in curves:
+            title, words = CURVES[curve]
+            picture = f"![{title}: time and memory](benchmarks/{curve}.svg)"
+            parts.append(f"### {title}\n\n{words}\n\n{picture}\n\n{growth_of(results, curve)}")
+    parts.append(
+        "## How it is measured\n\n"
+        "* `a decision`: the median over batches of up to some hundred decisions, and of that the median over rounds. Of "
+        "several threads or processes: the mean, as each of them sees it.\n"
+        "* `p99`, `p99.9`: of decisions timed one by one. Each includes one read of the clock.\n"
+        "* `CPU time`: what the kernel counts for a thread or process, per decision.\n"
+        "* `of all rounds`: the least and the greatest median of a round.\n"
+        "* Within a program, cases get short slices in turn. Each case checks that it was answered as it says."
+    )
+    return "\n\n".join(parts) + "\n"
+
+
+def write(results: dict, docs: Path) -> None:
+    import plots  # Only who draws needs matplotlib.
+
+    docs.mkdir(parents=True, exist_ok=True)
+    (docs / "benchmarks.md").write_text(page(results))
+    plots.draw(results, docs / "benchmarks", list(CURVES))
+
+
+# The README's rows: what it is, the case, what stands beside it, its case.
+SHORT = [
+    ("Rust", "rust sqlite admit", "governor, monotonic clock, one process", "governor admit, monotonic clock"),
+    ("C", "c sqlite admit", "a mutex and a ring, one process", "mutex and ring admit"),
+    ("Python", "python sqlite admit", "a deque and a lock, one process", "python deque and lock: admit"),
+    ("Node", "node sqlite admit", "`limiter`, one process", "node limiter: admit"),
+    ("4 processes on one key", "ours admit, 4 processes", "a script in Redis", "redis admit, 4 processes"),
+    ("4 processes on one key", "ours admit, 4 processes", "one SQLite transaction each", "transaction admit, 4 processes"),
+]
+BEGIN, END = "<!-- bench: begin -->\n", "<!-- bench: end -->\n"
+
+
+def short(results: dict) -> str:
+    cases = {case["case"]: case for case in results["cases"]}
+    rows = []
+    for what, name, beside, other in SHORT:
+        if name in cases and other in cases:
+            ours, theirs = cases[name], cases[other]
+            row = [f"{what}, `sqlite:`", time_of(ours["ns"]), time_of(ours.get("p999")), time_of(ours.get("cpu_ns")), beside]
+            rows.append([*row, time_of(theirs["ns"]), time_of(theirs.get("p999")), ratio_of(ours["ns"] / theirs["ns"])])
+    head = ["an admission", "median", "p99.9", "CPU time", "beside it", "median", "p99.9", "ratio"]
+    return f"{origin(results)}:\n\n{table(head, rows)}\n"
+
+
+def write_short(results: dict, readme: Path) -> None:
+    text = readme.read_text()
+    if text.count(BEGIN) != 1 or text.count(END) != 1:
+        sys.exit(f"{readme.name} needs one line {BEGIN.strip()!r} and one line {END.strip()!r} after it")
+    before, rest = text.split(BEGIN)
+    readme.write_text(before + BEGIN + short(results) + END + rest.split(END)[1])
+
+
+def show(results: dict) -> None:
+    """Prints the figures, and what was promised."""
+    print(f"{'':64}{'ns':>12}{'least':>12}{'p99':>12}{'p99.9':>12}{'CPU':>10}")
+    for case in results["cases"]:
+        if case.get("ns") is not None:
+            figures = [case["ns"], case.get("least"), case.get("p99"), case.get("p999"), case.get("cpu_ns")]
+            cells = ["" if figure is None else f"{figure:,.0f}" for figure in figures]
+            print(f"{case['case']:64}" + "".join(f"{cell:>{width}}" for cell, width in zip(cells, [12, 12, 12, 12, 10])))
+    print("\nThe most starts in any window:")
+    for name, who, limit, most in most_of(results):
+        print(f"{name.strip('*'):64}{most:>6} of {limit:6}{who}")
+    print("\nWhat is promised:")
+    for what, promised, measured, verdict in judged(results):
+        print(f"{verdict:5} {what}: {promised}; {measured}")
+
+
+if __name__ == "__main__":
+    built = HERE.parent / "target/bench"
+    if not (built / "results.json").exists():
+        sys.exit("There is no target/bench/results.json: run `make bench` first.")
+    measured = json.loads((built / "results.json").read_text())
+    show(measured)
+    write(measured, built / "docs")
