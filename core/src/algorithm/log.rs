@@ -551,15 +551,15 @@ impl<'a> Log<'a> {
         let mut remaining = if ask.gate > now.floor { 0 } else { u64::MAX };
         let mut empty = ask.gate;
         for window in ask.windows {
-            let live = |back: u64| {
-                self.counted_from(h.wrapping_sub(back), cleared)
-                    .is_some_and(|from| from.saturating_add(window.length) > now.floor)
-            };
-            // Stamps never decrease, so the live tickets are the last ones: find how many.
-            let (mut some, mut none) = (0, window.limit + 1);
+            // What counts from later than this, a start in the past or a place, does not leave the window before now.
+            let since = now.floor.saturating_sub(window.length);
+            // Stamps never decrease, so the live tickets are the last ones, of those that are not forgotten: find how many.
+            let known = if cleared == 0 { u64::MAX } else { h.wrapping_sub(cleared - 1) };
+            let (mut some, mut none) = (0, window.limit.min(known) + 1);
             while none - some > 1 {
-                let middle = some.midpoint(none);
-                if live(middle) { some = middle } else { none = middle }
+                let middle = (some + none) / 2;
+                let from = self.stamp(self.slot(h.wrapping_sub(middle)).load(Acquire)).max(self.born);
+                if from > since { some = middle } else { none = middle }
             }
             remaining = remaining.min(window.limit.saturating_sub(some));
             if let Some(newest) = self.counted_from(h.wrapping_sub(1), cleared) {
