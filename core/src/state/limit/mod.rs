@@ -37,6 +37,9 @@ use std::time::{Duration, Instant};
 /// When to ask again after the store has failed.
 pub(crate) const STORE_AGAIN: Duration = Duration::from_secs(1);
 
+/// How often a processor pauses before it tries again where somebody was faster: for about a microsecond.
+const PAUSES: u32 = 32;
+
 /// For so many nanoseconds a limiter does not search a full store again in which it found no idle keys: else each new key
 /// would be a search.
 const IN_VAIN: u64 = 200_000_000;
@@ -171,10 +174,14 @@ impl<'a> Key<'a> {
         self.home().try_log::<LOOK>(self.table, self.block(), self.key.life, &ask, view)
     }
 
-    /// The same, whoever is faster.
+    /// The same after somebody was faster, who has the cells in the cache of that processor. To let the others go on for a moment
+    /// costs everybody less than to fight for the cells at each start.
     #[inline(always)]
     pub fn by_log<const LOOK: bool>(&self, weight: u64, view: &mut View) -> Result<Answer, Sealed> {
         loop {
+            for _ in 0..PAUSES {
+                std::hint::spin_loop();
+            }
             if let Some(answer) = self.try_log::<LOOK>(weight, view) {
                 return answer;
             }
