@@ -106,7 +106,7 @@ impl Cells {
         let log = self.log();
         let Tail { ticket, was, .. } = log.tail().ok()?;
         let ready = log.ready(ticket, 0, &ask);
-        let newest = log.newest(ticket, 0);
+        let newest = log.newest(ticket);
         let now = self.now();
         let stamp = now.ceil.max(newest);
         let word = log.word(ticket, stamp, STARTED, weight);
