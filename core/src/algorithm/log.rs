@@ -464,10 +464,14 @@ impl<'a> Log<'a> {
         // Most weigh 1, and the counter is near and in the same lap. What is to be seen of such a claim:
         let claimed = self.ring().lap(head) << LAP;
         let first = head & mask;
-        for index in first..(mask + 1).min(first + LAG) {
-            let word = self.slot(index).load(Acquire);
+        let end = (first + LAG).min(mask + 1);
+        let mut index = first;
+        while index != end {
+            // SAFETY: it is below the ring's length, as the end is not above it.
+            let word = unsafe { self.ring.get_unchecked(index as usize) }.load(Acquire);
             let differs = word ^ claimed;
             if differs & (1 << LAP | ANY_WEIGHT) == 0 {
+                index += 1;
                 continue;
             }
             // Had the counter moved, `word` might be of a later lap.
@@ -819,9 +823,8 @@ impl<'a> Log<'a> {
         }
         fault::point("log-read");
         let cleared = self.cleared.load(Acquire);
-        let newest = self.newest(h);
         let ready = self.ready(h, cleared, ask);
-        // After the slots, so that no stamp that was read is later than this.
+        // After these slots, so that no stamp that was read is later than this.
         let now = clock();
         fault::point("log-clock");
         if LOOK {
@@ -832,7 +835,8 @@ impl<'a> Log<'a> {
             return self.deny(h, was, now, ready);
         }
         let is_place = must_wait || ask.reserve;
-        let stamp = if is_place { ready.max(now.ceil).saturating_add(ask.grace) } else { now.ceil }.max(newest);
+        let stamp = if is_place { ready.max(now.ceil).saturating_add(ask.grace) } else { now.ceil };
+        let stamp = stamp.max(self.newest(h));
         // No slot ever holds the same word twice.
         let last = if ask.weight == 1 { was } else { self.slot(h.wrapping_add(ask.weight - 1)).load(Acquire) };
         let next = if fault::planted("same again") { 0 } else { (last >> STAMP) + 1 };
