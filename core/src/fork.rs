@@ -45,6 +45,11 @@ pub(crate) fn validity() -> u64 {
     VALIDITY.load(Relaxed)
 }
 
+/// The same before a look: whoever sees this number sees what had changed before it.
+pub(crate) fn validity_acquired() -> u64 {
+    VALIDITY.load(Acquire)
+}
+
 /// Makes every limiter of this process look again.
 pub(crate) fn invalidate() {
     VALIDITY.fetch_add(1, AcqRel);

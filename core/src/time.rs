@@ -87,7 +87,8 @@ impl ManualClock {
 pub(crate) struct Clock {
     /// What the underlying clock read at the store's epoch, in ns (wrapping: the epoch may precede the boot).
     base_ns: u64,
-    /// By how much the boot clock was ahead of the monotonic one at least: by what the machine slept, which only grows.
+    /// By how much the boot clock was ahead of the monotonic one at least: by what the machine slept, which only grows. (In a time
+    /// namespace it may be behind: then this wraps.)
     slept_ns: u64,
     manual: Option<ManualClock>,
 }
@@ -101,7 +102,7 @@ impl Clock {
     pub fn new(base_ns: u64, manual: Option<ManualClock>) -> Clock {
         // In this order, so that what passes in between makes it less, not more.
         let boot = boot_ns();
-        Clock { base_ns, slept_ns: boot.saturating_sub(monotonic_ns()), manual }
+        Clock { base_ns, slept_ns: boot.wrapping_sub(monotonic_ns()), manual }
     }
 
     /// A time that has been, a few milliseconds ago at most while the machine does not sleep: for a quarter of the price.
@@ -109,7 +110,10 @@ impl Clock {
     pub fn early(&self) -> Now {
         match self.manual {
             Some(_) => self.now(),
-            None => Now::from_ns((clock_ns(libc::CLOCK_MONOTONIC_COARSE) + self.slept_ns).wrapping_sub(self.base_ns)),
+            None => {
+                let boot = clock_ns(libc::CLOCK_MONOTONIC_COARSE).wrapping_add(self.slept_ns);
+                Now::from_ns(boot.wrapping_sub(self.base_ns))
+            }
         }
     }
 

@@ -86,6 +86,21 @@ fn the_budget_of_an_hour_is_there_while_a_stranger_has_the_database() {
 }
 
 #[test]
+fn a_counted_limit_has_its_budget_also_where_somebody_looked_before_its_first_start() {
+    alone(|| {
+        let dir = Dir::in_memory("looked");
+        let mut options = StoreOptions::default();
+        options.timeout = Duration::from_millis(100);
+        let limiter = rate(&Store::with_options(&dir.url(), options).unwrap(), "api", 100_000, HOUR);
+        assert!(limiter.can_proceed("").unwrap());
+        assert!(admitted(&limiter, ""));
+        let end = stranger(&dir, "BEGIN EXCLUSIVE");
+        assert!((0..100).all(|_| admitted(&limiter, "")));
+        end();
+    });
+}
+
+#[test]
 fn a_call_that_must_not_wait_says_so_and_changes_nothing() {
     alone(|| {
         let dir = Dir::in_memory("never");

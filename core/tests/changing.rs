@@ -4,6 +4,7 @@ mod common;
 
 use common::{Child, Dir, Random, number};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
+use std::time::Duration;
 use workglow_limit::*;
 
 /// Several segments of an index.
@@ -344,4 +345,35 @@ fn what_comes_back_under_another_name_keeps_its_rows() {
     assert_eq!(used(&*store.find("api/rate").unwrap(), 0), 3);
     drop(store);
     used_after_a_loss(&dir, "api/rate", "back", 3);
+}
+
+#[test]
+fn who_decides_while_the_kind_of_cells_changes_stays_within_the_larger_limit() {
+    // Starts are kept one by one up to 4,096, above they are counted: in other cells.
+    const SMALL: u64 = 4_000;
+    const LARGE: u64 = 5_000;
+    let store = Store::new("memory:").unwrap();
+    let declare = |max| RateLimiter::new(&store, "api", max, Duration::from_secs(3_600)).unwrap();
+    let limiter = declare(SMALL);
+    limiter.open().unwrap();
+    let is_over = std::sync::atomic::AtomicBool::new(false);
+    let admitted: u64 = std::thread::scope(|scope| {
+        let threads = [(); 3].map(|()| {
+            scope.spawn(|| {
+                let mut admitted = 0;
+                while !is_over.load(Relaxed) {
+                    admitted += u64::from(matches!(limiter.attempt("", 1).unwrap(), Attempt::Admitted(_)));
+                }
+                admitted
+            })
+        });
+        for i in 0..2_000 {
+            declare(if i % 2 == 0 { LARGE } else { SMALL }).open().unwrap();
+            // So that they decide in the new cells, and are in the midst of it when the next change comes.
+            std::thread::sleep(Duration::from_micros(200));
+        }
+        is_over.store(true, Relaxed);
+        threads.map(|thread| thread.join().unwrap()).iter().sum()
+    });
+    assert!(admitted <= LARGE, "{admitted}");
 }

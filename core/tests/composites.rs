@@ -578,6 +578,21 @@ fn what_is_no_place_any_more_is_an_error_and_a_stranger_is_too() {
 }
 
 #[test]
+fn a_parents_permit_ends_nothing_of_a_childs() {
+    let slots = ConcurrencyLimiter::shared(&Store::new("memory:").unwrap(), "slots", 1, None).unwrap();
+    let limiter = CompositeLimiter::new([Arc::new(slots) as Arc<dyn Limiter>]);
+    let parents = taken(&limiter);
+    limiter.complete(&parents).unwrap();
+    Child::run(|| {
+        taken(&limiter);
+        // Of the same composite, with the number that the first permit of a table has.
+        limiter.complete(&parents).unwrap();
+        assert!(matches!(limiter.attempt("", 1).unwrap(), Attempt::Denied(_)));
+    })
+    .join();
+}
+
+#[test]
 fn another_policy_or_a_clear_of_one_child_moves_the_start_at_all_of_them() {
     let (clock, store) = clocked();
     let (a, b) = (rate(&store, "a", 1, ms(1_000)), rate(&store, "b", 1, ms(2_000)));

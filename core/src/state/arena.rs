@@ -223,9 +223,12 @@ impl Arena {
     /// # Safety
     /// This arena has answered so many words at this place before.
     #[inline(always)]
-    pub unsafe fn array_unchecked<const N: usize>(&self, at: u64) -> &[AtomicU64; N] {
+    pub unsafe fn words_unchecked(&self, at: u64, count: u64) -> &[AtomicU64] {
         // SAFETY: what was usable stays so, in each view that is at `base` from then on.
-        unsafe { &*self.base.load(Acquire).cast::<AtomicU64>().add(at as usize).cast() }
+        unsafe {
+            let base = self.base.load(Acquire).cast::<AtomicU64>();
+            std::slice::from_raw_parts(base.add(at as usize), count as usize)
+        }
     }
 
     #[inline(always)]

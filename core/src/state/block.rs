@@ -103,15 +103,18 @@ impl Home {
     /// A key's block: its head, and its ring.
     #[inline(always)]
     pub fn block(&self, table: &Table, at: u64) -> Block<'_> {
-        let words = self.arena.words(at, key_word::RING + table.ring);
-        words.split_first_chunk().unwrap_or_else(|| nonsense(format_args!("no ring at {at}")))
+        self.block_words(table, at).split_first_chunk().unwrap_or_else(|| nonsense(format_args!("no ring at {at}")))
     }
 
-    /// The head of a block that is there with its ring; without unwinding, as far as this process knows already that the store
-    /// reaches.
+    /// The same in one piece.
+    pub fn block_words(&self, table: &Table, at: u64) -> &[AtomicU64] {
+        self.arena.words(at, key_word::RING + table.ring)
+    }
+
+    /// The same without unwinding, as far as this process knows already that the store reaches.
     #[inline(always)]
-    pub fn try_head(&self, table: &Table, at: u64) -> Option<&Head> {
-        self.arena.get(at, key_word::RING + table.ring)?.first_chunk()
+    pub fn try_block(&self, table: &Table, at: u64) -> Option<&[AtomicU64]> {
+        self.arena.get(at, key_word::RING + table.ring)
     }
 
     /// The cells of a key, whatever its algorithm.

@@ -8,7 +8,7 @@
 //! structure lock (segments that are full, idle keys) is in `room.rs`.
 
 use super::arena::MOST_BYTES;
-use super::block::{Head, hash_in, table_in};
+use super::block::{hash_in, table_in};
 use super::damage::nonsense;
 use super::layout::{index_word, key_word, table_word};
 use super::table::{Blocked, Hash, Home, Table, key_words};
@@ -101,14 +101,14 @@ impl Home {
         if is_its && life != CLOSED { Ok(KeyAt { at, life, table: table.at }) } else { Err(Blocked::Moved) }
     }
 
-    /// The empty key and the head of its block, as `word` in its table says where it is, if they are there; without unwinding.
-    #[inline(always)]
-    pub fn glance_at(&self, table: &Table, word: &AtomicU64) -> Option<(KeyAt, &Head)> {
+    /// The empty key and its block, as `word` in its table says where it is, if they are there; without unwinding.
+    pub fn glance_at(&self, table: &Table, word: &AtomicU64) -> Option<(KeyAt, &[AtomicU64])> {
         let at = word.load(Acquire);
-        let head = self.try_head(table, at)?;
-        let life = head[key_word::LIFE as usize].load(Acquire);
+        let words = self.try_block(table, at)?;
+        let head = words.first_chunk()?;
+        let life = words[key_word::LIFE as usize].load(Acquire);
         let is_its = word.load(Acquire) == at && table_in(head) == table.at;
-        (is_its && life != CLOSED).then_some((KeyAt { at, life, table: table.at }, head))
+        (is_its && life != CLOSED).then_some((KeyAt { at, life, table: table.at }, words))
     }
 
     /// Looks a key up without adding it. `None`: it was never used.
@@ -181,20 +181,20 @@ impl Home {
         }
     }
 
-    /// A key and the head of its block, if it is found at once, as most are; without unwinding. `index` is the word of the table
+    /// A key and its block, if it is found at once, as most are; without unwinding. `index` is the word of the table
     /// that says where its root is. (Where it looks may be another segment by now; a block that says that it is this key's is,
     /// whatever led there.)
     #[inline(always)]
-    pub fn glance(&self, table: &Table, index: &AtomicU64, hash: Hash) -> Option<(KeyAt, &Head)> {
+    pub fn glance(&self, table: &Table, index: &AtomicU64, hash: Hash) -> Option<(KeyAt, &[AtomicU64])> {
         let root = Root(index.load(Acquire));
-        let words = self.arena.seen();
+        let seen = self.arena.seen();
         let segment = match root.depth() {
             0 if root.0 == 0 => return None,
             0 => root.at(),
-            _ => words.get(root.at() + index_word::SLOTS + root.entry_of(hash.0[0]), 1)?[0].load(Acquire),
+            _ => seen.get(root.at() + index_word::SLOTS + root.entry_of(hash.0[0]), 1)?[0].load(Acquire),
         };
-        let capacity = words.get(segment, index_word::SLOTS)?[index_word::CAPACITY as usize].load(Acquire);
-        let slots = words.get(segment + index_word::SLOTS, capacity)?;
+        let capacity = seen.get(segment, index_word::SLOTS)?[index_word::CAPACITY as usize].load(Acquire);
+        let slots = seen.get(segment + index_word::SLOTS, capacity)?;
         let mask = capacity.checked_sub(1)?;
         let tag = tag(hash);
         for look in 0..GLANCES {
@@ -202,11 +202,12 @@ impl Home {
             if entry >> index_word::TAG == tag {
                 // (Where an empty slot has this tag, there is no block.)
                 let at = entry & ((1 << index_word::TAG) - 1);
-                let head = words.get(at, key_word::RING + table.ring)?.first_chunk::<{ key_word::RING as usize }>()?;
+                let words = seen.get(at, key_word::RING + table.ring)?;
+                let head = words.first_chunk()?;
                 // The life first: as in `probe`.
-                let life = head[key_word::LIFE as usize].load(Acquire);
+                let life = words[key_word::LIFE as usize].load(Acquire);
                 let is_its = hash_in(head) == hash && table_in(head) == table.at;
-                return (is_its && life != CLOSED).then_some((KeyAt { at, life, table: table.at }, head));
+                return (is_its && life != CLOSED).then_some((KeyAt { at, life, table: table.at }, words));
             }
             block(entry)?;
         }

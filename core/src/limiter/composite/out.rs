@@ -5,6 +5,7 @@
 //! any more.
 
 use super::Child;
+use crate::fork;
 use crate::permit::RawPermit;
 use std::sync::Arc;
 use std::time::Duration;
@@ -53,7 +54,8 @@ pub(super) enum State {
 
 /// All that is out. A forked child has a table of its own.
 ///
-/// A number is a slot and the slot's turn, which grows with each entry: so a permit that was ended is not another's.
+/// A number is a slot and the slot's turn, which grows with each entry: so a permit that was ended is not another's. Turns of a
+/// forked child begin elsewhere: so neither is one of its parent's.
 #[derive(Debug, Default)]
 pub(super) struct Table {
     slots: Vec<(u32, Option<Out>)>,
@@ -66,7 +68,7 @@ impl Table {
     /// The number of a new entry.
     pub fn insert(&mut self, out: Out) -> u64 {
         let slot = self.free.pop().unwrap_or_else(|| {
-            self.slots.push((0, None));
+            self.slots.push(((fork::generation() as u32) << 24, None));
             (self.slots.len() - 1) as u32
         });
         let (turn, entry) = &mut self.slots[slot as usize];

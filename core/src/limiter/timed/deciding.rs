@@ -28,7 +28,9 @@ impl Timed {
     pub(super) fn try_attempt(&self, key: &str, weight: u64) -> Result<Attempt> {
         match self.limit.is_bound() {
             Some(bound) if bound.at_once() == AtOnce::Logs => {
-                self.attempt_at_once(bound, key, weight, |found, view| found.try_log::<false>(weight, view))
+                self.attempt_at_once(bound, key, weight, AtOnce::Logs, |found, view| {
+                    found.try_log::<false>(weight, view)
+                })
             }
             Some(bound) if bound.at_once() == AtOnce::Buckets => self.attempt_by_bucket(bound, key, weight),
             Some(bound) if bound.at_once() == AtOnce::Windows => self.attempt_by_windows(bound, key, weight),
@@ -39,17 +41,21 @@ impl Timed {
     /// Somebody was faster. (Functions of their own leave a first try at a log the registers.)
     #[inline(never)]
     fn attempt_again(&self, bound: &Bound, key: &str, weight: u64) -> Result<Attempt> {
-        self.attempt_at_once(bound, key, weight, |found, view| Some(found.by_log::<false>(weight, view)))
+        self.attempt_at_once(bound, key, weight, AtOnce::Logs, |found, view| Some(found.by_log::<false>(weight, view)))
     }
 
     #[inline(never)]
     fn attempt_by_bucket(&self, bound: &Bound, key: &str, weight: u64) -> Result<Attempt> {
-        self.attempt_at_once(bound, key, weight, |found, view| Some(found.by_bucket::<false>(weight, view)))
+        self.attempt_at_once(bound, key, weight, AtOnce::Buckets, |found, view| {
+            Some(found.by_bucket::<false>(weight, view))
+        })
     }
 
     #[inline(never)]
     fn attempt_by_windows(&self, bound: &Bound, key: &str, weight: u64) -> Result<Attempt> {
-        self.attempt_at_once(bound, key, weight, |found, view| Some(found.by_windows::<false>(weight, view)))
+        self.attempt_at_once(bound, key, weight, AtOnce::Windows, |found, view| {
+            Some(found.by_windows::<false>(weight, view))
+        })
     }
 
     #[inline(always)]
@@ -58,9 +64,10 @@ impl Timed {
         bound: &Bound,
         key: &str,
         weight: u64,
+        kind: AtOnce,
         decide: impl FnOnce(&Key, &mut View) -> Option<Result<Answer, Sealed>>,
     ) -> Result<Attempt> {
-        match self.take_at_once(bound, key, weight, |found| decide(found, &mut View::default())) {
+        match self.take_at_once(bound, (key, weight), kind, |found| decide(found, &mut View::default())) {
             Ok((found, answer)) => Ok(self.attempted(&found, weight, &answer)),
             Err(Late::Raced) => self.attempt_again(bound, key, weight),
             Err(Late::Stuck(stuck)) => self.attempt_later(key, weight, stuck),
@@ -100,7 +107,7 @@ impl Timed {
     pub(super) fn try_decide(&self, key: &str, weight: u64) -> Result<Decision> {
         match self.limit.is_bound() {
             Some(bound) if bound.at_once() == AtOnce::Logs => {
-                self.decide_at_once(bound, key, weight, |found, view| found.try_log::<true>(weight, view))
+                self.decide_at_once(bound, key, weight, AtOnce::Logs, |found, view| found.try_log::<true>(weight, view))
             }
             Some(bound) if bound.at_once() == AtOnce::Buckets => self.decide_by_bucket(bound, key, weight),
             Some(bound) if bound.at_once() == AtOnce::Windows => self.decide_by_windows(bound, key, weight),
@@ -110,17 +117,21 @@ impl Timed {
 
     #[inline(never)]
     fn decide_again(&self, bound: &Bound, key: &str, weight: u64) -> Result<Decision> {
-        self.decide_at_once(bound, key, weight, |found, view| Some(found.by_log::<true>(weight, view)))
+        self.decide_at_once(bound, key, weight, AtOnce::Logs, |found, view| Some(found.by_log::<true>(weight, view)))
     }
 
     #[inline(never)]
     fn decide_by_bucket(&self, bound: &Bound, key: &str, weight: u64) -> Result<Decision> {
-        self.decide_at_once(bound, key, weight, |found, view| Some(found.by_bucket::<true>(weight, view)))
+        self.decide_at_once(bound, key, weight, AtOnce::Buckets, |found, view| {
+            Some(found.by_bucket::<true>(weight, view))
+        })
     }
 
     #[inline(never)]
     fn decide_by_windows(&self, bound: &Bound, key: &str, weight: u64) -> Result<Decision> {
-        self.decide_at_once(bound, key, weight, |found, view| Some(found.by_windows::<true>(weight, view)))
+        self.decide_at_once(bound, key, weight, AtOnce::Windows, |found, view| {
+            Some(found.by_windows::<true>(weight, view))
+        })
     }
 
     #[inline(always)]
@@ -129,10 +140,11 @@ impl Timed {
         bound: &Bound,
         key: &str,
         weight: u64,
+        kind: AtOnce,
         decide: impl FnOnce(&Key, &mut View) -> Option<Result<Answer, Sealed>>,
     ) -> Result<Decision> {
         let mut view = View::default();
-        match self.take_at_once(bound, key, weight, |found| decide(found, &mut view)) {
+        match self.take_at_once(bound, (key, weight), kind, |found| decide(found, &mut view)) {
             Ok((found, answer)) => Ok(self.decided(&found, weight, &answer, view)),
             Err(Late::Raced) => self.decide_again(bound, key, weight),
             Err(Late::Stuck(stuck)) => self.decide_later(key, weight, stuck),

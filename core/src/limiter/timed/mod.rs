@@ -14,10 +14,11 @@ use crate::algorithm::log::{Answer, Ask, Known, Taken, View};
 use crate::atomic::*;
 use crate::decision::Decision;
 use crate::error::{Error, Result};
+use crate::fault;
 use crate::fork::{PerProcess, jitter};
 use crate::permit::{Kind, MOST_GRACE, RawPermit, TimedPermit};
 use crate::policy::{self, Policy, Shape};
-use crate::state::{Blocked, Bound, Hash, Home, Key, Limit, STORE_AGAIN, Store, Stuck, Table};
+use crate::state::{AtOnce, Blocked, Bound, Hash, Home, Key, Limit, STORE_AGAIN, Store, Stuck, Table};
 use crate::time::{Tick, from_ticks};
 use backoff::Level;
 use std::collections::{HashMap, VecDeque};
@@ -118,12 +119,14 @@ impl Timed {
     fn take_at_once<'b>(
         &self,
         bound: &'b Bound,
-        key: &str,
-        weight: u64,
+        (key, weight): (&str, u64),
+        kind: AtOnce,
         decide: impl FnOnce(&Key) -> Option<Result<Answer, Sealed>>,
     ) -> Result<(Key<'b>, Answer), Late<'b>> {
         let Some(found) = bound.find_at_once(key, weight) else { return Err(Late::Stuck(None)) };
-        if !self.limit.may_start_at_once(&found) {
+        // Its table may have come in place of the one that the caller has seen.
+        let is_of_kind = found.table.at_once == kind || fault::planted("any kind");
+        if !is_of_kind || !self.limit.may_start_at_once(&found) {
             return Err(Late::Stuck(None));
         }
         let answer = match decide(&found) {

@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::fault;
 use crate::fork;
 use crate::policy;
-use crate::state::block::{Head, gate_in, hash_in};
+use crate::state::block::{gate_in, hash_in};
 use crate::state::counts::Counts;
 use crate::state::index::KeyAt;
 use crate::state::layout::key_word;
@@ -15,7 +15,7 @@ use crate::state::table::{AtOnce, Blocked, Hash, Home, Table};
 use siphasher::sip128::SipHasher13;
 use std::ptr;
 use std::sync::Arc;
-use std::sync::atomic::AtomicPtr;
+use std::sync::atomic::{AtomicBool, AtomicPtr};
 
 /// Where a limit was found, and the finding that this one replaced: somebody may still be using it, so they live as long
 /// as their limiter.
@@ -50,6 +50,7 @@ struct Decoded {
     /// Where it was found last; 0: nowhere. And in which life: see [`Bound::empty_at_once`].
     empty_at: AtomicU64,
     empty_life: AtomicU64,
+    is_looking: AtomicBool,
     before: *mut Decoded,
 }
 
@@ -57,7 +58,15 @@ impl Decoded {
     fn new(home: &Home, table: Table, before: *mut Decoded) -> *mut Decoded {
         let [empty_at, empty_life] = [const { AtomicU64::new(0) }; 2];
         let (index, empty_key): (*const _, *const _) = (home.index_of(&table), home.empty_key_of(&table));
-        Box::into_raw(Box::new(Decoded { table, index, empty_key, empty_at, empty_life, before }))
+        Box::into_raw(Box::new(Decoded {
+            table,
+            index,
+            empty_key,
+            empty_at,
+            empty_life,
+            is_looking: AtomicBool::new(false),
+            before,
+        }))
     }
 }
 
@@ -94,7 +103,7 @@ impl Bound {
             let key = find(home, table)?;
             let own = home.own_table(table, key);
             let table = own.as_ref().unwrap_or(table);
-            f(&self.key(table, key, home.block(table, key.at).0))
+            f(&self.key(table, key, home.block_words(table, key.at)))
         };
         tried().map_err(|blocked| Stuck { bound: self, blocked, table: table.at })
     }
@@ -118,7 +127,7 @@ impl Bound {
         }
         fault::point("resolved");
         let is_empty = key.is_empty();
-        let (at, head) = match is_empty {
+        let (at, words) = match is_empty {
             true => self.empty_at_once(decoded)?,
             false => {
                 policy::check_key(key).ok()?;
@@ -126,49 +135,57 @@ impl Bound {
                 home.glance(table, unsafe { &*decoded.index }, Hash::of(&self.hasher, key))?
             }
         };
-        Some(Key { is_empty, ..self.key(table, at, head) })
+        Some(Key { is_empty, ..self.key(table, at, words) })
     }
 
     /// The key "". It is where it was found last, or whoever decides there finds that its cells are sealed, or have another life.
     /// Then it has to be [looked up again](Bound::look_again).
     #[inline(always)]
-    fn empty_at_once<'b>(&'b self, decoded: &'b Decoded) -> Option<(KeyAt, &'b Head)> {
-        // Others may be writing both: but no two blocks ever have the same life, so what does not belong together is told by its
-        // life. The life first: what is read of the block after it is of that life or a later one.
+    fn empty_at_once<'b>(&'b self, decoded: &'b Decoded) -> Option<(KeyAt, &'b [AtomicU64])> {
+        // Another thread may be writing both. The life is written first and read first: so it is the block's, or an earlier one, of
+        // which nobody decides there. What is read of the block after it is of that life or a later one.
         let life = decoded.empty_life.load(Acquire);
         let at = decoded.empty_at.load(Acquire);
         if at == 0 {
             return None;
         }
         // SAFETY: it was there, with its ring, when it was found.
-        let head: &Head = unsafe { self.home().arena.array_unchecked(at) };
-        let life = if fault::planted("any life") { head[key_word::LIFE as usize].load(Acquire) } else { life };
-        Some((KeyAt { at, life, table: decoded.table.at }, head))
+        let words = unsafe { self.home().arena.words_unchecked(at, key_word::RING + decoded.table.ring) };
+        let life = if fault::planted("any life") { words[key_word::LIFE as usize].load(Acquire) } else { life };
+        Some((KeyAt { at, life, table: decoded.table.at }, words))
     }
 
     /// Looks up where the key "" is now.
     #[inline(never)]
     pub(super) fn look_again(&self) {
         let decoded = self.current();
-        if decoded.table.at_once == AtOnce::Nothing {
+        // One thread at a time: what two of them saw must not get mixed.
+        if decoded.table.at_once == AtOnce::Nothing || decoded.is_looking.swap(true, Acquire) {
             return;
         }
         // SAFETY: the words of a store stay where they are for as long as the home lives.
         let word = unsafe { &*decoded.empty_key };
-        if let Some((KeyAt { at, life, .. }, _)) = self.home().glance_at(&decoded.table, word) {
+        let found = self.home().glance_at(&decoded.table, word);
+        // Slices begin their first life at their first start: then it is to be found with that.
+        let has_begun = |life| life != 0 || !decoded.table.policy.is_sliced();
+        if let Some((KeyAt { at, life, .. }, _)) = found.filter(|found| has_begun(found.0.life)) {
             decoded.empty_life.store(life, Release);
             decoded.empty_at.store(at, Release);
         }
+        decoded.is_looking.store(false, Release);
     }
 
-    /// A key that was found.
+    /// A key that was found, and all words of its block.
     #[inline(always)]
-    pub(super) fn key<'b>(&'b self, table: &'b Table, key: KeyAt, head: &'b Head) -> Key<'b> {
+    pub(super) fn key<'b>(&'b self, table: &'b Table, key: KeyAt, words: &'b [AtomicU64]) -> Key<'b> {
+        debug_assert_eq!(words.len() as u64, key_word::RING + table.ring);
+        let mut key = Key { bound: self, table, key, words, hash: Hash([0; 2]), is_empty: false, gate: 0 };
         // SAFETY: the words of a store stay where they are for as long as the home lives.
-        let gate = unsafe { &*self.gate }.load(Acquire).max(gate_in(head));
+        key.gate = unsafe { &*self.gate }.load(Acquire).max(gate_in(key.head()));
         // Before anything is decided: if the life is the same then, all of this was the key's.
-        let hash = hash_in(head);
-        Key { bound: self, table, key, head, hash, is_empty: self.counts.is_of_no_key(hash), gate }
+        key.hash = hash_in(key.head());
+        key.is_empty = self.counts.is_of_no_key(key.hash);
+        key
     }
 
     /// The limit's table as of now.
@@ -237,7 +254,7 @@ impl Limit {
     #[cold]
     fn is_current(&self, bound: &Bound) -> bool {
         // Before the look: what changes after it shows at the next call.
-        let now = fork::validity();
+        let now = fork::validity_acquired();
         let is_it = bound.epoch == self.store.epoch();
         if is_it {
             bound.seen.store(now, Relaxed);

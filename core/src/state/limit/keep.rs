@@ -26,7 +26,7 @@ impl Limit {
         if key.table.keeping == Keeping::Ahead {
             return self.keep_ahead(*key, now, *taken, weight);
         }
-        if is_unlisted(key.head, now.floor) { self.list(*key, now) } else { Ok(()) }
+        if is_unlisted(key.head(), now.floor) { self.list(*key, now) } else { Ok(()) }
     }
 
     /// The same where the ledger comes first.
@@ -40,7 +40,7 @@ impl Limit {
             }
             if 2 * unwritten > budget {
                 self.store.write_ahead(key.limit(), &key, now);
-            } else if is_unlisted(key.head, now.floor) {
+            } else if is_unlisted(key.head(), now.floor) {
                 key.home().list(key.limit(), key.key.at, key.hash, now.floor);
             }
             Ok(())

@@ -112,7 +112,8 @@ pub(crate) struct Key<'a> {
     bound: &'a Bound,
     pub table: &'a Table,
     pub key: KeyAt,
-    pub head: &'a Head,
+    /// Its block: a head and a ring.
+    words: &'a [AtomicU64],
     /// What it is known by, wherever it lives.
     pub hash: Hash,
     /// Is it the key ""?
@@ -153,12 +154,17 @@ impl<'a> Key<'a> {
         self.home().cells(self.table, self.key)
     }
 
-    /// Its head and its ring.
+    /// The head of its block.
+    #[inline(always)]
+    pub fn head(&self) -> &'a Head {
+        // SAFETY: no block is smaller: see `Bound::key`.
+        unsafe { &*self.words.as_ptr().cast() }
+    }
+
     #[inline(always)]
     fn block(&self) -> Block<'a> {
-        // SAFETY: whoever found it has seen that so many words are there from its head on, by this table.
-        let ring = unsafe { std::slice::from_raw_parts(self.head.as_ptr_range().end, self.table.ring as usize) };
-        (self.head, ring)
+        // SAFETY: as above.
+        (self.head(), unsafe { self.words.get_unchecked(key_word::RING as usize..) })
     }
 
     /// See [`Home::decide`].
@@ -218,7 +224,7 @@ impl<'a> Key<'a> {
     /// The level of its backoff.
     #[inline(always)]
     pub fn backoff(&self) -> &AtomicU64 {
-        &self.head[key_word::BACKOFF as usize]
+        &self.head()[key_word::BACKOFF as usize]
     }
 
     #[inline(always)]
@@ -505,7 +511,7 @@ impl Limit {
                     };
                     own = home.own_table(table, key);
                     let table = own.as_ref().unwrap_or(table);
-                    let found = bound.key(table, key, home.block(table, key.at).0);
+                    let found = bound.key(table, key, home.block_words(table, key.at));
                     f(home, table, Some(&found), found.gate)
                 });
                 match answer {
