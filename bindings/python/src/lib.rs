@@ -1,6 +1,7 @@
 //! The Python module `workglow_limit._native`: the core's limiters as Python classes. Nothing is decided here.
 
 mod argument;
+mod by_hand;
 mod clock;
 mod composite;
 mod custom;
@@ -38,7 +39,6 @@ mod _native {
         limiter::Limiter,
         line::{Line, Waiter},
         null::NullLimiter,
-        permit::Permit,
         pool::Pool,
         stats::Stats,
         store::{Problem, Store},
@@ -58,6 +58,8 @@ mod _native {
         }
         // Whoever may wait says so, and lets go of the GIL: see `waiting.rs`.
         workglow_limit::MayWait::Never.set_default();
+        crate::limiter::complete_class(module.py())?;
+        module.add("Permit", module.py().get_type::<crate::permit::Permit>())?;
         let at_exit = wrap_pyfunction!(crate::store::tell_counts, module)?;
         module.py().import("atexit")?.call_method1("register", (at_exit,))?;
         Ok(())
