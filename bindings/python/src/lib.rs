@@ -1,5 +1,6 @@
 //! The Python module `workglow_limit._native`: the core's limiters as Python classes. Nothing is decided here.
 
+mod acquiring;
 mod argument;
 mod by_hand;
 mod clock;
@@ -27,6 +28,7 @@ mod _native {
 
     #[pymodule_export]
     use crate::{
+        acquiring::Acquiring,
         clock::ManualClock,
         composite::CompositeLimiter,
         decision::Decision,

@@ -1,5 +1,6 @@
 //! What all limiters have in common: the base class of the family, and the core's limiter behind it.
 
+use crate::acquiring::Acquiring;
 use crate::argument::{self, instant, quoting, quoting_given, seconds};
 use crate::by_hand::{self, Signature};
 use crate::decision::Decision;
@@ -11,6 +12,7 @@ use crate::stats::Stats;
 use crate::waiting::{running_loop, try_first, wait};
 use pyo3::ffi;
 use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyCFunction, PyDict, PyString, PyTuple};
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -26,6 +28,7 @@ pub struct Node {
     pub core: Arc<dyn workglow_limit::Limiter>,
     /// An event loop's executor looks after its stores.
     is_looked_after: AtomicBool,
+    is_composite: bool,
     /// May its permits hold something? Those of a limit that is only a matter of time do not.
     may_hold: bool,
     /// The lines of those who wait for it in event loops, by their loops: see `_aio.py`. Without a loop where nobody waits.
@@ -34,8 +37,10 @@ pub struct Node {
 
 impl Node {
     pub fn new(core: Arc<dyn workglow_limit::Limiter>) -> Arc<Node> {
-        let may_hold = core.depth() > 0 || !core.has_places();
-        Arc::new(Node { core, is_looked_after: AtomicBool::new(false), may_hold, lines: OnceLock::new() })
+        let is_composite = core.depth() > 0;
+        let may_hold = is_composite || !core.has_places();
+        let (is_looked_after, lines) = (AtomicBool::new(false), OnceLock::new());
+        Arc::new(Node { core, is_looked_after, is_composite, may_hold, lines })
     }
 
     /// Is its time a test's?
@@ -52,6 +57,12 @@ impl Node {
     #[inline]
     pub fn has_lines(&self) -> bool {
         self.lines.get().is_some()
+    }
+
+    /// May starts without asking for a line go past somebody who waits in an event loop? A composite is asked by lines only: it
+    /// may answer with a place.
+    pub fn is_waited_for(&self, py: Python<'_>) -> bool {
+        self.is_composite || self.lines.get().is_some_and(|lines| !lines.bind(py).is_empty())
     }
 
     /// There may be room for a key (`None`: nobody knows for which): those who wait for it in event loops look again.
@@ -275,20 +286,18 @@ impl Limiter {
     /// The same for asyncio: await it for the permit, or `async with` it. A waiter that is cancelled holds no permit, and
     /// hands its place back.
     #[pyo3(signature = (key=None, weight=1, timeout=None, *, priority=0, place=None))]
-    #[allow(clippy::too_many_arguments)] // Two are keywords.
-    fn acquire_async<'py>(
+    fn acquire_async(
         &self,
-        py: Python<'py>,
         #[pyo3(from_py_with = argument::key)] key: Option<&str>,
         #[pyo3(from_py_with = argument::weight)] weight: u64,
         #[pyo3(from_py_with = argument::patience)] timeout: Option<Duration>,
         #[pyo3(from_py_with = argument::priority)] priority: i32,
-        place: Option<&Bound<'py, PyAny>>,
-    ) -> PyResult<Bound<'py, PyAny>> {
+        place: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Acquiring> {
         let place = place.map(|place| Place::to_wait_with(place, key, weight)).transpose()?;
         let waiter = Waiter::new(&self.node, key.unwrap_or_default(), weight);
         let waiter = Waiter { priority, timeout, place, ..waiter };
-        py.import("workglow_limit._aio")?.getattr("Acquiring")?.call1((waiter,))
+        Ok(Acquiring::new(waiter))
     }
 
     /// try_acquire for asyncio: await it. What has to wait for the store does not hold up the event loop.
@@ -300,7 +309,8 @@ impl Limiter {
         #[pyo3(from_py_with = argument::weight)] weight: u64,
     ) -> PyResult<Bound<'py, PyAny>> {
         let waiter = Waiter::new(&self.node, key.unwrap_or_default(), weight);
-        py.import("workglow_limit._aio")?.getattr("try_acquire")?.call1((waiter,))
+        static TRY_ACQUIRE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+        TRY_ACQUIRE.import(py, "workglow_limit._aio", "try_acquire")?.call1((waiter,))
     }
 
     /// Takes a place: a start in the future, or now, which counts from now on. None, and nothing taken, if it would be

@@ -137,7 +137,7 @@ impl Permit {
 
 // What Python calls.
 impl Permit {
-    fn complete(&self, py: Python<'_>) -> PyResult<()> {
+    pub fn complete(&self, py: Python<'_>) -> PyResult<()> {
         self.end_complete(py).map_err(raised)
     }
 
