@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant, SystemTime};
 use workglow_limit::{
-    Attempt, Decision, Error, Joined, Limiter, Line, MayWait, Outcome, Presented, RawPermit, Reserved, Waiter,
+    Attempt, Decision, Error, Joined, Limiter, Line, MayWait, Outcome, Presented, RawPermit, Reserved, Seat, Waiter,
     WaiterId, from_unix_ns, unix_ns,
 };
 
@@ -424,6 +424,15 @@ impl Core {
                     end(shared, outcome)?;
                 }
             },
+            // A composite may answer with a place, which only a line knows what to do with.
+            29 => {
+                let mut seat = Seat::new(Waiter::new(key, weight));
+                let started = if limiter.depth() == 0 { seat.start_at_once(limiter)? } else { None };
+                shared.status = i32::from(started.is_some());
+                if let Some(permit) = started {
+                    shared.permit = permit.to_words();
+                }
+            }
             other => return Err(Error::Unsupported { reason: format!("the addon knows no operation {other}") }),
         }
         Ok(())
