@@ -86,11 +86,21 @@ impl Node {
     pub fn decide<R: Send>(
         self: &Arc<Self>,
         py: Python<'_>,
-        mut decide: impl FnMut(&dyn workglow_limit::Limiter) -> workglow_limit::Result<R> + Send,
+        decide: impl FnMut(&dyn workglow_limit::Limiter) -> workglow_limit::Result<R> + Send,
     ) -> PyResult<R> {
+        hooks::told(py, self.answer(py, decide), raised)
+    }
+
+    /// The same, which hooks have still to be told of.
+    #[inline(always)]
+    fn answer<R: Send>(
+        self: &Arc<Self>,
+        py: Python<'_>,
+        mut decide: impl FnMut(&dyn workglow_limit::Limiter) -> workglow_limit::Result<R> + Send,
+    ) -> workglow_limit::Result<R> {
         let answer = try_first(py, || decide(&*self.core));
         self.look_after(py);
-        hooks::told(py, answer, raised)
+        answer
     }
 
     /// Lets its stores do what decisions left to do.
@@ -183,10 +193,13 @@ unsafe extern "C" fn try_acquire(
         };
         let weight = weight.map_or(Ok(1), |weight| argument::weight(&weight))?;
         let node = &this.get().node;
-        Ok(match node.decide(py, |core| core.attempt(key, weight))? {
-            Attempt::Admitted(raw) => Permit::with_key(node, raw, key).into_pyobject(py)?.into_ptr(),
-            Attempt::Denied(_) => py.None().into_ptr(),
-        })
+        // It stays where the core has written it.
+        let answer = node.answer(py, |core| core.attempt(key, weight));
+        if let Ok(Attempt::Admitted(raw)) = &answer {
+            hooks::deliver(py, None);
+            return Permit::object(py, || Permit::with_key(node, *raw, key)).map(Bound::into_ptr);
+        }
+        hooks::told(py, answer, raised).map(|_| py.None().into_ptr())
     };
     // SAFETY: as above.
     unsafe { by_hand::answer(start) }
