@@ -9,6 +9,7 @@ import { type Duration, keyOf, maybeMilliseconds, milliseconds, options as check
 import {
   type Answer,
   type Closure,
+  LATER,
   type NativeLimiter,
   Num,
   Op,
@@ -23,7 +24,7 @@ import {
   tellHooks,
 } from "./native.js";
 import { Permit } from "./permit.js";
-import { requestOf } from "./request.js";
+import { type Request, requestOf } from "./request.js";
 import type { Store } from "./store.js";
 import { Bell, Line } from "./waiting.js";
 
@@ -251,9 +252,16 @@ export abstract class Limiter {
    * at once. Waiters of a rate limit are served in the order in which they asked. Who gives up or runs out of time holds
    * nothing.
    */
-  async acquire(options: AcquireOptions = {}): Promise<Permit> {
+  async acquire(options?: AcquireOptions): Promise<Permit> {
     const request = requestOf(options);
-    return (this.#line ??= new Line(this)).acquire(request);
+    return this.#startAtOnce(request) ?? (this.#line ??= new Line(this)).acquire(request);
+  }
+
+  /** A permit, if there is room and nobody waits. */
+  #startAtOnce({ key, weight, signal, place }: Request): Permit | null {
+    if (place !== undefined || signal?.aborted || !(this.#line?.isIdle ?? true)) return null;
+    if (this._opening() !== null || !this._isNative()) return null;
+    return call(this._call, Op.start | LATER, key, weight) === Status.yes ? new Permit(this, key) : null;
   }
 
   /** Waits for a permit, runs `fn`, and completes the permit whatever happened. */

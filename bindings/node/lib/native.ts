@@ -142,10 +142,11 @@ export const enum Op {
   take,
   wake,
   wakeAll,
+  start,
 }
 
 /** Added to what must not wait for the store here: `ask` has that done on the thread pool. */
-const LATER = 1 << 8;
+export const LATER = 1 << 8;
 
 /** What it answers. */
 export const enum Status {
@@ -209,7 +210,7 @@ const bytes = new Uint8Array(buffer);
 export const bind = (limiter: NativeLimiter): Closure => native.bind(limiter, buffer, shared.told);
 
 /** Calls a limiter. Nothing of the caller's (a getter of its options, say) may run between this and reading the answer. */
-export function call(closure: Closure, op: Op, key: string, weight: number): Status {
+export function call(closure: Closure, op: number, key: string, weight: number): Status {
   put(op, key, weight);
   try {
     closure();

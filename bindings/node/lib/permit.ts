@@ -21,6 +21,29 @@ const lost = new FinalizationRegistry<Held>(({ limiter, key, words }) => {
   }
 });
 
+/**
+ * The latest permits that hold something. Most end soon, and to have one watched by the collector costs more than its decision: so
+ * that begins a while later, for those that have not ended.
+ */
+const latest: Permit[] = [];
+const MOST_LATEST = 500;
+const A_WHILE = 50; // ms
+let isTimed = false;
+
+function watchLatest(): void {
+  for (const permit of latest.splice(0)) permit._watch();
+}
+
+function watchLater(permit: Permit): void {
+  if (latest.push(permit) === MOST_LATEST) return watchLatest();
+  if (isTimed) return;
+  isTimed = true;
+  setTimeout(() => {
+    isTimed = false;
+    watchLatest();
+  }, A_WHILE).unref();
+}
+
 function end(how: Op, limiter: Limiter, key: string, words: readonly number[], actual: number): void {
   putWords(words);
   limiter._do(how, "", actual);
@@ -41,6 +64,7 @@ export class Permit {
   readonly #key: string;
   readonly #words: readonly number[];
   #ended = false;
+  #isWatched = false;
   /** In ms: how long to wait at least, where a place's time has come and somebody else still has to end. */
   #again = 0;
 
@@ -51,7 +75,14 @@ export class Permit {
     this.#limiter = limiter;
     this.#key = key;
     this.#words = takeWords();
-    if (limiter._holds) lost.register(this, { limiter, key, words: this.#words }, this);
+    if (limiter._holds) watchLater(this);
+  }
+
+  /** @internal If it has not ended: lets it complete when nobody can reach it any more. */
+  _watch(): void {
+    if (this.#ended) return;
+    lost.register(this, { limiter: this.#limiter, key: this.#key, words: this.#words }, this);
+    this.#isWatched = true;
   }
 
   /** The job has ended. */
@@ -140,7 +171,7 @@ export class Permit {
     if (this.#ended && limiter === this.#limiter) return;
     end(how, limiter, this.#key, this.#words, actual);
     this.#ended = true;
-    if (limiter._holds) lost.unregister(this);
+    if (this.#isWatched) lost.unregister(this);
   }
 
   /** @internal Puts it where the next call finds it. */

@@ -29,8 +29,11 @@ function priorityOf(priority: unknown): number {
   throw invalid("priority", priority, "a whole number from -2147483648 to 2147483647");
 }
 
+const PLAIN: Request = { key: "", weight: 1, priority: 0, timeout: -1, signal: undefined, place: undefined };
+
 /** Checks what an `acquire` is given. */
-export function requestOf(options: AcquireOptions): Request {
+export function requestOf(options: AcquireOptions | undefined): Request {
+  if (options === undefined) return PLAIN;
   checkOptions(options, ACQUIRE);
   const { key, weight, priority, timeout, signal, place } = options;
   if (signal !== undefined && !isSignal(signal)) throw invalid("signal", signal, "an AbortSignal");

@@ -61,9 +61,16 @@ export class Line {
   #isBusy = false;
   /** What is done after that. */
   #after: (() => void)[] = [];
+  /** So many have not joined yet, as the store is being opened. */
+  #coming = 0;
 
   constructor(limiter: Limiter) {
     this.#limiter = limiter;
+  }
+
+  /** Does nobody wait? */
+  get isIdle(): boolean {
+    return this.#waiters.size === 0 && !this.#isBusy && this.#coming === 0;
   }
 
   /** Waits for a permit. */
@@ -75,10 +82,12 @@ export class Line {
       if (signal !== undefined) signal.addEventListener("abort", (waiter.onAbort = () => this.#abort(waiter)));
       const opening = this.#limiter._opening();
       if (opening === null) return this.#join(waiter);
-      opening.then(
+      this.#coming++;
+      const come = opening.then(
         () => this.#join(waiter),
         (error) => this.#reject(waiter, error),
       );
+      void come.finally(() => this.#coming--);
     });
   }
 

@@ -253,3 +253,20 @@ test("a process waits for its waiters, and not a moment for those that gave up",
   const short = `const l = new RateLimiter(new Store("memory:"), "x", { maxExecutions: 1, windowSizeInSeconds: 0.2 });`;
   assert.equal(run(`${short} l.acquire(); l.acquire().then(() => console.log("waited"));`), "waited\n");
 });
+
+test("nobody goes past who waits, whether it asks in the same turn or with another key", async () => {
+  const limiter = new ConcurrencyLimiter(1);
+  const started = [];
+  const start = async (name, options) => {
+    const permit = await limiter.acquire(options);
+    started.push(name);
+    await settle();
+    permit.complete();
+  };
+  const held = await limiter.acquire();
+  const first = start("first");
+  await start("other key", { key: "k" });
+  held.complete();
+  await Promise.all([first, start("second"), start("third")]);
+  assert.deepEqual(started, ["other key", "first", "second", "third"]);
+});

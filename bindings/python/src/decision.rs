@@ -18,8 +18,6 @@ pub struct Decision {
     limit: u64,
     reset_after: Duration,
     denied_by: Option<Arc<str>>,
-    /// What the start holds, if it was admitted; always None in a peek.
-    #[pyo3(get)]
     permit: Option<Py<Permit>>,
 }
 
@@ -27,7 +25,8 @@ impl Decision {
     pub fn new(py: Python<'_>, node: &Arc<Node>, key: &str, decision: workglow_limit::Decision) -> PyResult<Decision> {
         let workglow_limit::Decision { permit, admitted, retry_after, suggested_after, .. } = decision;
         let workglow_limit::Decision { remaining, limit, reset_after, denied_by, .. } = decision;
-        let permit = permit.map(|raw| Py::new(py, Permit::with_key(node, raw, key))).transpose()?;
+        let permit =
+            permit.map(|raw| Permit::with_key(node, raw, key).into_pyobject(py)).transpose()?.map(Bound::unbind);
         Ok(Decision { admitted, retry_after, suggested_after, remaining, limit, reset_after, denied_by, permit })
     }
 }
@@ -74,6 +73,12 @@ impl Decision {
     #[getter]
     fn denied_by(&self) -> Option<&str> {
         self.denied_by.as_deref()
+    }
+
+    /// What the start holds, if it was admitted; always None in a peek.
+    #[getter]
+    fn permit(&self, py: Python<'_>) -> Option<Py<Permit>> {
+        self.permit.as_ref().map(|permit| permit.clone_ref(py))
     }
 
     fn __bool__(&self) -> bool {

@@ -1,6 +1,8 @@
 //! The Python module `workglow_limit._native`: the core's limiters as Python classes. Nothing is decided here.
 
+mod acquiring;
 mod argument;
+mod by_hand;
 mod clock;
 mod composite;
 mod custom;
@@ -26,6 +28,7 @@ mod _native {
 
     #[pymodule_export]
     use crate::{
+        acquiring::Acquiring,
         clock::ManualClock,
         composite::CompositeLimiter,
         decision::Decision,
@@ -38,7 +41,6 @@ mod _native {
         limiter::Limiter,
         line::{Line, Waiter},
         null::NullLimiter,
-        permit::Permit,
         pool::Pool,
         stats::Stats,
         store::{Problem, Store},
@@ -58,6 +60,8 @@ mod _native {
         }
         // Whoever may wait says so, and lets go of the GIL: see `waiting.rs`.
         workglow_limit::MayWait::Never.set_default();
+        crate::limiter::complete_class(module.py())?;
+        module.add("Permit", module.py().get_type::<crate::permit::Permit>())?;
         let at_exit = wrap_pyfunction!(crate::store::tell_counts, module)?;
         module.py().import("atexit")?.call_method1("register", (at_exit,))?;
         Ok(())

@@ -1,6 +1,8 @@
 //! What all limiters have in common: the base class of the family, and the core's limiter behind it.
 
+use crate::acquiring::Acquiring;
 use crate::argument::{self, instant, quoting, quoting_given, seconds};
+use crate::by_hand::{self, Signature};
 use crate::decision::Decision;
 use crate::error::{expired, raised};
 use crate::hooks;
@@ -8,8 +10,11 @@ use crate::line::Waiter;
 use crate::permit::{self, Permit, Place};
 use crate::stats::Stats;
 use crate::waiting::{running_loop, try_first, wait};
+use pyo3::ffi;
 use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyCFunction, PyDict, PyString, PyTuple};
+use std::ffi::CStr;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
@@ -23,13 +28,19 @@ pub struct Node {
     pub core: Arc<dyn workglow_limit::Limiter>,
     /// An event loop's executor looks after its stores.
     is_looked_after: AtomicBool,
+    is_composite: bool,
+    /// May its permits hold something? Those of a limit that is only a matter of time do not.
+    may_hold: bool,
     /// The lines of those who wait for it in event loops, by their loops: see `_aio.py`. Without a loop where nobody waits.
     lines: OnceLock<Py<PyDict>>,
 }
 
 impl Node {
     pub fn new(core: Arc<dyn workglow_limit::Limiter>) -> Arc<Node> {
-        Arc::new(Node { core, is_looked_after: AtomicBool::new(false), lines: OnceLock::new() })
+        let is_composite = core.depth() > 0;
+        let may_hold = is_composite || !core.has_places();
+        let (is_looked_after, lines) = (AtomicBool::new(false), OnceLock::new());
+        Arc::new(Node { core, is_looked_after, is_composite, may_hold, lines })
     }
 
     /// Is its time a test's?
@@ -46,6 +57,12 @@ impl Node {
     #[inline]
     pub fn has_lines(&self) -> bool {
         self.lines.get().is_some()
+    }
+
+    /// May starts without asking for a line go past somebody who waits in an event loop? A composite is asked by lines only: it
+    /// may answer with a place.
+    pub fn is_waited_for(&self, py: Python<'_>) -> bool {
+        self.is_composite || self.lines.get().is_some_and(|lines| !lines.bind(py).is_empty())
     }
 
     /// There may be room for a key (`None`: nobody knows for which): those who wait for it in event loops look again.
@@ -69,11 +86,21 @@ impl Node {
     pub fn decide<R: Send>(
         self: &Arc<Self>,
         py: Python<'_>,
-        mut decide: impl FnMut(&dyn workglow_limit::Limiter) -> workglow_limit::Result<R> + Send,
+        decide: impl FnMut(&dyn workglow_limit::Limiter) -> workglow_limit::Result<R> + Send,
     ) -> PyResult<R> {
+        hooks::told(py, self.answer(py, decide), raised)
+    }
+
+    /// The same, which hooks have still to be told of.
+    #[inline(always)]
+    fn answer<R: Send>(
+        self: &Arc<Self>,
+        py: Python<'_>,
+        mut decide: impl FnMut(&dyn workglow_limit::Limiter) -> workglow_limit::Result<R> + Send,
+    ) -> workglow_limit::Result<R> {
         let answer = try_first(py, || decide(&*self.core));
         self.look_after(py);
-        hooks::told(py, answer, raised)
+        answer
     }
 
     /// Lets its stores do what decisions left to do.
@@ -106,7 +133,7 @@ impl Node {
 
     /// Does a permit hold something until it ends? A lease does; and a limiter written in Python waits to be told.
     pub fn holds(&self, permit: &RawPermit) -> bool {
-        self.core.fence(permit).is_some() || self.core.has_custom()
+        self.may_hold && (self.core.fence(permit).is_some() || self.core.has_custom())
     }
 }
 
@@ -147,27 +174,61 @@ impl Limiter {
     }
 }
 
+/// The method that is called more often than all others.
+unsafe extern "C" fn try_acquire(
+    this: *mut ffi::PyObject,
+    given: *const *mut ffi::PyObject,
+    number: ffi::Py_ssize_t,
+    names: *mut ffi::PyObject,
+) -> *mut ffi::PyObject {
+    const TAKES: Signature<2> = Signature { method: "Limiter.try_acquire", parameters: ["key", "weight"], required: 0 };
+    let start = |py: Python<'_>| {
+        // SAFETY: Python calls a method of this class.
+        let (this, [key, weight]) = unsafe {
+            (Borrowed::from_ptr(py, this).cast_unchecked::<Limiter>(), TAKES.arguments(py, given, number, names)?)
+        };
+        let key = match &key {
+            Some(key) => argument::key(key)?.unwrap_or_default(),
+            None => "",
+        };
+        let weight = weight.map_or(Ok(1), |weight| argument::weight(&weight))?;
+        let node = &this.get().node;
+        // It stays where the core has written it.
+        let answer = node.answer(py, |core| core.attempt(key, weight));
+        if let Ok(Attempt::Admitted(raw)) = &answer {
+            hooks::deliver(py, None);
+            return Permit::object(py, || Permit::with_key(node, *raw, key)).map(Bound::into_ptr);
+        }
+        hooks::told(py, answer, raised).map(|_| py.None().into_ptr())
+    };
+    // SAFETY: as above.
+    unsafe { by_hand::answer(start) }
+}
+
+/// Gives the class the methods that are written by hand.
+pub fn complete_class(py: Python<'_>) -> PyResult<()> {
+    let class = py.get_type::<Limiter>();
+    // Python goes on using it.
+    let method = Box::leak(Box::new(ffi::PyMethodDef {
+        ml_name: c"try_acquire".as_ptr(),
+        ml_meth: ffi::PyMethodDefPointer { PyCFunctionFastWithKeywords: try_acquire },
+        ml_flags: ffi::METH_FASTCALL | ffi::METH_KEYWORDS,
+        ml_doc: TRY_ACQUIRE.as_ptr(),
+    }));
+    // SAFETY: a method of that class, which is of the type that its flags say.
+    let method = unsafe { Bound::from_owned_ptr_or_err(py, ffi::PyDescr_NewMethod(class.as_type_ptr(), method)) }?;
+    class.setattr("try_acquire", method)
+}
+
+const TRY_ACQUIRE: &CStr = c"try_acquire($self, key=None, weight=1)\n--\n\n\
+Starts if there is room now: decides and records in one act. A denial is None, and consumes nothing.";
+
 #[pymethods]
 impl Limiter {
     /// The limit's name: what Decision.denied_by says.
     #[getter]
     fn name(&self) -> &str {
         self.node.core.name()
-    }
-
-    /// Starts if there is room now: decides and records in one act. A denial is None, and consumes nothing.
-    #[pyo3(signature = (key=None, weight=1))]
-    fn try_acquire(
-        &self,
-        py: Python<'_>,
-        #[pyo3(from_py_with = argument::key)] key: Option<&str>,
-        #[pyo3(from_py_with = argument::weight)] weight: u64,
-    ) -> PyResult<Option<Permit>> {
-        let key = key.unwrap_or_default();
-        Ok(match self.node.decide(py, |core| core.attempt(key, weight))? {
-            Attempt::Admitted(raw) => Some(Permit::with_key(&self.node, raw, key)),
-            Attempt::Denied(_) => None,
-        })
     }
 
     /// The same, answering with the whole decision.
@@ -238,20 +299,18 @@ impl Limiter {
     /// The same for asyncio: await it for the permit, or `async with` it. A waiter that is cancelled holds no permit, and
     /// hands its place back.
     #[pyo3(signature = (key=None, weight=1, timeout=None, *, priority=0, place=None))]
-    #[allow(clippy::too_many_arguments)] // Two are keywords.
-    fn acquire_async<'py>(
+    fn acquire_async(
         &self,
-        py: Python<'py>,
         #[pyo3(from_py_with = argument::key)] key: Option<&str>,
         #[pyo3(from_py_with = argument::weight)] weight: u64,
         #[pyo3(from_py_with = argument::patience)] timeout: Option<Duration>,
         #[pyo3(from_py_with = argument::priority)] priority: i32,
-        place: Option<&Bound<'py, PyAny>>,
-    ) -> PyResult<Bound<'py, PyAny>> {
+        place: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Acquiring> {
         let place = place.map(|place| Place::to_wait_with(place, key, weight)).transpose()?;
         let waiter = Waiter::new(&self.node, key.unwrap_or_default(), weight);
         let waiter = Waiter { priority, timeout, place, ..waiter };
-        py.import("workglow_limit._aio")?.getattr("Acquiring")?.call1((waiter,))
+        Ok(Acquiring::new(waiter))
     }
 
     /// try_acquire for asyncio: await it. What has to wait for the store does not hold up the event loop.
@@ -263,7 +322,8 @@ impl Limiter {
         #[pyo3(from_py_with = argument::weight)] weight: u64,
     ) -> PyResult<Bound<'py, PyAny>> {
         let waiter = Waiter::new(&self.node, key.unwrap_or_default(), weight);
-        py.import("workglow_limit._aio")?.getattr("try_acquire")?.call1((waiter,))
+        static TRY_ACQUIRE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+        TRY_ACQUIRE.import(py, "workglow_limit._aio", "try_acquire")?.call1((waiter,))
     }
 
     /// Takes a place: a start in the future, or now, which counts from now on. None, and nothing taken, if it would be
@@ -301,14 +361,14 @@ impl Limiter {
             Presented::Started(raw) => Permit::new(&self.node, raw),
             Presented::Wait { place, after } => match given.object(&place) {
                 Some(same) => {
-                    same.get().present_after(after);
+                    Permit::of(same).present_after(after);
                     return Ok(same.clone_ref(py));
                 }
                 None => Permit::place(&self.node, place, after),
             },
         };
         given.use_up();
-        Py::new(py, next)
+        next.into_pyobject(py).map(Bound::unbind)
     }
 
     /// The permit of a text that to_text wrote, perhaps in another process: to complete, cancel or settle its start.
@@ -354,7 +414,7 @@ impl Limiter {
 
     /// Ends a permit of this limiter: the job ran. Ending it again is a no-op; another limiter's is a ForeignPermit.
     fn complete(&self, permit: &Bound<'_, Permit>) -> PyResult<()> {
-        permit.get().complete_at(permit.py(), &self.node).map_err(raised)
+        Permit::of(permit.as_unbound()).complete_at(permit.py(), &self.node).map_err(raised)
     }
 
     /// Would a start of weight 1 be admitted now? Changes nothing.

@@ -10,7 +10,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use std::sync::Arc;
 use std::time::Duration;
-use workglow_limit::{Attempt, Error, Joined, Outcome, WaiterId};
+use workglow_limit::{Attempt, Error, Joined, Outcome, Seat, WaiterId};
 
 /// Nobody wakes an event loop when a test moves its clock: look again after this long.
 const MANUAL_SLICE: Duration = Duration::from_millis(5);
@@ -33,6 +33,16 @@ impl Waiter {
     pub fn new(node: &Arc<Node>, key: &str, weight: u64) -> Waiter {
         let (node, key) = (node.clone(), key.into());
         Waiter { node, key, weight, priority: 0, timeout: None, place: None, has_brought: false, number: None }
+    }
+
+    /// Starts if there is room and nobody waits. Nothing: it has to join the line of its loop.
+    pub fn start_at_once(&self, py: Python<'_>) -> PyResult<Option<Permit>> {
+        if self.place.is_some() || self.node.is_waited_for(py) {
+            return Ok(None);
+        }
+        let mut seat = Seat::new(workglow_limit::Waiter::new(&self.key, self.weight));
+        let started = self.node.decide(py, |core| seat.start_at_once(core))?;
+        Ok(started.map(|raw| Permit::with_key(&self.node, raw, &self.key)))
     }
 }
 

@@ -1,31 +1,30 @@
 //! What an admitted start holds.
 
 use crate::argument::{self, quoting, wrong_type};
+use crate::by_hand::{self, Signature};
 use crate::error::raised;
 use crate::limiter::Node;
 use crate::waiting::{try_first, wait};
 use pyo3::exceptions::PyResourceWarning;
 use pyo3::prelude::*;
-use pyo3::types::PyString;
-use std::ffi::CString;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyString, PyType};
+use pyo3::{IntoPyObjectExt, PyTypeInfo, ffi};
+use std::ffi::{CStr, CString, c_int, c_void};
+use std::panic::catch_unwind;
+use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, SystemTime};
 use workglow_limit::{Error, MayWait, RawPermit, Result, fork_generation};
 
-/// What an admitted start holds. It ends with complete(), cancel() or settle(), or completes with its block when used
-/// in a with statement, whatever happened inside. Ending it again is a no-op. In a forked child an inherited permit
-/// does nothing: it is the parent's.
-///
-/// Or a place: a start in the future, taken by Limiter.reserve(). It has not started, and does so when it is presented.
-#[pyclass(frozen, module = "workglow_limit")]
+/// A permit or place. Python's class of it is at the end of this file.
 pub struct Permit {
     node: Arc<Node>,
     raw: RawPermit,
     /// The key, where somebody who waits for it wants to hear of the end.
     key: Option<Box<str>>,
     /// False for a place.
-    #[pyo3(get)]
     started: bool,
     /// Of the process that took it.
     generation: u64,
@@ -37,18 +36,18 @@ pub struct Permit {
 impl Permit {
     #[inline]
     pub fn new(node: &Arc<Node>, raw: RawPermit) -> Permit {
-        Self::of(node, raw, true, None)
+        Self::made(node, raw, true, None)
     }
 
     /// A start on a key that is known.
     #[inline]
     pub fn with_key(node: &Arc<Node>, raw: RawPermit, key: &str) -> Permit {
-        Self::of(node, raw, true, node.holds(&raw).then(|| key.into()))
+        Self::made(node, raw, true, node.holds(&raw).then(|| key.into()))
     }
 
     /// A place, to present after so long.
     pub fn place(node: &Arc<Node>, raw: RawPermit, after: Duration) -> Permit {
-        let place = Self::of(node, raw, false, None);
+        let place = Self::made(node, raw, false, None);
         place.present_after(after);
         place
     }
@@ -60,7 +59,7 @@ impl Permit {
     }
 
     #[inline]
-    fn of(node: &Arc<Node>, raw: RawPermit, started: bool, key: Option<Box<str>>) -> Permit {
+    fn made(node: &Arc<Node>, raw: RawPermit, started: bool, key: Option<Box<str>>) -> Permit {
         let (ended, again) = (AtomicBool::new(false), AtomicU64::new(0));
         Permit { node: node.clone(), raw, key, started, generation: fork_generation(), ended, again }
     }
@@ -136,14 +135,12 @@ impl Permit {
     }
 }
 
-#[pymethods]
+// What Python calls.
 impl Permit {
-    /// The job ran.
-    fn complete(&self, py: Python<'_>) -> PyResult<()> {
+    pub fn complete(&self, py: Python<'_>) -> PyResult<()> {
         self.end_complete(py).map_err(raised)
     }
 
-    /// The job never ran, or nobody will use the place: its units are free again at once.
     fn cancel(&self, py: Python<'_>) -> PyResult<()> {
         // Somebody may have started with a place's text meanwhile.
         let is_place = !self.started;
@@ -152,16 +149,12 @@ impl Permit {
         ended.map_err(raised)
     }
 
-    /// The job ran, and was worth actual units instead of the weight that it started with: what it did not use is free
-    /// again at once, what it used beyond is owed, up to one whole capacity, and delays later starts.
-    fn settle(&self, py: Python<'_>, #[pyo3(from_py_with = argument::actual)] actual: u64) -> PyResult<()> {
+    fn settle(&self, py: Python<'_>, actual: u64) -> PyResult<()> {
         let ended = wait(py, || self.end(|core, raw| core.settle(raw, actual)));
         self.node.freed(self.key.as_deref());
         ended.map_err(raised)
     }
 
-    /// Lets a lease begin anew: it holds its units for its whole length from now on. A no-op for permits that are no leases.
-    /// Raises LeaseLost if it has ended meanwhile; perhaps another start holds its units by now.
     fn renew(&self, py: Python<'_>) -> PyResult<()> {
         if self.is_inherited() {
             return Ok(());
@@ -169,21 +162,10 @@ impl Permit {
         try_first(py, || self.node.core.renew(&self.raw)).map_err(raised)
     }
 
-    /// A number that is larger for every later lease of the same key, for what the lease protects to refuse whoever comes
-    /// late; None for permits that are no leases.
-    #[getter]
-    fn fence(&self) -> Option<u64> {
-        self.node.core.fence(&self.raw)
-    }
-
-    /// The permit or place as a short text, with which another process that has the same limit can go on: present()
-    /// takes the text of a place, permit() that of a start.
     fn to_text(&self, py: Python<'_>) -> PyResult<String> {
         try_first(py, || self.node.core.to_text(&self.raw)).map_err(raised)
     }
 
-    /// In how many seconds to present the place; 0.0 if it has started, or is ready and nobody has refused it yet.
-    #[getter]
     fn wait(&self) -> f64 {
         if self.started {
             return 0.0;
@@ -192,34 +174,25 @@ impl Permit {
         self.node.core.ready_in(&self.raw).unwrap_or_default().max(again).as_secs_f64()
     }
 
-    /// When the start's place comes or came, if it had to wait for one. Aware, in UTC.
-    #[getter]
     fn ready_at(&self) -> Option<SystemTime> {
         self.node.core.ready_at(&self.raw)
     }
 
-    /// The same in seconds on the clock of time.monotonic(), never later than it was: for measuring.
-    #[getter]
     fn ready_at_monotonic(&self) -> Option<f64> {
         let ns = self.node.core.ready_at_monotonic_ns(&self.raw)?;
         // Whole microseconds are exact as a float for centuries; the quotient may round up, so take the one below.
         Some(((ns / 1_000) as f64 / 1e6).next_down())
     }
 
-    fn __enter__(this: Py<Self>) -> PyResult<Py<Self>> {
-        if this.get().started {
-            return Ok(this);
+    fn check_started(&self) -> PyResult<()> {
+        if self.started {
+            return Ok(());
         }
         let reason = "a place that has not started cannot be entered: present it, and enter the permit that it becomes";
         Err(raised(Error::Unsupported { reason: reason.to_owned() }))
     }
 
-    #[pyo3(signature = (*_exception))]
-    fn __exit__(&self, _exception: &Bound<'_, PyAny>) -> PyResult<()> {
-        self.complete(_exception.py())
-    }
-
-    fn __repr__(&self) -> String {
+    fn repr(&self) -> String {
         let started = if self.started { "" } else { ", not started" };
         let ended = if self.is_over() { ", ended" } else { "" };
         format!("<Permit of {:?}{started}{ended}>", self.node.core.name())
@@ -274,7 +247,7 @@ impl Place {
             return wrong("weight", weight.to_string());
         }
         match Place::given(value)? {
-            Place::Object(permit) if permit.get().started => {
+            Place::Object(permit) if Permit::of(&permit).started => {
                 Err(argument::invalid("place", value, "a place that has not started"))
             }
             place => Ok(place),
@@ -284,7 +257,7 @@ impl Place {
     /// What the core knows it by.
     pub fn raw(&self, py: Python<'_>, node: &Node) -> PyResult<RawPermit> {
         match self {
-            Place::Object(permit) => Ok(permit.get().raw),
+            Place::Object(permit) => Ok(Permit::of(permit).raw),
             Place::Text(text) => read(node, "place", text.bind(py)),
         }
     }
@@ -292,14 +265,14 @@ impl Place {
     /// Another permit took its place, or nobody has it any more.
     pub fn use_up(&self) {
         if let Place::Object(permit) = self {
-            permit.get().ended.store(true, Relaxed);
+            Permit::of(permit).ended.store(true, Relaxed);
         }
     }
 
     /// The object, if it still is that place.
     pub fn object(&self, place: &RawPermit) -> Option<&Py<Permit>> {
         match self {
-            Place::Object(permit) if permit.get().raw == *place && !permit.get().is_over() => Some(permit),
+            Place::Object(permit) if Permit::of(permit).raw == *place && !Permit::of(permit).is_over() => Some(permit),
             _ => None,
         }
     }
@@ -310,4 +283,232 @@ pub fn read(node: &Node, parameter: &'static str, given: &Bound<'_, PyAny>) -> P
     let text = argument::text(parameter, given)?;
     let read = try_first(given.py(), || node.core.permit_from_text(text));
     read.map_err(|e| quoting(e, &[("place", parameter, given)]))
+}
+
+// Python's class. Each start makes an object of it and ends that, so it is written by hand: those of PyO3 take part in the collection
+// of garbage and are made by `object.__new__`, which takes about as long as a decision. A permit refers to no other object.
+
+#[repr(C)]
+struct Object {
+    head: ffi::PyObject,
+    permit: Permit,
+}
+
+// SAFETY: the class is made once and has no subclasses, so what is of it is an `Object`.
+unsafe impl PyTypeInfo for Permit {
+    #[inline]
+    fn type_object_raw(py: Python<'_>) -> *mut ffi::PyTypeObject {
+        static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+        // Made while the module is, where what fails is raised.
+        CLASS.get_or_init(py, || class(py).expect("the class of permits")).as_ptr().cast()
+    }
+}
+
+impl<'py> IntoPyObject<'py> for Permit {
+    type Target = Permit;
+    type Output = Bound<'py, Permit>;
+    type Error = PyErr;
+
+    fn into_pyobject(self, py: Python<'py>) -> PyResult<Bound<'py, Permit>> {
+        Permit::object(py, || self)
+    }
+}
+
+impl Permit {
+    /// Makes an object. Its permit is made in its place: to move one takes a tenth of a decision.
+    #[inline(always)]
+    pub fn object<'py>(py: Python<'py>, make: impl FnOnce() -> Permit) -> PyResult<Bound<'py, Permit>> {
+        // SAFETY: a new object, or null; it is an object of this class as soon as it has its permit.
+        unsafe {
+            let object = ffi::PyObject_New::<Object>(Permit::type_object_raw(py));
+            if object.is_null() {
+                drop(make()); // It ends.
+                return Err(PyErr::fetch(py));
+            }
+            (&raw mut (*object).permit).write(make());
+            Ok(Bound::from_owned_ptr(py, object.cast()).cast_into_unchecked())
+        }
+    }
+
+    /// The permit of an object.
+    pub fn of(object: &Py<Permit>) -> &Permit {
+        // SAFETY: the object is of the class, and lives as long as the reference to it. Nothing changes it but by its atomics.
+        unsafe { &(*object.as_ptr().cast::<Object>()).permit }
+    }
+}
+
+/// Calls a method of Rust's for Python.
+///
+/// # Safety
+/// `this` is of the class, and the thread is attached: as whenever Python calls a method of it.
+unsafe fn call<R: for<'py> IntoPyObject<'py>>(
+    this: *mut ffi::PyObject,
+    method: impl for<'py> FnOnce(Python<'py>, &Permit) -> PyResult<R>,
+) -> *mut ffi::PyObject {
+    // SAFETY: as the caller says. Whoever calls keeps the object.
+    unsafe {
+        let permit = &(*this.cast::<Object>()).permit;
+        by_hand::answer(|py| method(py, permit)?.into_py_any(py).map(Py::into_ptr))
+    }
+}
+
+/// A method without arguments, or a getter (which has a pointer in their stead, too).
+macro_rules! method {
+    ($argument:ty, $method:expr) => {{
+        unsafe extern "C" fn method(this: *mut ffi::PyObject, _: $argument) -> *mut ffi::PyObject {
+            // SAFETY: Python calls.
+            unsafe { call(this, $method) }
+        }
+        method
+    }};
+}
+
+unsafe extern "C" fn settle(
+    this: *mut ffi::PyObject,
+    given: *const *mut ffi::PyObject,
+    number: ffi::Py_ssize_t,
+    names: *mut ffi::PyObject,
+) -> *mut ffi::PyObject {
+    const TAKES: Signature<1> = Signature { method: "Permit.settle", parameters: ["actual"], required: 1 };
+    let method = |py: Python<'_>, permit: &Permit| {
+        // SAFETY: Python calls.
+        let [actual] = unsafe { TAKES.arguments(py, given, number, names) }?;
+        let actual = actual.map_or(Ok(0), |actual| argument::actual(&actual))?;
+        permit.settle(py, actual).map(|()| py.None())
+    };
+    // SAFETY: Python calls.
+    unsafe { call(this, method) }
+}
+
+unsafe extern "C" fn exit(
+    this: *mut ffi::PyObject,
+    _exception: *mut *mut ffi::PyObject,
+    _number: ffi::Py_ssize_t,
+) -> *mut ffi::PyObject {
+    // SAFETY: Python calls.
+    unsafe { call(this, |py, permit| permit.complete(py).map(|()| py.None())) }
+}
+
+unsafe extern "C" fn enter(this: *mut ffi::PyObject, _: *mut ffi::PyObject) -> *mut ffi::PyObject {
+    let itself = |py: Python<'_>, permit: &Permit| {
+        // SAFETY: Python calls with an object, which it keeps meanwhile.
+        permit.check_started().map(|()| unsafe { Bound::from_borrowed_ptr(py, this) }.unbind())
+    };
+    // SAFETY: as above.
+    unsafe { call(this, itself) }
+}
+
+unsafe extern "C" fn repr(this: *mut ffi::PyObject) -> *mut ffi::PyObject {
+    // SAFETY: Python calls.
+    unsafe { call(this, |_, permit| Ok(permit.repr())) }
+}
+
+unsafe extern "C" fn dealloc(this: *mut ffi::PyObject) {
+    // SAFETY: nobody has the object any more. It has a reference to its class.
+    unsafe {
+        let class = ffi::Py_TYPE(this);
+        let _ = catch_unwind(|| ptr::drop_in_place(&raw mut (*this.cast::<Object>()).permit));
+        ffi::PyObject_Free(this.cast());
+        ffi::Py_DECREF(class.cast());
+    }
+}
+
+const DOC: &CStr = c"\
+What an admitted start holds. It ends with complete(), cancel() or settle(), or completes with its block when used
+in a with statement, whatever happened inside. Ending it again is a no-op. In a forked child an inherited permit
+does nothing: it is the parent's.
+
+Or a place: a start in the future, taken by Limiter.reserve(). It has not started, and does so when it is presented.";
+
+const COMPLETE: &CStr = c"complete($self)\n--\n\nThe job ran.";
+
+const CANCEL: &CStr = c"cancel($self)\n--\n\n\
+The job never ran, or nobody will use the place: its units are free again at once.";
+
+const SETTLE: &CStr = c"settle($self, actual)\n--\n\n\
+The job ran, and was worth actual units instead of the weight that it started with: what it did not use is free
+again at once, what it used beyond is owed, up to one whole capacity, and delays later starts.";
+
+const RENEW: &CStr = c"renew($self)\n--\n\n\
+Lets a lease begin anew: it holds its units for its whole length from now on. A no-op for permits that are no leases.
+Raises LeaseLost if it has ended meanwhile; perhaps another start holds its units by now.";
+
+const TO_TEXT: &CStr = c"to_text($self)\n--\n\n\
+The permit or place as a short text, with which another process that has the same limit can go on: present()
+takes the text of a place, permit() that of a start.";
+
+const FENCE: &CStr = c"\
+A number that is larger for every later lease of the same key, for what the lease protects to refuse whoever comes
+late; None for permits that are no leases.";
+
+const STARTED: &CStr = c"False for a place.";
+
+const WAIT: &CStr = c"\
+In how many seconds to present the place; 0.0 if it has started, or is ready and nobody has refused it yet.";
+
+const READY_AT: &CStr = c"When the start's place comes or came, if it had to wait for one. Aware, in UTC.";
+
+const READY_AT_MONOTONIC: &CStr = c"\
+The same in seconds on the clock of time.monotonic(), never later than it was: for measuring.";
+
+/// Makes the class.
+fn class(py: Python<'_>) -> PyResult<Py<PyType>> {
+    type None = *mut ffi::PyObject;
+    use ffi::{METH_FASTCALL, METH_KEYWORDS, METH_NOARGS, PyMethodDefPointer as Pointer};
+    let method = |name: &'static CStr, ml_flags: c_int, ml_meth: Pointer, doc: &'static CStr| ffi::PyMethodDef {
+        ml_name: name.as_ptr(),
+        ml_meth,
+        ml_flags,
+        ml_doc: doc.as_ptr(),
+    };
+    let plain = |name, method_of, doc| method(name, METH_NOARGS, Pointer { PyCFunction: method_of }, doc);
+    let getter = |name: &'static CStr, get: ffi::getter, doc: &'static CStr| ffi::PyGetSetDef {
+        name: name.as_ptr(),
+        get: Some(get),
+        set: Option::None,
+        doc: doc.as_ptr(),
+        closure: ptr::null_mut(),
+    };
+    // Python goes on using these.
+    let methods = Box::leak(Box::new([
+        plain(c"complete", method!(None, |py, permit| permit.complete(py).map(|()| py.None())), COMPLETE),
+        plain(c"cancel", method!(None, |py, permit| permit.cancel(py).map(|()| py.None())), CANCEL),
+        method(c"settle", METH_FASTCALL | METH_KEYWORDS, Pointer { PyCFunctionFastWithKeywords: settle }, SETTLE),
+        plain(c"renew", method!(None, |py, permit| permit.renew(py).map(|()| py.None())), RENEW),
+        plain(c"to_text", method!(None, |py, permit| permit.to_text(py)), TO_TEXT),
+        plain(c"__enter__", enter, c"__enter__($self)\n--\n\n"),
+        method(c"__exit__", METH_FASTCALL, Pointer { PyCFunctionFast: exit }, c"__exit__($self, *_exception)\n--\n\n"),
+        ffi::PyMethodDef::zeroed(),
+    ]));
+    let getters = Box::leak(Box::new([
+        getter(c"fence", method!(*mut c_void, |_, permit| Ok(permit.node.core.fence(&permit.raw))), FENCE),
+        getter(c"started", method!(*mut c_void, |_, permit| Ok(permit.started)), STARTED),
+        getter(c"wait", method!(*mut c_void, |_, permit| Ok(permit.wait())), WAIT),
+        getter(c"ready_at", method!(*mut c_void, |_, permit| Ok(permit.ready_at())), READY_AT),
+        getter(
+            c"ready_at_monotonic",
+            method!(*mut c_void, |_, permit| Ok(permit.ready_at_monotonic())),
+            READY_AT_MONOTONIC,
+        ),
+        ffi::PyGetSetDef::default(),
+    ]));
+    let slot = |slot, pfunc| ffi::PyType_Slot { slot, pfunc };
+    let mut slots = [
+        slot(ffi::Py_tp_doc, DOC.as_ptr() as *mut c_void),
+        slot(ffi::Py_tp_dealloc, dealloc as *mut c_void),
+        slot(ffi::Py_tp_repr, repr as *mut c_void),
+        slot(ffi::Py_tp_methods, methods.as_mut_ptr().cast()),
+        slot(ffi::Py_tp_getset, getters.as_mut_ptr().cast()),
+        ffi::PyType_Slot::default(),
+    ];
+    let mut spec = ffi::PyType_Spec {
+        name: c"workglow_limit.Permit".as_ptr(),
+        basicsize: size_of::<Object>() as c_int,
+        itemsize: 0,
+        flags: (ffi::Py_TPFLAGS_DEFAULT | ffi::Py_TPFLAGS_DISALLOW_INSTANTIATION) as _,
+        slots: slots.as_mut_ptr(),
+    };
+    // SAFETY: each slot has what it is for, and the functions have the types that their flags say.
+    let class = unsafe { Bound::from_owned_ptr_or_err(py, ffi::PyType_FromSpec(&raw mut spec)) }?;
+    Ok(class.cast_into::<PyType>()?.unbind())
 }

@@ -11,12 +11,13 @@ pub fn wait<R: Send>(py: Python<'_>, call: impl FnOnce() -> R + Send) -> R {
 }
 
 /// The same after an attempt with the GIL, which mostly does: to let others have the GIL would cost more than a decision.
-#[inline]
+#[inline(always)]
 pub fn try_first<R: Send>(py: Python<'_>, mut call: impl FnMut() -> Result<R> + Send) -> Result<R> {
-    match call() {
-        Err(Error::WouldWait) => wait(py, call),
-        answer => answer,
+    let mut answer = call();
+    if let Err(Error::WouldWait) = answer {
+        answer = wait(py, call);
     }
+    answer
 }
 
 /// The event loop that is running in this thread.

@@ -5,7 +5,16 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from workglow_limit import AcquireTimeout, ConcurrencyLimiter, ManualClock, NullLimiter, Permit, RateLimiter, Store
+from workglow_limit import (
+    AcquireTimeout,
+    ConcurrencyLimiter,
+    InvalidArgument,
+    ManualClock,
+    NullLimiter,
+    Permit,
+    RateLimiter,
+    Store,
+)
 
 
 def test_it_is_a_coroutine():
@@ -60,6 +69,40 @@ def test_event_loops_take_it_for_a_coroutine():
 def test_who_forgets_to_await_is_warned():
     with pytest.warns(RuntimeWarning, match="coroutine 'acquire' was never awaited"):
         NullLimiter().acquire_async()
+
+
+def test_it_is_awaited_once():
+    async def main():
+        asked = NullLimiter().acquire_async()
+        await asked
+        with pytest.raises(RuntimeError, match="^cannot reuse already awaited coroutine$"):
+            await asked
+        with pytest.raises(KeyError):
+            NullLimiter().acquire_async().throw(KeyError())
+        with pytest.raises(InvalidArgument):
+            await NullLimiter().acquire_async("k" * 1025)
+
+    asyncio.run(main())
+
+
+def test_nobody_goes_past_who_waits():
+    limiter, started = ConcurrencyLimiter(1), []
+
+    async def start(name):
+        async with limiter.acquire_async():
+            started.append(name)
+
+    async def main():
+        held = await limiter.acquire_async()
+        waiter = asyncio.create_task(start("first"))
+        await asyncio.sleep(0)
+        held.complete()
+        # There is room, and the first has not heard of it yet.
+        await start("second")
+        await waiter
+
+    asyncio.run(main())
+    assert started == ["first", "second"]
 
 
 def test_many_wait_and_the_limit_holds():

@@ -569,6 +569,22 @@ def test_limiters_of_a_composite():
             CompositeLimiter([]).add(bad)
 
 
+def test_arguments_that_methods_written_by_hand_do_not_take():
+    limiter = NullLimiter()
+    permit = limiter.try_acquire(weight=2, key="k")
+    for call, message in [
+        (lambda: limiter.try_acquire("k", 1, 2), "takes from 0 to 2 positional arguments but 3 were given"),
+        (lambda: limiter.try_acquire("k", key="k"), "got multiple values for argument 'key'"),
+        (lambda: limiter.try_acquire(keys="k"), "got an unexpected keyword argument 'keys'"),
+        (lambda: permit.settle(), "missing 1 required positional argument: 'actual'"),
+        (lambda: permit.settle(1, 2), "takes 1 positional arguments but 2 were given"),
+        (lambda: permit.complete(1), "takes no arguments (1 given)"),
+    ]:
+        with pytest.raises(TypeError, match=re.escape(f"() {message}") + "$"):
+            call()
+    permit.settle(actual=2)
+
+
 def test_what_is_no_limiter_cannot_be_made():
     from workglow_limit import Decision, Limiter, Permit
 

@@ -1,12 +1,12 @@
 from asyncio import AbstractEventLoop
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Generator, Iterable
 from datetime import datetime, timedelta
 from os import PathLike
-from typing import Literal, ParamSpec, TypeAlias, TypeVar, final, overload
+from typing import Any, Literal, ParamSpec, TypeAlias, TypeVar, final, overload
 
 from typing_extensions import Self, disjoint_base
 
-from ._aio import Acquiring, Waiters
+from ._aio import Waiters
 from ._custom import CustomLimiter, JobLimiter
 
 _Duration: TypeAlias = float | timedelta  # A number of seconds.
@@ -17,6 +17,7 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 __all__ = [
+    "Acquiring",
     "CompositeLimiter",
     "ConcurrencyLimiter",
     "Decision",
@@ -372,6 +373,16 @@ class SlidingWindowCounterLimiter(Limiter):
 class CompositeLimiter(Limiter):
     def __new__(cls, limiters: Iterable[Limiter | CustomLimiter | JobLimiter], /) -> Self: ...
     def add(self, limiter: Limiter | CustomLimiter | JobLimiter) -> None: ...
+
+@final
+class Acquiring(Coroutine[Any, Any, Permit]):
+    def __await__(self) -> Generator[Any, Any, Permit]: ...
+    async def __aenter__(self) -> Permit: ...
+    async def __aexit__(self, *_exception: object) -> None: ...
+    def __next__(self) -> Any: ...
+    def send(self, value: Any) -> Any: ...
+    def throw(self, *exception: Any) -> Any: ...
+    def close(self) -> None: ...
 
 @final
 class Waiter:

@@ -1,0 +1,162 @@
+//! What acquire_async answers: a coroutine that mostly has nothing to wait for.
+
+use crate::line::Waiter;
+use crate::permit::Permit;
+use pyo3::exceptions::{PyRuntimeError, PyRuntimeWarning, PyStopIteration};
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::PyTuple;
+use pyo3::{PyTraverseError, PyVisit};
+use std::mem;
+
+/// Awaited, it is the permit; entered by `async with`, the permit that ends with the body.
+///
+/// It starts at once if there is room and nobody waits. Otherwise it is the coroutine of `_aio.py`.
+#[pyclass(module = "workglow_limit._native")]
+pub struct Acquiring {
+    state: State,
+    is_entered: bool,
+    /// The permit of the body.
+    permit: Option<Py<Permit>>,
+}
+
+enum State {
+    /// Nobody has awaited it.
+    New(Waiter),
+    Waits(Py<PyAny>),
+    /// The body is over.
+    Ends,
+    Over,
+}
+
+impl Acquiring {
+    pub fn new(waiter: Waiter) -> Acquiring {
+        Acquiring { state: State::New(waiter), is_entered: false, permit: None }
+    }
+
+    /// The coroutine that waits.
+    fn steps(&mut self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        static ACQUIRE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+        match mem::replace(&mut self.state, State::Over) {
+            State::New(waiter) => {
+                let steps = ACQUIRE.import(py, "workglow_limit._aio", "acquire")?.call1((waiter,))?;
+                self.state = State::Waits(steps.unbind());
+            }
+            other => self.state = other,
+        }
+        match &self.state {
+            State::Waits(steps) => Ok(steps.clone_ref(py)),
+            _ => Err(PyRuntimeError::new_err("cannot reuse already awaited coroutine")),
+        }
+    }
+
+    /// It is over: what is raised then, with its answer or instead of one.
+    fn ended(&mut self, answer: PyResult<Bound<'_, Permit>>) -> PyErr {
+        self.state = State::Over;
+        match answer {
+            Ok(permit) => {
+                self.permit = self.is_entered.then(|| permit.clone().unbind());
+                PyStopIteration::new_err(permit.into_any().unbind())
+            }
+            Err(error) => error,
+        }
+    }
+
+    /// What a step of the coroutine came to.
+    fn stepped(&mut self, py: Python<'_>, step: PyResult<Bound<'_, PyAny>>) -> PyResult<Py<PyAny>> {
+        step.map(Bound::unbind).map_err(|end| {
+            let answer =
+                if end.is_instance_of::<PyStopIteration>(py) { end.value(py).getattr("value").ok() } else { None };
+            self.ended(answer.and_then(|answer| answer.cast_into().ok()).ok_or(end))
+        })
+    }
+}
+
+#[pymethods]
+impl Acquiring {
+    fn __await__(this: Py<Self>) -> Py<Self> {
+        this
+    }
+
+    fn __aenter__(this: Bound<'_, Self>) -> Bound<'_, Self> {
+        this.borrow_mut().is_entered = true;
+        this
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __aexit__<'py>(this: Bound<'py, Self>, _exception: &Bound<'py, PyAny>) -> Bound<'py, Self> {
+        this.borrow_mut().state = State::Ends;
+        this
+    }
+
+    fn __next__(&mut self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        match &self.state {
+            State::New(waiter) => {
+                let started = waiter.start_at_once(py);
+                if let Some(started) = started.transpose() {
+                    return Err(self.ended(started.and_then(|permit| permit.into_pyobject(py))));
+                }
+            }
+            State::Ends => {
+                self.state = State::Over;
+                if let Some(permit) = self.permit.take() {
+                    Permit::of(&permit).complete(py)?;
+                }
+                return Err(PyStopIteration::new_err(py.None()));
+            }
+            _ => {}
+        }
+        let step = self.steps(py)?.into_bound(py).call_method1("send", (py.None(),));
+        self.stepped(py, step)
+    }
+
+    // Event loops make tasks only of what is a coroutine.
+
+    fn send(&mut self, py: Python<'_>, value: &Bound<'_, PyAny>) -> PyResult<Py<PyAny>> {
+        if value.is_none() {
+            return self.__next__(py);
+        }
+        let step = self.steps(py)?.into_bound(py).call_method1("send", (value,));
+        self.stepped(py, step)
+    }
+
+    #[pyo3(signature = (*exception))]
+    fn throw(&mut self, py: Python<'_>, exception: &Bound<'_, PyTuple>) -> PyResult<Py<PyAny>> {
+        let step = self.steps(py)?.into_bound(py).call_method1("throw", exception);
+        self.stepped(py, step)
+    }
+
+    fn close(&mut self, py: Python<'_>) -> PyResult<()> {
+        match mem::replace(&mut self.state, State::Over) {
+            State::Waits(steps) => steps.call_method0(py, "close").map(drop),
+            _ => Ok(()),
+        }
+    }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        if let State::Waits(steps) = &self.state { visit.call(steps) } else { Ok(()) }
+    }
+
+    fn __clear__(&mut self) {
+        self.state = State::Over;
+    }
+}
+
+impl Drop for Acquiring {
+    fn drop(&mut self) {
+        if !matches!(self.state, State::New(_)) {
+            return;
+        }
+        Python::try_attach(|py| {
+            // An exception may be on its way: it is not ours to lose.
+            let pending = PyErr::take(py);
+            let text = c"coroutine 'acquire' was never awaited";
+            if let Err(e) = PyErr::warn(py, &py.get_type::<PyRuntimeWarning>(), text, 1) {
+                e.write_unraisable(py, None);
+            }
+            if let Some(pending) = pending {
+                pending.restore(py);
+            }
+        });
+    }
+}
