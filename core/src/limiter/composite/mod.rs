@@ -171,10 +171,10 @@ impl CompositeLimiter {
     }
 
     /// The same without all that is known then: if the others have room, the first child is asked to start right away, as
-    /// nothing has to be given back if it denies.
+    /// nothing has to be given back if it denies. (One that somebody wrote is looked at in any case, which checks its answers.)
     fn try_claim(&self, key: &str, weight: u64) -> Result<Attempt> {
-        for child in self.children()?.iter().skip(1) {
-            if !child.has_room(key, weight)? {
+        for (i, child) in self.children()?.iter().enumerate() {
+            if (i > 0 || child.has_custom()) && !child.has_room(key, weight)? {
                 let denied = |denial: Decision| Attempt::Denied(denial.retry_after);
                 return Ok(self.claim(key, weight)?.map_or_else(denied, Attempt::Admitted));
             }
