@@ -192,7 +192,7 @@ fn die_at(point: &'static str, passes: u32) {
 #[test]
 #[cfg(feature = "fault-points")]
 fn a_limit_whose_other_name_was_only_noted_gets_it_later() {
-    let texts = ["5/1h", "9 concurrent + 5/1h", "5/1h + 9 concurrent + delay 1us"];
+    let texts = ["5/1h", "9 concurrent + 5/1h", "5/1h + 9 concurrent + 1000/1s burst 1000"];
     for (from, to) in texts.iter().flat_map(|from| texts.map(|to| (*from, to))).filter(|(from, to)| from != to) {
         if from.contains("concurrent") && to.contains("concurrent") {
             continue; // Nothing gets another name.

@@ -74,7 +74,7 @@ impl Backoff {
     pub(crate) fn spread(&self, level: u64) -> (Tick, Tick) {
         let (delay, _) = self.delay(level);
         match self.jitter {
-            Jitter::Scaled => (delay, delay.saturating_mul(2)),
+            Jitter::Scaled => (delay, delay.saturating_add(delay.saturating_sub(1))),
             Jitter::Full => (0, delay),
             Jitter::Equal => (delay / 2, delay),
             Jitter::None => (delay, delay),
@@ -108,7 +108,7 @@ mod tests {
         assert_eq!(delays, [(0, true), (s, true), (2 * s, true), (4 * s, true), (5 * s, false), (5 * s, false)]);
         for jitter in Backoff::JITTERS {
             let expected = match jitter {
-                Jitter::Scaled => (s, 2 * s),
+                Jitter::Scaled => (s, 2 * s - 1),
                 Jitter::Full => (0, s),
                 Jitter::Equal => (s / 2, s),
                 Jitter::None => (s, s),
