@@ -455,9 +455,15 @@ impl Session {
     /// The same for a caller that may wait. It may be asking again after it was refused, and would be denied by its own unit.
     #[inline(always)]
     pub fn take_back_first(&self) {
-        if self.has_refused.load(Relaxed) {
+        if self.has_refused() {
             self.wait_to_take_back();
         }
+    }
+
+    /// Is there a start to take back that was refused?
+    #[inline(always)]
+    pub fn has_refused(&self) -> bool {
+        self.has_refused.load(Relaxed)
     }
 
     #[cold]

@@ -198,7 +198,7 @@ impl Timed {
     #[inline(never)]
     pub(super) fn has_room_at_once(&self, key: &str, weight: u64) -> bool {
         let Some(found) = self.limit.is_bound().and_then(|bound| bound.find_at_once(key, weight)) else { return false };
-        matches!(self.limit.would_wait(&found, weight), Ok(false)) && found.is_ready_early(weight)
+        self.limit.may_start_at_once(&found) && found.is_ready_early(weight)
     }
 
     /// (Without adding the key.)

@@ -126,7 +126,7 @@ impl Timed {
         let Some(found) = bound.find_at_once(key, weight) else { return Err(Late::Stuck(None)) };
         // Its table may have come in place of the one that the caller has seen.
         let is_of_kind = found.table.at_once == kind || fault::planted("any kind");
-        if !is_of_kind || !matches!(self.limit.would_wait(&found, weight), Ok(false)) {
+        if !is_of_kind || !self.limit.may_start_at_once(&found) {
             return Err(Late::Stuck(None));
         }
         let answer = match decide(&found) {

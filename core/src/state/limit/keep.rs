@@ -62,6 +62,12 @@ impl Limit {
         if key.home().commits { 0 } else { key.table.budget }
     }
 
+    /// May a start be decided without a look at what the ledger lacks?
+    #[inline(always)]
+    pub fn may_start_at_once(&self, key: &Key) -> bool {
+        key.table.keeping != Keeping::Ahead || MayWait::here() != MayWait::Never && !self.store.has_refused()
+    }
+
     /// Would a start now have to wait for the ledger, where the caller must not?
     #[inline(always)]
     pub fn would_wait(&self, key: &Key, weight: u64) -> Result<bool, Blocked> {
