@@ -9,10 +9,9 @@ use crate::algorithm::cells::Cells;
 use crate::algorithm::counter::{Counter, Frame};
 use crate::algorithm::jobs::Jobs;
 use crate::algorithm::leases::Leases;
-use crate::algorithm::log::{Answer, Ask, Log, View, Window};
+use crate::algorithm::log::{Log, Window};
 use crate::algorithm::meter::Meter;
 use crate::algorithm::slices::Slices;
-use crate::algorithm::{Algorithm, Sealed};
 use crate::atomic::*;
 use crate::policy::Shape;
 use crate::time::Tick;
@@ -131,96 +130,6 @@ impl Home {
         }
     }
 
-    /// Decides on a key: see [`Algorithm::decide`]. It does not unwind. (Not by way of [`Cells`]: of each algorithm only what it
-    /// needs is read.)
-    #[inline(always)]
-    pub fn decide<const LOOK: bool>(
-        &self,
-        table: &Table,
-        block: Block<'_>,
-        number: u64,
-        ask: &Ask,
-        view: &mut View,
-    ) -> Result<Answer, Sealed> {
-        match &table.policy.0 {
-            Shape::Bucket(_) => self.decide_in_bucket::<LOOK>(table, block, number, ask, view),
-            // It was checked when the limit was opened: this makes no sense.
-            Shape::Concurrency { .. } => Err(Sealed),
-            _ if table.is_log => self.log(table, block, number, &[]).decide::<LOOK>(ask, || self.clock.now(), view),
-            _ => self.decide_in_windows::<LOOK>(table, block, number, ask, view),
-        }
-    }
-
-    #[inline(always)]
-    pub fn decide_in_bucket<const LOOK: bool>(
-        &self,
-        table: &Table,
-        block: Block<'_>,
-        number: u64,
-        ask: &Ask,
-        view: &mut View,
-    ) -> Result<Answer, Sealed> {
-        let Shape::Bucket(bucket) = &table.policy.0 else { return Err(Sealed) };
-        meter(table, block, number, bucket).decide::<LOOK>(ask, || self.clock.now(), view)
-    }
-
-    #[inline(always)]
-    pub fn decide_in_windows<const LOOK: bool>(
-        &self,
-        table: &Table,
-        block: Block<'_>,
-        number: u64,
-        ask: &Ask,
-        view: &mut View,
-    ) -> Result<Answer, Sealed> {
-        let clock = || self.clock.now();
-        match &table.policy.0 {
-            Shape::Counter { window, is_smooth } => {
-                self.counter(table, block, number, *window, *is_smooth).decide::<LOOK>(ask, clock, view)
-            }
-            _ => slices(table, block, number).decide::<LOOK>(ask, clock, view),
-        }
-    }
-
-    /// The same on a log, if nobody is faster.
-    #[inline(always)]
-    pub fn try_log<const LOOK: bool>(
-        &self,
-        table: &Table,
-        block: Block<'_>,
-        number: u64,
-        ask: &Ask,
-        view: &mut View,
-    ) -> Option<Result<Answer, Sealed>> {
-        self.log(table, block, number, &[]).try_decide::<LOOK>(ask, || self.clock.now(), view)
-    }
-
-    /// What a key holds. It does not unwind either.
-    #[inline(always)]
-    pub fn view_at_once(&self, table: &Table, block: Block<'_>, number: u64, ask: &Ask) -> Result<View, Sealed> {
-        let clock = || self.clock.now();
-        match &table.policy.0 {
-            Shape::Bucket(bucket) => meter(table, block, number, bucket).view(ask, clock),
-            Shape::Counter { window, is_smooth } => {
-                self.counter(table, block, number, *window, *is_smooth).view(ask, clock)
-            }
-            Shape::Concurrency { .. } => Err(Sealed),
-            _ if table.is_log => self.log(table, block, number, &[]).view(ask, clock),
-            _ => slices(table, block, number).view(ask, clock),
-        }
-    }
-
-    /// Would a start on a log or a bucket be ready at a time that has been? If that cannot be seen, no. It does not unwind.
-    #[inline(always)]
-    pub fn is_ready_early(&self, table: &Table, block: Block<'_>, number: u64, ask: &Ask) -> bool {
-        let ready = match &table.policy.0 {
-            Shape::Bucket(bucket) => meter(table, block, number, bucket).ready_at(ask, || self.clock.early()),
-            _ if table.is_log => self.log(table, block, number, &[]).ready_at(ask, || self.clock.early()),
-            _ => return false,
-        };
-        ready.is_ok_and(|(ready, now)| ready <= now)
-    }
-
     /// Under which tickets the starts are known that a log took over. (A decision does not ask.)
     fn origins(&self, table: &Table, head: &Head) -> &[AtomicU64] {
         match head[key_word::ORIGINS as usize].load(Relaxed) {
@@ -230,7 +139,7 @@ impl Home {
     }
 
     #[inline(always)]
-    fn log<'h>(&self, table: &Table, (head, ring): Block<'h>, number: u64, origins: &'h [AtomicU64]) -> Log<'h> {
+    pub fn log<'h>(&self, table: &Table, (head, ring): Block<'h>, number: u64, origins: &'h [AtomicU64]) -> Log<'h> {
         let word = |at: u64| &head[at as usize];
         Log {
             head: word(key_word::HOT),

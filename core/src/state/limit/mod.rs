@@ -6,7 +6,7 @@ mod bound;
 mod edits;
 mod keep;
 
-use super::block::{Block, Head};
+use super::block::{Block, Head, meter, slices};
 use super::counts::{Counts, STORE_ERRORS};
 use super::damage::{nonsense, or_damaged};
 use super::declare::{check_names, part_names};
@@ -16,16 +16,20 @@ use super::room::Search;
 use super::session::{LET_OTHERS, Session};
 use super::table::{Blocked, Hash, Home, Table};
 use super::{OnError, Store};
-use crate::algorithm::Sealed;
+use crate::algorithm::bucket::Bucket;
 use crate::algorithm::cells::Cells;
+use crate::algorithm::counter::Counter;
 use crate::algorithm::jobs::Jobs;
-use crate::algorithm::log::{Answer, Ask, View};
+use crate::algorithm::log::{Answer, Ask, Log, View, Window};
+use crate::algorithm::meter::Meter;
+use crate::algorithm::slices::Slices;
+use crate::algorithm::{Algorithm, Sealed};
 use crate::atomic::*;
 use crate::decision::Decision;
 use crate::error::{Error, Result};
 use crate::permit::RawPermit;
-use crate::policy::{self, Policy};
-use crate::time::monotonic_ns;
+use crate::policy::{self, Policy, Shape};
+use crate::time::{Now, monotonic_ns};
 use crate::waiting::MayWait;
 pub(crate) use bound::{Bound, Stuck};
 pub(crate) use edits::{Refused, parts, take_back, take_units};
@@ -167,17 +171,33 @@ impl<'a> Key<'a> {
         (self.head(), unsafe { self.words.get_unchecked(key_word::RING as usize..) })
     }
 
-    /// See [`Home::decide`].
+    /// Decides: see [`Algorithm::decide`]. Neither this nor what follows unwinds, whatever the cells hold. (Not by way of
+    /// [`Cells`]: of each algorithm only what it needs is read.)
     #[inline(always)]
     pub fn decide<const LOOK: bool>(&self, ask: &Ask, view: &mut View) -> Result<Answer, Sealed> {
-        self.home().decide::<LOOK>(self.table, self.block(), self.key.life, ask, view)
+        match &self.table.policy.0 {
+            Shape::Bucket(bucket) => self.bucket(bucket).decide::<LOOK>(ask, || self.now(), view),
+            // It was checked when the limit was opened: this makes no sense.
+            Shape::Concurrency { .. } => Err(Sealed),
+            _ if self.table.is_log => self.log().decide::<LOOK>(ask, || self.now(), view),
+            _ => self.decide_in_windows::<LOOK>(ask, view),
+        }
+    }
+
+    #[inline(always)]
+    fn decide_in_windows<const LOOK: bool>(&self, ask: &Ask, view: &mut View) -> Result<Answer, Sealed> {
+        match &self.table.policy.0 {
+            Shape::Counter { window, is_smooth } => {
+                self.counter(*window, *is_smooth).decide::<LOOK>(ask, || self.now(), view)
+            }
+            _ => self.slices().decide::<LOOK>(ask, || self.now(), view),
+        }
     }
 
     /// Decides on a start now by a log, if nobody is faster: see [`AtOnce`](super::table::AtOnce).
     #[inline(always)]
     pub fn try_log<const LOOK: bool>(&self, weight: u64, view: &mut View) -> Option<Result<Answer, Sealed>> {
-        let ask = Ask::now(self.table.windows.as_slice(), weight, self.gate);
-        self.home().try_log::<LOOK>(self.table, self.block(), self.key.life, &ask, view)
+        self.log().try_decide::<LOOK>(&self.ask(weight), || self.now(), view)
     }
 
     /// The same after somebody was faster, who has the cells in the cache of that processor. To let the others go on for a moment
@@ -197,28 +217,69 @@ impl<'a> Key<'a> {
     /// The same by a bucket.
     #[inline(always)]
     pub fn by_bucket<const LOOK: bool>(&self, weight: u64, view: &mut View) -> Result<Answer, Sealed> {
-        let ask = Ask::now(self.table.windows.as_slice(), weight, self.gate);
-        self.home().decide_in_bucket::<LOOK>(self.table, self.block(), self.key.life, &ask, view)
+        let Shape::Bucket(bucket) = &self.table.policy.0 else { return Err(Sealed) };
+        self.bucket(bucket).decide::<LOOK>(&self.ask(weight), || self.now(), view)
     }
 
     /// The same by windows in which units are counted.
     #[inline(always)]
     pub fn by_windows<const LOOK: bool>(&self, weight: u64, view: &mut View) -> Result<Answer, Sealed> {
-        let ask = Ask::now(self.table.windows.as_slice(), weight, self.gate);
-        self.home().decide_in_windows::<LOOK>(self.table, self.block(), self.key.life, &ask, view)
+        self.decide_in_windows::<LOOK>(&self.ask(weight), view)
     }
 
     /// What it holds. Nothing changes.
     #[inline(always)]
     pub fn view_at_once(&self, ask: &Ask) -> Result<View, Sealed> {
-        self.home().view_at_once(self.table, self.block(), self.key.life, ask)
+        match &self.table.policy.0 {
+            Shape::Bucket(bucket) => self.bucket(bucket).view(ask, || self.now()),
+            Shape::Counter { window, is_smooth } => self.counter(*window, *is_smooth).view(ask, || self.now()),
+            Shape::Concurrency { .. } => Err(Sealed),
+            _ if self.table.is_log => self.log().view(ask, || self.now()),
+            _ => self.slices().view(ask, || self.now()),
+        }
     }
 
-    /// Would it start at a time that has been? See [`Clock::early`](crate::time::Clock::early).
+    /// Would a start by a log or a bucket be ready at a time that has been? If that cannot be seen, no. See
+    /// [`Clock::early`](crate::time::Clock::early).
     #[inline(always)]
     pub fn is_ready_early(&self, weight: u64) -> bool {
-        let ask = Ask::now(self.table.windows.as_slice(), weight, self.gate);
-        self.home().is_ready_early(self.table, self.block(), self.key.life, &ask)
+        let (ask, early) = (self.ask(weight), || self.home().clock.early());
+        let ready = match &self.table.policy.0 {
+            Shape::Bucket(bucket) => self.bucket(bucket).ready_at(&ask, early),
+            _ if self.table.is_log => self.log().ready_at(&ask, early),
+            _ => return false,
+        };
+        ready.is_ok_and(|(ready, now)| ready <= now)
+    }
+
+    #[inline(always)]
+    fn ask(&self, weight: u64) -> Ask<'a> {
+        Ask::now(self.table.windows.as_slice(), weight, self.gate)
+    }
+
+    #[inline(always)]
+    fn now(&self) -> Now {
+        self.home().clock.now()
+    }
+
+    #[inline(always)]
+    fn log(&self) -> Log<'a> {
+        self.home().log(self.table, self.block(), self.key.life, &[])
+    }
+
+    #[inline(always)]
+    fn bucket(&self, bucket: &'a Bucket) -> Meter<'a> {
+        meter(self.table, self.block(), self.key.life, bucket)
+    }
+
+    #[inline(always)]
+    fn counter(&self, window: Window, is_smooth: bool) -> Counter<'a> {
+        self.home().counter(self.table, self.block(), self.key.life, window, is_smooth)
+    }
+
+    #[inline(always)]
+    fn slices(&self) -> Slices<'a> {
+        slices(self.table, self.block(), self.key.life)
     }
 
     /// The level of its backoff.
