@@ -2,16 +2,17 @@
 
 use crate::error::Error;
 use crate::time::Tick;
+use std::fmt;
 
 /// A permit or place as a plain value: what the bindings carry around. Copies are the same permit; ending it twice is a
 /// no-op.
 ///
 /// In Rust, [`Limiter::try_acquire`](crate::Limiter::try_acquire) gives a [`Permit`](crate::Permit) that ends itself.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub struct RawPermit {
-    /// The number of the limiter that gave it, in this process.
-    pub(crate) limiter: u64,
-    pub(crate) kind: Kind,
+    /// The number of the limiter that gave it, in this process, and above that its kind; then what the kind says. Most
+    /// callers only carry it around, and copy words.
+    words: [u64; 8],
 }
 
 /// What a permit says, by the kind of its limiter.
@@ -97,26 +98,9 @@ pub(crate) struct CustomPermit {
 const KIND: u32 = 60;
 
 impl RawPermit {
+    #[inline(always)]
     pub(crate) fn new(limiter: u64, kind: Kind) -> RawPermit {
-        RawPermit { limiter, kind }
-    }
-
-    /// What it says if it is of a limit that is a matter of time.
-    pub(crate) fn timed(&self) -> Option<TimedPermit> {
-        if let Kind::Timed(start) = self.kind { Some(start) } else { None }
-    }
-
-    /// The hash of its key, if it is of a limit in a store.
-    pub(crate) fn key(&self) -> Option<[u64; 2]> {
-        match self.kind {
-            Kind::Timed(TimedPermit { key, .. }) | Kind::Lease(LeasePermit { key, .. }) => Some(key),
-            _ => None,
-        }
-    }
-
-    /// The permit as eight words, for C. The highest bit of the first is 0.
-    pub fn to_words(self) -> [u64; 8] {
-        let (kind, [a, b, c, d, e, f, g]) = match self.kind {
+        let (kind, [a, b, c, d, e, f, g]) = match kind {
             Kind::Null => (0, [0; 7]),
             Kind::Timed(TimedPermit { weight, ticket, stamp, ready, key: [h0, h1], grace, lane }) => {
                 (1, [weight, ticket, stamp, ready, h0, h1, grace | u64::from(lane) << GRACE_BITS])
@@ -125,12 +109,20 @@ impl RawPermit {
             Kind::Composite(CompositePermit { number }) => (3, [number, 0, 0, 0, 0, 0, 0]),
             Kind::Custom(CustomPermit { key, start }) => (4, [key, start, 0, 0, 0, 0, 0]),
         };
-        [self.limiter | kind << KIND, a, b, c, d, e, f, g]
+        RawPermit { words: [limiter | kind << KIND, a, b, c, d, e, f, g] }
     }
 
-    /// The permit of eight words. Any words will do: a limiter checks whether they are its own.
-    pub fn from_words([limiter, a, b, c, d, e, f, g]: [u64; 8]) -> RawPermit {
-        let kind = match limiter >> KIND {
+    /// What it says, if the limiter of this number gave it.
+    #[inline(always)]
+    pub(crate) fn of(&self, limiter: u64) -> Option<Kind> {
+        if self.limiter() == limiter { self.kind() } else { None }
+    }
+
+    /// What it says, if it is anybody's.
+    #[inline(always)]
+    pub(crate) fn kind(&self) -> Option<Kind> {
+        let [head, a, b, c, d, e, f, g] = self.words;
+        Some(match head >> KIND {
             0 => Kind::Null,
             1 => Kind::Timed(TimedPermit {
                 weight: a,
@@ -144,10 +136,43 @@ impl RawPermit {
             2 => Kind::Lease(LeasePermit { owner: a, index: b, fence: c, key: [d, e] }),
             3 => Kind::Composite(CompositePermit { number: a }),
             4 => Kind::Custom(CustomPermit { key: a, start: b }),
-            // Nobody's.
-            _ => return RawPermit { limiter: 0, kind: Kind::Null },
-        };
-        RawPermit { limiter: limiter & ((1 << KIND) - 1), kind }
+            _ => return None,
+        })
+    }
+
+    fn limiter(&self) -> u64 {
+        self.words[0] & ((1 << KIND) - 1)
+    }
+
+    /// What it says if it is of a limit that is a matter of time.
+    pub(crate) fn timed(&self) -> Option<TimedPermit> {
+        if let Some(Kind::Timed(start)) = self.kind() { Some(start) } else { None }
+    }
+
+    /// The hash of its key, if it is of a limit in a store.
+    pub(crate) fn key(&self) -> Option<[u64; 2]> {
+        match self.kind()? {
+            Kind::Timed(TimedPermit { key, .. }) | Kind::Lease(LeasePermit { key, .. }) => Some(key),
+            _ => None,
+        }
+    }
+
+    /// The permit as eight words, for C. The highest bit of the first is 0.
+    #[inline(always)]
+    pub fn to_words(self) -> [u64; 8] {
+        self.words
+    }
+
+    /// The permit of eight words. Any words will do: a limiter checks whether they are its own.
+    #[inline(always)]
+    pub fn from_words(words: [u64; 8]) -> RawPermit {
+        RawPermit { words }
+    }
+}
+
+impl fmt::Debug for RawPermit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RawPermit").field("limiter", &self.limiter()).field("kind", &self.kind()).finish()
     }
 }
 

@@ -200,8 +200,8 @@ impl ConcurrencyLimiter {
 
     /// What a permit of this limiter says.
     fn own(&self, permit: &RawPermit) -> Result<LeasePermit> {
-        match permit.kind {
-            Kind::Lease(lease) if permit.limiter == self.base.id => Ok(lease),
+        match permit.of(self.base.id) {
+            Some(Kind::Lease(lease)) => Ok(lease),
             _ => foreign(self.name()),
         }
     }

@@ -164,8 +164,8 @@ impl<C: Custom> CustomLimiter<C> {
 
     /// What a permit of this limiter says.
     fn own(&self, permit: &RawPermit) -> Result<CustomPermit> {
-        match permit.kind {
-            Kind::Custom(custom) if permit.limiter == self.base.id => Ok(custom),
+        match permit.of(self.base.id) {
+            Some(Kind::Custom(custom)) => Ok(custom),
             _ => foreign(&self.base.name),
         }
     }
@@ -288,7 +288,7 @@ impl<C: Custom> Inner for CustomLimiter<C> {
     }
 
     fn waited(&self, permit: &RawPermit, wait: Duration) {
-        if let Kind::Custom(start) = permit.kind {
+        if let Some(Kind::Custom(start)) = permit.kind() {
             self.count(start.key, |stats| {
                 stats.waited += 1;
                 stats.wait_time += wait;

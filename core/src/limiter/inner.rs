@@ -35,7 +35,7 @@ impl Base {
 
     /// Checks what a permit says about who gave it.
     pub fn own(&self, permit: &RawPermit) -> Result<()> {
-        if permit.limiter == self.id { Ok(()) } else { foreign(&self.name) }
+        if permit.of(self.id).is_some() { Ok(()) } else { foreign(&self.name) }
     }
 }
 

@@ -224,8 +224,8 @@ impl CompositeLimiter {
 
     /// The number of a permit of this limiter.
     fn own(&self, permit: &RawPermit) -> Result<u64> {
-        match permit.kind {
-            Kind::Composite(CompositePermit { number }) if permit.limiter == self.base.id => Ok(number),
+        match permit.of(self.base.id) {
+            Some(Kind::Composite(CompositePermit { number })) => Ok(number),
             _ => foreign(self.name()),
         }
     }

@@ -291,8 +291,8 @@ impl Timed {
     /// Is it a permit of this limiter?
     #[inline(always)]
     fn is_own(&self, permit: &RawPermit) -> Result<TimedPermit> {
-        match permit.kind {
-            Kind::Timed(start) if permit.limiter == self.base.id => Ok(start),
+        match permit.of(self.base.id) {
+            Some(Kind::Timed(start)) => Ok(start),
             _ => foreign(self.limit.name()),
         }
     }
