@@ -6,7 +6,7 @@ use crate::redis_server::RedisLog;
 use crate::shared_log::SharedLog;
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 use workglow_limit::{Attempt, Store};
@@ -50,8 +50,17 @@ pub struct Outcome {
     pub starts: Vec<Start>,
 }
 
+/// The database of [`Shared::Transaction`].
+fn log_of(directory: &Path, demand: Demand) -> PathBuf {
+    directory.join(format!("fleet-{demand:?}.log.db"))
+}
+
 /// Starts so many processes, lets them begin together, and gathers what they saw.
 pub fn hammered(shared: Shared, demand: Demand, processes: usize, span: Duration, directory: &Path) -> Outcome {
+    if shared == Shared::Transaction {
+        // SQLite lets nobody wait for whoever makes a database's log: one does, ahead of the others.
+        drop(SharedLog::new(&log_of(directory, demand)));
+    }
     let start = |index: usize| {
         let program = std::env::current_exe().expect("this program has a path");
         let words = [format!("{shared:?}"), format!("{demand:?}"), index.to_string(), span.as_millis().to_string()];
@@ -137,7 +146,7 @@ pub fn be_a_child() {
             hammer_as_told(|| log.attempt(&name, limit, window), demand, index == "0", span);
         }
         _ => {
-            let log = SharedLog::new(&directory.join(format!("fleet-{name}.log.db")));
+            let log = SharedLog::new(&log_of(directory, demand));
             hammer_as_told(|| log.attempt(limit as i64, window), demand, index == "0", span);
         }
     }
