@@ -99,7 +99,7 @@ def table(head: list[str], rows: list[list[str]]) -> str:
 
 
 def judged(results: dict) -> list[list[str]]:
-    """Of each target: what, what was promised, what was measured, ok or MISS."""
+    """Of each target: what, what was promised, what was measured, ok or MISS, and what is in the way of it."""
     cases = {case["case"]: case for case in results["cases"]}
     rows = []
     for target in tomllib.loads((HERE / "targets.toml").read_text())["target"]:
@@ -114,12 +114,12 @@ def judged(results: dict) -> list[list[str]]:
         text = lambda value: ratio_of(value) if "than" in target else f"{value:,.0f}"
         promised = f"at {'least' if is_least else 'most'} {text(bound)}"
         if not ours or not theirs:
-            rows.append([target["what"], promised, "not measured", ""])
+            rows.append([target["what"], promised, "not measured", "", ""])
             continue
         # Of several of ours the worst one counts. What they are compared with is the dearest.
         measured = [one / max(theirs) for one in ours]
         is_kept = min(measured) >= bound if is_least else max(measured) <= bound
-        rows.append([target["what"], promised, ", ".join(map(text, measured)), "ok" if is_kept else "MISS"])
+        rows.append([target["what"], promised, ", ".join(map(text, measured)), "ok" if is_kept else "MISS", target.get("why", "")])
     return rows
 
 
@@ -204,7 +204,10 @@ def page(results: dict) -> str:
     parts.append(origin(results) + f". Load before it began: {results['machine']['load before']}.")
     parts.append("Versions: " + ", ".join(f"{name} {version}" for name, version in sorted(results["versions"].items())) + ".")
     parts.append("## What is promised\n\nThe dearer of several counts.\n")
-    parts[-1] += "\n" + table(["", "promised", "measured", ""], judged(results))
+    targets = judged(results)
+    parts[-1] += "\n" + table(["", "promised", "measured", ""], [row[:4] for row in targets])
+    if missed := [f"* **{what}.** {why}" for what, _, _, verdict, why in targets if verdict == "MISS"]:
+        parts.append("What is missed, and what is in the way:\n\n" + "\n".join(missed))
     groups = {case["group"] for case in results["cases"] if case.get("ns") is not None}
     if groups & GROUPS.keys():
         parts.append("![The time of an admission, ours beside others, in each language](benchmarks/admissions.svg)")
@@ -290,7 +293,7 @@ def show(results: dict) -> None:
     for name, who, limit, most in most_of(results):
         print(f"{name.strip('*'):64}{most:>6} of {limit:6}{who}")
     print("\nWhat is promised:")
-    for what, promised, measured, verdict in judged(results):
+    for what, promised, measured, verdict, _ in judged(results):
         print(f"{verdict:5} {what}: {promised}; {measured}")
 
 
