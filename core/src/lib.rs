@@ -52,6 +52,8 @@ mod permit;
 #[cfg(not(model))]
 mod policy;
 #[cfg(not(model))]
+mod server;
+#[cfg(not(model))]
 mod state;
 #[cfg(not(model))]
 mod stats;

@@ -83,10 +83,13 @@ impl ManualClock {
 }
 
 /// The clock of one store.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(crate) struct Clock {
-    /// What the underlying clock read at the store's epoch, in ns (wrapping: the epoch may precede the boot).
-    base_ns: u64,
+    /// What the underlying clock read at the store's epoch, in ns (wrapping: the epoch may precede the boot). It never changes, but
+    /// where the clock follows a server's.
+    base_ns: AtomicU64,
+    /// Until when it does not follow a server's clock back, by the underlying clock.
+    stays_until: AtomicU64,
     /// By how much the boot clock was ahead of the monotonic one at least: by what the machine slept, which only grows. (In a time
     /// namespace it may be behind: then this wraps.)
     slept_ns: u64,
@@ -102,7 +105,29 @@ impl Clock {
     pub fn new(base_ns: u64, manual: Option<ManualClock>) -> Clock {
         // In this order, so that what passes in between makes it less, not more.
         let boot = boot_ns();
-        Clock { base_ns, slept_ns: boot.wrapping_sub(monotonic_ns()), manual }
+        let slept_ns = boot.wrapping_sub(monotonic_ns());
+        Clock { base_ns: base_ns.into(), stays_until: AtomicU64::new(0), slept_ns, manual }
+    }
+
+    #[inline(always)]
+    fn base(&self) -> u64 {
+        self.base_ns.load(Relaxed)
+    }
+
+    /// Follows a server's clock, which an answer says that has just come. So this one is late by the answer's way, never early, and
+    /// by as little as the fastest answer of the last second took.
+    pub fn follow(&self, now: Tick) {
+        if self.manual.is_some() {
+            return;
+        }
+        let raw = boot_ns();
+        let base = raw.wrapping_sub(now * 1_000);
+        // A smaller base is a later time.
+        let is_ahead = (self.base().wrapping_sub(base) as i64) > 0;
+        if is_ahead || self.stays_until.load(Relaxed) < raw {
+            self.base_ns.store(base, Relaxed);
+            self.stays_until.store(raw + 1_000_000_000, Relaxed);
+        }
     }
 
     /// A time that has been, a few milliseconds ago at most while the machine does not sleep: for a quarter of the price.
@@ -112,20 +137,20 @@ impl Clock {
             Some(_) => self.now(),
             None => {
                 let boot = clock_ns(libc::CLOCK_MONOTONIC_COARSE).wrapping_add(self.slept_ns);
-                Now::from_ns(boot.wrapping_sub(self.base_ns))
+                Now::from_ns(boot.wrapping_sub(self.base()))
             }
         }
     }
 
     #[inline(always)]
     pub fn now(&self) -> Now {
-        Now::from_ns(raw_ns(self.manual.as_ref()).wrapping_sub(self.base_ns))
+        Now::from_ns(raw_ns(self.manual.as_ref()).wrapping_sub(self.base()))
     }
 
     /// Now, and in microseconds what the underlying clock reads: the time since the boot.
     pub fn now_and_uptime(&self) -> (Now, i64) {
         let raw = raw_ns(self.manual.as_ref());
-        (Now::from_ns(raw.wrapping_sub(self.base_ns)), (raw / 1_000) as i64)
+        (Now::from_ns(raw.wrapping_sub(self.base())), (raw / 1_000) as i64)
     }
 
     /// The Unix time of tick 0 in microseconds, wrapping. A manual clock shows the time since 1970.
@@ -176,7 +201,7 @@ impl Clock {
     pub fn to_monotonic_ns(&self, tick: Tick) -> u64 {
         // Monotonic first: a delay between the two readings makes the answer earlier, not later.
         let monotonic = monotonic_ns();
-        let now = raw_ns(self.manual.as_ref()).wrapping_sub(self.base_ns);
+        let now = raw_ns(self.manual.as_ref()).wrapping_sub(self.base());
         monotonic.wrapping_add(tick.wrapping_mul(1_000).wrapping_sub(now))
     }
 }

@@ -1,5 +1,7 @@
 //! Runs `tests/vectors/*.vec` on every store. The format is in `tests/vectors/README.md`.
 
+mod common;
+
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -290,6 +292,13 @@ fn run(case: &Case, url: &str) -> usize {
     case.steps.len()
 }
 
+/// Is it of limiters that servers have?
+#[cfg(feature = "redis")]
+fn is_on_servers(case: &Case) -> bool {
+    let kinds = std::env::var("WGL_KINDS").unwrap_or("rate delay evenly_spaced null custom".into());
+    case.limiters.iter().all(|words| kinds.split(' ').any(|kind| kind == words[0]))
+}
+
 /// Which limiters ran on which store, and how often: told to whoever names a directory in `WGL_CELLS`.
 fn tell(cells: &BTreeMap<(String, &str), usize>) {
     let Some(dir) = std::env::var_os("WGL_CELLS") else { return };
@@ -308,11 +317,23 @@ fn every_vector_on_every_store() {
     files.sort();
     assert!(files.len() >= 3, "{files:?}");
     let mut cells = BTreeMap::new();
+    #[cfg(feature = "redis")]
+    let server = common::redis::RedisServer::start("vectors");
     for file in files {
         let (mut ran, mut steps) = (0, 0);
         for case in cases(&file) {
             let path = dir.join(format!("{ran}.db"));
-            for (store, url) in [("memory", "memory:".to_owned()), ("sqlite", format!("sqlite:{}", path.display()))] {
+            let stores = [("memory", "memory:".to_owned()), ("sqlite", format!("sqlite:{}", path.display()))];
+            #[cfg(feature = "redis")]
+            let stores = stores.into_iter().chain([("redis", server.url())]);
+            for (store, url) in stores {
+                #[cfg(feature = "redis")]
+                if store == "redis" {
+                    if !is_on_servers(&case) {
+                        continue;
+                    }
+                    assert_eq!(server.command("FLUSHALL"), "+OK");
+                }
                 steps += run(&case, &url);
                 *cells.entry((case.kind(), store)).or_default() += 1;
             }

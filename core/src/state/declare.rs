@@ -12,6 +12,7 @@ use super::session::Session;
 use super::url::Address;
 use crate::error::{Error, Result};
 use crate::policy::{self, Policy};
+use crate::server::Note;
 use std::collections::BTreeMap;
 
 /// What a limit is to allow.
@@ -110,7 +111,7 @@ impl Session {
     /// The names that are declared, in order: of a composite its own.
     pub(crate) fn names(&self) -> Result<Vec<String>> {
         let (mut names, composites) = match &self.address {
-            Address::Memory => {
+            Address::Memory | Address::Server(_) => {
                 let rare = self.rare();
                 (rare.limits.keys().cloned().collect::<Vec<_>>(), rare.composites.clone().into_iter().collect())
             }
@@ -128,14 +129,14 @@ impl Session {
     /// What one limit is to allow.
     pub(super) fn declared(&self, name: &str) -> Result<Option<Declared>> {
         match &self.address {
-            Address::Memory => Ok(self.rare().limits.get(name).copied()),
+            Address::Memory | Address::Server(_) => Ok(self.rare().limits.get(name).copied()),
             Address::Sqlite(_) => self.with_database(|database| database.policy(name)),
         }
     }
 
     pub(crate) fn family(&self, name: &str) -> Result<Family> {
         match &self.address {
-            Address::Memory => {
+            Address::Memory | Address::Server(_) => {
                 let (rare, below) = (self.rare(), format!("{name}/"));
                 let parts = rare.limits.range(below.clone()..).take_while(|(other, _)| other.starts_with(&below));
                 let limits = rare.limits.get_key_value(name).into_iter().chain(parts);
@@ -175,9 +176,11 @@ impl Session {
 
     /// The same for whoever does not hold the structure lock, until it holds for all keys.
     pub(crate) fn declare_now(&self, all: &[(&str, &[Policy])]) -> Result<()> {
-        self.with_lock(|locked| self.declare_all(all, locked))?;
-        let names: Vec<String> = all.iter().flat_map(|(name, policies)| part_names(name, policies)).collect();
-        self.settle(&names.iter().map(String::as_str).collect::<Vec<_>>())
+        let parts: Vec<String> = all.iter().flat_map(|(name, policies)| part_names(name, policies)).collect();
+        let parts: Vec<&str> = parts.iter().map(String::as_str).collect();
+        let names: Vec<&str> = all.iter().map(|(name, _)| *name).chain(parts.iter().copied()).collect();
+        self.with_names(&names, |locked| self.declare_all(all, locked))?;
+        self.settle(&parts)
     }
 
     /// What is to change so that a name stands for these policies.
@@ -285,7 +288,7 @@ impl Session {
     /// Takes what a name stands for away. Its limits go on for those who use them, and count on if it is declared again,
     /// until it is declared as another kind.
     pub(crate) fn undeclare(&self, name: &str) -> Result<()> {
-        self.with_lock(|locked| {
+        self.with_names(&[name], |locked| {
             let family = self.family(name)?;
             let parts = family.parts(name);
             if parts.is_empty() {
@@ -310,7 +313,7 @@ impl Session {
     /// limit, or of one key.
     pub(crate) fn set_override(&self, name: &str, policies: Option<&[Policy]>, key: Option<&str>) -> Result<()> {
         check_own_key(key)?;
-        let changed: Vec<String> = self.with_lock(|locked| {
+        let changed: Vec<String> = self.with_key_of_names(&[name], key, |locked| {
             let parts = self.family(name)?.parts(name);
             if parts.is_empty() {
                 return self.unknown(name);
@@ -340,7 +343,9 @@ impl Session {
     /// The keys of a limit with policies of their own, as far as only this process knows them.
     fn keys_of(&self, limit: &str) -> Result<Vec<(String, String)>> {
         match &self.address {
-            Address::Memory => Ok(self.rare().keys.keys().filter(|(name, _)| name == limit).cloned().collect()),
+            Address::Memory | Address::Server(_) => {
+                Ok(self.rare().keys.keys().filter(|(name, _)| name == limit).cloned().collect())
+            }
             // Whoever follows the database finds them there.
             Address::Sqlite(_) => Ok(Vec::new()),
         }
@@ -349,7 +354,9 @@ impl Session {
     /// What an operator put above the limit's policy for one key.
     fn key_policy(&self, limit: &str, key: &str) -> Result<Option<Policy>> {
         match &self.address {
-            Address::Memory => Ok(self.rare().keys.get(&(limit.to_owned(), key.to_owned())).copied()),
+            Address::Memory | Address::Server(_) => {
+                Ok(self.rare().keys.get(&(limit.to_owned(), key.to_owned())).copied())
+            }
             Address::Sqlite(_) => self.with_database(|database| database.key_policy(limit, key)),
         }
     }
@@ -419,7 +426,15 @@ pub(crate) fn check_names(name: &str, policies: &[Policy]) -> Result<()> {
 /// What a memory store has declared.
 impl super::session::Rare {
     fn note(&mut self, changes: &[Change]) {
-        for Change { name, composite, parts, dropped, .. } in changes {
+        for Change { name, composite, was_composite, parts, dropped } in changes {
+            if composite != was_composite {
+                self.tell(name, Note::Composite(composite.as_ref().map(|policies| text_of(policies))));
+            }
+            parts
+                .iter()
+                .filter(|part| part.is_new())
+                .for_each(|part| self.tell(&part.name, Note::Policy(Some(part.policy))));
+            dropped.iter().for_each(|name| self.forgotten(name));
             self.composites.remove(name);
             for gone in dropped.iter().chain(parts.iter().map(|part| &part.from)) {
                 self.limits.remove(gone);
@@ -437,6 +452,10 @@ impl super::session::Rare {
 
     fn set_overrides(&mut self, all: &[Overridden]) {
         for part in all {
+            match &part.key {
+                None => self.tell(&part.name, Note::Override(part.policy)),
+                Some(key) => self.tell_key(&part.name, key, part.policy),
+            }
             match (&part.key, part.policy) {
                 (None, _) => drop(self.limits.insert(part.name.clone(), part.now())),
                 (Some(key), Some(policy)) => drop(self.keys.insert((part.name.clone(), key.clone()), policy)),

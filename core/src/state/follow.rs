@@ -97,7 +97,7 @@ impl Session {
         }
         locked.see_to_changes(self.member(), true);
         match &self.address {
-            Address::Memory => {
+            Address::Memory | Address::Server(_) => {
                 note_here(&mut self.rare());
                 changes.iter().try_for_each(|change| self.bring_one(*change, locked))
             }

@@ -285,6 +285,7 @@ impl LockedLane {
             commits: false,
             next_look: AtomicU64::new(NEVER),
             watch: None,
+            is_served: false,
         };
         home.set(header::DATABASE, *id);
         let found = if is_ahead { Found::Ahead } else { Found::Current };
@@ -335,7 +336,15 @@ impl LockedLane {
         let base = Clock::fresh_base(manual);
         let [instance] = os::random::<1>().map_err(|e| Error::store(doing(), e))?;
         let clock = Clock::new(base, manual.cloned());
-        let home = Home { arena, clock, instance, commits: false, next_look: AtomicU64::new(NEVER), watch: None };
+        let home = Home {
+            arena,
+            clock,
+            instance,
+            commits: false,
+            next_look: AtomicU64::new(NEVER),
+            watch: None,
+            is_served: false,
+        };
         home.set(header::STORE_ID, identity.id);
         home.set(header::BOOT_ID, self.boot()?.id);
         home.set(header::DATABASE, *id);

@@ -4,6 +4,7 @@ use super::counts::Book;
 use super::damage::or_damaged;
 use super::declare::Declared;
 use super::locked::Locked;
+use super::registry::{SERVER_SECRET, Told};
 use super::table::{Home, NEVER};
 use super::url::{self, Address};
 use super::writer::Writer;
@@ -15,12 +16,14 @@ use crate::fault;
 use crate::fork;
 use crate::hooks::{Event, Happening, Hooks};
 use crate::policy::Policy;
-use crate::time::Clock;
+use crate::server::{self, Engine};
+use crate::time::{Clock, Tick};
 use crate::waiting::MayWait;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::ptr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicPtr};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -47,6 +50,9 @@ pub(crate) struct Session {
     pub(super) book: Book,
     /// This process's number among those that have used the lane; 0 on the heap.
     member: AtomicU64,
+    /// What decides in place of this process's cells, and what time it was there when it was first asked.
+    pub(super) server: Option<Arc<dyn Engine>>,
+    pub(super) server_time: OnceLock<(Instant, Tick)>,
     /// How this process writes the ledger.
     pub(super) writer: Writer,
     /// What was refused, and is to be taken back.
@@ -75,6 +81,9 @@ pub(super) struct Rare {
     pub(super) composites: BTreeMap<String, Vec<Policy>>,
     /// And the policies of single keys, by limit and key.
     pub(super) keys: BTreeMap<(String, String), Policy>,
+    /// Is there a server to be told what changes? And what.
+    pub(super) tells: bool,
+    pub(super) told: Told,
     /// The connection to the database, while the structure lock is held.
     database: Option<database::Database>,
 }
@@ -115,14 +124,18 @@ unsafe impl Send for Session {}
 unsafe impl Sync for Session {}
 
 impl Session {
-    pub fn new(url: &str, address: Address, options: StoreOptions) -> Session {
-        Session {
+    pub fn new(url: &str, address: Address, options: StoreOptions) -> Result<Session> {
+        let server = if let Address::Server(url) = &address { Some(server::at(url)?) } else { None };
+        let rare = Rare { tells: server.is_some(), ..Rare::default() };
+        Ok(Session {
             url: url.to_owned(),
             address,
             options,
             place: OnceLock::new(),
             current: AtomicPtr::new(ptr::null_mut()),
-            rare: Mutex::default(),
+            rare: rare.into(),
+            server,
+            server_time: OnceLock::new(),
             failures: AtomicU64::new(0),
             hooks: Hooks::default(),
             follows_from: AtomicU64::new(0),
@@ -131,7 +144,7 @@ impl Session {
             writer: Writer::default(),
             refused: fork::PerProcess::new(),
             has_refused: AtomicBool::new(false),
-        }
+        })
     }
 
     pub fn url(&self) -> &str {
@@ -267,7 +280,7 @@ impl Session {
     /// Where the database is, or will be.
     pub(super) fn path(&self) -> Option<PathBuf> {
         match &self.address {
-            Address::Memory => None,
+            Address::Memory | Address::Server(_) => None,
             Address::Sqlite(path) => Some(self.place.get().cloned().unwrap_or_else(|| url::same_name(path))),
         }
     }
@@ -279,7 +292,7 @@ impl Session {
 
     fn try_lock(&self, process: fork::Structure) -> Result<Option<Guard<'_>>> {
         match &self.address {
-            Address::Memory => {
+            Address::Memory | Address::Server(_) => {
                 if self.opened().is_none() {
                     self.push(self.memory_home()?);
                 } else if self.rare().generation != fork::generation() {
@@ -307,7 +320,16 @@ impl Session {
             commits: false,
             next_look: AtomicU64::new(NEVER),
             watch: None,
+            is_served: self.server.is_some(),
         };
+        if self.server.is_some() {
+            if let Some((then, tick)) = self.server_time.get() {
+                home.clock.follow(tick + then.elapsed().as_micros() as u64);
+            }
+            // The keys of all processes are the server's.
+            home.start(SERVER_SECRET);
+            return Ok(home);
+        }
         home.start(random().map_err(|e| Error::store("asking the system for random numbers", e))?);
         Ok(home)
     }

@@ -95,7 +95,7 @@ impl Store {
             let given = format!("0o{:o}", options.mode);
             return Err(Error::invalid("mode", given, "0o600 to 0o777, with reading and writing for the owner"));
         }
-        let session = Arc::new(Session::new(url, url::parse(url)?, options));
+        let session = Arc::new(Session::new(url, url::parse(url)?, options)?);
         with_stores(|stores| {
             stores.retain(|store| store.strong_count() > 0);
             stores.push(Arc::downgrade(&session));
@@ -108,7 +108,7 @@ impl Store {
     /// # Errors
     /// Whatever is wrong with the place: see [`Error`].
     pub fn open(&self) -> Result<()> {
-        self.0.told("", self.0.with_lock(|_| Ok(())))
+        self.0.told("", self.0.with_names(&[], |_| Ok(())))
     }
 
     /// The store's address, as it was given.

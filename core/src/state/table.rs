@@ -65,6 +65,11 @@ impl Hash {
     }
 }
 
+/// What hashes keys (`b'k'`) or names (`b'n'`) with a secret.
+pub(super) fn hasher([k0, k1]: [u64; 2], kind: u8) -> SipHasher13 {
+    SipHasher13::new_with_keys(k0 ^ u64::from(kind), k1)
+}
+
 /// Why a lock-free call could not finish.
 #[derive(Debug)]
 pub(crate) enum Blocked {
@@ -80,6 +85,8 @@ pub(crate) enum Blocked {
     Full,
     /// So have the tables of open places, or the slots of leases.
     Crowded,
+    /// The server says that another policy holds.
+    Stale,
     /// It never will.
     Refused(Error),
 }
@@ -118,6 +125,8 @@ pub(crate) struct Home {
     pub next_look: AtomicU64,
     /// Looks whether the lane is still there; none on the heap.
     pub watch: Option<super::lane::Watch>,
+    /// Does a server decide? Then keys are here only for what is counted of them.
+    pub is_served: bool,
 }
 
 /// A table, read. Its policy never changes: another policy is another table.
@@ -161,7 +170,7 @@ pub(crate) enum AtOnce {
 }
 
 /// A checksum of a policy's words.
-pub(super) fn sum(policy: [u64; POLICY_WORDS]) -> u64 {
+pub(crate) fn sum(policy: [u64; POLICY_WORDS]) -> u64 {
     // Each decision on a key with its own policy reads a table, so the products do not depend on one another.
     let products = (0..)
         .zip(policy)
@@ -211,8 +220,7 @@ impl Home {
 
     /// What makes it.
     pub fn hasher(&self, kind: u8) -> SipHasher13 {
-        let [k0, k1] = self.get(HASH_KEY);
-        SipHasher13::new_with_keys(k0 ^ u64::from(kind), k1)
+        hasher(self.get(HASH_KEY), kind)
     }
 
     // ---- limits ----
@@ -293,6 +301,7 @@ impl Home {
             windows: *policy.all_windows(),
             is_log: policy.has_origins(),
             at_once: match () {
+                () if self.is_served => AtOnce::Nothing,
                 () if policy.jobs() > 0 || policy.is_concurrency() => AtOnce::Nothing,
                 () if policy.has_origins() => AtOnce::Logs,
                 () if policy.is_bucket() => AtOnce::Buckets,

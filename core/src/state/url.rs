@@ -11,6 +11,8 @@ pub(crate) enum Address {
     Memory,
     /// An absolute path.
     Sqlite(PathBuf),
+    /// A server's address, which its client understands.
+    Server(String),
 }
 
 /// Reads an address. `sqlite:rel.db`, `sqlite:/abs.db` and `sqlite:///abs.db` name files; a relative path is taken from
@@ -40,6 +42,7 @@ pub(crate) fn parse(url: &str) -> Result<Address> {
                 Err(e) => refuse(format!("the current directory cannot be read: {e}")),
             }
         }
+        "redis" | "rediss" | "redis+unix" | "unix" if cfg!(feature = "redis") => Ok(Address::Server(url.to_owned())),
         _ => refuse(format!("unknown scheme \"{scheme}\"; {SCHEMES}")),
     }
 }

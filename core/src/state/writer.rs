@@ -217,7 +217,7 @@ impl Session {
     pub fn flush(&self) -> Result<()> {
         // Opens the store.
         self.with_lock(|locked| self.tell_counts(locked))?;
-        if let Address::Memory = self.address {
+        if let Address::Memory | Address::Server(_) = self.address {
             return Ok(());
         }
         self.leading("writing the ledger of", self.options.timeout, |lead, left| self.write_every_key(lead, left))
@@ -266,7 +266,7 @@ impl Session {
 
     /// Forgets a key, or all keys of a limit, in the ledger too: what was started until then.
     pub(super) fn forget_logged(&self, name: &str, hash: Option<Hash>, until: Moment) -> Result<()> {
-        if let Address::Memory = self.address {
+        if let Address::Memory | Address::Server(_) = self.address {
             return Ok(());
         }
         self.leading("forgetting in the ledger of", self.options.timeout, |lead, left| {

@@ -15,7 +15,7 @@ impl Store {
     /// # Errors
     /// As for [`Store::open`].
     pub fn names(&self) -> Result<Vec<String>> {
-        self.session().told("", self.session().with_lock(|_| self.session().names()))
+        self.session().told("", self.session().all_names())
     }
 
     /// A limiter of the kind that the policy is of, declared under a name at its first use.

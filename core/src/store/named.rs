@@ -59,7 +59,7 @@ impl Store {
         policy::check_name(name)?;
         let session = self.session();
         let attach = |(part, found): (String, Declared)| Limit::attach(self, &part, found.declared.kind());
-        let limits = session.with_lock(|_| match session.family(name)?.parts(name) {
+        let limits = session.with_names(&[name], |_| match session.family(name)?.parts(name) {
             parts if parts.is_empty() => session.unknown(name),
             parts => parts.into_iter().map(attach).collect::<Result<Vec<Limit>>>(),
         });

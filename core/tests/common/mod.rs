@@ -3,6 +3,8 @@
 
 pub mod limits;
 pub mod random;
+#[cfg(feature = "redis")]
+pub mod redis;
 pub mod wait;
 
 pub use random::Random;

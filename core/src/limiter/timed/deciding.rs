@@ -158,7 +158,7 @@ impl Timed {
             let mut view = View::default();
             let ask = Ask::now(found.table.windows.as_slice(), weight, found.gate);
             let answer = self.take_looking::<true>(found, &ask, &mut view)?;
-            if answer.taken.is_some() && found.table.is_adaptive {
+            if answer.taken.is_some() && found.table.is_adaptive && !self.limit.is_served() {
                 // The next start is by another distance now. (It was taken: what moves meanwhile is not asked again.)
                 let mut table = *found.table;
                 found.home().adapt(&mut table, found.key.at);
@@ -184,7 +184,7 @@ impl Timed {
     pub(super) fn do_peek(&self, key: &str, weight: u64) -> Result<Decision> {
         // (Nothing at all may be asked about.)
         if let Some(found) = self.limit.is_bound().and_then(|bound| bound.find_at_once(key, weight.max(1))) {
-            let view = |ask: &Ask| found.view_at_once(ask);
+            let view = |ask: &Ask| Ok(found.view_at_once(ask)?);
             let seen = self.peek_on(found.home(), found.table, Some(found.backoff()), (weight, found.gate), view);
             if let Ok(seen) = seen {
                 return Ok(self.decision(&seen));
@@ -204,10 +204,15 @@ impl Timed {
     /// (Without adding the key.)
     #[inline(never)]
     fn peek_later(&self, key: &str, weight: u64) -> Result<Decision> {
-        let seen = self.limit.look(key, |home, table, key, gate| {
-            let cells = key.map_or_else(|| home.untouched(table), Key::cells);
-            let level = key.map(Key::backoff);
-            self.peek_on(home, table, level, (weight, gate), |ask| cells.view(ask, || home.clock.now()))
+        let seen = self.limit.look(key, |home, table, found, gate| {
+            let level = found.map(Key::backoff);
+            self.peek_on(home, table, level, (weight, gate), |ask| match self.limit.is_served() {
+                true => self.view_on_server(home, table, home.hash(b'k', key), weight),
+                false => {
+                    let cells = found.map_or_else(|| home.untouched(table), Key::cells);
+                    Ok(cells.view(ask, || home.clock.now())?)
+                }
+            })
         })?;
         self.limit.look_again(key);
         Ok(self.decision(&seen))
@@ -220,7 +225,7 @@ impl Timed {
         table: &Table,
         level: Option<&AtomicU64>,
         (weight, gate): (u64, Tick),
-        view: impl FnOnce(&Ask) -> Result<View, Sealed>,
+        view: impl FnOnce(&Ask) -> Result<View, Blocked>,
     ) -> Result<Seen, Blocked> {
         policy::check_weight(self.limit.name(), weight, table.capacity)?;
         let view = view(&Ask::now(table.windows.as_slice(), weight, gate))?;
@@ -312,6 +317,12 @@ impl Timed {
         let early = place.ready.saturating_sub(self.limit.home()?.clock.now().floor);
         if early > 0 {
             return Ok(Turn::Early(from_ticks(early)));
+        }
+        if self.limit.is_served() {
+            return match self.start_on_server(place)? {
+                Some(start) => Ok(Turn::Started(start)),
+                None => self.do_cancel_place(place).map(|_| Turn::Gone),
+            };
         }
         let (hash, start) = known(place);
         let era = Cell::new(None);

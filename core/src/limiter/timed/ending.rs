@@ -6,6 +6,7 @@ use crate::algorithm::log::{Ask, PLACE, SETTLED};
 use crate::error::Result;
 use crate::permit::{RawPermit, TimedPermit};
 use crate::policy;
+use crate::server::number;
 use crate::state::counts::{ADMITTED, CANCELLED};
 use crate::state::{Hash, Home, is_counted_place, parts, take_units};
 use crate::time::Tick;
@@ -32,6 +33,9 @@ impl Timed {
 
     /// Was there anything to take back?
     pub(super) fn do_cancel(&self, permit: &TimedPermit) -> Result<bool> {
+        if self.limit.is_served() {
+            return self.cancel_on_server(permit, false);
+        }
         if is_counted_place(permit.ticket) {
             return self.do_cancel_place(permit);
         }
@@ -44,6 +48,9 @@ impl Timed {
 
     /// Gives a place back that nobody has started with; `false`: somebody has, or its time is over.
     pub(super) fn do_cancel_place(&self, place: &TimedPermit) -> Result<bool> {
+        if self.limit.is_served() {
+            return self.cancel_on_server(place, true);
+        }
         let home = self.limit.home()?;
         if is_counted_place(place.ticket) && (!home.is_open_place(place.ticket, place.stamp) || self.is_over(place)?) {
             home.close_place(place.ticket, place.stamp);
@@ -90,6 +97,9 @@ impl Timed {
 
     pub(super) fn do_settle(&self, permit: &TimedPermit, actual: u64) -> Result<()> {
         self.do_complete(permit)?;
+        if self.limit.is_served() {
+            return self.settle_on_server(permit, actual);
+        }
         let (hash, start) = known(permit);
         let (is_over, debt) = (self.is_over(permit)?, actual.saturating_sub(start.weight));
         if is_over && debt == 0 {
@@ -131,6 +141,9 @@ impl Timed {
 
     pub(super) fn ended(&self, hash: Hash, began: Tick) -> Result<()> {
         self.limit.with_hash(hash, |found| {
+            if self.limit.is_served() {
+                return self.limit.ask(found, "complete", &[number(began)]).map(drop);
+            }
             if let Some(jobs) = found.jobs() {
                 jobs.record(found.home().clock.now().floor.saturating_sub(began));
             }

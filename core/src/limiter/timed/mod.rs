@@ -5,6 +5,7 @@ mod backoff;
 mod calls;
 mod deciding;
 mod ending;
+mod served;
 mod text;
 
 use super::inner::Base;
@@ -152,6 +153,9 @@ impl Timed {
     #[inline(always)]
     fn take_looking<const LOOK: bool>(&self, found: &Key, ask: &Ask, view: &mut View) -> Result<Answer, Blocked> {
         policy::check_weight(self.limit.name(), ask.weight, found.table.capacity)?;
+        if self.limit.is_served() {
+            return self.take_from_server::<LOOK>(found, ask, view);
+        }
         if self.limit.would_wait(found, ask.weight)? {
             return Err(Error::WouldWait.into());
         }

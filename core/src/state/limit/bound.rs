@@ -8,6 +8,7 @@ use crate::fork;
 use crate::policy;
 use crate::state::block::{gate_in, hash_in};
 use crate::state::counts::Counts;
+use crate::state::declare::part_names;
 use crate::state::index::KeyAt;
 use crate::state::layout::key_word;
 use crate::state::locked::Locked;
@@ -265,7 +266,9 @@ impl Limit {
     /// Finds the limit, for the first time or because its name is another's by now.
     #[cold]
     pub(super) fn bind_again(&self) -> Result<&Bound> {
-        let (bound, has_changed) = self.store.with_lock(|locked| {
+        let names = self.names();
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        let (bound, has_changed) = self.store.with_names(&names, |locked| {
             // A policy, or a name: only who has changed it sees to what is left.
             let before = (locked.generation(), locked.find_limit(&self.name).map(|limit| locked.table(limit).at));
             let bound = self.bind(locked)?;
@@ -276,6 +279,14 @@ impl Limit {
             self.store.settle(&[&self.name])?;
         }
         Ok(bound)
+    }
+
+    /// The names that it is declared with.
+    fn names(&self) -> Vec<String> {
+        match &self.part_of {
+            Some(all) => [all.name.clone()].into_iter().chain(part_names(&all.name, &all.policies)).collect(),
+            None => vec![self.name.to_string()],
+        }
     }
 
     /// Finds the limit, or declares it. For the holder of the structure lock.

@@ -15,6 +15,10 @@ use std::cell::Cell;
 impl Limit {
     /// Does something rare to the limit's table, when nobody else does.
     pub(super) fn with_table<R>(&self, f: impl Fn(&Locked, u64, &Table) -> Result<R>) -> Result<R> {
+        if self.store.server().is_some() {
+            // To find it takes more than the lock.
+            self.bound()?;
+        }
         self.store.with_lock(|locked| {
             let bound = self.bind(locked)?;
             let limit = bound.limit;
@@ -46,6 +50,9 @@ impl Limit {
     /// Closes a gate until `until` (0: it stays as it is): of one key, or with the empty key of all.
     pub fn close_gate(&self, key: &str, until: u64) -> Result<()> {
         policy::check_key(key)?;
+        if self.store.server().is_some() {
+            return self.close_gate_on_server(key, until);
+        }
         if key.is_empty() {
             return self.reading(|| {
                 let mut bound = self.bound()?;
@@ -69,6 +76,9 @@ impl Limit {
     /// Forgets every start of a key and opens its gate; with the empty key, of all keys.
     pub fn forget(&self, key: &str) -> Result<()> {
         policy::check_key(key)?;
+        if self.store.server().is_some() {
+            return self.forget_on_server(key);
+        }
         let (hash, is_logged, until) = self.with_table(|home, limit, table| {
             let (hash, until) = ((!key.is_empty()).then(|| home.hash(b'k', key)), moment(home).1);
             match hash.map(|hash| (hash, home.find(table, hash))) {

@@ -5,6 +5,7 @@
 mod bound;
 mod edits;
 mod keep;
+mod served;
 
 use super::block::{Block, Head, meter, slices};
 use super::counts::{Counts, STORE_ERRORS};
@@ -603,6 +604,7 @@ impl Limit {
             Blocked::Refused(_) => {}
             // A cell that moved is found by looking again.
             Blocked::Moved | Blocked::Absent => {}
+            Blocked::Stale => self.store.follow_server(&self.name, hash, self.declares)?,
             // Whoever has the lock next attaches to what is there instead.
             Blocked::Lost => return self.store.with_lock(|_| Ok(())),
             Blocked::Crowded if !self.is_concurrency() => return self.add_places(),

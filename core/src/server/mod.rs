@@ -1,0 +1,152 @@
+//! Limits on a server that machines share. The server decides, by scripts: one call, one answer, by the server's clock.
+//!
+//! What a process has of such a limit is its policy, what it counted, and who waits. It learns of another policy when it
+//! asks by one that does not hold any more.
+
+#[cfg(feature = "redis")]
+mod redis;
+
+use crate::error::{Error, Result};
+use crate::policy::{Policy, Shape};
+use crate::state::Hash;
+use crate::time::Tick;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The server at an address, of which nothing is asked yet.
+pub(crate) fn at(url: &str) -> Result<Arc<dyn Engine>> {
+    #[cfg(feature = "redis")]
+    let server = redis::Redis::new(url);
+    #[cfg(not(feature = "redis"))]
+    let server: Result<Arc<dyn Engine>, String> = Err("this build knows no servers".into());
+    #[cfg(feature = "redis")]
+    let server = server.map(|server| Arc::new(server) as Arc<dyn Engine>);
+    server.map_err(|reason| Error::InvalidUrl { url: url.to_owned(), reason })
+}
+
+/// The Unix time of tick 0 of a server's clock, in microseconds: the beginning of 2024.
+pub(crate) const EPOCH: u64 = 1_704_067_200_000_000;
+
+/// What is asked of a server.
+#[derive(Debug)]
+pub(crate) struct Call<'a> {
+    pub op: &'static str,
+    /// The limit's name, and the key's hash; none: all of the limit.
+    pub limit: &'a str,
+    pub key: Option<Hash>,
+    /// The policy that the caller knows.
+    pub policy: &'a Policy,
+    /// The time, where a test makes it.
+    pub now: Option<Tick>,
+    pub arguments: &'a [i64],
+}
+
+/// What a server says is declared under a name.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub(crate) struct Row {
+    /// The text of what programs declare, of one policy or of a composite's.
+    pub policy: Option<String>,
+    pub composite: Option<String>,
+    /// The text of what an operator put above it.
+    pub overriding: Option<String>,
+    /// Of the key that was asked about, if it has a policy of its own: that, a line end, and the key.
+    pub key: Option<String>,
+}
+
+/// What is to be noted under a name. Without a policy: that there is none any more.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Note {
+    /// What programs declare.
+    Policy(Option<Policy>),
+    /// The text of a composite's policies.
+    Composite(Option<String>),
+    /// What an operator puts above it.
+    Override(Option<Policy>),
+    /// And above that for a single key: its hash, and its text.
+    Key(Hash, String, Option<Policy>),
+}
+
+/// A policy for the scripts: what they check that it still holds, and what they need to know of it.
+#[derive(Debug)]
+pub(crate) struct Terms {
+    pub family: Family,
+    /// Below 2^52.
+    pub version: u64,
+    pub numbers: Vec<i64>,
+}
+
+/// Which script decides.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Family {
+    /// Starts, one by one or in slices.
+    Log,
+    /// Buckets.
+    Bucket,
+    /// Windows of the clock.
+    Window,
+    /// Leases.
+    Leases,
+}
+
+/// The most that a script's numbers can be: they are doubles.
+pub(crate) const MOST: u64 = (1 << 53) - 1;
+
+/// A number for a script; what is more than it knows is endless there, which is -1.
+pub(crate) fn number(n: u64) -> i64 {
+    if n <= MOST { n as i64 } else { -1 }
+}
+
+/// Into how many slices a window is cut whose starts are too many to be kept one by one.
+const SLICES: u64 = 8_192;
+
+/// A checksum of a policy, by which a server knows which one a caller means.
+pub(crate) fn version(policy: &Policy) -> u64 {
+    crate::state::policy_sum(policy.to_words()) >> 12
+}
+
+impl Terms {
+    pub fn of(policy: &Policy) -> Terms {
+        let (family, numbers) = match &policy.0 {
+            Shape::Bucket(_) => (Family::Bucket, Vec::new()),
+            Shape::Counter { .. } => (Family::Window, Vec::new()),
+            Shape::Concurrency { .. } => (Family::Leases, Vec::new()),
+            _ => (Family::Log, log_numbers(policy)),
+        };
+        Terms { family, version: version(policy), numbers }
+    }
+}
+
+/// What a log is asked by.
+fn log_numbers(policy: &Policy) -> Vec<i64> {
+    let slice = if policy.is_sliced() { policy.window().length.div_ceil(SLICES) } else { 0 };
+    let interval = match &policy.0 {
+        Shape::EvenlySpaced(spacing) if spacing.is_adaptive => spacing.interval,
+        _ => 0,
+    };
+    let windows = policy.windows().iter().flat_map(|window| [window.limit, window.length]);
+    [slice, interval].into_iter().chain(windows).map(number).collect()
+}
+
+/// A server, as a store uses it.
+pub(crate) trait Engine: std::fmt::Debug + Send + Sync {
+    /// Asks a script. `None`: by a policy that does not hold any more, and nothing has changed.
+    ///
+    /// # Errors
+    /// A store error; whether anything has changed is not known then, but no more started than may.
+    fn call(&self, call: &Call, patience: Duration) -> Result<Option<Vec<i64>>>;
+
+    /// The server's time.
+    fn time(&self, patience: Duration) -> Result<Tick>;
+
+    /// What is declared under a name, and for one of its keys.
+    fn row(&self, name: &str, key: Option<Hash>, patience: Duration) -> Result<Row>;
+
+    /// Notes something under a name, and lets the rest be.
+    fn note(&self, name: &str, notes: &[Note], patience: Duration) -> Result<()>;
+
+    /// Takes away what is declared under a name, and for its keys. What was started still counts.
+    fn forget(&self, name: &str, patience: Duration) -> Result<()>;
+
+    /// All names that are declared.
+    fn names(&self, patience: Duration) -> Result<Vec<String>>;
+}

@@ -1,0 +1,92 @@
+-- What every script of a limit begins with: the family's script (log.lua, bucket.lua, …) is appended to this text.
+--
+-- KEYS[1]  the limit: a hash with `version`, `gate`, `floor`, `birth`, `born`, and `k:HASH`, the version of a key's own policy.
+-- KEYS[2]  the state of one key; its name ends with the key's HASH, 32 hex digits. Absent where the whole limit is meant.
+-- ARGV     op, version known, version of the key's own policy known (0: it has none), time ("": the server's),
+--          how many numbers the policy has, these numbers, the op's arguments.
+--
+-- All numbers are integers below 2^53, which a double holds exactly. Time is in ticks of 1 µs since 2024-01-01T00:00:00Z.
+-- Redis and Valkey run Lua 5.1, Dragonfly 5.4: there `/` makes a float even of integers, so every quotient goes through
+-- `quotient`, and texts are made by `%d`.
+
+local call, floor, max, min, format = redis.call, math.floor, math.max, math.min, string.format
+
+local EPOCH = 1704067200
+local SECOND = 1000000
+
+-- The quotient of two integers, rounded down. (Exact: the true one differs from the integer above by more than a double's error.)
+local function quotient(a, b) return floor(a / b) end
+
+local op, is_manual = ARGV[1], ARGV[4] ~= ""
+local limit_key, state_key = KEYS[1], KEYS[2]
+
+-- The numbers of the policy, and the op's arguments.
+local policy, arguments = {}, {}
+do
+    local count = tonumber(ARGV[5])
+    for i = 6, #ARGV do
+        if i <= 5 + count then policy[i - 5] = tonumber(ARGV[i]) else arguments[i - 5 - count] = tonumber(ARGV[i]) end
+    end
+end
+
+-- What the limit says of itself: `gate`, before which nobody starts; `birth`, which grows when the whole limit is cleared (a
+-- state that was written before it counts as absent); `born`, up to when starts may have been lost (a key that is absent counts
+-- as full of starts at that time); `floor_seen`, the latest time that was noted.
+local version, own_version, gate, floor_seen, birth, born
+do
+    local own = "k:" .. string.sub(state_key or "", -32)
+    local known = call("HMGET", limit_key, "version", own, "gate", "floor", "birth", "born")
+    for i = 1, 6 do known[i] = tonumber(known[i] or 0) end
+    version, own_version, gate, floor_seen, birth, born = known[1], known[2], known[3], known[4], known[5], known[6]
+end
+
+-- The caller goes by a policy that is not the one that holds: it has to read that first.
+local holds = own_version > 0 and own_version or version
+if holds == 0 or holds ~= tonumber(ARGV[2]) then return { -1 } end
+
+-- By which policy a state is written.
+local mark = holds
+
+-- Time never runs backwards by more than FLOOR_LAG, whatever the server's clock does. Where even that would let a start be one
+-- too many, a family notes the time in its state too, and raises `now` to it.
+local FLOOR_LAG = SECOND
+local now
+if is_manual then
+    now = tonumber(ARGV[4])
+else
+    local time = call("TIME")
+    now = (tonumber(time[1]) - EPOCH) * SECOND + tonumber(time[2])
+end
+now = max(now, floor_seen)
+
+-- To be called by whatever writes anyway.
+local function note_time()
+    if now - floor_seen > FLOOR_LAG then
+        call("HSET", limit_key, "floor", format("%d", now))
+        floor_seen = now
+    end
+end
+
+-- Lets the state live until the tick `needed` at least. `set` is what this answered last (0: never), and belongs into the
+-- state. It calls PEXPIRE only when that is too soon, and then asks for as long again and a second.
+local function live_until(set, needed)
+    if is_manual or needed <= set then return set end
+    local till = needed + max(needed - now, 0) + SECOND
+    call("PEXPIRE", state_key, format("%d", quotient(till - now, 1000) + 1))
+    return till
+end
+
+-- A gate of the whole limit. (Of one key it belongs into the key's state.)
+if op == "pause" and not state_key then
+    gate = max(gate, now + arguments[1])
+    call("HSET", limit_key, "gate", format("%d", gate))
+    note_time()
+    return { 0, now, gate }
+end
+
+-- And all of its keys are as new: what was written before this counts as absent.
+if op == "clear" and not state_key then
+    call("HINCRBY", limit_key, "birth", 1)
+    call("HDEL", limit_key, "gate", "born")
+    return { 0, now }
+end

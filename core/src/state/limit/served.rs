@@ -1,0 +1,57 @@
+//! What a limit asks of its server.
+
+use super::{Key, Limit};
+use crate::error::Result;
+use crate::server::{Call, Engine, number};
+use crate::state::table::{Blocked, Hash, Home, Table};
+use crate::time::Tick;
+use crate::waiting::MayWait;
+
+impl Limit {
+    /// Does a server decide?
+    #[inline(always)]
+    pub fn is_served(&self) -> bool {
+        self.store.server().is_some()
+    }
+
+    /// Asks a script about a key, by the policy that this process knows. The answer begins with the server's time.
+    pub fn ask(&self, found: &Key, op: &'static str, arguments: &[i64]) -> Result<Vec<i64>, Blocked> {
+        self.ask_of(found.home(), found.table, Some(found.hash), op, arguments)
+    }
+
+    /// The same, of a key that need not be here, or of the whole limit.
+    pub fn ask_of(
+        &self,
+        home: &Home,
+        table: &Table,
+        key: Option<Hash>,
+        op: &'static str,
+        arguments: &[i64],
+    ) -> Result<Vec<i64>, Blocked> {
+        let server: &dyn Engine = &**self.store.server().expect("the caller has looked");
+        let now = home.clock.is_manual().then(|| home.clock.now().floor);
+        let call = Call { op, limit: &self.name, key, policy: &table.policy, now, arguments };
+        let patience = MayWait::part(self.store.options.timeout)?;
+        let answer = server.call(&call, patience)?.ok_or(Blocked::Stale)?;
+        if let Some(now) = answer.first() {
+            home.clock.follow(*now as Tick);
+        }
+        Ok(answer)
+    }
+
+    /// Does something with the policy of a key, or of the whole limit.
+    fn on_server(&self, key: &str, op: &'static str, argument: impl Fn(&Home) -> i64) -> Result<()> {
+        if key.is_empty() {
+            return self.look("", |home, table, _, _| self.ask_of(home, table, None, op, &[argument(home)]).map(drop));
+        }
+        self.with_key(key, |found| self.ask(found, op, &[argument(found.home())]).map(drop))
+    }
+
+    pub(super) fn close_gate_on_server(&self, key: &str, until: Tick) -> Result<()> {
+        self.on_server(key, "pause", |home| number(until.saturating_sub(home.clock.now().floor)))
+    }
+
+    pub(super) fn forget_on_server(&self, key: &str) -> Result<()> {
+        self.on_server(key, "clear", |_| 0)
+    }
+}

@@ -1,0 +1,148 @@
+//! Limits on a server, as machines share them: each store here is one machine's.
+#![cfg(feature = "redis")]
+
+mod common;
+
+use common::redis::RedisServer;
+use std::sync::Barrier;
+use std::time::{Duration, Instant};
+use workglow_limit::*;
+
+fn rate(store: &Store, name: &str, max: u64, window: Duration) -> RateLimiter {
+    RateLimiter::new(store, name, max, window).unwrap()
+}
+
+fn admits(limiter: &dyn Limiter, key: &str) -> bool {
+    matches!(limiter.attempt(key, 1).unwrap(), Attempt::Admitted(_))
+}
+
+#[test]
+fn machines_share_a_limit_that_nobody_exceeds() {
+    let server = RedisServer::start("servers-share");
+    let all = Barrier::new(8);
+    let admitted: usize = std::thread::scope(|scope| {
+        let machine = |_| {
+            scope.spawn(|| {
+                let store = Store::new(&server.url()).unwrap();
+                let limiter = rate(&store, "api", 50, Duration::from_secs(600));
+                all.wait();
+                (0..40).filter(|_| admits(&limiter, "tenant")).count()
+            })
+        };
+        let machines: Vec<_> = (0..8).map(machine).collect();
+        machines.into_iter().map(|machine| machine.join().unwrap()).sum()
+    });
+    assert_eq!(admitted, 50);
+}
+
+#[test]
+fn a_denial_says_when_and_another_key_has_room() {
+    let server = RedisServer::start("servers-denial");
+    let (here, there) = (Store::new(&server.url()).unwrap(), Store::new(&server.url()).unwrap());
+    let window = Duration::from_millis(300);
+    let began = Instant::now();
+    assert!(admits(&rate(&here, "api", 1, window), "a"));
+    let limiter = rate(&there, "api", 1, window);
+    let denial = limiter.decide("a", 1).unwrap();
+    assert!(!denial.admitted && denial.retry_after <= window && denial.retry_after > Duration::ZERO, "{denial:?}");
+    assert_eq!((denial.limit, denial.remaining, denial.denied_by.as_deref()), (1, 0, Some("api")));
+    assert!(admits(&limiter, "b"));
+    let started = limiter.acquire("a", 1, None).unwrap().is_some();
+    assert!(started && began.elapsed() >= window);
+}
+
+#[test]
+fn what_one_declares_or_overrides_holds_for_all_at_the_next_decision() {
+    let server = RedisServer::start("servers-policies");
+    let (here, there) = (Store::new(&server.url()).unwrap(), Store::new(&server.url()).unwrap());
+    let hour = Duration::from_secs(3600);
+    let limiter = rate(&here, "api", 5, hour);
+    assert!(admits(&limiter, "a"));
+    let other = RateLimiter::attach(&there, "api").unwrap();
+    assert!(admits(&other, "a"));
+    assert_eq!(other.peek("a", 1).unwrap().remaining, 3);
+
+    there.override_text("api", "2/1h").unwrap();
+    assert_eq!(limiter.peek("a", 1).unwrap().remaining, 0);
+    assert!(!admits(&limiter, "a"), "two have started");
+    here.override_key("api", "3/1h", "a").unwrap();
+    assert!(admits(&other, "a") && !admits(&other, "a"));
+    assert!(!admits(&limiter, "a"));
+    there.lift_key("api", "a").unwrap();
+    there.lift("api").unwrap();
+    assert_eq!(limiter.peek("a", 1).unwrap().limit, 5);
+    assert!(admits(&limiter, "a") && admits(&other, "a") && !admits(&limiter, "a"));
+
+    assert_eq!(there.names().unwrap(), ["api"]);
+    let unknown = RateLimiter::attach(&there, "nothing").unwrap();
+    assert_eq!(unknown.attempt("", 1), Err(Error::UnknownLimit { name: "nothing".into(), known: vec!["api".into()] }));
+}
+
+#[test]
+fn places_are_served_in_the_order_of_asking_on_all_machines() {
+    let server = RedisServer::start("servers-places");
+    let stores: Vec<Store> = (0..3).map(|_| Store::new(&server.url()).unwrap()).collect();
+    let limiters: Vec<RateLimiter> = stores.iter().map(|store| rate(store, "api", 1, Duration::from_secs(1))).collect();
+    assert!(admits(&limiters[0], ""));
+    let mut waits = Vec::new();
+    for limiter in &limiters {
+        let Reserved::Place { place, after } = limiter.reserve("", 1, None, None).unwrap() else { panic!("denied") };
+        assert!(matches!(limiter.present(&place).unwrap(), Presented::Wait { .. }), "too early");
+        waits.push(after);
+    }
+    assert!(waits.windows(2).all(|pair| pair[0] + Duration::from_millis(900) < pair[1]), "{waits:?}");
+}
+
+#[test]
+fn a_connection_that_the_server_closed_is_made_again() {
+    let server = RedisServer::start("servers-closed");
+    let store = Store::new(&server.url()).unwrap();
+    let limiter = rate(&store, "api", 3, Duration::from_secs(3600));
+    assert!(admits(&limiter, ""));
+    for _ in 0..2 {
+        assert!(server.command("CLIENT KILL TYPE normal SKIPME yes").starts_with(':'));
+        assert!(admits(&limiter, ""));
+    }
+    assert!(!admits(&limiter, ""));
+}
+
+#[test]
+fn a_server_that_is_gone_is_an_error_that_names_it_within_the_timeout() {
+    let server = RedisServer::start("servers-gone");
+    let mut options = StoreOptions::default();
+    options.timeout = Duration::from_millis(500);
+    let store = Store::with_options(&server.url(), options.clone()).unwrap();
+    let limiter = rate(&store, "api", 3, Duration::from_secs(3600));
+    assert!(admits(&limiter, ""));
+    let url = server.url();
+    drop(server);
+    let error = limiter.attempt("", 1).unwrap_err();
+    assert!(error.to_string().contains(&url), "{error}");
+    options.on_error = OnError::Deny;
+    let store = Store::with_options(&url, options).unwrap();
+    assert_eq!(
+        rate(&store, "api", 3, Duration::from_secs(1)).attempt("", 1),
+        Ok(Attempt::Denied(Duration::from_secs(1)))
+    );
+}
+
+#[test]
+fn who_must_not_wait_is_told_before_anything_is_asked() {
+    let server = RedisServer::start("servers-never");
+    let store = Store::new(&server.url()).unwrap();
+    let limiter = rate(&store, "api", 3, Duration::from_secs(3600));
+    assert!(admits(&limiter, ""));
+    assert_eq!(MayWait::Never.during(|| limiter.attempt("", 1)), Err(Error::WouldWait));
+    assert_eq!(limiter.peek("", 1).unwrap().remaining, 2);
+}
+
+#[test]
+fn an_address_that_makes_no_sense_is_an_error_at_once() {
+    for bad in ["redis://", "redis://:99999", "redis://host:port"] {
+        let error = Store::new(bad).map(drop).unwrap_err();
+        assert!(matches!(&error, Error::InvalidUrl { url, .. } if url == bad), "{error}");
+    }
+    let store = Store::new("redis://user:secret@127.0.0.1:1/0").unwrap();
+    let error = store.open().unwrap_err().to_string();
+    assert!(error.contains("127.0.0.1:1") && !error.contains("secret"), "{error}");
+}
