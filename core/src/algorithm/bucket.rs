@@ -52,11 +52,22 @@ pub(super) fn divide_up(a: u128, b: u64) -> u64 {
     divide(a + u128::from(b - 1), b)
 }
 
+/// A fraction in lowest terms.
+fn lowest_terms(a: u64, b: u64) -> (u64, u64) {
+    let shared = gcd(a, b);
+    (a / shared, b / shared)
+}
+
 impl Bucket {
+    /// The rate: so many units in so many ticks.
+    pub fn in_lowest_terms(&self) -> (u64, u64) {
+        lowest_terms(self.rate, self.period)
+    }
+
     pub fn new(rate: u64, period: Tick, size: u64, is_leaky: bool) -> Bucket {
         debug_assert!((1..=MOST).contains(&rate) && (1..=LONGEST).contains(&period) && (1..=MOST).contains(&size));
-        let shared = gcd(rate, period);
-        let (n, p) = (u128::from(rate / shared), u128::from(period / shared));
+        let (n, p) = lowest_terms(rate, period);
+        let (n, p) = (u128::from(n), u128::from(p));
         // The largest cost that fits, then one with which a word reaches far enough.
         let fits = COSTLIEST / u128::from(size + 1);
         let most = fits.min(COARSEST.max(p * FINEST / n));

@@ -2,6 +2,7 @@
 //!
 //! What a process has of such a limit is its policy, what it counted, and who waits. It learns of another policy when it
 //! asks by one that does not hold any more.
+#![cfg_attr(not(feature = "redis"), allow(dead_code, reason = "there is no server to ask"))]
 
 #[cfg(feature = "redis")]
 mod redis;
@@ -38,6 +39,8 @@ pub(crate) struct Call<'a> {
     pub policy: &'a Policy,
     /// The time, where a test makes it.
     pub now: Option<Tick>,
+    /// The Unix time of tick 0, in microseconds.
+    pub phase: i64,
     pub arguments: &'a [i64],
 }
 
@@ -105,11 +108,18 @@ pub(crate) fn version(policy: &Policy) -> u64 {
 }
 
 impl Terms {
-    pub fn of(policy: &Policy) -> Terms {
+    pub fn of(policy: &Policy, phase: i64) -> Terms {
         let (family, numbers) = match &policy.0 {
-            Shape::Bucket(_) => (Family::Bucket, Vec::new()),
-            Shape::Counter { .. } => (Family::Window, Vec::new()),
-            Shape::Concurrency { .. } => (Family::Leases, Vec::new()),
+            Shape::Bucket(bucket) => {
+                let (n, p) = bucket.in_lowest_terms();
+                let numbers = [n, p / n, p % n, bucket.size, u64::from(bucket.is_leaky)];
+                (Family::Bucket, numbers.map(number).to_vec())
+            }
+            Shape::Counter { window, is_smooth } => {
+                let numbers = [number(window.limit), number(window.length), i64::from(*is_smooth), phase];
+                (Family::Window, numbers.to_vec())
+            }
+            Shape::Concurrency { max, .. } => (Family::Leases, vec![number(*max)]),
             _ => (Family::Log, log_numbers(policy)),
         };
         Terms { family, version: version(policy), numbers }

@@ -64,8 +64,8 @@ impl fmt::Debug for Redis {
 
 /// The script of a family, after what all of them begin with.
 macro_rules! script {
-    ($name:literal) => {
-        Script::new(concat!(include_str!("redis/prelude.lua"), include_str!(concat!("redis/", $name, ".lua"))))
+    ($($name:literal),+) => {
+        Script::new(concat!(include_str!("redis/prelude.lua"), $(include_str!(concat!("redis/", $name, ".lua"))),+))
     };
 }
 
@@ -73,7 +73,7 @@ impl Redis {
     /// A server at an address. Connects to nothing yet. `Err`: what is wrong with the address.
     pub fn new(url: &str) -> Result<Redis, String> {
         let client = Client::open(url).map_err(|e| e.to_string())?;
-        let scripts = [script!("log"), script!("bucket"), script!("window"), script!("leases")];
+        let scripts = [script!("log"), script!("counted", "bucket"), script!("counted", "window"), script!("leases")];
         let (note, forget) = (Script::new(NOTE), Script::new(FORGET));
         Ok(Redis { client, url: without_password(url), idle: PerProcess::new(), scripts, note, forget })
     }
@@ -171,7 +171,7 @@ fn hex(Hash([a, b]): Hash) -> String {
 
 impl Engine for Redis {
     fn call(&self, call: &Call, patience: Duration) -> Result<Option<Vec<i64>>> {
-        let Terms { family, version, numbers } = Terms::of(call.policy);
+        let Terms { family, version, numbers } = Terms::of(call.policy, call.phase);
         let script = match family {
             Family::Log => &self.scripts[0],
             Family::Bucket => &self.scripts[1],

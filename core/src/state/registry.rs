@@ -7,11 +7,12 @@
 
 use super::declare::{Declared, part_names};
 use super::locked::Locked;
+use super::random;
 use super::session::{Rare, Session};
 use super::table::{Hash, hasher};
 use crate::error::{Error, Result};
 use crate::policy::{self, Policy};
-use crate::server::{Engine, Note, Row};
+use crate::server::{Engine, MOST, Note, Row};
 use crate::waiting::MayWait;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -44,6 +45,16 @@ impl Session {
     #[inline(always)]
     pub fn server(&self) -> Option<&Arc<dyn Engine>> {
         self.server.as_ref()
+    }
+
+    /// Who this process is to a server: a number that no other has.
+    pub fn owner(&self) -> Result<u64> {
+        let mut owner = self.owner.lock();
+        if let Some(owner) = *owner {
+            return Ok(owner);
+        }
+        let [number, _] = random().map_err(|e| Error::store("asking the system for random numbers", e))?;
+        Ok(*owner.insert(number & MOST))
     }
 
     /// Does something under the structure lock with what is declared under these names, and tells the server what has changed.

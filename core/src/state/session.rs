@@ -53,6 +53,8 @@ pub(crate) struct Session {
     /// What decides in place of this process's cells, and what time it was there when it was first asked.
     pub(super) server: Option<Arc<dyn Engine>>,
     pub(super) server_time: OnceLock<(Instant, Tick)>,
+    /// Whose leases there are this process's.
+    pub(super) owner: fork::PerProcess<Option<u64>>,
     /// How this process writes the ledger.
     pub(super) writer: Writer,
     /// What was refused, and is to be taken back.
@@ -136,6 +138,7 @@ impl Session {
             rare: rare.into(),
             server,
             server_time: OnceLock::new(),
+            owner: fork::PerProcess::new(),
             failures: AtomicU64::new(0),
             hooks: Hooks::default(),
             follows_from: AtomicU64::new(0),

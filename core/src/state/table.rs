@@ -22,6 +22,7 @@ use crate::atomic::*;
 use crate::error::{Error, Result};
 use crate::fault;
 use crate::policy::{POLICY_WORDS, Policy, Windows};
+use crate::server::EPOCH;
 use crate::time::{Clock, Tick};
 use siphasher::sip128::SipHasher13;
 
@@ -362,6 +363,11 @@ impl Home {
     /// A tick in microseconds since 1970, as the wall clock was when the store was made.
     pub fn unix_time(&self, tick: Tick) -> u64 {
         tick.wrapping_add(self.arena.word(PHASE).load(Relaxed))
+    }
+
+    /// The Unix time of tick 0, in microseconds, where a server decides.
+    pub fn phase_on_server(&self) -> i64 {
+        (if self.clock.is_manual() { self.unix_time(0) } else { EPOCH }) as i64
     }
 
     /// Is this process of the lane no more? Not if that cannot be seen.

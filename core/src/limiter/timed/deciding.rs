@@ -3,6 +3,7 @@
 //! Here and in `ending.rs` are the calls whose failures the store's [`OnError`](crate::OnError) has not seen yet.
 
 use super::backoff::Level;
+use super::served::Started;
 use super::{Late, Seen, Timed, known};
 use crate::algorithm::Sealed;
 use crate::algorithm::log::{Answer, Ask, Known, View};
@@ -320,8 +321,9 @@ impl Timed {
         }
         if self.limit.is_served() {
             return match self.start_on_server(place)? {
-                Some(start) => Ok(Turn::Started(start)),
-                None => self.do_cancel_place(place).map(|_| Turn::Gone),
+                Started::Yes(start) => Ok(Turn::Started(start)),
+                Started::TooEarly(after) => Ok(Turn::Early(after)),
+                Started::No => self.do_cancel_place(place).map(|_| Turn::Gone),
             };
         }
         let (hash, start) = known(place);

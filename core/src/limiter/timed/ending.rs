@@ -142,7 +142,7 @@ impl Timed {
     pub(super) fn ended(&self, hash: Hash, began: Tick) -> Result<()> {
         self.limit.with_hash(hash, |found| {
             if self.limit.is_served() {
-                return self.limit.ask(found, "complete", &[number(began)]).map(drop);
+                return self.limit.ask::<1>(found, "complete", &[number(began)]).map(drop);
             }
             if let Some(jobs) = found.jobs() {
                 jobs.record(found.home().clock.now().floor.saturating_sub(began));

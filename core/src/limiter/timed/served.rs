@@ -1,26 +1,28 @@
 //! Limits whose server decides.
 
 use super::{Timed, known};
-use crate::algorithm::log::{Answer, Ask, Stage, Taken, View};
+use crate::algorithm::bucket::Bucket;
+use crate::algorithm::log::{Answer, Ask, Stage, Taken, View, Window};
 use crate::error::Result;
 use crate::permit::TimedPermit;
+use crate::policy::Shape;
 use crate::server::number;
 use crate::state::counts::ADMITTED;
 use crate::state::{Blocked, Hash, Home, Key, Table};
-use crate::time::Now;
+use crate::time::{Now, Tick, from_ticks};
+use std::time::Duration;
 
-/// A number of an answer that may be endless.
+/// A number of an answer; one that is endless is -1.
 fn unsigned(n: i64) -> u64 {
     u64::try_from(n).unwrap_or(u64::MAX)
 }
 
-fn answered(us: i64) -> Now {
-    let now = unsigned(us);
-    Now { floor: now, ceil: now }
-}
-
-fn nonsense<R>(answer: &[i64]) -> R {
-    crate::state::damage::nonsense(format_args!("a script's answer {answer:?}"))
+/// What comes of presenting a place.
+pub(super) enum Started {
+    Yes(TimedPermit),
+    TooEarly(Duration),
+    /// It is late, used, or overtaken.
+    No,
 }
 
 impl Timed {
@@ -35,43 +37,52 @@ impl Timed {
         let delay = if ask.gate > now { number(ask.gate - now) } else { 0 };
         let flags = [ask.reserve, ask.force, ask.again, LOOK].map(i64::from);
         let arguments = [number(ask.weight), delay, number(ask.patience), number(ask.grace)];
-        let answer = self.limit.ask(found, "decide", &[arguments, flags].concat())?;
-        let &[now, ready, is_taken, ticket, stamp, ahead, is_place, remaining, empty] = answer.as_slice() else {
-            return nonsense(&answer);
+        let arguments = [arguments, flags].concat();
+        // What is told of the decision, and the state after it.
+        let ([now, ready, is_taken, ticket, stamp, ahead, is_place], seen) = match &found.table.policy.0 {
+            Shape::Bucket(_) => parts(self.limit.ask::<10>(found, "decide", &arguments)?),
+            Shape::Counter { .. } => parts(self.limit.ask::<11>(found, "decide", &arguments)?),
+            _ => parts(self.limit.ask::<9>(found, "decide", &arguments)?),
         };
-        let (now, ready) = (answered(now), unsigned(ready));
-        *view = View { now: now.floor, ready, remaining: unsigned(remaining), empty: unsigned(empty) };
-        let stage = Stage::of(is_place == 1);
-        let taken = Taken { ticket: unsigned(ticket), end: 0, stamp: unsigned(stamp), ahead: unsigned(ahead), stage };
-        let answer = Answer { now, ready, taken: (is_taken == 1).then_some(taken) };
+        let (now, ready) = (unsigned(now), unsigned(ready));
+        *view = view_of(found.home(), found.table, (now, ready), &seen);
         self.limit.look_after(found.home(), found.home().clock.now().floor)?;
-        if answer.taken.is_some() {
+        if is_taken == 1 {
             self.reset_backoff(found);
         }
-        Ok(answer)
+        let stage = Stage::of(is_place == 1);
+        let taken = Taken { ticket: unsigned(ticket), end: 0, stamp: unsigned(stamp), ahead: unsigned(ahead), stage };
+        Ok(Answer { now: Now { floor: now, ceil: now }, ready, taken: (is_taken == 1).then_some(taken) })
     }
 
     /// What a key holds.
     pub(super) fn view_on_server(&self, home: &Home, table: &Table, key: Hash, weight: u64) -> Result<View, Blocked> {
-        let answer = self.limit.ask_of(home, table, Some(key), "view", &[number(weight)])?;
-        let &[now, ready, remaining, empty] = answer.as_slice() else { return nonsense(&answer) };
-        Ok(View { now: unsigned(now), ready: unsigned(ready), remaining: unsigned(remaining), empty: unsigned(empty) })
+        let arguments = [number(weight)];
+        let ([now, ready], seen) = match &table.policy.0 {
+            Shape::Bucket(_) => parts(self.limit.ask_of::<5>(home, table, Some(key), "view", &arguments)?),
+            Shape::Counter { .. } => parts(self.limit.ask_of::<6>(home, table, Some(key), "view", &arguments)?),
+            _ => parts(self.limit.ask_of::<4>(home, table, Some(key), "view", &arguments)?),
+        };
+        Ok(view_of(home, table, (unsigned(now), unsigned(ready)), &seen))
     }
 
-    /// Starts with a place whose time has come; `None`: it is gone.
-    pub(super) fn start_on_server(&self, place: &TimedPermit) -> Result<Option<TimedPermit>> {
+    /// Starts with a place.
+    pub(super) fn start_on_server(&self, place: &TimedPermit) -> Result<Started> {
         if place.ticket == u64::MAX {
-            return Ok(None);
+            return Ok(Started::No);
         }
         let TimedPermit { ticket, stamp, weight, grace, ready, .. } = *place;
         self.limit.with_hash(Hash(place.key), |found| {
-            let answer = self.limit.ask(found, "present", &[ticket, stamp, weight, grace, ready].map(number))?;
-            let &[_, started, stamp, ticket] = answer.as_slice() else { return nonsense(&answer) };
-            if started == 1 {
-                found.decided(ADMITTED, weight);
-            }
-            let start = TimedPermit { stamp: unsigned(stamp), ticket: unsigned(ticket), ..*place };
-            Ok((started == 1).then_some(start))
+            let arguments = [ticket, stamp, weight, grace, ready].map(number);
+            let [now, started, stamp, ticket] = self.limit.ask(found, "present", &arguments)?;
+            Ok(match started {
+                1 => {
+                    found.decided(ADMITTED, weight);
+                    Started::Yes(TimedPermit { stamp: unsigned(stamp), ticket: unsigned(ticket), ..*place })
+                }
+                2 => Started::TooEarly(from_ticks(ready.saturating_sub(unsigned(now)))),
+                _ => Started::No,
+            })
         })
     }
 
@@ -81,7 +92,8 @@ impl Timed {
     }
 
     pub(super) fn settle_on_server(&self, permit: &TimedPermit, actual: u64) -> Result<()> {
-        self.end_on_server(permit, "settle", number(actual.min(i64::MAX as u64 >> 12))).map(drop)
+        // No debt is larger than the limit, so neither is one of a number.
+        self.end_on_server(permit, "settle", number(actual.min(u64::from(u32::MAX)))).map(drop)
     }
 
     fn end_on_server(&self, permit: &TimedPermit, op: &'static str, argument: i64) -> Result<bool> {
@@ -91,9 +103,88 @@ impl Timed {
         let (hash, start) = known(permit);
         let start = [number(start.ticket), number(start.stamp), number(start.weight), number(permit.grace), argument];
         self.limit.with_hash(hash, |found| {
-            let answer = self.limit.ask(found, op, &start)?;
-            let &[_, was_there] = answer.as_slice() else { return nonsense(&answer) };
+            let [_, was_there] = self.limit.ask(found, op, &start)?;
             Ok(was_there == 1)
         })
+    }
+}
+
+/// The first numbers of an answer, and the others.
+fn parts<const N: usize, const M: usize>(answer: [i64; N]) -> ([i64; M], Vec<i64>) {
+    let (first, others) = answer.split_at(M);
+    (std::array::from_fn(|i| first[i]), others.to_vec())
+}
+
+/// What a key holds by what a script says of its state.
+fn view_of(home: &Home, table: &Table, (now, ready): (Tick, Tick), state: &[i64]) -> View {
+    let state: Vec<u64> = state.iter().map(|n| unsigned(*n)).collect();
+    let (remaining, empty) = match (&table.policy.0, state.as_slice()) {
+        (Shape::Bucket(bucket), &[tick, parts, gate]) => bucket_view(bucket, now, (tick, parts), gate),
+        (Shape::Counter { window, is_smooth }, &[newest, units, before, gate]) => {
+            let time = Aligned { window: *window, is_smooth: *is_smooth, phase: home.phase_on_server() };
+            time.view(now, [newest, units, before], gate)
+        }
+        (_, &[remaining, empty]) => (remaining, empty),
+        _ => unreachable!("so many numbers were asked for"),
+    };
+    View { now, ready, remaining, empty }
+}
+
+/// What remains of a bucket that has recovered at a tick and a part of one, and when it is as new.
+fn bucket_view(bucket: &Bucket, now: Tick, (tick, part): (Tick, u64), gate: Tick) -> (u64, Tick) {
+    let (n, p) = bucket.in_lowest_terms();
+    let is_behind = tick > now || tick == now && part > 0;
+    let remaining = match () {
+        () if gate > now => 0,
+        () if bucket.is_leaky => {
+            if is_behind {
+                0
+            } else {
+                bucket.size
+            }
+        }
+        () if is_behind => {
+            // In parts of a tick, of which a unit costs `p`.
+            let behind = u128::from(tick - now) * u128::from(n) + u128::from(part);
+            let whole = u128::from(bucket.size) * u128::from(p);
+            (whole.saturating_sub(behind) / u128::from(p)) as u64
+        }
+        () => bucket.size,
+    };
+    (remaining, gate.max(tick + u64::from(part > 0)))
+}
+
+/// Windows of the clock.
+struct Aligned {
+    window: Window,
+    is_smooth: bool,
+    phase: i64,
+}
+
+impl Aligned {
+    fn number(&self, tick: Tick) -> i64 {
+        (tick as i64 + self.phase).div_euclid(self.window.length as i64)
+    }
+
+    fn start(&self, number: i64) -> i64 {
+        number * self.window.length as i64 - self.phase
+    }
+
+    /// What remains, and when nothing counts any more, by the newest window, its units and those of the window before.
+    fn view(&self, now: Tick, [newest, units, before]: [u64; 3], gate: Tick) -> (u64, Tick) {
+        let (here, newest) = (self.number(now), newest as i64);
+        let of = |number: i64| match newest - number {
+            0 => units,
+            1 => before,
+            _ => 0,
+        };
+        let (length, elapsed) = (self.window.length, (now as i64 - self.start(here)) as u64);
+        let estimate = if self.is_smooth { u128::from(of(here - 1)) * u128::from(length - elapsed) } else { 0 };
+        let used = of(here) + estimate.div_ceil(u128::from(length)) as u64;
+        let remaining = if gate > now || newest > here { 0 } else { self.window.limit.saturating_sub(used) };
+        let lasts = if self.is_smooth { 2 } else { 1 };
+        let until = |number: i64, units: u64| if units > 0 { self.start(number + lasts) as Tick } else { 0 };
+        let placed = if newest > here { self.start(newest) as Tick } else { 0 };
+        (remaining, gate.max(placed).max(until(newest, units)).max(until(newest - 1, before)))
     }
 }

@@ -1,1 +1,228 @@
-return { 0, 0 }
+-- Token buckets and leaky buckets. (prelude.lua, counted.lua, this.)
+--
+-- Policy: parts, ticks, rest, size, is_leaky. A unit costs `ticks` and `rest`/`parts` of one. (The numbers of `Bucket`: n, p div n,
+-- p mod n, the size; a `shift` is not needed, as a tick and its parts are two numbers here.) Cost of all units: at most 366 days.
+--
+-- State, beside the fields of counted.lua:
+--
+--   t, r  when the bucket has recovered from all that was started: a tick, and parts of one
+--   l     no place was taken with a later stamp, and nothing ended later (absent: 0)
+--   u     how much was ever given back, in ticks (absent: 0)
+--   c, d  until when it recovers from what it took over from a bucket of another policy, as t and r (absent: nothing)
+--
+-- A *token bucket* may be behind by its size: a start of weight w is ready at `T + cost(w) - cost(size)`. A *leaky bucket* is
+-- never behind: ready at `T`; who waits takes a turn, while with it at most `size` units wait. Then T becomes
+-- `max(T, stamp) + cost(w)`, where the stamp is the last moment at which the start may happen: now, or the end of a place's grace.
+--
+-- Why it is right. Take any starts of a token bucket, the first of which was admitted with stamp s, and the last of which was
+-- ready at r. When that was decided, T was at least s and what the others cost, and with its own cost at most r + cost(size). So
+-- together they cost at most cost(size) + r - s: the size, and what drips in the meantime. In a leaky bucket a start is ready only
+-- when all before it have been paid for. T is exact. It only moves on, but where a start is taken back (`give_back`), so a clock
+-- that is set back lets nobody start early.
+--
+-- No product is larger than 2^53: a weight is at most 2^30, parts are at most 10^9, and `cost` multiplies them in two pieces.
+--
+-- decide, record  -> {0, now, ready, taken, ticket, stamp, ahead, is_place, t, r, gate}
+-- view            -> {0, now, ready, t, r, gate}
+--     What is held, after the decision: T, and the later of both gates. With them the caller says, in 128 bits,
+--     remaining = 0 while gate > now; else of a leaky bucket 0 while T > now, else the size; of a token bucket
+--     (cost(size) - max(T - now, 0)) / cost(1), at least 0; and empty = max(T rounded up, gate).
+-- present, cancel, settle, pause, clear as the contract has them; `longest` is not used.
+-- adopt           -> {0, now}: writes the state under the policy that holds, so that it lives as long as that needs.
+--
+-- Commands: HMGET, TIME, HMGET; an admission one HSET more (of a new life HINCRBY, HSET and PEXPIRE), a place HGET, HLEN and
+-- HINCRBY more.
+
+local parts, ticks, rest, size, is_leaky = policy[1], policy[2], policy[3], policy[4], policy[5] == 1
+local HALF = 32768
+
+-- Moments and costs are pairs: ticks, and parts of one.
+local function plus(t, r, by, parts_by)
+    r = r + parts_by
+    if r >= parts then return t + by + 1, r - parts end
+    return t + by, r
+end
+
+local function minus(t, r, by, parts_by)
+    r = r - parts_by
+    if r < 0 then return t - by - 1, r + parts end
+    return t - by, r
+end
+
+local function is_before(t, r, other_t, other_r) return t < other_t or t == other_t and r < other_r end
+
+local function up(t, r) return r > 0 and t + 1 or t end
+
+-- What so many units cost, for at most 2^32.
+local function cost(units)
+    if ticks > 0 and units > FAR / ticks then return FAR, 0 end
+    local high = rest * quotient(units, HALF)
+    local whole = quotient(high, parts)
+    local low = (high - whole * parts) * HALF + rest * (units % HALF)
+    local more = quotient(low, parts)
+    return units * ticks + whole * HALF + more, low - more * parts
+end
+
+-- T, and the rest of the state.
+local t, r, last, returned, carried_t, carried_r = load("t", "r", "l", "u", "c", "d")
+
+-- Another policy holds than when this was written. As many units and as large a part of one come along as it was behind by at the
+-- change: of places that waited further away, as behind a gate, none.
+local old, changed = policy_before()
+if old then
+    local old_parts, old_size, unit = old[1], old[4], old[2] * old[1] + old[3]
+    local function units(of_t, of_r)
+        of_t, of_r = of_t - changed, of_r
+        if of_t < 0 then return 0, 0 end
+        local whole, left = share(of_t, old_parts, unit)
+        left = left + of_r
+        local more = quotient(left, unit)
+        left = left - more * unit
+        if left == 0 then return whole + more, 0 end
+        return whole + more + 1, unit - left
+    end
+    local held, spare = units(t, r)
+    if held == 0 then
+        t, r, carried_t, carried_r = 0, 0, 0, 0
+    else
+        held = min(held, max(units(carried_t, carried_r), old_size) + old_size, 4294967296)
+        spare = share(spare, ticks * parts + rest, unit)
+        t, r = plus(changed, 0, cost(held))
+        t, r = minus(t, r, quotient(spare, parts), spare % parts)
+        carried_t, carried_r, last = t, r, max(last, changed)
+    end
+end
+
+-- Where an earlier state may have been lost, the bucket was emptied then.
+if born > 0 then
+    local lost_t, lost_r = plus(born, 0, cost(size))
+    if is_before(t, r, lost_t, lost_r) then t, r = lost_t, lost_r end
+end
+
+-- Writes T, of a place its ticket and stamp, and if more than T has changed all the rest.
+local function keep(is_all, ticket, stamp)
+    local fields = { "t", t, "r", r }
+    local function add(name, value)
+        fields[#fields + 1] = name
+        fields[#fields + 1] = value
+    end
+    live()
+    if is_all or is_stale then
+        add("l", last)
+        add("u", returned)
+        if carried_t > 0 then
+            add("c", carried_t)
+            add("d", carried_r)
+        end
+    end
+    if ticket then add(ticket, stamp) end
+    save(max(up(t, r), key_gate), fields)
+end
+
+local function ready_for(weight, opens)
+    if weight == 0 then return opens end
+    local turn_t, turn_r = t, r
+    if not is_leaky then turn_t, turn_r = minus(t, r, cost(max(size - weight, 0))) end
+    local turn = up(turn_t, turn_r)
+    return turn <= now and opens or max(turn, opens)
+end
+
+-- Until when a leaky bucket's queue is too full for this start to wait in it. nil: it may. `size` units wait at most with this one,
+-- behind one that has just started (at a gate, nobody has), each with the grace of this one.
+local function when_it_may_wait(weight, grace, opens)
+    local others = size - weight
+    if not is_leaky or grace > 0 and others > FAR / grace then return nil end
+    local from_t, from_r = minus(t, r, cost(others + 1))
+    from_t = from_t - others * grace
+    local reached_t, reached_r = minus(opens, 0, ticks, rest)
+    if is_before(reached_t, reached_r, now, 0) then reached_t, reached_r = now, 0 end
+    return is_before(reached_t, reached_r, from_t, from_r) and max(up(from_t, from_r), 0) or nil
+end
+
+local function decide(weight, delay, patience, grace, reserves, forced, again)
+    local opens = delay > 0 and max(gate, now + delay) or gate
+    local ready = ready_for(weight, opens)
+    local function denied() return { 0, now, ready, 0, 0, 0, 0, 0, t, r, opens } end
+    local waits = ready > now and not forced
+    if waits then
+        patience = patience < 0 and LONGEST or min(patience, LONGEST)
+        local queue = patience > 0 and not again and when_it_may_wait(weight, grace, opens)
+        if queue then
+            ready = max(queue, ready - patience)
+            return denied()
+        end
+        if ready - now > patience then return denied() end
+    end
+    local is_place = waits or reserves
+    local stamp = is_place and max(ready, now) + grace or now
+    local ahead = max(t - stamp, 0) + returned
+    local after_t, after_r = t, r
+    if t < stamp then after_t, after_r = stamp, 0 end
+    after_t, after_r = plus(after_t, after_r, cost(weight))
+    if after_t > FAR then return denied() end
+    t, r = after_t, after_r
+    local ticket
+    if is_place then
+        last = max(last, stamp)
+        ticket = open_place(up(cost(size + 1)))
+        keep(true, ticket, stamp)
+    else
+        keep()
+        ticket = era
+    end
+    return { 0, now, ready, 1, ticket, stamp, ahead, is_place and 1 or 0, t, r, opens }
+end
+
+-- Takes units of a start back, but for what has come back by itself since, and so may have been used. The start cost c, at s,
+-- and those after it were admitted until l. Take one of these, at a: from it on all cost no more than has been counted since the
+-- start, less c. So without the start the bucket has recovered from them c - (a - s) earlier than it is to now, or before; and if
+-- it was behind by b (`ahead`) at s, of what was started before, another b earlier: less what was given back of that meanwhile.
+-- Hence c - (l - s - b) is safe, and is all of it as long as the bucket is busy.
+local function give_back(stamp, weight, ahead, units)
+    local gone = max(last - stamp - max(ahead - returned, 0), 0)
+    local back_t, back_r = cost(units)
+    local most_t, most_r = cost(weight)
+    most_t = most_t - gone
+    if is_before(most_t, most_r, back_t, back_r) then back_t, back_r = most_t, most_r end
+    local behind_t, behind_r = t - now, r
+    if is_before(behind_t, behind_r, back_t, back_r) then back_t, back_r = behind_t, behind_r end
+    if back_t < 0 then return end
+    t, r = minus(t, r, back_t, back_r)
+    returned = returned + up(back_t, back_r)
+end
+
+-- Ends a start: units go back, or more are owed.
+local function finish(actual, only_place)
+    local ticket, stamp, weight, ahead = arguments[1], arguments[2], arguments[3], arguments[4]
+    local is_over = stamp + up(cost(size + 1)) <= now
+    if is_over and actual <= weight then return { 0, now, 0 } end
+    local known = is_known(ticket, only_place) and up(t, r) > now
+    local debt = (known or is_over) and min(max(actual - weight, 0), size) or 0
+    if known or debt > 0 then
+        if t < now then t, r = now, 0 end
+        last = max(last, now)
+        if known then give_back(stamp, weight, ahead, max(weight - actual, 0)) end
+        if debt > 0 then t, r = plus(t, r, cost(debt)) end
+        if is_before(t, r, carried_t, carried_r) then carried_t, carried_r = t, r end
+        if up(t, r) > now then keep(true) else forget() end
+    end
+    return { 0, now, known and 1 or 0 }
+end
+
+if op == "decide" then
+    local weight, delay, patience, grace, reserves, forced, again = unpack(arguments)
+    return decide(weight, delay, patience, grace, reserves == 1, forced == 1, again == 1)
+elseif op == "record" then
+    return decide(1, 0, 0, 0, false, true, false)
+elseif op == "view" then
+    return { 0, now, ready_for(arguments[1], gate), t, r, gate }
+elseif op == "present" then
+    return present()
+elseif op == "cancel" then
+    return finish(0, arguments[5] == 1)
+elseif op == "settle" then
+    return finish(arguments[5], false)
+elseif op == "adopt" then
+    if is_stale and up(t, r) > now then keep(true) end
+    return { 0, now }
+end

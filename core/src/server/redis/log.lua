@@ -406,7 +406,8 @@ end
 -- The rest of its grace comes back, but for what the one before still needs, and no more than a window.
 function ops.present(ticket, stamp, weight, _, ready)
     local entry, back, _, state = find(ticket, stamp, weight)
-    if state ~= "P" or now < ready or now > stamp or gate_from(0) > now then return { 0, now, 0, 0, 0 } end
+    if now < ready then return { 0, now, 2, 0, 0 } end
+    if state ~= "P" or now > stamp or gate_from(0) > now then return { 0, now, 0, 0, 0 } end
     local before = back + 1 < head.count and entry_at(back + 1)
     local units, kind = 0, slice > 0 and "M" or "S"
     local sum, number, from = word_at(entry, SUM), ticket, max(now + max(slice - 1, 0), stamp + 1 - longest)

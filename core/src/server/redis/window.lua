@@ -1,1 +1,189 @@
-return { 0, 0 }
+-- Fixed windows and the sliding window counter, aligned to 1970. (prelude.lua, counted.lua, this.)
+--
+-- Policy: limit, length, is_smooth, phase. The phase is the Unix time of tick 0 in µs (with a manual clock 0).
+--
+-- State, beside the fields of counted.lua:
+--
+--   w  the newest window in which anything is counted, a number since 1970
+--   n  its units
+--   q  the units of the window before it
+--
+-- A start of weight w has room in its window if `units + w <= limit`; in the sliding window counter, if
+-- `before * (length - elapsed) + (units + w) * length <= limit * length`, where `before` are the units of the window before. It
+-- takes the first moment that has room from the newest window on, which is solved for. A start in the future (a place) is counted in
+-- the window in which it is ready, and is good until that ends.
+--
+-- Why it is right. Nobody is counted in an older window than the newest, so what counts of the window before is final. A start
+-- happens no earlier than `ready` and no later than `stamp`, the last tick of the window that counts it; later in a window there is
+-- only more room. So a window never holds more than the limit. A clock that is set back finds the newest window in the future, and
+-- counts there. What was counted in windows before the two is not known any more. Where that might matter, because a place in the
+-- newest window was given back, it counts as full (`edit`).
+--
+-- No product is larger than 2^53: units are below 2^30, and `floor(room * length / before)` is worked out in two pieces.
+--
+-- decide, record  -> {0, now, ready, taken, ticket, stamp, ahead, is_place, w, n, q, gate}; ahead is 0
+-- view            -> {0, now, ready, w, n, q, gate}
+--     What is held, after the decision: the state, and the later of both gates. With them the caller says, in 128 bits,
+--     remaining = 0 while gate > now or w is later than this window; else limit - units - (before * (length - elapsed) / length
+--     rounded up), at least 0; and empty = max(gate, the start of the latest of w, w + lasts if n > 0, w - 1 + lasts if q > 0),
+--     where lasts is 1, or 2 if it is smooth. (Of an untouched key w, n and q are 0.)
+-- present, cancel, settle, pause, clear as the contract has them; `longest` is not used.
+-- adopt           -> {0, now}: writes the state under the policy that holds, so that it lives as long as that needs.
+--
+-- Commands: HMGET, TIME, HMGET; an admission one HSET more (of a new life HINCRBY, HSET and PEXPIRE), a place HGET, HLEN and
+-- HINCRBY more.
+
+local limit, length, is_smooth, phase = policy[1], policy[2], policy[3] == 1, policy[4]
+local lasts = is_smooth and 2 or 1
+local MOST, PIECE = 1073741823, 4194304
+
+local function window_of(tick) return quotient(tick + phase, length) end
+
+local function start_of(window) return window * length - phase end
+
+-- floor(room * length / before), for room < before <= MOST.
+local function part_of_length(room, before)
+    local high = room * quotient(length, PIECE)
+    local whole = quotient(high, before)
+    return whole * PIECE + quotient((high - whole * before) * PIECE + room * (length % PIECE), before)
+end
+
+local newest, units, before = load("w", "n", "q")
+
+local function units_of(window)
+    return window == newest and units or window == newest - 1 and before or 0
+end
+
+-- What may have been counted before the two windows, and still count.
+local function unknown(here)
+    local lost = newest - 2
+    if lost >= 0 and lost + lasts > here then return lost end
+end
+
+-- What is counted is these `{window, units}`; what is not known counts as full.
+local function set(known, lost, here)
+    local function sum(window)
+        local all = 0
+        for i = 1, #known do
+            if not window or known[i][1] == window then all = all + known[i][2] end
+        end
+        return all
+    end
+    if lost then known[#known + 1] = { lost, max(limit - sum(), 0) } end
+    newest = max(here, lost or 0)
+    for i = 1, #known do
+        if known[i][2] > 0 then newest = max(newest, known[i][1]) end
+    end
+    local function all_of(window)
+        local all = sum(window)
+        if lost and lost >= window and window >= 0 then all = max(all, limit) end
+        return min(all, MOST)
+    end
+    units, before = all_of(newest), all_of(newest - 1)
+end
+
+-- Another policy holds than when this was written: what was counted in a window that had begun counts at its end, or where that
+-- had not come, at the change. Places do not come along.
+local old, changed = policy_before()
+if old then
+    local old_length, old_lasts, known = old[2], old[3] == 1 and 2 or 1, {}
+    local function moved(window) return window_of(min((window + 1) * old_length - 1 - phase, changed)) end
+    for window = newest - 1, newest do
+        if window * old_length - phase <= changed then known[#known + 1] = { moved(window), units_of(window) } end
+    end
+    local lost = newest - 2
+    lost = lost >= 0 and lost + old_lasts > quotient(changed + phase, old_length) and moved(lost) or nil
+    set(known, lost, window_of(changed))
+end
+
+-- Where an earlier state may have been lost, all windows are full in which it might count.
+if born > 0 then gate = max(gate, born + lasts * length) end
+
+-- Until when the state is needed.
+local function needed() return max(start_of(newest + lasts), key_gate) end
+
+local function keep(ticket, stamp)
+    live()
+    save(needed(), { "w", newest, "n", units, "q", before, ticket, stamp })
+end
+
+-- When there is room for this weight first, from this tick on: the window, and the tick. The second window after the newest has
+-- nothing in it and nothing before it. (FAR: never, as no window holds so much.)
+local function earliest(weight, from)
+    local first = max(window_of(from), newest)
+    for window = first, first + 2 do
+        local start = start_of(window)
+        local room, elapsed = limit - units_of(window) - weight, max(from - start, 0)
+        local last = is_smooth and units_of(window - 1) or 0
+        if room >= 0 then
+            if room < last then elapsed = max(elapsed, length - part_of_length(room, last)) end
+            if elapsed < length then return window, start + elapsed end
+        end
+    end
+    return first, FAR
+end
+
+local function decide(weight, delay, patience, reserves, forced)
+    local opens = delay > 0 and max(gate, now + delay) or gate
+    local window, ready = earliest(weight, max(opens, now))
+    local waits = ready > now and not forced
+    if waits and (ready == FAR or patience >= 0 and ready - now > patience) then
+        return { 0, now, ready, 0, 0, 0, 0, 0, newest, units, before, opens }
+    end
+    if forced then window = max(window_of(now), newest) end
+    if window ~= newest then newest, units, before = window, 0, units_of(window - 1) end
+    units = min(units + weight, MOST)
+    local is_place, stamp, ticket = waits or reserves, start_of(window + 1) - 1, nil
+    if is_place then
+        ticket = open_place(lasts * length)
+        keep(ticket, stamp)
+    else
+        keep()
+        ticket = era
+    end
+    return { 0, now, ready, 1, ticket, stamp, 0, is_place and 1 or 0, newest, units, before, opens }
+end
+
+-- Changes what is counted: takes units of a start back, and counts a debt.
+local function edit(window, back, debt)
+    local here = window_of(now)
+    local known, lost = {}, unknown(here)
+    for i = newest - 1, newest do
+        known[#known + 1] = { i, max(units_of(i) - (i == window and back or 0), 0) }
+    end
+    known[3] = { here, debt }
+    set(known, lost, here)
+    if units + before > 0 then keep() else forget() end
+end
+
+-- Ends a start: units go back, or more are owed.
+local function finish(actual, only_place)
+    local ticket, stamp, weight = arguments[1], arguments[2], arguments[3]
+    local is_over = stamp + lasts * length <= now
+    if is_over and actual <= weight then return { 0, now, 0 } end
+    local window = window_of(stamp)
+    local known = is_known(ticket, only_place) and units_of(window) > 0
+    local debt = (known or is_over) and min(max(actual - weight, 0), limit) or 0
+    if known or debt > 0 then edit(window, known and max(weight - actual, 0) or 0, debt) end
+    return { 0, now, known and 1 or 0 }
+end
+
+if op == "decide" then
+    local weight, delay, patience, _, reserves, forced = unpack(arguments)
+    return decide(weight, delay, patience, reserves == 1, forced == 1)
+elseif op == "record" then
+    return decide(1, 0, 0, false, true)
+elseif op == "view" then
+    local weight, _, ready = arguments[1], nil, gate
+    if weight > 0 then _, ready = earliest(min(weight, limit), max(gate, now)) end
+    return { 0, now, ready, newest, units, before, gate }
+elseif op == "present" then
+    return present()
+elseif op == "cancel" then
+    return finish(0, arguments[5] == 1)
+elseif op == "settle" then
+    return finish(arguments[5], false)
+elseif op == "adopt" then
+    if is_stale and units + before > 0 then keep() end
+    return { 0, now }
+end

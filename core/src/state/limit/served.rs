@@ -1,7 +1,7 @@
 //! What a limit asks of its server.
 
 use super::{Key, Limit};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::server::{Call, Engine, number};
 use crate::state::table::{Blocked, Hash, Home, Table};
 use crate::time::Tick;
@@ -15,43 +15,47 @@ impl Limit {
     }
 
     /// Asks a script about a key, by the policy that this process knows. The answer begins with the server's time.
-    pub fn ask(&self, found: &Key, op: &'static str, arguments: &[i64]) -> Result<Vec<i64>, Blocked> {
+    pub fn ask<const N: usize>(&self, found: &Key, op: &'static str, arguments: &[i64]) -> Result<[i64; N], Blocked> {
         self.ask_of(found.home(), found.table, Some(found.hash), op, arguments)
     }
 
     /// The same, of a key that need not be here, or of the whole limit.
-    pub fn ask_of(
+    pub fn ask_of<const N: usize>(
         &self,
         home: &Home,
         table: &Table,
         key: Option<Hash>,
         op: &'static str,
         arguments: &[i64],
-    ) -> Result<Vec<i64>, Blocked> {
+    ) -> Result<[i64; N], Blocked> {
         let server: &dyn Engine = &**self.store.server().expect("the caller has looked");
         let now = home.clock.is_manual().then(|| home.clock.now().floor);
-        let call = Call { op, limit: &self.name, key, policy: &table.policy, now, arguments };
+        let phase = home.phase_on_server();
+        let call = Call { op, limit: &self.name, key, policy: &table.policy, now, phase, arguments };
         let patience = MayWait::part(self.store.options.timeout)?;
         let answer = server.call(&call, patience)?.ok_or(Blocked::Stale)?;
-        if let Some(now) = answer.first() {
-            home.clock.follow(*now as Tick);
-        }
+        let Ok(answer) = <[i64; N]>::try_from(answer.as_slice()) else {
+            let doing = format!("asking {} to {op}", self.store.url());
+            return Err(Error::store(doing, format_args!("{answer:?} is no answer")).into());
+        };
+        home.clock.follow(answer.first().map_or(0, |now| *now as Tick));
         Ok(answer)
     }
 
     /// Does something with the policy of a key, or of the whole limit.
-    fn on_server(&self, key: &str, op: &'static str, argument: impl Fn(&Home) -> i64) -> Result<()> {
+    fn on_server<const N: usize>(&self, key: &str, op: &'static str, argument: impl Fn(&Home) -> i64) -> Result<()> {
         if key.is_empty() {
-            return self.look("", |home, table, _, _| self.ask_of(home, table, None, op, &[argument(home)]).map(drop));
+            return self
+                .look("", |home, table, _, _| self.ask_of::<N>(home, table, None, op, &[argument(home)]).map(drop));
         }
-        self.with_key(key, |found| self.ask(found, op, &[argument(found.home())]).map(drop))
+        self.with_key(key, |found| self.ask::<N>(found, op, &[argument(found.home())]).map(drop))
     }
 
     pub(super) fn close_gate_on_server(&self, key: &str, until: Tick) -> Result<()> {
-        self.on_server(key, "pause", |home| number(until.saturating_sub(home.clock.now().floor)))
+        self.on_server::<2>(key, "pause", |home| number(until.saturating_sub(home.clock.now().floor)))
     }
 
     pub(super) fn forget_on_server(&self, key: &str) -> Result<()> {
-        self.on_server(key, "clear", |_| 0)
+        self.on_server::<1>(key, "clear", |_| 0)
     }
 }

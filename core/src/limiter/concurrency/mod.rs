@@ -1,5 +1,7 @@
 //! At most so many at the same time: in this process, or in all that share a store.
 
+mod served;
+
 use super::inner::Base;
 use super::line::{Claim, Terms};
 use super::{Attempt, Inner, LOOK_AGAIN, Limiter, Places, Presented, foreign, unsupported};
@@ -7,11 +9,13 @@ use crate::algorithm::leases::{Lease, Leases, NEVER};
 use crate::atomic::*;
 use crate::decision::Decision;
 use crate::error::{Error, Result};
+use crate::fork::PerProcess;
 use crate::permit::{Kind, LeasePermit, RawPermit};
 use crate::policy::{self, Policy, Shape};
 use crate::state::counts::{ADMITTED, CANCELLED, DENIED};
 use crate::state::{self, Blocked, Hash, Home, Key, Limit, STORE_AGAIN, Store, StoreOptions, Table};
 use crate::time::{ManualClock, Tick, from_ticks};
+use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
 /// At most `max` units running at the same time, per key. A start holds a *lease* until it completes; one of a process
@@ -30,6 +34,8 @@ use std::time::Duration;
 pub struct ConcurrencyLimiter {
     base: Base,
     limit: Limit,
+    /// What this process recorded without a permit and has not ended, where a server counts.
+    running: PerProcess<HashMap<Hash, VecDeque<Lease>>>,
 }
 
 impl ConcurrencyLimiter {
@@ -65,7 +71,7 @@ impl ConcurrencyLimiter {
     }
 
     pub(crate) fn of(limit: Limit) -> Self {
-        ConcurrencyLimiter { base: Base::new(limit.name().clone()), limit }
+        ConcurrencyLimiter { base: Base::new(limit.name().clone()), limit, running: PerProcess::new() }
     }
 
     /// Takes the limit that is declared under a name; at the first use it must be.
@@ -217,6 +223,9 @@ impl ConcurrencyLimiter {
 
     fn end(&self, permit: &RawPermit, is_cancelled: bool) -> Result<()> {
         let ended = || {
+            if self.limit.is_served() {
+                return self.end_on_server(permit, is_cancelled).map(Some);
+            }
             self.with_lease(permit, |found, leases, lease| {
                 if leases.give_back(lease)? {
                     Self::ring(leases);
@@ -249,6 +258,9 @@ impl Limiter for ConcurrencyLimiter {
             return Ok(());
         }
         let renewed = || {
+            if self.limit.is_served() {
+                return self.renew_on_server(permit);
+            }
             self.with_lease(permit, |found, leases, lease| {
                 // One that is over is not revived, whether anybody has noticed or not.
                 if !matches!(Self::deadline(found.home(), found.table), NEVER) {
@@ -284,6 +296,13 @@ impl Inner for ConcurrencyLimiter {
         policy::check_some(weight)?;
         let answer = || {
             self.with_leases(key, |found, leases| {
+                if self.limit.is_served() {
+                    let (permit, seen) = self.take_on_server(found, weight)?;
+                    if permit.is_none() {
+                        found.decided(DENIED, weight);
+                    }
+                    return Ok(permit.map_or_else(|| Attempt::Denied(seen.retry_after()), Attempt::Admitted));
+                }
                 Ok(match self.take(found, leases, weight)? {
                     Some(lease) => {
                         found.decided(ADMITTED, weight);
@@ -307,6 +326,9 @@ impl Inner for ConcurrencyLimiter {
         policy::check_some(weight)?;
         let answer = || {
             self.with_leases(key, |found, leases| {
+                if self.limit.is_served() {
+                    return self.decide_on_server(found, weight);
+                }
                 Self::expire(found, leases)?;
                 let lease = self.take(found, leases, weight)?;
                 let retry_after = if lease.is_some() { None } else { Some(Self::retry_after(found, leases)?) };
@@ -324,6 +346,9 @@ impl Inner for ConcurrencyLimiter {
     fn quiet_peek(&self, key: &str, weight: u64) -> Result<Decision> {
         let answer = || {
             self.limit.look(key, |home, table, found, gate| {
+                if self.limit.is_served() {
+                    return self.peek_on_server(home, table, key, weight);
+                }
                 let max = table.capacity;
                 policy::check_weight(self.name(), weight, max)?;
                 let now = home.clock.now().floor;
@@ -348,12 +373,13 @@ impl Inner for ConcurrencyLimiter {
 
     fn quiet_record_start(&self, key: &str) -> Result<()> {
         let started = || {
-            self.with_leases(key, |found, leases| match leases.start(found.member())? {
-                Some(_) => {
-                    found.decided(ADMITTED, 1);
-                    Ok(())
+            self.with_leases(key, |found, leases| {
+                if self.limit.is_served() {
+                    return self.record_start_on_server(found);
                 }
-                None => Err(Blocked::Crowded),
+                leases.start(found.member())?.ok_or(Blocked::Crowded)?;
+                found.decided(ADMITTED, 1);
+                Ok(())
             })
         };
         self.limit.or_instead(started, |_| ())
@@ -361,6 +387,9 @@ impl Inner for ConcurrencyLimiter {
 
     fn quiet_record_end(&self, key: &str) -> Result<()> {
         let ended = || {
+            if self.limit.is_served() {
+                return self.record_end_on_server(key);
+            }
             self.with_leases(key, |found, leases| {
                 if leases.complete(found.member())? {
                     Self::ring(leases);
@@ -380,6 +409,11 @@ impl Inner for ConcurrencyLimiter {
         policy::check_some(weight)?;
         let claimed = || {
             self.with_leases(key, |found, leases| {
+                if self.limit.is_served() {
+                    let (permit, seen) = self.take_on_server(found, weight)?;
+                    let denied = || Claim::Denied { after: seen.retry_after(), is_certain: seen.is_closed() };
+                    return Ok(permit.map_or_else(denied, Claim::Started));
+                }
                 if let Some(lease) = self.take(found, leases, weight)? {
                     found.decided(ADMITTED, weight);
                     return Ok(Claim::Started(self.permit(found, lease)));
@@ -421,6 +455,10 @@ impl Inner for ConcurrencyLimiter {
     }
 
     fn is_over(&self, permit: &RawPermit) -> bool {
+        if self.limit.is_served() {
+            // To ask costs a round trip, and whoever ends it is told anyway.
+            return false;
+        }
         let held = self.with_lease(permit, |_, leases, lease| Ok(leases.is_held(lease)?));
         matches!(held, Ok(None | Some(false)))
     }

@@ -1,0 +1,151 @@
+-- What bucket.lua and window.lua share: one hash per key, and its open places. (prelude.lua, this, then one of them.)
+--
+--   e  era: who started earlier has it as its ticket. A key that is forgotten, cleared or put under another policy gets a new one
+--   m  the policy that the state was written by (`mark`)
+--   p  its numbers
+--   b  the birth of the limit that it belongs to (absent: 0)
+--   g  the key's gate (absent: none)
+--   x  until when the key lives (absent: for ever, as by a manual clock)
+--   o  how many fields the hash may have before places are removed that are over (absent: PLACES)
+--   N  a number: an open place, good until the tick that it holds
+--
+-- A place is one start. Who starts with it, or gives it back, removes its field first: so it counts once. Its ticket N and all eras
+-- come from one counter of the limit (`ids`), which only grows: so no old ticket stands for anything new. A start that was made
+-- with a place is known by the era from then on (`present` says it). A new life of the key begins with DEL, so no place
+-- outlives a clear or another policy.
+
+-- As long as anybody waits: 366 days. And further than any time.
+local LONGEST, FAR = 31622400000000, 4503599627370496
+local PLACES = 64
+local unpack = table.unpack or unpack
+
+-- floor(a * b / c) and the rest, for a below 2^53 and b, c below 2^50: bit by bit. FAR, 0 where it is as large.
+local function share(a, b, c)
+    local whole, rest, bit = 0, 0, FAR
+    while bit >= 1 do
+        rest = 2 * rest
+        if a >= bit then a, rest = a - bit, rest + b end
+        local times = quotient(rest, c)
+        whole, rest, bit = 2 * whole + times, rest - times * c, quotient(bit, 2)
+        if whole >= FAR then return FAR, 0 end
+    end
+    return whole, rest
+end
+
+-- What is known of the key. Stale: what is there does not count any more, and goes with the next write. New: a life begins.
+local era, was_marked, key_gate, till, is_there, is_stale, is_new
+
+-- Reads these fields too, and answers their values (absent: 0).
+local function load(...)
+    local raw = call("HMGET", state_key, "e", "m", "b", "g", "x", ...)
+    for i = 1, #raw do raw[i] = tonumber(raw[i] or 0) end
+    is_there = raw[1] > 0 or raw[4] > 0
+    if raw[3] ~= birth then
+        is_stale = is_there
+        for i = 1, #raw do raw[i] = 0 end
+    end
+    era, was_marked, key_gate, till = raw[1], raw[2], raw[4], raw[5]
+    gate = max(gate, key_gate)
+    return unpack(raw, 6)
+end
+
+-- The numbers of the policy that the state was written by, and when it ended; nil if that is this one.
+local function policy_before()
+    if era == 0 or was_marked == mark then return nil end
+    local before, hash = {}, string.sub(state_key, -32)
+    for number in string.gmatch(call("HGET", state_key, "p"), "%d+") do before[#before + 1] = tonumber(number) end
+    local since = call("HMGET", limit_key, "since", "s:" .. hash, "k:" .. hash)
+    local of_limit, of_key = tonumber(since[1] or now), tonumber(since[2] or since[3] and now or 0)
+    era, is_stale = 0, true
+    return before, min(now, since[3] and of_key or max(of_limit, of_key))
+end
+
+local function next_id() return call("HINCRBY", limit_key, "ids", 1) end
+
+-- Begins a life, if there is none.
+local function live()
+    if era == 0 then era, is_new = next_id(), true end
+end
+
+-- Writes these fields, and whatever a life begins with; the key is needed until the tick `needed`.
+local function save(needed, fields)
+    local function add(name, value)
+        fields[#fields + 1] = name
+        fields[#fields + 1] = value
+    end
+    if is_stale then
+        call("DEL", state_key)
+        is_there, till = false, 0
+        if key_gate > now then add("g", key_gate) end
+    end
+    if birth > 0 and not is_there then add("b", birth) end
+    if is_new then
+        add("e", era)
+        add("m", mark)
+        add("p", table.concat(policy, " "))
+    end
+    local lives = not is_manual and needed > till
+    if lives then
+        till = needed + max(needed - now, 0) + SECOND
+        add("x", till)
+    end
+    for i = 1, #fields do
+        if type(fields[i]) == "number" then fields[i] = format("%d", fields[i]) end
+    end
+    call("HSET", state_key, unpack(fields))
+    if lives then call("PEXPIRE", state_key, format("%d", quotient(till - now, 1000) + 1)) end
+    note_time()
+end
+
+-- Forgets everything but the key's gate.
+local function forget()
+    call("DEL", state_key)
+    till, is_there, is_stale, is_new = 0, false, false, false
+    if key_gate > now then save(key_gate, { "g", key_gate }) end
+end
+
+-- Notes a place before it is saved: its ticket. Those that ended `memory` ago mean nothing any more.
+local function open_place(memory)
+    local most = tonumber(call("HGET", state_key, "o") or PLACES)
+    if not is_stale and call("HLEN", state_key) >= most then
+        local all = call("HGETALL", state_key)
+        for i = 1, #all, 2 do
+            if tonumber(all[i]) and tonumber(all[i + 1]) + memory <= now then call("HDEL", state_key, all[i]) end
+        end
+        call("HSET", state_key, "o", format("%d", 2 * call("HLEN", state_key) + PLACES))
+    end
+    return next_id()
+end
+
+-- Removes a place. Was it open?
+local function close_place(ticket)
+    return not is_stale and era > 0 and call("HDEL", state_key, format("%d", ticket)) == 1
+end
+
+-- Is this ticket one of a start, or of a place that nobody has used? Then it is used now.
+local function is_known(ticket, only_place)
+    return era > 0 and ticket == era and not only_place or ticket ~= era and close_place(ticket)
+end
+
+if op == "pause" then
+    load()
+    local closed = key_gate
+    key_gate = max(key_gate, now + arguments[1])
+    if key_gate > closed then save(key_gate, { "g", key_gate }) end
+    return { 0, now, key_gate }
+end
+
+if op == "clear" then
+    call("DEL", state_key)
+    return { 0, now }
+end
+
+-- A place starts once: from `ready` on, if it is not late, behind no gate, and of this life.
+-- present ticket stamp weight longest ready -> {0, now, started, stamp, ticket}: started 1, and it is known by `ticket` from now on;
+-- 0: it is late, used, or overtaken by a gate or another policy; 2: too early, nothing has happened.
+local function present()
+    local ticket, stamp, ready = arguments[1], arguments[2], arguments[5]
+    if now < ready then return { 0, now, 2, stamp, ticket } end
+    if gate > now or now > stamp or was_marked ~= mark or not close_place(ticket) then return { 0, now, 0, stamp, ticket } end
+    return { 0, now, 1, stamp, era }
+end
