@@ -146,3 +146,50 @@ fn an_address_that_makes_no_sense_is_an_error_at_once() {
     let error = store.open().unwrap_err().to_string();
     assert!(error.contains("127.0.0.1:1") && !error.contains("secret"), "{error}");
 }
+
+/// How many starts of so many attempts, one after the other, on each of these.
+fn starts(limiters: &[&RateLimiter], attempts: usize) -> usize {
+    (0..attempts).flat_map(|_| limiters).filter(|limiter| admits(**limiter, "")).count()
+}
+
+#[test]
+fn a_server_that_lost_all_starts_nothing_until_what_it_had_is_over() {
+    let mut server = RedisServer::start("servers-lost");
+    let window = Duration::from_secs(2);
+    let limiter = |store: &Store| rate(store, "api", 5, window);
+    let (old, new) = (Store::new(&server.url()).unwrap(), Store::new(&server.url()).unwrap());
+    let (old, new) = (limiter(&old), limiter(&new));
+    for how in ["wiped, and asked by who knew", "wiped, and asked by somebody new", "started again"] {
+        let began = Instant::now();
+        assert_eq!(starts(&[&old], 6), 5, "{how}");
+        let last = Instant::now();
+        let newer = limiter(&Store::new(&server.url()).unwrap());
+        let asked: &[&RateLimiter] = match how {
+            "started again" => {
+                server.start_again();
+                // Who has not known it cannot tell it from a server that nobody has used.
+                assert!(!admits(&old, ""), "{how}");
+                &[&newer, &new, &old]
+            }
+            "wiped, and asked by who knew" => {
+                server.command("FLUSHALL");
+                &[&old, &newer]
+            }
+            _ => {
+                server.command("FLUSHALL");
+                &[&newer, &new, &old]
+            }
+        };
+        let mut first = None;
+        while first.is_none() {
+            let before = Instant::now();
+            if starts(asked, 1) > 0 {
+                first = Some(before);
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let after = Instant::now() - last;
+        assert!(after >= window, "{how}: {after:?} after the last start, {:?} after the first", Instant::now() - began);
+        std::thread::sleep(window);
+    }
+}

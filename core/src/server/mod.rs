@@ -35,6 +35,8 @@ pub(crate) struct Call<'a> {
     /// The limit's name, and the key's hash; none: all of the limit.
     pub limit: &'a str,
     pub key: Option<Hash>,
+    /// When it was made, as the caller knows; 0: it does not.
+    pub made: Tick,
     /// The policy that the caller knows.
     pub policy: &'a Policy,
     /// The time, where a test makes it.
@@ -52,6 +54,8 @@ pub(crate) struct Row {
     pub composite: Option<String>,
     /// The text of what an operator put above it.
     pub overriding: Option<String>,
+    /// When it was made.
+    pub made: Option<Tick>,
     /// Of the key that was asked about, if it has a policy of its own: that, a line end, and the key.
     pub key: Option<String>,
 }
@@ -151,8 +155,8 @@ pub(crate) trait Engine: std::fmt::Debug + Send + Sync {
     /// What is declared under a name, and for one of its keys.
     fn row(&self, name: &str, key: Option<Hash>, patience: Duration) -> Result<Row>;
 
-    /// Notes something under a name, and lets the rest be.
-    fn note(&self, name: &str, notes: &[Note], patience: Duration) -> Result<()>;
+    /// Notes something under a name, and lets the rest be. Answers when the limit was made. `is_manual`: a test makes the time.
+    fn note(&self, name: &str, notes: &[Note], is_manual: bool, patience: Duration) -> Result<Tick>;
 
     /// Takes away what is declared under a name, and for its keys. What was started still counts.
     fn forget(&self, name: &str, patience: Duration) -> Result<()>;

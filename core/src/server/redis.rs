@@ -24,15 +24,25 @@ const MOST_IDLE: usize = 8;
 /// The least that a call waits: no time at all would be without end.
 const LEAST: Duration = Duration::from_millis(1);
 
-/// Notes fields: names and values, `-`, and the names of those to take away. What holds is what an operator put above the policy.
+/// Is there as long as nobody has wiped the server: see [`may_be_wiped`].
+const MARK: &str = "wgl:mark";
+
+/// Notes of a new limit on which run of which server it was made and when, and whether there may have been starts before. Then fields:
+/// names and values, `-`, and the names of those to take away. What holds is what an operator put above the policy.
 const NOTE: &str = "
-    local i = 1
+    if redis.call('EXISTS', KEYS[1]) == 0 and ARGV[1] ~= '0' then
+        local time = redis.call('TIME')
+        local now = string.format('%d', (tonumber(time[1]) - 1704067200) * 1000000 + tonumber(time[2]))
+        redis.call('HSET', KEYS[1], 'run', ARGV[1], 'made', now)
+        if ARGV[2] == '1' then redis.call('HSET', KEYS[1], 'born', now) end
+    end
+    local i = 3
     while ARGV[i] ~= '-' do redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 1]) i = i + 2 end
     for j = i + 1, #ARGV do redis.call('HDEL', KEYS[1], ARGV[j]) end
     local found = redis.call('HMGET', KEYS[1], 'o', 'p')
     local holds = found[1] or found[2]
     if holds then redis.call('HSET', KEYS[1], 'version', holds) else redis.call('HDEL', KEYS[1], 'version') end
-    return 0";
+    return tonumber(redis.call('HGET', KEYS[1], 'made') or 0)";
 
 /// Nothing is declared any more, of keys either.
 const FORGET: &str = "
@@ -53,8 +63,8 @@ pub(crate) struct Redis {
     forget: Script,
 }
 
-/// A connection, and how long its reads and writes wait.
-struct Idle(Connection, Duration);
+/// A connection, how long its reads and writes wait, and which run of which server is at its other end.
+struct Idle(Connection, Duration, u64);
 
 impl fmt::Debug for Redis {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -80,23 +90,21 @@ impl Redis {
 
     /// Does something with a connection. One that was idle may have been closed at the other end meanwhile: then it is done once
     /// more, on a new one.
-    fn with<R>(&self, patience: Duration, ask: impl Fn(&mut Connection) -> RedisResult<R>) -> Result<R> {
+    fn with<R>(&self, patience: Duration, ask: impl Fn(&mut Connection, u64) -> RedisResult<R>) -> Result<R> {
         let began = Instant::now();
         let left = || patience.saturating_sub(began.elapsed()).max(LEAST);
         loop {
             let kept = self.idle.lock().pop();
             let was_idle = kept.is_some();
-            let asked = kept.map_or_else(|| self.client.get_connection_with_timeout(left()).map(new), Ok).and_then(
-                |Idle(mut connection, before)| {
-                    // To set it costs two system calls.
-                    let timeout = if before > left() || before.is_zero() { left() } else { before };
-                    if timeout != before {
-                        connection.set_read_timeout(Some(timeout))?;
-                        connection.set_write_timeout(Some(timeout))?;
-                    }
-                    Ok((ask(&mut connection)?, Idle(connection, timeout)))
-                },
-            );
+            let connect = || self.connect(left());
+            let asked = kept.map_or_else(connect, Ok).and_then(|Idle(mut connection, before, run)| {
+                // To set it costs two system calls.
+                let timeout = if before > left() { left() } else { before };
+                if timeout != before {
+                    wait_for(&connection, timeout)?;
+                }
+                Ok((ask(&mut connection, run)?, Idle(connection, timeout, run)))
+            });
             match asked {
                 Ok((answer, connection)) => {
                     let mut idle = self.idle.lock();
@@ -112,6 +120,15 @@ impl Redis {
         }
     }
 
+    fn connect(&self, timeout: Duration) -> RedisResult<Idle> {
+        let mut connection = self.client.get_connection_with_timeout(timeout)?;
+        wait_for(&connection, timeout)?;
+        let info: String = redis::cmd("INFO").arg("server").query(&mut connection)?;
+        // It is another one when a server was started again, or another has taken its place: what it knows may be older then.
+        let run = info_of(&info, "run_id:").and_then(|id| u64::from_str_radix(id.get(..13)?, 16).ok());
+        Ok(Idle(connection, timeout, run.unwrap_or(1).max(1)))
+    }
+
     fn explain(&self, error: &RedisError, waited: Duration) -> Error {
         let doing = format!("asking {}", self.url);
         match error.is_timeout() {
@@ -121,7 +138,7 @@ impl Redis {
     }
 
     fn query<T: FromRedisValue>(&self, command: &Cmd, patience: Duration) -> Result<T> {
-        self.with(patience, |connection| command.query(connection))
+        self.with(patience, |connection, _| command.query(connection))
     }
 
     /// Runs a script, which the server may not have yet.
@@ -129,27 +146,47 @@ impl Redis {
         &self,
         script: &Script,
         keys: &[String],
-        arguments: &[String],
+        arguments: impl Fn(&mut Connection, u64) -> RedisResult<Vec<String>>,
         patience: Duration,
     ) -> Result<T> {
-        let command = |name: &str, script: &str| {
-            let mut command = redis::cmd(name);
-            command.arg(script).arg(keys.len()).arg(keys).arg(arguments);
-            command
-        };
-        let by_hash = command("EVALSHA", script.get_hash());
-        self.with(patience, |connection| match by_hash.query(connection) {
-            Err(e) if e.kind() == ServerErrorKind::NoScript.into() => {
-                script.load(connection)?;
-                by_hash.query(connection)
+        self.with(patience, |connection, run| {
+            let mut by_hash = redis::cmd("EVALSHA");
+            by_hash.arg(script.get_hash()).arg(keys.len()).arg(keys).arg(arguments(connection, run)?);
+            match by_hash.query(connection) {
+                Err(e) if e.kind() == ServerErrorKind::NoScript.into() => {
+                    script.load(connection)?;
+                    by_hash.query(connection)
+                }
+                answer => answer,
             }
-            answer => answer,
         })
     }
 }
 
-fn new(connection: Connection) -> Idle {
-    Idle(connection, Duration::ZERO)
+fn wait_for(connection: &Connection, timeout: Duration) -> RedisResult<()> {
+    connection.set_read_timeout(Some(timeout))?;
+    connection.set_write_timeout(Some(timeout))
+}
+
+/// A field of what `INFO` says.
+fn info_of<'i>(info: &'i str, field: &str) -> Option<&'i str> {
+    info.lines().find_map(|line| line.strip_prefix(field)).map(str::trim)
+}
+
+/// May a limit have been here that nobody who asks now knows of? Not where the mark is that whoever asks first leaves, nor where
+/// nothing was ever taken away since the server was started. (What was lost before it was started, others have to know.)
+fn may_be_wiped(connection: &mut Connection) -> RedisResult<bool> {
+    if redis::cmd("EXISTS").arg(MARK).query(connection)? {
+        return Ok(false);
+    }
+    let info: String = redis::cmd("INFO").arg("all").query(connection)?;
+    let is_wiped = info.contains("cmdstat_flush") || info_of(&info, "evicted_keys:") != Some("0");
+    redis::cmd("SET").arg(MARK).arg("1").exec(connection)?;
+    Ok(is_wiped)
+}
+
+fn time((seconds, us): (u64, u64)) -> Tick {
+    (seconds * 1_000_000 + us).saturating_sub(EPOCH)
 }
 
 /// An address as people may see it.
@@ -182,10 +219,12 @@ impl Engine for Redis {
         let key = call.key.map(|hash| format!("{limit}:{}", hex(hash)));
         let keys: Vec<String> = [limit].into_iter().chain(key).collect();
         let time = call.now.map_or_else(String::new, |now| now.to_string());
-        let mut arguments =
-            vec![call.op.to_owned(), version.to_string(), String::new(), time, numbers.len().to_string()];
-        arguments.extend(numbers.iter().chain(call.arguments).map(i64::to_string));
-        let answer: Vec<i64> = self.run(script, &keys, &arguments, patience)?;
+        let arguments = |_: &mut Connection, run: u64| {
+            let run = if call.now.is_some() { String::new() } else { format!("{run} {}", call.made) };
+            let first = [call.op.to_owned(), version.to_string(), run, time.clone(), numbers.len().to_string()];
+            Ok(first.into_iter().chain(numbers.iter().chain(call.arguments).map(i64::to_string)).collect())
+        };
+        let answer: Vec<i64> = self.run(script, &keys, arguments, patience)?;
         match answer.split_first() {
             Some((0, answer)) => Ok(Some(answer.to_vec())),
             Some((-1, _)) => Ok(None),
@@ -194,20 +233,20 @@ impl Engine for Redis {
     }
 
     fn time(&self, patience: Duration) -> Result<Tick> {
-        let (seconds, us): (u64, u64) = self.query(&redis::cmd("TIME"), patience)?;
-        Ok((seconds * 1_000_000 + us).saturating_sub(EPOCH))
+        self.query(&redis::cmd("TIME"), patience).map(time)
     }
 
     fn row(&self, name: &str, key: Option<Hash>, patience: Duration) -> Result<Row> {
-        let mut fields = vec!["policy".to_owned(), "composite".into(), "override".into()];
+        let mut fields = ["policy", "composite", "override", "made"].map(str::to_owned).to_vec();
         fields.extend(key.map(|hash| format!("t:{}", hex(hash))));
         let command = redis::cmd("HMGET").arg(key_of(name)).arg(&fields).to_owned();
         let mut values: Vec<Option<String>> = self.query(&command, patience)?;
         let mut value = |at: usize| values.get_mut(at).and_then(Option::take);
-        Ok(Row { policy: value(0), composite: value(1), overriding: value(2), key: value(3) })
+        let made = value(3).and_then(|tick| tick.parse().ok());
+        Ok(Row { policy: value(0), composite: value(1), overriding: value(2), made, key: value(4) })
     }
 
-    fn note(&self, name: &str, notes: &[Note], patience: Duration) -> Result<()> {
+    fn note(&self, name: &str, notes: &[Note], is_manual: bool, patience: Duration) -> Result<Tick> {
         let (mut set, mut gone) = (Vec::new(), Vec::new());
         let mut put = |field: String, value: Option<String>| match value {
             Some(value) => set.extend([field, value]),
@@ -232,13 +271,18 @@ impl Engine for Redis {
                 policy.map(|policy| text.map_or_else(|| policy.to_string(), |key| format!("{policy}\n{key}"))),
             );
         }
-        let arguments: Vec<String> = set.into_iter().chain(["-".to_owned()]).chain(gone).collect();
-        self.run::<i64>(&self.note, &[key_of(name)], &arguments, patience)?;
-        self.query::<i64>(redis::cmd("SADD").arg("wgl:names").arg(name), patience).map(drop)
+        let fields: Vec<String> = set.into_iter().chain(["-".to_owned()]).chain(gone).collect();
+        let arguments = |connection: &mut Connection, run: u64| {
+            let (run, is_wiped) = if is_manual { (0, false) } else { (run, may_be_wiped(connection)?) };
+            Ok([run.to_string(), u64::from(is_wiped).to_string()].into_iter().chain(fields.iter().cloned()).collect())
+        };
+        let made = self.run(&self.note, &[key_of(name)], arguments, patience)?;
+        self.query::<i64>(redis::cmd("SADD").arg("wgl:names").arg(name), patience)?;
+        Ok(made)
     }
 
     fn forget(&self, name: &str, patience: Duration) -> Result<()> {
-        self.run::<i64>(&self.forget, &[key_of(name)], &[], patience)?;
+        self.run::<i64>(&self.forget, &[key_of(name)], |_, _| Ok(Vec::new()), patience)?;
         self.query::<i64>(redis::cmd("SREM").arg("wgl:names").arg(name), patience).map(drop)
     }
 

@@ -13,6 +13,7 @@ use super::table::{Hash, hasher};
 use crate::error::{Error, Result};
 use crate::policy::{self, Policy};
 use crate::server::{Engine, MOST, Note, Row};
+use crate::time::Tick;
 use crate::waiting::MayWait;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -96,7 +97,7 @@ impl Session {
         for (name, notes) in told {
             match notes.as_slice() {
                 [] => server.forget(&name, left.now())?,
-                notes => server.note(&name, notes, left.now())?,
+                notes => self.was_made(&name, server.note(&name, notes, self.options.clock.is_some(), left.now())?),
             }
         }
         Ok(answer)
@@ -125,7 +126,20 @@ impl Session {
             names.extend(name.rsplit_once('/').map(|(whole, _)| whole.to_owned()).filter(|whole| !whole.is_empty()));
             rows.push((name, row));
         }
+        for (name, row) in &rows {
+            row.made.into_iter().for_each(|made| self.was_made(name, made));
+        }
         Ok(rows)
+    }
+
+    fn was_made(&self, name: &str, made: Tick) {
+        self.made.lock().entry(name.to_owned()).or_insert(made);
+    }
+
+    /// When a limit was made that this process uses, by what the server said first; 0: it has not. If it says anything else later, it
+    /// has lost the limit in between.
+    pub fn made(&self, name: &str) -> Tick {
+        self.made.lock().get(name).copied().unwrap_or(0)
     }
 
     /// Lets hold what the server says of a limit and a key, after it has said that something else holds.

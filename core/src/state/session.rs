@@ -19,7 +19,7 @@ use crate::policy::Policy;
 use crate::server::{self, Engine};
 use crate::time::{Clock, Tick};
 use crate::waiting::MayWait;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::ptr;
@@ -53,6 +53,8 @@ pub(crate) struct Session {
     /// What decides in place of this process's cells, and what time it was there when it was first asked.
     pub(super) server: Option<Arc<dyn Engine>>,
     pub(super) server_time: OnceLock<(Instant, Tick)>,
+    /// When the limits were made there that this process uses.
+    pub(super) made: fork::PerProcess<HashMap<String, Tick>>,
     /// Whose leases there are this process's.
     pub(super) owner: fork::PerProcess<Option<u64>>,
     /// How this process writes the ledger.
@@ -138,6 +140,7 @@ impl Session {
             rare: rare.into(),
             server,
             server_time: OnceLock::new(),
+            made: fork::PerProcess::new(),
             owner: fork::PerProcess::new(),
             failures: AtomicU64::new(0),
             hooks: Hooks::default(),

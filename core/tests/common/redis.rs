@@ -15,7 +15,19 @@ pub struct RedisServer {
 impl RedisServer {
     pub fn start(name: &str) -> RedisServer {
         let directory = Dir::in_memory(name);
+        RedisServer { process: Self::run(&directory), directory }
+    }
+
+    /// Ends it at once, with all that it has, and starts it again.
+    pub fn start_again(&mut self) {
+        self.process.kill().unwrap();
+        self.process.wait().unwrap();
+        self.process = Self::run(&self.directory);
+    }
+
+    fn run(directory: &Dir) -> Child {
         let socket = directory.file("s");
+        let _ = std::fs::remove_file(&socket);
         let process = Command::new("redis-server")
             .args(["--port", "0", "--save", "", "--appendonly", "no", "--unixsocket"])
             .arg(&socket)
@@ -24,13 +36,12 @@ impl RedisServer {
             .stdout(Stdio::null())
             .spawn()
             .expect("redis-server is installed");
-        let server = RedisServer { process, directory };
         let began = Instant::now();
         while UnixStream::connect(&socket).is_err() {
             assert!(began.elapsed() < Duration::from_secs(60), "the server does not listen");
             std::thread::sleep(Duration::from_millis(5));
         }
-        server
+        process
     }
 
     pub fn url(&self) -> String {

@@ -485,6 +485,9 @@ function ops.complete(began)
     return { 0, now }
 end
 
+-- What may have been lost counts as a whole limit.
+if born > 0 then gate = max(gate, born + longest) end
+
 read_head()
 if head.mark ~= mark then carry_over() end
 adapt()

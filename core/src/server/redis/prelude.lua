@@ -2,14 +2,15 @@
 --
 -- KEYS[1]  the limit: a hash with `version`, `gate`, `floor`, `birth`, `born`, and `k:HASH`, the version of a key's own policy.
 -- KEYS[2]  the state of one key; its name ends with the key's HASH, 32 hex digits. Absent where the whole limit is meant.
--- ARGV     op, version known, version of the key's own policy known (0: it has none), time ("": the server's),
---          how many numbers the policy has, these numbers, the op's arguments.
+-- ARGV     op, the version of the policy that the caller knows, which run of which server it asks and when the limit was made as
+--          the caller knows (0: it does not), time ("": the server's), how many numbers the policy has, these, the op's arguments.
 --
 -- All numbers are integers below 2^53, which a double holds exactly. Time is in ticks of 1 µs since 2024-01-01T00:00:00Z.
 -- Redis and Valkey run Lua 5.1, Dragonfly 5.4: there `/` makes a float even of integers, so every quotient goes through
 -- `quotient`, and texts are made by `%d`.
 
 local call, floor, max, min, format = redis.call, math.floor, math.max, math.min, string.format
+local unpack = unpack or table.unpack
 
 local EPOCH = 1704067200
 local SECOND = 1000000
@@ -32,12 +33,12 @@ end
 -- What the limit says of itself: `gate`, before which nobody starts; `birth`, which grows when the whole limit is cleared (a
 -- state that was written before it counts as absent); `born`, up to when starts may have been lost (a key that is absent counts
 -- as full of starts at that time); `floor_seen`, the latest time that was noted.
-local version, own_version, gate, floor_seen, birth, born
+local version, own_version, gate, floor_seen, birth, born, run_seen, made
 do
     local own = "k:" .. string.sub(state_key or "", -32)
-    local known = call("HMGET", limit_key, "version", own, "gate", "floor", "birth", "born")
-    for i = 1, 6 do known[i] = tonumber(known[i] or 0) end
-    version, own_version, gate, floor_seen, birth, born = known[1], known[2], known[3], known[4], known[5], known[6]
+    local known = call("HMGET", limit_key, "version", own, "gate", "floor", "birth", "born", "run", "made")
+    for i = 1, 8 do known[i] = tonumber(known[i] or 0) end
+    version, own_version, gate, floor_seen, birth, born, run_seen, made = unpack(known)
 end
 
 -- The caller goes by a policy that is not the one that holds: it has to read that first.
@@ -58,6 +59,17 @@ else
     now = (tonumber(time[1]) - EPOCH) * SECOND + tonumber(time[2])
 end
 now = max(now, floor_seen)
+
+-- Another run of a server, or another server, has this by now: the last that was started may not be among it. Or the caller knew
+-- the limit before it was made anew: what was started then is not known at all.
+if not is_manual then
+    local run, known = string.match(ARGV[3], "^(%d+) (%d+)$")
+    local lost = tonumber(run) ~= run_seen and now or tonumber(known) > 0 and tonumber(known) ~= made and made or 0
+    if lost > born then
+        born = lost
+        call("HSET", limit_key, "run", run, "born", format("%d", born))
+    end
+end
 
 -- To be called by whatever writes anyway.
 local function note_time()

@@ -31,7 +31,8 @@ impl Limit {
         let server: &dyn Engine = &**self.store.server().expect("the caller has looked");
         let now = home.clock.is_manual().then(|| home.clock.now().floor);
         let phase = home.phase_on_server();
-        let call = Call { op, limit: &self.name, key, policy: &table.policy, now, phase, arguments };
+        let made = self.store.made(&self.name);
+        let call = Call { op, limit: &self.name, key, made, policy: &table.policy, now, phase, arguments };
         let patience = MayWait::part(self.store.options.timeout)?;
         let answer = server.call(&call, patience)?.ok_or(Blocked::Stale)?;
         let Ok(answer) = <[i64; N]>::try_from(answer.as_slice()) else {
