@@ -223,6 +223,8 @@ elseif op == "cancel" then
 elseif op == "settle" then
     return finish(arguments[5], false)
 elseif op == "adopt" then
-    if is_stale and up(t, r) > now then keep(true) end
+    if is_stale then
+        if up(t, r) > now then keep(true) else forget() end
+    end
     return { 0, now }
 end

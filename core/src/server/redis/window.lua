@@ -184,6 +184,8 @@ elseif op == "cancel" then
 elseif op == "settle" then
     return finish(arguments[5], false)
 elseif op == "adopt" then
-    if is_stale and units + before > 0 then keep() end
+    if is_stale then
+        if units + before > 0 then keep() else forget() end
+    end
     return { 0, now }
 end
