@@ -149,6 +149,9 @@ pub(crate) trait Engine: std::fmt::Debug + Send + Sync {
     /// A store error; whether anything has changed is not known then, but no more started than may.
     fn call(&self, call: &Call, patience: Duration) -> Result<Option<Vec<i64>>>;
 
+    /// Does this policy hold, for a key or for the limit?
+    fn is_held(&self, limit: &str, key: Option<Hash>, policy: &Policy, patience: Duration) -> Result<bool>;
+
     /// The server's time.
     fn time(&self, patience: Duration) -> Result<Tick>;
 

@@ -12,6 +12,7 @@
 use super::{Call, EPOCH, Engine, Family, Note, Row, Terms, version};
 use crate::error::{Error, Result};
 use crate::fork::PerProcess;
+use crate::policy::Policy;
 use crate::state::Hash;
 use crate::time::Tick;
 use redis::{Client, Cmd, Connection, FromRedisValue, RedisError, RedisResult, Script, ServerErrorKind};
@@ -230,6 +231,14 @@ impl Engine for Redis {
             Some((-1, _)) => Ok(None),
             _ => Err(Error::store(format!("asking {}", self.url), format_args!("a script answered {answer:?}"))),
         }
+    }
+
+    fn is_held(&self, limit: &str, key: Option<Hash>, policy: &Policy, patience: Duration) -> Result<bool> {
+        let mut fields = vec!["version".to_owned()];
+        fields.extend(key.map(|hash| format!("k:{}", hex(hash))));
+        let command = redis::cmd("HMGET").arg(key_of(limit)).arg(&fields).to_owned();
+        let found: Vec<Option<u64>> = self.query(&command, patience)?;
+        Ok(found.into_iter().flatten().next_back() == Some(version(policy)))
     }
 
     fn time(&self, patience: Duration) -> Result<Tick> {

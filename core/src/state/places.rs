@@ -19,6 +19,16 @@ pub(crate) fn is_counted_place(number: u64) -> bool {
     number & IS_PLACE != 0 && number != u64::MAX
 }
 
+/// The same number as one of a place, which somebody else has given.
+pub(crate) fn as_counted_place(number: u64) -> u64 {
+    number | IS_PLACE
+}
+
+/// The number that somebody else has given.
+pub(crate) fn without_mark(number: u64) -> u64 {
+    number & !IS_PLACE
+}
+
 impl Home {
     fn places(&self, table: u64) -> Option<Places<'_>> {
         let at = self.arena.word(PLACES + table).load(Acquire);

@@ -4,7 +4,10 @@ use super::Dir;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
+
+const DATABASES: u64 = 10_000;
 
 /// It listens on a socket in a directory of its own, and ends with this.
 pub struct RedisServer {
@@ -20,19 +23,29 @@ impl RedisServer {
 
     /// Ends it at once, with all that it has, and starts it again.
     pub fn start_again(&mut self) {
-        self.process.kill().unwrap();
-        self.process.wait().unwrap();
+        self.end();
+        std::fs::create_dir_all(&self.directory.0).unwrap();
         self.process = Self::run(&self.directory);
+    }
+
+    fn end(&mut self) {
+        drop(self.process.stdin.take());
+        let _ = self.process.wait();
     }
 
     fn run(directory: &Dir) -> Child {
         let socket = directory.file("s");
         let _ = std::fs::remove_file(&socket);
-        let process = Command::new("redis-server")
+        // The shell ends it when this process does, however that ends.
+        let process = Command::new("sh")
+            .args(["-c", r#"redis-server "$@" & cat; kill -9 $!; rm -rf "$0""#])
+            .arg(&directory.0)
+            .args(["--databases", &DATABASES.to_string()])
             .args(["--port", "0", "--save", "", "--appendonly", "no", "--unixsocket"])
             .arg(&socket)
             .arg("--dir")
             .arg(&directory.0)
+            .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .spawn()
             .expect("redis-server is installed");
@@ -42,6 +55,14 @@ impl RedisServer {
             std::thread::sleep(Duration::from_millis(5));
         }
         process
+    }
+
+    /// One of its databases that nobody has used: there are many.
+    pub fn new_database(&self) -> String {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let number = NEXT.fetch_add(1, Relaxed);
+        assert!(number < DATABASES);
+        format!("{}?db={number}", self.url())
     }
 
     pub fn url(&self) -> String {
@@ -64,7 +85,6 @@ impl RedisServer {
 
 impl Drop for RedisServer {
     fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
+        self.end();
     }
 }

@@ -57,7 +57,8 @@ impl Run {
     fn new(seed: u64) -> Run {
         let mut random = Random::seeded(seed);
         let (clock, stores, dir) = stores(&mut random, "composite");
-        let (scale, is_fine) = (random.pick(&SCALES), random.chance(30));
+        let is_fine = random.chance(30) && !stores[0].url().starts_with("redis");
+        let scale = random.pick(&SCALES);
         let (composite, trace) = (CompositeLimiter::new([]), Trace::new("composite", seed));
         let (children, models, held) = (Vec::new(), Vec::new(), Vec::new());
         let mut run = Run { random, clock, composite, children, models, held, scale, is_fine, trace, dir };

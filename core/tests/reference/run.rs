@@ -1,10 +1,14 @@
 //! Random calls to a limit and to its model, and every answer compared. What the calls are is in `calls.rs`.
 
+#[cfg(feature = "redis")]
+use super::common::redis::RedisServer;
 use super::common::wait::Wait;
 use super::common::{Dir, Random};
 use super::frame::{Answer, ENDLESS, Model, Now, Permit, Rules, Tick, View, Waiter};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
+#[cfg(feature = "redis")]
+use std::sync::OnceLock;
 use std::time::Duration;
 use workglow_limit::*;
 
@@ -109,6 +113,21 @@ impl Drop for Trace {
     }
 }
 
+/// In so many runs of 100 a server decides.
+#[cfg(feature = "redis")]
+const SERVED: u32 = 5;
+
+/// What a server answers otherwise after a change of policy, or where leases of others end: later, never earlier.
+#[cfg(feature = "redis")]
+const NOT_SERVED: [&str; 5] = ["concurrency", "fixed_window", "sliding_window_counter", "token_bucket", "leaky_bucket"];
+
+/// A server for all runs of this process.
+#[cfg(feature = "redis")]
+fn server() -> &'static RedisServer {
+    static SERVER: OnceLock<RedisServer> = OnceLock::new();
+    SERVER.get_or_init(|| RedisServer::start("reference"))
+}
+
 /// A store or two that are the same, by a clock that stands still, in memory or for one run in 20 in a file.
 pub fn stores(random: &mut Random, name: &str) -> (ManualClock, Vec<Store>, Option<Dir>) {
     let clock = ManualClock::new();
@@ -120,6 +139,13 @@ pub fn stores(random: &mut Random, name: &str) -> (ManualClock, Vec<Store>, Opti
         store.open().unwrap();
         store
     };
+    #[cfg(feature = "redis")]
+    if dir.is_none() && !NOT_SERVED.contains(&name) && (random.chance(SERVED) || std::env::var_os("SERVED").is_some()) {
+        let url = server().new_database();
+        // Each store has levels of backoff of its own there.
+        let count = if name.starts_with("rate") { 1 } else { 2 };
+        return (clock, (0..count).map(|_| store(&url)).collect(), None);
+    }
     let stores = match &dir {
         Some(dir) => vec![store(&dir.url()), store(&dir.url())],
         None => vec![store("memory:")],
@@ -168,7 +194,9 @@ impl<R: Rules> Run<R> {
         let mut random = Random::seeded(seed);
         let (clock, stores, dir) = stores(&mut random, kind);
         let scale = random.pick(&SCALES);
-        let (keys, is_fine) = (3 + random.below(3), random.chance(30));
+        // A server's time is in whole microseconds.
+        let is_fine = random.chance(30) && !stores[0].url().starts_with("redis");
+        let keys = 3 + random.below(3);
         let mut run = Run {
             random,
             clock,

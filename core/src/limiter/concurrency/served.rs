@@ -55,7 +55,7 @@ impl ConcurrencyLimiter {
 
     /// Takes units, if there is room. (Of denials it counts none: to those who wait they are none.)
     pub(super) fn take_on_server(&self, found: &Key, weight: u64) -> Result<(Option<RawPermit>, Seen), Blocked> {
-        policy::check_weight(self.limit.name(), weight, found.table.capacity)?;
+        self.limit.check_weight_on_server(found.table, found.hash, weight)?;
         let owner = self.limit.store().owner()?;
         let arguments = [number(weight), Self::lease_of(found.table), number(owner)];
         let [now, taken, slot, fence, _, live, gate, soonest] = self.limit.ask(found, "acquire", &arguments)?;
@@ -83,9 +83,9 @@ impl ConcurrencyLimiter {
         key: &str,
         weight: u64,
     ) -> Result<Decision, Blocked> {
-        policy::check_weight(self.limit.name(), weight, table.capacity)?;
-        let key = Some(home.hash(b'k', key));
-        let [now, live, gate, soonest] = self.limit.ask_of(home, table, key, "view", &[])?;
+        let key = home.hash(b'k', key);
+        self.limit.check_weight_on_server(table, key, weight)?;
+        let [now, live, gate, soonest] = self.limit.ask_of(home, table, Some(key), "view", &[])?;
         let seen = Seen::of(now, [live, gate, soonest]);
         let is_denied = seen.is_closed() || seen.live + weight > table.capacity;
         let retry_after = is_denied.then(|| seen.retry_after());

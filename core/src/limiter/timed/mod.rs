@@ -152,10 +152,11 @@ impl Timed {
     /// The same, and where `LOOK` is set it says what is held after it.
     #[inline(always)]
     fn take_looking<const LOOK: bool>(&self, found: &Key, ask: &Ask, view: &mut View) -> Result<Answer, Blocked> {
-        policy::check_weight(self.limit.name(), ask.weight, found.table.capacity)?;
         if self.limit.is_served() {
+            self.limit.check_weight_on_server(found.table, found.hash, ask.weight)?;
             return self.take_from_server::<LOOK>(found, ask, view);
         }
+        policy::check_weight(self.limit.name(), ask.weight, found.table.capacity)?;
         if self.limit.would_wait(found, ask.weight)? {
             return Err(Error::WouldWait.into());
         }

@@ -8,7 +8,7 @@ use crate::permit::TimedPermit;
 use crate::policy::Shape;
 use crate::server::number;
 use crate::state::counts::ADMITTED;
-use crate::state::{Blocked, Hash, Home, Key, Table};
+use crate::state::{Blocked, Hash, Home, Key, Table, as_counted_place, without_mark};
 use crate::time::{Now, Tick, from_ticks};
 use std::time::Duration;
 
@@ -51,12 +51,18 @@ impl Timed {
             self.reset_backoff(found);
         }
         let stage = Stage::of(is_place == 1);
-        let taken = Taken { ticket: unsigned(ticket), end: 0, stamp: unsigned(stamp), ahead: unsigned(ahead), stage };
+        // What only counts units knows a place by a number of its own, until somebody starts with it.
+        let is_counted_place = is_place == 1 && found.table.policy.is_counted();
+        let ticket = if is_counted_place { as_counted_place(unsigned(ticket)) } else { unsigned(ticket) };
+        let taken = Taken { ticket, end: 0, stamp: unsigned(stamp), ahead: unsigned(ahead), stage };
+        // Where there was room all along, a place comes now.
+        let ready = if is_place == 1 { ready.max(now) } else { ready };
         Ok(Answer { now: Now { floor: now, ceil: now }, ready, taken: (is_taken == 1).then_some(taken) })
     }
 
     /// What a key holds.
     pub(super) fn view_on_server(&self, home: &Home, table: &Table, key: Hash, weight: u64) -> Result<View, Blocked> {
+        self.limit.check_weight_on_server(table, key, weight)?;
         let arguments = [number(weight)];
         let ([now, ready], seen) = match &table.policy.0 {
             Shape::Bucket(_) => parts(self.limit.ask_of::<5>(home, table, Some(key), "view", &arguments)?),
@@ -73,7 +79,7 @@ impl Timed {
         }
         let TimedPermit { ticket, stamp, weight, grace, ready, .. } = *place;
         self.limit.with_hash(Hash(place.key), |found| {
-            let arguments = [ticket, stamp, weight, grace, ready].map(number);
+            let arguments = [without_mark(ticket), stamp, weight, grace, ready].map(number);
             let [now, started, stamp, ticket] = self.limit.ask(found, "present", &arguments)?;
             Ok(match started {
                 1 => {
@@ -101,7 +107,13 @@ impl Timed {
             return Ok(false);
         }
         let (hash, start) = known(permit);
-        let start = [number(start.ticket), number(start.stamp), number(start.weight), number(permit.grace), argument];
+        let start = [
+            number(without_mark(start.ticket)),
+            number(start.stamp),
+            number(start.weight),
+            number(permit.grace),
+            argument,
+        ];
         self.limit.with_hash(hash, |found| {
             let [_, was_there] = self.limit.ask(found, op, &start)?;
             Ok(was_there == 1)

@@ -2,6 +2,7 @@
 
 use super::{Key, Limit};
 use crate::error::{Error, Result};
+use crate::policy;
 use crate::server::{Call, Engine, number};
 use crate::state::table::{Blocked, Hash, Home, Table};
 use crate::time::Tick;
@@ -41,6 +42,19 @@ impl Limit {
         };
         home.clock.follow(answer.first().map_or(0, |now| *now as Tick));
         Ok(answer)
+    }
+
+    /// Checks what a start weighs by the policy that holds, which need not be the one that this process knows.
+    pub fn check_weight_on_server(&self, table: &Table, key: Hash, weight: u64) -> Result<(), Blocked> {
+        let checked = policy::check_weight(&self.name, weight, table.capacity);
+        if checked.is_err() && weight > 0 {
+            let server: &dyn Engine = &**self.store.server().expect("the caller has looked");
+            let patience = MayWait::part(self.store.options.timeout)?;
+            if !server.is_held(&self.name, Some(key), &table.policy, patience)? {
+                return Err(Blocked::Stale);
+            }
+        }
+        Ok(checked?)
     }
 
     /// Does something with the policy of a key, or of the whole limit.
