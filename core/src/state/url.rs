@@ -3,7 +3,12 @@
 use crate::error::{Error, Result};
 use std::path::{Path, PathBuf};
 
-const SCHEMES: &str = "accepted are memory: and sqlite:PATH (sqlite:limits.db, sqlite:/var/lib/app/limits.db)";
+const SCHEMES: &str = match cfg!(feature = "redis") {
+    false => "accepted are memory: and sqlite:PATH (sqlite:limits.db, sqlite:/var/lib/app/limits.db)",
+    true => {
+        "accepted are memory:, sqlite:PATH (sqlite:limits.db, sqlite:/var/lib/app/limits.db), redis://HOST and redis+unix://PATH"
+    }
+};
 
 /// Where a store is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -74,12 +79,12 @@ mod tests {
 
     #[test]
     fn what_is_no_address_says_what_is() {
-        for bad in ["", "limits.db", "redis://x", "sqlite:", "sqlite://", "sqlite://host/x.db", "sqlite:x/", "memory:x"]
+        for bad in ["", "limits.db", "mysql://x", "sqlite:", "sqlite://", "sqlite://host/x.db", "sqlite:x/", "memory:x"]
         {
             let text = parse(bad).unwrap_err().to_string();
             assert!(text.contains(&format!("\"{bad}\"")), "{text}");
         }
-        assert!(parse("redis://x").unwrap_err().to_string().contains("memory: and sqlite:PATH"));
+        assert!(parse("mysql://x").unwrap_err().to_string().contains("sqlite:PATH"));
         assert!(parse("sqlite::memory:").unwrap_err().to_string().contains("memory:"));
     }
 }
