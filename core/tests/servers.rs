@@ -193,3 +193,40 @@ fn a_server_that_lost_all_starts_nothing_until_what_it_had_is_over() {
         std::thread::sleep(window);
     }
 }
+
+/// A limiter of each kind, by the server's own time: its keys expire.
+fn family(store: &Store) -> Vec<std::sync::Arc<dyn Limiter>> {
+    let texts = ["3/1s", "5000/1s", "3/1s burst 3", "3/1s fixed", "3 concurrent"];
+    texts.iter().enumerate().map(|(i, text)| store.limiter(&format!("limit-{i}"), text).unwrap()).collect()
+}
+
+#[test]
+fn what_ends_leaves_keys_as_new() {
+    let server = RedisServer::start("servers-ends");
+    let store = Store::new(&server.url()).unwrap();
+    for limiter in family(&store) {
+        let name = limiter.name().to_owned();
+        let start = || match limiter.attempt("a", 2).unwrap_or_else(|e| panic!("{name}: {e}")) {
+            Attempt::Admitted(permit) => permit,
+            Attempt::Denied(_) => panic!("{name}: denied"),
+        };
+        for _ in 0..20 {
+            limiter.cancel(&start()).unwrap_or_else(|e| panic!("{name}: {e}"));
+        }
+        let permit = start();
+        match name.as_str() {
+            "limit-4" => limiter.complete(&permit).unwrap(),
+            _ => limiter.settle(&permit, 0).unwrap_or_else(|e| panic!("{name}: {e}")),
+        }
+        let decision = limiter.peek("a", 1).unwrap();
+        assert_eq!(decision.remaining, decision.limit, "{name}");
+        limiter.pause("a", Duration::from_secs(60)).unwrap();
+        assert!(!limiter.peek("a", 1).unwrap().admitted, "{name}");
+        limiter.clear("a").unwrap();
+        start();
+        limiter.pause("", Duration::from_secs(60)).unwrap();
+        assert!(!limiter.peek("b", 1).unwrap().admitted, "{name}");
+        limiter.clear("").unwrap();
+        assert!(limiter.peek("a", 3).unwrap().admitted, "{name}: {:?}", limiter.peek("a", 3));
+    }
+}

@@ -83,7 +83,8 @@ end
 -- state. It calls PEXPIRE only when that is too soon, and then asks for as long again and a second.
 local function live_until(set, needed)
     if is_manual or needed <= set then return set end
-    local till = needed + max(needed - now, 0) + SECOND
+    -- (Never in the past: that would delete it.)
+    local till = max(needed, now) + max(needed - now, 0) + SECOND
     call("PEXPIRE", state_key, format("%d", quotient(till - now, 1000) + 1))
     return till
 end
@@ -99,6 +100,6 @@ end
 -- And all of its keys are as new: what was written before this counts as absent.
 if op == "clear" and not state_key then
     call("HINCRBY", limit_key, "birth", 1)
-    call("HDEL", limit_key, "gate", "born")
+    call("HDEL", limit_key, "gate", "born", "floor")
     return { 0, now }
 end
