@@ -158,8 +158,8 @@ pub(crate) trait Engine: std::fmt::Debug + Send + Sync {
     /// What is declared under a name, and for one of its keys.
     fn row(&self, name: &str, key: Option<Hash>, patience: Duration) -> Result<Row>;
 
-    /// Notes something under a name, and lets the rest be. Answers when the limit was made. `is_manual`: a test makes the time.
-    fn note(&self, name: &str, notes: &[Note], is_manual: bool, patience: Duration) -> Result<Tick>;
+    /// Notes something under a name, and lets the rest be. Answers when the limit was made. `now`: where a test makes the time.
+    fn note(&self, name: &str, notes: &[Note], now: Option<Tick>, patience: Duration) -> Result<Tick>;
 
     /// Takes away what is declared under a name, and for its keys. What was started still counts.
     fn forget(&self, name: &str, patience: Duration) -> Result<()>;

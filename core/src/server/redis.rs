@@ -3,7 +3,7 @@
 //! ```text
 //! wgl:names          a set: all that is declared
 //! wgl:{NAME}         a hash: what is declared under a name (policy, composite, override), its version, and what holds for all
-//!                    keys; for a key with a policy of its own, by the key's hash, its version (k:HASH) and text (t:HASH)
+//!                    keys; for a key with a policy of its own, by the key's hash, its version (k:HASH), text (t:HASH) and since when (s:HASH)
 //! wgl:{NAME}:HASH    the state of a key
 //! ```
 //!
@@ -31,24 +31,39 @@ const MARK: &str = "wgl:mark";
 /// Notes of a new limit on which run of which server it was made and when, and whether there may have been starts before. Then fields:
 /// names and values, `-`, and the names of those to take away. What holds is what an operator put above the policy.
 const NOTE: &str = "
-    if redis.call('EXISTS', KEYS[1]) == 0 and ARGV[1] ~= '0' then
+    local limit, run, is_wiped, now = KEYS[1], ARGV[1], ARGV[2], ARGV[3]
+    if now == '' then
         local time = redis.call('TIME')
-        local now = string.format('%d', (tonumber(time[1]) - 1704067200) * 1000000 + tonumber(time[2]))
-        redis.call('HSET', KEYS[1], 'run', ARGV[1], 'made', now)
-        if ARGV[2] == '1' then redis.call('HSET', KEYS[1], 'born', now) end
+        now = string.format('%d', (tonumber(time[1]) - 1704067200) * 1000000 + tonumber(time[2]))
     end
-    local i = 3
-    while ARGV[i] ~= '-' do redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 1]) i = i + 2 end
-    for j = i + 1, #ARGV do redis.call('HDEL', KEYS[1], ARGV[j]) end
-    local found = redis.call('HMGET', KEYS[1], 'o', 'p')
+    if redis.call('EXISTS', limit) == 0 and run ~= '0' then
+        redis.call('HSET', limit, 'run', run, 'made', now)
+        if is_wiped == '1' then redis.call('HSET', limit, 'born', now) end
+    end
+    redis.call('HSETNX', limit, 'ids', now)
+    local function changes(field)
+        if string.sub(field, 1, 2) == 'k:' then redis.call('HSET', limit, 's' .. string.sub(field, 2), now) end
+    end
+    local i = 4
+    while ARGV[i] ~= '-' do
+        redis.call('HSET', limit, ARGV[i], ARGV[i + 1])
+        changes(ARGV[i])
+        i = i + 2
+    end
+    for j = i + 1, #ARGV do
+        redis.call('HDEL', limit, ARGV[j])
+        changes(ARGV[j])
+    end
+    local found = redis.call('HMGET', limit, 'o', 'p', 'version')
     local holds = found[1] or found[2]
-    if holds then redis.call('HSET', KEYS[1], 'version', holds) else redis.call('HDEL', KEYS[1], 'version') end
-    return tonumber(redis.call('HGET', KEYS[1], 'made') or 0)";
+    if holds ~= found[3] then redis.call('HSET', limit, 'since', now) end
+    if holds then redis.call('HSET', limit, 'version', holds) else redis.call('HDEL', limit, 'version') end
+    return tonumber(redis.call('HGET', limit, 'made') or 0)";
 
 /// Nothing is declared any more, of keys either.
 const FORGET: &str = "
     for _, field in ipairs(redis.call('HKEYS', KEYS[1])) do
-        if string.find(field, '^[kt]:') then redis.call('HDEL', KEYS[1], field) end
+        if string.find(field, '^[kst]:') then redis.call('HDEL', KEYS[1], field) end
     end
     redis.call('HDEL', KEYS[1], 'policy', 'p', 'composite', 'override', 'o', 'version')
     return 0";
@@ -255,7 +270,7 @@ impl Engine for Redis {
         Ok(Row { policy: value(0), composite: value(1), overriding: value(2), made, key: value(4) })
     }
 
-    fn note(&self, name: &str, notes: &[Note], is_manual: bool, patience: Duration) -> Result<Tick> {
+    fn note(&self, name: &str, notes: &[Note], now: Option<Tick>, patience: Duration) -> Result<Tick> {
         let (mut set, mut gone) = (Vec::new(), Vec::new());
         let mut put = |field: String, value: Option<String>| match value {
             Some(value) => set.extend([field, value]),
@@ -282,8 +297,10 @@ impl Engine for Redis {
         }
         let fields: Vec<String> = set.into_iter().chain(["-".to_owned()]).chain(gone).collect();
         let arguments = |connection: &mut Connection, run: u64| {
-            let (run, is_wiped) = if is_manual { (0, false) } else { (run, may_be_wiped(connection)?) };
-            Ok([run.to_string(), u64::from(is_wiped).to_string()].into_iter().chain(fields.iter().cloned()).collect())
+            let (run, is_wiped) = if now.is_some() { (0, false) } else { (run, may_be_wiped(connection)?) };
+            let now = now.map_or_else(String::new, |now| now.to_string());
+            let first = [run.to_string(), u64::from(is_wiped).to_string(), now];
+            Ok(first.into_iter().chain(fields.iter().cloned()).collect())
         };
         let made = self.run(&self.note, &[key_of(name)], arguments, patience)?;
         self.query::<i64>(redis::cmd("SADD").arg("wgl:names").arg(name), patience)?;

@@ -94,10 +94,12 @@ impl Session {
             let told = std::mem::take(&mut self.rare().told);
             Ok((answer?, told))
         })?;
+        let clock = &self.home().clock;
+        let now = clock.is_manual().then(|| clock.now().floor);
         for (name, notes) in told {
             match notes.as_slice() {
                 [] => server.forget(&name, left.now())?,
-                notes => self.was_made(&name, server.note(&name, notes, self.options.clock.is_some(), left.now())?),
+                notes => self.was_made(&name, server.note(&name, notes, now, left.now())?),
             }
         }
         Ok(answer)

@@ -117,7 +117,8 @@ impl Drop for Trace {
 #[cfg(feature = "redis")]
 const SERVED: u32 = 5;
 
-/// What a server answers otherwise after a change of policy, or where leases of others end: later, never earlier.
+/// What is not compared there yet: buckets and windows of the clock forget a part of what was started when a policy changes twice
+/// before a key is used again; leases of other processes end otherwise; exchanged places of adaptive distances come a tick later.
 #[cfg(feature = "redis")]
 const NOT_SERVED: [&str; 6] =
     ["adaptive", "concurrency", "fixed_window", "sliding_window_counter", "token_bucket", "leaky_bucket"];

@@ -27,7 +27,10 @@
 --     What is held, after the decision: T, and the later of both gates. With them the caller says, in 128 bits,
 --     remaining = 0 while gate > now; else of a leaky bucket 0 while T > now, else the size; of a token bucket
 --     (cost(size) - max(T - now, 0)) / cost(1), at least 0; and empty = max(T rounded up, gate).
--- present, cancel, settle, pause, clear as the contract has them; `longest` is not used.
+--     decide weight delay patience grace reserves forced again; record (one unit, forced); view weight (may be 0). The delay is for
+--     how long it may not start from now on; patience -1: endless.
+-- cancel ticket stamp weight ahead only_place, settle ticket stamp weight ahead actual -> {0, now, was_there}
+-- present, pause, clear: see counted.lua.
 -- adopt           -> {0, now}: writes the state under the policy that holds, so that it lives as long as that needs.
 --
 -- Commands: HMGET, TIME, HMGET; an admission one HSET more (of a new life HINCRBY, HSET and PEXPIRE), a place HGET, HLEN and

@@ -13,6 +13,8 @@
 -- come from one counter of the limit (`ids`), which only grows: so no old ticket stands for anything new. A start that was made
 -- with a place is known by the era from then on (`present` says it). A new life of the key begins with DEL, so no place
 -- outlives a clear or another policy.
+--
+-- pause delay -> {0, now, gate}; clear -> {0, now}; present: below
 
 -- As long as anybody waits: 366 days. And further than any time.
 local LONGEST, FAR = 31622400000000, 4503599627370496
@@ -86,7 +88,7 @@ local function save(needed, fields)
     end
     local lives = not is_manual and needed > till
     if lives then
-        till = needed + max(needed - now, 0) + SECOND
+        till = max(needed, now) + max(needed - now, 0) + SECOND
         add("x", till)
     end
     for i = 1, #fields do

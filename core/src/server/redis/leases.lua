@@ -29,7 +29,7 @@
 -- complete slot fence owner        -> {0, now, was_held}; for cancel too, and for what `start` has recorded
 -- renew slot fence owner lease     -> {0, now, is_held, expiry}; an end is never made earlier; expiry -1: at no time
 -- evict owner                      -> {0, now, units}: ends all leases of an owner
--- pause, clear                     as of other limits
+-- pause delay -> {0, now, gate}; clear -> {0, now}
 --
 -- Commands: HMGET, TIME, ZRANGEBYSCORE; an admission HINCRBY and ZADD more (PEXPIRE now and then, ZREMRANGEBYSCORE if some are
 -- over), a denial ZRANGEBYSCORE more. An end: HMGET, TIME, ZREM, ZINCRBY (of the last one DEL). All O(log n), but `evict`: O(n).
@@ -84,7 +84,7 @@ local function save(needed, ...)
     if birth > 0 then note("birth", birth) end
     local lives = not is_manual and needed > till
     if lives then
-        till = needed == NEVER and NEVER or needed + max(needed - now, 0) + SECOND
+        till = needed == NEVER and NEVER or max(needed, now) + max(needed - now, 0) + SECOND
         note("till", till)
     end
     for i = 1, #scores, 2 do scores[i] = format("%d", scores[i]) end

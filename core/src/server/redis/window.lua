@@ -27,7 +27,10 @@
 --     remaining = 0 while gate > now or w is later than this window; else limit - units - (before * (length - elapsed) / length
 --     rounded up), at least 0; and empty = max(gate, the start of the latest of w, w + lasts if n > 0, w - 1 + lasts if q > 0),
 --     where lasts is 1, or 2 if it is smooth. (Of an untouched key w, n and q are 0.)
--- present, cancel, settle, pause, clear as the contract has them; `longest` is not used.
+--     decide weight delay patience (grace) reserves forced again; record (one unit, forced); view weight (may be 0). The delay is for
+--     how long it may not start from now on; patience -1: endless.
+-- cancel ticket stamp weight ahead only_place, settle ticket stamp weight ahead actual -> {0, now, was_there}
+-- present, pause, clear: see counted.lua.
 -- adopt           -> {0, now}: writes the state under the policy that holds, so that it lives as long as that needs.
 --
 -- Commands: HMGET, TIME, HMGET; an admission one HSET more (of a new life HINCRBY, HSET and PEXPIRE), a place HGET, HLEN and
