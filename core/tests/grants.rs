@@ -99,11 +99,12 @@
 //! the time between its look and its end. Every protection is taken away in turn ([`Fault`]), and the same search must
 //! find what follows.
 //!
-//! Not in the model: rule 19; an `r` that is told anew; an engine that goes on beside its successor; a window that changes; `clear`; a site's
-//! machine that is put back to an earlier state, or whose clock stops; units that several keys or limits share; starts
-//! of several units; whether waiters are served in turn, or at all; and rates at which the engine's clock itself is
-//! wrong: `W` is what it measures. Losses, changes, pauses and steps of the clock are searched one at a time. The walks
-//! have them together.
+//! Not in the model: rule 19; an `r` that is told anew; an engine that goes on beside its successor; a window that
+//! changes; `clear`; a cell in the place of another (rule 6); a site's machine that is put back to an earlier state, or
+//! whose clock stops; units that several keys or limits share; starts of several units; whether waiters are served in
+//! turn, or at all; and rates at which the engine's clock itself is wrong: `W` is what it measures. Operators' calls
+//! and losses happen while the engine's clock is not behind, and it is set right only while it is. Losses, changes,
+//! pauses and steps of the clock are searched one at a time. The walks have them together.
 
 #[path = "grants/engine.rs"]
 mod engine;
@@ -256,6 +257,7 @@ fn clocks_may_be_coarse() {
 fn units_may_be_returned_and_processes_be_stopped_before_they_start() {
     holds(&returns(), &[FULL, "returns", "requests again", "starts after a stop"]);
     is_needed(returns(), Fault::RepeatGrantedTwice, GrantedTwice);
+    holds(&returns().with(Fault::Forgetful), &[FULL, "returns"]);
     is_needed(returns(), Fault::ReturnAppliedTwice, OverTheLimit);
     is_needed(returns(), Fault::ReturnToAnother, OverTheLimit);
     is_needed(returns(), Fault::ReturnedAndStarted, OverTheLimit);

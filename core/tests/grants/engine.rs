@@ -97,7 +97,9 @@ impl Engine {
         let grant = grant.map(|(ready, units)| (ready - now, units));
         let answer = Answer { epoch: self.epoch, version: self.version, gate: (self.gate - now).max(0), grant };
         record.map(|i| self.records.swap_remove(i));
-        self.records.push((name, answer));
+        if !s.is(Fault::Forgetful) {
+            self.records.push((name, answer));
+        }
         Some(answer)
     }
 

@@ -27,6 +27,8 @@ pub enum Fault {
     AnswerTakenTwice,
     /// The engine grants anew for each copy of a request.
     RepeatGrantedTwice,
+    /// ... as it forgets at once what it has answered: which costs units, but exceeds no limit.
+    Forgetful,
     /// A return says how much goes instead of how much stays, and each copy of it counts.
     ReturnAppliedTwice,
     /// A return is taken off the newest grant, whichever it names.

@@ -347,7 +347,7 @@ impl World {
                 let answer = self.engine.handle(name, request, s)?;
                 self.net.push(Message { name, content: Content::Answer(answer), life: s.delay });
                 let entries = self.engine.log.iter().filter(|e| e.name == Some(name)).count();
-                (entries > 1).then_some(Wrong::GrantedTwice)
+                (entries > 1 && !s.is(Fault::Forgetful)).then_some(Wrong::GrantedTwice)
             }
             Content::Answer(answer) => {
                 self.sites[name.site as usize].take(name, answer, s);
