@@ -28,7 +28,7 @@ class Policy:
 
     length: int = 40  # A grant lasts for W / length ...
     small: int = 20  # ... or W / small, if a site's share of W / length is less than one unit ...
-    trips: int = 8  # ... but for this many round trips at least.
+    trips: int = 4  # ... but for this many round trips at least.
     longest: int = 4 * S  # No grant lasts for longer than W/4 or this, whichever is longer.
     ahead: int = 8  # All sites together are promised units of about W / ahead.
     crowd: int = 8  # The share of a site is computed for this many sites at least.
@@ -36,6 +36,7 @@ class Policy:
     sure: int = 4  # A promise further ahead than W / sure must be confirmed when its time comes.
     more: float = 1.0  # A site asks for so many times what it is likely to start while the grant lasts.
     pace: float = 1.0  # The same for promises to callers who were denied. With 0 there are none.
+    swift: float = 2.0  # ... times this, if nothing of its last grants was left over.
     low: float = 0.0  # A site asks again when it holds no more than this share of what it would ask for.
     shorten: bool = True  # A site tells when a grant was used up, so that it counts from that moment.
     fair: bool = True  # The engine limits what one request gets to the share of a site.
@@ -52,6 +53,7 @@ class Entry:
     site: int
     seq: int
     part: int
+    ends: int = 0  # Where its units end. A report that it was used up moves `stamp`, but not this.
 
     def __lt__(self, other):
         return self.stamp < other.stamp
@@ -116,7 +118,7 @@ class Engine:
                     self.forget_grant(entry)
 
     def ask(self, t, m):
-        """Answers one request: (epoch, now, [(part, ready in, units, sure)], next)."""
+        """Answers one request: (epoch, now, [(part, ready in, ends in, units, sure)], next)."""
         now, p = self.clock(t), self.policy
         if m.stepped == self.epoch:
             self.new_epoch(now)
@@ -134,7 +136,7 @@ class Engine:
         if again is None and not m.confirm and now >= self.silent:
             again = self.grant(now, m)
         horizon = self.window // p.sure
-        parts = [(e.part, e.ready - now, e.units, e.ready - now <= horizon) for e in again or ()]
+        parts = [(e.part, e.ready - now, e.ends - now, e.units, e.ready - now <= horizon) for e in again or ()]
         return self.epoch, now, parts, max(self.silent - now, self.next_free() - now, 1)
 
     def grant(self, now, m):
@@ -161,12 +163,13 @@ class Engine:
                 if wanted <= 0:
                     break
         stamp = 0 if "stamp" in self.faults else m.length
-        entries = [Entry(q[0] + stamp, q[0], q[1], m.site, m.seq, i) for i, q in enumerate(parts)]
+        entries = [Entry(q[0] + stamp, q[0], q[1], m.site, m.seq, i, q[0] + m.length) for i, q in enumerate(parts)]
         for entry in entries:
             self.add(entry)
         if entries:
             self.grants[m.site, m.seq] = entries
-        self.longest_log = max(self.longest_log, len(self.log))
+        if now > 3 * self.window:  # What the limit was used for before has left the log.
+            self.longest_log = max(self.longest_log, len(self.log))
         return entries
 
     def next_free(self):
@@ -182,15 +185,16 @@ class Engine:
 class Message:
     site: int
     seq: int
-    attempt: int
     epoch: int
     want: int
     future: int
     length: int
     reports: list
     asked: int  # The site's own clock before it asked. It stays at the site.
-    confirm: dict | None = None
+    confirm: tuple = ()  # The parts of an earlier answer that this one is to confirm.
     stepped: int = 0
+    number: int = 0
+    attempt: int = 1
 
 
 @dataclass
@@ -218,10 +222,10 @@ class Site:
             self.rate = 1 + world.drift * (1 if home % 2 else -1)
         self.grants, self.reports, self.sent = [], [], []
         self.joined, self.line = [], deque()
-        self.asking = self.seq = self.quiet = self.epoch = self.stepped = 0
+        self.asking = self.number = self.seq = self.quiet = self.epoch = self.stepped = 0
         self.trip, self.denied, self.before, self.wake_at = world.rtt_guess, -(1 << 60), None, None
         self.period, self.counts, self.last_counts = 0, [0, 0], [0, 0]
-        self.dead = False
+        self.dead = self.left_over = False
 
     def clock(self):
         return floor(self.world.now * self.rate + self.offset)
@@ -265,6 +269,7 @@ class Site:
     def over(self, g):
         self.reports.append((g.seq, g.part, g.units - g.left, g.last))
         self.world.wasted += g.left
+        self.left_over |= g.left > 0
 
     def call(self, caller):
         """A caller that does not wait for room. It may wait for one answer. Tells it: 'start', or when to come again."""
@@ -335,21 +340,22 @@ class Site:
             return
         starts, denials = self.lately(x, 0), self.lately(x, 1)
         want = max(1, ceil(self.share_of_grant(x, starts) * self.policy.more), len(self.joined), len(self.line))
-        future = self.share_of_grant(x, starts + denials) * self.policy.pace
+        future = self.share_of_grant(x, starts + denials) * self.policy.pace * (1 if self.left_over else self.policy.swift)
+        self.left_over = False
         if future < 1 and x >= self.denied + self.length():
             future = 0  # A unit would most likely find nobody.
         future = min(2 * starts + 1, ceil(future))
         self.seq += 1
-        self.send(Message(self.id, self.seq, 1, self.epoch, want, max(future, len(self.line)), self.length(), [], x))
+        self.send(Message(self.id, self.seq, self.epoch, want, max(future, len(self.line)), self.length(), [], x))
 
     def confirm(self, x):
         """Asks the same question again: the answer tells anew when the promised units are ready."""
         if not self.asking:
             g = self.grants.pop(0)
-            self.send(Message(self.id, g.seq, 1, self.epoch, 0, 0, self.length(), [], x, {g.part: g.units}))
+            self.send(Message(self.id, g.seq, self.epoch, 0, 0, self.length(), [], x, (g.part,)))
 
     def send(self, m):
-        self.asking = (m.seq, m.attempt, m.confirm is not None)
+        self.asking = m.number = self.number = self.number + 1
         m.asked, m.stepped = self.clock(), self.stepped
         self.sent, self.reports = self.sent + self.reports, []
         drift = 1 - self.policy.rho
@@ -358,25 +364,25 @@ class Site:
         delay = self.world.delay(self.home)
         if delay is not None:
             self.world.at(self.world.now + delay, self.world.arrive, self, m)
-        self.world.at(self.world.now + max(8 * self.trip, 20 * MS), self.expire, m)
+        self.world.at(self.world.now + max(8 * self.trip, self.world.patience), self.expire, m)
 
     def expire(self, m):
         """No answer came in time: the same question again, twice; then the callers get an error."""
-        if self.dead or self.asking != (m.seq, m.attempt, m.confirm is not None):
+        if self.dead or self.asking != m.number:
             return
         if m.attempt < 3:
             return self.send(replace(m, attempt=m.attempt + 1))
         x = self.clock()
         self.asking, self.quiet = 0, x + 8 * self.trip
-        self.reports.append((m.seq, None, 0, x))  # Whatever that question got is given back, all parts of it.
+        for part in m.confirm or (None,):  # Whatever that question got is given back.
+            self.reports.append((m.seq, part, 0, x))
         self.tell()
 
     def answer(self, m, epoch, now, parts, next_free):
         if self.dead:
-            self.world.died += sum(part[2] for part in parts)
+            self.world.died += sum(part[3] for part in parts)
             return
-        mine = self.asking == (m.seq, m.attempt, m.confirm is not None)
-        if not mine and not ("twice" in self.faults and m.seq == self.seq):
+        if self.asking != m.number and not ("twice" in self.faults and m.seq == self.seq):
             return
         b, rho, first = self.clock(), self.policy.rho, m.asked
         self.asking, self.sent = 0, []
@@ -390,18 +396,18 @@ class Site:
         self.before = (first, now)
         if "drift" in self.faults:
             rho = 0
-        for part, ready, units, sure in parts:
-            if m.confirm is not None and part not in m.confirm:
+        for part, ready, ends, units, sure in parts:
+            if m.confirm and part not in m.confirm:
                 continue
             start = b + 1 + ceil(ready * (1 + rho)) if ready > 0 else b  # Clocks round down: hence a tick more.
-            end = (b if "answer" in self.faults else first) + floor((ready + m.length) * (1 - rho)) - 1
+            end = (b if "answer" in self.faults else first) + floor(ends * (1 - rho)) - 1
             g = Grant(start, end, units, units, m.seq, part, sure, now + ready)
             if start < end:
                 bisect.insort(self.grants, g, key=lambda g: g.start)
             else:
                 self.over(g)
         self.world.parts += len(parts)
-        if not parts and m.confirm is None:
+        if not parts and not m.confirm:
             self.quiet = self.denied = b + ceil(next_free * (1 + rho))
         self.tell()
 
@@ -422,6 +428,7 @@ class World:
     rtt: int = 500
     tail: tuple = (0.001, 5 * MS)  # One message in so many takes longer, by this much on average.
     loss: float = 0.0
+    patience: int = 20 * MS  # A question is repeated after 8 round trips, but not sooner than this.
     drift: float = 0.0005
     drift_extreme: bool = False
     faults: tuple = ()
@@ -576,8 +583,6 @@ class Result:
         self.log = world.engine.longest_log
         self.denials, self.died = world.denials, world.died
         self.parts = world.parts / max(1, self.requests)
-        waits = sorted(t - asked for t, asked, _ in world.waits)
-        self.wait = waits[len(waits) // 2] if waits else 0
         self.late = max((t - max(asked, due) for t, asked, due in world.waits), default=0)
         self.overtaken, latest = 0, 0
         for _, asked, _ in world.waits:
@@ -631,6 +636,7 @@ def moving(periods, wait):
 
 def saturated(seed):
     loads = {"waiters": waiting, "callers": calling, "obedient callers": lambda w: w.callers(4, obey=True)}
+    loads["one obedient caller a site"] = lambda w: w.callers(1, obey=True)
     for name in LIMITS:
         for what, load in loads.items():
             r = play(name, load, seed)
@@ -675,6 +681,10 @@ def trips(seed):
         for name in LIMITS:
             for what, load in (("waiters", waiting), ("callers", calling), ("evenly 80%", even(0.8))):
                 yield f"{rtt / MS:g} ms, {name}, {what}", play(name, load, seed, rtt=rtt), ""
+    for rtt in (25 * MS, 100 * MS):
+        for trips in (2, 8):
+            r = play("1,000/1 s", even(0.8), seed, rtt=rtt, policy=Policy(trips=trips))
+            yield f"{rtt / MS:g} ms, 1,000/1 s, evenly 80%, trips = {trips}", r, ""
 
 
 def order(seed):
@@ -688,10 +698,10 @@ def order(seed):
 
 
 def faults(seed):
-    name, slow = "1,000/1 s", {"tail": (0.2, 20 * MS)}
+    name, slow = "1,000/1 s", {"tail": (0.005, 200 * MS), "patience": 2 * S}
     quick = {"rtt": 100, "tail": (0, 1), "drift": 1e-3, "drift_extreme": True}
     plan = [
-        ("answer", name, even(1.5), slow),
+        ("answer", name, calling, slow),
         ("drift", "20,000/10 s", waiting, quick),
         ("stamp", name, even(1.2), {}),
         ("epoch", name, lambda w: (calling(w), w.lose(5.3 * S)), {}),
@@ -705,7 +715,7 @@ def faults(seed):
 
 def choices(seed):
     changes = [{}]
-    changes += [{"length": 20}, {"length": 80}, {"trips": 4}, {"trips": 2}, {"ahead": 4}, {"ahead": 16}, {"merge": 32}, {"merge": 2}]
+    changes += [{"length": 20}, {"length": 80}, {"swift": 1}, {"swift": 4}, {"ahead": 4}, {"ahead": 16}, {"merge": 32}, {"merge": 2}]
     changes += [{"more": 1.5}, {"pace": 0}, {"pace": 2}, {"low": 0.25}, {"shorten": False}, {"fair": False}]
     for change in changes:
         policy, label = replace(Policy(), **change), ", ".join(f"{k} = {v}" for k, v in change.items()) or "as chosen"
