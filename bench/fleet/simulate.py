@@ -692,9 +692,11 @@ def order(seed):
         for i in range(400):
             w.at(1 + (i // 4) * 420 * MS + (i % 4) * 30 * MS, w.join, i % 4)
 
-    for limit in ((10, S, 50 * S), (1, 100 * MS, 50 * S), (4, 400 * MS, 50 * S)):
-        r = play(limit, load, seed, sites=4)
-        yield f"{limit[0]}/{limit[1] / S:g} s", r, f"overtaken by {r.overtaken / MS:.1f} ms, late by {r.late / MS:.2f} ms at most"
+    for tail in ((0, 1), World.tail):
+        for limit in ((10, S, 50 * S), (1, 100 * MS, 50 * S), (4, 400 * MS, 50 * S)):
+            r = play(limit, load, seed, sites=4, tail=tail)
+            remark = f"overtaken by {r.overtaken / MS:.1f} ms, late by {r.late / MS:.2f} ms at most"
+            yield f"{limit[0]}/{limit[1] / S:g} s" + (", some messages slow" if tail[0] else ""), r, remark
 
 
 def faults(seed):
