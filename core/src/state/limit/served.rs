@@ -15,6 +15,10 @@ impl Limit {
         self.store.server().is_some()
     }
 
+    fn server(&self) -> &dyn Engine {
+        &**self.store.server().expect("the caller has looked")
+    }
+
     /// Asks a script about a key, by the policy that this process knows. The answer begins with the server's time.
     pub fn ask<const N: usize>(&self, found: &Key, op: &'static str, arguments: &[i64]) -> Result<[i64; N], Blocked> {
         self.ask_of(found.home(), found.table, Some(found.hash), op, arguments)
@@ -29,13 +33,12 @@ impl Limit {
         op: &'static str,
         arguments: &[i64],
     ) -> Result<[i64; N], Blocked> {
-        let server: &dyn Engine = &**self.store.server().expect("the caller has looked");
         let now = home.clock.is_manual().then(|| home.clock.now().floor);
         let phase = home.phase_on_server();
         let made = self.store.made(&self.name);
         let call = Call { op, limit: &self.name, key, made, policy: &table.policy, now, phase, arguments };
         let patience = MayWait::part(self.store.options.timeout)?;
-        let answer = server.call(&call, patience)?.ok_or(Blocked::Stale)?;
+        let answer = self.server().call(&call, patience)?.ok_or(Blocked::Stale)?;
         let Ok(answer) = <[i64; N]>::try_from(answer.as_slice()) else {
             let doing = format!("asking {} to {op}", self.store.url());
             return Err(Error::store(doing, format_args!("{answer:?} is no answer")).into());
@@ -48,9 +51,8 @@ impl Limit {
     pub fn check_weight_on_server(&self, table: &Table, key: Hash, weight: u64) -> Result<(), Blocked> {
         let checked = policy::check_weight(&self.name, weight, table.capacity);
         if checked.is_err() && weight > 0 {
-            let server: &dyn Engine = &**self.store.server().expect("the caller has looked");
             let patience = MayWait::part(self.store.options.timeout)?;
-            if !server.is_held(&self.name, Some(key), &table.policy, patience)? {
+            if !self.server().is_held(&self.name, Some(key), &table.policy, patience)? {
                 return Err(Blocked::Stale);
             }
         }
