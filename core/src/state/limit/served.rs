@@ -3,7 +3,7 @@
 use super::{Key, Limit};
 use crate::error::{Error, Result};
 use crate::policy;
-use crate::server::{Call, Engine, number};
+use crate::server::{Call, Engine, number, without_password};
 use crate::state::table::{Blocked, Hash, Home, Table};
 use crate::time::Tick;
 use crate::waiting::MayWait;
@@ -34,10 +34,10 @@ impl Limit {
         let phase = home.phase_on_server();
         let made = self.store.made(&self.name);
         let call = Call { op, limit: &self.name, key, made, policy: &table.policy, now, phase, arguments };
-        let patience = MayWait::part(self.store.options.timeout)?;
+        let patience = MayWait::part_for_server(self.store.options.timeout)?;
         let answer = server.call(&call, patience)?.ok_or(Blocked::Stale)?;
         let Ok(answer) = <[i64; N]>::try_from(answer.as_slice()) else {
-            let doing = format!("asking {} to {op}", self.store.url());
+            let doing = format!("asking {} to {op}", without_password(self.store.url()));
             return Err(Error::store(doing, format_args!("{answer:?} is no answer")).into());
         };
         home.clock.follow(answer.first().map_or(0, |now| *now as Tick));
@@ -49,7 +49,7 @@ impl Limit {
         let checked = policy::check_weight(&self.name, weight, table.capacity);
         if checked.is_err() && weight > 0 {
             let server: &dyn Engine = &**self.store.server().expect("the caller has looked");
-            let patience = MayWait::part(self.store.options.timeout)?;
+            let patience = MayWait::part_for_server(self.store.options.timeout)?;
             if !server.is_held(&self.name, Some(key), &table.policy, patience)? {
                 return Err(Blocked::Stale);
             }
