@@ -292,13 +292,6 @@ fn run(case: &Case, url: &str) -> usize {
     case.steps.len()
 }
 
-/// Is it of limiters that servers have?
-#[cfg(feature = "redis")]
-fn is_on_servers(case: &Case) -> bool {
-    let kinds = std::env::var("WGL_KINDS").unwrap_or("rate delay evenly_spaced null custom".into());
-    case.limiters.iter().all(|words| kinds.split(' ').any(|kind| kind == words[0]))
-}
-
 /// Which limiters ran on which store, and how often: told to whoever names a directory in `WGL_CELLS`.
 fn tell(cells: &BTreeMap<(String, &str), usize>) {
     let Some(dir) = std::env::var_os("WGL_CELLS") else { return };
@@ -329,9 +322,6 @@ fn every_vector_on_every_store() {
             for (store, url) in stores {
                 #[cfg(feature = "redis")]
                 if store == "redis" {
-                    if !is_on_servers(&case) {
-                        continue;
-                    }
                     assert_eq!(server.command("FLUSHALL"), "+OK");
                 }
                 steps += run(&case, &url);
