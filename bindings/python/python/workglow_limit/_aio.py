@@ -185,6 +185,11 @@ async def try_acquire(waiter: Waiter) -> Permit | None:
         raise
 
 
+async def complete(permit: Permit) -> None:
+    """Ends a permit in the loop's executor. Who is cancelled meanwhile has ended it, too."""
+    await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, permit.complete))
+
+
 def cancel(attempt: Future[Any]) -> None:
     """Gives a start back that nobody waits for any more."""
     if not attempt.cancelled() and attempt.exception() is None and (permit := attempt.result()):
