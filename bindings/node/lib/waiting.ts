@@ -141,9 +141,15 @@ export class Line {
   #left(waiter: Waiter): void {
     if (!this.#waiters.delete(waiter.id)) return;
     this.#soon(() => {
+      // What it brought has to be given back, for which others may have to be asked.
+      const brought = waiter.request.place !== undefined && this.#limiter._isShared();
       numbers[Num.waiter] = waiter.id;
-      this.#limiter._do(Op.leave, "", 1);
-      this.#goOn(numbers[Num.due]!);
+      this.#do(brought ? Op.leaveWithPlace : Op.leave, "", 1, (answer) => {
+        answer();
+        const due = numbers[Num.due]!;
+        while (this.#take());
+        this.#goOn(due);
+      });
     });
   }
 
