@@ -44,7 +44,6 @@ test("what answers at once says what waits instead", async () => {
     });
   refused(() => limiter.window, "window", "open() before");
   refused(() => limiter.stats(), "stats()", "open() before");
-  refused(() => limiter.permit("x"), "to read a permit or place", "open() before");
   await limiter.open();
   assert.equal(limiter.window, 3_600_000);
   assert.equal(limiter.stats().admitted, 0);
@@ -133,8 +132,7 @@ test("with a limiter of one's own", async () => {
 test("who gives up leaves nothing behind", async () => {
   const limiter = new RateLimiter(newStore(), "api", { maxExecutions: 1, windowSizeInSeconds: 1 });
   await limiter.acquire();
-  const { signal } = AbortSignal.timeout ? { signal: AbortSignal.timeout(50) } : {};
-  await assert.rejects(limiter.acquire({ signal }));
+  await assert.rejects(limiter.acquire({ signal: AbortSignal.timeout(50) }));
   const place = await limiter.reserveAsync();
   await assert.rejects(limiter.acquire({ place, signal: AbortSignal.timeout(50) }));
   while ((await limiter.peekAsync()).retryAfter > 1000) await sleep(5);

@@ -218,6 +218,7 @@ async function run({ limiters, steps }, url) {
   const clock = new ManualClock();
   const store = new Store(url, { clock });
   const limiter = limiterOf(limiters, store);
+  if (url.startsWith("redis")) await limiter.open();
   const permits = new Map();
   let time = 0;
   for (const step of steps) {
@@ -244,6 +245,7 @@ async function run({ limiters, steps }, url) {
 
 assert.ok(files.length >= 3);
 let server;
+let databases = 0;
 before(async () => (server = await startRedis()));
 after(() => server.stop());
 
@@ -269,8 +271,8 @@ for (const file of files) {
     assert.ok(cases.length > 0);
     for (const [i, one] of cases.entries()) {
       await t.test(one.name, async () => {
-        await server.command("FLUSHALL");
-        for (const [store, url] of [["memory", "memory:"], ["sqlite", `sqlite:${dir}/${i}.db`], ["redis", server.url]]) {
+        const urls = { memory: "memory:", sqlite: `sqlite:${dir}/${i}.db`, redis: `${server.url}?db=${++databases}` };
+        for (const [store, url] of Object.entries(urls)) {
           await run(one, url);
           ran(one, store);
         }
