@@ -1,6 +1,6 @@
 // Waiting: the core keeps the line of those who wait, and this its one timer, and whoever makes room wakes the line.
 
-import { TimeoutError, thrown } from "./errors.js";
+import { SyncUnsupported, TimeoutError, thrown } from "./errors.js";
 import type { Limiter } from "./limiter.js";
 import { type Answer, Int, Num, Op, Status, call, ints, numbers } from "./native.js";
 import { Permit } from "./permit.js";
@@ -141,15 +141,16 @@ export class Line {
   #left(waiter: Waiter): void {
     if (!this.#waiters.delete(waiter.id)) return;
     this.#soon(() => {
-      // What it brought has to be given back, for which others may have to be asked.
-      const brought = waiter.request.place !== undefined && this.#limiter._isShared();
       numbers[Num.waiter] = waiter.id;
-      this.#do(brought ? Op.leaveWithPlace : Op.leave, "", 1, (answer) => {
-        answer();
-        const due = numbers[Num.due]!;
-        while (this.#take());
-        this.#goOn(due);
-      });
+      // What it brought has to be given back, for which a store may have to be asked.
+      if (waiter.request.place !== undefined && this.#limiter._isShared()) return this.#advance(Op.leaveWithPlace);
+      try {
+        this.#limiter._do(Op.leave, "", 1);
+      } catch (error) {
+        if (!(error instanceof SyncUnsupported)) throw error;
+        return this.#advance(Op.advance);
+      }
+      this.#goOn(numbers[Num.due]!);
     });
   }
 

@@ -78,7 +78,7 @@ const _: () = assert!(offset_of!(Shared, permit) == 104 && offset_of!(Shared, te
 impl Shared {
     /// Is it a line that is asked to do what is due?
     fn is_advancing(&self) -> bool {
-        matches!(self.operation, 5 | 25 | 27 | 28 | 30)
+        matches!(self.operation, 25 | 27 | 28 | 30)
     }
 
     fn put_text(&mut self, text: &str) {
@@ -362,11 +362,13 @@ impl Core {
                     }
                 }
             }
-            // With a place that it brought, which may have to be given back to a server.
-            5 | 30 => {
-                let Waiting { line, over } = &mut *self.waiting()?;
+            5 => {
+                let line = &mut self.waiting()?.line;
                 line.leave(shared.waiter as WaiterId);
-                advance(line, over, shared)?;
+                shared.due = due(line.next());
+                if line.would_wait() {
+                    return Err(Error::WouldWait); // What it held goes back with the next pass.
+                }
             }
             6 => shared.status = i32::from(limiter.can_proceed(key)?),
             7 => limiter.record_job_start(key)?,
@@ -429,6 +431,12 @@ impl Core {
                     end(shared, outcome)?;
                 }
             },
+            // With a place that it brought, which has to be given back.
+            30 => {
+                let Waiting { line, over } = &mut *self.waiting()?;
+                line.leave(shared.waiter as WaiterId);
+                advance(line, over, shared)?;
+            }
             // A composite may answer with a place, which only a line knows what to do with.
             29 => {
                 let mut seat = Seat::new(Waiter::new(key, weight));

@@ -68,14 +68,14 @@ class Redis:
 
 
 @pytest.fixture(scope="session")
-def the_redis(tmp_path_factory):
+def the_server(tmp_path_factory):
     server = Redis(tmp_path_factory.mktemp("redis"))
     yield server
     server.end()
 
 
 @pytest.fixture
-def redis_of_its_own(tmp_path):
+def server_of_its_own(tmp_path):
     """One that the test may end."""
     server = Redis(tmp_path)
     yield server
@@ -83,12 +83,12 @@ def redis_of_its_own(tmp_path):
 
 
 @pytest.fixture
-def redis(the_redis):
+def server(the_server):
     """A database that nobody has used. (One that was wiped grants nothing as long as it may have forgotten anything.)"""
     number = next(numbers)
     assert number < DATABASES
-    the_redis.url = f"redis+unix://{the_redis.socket}?db={number}"
-    return the_redis
+    the_server.url = f"redis+unix://{the_server.socket}?db={number}"
+    return the_server
 
 
 def run(program, *arguments, timeout=120):

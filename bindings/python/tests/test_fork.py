@@ -12,8 +12,8 @@ from workglow_limit import CompositeLimiter, ConcurrencyLimiter, RateLimiter, St
 
 @pytest.mark.parametrize("how", ["fork", "multiprocessing"])
 @pytest.mark.parametrize("scheme", ["sqlite", "redis"])
-def test_master_and_children_share_one_limit(scheme, how, tmp_path, redis):
-    url = redis.url if scheme == "redis" else f"sqlite:{tmp_path}/limits.db"
+def test_master_and_children_share_one_limit(scheme, how, tmp_path, server):
+    url = server.url if scheme == "redis" else f"sqlite:{tmp_path}/limits.db"
     got = json.loads(run("fork_program.py", how, url))
     # The children ask for 3,000 of the 1,950 that are left to them.
     assert got == {"before": 50, "children": 1950, "after": 0, "all": 2000}
@@ -32,9 +32,9 @@ def in_child(check):
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
-def test_a_connection_is_not_the_childs(redis):
-    limiter = RateLimiter(Store(redis.url), "jobs", max_executions=100, window_size_in_seconds=3600)
-    jobs = ConcurrencyLimiter(2, store=Store(redis.url), name="running")
+def test_a_connection_is_not_the_childs(server):
+    limiter = RateLimiter(Store(server.url), "jobs", max_executions=100, window_size_in_seconds=3600)
+    jobs = ConcurrencyLimiter(2, store=Store(server.url), name="running")
     held = jobs.try_acquire()
     limiter.acquire()
 

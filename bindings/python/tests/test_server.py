@@ -23,9 +23,9 @@ HOUR = 3600
 
 
 @pytest.fixture
-def store(redis):
+def store(server):
     # Longer than any of these takes: who would wait for himself fails.
-    return Store(redis.url, timeout=20)
+    return Store(server.url, timeout=20)
 
 
 def rate(store, most=100, name="api"):
@@ -114,7 +114,7 @@ CALLS = {
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.parametrize("name", CALLS)
-def test_other_threads_go_on(name, store, redis, tmp_path):
+def test_other_threads_go_on(name, store, server, tmp_path):
     call = CALLS[name](store, tmp_path)
     begins, answers = threading.Event(), []
 
@@ -126,7 +126,7 @@ def test_other_threads_go_on(name, store, redis, tmp_path):
             answers.append(("failed", error))
 
     thread = threading.Thread(target=wait)
-    with redis.stopped():
+    with server.stopped():
         thread.start()
         begins.wait()
         # Whoever held the GIL meanwhile would never be answered.
@@ -137,7 +137,7 @@ def test_other_threads_go_on(name, store, redis, tmp_path):
     assert answers[0][0] == "answered", answers
 
 
-def test_the_event_loop_goes_on(store, redis):
+def test_the_event_loop_goes_on(store, server):
     limiter, both = rate(store), CompositeLimiter([rate(store, name="both"), jobs(store)])
 
     async def held(entered, leave):
@@ -150,7 +150,7 @@ def test_the_event_loop_goes_on(store, redis):
         entered, leave = asyncio.Event(), asyncio.Event()
         holder = asyncio.create_task(held(entered, leave))
         await entered.wait()
-        with redis.stopped():
+        with server.stopped():
             leave.set()
             asked = limiter.acquire_async(), limiter.acquire_async("key"), limiter.try_acquire_async(), both.acquire_async()
             tasks = [holder, *map(asyncio.ensure_future, asked)]
@@ -179,35 +179,35 @@ def test_a_wait_in_an_event_loop_that_is_given_up_leaves_nothing_behind(store):
     assert limiter.peek().retry_after <= HOUR
 
 
-def test_what_is_wrong_is_told(redis):
+def test_what_is_wrong_is_told(server):
     for bad in "redis://", "redis://host:port":
         with pytest.raises(InvalidUrl):
             Store(bad)
     with pytest.raises(StoreError, match=r"127\.0\.0\.1:1") as told:
         rate(Store("redis://user:secret@127.0.0.1:1/0")).try_acquire()
     assert "secret" not in str(told.value)
-    redis.command("CONFIG SET requirepass right")
+    server.command("CONFIG SET requirepass right")
     try:
-        with pytest.raises(StoreError, match=re.escape(redis.url)) as told:
-            rate(Store(f"{redis.url}&pass=secret")).try_acquire()
+        with pytest.raises(StoreError, match=re.escape(server.url)) as told:
+            rate(Store(f"{server.url}&pass=secret")).try_acquire()
         assert "secret" not in str(told.value)
-        assert rate(Store(f"{redis.url}&pass=right")).try_acquire()
+        assert rate(Store(f"{server.url}&pass=right")).try_acquire()
     finally:
-        redis.command('AUTH right\r\nCONFIG SET requirepass ""')
+        server.command('AUTH right\r\nCONFIG SET requirepass ""')
 
 
-def test_decisions_without_a_server_are_as_was_chosen(redis_of_its_own):
-    redis = redis_of_its_own
-    limiters = {how: rate(Store(redis.url, timeout=0.2, on_error=how)) for how in ("raise", "deny", "admit")}
+def test_decisions_without_a_server_are_as_was_chosen(server_of_its_own):
+    server = server_of_its_own
+    limiters = {how: rate(Store(server.url, timeout=0.2, on_error=how)) for how in ("raise", "deny", "admit")}
     for limiter in limiters.values():
         assert limiter.try_acquire()
-    with redis.stopped():
-        with pytest.raises(StoreTimeout, match=re.escape(redis.url)):
+    with server.stopped():
+        with pytest.raises(StoreTimeout, match=re.escape(server.url)):
             limiters["raise"].try_acquire()
         assert limiters["deny"].try_acquire() is None
         assert limiters["admit"].try_acquire()
-    os.kill(redis.pid, signal.SIGKILL)
-    with pytest.raises(StoreError, match=re.escape(redis.url)):
+    os.kill(server.pid, signal.SIGKILL)
+    with pytest.raises(StoreError, match=re.escape(server.url)):
         limiters["raise"].try_acquire()
     assert limiters["deny"].try_acquire() is None
     assert limiters["admit"].try_acquire()

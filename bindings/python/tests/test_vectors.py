@@ -234,7 +234,7 @@ def do(store, limiter, call, arguments, permits):
 @pytest.fixture(params=["memory", "sqlite", "redis"])
 def url(request, tmp_path):
     if request.param == "redis":
-        return request.getfixturevalue("redis").url
+        return request.getfixturevalue("server").url
     return "memory:" if request.param == "memory" else f"sqlite:{tmp_path}/limits.db"
 
 
