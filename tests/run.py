@@ -84,6 +84,7 @@ def run_all(names):
 
 
 LANGUAGES = {"rust": "core", "c": "c", "python": "python", "node": "node"}
+STORES = ["memory", "sqlite", "redis"]
 LIMITERS = [
     "null", "concurrency", "rate", "delay", "evenly_spaced", "token_bucket", "leaky_bucket", "fixed_window",
     "sliding_window_counter", "composite", "custom", "policy",
@@ -98,15 +99,16 @@ def table():
         for line in path.read_text().splitlines() if path.exists() else ():
             limiter, store, cases = line.split()
             cells[language, limiter, store] = int(cases)
-    columns = [(language, store) for language in LANGUAGES for store in ("memory", "sqlite")]
-    print("\ncases of tests/vectors: each limiter in each language, on memory: and sqlite:")
+    columns = [(language, store) for language in LANGUAGES for store in STORES]
+    print("\ncases of tests/vectors: each limiter in each language, on memory:, sqlite: and Redis:")
     print(f"{'':24}" + "".join(f"{language:>14}" for language in LANGUAGES))
     holes = 0
     for limiter in LIMITERS:
         counts = [cells.get((language, limiter, store), 0) for language, store in columns]
         holes += counts.count(0)
-        pairs = zip(counts[::2], counts[1::2])
-        print(f"{limiter:24}" + "".join(f"{f'{memory or chr(45)} + {sqlite or chr(45)}':>14}" for memory, sqlite in pairs))
+        each = [counts[i : i + len(STORES)] for i in range(0, len(counts), len(STORES))]
+        texts = (" + ".join(str(count or "-") for count in some) for some in each)
+        print(f"{limiter:24}" + "".join(f"{text:>14}" for text in texts))
     if unknown := {limiter for _, limiter, _ in cells} - set(LIMITERS):
         print(f"limiters that this table does not know: {', '.join(sorted(unknown))}")
     different = {row for row in LIMITERS if len({cells.get((language, row, store)) for language, store in columns}) > 1}

@@ -22,6 +22,9 @@ pub enum MayWait {
     Briefly = 1,
     /// Not at all: [`Error::WouldWait`](crate::Error), and nothing has changed.
     Never = 2,
+    /// As [`MayWait::Briefly`] on this machine, and never for a server, however near: what has to ask one answers
+    /// [`Error::WouldWait`](crate::Error), and nothing has changed.
+    BrieflyHere = 3,
 }
 
 static DEFAULT: AtomicU8 = AtomicU8::new(MayWait::UntilTimeout as u8);
@@ -90,9 +93,14 @@ impl MayWait {
     pub(crate) fn part(patience: Duration) -> Result<Duration> {
         match MayWait::here() {
             MayWait::UntilTimeout => Ok(patience),
-            MayWait::Briefly => Ok(patience.min(BRIEFLY)),
+            MayWait::Briefly | MayWait::BrieflyHere => Ok(patience.min(BRIEFLY)),
             MayWait::Never => Err(Error::WouldWait),
         }
+    }
+
+    /// The same for a server.
+    pub(crate) fn part_for_server(patience: Duration) -> Result<Duration> {
+        if MayWait::here() == MayWait::BrieflyHere { Err(Error::WouldWait) } else { Self::part(patience) }
     }
 
     /// Is the rest of the store's timeout for later calls?
@@ -114,7 +122,8 @@ impl MayWait {
         here.unwrap_or_else(|| match DEFAULT.load(Relaxed) {
             0 => MayWait::UntilTimeout,
             1 => MayWait::Briefly,
-            _ => MayWait::Never,
+            2 => MayWait::Never,
+            _ => MayWait::BrieflyHere,
         })
     }
 }

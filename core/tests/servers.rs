@@ -4,7 +4,7 @@
 mod common;
 
 use common::redis::RedisServer;
-use std::sync::Barrier;
+use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 use workglow_limit::*;
 
@@ -138,8 +138,39 @@ fn who_must_not_wait_is_told_before_anything_is_asked() {
     let store = Store::new(&server.url()).unwrap();
     let limiter = rate(&store, "api", 3, Duration::from_secs(3600));
     assert!(admits(&limiter, ""));
-    assert_eq!(MayWait::Never.during(|| limiter.attempt("", 1)), Err(Error::WouldWait));
+    for may in [MayWait::Never, MayWait::BrieflyHere] {
+        assert_eq!(may.during(|| limiter.attempt("", 1)), Err(Error::WouldWait));
+    }
     assert_eq!(limiter.peek("", 1).unwrap().remaining, 2);
+}
+
+#[test]
+fn a_composite_ends_what_had_to_wait_when_it_is_asked_again() {
+    let server = RedisServer::start("servers-composite");
+    let store = Store::new(&server.url()).unwrap();
+    let rates = rate(&store, "api", 3, Duration::from_secs(3600));
+    let jobs = ConcurrencyLimiter::shared(&store, "jobs", 1, None).unwrap();
+    let both = CompositeLimiter::new([Arc::new(rates) as Arc<dyn Limiter>, Arc::new(jobs)]);
+    type End = fn(&CompositeLimiter, &RawPermit) -> Result<()>;
+    let ends: [End; 3] = [|l, p| l.complete(p), |l, p| l.cancel(p), |l, p| l.settle(p, 1)];
+    for (i, end) in ends.into_iter().enumerate() {
+        let Attempt::Admitted(permit) = both.attempt("", 1).unwrap() else { panic!("denied, {i}") };
+        assert_eq!(MayWait::Never.during(|| end(&both, &permit)), Err(Error::WouldWait), "{i}");
+        assert_eq!(end(&both, &permit), Ok(()), "{i}");
+        assert_eq!(end(&both, &permit), Ok(()), "{i}");
+    }
+}
+
+#[test]
+fn a_job_that_was_recorded_ends_when_its_end_is_asked_again() {
+    let server = RedisServer::start("servers-recorded");
+    let store = Store::new(&server.url()).unwrap();
+    let jobs = ConcurrencyLimiter::shared(&store, "jobs", 1, None).unwrap();
+    jobs.record_job_start("").unwrap();
+    assert_eq!(MayWait::Never.during(|| jobs.record_job_completion("")), Err(Error::WouldWait));
+    assert!(!jobs.can_proceed("").unwrap());
+    jobs.record_job_completion("").unwrap();
+    assert!(jobs.can_proceed("").unwrap());
 }
 
 #[test]
@@ -151,6 +182,11 @@ fn an_address_that_makes_no_sense_is_an_error_at_once() {
     let store = Store::new("redis://user:secret@127.0.0.1:1/0").unwrap();
     let error = store.open().unwrap_err().to_string();
     assert!(error.contains("127.0.0.1:1") && !error.contains("secret"), "{error}");
+    let store = Store::new("redis+unix:///none?db=1&pass=secret").unwrap();
+    let error = store.open().unwrap_err().to_string();
+    assert!(error.contains("redis+unix:///none") && !error.contains("secret"), "{error}");
+    let error = Store::new("redis://user:secret@host:port").map(drop).unwrap_err().to_string();
+    assert!(!error.contains("secret"), "{error}");
 }
 
 /// How many starts of so many attempts, one after the other, on each of these.

@@ -413,10 +413,10 @@ static void urls_and_files(const char *dir) {
     wgl_store_options options = WGL_STORE_OPTIONS_INIT;
     char path[128], url[160], content[32] = "";
 
-    const char *bad[] = {"", "limits.db", "redis://x", "sqlite:", "sqlite://", "sqlite://host/x", "sqlite:x/", "memory:x"};
+    const char *bad[] = {"", "limits.db", "mysql://x", "sqlite:", "sqlite://", "sqlite://host/x", "sqlite:x/", "memory:x"};
     for (int i = 0; i < 8; i++)
         REFUSED(WGL_INVALID_URL, bad[i], wgl_store_open(bad[i], NULL, &new_store));
-    REFUSED(WGL_INVALID_URL, "memory: and sqlite:PATH", wgl_store_open("redis://x", NULL, &new_store));
+    REFUSED(WGL_INVALID_URL, "redis://HOST", wgl_store_open("mysql://x", NULL, &new_store));
     REFUSED(WGL_INVALID_ARGUMENT, "not UTF-8", wgl_store_open("sqlite:\xff", NULL, &new_store));
 
     snprintf(url, sizeof url, "sqlite:%s/mode.db", dir);

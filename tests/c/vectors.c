@@ -1,6 +1,7 @@
 // Runs tests/vectors/*.vec on every store: vectors DIR. The format is in tests/vectors/README.md.
 #include "check.h"
 #include "limiters.h"
+#include "redis.h"
 #include <sys/stat.h>
 #include <time.h>
 
@@ -35,13 +36,20 @@ static void begin(const char *scheme, const char *name) {
     snprintf(url, sizeof url, "%s", scheme);
     if (strcmp(scheme, "sqlite:") == 0)
         snprintf(url, sizeof url, "sqlite:%s/limits.db", now.dir);
+    if (strcmp(scheme, "redis:") == 0) {
+        snprintf(url, sizeof url, "%s", redis.url);
+        CHECK(strcmp(redis_command("FLUSHALL"), "+OK\r\n") == 0, "the server is not empty");
+    }
     MUST(wgl_store_open(url, &options, &now.store));
 }
+
+static const char *const schemes[] = {"memory:", "sqlite:", "redis:"};
+enum { SCHEMES = sizeof schemes / sizeof *schemes };
 
 // How many cases ran, by kind of limiter.
 static struct {
     char kind[32];
-    int memory, sqlite;
+    int ran[SCHEMES];
 } cells[16];
 
 static void count_case(void) {
@@ -49,7 +57,7 @@ static void count_case(void) {
     while (cells[i].kind[0] != '\0' && strcmp(cells[i].kind, now.kind) != 0)
         i++;
     strcpy(cells[i].kind, now.kind);
-    *(strcmp(now.scheme, "memory:") == 0 ? &cells[i].memory : &cells[i].sqlite) += 1;
+    cells[i].ran[choice(now.scheme, schemes, SCHEMES)]++;
 }
 
 // For those who want to know that no kind was left out: lines of "KIND STORE CASES" in DIR/c, if WGL_CELLS is DIR.
@@ -65,7 +73,8 @@ static void write_cells(void) {
     if (file == NULL)
         return;
     for (int i = 0; cells[i].kind[0] != '\0'; i++)
-        fprintf(file, "%s memory %d\n%s sqlite %d\n", cells[i].kind, cells[i].memory, cells[i].kind, cells[i].sqlite);
+        for (int s = 0; s < SCHEMES; s++)
+            fprintf(file, "%s %.*s %d\n", cells[i].kind, (int)strcspn(schemes[s], ":"), schemes[s], cells[i].ran[s]);
     fclose(file);
 }
 
@@ -347,8 +356,8 @@ static void run(const char *scheme, const char *path) {
 static int run_everywhere(const char *path) {
     size_t length = strlen(path);
     if (length > 4 && strcmp(path + length - 4, ".vec") == 0) {
-        run("memory:", path);
-        run("sqlite:", path);
+        for (int s = 0; s < SCHEMES; s++)
+            run(schemes[s], path);
     }
     return 0;
 }
@@ -358,9 +367,11 @@ int main(int count, char **arguments) {
         fprintf(stderr, "usage: vectors DIR\n");
         return 2;
     }
+    redis_start();
     in_dir(arguments[1], run_everywhere);
+    redis_end();
     write_cells();
-    printf("vectors: %d cases on memory: and on sqlite:\n", cases / 2);
+    printf("vectors: %d cases on memory:, on sqlite: and on Redis\n", cases / SCHEMES);
     CHECK(cases > 0, "no vectors in %s", arguments[1]);
     return summary("vectors");
 }

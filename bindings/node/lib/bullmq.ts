@@ -107,7 +107,7 @@ export function withLimiter<T = any, R = any, N extends string = string>(
       lines.place(key, weight, now, now + wait);
       return { wait, place: { text: place.toText(), until: Math.floor(now + wait + grace) } };
     }
-    const denial = limiter.peek({ key, weight });
+    const denial = await limiter.peekAsync({ key, weight });
     if (place !== "full") return { wait: lines.append(key, weight, now, denial) - now, place: null };
     // All places are taken, and it says when one after the last would come.
     return { wait: lines.append(key, weight, now, { ...denial, period: limiter.window }) - now, place: null };
@@ -118,7 +118,7 @@ export function withLimiter<T = any, R = any, N extends string = string>(
     const place = await unless(null, async () => (await limiter.reserveAsync({ key, weight, grace })) ?? "full");
     hasPlaces = place === "full" || (place !== null && (await unless("", async () => place.toText())) !== "");
     if (!(place instanceof Permit) || (hasPlaces && place.wait > 0)) return place;
-    place.cancel(); // It cannot leave, or its time has come, and it waits for somebody to complete.
+    await place.cancelAsync(); // It cannot leave, or its time has come, and it waits for somebody to complete.
     return null;
   }
 
@@ -157,7 +157,7 @@ export function withLimiter<T = any, R = any, N extends string = string>(
     try {
       return await processor(job, token, signal, answer);
     } finally {
-      answer.complete();
+      await answer.completeAsync();
     }
   };
 }
@@ -203,7 +203,7 @@ async function delay(job: Job, token: string | undefined, limiter: Limiter, { wa
   try {
     await moveWithData(job, Math.ceil(at - hold), token, { ...job.data, [PLACE]: place });
   } catch (error) {
-    limiter.place(place.text).cancel();
+    await limiter.place(place.text).cancelAsync();
     throw error;
   }
 }

@@ -28,6 +28,12 @@ export class StoreError extends LimitError {}
 /** The lease has ended: its units may be another start's by now. */
 export class LeaseLost extends LimitError {}
 
+/**
+ * A call that answers at once would have to ask a server, for which an event loop does not wait. Nothing has changed. The
+ * message names the call that gives a promise.
+ */
+export class SyncUnsupported extends LimitError {}
+
 /** There was no room before the deadline of `acquire`. Nothing is held. */
 export class TimeoutError extends Error {
   /** In ms: when a retry may succeed. */
@@ -39,7 +45,16 @@ export class TimeoutError extends Error {
   }
 }
 
-const classes = { LimitError, InvalidArgument, WeightExceedsCapacity, UnknownLimit, StoreError, LeaseLost, TimeoutError };
+const classes = {
+  LimitError,
+  InvalidArgument,
+  WeightExceedsCapacity,
+  UnknownLimit,
+  StoreError,
+  LeaseLost,
+  SyncUnsupported,
+  TimeoutError,
+};
 for (const [name, of] of Object.entries(classes)) {
   Object.defineProperty(of.prototype, "name", { value: name, configurable: true, writable: true });
 }
@@ -57,6 +72,7 @@ const byCode: Record<string, typeof LimitError> = {
   store_full: StoreError,
   damaged: StoreError,
   lease_lost: LeaseLost,
+  would_wait: SyncUnsupported,
 };
 
 /** @internal What a limiter of the caller's own threw, on its way through the native half. */
@@ -76,6 +92,14 @@ export function thrown(error: unknown): unknown {
   const [number = "", code = ""] = message.startsWith("-") ? message.split(" ", 2) : [];
   if (!Number.isInteger(Number(number)) || code === "") return error;
   return new (byCode[code] ?? LimitError)(message.slice(number.length + code.length + 2), code, Number(number));
+}
+
+/** The same of what a call threw that must not wait, which is told `instead` of what it would have to. */
+export function refused(error: unknown, name: string, instead: string): unknown {
+  const reason = thrown(error);
+  if (!(reason instanceof SyncUnsupported)) return reason;
+  const why = `${name} would have to ask a server, for which an event loop does not wait: await ${instead}`;
+  return new SyncUnsupported(why, reason.code, reason.number);
 }
 
 /** Makes something native, with errors of this package. */

@@ -6,6 +6,7 @@ export {
   LeaseLost,
   LimitError,
   StoreError,
+  SyncUnsupported,
   TimeoutError,
   UnknownLimit,
   WeightExceedsCapacity,

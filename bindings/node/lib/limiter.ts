@@ -3,12 +3,13 @@
 import { types } from "node:util";
 import { brand } from "./brand.js";
 import type { AcquireOptions, Decision, ReserveOptions, StartOptions, Stats } from "./calls.js";
-import { InvalidArgument, StoreError, UnknownLimit, invalid, make, messageOf, thrown } from "./errors.js";
+import { InvalidArgument, StoreError, UnknownLimit, invalid, make, messageOf, refused, thrown } from "./errors.js";
 import { type Hook, type HookEvent, listen } from "./hooks.js";
 import { type Duration, keyOf, maybeMilliseconds, milliseconds, options as checkOptions, unicode, weightOf } from "./input.js";
 import {
   type Answer,
   type Closure,
+  HERE,
   LATER,
   type NativeLimiter,
   Num,
@@ -163,19 +164,24 @@ export abstract class Limiter {
   }
 
   /** @internal Calls the native half; `call` says what may not happen before the answer is read. */
-  _do(op: Op, key: string, weight: number): Status {
+  _do(op: number, key: string, weight: number): Status {
     return call(this._call, op, key, weight);
   }
 
   /** @internal The same; what would have to wait for the store does so on the thread pool: see `ask`. */
   _ask(op: Op, key: string, weight: number, done: (answer: Answer) => void): void {
     if (this._isNative()) ask(this._call, op, key, weight, done);
-    else done(() => this._do(op, key, weight));
+    else done(() => this._do(op | HERE, key, weight));
   }
 
   /** @internal Is it without limiters that are written in JavaScript? The thread pool can call those only. */
   _isNative(): boolean {
     return true;
+  }
+
+  /** Declares or finds it in its store now, instead of at its first use. */
+  async open(): Promise<void> {
+    await this._opening();
   }
 
   /**
@@ -194,7 +200,10 @@ export abstract class Limiter {
     });
   }
 
-  /** Decides and records in one act: a permit, or `null`. A denial changes nothing. */
+  /**
+   * Decides and records in one act: a permit, or `null`. A denial changes nothing. Where a server decides, this and all that
+   * answers at once throws `SyncUnsupported`.
+   */
   tryAcquire(options?: StartOptions): Permit | null {
     let key = "";
     let weight = 1;
@@ -231,6 +240,14 @@ export abstract class Limiter {
     checkOptions(options, START);
     const key = keyOf(options.key);
     return this.#answer(Op.peek, key, this._do(Op.peek, key, weightOf(options.weight)));
+  }
+
+  /** The same. What has to wait for the store does so off the event loop. */
+  async peekAsync(options: StartOptions = {}): Promise<Decision> {
+    checkOptions(options, START);
+    const key = keyOf(options.key);
+    const weight = weightOf(options.weight);
+    return this.#ask(Op.peek, key, weight, (status) => this.#answer(Op.peek, key, status));
   }
 
   #answer(op: Op, key: string, status: Status): Decision {
@@ -271,7 +288,7 @@ export abstract class Limiter {
     try {
       return await fn(permit);
     } finally {
-      permit.complete();
+      await permit.completeAsync();
     }
   }
 
@@ -304,7 +321,18 @@ export abstract class Limiter {
    */
   present(place: Permit | string): Permit {
     this._put("place", place);
-    const started = this._do(Op.present, "", 1) === Status.yes;
+    return this.#presented(place, this._do(Op.present, "", 1));
+  }
+
+  /** The same. What has to wait for the store does so off the event loop. */
+  async presentAsync(place: Permit | string): Promise<Permit> {
+    await this._opening();
+    const put = () => this._put("place", place);
+    return this.#ask(Op.present, "", 1, (status) => this.#presented(place, status), 0, 0, put);
+  }
+
+  #presented(place: Permit | string, status: Status): Permit {
+    const started = status === Status.yes;
     if (place instanceof Permit) return place._presented(this, started);
     const after = numbers[Num.retryAfter]! / 1e3;
     return new Permit(this, "", started)._waits(after);
@@ -397,16 +425,32 @@ export abstract class Limiter {
   stats(options: { key?: string | undefined } = {}): Stats {
     checkOptions(options, ["key"]);
     const key = unicode("key", keyOf(options.key));
-    const [admitted, denied, unitsWanted, unitsGranted, waited, waitTime, cancelled, storeErrors, policyChanges] = make(
-      () => native.stats(this._native, key) as Counts,
-    );
+    const [admitted, denied, unitsWanted, unitsGranted, waited, waitTime, cancelled, storeErrors, policyChanges] =
+      this.#counts(key);
     return { admitted, denied, unitsWanted, unitsGranted, waited, waitTime, cancelled, storeErrors, policyChanges };
   }
 
+  #counts(key: string): Counts {
+    try {
+      return native.stats(this._native, key) as Counts;
+    } catch (error) {
+      throw refused(error, "stats()", "open() before");
+    }
+  }
+
   /** Asks off the event loop what has to wait. `read` reads the answer in the same turn: see `call`. */
-  async #ask<T>(op: Op, key: string, weight = 1, read?: (status: Status) => T, time = 0, grace = 0): Promise<T> {
+  async #ask<T>(
+    op: Op,
+    key: string,
+    weight = 1,
+    read?: (status: Status) => T,
+    time = 0,
+    grace = 0,
+    put?: () => void,
+  ): Promise<T> {
     await this._opening();
     return new Promise((resolve, reject) => {
+      put?.();
       numbers[Num.time] = time;
       numbers[Num.grace] = grace;
       this._ask(op, key, weight, (answer) => {

@@ -1,7 +1,7 @@
 // The boundary to the native half: its functions, and the buffer through which limiters are called (`src/call.rs`).
 
 import addon from "./addon.cjs";
-import { invalid, thrown } from "./errors.js";
+import { invalid, refused, thrown } from "./errors.js";
 
 declare const kind: unique symbol;
 /** A native value that JavaScript only passes on. */
@@ -143,10 +143,25 @@ export const enum Op {
   wake,
   wakeAll,
   start,
+  leaveWithPlace,
 }
+
+/** What waits where such a call must not. */
+const INSTEAD: Partial<Record<number, readonly [name: string, instead: string]>> = {
+  [Op.attempt]: ["tryAcquire()", "tryAcquireAsync()"],
+  [Op.decide]: ["decide()", "decideAsync()"],
+  [Op.peek]: ["peek()", "peekAsync()"],
+  [Op.reserve]: ["reserve()", "reserveAsync()"],
+  [Op.present]: ["present()", "presentAsync()"],
+  [Op.renew]: ["renew()", "renewAsync()"],
+  [Op.window]: ["window", "open() before"],
+  [Op.fromText]: ["to read a permit or place", "open() before"],
+};
 
 /** Added to what must not wait for the store here: `ask` has that done on the thread pool. */
 export const LATER = 1 << 8;
+/** Added to what waits here, even for a server: with limiters written in JavaScript. */
+export const HERE = 1 << 9;
 
 /** What it answers. */
 export const enum Status {
@@ -216,7 +231,7 @@ export function call(closure: Closure, op: number, key: string, weight: number):
     closure();
   } catch (error) {
     tellHooks();
-    throw thrown(error);
+    throw refused(error, ...(INSTEAD[op] ?? ["this call", "open() before"]));
   }
   if (ints[Int.op] !== 0) tellHooks();
   return ints[Int.status]!;

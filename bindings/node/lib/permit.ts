@@ -1,6 +1,7 @@
 // What an admitted start holds, and places: starts in the future.
 
 import { brand } from "./brand.js";
+import { SyncUnsupported } from "./errors.js";
 import { warn } from "./hooks.js";
 import { whole } from "./input.js";
 import type { Limiter } from "./limiter.js";
@@ -13,9 +14,9 @@ interface Held {
   readonly words: readonly number[];
 }
 
-const lost = new FinalizationRegistry<Held>(({ limiter, key, words }) => {
+const lost = new FinalizationRegistry<Held>(async ({ limiter, key, words }) => {
   try {
-    end(Op.complete, limiter, key, words, 1);
+    await (endAtOnce(Op.complete, limiter, key, words, 1) || end(Op.complete, limiter, key, words, 1));
   } catch (error) {
     warn("a permit that was forgotten could not be completed", error);
   }
@@ -44,16 +45,45 @@ function watchLater(permit: Permit): void {
   }, A_WHILE).unref();
 }
 
-function end(how: Op, limiter: Limiter, key: string, words: readonly number[], actual: number): void {
+/** Does it end without asking a server? */
+function endAtOnce(how: Op, limiter: Limiter, key: string, words: readonly number[], actual: number): boolean {
   putWords(words);
-  limiter._do(how, "", actual);
-  if (how === Op.complete && !limiter._holds) return; // It gave nothing back.
+  try {
+    limiter._do(how, "", actual);
+  } catch (error) {
+    if (error instanceof SyncUnsupported) return false;
+    throw error;
+  }
+  ended(how, limiter, key);
+  return true;
+}
+
+/** Ends it off the event loop, if that has to wait. */
+function end(how: Op, limiter: Limiter, key: string, words: readonly number[], actual: number): Promise<void> {
+  return new Promise((resolve, reject) => {
+    putWords(words);
+    limiter._ask(how, "", actual, (answer) => {
+      try {
+        answer();
+        ended(how, limiter, key);
+        resolve();
+      } catch (error) {
+        reject(error);
+      }
+    });
+  });
+}
+
+function ended(how: Op, limiter: Limiter, key: string): void {
+  if (how === Op.renew || (how === Op.complete && !limiter._holds)) return; // It gave nothing back.
   for (const bell of limiter._bells()) bell.ring(key);
 }
 
 /**
  * An admitted start. It ends in one of `complete()`, `cancel()` and `settle()`; ending it again is a no-op, in whatever
  * way. With `using` it completes at the end of the scope. One that is forgotten completes when it is garbage-collected.
+ * Where a server has to be told, these send it on its way, and what fails there is a warning of the process; `completeAsync()`
+ * and the others, and `await using`, wait until it is done.
  *
  * Or a place: a start in the future, as `Limiter.reserve` takes it, which has not `started` until it is presented.
  */
@@ -64,6 +94,7 @@ export class Permit {
   readonly #key: string;
   readonly #words: readonly number[];
   #ended = false;
+  #ending: Promise<void> | undefined;
   #isWatched = false;
   /** In ms: how long to wait at least, where a place's time has come and somebody else still has to end. */
   #again = 0;
@@ -90,10 +121,24 @@ export class Permit {
     this._end(Op.complete, this.#limiter);
   }
 
+  /** The same. What has to wait for the store does so off the event loop, as with all that follow. */
+  async completeAsync(): Promise<void> {
+    await this.#endAsync(Op.complete);
+  }
+
   /** The job never ran, or nobody will use the place: its units are free again at once. */
   cancel(): void {
+    this._end(this.#canceling, this.#limiter);
+  }
+
+  /** The same. */
+  async cancelAsync(): Promise<void> {
+    await this.#endAsync(this.#canceling);
+  }
+
+  get #canceling(): Op {
     // Somebody may have started with a place's text meanwhile.
-    this._end(this.started ? Op.cancel : Op.cancelPlace, this.#limiter);
+    return this.started ? Op.cancel : Op.cancelPlace;
   }
 
   /**
@@ -105,9 +150,19 @@ export class Permit {
     this._end(Op.settle, this.#limiter, whole("actual", actual));
   }
 
+  /** The same. */
+  async settleAsync(actual: number): Promise<void> {
+    await this.#endAsync(Op.settle, whole("actual", actual));
+  }
+
   /** The same as `complete()`, for `using permit = …`. */
   [Symbol.dispose](): void {
     this._end(Op.complete, this.#limiter);
+  }
+
+  /** The same as `completeAsync()`, for `await using permit = …`. */
+  async [Symbol.asyncDispose](): Promise<void> {
+    await this.#endAsync(Op.complete);
   }
 
   /**
@@ -117,6 +172,11 @@ export class Permit {
   renew(): void {
     this._put();
     this.#limiter._do(Op.renew, "", 1);
+  }
+
+  /** The same. */
+  async renewAsync(): Promise<void> {
+    await end(Op.renew, this.#limiter, this.#key, this.#words, 1);
   }
 
   /**
@@ -169,8 +229,25 @@ export class Permit {
   /** @internal Ends it at a limiter, which must be the one that gave it. */
   _end(how: Op, limiter: Limiter, actual = 1): void {
     if (this.#ended && limiter === this.#limiter) return;
-    end(how, limiter, this.#key, this.#words, actual);
+    if (!endAtOnce(how, limiter, this.#key, this.#words, actual)) {
+      this.#endAsync(how, actual).catch((error: unknown) => warn("a permit could not be ended", error));
+      return;
+    }
     this.#ended = true;
+    if (this.#isWatched) lost.unregister(this);
+  }
+
+  /** The same, where it may wait. What was sent before is waited for. */
+  async #endAsync(how: Op, actual = 1): Promise<void> {
+    if (this.#ended) return this.#ending;
+    this.#ended = true;
+    this.#ending = end(how, this.#limiter, this.#key, this.#words, actual);
+    try {
+      await this.#ending;
+    } catch (error) {
+      this.#ended = false;
+      throw error;
+    }
     if (this.#isWatched) lost.unregister(this);
   }
 

@@ -82,7 +82,10 @@ export interface Problem {
   readonly isRepaired: boolean;
 }
 
-/** Where limits live: "memory:" (this object) or "sqlite:PATH" (this machine). Making one opens nothing. */
+/**
+ * Where limits live: "memory:" (this object), "sqlite:PATH" (this machine), or "redis://HOST" and "redis+unix://PATH" (a server that
+ * machines share). Making one opens nothing.
+ */
 export class Store {
   /** The store's address. */
   readonly url: string;
@@ -92,7 +95,7 @@ export class Store {
   readonly _clock: ManualClock | undefined;
   /** @internal Does a decision answer even when the store fails? */
   readonly _alwaysAnswers: boolean;
-  /** @internal Is it a file, which others may use too? */
+  /** @internal Is it a file or a server, which others may use too? */
   readonly _isShared: boolean;
 
   constructor(url: string, options: StoreOptions = {}) {

@@ -1,6 +1,6 @@
 // Waiting: the core keeps the line of those who wait, and this its one timer, and whoever makes room wakes the line.
 
-import { TimeoutError, thrown } from "./errors.js";
+import { SyncUnsupported, TimeoutError, thrown } from "./errors.js";
 import type { Limiter } from "./limiter.js";
 import { type Answer, Int, Num, Op, Status, call, ints, numbers } from "./native.js";
 import { Permit } from "./permit.js";
@@ -142,7 +142,14 @@ export class Line {
     if (!this.#waiters.delete(waiter.id)) return;
     this.#soon(() => {
       numbers[Num.waiter] = waiter.id;
-      this.#limiter._do(Op.leave, "", 1);
+      // What it brought has to be given back, for which a store may have to be asked.
+      if (waiter.request.place !== undefined && this.#limiter._isShared()) return this.#advance(Op.leaveWithPlace);
+      try {
+        this.#limiter._do(Op.leave, "", 1);
+      } catch (error) {
+        if (!(error instanceof SyncUnsupported)) throw error;
+        return this.#advance(Op.advance);
+      }
       this.#goOn(numbers[Num.due]!);
     });
   }

@@ -80,7 +80,7 @@ export class WorkglowRateLimiterStorage {
     if (!(token instanceof Permit && this.#given.has(token))) {
       throw invalid("token", token, "what tryReserveExecution gave");
     }
-    token.cancel();
+    await token.cancelAsync();
   }
 
   /** A job has started: recorded even when the limit is full. The limit must be declared. */
@@ -165,8 +165,7 @@ export class WorkglowRateLimiterStorage {
     const limiter = this.#limiter(queueName);
     try {
       await this.#pauseAtLast(queueName, limiter);
-      await limiter._opening();
-      return limiter.peek({ key: this.#key, weight });
+      return await limiter.peekAsync({ key: this.#key, weight });
     } catch (error) {
       return ifUnknown(error);
     }

@@ -60,11 +60,11 @@ export function toWorkglow(limiter: Limiter, options: ToWorkglowOptions = {}): W
   /** The tokens that are out, oldest first. */
   const running = new Set<Permit>();
 
-  const end = (token: unknown, how: "cancel" | "complete"): void => {
+  const end = async (token: unknown, how: "cancelAsync" | "completeAsync"): Promise<void> => {
     if (!(token instanceof Permit && token._isOf(limiter))) throw invalid("token", token, "what tryAcquire gave");
     running.delete(token);
     try {
-      token[how]();
+      await token[how]();
     } catch (error) {
       // The queue would fail the job for it, or leave it to end the process. The store has counted it, and told its hooks.
       if (!(error instanceof StoreError)) throw error;
@@ -89,20 +89,20 @@ export function toWorkglow(limiter: Limiter, options: ToWorkglowOptions = {}): W
       if (token !== null) running.add(token);
       return token;
     },
-    release: async (token) => end(token, "cancel"),
-    complete: async (token) => end(token, "complete"),
+    release: (token) => end(token, "cancelAsync"),
+    complete: (token) => end(token, "completeAsync"),
     canProceed: () => limiter.canProceed(key),
     recordJobStart: () => limiter.recordJobStart(key),
     async recordJobCompletion() {
       // In between the generations, jobs start with a token and end without.
       const [oldest] = running;
       if (oldest === undefined) await limiter.recordJobCompletion(key);
-      else end(oldest, "complete");
+      else await end(oldest, "completeAsync");
     },
     async getNextAvailableTime() {
       const next = await limiter.getNextAvailableTime(key);
       if (!limiter._holds) return next;
-      const gate = Math.ceil(limiter.peek({ key, weight: 0 }).retryAfter);
+      const gate = Math.ceil((await limiter.peekAsync({ key, weight: 0 })).retryAfter);
       return new Date(Math.min(next.getTime(), Date.now() + Math.max(gate, LOOK_AGAIN)));
     },
     setNextAvailableTime: (date) => limiter.setNextAvailableTime(date, key),

@@ -29,6 +29,9 @@ const KEY_BYTES: usize = 3 * 1_024;
 /// Added to an operation that must not wait for the store here: the closure answers what [`work`] does on the thread pool.
 const LATER: i32 = 1 << 8;
 
+/// Added to an operation that has to be done here, though it may have to ask a server: with what is written in JavaScript.
+const HERE: i32 = 1 << 9;
+
 /// Who has waited so long for a thread does not wait for the store as well.
 const QUEUED: Duration = Duration::from_secs(1);
 
@@ -75,7 +78,7 @@ const _: () = assert!(offset_of!(Shared, permit) == 104 && offset_of!(Shared, te
 impl Shared {
     /// Is it a line that is asked to do what is due?
     fn is_advancing(&self) -> bool {
-        matches!(self.operation, 25 | 27 | 28)
+        matches!(self.operation, 25 | 27 | 28 | 30)
     }
 
     fn put_text(&mut self, text: &str) {
@@ -275,11 +278,17 @@ impl Core {
     /// One call, or what is left of it for the thread pool.
     #[inline(always)]
     fn enter(self: &Arc<Core>, shared: &mut Shared) -> Result<Option<Later>, Error> {
-        if shared.operation & LATER == 0 {
+        if shared.operation & (LATER | HERE) == 0 {
             return self.call(shared).map(|()| None);
         }
-        shared.operation &= !LATER;
-        match MayWait::Never.during(|| self.call(shared)) {
+        let is_later = shared.operation & LATER != 0;
+        shared.operation &= !(LATER | HERE);
+        if !is_later {
+            return MayWait::Briefly.during(|| self.call(shared)).map(|()| None);
+        }
+        // A place that could not be given back would be lost.
+        let is_to_wait = shared.operation == 30;
+        match if is_to_wait { Err(Error::WouldWait) } else { MayWait::Never.during(|| self.call(shared)) } {
             Err(Error::WouldWait) => {
                 Ok(Some(Later { core: self.clone(), shared: Box::new(*shared), asked: Instant::now() }))
             }
@@ -357,6 +366,9 @@ impl Core {
                 let line = &mut self.waiting()?.line;
                 line.leave(shared.waiter as WaiterId);
                 shared.due = due(line.next());
+                if line.would_wait() {
+                    return Err(Error::WouldWait); // What it held goes back with the next pass.
+                }
             }
             6 => shared.status = i32::from(limiter.can_proceed(key)?),
             7 => limiter.record_job_start(key)?,
@@ -410,12 +422,7 @@ impl Core {
                 if shared.operation != 25 {
                     line.wake((shared.operation == 27).then_some(key));
                 }
-                let mut ended = Vec::new();
-                shared.due = due(line.advance(&mut ended));
-                over.extend(ended);
-                if line.would_wait() {
-                    return Err(Error::WouldWait);
-                }
+                advance(line, over, shared)?;
             }
             26 => match self.waiting()?.over.pop_front() {
                 None => shared.status = 0,
@@ -424,6 +431,12 @@ impl Core {
                     end(shared, outcome)?;
                 }
             },
+            // With a place that it brought, which has to be given back.
+            30 => {
+                let Waiting { line, over } = &mut *self.waiting()?;
+                line.leave(shared.waiter as WaiterId);
+                advance(line, over, shared)?;
+            }
             // A composite may answer with a place, which only a line knows what to do with.
             29 => {
                 let mut seat = Seat::new(Waiter::new(key, weight));
@@ -453,6 +466,14 @@ impl Core {
             shared.put_text(name);
         }
     }
+}
+
+/// Does what is due.
+fn advance(line: &mut Line, over: &mut VecDeque<(WaiterId, Outcome)>, shared: &mut Shared) -> Result<(), Error> {
+    let mut ended = Vec::new();
+    shared.due = due(line.advance(&mut ended));
+    over.extend(ended);
+    if line.would_wait() { Err(Error::WouldWait) } else { Ok(()) }
 }
 
 /// How a wait ended.

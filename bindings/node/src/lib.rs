@@ -128,7 +128,7 @@ impl<T: Send + ToNapiValue + TypeName + 'static> Task for Pooled<T> {
 /// Event loops do not wait. Those who do something that may have to wait do it on the thread pool.
 #[napi_derive::module_init]
 fn wait_briefly() {
-    MayWait::Briefly.set_default();
+    MayWait::BrieflyHere.set_default();
 }
 
 /// Does it on the thread pool. A panic there would end the process.

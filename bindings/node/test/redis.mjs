@@ -8,12 +8,13 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { createInterface } from "node:readline";
 
-/** Starts a server on a port that is free. It keeps nothing, and ends with `stop()`. */
+/** Starts a server on a port that is free, and on a socket of its own. It keeps nothing, and ends with `stop()`. */
 export async function startRedis() {
   const dir = mkdtempSync(join(tmpdir(), "workglow-limit-redis-"));
+  const socket = join(dir, "s");
   for (;;) {
     const port = await freePort();
-    const options = ["--port", port, "--bind", "127.0.0.1", "--dir", dir, "--save", "", "--appendonly", "no"];
+    const options = ["--port", port, "--bind", "127.0.0.1", "--dir", dir, "--save", "", "--appendonly", "no", "--unixsocket", socket, "--databases", 1000];
     const server = spawn("redis-server", options.map(String), { stdio: ["ignore", "pipe", "inherit"] });
     const ended = once(server, "exit").catch((error) => {
       throw new Error(`redis-server cannot be started (apt-get install redis-server): ${error.message}`);
@@ -24,16 +25,22 @@ export async function startRedis() {
       await ended;
       rmSync(dir, { recursive: true, force: true });
     };
-    return { port, stop, scripts: () => scripts(port) };
+    const { pid } = server;
+    return { port, pid, url: `redis+unix://${socket}`, stop, scripts: () => scripts(port), command: (line) => command(port, line) };
   }
 }
 
 /** How many scripts it has run. */
 async function scripts(port) {
-  const socket = connect(port, "127.0.0.1").setEncoding("utf8");
-  socket.end("INFO commandstats\r\nQUIT\r\n");
-  const stats = (await socket.toArray()).join("");
+  const stats = await command(port, "INFO commandstats");
   return [...stats.matchAll(/^cmdstat_eval\w*:calls=(\d+)/gm)].reduce((sum, [, calls]) => sum + Number(calls), 0);
+}
+
+/** What a command answers, and "+OK" to whoever leaves. */
+async function command(port, line) {
+  const socket = connect(port, "127.0.0.1").setEncoding("utf8");
+  socket.end(`${line}\r\nQUIT\r\n`);
+  return (await socket.toArray()).join("");
 }
 
 async function freePort() {

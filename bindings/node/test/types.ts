@@ -25,6 +25,7 @@ import {
   SlidingWindowCounterLimiter,
   type Stats,
   Store,
+  SyncUnsupported,
   TimeoutError,
   TokenBucketLimiter,
   type WorkglowLimiter,
@@ -121,12 +122,24 @@ export async function named(): Promise<readonly string[]> {
   return store.load("limits.toml");
 }
 
+export async function onServer(): Promise<number> {
+  await attached.open();
+  await using permit = await attached.acquire();
+  await permit.renewAsync();
+  const place: Permit | null = await rate.reserveAsync();
+  if (place !== null) await (await rate.presentAsync(place)).settleAsync(2);
+  await (await rate.tryAcquireAsync())?.cancelAsync();
+  await permit.completeAsync();
+  const { remaining }: Decision = await rate.peekAsync({ key: "k", weight: 0 });
+  return remaining;
+}
+
 export function leases(): bigint | null {
   using permit = attached.tryAcquire();
   try {
     permit?.renew();
   } catch (error) {
-    if (error instanceof LeaseLost) console.log(error.code);
+    if (error instanceof LeaseLost || error instanceof SyncUnsupported) console.log(error.code);
   }
   return permit?.fence ?? null;
 }

@@ -4,7 +4,7 @@
 import assert from "node:assert/strict";
 import { mkdirSync, readFileSync, readdirSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
-import { after, test } from "node:test";
+import { after, before, test } from "node:test";
 import {
   CompositeLimiter,
   ConcurrencyLimiter,
@@ -20,6 +20,7 @@ import {
   TokenBucketLimiter,
 } from "workglow-limit";
 import { directory } from "./helpers.mjs";
+import { startRedis } from "./redis.mjs";
 
 const vectors = join(import.meta.dirname, "../../../tests/vectors");
 const files = readdirSync(vectors).filter((file) => file.endsWith(".vec"));
@@ -135,20 +136,23 @@ const told = (d) => ({
   by: String(d.deniedBy).replaceAll(" ", "_"),
 });
 
+/** Calls what answers at once; where a server decides, what gives a promise. */
+const ask = (store, of, name, ...given) => (store.url.startsWith("redis") ? of[`${name}Async`](...given) : of[name](...given));
+
 async function answer(store, limiter, { call, given }, permits) {
   const { key } = given;
   const weight = given.weight === undefined ? undefined : Number(given.weight);
   const keep = (permit) => void (given.as !== undefined && permit !== null && permits.set(given.as, permit));
   switch (call) {
     case "decide": {
-      const decision = limiter.decide({ key, weight });
+      const decision = await ask(store, limiter, "decide", { key, weight });
       keep(decision.permit);
       return told(decision);
     }
     case "peek":
-      return told(limiter.peek({ key, weight }));
+      return told(await ask(store, limiter, "peek", { key, weight }));
     case "try_acquire": {
-      const permit = limiter.tryAcquire({ key, weight });
+      const permit = await ask(store, limiter, "tryAcquire", { key, weight });
       keep(permit);
       return { "": permit === null ? "denied" : "admitted" };
     }
@@ -165,26 +169,29 @@ async function answer(store, limiter, { call, given }, permits) {
     case "next_available":
       return { next: (await limiter.getNextAvailableTime(key)) - Date.now() };
     case "complete":
-      return void limiter.complete(permits.get(given.permit));
+      if (!store.url.startsWith("redis")) return void limiter.complete(permits.get(given.permit));
+    // Falls through.
     case "cancel":
-      return void permits.get(given.permit).cancel();
+    case "renew":
+      return void (await ask(store, permits.get(given.permit), call));
     case "settle":
-      return void permits.get(given.permit).settle(Number(given.actual));
+      return void (await ask(store, permits.get(given.permit), "settle", Number(given.actual)));
     case "reserve": {
       const [maxWait, grace] = [given.for, given.grace].map((span) => (span === undefined ? undefined : `${span}us`));
-      const place = limiter.reserve({ key, weight, maxWait, grace });
-      if (place === null) return { "": "denied", after: us(limiter.peek({ key, weight }).retryAfter) };
+      const place = await ask(store, limiter, "reserve", { key, weight, maxWait, grace });
+      if (place === null) {
+        const { retryAfter } = await ask(store, limiter, "peek", { key, weight });
+        return { "": "denied", after: us(retryAfter) };
+      }
       assert.equal(place.started, false);
       keep(place);
       return { "": "place", after: us(place.wait) };
     }
     case "present": {
-      const permit = limiter.present(permits.get(given.permit));
+      const permit = await ask(store, limiter, "present", permits.get(given.permit));
       permits.set(given.permit, permit);
       return permit.started ? { "": "started" } : { "": "wait", after: us(permit.wait) };
     }
-    case "renew":
-      return void permits.get(given.permit).renew();
     case "stats": {
       const { admitted, denied, unitsWanted: wanted, unitsGranted: granted, waited, cancelled } = limiter.stats({ key });
       const counts = { admitted, denied, wanted, granted, waited, cancelled };
@@ -211,6 +218,7 @@ async function run({ limiters, steps }, url) {
   const clock = new ManualClock();
   const store = new Store(url, { clock });
   const limiter = limiterOf(limiters, store);
+  if (url.startsWith("redis")) await limiter.open();
   const permits = new Map();
   let time = 0;
   for (const step of steps) {
@@ -236,6 +244,11 @@ async function run({ limiters, steps }, url) {
 }
 
 assert.ok(files.length >= 3);
+let server;
+let databases = 0;
+before(async () => (server = await startRedis()));
+after(() => server.stop());
+
 /** How many cases ran, by kind and store. */
 const cells = new Map();
 
@@ -258,7 +271,8 @@ for (const file of files) {
     assert.ok(cases.length > 0);
     for (const [i, one] of cases.entries()) {
       await t.test(one.name, async () => {
-        for (const [store, url] of [["memory", "memory:"], ["sqlite", `sqlite:${dir}/${i}.db`]]) {
+        const urls = { memory: "memory:", sqlite: `sqlite:${dir}/${i}.db`, redis: `${server.url}?db=${++databases}` };
+        for (const [store, url] of Object.entries(urls)) {
           await run(one, url);
           ran(one, store);
         }

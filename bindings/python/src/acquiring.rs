@@ -1,5 +1,6 @@
 //! What acquire_async answers: a coroutine that mostly has nothing to wait for.
 
+use crate::error::raised;
 use crate::line::Waiter;
 use crate::permit::Permit;
 use pyo3::exceptions::{PyRuntimeError, PyRuntimeWarning, PyStopIteration};
@@ -8,6 +9,7 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::PyTuple;
 use pyo3::{PyTraverseError, PyVisit};
 use std::mem;
+use workglow_limit::Error;
 
 /// Awaited, it is the permit; entered by `async with`, the permit that ends with the body.
 ///
@@ -99,10 +101,15 @@ impl Acquiring {
             }
             State::Ends => {
                 self.state = State::Over;
-                if let Some(permit) = self.permit.take() {
-                    Permit::of(&permit).complete(py)?;
+                let Some(permit) = self.permit.take() else { return Err(PyStopIteration::new_err(py.None())) };
+                match Permit::of(&permit).complete_at_once() {
+                    Err(Error::WouldWait) => {
+                        static COMPLETE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+                        let steps = COMPLETE.import(py, "workglow_limit._aio", "complete")?.call1((permit,))?;
+                        self.state = State::Waits(steps.unbind());
+                    }
+                    ended => return Err(ended.map_or_else(raised, |()| PyStopIteration::new_err(py.None()))),
                 }
-                return Err(PyStopIteration::new_err(py.None()));
             }
             _ => {}
         }

@@ -73,7 +73,12 @@ impl Permit {
     }
 
     fn end_complete(&self, py: Python<'_>) -> Result<()> {
-        try_first(py, || self.end(|core, raw| core.complete(raw)))?;
+        try_first(py, || self.complete_at_once())
+    }
+
+    /// The same, if nothing has to be waited for.
+    pub fn complete_at_once(&self) -> Result<()> {
+        self.end(|core, raw| core.complete(raw))?;
         // A limit of starts frees nothing then.
         if self.node.has_lines() && (self.key.is_some() || self.node.holds(&self.raw)) {
             self.node.freed(self.key.as_deref());

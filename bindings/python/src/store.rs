@@ -21,7 +21,8 @@ pub fn tell_counts(py: Python<'_>) {
     wait(py, workglow_limit::Store::tell_counts);
 }
 
-/// Where limits live: "memory:" (this process) or "sqlite:PATH" (this machine).
+/// Where limits live: "memory:" (this process), "sqlite:PATH" (this machine), or "redis://HOST" and "redis+unix://PATH" (a server
+/// that machines share).
 ///
 /// Making one opens nothing: the first use does, or open(). So it can be made at import, before workers are forked.
 /// timeout is how long a call may wait for something rare (opening, a new limit), in seconds; mode is that of the

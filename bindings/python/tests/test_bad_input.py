@@ -545,7 +545,7 @@ def test_names_of_what_is_overridden(store):
             call("\udfff")
 
 
-@pytest.mark.parametrize("url", ["", "limits.db", "redis://x", "sqlite:", "sqlite:dir/", "memory:x", "sqlite:a\0b"])
+@pytest.mark.parametrize("url", ["", "limits.db", "mysql://x", "sqlite:", "sqlite:dir/", "memory:x", "sqlite:a\0b"])
 def test_addresses(url):
     with pytest.raises(InvalidUrl, match="memory:|sqlite:") as caught:
         Store(url)

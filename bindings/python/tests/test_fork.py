@@ -11,8 +11,10 @@ from workglow_limit import CompositeLimiter, ConcurrencyLimiter, RateLimiter, St
 
 
 @pytest.mark.parametrize("how", ["fork", "multiprocessing"])
-def test_master_and_children_share_one_limit(how, tmp_path):
-    got = json.loads(run("fork_program.py", how, f"sqlite:{tmp_path}/limits.db"))
+@pytest.mark.parametrize("scheme", ["sqlite", "redis"])
+def test_master_and_children_share_one_limit(scheme, how, tmp_path, server):
+    url = server.url if scheme == "redis" else f"sqlite:{tmp_path}/limits.db"
+    got = json.loads(run("fork_program.py", how, url))
     # The children ask for 3,000 of the 1,950 that are left to them.
     assert got == {"before": 50, "children": 1950, "after": 0, "all": 2000}
 
@@ -28,6 +30,29 @@ def in_child(check):
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def test_a_connection_is_not_the_childs(server):
+    limiter = RateLimiter(Store(server.url), "jobs", max_executions=100, window_size_in_seconds=3600)
+    jobs = ConcurrencyLimiter(2, store=Store(server.url), name="running")
+    held = jobs.try_acquire()
+    limiter.acquire()
+
+    def check():
+        held.complete()  # It is the parent's.
+        with jobs.try_acquire():
+            assert jobs.try_acquire() is None
+        for _ in range(40):
+            assert limiter.try_acquire()
+
+    for _ in range(2):
+        in_child(check)
+    for _ in range(19):
+        assert limiter.try_acquire()
+    assert limiter.try_acquire() is None
+    assert jobs.peek().remaining == 1
+    held.complete()
+    assert jobs.peek().remaining == 2
 
 
 @pytest.mark.parametrize("wrap", [lambda limiter: limiter, lambda limiter: CompositeLimiter([limiter])])

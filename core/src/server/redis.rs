@@ -9,7 +9,7 @@
 //!
 //! Braces in a name are written as `%7B` and `%7D`, so that a cluster keeps all of a limit in one place.
 
-use super::{Call, EPOCH, Engine, Family, Note, Row, Terms, version};
+use super::{Call, EPOCH, Engine, Family, Note, Row, Terms, version, without_password};
 use crate::error::{Error, Result};
 use crate::fork::PerProcess;
 use crate::policy::Policy;
@@ -203,14 +203,6 @@ fn may_be_wiped(connection: &mut Connection) -> RedisResult<bool> {
 
 fn time((seconds, us): (u64, u64)) -> Tick {
     (seconds * 1_000_000 + us).saturating_sub(EPOCH)
-}
-
-/// An address as people may see it.
-fn without_password(url: &str) -> String {
-    match (url.split_once("://"), url.rsplit_once('@')) {
-        (Some((scheme, _)), Some((_, host))) => format!("{scheme}://…@{host}"),
-        _ => url.to_owned(),
-    }
 }
 
 /// The key of what is declared under a name, and of its keys' states but for their hash.

@@ -33,7 +33,7 @@ struct Left(Instant, Duration);
 
 impl Left {
     fn new(session: &Session) -> Result<Left> {
-        Ok(Left(Instant::now(), MayWait::part(session.options.timeout)?))
+        Ok(Left(Instant::now(), MayWait::part_for_server(session.options.timeout)?))
     }
 
     fn now(&self) -> Duration {

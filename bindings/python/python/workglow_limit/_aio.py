@@ -62,7 +62,7 @@ class Waiters:
                 self._let_go()
                 self._go_on()
         elif future.exception() is None:
-            future.result().cancel()  # It came too late for whoever waited.
+            give_back(future.result())  # It came too late for whoever waited.
 
     def wake(self, key: str | None) -> None:
         """There may be room for this key, or for any. From any thread."""
@@ -166,7 +166,7 @@ def answer(future: Future[Permit], outcome: Permit | BaseException) -> None:
         if not future.done():
             future.set_exception(outcome)
     elif future.done():
-        outcome.cancel()  # Somebody ended the wait meanwhile.
+        give_back(outcome)  # Somebody ended the wait meanwhile.
     else:
         future.set_result(outcome)
 
@@ -185,7 +185,17 @@ async def try_acquire(waiter: Waiter) -> Permit | None:
         raise
 
 
+async def complete(permit: Permit) -> None:
+    """Ends a permit in the loop's executor. Who is cancelled meanwhile has ended it, too."""
+    await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, permit.complete))
+
+
 def cancel(attempt: Future[Any]) -> None:
     """Gives a start back that nobody waits for any more."""
     if not attempt.cancelled() and attempt.exception() is None and (permit := attempt.result()):
-        permit.cancel()
+        give_back(permit)
+
+
+def give_back(permit: Permit) -> None:
+    """Cancels a start that nobody wants any more. A server is told in the loop's executor."""
+    asyncio.get_running_loop().run_in_executor(None, permit.cancel)

@@ -252,6 +252,24 @@ impl CompositeLimiter {
         Ok(self.out.lock().remove(number))
     }
 
+    /// Ends each part of a permit, also after one that could not be; the first error is told. Those that would have to wait, where
+    /// they must not, are left for the call that comes again.
+    fn end(&self, permit: &RawPermit, end: impl Fn(State, &Child, &RawPermit) -> Result<()>) -> Result<()> {
+        let number = self.own(permit)?;
+        let Some(mut out) = self.out.lock().take(number) else { return Ok(()) };
+        let mut ended = Ok(());
+        out.parts.retain(|part| match end(out.state, &self.all()[part.child], &part.permit) {
+            Err(Error::WouldWait) => true,
+            answer => {
+                ended = std::mem::replace(&mut ended, Ok(())).and(answer);
+                false
+            }
+        });
+        let is_left = !out.parts.is_empty();
+        self.out.lock().put_back(number, is_left.then_some(out));
+        if is_left { Err(Error::WouldWait) } else { ended }
+    }
+
     /// Forgets places that others may still use.
     fn drop_parts(&self, out: Option<Out>) {
         out.iter().flat_map(|out| &out.parts).for_each(|part| self.all()[part.child].drop_place(&part.permit));
@@ -319,29 +337,25 @@ fn merge(a: Decision, b: Decision) -> Decision {
 
 impl Limiter for CompositeLimiter {
     fn complete(&self, permit: &RawPermit) -> Result<()> {
-        match self.take(permit)? {
-            Some(out) if out.state == State::Started => {
-                end_all(self.all(), &out.parts, |child, part| child.complete(part))
-            }
+        self.end(permit, |state, child, part| match state {
+            State::Started => child.complete(part),
             // A place never started here; perhaps it goes on elsewhere, as a text.
-            out => {
-                self.drop_parts(out);
+            _ => {
+                child.drop_place(part);
                 Ok(())
             }
-        }
+        })
     }
 
     fn cancel(&self, permit: &RawPermit) -> Result<()> {
-        let Some(out) = self.take(permit)? else { return Ok(()) };
-        end_all(self.all(), &out.parts, |child, part| match out.state {
+        self.end(permit, |state, child, part| match state {
             State::Started => child.cancel(part),
             _ => child.cancel_place(part),
         })
     }
 
     fn settle(&self, permit: &RawPermit, actual: u64) -> Result<()> {
-        let Some(out) = self.take(permit)? else { return Ok(()) };
-        end_all(self.all(), &out.parts, |child, part| match child.settle(part, actual) {
+        self.end(permit, |_, child, part| match child.settle(part, actual) {
             // A child whose units come back at the end of the job.
             Err(Error::Unsupported { .. }) => child.complete(part),
             other => other,

@@ -87,9 +87,23 @@ impl Table {
     }
 
     pub fn remove(&mut self, number: u64) -> Option<Out> {
+        let out = self.take(number)?;
+        self.put_back(number, None);
+        Some(out)
+    }
+
+    /// Takes an entry whose number is kept until it is put back.
+    pub fn take(&mut self, number: u64) -> Option<Out> {
         self.get(number)?;
-        self.free.push(number as u32);
         self.slots[number as u32 as usize].1.take()
+    }
+
+    /// Puts back what is left of an entry that was taken.
+    pub fn put_back(&mut self, number: u64, left: Option<Out>) {
+        match left {
+            Some(out) => self.slots[number as u32 as usize].1 = Some(out),
+            None => self.free.push(number as u32),
+        }
     }
 
     /// How many there are.

@@ -3,7 +3,7 @@
 use super::ConcurrencyLimiter;
 use crate::algorithm::leases::{Lease, NEVER};
 use crate::decision::Decision;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::limiter::LOOK_AGAIN;
 use crate::permit::{LeasePermit, RawPermit};
 use crate::policy::{self, Shape};
@@ -146,10 +146,16 @@ impl ConcurrencyLimiter {
     pub(super) fn record_end_on_server(&self, key: &str) -> Result<()> {
         policy::check_key(key)?;
         let hash = self.limit.home()?.hash(b'k', key);
-        let Some(Lease { index, fence }) = self.running.lock().get_mut(&hash).and_then(VecDeque::pop_front) else {
+        let owner = self.limit.store().owner()?;
+        let Some(lease) = self.running.lock().get_mut(&hash).and_then(VecDeque::pop_front) else {
             return Ok(());
         };
-        let owner = self.limit.store().owner()?;
-        self.end_on_server(&self.raw(LeasePermit { owner, index, fence, key: hash.0 }), false)
+        let Lease { index, fence } = lease;
+        let ended = self.end_on_server(&self.raw(LeasePermit { owner, index, fence, key: hash.0 }), false);
+        if let Err(Error::WouldWait) = ended {
+            // For the call that comes again.
+            self.running.lock().entry(hash).or_default().push_front(lease);
+        }
+        ended
     }
 }

@@ -3,7 +3,7 @@
 use super::{Timed, known};
 use crate::algorithm::Start;
 use crate::algorithm::log::{Ask, PLACE, SETTLED};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::permit::{RawPermit, TimedPermit};
 use crate::policy;
 use crate::server::number;
@@ -160,7 +160,14 @@ impl Timed {
         let hash = home.hash(b'k', key);
         let began = self.running.lock().get_mut(&hash).and_then(VecDeque::pop_front);
         match began {
-            Some((instance, began)) if instance == home.instance => self.ended(hash, began),
+            Some((instance, began)) if instance == home.instance => {
+                let ended = self.ended(hash, began);
+                if let Err(Error::WouldWait) = ended {
+                    // For the call that comes again.
+                    self.running.lock().entry(hash).or_default().push_front((instance, began));
+                }
+                ended
+            }
             _ => Ok(()),
         }
     }

@@ -3,7 +3,7 @@
 use super::{Key, Limit};
 use crate::error::{Error, Result};
 use crate::policy;
-use crate::server::{Call, Engine, number};
+use crate::server::{Call, Engine, number, without_password};
 use crate::state::table::{Blocked, Hash, Home, Table};
 use crate::time::Tick;
 use crate::waiting::MayWait;
@@ -37,10 +37,10 @@ impl Limit {
         let phase = home.phase_on_server();
         let made = self.store.made(&self.name);
         let call = Call { op, limit: &self.name, key, made, policy: &table.policy, now, phase, arguments };
-        let patience = MayWait::part(self.store.options.timeout)?;
+        let patience = MayWait::part_for_server(self.store.options.timeout)?;
         let answer = self.server().call(&call, patience)?.ok_or(Blocked::Stale)?;
         let Ok(answer) = <[i64; N]>::try_from(answer.as_slice()) else {
-            let doing = format!("asking {} to {op}", self.store.url());
+            let doing = format!("asking {} to {op}", without_password(self.store.url()));
             return Err(Error::store(doing, format_args!("{answer:?} is no answer")).into());
         };
         home.clock.follow(answer.first().map_or(0, |now| *now as Tick));
@@ -51,7 +51,7 @@ impl Limit {
     pub fn check_weight_on_server(&self, table: &Table, key: Hash, weight: u64) -> Result<(), Blocked> {
         let checked = policy::check_weight(&self.name, weight, table.capacity);
         if checked.is_err() && weight > 0 {
-            let patience = MayWait::part(self.store.options.timeout)?;
+            let patience = MayWait::part_for_server(self.store.options.timeout)?;
             if !self.server().is_held(&self.name, Some(key), &table.policy, patience)? {
                 return Err(Blocked::Stale);
             }

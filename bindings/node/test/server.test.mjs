@@ -1,0 +1,193 @@
+// Limits on a server: nothing that asks it holds up the event loop, and what goes wrong is told.
+
+import assert from "node:assert/strict";
+import { after, before, test } from "node:test";
+import { Worker } from "node:worker_threads";
+import { CompositeLimiter, ConcurrencyLimiter, LimitError, RateLimiter, Store, SyncUnsupported } from "workglow-limit";
+import { startRedis } from "./redis.mjs";
+
+let server;
+let database = 0;
+before(async () => (server = await startRedis()));
+after(() => server.stop());
+
+/** A store that nobody has used. */
+const newStore = (options = { timeout: "20s" }) => new Store(`${server.url}?db=${++database}`, options);
+const rate = (store, max = 100) => new RateLimiter(store, "api", { maxExecutions: max, windowSizeInSeconds: 3600 });
+const jobs = (store) => new ConcurrencyLimiter(2, { store, name: "jobs" });
+const sleep = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
+
+/** What promises become of which the server hears late. Whoever held up the event loop meanwhile would never be answered. */
+async function late(...asked) {
+  process.kill(server.pid, "SIGSTOP");
+  try {
+    const answers = asked.map((ask) => ask());
+    const isAnswered = await Promise.race([...answers.filter((answer) => answer !== undefined), sleep(50).then(() => "late")]);
+    assert.equal(isAnswered, "late");
+    process.kill(server.pid, "SIGCONT");
+    return await Promise.all(answers);
+  } finally {
+    process.kill(server.pid, "SIGCONT");
+  }
+}
+
+test("what answers at once says what waits instead", async () => {
+  const limiter = rate(newStore());
+  const refused = (call, name, instead) =>
+    assert.throws(call, (error) => {
+      assert.ok(error instanceof SyncUnsupported && error instanceof LimitError, String(error));
+      assert.equal(error.name, "SyncUnsupported");
+      assert.equal(error.code, "would_wait");
+      assert.equal(error.message.startsWith(`${name} would have to ask a server`), true, error.message);
+      assert.equal(error.message.endsWith(`await ${instead}`), true, error.message);
+      return true;
+    });
+  refused(() => limiter.window, "window", "open() before");
+  refused(() => limiter.stats(), "stats()", "open() before");
+  await limiter.open();
+  assert.equal(limiter.window, 3_600_000);
+  assert.equal(limiter.stats().admitted, 0);
+  refused(() => limiter.tryAcquire(), "tryAcquire()", "tryAcquireAsync()");
+  refused(() => limiter.decide(), "decide()", "decideAsync()");
+  refused(() => limiter.peek(), "peek()", "peekAsync()");
+  refused(() => limiter.reserve(), "reserve()", "reserveAsync()");
+  const place = await limiter.reserveAsync();
+  refused(() => limiter.present(place), "present()", "presentAsync()");
+  assert.equal((await limiter.presentAsync(place)).started, true);
+  const held = await jobs(newStore()).acquire();
+  refused(() => held.renew(), "renew()", "renewAsync()");
+  await held.renewAsync();
+  await held.completeAsync();
+  assert.equal((await limiter.peekAsync()).remaining, 99);
+});
+
+test("nothing that asks the server holds up the event loop", async (t) => {
+  const store = newStore();
+  const [limiter, running] = [rate(store), jobs(store)];
+  const both = new CompositeLimiter([rate(newStore()), jobs(newStore())]);
+  const place = await limiter.reserveAsync();
+  const [started, settled, held] = [await limiter.acquire(), await limiter.acquire(), await running.acquire()];
+  const calls = {
+    tryAcquire: () => limiter.tryAcquireAsync({ key: "a" }),
+    decide: () => both.decideAsync(),
+    peek: () => limiter.peekAsync(),
+    acquire: () => limiter.acquire(),
+    schedule: () => both.schedule(() => 1),
+    reserve: () => limiter.reserveAsync(),
+    present: () => limiter.presentAsync(place),
+    cancel: () => started.cancelAsync(),
+    settle: () => settled.settleAsync(5),
+    renew: () => held.renewAsync(),
+    complete: () => held.completeAsync(),
+    canProceed: () => limiter.canProceed(),
+    recordJobStart: () => limiter.recordJobStart(),
+    getNextAvailableTime: () => limiter.getNextAvailableTime(),
+    pause: () => limiter.pause(1, "b"),
+    clear: () => limiter.clear("b"),
+    override: () => store.override("api", "50/1h"),
+    lift: () => store.lift("api"),
+    names: () => store.names(),
+  };
+  for (const [name, call] of Object.entries(calls)) await t.test(name, () => late(call));
+});
+
+test("an end is sent on its way, and can be waited for", async () => {
+  const limiter = jobs(newStore());
+  const first = await limiter.acquire();
+  const second = await limiter.acquire();
+  await late(() => first.complete(), () => second[Symbol.dispose]());
+  await Promise.all([first.completeAsync(), second[Symbol.asyncDispose]()]);
+  assert.equal((await limiter.peekAsync()).remaining, 2);
+  // A waiter of this process hears of it.
+  const held = [await limiter.acquire(), await limiter.acquire()];
+  const waits = limiter.acquire({ timeout: "20s" });
+  held[0].complete();
+  await (await waits).completeAsync();
+  await limiter.schedule(() => {});
+  held[1].cancel();
+  await held[1].cancelAsync();
+  assert.equal((await limiter.peekAsync()).remaining, 2);
+});
+
+test("a start needs no request to end", async () => {
+  const limiter = rate(newStore());
+  const permit = await limiter.acquire();
+  process.kill(server.pid, "SIGSTOP");
+  try {
+    permit.complete();
+    await (async () => permit.completeAsync())();
+  } finally {
+    process.kill(server.pid, "SIGCONT");
+  }
+});
+
+test("with a limiter of one's own", async () => {
+  const own = { tryAcquire: () => ({}), retryAfter: () => 0, cancel: () => {} };
+  const both = new CompositeLimiter([own, rate(newStore(), 1)]);
+  await both.schedule(() => {});
+  assert.equal(await both.tryAcquireAsync(), null);
+  assert.throws(() => both.tryAcquire(), { name: "SyncUnsupported" });
+});
+
+test("who gives up leaves nothing behind", async () => {
+  const limiter = new RateLimiter(newStore(), "api", { maxExecutions: 1, windowSizeInSeconds: 1 });
+  await limiter.acquire();
+  await assert.rejects(limiter.acquire({ signal: AbortSignal.timeout(50) }));
+  const place = await limiter.reserveAsync();
+  await assert.rejects(limiter.acquire({ place, signal: AbortSignal.timeout(50) }));
+  while ((await limiter.peekAsync()).retryAfter > 1000) await sleep(5);
+});
+
+test("threads share a limit", async () => {
+  const { url } = newStore();
+  const work = `
+    const { parentPort, workerData } = require("node:worker_threads");
+    const { RateLimiter, Store } = require(workerData.of);
+    const limiter = new RateLimiter(new Store(workerData.url), "api", { maxExecutions: 50, windowSizeInSeconds: 3600 });
+    const ask = async () => {
+      let admitted = 0;
+      for (let i = 0; i < 40; i++) if ((await limiter.tryAcquireAsync()) !== null) admitted++;
+      return admitted;
+    };
+    void ask().then((admitted) => parentPort.postMessage(admitted));`;
+  const workerData = { url, of: new URL("../dist/cjs/index.js", import.meta.url).pathname };
+  const threads = [1, 2].map(() => new Worker(work, { eval: true, workerData }));
+  const counts = await Promise.all(threads.map((thread) => new Promise((resolve, reject) => thread.on("message", resolve).on("error", reject))));
+  assert.equal(counts[0] + counts[1], 50);
+});
+
+test("what is wrong is told, without the password", async () => {
+  for (const bad of ["redis://", "redis://host:port"]) assert.throws(() => new Store(bad), { code: "invalid_url" });
+  const told = (host) => (error) => {
+    assert.equal(error.name, "StoreError");
+    assert.ok(error.message.includes(host) && !error.message.includes("secret"), error.message);
+    return true;
+  };
+  await assert.rejects(rate(new Store("redis://user:secret@127.0.0.1:1/0")).acquire(), told("127.0.0.1:1"));
+  await server.command("CONFIG SET requirepass right");
+  try {
+    await assert.rejects(rate(new Store(`${server.url}?pass=secret`)).tryAcquireAsync(), told(server.url));
+  } finally {
+    await server.command('AUTH right\r\nCONFIG SET requirepass ""');
+  }
+});
+
+test("decisions without a server are as was chosen", async () => {
+  const own = await startRedis();
+  const limiters = ["raise", "deny", "admit"].map((onError) => rate(new Store(own.url, { timeout: 200, onError })));
+  const check = async (code) => {
+    const [raises, denies, admits] = limiters;
+    await assert.rejects(raises.tryAcquireAsync(), (error) => error.code === code && error.message.includes(own.url));
+    assert.equal(await denies.tryAcquireAsync(), null);
+    assert.notEqual(await admits.tryAcquireAsync(), null);
+  };
+  try {
+    for (const limiter of limiters) assert.notEqual(await limiter.tryAcquireAsync(), null);
+    process.kill(own.pid, "SIGSTOP");
+    await check("store_timeout");
+  } finally {
+    process.kill(own.pid, "SIGCONT");
+    await own.stop();
+  }
+  await check("store_failure");
+});

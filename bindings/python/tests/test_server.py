@@ -1,0 +1,213 @@
+"""Limits on a server: who waits for it holds up nobody else, processes share them, and what goes wrong is told."""
+
+import asyncio
+import os
+import re
+import signal
+import threading
+import time
+
+import pytest
+
+from workglow_limit import (
+    CompositeLimiter,
+    ConcurrencyLimiter,
+    InvalidUrl,
+    RateLimiter,
+    Store,
+    StoreError,
+    StoreTimeout,
+)
+
+HOUR = 3600
+
+
+@pytest.fixture
+def store(server):
+    # Longer than any of these takes: who would wait for himself fails.
+    return Store(server.url, timeout=20)
+
+
+def rate(store, most=100, name="api"):
+    return RateLimiter(store, name, max_executions=most, window_size_in_seconds=HOUR)
+
+
+def jobs(store):
+    return ConcurrencyLimiter(5, store=store, name="jobs")
+
+
+def of_permit(end, limiter_of):
+
+    def ready(store, _):
+        permit = limiter_of(store).try_acquire()
+        return lambda: getattr(permit, end)(*[2] * (end == "settle"))
+
+    return ready
+
+
+def of_limiter(name, *arguments):
+
+    def ready(store, _):
+        limiter = CompositeLimiter([rate(store), jobs(store)]) if name in ("decide", "peek") else rate(store)
+        return lambda: getattr(limiter, name)(*arguments)
+
+    return ready
+
+
+def of_store(name, *arguments):
+
+    def ready(store, _):
+        rate(store).try_acquire()
+        return lambda: getattr(store, name)(*arguments)
+
+    return ready
+
+
+def present(store, _):
+    limiter = rate(store)
+    place = limiter.reserve()
+    return lambda: limiter.present(place)
+
+
+def in_time(store, _):
+    return lambda: rate(store).set_next_available_time(rate(store).get_next_available_time())
+
+
+def load(store, folder):
+    (folder / "limits.toml").write_text('mail = "5/1h"\n')
+    return lambda: store.load(folder / "limits.toml")
+
+
+def recorded(store, _):
+    limiter = jobs(store)
+    limiter.record_job_start()
+    return limiter.record_job_completion
+
+
+CALLS = {
+    "try_acquire": of_limiter("try_acquire", "key"),
+    "decide": of_limiter("decide"),
+    "peek": of_limiter("peek"),
+    "acquire": of_limiter("acquire"),
+    "reserve": of_limiter("reserve"),
+    "present": present,
+    "complete": of_permit("complete", jobs),
+    "complete of a composite": of_permit("complete", lambda store: CompositeLimiter([rate(store), jobs(store)])),
+    "cancel": of_permit("cancel", rate),
+    "settle": of_permit("settle", rate),
+    "renew": of_permit("renew", jobs),
+    "pause": of_limiter("pause", 0.001, "key"),
+    "clear": of_limiter("clear"),
+    "stats": of_limiter("stats"),
+    "can_proceed": of_limiter("can_proceed"),
+    "record_job_start": of_limiter("record_job_start"),
+    "record_job_completion": recorded,
+    "get and set_next_available_time": in_time,
+    "override": of_store("override", "api", "3/1h"),
+    "override of a key": of_store("override", "api", "3/1h", "key"),
+    "lift": of_store("lift", "api"),
+    "names": of_store("names"),
+    "limiter": of_store("limiter", "api"),
+    "load": load,
+}
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.parametrize("name", CALLS)
+def test_other_threads_go_on(name, store, server, tmp_path):
+    call = CALLS[name](store, tmp_path)
+    begins, answers = threading.Event(), []
+
+    def wait():
+        begins.set()
+        try:
+            answers.append(("answered", call()))
+        except Exception as error:
+            answers.append(("failed", error))
+
+    thread = threading.Thread(target=wait)
+    with server.stopped():
+        thread.start()
+        begins.wait()
+        # Whoever held the GIL meanwhile would never be answered.
+        for _ in range(50):
+            time.sleep(0.001)
+        assert answers == []
+    thread.join()
+    assert answers[0][0] == "answered", answers
+
+
+def test_the_event_loop_goes_on(store, server):
+    limiter, both = rate(store), CompositeLimiter([rate(store, name="both"), jobs(store)])
+
+    async def held(entered, leave):
+        async with jobs(store).acquire_async() as permit:
+            entered.set()
+            await leave.wait()
+        return permit
+
+    async def main():
+        entered, leave = asyncio.Event(), asyncio.Event()
+        holder = asyncio.create_task(held(entered, leave))
+        await entered.wait()
+        with server.stopped():
+            leave.set()
+            asked = limiter.acquire_async(), limiter.acquire_async("key"), limiter.try_acquire_async(), both.acquire_async()
+            tasks = [holder, *map(asyncio.ensure_future, asked)]
+            # Whoever held up the loop would give up before the server goes on.
+            done, _ = await asyncio.wait(tasks, timeout=0.2)
+            assert not done
+        *_, last = await asyncio.gather(*tasks)
+        # The first has ended.
+        assert jobs(store).peek().remaining == 4
+        last.complete()
+
+    asyncio.run(main())
+
+
+def test_a_wait_in_an_event_loop_that_is_given_up_leaves_nothing_behind(store):
+    limiter = RateLimiter(store, "api", max_executions=1, window_size_in_seconds=HOUR)
+
+    async def main():
+        (await limiter.acquire_async()).complete()
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(limiter.acquire_async(), 0.1)
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(limiter.acquire_async(), 0.1)
+
+    asyncio.run(main())
+    assert limiter.peek().retry_after <= HOUR
+
+
+def test_what_is_wrong_is_told(server):
+    for bad in "redis://", "redis://host:port":
+        with pytest.raises(InvalidUrl):
+            Store(bad)
+    with pytest.raises(StoreError, match=r"127\.0\.0\.1:1") as told:
+        rate(Store("redis://user:secret@127.0.0.1:1/0")).try_acquire()
+    assert "secret" not in str(told.value)
+    server.command("CONFIG SET requirepass right")
+    try:
+        with pytest.raises(StoreError, match=re.escape(server.url)) as told:
+            rate(Store(f"{server.url}&pass=secret")).try_acquire()
+        assert "secret" not in str(told.value)
+        assert rate(Store(f"{server.url}&pass=right")).try_acquire()
+    finally:
+        server.command('AUTH right\r\nCONFIG SET requirepass ""')
+
+
+def test_decisions_without_a_server_are_as_was_chosen(server_of_its_own):
+    server = server_of_its_own
+    limiters = {how: rate(Store(server.url, timeout=0.2, on_error=how)) for how in ("raise", "deny", "admit")}
+    for limiter in limiters.values():
+        assert limiter.try_acquire()
+    with server.stopped():
+        with pytest.raises(StoreTimeout, match=re.escape(server.url)):
+            limiters["raise"].try_acquire()
+        assert limiters["deny"].try_acquire() is None
+        assert limiters["admit"].try_acquire()
+    os.kill(server.pid, signal.SIGKILL)
+    with pytest.raises(StoreError, match=re.escape(server.url)):
+        limiters["raise"].try_acquire()
+    assert limiters["deny"].try_acquire() is None
+    assert limiters["admit"].try_acquire()

@@ -1,0 +1,150 @@
+// Limits on a server: processes share them, also those that a fork made, and what goes wrong is told.
+#include "redis.h"
+#include <signal.h>
+
+enum { LIMIT = 50, TRIES = 40 };
+
+static const uint64_t hour_ns = 3600 * 1000000000ull;
+
+static wgl_store *store_at(const char *url, uint32_t on_error, uint64_t timeout_ns) {
+    wgl_store *store;
+    wgl_store_options options = WGL_STORE_OPTIONS_INIT;
+    options.timeout_ns = timeout_ns;
+    options.on_error = on_error;
+    MUST(wgl_store_open(url, &options, &store));
+    return store;
+}
+
+static wgl_limiter *rate(const wgl_store *store, const char *name, uint64_t max) {
+    wgl_limiter *limiter;
+    wgl_rate_limiter_options options = WGL_RATE_LIMITER_OPTIONS_INIT;
+    options.max_executions = max;
+    options.window_ns = hour_ns;
+    MUST(wgl_rate_limiter_new(store, name, &options, &limiter));
+    return limiter;
+}
+
+// How many of so many attempts start.
+static int starts(wgl_limiter *limiter, int attempts) {
+    int count = 0;
+    for (int i = 0; i < attempts; i++) {
+        wgl_permit permit;
+        int status = wgl_try_acquire(limiter, NULL, 0, 1, &permit, NULL);
+        CHECK(status >= 0, "%s", wgl_last_error());
+        count += status == WGL_OK;
+    }
+    return count;
+}
+
+// In a process of its own, whose exit status says how many.
+static pid_t starts_in_child(wgl_limiter *inherited) {
+    pid_t child = fork();
+    if (child == 0) {
+        alarm(60);
+        int count = starts(inherited != NULL ? inherited : rate(store_at(redis.url, 0, 0), "api", LIMIT), TRIES);
+        _exit(failed == 0 ? count : 255);
+    }
+    return child;
+}
+
+static int exit_status(pid_t child) {
+    int status = -1;
+    waitpid(child, &status, 0);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 255;
+}
+
+static void processes_share_a_limit(void) {
+    wgl_store *store = store_at(redis.url, 0, 0);
+    wgl_limiter *limiter = rate(store, "api", LIMIT);
+    CHECK(starts(limiter, 1) == 1, "the first");
+    // One goes on with what it inherits, which is connected; the other knows nothing.
+    pid_t children[] = {starts_in_child(limiter), starts_in_child(NULL)};
+    int count = 1 + starts(limiter, TRIES);
+    for (int i = 0; i < 2; i++)
+        count += exit_status(children[i]);
+    CHECK(count == LIMIT, "%d admitted", count);
+    wgl_limiter_free(limiter);
+    wgl_store_free(store);
+}
+
+static void a_lease_counts_for_other_processes(void) {
+    wgl_store *store = store_at(redis.url, 0, 0);
+    wgl_limiter *limiter;
+    wgl_concurrency_limiter_options options = WGL_CONCURRENCY_LIMITER_OPTIONS_INIT;
+    options.max_concurrent_jobs = 1;
+    MUST(wgl_concurrency_limiter_shared(store, "jobs", &options, &limiter));
+    wgl_permit permit;
+    IS(WGL_OK, wgl_try_acquire(limiter, NULL, 0, 1, &permit, NULL));
+    pid_t child = fork();
+    if (child == 0) {
+        wgl_permit own;
+        alarm(60);
+        IS(WGL_DENIED, wgl_try_acquire(limiter, NULL, 0, 1, &own, NULL));
+        // It is the parent's.
+        IS(WGL_OK, wgl_complete(limiter, &permit));
+        IS(WGL_DENIED, wgl_try_acquire(limiter, NULL, 0, 1, &own, NULL));
+        _exit(failed != 0);
+    }
+    CHECK(exit_status(child) == 0, "the child");
+    IS(WGL_OK, wgl_complete(limiter, &permit));
+    IS(WGL_OK, wgl_try_acquire(limiter, NULL, 0, 1, &permit, NULL));
+    wgl_limiter_free(limiter);
+    wgl_store_free(store);
+}
+
+static void what_is_wrong_is_told(void) {
+    wgl_store *store;
+    wgl_store_options options = WGL_STORE_OPTIONS_INIT;
+    REFUSED(WGL_INVALID_URL, "redis://", wgl_store_open("redis://", &options, &store));
+    REFUSED(WGL_INVALID_URL, "redis://host:port", wgl_store_open("redis://host:port", &options, &store));
+
+    const char *nobody = "redis://user:secret@127.0.0.1:1/0";
+    REFUSED(WGL_STORE_FAILURE, "127.0.0.1:1", wgl_store_open(nobody, &options, &store));
+    CHECK(strstr(wgl_last_error(), "secret") == NULL, "says \"%s\"", wgl_last_error());
+
+    char url[256];
+    snprintf(url, sizeof url, "%s?pass=secret", redis.url);
+    redis_command("CONFIG SET requirepass right");
+    REFUSED(WGL_STORE_FAILURE, redis.url, wgl_store_open(url, &options, &store));
+    CHECK(strstr(wgl_last_error(), "secret") == NULL, "says \"%s\"", wgl_last_error());
+    redis_command("AUTH right\r\nCONFIG SET requirepass \"\"");
+}
+
+// One that has stopped answers nothing; one that is gone, neither.
+static void decisions_without_a_server_are_as_was_chosen(void) {
+    static const int answers[] = {WGL_STORE_TIMEOUT, WGL_DENIED, WGL_OK};
+    wgl_limiter *limiters[3];
+    wgl_store *stores[3];
+    wgl_permit permit;
+    for (uint32_t i = 0; i < 3; i++) {
+        stores[i] = store_at(redis.url, i, 200 * 1000000ull);
+        limiters[i] = rate(stores[i], "late", 100);
+        IS(WGL_OK, wgl_try_acquire(limiters[i], NULL, 0, 1, &permit, NULL));
+    }
+    pid_t server = redis_pid();
+    kill(server, SIGSTOP);
+    for (int i = 0; i < 3; i++)
+        IS(answers[i], wgl_try_acquire(limiters[i], NULL, 0, 1, &permit, NULL));
+    kill(server, SIGCONT);
+    for (int i = 0; i < 3; i++)
+        while (wgl_try_acquire(limiters[i], NULL, 0, 1, &permit, NULL) != WGL_OK)
+            usleep(1000); // It may be busy with what it has missed.
+    kill(server, SIGKILL);
+    REFUSED(WGL_STORE_FAILURE, redis.url, wgl_try_acquire(limiters[0], NULL, 0, 1, &permit, NULL));
+    IS(WGL_DENIED, wgl_try_acquire(limiters[1], NULL, 0, 1, &permit, NULL));
+    IS(WGL_OK, wgl_try_acquire(limiters[2], NULL, 0, 1, &permit, NULL));
+    for (int i = 0; i < 3; i++) {
+        wgl_limiter_free(limiters[i]);
+        wgl_store_free(stores[i]);
+    }
+}
+
+int main(void) {
+    redis_start();
+    processes_share_a_limit();
+    a_lease_counts_for_other_processes();
+    what_is_wrong_is_told();
+    decisions_without_a_server_are_as_was_chosen();
+    redis_end();
+    return summary("server");
+}
