@@ -65,6 +65,8 @@ mod waiting;
 pub use error::{Error, Result};
 pub use time::{ManualClock, duration_from_secs, from_unix_ns, unix_ns};
 
+#[cfg(all(not(model), feature = "postgres"))]
+pub use server::postgres_schema;
 #[cfg(not(model))]
 pub use {
     decision::Decision,

@@ -2,10 +2,15 @@
 //!
 //! What a process has of such a limit is its policy, what it counted, and who waits. It learns of another policy when it
 //! asks by one that does not hold any more.
-#![cfg_attr(not(feature = "redis"), allow(dead_code, reason = "there is no server to ask"))]
+#![cfg_attr(not(any(feature = "redis", feature = "postgres")), allow(dead_code, reason = "there is no server to ask"))]
 
+#[cfg(feature = "postgres")]
+mod postgres;
 #[cfg(feature = "redis")]
 mod redis;
+
+#[cfg(feature = "postgres")]
+pub use postgres::postgres_schema;
 
 use crate::error::{Error, Result};
 use crate::policy::{Policy, Shape};
@@ -16,19 +21,21 @@ use std::time::Duration;
 
 /// The server at an address, of which nothing is asked yet.
 pub(crate) fn at(url: &str) -> Result<Arc<dyn Engine>> {
-    #[cfg(feature = "redis")]
-    let server = redis::Redis::new(url);
-    #[cfg(not(feature = "redis"))]
-    let server: Result<Arc<dyn Engine>, String> = Err("this build knows no servers".into());
-    #[cfg(feature = "redis")]
-    let server = server.map(|server| Arc::new(server) as Arc<dyn Engine>);
+    let server: Result<Arc<dyn Engine>, String> = match url.split_once(':') {
+        #[cfg(feature = "postgres")]
+        Some(("postgres" | "postgresql", _)) => postgres::Postgres::new(url).map(|server| Arc::new(server) as _),
+        #[cfg(feature = "redis")]
+        Some(_) => redis::Redis::new(url).map(|server| Arc::new(server) as _),
+        _ => Err("this build knows no such servers".into()),
+    };
     server.map_err(|reason| Error::InvalidUrl { url: without_password(url), reason })
 }
 
 /// An address as people may see it: a password stands before the host, or in the query of a socket's.
 pub(crate) fn without_password(url: &str) -> String {
     let (place, query) = url.split_once('?').unwrap_or((url, ""));
-    let fields = query.split('&').filter(|field| !field.is_empty() && !field.starts_with("pass="));
+    let is_secret = |field: &&str| field.starts_with("pass=") || field.starts_with("password=");
+    let fields = query.split('&').filter(|field| !field.is_empty() && !is_secret(field));
     let shown =
         fields.enumerate().fold(place.to_owned(), |url, (i, field)| url + if i == 0 { "?" } else { "&" } + field);
     match (shown.split_once("://"), shown.rsplit_once('@')) {

@@ -3,11 +3,18 @@
 use crate::error::{Error, Result};
 use std::path::{Path, PathBuf};
 
-const SCHEMES: &str = match cfg!(feature = "redis") {
-    false => "accepted are memory: and sqlite:PATH (sqlite:limits.db, sqlite:/var/lib/app/limits.db)",
-    true => {
-        "accepted are memory:, sqlite:PATH (sqlite:limits.db, sqlite:/var/lib/app/limits.db), redis://HOST and redis+unix://PATH"
-    }
+/// What stores there are in this build.
+macro_rules! schemes {
+    ($($more:literal)?) => {
+        concat!("accepted are memory:, sqlite:PATH (sqlite:limits.db, sqlite:/var/lib/app/limits.db)" $(, ", ", $more)?)
+    };
+}
+
+const SCHEMES: &str = match (cfg!(feature = "redis"), cfg!(feature = "postgres")) {
+    (false, false) => schemes!(),
+    (true, false) => schemes!("redis://HOST and redis+unix://PATH"),
+    (false, true) => schemes!("postgres://HOST/DATABASE"),
+    (true, true) => schemes!("redis://HOST, redis+unix://PATH and postgres://HOST/DATABASE"),
 };
 
 /// Where a store is.
@@ -48,6 +55,7 @@ pub(crate) fn parse(url: &str) -> Result<Address> {
             }
         }
         "redis" | "rediss" | "redis+unix" | "unix" if cfg!(feature = "redis") => Ok(Address::Server(url.to_owned())),
+        "postgres" | "postgresql" if cfg!(feature = "postgres") => Ok(Address::Server(url.to_owned())),
         _ => refuse(format!("unknown scheme \"{scheme}\"; {SCHEMES}")),
     }
 }

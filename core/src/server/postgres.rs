@@ -1,0 +1,274 @@
+//! Postgres: connections, and the functions in `postgres/`, which are in the schema `workglow_limit`.
+//!
+//! A decision is one `SELECT` of one function. It needs no extension, no session and no statement that has a name, so a pooler may
+//! stand between. The schema is made when it is found missing: see `schema.sql`.
+//!
+//! In PL/pgSQL a call costs microseconds, a statement in it two or three, one that writes ten. What a row for each start costs
+//! beside an array in the key's row is in `log.sql`.
+
+mod address;
+mod value;
+mod wire;
+
+use super::{Call, Engine, Family, Note, Row, Terms, version, without_password};
+use crate::error::{Error, Result};
+use crate::fork::PerProcess;
+use crate::policy::Policy;
+use crate::state::Hash;
+use crate::time::Tick;
+use address::Address;
+use std::fmt;
+use std::time::{Duration, Instant};
+use value::{Value, int, ints, text};
+use wire::{Cells, Connection, Deadline, Failure};
+
+/// How many connections that nobody uses a process keeps.
+const MOST_IDLE: usize = 8;
+
+/// All that there is on a server.
+const SCHEMA: &str = concat!(
+    include_str!("postgres/schema.sql"),
+    "\n",
+    include_str!("postgres/log.sql"),
+    "\n",
+    include_str!("postgres/counted.sql"),
+    "\n",
+    include_str!("postgres/bucket.sql"),
+    "\n",
+    include_str!("postgres/window.sql"),
+    "\n",
+    include_str!("postgres/leases.sql"),
+);
+
+/// The SQL that makes what the library keeps on a Postgres server, for migrations of your own. Where a program's role may create
+/// schemas this is not needed: it makes it at first use. To run it again changes nothing.
+pub fn postgres_schema() -> &'static str {
+    SCHEMA
+}
+
+/// A Postgres server.
+pub(crate) struct Postgres {
+    address: Address,
+    /// Without passwords.
+    url: String,
+    idle: PerProcess<Vec<Connection>>,
+}
+
+impl fmt::Debug for Postgres {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Postgres").field("url", &self.url).finish_non_exhaustive()
+    }
+}
+
+/// What a server's code says, as far as anything follows from it: <https://www.postgresql.org/docs/current/errcodes-appendix.html>.
+mod code {
+    /// No schema, no function, no table of this name.
+    pub const MISSING: [&str; 3] = ["3F000", "42883", "42P01"];
+    pub const NOT_ALLOWED: &str = "42501";
+    /// Others wrote at the same time (where transactions are stricter than READ COMMITTED), or waited for each other.
+    pub const AGAIN: [&str; 2] = ["40001", "40P01"];
+    /// Others had the row locked for too long.
+    pub const LOCKED: &str = "55P03";
+    /// Somebody has ended the connection.
+    pub const ENDED: &str = "57P01";
+}
+
+impl Postgres {
+    /// A server at an address. Connects to nothing yet. `Err`: what is wrong with the address.
+    pub fn new(url: &str) -> Result<Postgres, String> {
+        Ok(Postgres { address: Address::parse(url)?, url: without_password(url), idle: PerProcess::new() })
+    }
+
+    /// Asks by one statement. What is missing on the server is made.
+    fn ask(&self, statement: &str, values: &[Value], patience: Duration) -> Result<Vec<Cells>> {
+        let (began, deadline) = (Instant::now(), Deadline::after(patience));
+        let mut has_created = false;
+        loop {
+            match self.with(deadline, |connection| connection.ask(statement, values, deadline)) {
+                Ok(rows) => return Ok(rows),
+                Err(Failure::Refused { code, .. }) if code::AGAIN.contains(&code.as_str()) => {}
+                Err(Failure::Refused { code, .. }) if code::MISSING.contains(&code.as_str()) && !has_created => {
+                    has_created = true;
+                    self.create(deadline).map_err(|failure| self.explain(failure, began))?;
+                }
+                Err(failure) => return Err(self.explain(failure, began)),
+            }
+        }
+    }
+
+    fn create(&self, deadline: Deadline) -> Result<(), Failure> {
+        match self.with(deadline, |connection| connection.run(SCHEMA, deadline)) {
+            Err(Failure::Refused { code, message, .. }) if code == code::NOT_ALLOWED => {
+                let message = format!(
+                    "what the limits need on the server is missing, and this role may not create it ({message}): run the SQL of \
+                     workglow_limit::postgres_schema() as a role that may; its head says what to grant"
+                );
+                Err(Failure::Refused { code, message, is_fatal: false })
+            }
+            answer => answer,
+        }
+    }
+
+    /// Does something with a connection. One that was idle may have been closed at the other end meanwhile: then it is done once
+    /// more, on a new one.
+    fn with<R>(
+        &self,
+        deadline: Deadline,
+        ask: impl Fn(&mut Connection) -> Result<R, Failure>,
+    ) -> Result<R, Failure> {
+        loop {
+            let kept = self.idle.lock().pop();
+            let was_idle = kept.is_some();
+            let mut connection = kept.map_or_else(|| Connection::open(&self.address, deadline), Ok)?;
+            let answer = ask(&mut connection);
+            match &answer {
+                Err(Failure::Lost(_)) if was_idle => continue,
+                Err(Failure::Refused { code, is_fatal: true, .. }) if was_idle && code == code::ENDED => continue,
+                // (A connection on which anything else went wrong than what was asked is not used again.)
+                Ok(_) | Err(Failure::Refused { is_fatal: false, .. }) => {
+                    let mut idle = self.idle.lock();
+                    if idle.len() < MOST_IDLE {
+                        idle.push(connection);
+                    }
+                }
+                Err(_) => {}
+            }
+            return answer;
+        }
+    }
+
+    fn explain(&self, failure: Failure, began: Instant) -> Error {
+        let doing = format!("asking {}", self.url);
+        let waited_ms = began.elapsed().as_millis() as u64;
+        match failure {
+            Failure::Timeout => Error::StoreTimeout { doing, waited_ms },
+            Failure::Refused { code, .. } if code == code::LOCKED => Error::StoreTimeout { doing, waited_ms },
+            Failure::Refused { code, message, .. } => Error::store(doing, format_args!("{message} ({code})")),
+            Failure::Lost(cause) | Failure::Nonsense(cause) => Error::store(doing, cause),
+        }
+    }
+
+    /// The only row of an answer.
+    fn one(&self, statement: &str, values: &[Value], patience: Duration) -> Result<Cells> {
+        let mut rows = self.ask(statement, values, patience)?;
+        let row = rows.pop().filter(|_| rows.is_empty());
+        row.ok_or_else(|| self.makes_no_sense("not one row"))
+    }
+
+    fn makes_no_sense(&self, what: impl fmt::Debug) -> Error {
+        Error::store(format!("asking {}", self.url), format_args!("a function answered {what:?}"))
+    }
+}
+
+/// How long the server waits for others, in its milliseconds: no longer than the caller.
+fn milliseconds(patience: Duration) -> Value {
+    Value::int(Some(patience.as_millis().clamp(1, i32::MAX as u128) as i64))
+}
+
+fn uuid(Hash([a, b]): Hash) -> [u8; 16] {
+    (u128::from(a) << 64 | u128::from(b)).to_be_bytes()
+}
+
+fn tick(now: Option<Tick>) -> Value {
+    Value::int(now.map(|now| now as i64))
+}
+
+impl Engine for Postgres {
+    fn call(&self, call: &Call, patience: Duration) -> Result<Option<Vec<i64>>> {
+        let Terms { family, version, numbers } = Terms::of(call.policy, call.phase);
+        let mut values = vec![
+            Value::text(call.op),
+            Value::text(call.limit),
+            Value::uuid(call.key.map(uuid)),
+            Value::int(Some(version as i64)),
+            Value::int(Some(call.made as i64)),
+            tick(call.now),
+            milliseconds(patience),
+            Value::ints(numbers.into_iter().map(Some)),
+            Value::ints(call.arguments.iter().copied().map(Some)),
+        ];
+        let statement = match family {
+            _ if call.key.is_none() => {
+                values.remove(7);
+                values.remove(2);
+                "SELECT workglow_limit.of_all($1, $2, $3, $4, $5, $6, $7)"
+            }
+            Family::Log => "SELECT workglow_limit.decide_log($1, $2, $3, $4, $5, $6, $7, $8, $9)",
+            Family::Bucket => "SELECT workglow_limit.decide_bucket($1, $2, $3, $4, $5, $6, $7, $8, $9)",
+            Family::Window => "SELECT workglow_limit.decide_window($1, $2, $3, $4, $5, $6, $7, $8, $9)",
+            Family::Leases => "SELECT workglow_limit.decide_leases($1, $2, $3, $4, $5, $6, $7, $8, $9)",
+        };
+        let row = self.one(statement, &values, patience)?;
+        let answer = row.first().and_then(|cell| ints(cell.as_ref()?));
+        match answer.as_deref().and_then(<[i64]>::split_first) {
+            Some((0, answer)) => Ok(Some(answer.to_vec())),
+            Some((-1, _)) => Ok(None),
+            _ => Err(self.makes_no_sense(row)),
+        }
+    }
+
+    fn is_held(&self, limit: &str, key: Option<Hash>, policy: &Policy, patience: Duration) -> Result<bool> {
+        let statement = "SELECT coalesce(o.version, l.version) FROM workglow_limit.limits l \
+                         LEFT JOIN workglow_limit.own o ON o.limit_id = l.id AND o.hash = $2 WHERE l.name = $1";
+        let rows = self.ask(statement, &[Value::text(limit), Value::uuid(key.map(uuid))], patience)?;
+        let found = rows.first().and_then(|row| int(row.first()?.as_ref()?));
+        Ok(found == Some(version(policy) as i64))
+    }
+
+    fn time(&self, patience: Duration) -> Result<Tick> {
+        let row = self.one("SELECT workglow_limit.clock()", &[], patience)?;
+        let now = row.first().and_then(|cell| int(cell.as_ref()?));
+        now.and_then(|now| Tick::try_from(now).ok()).ok_or_else(|| self.makes_no_sense(row))
+    }
+
+    fn row(&self, name: &str, key: Option<Hash>, patience: Duration) -> Result<Row> {
+        let statement = "SELECT l.policy, l.composite, l.overriding, o.policy, nullif(l.made, 0) FROM workglow_limit.limits l \
+                         LEFT JOIN workglow_limit.own o ON o.limit_id = l.id AND o.hash = $2 WHERE l.name = $1";
+        let rows = self.ask(statement, &[Value::text(name), Value::uuid(key.map(uuid))], patience)?;
+        let Some(row) = rows.first() else { return Ok(Row::default()) };
+        let cell = |at: usize| row.get(at).and_then(Option::as_ref);
+        let [policy, composite, overriding, key] = [0, 1, 2, 3].map(|at| cell(at).and_then(text));
+        let made = cell(4).and_then(int).and_then(|made| Tick::try_from(made).ok());
+        Ok(Row { policy, composite, overriding, made, key })
+    }
+
+    fn note(&self, name: &str, notes: &[Note], now: Option<Tick>, patience: Duration) -> Result<Tick> {
+        let (mut kinds, mut texts, mut versions, mut hashes) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        for note in notes {
+            let (kind, policy, hash, text) = match note {
+                Note::Policy(policy) => ("p", *policy, None, policy.map(|policy| policy.to_string())),
+                Note::Override(policy) => ("o", *policy, None, policy.map(|policy| policy.to_string())),
+                Note::Key(hash, key, policy) => {
+                    ("k", *policy, Some(uuid(*hash)), policy.map(|policy| format!("{policy}\n{key}")))
+                }
+                Note::Composite(text) => ("c", None, None, text.clone()),
+            };
+            kinds.push(Some(kind));
+            texts.push(text);
+            versions.push(policy.map(|policy| version(&policy) as i64));
+            hashes.push(hash);
+        }
+        let values = [
+            Value::text(name),
+            tick(now),
+            Value::texts(kinds),
+            Value::texts(texts.iter().map(Option::as_deref)),
+            Value::ints(versions),
+            Value::uuids(hashes),
+            milliseconds(patience),
+        ];
+        let row = self.one("SELECT workglow_limit.note($1, $2, $3, $4, $5, $6, $7)", &values, patience)?;
+        let made = row.first().and_then(|cell| int(cell.as_ref()?));
+        made.and_then(|made| Tick::try_from(made).ok()).ok_or_else(|| self.makes_no_sense(row))
+    }
+
+    fn forget(&self, name: &str, patience: Duration) -> Result<()> {
+        let values = [Value::text(name), milliseconds(patience)];
+        self.ask("SELECT workglow_limit.forget($1, $2)::text", &values, patience).map(drop)
+    }
+
+    fn names(&self, patience: Duration) -> Result<Vec<String>> {
+        let rows = self.ask("SELECT name FROM workglow_limit.limits WHERE is_declared", &[], patience)?;
+        Ok(rows.iter().filter_map(|row| text(row.first()?.as_ref()?)).collect())
+    }
+}

@@ -1,0 +1,242 @@
+-- What bucket.sql and window.sql share: a row for each key, which says how much of it is used, and its open places.
+--
+-- A place is one start. Who starts with it, or gives it back, removes its row first: so it counts once. Its ticket and all eras come
+-- from one sequence (`ids`), which only grows: so no old ticket stands for anything new. A start that was made with a place is known
+-- by the era from then on (`present` says it). A new life of the key begins without places, so none outlives a clear or another policy.
+--
+-- Who writes has the key's row locked, and decides by what he reads after that.
+
+CREATE TABLE IF NOT EXISTS workglow_limit.counted (
+    limit_id bigint NOT NULL,
+    hash uuid NOT NULL,
+    -- By which `places` know it.
+    id bigint NOT NULL DEFAULT nextval('workglow_limit.ids'),
+    -- b: a bucket. w: windows of the clock.
+    family "char" NOT NULL,
+    -- See `limits`.
+    birth bigint NOT NULL,
+    -- Who started earlier has it as his ticket. A key that is forgotten, cleared or put under another policy gets a new one. 0: it
+    -- has none.
+    era bigint NOT NULL DEFAULT 0,
+    -- The policy that the state was written by, and its numbers.
+    mark bigint NOT NULL DEFAULT 0,
+    policy bigint[],
+    -- Nobody starts before this.
+    gate bigint NOT NULL DEFAULT 0,
+    -- What bucket.sql and window.sql say.
+    state bigint[],
+    -- How many places there may be, and with how many it is next time to remove those that are over.
+    opened bigint NOT NULL DEFAULT 0,
+    due bigint NOT NULL DEFAULT 64,
+    -- Until when it lives; null: for ever, as by a clock that a test makes.
+    expires bigint,
+    PRIMARY KEY (limit_id, hash)
+) WITH (fillfactor = 50);
+
+CREATE INDEX IF NOT EXISTS counted_expires ON workglow_limit.counted (expires) WHERE expires IS NOT NULL;
+
+CREATE TABLE IF NOT EXISTS workglow_limit.places (
+    id bigint NOT NULL,
+    ticket bigint NOT NULL,
+    -- Until when it is good.
+    stamp bigint NOT NULL,
+    PRIMARY KEY (id, ticket)
+);
+
+-- What is known of a key. Without an answer: `c` its row, `gate` the later of both gates, `is_stale` that what is there does not
+-- count any more and goes with the next write, `old` the numbers of the policy that it was written by and `changed` when that ended
+-- (null: it is the one that holds).
+CREATE OR REPLACE FUNCTION workglow_limit.counted_look(
+    lim text, k uuid, of_family "char", v bigint, known bigint, at bigint,
+    OUT answer bigint[], OUT limit_id bigint, OUT birth bigint, OUT born bigint, OUT is_lost boolean, OUT now bigint, OUT floor bigint,
+    OUT gate bigint, OUT c workglow_limit.counted, OUT is_stale boolean, OUT old bigint[], OUT changed bigint
+) LANGUAGE plpgsql STABLE AS $$
+#variable_conflict use_column
+DECLARE
+    r record;
+    of_limit bigint;
+BEGIN
+    SELECT l.id, coalesce(o.version, l.version) AS holds, l.since, l.gate, l.floor, l.birth, l.born, l.made, l.booted,
+        o.version AS own_version, o.since AS own_since, s AS c INTO r
+    FROM workglow_limit.limits l
+    LEFT JOIN workglow_limit.own o ON o.limit_id = l.id AND o.hash = k
+    LEFT JOIN workglow_limit.counted s ON s.limit_id = l.id AND s.hash = k
+    WHERE l.name = lim;
+    -- The caller goes by a policy that is not the one that holds: it has to read that first.
+    IF r.holds IS DISTINCT FROM v THEN
+        answer := '{-1}';
+        RETURN;
+    END IF;
+    c := r.c;
+    limit_id := r.id;
+    birth := r.birth;
+    born := r.born;
+    floor := r.floor;
+    now := greatest(coalesce(at, workglow_limit.clock()), r.floor);
+    is_lost := at IS NULL AND (r.booted IS DISTINCT FROM pg_postmaster_start_time() OR known > 0 AND known <> r.made AND r.made > r.born);
+    is_stale := false;
+    IF c.id IS NULL OR c.birth <> r.birth OR c.family <> of_family OR at IS NULL AND c.expires <= now THEN
+        is_stale := c.id IS NOT NULL;
+        c.era := 0; c.mark := 0; c.gate := 0; c.state := NULL; c.policy := NULL;
+    END IF;
+    gate := greatest(r.gate, c.gate);
+    IF c.era > 0 AND c.mark <> v THEN
+        old := c.policy;
+        of_limit := coalesce(r.since, now);
+        changed := least(now, CASE
+            WHEN r.own_version IS NOT NULL THEN coalesce(r.own_since, now)
+            ELSE greatest(of_limit, coalesce(r.own_since, 0))
+        END);
+        c.era := 0;
+        is_stale := true;
+    END IF;
+END $$;
+
+-- Takes away what nobody needs any more, a little of it, whenever a key is new. Nobody waits for anybody here.
+CREATE OR REPLACE FUNCTION workglow_limit.counted_sweep(now bigint) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    o record;
+    dropped bigint;
+BEGIN
+    FOR o IN SELECT limit_id, hash, id FROM workglow_limit.counted WHERE expires <= now ORDER BY expires LIMIT 4 FOR UPDATE SKIP LOCKED
+    LOOP
+        DELETE FROM workglow_limit.places WHERE ctid = ANY (ARRAY(SELECT ctid FROM workglow_limit.places WHERE id = o.id LIMIT 250));
+        GET DIAGNOSTICS dropped = ROW_COUNT;
+        IF dropped < 250 THEN
+            DELETE FROM workglow_limit.counted WHERE limit_id = o.limit_id AND hash = o.hash;
+        END IF;
+    END LOOP;
+END $$;
+
+-- Locks a key's row, which it makes if there is none.
+CREATE OR REPLACE FUNCTION workglow_limit.counted_lock(
+    of_limit bigint, k uuid, of_family "char", of_birth bigint, at bigint, now bigint, patience bigint
+) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    PERFORM workglow_limit.begin_writing(patience);
+    LOOP
+        PERFORM 1 FROM workglow_limit.counted WHERE limit_id = of_limit AND hash = k FOR UPDATE;
+        EXIT WHEN FOUND;
+        INSERT INTO workglow_limit.counted (limit_id, hash, family, birth, expires)
+        VALUES (of_limit, k, of_family, of_birth, CASE WHEN at IS NULL THEN now + 1000000 END) ON CONFLICT DO NOTHING;
+        IF FOUND AND at IS NULL THEN
+            PERFORM workglow_limit.counted_sweep(now);
+        END IF;
+    END LOOP;
+END $$;
+
+-- Begins a life, if there is none: nothing of what was there before.
+CREATE OR REPLACE FUNCTION workglow_limit.counted_live(
+    c workglow_limit.counted, is_stale boolean, of_family "char", of_birth bigint, v bigint, p bigint[]
+) RETURNS workglow_limit.counted LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    IF is_stale THEN
+        DELETE FROM workglow_limit.places WHERE id = c.id;
+        c.opened := 0; c.due := 64;
+        c.expires := CASE WHEN c.expires IS NULL THEN NULL ELSE 0 END;
+    END IF;
+    c.family := of_family;
+    c.birth := of_birth;
+    IF c.era = 0 AND v IS NOT NULL THEN
+        c.era := nextval('workglow_limit.ids');
+        c.mark := v;
+        c.policy := p;
+    END IF;
+    RETURN c;
+END $$;
+
+-- Notes a place before it is saved. Those that ended `memory` ago mean nothing any more.
+CREATE OR REPLACE FUNCTION workglow_limit.counted_open(INOUT c workglow_limit.counted, memory bigint, stamp bigint, now bigint, OUT ticket bigint)
+LANGUAGE plpgsql VOLATILE AS $$
+#variable_conflict use_column
+BEGIN
+    IF c.opened >= c.due THEN
+        DELETE FROM workglow_limit.places s WHERE s.id = c.id AND s.stamp + memory <= now;
+        c.opened := (SELECT count(*) FROM workglow_limit.places s WHERE s.id = c.id);
+        c.due := 2 * c.opened + 64;
+    END IF;
+    ticket := nextval('workglow_limit.ids');
+    INSERT INTO workglow_limit.places VALUES (c.id, ticket, counted_open.stamp);
+    c.opened := c.opened + 1;
+END $$;
+
+-- Removes a place. Was it open?
+CREATE OR REPLACE FUNCTION workglow_limit.counted_close(c workglow_limit.counted, of_ticket bigint) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    DELETE FROM workglow_limit.places WHERE id = c.id AND ticket = of_ticket;
+    RETURN FOUND;
+END $$;
+
+-- Is this ticket one of a start, or of a place that nobody has used? Then it is used now.
+CREATE OR REPLACE FUNCTION workglow_limit.counted_knows(c workglow_limit.counted, of_ticket bigint, only_place boolean) RETURNS boolean
+LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    IF c.era = 0 OR of_ticket = c.era THEN
+        RETURN c.era > 0 AND NOT only_place;
+    END IF;
+    RETURN workglow_limit.counted_close(c, of_ticket);
+END $$;
+
+-- Writes a key's row, which is needed until the tick `needed`.
+CREATE OR REPLACE FUNCTION workglow_limit.counted_save(c workglow_limit.counted, at bigint, now bigint, needed bigint, floor bigint) RETURNS void
+LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    UPDATE workglow_limit.counted SET
+        family = c.family, birth = c.birth, era = c.era, mark = c.mark, policy = c.policy, gate = c.gate, state = c.state,
+        opened = c.opened, due = c.due,
+        expires = CASE WHEN at IS NULL THEN workglow_limit.lives_until(coalesce(c.expires, 0), needed, now) END
+    WHERE limit_id = c.limit_id AND hash = c.hash;
+    IF now - floor > 1000000 THEN
+        PERFORM workglow_limit.note_time(c.limit_id, now);
+    END IF;
+END $$;
+
+-- Forgets everything but the key's gate.
+CREATE OR REPLACE FUNCTION workglow_limit.counted_forget(c workglow_limit.counted, at bigint, now bigint, floor bigint) RETURNS void
+LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    DELETE FROM workglow_limit.places WHERE id = c.id;
+    c.opened := 0; c.due := 64; c.era := 0; c.mark := 0; c.policy := NULL; c.state := NULL;
+    IF c.gate <= now THEN
+        c.gate := 0;
+    END IF;
+    PERFORM workglow_limit.counted_save(c, at, now, c.gate, floor);
+END $$;
+
+-- What both families do with a key that is locked, and is not deciding. A place starts once: from `ready` on, if it is not late,
+-- behind no gate, and of this life.
+--
+-- present ticket stamp weight grace ready -> {0, now, started, stamp, ticket}: started 1, and it is known by `ticket` from now on;
+--     0: it is late, used, or overtaken by a gate or another policy
+-- pause delay -> {0, now, gate}; clear -> {0, now}
+CREATE OR REPLACE FUNCTION workglow_limit.counted_op(
+    op text, c workglow_limit.counted, is_stale boolean, of_family "char", of_birth bigint, at bigint, now bigint, floor bigint, a bigint[]
+) RETURNS bigint[] LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    IF op = 'present' THEN
+        IF is_stale OR c.era = 0 OR NOT workglow_limit.counted_close(c, a[1]) THEN
+            RETURN ARRAY[0, now, 0, a[2], a[1]];
+        END IF;
+        RETURN ARRAY[0, now, 1, a[2], c.era];
+    ELSIF op = 'pause' THEN
+        IF now + a[1] > c.gate THEN
+            -- (Of a policy of before the state stays, and is carried over by who decides.)
+            IF is_stale AND c.state IS NULL THEN
+                c := workglow_limit.counted_live(c, is_stale, of_family, of_birth, NULL, NULL);
+            END IF;
+            UPDATE workglow_limit.counted s SET
+                gate = now + a[1], family = of_family, birth = of_birth,
+                era = CASE WHEN c.state IS NULL THEN 0 ELSE s.era END, state = c.state,
+                expires = CASE WHEN at IS NULL THEN workglow_limit.lives_until(coalesce(c.expires, 0), now + a[1], now) END
+            WHERE limit_id = c.limit_id AND hash = c.hash;
+        END IF;
+        RETURN ARRAY[0, now, greatest(c.gate, now + a[1])];
+    ELSIF op = 'clear' THEN
+        c.gate := 0;
+        c.family := of_family;
+        c.birth := of_birth;
+        PERFORM workglow_limit.counted_forget(c, at, now, floor);
+        RETURN ARRAY[0, now];
+    END IF;
+    RAISE invalid_parameter_value USING MESSAGE = 'it knows no ' || op;
+END $$;

@@ -1,0 +1,259 @@
+-- Concurrency: at most so many units at the same time, each held by a lease.
+--
+-- Policy: max.
+--
+-- State: a row of `holders` for each key, and a row of `leases` for each lease.
+--
+-- A fence comes from a sequence (`ids`), which only grows, whatever becomes of the key. A lease is found by its fence, weight and
+-- owner: ending it takes its row away, which succeeds once. It is renewed only while it is there and not over. So what was lost
+-- stays lost, and the units of whoever holds them now are untouched.
+--
+-- Why it is right. Who starts has the key's row locked, and counts by what he reads after that. `live` changes together with the
+-- leases. So there are never more than `max` units of leases that are not over, but for starts that are recorded, which are counted
+-- and not asked. A clock that is set back lets leases last longer. A denial reads both tables by one snapshot, and writes nothing.
+--
+-- acquire weight lease owner       lease: ticks, or -1: without end
+-- start lease owner                the same for one unit, whether there is room or not
+--     -> {0, now, taken, slot, fence, expiry, live, gate, soonest}; slot is the weight; expiry as below; live and gate are after it;
+--        soonest: when the first lease ends, 0: none does (told after a denial, else 0)
+-- view                             -> {0, now, live, gate, soonest}
+-- complete slot fence owner        -> {0, now, was_held}; for cancel too, and for what `start` has recorded
+-- renew slot fence owner lease     -> {0, now, is_held, expiry}; an end is never made earlier; expiry -1: at no time
+-- evict owner                      -> {0, now, units}: ends all leases of an owner
+-- pause delay -> {0, now, gate}; clear -> {0, now}
+
+CREATE TABLE IF NOT EXISTS workglow_limit.holders (
+    limit_id bigint NOT NULL,
+    hash uuid NOT NULL,
+    -- By which `leases` know it.
+    id bigint NOT NULL DEFAULT nextval('workglow_limit.ids'),
+    -- See `limits`.
+    birth bigint NOT NULL,
+    -- How many units all leases hold that are there, those included that have ended by time since.
+    live bigint NOT NULL DEFAULT 0,
+    -- Nobody starts before this.
+    gate bigint NOT NULL DEFAULT 0,
+    -- Until when it lives; null: for ever, as by a clock that a test makes, or while a lease has no end.
+    expires bigint,
+    PRIMARY KEY (limit_id, hash)
+) WITH (fillfactor = 50);
+
+CREATE INDEX IF NOT EXISTS holders_expires ON workglow_limit.holders (expires) WHERE expires IS NOT NULL;
+
+CREATE TABLE IF NOT EXISTS workglow_limit.leases (
+    id bigint NOT NULL,
+    fence bigint NOT NULL,
+    weight bigint NOT NULL,
+    owner bigint NOT NULL,
+    -- The tick at which it ends; 9007199254740991: at no time.
+    ends bigint NOT NULL,
+    PRIMARY KEY (id, fence)
+) WITH (autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 1000);
+
+CREATE INDEX IF NOT EXISTS leases_ends ON workglow_limit.leases (id, ends);
+
+-- What is known of a key. Without an answer: `c` its row, whose `live` is without what is over; `is_stale` that its leases do not
+-- count any more; `over` units that do not count.
+CREATE OR REPLACE FUNCTION workglow_limit.leases_look(
+    lim text, k uuid, v bigint, known bigint, at bigint,
+    OUT answer bigint[], OUT limit_id bigint, OUT birth bigint, OUT born bigint, OUT is_lost boolean, OUT now bigint, OUT floor bigint,
+    OUT gate bigint, OUT c workglow_limit.holders, OUT is_stale boolean, OUT over bigint, OUT soonest bigint
+) LANGUAGE plpgsql STABLE AS $$
+#variable_conflict use_column
+DECLARE
+    r record;
+    first record;
+BEGIN
+    SELECT l.id, coalesce(o.version, l.version) AS holds, l.gate, l.floor, l.birth, l.born, l.made, l.booted, s AS c INTO r
+    FROM workglow_limit.limits l
+    LEFT JOIN workglow_limit.own o ON o.limit_id = l.id AND o.hash = k
+    LEFT JOIN workglow_limit.holders s ON s.limit_id = l.id AND s.hash = k
+    WHERE l.name = lim;
+    -- The caller goes by a policy that is not the one that holds: it has to read that first.
+    IF r.holds IS DISTINCT FROM v THEN
+        answer := '{-1}';
+        RETURN;
+    END IF;
+    c := r.c;
+    limit_id := r.id;
+    birth := r.birth;
+    born := r.born;
+    floor := r.floor;
+    now := greatest(coalesce(at, workglow_limit.clock()), r.floor);
+    is_lost := at IS NULL AND (r.booted IS DISTINCT FROM pg_postmaster_start_time() OR known > 0 AND known <> r.made AND r.made > r.born);
+    is_stale := c.id IS NOT NULL AND (c.birth <> r.birth OR at IS NULL AND coalesce(c.expires <= now, false));
+    over := 0;
+    soonest := 0;
+    IF c.id IS NULL OR is_stale THEN
+        c.live := 0; c.gate := 0;
+    ELSIF c.live > 0 THEN
+        -- (Those that end at no time are last.)
+        SELECT min(s.ends) AS ends INTO first FROM workglow_limit.leases s WHERE s.id = c.id;
+        IF first.ends <= now THEN
+            over := (SELECT coalesce(sum(s.weight), 0) FROM workglow_limit.leases s WHERE s.id = c.id AND s.ends <= now);
+            c.live := c.live - over;
+            SELECT min(s.ends) AS ends INTO first FROM workglow_limit.leases s WHERE s.id = c.id AND s.ends > now;
+        END IF;
+        IF first.ends < 9007199254740991 THEN
+            soonest := first.ends;
+        END IF;
+    END IF;
+    gate := greatest(r.gate, c.gate);
+END $$;
+
+-- Takes away what nobody needs any more, a little of it, whenever a key is new. Nobody waits for anybody here.
+CREATE OR REPLACE FUNCTION workglow_limit.leases_sweep(now bigint) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    o record;
+    dropped bigint;
+BEGIN
+    FOR o IN SELECT limit_id, hash, id FROM workglow_limit.holders WHERE expires <= now ORDER BY expires LIMIT 4 FOR UPDATE SKIP LOCKED
+    LOOP
+        DELETE FROM workglow_limit.leases WHERE ctid = ANY (ARRAY(SELECT ctid FROM workglow_limit.leases WHERE id = o.id LIMIT 250));
+        GET DIAGNOSTICS dropped = ROW_COUNT;
+        IF dropped < 250 THEN
+            DELETE FROM workglow_limit.holders WHERE limit_id = o.limit_id AND hash = o.hash;
+        END IF;
+    END LOOP;
+END $$;
+
+-- Locks a key's row, which it makes if there is none.
+CREATE OR REPLACE FUNCTION workglow_limit.leases_lock(of_limit bigint, k uuid, of_birth bigint, at bigint, now bigint, patience bigint)
+RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    PERFORM workglow_limit.begin_writing(patience);
+    LOOP
+        PERFORM 1 FROM workglow_limit.holders WHERE limit_id = of_limit AND hash = k FOR UPDATE;
+        EXIT WHEN FOUND;
+        INSERT INTO workglow_limit.holders (limit_id, hash, birth, expires)
+        VALUES (of_limit, k, of_birth, CASE WHEN at IS NULL THEN now + 1000000 END) ON CONFLICT DO NOTHING;
+        IF FOUND AND at IS NULL THEN
+            PERFORM workglow_limit.leases_sweep(now);
+        END IF;
+    END LOOP;
+END $$;
+
+CREATE OR REPLACE FUNCTION workglow_limit.decide_leases(
+    op text, lim text, k uuid, v bigint, known bigint, at bigint, patience bigint, p bigint[], a bigint[]
+) RETURNS bigint[] LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $$
+#variable_conflict use_variable
+DECLARE
+    never bigint := 9007199254740991;
+    l record;
+    c workglow_limit.holders;
+    now bigint;
+    gate bigint;
+    is_locked boolean := false;
+    is_taking boolean := op = 'acquire' OR op = 'start';
+    weight bigint := CASE op WHEN 'acquire' THEN a[1] ELSE 1 END;
+    lease bigint := CASE op WHEN 'acquire' THEN a[2] WHEN 'start' THEN a[1] WHEN 'renew' THEN a[4] ELSE 0 END;
+    owner bigint := CASE op WHEN 'start' THEN a[2] ELSE a[3] END;
+    fence bigint := a[2];
+    expiry bigint;
+    back bigint := 0;
+    answer bigint[];
+BEGIN
+    LOOP
+        l := workglow_limit.leases_look(lim, k, v, known, at);
+        IF l.answer IS NOT NULL THEN
+            RETURN l.answer;
+        END IF;
+        now := l.now;
+        IF l.is_lost THEN
+            PERFORM workglow_limit.leases_lock(l.limit_id, k, l.birth, at, now, patience);
+            PERFORM workglow_limit.loss(l.limit_id, known, now);
+            is_locked := true;
+            CONTINUE;
+        END IF;
+        c := l.c;
+        gate := l.gate;
+        IF op = 'view' THEN
+            RETURN ARRAY[0, now, c.live, gate, l.soonest];
+        ELSIF is_taking THEN
+            -- Leases that may have been lost are over by then.
+            IF l.born > 0 THEN
+                gate := greatest(gate, l.born + greatest(lease, 0));
+            END IF;
+            IF op = 'acquire' AND (gate > now OR c.live + weight > p[1]) THEN
+                RETURN ARRAY[0, now, 0, 0, 0, 0, c.live, gate, l.soonest];
+            END IF;
+        ELSIF (op = 'complete' OR op = 'renew') AND NOT EXISTS (
+            SELECT FROM workglow_limit.leases s WHERE s.id = c.id AND s.fence = a[2] AND s.weight = a[1] AND s.owner = a[3])
+        THEN
+            RETURN CASE op WHEN 'complete' THEN ARRAY[0, now, 0] ELSE ARRAY[0, now, 0, 0] END;
+        ELSIF c.id IS NULL AND op <> 'pause' THEN
+            RETURN CASE op WHEN 'clear' THEN ARRAY[0, now] ELSE ARRAY[0, now, 0] END;
+        END IF;
+        EXIT WHEN is_locked;
+        PERFORM workglow_limit.leases_lock(l.limit_id, k, l.birth, at, now, patience);
+        is_locked := true;
+    END LOOP;
+    expiry := CASE WHEN lease < 0 THEN never ELSE now + lease END;
+
+    -- A lease that is over is still somebody's, until another needs its units.
+    IF op = 'complete' THEN
+        DELETE FROM workglow_limit.leases s WHERE s.id = c.id AND s.fence = a[2];
+        back := CASE WHEN l.is_stale THEN 0 ELSE a[1] END;
+        -- (The row's `live` counts what is over, too.)
+        c.live := c.live + l.over - back;
+        answer := ARRAY[0, now, 1];
+    ELSIF op = 'evict' THEN
+        WITH gone AS (DELETE FROM workglow_limit.leases s WHERE s.id = c.id AND s.owner = a[1] RETURNING s.weight AS units)
+        SELECT coalesce(sum(units), 0) INTO back FROM gone;
+        IF l.is_stale THEN
+            c.live := 0;
+        ELSE
+            c.live := c.live + l.over - back;
+        END IF;
+        answer := ARRAY[0, now, back];
+    ELSE
+        IF l.is_stale OR op = 'clear' THEN
+            DELETE FROM workglow_limit.leases s WHERE s.id = c.id;
+            c.expires := CASE WHEN at IS NULL THEN 0 END;
+        ELSIF l.over > 0 THEN
+            DELETE FROM workglow_limit.leases s WHERE s.id = c.id AND s.ends <= now;
+        END IF;
+        IF is_taking THEN
+            fence := nextval('workglow_limit.ids');
+            c.live := c.live + weight;
+            INSERT INTO workglow_limit.leases VALUES (c.id, fence, weight, owner, expiry);
+            answer := ARRAY[0, now, 1, weight, fence, CASE WHEN expiry = never THEN -1 ELSE expiry END, c.live, gate, 0];
+        ELSIF op = 'renew' THEN
+            UPDATE workglow_limit.leases s SET ends = greatest(ends, expiry) WHERE s.id = c.id AND s.fence = a[2] RETURNING ends INTO expiry;
+            IF NOT FOUND THEN
+                expiry := 0;
+                answer := ARRAY[0, now, 0, 0];
+            ELSE
+                answer := ARRAY[0, now, 1, CASE WHEN expiry = never THEN -1 ELSE expiry END];
+            END IF;
+        ELSIF op = 'pause' THEN
+            expiry := greatest(c.gate, now + a[1]);
+            c.gate := expiry;
+            answer := ARRAY[0, now, expiry];
+        ELSIF op = 'clear' THEN
+            c.live := 0;
+            c.gate := 0;
+            answer := ARRAY[0, now];
+        ELSE
+            RAISE invalid_parameter_value USING MESSAGE = 'leases know no ' || op;
+        END IF;
+        c.birth := l.birth;
+    END IF;
+
+    IF at IS NULL THEN
+        c.expires := CASE
+            WHEN c.live > 0 AND (expiry = never OR c.expires IS NULL) THEN NULL
+            WHEN is_taking OR op = 'renew' OR op = 'pause' THEN workglow_limit.lives_until(coalesce(c.expires, 0), greatest(expiry, c.gate), now)
+            -- What is empty need not live, but for its gate; it may be needed again soon.
+            ELSE coalesce(c.expires, greatest(c.gate, now) + 60000000)
+        END;
+    END IF;
+    UPDATE workglow_limit.holders s SET birth = c.birth, live = c.live, gate = c.gate, expires = c.expires
+    WHERE s.limit_id = c.limit_id AND s.hash = k;
+    IF now - l.floor > 1000000 THEN
+        PERFORM workglow_limit.note_time(c.limit_id, now);
+    END IF;
+    RETURN answer;
+END $$;
+
+INSERT INTO workglow_limit.version SELECT 1 WHERE NOT EXISTS (SELECT FROM workglow_limit.version);

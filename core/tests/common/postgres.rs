@@ -1,0 +1,207 @@
+//! A Postgres server of a test's own.
+
+use super::Dir;
+use std::io::Write;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+/// It listens on a socket in a directory of its own, and ends with this.
+pub struct PostgresServer {
+    process: Child,
+    directory: Dir,
+    /// Does it wait for its disk?
+    is_durable: bool,
+}
+
+/// Where the server's programs are: Debian puts only those of clients into the path.
+fn program(name: &str) -> PathBuf {
+    let versions = std::fs::read_dir("/usr/lib/postgresql").into_iter().flatten();
+    let mut found: Vec<(u32, PathBuf)> = versions
+        .filter_map(|entry| {
+            let path = entry.ok()?.path();
+            Some((path.file_name()?.to_str()?.parse().ok()?, path.join("bin").join(name)))
+        })
+        .filter(|(_, path)| path.exists())
+        .collect();
+    found.sort();
+    found.pop().map_or_else(|| name.into(), |(_, path)| path)
+}
+
+/// Postgres does not run as root, so there it runs as somebody else.
+fn command(program_name: &str) -> Command {
+    // SAFETY: plain call.
+    if unsafe { libc::geteuid() } != 0 {
+        return Command::new(program(program_name));
+    }
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid", "nobody", "--regid", "nogroup", "--clear-groups", "--"]).arg(program(program_name));
+    command
+}
+
+fn own(path: &Path) {
+    // SAFETY: plain call.
+    if unsafe { libc::geteuid() } == 0 {
+        let done = Command::new("chown").args(["-R", "nobody:nogroup"]).arg(path).status();
+        assert!(done.is_ok_and(|status| status.success()));
+    }
+}
+
+/// A cluster that nobody has used, of which each server gets a copy: to make one takes a second.
+fn template() -> &'static Dir {
+    static TEMPLATE: OnceLock<Dir> = OnceLock::new();
+    TEMPLATE.get_or_init(|| {
+        let directory = Dir::in_memory("postgres");
+        own(&directory.0);
+        let made = command("initdb")
+            .current_dir("/")
+            .args(["--no-sync", "--auth=trust", "--username=postgres", "--encoding=UTF8", "--locale=C", "--pgdata"])
+            .arg(directory.file("data"))
+            .stdout(Stdio::null())
+            .status()
+            .expect("postgresql is installed");
+        assert!(made.success());
+        directory
+    })
+}
+
+impl PostgresServer {
+    /// For what is not about what it remembers: it does not wait for its disk.
+    pub fn start(name: &str) -> PostgresServer {
+        Self::run(name, false)
+    }
+
+    /// One that remembers, however it ends.
+    pub fn durable(name: &str) -> PostgresServer {
+        Self::run(name, true)
+    }
+
+    fn run(name: &str, is_durable: bool) -> PostgresServer {
+        let directory = Dir::in_memory(name);
+        let copied = Command::new("cp").arg("-a").arg(template().file("data")).arg(directory.file("data")).status();
+        assert!(copied.is_ok_and(|status| status.success()));
+        own(&directory.0);
+        PostgresServer { process: Self::process(&directory, is_durable), directory, is_durable }
+    }
+
+    fn process(directory: &Dir, is_durable: bool) -> Child {
+        let server = command("postgres");
+        // The shell ends it when this process does, however that ends.
+        let process = Command::new("sh")
+            .args(["-c", r#"directory="$1"; shift; "$@" & cat; kill -QUIT $!; wait $!; rm -rf "$directory""#, "sh"])
+            .arg(&directory.0)
+            .arg(server.get_program())
+            .args(server.get_args())
+            .arg("-D")
+            .arg(directory.file("data"))
+            .arg("-k")
+            .arg(&directory.0)
+            .args(["-c", "listen_addresses=", "-c", "max_connections=200", "-c", "shared_buffers=32MB"])
+            .args(["-c", if is_durable { "fsync=on" } else { "fsync=off" }])
+            .current_dir("/")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(std::fs::File::create(directory.file("log")).unwrap())
+            .spawn()
+            .unwrap();
+        let began = Instant::now();
+        let answers = || command("pg_isready").arg("-q").arg("-h").arg(&directory.0).status().is_ok_and(|s| s.success());
+        while UnixStream::connect(directory.file(".s.PGSQL.5432")).is_err() || !answers() {
+            assert!(began.elapsed() < Duration::from_secs(60), "the server does not listen");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        process
+    }
+
+    /// One of its databases that nobody has used.
+    pub fn new_database(&self) -> String {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let name = format!("limits_{}", NEXT.fetch_add(1, Relaxed));
+        self.command(&format!("CREATE DATABASE {name}"));
+        self.url_of("postgres", &name)
+    }
+
+    pub fn url(&self) -> String {
+        self.url_of("postgres", "postgres")
+    }
+
+    pub fn url_of(&self, role: &str, database: &str) -> String {
+        format!("postgres:///{database}?host={}&user={role}", self.directory.0.display())
+    }
+
+    /// What statements answer: rows in lines, columns between `|`.
+    pub fn command(&self, statements: &str) -> String {
+        let mut psql = Command::new(program("psql"))
+            .args(["-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1", "-U", "postgres", "-d", "postgres", "-f", "-", "-h"])
+            .arg(&self.directory.0)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        psql.stdin.take().unwrap().write_all(statements.as_bytes()).unwrap();
+        let done = psql.wait_with_output().unwrap();
+        assert!(done.status.success(), "{statements}: {}", String::from_utf8_lossy(&done.stderr));
+        String::from_utf8(done.stdout).unwrap().trim().to_owned()
+    }
+
+    /// Nobody has used any limit.
+    pub fn forget_all(&self) {
+        self.command(
+            "DO $$ DECLARE t text; BEGIN
+                 FOR t IN SELECT tablename FROM pg_tables WHERE schemaname = 'workglow_limit' AND tablename <> 'version' LOOP
+                     EXECUTE 'DELETE FROM workglow_limit.' || t;
+                 END LOOP;
+             END $$",
+        );
+    }
+
+    /// All of its processes.
+    fn processes(&self) -> Vec<i32> {
+        let file = std::fs::read_to_string(self.directory.file("data").join("postmaster.pid")).unwrap();
+        let first: i32 = file.lines().next().unwrap().parse().unwrap();
+        let is_its = |pid: &i32| {
+            let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+            let parent = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().nth(1)?.parse().ok());
+            *pid == first || parent == Some(first)
+        };
+        let all = std::fs::read_dir("/proc").unwrap();
+        all.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).filter(is_its).collect()
+    }
+
+    pub fn signal(&self, signal: i32) {
+        for process in self.processes() {
+            // SAFETY: plain call; they are children of the server, which is ours.
+            unsafe { libc::kill(process, signal) };
+        }
+    }
+
+    /// Ends it as a machine that loses its power does, but for what the system has not written, and starts it again.
+    pub fn crash(&mut self) {
+        self.signal(libc::SIGKILL);
+        self.start_again();
+    }
+
+    /// Starts it again, after it was ended. (What it has stays.)
+    fn start_again(&mut self) {
+        let kept = self.directory.0.with_extension("kept");
+        std::fs::rename(self.directory.file("data"), &kept).unwrap();
+        drop(self.process.stdin.take());
+        let _ = self.process.wait();
+        std::fs::create_dir_all(&self.directory.0).unwrap();
+        std::fs::rename(&kept, self.directory.file("data")).unwrap();
+        let _ = std::fs::remove_file(self.directory.file("data").join("postmaster.pid"));
+        own(&self.directory.0);
+        self.process = Self::process(&self.directory, self.is_durable);
+    }
+}
+
+impl Drop for PostgresServer {
+    fn drop(&mut self) {
+        drop(self.process.stdin.take());
+        let _ = self.process.wait();
+    }
+}
