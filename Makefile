@@ -157,7 +157,7 @@ check: dist docs instructions
 	cargo fmt --all --check
 	cargo fmt --check --manifest-path bench/rust/Cargo.toml
 	cargo clippy --quiet --workspace --all-targets --features workglow-limit/fault-points -- -D warnings
-	cargo clippy --quiet -p workglow-limit --all-targets --features fault-points,redis -- -D warnings
+	cargo clippy --quiet -p workglow-limit --all-targets --features fault-points,redis,postgres -- -D warnings
 	cargo test --quiet -p workglow-limit-ffi
 	scripts/versions
 	scripts/compatible

@@ -29,7 +29,7 @@ STORMS = [r"over the limit 0, (utilisation)", r"over the limit ([1-9]\d*)", r"^(
 REASONS = r"^(?:test .* FAILED|thread '.*panicked at .*\n.*|FAILED .*|ERROR .*|✖ .*\n.*|not ok .*|.*: FAILED.*|tests/c\S+:\d+: .*|error: .*failed.*)$"
 
 SUITES = {
-    "core": (CARGO, ["cargo", "test", "--no-fail-fast", "-p", "workglow-limit", "--features", "fault-points,redis"]),
+    "core": (CARGO, ["cargo", "test", "--no-fail-fast", "-p", "workglow-limit", "--features", "fault-points,redis,postgres"]),
     "models": (CARGO, ["tests/torture/models", "quick"]),
     "c-header": (CARGO, ["cargo", "test", "-p", "workglow-limit-ffi"]),
     "c": (PLAIN, ["tests/c/run"]),

@@ -2,6 +2,7 @@
 
 mod common;
 
+use common::server::Server;
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -310,30 +311,20 @@ fn every_vector_on_every_store() {
     files.sort();
     assert!(files.len() >= 3, "{files:?}");
     let mut cells = BTreeMap::new();
-    #[cfg(feature = "redis")]
-    let redis = common::redis::RedisServer::start("vectors");
-    #[cfg(feature = "postgres")]
-    let postgres = common::postgres::PostgresServer::start("vectors-postgres");
+    let servers: Vec<Server> = Server::each("vectors").collect();
     for file in files {
         let (mut ran, mut steps) = (0, 0);
         for case in cases(&file) {
             let path = dir.join(format!("{ran}.db"));
             let stores = [("memory", "memory:".to_owned()), ("sqlite", format!("sqlite:{}", path.display()))];
-            #[cfg(feature = "redis")]
-            let stores = stores.into_iter().chain([("redis", redis.url())]);
-            #[cfg(feature = "postgres")]
-            let stores = stores.into_iter().chain([("postgres", postgres.url())]);
             for (store, url) in stores {
-                #[cfg(feature = "redis")]
-                if store == "redis" {
-                    assert_eq!(redis.command("FLUSHALL"), "+OK");
-                }
-                #[cfg(feature = "postgres")]
-                if store == "postgres" {
-                    postgres.forget_all();
-                }
                 steps += run(&case, &url);
                 *cells.entry((case.kind(), store)).or_default() += 1;
+            }
+            for server in &servers {
+                server.forget_all();
+                steps += run(&case, &server.url());
+                *cells.entry((case.kind(), server.kind())).or_default() += 1;
             }
             ran += 1;
             let _ = std::fs::remove_file(&path);

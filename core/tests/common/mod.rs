@@ -7,6 +7,7 @@ pub mod postgres;
 pub mod random;
 #[cfg(feature = "redis")]
 pub mod redis;
+pub mod server;
 pub mod wait;
 
 pub use random::Random;

@@ -2,6 +2,7 @@
 
 use super::bucket::Bucket;
 use super::child::{Child, strictest};
+use super::common::server::is_served;
 use super::common::{Dir, Random};
 use super::frame::{Answer, Model, Now, Permit, Rules, Tick, View};
 use super::log::{DELAY, Log, RATE, STRICT};
@@ -57,7 +58,7 @@ impl Run {
     fn new(seed: u64) -> Run {
         let mut random = Random::seeded(seed);
         let (clock, stores, dir) = stores(&mut random, "composite");
-        let is_fine = random.chance(30) && !stores[0].url().starts_with("redis");
+        let is_fine = random.chance(30) && !is_served(stores[0].url());
         let scale = random.pick(&SCALES);
         let (composite, trace) = (CompositeLimiter::new([]), Trace::new("composite", seed));
         let (children, models, held) = (Vec::new(), Vec::new(), Vec::new());

@@ -1,13 +1,11 @@
 //! Random calls to a limit and to its model, and every answer compared. What the calls are is in `calls.rs`.
 
-#[cfg(feature = "redis")]
-use super::common::redis::RedisServer;
+use super::common::server::{KINDS, Server, is_served};
 use super::common::wait::Wait;
 use super::common::{Dir, Random};
 use super::frame::{Answer, ENDLESS, Model, Now, Permit, Rules, Tick, View, Waiter};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
-#[cfg(feature = "redis")]
 use std::sync::OnceLock;
 use std::time::Duration;
 use workglow_limit::*;
@@ -114,20 +112,17 @@ impl Drop for Trace {
 }
 
 /// In so many runs of 100 a server decides.
-#[cfg(feature = "redis")]
 const SERVED: u32 = 5;
 
 /// What is not compared there yet: buckets and windows of the clock forget a part of what was started when a policy changes twice
 /// before a key is used again; leases of other processes end otherwise; exchanged places of adaptive distances come a tick later.
-#[cfg(feature = "redis")]
 const NOT_SERVED: [&str; 6] =
     ["adaptive", "concurrency", "fixed_window", "sliding_window_counter", "token_bucket", "leaky_bucket"];
 
-/// A server for all runs of this process.
-#[cfg(feature = "redis")]
-fn server() -> &'static RedisServer {
-    static SERVER: OnceLock<RedisServer> = OnceLock::new();
-    SERVER.get_or_init(|| RedisServer::start("reference"))
+/// The servers for all runs of this process, one of each kind.
+fn server(kind: usize) -> &'static Server {
+    static SERVERS: OnceLock<Vec<Server>> = OnceLock::new();
+    &SERVERS.get_or_init(|| Server::each("reference").collect())[kind]
 }
 
 /// A store or two that are the same, by a clock that stands still, in memory or for one run in 20 in a file.
@@ -141,9 +136,9 @@ pub fn stores(random: &mut Random, name: &str) -> (ManualClock, Vec<Store>, Opti
         store.open().unwrap();
         store
     };
-    #[cfg(feature = "redis")]
-    if dir.is_none() && !NOT_SERVED.contains(&name) && (random.chance(SERVED) || std::env::var_os("SERVED").is_some()) {
-        let url = server().new_database();
+    let may_be = dir.is_none() && !KINDS.is_empty() && !NOT_SERVED.contains(&name);
+    if may_be && (random.chance(SERVED) || std::env::var_os("SERVED").is_some()) {
+        let url = server(random.below(KINDS.len() as u64) as usize).new_database();
         // Each store has levels of backoff of its own there.
         let count = if name.starts_with("rate") { 1 } else { 2 };
         return (clock, (0..count).map(|_| store(&url)).collect(), None);
@@ -197,7 +192,7 @@ impl<R: Rules> Run<R> {
         let (clock, stores, dir) = stores(&mut random, kind);
         let scale = random.pick(&SCALES);
         // A server's time is in whole microseconds.
-        let is_fine = random.chance(30) && !stores[0].url().starts_with("redis");
+        let is_fine = random.chance(30) && !is_served(stores[0].url());
         let keys = 3 + random.below(3);
         let mut run = Run {
             random,
@@ -340,9 +335,9 @@ impl<R: Rules> Run<R> {
                 let range = retry_after.max(least)..=retry_after.max(most);
                 let suggested = ticks(decision.suggested_after);
                 // (Where a server decides, a process forgets its levels with the key, of which it has nothing else.)
-                let is_served = self.stores[0].url().starts_with("redis") && suggested >= retry_after;
+                let may_differ = is_served(self.stores[0].url()) && suggested >= retry_after;
                 assert!(
-                    is_served || range.contains(&suggested),
+                    may_differ || range.contains(&suggested),
                     "{call}: {suggested} is suggested instead of {range:?}"
                 );
                 Some(View {

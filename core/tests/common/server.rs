@@ -1,0 +1,93 @@
+//! A server of a test's own, of each kind that this build knows.
+
+#[cfg(feature = "postgres")]
+use super::postgres::PostgresServer;
+#[cfg(feature = "redis")]
+use super::redis::RedisServer;
+
+pub enum Server {
+    #[cfg(feature = "redis")]
+    Redis(RedisServer),
+    #[cfg(feature = "postgres")]
+    Postgres(PostgresServer),
+}
+
+impl Server {
+    /// One of each kind, the one after the other.
+    pub fn each(name: &str) -> impl Iterator<Item = Server> {
+        (0..KINDS.len()).map(move |kind| Self::start(kind, name))
+    }
+
+    fn start(kind: usize, name: &str) -> Server {
+        KINDS[kind](&format!("{name}-{kind}"))
+    }
+
+    /// What it is called in addresses.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            #[cfg(feature = "redis")]
+            Server::Redis(_) => "redis",
+            #[cfg(feature = "postgres")]
+            Server::Postgres(_) => "postgres",
+        }
+    }
+
+    pub fn url(&self) -> String {
+        match self {
+            #[cfg(feature = "redis")]
+            Server::Redis(server) => server.url(),
+            #[cfg(feature = "postgres")]
+            Server::Postgres(server) => server.url(),
+        }
+    }
+
+    /// A part of it that nobody has used: there are many.
+    pub fn new_database(&self) -> String {
+        match self {
+            #[cfg(feature = "redis")]
+            Server::Redis(server) => server.new_database(),
+            #[cfg(feature = "postgres")]
+            Server::Postgres(server) => server.new_database(),
+        }
+    }
+
+    /// Nobody has used any limit.
+    pub fn forget_all(&self) {
+        match self {
+            #[cfg(feature = "redis")]
+            Server::Redis(server) => assert_eq!(server.command("FLUSHALL"), "+OK"),
+            #[cfg(feature = "postgres")]
+            Server::Postgres(server) => server.forget_all(),
+        }
+    }
+
+    /// Closes the connections that others have to it.
+    pub fn close_connections(&self) {
+        match self {
+            #[cfg(feature = "redis")]
+            Server::Redis(server) => assert!(server.command("CLIENT KILL TYPE normal SKIPME yes").starts_with(':')),
+            #[cfg(feature = "postgres")]
+            Server::Postgres(server) => {
+                let others = "application_name = 'workglow-limit'";
+                let ended = server.command(&format!("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {others}"));
+                assert!(ended.contains('t'), "{ended}");
+                super::wait_until("they have ended", || {
+                    server.command(&format!("SELECT count(*) FROM pg_stat_activity WHERE {others}")) == "0"
+                });
+            }
+        }
+    }
+}
+
+/// How one of each kind is started.
+pub const KINDS: &[fn(&str) -> Server] = &[
+    #[cfg(feature = "redis")]
+    |name| Server::Redis(RedisServer::start(name)),
+    #[cfg(feature = "postgres")]
+    |name| Server::Postgres(PostgresServer::start(name)),
+];
+
+/// Does a server decide at this address?
+pub fn is_served(url: &str) -> bool {
+    !url.starts_with("memory:") && !url.starts_with("sqlite:")
+}
