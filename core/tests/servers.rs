@@ -1,9 +1,11 @@
 //! Limits on a server, as machines share them: each store here is one machine's.
-#![cfg(feature = "redis")]
+#![cfg(any(feature = "redis", feature = "postgres"))]
 
 mod common;
 
+#[cfg(feature = "redis")]
 use common::redis::RedisServer;
+use common::server::Server;
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 use workglow_limit::*;
@@ -18,182 +20,210 @@ fn admits(limiter: &dyn Limiter, key: &str) -> bool {
 
 #[test]
 fn machines_share_a_limit_that_nobody_exceeds() {
-    let server = RedisServer::start("servers-share");
-    let all = Barrier::new(8);
-    let admitted: usize = std::thread::scope(|scope| {
-        let machine = |_| {
-            scope.spawn(|| {
-                let store = Store::new(&server.url()).unwrap();
-                let limiter = rate(&store, "api", 50, Duration::from_secs(600));
-                all.wait();
-                (0..40).filter(|_| admits(&limiter, "tenant")).count()
-            })
-        };
-        let machines: Vec<_> = (0..8).map(machine).collect();
-        machines.into_iter().map(|machine| machine.join().unwrap()).sum()
-    });
-    assert_eq!(admitted, 50);
+    for server in Server::each("servers-share") {
+        let all = Barrier::new(8);
+        let admitted: usize = std::thread::scope(|scope| {
+            let machine = |_| {
+                scope.spawn(|| {
+                    let store = Store::new(&server.url()).unwrap();
+                    let limiter = rate(&store, "api", 50, Duration::from_secs(600));
+                    all.wait();
+                    (0..40).filter(|_| admits(&limiter, "tenant")).count()
+                })
+            };
+            let machines: Vec<_> = (0..8).map(machine).collect();
+            machines.into_iter().map(|machine| machine.join().unwrap()).sum()
+        });
+        assert_eq!(admitted, 50);
+    }
 }
 
 #[test]
 fn a_denial_says_when_and_another_key_has_room() {
-    let server = RedisServer::start("servers-denial");
-    let (here, there) = (Store::new(&server.url()).unwrap(), Store::new(&server.url()).unwrap());
-    // A busy machine may need more than a short window from the one call to the other.
-    let (window, began, limiter, denial) = (0..)
-        .find_map(|i| {
-            let (name, window, began) = (format!("api-{i}"), Duration::from_millis(300 << i), Instant::now());
-            assert!(admits(&rate(&here, &name, 1, window), "a"));
-            let limiter = rate(&there, &name, 1, window);
-            let denial = limiter.decide("a", 1).unwrap();
-            (!denial.admitted).then_some((window, began, limiter, denial))
-        })
-        .unwrap();
-    assert!(!denial.admitted && denial.retry_after <= window && denial.retry_after > Duration::ZERO, "{denial:?}");
-    assert_eq!((denial.limit, denial.remaining, denial.denied_by.as_deref()), (1, 0, Some(limiter.name())));
-    assert!(admits(&limiter, "b"));
-    let started = limiter.acquire("a", 1, None).unwrap().is_some();
-    assert!(started && began.elapsed() >= window);
+    for server in Server::each("servers-denial") {
+        let (here, there) = (Store::new(&server.url()).unwrap(), Store::new(&server.url()).unwrap());
+        // A busy machine may need more than a short window from the one call to the other.
+        let (window, began, limiter, denial) = (0..)
+            .find_map(|i| {
+                let (name, window, began) = (format!("api-{i}"), Duration::from_millis(300 << i), Instant::now());
+                assert!(admits(&rate(&here, &name, 1, window), "a"));
+                let limiter = rate(&there, &name, 1, window);
+                let denial = limiter.decide("a", 1).unwrap();
+                (!denial.admitted).then_some((window, began, limiter, denial))
+            })
+            .unwrap();
+        assert!(!denial.admitted && denial.retry_after <= window && denial.retry_after > Duration::ZERO, "{denial:?}");
+        assert_eq!((denial.limit, denial.remaining, denial.denied_by.as_deref()), (1, 0, Some(limiter.name())));
+        assert!(admits(&limiter, "b"));
+        let started = limiter.acquire("a", 1, None).unwrap().is_some();
+        assert!(started && began.elapsed() >= window);
+    }
 }
 
 #[test]
 fn what_one_declares_or_overrides_holds_for_all_at_the_next_decision() {
-    let server = RedisServer::start("servers-policies");
-    let (here, there) = (Store::new(&server.url()).unwrap(), Store::new(&server.url()).unwrap());
-    let hour = Duration::from_secs(3600);
-    let limiter = rate(&here, "api", 5, hour);
-    assert!(admits(&limiter, "a"));
-    let other = RateLimiter::attach(&there, "api").unwrap();
-    assert!(admits(&other, "a"));
-    assert_eq!(other.peek("a", 1).unwrap().remaining, 3);
+    for server in Server::each("servers-policies") {
+        let (here, there) = (Store::new(&server.url()).unwrap(), Store::new(&server.url()).unwrap());
+        let hour = Duration::from_secs(3600);
+        let limiter = rate(&here, "api", 5, hour);
+        assert!(admits(&limiter, "a"));
+        let other = RateLimiter::attach(&there, "api").unwrap();
+        assert!(admits(&other, "a"));
+        assert_eq!(other.peek("a", 1).unwrap().remaining, 3);
 
-    there.override_text("api", "2/1h").unwrap();
-    assert_eq!(limiter.peek("a", 1).unwrap().remaining, 0);
-    assert!(!admits(&limiter, "a"), "two have started");
-    here.override_key("api", "3/1h", "a").unwrap();
-    assert!(admits(&other, "a") && !admits(&other, "a"));
-    assert!(!admits(&limiter, "a"));
-    there.lift_key("api", "a").unwrap();
-    there.lift("api").unwrap();
-    assert_eq!(limiter.peek("a", 1).unwrap().limit, 5);
-    assert!(admits(&limiter, "a") && admits(&other, "a") && !admits(&limiter, "a"));
+        there.override_text("api", "2/1h").unwrap();
+        assert_eq!(limiter.peek("a", 1).unwrap().remaining, 0);
+        assert!(!admits(&limiter, "a"), "two have started");
+        here.override_key("api", "3/1h", "a").unwrap();
+        assert!(admits(&other, "a") && !admits(&other, "a"));
+        assert!(!admits(&limiter, "a"));
+        there.lift_key("api", "a").unwrap();
+        there.lift("api").unwrap();
+        assert_eq!(limiter.peek("a", 1).unwrap().limit, 5);
+        assert!(admits(&limiter, "a") && admits(&other, "a") && !admits(&limiter, "a"));
 
-    assert_eq!(there.names().unwrap(), ["api"]);
-    let unknown = RateLimiter::attach(&there, "nothing").unwrap();
-    assert_eq!(unknown.attempt("", 1), Err(Error::UnknownLimit { name: "nothing".into(), known: vec!["api".into()] }));
+        assert_eq!(there.names().unwrap(), ["api"]);
+        let unknown = RateLimiter::attach(&there, "nothing").unwrap();
+        assert_eq!(
+            unknown.attempt("", 1),
+            Err(Error::UnknownLimit { name: "nothing".into(), known: vec!["api".into()] })
+        );
+    }
 }
 
 #[test]
 fn places_are_served_in_the_order_of_asking_on_all_machines() {
-    let server = RedisServer::start("servers-places");
-    let stores: Vec<Store> = (0..3).map(|_| Store::new(&server.url()).unwrap()).collect();
-    let limiters: Vec<RateLimiter> =
-        stores.iter().map(|store| rate(store, "api", 1, Duration::from_secs(600))).collect();
-    assert!(admits(&limiters[0], ""));
-    let mut waits = Vec::new();
-    for limiter in &limiters {
-        let Reserved::Place { place, after } = limiter.reserve("", 1, None, None).unwrap() else { panic!("denied") };
-        assert!(matches!(limiter.present(&place).unwrap(), Presented::Wait { .. }), "too early");
-        waits.push(after);
+    for server in Server::each("servers-places") {
+        let stores: Vec<Store> = (0..3).map(|_| Store::new(&server.url()).unwrap()).collect();
+        let limiters: Vec<RateLimiter> =
+            stores.iter().map(|store| rate(store, "api", 1, Duration::from_secs(600))).collect();
+        assert!(admits(&limiters[0], ""));
+        let mut waits = Vec::new();
+        for limiter in &limiters {
+            let Reserved::Place { place, after } = limiter.reserve("", 1, None, None).unwrap() else {
+                panic!("denied")
+            };
+            assert!(matches!(limiter.present(&place).unwrap(), Presented::Wait { .. }), "too early");
+            waits.push(after);
+        }
+        assert!(waits.windows(2).all(|pair| pair[0] + Duration::from_secs(300) < pair[1]), "{waits:?}");
     }
-    assert!(waits.windows(2).all(|pair| pair[0] + Duration::from_secs(300) < pair[1]), "{waits:?}");
 }
 
 #[test]
 fn a_connection_that_the_server_closed_is_made_again() {
-    let server = RedisServer::start("servers-closed");
-    let store = Store::new(&server.url()).unwrap();
-    let limiter = rate(&store, "api", 3, Duration::from_secs(3600));
-    assert!(admits(&limiter, ""));
-    for _ in 0..2 {
-        assert!(server.command("CLIENT KILL TYPE normal SKIPME yes").starts_with(':'));
+    for server in Server::each("servers-closed") {
+        let store = Store::new(&server.url()).unwrap();
+        let limiter = rate(&store, "api", 3, Duration::from_secs(3600));
         assert!(admits(&limiter, ""));
+        for _ in 0..2 {
+            server.close_connections();
+            assert!(admits(&limiter, ""));
+        }
+        assert!(!admits(&limiter, ""));
     }
-    assert!(!admits(&limiter, ""));
 }
 
 #[test]
 fn a_server_that_is_gone_is_an_error_that_names_it_within_the_timeout() {
-    let server = RedisServer::start("servers-gone");
-    let mut options = StoreOptions::default();
-    options.timeout = Duration::from_secs(30);
-    let store = Store::with_options(&server.url(), options.clone()).unwrap();
-    let limiter = rate(&store, "api", 3, Duration::from_secs(3600));
-    assert!(admits(&limiter, ""));
-    let url = server.url();
-    drop(server);
-    let error = limiter.attempt("", 1).unwrap_err();
-    assert!(error.to_string().contains(&url), "{error}");
-    options.on_error = OnError::Deny;
-    let store = Store::with_options(&url, options).unwrap();
-    assert_eq!(
-        rate(&store, "api", 3, Duration::from_secs(1)).attempt("", 1),
-        Ok(Attempt::Denied(Duration::from_secs(1)))
-    );
+    for server in Server::each("servers-gone") {
+        let mut options = StoreOptions::default();
+        options.timeout = Duration::from_secs(30);
+        let store = Store::with_options(&server.url(), options.clone()).unwrap();
+        let limiter = rate(&store, "api", 3, Duration::from_secs(3600));
+        assert!(admits(&limiter, ""));
+        let url = server.url();
+        drop(server);
+        let error = limiter.attempt("", 1).unwrap_err();
+        assert!(error.to_string().contains(&url), "{error}");
+        options.on_error = OnError::Deny;
+        let store = Store::with_options(&url, options).unwrap();
+        assert_eq!(
+            rate(&store, "api", 3, Duration::from_secs(1)).attempt("", 1),
+            Ok(Attempt::Denied(Duration::from_secs(1)))
+        );
+    }
 }
 
 #[test]
 fn who_must_not_wait_is_told_before_anything_is_asked() {
-    let server = RedisServer::start("servers-never");
-    let store = Store::new(&server.url()).unwrap();
-    let limiter = rate(&store, "api", 3, Duration::from_secs(3600));
-    assert!(admits(&limiter, ""));
-    for may in [MayWait::Never, MayWait::BrieflyHere] {
-        assert_eq!(may.during(|| limiter.attempt("", 1)), Err(Error::WouldWait));
+    for server in Server::each("servers-never") {
+        let store = Store::new(&server.url()).unwrap();
+        let limiter = rate(&store, "api", 3, Duration::from_secs(3600));
+        assert!(admits(&limiter, ""));
+        for may in [MayWait::Never, MayWait::BrieflyHere] {
+            assert_eq!(may.during(|| limiter.attempt("", 1)), Err(Error::WouldWait));
+        }
+        assert_eq!(limiter.peek("", 1).unwrap().remaining, 2);
     }
-    assert_eq!(limiter.peek("", 1).unwrap().remaining, 2);
 }
 
 #[test]
 fn a_composite_ends_what_had_to_wait_when_it_is_asked_again() {
-    let server = RedisServer::start("servers-composite");
-    let store = Store::new(&server.url()).unwrap();
-    let rates = rate(&store, "api", 3, Duration::from_secs(3600));
-    let jobs = ConcurrencyLimiter::shared(&store, "jobs", 1, None).unwrap();
-    let both = CompositeLimiter::new([Arc::new(rates) as Arc<dyn Limiter>, Arc::new(jobs)]);
-    type End = fn(&CompositeLimiter, &RawPermit) -> Result<()>;
-    let ends: [End; 3] = [|l, p| l.complete(p), |l, p| l.cancel(p), |l, p| l.settle(p, 1)];
-    for (i, end) in ends.into_iter().enumerate() {
-        let Attempt::Admitted(permit) = both.attempt("", 1).unwrap() else { panic!("denied, {i}") };
-        assert_eq!(MayWait::Never.during(|| end(&both, &permit)), Err(Error::WouldWait), "{i}");
-        assert_eq!(end(&both, &permit), Ok(()), "{i}");
-        assert_eq!(end(&both, &permit), Ok(()), "{i}");
+    for server in Server::each("servers-composite") {
+        let store = Store::new(&server.url()).unwrap();
+        let rates = rate(&store, "api", 3, Duration::from_secs(3600));
+        let jobs = ConcurrencyLimiter::shared(&store, "jobs", 1, None).unwrap();
+        let both = CompositeLimiter::new([Arc::new(rates) as Arc<dyn Limiter>, Arc::new(jobs)]);
+        type End = fn(&CompositeLimiter, &RawPermit) -> Result<()>;
+        let ends: [End; 3] = [|l, p| l.complete(p), |l, p| l.cancel(p), |l, p| l.settle(p, 1)];
+        for (i, end) in ends.into_iter().enumerate() {
+            let Attempt::Admitted(permit) = both.attempt("", 1).unwrap() else { panic!("denied, {i}") };
+            assert_eq!(MayWait::Never.during(|| end(&both, &permit)), Err(Error::WouldWait), "{i}");
+            assert_eq!(end(&both, &permit), Ok(()), "{i}");
+            assert_eq!(end(&both, &permit), Ok(()), "{i}");
+        }
     }
 }
 
 #[test]
 fn a_job_that_was_recorded_ends_when_its_end_is_asked_again() {
-    let server = RedisServer::start("servers-recorded");
-    let store = Store::new(&server.url()).unwrap();
-    let jobs = ConcurrencyLimiter::shared(&store, "jobs", 1, None).unwrap();
-    jobs.record_job_start("").unwrap();
-    assert_eq!(MayWait::Never.during(|| jobs.record_job_completion("")), Err(Error::WouldWait));
-    assert!(!jobs.can_proceed("").unwrap());
-    jobs.record_job_completion("").unwrap();
-    assert!(jobs.can_proceed("").unwrap());
+    for server in Server::each("servers-recorded") {
+        let store = Store::new(&server.url()).unwrap();
+        let jobs = ConcurrencyLimiter::shared(&store, "jobs", 1, None).unwrap();
+        jobs.record_job_start("").unwrap();
+        assert_eq!(MayWait::Never.during(|| jobs.record_job_completion("")), Err(Error::WouldWait));
+        assert!(!jobs.can_proceed("").unwrap());
+        jobs.record_job_completion("").unwrap();
+        assert!(jobs.can_proceed("").unwrap());
+    }
 }
 
 #[test]
 fn an_address_that_makes_no_sense_is_an_error_at_once() {
-    for bad in ["redis://", "redis://:99999", "redis://host:port"] {
+    let redis = ["redis://", "redis://:99999", "redis://host:port"];
+    let postgres = ["postgres:me", "postgres://:99999", "postgresql://me@host/?ssl=yes"];
+    let bad = redis.iter().filter(|_| cfg!(feature = "redis"));
+    for bad in bad.chain(postgres.iter().filter(|_| cfg!(feature = "postgres"))) {
         let error = Store::new(bad).map(drop).unwrap_err();
         assert!(matches!(&error, Error::InvalidUrl { url, .. } if url == bad), "{error}");
     }
-    let store = Store::new("redis://user:secret@127.0.0.1:1/0").unwrap();
-    let error = store.open().unwrap_err().to_string();
-    assert!(error.contains("127.0.0.1:1") && !error.contains("secret"), "{error}");
-    let store = Store::new("redis+unix:///none?db=1&pass=secret").unwrap();
-    let error = store.open().unwrap_err().to_string();
-    assert!(error.contains("redis+unix:///none") && !error.contains("secret"), "{error}");
-    let error = Store::new("redis://user:secret@host:port").map(drop).unwrap_err().to_string();
-    assert!(!error.contains("secret"), "{error}");
 }
 
+#[test]
+fn nobody_is_shown_a_password() {
+    let redis =
+        ["redis://user:secret@127.0.0.1:1/0", "redis+unix:///none?db=1&pass=secret", "redis://user:secret@host:port"];
+    let postgres = [
+        "postgres://user:secret@127.0.0.1:1/limits",
+        "postgres:///limits?host=/none&user=me&password=secret",
+        "postgres://user:secret@host:port",
+    ];
+    let all = redis.iter().filter(|_| cfg!(feature = "redis"));
+    for url in all.chain(postgres.iter().filter(|_| cfg!(feature = "postgres"))) {
+        let error = Store::new(url).and_then(|store| store.open()).unwrap_err().to_string();
+        let place = ["127.0.0.1:1", "none", "host:port"].into_iter().find(|place| url.contains(place)).unwrap();
+        assert!(error.contains(place) && !error.contains("secret"), "{error}");
+    }
+}
+
+#[cfg(feature = "redis")]
 /// How many starts of so many attempts, one after the other, on each of these.
 fn starts(limiters: &[&RateLimiter], attempts: usize) -> usize {
     (0..attempts).flat_map(|_| limiters).filter(|limiter| admits(**limiter, "")).count()
 }
 
+#[cfg(feature = "redis")]
 #[test]
 fn a_server_that_lost_all_starts_nothing_until_what_it_had_is_over() {
     let mut server = RedisServer::start("servers-lost");
@@ -244,31 +274,32 @@ fn family(store: &Store) -> Vec<std::sync::Arc<dyn Limiter>> {
 
 #[test]
 fn what_ends_leaves_keys_as_new() {
-    let server = RedisServer::start("servers-ends");
-    let store = Store::new(&server.url()).unwrap();
-    for limiter in family(&store) {
-        let name = limiter.name().to_owned();
-        let start = || match limiter.attempt("a", 2).unwrap_or_else(|e| panic!("{name}: {e}")) {
-            Attempt::Admitted(permit) => permit,
-            Attempt::Denied(_) => panic!("{name}: denied"),
-        };
-        for _ in 0..20 {
-            limiter.cancel(&start()).unwrap_or_else(|e| panic!("{name}: {e}"));
+    for server in Server::each("servers-ends") {
+        let store = Store::new(&server.url()).unwrap();
+        for limiter in family(&store) {
+            let name = limiter.name().to_owned();
+            let start = || match limiter.attempt("a", 2).unwrap_or_else(|e| panic!("{name}: {e}")) {
+                Attempt::Admitted(permit) => permit,
+                Attempt::Denied(_) => panic!("{name}: denied"),
+            };
+            for _ in 0..20 {
+                limiter.cancel(&start()).unwrap_or_else(|e| panic!("{name}: {e}"));
+            }
+            let permit = start();
+            match name.as_str() {
+                "limit-4" => limiter.complete(&permit).unwrap(),
+                _ => limiter.settle(&permit, 0).unwrap_or_else(|e| panic!("{name}: {e}")),
+            }
+            let decision = limiter.peek("a", 1).unwrap();
+            assert_eq!(decision.remaining, decision.limit, "{name}");
+            limiter.pause("a", Duration::from_secs(60)).unwrap();
+            assert!(!limiter.peek("a", 1).unwrap().admitted, "{name}");
+            limiter.clear("a").unwrap();
+            start();
+            limiter.pause("", Duration::from_secs(60)).unwrap();
+            assert!(!limiter.peek("b", 1).unwrap().admitted, "{name}");
+            limiter.clear("").unwrap();
+            assert!(limiter.peek("a", 3).unwrap().admitted, "{name}: {:?}", limiter.peek("a", 3));
         }
-        let permit = start();
-        match name.as_str() {
-            "limit-4" => limiter.complete(&permit).unwrap(),
-            _ => limiter.settle(&permit, 0).unwrap_or_else(|e| panic!("{name}: {e}")),
-        }
-        let decision = limiter.peek("a", 1).unwrap();
-        assert_eq!(decision.remaining, decision.limit, "{name}");
-        limiter.pause("a", Duration::from_secs(60)).unwrap();
-        assert!(!limiter.peek("a", 1).unwrap().admitted, "{name}");
-        limiter.clear("a").unwrap();
-        start();
-        limiter.pause("", Duration::from_secs(60)).unwrap();
-        assert!(!limiter.peek("b", 1).unwrap().admitted, "{name}");
-        limiter.clear("").unwrap();
-        assert!(limiter.peek("a", 3).unwrap().admitted, "{name}: {:?}", limiter.peek("a", 3));
     }
 }

@@ -10,7 +10,7 @@ mod address;
 mod value;
 mod wire;
 
-use super::{Call, Engine, Family, Note, Row, Terms, version, without_password};
+use super::{Call, Engine, Family, MOST, Note, Row, Terms, version, without_password};
 use crate::error::{Error, Result};
 use crate::fork::PerProcess;
 use crate::policy::Policy;
@@ -88,8 +88,13 @@ impl Postgres {
                 Ok(rows) => return Ok(rows),
                 Err(Failure::Refused { code, .. }) if code::AGAIN.contains(&code.as_str()) => {}
                 Err(Failure::Refused { code, .. }) if code::MISSING.contains(&code.as_str()) && !has_created => {
-                    has_created = true;
-                    self.create(deadline).map_err(|failure| self.explain(failure, began))?;
+                    match self.create(deadline) {
+                        Err(Failure::Refused { code, .. }) if code::AGAIN.contains(&code.as_str()) => {}
+                        created => {
+                            has_created = true;
+                            created.map_err(|failure| self.explain(failure, began))?;
+                        }
+                    }
                 }
                 Err(failure) => return Err(self.explain(failure, began)),
             }
@@ -111,11 +116,7 @@ impl Postgres {
 
     /// Does something with a connection. One that was idle may have been closed at the other end meanwhile: then it is done once
     /// more, on a new one.
-    fn with<R>(
-        &self,
-        deadline: Deadline,
-        ask: impl Fn(&mut Connection) -> Result<R, Failure>,
-    ) -> Result<R, Failure> {
+    fn with<R>(&self, deadline: Deadline, ask: impl Fn(&mut Connection) -> Result<R, Failure>) -> Result<R, Failure> {
         loop {
             let kept = self.idle.lock().pop();
             let was_idle = kept.is_some();
@@ -200,6 +201,8 @@ impl Engine for Postgres {
         };
         let row = self.one(statement, &values, patience)?;
         let answer = row.first().and_then(|cell| ints(cell.as_ref()?));
+        // (Whoever else writes to the tables shall not make us reckon with more than there can be.)
+        let answer = answer.filter(|answer| answer.iter().all(|n| n.unsigned_abs() <= MOST));
         match answer.as_deref().and_then(<[i64]>::split_first) {
             Some((0, answer)) => Ok(Some(answer.to_vec())),
             Some((-1, _)) => Ok(None),

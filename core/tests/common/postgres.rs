@@ -108,7 +108,8 @@ impl PostgresServer {
             .spawn()
             .unwrap();
         let began = Instant::now();
-        let answers = || command("pg_isready").arg("-q").arg("-h").arg(&directory.0).status().is_ok_and(|s| s.success());
+        let answers =
+            || command("pg_isready").arg("-q").arg("-h").arg(&directory.0).status().is_ok_and(|s| s.success());
         while UnixStream::connect(directory.file(".s.PGSQL.5432")).is_err() || !answers() {
             assert!(began.elapsed() < Duration::from_secs(60), "the server does not listen");
             std::thread::sleep(Duration::from_millis(5));
@@ -135,7 +136,21 @@ impl PostgresServer {
     /// What statements answer: rows in lines, columns between `|`.
     pub fn command(&self, statements: &str) -> String {
         let mut psql = Command::new(program("psql"))
-            .args(["-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1", "-U", "postgres", "-d", "postgres", "-f", "-", "-h"])
+            .args([
+                "-X",
+                "-q",
+                "-A",
+                "-t",
+                "-v",
+                "ON_ERROR_STOP=1",
+                "-U",
+                "postgres",
+                "-d",
+                "postgres",
+                "-f",
+                "-",
+                "-h",
+            ])
             .arg(&self.directory.0)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -183,6 +198,22 @@ impl PostgresServer {
     pub fn crash(&mut self) {
         self.signal(libc::SIGKILL);
         self.start_again();
+    }
+
+    /// The same, as a server that takes over: on another timeline.
+    pub fn crash_and_take_over(&mut self) {
+        self.signal(libc::SIGKILL);
+        std::fs::write(self.directory.file("data").join("recovery.signal"), "").unwrap();
+        let settings = self.directory.file("data").join("postgresql.auto.conf");
+        std::fs::write(settings, "restore_command = 'false'\n").unwrap();
+        self.start_again();
+    }
+
+    /// Lets a role in by one way only.
+    pub fn only_with(&self, role: &str, method: &str) {
+        let file = self.directory.file("data").join("pg_hba.conf");
+        std::fs::write(file, format!("local all \"{role}\" {method}\nlocal all all trust\n")).unwrap();
+        self.command("SELECT pg_reload_conf()");
     }
 
     /// Starts it again, after it was ended. (What it has stays.)

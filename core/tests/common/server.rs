@@ -69,7 +69,8 @@ impl Server {
             #[cfg(feature = "postgres")]
             Server::Postgres(server) => {
                 let others = "application_name = 'workglow-limit'";
-                let ended = server.command(&format!("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {others}"));
+                let ended =
+                    server.command(&format!("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {others}"));
                 assert!(ended.contains('t'), "{ended}");
                 super::wait_until("they have ended", || {
                     server.command(&format!("SELECT count(*) FROM pg_stat_activity WHERE {others}")) == "0"

@@ -144,7 +144,11 @@ impl Connection {
         }
         connection.log_in(address, deadline)?;
         if address.has_to_write {
-            let rows = connection.ask("SELECT pg_is_in_recovery() OR current_setting('default_transaction_read_only') = 'on'", &[], deadline)?;
+            let rows = connection.ask(
+                "SELECT pg_is_in_recovery() OR current_setting('default_transaction_read_only') = 'on'",
+                &[],
+                deadline,
+            )?;
             if rows.first().and_then(|row| row.first()).is_none_or(|cell| cell.as_deref() != Some(&[0])) {
                 return Err(Failure::Lost("the server can only be read".into()));
             }

@@ -30,6 +30,7 @@ use crate::decision::Decision;
 use crate::error::{Error, Result};
 use crate::permit::RawPermit;
 use crate::policy::{self, Policy, Shape};
+use crate::server::without_password;
 use crate::time::{Now, monotonic_ns};
 use crate::waiting::MayWait;
 pub(crate) use bound::{Bound, Stuck};
@@ -106,6 +107,10 @@ impl<'s> Turns<'s> {
     fn has_time(&mut self) -> Result<()> {
         if self.first.get_or_insert_with(Instant::now).elapsed() <= self.store.options.timeout {
             return Ok(());
+        }
+        if self.store.server().is_some() {
+            let doing = format!("asking {}", without_password(self.store.url()));
+            return Err(Error::store(doing, "it says that another policy holds than the one it has declared"));
         }
         nonsense("what is mended does not stay so")
     }
