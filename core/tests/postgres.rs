@@ -371,7 +371,7 @@ fn garbage_in_the_tables_is_an_error_or_a_denial() {
             }
         }
     };
-    server.command("CREATE SCHEMA kept");
+    server.command("ALTER DATABASE postgres SET statement_timeout = '10s'; CREATE SCHEMA kept");
     let tables: Vec<&str> = ["limits", "logs", "starts", "counted", "places", "holders", "leases"].to_vec();
     for table in &tables {
         server.command(&format!("CREATE TABLE kept.{table} AS SELECT * FROM workglow_limit.{table}"));

@@ -192,7 +192,7 @@ fn a_job_that_was_recorded_ends_when_its_end_is_asked_again() {
 #[test]
 fn an_address_that_makes_no_sense_is_an_error_at_once() {
     let redis = ["redis://", "redis://:99999", "redis://host:port"];
-    let postgres = ["postgres:me", "postgres://:99999", "postgresql://me@host/?ssl=yes"];
+    let postgres = ["postgres:me", "postgres://:99999", "postgresql://host/?ssl=yes"];
     let bad = redis.iter().filter(|_| cfg!(feature = "redis"));
     for bad in bad.chain(postgres.iter().filter(|_| cfg!(feature = "postgres"))) {
         let error = Store::new(bad).map(drop).unwrap_err();

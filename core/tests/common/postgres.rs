@@ -50,22 +50,39 @@ fn own(path: &Path) {
     }
 }
 
-/// A cluster that nobody has used, of which each server gets a copy: to make one takes a second.
-fn template() -> &'static Dir {
-    static TEMPLATE: OnceLock<Dir> = OnceLock::new();
+/// A cluster that nobody has used, of which each server gets a copy: to make one takes a second. It stays for later runs.
+fn template() -> &'static Path {
+    static TEMPLATE: OnceLock<PathBuf> = OnceLock::new();
     TEMPLATE.get_or_init(|| {
-        let directory = Dir::in_memory("postgres");
-        own(&directory.0);
-        let made = command("initdb")
-            .current_dir("/")
-            .args(["--no-sync", "--auth=trust", "--username=postgres", "--encoding=UTF8", "--locale=C", "--pgdata"])
-            .arg(directory.file("data"))
-            .stdout(Stdio::null())
-            .status()
-            .expect("postgresql is installed");
-        assert!(made.success());
-        directory
+        let version =
+            Command::new(program("initdb")).arg("--version").output().expect("postgresql is installed").stdout;
+        let version = String::from_utf8_lossy(&version).replace(|c: char| !c.is_ascii_alphanumeric(), "-");
+        // SAFETY: plain call.
+        let template =
+            Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{version}of-{}", unsafe { libc::geteuid() }));
+        if !template.is_dir() {
+            let directory = Dir::in_memory("postgres");
+            own(&directory.0);
+            let made = command("initdb")
+                .current_dir("/")
+                .args(["--no-sync", "--auth=trust", "--username=postgres", "--encoding=UTF8", "--locale=C", "--pgdata"])
+                .arg(directory.file("data"))
+                .stdout(Stdio::null())
+                .status();
+            assert!(made.is_ok_and(|status| status.success()));
+            // Whole, or not at all.
+            let new = template.with_extension(std::process::id().to_string());
+            copy(&directory.file("data"), &new);
+            if std::fs::rename(&new, &template).is_err() {
+                std::fs::remove_dir_all(&new).unwrap();
+            }
+        }
+        template
     })
+}
+
+fn copy(from: &Path, to: &Path) {
+    assert!(Command::new("cp").arg("-a").arg(from).arg(to).status().is_ok_and(|status| status.success()));
 }
 
 impl PostgresServer {
@@ -81,8 +98,7 @@ impl PostgresServer {
 
     fn run(name: &str, is_durable: bool) -> PostgresServer {
         let directory = Dir::in_memory(name);
-        let copied = Command::new("cp").arg("-a").arg(template().file("data")).arg(directory.file("data")).status();
-        assert!(copied.is_ok_and(|status| status.success()));
+        copy(template(), &directory.file("data"));
         own(&directory.0);
         PostgresServer { process: Self::process(&directory, is_durable), directory, is_durable }
     }

@@ -126,6 +126,9 @@ BEGIN
             least := value;
         END IF;
         tries := tries + 1;
+        IF tries > 100 THEN
+            RAISE data_corrupted USING MESSAGE = 'a log in workglow_limit.starts has no order';
+        END IF;
         guess := CASE
             WHEN by_number AND value > since THEN high - 1
             WHEN least IS NULL OR tries > 6 OR most <= least THEN (low + high) / 2
@@ -182,152 +185,179 @@ END $$;
 
 -- Is there no room to remember another place? An eighth is for those that are exchanged.
 CREATE OR REPLACE FUNCTION workglow_limit.log_is_crowded(
-    h workglow_limit.logs, now bigint, slice bigint, holds bigint, stamp bigint, weight bigint, is_again boolean
+    log bigint, total bigint, units bigint, count bigint, now bigint, slice bigint, holds bigint, stamp bigint, weight bigint, is_again boolean
 ) RETURNS boolean LANGUAGE plpgsql STABLE AS $$
 DECLARE
     back bigint := greatest(holds - weight - CASE WHEN is_again THEN 0 ELSE holds / 8 END, 1);
     s workglow_limit.starts;
 BEGIN
     IF slice > 0 THEN
-        RETURN h.count >= 2 * 8192 OR stamp - now > 8192 * slice;
+        RETURN count >= 2 * 8192 OR stamp - now > 8192 * slice;
     END IF;
-    IF back > h.units THEN
+    IF back > units THEN
         RETURN false;
     END IF;
-    s := workglow_limit.log_at(h.id, h.total - back);
+    s := workglow_limit.log_at(log, total - back);
     RETURN s.stamp >= now + CASE WHEN s.state = 'P' THEN 0 ELSE 1 END;
 END $$;
 
--- What a call is answered that writes nothing; without an answer it writes: what, say the others.
+-- What a call is answered that writes nothing. Where it writes: {1, limit, birth, floor, now, gate, ready, stamp, weight, is_place,
+-- is_absent}; the same that begins with 2 where the server may have forgotten something (see `loss`), and with 3 where the state was
+-- written by another policy.
+--
+-- An expression costs more in PL/pgSQL than in a statement, as each transaction prepares each anew. So the statement says all that
+-- it can, also when the unit counts from that has to leave the first window.
 CREATE OR REPLACE FUNCTION workglow_limit.log_look(
-    op text, lim text, k uuid, v bigint, known bigint, at bigint, p bigint[], a bigint[],
-    OUT answer bigint[], OUT limit_id bigint, OUT birth bigint, OUT is_lost boolean, OUT is_changed boolean, OUT is_absent boolean,
-    OUT now bigint, OUT floor bigint, OUT gate bigint, OUT ready bigint, OUT stamp bigint, OUT weight bigint, OUT is_place boolean
-) LANGUAGE plpgsql STABLE AS $$
+    op text, lim text, k uuid, v bigint, known bigint, at bigint, p bigint[], a bigint[]
+) RETURNS bigint[] LANGUAGE plpgsql STABLE AS $$
 #variable_conflict use_column
 DECLARE
     r record;
     h workglow_limit.logs;
-    slice bigint := p[1];
+    now bigint;
+    gate bigint;
     capacity bigint := p[3];
     largest bigint := p[3];
     longest bigint := p[4];
     last integer := cardinality(p);
-    patience bigint := 0;
-    grace bigint := 0;
-    opens bigint;
+    is_absent boolean := false;
+    weight bigint := 1;
+    ready bigint;
+    stamp bigint;
+    is_place boolean := false;
     back bigint;
     since bigint;
     room bigint[] := '{0,0}';
 BEGIN
-    SELECT l.id, coalesce(o.version, l.version) AS holds, l.gate, l.floor, l.birth, l.born, l.made, l.booted, s AS h INTO r
+    IF op = 'decide' OR op = 'view' THEN
+        weight := a[1];
+    END IF;
+    SELECT l.id, l.birth, l.floor, l.gate, l.born, l.made, l.booted, l.version, l.has_own, s.id AS log, s.birth AS of_birth, s.mark, s.stamp,
+        s.total, s.units, s.count, s.gone, s.spacing, s.expires, s.seen, s.gate AS key_gate,
+        CASE
+            WHEN p[3] - weight >= s.units THEN s.gone
+            WHEN p[3] > weight THEN (
+                SELECT e.stamp FROM workglow_limit.starts e
+                WHERE e.id = s.id AND e.before < s.total - p[3] + weight ORDER BY e.before DESC LIMIT 1
+            )
+            ELSE s.stamp
+        END AS since
+    INTO r
     FROM workglow_limit.limits l
-    LEFT JOIN workglow_limit.own o ON o.limit_id = l.id AND o.hash = k
     LEFT JOIN workglow_limit.logs s ON s.limit_id = l.id AND s.hash = k
     WHERE l.name = lim;
+    IF r.has_own THEN
+        r.version := coalesce((SELECT o.version FROM workglow_limit.own o WHERE o.limit_id = r.id AND o.hash = k), r.version);
+    END IF;
     -- The caller goes by a policy that is not the one that holds: it has to read that first.
-    IF r.holds IS DISTINCT FROM v THEN
-        answer := '{-1}';
-        RETURN;
+    IF r.version IS DISTINCT FROM v THEN
+        RETURN '{-1}';
     END IF;
-    h := r.h;
-    limit_id := r.id;
-    birth := r.birth;
-    floor := r.floor;
-    now := greatest(coalesce(at, workglow_limit.clock()), r.floor);
-    is_lost := at IS NULL AND (r.booted IS DISTINCT FROM pg_postmaster_start_time() OR known > 0 AND known <> r.made AND r.made > r.born);
-    is_absent := h.id IS NULL OR h.birth <> r.birth OR at IS NULL AND h.expires <= now;
-    is_changed := NOT is_absent AND h.mark <> v;
-    IF is_absent THEN
-        h := NULL;
-        h.stamp := 0; h.total := 0; h.units := 0; h.count := 0; h.seen := 0; h.gate := 0; h.gone := 0; h.spacing := 0;
+    since := r.since;
+    now := at;
+    IF at IS NULL THEN
+        now := workglow_limit.clock();
+        IF r.booted IS DISTINCT FROM pg_postmaster_start_time() OR known > 0 AND known <> r.made AND r.made > r.born THEN
+            RETURN ARRAY[2, r.id, r.birth, r.floor, greatest(now, r.floor, r.seen)];
+        END IF;
+        is_absent := r.expires <= now;
     END IF;
-    now := greatest(now, h.seen);
-    IF is_lost OR is_changed THEN
-        RETURN;
+    IF is_absent OR r.of_birth IS DISTINCT FROM r.birth THEN
+        -- Its own time is forgotten with it: by then nothing counts by it any more.
+        is_absent := true;
+        r.seen := 0; r.key_gate := 0;
+        r.stamp := 0; r.total := 0; r.units := 0; r.count := 0; r.gone := 0; r.spacing := 0;
+        since := 0;
+    ELSIF r.mark <> v THEN
+        RETURN ARRAY[3, r.id, r.birth, r.floor, greatest(now, r.floor, r.seen)];
     END IF;
+    now := greatest(now, r.floor, r.seen);
+    gate := greatest(r.gate, r.key_gate);
 
-    FOR i IN 5 .. last BY 2 LOOP
-        capacity := least(capacity, p[i]);
-        largest := greatest(largest, p[i]);
-        longest := greatest(longest, p[i + 1]);
-    END LOOP;
-    gate := greatest(r.gate, h.gate);
+    IF last > 4 THEN
+        FOR i IN 5 .. last BY 2 LOOP
+            capacity := least(capacity, p[i]);
+            largest := greatest(largest, p[i]);
+            longest := greatest(longest, p[i + 1]);
+        END LOOP;
+        IF p[2] > 0 THEN
+            p[last] := CASE WHEN r.spacing > 0 THEN r.spacing - 1 ELSE p[2] END;
+        END IF;
+    END IF;
     -- What may have been lost counts as a whole limit.
     IF r.born > 0 THEN
         gate := greatest(gate, r.born + longest);
     END IF;
-    IF p[2] > 0 THEN
-        p[last] := CASE WHEN h.spacing > 0 THEN h.spacing - 1 ELSE p[2] END;
-    END IF;
 
-    weight := 1;
-    is_place := false;
-    ready := now;
     IF op = 'decide' THEN
-        weight := a[1];
-        patience := a[3];
-        grace := a[4];
         IF weight < 1 OR weight > capacity THEN
             RAISE invalid_parameter_value USING MESSAGE = 'a weight has to be 1 to the capacity';
         END IF;
-        opens := CASE WHEN a[2] > 0 THEN greatest(gate, now + a[2]) ELSE gate END;
-    ELSIF op = 'view' THEN
-        weight := a[1];
-        opens := gate;
-    ELSIF op <> 'record' THEN
+    ELSIF op <> 'view' AND op <> 'record' THEN
         -- What is not there is not ended.
         IF is_absent AND op <> 'pause' AND NOT (op = 'settle' AND a[5] > a[3] AND a[2] + longest <= now) THEN
-            answer := CASE op
+            RETURN CASE op
                 WHEN 'present' THEN ARRAY[0, now, CASE WHEN now < a[5] THEN 2 ELSE 0 END, 0, 0]
                 WHEN 'cancel' THEN ARRAY[0, now, 0]
                 WHEN 'settle' THEN ARRAY[0, now, 0]
                 ELSE ARRAY[0, now]
             END;
         END IF;
-        RETURN;
+        RETURN ARRAY[1, r.id, r.birth, r.floor, now, gate, 0, 0, 0, 0, is_absent::integer];
     END IF;
 
     -- The earliest moment for the start, unless nobody asks for one.
-    IF op = 'view' OR op = 'decide' AND a[6] <> 1 THEN
-        ready := opens;
-        FOR i IN 3 .. CASE WHEN weight > 0 THEN last ELSE 0 END BY 2 LOOP
-            -- When the unit that has to leave the window counts from.
-            back := p[i] - weight + 1;
-            since := h.stamp;
-            IF back > h.units THEN
-                since := h.gone;
-            ELSIF back > 1 THEN
-                since := (SELECT s.stamp FROM workglow_limit.starts s WHERE s.id = h.id AND s.before <= h.total - back ORDER BY s.before DESC LIMIT 1);
-                IF since IS NULL THEN
-                    RAISE data_corrupted USING MESSAGE = 'a log in workglow_limit.starts lacks a part';
+    IF op = 'record' OR a[6] = 1 THEN
+        ready := now;
+    ELSE
+        IF since IS NULL THEN
+            RAISE data_corrupted USING MESSAGE = 'a log in workglow_limit.starts lacks a part';
+        END IF;
+        ready := gate;
+        IF op = 'decide' AND a[2] > 0 THEN
+            ready := greatest(ready, now + a[2]);
+        END IF;
+        IF since > 0 AND weight > 0 THEN
+            ready := greatest(ready, since + p[4]);
+        END IF;
+        IF last > 4 AND weight > 0 THEN
+            FOR i IN 5 .. last BY 2 LOOP
+                back := p[i] - weight + 1;
+                since := CASE
+                    WHEN back > r.units THEN r.gone
+                    WHEN back > 1 THEN (workglow_limit.log_at(r.log, r.total - back)).stamp
+                    ELSE r.stamp
+                END;
+                IF since > 0 THEN
+                    ready := greatest(ready, since + p[i + 1]);
                 END IF;
-            END IF;
-            IF since > 0 THEN
-                ready := greatest(ready, since + p[i + 1]);
-            END IF;
-        END LOOP;
+            END LOOP;
+        END IF;
+    END IF;
+    IF op = 'view' OR op = 'decide' AND a[3] >= 0 AND ready - now > a[3] THEN
+        -- This is the end of it.
+    ELSE
+        is_place := op = 'decide' AND (ready > now OR a[5] = 1);
+        IF is_place THEN
+            ready := greatest(ready, now);
+            stamp := ready + a[4] + greatest(p[1] - 1, 0);
+        ELSE
+            stamp := now + greatest(p[1] - 1, 0);
+        END IF;
+        IF NOT is_place OR NOT workglow_limit.log_is_crowded(
+            r.log, r.total, r.units, r.count, now, p[1], workglow_limit.log_holds(p[1], largest, capacity), stamp, weight, a[7] = 1)
+        THEN
+            RETURN ARRAY[1, r.id, r.birth, r.floor, now, gate, ready, stamp, weight, is_place::integer, is_absent::integer];
+        END IF;
+    END IF;
+    IF op = 'view' OR a[8] = 1 THEN
+        h.id := r.log; h.stamp := r.stamp; h.total := r.total; h.units := r.units; h.gone := r.gone;
+        room := workglow_limit.log_room(h, now, gate, p, largest);
         IF op = 'view' THEN
-            answer := ARRAY[0, now, ready] || workglow_limit.log_room(h, now, gate, p, largest);
-            RETURN;
+            RETURN ARRAY[0, now, ready, room[1], room[2]];
         END IF;
     END IF;
-    IF op = 'decide' THEN
-        is_place := ready > now OR a[5] = 1;
-    END IF;
-    IF is_place THEN
-        ready := greatest(ready, now);
-    END IF;
-    stamp := CASE WHEN is_place THEN ready + grace ELSE now END + greatest(slice - 1, 0);
-    IF patience >= 0 AND ready - now > patience
-        OR is_place AND workglow_limit.log_is_crowded(
-            h, now, slice, workglow_limit.log_holds(slice, largest, capacity), stamp, weight, a[7] = 1)
-    THEN
-        IF a[8] = 1 THEN
-            room := workglow_limit.log_room(h, now, gate, p, largest);
-        END IF;
-        answer := ARRAY[0, now, ready, 0, 0, 0, 0, 0] || room;
-    END IF;
+    RETURN ARRAY[0, now, ready, 0, 0, 0, 0, 0, room[1], room[2]];
 END $$;
 
 -- Drops what is in no window any more, and what there is no room for.
@@ -351,7 +381,8 @@ BEGIN
     END IF;
     IF cut > h.total - h.units THEN
         h.gone := greatest(h.gone, (workglow_limit.log_at(h.id, cut - 1)).stamp);
-        DELETE FROM workglow_limit.starts WHERE id = h.id AND before < cut;
+        -- (Without its lower end the search would find all that was ever dropped and is not tidied up yet.)
+        DELETE FROM workglow_limit.starts WHERE id = h.id AND before >= h.total - h.units AND before < cut;
         GET DIAGNOSTICS dropped = ROW_COUNT;
         h.units := h.total - cut;
         h.count := h.count - dropped;
@@ -504,26 +535,17 @@ BEGIN
     END LOOP;
 END $$;
 
--- decide weight delay patience grace reserves forced again looks  -> {0, now, ready, taken, ticket, stamp, ahead, is_place, remaining, empty}
---     The delay is for how long it may not start from now on; patience -1: endless.
--- record  -> the same: one unit, whether there is room or not
--- view weight -> {0, now, ready, remaining, empty}
--- present ticket stamp weight grace ready -> {0, now, started, stamp, ticket}: started 1, and it is known by these from now on; 0: it
---     is late, used, or overtaken by a gate or another policy; 2: too early, nothing has happened
--- cancel ticket stamp weight grace only_place, settle ticket stamp weight grace actual -> {0, now, was_there}
--- complete began -> {0, now}; pause delay -> {0, now, gate}; clear -> {0, now}
--- {-1}: another policy holds
-CREATE OR REPLACE FUNCTION workglow_limit.decide_log(
-    op text, lim text, k uuid, v bigint, known bigint, at bigint, patience bigint, p bigint[], a bigint[]
-) RETURNS bigint[] LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $$
+-- What writes, locks the key's row, and looks again by what is there then.
+CREATE OR REPLACE FUNCTION workglow_limit.log_write(
+    op text, lim text, k uuid, v bigint, known bigint, at bigint, patience bigint, p bigint[], a bigint[], looked bigint[]
+) RETURNS bigint[] LANGUAGE plpgsql VOLATILE AS $$
 #variable_conflict use_variable
 DECLARE
-    l record;
+    l bigint[] := looked;
     h workglow_limit.logs;
     s workglow_limit.starts;
     b workglow_limit.starts;
     pushed record;
-    is_locked boolean := false;
     last integer := cardinality(p);
     longest bigint := p[4];
     now bigint;
@@ -534,46 +556,45 @@ DECLARE
     was boolean;
     answer bigint[];
 BEGIN
+    PERFORM workglow_limit.begin_writing(patience);
+    LOOP
+        SELECT * INTO h FROM workglow_limit.logs WHERE limit_id = l[2] AND hash = k FOR UPDATE;
+        EXIT WHEN FOUND;
+        INSERT INTO workglow_limit.logs (limit_id, hash, birth, mark, number, expires)
+        VALUES (l[2], k, l[3], v, l[5], CASE WHEN at IS NULL THEN l[5] + 1000000 END) ON CONFLICT DO NOTHING;
+        IF FOUND AND at IS NULL THEN
+            PERFORM workglow_limit.log_sweep(l[5]);
+        END IF;
+    END LOOP;
     LOOP
         l := workglow_limit.log_look(op, lim, k, v, known, at, p, a);
-        IF l.answer IS NOT NULL THEN
-            RETURN l.answer;
-        END IF;
-        EXIT WHEN is_locked AND NOT l.is_lost AND NOT l.is_changed;
-        IF NOT is_locked THEN
-            PERFORM workglow_limit.begin_writing(patience);
-            LOOP
-                SELECT * INTO h FROM workglow_limit.logs WHERE limit_id = l.limit_id AND hash = k FOR UPDATE;
-                EXIT WHEN FOUND;
-                INSERT INTO workglow_limit.logs (limit_id, hash, birth, mark, number, expires)
-                VALUES (l.limit_id, k, l.birth, v, l.now, CASE WHEN at IS NULL THEN l.now + 1000000 END) ON CONFLICT DO NOTHING;
-                IF FOUND AND at IS NULL THEN
-                    PERFORM workglow_limit.log_sweep(l.now);
-                END IF;
-            END LOOP;
-            is_locked := true;
-        ELSIF l.is_lost THEN
-            PERFORM workglow_limit.loss(l.limit_id, known, l.now);
-        ELSE
+        EXIT WHEN l[1] = 1;
+        IF l[1] = 2 THEN
+            PERFORM workglow_limit.loss(l[2], known, l[5]);
+        ELSIF l[1] = 3 THEN
             h := workglow_limit.log_change(h, v);
             UPDATE workglow_limit.logs SET
-                mark = h.mark, stamp = h.stamp, total = h.total, units = h.units, count = h.count, seen = l.now,
+                mark = h.mark, stamp = h.stamp, total = h.total, units = h.units, count = h.count, seen = l[5],
                 spacing = h.spacing, average = h.average, ended = h.ended, took = h.took
             WHERE limit_id = h.limit_id AND hash = k;
+        ELSE
+            RETURN l;
         END IF;
     END LOOP;
-    now := l.now;
-    FOR i IN 5 .. last BY 2 LOOP
-        largest := greatest(largest, p[i]);
-        longest := greatest(longest, p[i + 1]);
-    END LOOP;
-    IF l.is_absent THEN
+    now := l[5];
+    IF last > 4 THEN
+        FOR i IN 5 .. last BY 2 LOOP
+            largest := greatest(largest, p[i]);
+            longest := greatest(longest, p[i + 1]);
+        END LOOP;
+    END IF;
+    IF l[11] = 1 THEN
         -- A new life. (A row that was made just now has nothing to forget.)
         IF h.seen > 0 THEN
             DELETE FROM workglow_limit.starts WHERE id = h.id;
             h := workglow_limit.log_forget_jobs(h);
         END IF;
-        h.birth := l.birth; h.mark := v; h.number := now; h.stamp := 0; h.total := 0; h.units := 0; h.count := 0; h.due := 16;
+        h.birth := l[3]; h.mark := v; h.number := now; h.stamp := 0; h.total := 0; h.units := 0; h.count := 0; h.due := 16;
         h.gate := 0; h.gone := 0; h.spacing := 0;
         h.expires := CASE WHEN at IS NULL THEN 0 END;
     END IF;
@@ -586,16 +607,28 @@ BEGIN
             -- From the next start on; what was said of it holds.
             h.spacing := 1 + greatest(p[2] - h.average, 0);
         END IF;
-        pushed := workglow_limit.log_push(
-            h, now, p, l.stamp, l.weight, CASE WHEN l.is_place THEN 'P' WHEN p[1] > 0 THEN 'M' ELSE 'S' END::"char");
-        h := pushed.h;
+        IF h.count >= h.due OR h.units > 2 * largest OR p[1] > 0 THEN
+            pushed := workglow_limit.log_push(h, now, p, l[8], l[9], CASE WHEN l[10] = 1 THEN 'P' WHEN p[1] > 0 THEN 'M' ELSE 'S' END::"char");
+            h := pushed.h;
+            ticket := pushed.ticket;
+        ELSE
+            -- (The same as `log_push` does then.)
+            h.stamp := greatest(l[8], h.stamp);
+            ticket := h.number + 1;
+            INSERT INTO workglow_limit.starts (id, before, number, stamp, units, state)
+            VALUES (h.id, h.total, ticket, h.stamp, l[9], CASE WHEN l[10] = 1 THEN 'P' ELSE 'S' END);
+            h.number := ticket;
+            h.count := h.count + 1;
+            h.total := h.total + l[9];
+            h.units := h.units + l[9];
+        END IF;
         IF a[8] = 1 THEN
             IF p[2] > 0 THEN
                 p[last] := h.spacing - 1;
             END IF;
-            room := workglow_limit.log_room(h, now, l.gate, p, largest);
+            room := workglow_limit.log_room(h, now, l[6], p, largest);
         END IF;
-        answer := ARRAY[0, now, l.ready, 1, pushed.ticket, h.stamp, 0, l.is_place::integer] || room;
+        answer := ARRAY[0, now, l[7], 1, ticket, h.stamp, 0, l[10], room[1], room[2]];
 
     ELSIF op = 'pause' THEN
         IF a[1] > 0 AND now + a[1] > h.gate THEN
@@ -638,7 +671,7 @@ BEGIN
         IF op = 'present' THEN
             IF now < a[5] THEN
                 RETURN ARRAY[0, now, 2, 0, 0];
-            ELSIF NOT was OR s.state <> 'P' OR now > a[2] OR l.gate > now THEN
+            ELSIF NOT was OR s.state <> 'P' OR now > a[2] OR l[6] > now THEN
                 RETURN ARRAY[0, now, 0, 0, 0];
             END IF;
             ticket := a[1];
@@ -701,8 +734,29 @@ BEGIN
         took = h.took,
         expires = CASE WHEN at IS NULL THEN workglow_limit.lives_until(h.expires, greatest(h.stamp + longest, h.gate), now) END
     WHERE limit_id = h.limit_id AND hash = k;
-    IF now - l.floor > 1000000 THEN
-        PERFORM workglow_limit.note_time(l.limit_id, now);
+    IF now - l[4] > 1000000 THEN
+        PERFORM workglow_limit.note_time(l[2], now);
     END IF;
     RETURN answer;
+END $$;
+
+-- decide weight delay patience grace reserves forced again looks  -> {0, now, ready, taken, ticket, stamp, ahead, is_place, remaining, empty}
+--     The delay is for how long it may not start from now on; patience -1: endless.
+-- record  -> the same: one unit, whether there is room or not
+-- view weight -> {0, now, ready, remaining, empty}
+-- present ticket stamp weight grace ready -> {0, now, started, stamp, ticket}: started 1, and it is known by these from now on; 0: it
+--     is late, used, or overtaken by a gate or another policy; 2: too early, nothing has happened
+-- cancel ticket stamp weight grace only_place, settle ticket stamp weight grace actual -> {0, now, was_there}
+-- complete began -> {0, now}; pause delay -> {0, now, gate}; clear -> {0, now}
+-- {-1}: another policy holds
+CREATE OR REPLACE FUNCTION workglow_limit.decide_log(
+    op text, lim text, k uuid, v bigint, known bigint, at bigint, patience bigint, p bigint[], a bigint[]
+) RETURNS bigint[] LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $$
+DECLARE
+    looked bigint[] := workglow_limit.log_look(op, lim, k, v, known, at, p, a);
+BEGIN
+    IF looked[1] <= 0 THEN
+        RETURN looked;
+    END IF;
+    RETURN workglow_limit.log_write(op, lim, k, v, known, at, patience, p, a, looked);
 END $$;

@@ -40,6 +40,8 @@ CREATE TABLE IF NOT EXISTS workglow_limit.limits (
     overriding_version bigint,
     version bigint,
     since bigint,
+    -- May a key have a policy of its own?
+    has_own boolean NOT NULL DEFAULT false,
     -- When it was made. Which server that was, and which start of it (see `loss`); null: a test makes the time.
     made bigint NOT NULL DEFAULT 0,
     run text,
@@ -201,7 +203,7 @@ BEGIN
     UPDATE workglow_limit.limits SET
         is_declared = true, policy = l.policy, composite = l.composite, overriding = l.overriding,
         declared_version = l.declared_version, overriding_version = l.overriding_version, version = holds,
-        since = CASE WHEN holds IS DISTINCT FROM l.version THEN now ELSE l.since END
+        since = CASE WHEN holds IS DISTINCT FROM l.version THEN now ELSE l.since END, has_own = l.has_own OR 'k' = ANY (kinds)
     WHERE id = l.id;
     RETURN l.made;
 END $$;
