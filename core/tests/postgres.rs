@@ -4,7 +4,7 @@
 mod common;
 
 use common::postgres::PostgresServer;
-use common::{Child, Record, most_in_any_window, now_ns, number, shared, wait_until};
+use common::{Child, Dir, Record, most_in_any_window, now_ns, number, shared, wait_until};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
@@ -297,6 +297,36 @@ fn passwords_are_asked_for_and_checked() {
             assert!(error.contains(why) && !error.contains("secret"), "{method}: {error}");
         }
     }
+}
+
+#[cfg(feature = "postgres-tls")]
+#[test]
+fn a_certificate_is_looked_at_as_the_address_says() {
+    let certificates = Dir::in_memory("postgres-certificates");
+    let (_server, port) = PostgresServer::with_tls("postgres-tls", &certificates);
+    let root = certificates.file("root.crt");
+    let opened = |host: &str, query: &str| {
+        let url = format!("postgres://postgres@{host}:{port}/postgres?sslmode={query}");
+        Store::new(&url).unwrap().open().map_err(|e| e.to_string())
+    };
+    for (host, query) in [
+        ("localhost", "disable".to_owned()),
+        ("localhost", "prefer".into()),
+        ("127.0.0.1", "require".into()),
+        ("127.0.0.1", format!("verify-ca&sslrootcert={}", root.display())),
+        ("localhost", format!("verify-full&sslrootcert={}", root.display())),
+    ] {
+        assert_eq!(opened(host, &query), Ok(()), "{query}");
+    }
+    for (host, query) in [
+        ("127.0.0.1", format!("verify-full&sslrootcert={}", root.display())),
+        ("localhost", "verify-full".into()),
+        ("localhost", "verify-ca&sslrootcert=/none".into()),
+    ] {
+        assert!(opened(host, &query).is_err(), "{query}");
+    }
+    let limiter = rate(&format!("postgres://postgres@localhost:{port}/postgres?sslmode=require"), "api", 2, HOUR);
+    assert!(admits(&limiter, "") && admits(&limiter, "") && !admits(&limiter, ""));
 }
 
 #[test]

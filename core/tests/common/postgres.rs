@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 pub struct PostgresServer {
     process: Child,
     directory: Dir,
-    /// Does it wait for its disk?
-    is_durable: bool,
+    /// What is said to it when it starts.
+    settings: Vec<String>,
 }
 
 /// Where the server's programs are: Debian puts only those of clients into the path.
@@ -88,22 +88,47 @@ fn copy(from: &Path, to: &Path) {
 impl PostgresServer {
     /// For what is not about what it remembers: it does not wait for its disk.
     pub fn start(name: &str) -> PostgresServer {
-        Self::run(name, false)
+        Self::run(name, &["fsync=off"])
     }
 
     /// One that remembers, however it ends.
     pub fn durable(name: &str) -> PostgresServer {
-        Self::run(name, true)
+        Self::run(name, &["fsync=on"])
     }
 
-    fn run(name: &str, is_durable: bool) -> PostgresServer {
+    /// One on a port, with a certificate for `localhost` that `directory/root.crt` has signed.
+    pub fn with_tls(name: &str, certificates: &Dir) -> (PostgresServer, u16) {
+        let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let script = r#"
+            openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=root -keyout root.key -out root.crt
+            openssl req -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj /CN=localhost -keyout server.key -out server.csr
+            echo subjectAltName=DNS:localhost > names
+            openssl x509 -req -in server.csr -CA root.crt -CAkey root.key -CAcreateserial -days 2 -extfile names -out server.crt
+            chmod 600 server.key"#;
+        let made = Command::new("sh").args(["-e", "-c", script]).current_dir(&certificates.0).output().unwrap();
+        assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+        own(&certificates.0);
+        let file = |name: &str| certificates.file(name).display().to_string();
+        let settings = [
+            "fsync=off".to_owned(),
+            "listen_addresses=127.0.0.1".into(),
+            format!("port={port}"),
+            "ssl=on".into(),
+            format!("ssl_cert_file={}", file("server.crt")),
+            format!("ssl_key_file={}", file("server.key")),
+        ];
+        (Self::run(name, &settings.each_ref().map(String::as_str)), port)
+    }
+
+    fn run(name: &str, settings: &[&str]) -> PostgresServer {
         let directory = Dir::in_memory(name);
         copy(template(), &directory.file("data"));
         own(&directory.0);
-        PostgresServer { process: Self::process(&directory, is_durable), directory, is_durable }
+        let settings: Vec<String> = settings.iter().map(|setting| (*setting).to_owned()).collect();
+        PostgresServer { process: Self::process(&directory, &settings), directory, settings }
     }
 
-    fn process(directory: &Dir, is_durable: bool) -> Child {
+    fn process(directory: &Dir, settings: &[String]) -> Child {
         let server = command("postgres");
         // The shell ends it when this process does, however that ends.
         let process = Command::new("sh")
@@ -116,7 +141,7 @@ impl PostgresServer {
             .arg("-k")
             .arg(&directory.0)
             .args(["-c", "listen_addresses=", "-c", "max_connections=200", "-c", "shared_buffers=32MB"])
-            .args(["-c", if is_durable { "fsync=on" } else { "fsync=off" }])
+            .args(settings.iter().flat_map(|setting| ["-c", setting]))
             .current_dir("/")
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
@@ -124,10 +149,14 @@ impl PostgresServer {
             .spawn()
             .unwrap();
         let began = Instant::now();
-        let answers =
-            || command("pg_isready").arg("-q").arg("-h").arg(&directory.0).status().is_ok_and(|s| s.success());
-        while UnixStream::connect(directory.file(".s.PGSQL.5432")).is_err() || !answers() {
-            assert!(began.elapsed() < Duration::from_secs(60), "the server does not listen");
+        let port = settings.iter().find_map(|setting| setting.strip_prefix("port=")).unwrap_or("5432");
+        let answers = || {
+            let asked = command("pg_isready").args(["-q", "-p", port, "-h"]).arg(&directory.0).status();
+            asked.is_ok_and(|status| status.success())
+        };
+        while UnixStream::connect(directory.file(&format!(".s.PGSQL.{port}"))).is_err() || !answers() {
+            let log = || std::fs::read_to_string(directory.file("log"));
+            assert!(began.elapsed() < Duration::from_secs(60), "the server does not listen: {:?}", log());
             std::thread::sleep(Duration::from_millis(5));
         }
         process
@@ -242,7 +271,7 @@ impl PostgresServer {
         std::fs::rename(&kept, self.directory.file("data")).unwrap();
         let _ = std::fs::remove_file(self.directory.file("data").join("postmaster.pid"));
         own(&self.directory.0);
-        self.process = Self::process(&self.directory, self.is_durable);
+        self.process = Self::process(&self.directory, &self.settings);
     }
 }
 

@@ -35,6 +35,7 @@ pub(super) struct Address {
     pub database: String,
     pub tls: Tls,
     /// A file with the certificates of those who sign; none: those that the system trusts.
+    #[cfg_attr(not(feature = "postgres-tls"), allow(dead_code, reason = "nobody looks"))]
     pub roots: Option<String>,
     /// Only a server that can be written to.
     pub has_to_write: bool,
