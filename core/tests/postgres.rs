@@ -4,7 +4,7 @@
 mod common;
 
 use common::postgres::PostgresServer;
-use common::{Child, Dir, Record, most_in_any_window, now_ns, number, shared, wait_until};
+use common::{Child, Record, most_in_any_window, now_ns, number, shared, wait_until};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
@@ -302,7 +302,7 @@ fn passwords_are_asked_for_and_checked() {
 #[cfg(feature = "postgres-tls")]
 #[test]
 fn a_certificate_is_looked_at_as_the_address_says() {
-    let certificates = Dir::in_memory("postgres-certificates");
+    let certificates = common::Dir::in_memory("postgres-certificates");
     let (_server, port) = PostgresServer::with_tls("postgres-tls", &certificates);
     let root = certificates.file("root.crt");
     let opened = |host: &str, query: &str| {

@@ -31,10 +31,14 @@ fn program(name: &str) -> PathBuf {
     found.pop().map_or_else(|| name.into(), |(_, path)| path)
 }
 
+fn is_root() -> bool {
+    // SAFETY: plain call.
+    unsafe { libc::geteuid() == 0 }
+}
+
 /// Postgres does not run as root, so there it runs as somebody else.
 fn command(program_name: &str) -> Command {
-    // SAFETY: plain call.
-    if unsafe { libc::geteuid() } != 0 {
+    if !is_root() {
         return Command::new(program(program_name));
     }
     let mut command = Command::new("setpriv");
@@ -43,8 +47,7 @@ fn command(program_name: &str) -> Command {
 }
 
 fn own(path: &Path) {
-    // SAFETY: plain call.
-    if unsafe { libc::geteuid() } == 0 {
+    if is_root() {
         let done = Command::new("chown").args(["-R", "nobody:nogroup"]).arg(path).status();
         assert!(done.is_ok_and(|status| status.success()));
     }
@@ -57,9 +60,8 @@ fn template() -> &'static Path {
         let version =
             Command::new(program("initdb")).arg("--version").output().expect("postgresql is installed").stdout;
         let version = String::from_utf8_lossy(&version).replace(|c: char| !c.is_ascii_alphanumeric(), "-");
-        // SAFETY: plain call.
-        let template =
-            Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{version}of-{}", unsafe { libc::geteuid() }));
+        let whose = if is_root() { "nobody" } else { "mine" };
+        let template = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{version}{whose}"));
         if !template.is_dir() {
             let directory = Dir::in_memory("postgres");
             own(&directory.0);

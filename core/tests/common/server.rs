@@ -24,7 +24,7 @@ impl Server {
 
     /// What it is called in addresses.
     pub fn kind(&self) -> &'static str {
-        match self {
+        match *self {
             #[cfg(feature = "redis")]
             Server::Redis(_) => "redis",
             #[cfg(feature = "postgres")]
@@ -33,41 +33,41 @@ impl Server {
     }
 
     pub fn url(&self) -> String {
-        match self {
+        match *self {
             #[cfg(feature = "redis")]
-            Server::Redis(server) => server.url(),
+            Server::Redis(ref server) => server.url(),
             #[cfg(feature = "postgres")]
-            Server::Postgres(server) => server.url(),
+            Server::Postgres(ref server) => server.url(),
         }
     }
 
     /// A part of it that nobody has used: there are many.
     pub fn new_database(&self) -> String {
-        match self {
+        match *self {
             #[cfg(feature = "redis")]
-            Server::Redis(server) => server.new_database(),
+            Server::Redis(ref server) => server.new_database(),
             #[cfg(feature = "postgres")]
-            Server::Postgres(server) => server.new_database(),
+            Server::Postgres(ref server) => server.new_database(),
         }
     }
 
     /// Nobody has used any limit.
     pub fn forget_all(&self) {
-        match self {
+        match *self {
             #[cfg(feature = "redis")]
-            Server::Redis(server) => assert_eq!(server.command("FLUSHALL"), "+OK"),
+            Server::Redis(ref server) => assert_eq!(server.command("FLUSHALL"), "+OK"),
             #[cfg(feature = "postgres")]
-            Server::Postgres(server) => server.forget_all(),
+            Server::Postgres(ref server) => server.forget_all(),
         }
     }
 
     /// Closes the connections that others have to it.
     pub fn close_connections(&self) {
-        match self {
+        match *self {
             #[cfg(feature = "redis")]
-            Server::Redis(server) => assert!(server.command("CLIENT KILL TYPE normal SKIPME yes").starts_with(':')),
+            Server::Redis(ref server) => assert!(server.command("CLIENT KILL TYPE normal SKIPME yes").starts_with(':')),
             #[cfg(feature = "postgres")]
-            Server::Postgres(server) => {
+            Server::Postgres(ref server) => {
                 let others = "application_name = 'workglow-limit'";
                 let ended =
                     server.command(&format!("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {others}"));
