@@ -33,6 +33,8 @@ const SCHEMA: &str = concat!(
     "\n",
     include_str!("postgres/log.sql"),
     "\n",
+    include_str!("postgres/log_write.sql"),
+    "\n",
     include_str!("postgres/counted.sql"),
     "\n",
     include_str!("postgres/bucket.sql"),

@@ -14,7 +14,10 @@ use postgres_protocol::message::backend::{ErrorFields, Message};
 use postgres_protocol::message::frontend;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
+use std::os::fd::FromRawFd;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// The longest message that a server sends us: what is longer is no answer.
@@ -133,8 +136,7 @@ impl Connection {
         let timeout = deadline.left().max(LEAST);
         let stream = match host {
             Host::Tcp(name, port) => Stream::Tcp(tcp(name, *port, deadline)?),
-            // (It does not wait, unless the server's queue is full: then for as long as a write.)
-            Host::Unix(path) => Stream::Unix(UnixStream::connect(path)?),
+            Host::Unix(path) => Stream::Unix(unix(path, timeout)?),
         };
         stream.wait_for(timeout)?;
         let (came, out) = (BytesMut::with_capacity(1024), BytesMut::with_capacity(1024));
@@ -370,6 +372,49 @@ fn tcp(name: &str, port: u16, deadline: Deadline) -> Done<TcpStream> {
         }
     }
     Err(last)
+}
+
+/// Connects to a socket in the file system. That waits only if the server's queue is full, but then for ever, unless a write's time is
+/// set before.
+fn unix(path: &Path, timeout: Duration) -> Done<UnixStream> {
+    // SAFETY: all zeros is an address.
+    let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
+    address.sun_family = libc::AF_UNIX as libc::sa_family_t;
+    let name = path.as_os_str().as_bytes();
+    // The last byte stays 0.
+    if name.len() >= address.sun_path.len() {
+        return Err(Failure::Nonsense(format!("{} is too long for a socket", path.display())));
+    }
+    address.sun_path.iter_mut().zip(name).for_each(|(to, byte)| *to = *byte as libc::c_char);
+    // SAFETY: plain call.
+    let socket = unsafe { libc::socket(libc::AF_UNIX, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0) };
+    if socket < 0 {
+        return Err(io::Error::last_os_error().into());
+    }
+    // SAFETY: it is a new socket, which is nobody else's.
+    let stream = unsafe { UnixStream::from_raw_fd(socket) };
+    stream.set_write_timeout(Some(timeout))?;
+    let length = size_of::<libc::sockaddr_un>() as libc::socklen_t;
+    // SAFETY: the address lives as long as the call, and is as long as it says.
+    again(|| match unsafe { libc::connect(socket, (&raw const address).cast(), length) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    })
+    .map_err(|e| match Failure::from(e) {
+        Failure::Lost(cause) => Failure::Lost(format!("{}: {cause}", path.display())),
+        failure => failure,
+    })?;
+    Ok(stream)
+}
+
+/// A signal interrupts a call, and that is all.
+fn again(mut call: impl FnMut() -> io::Result<()>) -> io::Result<()> {
+    loop {
+        match call() {
+            Err(e) if e.kind() == ErrorKind::Interrupted => {}
+            answer => return answer,
+        }
+    }
 }
 
 /// The addresses of a name. The system does not say how long it looks for them, so a thread asks it, which is left alone in the end.
