@@ -4,7 +4,7 @@
 mod common;
 
 use common::postgres::PostgresServer;
-use common::{Child, Record, most_in_any_window, now_ns, number, shared, wait_until};
+use common::{Child, Dir, Record, most_in_any_window, now_ns, number, shared, wait_until};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
@@ -20,16 +20,27 @@ fn admits(limiter: &dyn Limiter, key: &str) -> bool {
     matches!(limiter.attempt(key, 1).unwrap(), Attempt::Admitted(_))
 }
 
+/// A store that waits for no more than this.
+fn impatient(url: &str, timeout: Duration) -> Store {
+    let mut options = StoreOptions::default();
+    options.timeout = timeout;
+    let store = Store::with_options(url, options).unwrap();
+    // A busy machine may need longer for the first answer.
+    wait_until("it answers", || store.open().is_ok());
+    store
+}
+
+const TEXTS: [&str; 8] =
+    ["3/1h", "100/1h", "5000/1h", "3/1h + 2/1m", "3/1h burst 3", "3/1h fixed", "3/1h counter", "3 concurrent"];
+
 /// A limiter of each kind, all of them full.
 fn full(store: &Store) -> Vec<Arc<dyn Limiter>> {
-    let texts =
-        ["3/1h", "100/1h", "5000/1h", "3/1h + 2/1m", "3/1h burst 3", "3/1h fixed", "3/1h counter", "3 concurrent"];
     let declare = |(i, text): (usize, &&str)| {
         let limiter = store.limiter(&format!("limit-{i}"), text).unwrap();
         while admits(&*limiter, "a") {}
         limiter
     };
-    texts.iter().enumerate().map(declare).collect()
+    TEXTS.iter().enumerate().map(declare).collect()
 }
 
 #[test]
@@ -190,11 +201,10 @@ fn a_server_that_may_have_forgotten_starts_nothing_for_a_window() {
 #[test]
 fn a_server_that_does_not_answer_is_a_timeout_and_is_asked_again() {
     let server = PostgresServer::start("postgres-stopped");
-    let mut options = StoreOptions::default();
-    options.timeout = Duration::from_millis(300);
-    let store = Store::with_options(&server.url(), options).unwrap();
-    let limiter = RateLimiter::new(&store, "api", 5, HOUR).unwrap();
-    assert!(admits(&limiter, ""));
+    assert!(admits(&rate(&server.url(), "api", 5, HOUR), ""));
+    let store = impatient(&server.url(), Duration::from_millis(300));
+    let limiter = RateLimiter::attach(&store, "api").unwrap();
+    wait_until("it answers", || limiter.peek("", 1).is_ok());
     server.signal(libc::SIGSTOP);
     for _ in 0..3 {
         let error = limiter.attempt("", 1).unwrap_err();
@@ -209,14 +219,13 @@ fn a_server_that_does_not_answer_is_a_timeout_and_is_asked_again() {
 #[test]
 fn who_waits_for_a_lock_longer_than_his_caller_takes_nothing() {
     let server = PostgresServer::start("postgres-locked");
-    let mut options = StoreOptions::default();
-    options.timeout = Duration::from_millis(300);
-    let store = Store::with_options(&server.url(), options).unwrap();
-    let limiter = RateLimiter::new(&store, "api", 5, HOUR).unwrap();
-    assert!(admits(&limiter, ""));
+    assert!(admits(&rate(&server.url(), "api", 5, HOUR), ""));
+    let store = impatient(&server.url(), Duration::from_secs(1));
+    let limiter = RateLimiter::attach(&store, "api").unwrap();
+    wait_until("it answers", || limiter.peek("", 1).is_ok());
     std::thread::scope(|scope| {
         let locked = scope.spawn(|| {
-            server.command("BEGIN; SELECT 1 FROM workglow_limit.logs FOR UPDATE; SELECT pg_sleep(2); COMMIT")
+            server.command("BEGIN; SELECT 1 FROM workglow_limit.logs FOR UPDATE; SELECT pg_sleep(4); COMMIT")
         });
         wait_until("it is locked", || {
             server.command("SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep'") == "1"
@@ -299,10 +308,9 @@ fn passwords_are_asked_for_and_checked() {
     }
 }
 
-#[cfg(feature = "postgres-tls")]
 #[test]
 fn a_certificate_is_looked_at_as_the_address_says() {
-    let certificates = common::Dir::in_memory("postgres-certificates");
+    let certificates = Dir::in_memory("postgres-certificates");
     let (_server, port) = PostgresServer::with_tls("postgres-tls", &certificates);
     let root = certificates.file("root.crt");
     let opened = |host: &str, query: &str| {
@@ -351,6 +359,23 @@ fn a_forked_child_has_connections_of_its_own() {
 }
 
 #[test]
+fn a_name_that_is_another_kinds_by_now_begins_anew() {
+    let server = PostgresServer::start("postgres-kinds");
+    let texts = ["3/1h", "3/1h burst 3", "3/1h fixed", "3 concurrent"];
+    for (before, after) in texts.iter().flat_map(|before| texts.map(|after| (*before, after))) {
+        let name = format!("{before} {after}");
+        let store = || Store::new(&server.url()).unwrap();
+        let old = store().limiter(&name, before).unwrap();
+        assert!(matches!(old.attempt("a", 2).unwrap(), Attempt::Admitted(_)));
+        store().forget(&name).unwrap();
+        let new = store().limiter(&name, after).unwrap();
+        // (What was started still counts if it is the same after all.)
+        let admitted = matches!(new.attempt("a", 2).unwrap(), Attempt::Admitted(_));
+        assert_eq!(admitted, before != after, "{name}");
+    }
+}
+
+#[test]
 fn keys_that_nobody_uses_any_more_go() {
     let server = PostgresServer::start("postgres-idle");
     let store = Store::new(&server.url()).unwrap();
@@ -376,10 +401,19 @@ fn garbage_in_the_tables_is_an_error_or_a_denial() {
     let server = PostgresServer::start("postgres-garbage");
     let columns = "SELECT table_name || ' ' || column_name FROM information_schema.columns c JOIN information_schema.tables t \
                    USING (table_schema, table_name) WHERE table_schema = 'workglow_limit' AND data_type = 'bigint' ORDER BY 1";
+    drop(full(&Store::new(&server.url()).unwrap()));
     // (What is declared may make no sense then, too: that is asked again until the time is up.)
-    let mut options = StoreOptions::default();
-    options.timeout = Duration::from_millis(100);
-    let limiters = full(&Store::with_options(&server.url(), options).unwrap());
+    let store = impatient(&server.url(), Duration::from_millis(100));
+    let limiters: Vec<_> = (0..TEXTS.len())
+        .map(|i| {
+            let mut limiter = None;
+            wait_until("it answers", || {
+                limiter = store.limiter(&format!("limit-{i}"), TEXTS[i]).ok();
+                limiter.as_ref().is_some_and(|limiter| limiter.peek("a", 1).is_ok())
+            });
+            limiter.unwrap()
+        })
+        .collect();
     let places: Vec<_> = limiters.iter().map(|limiter| limiter.reserve("a", 1, None, None)).collect();
     let all: Vec<(String, String)> = server
         .command(columns)

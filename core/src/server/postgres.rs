@@ -7,7 +7,6 @@
 //! beside an array in the key's row is in `log.sql`.
 
 mod address;
-#[cfg(feature = "postgres-tls")]
 mod tls;
 mod value;
 mod wire;

@@ -35,7 +35,6 @@ pub(super) struct Address {
     pub database: String,
     pub tls: Tls,
     /// A file with the certificates of those who sign; none: those that the system trusts.
-    #[cfg_attr(not(feature = "postgres-tls"), allow(dead_code, reason = "nobody looks"))]
     pub roots: Option<String>,
     /// Only a server that can be written to.
     pub has_to_write: bool,
@@ -132,9 +131,6 @@ impl Address {
         // Several hosts are one that is written to, and others that follow it.
         has_to_write |= hosts.len() > 1;
         let tls = tls.unwrap_or(Tls::Prefer);
-        if tls > Tls::Prefer && !cfg!(feature = "postgres-tls") {
-            return Err("this build connects without TLS only".into());
-        }
         Ok(Address { hosts, user, password, database, tls, roots, has_to_write, connect_timeout, application, options })
     }
 }

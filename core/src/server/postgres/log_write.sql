@@ -230,7 +230,7 @@ BEGIN
     END IF;
     IF l[11] = 1 THEN
         -- A new life. (A row that was made just now has nothing to forget.)
-        IF h.seen > 0 THEN
+        IF h.count > 0 OR h.ended > 0 THEN
             DELETE FROM workglow_limit.starts WHERE id = h.id;
             h := workglow_limit.log_forget_jobs(h);
         END IF;

@@ -61,7 +61,6 @@ pub(super) type Cells = Vec<Option<Bytes>>;
 enum Stream {
     Tcp(TcpStream),
     Unix(UnixStream),
-    #[cfg(feature = "postgres-tls")]
     Tls(Box<super::tls::Protected>),
 }
 
@@ -72,7 +71,6 @@ impl Stream {
         match self {
             Stream::Unix(stream) => stream.set_read_timeout(timeout).and_then(|()| stream.set_write_timeout(timeout)),
             Stream::Tcp(stream) => stream.set_read_timeout(timeout).and_then(|()| stream.set_write_timeout(timeout)),
-            #[cfg(feature = "postgres-tls")]
             Stream::Tls(stream) => {
                 stream.sock.set_read_timeout(timeout).and_then(|()| stream.sock.set_write_timeout(timeout))
             }
@@ -83,7 +81,6 @@ impl Stream {
         match self {
             Stream::Tcp(stream) => reads(stream),
             Stream::Unix(stream) => reads(stream),
-            #[cfg(feature = "postgres-tls")]
             Stream::Tls(stream) => reads(&mut **stream),
         }
     }
@@ -160,7 +157,7 @@ impl Connection {
 
     /// The same with TLS, if that is asked for, or possible.
     fn protected(mut self, address: &Address, name: &str, deadline: Deadline) -> Done<Connection> {
-        if address.tls == Tls::Disable || !cfg!(feature = "postgres-tls") {
+        if address.tls == Tls::Disable {
             return Ok(self);
         }
         frontend::ssl_request(&mut self.out);
@@ -168,7 +165,6 @@ impl Connection {
         let mut answer = [0];
         in_time(&mut self.stream, &mut self.timeout, deadline, |stream| stream.read(&mut answer))?;
         match answer[0] {
-            #[cfg(feature = "postgres-tls")]
             b'S' => {
                 let Stream::Tcp(stream) = self.stream else { unreachable!("only these are protected") };
                 self.stream = Stream::Tls(Box::new(super::tls::protect(stream, address, name)?));
