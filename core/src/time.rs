@@ -219,6 +219,13 @@ fn boot_ns() -> u64 {
     clock_ns(libc::CLOCK_BOOTTIME)
 }
 
+/// The time since the machine was started, sleep included, in ticks: the same for all of its processes, but those of other time
+/// namespaces. Rounded down.
+#[inline(always)]
+pub(crate) fn uptime() -> Tick {
+    boot_ns() / 1_000
+}
+
 pub(crate) fn monotonic_ns() -> u64 {
     clock_ns(libc::CLOCK_MONOTONIC)
 }

@@ -12,6 +12,11 @@ fn rate(store: &Store, name: &str, max: u64, window: Duration) -> RateLimiter {
     RateLimiter::new(store, name, max, window).unwrap()
 }
 
+/// A store each of whose starts the server decides.
+fn direct(server: &RedisServer) -> Store {
+    Store::new(&format!("{}?grants=never", server.url())).unwrap()
+}
+
 fn admits(limiter: &dyn Limiter, key: &str) -> bool {
     matches!(limiter.attempt(key, 1).unwrap(), Attempt::Admitted(_))
 }
@@ -38,7 +43,7 @@ fn machines_share_a_limit_that_nobody_exceeds() {
 #[test]
 fn a_denial_says_when_and_another_key_has_room() {
     let server = RedisServer::start("servers-denial");
-    let (here, there) = (Store::new(&server.url()).unwrap(), Store::new(&server.url()).unwrap());
+    let (here, there) = (direct(&server), direct(&server));
     // A busy machine may need more than a short window from the one call to the other.
     let (window, began, limiter, denial) = (0..)
         .find_map(|i| {
@@ -199,13 +204,13 @@ fn a_server_that_lost_all_starts_nothing_until_what_it_had_is_over() {
     let mut server = RedisServer::start("servers-lost");
     let window = Duration::from_secs(2);
     let limiter = |store: &Store| rate(store, "api", 5, window);
-    let (old, new) = (Store::new(&server.url()).unwrap(), Store::new(&server.url()).unwrap());
+    let (old, new) = (direct(&server), direct(&server));
     let (old, new) = (limiter(&old), limiter(&new));
     for how in ["wiped, and asked by who knew", "wiped, and asked by somebody new", "started again"] {
         let began = Instant::now();
         assert_eq!(starts(&[&old], 5), 5, "{how}");
         let last = Instant::now();
-        let newer = limiter(&Store::new(&server.url()).unwrap());
+        let newer = limiter(&direct(&server));
         let asked: &[&RateLimiter] = match how {
             "started again" => {
                 server.start_again();

@@ -10,6 +10,7 @@ pub(crate) mod bucket;
 #[cfg(not(model))]
 pub(crate) mod cells;
 pub(crate) mod counter;
+pub(crate) mod grants;
 pub(crate) mod jobs;
 pub(crate) mod leases;
 pub(crate) mod log;

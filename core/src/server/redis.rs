@@ -5,6 +5,7 @@
 //! wgl:{NAME}         a hash: what is declared under a name (policy, composite, override), its version, and what holds for all
 //!                    keys; for a key with a policy of its own, by the key's hash, its version (k:HASH), text (t:HASH) and since when (s:HASH)
 //! wgl:{NAME}:HASH    the state of a key
+//! wgl:{NAME}:HASH:s  a hash: what the key's sites were granted last
 //! ```
 //!
 //! Braces in a name are written as `%7B` and `%7D`, so that a cluster keeps all of a limit in one place.
@@ -14,7 +15,7 @@ use crate::error::{Error, Result};
 use crate::fork::PerProcess;
 use crate::policy::Policy;
 use crate::state::Hash;
-use crate::time::Tick;
+use crate::time::{Tick, from_ticks};
 use redis::{Client, Cmd, Connection, FromRedisValue, RedisError, RedisResult, Script, ServerErrorKind};
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -225,7 +226,8 @@ impl Engine for Redis {
         };
         let limit = key_of(call.limit);
         let key = call.key.map(|hash| format!("{limit}:{}", hex(hash)));
-        let keys: Vec<String> = [limit].into_iter().chain(key).collect();
+        let sites = key.as_ref().filter(|_| call.op == "grant").map(|key| format!("{key}:s"));
+        let keys: Vec<String> = [limit].into_iter().chain(key).chain(sites).collect();
         let time = call.now.map_or_else(String::new, |now| now.to_string());
         let arguments = |_: &mut Connection, run: u64| {
             let run = if call.now.is_some() { String::new() } else { format!("{run} {}", call.made) };
@@ -250,6 +252,13 @@ impl Engine for Redis {
 
     fn time(&self, patience: Duration) -> Result<Tick> {
         self.query(&redis::cmd("TIME"), patience).map(time)
+    }
+
+    fn out(&self, limit: &str, patience: Duration) -> Result<[Duration; 2]> {
+        let until: [Option<Tick>; 2] = self.query(redis::cmd("HMGET").arg(key_of(limit)).arg(&["out", "said"]), patience)?;
+        let [Some(out), Some(said)] = until else { return Ok([Duration::ZERO; 2]) };
+        let now = self.time(patience)?;
+        Ok([out.min(said), said].map(|until| from_ticks(until.saturating_sub(now))))
     }
 
     fn row(&self, name: &str, key: Option<Hash>, patience: Duration) -> Result<Row> {

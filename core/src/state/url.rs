@@ -20,6 +20,15 @@ pub(crate) enum Address {
     Server(String),
 }
 
+/// Takes a parameter of ours out of a server's address.
+pub(crate) fn take_parameter(url: &str, name: &str) -> (String, Option<String>) {
+    let Some((place, query)) = url.split_once('?') else { return (url.to_owned(), None) };
+    let is_it = |field: &&str| field.split_once('=').is_some_and(|(found, _)| found == name);
+    let value = query.split('&').find(is_it).and_then(|field| Some(field.split_once('=')?.1.to_owned()));
+    let others: Vec<&str> = query.split('&').filter(|field| !is_it(field)).collect();
+    (if others.is_empty() { place.to_owned() } else { format!("{place}?{}", others.join("&")) }, value)
+}
+
 /// Reads an address. `sqlite:rel.db`, `sqlite:/abs.db` and `sqlite:///abs.db` name files; a relative path is taken from
 /// the directory that is current now, not from the one at the first use.
 pub(crate) fn parse(url: &str) -> Result<Address> {

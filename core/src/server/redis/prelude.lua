@@ -1,7 +1,9 @@
 -- What every script of a limit begins with: the family's script (log.lua, bucket.lua, …) is appended to this text.
 --
--- KEYS[1]  the limit: a hash with `version`, `gate`, `floor`, `birth`, `born`, and `k:HASH`, the version of a key's own policy.
+-- KEYS[1]  the limit: a hash with `version`, `gate`, `floor`, `birth`, `born`, `out`, `said`, and `k:HASH`, the version of a key's own
+--          policy.
 -- KEYS[2]  the state of one key; its name ends with the key's HASH, 32 hex digits. Absent where the whole limit is meant.
+-- KEYS[3]  who was granted units of the key: see `grant` in log.lua. Absent in all other calls.
 -- ARGV     op, the version of the policy that the caller knows, which run of which server it asks and when the limit was made as
 --          the caller knows (0: it does not), time ("": the server's), how many numbers the policy has, these, the op's arguments.
 --
@@ -32,13 +34,14 @@ end
 
 -- What the limit says of itself: `gate`, before which nobody starts; `birth`, which grows when the whole limit is cleared (a
 -- state that was written before it counts as absent); `born`, up to when starts may have been lost (a key that is absent counts
--- as full of starts at that time); `floor_seen`, the latest time that was noted.
-local version, own_version, gate, floor_seen, birth, born, run_seen, made
+-- as full of starts at that time); `floor_seen`, the latest time that was noted; `out`, until when machines may start what they
+-- were granted of any key.
+local version, own_version, gate, floor_seen, birth, born, run_seen, made, out
 do
     local own = "k:" .. string.sub(state_key or "", -32)
-    local known = call("HMGET", limit_key, "version", own, "gate", "floor", "birth", "born", "run", "made")
-    for i = 1, 8 do known[i] = tonumber(known[i] or 0) end
-    version, own_version, gate, floor_seen, birth, born, run_seen, made = unpack(known)
+    local known = call("HMGET", limit_key, "version", own, "gate", "floor", "birth", "born", "run", "made", "out")
+    for i = 1, 9 do known[i] = tonumber(known[i] or 0) end
+    version, own_version, gate, floor_seen, birth, born, run_seen, made, out = unpack(known)
 end
 
 -- The caller goes by a policy that is not the one that holds: it has to read that first.
@@ -58,6 +61,7 @@ else
     local time = call("TIME")
     now = (tonumber(time[1]) - EPOCH) * SECOND + tonumber(time[2])
 end
+local clock = now
 now = max(now, floor_seen)
 
 -- Another run of a server, or another server, has this by now: the last that was started may not be among it. Or the caller knew
@@ -97,9 +101,11 @@ if op == "pause" and not state_key then
     return { 0, now, gate }
 end
 
--- And all of its keys are as new: what was written before this counts as absent.
+-- And all of its keys are as new: what was written before this counts as absent. (But nobody starts while machines may start
+-- what they were granted.)
 if op == "clear" and not state_key then
     call("HINCRBY", limit_key, "birth", 1)
     call("HDEL", limit_key, "gate", "born", "floor")
+    if out > now then call("HSET", limit_key, "gate", format("%d", out)) end
     return { 0, now }
 end

@@ -2,11 +2,22 @@
 
 use super::{Key, Limit};
 use crate::error::{Error, Result};
+use crate::algorithm::grants::{Grants, Lengths, Told, Wish};
 use crate::policy;
 use crate::server::{Call, Engine, number, without_password};
 use crate::state::table::{Blocked, Hash, Home, Table};
-use crate::time::Tick;
+use crate::state::{sleep_on, wake_all};
+use crate::time::{Tick, uptime};
 use crate::waiting::MayWait;
+
+/// The right to ask for grants of a key. Others may ask when it is gone.
+struct Asking<'a>(Grants<'a>);
+
+impl Drop for Asking<'_> {
+    fn drop(&mut self) {
+        wake_all(self.0.end());
+    }
+}
 
 impl Limit {
     /// Does a server decide?
@@ -33,18 +44,56 @@ impl Limit {
         op: &'static str,
         arguments: &[i64],
     ) -> Result<[i64; N], Blocked> {
+        let answer = self.ask_any(home, table, key, op, arguments)?;
+        <[i64; N]>::try_from(answer.as_slice()).map_err(|_| self.no_answer(op, &answer))
+    }
+
+    fn no_answer(&self, op: &str, answer: &[i64]) -> Blocked {
+        let doing = format!("asking {} to {op}", without_password(self.store.url()));
+        Error::store(doing, format_args!("{answer:?} is no answer")).into()
+    }
+
+    /// An answer of any length.
+    fn ask_any(
+        &self,
+        home: &Home,
+        table: &Table,
+        key: Option<Hash>,
+        op: &'static str,
+        arguments: &[i64],
+    ) -> Result<Vec<i64>, Blocked> {
         let now = home.clock.is_manual().then(|| home.clock.now().floor);
         let phase = home.phase_on_server();
         let made = self.store.made(&self.name);
         let call = Call { op, limit: &self.name, key, made, policy: &table.policy, now, phase, arguments };
         let patience = MayWait::part_for_server(self.store.options.timeout)?;
         let answer = self.server().call(&call, patience)?.ok_or(Blocked::Stale)?;
-        let Ok(answer) = <[i64; N]>::try_from(answer.as_slice()) else {
-            let doing = format!("asking {} to {op}", without_password(self.store.url()));
-            return Err(Error::store(doing, format_args!("{answer:?} is no answer")).into());
-        };
         home.clock.follow(answer.first().map_or(0, |now| *now as Tick));
         Ok(answer)
+    }
+
+    /// Asks for units that this process may start by itself. One caller at a time does, the others wait for that answer; who comes back
+    /// looks again.
+    pub fn ask_for_grants(&self, found: &Key, wish: Wish, lengths: Lengths) -> Result<(), Blocked> {
+        let patience = MayWait::part_for_server(self.store.options.timeout)?;
+        let grants = found.grants();
+        let asking = match grants.begin() {
+            Ok(()) => Asking(grants),
+            Err((word, turn)) => {
+                sleep_on(word, turn, patience);
+                return Ok(());
+            }
+        };
+        let question = grants.question(wish, lengths, uptime());
+        let least = if let Wish::Start(weight) | Wish::Place(weight) = wish { weight } else { 1 };
+        let numbers = [self.store.owner()?, question.seq, question.want, least, question.future, question.most, lengths.grant];
+        let arguments: Vec<i64> = numbers.iter().chain(question.reports.as_flattened()).map(|n| number(*n)).collect();
+        let asked = uptime();
+        let answer = self.ask_any(found.home(), found.table, Some(found.hash), "grant", &arguments)?;
+        let now = uptime() + 1;
+        let told = Told::read(&answer).ok_or_else(|| self.no_answer("grant", &answer))?;
+        asking.0.accept(&question, &told, (asked, now), lengths);
+        Ok(())
     }
 
     /// Checks what a start weighs by the policy that holds, which need not be the one that this process knows.
@@ -61,11 +110,16 @@ impl Limit {
 
     /// Does something with the policy of a key, or of the whole limit.
     fn on_server<const N: usize>(&self, key: &str, op: &'static str, argument: impl Fn(&Home) -> i64) -> Result<()> {
-        if key.is_empty() {
-            return self
-                .look("", |home, table, _, _| self.ask_of::<N>(home, table, None, op, &[argument(home)]).map(drop));
+        match key {
+            "" => self.look("", |home, table, _, _| self.ask_of::<N>(home, table, None, op, &[argument(home)]).map(drop))?,
+            key => self.with_key(key, |found| self.ask::<N>(found, op, &[argument(found.home())]).map(drop))?,
         }
-        self.with_key(key, |found| self.ask::<N>(found, op, &[argument(found.home())]).map(drop))
+        if self.home()?.has_grants {
+            let patience = MayWait::part_for_server(self.store.options.timeout)?;
+            let [out, said] = self.server().out(&self.name, patience)?;
+            self.store.wait_for_grants(if op == "pause" { out } else { said });
+        }
+        Ok(())
     }
 
     pub(super) fn close_gate_on_server(&self, key: &str, until: Tick) -> Result<()> {
