@@ -69,6 +69,15 @@ impl RedisServer {
         format!("redis+unix://{}", self.directory.file("s").display())
     }
 
+    /// What `INFO` says of a section.
+    pub fn info(&self, section: &str) -> String {
+        let mut stream = UnixStream::connect(self.directory.file("s")).unwrap();
+        write!(stream, "INFO {section}\r\nQUIT\r\n").unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer
+    }
+
     /// What a command answers, if that is one line.
     pub fn command(&self, command: &str) -> String {
         let mut stream = UnixStream::connect(self.directory.file("s")).unwrap();
