@@ -3,25 +3,15 @@
 
 mod common;
 
+use common::proxy::Proxy;
 use common::redis::RedisServer;
+use common::{Child, Random, Record, most_in_any_window, now_ns, number};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 use workglow_limit::*;
 
-/// When a start happened: between these, by one clock.
+/// When a start happened: between these.
 type Start = (Instant, Instant);
-
-/// By how many starts a window was exceeded: as many as certainly lie within one, less the limit.
-fn over(starts: &mut [Start], limit: usize, window: Duration) -> usize {
-    starts.sort_by_key(|(_, end)| *end);
-    let mut most = 0;
-    for (i, (_, end)) in starts.iter().enumerate() {
-        // All that ended by then, and began less than a window before.
-        let within = starts[..=i].iter().rev().take(8 * limit + 64).filter(|(begin, _)| *end - *begin < window);
-        most = most.max(within.count());
-    }
-    most.saturating_sub(limit)
-}
 
 /// What sites did.
 #[derive(Debug, Default)]
@@ -52,7 +42,8 @@ fn run(
 ) -> Seen {
     let starts = Mutex::new(Vec::new());
     let before = requests(server);
-    let end = Instant::now() + lasts;
+    let began = Instant::now();
+    let end = began + lasts;
     std::thread::scope(|scope| {
         for _ in 0..sites {
             let store = Store::new(&server.url()).unwrap();
@@ -63,9 +54,11 @@ fn run(
             }
         }
     });
-    let mut starts = starts.into_inner().unwrap();
+    let starts = starts.into_inner().unwrap();
     let asked = requests(server) - before;
-    let over = over(&mut starts, limit as usize, window);
+    let of = |at: Instant| at.duration_since(began).as_nanos() as u64;
+    let intervals: Vec<_> = starts.iter().map(|(begin, end)| (of(*begin), of(*end), 1)).collect();
+    let over = most_in_any_window(&intervals, window.as_nanos() as u64).saturating_sub(limit) as usize;
     let most = limit as f64 * lasts.as_secs_f64() / window.as_secs_f64();
     Seen { over, used: starts.len() as f64 / most, requests: asked as f64 / starts.len() as f64, starts }
 }
@@ -95,6 +88,137 @@ fn waiters(limiter: &RateLimiter, end: Instant) -> Vec<Start> {
         }
     }
     starts
+}
+
+/// A site: a process that starts as often as it may.
+fn site(url: &str, (limit, window): (u64, Duration), (waits, rate): (bool, i64), record: &Record) -> Child {
+    let _ = rate;
+    Child::run(|| {
+        #[cfg(feature = "fault-points")]
+        common::present_rate(rate);
+        let mut options = StoreOptions::default();
+        options.timeout = Duration::from_millis(300);
+        options.on_error = OnError::Deny;
+        let store = Store::with_options(url, options).unwrap();
+        let limiter = RateLimiter::new(&store, "api", limit, window).unwrap();
+        let mut random = Random::new();
+        // Most start as soon as they can, some pause with what they were granted.
+        let pauses = random.chance(50);
+        loop {
+            if pauses && random.chance(10) {
+                std::thread::sleep(Duration::from_micros(random.below(window.as_micros() as u64 / 10)));
+            }
+            let before = now_ns();
+            let pause = match waits {
+                true => match limiter.acquire("", 1, Some(Duration::from_millis(500))) {
+                    Ok(Some(permit)) => {
+                        let now = now_ns();
+                        // A waiter starts when its place is ready, or later; what had none, after it was asked for.
+                        let ready = permit.ready_at().map(|at| SystemTime::now().duration_since(at).unwrap_or_default());
+                        let begin = ready.map_or(before, |ago| now - ago.as_nanos() as u64);
+                        record.add(begin, now, 1);
+                        Duration::ZERO
+                    }
+                    _ => Duration::from_millis(1),
+                },
+                false => match limiter.attempt("", 1) {
+                    Ok(Attempt::Admitted(_)) => {
+                        record.add(before, now_ns(), 1);
+                        Duration::ZERO
+                    }
+                    Ok(Attempt::Denied(after)) => after.min(Duration::from_millis(1)),
+                    Err(_) => Duration::from_millis(1),
+                },
+            };
+            std::thread::sleep(pause);
+        }
+    })
+}
+
+/// What is done to sites.
+#[derive(Clone, Copy)]
+struct Torments {
+    /// What is done to the server, and how seldom: one of so many torments.
+    server: Option<fn(&RedisServer)>,
+}
+
+/// Eight sites, which are killed, stopped, delayed and cut off. The most units in a window, and how many started.
+fn torment(name: &str, (limit, window): (u64, Duration), torments: Torments) -> (u64, usize) {
+    const SITES: usize = 8;
+    let mut random = Random::new();
+    let server = RedisServer::start(name);
+    let proxy = Proxy::start(&format!("{name}-proxy"), server.socket(), SITES);
+    let records: Vec<Record> = (0..SITES).map(|_| Record::new(4_000_000)).collect();
+    let start = |i: usize| site(&proxy.url(i), (limit, window), (i % 2 == 1, [-900, 900, 0, 500][i / 2]), &records[i]);
+    let mut sites: Vec<Child> = (0..SITES).map(start).collect();
+    let mut until: Vec<Option<(Instant, fn(&Proxy, &Child, usize))>> = vec![None; SITES];
+    let end = Instant::now() + Duration::from_secs(number("SECONDS", 6));
+    while Instant::now() < end {
+        std::thread::sleep(Duration::from_millis(random.below(100)));
+        for i in 0..SITES {
+            if let Some((at, undo)) = until[i]
+                && at <= Instant::now()
+            {
+                undo(&proxy, &sites[i], i);
+                until[i] = None;
+            }
+        }
+        let i = random.below(SITES as u64) as usize;
+        if until[i].is_some() {
+            continue;
+        }
+        let mut millis = |least: u64, most: u64| Duration::from_millis(least + random.below(most - least));
+        let soon = |after: Duration, undo: fn(&Proxy, &Child, usize)| Some((Instant::now() + after, undo));
+        match millis(0, if torments.server.is_some() { 7 } else { 6 }).as_millis() {
+            0 => {
+                // (It is killed as it is dropped.)
+                sites[i] = start(i);
+            }
+            1 => {
+                sites[i].signal(libc::SIGSTOP);
+                until[i] = soon(millis(200, 3_000), |_, site, _| site.signal(libc::SIGCONT));
+            }
+            2 => {
+                // More than a part of the window, and the server decides each start.
+                let most = if millis(0, 4).is_zero() { 1_000 } else { window.as_millis() as u64 / 10 };
+                proxy.delay(i, millis(1, most));
+                until[i] = soon(millis(500, 4_000), |proxy, _, i| proxy.delay(i, Duration::ZERO));
+            }
+            3 => {
+                proxy.close(i, true);
+                until[i] = soon(millis(100, 3_000), |proxy, _, i| proxy.close(i, false));
+            }
+            4 => proxy.cut(i),
+            5 => {}
+            _ => {
+                if let Some(torment) = torments.server {
+                    torment(&server);
+                }
+            }
+        }
+    }
+    drop(sites);
+    let starts: Vec<_> = records.iter().flat_map(Record::starts).collect();
+    (most_in_any_window(&starts, window.as_nanos() as u64), starts.len())
+}
+
+fn check(name: &str, torments: Torments) {
+    for (limit, window) in [(100, 2_000), (1_000, 1_000), (number("LIMIT", 2_000), number("WINDOW_MS", 1_000))] {
+        let (most, starts) = torment(name, (limit, Duration::from_millis(window)), torments);
+        println!("{limit}/{window} ms: {starts} starts, {most} in a window");
+        assert!(most <= limit, "{most} in a window of {limit}");
+        assert!(starts > 0, "nobody starts");
+    }
+}
+
+#[test]
+fn sites_that_are_killed_stopped_and_cut_off_start_no_more_than_the_limit() {
+    check("fleet-torments", Torments { server: None });
+}
+
+#[test]
+fn sites_of_a_server_that_forgets_start_no_more_than_the_limit() {
+    check("fleet-forgets", Torments { server: Some(|server| drop(server.command("FLUSHALL"))) });
 }
 
 #[test]

@@ -21,6 +21,7 @@
 //! still sees an older `STATE` may read newer times, and fails at the swap. Words that only steer what is asked for are relaxed.
 
 use crate::atomic::*;
+use crate::fault;
 use crate::time::Tick;
 
 /// How many grants a key has at most.
@@ -80,12 +81,12 @@ const RATE: u64 = 1_000;
 
 /// So long at least, by a clock that may be faster by its rate.
 pub(crate) fn longer(ticks: Tick) -> Tick {
-    ticks.saturating_add(ticks.div_ceil(RATE))
+    if fault::planted("drift ignored") { ticks } else { ticks.saturating_add(ticks.div_ceil(RATE)) }
 }
 
 /// So long at most.
 pub(crate) fn shorter(ticks: Tick) -> Tick {
-    ticks.saturating_sub(ticks.div_ceil(RATE))
+    if fault::planted("drift ignored") { ticks } else { ticks.saturating_sub(ticks.div_ceil(RATE)) }
 }
 
 /// How long the grants of a limit last, and what follows from its windows. (Why these: see bench/fleet/README.md.)
@@ -535,7 +536,8 @@ impl<'a> Grants<'a> {
     }
 
     fn write(&self, question: &Question, told: &Told, (asked, now): (Tick, Tick), lengths: Lengths) {
-        self.word(Grants::SEQ).store(2 * question.seq, Relaxed);
+        let is_asked_again = fault::planted("granted twice");
+        self.word(Grants::SEQ).store(2 * question.seq + u64::from(is_asked_again), Relaxed);
         for cell in self.cells() {
             let ticket = cell[cell::TICKET].load(Relaxed);
             if question.reports.iter().any(|[reported, ..]| *reported == ticket) {
@@ -547,9 +549,10 @@ impl<'a> Grants<'a> {
         // By this machine's clock: not before so long, and not after.
         let at = |tick: Tick| now + 1 + longer(tick.saturating_sub(told.now));
         let is_other = self.word(Grants::EPOCH).swap(told.epoch, Relaxed) != told.epoch;
-        if is_other || told.gate > told.now {
+        if is_other && !fault::planted("epoch ignored") || told.gate > told.now {
             self.void();
         }
+        let asked = if fault::planted("valid from the answer") { now } else { asked };
         // Only now: what was granted by another memory must not become good by this answer.
         self.word(Grants::GOOD).fetch_max(asked + shorter(lengths.trust), AcqRel);
         self.word(Grants::REMAINING).store(told.remaining, Relaxed);
@@ -557,7 +560,8 @@ impl<'a> Grants<'a> {
         let mut is_any = false;
         for grant in &told.grants {
             let from = if grant.ready <= told.now { asked } else { at(grant.ready) };
-            let until = (asked + shorter(grant.ends.saturating_sub(told.now))).saturating_sub(1);
+            let unstamped = if fault::planted("stamped at its beginning") { lengths.grant } else { 0 };
+            let until = (asked + shorter((grant.ends + unstamped).saturating_sub(told.now))).saturating_sub(1);
             let Some(cell) = self.cells().find(|cell| cell[cell::TICKET].load(Relaxed) == 0) else { break };
             let put = |at: usize, value: u64| cell[at].store(value, Relaxed);
             put(cell::FROM, from);

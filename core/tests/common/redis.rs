@@ -3,6 +3,7 @@
 use super::Dir;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -66,7 +67,11 @@ impl RedisServer {
     }
 
     pub fn url(&self) -> String {
-        format!("redis+unix://{}", self.directory.file("s").display())
+        format!("redis+unix://{}", self.socket().display())
+    }
+
+    pub fn socket(&self) -> PathBuf {
+        self.directory.file("s")
     }
 
     /// What `INFO` says of a section.

@@ -2,6 +2,7 @@
 
 use super::{Key, Limit};
 use crate::error::{Error, Result};
+use crate::fault;
 use crate::algorithm::grants::{Grants, Lengths, Told, Wish};
 use crate::policy;
 use crate::server::{Call, Engine, number, without_password};
@@ -64,7 +65,7 @@ impl Limit {
     ) -> Result<Vec<i64>, Blocked> {
         let now = home.clock.is_manual().then(|| home.clock.now().floor);
         let phase = home.phase_on_server();
-        let made = self.store.made(&self.name);
+        let made = if fault::planted("epoch ignored") { 0 } else { self.store.made(&self.name) };
         let call = Call { op, limit: &self.name, key, made, policy: &table.policy, now, phase, arguments };
         let patience = MayWait::part_for_server(self.store.options.timeout)?;
         let answer = self.server().call(&call, patience)?.ok_or(Blocked::Stale)?;
@@ -86,7 +87,8 @@ impl Limit {
         };
         let question = grants.question(wish, lengths, uptime());
         let least = if let Wish::Start(weight) | Wish::Place(weight) = wish { weight } else { 1 };
-        let numbers = [self.store.owner()?, question.seq, question.want, least, question.future, question.most, lengths.grant];
+        let length = if fault::planted("stamped at its beginning") { 0 } else { lengths.grant };
+        let numbers = [self.store.owner()?, question.seq, question.want, least, question.future, question.most, length];
         let arguments: Vec<i64> = numbers.iter().chain(question.reports.as_flattened()).map(|n| number(*n)).collect();
         let asked = uptime();
         let answer = self.ask_any(found.home(), found.table, Some(found.hash), "grant", &arguments)?;
