@@ -6,8 +6,8 @@
 //!
 //! # Why no unit starts twice, and none late
 //!
-//! A cell's `STATE` has a turn, which is another one for each grant that is put into the cell, how often units were taken, and how
-//! many are left. A start reads it, then the grant's times, and takes units by a compare-and-swap of the same word. So it took what
+//! A cell's `STATE` has a turn, how often units were taken, and how many are left. The turn is odd while a grant is there; another
+//! grant has another one. A start reads it, then the grant's times, and takes units by a compare-and-swap of the same word. So it took what
 //! it looked at. Whoever ends a grant takes all that is left by the same step before it says so to the server. The clock was read
 //! within the call, so the start happens while its call runs, at a time that lies within the grant.
 //!
@@ -64,9 +64,14 @@ fn takings(state: u64) -> u64 {
     state >> TAKEN & MOST_TAKEN
 }
 
-/// A cell of the turn after this one, with so many units.
+/// A cell of the next turn.
 fn next_turn(state: u64, units: u64) -> u64 {
     (state >> TURN).wrapping_add(1) << TURN | units.min(LEFT)
+}
+
+/// Is a grant there that has not ended?
+fn is_open(state: u64) -> bool {
+    state >> TURN & 1 == 1
 }
 
 /// Was anything left over of a grant since the last answer?
@@ -96,7 +101,7 @@ pub(crate) struct Lengths {
     /// For how long an answer is good.
     pub trust: Tick,
     /// For how long starts and denials are counted.
-    period: Tick,
+    pub period: Tick,
 }
 
 impl Lengths {
@@ -367,7 +372,7 @@ impl<'a> Grants<'a> {
             let is_it = cell[cell::TICKET].load(Acquire) == ticket && self.life.load(Acquire) == self.number;
             // Still the same grant: so the ticket was its own.
             let is_same = || cell[cell::STATE].load(Acquire) >> TURN == state >> TURN;
-            (is_it && is_same()).then_some((cell, state >> TURN))
+            (is_it && is_open(state) && is_same()).then_some((cell, state >> TURN))
         })
     }
 
@@ -437,7 +442,7 @@ impl<'a> Grants<'a> {
             self.end_if_over(cell, now);
             let word = |at: usize| cell[at].load(Acquire);
             let (ticket, stays, ended) = (word(cell::TICKET), word(cell::UNITS) >> STAYS, word(cell::ENDED));
-            if stays > 0 {
+            if ticket != 0 && stays > 0 {
                 reports.push([ticket, word(cell::STAMP), stays - 1, ended & LOW, ended >> STAYS]);
             }
             most += u64::from(ticket == 0 || stays > 0);
@@ -490,6 +495,13 @@ impl<'a> Grants<'a> {
     fn close(cell: &[AtomicU64]) -> u64 {
         let mut state = cell[cell::STATE].load(Acquire);
         loop {
+            if !is_open(state) {
+                return 0;
+            }
+            if fault::planted("open grants") {
+                cell[cell::STATE].store(next_turn(state, 0), Release);
+                return state & LEFT;
+            }
             match cell[cell::STATE].compare_exchange(state, next_turn(state, 0), AcqRel, Acquire) {
                 Ok(_) => return state & LEFT,
                 Err(newer) => state = newer,
