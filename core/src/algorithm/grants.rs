@@ -80,6 +80,8 @@ const LEFT_OVER: u64 = 1 << 63;
 /// Words of a key's grants.
 pub(crate) const WORDS: u64 = (Grants::FIRST + CELLS * cell::WORDS) as u64;
 
+const SECOND: Tick = 1_000_000;
+
 /// By how many parts of a thousand two clocks may differ in rate: crystals are within 0.1, and what disciplines a clock slews it by
 /// 0.5.
 const RATE: u64 = 1_000;
@@ -238,7 +240,9 @@ impl<'a> Grants<'a> {
     const BEFORE: usize = 14;
     /// Is an answer being written?
     const ACCEPTING: usize = 15;
-    const FIRST: usize = 16;
+    /// When more becomes free there than was granted.
+    const NEXT: usize = 16;
+    const FIRST: usize = 17;
 
     fn word(&self, at: usize) -> &'a AtomicU64 {
         &self.words[at]
@@ -332,6 +336,14 @@ impl<'a> Grants<'a> {
             (!waits || quiet & 1 == 1).then_some(quiet / 2)
         });
         soonest.filter(|&from| from > now)
+    }
+
+    /// When so many units more can start, as good as known: by a promise, or by what the server has said. Something may have changed since
+    /// the last answer, for which it is not worth asking more often than a few times while somebody waits.
+    pub fn promised(&self, weight: u64, now: Tick) -> Option<Tick> {
+        let next = || Some(self.word(Grants::NEXT).load(Relaxed)).filter(|_| weight == 1);
+        let from = self.first(weight, now).map(|(from, ..)| from).or_else(next).filter(|&from| from > now)?;
+        (now < self.word(Grants::GOOD).load(Acquire) + SECOND + (from - now) / 4).then_some(from)
     }
 
     /// Is there a promise of so many units?
@@ -569,6 +581,7 @@ impl<'a> Grants<'a> {
         self.word(Grants::GOOD).fetch_max(asked + shorter(lengths.trust), AcqRel);
         self.word(Grants::REMAINING).store(told.remaining, Relaxed);
         self.word(Grants::EMPTY).store(at(told.empty), Relaxed);
+        self.word(Grants::NEXT).store(at(told.next), Relaxed);
         let mut is_any = false;
         for grant in &told.grants {
             let from = if grant.ready <= told.now { asked } else { at(grant.ready) };

@@ -74,6 +74,13 @@ impl RedisServer {
         self.directory.file("s")
     }
 
+    /// The number of its process.
+    pub fn pid(&self) -> i32 {
+        let info = self.info("server");
+        let line = info.lines().find_map(|line| line.strip_prefix("process_id:"));
+        line.unwrap().trim().parse().unwrap()
+    }
+
     /// What `INFO` says of a section.
     pub fn info(&self, section: &str) -> String {
         let mut stream = UnixStream::connect(self.directory.file("s")).unwrap();

@@ -101,7 +101,7 @@ impl Timed {
         };
         let attempt = |found: &Key| {
             let ask = Ask::now(found.table.windows.as_slice(), weight, found.gate);
-            Ok(self.attempted(found, weight, &self.take_shared::<false>(found, &ask, &mut View::default())?))
+            Ok(self.attempted(found, weight, &self.take_shared::<false>(found, &ask, false, &mut View::default())?))
         };
         self.limit.or_instead(|| self.limit.with_key_later(key, weight, stuck, attempt), instead)
     }
@@ -191,7 +191,7 @@ impl Timed {
         let decide = |found: &Key| {
             let mut view = View::default();
             let ask = Ask::now(found.table.windows.as_slice(), weight, found.gate);
-            let answer = self.take_shared::<true>(found, &ask, &mut view)?;
+            let answer = self.take_shared::<true>(found, &ask, false, &mut view)?;
             if answer.taken.is_some() && found.table.is_adaptive && !self.limit.is_served() {
                 // The next start is by another distance now. (It was taken: what moves meanwhile is not asked again.)
                 let mut table = *found.table;
@@ -241,8 +241,8 @@ impl Timed {
         let seen = self.limit.look(key, |home, table, found, gate| {
             let level = found.map(Key::backoff);
             self.peek_on(home, table, level, (weight, gate), |ask| match self.limit.is_served() {
-                true => match found.filter(|_| Self::is_granted(table)).and_then(|found| self.view_at_hand(found, weight)) {
-                    Some(view) => Ok(view),
+                true => match found.filter(|_| Self::is_granted(table)) {
+                    Some(found) => self.view_granted(found, weight),
                     None => self.view_on_server(home, table, home.hash(b'k', key), weight),
                 },
                 false => {
@@ -294,7 +294,7 @@ impl Timed {
                 reserve: as_place,
                 ..Ask::now(found.table.windows.as_slice(), weight, found.gate)
             };
-            let answer = self.take_shared::<false>(found, &ask, &mut View::default())?;
+            let answer = self.take_shared::<false>(found, &ask, true, &mut View::default())?;
             let now = answer.now.floor;
             let after = answer.ready.saturating_sub(now);
             Ok(match answer.taken {

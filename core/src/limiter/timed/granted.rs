@@ -47,24 +47,25 @@ impl Timed {
         View { now: now.floor, ready, remaining, empty: now.floor + empty.saturating_sub(uptime) }
     }
 
-    /// Decides by what is granted, and asks for more where that does not say enough.
+    /// Decides by what is granted, and asks for more where that does not say enough. `waits`: the caller takes what it is promised.
     pub(super) fn take_granted<const LOOK: bool>(
         &self,
         found: &Key,
         ask: &Ask,
+        waits: bool,
         view: &mut View,
     ) -> Result<Answer, Blocked> {
         let Some(window) = found.table.policy.shared_by() else { return self.take_looking::<LOOK>(found, ask, view) };
         self.limit.check_weight_on_server(found.table, found.hash, ask.weight)?;
         let (grants, weight, began) = (found.grants(), ask.weight, Instant::now());
-        let waits = ask.patience > 0 || ask.reserve;
         let mut questions = 0;
         while questions < MOST_QUESTIONS && grants.trip() <= window.length / FAR {
             let (now, uptime) = found.home().clock.now_and_uptime();
             let uptime = uptime as Tick;
             let taken = if ask.reserve { None } else { grants.take(weight, uptime) };
-            let place = || grants.take_place(weight, uptime, ask.patience).filter(|_| waits);
-            let answer = match (taken, taken.is_none().then(place).flatten()) {
+            let place = || grants.take_place(weight, uptime, ask.patience);
+            let takes_places = ask.patience > 0 || ask.reserve;
+            let answer = match (taken, (taken.is_none() && takes_places).then(place).flatten()) {
                 (Some(taken), _) => Some(started(now, &taken)),
                 (None, Some(place)) => Some(reserved(now, uptime, &place)),
                 (None, None) => grants.soonest(weight, uptime, waits).map(|at| {
@@ -105,13 +106,29 @@ impl Timed {
         table.at_once == AtOnce::Grants
     }
 
+    /// What a key holds.
+    pub(super) fn view_granted(&self, found: &Key, weight: u64) -> Result<View, Blocked> {
+        if let Some(view) = self.view_at_hand(found, weight) {
+            return Ok(view);
+        }
+        let (grants, window) = (found.grants(), found.table.policy.shared_by());
+        if let Some(window) = window.filter(|_| weight == 1) {
+            self.limit.ask_for_grants(found, Wish::Word, Lengths::of(window.limit, window.length, grants.trip()))?;
+            if let Some(view) = self.view_at_hand(found, weight) {
+                return Ok(view);
+            }
+        }
+        self.view_on_server(found.home(), found.table, found.hash, weight)
+    }
+
     /// What is known of a start without asking.
-    pub(super) fn view_at_hand(&self, found: &Key, weight: u64) -> Option<View> {
+    fn view_at_hand(&self, found: &Key, weight: u64) -> Option<View> {
         let (now, uptime) = found.home().clock.now_and_uptime();
         let uptime = uptime as Tick;
-        let ready = match found.grants().soonest(weight, uptime, false) {
-            Some(at) => now.floor + (at - uptime),
-            None => found.grants().can_start(weight, uptime).then_some(now.floor)?,
+        let grants = found.grants();
+        let ready = match grants.can_start(weight, uptime) {
+            true => now.floor,
+            false => now.floor + (grants.soonest(weight, uptime, false).or_else(|| grants.promised(weight, uptime))? - uptime),
         };
         Some(self.view_by(found, now, uptime, ready))
     }

@@ -153,9 +153,15 @@ impl Timed {
     }
 
     /// The same, by what a server has granted where it does.
-    fn take_shared<const LOOK: bool>(&self, found: &Key, ask: &Ask, view: &mut View) -> Result<Answer, Blocked> {
+    fn take_shared<const LOOK: bool>(
+        &self,
+        found: &Key,
+        ask: &Ask,
+        waits: bool,
+        view: &mut View,
+    ) -> Result<Answer, Blocked> {
         match Self::is_granted(found.table) {
-            true => self.take_granted::<LOOK>(found, ask, view),
+            true => self.take_granted::<LOOK>(found, ask, waits, view),
             false => self.take_looking::<LOOK>(found, ask, view),
         }
     }
