@@ -260,9 +260,10 @@ fn a_server_that_is_away_for_less_than_a_grant_goes_unnoticed() {
     options.timeout = Duration::from_millis(200);
     let store = Store::with_options(&server.url(), options).unwrap();
     let limiter = RateLimiter::new(&store, "api", 1_000_000, Duration::from_secs(60)).unwrap();
+    let pid = server.pid();
     let stop = |signal| {
         // SAFETY: the server is there as long as it has not ended, which it does with this test.
-        unsafe { libc::kill(server.pid(), signal) };
+        unsafe { libc::kill(pid, signal) };
     };
     // Often enough that units are at hand when it stops. (On a busy machine a grant may be over by then.)
     wait_until("a start while the server is away", || {
