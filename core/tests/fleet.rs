@@ -115,7 +115,8 @@ fn site(url: &str, (limit, window): (u64, Duration), (waits, rate): (bool, i64),
                     Ok(Some(permit)) => {
                         let now = now_ns();
                         // A waiter starts when its place is ready, or later; what had none, after it was asked for.
-                        let ready = permit.ready_at().map(|at| SystemTime::now().duration_since(at).unwrap_or_default());
+                        let ready =
+                            permit.ready_at().map(|at| SystemTime::now().duration_since(at).unwrap_or_default());
                         let begin = ready.map_or(before, |ago| now - ago.as_nanos() as u64);
                         record.add(begin, now, 1);
                         Duration::ZERO
@@ -292,10 +293,8 @@ fn a_server_that_is_away_for_less_than_a_grant_goes_unnoticed() {
 fn a_change_holds_everywhere_when_its_call_returns() {
     let server = RedisServer::start("fleet-changes");
     let stores: Vec<Store> = (0..3).map(|_| Store::new(&server.url()).unwrap()).collect();
-    let limiters: Vec<RateLimiter> = stores
-        .iter()
-        .map(|store| RateLimiter::new(store, "api", 1_000, Duration::from_secs(1)).unwrap())
-        .collect();
+    let limiters: Vec<RateLimiter> =
+        stores.iter().map(|store| RateLimiter::new(store, "api", 1_000, Duration::from_secs(1)).unwrap()).collect();
     let is_over = AtomicBool::new(false);
     let (before, after) = std::thread::scope(|scope| {
         let sites: Vec<_> = limiters
@@ -338,10 +337,18 @@ fn a_change_holds_everywhere_when_its_call_returns() {
 fn figures() {
     for (limit, window) in [(1000, 1), (20_000, 10), (100, 2)] {
         let window = Duration::from_secs(window);
-        for (name, threads, drive) in [("callers", 1, callers as fn(&RateLimiter, Instant) -> Vec<Start>), ("waiters", 4, waiters)] {
+        for (name, threads, drive) in
+            [("callers", 1, callers as fn(&RateLimiter, Instant) -> Vec<Start>), ("waiters", 4, waiters)]
+        {
             let server = RedisServer::start("fleet");
             let seen = run(&server, (limit, window), (8, threads), window * 4, drive);
-            println!("{limit}/{window:?} {name}: over {} used {:.3} requests {:.3} starts {}", seen.over, seen.used, seen.requests, seen.starts.len());
+            println!(
+                "{limit}/{window:?} {name}: over {} used {:.3} requests {:.3} starts {}",
+                seen.over,
+                seen.used,
+                seen.requests,
+                seen.starts.len()
+            );
         }
     }
 }

@@ -11,8 +11,8 @@ let database = 0;
 before(async () => (server = await startRedis()));
 after(() => server.stop());
 
-/** A store that nobody has used. */
-const newStore = (options = { timeout: "20s" }) => new Store(`${server.url}?db=${++database}`, options);
+/** A store that nobody has used, each of whose starts is a request. */
+const newStore = (options = { timeout: "20s" }) => new Store(`${server.url}?db=${++database}&grants=never`, options);
 const rate = (store, max = 100) => new RateLimiter(store, "api", { maxExecutions: max, windowSizeInSeconds: 3600 });
 const jobs = (store) => new ConcurrencyLimiter(2, { store, name: "jobs" });
 const sleep = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
@@ -119,6 +119,21 @@ test("a start needs no request to end", async () => {
   } finally {
     process.kill(server.pid, "SIGCONT");
   }
+});
+
+test("what was granted is decided at once", async () => {
+  const limiter = new RateLimiter(new Store(`${server.url}?db=${++database}`), "api", { maxExecutions: 1_000_000, windowSizeInSeconds: 60 });
+  let permit = null;
+  while (!permit) {
+    for (let i = 0; i < 200; i++) await limiter.tryAcquireAsync();
+    try {
+      permit = limiter.tryAcquire();
+    } catch (error) {
+      // Nothing was at hand just then.
+      assert.ok(error instanceof SyncUnsupported, String(error));
+    }
+  }
+  permit.cancel();
 });
 
 test("with a limiter of one's own", async () => {

@@ -111,6 +111,8 @@ impl Lengths {
     pub const MOST_TRUST: Tick = 2_000_000;
     /// A grant lasts no longer. More saves next to no requests.
     const MOST_GRANT: Tick = 500_000;
+    /// No promise lies more lengths of a grant ahead: on the way there clocks drift apart by a fifth of one.
+    const FAR: u64 = 100;
     /// A limit that is smaller gets longer grants: else a grant would be of less than a unit.
     const SMALL: u64 = 320;
     /// So many round trips a grant lasts at least.
@@ -122,6 +124,11 @@ impl Lengths {
         let part = if limit < Lengths::SMALL { window / 20 } else { window / 40 };
         let grant = part.min(Lengths::MOST_GRANT).max(Lengths::TRIPS * trip).min(trust / 2).max(1);
         Lengths { grant, trust, period: (window / 8).max(1) }
+    }
+
+    /// How far ahead a promise may lie.
+    pub fn far(&self) -> Tick {
+        Lengths::FAR * self.grant
     }
 }
 
@@ -161,6 +168,8 @@ pub(crate) enum Wish {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Question {
     pub seq: u64,
+    /// No grant is to have fewer units.
+    pub least: u64,
     pub want: u64,
     pub future: u64,
     /// So many grants fit.
@@ -186,7 +195,7 @@ pub(crate) struct Told {
     /// Up to when starts may have been lost: another one is another memory.
     pub epoch: u64,
     pub gate: Tick,
-    /// When more becomes free.
+    /// When so many more become free that a grant may have.
     pub next: Tick,
     pub remaining: u64,
     pub empty: Tick,
@@ -199,7 +208,8 @@ impl Told {
         let numbers = answer.iter().map(|n| u64::try_from(*n).ok()).collect::<Option<Vec<u64>>>()?;
         let (&[now, epoch, gate, next, remaining, empty], grants) = numbers.split_first_chunk()?;
         let (grants, rest) = grants.as_chunks();
-        let grants = grants.iter().map(|&[ticket, ready, ends, stamp, units]| Grant { ticket, ready, ends, stamp, units });
+        let grants =
+            grants.iter().map(|&[ticket, ready, ends, stamp, units]| Grant { ticket, ready, ends, stamp, units });
         rest.is_empty().then(|| Told { now, epoch, gate, next, remaining, empty, grants: grants.collect() })
     }
 }
@@ -242,7 +252,9 @@ impl<'a> Grants<'a> {
     const ACCEPTING: usize = 15;
     /// When more becomes free there than was granted.
     const NEXT: usize = 16;
-    const FIRST: usize = 17;
+    /// `QUIET` is for so many units and more.
+    const QUIET_LEAST: usize = 17;
+    const FIRST: usize = 18;
 
     fn word(&self, at: usize) -> &'a AtomicU64 {
         &self.words[at]
@@ -279,12 +291,7 @@ impl<'a> Grants<'a> {
     #[inline(always)]
     fn taken(&self, cell: &[AtomicU64], state: u64, from: Tick) -> Taken {
         let word = |at: usize| cell[at].load(Relaxed);
-        Taken {
-            ticket: word(cell::TICKET),
-            stamp: word(cell::STAMP),
-            unit: takings(state),
-            from,
-        }
+        Taken { ticket: word(cell::TICKET), stamp: word(cell::STAMP), unit: takings(state), from }
     }
 
     /// Takes units that may start soonest, within `patience` from now.
@@ -333,7 +340,8 @@ impl<'a> Grants<'a> {
         }
         let soonest = self.first(weight, now).map(|(from, ..)| from).or_else(|| {
             let quiet = self.word(Grants::QUIET).load(Acquire);
-            (!waits || quiet & 1 == 1).then_some(quiet / 2)
+            let is_for = weight >= self.word(Grants::QUIET_LEAST).load(Relaxed) && (!waits || quiet & 1 == 1);
+            is_for.then_some(quiet / 2)
         });
         soonest.filter(|&from| from > now)
     }
@@ -343,7 +351,7 @@ impl<'a> Grants<'a> {
     pub fn promised(&self, weight: u64, now: Tick) -> Option<Tick> {
         let next = || Some(self.word(Grants::NEXT).load(Relaxed)).filter(|_| weight == 1);
         let from = self.first(weight, now).map(|(from, ..)| from).or_else(next).filter(|&from| from > now)?;
-        (now < self.word(Grants::GOOD).load(Acquire) + SECOND + (from - now) / 4).then_some(from)
+        (now < self.word(Grants::GOOD).load(Acquire) + SECOND + ((from - now) / 4).min(10 * SECOND)).then_some(from)
     }
 
     /// Is there a promise of so many units?
@@ -370,7 +378,10 @@ impl<'a> Grants<'a> {
     /// How much there is, as far as this machine knows, and when all of it is.
     pub fn known(&self) -> (u64, Tick) {
         let held: u64 = self.cells().map(|cell| cell[cell::STATE].load(Relaxed) & LEFT).sum();
-        (self.word(Grants::REMAINING).load(Relaxed).saturating_add(held), self.word(Grants::EMPTY).load(Relaxed) & !LEFT_OVER)
+        (
+            self.word(Grants::REMAINING).load(Relaxed).saturating_add(held),
+            self.word(Grants::EMPTY).load(Relaxed) & !LEFT_OVER,
+        )
     }
 
     /// How long a round trip takes; 0: nothing was asked yet.
@@ -421,7 +432,8 @@ impl<'a> Grants<'a> {
 
     /// Gives the units of a place back that has not started. `false`: there was none, or its grant has ended.
     pub fn give_place_back(&self, ticket: u64, unit: u64, weight: u64) -> bool {
-        self.cell_of(ticket).is_some_and(|(cell, turn)| Self::end_place(cell, unit) && Self::put_back(cell, turn, weight))
+        self.cell_of(ticket)
+            .is_some_and(|(cell, turn)| Self::end_place(cell, unit) && Self::put_back(cell, turn, weight))
     }
 
     fn put_back(cell: &[AtomicU64], turn: u64, weight: u64) -> bool {
@@ -460,11 +472,13 @@ impl<'a> Grants<'a> {
             most += u64::from(ticket == 0 || stays > 0);
         }
         let (want, future) = self.amounts(wish, lengths, now);
+        let least = if let Wish::Start(weight) | Wish::Place(weight) = wish { weight } else { 1 };
         // One that was not answered is asked again, so that what it was granted is known.
-        let (seq, is_pending) = (self.word(Grants::SEQ).load(Relaxed) / 2, self.word(Grants::SEQ).load(Relaxed) % 2 == 1);
+        let (seq, is_pending) =
+            (self.word(Grants::SEQ).load(Relaxed) / 2, self.word(Grants::SEQ).load(Relaxed) % 2 == 1);
         let seq = if is_pending { seq } else { now.max(seq + 1) };
         self.word(Grants::SEQ).store(2 * seq + 1, Relaxed);
-        Question { seq, want, future, most, reports }
+        Question { seq, least, want, future, most, reports }
     }
 
     /// How many units to ask for, now and later.
@@ -475,7 +489,8 @@ impl<'a> Grants<'a> {
             Wish::Place(weight) => (weight, true),
         };
         let (starts, denials) = self.lately(lengths, now);
-        let per_grant = |n: u64| (u128::from(n) * u128::from(lengths.grant)).div_ceil(u128::from(lengths.period)) as u64;
+        let per_grant =
+            |n: u64| (u128::from(n) * u128::from(lengths.grant)).div_ceil(u128::from(lengths.period)) as u64;
         let was_left_over = self.word(Grants::EMPTY).load(Relaxed) & LEFT_OVER != 0;
         let calls = (starts + denials) * if was_left_over { 1 } else { 2 };
         let is_back = now < self.word(Grants::DENIED_UNTIL).load(Relaxed).saturating_add(lengths.grant);
@@ -570,8 +585,9 @@ impl<'a> Grants<'a> {
         }
         let (before, trip) = (self.trip(), now - asked);
         self.word(Grants::TRIP).store(trip.max(before - before.saturating_sub(trip) / 8), Relaxed);
-        // By this machine's clock: not before so long, and not after.
-        let at = |tick: Tick| now + 1 + longer(tick.saturating_sub(told.now));
+        let at = |tick: Tick| now + 1 + tick.saturating_sub(told.now);
+        // Not before that, whatever the clocks' rates.
+        let surely_at = |tick: Tick| now + 1 + longer(tick.saturating_sub(told.now));
         let is_other = self.word(Grants::EPOCH).swap(told.epoch, Relaxed) != told.epoch;
         if is_other && !fault::planted("epoch ignored") || told.gate > told.now {
             self.void();
@@ -581,10 +597,10 @@ impl<'a> Grants<'a> {
         self.word(Grants::GOOD).fetch_max(asked + shorter(lengths.trust), AcqRel);
         self.word(Grants::REMAINING).store(told.remaining, Relaxed);
         self.word(Grants::EMPTY).store(at(told.empty), Relaxed);
-        self.word(Grants::NEXT).store(at(told.next), Relaxed);
+        self.word(Grants::NEXT).store(if question.least == 1 { at(told.next) } else { 0 }, Relaxed);
         let mut is_any = false;
         for grant in &told.grants {
-            let from = if grant.ready <= told.now { asked } else { at(grant.ready) };
+            let from = if grant.ready <= told.now { asked } else { surely_at(grant.ready) };
             let unstamped = if fault::planted("stamped at its beginning") { lengths.grant } else { 0 };
             let until = (asked + shorter((grant.ends + unstamped).saturating_sub(told.now))).saturating_sub(1);
             let Some(cell) = self.cells().find(|cell| cell[cell::TICKET].load(Relaxed) == 0) else { break };
@@ -601,7 +617,9 @@ impl<'a> Grants<'a> {
             cell[cell::STATE].store(next_turn(state, grant.units), Release);
             is_any |= until > now.max(from);
         }
-        let quiet = if is_any { 0 } else { at(told.next.max(told.gate)) };
+        let has_more = told.remaining >= question.least && told.gate <= told.now;
+        let quiet = if is_any || has_more { 0 } else { at(told.next.max(told.gate)) };
+        self.word(Grants::QUIET_LEAST).store(question.least, Relaxed);
         // Who waits may be promised something, if nobody has asked for that.
         let is_for_all = question.future > 0 || question.most == 0 || told.gate > told.now;
         self.word(Grants::QUIET).store(2 * quiet + u64::from(is_for_all), Release);
@@ -638,9 +656,8 @@ impl<'a> Grants<'a> {
 
     /// Would nobody notice if this were forgotten?
     pub fn is_idle(&self, now: Tick) -> bool {
-        let is_over = |cell: &[AtomicU64]| {
-            cell[cell::TICKET].load(Relaxed) == 0 || now >= cell[cell::UNTIL].load(Relaxed)
-        };
+        let is_over =
+            |cell: &[AtomicU64]| cell[cell::TICKET].load(Relaxed) == 0 || now >= cell[cell::UNTIL].load(Relaxed);
         self.cells().all(is_over) && self.word(Grants::ASKING).load(Relaxed) % 2 == 0
     }
 }

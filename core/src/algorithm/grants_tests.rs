@@ -77,7 +77,11 @@ fn whatever_clocks_and_messages_do_units_start_within_their_grants() {
                 if key.grants().take(1, site.at(time)).is_some() {
                     early_and_late[usize::from(time > bound as f64)] += 1;
                     assert!(time >= ready as f64, "{} early", ready as f64 - time);
-                    assert!(time <= (ready + LENGTHS.grant + 1) as f64, "{} late", time - (ready + LENGTHS.grant + 1) as f64);
+                    assert!(
+                        time <= (ready + LENGTHS.grant + 1) as f64,
+                        "{} late",
+                        time - (ready + LENGTHS.grant + 1) as f64
+                    );
                     assert!(time <= decided + LENGTHS.trust as f64, "after what was said is certain");
                 }
             }
@@ -111,7 +115,10 @@ fn what_ends_is_reported_until_that_was_answered_and_the_cell_is_used_again() {
     refill(&key, 1_000, &[grant(1, 1_000, 5), grant(2, 1_000, 1)]);
     let taken = key.grants().take(2, 1_001).unwrap();
     assert_eq!(key.grants().take(1, 1_001).unwrap().ticket, 1);
-    assert!(key.grants().give_back(1, taken.unit, 2) && key.grants().give_back(1, taken.unit, 2), "a second time it is nothing");
+    assert!(
+        key.grants().give_back(1, taken.unit, 2) && key.grants().give_back(1, taken.unit, 2),
+        "a second time it is nothing"
+    );
     assert_eq!(key.grants().take(1, 1_001).unwrap().ticket, 1);
     let late = 1_000 + LENGTHS.grant + 100;
     let question = key.grants().question(Wish::Start(1), LENGTHS, late);

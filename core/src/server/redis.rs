@@ -256,7 +256,8 @@ impl Engine for Redis {
     }
 
     fn out(&self, limit: &str, patience: Duration) -> Result<[Duration; 2]> {
-        let until: [Option<Tick>; 2] = self.query(redis::cmd("HMGET").arg(key_of(limit)).arg(&["out", "said"]), patience)?;
+        let until: [Option<Tick>; 2] =
+            self.query(redis::cmd("HMGET").arg(key_of(limit)).arg(&["out", "said"]), patience)?;
         let [Some(out), Some(said)] = until else { return Ok([Duration::ZERO; 2]) };
         let now = self.time(patience)?;
         Ok([out.min(said), said].map(|until| from_ticks(until.saturating_sub(now))))

@@ -135,7 +135,9 @@ impl Session {
                 match grants.as_deref() {
                     None | Some("auto") => {}
                     Some("never") => options.grants = false,
-                    Some(other) => return Err(Error::invalid("grants", format_args!("\"{other}\""), "\"auto\" or \"never\"")),
+                    Some(other) => {
+                        return Err(Error::invalid("grants", format_args!("\"{other}\""), "\"auto\" or \"never\""));
+                    }
                 }
                 Some(server::at(&url)?)
             }

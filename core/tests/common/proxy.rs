@@ -86,7 +86,11 @@ fn forward(mut from: UnixStream, mut to: UnixStream, words: &'static [AtomicU64]
             if is_broken() {
                 break;
             }
-            std::thread::sleep(due.saturating_duration_since(Instant::now()).min(Duration::from_millis(5)).max(Duration::from_micros(100)));
+            std::thread::sleep(
+                due.saturating_duration_since(Instant::now())
+                    .min(Duration::from_millis(5))
+                    .max(Duration::from_micros(100)),
+            );
         }
         if is_broken() || to.write_all(&buffer[..read]).is_err() {
             break;

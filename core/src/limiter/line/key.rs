@@ -151,7 +151,7 @@ impl KeyLine {
             (self.ask_at, self.looks) = (now, 0);
         } else {
             // A key that is none, or a weight that could never start, is an error before it waits.
-            pass.limiter.quiet_peek(pass.key, weight)?;
+            pass.limiter.peek_again(pass.key, weight)?;
             let soonest = self.soonest(pass, self.units.saturating_add(weight), now);
             if is_last && soonest > deadline {
                 pass.limiter.sent_away(pass.key, weight);
@@ -484,7 +484,7 @@ impl KeyLine {
             return;
         }
         self.look_sooner_at = now + LOOK_SOONER;
-        let Ok(seen) = pass.limiter.quiet_peek(pass.key, first.weight) else { return };
+        let Ok(seen) = pass.limiter.peek_again(pass.key, first.weight) else { return };
         if patience_ticks(seen.retry_after).saturating_add(now + WORTH_MOVING) < first.ready {
             self.give_back_all(pass.limiter);
             self.ask_at = now;

@@ -16,7 +16,9 @@ use crate::limiter::{Attempt, LOOK_AGAIN, Presented, Reserved};
 use crate::permit::{MOST_GRACE, RawPermit, TimedPermit};
 use crate::policy::{self, Shape};
 use crate::state::counts::{ADMITTED, DENIED, WAIT_TIME, WAITED};
-use crate::state::{AtOnce, Blocked, Bound, Hash, Home, Key, STORE_AGAIN, Stuck, Table, is_counted_place, is_granted_place};
+use crate::state::{
+    AtOnce, Blocked, Bound, Hash, Home, Key, STORE_AGAIN, Stuck, Table, is_counted_place, is_granted_place,
+};
 use crate::time::{self, Tick, from_ticks};
 use crate::waiting::MayWait;
 use std::cell::Cell;

@@ -1,8 +1,9 @@
 //! Limits of which a server has granted units: starts, places and denials without asking it.
 
-use super::{Timed, Turn};
+use super::{Seen, Timed, Turn};
 use crate::algorithm::grants::{self, Lengths, Wish};
 use crate::algorithm::log::{Answer, Ask, Stage, Taken, View};
+use crate::decision::Decision;
 use crate::error::{Error, Result};
 use crate::permit::TimedPermit;
 use crate::state::counts::ADMITTED;
@@ -73,6 +74,14 @@ impl Timed {
                     Answer { now, ready: now.floor + (at - uptime), taken: None }
                 }),
             };
+            let lengths = Lengths::of(window.limit, window.length, grants.trip());
+            if let Some(Answer { ready, taken: None, .. }) = answer
+                && takes_places
+                && ready - now.floor > lengths.far()
+            {
+                // Too far away to be promised: the server keeps the place.
+                break;
+            }
             if let Some(answer) = answer {
                 if answer.taken.is_some() {
                     self.reset_backoff(found);
@@ -86,7 +95,8 @@ impl Timed {
                 grants.waits();
             }
             if began.elapsed() > self.limit.store().options.timeout {
-                let (doing, waited_ms) = ("waiting for a server\u{2019}s answer".into(), began.elapsed().as_millis() as u64);
+                let (doing, waited_ms) =
+                    ("waiting for a server\u{2019}s answer".into(), began.elapsed().as_millis() as u64);
                 return Err(Error::StoreTimeout { doing, waited_ms }.into());
             }
             let wish = match () {
@@ -94,7 +104,6 @@ impl Timed {
                 () if waits => Wish::Place(weight),
                 () => Wish::Start(weight),
             };
-            let lengths = Lengths::of(window.limit, window.length, grants.trip());
             self.limit.ask_for_grants(found, wish, lengths)?;
             questions += 1;
         }
@@ -114,11 +123,31 @@ impl Timed {
         let (grants, window) = (found.grants(), found.table.policy.shared_by());
         if let Some(window) = window.filter(|_| weight == 1) {
             self.limit.ask_for_grants(found, Wish::Word, Lengths::of(window.limit, window.length, grants.trip()))?;
+            let (remaining, _) = grants.known();
+            if remaining > 0 {
+                let (now, uptime) = found.home().clock.now_and_uptime();
+                return Ok(self.view_by(found, now, uptime as Tick, now.floor));
+            }
             if let Some(view) = self.view_at_hand(found, weight) {
                 return Ok(view);
             }
         }
         self.view_on_server(found.home(), found.table, found.hash, weight)
+    }
+
+    /// What is as good as known, without asking.
+    pub(super) fn decision_at_hand(&self, key: &str, weight: u64) -> Option<Decision> {
+        let found = self.limit.is_bound()?.find_at_once(key, weight).filter(|found| Self::is_granted(found.table))?;
+        let at = found.grants().promised(weight, uptime());
+        let view = match at {
+            Some(at) => {
+                let (now, uptime) = found.home().clock.now_and_uptime();
+                self.view_by(&found, now, uptime as Tick, now.floor + at.saturating_sub(uptime as Tick))
+            }
+            None => self.view_at_hand(&found, weight)?,
+        };
+        let admitted = view.ready <= view.now;
+        Some(self.decision(&Seen { view, capacity: found.table.capacity, admitted, backoff: 0 }))
     }
 
     /// What is known of a start without asking.
@@ -128,7 +157,7 @@ impl Timed {
         let grants = found.grants();
         let ready = match grants.can_start(weight, uptime) {
             true => now.floor,
-            false => now.floor + (grants.soonest(weight, uptime, false).or_else(|| grants.promised(weight, uptime))? - uptime),
+            false => now.floor + (grants.soonest(weight, uptime, false)? - uptime),
         };
         Some(self.view_by(found, now, uptime, ready))
     }

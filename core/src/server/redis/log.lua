@@ -50,6 +50,9 @@ local SITES_KEPT, MOST_ENDED = 60 * SECOND, 8000
 
 local GRANT = byte("G")
 
+-- A promise lies no more lengths of a grant ahead: on the way there clocks drift apart by a fifth of one. (`Lengths` knows this, too.)
+local FAR = 100
+
 local slice, interval = policy[1], policy[2]
 local limits, lengths, capacity, largest, longest, shortest = {}, {}, policy[3], 0, 0, policy[4]
 for i = 3, #policy, 2 do
@@ -476,7 +479,7 @@ if head.mark ~= mark or not is_deciding then
     -- reports    of earlier grants, which have ended: ticket, stamp, how many units stay (the others will never start), and which of
     --            its first 64 takings were given back, in two words. It says the same however often it comes.
     -- -> {0, now, born, gate, next, remaining, empty, then of each grant: ticket, ready, end, stamp, units}
-    --    next: when more becomes free; remaining, empty: as of `view`.
+    --    next: when `least` more become free; remaining, empty: as of `view`.
     --
     -- A site's request has a number that grows. The one that it sent last is answered with the same grants if it comes again.
     --
@@ -527,7 +530,9 @@ if head.mark ~= mark or not is_deciding then
             while given == free and left >= least and most > 0 and head.units < room() do
                 -- As many as are ready about then.
                 local units, fails = least, left + 1
-                local latest = ready_from(gate, least) + quotient(g, 8)
+                local first = ready_from(gate, least)
+                if first - now > FAR * g then break end
+                local latest = first + quotient(g, 8)
                 while fails - units > 1 do
                     local middle = quotient(units + fails, 2)
                     if ready_from(gate, middle) <= latest then units = middle else fails = middle end
@@ -550,7 +555,7 @@ if head.mark ~= mark or not is_deciding then
         end
         call("HSET", limit_key, "out", format("%d", out), "said", format("%d", now + trust))
         local remaining, empty = look(gate)
-        local next = max(ready_from(gate, 1), now + 1, 2 * now - clock)
+        local next = max(ready_from(gate, least), now + 1, 2 * now - clock)
         return { 0, now, born, gate, next, remaining, empty, unpack(granted) }
     end
 

@@ -1,9 +1,9 @@
 //! What a limit asks of its server.
 
 use super::{Key, Limit};
+use crate::algorithm::grants::{Grants, Lengths, Told, Wish};
 use crate::error::{Error, Result};
 use crate::fault;
-use crate::algorithm::grants::{Grants, Lengths, Told, Wish};
 use crate::policy;
 use crate::server::{Call, Engine, number, without_password};
 use crate::state::table::{Blocked, Hash, Home, Table};
@@ -86,9 +86,9 @@ impl Limit {
             }
         };
         let question = grants.question(wish, lengths, uptime());
-        let least = if let Wish::Start(weight) | Wish::Place(weight) = wish { weight } else { 1 };
         let length = if fault::planted("stamped at its beginning") { 0 } else { lengths.grant };
-        let numbers = [self.store.owner()?, question.seq, question.want, least, question.future, question.most, length];
+        let numbers =
+            [self.store.owner()?, question.seq, question.want, question.least, question.future, question.most, length];
         let arguments: Vec<i64> = numbers.iter().chain(question.reports.as_flattened()).map(|n| number(*n)).collect();
         let asked = uptime();
         let answer = self.ask_any(found.home(), found.table, Some(found.hash), "grant", &arguments)?;
@@ -113,7 +113,9 @@ impl Limit {
     /// Does something with the policy of a key, or of the whole limit.
     fn on_server<const N: usize>(&self, key: &str, op: &'static str, argument: impl Fn(&Home) -> i64) -> Result<()> {
         match key {
-            "" => self.look("", |home, table, _, _| self.ask_of::<N>(home, table, None, op, &[argument(home)]).map(drop))?,
+            "" => {
+                self.look("", |home, table, _, _| self.ask_of::<N>(home, table, None, op, &[argument(home)]).map(drop))?
+            }
             key => self.with_key(key, |found| self.ask::<N>(found, op, &[argument(found.home())]).map(drop))?,
         }
         if self.home()?.has_grants {
