@@ -359,6 +359,15 @@ impl<'a> Grants<'a> {
         self.first(weight, now).is_some_and(|(from, ..)| from > now)
     }
 
+    /// Is there room for another grant?
+    pub fn has_room(&self, now: Tick) -> bool {
+        self.cells().any(|cell| {
+            let word = |at: usize| cell[at].load(Relaxed);
+            let is_used_up = word(cell::STATE) & LEFT == 0 && word(cell::PLACES) == 0;
+            word(cell::TICKET) == 0 || is_used_up || now >= word(cell::UNTIL)
+        })
+    }
+
     /// Could so many units start now?
     pub fn can_start(&self, weight: u64, now: Tick) -> bool {
         now < self.word(Grants::GOOD).load(Acquire) && self.first(weight, now).is_some_and(|(from, ..)| from <= now)

@@ -4,7 +4,7 @@ use super::{Seen, Timed, Turn};
 use crate::algorithm::grants::{self, Lengths, Wish};
 use crate::algorithm::log::{Answer, Ask, Stage, Taken, View};
 use crate::decision::Decision;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::permit::TimedPermit;
 use crate::state::counts::ADMITTED;
 use crate::state::{AtOnce, Blocked, Hash, Key, Table, as_granted_place, without_grant};
@@ -94,18 +94,16 @@ impl Timed {
             if waits {
                 grants.waits();
             }
-            if began.elapsed() > self.limit.store().options.timeout {
-                let (doing, waited_ms) =
-                    ("waiting for a server\u{2019}s answer".into(), began.elapsed().as_millis() as u64);
-                return Err(Error::StoreTimeout { doing, waited_ms }.into());
+            if !grants.has_room(uptime) {
+                // Too many wait: the server keeps the place.
+                break;
             }
             let wish = match () {
                 () if grants.is_promised(weight, uptime) => Wish::Word,
                 () if waits => Wish::Place(weight),
                 () => Wish::Start(weight),
             };
-            self.limit.ask_for_grants(found, wish, lengths)?;
-            questions += 1;
+            questions += u32::from(self.limit.ask_for_grants(found, wish, lengths, began)?);
         }
         self.take_looking::<LOOK>(found, ask, view)
     }
@@ -122,7 +120,8 @@ impl Timed {
         }
         let (grants, window) = (found.grants(), found.table.policy.shared_by());
         if let Some(window) = window.filter(|_| weight == 1) {
-            self.limit.ask_for_grants(found, Wish::Word, Lengths::of(window.limit, window.length, grants.trip()))?;
+            let lengths = Lengths::of(window.limit, window.length, grants.trip());
+            self.limit.ask_for_grants(found, Wish::Word, lengths, Instant::now())?;
             let (remaining, _) = grants.known();
             if remaining > 0 {
                 let (now, uptime) = found.home().clock.now_and_uptime();
@@ -169,7 +168,7 @@ impl Timed {
             let Some(window) = found.table.policy.shared_by().filter(|_| Self::is_granted(found.table)) else {
                 return Ok(Turn::Gone);
             };
-            let grants = found.grants();
+            let (grants, began) = (found.grants(), Instant::now());
             for _ in 0..MOST_QUESTIONS {
                 match grants.start(ticket, place.grace, uptime()) {
                     grants::Turn::Started => {
@@ -181,7 +180,7 @@ impl Timed {
                     grants::Turn::Gone => break,
                     grants::Turn::Unsure => {
                         let lengths = Lengths::of(window.limit, window.length, grants.trip());
-                        self.limit.ask_for_grants(found, Wish::Word, lengths)?;
+                        self.limit.ask_for_grants(found, Wish::Word, lengths, began)?;
                     }
                 }
             }

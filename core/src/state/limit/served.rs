@@ -10,6 +10,7 @@ use crate::state::table::{Blocked, Hash, Home, Table};
 use crate::state::{sleep_on, wake_all};
 use crate::time::{Tick, uptime};
 use crate::waiting::MayWait;
+use std::time::Instant;
 
 /// The right to ask for grants of a key. Others may ask when it is gone.
 struct Asking<'a>(Grants<'a>);
@@ -73,16 +74,21 @@ impl Limit {
         Ok(answer)
     }
 
-    /// Asks for units that this process may start by itself. One caller at a time does, the others wait for that answer; who comes back
-    /// looks again.
-    pub fn ask_for_grants(&self, found: &Key, wish: Wish, lengths: Lengths) -> Result<(), Blocked> {
-        let patience = MayWait::part_for_server(self.store.options.timeout)?;
+    /// Asks for units that this process may start by itself. One caller at a time does, the others wait for that answer (`false`); who
+    /// comes back looks again. `began`: since when the caller has waited.
+    pub fn ask_for_grants(&self, found: &Key, wish: Wish, lengths: Lengths, began: Instant) -> Result<bool, Blocked> {
+        let timeout = self.store.options.timeout;
+        let patience = MayWait::part_for_server(timeout.saturating_sub(began.elapsed()))?;
+        if patience.is_zero() {
+            let (doing, waited_ms) = ("waiting for what a server grants".into(), timeout.as_millis() as u64);
+            return Err(Error::StoreTimeout { doing, waited_ms }.into());
+        }
         let grants = found.grants();
         let asking = match grants.begin() {
             Ok(()) => Asking(grants),
             Err((word, turn)) => {
                 sleep_on(word, turn, patience);
-                return Ok(());
+                return Ok(false);
             }
         };
         let question = grants.question(wish, lengths, uptime());
@@ -95,7 +101,7 @@ impl Limit {
         let now = uptime() + 1;
         let told = Told::read(&answer).ok_or_else(|| self.no_answer("grant", &answer))?;
         asking.0.accept(&question, &told, (asked, now), lengths);
-        Ok(())
+        Ok(true)
     }
 
     /// Checks what a start weighs by the policy that holds, which need not be the one that this process knows.
