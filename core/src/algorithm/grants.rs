@@ -174,6 +174,8 @@ pub(crate) struct Question {
     pub future: u64,
     /// So many grants fit.
     pub most: u64,
+    /// See [`Grants::STEPPED`].
+    pub stepped: u64,
     /// Of earlier grants: ticket, stamp, how many units stay, and which of the first 64 have ended otherwise, in two halves.
     pub reports: Vec<[u64; 5]>,
 }
@@ -254,7 +256,12 @@ impl<'a> Grants<'a> {
     const NEXT: usize = 16;
     /// `QUIET` is for so many units and more.
     const QUIET_LEAST: usize = 17;
-    const FIRST: usize = 18;
+    /// When the request was sent that was answered last, and what the server's clock showed then.
+    const LAST_ASKED: usize = 18;
+    const LAST_NOW: usize = 19;
+    /// One more than the server's memory whose clock was set forward; 0: none's was.
+    const STEPPED: usize = 20;
+    const FIRST: usize = 21;
 
     fn word(&self, at: usize) -> &'a AtomicU64 {
         &self.words[at]
@@ -487,7 +494,8 @@ impl<'a> Grants<'a> {
             (self.word(Grants::SEQ).load(Relaxed) / 2, self.word(Grants::SEQ).load(Relaxed) % 2 == 1);
         let seq = if is_pending { seq } else { now.max(seq + 1) };
         self.word(Grants::SEQ).store(2 * seq + 1, Relaxed);
-        Question { seq, least, want, future, most, reports }
+        let stepped = self.word(Grants::STEPPED).load(Relaxed);
+        Question { seq, least, want, future, most, stepped, reports }
     }
 
     /// How many units to ask for, now and later.
@@ -594,6 +602,13 @@ impl<'a> Grants<'a> {
         }
         let (before, trip) = (self.trip(), now - asked);
         self.word(Grants::TRIP).store(trip.max(before - before.saturating_sub(trip) / 8), Relaxed);
+        if self.was_set_forward(told, (asked, now)) {
+            // All windows are shorter by that, until the server knows: nothing of this answer can be used.
+            self.word(Grants::STEPPED).store(told.epoch + 1, Relaxed);
+            self.word(Grants::QUIET).store(0, Release);
+            return self.void();
+        }
+        self.word(Grants::STEPPED).store(0, Relaxed);
         let at = |tick: Tick| now + 1 + tick.saturating_sub(told.now);
         // Not before that, whatever the clocks' rates.
         let surely_at = |tick: Tick| now + 1 + longer(tick.saturating_sub(told.now));
@@ -632,6 +647,14 @@ impl<'a> Grants<'a> {
         // Who waits may be promised something, if nobody has asked for that.
         let is_for_all = question.future > 0 || question.most == 0 || told.gate > told.now;
         self.word(Grants::QUIET).store(2 * quiet + u64::from(is_for_all), Release);
+    }
+
+    /// Has the server's clock gone further since the answer before than time has passed? (By less than two round trips cannot be told
+    /// from a slow answer.)
+    fn was_set_forward(&self, told: &Told, (asked, now): (Tick, Tick)) -> bool {
+        let then = self.word(Grants::LAST_ASKED).swap(asked, Relaxed);
+        let was = self.word(Grants::LAST_NOW).swap(told.now, Relaxed);
+        was != 0 && told.now.saturating_sub(was) > longer(now - then + 1) + 1 && !fault::planted("any clock")
     }
 
     /// Ends all grants, and returns nothing of them: the server does not know them, or nobody may start by them.

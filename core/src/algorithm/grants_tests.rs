@@ -147,6 +147,27 @@ fn another_memory_or_a_gate_ends_what_was_granted() {
 }
 
 #[test]
+fn a_clock_that_was_set_forward_is_noticed_and_told() {
+    let (key, hour) = (Key::new(), 3_600_000_000);
+    refill(&key, 1_000_000, &[grant(1, 1_000_000, 5)]);
+    // As late as clocks may differ.
+    let question = key.grants().question(Wish::Word, LENGTHS, 2_000_000);
+    key.grants().accept(&question, &told(2_000_999, &[grant(2, 2_000_999, 5)]), (2_000_000, 2_000_000), LENGTHS);
+    assert!(key.grants().take(1, 2_000_001).is_some());
+    let question = key.grants().question(Wish::Word, LENGTHS, 2_000_100);
+    assert_eq!(question.stepped, 0);
+    let late = Told { epoch: 7, ..told(2_001_099 + hour, &[grant(3, 2_001_099 + hour, 5)]) };
+    key.grants().accept(&question, &late, (2_000_100, 2_000_100), LENGTHS);
+    assert_eq!(key.grants().take(1, 2_000_101), None, "neither by this answer nor by those before");
+    assert_eq!(key.grants().soonest(1, 2_000_101, false), None, "the server has to be asked");
+    let question = key.grants().question(Wish::Start(1), LENGTHS, 2_000_200);
+    assert_eq!(question.stepped, 8);
+    let silent = Told { epoch: 9, gate: 2_001_300 + hour + 1_000_000, ..told(2_001_300 + hour, &[]) };
+    key.grants().accept(&question, &silent, (2_000_200, 2_000_300), LENGTHS);
+    assert_eq!(key.grants().question(Wish::Start(1), LENGTHS, 2_000_400).stepped, 0);
+}
+
+#[test]
 fn an_answer_of_an_earlier_life_is_dropped() {
     let key = Key::new();
     let question = key.grants().question(Wish::Start(1), LENGTHS, 1_000);

@@ -476,6 +476,7 @@ if head.mark ~= mark or not is_deciding then
     -- future     how many later, if there are none now
     -- most       how many grants
     -- g          how long each lasts
+    -- stepped    0, or a site has seen that the clock was set forward while the memory was the one of `stepped` - 1: a new one begins
     -- reports    of earlier grants, which have ended: ticket, stamp, how many units stay (the others will never start), and which of
     --            its first 64 takings were given back, in two words. It says the same however often it comes.
     -- -> {0, now, born, gate, next, remaining, empty, then of each grant: ticket, ready, end, stamp, units}
@@ -485,9 +486,14 @@ if head.mark ~= mark or not is_deciding then
     --
     -- While the server's clock is behind a time that it has shown before, nothing is granted: it may be set right again, and what was
     -- granted meanwhile would end too early here.
-    function ops.grant(site, seq, want, least, future, most, g, ...)
+    function ops.grant(site, seq, want, least, future, most, g, stepped, ...)
         local sites, name, granted = KEYS[3], format("%d", site), {}
         if clock < now then most = 0 end
+        if stepped == born + 1 then
+            born, most = now, 0
+            call("HSET", limit_key, "born", format("%d", born))
+            gate = max(gate, born + longest + trust)
+        end
         local reports = { ... }
         for i = 1, #reports, 5 do
             local ticket, stamp, stay, low, high = unpack(reports, i, i + 4)

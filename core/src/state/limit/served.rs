@@ -93,8 +93,16 @@ impl Limit {
         };
         let question = grants.question(wish, lengths, uptime());
         let length = if fault::planted("stamped at its beginning") { 0 } else { lengths.grant };
-        let numbers =
-            [self.store.owner()?, question.seq, question.want, question.least, question.future, question.most, length];
+        let numbers = [
+            self.store.owner()?,
+            question.seq,
+            question.want,
+            question.least,
+            question.future,
+            question.most,
+            length,
+            question.stepped,
+        ];
         let arguments: Vec<i64> = numbers.iter().chain(question.reports.as_flattened()).map(|n| number(*n)).collect();
         let asked = uptime();
         let answer = self.ask_any(found.home(), found.table, Some(found.hash), "grant", &arguments)?;
