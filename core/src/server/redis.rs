@@ -5,9 +5,13 @@
 //! wgl:{NAME}         a hash: what is declared under a name (policy, composite, override), its version, and what holds for all
 //!                    keys; for a key with a policy of its own, by the key's hash, its version (k:HASH), text (t:HASH) and since when (s:HASH)
 //! wgl:{NAME}:HASH    the state of a key
+//! wgl:{NAME}:keys    which keys have a state, and until when
+//! wgl:{NAME}:waiting which of them are as an earlier policy left them
 //! ```
 //!
 //! Braces in a name are written as `%7B` and `%7D`, so that a cluster keeps all of a limit in one place.
+
+mod adopt;
 
 use super::{Call, EPOCH, Engine, Family, Note, Row, Terms, version, without_password};
 use crate::error::{Error, Result};
@@ -28,46 +32,6 @@ const LEAST: Duration = Duration::from_millis(1);
 /// Is there as long as nobody has wiped the server: see [`may_be_wiped`].
 const MARK: &str = "wgl:mark";
 
-/// Notes of a new limit on which run of which server it was made and when, and whether there may have been starts before. Then fields:
-/// names and values, `-`, and the names of those to take away. What holds is what an operator put above the policy.
-const NOTE: &str = "
-    local limit, run, is_wiped, now = KEYS[1], ARGV[1], ARGV[2], ARGV[3]
-    if now == '' then
-        local time = redis.call('TIME')
-        now = string.format('%d', (tonumber(time[1]) - 1704067200) * 1000000 + tonumber(time[2]))
-    end
-    if redis.call('EXISTS', limit) == 0 and run ~= '0' then
-        redis.call('HSET', limit, 'run', run, 'made', now)
-        if is_wiped == '1' then redis.call('HSET', limit, 'born', now) end
-    end
-    redis.call('HSETNX', limit, 'ids', now)
-    local function changes(field)
-        if string.sub(field, 1, 2) == 'k:' then redis.call('HSET', limit, 's' .. string.sub(field, 2), now) end
-    end
-    local i = 4
-    while ARGV[i] ~= '-' do
-        redis.call('HSET', limit, ARGV[i], ARGV[i + 1])
-        changes(ARGV[i])
-        i = i + 2
-    end
-    for j = i + 1, #ARGV do
-        redis.call('HDEL', limit, ARGV[j])
-        changes(ARGV[j])
-    end
-    local found = redis.call('HMGET', limit, 'o', 'p', 'version')
-    local holds = found[1] or found[2]
-    if holds ~= found[3] then redis.call('HSET', limit, 'since', now) end
-    if holds then redis.call('HSET', limit, 'version', holds) else redis.call('HDEL', limit, 'version') end
-    return tonumber(redis.call('HGET', limit, 'made') or 0)";
-
-/// Nothing is declared any more, of keys either.
-const FORGET: &str = "
-    for _, field in ipairs(redis.call('HKEYS', KEYS[1])) do
-        if string.find(field, '^[kst]:') then redis.call('HDEL', KEYS[1], field) end
-    end
-    redis.call('HDEL', KEYS[1], 'policy', 'p', 'composite', 'override', 'o', 'version')
-    return 0";
-
 /// A server that speaks the protocol of Redis.
 pub(crate) struct Redis {
     client: Client,
@@ -77,6 +41,7 @@ pub(crate) struct Redis {
     scripts: [Script; 4],
     note: Script,
     forget: Script,
+    lost: Script,
 }
 
 /// A connection, how long its reads and writes wait, and which run of which server is at its other end.
@@ -100,8 +65,10 @@ impl Redis {
     pub fn new(url: &str) -> Result<Redis, String> {
         let client = Client::open(url).map_err(|e| e.to_string())?;
         let scripts = [script!("log"), script!("counted", "bucket"), script!("counted", "window"), script!("leases")];
-        let (note, forget) = (Script::new(NOTE), Script::new(FORGET));
-        Ok(Redis { client, url: without_password(url), idle: PerProcess::new(), scripts, note, forget })
+        let note = Script::new(include_str!("redis/note.lua"));
+        let forget = Script::new(include_str!("redis/forget.lua"));
+        let lost = Script::new(include_str!("redis/lost.lua"));
+        Ok(Redis { client, url: without_password(url), idle: PerProcess::new(), scripts, note, forget, lost })
     }
 
     /// Does something with a connection. One that was idle may have been closed at the other end meanwhile: then it is done once
@@ -179,6 +146,53 @@ impl Redis {
     }
 }
 
+/// How long whoever reads what is declared works for those whose change is not done.
+const FOR_OTHERS: Duration = Duration::from_millis(20);
+
+impl Redis {
+    /// The script that a call is for, and its arguments on a run of the server.
+    fn script_of(&self, call: &Call) -> (&Script, impl Fn(u64) -> Vec<String> + use<>) {
+        let Terms { family, version, numbers } = Terms::of(call.policy, call.phase);
+        let script = match family {
+            Family::Log => &self.scripts[0],
+            Family::Bucket => &self.scripts[1],
+            Family::Window => &self.scripts[2],
+            Family::Leases => &self.scripts[3],
+        };
+        let (op, made, now) = (call.op, call.made, call.now);
+        let numbers: Vec<String> =
+            [numbers.len() as i64].iter().chain(&numbers).chain(call.arguments).map(i64::to_string).collect();
+        let arguments = move |run: u64| {
+            let run = if now.is_some() { String::new() } else { format!("{run} {made}") };
+            let time = now.map_or_else(String::new, |now| now.to_string());
+            let first = [op.to_owned(), version.to_string(), run, time];
+            first.into_iter().chain(numbers.iter().cloned()).collect()
+        };
+        (script, arguments)
+    }
+
+    /// Writes states anew before something else is asked again.
+    fn adopt_first(&self, name: &str, now: Option<Tick>, began: Instant, patience: Duration) -> Result<()> {
+        let left = patience.saturating_sub(began.elapsed());
+        if left > Duration::ZERO && self.adopt(name, now, left)? {
+            return Ok(());
+        }
+        let doing = format!("bringing the keys of \"{name}\" to another policy on {}", self.url);
+        Err(Error::StoreTimeout { doing, waited_ms: began.elapsed().as_millis() as u64 })
+    }
+
+    /// What is declared, and whether states wait to be written anew.
+    fn read_row(&self, name: &str, key: Option<Hash>, patience: Duration) -> Result<(Row, bool)> {
+        let mut fields = ["policy", "composite", "override", "made", "waiting"].map(str::to_owned).to_vec();
+        fields.extend(key.map(|hash| format!("t:{}", hex(hash))));
+        let command = redis::cmd("HMGET").arg(key_of(name)).arg(&fields).to_owned();
+        let mut values: Vec<Option<String>> = self.query(&command, patience)?;
+        let mut value = |at: usize| values.get_mut(at).and_then(Option::take);
+        let (made, waits) = (value(3).and_then(|tick| tick.parse().ok()), value(4).is_some());
+        Ok((Row { policy: value(0), composite: value(1), overriding: value(2), made, key: value(5) }, waits))
+    }
+}
+
 fn wait_for(connection: &Connection, timeout: Duration) -> RedisResult<()> {
     connection.set_read_timeout(Some(timeout))?;
     connection.set_write_timeout(Some(timeout))
@@ -210,33 +224,40 @@ fn key_of(name: &str) -> String {
     format!("wgl:{{{}}}", name.replace('%', "%25").replace('{', "%7B").replace('}', "%7D"))
 }
 
+fn list_of(name: &str) -> String {
+    key_of(name) + ":keys"
+}
+
+fn waiting_of(name: &str) -> String {
+    key_of(name) + ":waiting"
+}
+
 fn hex(Hash([a, b]): Hash) -> String {
     format!("{a:016x}{b:016x}")
 }
 
 impl Engine for Redis {
     fn call(&self, call: &Call, patience: Duration) -> Result<Option<Vec<i64>>> {
-        let Terms { family, version, numbers } = Terms::of(call.policy, call.phase);
-        let script = match family {
-            Family::Log => &self.scripts[0],
-            Family::Bucket => &self.scripts[1],
-            Family::Window => &self.scripts[2],
-            Family::Leases => &self.scripts[3],
-        };
-        let limit = key_of(call.limit);
-        let key = call.key.map(|hash| format!("{limit}:{}", hex(hash)));
-        let keys: Vec<String> = [limit].into_iter().chain(key).collect();
-        let time = call.now.map_or_else(String::new, |now| now.to_string());
-        let arguments = |_: &mut Connection, run: u64| {
-            let run = if call.now.is_some() { String::new() } else { format!("{run} {}", call.made) };
-            let first = [call.op.to_owned(), version.to_string(), run, time.clone(), numbers.len().to_string()];
-            Ok(first.into_iter().chain(numbers.iter().chain(call.arguments).map(i64::to_string)).collect())
-        };
-        let answer: Vec<i64> = self.run(script, &keys, arguments, patience)?;
-        match answer.split_first() {
-            Some((0, answer)) => Ok(Some(answer.to_vec())),
-            Some((-1, _)) => Ok(None),
-            _ => Err(Error::store(format!("asking {}", self.url), format_args!("a script answered {answer:?}"))),
+        let began = Instant::now();
+        let (script, arguments) = self.script_of(call);
+        let mut keys = vec![key_of(call.limit)];
+        if let Some(hash) = call.key {
+            keys.extend([format!("{}:{}", keys[0], hex(hash)), list_of(call.limit)]);
+        }
+        loop {
+            let left = patience.saturating_sub(began.elapsed());
+            let answer: Vec<i64> = self.run(script, &keys, |_, run| Ok(arguments(run)), left)?;
+            match answer.split_first() {
+                Some((0, answer)) => return Ok(Some(answer.to_vec())),
+                Some((-1, _)) => return Ok(None),
+                Some((-2, _)) => self.adopt_first(call.limit, call.now, began, patience)?,
+                _ => {
+                    return Err(Error::store(
+                        format!("asking {}", self.url),
+                        format_args!("a script answered {answer:?}"),
+                    ));
+                }
+            }
         }
     }
 
@@ -253,13 +274,11 @@ impl Engine for Redis {
     }
 
     fn row(&self, name: &str, key: Option<Hash>, patience: Duration) -> Result<Row> {
-        let mut fields = ["policy", "composite", "override", "made"].map(str::to_owned).to_vec();
-        fields.extend(key.map(|hash| format!("t:{}", hex(hash))));
-        let command = redis::cmd("HMGET").arg(key_of(name)).arg(&fields).to_owned();
-        let mut values: Vec<Option<String>> = self.query(&command, patience)?;
-        let mut value = |at: usize| values.get_mut(at).and_then(Option::take);
-        let made = value(3).and_then(|tick| tick.parse().ok());
-        Ok(Row { policy: value(0), composite: value(1), overriding: value(2), made, key: value(4) })
+        let (row, waits) = self.read_row(name, key, patience)?;
+        if waits {
+            self.adopt(name, None, patience.min(FOR_OTHERS))?;
+        }
+        Ok(row)
     }
 
     fn note(&self, name: &str, notes: &[Note], now: Option<Tick>, patience: Duration) -> Result<Tick> {
@@ -288,20 +307,35 @@ impl Engine for Redis {
             );
         }
         let fields: Vec<String> = set.into_iter().chain(["-".to_owned()]).chain(gone).collect();
+        let time = now.map_or_else(String::new, |now| now.to_string());
         let arguments = |connection: &mut Connection, run: u64| {
             let (run, is_wiped) = if now.is_some() { (0, false) } else { (run, may_be_wiped(connection)?) };
-            let now = now.map_or_else(String::new, |now| now.to_string());
-            let first = [run.to_string(), u64::from(is_wiped).to_string(), now];
+            let first = [run.to_string(), u8::from(is_wiped).to_string(), time.clone()];
             Ok(first.into_iter().chain(fields.iter().cloned()).collect())
         };
-        let made = self.run(&self.note, &[key_of(name)], arguments, patience)?;
-        self.query::<i64>(redis::cmd("SADD").arg("wgl:names").arg(name), patience)?;
+        let (began, keys) = (Instant::now(), [key_of(name), list_of(name), waiting_of(name)]);
+        let left = || patience.saturating_sub(began.elapsed());
+        let (made, waits) = loop {
+            match self.run::<Vec<i64>>(&self.note, &keys, arguments, left())?.as_slice() {
+                [made, waits] => break (*made as Tick, *waits == 1),
+                _ => self.adopt_first(name, now, began, patience)?,
+            }
+        };
+        self.query::<i64>(redis::cmd("SADD").arg("wgl:names").arg(name), left())?;
+        if waits {
+            // (What is left of them is for whoever comes next.)
+            self.adopt(name, now, left())?;
+        }
         Ok(made)
     }
 
     fn forget(&self, name: &str, patience: Duration) -> Result<()> {
-        self.run::<i64>(&self.forget, &[key_of(name)], |_, _| Ok(Vec::new()), patience)?;
-        self.query::<i64>(redis::cmd("SREM").arg("wgl:names").arg(name), patience).map(drop)
+        let began = Instant::now();
+        let left = || patience.saturating_sub(began.elapsed());
+        while self.run::<Vec<i64>>(&self.forget, &[key_of(name)], |_, _| Ok(Vec::new()), left())? != [0] {
+            self.adopt_first(name, None, began, patience)?;
+        }
+        self.query::<i64>(redis::cmd("SREM").arg("wgl:names").arg(name), left()).map(drop)
     }
 
     fn names(&self, patience: Duration) -> Result<Vec<String>> {

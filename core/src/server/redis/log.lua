@@ -506,6 +506,9 @@ if head.mark ~= mark or not is_deciding then
         return { 0, now }
     end
 
+    -- It was written above, if another policy holds by now.
+    function ops.adopt() return { 0, now } end
+
     if not is_deciding then return ops[op](unpack(arguments)) end
     local answer = answer_at_once()
     if answer then return answer end
