@@ -6,6 +6,7 @@
 
 #[cfg(feature = "redis")]
 mod redis;
+pub(crate) mod site;
 
 use crate::error::{Error, Result};
 use crate::policy::{Policy, Shape};

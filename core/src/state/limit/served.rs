@@ -33,18 +33,37 @@ impl Limit {
         op: &'static str,
         arguments: &[i64],
     ) -> Result<[i64; N], Blocked> {
+        self.ask_all(home, table, key, op, arguments).and_then(|(first, others)| match others.is_empty() {
+            true => Ok(first),
+            false => Err(self.no_answer(op, &others)),
+        })
+    }
+
+    fn no_answer(&self, op: &'static str, answer: &[i64]) -> Blocked {
+        let doing = format!("asking {} to {op}", without_password(self.store.url()));
+        Error::store(doing, format_args!("{answer:?} is no answer")).into()
+    }
+
+    /// The same, with an answer that may be longer.
+    pub fn ask_all<const N: usize>(
+        &self,
+        home: &Home,
+        table: &Table,
+        key: Option<Hash>,
+        op: &'static str,
+        arguments: &[i64],
+    ) -> Result<([i64; N], Vec<i64>), Blocked> {
         let now = home.clock.is_manual().then(|| home.clock.now().floor);
         let phase = home.phase_on_server();
         let made = self.store.made(&self.name);
         let call = Call { op, limit: &self.name, key, made, policy: &table.policy, now, phase, arguments };
         let patience = MayWait::part_for_server(self.store.options.timeout)?;
         let answer = self.server().call(&call, patience)?.ok_or(Blocked::Stale)?;
-        let Ok(answer) = <[i64; N]>::try_from(answer.as_slice()) else {
-            let doing = format!("asking {} to {op}", without_password(self.store.url()));
-            return Err(Error::store(doing, format_args!("{answer:?} is no answer")).into());
+        let Some((first, others)) = answer.split_first_chunk::<N>() else {
+            return Err(self.no_answer(op, &answer));
         };
-        home.clock.follow(answer.first().map_or(0, |now| *now as Tick));
-        Ok(answer)
+        home.clock.follow(first.first().map_or(0, |now| *now as Tick));
+        Ok((*first, others.to_vec()))
     }
 
     /// Checks what a start weighs by the policy that holds, which need not be the one that this process knows.
