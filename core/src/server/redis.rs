@@ -11,41 +11,36 @@
 //!
 //! Braces in a name are written as `%7B` and `%7D`, so that a cluster keeps all of a limit in one place.
 
+mod address;
 mod adopt;
+mod link;
 
 use super::{Call, EPOCH, Engine, Family, Note, Row, Terms, version, without_password};
 use crate::error::{Error, Result};
-use crate::fork::PerProcess;
 use crate::policy::Policy;
 use crate::state::Hash;
 use crate::time::Tick;
-use redis::{Client, Cmd, Connection, FromRedisValue, RedisError, RedisResult, Script, ServerErrorKind};
+use link::{Links, Node, info_of};
+use redis::{Cmd, FromRedisValue, RedisError, RedisResult, Script, ServerErrorKind};
 use std::fmt;
 use std::time::{Duration, Instant};
 
-/// How many connections that nobody uses a process keeps.
-const MOST_IDLE: usize = 8;
-
-/// The least that a call waits: no time at all would be without end.
-const LEAST: Duration = Duration::from_millis(1);
+/// All that is declared. (In a cluster it is somewhere too, as a limit of such a name would be; no limit is called so.)
+const NAMES: &str = "wgl:names";
 
 /// Is there as long as nobody has wiped the server: see [`may_be_wiped`].
 const MARK: &str = "wgl:mark";
 
 /// A server that speaks the protocol of Redis.
 pub(crate) struct Redis {
-    client: Client,
+    links: Links,
     /// Without passwords.
     url: String,
-    idle: PerProcess<Vec<Idle>>,
     scripts: [Script; 4],
     note: Script,
     forget: Script,
     lost: Script,
 }
-
-/// A connection, how long its reads and writes wait, and which run of which server is at its other end.
-struct Idle(Connection, Duration, u64);
 
 impl fmt::Debug for Redis {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -63,53 +58,18 @@ macro_rules! script {
 impl Redis {
     /// A server at an address. Connects to nothing yet. `Err`: what is wrong with the address.
     pub fn new(url: &str) -> Result<Redis, String> {
-        let client = Client::open(url).map_err(|e| e.to_string())?;
+        let links = Links::new(url)?;
         let scripts = [script!("log"), script!("counted", "bucket"), script!("counted", "window"), script!("leases")];
         let note = Script::new(include_str!("redis/note.lua"));
         let forget = Script::new(include_str!("redis/forget.lua"));
         let lost = Script::new(include_str!("redis/lost.lua"));
-        Ok(Redis { client, url: without_password(url), idle: PerProcess::new(), scripts, note, forget, lost })
+        Ok(Redis { links, url: without_password(url), scripts, note, forget, lost })
     }
 
-    /// Does something with a connection. One that was idle may have been closed at the other end meanwhile: then it is done once
-    /// more, on a new one.
-    fn with<R>(&self, patience: Duration, ask: impl Fn(&mut Connection, u64) -> RedisResult<R>) -> Result<R> {
+    /// Does something with a connection to the server that has a limit.
+    fn with<R>(&self, limit: &str, patience: Duration, ask: impl Fn(&mut Node) -> RedisResult<R>) -> Result<R> {
         let began = Instant::now();
-        let left = || patience.saturating_sub(began.elapsed()).max(LEAST);
-        loop {
-            let kept = self.idle.lock().pop();
-            let was_idle = kept.is_some();
-            let connect = || self.connect(left());
-            let asked = kept.map_or_else(connect, Ok).and_then(|Idle(mut connection, before, run)| {
-                // To set it costs two system calls.
-                let timeout = if before > left() { left() } else { before };
-                if timeout != before {
-                    wait_for(&connection, timeout)?;
-                }
-                Ok((ask(&mut connection, run)?, Idle(connection, timeout, run)))
-            });
-            match asked {
-                Ok((answer, connection)) => {
-                    let mut idle = self.idle.lock();
-                    if idle.len() < MOST_IDLE {
-                        idle.push(connection);
-                    }
-                    return Ok(answer);
-                }
-                // (A connection on which anything went wrong is not used again.)
-                Err(e) if was_idle && e.is_unrecoverable_error() && !e.is_timeout() => {}
-                Err(e) => return Err(self.explain(&e, began.elapsed())),
-            }
-        }
-    }
-
-    fn connect(&self, timeout: Duration) -> RedisResult<Idle> {
-        let mut connection = self.client.get_connection_with_timeout(timeout)?;
-        wait_for(&connection, timeout)?;
-        let info: String = redis::cmd("INFO").arg("server").query(&mut connection)?;
-        // It is another one when a server was started again, or another has taken its place: what it knows may be older then.
-        let run = info_of(&info, "run_id:").and_then(|id| u64::from_str_radix(id.get(..13)?, 16).ok());
-        Ok(Idle(connection, timeout, run.unwrap_or(1).max(1)))
+        self.links.with(limit, patience, ask).map_err(|error| self.explain(&error, began.elapsed()))
     }
 
     fn explain(&self, error: &RedisError, waited: Duration) -> Error {
@@ -120,25 +80,26 @@ impl Redis {
         }
     }
 
-    fn query<T: FromRedisValue>(&self, command: &Cmd, patience: Duration) -> Result<T> {
-        self.with(patience, |connection, _| command.query(connection))
+    fn query<T: FromRedisValue>(&self, limit: &str, command: &Cmd, patience: Duration) -> Result<T> {
+        self.with(limit, patience, |node| node.query(command))
     }
 
-    /// Runs a script, which the server may not have yet.
+    /// Runs a script of a limit, which the server may not have yet.
     fn run<T: FromRedisValue>(
         &self,
+        limit: &str,
         script: &Script,
         keys: &[String],
-        arguments: impl Fn(&mut Connection, u64) -> RedisResult<Vec<String>>,
+        arguments: impl Fn(&mut Node) -> RedisResult<Vec<String>>,
         patience: Duration,
     ) -> Result<T> {
-        self.with(patience, |connection, run| {
+        self.with(limit, patience, |node| {
             let mut by_hash = redis::cmd("EVALSHA");
-            by_hash.arg(script.get_hash()).arg(keys.len()).arg(keys).arg(arguments(connection, run)?);
-            match by_hash.query(connection) {
+            by_hash.arg(script.get_hash()).arg(keys.len()).arg(keys).arg(arguments(node)?);
+            match node.query(&by_hash) {
                 Err(e) if e.kind() == ServerErrorKind::NoScript.into() => {
-                    script.load(connection)?;
-                    by_hash.query(connection)
+                    script.load(&mut node.connection)?;
+                    node.query(&by_hash)
                 }
                 answer => answer,
             }
@@ -146,12 +107,15 @@ impl Redis {
     }
 }
 
+/// From which run of which server a limit has come, as far as that was asked; 0: that is unknown.
+type From = Option<u64>;
+
 /// How long whoever reads what is declared works for those whose change is not done.
 const FOR_OTHERS: Duration = Duration::from_millis(20);
 
 impl Redis {
     /// The script that a call is for, and its arguments on a run of the server.
-    fn script_of(&self, call: &Call) -> (&Script, impl Fn(u64) -> Vec<String> + use<>) {
+    fn script_of(&self, call: &Call) -> (&Script, impl Fn(&Node, From) -> Vec<String> + use<>) {
         let Terms { family, version, numbers } = Terms::of(call.policy, call.phase);
         let script = match family {
             Family::Log => &self.scripts[0],
@@ -162,13 +126,25 @@ impl Redis {
         let (op, made, now) = (call.op, call.made, call.now);
         let numbers: Vec<String> =
             [numbers.len() as i64].iter().chain(&numbers).chain(call.arguments).map(i64::to_string).collect();
-        let arguments = move |run: u64| {
-            let run = if now.is_some() { String::new() } else { format!("{run} {made}") };
+        let arguments = move |node: &Node, from: From| {
+            let from = match from {
+                Some(run) => run.to_string(),
+                None if node.is_cluster => "?".into(),
+                None => "0".into(),
+            };
+            let run = if now.is_some() { String::new() } else { format!("{} {made} {from}", node.run) };
             let time = now.map_or_else(String::new, |now| now.to_string());
             let first = [op.to_owned(), version.to_string(), run, time];
             first.into_iter().chain(numbers.iter().cloned()).collect()
         };
         (script, arguments)
+    }
+
+    /// Has a limit come from a node of its cluster that was that run of a server, and has lost nothing? Then that run, else 0.
+    fn came_from(&self, limit: &str, run: u64, patience: Duration) -> Result<From> {
+        let began = Instant::now();
+        let is_proven = self.links.is_there(limit, run, patience).map_err(|e| self.explain(&e, began.elapsed()))?;
+        Ok(Some(if is_proven { run } else { 0 }))
     }
 
     /// Writes states anew before something else is asked again.
@@ -186,33 +162,29 @@ impl Redis {
         let mut fields = ["policy", "composite", "override", "made", "waiting"].map(str::to_owned).to_vec();
         fields.extend(key.map(|hash| format!("t:{}", hex(hash))));
         let command = redis::cmd("HMGET").arg(key_of(name)).arg(&fields).to_owned();
-        let mut values: Vec<Option<String>> = self.query(&command, patience)?;
+        let mut values: Vec<Option<String>> = self.query(name, &command, patience)?;
         let mut value = |at: usize| values.get_mut(at).and_then(Option::take);
         let (made, waits) = (value(3).and_then(|tick| tick.parse().ok()), value(4).is_some());
         Ok((Row { policy: value(0), composite: value(1), overriding: value(2), made, key: value(5) }, waits))
     }
 }
 
-fn wait_for(connection: &Connection, timeout: Duration) -> RedisResult<()> {
-    connection.set_read_timeout(Some(timeout))?;
-    connection.set_write_timeout(Some(timeout))
-}
-
-/// A field of what `INFO` says.
-fn info_of<'i>(info: &'i str, field: &str) -> Option<&'i str> {
-    info.lines().find_map(|line| line.strip_prefix(field)).map(str::trim)
-}
-
 /// May a limit have been here that nobody who asks now knows of? Not where the mark is that whoever asks first leaves, nor where
 /// nothing was ever taken away since the server was started. (What was lost before it was started, others have to know.)
-fn may_be_wiped(connection: &mut Connection) -> RedisResult<bool> {
-    if redis::cmd("EXISTS").arg(MARK).query(connection)? {
-        return Ok(false);
+fn may_be_wiped(node: &mut Node) -> RedisResult<bool> {
+    match node.query(redis::cmd("EXISTS").arg(MARK)) {
+        Ok(true) => return Ok(false),
+        Ok(false) => {}
+        // In a cluster it is on one node only, and says nothing of the others.
+        Err(e) if e.redirect_node().is_some() => {}
+        Err(e) => return Err(e),
     }
-    let info: String = redis::cmd("INFO").arg("all").query(connection)?;
+    let info: String = node.query(redis::cmd("INFO").arg("all"))?;
     let is_wiped = info.contains("cmdstat_flush") || info_of(&info, "evicted_keys:") != Some("0");
-    redis::cmd("SET").arg(MARK).arg("1").exec(connection)?;
-    Ok(is_wiped)
+    match node.query::<()>(redis::cmd("SET").arg(MARK).arg("1")) {
+        Err(e) if e.redirect_node().is_none() => Err(e),
+        _ => Ok(is_wiped),
+    }
 }
 
 fn time((seconds, us): (u64, u64)) -> Tick {
@@ -244,13 +216,15 @@ impl Engine for Redis {
         if let Some(hash) = call.key {
             keys.extend([format!("{}:{}", keys[0], hex(hash)), list_of(call.limit)]);
         }
+        let mut from = None;
         loop {
             let left = patience.saturating_sub(began.elapsed());
-            let answer: Vec<i64> = self.run(script, &keys, |_, run| Ok(arguments(run)), left)?;
+            let answer: Vec<i64> = self.run(call.limit, script, &keys, |node| Ok(arguments(node, from)), left)?;
             match answer.split_first() {
                 Some((0, answer)) => return Ok(Some(answer.to_vec())),
                 Some((-1, _)) => return Ok(None),
                 Some((-2, _)) => self.adopt_first(call.limit, call.now, began, patience)?,
+                Some((-3, [run])) if from.is_none() => from = self.came_from(call.limit, *run as u64, left)?,
                 _ => {
                     return Err(Error::store(
                         format!("asking {}", self.url),
@@ -265,12 +239,12 @@ impl Engine for Redis {
         let mut fields = vec!["version".to_owned()];
         fields.extend(key.map(|hash| format!("k:{}", hex(hash))));
         let command = redis::cmd("HMGET").arg(key_of(limit)).arg(&fields).to_owned();
-        let found: Vec<Option<u64>> = self.query(&command, patience)?;
+        let found: Vec<Option<u64>> = self.query(limit, &command, patience)?;
         Ok(found.into_iter().flatten().next_back() == Some(version(policy)))
     }
 
     fn time(&self, patience: Duration) -> Result<Tick> {
-        self.query(&redis::cmd("TIME"), patience).map(time)
+        self.query("", &redis::cmd("TIME"), patience).map(time)
     }
 
     fn row(&self, name: &str, key: Option<Hash>, patience: Duration) -> Result<Row> {
@@ -308,20 +282,20 @@ impl Engine for Redis {
         }
         let fields: Vec<String> = set.into_iter().chain(["-".to_owned()]).chain(gone).collect();
         let time = now.map_or_else(String::new, |now| now.to_string());
-        let arguments = |connection: &mut Connection, run: u64| {
-            let (run, is_wiped) = if now.is_some() { (0, false) } else { (run, may_be_wiped(connection)?) };
+        let arguments = |node: &mut Node| {
+            let (run, is_wiped) = if now.is_some() { (0, false) } else { (node.run, may_be_wiped(node)?) };
             let first = [run.to_string(), u8::from(is_wiped).to_string(), time.clone()];
             Ok(first.into_iter().chain(fields.iter().cloned()).collect())
         };
         let (began, keys) = (Instant::now(), [key_of(name), list_of(name), waiting_of(name)]);
         let left = || patience.saturating_sub(began.elapsed());
         let (made, waits) = loop {
-            match self.run::<Vec<i64>>(&self.note, &keys, arguments, left())?.as_slice() {
+            match self.run::<Vec<i64>>(name, &self.note, &keys, arguments, left())?.as_slice() {
                 [made, waits] => break (*made as Tick, *waits == 1),
                 _ => self.adopt_first(name, now, began, patience)?,
             }
         };
-        self.query::<i64>(redis::cmd("SADD").arg("wgl:names").arg(name), left())?;
+        self.query::<i64>(NAMES, redis::cmd("SADD").arg(NAMES).arg(name), left())?;
         if waits {
             // (What is left of them is for whoever comes next.)
             self.adopt(name, now, left())?;
@@ -332,13 +306,13 @@ impl Engine for Redis {
     fn forget(&self, name: &str, patience: Duration) -> Result<()> {
         let began = Instant::now();
         let left = || patience.saturating_sub(began.elapsed());
-        while self.run::<Vec<i64>>(&self.forget, &[key_of(name)], |_, _| Ok(Vec::new()), left())? != [0] {
+        while self.run::<Vec<i64>>(name, &self.forget, &[key_of(name)], |_| Ok(Vec::new()), left())? != [0] {
             self.adopt_first(name, None, began, patience)?;
         }
-        self.query::<i64>(redis::cmd("SREM").arg("wgl:names").arg(name), left()).map(drop)
+        self.query::<i64>(NAMES, redis::cmd("SREM").arg(NAMES).arg(name), left()).map(drop)
     }
 
     fn names(&self, patience: Duration) -> Result<Vec<String>> {
-        self.query(redis::cmd("SMEMBERS").arg("wgl:names"), patience)
+        self.query(NAMES, redis::cmd("SMEMBERS").arg(NAMES), patience)
     }
 }

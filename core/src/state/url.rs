@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 const SCHEMES: &str = match cfg!(feature = "redis") {
     false => "accepted are memory: and sqlite:PATH (sqlite:limits.db, sqlite:/var/lib/app/limits.db)",
     true => {
-        "accepted are memory:, sqlite:PATH (sqlite:limits.db, sqlite:/var/lib/app/limits.db), redis://HOST and redis+unix://PATH"
+        "accepted are memory:, sqlite:PATH (sqlite:limits.db, sqlite:/var/lib/app/limits.db), redis://HOST, rediss://HOST, redis+unix://PATH and redis+sentinel://HOST,HOST/NAME"
     }
 };
 
@@ -47,7 +47,9 @@ pub(crate) fn parse(url: &str) -> Result<Address> {
                 Err(e) => refuse(format!("the current directory cannot be read: {e}")),
             }
         }
-        "redis" | "rediss" | "redis+unix" | "unix" if cfg!(feature = "redis") => Ok(Address::Server(url.to_owned())),
+        "redis" | "rediss" | "redis+unix" | "unix" | "redis+sentinel" if cfg!(feature = "redis") => {
+            Ok(Address::Server(url.to_owned()))
+        }
         _ => refuse(format!("unknown scheme \"{scheme}\"; {SCHEMES}")),
     }
 }

@@ -2,6 +2,8 @@
 #![allow(dead_code, unused_imports, reason = "each test binary uses its part")]
 
 pub mod limits;
+#[cfg(feature = "redis")]
+pub mod nodes;
 pub mod random;
 #[cfg(feature = "redis")]
 pub mod redis;

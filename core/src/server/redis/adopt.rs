@@ -6,7 +6,7 @@ use crate::policy::Policy;
 use crate::server::{Call, EPOCH};
 use crate::state::Hash;
 use crate::time::{EPOCH_LEAD, Tick};
-use redis::{ConnectionLike, Value};
+use redis::{Cmd, Value};
 use std::time::{Duration, Instant};
 
 /// How many with one round trip.
@@ -19,11 +19,11 @@ impl Redis {
         let left = || patience.saturating_sub(began.elapsed());
         while left() > Duration::ZERO {
             let batch = redis::cmd("ZRANGE").arg(waiting_of(name)).arg(0).arg(BATCH - 1).to_owned();
-            let hashes: Vec<String> = self.query(&batch, left())?;
+            let hashes: Vec<String> = self.query(name, &batch, left())?;
             let policy = self.policy_of(name, None, left())?;
             let (Some(policy), false) = (policy, hashes.is_empty()) else {
                 let keys = [key_of(name), waiting_of(name)];
-                return self.run::<Vec<i64>>(&self.lost, &keys, |_, _| Ok(Vec::new()), left()).map(|_| true);
+                return self.run::<Vec<i64>>(name, &self.lost, &keys, |_| Ok(Vec::new()), left()).map(|_| true);
             };
             let hashes: Vec<Hash> = hashes.iter().filter_map(|hash| unhex(hash)).collect();
             let others = self.adopt_batch(name, &hashes, &policy, now, left())?;
@@ -41,7 +41,7 @@ impl Redis {
     }
 
     fn does_wait(&self, name: &str, patience: Duration) -> Result<bool> {
-        self.query(redis::cmd("HEXISTS").arg(key_of(name)).arg("waiting"), patience)
+        self.query(name, redis::cmd("HEXISTS").arg(key_of(name)).arg("waiting"), patience)
     }
 
     /// The policy of a limit, or of one of its keys.
@@ -67,16 +67,30 @@ impl Redis {
         let phase = if now.is_some() { -(EPOCH_LEAD as i64) } else { EPOCH as i64 };
         let call = Call { op: "adopt", limit: name, key: None, made: 0, policy, now, phase, arguments: &[] };
         let (script, arguments) = self.script_of(&call);
-        let answers = self.with(patience, |connection, run| {
-            script.load(connection)?;
-            let mut pipe = redis::pipe();
-            for hash in hashes {
-                let command = pipe.cmd("EVALSHA").arg(script.get_hash()).arg(4).arg(&limit);
-                command.arg(format!("{limit}:{}", hex(*hash))).arg(list_of(name)).arg(waiting_of(name));
-                command.arg(arguments(run));
+        let mut from = None;
+        let answers = loop {
+            let answers = self.with(name, patience, |node| {
+                script.load(&mut node.connection)?;
+                let command = |hash: &Hash| {
+                    let mut command = redis::cmd("EVALSHA");
+                    command.arg(script.get_hash()).arg(4).arg(&limit).arg(format!("{limit}:{}", hex(*hash)));
+                    command.arg(list_of(name)).arg(waiting_of(name)).arg(arguments(node, from)).to_owned()
+                };
+                let commands: Vec<Cmd> = hashes.iter().map(command).collect();
+                node.query_all(&commands)
+            })?;
+            let asked = answers.iter().find_map(|answer| match answer {
+                Value::Array(numbers) => match numbers.as_slice() {
+                    [Value::Int(-3), Value::Int(run)] => Some(*run as u64),
+                    _ => None,
+                },
+                _ => None,
+            });
+            match asked {
+                Some(run) if from.is_none() => from = self.came_from(name, run, patience)?,
+                _ => break answers,
             }
-            connection.req_packed_commands(&pipe.get_packed_pipeline(), 0, hashes.len())
-        })?;
+        };
         let mut others = Vec::new();
         for (hash, answer) in hashes.iter().zip(answers) {
             match answer {
@@ -84,7 +98,7 @@ impl Redis {
                 // What is no state of this kind is none that it could count.
                 Value::ServerError(error) if error.code() == "WRONGTYPE" || error.to_string().contains("WRONGTYPE") => {
                     let command = redis::cmd("ZREM").arg(waiting_of(name)).arg(hex(*hash)).to_owned();
-                    self.query::<i64>(&command, patience)?;
+                    self.query::<i64>(name, &command, patience)?;
                 }
                 Value::ServerError(error) => {
                     return Err(Error::store(format!("asking {}", self.url), redis::RedisError::from(error)));

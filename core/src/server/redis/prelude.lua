@@ -9,8 +9,8 @@
 -- by it (`adopt`), the first to expire first, and until that is done there is no further change. `waiting` says when the first of
 -- those expires that are left. If it has, whoever needs to know whether a key was used adopts them before (-2). What did expire
 -- before anybody came is lost, and counts as what a server has lost does.
--- ARGV     op, the version of the policy that the caller knows, which run of which server it asks and when the limit was made as
---          the caller knows (0: it does not), time ("": the server's), how many numbers the policy has, these, the op's arguments.
+-- ARGV     op, the version of the policy that the caller knows, which run of which server it asks, when the limit was made as
+--          the caller knows (0: it does not) and from which run it has come (0: that is unknown, ?: it may be asked), time ("": the server's), how many numbers the policy has, these, the op's arguments.
 --
 -- All numbers are integers below 2^53, which a double holds exactly. Time is in ticks of 1 µs since 2024-01-01T00:00:00Z.
 -- Redis and Valkey run Lua 5.1, Dragonfly 5.4: there `/` makes a float even of integers, so every quotient goes through
@@ -69,8 +69,18 @@ now = max(now, floor_seen)
 
 -- Another run of a server, or another server, has this by now: the last that was started may not be among it. Or the caller knew
 -- the limit before it was made anew: what was started then is not known at all.
+--
+-- In a cluster a limit may have come here from another node, which loses nothing. So the caller is asked (-3) whether the server that it was
+-- last used on is still the primary that it was then; then it says so.
 if not is_manual then
-    local run, known = string.match(ARGV[3], "^(%d+) (%d+)$")
+    local run, known, from = string.match(ARGV[3], "^(%d+) (%d+) (.+)$")
+    if run_seen > 0 and tonumber(run) ~= run_seen then
+        if from == "?" then return { -3, run_seen } end
+        if tonumber(from) == run_seen then
+            run_seen = tonumber(run)
+            call("HSET", limit_key, "run", run)
+        end
+    end
     local lost = tonumber(run) ~= run_seen and now or tonumber(known) > 0 and tonumber(known) ~= made and made or 0
     if lost > born then
         born = lost
