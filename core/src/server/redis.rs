@@ -13,9 +13,10 @@
 
 mod address;
 mod adopt;
+mod examine;
 mod link;
 
-use super::{Call, EPOCH, Engine, Family, Note, Row, Terms, version, without_password};
+use super::{Call, EPOCH, Engine, Family, Finding, Note, Row, Terms, version, without_password};
 use crate::error::{Error, Result};
 use crate::policy::Policy;
 use crate::state::Hash;
@@ -314,5 +315,9 @@ impl Engine for Redis {
 
     fn names(&self, patience: Duration) -> Result<Vec<String>> {
         self.query(NAMES, redis::cmd("SMEMBERS").arg(NAMES), patience)
+    }
+
+    fn examine(&self, patience: Duration) -> Result<Vec<Finding>> {
+        self.look(patience)
     }
 }
