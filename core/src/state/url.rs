@@ -1,6 +1,7 @@
 //! Store addresses.
 
 use crate::error::{Error, Result};
+use crate::server::without_password;
 use std::path::{Path, PathBuf};
 
 const SCHEMES: &str = match cfg!(feature = "redis") {
@@ -23,7 +24,9 @@ pub(crate) enum Address {
 /// Reads an address. `sqlite:rel.db`, `sqlite:/abs.db` and `sqlite:///abs.db` name files; a relative path is taken from
 /// the directory that is current now, not from the one at the first use.
 pub(crate) fn parse(url: &str) -> Result<Address> {
-    let refuse = |reason: String| Err(Error::InvalidUrl { url: url.to_owned(), reason });
+    // What is no file's may have a password in it.
+    let shown = || if url.starts_with("sqlite:") { url.to_owned() } else { without_password(url) };
+    let refuse = |reason: String| Err(Error::InvalidUrl { url: shown(), reason });
     let Some((scheme, rest)) = url.split_once(':') else {
         return refuse(format!("there is no scheme; {SCHEMES}"));
     };

@@ -3,7 +3,7 @@
 use super::{Key, Limit};
 use crate::error::{Error, Result};
 use crate::policy;
-use crate::server::{Call, Engine, number, without_password};
+use crate::server::{Call, Engine, number};
 use crate::state::table::{Blocked, Hash, Home, Table};
 use crate::time::Tick;
 use crate::waiting::MayWait;
@@ -40,7 +40,7 @@ impl Limit {
     }
 
     fn no_answer(&self, op: &'static str, answer: &[i64]) -> Blocked {
-        let doing = format!("asking {} to {op}", without_password(self.store.url()));
+        let doing = format!("asking {} to {op}", self.store.url());
         Error::store(doing, format_args!("{answer:?} is no answer")).into()
     }
 
