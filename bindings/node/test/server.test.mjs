@@ -201,7 +201,7 @@ test("the doctor says what of a server is set badly", async () => {
   for (const { severity } of others) assert.ok(["danger", "warning", "note"].includes(severity), severity);
   await assert.rejects(doctor("nonsense:"), { code: "invalid_url" });
   await assert.rejects(doctor("redis://127.0.0.1:1"), { code: "store_failure" });
-  await assert.rejects(doctor(5), TypeError);
+  await assert.rejects(doctor(5), { code: "invalid_argument" });
 });
 
 test("a password is not shown", () => {
