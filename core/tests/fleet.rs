@@ -144,6 +144,9 @@ struct Torments {
     server: Option<fn(&RedisServer)>,
 }
 
+/// Ends a torment of a site.
+type Undo = fn(&Proxy, &Child, usize);
+
 /// Eight sites, which are killed, stopped, delayed and cut off. The most units in a window, and how many started.
 fn torment(name: &str, (limit, window): (u64, Duration), torments: Torments) -> (u64, usize) {
     const SITES: usize = 8;
@@ -153,7 +156,7 @@ fn torment(name: &str, (limit, window): (u64, Duration), torments: Torments) -> 
     let records: Vec<Record> = (0..SITES).map(|_| Record::new(4_000_000)).collect();
     let start = |i: usize| site(&proxy.url(i), (limit, window), (i % 2 == 1, [-900, 900, 0, 500][i / 2]), &records[i]);
     let mut sites: Vec<Child> = (0..SITES).map(start).collect();
-    let mut until: Vec<Option<(Instant, fn(&Proxy, &Child, usize))>> = vec![None; SITES];
+    let mut until: Vec<Option<(Instant, Undo)>> = vec![None; SITES];
     let end = Instant::now() + Duration::from_secs(number("SECONDS", 6));
     while Instant::now() < end {
         std::thread::sleep(Duration::from_millis(random.below(100)));
@@ -170,7 +173,7 @@ fn torment(name: &str, (limit, window): (u64, Duration), torments: Torments) -> 
             continue;
         }
         let mut millis = |least: u64, most: u64| Duration::from_millis(least + random.below(most - least));
-        let soon = |after: Duration, undo: fn(&Proxy, &Child, usize)| Some((Instant::now() + after, undo));
+        let soon = |after: Duration, undo: Undo| Some((Instant::now() + after, undo));
         match millis(0, if torments.server.is_some() { 7 } else { 6 }).as_millis() {
             0 => {
                 // (It is killed as it is dropped.)

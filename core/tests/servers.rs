@@ -150,6 +150,51 @@ fn who_must_not_wait_is_told_before_anything_is_asked() {
 }
 
 #[test]
+fn who_waits_for_a_moment_does_not_wait_for_a_server_that_stands_still() {
+    let server = common::nodes::Node::start("servers-stopped", &[]);
+    let mut options = StoreOptions::default();
+    options.timeout = Duration::from_secs(50);
+    let store = Store::with_options(&format!("redis://127.0.0.1:{}", server.port), options.clone()).unwrap();
+    let limiter = rate(&store, "api", 1, Duration::from_secs(3_600));
+    assert!(admits(&limiter, ""));
+    // The first asks at once; while somebody waits, others join the line.
+    let limiter = Arc::new(limiter);
+    let waits = || limiter.acquire("", 1, Some(Duration::from_millis(100))).map(|permit| permit.is_some());
+    assert_eq!(waits(), Ok(false));
+    server.signal(libc::SIGSTOP);
+    let began = Instant::now();
+    let answers: Vec<_> = std::thread::scope(|scope| {
+        let waiters: Vec<_> = (0..3).map(|_| scope.spawn(waits)).collect();
+        waiters.into_iter().map(|waiter| waiter.join().unwrap()).collect()
+    });
+    assert!(began.elapsed() < options.timeout, "{:?}", began.elapsed());
+    assert_eq!(answers, [Ok(false), Ok(false), Ok(false)]);
+    server.signal(libc::SIGCONT);
+}
+
+#[test]
+fn who_leaves_a_line_where_it_must_not_wait_leaves_its_place_to_whoever_may() {
+    let server = RedisServer::start("servers-leaves");
+    let store = Store::new(&server.url()).unwrap();
+    let limiter = Arc::new(rate(&store, "api", 1, Duration::from_secs(3_600)));
+    assert!(admits(&*limiter, ""));
+    let after = || match limiter.reserve("", 1, None, None).unwrap() {
+        Reserved::Place { place, after } => (place, after),
+        Reserved::Denied(after) => panic!("denied for {after:?}"),
+    };
+    let (place, first) = after();
+    let mut line = Line::new(limiter.clone() as Arc<dyn Limiter>);
+    let Joined::Waiting(id) = line.join(Waiter { place: Some(place), ..Waiter::new("", 1) }).unwrap() else {
+        panic!("too early")
+    };
+    MayWait::Never.during(|| line.leave(id));
+    assert!(line.would_wait() && line.next().is_some());
+    assert_eq!(line.advance(&mut Vec::new()), None);
+    assert!(!line.would_wait());
+    assert!(after().1 <= first, "the place was given back");
+}
+
+#[test]
 fn a_composite_ends_what_had_to_wait_when_it_is_asked_again() {
     let server = RedisServer::start("servers-composite");
     let store = Store::new(&server.url()).unwrap();

@@ -205,9 +205,10 @@ pub(crate) struct Told {
 }
 
 impl Told {
-    /// Reads what a script answers. `None`: it makes no sense.
-    pub fn read(answer: &[i64]) -> Option<Told> {
-        let numbers = answer.iter().map(|n| u64::try_from(*n).ok()).collect::<Option<Vec<u64>>>()?;
+    /// Reads what a script answers: six numbers, and five of each grant. `None`: it makes no sense.
+    pub fn read(first: [i64; 6], grants: &[i64]) -> Option<Told> {
+        let unsigned = |n: &i64| u64::try_from(*n).ok();
+        let numbers = first.iter().chain(grants).map(unsigned).collect::<Option<Vec<u64>>>()?;
         let (&[now, epoch, gate, next, remaining, empty], grants) = numbers.split_first_chunk()?;
         let (grants, rest) = grants.as_chunks();
         let grants =
@@ -690,6 +691,6 @@ impl<'a> Grants<'a> {
     pub fn is_idle(&self, now: Tick) -> bool {
         let is_over =
             |cell: &[AtomicU64]| cell[cell::TICKET].load(Relaxed) == 0 || now >= cell[cell::UNTIL].load(Relaxed);
-        self.cells().all(is_over) && self.word(Grants::ASKING).load(Relaxed) % 2 == 0
+        self.cells().all(is_over) && self.word(Grants::ASKING).load(Relaxed).is_multiple_of(2)
     }
 }

@@ -4,8 +4,12 @@
 //! asks by one that does not hold any more.
 #![cfg_attr(not(feature = "redis"), allow(dead_code, reason = "there is no server to ask"))]
 
+mod doctor;
 #[cfg(feature = "redis")]
 mod redis;
+pub(crate) mod site;
+
+pub use doctor::{Finding, Severity, doctor};
 
 use crate::error::{Error, Result};
 use crate::policy::{Policy, Shape};
@@ -186,4 +190,10 @@ pub(crate) trait Engine: std::fmt::Debug + Send + Sync {
 
     /// All names that are declared.
     fn names(&self, patience: Duration) -> Result<Vec<String>>;
+
+    /// What of its settings endangers limits.
+    fn examine(&self, _patience: Duration) -> Result<Vec<Finding>> {
+        let what = "the settings of this kind of server are not looked at yet";
+        Ok(vec![Finding::new(Severity::Note, "", "", what, "")])
+    }
 }

@@ -43,7 +43,7 @@ mod writer;
 
 pub(crate) use declare::{Declared, check_names, part_names, text_of};
 pub(crate) use limit::{Bound, Key, Limit, STORE_AGAIN, Stuck, parts, take_units};
-pub(crate) use os::{random, sleep_on, wake_all};
+pub(crate) use os::{random, sleep_on, time_namespace, wake_all};
 pub(crate) use places::{
     as_counted_place, as_granted_place, is_counted_place, is_granted_place, without_grant, without_mark,
 };

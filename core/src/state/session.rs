@@ -16,7 +16,7 @@ use crate::fault;
 use crate::fork;
 use crate::hooks::{Event, Happening, Hooks};
 use crate::policy::Policy;
-use crate::server::{self, Engine};
+use crate::server::{self, Engine, without_password};
 use crate::time::{Clock, Tick};
 use crate::waiting::MayWait;
 use std::collections::{BTreeMap, HashMap};
@@ -145,7 +145,7 @@ impl Session {
         };
         let rare = Rare { tells: server.is_some(), ..Rare::default() };
         Ok(Session {
-            url: url.to_owned(),
+            url: if let Address::Server(url) = &address { without_password(url) } else { url.to_owned() },
             address,
             options,
             place: OnceLock::new(),

@@ -115,7 +115,7 @@ impl Store {
         self.0.told("", self.0.with_names(&[], |_| Ok(())))
     }
 
-    /// The store's address, as it was given.
+    /// The store's address, as it was given but for a password.
     pub fn url(&self) -> &str {
         self.0.url()
     }

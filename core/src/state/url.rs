@@ -1,12 +1,13 @@
 //! Store addresses.
 
 use crate::error::{Error, Result};
+use crate::server::without_password;
 use std::path::{Path, PathBuf};
 
 const SCHEMES: &str = match cfg!(feature = "redis") {
     false => "accepted are memory: and sqlite:PATH (sqlite:limits.db, sqlite:/var/lib/app/limits.db)",
     true => {
-        "accepted are memory:, sqlite:PATH (sqlite:limits.db, sqlite:/var/lib/app/limits.db), redis://HOST and redis+unix://PATH"
+        "accepted are memory:, sqlite:PATH (sqlite:limits.db, sqlite:/var/lib/app/limits.db), redis://HOST, rediss://HOST, redis+unix://PATH and redis+sentinel://HOST,HOST/NAME"
     }
 };
 
@@ -32,7 +33,9 @@ pub(crate) fn take_parameter(url: &str, name: &str) -> (String, Option<String>) 
 /// Reads an address. `sqlite:rel.db`, `sqlite:/abs.db` and `sqlite:///abs.db` name files; a relative path is taken from
 /// the directory that is current now, not from the one at the first use.
 pub(crate) fn parse(url: &str) -> Result<Address> {
-    let refuse = |reason: String| Err(Error::InvalidUrl { url: url.to_owned(), reason });
+    // What is no file's may have a password in it.
+    let shown = || if url.starts_with("sqlite:") { url.to_owned() } else { without_password(url) };
+    let refuse = |reason: String| Err(Error::InvalidUrl { url: shown(), reason });
     let Some((scheme, rest)) = url.split_once(':') else {
         return refuse(format!("there is no scheme; {SCHEMES}"));
     };
@@ -56,7 +59,9 @@ pub(crate) fn parse(url: &str) -> Result<Address> {
                 Err(e) => refuse(format!("the current directory cannot be read: {e}")),
             }
         }
-        "redis" | "rediss" | "redis+unix" | "unix" if cfg!(feature = "redis") => Ok(Address::Server(url.to_owned())),
+        "redis" | "rediss" | "redis+unix" | "unix" | "redis+sentinel" if cfg!(feature = "redis") => {
+            Ok(Address::Server(url.to_owned()))
+        }
         _ => refuse(format!("unknown scheme \"{scheme}\"; {SCHEMES}")),
     }
 }

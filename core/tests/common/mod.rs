@@ -3,6 +3,8 @@
 
 pub mod limits;
 #[cfg(feature = "redis")]
+pub mod nodes;
+#[cfg(feature = "redis")]
 pub mod proxy;
 pub mod random;
 #[cfg(feature = "redis")]

@@ -92,13 +92,27 @@ impl RedisServer {
 
     /// What a command answers, if that is one line.
     pub fn command(&self, command: &str) -> String {
+        self.ask(&[command])
+    }
+
+    /// The same in a database.
+    pub fn command_in(&self, database: &str, command: &str) -> String {
+        let number = database.rsplit_once("db=").map_or("0", |(_, number)| number);
+        self.ask(&[&format!("SELECT {number}"), command])
+    }
+
+    /// What the last of these commands answers, if all answer one line.
+    fn ask(&self, commands: &[&str]) -> String {
         let mut stream = UnixStream::connect(self.directory.file("s")).unwrap();
-        writeln!(stream, "{command}\r").unwrap();
         let mut answer = Vec::new();
-        let mut byte = [0];
-        while !answer.ends_with(b"\r\n") {
-            stream.read_exact(&mut byte).unwrap();
-            answer.push(byte[0]);
+        for command in commands {
+            writeln!(stream, "{command}\r").unwrap();
+            answer.clear();
+            let mut byte = [0];
+            while !answer.ends_with(b"\r\n") {
+                stream.read_exact(&mut byte).unwrap();
+                answer.push(byte[0]);
+            }
         }
         String::from_utf8(answer).unwrap().trim_end().to_owned()
     }

@@ -117,11 +117,9 @@ impl Drop for Trace {
 #[cfg(feature = "redis")]
 const SERVED: u32 = 5;
 
-/// What is not compared there yet: buckets and windows of the clock forget a part of what was started when a policy changes twice
-/// before a key is used again; leases of other processes end otherwise; exchanged places of adaptive distances come a tick later.
+/// What is not compared there: leases of other processes end otherwise; exchanged places of adaptive distances come a tick later.
 #[cfg(feature = "redis")]
-const NOT_SERVED: [&str; 6] =
-    ["adaptive", "concurrency", "fixed_window", "sliding_window_counter", "token_bucket", "leaky_bucket"];
+const NOT_SERVED: [&str; 2] = ["adaptive", "concurrency"];
 
 /// A server for all runs of this process.
 #[cfg(feature = "redis")]

@@ -259,7 +259,10 @@ impl KeyLine {
     /// overlooked meanwhile.
     fn ask<R>(&mut self, pass: &Pass, ask: impl FnOnce(&dyn Limiter) -> Result<R>) -> Result<R> {
         let since = self.blocked_since.unwrap_or(pass.began);
-        let answer = MayWait::in_slice(since, pass.slice, || ask(pass.limiter));
+        // A server answers within a slice, or is waited for as long as anybody here may.
+        let until = self.deadlines.first().map_or(Tick::MAX, |(deadline, _)| *deadline);
+        let for_server = from_ticks(until.saturating_sub(pass.now())).max(pass.slice);
+        let answer = MayWait::in_slices(since, pass.slice, for_server, || ask(pass.limiter));
         let would_wait = matches!(answer, Err(Error::WouldWait));
         self.blocked_since = would_wait.then_some(since);
         if would_wait {

@@ -487,7 +487,7 @@ if head.mark ~= mark or not is_deciding then
     -- While the server's clock is behind a time that it has shown before, nothing is granted: it may be set right again, and what was
     -- granted meanwhile would end too early here.
     function ops.grant(site, seq, want, least, future, most, g, stepped, ...)
-        local sites, name, granted = KEYS[3], format("%d", site), {}
+        local sites, name, granted = KEYS[4], format("%d", site), {}
         if clock < now then most = 0 end
         if stepped == born + 1 then
             born, most = now, 0
@@ -659,6 +659,9 @@ if head.mark ~= mark or not is_deciding then
         put()
         return { 0, now }
     end
+
+    -- It was written above, if another policy holds by now.
+    function ops.adopt() return { 0, now } end
 
     if not is_deciding then return ops[op](unpack(arguments)) end
     local answer = answer_at_once()

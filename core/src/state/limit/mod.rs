@@ -398,9 +398,13 @@ impl Limit {
     }
 
     fn count_error(&self, error: &Error) {
-        if !error.is_of_the_store() {
-            return;
+        if error.is_of_the_store() {
+            self.count_failure();
         }
+    }
+
+    /// Counts that the store has failed, or has lost what it held for this process.
+    pub fn count_failure(&self) {
         // SAFETY: as in `bound`.
         match unsafe { self.bound.load(Acquire).as_ref() } {
             Some(bound) => bound.counts.add(None, STORE_ERRORS, 1),

@@ -5,7 +5,7 @@ use crate::algorithm::grants::{Grants, Lengths, Told, Wish};
 use crate::error::{Error, Result};
 use crate::fault;
 use crate::policy;
-use crate::server::{Call, Engine, number, without_password};
+use crate::server::{Call, Engine, number};
 use crate::state::table::{Blocked, Hash, Home, Table};
 use crate::state::{sleep_on, wake_all};
 use crate::time::{Tick, uptime};
@@ -46,32 +46,37 @@ impl Limit {
         op: &'static str,
         arguments: &[i64],
     ) -> Result<[i64; N], Blocked> {
-        let answer = self.ask_any(home, table, key, op, arguments)?;
-        <[i64; N]>::try_from(answer.as_slice()).map_err(|_| self.no_answer(op, &answer))
+        self.ask_all(home, table, key, op, arguments).and_then(|(first, others)| match others.is_empty() {
+            true => Ok(first),
+            false => Err(self.no_answer(op, &others)),
+        })
     }
 
-    fn no_answer(&self, op: &str, answer: &[i64]) -> Blocked {
-        let doing = format!("asking {} to {op}", without_password(self.store.url()));
+    fn no_answer(&self, op: &'static str, answer: &[i64]) -> Blocked {
+        let doing = format!("asking {} to {op}", self.store.url());
         Error::store(doing, format_args!("{answer:?} is no answer")).into()
     }
 
-    /// An answer of any length.
-    fn ask_any(
+    /// The same, with an answer that may be longer.
+    pub fn ask_all<const N: usize>(
         &self,
         home: &Home,
         table: &Table,
         key: Option<Hash>,
         op: &'static str,
         arguments: &[i64],
-    ) -> Result<Vec<i64>, Blocked> {
+    ) -> Result<([i64; N], Vec<i64>), Blocked> {
         let now = home.clock.is_manual().then(|| home.clock.now().floor);
         let phase = home.phase_on_server();
         let made = if fault::planted("epoch ignored") { 0 } else { self.store.made(&self.name) };
         let call = Call { op, limit: &self.name, key, made, policy: &table.policy, now, phase, arguments };
         let patience = MayWait::part_for_server(self.store.options.timeout)?;
         let answer = self.server().call(&call, patience)?.ok_or(Blocked::Stale)?;
-        home.clock.follow(answer.first().map_or(0, |now| *now as Tick));
-        Ok(answer)
+        let Some((first, others)) = answer.split_first_chunk::<N>() else {
+            return Err(self.no_answer(op, &answer));
+        };
+        home.clock.follow(first.first().map_or(0, |now| *now as Tick));
+        Ok((*first, others.to_vec()))
     }
 
     /// Asks for units that this process may start by itself. One caller at a time does, the others wait for that answer (`false`); who
@@ -105,9 +110,9 @@ impl Limit {
         ];
         let arguments: Vec<i64> = numbers.iter().chain(question.reports.as_flattened()).map(|n| number(*n)).collect();
         let asked = uptime();
-        let answer = self.ask_any(found.home(), found.table, Some(found.hash), "grant", &arguments)?;
+        let (first, grants) = self.ask_all(found.home(), found.table, Some(found.hash), "grant", &arguments)?;
         let now = uptime() + 1;
-        let told = Told::read(&answer).ok_or_else(|| self.no_answer("grant", &answer))?;
+        let told = Told::read(first, &grants).ok_or_else(|| self.no_answer("grant", &grants))?;
         asking.0.accept(&question, &told, (asked, now), lengths);
         Ok(true)
     }
