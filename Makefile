@@ -1,4 +1,4 @@
-# make demo    the main job: Celery, Node and C share one limit
+# make demo    the main job: Celery, Node and C share one limit; STORE=redis: on two machines, so to speak
 # make test    all tests, one summary
 # make check   format, lints, header, stubs, types, versions, documentation, instructions
 # make docs    target/docs: the reference of each language, from its doc comments
@@ -133,7 +133,7 @@ members: dist
 	$(CC) -O2 -Wall -Wextra -Werror tests/together/member.c -o $(OUT)/together_member $(LINK)
 
 demo: members
-	$(PYTHON) examples/fleet/conductor.py --out $(OUT)
+	$(PYTHON) examples/fleet/conductor.py --out $(OUT) --store $(or $(STORE),sqlite)
 
 test-tools:
 	.ci/need test

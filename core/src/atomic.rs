@@ -2,8 +2,14 @@
 
 #[cfg(loom)]
 pub(crate) use loom::sync::atomic::AtomicU64;
+#[cfg(loom)]
+pub(crate) use loom::sync::atomic::fence;
 #[cfg(shuttle)]
 pub(crate) use shuttle::sync::atomic::AtomicU64;
+#[cfg(shuttle)]
+pub(crate) use shuttle::sync::atomic::fence;
 #[cfg(not(model))]
 pub(crate) use std::sync::atomic::AtomicU64;
 pub(crate) use std::sync::atomic::Ordering::*;
+#[cfg(not(model))]
+pub(crate) use std::sync::atomic::fence;

@@ -101,6 +101,22 @@ pub(crate) const fn planted(_: &str) -> bool {
     false
 }
 
+/// What a test calls its machine, so that one machine can be several.
+pub(crate) fn site() -> String {
+    #[cfg(feature = "fault-points")]
+    return std::env::var("WGL_TEST_SITE").unwrap_or_default();
+    #[cfg(not(feature = "fault-points"))]
+    String::new()
+}
+
+/// How many milliseconds a lease on a server holds that has no end of its own, if a test says so.
+pub(crate) fn lease_ms() -> Option<u64> {
+    #[cfg(feature = "fault-points")]
+    return std::env::var("WGL_TEST_LEASE_MS").ok()?.parse().ok();
+    #[cfg(not(feature = "fault-points"))]
+    None
+}
+
 /// Passes a point.
 #[inline(always)]
 pub(crate) fn point(_name: &'static str) {

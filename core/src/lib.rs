@@ -80,6 +80,7 @@ pub use {
     },
     permit::RawPermit,
     policy::{Backoff, Jitter, LONGEST_NAME, MOST_WINDOWS, Policy, parse_all as parse_policies},
+    server::{Finding, Severity, doctor},
     state::{Durability, OnError, Problem, Store, StoreOptions},
     stats::Stats,
     waiting::MayWait,

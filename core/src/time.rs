@@ -216,7 +216,25 @@ fn raw_ns(manual: Option<&ManualClock>) -> u64 {
 
 #[inline(always)]
 fn boot_ns() -> u64 {
-    clock_ns(libc::CLOCK_BOOTTIME)
+    let ns = clock_ns(libc::CLOCK_BOOTTIME);
+    #[cfg(feature = "fault-points")]
+    let ns = off(ns);
+    ns
+}
+
+/// The time since the machine was started, sleep included, in ticks: the same for all of its processes, but those of other time
+/// namespaces. Rounded down.
+#[inline(always)]
+pub(crate) fn uptime() -> Tick {
+    boot_ns() / 1_000
+}
+
+/// What the boot clock shows, which in a test may be fast or slow by some parts of a million.
+#[cfg(feature = "fault-points")]
+fn off(ns: u64) -> u64 {
+    static RATE: std::sync::OnceLock<i64> = std::sync::OnceLock::new();
+    let rate = *RATE.get_or_init(|| std::env::var("WGL_TEST_RATE").map_or(0, |text| text.parse().unwrap_or(0)));
+    ns.wrapping_add((ns as i128 * i128::from(rate) / 1_000_000) as u64)
 }
 
 pub(crate) fn monotonic_ns() -> u64 {

@@ -40,6 +40,8 @@ struct Slice {
     /// When that wait began.
     since: Instant,
     length: Duration,
+    /// And for a server, which is not asked again and again: who gives up waiting for it cannot know what it has done.
+    for_server: Duration,
     /// Would there have been more of the store's timeout?
     is_cut: bool,
 }
@@ -74,19 +76,28 @@ impl MayWait {
     /// Where `call` may wait until the store's timeout, which is counted from `since`, it waits `length` of that at most:
     /// [`Error::WouldWait`] then, unless the whole timeout is over. So a line looks after its other waiters meanwhile.
     pub(crate) fn in_slice<R>(since: Instant, length: Duration, call: impl FnOnce() -> R) -> R {
-        let _restore = Restore::after(&SLICE, Slice { since, length, is_cut: false });
+        Self::in_slices(since, length, Duration::MAX, call)
+    }
+
+    /// The same, where it waits for a server as long as `for_server` at most.
+    pub(crate) fn in_slices<R>(since: Instant, length: Duration, for_server: Duration, call: impl FnOnce() -> R) -> R {
+        let _restore = Restore::after(&SLICE, Slice { since, length, for_server, is_cut: false });
         call()
     }
 
     /// How long this thread may wait, of a store's whole timeout.
     pub(crate) fn patience(timeout: Duration) -> Result<Duration> {
+        Self::cut(timeout, |slice| slice.length)
+    }
+
+    fn cut(timeout: Duration, length: impl Fn(&Slice) -> Duration) -> Result<Duration> {
         let slice = SLICE.try_with(Cell::get).unwrap_or(None);
         let Some(slice) = slice.filter(|_| MayWait::here() == MayWait::UntilTimeout) else {
             return Self::part(timeout);
         };
-        let left = timeout.saturating_sub(slice.since.elapsed());
-        SLICE.set(Some(Slice { is_cut: slice.length < left, ..slice }));
-        Ok(left.min(slice.length))
+        let (left, length) = (timeout.saturating_sub(slice.since.elapsed()), length(&slice));
+        SLICE.set(Some(Slice { is_cut: length < left, ..slice }));
+        Ok(left.min(length))
     }
 
     /// How long it may wait, of a part of that.
@@ -100,7 +111,10 @@ impl MayWait {
 
     /// The same for a server.
     pub(crate) fn part_for_server(patience: Duration) -> Result<Duration> {
-        if MayWait::here() == MayWait::BrieflyHere { Err(Error::WouldWait) } else { Self::part(patience) }
+        match MayWait::here() {
+            MayWait::BrieflyHere => Err(Error::WouldWait),
+            _ => Self::cut(patience, |slice| slice.for_server),
+        }
     }
 
     /// Is the rest of the store's timeout for later calls?

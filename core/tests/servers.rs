@@ -14,6 +14,11 @@ fn rate(store: &Store, name: &str, max: u64, window: Duration) -> RateLimiter {
     RateLimiter::new(store, name, max, window).unwrap()
 }
 
+/// A store each of whose starts the server decides.
+fn direct(server: &Server) -> Store {
+    Store::new(&server.direct_url()).unwrap()
+}
+
 fn admits(limiter: &dyn Limiter, key: &str) -> bool {
     matches!(limiter.attempt(key, 1).unwrap(), Attempt::Admitted(_))
 }
@@ -41,7 +46,7 @@ fn machines_share_a_limit_that_nobody_exceeds() {
 #[test]
 fn a_denial_says_when_and_another_key_has_room() {
     for server in Server::each("servers-denial") {
-        let (here, there) = (Store::new(&server.url()).unwrap(), Store::new(&server.url()).unwrap());
+        let (here, there) = (direct(&server), direct(&server));
         // A busy machine may need more than a short window from the one call to the other.
         let (window, began, limiter, denial) = (0..)
             .find_map(|i| {
@@ -158,6 +163,53 @@ fn who_must_not_wait_is_told_before_anything_is_asked() {
     }
 }
 
+#[cfg(feature = "redis")]
+#[test]
+fn who_waits_for_a_moment_does_not_wait_for_a_server_that_stands_still() {
+    let server = common::nodes::Node::start("servers-stopped", &[]);
+    let mut options = StoreOptions::default();
+    options.timeout = Duration::from_secs(50);
+    let store = Store::with_options(&format!("redis://127.0.0.1:{}", server.port), options.clone()).unwrap();
+    let limiter = rate(&store, "api", 1, Duration::from_secs(3_600));
+    assert!(admits(&limiter, ""));
+    // The first asks at once; while somebody waits, others join the line.
+    let limiter = Arc::new(limiter);
+    let waits = || limiter.acquire("", 1, Some(Duration::from_millis(100))).map(|permit| permit.is_some());
+    assert_eq!(waits(), Ok(false));
+    server.signal(libc::SIGSTOP);
+    let began = Instant::now();
+    let answers: Vec<_> = std::thread::scope(|scope| {
+        let waiters: Vec<_> = (0..3).map(|_| scope.spawn(waits)).collect();
+        waiters.into_iter().map(|waiter| waiter.join().unwrap()).collect()
+    });
+    assert!(began.elapsed() < options.timeout, "{:?}", began.elapsed());
+    assert_eq!(answers, [Ok(false), Ok(false), Ok(false)]);
+    server.signal(libc::SIGCONT);
+}
+
+#[test]
+fn who_leaves_a_line_where_it_must_not_wait_leaves_its_place_to_whoever_may() {
+    for server in Server::each("servers-leaves") {
+        let store = Store::new(&server.url()).unwrap();
+        let limiter = Arc::new(rate(&store, "api", 1, Duration::from_secs(3_600)));
+        assert!(admits(&*limiter, ""));
+        let after = || match limiter.reserve("", 1, None, None).unwrap() {
+            Reserved::Place { place, after } => (place, after),
+            Reserved::Denied(after) => panic!("denied for {after:?}"),
+        };
+        let (place, first) = after();
+        let mut line = Line::new(limiter.clone() as Arc<dyn Limiter>);
+        let Joined::Waiting(id) = line.join(Waiter { place: Some(place), ..Waiter::new("", 1) }).unwrap() else {
+            panic!("too early")
+        };
+        MayWait::Never.during(|| line.leave(id));
+        assert!(line.would_wait() && line.next().is_some());
+        assert_eq!(line.advance(&mut Vec::new()), None);
+        assert!(!line.would_wait());
+        assert!(after().1 <= first, "the place was given back");
+    }
+}
+
 #[test]
 fn a_composite_ends_what_had_to_wait_when_it_is_asked_again() {
     for server in Server::each("servers-composite") {
@@ -227,15 +279,17 @@ fn starts(limiters: &[&RateLimiter], attempts: usize) -> usize {
 #[test]
 fn a_server_that_lost_all_starts_nothing_until_what_it_had_is_over() {
     let mut server = RedisServer::start("servers-lost");
+    let url = format!("{}?grants=never", server.url());
+    let direct = || Store::new(&url).unwrap();
     let window = Duration::from_secs(2);
     let limiter = |store: &Store| rate(store, "api", 5, window);
-    let (old, new) = (Store::new(&server.url()).unwrap(), Store::new(&server.url()).unwrap());
+    let (old, new) = (direct(), direct());
     let (old, new) = (limiter(&old), limiter(&new));
     for how in ["wiped, and asked by who knew", "wiped, and asked by somebody new", "started again"] {
         let began = Instant::now();
         assert_eq!(starts(&[&old], 5), 5, "{how}");
         let last = Instant::now();
-        let newer = limiter(&Store::new(&server.url()).unwrap());
+        let newer = limiter(&direct());
         let asked: &[&RateLimiter] = match how {
             "started again" => {
                 server.start_again();

@@ -32,17 +32,23 @@ HERE = Path(__file__).resolve().parent
 
 
 class Member:
-    """One of the three: a program in a process group of its own."""
+    """One of the three on a machine: a program in a process group of its own."""
 
-    def __init__(self, name: str, command: list[str], out: Path, ready: int) -> None:
+    def __init__(self, name: str, command: list[str], out: Path, ready: int, broker: Path) -> None:
         self.name, self._command, self._ready = name, command, ready
         self._errors = out / f"{name}.err"
+        self._environment = os.environ | {"FLEET_BROKER": str(broker)}
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         with open(self._errors, "ab") as errors:
             self._process = subprocess.Popen(
-                self._command, cwd=HERE, stdout=self._ready, stderr=errors, start_new_session=True
+                self._command,
+                cwd=HERE,
+                env=self._environment,
+                stdout=self._ready,
+                stderr=errors,
+                start_new_session=True,
             )
 
     def kill(self) -> None:
@@ -77,26 +83,45 @@ class Queue:
 
     LENGTH = 16
 
-    def __init__(self, folder: Path) -> None:
-        self._inbox, self._outbox = folder / "inbox", folder / "outbox"
-        for path in (self._inbox, self._outbox, folder / "processed", folder / "control"):
-            path.mkdir(parents=True)
+    def __init__(self, folders: list[Path]) -> None:
+        self._inboxes, self._outbox = [folder / "inbox" for folder in folders], folders[0] / "outbox"
+        for folder in folders:
+            for name in ("inbox", "outbox", "processed", "control"):
+                (folder / name).mkdir(parents=True)
         from celery_member import job  # its settings are in the environment by now
 
         self._job: Any = job
 
     def fill(self) -> None:
-        for _ in range(self.LENGTH - len(list(self._inbox.iterdir()))):
-            self._job.delay()
-        for message in self._outbox.iterdir():
-            message.rename(self._inbox / message.name)
+        for inbox in self._inboxes:
+            for _ in range(self.LENGTH - len(list(inbox.iterdir()))):
+                self._job.delay()
+            for message in self._outbox.iterdir():
+                message.rename(inbox / message.name)
 
 
-def prepare(out: Path) -> None:
+class Redis:
+    """A server of the demo's own, on a socket. It ends with the demo, however that ends."""
+
+    def __init__(self, folder: Path) -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        self.url = f"redis+unix://{folder}/socket"
+        options = f"--port 0 --save '' --appendonly no --dir {folder} --unixsocket {folder}/socket"
+        command = f"redis-server {options} >&2 & cat; kill -9 $!"
+        self._shell = subprocess.Popen(["sh", "-c", command], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        deadline = time.monotonic() + PATIENCE
+        while not (folder / "socket").exists():
+            if time.monotonic() > deadline:
+                raise SystemExit("redis-server does not start: is it installed?")
+            time.sleep(0.01)
+
+
+def prepare(out: Path, store: str) -> None:
     """An empty folder for the run, and the settings that all members read from the environment."""
     if not (out / "node_modules/workglow-limit").exists() or not (out / "c_member").exists():
         raise SystemExit(f"{out} needs node_modules/workglow-limit and c_member: `make demo` puts them there")
-    for name in ("starts", "broker"):
+    for name in ("starts", *(path.name for path in out.glob("broker-*"))):
         shutil.rmtree(out / name, ignore_errors=True)
     for path in (*out.glob("limits.db*"), *out.glob("*.err"), out / "go"):
         path.unlink(missing_ok=True)
@@ -105,13 +130,13 @@ def prepare(out: Path) -> None:
     # A module is looked for from where the program lies.
     shutil.copy(HERE / "node_member.mjs", out)
     os.environ |= {
-        "FLEET_STORE": f"sqlite:{out}/limits.db",
+        "FLEET_STORE": store,
         "FLEET_LIMIT": str(LIMIT),
         "FLEET_WINDOW": str(WINDOW),
         "FLEET_JOB_MS": str(JOB_MS),
         "FLEET_STARTS": str(out / "starts"),
         "FLEET_GO": str(out / "go"),
-        "FLEET_BROKER": str(out / "broker"),
+        "FLEET_BROKER": str(out / "broker-1"),
     }
 
 
@@ -137,23 +162,23 @@ def progress(seconds: float, starts: list[Start]) -> None:
     say(seconds, f"{counts}   in the last {WINDOW} s: {recent:2} of {LIMIT}")
 
 
-def gather(members: dict[str, Member], ready: Ready, queue: Queue) -> None:
+def gather(members: list[Member], ready: Ready, queue: Queue) -> None:
     """Starts everybody, and returns once every waiter of every member is ready."""
-    for member in members.values():
+    for member in members:
         member.start()
-    missing = Counter({name: WAITERS for name in members})
+    missing = Counter(member.name for member in members for _ in range(WAITERS))
     deadline = time.monotonic() + PATIENCE
     while missing.total():
         if time.monotonic() > deadline:
             raise SystemExit(f"not ready after {PATIENCE} s: {', '.join(missing)}")
         queue.fill()
-        for member in members.values():
+        for member in members:
             member.check()
         missing -= Counter(ready.wait(0.02))
 
 
 def conduct(
-    members: dict[str, Member], ready: Ready, queue: Queue, killed: str, out: Path
+    members: list[Member], ready: Ready, queue: Queue, killed: Member, out: Path
 ) -> tuple[int, int, int | None]:
     """The run itself. Returns when it began, when `killed` was killed and when its replacement was ready, in ns."""
     killed_at: int | None = None
@@ -164,19 +189,19 @@ def conduct(
         next_line = 1
         while (elapsed := (time.monotonic_ns() - go) / SECOND) < SECONDS:
             queue.fill()
-            for member in members.values():
+            for member in members:
                 member.check()
             if elapsed >= next_line:
                 progress(elapsed, read(out / "starts"))
                 next_line += 1
             if killed_at is None and elapsed >= SECONDS / 2:
-                members[killed].kill()
+                killed.kill()
                 killed_at = time.monotonic_ns()
-                members[killed].start()
-                say(elapsed, f"{killed} killed with SIGKILL, and replaced")
-            if killed in ready.wait(0.02) and back_at is None:
+                killed.start()
+                say(elapsed, f"{killed.name} killed with SIGKILL, and replaced")
+            if killed.name in ready.wait(0.02) and back_at is None:
                 back_at = time.monotonic_ns()
-                say((back_at - go) / SECOND, f"{killed} is back")
+                say((back_at - go) / SECOND, f"{killed.name} is back")
     assert killed_at is not None, "half of the time came"
     return go, killed_at, back_at
 
@@ -204,21 +229,32 @@ def report(starts: list[Start], most: int, go: int) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder with the built members; results go there")
+    parser.add_argument(
+        "--store", choices=("sqlite", "redis"), default="sqlite",
+        help="where the limit is: beside the members (default), or on a server, which two groups of them share as two machines do",
+    )  # fmt: skip
     parser.add_argument("--kill", choices=picture.NAMES, help="who is killed half-way (default: anyone)")
     options = parser.parse_args()
     out, killed = options.out.resolve(), options.kill or random.choice(list(picture.NAMES))
-    prepare(out)
+    redis = Redis(out / "redis") if options.store == "redis" else None
+    store = redis.url if redis else f"sqlite:{out}/limits.db"
+    prepare(out, store)
     ready = Ready()
-    queue = Queue(out / "broker")
-    members = {name: Member(name, command, out, ready.write_end) for name, command in commands(out).items()}
-    print(f"{LIMIT} starts per {WINDOW} s in {out / 'limits.db'}, shared by Celery, Node and C", flush=True)
+    brokers = [out / f"broker-{machine}" for machine in ((1, 2) if redis else (1,))]
+    queue = Queue(brokers)
+    members = [
+        Member(name, command, out, ready.write_end, broker) for broker in brokers for name, command in commands(out).items()
+    ]
+    victim = next(member for member in members if member.name == killed)
+    machines = ", on two machines" if redis else ""
+    print(f"{LIMIT} starts per {WINDOW} s in {store}, shared by Celery, Node and C{machines}", flush=True)
     # Members never end by themselves, so they must not outlive the demo.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
     try:
         gather(members, ready, queue)
-        go, killed_at, back_at = conduct(members, ready, queue, killed, out)
+        go, killed_at, back_at = conduct(members, ready, queue, victim, out)
     finally:
-        for member in members.values():
+        for member in members:
             member.kill()
 
     starts = read(out / "starts")

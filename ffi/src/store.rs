@@ -8,7 +8,7 @@ use std::mem::MaybeUninit;
 use std::path::Path;
 use std::ptr::NonNull;
 use std::time::Duration;
-use workglow_limit::{Durability, OnError, Problem, Result, Store, StoreOptions};
+use workglow_limit::{Durability, Finding, OnError, Problem, Result, Store, StoreOptions};
 
 /// When the store fails a decision: the error. The default.
 pub const WGL_ON_ERROR_RAISE: u32 = 0;
@@ -24,7 +24,8 @@ pub const WGL_DURABILITY_BUDGET: u32 = 0;
 /// Every start is in the database before the call that admits it returns.
 pub const WGL_DURABILITY_COMMIT: u32 = 1;
 
-/// Where limits live: "memory:" (this process) or "sqlite:PATH" (this machine).
+/// Where limits live: "memory:" (this process), "sqlite:PATH" (this machine), or "redis://HOST", "rediss://HOST", "redis+unix://PATH" and
+/// "redis+sentinel://HOST,HOST/NAME" (a server or cluster that machines share).
 ///
 /// The caller owns it and frees it with wgl_store_free; limiters made from it go on working after that. Any thread may
 /// use it. It is inherited by forked children: those of a sqlite: store share its limits with their parent, those of a
@@ -103,17 +104,54 @@ pub unsafe extern "C" fn wgl_store_verify(
             format!("{}{}\n", if problem.is_repaired { "repaired: " } else { "" }, problem.found.replace('\n', " "))
         };
         let lines: String = found.iter().map(line).collect();
-        if let Some(report) = report.map(NonNull::cast::<u8>) {
-            let fits = (0..capacity).rev().find(|end| lines.is_char_boundary(*end)).unwrap_or(0);
-            // SAFETY: the buffer has `capacity` bytes, by the caller's promise, and that is more than fits.
-            unsafe {
-                report.copy_from_nonoverlapping(NonNull::from(lines.as_bytes()).cast(), fits);
-                report.add(fits).write(0);
-            }
-        }
+        // SAFETY: the buffer has `capacity` bytes, by the caller's promise.
+        unsafe { write_report(&lines, report, capacity) };
         place.write(found.len());
         Ok(WGL_OK)
     })
+}
+
+/// Says what of a server's settings endangers limits there: the worst first, nothing if all is well. Always nothing for memory: and
+/// sqlite:PATH, whose files wgl_store_verify looks at. It writes a key of its own for a moment, to see whether it may.
+///
+/// `findings` receives how many there are, and `report`, of `capacity` bytes, a line for each: how much it matters ("danger: ",
+/// "warning: " or "note: "), the setting and its value, what that endangers, and what to set instead. What does not fit is cut off, and
+/// a NUL ends it. `report` may be NULL if `capacity` is 0.
+///
+/// Fails with WGL_INVALID_URL, or with a store error if the server does not answer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn wgl_doctor(
+    url: *const c_char,
+    report: *mut c_char,
+    capacity: usize,
+    findings: Option<&mut MaybeUninit<usize>>,
+) -> c_int {
+    guard(|| {
+        let place = given("findings", findings)?;
+        let report = if capacity == 0 { None } else { Some(given("report", NonNull::new(report))?) };
+        // SAFETY: the caller's promise.
+        let found = workglow_limit::doctor(unsafe { text("url", url)? })?;
+        let line = |finding: &Finding| {
+            let Finding { severity, what, setting, value, instead, .. } = finding;
+            let line = format!("{}: {setting} = {value}: {what}; instead: {instead}", severity.name());
+            line.replace('\n', " ") + "\n"
+        };
+        // SAFETY: the buffer has `capacity` bytes, by the caller's promise.
+        unsafe { write_report(&found.iter().map(line).collect::<String>(), report, capacity) };
+        place.write(found.len());
+        Ok(WGL_OK)
+    })
+}
+
+/// Writes as much of a text as fits, and a NUL. There have to be `capacity` bytes, and more than none.
+unsafe fn write_report(lines: &str, report: Option<NonNull<c_char>>, capacity: usize) {
+    let Some(report) = report.map(NonNull::cast::<u8>) else { return };
+    let fits = (0..capacity).rev().find(|end| lines.is_char_boundary(*end)).unwrap_or(0);
+    // SAFETY: the caller's promise; that is more than fits.
+    unsafe {
+        report.copy_from_nonoverlapping(NonNull::from(lines.as_bytes()).cast(), fits);
+        report.add(fits).write(0);
+    }
 }
 
 /// Frees a store. NULL is a no-op.

@@ -80,6 +80,10 @@ static void null_pointers(void) {
     REFUSED(WGL_INVALID_ARGUMENT, "url is NULL", wgl_store_verify(NULL, NULL, 0, text, sizeof text, &length));
     REFUSED(WGL_INVALID_URL, "nonsense", wgl_store_verify("nonsense:", NULL, 0, text, sizeof text, &length));
     REFUSED(WGL_INVALID_ARGUMENT, "report is NULL", wgl_store_verify("memory:", NULL, 0, NULL, 1, &length));
+    REFUSED(WGL_INVALID_ARGUMENT, "url is NULL", wgl_doctor(NULL, text, sizeof text, &length));
+    REFUSED(WGL_INVALID_URL, "nonsense", wgl_doctor("nonsense:", text, sizeof text, &length));
+    REFUSED(WGL_INVALID_ARGUMENT, "report is NULL", wgl_doctor("memory:", NULL, 1, &length));
+    REFUSED(WGL_INVALID_ARGUMENT, "findings is NULL", wgl_doctor("memory:", text, sizeof text, NULL));
     REFUSED(WGL_INVALID_ARGUMENT, "problems is NULL", wgl_store_verify("memory:", NULL, 0, text, sizeof text, NULL));
     REFUSED(WGL_INVALID_ARGUMENT, "store is NULL", wgl_store_failures(NULL, &monotonic_ns));
     REFUSED(WGL_INVALID_ARGUMENT, "count is NULL", wgl_store_failures(store, NULL));

@@ -139,8 +139,23 @@ static void decisions_without_a_server_are_as_was_chosen(void) {
     }
 }
 
+static void the_doctor_says_what_is_set_badly(void) {
+    char report[4096], cut[12];
+    size_t findings = 99;
+    MUST(wgl_doctor("memory:", report, sizeof report, &findings));
+    CHECK(findings == 0 && strcmp(report, "") == 0, "%zu: %s", findings, report);
+    MUST(wgl_doctor(redis.url, report, sizeof report, &findings));
+    CHECK(findings > 0 && strstr(report, "danger: appendonly = no: ") == report, "%zu: %s", findings, report);
+    CHECK(strstr(report, "instead: yes\n") != NULL, "%s", report);
+    MUST(wgl_doctor(redis.url, cut, sizeof cut, &findings));
+    CHECK(strcmp(cut, "danger: app") == 0, "%s", cut);
+    MUST(wgl_doctor(redis.url, NULL, 0, &findings));
+    REFUSED(WGL_STORE_FAILURE, "127.0.0.1:1", wgl_doctor("redis://127.0.0.1:1", report, sizeof report, &findings));
+}
+
 int main(void) {
     redis_start();
+    the_doctor_says_what_is_set_badly();
     processes_share_a_limit();
     a_lease_counts_for_other_processes();
     what_is_wrong_is_told();

@@ -32,6 +32,15 @@ export interface Telling {
   readonly error?: string | null;
 }
 
+/** What a server's settings endanger. */
+export interface Advice {
+  readonly severity: string;
+  readonly what: string;
+  readonly setting: string;
+  readonly value: string;
+  readonly instead: string;
+}
+
 interface Native {
   store(
     url: string,
@@ -47,6 +56,8 @@ interface Native {
   lift(store: NativeStore, name: string, key?: string): Promise<void>;
   flush(store: NativeStore): Promise<void>;
   verify(store: NativeStore, repair: boolean): Promise<string[]>;
+  doctor(url: string): Promise<Advice[]>;
+  url(store: NativeStore): string;
   tellCounts(): void;
   failures(store: NativeStore): number;
   manualClock(): NativeClock;
@@ -276,8 +287,11 @@ export function ask(closure: Closure, op: Op, key: string, weight: number, done:
   }, failed);
 }
 
-/** The pool's threads are few, and for the whole process: files and names of hosts need them, too. */
-const MOST_IN_POOL = 2;
+/**
+ * The pool's threads are few, and for the whole process: files and names of hosts need them, too. So two of them are left to others, and
+ * two are used at least. Whoever asks a server much makes the pool larger: each call has a thread for as long as the server takes.
+ */
+const MOST_IN_POOL = Math.max(2, Math.min(Number(process.env["UV_THREADPOOL_SIZE"]) || 4, 1024) - 2);
 let inPoolNow = 0;
 const waitingForPool: (() => void)[] = [];
 

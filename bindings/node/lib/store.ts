@@ -82,12 +82,34 @@ export interface Problem {
   readonly isRepaired: boolean;
 }
 
+/** Something of a server that those who have limits there should know, as `doctor` finds it. */
+export interface Finding {
+  /** How much it matters: "danger" means that limits may be exceeded, or cannot be used. */
+  readonly severity: "note" | "warning" | "danger";
+  /** What it endangers. */
+  readonly what: string;
+  /** The setting, by the server's own name. */
+  readonly setting: string;
+  /** What it is; empty if it could not be looked at. */
+  readonly value: string;
+  /** What to set instead, or to do. */
+  readonly instead: string;
+}
+
+/**
+ * Says what of a server's settings endangers limits there: the worst first, nothing if all is well. Always nothing for "memory:" and
+ * "sqlite:PATH", whose files `Store.verify` looks at. It writes a key of its own for a moment, to see whether it may.
+ */
+export async function doctor(url: string): Promise<Finding[]> {
+  return (await native.doctor(unicode("url", url)).catch(rethrow)) as Finding[];
+}
+
 /**
  * Where limits live: "memory:" (this object), "sqlite:PATH" (this machine), or "redis://HOST" and "redis+unix://PATH" (a server that
  * machines share). Making one opens nothing.
  */
 export class Store {
-  /** The store's address. */
+  /** The store's address, without a password. */
   readonly url: string;
   /** @internal */
   readonly _native: NativeStore;
@@ -101,13 +123,14 @@ export class Store {
   constructor(url: string, options: StoreOptions = {}) {
     checkOptions(options, ["timeout", "mode", "onError", "durability", "clock"]);
     const { timeout, mode, onError = "raise", durability = "budget", clock } = options;
-    this.url = unicode("url", url);
+    unicode("url", url);
     const ms = maybeMilliseconds("timeout", timeout);
     const bits = mode === undefined ? undefined : whole("mode", mode);
     word("onError", onError, ["raise", "deny", "admit"]);
     word("durability", durability, ["budget", "commit"]);
     const time = nativeClock(clock);
     this._native = make(() => native.store(url, ms, bits, onError, durability, time));
+    this.url = native.url(this._native);
     this._clock = clock;
     this._alwaysAnswers = onError !== "raise";
     this._isShared = !url.startsWith("memory:");

@@ -194,6 +194,40 @@ pub fn verify(store: &External<Store>, repair: bool) -> AsyncTask<Pooled<Vec<Str
     AsyncTask::new(Pooled(Box::new(move || Ok(store.verify(repair)?.into_iter().map(told).collect()))))
 }
 
+/// Something of a server that those who have limits there should know.
+#[napi(object)]
+pub struct Advice {
+    /// How much it matters.
+    pub severity: String,
+    /// What it endangers.
+    pub what: String,
+    /// The setting.
+    pub setting: String,
+    /// What it is.
+    pub value: String,
+    /// What to set instead.
+    pub instead: String,
+}
+
+/// Says what of a server's settings endangers limits there.
+#[napi]
+pub fn doctor(url: String) -> AsyncTask<Pooled<Vec<Advice>>> {
+    let told = |finding: workglow_limit::Finding| Advice {
+        severity: finding.severity.name().to_owned(),
+        what: finding.what,
+        setting: finding.setting,
+        value: finding.value,
+        instead: finding.instead,
+    };
+    AsyncTask::new(Pooled(Box::new(move || Ok(workglow_limit::doctor(&url)?.into_iter().map(told).collect()))))
+}
+
+/// A store's address, without a password.
+#[napi]
+pub fn url(store: &External<Store>) -> String {
+    store.url().to_owned()
+}
+
 /// Tells other processes what this one counted last.
 #[napi]
 pub fn tell_counts() {

@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { after, before, test } from "node:test";
 import { Worker } from "node:worker_threads";
-import { CompositeLimiter, ConcurrencyLimiter, LimitError, RateLimiter, Store, SyncUnsupported } from "workglow-limit";
+import { CompositeLimiter, ConcurrencyLimiter, doctor, LimitError, RateLimiter, Store, SyncUnsupported } from "workglow-limit";
 import { startRedis } from "./redis.mjs";
 
 let server;
@@ -11,8 +11,8 @@ let database = 0;
 before(async () => (server = await startRedis()));
 after(() => server.stop());
 
-/** A store that nobody has used. */
-const newStore = (options = { timeout: "20s" }) => new Store(`${server.url}?db=${++database}`, options);
+/** A store that nobody has used, each of whose starts is a request. */
+const newStore = (options = { timeout: "20s" }) => new Store(`${server.url}?db=${++database}&grants=never`, options);
 const rate = (store, max = 100) => new RateLimiter(store, "api", { maxExecutions: max, windowSizeInSeconds: 3600 });
 const jobs = (store) => new ConcurrencyLimiter(2, { store, name: "jobs" });
 const sleep = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
@@ -121,6 +121,21 @@ test("a start needs no request to end", async () => {
   }
 });
 
+test("what was granted is decided at once", async () => {
+  const limiter = new RateLimiter(new Store(`${server.url}?db=${++database}`), "api", { maxExecutions: 1_000_000, windowSizeInSeconds: 60 });
+  let permit = null;
+  while (!permit) {
+    for (let i = 0; i < 200; i++) await limiter.tryAcquireAsync();
+    try {
+      permit = limiter.tryAcquire();
+    } catch (error) {
+      // Nothing was at hand just then.
+      assert.ok(error instanceof SyncUnsupported, String(error));
+    }
+  }
+  permit.cancel();
+});
+
 test("with a limiter of one's own", async () => {
   const own = { tryAcquire: () => ({}), retryAfter: () => 0, cancel: () => {} };
   const both = new CompositeLimiter([own, rate(newStore(), 1)]);
@@ -190,4 +205,24 @@ test("decisions without a server are as was chosen", async () => {
     await own.stop();
   }
   await check("store_failure");
+});
+
+test("the doctor says what of a server is set badly", async () => {
+  assert.deepEqual(await doctor("memory:"), []);
+  const [finding, ...others] = await doctor(server.url);
+  const { what, ...rest } = finding;
+  assert.deepEqual(rest, { severity: "danger", setting: "appendonly", value: "no", instead: "yes" });
+  assert.match(what, /forgotten/);
+  for (const { severity } of others) assert.ok(["danger", "warning", "note"].includes(severity), severity);
+  await assert.rejects(doctor("nonsense:"), { code: "invalid_url" });
+  await assert.rejects(doctor("redis://127.0.0.1:1"), { code: "store_failure" });
+  await assert.rejects(doctor(5), { code: "invalid_argument" });
+});
+
+test("a password is not shown", () => {
+  const shown = (url) => new Store(url).url;
+  assert.equal(shown("redis://user:secret@127.0.0.1:1/2"), "redis://…@127.0.0.1:1/2");
+  assert.equal(shown("redis+unix:///none?db=1&pass=secret"), "redis+unix:///none?db=1");
+  assert.equal(shown("redis://127.0.0.1:1"), "redis://127.0.0.1:1");
+  assert.equal(shown("memory:"), "memory:");
 });

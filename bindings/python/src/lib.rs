@@ -43,7 +43,7 @@ mod _native {
         null::NullLimiter,
         pool::Pool,
         stats::Stats,
-        store::{Problem, Store},
+        store::{Finding, Problem, Store, doctor},
     };
 
     #[pymodule_init]

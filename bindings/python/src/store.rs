@@ -135,7 +135,7 @@ impl Store {
         self.core.failures()
     }
 
-    /// The store's address, as it was given.
+    /// The store's address, as it was given but for a password.
     #[getter]
     fn url(&self) -> &str {
         self.core.url()
@@ -190,6 +190,45 @@ impl Store {
 
     fn __repr__(&self) -> String {
         format!("Store({:?})", self.core.url())
+    }
+}
+
+/// Says what of a server's settings endangers limits there: the worst first, nothing if all is well. Always nothing for "memory:" and
+/// "sqlite:PATH", whose files Store.verify() looks at. It writes a key of its own for a moment, to see whether it may.
+#[pyfunction]
+pub fn doctor(py: Python<'_>, url: &Bound<'_, PyAny>) -> PyResult<Vec<Finding>> {
+    let address = argument::text("url", url)?;
+    let findings = told(py, wait(py, || workglow_limit::doctor(address)), raised)?;
+    let told = |finding: workglow_limit::Finding| Finding {
+        severity: finding.severity.name(),
+        what: finding.what,
+        setting: finding.setting,
+        value: finding.value,
+        instead: finding.instead,
+    };
+    Ok(findings.into_iter().map(told).collect())
+}
+
+/// Something of a server that those who have limits there should know, as doctor() finds it.
+#[pyclass(frozen, eq, get_all, module = "workglow_limit")]
+#[derive(PartialEq)]
+pub struct Finding {
+    /// How much it matters: "danger" (limits may be exceeded, or cannot be used), "warning" or "note".
+    severity: &'static str,
+    /// What it endangers.
+    what: String,
+    /// The setting, by the server's own name.
+    setting: String,
+    /// What it is; empty if it could not be looked at.
+    value: String,
+    /// What to set instead, or to do.
+    instead: String,
+}
+
+#[pymethods]
+impl Finding {
+    fn __repr__(&self) -> String {
+        format!("<Finding: {}: {} = {}: {}>", self.severity, self.setting, self.value, self.what)
     }
 }
 

@@ -12,11 +12,13 @@ import pytest
 from workglow_limit import (
     CompositeLimiter,
     ConcurrencyLimiter,
+    Finding,
     InvalidUrl,
     RateLimiter,
     Store,
     StoreError,
     StoreTimeout,
+    doctor,
 )
 
 HOUR = 3600
@@ -24,8 +26,8 @@ HOUR = 3600
 
 @pytest.fixture
 def store(server):
-    # Longer than any of these takes: who would wait for himself fails.
-    return Store(server.url, timeout=20)
+    # Each start is a request. And longer than any of these takes: who would wait for himself fails.
+    return Store(f"{server.url}&grants=never", timeout=20)
 
 
 def rate(store, most=100, name="api"):
@@ -211,3 +213,37 @@ def test_decisions_without_a_server_are_as_was_chosen(server_of_its_own):
         limiters["raise"].try_acquire()
     assert limiters["deny"].try_acquire() is None
     assert limiters["admit"].try_acquire()
+
+
+def test_the_doctor_says_what_of_a_server_is_set_badly(server):
+    assert doctor("memory:") == []
+    finding, *others = doctor(server.url)
+    assert isinstance(finding, Finding)
+    assert (finding.severity, finding.setting, finding.value, finding.instead) == ("danger", "appendonly", "no", "yes")
+    assert "forgotten" in finding.what
+    assert repr(finding).startswith("<Finding: danger: appendonly = no: ")
+    assert all(other.severity in ("danger", "warning", "note") for other in others)
+    with pytest.raises(InvalidUrl):
+        doctor("nonsense:")
+    with pytest.raises(StoreError):
+        doctor("redis://127.0.0.1:1")
+    with pytest.raises(TypeError):
+        doctor(5)
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("redis://user:secret@127.0.0.1:1/2", "redis://…@127.0.0.1:1/2"),
+        ("redis+unix:///none?db=1&pass=secret", "redis+unix:///none?db=1"),
+        ("redis+sentinel://:secret@127.0.0.1:1,127.0.0.1:2/main/0", "redis+sentinel://…@127.0.0.1:1,127.0.0.1:2/main/0"),
+        ("redis://127.0.0.1:1", "redis://127.0.0.1:1"),
+    ],
+)
+def test_a_password_is_not_shown(url, shown):
+    store = Store(url)
+    assert store.url == shown
+    assert repr(store) == f'Store("{shown}")'
+    with pytest.raises(InvalidUrl) as error:
+        Store("mysql://user:secret@host/db")
+    assert "secret" not in str(error.value)

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Coroutine
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import aiohttp
 import httpx
@@ -22,6 +22,7 @@ from workglow_limit import (
     Decision,
     DelayLimiter,
     EvenlySpacedRateLimiter,
+    Finding,
     FixedWindowLimiter,
     FlowControl,
     ForeignPermit,
@@ -53,6 +54,7 @@ from workglow_limit import (
     UnsupportedVersion,
     WeightExceedsCapacity,
     __version__,
+    doctor,
 )
 from workglow_limit.http import heed, heed_aiohttp, heed_httpx, heed_requests
 
@@ -170,6 +172,10 @@ def stores() -> None:
     store.flush()
     assert_type([(problem.found, problem.repaired) for problem in store.verify(repair=True)], list[tuple[str, bool]])
     assert_type(store.verify(), list[Problem])
+    finding, *findings = doctor("memory:")
+    assert_type(findings, list[Finding])
+    assert_type(finding.severity, Literal["note", "warning", "danger"])
+    assert_type((finding.what, finding.setting, finding.value, finding.instead), tuple[str, str, str, str])
     assert_type((store.failures, store.url, clock.now(), __version__), tuple[int, str, float, str])
 
 

@@ -1,12 +1,13 @@
 //! The cells of one key, whatever its algorithm.
 
 use super::counter::Counter;
+use super::grants::Grants;
 use super::leases::Leases;
 use super::log::{Ask, Known, Log, View, Window};
 use super::meter::Meter;
 use super::slices::Slices;
 use super::{History, Sealed, Start};
-use crate::time::{LONGEST, Now, Tick};
+use crate::time::{LONGEST, Now, Tick, uptime};
 
 /// The cells of one key.
 #[derive(Clone, Copy)]
@@ -21,6 +22,8 @@ pub(crate) enum Cells<'a> {
     Counter(Counter<'a>),
     /// Leases: what is asked of them is not a matter of time.
     Leases(Leases<'a>),
+    /// What a server has granted: nothing that starts by it counts here.
+    Grants(Grants<'a>),
 }
 
 /// The same call, whatever the algorithm. (The kind was checked when the limit was opened: another one makes no sense.)
@@ -31,7 +34,7 @@ macro_rules! either {
             Cells::Slices($one) => $call,
             Cells::Meter($one) => $call,
             Cells::Counter($one) => $call,
-            Cells::Leases(_) => Err(Sealed),
+            Cells::Leases(_) | Cells::Grants(_) => Err(Sealed),
         }
     };
 }
@@ -50,7 +53,7 @@ impl Cells<'_> {
             Cells::Slices(slices) => slices.present(place, longest, now),
             Cells::Meter(meter) => meter.present(place).map(|is_good| is_good.then_some(place.stamp)),
             Cells::Counter(counter) => counter.present(place).map(|is_good| is_good.then_some(place.stamp)),
-            Cells::Leases(_) => Err(Sealed),
+            Cells::Leases(_) | Cells::Grants(_) => Err(Sealed),
         }
     }
 
@@ -63,7 +66,7 @@ impl Cells<'_> {
             }
             Cells::Meter(meter) => meter.unwritten(end, now),
             Cells::Counter(counter) => counter.unwritten(end, now),
-            Cells::Leases(_) => 0,
+            Cells::Leases(_) | Cells::Grants(_) => 0,
         }
     }
 
@@ -77,6 +80,7 @@ impl Cells<'_> {
             Cells::Meter(meter) => meter.is_idle(now),
             Cells::Counter(counter) => counter.is_idle(now),
             Cells::Leases(leases) => leases.is_idle(),
+            Cells::Grants(grants) => grants.is_idle(uptime()),
         }
     }
 
@@ -88,6 +92,7 @@ impl Cells<'_> {
             Cells::Meter(meter) => meter.seal(),
             Cells::Counter(counter) => counter.seal(),
             Cells::Leases(leases) => leases.seal(),
+            Cells::Grants(grants) => grants.void(),
         }
         self
     }
@@ -100,6 +105,7 @@ impl Cells<'_> {
             Cells::Meter(meter) => meter.has_to_move(now),
             Cells::Counter(counter) => counter.has_to_move(now),
             Cells::Leases(leases) => leases.is_sealed(),
+            Cells::Grants(_) => false,
         }
     }
 
@@ -115,6 +121,7 @@ impl Cells<'_> {
                 let (holds, end) = leases.history();
                 History { holds, end, ..History::default() }
             }
+            Cells::Grants(_) => History::default(),
         }
     }
 
@@ -128,6 +135,7 @@ impl Cells<'_> {
             Cells::Leases(leases) => {
                 leases.write(&history.holds, history.end).then(|| leases.base.load(crate::atomic::Acquire))
             }
+            Cells::Grants(grants) => Some(grants.begin_anew()),
         }
     }
 
@@ -138,7 +146,7 @@ impl Cells<'_> {
             Cells::Slices(slices) => slices.unlogged(longest, now),
             Cells::Meter(meter) => meter.unlogged(now),
             Cells::Counter(counter) => counter.unlogged(now),
-            Cells::Leases(_) => (Vec::new(), 0),
+            Cells::Leases(_) | Cells::Grants(_) => (Vec::new(), 0),
         }
     }
 }

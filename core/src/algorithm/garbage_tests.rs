@@ -54,7 +54,7 @@ fn ask_all(cells: Cells, windows: &[Window], gate: u64) {
             Cells::Meter(meter) => ask_one(meter, [&now, &place], ask, clock),
             Cells::Slices(slices) => ask_one(slices, [&now, &place], ask, clock),
             Cells::Counter(counter) => ask_one(counter, [&now, &place], ask, clock),
-            Cells::Leases(_) => unreachable!(),
+            Cells::Leases(_) | Cells::Grants(_) => unreachable!(),
         }
         end(&|| cells.present(Known { ticket: weight, stamp: NOW, weight }, windows[0].length, clock()).is_ok());
     }

@@ -10,6 +10,7 @@ pub(crate) mod bucket;
 #[cfg(not(model))]
 pub(crate) mod cells;
 pub(crate) mod counter;
+pub(crate) mod grants;
 pub(crate) mod jobs;
 pub(crate) mod leases;
 pub(crate) mod log;
@@ -118,6 +119,8 @@ impl History {
 
 #[cfg(all(test, not(model)))]
 mod garbage_tests;
+#[cfg(all(test, not(model)))]
+mod grants_tests;
 #[cfg(all(test, model))]
 mod models;
 #[cfg(all(test, not(model)))]

@@ -77,6 +77,11 @@ pub trait Inner: Send + Sync {
     /// [`Limiter::peek`](super::Limiter::peek).
     fn quiet_peek(&self, key: &str, weight: u64) -> Result<Decision>;
 
+    /// The same for a line, which looks every now and then: as good as known, where to know more is a request to a server.
+    fn peek_again(&self, key: &str, weight: u64) -> Result<Decision> {
+        self.quiet_peek(key, weight)
+    }
+
     /// [`Limiter::pause`](super::Limiter::pause).
     fn quiet_pause(&self, key: &str, pause: Duration) -> Result<()> {
         policy::check_key(key)?;

@@ -339,6 +339,14 @@ impl Policy {
         }
     }
 
+    /// The window that says how units of it are shared out among machines, if they can be.
+    pub(crate) fn shared_by(&self) -> Option<Window> {
+        match &self.0 {
+            Shape::Rate(windows, _) => windows.as_slice().iter().min_by_key(|window| window.length).copied(),
+            _ => None,
+        }
+    }
+
     /// The shortest time in which so many units can start, the first of them at once, in ticks.
     pub(crate) fn soonest(&self, units: u64) -> Tick {
         let later = units.saturating_sub(1);

@@ -4,10 +4,14 @@
 //! asks by one that does not hold any more.
 #![cfg_attr(not(any(feature = "redis", feature = "postgres")), allow(dead_code, reason = "there is no server to ask"))]
 
+mod doctor;
 #[cfg(feature = "postgres")]
 mod postgres;
 #[cfg(feature = "redis")]
 mod redis;
+pub(crate) mod site;
+
+pub use doctor::{Finding, Severity, doctor};
 
 #[cfg(feature = "postgres")]
 pub use postgres::postgres_schema;
@@ -175,6 +179,18 @@ pub(crate) trait Engine: std::fmt::Debug + Send + Sync {
     /// The server's time.
     fn time(&self, patience: Duration) -> Result<Tick>;
 
+    /// Does it grant units, which machines start by themselves?
+    fn grants(&self) -> bool {
+        false
+    }
+
+    /// For how long machines may still start what they were granted of a limit, by rules that do not hold any more; and for how long
+    /// they may go by what they were told, denials included, which is no shorter.
+    fn out(&self, limit: &str, patience: Duration) -> Result<[Duration; 2]> {
+        let _ = (limit, patience);
+        Ok([Duration::ZERO; 2])
+    }
+
     /// What is declared under a name, and for one of its keys.
     fn row(&self, name: &str, key: Option<Hash>, patience: Duration) -> Result<Row>;
 
@@ -186,4 +202,10 @@ pub(crate) trait Engine: std::fmt::Debug + Send + Sync {
 
     /// All names that are declared.
     fn names(&self, patience: Duration) -> Result<Vec<String>>;
+
+    /// What of its settings endangers limits.
+    fn examine(&self, _patience: Duration) -> Result<Vec<Finding>> {
+        let what = "the settings of this kind of server are not looked at yet";
+        Ok(vec![Finding::new(Severity::Note, "", "", what, "")])
+    }
 }

@@ -5,82 +5,45 @@
 //! wgl:{NAME}         a hash: what is declared under a name (policy, composite, override), its version, and what holds for all
 //!                    keys; for a key with a policy of its own, by the key's hash, its version (k:HASH), text (t:HASH) and since when (s:HASH)
 //! wgl:{NAME}:HASH    the state of a key
+//! wgl:{NAME}:HASH:s  a hash: what the key's sites were granted last
+//! wgl:{NAME}:keys    which keys have a state, and until when
+//! wgl:{NAME}:waiting which of them are as an earlier policy left them
 //! ```
 //!
 //! Braces in a name are written as `%7B` and `%7D`, so that a cluster keeps all of a limit in one place.
 
-use super::{Call, EPOCH, Engine, Family, Note, Row, Terms, version, without_password};
+mod address;
+mod adopt;
+mod examine;
+mod link;
+
+use super::{Call, EPOCH, Engine, Family, Finding, Note, Row, Terms, version, without_password};
 use crate::error::{Error, Result};
-use crate::fork::PerProcess;
+use crate::fault;
 use crate::policy::Policy;
 use crate::state::Hash;
-use crate::time::Tick;
-use redis::{Client, Cmd, Connection, FromRedisValue, RedisError, RedisResult, Script, ServerErrorKind};
+use crate::time::{Tick, from_ticks};
+use link::{Links, Node, info_of};
+use redis::{Cmd, FromRedisValue, RedisError, RedisResult, Script, ServerErrorKind};
 use std::fmt;
 use std::time::{Duration, Instant};
 
-/// How many connections that nobody uses a process keeps.
-const MOST_IDLE: usize = 8;
-
-/// The least that a call waits: no time at all would be without end.
-const LEAST: Duration = Duration::from_millis(1);
+/// All that is declared. (In a cluster it is somewhere too, as a limit of such a name would be; no limit is called so.)
+const NAMES: &str = "wgl:names";
 
 /// Is there as long as nobody has wiped the server: see [`may_be_wiped`].
 const MARK: &str = "wgl:mark";
 
-/// Notes of a new limit on which run of which server it was made and when, and whether there may have been starts before. Then fields:
-/// names and values, `-`, and the names of those to take away. What holds is what an operator put above the policy.
-const NOTE: &str = "
-    local limit, run, is_wiped, now = KEYS[1], ARGV[1], ARGV[2], ARGV[3]
-    if now == '' then
-        local time = redis.call('TIME')
-        now = string.format('%d', (tonumber(time[1]) - 1704067200) * 1000000 + tonumber(time[2]))
-    end
-    if redis.call('EXISTS', limit) == 0 and run ~= '0' then
-        redis.call('HSET', limit, 'run', run, 'made', now)
-        if is_wiped == '1' then redis.call('HSET', limit, 'born', now) end
-    end
-    redis.call('HSETNX', limit, 'ids', now)
-    local function changes(field)
-        if string.sub(field, 1, 2) == 'k:' then redis.call('HSET', limit, 's' .. string.sub(field, 2), now) end
-    end
-    local i = 4
-    while ARGV[i] ~= '-' do
-        redis.call('HSET', limit, ARGV[i], ARGV[i + 1])
-        changes(ARGV[i])
-        i = i + 2
-    end
-    for j = i + 1, #ARGV do
-        redis.call('HDEL', limit, ARGV[j])
-        changes(ARGV[j])
-    end
-    local found = redis.call('HMGET', limit, 'o', 'p', 'version')
-    local holds = found[1] or found[2]
-    if holds ~= found[3] then redis.call('HSET', limit, 'since', now) end
-    if holds then redis.call('HSET', limit, 'version', holds) else redis.call('HDEL', limit, 'version') end
-    return tonumber(redis.call('HGET', limit, 'made') or 0)";
-
-/// Nothing is declared any more, of keys either.
-const FORGET: &str = "
-    for _, field in ipairs(redis.call('HKEYS', KEYS[1])) do
-        if string.find(field, '^[kst]:') then redis.call('HDEL', KEYS[1], field) end
-    end
-    redis.call('HDEL', KEYS[1], 'policy', 'p', 'composite', 'override', 'o', 'version')
-    return 0";
-
 /// A server that speaks the protocol of Redis.
 pub(crate) struct Redis {
-    client: Client,
+    links: Links,
     /// Without passwords.
     url: String,
-    idle: PerProcess<Vec<Idle>>,
     scripts: [Script; 4],
     note: Script,
     forget: Script,
+    lost: Script,
 }
-
-/// A connection, how long its reads and writes wait, and which run of which server is at its other end.
-struct Idle(Connection, Duration, u64);
 
 impl fmt::Debug for Redis {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -98,51 +61,18 @@ macro_rules! script {
 impl Redis {
     /// A server at an address. Connects to nothing yet. `Err`: what is wrong with the address.
     pub fn new(url: &str) -> Result<Redis, String> {
-        let client = Client::open(url).map_err(|e| e.to_string())?;
+        let links = Links::new(url)?;
         let scripts = [script!("log"), script!("counted", "bucket"), script!("counted", "window"), script!("leases")];
-        let (note, forget) = (Script::new(NOTE), Script::new(FORGET));
-        Ok(Redis { client, url: without_password(url), idle: PerProcess::new(), scripts, note, forget })
+        let note = Script::new(include_str!("redis/note.lua"));
+        let forget = Script::new(include_str!("redis/forget.lua"));
+        let lost = Script::new(include_str!("redis/lost.lua"));
+        Ok(Redis { links, url: without_password(url), scripts, note, forget, lost })
     }
 
-    /// Does something with a connection. One that was idle may have been closed at the other end meanwhile: then it is done once
-    /// more, on a new one.
-    fn with<R>(&self, patience: Duration, ask: impl Fn(&mut Connection, u64) -> RedisResult<R>) -> Result<R> {
+    /// Does something with a connection to the server that has a limit.
+    fn with<R>(&self, limit: &str, patience: Duration, ask: impl Fn(&mut Node) -> RedisResult<R>) -> Result<R> {
         let began = Instant::now();
-        let left = || patience.saturating_sub(began.elapsed()).max(LEAST);
-        loop {
-            let kept = self.idle.lock().pop();
-            let was_idle = kept.is_some();
-            let connect = || self.connect(left());
-            let asked = kept.map_or_else(connect, Ok).and_then(|Idle(mut connection, before, run)| {
-                // To set it costs two system calls.
-                let timeout = if before > left() { left() } else { before };
-                if timeout != before {
-                    wait_for(&connection, timeout)?;
-                }
-                Ok((ask(&mut connection, run)?, Idle(connection, timeout, run)))
-            });
-            match asked {
-                Ok((answer, connection)) => {
-                    let mut idle = self.idle.lock();
-                    if idle.len() < MOST_IDLE {
-                        idle.push(connection);
-                    }
-                    return Ok(answer);
-                }
-                // (A connection on which anything went wrong is not used again.)
-                Err(e) if was_idle && e.is_unrecoverable_error() && !e.is_timeout() => {}
-                Err(e) => return Err(self.explain(&e, began.elapsed())),
-            }
-        }
-    }
-
-    fn connect(&self, timeout: Duration) -> RedisResult<Idle> {
-        let mut connection = self.client.get_connection_with_timeout(timeout)?;
-        wait_for(&connection, timeout)?;
-        let info: String = redis::cmd("INFO").arg("server").query(&mut connection)?;
-        // It is another one when a server was started again, or another has taken its place: what it knows may be older then.
-        let run = info_of(&info, "run_id:").and_then(|id| u64::from_str_radix(id.get(..13)?, 16).ok());
-        Ok(Idle(connection, timeout, run.unwrap_or(1).max(1)))
+        self.links.with(limit, patience, ask).map_err(|error| self.explain(&error, began.elapsed()))
     }
 
     fn explain(&self, error: &RedisError, waited: Duration) -> Error {
@@ -153,25 +83,26 @@ impl Redis {
         }
     }
 
-    fn query<T: FromRedisValue>(&self, command: &Cmd, patience: Duration) -> Result<T> {
-        self.with(patience, |connection, _| command.query(connection))
+    fn query<T: FromRedisValue>(&self, limit: &str, command: &Cmd, patience: Duration) -> Result<T> {
+        self.with(limit, patience, |node| node.query(command))
     }
 
-    /// Runs a script, which the server may not have yet.
+    /// Runs a script of a limit, which the server may not have yet.
     fn run<T: FromRedisValue>(
         &self,
+        limit: &str,
         script: &Script,
         keys: &[String],
-        arguments: impl Fn(&mut Connection, u64) -> RedisResult<Vec<String>>,
+        arguments: impl Fn(&mut Node) -> RedisResult<Vec<String>>,
         patience: Duration,
     ) -> Result<T> {
-        self.with(patience, |connection, run| {
+        self.with(limit, patience, |node| {
             let mut by_hash = redis::cmd("EVALSHA");
-            by_hash.arg(script.get_hash()).arg(keys.len()).arg(keys).arg(arguments(connection, run)?);
-            match by_hash.query(connection) {
+            by_hash.arg(script.get_hash()).arg(keys.len()).arg(keys).arg(arguments(node)?);
+            match node.query(&by_hash) {
                 Err(e) if e.kind() == ServerErrorKind::NoScript.into() => {
-                    script.load(connection)?;
-                    by_hash.query(connection)
+                    script.load(&mut node.connection)?;
+                    node.query(&by_hash)
                 }
                 answer => answer,
             }
@@ -179,26 +110,87 @@ impl Redis {
     }
 }
 
-fn wait_for(connection: &Connection, timeout: Duration) -> RedisResult<()> {
-    connection.set_read_timeout(Some(timeout))?;
-    connection.set_write_timeout(Some(timeout))
-}
+/// From which run of which server a limit has come, as far as that was asked; 0: that is unknown.
+type From = Option<u64>;
 
-/// A field of what `INFO` says.
-fn info_of<'i>(info: &'i str, field: &str) -> Option<&'i str> {
-    info.lines().find_map(|line| line.strip_prefix(field)).map(str::trim)
+/// How long whoever reads what is declared works for those whose change is not done.
+const FOR_OTHERS: Duration = Duration::from_millis(20);
+
+impl Redis {
+    /// The script that a call is for, and its arguments on a run of the server.
+    fn script_of(&self, call: &Call) -> (&Script, impl Fn(&Node, From) -> Vec<String> + use<>) {
+        let Terms { family, version, numbers } = Terms::of(call.policy, call.phase);
+        let script = match family {
+            Family::Log => &self.scripts[0],
+            Family::Bucket => &self.scripts[1],
+            Family::Window => &self.scripts[2],
+            Family::Leases => &self.scripts[3],
+        };
+        let (op, made, now) = (call.op, call.made, call.now);
+        let numbers: Vec<String> =
+            [numbers.len() as i64].iter().chain(&numbers).chain(call.arguments).map(i64::to_string).collect();
+        let arguments = move |node: &Node, from: From| {
+            let from = match from {
+                Some(run) => run.to_string(),
+                None if node.is_cluster => "?".into(),
+                None => "0".into(),
+            };
+            let run = if now.is_some() { String::new() } else { format!("{} {made} {from}", node.run) };
+            let time = now.map_or_else(String::new, |now| now.to_string());
+            let first = [op.to_owned(), version.to_string(), run, time];
+            first.into_iter().chain(numbers.iter().cloned()).collect()
+        };
+        (script, arguments)
+    }
+
+    /// Has a limit come from a node of its cluster that was that run of a server, and has lost nothing? Then that run, else 0.
+    fn came_from(&self, limit: &str, run: u64, patience: Duration) -> Result<From> {
+        let began = Instant::now();
+        let is_proven = self.links.is_there(limit, run, patience).map_err(|e| self.explain(&e, began.elapsed()))?;
+        Ok(Some(if is_proven { run } else { 0 }))
+    }
+
+    /// Writes states anew before something else is asked again.
+    fn adopt_first(&self, name: &str, now: Option<Tick>, began: Instant, patience: Duration) -> Result<()> {
+        let left = patience.saturating_sub(began.elapsed());
+        if left > Duration::ZERO && self.adopt(name, now, left)? {
+            return Ok(());
+        }
+        let doing = format!("bringing the keys of \"{name}\" to another policy on {}", self.url);
+        Err(Error::StoreTimeout { doing, waited_ms: began.elapsed().as_millis() as u64 })
+    }
+
+    /// What is declared, and whether states wait to be written anew.
+    fn read_row(&self, name: &str, key: Option<Hash>, patience: Duration) -> Result<(Row, bool)> {
+        let mut fields = ["policy", "composite", "override", "made", "waiting"].map(str::to_owned).to_vec();
+        fields.extend(key.map(|hash| format!("t:{}", hex(hash))));
+        let command = redis::cmd("HMGET").arg(key_of(name)).arg(&fields).to_owned();
+        let mut values: Vec<Option<String>> = self.query(name, &command, patience)?;
+        let mut value = |at: usize| values.get_mut(at).and_then(Option::take);
+        let (made, waits) = (value(3).and_then(|tick| tick.parse().ok()), value(4).is_some());
+        Ok((Row { policy: value(0), composite: value(1), overriding: value(2), made, key: value(5) }, waits))
+    }
 }
 
 /// May a limit have been here that nobody who asks now knows of? Not where the mark is that whoever asks first leaves, nor where
 /// nothing was ever taken away since the server was started. (What was lost before it was started, others have to know.)
-fn may_be_wiped(connection: &mut Connection) -> RedisResult<bool> {
-    if redis::cmd("EXISTS").arg(MARK).query(connection)? {
+fn may_be_wiped(node: &mut Node) -> RedisResult<bool> {
+    if fault::planted("epoch ignored") {
         return Ok(false);
     }
-    let info: String = redis::cmd("INFO").arg("all").query(connection)?;
+    match node.query(redis::cmd("EXISTS").arg(MARK)) {
+        Ok(true) => return Ok(false),
+        Ok(false) => {}
+        // In a cluster it is on one node only, and says nothing of the others.
+        Err(e) if e.redirect_node().is_some() => {}
+        Err(e) => return Err(e),
+    }
+    let info: String = node.query(redis::cmd("INFO").arg("all"))?;
     let is_wiped = info.contains("cmdstat_flush") || info_of(&info, "evicted_keys:") != Some("0");
-    redis::cmd("SET").arg(MARK).arg("1").exec(connection)?;
-    Ok(is_wiped)
+    match node.query::<()>(redis::cmd("SET").arg(MARK).arg("1")) {
+        Err(e) if e.redirect_node().is_none() => Err(e),
+        _ => Ok(is_wiped),
+    }
 }
 
 fn time((seconds, us): (u64, u64)) -> Tick {
@@ -210,33 +202,43 @@ fn key_of(name: &str) -> String {
     format!("wgl:{{{}}}", name.replace('%', "%25").replace('{', "%7B").replace('}', "%7D"))
 }
 
+fn list_of(name: &str) -> String {
+    key_of(name) + ":keys"
+}
+
+fn waiting_of(name: &str) -> String {
+    key_of(name) + ":waiting"
+}
+
 fn hex(Hash([a, b]): Hash) -> String {
     format!("{a:016x}{b:016x}")
 }
 
 impl Engine for Redis {
     fn call(&self, call: &Call, patience: Duration) -> Result<Option<Vec<i64>>> {
-        let Terms { family, version, numbers } = Terms::of(call.policy, call.phase);
-        let script = match family {
-            Family::Log => &self.scripts[0],
-            Family::Bucket => &self.scripts[1],
-            Family::Window => &self.scripts[2],
-            Family::Leases => &self.scripts[3],
-        };
-        let limit = key_of(call.limit);
-        let key = call.key.map(|hash| format!("{limit}:{}", hex(hash)));
-        let keys: Vec<String> = [limit].into_iter().chain(key).collect();
-        let time = call.now.map_or_else(String::new, |now| now.to_string());
-        let arguments = |_: &mut Connection, run: u64| {
-            let run = if call.now.is_some() { String::new() } else { format!("{run} {}", call.made) };
-            let first = [call.op.to_owned(), version.to_string(), run, time.clone(), numbers.len().to_string()];
-            Ok(first.into_iter().chain(numbers.iter().chain(call.arguments).map(i64::to_string)).collect())
-        };
-        let answer: Vec<i64> = self.run(script, &keys, arguments, patience)?;
-        match answer.split_first() {
-            Some((0, answer)) => Ok(Some(answer.to_vec())),
-            Some((-1, _)) => Ok(None),
-            _ => Err(Error::store(format!("asking {}", self.url), format_args!("a script answered {answer:?}"))),
+        let began = Instant::now();
+        let (script, arguments) = self.script_of(call);
+        let mut keys = vec![key_of(call.limit)];
+        if let Some(hash) = call.key {
+            keys.extend([format!("{}:{}", keys[0], hex(hash)), list_of(call.limit)]);
+            keys.extend((call.op == "grant").then(|| format!("{}:s", keys[1])));
+        }
+        let mut from = None;
+        loop {
+            let left = patience.saturating_sub(began.elapsed());
+            let answer: Vec<i64> = self.run(call.limit, script, &keys, |node| Ok(arguments(node, from)), left)?;
+            match answer.split_first() {
+                Some((0, answer)) => return Ok(Some(answer.to_vec())),
+                Some((-1, _)) => return Ok(None),
+                Some((-2, _)) => self.adopt_first(call.limit, call.now, began, patience)?,
+                Some((-3, [run])) if from.is_none() => from = self.came_from(call.limit, *run as u64, left)?,
+                _ => {
+                    return Err(Error::store(
+                        format!("asking {}", self.url),
+                        format_args!("a script answered {answer:?}"),
+                    ));
+                }
+            }
         }
     }
 
@@ -244,22 +246,28 @@ impl Engine for Redis {
         let mut fields = vec!["version".to_owned()];
         fields.extend(key.map(|hash| format!("k:{}", hex(hash))));
         let command = redis::cmd("HMGET").arg(key_of(limit)).arg(&fields).to_owned();
-        let found: Vec<Option<u64>> = self.query(&command, patience)?;
+        let found: Vec<Option<u64>> = self.query(limit, &command, patience)?;
         Ok(found.into_iter().flatten().next_back() == Some(version(policy)))
     }
 
     fn time(&self, patience: Duration) -> Result<Tick> {
-        self.query(&redis::cmd("TIME"), patience).map(time)
+        self.query("", &redis::cmd("TIME"), patience).map(time)
+    }
+
+    fn out(&self, limit: &str, patience: Duration) -> Result<[Duration; 2]> {
+        let until: [Option<Tick>; 2] =
+            self.query(limit, redis::cmd("HMGET").arg(key_of(limit)).arg(&["out", "said"]), patience)?;
+        let [Some(out), Some(said)] = until else { return Ok([Duration::ZERO; 2]) };
+        let now = self.time(patience)?;
+        Ok([out.min(said), said].map(|until| from_ticks(until.saturating_sub(now))))
     }
 
     fn row(&self, name: &str, key: Option<Hash>, patience: Duration) -> Result<Row> {
-        let mut fields = ["policy", "composite", "override", "made"].map(str::to_owned).to_vec();
-        fields.extend(key.map(|hash| format!("t:{}", hex(hash))));
-        let command = redis::cmd("HMGET").arg(key_of(name)).arg(&fields).to_owned();
-        let mut values: Vec<Option<String>> = self.query(&command, patience)?;
-        let mut value = |at: usize| values.get_mut(at).and_then(Option::take);
-        let made = value(3).and_then(|tick| tick.parse().ok());
-        Ok(Row { policy: value(0), composite: value(1), overriding: value(2), made, key: value(4) })
+        let (row, waits) = self.read_row(name, key, patience)?;
+        if waits {
+            self.adopt(name, None, patience.min(FOR_OTHERS))?;
+        }
+        Ok(row)
     }
 
     fn note(&self, name: &str, notes: &[Note], now: Option<Tick>, patience: Duration) -> Result<Tick> {
@@ -288,23 +296,42 @@ impl Engine for Redis {
             );
         }
         let fields: Vec<String> = set.into_iter().chain(["-".to_owned()]).chain(gone).collect();
-        let arguments = |connection: &mut Connection, run: u64| {
-            let (run, is_wiped) = if now.is_some() { (0, false) } else { (run, may_be_wiped(connection)?) };
-            let now = now.map_or_else(String::new, |now| now.to_string());
-            let first = [run.to_string(), u64::from(is_wiped).to_string(), now];
+        let time = now.map_or_else(String::new, |now| now.to_string());
+        let arguments = |node: &mut Node| {
+            let (run, is_wiped) = if now.is_some() { (0, false) } else { (node.run, may_be_wiped(node)?) };
+            let first = [run.to_string(), u8::from(is_wiped).to_string(), time.clone()];
             Ok(first.into_iter().chain(fields.iter().cloned()).collect())
         };
-        let made = self.run(&self.note, &[key_of(name)], arguments, patience)?;
-        self.query::<i64>(redis::cmd("SADD").arg("wgl:names").arg(name), patience)?;
+        let (began, keys) = (Instant::now(), [key_of(name), list_of(name), waiting_of(name)]);
+        let left = || patience.saturating_sub(began.elapsed());
+        let (made, waits) = loop {
+            match self.run::<Vec<i64>>(name, &self.note, &keys, arguments, left())?.as_slice() {
+                [made, waits] => break (*made as Tick, *waits == 1),
+                _ => self.adopt_first(name, now, began, patience)?,
+            }
+        };
+        self.query::<i64>(NAMES, redis::cmd("SADD").arg(NAMES).arg(name), left())?;
+        if waits {
+            // (What is left of them is for whoever comes next.)
+            self.adopt(name, now, left())?;
+        }
         Ok(made)
     }
 
     fn forget(&self, name: &str, patience: Duration) -> Result<()> {
-        self.run::<i64>(&self.forget, &[key_of(name)], |_, _| Ok(Vec::new()), patience)?;
-        self.query::<i64>(redis::cmd("SREM").arg("wgl:names").arg(name), patience).map(drop)
+        let began = Instant::now();
+        let left = || patience.saturating_sub(began.elapsed());
+        while self.run::<Vec<i64>>(name, &self.forget, &[key_of(name)], |_| Ok(Vec::new()), left())? != [0] {
+            self.adopt_first(name, None, began, patience)?;
+        }
+        self.query::<i64>(NAMES, redis::cmd("SREM").arg(NAMES).arg(name), left()).map(drop)
     }
 
     fn names(&self, patience: Duration) -> Result<Vec<String>> {
-        self.query(redis::cmd("SMEMBERS").arg("wgl:names"), patience)
+        self.query(NAMES, redis::cmd("SMEMBERS").arg(NAMES), patience)
+    }
+
+    fn examine(&self, patience: Duration) -> Result<Vec<Finding>> {
+        self.look(patience)
     }
 }

@@ -7,6 +7,7 @@ use super::table::{Hash, Home, Table};
 use crate::algorithm::bucket::Bucket;
 use crate::algorithm::cells::Cells;
 use crate::algorithm::counter::{Counter, Frame};
+use crate::algorithm::grants::Grants;
 use crate::algorithm::jobs::Jobs;
 use crate::algorithm::leases::Leases;
 use crate::algorithm::log::{Log, Window};
@@ -125,6 +126,7 @@ impl Home {
                 Cells::Counter(self.counter(table, block, key.life, *window, *is_smooth))
             }
             Shape::Concurrency { .. } => Cells::Leases(self.leases(table, key)),
+            _ if self.is_granted(table.policy) => Cells::Grants(grants(block, key.life)),
             _ if table.is_log => Cells::Log(self.log(table, block, key.life, self.origins(table, block.0))),
             _ => Cells::Slices(slices(table, block, key.life)),
         }
@@ -198,7 +200,7 @@ impl Home {
 
     /// Lets a block that was closed and written live again, with what [`Cells::write`] answered.
     pub(super) fn publish(&self, table: &Table, at: u64, base: u64) -> KeyAt {
-        let life = if table.policy.is_sliced() {
+        let life = if table.is_sliced {
             base
         } else {
             self.arena.word(at + key_word::BASE).store(base, Release);
@@ -252,6 +254,11 @@ pub(super) fn slices<'h>(table: &Table, (head, ring): Block<'h>, base: u64) -> S
         logged: word(key_word::LOGGED),
         born: table.born,
     }
+}
+
+#[inline(always)]
+pub(super) fn grants<'h>((head, words): Block<'h>, number: u64) -> Grants<'h> {
+    Grants { words, life: &head[key_word::LIFE as usize], number }
 }
 
 #[inline(always)]

@@ -11,7 +11,7 @@ use super::arena::MOST_BYTES;
 use super::block::{hash_in, table_in};
 use super::damage::nonsense;
 use super::layout::{index_word, key_word, table_word};
-use super::table::{Blocked, Hash, Home, Table, key_words};
+use super::table::{Blocked, Hash, Home, Table};
 use crate::algorithm::log::{CLOSED, SETTLED};
 use crate::algorithm::{History, Start};
 use crate::atomic::*;
@@ -316,7 +316,7 @@ impl Home {
     /// A block that nobody uses, for a key of this table: one that was used before if the segment has some.
     fn block_for_new_key(&self, table: &Table, (segment, life): (u64, u64)) -> Result<u64, Blocked> {
         let returned = self.arena.word(segment + index_word::RETURNED).swap(0, AcqRel);
-        if returned >> index_word::TAG == table.policy.block_class() && returned != 0 {
+        if returned >> index_word::TAG == self.block_class(table.policy) && returned != 0 {
             return Ok(returned & ((1 << index_word::TAG) - 1));
         }
         let (free, taken) = (segment + index_word::FREE, self.arena.word(segment + index_word::TAKEN));
@@ -331,13 +331,13 @@ impl Home {
             let is_same = self.arena.word(segment + index_word::LIFE).load(Acquire) == life;
             return if is_same { Ok(at) } else { Err(Blocked::Full) };
         }
-        Ok(self.arena.allocate(key_words(table.policy))?)
+        Ok(self.arena.allocate(self.key_words(table.policy))?)
     }
 
     /// Hands a block back that was not needed after all, for this life of the segment or a later one. Where there is one
     /// already it is lost: a few hundred bytes.
     fn hand_back(&self, table: &Table, segment: u64, at: u64) {
-        let word = table.policy.block_class() << index_word::TAG | at;
+        let word = self.block_class(table.policy) << index_word::TAG | at;
         let _ = self.arena.word(segment + index_word::RETURNED).compare_exchange(0, word, AcqRel, Relaxed);
     }
 
@@ -399,8 +399,8 @@ impl Home {
     /// Makes sure that a block has room for the origins of its starts.
     pub(super) fn has_origins(&self, table: &Table, at: u64) -> bool {
         let origins = self.arena.word(at + key_word::ORIGINS);
-        if origins.load(Relaxed) == 0 && table.policy.has_origins() {
-            match self.arena.allocate(table.policy.ring()) {
+        if origins.load(Relaxed) == 0 && table.is_log {
+            match self.arena.allocate(table.ring) {
                 Ok(words) => origins.store(words, Release),
                 Err(_) => return false,
             }

@@ -18,7 +18,7 @@ use super::index::{KeyAt, Root, entry};
 use super::layout::{STUBS, index_word, key_word, limit_word, table_word};
 use super::locked::Locked;
 use super::room::{MOST_TURNS, Search};
-use super::table::{Hash, Home, Table, key_words, sum};
+use super::table::{Hash, Home, Table, sum};
 use crate::algorithm::leases::SLOT_WORDS;
 use crate::algorithm::log::CLOSED;
 use crate::atomic::*;
@@ -111,7 +111,7 @@ impl Locked<'_> {
         // The segment that it is put into may have to be written anew, in two parts, and a directory with it.
         let depth = self.root(&table).map_or(0, Root::depth);
         let segments = 2 * (index_word::SLOTS + 2 * index_word::MOST_CAPACITY) + index_word::SLOTS + (2 << depth);
-        self.grow(plan + 2 * (key_words(policy) + policy.ring()) + segments)
+        self.grow(plan + 2 * (self.key_words(policy) + self.ring(policy)) + segments)
     }
 
     /// Lets a key live by a policy of its own, or by its limit's. What it has started counts on; places are exchanged.
@@ -295,10 +295,10 @@ impl Locked<'_> {
     fn wake(&self, own: &Table, stub: u64, hash: Hash) -> Result<u64> {
         let into = loop {
             // As much as it is asked for when room is made for this.
-            let need = key_words(own.policy) + own.policy.ring() + 16;
+            let need = self.key_words(own.policy) + own.ring + 16;
             let new = || {
                 let room = if self.arena.has_room(need) { Ok(()) } else { self.grow_for_keys(2 * need) };
-                room.and_then(|()| self.allocate(key_words(own.policy)))
+                room.and_then(|()| self.allocate(self.key_words(own.policy)))
             };
             let block = self.used_block(own.policy).map_or_else(new, Ok)?;
             if self.has_lost(own) {

@@ -286,6 +286,7 @@ impl LockedLane {
             next_look: AtomicU64::new(NEVER),
             watch: None,
             is_served: false,
+            has_grants: false,
         };
         home.set(header::DATABASE, *id);
         let found = if is_ahead { Found::Ahead } else { Found::Current };
@@ -344,6 +345,7 @@ impl LockedLane {
             next_look: AtomicU64::new(NEVER),
             watch: None,
             is_served: false,
+            has_grants: false,
         };
         home.set(header::STORE_ID, identity.id);
         home.set(header::BOOT_ID, self.boot()?.id);

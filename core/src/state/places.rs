@@ -14,9 +14,25 @@ const IS_PLACE: u64 = 1 << 63;
 const TABLE: u32 = 56;
 const SLOT: u32 = 32;
 
+/// What a ticket has that is the place of a unit which a server has granted this process. (A server's numbers are below 2^53.)
+const IS_GRANTED: u64 = 1 << 62;
+
 /// Is this the number of a place of a limit that only counts units?
 pub(crate) fn is_counted_place(number: u64) -> bool {
     number & IS_PLACE != 0 && number != u64::MAX
+}
+
+/// Is this the place of a unit that this process was granted?
+pub(crate) fn is_granted_place(ticket: u64) -> bool {
+    ticket & (IS_PLACE | IS_GRANTED) == IS_GRANTED
+}
+
+pub(crate) fn as_granted_place(ticket: u64) -> u64 {
+    ticket | IS_GRANTED
+}
+
+pub(crate) fn without_grant(ticket: u64) -> u64 {
+    ticket & !IS_GRANTED
 }
 
 /// The same number as one of a place, which somebody else has given.

@@ -10,10 +10,11 @@ use super::locked::Locked;
 use super::random;
 use super::session::{Rare, Session};
 use super::table::{Hash, hasher};
+use crate::algorithm::grants::Lengths;
 use crate::error::{Error, Result};
 use crate::policy::{self, Policy};
 use crate::server::{Engine, MOST, Note, Row};
-use crate::time::Tick;
+use crate::time::{Tick, from_ticks};
 use crate::waiting::MayWait;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -96,13 +97,23 @@ impl Session {
         })?;
         let clock = &self.home().clock;
         let now = clock.is_manual().then(|| clock.now().floor);
+        let mut out = Duration::ZERO;
         for (name, notes) in told {
             match notes.as_slice() {
                 [] => server.forget(&name, left.now())?,
                 notes => self.was_made(&name, server.note(&name, notes, now, left.now())?),
             }
+            if now.is_none() {
+                out = out.max(server.out(&name, left.now())?[1]);
+            }
         }
+        self.wait_for_grants(out);
         Ok(answer)
+    }
+
+    /// Machines may go on for so long by what they knew before something changed. Afterwards nobody does.
+    pub fn wait_for_grants(&self, out: Duration) {
+        std::thread::sleep(out.min(from_ticks(Lengths::MOST_TRUST)));
     }
 
     /// Asks what is declared under these names, under what they are parts of, and under their parts.

@@ -16,7 +16,7 @@ use super::damage::bounded;
 use super::index::KeyAt;
 use super::layout::{CHANGER, CHANGES, index_word, key_word, limit_word, table_word};
 use super::locked::Locked;
-use super::table::{Hash, Home, Table, key_words};
+use super::table::{Hash, Home, Table};
 use crate::atomic::*;
 use crate::error::{Error, Result};
 use crate::fault;
@@ -264,7 +264,7 @@ impl Locked<'_> {
 
     /// Makes room for a policy in place of another, so that to let it hold does not fail; or for a new limit.
     pub fn make_room_for(&self, limit: Option<u64>, policy: Policy) -> Result<()> {
-        let block = key_words(policy) + policy.ring() + 16;
+        let block = self.key_words(policy) + self.ring(policy) + 16;
         let segment = |slots| index_word::SLOTS + 2 * slots + 16;
         let Some(limit) = limit else {
             return self.grow(limit_word::WORDS + table_word::WORDS + 2 * block + segment(index_word::FIRST_CAPACITY));
@@ -274,7 +274,7 @@ impl Locked<'_> {
         let count = |segment| self.arena.word(segment + index_word::COUNT).load(Relaxed);
         let keys: u64 = self.segments(&table).map(count).sum();
         // The blocks of those that were brought do for the next ones, if they are as large.
-        let is_same = policy.block_class() == table.policy.block_class();
+        let is_same = self.block_class(policy) == self.block_class(table.policy);
         let keys = if is_same { keys.min(index_word::MOST_CAPACITY) } else { keys };
         let index = 2 * segment(index_word::MOST_CAPACITY) + segment(1 << depth);
         self.grow_some((keys.saturating_sub(self.used_blocks(policy)) + 2) * block + index + table_word::WORDS)

@@ -9,7 +9,7 @@ use super::index::{KeyAt, entry};
 use super::layout::{FREE_KEYS, index_word, key_word, table_word};
 use super::locked::Locked;
 use super::os::wake_all;
-use super::table::{Hash, Home, Table, key_words};
+use super::table::{Hash, Home, Table};
 use crate::algorithm::cells::Cells;
 use crate::algorithm::log::{CLOSED, PLACE, SETTLED};
 use crate::algorithm::{History, Start};
@@ -125,7 +125,7 @@ impl Locked<'_> {
 
     /// A block that nobody uses, with room for the origins of its starts.
     pub(super) fn block_to_write(&self, table: &Table) -> Result<u64> {
-        let new = || self.allocate(key_words(table.policy));
+        let new = || self.allocate(self.key_words(table.policy));
         let at = self.used_block(table.policy).map_or_else(new, Ok)?;
         self.give_origins(table, at)?;
         Ok(at)
@@ -134,8 +134,8 @@ impl Locked<'_> {
     /// Makes sure that a block has room for the origins of its starts.
     pub(super) fn give_origins(&self, table: &Table, at: u64) -> Result<()> {
         let origins = self.arena.word(at + key_word::ORIGINS);
-        if origins.load(Relaxed) == 0 && table.policy.has_origins() {
-            origins.store(self.allocate(table.policy.ring())?, Release);
+        if origins.load(Relaxed) == 0 && table.is_log {
+            origins.store(self.allocate(table.ring)?, Release);
         }
         Ok(())
     }
@@ -172,7 +172,7 @@ impl Locked<'_> {
     /// start; if somebody writes it at this moment, that is. (Counts are written under the structure lock only.)
     fn copy_habits(&self, table: &Table, from: u64, into: u64) {
         let words = self.arena.word(from + key_word::TABLE).load(Acquire);
-        let jobs = key_word::RING + table.policy.ring();
+        let jobs = key_word::RING + table.ring;
         let same = words != 0 && self.table_at(words).policy == table.policy;
         let jobs = if same { jobs..jobs + table.policy.jobs() } else { 0..0 };
         for word in [key_word::BACKOFF]
@@ -218,7 +218,7 @@ impl Locked<'_> {
     }
 
     pub(super) fn retire_block(&self, policy: Policy, at: u64) {
-        self.retire_to(policy.block_class(), at);
+        self.retire_to(self.block_class(policy), at);
     }
 
     pub(super) fn retire_to(&self, class: u64, at: u64) {
@@ -234,11 +234,11 @@ impl Locked<'_> {
 
     /// How many blocks are free.
     pub(super) fn used_blocks(&self, policy: Policy) -> u64 {
-        free_blocks(self.arena.word(FREE_KEYS + policy.block_class())).0
+        free_blocks(self.arena.word(FREE_KEYS + self.block_class(policy))).0
     }
 
     pub(super) fn used_block(&self, policy: Policy) -> Option<u64> {
-        self.used_in(policy.block_class())
+        self.used_in(self.block_class(policy))
     }
 
     pub(super) fn used_in(&self, class: u64) -> Option<u64> {
@@ -305,7 +305,7 @@ fn carry_over(old: &Table, new: &Table, history: &mut History, now: Now) {
             let longest = old.policy.longest().max(new.policy.longest());
             let past = history.starts.partition_point(|start| start.stamp + longest <= now.floor);
             let units: u64 = history.starts.iter().map(|start| start.units).sum();
-            if past > 0 && units >= new.policy.ring() {
+            if past > 0 && units >= new.ring {
                 history.unknown = history.unknown.max(Some(history.starts[past - 1].stamp));
                 history.starts.drain(..past);
             }

@@ -10,7 +10,7 @@ use super::damage::nonsense;
 use super::index::{KeyAt, Root, block, empty};
 use super::layout::{FREE_SEGMENTS, STUBS, SWEPT_HASH, SWEPT_LIMIT, SWEPT_ROUNDS, index_word, table_word};
 use super::locked::Locked;
-use super::table::{Blocked, Hash, Table, key_words};
+use super::table::{Blocked, Hash, Table};
 use crate::algorithm::cells::Cells;
 use crate::atomic::*;
 use crate::error::{Error, Result};
@@ -96,13 +96,13 @@ impl Locked<'_> {
             }
         }
         // What even a new key counts for has origins, which used blocks may not have.
-        let (block, has_lost) = (key_words(table.policy) + table.policy.ring() + 16, self.has_lost(table));
+        let (block, has_lost) = (self.key_words(table.policy) + table.ring + 16, self.has_lost(table));
         let restock = || !has_lost && self.restock(table, self.segment_of(table, hash));
         if self.arena.has_room(block) || restock() {
             return Ok(Room::Made);
         }
         // It may write the segment anew.
-        let found = if rests { 0 } else { self.sweep(table.policy.block_class())? };
+        let found = if rests { 0 } else { self.sweep(self.block_class(table.policy))? };
         if found >= ENOUGH && restock() {
             return Ok(Room::Made);
         }
@@ -123,7 +123,7 @@ impl Locked<'_> {
 
     /// The same for cells of a key that has none.
     fn make_room_to_wake(&self, plan: &Table, rests: bool) -> Result<Room> {
-        let (class, block) = (plan.policy.block_class(), key_words(plan.policy) + plan.policy.ring() + 16);
+        let (class, block) = (self.block_class(plan.policy), self.key_words(plan.policy) + plan.ring + 16);
         if self.has_used_block(plan.policy) || self.arena.has_room(block) || !rests && self.sweep(class)? > 0 {
             return Ok(Room::Made);
         }
@@ -191,8 +191,8 @@ impl Locked<'_> {
             self.insert(table, new[parts(hash.0[0])], hash, at);
         }
         // What is stocked is not there for others: no more than there is room for, and none at the end of a search.
-        let class = self.table_at(self.arena.word(old + index_word::TABLE).load(Acquire)).policy.block_class();
-        let (fits, stock) = (class == table.policy.block_class(), self.take_stock(old).collect::<Vec<_>>());
+        let class = self.block_class(self.table_at(self.arena.word(old + index_word::TABLE).load(Acquire)).policy);
+        let (fits, stock) = (class == self.block_class(table.policy), self.take_stock(old).collect::<Vec<_>>());
         let (stock, misfits) = if fits { (stock, Vec::new()) } else { (Vec::new(), stock) };
         let mut blocks = stock.into_iter().chain(idle);
         if !is_sweep {
@@ -236,7 +236,7 @@ impl Locked<'_> {
                 self.arena.word(table.at + table_word::EMPTY_KEY).store(at, Release);
             }
             let (own, is_stub) = (&self.table_of_block(table, at), self.is_stub(at));
-            let (is_before, class) = (self.is_before(table, own), own.policy.block_class());
+            let (is_before, class) = (self.is_before(table, own), self.block_class(own.policy));
             if own.at != table.at && forgets {
                 if !is_stub {
                     self.seal_cells(self.cells_at(own, at));
@@ -434,7 +434,7 @@ impl Locked<'_> {
                 let hash = position.load(Acquire);
                 let Some(root) = self.root(&table) else { break };
                 let freed = self.sweep_segment(&table, root, hash)?;
-                found += if table.policy.block_class() == class { freed } else { 0 };
+                found += if self.block_class(table.policy) == class { freed } else { 0 };
                 let next = self.next_segment(&table, hash);
                 position.store(next.unwrap_or(0), Release);
                 if next.is_none() {

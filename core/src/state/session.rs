@@ -16,7 +16,7 @@ use crate::fault;
 use crate::fork;
 use crate::hooks::{Event, Happening, Hooks};
 use crate::policy::Policy;
-use crate::server::{self, Engine};
+use crate::server::{self, Engine, without_password};
 use crate::time::{Clock, Tick};
 use crate::waiting::MayWait;
 use std::collections::{BTreeMap, HashMap};
@@ -128,11 +128,24 @@ unsafe impl Send for Session {}
 unsafe impl Sync for Session {}
 
 impl Session {
-    pub fn new(url: &str, address: Address, options: StoreOptions) -> Result<Session> {
-        let server = if let Address::Server(url) = &address { Some(server::at(url)?) } else { None };
+    pub fn new(url: &str, address: Address, mut options: StoreOptions) -> Result<Session> {
+        let server = match &address {
+            Address::Server(url) => {
+                let (url, grants) = url::take_parameter(url, "grants");
+                match grants.as_deref() {
+                    None | Some("auto") => {}
+                    Some("never") => options.grants = false,
+                    Some(other) => {
+                        return Err(Error::invalid("grants", format_args!("\"{other}\""), "\"auto\" or \"never\""));
+                    }
+                }
+                Some(server::at(&url)?)
+            }
+            _ => None,
+        };
         let rare = Rare { tells: server.is_some(), ..Rare::default() };
         Ok(Session {
-            url: url.to_owned(),
+            url: if let Address::Server(url) = &address { without_password(url) } else { url.to_owned() },
             address,
             options,
             place: OnceLock::new(),
@@ -327,6 +340,10 @@ impl Session {
             next_look: AtomicU64::new(NEVER),
             watch: None,
             is_served: self.server.is_some(),
+            // A test that makes the time decides on each start by it.
+            has_grants: self.server.as_ref().is_some_and(|server| server.grants())
+                && self.options.grants
+                && self.options.clock.is_none(),
         };
         if self.server.is_some() {
             if let Some((then, tick)) = self.server_time.get() {

@@ -24,6 +24,9 @@ pub struct StoreOptions {
     pub on_error: OnError,
     /// How much of what was admitted a power cut may make this machine forget. Default [`Durability::Budget`].
     pub durability: Durability,
+    /// May a server let this process start units by itself? Where not, each start is a request. Default `true`; `?grants=never` in the
+    /// address is the same as `false`.
+    pub grants: bool,
 }
 
 /// What a decision answers when the store fails: gone, full, read-only, or busy for longer than its timeout.
@@ -58,6 +61,7 @@ impl Default for StoreOptions {
             clock: None,
             on_error: OnError::Raise,
             durability: Durability::Budget,
+            grants: true,
         }
     }
 }
@@ -111,7 +115,7 @@ impl Store {
         self.0.told("", self.0.with_names(&[], |_| Ok(())))
     }
 
-    /// The store's address, as it was given.
+    /// The store's address, as it was given but for a password.
     pub fn url(&self) -> &str {
         self.0.url()
     }

@@ -10,14 +10,15 @@
 
 use super::arena::{Arena, NoRoom};
 use super::damage::{bounded, nonsense, or_damaged};
-use super::index::{KeyAt, Root};
+use super::index::Root;
 use super::lane::Watch;
 use super::layout::{
     FIRST_LIMIT, HASH_KEY, NAME_CHAINS, NAMES, NEXT_CHECKPOINT, NEXT_NUMBER, PHASE, index_word, key_word, limit_word,
     link_word, table_word,
 };
 use super::locked::Locked;
-use crate::algorithm::Sealed;
+use crate::algorithm::cells::Cells;
+use crate::algorithm::{Sealed, grants};
 use crate::atomic::*;
 use crate::error::{Error, Result};
 use crate::fault;
@@ -110,6 +111,9 @@ impl From<NoRoom> for Blocked {
     }
 }
 
+/// What [`Home::block_class`] says of keys to which a server grants units: no policy's.
+const GRANTS_CLASS: u64 = 62;
+
 /// Nothing is ever due on a heap.
 pub(super) const NEVER: Tick = Tick::MAX;
 
@@ -126,8 +130,10 @@ pub(crate) struct Home {
     pub next_look: AtomicU64,
     /// Looks whether the lane is still there; none on the heap.
     pub watch: Option<super::lane::Watch>,
-    /// Does a server decide? Then keys are here only for what is counted of them.
+    /// Does a server decide? Then keys are here only for what is counted of them, and what they were granted.
     pub is_served: bool,
+    /// Does the server grant units, where it can?
+    pub has_grants: bool,
 }
 
 /// A table, read. Its policy never changes: another policy is another table.
@@ -144,8 +150,9 @@ pub(crate) struct Table {
     pub ring: u64,
     pub is_adaptive: bool,
     pub windows: Windows,
-    /// Are its keys' cells a log?
+    /// Are its keys' cells a log? Or slices?
     pub is_log: bool,
+    pub is_sliced: bool,
     pub at_once: AtOnce,
 }
 
@@ -168,6 +175,8 @@ pub(crate) enum AtOnce {
     Buckets,
     /// Windows in which units are counted.
     Windows,
+    /// By what a server has granted.
+    Grants,
 }
 
 /// A checksum of a policy's words.
@@ -297,11 +306,13 @@ impl Home {
             budget: self.budget(policy),
             keeping: self.keeping(policy),
             capacity: policy.capacity(),
-            ring: policy.ring(),
+            ring: self.ring(policy),
             is_adaptive: policy.jobs() > 0,
             windows: *policy.all_windows(),
-            is_log: policy.has_origins(),
+            is_log: policy.has_origins() && !self.is_granted(policy),
+            is_sliced: policy.is_sliced() && !self.is_granted(policy),
             at_once: match () {
+                () if self.has_grants && self.is_granted(policy) => AtOnce::Grants,
                 () if self.is_served => AtOnce::Nothing,
                 () if policy.jobs() > 0 || policy.is_concurrency() => AtOnce::Nothing,
                 () if policy.has_origins() => AtOnce::Logs,
@@ -309,6 +320,26 @@ impl Home {
                 () => AtOnce::Windows,
             },
         }
+    }
+
+    /// Are the cells of its keys what a server has granted? (Also where none does: there is nothing else to keep.)
+    pub fn is_granted(&self, policy: Policy) -> bool {
+        self.is_served && policy.shared_by().is_some()
+    }
+
+    /// How many words a key's cells have beside its head.
+    pub(super) fn ring(&self, policy: Policy) -> u64 {
+        if self.is_granted(policy) { grants::WORDS } else { policy.ring() }
+    }
+
+    /// Which blocks of keys can be used for one another: see [`Policy::block_class`].
+    pub(super) fn block_class(&self, policy: Policy) -> u64 {
+        if self.is_granted(policy) { GRANTS_CLASS } else { policy.block_class() }
+    }
+
+    /// The size of a key's block.
+    pub(super) fn key_words(&self, policy: Policy) -> u64 {
+        key_word::RING + self.ring(policy) + policy.jobs()
     }
 
     /// Where the block of the key "" is: it is there from the start.
@@ -460,13 +491,17 @@ impl Locked<'_> {
         }
     }
 
-    /// What a forked child does with a heap that it inherited: starts that run belong to the parent. Only for the holder
+    /// What a forked child does with a heap that it inherited: starts that run belong to the parent, and what was granted. Only for the holder
     /// of the structure lock, before the child's first decision.
     pub fn disown(&self) {
-        for table in self.limits().map(|limit| self.table(limit)).filter(|table| table.policy.is_concurrency()) {
+        let is_own = |table: &Table| table.policy.is_concurrency() || self.is_granted(table.policy);
+        for table in self.limits().map(|limit| self.table(limit)).filter(is_own) {
             for (own, at) in self.keys(&table) {
-                let life = self.arena.word(at + key_word::LIFE).load(Acquire);
-                self.leases(&own, KeyAt { at, life, table: own.at }).disown();
+                match self.cells_at(&own, at) {
+                    Cells::Leases(leases) => leases.disown(),
+                    Cells::Grants(grants) => grants.disown(),
+                    _ => {}
+                }
             }
         }
     }
@@ -475,9 +510,4 @@ impl Locked<'_> {
 /// Where the chain of a name begins.
 fn chain(name: [u64; 2]) -> u64 {
     NAMES + name[0] % NAME_CHAINS
-}
-
-/// The size of a key's block.
-pub(super) fn key_words(policy: Policy) -> u64 {
-    key_word::RING + policy.ring() + policy.jobs()
 }

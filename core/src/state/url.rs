@@ -1,6 +1,7 @@
 //! Store addresses.
 
 use crate::error::{Error, Result};
+use crate::server::without_password;
 use std::path::{Path, PathBuf};
 
 /// What stores there are in this build.
@@ -12,9 +13,11 @@ macro_rules! schemes {
 
 const SCHEMES: &str = match (cfg!(feature = "redis"), cfg!(feature = "postgres")) {
     (false, false) => schemes!(),
-    (true, false) => schemes!("redis://HOST and redis+unix://PATH"),
+    (true, false) => schemes!("redis://HOST, rediss://HOST, redis+unix://PATH and redis+sentinel://HOST,HOST/NAME"),
     (false, true) => schemes!("postgres://HOST/DATABASE"),
-    (true, true) => schemes!("redis://HOST, redis+unix://PATH and postgres://HOST/DATABASE"),
+    (true, true) => schemes!(
+        "redis://HOST, rediss://HOST, redis+unix://PATH, redis+sentinel://HOST,HOST/NAME and postgres://HOST/DATABASE"
+    ),
 };
 
 /// Where a store is.
@@ -27,10 +30,21 @@ pub(crate) enum Address {
     Server(String),
 }
 
+/// Takes a parameter of ours out of a server's address.
+pub(crate) fn take_parameter(url: &str, name: &str) -> (String, Option<String>) {
+    let Some((place, query)) = url.split_once('?') else { return (url.to_owned(), None) };
+    let is_it = |field: &&str| field.split_once('=').is_some_and(|(found, _)| found == name);
+    let value = query.split('&').find(is_it).and_then(|field| Some(field.split_once('=')?.1.to_owned()));
+    let others: Vec<&str> = query.split('&').filter(|field| !is_it(field)).collect();
+    (if others.is_empty() { place.to_owned() } else { format!("{place}?{}", others.join("&")) }, value)
+}
+
 /// Reads an address. `sqlite:rel.db`, `sqlite:/abs.db` and `sqlite:///abs.db` name files; a relative path is taken from
 /// the directory that is current now, not from the one at the first use.
 pub(crate) fn parse(url: &str) -> Result<Address> {
-    let refuse = |reason: String| Err(Error::InvalidUrl { url: url.to_owned(), reason });
+    // What is no file's may have a password in it.
+    let shown = || if url.starts_with("sqlite:") { url.to_owned() } else { without_password(url) };
+    let refuse = |reason: String| Err(Error::InvalidUrl { url: shown(), reason });
     let Some((scheme, rest)) = url.split_once(':') else {
         return refuse(format!("there is no scheme; {SCHEMES}"));
     };
@@ -54,7 +68,9 @@ pub(crate) fn parse(url: &str) -> Result<Address> {
                 Err(e) => refuse(format!("the current directory cannot be read: {e}")),
             }
         }
-        "redis" | "rediss" | "redis+unix" | "unix" if cfg!(feature = "redis") => Ok(Address::Server(url.to_owned())),
+        "redis" | "rediss" | "redis+unix" | "unix" | "redis+sentinel" if cfg!(feature = "redis") => {
+            Ok(Address::Server(url.to_owned()))
+        }
         "postgres" | "postgresql" if cfg!(feature = "postgres") => Ok(Address::Server(url.to_owned())),
         _ => refuse(format!("unknown scheme \"{scheme}\"; {SCHEMES}")),
     }

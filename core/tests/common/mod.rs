@@ -2,8 +2,12 @@
 #![allow(dead_code, unused_imports, reason = "each test binary uses its part")]
 
 pub mod limits;
+#[cfg(feature = "redis")]
+pub mod nodes;
 #[cfg(feature = "postgres")]
 pub mod postgres;
+#[cfg(feature = "redis")]
+pub mod proxy;
 pub mod random;
 #[cfg(feature = "redis")]
 pub mod redis;
@@ -250,6 +254,13 @@ pub fn write_behind_up_to(longest: Duration) {
     let value = std::ffi::CString::new(longest.as_micros().to_string()).unwrap();
     // SAFETY: two strings that end in NUL; the process has one thread.
     assert_eq!(unsafe { libc::setenv(c"WGL_TEST_BEHIND_US".as_ptr(), value.as_ptr(), 1) }, 0);
+}
+
+/// Lets the clocks of this process be fast by so many parts of a million.
+pub fn present_rate(ppm: i64) {
+    let value = std::ffi::CString::new(ppm.to_string()).unwrap();
+    // SAFETY: two strings that end in NUL; the process has one thread.
+    assert_eq!(unsafe { libc::setenv(c"WGL_TEST_RATE".as_ptr(), value.as_ptr(), 1) }, 0);
 }
 
 /// A number from the environment, to make a test longer or shorter.

@@ -3,6 +3,7 @@
 use super::Dir;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -66,18 +67,52 @@ impl RedisServer {
     }
 
     pub fn url(&self) -> String {
-        format!("redis+unix://{}", self.directory.file("s").display())
+        format!("redis+unix://{}", self.socket().display())
+    }
+
+    pub fn socket(&self) -> PathBuf {
+        self.directory.file("s")
+    }
+
+    /// The number of its process.
+    pub fn pid(&self) -> i32 {
+        let info = self.info("server");
+        let line = info.lines().find_map(|line| line.strip_prefix("process_id:"));
+        line.unwrap().trim().parse().unwrap()
+    }
+
+    /// What `INFO` says of a section.
+    pub fn info(&self, section: &str) -> String {
+        let mut stream = UnixStream::connect(self.directory.file("s")).unwrap();
+        write!(stream, "INFO {section}\r\nQUIT\r\n").unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer
     }
 
     /// What a command answers, if that is one line.
     pub fn command(&self, command: &str) -> String {
+        self.ask(&[command])
+    }
+
+    /// The same in a database.
+    pub fn command_in(&self, database: &str, command: &str) -> String {
+        let number = database.rsplit_once("db=").map_or("0", |(_, number)| number);
+        self.ask(&[&format!("SELECT {number}"), command])
+    }
+
+    /// What the last of these commands answers, if all answer one line.
+    fn ask(&self, commands: &[&str]) -> String {
         let mut stream = UnixStream::connect(self.directory.file("s")).unwrap();
-        writeln!(stream, "{command}\r").unwrap();
         let mut answer = Vec::new();
-        let mut byte = [0];
-        while !answer.ends_with(b"\r\n") {
-            stream.read_exact(&mut byte).unwrap();
-            answer.push(byte[0]);
+        for command in commands {
+            writeln!(stream, "{command}\r").unwrap();
+            answer.clear();
+            let mut byte = [0];
+            while !answer.ends_with(b"\r\n") {
+                stream.read_exact(&mut byte).unwrap();
+                answer.push(byte[0]);
+            }
         }
         String::from_utf8(answer).unwrap().trim_end().to_owned()
     }

@@ -41,6 +41,12 @@ impl Server {
         }
     }
 
+    /// The same for a store each of whose starts the server decides.
+    pub fn direct_url(&self) -> String {
+        let url = self.url();
+        format!("{url}{}grants=never", if url.contains('?') { '&' } else { '?' })
+    }
+
     /// A part of it that nobody has used: there are many.
     pub fn new_database(&self) -> String {
         match *self {

@@ -114,10 +114,12 @@ impl Drop for Trace {
 /// In so many runs of 100 a server decides.
 const SERVED: u32 = 5;
 
-/// What is not compared there yet: buckets and windows of the clock forget a part of what was started when a policy changes twice
-/// before a key is used again; leases of other processes end otherwise; exchanged places of adaptive distances come a tick later.
-const NOT_SERVED: [&str; 6] =
-    ["adaptive", "concurrency", "fixed_window", "sliding_window_counter", "token_bucket", "leaky_bucket"];
+/// What is not compared there: leases of other processes end otherwise; exchanged places of adaptive distances come a tick later.
+const NOT_SERVED: [&str; 2] = ["adaptive", "concurrency"];
+
+/// Nor this on Postgres yet: buckets and windows of the clock forget a part of what was started when a policy changes twice before a
+/// key is used again.
+const NOT_ON_POSTGRES: [&str; 4] = ["fixed_window", "sliding_window_counter", "token_bucket", "leaky_bucket"];
 
 /// The servers for all runs of this process, one of each kind.
 fn server(kind: usize) -> &'static Server {
@@ -137,8 +139,11 @@ pub fn stores(random: &mut Random, name: &str) -> (ManualClock, Vec<Store>, Opti
         store
     };
     let may_be = dir.is_none() && !KINDS.is_empty() && !NOT_SERVED.contains(&name);
-    if may_be && (random.chance(SERVED) || std::env::var_os("SERVED").is_some()) {
-        let url = server(random.below(KINDS.len() as u64) as usize).new_database();
+    let server = (may_be && (random.chance(SERVED) || std::env::var_os("SERVED").is_some()))
+        .then(|| server(random.below(KINDS.len() as u64) as usize))
+        .filter(|server| server.kind() != "postgres" || !NOT_ON_POSTGRES.contains(&name));
+    if let Some(server) = server {
+        let url = server.new_database();
         // Each store has levels of backoff of its own there.
         let count = if name.starts_with("rate") { 1 } else { 2 };
         return (clock, (0..count).map(|_| store(&url)).collect(), None);

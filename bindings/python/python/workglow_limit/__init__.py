@@ -34,6 +34,7 @@ from ._native import (
     Decision,
     DelayLimiter,
     EvenlySpacedRateLimiter,
+    Finding,
     FixedWindowLimiter,
     FlowControl,
     LeakyBucketLimiter,
@@ -49,6 +50,7 @@ from ._native import (
     Store,
     TokenBucketLimiter,
     __version__,
+    doctor,
 )
 
 TYPE_CHECKING = False
@@ -74,6 +76,7 @@ __all__ = [
     "Decision",
     "DelayLimiter",
     "EvenlySpacedRateLimiter",
+    "Finding",
     "FixedWindowLimiter",
     "FlowControl",
     "ForeignPermit",
@@ -105,4 +108,5 @@ __all__ = [
     "UnsupportedVersion",
     "WeightExceedsCapacity",
     "__version__",
+    "doctor",
 ]

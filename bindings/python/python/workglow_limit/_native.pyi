@@ -23,6 +23,7 @@ __all__ = [
     "Decision",
     "DelayLimiter",
     "EvenlySpacedRateLimiter",
+    "Finding",
     "FixedWindowLimiter",
     "FlowControl",
     "LeakyBucketLimiter",
@@ -41,6 +42,7 @@ __all__ = [
     "TokenBucketLimiter",
     "Waiter",
     "__version__",
+    "doctor",
 ]
 
 __version__: str
@@ -119,6 +121,20 @@ class LimitEvent:
     @property
     def error(self) -> Exception | None: ...
 
+@final
+class Finding:
+    @property
+    def severity(self) -> Literal["note", "warning", "danger"]: ...
+    @property
+    def what(self) -> str: ...
+    @property
+    def setting(self) -> str: ...
+    @property
+    def value(self) -> str: ...
+    @property
+    def instead(self) -> str: ...
+
+def doctor(url: str) -> list[Finding]: ...
 @final
 class Problem:
     @property

@@ -1,5 +1,6 @@
 //! At most so many at the same time: in this process, or in all that share a store.
 
+mod renewal;
 mod served;
 
 use super::inner::Base;
@@ -16,6 +17,7 @@ use crate::state::counts::{ADMITTED, CANCELLED, DENIED};
 use crate::state::{self, Blocked, Hash, Home, Key, Limit, STORE_AGAIN, Store, StoreOptions, Table};
 use crate::time::{ManualClock, Tick, from_ticks};
 use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// At most `max` units running at the same time, per key. A start holds a *lease* until it completes; one of a process
@@ -33,7 +35,7 @@ use std::time::Duration;
 #[derive(Debug)]
 pub struct ConcurrencyLimiter {
     base: Base,
-    limit: Limit,
+    limit: Arc<Limit>,
     /// What this process recorded without a permit and has not ended, where a server counts.
     running: PerProcess<HashMap<Hash, VecDeque<Lease>>>,
 }
@@ -56,7 +58,7 @@ impl ConcurrencyLimiter {
     }
 
     /// Shared by all who open the same name in the same store; each start holds its units for `lease` at most, unless it is
-    /// renewed (`None`: as long as its process lives).
+    /// renewed (`None`: as long as its process lives; on a server as long as that can be asked, see [`Limiter::renew`]).
     ///
     /// # Errors
     /// As for [`ConcurrencyLimiter::new`]; `lease` has to be 1 µs to 366 days, `name` 1 to 1,024 bytes.
@@ -71,7 +73,7 @@ impl ConcurrencyLimiter {
     }
 
     pub(crate) fn of(limit: Limit) -> Self {
-        ConcurrencyLimiter { base: Base::new(limit.name().clone()), limit, running: PerProcess::new() }
+        ConcurrencyLimiter { base: Base::new(limit.name().clone()), limit: limit.into(), running: PerProcess::new() }
     }
 
     /// Takes the limit that is declared under a name; at the first use it must be.

@@ -1,18 +1,42 @@
 //! Leases that a server gives.
 
-use super::ConcurrencyLimiter;
+use super::{ConcurrencyLimiter, renewal};
 use crate::algorithm::leases::{Lease, NEVER};
 use crate::decision::Decision;
 use crate::error::{Error, Result};
+use crate::fork::jitter;
+use crate::hooks::{Event, Happening};
 use crate::limiter::LOOK_AGAIN;
 use crate::permit::{LeasePermit, RawPermit};
 use crate::policy::{self, Shape};
 use crate::server::number;
+use crate::server::site::Process;
 use crate::state::counts::{ADMITTED, CANCELLED, DENIED};
-use crate::state::{Blocked, Hash, Home, Key, Table};
+use crate::state::{Blocked, Hash, Home, Key, Limit, Table};
 use crate::time::{Tick, from_ticks};
 use std::collections::VecDeque;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+/// Who this process is to the others that share a limit: see `leases.lua`.
+pub(super) fn owner_of(limit: &Limit) -> Result<[i64; 4]> {
+    let Process { site, number: process, began } = Process::this();
+    Ok([limit.store().owner()?, site, process, began].map(number))
+}
+
+/// A lease as a script is asked for it: for how long (-1: without end), and whether it is renewed meanwhile.
+#[derive(Debug, Clone, Copy)]
+struct Time(i64, bool);
+
+impl Time {
+    fn of(home: &Home, table: &Table) -> Time {
+        match table.policy.0 {
+            Shape::Concurrency { lease, .. } if lease != NEVER => Time(number(lease), false),
+            // By a clock that stands still nothing ends by itself.
+            _ if home.clock.is_manual() => Time(-1, false),
+            _ => Time(number(renewal::holds().as_micros() as u64), true),
+        }
+    }
+}
 
 /// What a server says of a key.
 #[derive(Debug, Clone, Copy)]
@@ -25,8 +49,10 @@ pub(super) struct Seen {
 }
 
 impl Seen {
-    fn of(now: i64, [live, gate, soonest]: [i64; 3]) -> Seen {
+    fn of(now: i64, [live, gate, soonest]: [i64; 3], time: Time) -> Seen {
         let unsigned = |n: i64| u64::try_from(n).unwrap_or(0);
+        // What is renewed does not end then.
+        let soonest = if time.1 { 0 } else { soonest };
         Seen { now: unsigned(now), live: unsigned(live), gate: unsigned(gate), soonest: unsigned(soonest) }
     }
 
@@ -45,26 +71,51 @@ impl Seen {
 }
 
 impl ConcurrencyLimiter {
-    /// How long a lease lasts; -1: without end.
-    fn lease_of(table: &Table) -> i64 {
-        match table.policy.0 {
-            Shape::Concurrency { lease, .. } if lease != NEVER => number(lease),
-            _ => -1,
-        }
-    }
-
     /// Takes units, if there is room. (Of denials it counts none: to those who wait they are none.)
     pub(super) fn take_on_server(&self, found: &Key, weight: u64) -> Result<(Option<RawPermit>, Seen), Blocked> {
         self.limit.check_weight_on_server(found.table, found.hash, weight)?;
-        let owner = self.limit.store().owner()?;
-        let arguments = [number(weight), Self::lease_of(found.table), number(owner)];
-        let [now, taken, slot, fence, _, live, gate, soonest] = self.limit.ask(found, "acquire", &arguments)?;
-        let (index, fence) = (slot as u64, fence as u64);
-        let permit = (taken == 1).then(|| self.raw(LeasePermit { owner, index, fence, key: found.hash.0 }));
-        if permit.is_some() {
-            found.decided(ADMITTED, weight);
+        let (owner, time) = (owner_of(&self.limit)?, Time::of(found.home(), found.table));
+        if time.1 {
+            renewal::begin()?;
         }
-        Ok((permit, Seen::of(now, [live, gate, soonest])))
+        loop {
+            let arguments = [&[number(weight), time.0][..], &owner, &[turn()]].concat();
+            let asked = Instant::now();
+            let (answer, others) =
+                self.limit.ask_all(found.home(), found.table, Some(found.hash), "acquire", &arguments)?;
+            let [now, taken, slot, fence, _, live, gate, soonest] = answer;
+            let seen = Seen::of(now, [live, gate, soonest], time);
+            if taken == 1 {
+                let lease = Lease { index: slot as u64, fence: fence as u64 };
+                found.decided(ADMITTED, weight);
+                if time.1 {
+                    renewal::hold(&self.limit, found.hash, lease, asked);
+                }
+                return Ok((Some(self.permit_on_server(owner, lease, found.hash)), seen));
+            }
+            if self.evict(found.home(), found.table, found.hash, &others)? == 0 || seen.is_closed() {
+                return Ok((None, seen));
+            }
+        }
+    }
+
+    fn permit_on_server(&self, owner: [i64; 4], lease: Lease, key: Hash) -> RawPermit {
+        let Lease { index, fence } = lease;
+        self.raw(LeasePermit { owner: owner[0] as u64, index, fence, key: key.0 })
+    }
+
+    /// Gives back what those of these processes of this site hold that are dead. How many units that was.
+    fn evict(&self, home: &Home, table: &Table, key: Hash, others: &[i64]) -> Result<i64, Blocked> {
+        let site = Process::this().site;
+        let mut units = 0;
+        for other in others.chunks_exact(3) {
+            let process = Process { site, number: other[1] as u64, began: other[2] as u64 };
+            if process.is_dead() {
+                let [_, evicted] = self.limit.ask_of(home, table, Some(key), "evict", &other[..1])?;
+                units += evicted;
+            }
+        }
+        Ok(units)
     }
 
     pub(super) fn decide_on_server(&self, found: &Key, weight: u64) -> Result<Decision, Blocked> {
@@ -85,42 +136,69 @@ impl ConcurrencyLimiter {
     ) -> Result<Decision, Blocked> {
         let key = home.hash(b'k', key);
         self.limit.check_weight_on_server(table, key, weight)?;
-        let [now, live, gate, soonest] = self.limit.ask_of(home, table, Some(key), "view", &[])?;
-        let seen = Seen::of(now, [live, gate, soonest]);
+        let (owner, time) = (owner_of(&self.limit)?, Time::of(home, table));
+        let seen = loop {
+            let arguments = [&[number(weight)][..], &owner, &[turn()]].concat();
+            let ([now, live, gate, soonest], others) =
+                self.limit.ask_all(home, table, Some(key), "view", &arguments)?;
+            if self.evict(home, table, key, &others)? == 0 {
+                break Seen::of(now, [live, gate, soonest], time);
+            }
+        };
         let is_denied = seen.is_closed() || seen.live + weight > table.capacity;
         let retry_after = is_denied.then(|| seen.retry_after());
         Ok(self.decision(table, seen.gate, seen.now, seen.live, retry_after))
     }
 
-    /// Asks about a lease of this process, whether it was held. `None`: it is another's.
+    /// Asks about a lease of this process. `None`: it is another's.
     fn with_lease_on_server(
         &self,
         permit: &RawPermit,
-        is_held: impl Fn(&Key, &[i64]) -> Result<bool, Blocked>,
+        is_held: impl Fn(&Key, Lease, &[i64]) -> Result<bool, Blocked>,
     ) -> Result<Option<bool>> {
         let LeasePermit { owner, index, fence, key } = self.own(permit)?;
         if owner != self.limit.store().owner()? {
             return Ok(None);
         }
-        let arguments = [number(index), number(fence), number(owner)];
-        self.limit.with_hash(Hash(key), |found| is_held(found, &arguments)).map(Some)
+        let lease = Lease { index, fence };
+        let arguments = [&[number(index), number(fence)][..], &owner_of(&self.limit)?].concat();
+        self.limit.with_hash(Hash(key), |found| is_held(found, lease, &arguments)).map(Some)
     }
 
     pub(super) fn end_on_server(&self, permit: &RawPermit, is_cancelled: bool) -> Result<()> {
-        let ended = self.with_lease_on_server(permit, |found, arguments| {
+        let ended = self.with_lease_on_server(permit, |found, lease, arguments| {
+            // If the server cannot be told, the lease ends by itself.
+            let may_be_lost = renewal::let_go(&self.limit, lease);
             let [_, was_held] = self.limit.ask(found, "complete", arguments)?;
             if was_held == 1 && is_cancelled {
                 found.add(CANCELLED, 1);
             }
             Self::call_waiters(found);
-            Ok(was_held == 1)
-        });
-        ended.map(drop)
+            Ok(may_be_lost && was_held == 0)
+        })?;
+        if ended == Some(true) {
+            self.tell_of_loss();
+        }
+        Ok(())
+    }
+
+    /// Units of a job that has ended only now may have been somebody else's meanwhile.
+    fn tell_of_loss(&self) {
+        let error = Error::LeaseLost { limit: self.limit.name().to_string() };
+        self.limit.count_failure();
+        let (happening, limit, wait) = (Happening::StoreError, self.limit.name().clone(), Duration::ZERO);
+        let event = Event { happening, limit, key: String::new(), wanted: 0, wait, error: Some(error) };
+        self.base.hooks.call(&event);
+        self.limit.store().hooks.call(&event);
     }
 
     pub(super) fn renew_on_server(&self, permit: &RawPermit) -> Result<Option<bool>> {
-        self.with_lease_on_server(permit, |found, arguments| {
-            let arguments = [arguments, &[Self::lease_of(found.table)]].concat();
+        self.with_lease_on_server(permit, |found, lease, arguments| {
+            if renewal::is_lost(&self.limit, lease) {
+                return Ok(false);
+            }
+            let time = Time::of(found.home(), found.table);
+            let arguments = [arguments, &[time.0, 0]].concat();
             let [_, is_held, _] = self.limit.ask(found, "renew", &arguments)?;
             Ok(is_held == 1)
         })
@@ -134,11 +212,17 @@ impl ConcurrencyLimiter {
     }
 
     pub(super) fn record_start_on_server(&self, found: &Key) -> Result<(), Blocked> {
-        let owner = self.limit.store().owner()?;
-        let arguments = [Self::lease_of(found.table), number(owner)];
+        let (owner, time) = (owner_of(&self.limit)?, Time::of(found.home(), found.table));
+        if time.1 {
+            renewal::begin()?;
+        }
+        let (arguments, asked) = ([&[time.0][..], &owner].concat(), Instant::now());
         let [_, _, slot, fence, ..]: [i64; 8] = self.limit.ask(found, "start", &arguments)?;
         found.decided(ADMITTED, 1);
         let lease = Lease { index: slot as u64, fence: fence as u64 };
+        if time.1 {
+            renewal::hold(&self.limit, found.hash, lease, asked);
+        }
         self.running.lock().entry(found.hash).or_default().push_back(lease);
         Ok(())
     }
@@ -146,16 +230,20 @@ impl ConcurrencyLimiter {
     pub(super) fn record_end_on_server(&self, key: &str) -> Result<()> {
         policy::check_key(key)?;
         let hash = self.limit.home()?.hash(b'k', key);
-        let owner = self.limit.store().owner()?;
+        let owner = owner_of(&self.limit)?;
         let Some(lease) = self.running.lock().get_mut(&hash).and_then(VecDeque::pop_front) else {
             return Ok(());
         };
-        let Lease { index, fence } = lease;
-        let ended = self.end_on_server(&self.raw(LeasePermit { owner, index, fence, key: hash.0 }), false);
+        let ended = self.end_on_server(&self.permit_on_server(owner, lease, hash), false);
         if let Err(Error::WouldWait) = ended {
             // For the call that comes again.
             self.running.lock().entry(hash).or_default().push_front(lease);
         }
         ended
     }
+}
+
+/// From where on a long list of leases is looked at, so that in time all of it is.
+fn turn() -> i64 {
+    number(jitter(0, 65_535))
 }

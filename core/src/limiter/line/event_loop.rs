@@ -7,6 +7,7 @@ use crate::error::{Error, Result};
 use crate::fork;
 use crate::limiter::Limiter;
 use crate::limiter::heard::Call;
+use crate::permit::RawPermit;
 use crate::time::{Clock, Tick, from_ticks};
 use crate::waiting::MayWait;
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -15,6 +16,9 @@ use std::time::{Duration, Instant};
 
 /// How long one call may work. The rest is due at once.
 const BATCH: Duration = Duration::from_millis(8);
+
+/// What could not be given back is given back so much later.
+const GIVE_BACK_AGAIN: Duration = Duration::from_millis(1);
 
 /// One waiter of a [`Line`]. Numbers are not used again.
 pub type WaiterId = u64;
@@ -68,6 +72,8 @@ pub struct Line {
     blocked: HashSet<Arc<str>>,
     /// There is a brought place with such a thing.
     is_brought_blocked: bool,
+    /// What those held who left, and has to be given back by a call that may wait: permits, and whether they are places.
+    left: Vec<(RawPermit, bool)>,
     /// Somebody waited for the store in vain during the last call: the others only try.
     is_stuck: bool,
     generation: u64,
@@ -104,6 +110,7 @@ impl Line {
             over: Vec::new(),
             blocked: HashSet::new(),
             is_brought_blocked: false,
+            left: Vec::new(),
             is_stuck: false,
             generation: fork::generation(),
         }
@@ -192,6 +199,9 @@ impl Line {
         self.forget_the_parent_s();
         over.append(&mut self.over);
         (self.is_brought_blocked, self.is_stuck) = (false, false);
+        for (permit, is_place) in std::mem::take(&mut self.left) {
+            self.give_back(permit, is_place);
+        }
         let (clock, mut began) = (self.clock(), Instant::now());
         let now = clock.now().floor;
         let mut blocked = Vec::new();
@@ -225,7 +235,7 @@ impl Line {
     /// called from where it may.
     pub fn would_wait(&self) -> bool {
         let is_due = |clock: Clock| self.due.first().is_some_and(|(due, _)| *due <= clock.now().floor);
-        self.is_brought_blocked || !self.blocked.is_empty() && is_due(self.clock())
+        self.is_brought_blocked || !self.left.is_empty() || !self.blocked.is_empty() && is_due(self.clock())
     }
 
     /// How long until [`Line::advance`] has to be called; `None`: nobody waits.
@@ -235,6 +245,9 @@ impl Line {
         }
         if !self.over.is_empty() {
             return Some(Duration::ZERO);
+        }
+        if !self.left.is_empty() {
+            return Some(GIVE_BACK_AGAIN);
         }
         let (due, _) = self.due.first()?;
         Some(from_ticks(due.saturating_sub(self.clock().now().floor)))
@@ -273,16 +286,27 @@ impl Line {
             }
             Some(Seated::Brought(brought)) => {
                 self.due.remove(&(brought.due, Due::Brought(id)));
-                // If it fails, the place goes by unused.
-                let _ = self.limiter.cancel_place(&brought.place);
+                self.give_back(brought.place, true);
             }
             None => {
                 if let Some(at) = self.over.iter().position(|(other, _)| *other == id)
                     && let (_, Outcome::Admitted(permit)) = self.over.swap_remove(at)
                 {
-                    let _ = self.limiter.cancel(&permit);
+                    self.give_back(permit, false);
                 }
             }
+        }
+    }
+
+    /// Gives back what somebody held who left, or leaves it to a call that may wait. If it fails otherwise, it goes by unused.
+    fn give_back(&mut self, permit: RawPermit, is_place: bool) {
+        let limiter = &self.limiter;
+        let given = MayWait::in_slice(Instant::now(), self.slice(), || match is_place {
+            true => limiter.cancel_place(&permit),
+            false => limiter.cancel(&permit),
+        });
+        if let Err(Error::WouldWait) = given {
+            self.left.push((permit, is_place));
         }
     }
 
@@ -372,6 +396,7 @@ impl Line {
             self.waiters.clear();
             self.over.clear();
             self.blocked.clear();
+            self.left.clear();
             self.is_brought_blocked = false;
             self.generation = fork::generation();
         }
@@ -390,6 +415,9 @@ impl Drop for Line {
             if let Seated::Brought(brought) = waiter {
                 let _ = self.limiter.cancel_place(&brought.place);
             }
+        }
+        for (permit, is_place) in std::mem::take(&mut self.left) {
+            self.give_back(permit, is_place);
         }
         for (_, outcome) in &self.over {
             if let Outcome::Admitted(permit) = outcome {

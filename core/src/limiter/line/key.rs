@@ -151,7 +151,7 @@ impl KeyLine {
             (self.ask_at, self.looks) = (now, 0);
         } else {
             // A key that is none, or a weight that could never start, is an error before it waits.
-            pass.limiter.quiet_peek(pass.key, weight)?;
+            pass.limiter.peek_again(pass.key, weight)?;
             let soonest = self.soonest(pass, self.units.saturating_add(weight), now);
             if is_last && soonest > deadline {
                 pass.limiter.sent_away(pass.key, weight);
@@ -259,7 +259,10 @@ impl KeyLine {
     /// overlooked meanwhile.
     fn ask<R>(&mut self, pass: &Pass, ask: impl FnOnce(&dyn Limiter) -> Result<R>) -> Result<R> {
         let since = self.blocked_since.unwrap_or(pass.began);
-        let answer = MayWait::in_slice(since, pass.slice, || ask(pass.limiter));
+        // A server answers within a slice, or is waited for as long as anybody here may.
+        let until = self.deadlines.first().map_or(Tick::MAX, |(deadline, _)| *deadline);
+        let for_server = from_ticks(until.saturating_sub(pass.now())).max(pass.slice);
+        let answer = MayWait::in_slices(since, pass.slice, for_server, || ask(pass.limiter));
         let would_wait = matches!(answer, Err(Error::WouldWait));
         self.blocked_since = would_wait.then_some(since);
         if would_wait {
@@ -484,7 +487,7 @@ impl KeyLine {
             return;
         }
         self.look_sooner_at = now + LOOK_SOONER;
-        let Ok(seen) = pass.limiter.quiet_peek(pass.key, first.weight) else { return };
+        let Ok(seen) = pass.limiter.peek_again(pass.key, first.weight) else { return };
         if patience_ticks(seen.retry_after).saturating_add(now + WORTH_MOVING) < first.ready {
             self.give_back_all(pass.limiter);
             self.ask_at = now;

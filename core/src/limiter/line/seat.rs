@@ -329,7 +329,7 @@ fn at_once(
         return Ok(Ok(None));
     }
     let most = timeout.map_or(Duration::MAX, |timeout| timeout.max(SLICE));
-    match MayWait::in_slice(Instant::now(), most, || limiter.claim(key, weight, Terms::NOW)) {
+    match MayWait::in_slices(Instant::now(), most, most, || limiter.claim(key, weight, Terms::NOW)) {
         Ok(Claim::Place { place, .. }) => limiter.cancel_place(&place).map(|()| Ok(None)),
         Ok(claim) => Ok(Ok(Some(claim))),
         Err(Error::WouldWait) if MayWait::here() == MayWait::UntilTimeout => {

@@ -93,6 +93,13 @@ impl<T: InStore> Inner for T {
         )
     }
 
+    fn peek_again(&self, key: &str, weight: u64) -> Result<Decision> {
+        match self.timed().decision_at_hand(key, weight) {
+            Some(decision) => Ok(decision),
+            None => self.quiet_peek(key, weight),
+        }
+    }
+
     fn has_room(&self, key: &str, weight: u64) -> Result<bool> {
         match self.timed().has_room_at_once(key, weight) {
             true => Ok(true),

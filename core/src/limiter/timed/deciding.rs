@@ -16,7 +16,9 @@ use crate::limiter::{Attempt, LOOK_AGAIN, Presented, Reserved};
 use crate::permit::{MOST_GRACE, RawPermit, TimedPermit};
 use crate::policy::{self, Shape};
 use crate::state::counts::{ADMITTED, DENIED, WAIT_TIME, WAITED};
-use crate::state::{AtOnce, Blocked, Bound, Home, Key, STORE_AGAIN, Stuck, Table, is_counted_place};
+use crate::state::{
+    AtOnce, Blocked, Bound, Hash, Home, Key, STORE_AGAIN, Stuck, Table, is_counted_place, is_granted_place,
+};
 use crate::time::{self, Tick, from_ticks};
 use crate::waiting::MayWait;
 use std::cell::Cell;
@@ -35,6 +37,7 @@ impl Timed {
             }
             Some(bound) if bound.at_once() == AtOnce::Buckets => self.attempt_by_bucket(bound, key, weight),
             Some(bound) if bound.at_once() == AtOnce::Windows => self.attempt_by_windows(bound, key, weight),
+            Some(bound) if bound.at_once() == AtOnce::Grants => self.attempt_by_grants(bound, key, weight),
             _ => self.attempt_later(key, weight, None),
         }
     }
@@ -57,6 +60,23 @@ impl Timed {
         self.attempt_at_once(bound, key, weight, AtOnce::Windows, |found, view| {
             Some(found.by_windows::<false>(weight, view))
         })
+    }
+
+    #[inline(never)]
+    fn attempt_by_grants(&self, bound: &Bound, key: &str, weight: u64) -> Result<Attempt> {
+        let decide = |found: &Key| self.take_at_hand::<false>(found, weight, &mut View::default());
+        let Some(found) = bound.find_at_once(key, weight).filter(|found| Self::is_granted(found.table)) else {
+            return self.attempt_later(key, weight, None);
+        };
+        match decide(&found) {
+            Some(answer) => {
+                if answer.taken.is_some() {
+                    self.reset_backoff(&found);
+                }
+                Ok(self.attempted(&found, weight, &answer))
+            }
+            None => self.attempt_later(key, weight, None),
+        }
     }
 
     #[inline(always)]
@@ -83,7 +103,7 @@ impl Timed {
         };
         let attempt = |found: &Key| {
             let ask = Ask::now(found.table.windows.as_slice(), weight, found.gate);
-            Ok(self.attempted(found, weight, &self.take(found, &ask)?))
+            Ok(self.attempted(found, weight, &self.take_shared::<false>(found, &ask, false, &mut View::default())?))
         };
         self.limit.or_instead(|| self.limit.with_key_later(key, weight, stuck, attempt), instead)
     }
@@ -112,6 +132,7 @@ impl Timed {
             }
             Some(bound) if bound.at_once() == AtOnce::Buckets => self.decide_by_bucket(bound, key, weight),
             Some(bound) if bound.at_once() == AtOnce::Windows => self.decide_by_windows(bound, key, weight),
+            Some(bound) if bound.at_once() == AtOnce::Grants => self.decide_by_grants(bound, key, weight),
             _ => self.decide_later(key, weight, None),
         }
     }
@@ -133,6 +154,20 @@ impl Timed {
         self.decide_at_once(bound, key, weight, AtOnce::Windows, |found, view| {
             Some(found.by_windows::<true>(weight, view))
         })
+    }
+
+    #[inline(never)]
+    fn decide_by_grants(&self, bound: &Bound, key: &str, weight: u64) -> Result<Decision> {
+        let mut view = View::default();
+        if let Some(found) = bound.find_at_once(key, weight).filter(|found| Self::is_granted(found.table))
+            && let Some(answer) = self.take_at_hand::<true>(&found, weight, &mut view)
+        {
+            if answer.taken.is_some() {
+                self.reset_backoff(&found);
+            }
+            return Ok(self.decided(&found, weight, &answer, view));
+        }
+        self.decide_later(key, weight, None)
     }
 
     #[inline(always)]
@@ -158,7 +193,7 @@ impl Timed {
         let decide = |found: &Key| {
             let mut view = View::default();
             let ask = Ask::now(found.table.windows.as_slice(), weight, found.gate);
-            let answer = self.take_looking::<true>(found, &ask, &mut view)?;
+            let answer = self.take_shared::<true>(found, &ask, false, &mut view)?;
             if answer.taken.is_some() && found.table.is_adaptive && !self.limit.is_served() {
                 // The next start is by another distance now. (It was taken: what moves meanwhile is not asked again.)
                 let mut table = *found.table;
@@ -208,7 +243,10 @@ impl Timed {
         let seen = self.limit.look(key, |home, table, found, gate| {
             let level = found.map(Key::backoff);
             self.peek_on(home, table, level, (weight, gate), |ask| match self.limit.is_served() {
-                true => self.view_on_server(home, table, home.hash(b'k', key), weight),
+                true => match found.filter(|_| Self::is_granted(table)) {
+                    Some(found) => self.view_granted(found, weight),
+                    None => self.view_on_server(home, table, home.hash(b'k', key), weight),
+                },
                 false => {
                     let cells = found.map_or_else(|| home.untouched(table), Key::cells);
                     Ok(cells.view(ask, || home.clock.now())?)
@@ -258,7 +296,7 @@ impl Timed {
                 reserve: as_place,
                 ..Ask::now(found.table.windows.as_slice(), weight, found.gate)
             };
-            let answer = self.take(found, &ask)?;
+            let answer = self.take_shared::<false>(found, &ask, true, &mut View::default())?;
             let now = answer.now.floor;
             let after = answer.ready.saturating_sub(now);
             Ok(match answer.taken {
@@ -320,6 +358,9 @@ impl Timed {
         let early = place.ready.saturating_sub(self.limit.home()?.clock.now().floor);
         if early > 0 {
             return Ok(Turn::Early(from_ticks(early)));
+        }
+        if is_granted_place(place.ticket) {
+            return self.start_granted(place);
         }
         if self.limit.is_served() {
             return match self.start_on_server(place)? {
@@ -390,7 +431,11 @@ impl Timed {
             Turn::Gone => {}
         }
         let is_bucket = self.limit.table()?.policy.is_bucket();
-        let mut grace = if is_bucket { place.stamp.saturating_sub(place.ready) } else { place.grace };
+        let mut grace = match () {
+            () if is_granted_place(place.ticket) => self.limit.table_of(Hash(place.key))?.policy.grace(place.weight),
+            () if is_bucket => place.stamp.saturating_sub(place.ready),
+            () => place.grace,
+        };
         let hash = known(place).0;
         loop {
             let asked = self.limit.home()?.clock.now().floor;
@@ -418,7 +463,7 @@ impl Timed {
 }
 
 /// What comes of a place.
-enum Turn {
+pub(super) enum Turn {
     Started(TimedPermit),
     /// Not for so long.
     Early(Duration),

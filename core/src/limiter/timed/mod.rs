@@ -5,6 +5,7 @@ mod backoff;
 mod calls;
 mod deciding;
 mod ending;
+mod granted;
 mod served;
 mod text;
 
@@ -22,6 +23,7 @@ use crate::policy::{self, Policy, Shape};
 use crate::state::{AtOnce, Blocked, Bound, Hash, Home, Key, Limit, STORE_AGAIN, Store, Stuck, Table};
 use crate::time::{Tick, from_ticks};
 use backoff::Level;
+use deciding::Turn;
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
@@ -80,8 +82,9 @@ impl Timed {
     /// The permit of what was taken; `ready` is when its place comes, 0 if it has none.
     #[inline(always)]
     fn permit(&self, found: &Key, taken: Taken, weight: u64, ready: Tick, grace: Tick) -> RawPermit {
-        // A bucket's place counts from the end of its grace, so that is known anyway.
-        let grace = if found.table.policy.is_bucket() { taken.ahead.min(MOST_GRACE) } else { grace };
+        // A bucket's place counts from the end of its grace, so that is known anyway; a granted unit has none.
+        let is_ahead = found.table.policy.is_bucket() || found.table.at_once == AtOnce::Grants && taken.ahead > 0;
+        let grace = if is_ahead { taken.ahead.min(MOST_GRACE) } else { grace };
         self.raw(TimedPermit {
             weight,
             ticket: taken.ticket,
@@ -147,6 +150,20 @@ impl Timed {
     /// Asks for a start now or later.
     fn take(&self, found: &Key, ask: &Ask) -> Result<Answer, Blocked> {
         self.take_looking::<false>(found, ask, &mut View::default())
+    }
+
+    /// The same, by what a server has granted where it does.
+    fn take_shared<const LOOK: bool>(
+        &self,
+        found: &Key,
+        ask: &Ask,
+        waits: bool,
+        view: &mut View,
+    ) -> Result<Answer, Blocked> {
+        match Self::is_granted(found.table) {
+            true => self.take_granted::<LOOK>(found, ask, waits, view),
+            false => self.take_looking::<LOOK>(found, ask, view),
+        }
     }
 
     /// The same, and where `LOOK` is set it says what is held after it.

@@ -8,7 +8,7 @@ use crate::permit::TimedPermit;
 use crate::policy::Shape;
 use crate::server::number;
 use crate::state::counts::ADMITTED;
-use crate::state::{Blocked, Hash, Home, Key, Table, as_counted_place, without_mark};
+use crate::state::{Blocked, Hash, Home, Key, Table, as_counted_place, is_granted_place, without_mark};
 use crate::time::{Now, Tick, from_ticks};
 use std::time::Duration;
 
@@ -105,6 +105,10 @@ impl Timed {
     fn end_on_server(&self, permit: &TimedPermit, op: &'static str, argument: i64) -> Result<bool> {
         if permit.ticket == u64::MAX {
             return Ok(false);
+        }
+        let is_place = is_granted_place(permit.ticket);
+        if is_place || op == "cancel" && self.give_back_granted(permit, false)? {
+            return if is_place { self.give_back_granted(permit, true) } else { Ok(true) };
         }
         let (hash, start) = known(permit);
         let start = [

@@ -54,7 +54,7 @@ end
 -- The numbers of the policy that the state was written by, and when it ended; nil if that is this one.
 local function policy_before()
     if era == 0 or was_marked == mark then return nil end
-    local before, hash = {}, string.sub(state_key, -32)
+    local before = {}
     for number in string.gmatch(call("HGET", state_key, "p"), "%d+") do before[#before + 1] = tonumber(number) end
     local since = call("HMGET", limit_key, "since", "s:" .. hash, "k:" .. hash)
     local of_limit, of_key = tonumber(since[1] or now), tonumber(since[2] or since[3] and now or 0)
@@ -96,6 +96,7 @@ local function save(needed, fields)
     end
     call("HSET", state_key, unpack(fields))
     if lives then call("PEXPIRE", state_key, format("%d", quotient(till - now, 1000) + 1)) end
+    if lives or is_new and is_manual then list(till) end
     note_time()
 end
 

@@ -4,7 +4,7 @@
 --
 -- State: one sorted set.
 --
---   "FENCE WEIGHT OWNER"  a lease; its score is the tick at which it ends (NEVER: at no time)
+--   "FENCE WEIGHT OWNER SITE PROCESS BEGAN"  a lease; its score is the tick at which it ends (NEVER: at no time)
 --   live                  how many units all leases here hold, those included that have ended by time since: -1 - units
 --   gate                  the key's gate (absent: none): -1 - gate
 --   birth                 the birth of the limit that this belongs to (absent: 0): -1 - birth
@@ -14,27 +14,36 @@
 -- decision has to know: the others, and the leases that are over. What is live is `live` without these. Whoever is admitted removes
 -- them. A denial writes nothing.
 --
+-- An owner is a process: a number that no other has, and what others of its site can ask their kernel about it by: the site (a machine,
+-- and which of its processes see each other; 0: unknown), its number there, and when it began.
+--
 -- A fence comes from a counter of the limit (`ids`), which only grows, whatever becomes of the key. A lease is found by its fence,
--- weight and owner, which are its name: ending it is one ZREM, which succeeds once. It is renewed only while it is there and not
+-- weight and owner, which make its name: ending it is one ZREM, which succeeds once. It is renewed only while it is there and not
 -- over. So what was lost stays lost, and the units of whoever holds them now are untouched.
 --
 -- Why it is right. `live` changes together with the leases, in one script. So there are never more than `max` units of leases that
 -- are not over, but for starts that are recorded, which are counted and not asked. A clock that is set back lets leases last longer.
 --
--- acquire weight lease owner       lease: ticks, or -1: without end
--- start lease owner                the same for one unit, whether there is room or not
---     -> {0, now, taken, slot, fence, expiry, live, gate, soonest}; slot is the weight; expiry as below; live and gate are after it;
---        soonest: when the first lease ends, 0: none does (told after a denial, else 0)
--- view                             -> {0, now, live, gate, soonest}; writes nothing
--- complete slot fence owner        -> {0, now, was_held}; for cancel too, and for what `start` has recorded
--- renew slot fence owner lease     -> {0, now, is_held, expiry}; an end is never made earlier; expiry -1: at no time
--- evict owner                      -> {0, now, units}: ends all leases of an owner
+-- In the following OWNER stands for its four numbers, and `turn` is any number, from which it depends where a long list is looked at.
+--
+-- acquire weight lease OWNER turn     lease: ticks, or -1: without end
+-- start lease OWNER                   the same for one unit, whether there is room or not
+--     -> {0, now, taken, slot, fence, expiry, live, gate, soonest, others…}; slot is the weight; expiry as below; live and gate are
+--        after it; soonest: when the first lease ends, 0: none does (told after a denial, else 0); others: after a denial for want of
+--        room, of some other owners of the site that hold leases, the number, the process and when it began
+-- view weight OWNER turn              -> {0, now, live, gate, soonest, others…}; writes nothing
+-- complete slot fence OWNER           -> {0, now, was_held}; for cancel too, and for what `start` has recorded
+-- renew slot fence OWNER lease again  -> {0, now, is_held, expiry}; an end is never made earlier; expiry -1: at no time. again: 1: if leases
+--                                        may have been lost, it holds anew, as long as nobody else is admitted for that reason
+-- evict number                        -> {0, now, units}: ends all leases of an owner
 -- pause delay -> {0, now, gate}; clear -> {0, now}
 --
 -- Commands: HMGET, TIME, ZRANGEBYSCORE; an admission HINCRBY and ZADD more (PEXPIRE now and then, ZREMRANGEBYSCORE if some are
--- over), a denial ZRANGEBYSCORE more. An end: HMGET, TIME, ZREM, ZINCRBY (of the last one DEL). All O(log n), but `evict`: O(n).
+-- over), a denial two ZRANGEBYSCORE more. An end: HMGET, TIME, ZREM, ZINCRBY (of the last one DEL). All O(log n), but `evict`: O(n).
 
 local NEVER = 9007199254740991
+-- How many leases a denial looks at, and how many owners it tells of at most.
+local LOOKS, TELLS = 32, 8
 
 local most = policy[1]
 local live, over, key_gate, till, is_stale = 0, 0, 0, 0, false
@@ -101,16 +110,38 @@ local function ends(lease) return lease < 0 and NEVER or now + lease end
 
 local function told(expiry) return expiry < NEVER and expiry or -1 end
 
-local function name_of(slot, fence, owner) return format("%d %d %d", fence, slot, owner) end
+-- The name of a lease, and where the owner's four numbers are among the arguments.
+local function name_of(slot, fence, at)
+    return format("%d %d %d %d %d %d", fence, slot, unpack(arguments, at, at + 3))
+end
 
-local function take(weight, lease, owner, is_asked)
+-- Adds some other owners of a site to an answer.
+local function with_others(answer, at)
+    local owner, site, turn = format("%d", arguments[at]), format("%d", arguments[at + 1]), arguments[at + 4]
+    if is_stale or site == "0" then return answer end
+    local count, from, told = call("ZCARD", state_key), 0, {}
+    if count > LOOKS then from = turn % count end
+    for _, name in ipairs(call("ZRANGEBYSCORE", state_key, format("(%d", now), "+inf", "LIMIT", from, LOOKS)) do
+        local of, at_site, process, began = string.match(name, "^%d+ %d+ (%d+) (%d+) (%d+) (%d+)$")
+        if at_site == site and of ~= owner and not told[of] and #answer < 9 + 3 * TELLS then
+            told[of] = true
+            for _, number in ipairs({ of, process, began }) do answer[#answer + 1] = tonumber(number) end
+        end
+    end
+    return answer
+end
+
+local function take(weight, lease, at, is_asked)
     load()
     -- Leases that may have been lost are over by then.
     if born > 0 then gate = max(gate, born + max(lease, 0)) end
-    if is_asked and (gate > now or live + weight > most) then return { 0, now, 0, 0, 0, 0, live, gate, soonest() } end
+    if is_asked and (gate > now or live + weight > most) then
+        local answer = { 0, now, 0, 0, 0, 0, live, gate, soonest() }
+        return live + weight > most and with_others(answer, at) or answer
+    end
     local fence, expiry = call("HINCRBY", limit_key, "ids", 1), ends(lease)
     live = live + weight
-    save(expiry, expiry, name_of(weight, fence, owner))
+    save(expiry, expiry, name_of(weight, fence, at))
     return { 0, now, 1, weight, fence, told(expiry), live, gate, 0 }
 end
 
@@ -126,30 +157,35 @@ local function give_back(units)
 end
 
 if op == "acquire" then
-    return take(arguments[1], arguments[2], arguments[3], true)
+    return take(arguments[1], arguments[2], 3, true)
 elseif op == "start" then
-    return take(1, arguments[1], arguments[2], false)
+    return take(1, arguments[1], 2, false)
 elseif op == "view" then
     load()
-    return { 0, now, live, gate, soonest() }
+    local answer = { 0, now, live, gate, soonest() }
+    return live + arguments[1] > most and with_others(answer, 2) or answer
 elseif op == "complete" then
-    local slot, fence, owner = arguments[1], arguments[2], arguments[3]
-    local was_held = call("ZREM", state_key, name_of(slot, fence, owner))
+    local slot, fence = arguments[1], arguments[2]
+    local was_held = call("ZREM", state_key, name_of(slot, fence, 3))
     if was_held == 1 then give_back(slot) end
     return { 0, now, was_held }
 elseif op == "renew" then
-    local slot, fence, owner, lease = arguments[1], arguments[2], arguments[3], arguments[4]
-    local name = name_of(slot, fence, owner)
+    local slot, fence, lease, again = arguments[1], arguments[2], arguments[7], arguments[8]
+    local name = name_of(slot, fence, 3)
     local expiry = floor(tonumber(call("ZSCORE", state_key, name) or 0))
     load()
-    if is_stale or expiry <= now then return { 0, now, 0, 0 } end
+    if is_stale or expiry <= now then
+        local may_be_lost = born > 0 and now < born + lease
+        if is_stale or again == 0 or not may_be_lost then return { 0, now, 0, 0 } end
+        live = live + slot
+    end
     expiry = max(expiry, ends(lease))
     save(expiry, expiry, name)
     return { 0, now, 1, told(expiry) }
 elseif op == "evict" then
     local owner, units = format("%d", arguments[1]), 0
     for _, name in ipairs(call("ZRANGEBYSCORE", state_key, 0, "+inf")) do
-        local weight, of = string.match(name, "^%d+ (%d+) (%d+)$")
+        local weight, of = string.match(name, "^%d+ (%d+) (%d+) ")
         if of == owner then units = units + tonumber(weight) * call("ZREM", state_key, name) end
     end
     if units > 0 then give_back(units) end

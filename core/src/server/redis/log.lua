@@ -16,6 +16,8 @@
 --     number, 4 bytes    what it is known by: the low bits of its ticket
 --     units and state    as text, unless they are "1S":  S  it has started        P  a place: it has not started yet
 --                                                        M  all starts of a slice  X  what it cost is settled
+--                                                        G  a grant, and behind it the numbers of its units that were
+--                                                           taken back: see `grant`
 --
 -- The head is text: what is to be known of the newest entry and of the whole list (see FIELDS). So a denial reads the head and
 -- an entry for each window; an admission writes its entry over the head, and the new head behind it.
@@ -43,12 +45,21 @@ local byte, match = string.byte, string.match
 -- Into so many slices a window is cut.
 local SLICES = 8192
 
+-- For so long at least it is known which machines have asked. And no more is noted of units of a grant that have ended: bytes.
+local SITES_KEPT, MOST_ENDED = 60 * SECOND, 8000
+
+local GRANT = byte("G")
+
+-- A promise lies no more lengths of a grant ahead: on the way there clocks drift apart by a fifth of one. (`Lengths` knows this, too.)
+local FAR = 100
+
 local slice, interval = policy[1], policy[2]
-local limits, lengths, capacity, largest, longest = {}, {}, policy[3], 0, 0
+local limits, lengths, capacity, largest, longest, shortest = {}, {}, policy[3], 0, 0, policy[4]
 for i = 3, #policy, 2 do
     local limit, length = policy[i], policy[i + 1]
     limits[#limits + 1], lengths[#lengths + 1] = limit, length
     capacity, largest, longest = min(capacity, limit), max(largest, limit), max(longest, length)
+    shortest = min(shortest, length)
 end
 
 ------------------------------------------------------------------------------------------------------------------ head
@@ -110,7 +121,7 @@ end
 
 local function units_and_state(entry)
     if #entry < REST then return 1, "S" end
-    local units, state = match(entry, "^(%d+)(%a)$", REST)
+    local units, state = match(entry, "^(%d+)(%a.*)$", REST)
     return tonumber(units), state
 end
 
@@ -206,8 +217,11 @@ end
 -------------------------------------------------------------------------------------------------------------- deciding
 
 local gate = max(gate, head.gate)
--- What may have been lost counts as a whole limit.
-if born > 0 then gate = max(gate, born + longest) end
+-- For so long a machine trusts an answer: it starts nothing that it was granted unless it has asked since then. (`Terms` knows this,
+-- too.)
+local trust = min(quotient(shortest, 2), 2 * SECOND)
+-- What may have been lost counts as a whole limit. Machines may start what they were granted before for so long.
+if born > 0 then gate = max(gate, born + longest + trust) end
 local weight, ready, stamp, is_place, is_looking
 
 -- The answer of a call that writes nothing; none: it does.
@@ -392,8 +406,18 @@ if head.mark ~= mark or not is_deciding then
         if stamp + longest <= now or head.count == 0 or age < 0 or age >= WRAP then return nil end
         local entry, back = search(NUMBER, age + 1, head.count)
         local units, state = units_and_state(entry)
-        local is_it = behind(entry, NUMBER) == age and long_at(entry, STAMP) == stamp and (units == weight or state == "M")
-        if is_it and state ~= "X" then return entry, back, units, state end
+        if behind(entry, NUMBER) ~= age or state == "X" then return nil end
+        local from = long_at(entry, STAMP)
+        -- (A grant may have ended sooner than who started by it knows.)
+        local is_it = from == stamp and (units == weight or state == "M") or byte(state) == GRANT and from <= stamp
+        if is_it then return entry, back, units, state end
+    end
+
+    -- A unit of a grant has ended, which each does once. nil: it had, or there is no room to note it.
+    local function ended(state, unit)
+        local name = format("%d:", unit)
+        if #state > MOST_ENDED or string.find(state, ":" .. name, 1, true) then return nil end
+        return (state == "G" and "G:" or state) .. name
     end
 
     -- Leaves so many units to an entry.
@@ -422,6 +446,125 @@ if head.mark ~= mark or not is_deciding then
 
     local ops = {}
 
+    -- Nothing starts by a grant any more. Of its units so many stay, and they started before now.
+    local function finish(entry, back, units, state, stay, low, high)
+        for bit = 0, low + high > 0 and 63 or -1 do
+            local word = bit < 32 and low or high
+            if quotient(word, 2 ^ (bit % 32)) % 2 == 1 then state = ended(state, bit + 1) or state end
+        end
+        local before = back + 1 < head.count and long_at(entry_at(back + 1), STAMP) or head.gone
+        local stamp = min(long_at(entry, STAMP), max(before, now + 1 + max(slice - 1, 0)))
+        if stay >= units then
+            local text = entry_of(stamp, word_at(entry, SUM), word_at(entry, NUMBER), units, state)
+            if text == entry then return end
+            call("LSET", state_key, -2 - back, text)
+            if back == 0 then head.stamp = stamp end
+            return put()
+        end
+        rewrite(back, function(entries)
+            local mine = entries[1]
+            mine.units, mine.state, mine.stamp = stay, state, stamp
+            if stay == 0 then table.remove(entries, 1) end
+        end)
+    end
+
+    -- Grants a machine (a *site*) units that it may start by itself, and takes back what it did not start of earlier ones. A grant of k
+    -- units is a place for k: they start from `ready` on, before `ready + g`, and count from then on. So it is an entry of the list
+    -- like any other, and its stamp is a tick later, as `now` was rounded down. Grants that are ready later than now are promises.
+    --
+    -- want       how many now; least: no grant has fewer
+    -- future     how many later, if there are none now
+    -- most       how many grants
+    -- g          how long each lasts
+    -- stepped    0, or a site has seen that the clock was set forward while the memory was the one of `stepped` - 1: a new one begins
+    -- reports    of earlier grants, which have ended: ticket, stamp, how many units stay (the others will never start), and which of
+    --            its first 64 takings were given back, in two words. It says the same however often it comes.
+    -- -> {0, now, born, gate, next, remaining, empty, then of each grant: ticket, ready, end, stamp, units}
+    --    next: when `least` more become free; remaining, empty: as of `view`.
+    --
+    -- A site's request has a number that grows. The one that it sent last is answered with the same grants if it comes again.
+    --
+    -- While the server's clock is behind a time that it has shown before, nothing is granted: it may be set right again, and what was
+    -- granted meanwhile would end too early here.
+    function ops.grant(site, seq, want, least, future, most, g, stepped, ...)
+        local sites, name, granted = KEYS[4], format("%d", site), {}
+        if clock < now then most = 0 end
+        if stepped == born + 1 then
+            born, most = now, 0
+            call("HSET", limit_key, "born", format("%d", born))
+            gate = max(gate, born + longest + trust)
+        end
+        local reports = { ... }
+        for i = 1, #reports, 5 do
+            local ticket, stamp, stay, low, high = unpack(reports, i, i + 4)
+            local entry, back, units, state = find(ticket, stamp, 0)
+            if entry and byte(state) == GRANT then finish(entry, back, units, state, stay, low, high) end
+        end
+        local function tell(ticket, ready, ends, stamp, units)
+            for _, number in ipairs({ ticket, ready, ends, stamp, units }) do granted[#granted + 1] = number end
+        end
+
+        local last, texts = call("HGET", sites, name), {}
+        local last_seq = last and tonumber(match(last, "^%d+ (%d+)")) or 0
+        if last_seq == seq then
+            for ticket, ready, ends, stamp in string.gmatch(last, "(%d+):(%d+):(%d+):(%d+)") do
+                ticket, ready, ends, stamp = tonumber(ticket), tonumber(ready), tonumber(ends), tonumber(stamp)
+                local entry, _, units = find(ticket, stamp, 0)
+                if entry and ends > now then tell(ticket, ready, ends, stamp, units) end
+            end
+        end
+        -- (Where nothing of it can start any more, it is as good as new.)
+        if last_seq <= seq and #granted == 0 then
+            local function grant(ready, units)
+                local ends = ready + g
+                local ticket = push(ends + 1 + max(slice - 1, 0), units, "G")
+                tell(ticket, ready, ends, head.stamp, units)
+                texts[#texts + 1] = format("%d:%d:%d:%d", ticket, ready, ends, head.stamp)
+                if ends > out then out = ends end
+            end
+            local known = call("HLEN", sites)
+            local share = max(quotient(capacity - 1, 8 * max(8, known)) + 1, least)
+            local free = look(gate)
+            local given = min(want, free, max(share, quotient(free, 2)))
+            if given >= least and most > 0 then
+                grant(now, given)
+                most = most - 1
+            else
+                given = 0
+            end
+            local left = min(future, share) - given
+            while given == free and left >= least and most > 0 and head.units < room() do
+                -- As many as are ready about then.
+                local units, fails = least, left + 1
+                local first = ready_from(gate, least)
+                if first - now > FAR * g then break end
+                local latest = first + quotient(g, 8)
+                while fails - units > 1 do
+                    local middle = quotient(units + fails, 2)
+                    if ready_from(gate, middle) <= latest then units = middle else fails = middle end
+                end
+                grant(max(ready_from(gate, units), now), units)
+                left, most = left - units, most - 1
+            end
+            -- Those that have not asked for long are forgotten, whenever there are twice as many.
+            local keeps = max(longest, SITES_KEPT)
+            if known >= tonumber(call("HGET", sites, "most") or 32) then
+                local all, kept = call("HGETALL", sites), 0
+                for i = 1, #all, 2 do
+                    local asked = tonumber(match(all[i + 1], "^(%d+) "))
+                    if asked and asked + keeps <= now then call("HDEL", sites, all[i]) else kept = kept + 1 end
+                end
+                call("HSET", sites, "most", format("%d", 2 * kept + 32))
+            end
+            call("HSET", sites, name, format("%d %d ", now, seq) .. table.concat(texts, " "))
+            if not is_manual then call("PEXPIRE", sites, format("%d", quotient(keeps, 1000) + 1000)) end
+        end
+        call("HSET", limit_key, "out", format("%d", out), "said", format("%d", now + trust))
+        local remaining, empty = look(gate)
+        local next = max(ready_from(gate, least), now + 1, 2 * now - clock)
+        return { 0, now, born, gate, next, remaining, empty, unpack(granted) }
+    end
+
     -- The rest of its grace comes back, but for what the one before still needs, and no more than a window.
     function ops.present(ticket, stamp, weight, _, ready)
         local entry, back, _, state = find(ticket, stamp, weight)
@@ -447,18 +590,22 @@ if head.mark ~= mark or not is_deciding then
         return { 0, now, 1, from, ticket }
     end
 
-    function ops.cancel(ticket, stamp, weight, _, is_only_place)
+    function ops.cancel(ticket, stamp, weight, unit, is_only_place)
         local entry, back, units, state = find(ticket, stamp, weight)
         if not entry or is_only_place == 1 and state ~= "P" then return { 0, now, 0 } end
+        if byte(state) == GRANT then state = ended(state, unit) end
+        if not state then return { 0, now, 0 } end
         shrink(back, max(units - weight, 0), state)
         return { 0, now, 1 }
     end
 
-    function ops.settle(ticket, stamp, weight, _, actual)
+    function ops.settle(ticket, stamp, weight, unit, actual)
         local entry, back, units, state = find(ticket, stamp, weight)
         if not entry and stamp + longest > now then return { 0, now, 0 } end
         if entry then
             local settled = state == "M" and state or "X"
+            if byte(state) == GRANT then settled = ended(state, unit) end
+            if not settled then return { 0, now, 0 } end
             if actual < weight then
                 shrink(back, max(units - weight + actual, 0), settled)
             elseif settled ~= state then
@@ -478,7 +625,14 @@ if head.mark ~= mark or not is_deciding then
     end
 
     function ops.clear()
+        -- What machines were granted may still start.
+        local opens = min(out, now + trust)
         call("DEL", state_key)
+        if opens > now then
+            is_absent, is_stale, head.gate = true, false, opens
+            head.stamp, head.units, head.count, head.set, head.gone, head.jobs = 0, 0, 0, 0, 0, 0
+            put()
+        end
         return { 0, now }
     end
 
@@ -505,6 +659,9 @@ if head.mark ~= mark or not is_deciding then
         put()
         return { 0, now }
     end
+
+    -- It was written above, if another policy holds by now.
+    function ops.adopt() return { 0, now } end
 
     if not is_deciding then return ops[op](unpack(arguments)) end
     local answer = answer_at_once()

@@ -1,9 +1,17 @@
 -- What every script of a limit begins with: the family's script (log.lua, bucket.lua, …) is appended to this text.
 --
--- KEYS[1]  the limit: a hash with `version`, `gate`, `floor`, `birth`, `born`, and `k:HASH`, the version of a key's own policy.
+-- KEYS[1]  the limit: a hash with `version`, `gate`, `floor`, `birth`, `born`, `out`, `said`, and `k:HASH`, the version of a key's own
+--          policy.
 -- KEYS[2]  the state of one key; its name ends with the key's HASH, 32 hex digits. Absent where the whole limit is meant.
--- ARGV     op, the version of the policy that the caller knows, which run of which server it asks and when the limit was made as
---          the caller knows (0: it does not), time ("": the server's), how many numbers the policy has, these, the op's arguments.
+-- KEYS[3]  with it: the states of all keys, by until when each lives: a sorted set of HASHes
+-- KEYS[4]  for `adopt`: those of them that are as an earlier policy left them; for `grant`: who was granted units of the key
+--
+-- A state has to outlive what it counts, by whatever policy holds. So whoever lets another policy hold has each state written anew
+-- by it (`adopt`), the first to expire first, and until that is done there is no further change. `waiting` says when the first of
+-- those expires that are left. If it has, whoever needs to know whether a key was used adopts them before (-2). What did expire
+-- before anybody came is lost, and counts as what a server has lost does.
+-- ARGV     op, the version of the policy that the caller knows, which run of which server it asks, when the limit was made as
+--          the caller knows (0: it does not) and from which run it has come (0: that is unknown, ?: it may be asked), time ("": the server's), how many numbers the policy has, these, the op's arguments.
 --
 -- All numbers are integers below 2^53, which a double holds exactly. Time is in ticks of 1 µs since 2024-01-01T00:00:00Z.
 -- Redis and Valkey run Lua 5.1, Dragonfly 5.4: there `/` makes a float even of integers, so every quotient goes through
@@ -32,13 +40,14 @@ end
 
 -- What the limit says of itself: `gate`, before which nobody starts; `birth`, which grows when the whole limit is cleared (a
 -- state that was written before it counts as absent); `born`, up to when starts may have been lost (a key that is absent counts
--- as full of starts at that time); `floor_seen`, the latest time that was noted.
-local version, own_version, gate, floor_seen, birth, born, run_seen, made
+-- as full of starts at that time); `floor_seen`, the latest time that was noted; `out`, until when machines may start what they
+-- were granted of any key.
+local version, own_version, gate, floor_seen, birth, born, run_seen, made, waiting, out
+local hash = string.sub(state_key or "", -32)
 do
-    local own = "k:" .. string.sub(state_key or "", -32)
-    local known = call("HMGET", limit_key, "version", own, "gate", "floor", "birth", "born", "run", "made")
-    for i = 1, 8 do known[i] = tonumber(known[i] or 0) end
-    version, own_version, gate, floor_seen, birth, born, run_seen, made = unpack(known)
+    local known = call("HMGET", limit_key, "version", "k:" .. hash, "gate", "floor", "birth", "born", "run", "made", "waiting", "out")
+    for i = 1, 10 do known[i] = tonumber(known[i] or 0) end
+    version, own_version, gate, floor_seen, birth, born, run_seen, made, waiting, out = unpack(known)
 end
 
 -- The caller goes by a policy that is not the one that holds: it has to read that first.
@@ -58,17 +67,50 @@ else
     local time = call("TIME")
     now = (tonumber(time[1]) - EPOCH) * SECOND + tonumber(time[2])
 end
+local clock = now
 now = max(now, floor_seen)
 
 -- Another run of a server, or another server, has this by now: the last that was started may not be among it. Or the caller knew
 -- the limit before it was made anew: what was started then is not known at all.
+--
+-- In a cluster a limit may have come here from another node, which loses nothing. So the caller is asked (-3) whether the server that it was
+-- last used on is still the primary that it was then; then it says so.
 if not is_manual then
-    local run, known = string.match(ARGV[3], "^(%d+) (%d+)$")
+    local run, known, from = string.match(ARGV[3], "^(%d+) (%d+) (.+)$")
+    if run_seen > 0 and tonumber(run) ~= run_seen then
+        if from == "?" then return { -3, run_seen } end
+        if tonumber(from) == run_seen then
+            run_seen = tonumber(run)
+            call("HSET", limit_key, "run", run)
+        end
+    end
     local lost = tonumber(run) ~= run_seen and now or tonumber(known) > 0 and tonumber(known) ~= made and made or 0
     if lost > born then
         born = lost
         call("HSET", limit_key, "run", run, "born", format("%d", born))
     end
+end
+
+if op == "adopt" then
+    local till = tonumber(call("ZSCORE", KEYS[4], hash) or 0)
+    call("ZREM", KEYS[4], hash)
+    local first = call("ZRANGE", KEYS[4], 0, 0, "WITHSCORES")[2]
+    if first then
+        call("HSET", limit_key, "waiting", format("%d", first))
+    else
+        call("HDEL", limit_key, "waiting")
+    end
+    if call("EXISTS", state_key) == 0 then
+        local since = 0
+        for _, at in ipairs(call("HMGET", limit_key, "since", "s:" .. hash)) do since = max(since, tonumber(at or 0)) end
+        if not is_manual and till > since and till <= now and since > born then
+            call("HSET", limit_key, "born", format("%d", since))
+        end
+        return { 0, now }
+    end
+    if till > 0 and not call("ZSCORE", KEYS[3], hash) then call("ZADD", KEYS[3], format("%d", till), hash) end
+elseif waiting > 0 and waiting <= now and state_key and not is_manual and call("EXISTS", state_key) == 0 then
+    return { -2 }
 end
 
 -- To be called by whatever writes anyway.
@@ -79,6 +121,16 @@ local function note_time()
     end
 end
 
+-- Notes until when the state lives. Some that have expired leave the list meanwhile.
+local function list(till)
+    call("ZADD", KEYS[3], format("%d", till), hash)
+    if is_manual then return end
+    local over = call("ZRANGEBYSCORE", KEYS[3], "-inf", format("(%d", now), "LIMIT", 0, 2)
+    if #over > 0 then call("ZREM", KEYS[3], unpack(over)) end
+    local left = quotient(till - now, 1000) + 1
+    if call("PTTL", KEYS[3]) < left then call("PEXPIRE", KEYS[3], format("%d", 2 * left)) end
+end
+
 -- Lets the state live until the tick `needed` at least. `set` is what this answered last (0: never), and belongs into the
 -- state. It calls PEXPIRE only when that is too soon, and then asks for as long again and a second.
 local function live_until(set, needed)
@@ -86,6 +138,7 @@ local function live_until(set, needed)
     -- (Never in the past: that would delete it.)
     local till = max(needed, now) + max(needed - now, 0) + SECOND
     call("PEXPIRE", state_key, format("%d", quotient(till - now, 1000) + 1))
+    list(till)
     return till
 end
 
@@ -97,9 +150,11 @@ if op == "pause" and not state_key then
     return { 0, now, gate }
 end
 
--- And all of its keys are as new: what was written before this counts as absent.
+-- And all of its keys are as new: what was written before this counts as absent. (But nobody starts while machines may start
+-- what they were granted.)
 if op == "clear" and not state_key then
     call("HINCRBY", limit_key, "birth", 1)
     call("HDEL", limit_key, "gate", "born", "floor")
+    if out > now then call("HSET", limit_key, "gate", format("%d", out)) end
     return { 0, now }
 end

@@ -31,9 +31,10 @@
 --     how long it may not start from now on; patience -1: endless.
 -- cancel ticket stamp weight ahead only_place, settle ticket stamp weight ahead actual -> {0, now, was_there}
 -- present, pause, clear: see counted.lua.
--- adopt           -> {0, now}: writes the state under the policy that holds, so that it lives as long as that needs.
+-- adopt           -> {0, now}: writes the state under the policy that holds, so that it lives as long as that needs. No state is
+--     ever two policies behind: see prelude.lua.
 --
--- Commands: HMGET, TIME, HMGET; an admission one HSET more (of a new life HINCRBY, HSET and PEXPIRE), a place HGET, HLEN and
+-- Commands: HMGET, TIME, HMGET; an admission one HSET more (of a new life HINCRBY, HSET, PEXPIRE and `list`), a place HGET, HLEN and
 -- HINCRBY more.
 
 local limit, length, is_smooth, phase = policy[1], policy[2], policy[3] == 1, policy[4]

@@ -168,7 +168,7 @@ impl Bound {
         let word = unsafe { &*decoded.empty_key };
         let found = self.home().glance_at(&decoded.table, word);
         // Slices begin their first life at their first start: then it is to be found with that.
-        let has_begun = |life| life != 0 || !decoded.table.policy.is_sliced();
+        let has_begun = |life| life != 0 || !decoded.table.is_sliced;
         if let Some((KeyAt { at, life, .. }, _)) = found.filter(|found| has_begun(found.0.life)) {
             decoded.empty_life.store(life, Release);
             decoded.empty_at.store(at, Release);

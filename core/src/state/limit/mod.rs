@@ -7,7 +7,7 @@ mod edits;
 mod keep;
 mod served;
 
-use super::block::{Block, Head, meter, slices};
+use super::block::{Block, Head, grants, meter, slices};
 use super::counts::{Counts, STORE_ERRORS};
 use super::damage::{nonsense, or_damaged};
 use super::declare::{check_names, part_names};
@@ -15,11 +15,12 @@ use super::index::KeyAt;
 use super::layout::key_word;
 use super::room::Search;
 use super::session::{LET_OTHERS, Session};
-use super::table::{Blocked, Hash, Home, Table};
+use super::table::{AtOnce, Blocked, Hash, Home, Table};
 use super::{OnError, Store};
 use crate::algorithm::bucket::Bucket;
 use crate::algorithm::cells::Cells;
 use crate::algorithm::counter::Counter;
+use crate::algorithm::grants::Grants;
 use crate::algorithm::jobs::Jobs;
 use crate::algorithm::log::{Answer, Ask, Log, View, Window};
 use crate::algorithm::meter::Meter;
@@ -240,6 +241,7 @@ impl<'a> Key<'a> {
             Shape::Bucket(bucket) => self.bucket(bucket).view(ask, || self.now()),
             Shape::Counter { window, is_smooth } => self.counter(*window, *is_smooth).view(ask, || self.now()),
             Shape::Concurrency { .. } => Err(Sealed),
+            _ if self.table.at_once == AtOnce::Grants => Err(Sealed),
             _ if self.table.is_log => self.log().view(ask, || self.now()),
             _ => self.slices().view(ask, || self.now()),
         }
@@ -271,6 +273,12 @@ impl<'a> Key<'a> {
     #[inline(always)]
     fn log(&self) -> Log<'a> {
         self.home().log(self.table, self.block(), self.key.life, &[])
+    }
+
+    /// What a server has granted of it.
+    #[inline(always)]
+    pub fn grants(&self) -> Grants<'a> {
+        grants(self.block(), self.key.life)
     }
 
     #[inline(always)]
@@ -395,9 +403,13 @@ impl Limit {
     }
 
     fn count_error(&self, error: &Error) {
-        if !error.is_of_the_store() {
-            return;
+        if error.is_of_the_store() {
+            self.count_failure();
         }
+    }
+
+    /// Counts that the store has failed, or has lost what it held for this process.
+    pub fn count_failure(&self) {
         // SAFETY: as in `bound`.
         match unsafe { self.bound.load(Acquire).as_ref() } {
             Some(bound) => bound.counts.add(None, STORE_ERRORS, 1),

@@ -1,12 +1,25 @@
 //! What a limit asks of its server.
 
 use super::{Key, Limit};
+use crate::algorithm::grants::{Grants, Lengths, Told, Wish};
 use crate::error::{Error, Result};
+use crate::fault;
 use crate::policy;
-use crate::server::{Call, Engine, number, without_password};
+use crate::server::{Call, Engine, number};
 use crate::state::table::{Blocked, Hash, Home, Table};
-use crate::time::Tick;
+use crate::state::{sleep_on, wake_all};
+use crate::time::{Tick, uptime};
 use crate::waiting::MayWait;
+use std::time::Instant;
+
+/// The right to ask for grants of a key. Others may ask when it is gone.
+struct Asking<'a>(Grants<'a>);
+
+impl Drop for Asking<'_> {
+    fn drop(&mut self) {
+        wake_all(self.0.end());
+    }
+}
 
 impl Limit {
     /// Does a server decide?
@@ -33,18 +46,75 @@ impl Limit {
         op: &'static str,
         arguments: &[i64],
     ) -> Result<[i64; N], Blocked> {
+        self.ask_all(home, table, key, op, arguments).and_then(|(first, others)| match others.is_empty() {
+            true => Ok(first),
+            false => Err(self.no_answer(op, &others)),
+        })
+    }
+
+    fn no_answer(&self, op: &'static str, answer: &[i64]) -> Blocked {
+        let doing = format!("asking {} to {op}", self.store.url());
+        Error::store(doing, format_args!("{answer:?} is no answer")).into()
+    }
+
+    /// The same, with an answer that may be longer.
+    pub fn ask_all<const N: usize>(
+        &self,
+        home: &Home,
+        table: &Table,
+        key: Option<Hash>,
+        op: &'static str,
+        arguments: &[i64],
+    ) -> Result<([i64; N], Vec<i64>), Blocked> {
         let now = home.clock.is_manual().then(|| home.clock.now().floor);
         let phase = home.phase_on_server();
-        let made = self.store.made(&self.name);
+        let made = if fault::planted("epoch ignored") { 0 } else { self.store.made(&self.name) };
         let call = Call { op, limit: &self.name, key, made, policy: &table.policy, now, phase, arguments };
         let patience = MayWait::part_for_server(self.store.options.timeout)?;
         let answer = self.server().call(&call, patience)?.ok_or(Blocked::Stale)?;
-        let Ok(answer) = <[i64; N]>::try_from(answer.as_slice()) else {
-            let doing = format!("asking {} to {op}", without_password(self.store.url()));
-            return Err(Error::store(doing, format_args!("{answer:?} is no answer")).into());
+        let Some((first, others)) = answer.split_first_chunk::<N>() else {
+            return Err(self.no_answer(op, &answer));
         };
-        home.clock.follow(answer.first().map_or(0, |now| *now as Tick));
-        Ok(answer)
+        home.clock.follow(first.first().map_or(0, |now| *now as Tick));
+        Ok((*first, others.to_vec()))
+    }
+
+    /// Asks for units that this process may start by itself. One caller at a time does, the others wait for that answer (`false`); who
+    /// comes back looks again. `began`: since when the caller has waited.
+    pub fn ask_for_grants(&self, found: &Key, wish: Wish, lengths: Lengths, began: Instant) -> Result<bool, Blocked> {
+        let timeout = self.store.options.timeout;
+        let patience = MayWait::part_for_server(timeout.saturating_sub(began.elapsed()))?;
+        if patience.is_zero() {
+            let (doing, waited_ms) = ("waiting for what a server grants".into(), timeout.as_millis() as u64);
+            return Err(Error::StoreTimeout { doing, waited_ms }.into());
+        }
+        let grants = found.grants();
+        let asking = match grants.begin() {
+            Ok(()) => Asking(grants),
+            Err((word, turn)) => {
+                sleep_on(word, turn, patience);
+                return Ok(false);
+            }
+        };
+        let question = grants.question(wish, lengths, uptime());
+        let length = if fault::planted("stamped at its beginning") { 0 } else { lengths.grant };
+        let numbers = [
+            self.store.owner()?,
+            question.seq,
+            question.want,
+            question.least,
+            question.future,
+            question.most,
+            length,
+            question.stepped,
+        ];
+        let arguments: Vec<i64> = numbers.iter().chain(question.reports.as_flattened()).map(|n| number(*n)).collect();
+        let asked = uptime();
+        let (first, grants) = self.ask_all(found.home(), found.table, Some(found.hash), "grant", &arguments)?;
+        let now = uptime() + 1;
+        let told = Told::read(first, &grants).ok_or_else(|| self.no_answer("grant", &grants))?;
+        asking.0.accept(&question, &told, (asked, now), lengths);
+        Ok(true)
     }
 
     /// Checks what a start weighs by the policy that holds, which need not be the one that this process knows.
@@ -61,11 +131,18 @@ impl Limit {
 
     /// Does something with the policy of a key, or of the whole limit.
     fn on_server<const N: usize>(&self, key: &str, op: &'static str, argument: impl Fn(&Home) -> i64) -> Result<()> {
-        if key.is_empty() {
-            return self
-                .look("", |home, table, _, _| self.ask_of::<N>(home, table, None, op, &[argument(home)]).map(drop));
+        match key {
+            "" => {
+                self.look("", |home, table, _, _| self.ask_of::<N>(home, table, None, op, &[argument(home)]).map(drop))?
+            }
+            key => self.with_key(key, |found| self.ask::<N>(found, op, &[argument(found.home())]).map(drop))?,
         }
-        self.with_key(key, |found| self.ask::<N>(found, op, &[argument(found.home())]).map(drop))
+        if self.home()?.has_grants {
+            let patience = MayWait::part_for_server(self.store.options.timeout)?;
+            let [out, said] = self.server().out(&self.name, patience)?;
+            self.store.wait_for_grants(if op == "pause" { out } else { said });
+        }
+        Ok(())
     }
 
     pub(super) fn close_gate_on_server(&self, key: &str, until: Tick) -> Result<()> {

@@ -1,0 +1,263 @@
+use super::grants::*;
+use super::random_tests::Random;
+use crate::atomic::*;
+use crate::time::Tick;
+use std::collections::HashSet;
+use std::sync::Mutex;
+
+struct Key {
+    words: Vec<AtomicU64>,
+    life: AtomicU64,
+}
+
+impl Key {
+    fn new() -> Key {
+        Key { words: (0..WORDS).map(|_| AtomicU64::new(0)).collect(), life: AtomicU64::new(0) }
+    }
+
+    fn grants(&self) -> Grants<'_> {
+        Grants { words: &self.words, life: &self.life, number: 0 }
+    }
+}
+
+const LENGTHS: Lengths = Lengths { grant: 25_000, trust: 500_000, period: 125_000 };
+
+fn told(now: Tick, grants: &[Grant]) -> Told {
+    Told { now, epoch: 0, gate: 0, next: now + 1_000, remaining: 0, empty: now, grants: grants.to_vec() }
+}
+
+fn grant(ticket: u64, ready: Tick, units: u64) -> Grant {
+    Grant { ticket, ready, ends: ready + LENGTHS.grant, stamp: ready + LENGTHS.grant + 1, units }
+}
+
+/// Asks as if the answer came at once.
+fn refill(key: &Key, now: Tick, grants: &[Grant]) -> Question {
+    let question = key.grants().question(Wish::Start(1), LENGTHS, now);
+    key.grants().accept(&question, &told(now, grants), (now, now), LENGTHS);
+    question
+}
+
+/// A site's clock against the server's, which is the true one: fast by so many parts of a million, and by so much.
+#[derive(Clone, Copy)]
+struct Site {
+    ppm: i64,
+    ahead: f64,
+}
+
+impl Site {
+    fn at(&self, time: f64) -> Tick {
+        (time * (1.0 + self.ppm as f64 / 1e6) + self.ahead) as Tick
+    }
+}
+
+/// Times are true ones, in ticks and parts of them: no unit starts before its grant is ready, or after its stamp, or when nobody may rely
+/// on the answer any more.
+#[test]
+fn whatever_clocks_and_messages_do_units_start_within_their_grants() {
+    let random = &mut Random::seeded(1);
+    let mut early_and_late = [0; 2];
+    for _ in 0..20_000 {
+        let site = Site { ppm: random.pick(&[-1_000, -999, 0, 999, 1_000]), ahead: random.below(1_000_000_000) as f64 };
+        let mut moment = |most: u64| random.below(most * 1_000) as f64 / 1_000.0;
+        let is_near = moment(2) < 1.0;
+        let mut way = || if is_near { 0.0 } else { moment(100_000) };
+        let [there, back] = [way(), way()];
+        let asked = 1e9 + moment(1_000_000);
+        let (decided, answered) = (asked + there, asked + there + back);
+        let now = decided as Tick;
+        let ready = now + if moment(2) < 1.0 { 0 } else { moment(400_000) as Tick };
+        let key = Key::new();
+        let question = key.grants().question(Wish::Start(1), LENGTHS, site.at(asked));
+        // (The site reads its clock in the midst of a tick.)
+        let times = (site.at(asked), site.at(answered) + 1);
+        key.grants().accept(&question, &told(now, &[grant(7, ready, u64::MAX)]), times, LENGTHS);
+        for part in [-1_000.0, -500.0, -30.0, -2.0, -1.0, -0.001, 0.0, 0.999, 1.0, 2.0, 30.0, 500.0, 1_000.0] {
+            for bound in [ready, ready + LENGTHS.grant, now + LENGTHS.trust] {
+                let time = (bound as f64 + part).max(answered);
+                if key.grants().take(1, site.at(time)).is_some() {
+                    early_and_late[usize::from(time > bound as f64)] += 1;
+                    assert!(time >= ready as f64, "{} early", ready as f64 - time);
+                    assert!(
+                        time <= (ready + LENGTHS.grant + 1) as f64,
+                        "{} late",
+                        time - (ready + LENGTHS.grant + 1) as f64
+                    );
+                    assert!(time <= decided + LENGTHS.trust as f64, "after what was said is certain");
+                }
+            }
+        }
+    }
+    assert!(early_and_late.iter().all(|n| *n > 100), "{early_and_late:?}");
+}
+
+#[test]
+fn a_place_starts_once_in_its_time_and_keeps_its_grant() {
+    let key = Key::new();
+    refill(&key, 1_000, &[grant(1, 101_000, 2)]);
+    let grants = key.grants();
+    assert_eq!(grants.take(1, 1_000), None);
+    assert_eq!(grants.take_place(1, 1_000, 50_000), None, "too late for who asks");
+    let place = grants.take_place(1, 1_000, 200_000).unwrap();
+    let other = grants.take_place(1, 1_000, 200_000).unwrap();
+    assert_eq!(grants.take_place(1, 1_000, 200_000), None);
+    assert!(matches!(grants.start(1, place.unit, place.from - 1), Turn::Early(1)));
+    assert!(grants.give_place_back(1, other.unit, 1) && !grants.give_place_back(1, other.unit, 1));
+    // Nothing that is asked meanwhile takes its cell away, nor the unit that is left.
+    refill(&key, 50_000, &[grant(2, 50_000, 1)]);
+    assert_eq!(grants.start(1, place.unit, place.from), Turn::Started);
+    assert_eq!(grants.start(1, place.unit, place.from), Turn::Gone, "a copy of it");
+    assert!(grants.take(1, place.from).is_some());
+}
+
+#[test]
+fn what_ends_is_reported_until_that_was_answered_and_the_cell_is_used_again() {
+    let key = Key::new();
+    refill(&key, 1_000, &[grant(1, 1_000, 5), grant(2, 1_000, 1)]);
+    let taken = key.grants().take(2, 1_001).unwrap();
+    assert_eq!(key.grants().take(1, 1_001).unwrap().ticket, 1);
+    assert!(
+        key.grants().give_back(1, taken.unit, 2) && key.grants().give_back(1, taken.unit, 2),
+        "a second time it is nothing"
+    );
+    assert_eq!(key.grants().take(1, 1_001).unwrap().ticket, 1);
+    let late = 1_000 + LENGTHS.grant + 100;
+    let question = key.grants().question(Wish::Start(1), LENGTHS, late);
+    // Of five, one and one stay; the first taking was given back.
+    assert_eq!(question.reports, [[1, 26_001, 2, 1, 0], [2, 26_001, 0, 0, 0]]);
+    assert_eq!(question.most, CELLS as u64);
+    let again = key.grants().question(Wish::Start(1), LENGTHS, late + 1);
+    assert_eq!((again.seq, &again.reports), (question.seq, &question.reports), "it was not answered");
+    assert!(!key.grants().give_back(1, taken.unit + 1, 1), "that is the server's now");
+    key.grants().accept(&again, &told(late, &[]), (late, late), LENGTHS);
+    let next = key.grants().question(Wish::Start(1), LENGTHS, late + 2);
+    assert!(next.seq > question.seq && next.reports.is_empty());
+}
+
+#[test]
+fn another_memory_or_a_gate_ends_what_was_granted() {
+    for (epoch, gate) in [(5, 0), (0, 90_000)] {
+        let key = Key::new();
+        refill(&key, 1_000, &[grant(1, 1_000, 5)]);
+        let question = key.grants().question(Wish::Word, LENGTHS, 2_000);
+        assert_eq!((question.want, question.future), (0, 0));
+        key.grants().accept(&question, &Told { epoch, gate, ..told(2_000, &[]) }, (2_000, 2_000), LENGTHS);
+        assert_eq!(key.grants().take(1, 2_001), None);
+        assert!(key.grants().question(Wish::Word, LENGTHS, 2_002).reports.is_empty(), "the server does not know of it");
+    }
+}
+
+#[test]
+fn a_clock_that_was_set_forward_is_noticed_and_told() {
+    let (key, hour) = (Key::new(), 3_600_000_000);
+    refill(&key, 1_000_000, &[grant(1, 1_000_000, 5)]);
+    // As late as clocks may differ.
+    let question = key.grants().question(Wish::Word, LENGTHS, 2_000_000);
+    key.grants().accept(&question, &told(2_000_999, &[grant(2, 2_000_999, 5)]), (2_000_000, 2_000_000), LENGTHS);
+    assert!(key.grants().take(1, 2_000_001).is_some());
+    let question = key.grants().question(Wish::Word, LENGTHS, 2_000_100);
+    assert_eq!(question.stepped, 0);
+    let late = Told { epoch: 7, ..told(2_001_099 + hour, &[grant(3, 2_001_099 + hour, 5)]) };
+    key.grants().accept(&question, &late, (2_000_100, 2_000_100), LENGTHS);
+    assert_eq!(key.grants().take(1, 2_000_101), None, "neither by this answer nor by those before");
+    assert_eq!(key.grants().soonest(1, 2_000_101, false), None, "the server has to be asked");
+    let question = key.grants().question(Wish::Start(1), LENGTHS, 2_000_200);
+    assert_eq!(question.stepped, 8);
+    let silent = Told { epoch: 9, gate: 2_001_300 + hour + 1_000_000, ..told(2_001_300 + hour, &[]) };
+    key.grants().accept(&question, &silent, (2_000_200, 2_000_300), LENGTHS);
+    assert_eq!(key.grants().question(Wish::Start(1), LENGTHS, 2_000_400).stepped, 0);
+}
+
+#[test]
+fn an_answer_of_an_earlier_life_is_dropped() {
+    let key = Key::new();
+    let question = key.grants().question(Wish::Start(1), LENGTHS, 1_000);
+    key.life.store(1, Relaxed);
+    key.grants().accept(&question, &told(1_000, &[grant(1, 1_000, 5)]), (1_000, 1_000), LENGTHS);
+    assert_eq!(Grants { number: 1, ..key.grants() }.take(1, 1_001), None);
+}
+
+#[test]
+fn who_is_denied_is_denied_from_memory_until_the_answer_is_old() {
+    let (key, now) = (Key::new(), 1_000_000);
+    refill(&key, now, &[]);
+    let until = key.grants().soonest(1, now + 500, false).unwrap();
+    assert!((now + 1_000..now + 1_010).contains(&until));
+    assert_eq!(key.grants().soonest(1, until, false), None, "then the server is asked");
+    // It was not asked for later, so who waits asks.
+    assert_eq!(key.grants().soonest(1, now + 500, true), None);
+    let now = now + 3_000;
+    let question = key.grants().question(Wish::Place(1), LENGTHS, now);
+    assert!(question.future > 0);
+    let far = Told { next: 10_000_000, ..told(now, &[]) };
+    key.grants().accept(&question, &far, (now, now), LENGTHS);
+    assert!(key.grants().soonest(1, now + 400_000, true).is_some());
+    assert_eq!(key.grants().soonest(1, now + LENGTHS.trust, true), None, "something may have changed");
+}
+
+#[test]
+fn as_much_is_asked_for_as_is_used() {
+    let key = Key::new();
+    let mut now = 10 * LENGTHS.period;
+    assert_eq!(key.grants().question(Wish::Start(3), LENGTHS, now).want, 3);
+    // A start every 500 µs is 50 in a grant.
+    refill(&key, now, &[]);
+    for ticket in 1..20 {
+        refill(&key, now, &[grant(ticket, now, 50)]);
+        for _ in 0..50 {
+            assert!(key.grants().take(1, now).is_some());
+            now += 500 * u64::from(now % 1_000 != 1);
+        }
+    }
+    let want = key.grants().question(Wish::Start(1), LENGTHS, now).want;
+    assert!((45..=60).contains(&want), "{want}");
+}
+
+/// Units are handed out once, however many threads take, give back and end grants. (`PLANT=open grants` lets those start who have looked
+/// before a grant was ended.)
+#[test]
+fn no_unit_starts_twice() {
+    let key = Key::new();
+    let started = Mutex::new(HashSet::new());
+    let is_over = &AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        let takers: Vec<_> = (0..3)
+            .map(|thread| {
+                let (key, started) = (&key, &started);
+                scope.spawn(move || {
+                    let (mut mine, mut kept) = (Vec::new(), 0u64);
+                    while is_over.load(Relaxed) == 0 {
+                        let Some(taken) = key.grants().take(1, 1_000) else { continue };
+                        // A third of all goes back, if that is possible.
+                        if (taken.ticket + thread) % 3 != 0 || !key.grants().give_back(taken.ticket, taken.unit, 1) {
+                            kept += 1;
+                        }
+                        mine.push((taken.ticket, taken.unit));
+                    }
+                    let mut started = started.lock().unwrap();
+                    mine.into_iter().for_each(|taking| assert!(started.insert(taking), "{taking:?} twice"));
+                    kept
+                })
+            })
+            .collect();
+        let mut stay = 0;
+        for ticket in 1.. {
+            if ticket > 20_000 && stay > 20_000 {
+                break;
+            }
+            let question = key.grants().question(Wish::Start(1), LENGTHS, 1_000);
+            stay += question.reports.iter().map(|report| report[2]).sum::<u64>();
+            key.grants().accept(&question, &told(1_000, &[grant(ticket, 1_000, 8)]), (1_000, 1_000), LENGTHS);
+            if ticket % 7 == 0 {
+                // Their time is over.
+                let question = key.grants().question(Wish::Start(1), LENGTHS, 1_000 + LENGTHS.grant);
+                stay += question.reports.iter().map(|report| report[2]).sum::<u64>();
+                key.grants().accept(&question, &told(1_000, &[]), (1_000, 1_000), LENGTHS);
+            }
+        }
+        let question = key.grants().question(Wish::Start(1), LENGTHS, 1_000 + LENGTHS.grant);
+        stay += question.reports.iter().map(|report| report[2]).sum::<u64>();
+        is_over.store(1, Relaxed);
+        let kept: u64 = takers.into_iter().map(|taker| taker.join().unwrap()).sum();
+        assert!(kept <= stay, "{kept} started of {stay} that the server counts");
+    });
+}

@@ -1,0 +1,219 @@
+//! Limits of which a server has granted units: starts, places and denials without asking it.
+
+use super::{Seen, Timed, Turn};
+use crate::algorithm::grants::{self, Lengths, Wish};
+use crate::algorithm::log::{Answer, Ask, Stage, Taken, View};
+use crate::decision::Decision;
+use crate::error::Result;
+use crate::permit::TimedPermit;
+use crate::state::counts::ADMITTED;
+use crate::state::{AtOnce, Blocked, Hash, Key, Table, as_granted_place, without_grant};
+use crate::time::{Now, Tick, from_ticks, uptime};
+use std::time::Instant;
+
+/// So often the server is asked for one decision. Then its answers come too late to be of use, and it decides itself.
+const MOST_QUESTIONS: u32 = 3;
+
+/// A round trip that is a larger part of the window than this leaves too little of what is granted.
+const FAR: Tick = 10;
+
+/// Below a permit's grace: which taking of its grant a start is, from 1 on.
+const UNIT: u64 = (1 << 32) - 1;
+
+impl Timed {
+    /// Decides on a start now by what was granted, if that says enough.
+    #[inline(always)]
+    pub(super) fn take_at_hand<const LOOK: bool>(&self, found: &Key, weight: u64, view: &mut View) -> Option<Answer> {
+        let (now, uptime) = found.home().clock.now_and_uptime();
+        let (grants, uptime) = (found.grants(), uptime as Tick);
+        if let Some(taken) = grants.take(weight, uptime) {
+            let answer = started(now, &taken);
+            if LOOK {
+                *view = self.view_by(found, now, uptime, answer.ready);
+            }
+            return Some(answer);
+        }
+        let at = grants.soonest(weight, uptime, false)?;
+        grants.denied(at);
+        let answer = Answer { now, ready: now.floor + (at - uptime), taken: None };
+        if LOOK {
+            *view = self.view_by(found, now, uptime, answer.ready);
+        }
+        Some(answer)
+    }
+
+    fn view_by(&self, found: &Key, now: Now, uptime: Tick, ready: Tick) -> View {
+        let (remaining, empty) = found.grants().known();
+        let remaining = if ready > now.floor { 0 } else { remaining.min(found.table.capacity) };
+        View { now: now.floor, ready, remaining, empty: now.floor + empty.saturating_sub(uptime) }
+    }
+
+    /// Decides by what is granted, and asks for more where that does not say enough. `waits`: the caller takes what it is promised.
+    pub(super) fn take_granted<const LOOK: bool>(
+        &self,
+        found: &Key,
+        ask: &Ask,
+        waits: bool,
+        view: &mut View,
+    ) -> Result<Answer, Blocked> {
+        let Some(window) = found.table.policy.shared_by() else { return self.take_looking::<LOOK>(found, ask, view) };
+        self.limit.check_weight_on_server(found.table, found.hash, ask.weight)?;
+        let (grants, weight, began) = (found.grants(), ask.weight, Instant::now());
+        let mut questions = 0;
+        while questions < MOST_QUESTIONS && grants.trip() <= window.length / FAR {
+            let (now, uptime) = found.home().clock.now_and_uptime();
+            let uptime = uptime as Tick;
+            let taken = if ask.reserve { None } else { grants.take(weight, uptime) };
+            let place = || grants.take_place(weight, uptime, ask.patience);
+            let takes_places = ask.patience > 0 || ask.reserve;
+            let answer = match (taken, (taken.is_none() && takes_places).then(place).flatten()) {
+                (Some(taken), _) => Some(started(now, &taken)),
+                (None, Some(place)) => Some(reserved(now, uptime, &place)),
+                (None, None) => grants.soonest(weight, uptime, waits).map(|at| {
+                    grants.denied(at);
+                    Answer { now, ready: now.floor + (at - uptime), taken: None }
+                }),
+            };
+            let lengths = Lengths::of(window.limit, window.length, grants.trip());
+            if let Some(Answer { ready, taken: None, .. }) = answer
+                && takes_places
+                && ready - now.floor > lengths.far()
+            {
+                // Too far away to be promised: the server keeps the place.
+                break;
+            }
+            if let Some(answer) = answer {
+                if answer.taken.is_some() {
+                    self.reset_backoff(found);
+                }
+                if LOOK {
+                    *view = self.view_by(found, now, uptime, answer.ready);
+                }
+                return Ok(answer);
+            }
+            if waits {
+                grants.waits();
+            }
+            if !grants.has_room(uptime) {
+                // Too many wait: the server keeps the place.
+                break;
+            }
+            let wish = match () {
+                () if grants.is_promised(weight, uptime) => Wish::Word,
+                () if waits => Wish::Place(weight),
+                () => Wish::Start(weight),
+            };
+            questions += u32::from(self.limit.ask_for_grants(found, wish, lengths, began)?);
+        }
+        self.take_looking::<LOOK>(found, ask, view)
+    }
+
+    /// Is a key decided on by what is granted of it?
+    pub(super) fn is_granted(table: &Table) -> bool {
+        table.at_once == AtOnce::Grants
+    }
+
+    /// What a key holds.
+    pub(super) fn view_granted(&self, found: &Key, weight: u64) -> Result<View, Blocked> {
+        if let Some(view) = self.view_at_hand(found, weight) {
+            return Ok(view);
+        }
+        let (grants, window) = (found.grants(), found.table.policy.shared_by());
+        if let Some(window) = window.filter(|_| weight == 1) {
+            let lengths = Lengths::of(window.limit, window.length, grants.trip());
+            self.limit.ask_for_grants(found, Wish::Word, lengths, Instant::now())?;
+            let (remaining, _) = grants.known();
+            if remaining > 0 {
+                let (now, uptime) = found.home().clock.now_and_uptime();
+                return Ok(self.view_by(found, now, uptime as Tick, now.floor));
+            }
+            if let Some(view) = self.view_at_hand(found, weight) {
+                return Ok(view);
+            }
+        }
+        self.view_on_server(found.home(), found.table, found.hash, weight)
+    }
+
+    /// What is as good as known, without asking.
+    pub(super) fn decision_at_hand(&self, key: &str, weight: u64) -> Option<Decision> {
+        let found = self.limit.is_bound()?.find_at_once(key, weight).filter(|found| Self::is_granted(found.table))?;
+        let at = found.grants().promised(weight, uptime());
+        let view = match at {
+            Some(at) => {
+                let (now, uptime) = found.home().clock.now_and_uptime();
+                self.view_by(&found, now, uptime as Tick, now.floor + at.saturating_sub(uptime as Tick))
+            }
+            None => self.view_at_hand(&found, weight)?,
+        };
+        let admitted = view.ready <= view.now;
+        Some(self.decision(&Seen { view, capacity: found.table.capacity, admitted, backoff: 0 }))
+    }
+
+    /// What is known of a start without asking.
+    fn view_at_hand(&self, found: &Key, weight: u64) -> Option<View> {
+        let (now, uptime) = found.home().clock.now_and_uptime();
+        let uptime = uptime as Tick;
+        let grants = found.grants();
+        let ready = match grants.can_start(weight, uptime) {
+            true => now.floor,
+            false => now.floor + (grants.soonest(weight, uptime, false)? - uptime),
+        };
+        Some(self.view_by(found, now, uptime, ready))
+    }
+
+    /// Starts with a place of a granted unit.
+    pub(super) fn start_granted(&self, place: &TimedPermit) -> Result<Turn> {
+        let ticket = without_grant(place.ticket);
+        self.limit.with_hash(Hash(place.key), |found| {
+            let Some(window) = found.table.policy.shared_by().filter(|_| Self::is_granted(found.table)) else {
+                return Ok(Turn::Gone);
+            };
+            let (grants, began) = (found.grants(), Instant::now());
+            for _ in 0..MOST_QUESTIONS {
+                match grants.start(ticket, place.grace, uptime()) {
+                    grants::Turn::Started => {
+                        self.reset_backoff(found);
+                        found.decided(ADMITTED, place.weight);
+                        return Ok(Turn::Started(TimedPermit { ticket, grace: place.grace & UNIT, ..*place }));
+                    }
+                    grants::Turn::Early(after) => return Ok(Turn::Early(from_ticks(after))),
+                    grants::Turn::Gone => break,
+                    grants::Turn::Unsure => {
+                        let lengths = Lengths::of(window.limit, window.length, grants.trip());
+                        self.limit.ask_for_grants(found, Wish::Word, lengths, began)?;
+                    }
+                }
+            }
+            Ok(Turn::Gone)
+        })
+    }
+
+    /// Gives a place of a granted unit back, or a start if its grant is still here. Was it?
+    pub(super) fn give_back_granted(&self, permit: &TimedPermit, is_place: bool) -> Result<bool> {
+        let given = self.limit.with_known(Hash(permit.key), |found| {
+            if !Self::is_granted(found.table) {
+                return Ok(false);
+            }
+            let grants = found.grants();
+            Ok(match is_place {
+                true => grants.give_place_back(without_grant(permit.ticket), permit.grace, permit.weight),
+                false => grants.give_back(permit.ticket, (permit.grace & UNIT).wrapping_sub(1), permit.weight),
+            })
+        })?;
+        Ok(given.unwrap_or(false))
+    }
+}
+
+fn started(now: Now, taken: &grants::Taken) -> Answer {
+    Answer { now, ready: now.floor, taken: Some(as_taken(taken, taken.ticket, Stage::Start)) }
+}
+
+fn reserved(now: Now, uptime: Tick, place: &grants::Taken) -> Answer {
+    let taken = Some(as_taken(place, as_granted_place(place.ticket), Stage::Place));
+    // (A tick later than its time: this clock may have been read in the midst of one.)
+    Answer { now, ready: now.ceil + place.from.saturating_sub(uptime), taken }
+}
+
+fn as_taken(taken: &grants::Taken, ticket: u64, stage: Stage) -> Taken {
+    Taken { ticket, end: 0, stamp: taken.stamp, ahead: taken.unit + 1, stage }
+}

@@ -1,0 +1,99 @@
+//! What addresses of servers mean.
+
+use redis::{ConnectionAddr, ConnectionInfo, ErrorKind, IntoConnectionInfo, RedisError, RedisResult};
+
+/// `host:port`
+pub(super) type At = String;
+
+/// Where the server is that is asked first.
+pub(super) enum First {
+    /// Here.
+    At(ConnectionInfo),
+    /// Where one of these says, under this name; with what to log in there.
+    Sentinels(Vec<ConnectionInfo>, String, ConnectionInfo),
+}
+
+impl First {
+    /// By an address. `Err`: what is wrong with it.
+    pub fn of(url: &str) -> Result<First, String> {
+        match url.strip_prefix("redis+sentinel://") {
+            Some(rest) => sentinels(rest),
+            None => Ok(First::At(info(url)?)),
+        }
+    }
+}
+
+/// The same with another address. (A node that knows no host of its own names none.)
+pub(super) fn at_another(info: &ConnectionInfo, at: &str) -> RedisResult<ConnectionInfo> {
+    let wrong = || RedisError::from((ErrorKind::Parse, "no address", at.to_owned()));
+    let (host, port) = at.rsplit_once(':').ok_or_else(wrong)?;
+    let port = port.parse().map_err(|_| wrong())?;
+    let host = host.trim_matches(['[', ']']).to_owned();
+    let addr = match info.addr().clone() {
+        ConnectionAddr::TcpTls { host: first, insecure, tls_params, .. } => {
+            ConnectionAddr::TcpTls { host: if host.is_empty() { first } else { host }, port, insecure, tls_params }
+        }
+        ConnectionAddr::Tcp(first, _) => ConnectionAddr::Tcp(if host.is_empty() { first } else { host }, port),
+        _ => ConnectionAddr::Tcp(host, port),
+    };
+    Ok(info.clone().set_addr(addr))
+}
+
+/// `[user:password@]host[:port],host[:port]…/NAME[/db]`
+fn sentinels(rest: &str) -> Result<First, String> {
+    const FORM: &str = "write redis+sentinel://[user:password@]host:port,host:port/NAME/db";
+    let (login, rest) = rest.rsplit_once('@').map_or(("", rest), |(login, rest)| (login, rest));
+    let (hosts, path) = rest.split_once('/').ok_or_else(|| format!("there is no name of a primary: {FORM}"))?;
+    let (name, db) = path.split_once('/').unwrap_or((path, ""));
+    if name.is_empty() || name.contains('?') || db.contains('?') {
+        return Err(format!("there is no name of a primary: {FORM}"));
+    }
+    let at = if login.is_empty() { String::new() } else { format!("{login}@") };
+    let hosts: Vec<String> =
+        hosts.split(',').map(|host| if has_port(host) { host.to_owned() } else { format!("{host}:26379") }).collect();
+    let servers = info(&format!("redis://{at}{}/{db}", hosts[0]))?;
+    let found = hosts.iter().map(|host| info(&format!("redis://{host}/"))).collect::<Result<_, String>>()?;
+    Ok(First::Sentinels(found, name.to_owned(), servers))
+}
+
+fn has_port(host: &str) -> bool {
+    host.rsplit_once(':').is_some_and(|(_, port)| !port.is_empty() && port.bytes().all(|b| b.is_ascii_digit()))
+}
+
+/// How an address is connected to. Of one with TLS, `ca`, `cert` and `key` name files: whom to believe, and who this is.
+fn info(url: &str) -> Result<ConnectionInfo, String> {
+    #[cfg(feature = "tls")]
+    if url.starts_with("rediss://") {
+        return through_tls(url);
+    }
+    url.into_connection_info().map_err(|e| e.to_string())
+}
+
+#[cfg(feature = "tls")]
+fn through_tls(url: &str) -> Result<ConnectionInfo, String> {
+    // Another part of the program may have chosen: then that holds.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let (place, query) = url.split_once('?').unwrap_or((url, ""));
+    let file = |name: &str| {
+        let field = query.split('&').find_map(|field| field.strip_prefix(name)?.strip_prefix('='));
+        field.map(|path| std::fs::read(path).map_err(|e| format!("{path}: {e}"))).transpose()
+    };
+    let ours = ["ca=", "cert=", "key="];
+    let others: Vec<&str> = query
+        .split('&')
+        .filter(|field| !field.is_empty() && !ours.iter().any(|name| field.starts_with(name)))
+        .collect();
+    let place = if others.is_empty() { place.to_owned() } else { format!("{place}?{}", others.join("&")) };
+    let client_tls = match (file("cert")?, file("key")?) {
+        (Some(client_cert), Some(client_key)) => Some(redis::ClientTlsConfig { client_cert, client_key }),
+        (None, None) => None,
+        _ => return Err("cert and key belong together".into()),
+    };
+    let certificates = redis::TlsCertificates { client_tls, root_cert: file("ca")? };
+    let info = place.into_connection_info().map_err(|e| e.to_string())?;
+    if certificates.client_tls.is_none() && certificates.root_cert.is_none() {
+        return Ok(info);
+    }
+    let client = redis::Client::build_with_tls(info, certificates).map_err(|e| e.to_string())?;
+    Ok(client.get_connection_info().clone())
+}

@@ -1,0 +1,116 @@
+//! States that are as an earlier policy left them are written anew by the one that holds: see `prelude.lua`.
+
+use super::{Redis, hex, key_of, list_of, waiting_of};
+use crate::error::{Error, Result};
+use crate::policy::Policy;
+use crate::server::{Call, EPOCH};
+use crate::state::Hash;
+use crate::time::{EPOCH_LEAD, Tick};
+use redis::{Cmd, Value};
+use std::time::{Duration, Instant};
+
+/// How many with one round trip.
+const BATCH: usize = 64;
+
+impl Redis {
+    /// Writes them anew, as far as that is done in time. Are there none any more?
+    pub(super) fn adopt(&self, name: &str, now: Option<Tick>, patience: Duration) -> Result<bool> {
+        let began = Instant::now();
+        let left = || patience.saturating_sub(began.elapsed());
+        while left() > Duration::ZERO {
+            let batch = redis::cmd("ZRANGE").arg(waiting_of(name)).arg(0).arg(BATCH - 1).to_owned();
+            let hashes: Vec<String> = self.query(name, &batch, left())?;
+            let policy = self.policy_of(name, None, left())?;
+            let (Some(policy), false) = (policy, hashes.is_empty()) else {
+                let keys = [key_of(name), waiting_of(name)];
+                return self.run::<Vec<i64>>(name, &self.lost, &keys, |_| Ok(Vec::new()), left()).map(|_| true);
+            };
+            let hashes: Vec<Hash> = hashes.iter().filter_map(|hash| unhex(hash)).collect();
+            let others = self.adopt_batch(name, &hashes, &policy, now, left())?;
+            for hash in others {
+                // It has a policy of its own. (Or another holds by now: then it still waits.)
+                if let Some(own) = self.policy_of(name, Some(hash), left())? {
+                    self.adopt_batch(name, &[hash], &own, now, left())?;
+                }
+            }
+            if hashes.len() < BATCH && !self.does_wait(name, left())? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    fn does_wait(&self, name: &str, patience: Duration) -> Result<bool> {
+        self.query(name, redis::cmd("HEXISTS").arg(key_of(name)).arg("waiting"), patience)
+    }
+
+    /// The policy of a limit, or of one of its keys.
+    fn policy_of(&self, name: &str, key: Option<Hash>, patience: Duration) -> Result<Option<Policy>> {
+        let (row, _) = self.read_row(name, key, patience)?;
+        let text = match key {
+            None => row.overriding.or(row.policy),
+            Some(_) => row.key.and_then(|text| Some(text.split_once('\n')?.0.to_owned())),
+        };
+        text.filter(|text| !text.is_empty()).map(|text| text.parse()).transpose()
+    }
+
+    /// Writes some anew, and answers which live by another policy.
+    fn adopt_batch(
+        &self,
+        name: &str,
+        hashes: &[Hash],
+        policy: &Policy,
+        now: Option<Tick>,
+        patience: Duration,
+    ) -> Result<Vec<Hash>> {
+        let limit = key_of(name);
+        let phase = if now.is_some() { -(EPOCH_LEAD as i64) } else { EPOCH as i64 };
+        let call = Call { op: "adopt", limit: name, key: None, made: 0, policy, now, phase, arguments: &[] };
+        let (script, arguments) = self.script_of(&call);
+        let mut from = None;
+        let answers = loop {
+            let answers = self.with(name, patience, |node| {
+                script.load(&mut node.connection)?;
+                let command = |hash: &Hash| {
+                    let mut command = redis::cmd("EVALSHA");
+                    command.arg(script.get_hash()).arg(4).arg(&limit).arg(format!("{limit}:{}", hex(*hash)));
+                    command.arg(list_of(name)).arg(waiting_of(name)).arg(arguments(node, from)).to_owned()
+                };
+                let commands: Vec<Cmd> = hashes.iter().map(command).collect();
+                node.query_all(&commands)
+            })?;
+            let asked = answers.iter().find_map(|answer| match answer {
+                Value::Array(numbers) => match numbers.as_slice() {
+                    [Value::Int(-3), Value::Int(run)] => Some(*run as u64),
+                    _ => None,
+                },
+                _ => None,
+            });
+            match asked {
+                Some(run) if from.is_none() => from = self.came_from(name, run, patience)?,
+                _ => break answers,
+            }
+        };
+        let mut others = Vec::new();
+        for (hash, answer) in hashes.iter().zip(answers) {
+            match answer {
+                Value::Array(numbers) if numbers.first() == Some(&Value::Int(-1)) => others.push(*hash),
+                // What is no state of this kind is none that it could count.
+                Value::ServerError(error) if error.code() == "WRONGTYPE" || error.to_string().contains("WRONGTYPE") => {
+                    let command = redis::cmd("ZREM").arg(waiting_of(name)).arg(hex(*hash)).to_owned();
+                    self.query::<i64>(name, &command, patience)?;
+                }
+                Value::ServerError(error) => {
+                    return Err(Error::store(format!("asking {}", self.url), redis::RedisError::from(error)));
+                }
+                _ => {}
+            }
+        }
+        Ok(others)
+    }
+}
+
+fn unhex(text: &str) -> Option<Hash> {
+    let half = |part: Option<&str>| u64::from_str_radix(part?, 16).ok();
+    Some(Hash([half(text.get(..16))?, half(text.get(16..))?]))
+}

@@ -1,0 +1,229 @@
+//! What of a Redis server's settings endangers limits.
+
+use super::link::{Node, info_of};
+use super::{EPOCH, Redis, time};
+use crate::error::Result;
+use crate::server::doctor::{Finding, Severity, Severity::*};
+use redis::{RedisResult, Script, ServerErrorKind};
+use std::collections::HashMap;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// A key of no limit: in their names `%` is written as `%25`.
+const KEY: &str = "wgl:{%}";
+
+/// The settings that are looked at.
+const SETTINGS: [&str; 8] = [
+    "appendfsync",
+    "busy-reply-threshold",
+    "cluster-require-full-coverage",
+    "lua-time-limit",
+    "maxclients",
+    "min-replicas-to-write",
+    "save",
+    "timeout",
+];
+
+impl Redis {
+    pub(super) fn look(&self, patience: Duration) -> Result<Vec<Finding>> {
+        self.with("", patience, look)
+    }
+}
+
+/// What a server says of itself, and what is found.
+struct Seen {
+    info: String,
+    settings: Option<HashMap<String, String>>,
+    findings: Vec<Finding>,
+}
+
+impl Seen {
+    fn info(&self, field: &str) -> &str {
+        info_of(&self.info, field).unwrap_or_default()
+    }
+
+    fn number(&self, field: &str) -> u64 {
+        self.info(field).parse().unwrap_or(0)
+    }
+
+    fn setting(&self, name: &str) -> Option<&str> {
+        self.settings.as_ref()?.get(name).map(String::as_str)
+    }
+
+    fn add(&mut self, severity: Severity, setting: &str, value: impl ToString, what: &str, instead: &str) {
+        self.findings.push(Finding::new(severity, setting, value, what, instead));
+    }
+}
+
+fn look(node: &mut Node) -> RedisResult<Vec<Finding>> {
+    let mut findings = Vec::new();
+    let info = match node.query::<String>(redis::cmd("INFO").arg("all")) {
+        Err(e) if e.kind() == ServerErrorKind::NoPerm.into() => {
+            let what = "limits cannot be used: nobody sees which run of the server answers, so what it has lost";
+            findings.push(Finding::new(Danger, "acl", &e, what, "allow INFO to this user"));
+            String::new()
+        }
+        answer => answer?,
+    };
+    // Managed services have no CONFIG. One by one, as some know only some.
+    let mut settings = HashMap::new();
+    let mut is_told = true;
+    for name in SETTINGS {
+        match node.query::<HashMap<String, String>>(redis::cmd("CONFIG").arg("GET").arg(name)) {
+            Ok(found) => settings.extend(found),
+            Err(e) if matches!(e.kind(), redis::ErrorKind::Server(_)) => is_told = false,
+            Err(e) => return Err(e),
+        }
+    }
+    if !is_told {
+        let what = "settings could not be looked at, because CONFIG may not be used here";
+        findings.push(Finding::new(Note, "CONFIG", "", what, "look at them where the server is managed"));
+    }
+    let mut seen = Seen { info, settings: is_told.then_some(settings), findings };
+    memory(&mut seen);
+    persistence(&mut seen);
+    replicas(&mut seen);
+    limits(&mut seen);
+    clock(node, &mut seen)?;
+    commands(node, &mut seen)?;
+    Ok(seen.findings)
+}
+
+fn memory(seen: &mut Seen) {
+    let (policy, most) = (seen.info("maxmemory_policy:").to_owned(), seen.number("maxmemory:"));
+    if !policy.is_empty() && policy != "noeviction" {
+        let what = "what was started is forgotten when memory is short, and as much may start again";
+        // Without a bound nothing is evicted, yet.
+        let severity = if most > 0 { Danger } else { Warning };
+        seen.add(severity, "maxmemory-policy", policy, what, "noeviction, or a server for limits only");
+    }
+    let evicted = seen.number("evicted_keys:");
+    if evicted > 0 {
+        let what = "keys were evicted since the server was started; some may have been limits'";
+        seen.add(Danger, "evicted_keys", evicted, what, "maxmemory-policy noeviction, and more memory");
+    }
+}
+
+fn persistence(seen: &mut Seen) {
+    let (aof, save) = (seen.info("aof_enabled:").to_owned(), seen.setting("save").map(str::to_owned));
+    let fsync = seen.setting("appendfsync").unwrap_or_default().to_owned();
+    match (aof.as_str(), save.as_deref()) {
+        ("0", Some("")) => {
+            let what = "a server that is started again has forgotten all; processes that are new cannot know, and let as much as each \
+                        limit start once more";
+            seen.add(Danger, "appendonly", "no", what, "yes");
+        }
+        ("0", _) => {
+            let what = "limits that were made since the last snapshot are forgotten when the server ends, and as much as each \
+                        of them may start once more";
+            seen.add(Warning, "appendonly", "no", what, "yes");
+        }
+        ("1", _) if fsync == "no" => {
+            let what = "a power cut loses what the system has not written yet; nobody starts for a window after it, but limits that \
+                        were made in that time are forgotten";
+            seen.add(Warning, "appendfsync", fsync, what, "everysec, or always");
+        }
+        ("1", _) if fsync == "everysec" => {
+            let what = "a power cut loses a second; nobody starts for a window after it, but limits that were made in that second are \
+                        forgotten";
+            seen.add(Note, "appendfsync", fsync, what, "always, if that matters");
+        }
+        _ => {}
+    }
+}
+
+fn replicas(seen: &mut Seen) {
+    if seen.info("role:") == "slave" {
+        let what = "this is a replica: it refuses to record starts, so every decision fails";
+        seen.add(Danger, "role", "replica", what, "the primary's address, or redis+sentinel://");
+        if seen.info("slave_read_only:") == "0" {
+            let what = "this replica records starts that its primary never hears of, and forgets them";
+            seen.add(Danger, "replica-read-only", "no", what, "yes, and the primary's address");
+        }
+    }
+    let (count, least) =
+        (seen.number("connected_slaves:"), seen.setting("min-replicas-to-write").unwrap_or("1").to_owned());
+    if count > 0 && least == "0" {
+        let what = "a primary that is cut off goes on deciding while a replica takes its place: both let as much as each limit \
+                    start";
+        let instead = "1 or more, with min-replicas-max-lag below the failover's time";
+        seen.add(Danger, "min-replicas-to-write", least, what, instead);
+    }
+    if seen.info("cluster_enabled:") == "1" {
+        if seen.setting("cluster-require-full-coverage") == Some("yes") {
+            let what = "while one node is lost, limits on all others fail, too";
+            seen.add(Note, "cluster-require-full-coverage", "yes", what, "no");
+        }
+        let what = "only one node of the cluster was looked at";
+        seen.add(Note, "cluster_enabled", "yes", what, "look at the others by their addresses, too");
+    }
+}
+
+fn limits(seen: &mut Seen) {
+    let version = seen.info("redis_version:").to_owned();
+    if version.split('.').next().and_then(|major| major.parse::<u64>().ok()).is_some_and(|major| major < 6) {
+        let what = "limits are not tested with a server so old, and its scripts may be replicated in another way";
+        seen.add(Danger, "redis_version", version, what, "6 or later, or Valkey");
+    }
+    for name in ["busy-reply-threshold", "lua-time-limit"] {
+        let Some(ms) = seen.setting(name).and_then(|text| text.parse::<u64>().ok()) else { continue };
+        if (1..100).contains(&ms) {
+            let what =
+                "other calls are refused (BUSY) while a script runs for longer than this, as it may on a busy machine";
+            seen.add(Warning, name, ms, what, "5000");
+            break;
+        }
+    }
+    let idle = seen.setting("timeout").and_then(|text| text.parse::<u64>().ok()).unwrap_or(0);
+    if (1..60).contains(&idle) {
+        let what = "connections are closed so soon that most calls have to connect again";
+        seen.add(Note, "timeout", idle, what, "0, or 60 and more");
+    }
+    let (clients, most) =
+        (seen.number("connected_clients:"), seen.setting("maxclients").and_then(|text| text.parse().ok()));
+    if let Some(most @ 1..) = most
+        && clients * 10 >= most * 8u64
+    {
+        let what = "there is hardly room for another connection; who finds none cannot decide";
+        seen.add(Warning, "maxclients", most, what, "more than all processes need: up to 8 each");
+    }
+}
+
+fn clock(node: &mut Node, seen: &mut Seen) -> RedisResult<()> {
+    let before = SystemTime::now();
+    let Ok(theirs) = node.query(&redis::cmd("TIME")) else { return Ok(()) };
+    let ours = before.duration_since(UNIX_EPOCH).unwrap_or_default().as_micros() as u64;
+    let differs = (time(theirs) + EPOCH).abs_diff(ours);
+    if differs > 5_000_000 {
+        let what = "the server's clock and this machine's differ; limits go by the server's only, so nothing is endangered unless it is \
+                    set forward while limits are used";
+        seen.add(Note, "TIME", format!("{} s", differs / 1_000_000), what, "let both follow the same time servers");
+    }
+    Ok(())
+}
+
+fn commands(node: &mut Node, seen: &mut Seen) -> RedisResult<()> {
+    let script = Script::new(include_str!("examine.lua"));
+    let mut eval = redis::cmd("EVALSHA");
+    eval.arg(script.get_hash()).arg(1).arg(KEY);
+    let loaded = script.load(&mut node.connection);
+    let answer = loaded.and_then(|_| node.query::<Vec<String>>(&eval));
+    match answer {
+        Ok(refused) if refused.is_empty() => {}
+        Ok(refused) => {
+            let what = "limits cannot be used: the server refuses commands that they need";
+            seen.add(Danger, "commands", refused.join("; "), what, "allow +@all on ~wgl:* to this user");
+        }
+        // In a cluster another node has this key: it is no limit's.
+        Err(e) if e.redirect_node().is_some() => {}
+        Err(e) if matches!(e.kind(), redis::ErrorKind::Server(_)) => {
+            // (A replica was told of above.)
+            if seen.info("role:") != "slave" {
+                let what = "limits cannot be used: the server runs no scripts for this user";
+                let instead = "allow EVALSHA, SCRIPT and ~wgl:* to this user, and let the server write";
+                seen.add(Danger, "scripts", e, what, instead);
+            }
+        }
+        Err(e) => return Err(e),
+    }
+    Ok(())
+}

@@ -1,0 +1,8 @@
+-- Nothing is declared any more, of keys either. KEYS: the limit. -> {0}, or {-2}: states have to be written by the policy first.
+
+if redis.call("HEXISTS", KEYS[1], "waiting") == 1 then return { -2 } end
+for _, field in ipairs(redis.call("HKEYS", KEYS[1])) do
+    if string.find(field, "^[kst]:") then redis.call("HDEL", KEYS[1], field) end
+end
+redis.call("HDEL", KEYS[1], "policy", "p", "composite", "override", "o", "version")
+return { 0 }

@@ -1,0 +1,10 @@
+-- States that wait are gone, or nobody knows by which policy to write them. KEYS: the limit, and the list of those that wait.
+-- What they counted is lost.
+
+local limit = KEYS[1]
+if redis.call("HEXISTS", limit, "waiting") == 0 then return { 0 } end
+local since, born = (table.unpack or unpack)(redis.call("HMGET", limit, "since", "born"))
+if since and tonumber(since) > tonumber(born or 0) then redis.call("HSET", limit, "born", since) end
+redis.call("HDEL", limit, "waiting")
+redis.call("DEL", KEYS[2])
+return { 0 }

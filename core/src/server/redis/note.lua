@@ -1,0 +1,62 @@
+-- Notes what is declared under a name.
+--
+-- KEYS: the limit, the list of its keys' states, and the list of those that are as an earlier policy left them (see prelude.lua).
+-- ARGV: on which run of which server it is made (0: that does not matter), whether there may have been starts before, the time ("": the
+-- server's). Then fields: names and values, `-`, and the names of those to take away. What holds is what an operator put above the
+-- policy (`o`), or the policy (`p`).
+-- -> {made, waiting}: when the limit was made, and whether states wait to be written by another policy; {-2}: some do, and have to be first.
+
+local limit, list, waiting = KEYS[1], KEYS[2], KEYS[3]
+local run, is_wiped, now = ARGV[1], ARGV[2], ARGV[3]
+if now == "" then
+    local time = redis.call("TIME")
+    now = string.format("%d", (tonumber(time[1]) - 1704067200) * 1000000 + tonumber(time[2]))
+end
+
+local found = redis.call("HMGET", limit, "o", "p", "version", "waiting")
+local put_above, declared, version, is_waiting = found[1], found[2], found[3], found[4]
+-- Which keys have another policy of their own now, or none any more.
+local keys = {}
+local function sets(field, value)
+    if field == "o" then put_above = value end
+    if field == "p" then declared = value end
+    local key = string.match(field, "^k:(.*)$")
+    if key and redis.call("HGET", limit, field) ~= value then keys[#keys + 1] = key end
+end
+local i = 4
+while ARGV[i] ~= "-" do
+    sets(ARGV[i], ARGV[i + 1])
+    i = i + 2
+end
+for j = i + 1, #ARGV do sets(ARGV[j], false) end
+local holds = put_above or declared
+local is_other = holds ~= version
+if is_waiting and (holds and is_other or #keys > 0) then return { -2 } end
+
+if redis.call("EXISTS", limit) == 0 and run ~= "0" then
+    redis.call("HSET", limit, "run", run, "made", now)
+    if is_wiped == "1" then redis.call("HSET", limit, "born", now) end
+end
+redis.call("HSETNX", limit, "ids", now)
+for j = 4, i - 1, 2 do redis.call("HSET", limit, ARGV[j], ARGV[j + 1]) end
+for j = i + 1, #ARGV do redis.call("HDEL", limit, ARGV[j]) end
+if holds and is_other then
+    redis.call("HSET", limit, "since", now, "version", holds)
+    if redis.call("EXISTS", list) == 1 then
+        redis.call("RENAME", list, waiting)
+        redis.call("PERSIST", waiting)
+    end
+elseif is_other then
+    redis.call("HDEL", limit, "version")
+end
+for _, key in ipairs(keys) do
+    redis.call("HSET", limit, "s:" .. key, now)
+    local till = redis.call("ZSCORE", list, key)
+    if till then
+        redis.call("ZREM", list, key)
+        redis.call("ZADD", waiting, till, key)
+    end
+end
+local first = redis.call("ZRANGE", waiting, 0, 0, "WITHSCORES")[2]
+if first then redis.call("HSET", limit, "waiting", string.format("%d", first)) end
+return { tonumber(redis.call("HGET", limit, "made") or 0), first and 1 or 0 }

@@ -1,0 +1,101 @@
+//! A way to a server that delays, stops and breaks: a process of its own, with a socket for each site.
+
+use super::{Child, Dir, shared};
+use std::io::{Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering::*};
+use std::time::{Duration, Instant};
+
+/// Words of a site's way: by how many microseconds each message is late, whether nothing passes, and how often all connections broke.
+const LATE: usize = 0;
+const CLOSED: usize = 1;
+const BROKEN: usize = 2;
+const WORDS: usize = 3;
+
+pub struct Proxy {
+    _process: Child,
+    directory: Dir,
+    words: &'static [AtomicU64],
+}
+
+impl Proxy {
+    /// Ways for so many sites to the server at a socket.
+    pub fn start(name: &str, server: PathBuf, sites: usize) -> Proxy {
+        let directory = Dir::in_memory(name);
+        let words = shared(sites * WORDS);
+        let listeners: Vec<UnixListener> =
+            (0..sites).map(|site| UnixListener::bind(directory.file(&site.to_string())).unwrap()).collect();
+        let process = Child::run(|| {
+            // SAFETY: plain call. It ends with the test.
+            unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
+            std::thread::scope(|scope| {
+                for (site, listener) in listeners.iter().enumerate() {
+                    let (words, server) = (&words[site * WORDS..][..WORDS], &server);
+                    scope.spawn(move || {
+                        for client in listener.incoming() {
+                            let (Ok(client), Ok(server)) = (client, UnixStream::connect(server)) else { continue };
+                            let back = (server.try_clone().unwrap(), client.try_clone().unwrap());
+                            std::thread::spawn(move || forward(client, server, words));
+                            std::thread::spawn(move || forward(back.0, back.1, words));
+                        }
+                    });
+                }
+            });
+        });
+        Proxy { _process: process, directory, words }
+    }
+
+    pub fn url(&self, site: usize) -> String {
+        format!("redis+unix://{}", self.directory.file(&site.to_string()).display())
+    }
+
+    fn word(&self, site: usize, word: usize) -> &AtomicU64 {
+        &self.words[site * WORDS + word]
+    }
+
+    pub fn delay(&self, site: usize, by: Duration) {
+        self.word(site, LATE).store(by.as_micros() as u64, Release);
+    }
+
+    /// Lets nothing pass any more, or again. What was sent meanwhile arrives then.
+    pub fn close(&self, site: usize, is_closed: bool) {
+        self.word(site, CLOSED).store(u64::from(is_closed), Release);
+    }
+
+    /// Breaks all connections: what is on its way is lost.
+    pub fn cut(&self, site: usize) {
+        self.word(site, BROKEN).fetch_add(1, AcqRel);
+    }
+}
+
+fn forward(mut from: UnixStream, mut to: UnixStream, words: &'static [AtomicU64]) {
+    let broken = words[BROKEN].load(Acquire);
+    let is_broken = || words[BROKEN].load(Acquire) != broken;
+    from.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
+    let mut buffer = [0; 65_536];
+    loop {
+        let read = match from.read(&mut buffer) {
+            Ok(0) => break,
+            Ok(read) => read,
+            Err(_) if !is_broken() => continue,
+            Err(_) => break,
+        };
+        let due = Instant::now() + Duration::from_micros(words[LATE].load(Acquire));
+        while Instant::now() < due || words[CLOSED].load(Acquire) != 0 {
+            if is_broken() {
+                break;
+            }
+            std::thread::sleep(
+                due.saturating_duration_since(Instant::now())
+                    .min(Duration::from_millis(5))
+                    .max(Duration::from_micros(100)),
+            );
+        }
+        if is_broken() || to.write_all(&buffer[..read]).is_err() {
+            break;
+        }
+    }
+    let _ = from.shutdown(std::net::Shutdown::Both);
+    let _ = to.shutdown(std::net::Shutdown::Both);
+}

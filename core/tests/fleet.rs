@@ -1,0 +1,357 @@
+//! Limits of which a server grants units: sites that share one, and what can happen to them. Each store here is a site.
+#![cfg(feature = "redis")]
+
+mod common;
+
+use common::proxy::Proxy;
+use common::redis::RedisServer;
+use common::{Child, Random, Record, most_in_any_window, now_ns, number, wait_until};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant, SystemTime};
+use workglow_limit::*;
+
+/// When a start happened: between these.
+type Start = (Instant, Instant);
+
+/// What sites did.
+#[derive(Debug, Default)]
+struct Seen {
+    starts: Vec<Start>,
+    over: usize,
+    used: f64,
+    requests: f64,
+}
+
+fn requests(server: &RedisServer) -> u64 {
+    let info = server.info("commandstats");
+    let calls = |name: &str| {
+        let line = info.lines().find(|line| line.starts_with(name)).unwrap_or("calls=0,");
+        line.split("calls=").nth(1).unwrap().split(',').next().unwrap().parse::<u64>().unwrap()
+    };
+    calls("cmdstat_evalsha:")
+}
+
+/// Lets so many sites start for a while, each by so many threads, which are told when to end and say of each start when it was asked
+/// for.
+fn run(
+    server: &RedisServer,
+    (limit, window): (u64, Duration),
+    (sites, threads): (usize, usize),
+    lasts: Duration,
+    drive: impl Fn(&RateLimiter, Instant) -> Vec<Start> + Sync,
+) -> Seen {
+    let starts = Mutex::new(Vec::new());
+    let before = requests(server);
+    let began = Instant::now();
+    let end = began + lasts;
+    std::thread::scope(|scope| {
+        for _ in 0..sites {
+            let store = Store::new(&server.url()).unwrap();
+            let limiter = Arc::new(RateLimiter::new(&store, "api", limit, window).unwrap());
+            for _ in 0..threads {
+                let (limiter, starts, drive) = (limiter.clone(), &starts, &drive);
+                scope.spawn(move || starts.lock().unwrap().extend(drive(&limiter, end)));
+            }
+        }
+    });
+    let starts = starts.into_inner().unwrap();
+    let asked = requests(server) - before;
+    let of = |at: Instant| at.duration_since(began).as_nanos() as u64;
+    let intervals: Vec<_> = starts.iter().map(|(begin, end)| (of(*begin), of(*end), 1)).collect();
+    let over = most_in_any_window(&intervals, window.as_nanos() as u64).saturating_sub(limit) as usize;
+    let most = limit as f64 * lasts.as_secs_f64() / window.as_secs_f64();
+    Seen { over, used: starts.len() as f64 / most, requests: asked as f64 / starts.len() as f64, starts }
+}
+
+fn callers(limiter: &RateLimiter, end: Instant) -> Vec<Start> {
+    let mut starts = Vec::new();
+    let mut before = Instant::now();
+    while before < end {
+        match limiter.attempt("", 1).unwrap() {
+            Attempt::Admitted(_) => starts.push((before, Instant::now())),
+            Attempt::Denied(after) => std::thread::sleep(after.min(Duration::from_millis(2))),
+        }
+        before = Instant::now();
+    }
+    starts
+}
+
+fn waiters(limiter: &RateLimiter, end: Instant) -> Vec<Start> {
+    let mut starts = Vec::new();
+    while let Some(left) = end.checked_duration_since(Instant::now()) {
+        let before = Instant::now();
+        if let Some(permit) = limiter.acquire("", 1, Some(left)).unwrap() {
+            let now = Instant::now();
+            // A waiter starts when its place is ready, or later; what had none, after it was asked for.
+            let ready = permit.ready_at().map(|ready| SystemTime::now().duration_since(ready).unwrap_or_default());
+            starts.push((ready.map_or(before, |ago| now - ago), now));
+        }
+    }
+    starts
+}
+
+/// A site: a process that starts as often as it may.
+fn site(url: &str, (limit, window): (u64, Duration), (waits, rate): (bool, i64), record: &Record) -> Child {
+    let _ = rate;
+    Child::run(|| {
+        #[cfg(feature = "fault-points")]
+        common::present_rate(rate);
+        let mut options = StoreOptions::default();
+        options.timeout = Duration::from_millis(300);
+        options.on_error = OnError::Deny;
+        let store = Store::with_options(url, options).unwrap();
+        let limiter = RateLimiter::new(&store, "api", limit, window).unwrap();
+        let mut random = Random::new();
+        // Most start as soon as they can, some pause with what they were granted.
+        let pauses = random.chance(50);
+        loop {
+            if pauses && random.chance(10) {
+                std::thread::sleep(Duration::from_micros(random.below(window.as_micros() as u64 / 10)));
+            }
+            let before = now_ns();
+            let pause = match waits {
+                true => match limiter.acquire("", 1, Some(Duration::from_millis(500))) {
+                    Ok(Some(permit)) => {
+                        let now = now_ns();
+                        // A waiter starts when its place is ready, or later; what had none, after it was asked for.
+                        let ready =
+                            permit.ready_at().map(|at| SystemTime::now().duration_since(at).unwrap_or_default());
+                        let begin = ready.map_or(before, |ago| now - ago.as_nanos() as u64);
+                        record.add(begin, now, 1);
+                        Duration::ZERO
+                    }
+                    _ => Duration::from_millis(1),
+                },
+                false => match limiter.attempt("", 1) {
+                    Ok(Attempt::Admitted(_)) => {
+                        record.add(before, now_ns(), 1);
+                        Duration::ZERO
+                    }
+                    Ok(Attempt::Denied(after)) => after.min(Duration::from_millis(1)),
+                    Err(_) => Duration::from_millis(1),
+                },
+            };
+            std::thread::sleep(pause);
+        }
+    })
+}
+
+/// What is done to sites.
+#[derive(Clone, Copy)]
+struct Torments {
+    /// What is done to the server, and how seldom: one of so many torments.
+    server: Option<fn(&RedisServer)>,
+}
+
+/// Ends a torment of a site.
+type Undo = fn(&Proxy, &Child, usize);
+
+/// Eight sites, which are killed, stopped, delayed and cut off. The most units in a window, and how many started.
+fn torment(name: &str, (limit, window): (u64, Duration), torments: Torments) -> (u64, usize) {
+    const SITES: usize = 8;
+    let mut random = Random::new();
+    let server = RedisServer::start(name);
+    let proxy = Proxy::start(&format!("{name}-proxy"), server.socket(), SITES);
+    let records: Vec<Record> = (0..SITES).map(|_| Record::new(4_000_000)).collect();
+    let start = |i: usize| site(&proxy.url(i), (limit, window), (i % 2 == 1, [-900, 900, 0, 500][i / 2]), &records[i]);
+    let mut sites: Vec<Child> = (0..SITES).map(start).collect();
+    let mut until: Vec<Option<(Instant, Undo)>> = vec![None; SITES];
+    let end = Instant::now() + Duration::from_secs(number("SECONDS", 6));
+    while Instant::now() < end {
+        std::thread::sleep(Duration::from_millis(random.below(100)));
+        for i in 0..SITES {
+            if let Some((at, undo)) = until[i]
+                && at <= Instant::now()
+            {
+                undo(&proxy, &sites[i], i);
+                until[i] = None;
+            }
+        }
+        let i = random.below(SITES as u64) as usize;
+        if until[i].is_some() {
+            continue;
+        }
+        let mut millis = |least: u64, most: u64| Duration::from_millis(least + random.below(most - least));
+        let soon = |after: Duration, undo: Undo| Some((Instant::now() + after, undo));
+        match millis(0, if torments.server.is_some() { 7 } else { 6 }).as_millis() {
+            0 => {
+                // (It is killed as it is dropped.)
+                sites[i] = start(i);
+            }
+            1 => {
+                sites[i].signal(libc::SIGSTOP);
+                until[i] = soon(millis(200, 3_000), |_, site, _| site.signal(libc::SIGCONT));
+            }
+            2 => {
+                // More than a part of the window, and the server decides each start.
+                let most = if millis(0, 4).is_zero() { 1_000 } else { window.as_millis() as u64 / 10 };
+                proxy.delay(i, millis(1, most));
+                until[i] = soon(millis(500, 4_000), |proxy, _, i| proxy.delay(i, Duration::ZERO));
+            }
+            3 => {
+                proxy.close(i, true);
+                until[i] = soon(millis(100, 3_000), |proxy, _, i| proxy.close(i, false));
+            }
+            4 => proxy.cut(i),
+            5 => {}
+            _ => {
+                if let Some(torment) = torments.server {
+                    torment(&server);
+                }
+            }
+        }
+    }
+    drop(sites);
+    let starts: Vec<_> = records.iter().flat_map(Record::starts).collect();
+    (most_in_any_window(&starts, window.as_nanos() as u64), starts.len())
+}
+
+fn check(name: &str, torments: Torments) {
+    for (limit, window) in [(100, 2_000), (1_000, 1_000), (number("LIMIT", 2_000), number("WINDOW_MS", 1_000))] {
+        let (most, starts) = torment(name, (limit, Duration::from_millis(window)), torments);
+        println!("{limit}/{window} ms: {starts} starts, {most} in a window");
+        assert!(most <= limit, "{most} in a window of {limit}");
+        assert!(starts > 0, "nobody starts");
+    }
+}
+
+#[test]
+fn sites_that_are_killed_stopped_and_cut_off_start_no_more_than_the_limit() {
+    check("fleet-torments", Torments { server: None });
+}
+
+#[test]
+fn sites_of_a_server_that_forgets_start_no_more_than_the_limit() {
+    check("fleet-forgets", Torments { server: Some(|server| drop(server.command("FLUSHALL"))) });
+}
+
+#[test]
+fn who_waits_on_any_site_starts_in_the_order_of_asking() {
+    let server = RedisServer::start("fleet-order");
+    let window = Duration::from_millis(400);
+    let order = Mutex::new(Vec::new());
+    let limiters: Vec<RateLimiter> =
+        (0..4).map(|_| RateLimiter::new(&Store::new(&server.url()).unwrap(), "api", 1, window).unwrap()).collect();
+    limiters.iter().for_each(|limiter| drop(limiter.peek("", 1).unwrap()));
+    assert!(limiters[0].acquire("", 1, None).unwrap().is_some());
+    let before = requests(&server);
+    std::thread::scope(|scope| {
+        for round in 0..8 {
+            let (limiter, order) = (&limiters[round % 4], &order);
+            let asked = requests(&server);
+            scope.spawn(move || {
+                assert!(limiter.acquire("", 1, None).unwrap().is_some());
+                order.lock().unwrap().push(round);
+            });
+            // The next one asks when this one has, however busy the machine is.
+            wait_until("it has asked", || requests(&server) > asked || order.lock().unwrap().contains(&round));
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    });
+    let order = order.into_inner().unwrap();
+    println!("{order:?} by {} requests", requests(&server) - before);
+    let of_site = |site: usize| order.iter().copied().filter(move |round| round % 4 == site).collect::<Vec<_>>();
+    // A site's own line is in order, and the first of each site are among each other.
+    assert!((0..4).all(|site| of_site(site) == [site, site + 4]), "{order:?}");
+    assert_eq!(order[..4], [0, 1, 2, 3], "{order:?}");
+}
+
+#[test]
+fn a_server_that_is_away_for_less_than_a_grant_goes_unnoticed() {
+    let server = RedisServer::start("fleet-away");
+    let mut options = StoreOptions::default();
+    options.timeout = Duration::from_millis(200);
+    let store = Store::with_options(&server.url(), options).unwrap();
+    let limiter = RateLimiter::new(&store, "api", 1_000_000, Duration::from_secs(60)).unwrap();
+    let pid = server.pid();
+    let stop = |signal| {
+        // SAFETY: the server is there as long as it has not ended, which it does with this test.
+        unsafe { libc::kill(pid, signal) };
+    };
+    // Often enough that units are at hand when it stops. (On a busy machine a grant may be over by then.)
+    wait_until("a start while the server is away", || {
+        for _ in 0..200 {
+            limiter.attempt("", 1).unwrap();
+        }
+        stop(libc::SIGSTOP);
+        let at_hand = MayWait::Never.during(|| limiter.attempt("", 1));
+        stop(libc::SIGCONT);
+        matches!(at_hand, Ok(Attempt::Admitted(_)))
+    });
+    stop(libc::SIGSTOP);
+    let error = loop {
+        match limiter.attempt("", 1) {
+            Ok(Attempt::Admitted(_)) => {}
+            Ok(Attempt::Denied(_)) => panic!("denied"),
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(error, Error::StoreTimeout { .. }), "{error}");
+    stop(libc::SIGCONT);
+    wait_until("it recovers", || matches!(limiter.attempt("", 1), Ok(Attempt::Admitted(_))));
+}
+
+#[test]
+fn a_change_holds_everywhere_when_its_call_returns() {
+    let server = RedisServer::start("fleet-changes");
+    let stores: Vec<Store> = (0..3).map(|_| Store::new(&server.url()).unwrap()).collect();
+    let limiters: Vec<RateLimiter> =
+        stores.iter().map(|store| RateLimiter::new(store, "api", 1_000, Duration::from_secs(1)).unwrap()).collect();
+    let is_over = AtomicBool::new(false);
+    let (before, after) = std::thread::scope(|scope| {
+        let sites: Vec<_> = limiters
+            .iter()
+            .map(|limiter| {
+                scope.spawn(|| {
+                    let mut starts = Vec::new();
+                    while !is_over.load(Relaxed) {
+                        let asked = now_ns();
+                        match limiter.attempt("", 1).unwrap() {
+                            Attempt::Admitted(_) => starts.push((asked, now_ns(), 1)),
+                            Attempt::Denied(after) => std::thread::sleep(after.min(Duration::from_millis(1))),
+                        }
+                    }
+                    starts
+                })
+            })
+            .collect();
+        std::thread::sleep(Duration::from_millis(1_500));
+        stores[0].override_text("api", "50/1s").unwrap();
+        let lowered = now_ns();
+        std::thread::sleep(Duration::from_millis(1_500));
+        limiters[1].pause("", Duration::from_secs(600)).unwrap();
+        let paused = now_ns();
+        std::thread::sleep(Duration::from_millis(500));
+        is_over.store(true, Relaxed);
+        let starts: Vec<_> = sites.into_iter().flat_map(|site| site.join().unwrap()).collect();
+        assert!(starts.iter().all(|(asked, ..)| *asked <= paused), "a start after the pause");
+        let (before, after): (Vec<_>, Vec<_>) = starts.into_iter().partition(|(asked, ..)| *asked < lowered);
+        (before, after)
+    });
+    assert!(before.len() > 500);
+    let most = most_in_any_window(&after, 1_000_000_000);
+    assert!(most <= 50, "{most}");
+}
+
+/// What 8 sites use, and how often they ask: `cargo test --release … --test fleet figures -- --ignored --nocapture`.
+#[test]
+#[ignore = "a measurement"]
+fn figures() {
+    for (limit, window) in [(1000, 1), (20_000, 10), (100, 2)] {
+        let window = Duration::from_secs(window);
+        for (name, threads, drive) in
+            [("callers", 1, callers as fn(&RateLimiter, Instant) -> Vec<Start>), ("waiters", 4, waiters)]
+        {
+            let server = RedisServer::start("fleet");
+            let seen = run(&server, (limit, window), (8, threads), window * 4, drive);
+            println!(
+                "{limit}/{window:?} {name}: over {} used {:.3} requests {:.3} starts {}",
+                seen.over,
+                seen.used,
+                seen.requests,
+                seen.starts.len()
+            );
+        }
+    }
+}
