@@ -1,9 +1,9 @@
 //! Leases on a server: who holds one keeps it, and who is dead gives it back.
-#![cfg(all(feature = "redis", feature = "fault-points"))]
+#![cfg(all(any(feature = "redis", feature = "postgres"), feature = "fault-points"))]
 
 mod common;
 
-use common::redis::RedisServer;
+use common::server::Server;
 use common::{Child, shared, wait_until};
 use std::sync::atomic::{AtomicU64, Ordering::*};
 use std::sync::{Arc, Mutex};
@@ -19,10 +19,10 @@ fn set(name: &std::ffi::CStr, value: &str) {
     assert_eq!(unsafe { libc::setenv(name.as_ptr(), value.as_ptr(), 1) }, 0);
 }
 
-fn server(name: &str) -> RedisServer {
+fn servers(name: &str) -> impl Iterator<Item = Server> {
     static ONCE: std::sync::Once = std::sync::Once::new();
     ONCE.call_once(|| set(c"WGL_TEST_LEASE_MS", &HOLDS.as_millis().to_string()));
-    RedisServer::start(name)
+    Server::each(name)
 }
 
 fn jobs(url: &str, max: u64) -> ConcurrencyLimiter {
@@ -59,117 +59,126 @@ fn holder(url: &str, machine: &str) -> (Child, Instant) {
 
 #[test]
 fn a_killed_process_gives_back_at_the_next_ask_on_its_machine() {
-    let server = server("leases-killed");
-    let here = jobs(&server.url(), 1);
-    for by in ["attempt", "peek"] {
-        let (child, _) = holder(&server.url(), "");
-        assert!(take(&here).is_none() && !here.can_proceed("").unwrap());
-        child.signal(libc::SIGKILL);
-        assert!(child.was_killed());
-        match by {
-            "attempt" => here.complete(&take(&here).expect("it is dead")).unwrap(),
-            _ => assert!(here.can_proceed("").unwrap(), "it is dead"),
+    for server in servers("leases-killed") {
+        let here = jobs(&server.url(), 1);
+        for by in ["attempt", "peek"] {
+            let (child, _) = holder(&server.url(), "");
+            assert!(take(&here).is_none() && !here.can_proceed("").unwrap());
+            child.signal(libc::SIGKILL);
+            assert!(child.was_killed());
+            match by {
+                "attempt" => here.complete(&take(&here).expect("it is dead")).unwrap(),
+                _ => assert!(here.can_proceed("").unwrap(), "it is dead"),
+            }
         }
     }
 }
 
 #[test]
 fn a_killed_process_that_nobody_has_waited_for_is_dead_too() {
-    let server = server("leases-zombie");
-    let here = jobs(&server.url(), 1);
-    for _ in 0..10 {
-        let (child, before) = holder(&server.url(), "");
-        child.signal(libc::SIGKILL);
-        let mut mine = None;
-        wait_until("it is seen to be dead", || {
-            mine = take(&here);
-            mine.is_some()
-        });
-        if before.elapsed() < HOLDS {
-            return;
+    'servers: for server in servers("leases-zombie") {
+        let here = jobs(&server.url(), 1);
+        for _ in 0..10 {
+            let (child, before) = holder(&server.url(), "");
+            child.signal(libc::SIGKILL);
+            let mut mine = None;
+            wait_until("it is seen to be dead", || {
+                mine = take(&here);
+                mine.is_some()
+            });
+            if before.elapsed() < HOLDS {
+                continue 'servers;
+            }
+            // Its lease may just have ended, on a machine so busy.
+            here.complete(&mine.unwrap()).unwrap();
         }
-        // Its lease may just have ended, on a machine so busy.
-        here.complete(&mine.unwrap()).unwrap();
+        panic!("it was never seen to be dead before its lease ended");
     }
-    panic!("it was never seen to be dead before its lease ended");
 }
 
 #[test]
 fn one_of_another_machine_gives_back_when_its_lease_ends_and_not_before() {
-    let server = server("leases-elsewhere");
-    let here = jobs(&server.url(), 1);
-    let (child, before) = holder(&server.url(), "another");
-    child.signal(libc::SIGKILL);
-    assert!(child.was_killed());
-    wait_until("its lease is over", || take(&here).is_some());
-    assert!(before.elapsed() >= HOLDS, "{:?}", before.elapsed());
+    for server in servers("leases-elsewhere") {
+        let here = jobs(&server.url(), 1);
+        let (child, before) = holder(&server.url(), "another");
+        child.signal(libc::SIGKILL);
+        assert!(child.was_killed());
+        wait_until("its lease is over", || take(&here).is_some());
+        assert!(before.elapsed() >= HOLDS, "{:?}", before.elapsed());
+    }
 }
 
 #[test]
 fn a_long_job_keeps_its_units_though_it_asks_nothing() {
-    let server = server("leases-long");
-    let here = jobs(&server.url(), 1);
-    let (child, before) = holder(&server.url(), "another");
-    while before.elapsed() < 3 * HOLDS {
-        assert!(take(&here).is_none(), "after {:?}", before.elapsed());
-        std::thread::sleep(Duration::from_millis(50));
+    for server in servers("leases-long") {
+        let here = jobs(&server.url(), 1);
+        let (child, before) = holder(&server.url(), "another");
+        while before.elapsed() < 3 * HOLDS {
+            assert!(take(&here).is_none(), "after {:?}", before.elapsed());
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        drop(child);
     }
-    drop(child);
 }
 
 #[test]
 fn who_was_stopped_for_too_long_is_told_that_its_lease_was_lost() {
-    let server = server("leases-stopped");
-    let (url, here) = (server.url(), jobs(&server.url(), 1));
-    let (holds, goes_on) = (&shared(2)[0], &shared(2)[1]);
-    let child = Child::run(|| {
-        set(c"WGL_TEST_SITE", "another");
-        let store = Store::new(&url).unwrap();
-        let jobs = ConcurrencyLimiter::shared(&store, "jobs", 1, None).unwrap();
-        let heard = Arc::new(Mutex::new(Vec::new()));
-        let hears = Arc::clone(&heard);
-        jobs.on(Happening::StoreError, Arc::new(move |event: &Event| hears.lock().unwrap().push(event.error.clone())));
-        let permit = take(&jobs).unwrap();
-        holds.store(1, Release);
-        wait_until("it goes on", || goes_on.load(Acquire) == 1);
-        let lost = Some(Error::LeaseLost { limit: "jobs".into() });
-        assert_eq!(jobs.renew(&permit).err(), lost);
-        jobs.complete(&permit).unwrap();
-        jobs.complete(&permit).unwrap();
-        assert_eq!(*heard.lock().unwrap(), [lost]);
-        assert!(store.failures() == 0 && jobs.stats("").unwrap().store_errors == 1);
-    });
-    wait_until("it holds a unit", || holds.load(Acquire) == 1);
-    child.signal(libc::SIGSTOP);
-    child.wait_until_stopped();
-    let mut mine = None;
-    wait_until("its lease is over", || {
-        mine = take(&here);
-        mine.is_some()
-    });
-    goes_on.store(1, Release);
-    child.signal(libc::SIGCONT);
-    child.join();
-    // What it did changed nothing of whoever holds the unit by now.
-    assert!(take(&here).is_none());
-    here.renew(&mine.unwrap()).unwrap();
+    for server in servers("leases-stopped") {
+        let (url, here) = (server.url(), jobs(&server.url(), 1));
+        let (holds, goes_on) = (&shared(2)[0], &shared(2)[1]);
+        let child = Child::run(|| {
+            set(c"WGL_TEST_SITE", "another");
+            let store = Store::new(&url).unwrap();
+            let jobs = ConcurrencyLimiter::shared(&store, "jobs", 1, None).unwrap();
+            let heard = Arc::new(Mutex::new(Vec::new()));
+            let hears = Arc::clone(&heard);
+            jobs.on(
+                Happening::StoreError,
+                Arc::new(move |event: &Event| hears.lock().unwrap().push(event.error.clone())),
+            );
+            let permit = take(&jobs).unwrap();
+            holds.store(1, Release);
+            wait_until("it goes on", || goes_on.load(Acquire) == 1);
+            let lost = Some(Error::LeaseLost { limit: "jobs".into() });
+            assert_eq!(jobs.renew(&permit).err(), lost);
+            jobs.complete(&permit).unwrap();
+            jobs.complete(&permit).unwrap();
+            assert_eq!(*heard.lock().unwrap(), [lost]);
+            assert!(store.failures() == 0 && jobs.stats("").unwrap().store_errors == 1);
+        });
+        wait_until("it holds a unit", || holds.load(Acquire) == 1);
+        child.signal(libc::SIGSTOP);
+        child.wait_until_stopped();
+        let mut mine = None;
+        wait_until("its lease is over", || {
+            mine = take(&here);
+            mine.is_some()
+        });
+        goes_on.store(1, Release);
+        child.signal(libc::SIGCONT);
+        child.join();
+        // What it did changed nothing of whoever holds the unit by now.
+        assert!(take(&here).is_none());
+        here.renew(&mine.unwrap()).unwrap();
+    }
 }
 
 #[test]
 fn who_holds_a_unit_holds_it_though_the_server_has_lost_all() {
-    let server = server("leases-wiped");
-    let (one, other) = (jobs(&server.url(), 1), jobs(&server.url(), 1));
-    let permit = take(&one).unwrap();
-    assert!(take(&other).is_none());
-    let wiped = Instant::now();
-    server.command("FLUSHALL");
-    while wiped.elapsed() < 3 * HOLDS {
-        assert!(take(&other).is_none(), "after {:?}", wiped.elapsed());
-        std::thread::sleep(Duration::from_millis(50));
+    for server in servers("leases-wiped") {
+        let (one, other) = (jobs(&server.url(), 1), jobs(&server.url(), 1));
+        let permit = take(&one).unwrap();
+        assert!(take(&other).is_none());
+        let wiped = Instant::now();
+        server.forget_all();
+        while wiped.elapsed() < 3 * HOLDS {
+            assert!(take(&other).is_none(), "after {:?}", wiped.elapsed());
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        one.renew(&permit).unwrap();
+        one.complete(&permit).unwrap();
+        wait_until("it is free", || take(&other).is_some());
     }
-    one.renew(&permit).unwrap();
-    one.complete(&permit).unwrap();
-    wait_until("it is free", || take(&other).is_some());
 }
 
 /// Says so when a test ends, however it does.
@@ -183,39 +192,40 @@ impl Drop for Ends {
 
 #[test]
 fn a_forked_child_renews_what_it_took_itself() {
-    let server = server("leases-forked");
-    let url = server.url();
-    let (words, here) = (shared(2), jobs(&url, 2));
-    let (holds, ends) = (&words[0], Ends(&words[1]));
-    let child = Child::run(|| {
-        set(c"WGL_TEST_SITE", "another");
-        let mine = jobs(&url, 2);
-        take(&mine).unwrap();
+    for server in servers("leases-forked") {
+        let url = server.url();
+        let (words, here) = (shared(2), jobs(&url, 2));
+        let (holds, ends) = (&words[0], Ends(&words[1]));
         let child = Child::run(|| {
+            set(c"WGL_TEST_SITE", "another");
+            let mine = jobs(&url, 2);
             take(&mine).unwrap();
-            holds.store(1, Release);
-            // (Nobody else ends it, and with it the pipes that it has of the other tests' servers.)
-            while ends.0.load(Acquire) == 0 {
-                std::thread::sleep(Duration::from_millis(50));
-            }
+            let child = Child::run(|| {
+                take(&mine).unwrap();
+                holds.store(1, Release);
+                // (Nobody else ends it, and with it the pipes that it has of the other tests' servers.)
+                while ends.0.load(Acquire) == 0 {
+                    std::thread::sleep(Duration::from_millis(50));
+                }
+            });
+            std::mem::forget(child);
+            sleep_for_ever();
         });
-        std::mem::forget(child);
-        sleep_for_ever();
-    });
-    wait_until("both hold a unit", || holds.load(Acquire) == 1);
-    let began = Instant::now();
-    while began.elapsed() < 2 * HOLDS {
-        assert!(take(&here).is_none());
-        std::thread::sleep(Duration::from_millis(50));
-    }
-    // The child's child still holds its own when its parent is dead.
-    child.signal(libc::SIGKILL);
-    assert!(child.was_killed());
-    wait_until("the parent's is over", || take(&here).is_some());
-    let began = Instant::now();
-    while began.elapsed() < 2 * HOLDS {
-        assert!(take(&here).is_none());
-        std::thread::sleep(Duration::from_millis(50));
+        wait_until("both hold a unit", || holds.load(Acquire) == 1);
+        let began = Instant::now();
+        while began.elapsed() < 2 * HOLDS {
+            assert!(take(&here).is_none());
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        // The child's child still holds its own when its parent is dead.
+        child.signal(libc::SIGKILL);
+        assert!(child.was_killed());
+        wait_until("the parent's is over", || take(&here).is_some());
+        let began = Instant::now();
+        while began.elapsed() < 2 * HOLDS {
+            assert!(take(&here).is_none());
+            std::thread::sleep(Duration::from_millis(50));
+        }
     }
 }
 
@@ -227,51 +237,52 @@ fn held(words: &[AtomicU64]) -> usize {
 #[test]
 fn five_units_over_four_machines_are_never_six_whoever_is_killed() {
     const MOST: usize = 5;
-    let server = server("leases-storm");
-    let url = server.url();
-    // 1: it holds a unit; 2: it is about to be killed.
-    let words: &'static [AtomicU64] = shared(12);
-    let taken = &shared(1)[0];
-    let start = |i: usize| {
-        words[i].store(0, SeqCst);
-        let url = &url;
-        Child::run(move || {
-            set(c"WGL_TEST_SITE", &format!("machine {}", i % 4));
-            let mut random = common::Random::seeded(std::process::id().into());
-            let jobs = jobs(url, MOST as u64);
-            loop {
-                let Some(permit) = take(&jobs) else {
-                    std::thread::sleep(Duration::from_micros(random.below(5_000)));
-                    continue;
-                };
-                // (Whoever is about to be killed counts no more: it may be dead when somebody else looks.)
-                if words[i].compare_exchange(0, 1, SeqCst, SeqCst).is_ok() {
-                    taken.fetch_add(1, Relaxed);
-                    assert!(held(words) <= MOST, "{} at once", held(words));
-                    std::thread::sleep(Duration::from_micros(random.below(20_000)));
-                    let _ = words[i].compare_exchange(1, 0, SeqCst, SeqCst);
+    for server in servers("leases-storm") {
+        let url = server.url();
+        // 1: it holds a unit; 2: it is about to be killed.
+        let words: &'static [AtomicU64] = shared(12);
+        let taken = &shared(1)[0];
+        let start = |i: usize| {
+            words[i].store(0, SeqCst);
+            let url = &url;
+            Child::run(move || {
+                set(c"WGL_TEST_SITE", &format!("machine {}", i % 4));
+                let mut random = common::Random::seeded(std::process::id().into());
+                let jobs = jobs(url, MOST as u64);
+                loop {
+                    let Some(permit) = take(&jobs) else {
+                        std::thread::sleep(Duration::from_micros(random.below(5_000)));
+                        continue;
+                    };
+                    // (Whoever is about to be killed counts no more: it may be dead when somebody else looks.)
+                    if words[i].compare_exchange(0, 1, SeqCst, SeqCst).is_ok() {
+                        taken.fetch_add(1, Relaxed);
+                        assert!(held(words) <= MOST, "{} at once", held(words));
+                        std::thread::sleep(Duration::from_micros(random.below(20_000)));
+                        let _ = words[i].compare_exchange(1, 0, SeqCst, SeqCst);
+                    }
+                    jobs.complete(&permit).unwrap();
                 }
-                jobs.complete(&permit).unwrap();
-            }
-        })
-    };
-    let end = |child: Option<Child>, i: usize| {
-        words[i].store(2, SeqCst);
-        let child = child.unwrap();
-        child.signal(libc::SIGKILL);
-        assert!(child.was_killed(), "it held one too many");
-    };
-    let mut children: Vec<Option<Child>> = (0..words.len()).map(|i| Some(start(i))).collect();
-    let mut random = common::Random::seeded(7);
-    let (began, mut kills) = (Instant::now(), 0);
-    while began.elapsed() < 3 * HOLDS || taken.load(Relaxed) < 500 {
-        assert!(began.elapsed() < Duration::from_secs(120), "{} units were taken", taken.load(Relaxed));
-        std::thread::sleep(Duration::from_millis(20 + random.below(200)));
-        let i = random.below(words.len() as u64) as usize;
-        end(children[i].take(), i);
-        children[i] = Some(start(i));
-        kills += 1;
+            })
+        };
+        let end = |child: Option<Child>, i: usize| {
+            words[i].store(2, SeqCst);
+            let child = child.unwrap();
+            child.signal(libc::SIGKILL);
+            assert!(child.was_killed(), "it held one too many");
+        };
+        let mut children: Vec<Option<Child>> = (0..words.len()).map(|i| Some(start(i))).collect();
+        let mut random = common::Random::seeded(7);
+        let (began, mut kills) = (Instant::now(), 0);
+        while began.elapsed() < 3 * HOLDS || taken.load(Relaxed) < 500 {
+            assert!(began.elapsed() < Duration::from_secs(120), "{} units were taken", taken.load(Relaxed));
+            std::thread::sleep(Duration::from_millis(20 + random.below(200)));
+            let i = random.below(words.len() as u64) as usize;
+            end(children[i].take(), i);
+            children[i] = Some(start(i));
+            kills += 1;
+        }
+        children.into_iter().enumerate().for_each(|(i, child)| end(child, i));
+        eprintln!("{} units were taken, {kills} processes killed", taken.load(Relaxed));
     }
-    children.into_iter().enumerate().for_each(|(i, child)| end(child, i));
-    eprintln!("{} units were taken, {kills} processes killed", taken.load(Relaxed));
 }

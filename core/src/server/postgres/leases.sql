@@ -12,14 +12,20 @@
 -- leases. So there are never more than `max` units of leases that are not over, but for starts that are recorded, which are counted
 -- and not asked. A clock that is set back lets leases last longer. A denial reads both tables by one snapshot, and writes nothing.
 --
--- acquire weight lease owner       lease: ticks, or -1: without end
--- start lease owner                the same for one unit, whether there is room or not
---     -> {0, now, taken, slot, fence, expiry, live, gate, soonest}; slot is the weight; expiry as below; live and gate are after it;
---        soonest: when the first lease ends, 0: none does (told after a denial, else 0)
--- view                             -> {0, now, live, gate, soonest}
--- complete slot fence owner        -> {0, now, was_held}; for cancel too, and for what `start` has recorded
--- renew slot fence owner lease     -> {0, now, is_held, expiry}; an end is never made earlier; expiry -1: at no time
--- evict owner                      -> {0, now, units}: ends all leases of an owner
+-- An owner is a process: a number that no other has, and what others of its site can ask their kernel about it by: the site (a machine,
+-- and which of its processes see each other; 0: unknown), its number there, and when it began. In the following OWNER stands for these
+-- four, and `turn` is any number, from which it depends where a long list is looked at.
+--
+-- acquire weight lease OWNER turn     lease: ticks, or -1: without end
+-- start lease OWNER                   the same for one unit, whether there is room or not
+--     -> {0, now, taken, slot, fence, expiry, live, gate, soonest, others…}; slot is the weight; expiry as below; live and gate are
+--        after it; soonest: when the first lease ends, 0: none does (told after a denial, else 0); others: after a denial for want of
+--        room, of some other owners of the site that hold leases, the number, the process and when it began
+-- view weight OWNER turn              -> {0, now, live, gate, soonest, others…}; writes nothing
+-- complete slot fence OWNER           -> {0, now, was_held}; for cancel too, and for what `start` has recorded
+-- renew slot fence OWNER lease again  -> {0, now, is_held, expiry}; an end is never made earlier; expiry -1: at no time. again: 1: if leases
+--                                        may have been lost, it holds anew, as long as nobody else is admitted for that reason
+-- evict number                        -> {0, now, units}: ends all leases of an owner
 -- pause delay -> {0, now, gate}; clear -> {0, now}
 
 CREATE TABLE IF NOT EXISTS workglow_limit.holders (
@@ -45,6 +51,9 @@ CREATE TABLE IF NOT EXISTS workglow_limit.leases (
     fence bigint NOT NULL,
     weight bigint NOT NULL,
     owner bigint NOT NULL,
+    site bigint NOT NULL,
+    process bigint NOT NULL,
+    began bigint NOT NULL,
     -- The tick at which it ends; 9007199254740991: at no time.
     ends bigint NOT NULL,
     PRIMARY KEY (id, fence)
@@ -133,6 +142,30 @@ BEGIN
     END LOOP;
 END $$;
 
+-- Some other owners of a site that hold leases of a key: of 32 leases that are looked at, eight owners at most.
+CREATE OR REPLACE FUNCTION workglow_limit.leases_others(of_key bigint, now bigint, mine bigint, of_site bigint, turn bigint)
+RETURNS bigint[] LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    looks bigint := 32;
+    count bigint;
+BEGIN
+    IF of_site = 0 THEN
+        RETURN '{}';
+    END IF;
+    count := (SELECT count(*) FROM workglow_limit.leases WHERE id = of_key AND ends > now);
+    RETURN coalesce((
+        SELECT array_agg(n ORDER BY owner, i)
+        FROM (
+            SELECT DISTINCT owner, process, began
+            FROM (
+                SELECT * FROM workglow_limit.leases WHERE id = of_key AND ends > now
+                ORDER BY ends LIMIT looks OFFSET CASE WHEN count > looks THEN turn % count ELSE 0 END
+            ) looked
+            WHERE site = of_site AND owner <> mine LIMIT 8
+        ) others, unnest(ARRAY[owner, process, began]) WITH ORDINALITY AS told (n, i)
+    ), '{}');
+END $$;
+
 CREATE OR REPLACE FUNCTION workglow_limit.decide_leases(
     op text, lim text, k uuid, v bigint, known bigint, at bigint, patience bigint, p bigint[], a bigint[]
 ) RETURNS bigint[] LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $$
@@ -145,10 +178,13 @@ DECLARE
     gate bigint;
     is_locked boolean := false;
     is_taking boolean := op = 'acquire' OR op = 'start';
-    weight bigint := CASE op WHEN 'acquire' THEN a[1] ELSE 1 END;
-    lease bigint := CASE op WHEN 'acquire' THEN a[2] WHEN 'start' THEN a[1] WHEN 'renew' THEN a[4] ELSE 0 END;
-    owner bigint := CASE op WHEN 'start' THEN a[2] ELSE a[3] END;
+    weight bigint := CASE op WHEN 'start' THEN 1 ELSE a[1] END;
+    lease bigint := CASE op WHEN 'acquire' THEN a[2] WHEN 'start' THEN a[1] WHEN 'renew' THEN a[7] ELSE 0 END;
+    -- Where the owner's four numbers begin.
+    o integer := CASE WHEN op = 'start' OR op = 'view' THEN 2 ELSE 3 END;
     fence bigint := a[2];
+    is_held boolean;
+    holds_anew boolean := false;
     expiry bigint;
     back bigint := 0;
     answer bigint[];
@@ -168,19 +204,35 @@ BEGIN
         c := l.c;
         gate := l.gate;
         IF op = 'view' THEN
-            RETURN ARRAY[0, now, c.live, gate, l.soonest];
+            answer := ARRAY[0, now, c.live, gate, l.soonest];
+            IF c.live > 0 AND c.live + weight > p[1] THEN
+                answer := answer || workglow_limit.leases_others(c.id, now, a[o], a[o + 1], a[o + 4]);
+            END IF;
+            RETURN answer;
         ELSIF is_taking THEN
             -- Leases that may have been lost are over by then.
             IF l.born > 0 THEN
                 gate := greatest(gate, l.born + greatest(lease, 0));
             END IF;
             IF op = 'acquire' AND (gate > now OR c.live + weight > p[1]) THEN
-                RETURN ARRAY[0, now, 0, 0, 0, 0, c.live, gate, l.soonest];
+                answer := ARRAY[0, now, 0, 0, 0, 0, c.live, gate, l.soonest];
+                IF c.live > 0 AND c.live + weight > p[1] THEN
+                    answer := answer || workglow_limit.leases_others(c.id, now, a[o], a[o + 1], a[o + 4]);
+                END IF;
+                RETURN answer;
             END IF;
-        ELSIF (op = 'complete' OR op = 'renew') AND NOT EXISTS (
-            SELECT FROM workglow_limit.leases s WHERE s.id = c.id AND s.fence = a[2] AND s.weight = a[1] AND s.owner = a[3])
-        THEN
-            RETURN CASE op WHEN 'complete' THEN ARRAY[0, now, 0] ELSE ARRAY[0, now, 0, 0] END;
+        ELSIF op = 'complete' OR op = 'renew' THEN
+            is_held := EXISTS (
+                SELECT FROM workglow_limit.leases s
+                WHERE s.id = c.id AND s.fence = a[2] AND s.weight = a[1] AND s.owner = a[3] AND (op = 'complete' OR s.ends > now));
+            IF op = 'complete' AND NOT is_held THEN
+                RETURN ARRAY[0, now, 0];
+            ELSIF NOT is_held OR l.is_stale THEN
+                holds_anew := op = 'renew' AND a[8] = 1 AND l.born > 0 AND now < l.born + lease AND coalesce(c.birth = l.birth, true);
+                IF op = 'renew' AND NOT holds_anew THEN
+                    RETURN ARRAY[0, now, 0, 0];
+                END IF;
+            END IF;
         ELSIF c.id IS NULL AND op <> 'pause' THEN
             RETURN CASE op WHEN 'clear' THEN ARRAY[0, now] ELSE ARRAY[0, now, 0] END;
         END IF;
@@ -213,19 +265,22 @@ BEGIN
         ELSIF l.over > 0 THEN
             DELETE FROM workglow_limit.leases s WHERE s.id = c.id AND s.ends <= now;
         END IF;
-        IF is_taking THEN
-            fence := nextval('workglow_limit.ids');
-            c.live := c.live + weight;
-            INSERT INTO workglow_limit.leases VALUES (c.id, fence, weight, owner, expiry);
-            answer := ARRAY[0, now, 1, weight, fence, CASE WHEN expiry = never THEN -1 ELSE expiry END, c.live, gate, 0];
-        ELSIF op = 'renew' THEN
-            UPDATE workglow_limit.leases s SET ends = greatest(ends, expiry) WHERE s.id = c.id AND s.fence = a[2] RETURNING ends INTO expiry;
-            IF NOT FOUND THEN
-                expiry := 0;
-                answer := ARRAY[0, now, 0, 0];
-            ELSE
-                answer := ARRAY[0, now, 1, CASE WHEN expiry = never THEN -1 ELSE expiry END];
+        IF is_taking OR holds_anew THEN
+            IF is_taking THEN
+                fence := nextval('workglow_limit.ids');
             END IF;
+            c.live := c.live + weight;
+            INSERT INTO workglow_limit.leases (id, fence, weight, owner, site, process, began, ends)
+            VALUES (c.id, fence, weight, a[o], a[o + 1], a[o + 2], a[o + 3], expiry);
+            answer := CASE
+                WHEN is_taking
+                THEN ARRAY[0, now, 1, weight, fence, CASE WHEN expiry = never THEN -1 ELSE expiry END, c.live, gate, 0]
+                ELSE ARRAY[0, now, 1, CASE WHEN expiry = never THEN -1 ELSE expiry END]
+            END;
+        ELSIF op = 'renew' THEN
+            UPDATE workglow_limit.leases s SET ends = greatest(ends, expiry) WHERE s.id = c.id AND s.fence = a[2]
+            RETURNING ends INTO STRICT expiry;
+            answer := ARRAY[0, now, 1, CASE WHEN expiry = never THEN -1 ELSE expiry END];
         ELSIF op = 'pause' THEN
             expiry := greatest(c.gate, now + a[1]);
             c.gate := expiry;
