@@ -82,6 +82,9 @@ pub(crate) const WORDS: u64 = (Grants::FIRST + CELLS * cell::WORDS) as u64;
 
 const SECOND: Tick = 1_000_000;
 
+/// A round trip is too long from this part of the window on.
+const FAR: u64 = 10;
+
 /// By how many parts of a thousand two clocks may differ in rate: crystals are within 0.1, and what disciplines a clock slews it by
 /// 0.5.
 const RATE: u64 = 1_000;
@@ -399,6 +402,13 @@ impl<'a> Grants<'a> {
             self.word(Grants::REMAINING).load(Relaxed).saturating_add(held),
             self.word(Grants::EMPTY).load(Relaxed) & !LEFT_OVER,
         )
+    }
+
+    /// Does a round trip take so much of a window that too little of what is granted would be left? It is looked at again every now
+    /// and then.
+    pub fn is_far(&self, window: Tick, now: Tick) -> bool {
+        let asked = self.word(Grants::LAST_ASKED).load(Relaxed);
+        self.trip() > window / FAR && now.saturating_sub(asked) < window.max(SECOND)
     }
 
     /// How long a round trip takes; 0: nothing was asked yet.

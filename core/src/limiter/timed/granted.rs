@@ -14,9 +14,6 @@ use std::time::Instant;
 /// So often the server is asked for one decision. Then its answers come too late to be of use, and it decides itself.
 const MOST_QUESTIONS: u32 = 3;
 
-/// A round trip that is a larger part of the window than this leaves too little of what is granted.
-const FAR: Tick = 10;
-
 /// Below a permit's grace: which taking of its grant a start is, from 1 on.
 const UNIT: u64 = (1 << 32) - 1;
 
@@ -60,9 +57,12 @@ impl Timed {
         self.limit.check_weight_on_server(found.table, found.hash, ask.weight)?;
         let (grants, weight, began) = (found.grants(), ask.weight, Instant::now());
         let mut questions = 0;
-        while questions < MOST_QUESTIONS && grants.trip() <= window.length / FAR {
+        while questions < MOST_QUESTIONS {
             let (now, uptime) = found.home().clock.now_and_uptime();
             let uptime = uptime as Tick;
+            if grants.is_far(window.length, uptime) {
+                break;
+            }
             let taken = if ask.reserve { None } else { grants.take(weight, uptime) };
             let place = || grants.take_place(weight, uptime, ask.patience);
             let takes_places = ask.patience > 0 || ask.reserve;
