@@ -160,12 +160,34 @@ fn policies() -> Setting {
 
 fn pauses() -> Setting {
     let budget = Budget { pauses: 1, ..CALM };
-    Setting { name: "pauses", limit: 1, window: 2, ahead: 3, delay: 1, pause: 4, extra: 1, wants: &[1], budget, ..PLAIN }
+    Setting {
+        name: "pauses",
+        limit: 1,
+        window: 2,
+        ahead: 3,
+        delay: 1,
+        pause: 4,
+        extra: 1,
+        wants: &[1],
+        budget,
+        ..PLAIN
+    }
 }
 
 fn memory() -> Setting {
     let budget = Budget { losses: 1, ..CALM };
-    Setting { name: "memory", limit: 1, window: 2, extra: 1, ahead: 3, delay: 1, returns: true, wants: &[1], budget, ..PLAIN }
+    Setting {
+        name: "memory",
+        limit: 1,
+        window: 2,
+        extra: 1,
+        ahead: 3,
+        delay: 1,
+        returns: true,
+        wants: &[1],
+        budget,
+        ..PLAIN
+    }
 }
 
 fn clock() -> Setting {

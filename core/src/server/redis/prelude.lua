@@ -47,7 +47,7 @@ local hash = string.sub(state_key or "", -32)
 do
     local known = call("HMGET", limit_key, "version", "k:" .. hash, "gate", "floor", "birth", "born", "run", "made", "waiting", "out")
     for i = 1, 10 do known[i] = tonumber(known[i] or 0) end
-    version, own_version, gate, floor_seen, birth, born, run_seen, made, waiting = unpack(known)
+    version, own_version, gate, floor_seen, birth, born, run_seen, made, waiting, out = unpack(known)
 end
 
 -- The caller goes by a policy that is not the one that holds: it has to read that first.
