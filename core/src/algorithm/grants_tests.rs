@@ -1,7 +1,5 @@
-use super::grants::*;
-use super::random_tests::Random;
-use crate::atomic::*;
-use crate::time::Tick;
+use super::*;
+use crate::algorithm::random_tests::Random;
 use std::collections::HashSet;
 use std::sync::Mutex;
 
