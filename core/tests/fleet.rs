@@ -157,7 +157,7 @@ fn torment(name: &str, (limit, window): (u64, Duration), torments: Torments) -> 
     let start = |i: usize| site(&proxy.url(i), (limit, window), (i % 2 == 1, [-900, 900, 0, 500][i / 2]), &records[i]);
     let mut sites: Vec<Child> = (0..SITES).map(start).collect();
     let mut until: Vec<Option<(Instant, Undo)>> = vec![None; SITES];
-    let end = Instant::now() + Duration::from_secs(number("SECONDS", 6));
+    let end = Instant::now() + Duration::from_secs(number("SECONDS", 6)).max(4 * window);
     while Instant::now() < end {
         std::thread::sleep(Duration::from_millis(random.below(100)));
         for i in 0..SITES {
@@ -196,7 +196,8 @@ fn torment(name: &str, (limit, window): (u64, Duration), torments: Torments) -> 
             4 => proxy.cut(i),
             5 => {}
             _ => {
-                if let Some(torment) = torments.server {
+                // After a loss nobody starts for a window and half of one: so that somebody does at the end.
+                if let Some(torment) = torments.server.filter(|_| Instant::now() + 5 * window / 2 < end) {
                     torment(&server);
                 }
             }
