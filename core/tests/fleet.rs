@@ -266,6 +266,17 @@ fn waiters_in_turn(server: &RedisServer, name: &str) -> Option<Vec<usize>> {
 }
 
 #[test]
+fn starts_of_any_weight_are_granted_or_decided() {
+    let server = RedisServer::start("fleet-weights");
+    for (i, weight) in [1, 1_000, (1 << 20) - 1, 1 << 20, 2_000_000].into_iter().enumerate() {
+        let store = Store::new(&server.url()).unwrap();
+        let limiter = RateLimiter::new(&store, &format!("api-{i}"), 2 * weight, Duration::from_secs(3600)).unwrap();
+        let admits = || matches!(limiter.attempt("", weight).unwrap(), Attempt::Admitted(_));
+        assert_eq!([admits(), admits(), admits()], [true, true, false], "{weight}");
+    }
+}
+
+#[test]
 fn a_server_that_is_away_for_less_than_a_grant_goes_unnoticed() {
     let server = RedisServer::start("fleet-away");
     let mut options = StoreOptions::default();

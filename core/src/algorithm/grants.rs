@@ -50,6 +50,8 @@ mod cell {
 const TURN: u32 = 36;
 const TAKEN: u32 = 20;
 const LEFT: u64 = (1 << TAKEN) - 1;
+/// A cell holds no more units than this: heavier starts are the server's to decide.
+pub(crate) const MOST_WEIGHT: u64 = LEFT;
 /// Takings from this one on cannot be given back.
 const MOST_TAKEN: u64 = (1 << (TURN - TAKEN)) - 1;
 const STAYS: u32 = 32;

@@ -57,7 +57,7 @@ impl Timed {
         self.limit.check_weight_on_server(found.table, found.hash, ask.weight)?;
         let (grants, weight, began) = (found.grants(), ask.weight, Instant::now());
         let mut questions = 0;
-        while questions < MOST_QUESTIONS {
+        while questions < MOST_QUESTIONS && weight <= grants::MOST_WEIGHT {
             let (now, uptime) = found.home().clock.now_and_uptime();
             let uptime = uptime as Tick;
             if grants.is_far(window.length, uptime) {
