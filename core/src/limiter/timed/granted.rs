@@ -1,7 +1,7 @@
 //! Limits of which a server has granted units: starts, places and denials without asking it.
 
 use super::{Seen, Timed, Turn};
-use crate::algorithm::grants::{self, Lengths, Wish};
+use crate::algorithm::grants::{self, Grants, Lengths, Wish};
 use crate::algorithm::log::{Answer, Ask, Stage, Taken, View};
 use crate::decision::Decision;
 use crate::error::Result;
@@ -23,20 +23,23 @@ impl Timed {
     pub(super) fn take_at_hand<const LOOK: bool>(&self, found: &Key, weight: u64, view: &mut View) -> Option<Answer> {
         let (now, uptime) = found.home().clock.now_and_uptime();
         let (grants, uptime) = (found.grants(), uptime as Tick);
-        if let Some(taken) = grants.take(weight, uptime) {
-            let answer = started(now, &taken);
-            if LOOK {
-                *view = self.view_by(found, now, uptime, answer.ready);
-            }
-            return Some(answer);
+        let answer = match grants.take(weight, uptime) {
+            Some(taken) => started(now, &taken),
+            None => denied(grants, now, uptime, grants.soonest(weight, uptime, false)?),
+        };
+        Some(self.answered::<LOOK>(found, uptime, answer, view))
+    }
+
+    /// What follows from an answer that needed no server.
+    #[inline(always)]
+    fn answered<const LOOK: bool>(&self, found: &Key, uptime: Tick, answer: Answer, view: &mut View) -> Answer {
+        if answer.taken.is_some() {
+            self.reset_backoff(found);
         }
-        let at = grants.soonest(weight, uptime, false)?;
-        grants.denied(at);
-        let answer = Answer { now, ready: now.floor + (at - uptime), taken: None };
         if LOOK {
-            *view = self.view_by(found, now, uptime, answer.ready);
+            *view = self.view_by(found, answer.now, uptime, answer.ready);
         }
-        Some(answer)
+        answer
     }
 
     fn view_by(&self, found: &Key, now: Now, uptime: Tick, ready: Tick) -> View {
@@ -69,10 +72,7 @@ impl Timed {
             let answer = match (taken, (taken.is_none() && takes_places).then(place).flatten()) {
                 (Some(taken), _) => Some(started(now, &taken)),
                 (None, Some(place)) => Some(reserved(now, uptime, &place)),
-                (None, None) => grants.soonest(weight, uptime, waits).map(|at| {
-                    grants.denied(at);
-                    Answer { now, ready: now.floor + (at - uptime), taken: None }
-                }),
+                (None, None) => grants.soonest(weight, uptime, waits).map(|at| denied(grants, now, uptime, at)),
             };
             let lengths = Lengths::of(window.limit, window.length, grants.trip());
             if let Some(Answer { ready, taken: None, .. }) = answer
@@ -83,13 +83,7 @@ impl Timed {
                 break;
             }
             if let Some(answer) = answer {
-                if answer.taken.is_some() {
-                    self.reset_backoff(found);
-                }
-                if LOOK {
-                    *view = self.view_by(found, now, uptime, answer.ready);
-                }
-                return Ok(answer);
+                return Ok(self.answered::<LOOK>(found, uptime, answer, view));
             }
             if waits {
                 grants.waits();
@@ -206,6 +200,13 @@ impl Timed {
 
 fn started(now: Now, taken: &grants::Taken) -> Answer {
     Answer { now, ready: now.floor, taken: Some(as_taken(taken, taken.ticket, Stage::Start)) }
+}
+
+/// Nothing can start before `at`.
+#[inline(always)]
+fn denied(grants: Grants, now: Now, uptime: Tick, at: Tick) -> Answer {
+    grants.denied(at);
+    Answer { now, ready: now.floor + (at - uptime), taken: None }
 }
 
 fn reserved(now: Now, uptime: Tick, place: &grants::Taken) -> Answer {
