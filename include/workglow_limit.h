@@ -211,7 +211,7 @@ typedef struct wgl_limiter wgl_limiter;
 typedef struct wgl_manual_clock wgl_manual_clock;
 
 // Where limits live: "memory:" (this process), "sqlite:PATH" (this machine), or "redis://HOST", "rediss://HOST", "redis+unix://PATH" and
-// "redis+sentinel://HOST,HOST/NAME" (a server or cluster that machines share).
+// "redis+sentinel://HOST,HOST/NAME" and "postgres://HOST/DATABASE" (a server or cluster that machines share).
 //
 // The caller owns it and frees it with wgl_store_free; limiters made from it go on working after that. Any thread may
 // use it. It is inherited by forked children: those of a sqlite: store share its limits with their parent, those of a
@@ -565,7 +565,7 @@ int wgl_store_verify(const char *url,
                      size_t *problems);
 
 // Says what of a server's settings endangers limits there: the worst first, nothing if all is well. Always nothing for memory: and
-// sqlite:PATH, whose files wgl_store_verify looks at. It writes a key of its own for a moment, to see whether it may.
+// sqlite:PATH, whose files wgl_store_verify looks at. On Redis it writes a key of its own for a moment, to see whether it may.
 //
 // `findings` receives how many there are, and `report`, of `capacity` bytes, a line for each: how much it matters ("danger: ",
 // "warning: " or "note: "), the setting and its value, what that endangers, and what to set instead. What does not fit is cut off, and
@@ -576,6 +576,10 @@ int wgl_doctor(const char *url,
                char *report,
                size_t capacity,
                size_t *findings);
+
+// The SQL that makes what limits on Postgres need there, for migrations of your own: the schema workglow_limit. Where a program's role
+// may create schemas this is not needed, because the first call makes it. To run it again changes nothing. The text is static.
+const char *wgl_postgres_schema(void);
 
 // Frees a store. NULL is a no-op.
 void wgl_store_free(wgl_store *store);

@@ -1,9 +1,10 @@
 //! What `doctor` says of servers that are set badly, each in its own way.
-#![cfg(feature = "redis")]
+#![cfg(all(feature = "redis", feature = "postgres"))]
 
 mod common;
 
 use common::nodes::Node;
+use common::postgres::PostgresServer;
 use common::wait_until;
 use workglow_limit::*;
 
@@ -100,9 +101,69 @@ fn replicas_are_told_from_primaries_that_may_be_cut_off() {
     assert!(of(&replica, "replica-read-only"));
 }
 
+/// What is found on a database that a role uses, but for what the test server itself is: it does not wait for its disk.
+fn found_as(server: &PostgresServer, role: &str, database: &str) -> Vec<(Severity, String)> {
+    let mut found = found(&server.url_of(role, database));
+    found.retain(|(_, setting)| setting != "fsync");
+    found
+}
+
+#[test]
+fn each_setting_of_postgres_is_found_alone() {
+    use Severity::*;
+    let server = PostgresServer::start("doctor-postgres");
+    assert_eq!(found(&server.url()), [(Danger, "fsync".to_owned())]);
+    assert_eq!(server.command("SELECT to_regnamespace('workglow_limit') IS NULL"), "t", "it makes nothing");
+    Store::new(&server.url()).unwrap().open().unwrap();
+    for (setting, value, severity) in [
+        ("autovacuum", "off", Warning),
+        ("full_page_writes", "off", Danger),
+        ("statement_timeout", "100ms", Warning),
+        ("default_transaction_isolation", "serializable", Note),
+        ("default_transaction_read_only", "on", Danger),
+    ] {
+        server.command(&format!("ALTER SYSTEM SET {setting} = '{value}'"));
+        server.command("SELECT pg_reload_conf()");
+        let name = if setting.ends_with("read_only") { "transaction_read_only" } else { setting };
+        wait_until("it is found", || found_as(&server, "postgres", "postgres") == [(severity, name.to_owned())]);
+        server.command("SET default_transaction_read_only = off; ALTER SYSTEM RESET ALL");
+        server.command("SELECT pg_reload_conf()");
+        wait_until("all is well", || found_as(&server, "postgres", "postgres").is_empty());
+    }
+    server.command("ALTER TABLE workglow_limit.counted SET UNLOGGED");
+    assert_eq!(found_as(&server, "postgres", "postgres"), [(Danger, "UNLOGGED".to_owned())]);
+}
+
+#[test]
+fn a_role_that_lacks_something_on_postgres_is_told_what() {
+    use Severity::*;
+    let server = PostgresServer::start("doctor-role");
+    server.command("CREATE ROLE app LOGIN");
+    let as_app = || found_as(&server, "app", "postgres");
+    let usable = |url: &str| Store::new(url).unwrap().limiter("api", "1/1h").unwrap().attempt("", 1).is_ok();
+    assert_eq!(as_app(), [(Danger, "schema".to_owned())]);
+    assert!(!usable(&server.url_of("app", "postgres")));
+    server.command(postgres_schema());
+    assert_eq!(as_app(), [(Danger, "schema".to_owned())]);
+    server.command("GRANT USAGE ON SCHEMA workglow_limit TO app");
+    assert_eq!(as_app(), [(Danger, "privileges".to_owned())]);
+    server.command(
+        "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA workglow_limit TO app; \
+         GRANT USAGE ON ALL SEQUENCES IN SCHEMA workglow_limit TO app",
+    );
+    assert_eq!(as_app(), []);
+    assert!(usable(&server.url_of("app", "postgres")));
+    server.command("REVOKE EXECUTE ON FUNCTION pg_control_system() FROM PUBLIC");
+    assert_eq!(as_app(), [(Note, "pg_control_system()".to_owned())]);
+    server.command("REVOKE DELETE ON workglow_limit.starts FROM app");
+    let findings = doctor(&server.url_of("app", "postgres")).unwrap();
+    assert!(findings.iter().any(|finding| finding.setting == "privileges" && finding.value == "starts"), "{findings:?}");
+}
+
 #[test]
 fn where_there_is_no_server_there_is_nothing_to_find() {
     assert_eq!(doctor("memory:").unwrap(), []);
     assert!(matches!(doctor("nonsense:"), Err(Error::InvalidUrl { .. })));
     assert!(matches!(doctor("redis://127.0.0.1:1"), Err(Error::Store { .. })));
+    assert!(matches!(doctor("postgres://me@127.0.0.1:1"), Err(Error::Store { .. })));
 }

@@ -3,10 +3,11 @@
 use crate::clock::wgl_manual_clock;
 use crate::input::{Sized32, given, hand_out, invalid, key_or_limit, options, text};
 use crate::status::{WGL_OK, guard};
-use std::ffi::{c_char, c_int};
+use std::ffi::{CString, c_char, c_int};
 use std::mem::MaybeUninit;
 use std::path::Path;
 use std::ptr::NonNull;
+use std::sync::LazyLock;
 use std::time::Duration;
 use workglow_limit::{Durability, Finding, OnError, Problem, Result, Store, StoreOptions};
 
@@ -25,7 +26,7 @@ pub const WGL_DURABILITY_BUDGET: u32 = 0;
 pub const WGL_DURABILITY_COMMIT: u32 = 1;
 
 /// Where limits live: "memory:" (this process), "sqlite:PATH" (this machine), or "redis://HOST", "rediss://HOST", "redis+unix://PATH" and
-/// "redis+sentinel://HOST,HOST/NAME" (a server or cluster that machines share).
+/// "redis+sentinel://HOST,HOST/NAME" and "postgres://HOST/DATABASE" (a server or cluster that machines share).
 ///
 /// The caller owns it and frees it with wgl_store_free; limiters made from it go on working after that. Any thread may
 /// use it. It is inherited by forked children: those of a sqlite: store share its limits with their parent, those of a
@@ -112,7 +113,7 @@ pub unsafe extern "C" fn wgl_store_verify(
 }
 
 /// Says what of a server's settings endangers limits there: the worst first, nothing if all is well. Always nothing for memory: and
-/// sqlite:PATH, whose files wgl_store_verify looks at. It writes a key of its own for a moment, to see whether it may.
+/// sqlite:PATH, whose files wgl_store_verify looks at. On Redis it writes a key of its own for a moment, to see whether it may.
 ///
 /// `findings` receives how many there are, and `report`, of `capacity` bytes, a line for each: how much it matters ("danger: ",
 /// "warning: " or "note: "), the setting and its value, what that endangers, and what to set instead. What does not fit is cut off, and
@@ -141,6 +142,15 @@ pub unsafe extern "C" fn wgl_doctor(
         place.write(found.len());
         Ok(WGL_OK)
     })
+}
+
+/// The SQL that makes what limits on Postgres need there, for migrations of your own: the schema workglow_limit. Where a program's role
+/// may create schemas this is not needed, because the first call makes it. To run it again changes nothing. The text is static.
+#[unsafe(no_mangle)]
+pub extern "C" fn wgl_postgres_schema() -> *const c_char {
+    static SCHEMA: LazyLock<CString> =
+        LazyLock::new(|| CString::new(workglow_limit::postgres_schema()).unwrap_or_default());
+    SCHEMA.as_ptr()
 }
 
 /// Writes as much of a text as fits, and a NUL. There have to be `capacity` bytes, and more than none.

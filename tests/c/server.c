@@ -1,4 +1,5 @@
 // Limits on a server: processes share them, also those that a fork made, and what goes wrong is told.
+#include "postgres.h"
 #include "redis.h"
 #include <signal.h>
 
@@ -153,8 +154,26 @@ static void the_doctor_says_what_is_set_badly(void) {
     REFUSED(WGL_STORE_FAILURE, "127.0.0.1:1", wgl_doctor("redis://127.0.0.1:1", report, sizeof report, &findings));
 }
 
+static void postgres_is_made_and_looked_at(void) {
+    char report[4096];
+    size_t findings;
+    MUST(wgl_doctor(postgres.url, report, sizeof report, &findings));
+    CHECK(findings > 0 && strstr(report, "danger: fsync = off: ") == report, "%zu: %s", findings, report);
+    CHECK(strstr(wgl_postgres_schema(), "CREATE SCHEMA workglow_limit;") != NULL, "%s", wgl_postgres_schema());
+    wgl_store *store = store_at(postgres.url, 0, 0);
+    wgl_limiter *limiter = rate(store, "api", 2);
+    wgl_permit permit;
+    for (int i = 0; i < 3; i++)
+        IS(i < 2 ? WGL_OK : WGL_DENIED, wgl_try_acquire(limiter, NULL, 0, 1, &permit, NULL));
+    wgl_limiter_free(limiter);
+    wgl_store_free(store);
+}
+
 int main(void) {
     redis_start();
+    postgres_start();
+    postgres_is_made_and_looked_at();
+    postgres_end();
     the_doctor_says_what_is_set_badly();
     processes_share_a_limit();
     a_lease_counts_for_other_processes();

@@ -1,6 +1,7 @@
 // Runs tests/vectors/*.vec on every store: vectors DIR. The format is in tests/vectors/README.md.
 #include "check.h"
 #include "limiters.h"
+#include "postgres.h"
 #include "redis.h"
 #include <sys/stat.h>
 #include <time.h>
@@ -40,10 +41,14 @@ static void begin(const char *scheme, const char *name) {
         snprintf(url, sizeof url, "%s", redis.url);
         CHECK(strcmp(redis_command("FLUSHALL"), "+OK\r\n") == 0, "the server is not empty");
     }
+    if (strcmp(scheme, "postgres:") == 0) {
+        snprintf(url, sizeof url, "%s", postgres.url);
+        postgres_forget();
+    }
     MUST(wgl_store_open(url, &options, &now.store));
 }
 
-static const char *const schemes[] = {"memory:", "sqlite:", "redis:"};
+static const char *const schemes[] = {"memory:", "sqlite:", "redis:", "postgres:"};
 enum { SCHEMES = sizeof schemes / sizeof *schemes };
 
 // How many cases ran, by kind of limiter.
@@ -368,10 +373,12 @@ int main(int count, char **arguments) {
         return 2;
     }
     redis_start();
+    postgres_start();
     in_dir(arguments[1], run_everywhere);
+    postgres_end();
     redis_end();
     write_cells();
-    printf("vectors: %d cases on memory:, on sqlite: and on Redis\n", cases / SCHEMES);
+    printf("vectors: %d cases on memory:, on sqlite:, on Redis and on Postgres\n", cases / SCHEMES);
     CHECK(cases > 0, "no vectors in %s", arguments[1]);
     return summary("vectors");
 }

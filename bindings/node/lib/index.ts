@@ -34,5 +34,5 @@ export type { Duration } from "./input.js";
 export { Limiter } from "./limiter.js";
 export { FlowControl, type FlowControlOptions } from "./named.js";
 export { Permit } from "./permit.js";
-export { doctor, type Finding, type KeyOptions, ManualClock, type Problem, Store, type StoreOptions } from "./store.js";
+export { doctor, type Finding, type KeyOptions, ManualClock, postgresSchema, type Problem, Store, type StoreOptions } from "./store.js";
 export { type ToWorkglowOptions, toWorkglow, type WorkglowLimiter } from "./workglow.js";

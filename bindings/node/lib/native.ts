@@ -57,6 +57,7 @@ interface Native {
   flush(store: NativeStore): Promise<void>;
   verify(store: NativeStore, repair: boolean): Promise<string[]>;
   doctor(url: string): Promise<Advice[]>;
+  postgresSchema(): string;
   url(store: NativeStore): string;
   tellCounts(): void;
   failures(store: NativeStore): number;

@@ -98,15 +98,21 @@ export interface Finding {
 
 /**
  * Says what of a server's settings endangers limits there: the worst first, nothing if all is well. Always nothing for "memory:" and
- * "sqlite:PATH", whose files `Store.verify` looks at. It writes a key of its own for a moment, to see whether it may.
+ * "sqlite:PATH", whose files `Store.verify` looks at. On Redis it writes a key of its own for a moment, to see whether it may.
  */
 export async function doctor(url: string): Promise<Finding[]> {
   return (await native.doctor(unicode("url", url)).catch(rethrow)) as Finding[];
 }
 
 /**
- * Where limits live: "memory:" (this object), "sqlite:PATH" (this machine), or "redis://HOST" and "redis+unix://PATH" (a server that
- * machines share). Making one opens nothing.
+ * The SQL that makes what limits on Postgres need there, for migrations of your own: the schema `workglow_limit`. Where a program's
+ * role may create schemas this is not needed, because the first call makes it. To run it again changes nothing.
+ */
+export const postgresSchema = (): string => native.postgresSchema();
+
+/**
+ * Where limits live: "memory:" (this object), "sqlite:PATH" (this machine), or "redis://HOST", "redis+unix://PATH" and
+ * "postgres://HOST/DATABASE" (a server that machines share). Making one opens nothing.
  */
 export class Store {
   /** The store's address, without a password. */

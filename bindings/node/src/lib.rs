@@ -222,6 +222,12 @@ pub fn doctor(url: String) -> AsyncTask<Pooled<Vec<Advice>>> {
     AsyncTask::new(Pooled(Box::new(move || Ok(workglow_limit::doctor(&url)?.into_iter().map(told).collect()))))
 }
 
+/// The SQL that makes what limits on Postgres need there.
+#[napi]
+pub fn postgres_schema() -> &'static str {
+    workglow_limit::postgres_schema()
+}
+
 /// A store's address, without a password.
 #[napi]
 pub fn url(store: &External<Store>) -> String {

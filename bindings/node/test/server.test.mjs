@@ -3,7 +3,8 @@
 import assert from "node:assert/strict";
 import { after, before, test } from "node:test";
 import { Worker } from "node:worker_threads";
-import { CompositeLimiter, ConcurrencyLimiter, doctor, LimitError, RateLimiter, Store, SyncUnsupported } from "workglow-limit";
+import { CompositeLimiter, ConcurrencyLimiter, doctor, LimitError, postgresSchema, RateLimiter, Store, SyncUnsupported } from "workglow-limit";
+import { startPostgres } from "./postgres.mjs";
 import { startRedis } from "./redis.mjs";
 
 let server;
@@ -217,6 +218,22 @@ test("the doctor says what of a server is set badly", async () => {
   await assert.rejects(doctor("nonsense:"), { code: "invalid_url" });
   await assert.rejects(doctor("redis://127.0.0.1:1"), { code: "store_failure" });
   await assert.rejects(doctor(5), { code: "invalid_argument" });
+});
+
+test("Postgres is made and looked at", async () => {
+  const postgres = await startPostgres();
+  try {
+    const [{ what, ...rest }] = await doctor(postgres.url);
+    assert.match(what, /power cut/);
+    assert.deepEqual(rest, { severity: "danger", setting: "fsync", value: "off", instead: "on" });
+    assert.match(postgresSchema(), /CREATE SCHEMA workglow_limit;/);
+    const limiter = rate(new Store(postgres.url, { timeout: "20s" }), 2);
+    const got = [];
+    for (let i = 0; i < 3; i++) got.push((await limiter.tryAcquireAsync()) !== null);
+    assert.deepEqual(got, [true, true, false]);
+  } finally {
+    await postgres.stop();
+  }
 });
 
 test("a password is not shown", () => {

@@ -20,6 +20,7 @@ import {
   TokenBucketLimiter,
 } from "workglow-limit";
 import { directory } from "./helpers.mjs";
+import { startPostgres } from "./postgres.mjs";
 import { startRedis } from "./redis.mjs";
 
 const vectors = join(import.meta.dirname, "../../../tests/vectors");
@@ -137,7 +138,8 @@ const told = (d) => ({
 });
 
 /** Calls what answers at once; where a server decides, what gives a promise. */
-const ask = (store, of, name, ...given) => (store.url.startsWith("redis") ? of[`${name}Async`](...given) : of[name](...given));
+const isServed = (url) => !/^(memory|sqlite):/.test(url);
+const ask = (store, of, name, ...given) => (isServed(store.url) ? of[`${name}Async`](...given) : of[name](...given));
 
 async function answer(store, limiter, { call, given }, permits) {
   const { key } = given;
@@ -169,7 +171,7 @@ async function answer(store, limiter, { call, given }, permits) {
     case "next_available":
       return { next: (await limiter.getNextAvailableTime(key)) - Date.now() };
     case "complete":
-      if (!store.url.startsWith("redis")) return void limiter.complete(permits.get(given.permit));
+      if (!isServed(store.url)) return void limiter.complete(permits.get(given.permit));
     // Falls through.
     case "cancel":
     case "renew":
@@ -218,7 +220,7 @@ async function run({ limiters, steps }, url) {
   const clock = new ManualClock();
   const store = new Store(url, { clock });
   const limiter = limiterOf(limiters, store);
-  if (url.startsWith("redis")) await limiter.open();
+  if (isServed(url)) await limiter.open();
   const permits = new Map();
   let time = 0;
   for (const step of steps) {
@@ -244,10 +246,11 @@ async function run({ limiters, steps }, url) {
 }
 
 assert.ok(files.length >= 3);
-let server;
+let redis;
 let databases = 0;
-before(async () => (server = await startRedis()));
-after(() => server.stop());
+let postgres;
+before(async () => ([redis, postgres] = await Promise.all([startRedis(), startPostgres()])));
+after(() => Promise.all([redis?.stop(), postgres?.stop()]));
 
 /** How many cases ran, by kind and store. */
 const cells = new Map();
@@ -271,7 +274,13 @@ for (const file of files) {
     assert.ok(cases.length > 0);
     for (const [i, one] of cases.entries()) {
       await t.test(one.name, async () => {
-        const urls = { memory: "memory:", sqlite: `sqlite:${dir}/${i}.db`, redis: `${server.url}?db=${++databases}` };
+        postgres.forgetAll();
+        const urls = {
+          memory: "memory:",
+          sqlite: `sqlite:${dir}/${i}.db`,
+          redis: `${redis.url}?db=${++databases}`,
+          postgres: postgres.url,
+        };
         for (const [store, url] of Object.entries(urls)) {
           await run(one, url);
           ran(one, store);

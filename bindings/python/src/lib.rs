@@ -43,7 +43,7 @@ mod _native {
         null::NullLimiter,
         pool::Pool,
         stats::Stats,
-        store::{Finding, Problem, Store, doctor},
+        store::{Finding, Problem, Store, doctor, postgres_schema},
     };
 
     #[pymodule_init]

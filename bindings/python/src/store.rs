@@ -21,8 +21,8 @@ pub fn tell_counts(py: Python<'_>) {
     wait(py, workglow_limit::Store::tell_counts);
 }
 
-/// Where limits live: "memory:" (this process), "sqlite:PATH" (this machine), or "redis://HOST" and "redis+unix://PATH" (a server
-/// that machines share).
+/// Where limits live: "memory:" (this process), "sqlite:PATH" (this machine), or "redis://HOST", "redis+unix://PATH" and
+/// "postgres://HOST/DATABASE" (a server that machines share).
 ///
 /// Making one opens nothing: the first use does, or open(). So it can be made at import, before workers are forked.
 /// timeout is how long a call may wait for something rare (opening, a new limit), in seconds; mode is that of the
@@ -194,7 +194,7 @@ impl Store {
 }
 
 /// Says what of a server's settings endangers limits there: the worst first, nothing if all is well. Always nothing for "memory:" and
-/// "sqlite:PATH", whose files Store.verify() looks at. It writes a key of its own for a moment, to see whether it may.
+/// "sqlite:PATH", whose files Store.verify() looks at. On Redis it writes a key of its own for a moment, to see whether it may.
 #[pyfunction]
 pub fn doctor(py: Python<'_>, url: &Bound<'_, PyAny>) -> PyResult<Vec<Finding>> {
     let address = argument::text("url", url)?;
@@ -207,6 +207,13 @@ pub fn doctor(py: Python<'_>, url: &Bound<'_, PyAny>) -> PyResult<Vec<Finding>> 
         instead: finding.instead,
     };
     Ok(findings.into_iter().map(told).collect())
+}
+
+/// The SQL that makes what limits on Postgres need there, for migrations of your own: the schema workglow_limit. Where a program's role
+/// may create schemas this is not needed, because the first call makes it. To run it again changes nothing.
+#[pyfunction]
+pub fn postgres_schema() -> &'static str {
+    workglow_limit::postgres_schema()
 }
 
 /// Something of a server that those who have limits there should know, as doctor() finds it.

@@ -68,6 +68,22 @@ class Redis:
 
 
 @pytest.fixture(scope="session")
+def the_postgres():
+    """The URL of a Postgres server."""
+    program = HERE.parents[2] / "tests/fleet/postgres"
+    process = subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    yield process.stdout.readline().strip()
+    process.communicate()
+
+
+@pytest.fixture
+def postgres(the_postgres):
+    """The same, where nobody has used any limit."""
+    subprocess.run(["psql", "-X", "-q", "-f", HERE.parents[2] / "tests/fleet/forget.sql", the_postgres], check=True)
+    return the_postgres
+
+
+@pytest.fixture(scope="session")
 def the_server(tmp_path_factory):
     server = Redis(tmp_path_factory.mktemp("redis"))
     yield server

@@ -11,9 +11,9 @@ from workglow_limit import CompositeLimiter, ConcurrencyLimiter, RateLimiter, St
 
 
 @pytest.mark.parametrize("how", ["fork", "multiprocessing"])
-@pytest.mark.parametrize("scheme", ["sqlite", "redis"])
-def test_master_and_children_share_one_limit(scheme, how, tmp_path, server):
-    url = server.url if scheme == "redis" else f"sqlite:{tmp_path}/limits.db"
+@pytest.mark.parametrize("scheme", ["sqlite", "redis", "postgres"])
+def test_master_and_children_share_one_limit(scheme, how, tmp_path, server, postgres):
+    url = {"sqlite": f"sqlite:{tmp_path}/limits.db", "redis": server.url, "postgres": postgres}[scheme]
     got = json.loads(run("fork_program.py", how, url))
     # The children ask for 3,000 of the 1,950 that are left to them.
     assert got == {"before": 50, "children": 1950, "after": 0, "all": 2000}

@@ -19,6 +19,7 @@ from workglow_limit import (
     StoreError,
     StoreTimeout,
     doctor,
+    postgres_schema,
 )
 
 HOUR = 3600
@@ -231,6 +232,14 @@ def test_the_doctor_says_what_of_a_server_is_set_badly(server):
         doctor(5)
 
 
+def test_postgres_is_made_and_looked_at(postgres):
+    finding, *_ = doctor(postgres)
+    assert (finding.severity, finding.setting, finding.value, finding.instead) == ("danger", "fsync", "off", "on")
+    assert "CREATE SCHEMA workglow_limit;" in postgres_schema()
+    limiter = RateLimiter(Store(postgres), "api", max_executions=2, window_size_in_seconds=3600)
+    assert [bool(limiter.try_acquire()) for _ in range(3)] == [True, True, False]
+
+
 @pytest.mark.parametrize(
     ("url", "shown"),
     [
@@ -238,6 +247,7 @@ def test_the_doctor_says_what_of_a_server_is_set_badly(server):
         ("redis+unix:///none?db=1&pass=secret", "redis+unix:///none?db=1"),
         ("redis+sentinel://:secret@127.0.0.1:1,127.0.0.1:2/main/0", "redis+sentinel://…@127.0.0.1:1,127.0.0.1:2/main/0"),
         ("redis://127.0.0.1:1", "redis://127.0.0.1:1"),
+        ("postgres://user:secret@127.0.0.1:1/limits", "postgres://…@127.0.0.1:1/limits"),
     ],
 )
 def test_a_password_is_not_shown(url, shown):

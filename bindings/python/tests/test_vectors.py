@@ -231,10 +231,12 @@ def do(store, limiter, call, arguments, permits):
     return {}
 
 
-@pytest.fixture(params=["memory", "sqlite", "redis"])
+@pytest.fixture(params=["memory", "sqlite", "redis", "postgres"])
 def url(request, tmp_path):
     if request.param == "redis":
         return request.getfixturevalue("server").url
+    if request.param == "postgres":
+        return request.getfixturevalue("postgres")
     return "memory:" if request.param == "memory" else f"sqlite:{tmp_path}/limits.db"
 
 

@@ -55,6 +55,7 @@ from workglow_limit import (
     WeightExceedsCapacity,
     __version__,
     doctor,
+    postgres_schema,
 )
 from workglow_limit.http import heed, heed_aiohttp, heed_httpx, heed_requests
 
@@ -172,6 +173,7 @@ def stores() -> None:
     store.flush()
     assert_type([(problem.found, problem.repaired) for problem in store.verify(repair=True)], list[tuple[str, bool]])
     assert_type(store.verify(), list[Problem])
+    assert_type(postgres_schema(), str)
     finding, *findings = doctor("memory:")
     assert_type(findings, list[Finding])
     assert_type(finding.severity, Literal["note", "warning", "danger"])

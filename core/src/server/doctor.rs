@@ -54,7 +54,7 @@ impl Finding {
 /// Looks at the settings of the server that a store is on, and says what there endangers limits: the worst first, nothing if all is
 /// well. Always nothing for `memory:` and `sqlite:`, whose files [`Store::verify`] looks at.
 ///
-/// It writes a key of its own for a moment, to see whether it may.
+/// On Redis it writes a key of its own for a moment, to see whether it may.
 ///
 /// # Errors
 /// [`Error::InvalidUrl`](crate::Error::InvalidUrl) as for [`Store::new`]; a store error if the server does not answer.

@@ -7,11 +7,12 @@
 //! beside an array in the key's row is in `log.sql`.
 
 mod address;
+mod examine;
 mod tls;
 mod value;
 mod wire;
 
-use super::{Call, Engine, Family, MOST, Note, Row, Terms, version, without_password};
+use super::{Call, EPOCH, Engine, Family, Finding, MOST, Note, Row, Terms, version, without_password};
 use crate::error::{Error, Result};
 use crate::fork::PerProcess;
 use crate::policy::Policy;
@@ -276,5 +277,9 @@ impl Engine for Postgres {
     fn names(&self, patience: Duration) -> Result<Vec<String>> {
         let rows = self.ask("SELECT name FROM workglow_limit.limits WHERE is_declared", &[], patience)?;
         Ok(rows.iter().filter_map(|row| text(row.first()?.as_ref()?)).collect())
+    }
+
+    fn examine(&self, patience: Duration) -> Result<Vec<Finding>> {
+        self.look(patience)
     }
 }

@@ -212,13 +212,7 @@ impl PostgresServer {
 
     /// Nobody has used any limit.
     pub fn forget_all(&self) {
-        self.command(
-            "DO $$ DECLARE t text; BEGIN
-                 FOR t IN SELECT tablename FROM pg_tables WHERE schemaname = 'workglow_limit' AND tablename <> 'version' LOOP
-                     EXECUTE 'DELETE FROM workglow_limit.' || t;
-                 END LOOP;
-             END $$",
-        );
+        self.command(include_str!("../../../tests/fleet/forget.sql"));
     }
 
     /// All of its processes.

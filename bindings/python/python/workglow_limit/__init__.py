@@ -51,6 +51,7 @@ from ._native import (
     TokenBucketLimiter,
     __version__,
     doctor,
+    postgres_schema,
 )
 
 TYPE_CHECKING = False
@@ -109,4 +110,5 @@ __all__ = [
     "WeightExceedsCapacity",
     "__version__",
     "doctor",
+    "postgres_schema",
 ]

@@ -43,6 +43,7 @@ __all__ = [
     "Waiter",
     "__version__",
     "doctor",
+    "postgres_schema",
 ]
 
 __version__: str
@@ -135,6 +136,7 @@ class Finding:
     def instead(self) -> str: ...
 
 def doctor(url: str) -> list[Finding]: ...
+def postgres_schema() -> str: ...
 @final
 class Problem:
     @property

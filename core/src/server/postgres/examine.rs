@@ -1,0 +1,158 @@
+//! What of a Postgres server's settings endangers limits.
+
+use super::value::text;
+use super::{EPOCH, Postgres};
+use crate::error::Result;
+use crate::server::doctor::{Finding, Severity, Severity::*};
+use std::collections::HashMap;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// What is looked at: names and values. It reads only, so a standby answers, too.
+const FACTS: &str = "
+    SELECT name, setting FROM pg_settings WHERE name IN ('autovacuum', 'default_transaction_isolation', 'fsync',
+        'full_page_writes', 'max_connections', 'server_version_num', 'statement_timeout', 'synchronous_standby_names',
+        'transaction_read_only')
+    UNION ALL SELECT 'time', (date_part('epoch', clock_timestamp()) * 1000000)::bigint::text
+    UNION ALL SELECT 'is standby', pg_is_in_recovery()::text
+    UNION ALL SELECT 'standbys', count(*)::text FROM pg_stat_replication
+    UNION ALL SELECT 'connections', count(*)::text FROM pg_stat_activity WHERE backend_type = 'client backend'
+    UNION ALL SELECT 'sees its cluster', has_function_privilege('pg_control_system()', 'EXECUTE')::text
+    UNION ALL SELECT 'may create', has_database_privilege(current_database(), 'CREATE')::text
+    UNION ALL SELECT 'may use', has_schema_privilege(oid, 'USAGE')::text FROM pg_namespace WHERE nspname = 'workglow_limit'
+    UNION ALL SELECT 'refused', string_agg(relname, ', ' ORDER BY relname) FROM pg_class
+        WHERE relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = 'workglow_limit') AND NOT CASE relkind
+            WHEN 'r' THEN has_table_privilege(oid, 'SELECT') AND has_table_privilege(oid, 'INSERT')
+                AND has_table_privilege(oid, 'UPDATE') AND has_table_privilege(oid, 'DELETE')
+            WHEN 'S' THEN has_sequence_privilege(oid, 'USAGE')
+            ELSE true END
+    UNION ALL SELECT 'unlogged', string_agg(relname, ', ' ORDER BY relname) FROM pg_class
+        WHERE relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = 'workglow_limit') AND relpersistence = 'u'";
+
+/// What a server says of itself, and what is found.
+struct Seen {
+    facts: HashMap<String, String>,
+    findings: Vec<Finding>,
+}
+
+impl Seen {
+    fn fact(&self, name: &str) -> &str {
+        self.facts.get(name).map_or("", String::as_str)
+    }
+
+    fn number(&self, name: &str) -> u64 {
+        self.fact(name).parse().unwrap_or(0)
+    }
+
+    fn add(&mut self, severity: Severity, setting: &str, value: impl ToString, what: &str, instead: &str) {
+        self.findings.push(Finding::new(severity, setting, value, what, instead));
+    }
+
+    /// One that is as it should not be.
+    fn add_if(&mut self, bad: &str, severity: Severity, setting: &str, what: &str, instead: &str) {
+        if self.fact(setting) == bad {
+            self.add(severity, setting, bad, what, instead);
+        }
+    }
+}
+
+impl Postgres {
+    pub(super) fn look(&self, patience: Duration) -> Result<Vec<Finding>> {
+        let before = SystemTime::now();
+        // (Asked without making the schema that is missing.)
+        let rows = self.ask(FACTS, &[], patience)?;
+        let facts = rows.iter().filter_map(|row| Some((text(row.first()?.as_ref()?)?, text(row.get(1)?.as_ref()?)?)));
+        let mut seen = Seen { facts: facts.collect(), findings: Vec::new() };
+        disk(&mut seen);
+        standbys(&mut seen);
+        role(&mut seen);
+        limits(&mut seen);
+        clock(&mut seen, before);
+        Ok(seen.findings)
+    }
+}
+
+fn disk(seen: &mut Seen) {
+    let what = "a power cut may damage the tables; nobody starts for a window after each start of the server";
+    seen.add_if("off", Danger, "fsync", what, "on");
+    let what = "a power cut may damage the tables";
+    seen.add_if("off", Danger, "full_page_writes", what, "on, unless the file system writes pages whole");
+    let unlogged = seen.fact("unlogged").to_owned();
+    if !unlogged.is_empty() {
+        let what = "a crash empties these tables, and as much as each limit may start once more";
+        seen.add(Danger, "UNLOGGED", unlogged, what, "ALTER TABLE … SET LOGGED");
+    }
+    let what = "rows of keys that nobody uses any more take up room for ever, and decisions get slower";
+    seen.add_if("off", Warning, "autovacuum", what, "on");
+}
+
+fn standbys(seen: &mut Seen) {
+    if seen.fact("is standby") == "true" {
+        let what = "this is a standby: it refuses to record starts, so every decision fails";
+        let instead = "the primary's address, or all addresses and target_session_attrs=read-write";
+        return seen.add(Danger, "pg_is_in_recovery", "true", what, instead);
+    }
+    let what = "limits cannot be used: this server, database or role only reads";
+    seen.add_if("on", Danger, "transaction_read_only", what, "default_transaction_read_only = off");
+    if seen.number("standbys") > 0 && seen.fact("synchronous_standby_names").is_empty() {
+        let what = "a primary that is cut off goes on deciding while a standby takes its place: both let as much as each limit start, \
+                    unless whoever promotes the standby stops the primary first";
+        seen.add(Warning, "synchronous_standby_names", "", what, "the standby's name");
+    }
+}
+
+fn role(seen: &mut Seen) {
+    match (seen.fact("may use"), seen.fact("may create")) {
+        ("", "false") => {
+            let what = "limits cannot be used: the schema workglow_limit is missing, and this role may not create it";
+            seen.add(Danger, "schema", "missing", what, "run the SQL that postgres_schema() prints as a role that may");
+        }
+        ("false", _) => {
+            let what = "limits cannot be used: this role may not use the schema workglow_limit";
+            seen.add(Danger, "schema", "USAGE is not granted", what, "what the head of postgres_schema() says");
+        }
+        _ => {}
+    }
+    let refused = seen.fact("refused").to_owned();
+    if !refused.is_empty() && seen.fact("may use") == "true" {
+        let what = "limits cannot be used: this role may not read and write all of the schema workglow_limit";
+        seen.add(Danger, "privileges", refused, what, "what the head of postgres_schema() says");
+    }
+    let what = "nobody sees which server answers, so nobody starts for a window after each start of the server";
+    if seen.fact("sees its cluster") == "false" {
+        seen.add(Note, "pg_control_system()", "EXECUTE is not granted", what, "grant it to this role");
+    }
+}
+
+fn limits(seen: &mut Seen) {
+    let version = seen.number("server_version_num");
+    if version < 130_000 {
+        let what = "limits are made for Postgres 13 and later";
+        seen.add(Danger, "server_version_num", version, what, "13 or later");
+    }
+    let isolation = seen.fact("default_transaction_isolation").to_owned();
+    if isolation != "read committed" {
+        let what = "calls that meet others fail and are asked again, which costs a round trip each time";
+        seen.add(Note, "default_transaction_isolation", isolation, what, "read committed for this role");
+    }
+    let ms = seen.number("statement_timeout");
+    if (1..1_000).contains(&ms) {
+        let what = "a call fails that waits for others, or for the disk, for longer than this";
+        seen.add(Warning, "statement_timeout", format!("{ms} ms"), what, "0, or some seconds, for this role");
+    }
+    let (connections, most) = (seen.number("connections"), seen.number("max_connections"));
+    if connections * 10 >= most * 8 {
+        let what = "there is hardly room for another connection; who finds none cannot decide";
+        seen.add(Warning, "max_connections", most, what, "more than all processes need (up to 8 each), or a pooler");
+    }
+}
+
+fn clock(seen: &mut Seen, before: SystemTime) {
+    let ours = before.duration_since(UNIX_EPOCH).unwrap_or_default().as_micros() as u64;
+    let differs = seen.number("time").max(EPOCH).abs_diff(ours);
+    if differs > 5_000_000 {
+        let what = "the server's clock and this machine's differ; limits go by the server's only, so nothing is endangered unless it is \
+                    set forward while limits are used";
+        let instead = "let both follow the same time servers";
+        seen.add(Note, "clock_timestamp()", format!("{} s", differs / 1_000_000), what, instead);
+    }
+}
