@@ -157,7 +157,10 @@ fn a_role_that_lacks_something_on_postgres_is_told_what() {
     assert_eq!(as_app(), [(Note, "pg_control_system()".to_owned())]);
     server.command("REVOKE DELETE ON workglow_limit.starts FROM app");
     let findings = doctor(&server.url_of("app", "postgres")).unwrap();
-    assert!(findings.iter().any(|finding| finding.setting == "privileges" && finding.value == "starts"), "{findings:?}");
+    assert!(
+        findings.iter().any(|finding| finding.setting == "privileges" && finding.value == "starts"),
+        "{findings:?}"
+    );
 }
 
 #[test]

@@ -180,9 +180,7 @@ pub(crate) trait Engine: std::fmt::Debug + Send + Sync {
     fn time(&self, patience: Duration) -> Result<Tick>;
 
     /// Does it grant units, which machines start by themselves?
-    fn grants(&self) -> bool {
-        false
-    }
+    fn grants(&self) -> bool;
 
     /// For how long machines may still start what they were granted of a limit, by rules that do not hold any more; and for how long
     /// they may go by what they were told, denials included, which is no shorter.

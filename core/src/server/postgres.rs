@@ -228,6 +228,10 @@ impl Engine for Postgres {
         now.and_then(|now| Tick::try_from(now).ok()).ok_or_else(|| self.makes_no_sense(row))
     }
 
+    fn grants(&self) -> bool {
+        false
+    }
+
     fn row(&self, name: &str, key: Option<Hash>, patience: Duration) -> Result<Row> {
         let statement = "SELECT l.policy, l.composite, l.overriding, o.policy, nullif(l.made, 0) FROM workglow_limit.limits l \
                          LEFT JOIN workglow_limit.own o ON o.limit_id = l.id AND o.hash = $2 WHERE l.name = $1";
