@@ -1,4 +1,4 @@
-# make demo    the main job: Celery, Node and C share one limit; STORE=redis: on two machines, so to speak
+# make demo    the main job: Celery, Node and C share one limit; STORE=redis or postgres: on two machines, so to speak
 # make test    all tests, one summary
 # make check   format, lints, header, stubs, types, versions, documentation, instructions
 # make docs    target/docs: the reference of each language, from its doc comments

@@ -100,21 +100,17 @@ class Queue:
                 message.rename(inbox / message.name)
 
 
-class Redis:
-    """A server of the demo's own, on a socket. It ends with the demo, however that ends."""
+class Server:
+    """A server of the demo's own. It ends with the demo, however that ends."""
 
-    def __init__(self, folder: Path) -> None:
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
-        self.url = f"redis+unix://{folder}/socket"
-        options = f"--port 0 --save '' --appendonly no --dir {folder} --unixsocket {folder}/socket"
-        command = f"redis-server {options} >&2 & cat; kill -9 $!"
-        self._shell = subprocess.Popen(["sh", "-c", command], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
-        deadline = time.monotonic() + PATIENCE
-        while not (folder / "socket").exists():
-            if time.monotonic() > deadline:
-                raise SystemExit("redis-server does not start: is it installed?")
-            time.sleep(0.01)
+    def __init__(self, kind: str, out: Path) -> None:
+        programs = HERE.parents[1] / "tests/fleet"
+        command = [sys.executable, programs / "redis.py", out] if kind == "redis" else [programs / "postgres"]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self._process.stdout is not None
+        self.url = self._process.stdout.readline().strip()
+        if not self.url:
+            raise SystemExit(self._process.wait())
 
 
 def prepare(out: Path, store: str) -> None:
@@ -230,23 +226,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder with the built members; results go there")
     parser.add_argument(
-        "--store", choices=("sqlite", "redis"), default="sqlite",
+        "--store", choices=("sqlite", "redis", "postgres"), default="sqlite",
         help="where the limit is: beside the members (default), or on a server, which two groups of them share as two machines do",
     )  # fmt: skip
     parser.add_argument("--kill", choices=picture.NAMES, help="who is killed half-way (default: anyone)")
     options = parser.parse_args()
     out, killed = options.out.resolve(), options.kill or random.choice(list(picture.NAMES))
-    redis = Redis(out / "redis") if options.store == "redis" else None
-    store = redis.url if redis else f"sqlite:{out}/limits.db"
+    server = Server(options.store, out) if options.store != "sqlite" else None
+    store = server.url if server else f"sqlite:{out}/limits.db"
     prepare(out, store)
     ready = Ready()
-    brokers = [out / f"broker-{machine}" for machine in ((1, 2) if redis else (1,))]
+    brokers = [out / f"broker-{machine}" for machine in ((1, 2) if server else (1,))]
     queue = Queue(brokers)
     members = [
         Member(name, command, out, ready.write_end, broker) for broker in brokers for name, command in commands(out).items()
     ]
     victim = next(member for member in members if member.name == killed)
-    machines = ", on two machines" if redis else ""
+    machines = ", on two machines" if server else ""
     print(f"{LIMIT} starts per {WINDOW} s in {store}, shared by Celery, Node and C{machines}", flush=True)
     # Members never end by themselves, so they must not outlive the demo.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
