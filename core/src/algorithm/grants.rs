@@ -222,6 +222,21 @@ impl Told {
     }
 }
 
+/// Somebody who asks.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Asker<'a> {
+    /// What its answer is waited for on.
+    pub word: &'a AtomicU64,
+    pub seen: u64,
+}
+
+impl Asker<'_> {
+    /// Which process it is in, among those who share the words; 0: this one.
+    pub fn process(&self) -> u32 {
+        (self.seen >> STAYS) as u32
+    }
+}
+
 /// The grants of one key. All times are of this machine's clock since its boot.
 #[derive(Clone, Copy)]
 pub(crate) struct Grants<'a> {
@@ -232,7 +247,8 @@ pub(crate) struct Grants<'a> {
 }
 
 impl<'a> Grants<'a> {
-    /// Is anybody asking? Who waits for the answer sleeps on it.
+    /// A turn, which is odd while somebody asks; above [`STAYS`] which process that is, if several share the words. Who waits for the answer
+    /// sleeps on it.
     const ASKING: usize = 0;
     /// Until when anything may start.
     const GOOD: usize = 1;
@@ -267,7 +283,13 @@ impl<'a> Grants<'a> {
     const LAST_NOW: usize = 19;
     /// One more than the server's memory whose clock was set forward; 0: none's was.
     const STEPPED: usize = 20;
-    const FIRST: usize = 21;
+    /// Who asks, to the server: a number that no other site has. 0: it is drawn with the next request.
+    const OWNER: usize = 21;
+    /// Which turn of `ASKING` took so long that nobody waits for it any more.
+    const STALLED: usize = 22;
+    /// Where processes of this machine share what they are granted of this key: see [`Grants::shared`].
+    const SHARED: usize = 23;
+    const FIRST: usize = 24;
 
     fn word(&self, at: usize) -> &'a AtomicU64 {
         &self.words[at]
@@ -472,20 +494,72 @@ impl<'a> Grants<'a> {
 
     // ---- for the one caller who asks ----
 
-    /// Is this the caller who asks? Then it has to [end](Grants::end) it. Otherwise somebody else is asking, and the word to sleep on.
-    pub fn begin(&self) -> Result<(), (&'a AtomicU64, u64)> {
+    /// Is this the caller who asks? Then it has to [end](Grants::end) it. Otherwise somebody else is asking. `process`: which one this
+    /// is among those who share the words; 0: they are this one's alone.
+    pub fn begin(&self, process: u32) -> Result<(), Asker<'a>> {
         let asking = self.word(Grants::ASKING);
-        match asking.fetch_update(AcqRel, Acquire, |turn| (turn % 2 == 0).then(|| turn + 1)) {
-            Ok(_) => Ok(()),
-            Err(turn) => Err((asking, turn)),
-        }
+        let begin = |seen: u64| (seen % 2 == 0).then(|| u64::from(process) << STAYS | (seen + 1) & LOW);
+        asking.fetch_update(AcqRel, Acquire, begin).map(drop).map_err(|seen| Asker { word: asking, seen })
     }
 
     /// Lets others ask. Who sleeps on the word that is answered has to be woken.
     pub fn end(&self) -> &'a AtomicU64 {
         let asking = self.word(Grants::ASKING);
-        asking.fetch_add(1, AcqRel);
+        // (Nobody else writes it meanwhile: this process lives.)
+        asking.store((asking.load(Relaxed) + 1) & LOW, Release);
         asking
+    }
+
+    /// Goes on in the place of a process that asked and has died. `false`: somebody else does, or it was done.
+    ///
+    /// Nobody knows how far it came, whether the server has answered, and whether all that is here is of the same memory of the server. So nothing
+    /// of that is used, and it is not asked again: what the server granted by it goes by unused.
+    pub fn take_over(&self, asker: &Asker, process: u32) -> bool {
+        let taken = u64::from(process) << STAYS | asker.seen & LOW;
+        if self.word(Grants::ASKING).compare_exchange(asker.seen, taken, AcqRel, Acquire).is_err() {
+            return false;
+        }
+        if !fault::planted("asked for the dead") {
+            self.void();
+            self.word(Grants::SEQ).fetch_and(!1, Relaxed);
+        }
+        true
+    }
+
+    /// Nobody waits for this asker any more.
+    pub fn give_up(&self, asker: &Asker) {
+        self.word(Grants::STALLED).store(asker.seen, Relaxed);
+    }
+
+    /// Has somebody given up to wait for this asker?
+    pub fn is_given_up(&self, asker: &Asker) -> bool {
+        self.word(Grants::STALLED).load(Relaxed) == asker.seen
+    }
+
+    /// Who asks, to the server. Only for the one who asks.
+    pub fn owner<E>(&self, draw: impl FnOnce() -> Result<u64, E>) -> Result<u64, E> {
+        let owner = self.word(Grants::OWNER);
+        if owner.load(Relaxed) == 0 {
+            owner.store(draw()?.max(1), Relaxed);
+        }
+        Ok(owner.load(Relaxed))
+    }
+
+    /// Where processes share what they are granted of this key; 0: that is not known. It is of this life of the words.
+    #[inline(always)]
+    pub fn shared(&self) -> u64 {
+        let shared = self.word(Grants::SHARED).load(Acquire);
+        if self.life.load(Acquire) == self.number { shared } else { 0 }
+    }
+
+    /// Notes it. Only for the one who asks.
+    pub fn share(&self, shared: u64) {
+        self.guarded(|| self.word(Grants::SHARED).store(shared, Release));
+    }
+
+    /// Is this life of the words over?
+    pub fn is_over(&self) -> bool {
+        self.life.load(Acquire) != self.number
     }
 
     /// What to ask for.
@@ -595,13 +669,18 @@ impl<'a> Grants<'a> {
 
     /// Takes an answer to a question that was sent after `asked` and answered before `now`.
     pub fn accept(&self, question: &Question, told: &Told, asked: (Tick, Tick), lengths: Lengths) {
+        self.guarded(|| self.write(question, told, asked, lengths));
+    }
+
+    /// Writes something that is of this life of the words. In another life, or where this one has been copied elsewhere, nothing is written:
+    /// units go by unused.
+    fn guarded(&self, write: impl FnOnce()) {
         self.word(Grants::ACCEPTING).store(1, Relaxed);
         if !fault::planted("answer unseen") {
             fence(SeqCst);
         }
-        // In another life, or where this one has been copied elsewhere, the units go by unused.
         if self.life.load(Acquire) == self.number {
-            self.write(question, told, asked, lengths);
+            write();
         }
         self.word(Grants::ACCEPTING).store(0, Release);
     }
@@ -695,17 +774,32 @@ impl<'a> Grants<'a> {
 
     /// Lets a forked child begin without what its parent was granted. (Whoever was writing an answer is not here.)
     pub fn disown(&self) {
+        self.forget();
+        self.word(Grants::ASKING).store(0, Release);
+    }
+
+    /// Forgets what was granted, and all that is known. Only for the one who asks, if anybody may.
+    pub fn forget(&self) {
         self.void();
-        for word in &self.words[..Grants::FIRST] {
+        for word in &self.words[Grants::ASKING + 1..Grants::FIRST] {
             word.store(0, Release);
         }
     }
 
     /// Would nobody notice if this were forgotten?
     pub fn is_idle(&self, now: Tick) -> bool {
+        self.has_ended(now) && self.word(Grants::ASKING).load(Relaxed).is_multiple_of(2)
+    }
+
+    /// Has all ended that was granted, and is nothing else known that is good?
+    pub fn is_stale(&self, now: Tick) -> bool {
+        self.has_ended(now) && now >= self.word(Grants::GOOD).load(Acquire)
+    }
+
+    fn has_ended(&self, now: Tick) -> bool {
         let is_over =
             |cell: &[AtomicU64]| cell[cell::TICKET].load(Relaxed) == 0 || now >= cell[cell::UNTIL].load(Relaxed);
-        self.cells().all(is_over) && self.word(Grants::ASKING).load(Relaxed).is_multiple_of(2)
+        self.cells().all(is_over)
     }
 }
 

@@ -287,6 +287,7 @@ impl LockedLane {
             watch: None,
             is_served: false,
             has_grants: false,
+            grant_lane: None,
         };
         home.set(header::DATABASE, *id);
         let found = if is_ahead { Found::Ahead } else { Found::Current };
@@ -346,6 +347,7 @@ impl LockedLane {
             watch: None,
             is_served: false,
             has_grants: false,
+            grant_lane: None,
         };
         home.set(header::STORE_ID, identity.id);
         home.set(header::BOOT_ID, self.boot()?.id);

@@ -16,6 +16,7 @@ mod fcntl;
 mod files;
 mod follow;
 mod gather;
+mod grant_lane;
 mod index;
 mod keyed;
 mod lane;

@@ -25,6 +25,12 @@ type Rows = Vec<(String, Row)>;
 /// What a server has to be told: of a name, and whether nothing is declared under it any more.
 pub(super) type Told = Vec<(String, Vec<Note>)>;
 
+/// A number that nobody else has on a server.
+pub(super) fn new_owner() -> Result<u64> {
+    let [number, _] = random().map_err(|e| Error::store("asking the system for random numbers", e))?;
+    Ok(number & MOST)
+}
+
 /// What names and keys on a server are hashed with. (Whoever chooses keys can make some that are looked for in the same slots of
 /// a process's index; no two with the same hash.)
 pub(super) const SERVER_SECRET: [u64; 2] = [0x776f_726b_676c_6f77, 0x6c69_6d69_7473_2031];
@@ -55,8 +61,7 @@ impl Session {
         if let Some(owner) = *owner {
             return Ok(owner);
         }
-        let [number, _] = random().map_err(|e| Error::store("asking the system for random numbers", e))?;
-        Ok(*owner.insert(number & MOST))
+        Ok(*owner.insert(new_owner()?))
     }
 
     /// Does something under the structure lock with what is declared under these names, and tells the server what has changed.

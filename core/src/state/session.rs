@@ -3,6 +3,7 @@
 use super::counts::Book;
 use super::damage::or_damaged;
 use super::declare::Declared;
+use super::grant_lane::GrantLane;
 use super::locked::Locked;
 use super::registry::{SERVER_SECRET, Told};
 use super::table::{Home, NEVER};
@@ -53,6 +54,8 @@ pub(crate) struct Session {
     /// What decides in place of this process's cells, and what time it was there when it was first asked.
     pub(super) server: Option<Arc<dyn Engine>>,
     pub(super) server_time: OnceLock<(Instant, Tick)>,
+    /// The file in which processes of this machine share what it grants.
+    grant_lane: Option<PathBuf>,
     /// When the limits were made there that this process uses.
     pub(super) made: fork::PerProcess<HashMap<String, Tick>>,
     /// Whose leases there are this process's.
@@ -129,9 +132,12 @@ unsafe impl Sync for Session {}
 
 impl Session {
     pub fn new(url: &str, address: Address, mut options: StoreOptions) -> Result<Session> {
+        let mut grant_lane = None;
         let server = match &address {
             Address::Server(url) => {
-                let (url, grants) = url::take_parameter(url, "grants");
+                let (url, lane) = url::take_parameter(url, "lane");
+                let (url, grants) = url::take_parameter(&url, "grants");
+                grant_lane = lane.map(|path| url::lane(&path)).transpose()?;
                 match grants.as_deref() {
                     None | Some("auto") => {}
                     Some("never") => options.grants = false,
@@ -152,6 +158,7 @@ impl Session {
             current: AtomicPtr::new(ptr::null_mut()),
             rare: rare.into(),
             server,
+            grant_lane,
             server_time: OnceLock::new(),
             made: fork::PerProcess::new(),
             owner: fork::PerProcess::new(),
@@ -331,6 +338,10 @@ impl Session {
 
     fn memory_home(&self) -> Result<Home> {
         let manual = self.options.clock.clone();
+        // A test that makes the time decides on each start by it.
+        let has_grants = self.server.as_ref().is_some_and(|server| server.grants()) && self.options.grants && manual.is_none();
+        let lane = |path: &PathBuf| GrantLane::open(path, self.options.mode, self.options.timeout);
+        let grant_lane = self.grant_lane.as_ref().filter(|_| has_grants).map(lane).transpose()?;
         let arena = arena::Arena::on_heap()?;
         let home = Home {
             arena,
@@ -340,10 +351,8 @@ impl Session {
             next_look: AtomicU64::new(NEVER),
             watch: None,
             is_served: self.server.is_some(),
-            // A test that makes the time decides on each start by it.
-            has_grants: self.server.as_ref().is_some_and(|server| server.grants())
-                && self.options.grants
-                && self.options.clock.is_none(),
+            has_grants,
+            grant_lane,
         };
         if self.server.is_some() {
             if let Some((then, tick)) = self.server_time.get() {

@@ -8,6 +8,7 @@
 //!
 //! A table is replaced when its policy changes: see `rewrite.rs`.
 
+use super::grant_lane::GrantLane;
 use super::arena::{Arena, NoRoom};
 use super::damage::{bounded, nonsense, or_damaged};
 use super::index::Root;
@@ -134,6 +135,8 @@ pub(crate) struct Home {
     pub is_served: bool,
     /// Does the server grant units, where it can?
     pub has_grants: bool,
+    /// Where processes of this machine share what it grants, if they do.
+    pub grant_lane: Option<GrantLane>,
 }
 
 /// A table, read. Its policy never changes: another policy is another table.

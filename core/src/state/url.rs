@@ -39,6 +39,15 @@ pub(crate) fn take_parameter(url: &str, name: &str) -> (String, Option<String>) 
     (if others.is_empty() { place.to_owned() } else { format!("{place}?{}", others.join("&")) }, value)
 }
 
+/// The file of a server's parameter `lane`, by its absolute path.
+pub(crate) fn lane(path: &str) -> Result<PathBuf> {
+    let refuse = |given: &str| Err(Error::invalid("lane", format_args!("\"{given}\""), "the path of a file"));
+    match std::path::absolute(path) {
+        Ok(found) if !path.ends_with('/') && !path.contains('\0') => Ok(same_name(&found)),
+        _ => refuse(path),
+    }
+}
+
 /// Reads an address. `sqlite:rel.db`, `sqlite:/abs.db` and `sqlite:///abs.db` name files; a relative path is taken from
 /// the directory that is current now, not from the one at the first use.
 pub(crate) fn parse(url: &str) -> Result<Address> {

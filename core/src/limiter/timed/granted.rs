@@ -58,9 +58,10 @@ impl Timed {
     ) -> Result<Answer, Blocked> {
         let Some(window) = found.table.policy.shared_by() else { return self.take_looking::<LOOK>(found, ask, view) };
         self.limit.check_weight_on_server(found.table, found.hash, ask.weight)?;
-        let (grants, weight, began) = (found.grants(), ask.weight, Instant::now());
+        let (weight, began) = (ask.weight, Instant::now());
         let mut questions = 0;
         while questions < MOST_QUESTIONS && weight <= grants::MOST_WEIGHT {
+            let grants = self.limit.grants_of(found)?;
             let (now, uptime) = found.home().clock.now_and_uptime();
             let uptime = uptime as Tick;
             if grants.is_far(window.length, uptime) {
@@ -112,7 +113,7 @@ impl Timed {
         if let Some(view) = self.view_at_hand(found, weight) {
             return Ok(view);
         }
-        let (grants, window) = (found.grants(), found.table.policy.shared_by());
+        let (grants, window) = (self.limit.grants_of(found)?, found.table.policy.shared_by());
         if let Some(window) = window.filter(|_| weight == 1) {
             let lengths = Lengths::of(window.limit, window.length, grants.trip());
             self.limit.ask_for_grants(found, Wish::Word, lengths, Instant::now())?;

@@ -275,9 +275,18 @@ impl<'a> Key<'a> {
         self.home().log(self.table, self.block(), self.key.life, &[])
     }
 
-    /// What a server has granted of it.
+    /// What a server has granted of it, to this process or to those that share it.
     #[inline(always)]
     pub fn grants(&self) -> Grants<'a> {
+        let own = self.own_grants();
+        match &self.home().grant_lane {
+            None => own,
+            Some(lane) => lane.of(own),
+        }
+    }
+
+    #[inline(always)]
+    fn own_grants(&self) -> Grants<'a> {
         grants(self.block(), self.key.life)
     }
 

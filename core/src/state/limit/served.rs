@@ -5,10 +5,12 @@ use crate::algorithm::grants::{Grants, Lengths, Told, Wish};
 use crate::error::{Error, Result};
 use crate::fault;
 use crate::policy;
-use crate::server::{Call, Engine, number};
-use crate::state::table::{Blocked, Hash, Home, Table};
+use crate::server::{Call, Engine, number, version};
+use crate::state::grant_lane::GrantLane;
+use crate::state::registry::{SERVER_SECRET, new_owner};
+use crate::state::table::{Blocked, Hash, Home, Table, hasher};
 use crate::state::{sleep_on, wake_all};
-use crate::time::{Tick, uptime};
+use crate::time::{Tick, from_ticks, uptime};
 use crate::waiting::MayWait;
 use std::time::Instant;
 
@@ -79,7 +81,18 @@ impl Limit {
         Ok((*first, others.to_vec()))
     }
 
-    /// Asks for units that this process may start by itself. One caller at a time does, the others wait for that answer (`false`); who
+    /// What a server has granted of a key, where processes share that if they do.
+    pub fn grants_of<'k>(&self, found: &Key<'k>) -> Result<Grants<'k>> {
+        let Some(lane) = &found.home().grant_lane else { return Ok(found.grants()) };
+        let hash = || {
+            let Hash([a, b]) = found.hash;
+            let version = version(&found.table.policy);
+            Hash::of(&hasher(SERVER_SECRET, b'g'), &format!("{}\n{}\n{version}\n{a}\n{b}", self.store.url(), self.name))
+        };
+        lane.find(found.own_grants(), hash)
+    }
+
+    /// Asks for units that may be started without the server. One caller at a time does, the others wait for that answer (`false`); who
     /// comes back looks again. `began`: since when the caller has waited.
     pub fn ask_for_grants(&self, found: &Key, wish: Wish, lengths: Lengths, began: Instant) -> Result<bool, Blocked> {
         let timeout = self.store.options.timeout;
@@ -88,18 +101,31 @@ impl Limit {
             let (doing, waited_ms) = ("waiting for what a server grants".into(), timeout.as_millis() as u64);
             return Err(Error::StoreTimeout { doing, waited_ms }.into());
         }
-        let grants = found.grants();
-        let asking = match grants.begin() {
+        let (grants, lane) = (self.grants_of(found)?, &found.home().grant_lane);
+        let process = lane.as_ref().map_or(Ok(0), GrantLane::process)?;
+        let asking = match grants.begin(process) {
             Ok(()) => Asking(grants),
-            Err((word, turn)) => {
-                sleep_on(word, turn, patience);
-                return Ok(false);
+            Err(asker) => {
+                let other = lane.as_ref().filter(|_| ![0, process].contains(&asker.process()));
+                let most = other.map_or(patience, |_| GrantLane::PATIENCE.max(from_ticks(4 * grants.trip())));
+                if other.is_some_and(|lane| lane.is_gone(&asker)) && grants.take_over(&asker, process) {
+                    Asking(grants)
+                } else if other.is_some() && grants.is_given_up(&asker) {
+                    return Ok(true);
+                } else {
+                    let slept = Instant::now();
+                    sleep_on(asker.word, asker.seen, patience.min(most));
+                    if other.is_some() && slept.elapsed() >= most {
+                        grants.give_up(&asker);
+                    }
+                    return Ok(false);
+                }
             }
         };
         let question = grants.question(wish, lengths, uptime());
         let length = if fault::planted("stamped at its beginning") { 0 } else { lengths.grant };
         let numbers = [
-            self.store.owner()?,
+            grants.owner(new_owner)?,
             question.seq,
             question.want,
             question.least,
@@ -110,9 +136,9 @@ impl Limit {
         ];
         let arguments: Vec<i64> = numbers.iter().chain(question.reports.as_flattened()).map(|n| number(*n)).collect();
         let asked = uptime();
-        let (first, grants) = self.ask_all(found.home(), found.table, Some(found.hash), "grant", &arguments)?;
+        let (first, granted) = self.ask_all(found.home(), found.table, Some(found.hash), "grant", &arguments)?;
         let now = uptime() + 1;
-        let told = Told::read(first, &grants).ok_or_else(|| self.no_answer("grant", &grants))?;
+        let told = Told::read(first, &granted).ok_or_else(|| self.no_answer("grant", &granted))?;
         asking.0.accept(&question, &told, (asked, now), lengths);
         Ok(true)
     }

@@ -1,0 +1,293 @@
+//! A file that processes of one machine map, in which they share what a server granted them.
+//!
+//! A process that shares nothing is a site of its own: it asks for itself, and what it does not use waits until it asks again. With a
+//! lane all processes of the machine start by the same grants. The file holds nothing that has to last. A process that finds none makes
+//! one, and a process that has lost it goes on alone.
+//!
+//! A *slot* is for one key of one limit by one policy. It is found by a hash in a few places, and claimed by whoever
+//! [asks](Grants::begin) there. A key that finds no room is not shared. A slot of which everything is over may become another key's. Then it
+//! has another life, so nobody starts there by what was found before.
+//!
+//! Each process locks a byte of its own, as with the lane of a database, so the kernel tells whether a process that asks still lives.
+
+use super::files::{self, FileId, id_of};
+use super::lane::KeptLock;
+use super::table::Hash;
+use super::{os, wake_all};
+use crate::algorithm::grants::{self, Asker, Grants};
+use crate::atomic::*;
+use crate::error::{Error, Result};
+use crate::fork::{self, PerProcess};
+use crate::time::uptime;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::slice;
+use std::time::{Duration, Instant};
+
+const MAGIC: u64 = u64::from_le_bytes(*b"wglgrant");
+const VERSION: u64 = 1;
+
+/// Words of the header, which fills a page.
+mod header {
+    pub const MAGIC: usize = 0;
+    pub const VERSION: usize = 1;
+    pub const BOOT: usize = 2; // two words
+    pub const TIME_NAMESPACE: usize = 4;
+    pub const NEXT_MEMBER: usize = 5;
+    pub const WORDS: usize = 512;
+}
+
+/// Words of a slot.
+mod slot {
+    /// Which life this is: odd while it is a key's.
+    pub const LIFE: usize = 0;
+    pub const HASH: usize = 1; // two words
+    pub const GRANTS: usize = 3;
+    /// Whole lines of a cache.
+    pub const WORDS: usize = (GRANTS + super::grants::WORDS as usize).next_multiple_of(8);
+}
+
+const SLOT_BITS: u32 = 12;
+const SLOTS: usize = 1 << SLOT_BITS;
+/// A key is looked for in so many slots.
+const PLACES: usize = 8;
+const BYTES: usize = (header::WORDS + SLOTS * slot::WORDS) * 8;
+
+/// A key whose grants are its process's alone, because there was no room.
+const ALONE: u64 = u64::MAX;
+
+/// Bytes that are locked, far beyond the file's end: by whoever makes the file, and by each process that uses it.
+const MAKING: u64 = 1 << 40;
+const MEMBERS: u64 = MAKING + 1;
+const MOST_MEMBERS: u64 = u32::MAX as u64;
+
+/// A process that uses the file.
+#[derive(Debug)]
+struct Member {
+    number: u32,
+    _lock: KeptLock,
+}
+
+/// The file, mapped.
+#[derive(Debug)]
+pub(crate) struct GrantLane {
+    path: PathBuf,
+    file: FileId,
+    map: os::Mapping,
+    member: PerProcess<Option<Member>>,
+}
+
+impl GrantLane {
+    /// So long a process waits for an answer that another one asked for, at least. That one may have been stopped.
+    pub const PATIENCE: Duration = Duration::from_millis(100);
+
+    /// Opens the file, and makes it if there is none that is of use.
+    pub fn open(path: &Path, mode: u32, patience: Duration) -> Result<GrantLane> {
+        let failed = |e| Error::store(format!("opening {}", path.display()), e);
+        let dir = path.parent().unwrap_or(Path::new("/"));
+        if let Some(kind) = os::shared_file_system(dir).map_err(failed)? {
+            return Err(Error::UnsupportedFileSystem { path: dir.to_owned(), kind });
+        }
+        let (began, mut nap) = (Instant::now(), Duration::from_micros(20));
+        loop {
+            let (file, _) = files::open_or_create(path, mode).map_err(failed)?;
+            if os::try_lock(&file, MAKING, 1).map_err(failed)? && files::id_at(path).is_ok_and(|id| is(&file, id)) {
+                return GrantLane::attach(path, &file);
+            }
+            if began.elapsed() >= patience {
+                let (doing, waited_ms) = (format!("opening {}", path.display()), patience.as_millis() as u64);
+                return Err(Error::StoreTimeout { doing, waited_ms });
+            }
+            std::thread::sleep(nap);
+            nap = (nap * 2).min(fork::LONGEST_NAP);
+        }
+    }
+
+    /// Maps a file that this process has the right to make.
+    fn attach(path: &Path, locked: &File) -> Result<GrantLane> {
+        let failed = |e| Error::store(format!("opening {}", path.display()), e);
+        // (A mapping of the file that is locked would keep its lock.)
+        let file = files::open(path).map_err(failed)?;
+        let map = || os::Mapping::reserve_file(&file, BYTES).and_then(|map| map.commit(0, BYTES).map(|()| map));
+        let is_used = os::is_locked(locked, MEMBERS, MOST_MEMBERS).map_err(failed)?;
+        let (len, boot, namespace) = (
+            locked.metadata().map_err(failed)?.len(),
+            os::boot().map_err(failed)?.id,
+            os::time_namespace(),
+        );
+        let mut magic = [0; 8];
+        if len >= 8 {
+            locked.read_exact_at(&mut magic, 0).map_err(failed)?;
+        }
+        match u64::from_le_bytes(magic) {
+            MAGIC if len >= BYTES as u64 => {
+                let lane = GrantLane::new(path, &file, map().map_err(failed)?)?;
+                let word = |at: usize| lane.word(at).load(Acquire);
+                let version = word(header::VERSION);
+                if is_used && version != VERSION {
+                    let (path, found) = (path.to_owned(), version);
+                    return Err(Error::UnsupportedVersion { path, found, supported: VERSION });
+                }
+                if is_used && word(header::TIME_NAMESPACE) != namespace {
+                    let cause = "it is used from another time namespace, whose clock differs from this process's";
+                    return Err(Error::store(format!("opening {}", path.display()), cause));
+                }
+                let is_of = [header::BOOT, header::BOOT + 1, header::TIME_NAMESPACE].map(word) == [boot[0], boot[1], namespace];
+                if is_used || version == VERSION && is_of {
+                    return lane.joined();
+                }
+            }
+            MAGIC if is_used => {
+                return Err(Error::Damaged { path: path.to_owned(), found: "it was cut short while it is used".into() });
+            }
+            // Whoever made it died before the first word was written, which is the last.
+            0 if len <= BYTES as u64 => {}
+            MAGIC => {}
+            _ => return Err(Error::NotAStore { path: path.to_owned(), found: "another kind of file".into() }),
+        }
+        let empty = locked.set_len(0).and_then(|()| os::allocate(locked, 0, BYTES as u64));
+        if let Err(e) = empty {
+            // (Nothing half made stays behind.)
+            let _ = locked.set_len(0);
+            return Err(failed(e));
+        }
+        let lane = GrantLane::new(path, &file, map().map_err(failed)?)?;
+        let words = [
+            (header::VERSION, VERSION),
+            (header::BOOT, boot[0]),
+            (header::BOOT + 1, boot[1]),
+            (header::TIME_NAMESPACE, namespace),
+            (header::MAGIC, MAGIC),
+        ];
+        words.into_iter().for_each(|(at, word)| lane.word(at).store(word, Release));
+        lane.joined()
+    }
+
+    fn new(path: &Path, file: &File, map: os::Mapping) -> Result<GrantLane> {
+        let found = file.metadata().map_err(|e| Error::store(format!("opening {}", path.display()), e))?;
+        Ok(GrantLane { path: path.to_owned(), file: id_of(&found), map, member: PerProcess::new() })
+    }
+
+    /// After this nobody makes the file anew.
+    fn joined(self) -> Result<GrantLane> {
+        self.process()?;
+        Ok(self)
+    }
+
+    fn words(&self) -> &[AtomicU64] {
+        // SAFETY: the mapping is of so many bytes, aligned to a page, and lives as long as this; what is in it is only used as atomics.
+        unsafe { slice::from_raw_parts(self.map.base().cast(), BYTES / 8) }
+    }
+
+    fn word(&self, at: usize) -> &AtomicU64 {
+        &self.words()[at]
+    }
+
+    fn slot(&self, at: usize) -> &[AtomicU64] {
+        &self.words()[header::WORDS + at * slot::WORDS..][..slot::WORDS]
+    }
+
+    fn grants(&self, at: usize, life: u64) -> Grants<'_> {
+        let slot = self.slot(at);
+        Grants { words: &slot[slot::GRANTS..][..grants::WORDS as usize], life: &slot[slot::LIFE], number: life }
+    }
+
+    /// Which process this is among those that use the file. (A forked child is another one.)
+    pub fn process(&self) -> Result<u32> {
+        let mut member = self.member.lock();
+        if let Some(member) = &*member {
+            return Ok(member.number);
+        }
+        let failed = |e| Error::store(format!("opening {}", self.path.display()), e);
+        let file = files::open(&self.path).map_err(failed)?;
+        if !is(&file, self.file) {
+            return Err(Error::store(format!("opening {}", self.path.display()), "another file is in its place"));
+        }
+        loop {
+            let number = self.word(header::NEXT_MEMBER).fetch_add(1, AcqRel) % (MOST_MEMBERS - 1) + 1;
+            if os::try_lock(&file, MEMBERS + number, 1).map_err(failed)? {
+                let lock = KeptLock::new(&file).map_err(failed)?;
+                return Ok(member.insert(Member { number: number as u32, _lock: lock }).number);
+            }
+        }
+    }
+
+    /// Has a process that asks ended?
+    pub fn is_gone(&self, asker: &Asker) -> bool {
+        files::open(&self.path).is_ok_and(|file| {
+            let is_locked = || os::is_locked(&file, MEMBERS + u64::from(asker.process()), 1);
+            is(&file, self.file) && is_locked().is_ok_and(|is_locked| !is_locked)
+        })
+    }
+
+    /// What a key's process shares with others, or has alone.
+    #[inline(always)]
+    pub fn of<'a>(&'a self, own: Grants<'a>) -> Grants<'a> {
+        match own.shared() {
+            0 | ALONE => own,
+            shared => self.grants(shared as usize % SLOTS, shared >> SLOT_BITS),
+        }
+    }
+
+    /// The same, after a slot was found for the key, or claimed.
+    pub fn find<'a>(&'a self, own: Grants<'a>, hash: impl FnOnce() -> Hash) -> Result<Grants<'a>> {
+        let found = self.of(own);
+        // (If another thread looks for it, this one goes by what is there.)
+        if own.shared() == ALONE || own.shared() != 0 && !found.is_over() || own.begin(0).is_err() {
+            return Ok(found);
+        }
+        let shared = self.slot_of(hash());
+        own.share(*shared.as_ref().unwrap_or(&ALONE));
+        wake_all(own.end());
+        shared.map(|_| self.of(own))
+    }
+
+    /// A slot for a key, and its life.
+    fn slot_of(&self, hash: Hash) -> Result<u64> {
+        let process = self.process()?;
+        let places = || (0..PLACES as u64).map(|i| (hash.0[0].wrapping_add(i) % SLOTS as u64) as usize);
+        let of = |at: usize| {
+            let slot = self.slot(at);
+            let word = |at: usize| slot[at].load(Acquire);
+            let life = word(slot::LIFE);
+            let is_its = life % 2 == 1 && [word(slot::HASH), word(slot::HASH + 1)] == hash.0;
+            (is_its && word(slot::LIFE) == life).then_some(life << SLOT_BITS | at as u64)
+        };
+        let found = places().find_map(of).or_else(|| places().find_map(|at| self.claim(at, hash, process)));
+        Ok(found.unwrap_or(ALONE))
+    }
+
+    /// Makes a slot a key's, if it is free or everything in it is over.
+    fn claim(&self, at: usize, hash: Hash, process: u32) -> Option<u64> {
+        let slot = self.slot(at);
+        let life = slot[slot::LIFE].load(Acquire);
+        let grants = self.grants(at, life);
+        let is_free = || slot[slot::LIFE].load(Acquire) == life && (life % 2 == 0 || grants.is_stale(uptime()));
+        if !is_free() {
+            return None;
+        }
+        if let Err(asker) = grants.begin(process)
+            && !(self.is_gone(&asker) && grants.take_over(&asker, process))
+        {
+            return None;
+        }
+        // Nobody else writes it now: who asks has it alone.
+        let claimed = is_free().then(|| {
+            let closed = life.next_multiple_of(2);
+            // Nobody starts by the old life from here on.
+            slot[slot::LIFE].store(closed, Release);
+            grants.forget();
+            slot[slot::HASH].store(hash.0[0], Relaxed);
+            slot[slot::HASH + 1].store(hash.0[1], Relaxed);
+            slot[slot::LIFE].store(closed + 1, Release);
+            closed + 1
+        });
+        wake_all(grants.end());
+        claimed.map(|life| life << SLOT_BITS | at as u64)
+    }
+}
+
+fn is(file: &File, id: FileId) -> bool {
+    file.metadata().is_ok_and(|found| id_of(&found) == id)
+}
