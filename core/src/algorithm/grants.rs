@@ -308,7 +308,7 @@ impl<'a> Grants<'a> {
         for cell in self.cells() {
             let mut state = cell[cell::STATE].load(Acquire);
             // If this life goes on after that, the turn is one of this life.
-            while state & LEFT >= weight && self.life.load(Acquire) == self.number {
+            while state & LEFT >= weight && (!self.is_over() || fault::planted("another key's units")) {
                 let from = cell[cell::FROM].load(Relaxed);
                 if now < from || now >= cell[cell::UNTIL].load(Relaxed) {
                     break;
@@ -378,7 +378,7 @@ impl<'a> Grants<'a> {
             let is_for = weight >= self.word(Grants::QUIET_LEAST).load(Relaxed) && (!waits || quiet & 1 == 1);
             is_for.then_some(quiet / 2)
         });
-        soonest.filter(|&from| from > now)
+        soonest.filter(|&from| from > now && !self.is_over())
     }
 
     /// When so many units more can start, as good as known: by a promise, or by what the server has said. Something may have changed since
@@ -498,7 +498,7 @@ impl<'a> Grants<'a> {
     /// is among those who share the words; 0: they are this one's alone.
     pub fn begin(&self, process: u32) -> Result<(), Asker<'a>> {
         let asking = self.word(Grants::ASKING);
-        let begin = |seen: u64| (seen % 2 == 0).then(|| u64::from(process) << STAYS | (seen + 1) & LOW);
+        let begin = |seen: u64| seen.is_multiple_of(2).then(|| u64::from(process) << STAYS | (seen + 1) & LOW);
         asking.fetch_update(AcqRel, Acquire, begin).map(drop).map_err(|seen| Asker { word: asking, seen })
     }
 
@@ -510,20 +510,17 @@ impl<'a> Grants<'a> {
         asking
     }
 
-    /// Goes on in the place of a process that asked and has died. `false`: somebody else does, or it was done.
+    /// Goes on in the place of a process that asked and has died. `false`: somebody else does, or it had come to its end.
     ///
-    /// Nobody knows how far it came, whether the server has answered, and whether all that is here is of the same memory of the server. So nothing
-    /// of that is used, and it is not asked again: what the server granted by it goes by unused.
+    /// It may have died while it was ending what another memory of the server had granted: so all is ended. If its request has not been
+    /// answered, nothing of the answer is here, and it is asked again.
     pub fn take_over(&self, asker: &Asker, process: u32) -> bool {
         let taken = u64::from(process) << STAYS | asker.seen & LOW;
-        if self.word(Grants::ASKING).compare_exchange(asker.seen, taken, AcqRel, Acquire).is_err() {
-            return false;
-        }
-        if !fault::planted("asked for the dead") {
+        let is_taken = self.word(Grants::ASKING).compare_exchange(asker.seen, taken, AcqRel, Acquire).is_ok();
+        if is_taken && !fault::planted("grants of the dead") {
             self.void();
-            self.word(Grants::SEQ).fetch_and(!1, Relaxed);
         }
-        true
+        is_taken
     }
 
     /// Nobody waits for this asker any more.
@@ -778,8 +775,18 @@ impl<'a> Grants<'a> {
         self.word(Grants::ASKING).store(0, Release);
     }
 
-    /// Forgets what was granted, and all that is known. Only for the one who asks, if anybody may.
-    pub fn forget(&self) {
+    /// The words become another key's: of nothing that was granted by them anything can start any more. `name` notes whose they are. Returns the
+    /// number of the new life, which is odd; while there is none, it is even. Only for the one who asks.
+    pub fn begin_as_another(&self, name: impl FnOnce()) -> u64 {
+        let closed = self.number.next_multiple_of(2);
+        self.life.store(closed, Release);
+        self.forget();
+        name();
+        self.life.store(closed + 1, Release);
+        closed + 1
+    }
+
+    fn forget(&self) {
         self.void();
         for word in &self.words[Grants::ASKING + 1..Grants::FIRST] {
             word.store(0, Release);

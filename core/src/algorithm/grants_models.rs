@@ -91,3 +91,50 @@ fn an_answer_that_comes_late_is_no_other_keys() {
         assert_eq!(key.grants(2).take(1, NOW), None, "units of another key");
     });
 }
+
+/// The words become another key's while somebody starts who found them before: it starts by what was granted to its own key, or not.
+#[test]
+fn who_found_the_words_as_another_keys_starts_nothing_of_this_one() {
+    model(|| {
+        let key = Key::with(1);
+        let other = key.clone();
+        let late = thread::spawn(move || other.grants(1).take(1, NOW).map(|taken| taken.ticket));
+        assert!(key.grants(1).begin(2).is_ok());
+        assert_eq!(key.grants(1).begin_as_another(|| {}), 3);
+        key.refill(3, &[grant(9, 1)], NOW);
+        key.grants(3).end();
+        assert_ne!(late.join().unwrap(), Some(9), "a unit of another key");
+        assert_eq!(key.grants(3).take(1, NOW).map(|taken| taken.ticket), Some(9));
+    });
+}
+
+/// Of two who find that somebody died while it asked, one goes on, and nothing starts by what was granted before.
+#[test]
+fn one_goes_on_for_the_dead() {
+    model(|| {
+        let key = Key::with(1);
+        assert!(key.grants(1).begin(1).is_ok());
+        let finders: Vec<_> = [2, 3]
+            .map(|process| {
+                let key = key.clone();
+                thread::spawn(move || {
+                    let grants = key.grants(1);
+                    let Err(dead) = grants.begin(process) else {
+                        // The other has come to its end.
+                        grants.end();
+                        return false;
+                    };
+                    let goes_on = dead.process() == 1 && grants.take_over(&dead, process);
+                    if goes_on {
+                        assert_eq!(grants.take(1, NOW), None);
+                        grants.end();
+                    }
+                    goes_on
+                })
+            })
+            .into();
+        let count = finders.into_iter().map(|finder| u64::from(finder.join().unwrap())).sum::<u64>();
+        assert_eq!(count, 1, "who go on");
+        assert!(key.grants(1).begin(4).is_ok());
+    });
+}

@@ -280,3 +280,34 @@ fn no_unit_starts_twice() {
         assert!(kept <= stay, "{kept} started of {stay} that the server counts");
     });
 }
+
+/// A process dies while it accepts the answer of a server that has lost its memory: it has noted that, and not ended yet what was granted before.
+#[test]
+fn who_goes_on_for_the_dead_starts_nothing_by_what_a_lost_memory_granted() {
+    const NOW: Tick = 10_000_000;
+    let key = Key::new();
+    refill(&key, NOW, &[grant(1, NOW, 5)]);
+    assert!(key.grants().take(1, NOW).is_some());
+    assert!(key.grants().begin(1).is_ok());
+    key.grants().word(Grants::EPOCH).store(NOW, Relaxed);
+    let dead = key.grants().begin(2).unwrap_err();
+    assert!(dead.process() == 1 && key.grants().take_over(&dead, 2));
+    assert!(!key.grants().take_over(&dead, 3), "one goes on");
+    let question = key.grants().question(Wish::Start(1), LENGTHS, NOW);
+    key.grants().accept(&question, &Told { epoch: NOW, ..told(NOW, &[]) }, (NOW, NOW), LENGTHS);
+    key.grants().end();
+    assert_eq!(key.grants().take(1, NOW), None);
+    assert!(key.grants().begin(3).is_ok());
+}
+
+/// A process dies before it is answered, or before it has used the answer: the next one asks the same again.
+#[test]
+fn what_was_asked_before_a_death_is_asked_again() {
+    const NOW: Tick = 10_000_000;
+    let key = Key::new();
+    assert!(key.grants().begin(1).is_ok());
+    let question = key.grants().question(Wish::Start(1), LENGTHS, NOW);
+    let dead = key.grants().begin(2).unwrap_err();
+    assert!(key.grants().take_over(&dead, 2));
+    assert_eq!(key.grants().question(Wish::Start(1), LENGTHS, NOW + 1).seq, question.seq);
+}

@@ -111,11 +111,8 @@ impl GrantLane {
         let file = files::open(path).map_err(failed)?;
         let map = || os::Mapping::reserve_file(&file, BYTES).and_then(|map| map.commit(0, BYTES).map(|()| map));
         let is_used = os::is_locked(locked, MEMBERS, MOST_MEMBERS).map_err(failed)?;
-        let (len, boot, namespace) = (
-            locked.metadata().map_err(failed)?.len(),
-            os::boot().map_err(failed)?.id,
-            os::time_namespace(),
-        );
+        let (len, boot, namespace) =
+            (locked.metadata().map_err(failed)?.len(), os::boot().map_err(failed)?.id, os::time_namespace());
         let mut magic = [0; 8];
         if len >= 8 {
             locked.read_exact_at(&mut magic, 0).map_err(failed)?;
@@ -133,13 +130,17 @@ impl GrantLane {
                     let cause = "it is used from another time namespace, whose clock differs from this process's";
                     return Err(Error::store(format!("opening {}", path.display()), cause));
                 }
-                let is_of = [header::BOOT, header::BOOT + 1, header::TIME_NAMESPACE].map(word) == [boot[0], boot[1], namespace];
+                let is_of =
+                    [header::BOOT, header::BOOT + 1, header::TIME_NAMESPACE].map(word) == [boot[0], boot[1], namespace];
                 if is_used || version == VERSION && is_of {
                     return lane.joined();
                 }
             }
             MAGIC if is_used => {
-                return Err(Error::Damaged { path: path.to_owned(), found: "it was cut short while it is used".into() });
+                return Err(Error::Damaged {
+                    path: path.to_owned(),
+                    found: "it was cut short while it is used".into(),
+                });
             }
             // Whoever made it died before the first word was written, which is the last.
             0 if len <= BYTES as u64 => {}
@@ -221,26 +222,33 @@ impl GrantLane {
         })
     }
 
-    /// What a key's process shares with others, or has alone.
+    /// What processes share of a key; none, if that is not known.
+    #[inline(always)]
+    fn shared(&self, own: &Grants) -> Option<Grants<'_>> {
+        let shared = own.shared();
+        let of = |shared: u64| self.grants(shared as usize % SLOTS, shared >> SLOT_BITS);
+        (shared != 0 && shared != ALONE).then(|| of(shared)).filter(|grants| !grants.is_over())
+    }
+
+    /// What processes share of a key, or this one has alone.
     #[inline(always)]
     pub fn of<'a>(&'a self, own: Grants<'a>) -> Grants<'a> {
-        match own.shared() {
-            0 | ALONE => own,
-            shared => self.grants(shared as usize % SLOTS, shared >> SLOT_BITS),
-        }
+        self.shared(&own).unwrap_or(own)
     }
 
     /// The same, after a slot was found for the key, or claimed.
     pub fn find<'a>(&'a self, own: Grants<'a>, hash: impl FnOnce() -> Hash) -> Result<Grants<'a>> {
-        let found = self.of(own);
-        // (If another thread looks for it, this one goes by what is there.)
-        if own.shared() == ALONE || own.shared() != 0 && !found.is_over() || own.begin(0).is_err() {
-            return Ok(found);
+        if let Some(shared) = self.shared(&own) {
+            return Ok(shared);
         }
-        let shared = self.slot_of(hash());
-        own.share(*shared.as_ref().unwrap_or(&ALONE));
-        wake_all(own.end());
-        shared.map(|_| self.of(own))
+        // (If another thread looks for it, this one goes by its own once.)
+        if own.shared() != ALONE && own.begin(0).is_ok() {
+            let slot = self.slot_of(hash());
+            own.share(*slot.as_ref().unwrap_or(&ALONE));
+            wake_all(own.end());
+            slot?;
+        }
+        Ok(self.of(own))
     }
 
     /// A slot for a key, and its life.
@@ -263,7 +271,8 @@ impl GrantLane {
         let slot = self.slot(at);
         let life = slot[slot::LIFE].load(Acquire);
         let grants = self.grants(at, life);
-        let is_free = || slot[slot::LIFE].load(Acquire) == life && (life % 2 == 0 || grants.is_stale(uptime()));
+        let is_there = || slot[slot::LIFE].load(Acquire) == life;
+        let is_free = || is_there() && (life.is_multiple_of(2) || grants.is_stale(uptime()));
         if !is_free() {
             return None;
         }
@@ -274,14 +283,9 @@ impl GrantLane {
         }
         // Nobody else writes it now: who asks has it alone.
         let claimed = is_free().then(|| {
-            let closed = life.next_multiple_of(2);
-            // Nobody starts by the old life from here on.
-            slot[slot::LIFE].store(closed, Release);
-            grants.forget();
-            slot[slot::HASH].store(hash.0[0], Relaxed);
-            slot[slot::HASH + 1].store(hash.0[1], Relaxed);
-            slot[slot::LIFE].store(closed + 1, Release);
-            closed + 1
+            grants.begin_as_another(|| {
+                [0, 1].into_iter().for_each(|i| slot[slot::HASH + i].store(hash.0[i], Relaxed));
+            })
         });
         wake_all(grants.end());
         claimed.map(|life| life << SLOT_BITS | at as u64)

@@ -8,9 +8,9 @@
 //!
 //! A table is replaced when its policy changes: see `rewrite.rs`.
 
-use super::grant_lane::GrantLane;
 use super::arena::{Arena, NoRoom};
 use super::damage::{bounded, nonsense, or_damaged};
+use super::grant_lane::GrantLane;
 use super::index::Root;
 use super::lane::Watch;
 use super::layout::{

@@ -1,0 +1,263 @@
+//! Processes of one machine that share what a server grants them, in a file that they map: each store here stands for a process, where it
+//! is not one.
+#![cfg(all(feature = "redis", feature = "fault-points"))]
+
+mod common;
+
+use common::redis::RedisServer;
+use common::{Child, Dir, Random, Record, most_in_any_window, now_ns, number, present_boot, shared, wait_until};
+use std::path::Path;
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::{Duration, Instant};
+use workglow_limit::*;
+
+const MINUTE: Duration = Duration::from_secs(60);
+const MANY: u64 = 1_000_000;
+
+fn url(server: &RedisServer, lane: &Path) -> String {
+    let url = server.url();
+    format!("{url}{}lane={}", if url.contains('?') { '&' } else { '?' }, lane.display())
+}
+
+fn store(server: &RedisServer, lane: &Path) -> Store {
+    Store::new(&url(server, lane)).unwrap()
+}
+
+fn many(store: &Store) -> RateLimiter {
+    RateLimiter::new(store, "api", MANY, MINUTE).unwrap()
+}
+
+fn starts(limiter: &RateLimiter) -> bool {
+    matches!(limiter.attempt("", 1), Ok(Attempt::Admitted(_)))
+}
+
+/// Does it start by what is granted already, without asking the server?
+fn starts_at_hand(limiter: &RateLimiter) -> bool {
+    MayWait::Never.during(|| starts(limiter))
+}
+
+/// Starts so often that more is granted than is used at once.
+fn warm(limiter: &RateLimiter) {
+    (0..200).for_each(|_| assert!(starts(limiter)));
+}
+
+#[test]
+fn what_one_process_is_granted_another_starts() {
+    let (server, dir) = (RedisServer::start("lane-shared"), Dir::in_memory("files-of-lane-shared"));
+    let [one, other] = [(); 2].map(|()| many(&store(&server, &dir.file("lane"))));
+    let alone = many(&Store::new(&server.url()).unwrap());
+    for limiter in [&other, &alone] {
+        assert!(starts(limiter));
+    }
+    wait_until("it starts by the other's grants", || {
+        warm(&one);
+        starts_at_hand(&other)
+    });
+    warm(&one);
+    assert!(!starts_at_hand(&alone), "one without the file has grants of its own");
+    // And the other way round, in a forked child.
+    let children = [(); 2].map(|()| {
+        Child::run(|| {
+            wait_until("a child does", || {
+                warm(&one);
+                starts_at_hand(&one)
+            });
+        })
+    });
+    children.into_iter().for_each(Child::join);
+}
+
+#[test]
+fn keys_and_limits_and_policies_are_not_mixed_up() {
+    let (server, dir) = (RedisServer::start("lane-keys"), Dir::in_memory("files-of-lane-keys"));
+    let stores = [(); 3].map(|()| store(&server, &dir.file("lane")));
+    let of = |store: &Store, name: &str, max| RateLimiter::new(store, name, max, MINUTE).unwrap();
+    for name in ["a", "b"] {
+        let limiters = stores.each_ref().map(|store| of(store, name, 5));
+        for key in ["", "x", "y"] {
+            let admitted = (0..18).filter(|i| {
+                let attempt = limiters[i % 3].attempt(key, 1).unwrap();
+                matches!(attempt, Attempt::Admitted(_))
+            });
+            assert_eq!(admitted.count(), 5, "{name} {key}");
+        }
+    }
+    stores[0].override_limit("a", "8/60s".parse().unwrap()).unwrap();
+    let limiters = stores.each_ref().map(|store| of(store, "a", 5));
+    let admitted = (0..18).filter(|i| matches!(limiters[i % 3].attempt("x", 1).unwrap(), Attempt::Admitted(_)));
+    assert_eq!(admitted.count(), 3, "three more by the override");
+}
+
+/// A child that asks while the server is stopped, so that it is killed, or stopped itself, while others of its machine wait for its answer.
+fn child_that_asks(limiter: &RateLimiter, server: i32) -> Child {
+    let asks = &shared(1)[0];
+    let child = Child::run(|| {
+        starts(limiter);
+        asks.store(1, SeqCst);
+        wait_until("the server is stopped", || asks.load(SeqCst) == 2);
+        while starts_at_hand(limiter) {}
+        asks.store(3, SeqCst);
+        loop {
+            // (It may be too late for the first.)
+            let _ = limiter.attempt("", 1);
+        }
+    });
+    wait_until("it has begun", || asks.load(SeqCst) == 1);
+    stop(server, libc::SIGSTOP);
+    asks.store(2, SeqCst);
+    wait_until("it has used up what is at hand", || asks.load(SeqCst) == 3);
+    std::thread::sleep(Duration::from_millis(50));
+    child
+}
+
+fn stop(server: i32, signal: i32) {
+    // SAFETY: the server is there as long as it has not ended, which it does with this test.
+    unsafe { libc::kill(server, signal) };
+}
+
+#[test]
+fn who_dies_while_it_asks_holds_nobody_up() {
+    let (server, dir) = (RedisServer::start("lane-killed"), Dir::in_memory("files-of-lane-killed"));
+    let limiter = many(&store(&server, &dir.file("lane")));
+    let pid = server.pid();
+    let child = child_that_asks(&limiter, pid);
+    child.signal(libc::SIGKILL);
+    drop(child);
+    stop(pid, libc::SIGCONT);
+    let began = Instant::now();
+    assert!(limiter.attempt("", 1).is_ok());
+    // (A call that waits for nobody's answer is given up after the store's timeout, with an error.)
+    warm(&limiter);
+    println!("{:?}", began.elapsed());
+    wait_until("units are at hand again", || {
+        warm(&limiter);
+        starts_at_hand(&limiter)
+    });
+}
+
+#[test]
+fn who_is_stopped_while_it_asks_holds_nobody_up() {
+    let (server, dir) = (RedisServer::start("lane-stopped"), Dir::in_memory("files-of-lane-stopped"));
+    let limiter = many(&store(&server, &dir.file("lane")));
+    let pid = server.pid();
+    let child = child_that_asks(&limiter, pid);
+    child.signal(libc::SIGSTOP);
+    stop(pid, libc::SIGCONT);
+    warm(&limiter);
+    child.signal(libc::SIGCONT);
+    wait_until("units are at hand again", || {
+        warm(&limiter);
+        starts_at_hand(&limiter)
+    });
+    drop(child);
+}
+
+#[test]
+fn a_file_of_another_boot_is_made_anew_and_anothers_is_left_alone() {
+    let (server, dir) = (RedisServer::start("lane-boot"), Dir::in_memory("files-of-lane-boot"));
+    let lane = dir.file("lane");
+    let uses = |boot| {
+        Child::run(|| {
+            present_boot(boot);
+            warm(&many(&store(&server, &lane)));
+        })
+        .join();
+    };
+    uses(1);
+    let before = std::fs::read(&lane).unwrap();
+    uses(1);
+    uses(2);
+    let after = std::fs::read(&lane).unwrap();
+    assert!(before.len() == after.len() && before[..64] != after[..64]);
+    let opens = |path: &Path| many(&store(&server, path)).attempt("", 1).map(drop);
+    let text = dir.file("text");
+    std::fs::write(&text, "somebody's letters").unwrap();
+    assert!(matches!(opens(&text), Err(Error::NotAStore { .. })));
+    assert_eq!(std::fs::read(&text).unwrap(), b"somebody's letters");
+    std::os::unix::fs::symlink(&text, dir.file("link")).unwrap();
+    assert!(opens(&dir.file("link")).is_err());
+    assert!(matches!(opens(&dir.file("none/lane")), Err(Error::Store { .. })));
+    for wrong in ["", "/"] {
+        let error =
+            Store::new(&format!("{}{}lane={wrong}", server.url(), if server.url().contains('?') { '&' } else { '?' }));
+        assert!(matches!(error, Err(Error::InvalidArgument { .. })), "{error:?}");
+    }
+}
+
+#[test]
+fn a_file_that_is_replaced_divides_processes_and_nothing_is_granted_twice() {
+    let (server, dir) = (RedisServer::start("lane-replaced"), Dir::in_memory("files-of-lane-replaced"));
+    let lane = dir.file("lane");
+    let few = |store: &Store| RateLimiter::new(store, "few", 20, MINUTE).unwrap();
+    let before = few(&store(&server, &lane));
+    assert!(starts(&before));
+    std::fs::remove_file(&lane).unwrap();
+    let after = few(&store(&server, &lane));
+    let all = (0..60).filter(|i| starts([&before, &after][i % 2])).count();
+    assert_eq!(all, 19);
+    // A child of the first finds another file in its place, and says so.
+    Child::run(|| assert!(matches!(before.attempt("", 1), Ok(Attempt::Denied(_)) | Err(Error::Store { .. })))).join();
+}
+
+#[test]
+fn more_keys_than_there_is_room_for_are_limited_all_the_same() {
+    let (server, dir) = (RedisServer::start("lane-many"), Dir::in_memory("files-of-lane-many"));
+    let limiters = [(); 2].map(|()| RateLimiter::new(&store(&server, &dir.file("lane")), "keys", 3, MINUTE).unwrap());
+    for key in 0..6_000 {
+        let key = key.to_string();
+        let admits = |i: usize| matches!(limiters[i % 2].attempt(&key, 1).unwrap(), Attempt::Admitted(_));
+        let admitted = (0..2).filter(|i| admits(*i)).count();
+        assert_eq!(admitted, 2, "{key}");
+    }
+    for key in 0..6_000 {
+        let key = key.to_string();
+        let admits = |i: usize| matches!(limiters[i % 2].attempt(&key, 1).unwrap(), Attempt::Admitted(_));
+        assert!((0..3).filter(|i| admits(*i)).count() <= 1, "{key}");
+    }
+}
+
+/// Processes of two machines, and one that shares nothing, that start as often as they may, while some are killed and some are stopped.
+#[test]
+fn processes_that_share_and_are_killed_or_stopped_start_no_more_than_the_limit() {
+    const LIMIT: u64 = 300;
+    let window = Duration::from_millis(500);
+    let (server, dir) = (RedisServer::start("lane-storm"), Dir::in_memory("files-of-lane-storm"));
+    let (server_url, records) = (server.url(), [(); 7].map(|()| Record::new(100_000)));
+    let run = |site: usize| {
+        Child::run(|| {
+            let url =
+                if site == 6 { server_url.clone() } else { url(&server, &dir.file(&format!("lane-{}", site % 2))) };
+            let mut options = StoreOptions::default();
+            (options.timeout, options.on_error) = (Duration::from_millis(300), OnError::Deny);
+            let limiter = RateLimiter::new(&Store::with_options(&url, options).unwrap(), "api", LIMIT, window).unwrap();
+            loop {
+                let before = now_ns();
+                match limiter.attempt("", 1) {
+                    Ok(Attempt::Admitted(_)) => records[site].add(before, now_ns(), 1),
+                    _ => std::thread::sleep(Duration::from_micros(500)),
+                }
+            }
+        })
+    };
+    let mut sites: Vec<Child> = (0..7).map(run).collect();
+    let (mut random, began, mut kills) = (Random::new(), Instant::now(), 0);
+    while began.elapsed() < Duration::from_secs(number("SECONDS", 4)) {
+        let site = random.below(7) as usize;
+        if random.chance(3) {
+            sites[site].signal(libc::SIGSTOP);
+            std::thread::sleep(Duration::from_millis(random.below(300)));
+            sites[site].signal(libc::SIGCONT);
+        } else {
+            sites[site] = run(site);
+            kills += 1;
+        }
+        std::thread::sleep(Duration::from_millis(random.below(60)));
+    }
+    drop(sites);
+    let starts: Vec<_> = records.iter().flat_map(Record::starts).collect();
+    let most = most_in_any_window(&starts, window.as_nanos() as u64);
+    println!("{} starts, at most {most} of {LIMIT} in a window, {kills} kills", starts.len());
+    assert!(most <= LIMIT, "{most}");
+    // (On a busy machine, with what the dead take along, it is a part of what the limit allows.)
+    assert!(starts.len() as u64 > LIMIT, "{}", starts.len());
+}
