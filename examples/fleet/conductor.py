@@ -34,10 +34,10 @@ HERE = Path(__file__).resolve().parent
 class Member:
     """One of the three on a machine: a program in a process group of its own."""
 
-    def __init__(self, name: str, command: list[str], out: Path, ready: int, broker: Path) -> None:
+    def __init__(self, name: str, command: list[str], out: Path, ready: int, broker: Path, store: str) -> None:
         self.name, self._command, self._ready = name, command, ready
         self._errors = out / f"{name}.err"
-        self._environment = os.environ | {"FLEET_BROKER": str(broker)}
+        self._environment = os.environ | {"FLEET_BROKER": str(broker), "FLEET_STORE": store}
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -113,20 +113,19 @@ class Server:
             raise SystemExit(self._process.wait())
 
 
-def prepare(out: Path, store: str) -> None:
+def prepare(out: Path) -> None:
     """An empty folder for the run, and the settings that all members read from the environment."""
     if not (out / "node_modules/workglow-limit").exists() or not (out / "c_member").exists():
         raise SystemExit(f"{out} needs node_modules/workglow-limit and c_member: `make demo` puts them there")
-    for name in ("starts", *(path.name for path in out.glob("broker-*"))):
+    for name in ("starts", "broker-1", "broker-2"):
         shutil.rmtree(out / name, ignore_errors=True)
-    for path in (*out.glob("limits.db*"), *out.glob("*.err"), out / "go"):
+    for path in (*out.glob("limits.db*"), *out.glob("broker-*-lane"), *out.glob("*.err"), out / "go"):
         path.unlink(missing_ok=True)
     (out / "starts").mkdir()
     os.mkfifo(out / "go")
     # A module is looked for from where the program lies.
     shutil.copy(HERE / "node_member.mjs", out)
     os.environ |= {
-        "FLEET_STORE": store,
         "FLEET_LIMIT": str(LIMIT),
         "FLEET_WINDOW": str(WINDOW),
         "FLEET_JOB_MS": str(JOB_MS),
@@ -234,12 +233,19 @@ def main() -> None:
     out, killed = options.out.resolve(), options.kill or random.choice(list(picture.NAMES))
     server = Server(options.store, out) if options.store != "sqlite" else None
     store = server.url if server else f"sqlite:{out}/limits.db"
-    prepare(out, store)
+    prepare(out)
     ready = Ready()
     brokers = [out / f"broker-{machine}" for machine in ((1, 2) if server else (1,))]
     queue = Queue(brokers)
+
+    def on_machine(broker: Path) -> str:
+        """The store, by which the programs of a machine share what a server grants it."""
+        return f"{store}{'&' if '?' in store else '?'}lane={broker}-lane" if server else store
+
     members = [
-        Member(name, command, out, ready.write_end, broker) for broker in brokers for name, command in commands(out).items()
+        Member(name, command, out, ready.write_end, broker, on_machine(broker))
+        for broker in brokers
+        for name, command in commands(out).items()
     ]
     victim = next(member for member in members if member.name == killed)
     machines = ", on two machines" if server else ""
