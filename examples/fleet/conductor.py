@@ -113,7 +113,7 @@ class Server:
             raise SystemExit(self._process.wait())
 
 
-def prepare(out: Path) -> None:
+def prepare(out: Path, store: str) -> None:
     """An empty folder for the run, and the settings that all members read from the environment."""
     if not (out / "node_modules/workglow-limit").exists() or not (out / "c_member").exists():
         raise SystemExit(f"{out} needs node_modules/workglow-limit and c_member: `make demo` puts them there")
@@ -126,6 +126,7 @@ def prepare(out: Path) -> None:
     # A module is looked for from where the program lies.
     shutil.copy(HERE / "node_member.mjs", out)
     os.environ |= {
+        "FLEET_STORE": store,
         "FLEET_LIMIT": str(LIMIT),
         "FLEET_WINDOW": str(WINDOW),
         "FLEET_JOB_MS": str(JOB_MS),
@@ -233,7 +234,7 @@ def main() -> None:
     out, killed = options.out.resolve(), options.kill or random.choice(list(picture.NAMES))
     server = Server(options.store, out) if options.store != "sqlite" else None
     store = server.url if server else f"sqlite:{out}/limits.db"
-    prepare(out)
+    prepare(out, store)
     ready = Ready()
     brokers = [out / f"broker-{machine}" for machine in ((1, 2) if server else (1,))]
     queue = Queue(brokers)
