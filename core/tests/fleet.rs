@@ -1,19 +1,23 @@
 //! Limits of which a server grants units: sites that share one, and what can happen to them. Each store here is a site.
-#![cfg(feature = "redis")]
+#![cfg(any(feature = "redis", feature = "postgres"))]
 
 mod common;
 
 use common::proxy::Proxy;
+#[cfg(feature = "redis")]
 use common::redis::RedisServer;
+use common::server::Server;
 use common::{Child, Random, Record, most_in_any_window, now_ns, number, wait_until};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 use workglow_limit::*;
 
+#[cfg(feature = "redis")]
 /// When a start happened: between these.
 type Start = (Instant, Instant);
 
+#[cfg(feature = "redis")]
 /// What sites did.
 #[derive(Debug, Default)]
 struct Seen {
@@ -23,6 +27,7 @@ struct Seen {
     requests: f64,
 }
 
+#[cfg(feature = "redis")]
 fn requests(server: &RedisServer) -> u64 {
     let info = server.info("commandstats");
     let calls = |name: &str| {
@@ -32,6 +37,7 @@ fn requests(server: &RedisServer) -> u64 {
     calls("cmdstat_evalsha:")
 }
 
+#[cfg(feature = "redis")]
 /// Lets so many sites start for a while, each by so many threads, which are told when to end and say of each start when it was asked
 /// for.
 fn run(
@@ -64,6 +70,7 @@ fn run(
     Seen { over, used: starts.len() as f64 / most, requests: asked as f64 / starts.len() as f64, starts }
 }
 
+#[cfg(feature = "redis")]
 fn callers(limiter: &RateLimiter, end: Instant) -> Vec<Start> {
     let mut starts = Vec::new();
     let mut before = Instant::now();
@@ -77,6 +84,7 @@ fn callers(limiter: &RateLimiter, end: Instant) -> Vec<Start> {
     starts
 }
 
+#[cfg(feature = "redis")]
 fn waiters(limiter: &RateLimiter, end: Instant) -> Vec<Start> {
     let mut starts = Vec::new();
     while let Some(left) = end.checked_duration_since(Instant::now()) {
@@ -141,18 +149,24 @@ fn site(url: &str, (limit, window): (u64, Duration), (waits, rate): (bool, i64),
 #[derive(Clone, Copy)]
 struct Torments {
     /// What is done to the server, and how seldom: one of so many torments.
-    server: Option<fn(&RedisServer)>,
+    server: Option<fn(&Server)>,
 }
 
 /// Ends a torment of a site.
 type Undo = fn(&Proxy, &Child, usize);
 
 /// Eight sites, which are killed, stopped, delayed and cut off. The most units in a window, and how many started.
-fn torment(name: &str, (limit, window): (u64, Duration), torments: Torments) -> (u64, usize) {
+fn torment(server: &Server, name: &str, (limit, window): (u64, Duration), torments: Torments) -> (u64, usize) {
     const SITES: usize = 8;
     let mut random = Random::new();
-    let server = RedisServer::start(name);
-    let proxy = Proxy::start(&format!("{name}-proxy"), server.socket(), SITES);
+    let proxy = Proxy::start(&format!("{name}-proxy"), server, SITES);
+    // (The first one prepares the server, which may take longer than a site has.)
+    Store::new(&server.url())
+        .unwrap()
+        .limiter("api", &format!("{limit}/{}ms", window.as_millis()))
+        .unwrap()
+        .open()
+        .unwrap();
     let records: Vec<Record> = (0..SITES).map(|_| Record::new(4_000_000)).collect();
     let start = |i: usize| site(&proxy.url(i), (limit, window), (i % 2 == 1, [-900, 900, 0, 500][i / 2]), &records[i]);
     let mut sites: Vec<Child> = (0..SITES).map(start).collect();
@@ -174,7 +188,9 @@ fn torment(name: &str, (limit, window): (u64, Duration), torments: Torments) -> 
         }
         let mut millis = |least: u64, most: u64| Duration::from_millis(least + random.below(most - least));
         let soon = |after: Duration, undo: Undo| Some((Instant::now() + after, undo));
-        match millis(0, if torments.server.is_some() { 7 } else { 6 }).as_millis() {
+        // (In the end the server is left alone, so that somebody starts.)
+        let server_too = torments.server.is_some() && Instant::now() + 2 * window < end;
+        match millis(0, if server_too { 7 } else { 6 }).as_millis() {
             0 => {
                 // (It is killed as it is dropped.)
                 sites[i] = start(i);
@@ -197,7 +213,7 @@ fn torment(name: &str, (limit, window): (u64, Duration), torments: Torments) -> 
             5 => {}
             _ => {
                 if let Some(torment) = torments.server {
-                    torment(&server);
+                    torment(server);
                 }
             }
         }
@@ -209,10 +225,12 @@ fn torment(name: &str, (limit, window): (u64, Duration), torments: Torments) -> 
 
 fn check(name: &str, torments: Torments) {
     for (limit, window) in [(100, 2_000), (1_000, 1_000), (number("LIMIT", 2_000), number("WINDOW_MS", 1_000))] {
-        let (most, starts) = torment(name, (limit, Duration::from_millis(window)), torments);
-        println!("{limit}/{window} ms: {starts} starts, {most} in a window");
-        assert!(most <= limit, "{most} in a window of {limit}");
-        assert!(starts > 0, "nobody starts");
+        for server in Server::each(name) {
+            let (most, starts) = torment(&server, name, (limit, Duration::from_millis(window)), torments);
+            println!("{limit}/{window} ms on {}: {starts} starts, {most} in a window", server.kind());
+            assert!(most <= limit, "{most} in a window of {limit} on {}", server.kind());
+            assert!(starts > 0, "nobody starts on {}", server.kind());
+        }
     }
 }
 
@@ -223,9 +241,10 @@ fn sites_that_are_killed_stopped_and_cut_off_start_no_more_than_the_limit() {
 
 #[test]
 fn sites_of_a_server_that_forgets_start_no_more_than_the_limit() {
-    check("fleet-forgets", Torments { server: Some(|server| drop(server.command("FLUSHALL"))) });
+    check("fleet-forgets", Torments { server: Some(Server::lose_starts) });
 }
 
+#[cfg(feature = "redis")]
 #[test]
 fn who_waits_on_any_site_starts_in_the_order_of_asking() {
     let server = RedisServer::start("fleet-order");
@@ -259,81 +278,80 @@ fn who_waits_on_any_site_starts_in_the_order_of_asking() {
 
 #[test]
 fn a_server_that_is_away_for_less_than_a_grant_goes_unnoticed() {
-    let server = RedisServer::start("fleet-away");
-    let mut options = StoreOptions::default();
-    options.timeout = Duration::from_millis(200);
-    let store = Store::with_options(&server.url(), options).unwrap();
-    let limiter = RateLimiter::new(&store, "api", 1_000_000, Duration::from_secs(60)).unwrap();
-    let pid = server.pid();
-    let stop = |signal| {
-        // SAFETY: the server is there as long as it has not ended, which it does with this test.
-        unsafe { libc::kill(pid, signal) };
-    };
-    // Often enough that units are at hand when it stops. (On a busy machine a grant may be over by then.)
-    wait_until("a start while the server is away", || {
-        for _ in 0..200 {
-            limiter.attempt("", 1).unwrap();
-        }
+    for server in Server::each("fleet-away") {
+        let mut options = StoreOptions::default();
+        options.timeout = Duration::from_millis(200);
+        let store = Store::with_options(&server.url(), options).unwrap();
+        let limiter = RateLimiter::new(&store, "api", 1_000_000, Duration::from_secs(60)).unwrap();
+        let stop = server.signals();
+        // Often enough that units are at hand when it stops. (On a busy machine a grant may be over by then.)
+        wait_until("a start while the server is away", || {
+            for _ in 0..200 {
+                limiter.attempt("", 1).unwrap();
+            }
+            stop(libc::SIGSTOP);
+            let at_hand = MayWait::Never.during(|| limiter.attempt("", 1));
+            stop(libc::SIGCONT);
+            matches!(at_hand, Ok(Attempt::Admitted(_)))
+        });
         stop(libc::SIGSTOP);
-        let at_hand = MayWait::Never.during(|| limiter.attempt("", 1));
+        let error = loop {
+            match limiter.attempt("", 1) {
+                Ok(Attempt::Admitted(_)) => {}
+                Ok(Attempt::Denied(_)) => panic!("denied"),
+                Err(error) => break error,
+            }
+        };
+        assert!(matches!(error, Error::StoreTimeout { .. }), "{error}");
         stop(libc::SIGCONT);
-        matches!(at_hand, Ok(Attempt::Admitted(_)))
-    });
-    stop(libc::SIGSTOP);
-    let error = loop {
-        match limiter.attempt("", 1) {
-            Ok(Attempt::Admitted(_)) => {}
-            Ok(Attempt::Denied(_)) => panic!("denied"),
-            Err(error) => break error,
-        }
-    };
-    assert!(matches!(error, Error::StoreTimeout { .. }), "{error}");
-    stop(libc::SIGCONT);
-    wait_until("it recovers", || matches!(limiter.attempt("", 1), Ok(Attempt::Admitted(_))));
+        wait_until("it recovers", || matches!(limiter.attempt("", 1), Ok(Attempt::Admitted(_))));
+    }
 }
 
 #[test]
 fn a_change_holds_everywhere_when_its_call_returns() {
-    let server = RedisServer::start("fleet-changes");
-    let stores: Vec<Store> = (0..3).map(|_| Store::new(&server.url()).unwrap()).collect();
-    let limiters: Vec<RateLimiter> =
-        stores.iter().map(|store| RateLimiter::new(store, "api", 1_000, Duration::from_secs(1)).unwrap()).collect();
-    let is_over = AtomicBool::new(false);
-    let (before, after) = std::thread::scope(|scope| {
-        let sites: Vec<_> = limiters
-            .iter()
-            .map(|limiter| {
-                scope.spawn(|| {
-                    let mut starts = Vec::new();
-                    while !is_over.load(Relaxed) {
-                        let asked = now_ns();
-                        match limiter.attempt("", 1).unwrap() {
-                            Attempt::Admitted(_) => starts.push((asked, now_ns(), 1)),
-                            Attempt::Denied(after) => std::thread::sleep(after.min(Duration::from_millis(1))),
+    for server in Server::each("fleet-changes") {
+        let stores: Vec<Store> = (0..3).map(|_| Store::new(&server.url()).unwrap()).collect();
+        let limiters: Vec<RateLimiter> =
+            stores.iter().map(|store| RateLimiter::new(store, "api", 1_000, Duration::from_secs(1)).unwrap()).collect();
+        let is_over = AtomicBool::new(false);
+        let (before, after) = std::thread::scope(|scope| {
+            let sites: Vec<_> = limiters
+                .iter()
+                .map(|limiter| {
+                    scope.spawn(|| {
+                        let mut starts = Vec::new();
+                        while !is_over.load(Relaxed) {
+                            let asked = now_ns();
+                            match limiter.attempt("", 1).unwrap() {
+                                Attempt::Admitted(_) => starts.push((asked, now_ns(), 1)),
+                                Attempt::Denied(after) => std::thread::sleep(after.min(Duration::from_millis(1))),
+                            }
                         }
-                    }
-                    starts
+                        starts
+                    })
                 })
-            })
-            .collect();
-        std::thread::sleep(Duration::from_millis(1_500));
-        stores[0].override_text("api", "50/1s").unwrap();
-        let lowered = now_ns();
-        std::thread::sleep(Duration::from_millis(1_500));
-        limiters[1].pause("", Duration::from_secs(600)).unwrap();
-        let paused = now_ns();
-        std::thread::sleep(Duration::from_millis(500));
-        is_over.store(true, Relaxed);
-        let starts: Vec<_> = sites.into_iter().flat_map(|site| site.join().unwrap()).collect();
-        assert!(starts.iter().all(|(asked, ..)| *asked <= paused), "a start after the pause");
-        let (before, after): (Vec<_>, Vec<_>) = starts.into_iter().partition(|(asked, ..)| *asked < lowered);
-        (before, after)
-    });
-    assert!(before.len() > 500);
-    let most = most_in_any_window(&after, 1_000_000_000);
-    assert!(most <= 50, "{most}");
+                .collect();
+            std::thread::sleep(Duration::from_millis(1_500));
+            stores[0].override_text("api", "50/1s").unwrap();
+            let lowered = now_ns();
+            std::thread::sleep(Duration::from_millis(1_500));
+            limiters[1].pause("", Duration::from_secs(600)).unwrap();
+            let paused = now_ns();
+            std::thread::sleep(Duration::from_millis(500));
+            is_over.store(true, Relaxed);
+            let starts: Vec<_> = sites.into_iter().flat_map(|site| site.join().unwrap()).collect();
+            assert!(starts.iter().all(|(asked, ..)| *asked <= paused), "a start after the pause");
+            let (before, after): (Vec<_>, Vec<_>) = starts.into_iter().partition(|(asked, ..)| *asked < lowered);
+            (before, after)
+        });
+        assert!(before.len() > 500);
+        let most = most_in_any_window(&after, 1_000_000_000);
+        assert!(most <= 50, "{most}");
+    }
 }
 
+#[cfg(feature = "redis")]
 /// What 8 sites use, and how often they ask: `cargo test --release … --test fleet figures -- --ignored --nocapture`.
 #[test]
 #[ignore = "a measurement"]

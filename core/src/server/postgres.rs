@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 use crate::fork::PerProcess;
 use crate::policy::Policy;
 use crate::state::Hash;
-use crate::time::Tick;
+use crate::time::{Tick, from_ticks};
 use address::Address;
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -225,6 +225,21 @@ impl Engine for Postgres {
         let row = self.one("SELECT workglow_limit.clock()", &[], patience)?;
         let now = row.first().and_then(|cell| int(cell.as_ref()?));
         now.and_then(|now| Tick::try_from(now).ok()).ok_or_else(|| self.makes_no_sense(row))
+    }
+
+    fn grants(&self) -> bool {
+        true
+    }
+
+    fn out(&self, limit: &str, patience: Duration) -> Result<[Duration; 2]> {
+        let statement = "SELECT coalesce(max(g.out), 0), coalesce(max(g.said), 0), workglow_limit.clock() FROM workglow_limit.logs g \
+                         WHERE g.limit_id = (SELECT id FROM workglow_limit.limits WHERE name = $1) AND g.said > workglow_limit.clock()";
+        let row = self.one(statement, &[Value::text(limit)], patience)?;
+        let number = |at: usize| row.get(at).and_then(Option::as_ref).and_then(int);
+        let (Some(out), Some(said), Some(now)) = (number(0), number(1), number(2)) else {
+            return Err(self.makes_no_sense(row));
+        };
+        Ok([out.min(said), said].map(|until| from_ticks(u64::try_from(until - now).unwrap_or(0))))
     }
 
     fn row(&self, name: &str, key: Option<Hash>, patience: Duration) -> Result<Row> {

@@ -176,6 +176,10 @@ impl PostgresServer {
         self.url_of("postgres", "postgres")
     }
 
+    pub fn socket(&self) -> PathBuf {
+        self.directory.file(".s.PGSQL.5432")
+    }
+
     pub fn url_of(&self, role: &str, database: &str) -> String {
         format!("postgres:///{database}?host={}&user={role}", self.directory.0.display())
     }

@@ -60,12 +60,19 @@ CREATE TABLE IF NOT EXISTS workglow_limit.logs (
     average bigint NOT NULL DEFAULT 0,
     ended bigint NOT NULL DEFAULT 0,
     took numeric NOT NULL DEFAULT 0,
+    -- Until when machines may start what they were granted, and may go by what they were told.
+    out bigint NOT NULL DEFAULT 0,
+    said bigint NOT NULL DEFAULT 0,
+    -- How many rows of `sites` there are at most, and with how many it is next time to forget some.
+    sites bigint NOT NULL DEFAULT 0,
+    sites_due bigint NOT NULL DEFAULT 32,
     -- Until when it lives; null: for ever, as by a clock that a test makes.
     expires bigint,
     PRIMARY KEY (limit_id, hash)
 ) WITH (fillfactor = 50);
 
 CREATE INDEX IF NOT EXISTS logs_expires ON workglow_limit.logs (expires) WHERE expires IS NOT NULL;
+CREATE INDEX IF NOT EXISTS logs_said ON workglow_limit.logs (limit_id, said) WHERE said > 0;
 
 CREATE TABLE IF NOT EXISTS workglow_limit.starts (
     -- The log's.
@@ -77,8 +84,10 @@ CREATE TABLE IF NOT EXISTS workglow_limit.starts (
     -- From when on it counts: in a window until stamp + length. It starts no later than this.
     stamp bigint NOT NULL,
     units bigint NOT NULL,
-    -- S: it has started. P: a place, it has not started yet. M: all starts of a slice. X: what it cost is settled.
-    state "char" NOT NULL
+    -- S: it has started. P: a place, it has not started yet. M: all starts of a slice. X: what it cost is settled. G: a grant.
+    state "char" NOT NULL,
+    -- Of a grant: which of its takings were given back or settled.
+    ended bigint[]
 ) WITH (autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 1000);
 
 CREATE INDEX IF NOT EXISTS starts_of ON workglow_limit.starts (id, before);
@@ -90,6 +99,17 @@ CREATE TABLE IF NOT EXISTS workglow_limit.jobs (
     took bigint NOT NULL,
     PRIMARY KEY (id, slot)
 ) WITH (fillfactor = 70);
+
+-- What each machine that asks for grants asked last, and when: the number of that request, and of each grant its ticket, when it is
+-- ready, its end and its stamp.
+CREATE TABLE IF NOT EXISTS workglow_limit.sites (
+    id bigint NOT NULL,
+    site bigint NOT NULL,
+    asked bigint NOT NULL,
+    seq bigint NOT NULL,
+    granted bigint[] NOT NULL,
+    PRIMARY KEY (id, site)
+) WITH (fillfactor = 50);
 
 -- The row that holds the unit after the first `unit` of a log.
 CREATE OR REPLACE FUNCTION workglow_limit.log_at(log bigint, unit bigint) RETURNS workglow_limit.starts LANGUAGE plpgsql STABLE AS $$
@@ -175,6 +195,39 @@ BEGIN
     RETURN ARRAY[remaining, empty];
 END $$;
 
+-- The earliest moment for a start, if its gate opens then.
+CREATE OR REPLACE FUNCTION workglow_limit.log_ready(h workglow_limit.logs, gate bigint, weight bigint, p bigint[]) RETURNS bigint
+LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    ready bigint := gate;
+    back bigint;
+    since bigint;
+BEGIN
+    FOR i IN 3 .. cardinality(p) BY 2 LOOP
+        back := p[i] - weight + 1;
+        since := CASE
+            WHEN back > h.units THEN h.gone
+            WHEN back > 1 THEN (workglow_limit.log_at(h.id, h.total - back)).stamp
+            ELSE h.stamp
+        END;
+        IF since > 0 THEN
+            ready := greatest(ready, since + p[i + 1]);
+        END IF;
+    END LOOP;
+    RETURN ready;
+END $$;
+
+-- For so long a machine trusts an answer: it starts nothing that it was granted unless it has asked since then.
+CREATE OR REPLACE FUNCTION workglow_limit.log_trust(p bigint[]) RETURNS bigint LANGUAGE plpgsql IMMUTABLE AS $$
+DECLARE
+    shortest bigint := p[4];
+BEGIN
+    FOR i IN 6 .. cardinality(p) BY 2 LOOP
+        shortest := least(shortest, p[i]);
+    END LOOP;
+    RETURN least(shortest / 2, 2000000);
+END $$;
+
 -- As many units as a log remembers at least, and places as it can have.
 CREATE OR REPLACE FUNCTION workglow_limit.log_holds(slice bigint, largest bigint, capacity bigint) RETURNS bigint LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
@@ -225,6 +278,7 @@ DECLARE
     capacity bigint := p[3];
     largest bigint := p[3];
     longest bigint := p[4];
+    policy bigint[] := p;
     last integer := cardinality(p);
     is_absent boolean := false;
     weight bigint := 1;
@@ -290,9 +344,9 @@ BEGIN
             p[last] := CASE WHEN r.spacing > 0 THEN r.spacing - 1 ELSE p[2] END;
         END IF;
     END IF;
-    -- What may have been lost counts as a whole limit.
+    -- What may have been lost counts as a whole limit. Machines may start what they were granted before for so long.
     IF r.born > 0 THEN
-        gate := greatest(gate, r.born + longest);
+        gate := greatest(gate, r.born + longest + workglow_limit.log_trust(policy));
     END IF;
 
     IF op = 'decide' THEN
@@ -301,7 +355,7 @@ BEGIN
         END IF;
     ELSIF op <> 'view' AND op <> 'record' THEN
         -- What is not there is not ended.
-        IF is_absent AND op <> 'pause' AND NOT (op = 'settle' AND a[5] > a[3] AND a[2] + longest <= now) THEN
+        IF is_absent AND op <> 'pause' AND op <> 'grant' AND NOT (op = 'settle' AND a[5] > a[3] AND a[2] + longest <= now) THEN
             RETURN CASE op
                 WHEN 'present' THEN ARRAY[0, now, CASE WHEN now < a[5] THEN 2 ELSE 0 END, 0, 0]
                 WHEN 'cancel' THEN ARRAY[0, now, 0]

@@ -160,7 +160,15 @@ BEGIN
         UPDATE workglow_limit.limits SET gate = greatest(gate, now + a[1]), floor = now WHERE id = l.id;
         RETURN ARRAY[0, now, greatest(l.gate, now + a[1])];
     END IF;
-    UPDATE workglow_limit.limits SET birth = birth + 1, gate = 0, born = 0, floor = 0 WHERE id = l.id;
+    -- (But nobody starts while machines may start what they were granted. By an older snapshot it would not be known until when.)
+    UPDATE workglow_limit.limits SET
+        birth = birth + 1, born = 0, floor = 0,
+        gate = CASE
+            WHEN at IS NOT NULL THEN 0
+            WHEN current_setting('transaction_isolation') <> 'read committed' THEN now + 2000000
+            ELSE coalesce((SELECT max(least(g.out, g.said)) FROM workglow_limit.logs g WHERE g.limit_id = l.id AND g.said > now), 0)
+        END
+    WHERE id = l.id;
     RETURN ARRAY[0, now];
 END $$;
 
