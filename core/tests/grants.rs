@@ -51,8 +51,9 @@
 //!    fails.
 //! 8. A return names the grant and its epoch, and says how many units *stay*: those that may have started or still may.
 //!    The entry becomes the smaller of what it was and that. So a return may be lost, repeated, late or overtaken. What
-//!    an engine does not find, or is of another epoch, it ignores. Nothing but `stay` changes: a stamp never gets
-//!    earlier.
+//!    an engine does not find, or is of another epoch, it ignores. If nothing can start by the grant any more, the return says
+//!    so. Then all that started by it has started before the engine hears of it, so the stamp becomes `now` + 1 tick, if that
+//!    is earlier.
 //! 9. A request has a name: its site and a number that grows. A grant goes by the name of its request. A site that
 //!    comes back has a new name (random, and long enough to be the only one).
 //! 10. The engine keeps each site's last request and its answer, and answers a copy in the same words, `r` included. It
@@ -64,23 +65,23 @@
 //! *Rules.* What holds can change: the policy has a version, the memory an epoch, and a gate lets nobody start before
 //! its time. Every answer says which version and epoch hold, and in how many ticks the gate opens, `c`.
 //!
-//! 12. **What a site knows is good for `g`.** It starts nothing, by whatever grant, unless its clock is less than `a +
-//!     ⌊g(1 − ρ)⌋` for the `a` of its latest answer. A grant that is ready at once has this by itself. A grant that
-//!     begins in the future needs another answer within the last `g` before its start; any request brings one.
+//! 12. **What a site knows is good for `T`**, which is not less than `g`. It starts nothing, by whatever grant, unless its
+//!     clock is less than `a + ⌊T(1 − ρ)⌋` for the `a` of its latest answer. A grant that is ready at once has this by
+//!     itself. A grant that begins later than `T` needs another answer within the last `T` before its start; any request brings one.
 //! 13. A site whose latest answer has another epoch or version than a grant starts nothing more by that grant, and
 //!     returns its units. (Where the limit was only raised, the engine may keep the version's number.)
 //! 14. A site whose latest answer has a gate starts nothing before `b + ⌈c(1 + ρ)⌉`. It keeps the latest gate that it
 //!     knows. Nothing that the engine grants is ready before the gate.
 //! 15. The engine decides by the new rules from the moment of a change. All entries stay and count. The call that
-//!     lowered a limit or set a gate returns when the engine's clock shows `g` + 1 tick more than at the change. By
+//!     lowered a limit or set a gate returns when the engine's clock shows `T` + 1 tick more than at the change. By
 //!     rule 12 nobody starts by the old rules any more. So after it the last grant of any window that holds a start was
 //!     decided by the new limit.
 //!
 //! *Memory and clock.*
 //!
 //! 16. An engine that does not know its past begins an epoch of its own, by a name that was never used before. Nothing
-//!     that it grants is ready before `now` + `g` + 1 tick + `W`, with `now` read after the loss. By rule 12 nobody
-//!     starts by an older grant later than `g` + 1 tick from there.
+//!     that it grants is ready before `now` + `T` + 1 tick + `W`, with `now` read after the loss. By rule 12 nobody
+//!     starts by an older grant later than `T` + 1 tick from there.
 //! 17. What the memory held besides the log, policies and gates above all, is not restored by silence. It must be kept
 //!     elsewhere or be told again by the sites before the silence ends. The model takes them for kept.
 //! 18. The engine keeps the latest time that it has seen, with the state that depends on it. While its clock shows
@@ -159,12 +160,34 @@ fn policies() -> Setting {
 
 fn pauses() -> Setting {
     let budget = Budget { pauses: 1, ..CALM };
-    Setting { name: "pauses", limit: 1, window: 2, ahead: 3, delay: 1, pause: 4, wants: &[1], budget, ..PLAIN }
+    Setting {
+        name: "pauses",
+        limit: 1,
+        window: 2,
+        ahead: 3,
+        delay: 1,
+        pause: 4,
+        extra: 1,
+        wants: &[1],
+        budget,
+        ..PLAIN
+    }
 }
 
 fn memory() -> Setting {
     let budget = Budget { losses: 1, ..CALM };
-    Setting { name: "memory", limit: 1, window: 2, ahead: 2, delay: 1, returns: true, wants: &[1], budget, ..PLAIN }
+    Setting {
+        name: "memory",
+        limit: 1,
+        window: 2,
+        extra: 1,
+        ahead: 3,
+        delay: 1,
+        returns: true,
+        wants: &[1],
+        budget,
+        ..PLAIN
+    }
 }
 
 fn clock() -> Setting {
@@ -261,6 +284,7 @@ fn units_may_be_returned_and_processes_be_stopped_before_they_start() {
     is_needed(returns(), Fault::ReturnAppliedTwice, OverTheLimit);
     is_needed(returns(), Fault::ReturnToAnother, OverTheLimit);
     is_needed(returns(), Fault::ReturnedAndStarted, OverTheLimit);
+    is_needed(returns(), Fault::EndedBefore, OverTheLimit);
 }
 
 #[test]

@@ -25,7 +25,7 @@ use crate::fault;
 use crate::time::Tick;
 
 /// How many grants a key has at most.
-pub(crate) const CELLS: usize = 6;
+pub(crate) const CELLS: usize = if cfg!(model) { 2 } else { 6 };
 
 /// Words of a cell.
 mod cell {
@@ -50,6 +50,8 @@ mod cell {
 const TURN: u32 = 36;
 const TAKEN: u32 = 20;
 const LEFT: u64 = (1 << TAKEN) - 1;
+/// A cell holds no more units than this: heavier starts are the server's to decide.
+pub(crate) const MOST_WEIGHT: u64 = LEFT;
 /// Takings from this one on cannot be given back.
 const MOST_TAKEN: u64 = (1 << (TURN - TAKEN)) - 1;
 const STAYS: u32 = 32;
@@ -81,6 +83,9 @@ const LEFT_OVER: u64 = 1 << 63;
 pub(crate) const WORDS: u64 = (Grants::FIRST + CELLS * cell::WORDS) as u64;
 
 const SECOND: Tick = 1_000_000;
+
+/// A round trip is too long from this part of the window on.
+const FAR: u64 = 10;
 
 /// By how many parts of a thousand two clocks may differ in rate: crystals are within 0.1, and what disciplines a clock slews it by
 /// 0.5.
@@ -401,6 +406,13 @@ impl<'a> Grants<'a> {
         )
     }
 
+    /// Does a round trip take so much of a window that too little of what is granted would be left? It is looked at again every now
+    /// and then.
+    pub fn is_far(&self, window: Tick, now: Tick) -> bool {
+        let asked = self.word(Grants::LAST_ASKED).load(Relaxed);
+        self.trip() > window / FAR && now.saturating_sub(asked) < window.max(SECOND)
+    }
+
     /// How long a round trip takes; 0: nothing was asked yet.
     pub fn trip(&self) -> Tick {
         self.word(Grants::TRIP).load(Relaxed)
@@ -584,7 +596,9 @@ impl<'a> Grants<'a> {
     /// Takes an answer to a question that was sent after `asked` and answered before `now`.
     pub fn accept(&self, question: &Question, told: &Told, asked: (Tick, Tick), lengths: Lengths) {
         self.word(Grants::ACCEPTING).store(1, Relaxed);
-        fence(SeqCst);
+        if !fault::planted("answer unseen") {
+            fence(SeqCst);
+        }
         // In another life, or where this one has been copied elsewhere, the units go by unused.
         if self.life.load(Acquire) == self.number {
             self.write(question, told, asked, lengths);
@@ -672,8 +686,8 @@ impl<'a> Grants<'a> {
     pub fn begin_anew(&self) -> u64 {
         // Pairs with the fence of `accept`: either that sees that this life is over, or this waits for it. It calls nobody.
         fence(SeqCst);
-        while self.word(Grants::ACCEPTING).load(Acquire) != 0 {
-            std::thread::yield_now();
+        while !fault::planted("answer unseen") && self.word(Grants::ACCEPTING).load(Acquire) != 0 {
+            yield_now();
         }
         self.disown();
         0
@@ -694,3 +708,10 @@ impl<'a> Grants<'a> {
         self.cells().all(is_over) && self.word(Grants::ASKING).load(Relaxed).is_multiple_of(2)
     }
 }
+
+#[cfg(all(test, model))]
+#[path = "grants_models.rs"]
+mod models;
+#[cfg(all(test, not(model)))]
+#[path = "grants_tests.rs"]
+mod tests;

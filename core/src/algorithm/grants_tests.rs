@@ -1,7 +1,5 @@
-use super::grants::*;
-use super::random_tests::Random;
-use crate::atomic::*;
-use crate::time::Tick;
+use super::*;
+use crate::algorithm::random_tests::Random;
 use std::collections::HashSet;
 use std::sync::Mutex;
 
@@ -144,6 +142,27 @@ fn another_memory_or_a_gate_ends_what_was_granted() {
         assert_eq!(key.grants().take(1, 2_001), None);
         assert!(key.grants().question(Wish::Word, LENGTHS, 2_002).reports.is_empty(), "the server does not know of it");
     }
+}
+
+#[test]
+fn a_server_that_was_far_away_once_is_asked_again() {
+    let (key, window) = (Key::new(), 1_000_000);
+    let mut now = 5_000_000;
+    let answered_after = |now: Tick, trip: Tick| {
+        let question = key.grants().question(Wish::Start(1), LENGTHS, now);
+        key.grants().accept(&question, &told(now, &[]), (now, now + trip), LENGTHS);
+    };
+    assert!(!key.grants().is_far(window, now));
+    answered_after(now, 200_000);
+    assert!(key.grants().is_far(window, now + 300_000));
+    let mut asked = 1;
+    while key.grants().is_far(window, now + 1) {
+        now += window;
+        assert!(!key.grants().is_far(window, now), "it is looked at again");
+        answered_after(now, 100);
+        asked += 1;
+    }
+    assert!((4..10).contains(&asked), "{asked}");
 }
 
 #[test]

@@ -119,8 +119,6 @@ impl History {
 
 #[cfg(all(test, not(model)))]
 mod garbage_tests;
-#[cfg(all(test, not(model)))]
-mod grants_tests;
 #[cfg(all(test, model))]
 mod models;
 #[cfg(all(test, not(model)))]

@@ -59,7 +59,10 @@ impl Engine {
             }
             _ if back.epoch != self.epoch => {}
             _ => {
+                // All that started by it has started by now.
+                let ended = self.now(s) + if s.is(Fault::EndedBefore) { -1 } else { s.engine_error() };
                 for entry in self.log.iter_mut().filter(|e| e.name == Some(back.name)) {
+                    entry.stamp = entry.stamp.min(ended);
                     let relative = s.is(Fault::ReturnAppliedTwice);
                     let stay = if relative { entry.units.saturating_sub(back.gone) } else { back.stay };
                     entry.units = entry.units.min(stay);

@@ -35,6 +35,8 @@ pub enum Fault {
     ReturnToAnother,
     /// Units are returned while a process that looked at them can still start.
     ReturnedAndStarted,
+    /// A grant that has ended counts from a tick before that.
+    EndedBefore,
     /// A site that comes back goes by the name, and counts from the number, that it had before.
     OldName,
     /// A change of policy returns at once.
@@ -79,6 +81,8 @@ pub struct Setting {
     pub window: i16,
     /// Of a grant, in ticks.
     pub length: i16,
+    /// For how much longer an answer is good.
+    pub extra: i16,
     pub tick: i16,
     pub fine: i16,
     pub drift: i16,
@@ -111,6 +115,7 @@ pub const PLAIN: Setting = Setting {
     lowered: 1,
     window: 3,
     length: 2,
+    extra: 0,
     tick: 1,
     fine: 1,
     drift: 0,
@@ -146,9 +151,14 @@ impl Setting {
         (self.tick > 1 && !self.is(Fault::EngineRoundsDown)) as i16
     }
 
+    /// For how long an answer is good, in ticks.
+    pub fn trust(&self) -> i16 {
+        self.length + self.extra
+    }
+
     /// For how many ticks after a change units can start by what held before it.
     pub fn by_old_rules(&self) -> i16 {
-        self.length + self.engine_error()
+        self.trust() + self.engine_error()
     }
 
     /// What a site's clock counts at least while `ticks` pass, as a multiple of what it shows.

@@ -83,7 +83,7 @@ impl Site {
             self.asked = None;
         }
         (self.epoch, self.version) = (answer.epoch, answer.version);
-        self.trusted = before + s.at_least(s.length);
+        self.trusted = before + s.at_least(s.trust());
         self.gate = self.gate.max(if answer.gate > 0 { after + s.at_most(answer.gate) } else { 0 });
         if let Some((ready, units)) = answer.grant {
             let from = after + s.at_most(ready);

@@ -64,17 +64,11 @@ impl Timed {
 
     #[inline(never)]
     fn attempt_by_grants(&self, bound: &Bound, key: &str, weight: u64) -> Result<Attempt> {
-        let decide = |found: &Key| self.take_at_hand::<false>(found, weight, &mut View::default());
         let Some(found) = bound.find_at_once(key, weight).filter(|found| Self::is_granted(found.table)) else {
             return self.attempt_later(key, weight, None);
         };
-        match decide(&found) {
-            Some(answer) => {
-                if answer.taken.is_some() {
-                    self.reset_backoff(&found);
-                }
-                Ok(self.attempted(&found, weight, &answer))
-            }
+        match self.take_at_hand::<false>(&found, weight, &mut View::default()) {
+            Some(answer) => Ok(self.attempted(&found, weight, &answer)),
             None => self.attempt_later(key, weight, None),
         }
     }
@@ -162,9 +156,6 @@ impl Timed {
         if let Some(found) = bound.find_at_once(key, weight).filter(|found| Self::is_granted(found.table))
             && let Some(answer) = self.take_at_hand::<true>(&found, weight, &mut view)
         {
-            if answer.taken.is_some() {
-                self.reset_backoff(&found);
-            }
             return Ok(self.decided(&found, weight, &answer, view));
         }
         self.decide_later(key, weight, None)

@@ -1,7 +1,7 @@
 //! Limits of which a server has granted units: starts, places and denials without asking it.
 
 use super::{Seen, Timed, Turn};
-use crate::algorithm::grants::{self, Lengths, Wish};
+use crate::algorithm::grants::{self, Grants, Lengths, Wish};
 use crate::algorithm::log::{Answer, Ask, Stage, Taken, View};
 use crate::decision::Decision;
 use crate::error::Result;
@@ -14,9 +14,6 @@ use std::time::Instant;
 /// So often the server is asked for one decision. Then its answers come too late to be of use, and it decides itself.
 const MOST_QUESTIONS: u32 = 3;
 
-/// A round trip that is a larger part of the window than this leaves too little of what is granted.
-const FAR: Tick = 10;
-
 /// Below a permit's grace: which taking of its grant a start is, from 1 on.
 const UNIT: u64 = (1 << 32) - 1;
 
@@ -26,20 +23,23 @@ impl Timed {
     pub(super) fn take_at_hand<const LOOK: bool>(&self, found: &Key, weight: u64, view: &mut View) -> Option<Answer> {
         let (now, uptime) = found.home().clock.now_and_uptime();
         let (grants, uptime) = (found.grants(), uptime as Tick);
-        if let Some(taken) = grants.take(weight, uptime) {
-            let answer = started(now, &taken);
-            if LOOK {
-                *view = self.view_by(found, now, uptime, answer.ready);
-            }
-            return Some(answer);
+        let answer = match grants.take(weight, uptime) {
+            Some(taken) => started(now, &taken),
+            None => denied(grants, now, uptime, grants.soonest(weight, uptime, false)?),
+        };
+        Some(self.answered::<LOOK>(found, uptime, answer, view))
+    }
+
+    /// What follows from an answer that needed no server.
+    #[inline(always)]
+    fn answered<const LOOK: bool>(&self, found: &Key, uptime: Tick, answer: Answer, view: &mut View) -> Answer {
+        if answer.taken.is_some() {
+            self.reset_backoff(found);
         }
-        let at = grants.soonest(weight, uptime, false)?;
-        grants.denied(at);
-        let answer = Answer { now, ready: now.floor + (at - uptime), taken: None };
         if LOOK {
-            *view = self.view_by(found, now, uptime, answer.ready);
+            *view = self.view_by(found, answer.now, uptime, answer.ready);
         }
-        Some(answer)
+        answer
     }
 
     fn view_by(&self, found: &Key, now: Now, uptime: Tick, ready: Tick) -> View {
@@ -60,19 +60,19 @@ impl Timed {
         self.limit.check_weight_on_server(found.table, found.hash, ask.weight)?;
         let (grants, weight, began) = (found.grants(), ask.weight, Instant::now());
         let mut questions = 0;
-        while questions < MOST_QUESTIONS && grants.trip() <= window.length / FAR {
+        while questions < MOST_QUESTIONS && weight <= grants::MOST_WEIGHT {
             let (now, uptime) = found.home().clock.now_and_uptime();
             let uptime = uptime as Tick;
+            if grants.is_far(window.length, uptime) {
+                break;
+            }
             let taken = if ask.reserve { None } else { grants.take(weight, uptime) };
             let place = || grants.take_place(weight, uptime, ask.patience);
             let takes_places = ask.patience > 0 || ask.reserve;
             let answer = match (taken, (taken.is_none() && takes_places).then(place).flatten()) {
                 (Some(taken), _) => Some(started(now, &taken)),
                 (None, Some(place)) => Some(reserved(now, uptime, &place)),
-                (None, None) => grants.soonest(weight, uptime, waits).map(|at| {
-                    grants.denied(at);
-                    Answer { now, ready: now.floor + (at - uptime), taken: None }
-                }),
+                (None, None) => grants.soonest(weight, uptime, waits).map(|at| denied(grants, now, uptime, at)),
             };
             let lengths = Lengths::of(window.limit, window.length, grants.trip());
             if let Some(Answer { ready, taken: None, .. }) = answer
@@ -83,13 +83,7 @@ impl Timed {
                 break;
             }
             if let Some(answer) = answer {
-                if answer.taken.is_some() {
-                    self.reset_backoff(found);
-                }
-                if LOOK {
-                    *view = self.view_by(found, now, uptime, answer.ready);
-                }
-                return Ok(answer);
+                return Ok(self.answered::<LOOK>(found, uptime, answer, view));
             }
             if waits {
                 grants.waits();
@@ -206,6 +200,13 @@ impl Timed {
 
 fn started(now: Now, taken: &grants::Taken) -> Answer {
     Answer { now, ready: now.floor, taken: Some(as_taken(taken, taken.ticket, Stage::Start)) }
+}
+
+/// Nothing can start before `at`.
+#[inline(always)]
+fn denied(grants: Grants, now: Now, uptime: Tick, at: Tick) -> Answer {
+    grants.denied(at);
+    Answer { now, ready: now.floor + (at - uptime), taken: None }
 }
 
 fn reserved(now: Now, uptime: Tick, place: &grants::Taken) -> Answer {

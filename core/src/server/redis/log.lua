@@ -484,11 +484,11 @@ if head.mark ~= mark or not is_deciding then
     --
     -- A site's request has a number that grows. The one that it sent last is answered with the same grants if it comes again.
     --
-    -- While the server's clock is behind a time that it has shown before, nothing is granted: it may be set right again, and what was
-    -- granted meanwhile would end too early here.
+    -- While the server's clock is behind a time that it has shown before, nothing is granted and nothing changes: it may be set right
+    -- again, and what was granted or has ended meanwhile would count from too early.
     function ops.grant(site, seq, want, least, future, most, g, stepped, ...)
         local sites, name, granted = KEYS[4], format("%d", site), {}
-        if clock < now then most = 0 end
+        if clock < now then return { 0, now, born, gate, 2 * now - clock, 0, now } end
         if stepped == born + 1 then
             born, most = now, 0
             call("HSET", limit_key, "born", format("%d", born))
@@ -561,7 +561,7 @@ if head.mark ~= mark or not is_deciding then
         end
         call("HSET", limit_key, "out", format("%d", out), "said", format("%d", now + trust))
         local remaining, empty = look(gate)
-        local next = max(ready_from(gate, least), now + 1, 2 * now - clock)
+        local next = max(ready_from(gate, least), now + 1)
         return { 0, now, born, gate, next, remaining, empty, unpack(granted) }
     end
 
