@@ -227,10 +227,6 @@ impl Engine for Postgres {
         now.and_then(|now| Tick::try_from(now).ok()).ok_or_else(|| self.makes_no_sense(row))
     }
 
-    fn grants(&self) -> bool {
-        true
-    }
-
     fn out(&self, limit: &str, patience: Duration) -> Result<[Duration; 2]> {
         let statement = "SELECT coalesce(max(g.out), 0), coalesce(max(g.said), 0), workglow_limit.clock() FROM workglow_limit.logs g \
                          WHERE g.limit_id = (SELECT id FROM workglow_limit.limits WHERE name = $1) AND g.said > workglow_limit.clock()";

@@ -341,9 +341,7 @@ impl Session {
             watch: None,
             is_served: self.server.is_some(),
             // A test that makes the time decides on each start by it.
-            has_grants: self.server.as_ref().is_some_and(|server| server.grants())
-                && self.options.grants
-                && self.options.clock.is_none(),
+            has_grants: self.server.is_some() && self.options.grants && self.options.clock.is_none(),
         };
         if self.server.is_some() {
             if let Some((then, tick)) = self.server_time.get() {
