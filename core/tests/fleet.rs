@@ -3,6 +3,8 @@
 
 mod common;
 
+#[cfg(feature = "postgres")]
+use common::postgres::PostgresServer;
 use common::proxy::Proxy;
 #[cfg(feature = "redis")]
 use common::redis::RedisServer;
@@ -149,14 +151,14 @@ fn site(url: &str, (limit, window): (u64, Duration), (waits, rate): (bool, i64),
 #[derive(Clone, Copy)]
 struct Torments {
     /// What is done to the server, and how seldom: one of so many torments.
-    server: Option<fn(&Server)>,
+    server: Option<fn(&mut Server)>,
 }
 
 /// Ends a torment of a site.
 type Undo = fn(&Proxy, &Child, usize);
 
 /// Eight sites, which are killed, stopped, delayed and cut off. The most units in a window, and how many started.
-fn torment(server: &Server, name: &str, (limit, window): (u64, Duration), torments: Torments) -> (u64, usize) {
+fn torment(server: &mut Server, name: &str, (limit, window): (u64, Duration), torments: Torments) -> (u64, usize) {
     const SITES: usize = 8;
     let mut random = Random::new();
     let proxy = Proxy::start(&format!("{name}-proxy"), server, SITES);
@@ -188,9 +190,7 @@ fn torment(server: &Server, name: &str, (limit, window): (u64, Duration), tormen
         }
         let mut millis = |least: u64, most: u64| Duration::from_millis(least + random.below(most - least));
         let soon = |after: Duration, undo: Undo| Some((Instant::now() + after, undo));
-        // (In the end the server is left alone, so that somebody starts.)
-        let server_too = torments.server.is_some() && Instant::now() + 2 * window < end;
-        match millis(0, if server_too { 7 } else { 6 }).as_millis() {
+        match millis(0, if torments.server.is_some() { 7 } else { 6 }).as_millis() {
             0 => {
                 // (It is killed as it is dropped.)
                 sites[i] = start(i);
@@ -212,37 +212,63 @@ fn torment(server: &Server, name: &str, (limit, window): (u64, Duration), tormen
             4 => proxy.cut(i),
             5 => {}
             _ => {
-                // After a loss nobody starts for a window and half of one: so that somebody does at the end.
-                if let Some(torment) = torments.server.filter(|_| Instant::now() + 5 * window / 2 < end) {
+                if let Some(torment) = torments.server {
                     torment(server);
                 }
             }
         }
+    }
+    // Left alone, all start again.
+    for (i, until) in until.iter().enumerate() {
+        if let Some((_, undo)) = until {
+            undo(&proxy, &sites[i], i);
+        }
+    }
+    let before: Vec<usize> = records.iter().map(Record::len).collect();
+    for (i, before) in before.iter().enumerate() {
+        wait_until(&format!("site {i} starts again"), || records[i].len() > *before);
     }
     drop(sites);
     let starts: Vec<_> = records.iter().flat_map(Record::starts).collect();
     (most_in_any_window(&starts, window.as_nanos() as u64), starts.len())
 }
 
-fn check(name: &str, torments: Torments) {
+fn check<S: Iterator<Item = Server>>(name: &str, servers: impl Fn(&str) -> S, torments: Torments) {
     for (limit, window) in [(100, 2_000), (1_000, 1_000), (number("LIMIT", 2_000), number("WINDOW_MS", 1_000))] {
-        for server in Server::each(name) {
-            let (most, starts) = torment(&server, name, (limit, Duration::from_millis(window)), torments);
+        for mut server in servers(name) {
+            let (most, starts) = torment(&mut server, name, (limit, Duration::from_millis(window)), torments);
             println!("{limit}/{window} ms on {}: {starts} starts, {most} in a window", server.kind());
             assert!(most <= limit, "{most} in a window of {limit} on {}", server.kind());
-            assert!(starts > 0, "nobody starts on {}", server.kind());
         }
     }
 }
 
 #[test]
 fn sites_that_are_killed_stopped_and_cut_off_start_no_more_than_the_limit() {
-    check("fleet-torments", Torments { server: None });
+    check("fleet-torments", Server::each, Torments { server: None });
 }
 
 #[test]
 fn sites_of_a_server_that_forgets_start_no_more_than_the_limit() {
-    check("fleet-forgets", Torments { server: Some(Server::lose_starts) });
+    check("fleet-forgets", Server::each, Torments { server: Some(|server| server.lose_starts()) });
+}
+
+/// A Postgres that loses nothing of what it has written.
+#[cfg(feature = "postgres")]
+fn durable(name: &str) -> impl Iterator<Item = Server> {
+    std::iter::once(Server::Postgres(PostgresServer::durable(name)))
+}
+
+#[cfg(feature = "postgres")]
+#[test]
+fn sites_of_a_postgres_that_is_killed_start_no_more_than_the_limit() {
+    check("fleet-killed", durable, Torments { server: Some(|server| server.postgres().crash()) });
+}
+
+#[cfg(feature = "postgres")]
+#[test]
+fn sites_of_a_postgres_that_loses_to_a_standby_start_no_more_than_the_limit() {
+    check("fleet-standby", durable, Torments { server: Some(|server| server.postgres().lose_to_standby()) });
 }
 
 #[cfg(feature = "redis")]

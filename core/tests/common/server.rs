@@ -33,6 +33,15 @@ impl Server {
         }
     }
 
+    #[cfg(feature = "postgres")]
+    pub fn postgres(&mut self) -> &mut PostgresServer {
+        match self {
+            Server::Postgres(server) => server,
+            #[cfg(feature = "redis")]
+            Server::Redis(_) => panic!("another kind"),
+        }
+    }
+
     pub fn url(&self) -> String {
         match *self {
             #[cfg(feature = "redis")]
@@ -117,8 +126,9 @@ impl Server {
             // As a standby that takes over, but has heard of nothing for long.
             #[cfg(feature = "postgres")]
             Server::Postgres(ref server) => drop(server.command(
-                "BEGIN; UPDATE workglow_limit.limits SET run = 'another', booted = NULL; DELETE FROM workglow_limit.logs; \
-                 DELETE FROM workglow_limit.starts; DELETE FROM workglow_limit.sites; COMMIT",
+                // (In this order others lock them, too.)
+                "BEGIN; DELETE FROM workglow_limit.logs; DELETE FROM workglow_limit.starts; DELETE FROM workglow_limit.sites; \
+                 UPDATE workglow_limit.limits SET run = 'another', booted = NULL; COMMIT",
             )),
         }
     }

@@ -156,7 +156,8 @@ BEGIN
             RAISE data_corrupted USING MESSAGE = 'a log in workglow_limit.starts has no order';
         END IF;
         guess := CASE
-            WHEN by_number AND value > since THEN high - 1
+            -- (Most often it is found then, and none before it has its number.)
+            WHEN by_number AND value = since + 1 AND tries <= 6 THEN high - 1
             WHEN least IS NULL OR tries > 6 OR most <= least THEN (low + high) / 2
             ELSE low + div((high - low)::numeric * (since - least), most - least)::bigint
         END;
@@ -260,8 +261,8 @@ BEGIN
     RETURN s.stamp >= now + CASE WHEN s.state = 'P' THEN 0 ELSE 1 END;
 END $$;
 
--- What a call is answered that writes nothing. Where it writes: {1, limit, birth, floor, now, gate, ready, stamp, weight, is_place,
--- is_absent}; the same that begins with 2 where the server may have forgotten something (see `loss`), and with 3 where the state was
+-- What a call is answered that writes nothing. Where it writes: {1, limit, birth, floor, now, gate, ready (of other operations than
+-- starts: born), stamp, weight, is_place, is_absent}; the same that begins with 2 where the server may have forgotten something (see `loss`), and with 3 where the state was
 -- written by another policy.
 --
 -- An expression costs more in PL/pgSQL than in a statement, as each transaction prepares each anew. So the statement says all that
@@ -363,7 +364,7 @@ BEGIN
                 ELSE ARRAY[0, now]
             END;
         END IF;
-        RETURN ARRAY[1, r.id, r.birth, r.floor, now, gate, 0, 0, 0, 0, is_absent::integer];
+        RETURN ARRAY[1, r.id, r.birth, r.floor, now, gate, r.born, 0, 0, 0, is_absent::integer];
     END IF;
 
     -- The earliest moment for the start, unless nobody asks for one.

@@ -231,13 +231,10 @@ END $$;
 -- units is a place for k: they start from `ready` on, before `ready + g`, and count from then on. So it is a row of the log like any
 -- other, and its stamp is a tick later, as `now` was rounded down. Grants that are ready later than now are promises.
 --
--- While the server's clock (`clock`) is behind a time that it has shown before, nothing is granted: it may be set right again, and what
--- was granted meanwhile would end too early here.
---
--- The caller has the row of `limits` locked. So who has changed a policy, or closed a gate, finds in `said` and `out` all that was
--- granted before.
+-- The caller holds the limit (see `hold`). So who has changed a policy, or closed a gate, finds in `said` and `out` all that was granted
+-- before. `born`: of the limit, at the moment by which `gate` is known.
 CREATE OR REPLACE FUNCTION workglow_limit.log_grant(
-    INOUT h workglow_limit.logs, of_limit bigint, now bigint, clock bigint, gate bigint, p bigint[], a bigint[], OUT answer bigint[]
+    INOUT h workglow_limit.logs, of_limit bigint, now bigint, gate bigint, born bigint, p bigint[], a bigint[], OUT answer bigint[]
 ) LANGUAGE plpgsql VOLATILE AS $$
 #variable_conflict use_variable
 DECLARE
@@ -248,9 +245,8 @@ DECLARE
     want bigint := a[3];
     least_units bigint := a[4];
     future bigint := a[5];
-    most bigint := CASE WHEN clock < now THEN 0 ELSE a[6] END;
+    most bigint := a[6];
     g bigint := a[7];
-    born bigint := (SELECT l.born FROM workglow_limit.limits l WHERE l.id = of_limit);
     trust bigint := workglow_limit.log_trust(p);
     capacity bigint := p[3];
     largest bigint := p[3];
@@ -355,7 +351,7 @@ BEGIN
     END IF;
     h.said := greatest(h.said, now + trust);
     room := workglow_limit.log_room(h, now, gate, p, largest);
-    ready := greatest(workglow_limit.log_ready(h, gate, least_units, p), now + 1, 2 * now - clock);
+    ready := greatest(workglow_limit.log_ready(h, gate, least_units, p), now + 1);
     answer := ARRAY[0, now, born, gate, ready, room[1], room[2]] || granted;
 END $$;
 
@@ -378,12 +374,14 @@ DECLARE
     room bigint[] := '{0,0}';
     largest bigint := p[3];
     was boolean;
-    -- What a grant is given by is locked, too: who changes it, hears of the grant.
-    is_fixed boolean := op <> 'grant';
     granted record;
     answer bigint[];
 BEGIN
     PERFORM workglow_limit.begin_writing(patience);
+    IF op = 'grant' THEN
+        -- (Alone, if the site says that the clock was set forward.)
+        PERFORM workglow_limit.hold(l[2], a[8] > 0);
+    END IF;
     LOOP
         SELECT * INTO h FROM workglow_limit.logs WHERE limit_id = l[2] AND hash = k FOR UPDATE;
         EXIT WHEN FOUND;
@@ -395,15 +393,8 @@ BEGIN
     END LOOP;
     LOOP
         l := workglow_limit.log_look(op, lim, k, v, known, at, p, a);
-        EXIT WHEN l[1] = 1 AND is_fixed;
-        IF l[1] = 1 THEN
-            IF a[8] > 0 THEN
-                PERFORM 1 FROM workglow_limit.limits WHERE id = l[2] FOR NO KEY UPDATE;
-            ELSE
-                PERFORM 1 FROM workglow_limit.limits WHERE id = l[2] FOR SHARE;
-            END IF;
-            is_fixed := true;
-        ELSIF l[1] = 2 THEN
+        EXIT WHEN l[1] = 1;
+        IF l[1] = 2 THEN
             PERFORM workglow_limit.loss(l[2], known, l[5]);
         ELSIF l[1] = 3 THEN
             h := workglow_limit.log_change(h, v);
@@ -465,7 +456,13 @@ BEGIN
         answer := ARRAY[0, now, l[7], 1, ticket, h.stamp, 0, l[10], room[1], room[2]];
 
     ELSIF op = 'grant' THEN
-        granted := workglow_limit.log_grant(h, l[2], now, coalesce(at, workglow_limit.clock()), l[6], p, a);
+        -- While the server's clock is behind a time that it has shown before, nothing is granted and nothing changes: it may be set
+        -- right again, and what was granted or has ended meanwhile would count from too early.
+        value := coalesce(at, workglow_limit.clock());
+        IF value < now THEN
+            RETURN ARRAY[0, now, l[7], l[6], 2 * now - value, 0, now];
+        END IF;
+        granted := workglow_limit.log_grant(h, l[2], now, l[6], l[7], p, a);
         h := granted.h;
         answer := granted.answer;
 

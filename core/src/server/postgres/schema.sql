@@ -89,6 +89,24 @@ BEGIN
     END IF;
 END $$;
 
+-- What grants are given by does not change while one is given: who grants holds the limit together with others, who changes it holds it
+-- alone, and before any row. (Not as a lock of the limit's row: those who come together would keep others from it as long as they come.)
+CREATE OR REPLACE FUNCTION workglow_limit.hold(of_limit bigint, alone boolean) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    -- (Locks of this kind are the whole database's. Who meets another limit's, or a stranger's, only waits.)
+    number integer := of_limit % 2147483647;
+BEGIN
+    IF alone THEN
+        PERFORM pg_advisory_xact_lock(860521391, number);
+    ELSE
+        PERFORM pg_advisory_xact_lock_shared(860521391, number);
+        -- By an older snapshot it would not be seen what has changed since: then this fails, and is asked again.
+        IF current_setting('transaction_isolation') <> 'read committed' THEN
+            PERFORM 1 FROM workglow_limit.limits WHERE id = of_limit FOR SHARE;
+        END IF;
+    END IF;
+END $$;
+
 -- Which server this is, as far as it matters to what it remembers. A standby that takes over, or a restore to a moment, begins another
 -- timeline; a dump that is read elsewhere has another system identifier. A mere restart is the same, but where the server does not
 -- wait for its disk, or does not say which it is.
@@ -148,6 +166,7 @@ DECLARE
     now bigint;
 BEGIN
     PERFORM workglow_limit.begin_writing(patience);
+    PERFORM workglow_limit.hold(id, true) FROM workglow_limit.limits WHERE name = lim;
     SELECT * INTO l FROM workglow_limit.limits WHERE name = lim FOR NO KEY UPDATE;
     IF l.version IS DISTINCT FROM v THEN
         RETURN '{-1}';
@@ -191,6 +210,7 @@ BEGIN
             WHERE name = lim;
         END IF;
     END IF;
+    PERFORM workglow_limit.hold(id, true) FROM workglow_limit.limits WHERE name = lim;
     SELECT * INTO STRICT l FROM workglow_limit.limits WHERE name = lim FOR NO KEY UPDATE;
     FOR i IN 1 .. cardinality(kinds) LOOP
         CASE kinds[i]
@@ -222,6 +242,7 @@ DECLARE
     of_limit bigint;
 BEGIN
     PERFORM workglow_limit.begin_writing(patience);
+    PERFORM workglow_limit.hold(id, true) FROM workglow_limit.limits WHERE name = lim;
     UPDATE workglow_limit.limits SET
         is_declared = false, policy = NULL, composite = NULL, overriding = NULL,
         declared_version = NULL, overriding_version = NULL, version = NULL
