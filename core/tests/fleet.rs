@@ -224,7 +224,7 @@ fn torment(server: &mut Server, name: &str, (limit, window): (u64, Duration), to
             undo(&proxy, &sites[i], i);
         }
     }
-    let before: Vec<usize> = records.iter().map(Record::len).collect();
+    let before: Vec<u64> = records.iter().map(Record::len).collect();
     for (i, before) in before.iter().enumerate() {
         wait_until(&format!("site {i} starts again"), || records[i].len() > *before);
     }
@@ -233,7 +233,7 @@ fn torment(server: &mut Server, name: &str, (limit, window): (u64, Duration), to
     (most_in_any_window(&starts, window.as_nanos() as u64), starts.len())
 }
 
-fn check<S: Iterator<Item = Server>>(name: &str, servers: impl Fn(&str) -> S, torments: Torments) {
+fn check<S: Iterator<Item = Server>>(name: &'static str, servers: impl Fn(&'static str) -> S, torments: Torments) {
     for (limit, window) in [(100, 2_000), (1_000, 1_000), (number("LIMIT", 2_000), number("WINDOW_MS", 1_000))] {
         for mut server in servers(name) {
             let (most, starts) = torment(&mut server, name, (limit, Duration::from_millis(window)), torments);

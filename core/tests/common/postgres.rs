@@ -263,8 +263,7 @@ impl PostgresServer {
     fn kill(&self) {
         let processes = self.processes();
         self.signal(libc::SIGKILL);
-        let is_gone = |pid: &i32| state_and_parent(*pid).is_none_or(|(state, _)| matches!(state, 'Z' | 'X'));
-        super::wait_until("they are gone", || processes.iter().all(is_gone));
+        wait_until_gone(&processes);
     }
 
     /// Ends it as a machine that loses its power does, but for what the system has not written, and starts it again.
@@ -314,23 +313,32 @@ impl PostgresServer {
         self.command("SELECT pg_reload_conf()");
     }
 
-    /// Starts it again, after it was ended. (What it has stays.)
+    /// Starts it again, after it was ended.
     fn start_again(&mut self) {
-        let kept = self.directory.0.with_extension("kept");
-        std::fs::rename(self.directory.file("data"), &kept).unwrap();
-        drop(self.process.stdin.take());
-        let _ = self.process.wait();
-        std::fs::create_dir_all(&self.directory.0).unwrap();
-        std::fs::rename(&kept, self.directory.file("data")).unwrap();
+        self.end_shell();
         let _ = std::fs::remove_file(self.directory.file("data").join("postmaster.pid"));
         own(&self.directory.0);
         self.process = Self::process(&self.directory, &self.settings);
+    }
+
+    /// (It may not hear that its input has ended, which forked children have, too.)
+    fn end_shell(&mut self) {
+        self.process.kill().unwrap();
+        self.process.wait().unwrap();
     }
 }
 
 impl Drop for PostgresServer {
     fn drop(&mut self) {
-        drop(self.process.stdin.take());
-        let _ = self.process.wait();
+        let first = self.first();
+        // SAFETY: plain call; it is ours.
+        unsafe { libc::kill(first, libc::SIGQUIT) };
+        wait_until_gone(&[first]);
+        self.end_shell();
     }
+}
+
+fn wait_until_gone(processes: &[i32]) {
+    let is_gone = |pid: &i32| state_and_parent(*pid).is_none_or(|(state, _)| matches!(state, 'Z' | 'X'));
+    super::wait_until("they are gone", || processes.iter().all(is_gone));
 }
