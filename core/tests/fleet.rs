@@ -15,11 +15,9 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 use workglow_limit::*;
 
-#[cfg(feature = "redis")]
 /// When a start happened: between these.
 type Start = (Instant, Instant);
 
-#[cfg(feature = "redis")]
 /// What sites did.
 #[derive(Debug, Default)]
 struct Seen {
@@ -29,8 +27,23 @@ struct Seen {
     requests: f64,
 }
 
+/// How often a server has been asked for a decision. (Postgres says it when those have gone who asked, if it counts.)
+fn requests(server: &Server) -> u64 {
+    match server {
+        #[cfg(feature = "redis")]
+        Server::Redis(server) => redis_requests(server),
+        #[cfg(feature = "postgres")]
+        Server::Postgres(server) => {
+            let who = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'workglow-limit'";
+            wait_until("they have gone", || server.command(who) == "0");
+            let calls = "SELECT coalesce(sum(calls), 0) FROM pg_stat_user_functions WHERE funcname = 'decide_log'";
+            server.command(calls).parse().unwrap()
+        }
+    }
+}
+
 #[cfg(feature = "redis")]
-fn requests(server: &RedisServer) -> u64 {
+fn redis_requests(server: &RedisServer) -> u64 {
     let info = server.info("commandstats");
     let calls = |name: &str| {
         let line = info.lines().find(|line| line.starts_with(name)).unwrap_or("calls=0,");
@@ -39,11 +52,10 @@ fn requests(server: &RedisServer) -> u64 {
     calls("cmdstat_evalsha:")
 }
 
-#[cfg(feature = "redis")]
 /// Lets so many sites start for a while, each by so many threads, which are told when to end and say of each start when it was asked
 /// for.
 fn run(
-    server: &RedisServer,
+    server: &Server,
     (limit, window): (u64, Duration),
     (sites, threads): (usize, usize),
     lasts: Duration,
@@ -72,7 +84,6 @@ fn run(
     Seen { over, used: starts.len() as f64 / most, requests: asked as f64 / starts.len() as f64, starts }
 }
 
-#[cfg(feature = "redis")]
 fn callers(limiter: &RateLimiter, end: Instant) -> Vec<Start> {
     let mut starts = Vec::new();
     let mut before = Instant::now();
@@ -86,7 +97,6 @@ fn callers(limiter: &RateLimiter, end: Instant) -> Vec<Start> {
     starts
 }
 
-#[cfg(feature = "redis")]
 fn waiters(limiter: &RateLimiter, end: Instant) -> Vec<Start> {
     let mut starts = Vec::new();
     while let Some(left) = end.checked_duration_since(Instant::now()) {
@@ -291,22 +301,22 @@ fn waiters_in_turn(server: &RedisServer, name: &str) -> Option<Vec<usize>> {
         (0..4).map(|_| RateLimiter::new(&Store::new(&server.url()).unwrap(), name, 1, window).unwrap()).collect();
     limiters.iter().for_each(|limiter| drop(limiter.peek("", 1).unwrap()));
     assert!(limiters[0].acquire("", 1, None).unwrap().is_some());
-    let (before, began) = (requests(server), Instant::now());
+    let (before, began) = (redis_requests(server), Instant::now());
     std::thread::scope(|scope| {
         for round in 0..8 {
             let (limiter, order) = (&limiters[round % 4], &order);
-            let asked = requests(server);
+            let asked = redis_requests(server);
             scope.spawn(move || {
                 assert!(limiter.acquire("", 1, None).unwrap().is_some());
                 order.lock().unwrap().push(round);
             });
-            wait_until("it has asked", || requests(server) > asked);
+            wait_until("it has asked", || redis_requests(server) > asked);
             std::thread::sleep(Duration::from_millis(5));
         }
         is_in_time.store(began.elapsed() < window * 3 / 4, Relaxed);
     });
     let order = order.into_inner().unwrap();
-    println!("{order:?} by {} requests", requests(server) - before);
+    println!("{order:?} by {} requests", redis_requests(server) - before);
     is_in_time.into_inner().then_some(order)
 }
 
@@ -397,7 +407,6 @@ fn a_change_holds_everywhere_when_its_call_returns() {
     }
 }
 
-#[cfg(feature = "redis")]
 /// What 8 sites use, and how often they ask: `cargo test --release … --test fleet figures -- --ignored --nocapture`.
 #[test]
 #[ignore = "a measurement"]
@@ -407,15 +416,23 @@ fn figures() {
         for (name, threads, drive) in
             [("callers", 1, callers as fn(&RateLimiter, Instant) -> Vec<Start>), ("waiters", 4, waiters)]
         {
-            let server = RedisServer::start("fleet");
-            let seen = run(&server, (limit, window), (8, threads), window * 4, drive);
-            println!(
-                "{limit}/{window:?} {name}: over {} used {:.3} requests {:.3} starts {}",
-                seen.over,
-                seen.used,
-                seen.requests,
-                seen.starts.len()
-            );
+            for server in Server::each("fleet") {
+                #[cfg(feature = "postgres")]
+                if let Server::Postgres(server) = &server {
+                    server.command("ALTER DATABASE postgres SET track_functions = pl");
+                }
+                // (It is prepared by then.)
+                Store::new(&server.url()).unwrap().open().unwrap();
+                let seen = run(&server, (limit, window), (8, threads), window * 4, drive);
+                println!(
+                    "{} {limit}/{window:?} {name}: over {} used {:.3} requests {:.3} starts {}",
+                    server.kind(),
+                    seen.over,
+                    seen.used,
+                    seen.requests,
+                    seen.starts.len()
+                );
+            }
         }
     }
 }
