@@ -283,6 +283,7 @@ impl PostgresServer {
         let settings = self.directory.file("data").join("postgresql.auto.conf");
         std::fs::write(settings, "restore_command = 'false'\n").unwrap();
         self.start_again();
+        super::wait_until("it has taken over", || self.command("SELECT pg_is_in_recovery()") == "f");
     }
 
     /// It is lost, and a standby takes over that has heard of nothing since this was called last. (At first there is none yet.)
