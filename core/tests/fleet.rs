@@ -293,6 +293,7 @@ fn who_waits_on_any_site_starts_in_the_order_of_asking() {
     assert_eq!(order[..4], [0, 1, 2, 3], "{order:?}");
 }
 
+#[cfg(feature = "redis")]
 /// Two waiters on each of four sites, which ask one after the other: in which order they start. `None`: the asking took too long.
 fn waiters_in_turn(server: &RedisServer, name: &str) -> Option<Vec<usize>> {
     let window = Duration::from_millis(400);

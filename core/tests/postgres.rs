@@ -402,6 +402,24 @@ fn keys_that_nobody_uses_any_more_go() {
 }
 
 #[test]
+fn what_a_policy_of_before_would_have_forgotten_counts_by_the_one_that_holds() {
+    let server = PostgresServer::start("postgres-changed");
+    let store = Store::new(&direct(&server)).unwrap();
+    for (text, most) in [("", 3), (" burst 3", 3), (" queue 3", 1), (" fixed", 3), (" counter", 3)] {
+        let name = format!("limit{text}");
+        let limiter = store.limiter(&name, &format!("3/10m{text}")).unwrap();
+        let started = |key: &str| (0..3).filter(|_| admits(&*limiter, key)).count();
+        assert_eq!(started("a"), most, "{name}");
+        store.limiter(&name, &format!("3/365d{text}")).unwrap().open().unwrap();
+        // As if so much time had passed that it is over by the policy of before.
+        server.command("UPDATE workglow_limit.logs SET expires = 1; UPDATE workglow_limit.counted SET expires = 1");
+        // Who makes a key takes some away that nobody needs any more.
+        assert_eq!(started("b"), most, "{name}");
+        assert_eq!(started("a"), 0, "{name}");
+    }
+}
+
+#[test]
 fn garbage_in_the_tables_is_an_error_or_a_denial() {
     let server = PostgresServer::start("postgres-garbage");
     let columns = "SELECT table_name || ' ' || column_name FROM information_schema.columns c JOIN information_schema.tables t \

@@ -321,7 +321,8 @@ BEGIN
         IF r.booted IS DISTINCT FROM pg_postmaster_start_time() OR known > 0 AND known <> r.made AND r.made > r.born THEN
             RETURN ARRAY[2, r.id, r.birth, r.floor, greatest(now, r.floor, r.seen)];
         END IF;
-        is_absent := r.expires <= now;
+        -- (What another policy wrote may count for longer by this one.)
+        is_absent := r.expires <= now AND r.mark = v;
     END IF;
     IF is_absent OR r.of_birth IS DISTINCT FROM r.birth THEN
         -- Its own time is forgotten with it: by then nothing counts by it any more.

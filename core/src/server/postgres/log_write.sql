@@ -166,8 +166,11 @@ DECLARE
     dropped bigint;
 BEGIN
     FOR o IN
-        SELECT limit_id, hash, id, ended FROM workglow_limit.logs WHERE expires <= now ORDER BY expires LIMIT 4 FOR UPDATE SKIP LOCKED
+        SELECT limit_id, hash, id, mark FROM workglow_limit.logs WHERE expires <= now ORDER BY expires LIMIT 4 FOR UPDATE SKIP LOCKED
     LOOP
+        UPDATE workglow_limit.logs SET expires = workglow_limit.kept_until(limit_id, hash, mark)
+        WHERE limit_id = o.limit_id AND hash = o.hash AND workglow_limit.kept_until(limit_id, hash, mark) > now;
+        CONTINUE WHEN FOUND;
         -- (Whoever has not all of his starts is over, too: so he counts as absent.)
         DELETE FROM workglow_limit.starts WHERE ctid = ANY (ARRAY(SELECT ctid FROM workglow_limit.starts WHERE id = o.id LIMIT 250));
         GET DIAGNOSTICS dropped = ROW_COUNT;
@@ -377,6 +380,12 @@ DECLARE
     granted record;
     answer bigint[];
 BEGIN
+    IF last > 4 THEN
+        FOR i IN 5 .. last BY 2 LOOP
+            largest := greatest(largest, p[i]);
+            longest := greatest(longest, p[i + 1]);
+        END LOOP;
+    END IF;
     PERFORM workglow_limit.begin_writing(patience);
     IF op = 'grant' THEN
         -- (Alone, if the site says that the clock was set forward.)
@@ -398,21 +407,18 @@ BEGIN
             PERFORM workglow_limit.loss(l[2], known, l[5]);
         ELSIF l[1] = 3 THEN
             h := workglow_limit.log_change(h, v);
+            IF at IS NULL THEN
+                h.expires := workglow_limit.lives_until(h.expires, greatest(greatest(h.stamp, h.gone) + longest, h.gate, h.said), l[5]);
+            END IF;
             UPDATE workglow_limit.logs SET
                 mark = h.mark, stamp = h.stamp, total = h.total, units = h.units, count = h.count, seen = l[5],
-                spacing = h.spacing, average = h.average, ended = h.ended, took = h.took
+                spacing = h.spacing, average = h.average, ended = h.ended, took = h.took, expires = h.expires
             WHERE limit_id = h.limit_id AND hash = k;
         ELSE
             RETURN l;
         END IF;
     END LOOP;
     now := l[5];
-    IF last > 4 THEN
-        FOR i IN 5 .. last BY 2 LOOP
-            largest := greatest(largest, p[i]);
-            longest := greatest(longest, p[i + 1]);
-        END LOOP;
-    END IF;
     IF l[11] = 1 THEN
         -- A new life. (A row that was made just now has nothing to forget.)
         IF h.count > 0 OR h.ended > 0 THEN

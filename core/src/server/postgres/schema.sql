@@ -157,6 +157,15 @@ LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE WHEN needed <= till THEN till ELSE greatest(needed, now) + greatest(needed - now, 0) + 1000000 END
 $$;
 
+-- Until when a state stays that has expired by the policy that wrote it, though another holds by now, by which it may count for longer:
+-- no window is longer than 400 days. 0: it goes.
+CREATE OR REPLACE FUNCTION workglow_limit.kept_until(of_limit bigint, k uuid, of_mark bigint) RETURNS bigint LANGUAGE sql STABLE AS $$
+    SELECT coalesce(max(CASE WHEN coalesce(o.version, l.version) <> of_mark THEN greatest(l.since, o.since) + 34560000000000 END), 0)
+    FROM workglow_limit.limits l
+    LEFT JOIN workglow_limit.own o ON o.limit_id = l.id AND o.hash = k
+    WHERE l.id = of_limit
+$$;
+
 -- A gate of the whole limit; or all of its keys are as new: what was written before this counts as absent.
 CREATE OR REPLACE FUNCTION workglow_limit.of_all(
     op text, lim text, v bigint, known bigint, at bigint, patience bigint, a bigint[]
