@@ -418,9 +418,13 @@ fn figures() {
             [("callers", 1, callers as fn(&RateLimiter, Instant) -> Vec<Start>), ("waiters", 4, waiters)]
         {
             for server in Server::each("fleet") {
-                #[cfg(feature = "postgres")]
-                if let Server::Postgres(server) = &server {
-                    server.command("ALTER DATABASE postgres SET track_functions = pl");
+                match &server {
+                    #[cfg(feature = "postgres")]
+                    Server::Postgres(server) => {
+                        drop(server.command("ALTER DATABASE postgres SET track_functions = pl"))
+                    }
+                    #[cfg(feature = "redis")]
+                    Server::Redis(_) => {}
                 }
                 // (It is prepared by then.)
                 Store::new(&server.url()).unwrap().open().unwrap();
