@@ -1,10 +1,14 @@
 //! Limits of which a server grants units: sites that share one, and what can happen to them. Each store here is a site.
-#![cfg(feature = "redis")]
+#![cfg(any(feature = "redis", feature = "postgres"))]
 
 mod common;
 
+#[cfg(feature = "postgres")]
+use common::postgres::PostgresServer;
 use common::proxy::Proxy;
+#[cfg(feature = "redis")]
 use common::redis::RedisServer;
+use common::server::Server;
 use common::{Child, Random, Record, most_in_any_window, now_ns, number, wait_until};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
@@ -23,7 +27,23 @@ struct Seen {
     requests: f64,
 }
 
-fn requests(server: &RedisServer) -> u64 {
+/// How often a server has been asked for a decision. (Postgres says it when those have gone who asked, if it counts.)
+fn requests(server: &Server) -> u64 {
+    match server {
+        #[cfg(feature = "redis")]
+        Server::Redis(server) => redis_requests(server),
+        #[cfg(feature = "postgres")]
+        Server::Postgres(server) => {
+            let who = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'workglow-limit'";
+            wait_until("they have gone", || server.command(who) == "0");
+            let calls = "SELECT coalesce(sum(calls), 0) FROM pg_stat_user_functions WHERE funcname = 'decide_log'";
+            server.command(calls).parse().unwrap()
+        }
+    }
+}
+
+#[cfg(feature = "redis")]
+fn redis_requests(server: &RedisServer) -> u64 {
     let info = server.info("commandstats");
     let calls = |name: &str| {
         let line = info.lines().find(|line| line.starts_with(name)).unwrap_or("calls=0,");
@@ -35,7 +55,7 @@ fn requests(server: &RedisServer) -> u64 {
 /// Lets so many sites start for a while, each by so many threads, which are told when to end and say of each start when it was asked
 /// for.
 fn run(
-    server: &RedisServer,
+    server: &Server,
     (limit, window): (u64, Duration),
     (sites, threads): (usize, usize),
     lasts: Duration,
@@ -141,18 +161,24 @@ fn site(url: &str, (limit, window): (u64, Duration), (waits, rate): (bool, i64),
 #[derive(Clone, Copy)]
 struct Torments {
     /// What is done to the server, and how seldom: one of so many torments.
-    server: Option<fn(&RedisServer)>,
+    server: Option<fn(&mut Server)>,
 }
 
 /// Ends a torment of a site.
 type Undo = fn(&Proxy, &Child, usize);
 
 /// Eight sites, which are killed, stopped, delayed and cut off. The most units in a window, and how many started.
-fn torment(name: &str, (limit, window): (u64, Duration), torments: Torments) -> (u64, usize) {
+fn torment(server: &mut Server, name: &str, (limit, window): (u64, Duration), torments: Torments) -> (u64, usize) {
     const SITES: usize = 8;
     let mut random = Random::new();
-    let server = RedisServer::start(name);
-    let proxy = Proxy::start(&format!("{name}-proxy"), server.socket(), SITES);
+    let proxy = Proxy::start(&format!("{name}-proxy"), server, SITES);
+    // (The first one prepares the server, which may take longer than a site has.)
+    Store::new(&server.url())
+        .unwrap()
+        .limiter("api", &format!("{limit}/{}ms", window.as_millis()))
+        .unwrap()
+        .open()
+        .unwrap();
     let records: Vec<Record> = (0..SITES).map(|_| Record::new(4_000_000)).collect();
     let start = |i: usize| site(&proxy.url(i), (limit, window), (i % 2 == 1, [-900, 900, 0, 500][i / 2]), &records[i]);
     let mut sites: Vec<Child> = (0..SITES).map(start).collect();
@@ -196,37 +222,66 @@ fn torment(name: &str, (limit, window): (u64, Duration), torments: Torments) -> 
             4 => proxy.cut(i),
             5 => {}
             _ => {
-                // After a loss nobody starts for a window and half of one: so that somebody does at the end.
-                if let Some(torment) = torments.server.filter(|_| Instant::now() + 5 * window / 2 < end) {
-                    torment(&server);
+                if let Some(torment) = torments.server {
+                    torment(server);
                 }
             }
         }
+    }
+    // Left alone, all start again.
+    for (i, until) in until.iter().enumerate() {
+        if let Some((_, undo)) = until {
+            undo(&proxy, &sites[i], i);
+        }
+    }
+    let before: Vec<u64> = records.iter().map(Record::len).collect();
+    for (i, before) in before.iter().enumerate() {
+        wait_until(&format!("site {i} starts again"), || records[i].len() > *before);
     }
     drop(sites);
     let starts: Vec<_> = records.iter().flat_map(Record::starts).collect();
     (most_in_any_window(&starts, window.as_nanos() as u64), starts.len())
 }
 
-fn check(name: &str, torments: Torments) {
+fn check<S: Iterator<Item = Server>>(name: &'static str, servers: impl Fn(&'static str) -> S, torments: Torments) {
     for (limit, window) in [(100, 2_000), (1_000, 1_000), (number("LIMIT", 2_000), number("WINDOW_MS", 1_000))] {
-        let (most, starts) = torment(name, (limit, Duration::from_millis(window)), torments);
-        println!("{limit}/{window} ms: {starts} starts, {most} in a window");
-        assert!(most <= limit, "{most} in a window of {limit}");
-        assert!(starts > 0, "nobody starts");
+        for mut server in servers(name) {
+            let (most, starts) = torment(&mut server, name, (limit, Duration::from_millis(window)), torments);
+            println!("{limit}/{window} ms on {}: {starts} starts, {most} in a window", server.kind());
+            assert!(most <= limit, "{most} in a window of {limit} on {}", server.kind());
+        }
     }
 }
 
 #[test]
 fn sites_that_are_killed_stopped_and_cut_off_start_no_more_than_the_limit() {
-    check("fleet-torments", Torments { server: None });
+    check("fleet-torments", Server::each, Torments { server: None });
 }
 
 #[test]
 fn sites_of_a_server_that_forgets_start_no_more_than_the_limit() {
-    check("fleet-forgets", Torments { server: Some(|server| drop(server.command("FLUSHALL"))) });
+    check("fleet-forgets", Server::each, Torments { server: Some(|server| server.lose_starts()) });
 }
 
+/// A Postgres that loses nothing of what it has written.
+#[cfg(feature = "postgres")]
+fn durable(name: &str) -> impl Iterator<Item = Server> {
+    std::iter::once(Server::Postgres(PostgresServer::durable(name)))
+}
+
+#[cfg(feature = "postgres")]
+#[test]
+fn sites_of_a_postgres_that_is_killed_start_no_more_than_the_limit() {
+    check("fleet-killed", durable, Torments { server: Some(|server| server.postgres().crash()) });
+}
+
+#[cfg(feature = "postgres")]
+#[test]
+fn sites_of_a_postgres_that_loses_to_a_standby_start_no_more_than_the_limit() {
+    check("fleet-standby", durable, Torments { server: Some(|server| server.postgres().lose_to_standby()) });
+}
+
+#[cfg(feature = "redis")]
 #[test]
 fn who_waits_on_any_site_starts_in_the_order_of_asking() {
     let server = RedisServer::start("fleet-order");
@@ -238,6 +293,7 @@ fn who_waits_on_any_site_starts_in_the_order_of_asking() {
     assert_eq!(order[..4], [0, 1, 2, 3], "{order:?}");
 }
 
+#[cfg(feature = "redis")]
 /// Two waiters on each of four sites, which ask one after the other: in which order they start. `None`: the asking took too long.
 fn waiters_in_turn(server: &RedisServer, name: &str) -> Option<Vec<usize>> {
     let window = Duration::from_millis(400);
@@ -246,111 +302,110 @@ fn waiters_in_turn(server: &RedisServer, name: &str) -> Option<Vec<usize>> {
         (0..4).map(|_| RateLimiter::new(&Store::new(&server.url()).unwrap(), name, 1, window).unwrap()).collect();
     limiters.iter().for_each(|limiter| drop(limiter.peek("", 1).unwrap()));
     assert!(limiters[0].acquire("", 1, None).unwrap().is_some());
-    let (before, began) = (requests(server), Instant::now());
+    let (before, began) = (redis_requests(server), Instant::now());
     std::thread::scope(|scope| {
         for round in 0..8 {
             let (limiter, order) = (&limiters[round % 4], &order);
-            let asked = requests(server);
+            let asked = redis_requests(server);
             scope.spawn(move || {
                 assert!(limiter.acquire("", 1, None).unwrap().is_some());
                 order.lock().unwrap().push(round);
             });
-            wait_until("it has asked", || requests(server) > asked);
+            wait_until("it has asked", || redis_requests(server) > asked);
             std::thread::sleep(Duration::from_millis(5));
         }
         is_in_time.store(began.elapsed() < window * 3 / 4, Relaxed);
     });
     let order = order.into_inner().unwrap();
-    println!("{order:?} by {} requests", requests(server) - before);
+    println!("{order:?} by {} requests", redis_requests(server) - before);
     is_in_time.into_inner().then_some(order)
 }
 
 #[test]
 fn starts_of_any_weight_are_granted_or_decided() {
-    let server = RedisServer::start("fleet-weights");
-    for (i, weight) in [1, 1_000, (1 << 20) - 1, 1 << 20, 2_000_000].into_iter().enumerate() {
-        let store = Store::new(&server.url()).unwrap();
-        let limiter = RateLimiter::new(&store, &format!("api-{i}"), 2 * weight, Duration::from_secs(3600)).unwrap();
-        let admits = || matches!(limiter.attempt("", weight).unwrap(), Attempt::Admitted(_));
-        assert_eq!([admits(), admits(), admits()], [true, true, false], "{weight}");
+    for server in Server::each("fleet-weights") {
+        for (i, weight) in [1, 1_000, (1 << 20) - 1, 1 << 20, 2_000_000].into_iter().enumerate() {
+            let store = Store::new(&server.url()).unwrap();
+            let limiter = RateLimiter::new(&store, &format!("api-{i}"), 2 * weight, Duration::from_secs(3600)).unwrap();
+            let admits = || matches!(limiter.attempt("", weight).unwrap(), Attempt::Admitted(_));
+            assert_eq!([admits(), admits(), admits()], [true, true, false], "{weight} on {}", server.kind());
+        }
     }
 }
 
 #[test]
 fn a_server_that_is_away_for_less_than_a_grant_goes_unnoticed() {
-    let server = RedisServer::start("fleet-away");
-    let mut options = StoreOptions::default();
-    options.timeout = Duration::from_millis(200);
-    let store = Store::with_options(&server.url(), options).unwrap();
-    let limiter = RateLimiter::new(&store, "api", 1_000_000, Duration::from_secs(60)).unwrap();
-    let pid = server.pid();
-    let stop = |signal| {
-        // SAFETY: the server is there as long as it has not ended, which it does with this test.
-        unsafe { libc::kill(pid, signal) };
-    };
-    // Often enough that units are at hand when it stops. (On a busy machine a grant may be over by then.)
-    wait_until("a start while the server is away", || {
-        for _ in 0..200 {
-            limiter.attempt("", 1).unwrap();
-        }
+    for server in Server::each("fleet-away") {
+        let mut options = StoreOptions::default();
+        options.timeout = Duration::from_millis(200);
+        let store = Store::with_options(&server.url(), options).unwrap();
+        let limiter = RateLimiter::new(&store, "api", 1_000_000, Duration::from_secs(60)).unwrap();
+        let stop = server.signals();
+        // Often enough that units are at hand when it stops. (On a busy machine a grant may be over by then, or an answer be late.)
+        wait_until("a start while the server is away", || {
+            if (0..200).any(|_| limiter.attempt("", 1).is_err()) {
+                return false;
+            }
+            stop(libc::SIGSTOP);
+            let at_hand = MayWait::Never.during(|| limiter.attempt("", 1));
+            stop(libc::SIGCONT);
+            matches!(at_hand, Ok(Attempt::Admitted(_)))
+        });
         stop(libc::SIGSTOP);
-        let at_hand = MayWait::Never.during(|| limiter.attempt("", 1));
+        let error = loop {
+            match limiter.attempt("", 1) {
+                Ok(Attempt::Admitted(_)) => {}
+                Ok(Attempt::Denied(_)) => panic!("denied"),
+                Err(error) => break error,
+            }
+        };
+        assert!(matches!(error, Error::StoreTimeout { .. }), "{error}");
         stop(libc::SIGCONT);
-        matches!(at_hand, Ok(Attempt::Admitted(_)))
-    });
-    stop(libc::SIGSTOP);
-    let error = loop {
-        match limiter.attempt("", 1) {
-            Ok(Attempt::Admitted(_)) => {}
-            Ok(Attempt::Denied(_)) => panic!("denied"),
-            Err(error) => break error,
-        }
-    };
-    assert!(matches!(error, Error::StoreTimeout { .. }), "{error}");
-    stop(libc::SIGCONT);
-    wait_until("it recovers", || matches!(limiter.attempt("", 1), Ok(Attempt::Admitted(_))));
+        wait_until("it recovers", || matches!(limiter.attempt("", 1), Ok(Attempt::Admitted(_))));
+    }
 }
 
 #[test]
 fn a_change_holds_everywhere_when_its_call_returns() {
-    let server = RedisServer::start("fleet-changes");
-    let stores: Vec<Store> = (0..3).map(|_| Store::new(&server.url()).unwrap()).collect();
-    let limiters: Vec<RateLimiter> =
-        stores.iter().map(|store| RateLimiter::new(store, "api", 1_000, Duration::from_secs(1)).unwrap()).collect();
-    let is_over = AtomicBool::new(false);
-    let (before, after) = std::thread::scope(|scope| {
-        let sites: Vec<_> = limiters
-            .iter()
-            .map(|limiter| {
-                scope.spawn(|| {
-                    let mut starts = Vec::new();
-                    while !is_over.load(Relaxed) {
-                        let asked = now_ns();
-                        match limiter.attempt("", 1).unwrap() {
-                            Attempt::Admitted(_) => starts.push((asked, now_ns(), 1)),
-                            Attempt::Denied(after) => std::thread::sleep(after.min(Duration::from_millis(1))),
+    for server in Server::each("fleet-changes") {
+        let stores: Vec<Store> = (0..3).map(|_| Store::new(&server.url()).unwrap()).collect();
+        let limiters: Vec<RateLimiter> =
+            stores.iter().map(|store| RateLimiter::new(store, "api", 1_000, Duration::from_secs(1)).unwrap()).collect();
+        let is_over = AtomicBool::new(false);
+        let (before, after) = std::thread::scope(|scope| {
+            let sites: Vec<_> = limiters
+                .iter()
+                .map(|limiter| {
+                    scope.spawn(|| {
+                        let mut starts = Vec::new();
+                        while !is_over.load(Relaxed) {
+                            let asked = now_ns();
+                            match limiter.attempt("", 1).unwrap() {
+                                Attempt::Admitted(_) => starts.push((asked, now_ns(), 1)),
+                                Attempt::Denied(after) => std::thread::sleep(after.min(Duration::from_millis(1))),
+                            }
                         }
-                    }
-                    starts
+                        starts
+                    })
                 })
-            })
-            .collect();
-        std::thread::sleep(Duration::from_millis(1_500));
-        stores[0].override_text("api", "50/1s").unwrap();
-        let lowered = now_ns();
-        std::thread::sleep(Duration::from_millis(1_500));
-        limiters[1].pause("", Duration::from_secs(600)).unwrap();
-        let paused = now_ns();
-        std::thread::sleep(Duration::from_millis(500));
-        is_over.store(true, Relaxed);
-        let starts: Vec<_> = sites.into_iter().flat_map(|site| site.join().unwrap()).collect();
-        assert!(starts.iter().all(|(asked, ..)| *asked <= paused), "a start after the pause");
-        let (before, after): (Vec<_>, Vec<_>) = starts.into_iter().partition(|(asked, ..)| *asked < lowered);
-        (before, after)
-    });
-    assert!(before.len() > 500);
-    let most = most_in_any_window(&after, 1_000_000_000);
-    assert!(most <= 50, "{most}");
+                .collect();
+            std::thread::sleep(Duration::from_millis(1_500));
+            stores[0].override_text("api", "50/1s").unwrap();
+            let lowered = now_ns();
+            std::thread::sleep(Duration::from_millis(1_500));
+            limiters[1].pause("", Duration::from_secs(600)).unwrap();
+            let paused = now_ns();
+            std::thread::sleep(Duration::from_millis(500));
+            is_over.store(true, Relaxed);
+            let starts: Vec<_> = sites.into_iter().flat_map(|site| site.join().unwrap()).collect();
+            assert!(starts.iter().all(|(asked, ..)| *asked <= paused), "a start after the pause");
+            let (before, after): (Vec<_>, Vec<_>) = starts.into_iter().partition(|(asked, ..)| *asked < lowered);
+            (before, after)
+        });
+        assert!(before.len() > 500);
+        let most = most_in_any_window(&after, 1_000_000_000);
+        assert!(most <= 50, "{most}");
+    }
 }
 
 /// What 8 sites use, and how often they ask: `cargo test --release … --test fleet figures -- --ignored --nocapture`.
@@ -362,15 +417,27 @@ fn figures() {
         for (name, threads, drive) in
             [("callers", 1, callers as fn(&RateLimiter, Instant) -> Vec<Start>), ("waiters", 4, waiters)]
         {
-            let server = RedisServer::start("fleet");
-            let seen = run(&server, (limit, window), (8, threads), window * 4, drive);
-            println!(
-                "{limit}/{window:?} {name}: over {} used {:.3} requests {:.3} starts {}",
-                seen.over,
-                seen.used,
-                seen.requests,
-                seen.starts.len()
-            );
+            for server in Server::each("fleet") {
+                match &server {
+                    #[cfg(feature = "postgres")]
+                    Server::Postgres(server) => {
+                        drop(server.command("ALTER DATABASE postgres SET track_functions = pl"))
+                    }
+                    #[cfg(feature = "redis")]
+                    Server::Redis(_) => {}
+                }
+                // (It is prepared by then.)
+                Store::new(&server.url()).unwrap().open().unwrap();
+                let seen = run(&server, (limit, window), (8, threads), window * 4, drive);
+                println!(
+                    "{} {limit}/{window:?} {name}: over {} used {:.3} requests {:.3} starts {}",
+                    server.kind(),
+                    seen.over,
+                    seen.used,
+                    seen.requests,
+                    seen.starts.len()
+                );
+            }
         }
     }
 }

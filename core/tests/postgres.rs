@@ -43,6 +43,11 @@ fn full(store: &Store) -> Vec<Arc<dyn Limiter>> {
     TEXTS.iter().enumerate().map(declare).collect()
 }
 
+/// For a store each of whose starts the server decides.
+fn direct(server: &PostgresServer) -> String {
+    server.url() + "&grants=never"
+}
+
 #[test]
 fn a_denial_writes_nothing() {
     let server = PostgresServer::start("postgres-denial");
@@ -182,7 +187,7 @@ fn a_server_that_may_have_forgotten_starts_nothing_for_a_window() {
             "is another one" => PostgresServer::durable("postgres-forgot"),
             _ => PostgresServer::start("postgres-forgot"),
         };
-        let limiter = rate(&server.url(), "api", 5, window);
+        let limiter = rate(&direct(&server), "api", 5, window);
         assert!(admits(&limiter, ""));
         let last = now_ns();
         if how == "is another one" {
@@ -201,8 +206,8 @@ fn a_server_that_may_have_forgotten_starts_nothing_for_a_window() {
 #[test]
 fn a_server_that_does_not_answer_is_a_timeout_and_is_asked_again() {
     let server = PostgresServer::start("postgres-stopped");
-    assert!(admits(&rate(&server.url(), "api", 5, HOUR), ""));
-    let store = impatient(&server.url(), Duration::from_millis(300));
+    assert!(admits(&rate(&direct(&server), "api", 5, HOUR), ""));
+    let store = impatient(&direct(&server), Duration::from_millis(300));
     let limiter = RateLimiter::attach(&store, "api").unwrap();
     wait_until("it answers", || limiter.peek("", 1).is_ok());
     server.signal(libc::SIGSTOP);
@@ -219,8 +224,8 @@ fn a_server_that_does_not_answer_is_a_timeout_and_is_asked_again() {
 #[test]
 fn who_waits_for_a_lock_longer_than_his_caller_takes_nothing() {
     let server = PostgresServer::start("postgres-locked");
-    assert!(admits(&rate(&server.url(), "api", 5, HOUR), ""));
-    let store = impatient(&server.url(), Duration::from_secs(1));
+    assert!(admits(&rate(&direct(&server), "api", 5, HOUR), ""));
+    let store = impatient(&direct(&server), Duration::from_secs(1));
     let limiter = RateLimiter::attach(&store, "api").unwrap();
     wait_until("it answers", || limiter.peek("", 1).is_ok());
     std::thread::scope(|scope| {
@@ -243,7 +248,7 @@ fn who_waits_for_a_lock_longer_than_his_caller_takes_nothing() {
 fn processes_that_come_first_together_make_one_schema() {
     let server = PostgresServer::start("postgres-first");
     for _ in 0..3 {
-        let url = server.new_database();
+        let url = server.new_database() + "&grants=never";
         let gate = shared(1);
         let children: Vec<Child> = (0..8)
             .map(|_| {
@@ -378,7 +383,7 @@ fn a_name_that_is_another_kinds_by_now_begins_anew() {
 #[test]
 fn keys_that_nobody_uses_any_more_go() {
     let server = PostgresServer::start("postgres-idle");
-    let store = Store::new(&server.url()).unwrap();
+    let store = Store::new(&direct(&server)).unwrap();
     for (table, text) in [("logs", "2/10ms"), ("counted", "2/10ms burst 2"), ("holders", "2 concurrent lease 10ms")] {
         let limiter = store.limiter(table, text).unwrap();
         let use_key = |i: u64| assert!(admits(&*limiter, &i.to_string()));
@@ -393,6 +398,24 @@ fn keys_that_nobody_uses_any_more_go() {
     for table in ["starts", "leases"] {
         let left: u64 = server.command(&format!("SELECT count(*) FROM workglow_limit.{table}")).parse().unwrap();
         assert!(left <= 50, "{table}: {left}");
+    }
+}
+
+#[test]
+fn what_a_policy_of_before_would_have_forgotten_counts_by_the_one_that_holds() {
+    let server = PostgresServer::start("postgres-changed");
+    let store = Store::new(&direct(&server)).unwrap();
+    for (text, most) in [("", 3), (" burst 3", 3), (" queue 3", 1), (" fixed", 3), (" counter", 3)] {
+        let name = format!("limit{text}");
+        let limiter = store.limiter(&name, &format!("3/10m{text}")).unwrap();
+        let started = |key: &str| (0..3).filter(|_| admits(&*limiter, key)).count();
+        assert_eq!(started("a"), most, "{name}");
+        store.limiter(&name, &format!("3/365d{text}")).unwrap().open().unwrap();
+        // As if so much time had passed that it is over by the policy of before.
+        server.command("UPDATE workglow_limit.logs SET expires = 1; UPDATE workglow_limit.counted SET expires = 1");
+        // Who makes a key takes some away that nobody needs any more.
+        assert_eq!(started("b"), most, "{name}");
+        assert_eq!(started("a"), 0, "{name}");
     }
 }
 

@@ -97,6 +97,22 @@ fn what_one_declares_or_overrides_holds_for_all_at_the_next_decision() {
 }
 
 #[test]
+fn a_start_is_found_behind_many_that_weigh_more() {
+    for server in Server::each("servers-heavy") {
+        let limiter = rate(&direct(&server), "api", 4_000, Duration::from_secs(3600));
+        let start = || match limiter.attempt("", 10).unwrap() {
+            Attempt::Admitted(permit) => permit,
+            Attempt::Denied(_) => panic!("denied"),
+        };
+        let permits: Vec<_> = (0..300).map(|_| start()).collect();
+        for permit in [&permits[0], &permits[150], &permits[299], &permits[1]] {
+            limiter.cancel(permit).unwrap();
+        }
+        assert_eq!(limiter.peek("", 1).unwrap().remaining, 4_000 - 2_960);
+    }
+}
+
+#[test]
 fn places_are_served_in_the_order_of_asking_on_all_machines() {
     for server in Server::each("servers-places") {
         let stores: Vec<Store> = (0..3).map(|_| Store::new(&server.url()).unwrap()).collect();

@@ -179,15 +179,9 @@ pub(crate) trait Engine: std::fmt::Debug + Send + Sync {
     /// The server's time.
     fn time(&self, patience: Duration) -> Result<Tick>;
 
-    /// Does it grant units, which machines start by themselves?
-    fn grants(&self) -> bool;
-
     /// For how long machines may still start what they were granted of a limit, by rules that do not hold any more; and for how long
     /// they may go by what they were told, denials included, which is no shorter.
-    fn out(&self, limit: &str, patience: Duration) -> Result<[Duration; 2]> {
-        let _ = (limit, patience);
-        Ok([Duration::ZERO; 2])
-    }
+    fn out(&self, limit: &str, patience: Duration) -> Result<[Duration; 2]>;
 
     /// What is declared under a name, and for one of its keys.
     fn row(&self, name: &str, key: Option<Hash>, patience: Duration) -> Result<Row>;

@@ -254,10 +254,6 @@ impl Engine for Redis {
         self.query("", &redis::cmd("TIME"), patience).map(time)
     }
 
-    fn grants(&self) -> bool {
-        true
-    }
-
     fn out(&self, limit: &str, patience: Duration) -> Result<[Duration; 2]> {
         let until: [Option<Tick>; 2] =
             self.query(limit, redis::cmd("HMGET").arg(key_of(limit)).arg(&["out", "said"]), patience)?;

@@ -6,7 +6,7 @@ pub mod limits;
 pub mod nodes;
 #[cfg(feature = "postgres")]
 pub mod postgres;
-#[cfg(feature = "redis")]
+#[cfg(any(feature = "redis", feature = "postgres"))]
 pub mod proxy;
 pub mod random;
 #[cfg(feature = "redis")]

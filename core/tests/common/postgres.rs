@@ -15,6 +15,8 @@ pub struct PostgresServer {
     directory: Dir,
     /// What is said to it when it starts.
     settings: Vec<String>,
+    /// What a standby has of it: see [`lose_to_standby`](Self::lose_to_standby).
+    standby: Option<Dir>,
 }
 
 /// Where the server's programs are: Debian puts only those of clients into the path.
@@ -87,6 +89,13 @@ fn copy(from: &Path, to: &Path) {
     assert!(Command::new("cp").arg("-a").arg(from).arg(to).status().is_ok_and(|status| status.success()));
 }
 
+/// What a process does, by its letter, and whose child it is.
+fn state_and_parent(pid: i32) -> Option<(char, i32)> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
+    Some((fields.next()?.chars().next()?, fields.next()?.parse().ok()?))
+}
+
 impl PostgresServer {
     /// For what is not about what it remembers: it does not wait for its disk.
     pub fn start(name: &str) -> PostgresServer {
@@ -127,7 +136,7 @@ impl PostgresServer {
         copy(template(), &directory.file("data"));
         own(&directory.0);
         let settings: Vec<String> = settings.iter().map(|setting| (*setting).to_owned()).collect();
-        PostgresServer { process: Self::process(&directory, &settings), directory, settings }
+        PostgresServer { process: Self::process(&directory, &settings), directory, settings, standby: None }
     }
 
     fn process(directory: &Dir, settings: &[String]) -> Child {
@@ -176,6 +185,10 @@ impl PostgresServer {
         self.url_of("postgres", "postgres")
     }
 
+    pub fn socket(&self) -> PathBuf {
+        self.directory.file(".s.PGSQL.5432")
+    }
+
     pub fn url_of(&self, role: &str, database: &str) -> String {
         format!("postgres:///{database}?host={}&user={role}", self.directory.0.display())
     }
@@ -215,39 +228,77 @@ impl PostgresServer {
         self.command(include_str!("../../../tests/fleet/forget.sql"));
     }
 
+    /// The process that makes the others.
+    fn first(&self) -> i32 {
+        let file = std::fs::read_to_string(self.directory.file("data").join("postmaster.pid")).unwrap();
+        file.lines().next().unwrap().parse().unwrap()
+    }
+
     /// All of its processes.
     fn processes(&self) -> Vec<i32> {
-        let file = std::fs::read_to_string(self.directory.file("data").join("postmaster.pid")).unwrap();
-        let first: i32 = file.lines().next().unwrap().parse().unwrap();
-        let is_its = |pid: &i32| {
-            let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-            let parent = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().nth(1)?.parse().ok());
-            *pid == first || parent == Some(first)
-        };
+        let first = self.first();
+        let is_its = |pid: &i32| *pid == first || state_and_parent(*pid).is_some_and(|(_, parent)| parent == first);
         let all = std::fs::read_dir("/proc").unwrap();
         all.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).filter(is_its).collect()
     }
 
     pub fn signal(&self, signal: i32) {
-        for process in self.processes() {
-            // SAFETY: plain call; they are children of the server, which is ours.
-            unsafe { libc::kill(process, signal) };
-        }
+        let send = |process: &i32, signal| {
+            // SAFETY: plain call; they are the server and its children, which is ours.
+            unsafe { libc::kill(*process, signal) };
+        };
+        // (First the one that makes the others stands still.)
+        let first = self.first();
+        send(&first, libc::SIGSTOP);
+        super::wait_until("it stands still", || state_and_parent(first).is_some_and(|(state, _)| state == 'T'));
+        self.processes().iter().for_each(|process| send(process, signal));
+    }
+
+    fn kill(&self) {
+        let processes = self.processes();
+        self.signal(libc::SIGKILL);
+        wait_until_gone(&processes);
     }
 
     /// Ends it as a machine that loses its power does, but for what the system has not written, and starts it again.
     pub fn crash(&mut self) {
-        self.signal(libc::SIGKILL);
+        self.kill();
         self.start_again();
     }
 
     /// The same, as a server that takes over: on another timeline.
     pub fn crash_and_take_over(&mut self) {
-        self.signal(libc::SIGKILL);
+        self.kill();
+        self.take_over();
+    }
+
+    fn take_over(&mut self) {
         std::fs::write(self.directory.file("data").join("recovery.signal"), "").unwrap();
         let settings = self.directory.file("data").join("postgresql.auto.conf");
         std::fs::write(settings, "restore_command = 'false'\n").unwrap();
         self.start_again();
+        super::wait_until("it has taken over", || self.command("SELECT pg_is_in_recovery()") == "f");
+    }
+
+    /// It is lost, and a standby takes over that has heard of nothing since this was called last. (At first there is none yet.)
+    pub fn lose_to_standby(&mut self) {
+        if let Some(standby) = self.standby.take() {
+            self.kill();
+            std::fs::remove_dir_all(self.directory.file("data")).unwrap();
+            std::fs::rename(standby.file("data"), self.directory.file("data")).unwrap();
+            self.take_over();
+        }
+        let standby = Dir::in_memory(&format!("standby-{}", self.first()));
+        own(&standby.0);
+        let copied = command("pg_basebackup")
+            .current_dir("/")
+            .args(["--no-sync", "--checkpoint=fast", "--username=postgres", "--host"])
+            .arg(&self.directory.0)
+            .arg("--pgdata")
+            .arg(standby.file("data"))
+            .status();
+        assert!(copied.is_ok_and(|status| status.success()));
+        self.standby = Some(standby);
     }
 
     /// Lets a role in by one way only.
@@ -257,23 +308,32 @@ impl PostgresServer {
         self.command("SELECT pg_reload_conf()");
     }
 
-    /// Starts it again, after it was ended. (What it has stays.)
+    /// Starts it again, after it was ended.
     fn start_again(&mut self) {
-        let kept = self.directory.0.with_extension("kept");
-        std::fs::rename(self.directory.file("data"), &kept).unwrap();
-        drop(self.process.stdin.take());
-        let _ = self.process.wait();
-        std::fs::create_dir_all(&self.directory.0).unwrap();
-        std::fs::rename(&kept, self.directory.file("data")).unwrap();
+        self.end_shell();
         let _ = std::fs::remove_file(self.directory.file("data").join("postmaster.pid"));
         own(&self.directory.0);
         self.process = Self::process(&self.directory, &self.settings);
+    }
+
+    /// (It may not hear that its input has ended, which forked children have, too.)
+    fn end_shell(&mut self) {
+        self.process.kill().unwrap();
+        self.process.wait().unwrap();
     }
 }
 
 impl Drop for PostgresServer {
     fn drop(&mut self) {
-        drop(self.process.stdin.take());
-        let _ = self.process.wait();
+        let first = self.first();
+        // SAFETY: plain call; it is ours.
+        unsafe { libc::kill(first, libc::SIGQUIT) };
+        wait_until_gone(&[first]);
+        self.end_shell();
     }
+}
+
+fn wait_until_gone(processes: &[i32]) {
+    let is_gone = |pid: &i32| state_and_parent(*pid).is_none_or(|(state, _)| matches!(state, 'Z' | 'X'));
+    super::wait_until("they are gone", || processes.iter().all(is_gone));
 }

@@ -1,9 +1,9 @@
 //! A way to a server that delays, stops and breaks: a process of its own, with a socket for each site.
 
+use super::server::Server;
 use super::{Child, Dir, shared};
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering::*};
 use std::time::{Duration, Instant};
 
@@ -15,17 +15,19 @@ const WORDS: usize = 3;
 
 pub struct Proxy {
     _process: Child,
-    directory: Dir,
+    urls: Vec<String>,
+    _directory: Dir,
     words: &'static [AtomicU64],
 }
 
 impl Proxy {
-    /// Ways for so many sites to the server at a socket.
-    pub fn start(name: &str, server: PathBuf, sites: usize) -> Proxy {
+    /// Ways for so many sites to a server.
+    pub fn start(name: &str, server: &Server, sites: usize) -> Proxy {
         let directory = Dir::in_memory(name);
         let words = shared(sites * WORDS);
-        let listeners: Vec<UnixListener> =
-            (0..sites).map(|site| UnixListener::bind(directory.file(&site.to_string())).unwrap()).collect();
+        let (sockets, urls): (Vec<_>, _) = (0..sites).map(|site| server.by_way_of(&directory.0, site)).unzip();
+        let listeners: Vec<UnixListener> = sockets.iter().map(|socket| UnixListener::bind(socket).unwrap()).collect();
+        let server = server.socket();
         let process = Child::run(|| {
             // SAFETY: plain call. It ends with the test.
             unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
@@ -43,11 +45,11 @@ impl Proxy {
                 }
             });
         });
-        Proxy { _process: process, directory, words }
+        Proxy { _process: process, urls, _directory: directory, words }
     }
 
     pub fn url(&self, site: usize) -> String {
-        format!("redis+unix://{}", self.directory.file(&site.to_string()).display())
+        self.urls[site].clone()
     }
 
     fn word(&self, site: usize, word: usize) -> &AtomicU64 {

@@ -4,6 +4,7 @@
 use super::postgres::PostgresServer;
 #[cfg(feature = "redis")]
 use super::redis::RedisServer;
+use std::path::{Path, PathBuf};
 
 pub enum Server {
     #[cfg(feature = "redis")]
@@ -29,6 +30,15 @@ impl Server {
             Server::Redis(_) => "redis",
             #[cfg(feature = "postgres")]
             Server::Postgres(_) => "postgres",
+        }
+    }
+
+    #[cfg(feature = "postgres")]
+    pub fn postgres(&mut self) -> &mut PostgresServer {
+        match self {
+            Server::Postgres(server) => server,
+            #[cfg(feature = "redis")]
+            Server::Redis(_) => panic!("another kind"),
         }
     }
 
@@ -64,6 +74,62 @@ impl Server {
             Server::Redis(ref server) => assert_eq!(server.command("FLUSHALL"), "+OK"),
             #[cfg(feature = "postgres")]
             Server::Postgres(ref server) => server.forget_all(),
+        }
+    }
+
+    pub fn socket(&self) -> PathBuf {
+        match *self {
+            #[cfg(feature = "redis")]
+            Server::Redis(ref server) => server.socket(),
+            #[cfg(feature = "postgres")]
+            Server::Postgres(ref server) => server.socket(),
+        }
+    }
+
+    /// A socket in a directory, and the address of a server that listens there.
+    pub fn by_way_of(&self, directory: &Path, number: usize) -> (PathBuf, String) {
+        match *self {
+            #[cfg(feature = "redis")]
+            Server::Redis(_) => {
+                let socket = directory.join(number.to_string());
+                let url = format!("redis+unix://{}", socket.display());
+                (socket, url)
+            }
+            #[cfg(feature = "postgres")]
+            Server::Postgres(_) => {
+                let port = 6_000 + number;
+                let place = format!("host={}&port={port}&user=postgres", directory.display());
+                (directory.join(format!(".s.PGSQL.{port}")), format!("postgres:///postgres?{place}"))
+            }
+        }
+    }
+
+    /// What sends signals to all of its processes. (One that stands still does not say which they are.)
+    pub fn signals(&self) -> Box<dyn Fn(i32) + '_> {
+        match *self {
+            #[cfg(feature = "redis")]
+            Server::Redis(ref server) => {
+                let pid = server.pid();
+                // SAFETY: plain call; the server is there as long as this.
+                Box::new(move |signal| assert_eq!(unsafe { libc::kill(pid, signal) }, 0))
+            }
+            #[cfg(feature = "postgres")]
+            Server::Postgres(ref server) => Box::new(|signal| server.signal(signal)),
+        }
+    }
+
+    /// It has lost what was started, and whoever asks it finds that it may have.
+    pub fn lose_starts(&self) {
+        match *self {
+            #[cfg(feature = "redis")]
+            Server::Redis(ref server) => drop(server.command("FLUSHALL")),
+            // As a standby that takes over, but has heard of nothing for long.
+            #[cfg(feature = "postgres")]
+            Server::Postgres(ref server) => drop(server.command(
+                // (In this order others lock them, too.)
+                "BEGIN; DELETE FROM workglow_limit.logs; DELETE FROM workglow_limit.starts; DELETE FROM workglow_limit.sites; \
+                 UPDATE workglow_limit.limits SET run = 'another', booted = NULL; COMMIT",
+            )),
         }
     }
 

@@ -75,7 +75,9 @@ BEGIN
     now := greatest(coalesce(at, workglow_limit.clock()), r.floor);
     is_lost := at IS NULL AND (r.booted IS DISTINCT FROM pg_postmaster_start_time() OR known > 0 AND known <> r.made AND r.made > r.born);
     is_stale := false;
-    IF c.id IS NULL OR c.birth <> r.birth OR c.family <> of_family OR at IS NULL AND c.expires <= now THEN
+    IF c.id IS NULL OR c.birth <> r.birth OR c.family <> of_family
+        OR at IS NULL AND c.expires <= now AND (c.era = 0 OR c.mark = v)
+    THEN
         is_stale := c.id IS NOT NULL;
         c.era := 0; c.mark := 0; c.gate := 0; c.state := NULL; c.policy := NULL;
     END IF;
@@ -100,6 +102,9 @@ DECLARE
 BEGIN
     FOR o IN SELECT limit_id, hash, id FROM workglow_limit.counted WHERE expires <= now ORDER BY expires LIMIT 4 FOR UPDATE SKIP LOCKED
     LOOP
+        UPDATE workglow_limit.counted SET expires = workglow_limit.kept_until(limit_id, hash, mark)
+        WHERE limit_id = o.limit_id AND hash = o.hash AND era > 0 AND workglow_limit.kept_until(limit_id, hash, mark) > now;
+        CONTINUE WHEN FOUND;
         DELETE FROM workglow_limit.places WHERE ctid = ANY (ARRAY(SELECT ctid FROM workglow_limit.places WHERE id = o.id LIMIT 250));
         GET DIAGNOSTICS dropped = ROW_COUNT;
         IF dropped < 250 THEN

@@ -60,12 +60,19 @@ CREATE TABLE IF NOT EXISTS workglow_limit.logs (
     average bigint NOT NULL DEFAULT 0,
     ended bigint NOT NULL DEFAULT 0,
     took numeric NOT NULL DEFAULT 0,
+    -- Until when machines may start what they were granted, and may go by what they were told.
+    out bigint NOT NULL DEFAULT 0,
+    said bigint NOT NULL DEFAULT 0,
+    -- How many rows of `sites` there are at most, and with how many it is next time to forget some.
+    sites bigint NOT NULL DEFAULT 0,
+    sites_due bigint NOT NULL DEFAULT 32,
     -- Until when it lives; null: for ever, as by a clock that a test makes.
     expires bigint,
     PRIMARY KEY (limit_id, hash)
 ) WITH (fillfactor = 50);
 
 CREATE INDEX IF NOT EXISTS logs_expires ON workglow_limit.logs (expires) WHERE expires IS NOT NULL;
+CREATE INDEX IF NOT EXISTS logs_said ON workglow_limit.logs (limit_id, said) WHERE said > 0;
 
 CREATE TABLE IF NOT EXISTS workglow_limit.starts (
     -- The log's.
@@ -77,8 +84,10 @@ CREATE TABLE IF NOT EXISTS workglow_limit.starts (
     -- From when on it counts: in a window until stamp + length. It starts no later than this.
     stamp bigint NOT NULL,
     units bigint NOT NULL,
-    -- S: it has started. P: a place, it has not started yet. M: all starts of a slice. X: what it cost is settled.
-    state "char" NOT NULL
+    -- S: it has started. P: a place, it has not started yet. M: all starts of a slice. X: what it cost is settled. G: a grant.
+    state "char" NOT NULL,
+    -- Of a grant: which of its takings were given back or settled.
+    ended bigint[]
 ) WITH (autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 1000);
 
 CREATE INDEX IF NOT EXISTS starts_of ON workglow_limit.starts (id, before);
@@ -90,6 +99,17 @@ CREATE TABLE IF NOT EXISTS workglow_limit.jobs (
     took bigint NOT NULL,
     PRIMARY KEY (id, slot)
 ) WITH (fillfactor = 70);
+
+-- What each machine that asks for grants asked last, and when: the number of that request, and of each grant its ticket, when it is
+-- ready, its end and its stamp.
+CREATE TABLE IF NOT EXISTS workglow_limit.sites (
+    id bigint NOT NULL,
+    site bigint NOT NULL,
+    asked bigint NOT NULL,
+    seq bigint NOT NULL,
+    granted bigint[] NOT NULL,
+    PRIMARY KEY (id, site)
+) WITH (fillfactor = 50);
 
 -- The row that holds the unit after the first `unit` of a log.
 CREATE OR REPLACE FUNCTION workglow_limit.log_at(log bigint, unit bigint) RETURNS workglow_limit.starts LANGUAGE plpgsql STABLE AS $$
@@ -136,7 +156,8 @@ BEGIN
             RAISE data_corrupted USING MESSAGE = 'a log in workglow_limit.starts has no order';
         END IF;
         guess := CASE
-            WHEN by_number AND value > since THEN high - 1
+            -- (Most often it is found then, and none before it has its number.)
+            WHEN by_number AND value = since + 1 AND tries <= 6 THEN high - 1
             WHEN least IS NULL OR tries > 6 OR most <= least THEN (low + high) / 2
             ELSE low + div((high - low)::numeric * (since - least), most - least)::bigint
         END;
@@ -175,6 +196,39 @@ BEGIN
     RETURN ARRAY[remaining, empty];
 END $$;
 
+-- The earliest moment for a start, if its gate opens then.
+CREATE OR REPLACE FUNCTION workglow_limit.log_ready(h workglow_limit.logs, gate bigint, weight bigint, p bigint[]) RETURNS bigint
+LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    ready bigint := gate;
+    back bigint;
+    since bigint;
+BEGIN
+    FOR i IN 3 .. cardinality(p) BY 2 LOOP
+        back := p[i] - weight + 1;
+        since := CASE
+            WHEN back > h.units THEN h.gone
+            WHEN back > 1 THEN (workglow_limit.log_at(h.id, h.total - back)).stamp
+            ELSE h.stamp
+        END;
+        IF since > 0 THEN
+            ready := greatest(ready, since + p[i + 1]);
+        END IF;
+    END LOOP;
+    RETURN ready;
+END $$;
+
+-- For so long a machine trusts an answer: it starts nothing that it was granted unless it has asked since then.
+CREATE OR REPLACE FUNCTION workglow_limit.log_trust(p bigint[]) RETURNS bigint LANGUAGE plpgsql IMMUTABLE AS $$
+DECLARE
+    shortest bigint := p[4];
+BEGIN
+    FOR i IN 6 .. cardinality(p) BY 2 LOOP
+        shortest := least(shortest, p[i]);
+    END LOOP;
+    RETURN least(shortest / 2, 2000000);
+END $$;
+
 -- As many units as a log remembers at least, and places as it can have.
 CREATE OR REPLACE FUNCTION workglow_limit.log_holds(slice bigint, largest bigint, capacity bigint) RETURNS bigint LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
@@ -207,8 +261,8 @@ BEGIN
     RETURN s.stamp >= now + CASE WHEN s.state = 'P' THEN 0 ELSE 1 END;
 END $$;
 
--- What a call is answered that writes nothing. Where it writes: {1, limit, birth, floor, now, gate, ready, stamp, weight, is_place,
--- is_absent}; the same that begins with 2 where the server may have forgotten something (see `loss`), and with 3 where the state was
+-- What a call is answered that writes nothing. Where it writes: {1, limit, birth, floor, now, gate, ready (of other operations than
+-- starts: born), stamp, weight, is_place, is_absent}; the same that begins with 2 where the server may have forgotten something (see `loss`), and with 3 where the state was
 -- written by another policy.
 --
 -- An expression costs more in PL/pgSQL than in a statement, as each transaction prepares each anew. So the statement says all that
@@ -225,6 +279,7 @@ DECLARE
     capacity bigint := p[3];
     largest bigint := p[3];
     longest bigint := p[4];
+    policy bigint[] := p;
     last integer := cardinality(p);
     is_absent boolean := false;
     weight bigint := 1;
@@ -266,7 +321,8 @@ BEGIN
         IF r.booted IS DISTINCT FROM pg_postmaster_start_time() OR known > 0 AND known <> r.made AND r.made > r.born THEN
             RETURN ARRAY[2, r.id, r.birth, r.floor, greatest(now, r.floor, r.seen)];
         END IF;
-        is_absent := r.expires <= now;
+        -- (What another policy wrote may count for longer by this one.)
+        is_absent := r.expires <= now AND r.mark = v;
     END IF;
     IF is_absent OR r.of_birth IS DISTINCT FROM r.birth THEN
         -- Its own time is forgotten with it: by then nothing counts by it any more.
@@ -290,9 +346,9 @@ BEGIN
             p[last] := CASE WHEN r.spacing > 0 THEN r.spacing - 1 ELSE p[2] END;
         END IF;
     END IF;
-    -- What may have been lost counts as a whole limit.
+    -- What may have been lost counts as a whole limit. Machines may start what they were granted before for so long.
     IF r.born > 0 THEN
-        gate := greatest(gate, r.born + longest);
+        gate := greatest(gate, r.born + longest + workglow_limit.log_trust(policy));
     END IF;
 
     IF op = 'decide' THEN
@@ -301,7 +357,7 @@ BEGIN
         END IF;
     ELSIF op <> 'view' AND op <> 'record' THEN
         -- What is not there is not ended.
-        IF is_absent AND op <> 'pause' AND NOT (op = 'settle' AND a[5] > a[3] AND a[2] + longest <= now) THEN
+        IF is_absent AND op <> 'pause' AND op <> 'grant' AND NOT (op = 'settle' AND a[5] > a[3] AND a[2] + longest <= now) THEN
             RETURN CASE op
                 WHEN 'present' THEN ARRAY[0, now, CASE WHEN now < a[5] THEN 2 ELSE 0 END, 0, 0]
                 WHEN 'cancel' THEN ARRAY[0, now, 0]
@@ -309,7 +365,7 @@ BEGIN
                 ELSE ARRAY[0, now]
             END;
         END IF;
-        RETURN ARRAY[1, r.id, r.birth, r.floor, now, gate, 0, 0, 0, 0, is_absent::integer];
+        RETURN ARRAY[1, r.id, r.birth, r.floor, now, gate, r.born, 0, 0, 0, is_absent::integer];
     END IF;
 
     -- The earliest moment for the start, unless nobody asks for one.

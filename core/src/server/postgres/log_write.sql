@@ -78,19 +78,22 @@ BEGIN
     RETURN h;
 END $$;
 
--- Leaves so many units to a row, and none of it if these are none.
+-- Leaves so many units to a row, and none of it if these are none; and its stamp, and what has ended of it, as they are here.
 CREATE OR REPLACE FUNCTION workglow_limit.log_shrink(h workglow_limit.logs, s workglow_limit.starts, left_over bigint, of_state "char")
 RETURNS workglow_limit.logs LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     back bigint := s.units - left_over;
 BEGIN
     IF left_over > 0 THEN
-        UPDATE workglow_limit.starts SET units = left_over, state = of_state WHERE id = h.id AND before = s.before;
+        UPDATE workglow_limit.starts SET units = left_over, state = of_state, stamp = s.stamp, ended = s.ended
+        WHERE id = h.id AND before = s.before;
     ELSE
         DELETE FROM workglow_limit.starts WHERE id = h.id AND before = s.before;
         h.count := h.count - 1;
     END IF;
-    UPDATE workglow_limit.starts SET before = before - back WHERE id = h.id AND before > s.before;
+    IF back > 0 THEN
+        UPDATE workglow_limit.starts SET before = before - back WHERE id = h.id AND before > s.before;
+    END IF;
     h.total := h.total - back;
     h.units := h.units - back;
     RETURN workglow_limit.log_end(h);
@@ -163,16 +166,196 @@ DECLARE
     dropped bigint;
 BEGIN
     FOR o IN
-        SELECT limit_id, hash, id, ended FROM workglow_limit.logs WHERE expires <= now ORDER BY expires LIMIT 4 FOR UPDATE SKIP LOCKED
+        SELECT limit_id, hash, id, mark FROM workglow_limit.logs WHERE expires <= now ORDER BY expires LIMIT 4 FOR UPDATE SKIP LOCKED
     LOOP
+        UPDATE workglow_limit.logs SET expires = workglow_limit.kept_until(limit_id, hash, mark)
+        WHERE limit_id = o.limit_id AND hash = o.hash AND workglow_limit.kept_until(limit_id, hash, mark) > now;
+        CONTINUE WHEN FOUND;
         -- (Whoever has not all of his starts is over, too: so he counts as absent.)
         DELETE FROM workglow_limit.starts WHERE ctid = ANY (ARRAY(SELECT ctid FROM workglow_limit.starts WHERE id = o.id LIMIT 250));
         GET DIAGNOSTICS dropped = ROW_COUNT;
         IF dropped < 250 THEN
             DELETE FROM workglow_limit.jobs WHERE id = o.id;
+            DELETE FROM workglow_limit.sites WHERE id = o.id;
             DELETE FROM workglow_limit.logs WHERE limit_id = o.limit_id AND hash = o.hash;
         END IF;
     END LOOP;
+END $$;
+
+-- May this taking of a grant be given back or settled? Each may once, and as long as there is room to note it.
+CREATE OR REPLACE FUNCTION workglow_limit.log_can_end(ended bigint[], taking bigint) RETURNS boolean LANGUAGE sql IMMUTABLE AS $$
+    SELECT ended IS NULL OR cardinality(ended) < 2000 AND taking <> ALL (ended)
+$$;
+
+-- Nothing starts by these grants any more. Of their units so many stay, and they started before now.
+CREATE OR REPLACE FUNCTION workglow_limit.log_finish(h workglow_limit.logs, now bigint, p bigint[], longest bigint, reports bigint[])
+RETURNS workglow_limit.logs LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    s workglow_limit.starts;
+    stay bigint;
+    before_it bigint;
+    is_newest boolean;
+BEGIN
+    FOR i IN 1 .. cardinality(reports) BY 5 LOOP
+        -- (It counts for so long at least.)
+        CONTINUE WHEN reports[i + 1] + longest <= now OR h.count = 0 OR h.number < reports[i];
+        s := workglow_limit.log_since(h, reports[i], true);
+        CONTINUE WHEN s.number IS DISTINCT FROM reports[i] OR s.state <> 'G' OR s.stamp > reports[i + 1];
+        stay := reports[i + 2];
+        IF reports[i + 3] > 0 OR reports[i + 4] > 0 THEN
+            FOR bit IN 0 .. 63 LOOP
+                IF (CASE WHEN bit < 32 THEN reports[i + 3] ELSE reports[i + 4] END >> (bit % 32)) & 1 = 1
+                    AND workglow_limit.log_can_end(s.ended, bit + 1)
+                THEN
+                    s.ended := s.ended || (bit + 1)::bigint;
+                END IF;
+            END LOOP;
+        END IF;
+        before_it := h.gone;
+        IF s.before > h.total - h.units THEN
+            before_it := (workglow_limit.log_at(h.id, s.before - 1)).stamp;
+        END IF;
+        s.stamp := least(s.stamp, greatest(before_it, now + 1 + greatest(p[1] - 1, 0)));
+        IF stay < s.units THEN
+            h := workglow_limit.log_shrink(h, s, stay, 'G');
+        ELSE
+            is_newest := s.before + s.units = h.total;
+            UPDATE workglow_limit.starts SET stamp = s.stamp, ended = s.ended
+            WHERE id = h.id AND before = s.before AND (stamp, ended) IS DISTINCT FROM (s.stamp, s.ended);
+            IF is_newest THEN
+                h.stamp := s.stamp;
+            END IF;
+        END IF;
+    END LOOP;
+    RETURN h;
+END $$;
+
+-- Grants a machine (a *site*) units that it may start by itself, and takes back what it did not start of earlier ones. A grant of k
+-- units is a place for k: they start from `ready` on, before `ready + g`, and count from then on. So it is a row of the log like any
+-- other, and its stamp is a tick later, as `now` was rounded down. Grants that are ready later than now are promises.
+--
+-- The caller holds the limit (see `hold`). So who has changed a policy, or closed a gate, finds in `said` and `out` all that was granted
+-- before. `born`: of the limit, at the moment by which `gate` is known.
+CREATE OR REPLACE FUNCTION workglow_limit.log_grant(
+    INOUT h workglow_limit.logs, of_limit bigint, now bigint, gate bigint, born bigint, p bigint[], a bigint[], OUT answer bigint[]
+) LANGUAGE plpgsql VOLATILE AS $$
+#variable_conflict use_variable
+DECLARE
+    -- A promise lies no more lengths of a grant ahead: on the way there clocks drift apart by a fifth of one.
+    far bigint := 100;
+    of_site bigint := a[1];
+    of_seq bigint := a[2];
+    want bigint := a[3];
+    least_units bigint := a[4];
+    future bigint := a[5];
+    most bigint := a[6];
+    g bigint := a[7];
+    trust bigint := workglow_limit.log_trust(p);
+    capacity bigint := p[3];
+    largest bigint := p[3];
+    longest bigint := p[4];
+    last_one workglow_limit.sites;
+    s workglow_limit.starts;
+    granted bigint[] := '{}';
+    noted bigint[] := '{}';
+    share bigint;
+    free bigint;
+    given bigint;
+    rest bigint;
+    units bigint;
+    fails bigint;
+    middle bigint;
+    ready bigint;
+    latest bigint;
+    keeps bigint;
+    dropped bigint;
+    pushed record;
+    room bigint[];
+BEGIN
+    FOR i IN 5 .. cardinality(p) BY 2 LOOP
+        capacity := least(capacity, p[i]);
+        largest := greatest(largest, p[i]);
+        longest := greatest(longest, p[i + 1]);
+    END LOOP;
+    IF a[8] = born + 1 THEN
+        -- The site has seen that the clock was set forward.
+        born := now;
+        most := 0;
+        UPDATE workglow_limit.limits l SET born = now WHERE l.id = of_limit;
+        gate := greatest(gate, born + longest + trust);
+    END IF;
+    IF cardinality(a) > 8 THEN
+        h := workglow_limit.log_finish(h, now, p, longest, a[9:]);
+    END IF;
+
+    SELECT * INTO last_one FROM workglow_limit.sites t WHERE t.id = h.id AND t.site = of_site;
+    IF last_one.seq = of_seq THEN
+        FOR i IN 1 .. cardinality(last_one.granted) BY 4 LOOP
+            CONTINUE WHEN last_one.granted[i + 2] <= now OR h.count = 0 OR h.number < last_one.granted[i];
+            s := workglow_limit.log_since(h, last_one.granted[i], true);
+            IF s.number = last_one.granted[i] AND s.state = 'G' AND s.stamp <= last_one.granted[i + 3] THEN
+                granted := granted || last_one.granted[i : i + 3] || s.units;
+            END IF;
+        END LOOP;
+    END IF;
+    -- (Where nothing of it can start any more, it is as good as new.)
+    IF coalesce(last_one.seq, 0) <= of_seq AND granted = '{}' THEN
+        share := greatest((capacity - 1) / (8 * greatest(8, h.sites)) + 1, least_units);
+        room := workglow_limit.log_room(h, now, gate, p, largest);
+        free := room[1];
+        given := least(want, free, greatest(share, free / 2));
+        IF given < least_units OR most <= 0 THEN
+            given := 0;
+        END IF;
+        rest := least(future, share) - given;
+        units := given;
+        ready := now;
+        LOOP
+            IF units > 0 THEN
+                pushed := workglow_limit.log_push(h, now, p, ready + g + 1 + greatest(p[1] - 1, 0), units, 'G');
+                h := pushed.h;
+                granted := granted || ARRAY[pushed.ticket, ready, ready + g, h.stamp, units];
+                noted := noted || ARRAY[pushed.ticket, ready, ready + g, h.stamp];
+                h.out := greatest(h.out, ready + g);
+                most := most - 1;
+            END IF;
+            EXIT WHEN given <> free OR rest < least_units OR most <= 0 OR h.units >= workglow_limit.log_holds(p[1], largest, capacity);
+            -- As many as are ready about then.
+            ready := workglow_limit.log_ready(h, gate, least_units, p);
+            EXIT WHEN ready - now > far * g;
+            latest := ready + g / 8;
+            units := least_units;
+            fails := rest + 1;
+            WHILE fails - units > 1 LOOP
+                middle := (units + fails) / 2;
+                IF workglow_limit.log_ready(h, gate, middle, p) <= latest THEN
+                    units := middle;
+                ELSE
+                    fails := middle;
+                END IF;
+            END LOOP;
+            ready := greatest(workglow_limit.log_ready(h, gate, units, p), now);
+            rest := rest - units;
+        END LOOP;
+        -- Those that have not asked for long are forgotten, whenever there are twice as many. For so long at least it is known who has
+        -- asked.
+        IF h.sites >= h.sites_due THEN
+            keeps := greatest(longest, 60000000);
+            DELETE FROM workglow_limit.sites t WHERE t.id = h.id AND t.asked + keeps <= now;
+            GET DIAGNOSTICS dropped = ROW_COUNT;
+            h.sites := h.sites - dropped;
+            h.sites_due := 2 * h.sites + 32;
+        END IF;
+        UPDATE workglow_limit.sites t SET asked = now, seq = of_seq, granted = noted WHERE t.id = h.id AND t.site = of_site;
+        IF NOT FOUND THEN
+            INSERT INTO workglow_limit.sites (id, site, asked, seq, granted) VALUES (h.id, of_site, now, of_seq, noted);
+            h.sites := h.sites + 1;
+        END IF;
+    END IF;
+    h.said := greatest(h.said, now + trust);
+    room := workglow_limit.log_room(h, now, gate, p, largest);
+    ready := greatest(workglow_limit.log_ready(h, gate, least_units, p), now + 1);
+    answer := ARRAY[0, now, born, gate, ready, room[1], room[2]] || granted;
 END $$;
 
 -- What writes, locks the key's row, and looks again by what is there then.
@@ -194,9 +377,20 @@ DECLARE
     room bigint[] := '{0,0}';
     largest bigint := p[3];
     was boolean;
+    granted record;
     answer bigint[];
 BEGIN
+    IF last > 4 THEN
+        FOR i IN 5 .. last BY 2 LOOP
+            largest := greatest(largest, p[i]);
+            longest := greatest(longest, p[i + 1]);
+        END LOOP;
+    END IF;
     PERFORM workglow_limit.begin_writing(patience);
+    IF op = 'grant' THEN
+        -- (Alone, if the site says that the clock was set forward.)
+        PERFORM workglow_limit.hold(l[2], a[8] > 0);
+    END IF;
     LOOP
         SELECT * INTO h FROM workglow_limit.logs WHERE limit_id = l[2] AND hash = k FOR UPDATE;
         EXIT WHEN FOUND;
@@ -213,21 +407,18 @@ BEGIN
             PERFORM workglow_limit.loss(l[2], known, l[5]);
         ELSIF l[1] = 3 THEN
             h := workglow_limit.log_change(h, v);
+            IF at IS NULL THEN
+                h.expires := workglow_limit.lives_until(h.expires, greatest(greatest(h.stamp, h.gone) + longest, h.gate, h.said), l[5]);
+            END IF;
             UPDATE workglow_limit.logs SET
                 mark = h.mark, stamp = h.stamp, total = h.total, units = h.units, count = h.count, seen = l[5],
-                spacing = h.spacing, average = h.average, ended = h.ended, took = h.took
+                spacing = h.spacing, average = h.average, ended = h.ended, took = h.took, expires = h.expires
             WHERE limit_id = h.limit_id AND hash = k;
         ELSE
             RETURN l;
         END IF;
     END LOOP;
     now := l[5];
-    IF last > 4 THEN
-        FOR i IN 5 .. last BY 2 LOOP
-            largest := greatest(largest, p[i]);
-            longest := greatest(longest, p[i + 1]);
-        END LOOP;
-    END IF;
     IF l[11] = 1 THEN
         -- A new life. (A row that was made just now has nothing to forget.)
         IF h.count > 0 OR h.ended > 0 THEN
@@ -270,6 +461,17 @@ BEGIN
         END IF;
         answer := ARRAY[0, now, l[7], 1, ticket, h.stamp, 0, l[10], room[1], room[2]];
 
+    ELSIF op = 'grant' THEN
+        -- While the server's clock is behind a time that it has shown before, nothing is granted and nothing changes: it may be set
+        -- right again, and what was granted or has ended meanwhile would count from too early.
+        value := coalesce(at, workglow_limit.clock());
+        IF value < now THEN
+            RETURN ARRAY[0, now, l[7], l[6], 2 * now - value, 0, now];
+        END IF;
+        granted := workglow_limit.log_grant(h, l[2], now, l[6], l[7], p, a);
+        h := granted.h;
+        answer := granted.answer;
+
     ELSIF op = 'pause' THEN
         IF a[1] > 0 AND now + a[1] > h.gate THEN
             h.gate := now + a[1];
@@ -279,8 +481,13 @@ BEGIN
     ELSIF op = 'clear' THEN
         DELETE FROM workglow_limit.starts WHERE id = h.id;
         h := workglow_limit.log_forget_jobs(h);
-        -- As a row of an earlier birth it counts as absent.
-        h.birth := -1;
+        h.stamp := 0; h.units := 0; h.count := 0; h.gone := 0; h.spacing := 0;
+        -- What machines were granted may still start.
+        h.gate := least(h.out, now + workglow_limit.log_trust(p));
+        IF h.gate <= now THEN
+            -- As a row of an earlier birth it counts as absent.
+            h.birth := -1;
+        END IF;
         answer := ARRAY[0, now];
 
     -- A job has ended. (Where no start is in a window, the next one forgets what jobs took.)
@@ -301,7 +508,10 @@ BEGIN
         value := h.number - a[1];
         IF a[2] + longest > now AND h.count > 0 AND value >= 0 THEN
             s := workglow_limit.log_since(h, a[1], true);
-            IF s.number IS DISTINCT FROM a[1] OR s.stamp <> a[2] OR s.units <> a[3] AND s.state <> 'M' OR s.state = 'X' THEN
+            -- (A grant may have ended sooner than who started by it knows.)
+            IF s.number IS DISTINCT FROM a[1] OR s.state = 'X' OR s.stamp > a[2]
+                OR s.state <> 'G' AND (s.stamp <> a[2] OR s.units <> a[3] AND s.state <> 'M')
+            THEN
                 s := NULL;
             END IF;
         END IF;
@@ -339,19 +549,29 @@ BEGIN
             answer := ARRAY[0, now, 1, value, ticket];
 
         ELSIF op = 'cancel' THEN
-            IF NOT was OR a[5] = 1 AND s.state <> 'P' THEN
+            IF NOT was OR a[5] = 1 AND s.state <> 'P' OR s.state = 'G' AND NOT workglow_limit.log_can_end(s.ended, a[4]) THEN
                 RETURN ARRAY[0, now, 0];
+            END IF;
+            IF s.state = 'G' THEN
+                s.ended := s.ended || a[4];
             END IF;
             h := workglow_limit.log_shrink(h, s, greatest(s.units - a[3], 0), s.state);
             answer := ARRAY[0, now, 1];
 
         ELSIF op = 'settle' THEN
-            IF NOT was AND (a[2] + longest > now OR a[5] <= a[3]) THEN
+            IF NOT was AND (a[2] + longest > now OR a[5] <= a[3])
+                OR s.state = 'G' AND NOT workglow_limit.log_can_end(s.ended, a[4])
+            THEN
                 RETURN ARRAY[0, now, 0];
+            END IF;
+            IF s.state = 'G' THEN
+                s.ended := s.ended || a[4];
             END IF;
             IF was AND a[5] < a[3] THEN
                 h := workglow_limit.log_shrink(
-                    h, s, greatest(s.units - a[3] + a[5], 0), CASE WHEN s.state = 'M' THEN 'M' ELSE 'X' END::"char");
+                    h, s, greatest(s.units - a[3] + a[5], 0), CASE WHEN s.state IN ('M', 'G') THEN s.state ELSE 'X' END::"char");
+            ELSIF s.state = 'G' THEN
+                UPDATE workglow_limit.starts SET ended = s.ended WHERE id = h.id AND before = s.before;
             ELSIF was AND s.state <> 'M' THEN
                 UPDATE workglow_limit.starts SET state = 'X' WHERE id = h.id AND before = s.before;
             END IF;
@@ -371,8 +591,8 @@ BEGIN
     UPDATE workglow_limit.logs SET
         birth = h.birth, mark = h.mark, stamp = h.stamp, total = h.total, number = h.number, units = h.units, count = h.count,
         seen = now, due = h.due, gate = h.gate, gone = h.gone, spacing = h.spacing, average = h.average, ended = h.ended,
-        took = h.took,
-        expires = CASE WHEN at IS NULL THEN workglow_limit.lives_until(h.expires, greatest(h.stamp + longest, h.gate), now) END
+        took = h.took, out = h.out, said = h.said, sites = h.sites, sites_due = h.sites_due,
+        expires = CASE WHEN at IS NULL THEN workglow_limit.lives_until(h.expires, greatest(h.stamp + longest, h.gate, h.said), now) END
     WHERE limit_id = h.limit_id AND hash = k;
     IF now - l[4] > 1000000 THEN
         PERFORM workglow_limit.note_time(l[2], now);
@@ -384,9 +604,17 @@ END $$;
 --     The delay is for how long it may not start from now on; patience -1: endless.
 -- record  -> the same: one unit, whether there is room or not
 -- view weight -> {0, now, ready, remaining, empty}
+-- grant site seq want least future most g stepped reports… -> {0, now, born, gate, next, remaining, empty, then of each grant: ticket,
+--     ready, end, stamp, units}
+--     want: how many now; least: no grant has fewer; future: how many later, if there are none now; most: how many grants; g: how long
+--     each lasts; stepped: 0, or a site has seen that the clock was set forward while the memory was the one of `stepped` - 1: a new one
+--     begins; reports: of earlier grants, which have ended: ticket, stamp, how many units stay (the others will never start), and which
+--     of its first 64 takings were given back, in two words. It says the same however often it comes. next: when `least` more
+--     become free; remaining, empty: as of `view`. A site's request has a number that grows. The one that it sent last is answered with
+--     the same grants if it comes again.
 -- present ticket stamp weight grace ready -> {0, now, started, stamp, ticket}: started 1, and it is known by these from now on; 0: it
 --     is late, used, or overtaken by a gate or another policy; 2: too early, nothing has happened
--- cancel ticket stamp weight grace only_place, settle ticket stamp weight grace actual -> {0, now, was_there}
+-- cancel ticket stamp weight taking only_place, settle ticket stamp weight taking actual -> {0, now, was_there}; taking: of a grant
 -- complete began -> {0, now}; pause delay -> {0, now, gate}; clear -> {0, now}
 -- {-1}: another policy holds
 CREATE OR REPLACE FUNCTION workglow_limit.decide_log(

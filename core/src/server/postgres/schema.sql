@@ -89,6 +89,24 @@ BEGIN
     END IF;
 END $$;
 
+-- What grants are given by does not change while one is given: who grants holds the limit together with others, who changes it holds it
+-- alone, and before any row. (Not as a lock of the limit's row: those who come together would keep others from it as long as they come.)
+CREATE OR REPLACE FUNCTION workglow_limit.hold(of_limit bigint, alone boolean) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    -- (Locks of this kind are the whole database's. Who meets another limit's, or a stranger's, only waits.)
+    number integer := of_limit % 2147483647;
+BEGIN
+    IF alone THEN
+        PERFORM pg_advisory_xact_lock(860521391, number);
+    ELSE
+        PERFORM pg_advisory_xact_lock_shared(860521391, number);
+        -- By an older snapshot it would not be seen what has changed since: then this fails, and is asked again.
+        IF current_setting('transaction_isolation') <> 'read committed' THEN
+            PERFORM 1 FROM workglow_limit.limits WHERE id = of_limit FOR SHARE;
+        END IF;
+    END IF;
+END $$;
+
 -- Which server this is, as far as it matters to what it remembers. A standby that takes over, or a restore to a moment, begins another
 -- timeline; a dump that is read elsewhere has another system identifier. A mere restart is the same, but where the server does not
 -- wait for its disk, or does not say which it is.
@@ -139,6 +157,15 @@ LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE WHEN needed <= till THEN till ELSE greatest(needed, now) + greatest(needed - now, 0) + 1000000 END
 $$;
 
+-- Until when a state stays that has expired by the policy that wrote it, though another holds by now, by which it may count for longer:
+-- no window is longer than 400 days. 0: it goes.
+CREATE OR REPLACE FUNCTION workglow_limit.kept_until(of_limit bigint, k uuid, of_mark bigint) RETURNS bigint LANGUAGE sql STABLE AS $$
+    SELECT coalesce(max(CASE WHEN coalesce(o.version, l.version) <> of_mark THEN greatest(l.since, o.since) + 34560000000000 END), 0)
+    FROM workglow_limit.limits l
+    LEFT JOIN workglow_limit.own o ON o.limit_id = l.id AND o.hash = k
+    WHERE l.id = of_limit
+$$;
+
 -- A gate of the whole limit; or all of its keys are as new: what was written before this counts as absent.
 CREATE OR REPLACE FUNCTION workglow_limit.of_all(
     op text, lim text, v bigint, known bigint, at bigint, patience bigint, a bigint[]
@@ -148,6 +175,7 @@ DECLARE
     now bigint;
 BEGIN
     PERFORM workglow_limit.begin_writing(patience);
+    PERFORM workglow_limit.hold(id, true) FROM workglow_limit.limits WHERE name = lim;
     SELECT * INTO l FROM workglow_limit.limits WHERE name = lim FOR NO KEY UPDATE;
     IF l.version IS DISTINCT FROM v THEN
         RETURN '{-1}';
@@ -160,7 +188,15 @@ BEGIN
         UPDATE workglow_limit.limits SET gate = greatest(gate, now + a[1]), floor = now WHERE id = l.id;
         RETURN ARRAY[0, now, greatest(l.gate, now + a[1])];
     END IF;
-    UPDATE workglow_limit.limits SET birth = birth + 1, gate = 0, born = 0, floor = 0 WHERE id = l.id;
+    -- (But nobody starts while machines may start what they were granted. By an older snapshot it would not be known until when.)
+    UPDATE workglow_limit.limits SET
+        birth = birth + 1, born = 0, floor = 0,
+        gate = CASE
+            WHEN at IS NOT NULL THEN 0
+            WHEN current_setting('transaction_isolation') <> 'read committed' THEN now + 2000000
+            ELSE coalesce((SELECT max(least(g.out, g.said)) FROM workglow_limit.logs g WHERE g.limit_id = l.id AND g.said > now), 0)
+        END
+    WHERE id = l.id;
     RETURN ARRAY[0, now];
 END $$;
 
@@ -183,6 +219,7 @@ BEGIN
             WHERE name = lim;
         END IF;
     END IF;
+    PERFORM workglow_limit.hold(id, true) FROM workglow_limit.limits WHERE name = lim;
     SELECT * INTO STRICT l FROM workglow_limit.limits WHERE name = lim FOR NO KEY UPDATE;
     FOR i IN 1 .. cardinality(kinds) LOOP
         CASE kinds[i]
@@ -214,6 +251,7 @@ DECLARE
     of_limit bigint;
 BEGIN
     PERFORM workglow_limit.begin_writing(patience);
+    PERFORM workglow_limit.hold(id, true) FROM workglow_limit.limits WHERE name = lim;
     UPDATE workglow_limit.limits SET
         is_declared = false, policy = NULL, composite = NULL, overriding = NULL,
         declared_version = NULL, overriding_version = NULL, version = NULL

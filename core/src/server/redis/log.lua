@@ -609,7 +609,7 @@ if head.mark ~= mark or not is_deciding then
             if actual < weight then
                 shrink(back, max(units - weight + actual, 0), settled)
             elseif settled ~= state then
-                call("LSET", state_key, -2 - back, entry_of(stamp, word_at(entry, SUM), ticket, units, settled))
+                call("LSET", state_key, -2 - back, entry_of(long_at(entry, STAMP), word_at(entry, SUM), ticket, units, settled))
             end
         end
         if actual > weight then owe(min(actual - weight, capacity)) end
