@@ -339,8 +339,7 @@ impl Session {
     fn memory_home(&self) -> Result<Home> {
         let manual = self.options.clock.clone();
         // A test that makes the time decides on each start by it.
-        let has_grants =
-            self.server.as_ref().is_some_and(|server| server.grants()) && self.options.grants && manual.is_none();
+        let has_grants = self.server.is_some() && self.options.grants && manual.is_none();
         let lane = |path: &PathBuf| GrantLane::open(path, self.options.mode, self.options.timeout);
         let grant_lane = self.grant_lane.as_ref().filter(|_| has_grants).map(lane).transpose()?;
         let arena = arena::Arena::on_heap()?;
