@@ -8,7 +8,7 @@
 # make pictures  docs/pictures, drawn anew
 # make fleet   real queues under a limit, ours beside what they bring: Celery, BullMQ, Workglow
 # make storm   kills in every language, for 40 s
-# make torture the long tests: storms, models with planted bugs
+# make torture the long tests: storms, of one machine and of a fleet; models with planted bugs
 # make dist    target/dist: a wheel, an npm tarball, a C prefix
 # make dist-all  target/dist/all: what is published, as far as this machine can build it
 # make install PREFIX=/usr/local DESTDIR=  the C library with its C and C++ headers; make uninstall
@@ -220,7 +220,17 @@ instructions: $(RUNNER)
 	command -v valgrind >/dev/null || { echo "missing: Valgrind. Install it with: apt-get install valgrind libc6-dbg" >&2; exit 1; }
 	python3 bench/instructions.py
 
-torture: storm
+# Eight sites of one server; and a server that forgets, or that is killed and knows nothing. SECONDS=10 is quick.
+FLEET_STORM := $(PYTHON) tests/torture/storm/fleet.py --out $(OUT) --seconds $(or $(SECONDS),60)
+
+torture: test-tools storm
+	$(FLEET_STORM) --limit 100 --window 2
+	$(FLEET_STORM) --limit 1000 --window 1
+	$(FLEET_STORM) --limit 20000 --window 10
+	for loss in forget restart; do \
+	    $(FLEET_STORM) --limit 100 --window 2 --server $$loss; \
+	    $(FLEET_STORM) --limit 1000 --window 1 --server $$loss; \
+	done
 	tests/torture/models
 	SECONDS=60 cargo test --quiet --release -p workglow-limit --features fault-points --test processes
 	ROUNDS=300 cargo test --quiet --release -p workglow-limit --features fault-points --test torments -- --nocapture

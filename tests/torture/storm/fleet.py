@@ -195,7 +195,7 @@ def main():
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--limit", type=int, default=100)
     parser.add_argument("--window", type=float, default=2.0, help="seconds")
-    parser.add_argument("--seconds", type=float, default=float(os.environ.get("SECONDS") or 60), help="how long the storm lasts")
+    parser.add_argument("--seconds", type=float, default=60.0, help="how long the storm lasts")
     parser.add_argument("--kind", choices=SERVERS, default="redis", help="which server")
     parser.add_argument("--server", choices=("forget", "restart"), help="what is done to the server")
     parser.add_argument("--seed", type=int, default=random.randrange(1_000_000), help="of what is done, and to whom")
