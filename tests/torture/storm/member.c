@@ -26,19 +26,25 @@ int main(int argc, char **argv) {
         store_options.on_error = WGL_ON_ERROR_DENY;
     }
     wgl_store *store;
-    must(wgl_store_open(argv[1], &store_options, &store));
+    int status;
+    /* Opening is no decision: who comes while the server is away tries again. */
+    while ((status = wgl_store_open(argv[1], &store_options, &store)) != WGL_OK && is_site)
+        pause_ns(1000000);
+    must(status);
     wgl_rate_limiter_options options = WGL_RATE_LIMITER_OPTIONS_INIT;
     options.max_executions = strtoull(argv[2], NULL, 10);
     options.window_ns = (uint64_t)(window * 1e9);
     wgl_limiter *limiter;
-    must(wgl_rate_limiter_new(store, name, &options, &limiter));
+    while ((status = wgl_rate_limiter_new(store, name, &options, &limiter)) != WGL_OK && is_site)
+        pause_ns(1000000);
+    must(status);
     int starts = evidence_open(argv[4]);
 
     for (;;) {
         wgl_permit permit;
         uint64_t asked = now_ns();
-        int status = wait > 0 ? wgl_acquire(limiter, NULL, 0, 1, some_ns(wait), &permit, NULL)
-                              : wgl_try_acquire(limiter, NULL, 0, 1, &permit, NULL);
+        status = wait > 0 ? wgl_acquire(limiter, NULL, 0, 1, some_ns(wait), &permit, NULL)
+                          : wgl_try_acquire(limiter, NULL, 0, 1, &permit, NULL);
         if (status == WGL_DENIED) {
             pause_ns(is_site ? 1000000 : 200000);
             continue;

@@ -39,7 +39,7 @@ class Redis:
 
     def forget(self):
         """It goes on, with nothing of what it knew."""
-        self._ask("FLUSHALL")
+        self.ask("FLUSHALL")
 
     def url(self, port):
         """How a site asks it by way of a port of this machine."""
@@ -47,15 +47,24 @@ class Redis:
 
     def requests(self):
         """How often sites have asked for a decision: each is a script."""
-        calls = re.findall(r"cmdstat_(?:evalsha|eval):calls=(\d+)", self._ask("INFO commandstats"))
+        calls = re.findall(r"cmdstat_(?:evalsha|eval):calls=(\d+)", self.ask("INFO commandstats"))
         return self._asked_before + sum(map(int, calls))
 
     def info(self, section):
         """What it says of itself."""
-        lines = self._ask(f"INFO {section}").splitlines()
+        lines = self.ask(f"INFO {section}").splitlines()
         return dict(line.split(":", 1) for line in lines if ":" in line)
 
-    def _ask(self, command):
+    def monitor(self, is_watching):
+        """What it is asked from when `is_watching` is set, line by line."""
+        with socket.create_connection(self.address) as connection, connection.makefile("rb") as lines:
+            connection.sendall(b"MONITOR\r\n")
+            lines.readline()
+            is_watching.set()
+            yield from lines
+
+    def ask(self, command):
+        """What it answers to a command."""
         with socket.create_connection(self.address) as connection, connection.makefile("rb") as answers:
             connection.sendall(f"{command}\r\n".encode())
             first = answers.readline().decode()
