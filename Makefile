@@ -4,6 +4,7 @@
 # make docs    target/docs: the reference of each language, from its doc comments
 # make bench   what a decision costs, beside others; ROUNDS=2 is quick, ONLY=rust,python chooses
 # make bench-publish  the same, and writes docs/benchmarks.md and the README's table
+# make bench-fleet  what a fleet on Redis uses and asks for, beside others, and what keys cost there: 20 minutes
 # make instructions  how many instructions each call takes, beside what bench/instructions.toml allows
 # make pictures  docs/pictures, drawn anew
 # make fleet   real queues under a limit, ours beside what they bring: Celery, BullMQ, Workglow
@@ -17,7 +18,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .SILENT:
-.PHONY: demo test check docs bench instructions pictures fleet storm torture dist dist-all wheel node queues c install \
+.PHONY: demo test check docs bench bench-fleet instructions pictures fleet storm torture dist dist-all wheel node queues c install \
     uninstall members peers bench-tools bench-publish tools test-tools clean help
 
 VENV := target/venv
@@ -207,6 +208,11 @@ bench: bench-tools peers
 
 bench-publish: bench-tools peers
 	PUBLISH=1 $(BENCH)/venv/bin/python bench/run.py
+
+bench-fleet: bench-tools test-tools peers
+	$(BENCH)/venv/bin/python bench/fleet/measure.py
+	$(BENCH)/venv/bin/python bench/fleet/rivals.py
+	$(BENCH)/venv/bin/python bench/fleet/keys.py
 
 # The counting is Valgrind's; the harness has a program of its own, of the same version as the library.
 RUNNER := target/tools/bin/gungraun-runner

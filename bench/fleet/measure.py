@@ -72,24 +72,23 @@ def run(server, folder, load, limit, window, dies=False):
 
 def on_the_wire(server, calls=1_000):
     """With `?grants=never`: how many requests so many decisions are, counted by the server as they come in."""
-    with tempfile.TemporaryDirectory():
-        url = server.url(server.address[1]) + "?grants=never"
-        limiter = RateLimiter(Store(url), "direct", max_executions=calls // 2, window_size_in_seconds=60)
-        limiter.peek()
-        seen, is_watching, is_over = [], threading.Event(), threading.Event()
+    url = server.url(server.address[1]) + "?grants=never"
+    limiter = RateLimiter(Store(url), "direct", max_executions=calls // 2, window_size_in_seconds=60)
+    limiter.peek()
+    seen, is_watching, is_over = [], threading.Event(), threading.Event()
 
-        def watch():
-            for line in server.monitor(is_watching):
-                if b'"PING"' in line:
-                    break
-                seen.append(line)
-            is_over.set()
+    def watch():
+        for line in server.monitor(is_watching):
+            if b'"PING"' in line:
+                break
+            seen.append(line)
+        is_over.set()
 
-        threading.Thread(target=watch, daemon=True).start()
-        is_watching.wait()
-        admitted = sum(limiter.try_acquire() is not None for _ in range(calls))
-        server.ask("PING end")
-        is_over.wait()
+    threading.Thread(target=watch, daemon=True).start()
+    is_watching.wait()
+    admitted = sum(limiter.try_acquire() is not None for _ in range(calls))
+    server.ask("PING end")
+    is_over.wait()
     wire = [line for line in seen if b" lua] " not in line]
     return admitted, calls, len(wire)
 

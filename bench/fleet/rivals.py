@@ -1,7 +1,8 @@
-"""Four processes decide on one key by way of one Redis, as fast as they can, ours beside others: rivals.py [ROUNDS]
+"""Processes decide on one key by way of one Redis, as fast as they can, ours beside others: rivals.py [ROUNDS]
 
-Prints a table in Markdown. Run it with the bench's Python (`make peers` makes it, and what Node needs). Rounds are taken in turn; medians count.
-Two limits: *spent* is 100 per 1 s, of which nearly all calls are denied, and *open* always has room.
+Prints a table in Markdown for four processes and one for one. Run it with the bench's Python (`make peers` makes it, and what Node
+needs). All take turns in each round; medians count. Two limits: *spent* is 100 per 1 s, of which nearly all calls are denied, and
+*open* always has room.
 """
 
 import json
@@ -20,7 +21,7 @@ import peers  # noqa: E402
 from many import Processes  # noqa: E402
 from servers import Redis  # noqa: E402
 
-PROCESSES = 4
+PROCESSES = (4, 1)
 SPAN = 2  # seconds
 DEMANDS = {"spent": (100, 1), "open": (100_000_000, 1)}
 NODE = ["granted", "direct", "rate-limiter-flexible, Redis"]
@@ -84,7 +85,7 @@ class NodeProcess:
 
 
 def once(pipes, told):
-    """Decisions per second and admissions of all processes together, and what one decision takes in one of them, in ns."""
+    """Decisions per second and admissions of all processes together."""
     for pipe in pipes:
         pipe.send(told)
     for pipe in pipes:
@@ -96,32 +97,37 @@ def once(pipes, told):
     return sum(total / took for total, _, took in answers), sum(admitted for _, admitted, _ in answers)
 
 
-def main():
-    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 5
-    seen = defaultdict(list)
-    with tempfile.TemporaryDirectory(prefix="rivals-") as directory:
-        server = Redis(Path(directory))
-        url = server.url(server.address[1])
-        python, node = Processes(PROCESSES, serve), [NodeProcess() for _ in range(PROCESSES)]
-        cases = [("Python", python.pipes, name) for name, _, _ in peers.ON_SERVER] + [("Node", node, name) for name in NODE]
-        for number in range(rounds):
-            for demand, limit in DEMANDS.items():
-                for language, pipes, name in cases:
-                    own = f"{language}-{name.split(',')[0].replace(' ', '-')}-{demand}-{number}"
-                    seen[demand, language, name].append(once(pipes, (name, url, own, *limit)))
-        python.end()
-        for one in node:
-            one.end()
-    print(f"| decisions in {PROCESSES} processes | per second | admitted in {SPAN} s | granted beside it | direct beside it |")
-    print("| --- | --- | --- | --- | --- |")
+def show(count, seen):
+    print(f"\n| {count} process{'es' * (count > 1)} | decisions per second | admitted in {SPAN} s | granted beside it | direct beside it |")
+    print("| --- | --- | --- | --- | --- |", flush=True)
     for (demand, language, name), figures in seen.items():
         per_second, admitted = (median(column) for column in zip(*figures))
         ratios = []
         for ours in ("granted", "direct"):
             # Of the same round, so that what else the machine does is in both.
             pairs = zip(seen[demand, language, ours], figures)
-            ratios.append(f"{median(mine / theirs for (mine, _), (theirs, _) in pairs):.2f}")
-        print(f"| {language}, {name}, {demand} | {per_second:,.0f} | {admitted:,.0f} | {ratios[0]} × | {ratios[1]} × |")
+            ratios.append(f"{median(mine / theirs for (mine, _), (theirs, _) in pairs):.2f} ×")
+        print(f"| {language}, {name}, {demand} | {per_second:,.0f} | {admitted:,.0f} | {' | '.join(ratios)} |", flush=True)
+
+
+def main():
+    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 5
+    with tempfile.TemporaryDirectory(prefix="rivals-") as directory:
+        server = Redis(Path(directory))
+        url = server.url(server.address[1])
+        python, node = Processes(max(PROCESSES), serve), [NodeProcess() for _ in range(max(PROCESSES))]
+        cases = [("Python", python.pipes, name) for name, _, _ in peers.ON_SERVER] + [("Node", node, name) for name in NODE]
+        for count in PROCESSES:
+            seen = defaultdict(list)
+            for number in range(rounds):
+                for demand, limit in DEMANDS.items():
+                    for language, pipes, name in cases:
+                        own = f"{language}-{name.split(',')[0].replace(' ', '-')}-{demand}-{count}-{number}"
+                        seen[demand, language, name].append(once(pipes[:count], (name, url, own, *limit)))
+            show(count, seen)
+        python.end()
+        for one in node:
+            one.end()
 
 
 if __name__ == "__main__":
