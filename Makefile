@@ -4,11 +4,12 @@
 # make docs    target/docs: the reference of each language, from its doc comments
 # make bench   what a decision costs, beside others; ROUNDS=2 is quick, ONLY=rust,python chooses
 # make bench-publish  the same, and writes docs/benchmarks.md and the README's table
+# make bench-fleet  what a fleet on Redis uses and asks for, beside others, and what keys cost there: 20 minutes
 # make instructions  how many instructions each call takes, beside what bench/instructions.toml allows
 # make pictures  docs/pictures, drawn anew
 # make fleet   real queues under a limit, ours beside what they bring: Celery, BullMQ, Workglow
 # make storm   kills in every language, for 40 s
-# make torture the long tests: storms, models with planted bugs
+# make torture the long tests: storms, of one machine and of a fleet; models with planted bugs
 # make dist    target/dist: a wheel, an npm tarball, a C prefix
 # make dist-all  target/dist/all: what is published, as far as this machine can build it
 # make install PREFIX=/usr/local DESTDIR=  the C library with its C and C++ headers; make uninstall
@@ -17,7 +18,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .SILENT:
-.PHONY: demo test check docs bench instructions pictures fleet storm torture dist dist-all wheel node queues c install \
+.PHONY: demo test check docs bench bench-fleet instructions pictures fleet storm torture dist dist-all wheel node queues c install \
     uninstall members peers bench-tools bench-publish tools test-tools clean help
 
 VENV := target/venv
@@ -208,6 +209,11 @@ bench: bench-tools peers
 bench-publish: bench-tools peers
 	PUBLISH=1 $(BENCH)/venv/bin/python bench/run.py
 
+bench-fleet: bench-tools test-tools peers
+	$(BENCH)/venv/bin/python bench/fleet/measure.py
+	$(BENCH)/venv/bin/python bench/fleet/rivals.py
+	$(BENCH)/venv/bin/python bench/fleet/keys.py
+
 # The counting is Valgrind's; the harness has a program of its own, of the same version as the library.
 RUNNER := target/tools/bin/gungraun-runner
 $(RUNNER): bench/Cargo.toml | tools
@@ -220,7 +226,17 @@ instructions: $(RUNNER)
 	command -v valgrind >/dev/null || { echo "missing: Valgrind. Install it with: apt-get install valgrind libc6-dbg" >&2; exit 1; }
 	python3 bench/instructions.py
 
-torture: storm
+# Eight sites of one server; and a server that forgets, or that is killed and knows nothing. SECONDS=10 is quick.
+FLEET_STORM := $(PYTHON) tests/torture/storm/fleet.py --out $(OUT) --seconds $(or $(SECONDS),60)
+
+torture: test-tools storm
+	$(FLEET_STORM) --limit 100 --window 2
+	$(FLEET_STORM) --limit 1000 --window 1
+	$(FLEET_STORM) --limit 20000 --window 10
+	for loss in forget restart; do \
+	    $(FLEET_STORM) --limit 100 --window 2 --server $$loss; \
+	    $(FLEET_STORM) --limit 1000 --window 1 --server $$loss; \
+	done
 	tests/torture/models
 	SECONDS=60 cargo test --quiet --release -p workglow-limit --features fault-points --test processes
 	ROUNDS=300 cargo test --quiet --release -p workglow-limit --features fault-points --test torments -- --nocapture

@@ -36,7 +36,7 @@ class Policy:
     sure: int = 4  # A promise further ahead than W / sure must be confirmed when its time comes.
     more: float = 1.0  # A site asks for so many times what it is likely to start while the grant lasts.
     pace: float = 1.0  # The same for promises to callers who were denied. With 0 there are none.
-    swift: float = 2.0  # ... times this, if nothing of its last grants was left over.
+    swift: float = 3.0  # ... times this, if nothing of its last grants was left over.
     low: float = 0.0  # A site asks again when it holds no more than this share of what it would ask for.
     shorten: bool = True  # A site tells when a grant was used up, so that it counts from that moment.
     fair: bool = True  # The engine limits what one request gets to the share of a site.
@@ -386,7 +386,7 @@ class Site:
             return
         b, rho, first = self.clock(), self.policy.rho, m.asked
         self.asking, self.sent = 0, []
-        self.trip = max(b - first, self.trip - (self.trip - (b - first)) // 8)
+        self.trip = max(b - first, self.trip - (self.trip - (b - first)) // 2)
         if epoch != self.epoch:  # Grants of the old epoch stay good until they end. Promises to confirm do not.
             self.grants = [g for g in self.grants if g.sure]
             self.epoch, self.before = epoch, None

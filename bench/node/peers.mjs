@@ -7,6 +7,7 @@
 import { InMemoryRateLimiterStorage, RateLimiter as WorkglowRateLimiter } from "@workglow/job-queue";
 import Bottleneck from "bottleneck";
 import { MemoryStore } from "express-rate-limit";
+import { Redis } from "ioredis";
 import { RateLimiter as IntervalLimiter } from "limiter";
 import pLimit from "p-limit";
 import flexible from "rate-limiter-flexible";
@@ -76,6 +77,25 @@ export function rateLimiterFlexible(policy) {
   const renew = () => limiter.delete("tenant-7");
   return peer("await limiter.consume(key).catch(denied)", names, emptied(policy, renew, IS_PERMIT));
 }
+
+/** The same on Redis, by the client that its README has. */
+function rateLimiterFlexibleRedis(url, name, { limit, seconds }) {
+  const storeClient = new Redis(url);
+  const limiter = new flexible.RateLimiterRedis({ storeClient, points: limit, duration: seconds });
+  return peer("await limiter.consume(name).catch(denied)", { limiter, name, denied: () => null }, IS_PERMIT);
+}
+
+/** Ours on a server that machines share: what it grants is started without asking it. */
+function served(url, name, policy) {
+  return peer("await limiter.tryAcquireAsync()", { limiter: rateLimiter(url, policy, name) }, IS_PERMIT);
+}
+
+/** Name, package, and what makes one of a server's URL, a name and a policy. */
+export const ON_SERVER = [
+  ["granted", "workglow-limit", served],
+  ["direct", "workglow-limit", (url, ...rest) => served(`${url}?grants=never`, ...rest)],
+  ["rate-limiter-flexible, Redis", "rate-limiter-flexible", rateLimiterFlexibleRedis],
+];
 
 /** express-rate-limit's store, which its middleware asks once for each request: a fixed window. It always has a key. */
 export function expressRateLimit(policy) {

@@ -168,6 +168,30 @@ def transaction(path: str, limit: int, window: float) -> Peer:
     return Peer("f()", {"f": f})
 
 
+def served(url: str, name: str, limit: int, window: float) -> Peer:
+    """Ours on a server that machines share: what it grants is started without asking it."""
+    limiter = RateLimiter(store(url), name, max_executions=limit, window_size_in_seconds=window)
+    return Peer("f()", {"f": limiter.try_acquire}, "answer is not None")
+
+
+def direct(url: str, name: str, limit: int, window: float) -> Peer:
+    """The same, but that the server decides each start."""
+    return served(f"{url}?grants=never", name, limit, window)
+
+
+def limits_on_redis(strategy: type[limits.strategies.RateLimiter], url: str, name: str, limit: int, window: float) -> Peer:
+    """limits: its exact log, or windows of the clock. They are whole seconds."""
+    item = limits.RateLimitItemPerSecond(limit, int(window))
+    hit = strategy(limits.storage.RedisStorage(url)).hit
+    return Peer("hit(item, name)", {"hit": hit, "item": item, "name": name})
+
+
+def throttled_on_redis(kind: str, url: str, name: str, limit: int, window: float) -> Peer:
+    quota = throttled.per_duration(timedelta(seconds=window), limit, burst=limit)
+    throttle = throttled.Throttled(using=kind, quota=quota, store=throttled.RedisStore(server=url))
+    return Peer("f(name)", {"f": throttle.limit, "name": name}, "not answer.limited")
+
+
 def awaited(limit: int, window: float) -> Peer:
     """Ours, awaited as one that may have to wait is."""
     limiter = RateLimiter(store("memory:"), f"limit-{next(numbers)}", max_executions=limit, window_size_in_seconds=window)
@@ -197,4 +221,14 @@ ON_DISK: list[tuple[str, str, Callable[[str, int, float], Peer]]] = [
     ("sqlite", "workglow-limit", shared),
     ("pyrate-limiter, SQLite and file lock", "pyrate-limiter", partial(pyrate_sqlite, is_shared=True)),
     ("sqlite3 transaction", "hand-written", transaction),
+]
+
+# Of a server's URL, a name, a limit and a window.
+ON_SERVER: list[tuple[str, str, Callable[[str, str, int, float], Peer]]] = [
+    ("granted", "workglow-limit", served),
+    ("direct", "workglow-limit", direct),
+    ("limits moving window, Redis", "limits", partial(limits_on_redis, limits.strategies.MovingWindowRateLimiter)),
+    ("limits fixed window, Redis", "limits", partial(limits_on_redis, limits.strategies.FixedWindowRateLimiter)),
+    ("throttled-py sliding window, Redis", "throttled-py", partial(throttled_on_redis, SLIDING)),
+    ("throttled-py token bucket, Redis", "throttled-py", partial(throttled_on_redis, TOKENS)),
 ]

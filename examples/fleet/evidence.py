@@ -35,10 +35,11 @@ class Recorder:
         path = Path(folder, f"{member}-{os.getpid()}.log")
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
 
-    def start(self, asked: int, permit: Waited) -> None:
-        """Call it first thing after the call that admitted; `asked` is time.monotonic_ns() just before that call."""
+    def start(self, asked: int, permit: Waited | None) -> None:
+        """Call it first thing after the call that admitted; `asked` is time.monotonic_ns() just before that call. Without a
+        permit the start is as old as that."""
         returned = time.monotonic_ns()
-        waited_until = permit.ready_at_monotonic
+        waited_until = None if permit is None else permit.ready_at_monotonic
         a = asked if waited_until is None else int(waited_until * SECOND)
         os.write(self._file, b"%d %d\n" % (a, returned))
 

@@ -593,7 +593,7 @@ impl<'a> Grants<'a> {
         let per_grant =
             |n: u64| (u128::from(n) * u128::from(lengths.grant)).div_ceil(u128::from(lengths.period)) as u64;
         let was_left_over = self.word(Grants::EMPTY).load(Relaxed) & LEFT_OVER != 0;
-        let calls = (starts + denials) * if was_left_over { 1 } else { 2 };
+        let calls = (starts + denials) * if was_left_over { 1 } else { 3 };
         let is_back = now < self.word(Grants::DENIED_UNTIL).load(Relaxed).saturating_add(lengths.grant);
         let is_rare = calls.saturating_mul(lengths.grant) < lengths.period && !is_back;
         let future = if is_rare { 0 } else { per_grant(calls).min(2 * starts + 1).max(weight) };
@@ -692,7 +692,7 @@ impl<'a> Grants<'a> {
             }
         }
         let (before, trip) = (self.trip(), now - asked);
-        self.word(Grants::TRIP).store(trip.max(before - before.saturating_sub(trip) / 8), Relaxed);
+        self.word(Grants::TRIP).store(trip.max(before - before.saturating_sub(trip) / 2), Relaxed);
         if self.was_set_forward(told, (asked, now)) {
             // All windows are shorter by that, until the server knows: nothing of this answer can be used.
             self.word(Grants::STEPPED).store(told.epoch + 1, Relaxed);

@@ -31,17 +31,20 @@ LANGUAGES = ("python", "node", "c")
 class Member:
     """One process, on its feet again whenever it was killed."""
 
-    def __init__(self, command, errors):
-        self._command, self._errors = command, errors
+    def __init__(self, command, errors, environment=None):
+        self._command, self._errors, self._environment = command, errors, environment
         self.start()
 
     def start(self):
         with open(self._errors, "ab") as errors:
-            self._process = subprocess.Popen(self._command, stderr=errors)
+            self._process = subprocess.Popen(self._command, stderr=errors, env=self._environment)
 
     def kill(self):
         self._process.kill()
         self._process.wait()
+
+    def signal(self, number):
+        self._process.send_signal(number)
 
     def decides(self, starts):
         """Has it opened the file in which it notes its starts?"""
@@ -55,11 +58,11 @@ class Member:
             raise SystemExit(f"{' '.join(self._command)} ended with {code}:\n{errors}")
 
 
-def prepare(out):
+def prepare(out, name="storm"):
     """An empty folder for the run."""
     if not (out / "node_modules/workglow-limit").exists() or not (out / "storm_member").exists():
         raise SystemExit(f"{out} needs node_modules/workglow-limit and storm_member: `make storm` puts them there")
-    folder = out / "storm"
+    folder = out / name
     shutil.rmtree(folder, ignore_errors=True)
     (folder / "starts").mkdir(parents=True)
     # A module is looked for from where the program lies.

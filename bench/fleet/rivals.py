@@ -1,0 +1,134 @@
+"""Processes decide on one key by way of one Redis, as fast as they can, ours beside others: rivals.py [ROUNDS]
+
+Prints a table in Markdown for four processes and one for one. Run it with the bench's Python (`make peers` makes it, and what Node
+needs). All take turns in each round; medians count. Two limits: *spent* is 100 per 1 s, of which nearly all calls are denied, and
+*open* always has room.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from pathlib import Path
+from statistics import median
+
+from loads import ROOT
+
+sys.path.insert(0, str(ROOT / "tests/torture/storm"))
+import peers  # noqa: E402
+from many import Processes  # noqa: E402
+from servers import Redis  # noqa: E402
+
+PROCESSES = (4, 1)
+SPAN = 2  # seconds
+DEMANDS = {"spent": (100, 1), "open": (100_000_000, 1)}
+NODE = ["granted", "direct", "rate-limiter-flexible, Redis"]
+
+# The call stands in the loop itself; the clock is looked at after each batch.
+LOOP = """
+def go(until, {names}, clock=clock):
+    total = admitted = 0
+    while clock() < until:
+        for _ in range({batch}):
+            answer = {call}
+            if {admitted}:
+                admitted += 1
+        total += {batch}
+    return total, admitted
+"""
+
+
+def loop(peer, batch):
+    names = ", ".join(f"{name}={name}" for name in peer.names)
+    space = dict(peer.names, clock=time.time)
+    exec(LOOP.format(names=names, call=peer.call, admitted=peer.admitted, batch=batch), space)
+    return space["go"]
+
+
+def serve(pipe):
+    """A Python process: opens what it is told of, and hammers it when it is told to."""
+    while (told := pipe.recv()) is not None:
+        name, url, limit_name, limit, window = told
+        make = {name: make for name, _, make in peers.ON_SERVER}[name]
+        go = loop(make(url, limit_name, limit, window), 100 if name == "granted" else 1)
+        pipe.send("open")
+        start, until = pipe.recv()
+        time.sleep(max(0.0, start - time.time()))
+        began = time.perf_counter()
+        pipe.send((*go(until), time.perf_counter() - began))
+
+
+class NodeProcess:
+    """One of Node, asked as a pipe is."""
+
+    def __init__(self):
+        self._process = subprocess.Popen(
+            ["node", ROOT / "bench/node/served.mjs"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def send(self, told):
+        if len(told) == 2:
+            told = {"start": told[0] * 1000, "until": told[1] * 1000}
+        else:
+            told = dict(zip(("peer", "url", "name", "limit", "window"), told))
+        self._process.stdin.write(json.dumps(told) + "\n")
+        self._process.stdin.flush()
+
+    def recv(self):
+        return json.loads(self._process.stdout.readline())
+
+    def end(self):
+        self._process.stdin.close()
+        self._process.wait()
+
+
+def once(pipes, told):
+    """Decisions per second and admissions of all processes together."""
+    for pipe in pipes:
+        pipe.send(told)
+    for pipe in pipes:
+        pipe.recv()
+    start = time.time() + 0.1
+    for pipe in pipes:
+        pipe.send((start, start + SPAN))
+    answers = [pipe.recv() for pipe in pipes]
+    return sum(total / took for total, _, took in answers), sum(admitted for _, admitted, _ in answers)
+
+
+def show(count, seen):
+    print(f"\n| {count} process{'es' * (count > 1)} | decisions per second | admitted in {SPAN} s | granted beside it | direct beside it |")
+    print("| --- | --- | --- | --- | --- |", flush=True)
+    for (demand, language, name), figures in seen.items():
+        per_second, admitted = (median(column) for column in zip(*figures))
+        ratios = []
+        for ours in ("granted", "direct"):
+            # Of the same round, so that what else the machine does is in both.
+            pairs = zip(seen[demand, language, ours], figures)
+            ratios.append(f"{median(mine / theirs for (mine, _), (theirs, _) in pairs):.2f} ×")
+        print(f"| {language}, {name}, {demand} | {per_second:,.0f} | {admitted:,.0f} | {' | '.join(ratios)} |", flush=True)
+
+
+def main():
+    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 5
+    with tempfile.TemporaryDirectory(prefix="rivals-") as directory:
+        server = Redis(Path(directory))
+        url = server.url(server.address[1])
+        python, node = Processes(max(PROCESSES), serve), [NodeProcess() for _ in range(max(PROCESSES))]
+        cases = [("Python", python.pipes, name) for name, _, _ in peers.ON_SERVER] + [("Node", node, name) for name in NODE]
+        for count in PROCESSES:
+            seen = defaultdict(list)
+            for number in range(rounds):
+                for demand, limit in DEMANDS.items():
+                    for language, pipes, name in cases:
+                        own = f"{language}-{name.split(',')[0].replace(' ', '-')}-{demand}-{count}-{number}"
+                        seen[demand, language, name].append(once(pipes[:count], (name, url, own, *limit)))
+            show(count, seen)
+        python.end()
+        for one in node:
+            one.end()
+
+
+if __name__ == "__main__":
+    main()
