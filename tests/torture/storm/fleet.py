@@ -202,6 +202,8 @@ def main():
     parser.add_argument("--seed", type=int, default=random.randrange(1_000_000), help="of what is done, and to whom")
     parser.add_argument("--plant", action="store_true", help="break the limit, to show that it is noticed")
     options = parser.parse_args()
+    if options.kind == "postgres" and options.server == "restart":
+        parser.error("--server restart: a Postgres that starts again has lost nothing (core/tests/fleet.rs kills it)")
     random.seed(options.seed)
     folder = prepare(options.out.resolve(), "fleet-storm")
     # Members never end by themselves, so they must not outlive the storm.

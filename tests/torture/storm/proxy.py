@@ -43,7 +43,7 @@ class Way:
 
 
 class Proxy:
-    """As many ways to whichever server `address` says: a host and a port. They are served by a thread until the program ends."""
+    """As many ways to whichever server `address` says: a host and a port, or the path of a socket. They are served by a thread until the program ends."""
 
     def __init__(self, count, address):
         self.ways = [Way() for _ in range(count)]
@@ -59,7 +59,9 @@ class Proxy:
 
     async def _connect(self, way, site):
         try:
-            server = await asyncio.open_connection(*self.address())
+            address = self.address()
+            is_socket = isinstance(address, str)
+            server = await (asyncio.open_unix_connection(address) if is_socket else asyncio.open_connection(*address))
         except OSError:
             site[1].transport.abort()
             return

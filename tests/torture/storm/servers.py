@@ -5,7 +5,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -73,4 +73,31 @@ class Redis:
             return answers.read(int(first[1:])).decode() if first[0] == "$" else first[1:].strip()
 
 
-SERVERS = {"redis": Redis}
+class Postgres:
+    """A Postgres that ends with this program."""
+
+    def __init__(self, folder):
+        self._process = subprocess.Popen([ROOT / "tests/fleet/postgres"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._url = self._process.stdout.readline().strip()
+        if not self._url:
+            raise SystemExit("no Postgres: see above")
+        self.address = parse_qs(urlsplit(self._url).query)["host"][0] + "/.s.PGSQL.5432"
+
+    def forget(self):
+        """It goes on, with nothing of what it knew."""
+        self._psql("-f", ROOT / "tests/fleet/forget.sql")
+
+    def url(self, port):
+        """How a site asks it by way of a port of this machine."""
+        return f"postgres://postgres@127.0.0.1:{port}/postgres"
+
+    def requests(self):
+        """How often sites have asked for a decision: each is a function."""
+        calls = "SELECT coalesce(sum(calls), 0) FROM pg_stat_user_functions WHERE funcname LIKE 'decide\\_%'"
+        return int(self._psql("-At", "-c", calls))
+
+    def _psql(self, *arguments):
+        return subprocess.run(["psql", "-X", "-q", *arguments, self._url], check=True, capture_output=True, text=True).stdout
+
+
+SERVERS = {"redis": Redis, "postgres": Postgres}
