@@ -234,9 +234,11 @@ torture: test-tools storm
 	$(FLEET_STORM) --limit 1000 --window 1
 	$(FLEET_STORM) --limit 20000 --window 10
 	for loss in forget restart; do \
-	    $(FLEET_STORM) --limit 100 --window 2 --server $$loss; \
-	    $(FLEET_STORM) --limit 1000 --window 1 --server $$loss; \
+	    $(FLEET_STORM) --limit 100 --window 2 --server $$loss || exit 1; \
+	    $(FLEET_STORM) --limit 1000 --window 1 --server $$loss || exit 1; \
 	done
+	$(FLEET_STORM) --kind postgres --limit 1000 --window 1
+	$(FLEET_STORM) --kind postgres --limit 100 --window 2 --server forget
 	tests/torture/models
 	SECONDS=60 cargo test --quiet --release -p workglow-limit --features fault-points --test processes
 	ROUNDS=300 cargo test --quiet --release -p workglow-limit --features fault-points --test torments -- --nocapture

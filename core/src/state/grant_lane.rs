@@ -222,6 +222,14 @@ impl GrantLane {
         })
     }
 
+    /// Lets a process have a key's grants alone where the file is another by now: nobody sees any more who of those that share it have died.
+    pub fn leave_if_it_is_gone(&self, own: Grants) {
+        if !files::id_at(&self.path).is_ok_and(|id| id == self.file) && own.begin(0).is_ok() {
+            own.share(ALONE);
+            wake_all(own.end());
+        }
+    }
+
     /// What processes share of a key; none, if that is not known.
     #[inline(always)]
     fn shared(&self, own: &Grants) -> Option<Grants<'_>> {

@@ -106,20 +106,23 @@ impl Limit {
         let asking = match grants.begin(process) {
             Ok(()) => Asking(grants),
             Err(asker) => {
-                let other = lane.as_ref().filter(|_| ![0, process].contains(&asker.process()));
-                let most = other.map_or(patience, |_| GrantLane::PATIENCE.max(from_ticks(4 * grants.trip())));
-                if other.is_some_and(|lane| lane.is_gone(&asker)) && grants.take_over(&asker, process) {
-                    Asking(grants)
-                } else if other.is_some() && grants.is_given_up(&asker) {
-                    return Ok(true);
-                } else {
-                    let slept = Instant::now();
+                let Some(lane) = lane.as_ref().filter(|_| ![0, process].contains(&asker.process())) else {
+                    sleep_on(asker.word, asker.seen, patience);
+                    return Ok(false);
+                };
+                if !(lane.is_gone(&asker) && grants.take_over(&asker, process)) {
+                    if grants.is_given_up(&asker) {
+                        lane.leave_if_it_is_gone(found.own_grants());
+                        return Ok(true);
+                    }
+                    let (slept, most) = (Instant::now(), GrantLane::PATIENCE.max(from_ticks(4 * grants.trip())));
                     sleep_on(asker.word, asker.seen, patience.min(most));
-                    if other.is_some() && slept.elapsed() >= most {
+                    if slept.elapsed() >= most {
                         grants.give_up(&asker);
                     }
                     return Ok(false);
                 }
+                Asking(grants)
             }
         };
         let question = grants.question(wish, lengths, uptime());
