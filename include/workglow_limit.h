@@ -889,7 +889,7 @@ int wgl_permit_ready_at(const wgl_limiter *limiter,
                         const wgl_permit *permit,
                         int64_t *unix_ns);
 
-// The same on the system's monotonic clock (CLOCK_MONOTONIC), never later than it was: for measuring.
+// The same on the system's monotonic clock (CLOCK_MONOTONIC), never later than it was (on a server: by no more than its answers are late): for measuring.
 //
 // Fails as wgl_permit_ready_at does.
 int wgl_permit_ready_at_monotonic(const wgl_limiter *limiter,

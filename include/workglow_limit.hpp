@@ -190,7 +190,7 @@ public:
         return Time(Duration(unix_ns));
     }
 
-    /// The same on the system's monotonic clock, never later than it was: for measuring.
+    /// The same on the system's monotonic clock, never later than it was (on a server: by no more than its answers are late): for measuring.
     std::optional<std::chrono::time_point<std::chrono::steady_clock, Duration>> ready_at_monotonic() const {
         std::uint64_t ns = 0;
         if (!detail::ok(wgl_permit_ready_at_monotonic(limiter(), &raw_, &ns)))

@@ -164,7 +164,7 @@ pub extern "C" fn wgl_permit_ready_at(
     told(limiter, permit, ("unix_ns", unix_ns), |limiter, permit| limiter.ready_at(permit).map(workglow_limit::unix_ns))
 }
 
-/// The same on the system's monotonic clock (CLOCK_MONOTONIC), never later than it was: for measuring.
+/// The same on the system's monotonic clock (CLOCK_MONOTONIC), never later than it was (on a server: by no more than its answers are late): for measuring.
 ///
 /// Fails as wgl_permit_ready_at does.
 #[unsafe(no_mangle)]

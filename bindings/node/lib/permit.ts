@@ -210,7 +210,7 @@ export class Permit {
     return Number.isNaN(ms) ? null : new Date(ms);
   }
 
-  /** The same in ns on the clock of `process.hrtime.bigint()`, never later than it was: for measuring. */
+  /** The same in ns on the clock of `process.hrtime.bigint()`, never later than it was (on a server: by no more than its answers are late): for measuring. */
   get readyAtHrtime(): bigint | null {
     this.#ready();
     return takeLarge() || null;

@@ -454,7 +454,7 @@ In how many seconds to present the place; 0.0 if it has started, or is ready and
 const READY_AT: &CStr = c"When the start's place comes or came, if it had to wait for one. Aware, in UTC.";
 
 const READY_AT_MONOTONIC: &CStr = c"\
-The same in seconds on the clock of time.monotonic(), never later than it was: for measuring.";
+The same in seconds on the clock of time.monotonic(), never later than it was (on a server: by no more than its answers are late): for measuring.";
 
 /// Makes the class.
 fn class(py: Python<'_>) -> PyResult<Py<PyType>> {

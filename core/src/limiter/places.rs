@@ -108,7 +108,7 @@ pub trait Places: Inner {
         None
     }
 
-    /// The same on the system's monotonic clock, in ns, never later than it was: for measuring.
+    /// The same on the system's monotonic clock, in ns, never later than it was (on a server: by no more than its answers are late): for measuring.
     fn ready_at_monotonic_ns(&self, permit: &RawPermit) -> Option<u64> {
         None
     }
