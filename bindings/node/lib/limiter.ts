@@ -217,7 +217,10 @@ export abstract class Limiter {
 
   /** The same. What has to wait for the store does so off the event loop, which `tryAcquire` does for 40 ms at most. */
   async tryAcquireAsync(options: StartOptions = {}): Promise<Permit | null> {
-    return (await this.decideAsync(options)).permit;
+    checkOptions(options, START);
+    const key = keyOf(options.key);
+    const weight = weightOf(options.weight);
+    return this.#ask(Op.attempt, key, weight, (status) => (status === Status.yes ? new Permit(this, key) : null));
   }
 
   /** The same, answering with the whole decision. */
@@ -448,7 +451,8 @@ export abstract class Limiter {
     grace = 0,
     put?: () => void,
   ): Promise<T> {
-    await this._opening();
+    const opening = this._opening();
+    if (opening !== null) await opening;
     return new Promise((resolve, reject) => {
       put?.();
       numbers[Num.time] = time;
