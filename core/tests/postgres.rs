@@ -364,23 +364,6 @@ fn a_forked_child_has_connections_of_its_own() {
 }
 
 #[test]
-fn a_name_that_is_another_kinds_by_now_begins_anew() {
-    let server = PostgresServer::start("postgres-kinds");
-    let texts = ["3/1h", "3/1h burst 3", "3/1h fixed", "3 concurrent"];
-    for (before, after) in texts.iter().flat_map(|before| texts.map(|after| (*before, after))) {
-        let name = format!("{before} {after}");
-        let store = || Store::new(&server.url()).unwrap();
-        let old = store().limiter(&name, before).unwrap();
-        assert!(matches!(old.attempt("a", 2).unwrap(), Attempt::Admitted(_)));
-        store().forget(&name).unwrap();
-        let new = store().limiter(&name, after).unwrap();
-        // (What was started still counts if it is the same after all.)
-        let admitted = matches!(new.attempt("a", 2).unwrap(), Attempt::Admitted(_));
-        assert_eq!(admitted, before != after, "{name}");
-    }
-}
-
-#[test]
 fn keys_that_nobody_uses_any_more_go() {
     let server = PostgresServer::start("postgres-idle");
     let store = Store::new(&direct(&server)).unwrap();

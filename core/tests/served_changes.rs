@@ -105,7 +105,7 @@ fn what_expired_before_a_change_was_done_with_counts_as_lost() {
         store.limiter(name, other).unwrap().open().unwrap();
         // As if whoever let the other policy hold had died, and the key had expired since.
         let script = "for _, key in ipairs(redis.call('KEYS', 'wgl:{*}:*')) do \
-                      local limit, hash = string.match(key, '^(.*):(%x+)$') \
+                      local limit, hash = string.match(key, '^(.*):%a:(%x+)$') \
                       if hash and #hash == 32 then \
                       redis.call('DEL', key) redis.call('HSET', limit, 'waiting', 1) \
                       redis.call('ZADD', limit .. ':waiting', 1 + redis.call('HGET', limit, 'since'), hash) end end return 1";

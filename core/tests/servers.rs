@@ -373,3 +373,21 @@ fn what_ends_leaves_keys_as_new() {
         }
     }
 }
+
+#[test]
+fn a_name_that_is_another_kinds_by_now_begins_anew() {
+    for server in Server::each("servers-kinds") {
+        let texts = ["3/1h", "3/1h burst 3", "3/1h fixed", "3 concurrent"];
+        for (before, after) in texts.iter().flat_map(|before| texts.map(|after| (*before, after))) {
+            let name = format!("{before} {after}");
+            let store = || Store::new(&server.url()).unwrap();
+            let old = store().limiter(&name, before).unwrap();
+            assert!(matches!(old.attempt("a", 2).unwrap(), Attempt::Admitted(_)));
+            store().forget(&name).unwrap();
+            let new = store().limiter(&name, after).unwrap();
+            // (What was started still counts if it is the same after all.)
+            let admitted = matches!(new.attempt("a", 2).unwrap(), Attempt::Admitted(_));
+            assert_eq!(admitted, before != after, "{name}");
+        }
+    }
+}

@@ -4,8 +4,8 @@
 //! wgl:names          a set: all that is declared
 //! wgl:{NAME}         a hash: what is declared under a name (policy, composite, override), its version, and what holds for all
 //!                    keys; for a key with a policy of its own, by the key's hash, its version (k:HASH), text (t:HASH) and since when (s:HASH)
-//! wgl:{NAME}:HASH    the state of a key
-//! wgl:{NAME}:HASH:s  a hash: what the key's sites were granted last
+//! wgl:{NAME}:F:HASH  the state of a key by a family of limiters: l, b, w or c (log, bucket, window, leases)
+//! wgl:{NAME}:l:HASH:s  a hash: what the key's sites were granted last
 //! wgl:{NAME}:keys    which keys have a state, and until when
 //! wgl:{NAME}:waiting which of them are as an earlier policy left them
 //! ```
@@ -117,15 +117,16 @@ type From = Option<u64>;
 const FOR_OTHERS: Duration = Duration::from_millis(20);
 
 impl Redis {
-    /// The script that a call is for, and its arguments on a run of the server.
-    fn script_of(&self, call: &Call) -> (&Script, impl Fn(&Node, From) -> Vec<String> + use<>) {
+    /// The script that a call is for, what the states of its family are called, and its arguments on a run of the server.
+    fn script_of(&self, call: &Call) -> (&Script, String, impl Fn(&Node, From) -> Vec<String> + use<>) {
         let Terms { family, version, numbers } = Terms::of(call.policy, call.phase);
-        let script = match family {
-            Family::Log => &self.scripts[0],
-            Family::Bucket => &self.scripts[1],
-            Family::Window => &self.scripts[2],
-            Family::Leases => &self.scripts[3],
+        let (script, letter) = match family {
+            Family::Log => (&self.scripts[0], 'l'),
+            Family::Bucket => (&self.scripts[1], 'b'),
+            Family::Window => (&self.scripts[2], 'w'),
+            Family::Leases => (&self.scripts[3], 'c'),
         };
+        let states = format!("{}:{letter}:", key_of(call.limit));
         let (op, made, now) = (call.op, call.made, call.now);
         let numbers: Vec<String> =
             [numbers.len() as i64].iter().chain(&numbers).chain(call.arguments).map(i64::to_string).collect();
@@ -140,7 +141,7 @@ impl Redis {
             let first = [op.to_owned(), version.to_string(), run, time];
             first.into_iter().chain(numbers.iter().cloned()).collect()
         };
-        (script, arguments)
+        (script, states, arguments)
     }
 
     /// Has a limit come from a node of its cluster that was that run of a server, and has lost nothing? Then that run, else 0.
@@ -217,10 +218,10 @@ fn hex(Hash([a, b]): Hash) -> String {
 impl Engine for Redis {
     fn call(&self, call: &Call, patience: Duration) -> Result<Option<Vec<i64>>> {
         let began = Instant::now();
-        let (script, arguments) = self.script_of(call);
+        let (script, states, arguments) = self.script_of(call);
         let mut keys = vec![key_of(call.limit)];
         if let Some(hash) = call.key {
-            keys.extend([format!("{}:{}", keys[0], hex(hash)), list_of(call.limit)]);
+            keys.extend([states + &hex(hash), list_of(call.limit)]);
             keys.extend((call.op == "grant").then(|| format!("{}:s", keys[1])));
         }
         let mut from = None;

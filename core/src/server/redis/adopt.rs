@@ -66,14 +66,14 @@ impl Redis {
         let limit = key_of(name);
         let phase = if now.is_some() { -(EPOCH_LEAD as i64) } else { EPOCH as i64 };
         let call = Call { op: "adopt", limit: name, key: None, made: 0, policy, now, phase, arguments: &[] };
-        let (script, arguments) = self.script_of(&call);
+        let (script, states, arguments) = self.script_of(&call);
         let mut from = None;
         let answers = loop {
             let answers = self.with(name, patience, |node| {
                 script.load(&mut node.connection)?;
                 let command = |hash: &Hash| {
                     let mut command = redis::cmd("EVALSHA");
-                    command.arg(script.get_hash()).arg(4).arg(&limit).arg(format!("{limit}:{}", hex(*hash)));
+                    command.arg(script.get_hash()).arg(4).arg(&limit).arg(format!("{states}{}", hex(*hash)));
                     command.arg(list_of(name)).arg(waiting_of(name)).arg(arguments(node, from)).to_owned()
                 };
                 let commands: Vec<Cmd> = hashes.iter().map(command).collect();
@@ -95,11 +95,6 @@ impl Redis {
         for (hash, answer) in hashes.iter().zip(answers) {
             match answer {
                 Value::Array(numbers) if numbers.first() == Some(&Value::Int(-1)) => others.push(*hash),
-                // What is no state of this kind is none that it could count.
-                Value::ServerError(error) if error.code() == "WRONGTYPE" || error.to_string().contains("WRONGTYPE") => {
-                    let command = redis::cmd("ZREM").arg(waiting_of(name)).arg(hex(*hash)).to_owned();
-                    self.query::<i64>(name, &command, patience)?;
-                }
                 Value::ServerError(error) => {
                     return Err(Error::store(format!("asking {}", self.url), redis::RedisError::from(error)));
                 }

@@ -2,7 +2,7 @@
 --
 -- KEYS[1]  the limit: a hash with `version`, `gate`, `floor`, `birth`, `born`, `out`, `said`, and `k:HASH`, the version of a key's own
 --          policy.
--- KEYS[2]  the state of one key; its name ends with the key's HASH, 32 hex digits. Absent where the whole limit is meant.
+-- KEYS[2]  the state of one key by its family; its name ends with the key's HASH, 32 hex digits. Absent where the whole limit is meant.
 -- KEYS[3]  with it: the states of all keys, by until when each lives: a sorted set of HASHes
 -- KEYS[4]  for `adopt`: those of them that are as an earlier policy left them; for `grant`: who was granted units of the key
 --
