@@ -105,7 +105,8 @@ class Server:
 
     def __init__(self, kind: str, out: Path) -> None:
         programs = HERE.parents[1] / "tests/fleet"
-        command = [sys.executable, programs / "redis.py", out] if kind == "redis" else [programs / "postgres"]
+        redis: list[str | Path] = [sys.executable, programs / "redis.py", out]
+        command = redis if kind == "redis" else [programs / "postgres"]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self._process.stdout is not None
         self.url = self._process.stdout.readline().strip()
