@@ -245,23 +245,18 @@ impl GrantLane {
     }
 
     /// The same, after a slot was found for the key, or claimed.
-    pub fn find<'a>(&'a self, own: Grants<'a>, hash: impl FnOnce() -> Hash) -> Result<Grants<'a>> {
-        if let Some(shared) = self.shared(&own) {
-            return Ok(shared);
-        }
+    pub fn find<'a>(&'a self, own: Grants<'a>, hash: impl FnOnce() -> Hash) -> Grants<'a> {
         // (If another thread looks for it, this one goes by its own once.)
-        if own.shared() != ALONE && own.begin(0).is_ok() {
-            let slot = self.slot_of(hash());
-            own.share(*slot.as_ref().unwrap_or(&ALONE));
+        if self.shared(&own).is_none() && own.shared() != ALONE && own.begin(0).is_ok() {
+            // One that cannot be a member, as the file is another by now, has its own.
+            own.share(self.process().map_or(ALONE, |process| self.slot_of(hash(), process)));
             wake_all(own.end());
-            slot?;
         }
-        Ok(self.of(own))
+        self.of(own)
     }
 
     /// A slot for a key, and its life.
-    fn slot_of(&self, hash: Hash) -> Result<u64> {
-        let process = self.process()?;
+    fn slot_of(&self, hash: Hash, process: u32) -> u64 {
         let places = || (0..PLACES as u64).map(|i| (hash.0[0].wrapping_add(i) % SLOTS as u64) as usize);
         let of = |at: usize| {
             let slot = self.slot(at);
@@ -271,7 +266,7 @@ impl GrantLane {
             (is_its && word(slot::LIFE) == life).then_some(life << SLOT_BITS | at as u64)
         };
         let found = places().find_map(of).or_else(|| places().find_map(|at| self.claim(at, hash, process)));
-        Ok(found.unwrap_or(ALONE))
+        found.unwrap_or(ALONE)
     }
 
     /// Makes a slot a key's, if it is free or everything in it is over.

@@ -61,7 +61,7 @@ impl Timed {
         let (weight, began) = (ask.weight, Instant::now());
         let mut questions = 0;
         while questions < MOST_QUESTIONS && weight <= grants::MOST_WEIGHT {
-            let grants = self.limit.grants_of(found)?;
+            let grants = self.limit.grants_of(found);
             let (now, uptime) = found.home().clock.now_and_uptime();
             let uptime = uptime as Tick;
             if grants.is_far(window.length, uptime) {
@@ -113,7 +113,7 @@ impl Timed {
         if let Some(view) = self.view_at_hand(found, weight) {
             return Ok(view);
         }
-        let (grants, window) = (self.limit.grants_of(found)?, found.table.policy.shared_by());
+        let (grants, window) = (self.limit.grants_of(found), found.table.policy.shared_by());
         if let Some(window) = window.filter(|_| weight == 1) {
             let lengths = Lengths::of(window.limit, window.length, grants.trip());
             self.limit.ask_for_grants(found, Wish::Word, lengths, Instant::now())?;

@@ -82,8 +82,8 @@ impl Limit {
     }
 
     /// What a server has granted of a key, where processes share that if they do.
-    pub fn grants_of<'k>(&self, found: &Key<'k>) -> Result<Grants<'k>> {
-        let Some(lane) = &found.home().grant_lane else { return Ok(found.grants()) };
+    pub fn grants_of<'k>(&self, found: &Key<'k>) -> Grants<'k> {
+        let Some(lane) = &found.home().grant_lane else { return found.grants() };
         let hash = || {
             let Hash([a, b]) = found.hash;
             let version = version(&found.table.policy);
@@ -101,8 +101,8 @@ impl Limit {
             let (doing, waited_ms) = ("waiting for what a server grants".into(), timeout.as_millis() as u64);
             return Err(Error::StoreTimeout { doing, waited_ms }.into());
         }
-        let (grants, lane) = (self.grants_of(found)?, &found.home().grant_lane);
-        let process = lane.as_ref().map_or(Ok(0), GrantLane::process)?;
+        let (grants, lane) = (self.grants_of(found), &found.home().grant_lane);
+        let process = lane.as_ref().and_then(|lane| lane.process().ok()).unwrap_or(0);
         let asking = match grants.begin(process) {
             Ok(()) => Asking(grants),
             Err(asker) => {
