@@ -10,15 +10,17 @@ import { Queue, QueueEvents, UnrecoverableError, Worker } from "bullmq";
 import { ConcurrencyLimiter, InvalidArgument, NullLimiter, RateLimiter, Store } from "workglow-limit";
 import { withLimiter } from "workglow-limit/bullmq";
 import { directory } from "./helpers.mjs";
+import { startPostgres } from "./postgres.mjs";
 import { startRedis } from "./redis.mjs";
 
 let redis;
+let postgres;
 let connection;
 before(async () => {
-  redis = await startRedis();
+  [redis, postgres] = await Promise.all([startRedis(), startPostgres()]);
   connection = { host: "127.0.0.1", port: redis.port };
 });
-after(() => redis.stop());
+after(() => Promise.all([redis.stop(), postgres.stop()]));
 
 /** A queue of the test's own, workers for it, and what became of its jobs. */
 async function queueFor(t) {
@@ -122,22 +124,37 @@ test("a place is used once, whoever brings it", async (t) => {
   for (const i of [1, 2]) assert.ok(starts[i].b - starts[i - 1].a >= 1_500_000_000n, "two starts in one window");
 });
 
-test("a killed worker's job comes back, and the slot it held is free", { timeout: 60_000 }, async (t) => {
-  const { name, work, add, ended } = await queueFor(t);
-  const [url, policy] = [`sqlite:${directory(t)}/limits.db`, "50/1m + 1 concurrent"];
-  const env = { ...process.env, TEST_STORE: url, TEST_POLICY: policy, TEST_QUEUE: name, TEST_PORT: String(redis.port) };
-  const victim = fork(join(import.meta.dirname, "bullmq_worker.mjs"), { env });
-  t.after(() => victim.kill("SIGKILL"));
-  const jobs = await add({ i: 0 }, { i: 1 });
-  await once(victim, "message");
-  victim.kill("SIGKILL");
-  await once(victim, "exit");
-  const limiter = new Store(url).limiter("limit", policy);
-  work(withLimiter(limiter, null, (job) => job.data.i), { lockDuration: 1000, stalledInterval: 500 });
-  const stored = await ended(jobs);
-  assert.deepEqual(stored.map((job) => [job.returnvalue, job.attemptsMade]), [[0, 1], [1, 1]]);
-  assert.equal(stored.some((job) => job.stalledCounter === 1), true);
-});
+/** The addresses of a store of each kind that processes share. */
+const stores = { sqlite: (t) => `sqlite:${directory(t)}/limits.db`, redis: () => redis.url, postgres: () => postgres.url };
+
+for (const [kind, urlOf] of Object.entries(stores)) {
+  test(`${kind}: a backlog under a limit, and no job uses up its attempts`, { timeout: 60_000 }, async (t) => {
+    const { name, work, add, ended } = await queueFor(t);
+    const limiter = new Store(urlOf(t)).limiter(name, "3/1s + 2/300ms");
+    let delayed = 0;
+    work(withLimiter(limiter, null, (job) => job.data.i, { onLimited: () => delayed++ }));
+    const stored = await ended(await add(...Array.from({ length: 8 }, (_, i) => ({ i }))));
+    assert.deepEqual(stored.map((job) => [job.returnvalue, job.attemptsMade]), stored.map((_, i) => [i, 1]));
+    assert.ok(delayed >= 4, `${delayed} were delayed`);
+  });
+
+  test(`${kind}: a killed worker's job comes back, and the slot it held is free`, { timeout: 60_000 }, async (t) => {
+    const { name, work, add, ended } = await queueFor(t);
+    const [url, policy] = [urlOf(t), "50/1m + 1 concurrent"];
+    const env = { ...process.env, TEST_STORE: url, TEST_POLICY: policy, TEST_QUEUE: name, TEST_PORT: String(redis.port) };
+    const victim = fork(join(import.meta.dirname, "bullmq_worker.mjs"), { env });
+    t.after(() => victim.kill("SIGKILL"));
+    const jobs = await add({ i: 0 }, { i: 1 });
+    await once(victim, "message");
+    victim.kill("SIGKILL");
+    await once(victim, "exit");
+    const limiter = new Store(url).limiter("limit", policy);
+    work(withLimiter(limiter, null, (job) => job.data.i), { lockDuration: 1000, stalledInterval: 500 });
+    const stored = await ended(jobs);
+    assert.deepEqual(stored.map((job) => [job.returnvalue, job.attemptsMade]), [[0, 1], [1, 1]]);
+    assert.equal(stored.some((job) => job.stalledCounter === 1), true);
+  });
+}
 
 test("a pause holds all", async (t) => {
   const { work, add, ended } = await queueFor(t);

@@ -7,8 +7,10 @@ import * as older from "workglow-job-queue-0.2.31";
 import * as package_ from "workglow-limit";
 import { WorkglowRateLimiterStorage } from "workglow-limit/workglow";
 import { manual, settle } from "./helpers.mjs";
+import { startPostgres } from "./postgres.mjs";
+import { startRedis } from "./redis.mjs";
 
-const { ConcurrencyLimiter, toWorkglow } = package_;
+const { CompositeLimiter, ConcurrencyLimiter, Store, toWorkglow } = package_;
 
 // Workglow takes it for granted, and Node has it from 22 on.
 Promise.withResolvers ??= function () {
@@ -59,6 +61,29 @@ for (const [version, workglow] of Object.entries({ "0.2.37": current, "0.2.31": 
     await until(t, () => done === 12 && slots.peek().remaining === 2);
     assert.equal(most, 2);
   });
+
+  for (const start of [startRedis, startPostgres]) {
+    test(`${version}: limits on a server of ${start.name}`, { timeout }, async (t) => {
+      const server = await start();
+      t.after(() => server.stop());
+      const store = new Store(server.url, { timeout: "20s" });
+      const limiter = new CompositeLimiter([new ConcurrencyLimiter(2, { store, name: "slots" }), store.limiter("rate", "5/1h")]);
+      let running = 0;
+      let most = 0;
+      let done = 0;
+      const { send } = await serve(t, workglow, toWorkglow(limiter), async () => {
+        most = Math.max(most, ++running);
+        await settle();
+        running--;
+        done++;
+        return {};
+      });
+      await sendAll(send, 8);
+      await until(t, () => done === 5 && running === 0);
+      assert.equal(most <= 2, true);
+      assert.equal((await limiter.peekAsync()).deniedBy, "rate");
+    });
+  }
 
   for (const wait of [undefined, "25s"]) {
     test(`${version}: a rate, ${wait ? "waiting" : "polling"}`, { timeout }, async (t) => {
