@@ -49,3 +49,20 @@ def test_without_the_waiting_room(own_site, monkeypatch):
     for number in 1, 2:
         (site.folder / f"alone{number}").touch()
     site.until(lambda: site.tags("alone") == ["alone-1", "alone-2"])
+
+
+def test_limits_on_a_server(served_site):
+    site = served_site
+    site.worker()
+    site.worker()
+    sent = [site.send("often", f"often-{number}").id for number in range(4)]
+    sent += [site.send("hourly", f"served-{number}").id for number in range(3)]
+    site.passed_by("served")
+    site.until(lambda: len(site.started("often")) == 4)
+    site.until(lambda: len(site.started("served")) == 1)
+    assert {line["retries"] for line in site.started("often")} == {0}
+    assert site.limiter("work.hourly").peek(key="served").remaining == 0
+    # A child that is killed leaves neither its task nor its slot.
+    site.send("slotted", "slotted-1", "child")
+    site.until(lambda: len(site.started("slotted")) == 2)
+    site.until(lambda: site.limiter("slot").peek().remaining == 1)

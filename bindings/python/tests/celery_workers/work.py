@@ -49,7 +49,7 @@ def shared(tag):
     started(tag)
 
 
-install(app, f"sqlite:{FOLDER}/limits.db")
+install(app, os.environ["WORK_STORE"])
 
 
 def started(tag, **more):

@@ -33,8 +33,9 @@ def until(condition, timeout=30):
 class Site:
     """A broker, a store, and the workers on them."""
 
-    def __init__(self, folder, broker):
+    def __init__(self, folder, broker, store=None):
         self.folder, self.broker = folder, broker
+        self.url = store or f"sqlite:{folder}/limits.db"
         self.workers = []
         for name in "queue", "done", "control":
             (folder / name).mkdir()
@@ -47,7 +48,7 @@ class Site:
                 "data_folder_in": f"{folder}/queue",
                 "control_folder": f"{folder}/control",
             }
-        self.store = Store(f"sqlite:{folder}/limits.db")
+        self.store = Store(self.url)
 
     def send(self, task, *arguments, **options):
         """Sends a task with these arguments."""
@@ -61,7 +62,7 @@ class Site:
                 [sys.executable, "-m", "celery", "-A", "work", "worker", "-P", pool, "-c", str(concurrency),
                  "-n", f"w{number}@here", "-l", "info", "--without-gossip", "--without-mingle", *options],
                 cwd=HERE, stdout=log, stderr=subprocess.STDOUT,
-                env=os.environ | {"WORK_FOLDER": str(self.folder), "WORK_BROKER": self.broker},
+                env=os.environ | {"WORK_FOLDER": str(self.folder), "WORK_BROKER": self.broker, "WORK_STORE": self.url},
             )  # fmt: skip
         worker.log = path
         self.workers.append(worker)
@@ -147,8 +148,8 @@ def _answers(port):
 
 
 @contextmanager
-def _site(folder, broker):
-    site = Site(folder, broker)
+def _site(folder, broker, store=None):
+    site = Site(folder, broker, store)
     yield site
     site.close()
 
@@ -165,6 +166,14 @@ def site(tmp_path_factory, redis):
 def own_site(tmp_path, redis):
     """A site for one test, without workers."""
     with _site(tmp_path, redis()) as site:
+        yield site
+
+
+@pytest.fixture(params=["redis", "postgres"])
+def served_site(request, tmp_path, redis):
+    """The same with limits on a server."""
+    store = redis() if request.param == "redis" else request.getfixturevalue("postgres")
+    with _site(tmp_path, redis(), store) as site:
         yield site
 
 
