@@ -391,3 +391,24 @@ fn a_name_that_is_another_kinds_by_now_begins_anew() {
         }
     }
 }
+
+#[cfg(feature = "redis")]
+#[test]
+fn a_waiters_timeout_is_by_the_clock_of_its_store() {
+    let server = RedisServer::start("servers-timeout");
+    let mut options = StoreOptions::default();
+    (options.clock, options.timeout) = (Some(ManualClock::new()), Duration::from_secs(60));
+    let store = Store::with_options(&server.url(), options).unwrap();
+    let limiter = rate(&store, "api", 2, Duration::from_secs(1));
+    assert!(limiter.acquire("", 1, Some(Duration::ZERO)).unwrap().is_some());
+    let pid = server.pid();
+    // SAFETY: the server is there as long as it has not ended, which it does with this test.
+    let stop = |signal| unsafe { libc::kill(pid, signal) };
+    stop(libc::SIGSTOP);
+    std::thread::scope(|scope| {
+        let waiter = scope.spawn(|| limiter.acquire("", 1, Some(Duration::ZERO)).map(|permit| permit.is_some()));
+        std::thread::sleep(Duration::from_millis(300));
+        stop(libc::SIGCONT);
+        assert!(waiter.join().unwrap().unwrap(), "there was room all along");
+    });
+}

@@ -274,12 +274,11 @@ for (const file of files) {
     assert.ok(cases.length > 0);
     for (const [i, one] of cases.entries()) {
       await t.test(one.name, async () => {
-        postgres.forgetAll();
         const urls = {
           memory: "memory:",
           sqlite: `sqlite:${dir}/${i}.db`,
           redis: `${redis.url}?db=${++databases}`,
-          postgres: postgres.url,
+          postgres: postgres.newDatabase(),
         };
         for (const [store, url] of Object.entries(urls)) {
           await run(one, url);

@@ -78,9 +78,12 @@ def the_postgres():
 
 @pytest.fixture
 def postgres(the_postgres):
-    """The same, where nobody has used any limit."""
-    subprocess.run(["psql", "-X", "-q", "-f", HERE.parents[2] / "tests/fleet/forget.sql", the_postgres], check=True)
-    return the_postgres
+    """A database that nobody has used, until the test ends: what is still sent to it then does no harm."""
+    name = f"limits_{next(numbers)}"
+    run_statement = ["psql", "-X", "-q", the_postgres, "-c"]
+    subprocess.run([*run_statement, f"CREATE DATABASE {name}"], check=True)
+    yield the_postgres.replace("/postgres?", f"/{name}?")
+    subprocess.run([*run_statement, f"DROP DATABASE {name} WITH (FORCE)"], check=True)
 
 
 @pytest.fixture(scope="session")
