@@ -393,9 +393,13 @@ fn what_a_policy_of_before_would_have_forgotten_counts_by_the_one_that_holds() {
         let limiter = store.limiter(&name, &format!("3/10m{text}")).unwrap();
         let started = |key: &str| (0..3).filter(|_| admits(&*limiter, key)).count();
         assert_eq!(started("a"), most, "{name}");
+        server.command("CREATE TABLE kept AS SELECT * FROM workglow_limit.counted");
         store.limiter(&name, &format!("3/365d{text}")).unwrap().open().unwrap();
-        // As if so much time had passed that it is over by the policy of before.
-        server.command("UPDATE workglow_limit.logs SET expires = 1; UPDATE workglow_limit.counted SET expires = 1");
+        // As if nobody had written it anew, and so much time had passed that it is over by the policy of before.
+        server.command(
+            "DELETE FROM workglow_limit.counted; INSERT INTO workglow_limit.counted SELECT * FROM kept; DROP TABLE kept; \
+             UPDATE workglow_limit.logs SET expires = 1; UPDATE workglow_limit.counted SET expires = 1",
+        );
         // Who makes a key takes some away that nobody needs any more.
         assert_eq!(started("b"), most, "{name}");
         assert_eq!(started("a"), 0, "{name}");

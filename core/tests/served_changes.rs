@@ -1,9 +1,13 @@
 //! Policies of limits on a server that change while keys are not used: what was started counts by each of them in turn.
-#![cfg(feature = "redis")]
+#![cfg(any(feature = "redis", feature = "postgres"))]
 
 mod common;
 
+#[cfg(feature = "postgres")]
+use common::postgres::PostgresServer;
+#[cfg(feature = "redis")]
 use common::redis::RedisServer;
+use common::server::Server;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 use workglow_limit::*;
@@ -25,37 +29,96 @@ fn started(limiter: &dyn Limiter, key: &str) -> usize {
     (0..3).filter(|_| admits(limiter, key)).count()
 }
 
+/// A store whose time a test makes.
+fn with_clock(database: &str) -> (Store, ManualClock) {
+    let clock = ManualClock::new();
+    let mut options = StoreOptions::default();
+    options.clock = Some(clock.clone());
+    (Store::with_options(database, options).unwrap(), clock)
+}
+
 #[test]
 fn what_was_started_counts_through_two_changes_before_a_key_is_used_again() {
-    let server = RedisServer::start("served-changes-twice");
-    for key in ["", "a"] {
-        for (name, [short, long, other], most) in KINDS {
-            let clock = ManualClock::new();
-            let mut options = StoreOptions::default();
-            options.clock = Some(clock.clone());
-            let store = Store::with_options(&server.new_database(), options).unwrap();
-            let limiter = store.limiter(name, short).unwrap();
-            assert_eq!(started(&*limiter, key), most, "{name}");
-            store.limiter(name, long).unwrap().open().unwrap();
-            // The short one would have forgotten it by now.
-            clock.advance(Duration::from_secs(10));
-            store.limiter(name, other).unwrap().open().unwrap();
-            assert_eq!(started(&*limiter, key), 0, "{name} {key:?}");
+    for server in Server::each("served-changes-twice") {
+        for (key, changes_key) in [("", [false; 2]), ("a", [false; 2]), ("a", [true; 2]), ("a", [false, true])] {
+            let (store, clock) = with_clock(&server.new_database());
+            let change = |name: &str, policy: &str, of_key: bool| match of_key {
+                false => store.limiter(name, policy).unwrap().open().unwrap(),
+                true => store.override_key(name, policy, key).unwrap(),
+            };
+            for (name, [short, long, other], most) in KINDS {
+                let limiter = store.limiter(name, short).unwrap();
+                assert_eq!(started(&*limiter, key), most, "{name}");
+                change(name, long, changes_key[0]);
+                // The short one would have forgotten it by now.
+                clock.advance(Duration::from_secs(10));
+                change(name, other, changes_key[1]);
+                assert_eq!(started(&*limiter, key), 0, "{}: {name} {key:?} {changes_key:?}", server.kind());
+            }
         }
     }
 }
 
+#[test]
+#[cfg(feature = "postgres")]
+fn what_a_change_has_left_undone_is_done_before_the_next() {
+    let server = PostgresServer::start("served-changes-undone");
+    for (name, [short, long, other], most) in KINDS {
+        let database = server.new_database();
+        let (store, clock) = with_clock(&database);
+        let limiter = store.limiter(name, short).unwrap();
+        let keys = || (0..120).map(|i| format!("key {i}")).chain([String::new(), "own".into()]);
+        assert!(keys().all(|key| started(&*limiter, &key) == most), "{name}");
+        // As if whoever let the other policy hold had died at once.
+        server.command_in(&database, "CREATE TABLE kept AS SELECT * FROM workglow_limit.counted");
+        store.limiter(name, long).unwrap().open().unwrap();
+        store.override_key(name, long, "own").unwrap();
+        let undo = "DELETE FROM workglow_limit.counted; INSERT INTO workglow_limit.counted SELECT * FROM kept";
+        server.command_in(&database, undo);
+        clock.advance(Duration::from_secs(10));
+        store.limiter(name, other).unwrap().open().unwrap();
+        store.override_key(name, other, "own").unwrap();
+        assert!(keys().all(|key| started(&*limiter, &key) == 0), "{name}");
+    }
+}
+
+#[test]
+#[cfg(feature = "postgres")]
+fn a_change_before_which_there_is_no_time_to_finish_another_is_refused() {
+    let server = PostgresServer::start("served-changes-refused");
+    let [short, long, other] = KINDS[1].1;
+    let mut options = StoreOptions::default();
+    options.timeout = Duration::from_secs(1);
+    let store = Store::with_options(&server.url(), options).unwrap();
+    common::wait_until("it answers", || {
+        store.limiter("limit", short).and_then(|limiter| limiter.attempt("a", 3)).is_ok()
+    });
+    let lock = "BEGIN; SELECT FROM workglow_limit.counted FOR UPDATE; SELECT pg_sleep(4); COMMIT";
+    std::thread::scope(|scope| {
+        let locks = scope.spawn(|| server.command(lock));
+        common::wait_until("it is locked", || {
+            server.command("SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep'") == "1"
+        });
+        // (What it leaves undone is no error of its own.)
+        store.limiter("limit", long).unwrap().open().unwrap();
+        let refused = store.limiter("limit", other).and_then(|limiter| limiter.open());
+        assert!(matches!(refused, Err(Error::StoreTimeout { .. })), "{refused:?}");
+        assert!(!locks.is_finished());
+        assert_eq!(server.command("SELECT policy FROM workglow_limit.limits"), long);
+        locks.join().unwrap();
+    });
+    let limiter = store.limiter("limit", other).unwrap();
+    assert_eq!(started(&*limiter, "a"), 0);
+}
+
 /// Starts with a policy that is soon over, on a machine so busy that it may be over before another holds, and lets that hold.
 /// The limiter, and where it is.
-fn start_and_change(
-    server: &RedisServer,
-    kind: usize,
-    change: impl Fn(&Store, &str, &str),
-) -> (Arc<dyn Limiter>, String) {
+fn start_and_change(server: &Server, kind: usize, change: impl Fn(&Store, &str, &str)) -> (Arc<dyn Limiter>, String) {
     for seconds in [2, 4, 8, 20, 200] {
         let (name, [short, long, _], most) = KINDS[kind];
         let database = server.new_database();
-        let store = Store::new(&database).unwrap();
+        let parameter = if database.contains('?') { "&grants=never" } else { "?grants=never" };
+        let store = Store::new(&format!("{database}{parameter}")).unwrap();
         let short = short.replace("1s", &format!("{seconds}s"));
         let limiter = store.limiter(name, &short).unwrap();
         let window = || SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs() / seconds;
@@ -70,31 +133,45 @@ fn start_and_change(
 }
 
 /// How long the only key of the only limit of a database lives, in milliseconds.
-fn life(server: &RedisServer, database: &str) -> i64 {
-    let script = "for _, key in ipairs(redis.call('KEYS', 'wgl:{*}:*')) do \
-                  if #string.match(key, '[^:]*$') == 32 then return redis.call('PTTL', key) end end return -2";
-    let answer = server.command_in(database, &format!("EVAL \"{script}\" 0"));
+fn life(server: &Server, database: &str) -> i64 {
+    let answer = match server {
+        #[cfg(feature = "redis")]
+        Server::Redis(server) => {
+            let script = "for _, key in ipairs(redis.call('KEYS', 'wgl:{*}:*')) do \
+                          if #string.match(key, '[^:]*$') == 32 then return redis.call('PTTL', key) end end return -2";
+            server.command_in(database, &format!("EVAL \"{script}\" 0"))
+        }
+        #[cfg(feature = "postgres")]
+        Server::Postgres(server) => {
+            let keys = "SELECT limit_id, hash, mark, expires FROM workglow_limit.logs \
+                        UNION ALL SELECT limit_id, hash, mark, expires FROM workglow_limit.counted";
+            let until = "greatest(expires, workglow_limit.kept_until(limit_id, hash, mark))";
+            server.command_in(database, &format!("SELECT ({until} - workglow_limit.clock()) / 1000 FROM ({keys}) keys"))
+        }
+    };
     answer.trim_start_matches(':').parse().unwrap()
 }
 
 #[test]
 fn a_key_lives_as_long_as_the_policy_needs_that_holds_by_then() {
-    let server = RedisServer::start("served-changes-life");
-    for kind in 0..KINDS.len() {
-        for of_key in [false, true] {
-            let (limiter, database) = start_and_change(&server, kind, |store, name, long| match of_key {
-                false => store.limiter(name, long).unwrap().open().unwrap(),
-                true => store.override_key(name, long, "a").unwrap(),
-            });
-            let name = limiter.name();
-            let life = life(&server, &database);
-            assert!(life > 600_000, "{name}: {life} ms");
-            assert_eq!(started(&*limiter, "a"), 0, "{name}");
+    for server in Server::each("served-changes-life") {
+        for kind in 0..KINDS.len() {
+            for of_key in [false, true] {
+                let (limiter, database) = start_and_change(&server, kind, |store, name, long| match of_key {
+                    false => store.limiter(name, long).unwrap().open().unwrap(),
+                    true => store.override_key(name, long, "a").unwrap(),
+                });
+                let name = limiter.name();
+                let life = life(&server, &database);
+                assert!(life > 600_000, "{}: {name}: {life} ms", server.kind());
+                assert_eq!(started(&*limiter, "a"), 0, "{}: {name}", server.kind());
+            }
         }
     }
 }
 
 #[test]
+#[cfg(feature = "redis")]
 fn what_expired_before_a_change_was_done_with_counts_as_lost() {
     let server = RedisServer::start("served-changes-lost");
     for (name, [_, long, other], _) in KINDS {

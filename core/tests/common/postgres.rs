@@ -195,23 +195,13 @@ impl PostgresServer {
 
     /// What statements answer: rows in lines, columns between `|`.
     pub fn command(&self, statements: &str) -> String {
+        self.command_in(&self.url(), statements)
+    }
+
+    /// The same in one of its databases.
+    pub fn command_in(&self, database: &str, statements: &str) -> String {
         let mut psql = Command::new(program("psql"))
-            .args([
-                "-X",
-                "-q",
-                "-A",
-                "-t",
-                "-v",
-                "ON_ERROR_STOP=1",
-                "-U",
-                "postgres",
-                "-d",
-                "postgres",
-                "-f",
-                "-",
-                "-h",
-            ])
-            .arg(&self.directory.0)
+            .args(["-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1", "-f", "-", "-d", database])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())

@@ -119,6 +119,8 @@ CREATE OR REPLACE FUNCTION workglow_limit.counted_lock(
 ) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     PERFORM workglow_limit.begin_writing(patience);
+    -- (Who changes the policy waits for those who write by the one that holds, and so finds all that they wrote.)
+    PERFORM workglow_limit.hold(of_limit, false);
     LOOP
         PERFORM 1 FROM workglow_limit.counted WHERE limit_id = of_limit AND hash = k FOR UPDATE;
         EXIT WHEN FOUND;
@@ -196,12 +198,12 @@ BEGIN
     END IF;
 END $$;
 
--- Forgets everything but the key's gate.
+-- Forgets everything but the key's gate. (It may have been kept for longer than that.)
 CREATE OR REPLACE FUNCTION workglow_limit.counted_forget(c workglow_limit.counted, at bigint, now bigint, floor bigint) RETURNS void
 LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     DELETE FROM workglow_limit.places WHERE id = c.id;
-    c.opened := 0; c.due := 64; c.era := 0; c.mark := 0; c.policy := NULL; c.state := NULL;
+    c.opened := 0; c.due := 64; c.era := 0; c.mark := 0; c.policy := NULL; c.state := NULL; c.expires := 0;
     IF c.gate <= now THEN
         c.gate := 0;
     END IF;

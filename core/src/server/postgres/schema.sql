@@ -89,8 +89,9 @@ BEGIN
     END IF;
 END $$;
 
--- What grants are given by does not change while one is given: who grants holds the limit together with others, who changes it holds it
--- alone, and before any row. (Not as a lock of the limit's row: those who come together would keep others from it as long as they come.)
+-- What grants are given by, and states of buckets and windows are written by, does not change meanwhile: who grants or writes holds the
+-- limit together with others, who changes it holds it alone, and before any row. (Not as a lock of the limit's row: those who come
+-- together would keep others from it as long as they come.)
 CREATE OR REPLACE FUNCTION workglow_limit.hold(of_limit bigint, alone boolean) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     -- (Locks of this kind are the whole database's. Who meets another limit's, or a stranger's, only waits.)
@@ -202,25 +203,28 @@ END $$;
 
 -- Notes something under a name, and lets the rest be: of each note its kind (`p` what programs declare, `c` a composite's text,
 -- `o` what an operator puts above it, `k` above that for a key), text, version and hash; without a text there is none any more.
--- Answers when the limit was made.
+-- Another policy does not hold before all states are written by the one that does (`behind`).
+-- -> {made, behind}: when the limit was made, and whether states are behind now; {-1}: some are, and nothing was noted.
 CREATE OR REPLACE FUNCTION workglow_limit.note(
     lim text, at bigint, kinds text[], texts text[], versions bigint[], hashes uuid[], patience bigint
-) RETURNS bigint LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $$
+) RETURNS bigint[] LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $$
 DECLARE
     l workglow_limit.limits;
-    now bigint := coalesce(at, workglow_limit.clock());
+    now bigint;
     holds bigint;
 BEGIN
     PERFORM workglow_limit.begin_writing(patience);
     IF NOT EXISTS (SELECT FROM workglow_limit.limits WHERE name = lim) THEN
         INSERT INTO workglow_limit.limits (name) VALUES (lim) ON CONFLICT DO NOTHING;
         IF FOUND AND at IS NULL THEN
-            UPDATE workglow_limit.limits SET made = now, run = workglow_limit.run(), booted = pg_postmaster_start_time()
+            UPDATE workglow_limit.limits SET made = workglow_limit.clock(), run = workglow_limit.run(), booted = pg_postmaster_start_time()
             WHERE name = lim;
         END IF;
     END IF;
     PERFORM workglow_limit.hold(id, true) FROM workglow_limit.limits WHERE name = lim;
     SELECT * INTO STRICT l FROM workglow_limit.limits WHERE name = lim FOR NO KEY UPDATE;
+    -- (Nothing was written by the policy of before that is later.)
+    now := greatest(coalesce(at, workglow_limit.clock()), l.floor);
     FOR i IN 1 .. cardinality(kinds) LOOP
         CASE kinds[i]
         WHEN 'p' THEN
@@ -232,29 +236,41 @@ BEGIN
         WHEN 'c' THEN
             l.composite := texts[i];
         WHEN 'k' THEN
-            INSERT INTO workglow_limit.own (limit_id, hash, version, policy, since) VALUES (l.id, hashes[i], versions[i], texts[i], now)
-            ON CONFLICT (limit_id, hash) DO UPDATE SET version = excluded.version, policy = excluded.policy, since = excluded.since;
+            l.has_own := true;
         END CASE;
     END LOOP;
     holds := coalesce(l.overriding_version, l.declared_version);
+    IF (holds IS DISTINCT FROM l.version OR 'k' = ANY (kinds)) AND EXISTS (SELECT FROM workglow_limit.behind(l.id)) THEN
+        RETURN '{-1}';
+    END IF;
+    FOR i IN 1 .. cardinality(kinds) LOOP
+        CONTINUE WHEN kinds[i] <> 'k';
+        INSERT INTO workglow_limit.own (limit_id, hash, version, policy, since) VALUES (l.id, hashes[i], versions[i], texts[i], now)
+        ON CONFLICT (limit_id, hash) DO UPDATE SET version = excluded.version, policy = excluded.policy, since = excluded.since;
+    END LOOP;
     UPDATE workglow_limit.limits SET
         is_declared = true, policy = l.policy, composite = l.composite, overriding = l.overriding,
         declared_version = l.declared_version, overriding_version = l.overriding_version, version = holds,
-        since = CASE WHEN holds IS DISTINCT FROM l.version THEN now ELSE l.since END, has_own = l.has_own OR 'k' = ANY (kinds)
+        since = CASE WHEN holds IS DISTINCT FROM l.version THEN now ELSE l.since END, has_own = l.has_own
     WHERE id = l.id;
-    RETURN l.made;
+    RETURN ARRAY[l.made, EXISTS (SELECT FROM workglow_limit.behind(l.id))::integer];
 END $$;
 
--- Nothing is declared under a name any more, nor for its keys. What was started still counts.
-CREATE OR REPLACE FUNCTION workglow_limit.forget(lim text, patience bigint) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+-- Nothing is declared under a name any more, nor for its keys. What was started still counts. -> 0; -1: states are behind (not where a
+-- test makes the time, which nobody knows here).
+CREATE OR REPLACE FUNCTION workglow_limit.forget(lim text, patience bigint) RETURNS bigint LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     of_limit bigint;
 BEGIN
     PERFORM workglow_limit.begin_writing(patience);
     PERFORM workglow_limit.hold(id, true) FROM workglow_limit.limits WHERE name = lim;
+    IF EXISTS (SELECT FROM workglow_limit.limits l, workglow_limit.behind(l.id) WHERE l.name = lim AND l.run IS NOT NULL) THEN
+        RETURN -1;
+    END IF;
     UPDATE workglow_limit.limits SET
         is_declared = false, policy = NULL, composite = NULL, overriding = NULL,
         declared_version = NULL, overriding_version = NULL, version = NULL
     WHERE name = lim RETURNING id INTO of_limit;
     DELETE FROM workglow_limit.own WHERE limit_id = of_limit;
+    RETURN 0;
 END $$;

@@ -38,6 +38,11 @@ impl Value {
         Value { kind: TEXTS, bytes: Some(array(TEXT, all.into_iter().map(|text| text.map(|text| text.into())))) }
     }
 
+    /// As a server has answered them.
+    pub fn uuids_of(cell: &Bytes) -> Value {
+        Value { kind: UUIDS, bytes: Some(cell.to_vec()) }
+    }
+
     pub fn uuids(all: impl IntoIterator<Item = Option<[u8; 16]>>) -> Value {
         Value { kind: UUIDS, bytes: Some(array(UUID, all.into_iter().map(|uuid| uuid.map(|uuid| uuid.to_vec())))) }
     }

@@ -1,0 +1,62 @@
+//! States that are as an earlier policy left them are written anew by the one that holds: see `adopt.sql`.
+
+use super::{Postgres, Value, milliseconds, text, tick};
+use crate::error::{Error, Result};
+use crate::policy::Policy;
+use crate::server::{EPOCH, Family, Terms};
+use crate::time::{EPOCH_LEAD, Tick};
+use std::time::{Duration, Instant};
+
+impl Postgres {
+    /// Writes them anew, as far as that is done in time. Are there none any more?
+    pub(super) fn adopt(&self, name: &str, now: Option<Tick>, patience: Duration) -> Result<bool> {
+        let began = Instant::now();
+        let left = || patience.saturating_sub(began.elapsed());
+        while left() > Duration::ZERO {
+            match self.adopt_some(name, now, left) {
+                Ok(true) => {}
+                Ok(false) => return Ok(true),
+                Err(Error::StoreTimeout { .. }) => break,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(false)
+    }
+
+    /// Before something else is asked again.
+    pub(super) fn adopt_first(&self, name: &str, now: Option<Tick>, began: Instant, patience: Duration) -> Result<()> {
+        if self.adopt(name, now, patience.saturating_sub(began.elapsed()))? {
+            return Ok(());
+        }
+        let doing = format!("bringing the keys of \"{name}\" to another policy on {}", self.url);
+        Err(Error::StoreTimeout { doing, waited_ms: began.elapsed().as_millis() as u64 })
+    }
+
+    /// Were there any?
+    fn adopt_some(&self, name: &str, now: Option<Tick>, left: impl Fn() -> Duration) -> Result<bool> {
+        let phase = if now.is_some() { -(EPOCH_LEAD as i64) } else { EPOCH as i64 };
+        let statement = "SELECT b.* FROM workglow_limit.limits l, workglow_limit.behind(l.id) b WHERE l.name = $1";
+        let batches = self.ask(statement, &[Value::text(name)], left())?;
+        for batch in &batches {
+            let [Some(policy), Some(hashes)] = batch.as_slice() else { return Err(self.makes_no_sense(batch)) };
+            let policy: Policy = text(policy).unwrap_or_default().parse()?;
+            let Terms { family, version, numbers } = Terms::of(&policy, phase);
+            let family = match family {
+                Family::Bucket => "b",
+                Family::Window => "w",
+                Family::Log | Family::Leases => "-",
+            };
+            let values = [
+                Value::text(family),
+                Value::text(name),
+                Value::uuids_of(hashes),
+                Value::int(Some(version as i64)),
+                tick(now),
+                milliseconds(left()),
+                Value::ints(numbers.into_iter().map(Some)),
+            ];
+            self.ask("SELECT workglow_limit.adopt($1, $2, $3, $4, $5, $6, $7)::text", &values, left())?;
+        }
+        Ok(!batches.is_empty())
+    }
+}
