@@ -84,7 +84,7 @@ def run_all(names):
 
 
 LANGUAGES = {"rust": "core", "c": "c", "python": "python", "node": "node"}
-STORES = ["memory", "sqlite", "redis"]
+STORES = ["memory", "sqlite", "redis", "postgres"]
 LIMITERS = [
     "null", "concurrency", "rate", "delay", "evenly_spaced", "token_bucket", "leaky_bucket", "fixed_window",
     "sliding_window_counter", "composite", "custom", "policy",
@@ -100,15 +100,15 @@ def table():
             limiter, store, cases = line.split()
             cells[language, limiter, store] = int(cases)
     columns = [(language, store) for language in LANGUAGES for store in STORES]
-    print("\ncases of tests/vectors: each limiter in each language, on memory:, sqlite: and Redis:")
-    print(f"{'':24}" + "".join(f"{language:>14}" for language in LANGUAGES))
+    print("\ncases of tests/vectors: each limiter in each language, on memory:, sqlite:, Redis and Postgres:")
+    print(f"{'':24}" + "".join(f"{language:>19}" for language in LANGUAGES))
     holes = 0
     for limiter in LIMITERS:
         counts = [cells.get((language, limiter, store), 0) for language, store in columns]
         holes += counts.count(0)
         each = [counts[i : i + len(STORES)] for i in range(0, len(counts), len(STORES))]
         texts = (" + ".join(str(count or "-") for count in some) for some in each)
-        print(f"{limiter:24}" + "".join(f"{text:>14}" for text in texts))
+        print(f"{limiter:24}" + "".join(f"{text:>19}" for text in texts))
     if unknown := {limiter for _, limiter, _ in cells} - set(LIMITERS):
         print(f"limiters that this table does not know: {', '.join(sorted(unknown))}")
     different = {row for row in LIMITERS if len({cells.get((language, row, store)) for language, store in columns}) > 1}
