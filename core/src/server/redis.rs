@@ -313,8 +313,11 @@ impl Engine for Redis {
         };
         self.query::<i64>(NAMES, redis::cmd("SADD").arg(NAMES).arg(name), left())?;
         if waits {
-            // (What is left of them is for whoever comes next.)
-            self.adopt(name, now, left())?;
+            // (What is left of them is for whoever comes next. The caller has more to ask.)
+            match self.adopt(name, now, left() / 2) {
+                Err(Error::StoreTimeout { .. }) => {}
+                adopted => drop(adopted?),
+            }
         }
         Ok(made)
     }
