@@ -4,8 +4,8 @@ A site is a process, with a way to the server of its own (proxy.py). At random i
 0.2 to 5 s, its messages are delayed by up to 1 s, its connections are cut, or it is partitioned from the server together with
 others. The wall clocks of most are an hour off (clock.c), and two live in time namespaces of their own, where the kernel and our
 rights allow. Half of them wait for their starts, half do not. `--server forget` wipes the server's memory now and then, and
-`--server restart` kills the server and starts one that knows nothing. Then no site is killed: a site that is new to a server that
-is new cannot know that anything was lost (docs/servers.md).
+`--server restart` kills the server and starts one that knows nothing. Then, and where Postgres forgets, no site is killed: one that is
+new cannot know that anything was lost (docs/servers.md).
 
 When all that is over, everybody must start again. A site that ends by itself is an error at once.
 
@@ -102,9 +102,14 @@ def partition(site, others, proxy, window):
         one.suffer(seconds, lambda one=one: setattr(one.way, "is_open", True))
 
 
+def is_new_after_loss(options):
+    """Cannot a site that is new know that the server has lost anything? (Redis counts how often it was wiped.)"""
+    return options.server == "restart" or options.kind == "postgres" and options.server == "forget"
+
+
 def rage(sites, proxy, server, options):
     """Torments the sites, and maybe the server. Returns how often each was done."""
-    torments = [stop, delay, cut, partition] + [kill] * (options.server != "restart")
+    torments = [stop, delay, cut, partition] + [kill] * (not is_new_after_loss(options))
     counts = Counter({one.__name__: 0 for one in torments})
     # After a loss nobody starts for a window and up to 2 s: so that somebody does in between, and at the end.
     silence = options.window + min(options.window / 2, 2)
