@@ -276,3 +276,30 @@ fn processes_that_share_and_are_killed_or_stopped_start_no_more_than_the_limit()
     // (On a busy machine, with what the dead take along, it is a part of what the limit allows.)
     assert!(starts.len() as u64 > LIMIT, "{}", starts.len());
 }
+
+#[test]
+fn who_waits_for_the_file_holds_no_other_store_up() {
+    let (server, dir) = (RedisServer::start("lane-making"), Dir::in_memory("files-of-lane-making"));
+    let path = dir.file("lane");
+    let file = std::fs::File::create(&path).unwrap();
+    // SAFETY: a zeroed description of a range is a valid one.
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    (lock.l_type, lock.l_start, lock.l_len) = (libc::F_WRLCK as i16, 1 << 40, 1);
+    // SAFETY: plain call on an open descriptor. It is as if another process had stopped while it makes the file.
+    assert_eq!(unsafe { libc::fcntl(std::os::fd::AsRawFd::as_raw_fd(&file), libc::F_OFD_SETLK, &lock) }, 0);
+    let within = |url: &str, seconds| {
+        let mut options = StoreOptions::default();
+        options.timeout = Duration::from_secs(seconds);
+        Store::with_options(url, options).unwrap()
+    };
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| starts(&many(&within(&url(&server.url(), &path), 120))));
+        std::thread::sleep(Duration::from_millis(50));
+        for _ in 0..20 {
+            within("memory:", 20).open().unwrap();
+        }
+        assert!(!waiting.is_finished());
+        drop(file);
+        assert!(waiting.join().unwrap());
+    });
+}

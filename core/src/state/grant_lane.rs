@@ -17,13 +17,13 @@ use super::{os, wake_all};
 use crate::algorithm::grants::{self, Asker, Grants};
 use crate::atomic::*;
 use crate::error::{Error, Result};
-use crate::fork::{self, PerProcess};
+use crate::fork::PerProcess;
 use crate::time::uptime;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::slice;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"wglgrant");
 const VERSION: u64 = 1;
@@ -82,26 +82,17 @@ impl GrantLane {
     /// So long a process waits for an answer that another one asked for, at least. That one may have been stopped.
     pub const PATIENCE: Duration = Duration::from_millis(100);
 
-    /// Opens the file, and makes it if there is none that is of use.
-    pub fn open(path: &Path, mode: u32, patience: Duration) -> Result<GrantLane> {
+    /// Opens the file, and makes it if there is none that is of use. `None`: another process is making it, or has removed it.
+    pub fn try_open(path: &Path, mode: u32) -> Result<Option<GrantLane>> {
         let failed = |e| Error::store(format!("opening {}", path.display()), e);
         let dir = path.parent().unwrap_or(Path::new("/"));
         if let Some(kind) = os::shared_file_system(dir).map_err(failed)? {
             return Err(Error::UnsupportedFileSystem { path: dir.to_owned(), kind });
         }
-        let (began, mut nap) = (Instant::now(), Duration::from_micros(20));
-        loop {
-            let (file, _) = files::open_or_create(path, mode).map_err(failed)?;
-            if os::try_lock(&file, MAKING, 1).map_err(failed)? && files::id_at(path).is_ok_and(|id| is(&file, id)) {
-                return GrantLane::attach(path, &file);
-            }
-            if began.elapsed() >= patience {
-                let (doing, waited_ms) = (format!("opening {}", path.display()), patience.as_millis() as u64);
-                return Err(Error::StoreTimeout { doing, waited_ms });
-            }
-            std::thread::sleep(nap);
-            nap = (nap * 2).min(fork::LONGEST_NAP);
-        }
+        let (file, _) = files::open_or_create(path, mode).map_err(failed)?;
+        let is_locked = os::try_lock(&file, MAKING, 1).map_err(failed)?;
+        let is_there = || files::id_at(path).is_ok_and(|id| is(&file, id));
+        (is_locked && is_there()).then(|| GrantLane::attach(path, &file)).transpose()
     }
 
     /// Maps a file that this process has the right to make.

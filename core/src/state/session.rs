@@ -320,7 +320,9 @@ impl Session {
         match &self.address {
             Address::Memory | Address::Server(_) => {
                 if self.opened().is_none() {
-                    self.push(self.memory_home()?);
+                    // (Nobody is waited for here: while the lock is held all stores of this process, and forks, wait.)
+                    let Some(home) = self.memory_home()? else { return Ok(None) };
+                    self.push(home);
                 } else if self.rare().generation != fork::generation() {
                     Locked::new(self.home(), None).disown();
                     // The thread that saw to them is the parent's.
@@ -336,12 +338,18 @@ impl Session {
         }
     }
 
-    fn memory_home(&self) -> Result<Home> {
+    /// `None`: another process is making the file that is shared.
+    fn memory_home(&self) -> Result<Option<Home>> {
         let manual = self.options.clock.clone();
         // A test that makes the time decides on each start by it.
         let has_grants = self.server.is_some() && self.options.grants && manual.is_none();
-        let lane = |path: &PathBuf| GrantLane::open(path, self.options.mode, self.options.timeout);
-        let grant_lane = self.grant_lane.as_ref().filter(|_| has_grants).map(lane).transpose()?;
+        let grant_lane = match self.grant_lane.as_ref().filter(|_| has_grants) {
+            Some(path) => match GrantLane::try_open(path, self.options.mode)? {
+                None => return Ok(None),
+                lane => lane,
+            },
+            None => None,
+        };
         let arena = arena::Arena::on_heap()?;
         let home = Home {
             arena,
@@ -360,10 +368,10 @@ impl Session {
             }
             // The keys of all processes are the server's.
             home.start(SERVER_SECRET);
-            return Ok(home);
+            return Ok(Some(home));
         }
         home.start(random().map_err(|e| Error::store("asking the system for random numbers", e))?);
-        Ok(home)
+        Ok(Some(home))
     }
 
     fn try_lock_lane(&self, path: &Path, process: fork::Structure) -> Result<Option<Guard<'_>>> {
