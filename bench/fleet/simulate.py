@@ -30,7 +30,8 @@ class Policy:
     small: int = 20  # ... or W / small, if a site's share of W / length is less than one unit ...
     trips: int = 4  # ... but for this many round trips at least.
     longest: int = 4 * S  # No grant lasts for longer than W/4 or this, whichever is longer.
-    ahead: int = 8  # All sites together are promised units of about W / ahead.
+    ahead: int = 6  # All sites together are promised units of about W / ahead.
+    period: int = 8  # Starts and denials are counted for W / period.
     crowd: int = 8  # The share of a site is computed for this many sites at least.
     merge: int = 8  # Units that come within g / merge of each other become one grant.
     sure: int = 4  # A promise further ahead than W / sure must be confirmed when its time comes.
@@ -239,8 +240,8 @@ class Site:
         return min(max(shortest, p.trips * self.trip), max(w // 4, p.longest))
 
     def lately(self, x, what):
-        """Starts (0) or denials (1) of this site in the busier of this and the last period of W / ahead."""
-        period = x // (self.world.window // self.policy.ahead)
+        """Starts (0) or denials (1) of this site in the busier of this and the last period."""
+        period = x // (self.world.window // self.policy.period)
         if period != self.period:
             self.last_counts = self.counts if period == self.period + 1 else [0, 0]
             self.counts, self.period = [0, 0], period
@@ -333,7 +334,7 @@ class Site:
 
     def share_of_grant(self, x, starts):
         """How many of `starts` in a period fall into the time that a grant lasts."""
-        return starts * self.length() * self.policy.ahead / self.world.window
+        return starts * self.length() * self.policy.period / self.world.window
 
     def ask(self, x):
         if self.asking:
@@ -717,7 +718,7 @@ def faults(seed):
 
 def choices(seed):
     changes = [{}]
-    changes += [{"length": 20}, {"length": 80}, {"swift": 1}, {"swift": 4}, {"ahead": 4}, {"ahead": 16}, {"merge": 32}, {"merge": 2}]
+    changes += [{"length": 20}, {"length": 80}, {"swift": 1}, {"swift": 4}, {"ahead": 4}, {"ahead": 8}, {"ahead": 16}, {"merge": 32}, {"merge": 2}]
     changes += [{"more": 1.5}, {"pace": 0}, {"pace": 2}, {"low": 0.25}, {"shorten": False}, {"fair": False}]
     for change in changes:
         policy, label = replace(Policy(), **change), ", ".join(f"{k} = {v}" for k, v in change.items()) or "as chosen"

@@ -300,7 +300,7 @@ BEGIN
     END IF;
     -- (Where nothing of it can start any more, it is as good as new.)
     IF coalesce(last_one.seq, 0) <= of_seq AND granted = '{}' THEN
-        share := greatest((capacity - 1) / (8 * greatest(8, h.sites)) + 1, least_units);
+        share := greatest((capacity - 1) / (6 * greatest(8, h.sites)) + 1, least_units);
         room := workglow_limit.log_room(h, now, gate, p, largest);
         free := room[1];
         given := least(want, free, greatest(share, free / 2));

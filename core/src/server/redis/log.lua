@@ -523,7 +523,7 @@ if head.mark ~= mark or not is_deciding then
                 if ends > out then out = ends end
             end
             local known = call("HLEN", sites)
-            local share = max(quotient(capacity - 1, 8 * max(8, known)) + 1, least)
+            local share = max(quotient(capacity - 1, 6 * max(8, known)) + 1, least)
             local free = look(gate)
             local given = min(want, free, max(share, quotient(free, 2)))
             if given >= least and most > 0 then
