@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::postgres::PostgresServer;
+use common::postgres::{Pooler, PostgresServer};
 use common::{Child, Dir, Record, most_in_any_window, now_ns, number, shared, wait_until};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
@@ -70,14 +70,33 @@ fn a_denial_writes_nothing() {
 #[test]
 fn processes_and_threads_that_ask_at_once_never_start_more_than_may() {
     let server = PostgresServer::start("postgres-storm");
-    let url = server.url();
+    storm(&server.url(), "api");
+}
+
+#[test]
+fn a_pooler_of_transactions_may_stand_between() {
+    let server = PostgresServer::start("postgres-pooler");
+    // Each question may come to another of these sessions.
+    let pooler = Pooler::start(&server, 2);
+    storm(&(pooler.url() + "&grants=never"), "direct");
+    storm(&pooler.url(), "granted");
+    let limiters = full(&Store::new(&pooler.url()).unwrap());
+    // They are full for who asks without it, too.
+    let beside = Store::new(&server.url()).unwrap();
+    for (limiter, text) in limiters.iter().zip(TEXTS) {
+        assert!(!admits(&**limiter, "a") && !admits(&*beside.limiter(limiter.name(), text).unwrap(), "a"), "{text}");
+    }
+}
+
+/// Eight threads in four processes, that also cancel and settle, on one limit.
+fn storm(url: &str, name: &str) {
     let (window, limit) = (Duration::from_secs(1), 100);
-    rate(&url, "api", limit, window).open().unwrap();
+    rate(url, name, limit, window).open().unwrap();
     let records: Vec<Record> = (0..8).map(|_| Record::new(100_000)).collect();
     let until = now_ns() + number("SECONDS", 3) * 1_000_000_000;
     let process = |records: &[Record]| {
         Child::run(|| {
-            let limiter = rate(&url, "api", limit, window);
+            let limiter = rate(url, name, limit, window);
             std::thread::scope(|scope| {
                 for (i, record) in records.iter().enumerate() {
                     let limiter = &limiter;

@@ -327,3 +327,51 @@ fn wait_until_gone(processes: &[i32]) {
     let is_gone = |pid: &i32| state_and_parent(*pid).is_none_or(|(state, _)| matches!(state, 'Z' | 'X'));
     super::wait_until("they are gone", || processes.iter().all(is_gone));
 }
+
+/// A pooler before a server: it lends one of few sessions for each transaction. It listens on a socket in a directory of its own.
+pub struct Pooler {
+    process: Child,
+    directory: Dir,
+}
+
+impl Pooler {
+    /// Before a server, with so many sessions there.
+    pub fn start(server: &PostgresServer, sessions: usize) -> Pooler {
+        let directory = Dir::in_memory("pooler");
+        let settings = format!(
+            "[databases]\npostgres = host={} user=postgres\n\
+             [pgbouncer]\nlisten_addr =\nlisten_port = 5432\nunix_socket_dir = {}\nauth_type = any\npool_mode = transaction\n\
+             default_pool_size = {sessions}\nmax_client_conn = 500\nserver_idle_timeout = 1\n",
+            server.directory.0.display(),
+            directory.0.display()
+        );
+        std::fs::write(directory.file("settings"), settings).unwrap();
+        own(&directory.0);
+        let process = command("pgbouncer")
+            .arg("-q")
+            .arg(directory.file("settings"))
+            .current_dir("/")
+            .stdin(Stdio::null())
+            .stderr(std::fs::File::create(directory.file("log")).unwrap())
+            .spawn()
+            .expect("pgbouncer is installed");
+        let began = Instant::now();
+        while UnixStream::connect(directory.file(".s.PGSQL.5432")).is_err() {
+            let log = || std::fs::read_to_string(directory.file("log"));
+            assert!(began.elapsed() < Duration::from_secs(60), "the pooler does not listen: {:?}", log());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Pooler { process, directory }
+    }
+
+    pub fn url(&self) -> String {
+        format!("postgres:///postgres?host={}&user=postgres", self.directory.0.display())
+    }
+}
+
+impl Drop for Pooler {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
