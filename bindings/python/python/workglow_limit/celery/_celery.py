@@ -5,7 +5,7 @@ from celery.exceptions import Ignore, ImproperlyConfigured  # type: ignore[impor
 from celery.utils.log import get_logger  # type: ignore[import-untyped]
 from celery.worker import state  # type: ignore[import-untyped]
 from celery.worker.control import control_command, inspect_command, nok, rate_limit  # type: ignore[import-untyped]
-from kombu.serialization import registry  # type: ignore[import-untyped]
+from kombu.serialization import registry
 
 #: The name of each format by its content type.
 serializers = registry.type_to_name
