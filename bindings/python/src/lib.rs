@@ -8,6 +8,7 @@ mod clock;
 mod composite;
 mod custom;
 mod decision;
+mod entered;
 mod error;
 mod family;
 mod flow;
@@ -15,6 +16,7 @@ mod hooks;
 mod limiter;
 mod line;
 mod null;
+mod origin;
 mod permit;
 mod pool;
 mod stats;
@@ -34,6 +36,7 @@ mod _native {
         clock::ManualClock,
         composite::CompositeLimiter,
         decision::Decision,
+        entered::Entered,
         family::{
             ConcurrencyLimiter, DelayLimiter, EvenlySpacedRateLimiter, FixedWindowLimiter, LeakyBucketLimiter,
             RateLimiter, SlidingWindowCounterLimiter, TokenBucketLimiter,

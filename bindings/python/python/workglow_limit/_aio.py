@@ -7,7 +7,7 @@ from asyncio import AbstractEventLoop, Future, TimerHandle
 from collections import deque
 from typing import Any
 
-from ._native import Asked, Decision, Permit, Waiter
+from ._native import Acquiring, Asked, Decision, Entered, Permit, Waiter
 
 
 async def acquire(waiter: Waiter) -> Permit:
@@ -185,6 +185,13 @@ async def ask(asked: Asked) -> Any:
     except asyncio.CancelledError:
         work.add_done_callback(forget)
         raise
+
+
+async def enter(asked: Acquiring, entered: Entered) -> Permit:
+    """What `async with limiter` enters."""
+    permit = await asked
+    entered.push(permit)
+    return permit
 
 
 async def itself(permit: Permit) -> Permit:
