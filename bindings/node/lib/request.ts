@@ -19,11 +19,12 @@ export interface Request {
 
 const ACQUIRE = ["key", "weight", "priority", "timeout", "signal", "place"];
 
-// Realms, and jsdom, have an `AbortSignal` of their own.
-const isSignal = (given: unknown): given is AbortSignal =>
+/** @internal Realms, and jsdom, have an `AbortSignal` of their own. */
+export const isSignal = (given: unknown): given is AbortSignal =>
   typeof (given as AbortSignal | null)?.aborted === "boolean" && typeof (given as AbortSignal).addEventListener === "function";
 
-function priorityOf(priority: unknown): number {
+/** @internal A priority that a caller gave. */
+export function priorityOf(priority: unknown): number {
   if (priority === undefined) return 0;
   if (typeof priority === "number" && (priority | 0) === priority) return priority;
   throw invalid("priority", priority, "a whole number from -2147483648 to 2147483647");
