@@ -116,6 +116,7 @@ class Exchange implements Controller, Handler {
       this.#head = resolve;
       this.#failed = reject;
       this.#held = undefined;
+      this.#discarded = undefined;
       this.#dispatch(this.#options, this);
     });
   }
@@ -123,9 +124,8 @@ class Exchange implements Controller, Handler {
   /** Reads what is left of a response that nobody wants. */
   discard(): Promise<void> {
     return new Promise((resolve) => {
-      const isOver = this.#held!.length > 0 && this.#failed === undefined;
       this.#held = undefined;
-      if (isOver) return resolve();
+      if (this.#failed === undefined) return resolve(); // It has ended.
       this.#discarded = resolve;
       this.#target!.resume();
     });
