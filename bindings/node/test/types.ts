@@ -1,6 +1,8 @@
 // What compiles, and what must not. Checked by `tsc --noEmit`, never run.
 
 import type { IncomingMessage } from "node:http";
+import axios from "axios";
+import { Agent, interceptors } from "undici";
 import {
   CompositeLimiter,
   ConcurrencyLimiter,
@@ -31,6 +33,8 @@ import {
   type WorkglowLimiter,
   toWorkglow,
 } from "workglow-limit";
+import { limitAxios } from "workglow-limit/axios";
+import { type OutgoingRequest, type SendingOptions, limitFetch } from "workglow-limit/fetch";
 import { type HeedOptions, type HttpResponse, heed } from "workglow-limit/http";
 import { type Job, Worker } from "bullmq";
 import { type Limited, type LimitedProcessor, type WithLimiterOptions, withLimiter } from "workglow-limit/bullmq";
@@ -235,3 +239,28 @@ withLimiter(rate, (job: Job<Prompt>) => job.data.tokens, processor);
 withLimiter(rate, null, processor, { wait: 1 });
 // @ts-expect-error: not the path of a sandboxed processor
 withLimiter(rate, null, "file.js");
+
+// HTTP clients.
+const sending: SendingOptions = {
+  key: ({ headers }) => headers.get("x-tenant"),
+  weight: ({ url }) => url.pathname.length,
+  timeout: "30s",
+  heed: { default: "1s", longest: 5000 },
+  retries: 2,
+  tokens: { "api.example.com": rate },
+  estimate: ({ text }) => text?.length ?? 0,
+  usage: (data: unknown, response) => ("status" in response ? response.status : null),
+};
+export const limited: typeof fetch = limitFetch({ "api.example.com": composite }, { ...sending, fetch });
+limitFetch(null, { tokens: rate });
+limitFetch(({ method }: OutgoingRequest) => (method === "POST" ? rate : null));
+new Agent().compose(limitUndici(rate, sending));
+new Agent().compose([limitUndici(rate), interceptors.retry()]);
+limitAxios(axios, rate, sending)();
+limitAxios(axios.create(), composite);
+// @ts-expect-error: a host's limiter
+limitFetch({ "api.example.com": 5 });
+// @ts-expect-error: an option that is not known
+limitFetch(rate, { tiemout: 1 });
+// @ts-expect-error: a dispatcher has no fetch
+limitUndici(rate, { fetch });
