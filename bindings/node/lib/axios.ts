@@ -1,12 +1,18 @@
 // A limiter in front of axios.
 
 import { Transform, pipeline } from "node:stream";
-import { type AxiosInstance, type AxiosResponse, CanceledError, type InternalAxiosRequestConfig, getAdapter, isAxiosError } from "axios";
+import { type AxiosResponse, CanceledError, type InternalAxiosRequestConfig, getAdapter, isAxiosError } from "axios";
 import { invalid } from "./errors.js";
 import { type Limits, Sending, type SendingOptions, type Sent, followed, isRepeatable, neverArrived, outgoing, textOf } from "./sending.js";
 
 export type { Limits, OutgoingRequest, SendingOptions } from "./sending.js";
 export type { Usage } from "./tokens.js";
+
+/** An axios instance, by what is needed of it: the types of axios's two module systems are not the same. */
+export interface AxiosLike {
+  readonly interceptors: { readonly request: { use(intercept: (config: any) => any): number; eject(id: number): void } };
+  getUri(config?: any): string;
+}
 
 /** What an attempt came to: a response, which an error may have brought. */
 interface Result {
@@ -19,14 +25,14 @@ interface Result {
  * `tokens` alone limit them. What it gives takes it away again. axios's own `timeout` begins when a request is sent. A waiting
  * request that is aborted fails with axios's `CanceledError`.
  */
-export function limitAxios(instance: AxiosInstance, limiter: Limits | null, options: SendingOptions = {}): () => void {
+export function limitAxios(instance: AxiosLike, limiter: Limits | null, options: SendingOptions = {}): () => void {
   if (typeof instance?.interceptors?.request?.use !== "function") throw invalid("instance", instance, "an axios instance");
   const sending = new Sending(limiter, options);
   const { request: interceptors } = instance.interceptors;
-  const number = interceptors.use((config) => {
+  const number = interceptors.use((config: InternalAxiosRequestConfig) => {
     const given = config.adapter;
     // As the last thing before it is sent, when the body is what it will be.
-    config.adapter = (config) => send(sending, instance, config, getAdapter(given, config));
+    config.adapter = (config: InternalAxiosRequestConfig) => send(sending, instance, config, getAdapter(given, config));
     return config;
   });
   return () => interceptors.eject(number);
@@ -34,7 +40,7 @@ export function limitAxios(instance: AxiosInstance, limiter: Limits | null, opti
 
 async function send(
   sending: Sending,
-  instance: AxiosInstance,
+  instance: AxiosLike,
   config: InternalAxiosRequestConfig,
   adapter: (config: InternalAxiosRequestConfig) => Promise<AxiosResponse>,
 ): Promise<AxiosResponse> {
@@ -67,7 +73,7 @@ async function send(
   }
 }
 
-function urlOf(instance: AxiosInstance, config: InternalAxiosRequestConfig): URL | null {
+function urlOf(instance: AxiosLike, config: InternalAxiosRequestConfig): URL | null {
   try {
     return new URL(instance.getUri(config));
   } catch {

@@ -36,6 +36,7 @@ import {
 import { limitAxios } from "workglow-limit/axios";
 import { type OutgoingRequest, type SendingOptions, limitFetch } from "workglow-limit/fetch";
 import { type HeedOptions, type HttpResponse, heed } from "workglow-limit/http";
+import { limitUndici } from "workglow-limit/undici";
 import { type Job, Worker } from "bullmq";
 import { type Limited, type LimitedProcessor, type WithLimiterOptions, withLimiter } from "workglow-limit/bullmq";
 
