@@ -2,16 +2,48 @@
 
 import { Writable } from "node:stream";
 import { createBrotliDecompress, createGunzip, createInflate } from "node:zlib";
-import type { Dispatcher } from "undici";
 import { type Limits, Sending, type SendingOptions, type Sent, type Want, isRepeatable, outgoing, textOf } from "./sending.js";
 
 export type { Limits, OutgoingRequest, SendingOptions } from "./sending.js";
 export type { Usage } from "./tokens.js";
 
-type Dispatch = Dispatcher["dispatch"];
-type Options = Dispatcher.DispatchOptions;
-type Handler = Dispatcher.DispatchHandler;
-type Controller = Dispatcher.DispatchController;
+// What is needed of undici: the types of its versions are not the same.
+
+interface Options {
+  readonly method: string;
+  readonly origin?: string | URL;
+  readonly path: string;
+  readonly headers?: unknown;
+  readonly body?: unknown;
+}
+
+interface Controller {
+  readonly aborted: boolean;
+  readonly paused: boolean;
+  readonly reason: Error | null;
+  readonly rawHeaders?: unknown;
+  readonly rawTrailers?: unknown;
+  abort(reason: Error): void;
+  pause(): void;
+  resume(): void;
+}
+
+interface Handler {
+  onRequestStart?(controller: Controller, context: unknown): void;
+  onRequestUpgrade?(controller: Controller, statusCode: number, headers: Head["headers"], socket: unknown): void;
+  onResponseStart?(controller: Controller, statusCode: number, headers: Head["headers"], statusMessage?: string): void;
+  onResponseData?(controller: Controller, chunk: Buffer): void;
+  onResponseEnd?(controller: Controller, trailers: Head["headers"]): void;
+  onResponseError?(controller: Controller, error: Error): void;
+  onBodySent?(...sent: unknown[]): void;
+  onRequestSent?(): void;
+  onResponseStarted?(): void;
+}
+
+type Dispatch = (options: Options, handler: Handler) => boolean;
+
+/** An interceptor, as the `compose` of undici 7's and 8's dispatchers takes it. */
+export type UndiciInterceptor = <D extends (options: any, handler: any) => boolean>(dispatch: D) => D;
 
 /** A response whose head has come. */
 interface Head {
@@ -24,9 +56,9 @@ interface Head {
  * instead of one if `tokens` alone limit them. With `setGlobalDispatcher` it limits Node's own `fetch`, too, whose bodies it sees as
  * streams: they are not sent again, and their tokens have to be told by `estimate`.
  */
-export function limitUndici(limiter: Limits | null, options: SendingOptions = {}): (dispatch: Dispatch) => Dispatch {
+export function limitUndici(limiter: Limits | null, options: SendingOptions = {}): UndiciInterceptor {
   const sending = new Sending(limiter, options);
-  return (dispatch) =>
+  const intercept = (dispatch: Dispatch): Dispatch =>
     function limitedDispatch(options, handler) {
       let wants: Want[] = [];
       let failure: unknown;
@@ -52,9 +84,13 @@ export function limitUndici(limiter: Limits | null, options: SendingOptions = {}
       );
       return true;
     };
+  return intercept as UndiciInterceptor;
 }
 
-function requestOf({ method, origin, path, headers, body }: Options) {
+/** The clients and pools of undici 7 do not tell interceptors where they go. */
+const NOWHERE = "http://origin.invalid";
+
+function requestOf({ method, origin = NOWHERE, path, headers, body }: Options) {
   const url = new URL(path.startsWith("/") ? `${origin}${path}` : path, origin);
   return outgoing(
     method,
@@ -174,12 +210,12 @@ class Exchange implements Controller, Handler {
     return (this.signal.reason as Error | undefined) ?? this.#target?.reason ?? null;
   }
 
-  get rawHeaders(): NonNullable<Controller["rawHeaders"]> | null {
-    return this.#target?.rawHeaders ?? null;
+  get rawHeaders(): unknown {
+    return this.#target?.rawHeaders;
   }
 
-  get rawTrailers(): NonNullable<Controller["rawTrailers"]> | null {
-    return this.#target?.rawTrailers ?? null;
+  get rawTrailers(): unknown {
+    return this.#target?.rawTrailers;
   }
 
   // What the connection says.
@@ -190,7 +226,7 @@ class Exchange implements Controller, Handler {
     if (this.signal.aborted) controller.abort(this.signal.reason as Error);
   }
 
-  onRequestUpgrade(controller: Controller, statusCode: number, headers: Head["headers"], socket: never): void {
+  onRequestUpgrade(controller: Controller, statusCode: number, headers: Head["headers"], socket: unknown): void {
     this.#target = controller;
     this.#handler.onRequestUpgrade?.(this, statusCode, headers, socket);
     this.#settle({ statusCode, headers });
@@ -234,8 +270,8 @@ class Exchange implements Controller, Handler {
     });
   }
 
-  onBodySent(chunk: Buffer): void {
-    this.#handler.onBodySent?.(chunk);
+  onBodySent(...sent: unknown[]): void {
+    this.#handler.onBodySent?.(...sent);
   }
 
   onRequestSent(): void {

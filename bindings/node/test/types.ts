@@ -3,6 +3,7 @@
 import type { IncomingMessage } from "node:http";
 import axios from "axios";
 import { Agent, interceptors } from "undici";
+import { Agent as Agent8 } from "undici-8";
 import {
   CompositeLimiter,
   ConcurrencyLimiter,
@@ -257,6 +258,7 @@ limitFetch(null, { tokens: rate });
 limitFetch(({ method }: OutgoingRequest) => (method === "POST" ? rate : null));
 new Agent().compose(limitUndici(rate, sending));
 new Agent().compose([limitUndici(rate), interceptors.retry()]);
+new Agent8().compose(limitUndici(rate, sending));
 limitAxios(axios, rate, sending)();
 limitAxios(axios.create(), composite);
 // @ts-expect-error: a host's limiter

@@ -7,9 +7,9 @@ import { limitFetch } from "workglow-limit/fetch";
 import { limitUndici } from "workglow-limit/undici";
 
 /** undici by its major version. 8 needs Node 22.19. */
-const undici = { 7: await import("undici-7") };
+const undici = { 7: await import("undici") };
 try {
-  undici[8] = await import("undici");
+  undici[8] = await import("undici-8");
 } catch (error) {
   if (Number(process.versions.node.split(".")[0]) >= 23) throw error;
 }

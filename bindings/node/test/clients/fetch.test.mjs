@@ -71,6 +71,19 @@ test("a response that is dropped unread is given up when it is collected", async
   assert.equal(stdout, "collected\n");
 });
 
+for (const [version, { Client }] of Object.entries(undici)) {
+  test(`a client of undici ${version}, which has one origin`, async (t) => {
+    const { url, arrivals } = await serve(t);
+    const limiter = new ConcurrencyLimiter(1);
+    const client = new Client(url);
+    t.after(() => client.close());
+    const { body } = await client.compose(limitUndici(limiter, { key: ({ url }) => url.pathname })).request({ path: "/a", method: "GET" });
+    assert.equal(await body.text(), "fine");
+    assert.equal(arrivals.length, 1);
+    assert.equal(limiter.stats({ key: "/a" }).admitted, 1);
+  });
+}
+
 for (const [version, { Agent, getGlobalDispatcher, setGlobalDispatcher }] of Object.entries(undici)) {
   test(`Node's own fetch, by the global dispatcher of undici ${version}`, async (t) => {
     const { url, arrivals } = await serve(t, model());
