@@ -1,6 +1,6 @@
 // A limiter in front of an HTTP client, whichever it is: permits before a request is sent, and what becomes of them.
 
-import { setTimeout as sleep } from "node:timers/promises";
+import { types } from "node:util";
 import { WeightExceedsCapacity, invalid } from "./errors.js";
 import { warn } from "./hooks.js";
 import { heed } from "./http.js";
@@ -9,6 +9,7 @@ import { Limiter } from "./limiter.js";
 import { Permit } from "./permit.js";
 import { isSignal, priorityOf } from "./request.js";
 import { type HttpResponse, headersOf, pauseOf, statusOf } from "./response.js";
+import { now, sleep } from "./timers.js";
 import { Meter, type Usage, estimateOf } from "./tokens.js";
 
 /** A request that is about to be sent, as functions of it see it. */
@@ -115,7 +116,7 @@ export function outgoing(method: string, url: URL, headersOf: () => Headers, tex
 export function textOf(body: unknown): string | null {
   if (typeof body === "string") return body;
   if (body instanceof URLSearchParams) return String(body);
-  if (body instanceof ArrayBuffer) return Buffer.from(body).toString();
+  if (types.isAnyArrayBuffer(body)) return Buffer.from(body).toString();
   return ArrayBuffer.isView(body) ? Buffer.from(body.buffer, body.byteOffset, body.byteLength).toString() : null;
 }
 
@@ -205,7 +206,7 @@ export class Sending {
         if (!this.#heeds || pause === 0) await sleep(Math.min(wait, this.#pauses.longest), undefined, { signal });
       } catch (error) {
         sent.end();
-        throw error instanceof Error && error.name === "AbortError" && signal?.aborted ? signal.reason : error;
+        throw (error as Error | null)?.name === "AbortError" && signal?.aborted ? signal.reason : error;
       }
     }
   }
@@ -234,11 +235,11 @@ export class Sending {
    * waited for, the others must have room then, and if one has none all are given back and that one is waited for.
    */
   async #acquire(wants: readonly Want[], signal: AbortSignal | undefined): Promise<Permit[]> {
-    const end = this.#timeout === undefined ? undefined : performance.now() + this.#timeout;
+    const end = this.#timeout === undefined ? undefined : now() + this.#timeout;
     let first = Math.min(this.#shortest, wants.length - 1);
     // Who had to give back what it waited for goes before the others.
     for (let priority = this.#priority; ; priority = Math.max(priority - 1, -(2 ** 31))) {
-      const timeout = end === undefined ? undefined : Math.max(0, end - performance.now());
+      const timeout = end === undefined ? undefined : Math.max(0, end - now());
       const permits: Permit[] = [];
       const ask = async (at: number, wait: boolean): Promise<boolean> => {
         const { limiter, key, weight } = wants[at]!;

@@ -267,3 +267,11 @@ limitFetch({ "api.example.com": 5 });
 limitFetch(rate, { tiemout: 1 });
 // @ts-expect-error: a dispatcher has no fetch
 limitUndici(rate, { fetch });
+
+// Wrapped functions keep their arguments and what they give.
+const embed = rate.wrap(async (tenant: string, size: number) => tenant.length * size, (tenant) => ({ key: tenant, maxWaiting: 9 }));
+export const size: Promise<number> = embed("acme", 3);
+export const ended: Promise<void>[] = [rate.idle(), rate.stop()];
+// @ts-expect-error: a tenant is a string
+embed(5, 3);
+new TimeoutError("late", 5) satisfies LimitError;
