@@ -61,8 +61,9 @@ node: bindings/node/node_modules/.package-lock.json
 	cd bindings/node && npm run --silent build && npm pack --silent --pack-destination ../../$(DIST) >/dev/null
 	npm install --silent --no-audit --no-fund --no-save --prefix $(OUT) $(DIST)/*.tgz
 
-# The fleets of Node's queues: each queue as it is locked, and our package as others install it.
-QUEUES := $(patsubst %/package-lock.json,%,$(wildcard tests/fleet/*/package-lock.json))
+# The fleets of Node's queues, and the tools that test and bundle Node's programs: each as it is locked, and our package as others
+# install it.
+QUEUES := $(patsubst %/package-lock.json,%,$(wildcard tests/fleet/*/package-lock.json tests/node-tools/package-lock.json))
 
 queues: node $(QUEUES:%=%/node_modules/.package-lock.json)
 	for queue in $(QUEUES); do \
@@ -246,4 +247,4 @@ torture: test-tools storm
 	SECONDS=600 cargo test --quiet --release -p workglow-limit --features fault-points --test storms -- five_at_once
 
 clean:
-	rm -rf target bindings/node/node_modules bindings/node/dist tests/fleet/*/node_modules bench/node/node_modules
+	rm -rf target bindings/node/node_modules bindings/node/dist tests/fleet/*/node_modules tests/node-tools/node_modules bench/node/node_modules
