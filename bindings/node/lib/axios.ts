@@ -10,7 +10,17 @@ export type { Usage } from "./tokens.js";
 
 /** An axios instance, by what is needed of it: the types of axios's two module systems are not the same. */
 export interface AxiosLike {
-  readonly interceptors: { readonly request: { use(intercept: (config: any) => any): number; eject(id: number): void } };
+  /** Its interceptors. */
+  readonly interceptors: {
+    /** Those of requests. */
+    readonly request: {
+      /** Adds one. */
+      use(intercept: (config: any) => any): number;
+      /** Takes one away. */
+      eject(id: number): void;
+    };
+  };
+  /** Where a request goes. */
   getUri(config?: any): string;
 }
 
@@ -59,7 +69,7 @@ async function send(
       canRepeat: isRepeatable(config.data),
       send: () => resultOf(adapter(config)),
       answerOf: ({ response }) => response,
-      discard: ({ response }) => void response.data?.destroy?.(),
+      discard: ({ response: { data } }) => void (data?.destroy?.() ?? data?.cancel?.()),
       neverArrived,
     });
     if (sent !== null) follow(response, sent);

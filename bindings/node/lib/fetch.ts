@@ -65,7 +65,8 @@ async function requestOf(input: Input, init: RequestInit | undefined, needsText:
   }
   const body = init?.body;
   let text: string | undefined;
-  if (needsText && body == null && whole?.body && !whole.bodyUsed) text = await whole.clone().text();
+  const isText = /json|text|form-urlencoded/i.test(whole?.headers.get("content-type") ?? "");
+  if (needsText && isText && body == null && whole?.body && !whole.bodyUsed) text = await whole.clone().text();
   return outgoing(
     init?.method ?? whole?.method ?? "GET",
     url,

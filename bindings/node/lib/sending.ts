@@ -3,7 +3,7 @@
 import { types } from "node:util";
 import { WeightExceedsCapacity, invalid } from "./errors.js";
 import { warn } from "./hooks.js";
-import { heed } from "./http.js";
+import { type HeedOptions, heed } from "./http.js";
 import { type Duration, maybeMilliseconds, milliseconds, options as checkOptions, unicode, whole } from "./input.js";
 import { Limiter } from "./limiter.js";
 import { Permit } from "./permit.js";
@@ -49,7 +49,7 @@ export interface SendingOptions {
    * Does what the server says pause the limit for everyone, as `heed` of workglow-limit/http does it? It does if not given. The
    * request's key is paused, without one all keys.
    */
-  heed?: boolean | { default?: Duration | undefined; longest?: Duration | undefined } | undefined;
+  heed?: boolean | Pick<HeedOptions, "default" | "longest"> | undefined;
   /**
    * How often a 429, 503 or 529 is sent again: 0 if not given, at most 100. Bodies that are streams are not sent again, nor is a
    * request that would have to wait for longer than `timeout`.

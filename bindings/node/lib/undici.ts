@@ -2,7 +2,7 @@
 
 import { Writable } from "node:stream";
 import { createBrotliDecompress, createGunzip, createInflate } from "node:zlib";
-import { type Limits, Sending, type SendingOptions, type Sent, type Want, isRepeatable, outgoing, textOf } from "./sending.js";
+import { type Limits, type OutgoingRequest, Sending, type SendingOptions, type Sent, type Want, isRepeatable, outgoing, textOf } from "./sending.js";
 
 export type { Limits, OutgoingRequest, SendingOptions } from "./sending.js";
 export type { Usage } from "./tokens.js";
@@ -42,7 +42,11 @@ interface Handler {
 
 type Dispatch = (options: Options, handler: Handler) => boolean;
 
-/** An interceptor, as the `compose` of undici 7's and 8's dispatchers takes it. */
+/**
+ * An interceptor, as the `compose` of undici 7's and 8's dispatchers takes it.
+ *
+ * @typeParam D The type of a dispatcher's `dispatch`, in either version.
+ */
 export type UndiciInterceptor = <D extends (options: any, handler: any) => boolean>(dispatch: D) => D;
 
 /** A response whose head has come. */
@@ -60,12 +64,14 @@ export function limitUndici(limiter: Limits | null, options: SendingOptions = {}
   const sending = new Sending(limiter, options);
   const intercept = (dispatch: Dispatch): Dispatch =>
     function limitedDispatch(options, handler) {
+      const request = requestOf(options);
+      if (request === null) return dispatch(options, handler); // It says what is wrong.
       let wants: Want[] = [];
       let failure: unknown;
       try {
-        wants = sending.wants(requestOf(options));
+        wants = sending.wants(request);
       } catch (error) {
-        failure = error; // A dispatcher tells its handler what is wrong.
+        failure = error; // A dispatcher tells its handler.
       }
       if (wants.length === 0 && failure === undefined) return dispatch(options, handler);
       const exchange = new Exchange(dispatch, options, handler);
@@ -90,8 +96,14 @@ export function limitUndici(limiter: Limits | null, options: SendingOptions = {}
 /** The clients and pools of undici 7 do not tell interceptors where they go. */
 const NOWHERE = "http://origin.invalid";
 
-function requestOf({ method, origin = NOWHERE, path, headers, body }: Options) {
-  const url = new URL(path.startsWith("/") ? `${origin}${path}` : path, origin);
+/** `null` if it goes nowhere. */
+function requestOf({ method, origin = NOWHERE, path, headers, body }: Options): OutgoingRequest | null {
+  let url: URL;
+  try {
+    url = new URL(path.startsWith("/") ? new URL(origin).origin + path : path, origin);
+  } catch {
+    return null;
+  }
   return outgoing(
     method,
     url,
@@ -172,7 +184,14 @@ class Exchange implements Controller, Handler {
     this.#sent = sent;
     const held = this.#held ?? [];
     this.#held = undefined;
-    for (const event of held) event();
+    try {
+      for (const event of held) event();
+    } catch (error) {
+      sent.end();
+      // As undici does with what a handler throws.
+      if (this.#failed === undefined) return this.fail(error as Error);
+      this.#target?.abort(error as Error);
+    }
     if (!this.#isPaused) this.#target?.resume();
   }
 

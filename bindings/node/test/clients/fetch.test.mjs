@@ -39,6 +39,26 @@ test("the response is the one that came, and so is its clone", async (t) => {
   await assert.rejects(send("no url"), TypeError);
 });
 
+test("a Request is limited as what it holds, and sent once", async (t) => {
+  const { url, arrivals } = await serve(t, (request, response) => response.writeHead(503, { "content-type": "application/json" }).end("{}"));
+  const tokens = new Store("memory:").limiter("tokens", "100/1h");
+  const texts = [];
+  const send = limitFetch({ "127.0.0.1": new ConcurrencyLimiter(1) }, {
+    tokens,
+    estimate: ({ method, headers, text }) => texts.push([method, headers.get("x-a"), text]),
+    retries: 3,
+    heed: { default: 1 },
+  });
+  const headers = { "content-type": "application/json", "x-a": "1" };
+  const refused = await send(new Request(url, { method: "PUT", headers, body: '{"a":1}' }));
+  assert.deepEqual([refused.status, await refused.text()], [503, "{}"]);
+  assert.deepEqual(texts, [["PUT", "1", '{"a":1}']]);
+  assert.deepEqual(arrivals.map(({ body }) => body), ['{"a":1}']); // Its body was a stream.
+  assert.equal((await (await send(new Request(url))).text()), "{}");
+  assert.equal(arrivals.length, 5);
+  assert.deepEqual(texts[1], ["GET", null, null]);
+});
+
 test("a response without a body, and one that a test made up, end at once", async (t) => {
   const { url } = await serve(t, (request, response) => response.writeHead(204).end());
   const limiter = new ConcurrencyLimiter(1);
@@ -70,6 +90,29 @@ test("a response that is dropped unread is given up when it is collected", async
   const { stdout } = await promisify(execFile)(process.execPath, args, { cwd: import.meta.dirname, env: { ...process.env, URL: url } });
   assert.equal(stdout, "collected\n");
 });
+
+for (const [version, { Agent }] of Object.entries(undici)) {
+  test(`undici ${version}: what a handler throws, and what is no request, is told as undici tells it`, async (t) => {
+    const { url } = await serve(t);
+    const limiter = new ConcurrencyLimiter(1);
+    const agent = new Agent();
+    t.after(() => agent.close());
+    const limited = agent.compose(limitUndici(limiter));
+    const outcome = (options, where) =>
+      new Promise((resolve) => {
+        const handler = { onRequestStart() {}, onResponseStart() {}, onResponseData() {}, onResponseEnd: () => resolve("ended"), onResponseError: (_, error) => resolve(error.message) };
+        if (where) handler[where] = () => { throw new Error("mine"); };
+        limited.dispatch(options, handler);
+      });
+    for (const where of ["onResponseStart", "onResponseData", "onResponseEnd"]) {
+      assert.equal(await outcome({ origin: url, path: "/", method: "GET" }, where), "mine", where);
+      await until(() => left(limiter) === 1);
+    }
+    assert.equal(await outcome({ origin: url, path: "/", method: "GET" }), "ended");
+    await assert.rejects(undici[version].request(url, { method: "G T", dispatcher: limited }), /invalid request method/);
+    await until(() => left(limiter) === 1);
+  });
+}
 
 for (const [version, { Client }] of Object.entries(undici)) {
   test(`a client of undici ${version}, which has one origin`, async (t) => {
