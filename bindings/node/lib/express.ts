@@ -52,7 +52,13 @@ export function limitRequests(options: LimitRequestsOptions = {}): LimitRequests
     response.removeHeader("RateLimit");
     response.removeHeader("RateLimit-Policy");
     response.status(limited.status).set(limited.headers);
-    const reply = await gate.reply(request, limited, response, (given): given is Response => given === response);
+    let reply: Body | Response;
+    try {
+      reply = await gate.reply(request, limited, response, (given): given is Response => given === response);
+    } catch (error) {
+      response.status(500); // Otherwise the error would be answered with what is there already.
+      throw error;
+    }
     if (reply instanceof Body && !response.headersSent) response.set("Content-Type", reply.type).end(reply.content);
     return false;
   }

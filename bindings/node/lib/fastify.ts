@@ -65,8 +65,15 @@ export async function limitRequests(app: FastifyInstance, options: LimitRequests
     if (entry.isOver) return reply.hijack();
     if (limited === null) return void reply.headers(gate.headersOf(entry));
     reply.code(limited.status).headers(limited.headers);
-    const answer = await gate.reply(request, limited, reply, (given): given is FastifyReply => given === reply);
-    return answer instanceof Body && !reply.sent ? reply.type(answer.type).send(answer.content) : reply;
+    let answer: Body | FastifyReply;
+    try {
+      answer = await gate.reply(request, limited, reply, (given): given is FastifyReply => given === reply);
+    } catch (error) {
+      reply.code(500); // Otherwise the error would be answered with what is there already.
+      throw error;
+    }
+    if (!(answer instanceof Body) || reply.sent) return reply;
+    return reply.type(answer.type).send(Buffer.from(answer.content)); // To a string's type it adds a charset.
   });
 }
 

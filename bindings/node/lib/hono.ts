@@ -4,7 +4,7 @@ import type { ServerResponse } from "node:http";
 import type { Context, MiddlewareHandler } from "hono";
 import type { Reader } from "./address.js";
 import { Entry, Gate, type RequestLimit, type ServingOptions, endWith } from "./serving.js";
-import { isResponse, refusal, whenOver, withHeaders } from "./web.js";
+import { endWithSignal, forNobody, isResponse, refusal, whenOver, withHeaders } from "./web.js";
 
 export type { Limited, OnLimited, Reply, RequestLimit, ServingOptions } from "./serving.js";
 
@@ -53,16 +53,17 @@ export function limitRequests(options: LimitRequestsOptions = {}): LimitRequests
         entries.set(context, entry);
         // The server knows when the last byte is sent, which a body does not.
         if (outgoing !== undefined) endWith(outgoing, entry);
+        else endWithSignal(context.req.raw, entry);
       }
       // Whoever has left has no address any more, and hears of nothing.
-      if (incoming?.socket?.destroyed) return new Response(null, { status: 408 });
+      if (incoming?.socket?.destroyed) return forNobody();
       const limited = await gate.enter(context, limits, entry, undefined);
       if (limited !== null) return refusal(limited, await gate.reply(context, limited, undefined, isResponse));
-      if (entry.isOver) return new Response(null, { status: 408 });
+      if (entry.isOver) return forNobody();
       const headers = gate.headersOf(entry);
       await next();
       let response = withHeaders(context.res, headers); // Those of a route's limits are there already.
-      if (isFirst && outgoing === undefined) response = whenOver(response, context.req.raw.signal, entry);
+      if (isFirst && outgoing === undefined) response = whenOver(response, entry);
       if (response !== context.res) context.res = response;
     };
   };

@@ -3,7 +3,7 @@
 import { UNIX, type Reader } from "./address.js";
 import { invalid } from "./errors.js";
 import { Entry, Gate, type RequestLimit, type ServingOptions } from "./serving.js";
-import { isResponse, refusal, whenOver, withHeaders } from "./web.js";
+import { endWithSignal, forNobody, isResponse, refusal, whenOver, withHeaders } from "./web.js";
 
 export type { Limited, OnLimited, Reply, RequestLimit, ServingOptions } from "./serving.js";
 
@@ -56,11 +56,13 @@ export function limitRequests(options: LimitRequestsOptions = {}): LimitRequests
     return async (request, ...rest) => {
       if (await gate.isExempt(request)) return handler(request, ...rest);
       const entry = new Entry();
+      endWithSignal(request, entry);
       const limited = await gate.enter(request, all, entry, undefined);
       if (limited !== null) return refusal(limited, await gate.reply(request, limited, undefined, isResponse));
+      if (entry.isOver) return forNobody();
       const headers = gate.headersOf(entry);
       try {
-        return whenOver(withHeaders(await handler(request, ...rest), headers), request.signal, entry);
+        return whenOver(withHeaders(await handler(request, ...rest), headers), entry);
       } catch (error) {
         // Next's redirect() throws, and is an answer like others.
         const { digest } = (error ?? {}) as { digest?: unknown };

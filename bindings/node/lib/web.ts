@@ -22,15 +22,21 @@ function copy({ status, statusText }: Response, body: ReadableStream | null, hea
   return new Response(body, { status, statusText, headers });
 }
 
-/** A response whose last byte, once it is read, ends what its request has taken; or `gone` does, which aborts when the client has left. */
-export function whenOver(response: Response, gone: AbortSignal, entry: Entry): Response {
+/** Ends what a request has taken when its client has left. */
+export function endWithSignal({ signal }: Request, entry: Entry): void {
+  const left = () => void entry.end("left");
+  if (signal.aborted) left();
+  else signal.addEventListener("abort", left, { once: true });
+}
+
+/** A response whose last byte, once it is read, ends what its request has taken. */
+export function whenOver(response: Response, entry: Entry): Response {
   const over = () => void entry.end(response.status < 400 ? "successful" : "failed");
   const left = () => void entry.end("left");
-  if (response.body === null || gone.aborted) {
-    (gone.aborted ? left : over)();
+  if (response.body === null) {
+    over();
     return response;
   }
-  gone.addEventListener("abort", left, { once: true });
   const reader: ReadableStreamDefaultReader = response.body.getReader();
   const source: UnderlyingSource = {
     async pull(controller) {
@@ -51,6 +57,9 @@ export function whenOver(response: Response, gone: AbortSignal, entry: Entry): R
   };
   return copy(response, new ReadableStream(source, { highWaterMark: 0 }), response.headers);
 }
+
+/** What nobody reads: for clients that have left. */
+export const forNobody = (): Response => new Response(null, { status: 408 });
 
 /** A refusal. */
 export function refusal({ status, headers }: Limited, reply: Body | Response): Response {
