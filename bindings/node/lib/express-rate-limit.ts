@@ -17,9 +17,10 @@ export interface LimitStoreOptions {
 
 /** A hit that may still be taken back. */
 interface Held {
-  readonly permit: Permit;
-  /** By `performance.now()`, just before it was counted. */
-  readonly at: number;
+  /** `null` for one that was refused, and so never counted: its answer is a failure, which the package takes back, too. */
+  readonly permit: Permit | null;
+  /** By `performance.now()`: when it no longer counts. */
+  readonly until: number;
 }
 
 /**
@@ -42,6 +43,8 @@ export class LimitStore implements HitStore {
   #held: Map<string, Held[]> | null = new Map();
   #heldBefore = new Map<string, Held[]>();
   #turned = -Infinity;
+  /** Are hits taken back that were refused? */
+  #takesRefused = false;
 
   constructor(store: Store, options: LimitStoreOptions = {}) {
     if (!(store instanceof Store)) throw invalid("store", store, "a Store of this package");
@@ -65,6 +68,7 @@ export class LimitStore implements HitStore {
       throw error;
     }
     if (!skipFailedRequests && !skipSuccessfulRequests) this.#held = null;
+    this.#takesRefused = skipFailedRequests;
   }
 
   #counted(): Hits {
@@ -77,35 +81,39 @@ export class LimitStore implements HitStore {
     const hits = this.#counted();
     const [at, now] = [performance.now(), Date.now()];
     const { hits: totalHits, after, permit } = await hits.add(key);
+    this.#hold(key, permit, at);
     if (permit === null) return { totalHits, resetTime: new Date(Math.ceil(Date.now() + after)) };
-    this.#hold(key, { permit, at });
     // The package takes no hit back after that time, when it no longer counts: so it must not be late.
     return { totalHits, resetTime: new Date(now + Math.floor(after)) };
   }
 
-  #hold(key: string, hit: Held): void {
-    if (this.#held === null) return;
-    if (hit.at - this.#turned >= this.#counted().window) {
+  #hold(key: string, permit: Permit | null, at: number): void {
+    if (this.#held === null || (permit === null && !this.#takesRefused)) return;
+    const { window } = this.#counted();
+    if (at - this.#turned >= window) {
       this.#heldBefore = this.#held;
       this.#held = new Map();
-      this.#turned = hit.at;
+      this.#turned = at;
     }
     const held = this.#held.get(key);
+    const hit = { permit, until: at + window };
     if (held === undefined) this.#held.set(key, [hit]);
     else held.push(hit);
   }
 
   /**
-   * Takes a hit back. The package does not say which, so it is the oldest that still counts: what is left counts at least as long
-   * as what should be.
+   * Takes a hit back. The package does not say which. So it is one that was refused, if there are any; else the oldest that still
+   * counts: what is left counts at least as long as what should be.
    */
   async decrement(key: string): Promise<void> {
-    const since = performance.now() - this.#counted().window;
-    for (const held of [this.#heldBefore.get(key), this.#held?.get(key)]) {
-      const hit = held?.splice(0, held.findIndex(({ at }) => at > since) + 1).at(-1);
-      if (hit === undefined || hit.at <= since) continue;
-      await hit.permit.cancelAsync();
-      return;
+    this.#counted();
+    const now = performance.now();
+    const all = [this.#heldBefore.get(key), this.#held?.get(key)].filter((held) => held !== undefined);
+    for (const isWanted of [({ permit }: Held) => permit === null, () => true]) {
+      for (const held of all) {
+        const found = held.findIndex((hit) => hit.until > now && isWanted(hit));
+        if (found >= 0) return held.splice(found, 1)[0]!.permit?.cancelAsync();
+      }
     }
   }
 
