@@ -5,6 +5,7 @@ import type { Request, RequestHandler, Response } from "express";
 import type { Reader } from "./address.js";
 import { Body, Entry, Gate, type RequestLimit, type ServingOptions, endWith } from "./serving.js";
 
+export type { AddressOptions } from "./address.js";
 export type { Limited, OnLimited, Reply, RequestLimit, ServingOptions } from "./serving.js";
 
 /** How an app's requests are limited. `onLimited` may answer with its third argument, and gives that then. */

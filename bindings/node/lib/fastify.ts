@@ -1,11 +1,12 @@
 // A limiter before the routes of Fastify 5.
 
-import type { FastifyInstance, FastifyReply, FastifyRequest, RouteOptions } from "fastify";
+import type { FastifyPluginAsync, FastifyReply, FastifyRequest, RouteOptions } from "fastify";
 import type { Reader } from "./address.js";
 import { invalid } from "./errors.js";
 import { word } from "./input.js";
 import { Body, Entry, Gate, type RequestLimit, type ServingOptions, endWith } from "./serving.js";
 
+export type { AddressOptions } from "./address.js";
 export type { Limited, OnLimited, Reply, RequestLimit, ServingOptions } from "./serving.js";
 
 declare module "fastify" {
@@ -34,7 +35,7 @@ const reader: Reader<FastifyRequest> = {
  * Limits requests: a plugin, which answers 429 when there is no room. What a request has taken is held until its response is over,
  * or the client has left. `config: { limits: […] }` of a route adds limits to it. The user is `request.user`.
  */
-export async function limitRequests(app: FastifyInstance, options: LimitRequestsOptions = {}): Promise<void> {
+export const limitRequests: FastifyPluginAsync<LimitRequestsOptions> = async (app, options) => {
   const gate = new Gate(reader, options, ["hook"]);
   const hook = word("hook", options.hook ?? "onRequest", HOOKS) as "onRequest";
   const routes = new WeakMap<object, typeof gate.limits>();
@@ -75,7 +76,7 @@ export async function limitRequests(app: FastifyInstance, options: LimitRequests
     if (!(answer instanceof Body) || reply.sent) return reply;
     return reply.type(answer.type).send(Buffer.from(answer.content)); // To a string's type it adds a charset.
   });
-}
+};
 
 // For all of the app that registers it, and not only for what is registered in it.
 Object.assign(limitRequests, { [Symbol.for("skip-override")]: true, [Symbol.for("fastify.display-name")]: "workglow-limit" });

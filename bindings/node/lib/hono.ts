@@ -6,6 +6,7 @@ import type { Reader } from "./address.js";
 import { Entry, Gate, type RequestLimit, type ServingOptions, endWith } from "./serving.js";
 import { endWithSignal, forNobody, isResponse, refusal, whenOver, withHeaders } from "./web.js";
 
+export type { AddressOptions } from "./address.js";
 export type { Limited, OnLimited, Reply, RequestLimit, ServingOptions } from "./serving.js";
 
 /** How an app's requests are limited. `onLimited` may answer with a `Response`. */

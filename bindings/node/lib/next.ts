@@ -5,6 +5,7 @@ import { invalid } from "./errors.js";
 import { Entry, Gate, type RequestLimit, type ServingOptions } from "./serving.js";
 import { endWithSignal, forNobody, isResponse, refusal, whenOver, withHeaders } from "./web.js";
 
+export type { AddressOptions } from "./address.js";
 export type { Limited, OnLimited, Reply, RequestLimit, ServingOptions } from "./serving.js";
 
 /** How route handlers are limited. `onLimited` may answer with a `Response`. */

@@ -109,6 +109,12 @@ test("express-rate-limit: what is taken back is the oldest hit that still counts
   assert.equal((await hits.get("a")).totalHits, 0);
   await hits.decrement("b");
   assert.equal(await hits.get("b"), undefined);
+  await hits.increment("b");
+  await hits.resetKey("b");
+  assert.equal(await hits.get("b"), undefined);
+  await hits.increment("a");
+  await hits.resetAll();
+  assert.equal(await hits.get("a"), undefined);
 });
 
 test("express-rate-limit: a limit that is a function, and one of 0", async (t) => {
