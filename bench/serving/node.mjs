@@ -1,4 +1,4 @@
-// What a limiter costs an Express server: node bench/serving/node.mjs [rounds] [seconds]
+// What a limiter costs an Express server: node bench/serving/node.mjs [rounds] [requests]
 //
 // 200 client addresses, 20 requests per 60 s each, 32 connections that ask again as soon as they are answered: Express alone,
 // with express-rate-limit in memory, and with ours on sqlite:. The servers take turns, each time as a process of its own that
@@ -43,8 +43,8 @@ function serve(name, dir) {
   process.once("disconnect", () => process.exit(0));
 }
 
-/** Asks until a time, one request after the other, and notes how long each took, in ms. */
-async function ask(port, addressOf, until, took, statuses) {
+/** Asks, one request after the other, as long as there is an address to ask from, and notes how long each took, in ms. */
+async function ask(port, addresses, took, statuses) {
   const socket = connect(port, "127.0.0.1").setNoDelay(true).setEncoding("latin1");
   await once(socket, "connect");
   let received = "";
@@ -59,11 +59,11 @@ async function ask(port, addressOf, until, took, statuses) {
     received = received.slice(end + 4 + length);
     answered(status);
   });
-  while (performance.now() < until) {
+  for (const address of addresses) {
     const start = performance.now();
     const status = await new Promise((resolve) => {
       answered = resolve;
-      socket.write(`GET / HTTP/1.1\r\nHost: localhost\r\nX-Forwarded-For: ${addressOf()}\r\n\r\n`);
+      socket.write(`GET / HTTP/1.1\r\nHost: localhost\r\nX-Forwarded-For: ${address}\r\n\r\n`);
     });
     took.push(performance.now() - start);
     statuses[status] = (statuses[status] ?? 0) + 1;
@@ -71,26 +71,27 @@ async function ask(port, addressOf, until, took, statuses) {
   socket.end();
 }
 
-async function load(port, network, seconds) {
+async function load(port, network, requests) {
   const [took, statuses] = [[], {}];
-  let next = 0;
-  const addressOf = () => `10.${network}.0.${1 + (next++ % ADDRESSES)}`;
+  // One iterator for all connections.
+  const addresses = (function* () {
+    for (let i = 0; i < requests; i++) yield `10.${network}.0.${1 + (i % ADDRESSES)}`;
+  })();
   const start = performance.now();
-  const until = start + seconds * 1e3;
-  await Promise.all(Array.from({ length: CONNECTIONS }, () => ask(port, addressOf, until, took, statuses)));
+  await Promise.all(Array.from({ length: CONNECTIONS }, () => ask(port, addresses, took, statuses)));
   const perSecond = (took.length / (performance.now() - start)) * 1e3;
   return { perSecond, p99: took.sort((a, b) => a - b)[Math.floor(took.length * 0.99)], statuses };
 }
 
-async function measure(name, seconds) {
+async function measure(name, requests) {
   const dir = mkdtempSync(join(tmpdir(), "bench-serving-"));
   const server = fork(import.meta.filename, ["--serve", name, dir]);
   try {
     const [port] = await once(server, "message");
-    await load(port, 1, 1);
-    const figures = await load(port, 2, seconds);
+    await load(port, 1, requests / 2);
+    const figures = await load(port, 2, requests);
     const { 200: admitted = 0 } = figures.statuses;
-    if (name !== "no limiter" && admitted !== ADDRESSES * LIMIT) throw new Error(`${name} let ${admitted} through`);
+    if (name !== "no limiter" && admitted !== Math.min(ADDRESSES * LIMIT, requests)) throw new Error(`${name} let ${admitted} through`);
     return figures;
   } finally {
     server.disconnect();
@@ -103,10 +104,10 @@ const median = (numbers) => numbers.toSorted((a, b) => a - b)[Math.floor(numbers
 
 if (process.argv[2] === "--serve") serve(process.argv[3], process.argv[4]);
 else {
-  const [rounds, seconds] = [Number(process.argv[2] ?? 7), Number(process.argv[3] ?? 3)];
+  const [rounds, requests] = [Number(process.argv[2] ?? 9), Number(process.argv[3] ?? 16_000)];
   const results = Object.fromEntries(Object.keys(SERVERS).map((name) => [name, []]));
-  for (let i = 0; i < rounds; i++) for (const name in results) results[name].push(await measure(name, seconds));
-  console.log(`Node ${process.version}, ${availableParallelism()} cores, ${rounds} rounds of ${seconds} s`);
+  for (let i = 0; i < rounds; i++) for (const name in results) results[name].push(await measure(name, requests));
+  console.log(`Node ${process.version}, ${availableParallelism()} cores, ${rounds} rounds of ${requests} requests`);
   const [, theirs] = Object.values(results);
   for (const [name, found] of Object.entries(results)) {
     const of = (figure) => [median(found.map((one) => one[figure])), median(found.map((one, i) => one[figure] / theirs[i][figure]))];
