@@ -11,9 +11,9 @@ export type Told = (error: Error | null, result?: { current: number; ttl: number
 /** A store, as the package uses it. */
 export interface HitStore {
   /** Counts a hit, if there is room: otherwise it tells of one more than `max`. */
-  incr(key: string, told: Told, timeWindow: number, max: number): void;
+  incr(key: string | number, told: Told, timeWindow: number, max: number): void;
   /** How it stands with a key. */
-  read(key: string, told: Told, timeWindow: number, max: number): void;
+  read(key: string | number, told: Told, timeWindow: number, max: number): void;
   /** The store of a route with options of its own. */
   child(options: object): HitStore;
 }
@@ -69,19 +69,19 @@ export function limitStore(store: Store, name = "fastify-rate-limit"): new (opti
       return hits;
     }
 
-    #ask(how: "add" | "look", key: string, told: Told, timeWindow: number, max: number): void {
+    #ask(how: "add" | "look", key: string | number, told: Told, timeWindow: number, max: number): void {
       const answer = async () => {
-        const { hits, after } = await this.#limit(max, timeWindow)[how](key);
+        const { hits, after } = await this.#limit(max, timeWindow)[how](String(key));
         return { current: hits, ttl: Math.ceil(after) };
       };
       answer().then((result) => told(null, result), told);
     }
 
-    incr(key: string, told: Told, timeWindow: number, max: number): void {
+    incr(key: string | number, told: Told, timeWindow: number, max: number): void {
       this.#ask("add", key, told, timeWindow, max);
     }
 
-    read(key: string, told: Told, timeWindow: number, max: number): void {
+    read(key: string | number, told: Told, timeWindow: number, max: number): void {
       this.#ask("look", key, told, timeWindow, max);
     }
 

@@ -6,18 +6,10 @@ import type { ServerResponse } from "node:http";
 import { type AddressOptions, Addresses, type Reader } from "./address.js";
 import type { Decision } from "./calls.js";
 import { invalid } from "./errors.js";
-import {
-  ConcurrencyLimiter,
-  DelayLimiter,
-  EvenlySpacedRateLimiter,
-  FixedWindowLimiter,
-  RateLimiter,
-  SlidingWindowCounterLimiter,
-} from "./family.js";
+import { type Policy, fields, isWindowed, wholeSeconds } from "./fields.js";
 import { warn } from "./hooks.js";
 import { options as checkOptions } from "./input.js";
 import { Limiter } from "./limiter.js";
-import { NamedLimiter } from "./named.js";
 import type { Permit } from "./permit.js";
 
 /** One limit of requests. Functions of the request may give promises. */
@@ -105,12 +97,12 @@ export class Body {
 export type Outcome = "successful" | "failed" | "left";
 
 /** What one request asks of a limit, and then the answer. */
-interface Asked {
+interface Asked extends Policy {
   readonly limit: CheckedLimit<any>;
   readonly limiter: Limiter;
+  readonly name: string;
   readonly start: { readonly key: string; readonly weight: number };
   decision: Decision;
-  /** Over which time its limit counts, in ms, where the headers can say that. */
   window: number | null;
 }
 
@@ -170,7 +162,7 @@ class CheckedLimit<R> {
     let text: string;
     if (typeof key !== "function") text = keyOf(key, request, reader, addresses);
     else text = fitting(keyIn(await key(request)));
-    return { limit: this, limiter, start: { key: text, weight: units }, decision: UNANSWERED, window: null };
+    return { limit: this, limiter, name: this.nameOf(limiter), start: { key: text, weight: units }, decision: UNANSWERED, window: null };
   }
 }
 
@@ -359,9 +351,9 @@ export class Gate<R, Answer> {
   #limited(violated: readonly Asked[], shown: readonly Asked[], shadow: boolean): Limited {
     const worst = violated.reduce((a, b) => (b.decision.retryAfter > a.decision.retryAfter ? b : a));
     const { retryAfter, limit, remaining } = worst.decision;
-    const names = violated.map((one) => one.limit.nameOf(one.limiter));
+    const names = violated.map(({ name }) => name);
     return {
-      name: worst.limit.nameOf(worst.limiter),
+      name: worst.name,
       key: worst.start.key,
       retryAfter,
       limit,
@@ -444,47 +436,3 @@ async function takeAll(asked: Asked[], entry: Entry): Promise<Asked[]> {
   }
   return [];
 }
-
-/** The fields of draft-ietf-httpapi-ratelimit-headers-10: of these policies, and how it stands with those. */
-function fields(policies: readonly Asked[], states: readonly Asked[]): Record<string, string> {
-  const lists = { "RateLimit-Policy": policies.map(policyOf), RateLimit: states.map(stateOf) };
-  const found = Object.entries(lists).map(([name, items]) => [name, items.filter((item) => item !== "").join(", ")]);
-  return Object.fromEntries(found.filter(([, list]) => list !== ""));
-}
-
-/** Empty where there is no limit. */
-function policyOf({ limit, limiter, decision, window }: Asked): string {
-  // Where a refusal left it unasked, nobody knows of a limit.
-  if (decision === UNANSWERED || !Number.isFinite(decision.limit)) return "";
-  const item = `${quoted(limit.nameOf(limiter))};q=${decision.limit}`;
-  if (isOfConcurrency(limiter)) return `${item};qu="concurrent-requests"`;
-  // It counts whole seconds.
-  return window === null || window < 1e3 ? item : `${item};w=${Math.ceil(window / 1e3)}`;
-}
-
-function stateOf({ limit, limiter, decision }: Asked): string {
-  if (!Number.isFinite(decision.limit)) return "";
-  const item = `${quoted(limit.nameOf(limiter))};r=${decision.remaining}`;
-  // What is left of a window is rounded up to a microsecond, and that is no second more.
-  const after = decision.admitted ? Math.ceil(decision.resetAfter / 1e3 - 2e-6) : wholeSeconds(decision.retryAfter);
-  return after > 0 ? `${item};t=${after}` : item;
-}
-
-/** After so many a retry is no earlier than that. */
-const wholeSeconds = (ms: number): number => Math.max(1, Math.ceil(ms / 1e3));
-
-/** A string of structured fields. */
-const quoted = (name: string): string => `"${name.replace(/["\\]/g, "\\$&")}"`;
-
-const WINDOWED = [RateLimiter, FixedWindowLimiter, SlidingWindowCounterLimiter, DelayLimiter, EvenlySpacedRateLimiter];
-const WINDOWS = /^\d+\/\S+(?: (?:fixed|counter|backoff .*))?$|^\d+\/\S+(?: \+ \d+\/\S+)*$/;
-const CONCURRENT = /^\d+ concurrent/;
-
-const policyIn = (limiter: Limiter): string => (limiter instanceof NamedLimiter ? (limiter.policy ?? "") : "");
-
-/** Is it so many per window? The window of a bucket is the time of one unit, and that of a composite need not be its limit's. */
-const isWindowed = (limiter: Limiter): boolean =>
-  WINDOWED.some((of) => limiter instanceof of) || WINDOWS.test(policyIn(limiter));
-
-const isOfConcurrency = (limiter: Limiter): boolean =>
-  limiter instanceof ConcurrencyLimiter || (CONCURRENT.test(policyIn(limiter)) && !policyIn(limiter).includes("+"));
