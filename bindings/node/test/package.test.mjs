@@ -32,6 +32,16 @@ test("nothing is needed at run time, and nothing runs at installation", () => {
   for (const script of ["preinstall", "install", "postinstall", "prepare"]) assert.equal(manifest.scripts[script], undefined);
 });
 
+test("types of other packages are needed by the entries that are named after them only", () => {
+  const peers = Object.keys(manifest.peerDependencies);
+  const cjs = join(root, "dist/cjs");
+  for (const file of readdirSync(cjs).filter((file) => file.endsWith(".d.ts"))) {
+    const imported = [...readFileSync(join(cjs, file), "utf8").matchAll(/(?:from|import|module) "([^."][^"]*)"/g)].map(([, name]) => name);
+    const allowed = { "fastify-rate-limit.d.ts": "@fastify/rate-limit" }[file] ?? file.replace(".d.ts", "");
+    for (const name of imported) assert.ok(!peers.includes(name) || name === allowed, `${file} needs ${name}`);
+  }
+});
+
 test("the package's version is the addon's", () => {
   const [, version] = /\[workspace\.package\]\nversion = "(.*)"/.exec(readFileSync(join(root, "../../Cargo.toml"), "utf8"));
   assert.equal(manifest.version, version);
