@@ -440,6 +440,12 @@ export abstract class Limiter {
     return this._do(Op.window, "", 1) === Status.yes ? numbers[Num.retryAfter]! / 1e3 : null;
   }
 
+  /** @internal The same, off the event loop; `null` also if nobody knows, as it is not open. */
+  async _windowAsync(): Promise<number | null> {
+    if (!this.#isOpen) return null;
+    return this.#ask(Op.window, "", 1, (status) => (status === Status.yes ? numbers[Num.retryAfter]! / 1e3 : null));
+  }
+
   /** @internal Puts a permit where the next call finds it. */
   _put(parameter: string, given: Permit | string): void {
     if (given instanceof Permit) return given._put();

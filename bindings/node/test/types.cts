@@ -6,6 +6,13 @@ import bullmq = require("workglow-limit/bullmq");
 import fetch = require("workglow-limit/fetch");
 import http = require("workglow-limit/http");
 import undici = require("workglow-limit/undici");
+import express = require("workglow-limit/express");
+import expressRateLimit = require("workglow-limit/express-rate-limit");
+import fastify = require("workglow-limit/fastify");
+import fastifyRateLimit = require("workglow-limit/fastify-rate-limit");
+import hono = require("workglow-limit/hono");
+import http = require("workglow-limit/http");
+import next = require("workglow-limit/next");
 import workglow = require("workglow-limit/workglow");
 
 export const permit: limits.Permit | null = new limits.NullLimiter().tryAcquire();
@@ -14,3 +21,5 @@ export const pause: Promise<number> = http.heed(new limits.NullLimiter(), new Re
 export const limiter: workglow.WorkglowLimiter = workglow.toWorkglow(new limits.NullLimiter());
 export const get: Promise<Response> = fetch.limitFetch(new limits.NullLimiter())("http://localhost");
 export const kinds: string = typeof axios.limitAxios + typeof undici.limitUndici;
+export const servers = [express, fastify, hono, next].map(({ limitRequests }) => limitRequests);
+export const stores = [expressRateLimit.LimitStore, fastifyRateLimit.limitStore];
