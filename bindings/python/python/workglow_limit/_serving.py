@@ -237,15 +237,20 @@ class Entry:
 
     def _end(self, is_undone: Callable[[Limit], bool]) -> Steps[None]:
         taken, self.taken = self.taken, []
+        cancelled: asyncio.CancelledError | None = None
         for asked in taken:
             permit: Permit | None = asked.decision and asked.decision.permit
             if permit is None:
                 continue
             try:
                 yield permit, "cancel" if is_undone(asked.limit) else "complete", ()
+            except asyncio.CancelledError as error:
+                cancelled = error  # This one ends nevertheless, and the others have to.
             except Exception:
                 # The response is on its way. What is held ends with its lease, or with this process.
                 logger.exception("a permit of %r could not be ended", asked.limiter.name)
+        if cancelled is not None:
+            raise cancelled
 
 
 class Gate:
@@ -339,6 +344,8 @@ class Gate:
                     refused = yield from self._refused(request, [one], [])
                     logger.warning("shadow: %r", refused.limited)
             return None
+        except GeneratorExit:
+            raise  # Nobody does any more steps.
         except BaseException:
             yield from entry.undo()
             raise
@@ -361,8 +368,9 @@ def take_all(asked: list[Asked], entry: Entry) -> Steps[list[Asked]]:
     if len(asked) > 1:
         for one in asked:
             one.decision = yield one.call("peek")
-    # Who is about to say no is asked first: it has to know, for its counts and its backoff.
-    for one in sorted(asked, key=lambda one: one.decision is None or one.decision.admitted):
+        # Who is about to say no is asked first: it has to know, for its counts and its backoff.
+        asked = sorted(asked, key=lambda one: one.decision is not None and one.decision.admitted)
+    for one in asked:
         one.decision = yield one.call("decide")
         if not one.decision.admitted:
             return [one for one in asked if one.decision and not one.decision.admitted]
@@ -403,6 +411,8 @@ async def run_async(steps: Steps[T]) -> T:
         try:
             answer = await (call_async(*step) if isinstance(step, tuple) else step)
             resume = partial(steps.send, answer)
+        except GeneratorExit:
+            raise
         except BaseException as error:
             resume = partial(steps.throw, error)
 
