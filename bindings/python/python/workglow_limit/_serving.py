@@ -10,11 +10,14 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 from collections.abc import Awaitable, Generator, Iterable, Mapping
 from functools import partial
 from inspect import isawaitable, iscoroutinefunction
 from math import ceil
+from types import coroutine
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from weakref import WeakKeyDictionary
 
 from ._address import Addresses, Reader
 from ._derived import refuse
@@ -24,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import TypedDict
 
-    from ._native import Decision, Permit
+    from ._native import Decision
 
     class Options(TypedDict, total=False):
         """What an app or a middleware takes beside its limits: see Gate."""
@@ -45,6 +48,12 @@ Step: TypeAlias = "tuple[Any, str, tuple[Any, ...]] | Awaitable[Any]"
 Steps: TypeAlias = "Generator[Step, Any, T]"
 
 QUOTA_EXCEEDED = "https://iana.org/assignments/http-problem-types#quota-exceeded"
+
+#: Half of the threads that a loop's executor has.
+MOST_WAITING = max(1, min(32, (os.cpu_count() or 1) + 4) // 2)
+
+#: The limiters that have ever had to wait, in each loop.
+_waiting: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Limiter, asyncio.Semaphore]] = WeakKeyDictionary()
 
 logger = logging.getLogger("workglow_limit.serving")
 
@@ -239,7 +248,7 @@ class Entry:
         taken, self.taken = self.taken, []
         cancelled: asyncio.CancelledError | None = None
         for asked in taken:
-            permit: Permit | None = asked.decision and asked.decision.permit
+            permit = None if asked.decision is None else asked.decision.permit
             if permit is None:
                 continue
             try:
@@ -351,7 +360,7 @@ class Gate:
             raise
 
     def _refused(self, request: Any, violated: list[Asked], shown: list[Asked]) -> Steps[Refused]:
-        worst = max(violated, key=lambda one: one.decision.retry_after if one.decision else 0.0)
+        worst = max(violated, key=lambda one: 0.0 if one.decision is None else one.decision.retry_after)
         assert worst.decision is not None
         headers = [("Retry-After", str(whole_seconds(worst.decision.retry_after)))]
         limited = Limited(worst, violated, headers + (fields(shown, violated) if self.tells else []))
@@ -373,7 +382,7 @@ def take_all(asked: list[Asked], entry: Entry) -> Steps[list[Asked]]:
     for one in asked:
         one.decision = yield one.call("decide")
         if not one.decision.admitted:
-            return [one for one in asked if one.decision and not one.decision.admitted]
+            return [one for one in asked if one.decision is not None and not one.decision.admitted]
         entry.taken.append(one)
     return []
 
@@ -418,20 +427,44 @@ async def run_async(steps: Steps[T]) -> T:
 
 
 async def call_async(target: Any, method: str, arguments: tuple[Any, ...]) -> Any:
-    """Calls a limiter or a permit. Who is cancelled meanwhile holds nothing."""
-    call = asyncio.get_running_loop().run_in_executor(None, partial(getattr(target, method), *arguments))
+    """Calls a limiter or a permit. Who is cancelled meanwhile holds nothing.
+
+    What has to wait for a store takes a thread of the loop's executor. One limiter gets at most half of them, so that a store
+    that does not answer holds up nobody else: more of its requests wait without a thread.
+    """
+    ask = getattr(target, f"{method}_async")
+    loop = asyncio.get_running_loop()
+    slots = _waiting.get(loop, {}).get(target) if isinstance(target, Limiter) else None
+    if slots is not None and slots.locked():
+        async with slots:
+            return await ask(*arguments)
+    call = ask(*arguments)
     try:
-        return await asyncio.shield(call)
-    except asyncio.CancelledError:
-        call.add_done_callback(give_back)
-        raise
+        first = call.send(None)
+    except StopIteration as done:  # It did not have to wait, as most.
+        return done.value
+    if slots is None and isinstance(target, Limiter):
+        slots = _waiting.setdefault(loop, {}).setdefault(target, asyncio.Semaphore(MOST_WAITING))
+    if slots is None:
+        return await rest(call, first)
+    async with slots:
+        return await rest(call, first)
 
 
-def give_back(call: asyncio.Future[Any]) -> None:
-    """Cancels a start that nobody waits for any more."""
-    permit = None if call.cancelled() or call.exception() else getattr(call.result(), "permit", None)
-    if permit is not None:
-        call.get_loop().run_in_executor(None, permit.cancel)
+@coroutine
+def rest(call: Any, pending: Any) -> Generator[Any, Any, Any]:
+    """Awaits a coroutine that has begun, and waits for something."""
+    while True:
+        try:
+            answer = yield pending
+        except BaseException as error:
+            proceed = partial(call.throw, error)
+        else:
+            proceed = partial(call.send, answer)
+        try:
+            pending = proceed()
+        except StopIteration as done:
+            return done.value
 
 
 def fields(policies: list[Asked], states: list[Asked]) -> list[tuple[str, str]]:
