@@ -75,7 +75,7 @@ class Limit:
     Functions may be coroutine functions where the framework is asynchronous. Raises InvalidArgument or TypeError.
     """
 
-    __slots__ = "_limiters", "_name", "key", "limiter", "names", "plan", "shadow", "skip_failed", "skip_successful", "weight"
+    __slots__ = "_limiters", "_name", "key", "leases", "limiter", "names", "plan", "shadow", "skip_failed", "skip_successful", "weight"
 
     def __init__(
         self,
@@ -116,6 +116,8 @@ class Limit:
         self.skip_failed, self.skip_successful, self.shadow = skip_failed, skip_successful, shadow
         self._limiters: Mapping[str, Limiter] = {"": given} if isinstance(given, Limiter) else dict(given)
         self._name = name
+        #: Those that are known to give leases: concurrency, and what has a part of it.
+        self.leases: set[Limiter] = set()
         self.names = {one: quoted(name if name is not None else one.name) for one in self._limiters.values()}
 
     def is_asynchronous(self) -> bool:
@@ -167,12 +169,15 @@ class Asked:
         window = self.limiter.window
         if isinstance(self.limiter, (TokenBucketLimiter, LeakyBucketLimiter)) and window is not None:
             window *= decision.limit  # Otherwise it is the time of one unit.
-        holds = decision.permit is not None and decision.permit.fence is not None
+        if decision.permit is not None and decision.permit.fence is not None:
+            self.limit.leases.add(self.limiter)
+        # A composite's window need not be that of its quota.
+        if isinstance(self.limiter, CompositeLimiter) or (window is not None and self.limiter in self.limit.leases):
+            return f"{self.name};q={decision.limit}"
         if window is None:
-            return f'{self.name};q={decision.limit};qu="concurrent-requests"' if holds else f"{self.name};q={decision.limit}"
-        # The field counts whole seconds. A composite's window need not be that of its quota.
-        is_told = window >= 1 and not holds and not isinstance(self.limiter, CompositeLimiter)
-        return f"{self.name};q={decision.limit};w={ceil(window)}" if is_told else f"{self.name};q={decision.limit}"
+            return f'{self.name};q={decision.limit};qu="concurrent-requests"'
+        # The field counts whole seconds.
+        return f"{self.name};q={decision.limit};w={ceil(window)}" if window >= 1 else f"{self.name};q={decision.limit}"
 
     def state(self) -> str | None:
         """Its item of RateLimit."""

@@ -307,7 +307,8 @@ def test_concurrency_ends_when_the_client_goes():
     limiter, never = ConcurrencyLimiter(1), threading.Event()
     with asgi(starlette(Limit(limiter), routes=[streaming(never)])) as base:
         with httpx.stream("GET", f"{base}/stream", timeout=60) as response:
-            next(response.iter_bytes())
+            body = response.iter_bytes()
+            next(body)
             assert limiter.peek().remaining == 0
         wait_until(lambda: limiter.peek().remaining == 1)
         assert statuses(base, 1) == [200]
