@@ -11,6 +11,7 @@ import asyncio
 import json
 import logging
 import os
+import time
 from collections.abc import Awaitable, Generator, Iterable, Mapping
 from functools import partial
 from inspect import isawaitable, iscoroutinefunction
@@ -21,6 +22,7 @@ from weakref import WeakKeyDictionary
 
 from ._address import Addresses, Reader
 from ._derived import refuse
+from ._errors import LimitError
 from ._native import CompositeLimiter, LeakyBucketLimiter, Limiter, TokenBucketLimiter
 
 if TYPE_CHECKING:
@@ -43,12 +45,14 @@ if TYPE_CHECKING:
 __all__ = ["Entry", "Gate", "Limit", "Limited", "Reader", "answer_of", "run", "run_async"]
 
 T = TypeVar("T")
-#: A call (object, method, arguments) of what may wait, or an awaitable.
-Step: TypeAlias = "tuple[Any, str, tuple[Any, ...]] | Awaitable[Any]"
+#: A call (object, method, arguments) of what may wait and can be awaited as well, a function that may wait, or an awaitable.
+Step: TypeAlias = "tuple[Any, str, tuple[Any, ...]] | Callable[[], Any] | Awaitable[Any]"
 Steps: TypeAlias = "Generator[Step, Any, T]"
 
 QUOTA_EXCEEDED = "https://iana.org/assignments/http-problem-types#quota-exceeded"
 
+#: An operator may change a policy: its window is looked up again after so many seconds.
+WINDOW_IS_KNOWN = 5.0
 #: Half of the threads that a loop's executor has.
 MOST_WAITING = max(1, min(32, (os.cpu_count() or 1) + 4) // 2)
 
@@ -75,7 +79,7 @@ class Limit:
     Functions may be coroutine functions where the framework is asynchronous. Raises InvalidArgument or TypeError.
     """
 
-    __slots__ = "_limiters", "_name", "key", "leases", "limiter", "names", "plan", "shadow", "skip_failed", "skip_successful", "weight"
+    __slots__ = "_limiters", "_name", "key", "limiter", "names", "plan", "shadow", "skip_failed", "skip_successful", "weight", "windows"
 
     def __init__(
         self,
@@ -116,8 +120,8 @@ class Limit:
         self.skip_failed, self.skip_successful, self.shadow = skip_failed, skip_successful, shadow
         self._limiters: Mapping[str, Limiter] = {"": given} if isinstance(given, Limiter) else dict(given)
         self._name = name
-        #: Those that are known to give leases: concurrency, and what has a part of it.
-        self.leases: set[Limiter] = set()
+        #: Until when their windows are known, and what the headers say of them.
+        self.windows: dict[Limiter, tuple[float, str]] = {}
         self.names = {one: quoted(name if name is not None else one.name) for one in self._limiters.values()}
 
     def is_asynchronous(self) -> bool:
@@ -161,23 +165,39 @@ class Asked:
     def name(self) -> str:
         return self.limit.names[self.limiter]
 
+    def decide(self) -> Steps[Decision]:
+        """Takes the units, if there is room."""
+        decision: Decision = yield self.call("decide")
+        self.decision = decision
+        known_until, _ = self.limit.windows.get(self.limiter, (0.0, ""))
+        if time.monotonic() >= known_until:
+            window = yield from self._window(decision)
+            self.limit.windows[self.limiter] = time.monotonic() + WINDOW_IS_KNOWN, window
+        return decision
+
+    def _window(self, decision: Decision) -> Steps[str]:
+        """What RateLimit-Policy says of the window."""
+        try:
+            window = yield partial(getattr, self.limiter, "window")
+        except LimitError:
+            return ""
+        # A composite's need not be that of its quota.
+        holds = decision.permit is not None and decision.permit.fence is not None
+        if isinstance(self.limiter, CompositeLimiter) or (holds and window is not None):
+            return ""
+        if window is None:
+            return ';qu="concurrent-requests"'
+        if isinstance(self.limiter, (TokenBucketLimiter, LeakyBucketLimiter)):
+            window *= decision.limit or 1  # Otherwise it is the time of one unit.
+        # The field counts whole seconds.
+        return f";w={ceil(window)}" if window >= 1 else ""
+
     def policy(self) -> str | None:
         """Its item of RateLimit-Policy; None where there is no limit."""
-        decision = self.decision
-        if decision is None or decision.limit is None:
+        if self.decision is None or self.decision.limit is None:
             return None
-        window = self.limiter.window
-        if isinstance(self.limiter, (TokenBucketLimiter, LeakyBucketLimiter)) and window is not None:
-            window *= decision.limit  # Otherwise it is the time of one unit.
-        if decision.permit is not None and decision.permit.fence is not None:
-            self.limit.leases.add(self.limiter)
-        # A composite's window need not be that of its quota.
-        if isinstance(self.limiter, CompositeLimiter) or (window is not None and self.limiter in self.limit.leases):
-            return f"{self.name};q={decision.limit}"
-        if window is None:
-            return f'{self.name};q={decision.limit};qu="concurrent-requests"'
-        # The field counts whole seconds.
-        return f"{self.name};q={decision.limit};w={ceil(window)}" if window >= 1 else f"{self.name};q={decision.limit}"
+        _, window = self.limit.windows.get(self.limiter, (0.0, ""))
+        return f"{self.name};q={self.decision.limit}{window}"
 
     def state(self) -> str | None:
         """Its item of RateLimit."""
@@ -352,9 +372,9 @@ class Gate:
                 yield from entry.undo()
                 return (yield from self._refused(request, violated, [one for one in shown if not one.limit.shadow]))
             for one in shadows:
-                one.decision = yield one.call("decide")
+                decision = yield from one.decide()
                 entry.taken.append(one)
-                if not one.decision.admitted:
+                if not decision.admitted:
                     refused = yield from self._refused(request, [one], [])
                     logger.warning("shadow: %r", refused.limited)
             return None
@@ -385,8 +405,8 @@ def take_all(asked: list[Asked], entry: Entry) -> Steps[list[Asked]]:
         # Who is about to say no is asked first: it has to know, for its counts and its backoff.
         asked = sorted(asked, key=lambda one: one.decision is not None and one.decision.admitted)
     for one in asked:
-        one.decision = yield one.call("decide")
-        if not one.decision.admitted:
+        decision = yield from one.decide()
+        if not decision.admitted:
             return [one for one in asked if one.decision is not None and not one.decision.admitted]
         entry.taken.append(one)
     return []
@@ -406,10 +426,14 @@ def run(steps: Steps[T]) -> T:
         except StopIteration as done:
             return done.value  # type: ignore[no-any-return]
         try:
-            if not isinstance(step, tuple):
+            if isinstance(step, tuple):
+                target, method, arguments = step
+                answer = getattr(target, method)(*arguments)
+            elif callable(step):
+                answer = step()
+            else:
                 raise TypeError(f"{step!r} has to be awaited, and this framework is synchronous")
-            target, method, arguments = step
-            resume = partial(steps.send, getattr(target, method)(*arguments))
+            resume = partial(steps.send, answer)
         except BaseException as error:
             resume = partial(steps.throw, error)
 
@@ -423,7 +447,12 @@ async def run_async(steps: Steps[T]) -> T:
         except StopIteration as done:
             return done.value  # type: ignore[no-any-return]
         try:
-            answer = await (call_async(*step) if isinstance(step, tuple) else step)
+            if isinstance(step, tuple):
+                answer = await call_async(*step)
+            elif callable(step):
+                answer = await asyncio.get_running_loop().run_in_executor(None, step)
+            else:
+                answer = await step
             resume = partial(steps.send, answer)
         except GeneratorExit:
             raise
