@@ -14,7 +14,8 @@ from __future__ import annotations
 import re
 import time
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from math import ceil
+from typing import Any
 
 from limits.errors import ConfigurationError
 from limits.limits import TIME_TYPES
@@ -22,9 +23,6 @@ from limits.storage import MovingWindowSupport, SlidingWindowCounterSupport, Sto
 
 from ._errors import InvalidUrl, LimitError, WeightExceedsCapacity
 from ._native import Limiter, RateLimiter, Store
-
-if TYPE_CHECKING:
-    from typing import Literal
 
 __all__ = ["WorkglowStorage"]
 
@@ -47,16 +45,14 @@ class WorkglowStorage(Storage, MovingWindowSupport, SlidingWindowCounterSupport)
         for scheme in ("memory", "sqlite", "redis", "rediss", "redis+unix", "postgres", "postgresql")
     ]  # fmt: skip
 
-    def __init__(
-        self, uri: str, wrap_exceptions: bool = False, *, name: str = "limits", **options: Any
-    ) -> None:
+    def __init__(self, uri: str, wrap_exceptions: bool = False, *, name: str = "limits", **options: Any) -> None:
         super().__init__(uri, wrap_exceptions=wrap_exceptions)
         if not isinstance(name, str) or not name:
             raise ConfigurationError(f"name is {name!r}: expected what its limits are called")
         url = uri.removeprefix(PREFIX)
         try:
             # Many write memory:// here.
-            self.store = Store("memory:" if url == "memory://" else url, **options)
+            self.storage = Store("memory:" if url == "memory://" else url, **options)
         except (InvalidUrl, TypeError, ValueError) as error:
             raise ConfigurationError(str(error)) from error
         self._name = name
@@ -70,7 +66,7 @@ class WorkglowStorage(Storage, MovingWindowSupport, SlidingWindowCounterSupport)
 
     def _new_limiter(self, amount: int, expiry: float) -> Limiter:
         name = f"{self._name} {amount}/{expiry:g}s"
-        return RateLimiter(self.store, name, max_executions=amount, window_size_in_seconds=expiry)
+        return RateLimiter(self.storage, name, max_executions=amount, window_size_in_seconds=expiry)
 
     # ---- what strategies ask of all storages ----
 
@@ -90,16 +86,16 @@ class WorkglowStorage(Storage, MovingWindowSupport, SlidingWindowCounterSupport)
 
     def check(self) -> bool:
         try:
-            self.store.open()
+            self.storage.open()
         except LimitError:
             return False
         return True
 
     def reset(self) -> int | None:
         """Forgets all keys of all limits of this name."""
-        names = [name for name in self.store.names() if name.startswith(f"{self._name} ")]
+        names = [name for name in self.storage.names() if name.startswith(f"{self._name} ")]
         for name in names:
-            RateLimiter.attach(self.store, name).clear()
+            RateLimiter.attach(self.storage, name).clear()
         return len(names)
 
     def clear(self, key: str) -> None:
@@ -140,12 +136,13 @@ class WorkglowStorage(Storage, MovingWindowSupport, SlidingWindowCounterSupport)
             self._others[key] = expiry
         return MOST, self._others.get(key, 0)
 
-    def _take(self, key: str, limit: int, expiry: float, amount: int) -> int | None:
+    def _take(self, key: str, limit: int, expiry: float, amount: float) -> int | None:
         """Takes so many units. How many are used then; None if there is no room."""
-        if amount < 1:
+        if amount <= 0:
             return self._used(key, limit, expiry)
         try:
-            decision = self._limiter(limit, expiry).decide(key, amount)
+            # Costs of other storages may be fractions.
+            decision = self._limiter(limit, expiry).decide(key, ceil(amount))
         except WeightExceedsCapacity:
             return None
         return limit - (decision.remaining or 0) if decision.admitted else None
