@@ -314,6 +314,7 @@ class Gate:
         self.addresses = Addresses(reader, trusted_proxies, forwarded_header, ipv6_prefix)
         self.limits = self.checked(limits)
         self._is_exempt: Any = None
+        self.exempts = True  # Perhaps.
         self._paths: frozenset[str] = frozenset()
         self._prefixes: tuple[str, ...] = ()
         if callable(exempt):
@@ -323,6 +324,7 @@ class Gate:
             paths = check_paths(exempt)
             self._paths = frozenset(path for path in paths if not path.endswith("*"))
             self._prefixes = tuple(path[:-1] for path in paths if path.endswith("*"))
+            self.exempts = bool(paths)
         if on_limited is not None:
             check_callable("on_limited", on_limited)
             self._check_function("on_limited", on_limited)
@@ -353,8 +355,6 @@ class Gate:
         """Is a request not limited at all?"""
         if self._is_exempt is not None:
             return bool((yield from awaited(self._is_exempt(request))))
-        if not self._paths and not self._prefixes:
-            return False
         path = self.reader.path(request)
         return path in self._paths or path.startswith(self._prefixes)
 
@@ -467,8 +467,9 @@ async def call_async(target: Any, method: str, arguments: tuple[Any, ...]) -> An
     that does not answer holds up nobody else: more of its requests wait without a thread.
     """
     ask = getattr(target, f"{method}_async")
-    loop = asyncio.get_running_loop()
-    slots = _waiting.get(loop, {}).get(target) if isinstance(target, Limiter) else None
+    is_shared = isinstance(target, Limiter)
+    # To ask for the running loop takes longer than to decide.
+    slots = _waiting.get(asyncio.get_running_loop(), {}).get(target) if is_shared and _waiting else None
     if slots is not None and slots.locked():
         async with slots:
             return await ask(*arguments)
@@ -477,8 +478,9 @@ async def call_async(target: Any, method: str, arguments: tuple[Any, ...]) -> An
         first = call.send(None)
     except StopIteration as done:  # It did not have to wait, as most.
         return done.value
-    if slots is None and isinstance(target, Limiter):
-        slots = _waiting.setdefault(loop, {}).setdefault(target, asyncio.Semaphore(MOST_WAITING))
+    if slots is None and is_shared:
+        of_loop = _waiting.setdefault(asyncio.get_running_loop(), {})
+        slots = of_loop.setdefault(target, asyncio.Semaphore(MOST_WAITING))
     if slots is None:
         return await rest(call, first)
     async with slots:

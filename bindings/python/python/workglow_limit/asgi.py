@@ -59,7 +59,7 @@ class LimitMiddleware:
         if scope["type"] not in self._types:
             return await self._app(scope, receive, send)
         request, gate = self._request(scope), self._gate
-        if await run_async(gate.is_exempt(request)):
+        if gate.exempts and await run_async(gate.is_exempt(request)):
             return await self._app({**scope, KEY: Admission(gate, None)}, receive, send)
         outer: Admission | None = scope.get(KEY)
         entry = outer.entry if outer and outer.entry is not None else Entry()
