@@ -138,7 +138,7 @@ def split_forwarded(line: str) -> list[str | None]:
 def networks(given: Any) -> tuple[bool, list[IPv4Network | IPv6Network]]:
     """Is a Unix socket trusted? And which networks are?"""
     expected = 'addresses and networks such as "10.0.0.0/8", or "unix"'
-    if isinstance(given, (str, bytes)) or not isinstance(given, Iterable):
+    if isinstance(given, (str, bytes)) or not hasattr(given, "__iter__"):
         raise TypeError(f"trusted_proxies is {given!r}: expected a list of {expected}, not {type(given).__name__}")
     items: list[Any] = list(given)
     found: list[IPv4Network | IPv6Network] = []

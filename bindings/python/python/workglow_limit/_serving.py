@@ -17,7 +17,7 @@ from functools import partial
 from inspect import isawaitable, iscoroutinefunction
 from math import ceil
 from types import coroutine
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
 from ._address import Addresses, Reader
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import TypedDict
 
-    from ._native import Decision
+    from ._native import Decision, Permit
 
     class Options(TypedDict, total=False):
         """What an app or a middleware takes beside its limits: see Gate."""
@@ -45,8 +45,18 @@ if TYPE_CHECKING:
 __all__ = ["Entry", "Gate", "Limit", "Limited", "Reader", "answer_of", "run", "run_async"]
 
 T = TypeVar("T")
-#: A call (object, method, arguments) of what may wait and can be awaited as well, a function that may wait, or an awaitable.
-Step: TypeAlias = "tuple[Any, str, tuple[Any, ...]] | Callable[[], Any] | Awaitable[Any]"
+
+
+class Call(NamedTuple):
+    """A call that may have to wait, and can be awaited as well."""
+
+    target: Limiter | Permit
+    method: str
+    arguments: tuple[Any, ...] = ()
+
+
+#: What may have to wait: a call, any other function, or an awaitable.
+Step: TypeAlias = "Call | Callable[[], Any] | Awaitable[Any]"
 Steps: TypeAlias = "Generator[Step, Any, T]"
 
 QUOTA_EXCEEDED = "https://iana.org/assignments/http-problem-types#quota-exceeded"
@@ -93,18 +103,20 @@ class Limit:
         shadow: bool = False,
         name: str | None = None,
     ) -> None:
-        given: Any = limiter
-        if isinstance(given, Limiter):
+        by_plan: dict[Any, Any] = {"": limiter}
+        if isinstance(limiter, Limiter):
             if plan is not None:
                 raise refuse("plan", plan, "none beside one limiter: give limiters by the names of plans")
-        elif isinstance(given, Mapping):
-            if not given or not all(isinstance(k, str) and isinstance(v, Limiter) for k, v in dict(given).items()):
-                raise refuse("limiter", given, "at least one Limiter by the name of its plan")
+        elif is_mapping(limiter):
+            by_plan = dict(limiter)
+            if not by_plan or not all(isinstance(k, str) and isinstance(v, Limiter) for k, v in by_plan.items()):
+                raise refuse("limiter", limiter, "at least one Limiter by the name of its plan")
             if plan is None:
                 raise refuse("plan", plan, "a function of the request that returns the name of its plan")
             check_callable("plan", plan)
         else:
-            raise TypeError(f"limiter is {given!r}: expected a Limiter, or a mapping of Limiters, not {type(given).__name__}")
+            expected = "a Limiter, or a mapping of Limiters"
+            raise TypeError(f"limiter is {limiter!r}: expected {expected}, not {type(limiter).__name__}")
         if isinstance(key, str):
             if key not in ("address", "user") and not is_token(key.removeprefix("header:") if ":" in key else ""):
                 raise refuse("key", key, '"address", "user", "header:" with the name of one, or a function of the request')
@@ -118,7 +130,7 @@ class Limit:
             raise refuse("skip_successful", True, "not both this and skip_failed: nothing would be counted")
         self.limiter, self.key, self.weight, self.plan = limiter, key, weight, plan
         self.skip_failed, self.skip_successful, self.shadow = skip_failed, skip_successful, shadow
-        self._limiters: Mapping[str, Limiter] = {"": given} if isinstance(given, Limiter) else dict(given)
+        self._limiters: dict[str, Limiter] = by_plan
         self._name = name
         #: Until when their windows are known, and what the headers say of them.
         self.windows: dict[Limiter, tuple[float, str]] = {}
@@ -130,22 +142,20 @@ class Limit:
 
     def asked(self, request: Any, addresses: Addresses) -> Steps[Asked]:
         """What a request asks of it."""
-        limiter, weight = self.limiter, self.weight
+        weight, plan, key = self.weight, "", self.key
         if self.plan is not None:
             plan = yield from awaited(self.plan(request))
-            limiter = self._limiters.get(plan) if isinstance(plan, str) else None  # type: ignore[assignment]
-            if limiter is None:
-                raise refuse("plan", plan, f"the name of one of its plans: {', '.join(self._limiters)}")
-        key: str | None
-        if self.key is None or isinstance(self.key, str):
-            key = addresses.key(self.key, request)
+        limiter = self._limiters.get(plan)
+        if limiter is None:
+            raise refuse("plan", plan, f"the name of one of its plans: {', '.join(self._limiters)}")
+        if key is None or isinstance(key, str):
+            key = addresses.key(key, request)
         else:
-            key = yield from awaited(self.key(request))
+            key = yield from awaited(key(request))
             if not (key is None or isinstance(key, str)):
                 raise TypeError(f"key is {key!r}: expected a str or None, not {type(key).__name__}")
         if callable(weight):
             weight = check_weight((yield from awaited(weight(request))))
-        assert isinstance(limiter, Limiter)
         return Asked(self, limiter, None if key is None else shortened(key), weight)
 
 
@@ -159,7 +169,7 @@ class Asked:
         self.decision: Decision | None = None
 
     def call(self, method: str) -> Step:
-        return self.limiter, method, (self.key, self.weight)
+        return Call(self.limiter, method, (self.key, self.weight))
 
     @property
     def name(self) -> str:
@@ -277,7 +287,7 @@ class Entry:
             if permit is None:
                 continue
             try:
-                yield permit, "cancel" if is_undone(asked.limit) else "complete", ()
+                yield Call(permit, "cancel" if is_undone(asked.limit) else "complete")
             except asyncio.CancelledError as error:
                 cancelled = error  # This one ends nevertheless, and the others have to.
             except Exception:
@@ -332,7 +342,7 @@ class Gate:
 
     def checked(self, limits: Iterable[Limit]) -> tuple[Limit, ...]:
         """Limits that may stand beside each other here."""
-        if isinstance(limits, (Limit, str)) or not isinstance(limits, Iterable):
+        if isinstance(limits, (Limit, str)) or not hasattr(limits, "__iter__"):
             raise TypeError(f"limits is {limits!r}: expected a list of Limit, not {type(limits).__name__}")
         all_of_them: tuple[Any, ...] = tuple(limits)
         seen: set[str] = set()
@@ -426,9 +436,8 @@ def run(steps: Steps[T]) -> T:
         except StopIteration as done:
             return done.value  # type: ignore[no-any-return]
         try:
-            if isinstance(step, tuple):
-                target, method, arguments = step
-                answer = getattr(target, method)(*arguments)
+            if isinstance(step, Call):
+                answer = getattr(step.target, step.method)(*step.arguments)
             elif callable(step):
                 answer = step()
             else:
@@ -447,8 +456,8 @@ async def run_async(steps: Steps[T]) -> T:
         except StopIteration as done:
             return done.value  # type: ignore[no-any-return]
         try:
-            if isinstance(step, tuple):
-                answer = await call_async(*step)
+            if isinstance(step, Call):
+                answer = await call_async(step)
             elif callable(step):
                 answer = await asyncio.get_running_loop().run_in_executor(None, step)
             else:
@@ -460,16 +469,17 @@ async def run_async(steps: Steps[T]) -> T:
             resume = partial(steps.throw, error)
 
 
-async def call_async(target: Any, method: str, arguments: tuple[Any, ...]) -> Any:
+async def call_async(step: Call) -> Any:
     """Calls a limiter or a permit. Who is cancelled meanwhile holds nothing.
 
     What has to wait for a store takes a thread of the loop's executor. One limiter gets at most half of them, so that a store
     that does not answer holds up nobody else: more of its requests wait without a thread.
     """
+    target, method, arguments = step
     ask = getattr(target, f"{method}_async")
-    is_shared = isinstance(target, Limiter)
+    limiter = target if isinstance(target, Limiter) else None
     # To ask for the running loop takes longer than to decide.
-    slots = _waiting.get(asyncio.get_running_loop(), {}).get(target) if is_shared and _waiting else None
+    slots = _waiting.get(asyncio.get_running_loop(), {}).get(limiter) if limiter and _waiting else None
     if slots is not None and slots.locked():
         async with slots:
             return await ask(*arguments)
@@ -478,9 +488,9 @@ async def call_async(target: Any, method: str, arguments: tuple[Any, ...]) -> An
         first = call.send(None)
     except StopIteration as done:  # It did not have to wait, as most.
         return done.value
-    if slots is None and is_shared:
+    if slots is None and limiter:
         of_loop = _waiting.setdefault(asyncio.get_running_loop(), {})
-        slots = of_loop.setdefault(target, asyncio.Semaphore(MOST_WAITING))
+        slots = of_loop.setdefault(limiter, asyncio.Semaphore(MOST_WAITING))
     if slots is None:
         return await rest(call, first)
     async with slots:
@@ -555,6 +565,10 @@ def is_token(text: str) -> bool:
     return text.isascii() and bool(text) and all(c.isalnum() or c in "!#$%&'*+-.^_`|~" for c in text)
 
 
+def is_mapping(value: Any) -> bool:
+    return isinstance(value, Mapping)
+
+
 def check_callable(option: str, value: Any) -> None:
     if not callable(value):
         raise TypeError(f"{option} is {value!r}: expected a function, not {type(value).__name__}")
@@ -576,7 +590,7 @@ def check_weight(value: Any) -> int:
 
 def check_paths(value: Any) -> list[str]:
     expected = 'a list of paths such as "/health" and "/static/*", or a function of the request'
-    if isinstance(value, str) or not isinstance(value, Iterable):
+    if isinstance(value, str) or not hasattr(value, "__iter__"):
         raise TypeError(f"exempt is {value!r}: expected {expected}, not {type(value).__name__}")
     paths: list[Any] = list(value)
     for path in paths:

@@ -129,6 +129,7 @@ async def refuse(refused: Refused, scope: Scope, receive: Receive, send: Send) -
         headers = [(b"content-type", of_type.encode()), (b"content-length", b"%d" % len(body)), *ours]
         await send({"type": f"{kind}.start", "status": limited.status, "headers": headers})
         return await send({"type": f"{kind}.body", "body": body})
+    reply: Any = refused.reply
     if not callable(refused.reply):
         raise TypeError(f"on_limited returned {refused.reply!r}: expected None, a mapping, str, bytes or an ASGI response")
 
@@ -139,7 +140,7 @@ async def refuse(refused: Refused, scope: Scope, receive: Receive, send: Send) -
             message = {**message, "headers": [*theirs, *((name, value) for name, value in ours if name not in known)]}
         await send(message)
 
-    await refused.reply(scope, receive, completed)
+    await reply(scope, receive, completed)
 
 
 def encoded(headers: list[tuple[str, str]]) -> list[tuple[bytes, bytes]]:

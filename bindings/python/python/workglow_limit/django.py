@@ -18,10 +18,10 @@ from inspect import iscoroutinefunction
 from typing import Any, TypeVar
 
 from asgiref.sync import markcoroutinefunction
-from django.conf import settings
-from django.core.exceptions import ImproperlyConfigured
-from django.core.signals import setting_changed
-from django.http import HttpResponse
+from django.conf import settings  # type: ignore[import-untyped]
+from django.core.exceptions import ImproperlyConfigured  # type: ignore[import-untyped]
+from django.core.signals import setting_changed  # type: ignore[import-untyped]
+from django.http import HttpResponse  # type: ignore[import-untyped]
 
 from ._serving import Entry, Gate, Limit, Limited, Refused, answer_of, run, run_async
 from .wsgi import Reader as EnvironReader
@@ -84,7 +84,8 @@ def gate(asynchronous: bool) -> Gate:
     if not isinstance(given, dict):
         raise ImproperlyConfigured(f"WORKGLOW_LIMIT is {given!r}: expected a dict, not {type(given).__name__}")
     try:
-        return Gate(Reader(), **{"limits": (), **given}, asynchronous=asynchronous)
+        options: dict[str, Any] = {"limits": (), **given}
+        return Gate(Reader(), **options, asynchronous=asynchronous)
     except (TypeError, ValueError) as error:
         raise ImproperlyConfigured(f"WORKGLOW_LIMIT: {error}") from error
 
@@ -95,7 +96,8 @@ def forget_settings(*, setting: str, **_: object) -> None:
         gate.cache_clear()
 
 
-setting_changed.connect(forget_settings)
+changed: Any = setting_changed
+changed.connect(forget_settings)
 
 
 def serve(request: Any, limits: tuple[Limit, ...], respond: Callable[[], Any]) -> Any:
@@ -189,7 +191,8 @@ async def streamed_async(content: Any, entry: Entry, failed: bool) -> Any:
 
 def refuse(refused: Refused) -> Any:
     """The response of a refusal."""
-    answer, response = answer_of(refused), refused.reply
+    answer = answer_of(refused)
+    response: Any = refused.reply
     if answer is not None:
         response = HttpResponse(answer[0], status=refused.limited.status, content_type=answer[1])
     elif not hasattr(response, "status_code"):

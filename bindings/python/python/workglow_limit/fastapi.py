@@ -65,8 +65,8 @@ def limit(*limits: Limit) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
         @wraps(function)
         async def limited(*args: Any, **kwargs: Any) -> Any:
-            given = (*args, *kwargs.values())
-            request = next((one for one in given if isinstance(one, HTTPConnection)), None)
+            given: list[Any] = [*args, *kwargs.values()]
+            request = next((one for one in given if issubclass(type(one), HTTPConnection)), None)
             if request is None:
                 raise TypeError(f"{function!r} takes no request, by which it could be limited")
             await enter(request, of_route)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import wraps
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from flask import Flask, Response, after_this_request, current_app, g, make_response, request
@@ -133,7 +134,6 @@ class Reader(EnvironReader):
 
     def user(self, request: Any) -> str | None:
         if hasattr(current_app, "login_manager"):
-            from flask_login import current_user  # type: ignore[import-not-found,import-untyped,unused-ignore]
-
-            return str(current_user.get_id()) if current_user.is_authenticated else None
+            user: Any = import_module("flask_login").current_user
+            return str(user.get_id()) if user.is_authenticated else None
         return request.remote_user or None

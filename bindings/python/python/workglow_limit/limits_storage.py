@@ -47,7 +47,7 @@ class WorkglowStorage(Storage, MovingWindowSupport, SlidingWindowCounterSupport)
 
     def __init__(self, uri: str, wrap_exceptions: bool = False, *, name: str = "limits", **options: Any) -> None:
         super().__init__(uri, wrap_exceptions=wrap_exceptions)
-        if not isinstance(name, str) or not name:
+        if not name or type(name) is not str:
             raise ConfigurationError(f"name is {name!r}: expected what its limits are called")
         url = uri.removeprefix(PREFIX)
         try:

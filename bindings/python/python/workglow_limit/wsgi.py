@@ -95,6 +95,7 @@ def refuse(refused: Refused, environ: Environ, start_response: StartResponse) ->
         headers = [("Content-Type", of_type), ("Content-Length", str(len(body))), *limited.headers]
         start_response(f"{limited.status} {HTTPStatus(limited.status).phrase}", headers)
         return [] if environ["REQUEST_METHOD"] == "HEAD" else [body]
+    reply: Any = refused.reply
     if not callable(refused.reply):
         raise TypeError(f"on_limited returned {refused.reply!r}: expected None, a mapping, str, bytes or a WSGI response")
 
@@ -103,8 +104,8 @@ def refuse(refused: Refused, environ: Environ, start_response: StartResponse) ->
         ours = [(name, value) for name, value in limited.headers if name.lower() not in known]
         return start_response(status, headers + ours, *exc_info)
 
-    replied: Iterable[bytes] = refused.reply(environ, starting)
-    return replied
+    parts: Iterable[bytes] = reply(environ, starting)
+    return parts
 
 
 class Reader:
