@@ -82,7 +82,7 @@ class Limit:
     weight: how many units a request takes, from 1 on, or a function of the request.
     plan: a function of the request that returns the name of its plan.
     skip_failed, skip_successful: do not count requests whose response has a status from 400 on (or that raised), or of
-        less.
+        less. Those that their client has left count.
     shadow: decide and count, but never refuse.
     name: what the headers and the body call the policy; the limiter's name if there is none.
 
@@ -271,8 +271,10 @@ class Entry:
         shown = [asked for asked in self.taken if not asked.limit.shadow]
         return fields(shown, shown)
 
-    def end(self, failed: bool) -> Steps[None]:
-        """The response is over."""
+    def end(self, failed: bool | None) -> Steps[None]:
+        """The response is over. None: its client has left, which counts, or clients would not wait for what they are told."""
+        if failed is None:
+            return self._end(lambda limit: False)
         return self._end(lambda limit: limit.skip_failed if failed else limit.skip_successful)
 
     def undo(self) -> Steps[None]:

@@ -33,6 +33,10 @@ ASGIApp: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 KEY = "workglow_limit"
 
 
+#: What ends a response, unless it says that more is to come. A WebSocket is not over then.
+LAST = "http.response.body", "http.response.pathsend"
+
+
 class LimitMiddleware:
     """Limits the requests of an app. Other scopes, such as lifespan, pass untouched.
 
@@ -71,11 +75,12 @@ class LimitMiddleware:
             await self._app({**scope, KEY: Admission(gate, entry)}, receive, response.send)
         except Refused as by_route:
             await refuse(by_route, scope, receive, send)
-        except BaseException:
-            response.failed = True
+        except Exception:
+            await response.end(None if response.is_left else True)
             raise
         finally:
-            await response.end()
+            # Without an end it has no client any more.
+            await response.end(None)
 
 
 class Admission:
@@ -90,28 +95,32 @@ class Admission:
 class Response:
     """A response on its way: it gets its headers, and ends what the request holds."""
 
-    __slots__ = "_ends", "_entry", "_gate", "_send", "failed"
+    __slots__ = "_ends", "_entry", "_failed", "_gate", "_send", "is_left"
 
     def __init__(self, gate: Gate, entry: Entry, send: Send, *, ends: bool) -> None:
         self._gate, self._entry, self._send, self._ends = gate, entry, send, ends
-        self.failed = False
+        self._failed: bool | None = None
+        #: Did the server say that the client has gone?
+        self.is_left = False
 
     async def send(self, message: Message) -> None:
         kind = message["type"]
         if kind == "http.response.start" or kind == "websocket.accept":
-            self.failed = message.get("status", 200) >= 400
+            self._failed = message.get("status", 200) >= 400
             if self._ends and self._gate.tells and self._entry.taken:
                 message = {**message, "headers": [*message.get("headers", ()), *encoded(self._entry.headers())]}
-        elif kind == "websocket.http.response.start":
-            self.failed = True
-        await self._send(message)
+        try:
+            await self._send(message)
+        except OSError:
+            self.is_left = True
+            raise
         # What a framework does after a response, such as its background tasks, holds nothing.
-        if kind == "http.response.body" and not message.get("more_body", False):
-            await self.end()
+        if kind in LAST and not message.get("more_body", False):
+            await self.end(self._failed)
 
-    async def end(self) -> None:
+    async def end(self, failed: bool | None) -> None:
         if self._ends and self._entry.taken:
-            await run_async(self._entry.end(self.failed))
+            await run_async(self._entry.end(failed))
 
 
 async def refuse(refused: Refused, scope: Scope, receive: Receive, send: Send) -> None:

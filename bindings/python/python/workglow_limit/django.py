@@ -12,6 +12,7 @@ of it or nothing. Views can be limited without the middleware, too.
 
 from __future__ import annotations
 
+from asyncio import CancelledError
 from collections.abc import Callable
 from functools import lru_cache, wraps
 from inspect import iscoroutinefunction
@@ -137,9 +138,9 @@ async def serve_async(request: Any, limits: tuple[Limit, ...], respond: Callable
         return refuse(refused)
     try:
         response = await respond()
-    except BaseException:
+    except BaseException as error:
         if is_outermost:
-            await run_async(entry.end(True))
+            await run_async(entry.end(None if isinstance(error, CancelledError) else True))
         raise
     if is_outermost and not leave(response, ours, entry):
         await run_async(entry.end(response.status_code >= 400))
@@ -162,31 +163,35 @@ def leave(response: Any, ours: Gate, entry: Entry) -> bool:
         try:
             close()
         finally:
-            run(entry.end(failed))
+            run(entry.end(None))
 
     response.close = closed
     return True
 
 
 def streamed(content: Any, entry: Entry, failed: bool) -> Any:
+    outcome: bool | None = None
     try:
         yield from content
+        outcome = failed
     except Exception:
-        failed = True
+        outcome = True
         raise
     finally:
-        run(entry.end(failed))
+        run(entry.end(outcome))
 
 
 async def streamed_async(content: Any, entry: Entry, failed: bool) -> Any:
+    outcome: bool | None = None
     try:
         async for part in content:
             yield part
+        outcome = failed
     except Exception:
-        failed = True
+        outcome = True
         raise
     finally:
-        await run_async(entry.end(failed))
+        await run_async(entry.end(outcome))
 
 
 def refuse(refused: Refused) -> Any:

@@ -96,8 +96,17 @@ def leave(response: Response) -> Response:
     if gate.tells:
         for name, value in entry.headers():
             response.headers.add(name, value)
-    response.call_on_close(lambda: run(entry.end(response.status_code >= 400)))
+    failed, is_sent = response.status_code >= 400, [not response.is_streamed or response.direct_passthrough]
+    if not is_sent[0]:
+        response.response = streamed(response.response, is_sent)
+    response.call_on_close(lambda: run(entry.end(failed if is_sent[0] else None)))
     return response
+
+
+def streamed(parts: Iterable[Any], is_sent: list[bool]) -> Iterable[Any]:
+    """A body that notes its end. One that fails on its way has no end either."""
+    yield from parts
+    is_sent[0] = True
 
 
 def left(_: BaseException | None) -> None:

@@ -55,8 +55,7 @@ class LimitMiddleware:
             body.parts = self._app(environ, starting)
             return body
         except BaseException:
-            body.failed = True
-            body.end()
+            run(entry.end(True))
             raise
 
 
@@ -67,12 +66,14 @@ class Body:
         self._entry = entry
         self.parts: Iterable[bytes] = ()
         self.failed = False
+        self._outcome: bool | None = None
 
     def __iter__(self) -> Iterator[bytes]:
         try:
             yield from self.parts
+            self._outcome = self.failed
         except Exception:
-            self.failed = True
+            self._outcome = True
             raise
 
     def close(self) -> None:
@@ -81,10 +82,7 @@ class Body:
             if close is not None:
                 close()
         finally:
-            self.end()
-
-    def end(self) -> None:
-        run(self._entry.end(self.failed))
+            run(self._entry.end(self._outcome))
 
 
 def refuse(refused: Refused, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:

@@ -314,6 +314,17 @@ def test_concurrency_ends_when_the_client_goes():
         assert statuses(base, 1) == [200]
 
 
+@pytest.mark.parametrize("option", ["skip_failed", "skip_successful"])
+def test_who_leaves_has_been_counted(option):
+    counted, held, never = rate(2), ConcurrencyLimiter(1), threading.Event()
+    with asgi(starlette(Limit(counted, **{option: True}), Limit(held), routes=[streaming(never)])) as base:
+        with httpx.stream("GET", f"{base}/stream", timeout=60) as response:
+            body = response.iter_bytes()
+            next(body)
+        wait_until(lambda: held.peek().remaining == 1)
+    assert counted.peek().remaining == 1
+
+
 def test_concurrency_ends_with_an_error():
     async def broken(request):
         async def parts():
@@ -349,7 +360,8 @@ def test_cancelled_requests_hold_nothing():
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert limiter.peek().remaining == 1 == counted.peek().remaining
+        # Who leaves has been counted, or nobody would wait to be refused.
+        assert limiter.peek().remaining == 1 and counted.peek().remaining == 0
 
     asyncio.run(main())
 
