@@ -14,7 +14,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ._serving import Entry, Gate, Limit, Limited, Refused, answer_of, check_bool, run_async
+from ._limit import Limit, check_bool
+from ._serving import Entry, Gate, Limited, Refused, answer_of
+from ._steps import run_async
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -24,7 +24,9 @@ from django.core.exceptions import ImproperlyConfigured  # type: ignore[import-u
 from django.core.signals import setting_changed  # type: ignore[import-untyped]
 from django.http import HttpResponse  # type: ignore[import-untyped]
 
-from ._serving import Entry, Gate, Limit, Limited, Refused, answer_of, run, run_async
+from ._limit import Limit
+from ._serving import Entry, Gate, Limited, Refused, answer_of
+from ._steps import run, run_async
 from .wsgi import Reader as EnvironReader
 
 __all__ = ["Limit", "LimitMiddleware", "Limited", "limit"]

@@ -1,6 +1,6 @@
 """Limits for FastAPI and Starlette: of an app, and of single routes.
 
-    from workglow_limit.fastapi import Limit, Limited, LimitMiddleware, limit
+    from workglow_limit.fastapi import Limit, LimitMiddleware, RouteLimit, limit
 
     app.add_middleware(LimitMiddleware, limits=[Limit(limiter, key="address")])  # of all routes
 
@@ -14,22 +14,22 @@ Functions that are given (keys, weights, plans, …) get a Request. What routes 
 nothing. Routes need the middleware, which writes the headers and ends what is held; it need not have limits.
 """
 
-from __future__ import annotations
+# FastAPI reads the annotations of what it calls, and need not find what is only a text.
 
+from collections.abc import Callable
 from functools import wraps
 from inspect import iscoroutinefunction
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import HTTPConnection, Request
 
-from ._serving import Gate, Limit, Limited, run_async
+from ._limit import Limit
+from ._serving import Gate, Limited
+from ._steps import run_async
 from .asgi import KEY, Admission, Scope
 from .asgi import LimitMiddleware as ScopeMiddleware
 from .asgi import Reader as ScopeReader
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 __all__ = ["Limit", "LimitMiddleware", "Limited", "RouteLimit", "limit"]
 

@@ -21,7 +21,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from flask import Flask, Response, after_this_request, current_app, g, make_response, request
 
-from ._serving import Entry, Gate, Limit, Limited, Refused, answer_of, run
+from ._limit import Limit
+from ._serving import Entry, Gate, Limited, Refused, answer_of
+from ._steps import run
 from .wsgi import Reader as EnvironReader
 
 if TYPE_CHECKING:
@@ -48,6 +50,7 @@ class FlaskLimits:
             self.init_app(app)
 
     def init_app(self, app: Flask) -> None:
+        """Limits the requests of an app, before it has had any."""
         if NAME in app.extensions:
             raise RuntimeError("the app has limits already: give all of them to one FlaskLimits")
         app.extensions[NAME] = self._gate

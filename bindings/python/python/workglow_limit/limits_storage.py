@@ -62,10 +62,11 @@ class WorkglowStorage(Storage, MovingWindowSupport, SlidingWindowCounterSupport)
 
     @property
     def base_exceptions(self) -> type[Exception] | tuple[type[Exception], ...]:
+        """What it raises where errors are not wrapped."""
         return LimitError
 
     def _new_limiter(self, amount: int, expiry: float) -> Limiter:
-        name = f"{self._name} {amount}/{expiry:g}s"
+        name = f"{self._name} {amount}/{expiry}s"
         return RateLimiter(self.storage, name, max_executions=amount, window_size_in_seconds=expiry)
 
     # ---- what strategies ask of all storages ----
@@ -77,14 +78,17 @@ class WorkglowStorage(Storage, MovingWindowSupport, SlidingWindowCounterSupport)
         return limit + 1 if used is None else used
 
     def get(self, key: str) -> int:
+        """How many units of a key count now."""
         limit, expiry = self._known(key)
         return self._used(key, limit, expiry) if expiry else 0
 
     def get_expiry(self, key: str) -> float:
+        """When there will be more room, in seconds of the epoch."""
         limit, expiry = self._known(key)
         return time.time() + (self._reset(key, limit, expiry) if expiry else 0.0)
 
     def check(self) -> bool:
+        """Can the store be used?"""
         try:
             self.storage.open()
         except LimitError:
@@ -99,6 +103,7 @@ class WorkglowStorage(Storage, MovingWindowSupport, SlidingWindowCounterSupport)
         return len(names)
 
     def clear(self, key: str) -> None:
+        """Forgets a key."""
         limit, expiry = self._known(key)
         if expiry:
             self._limiter(limit, expiry).clear(key)
@@ -106,15 +111,18 @@ class WorkglowStorage(Storage, MovingWindowSupport, SlidingWindowCounterSupport)
     # ---- moving windows ----
 
     def acquire_entry(self, key: str, limit: int, expiry: int, amount: int = 1) -> bool:
+        """Counts, if there is room."""
         return self._take(key, limit, expiry, amount) is not None
 
     def get_moving_window(self, key: str, limit: int, expiry: int) -> tuple[float, int]:
+        """When the window began, in seconds of the epoch, and how many units count in it."""
         used = self._used(key, limit, expiry)
         return time.time() + (self._reset(key, limit, expiry) - expiry if used else 0.0), used
 
     # ---- counters ----
 
     def acquire_sliding_window_entry(self, key: str, limit: int, expiry: int, amount: int = 1) -> bool:
+        """Counts, if there is room."""
         return self.acquire_entry(key, limit, expiry, amount)
 
     def get_sliding_window(self, key: str, expiry: int) -> tuple[int, float, int, float]:
@@ -123,6 +131,7 @@ class WorkglowStorage(Storage, MovingWindowSupport, SlidingWindowCounterSupport)
         return 0, 0.0, self._used(key, limit, expiry), self._reset(key, limit, expiry)
 
     def clear_sliding_window(self, key: str, expiry: int) -> None:
+        """Forgets a key."""
         self._limiter(self._known(key, expiry)[0], expiry).clear(key)
 
     # ---- what is behind them ----

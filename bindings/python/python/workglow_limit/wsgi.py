@@ -13,7 +13,9 @@ from collections.abc import Callable, Iterable, Iterator
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ._serving import Entry, Gate, Limit, Limited, Refused, answer_of, run
+from ._limit import Limit
+from ._serving import Entry, Gate, Limited, Refused, answer_of
+from ._steps import run
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

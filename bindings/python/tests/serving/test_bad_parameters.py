@@ -62,7 +62,7 @@ def test_a_limit(given, options, error, said):
 @pytest.mark.parametrize(
     "limits, options, error, said",
     [
-        (Limit(ONE), {}, TypeError, "limits is <workglow_limit._serving.Limit"),
+        (Limit(ONE), {}, TypeError, "limits is <workglow_limit._limit.Limit"),
         (None, {}, TypeError, "limits is None: expected a list of Limit, not NoneType"),
         ("abc", {}, TypeError, "limits is 'abc': expected a list of Limit"),
         ([ONE], {}, TypeError, "limits has <NullLimiter"),
