@@ -28,6 +28,7 @@ from ._limit import Limit
 from ._serving import Entry, Gate, Limited, Refused, answer_of
 from ._steps import run, run_async
 from .wsgi import Reader as EnvironReader
+from .wsgi import streamed
 
 __all__ = ["Limit", "LimitMiddleware", "Limited", "limit"]
 
@@ -157,7 +158,10 @@ def leave(response: Any, ours: Gate, entry: Entry) -> bool:
     if not response.streaming:
         return False
     failed, content = response.status_code >= 400, response.streaming_content
-    response.streaming_content = streamed_async(content, entry, failed) if response.is_async else streamed(content, entry, failed)
+    if response.is_async:
+        response.streaming_content = streamed_async(content, entry, failed)
+    else:
+        response.streaming_content = streamed(content, entry, lambda: failed)
     # Of a stream that never began nobody ends the generator; Django closes the response then, in a thread.
     close = response.close
 
@@ -169,18 +173,6 @@ def leave(response: Any, ours: Gate, entry: Entry) -> bool:
 
     response.close = closed
     return True
-
-
-def streamed(content: Any, entry: Entry, failed: bool) -> Any:
-    outcome: bool | None = None
-    try:
-        yield from content
-        outcome = failed
-    except Exception:
-        outcome = True
-        raise
-    finally:
-        run(entry.end(outcome))
 
 
 async def streamed_async(content: Any, entry: Entry, failed: bool) -> Any:

@@ -25,6 +25,7 @@ from ._limit import Limit
 from ._serving import Entry, Gate, Limited, Refused, answer_of
 from ._steps import run
 from .wsgi import Reader as EnvironReader
+from .wsgi import streamed
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -93,23 +94,20 @@ def enter(limits: tuple[Limit, ...]) -> Response | None:
 
 
 def leave(response: Response) -> Response:
-    """Writes headers, and lets what is held end with the response: servers close it, also when the client has gone."""
+    """Writes headers, and ends what is held: of a stream with its last part, or when the client has gone."""
     gate: Gate = current_app.extensions[NAME]
     entry: Entry = g.pop(NAME)
     if gate.tells:
         for name, value in entry.headers():
             response.headers.add(name, value)
-    failed, is_sent = response.status_code >= 400, [not response.is_streamed or response.direct_passthrough]
-    if not is_sent[0]:
-        response.response = streamed(response.response, is_sent)
-    response.call_on_close(lambda: run(entry.end(failed if is_sent[0] else None)))
+    failed = response.status_code >= 400
+    if not response.is_streamed:
+        run(entry.end(failed))  # The body is there.
+        return response
+    if not response.direct_passthrough:  # Otherwise it is a file, which the server may send by itself.
+        response.response = streamed(response.response, entry, lambda: failed)
+    response.call_on_close(lambda: run(entry.end(failed if response.direct_passthrough else None)))
     return response
-
-
-def streamed(parts: Iterable[Any], is_sent: list[bool]) -> Iterable[Any]:
-    """A body that notes its end. One that fails on its way has no end either."""
-    yield from parts
-    is_sent[0] = True
 
 
 def left(_: BaseException | None) -> None:

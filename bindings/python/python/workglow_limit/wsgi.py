@@ -68,15 +68,9 @@ class Body:
         self._entry = entry
         self.parts: Iterable[bytes] = ()
         self.failed = False
-        self._outcome: bool | None = None
 
     def __iter__(self) -> Iterator[bytes]:
-        try:
-            yield from self.parts
-            self._outcome = self.failed
-        except Exception:
-            self._outcome = True
-            raise
+        return streamed(self.parts, self._entry, lambda: self.failed)
 
     def close(self) -> None:
         try:
@@ -84,7 +78,20 @@ class Body:
             if close is not None:
                 close()
         finally:
-            run(self._entry.end(self._outcome))
+            run(self._entry.end(None))
+
+
+def streamed(parts: Iterable[Any], entry: Entry, is_failed: Callable[[], bool]) -> Iterator[Any]:
+    """A body that ends what is held: with its last part, or when it is dropped, as by servers that forget to close it."""
+    outcome: bool | None = None
+    try:
+        yield from parts
+        outcome = is_failed()
+    except Exception:
+        outcome = True
+        raise
+    finally:
+        run(entry.end(outcome))
 
 
 def refuse(refused: Refused, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
