@@ -57,6 +57,12 @@ from workglow_limit import (
     doctor,
     postgres_schema,
 )
+from workglow_limit import asgi as for_asgi
+from workglow_limit import django as for_django
+from workglow_limit import fastapi as for_fastapi
+from workglow_limit import flask as for_flask
+from workglow_limit import limits_storage as for_limits
+from workglow_limit import wsgi as for_wsgi
 from workglow_limit.http import heed, heed_aiohttp, heed_httpx, heed_requests
 
 MINUTE = timedelta(minutes=1)
@@ -298,3 +304,43 @@ async def wrong(client: httpx.AsyncClient) -> None:
     heed(rate, await client.get("http://localhost"), lambda response: "k")  # type: ignore[arg-type]
     heed_requests(client, rate)  # type: ignore[arg-type]
     heed_httpx(client, rate, deflaut=5)  # type: ignore[call-arg]
+
+
+def serving(limiter: Limiter, app: Any) -> None:
+    async def plan(request: Any) -> str:
+        return "free"
+
+    def told(request: Any, limited: for_asgi.Limited) -> dict[str, Any]:
+        assert_type(limited.name, str)
+        assert_type(limited.key, str | None)
+        assert_type(limited.retry_after, float)
+        assert_type(limited.limit, int | None)
+        assert_type(limited.remaining, int | None)
+        assert_type(limited.violated, list[str])
+        assert_type(limited.shadow, bool)
+        assert_type(limited.status, int)
+        assert_type(limited.headers, list[tuple[str, str]])
+        return limited.problem
+
+    def views(request: Any) -> str:
+        return "hello"
+
+    one = for_asgi.Limit(limiter, key="address", weight=lambda request: 2, skip_failed=True, shadow=True, name="one")
+    two = for_asgi.Limit({"free": limiter}, plan=plan, key=lambda request: None, skip_successful=True)
+    for_asgi.LimitMiddleware(app, [one, two], websockets=True, exempt=["/health"], trusted_proxies=["unix"], on_limited=told)
+    for_fastapi.LimitMiddleware(app, limits=[one], exempt=lambda request: True, ipv6_prefix=56, headers=False)
+    for_fastapi.RouteLimit(one, two)
+    for_fastapi.limit(one)(views)
+    for_wsgi.LimitMiddleware(app, [one], forwarded_header="Forwarded")
+    for_flask.FlaskLimits(app, [one]).init_app(app)
+    assert_type(for_flask.limit(one)(views)(1), str)
+    assert_type(for_django.limit(one)(views)(1), str)
+    for_django.LimitMiddleware(views)
+    for_limits.WorkglowStorage("workglow+memory:", name="limits", timeout=1)
+
+    for_asgi.Limit()  # type: ignore[call-arg]
+    for_asgi.Limit(limiter, "address")  # type: ignore[call-arg]
+    for_asgi.Limit(limiter, weight="1")  # type: ignore[arg-type]
+    for_wsgi.LimitMiddleware(app, [limiter])  # type: ignore[list-item]
+    for_wsgi.LimitMiddleware(app, websockets=True)  # type: ignore[call-arg]
+    for_fastapi.RouteLimit(limiter)  # type: ignore[arg-type]
