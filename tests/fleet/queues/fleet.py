@@ -1,0 +1,227 @@
+"""Two real workers of a queue on a real broker, what sends to them, and what they wrote down."""
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import NamedTuple
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[2]
+BIN = Path(sys.executable).parent
+sys.path.append(str(ROOT / "examples/fleet"))
+
+PATIENCE = 60  # seconds until what does not get ready is taken for stuck
+WORKERS = 2
+
+#: How a worker of each queue is started, with ours and with what others use.
+COMMANDS = {
+    "dramatiq": lambda who, broker: [BIN / "dramatiq", "dramatiq_jobs", "--processes", "1", "--threads", "4"],
+    "rq": lambda who, broker: [
+        BIN / "rq", "worker", "--url", broker, "--quiet", "--path", HERE, "fleet",
+        *(["--worker-class", "workglow_limit.rq.LimitedWorker"] if who == "ours" else ["--with-scheduler"]),
+    ],
+    "arq": lambda who, broker: [BIN / "arq", "arq_jobs.WorkerSettings"],
+    "taskiq": lambda who, broker: [BIN / "taskiq", "worker", "taskiq_jobs:broker", "--workers", "1", "--max-async-tasks", "10"],
+}  # fmt: skip
+
+
+class Start(NamedTuple):
+    a: int
+    b: int
+    attempts: int
+    worker: str
+
+
+class Log:
+    """What all processes have written so far."""
+
+    def __init__(self, path):
+        self.starts, self.ended, self.limited, self.is_sending = defaultdict(list), set(), 0, False
+        for line in path.read_text().splitlines() if path.exists() else ():
+            match line.split():
+                case ["started", job, a, b, attempts, worker]:
+                    self.starts[job].append(Start(int(a), int(b), int(attempts), worker))
+                case ["ended", job]:
+                    self.ended.add(job)
+                case ["limited"]:
+                    self.limited += 1
+                case ["sender"]:
+                    self.is_sending = True
+
+
+@contextlib.contextmanager
+def redis(folder):
+    command = [sys.executable, HERE.parent / "redis.py", folder]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            url = server.stdout.readline().strip()
+            if not url:
+                raise SystemExit(f"no Redis: see above, or {folder / 'redis.log'}")
+            yield url
+        finally:
+            server.stdin.close()
+
+
+@contextlib.contextmanager
+def rabbitmq(folder):
+    """A RabbitMQ of its own, on a free port, which keeps what it has in `folder`."""
+    with socket.socket() as probe, socket.socket() as other:
+        probe.bind(("127.0.0.1", 0))
+        other.bind(("127.0.0.1", 0))
+        port, distribution = probe.getsockname()[1], other.getsockname()[1]
+    (folder / "rabbitmq").mkdir()
+    enabled = folder / "plugins"
+    enabled.write_text("[].\n")
+    environment = {
+        "HOME": str(folder / "rabbitmq"),
+        "RABBITMQ_NODENAME": f"fleet{port}@localhost",
+        "RABBITMQ_NODE_PORT": str(port),
+        "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1",
+        "RABBITMQ_DIST_PORT": str(distribution),
+        "RABBITMQ_MNESIA_BASE": str(folder / "rabbitmq"),
+        "RABBITMQ_LOG_BASE": str(folder / "rabbitmq"),
+        "RABBITMQ_PID_FILE": str(folder / "rabbitmq/pid"),
+        "RABBITMQ_ENABLED_PLUGINS_FILE": str(enabled),
+        "RABBITMQ_CONFIG_FILE": str(folder / "none"),
+        "ERL_EPMD_PORT": str(port + 1 if port < 60000 else port - 1),
+        "ERL_EPMD_ADDRESS": "127.0.0.1",
+    }
+    with open(folder / "rabbitmq.log", "wb") as log:
+        server = subprocess.Popen(
+            ["/usr/lib/rabbitmq/bin/rabbitmq-server"], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            env=os.environ | environment, start_new_session=True,
+        )  # fmt: skip
+    try:
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1) as connection:
+                connection.sendall(b"AMQP\x00\x00\x09\x01")
+                if connection.recv(1):
+                    break
+            if server.poll() is not None or time.monotonic() > deadline:
+                raise SystemExit(f"RabbitMQ does not answer: {folder / 'rabbitmq.log'}")
+            time.sleep(0.1)
+        yield f"amqp://guest:guest@127.0.0.1:{port}"
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(server.pid, signal.SIGKILL)
+        server.wait()
+
+
+def has_rabbitmq():
+    return Path("/usr/lib/rabbitmq/bin/rabbitmq-server").exists()
+
+
+class Fleet:
+    """Two workers of one queue, and a process that sends to them."""
+
+    def __init__(self, folder, queue, who, broker, redis_url, *, limit, window, policy=None, job_seconds=0.02, plant=False):
+        self.folder, self._stack = folder, contextlib.ExitStack()
+        policy = policy or f"{limit}/{window}s"
+        environment = os.environ | {
+            "FLEET_FOLDER": str(folder),
+            "FLEET_WHO": who,
+            "FLEET_BROKER": broker,
+            "FLEET_REDIS": redis_url,
+            "FLEET_LIMIT": str(limit),
+            "FLEET_WINDOW": str(window),
+            "FLEET_POLICY": policy,
+            "FLEET_JOB_SECONDS": str(job_seconds),
+            "FLEET_STORE": "memory:" if plant else f"sqlite:{folder}/limits.db",
+            "PYTHONPATH": str(HERE),
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
+        self.workers = {}
+        with contextlib.ExitStack() as stack:
+            for number in range(WORKERS):
+                process = self._start(COMMANDS[queue](who, broker), f"worker{number}", environment, stack)
+                self.workers[f"worker{number}"] = process
+            self._sender = self._start([sys.executable, f"{queue}_jobs.py"], "sender", environment, stack, stdin=subprocess.PIPE)
+            self._stack = stack.pop_all()
+
+    def _start(self, command, name, environment, stack, stdin=subprocess.DEVNULL):
+        with open(self.folder / f"{name}.err", "wb") as errors:
+            process = subprocess.Popen(
+                list(map(str, command)), cwd=HERE, env=environment, stdin=stdin, stdout=errors, stderr=errors,
+                start_new_session=True,
+            )  # fmt: skip
+        stack.callback(self._end, process)
+        return process
+
+    @staticmethod
+    def _end(process):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        if process.stdin:
+            process.stdin.close()
+
+    def __enter__(self):
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._stack.close)
+            self._wait_until_ready()
+            stack.pop_all()
+        return self
+
+    def __exit__(self, *_):
+        self._stack.close()
+
+    def _wait_until_ready(self):
+        """Until both workers have done a job that is not limited."""
+        sent = time.monotonic()
+        for number in range(int(PATIENCE / 0.1)):
+            log = self.log()
+            if len({starts[0].worker for job, starts in log.starts.items() if job.startswith("warm")}) == WORKERS:
+                return
+            ended = [process for process in (*self.workers.values(), self._sender) if process.poll() is not None]
+            if ended or time.monotonic() > sent + PATIENCE:
+                break
+            if log.is_sending:
+                for part in range(4):
+                    self.send("free", f"warm-{number}-{part}")
+            time.sleep(0.1)
+        raise SystemExit(f"the workers ended, or are not ready after {PATIENCE} s: {self.errors()}")
+
+    def errors(self):
+        return "\n".join(f"--- {path} ---\n{path.read_text(errors='replace')[-3000:]}" for path in self.folder.glob("*.err"))
+
+    def send(self, kind, name):
+        self._sender.stdin.write(f"{kind} {name}\n".encode())
+        self._sender.stdin.flush()
+
+    def kill(self, worker):
+        """SIGKILL: a worker and all its processes are gone."""
+        os.killpg(self.workers[worker].pid, signal.SIGKILL)
+        self.workers[worker].wait()
+
+    def log(self):
+        return Log(self.folder / "log")
+
+    def wait(self, condition, seconds=PATIENCE, meanwhile=lambda: None):
+        """The log as soon as the condition holds for it, and at the latest after so many seconds."""
+        deadline = time.monotonic() + seconds
+        while True:
+            late = time.monotonic() > deadline
+            log = self.log()
+            if condition(log) or late:
+                return log
+            meanwhile()
+            time.sleep(0.02)
+
+
+@contextlib.contextmanager
+def fleet(folder, queue, who, broker="redis", **options):
+    """A fleet on a broker of its own."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    with contextlib.ExitStack() as stack:
+        redis_url = stack.enter_context(redis(folder))
+        broker_url = redis_url if broker == "redis" else stack.enter_context(rabbitmq(folder))
+        yield stack.enter_context(Fleet(folder, queue, who, broker_url, redis_url, **options))
