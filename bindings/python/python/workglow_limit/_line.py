@@ -1,84 +1,65 @@
-"""When those jobs come back that were sent away without a place."""
+"""When those jobs come back that were sent away without a place: one after the other, as fast as the limit starts them.
+
+Would all come when the first of them can start, then all but that one came in vain, again and again.
+"""
 
 from __future__ import annotations
 
-#: Nobody comes back sooner, in seconds: what a concurrency limit says is only a guess.
-_SOONEST = 0.1
+import time
+from collections.abc import Awaitable
+from typing import Any, Protocol
 
-#: Of more units than so many times the limit, what was granted counts for half.
-_REMEMBERED = 8
-
-
-class _Line:
-    """The jobs of one key that one process sent away: they come back one after the other, as fast as starts are granted
-    there. Would all come when the first of them can start, then all but that one came in vain, again and again."""
-
-    __slots__ = "_granted", "_latest", "_next", "_since"
-
-    def __init__(self, now: float) -> None:
-        self._since = self._latest = now
-        self._granted, self._next = 0.0, 0.0
-
-    def is_waiting(self, now: float) -> bool:
-        """Is there somebody who has not come back?"""
-        return self._next > now
-
-    def is_idle(self, now: float) -> bool:
-        return self._next <= now and self._latest <= now
-
-    def grant(self, units: int, at: float) -> None:
-        """So many units start at that time, or have."""
-        self._granted += units
-        self._latest = max(self._latest, at)
-
-    def append(self, units: int, now: float, retry_after: float, limit: int, lead: float) -> float:
-        """When to come back, at the end of the line: so long before the start as it takes to take a place, if there are
-        any."""
-        if self.is_idle(now):
-            self._since, self._latest, self._granted = now, now, 0.0
-        if self._granted > _REMEMBERED * limit:
-            self._granted /= 2
-            self._since += (self._latest - self._since) / 2
-        if lead > 0:
-            pace = (self._latest - self._since) / max(self._granted, 1.0)
-        else:
-            # The limit was granted before the first came here. Rather too early than too late: so it gets faster again.
-            pace = 0.75 * (max(now, self._latest) - self._since) / (limit + self._granted)
-        at = max(self._next, now + max(retry_after - lead, retry_after / 2, _SOONEST))
-        self._next = at + pace * units
-        return at
+#: By the clock of Redis. Whoever comes is the last; a line that nobody is in is forgotten.
+_APPEND = """
+local now = redis.call('TIME')
+now = now[1] + now[2] / 1e6
+local at = math.max(tonumber(redis.call('GET', KEYS[1]) or '0'), now + ARGV[1])
+local next = at + ARGV[2]
+redis.call('SET', KEYS[1], string.format('%.6f', next), 'PX', math.ceil((next - now) * 1000) + 1000)
+return string.format('%.6f', at - now)
+"""
 
 
-class Lines:
-    """The lines of all keys of one limit. Times are seconds on any one clock."""
+class Line(Protocol):
+    """Lines of jobs, by the names of what they wait for."""
+
+    def append(self, name: str, soonest: float, pace: float) -> Any | Awaitable[Any]:
+        """After how many seconds to come back, at the end of the line: not before `soonest`, and the next comes `pace`
+        seconds later. An asynchronous line says so when it is awaited."""
+
+
+class LocalLine:
+    """The lines of one process."""
 
     def __init__(self) -> None:
-        self._lines: dict[str | None, _Line] = {}
+        self._next: dict[str, float] = {}
         self._sweep_at = 64
 
-    def is_waiting(self, key: str | None, now: float) -> bool:
-        line = self._lines.get(key)
-        return line is not None and line.is_waiting(now)
+    def is_waiting(self, name: str) -> bool:
+        """Is there somebody who has not come back?"""
+        return self._next.get(name, 0.0) > time.monotonic()
 
-    def start(self, key: str | None, units: int, now: float) -> None:
-        """Somebody has started."""
-        line = self._lines.get(key)
-        if line is not None:
-            line.grant(units, now)
+    def append(self, name: str, soonest: float, pace: float) -> float:
+        now = time.monotonic()
+        at = max(self._next.get(name, 0.0), now + soonest)
+        self.extend(name, at - now + pace)
+        return at - now
 
-    def place(self, key: str | None, units: int, now: float, at: float) -> None:
-        """Somebody has a place for that time."""
-        self._of(key, now).grant(units, at)
+    def extend(self, name: str, wait: float) -> None:
+        """The line is so many seconds long, as somebody has heard."""
+        now = time.monotonic()
+        if name not in self._next and len(self._next) >= self._sweep_at:
+            # Lines that nobody is in are forgotten whenever there are twice as many as there were others.
+            self._next = {name: at for name, at in self._next.items() if at > now}
+            self._sweep_at = max(64, 2 * len(self._next))
+        self._next[name] = max(self._next.get(name, 0.0), now + wait)
 
-    def append(self, key: str | None, units: int, now: float, retry_after: float, limit: int, lead: float) -> float:
-        return self._of(key, now).append(units, now, retry_after, limit, lead)
 
-    def _of(self, key: str | None, now: float) -> _Line:
-        line = self._lines.get(key)
-        if line is None:
-            if len(self._lines) >= self._sweep_at:
-                # Keys that are idle are forgotten whenever there are twice as many as those that were not.
-                self._lines = {key: line for key, line in self._lines.items() if not line.is_idle(now)}
-                self._sweep_at = max(64, 2 * len(self._lines))
-            line = self._lines[key] = _Line(now)
-        return line
+class RedisLine:
+    """The lines of all workers of a queue, in its Redis. With an asynchronous client, `append` is awaited."""
+
+    def __init__(self, redis: Any, prefix: str) -> None:
+        self._script, self._prefix = redis.register_script(_APPEND), prefix
+
+    def append(self, name: str, soonest: float, pace: float) -> Any:
+        return self._script(keys=[self._prefix + name], args=[f"{soonest:.6f}", f"{pace:.6f}"])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import re
 import time
 from collections.abc import Callable, Generator
 from contextlib import suppress
@@ -22,7 +23,7 @@ from . import _aio
 from ._decorator import is_awaited
 from ._derived import Arguments, Derivation, refuse
 from ._errors import ForeignPermit, InvalidArgument, Unsupported
-from ._line import Lines
+from ._line import Line, LocalLine
 from ._native import Limiter, Permit
 
 __all__ = ["Gate", "Later", "Limited", "Turn", "current_permit", "gate_of", "limiting"]
@@ -34,6 +35,15 @@ _LOOK = 0.01
 
 #: A place that is nearer and has not started waits for something else, for which there are no places.
 _NEAR = 0.02
+
+#: Who has no place comes back so much of the horizon before its start, to take one.
+_LEAD = 0.8
+
+#: Nobody comes back sooner without a place, in seconds: what a concurrency limit says is only a guess.
+_SOONEST = 0.1
+
+#: Who came back in vain several times is not sent away for longer than this or the horizon, in seconds.
+_PATIENCE = 5.0
 
 #: Nobody is sent away for longer at once, in seconds: queues have limits of their own, and an early place stays good.
 _LONGEST = 86_400.0
@@ -70,7 +80,35 @@ class _Place(NamedTuple):
     wait: float
 
 
-_Steps: TypeAlias = Generator[float, None, "Permit | Later"]
+class _Turnless(NamedTuple):
+    """A job has to go without a place. It comes back after `soonest` seconds at the earliest; the next `pace` later."""
+
+    key: str | None
+    soonest: float
+    pace: float
+    #: How often that has happened to it.
+    times: int
+
+
+class _Ticket(NamedTuple):
+    """What travels with a job: when its place is ready, in Unix seconds, so that any machine can tell; how often it was
+    sent away without one; and the place's text, "" for none."""
+
+    ready: float
+    times: int
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.ready:.3f} {self.times} {self.text}"
+
+    @classmethod
+    def of(cls, ticket: str | None) -> _Ticket | None:
+        """What somebody else put under our name is no ticket."""
+        found = re.fullmatch(r"([0-9]+\.[0-9]+) ([0-9]+) (\S*)", ticket or "", re.ASCII)
+        return None if found is None else cls(float(found[1]), int(found[2]), found[3])
+
+
+_Steps: TypeAlias = Generator[float, None, "Permit | Later | _Turnless"]
 
 
 class Gate:
@@ -98,38 +136,48 @@ class Gate:
         self._on_limited = on_limited
         derivation = Derivation(function)
         self._key, self._weight = derivation.key("key", key), derivation.weight("weight", weight)
-        self._lines, self._late, self._lock = Lines(), 0.0, Lock()
+        #: Where those wait who have no place: a queue's module may know a line for all workers.
+        self.line: Line | None = None
+        self._local, self._lock = LocalLine(), Lock()
+        self._late = self._duration = 0.0
 
     # ---- what queues ask ----
 
     def admit(self, arguments: Arguments, ticket: str | None) -> Permit | Later:
         """A start for a call with these arguments, or for how long to send it away. Waits for `hold` at most.
         `ticket` is what the job has brought back, if it was sent away before."""
-        steps = self._steps(self._key(arguments), self._weight(arguments), ticket)
+        steps = self._steps(self._key(arguments), self._weight(arguments), _Ticket.of(ticket))
         try:
             while True:
                 wait, answer = _step(steps)
                 if answer is not None:
-                    return answer
+                    break
                 time.sleep(wait)
         finally:
             steps.close()
+        if not isinstance(answer, _Turnless):
+            return answer
+        return self._come_back(answer, None if self.line is None else self._at_the_end(self.line, answer))
 
     async def admit_async(self, arguments: Arguments, ticket: str | None) -> Permit | Later:
         """The same in an event loop: what may wait for the store does so in the loop's executor."""
-        steps = self._steps(self._key(arguments), self._weight(arguments), ticket)
+        steps = self._steps(self._key(arguments), self._weight(arguments), _Ticket.of(ticket))
         loop = asyncio.get_running_loop()
         asked = loop.run_in_executor(None, _step, steps)
         try:
             while True:
                 wait, answer = await asyncio.shield(asked)
                 if answer is not None:
-                    return answer
+                    break
                 await asyncio.sleep(wait)
                 asked = loop.run_in_executor(None, _step, steps)
         except asyncio.CancelledError:
             asked.add_done_callback(lambda done: loop.run_in_executor(None, self._undo, steps, done))
             raise
+        if not isinstance(answer, _Turnless):
+            return answer
+        told = None if self.line is None else self._at_the_end(self.line, answer)
+        return self._come_back(answer, None if told is None else await told)
 
     def waits(self, arguments: Arguments) -> Permit:
         """A start for a call outside of a queue's worker: it is waited for."""
@@ -140,10 +188,9 @@ class Gate:
 
     def give_back(self, ticket: str | None) -> None:
         """The job with this ticket will not run."""
-        text = _place_of(ticket)[0]
-        if text:
-            with suppress(ForeignPermit, InvalidArgument, Unsupported):
-                self.limiter.place(text).cancel()
+        kept = _Ticket.of(ticket)
+        if kept is not None:
+            self._cancel(kept.text)
 
     def tell(self, job: Any, later: Later) -> None:
         """The job was sent away. What the listener raises is the job's failure no more than the job's wait is."""
@@ -155,11 +202,11 @@ class Gate:
 
     # ---- how it is decided ----
 
-    def _steps(self, key: str | None, weight: int, ticket: str | None) -> _Steps:
+    def _steps(self, key: str | None, weight: int, ticket: _Ticket | None) -> _Steps:
         """Yields for how long to wait before it goes on. Who closes it has given up."""
-        text, ready = _place_of(ticket)
-        if text:
-            self._heed(time.time() - ready)
+        text = "" if ticket is None else ticket.text
+        if ticket is not None and text:
+            self._late = max(time.time() - ticket.ready, 0.9 * self._late, 0.0)
         until = time.monotonic() + self.hold
         while True:
             answer = self._ask(key, weight, text, is_new=ticket is None)
@@ -167,11 +214,11 @@ class Gate:
                 return answer
             wait = max(answer.wait, _LOOK)
             if time.monotonic() + wait > until:
-                return self._later(key, weight, answer)
+                return self._away(key, weight, answer, 0 if ticket is None else ticket.times)
             try:
                 yield wait
             except GeneratorExit:
-                self.give_back(_ticket(answer))
+                self._cancel(answer.text)
                 raise
             text = answer.text
 
@@ -183,108 +230,102 @@ class Gate:
             with suppress(ForeignPermit, InvalidArgument, Unsupported):
                 permit = self.limiter.present(text)
         if permit is None:
-            permit = self.limiter.try_acquire(key, weight) or self._reserve(key, weight, is_new)
-        if permit is not None and not permit.started:
-            if permit.wait == 0:
-                permit = self.limiter.present(permit)
-            if not permit.started:
-                place = self._away(permit)
-                if place is not None:
-                    return place
-                permit = None
+            permit = self.limiter.try_acquire(key, weight)
+        horizon = self._horizon()
+        if permit is None and horizon > 0:
+            with self._lock:
+                # Those who were sent away without a place take theirs first.
+                may_reserve = not (is_new and self._local.is_waiting(self._name(key)))
+            if may_reserve:
+                with suppress(Unsupported):
+                    permit = self.limiter.reserve(key, weight, horizon, self._usual())
+        if permit is not None and not permit.started and permit.wait == 0:
+            permit = self.limiter.present(permit)
         if permit is None:
             return _Place("", self.limiter.peek(key, weight).retry_after)
-        with self._lock:
-            self._lines.start(key, weight, time.monotonic())
-        return permit
-
-    def _reserve(self, key: str | None, weight: int, is_new: bool) -> Permit | None:
-        horizon = self._horizon()
-        if horizon is None:
-            return None
-        if is_new:
-            with self._lock:
-                # Those who were sent away without one take theirs first.
-                if self._lines.is_waiting(key, time.monotonic()):
-                    return None
-        try:
-            return self.limiter.reserve(key, weight, horizon, self.grace)
-        except Unsupported:
-            return None
-
-    def _away(self, permit: Permit) -> _Place | None:
-        """A place as a text, if it is one to wait for."""
-        # The farthest places have a time but no turn: see _horizon.
-        if permit.wait <= (self._horizon() or 0.0):
+        if permit.started:
+            return permit
+        if permit.wait <= horizon:
             with suppress(Unsupported):
                 return _Place(permit.to_text(), permit.wait)
         permit.cancel()
-        return None
+        return _Place("", permit.wait)
 
-    def _later(self, key: str | None, weight: int, place: _Place) -> Later:
-        if place.text and place.wait < _NEAR:
-            # Its time has come, but not that of a part without places: it would keep others from what it cannot use.
-            self.give_back(_ticket(place))
-            place = _Place("", place.wait)
-        now, wait = time.monotonic(), place.wait
+    def _away(self, key: str | None, weight: int, place: _Place, times: int) -> Later | _Turnless:
+        if place.text and place.wait >= _NEAR:
+            # Early enough for the queue to be late.
+            delay = min(max(place.wait - self.hold, 0.0), _LONGEST)
+            ticket = _Ticket(time.time() + place.wait, times, place.text)
+            return Later(delay, str(ticket), Limited(key, place.wait, True))
+        # Its time has come, but not that of a part without places: it would keep others from what it cannot use.
+        self._cancel(place.text)
+        decision, horizon = self.limiter.peek(key, weight), self._horizon()
+        if horizon > 0:
+            between = max(decision.reset_after - decision.retry_after, self.limiter.window or 0.0)
+        else:
+            between = self._duration  # Nobody knows when a job ends, but how long others took.
+        soonest = max(decision.retry_after - _LEAD * horizon, _SOONEST)
+        return _Turnless(key, soonest, weight * between / (decision.limit or 1), times)
+
+    def _at_the_end(self, line: Line, job: _Turnless) -> Any:
+        """What the line says to a newcomer; who was in it once does not go to its end again."""
+        return None if job.times else line.append(self._name(job.key), job.soonest, job.pace)
+
+    def _come_back(self, job: _Turnless, told: Any) -> Later:
+        name = self._name(job.key)
         with self._lock:
-            if place.text:
-                self._lines.place(key, weight, now, now + wait)
+            if job.times:
+                # It came too soon. The more often, the less is known of when it is its turn.
+                step = max(self._horizon() / 4, job.pace, _SOONEST)
+                wait = max(job.soonest, min(job.times * step, max(_PATIENCE, self._horizon())))
+            elif told is None:
+                wait = self._local.append(name, job.soonest, job.pace)
             else:
-                decision = self.limiter.peek(key, weight)
-                lead = (self._horizon() or 0.0) / 2
-                wait = self._lines.append(key, weight, now, decision.retry_after, decision.limit or 1, lead) - now
-        # Early enough for the queue to be late.
-        delay = min(max(wait - self.hold, 0.0) if place.text else wait, _LONGEST)
-        return Later(delay, _ticket(_Place(place.text, wait)), Limited(key, wait, bool(place.text)))
+                wait = float(told)
+                self._local.extend(name, wait)
+        ticket = _Ticket(time.time() + wait, job.times + 1, "")
+        return Later(min(wait, _LONGEST), str(ticket), Limited(job.key, wait, False))
 
-    @property
-    def grace(self) -> float:
-        """How late a job may come to its place, in seconds."""
+    def _usual(self) -> float:
+        """How late a job may come to its place, in seconds. Where others queue before it, that is longer."""
         if self._grace is not None:
             return self._grace
         window = self.limiter.window or 0.0
         usual = min(max(window / 40, self._usual_grace), _MOST_GRACE)
         return max(usual, min(1.5 * self._late, window / 4, _MOST_GRACE))
 
-    def _heed(self, late: float) -> None:
-        """A job came so late to its place: where others queue before it, places wait for longer."""
-        self._late = max(late, 0.9 * self._late, 0.0)
-
-    def _horizon(self) -> float | None:
+    def _horizon(self) -> float:
         """How far places are taken, in seconds: a limit keeps one window's worth of them. Beyond, places have a time and
-        no turn, so whoever has one would come at the same time as all others, in vain. None if there are no places."""
+        no turn, so whoever has one would come at the same time as all others, in vain. 0 if there are no places."""
         window = self.limiter.window
-        return None if window is None else max(window, 1.0) + self.grace
+        return 0.0 if window is None else max(window, 1.0) + self._usual()
+
+    def _name(self, key: str | None) -> str:
+        return f"{self.limiter.name}:{key or ''}"
+
+    def _cancel(self, text: str) -> None:
+        if text:
+            with suppress(ForeignPermit, InvalidArgument, Unsupported):
+                self.limiter.place(text).cancel()
+
+    def ran(self, seconds: float) -> None:
+        """A job took so long."""
+        self._duration = 0.8 * self._duration + 0.2 * seconds if self._duration else seconds
 
     def _undo(self, steps: _Steps, asked: asyncio.Future[Any]) -> None:
         steps.close()
         answer = None if asked.cancelled() or asked.exception() else asked.result()[1]
         if isinstance(answer, Permit):
             answer.cancel()
-        elif answer is not None:
+        elif isinstance(answer, Later):
             self.give_back(answer.ticket)
 
 
-def _step(steps: _Steps) -> tuple[float, Permit | Later | None]:
+def _step(steps: _Steps) -> tuple[float, Permit | Later | _Turnless | None]:
     try:
         return next(steps), None
     except StopIteration as end:
         return 0.0, end.value
-
-
-def _ticket(place: _Place) -> str:
-    """As it travels with its job: when the place is ready, in Unix seconds, so that any machine can tell, and its text."""
-    return f"{time.time() + place.wait:.3f} {place.text}"
-
-
-def _place_of(ticket: str | None) -> tuple[str, float]:
-    """The text of a place, "" for none, and when it is ready. What somebody else put under our name is no ticket."""
-    ready, _, text = (ticket or "").partition(" ")
-    try:
-        return text, float(ready)
-    except ValueError:
-        return "", 0.0
 
 
 def _seconds(parameter: str, value: object) -> float:
@@ -381,12 +422,13 @@ def _called(function: Callable[..., Any], gate: Gate) -> Callable[..., Any]:
     def called(*args: Any, **kwargs: Any) -> Any:
         turn = _turn.get()
         permit = (turn and turn.take(gate)) or gate.waits((args, kwargs))
-        token = _permit.set(permit)
+        token, began = _permit.set(permit), time.monotonic()
         try:
             return function(*args, **kwargs)
         finally:
             _permit.reset(token)
             permit.complete()
+            gate.ran(time.monotonic() - began)
 
     return called
 
@@ -396,11 +438,12 @@ def _awaited(function: Callable[..., Any], gate: Gate) -> Callable[..., Any]:
     async def awaited(*args: Any, **kwargs: Any) -> Any:
         turn = _turn.get()
         permit = (turn and turn.take(gate)) or await gate.waits_async((args, kwargs))
-        token = _permit.set(permit)
+        token, began = _permit.set(permit), time.monotonic()
         try:
             return await function(*args, **kwargs)
         finally:
             _permit.reset(token)
+            gate.ran(time.monotonic() - began)
             await _aio.complete(permit)
 
     return awaited

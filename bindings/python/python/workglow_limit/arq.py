@@ -22,6 +22,7 @@ from arq import ArqRedis, Retry
 from arq.constants import retry_key_prefix
 
 from ._decorator import is_awaited
+from ._line import RedisLine
 from ._native import Limiter
 from ._queueing import Later, Limited, Turn, current_permit, gate_of, limiting
 
@@ -31,6 +32,9 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 #: With the id of a job, the Redis key of its place.
 PREFIX = "arq:workglow-limit:"
+
+#: With what it is for, the Redis key of a line of jobs that have no place.
+LINE = "arq:workglow-limit-line:"
 
 #: How late a job may come to its place if its limit does not say, in seconds: workers look every half a second.
 GRACE = 0.5
@@ -70,6 +74,7 @@ def limited(
         async def job(ctx: dict[Any, Any], /, *args: Any, **kwargs: Any) -> Any:
             if "job_id" not in ctx:
                 return await body(ctx, *args, **kwargs)
+            gate.line = RedisLine(ctx["redis"], LINE)
             answer = await gate.admit_async(((ctx, *args), kwargs), await _ticket(ctx))
             if isinstance(answer, Later):
                 await _keep(ctx, answer)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from dramatiq.middleware import Middleware, SkipMessage
 
+from ._line import RedisLine
 from ._native import Limiter, Permit
 from ._queueing import Gate, Limited, Turn, current_permit, gate_of, limiting
 
@@ -73,6 +74,9 @@ class Limits(Middleware):
     def after_declare_actor(self, broker: Broker, actor: Actor[..., Any]) -> None:
         gate = gate_of(actor.fn)
         if gate is not None:
+            client = getattr(broker, "client", None)
+            if hasattr(client, "register_script"):  # The broker is Redis: one line for all workers.
+                gate.line = RedisLine(client, f"{broker.namespace}:workglow-limit:")  # type: ignore[attr-defined]
             actor.fn = self._limited(broker, actor.actor_name, gate, actor.fn)
 
     def _limited(self, broker: Broker, name: str, gate: Gate, body: Callable[..., Any]) -> Callable[..., Any]:

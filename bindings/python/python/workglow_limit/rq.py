@@ -26,6 +26,7 @@ from rq.job import Job
 from rq.utils import now, utcformat
 from rq.worker import BaseWorker
 
+from ._line import RedisLine
 from ._native import Limiter, Permit
 from ._queueing import Gate, Later, Limited, Turn, current_permit, gate_of, limiting
 
@@ -120,6 +121,7 @@ class Limits(BaseWorker):
         if gate is None:
             return super().perform_job(job, queue, execution)
         outcome: Permit | Exception
+        gate.line = RedisLine(self.connection, f"{_waiting(queue)}:")
         try:
             answer = gate.admit(arguments, self._ticket(job))
             if isinstance(answer, Later):

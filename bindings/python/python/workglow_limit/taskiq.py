@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from taskiq import NoResultError, TaskiqMessage, TaskiqMiddleware, TaskiqResult
 from taskiq.labels import prepare_label
 
+from ._line import RedisLine
 from ._native import Limiter, Permit
 from ._queueing import Later, Limited, Turn, current_permit, gate_of, limiting
 
@@ -97,6 +98,7 @@ class Limits(TaskiqMiddleware):
         gate = None if task is None else gate_of(task.original_func)
         if task is None or gate is None or self._delays is None:
             return message
+        gate.line = self._delays.line
         outcome: Permit | Exception
         try:
             answer = await gate.admit_async(_arguments(task.original_func, message), ticket)
@@ -165,6 +167,8 @@ class _Delays:
         self._redis: Redis = Redis(connection_pool=broker.connection_pool)  # type: ignore[attr-defined]
         self._name = f"{broker.queue_name}:workglow-limit"  # type: ignore[attr-defined]
         self._add, self._take = self._redis.register_script(_ADD), self._redis.register_script(_TAKE)
+        #: The line of tasks that have no place.
+        self.line = RedisLine(self._redis, f"{self._name}:")
         self._sooner = asyncio.Event()
         self._work = asyncio.create_task(self._send())
 
