@@ -8,7 +8,7 @@ from arq.connections import RedisSettings
 if work.WHO == "ours":
     from workglow_limit.arq import limited
 
-    @limited(work.limiter(), key=work.key, grace=0.15, on_limited=work.limited)
+    @limited(work.limiter(), key=work.key, grace=0.15, on_limited=lambda ctx, why: work.limited(ctx["job_id"], why))
     async def job(ctx, name):
         work.started(name, ctx["job_try"] - 1)
         await asyncio.to_thread(work.until_told, name)
@@ -19,7 +19,7 @@ else:
     async def job(ctx, name):
         a = time.monotonic_ns()
         if not await LIMITER.hit(ITEM):
-            work.limited()
+            work.note("limited")
             stats = await LIMITER.get_window_stats(ITEM)
             raise Retry(defer=max(0.05, stats.reset_time - time.time()))
         work.started(name, ctx["job_try"] - 1, a)

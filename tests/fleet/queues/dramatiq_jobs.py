@@ -21,7 +21,7 @@ if work.WHO == "ours":
     broker.add_middleware(Limits())
 
     @dramatiq.actor
-    @limited(work.limiter(), key=work.key, on_limited=work.limited)
+    @limited(work.limiter(), key=work.key, on_limited=lambda sent, why: work.limited(sent.args[0], why))
     def job(name):
         work.started(name, attempts())
         work.until_told(name)
@@ -37,7 +37,7 @@ else:
         a = time.monotonic_ns()
         with LIMITER.acquire(raise_on_failure=False) as acquired:
             if not acquired:
-                work.limited()
+                work.note("limited")
                 raise dramatiq.RateLimitExceeded("fleet")
             work.started(name, attempts(), a)
             work.until_told(name)

@@ -50,7 +50,7 @@ class Log:
                     self.starts[job].append(Start(int(a), int(b), int(attempts), worker))
                 case ["ended", job]:
                     self.ended.add(job)
-                case ["limited"]:
+                case ["limited", *_]:
                     self.limited += 1
                 case ["sender"]:
                     self.is_sending = True

@@ -13,7 +13,7 @@ def attempts():
 if work.WHO == "ours":
     from workglow_limit.rq import limited
 
-    @limited(work.limiter(), key=work.key, on_limited=work.limited)
+    @limited(work.limiter(), key=work.key, on_limited=lambda sent, why: work.limited(sent.args[0], why))
     def job(name):
         work.started(name, attempts())
         work.until_told(name)
@@ -24,7 +24,7 @@ else:
         limiter, item = work.moving_window()
         a = time.monotonic_ns()
         if not limiter.hit(item):
-            work.limited()
+            work.note("limited")
             wait = limiter.get_window_stats(item).reset_time - time.time()
             return rq.Retry(max=1000, interval=max(1, math.ceil(wait)))
         work.started(name, attempts(), a)

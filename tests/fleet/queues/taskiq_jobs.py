@@ -18,7 +18,7 @@ if work.WHO == "ours":
     broker.add_middlewares(Limits())
 
     @broker.task
-    @limited(work.limiter(), key=work.key, on_limited=work.limited)
+    @limited(work.limiter(), key=work.key, on_limited=lambda sent, why: work.limited(sent.args[0], why))
     async def job(name: str, context: Context = TaskiqDepends()) -> None:
         work.started(name, attempts(context))
         await asyncio.to_thread(work.until_told, name)
@@ -32,7 +32,7 @@ else:
             a = time.monotonic_ns()
             if await LIMITER.hit(ITEM):
                 break
-            work.limited()
+            work.note("limited")
             stats = await LIMITER.get_window_stats(ITEM)
             await asyncio.sleep(max(0.05, stats.reset_time - time.time()))
         work.started(name, attempts(context), a)

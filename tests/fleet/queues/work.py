@@ -38,8 +38,8 @@ def note(*words):
     os.write(LOG, f"{' '.join(map(str, words))}\n".encode())
 
 
-def limited(*_):
-    note("limited")
+def limited(job, why):
+    note("limited", job, round(why.wait, 3), why.has_place)
 
 
 def worker():

@@ -59,7 +59,12 @@ class RedisLine:
     """The lines of all workers of a queue, in its Redis. With an asynchronous client, `append` is awaited."""
 
     def __init__(self, redis: Any, prefix: str) -> None:
-        self._script, self._prefix = redis.register_script(_APPEND), prefix
+        self._redis, self._script, self._prefix = redis, redis.register_script(_APPEND), prefix
+
+    def is_waiting(self, name: str) -> bool:
+        """Is there somebody who has not come back? Not with an asynchronous client."""
+        kept = self._redis.get(self._prefix + name)
+        return kept is not None and float(kept) > time.time()
 
     def append(self, name: str, soonest: float, pace: float) -> Any:
         return self._script(keys=[self._prefix + name], args=[f"{soonest:.6f}", f"{pace:.6f}"])

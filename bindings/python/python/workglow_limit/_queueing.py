@@ -26,7 +26,7 @@ from ._errors import ForeignPermit, InvalidArgument, Unsupported
 from ._line import Line, LocalLine
 from ._native import Limiter, Permit
 
-__all__ = ["Gate", "Later", "Limited", "Turn", "current_permit", "gate_of", "limiting"]
+__all__ = ["Gate", "Later", "Limited", "Turn", "Usual", "current_permit", "gate_of", "limiting"]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -71,6 +71,14 @@ class Later(NamedTuple):
     delay: float
     ticket: str
     limited: Limited
+
+
+class Usual(NamedTuple):
+    """What a queue is like: how late a job may come to its place, if its limit does not say, and how much earlier it is sent
+    for, because the queue is late itself; in seconds."""
+
+    grace: float
+    early: float
 
 
 class _Place(NamedTuple):
@@ -122,8 +130,8 @@ class Gate:
         weight: int | str | Callable[..., int],
         hold: float | timedelta,
         grace: float | timedelta | None,
-        usual_grace: float,
         on_limited: Callable[[Any, Limited], object] | None,
+        usual: Usual,
     ) -> None:
         if not isinstance(limiter, Limiter):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"limiter is {limiter!r}: expected a limiter of workglow_limit, not {type(limiter).__name__}")
@@ -132,14 +140,17 @@ class Gate:
         self.limiter = limiter
         self.hold = _seconds("hold", hold)
         self._grace = None if grace is None else _seconds("grace", grace)
-        self._usual_grace = usual_grace
+        self._usual = usual
         self._on_limited = on_limited
         derivation = Derivation(function)
         self._key, self._weight = derivation.key("key", key), derivation.weight("weight", weight)
         #: Where those wait who have no place: a queue's module may know a line for all workers.
         self.line: Line | None = None
         self._local, self._lock = LocalLine(), Lock()
-        self._late = self._duration = 0.0
+        #: Is there somebody in the line of that name?
+        self.is_waiting: Callable[[str], bool] = self._local.is_waiting
+        #: How late jobs came to their places lately, and how long they took, in seconds.
+        self.learned = (0.0, 0.0)
 
     # ---- what queues ask ----
 
@@ -206,7 +217,8 @@ class Gate:
         """Yields for how long to wait before it goes on. Who closes it has given up."""
         text = "" if ticket is None else ticket.text
         if ticket is not None and text:
-            self._late = max(time.time() - ticket.ready, 0.9 * self._late, 0.0)
+            late, duration = self.learned
+            self.learned = max(time.time() - ticket.ready, 0.9 * late, 0.0), duration
         until = time.monotonic() + self.hold
         while True:
             answer = self._ask(key, weight, text, is_new=ticket is None)
@@ -231,14 +243,13 @@ class Gate:
                 permit = self.limiter.present(text)
         if permit is None:
             permit = self.limiter.try_acquire(key, weight)
-        horizon = self._horizon()
+        # Who comes back for a place, a little too soon perhaps, gets one that is farther, and does not go in vain.
+        horizon = self._horizon() * (1 if is_new else 2)
         if permit is None and horizon > 0:
-            with self._lock:
-                # Those who were sent away without a place take theirs first.
-                may_reserve = not (is_new and self._local.is_waiting(self._name(key)))
-            if may_reserve:
+            # Those who were sent away without a place take theirs first.
+            if not (is_new and self.is_waiting(self._name(key))):
                 with suppress(Unsupported):
-                    permit = self.limiter.reserve(key, weight, horizon, self._usual())
+                    permit = self.limiter.reserve(key, weight, horizon, self._grace_now())
         if permit is not None and not permit.started and permit.wait == 0:
             permit = self.limiter.present(permit)
         if permit is None:
@@ -253,8 +264,7 @@ class Gate:
 
     def _away(self, key: str | None, weight: int, place: _Place, times: int) -> Later | _Turnless:
         if place.text and place.wait >= _NEAR:
-            # Early enough for the queue to be late.
-            delay = min(max(place.wait - self.hold, 0.0), _LONGEST)
+            delay = min(max(place.wait - min(self._usual.early, self.hold), 0.0), _LONGEST)
             ticket = _Ticket(time.time() + place.wait, times, place.text)
             return Later(delay, str(ticket), Limited(key, place.wait, True))
         # Its time has come, but not that of a part without places: it would keep others from what it cannot use.
@@ -263,7 +273,7 @@ class Gate:
         if horizon > 0:
             between = max(decision.reset_after - decision.retry_after, self.limiter.window or 0.0)
         else:
-            between = self._duration  # Nobody knows when a job ends, but how long others took.
+            between = self.learned[1]  # Nobody knows when a job ends, but how long others took.
         soonest = max(decision.retry_after - _LEAD * horizon, _SOONEST)
         return _Turnless(key, soonest, weight * between / (decision.limit or 1), times)
 
@@ -286,19 +296,19 @@ class Gate:
         ticket = _Ticket(time.time() + wait, job.times + 1, "")
         return Later(min(wait, _LONGEST), str(ticket), Limited(job.key, wait, False))
 
-    def _usual(self) -> float:
+    def _grace_now(self) -> float:
         """How late a job may come to its place, in seconds. Where others queue before it, that is longer."""
         if self._grace is not None:
             return self._grace
         window = self.limiter.window or 0.0
-        usual = min(max(window / 40, self._usual_grace), _MOST_GRACE)
-        return max(usual, min(1.5 * self._late, window / 4, _MOST_GRACE))
+        usual = min(max(window / 40, self._usual.grace), _MOST_GRACE)
+        return max(usual, min(1.5 * self.learned[0], window / 4, _MOST_GRACE))
 
     def _horizon(self) -> float:
         """How far places are taken, in seconds: a limit keeps one window's worth of them. Beyond, places have a time and
         no turn, so whoever has one would come at the same time as all others, in vain. 0 if there are no places."""
         window = self.limiter.window
-        return 0.0 if window is None else max(window, 1.0) + self._usual()
+        return 0.0 if window is None else max(window, 1.0) + self._grace_now()
 
     def _name(self, key: str | None) -> str:
         return f"{self.limiter.name}:{key or ''}"
@@ -310,7 +320,8 @@ class Gate:
 
     def ran(self, seconds: float) -> None:
         """A job took so long."""
-        self._duration = 0.8 * self._duration + 0.2 * seconds if self._duration else seconds
+        late, duration = self.learned
+        self.learned = late, 0.8 * duration + 0.2 * seconds if duration else seconds
 
     def _undo(self, steps: _Steps, asked: asyncio.Future[Any]) -> None:
         steps.close()
@@ -400,8 +411,8 @@ def limiting(
     weight: int | str | Callable[..., int],
     hold: float | timedelta,
     grace: float | timedelta | None,
-    usual_grace: float,
     on_limited: Callable[[Any, Limited], object] | None,
+    usual: Usual,
 ) -> Callable[[_F], _F]:
     """A decorator for the functions of jobs. Calls by a queue's worker have got their turn; any other call waits."""
 
@@ -409,7 +420,7 @@ def limiting(
         if not inspect.isfunction(function):
             raise TypeError(f"{function!r} is no function: @limited goes below the decorator that makes a job of one")
         awaits = is_awaited(function)
-        gate = Gate(function, limiter, key, weight, hold, grace, usual_grace, on_limited)
+        gate = Gate(function, limiter, key, weight, hold, grace, on_limited, usual)
         wrapper = _awaited(function, gate) if awaits else _called(function, gate)
         setattr(wrapper, _GATE, gate)
         return wrapper

@@ -24,7 +24,7 @@ from arq.constants import retry_key_prefix
 from ._decorator import is_awaited
 from ._line import RedisLine
 from ._native import Limiter
-from ._queueing import Later, Limited, Turn, current_permit, gate_of, limiting
+from ._queueing import Later, Limited, Turn, Usual, current_permit, gate_of, limiting
 
 __all__ = ["Limited", "current_permit", "limited"]
 
@@ -36,8 +36,8 @@ PREFIX = "arq:workglow-limit:"
 #: With what it is for, the Redis key of a line of jobs that have no place.
 LINE = "arq:workglow-limit-line:"
 
-#: How late a job may come to its place if its limit does not say, in seconds: workers look every half a second.
-GRACE = 0.5
+#: Workers look every half a second, if their settings do not say otherwise.
+USUAL = Usual(grace=0.5, early=0.15)
 
 #: For how long a place that nobody comes for is kept in Redis, in seconds: it has long passed then.
 KEPT = 60
@@ -61,7 +61,7 @@ def limited(
 
     Raises InvalidArgument or TypeError for what cannot be meant. A call without a worker waits for its start.
     """
-    decorate = limiting(limiter, key, weight, hold, grace, GRACE, on_limited)
+    decorate = limiting(limiter, key, weight, hold, grace, on_limited, USUAL)
 
     def decorated(function: _F) -> _F:
         if not is_awaited(function):

@@ -23,7 +23,7 @@ from dramatiq.middleware import Middleware, SkipMessage
 
 from ._line import RedisLine
 from ._native import Limiter, Permit
-from ._queueing import Gate, Limited, Turn, current_permit, gate_of, limiting
+from ._queueing import Gate, Limited, Turn, Usual, current_permit, gate_of, limiting
 
 if TYPE_CHECKING:
     from dramatiq import Actor, Broker
@@ -37,8 +37,8 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 #: The option of a message that carries its place.
 OPTION = "workglow_limit"
 
-#: How late a message may come to its place if its limit does not say, in seconds: a delayed one goes through two queues.
-GRACE = 0.25
+#: A delayed message goes through two queues.
+USUAL = Usual(grace=0.25, early=0.15)
 
 #: Consumers that find nothing look again after so many ms. Dramatiq's own second would be too late for a place.
 POLL = 100
@@ -62,7 +62,7 @@ def limited(
 
     Raises InvalidArgument or TypeError for what cannot be meant. A call without a worker waits for its start.
     """
-    return limiting(limiter, key, weight, hold, grace, GRACE, on_limited)
+    return limiting(limiter, key, weight, hold, grace, on_limited, USUAL)
 
 
 class Limits(Middleware):

@@ -28,7 +28,7 @@ from rq.worker import BaseWorker
 
 from ._line import RedisLine
 from ._native import Limiter, Permit
-from ._queueing import Gate, Later, Limited, Turn, current_permit, gate_of, limiting
+from ._queueing import Gate, Later, Limited, Turn, Usual, current_permit, gate_of, limiting
 
 if TYPE_CHECKING:
     from rq.executions import Execution
@@ -40,11 +40,14 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 #: The field of a job's hash that holds its place.
 FIELD = "workglow_limit"
 
-#: How late a job may come to its place if its limit does not say, in seconds: a worker does one job at a time.
-GRACE = 0.25
+#: A worker does one job at a time, and forks for each.
+USUAL = Usual(grace=0.25, early=0.05)
 
-#: How often a worker looks for jobs whose time has come, in seconds. RQ's own scheduler does so once a second.
-LOOK = 0.1
+#: How often a worker looks for jobs whose time comes, at least, in seconds. RQ's own scheduler does so once a second.
+LOOK = 0.05
+
+#: For how long it is remembered how late and how long jobs were, in seconds.
+KEPT = 3600
 
 _log = logging.getLogger("workglow_limit")
 
@@ -67,7 +70,7 @@ def limited(
 
     Raises InvalidArgument or TypeError for what cannot be meant. A call without a `LimitedWorker` waits for its start.
     """
-    return limiting(limiter, key, weight, hold, grace, GRACE, on_limited)
+    return limiting(limiter, key, weight, hold, grace, on_limited, USUAL)
 
 
 #: A job that was cancelled or deleted meanwhile is not sent away, and does not come back. By Redis's clock.
@@ -101,6 +104,11 @@ def _waiting(queue: Queue) -> str:
     return f"{queue.key}:workglow-limit"
 
 
+def _learned(job: Job, queue: Queue) -> str:
+    """How late and how long the jobs of a function were lately."""
+    return f"{_waiting(queue)}:learned:{job.func_name}"
+
+
 class Limits(BaseWorker):
     """What a worker needs for jobs that are `limited`: `class MyWorker(Limits, SpawnWorker)`."""
 
@@ -120,25 +128,38 @@ class Limits(BaseWorker):
             return super().perform_job(job, queue, execution)  # It finds the same, and fails the job.
         if gate is None:
             return super().perform_job(job, queue, execution)
+        # A work horse ends with its job, so what it has to know of others is in Redis.
+        gate.line = line = RedisLine(self.connection, f"{_waiting(queue)}:line:")
+        gate.is_waiting = line.is_waiting
+        ticket = self._recall(job, queue, gate)
+        learned = gate.learned
         outcome: Permit | Exception
-        gate.line = RedisLine(self.connection, f"{_waiting(queue)}:")
         try:
-            answer = gate.admit(arguments, self._ticket(job))
+            answer = gate.admit(arguments, ticket)
             if isinstance(answer, Later):
                 self._send_away(job, queue, execution, gate, answer)
                 return True
             outcome = answer
         except Exception as error:  # It is the job's, as if its function had raised it.
             outcome = error
-        with Turn(gate, outcome):
-            return super().perform_job(job, queue, execution)
+        try:
+            with Turn(gate, outcome):
+                return super().perform_job(job, queue, execution)
+        finally:
+            if gate.learned != learned:
+                text = " ".join(f"{seconds:.3f}" for seconds in gate.learned)
+                self.connection.set(_learned(job, queue), text, ex=KEPT)
 
-    def _ticket(self, job: Job) -> str | None:
-        """What a job has brought back, once: a place starts once."""
+    def _recall(self, job: Job, queue: Queue, gate: Gate) -> str | None:
+        """What a job has brought back, once: a place starts once. And what jobs before it have learned."""
         with self.connection.pipeline() as pipeline:
             pipeline.hget(job.key, FIELD)
             pipeline.hdel(job.key, FIELD)
-            kept = pipeline.execute()[0]
+            pipeline.get(_learned(job, queue))
+            kept, _, learned = pipeline.execute()
+        if learned is not None:
+            late, duration = map(float, learned.split())
+            gate.learned = late, duration
         return None if kept is None else str(kept, "utf-8")
 
     def _send_away(self, job: Job, queue: Queue, execution: Execution, gate: Gate, later: Later) -> None:

@@ -26,7 +26,7 @@ from taskiq.labels import prepare_label
 
 from ._line import RedisLine
 from ._native import Limiter, Permit
-from ._queueing import Later, Limited, Turn, current_permit, gate_of, limiting
+from ._queueing import Later, Limited, Turn, Usual, current_permit, gate_of, limiting
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -39,8 +39,8 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 #: The label of a message that carries its place.
 LABEL = "workglow_limit"
 
-#: How late a task may come to its place if its limit does not say, in seconds.
-GRACE = 0.15
+#: Messages come back on time, but others may be before them.
+USUAL = Usual(grace=0.15, early=0.03)
 
 #: Workers look at least so often for messages whose time has come: for those of workers that are gone, in seconds.
 LOOK = 0.5
@@ -69,7 +69,7 @@ def limited(
 
     Raises InvalidArgument or TypeError for what cannot be meant. A call without a worker waits for its start.
     """
-    return limiting(limiter, key, weight, hold, grace, GRACE, on_limited)
+    return limiting(limiter, key, weight, hold, grace, on_limited, USUAL)
 
 
 class Limits(TaskiqMiddleware):
