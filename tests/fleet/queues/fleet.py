@@ -24,7 +24,7 @@ WORKERS = 2
 COMMANDS = {
     "dramatiq": lambda who, broker: [BIN / "dramatiq", "dramatiq_jobs", "--processes", "1", "--threads", "4"],
     "rq": lambda who, broker: [
-        BIN / "rq", "worker", "--url", broker, "--quiet", "--path", HERE, "fleet",
+        BIN / "rq", "worker", "--url", broker, "--quiet", "--path", HERE, "--config", "rq_settings", "fleet",
         *(["--worker-class", "workglow_limit.rq.LimitedWorker"] if who == "ours" else ["--with-scheduler"]),
     ],
     "arq": lambda who, broker: [BIN / "arq", "arq_jobs.WorkerSettings"],

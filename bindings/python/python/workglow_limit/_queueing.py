@@ -170,6 +170,20 @@ class Gate:
             return answer
         return self._come_back(answer, None if self.line is None else self._at_the_end(self.line, answer))
 
+    def turn_away(self, arguments: Arguments, ticket: str | None) -> Later | None:
+        """For how long to send a job away that surely cannot start soon; None if `admit` is to be asked."""
+        key, weight, kept = self._key(arguments), self._weight(arguments), _Ticket.of(ticket)
+        if (kept is not None and kept.text) or self.limiter.peek(key, weight).retry_after <= self.hold:
+            return None
+        place = self._ask(key, weight, "", is_new=kept is None)
+        if isinstance(place, Permit):
+            place.cancel()  # It has room by now, which is for whoever runs the job.
+            return None
+        answer = self._away(key, weight, place, 0 if kept is None else kept.times)
+        if isinstance(answer, Later):
+            return answer
+        return self._come_back(answer, None if self.line is None else self._at_the_end(self.line, answer))
+
     async def admit_async(self, arguments: Arguments, ticket: str | None) -> Permit | Later:
         """The same in an event loop: what may wait for the store does so in the loop's executor."""
         steps = self._steps(self._key(arguments), self._weight(arguments), _Ticket.of(ticket))

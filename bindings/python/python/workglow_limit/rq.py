@@ -13,6 +13,7 @@ A job that cannot start now takes its place and is scheduled for then: the worke
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
@@ -26,6 +27,7 @@ from rq.job import Job
 from rq.utils import now, utcformat
 from rq.worker import BaseWorker
 
+from ._derived import Arguments
 from ._line import RedisLine
 from ._native import Limiter, Permit
 from ._queueing import Gate, Later, Limited, Turn, Usual, current_permit, gate_of, limiting
@@ -109,6 +111,14 @@ def _learned(job: Job, queue: Queue) -> str:
     return f"{_waiting(queue)}:learned:{job.func_name}"
 
 
+def _gate(job: Job) -> tuple[Gate | None, Arguments]:
+    """What admits a job. RQ fails those that cannot be read."""
+    try:
+        return gate_of(job.func), (tuple(job.args), dict(job.kwargs))
+    except Exception:
+        return None, ((), {})
+
+
 class Limits(BaseWorker):
     """What a worker needs for jobs that are `limited`: `class MyWorker(Limits, SpawnWorker)`."""
 
@@ -121,16 +131,22 @@ class Limits(BaseWorker):
         self._returning.end()
         super().teardown()
 
+    def execute_job(self, job: Job, queue: Queue) -> None:
+        # A fork costs more than a look. But what jobs are is not imported here, unless somebody has.
+        if job.func_name.rpartition(".")[0] in sys.modules:
+            gate, arguments = _gate(job)
+            if gate is not None:
+                with suppress(Exception):  # Whatever it is, the work horse finds it, too, and fails the job.
+                    later = gate.turn_away(arguments, self._recall(job, queue, gate))
+                    if later is not None:
+                        self._send_away(job, queue, None, gate, later)
+                        return
+        super().execute_job(job, queue)
+
     def perform_job(self, job: Job, queue: Queue, execution: Execution) -> bool:
-        try:
-            gate, arguments = gate_of(job.func), (tuple(job.args), dict(job.kwargs))
-        except Exception:
-            return super().perform_job(job, queue, execution)  # It finds the same, and fails the job.
+        gate, arguments = _gate(job)
         if gate is None:
             return super().perform_job(job, queue, execution)
-        # A work horse ends with its job, so what it has to know of others is in Redis.
-        gate.line = line = RedisLine(self.connection, f"{_waiting(queue)}:line:")
-        gate.is_waiting = line.is_waiting
         ticket = self._recall(job, queue, gate)
         learned = gate.learned
         outcome: Permit | Exception
@@ -140,6 +156,8 @@ class Limits(BaseWorker):
                 self._send_away(job, queue, execution, gate, answer)
                 return True
             outcome = answer
+            if ticket is not None:
+                self.connection.hdel(job.key, FIELD)  # A place starts once.
         except Exception as error:  # It is the job's, as if its function had raised it.
             outcome = error
         try:
@@ -151,18 +169,21 @@ class Limits(BaseWorker):
                 self.connection.set(_learned(job, queue), text, ex=KEPT)
 
     def _recall(self, job: Job, queue: Queue, gate: Gate) -> str | None:
-        """What a job has brought back, once: a place starts once. And what jobs before it have learned."""
+        """What a job has brought back. And, as a work horse ends with its job, what jobs before it have learned."""
+        gate.line = line = RedisLine(self.connection, f"{_waiting(queue)}:line:")
+        gate.is_waiting = line.is_waiting
         with self.connection.pipeline() as pipeline:
             pipeline.hget(job.key, FIELD)
-            pipeline.hdel(job.key, FIELD)
             pipeline.get(_learned(job, queue))
-            kept, _, learned = pipeline.execute()
+            kept, learned = pipeline.execute()
         if learned is not None:
             late, duration = map(float, learned.split())
             gate.learned = late, duration
         return None if kept is None else str(kept, "utf-8")
 
-    def _send_away(self, job: Job, queue: Queue, execution: Execution, gate: Gate, later: Later) -> None:
+    def _send_away(
+        self, job: Job, queue: Queue, execution: Execution | None, gate: Gate, later: Later
+    ) -> None:
         """Ends this execution as if it had never been, in one act."""
         away = self.connection.register_script(_AWAY)
         with self.connection.pipeline() as pipeline:
