@@ -37,23 +37,28 @@ class Start(NamedTuple):
     b: int
     attempts: int
     worker: str
+    process: int
 
 
 class Log:
     """What all processes have written so far."""
 
     def __init__(self, path):
-        self.starts, self.ended, self.limited, self.is_sending = defaultdict(list), set(), 0, False
+        self.starts, self.ends, self.limited, self.is_sending = defaultdict(list), {}, 0, False
         for line in path.read_text().splitlines() if path.exists() else ():
             match line.split():
-                case ["started", job, a, b, attempts, worker]:
-                    self.starts[job].append(Start(int(a), int(b), int(attempts), worker))
-                case ["ended", job]:
-                    self.ended.add(job)
+                case ["started", job, a, b, attempts, worker, process]:
+                    self.starts[job].append(Start(int(a), int(b), int(attempts), worker, int(process)))
+                case ["ended", job, at]:
+                    self.ends[job] = int(at)
                 case ["limited", *_]:
                     self.limited += 1
                 case ["sender"]:
                     self.is_sending = True
+
+    @property
+    def ended(self):
+        return self.ends.keys()
 
 
 @contextlib.contextmanager
@@ -138,11 +143,10 @@ class Fleet:
             "PYTHONPATH": str(HERE),
             "PYTHONDONTWRITEBYTECODE": "1",
         }
-        self.workers = {}
+        self.workers = []
         with contextlib.ExitStack() as stack:
             for number in range(WORKERS):
-                process = self._start(COMMANDS[queue](who, broker), f"worker{number}", environment, stack)
-                self.workers[f"worker{number}"] = process
+                self.workers.append(self._start(COMMANDS[queue](who, broker), f"worker{number}", environment, stack))
             self._sender = self._start([sys.executable, f"{queue}_jobs.py"], "sender", environment, stack, stdin=subprocess.PIPE)
             self._stack = stack.pop_all()
 
@@ -180,7 +184,7 @@ class Fleet:
             log = self.log()
             if len({starts[0].worker for job, starts in log.starts.items() if job.startswith("warm")}) == WORKERS:
                 return
-            ended = [process for process in (*self.workers.values(), self._sender) if process.poll() is not None]
+            ended = [process for process in (*self.workers, self._sender) if process.poll() is not None]
             if ended or time.monotonic() > sent + PATIENCE:
                 break
             if log.is_sending:
@@ -196,10 +200,13 @@ class Fleet:
         self._sender.stdin.write(f"{kind} {name}\n".encode())
         self._sender.stdin.flush()
 
-    def kill(self, worker):
-        """SIGKILL: a worker and all its processes are gone."""
-        os.killpg(self.workers[worker].pid, signal.SIGKILL)
-        self.workers[worker].wait()
+    def kill_that_ran(self, job):
+        """SIGKILL: the worker that runs this job is gone, with all its processes. (A work horse of RQ's has its own group.)"""
+        process = self.log().starts[job][0].process
+        worker = next(worker for worker in self.workers if os.getsid(worker.pid) == os.getsid(process))
+        for child in (process, worker.pid):
+            os.killpg(os.getpgid(child), signal.SIGKILL)
+        worker.wait()
 
     def log(self):
         return Log(self.folder / "log")

@@ -56,7 +56,7 @@ def started(job, attempts, a=None):
         permit = current_permit()
         waited = None if permit is None else permit.ready_at_monotonic
         a = b if permit is None else max(asked.get(), int((waited or 0) * 1e9))
-    note("started", job, a, b, attempts, worker())
+    note("started", job, a, b, attempts, worker(), os.getpid())
 
 
 def until_told(job):
@@ -66,7 +66,7 @@ def until_told(job):
             time.sleep(0.02)
     else:
         time.sleep(JOB_SECONDS)
-    note("ended", job)
+    note("ended", job, time.monotonic_ns())
 
 
 def wanted():

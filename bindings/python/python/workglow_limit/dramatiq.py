@@ -17,7 +17,7 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from datetime import timedelta
 from functools import wraps
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from dramatiq.middleware import Middleware, SkipMessage
 
@@ -93,7 +93,7 @@ class Limits(Middleware):
                 with Turn(gate, answer):
                     return body(*args, **kwargs)
             # First sent, then acknowledged: who dies in between leaves one too many, which waits for a start of its own.
-            broker.enqueue(message.copy(options={OPTION: answer.ticket}), delay=int(answer.delay * 1000) or None)
+            cast("Any", broker).enqueue(message.copy(options={OPTION: answer.ticket}), delay=int(answer.delay * 1000) or None)
             # A skipped message has the result None; this one has none yet.
             message.options["store_results"] = False
             gate.tell(message, answer)
@@ -117,7 +117,7 @@ class Limits(Middleware):
     def after_skip_message(self, broker: Broker, message: MessageProxy) -> None:
         """It is too old, say, and will not come for its place."""
         self._message.set(None)
-        gate = gate_of(broker.get_actor(message.actor_name).fn)
+        gate = gate_of(cast("Any", broker).get_actor(message.actor_name).fn)
         if gate is not None:
             gate.give_back(message.options.pop(OPTION, None))
 

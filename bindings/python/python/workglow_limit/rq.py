@@ -18,11 +18,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from threading import Event, Thread
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from redis import ConnectionPool, Redis, RedisError
-from rq import Queue, Worker
-from rq.connections import parse_connection
+from rq import Queue, Worker, connections
 from rq.job import Job
 from rq.utils import now, utcformat
 from rq.worker import BaseWorker
@@ -113,8 +112,9 @@ def _learned(job: Job, queue: Queue) -> str:
 
 def _gate(job: Job) -> tuple[Gate | None, Arguments]:
     """What admits a job. RQ fails those that cannot be read."""
+    read = cast("Any", job)
     try:
-        return gate_of(job.func), (tuple(job.args), dict(job.kwargs))
+        return gate_of(read.func), (tuple(read.args), dict(read.kwargs))
     except Exception:
         return None, ((), {})
 
@@ -129,11 +129,11 @@ class Limits(BaseWorker):
 
     def teardown(self) -> None:
         self._returning.end()
-        super().teardown()
+        super().teardown()  # type: ignore[no-untyped-call, unused-ignore]
 
     def execute_job(self, job: Job, queue: Queue) -> None:
         # A fork costs more than a look. But what jobs are is not imported here, unless somebody has.
-        if job.func_name.rpartition(".")[0] in sys.modules:
+        if (job.func_name or "").rpartition(".")[0] in sys.modules:
             gate, arguments = _gate(job)
             if gate is not None:
                 with suppress(Exception):  # Whatever it is, the work horse finds it, too, and fails the job.
@@ -172,7 +172,7 @@ class Limits(BaseWorker):
         """What a job has brought back. And, as a work horse ends with its job, what jobs before it have learned."""
         gate.line = line = RedisLine(self.connection, f"{_waiting(queue)}:line:")
         gate.is_waiting = line.is_waiting
-        with self.connection.pipeline() as pipeline:
+        with cast("Any", self.connection).pipeline() as pipeline:
             pipeline.hget(job.key, FIELD)
             pipeline.get(_learned(job, queue))
             kept, learned = pipeline.execute()
@@ -186,7 +186,7 @@ class Limits(BaseWorker):
     ) -> None:
         """Ends this execution as if it had never been, in one act."""
         away = self.connection.register_script(_AWAY)
-        with self.connection.pipeline() as pipeline:
+        with cast("Any", self.connection).pipeline() as pipeline:
             away(keys=[_waiting(queue), job.key], args=[later.delay, job.id, FIELD, later.ticket], client=pipeline)
             self.cleanup_execution(job, pipeline=pipeline, execution=execution)
             pipeline.lrem(queue.intermediate_queue_key, 1, job.id)
@@ -206,7 +206,7 @@ class _Returning(Thread):
 
     def __init__(self, worker: BaseWorker) -> None:
         super().__init__(name="workglow-limit", daemon=True)
-        kind, connection, options = parse_connection(worker.connection)
+        kind, connection, options = cast("Any", connections).parse_connection(worker.connection)
         # Of its own: a work horse is forked while this is in use.
         self._redis: Redis = kind(connection_pool=ConnectionPool(connection_class=connection, **options))
         self._queues = list(worker.queues)
