@@ -144,7 +144,7 @@ test: test-tools members queues
 	$(PYTHON) tests/run.py
 
 fleet: test-tools members queues
-	failed=0; $(PYTHON) tests/fleet/celery/run.py || failed=1; \
+	failed=0; $(PYTHON) tests/fleet/celery/run.py || failed=1; $(PYTHON) tests/fleet/queues/run.py || failed=1; \
 	for queue in $(QUEUES); do npm --silent --prefix $$queue run fleet || failed=1; done; exit $$failed
 
 storm: members

@@ -72,6 +72,7 @@ class Limits(Middleware):
         self._message: ContextVar[MessageProxy | None] = ContextVar("workglow_limit_message", default=None)
 
     def after_declare_actor(self, broker: Broker, actor: Actor[..., Any]) -> None:
+        """Limits it, if it is `limited`."""
         gate = gate_of(actor.fn)
         if gate is not None:
             client = getattr(broker, "client", None)
@@ -102,6 +103,7 @@ class Limits(Middleware):
         return process
 
     def before_process_message(self, broker: Broker, message: MessageProxy) -> None:
+        """Notes which message it is."""
         self._message.set(message)
 
     def after_process_message(
@@ -112,14 +114,16 @@ class Limits(Middleware):
         result: Any | None = None,
         exception: BaseException | None = None,
     ) -> None:
+        """Forgets it."""
         self._message.set(None)
 
     def after_skip_message(self, broker: Broker, message: MessageProxy) -> None:
-        """It is too old, say, and will not come for its place."""
+        """Gives its place back: it is too old, say."""
         self._message.set(None)
         gate = gate_of(cast("Any", broker).get_actor(message.actor_name).fn)
         if gate is not None:
             gate.give_back(message.options.pop(OPTION, None))
 
     def after_consumer_thread_boot(self, broker: Broker, thread: ConsumerThread) -> None:
+        """Has it look often enough for places."""
         thread.worker_timeout = min(thread.worker_timeout, POLL)

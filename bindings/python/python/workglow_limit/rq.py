@@ -123,15 +123,18 @@ class Limits(BaseWorker):
     """What a worker needs for jobs that are `limited`: `class MyWorker(Limits, SpawnWorker)`."""
 
     def bootstrap(self, *args: Any, **kwargs: Any) -> None:
+        """Begins to bring back jobs whose time has come."""
         super().bootstrap(*args, **kwargs)
         self._returning = _Returning(self)
         self._returning.start()
 
     def teardown(self) -> None:
+        """Ends that."""
         self._returning.end()
         super().teardown()  # type: ignore[no-untyped-call, unused-ignore]
 
     def execute_job(self, job: Job, queue: Queue) -> None:
+        """Executes a job, or sends it away."""
         # A fork costs more than a look. But what jobs are is not imported here, unless somebody has.
         if (job.func_name or "").rpartition(".")[0] in sys.modules:
             gate, arguments = _gate(job)
@@ -144,6 +147,7 @@ class Limits(BaseWorker):
         super().execute_job(job, queue)
 
     def perform_job(self, job: Job, queue: Queue, execution: Execution) -> bool:
+        """The same in the work horse, where its start is got."""
         gate, arguments = _gate(job)
         if gate is None:
             return super().perform_job(job, queue, execution)

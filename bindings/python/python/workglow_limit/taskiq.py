@@ -84,14 +84,17 @@ class Limits(TaskiqMiddleware):
         self._delays: _Delays | None = None
 
     async def startup(self) -> None:
+        """In a worker, begins to bring back tasks whose time has come."""
         if self.broker.is_worker_process and hasattr(self.broker, "connection_pool"):
             self._delays = _Delays(self.broker)
 
     async def shutdown(self) -> None:
+        """Ends that."""
         if self._delays is not None:
             await self._delays.end()
 
     async def pre_execute(self, message: TaskiqMessage) -> TaskiqMessage:
+        """Gets the start of a task that is `limited`, or sends it away."""
         # A place starts once: what is sent again for other reasons must not carry it.
         ticket = message.labels.pop(LABEL, None)
         task = self.broker.find_task(message.task_name)
@@ -114,6 +117,7 @@ class Limits(TaskiqMiddleware):
         return message
 
     async def post_execute(self, message: TaskiqMessage, result: TaskiqResult[Any]) -> None:
+        """Gives the start of a task back whose function was never called."""
         turn = Turn.current()
         if turn is not None:
             turn.end()
