@@ -126,6 +126,7 @@ class Limits(BaseWorker):
         """Begins to bring back jobs whose time has come."""
         super().bootstrap(*args, **kwargs)
         self._returning = _Returning(self)
+        self._returning.look()  # A worker in burst mode looks once.
         self._returning.start()
 
     def teardown(self) -> None:
@@ -213,16 +214,19 @@ class _Returning(Thread):
         kind, connection, options = cast("Any", connections).parse_connection(worker.connection)
         # Of its own: a work horse is forked while this is in use.
         self._redis: Redis = kind(connection_pool=ConnectionPool(connection_class=connection, **options))
+        self._back = self._redis.register_script(_BACK)
         self._queues = list(worker.queues)
         self._prefix = worker.job_class.redis_job_namespace_prefix
         self._over = Event()
 
+    def look(self) -> None:
+        for queue in self._queues:
+            self._back(keys=[_waiting(queue), queue.key], args=[self._prefix, utcformat(now())])
+
     def run(self) -> None:
-        back = self._redis.register_script(_BACK)
         while not self._over.wait(LOOK):
             try:
-                for queue in self._queues:
-                    back(keys=[_waiting(queue), queue.key], args=[self._prefix, utcformat(now())])
+                self.look()
             except RedisError:
                 _log.exception("limited jobs could not be brought back; the next try is in 1 s")
                 self._over.wait(1)

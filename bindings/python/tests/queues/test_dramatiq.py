@@ -1,11 +1,13 @@
 """Dramatiq's own worker on its own broker in memory."""
 
 import time
+from contextlib import contextmanager, suppress
 
 import dramatiq
 import pytest
 from dramatiq.brokers.stub import StubBroker
 from dramatiq.middleware import CurrentMessage
+from dramatiq.middleware.asyncio import AsyncIO
 from dramatiq.results import ResultMissing, Results
 from dramatiq.results.backends.stub import StubBackend
 from workglow_limit import Store
@@ -22,12 +24,18 @@ def broker():
     broker.close()
 
 
-@pytest.fixture
-def worker(broker):
+@contextmanager
+def working(broker):
     worker = dramatiq.Worker(broker, worker_timeout=100, worker_threads=2)
     worker.start()
-    yield worker
+    yield
     worker.stop()
+
+
+@pytest.fixture
+def worker(broker):
+    with working(broker):
+        yield
 
 
 def wait(condition):
@@ -52,20 +60,16 @@ def test_a_message_that_was_delayed_is_the_same_and_has_a_result_once_it_ran(bro
     first, second = ask.send("acme"), ask.send("acme")
     wait(lambda: away)
     late = {first.message_id: first, second.message_id: second}[away[0][0]]
-    if len(ran) < 2:
-        with pytest.raises(ResultMissing):
-            late.get_result(backend=broker.get_results_backend())
+    with suppress(ResultMissing):  # It has none before it ran; it may have run by now.
+        assert late.get_result(backend=broker.get_results_backend()) == 2
     assert away[0][1].key == "acme" and away[0][1].has_place
     assert late.get_result(backend=broker.get_results_backend(), block=True, timeout=30_000) == 2
     assert [(retries, carries) for _, retries, carries in ran] == [(None, False), (None, False)]
     assert {ran[0][0], ran[1][0]} == {first.message_id, second.message_id}
 
 
-def test_actors_without_a_limit_and_asynchronous_ones(broker, worker):
-    from dramatiq.middleware.asyncio import AsyncIO
-
+def test_actors_without_a_limit_and_asynchronous_ones(broker):
     broker.add_middleware(AsyncIO())
-    broker.emit_before("worker_boot", worker)
     ran = []
     limiter = Store("memory:").limiter("l", "2/1h")
 
@@ -78,13 +82,13 @@ def test_actors_without_a_limit_and_asynchronous_ones(broker, worker):
     async def ask():
         ran.append(current_permit())
 
-    free.send()
-    wait(lambda: ran)
-    assert ran == [None]
-    ask.send()
-    wait(lambda: len(ran) == 2)
+    with working(broker):
+        free.send()
+        wait(lambda: ran)
+        assert ran == [None]
+        ask.send()
+        wait(lambda: len(ran) == 2)
     assert ran[1] is not None and limiter.peek().remaining == 1
-    broker.emit_after("worker_shutdown", worker)
 
 
 def test_what_is_wrong_with_a_message_fails_it(broker, worker):

@@ -131,7 +131,8 @@ def test_an_asynchronous_call_too(store):
 
     (other, permit) = asyncio.run(ask())
     assert other is None and isinstance(permit, Permit)
-    assert limiter.try_acquire() is not None
+    with limiter.try_acquire() as permit:
+        assert permit is not None
 
 
 # ---- jobs ----
@@ -220,7 +221,8 @@ def test_slots_have_no_places(store):
     later = mine.admit(call(), later.ticket)
     assert isinstance(later, Later)
     permit.complete()
-    assert isinstance(mine.admit(call(), later.ticket), Permit)
+    with mine.admit(call(), later.ticket) as permit:
+        assert isinstance(permit, Permit)
 
 
 def test_who_waits_for_a_slot_keeps_no_start_from_others(store):
@@ -231,7 +233,8 @@ def test_who_waits_for_a_slot_keeps_no_start_from_others(store):
     assert isinstance(later, Later) and not later.limited.has_place
     assert store.limiter("l/rate").peek().remaining == 9
     permit.complete()
-    assert isinstance(mine.admit(call(), later.ticket), Permit)
+    with mine.admit(call(), later.ticket) as permit:
+        assert isinstance(permit, Permit)
 
 
 def test_weights(store):
