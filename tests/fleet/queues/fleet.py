@@ -19,6 +19,7 @@ sys.path.append(str(ROOT / "examples/fleet"))
 
 PATIENCE = 60  # seconds until what does not get ready is taken for stuck
 WORKERS = 2
+RABBITMQ = "/usr/lib/rabbitmq/bin/rabbitmq-server"  # Debian's own; the one on the PATH changes to another user
 
 #: How a worker of each queue is started, with ours and with what others use.
 COMMANDS = {
@@ -74,54 +75,70 @@ def redis(folder):
             server.stdin.close()
 
 
+def free_ports(count):
+    with contextlib.ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [probe.getsockname()[1] for probe in probes]
+
+
 @contextlib.contextmanager
-def rabbitmq(folder):
-    """A RabbitMQ of its own, on a free port, which keeps what it has in `folder`."""
-    with socket.socket() as probe, socket.socket() as other:
-        probe.bind(("127.0.0.1", 0))
-        other.bind(("127.0.0.1", 0))
-        port, distribution = probe.getsockname()[1], other.getsockname()[1]
-    (folder / "rabbitmq").mkdir()
-    enabled = folder / "plugins"
-    enabled.write_text("[].\n")
-    environment = {
-        "HOME": str(folder / "rabbitmq"),
-        "RABBITMQ_NODENAME": f"fleet{port}@localhost",
-        "RABBITMQ_NODE_PORT": str(port),
-        "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1",
-        "RABBITMQ_DIST_PORT": str(distribution),
-        "RABBITMQ_MNESIA_BASE": str(folder / "rabbitmq"),
-        "RABBITMQ_LOG_BASE": str(folder / "rabbitmq"),
-        "RABBITMQ_PID_FILE": str(folder / "rabbitmq/pid"),
-        "RABBITMQ_ENABLED_PLUGINS_FILE": str(enabled),
-        "RABBITMQ_CONFIG_FILE": str(folder / "none"),
-        "ERL_EPMD_PORT": str(port + 1 if port < 60000 else port - 1),
-        "ERL_EPMD_ADDRESS": "127.0.0.1",
-    }
-    with open(folder / "rabbitmq.log", "wb") as log:
+def serving(command, port, greeting, folder, environment):
+    """A server that has answered on its port, and is gone with all its processes afterwards."""
+    log = folder / f"{Path(command[0]).name}.log"
+    with log.open("wb") as file:
         server = subprocess.Popen(
-            ["/usr/lib/rabbitmq/bin/rabbitmq-server"], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-            env=os.environ | environment, start_new_session=True,
-        )  # fmt: skip
+            command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=os.environ | environment, start_new_session=True
+        )
     try:
         deadline = time.monotonic() + PATIENCE
         while True:
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1) as connection:
-                connection.sendall(b"AMQP\x00\x00\x09\x01")
-                if connection.recv(1):
+                connection.sendall(greeting)
+                if not greeting or connection.recv(1):
                     break
             if server.poll() is not None or time.monotonic() > deadline:
-                raise SystemExit(f"RabbitMQ does not answer: {folder / 'rabbitmq.log'}")
+                raise SystemExit(f"{command[0]} does not answer: {log}")
             time.sleep(0.1)
-        yield f"amqp://guest:guest@127.0.0.1:{port}"
+        yield
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(server.pid, signal.SIGKILL)
         server.wait()
 
 
+@contextlib.contextmanager
+def rabbitmq(folder):
+    """A RabbitMQ of its own, on free ports, which keeps what it has in `folder`."""
+    port, distribution, mapper = free_ports(3)
+    home = folder / "rabbitmq"
+    home.mkdir()
+    (home / "plugins").write_text("[].\n")
+    environment = {
+        "HOME": str(home),
+        "RABBITMQ_NODENAME": f"fleet{port}@localhost",
+        "RABBITMQ_NODE_PORT": str(port),
+        "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1",
+        "RABBITMQ_DIST_PORT": str(distribution),
+        "RABBITMQ_MNESIA_BASE": str(home),
+        "RABBITMQ_LOG_BASE": str(home),
+        "RABBITMQ_PID_FILE": str(home / "pid"),
+        "RABBITMQ_ENABLED_PLUGINS_FILE": str(home / "plugins"),
+        "RABBITMQ_CONFIG_FILE": str(home / "none"),
+        "ERL_EPMD_PORT": str(mapper),
+    }
+    # Erlang would start its port mapper as a daemon, which outlives the server.
+    mapped = ["epmd", "-port", str(mapper), "-address", "127.0.0.1"]
+    with (
+        serving(mapped, mapper, b"", folder, environment),
+        serving([RABBITMQ], port, b"AMQP\x00\x00\x09\x01", folder, environment),
+    ):
+        yield f"amqp://guest:guest@127.0.0.1:{port}"
+
+
 def has_rabbitmq():
-    return Path("/usr/lib/rabbitmq/bin/rabbitmq-server").exists()
+    return Path(RABBITMQ).exists()
 
 
 class Fleet:

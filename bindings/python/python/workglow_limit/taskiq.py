@@ -120,7 +120,7 @@ class Limits(TaskiqMiddleware):
         """Gives the start of a task back whose function was never called."""
         turn = Turn.current()
         if turn is not None:
-            turn.end()
+            await asyncio.get_running_loop().run_in_executor(None, turn.end)
 
     def _again(self, message: TaskiqMessage, ticket: str) -> bytes:
         """The same message with its place. Labels were parsed when it came."""
