@@ -35,10 +35,11 @@ help:
 tools:
 	.ci/need
 
-$(VENV)/ready: bindings/python/requirements-dev.txt examples/fleet/requirements.txt tests/fleet/requirements.txt | tools
+$(VENV)/ready: bindings/python/requirements-dev.txt examples/fleet/requirements.txt $(wildcard tests/fleet/requirements*.txt) | tools
 	test -x $(PYTHON) || python3 -m venv $(VENV)
 	echo "setting up $(VENV)"
-	$(PYTHON) -m pip install --quiet --disable-pip-version-check $(foreach f,$^,-r $(f))
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check $(foreach f,$(filter-out %-alone.txt,$^),-r $(f))
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps -r tests/fleet/requirements-alone.txt
 	touch $@
 
 wheel: $(VENV)/ready
@@ -144,7 +145,7 @@ test: test-tools members queues
 	$(PYTHON) tests/run.py
 
 fleet: test-tools members queues
-	failed=0; $(PYTHON) tests/fleet/celery/run.py || failed=1; \
+	failed=0; $(PYTHON) tests/fleet/celery/run.py || failed=1; $(PYTHON) tests/fleet/queues/run.py || failed=1; \
 	for queue in $(QUEUES); do npm --silent --prefix $$queue run fleet || failed=1; done; exit $$failed
 
 storm: members

@@ -44,6 +44,7 @@ SUITES = {
     "node-tools": (NODE, ["npm", "--prefix", "tests/node-tools", "test"]),
     "fleet-workglow": (NODE, ["npm", "--prefix", "tests/fleet/workglow", "test"]),
     "fleet-celery": (PYTEST, [sys.executable, "-m", "pytest", "-q", "-s", "tests/fleet/celery"]),
+    "fleet-queues": (PYTEST, [sys.executable, "-m", "pytest", "-q", "-s", "tests/fleet/queues"]),
     "storm-100-2s": (STORMS, [*STORM, "--limit", "100", "--window", "2"]),
     "storm-10-0.5s": (STORMS, [*STORM, "--limit", "10", "--window", "0.5"]),
 }
