@@ -13,6 +13,7 @@ import httpx
 import requests
 from typing_extensions import assert_never, assert_type
 
+from workglow_limit import arq, dramatiq, rq, taskiq
 from workglow_limit import (
     AcquireTimeout,
     CompositeLimiter,
@@ -272,7 +273,38 @@ async def responses(session: requests.Session, client: httpx.Client, asynchronou
     return heed(rate, session.get("http://localhost"))
 
 
+@dramatiq.limited(rate, key="{tenant}", hold=0.1, on_limited=lambda message, limited: print(message.message_id, limited.wait))
+def message(tenant: str) -> int:
+    assert_type(dramatiq.current_permit(), Permit | None)
+    return len(tenant)
+
+
+@rq.limited(rate, key="tenant", weight="tokens", on_limited=lambda job, limited: print(job.id, limited.key))
+def job(tenant: str, tokens: int = 1) -> int:
+    return len(tenant)
+
+
+@arq.limited(rate, weight=2, grace=MINUTE, on_limited=lambda ctx, limited: print(ctx["job_id"], limited.has_place))
+async def coroutine(ctx: dict[Any, Any], tenant: str) -> int:
+    return len(tenant)
+
+
+@taskiq.limited(rate, on_limited=lambda message, limited: print(message.task_id))
+async def task(tenant: str) -> int:
+    return len(tenant)
+
+
+async def jobs() -> None:
+    assert_type(message("a") + job("a", tokens=3) + await coroutine({}, "a") + await task("a"), int)
+    middlewares = dramatiq.Limits(), taskiq.Limits(), rq.LimitedWorker, rq.Limits
+    print(middlewares)
+
+
 async def wrong(client: httpx.AsyncClient) -> None:
+    message(5)  # type: ignore[arg-type]
+    rq.limited("rate")  # type: ignore[arg-type]
+    rq.limited(rate, hold="1s")  # type: ignore[arg-type]
+    rq.limited(rate, limit=5)  # type: ignore[call-arg]
     store.on("denied", print)  # type: ignore[arg-type]
     store.limiter()  # type: ignore[call-overload]
     store.limiter(flow, "100/1m")  # type: ignore[call-overload]
