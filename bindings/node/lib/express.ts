@@ -24,6 +24,10 @@ const reader: Reader<Request> = {
   user: ({ user, auth }: Request & { user?: unknown; auth?: unknown }) => user ?? auth,
 };
 
+function setHeaders(response: ServerResponse, headers: Readonly<Record<string, string>>): void {
+  for (const name in headers) response.setHeader(name, headers[name]!);
+}
+
 const entries = new WeakMap<ServerResponse, Entry>();
 
 /**
@@ -47,20 +51,19 @@ export function limitRequests(options: LimitRequestsOptions = {}): LimitRequests
     const limited = await gate.enter(request, limits, entry, response);
     if (entry.isOver || response.headersSent) return !entry.isOver;
     if (limited === null) {
-      response.set(gate.headersOf(entry));
+      setHeaders(response, gate.headersOf(entry));
       return true;
     }
-    response.removeHeader("RateLimit");
-    response.removeHeader("RateLimit-Policy");
-    response.status(limited.status).set(limited.headers);
+    response.statusCode = limited.status;
+    setHeaders(response, limited.headers);
     let reply: Body | Response;
     try {
       reply = await gate.reply(request, limited, response, (given): given is Response => given === response);
     } catch (error) {
-      response.status(500); // Otherwise the error would be answered with what is there already.
+      response.statusCode = 500; // Otherwise the error would be answered with what is there already.
       throw error;
     }
-    if (reply instanceof Body && !response.headersSent) response.set("Content-Type", reply.type).end(reply.content);
+    if (reply instanceof Body && !response.headersSent) response.setHeader("Content-Type", reply.type).end(reply.content);
     return false;
   }
 

@@ -6,7 +6,7 @@ import type { ServerResponse } from "node:http";
 import { type AddressOptions, Addresses, type Reader } from "./address.js";
 import type { Decision } from "./calls.js";
 import { invalid } from "./errors.js";
-import { type Policy, fields, isWindowed, wholeSeconds } from "./fields.js";
+import { type Answered, Policy, fields, wholeSeconds } from "./fields.js";
 import { warn } from "./hooks.js";
 import { options as checkOptions } from "./input.js";
 import { Limiter } from "./limiter.js";
@@ -97,10 +97,8 @@ export class Body {
 export type Outcome = "successful" | "failed" | "left";
 
 /** What one request asks of a limit, and then the answer. */
-interface Asked extends Policy {
-  readonly limit: CheckedLimit<any>;
-  readonly limiter: Limiter;
-  readonly name: string;
+interface Asked extends Answered {
+  readonly options: RequestLimit<any>;
   readonly start: { readonly key: string; readonly weight: number };
   decision: Decision;
   window: number | null;
@@ -120,13 +118,13 @@ const LONGEST_KEY = 1_024;
 class CheckedLimit<R> {
   readonly options: RequestLimit<R>;
   /** By the names of plans; by "" if there are none. */
-  readonly #limiters: ReadonlyMap<string, Limiter>;
+  readonly #policies: ReadonlyMap<string, Policy>;
 
   constructor(options: RequestLimit<R>) {
     checkOptions(options, LIMIT, "limits");
     const { limiter, key, weight = 1, plan, name } = options;
     this.options = { ...options };
-    this.#limiters = limitersOf(limiter, plan);
+    const limiters = limitersOf(limiter, plan);
     if (typeof key === "string") {
       const header = /^header:(.*)$/s.exec(key)?.[1];
       const isKnown = header === undefined ? ["address", "user"].includes(key) : TOKEN.test(header);
@@ -137,19 +135,16 @@ class CheckedLimit<R> {
     if (options.skipFailed && options.skipSuccessful) {
       throw invalid("skipSuccessful", true, "not both this and skipFailed: nothing would be counted");
     }
-    for (const one of name === undefined ? this.names() : [name]) {
+    for (const one of name === undefined ? [...limiters.values()].map((limiter) => limiter.name) : [name]) {
       if (typeof one === "string" && PRINTABLE.test(one)) continue;
       throw invalid("name", one, "printable ASCII, for the headers: give the limit a name");
     }
+    this.#policies = new Map([...limiters].map(([of, one]) => [of, new Policy(one, name ?? one.name)]));
   }
 
   /** What its policies are called. */
   names(): Set<string> {
-    return new Set([...this.#limiters.values()].map((limiter) => this.nameOf(limiter)));
-  }
-
-  nameOf(limiter: Limiter): string {
-    return this.options.name ?? limiter.name;
+    return new Set([...this.#policies.values()].map((policy) => policy.name));
   }
 
   /** What a request asks of it. */
@@ -157,12 +152,12 @@ class CheckedLimit<R> {
     const { key, weight, plan } = this.options;
     const units = typeof weight === "function" ? weightIn(await weight(request)) : (weight ?? 1);
     const named = plan === undefined ? "" : await plan(request);
-    const limiter = this.#limiters.get(named);
-    if (limiter === undefined) throw invalid("plan", named, `one of ${[...this.#limiters.keys()].join(", ")}`);
+    const policy = this.#policies.get(named);
+    if (policy === undefined) throw invalid("plan", named, `one of ${[...this.#policies.keys()].join(", ")}`);
     let text: string;
     if (typeof key !== "function") text = keyOf(key, request, reader, addresses);
     else text = fitting(keyIn(await key(request)));
-    return { limit: this, limiter, name: this.nameOf(limiter), start: { key: text, weight: units }, decision: UNANSWERED, window: null };
+    return { options: this.options, policy, start: { key: text, weight: units }, decision: UNANSWERED, window: null };
   }
 }
 
@@ -248,15 +243,16 @@ export class Entry {
   }
 
   async #end(isUndone: (limit: RequestLimit<any>) => boolean | undefined): Promise<void> {
+    if (this.taken.length === 0) return;
     const taken = this.taken.splice(0);
     await Promise.all(
-      taken.map(async ({ limit, limiter, decision }) => {
+      taken.map(async ({ options, policy, decision }) => {
         const permit = decision.permit as Permit;
         try {
-          await (isUndone(limit.options) ? permit.cancelAsync() : permit.completeAsync());
+          await (isUndone(options) ? permit.cancelAsync() : permit.completeAsync());
         } catch (error) {
           // Nobody can be told: the response is on its way. What is held ends with its lease, or with this process.
-          warn(`a permit of ${limiter.name} could not be ended`, error);
+          warn(`a permit of ${policy.limiter.name} could not be ended`, error);
         }
       }),
     );
@@ -320,9 +316,9 @@ export class Gate<R, Answer> {
       for (const limit of limits) {
         if (!limit.options.shadow) asked.push(await limit.asked(request, this.#reader, this.#addresses));
       }
-      const shown = [...entry.taken.filter(({ limit }) => !limit.options.shadow), ...asked];
+      const shown = [...entry.taken.filter(({ options }) => !options.shadow), ...asked];
       const violated = await takeAll(asked, entry);
-      if (this.#tells) for (const one of asked) if (isWindowed(one.limiter)) one.window = await one.limiter._windowAsync();
+      if (this.#tells) for (const one of asked) if (one.policy.isWindowed) one.window = await one.policy.limiter._windowAsync();
       if (violated.length > 0) {
         await entry.undo();
         return this.#limited(violated, shown, false);
@@ -340,7 +336,7 @@ export class Gate<R, Answer> {
   async #shadow(limit: CheckedLimit<R>, request: R, entry: Entry, answer: Answer): Promise<void> {
     try {
       const asked = await limit.asked(request, this.#reader, this.#addresses);
-      asked.decision = await asked.limiter.decideAsync(asked.start);
+      asked.decision = await asked.policy.limiter.decideAsync(asked.start);
       if (asked.decision.admitted) entry.taken.push(asked);
       else await this.#onLimited?.(request, this.#limited([asked], [], true), answer);
     } catch (error) {
@@ -351,9 +347,9 @@ export class Gate<R, Answer> {
   #limited(violated: readonly Asked[], shown: readonly Asked[], shadow: boolean): Limited {
     const worst = violated.reduce((a, b) => (b.decision.retryAfter > a.decision.retryAfter ? b : a));
     const { retryAfter, limit, remaining } = worst.decision;
-    const names = violated.map(({ name }) => name);
+    const names = violated.map(({ policy }) => policy.name);
     return {
-      name: worst.name,
+      name: worst.policy.name,
       key: worst.start.key,
       retryAfter,
       limit,
@@ -374,7 +370,7 @@ export class Gate<R, Answer> {
   /** What a response says of the limits. */
   headersOf(entry: Entry): Record<string, string> {
     if (!this.#tells) return {};
-    const shown = entry.taken.filter(({ limit }) => !limit.options.shadow);
+    const shown = entry.taken.filter(({ options }) => !options.shadow);
     return fields(shown, shown);
   }
 
@@ -425,12 +421,12 @@ function checkPaths(paths: unknown): void {
 async function takeAll(asked: Asked[], entry: Entry): Promise<Asked[]> {
   let order = asked;
   if (asked.length + entry.taken.length > 1) {
-    await Promise.all(asked.map(async (one) => void (one.decision = await one.limiter.peekAsync(one.start))));
+    await Promise.all(asked.map(async (one) => void (one.decision = await one.policy.limiter.peekAsync(one.start))));
     // Who is about to say no is asked first: it has to know, for its counts and its backoff.
     order = asked.toSorted((a, b) => Number(a.decision.admitted) - Number(b.decision.admitted));
   }
   for (const one of order) {
-    one.decision = await one.limiter.decideAsync(one.start);
+    one.decision = await one.policy.limiter.decideAsync(one.start);
     if (!one.decision.admitted) return asked.filter(({ decision }) => !decision?.admitted);
     entry.taken.push(one);
   }
