@@ -77,9 +77,13 @@ class Stream:
         self._stream, self._body = stream, body
 
     def __iter__(self) -> Iterator[bytes]:
-        for chunk in self._stream:
-            self._body.feed(chunk)
-            yield chunk
+        try:
+            for chunk in self._stream:
+                self._body.feed(chunk)
+                yield chunk
+        except BaseException:
+            run(self._body.finish(False))
+            raise
         run(self._body.finish(True))
 
     def close(self) -> None:
@@ -96,9 +100,13 @@ class AsyncStream:
         self._stream, self._body = stream, body
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        async for chunk in self._stream:
-            self._body.feed(chunk)
-            yield chunk
+        try:
+            async for chunk in self._stream:
+                self._body.feed(chunk)
+                yield chunk
+        except BaseException:
+            await self._body.finish(False)
+            raise
         await self._body.finish(True)
 
     async def aclose(self) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import aiohttp
 from aiohttp.payload import BytesPayload
@@ -82,6 +82,8 @@ class _Exchange:
         response.close()
 
 
+_Read = TypeVar("_Read", bytes, tuple[bytes, bool])
+
 #: Ends of permits that nobody awaits: the event loop itself would not keep them.
 _ending: set[asyncio.Task[None]] = set()
 
@@ -103,30 +105,34 @@ class _Content:
         _ending.add(task)
         task.add_done_callback(_ending.discard)
 
-    async def _fed(self, data: bytes) -> bytes:
-        self._body.feed(data)
+    async def _fed(self, reading: Awaitable[_Read]) -> _Read:
+        try:
+            read = await reading
+        except BaseException:
+            await self._body.finish(False)
+            raise
+        self._body.feed(read[0] if isinstance(read, tuple) else read)
         if self._reader.at_eof():
             await self._body.finish(True)
-        return data
+        return read
 
     async def read(self, n: int = -1) -> bytes:
-        return await self._fed(await self._reader.read(n))
+        return await self._fed(self._reader.read(n))
 
     async def readany(self) -> bytes:
-        return await self._fed(await self._reader.readany())
+        return await self._fed(self._reader.readany())
 
     async def readexactly(self, n: int) -> bytes:
-        return await self._fed(await self._reader.readexactly(n))
+        return await self._fed(self._reader.readexactly(n))
 
     async def readline(self, **options: Any) -> bytes:
-        return await self._fed(await self._reader.readline(**options))
+        return await self._fed(self._reader.readline(**options))
 
     async def readuntil(self, *arguments: Any, **options: Any) -> bytes:
-        return await self._fed(await self._reader.readuntil(*arguments, **options))
+        return await self._fed(self._reader.readuntil(*arguments, **options))
 
     async def readchunk(self) -> tuple[bytes, bool]:
-        data, is_end_of_chunk = await self._reader.readchunk()
-        return await self._fed(data), is_end_of_chunk
+        return await self._fed(self._reader.readchunk())
 
     def read_nowait(self, n: int = -1) -> bytes:
         data = self._reader.read_nowait(n)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import ssl
 import sys
 from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -181,18 +182,29 @@ class _Watched(urllib3.HTTPResponse):
             run(self.watching.finish(True))
         return data
 
+    @contextmanager
+    def _broken(self) -> Generator[None, None, None]:
+        try:
+            yield
+        except BaseException:
+            run(self.watching.finish(False))
+            raise
+
     def read(self, amt: int | None = None, decode_content: bool | None = None, cache_content: bool = False) -> bytes:
-        data = super().read(amt, decode_content, cache_content)
-        return self._heard(data, decode_content, amt is None or amt < 0 or (not data and amt > 0))
+        with self._broken():
+            data = super().read(amt, decode_content, cache_content)
+            return self._heard(data, decode_content, amt is None or amt < 0 or (not data and amt > 0))
 
     def read1(self, amt: int | None = None, decode_content: bool | None = None) -> bytes:
-        data = super().read1(amt, decode_content)
-        return self._heard(data, decode_content, not data and amt != 0)
+        with self._broken():
+            data = super().read1(amt, decode_content)
+            return self._heard(data, decode_content, not data and amt != 0)
 
     def read_chunked(self, amt: int | None = None, decode_content: bool | None = None) -> Generator[bytes, None, None]:
-        for chunk in super().read_chunked(amt, decode_content):
-            yield self._heard(chunk, decode_content, False)
-        run(self.watching.finish(True))
+        with self._broken():
+            for chunk in super().read_chunked(amt, decode_content):
+                yield self._heard(chunk, decode_content, False)
+            run(self.watching.finish(True))
 
     def stream(self, amt: int | None = 2**16, decode_content: bool | None = None) -> Generator[bytes, None, None]:
         yield from super().stream(amt, decode_content)  # It reads by the above.
