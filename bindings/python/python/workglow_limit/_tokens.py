@@ -38,18 +38,18 @@ def _parsed(text: bytes | str) -> Any:
         return None
 
 
-def _texts(value: Any) -> Iterator[str]:
-    """All texts in a value, but for pictures and files."""
+def _texts(value: Any, but: tuple[str, ...] = ("data",)) -> Iterator[str]:
+    """All texts in a value, but for pictures, files, and what has one of these names."""
     if isinstance(value, str):
         if not value.startswith("data:"):
             yield value
     elif isinstance(value, dict):
         for name, inner in value.items():
-            if name != "data":
-                yield from _texts(inner)
+            if name not in but:
+                yield from _texts(inner, but)
     elif isinstance(value, list):
         for inner in value:
-            yield from _texts(inner)
+            yield from _texts(inner, but)
 
 
 def readable(accepted: str) -> str:
@@ -138,7 +138,7 @@ def _deltas(value: Any) -> Iterable[str]:
     """The texts that an event adds to the answer: all three APIs have them under this name."""
     if isinstance(value, dict):
         for name, inner in value.items():
-            yield from _texts(inner) if name == "delta" else _deltas(inner)
+            yield from _texts(inner, ("data", "type")) if name == "delta" else _deltas(inner)
     elif isinstance(value, list):
         for inner in value:
             yield from _deltas(inner)
