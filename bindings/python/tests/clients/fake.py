@@ -36,7 +36,7 @@ class Server(ThreadingHTTPServer):
         self.url = f"http://127.0.0.1:{self.server_port}"
 
     def arrived(self, path, headers, body):
-        """In the log: when it surely had not started, when it was here, its tokens. How many of this path came before."""
+        """When, and how many of this path came before."""
         now = time.monotonic_ns()
         with self.lock:
             self.paths[path] += 1
@@ -45,10 +45,11 @@ class Server(ThreadingHTTPServer):
             self.bodies.append(body)
             return now, self.paths[path] - 1
 
-    def write(self, headers, now, tokens):
+    def write(self, headers, now, tokens, status=200):
+        """A line of the log: when it surely had not started, when it was here, its tokens, its answer."""
         if self.log is not None:
             with self.lock:
-                os.write(self.log, b"%s %d %d\n" % (headers.get("X-Asked", "0").encode(), now, tokens))
+                os.write(self.log, b"%s %d %d %d\n" % (headers.get("X-Asked", "0").encode(), now, tokens, status))
 
     def handle_error(self, request, client_address):
         if not isinstance(sys.exc_info()[1], OSError):  # Others may go away in the middle.
@@ -70,7 +71,8 @@ class Handler(BaseHTTPRequestHandler):
         now, before = self.server.arrived(parts.path, self.headers, body)
         if parts.path.startswith("/v1/"):
             return self.api(parts.path, json.loads(body), now, query)
-        self.server.write(self.headers, now, 1)
+        is_refused = before < int(query.get("times", 0))
+        self.server.write(self.headers, now, 1, int(query["status"]) if is_refused else 200)
         if parts.path == "/to":
             return self.answer(302, b"", Location=query["url"])
         if parts.path == "/break":
@@ -78,7 +80,7 @@ class Handler(BaseHTTPRequestHandler):
             return None
         if parts.path in ("/hold", "/tear"):
             return self.stream("text/plain", self.held(parts.path == "/tear"))
-        if before < int(query.get("times", 0)):
+        if is_refused:
             after = {"Retry-After": query["retry-after"]} if "retry-after" in query else {}
             return self.answer(int(query["status"]), b"not now", **after)
         return self.answer(200, b"fine")
