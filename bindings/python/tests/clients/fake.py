@@ -23,7 +23,7 @@ WORDS = "the moon is far away and the reader has left".split()
 
 
 class Server(ThreadingHTTPServer):
-    """options: seconds between the words of a stream (pace), a limit of its own ("limit": [3, 2.0]: 3 in 2 s, else 429)."""
+    """options: seconds before each event of a stream (pace), words in one event (words)."""
 
     daemon_threads = True
     request_queue_size = 512
@@ -138,6 +138,7 @@ class Handler(BaseHTTPRequestHandler):
         answer = [WORDS[number % len(WORDS)] for number in range(words)]
         make = {"/v1/chat/completions": Chat, "/v1/responses": Responses, "/v1/messages": Messages}[path]
         api = make(asked, inputs, answer)
+        api.each = self.server.options.get("words", 1)
         if asked.get("stream"):
             return self.stream("text/event-stream; charset=utf-8", self.paced(api.events()))
         body = json.dumps(api.whole()).encode()
@@ -152,7 +153,18 @@ class Handler(BaseHTTPRequestHandler):
             yield (f"event: {name}\n" if name else "").encode() + f"data: {data}\n\n".encode()
 
 
-class Chat:
+class Api:
+    """An answer as one of them gives it."""
+
+    each = 1  # Words in one event.
+
+    def texts(self):
+        """What the events of a stream say."""
+        for at in range(0, len(self.answer), self.each):
+            yield " ".join(self.answer[at : at + self.each]) + " "
+
+
+class Chat(Api):
     """OpenAI's chat completions."""
 
     def __init__(self, asked, inputs, answer):
@@ -168,15 +180,15 @@ class Chat:
 
     def events(self):
         head = self.head | {"object": "chat.completion.chunk"}
-        for word in self.answer:
-            yield None, head | {"choices": [{"index": 0, "delta": {"content": word + " "}, "finish_reason": None}], "usage": None}
+        for text in self.texts():
+            yield None, head | {"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": None}], "usage": None}
         yield None, head | {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}], "usage": None}
         if (self.asked.get("stream_options") or {}).get("include_usage"):
             yield None, head | {"choices": [], "usage": self.usage}
         yield None, "[DONE]"
 
 
-class Responses:
+class Responses(Api):
     """OpenAI's responses."""
 
     def __init__(self, asked, inputs, answer):
@@ -206,12 +218,12 @@ class Responses:
         item = {"id": "msg_1", "type": "message", "role": "assistant", "status": "in_progress", "content": []}
         yield event("response.output_item.added", output_index=0, item=item)
         yield event("response.content_part.added", part={"type": "output_text", "text": "", "annotations": []}, **where)
-        for word in self.answer:
-            yield event("response.output_text.delta", delta=word + " ", logprobs=[], **where)
+        for text in self.texts():
+            yield event("response.output_text.delta", delta=text, logprobs=[], **where)
         yield event("response.completed", response=self.whole())
 
 
-class Messages:
+class Messages(Api):
     """Anthropic's messages."""
 
     def __init__(self, asked, inputs, answer):
@@ -227,8 +239,8 @@ class Messages:
         yield "message_start", {"type": "message_start", "message": begun}
         yield "content_block_start", {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}
         yield "ping", {"type": "ping"}
-        for word in self.answer:
-            delta = {"type": "text_delta", "text": word + " "}
+        for text in self.texts():
+            delta = {"type": "text_delta", "text": text}
             yield "content_block_delta", {"type": "content_block_delta", "index": 0, "delta": delta}
         yield "content_block_stop", {"type": "content_block_stop", "index": 0}
         delta = {"stop_reason": "end_turn", "stop_sequence": None}

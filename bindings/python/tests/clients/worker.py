@@ -1,48 +1,17 @@
-"""One process of several that share a limit: worker.py STORE SERVER CLIENT REQUESTS AT-ONCE [refused]
-
-Each request says in X-Asked when it surely had not started: the clock just before the call that admitted it, or, if that had
-to wait, the moment when its place came. The server writes that down beside its own clock when the request is there.
-"""
+"""One process of several that share a limit: worker.py STORE SERVER CLIENT REQUESTS AT-ONCE [refused]"""
 
 import asyncio
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextvars import ContextVar
 from urllib.parse import urlsplit
 
 import clients
+import stamps
 
 from workglow_limit import Store, _sending
 
-exchange = ContextVar("exchange")
-
-
-def stamped(waits):
-    """The waits of a client, which stamp the request that is about to be sent."""
-    acquire = waits.acquire
-
-    async def stamping(*arguments):
-        asked = time.monotonic_ns()
-        permit = await acquire(*arguments)
-        ready = permit.ready_at_monotonic
-        exchange.get().request.headers["X-Asked"] = str(asked if ready is None else int(ready * 10**9))
-        return permit
-
-    waits.acquire = stamping
-
-
-stamped(_sending.IN_THREAD)
-stamped(_sending.IN_LOOP)
-attempt = _sending.Sending.attempt
-
-
-async def noted(self, of):
-    exchange.set(of)
-    return await attempt(self, of)
-
-
-_sending.Sending.attempt = noted
+stamps.put()
 
 
 async def requests(client, url, count):
