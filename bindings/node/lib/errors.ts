@@ -36,6 +36,8 @@ export class SyncUnsupported extends LimitError {}
 
 /** There was no room before the deadline of `acquire`. Nothing is held. */
 export class TimeoutError extends Error {
+  readonly code = "acquire_timeout";
+  readonly number = -18;
   /** In ms: when a retry may succeed. */
   readonly retryAfter: number;
 

@@ -16,12 +16,15 @@ import {
   Op,
   Status,
   ask,
+  begin,
   bind,
   call,
   deniedBy,
+  finish,
   native,
   numbers,
   shared,
+  status,
   tellHooks,
 } from "./native.js";
 import { Permit } from "./permit.js";
@@ -391,12 +394,12 @@ export abstract class Limiter {
 
   /** A job has started: recorded even when the limit is full, because the caller has already decided. */
   async recordJobStart(key?: string): Promise<void> {
-    await this.#ask(Op.recordJobStart, keyOf(key));
+    await this.#ask(Op.recordJobStart, keyOf(key), 1, done);
   }
 
   /** A job has ended: the oldest start without a permit that this process recorded on that key. */
   async recordJobCompletion(key?: string): Promise<void> {
-    await this.#ask(Op.recordJobCompletion, keyOf(key));
+    await this.#ask(Op.recordJobCompletion, keyOf(key), 1, done);
     for (const bell of this._bells()) bell.ring(keyOf(key));
   }
 
@@ -409,18 +412,18 @@ export abstract class Limiter {
   async setNextAvailableTime(date: Date, key?: string): Promise<void> {
     const ms = types.isDate(date) ? date.getTime() : NaN;
     if (Number.isNaN(ms)) throw invalid("date", date, "a valid Date");
-    await this.#ask(Op.setNextAvailableTime, keyOf(key), 1, undefined, ms);
+    await this.#ask(Op.setNextAvailableTime, keyOf(key), 1, done, ms);
   }
 
   /** A gate relative to now. */
   async pause(duration: Duration, key?: string): Promise<void> {
     const ms = milliseconds("duration", duration);
-    await this.#ask(Op.pause, keyOf(key), 1, undefined, ms);
+    await this.#ask(Op.pause, keyOf(key), 1, done, ms);
   }
 
   /** Back to the initial state, gate included. Without a key: of all keys. */
   async clear(key?: string): Promise<void> {
-    await this.#ask(Op.clear, keyOf(key));
+    await this.#ask(Op.clear, keyOf(key), 1, done);
     for (const bell of this._bells()) bell.ring();
   }
 
@@ -442,32 +445,31 @@ export abstract class Limiter {
   }
 
   /** Asks off the event loop what has to wait. `read` reads the answer in the same turn: see `call`. */
-  async #ask<T>(
+  /** What a call answers: at once, or when what has to wait for the store is done on the thread pool. */
+  #ask<T>(
     op: Op,
     key: string,
-    weight = 1,
-    read?: (status: Status) => T,
+    weight: number,
+    read: (status: Status) => T,
     time = 0,
     grace = 0,
     put?: () => void,
-  ): Promise<T> {
-    const opening = this._opening();
-    if (opening !== null) await opening;
-    return new Promise((resolve, reject) => {
+  ): T | Promise<T> {
+    const ask = (): T | Promise<T> => {
       put?.();
       numbers[Num.time] = time;
       numbers[Num.grace] = grace;
-      this._ask(op, key, weight, (answer) => {
-        try {
-          const status = answer();
-          resolve(read?.(status) as T);
-        } catch (error) {
-          reject(error);
-        }
-      });
-    });
+      if (!this._isNative()) return read(this._do(op | HERE, key, weight));
+      const later = begin(this._call, op, key, weight);
+      return later === undefined ? read(status()) : finish(later, read);
+    };
+    const opening = this._opening();
+    return opening === null ? ask() : opening.then(ask);
   }
 }
+
+/** Reads nothing. */
+const done = (): void => {};
 
 /** What a `reserve` asks for, durations in ms and -1 for none. */
 function placeOf(options: ReserveOptions): { key: string; weight: number; maxWait: number; grace: number } {

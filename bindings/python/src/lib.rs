@@ -2,11 +2,13 @@
 
 mod acquiring;
 mod argument;
+mod asking;
 mod by_hand;
 mod clock;
 mod composite;
 mod custom;
 mod decision;
+mod entered;
 mod error;
 mod family;
 mod flow;
@@ -14,6 +16,7 @@ mod hooks;
 mod limiter;
 mod line;
 mod null;
+mod origin;
 mod permit;
 mod pool;
 mod stats;
@@ -29,9 +32,11 @@ mod _native {
     #[pymodule_export]
     use crate::{
         acquiring::Acquiring,
+        asking::Asked,
         clock::ManualClock,
         composite::CompositeLimiter,
         decision::Decision,
+        entered::Entered,
         family::{
             ConcurrencyLimiter, DelayLimiter, EvenlySpacedRateLimiter, FixedWindowLimiter, LeakyBucketLimiter,
             RateLimiter, SlidingWindowCounterLimiter, TokenBucketLimiter,

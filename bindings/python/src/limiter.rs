@@ -2,12 +2,15 @@
 
 use crate::acquiring::Acquiring;
 use crate::argument::{self, instant, quoting, quoting_given, seconds};
+use crate::asking::{self, What};
 use crate::by_hand::{self, Signature};
 use crate::decision::Decision;
+use crate::entered::Entered;
 use crate::error::{expired, raised};
 use crate::hooks;
 use crate::line::Waiter;
-use crate::permit::{self, Permit, Place};
+use crate::origin::Origin;
+use crate::permit::{self, End, Permit, Place};
 use crate::stats::Stats;
 use crate::waiting::{running_loop, try_first, wait};
 use pyo3::ffi;
@@ -141,14 +144,19 @@ impl Node {
 ///
 /// Every method takes a key: one policy, a separate budget per key; None is no key. Limiters are used from any thread,
 /// and go on working in a forked child.
+///
+/// `with limiter:` and `async with limiter:` wait for room without a key, enter with the permit, and complete it. A limiter of a
+/// store that processes share can be pickled: whoever reads it makes one of the same arguments. A copy is the limiter itself.
 #[pyclass(subclass, frozen, module = "workglow_limit")]
 pub struct Limiter {
     pub node: Arc<Node>,
+    origin: Origin,
+    entered: Entered,
 }
 
 impl Limiter {
-    pub fn of(node: Arc<Node>) -> PyClassInitializer<Limiter> {
-        PyClassInitializer::from(Limiter { node })
+    pub fn of(node: Arc<Node>, origin: Origin) -> PyClassInitializer<Limiter> {
+        PyClassInitializer::from(Limiter { node, origin, entered: Entered::default() })
     }
 
     /// The steps of a waiter after its first. It sleeps without the GIL.
@@ -321,9 +329,29 @@ impl Limiter {
         #[pyo3(from_py_with = argument::key)] key: Option<&str>,
         #[pyo3(from_py_with = argument::weight)] weight: u64,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let waiter = Waiter::new(&self.node, key.unwrap_or_default(), weight);
-        static TRY_ACQUIRE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
-        TRY_ACQUIRE.import(py, "workglow_limit._aio", "try_acquire")?.call1((waiter,))
+        asking::limiter(py, &self.node, What::TryAcquire, key, weight)
+    }
+
+    /// decide for asyncio: await it. What has to wait for the store does not hold up the event loop.
+    #[pyo3(signature = (key=None, weight=1))]
+    fn decide_async<'py>(
+        &self,
+        py: Python<'py>,
+        #[pyo3(from_py_with = argument::key)] key: Option<&str>,
+        #[pyo3(from_py_with = argument::weight)] weight: u64,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        asking::limiter(py, &self.node, What::Decide, key, weight)
+    }
+
+    /// peek for asyncio: await it. What has to wait for the store does not hold up the event loop.
+    #[pyo3(signature = (key=None, weight=1))]
+    fn peek_async<'py>(
+        &self,
+        py: Python<'py>,
+        #[pyo3(from_py_with = argument::key)] key: Option<&str>,
+        #[pyo3(from_py_with = argument::weight_to_peek)] weight: u64,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        asking::limiter(py, &self.node, What::Peek, key, weight)
     }
 
     /// Takes a place: a start in the future, or now, which counts from now on. None, and nothing taken, if it would be
@@ -410,6 +438,21 @@ impl Limiter {
         }
         timeout.map(argument::timeout).transpose()?;
         this.py().import("workglow_limit._decorator")?.getattr("limit")?.call1((this, key, weight, timeout))
+    }
+
+    /// The same for a function that is not yours to decorate: what it answers waits for room and then calls it.
+    #[pyo3(
+        signature = (function, key=None, weight=None, timeout=None),
+        text_signature = "($self, function, key=None, weight=1, timeout=None)"
+    )]
+    fn wrap<'py>(
+        this: &Bound<'py, Self>,
+        function: &Bound<'py, PyAny>,
+        key: Option<&Bound<'py, PyAny>>,
+        weight: Option<&Bound<'py, PyAny>>,
+        timeout: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        Self::limit(this, key, weight, timeout)?.call1((function,))
     }
 
     /// Ends a permit of this limiter: the job ran. Ending it again is a no-op; another limiter's is a ForeignPermit.
@@ -518,7 +561,44 @@ impl Limiter {
         hooks::add(event, function, |event, hook| here.on(event, hook), move |number| there.off(number))
     }
 
+    // `with limiter:` starts with the empty key and weight 1, and completes at the end of its body. A limiter is entered as often as
+    // one likes, within itself and by many at once.
+
+    fn __enter__(&self, py: Python<'_>) -> PyResult<Py<Permit>> {
+        self.entered.enter(py, self.acquire(py, None, 1, None, 0, None)?)
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyTuple>) -> PyResult<()> {
+        Permit::of(&self.entered.leave(py)?).complete(py)
+    }
+
+    fn __aenter__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        static ENTER: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+        let asked = self.acquire_async(None, 1, None, 0, None)?;
+        ENTER.import(py, "workglow_limit._aio", "enter")?.call1((asked, self.entered.clone()))
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __aexit__<'py>(&self, py: Python<'py>, _exception: &Bound<'py, PyTuple>) -> PyResult<Bound<'py, PyAny>> {
+        asking::end(py, self.entered.leave(py)?, End::Complete)
+    }
+
+    // A pickle has what the limiter was made from. A copy is the limiter itself.
+
+    fn __reduce__<'py>(this: &Bound<'py, Self>) -> PyResult<Bound<'py, PyTuple>> {
+        this.get().origin.reduced(this)
+    }
+
+    fn __copy__(this: Py<Self>) -> Py<Self> {
+        this
+    }
+
+    fn __deepcopy__(this: Py<Self>, _memo: &Bound<'_, PyAny>) -> Py<Self> {
+        this
+    }
+
     fn __repr__(this: &Bound<'_, Self>) -> PyResult<String> {
-        Ok(format!("<{} {:?}>", this.get_type().name()?, this.get().node.core.name()))
+        this.get().origin.repr(this, this.get().node.core.name())
     }
 }

@@ -151,6 +151,9 @@ def decorated(tenant: str, tokens: int) -> str:
     return tenant * tokens
 
 
+wrapped = rate.wrap(first, key="text", weight=2, timeout=1)
+
+
 class Client:
     @rate.limit("tenant", weight=2)
     async def coroutine(self, tenant: str) -> int:
@@ -159,8 +162,21 @@ class Client:
 
 async def of_decorated() -> None:
     assert_type(decorated("a", 1), str)
+    assert_type(wrapped("a", 1), str)
+    with rate as entered, rate:
+        assert_type(entered, Permit)
+    async with rate as entered:
+        assert_type(entered, Permit)
     assert_type(await Client().coroutine("a"), int)
     assert_type(await rate.try_acquire_async("k", weight=2), Permit | None)
+    decision = await rate.decide_async("k", weight=2)
+    assert_type((decision, await rate.peek_async("k", weight=0)), tuple[Decision, Decision])
+    if decision.permit:
+        async with decision.permit as permit:
+            assert_type(permit, Permit)
+            await permit.settle_async(1)
+        await permit.cancel_async()
+        await permit.complete_async()
 
 
 def stores() -> None:
