@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from ._derived import refuse
 from ._errors import WeightExceedsCapacity
-from ._native import Limiter, Permit
+from ._native import Decision, Limiter, Permit
 from ._tokens import FREE, Reading, estimate
 from .http import in_seconds, status_and_headers, wait_said
 
@@ -57,7 +57,11 @@ class Waits(Protocol):
 
     async def acquire(self, limiter: Limiter, key: str | None, weight: int, timeout: float | None, priority: int) -> Permit: ...
     async def try_acquire(self, limiter: Limiter, key: str | None, weight: int) -> Permit | None: ...
-    async def call(self, function: Callable[..., T], *arguments: Any) -> T: ...
+    async def peek(self, limiter: Limiter, key: str | None) -> Decision: ...
+    async def pause(self, limiter: Limiter, seconds: float, key: str | None) -> None: ...
+    async def complete(self, permit: Permit) -> None: ...
+    async def cancel(self, permit: Permit) -> None: ...
+    async def settle(self, permit: Permit, units: int) -> None: ...
     async def sleep(self, seconds: float) -> None: ...
 
 
@@ -186,7 +190,7 @@ class Sending(Generic[R]):
         wait = wait_said(response, self._default, self._longest)
         if wait > 0 and self._heeds:
             for want in wants:
-                await self.waits.call(want.limiter.pause, wait, want.key)
+                await self.waits.pause(want.limiter, wait, want.key)
         return wait
 
     # ---- what a request needs ----
@@ -228,7 +232,7 @@ class Sending(Generic[R]):
                 other = await self._fitting(wants[1 - first], self.waits.try_acquire)
             finally:
                 if other is None:
-                    await self.waits.call(permit.cancel)
+                    await self.waits.cancel(permit)
             if other is not None:
                 return [other, permit] if first else [permit, other]
             self._was_short = 1 - first
@@ -244,7 +248,7 @@ class Sending(Generic[R]):
         try:
             return await start(want.limiter, want.key, want.weight)
         except WeightExceedsCapacity:
-            most = (await self.waits.call(want.limiter.peek, want.key, 0)).limit if want.is_tokens else None
+            most = (await self.waits.peek(want.limiter, want.key)).limit if want.is_tokens else None
             if most is None or most >= want.weight:
                 raise
             return await start(want.limiter, want.key, most)
@@ -280,7 +284,7 @@ class Body:
         """The server has nothing more to do with it: others may start."""
         start, self._start = self._start, None
         if start is not None:
-            await self._waits.call(start.complete)
+            await self._waits.complete(start)
 
     async def finish(self, is_whole: bool) -> None:
         """It has been read to its end, or nobody reads it any more. Does nothing the second time."""
@@ -294,14 +298,14 @@ class Body:
         """So many tokens were used; None: as many as were reserved."""
         tokens, self._tokens = self._tokens, None
         if tokens is not None:
-            await (self._waits.call(tokens.complete) if units is None else self._waits.call(tokens.settle, units))
+            await (self._waits.complete(tokens) if units is None else self._waits.settle(tokens, units))
 
     async def fail(self, was_never_sent: bool) -> None:
         """There is no response."""
         permits = [permit for permit in (self._start, self._tokens) if permit is not None]
         self._start = self._tokens = None
         for permit in permits:
-            await self._waits.call(permit.cancel if was_never_sent else permit.complete)
+            await (self._waits.cancel(permit) if was_never_sent else self._waits.complete(permit))
 
 
 class _InThread:
@@ -313,8 +317,20 @@ class _InThread:
     async def try_acquire(self, limiter: Limiter, key: str | None, weight: int) -> Permit | None:
         return limiter.try_acquire(key, weight)
 
-    async def call(self, function: Callable[..., T], *arguments: Any) -> T:
-        return function(*arguments)
+    async def peek(self, limiter: Limiter, key: str | None) -> Decision:
+        return limiter.peek(key, 0)
+
+    async def pause(self, limiter: Limiter, seconds: float, key: str | None) -> None:
+        limiter.pause(seconds, key)
+
+    async def complete(self, permit: Permit) -> None:
+        permit.complete()
+
+    async def cancel(self, permit: Permit) -> None:
+        permit.cancel()
+
+    async def settle(self, permit: Permit, units: int) -> None:
+        permit.settle(units)
 
     async def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
@@ -329,9 +345,21 @@ class _InLoop:
     async def try_acquire(self, limiter: Limiter, key: str | None, weight: int) -> Permit | None:
         return await limiter.try_acquire_async(key, weight)
 
-    async def call(self, function: Callable[..., T], *arguments: Any) -> T:
+    async def peek(self, limiter: Limiter, key: str | None) -> Decision:
+        return await limiter.peek_async(key, 0)
+
+    async def pause(self, limiter: Limiter, seconds: float, key: str | None) -> None:
         # It may have to wait for the store. Who is cancelled meanwhile has called it, too.
-        return await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, function, *arguments))
+        await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, limiter.pause, seconds, key))
+
+    async def complete(self, permit: Permit) -> None:
+        await permit.complete_async()
+
+    async def cancel(self, permit: Permit) -> None:
+        await permit.cancel_async()
+
+    async def settle(self, permit: Permit, units: int) -> None:
+        await permit.settle_async(units)
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
