@@ -9,43 +9,47 @@ import asyncio
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypedDict, TypeVar, cast
 from urllib.parse import urlsplit
 
 from ._derived import refuse
 from ._errors import WeightExceedsCapacity
 from ._native import Decision, Limiter, Permit
 from ._tokens import FREE, Reading, estimate
-from .http import in_seconds, status_and_headers, wait_said
-
-if TYPE_CHECKING:
-    from typing import TypeAlias, TypedDict
-
-    from typing_extensions import Unpack
+from .http import check_key, in_seconds, status_and_headers, wait_said
 
 R = TypeVar("R")  # A client's request,
 S = TypeVar("S")  # and its response.
 T = TypeVar("T")
 
-if TYPE_CHECKING:
-    Limiters: TypeAlias = Limiter | Mapping[str, Limiter] | Callable[[R], Limiter | None]
+#: One limiter, one for each host, or a function of the client's request.
+Limiters: TypeAlias = Limiter | Mapping[str, Limiter] | Callable[[Any], Limiter | None]
 
-    class Heeding(TypedDict, total=False):
-        default: float | timedelta
-        longest: float | timedelta
 
-    class Options(TypedDict, Generic[R], total=False):
-        key: str | Callable[[R], str | None] | None
-        weight: int | Callable[[R], int]
-        priority: int
-        timeout: float | timedelta | None
-        heed: bool | Heeding
-        tokens: Limiters[R] | None
-        estimate: Callable[[R], int] | None
-        usage: Callable[[Any, Any], int | None] | None
+class Heeding(TypedDict, total=False):
+    """What heed may be."""
 
-    class RetryingOptions(Options[R], total=False):
-        retries: int
+    default: float | timedelta
+    longest: float | timedelta
+
+
+class Options(TypedDict, total=False):
+    """What is the same for all clients. Functions are of the client's request; usage is one of JSON and the response."""
+
+    key: str | Callable[[Any], str | None] | None
+    weight: int | Callable[[Any], int]
+    priority: int
+    timeout: float | timedelta | None
+    heed: bool | Heeding
+    tokens: Limiters | None
+    estimate: Callable[[Any], int] | None
+    usage: Callable[[Any, Any], int | None] | None
+
+
+class RetryingOptions(Options, total=False):
+    """The same for those that do not repeat by themselves."""
+
+    retries: int
 
 
 #: With these a server says that the same request may succeed later.
@@ -73,27 +77,35 @@ class Exchange(Protocol[R, S]):
 
     def body(self) -> bytes | str | None:
         """What is sent. None if that is nothing, or cannot be read here."""
+        ...
 
     def content_type(self) -> str:
         """Of what is sent."""
+        ...
 
     def can_repeat(self) -> bool:
         """Can the same be sent once more?"""
+        ...
 
     def ask_readable(self) -> None:
         """The body of the response will be read here, too."""
+        ...
 
     async def send(self) -> S:
         """Sends it, and waits for the head of the response."""
+        ...
 
     def was_never_sent(self, error: BaseException) -> bool:
         """Is it certain that nothing of it reached the server?"""
+        ...
 
     def watch(self, response: S, body: Body) -> None:
         """From now on the body of the response is fed to this, and its end told."""
+        ...
 
     async def close(self, response: S) -> None:
         """Nobody reads it any more."""
+        ...
 
 
 class Want(NamedTuple):
@@ -110,7 +122,7 @@ class Sending(Generic[R]):
 
     def __init__(
         self,
-        limiter: Limiters[R] | None,
+        limiter: Limiters | None,
         waits: Waits,
         *,
         key: str | Callable[[R], str | None] | None = None,
@@ -119,7 +131,7 @@ class Sending(Generic[R]):
         timeout: float | timedelta | None = None,
         heed: bool | Heeding = True,
         retries: int = 0,
-        tokens: Limiters[R] | None = None,
+        tokens: Limiters | None = None,
         estimate: Callable[[R], int] | None = None,
         usage: Callable[[Any, Any], int | None] | None = None,
     ) -> None:
@@ -127,8 +139,8 @@ class Sending(Generic[R]):
             raise TypeError("limiter is None: expected a limiter, a mapping of hosts to limiters, or a function; None only with tokens")
         self._limiter = None if limiter is None else _chooser("limiter", limiter)
         self._tokens = None if tokens is None else _chooser("tokens", tokens)
-        if not (key is None or isinstance(key, str) or callable(key)):
-            raise TypeError(f"key is {key!r}: expected a str, or a function of the request, not {type(key).__name__}")
+        if not callable(key):
+            check_key("is", key, "a str, or a function of the request")
         self._key = key
         self._weight = weight if callable(weight) else _whole("weight", weight, 1)
         self._priority = _whole("priority", priority, None)
@@ -202,8 +214,7 @@ class Sending(Generic[R]):
         if not (limiter or tokens):
             return []
         key = self._key(request) if callable(self._key) else self._key
-        if not (key is None or isinstance(key, str)):
-            raise TypeError(f"key gave {key!r}: expected a str or None, not {type(key).__name__}")
+        check_key("gave", key, "a str or None")
         wants: list[Want] = []
         if limiter:
             weight = self._weight(request) if callable(self._weight) else self._weight
@@ -395,7 +406,8 @@ def _chooser(parameter: str, limiter: Any) -> Callable[[Any, str], Limiter | Non
     if isinstance(limiter, Limiter):
         return lambda _request, _url: limiter
     if isinstance(limiter, Mapping):
-        hosts = {_host(parameter, host): _limiter(f"{parameter}[{host!r}]", of) for host, of in limiter.items()}
+        given = cast("Mapping[object, object]", limiter)
+        hosts = {_host(parameter, host): _limiter(f"{parameter}[{host!r}]", of) for host, of in given.items()}
         return lambda _request, url: hosts.get((parts := _host_and_port(url))[1]) or hosts.get(parts[0])
     if callable(limiter):
 
@@ -443,10 +455,11 @@ def _heeding(heed: object) -> tuple[bool, float, float]:
         return heed, 1.0, 3600.0
     if not isinstance(heed, Mapping):
         raise TypeError(f"heed is {heed!r}: expected True, False, or a mapping with default and longest, not {type(heed).__name__}")
-    if unknown := [name for name in heed if name not in ("default", "longest")]:
-        raise refuse("heed", heed, f"a mapping with default and longest, not {unknown[0]!r}")
-    times = {"default": 1.0, "longest": 3600.0} | {name: in_seconds(f"heed's {name}", value) for name, value in heed.items()}
-    return True, times["default"], times["longest"]
+    given = cast("Mapping[object, object]", heed)
+    if unknown := [name for name in given if name not in ("default", "longest")]:
+        raise refuse("heed", given, f"a mapping with default and longest, not {unknown[0]!r}")
+    default, longest = given.get("default", 1.0), given.get("longest", 3600.0)
+    return True, in_seconds("heed's default", default), in_seconds("heed's longest", longest)
 
 
 def _whole(parameter: str, value: object, least: int | None, most: int | None = None) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, cast
 
 __all__ = ["FREE", "Reading", "estimate", "readable"]
 
@@ -16,7 +16,7 @@ FREE = {*range(400, 500), 503, 529}
 _MOST = "max_completion_tokens", "max_output_tokens", "max_tokens"
 
 #: Where responses and the events of streams say what was used; of several the later one counts.
-_SAID = (), ("response",), ("message",)
+_SAID: tuple[tuple[str, ...], ...] = (), ("response",), ("message",)
 
 
 def estimate(body: bytes | str | None, content_type: str) -> int:
@@ -24,9 +24,7 @@ def estimate(body: bytes | str | None, content_type: str) -> int:
 
     0 for other bodies, and for none.
     """
-    asked = _parsed(body) if body and "json" in content_type.lower() else None
-    if not isinstance(asked, dict):
-        return 0
+    asked = _members(_parsed(body)) if body and "json" in content_type.lower() else {}
     most = next((asked[name] for name in _MOST if type(asked.get(name)) is int), 0)
     return -(-sum(map(len, _texts(asked))) // 4) + max(most, 0)
 
@@ -38,18 +36,26 @@ def _parsed(text: bytes | str) -> Any:
         return None
 
 
+def _members(value: object) -> dict[str, Any]:
+    """What an object of JSON has; nothing if it is none."""
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+
+
+def _items(value: object) -> list[object]:
+    """What a list of JSON has; nothing if it is none."""
+    return cast("list[object]", value) if isinstance(value, list) else []
+
+
 def _texts(value: Any, but: tuple[str, ...] = ("data",)) -> Iterator[str]:
     """All texts in a value, but for pictures, files, and what has one of these names."""
     if isinstance(value, str):
         if not value.startswith("data:"):
             yield value
-    elif isinstance(value, dict):
-        for name, inner in value.items():
-            if name not in but:
-                yield from _texts(inner, but)
-    elif isinstance(value, list):
-        for inner in value:
+    for name, inner in _members(value).items():
+        if name not in but:
             yield from _texts(inner, but)
+    for inner in _items(value):
+        yield from _texts(inner, but)
 
 
 def readable(accepted: str) -> str:
@@ -136,12 +142,10 @@ class Reading:
 
 def _deltas(value: Any) -> Iterable[str]:
     """The texts that an event adds to the answer: all three APIs have them under this name."""
-    if isinstance(value, dict):
-        for name, inner in value.items():
-            yield from _texts(inner, ("data", "type")) if name == "delta" else _deltas(inner)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from _deltas(inner)
+    for name, inner in _members(value).items():
+        yield from _texts(inner, ("data", "type")) if name == "delta" else _deltas(inner)
+    for inner in _items(value):
+        yield from _deltas(inner)
 
 
 class _Usage:
@@ -155,11 +159,10 @@ class _Usage:
         for path in _SAID:
             inner = value
             for name in (*path, "usage"):
-                inner = inner.get(name) if isinstance(inner, dict) else None
-            if isinstance(inner, dict):
-                said = {name: count for name, count in inner.items() if type(count) is int and count >= 0}
-                self._said |= said
-                is_news = is_news or bool(said)
+                inner = _members(inner).get(name)
+            said = {name: count for name, count in _members(inner).items() if type(count) is int and count >= 0}
+            self._said |= said
+            is_news = is_news or bool(said)
         return self._total() if is_news else None
 
     def _total(self) -> int | None:

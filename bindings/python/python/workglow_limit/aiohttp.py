@@ -35,8 +35,8 @@ class LimitedMiddleware:
 
     def __init__(
         self,
-        limiter: Limiters[aiohttp.ClientRequest] | None,
-        **options: Unpack[RetryingOptions[aiohttp.ClientRequest]],
+        limiter: Limiters | None,
+        **options: Unpack[RetryingOptions],
     ) -> None:
         self._sending: Sending[aiohttp.ClientRequest] = Sending(limiter, IN_LOOP, **options)
 

@@ -71,12 +71,17 @@ def heed(
     and RateLimit-Reset, or vendors' such pairs. A 429 that says none of this pauses for default seconds. No pause is more
     than longest seconds; what cannot be read is as if it were not there.
     """
-    if not (key is None or isinstance(key, str)):
-        raise TypeError(f"key is {key!r}: expected a str, not {type(key).__name__}")
+    check_key("is", key, "a str")
     pause = wait_said(response, in_seconds("default", default), in_seconds("longest", longest))
     if pause > 0:
         limiter.pause(pause, key)
     return pause
+
+
+def check_key(verb: str, key: object, expected: str) -> None:
+    """Raises if it is no key."""
+    if not (key is None or isinstance(key, str)):
+        raise TypeError(f"key {verb} {key!r}: expected {expected}, not {type(key).__name__}")
 
 
 def wait_said(response: object, default: float, longest: float) -> float:

@@ -38,10 +38,10 @@ class LimitedTransport(httpx.BaseTransport):
 
     def __init__(
         self,
-        limiter: Limiters[httpx.Request] | None,
+        limiter: Limiters | None,
         *,
         transport: httpx.BaseTransport | None = None,
-        **options: Unpack[RetryingOptions[httpx.Request]],
+        **options: Unpack[RetryingOptions],
     ) -> None:
         """transport sends the requests: an httpx.HTTPTransport() if not given. It is closed with this one."""
         self._sending = Sending(limiter, IN_THREAD, **options)
@@ -62,10 +62,10 @@ class AsyncLimitedTransport(httpx.AsyncBaseTransport):
 
     def __init__(
         self,
-        limiter: Limiters[httpx.Request] | None,
+        limiter: Limiters | None,
         *,
         transport: httpx.AsyncBaseTransport | None = None,
-        **options: Unpack[RetryingOptions[httpx.Request]],
+        **options: Unpack[RetryingOptions],
     ) -> None:
         """transport sends the requests: an httpx.AsyncHTTPTransport() if not given. It is closed with this one."""
         self._sending = Sending(limiter, IN_LOOP, **options)

@@ -38,10 +38,10 @@ class LimitedTransport(httpx2.BaseTransport):
 
     def __init__(
         self,
-        limiter: Limiters[httpx2.Request] | None,
+        limiter: Limiters | None,
         *,
         transport: httpx2.BaseTransport | None = None,
-        **options: Unpack[RetryingOptions[httpx2.Request]],
+        **options: Unpack[RetryingOptions],
     ) -> None:
         """transport sends the requests: an httpx2.HTTPTransport() if not given. It is closed with this one."""
         self._sending = Sending(limiter, IN_THREAD, **options)
@@ -62,10 +62,10 @@ class AsyncLimitedTransport(httpx2.AsyncBaseTransport):
 
     def __init__(
         self,
-        limiter: Limiters[httpx2.Request] | None,
+        limiter: Limiters | None,
         *,
         transport: httpx2.AsyncBaseTransport | None = None,
-        **options: Unpack[RetryingOptions[httpx2.Request]],
+        **options: Unpack[RetryingOptions],
     ) -> None:
         """transport sends the requests: an httpx2.AsyncHTTPTransport() if not given. It is closed with this one."""
         self._sending = Sending(limiter, IN_LOOP, **options)

@@ -32,12 +32,12 @@ class LimitedAdapter(HTTPAdapter):
 
     def __init__(
         self,
-        limiter: Limiters[requests.PreparedRequest] | None,
+        limiter: Limiters | None,
         *,
         pool_connections: int = 10,
         pool_maxsize: int = 10,
         pool_block: bool = False,
-        **options: Unpack[RetryingOptions[requests.PreparedRequest]],
+        **options: Unpack[RetryingOptions],
     ) -> None:
         """The three of the pool are HTTPAdapter's. Its max_retries would pass the limiters, so there is only our retries."""
         if "max_retries" in options:

@@ -51,22 +51,26 @@ class Request(NamedTuple):
     body: Any
 
 
-def limited(manager: _Manager, limiter: Limiters[Request] | None, **options: Unpack[Options[Request]]) -> _Manager:
+def limited(manager: _Manager, limiter: Limiters | None, **options: Unpack[Options]) -> _Manager:
     """The same PoolManager or ProxyManager, whose requests wait for their limiters from now on.
 
     Its pools are cleared. One that is taken from it and asked by itself follows no redirections.
     """
-    if not isinstance(manager, urllib3.PoolManager):
-        raise TypeError(f"manager is {manager!r}: expected a urllib3.PoolManager, not {type(manager).__name__}")
+    _check(manager)
     if "retries" in options:
         raise TypeError("retries is urllib3's own: give a urllib3.Retry to the manager, or with a request")
     sending: Sending[Request] = Sending(limiter, IN_THREAD, **options)
     manager.clear()
+    pools = {"http": urllib3.HTTPConnectionPool, "https": urllib3.HTTPSConnectionPool}
     manager.pool_classes_by_scheme = {
-        scheme: type(f"Limited{pool.__name__}", (_Limited, pool), {"sending": sending})
-        for scheme, pool in manager.pool_classes_by_scheme.items()
+        scheme: type(f"Limited{pool.__name__}", (_Limited, pool), {"sending": sending}) for scheme, pool in pools.items()
     }
     return manager
+
+
+def _check(manager: object) -> None:
+    if not isinstance(manager, urllib3.PoolManager):
+        raise TypeError(f"manager is {manager!r}: expected a urllib3.PoolManager, not {type(manager).__name__}")
 
 
 class _Limited(urllib3.HTTPConnectionPool):
