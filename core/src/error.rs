@@ -148,6 +148,7 @@ impl Error {
             Error::Damaged { .. } => -16,
             Error::WouldWait => -17,
             // -18 is acquire_timeout: languages that raise say so that a waiter's time is up.
+            // -19 is stopped and -20 too_many_waiters, which Node says of those who wait.
         }
     }
 

@@ -1,6 +1,5 @@
 // A limiter before a BullMQ processor: jobs without room are delayed with their places, and the worker takes others.
 
-import { setTimeout as sleep } from "node:timers/promises";
 import type { Job } from "bullmq";
 import { LimitError, TimeoutError, invalid } from "./errors.js";
 import { warn } from "./hooks.js";
@@ -8,6 +7,7 @@ import { type Duration, maybeMilliseconds, options as checkOptions, whole } from
 import { Limiter } from "./limiter.js";
 import { Lines } from "./line.js";
 import { Permit } from "./permit.js";
+import { sleep } from "./timers.js";
 
 /**
  * Where a delayed job has its place: in its data. They are the only part of a job that BullMQ can write in the same script

@@ -3,13 +3,15 @@
 import { types } from "node:util";
 import { brand } from "./brand.js";
 import type { AcquireOptions, Decision, ReserveOptions, StartOptions, Stats } from "./calls.js";
-import { InvalidArgument, StoreError, UnknownLimit, invalid, make, messageOf, refused, thrown } from "./errors.js";
+import { Crowd } from "./crowd.js";
+import { InvalidArgument, Stopped, StoreError, UnknownLimit, invalid, make, messageOf, refused, thrown } from "./errors.js";
 import { type Hook, type HookEvent, listen } from "./hooks.js";
 import { type Duration, keyOf, maybeMilliseconds, milliseconds, options as checkOptions, unicode, weightOf } from "./input.js";
 import {
   type Answer,
   type Closure,
   HERE,
+  Int,
   LATER,
   type NativeLimiter,
   Num,
@@ -21,6 +23,7 @@ import {
   call,
   deniedBy,
   finish,
+  ints,
   native,
   numbers,
   shared,
@@ -29,6 +32,7 @@ import {
 } from "./native.js";
 import { Permit } from "./permit.js";
 import { type Request, requestOf } from "./request.js";
+import { shown } from "./shown.js";
 import type { Store } from "./store.js";
 import { Bell, Line } from "./waiting.js";
 
@@ -44,6 +48,8 @@ export interface Home {
 type Counts = [number, number, number, number, number, number, number, number, number];
 
 const START = ["key", "weight"];
+/** The calls that start something, or take a place for it. */
+const STARTS = new Set<number>([Op.attempt, Op.decide, Op.join, Op.joinWithPlace, Op.start, Op.reserve, Op.present, Op.recordJobStart]);
 const RESERVE = [...START, "maxWait", "grace"];
 
 /** "May this start now, and if not, when?" Every limiter answers to these methods. */
@@ -58,6 +64,8 @@ export abstract class Limiter {
   readonly #store: Store | undefined;
   #native: NativeLimiter | undefined;
   #line: Line | undefined;
+  readonly #crowd = new Crowd();
+  #isStopped = false;
   readonly #bells: readonly Bell[];
   #opening: Promise<void> | null = null;
   #isOpen = false;
@@ -88,6 +96,7 @@ export abstract class Limiter {
     const { holds, wrap = (closure: Closure) => closure } = this.#home;
     this.#native = made;
     this._call = wrap(bind(made));
+    if (this.#isStopped) this.#close();
     this._holds = holds ?? !native.hasPlaces(made);
     for (const { begin } of this.#early.splice(0)) begin();
   }
@@ -117,6 +126,11 @@ export abstract class Limiter {
   /** @internal The stores in which it lives. */
   _stores(): readonly Store[] {
     return this.#store === undefined ? [] : [this.#store];
+  }
+
+  /** @internal What is printed of it. */
+  _shown(): object {
+    return { name: this.name, ...(this.#store && { store: this.#store.url }), ...(this.#isStopped && { stopped: true }) };
   }
 
   /** @internal Does it count over a time this short, in ms, by the real clock? */
@@ -277,7 +291,10 @@ export abstract class Limiter {
    */
   async acquire(options?: AcquireOptions): Promise<Permit> {
     const request = requestOf(options);
-    return this.#startAtOnce(request) ?? (this.#line ??= new Line(this)).acquire(request);
+    const permit = this.#startAtOnce(request);
+    if (permit !== null) return permit;
+    const line = (this.#line ??= new Line(this));
+    return this.#crowd.wait(this.name, request.key, request.maxWaiting, () => line.acquire(request));
   }
 
   /** A permit, if there is room and nobody waits. */
@@ -290,12 +307,66 @@ export abstract class Limiter {
   /** Waits for a permit, runs `fn`, and completes the permit whatever happened. */
   async schedule<T>(fn: (permit: Permit) => T | PromiseLike<T>, options?: AcquireOptions): Promise<T> {
     if (typeof fn !== "function") throw invalid("fn", fn, "a function");
-    const permit = await this.acquire(options);
-    try {
-      return await fn(permit);
-    } finally {
-      await permit.completeAsync();
+    return this.#crowd.stay(async () => {
+      const permit = await this.acquire(options);
+      try {
+        return await fn(permit);
+      } finally {
+        await permit.completeAsync();
+      }
+    });
+  }
+
+  /**
+   * A function that does what `fn` does, each time when this limiter admits it. `options` may be a function of its arguments, such as
+   * `(tenant) => ({ key: tenant })`.
+   */
+  wrap<This, A extends unknown[], T>(
+    fn: (this: This, ...args: A) => T | PromiseLike<T>,
+    options?: AcquireOptions | ((...args: A) => AcquireOptions | undefined),
+  ): (this: This, ...args: A) => Promise<T> {
+    if (typeof fn !== "function") throw invalid("fn", fn, "a function");
+    if (typeof options !== "function") requestOf(options);
+    const limiter = this;
+    const wrapped = async function (this: This, ...args: A): Promise<T> {
+      const asked = typeof options === "function" ? options(...args) : options;
+      return limiter.schedule(() => fn.apply(this, args), asked);
+    };
+    return Object.defineProperty(wrapped, "name", { value: fn.name, configurable: true });
+  }
+
+  /**
+   * Resolves when nobody of this process waits for this limiter object, and no function of `schedule` or `wrap` runs. It does not
+   * know of permits that were taken otherwise.
+   */
+  async idle(): Promise<void> {
+    await this.#crowd.empty();
+  }
+
+  /**
+   * Lets nobody start any more with this limiter object: who waits rejects with `Stopped`, and so does every later start. Those that
+   * run go on, and may complete; this resolves when none of `schedule` and `wrap` runs. The limit, and others who share it, go on.
+   */
+  async stop(): Promise<void> {
+    if (!this.#isStopped) {
+      this.#isStopped = true;
+      if (this.#native !== undefined) this.#close();
+      this.#line?.stop(this.#stopped());
     }
+    await this.idle();
+  }
+
+  #stopped(): Stopped {
+    return new Stopped(`limiter "${this.name}" was stopped: it lets nobody start`);
+  }
+
+  /** Lets no call through that might start something. */
+  #close(): void {
+    const open = this._call;
+    this._call = () => {
+      if (STARTS.has(ints[Int.op]! & 0xff)) throw this.#stopped();
+      return open();
+    };
   }
 
   /**
@@ -367,6 +438,12 @@ export abstract class Limiter {
    */
   get window(): number | null {
     return this._do(Op.window, "", 1) === Status.yes ? numbers[Num.retryAfter]! / 1e3 : null;
+  }
+
+  /** @internal The same, off the event loop; `null` also if nobody knows, as it is not open. */
+  async _windowAsync(): Promise<number | null> {
+    if (!this.#isOpen) return null;
+    return this.#ask(Op.window, "", 1, (status) => (status === Status.yes ? numbers[Num.retryAfter]! / 1e3 : null));
   }
 
   /** @internal Puts a permit where the next call finds it. */
@@ -482,3 +559,4 @@ function placeOf(options: ReserveOptions): { key: string; weight: number; maxWai
 }
 
 brand({ Limiter }, native);
+shown(Limiter, (limiter) => limiter._shown());
