@@ -10,7 +10,9 @@ from typing import Any, Literal
 
 import aiohttp
 import httpx
+import httpx2
 import requests
+import urllib3
 from typing_extensions import assert_never, assert_type
 
 from workglow_limit import arq, dramatiq, rq, taskiq
@@ -64,7 +66,12 @@ from workglow_limit import fastapi as for_fastapi
 from workglow_limit import flask as for_flask
 from workglow_limit import limits_storage as for_limits
 from workglow_limit import wsgi as for_wsgi
-from workglow_limit.http import heed, heed_aiohttp, heed_httpx, heed_requests
+from workglow_limit.aiohttp import LimitedMiddleware
+from workglow_limit.http import heed
+from workglow_limit.httpx import AsyncLimitedTransport, LimitedTransport
+from workglow_limit.httpx2 import LimitedTransport as httpx2_LimitedTransport
+from workglow_limit.requests import LimitedAdapter
+from workglow_limit.urllib3 import Request, limited
 
 MINUTE = timedelta(minutes=1)
 
@@ -261,15 +268,34 @@ def errors(error: Exception) -> float | str:
     return error.number if isinstance(error, LimitError) else 0
 
 
-async def responses(session: requests.Session, client: httpx.Client, asynchronous: httpx.AsyncClient) -> float:
-    heed_requests(session, rate, key=lambda response: response.headers["X-Tenant"], default=5)
-    heed_httpx(client, rate, lambda response: response.headers["X-Tenant"], longest=MINUTE)
-    heed_httpx(asynchronous, rate, "k")
-    middleware = heed_aiohttp(rate, lambda response: response.headers["X-Tenant"])
+def tenant_of_httpx(request: httpx.Request) -> str | None:
+    return request.method if request.url else None
+
+
+def tenant_of_urllib3(request: Request) -> str | None:
+    return request.headers.get("X-Tenant")
+
+
+def used(value: Any, response: Any) -> int | None:
+    return len(value) if response else None
+
+
+async def clients() -> float:
+    hosts = {"api.example.com": rate}
+    client = httpx.Client(transport=LimitedTransport(hosts, key=tenant_of_httpx, weight=2, timeout=MINUTE, retries=1))
+    asynchronous = httpx.AsyncClient(transport=AsyncLimitedTransport(rate, transport=httpx.AsyncHTTPTransport(), heed=False))
+    session = requests.Session()
+    session.mount("https://", LimitedAdapter(None, tokens=rate, estimate=lambda request: len(request.url or ""), usage=used, pool_maxsize=5))
+    http = limited(urllib3.PoolManager(), lambda request: rate if request.method == "POST" else None, key=tenant_of_urllib3, priority=1)
+    assert_type(http, urllib3.PoolManager)
+    assert_type(limited(urllib3.ProxyManager("http://localhost"), rate), urllib3.ProxyManager)
+    httpx2.Client(transport=httpx2_LimitedTransport(rate, heed={"default": 5, "longest": MINUTE}))
+    middleware = LimitedMiddleware(hosts, key=lambda request: request.headers["X-Tenant"])
     async with aiohttp.ClientSession(middlewares=[middleware]) as web, web.get("http://localhost") as response:
         heed(rate, response, "k", default=MINUTE, longest=60)
     heed(rate, await asynchronous.get("http://localhost"))
     heed(rate, client.get("http://localhost"))
+    heed(rate, http.request("GET", "http://localhost"))
     return heed(rate, session.get("http://localhost"))
 
 
@@ -334,8 +360,11 @@ async def wrong(client: httpx.AsyncClient) -> None:
     rate.limit(weight=lambda: "1")  # type: ignore[arg-type, return-value]
     heed(rate, client.get("http://localhost"))  # type: ignore[arg-type]
     heed(rate, await client.get("http://localhost"), lambda response: "k")  # type: ignore[arg-type]
-    heed_requests(client, rate)  # type: ignore[arg-type]
-    heed_httpx(client, rate, deflaut=5)  # type: ignore[call-arg]
+    LimitedTransport(rate, heed={"deflaut": 5})  # type: ignore[arg-type]
+    LimitedTransport(rate, wieght=5)  # type: ignore[call-arg]
+    LimitedTransport(5)  # type: ignore[arg-type]
+    AsyncLimitedTransport(rate, transport=httpx.HTTPTransport())  # type: ignore[arg-type]
+    limited(urllib3.PoolManager(), rate, retries=5)  # type: ignore[call-arg]
 
 
 def serving(limiter: Limiter, app: Any) -> None:
