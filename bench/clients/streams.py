@@ -80,7 +80,7 @@ def most_in_any_window(came, window):
     return most
 
 
-def measure(store, limit, seconds, windows, pace):
+def measure(store, limit, seconds, windows, pace, processes=PROCESSES):
     """What a run of so many windows showed."""
     window = round(seconds * 1e9)
     with tempfile.TemporaryDirectory(prefix="streams-") as folder:
@@ -88,12 +88,12 @@ def measure(store, limit, seconds, windows, pace):
         command = [sys.executable, str(TESTS / "fake.py"), folder, options]
         server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         url = server.stdout.readline().strip()
-        # The processes need a moment to begin; whoever begins first begins the first window.
-        end = time.monotonic_ns() + round((seconds * (windows + 0.2) + 8) * 1e9)
+        # The processes need a moment to begin, and the one that is first begins the first window.
+        end = time.monotonic_ns() + round((seconds * windows + 8) * 1e9)
         policy = f"{limit}/{round(seconds * 1000)}ms"
         store = store or f"sqlite:{folder}/limits.db"
         command = [sys.executable, __file__, store, "--process"]
-        workers = [subprocess.Popen([*command, json.dumps([kind, store, url, policy, end])]) for kind in PROCESSES]
+        workers = [subprocess.Popen([*command, json.dumps([kind, store, url, policy, end])]) for kind in processes]
         try:
             failed = [worker.wait(timeout=seconds * windows + 120) for worker in workers]
         finally:

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-sys.path.append(str(HERE.parents[3] / "examples/fleet"))
+sys.path += [str(HERE.parents[3] / "examples/fleet"), str(HERE.parents[3] / "bench/clients")]
 
+import streams  # noqa: E402
 from evidence import most_in_any_window  # noqa: E402
 
 LIMIT, WINDOW = 20, 500_000_000
@@ -64,3 +65,9 @@ def test_the_server_sees_no_more_than_the_limit(store, request, tmp_path):
     [refusal] = [r for _, r, _, status in came if status == 429]
     assert [(a, r) for a, r, *_ in came if a > paused and r < refusal + 1_000_000_000] == []
     assert len([r for _, r, *_ in came if r > paused]) >= COUNT
+
+
+def test_streams_use_no_more_tokens_than_the_limit():
+    """The bench of the streams, shortly: how much of the limit they use depends on the machine, and is not asserted."""
+    found = streams.measure(None, 5_000, 2.0, 2, 0.01, ["openai", "anthropic"])
+    assert found["failed"] == 0 and found["over"] <= 0 and found["tokens"] > 0

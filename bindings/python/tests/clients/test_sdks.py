@@ -146,10 +146,13 @@ def test_retries_of_an_sdk_are_requests(server):
     assert server.arrivals[1] - server.arrivals[0] >= 1_000_000_000
 
 
-def test_a_wait_that_was_too_long_is_told_as_it_is(server, limits, clients):
+def test_how_a_wait_that_was_too_long_is_told(server, limits, clients, clients2):
     full = limits[0].acquire(weight=2)
     with openai.OpenAI(api_key="k", base_url=f"{server.url}/v1", http_client=clients[0]()) as client:
         with pytest.raises(AcquireTimeout):
             client.chat.completions.create(**ASKED)
-    assert not server.arrivals
+    with anthropic.Anthropic(api_key="k", base_url=server.url, http_client=clients2[0](), max_retries=0) as client:
+        with pytest.raises(anthropic.APIConnectionError) as raised:
+            client.messages.create(**ASKED, max_tokens=500)
+    assert isinstance(raised.value.__cause__, AcquireTimeout) and not server.arrivals
     full.complete()
