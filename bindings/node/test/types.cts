@@ -3,16 +3,15 @@
 import limits = require("workglow-limit");
 import axios = require("workglow-limit/axios");
 import bullmq = require("workglow-limit/bullmq");
-import fetch = require("workglow-limit/fetch");
-import http = require("workglow-limit/http");
-import undici = require("workglow-limit/undici");
 import express = require("workglow-limit/express");
 import expressRateLimit = require("workglow-limit/express-rate-limit");
 import fastify = require("workglow-limit/fastify");
 import fastifyRateLimit = require("workglow-limit/fastify-rate-limit");
+import fetch = require("workglow-limit/fetch");
 import hono = require("workglow-limit/hono");
 import http = require("workglow-limit/http");
 import next = require("workglow-limit/next");
+import undici = require("workglow-limit/undici");
 import workglow = require("workglow-limit/workglow");
 
 export const permit: limits.Permit | null = new limits.NullLimiter().tryAcquire();
