@@ -170,7 +170,7 @@ check: dist docs instructions
 	$(VENV)/bin/mypy --strict bindings/python/python bindings/python/tests/typed.py \
 	    examples/fleet/{celery_member,conductor,evidence,picture}.py
 	$(VENV)/bin/pyright --pythonpath $(PYTHON) --project bindings/python
-	$(VENV)/bin/stubtest workglow_limit
+	$(VENV)/bin/stubtest workglow_limit._native
 	cd bindings/node && npx tsc --project test && npx tsc --project test/workglow-types
 
 # Node's fails where a public name has no comment, as Rust's does; Python's is looked after by a test.

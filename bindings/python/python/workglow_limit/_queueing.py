@@ -19,7 +19,6 @@ from functools import wraps
 from threading import Lock
 from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 
-from . import _aio
 from ._decorator import is_awaited
 from ._derived import Arguments, Derivation, refuse
 from ._errors import ForeignPermit, InvalidArgument, Unsupported
@@ -469,6 +468,6 @@ def _awaited(function: Callable[..., Any], gate: Gate) -> Callable[..., Any]:
         finally:
             _permit.reset(token)
             gate.ran(time.monotonic() - began)
-            await _aio.complete(permit)
+            await permit.complete_async()
 
     return awaited
