@@ -32,7 +32,7 @@ const write = (file, text) => writeFileSync(join(dist, file), text);
 write("cjs/package.json", `${JSON.stringify({ type: "commonjs", sideEffects: false })}\n`);
 mkdirSync(join(dist, "esm"));
 // The code is there once, however it is loaded, so that a Store that was required is a Store to what was imported.
-for (const entry of ["index", "bullmq", "http", "workglow"]) {
+for (const entry of ["index", "bullmq", "graphile-worker", "http", "job", "pg-boss", "workglow"]) {
   const names = Object.keys(createRequire(import.meta.url)(join(dist, "cjs", `${entry}.js`)));
   write(`esm/${entry}.js`, `export { ${names.join(", ")} } from "../cjs/${entry}.js";\n`);
   write(`esm/${entry}.d.ts`, `export * from "../cjs/${entry}.js";\n`);
