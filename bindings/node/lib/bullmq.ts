@@ -36,7 +36,16 @@ export function withLimiter<T = any, R = any, N extends string = string>(
   if (typeof processor !== "function") {
     throw invalid("processor", processor, "a function; in the file of a sandboxed processor, wrap what it exports");
   }
+  let latest = 0;
+  /** Lets a delayed job be fetched whose time has come, if the workers of this process sleep. */
+  const wake = (job: Job, wait: number): void => {
+    if (typeof job.promote !== "function") return; // In a sandbox.
+    const due = Date.now() + wait;
+    // It rejects if somebody else has fetched the job, which is as good.
+    setTimeout(() => latest < due && job.promote().catch(() => {}), wait + OVERSLEPT).unref();
+  };
   return async (job, token, signal) => {
+    latest = Date.now();
     if (typeof job.moveToDelayed !== "function" || typeof job.attemptsStarted !== "number") throw tooOld();
     const beside = await Beside.of(job);
     const { data, place } = takePlace(job.data);
@@ -48,6 +57,7 @@ export function withLimiter<T = any, R = any, N extends string = string>(
       async (wait, place) => {
         if (place !== null) await (beside ? beside.keep(place, wait) : job.updateData(putPlace(data, place) as T));
         await job.moveToDelayed(Date.now() + wait, token);
+        wake(job, wait);
         return new DelayedError("bullmq:movedToDelayed");
       },
     );
@@ -55,6 +65,12 @@ export function withLimiter<T = any, R = any, N extends string = string>(
     return result;
   };
 }
+
+/**
+ * How late a delayed job is when it is promoted, in ms. A worker that finds the queue at its global concurrency is not told of
+ * delayed jobs, and sleeps for its `drainDelay`, 5 s, whatever becomes due meanwhile.
+ */
+const OVERSLEPT = 20;
 
 /** For how much longer than its delay a place is kept, in ms: a job that comes back so late asks anew. */
 const LATEST = 60_000;
@@ -107,6 +123,11 @@ class DelayedError extends Error {
 }
 
 function tooOld(): LimitError {
-  const why = "withLimiter needs BullMQ 5.0.0 or newer, whose jobs count starts and attempts apart: this one's do not";
-  return new LimitError(why, "unsupported", -13);
+  let is = "this is an older one";
+  try {
+    is = `this is ${(require("bullmq/package.json") as { version: string }).version}`;
+  } catch {
+    // It is not where this package is.
+  }
+  return new LimitError(`withLimiter needs BullMQ 5.0.0 or newer, where jobs can be delayed without an attempt: ${is}`, "unsupported", -13);
 }

@@ -245,6 +245,6 @@ export function putPlace(data: unknown, place: string): Record<string, unknown> 
 export function takePlace<T>(data: T): { data: T; place: string | null } {
   if (!isRecord(data) || !Object.hasOwn(data, PLACE)) return { data, place: null };
   const { [PLACE]: held, ...rest } = data;
-  const [place, whole] = Array.isArray(held) ? held : [held, rest];
+  const [place, whole] = Array.isArray(held) && held.length === 2 ? held : [held, rest];
   return { data: whole as T, place: typeof place === "string" ? place : null };
 }
