@@ -2,7 +2,7 @@
 
 import type { Job } from "bullmq";
 import { LimitError, invalid } from "./errors.js";
-import { type Limited, type WithLimiterOptions as Options, limitJobs, putPlace, takePlace } from "./job.js";
+import { type Limited, type WithLimiterOptions as Options, limitJobs, putPlace, takePlace, wakeIn } from "./job.js";
 import type { Limiter } from "./limiter.js";
 import type { Permit } from "./permit.js";
 
@@ -42,7 +42,7 @@ export function withLimiter<T = any, R = any, N extends string = string>(
     if (typeof job.promote !== "function") return; // In a sandbox.
     const due = Date.now() + wait;
     // It rejects if somebody else has fetched the job, which is as good.
-    setTimeout(() => latest < due && job.promote().catch(() => {}), wait + OVERSLEPT).unref();
+    wakeIn(wait + OVERSLEPT, () => void (latest < due && job.promote().catch(() => {})));
   };
   return async (job, token, signal) => {
     latest = Date.now();

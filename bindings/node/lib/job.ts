@@ -248,3 +248,14 @@ export function takePlace<T>(data: T): { data: T; place: string | null } {
   const [place, whole] = Array.isArray(held) && held.length === 2 ? held : [held, rest];
   return { data: whole as T, place: typeof place === "string" ? place : null };
 }
+
+/** @internal Calls `wake` soon after `wait` ms, which keeps no process alive. */
+export function wakeIn(wait: number, wake: () => void): void {
+  setTimeout(wake, Math.min(wait + 1, 2 ** 31 - 1)).unref();
+}
+
+/** @internal The name of a schema, as SQL has it. */
+export function schemaOf(schema: unknown): string {
+  if (typeof schema === "string" && schema !== "") return `"${schema.replaceAll('"', '""')}"`;
+  throw invalid("schema", schema, "the name of a schema");
+}
