@@ -196,11 +196,16 @@ async function ask(limiter: Limiter, request: Request): Promise<Permit | Later> 
 /** A place to send away with its job; "full" if all are taken, `null` if there are none for what it waits for. */
 async function reserve(limiter: Limiter, { key, weight, grace }: Request, of: Known): Promise<Permit | "full" | null> {
   const place = await unless(null, async () => (await limiter.reserveAsync({ key, weight, grace })) ?? "full");
-  of.hasPlaces = place === "full" || (place !== null && (await unless("", async () => place.toText())) !== "");
-  if (!(place instanceof Permit) || (of.hasPlaces && place.wait > 0)) return place;
+  if (!(place instanceof Permit)) return place;
+  const text = await unless(null, async () => place.toText());
+  of.hasPlaces = text !== null;
+  if (text !== null && place.wait > 0) return text.includes(NO_TURN) ? "full" : place;
   await place.cancelAsync(); // It cannot leave, or its time has come, and it waits for somebody to complete.
   return null;
 }
+
+/** The ticket of a place that says when there may be one: a limit has places for some windows, and they are all taken. */
+const NO_TURN = ".ffffffffffffffff.";
 
 /** What comes of a place: `null` if it came too late, was overtaken, or is of a limit that was here before. */
 async function use(limiter: Limiter, { hold, grace }: Request, text: string): Promise<Permit | Later | null> {

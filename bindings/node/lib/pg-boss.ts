@@ -61,6 +61,8 @@ export function withLimiter<T = any, R = any, J extends Job<T> = Job<T>>(
   const handle = (job: J): Promise<R | Sent> => {
     const { data, place } = takePlace(job.data);
     job.data = data;
+    // Where one is due, others are, and they may be more than this process has sent away.
+    if (place !== null) wake(job.name);
     return limit<R, Sent>(
       job,
       place,
