@@ -26,6 +26,8 @@ interface Queue {
 const ALL = 1_000_000_000;
 /** Over which time such a queue counts until its limiter has asked, in ms. */
 const UNASKED = 60_000;
+/** No window is longer, in ms. */
+const LONGEST = 366 * 864e5;
 
 /**
  * Workglow's `IRateLimiterStorage`, in all of its generations. Each queue is a rate limit of the store under the queue's
@@ -175,7 +177,8 @@ export class WorkglowRateLimiterStorage {
   }
 
   /** Notes over which time a queue is counted; it is a little longer with each call, and least is closest. */
-  #asks(queueName: string, ms: number): void {
+  #asks(queueName: string, time: number): void {
+    const ms = Math.min(time, LONGEST);
     const before = this.#asked.get(queueName);
     if (!(ms > 0) || (before !== undefined && ms >= before && ms < 2 * before)) return;
     this.#asked.set(queueName, ms);
