@@ -169,7 +169,7 @@ check: dist docs instructions
 	    examples/fleet/{celery_member,conductor,evidence,picture}.py
 	$(VENV)/bin/pyright --pythonpath $(PYTHON) --project bindings/python
 	$(VENV)/bin/stubtest workglow_limit
-	cd bindings/node && npx tsc --project test && npx tsc --project test/workglow-types
+	cd bindings/node && npx tsc --project test && npx tsc --project test/pg-boss-types && npx tsc --project test/workglow-types
 
 # Node's fails where a public name has no comment, as Rust's does; Python's is looked after by a test.
 docs: dist docs/api/node_modules/.package-lock.json

@@ -70,7 +70,7 @@ export function withLimiter<T = any, R = any, N extends string = string>(
  * How late a delayed job is when it is promoted, in ms. A worker that finds the queue at its global concurrency is not told of
  * delayed jobs, and sleeps for its `drainDelay`, 5 s, whatever becomes due meanwhile.
  */
-const OVERSLEPT = 20;
+const OVERSLEPT = 60;
 
 /** For how much longer than its delay a place is kept, in ms: a job that comes back so late asks anew. */
 const LATEST = 60_000;

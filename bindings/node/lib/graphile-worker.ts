@@ -35,7 +35,7 @@ export function withLimiter<P = any, R = any>(
   const { schema, ...others } = options;
   const limit = limitJobs(limiter, keyOf, others);
   if (typeof task !== "function") throw invalid("task", task, "a function");
-  const putBack = statement(schemaOf(schema ?? "graphile_worker"));
+  const putBack = statement(schemaOf(schema, "graphile_worker"));
 
   return async (payload, helpers) => {
     const { job } = helpers;

@@ -259,8 +259,9 @@ export function wakeIn(wait: number, wake: () => void): void {
   setTimeout(wake, Math.min(wait + 1, 2 ** 31 - 1)).unref();
 }
 
-/** @internal The name of a schema, as SQL has it. */
-export function schemaOf(schema: unknown): string {
+/** @internal The name of a schema, as SQL has it; `instead` if none was given. */
+export function schemaOf(given: unknown, instead: string): string {
+  const schema = given === undefined ? instead : given;
   if (typeof schema === "string" && schema !== "") return `"${schema.replaceAll('"', '""')}"`;
   throw invalid("schema", schema, "the name of a schema");
 }

@@ -44,7 +44,7 @@ export function withLimiter<T = any, R = any, J extends Job<T> = Job<T>>(
   if (typeof handler !== "function") throw invalid("handler", handler, "a function");
   // By the state "retry" it leaves those of its singleton key behind it that come after it, where its queue keeps their order;
   // and pg-boss counts as a retry what has started before.
-  const giveBack = `UPDATE ${schemaOf(schema ?? "pgboss")}.job SET state = 'retry', started_on = NULL, heartbeat_on = NULL,
+  const giveBack = `UPDATE ${schemaOf(schema, "pgboss")}.job SET state = 'retry', started_on = NULL, heartbeat_on = NULL,
     start_after = now() + $4 * interval '1 ms', data = coalesce($5::jsonb, data)
     WHERE name = $1 AND id = $2 AND state = 'active' AND retry_count = $3 RETURNING id`;
 

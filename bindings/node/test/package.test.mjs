@@ -14,7 +14,7 @@ const manifest = JSON.parse(readFileSync(join(root, "package.json"), "utf8"));
 
 test("ES modules and CommonJS are one: what was required works with what was imported", async () => {
   const require = createRequire(import.meta.url);
-  for (const entry of ["", "/bullmq", "/http", "/workglow"]) {
+  for (const entry of ["", "/bullmq", "/graphile-worker", "/http", "/job", "/pg-boss", "/workglow"]) {
     const cjs = require(`workglow-limit${entry}`);
     const imported = await import(`workglow-limit${entry}`);
     for (const name of Object.keys(cjs)) assert.equal(cjs[name], imported[name], name);
