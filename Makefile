@@ -7,7 +7,7 @@
 # make bench-fleet  what a fleet on Redis uses and asks for, beside others, and what keys cost there: 20 minutes
 # make instructions  how many instructions each call takes, beside what bench/instructions.toml allows
 # make pictures  docs/pictures, drawn anew
-# make fleet   real queues under a limit, ours beside what they bring: Celery, BullMQ, Workglow
+# make fleet   real queues under a limit, ours beside what they bring: Celery, BullMQ, pg-boss, Graphile Worker, Workglow
 # make storm   kills in every language, for 40 s
 # make torture the long tests: storms, of one machine and of a fleet; models with planted bugs
 # make dist    target/dist: a wheel, an npm tarball, a C prefix
@@ -171,7 +171,7 @@ check: dist docs instructions
 	    examples/fleet/{celery_member,conductor,evidence,picture}.py
 	$(VENV)/bin/pyright --pythonpath $(PYTHON) --project bindings/python
 	$(VENV)/bin/stubtest workglow_limit._native
-	cd bindings/node && npx tsc --project test && npx tsc --project test/workglow-types
+	cd bindings/node && npx tsc --project test && npx tsc --project test/pg-boss-types && npx tsc --project test/workglow-types
 
 # Node's fails where a public name has no comment, as Rust's does; Python's is looked after by a test.
 docs: dist docs/api/node_modules/.package-lock.json

@@ -42,6 +42,7 @@ SUITES = {
     "together": (PYTEST, [sys.executable, "-m", "pytest", "-q", "tests/together"]),
     "fleet-bullmq": (NODE, ["npm", "--prefix", "tests/fleet/bullmq", "test"]),
     "node-tools": (NODE, ["npm", "--prefix", "tests/node-tools", "test"]),
+    "fleet-pg-queues": (NODE, ["npm", "--prefix", "tests/fleet/pg-queues", "test"]),
     "fleet-workglow": (NODE, ["npm", "--prefix", "tests/fleet/workglow", "test"]),
     "fleet-celery": (PYTEST, [sys.executable, "-m", "pytest", "-q", "-s", "tests/fleet/celery"]),
     "fleet-queues": (PYTEST, [sys.executable, "-m", "pytest", "-q", "-s", "tests/fleet/queues"]),

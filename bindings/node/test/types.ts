@@ -44,6 +44,9 @@ import express from "express";
 import { rateLimit } from "express-rate-limit";
 import fastify from "fastify";
 import { Hono } from "hono";
+import type { Job as GraphileJob, TaskList } from "graphile-worker";
+import { type WithLimiterOptions as GraphileOptions, withLimiter as limitTask } from "workglow-limit/graphile-worker";
+import { type LimitJobOptions, limitJob } from "workglow-limit/job";
 import { type Limited, type LimitedProcessor, type WithLimiterOptions, withLimiter } from "workglow-limit/bullmq";
 import { type Limited as Refused, limitRequests } from "workglow-limit/express";
 import { LimitStore } from "workglow-limit/express-rate-limit";
@@ -322,3 +325,25 @@ limitRequests({ limits: [{ limiter: "100/1m" }] });
 fastify().get("/", { config: { limits: { limiter: rate } } }, () => "ok");
 // @ts-expect-error: a store of this package
 new LimitStore("memory:");
+// The jobs of any queue: what the job gives, or what `delay` gave.
+const away: LimitJobOptions<"away"> = {
+  async delay(wait: number, place: string | null): Promise<"away"> {
+    console.log(wait.toFixed(), place?.length);
+    return "away";
+  },
+  place: null,
+  weight: 2,
+  hold: "100ms",
+  grace: 50,
+};
+export const outcome: Promise<number | "away"> = limitJob(composite, "k", async (permit: Permit) => permit.wait, away);
+// @ts-expect-error: who sends the job away?
+limitJob(composite, "k", () => 1, { place: "x" });
+
+// Graphile Worker: what `withLimiter` gives is a task.
+const taskOptions: GraphileOptions = { schema: "other", weightOf: (job: GraphileJob) => job.priority, onLimited: (job, { wait }) => console.log(job.id, wait) };
+export const tasks: TaskList = {
+  ask: limitTask(rate, (job) => job.key, async (payload: Prompt, helpers, permit) => permit.settle(payload.tokens + helpers.job.attempts), taskOptions),
+};
+// @ts-expect-error: an option that is not known
+limitTask(rate, null, () => {}, { wait: 1 });
