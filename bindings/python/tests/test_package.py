@@ -53,16 +53,21 @@ def test_the_metadata():
     assert about["Version"] == workglow_limit.__version__
     assert about["License-Expression"] == "MIT OR Apache-2.0"
     extras = {
+        "aiohttp>=3.12": "aiohttp",
         "arq>=0.28": "arq",
         "celery>=5.4": "celery",
         "django>=5.0": "django",
         "dramatiq>=2.2": "dramatiq",
         "flask>=2.3": "flask",
+        "httpx2>=2.12": "httpx2",
+        "httpx>=0.26": "httpx",
         "limits>=5.0": "limits",
+        "requests>=2.31": "requests",
         "rq>=3": "rq",
         "starlette>=0.40": "fastapi",
-        "taskiq>=0.13": "taskiq",
         "taskiq-redis>=1.2": "taskiq",
+        "taskiq>=0.13": "taskiq",
+        "urllib3>=2.0.7": "urllib3",
     }
     assert sorted(about.get_all("Requires-Dist")) == sorted(f"{needs} ; extra == '{extra}'" for needs, extra in extras.items())
 
