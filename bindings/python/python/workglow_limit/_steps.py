@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Generator
+from collections.abc import Awaitable, Callable, Generator
 from functools import partial
 from inspect import isawaitable
 from types import coroutine
@@ -15,8 +15,6 @@ from weakref import WeakKeyDictionary
 from ._native import Limiter
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from ._native import Permit
 
 T = TypeVar("T")
@@ -31,8 +29,8 @@ class Call(NamedTuple):
 
 
 #: What may have to wait: a call, any other function, or an awaitable.
-Step: TypeAlias = "Call | Callable[[], Any] | Awaitable[Any]"
-Steps: TypeAlias = "Generator[Step, Any, T]"
+Step: TypeAlias = Call | Callable[[], Any] | Awaitable[Any]
+Steps: TypeAlias = Generator[Step, Any, T]
 
 #: Half of the threads that a loop's executor has.
 MOST_WAITING = max(1, min(32, (os.cpu_count() or 1) + 4) // 2)

@@ -14,8 +14,9 @@ import ssl
 import sys
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import urllib3
 from urllib3.exceptions import (
@@ -42,7 +43,8 @@ __all__ = ["Request", "limited"]
 _Manager = TypeVar("_Manager", bound=urllib3.PoolManager)
 
 
-class Request(NamedTuple):
+@dataclass(frozen=True)
+class Request:
     """A request, as functions of the options get it."""
 
     method: str
