@@ -110,6 +110,20 @@ test("a job that another one of its key replaces, or somebody removes, is not pu
   assert.deepEqual([left[0].key, left[0].attempts], ["same", 0]);
 });
 
+test("a job that is replaced faster than the limit grants starts in its turn", { timeout: 60_000 }, async (t) => {
+  const { schema, add, work } = await queueFor(t);
+  const limiter = limit(1, 1);
+  assert.ok(await limiter.acquire());
+  let ran = null;
+  await work(withLimiter(limiter, null, (payload) => void (ran ??= payload.i), { schema }));
+  let i = 0;
+  for (; ran === null; i++) {
+    await add({ i }, { jobKey: "same" });
+    await sleep(50);
+  }
+  assert.ok(ran > 1, "it was never replaced");
+});
+
 test("what the task throws uses an attempt, and only that", { timeout: 60_000 }, async (t) => {
   const { schema, add, work, drained } = await queueFor(t);
   const limiter = limit(1, 0.3);
