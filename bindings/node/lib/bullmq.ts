@@ -2,7 +2,7 @@
 
 import type { Job } from "bullmq";
 import { LimitError, invalid } from "./errors.js";
-import { type Limited, type WithLimiterOptions as Options, limitJobs, putPlace, takePlace, wakeIn } from "./job.js";
+import { LATEST, type Limited, type WithLimiterOptions as Options, limitJobs, putPlace, takePlace, wakeIn } from "./job.js";
 import type { Limiter } from "./limiter.js";
 import type { Permit } from "./permit.js";
 
@@ -71,9 +71,6 @@ export function withLimiter<T = any, R = any, N extends string = string>(
  * delayed jobs, and sleeps for its `drainDelay`, 5 s, whatever becomes due meanwhile.
  */
 const OVERSLEPT = 60;
-
-/** For how much longer than its delay a place is kept, in ms: a job that comes back so late asks anew. */
-const LATEST = 60_000;
 
 /** Redis, as BullMQ gives it. */
 interface Redis {

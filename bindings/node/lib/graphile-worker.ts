@@ -3,7 +3,7 @@
 import type { Job, JobHelpers } from "graphile-worker";
 import { LimitError, invalid } from "./errors.js";
 import { options as checkOptions } from "./input.js";
-import { type Limited, type WithLimiterOptions as Options, limitJobs, putPlace, schemaOf, takePlace, wakeIn } from "./job.js";
+import { type Limited, SentAway, type WithLimiterOptions as Options, limitJobs, putPlace, schemaOf, takePlace, wakeIn } from "./job.js";
 import type { Limiter } from "./limiter.js";
 import type { Permit } from "./permit.js";
 
@@ -37,10 +37,12 @@ export function withLimiter<P = any, R = any>(
   if (typeof task !== "function") throw invalid("task", task, "a function");
   const putBack = statement(schemaOf(schema, "graphile_worker"));
 
+  const sent = new SentAway();
   return async (payload, helpers) => {
     const { job } = helpers;
     if (typeof helpers.query !== "function" || typeof job?.attempts !== "number") throw tooOld();
-    const { data, place } = takePlace(payload);
+    const known = job.key === null ? null : sent.take(job.key);
+    const { data, place = known } = takePlace(payload);
     Object.assign(job, { payload: data });
     return limit<R | void, void>(
       job,
@@ -51,6 +53,7 @@ export function withLimiter<P = any, R = any>(
         const { rows } = await helpers.query(putBack, [job.id, job.locked_by, job.key, wait, stored]);
         // It has been removed, or another job with its key has taken its place in the queue.
         if (rows.length === 0) return place === null ? undefined : limiter.place(place).cancelAsync();
+        if (place !== null && job.key !== null) sent.put(job.key, place, wait);
         // Graphile Worker polls for what becomes due, and tells workers of new jobs in this way. If that fails, they poll.
         wakeIn(wait, () => void helpers.query(`SELECT pg_notify('jobs:insert', '{"count":1}')`).catch(() => {}));
       },

@@ -246,12 +246,34 @@ export function putPlace(data: unknown, place: string): Record<string, unknown> 
   return isRecord(data) ? { ...data, [PLACE]: place } : { [PLACE]: [place, data] };
 }
 
-/** @internal The place of a job's data, and what its queue was given. */
-export function takePlace<T>(data: T): { data: T; place: string | null } {
-  if (!isRecord(data) || !Object.hasOwn(data, PLACE)) return { data, place: null };
+/** @internal The place of a job's data, if there is one, and what its queue was given. */
+export function takePlace<T>(data: T): { data: T; place: string | undefined } {
+  if (!isRecord(data) || !Object.hasOwn(data, PLACE)) return { data, place: undefined };
   const { [PLACE]: held, ...rest } = data;
   const [place, whole] = Array.isArray(held) && held.length === 2 ? held : [held, rest];
-  return { data: whole as T, place: typeof place === "string" ? place : null };
+  return { data: whole as T, place: typeof place === "string" ? place : undefined };
+}
+
+/** @internal For how much longer than its delay a place is kept, in ms: a job that comes back so late asks anew. */
+export const LATEST = 60_000;
+
+/**
+ * @internal The places of the jobs that this process has sent away, by their names: for those that come back without, because
+ * somebody has replaced their data. Who is replaced faster than the limit grants would else never start.
+ */
+export class SentAway {
+  readonly #places = new Map<string, string>();
+
+  put(name: string, place: string, wait: number): void {
+    this.#places.set(name, place);
+    wakeIn(wait + LATEST, () => void (this.#places.get(name) === place && this.#places.delete(name)));
+  }
+
+  take(name: string): string | null {
+    const place = this.#places.get(name) ?? null;
+    this.#places.delete(name);
+    return place;
+  }
 }
 
 /** @internal Calls `wake` soon after `wait` ms, which keeps no process alive. */

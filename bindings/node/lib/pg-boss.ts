@@ -3,7 +3,7 @@
 import type { Job, PgBoss } from "pg-boss";
 import { LimitError, invalid } from "./errors.js";
 import { options as checkOptions } from "./input.js";
-import { type Limited, type WithLimiterOptions as Options, limitJobs, putPlace, schemaOf, takePlace, wakeIn } from "./job.js";
+import { type Limited, SentAway, type WithLimiterOptions as Options, limitJobs, putPlace, schemaOf, takePlace, wakeIn } from "./job.js";
 import type { Limiter } from "./limiter.js";
 import type { Permit } from "./permit.js";
 
@@ -48,6 +48,7 @@ export function withLimiter<T = any, R = any, J extends Job<T> = Job<T>>(
     start_after = now() + $4 * interval '1 ms', data = coalesce($5::jsonb, data)
     WHERE name = $1 AND id = $2 AND state = 'active' AND retry_count = $3 RETURNING id`;
 
+  const sent = new SentAway();
   let turn = 0;
   /** Lets a worker of this queue fetch now, one that has nothing to do if there is one, instead of when it polls. */
   const wake = (queue: string): void => {
@@ -59,7 +60,8 @@ export function withLimiter<T = any, R = any, J extends Job<T> = Job<T>>(
 
   /** Handles one job; `SENT` if it was sent away. */
   const handle = (job: J): Promise<R | Sent> => {
-    const { data, place } = takePlace(job.data);
+    const known = sent.take(job.id);
+    const { data, place = known } = takePlace(job.data);
     job.data = data;
     // Where one is due, others are, and they may be more than this process has sent away.
     if (place !== null) wake(job.name);
@@ -73,6 +75,7 @@ export function withLimiter<T = any, R = any, J extends Job<T> = Job<T>>(
         if (rows.length === 0 && place !== null) await limiter.place(place).cancelAsync(); // Somebody has ended it meanwhile.
         // Whoever is handed it now holds the same attempt. So this worker, which is about to complete what it was given, must not.
         job.retryCount = NO_ATTEMPT;
+        if (place !== null) sent.put(job.id, place, wait);
         wake(job.name);
         wakeIn(wait, () => wake(job.name));
         return SENT;

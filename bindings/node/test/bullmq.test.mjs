@@ -195,33 +195,63 @@ test("where there are no places jobs ask again, in a line", async (t) => {
   }
 });
 
-test("a job keeps its BullMQ priority while it is limited", async (t) => {
+/**
+ * Runs a test until no worker was so late that a job lost its place and so its turn, which a busy machine may do: five times
+ * at most. `run` says whether each job that was limited started with its place.
+ */
+async function undisturbed(run) {
+  for (let i = 1; i <= 5; i++) {
+    const { kept, check } = await run(i);
+    if (kept) return check();
+  }
+  assert.fail("every time somebody lost a place");
+}
+
+test("a job keeps its BullMQ priority while it is limited", { timeout: 60_000 }, async (t) => {
   const { queue, work, ended } = await queueFor(t);
   const priorities = [7, 2, 9, 4, 1, 6];
-  const jobs = await Promise.all(priorities.map((priority) => queue.add("job", { priority }, { priority })));
-  const [ran, limited] = [[], new Set()];
-  const processor = (job) => void ran.push([job.data.priority, job.priority, job.opts.priority]);
-  work(withLimiter(limit(t, 1, 0.3), null, processor, { onLimited: (job) => limited.add(job.id) }), { concurrency: 1 });
-  const stored = await ended(jobs);
-  assert.deepEqual(stored.map((job) => [job.priority, job.attemptsMade]), priorities.map((priority) => [priority, 1]));
-  assert.deepEqual(ran, priorities.toSorted().map((priority) => [priority, priority, priority]));
-  assert.equal(limited.size, 5);
+  const limiter = limit(t, 1, 0.3);
+  let [ran, placed] = [[], 0];
+  const processor = (job, token, signal, permit) => {
+    ran.push([job.data.priority, job.priority, job.opts.priority]);
+    if (permit.readyAt !== null) placed++;
+  };
+  const worker = work(withLimiter(limiter, null, processor), { concurrency: 1, autorun: false });
+  void worker.run();
+  await undisturbed(async () => {
+    await limiter.clear();
+    [ran, placed] = [[], 0];
+    await worker.pause();
+    const jobs = await Promise.all(priorities.map((priority) => queue.add("job", { priority }, { priority })));
+    worker.resume();
+    const stored = await ended(jobs);
+    assert.deepEqual(stored.map((job) => [job.priority, job.attemptsMade]), priorities.map((priority) => [priority, 1]));
+    for (const one of ran) assert.deepEqual(one, Array(3).fill(one[0]));
+    const order = ran.map(([priority]) => priority);
+    return { kept: placed === 5, check: () => assert.deepEqual(order, priorities.toSorted()) };
+  });
 });
 
-test("a job whose data are replaced while it waits keeps its turn", async (t) => {
+test("a job whose data are replaced while it waits keeps its turn", { timeout: 60_000 }, async (t) => {
   const { queue, work, add, ended } = await queueFor(t);
   const limiter = limit(t, 1, 0.7);
-  const limited = [];
-  const onLimited = async (job) => {
-    limited.push(job.data.i);
-    await (await queue.getJob(job.id)).updateData({ i: job.data.i, is: "new" });
+  const onLimited = async (job) => (await queue.getJob(job.id)).updateData({ ...job.data, is: "new" });
+  let [ran, placed] = [[], 0];
+  const processor = (job, token, signal, permit) => {
+    ran.push(job.data);
+    if (permit.readyAt !== null) placed++;
   };
-  const ran = [];
-  work(withLimiter(limiter, null, (job) => void ran.push(job.data), { onLimited }), { concurrency: 1 });
-  for (const i of [0, 1, 2, 3]) await add({ i });
-  const stored = await ended(await queue.getJobs());
-  assert.deepEqual(stored.map((job) => job.failedReason), Array(4).fill(undefined));
-  assert.deepEqual(ran, [{ i: 0 }, ...[1, 2, 3].map((i) => ({ i, is: "new" }))]);
+  work(withLimiter(limiter, null, processor, { onLimited }), { concurrency: 1 });
+  await undisturbed(async () => {
+    await limiter.clear();
+    [ran, placed] = [[], 0];
+    const jobs = [];
+    for (const i of [0, 1, 2, 3]) jobs.push(...(await add({ i })));
+    const stored = await ended(jobs);
+    assert.deepEqual(stored.map((job) => job.failedReason), Array(4).fill(undefined));
+    const seen = ran;
+    return { kept: placed === 3, check: () => assert.deepEqual(seen, [{ i: 0 }, ...[1, 2, 3].map((i) => ({ i, is: "new" }))]) };
+  });
 });
 
 test("a job that replaces a delayed one gets its place, so whoever is replaced all the time starts", { timeout: 60_000 }, async (t) => {
