@@ -52,7 +52,8 @@ export function withLimiter<T = any, R = any, N extends string = string>(
     job.data = data;
     const result = await limit(
       job,
-      place ?? (await beside?.find()) ?? null,
+      // (What its data carry may be anybody's, and is no place any more when there is one beside it.)
+      (await beside?.find()) ?? place ?? null,
       (permit) => processor(job, token, signal, permit),
       async (wait, place) => {
         if (place !== null) await (beside ? beside.keep(place, wait) : job.updateData(putPlace(data, place) as T));

@@ -1,4 +1,4 @@
-"""The app of each framework that test_processes.py starts in several processes: each admitted request is written down as an
+"""The app of each framework that test_server_processes.py starts in several processes: each admitted request is written down as an
 interval in which it started. STORE, LIMIT and LOG are in the environment."""
 
 import os
