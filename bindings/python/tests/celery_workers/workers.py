@@ -144,7 +144,7 @@ def redis(tmp_path_factory):
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     folder = tmp_path_factory.mktemp("redis")
-    options = ["--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", str(folder)]
+    options = ["--databases", "100", "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", str(folder)]
     server = subprocess.Popen(["redis-server", *options], stdout=subprocess.DEVNULL)
     until(lambda: _answers(port))
     numbers = itertools.count()
