@@ -5,7 +5,7 @@ import { spawn } from "node:child_process";
 import { once } from "node:events";
 import { test } from "node:test";
 import { CompositeLimiter, ConcurrencyLimiter, RateLimiter, Store, StoreError } from "workglow-limit";
-import { withLimiter } from "workglow-limit/bullmq";
+import { limitJob } from "workglow-limit/job";
 import { directory } from "./helpers.mjs";
 
 /** What a stranger's program holds on to until it is told to end. */
@@ -43,7 +43,7 @@ for (const how of ["begin immediate;", "begin; select count(*) from sqlite_maste
     tryAcquireAsync: (limiter) => limiter.tryAcquireAsync(),
     decideAsync: async (limiter) => (await limiter.decideAsync()).permit,
     "acquire of a composite": (limiter) => new CompositeLimiter([limiter, new ConcurrencyLimiter(5)]).acquire(),
-    "a job of BullMQ": async (limiter) => withLimiter(limiter, null, () => "ran")({ data: {} }),
+    "a job of a queue": (limiter) => limitJob(limiter, null, () => "ran", { delay: () => null }),
   };
   for (const [name, call] of Object.entries(calls)) {
     test(`${name}, while a stranger does: ${how}`, async (t) => {
