@@ -53,7 +53,8 @@ for (const [name, address] of Object.entries(stores)) {
       if (arrivals.length !== 60) return response.end("fine");
       response.writeHead(429, { "retry-after": "2" }).end();
     });
-    const store = address(t).replace(/$/, name === "redis" ? "?db=1" : "");
+    // (What was granted before may start for a moment after the pause has begun.)
+    const store = address(t).replace(/$/, name === "redis" ? "?db=1&grants=never" : "");
     const over = await fleet(t, store, "100000/1m", url);
     await until(() => arrivals.length > 200 && processesOf(arrivals.slice(100)).size === 3);
     await over();
