@@ -521,8 +521,7 @@ export abstract class Limiter {
     }
   }
 
-  /** Asks off the event loop what has to wait. `read` reads the answer in the same turn: see `call`. */
-  /** What a call answers: at once, or when what has to wait for the store is done on the thread pool. */
+  /** What a call answers: at once, or when the thread pool has done what had to wait for the store. `read` reads the answer in the same turn: see `call`. */
   #ask<T>(
     op: Op,
     key: string,
