@@ -32,6 +32,14 @@ async function late(...asked) {
   }
 }
 
+test("each of many that ask at once hears its own answer", async () => {
+  const store = newStore();
+  const limiters = Array.from({ length: 20 }, (_, i) => store.limiter(`limit-${i}`, `${i + 1}/1h`));
+  const asked = limiters.flatMap((limiter) => [limiter.decideAsync(), limiter.peekAsync({ key: "other" })]);
+  const seen = (await Promise.all(asked)).map(({ limit, remaining }) => [limit, remaining]);
+  assert.deepEqual(seen, limiters.flatMap((_, i) => [[i + 1, i], [i + 1, i + 1]]));
+});
+
 test("what answers at once says what waits instead", async () => {
   const limiter = rate(newStore());
   const refused = (call, name, instead) =>
