@@ -81,14 +81,14 @@ fn a_pooler_of_transactions_may_stand_between() {
     storm(&(pooler.url() + "&grants=never"), "direct");
     storm(&pooler.url(), "granted");
     let limiters = full(&Store::new(&pooler.url()).unwrap());
-    // They are full for who asks without it, too.
+    // A client without the pooler finds them full, too.
     let beside = Store::new(&server.url()).unwrap();
     for (limiter, text) in limiters.iter().zip(TEXTS) {
         assert!(!admits(&**limiter, "a") && !admits(&*beside.limiter(limiter.name(), text).unwrap(), "a"), "{text}");
     }
 }
 
-/// Eight threads in four processes, that also cancel and settle, on one limit.
+/// Eight threads in four processes use one limit, and cancel or settle some of their starts.
 fn storm(url: &str, name: &str) {
     let (window, limit) = (Duration::from_secs(1), 100);
     rate(url, name, limit, window).open().unwrap();
