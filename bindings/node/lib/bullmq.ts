@@ -2,7 +2,7 @@
 
 import type { Job } from "bullmq";
 import { LimitError, invalid } from "./errors.js";
-import { LATEST, type Limited, type WithLimiterOptions as Options, limitJobs, putPlace, takePlace, wakeIn } from "./job.js";
+import { LATEST, type Limited, type WithLimiterOptions as Options, limitJobs, putPlace, takePlace, wakeIn } from "./limited.js";
 import type { Limiter } from "./limiter.js";
 import type { Permit } from "./permit.js";
 
