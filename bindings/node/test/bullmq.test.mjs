@@ -105,17 +105,19 @@ test("a full key delays no other", async (t) => {
 test("a place is used once, whoever brings it", async (t) => {
   const { queue, work, add, ended } = await queueFor(t);
   const starts = [];
-  const processor = (job, token, signal, permit) => {
-    const b = process.hrtime.bigint();
-    starts.push({ a: permit.readyAtHrtime ?? b, b });
-  };
+  const asked = new Map();
+  const processor = (job, token, signal, permit) => starts.push({ a: permit.readyAtHrtime ?? asked.get(job.id), b: process.hrtime.bigint() });
   const jobs = await add({}, {});
   let thief;
   const onLimited = async ({ id }) => {
     const place = await placeOf(queue, id);
     thief ??= queue.add("job", { "workglow-limit": place }, { delay: 1200 });
   };
-  work(withLimiter(limit(t, 1, 1.5), null, processor, { onLimited }));
+  const limited = withLimiter(limit(t, 1, 1.5), null, processor, { onLimited });
+  work((job, ...rest) => {
+    asked.set(job.id, process.hrtime.bigint());
+    return limited(job, ...rest);
+  });
   await ended(jobs);
   const [stored] = await ended([await thief]);
   assert.equal(stored.attemptsMade, 1);
