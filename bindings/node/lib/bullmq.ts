@@ -2,14 +2,14 @@
 
 import type { Job } from "bullmq";
 import { LimitError, invalid } from "./errors.js";
-import { LATEST, type Limited, type WithLimiterOptions as Options, limitJobs, putPlace, takePlace, wakeIn } from "./job.js";
+import { LATEST, type Limited, type WithLimiterOptions as Options, limitJobs, putPlace, takePlace, wakeIn } from "./limited.js";
 import type { Limiter } from "./limiter.js";
 import type { Permit } from "./permit.js";
 
 export type { Limited };
 
 /** How `withLimiter` limits. */
-export type WithLimiterOptions<T = any, R = any, N extends string = string> = Options<Job<T, R, N>>;
+export interface WithLimiterOptions<T = any, R = any, N extends string = string> extends Options<Job<T, R, N>> {}
 
 /** A processor of BullMQ's, which may use the permit of its start, too: `settle` it, or `renew` its lease. */
 export type LimitedProcessor<T = any, R = any, N extends string = string> = (

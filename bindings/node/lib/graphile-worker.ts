@@ -3,7 +3,7 @@
 import type { Job, JobHelpers } from "graphile-worker";
 import { LimitError, invalid } from "./errors.js";
 import { options as checkOptions } from "./input.js";
-import { type Limited, SentAway, type WithLimiterOptions as Options, limitJobs, putPlace, schemaOf, takePlace, wakeIn } from "./job.js";
+import { type Limited, SentAway, type WithLimiterOptions as Options, limitJobs, putPlace, schemaOf, takePlace, wakeIn } from "./limited.js";
 import type { Limiter } from "./limiter.js";
 import type { Permit } from "./permit.js";
 

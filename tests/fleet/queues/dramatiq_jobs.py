@@ -6,7 +6,11 @@ from dramatiq.brokers.rabbitmq import RabbitmqBroker
 from dramatiq.brokers.redis import RedisBroker
 from dramatiq.middleware import CurrentMessage
 
-broker = RedisBroker(url=work.BROKER) if work.BROKER.startswith("redis") else RabbitmqBroker(url=work.BROKER)
+if work.BROKER.startswith("redis"):
+    # What a killed worker had in its memory, delayed messages too, is handed out again after 10 s and not a minute.
+    broker = RedisBroker(url=work.BROKER, heartbeat_timeout=10_000, maintenance_chance=1_000_000)
+else:
+    broker = RabbitmqBroker(url=work.BROKER)
 dramatiq.set_broker(broker)
 broker.add_middleware(CurrentMessage())
 
