@@ -1,8 +1,9 @@
 //! What acquire_async answers: a coroutine that mostly has nothing to wait for.
 
+use crate::asking;
 use crate::error::raised;
 use crate::line::Waiter;
-use crate::permit::Permit;
+use crate::permit::{End, Permit};
 use pyo3::exceptions::{PyRuntimeError, PyRuntimeWarning, PyStopIteration};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -102,11 +103,9 @@ impl Acquiring {
             State::Ends => {
                 self.state = State::Over;
                 let Some(permit) = self.permit.take() else { return Err(PyStopIteration::new_err(py.None())) };
-                match Permit::of(&permit).complete_at_once() {
+                match Permit::of(&permit).end_with(End::Complete) {
                     Err(Error::WouldWait) => {
-                        static COMPLETE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
-                        let steps = COMPLETE.import(py, "workglow_limit._aio", "complete")?.call1((permit,))?;
-                        self.state = State::Waits(steps.unbind());
+                        self.state = State::Waits(asking::end(py, permit, End::Complete)?.unbind());
                     }
                     ended => return Err(ended.map_or_else(raised, |()| PyStopIteration::new_err(py.None()))),
                 }

@@ -2,6 +2,7 @@
 
 mod acquiring;
 mod argument;
+mod asking;
 mod by_hand;
 mod clock;
 mod composite;
@@ -29,6 +30,7 @@ mod _native {
     #[pymodule_export]
     use crate::{
         acquiring::Acquiring,
+        asking::Asked,
         clock::ManualClock,
         composite::CompositeLimiter,
         decision::Decision,

@@ -2,6 +2,7 @@
 
 use crate::acquiring::Acquiring;
 use crate::argument::{self, instant, quoting, quoting_given, seconds};
+use crate::asking::{self, What};
 use crate::by_hand::{self, Signature};
 use crate::decision::Decision;
 use crate::error::{expired, raised};
@@ -12,7 +13,6 @@ use crate::stats::Stats;
 use crate::waiting::{running_loop, try_first, wait};
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyCFunction, PyDict, PyString, PyTuple};
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -321,9 +321,29 @@ impl Limiter {
         #[pyo3(from_py_with = argument::key)] key: Option<&str>,
         #[pyo3(from_py_with = argument::weight)] weight: u64,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let waiter = Waiter::new(&self.node, key.unwrap_or_default(), weight);
-        static TRY_ACQUIRE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
-        TRY_ACQUIRE.import(py, "workglow_limit._aio", "try_acquire")?.call1((waiter,))
+        asking::limiter(py, &self.node, What::TryAcquire, key, weight)
+    }
+
+    /// decide for asyncio: await it. What has to wait for the store does not hold up the event loop.
+    #[pyo3(signature = (key=None, weight=1))]
+    fn decide_async<'py>(
+        &self,
+        py: Python<'py>,
+        #[pyo3(from_py_with = argument::key)] key: Option<&str>,
+        #[pyo3(from_py_with = argument::weight)] weight: u64,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        asking::limiter(py, &self.node, What::Decide, key, weight)
+    }
+
+    /// peek for asyncio: await it. What has to wait for the store does not hold up the event loop.
+    #[pyo3(signature = (key=None, weight=1))]
+    fn peek_async<'py>(
+        &self,
+        py: Python<'py>,
+        #[pyo3(from_py_with = argument::key)] key: Option<&str>,
+        #[pyo3(from_py_with = argument::weight_to_peek)] weight: u64,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        asking::limiter(py, &self.node, What::Peek, key, weight)
     }
 
     /// Takes a place: a start in the future, or now, which counts from now on. None, and nothing taken, if it would be

@@ -10,7 +10,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use std::sync::Arc;
 use std::time::Duration;
-use workglow_limit::{Attempt, Error, Joined, Outcome, Seat, WaiterId};
+use workglow_limit::{Error, Joined, Outcome, Seat, WaiterId};
 
 /// Nobody wakes an event loop when a test moves its clock: look again after this long.
 const MANUAL_SLICE: Duration = Duration::from_millis(5);
@@ -52,20 +52,6 @@ impl Waiter {
     #[getter]
     fn lines(&self, py: Python<'_>) -> Py<PyDict> {
         self.node.lines(py).clone_ref(py)
-    }
-
-    /// Starts if there is room now: a permit or None. False: that has to wait, and `wait` says that it must not.
-    fn attempt(&self, py: Python<'_>, wait: bool) -> PyResult<Py<PyAny>> {
-        let attempt = || self.node.core.attempt(&self.key, self.weight);
-        let answer = if wait { may_wait(py, attempt) } else { attempt() };
-        if let Err(Error::WouldWait) = answer {
-            return false.into_py_any(py);
-        }
-        self.node.look_after(py);
-        match hooks::told(py, answer, raised)? {
-            Attempt::Admitted(raw) => Permit::with_key(&self.node, raw, &self.key).into_py_any(py),
-            Attempt::Denied(_) => Ok(py.None()),
-        }
     }
 
     /// A new line for the limiter.

@@ -1,6 +1,7 @@
 //! What an admitted start holds.
 
 use crate::argument::{self, quoting, wrong_type};
+use crate::asking;
 use crate::by_hand::{self, Signature};
 use crate::error::raised;
 use crate::limiter::Node;
@@ -17,6 +18,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, SystemTime};
 use workglow_limit::{Error, MayWait, RawPermit, Result, fork_generation};
+
+/// How a permit ends.
+#[derive(Clone, Copy, PartialEq)]
+pub enum End {
+    Complete,
+    Cancel,
+    Settle(u64),
+}
 
 /// A permit or place. Python's class of it is at the end of this file.
 pub struct Permit {
@@ -73,14 +82,20 @@ impl Permit {
     }
 
     fn end_complete(&self, py: Python<'_>) -> Result<()> {
-        try_first(py, || self.complete_at_once())
+        try_first(py, || self.end_with(End::Complete))
     }
 
-    /// The same, if nothing has to be waited for.
-    pub fn complete_at_once(&self) -> Result<()> {
-        self.end(|core, raw| core.complete(raw))?;
-        // A limit of starts frees nothing then.
-        if self.node.has_lines() && (self.key.is_some() || self.node.holds(&self.raw)) {
+    /// Ends it, and lets those who wait for it look again.
+    pub fn end_with(&self, end: End) -> Result<()> {
+        match end {
+            End::Complete => self.end(|core, raw| core.complete(raw)),
+            End::Cancel if self.started => self.end(|core, raw| core.cancel(raw)),
+            // Somebody may have started with its text meanwhile.
+            End::Cancel => self.end(|core, raw| core.cancel_place(raw)),
+            End::Settle(actual) => self.end(|core, raw| core.settle(raw, actual)),
+        }?;
+        // A limit of starts frees nothing when one is complete.
+        if self.node.has_lines() && (end != End::Complete || self.key.is_some() || self.node.holds(&self.raw)) {
             self.node.freed(self.key.as_deref());
         }
         Ok(())
@@ -147,17 +162,11 @@ impl Permit {
     }
 
     fn cancel(&self, py: Python<'_>) -> PyResult<()> {
-        // Somebody may have started with a place's text meanwhile.
-        let is_place = !self.started;
-        let ended = wait(py, || self.end(|core, raw| if is_place { core.cancel_place(raw) } else { core.cancel(raw) }));
-        self.node.freed(self.key.as_deref());
-        ended.map_err(raised)
+        wait(py, || self.end_with(End::Cancel)).map_err(raised)
     }
 
     fn settle(&self, py: Python<'_>, actual: u64) -> PyResult<()> {
-        let ended = wait(py, || self.end(|core, raw| core.settle(raw, actual)));
-        self.node.freed(self.key.as_deref());
-        ended.map_err(raised)
+        wait(py, || self.end_with(End::Settle(actual))).map_err(raised)
     }
 
     fn renew(&self, py: Python<'_>) -> PyResult<()> {
@@ -374,15 +383,47 @@ unsafe extern "C" fn settle(
     number: ffi::Py_ssize_t,
     names: *mut ffi::PyObject,
 ) -> *mut ffi::PyObject {
-    const TAKES: Signature<1> = Signature { method: "Permit.settle", parameters: ["actual"], required: 1 };
     let method = |py: Python<'_>, permit: &Permit| {
         // SAFETY: Python calls.
-        let [actual] = unsafe { TAKES.arguments(py, given, number, names) }?;
-        let actual = actual.map_or(Ok(0), |actual| argument::actual(&actual))?;
+        let actual = unsafe { actual("Permit.settle", py, given, number, names) }?;
         permit.settle(py, actual).map(|()| py.None())
     };
     // SAFETY: Python calls.
     unsafe { call(this, method) }
+}
+
+unsafe extern "C" fn settle_async(
+    this: *mut ffi::PyObject,
+    given: *const *mut ffi::PyObject,
+    number: ffi::Py_ssize_t,
+    names: *mut ffi::PyObject,
+) -> *mut ffi::PyObject {
+    let method = |py: Python<'_>, _: &Permit| {
+        // SAFETY: Python calls.
+        unsafe {
+            let end = End::Settle(actual("Permit.settle_async", py, given, number, names)?);
+            asking::end(py, itself(py, this), end).map(Bound::unbind)
+        }
+    };
+    // SAFETY: Python calls.
+    unsafe { call(this, method) }
+}
+
+/// The argument of settle.
+///
+/// # Safety
+/// As `Signature::arguments`.
+unsafe fn actual(
+    method: &'static str,
+    py: Python<'_>,
+    given: *const *mut ffi::PyObject,
+    number: ffi::Py_ssize_t,
+    names: *mut ffi::PyObject,
+) -> PyResult<u64> {
+    let takes: Signature<1> = Signature { method, parameters: ["actual"], required: 1 };
+    // SAFETY: as the caller says.
+    let [actual] = unsafe { takes.arguments(py, given, number, names) }?;
+    actual.map_or(Ok(0), |actual| argument::actual(&actual))
 }
 
 unsafe extern "C" fn exit(
@@ -394,13 +435,51 @@ unsafe extern "C" fn exit(
     unsafe { call(this, |py, permit| permit.complete(py).map(|()| py.None())) }
 }
 
+/// The object of a method's call.
+///
+/// # Safety
+/// `this` is of the class: as whenever Python calls a method of it.
+unsafe fn itself(py: Python<'_>, this: *mut ffi::PyObject) -> Py<Permit> {
+    // SAFETY: as the caller says. Whoever calls keeps the object meanwhile.
+    unsafe { Bound::from_borrowed_ptr(py, this).cast_into_unchecked().unbind() }
+}
+
 unsafe extern "C" fn enter(this: *mut ffi::PyObject, _: *mut ffi::PyObject) -> *mut ffi::PyObject {
-    let itself = |py: Python<'_>, permit: &Permit| {
-        // SAFETY: Python calls with an object, which it keeps meanwhile.
-        permit.check_started().map(|()| unsafe { Bound::from_borrowed_ptr(py, this) }.unbind())
+    // SAFETY: Python calls.
+    unsafe { call(this, |py, permit| permit.check_started().map(|()| itself(py, this))) }
+}
+
+// Those for asyncio answer coroutines, which keep the object.
+
+unsafe extern "C" fn enter_async(this: *mut ffi::PyObject, _: *mut ffi::PyObject) -> *mut ffi::PyObject {
+    static ITSELF: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    let entered = |py: Python<'_>, permit: &Permit| {
+        permit.check_started()?;
+        // SAFETY: Python calls.
+        let permit = unsafe { itself(py, this) };
+        Ok(ITSELF.import(py, "workglow_limit._aio", "itself")?.call1((permit,))?.unbind())
     };
-    // SAFETY: as above.
-    unsafe { call(this, itself) }
+    // SAFETY: Python calls.
+    unsafe { call(this, entered) }
+}
+
+unsafe extern "C" fn exit_async(
+    this: *mut ffi::PyObject,
+    _exception: *mut *mut ffi::PyObject,
+    _number: ffi::Py_ssize_t,
+) -> *mut ffi::PyObject {
+    // SAFETY: Python calls.
+    unsafe { complete_async(this, ptr::null_mut()) }
+}
+
+unsafe extern "C" fn complete_async(this: *mut ffi::PyObject, _: *mut ffi::PyObject) -> *mut ffi::PyObject {
+    // SAFETY: Python calls.
+    unsafe { call(this, |py, _| asking::end(py, itself(py, this), End::Complete).map(Bound::unbind)) }
+}
+
+unsafe extern "C" fn cancel_async(this: *mut ffi::PyObject, _: *mut ffi::PyObject) -> *mut ffi::PyObject {
+    // SAFETY: Python calls.
+    unsafe { call(this, |py, _| asking::end(py, itself(py, this), End::Cancel).map(Bound::unbind)) }
 }
 
 unsafe extern "C" fn repr(this: *mut ffi::PyObject) -> *mut ffi::PyObject {
@@ -420,7 +499,7 @@ unsafe extern "C" fn dealloc(this: *mut ffi::PyObject) {
 
 const DOC: &CStr = c"\
 What an admitted start holds. It ends with complete(), cancel() or settle(), or completes with its block when used
-in a with statement, whatever happened inside. Ending it again is a no-op. In a forked child an inherited permit
+in a with statement (in asyncio: async with), whatever happened inside. Ending it again is a no-op. In a forked child an inherited permit
 does nothing: it is the parent's.
 
 Or a place: a start in the future, taken by Limiter.reserve(). It has not started, and does so when it is presented.";
@@ -433,6 +512,14 @@ The job never ran, or nobody will use the place: its units are free again at onc
 const SETTLE: &CStr = c"settle($self, actual)\n--\n\n\
 The job ran, and was worth actual units instead of the weight that it started with: what it did not use is free
 again at once, what it used beyond is owed, up to one whole capacity, and delays later starts.";
+
+const COMPLETE_ASYNC: &CStr = c"complete_async($self)\n--\n\n\
+complete for asyncio: await it. What has to wait for the store does not hold up the event loop, and goes on if the task\n\
+that awaits it is cancelled.";
+
+const CANCEL_ASYNC: &CStr = c"cancel_async($self)\n--\n\ncancel for asyncio, as complete_async.";
+
+const SETTLE_ASYNC: &CStr = c"settle_async($self, actual)\n--\n\nsettle for asyncio, as complete_async.";
 
 const RENEW: &CStr = c"renew($self)\n--\n\n\
 Lets a lease begin anew: it holds its units for its whole length from now on. A no-op for permits that are no leases.
@@ -479,10 +566,25 @@ fn class(py: Python<'_>) -> PyResult<Py<PyType>> {
         plain(c"complete", method!(None, |py, permit| permit.complete(py).map(|()| py.None())), COMPLETE),
         plain(c"cancel", method!(None, |py, permit| permit.cancel(py).map(|()| py.None())), CANCEL),
         method(c"settle", METH_FASTCALL | METH_KEYWORDS, Pointer { PyCFunctionFastWithKeywords: settle }, SETTLE),
+        plain(c"complete_async", complete_async, COMPLETE_ASYNC),
+        plain(c"cancel_async", cancel_async, CANCEL_ASYNC),
+        method(
+            c"settle_async",
+            METH_FASTCALL | METH_KEYWORDS,
+            Pointer { PyCFunctionFastWithKeywords: settle_async },
+            SETTLE_ASYNC,
+        ),
         plain(c"renew", method!(None, |py, permit| permit.renew(py).map(|()| py.None())), RENEW),
         plain(c"to_text", method!(None, |py, permit| permit.to_text(py)), TO_TEXT),
         plain(c"__enter__", enter, c"__enter__($self)\n--\n\n"),
         method(c"__exit__", METH_FASTCALL, Pointer { PyCFunctionFast: exit }, c"__exit__($self, *_exception)\n--\n\n"),
+        plain(c"__aenter__", enter_async, c"__aenter__($self)\n--\n\n"),
+        method(
+            c"__aexit__",
+            METH_FASTCALL,
+            Pointer { PyCFunctionFast: exit_async },
+            c"__aexit__($self, *_exception)\n--\n\n",
+        ),
         ffi::PyMethodDef::zeroed(),
     ]));
     let getters = Box::leak(Box::new([

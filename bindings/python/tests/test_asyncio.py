@@ -14,6 +14,7 @@ from workglow_limit import (
     Permit,
     RateLimiter,
     Store,
+    Unsupported,
 )
 
 
@@ -48,6 +49,50 @@ def test_async_with_holds_a_permit_for_its_body():
         assert limiter.peek().remaining == 1
 
     asyncio.run(main(), debug=True)
+
+
+def test_a_permit_ends_in_an_event_loop(url):
+    rate, jobs = Store(url).limiter("rate", "5/1h"), ConcurrencyLimiter(2)
+
+    async def main():
+        decision = await rate.decide_async("k", weight=3)
+        assert (decision.admitted, decision.remaining) == (True, 2)
+        await decision.permit.settle_async(actual=1)
+        assert (await rate.peek_async("k")).remaining == 4
+        async with await rate.try_acquire_async("k") as permit:
+            assert isinstance(permit, Permit)
+            await permit.cancel_async()
+            await permit.complete_async()
+        assert (await rate.peek_async("k", 0)).remaining == 4
+        denied = await rate.decide_async("k", 5)
+        assert (denied.admitted, denied.denied_by, denied.permit) == (False, "rate", None)
+
+        with pytest.raises(KeyError):
+            async with jobs.try_acquire() as permit:
+                raise KeyError
+        assert jobs.peek().remaining == 2
+        place = rate.reserve("k")
+        with pytest.raises(Unsupported, match="^a place that has not started"):
+            async with place:
+                pytest.fail("it has not started")
+        await place.cancel_async()
+        assert (await rate.peek_async("k")).remaining == 4
+
+    asyncio.run(main(), debug=True)
+
+
+def test_an_end_wakes_who_waits():
+    limiter = ConcurrencyLimiter(1)
+
+    async def main():
+        for end in Permit.complete_async, Permit.cancel_async:
+            permit = await limiter.acquire_async()
+            waiter = asyncio.create_task(limiter.acquire_async())
+            await asyncio.sleep(0)
+            await end(permit)
+            (await waiter).complete()
+
+    asyncio.run(main())
 
 
 def test_event_loops_take_it_for_a_coroutine():

@@ -168,6 +168,38 @@ def test_the_event_loop_goes_on(store, server):
     asyncio.run(main())
 
 
+def test_the_event_loop_goes_on_while_a_server_is_asked(store, server):
+    limiter = jobs(store)
+
+    async def main():
+        completed, cancelled, entered = [limiter.try_acquire("held") for _ in range(3)]
+        leave = asyncio.Event()
+
+        async def body():
+            async with entered:
+                await leave.wait()
+
+        within = asyncio.ensure_future(body())
+        await asyncio.sleep(0)
+        with server.stopped():
+            leave.set()
+            asked = limiter.decide_async("a"), limiter.peek_async("b"), completed.complete_async(), cancelled.cancel_async()
+            tasks = [within, *map(asyncio.ensure_future, asked)]
+            done, _ = await asyncio.wait(tasks, timeout=0.2)
+            assert not done
+            given_up = asyncio.ensure_future(limiter.decide_async("a"))
+            await asyncio.wait([given_up], timeout=0.01)
+            given_up.cancel()
+        *_, decision, seen, _, _ = await asyncio.gather(*tasks)
+        assert (decision.admitted, seen.admitted, seen.permit, seen.remaining) == (True, True, None, 5)
+        assert (await limiter.peek_async("held")).remaining == 5
+        while (await limiter.peek_async("a")).remaining != 4:  # Who was cancelled gives its start back.
+            await asyncio.sleep(0.001)
+        await decision.permit.complete_async()
+
+    asyncio.run(main())
+
+
 def test_a_wait_in_an_event_loop_that_is_given_up_leaves_nothing_behind(store):
     limiter = RateLimiter(store, "api", max_executions=1, window_size_in_seconds=HOUR)
 

@@ -71,7 +71,7 @@ def test_other_threads_go_on(how, store, tmp_path):
 
 
 @pytest.mark.parametrize("how", ["begin immediate", "select"])
-@pytest.mark.parametrize("call", ["acquire_async", "try_acquire_async"])
+@pytest.mark.parametrize("call", ["acquire_async", "try_acquire_async", "decide_async"])
 def test_the_event_loop_goes_on(how, call, store, tmp_path):
     limiter = RateLimiter(store, "jobs", max_executions=1000, window_size_in_seconds=3600)
     limiter.peek()

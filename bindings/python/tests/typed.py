@@ -161,6 +161,14 @@ async def of_decorated() -> None:
     assert_type(decorated("a", 1), str)
     assert_type(await Client().coroutine("a"), int)
     assert_type(await rate.try_acquire_async("k", weight=2), Permit | None)
+    decision = await rate.decide_async("k", weight=2)
+    assert_type((decision, await rate.peek_async("k", weight=0)), tuple[Decision, Decision])
+    if decision.permit:
+        async with decision.permit as permit:
+            assert_type(permit, Permit)
+            await permit.settle_async(1)
+        await permit.cancel_async()
+        await permit.complete_async()
 
 
 def stores() -> None:

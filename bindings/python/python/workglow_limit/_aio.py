@@ -7,7 +7,7 @@ from asyncio import AbstractEventLoop, Future, TimerHandle
 from collections import deque
 from typing import Any
 
-from ._native import Permit, Waiter
+from ._native import Asked, Decision, Permit, Waiter
 
 
 async def acquire(waiter: Waiter) -> Permit:
@@ -171,29 +171,34 @@ def answer(future: Future[Permit], outcome: Permit | BaseException) -> None:
         future.set_result(outcome)
 
 
-async def try_acquire(waiter: Waiter) -> Permit | None:
-    """Starts if there is room now. What has to wait for the store does so in the loop's executor."""
-    answer = waiter.attempt(False)
+async def ask(asked: Asked) -> Any:
+    """A start, a look, or a permit's end. What has to wait for the store does so in the loop's executor.
+
+    An end goes on if the task that awaits it is cancelled; a start is given back.
+    """
+    answer = asked.answer(False)
     if answer is not False:
         return answer
-    attempt: Future[Any] = asyncio.get_running_loop().run_in_executor(None, waiter.attempt, True)
+    work: Future[Any] = asyncio.get_running_loop().run_in_executor(None, asked.answer, True)
     try:
-        started: Permit | None = await asyncio.shield(attempt)
-        return started
+        return await asyncio.shield(work)
     except asyncio.CancelledError:
-        attempt.add_done_callback(cancel)
+        work.add_done_callback(forget)
         raise
 
 
-async def complete(permit: Permit) -> None:
-    """Ends a permit in the loop's executor. Who is cancelled meanwhile has ended it, too."""
-    await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, permit.complete))
+async def itself(permit: Permit) -> Permit:
+    """What `async with permit` enters."""
+    return permit
 
 
-def cancel(attempt: Future[Any]) -> None:
+def forget(work: Future[Any]) -> None:
     """Gives a start back that nobody waits for any more."""
-    if not attempt.cancelled() and attempt.exception() is None and (permit := attempt.result()):
-        give_back(permit)
+    if not work.cancelled() and work.exception() is None:
+        answer = work.result()
+        permit = answer.permit if isinstance(answer, Decision) else answer
+        if permit is not None:
+            give_back(permit)
 
 
 def give_back(permit: Permit) -> None:
