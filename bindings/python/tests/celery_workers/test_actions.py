@@ -105,6 +105,38 @@ def test_monitors_see_who_waits(site):
     assert actions["returned-1"] == ("republished", "work.often", None)
 
 
+def test_monitors_see_that_a_child_sent_its_task_back(own_site):
+    site = own_site
+    seen, ready, back = [], threading.Event(), threading.Event()
+
+    def limited(event):
+        seen.append(event)
+        back.set()
+
+    def listen():
+        handlers = {"task-limited": limited, "worker-heartbeat": lambda _event: ready.set()}
+        with site.app.connection_for_read() as connection:
+            for _ in site.app.events.Receiver(connection, handlers=handlers).itercapture(limit=None, timeout=20):
+                if back.is_set():
+                    return
+
+    site.worker("-E", concurrency=1)
+    listener = threading.Thread(target=listen, daemon=True)
+    listener.start()
+    ready.wait()
+    site.send_behind_a_pause("returning", "sent")
+    listener.join(30)
+    (event,) = seen
+    assert (event["action"], event["limit"]) == ("republished", "work.returning") and event["wait"] > 3000
+
+
+def test_celerys_own_command_says_that_it_has_no_effect(site):
+    answer = site.control("rate_limit", task_name="work.hourly", rate_limit="1/s")
+    assert answer["error"].startswith("rate_limit has no effect on work.hourly") and "limit_set" in answer["error"]
+    assert site.control("rate_limit", task_name="work.free", rate_limit="1/s") == {"ok": "new rate limit set successfully"}
+    site.control("rate_limit", task_name="work.free", rate_limit="")
+
+
 @pytest.fixture
 def app(tmp_path):
     """An app without workers."""

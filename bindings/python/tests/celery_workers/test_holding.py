@@ -114,3 +114,19 @@ def test_an_eta_comes_first_and_then_the_limit(site):
     site.until(lambda: site.control("limits")["work.hourly"]["waiting"].get("eta") == 1)
     site.passed_by("eta")
     assert len(site.started("eta")) == 1
+
+
+def test_a_more_urgent_one_passes_those_that_wait(own_site):
+    site = own_site
+    worker = site.worker(concurrency=1)
+    for number, priority in enumerate([5, 5, 9, 5, 0, 5]):
+        site.send("hourly", f"urgent-{number}", priority=priority)
+        # (The broker may hand out the more urgent of two first.)
+        site.until(lambda seen=number: worker.log.read_text().count("received") == seen + 1)
+    site.until(lambda: len(site.started("urgent")) == 1)
+    site.passed_by("urgent")
+    assert worker.log.read_text().count("limited by 'work.hourly' (key 'urgent'), waits for") == 5
+    site.control("limit_set", name="work.hourly", policy="100/1h")
+    site.until(lambda: len(site.started("urgent")) == 6)
+    # Redis's smallest priority is the most urgent.
+    assert site.tags("urgent") == [f"urgent-{number}" for number in (0, 4, 1, 3, 5, 2)]

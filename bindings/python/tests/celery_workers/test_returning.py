@@ -44,6 +44,23 @@ def test_what_the_message_keeps(by, own_site, monkeypatch):
     assert args == ["second"] and embed["callbacks"][0]["task"] == "work.free"
 
 
+@pytest.mark.parametrize("by", ["the consumer", "the child"])
+def test_a_message_keeps_the_format_of_its_call(by, own_site):
+    site = own_site
+    worker = site.worker(concurrency=1)
+    format = {"serializer": "other", "compression": "zlib"}
+    if by == "the child":
+        sent = site.send_behind_a_pause("returning", "first", **format)
+    else:
+        site.limiter("work.returning").pause(HOUR)
+        sent = site.send("returning", "first", **format)
+    site.until(lambda: site.received(sent.id) == 2)
+    assert site.stop(worker) == 0
+    (message,) = site.messages()
+    assert message["content-type"] == "application/x-other"
+    assert message["headers"]["compression"] == "application/x-gzip"
+
+
 def test_what_children_counted_last_is_told(own_site):
     site = own_site
     worker = site.worker()

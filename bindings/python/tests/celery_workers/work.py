@@ -6,7 +6,7 @@ import signal
 import time
 from pathlib import Path
 
-import folder  # noqa: F401
+import kombu_more  # noqa: F401
 from celery import Celery, shared_task
 
 from workglow_limit.celery import Limited, current_permit, install
@@ -16,6 +16,7 @@ BROKER = os.environ["WORK_BROKER"]
 
 app = Celery("work", broker=BROKER, backend=BROKER if BROKER.startswith("redis") else None)
 app.conf.update(
+    accept_content=["json", "other"],
     broker_connection_retry_on_startup=True,
     broker_transport_options={
         "visibility_timeout": int(os.environ.get("WORK_VISIBILITY", 2_000_000)),
@@ -70,6 +71,12 @@ def wait_for(name):
 @app.task
 def free(tag):
     started(tag)
+
+
+@app.task
+def busy(tag, until):
+    started(tag)
+    wait_for(until)
 
 
 @app.task(limit="1/1h", limit_key=group)

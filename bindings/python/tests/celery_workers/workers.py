@@ -12,7 +12,7 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
-import folder  # noqa: F401
+import kombu_more  # noqa: F401
 import pytest
 from celery import Celery
 
@@ -53,6 +53,17 @@ class Site:
     def send(self, task, *arguments, **options):
         """Sends a task with these arguments."""
         return self.app.send_task(f"work.{task}", arguments, options.pop("kwargs", None), **options)
+
+    def send_behind_a_pause(self, task, *arguments, **options):
+        """Sends a task that goes to the pool of the one worker, which has one process, and finds its limit paused there."""
+        self.send("busy", "busy", "busy is over")
+        self.until(lambda: self.started("busy"))
+        sent = self.send(task, *arguments, **options)
+        name = f"work.{task}"
+        self.until(lambda: self.received(sent.id) and not self.control("limits")[name]["waiting"])
+        self.limiter(name).pause(3600)
+        (self.folder / "busy is over").touch()
+        return sent
 
     def worker(self, *options, pool="prefork", concurrency=2):
         number = len(self.workers)

@@ -4,7 +4,11 @@ from celery import bootsteps, signals  # type: ignore[import-untyped]
 from celery.exceptions import Ignore, ImproperlyConfigured  # type: ignore[import-untyped]
 from celery.utils.log import get_logger  # type: ignore[import-untyped]
 from celery.worker import state  # type: ignore[import-untyped]
-from celery.worker.control import control_command, inspect_command  # type: ignore[import-untyped]
+from celery.worker.control import control_command, inspect_command, nok, rate_limit  # type: ignore[import-untyped]
+from kombu.serialization import registry
+
+#: The name of each format by its content type.
+serializers = registry.type_to_name
 
 __all__ = [
     "Ignore",
@@ -13,6 +17,9 @@ __all__ = [
     "control_command",
     "get_logger",
     "inspect_command",
+    "nok",
+    "rate_limit",
+    "serializers",
     "signals",
     "state",
 ]

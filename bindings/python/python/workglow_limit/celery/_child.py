@@ -11,8 +11,7 @@ from functools import wraps
 from typing import Any, NoReturn
 
 from .. import ForeignPermit, InvalidArgument, Limiter, Permit, Unsupported
-from ._celery import Ignore
-from ._errors import Limited
+from ._errors import Limited, SentBack
 from ._message import HEADER, Ticket, send_again
 from ._options import SHORT, TaskLimit
 
@@ -102,8 +101,9 @@ def _hand_back(
             place.cancel()
     if wait < SHORT:  # Looked for a free slot until now.
         wait = LATER * (0.5 + random.random())
-    send_again(task, request, Ticket(text, time.time() + wait, ticket.times + 1 if ticket else 1))
-    raise Ignore(f"limit {limit.limiter.name!r} is full: back in {wait:.3f} s")
+    times, formats = (ticket.times, ticket.formats) if ticket else (0, {})
+    send_again(task, request, Ticket(text, time.time() + wait, times + 1, formats))
+    raise SentBack(limit.limiter.name, wait)
 
 
 def _take_ticket(request: Any) -> Ticket | None:

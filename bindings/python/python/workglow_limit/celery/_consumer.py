@@ -18,7 +18,8 @@ from .. import Limiter, LimitError
 from .._native import Pool
 from ._alarm import Alarm, LoopAlarm, ThreadAlarm
 from ._celery import get_logger, state
-from ._message import HEADER, Ticket, patience, send_back
+from ._errors import SentBack
+from ._message import HEADER, Ticket, formats, patience, send_back
 from ._options import TaskLimit
 
 logger: Any = get_logger(__name__)
@@ -31,6 +32,9 @@ AT_ONCE = 20
 
 #: So long a worker sees to its tasks at a time, in seconds: then others have their turn.
 TURN = 0.02
+
+#: Brokers to which the smallest priority is the first; to all others it is the largest.
+SMALLEST_FIRST = ("redis",)
 
 #: No timer rings sooner than this, in seconds: what is due meanwhile is done in one go.
 SOON = 0.001
@@ -47,6 +51,10 @@ class Held:
         self.extra = extra  # Whether the worker fetches one more because this one is here.
         self.times = 0  # So often its message was sent back.
         self.told = False  # Monitors know that it is held.
+
+    def __str__(self) -> str:
+        key = "" if self.key is None else f" (key {self.key!r})"
+        return f"Task {self.request.name}[{self.request.id}], limited by {self.limit.limiter.name!r}{key},"
 
     @property
     def is_gone(self) -> bool:
@@ -70,6 +78,7 @@ class Room:
     def __init__(self, consumer: Any, most: int) -> None:
         self._consumer, self._most = consumer, most
         self._patience = patience(consumer.app)
+        self._is_smallest_first = False
         self._arrived: deque[tuple[Any, TaskLimit, bool]] = deque()
         self._news: deque[Callable[[], None]] = deque()
         self._pools: dict[tuple[Limiter, float | None], Pool] = {}
@@ -87,6 +96,7 @@ class Room:
 
     def start(self) -> None:
         hub = self._consumer.hub
+        self._is_smallest_first = self._consumer.connection.transport.driver_type in SMALLEST_FIRST
         self._alarm = LoopAlarm(hub, self._tick) if hub else ThreadAlarm(self._tick)
         self._alarm.wake()
 
@@ -196,11 +206,16 @@ class Room:
         pool = self._pools.get((limit.limiter, limit.grace))
         if pool is None:
             pool = self._pools[limit.limiter, limit.grace] = Pool(limit.limiter, limit.grace)
-        # Ahead of those that were never sent back, or it might be overtaken again and again. The old protocol keeps what we
-        # would change in the body, so its messages stay.
-        priority = -1 if held.times else 0
+        # Ahead of its equals that were never sent back, or it might be overtaken again and again.
+        priority = 2 * self._rank(held.request) - bool(held.times)
+        # The old protocol keeps what we would change in the body, so its messages stay.
         hold = limit.longest if "task" in held.request.message.headers else None
         self._held[pool, pool.join(held.key, held.weight, priority, hold, place)] = held
+
+    def _rank(self, request: Any) -> int:
+        """The priority of a message as lines have it: the smallest is first."""
+        priority = (request.delivery_info or {}).get("priority") or 0
+        return int(priority) if self._is_smallest_first else -int(priority)
 
     def _renew(self, name: str) -> None:
         for (limiter, _), pool in self._pools.items():
@@ -254,6 +269,7 @@ class Room:
         if not held.told:
             held.told = True
             held.tell("held", wait)
+            logger.info("%s waits%s", held, f" for {wait:.3g} s" if wait else "")
 
     def _fetch_past(self) -> None:
         while self._waits and self._extra < self._most:
@@ -280,9 +296,9 @@ class Room:
             self._give_back(held, place)
             self._end(pool, number)
             return
-        request.request_dict[HEADER] = Ticket(place, time.time(), held.times).header()
+        request.request_dict[HEADER] = Ticket(place, time.time(), held.times, formats(request.message)).header()
         arrived, ended = partial(pool.arrive, number), partial(self._end, pool, number)
-        watch(request, partial(self._news.append, arrived), partial(self._tell_us, ended))
+        watch(request, partial(self._news.append, arrived), partial(self._tell_us, ended), held.tell)
         self._consumer._limit_move_to_pool(request)
 
     def _end(self, pool: Pool, number: int) -> None:
@@ -300,6 +316,7 @@ class Room:
             self._stuck.append(held)
             return
         held.tell("republished", wait)
+        logger.info("%s goes back to its queue%s", held, f" for {wait:.3g} s" if wait else "")
         request.acknowledge()
         state.task_ready(request)
         self._left(held)
@@ -314,8 +331,11 @@ class Room:
                 logger.debug("%r of %s could not be given back", place, held.request, exc_info=True)
 
 
-def watch(request: Any, accepted: Callable[[], None], ended: Callable[[], None]) -> None:
-    """Calls a function when a child takes a request, and one when the pool is done with it or will not begin.
+def watch(
+    request: Any, accepted: Callable[[], None], ended: Callable[[], None], tell: Callable[[str, float], None]
+) -> None:
+    """Calls a function when a child takes a request, and one when the pool is done with it or will not begin. Monitors,
+    which have heard by then that the task has started, are told if the child sent it back.
 
     Celery makes a class of requests for each task whose on_success does not call its base's, so that only the request
     itself is left to say it.
@@ -336,6 +356,11 @@ def watch(request: Any, accepted: Callable[[], None], ended: Callable[[], None])
 
         setattr(request, name, call)
 
+    def failed(_result: Any, args: tuple[Any, ...]) -> bool:
+        if args and isinstance(back := args[0].exception, SentBack):
+            tell("republished", back.wait)
+        return True
+
     on_accepted = request.on_accepted
 
     def call_accepted(*args: Any, **kwargs: Any) -> Any:
@@ -344,6 +369,6 @@ def watch(request: Any, accepted: Callable[[], None], ended: Callable[[], None])
 
     request.on_accepted = call_accepted
     after("on_success", lambda _result, _args: True)
-    after("on_failure", lambda _result, _args: True)
+    after("on_failure", failed)
     after("on_timeout", lambda _result, args: not args[0])  # A soft one goes on.
     after("revoked", lambda result, _args: bool(result))

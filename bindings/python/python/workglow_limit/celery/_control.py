@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from .. import LimitError
-from ._celery import control_command, inspect_command
+from ._celery import control_command, inspect_command, nok
+from ._celery import rate_limit as celerys
 
 
 def _limits(state: Any) -> Any:
@@ -52,6 +53,19 @@ def limit_lift(state: Any, name: str, key: str | None = None, **_options: Any) -
 def limit_pause(state: Any, name: str, seconds: float, key: str | None = None, **_options: Any) -> dict[str, str]:
     """Let nobody start for so many seconds: of one key, or of all."""
     return _reply(state, name, f"pauses for {seconds} s", lambda limits: limits.named(name).pause(seconds, key))
+
+
+@control_command(  # type: ignore[untyped-decorator]
+    name="rate_limit", args=[("task_name", str), ("rate_limit", str)], signature="<task_name> <rate_limit (e.g., 5/s | 5/m | 5/h)>"
+)
+def rate_limit_of_celery(state: Any, task_name: str, rate_limit: str, **options: Any) -> Any:
+    """Tell worker(s) to modify Celery's own rate limit for a task by type."""
+    limits = _limits(state)
+    limit = limits and limits.tasks.get(task_name)
+    if limit:
+        name = limit.limiter.name
+        return nok(f"rate_limit has no effect on {task_name}, which has the limit {name!r}: use limit_set {name} <policy>")
+    return celerys(state, task_name, rate_limit, **options)
 
 
 @inspect_command()  # type: ignore[untyped-decorator]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ._celery import Ignore
+
 
 class Limited(Exception):
     """There was no room, and the task's `on_limit` is "raise". Nothing is held."""
@@ -18,3 +20,14 @@ class Limited(Exception):
     def __str__(self) -> str:
         of = "" if self.key is None else f" for key {self.key!r}"
         return f"limit {self.limit!r} is full{of}: retry after {self.retry_after:g} s"
+
+
+class SentBack(Ignore):  # type: ignore[misc]
+    """How a run ends whose task the child has sent back to its queue."""
+
+    def __init__(self, limit: str, wait: float) -> None:
+        super().__init__(limit, wait)
+        self.limit, self.wait = limit, wait
+
+    def __str__(self) -> str:
+        return f"limit {self.limit!r} is full: back in {self.wait:.3f} s"

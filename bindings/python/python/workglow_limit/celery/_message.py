@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from datetime import datetime, timezone
 from typing import Any
+
+from ._celery import serializers
 
 #: The header that carries a place: what Celery does not know it hands on, from the message to the pool and back.
 HEADER = "workglow_limit"
@@ -17,22 +20,24 @@ _PROPERTIES = ("correlation_id", "reply_to", "priority", "delivery_mode", "messa
 
 class Ticket:
     """A start in the future, as it travels with its message: the place's text if it has one, when it is ready, in Unix
-    seconds, so that any machine can tell, and how often the message was sent back."""
+    seconds, so that any machine can tell, how often the message was sent back, and on its way to a child also the message's
+    formats."""
 
-    __slots__ = ("place", "ready", "times")
+    __slots__ = ("formats", "place", "ready", "times")
 
-    def __init__(self, place: str | None, ready: float, times: int) -> None:
-        self.place, self.ready, self.times = place, ready, times
+    def __init__(self, place: str | None, ready: float, times: int, formats: Mapping[str, str] = {}) -> None:
+        self.place, self.ready, self.times, self.formats = place, ready, times, formats
 
     def header(self) -> dict[str, Any]:
-        return {"place": self.place, "ready": self.ready, "times": self.times}
+        return {"place": self.place, "ready": self.ready, "times": self.times, "formats": dict(self.formats)}
 
     @classmethod
     def of(cls, header: Any) -> Ticket | None:
         """What a message carries. Whatever else somebody put under our name is no ticket."""
         match header:
             case {"place": str() | None as place, "ready": float() as ready, "times": int() as times}:
-                return cls(place, ready, times)
+                formats = header.get("formats")
+                return cls(place, ready, times, formats if isinstance(formats, dict) else {})
         return None
 
     def eta(self, app: Any) -> datetime | None:
@@ -50,6 +55,12 @@ def patience(app: Any) -> float:
     RabbitMQ, if the app does not say.
     """
     return float(app.conf.broker_transport_options.get("visibility_timeout", 1800)) / 3
+
+
+def formats(message: Any) -> dict[str, str]:
+    """How a message is written, in the words of Celery's calls: their caller may have chosen otherwise than the task."""
+    found = {"serializer": serializers.get(message.content_type), "compression": message.headers.get("compression")}
+    return {name: of for name, of in found.items() if of is not None}
 
 
 def send_back(app: Any, request: Any, ticket: Ticket) -> None:
@@ -80,7 +91,7 @@ def send_back(app: Any, request: Any, ticket: Ticket) -> None:
 
 def send_again(task: Any, request: Any, ticket: Ticket) -> None:
     """The same from within a running task, which has its message only as Celery's own `retry` has it."""
-    headers = {**(request.headers or {}), HEADER: ticket.header()}
+    headers = {**(request.headers or {}), HEADER: Ticket(ticket.place, ticket.ready, ticket.times).header()}
     properties = request.properties or {}
     task.signature_from_request(
         request,
@@ -90,5 +101,6 @@ def send_again(task: Any, request: Any, ticket: Ticket) -> None:
         retries=request.retries,
         headers=headers,
         correlation_id=request.correlation_id or request.id,
+        **ticket.formats,
         **({"delivery_mode": properties["delivery_mode"]} if properties.get("delivery_mode") else {}),
     ).apply_async()
