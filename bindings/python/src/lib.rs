@@ -8,6 +8,7 @@ mod clock;
 mod composite;
 mod custom;
 mod decision;
+mod elsewhere;
 mod error;
 mod family;
 mod flow;
@@ -34,6 +35,7 @@ mod _native {
         clock::ManualClock,
         composite::CompositeLimiter,
         decision::Decision,
+        elsewhere::call_elsewhere,
         family::{
             ConcurrencyLimiter, DelayLimiter, EvenlySpacedRateLimiter, FixedWindowLimiter, LeakyBucketLimiter,
             RateLimiter, SlidingWindowCounterLimiter, TokenBucketLimiter,

@@ -1,0 +1,56 @@
+"""gevent's hubs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import gevent
+from gevent._hub_local import get_hub_if_exists
+from gevent.event import Event
+
+from .waiters import FAR, Answer, Hub, _T
+
+
+class GeventHub(Hub):
+    __slots__ = ("native",)
+
+    def __init__(self, native: Any) -> None:
+        self.native = native
+
+    def answer(self) -> Answer:
+        event: Any = Event()
+        return Answer(self, event.set, event.wait)
+
+    def call_later(self, seconds: float, function: Callable[[], object]) -> Callable[[], object]:
+        timer = self.native.loop.timer(seconds)
+
+        def ring() -> None:
+            timer.close()
+            function()
+
+        timer.start(ring, update=True)
+        return timer.close  # type: ignore[no-any-return]
+
+    def call_soon_threadsafe(self, function: Callable[..., object], *arguments: object) -> object:
+        try:
+            return self.native.loop.run_callback_threadsafe(function, *arguments)
+        except (AttributeError, ValueError) as error:
+            raise RuntimeError("the hub was destroyed") from error
+
+    def send(self, work: Callable[[], _T], back: Callable[[_T], object]) -> None:
+        # A hub that nothing can wake up ends with an error, and does not know of our threads.
+        cancel = self.call_later(FAR, lambda: None)
+
+        def returned(outcome: _T) -> None:
+            cancel()
+            back(outcome)
+
+        super().send(work, returned)
+
+
+def hub() -> GeventHub | Literal[False] | None:
+    native = get_hub_if_exists()
+    if native is None:
+        return None
+    return gevent.getcurrent() is not native and GeventHub(native)
