@@ -73,8 +73,7 @@ pub fn forget() {
 
 /// Takes away what hooks have not been told yet.
 pub fn take() -> Pending {
-    IS_PENDING.set(false);
-    PENDING.take()
+    if IS_PENDING.replace(false) { PENDING.take() } else { Vec::new() }
 }
 
 /// Leaves it to this thread to tell them.

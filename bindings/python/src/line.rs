@@ -69,7 +69,7 @@ impl Waiter {
 pub struct Line {
     node: Arc<Node>,
     core: Mutex<workglow_limit::Line>,
-    /// What hooks have still to be told of calls that were made elsewhere, and what these raised.
+    /// What hooks have still to be told, and what was raised then.
     pending: Mutex<Vec<(hooks::Pending, Option<PyErr>)>>,
 }
 
@@ -105,11 +105,11 @@ impl Line {
             Ok(joined) => joined,
             Err(error) => {
                 let error = raised(error);
-                self.keep(py, wait, Some(&error));
+                self.keep(Some(error.clone_ref(py)));
                 return Err(error);
             }
         };
-        self.keep(py, wait, None);
+        self.keep(None);
         // From now on the place is the waiter's.
         waiter.has_brought = waiter.place.take().inspect(Place::use_up).is_some();
         match joined {
@@ -128,7 +128,7 @@ impl Line {
             core.advance(&mut over);
             over
         });
-        self.keep(py, wait, None);
+        self.keep(None);
         self.node.look_after(py);
         let told = over.into_iter().map(|(number, outcome)| {
             let outcome = match outcome_of(py, &self.node, outcome)? {
@@ -140,10 +140,15 @@ impl Line {
         told.collect()
     }
 
+    /// Is there something to tell hooks?
+    fn has_news(&self) -> bool {
+        !lock(&self.pending).is_empty()
+    }
+
     /// Tells hooks what has happened.
     fn tell_hooks(&self, py: Python<'_>) {
-        hooks::deliver(py, None);
-        for (pending, error) in mem::take(&mut *lock(&self.pending)) {
+        let news = mem::take(&mut *lock(&self.pending));
+        for (pending, error) in news {
             hooks::put(pending);
             hooks::deliver(py, error.as_ref());
         }
@@ -188,15 +193,11 @@ impl Line {
         wait_here(py, || call(&mut lock(&self.core)))
     }
 
-    /// Keeps what hooks are to be told of a call. Nothing comes after one that failed here.
-    fn keep(&self, py: Python<'_>, wait: bool, error: Option<&PyErr>) {
-        if wait {
-            let pending = hooks::take();
-            if !pending.is_empty() {
-                lock(&self.pending).push((pending, error.map(|error| error.clone_ref(py))));
-            }
-        } else if error.is_some() {
-            hooks::deliver(py, error);
+    /// Keeps what hooks are to be told of a call.
+    fn keep(&self, error: Option<PyErr>) {
+        let pending = hooks::take();
+        if !pending.is_empty() {
+            lock(&self.pending).push((pending, error));
         }
     }
 }

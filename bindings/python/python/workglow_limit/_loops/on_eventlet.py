@@ -74,6 +74,9 @@ class EventletHub(Hub):
     def call_soon_threadsafe(self, function: Callable[..., object], *arguments: object) -> object:
         return self._bell.ring(function, *arguments)
 
+    def tell(self, function: Callable[[], object]) -> None:
+        eventlet.spawn_n(function)
+
 
 def hub() -> EventletHub | Literal[False] | None:
     native = getattr(eventlet.hubs._threadlocal, "hub", None)

@@ -38,6 +38,9 @@ class GeventHub(Hub):
         except (AttributeError, ValueError) as error:
             raise RuntimeError("the hub was destroyed") from error
 
+    def tell(self, function: Callable[[], object]) -> None:
+        gevent.spawn(function)
+
     def send(self, work: Callable[[], _T], back: Callable[[_T], object]) -> None:
         # A hub that nothing can wake up ends with an error, and does not know of our threads.
         cancel = self.call_later(FAR, lambda: None)

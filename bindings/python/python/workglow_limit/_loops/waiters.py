@@ -79,6 +79,10 @@ class Loop(ABC):
     def call_soon_threadsafe(self, function: Callable[..., object], *arguments: object) -> object:
         """Calls a function in the loop. A RuntimeError: the loop has ended."""
 
+    def tell(self, function: Callable[[], object]) -> None:
+        """Calls a function of the program's."""
+        function()
+
     def send(self, work: Callable[[], _T], back: Callable[[_T], object]) -> None:
         """Does some work, which may wait, in another thread, and then tells `back` in the loop what came of it."""
 
@@ -152,7 +156,11 @@ class Waiters:
         return waiter.lines.get(loop.native) or Waiters(loop, waiter)
 
     def join(self, waiter: Waiter) -> Permit | Answer:
-        joined = None if self._is_away else self._line.join(waiter, False)
+        try:
+            joined = None if self._is_away else self._line.join(waiter, False)
+        except Exception:
+            self._line.tell_hooks()
+            raise
         if isinstance(joined, Permit):
             self._line.tell_hooks()
             return joined
@@ -193,7 +201,7 @@ class Waiters:
             self._line.wake(key)
         self._tell(self._line.advance(False))
         self._go_on()
-        self._line.tell_hooks()
+        self._tell_hooks()
 
     def _go_on(self) -> None:
         if self._line.would_wait():
@@ -206,6 +214,10 @@ class Waiters:
             _, answer = self._answers.pop(number, (None, None))
             if answer is not None:
                 answer.tell(outcome)
+
+    def _tell_hooks(self) -> None:
+        if self._line.has_news():
+            self._loop.tell(self._line.tell_hooks)
 
     def _let_go(self) -> None:
         for waiter in self._left:
@@ -273,7 +285,7 @@ class Waiters:
             self._send()
         else:
             self._advance()
-        self._line.tell_hooks()
+        self._tell_hooks()
 
     def begin_again(self) -> None:
         """In a forked child, where greenlets go on that are copies of those who wait in the parent: they ask for themselves."""
