@@ -9,6 +9,8 @@
         ...
 """
 
+from sys import modules as _modules
+
 from ._errors import (
     AcquireTimeout,
     Damaged,
@@ -53,6 +55,12 @@ from ._native import (
     doctor,
     postgres_schema,
 )
+
+# Greenlets of several threads cannot wait for one another to import something: here they need not.
+if "gevent" in _modules:
+    from ._loops import on_gevent as _on_gevent
+if "eventlet" in _modules:
+    from ._loops import on_eventlet as _on_eventlet
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

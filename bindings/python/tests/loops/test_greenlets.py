@@ -42,9 +42,13 @@ def test_another_thread_s_completion_wakes_the_hub(green):
     green("woken_by_threads")
 
 
-@pytest.mark.parametrize("program", ["store_away", "killed_while_away", "impatient"])
+@pytest.mark.parametrize("program", ["store_away", "killed_while_away"])
 def test_a_store_that_does_not_answer_stops_no_hub(green, program, away):
     green(program, *away)
+
+
+def test_a_wait_ends_with_its_timeout_while_the_database_is_locked(green, tmp_path):
+    green("impatient", f"sqlite:{tmp_path}/limits.db", tmp_path / "limits.db")
 
 
 def test_a_fork_copies_who_waits(green, tmp_path):

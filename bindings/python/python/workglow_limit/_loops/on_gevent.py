@@ -13,10 +13,14 @@ from .waiters import FAR, Answer, Hub, _T
 
 
 class GeventHub(Hub):
-    __slots__ = ("native",)
+    __slots__ = "_bell", "native"
 
     def __init__(self, native: Any) -> None:
+        super().__init__()
         self.native = native
+        # Its own run_callback_threadsafe counts what is under way beside a loop that does so, too, in another thread.
+        self._bell = native.loop.async_(ref=False)
+        self._bell.start(self.answer_bell)
 
     def answer(self) -> Answer:
         event: Any = Event()
@@ -32,10 +36,10 @@ class GeventHub(Hub):
         timer.start(ring, update=True)
         return timer.close  # type: ignore[no-any-return]
 
-    def call_soon_threadsafe(self, function: Callable[..., object], *arguments: object) -> object:
+    def ring(self) -> None:
         try:
-            return self.native.loop.run_callback_threadsafe(function, *arguments)
-        except (AttributeError, ValueError) as error:
+            self._bell.send()
+        except ValueError as error:
             raise RuntimeError("the hub was destroyed") from error
 
     def tell(self, function: Callable[[], object]) -> None:
@@ -53,7 +57,12 @@ class GeventHub(Hub):
 
 
 def hub() -> GeventHub | Literal[False] | None:
-    native = get_hub_if_exists()
+    native: Any = get_hub_if_exists()
     if native is None:
         return None
-    return gevent.getcurrent() is not native and GeventHub(native)
+    if gevent.getcurrent() is native:
+        return False
+    found = vars(native).get("workglow_limit")
+    if found is None:
+        found = native.workglow_limit = GeventHub(native)
+    return found

@@ -106,9 +106,25 @@ def cancel(permit: Permit) -> None:
 
 
 class Hub(Loop):
-    """A loop whose tasks are greenlets: these wait within a call."""
+    """A loop whose tasks are greenlets: these wait within a call. One object for each hub."""
 
-    __slots__ = ()
+    __slots__ = ("_calls",)
+
+    def __init__(self) -> None:
+        self._calls: deque[tuple[Callable[..., object], tuple[object, ...]]] = deque()
+
+    @abstractmethod
+    def ring(self) -> None:
+        """Has `answer_bell` called in the hub. From any thread. A RuntimeError: the hub has ended."""
+
+    def answer_bell(self, *_: object) -> None:
+        for _ in range(len(self._calls)):
+            function, arguments = self._calls.popleft()
+            function(*arguments)
+
+    def call_soon_threadsafe(self, function: Callable[..., object], *arguments: object) -> None:
+        self._calls.append((function, arguments))
+        self.ring()
 
     def acquire(self, waiter: Waiter) -> Permit:
         """Joins the line of this hub, and waits there."""
