@@ -24,6 +24,8 @@ app.conf.update(
         "unacked_restore_interval": 1,
         "unacked_restore_throttle": 1,
     },
+    # Kombu acknowledges for each greenlet with a connection of its own, or fails to.
+    broker_pool_limit=100,
     task_default_limit_hold=360_000,
     task_annotations={"work.annotated": {"limit": "1/1h"}},
     worker_disable_rate_limits=bool(os.environ.get("WORK_DISABLE_RATE_LIMITS")),
@@ -130,6 +132,16 @@ def retrying(tag):
 
 @app.task(limit="1/1h", on_limit="wait", limit_timeout=0.1)
 def waiting(tag):
+    started(tag)
+
+
+@app.task(limit="20/1s")
+def burst(tag):
+    started(tag)
+
+
+@app.task(limit="20/1s", on_limit="wait")
+def patient(tag):
     started(tag)
 
 
