@@ -19,13 +19,13 @@ app.conf.update(
     accept_content=["json", "other"],
     broker_connection_retry_on_startup=True,
     broker_transport_options={
+        # Kombu acknowledges for each greenlet with a connection of its own; where it has none left, the task comes again.
+        "max_connections": 100,
         "visibility_timeout": int(os.environ.get("WORK_VISIBILITY", 2_000_000)),
         # Looked for every second, and not every hundred.
         "unacked_restore_interval": 1,
         "unacked_restore_throttle": 1,
     },
-    # Kombu acknowledges for each greenlet with a connection of its own, or fails to.
-    broker_pool_limit=100,
     task_default_limit_hold=360_000,
     task_annotations={"work.annotated": {"limit": "1/1h"}},
     worker_disable_rate_limits=bool(os.environ.get("WORK_DISABLE_RATE_LIMITS")),
