@@ -56,11 +56,11 @@ from ._native import (
     postgres_schema,
 )
 
-# Greenlets of several threads cannot wait for one another to import something: here they need not.
-if "gevent" in _modules:
-    from ._loops import on_gevent as _on_gevent
-if "eventlet" in _modules:
-    from ._loops import on_eventlet as _on_eventlet
+if "gevent" in _modules or "eventlet" in _modules:
+    from ._loops import hub as _hub
+
+    # Imports what it needs: greenlets of several threads cannot wait for one another to do that.
+    _hub()
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -50,7 +50,8 @@ async def acquire(waiter: Waiter) -> Permit:
     except BaseException:
         waiters.leave(waiter, joined)
         raise
-    return joined.take()
+    permit: Permit = joined.take()
+    return permit
 
 
 async def ask(asked: Asked) -> Any:

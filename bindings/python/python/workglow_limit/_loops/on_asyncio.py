@@ -5,18 +5,23 @@ from __future__ import annotations
 from asyncio import AbstractEventLoop, Future, get_running_loop
 from collections.abc import Callable
 
-from .waiters import Answer, Loop, _T
+from .waiters import Answer, Loop, T
 
 
 class AsyncioLoop(Loop):
-    __slots__ = ("native",)
+    native: AbstractEventLoop
 
     def __init__(self) -> None:
-        self.native: AbstractEventLoop = get_running_loop()
+        self.native = get_running_loop()
 
     def answer(self) -> Answer:
         future: Future[None] = self.native.create_future()
-        return Answer(self, lambda: future.done() or future.set_result(None), lambda: future)
+
+        def wake() -> None:
+            if not future.done():
+                future.set_result(None)
+
+        return Answer(self, wake, lambda: future)
 
     def call_later(self, seconds: float, function: Callable[[], object]) -> Callable[[], object]:
         return self.native.call_later(seconds, function).cancel
@@ -24,7 +29,7 @@ class AsyncioLoop(Loop):
     def call_soon_threadsafe(self, function: Callable[..., object], *arguments: object) -> object:
         return self.native.call_soon_threadsafe(function, *arguments)
 
-    def send(self, work: Callable[[], _T], back: Callable[[_T], object]) -> None:
+    def send(self, work: Callable[[], T], back: Callable[[T], object]) -> None:
         # In the loop's own executor: asyncio.run() ends when that has done all.
         try:
             done = self.native.run_in_executor(None, work)

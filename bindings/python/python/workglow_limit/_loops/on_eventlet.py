@@ -7,19 +7,20 @@ from contextlib import suppress
 from typing import Any, Literal
 from weakref import finalize
 
-import eventlet.hubs
-from eventlet.event import Event
-from eventlet.patcher import original
+import eventlet as _eventlet  # type: ignore[import-untyped, unused-ignore]
+from eventlet import event as _event, hubs as _hubs, patcher as _patcher  # type: ignore[import-untyped, unused-ignore]
 
 from .waiters import Answer, Hub
 
+eventlet: Any = _eventlet
+hubs: Any = _hubs
+Event: Any = _event.Event
+
 # Those of eventlet's may let other greenlets run.
-os: Any = original("os")
+os: Any = _patcher.original("os")
 
 
 class EventletHub(Hub):
-    __slots__ = "__weakref__", "_reader", "_writer", "native", "pid"
-
     def __init__(self, native: Any) -> None:
         super().__init__()
         self.native = native
@@ -31,17 +32,18 @@ class EventletHub(Hub):
         native.add(native.READ, self._reader, self.answer_bell, self.answer_bell, lambda: None)
 
     def answer(self) -> Answer:
-        event: Any = Event()
+        event = Event()
         return Answer(self, event.send, event.wait)
 
     def call_later(self, seconds: float, function: Callable[[], object]) -> Callable[[], object]:
-        return self.native.schedule_call_global(seconds, function).cancel  # type: ignore[no-any-return]
+        cancel: Callable[[], object] = self.native.schedule_call_global(seconds, function).cancel
+        return cancel
 
     def ring(self) -> None:
         with suppress(BlockingIOError):  # It has not been answered for long.
             os.write(self._writer, b"!")
 
-    def answer_bell(self, *_: object) -> None:
+    def answer_bell(self, *_told: object) -> None:
         with suppress(BlockingIOError):
             os.read(self._reader, 65536)
         super().answer_bell()
@@ -51,12 +53,12 @@ class EventletHub(Hub):
 
 
 def hub() -> EventletHub | Literal[False] | None:
-    native: Any = getattr(eventlet.hubs._threadlocal, "hub", None)
+    native = getattr(hubs._threadlocal, "hub", None)
     if native is None:
         return None
     if eventlet.getcurrent() is native.greenlet:
         return False
-    found = vars(native).get("workglow_limit")
+    found: EventletHub | None = vars(native).get("workglow_limit")
     if found is None or found.pid != os.getpid():
         found = native.workglow_limit = EventletHub(native)
     return found

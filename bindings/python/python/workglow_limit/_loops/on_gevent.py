@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal
 
-import gevent
-from gevent._hub_local import get_hub_if_exists
-from gevent.event import Event
+import gevent as _gevent  # type: ignore[import-untyped, unused-ignore]
+from gevent import _hub_local, event as _event  # type: ignore[import-untyped, unused-ignore]
 
-from .waiters import FAR, Answer, Hub, _T
+from .waiters import FAR, Answer, Hub, T
+
+
+gevent: Any = _gevent
+get_hub_if_exists: Any = _hub_local.get_hub_if_exists
+Event: Any = _event.Event
 
 
 class GeventHub(Hub):
-    __slots__ = "_bell", "native"
-
     def __init__(self, native: Any) -> None:
         super().__init__()
         self.native = native
@@ -23,18 +25,19 @@ class GeventHub(Hub):
         self._bell.start(self.answer_bell)
 
     def answer(self) -> Answer:
-        event: Any = Event()
+        event = Event()
         return Answer(self, event.set, event.wait)
 
     def call_later(self, seconds: float, function: Callable[[], object]) -> Callable[[], object]:
         timer = self.native.loop.timer(seconds)
+        close: Callable[[], object] = timer.close
 
         def ring() -> None:
-            timer.close()
+            close()
             function()
 
         timer.start(ring, update=True)
-        return timer.close  # type: ignore[no-any-return]
+        return close
 
     def ring(self) -> None:
         try:
@@ -45,11 +48,11 @@ class GeventHub(Hub):
     def tell(self, function: Callable[[], object]) -> None:
         gevent.spawn(function)
 
-    def send(self, work: Callable[[], _T], back: Callable[[_T], object]) -> None:
+    def send(self, work: Callable[[], T], back: Callable[[T], object]) -> None:
         # A hub that nothing can wake up ends with an error, and does not know of our threads.
         cancel = self.call_later(FAR, lambda: None)
 
-        def returned(outcome: _T) -> None:
+        def returned(outcome: T) -> None:
             cancel()
             back(outcome)
 
@@ -57,12 +60,12 @@ class GeventHub(Hub):
 
 
 def hub() -> GeventHub | Literal[False] | None:
-    native: Any = get_hub_if_exists()
+    native = get_hub_if_exists()
     if native is None:
         return None
     if gevent.getcurrent() is native:
         return False
-    found = vars(native).get("workglow_limit")
+    found: GeventHub | None = vars(native).get("workglow_limit")
     if found is None:
         found = native.workglow_limit = GeventHub(native)
     return found

@@ -11,8 +11,6 @@ from .waiters import Answer, Loop
 
 
 class TrioLoop(Loop):
-    __slots__ = ("native",)
-
     def __init__(self) -> None:
         self.native = trio.lowlevel.current_trio_token()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from time import monotonic
@@ -15,7 +15,7 @@ from weakref import WeakSet
 from .._errors import LimitError
 from .._native import Decision, Permit, Waiter, call_elsewhere
 
-_T = TypeVar("_T")
+T = TypeVar("T")
 
 #: No timer is set further ahead than this, in seconds. Some loops cannot.
 FAR = 3600.0
@@ -65,8 +65,8 @@ class Loop(ABC):
 
     __slots__ = ()
 
-    #: The loop itself.
-    native: Hashable
+    #: The loop itself, which can be a key.
+    native: Any
 
     @abstractmethod
     def answer(self) -> Answer: ...
@@ -83,7 +83,7 @@ class Loop(ABC):
         """Calls a function of the program's."""
         function()
 
-    def send(self, work: Callable[[], _T], back: Callable[[_T], object]) -> None:
+    def send(self, work: Callable[[], T], back: Callable[[T], object]) -> None:
         """Does some work, which may wait, in another thread, and then tells `back` in the loop what came of it."""
 
         def elsewhere() -> None:
@@ -108,8 +108,6 @@ def cancel(permit: Permit) -> None:
 class Hub(Loop):
     """A loop whose tasks are greenlets: these wait within a call. One object for each hub."""
 
-    __slots__ = ("_calls",)
-
     def __init__(self) -> None:
         self._calls: deque[tuple[Callable[..., object], tuple[object, ...]]] = deque()
 
@@ -117,8 +115,8 @@ class Hub(Loop):
     def ring(self) -> None:
         """Has `answer_bell` called in the hub. From any thread. A RuntimeError: the hub has ended."""
 
-    def answer_bell(self, *_: object) -> None:
-        for _ in range(len(self._calls)):
+    def answer_bell(self, *_told: object) -> None:
+        for _turn in range(len(self._calls)):
             function, arguments = self._calls.popleft()
             function(*arguments)
 
