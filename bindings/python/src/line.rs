@@ -78,18 +78,16 @@ impl Line {
     /// Joins the line: the permit, if there is room at once, or the number of the waiter. None, and nothing is changed: that
     /// has to wait for the store, and `wait` says that it must not.
     fn join(&self, py: Python<'_>, waiter: &Bound<'_, Waiter>, wait: bool) -> PyResult<Option<Py<PyAny>>> {
-        let mut waiter = waiter.borrow_mut();
-        if waiter.place.is_some() && !wait {
-            return Ok(None); // To read its text, or to exchange it, may take a while.
-        }
-        let place = waiter.place.as_ref().map(|place| place.raw(py, &self.node)).transpose()?;
-        let ask = workglow_limit::Waiter {
-            key: &waiter.key,
-            weight: waiter.weight,
-            priority: waiter.priority,
-            timeout: waiter.timeout,
-            place,
+        // Nothing is borrowed while it waits: a fork would leave it so.
+        let (key, weight, priority, timeout, place) = {
+            let waiter = waiter.borrow();
+            if waiter.place.is_some() && !wait {
+                return Ok(None); // To read its text, or to exchange it, may take a while.
+            }
+            let place = waiter.place.as_ref().map(|place| place.raw(py, &self.node)).transpose()?;
+            (waiter.key.clone(), waiter.weight, waiter.priority, waiter.timeout, place)
         };
+        let ask = workglow_limit::Waiter { key: &key, weight, priority, timeout, place };
         let joined = self.call(py, wait, |core| core.join(ask));
         match joined {
             Err(Error::WouldWait) => return Ok(None),
@@ -110,6 +108,7 @@ impl Line {
             }
         };
         self.keep(None);
+        let mut waiter = waiter.borrow_mut();
         // From now on the place is the waiter's.
         waiter.has_brought = waiter.place.take().inspect(Place::use_up).is_some();
         match joined {

@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyCFunction, PyDict};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use workglow_limit::MayWait;
+use workglow_limit::{MayWait, fork_generation};
 
 /// Where a call is made.
 pub enum Here<'py> {
@@ -110,8 +110,13 @@ fn wait_in_hub<R: Send + 'static>(
             slot.answer = Some(answer);
         }
     };
+    let generation = fork_generation();
     let work = PyCFunction::new_closure(hub.py(), None, None, move |call, _| call.py().detach(&work))?;
     let waited = hub.call_method1("run", (work,));
+    if fork_generation() != generation {
+        // Whatever it was answered is the parent's.
+        return Err(PyRuntimeError::new_err("the process was forked while this greenlet waited for the store"));
+    }
     let answer = {
         let mut slot = lock(&slot);
         slot.is_left = true;

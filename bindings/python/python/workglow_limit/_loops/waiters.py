@@ -27,20 +27,27 @@ NOTHING = object()
 class Answer:
     """What somebody waits for. It is told in the thread of the loop."""
 
-    __slots__ = "_loop", "_outcome", "_wake", "is_left", "wait"
+    __slots__ = "__weakref__", "_loop", "_outcome", "_wake", "is_left", "told_in", "wait"
 
     def __init__(self, loop: Loop, wake: Callable[[], object], wait: Callable[[], Any]) -> None:
         self._loop, self._wake = loop, wake
         self.wait = wait  # Answers something to await; in a greenlet, after the wait.
         self.is_left = False
+        self.told_in = 0  # The process. What a fork copied is the parent's.
         self._outcome: Any = NOTHING
 
     def tell(self, outcome: object) -> None:
         if self.is_left:
             self._loop.give_back(outcome)
         else:
-            self._outcome = outcome
+            self._outcome, self.told_in = outcome, os.getpid()
             self._wake()
+
+    def end(self) -> None:
+        """In a forked child, where nobody will tell it."""
+        if self._outcome is NOTHING:
+            with suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self.tell, None)
 
     def take(self) -> Any:
         outcome = self._outcome
@@ -126,21 +133,24 @@ class Hub(Loop):
 
     def acquire(self, waiter: Waiter) -> Permit:
         """Joins the line of this hub, and waits there."""
-        waiters = Waiters.of(self, waiter)
-        joined = waiters.join(waiter)
-        if isinstance(joined, Permit):
-            return joined
-        try:
-            joined.wait()
-        except BaseException:
-            waiters.leave(waiter, joined)
-            raise
-        permit: Permit = joined.take()
-        return permit
+        while True:
+            waiters = Waiters.of(self, waiter)
+            joined = waiters.join(waiter)
+            if isinstance(joined, Permit):
+                return joined
+            try:
+                joined.wait()
+            except BaseException:
+                waiters.leave(waiter, joined)
+                raise
+            if joined.told_in == os.getpid():
+                permit: Permit = joined.take()
+                return permit
 
     def run(self, work: Callable[[], None]) -> None:
         """Does some work in another thread, while other greenlets go on."""
         answer = self.answer()
+        under_way.add(answer)
         self.send(work, answer.tell)
         answer.wait()
 
@@ -151,7 +161,7 @@ class Waiters:
     What would have to wait for the store is done elsewhere, with the line. Whoever asks meanwhile joins after that, in order.
     """
 
-    __slots__ = "__weakref__", "_answers", "_asking", "_cancel", "_is_away", "_left", "_line", "_lines", "_loop", "_rings", "_woken"
+    __slots__ = "__weakref__", "_answers", "_asking", "_cancel", "_is_away", "_left", "_line", "_lines", "_loop", "_rings", "_sent", "_woken"
 
     def __init__(self, loop: Loop, first: Waiter) -> None:
         self._loop, self._line, self._lines = loop, first.line(), first.lines
@@ -159,6 +169,7 @@ class Waiters:
         self._rings = 0.0
         self._answers: dict[int, tuple[Waiter, Answer]] = {}
         self._asking: deque[tuple[Waiter, Answer]] = deque()  # They have not joined yet.
+        self._sent: deque[tuple[Waiter, Answer]] = deque()  # They join elsewhere.
         self._left: list[Waiter] = []  # They leave as soon as the line is here.
         self._woken: list[str | None] = []
         self._is_away = False
@@ -266,10 +277,10 @@ class Waiters:
 
     def _send(self) -> None:
         if not self._is_away:
-            asking, self._asking = self._asking, deque()
+            self._sent, self._asking = self._asking, deque()
             self._is_away = True
             self._lines[self._loop.native] = self
-            self._loop.send(partial(self._work, asking), self._back)
+            self._loop.send(partial(self._work, self._sent), self._back)
 
     # ---- elsewhere ----
 
@@ -286,7 +297,7 @@ class Waiters:
     # ---- in the loop again ----
 
     def _back(self, done: Any) -> None:
-        self._is_away = False
+        self._is_away, self._sent = False, deque()
         joined, over = done
         for waiter, answer, outcome in joined:
             if isinstance(outcome, int):
@@ -303,11 +314,11 @@ class Waiters:
 
     def begin_again(self) -> None:
         """In a forked child, where greenlets go on that are copies of those who wait in the parent: they ask for themselves."""
-        asking = [*self._answers.values(), *self._asking]
+        asking = [*self._answers.values(), *self._sent, *self._asking]
         if asking:
             first = asking[0][0]
             self._line, self._lines = first.line(), first.lines
-            self._answers, self._asking = {}, deque(asking)
+            self._answers, self._sent, self._asking = {}, deque(), deque(asking)
             self._left, self._woken, self._is_away = [], [], False
             with suppress(RuntimeError):  # The loop has not come along.
                 self._loop.call_soon_threadsafe(self._send)
@@ -315,10 +326,15 @@ class Waiters:
 
 everybody: WeakSet[Waiters] = WeakSet()
 
+#: Those of `Hub.run`.
+under_way: WeakSet[Answer] = WeakSet()
+
 
 def begin_again() -> None:
     for waiters in list(everybody):
         waiters.begin_again()
+    for answer in list(under_way):
+        answer.end()  # Rust raises.
 
 
 os.register_at_fork(after_in_child=begin_again)
