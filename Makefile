@@ -7,7 +7,7 @@
 # make bench-fleet  what a fleet on Redis uses and asks for, beside others, and what keys cost there: 20 minutes
 # make instructions  how many instructions each call takes, beside what bench/instructions.toml allows
 # make pictures  docs/pictures, drawn anew
-# make fleet   real queues under a limit, ours beside what they bring: Celery, BullMQ, Workglow
+# make fleet   real queues under a limit, ours beside what they bring: Celery, BullMQ, pg-boss, Graphile Worker, Workglow
 # make storm   kills in every language, for 40 s
 # make torture the long tests: storms, of one machine and of a fleet; models with planted bugs
 # make dist    target/dist: a wheel, an npm tarball, a C prefix
@@ -35,10 +35,11 @@ help:
 tools:
 	.ci/need
 
-$(VENV)/ready: bindings/python/requirements-dev.txt examples/fleet/requirements.txt tests/fleet/requirements.txt | tools
+$(VENV)/ready: bindings/python/requirements-dev.txt examples/fleet/requirements.txt $(wildcard tests/fleet/requirements*.txt) | tools
 	test -x $(PYTHON) || python3 -m venv $(VENV)
 	echo "setting up $(VENV)"
-	$(PYTHON) -m pip install --quiet --disable-pip-version-check $(foreach f,$^,-r $(f))
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check $(foreach f,$(filter-out %-alone.txt,$^),-r $(f))
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps -r tests/fleet/requirements-alone.txt
 	touch $@
 
 wheel: $(VENV)/ready
@@ -61,8 +62,9 @@ node: bindings/node/node_modules/.package-lock.json
 	cd bindings/node && npm run --silent build && npm pack --silent --pack-destination ../../$(DIST) >/dev/null
 	npm install --silent --no-audit --no-fund --no-save --prefix $(OUT) $(DIST)/*.tgz
 
-# The fleets of Node's queues: each queue as it is locked, and our package as others install it.
-QUEUES := $(patsubst %/package-lock.json,%,$(wildcard tests/fleet/*/package-lock.json))
+# The fleets of Node's queues, and the tools that test and bundle Node's programs: each as it is locked, and our package as others
+# install it.
+QUEUES := $(patsubst %/package-lock.json,%,$(wildcard tests/fleet/*/package-lock.json tests/node-tools/package-lock.json))
 
 queues: node $(QUEUES:%=%/node_modules/.package-lock.json)
 	for queue in $(QUEUES); do \
@@ -143,7 +145,7 @@ test: test-tools members queues
 	$(PYTHON) tests/run.py
 
 fleet: test-tools members queues
-	failed=0; $(PYTHON) tests/fleet/celery/run.py || failed=1; \
+	failed=0; $(PYTHON) tests/fleet/celery/run.py || failed=1; $(PYTHON) tests/fleet/queues/run.py || failed=1; \
 	for queue in $(QUEUES); do npm --silent --prefix $$queue run fleet || failed=1; done; exit $$failed
 
 storm: members
@@ -168,8 +170,8 @@ check: dist docs instructions
 	$(VENV)/bin/mypy --strict bindings/python/python bindings/python/tests/typed.py \
 	    examples/fleet/{celery_member,conductor,evidence,picture}.py
 	$(VENV)/bin/pyright --pythonpath $(PYTHON) --project bindings/python
-	$(VENV)/bin/stubtest workglow_limit
-	cd bindings/node && npx tsc --project test && npx tsc --project test/workglow-types
+	$(VENV)/bin/stubtest workglow_limit._native
+	cd bindings/node && npx tsc --project test && npx tsc --project test/pg-boss-types && npx tsc --project test/workglow-types
 
 # Node's fails where a public name has no comment, as Rust's does; Python's is looked after by a test.
 docs: dist docs/api/node_modules/.package-lock.json
@@ -246,4 +248,4 @@ torture: test-tools storm
 	SECONDS=600 cargo test --quiet --release -p workglow-limit --features fault-points --test storms -- five_at_once
 
 clean:
-	rm -rf target bindings/node/node_modules bindings/node/dist tests/fleet/*/node_modules bench/node/node_modules
+	rm -rf target bindings/node/node_modules bindings/node/dist tests/fleet/*/node_modules tests/node-tools/node_modules bench/node/node_modules

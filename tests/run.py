@@ -41,8 +41,11 @@ SUITES = {
     "snippets": (PYTEST, [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "tests/snippets"]),
     "together": (PYTEST, [sys.executable, "-m", "pytest", "-q", "tests/together"]),
     "fleet-bullmq": (NODE, ["npm", "--prefix", "tests/fleet/bullmq", "test"]),
+    "node-tools": (NODE, ["npm", "--prefix", "tests/node-tools", "test"]),
+    "fleet-pg-queues": (NODE, ["npm", "--prefix", "tests/fleet/pg-queues", "test"]),
     "fleet-workglow": (NODE, ["npm", "--prefix", "tests/fleet/workglow", "test"]),
     "fleet-celery": (PYTEST, [sys.executable, "-m", "pytest", "-q", "-s", "tests/fleet/celery"]),
+    "fleet-queues": (PYTEST, [sys.executable, "-m", "pytest", "-q", "-s", "tests/fleet/queues"]),
     "storm-100-2s": (STORMS, [*STORM, "--limit", "100", "--window", "2"]),
     "storm-10-0.5s": (STORMS, [*STORM, "--limit", "10", "--window", "0.5"]),
 }

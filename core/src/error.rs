@@ -147,6 +147,8 @@ impl Error {
             Error::Custom { .. } => -15,
             Error::Damaged { .. } => -16,
             Error::WouldWait => -17,
+            // -18 is acquire_timeout: languages that raise say so that a waiter's time is up.
+            // -19 is stopped and -20 too_many_waiters, which Node says of those who wait.
         }
     }
 

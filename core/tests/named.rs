@@ -338,7 +338,7 @@ fn an_operator_overrides_the_parts_of_a_composite() {
             ),
             (
                 "9/1h + 5 concurent",
-                "policy is \"9/1h + 5 concurent\": expected / or concurrent at character 10, not \"concurent\"",
+                "policy is \"9/1h + 5 concurent\": expected /, per or concurrent (such as 100/1m, \"5 per second\" or 5 concurrent) at character 10, not \"concurent\"",
             ),
         ] {
             assert_eq!(text(operator.override_text("api", wrong)), expected);
@@ -385,7 +385,7 @@ fn what_is_wrong_with_a_text_is_told_before_anything_is_created() {
         for (wrong, expected) in [
             (
                 "100/1m + 5 concurent",
-                "policy is \"100/1m + 5 concurent\": expected / or concurrent at character 12, not \"concurent\"",
+                "policy is \"100/1m + 5 concurent\": expected /, per or concurrent (such as 100/1m, \"5 per second\" or 5 concurrent) at character 12, not \"concurent\"",
             ),
             ("100/1m + NaN concurrent", "at character 10, not \"NaN\""),
             (
@@ -446,7 +446,7 @@ fn a_file_declares_its_limits() {
         let content = "openai = '100/1m + 5 concurrent' # both\n\
             [mail]\npolicy = \"delay 1h\"\n\
             [gpu]\nconcurrency = 3\n\
-            [emails]\nallowed = 5\nperiod = \"1h\"\n\
+            [emails]\nallowed = 5\nperiod = \"1 hour\"\n\
             [stripe]\nallowed = 100\nperiod = \"1h\"\nburst = 20\n\
             [jobs]\nallowed = 0x10\nperiod = '1h'\nconcurrency = 1_0\n";
         let names = load(&store(), &dir, content).1.unwrap();
@@ -482,7 +482,7 @@ fn what_is_wrong_with_a_file_is_told_and_nothing_of_it_is_declared() {
                 3,
                 "[api]\nallowed = 5\nperiod = '1y'",
                 "[api] period = '1y'",
-                "a unit (us, ms, s, m, h or d) at character 2, not \"y\"",
+                "a unit of one length (such as 1m or \"minute\", 30d or \"30 days\") at character 2, not \"y\"",
             ),
             (3, "[api]\nallowed = 5\nperiod = '1m 2'", "[api] period = '1m 2'", "the end at character 4, not \"2\""),
             (3, "[api]\nallowed = 5\nperiod = '0s'", "[api] period = '0s'", "1 µs to 366 days"),
@@ -511,7 +511,7 @@ fn what_is_wrong_with_a_file_is_told_and_nothing_of_it_is_declared() {
                 2,
                 "[api]\npolicy = '5 concurent'",
                 "[api] policy = '5 concurent'",
-                "/ or concurrent at character 3, not \"concurent\"",
+                "/, per or concurrent (such as 100/1m, \"5 per second\" or 5 concurrent) at character 3, not \"concurent\"",
             ),
             (2, "[api]\npolicy = 5", "[api] policy = 5", "a policy such as \"100/1m\""),
             (

@@ -55,7 +55,8 @@ def run_chain(chain, rust):
     with contextlib.ExitStack() as stack:
         folder = Path(tempfile.mkdtemp(prefix="snippet-"))
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        swap = redis_for(chain, folder, stack)
+        redis, postgres = redis_for(chain, folder, stack), postgres_for(chain, stack)
+        swap = lambda text: postgres(redis(text))  # noqa: E731
         env = environment(folder)
         if any(block.language in ("js", "ts") for block in chain):
             modules(folder)
@@ -149,12 +150,13 @@ def modules(folder):
 
 
 REDIS = r"redis://localhost|\b6379\b"
+POSTGRES = "postgres://localhost/app"
 
 
 def lacks(chain):
     """A program that the blocks of a chain need and this machine lacks, if there is one."""
     text = "".join(f"{block.language}\n{text}\n" for block in chain for text in block.lines.values())
-    needs = {"redis-server": REDIS, "cmake": r"^cmake$", "sqlite3": r"\$ sqlite3 ", "pkg-config": r"^c(pp)?$", "c++": r"^cpp$"}
+    needs = {"redis-server": REDIS, "psql": POSTGRES, "cmake": r"^cmake$", "sqlite3": r"\$ sqlite3 ", "pkg-config": r"^c(pp)?$", "c++": r"^cpp$"}
     found = (name for name, words in needs.items() if re.search(words, text, re.MULTILINE) and not shutil.which(name))
     return next(found, None)
 
@@ -172,6 +174,17 @@ def redis_for(chain, folder, stack):
     stack.callback(server.stdin.close)  # It ends with its input.
     port = re.search(r":(\d+)", server.stdout.readline())[1]
     return lambda text: re.sub(r"\b6379\b", port, re.sub(r"redis://localhost(?!:)", "redis://localhost:6379", text))
+
+
+def postgres_for(chain, stack):
+    """The same for a Postgres."""
+    if not any(POSTGRES in text for block in chain for text in block.lines.values()):
+        return lambda text: text
+    server = spawn([ROOT / "tests/fleet/postgres"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    stack.callback(server.wait)
+    stack.callback(server.stdin.close)
+    url = server.stdout.readline().strip()
+    return lambda text: text.replace(POSTGRES, url)
 
 
 def spawn(made, **options):

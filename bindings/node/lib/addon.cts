@@ -1,32 +1,58 @@
 // Loads the native half: the file that was built beside this package's code, or the optional package of this platform.
 
 import fs = require("node:fs");
+import modules = require("node:module");
 import path = require("node:path");
 import platforms = require("./platforms.cjs");
 
-const root = path.join(__dirname, "..", "..");
-const versionIn = (manifest: string): string => JSON.parse(fs.readFileSync(manifest, "utf8")).version;
+/** This file; in a bundle, the bundle, or in one that is an ES module, the program. */
+const here = typeof __filename === "string" ? __filename : path.resolve(process.argv[1] ?? "program");
+// Not the `require` of this file: a bundler would look for native code in it when it bundles, and leave none to be found when it runs.
+const requireHere = modules.createRequire(here);
+const manifestIn = (file: string): { name?: string; version: string } => JSON.parse(fs.readFileSync(file, "utf8"));
+const versionIn = (manifest: string): string => manifestIn(manifest).version;
+
+/** Where this package is installed, from which native code is never bundled. */
+function home(): string {
+  const own = path.join(path.dirname(here), "..", "..");
+  try {
+    if (manifestIn(path.join(own, "package.json")).name === "workglow-limit") return own;
+  } catch {
+    // This is a bundle.
+  }
+  try {
+    return path.dirname(requireHere.resolve("workglow-limit/package.json"));
+  } catch {
+    throw new Error(
+      `workglow-limit is bundled in ${here}, and its native code is not: install workglow-limit where the bundle runs. ` +
+        `You may also leave all of it out of the bundle: --external:workglow-limit for esbuild, externals: ["workglow-limit"] for webpack`,
+    );
+  }
+}
+
+const root = home();
+const requireThere = modules.createRequire(path.join(root, "package.json"));
 // The rest of such a message is who required it.
 const firstLine = (error: unknown) => String((error as Error).message).split("\n", 1)[0];
 
 function load(): unknown {
   const built = fs.readdirSync(path.join(root, "dist")).filter((file) => file.endsWith(".node"));
-  const here = platforms.filter(({ os, cpu }) => os === process.platform && cpu === process.arch);
+  const fitting = platforms.filter(({ os, cpu }) => os === process.platform && cpu === process.arch);
   const broken: string[] = [];
 
   for (const file of built) {
     try {
-      return require(path.join(root, "dist", file));
+      return requireThere(path.join(root, "dist", file));
     } catch (error) {
       broken.push(`${file} (${firstLine(error)})`);
     }
   }
   // Package managers that do not know of C libraries install the packages of both; the wrong one's does not load.
-  for (const { name } of here) {
+  for (const { name } of fitting) {
     const part = `@workglow-limit/${name}`;
     let manifest: string;
     try {
-      manifest = require.resolve(`${part}/package.json`);
+      manifest = requireThere.resolve(`${part}/package.json`);
     } catch {
       continue;
     }
@@ -36,12 +62,12 @@ function load(): unknown {
       continue;
     }
     try {
-      return require(part);
+      return requireThere(part);
     } catch (error) {
       broken.push(`${part} (${firstLine(error)})`);
     }
   }
-  throw new Error(explanation(here, broken));
+  throw new Error(explanation(fitting, broken));
 }
 
 /** What is missing here, and what to do about it. */

@@ -1,61 +1,15 @@
 // A limiter before a BullMQ processor: jobs without room are delayed with their places, and the worker takes others.
 
-import { setTimeout as sleep } from "node:timers/promises";
 import type { Job } from "bullmq";
-import { LimitError, TimeoutError, invalid } from "./errors.js";
-import { warn } from "./hooks.js";
-import { type Duration, maybeMilliseconds, options as checkOptions, whole } from "./input.js";
-import { Limiter } from "./limiter.js";
-import { Lines } from "./line.js";
-import { Permit } from "./permit.js";
+import { LimitError, invalid } from "./errors.js";
+import { LATEST, type Limited, type WithLimiterOptions as Options, limitJobs, putPlace, takePlace, wakeIn } from "./job.js";
+import type { Limiter } from "./limiter.js";
+import type { Permit } from "./permit.js";
 
-/**
- * Where a delayed job has its place: in its data. They are the only part of a job that BullMQ can write in the same script
- * that delays it, on each of its backends and from sandboxed processors, without anybody being told (progress is an event).
- * To take it out again would cost a script for each job, so what is stored keeps it: a place that was used is worth nothing.
- */
-const PLACE = "workglow-limit";
-
-/** A place, as a job has it. */
-interface Place {
-  readonly text: string;
-  /** The end of its grace, by the wall clock. */
-  readonly until: number;
-}
-
-/** For how long a job has to go away, and its place, if it has one. */
-interface Later {
-  readonly wait: number;
-  readonly place: Place | null;
-}
-
-/** What a job is delayed for. */
-export interface Limited {
-  /** The key, "" for none. */
-  readonly key: string;
-  /** For how long it is delayed, in ms. */
-  readonly wait: number;
-  /** Does it start then, with a place of its own? If not, it asks again. */
-  readonly hasPlace: boolean;
-}
+export type { Limited };
 
 /** How `withLimiter` limits. */
-export interface WithLimiterOptions<T = any, R = any, N extends string = string> {
-  /** How many units a job takes: 1 if not given. */
-  weightOf?: ((job: Job<T, R, N>) => number) | undefined;
-  /**
-   * How long a job may wait in the worker, in the room of a running job: 150 ms if not given. A shorter wait is not worth
-   * a delay, and delayed jobs come back so much earlier than their place, because a busy worker takes them late.
-   */
-  hold?: Duration | undefined;
-  /**
-   * How late a job may start with its place: 100 ms if not given. Places count from the end of their grace, so a limit that
-   * is always waited for gives `window / (window + grace)` of itself; of an evenly spaced one, the window is the spacing.
-   */
-  grace?: Duration | undefined;
-  /** Called after each job that was delayed. */
-  onLimited?: ((job: Job<T, R, N>, limited: Limited) => void) | undefined;
-}
+export type WithLimiterOptions<T = any, R = any, N extends string = string> = Options<Job<T, R, N>>;
 
 /** A processor of BullMQ's, which may use the permit of its start, too: `settle` it, or `renew` its lease. */
 export type LimitedProcessor<T = any, R = any, N extends string = string> = (
@@ -78,88 +32,83 @@ export function withLimiter<T = any, R = any, N extends string = string>(
   processor: LimitedProcessor<T, R, N>,
   options: WithLimiterOptions<T, R, N> = {},
 ): (job: Job<T, R, N>, token?: string, signal?: AbortSignal) => Promise<R> {
-  if (!(limiter instanceof Limiter)) throw invalid("limiter", limiter, "a limiter of this package");
-  maybeFunction("keyOf", keyOf ?? undefined);
+  const limit = limitJobs(limiter, keyOf, options);
   if (typeof processor !== "function") {
     throw invalid("processor", processor, "a function; in the file of a sandboxed processor, wrap what it exports");
   }
-  checkOptions(options, ["weightOf", "hold", "grace", "onLimited"]);
-  const { weightOf, onLimited } = options;
-  maybeFunction("weightOf", weightOf);
-  maybeFunction("onLimited", onLimited);
-  const hold = maybeMilliseconds("hold", options.hold) ?? 150;
-  const grace = maybeMilliseconds("grace", options.grace) ?? 100;
-  const lines = new Lines();
-  /** Some limits have none, or none that leave the process: a concurrency limit, or a limiter of the caller's own. */
-  let hasPlaces = true;
-
-  /** A start; or when to come back, and with what. */
-  async function ask(key: string, weight: number, canCarry: boolean): Promise<Permit | Later> {
-    const permit = await limiter.tryAcquireAsync({ key, weight });
-    const now = Date.now();
-    if (permit !== null) {
-      lines.grant(key, weight, now);
-      return permit;
-    }
-    const place = canCarry && hasPlaces ? await reserve(key, weight) : null;
-    if (place instanceof Permit) {
-      const { wait } = place;
-      lines.place(key, weight, now, now + wait);
-      return { wait, place: { text: place.toText(), until: Math.floor(now + wait + grace) } };
-    }
-    const denial = await limiter.peekAsync({ key, weight });
-    if (place !== "full") return { wait: lines.append(key, weight, now, denial) - now, place: null };
-    // All places are taken, and it says when one after the last would come.
-    return { wait: lines.append(key, weight, now, { ...denial, period: limiter.window }) - now, place: null };
-  }
-
-  /** A place to send away with its job; "full" if all are taken, `null` if there are none for what it waits for. */
-  async function reserve(key: string, weight: number): Promise<Permit | "full" | null> {
-    const place = await unless(null, async () => (await limiter.reserveAsync({ key, weight, grace })) ?? "full");
-    hasPlaces = place === "full" || (place !== null && (await unless("", async () => place.toText())) !== "");
-    if (!(place instanceof Permit) || (hasPlaces && place.wait > 0)) return place;
-    await place.cancelAsync(); // It cannot leave, or its time has come, and it waits for somebody to complete.
-    return null;
-  }
-
-  /** What comes of a place: `null` if it came too late, was overtaken, or is of a limit that was here before. */
-  async function use(place: Place): Promise<Permit | Later | null> {
-    const left = place.until - Date.now();
-    // To present one late would exchange it, which costs more than asking anew, and gives no better place.
-    if (left <= 0) return null;
-    if (left > hold + grace) return { wait: left - grace, place }; // Somebody promoted the job.
-    try {
-      return await limiter.acquire({ place: place.text, timeout: left });
-    } catch (error) {
-      const isNone = error instanceof LimitError && ["foreign_permit", "invalid_argument", "unsupported"].includes(error.code);
-      if (isNone || error instanceof TimeoutError) return null;
-      throw error;
-    }
-  }
-
-  return async (job, token, signal) => {
-    await limiter._opening();
-    const held = takePlace(job);
-    const key = keyOf?.(job) ?? "";
-    if (typeof key !== "string") throw invalid("key", key, "a string from keyOf, or nothing");
-    const weight = weightOf === undefined ? 1 : whole("weight", weightOf(job));
-    const canCarry = isRecord(job.data);
-    let answer = (held && (await use(held))) ?? (await ask(key, weight, canCarry));
-    if (!(answer instanceof Permit) && answer.wait <= hold) {
-      const waited = answer.place === null ? await sleep(Math.ceil(answer.wait), null) : await use(answer.place);
-      answer = waited ?? (await ask(key, weight, canCarry));
-    }
-    if (!(answer instanceof Permit)) {
-      await delay(job, token, limiter, answer, hold);
-      tell(onLimited, job, { key, wait: answer.wait, hasPlace: answer.place !== null });
-      throw new DelayedError("bullmq:movedToDelayed");
-    }
-    try {
-      return await processor(job, token, signal, answer);
-    } finally {
-      await answer.completeAsync();
-    }
+  let latest = 0;
+  /** Lets a delayed job be fetched whose time has come, if the workers of this process sleep. */
+  const wake = (job: Job, wait: number): void => {
+    if (typeof job.promote !== "function") return; // In a sandbox.
+    const due = Date.now() + wait;
+    // It rejects if somebody else has fetched the job, which is as good.
+    wakeIn(wait + OVERSLEPT, () => void (latest < due && job.promote().catch(() => {})));
   };
+  return async (job, token, signal) => {
+    latest = Date.now();
+    if (typeof job.moveToDelayed !== "function" || typeof job.attemptsStarted !== "number") throw tooOld();
+    const beside = await Beside.of(job);
+    const { data, place } = takePlace(job.data);
+    job.data = data;
+    const result = await limit(
+      job,
+      place ?? (await beside?.find()) ?? null,
+      (permit) => processor(job, token, signal, permit),
+      async (wait, place) => {
+        if (place !== null) await (beside ? beside.keep(place, wait) : job.updateData(putPlace(data, place) as T));
+        await job.moveToDelayed(Date.now() + wait, token);
+        wake(job, wait);
+        return new DelayedError("bullmq:movedToDelayed");
+      },
+    );
+    if (result instanceof DelayedError) throw result;
+    return result;
+  };
+}
+
+/**
+ * How late a delayed job is when it is promoted, in ms. A worker that finds the queue at its global concurrency is not told of
+ * delayed jobs, and sleeps for its `drainDelay`, 5 s, whatever becomes due meanwhile.
+ */
+const OVERSLEPT = 60;
+
+/** Redis, as BullMQ gives it. */
+interface Redis {
+  get(key: string): Promise<string | null>;
+  set(key: string, value: string, ...options: unknown[]): Promise<unknown>;
+}
+
+/**
+ * Where a delayed job has its place: in Redis, beside it. Its data are its owner's, who may replace them while it waits. A job
+ * that replaces a delayed one (`deduplication: { replace: true }`) gets the place of that, or whoever is replaced faster
+ * than the limit grants would never start.
+ */
+class Beside {
+  private constructor(
+    readonly redis: Redis,
+    readonly isAdapted: boolean,
+    readonly key: string,
+    readonly mayBeThere: boolean,
+  ) {}
+
+  /** `null` in sandboxed processors and on other backends: there its data carry the place. */
+  static async of(job: Job): Promise<Beside | null> {
+    const { queue, backend } = job as unknown as { queue?: any; backend?: any }; // BullMQ 6 has a backend, 5 has none.
+    const redis = (await (backend === undefined ? queue?.client : backend.client)) as Redis | undefined;
+    if (typeof redis?.get !== "function" || typeof redis.set !== "function") return null;
+    const { id, replace } = job.opts.deduplication ?? {};
+    const key = queue.toKey(`workglow-limit:${id !== undefined && replace ? `de:${id}` : job.id}`);
+    return new Beside(redis, backend !== undefined, key, Boolean(replace) || job.attemptsStarted > 1);
+  }
+
+  find(): Promise<string | null> | null {
+    return this.mayBeThere ? this.redis.get(this.key) : null;
+  }
+
+  async keep(place: string, wait: number): Promise<void> {
+    const time = Math.ceil(wait) + LATEST;
+    await (this.isAdapted ? this.redis.set(this.key, place, { PX: time }) : this.redis.set(this.key, place, "PX", time));
+  }
 }
 
 /**
@@ -170,68 +119,12 @@ class DelayedError extends Error {
   override readonly name = "DelayedError"; // A property of its own, which survives the way out of a sandbox.
 }
 
-function maybeFunction(parameter: string, value: unknown): void {
-  if (value !== undefined && typeof value !== "function") throw invalid(parameter, value, "a function");
-}
-
-const isRecord = (data: unknown): data is Record<string, unknown> =>
-  typeof data === "object" && data !== null && !Array.isArray(data);
-
-/** Takes the place out of a job's data, before its processor sees them. */
-function takePlace(job: Job): Place | null {
-  if (!isRecord(job.data) || !Object.hasOwn(job.data, PLACE)) return null;
-  const { [PLACE]: held, ...data } = job.data;
-  job.data = data;
-  const { text, until } = isRecord(held) ? held : {};
-  return typeof text === "string" && typeof until === "number" ? { text, until } : null;
-}
-
-/** What `ask` gives, or `instead` where the limit does not support it. */
-async function unless<T>(instead: T, ask: () => Promise<T>): Promise<T> {
+function tooOld(): LimitError {
+  let is = "this is an older one";
   try {
-    return await ask();
-  } catch (error) {
-    if (error instanceof LimitError && error.code === "unsupported") return instead;
-    throw error;
+    is = `this is ${(require("bullmq/package.json") as { version: string }).version}`;
+  } catch {
+    // It is not where this package is.
   }
-}
-
-/** Sends a job away: to come back a little before its place, or at its turn. */
-async function delay(job: Job, token: string | undefined, limiter: Limiter, { wait, place }: Later, hold: number): Promise<void> {
-  const at = Date.now() + wait;
-  if (place === null) return job.moveToDelayed(Math.ceil(at), token);
-  try {
-    await moveWithData(job, Math.ceil(at - hold), token, { ...job.data, [PLACE]: place });
-  } catch (error) {
-    await limiter.place(place.text).cancelAsync();
-    throw error;
-  }
-}
-
-/** What `Job.moveToDelayed` calls in its turn, which can write fields of the job, too. */
-interface Mover {
-  moveToDelayed(id: string, now: number, delay: number, token: string | undefined, options: object): Promise<unknown>;
-}
-
-/** Delays a job and writes its data: in one script where the job is in this process, in two from a sandbox. */
-async function moveWithData(job: Job, at: number, token: string | undefined, data: object): Promise<void> {
-  const { backend, scripts } = job as unknown as { backend?: Mover; scripts?: Mover }; // Of BullMQ 6, and of 5.
-  const mover = backend ?? scripts;
-  if (typeof mover?.moveToDelayed !== "function") {
-    await job.updateData(data);
-    return job.moveToDelayed(at, token);
-  }
-  const now = Date.now();
-  const delay = Math.max(0, at - now);
-  const fieldsToUpdate = { data: JSON.stringify(data) };
-  await mover.moveToDelayed(job.id!, now, delay, token, { skipAttempt: true, fieldsToUpdate });
-  job.delay = delay;
-}
-
-function tell<J>(onLimited: ((job: J, limited: Limited) => void) | undefined, job: J, limited: Limited): void {
-  try {
-    onLimited?.(job, limited);
-  } catch (error) {
-    warn("onLimited threw", error);
-  }
+  return new LimitError(`withLimiter needs BullMQ 5.0.0 or newer, where jobs can be delayed without an attempt: ${is}`, "unsupported", -13);
 }

@@ -19,6 +19,11 @@ export interface AcquireOptions extends StartOptions {
   timeout?: Duration | undefined;
   /** Gives up when it aborts, hands its place back and rejects with the signal's reason. */
   signal?: AbortSignal | undefined;
+  /**
+   * Rejects with `TooManyWaiters` if so many of this process already wait for this limiter object with the same key, those included
+   * whose decision a store is asked for; at least 1.
+   */
+  maxWaiting?: number | undefined;
   /** A place that was taken elsewhere, or its text, to wait with. It has its own key and weight, and is used up. */
   place?: Permit | string | undefined;
 }

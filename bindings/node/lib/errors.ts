@@ -35,13 +35,27 @@ export class LeaseLost extends LimitError {}
 export class SyncUnsupported extends LimitError {}
 
 /** There was no room before the deadline of `acquire`. Nothing is held. */
-export class TimeoutError extends Error {
+export class TimeoutError extends LimitError {
   /** In ms: when a retry may succeed. */
   readonly retryAfter: number;
 
   constructor(message: string, retryAfter: number) {
-    super(message);
+    super(message, "acquire_timeout", -18);
     this.retryAfter = retryAfter;
+  }
+}
+
+/** A limiter was stopped: who waited does so no longer, and nobody new is let in. Nothing is held. */
+export class Stopped extends LimitError {
+  constructor(message: string) {
+    super(message, "stopped", -19);
+  }
+}
+
+/** So many wait already as may. Nothing is held. */
+export class TooManyWaiters extends LimitError {
+  constructor(message: string) {
+    super(message, "too_many_waiters", -20);
   }
 }
 
@@ -53,7 +67,9 @@ const classes = {
   StoreError,
   LeaseLost,
   SyncUnsupported,
+  Stopped,
   TimeoutError,
+  TooManyWaiters,
 };
 for (const [name, of] of Object.entries(classes)) {
   Object.defineProperty(of.prototype, "name", { value: name, configurable: true, writable: true });

@@ -47,7 +47,7 @@ export function listen<T>(
   // In a turn of its own: it may use limiters, and the answer of this call has not been read yet.
   shared.hooks.set(number, (telling) => {
     const payload = payloadOf(event, telling);
-    queueMicrotask(() => void run(event, hook, payload));
+    void Promise.resolve().then(() => run(event, hook, payload));
   });
   const listening = begin(number);
   return () => {

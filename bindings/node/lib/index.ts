@@ -5,9 +5,11 @@ export {
   InvalidArgument,
   LeaseLost,
   LimitError,
+  Stopped,
   StoreError,
   SyncUnsupported,
   TimeoutError,
+  TooManyWaiters,
   UnknownLimit,
   WeightExceedsCapacity,
 } from "./errors.js";

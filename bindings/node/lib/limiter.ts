@@ -3,29 +3,36 @@
 import { types } from "node:util";
 import { brand } from "./brand.js";
 import type { AcquireOptions, Decision, ReserveOptions, StartOptions, Stats } from "./calls.js";
-import { InvalidArgument, StoreError, UnknownLimit, invalid, make, messageOf, refused, thrown } from "./errors.js";
+import { Crowd } from "./crowd.js";
+import { InvalidArgument, Stopped, StoreError, UnknownLimit, invalid, make, messageOf, refused, thrown } from "./errors.js";
 import { type Hook, type HookEvent, listen } from "./hooks.js";
 import { type Duration, keyOf, maybeMilliseconds, milliseconds, options as checkOptions, unicode, weightOf } from "./input.js";
 import {
   type Answer,
   type Closure,
   HERE,
+  Int,
   LATER,
   type NativeLimiter,
   Num,
   Op,
   Status,
   ask,
+  begin,
   bind,
   call,
   deniedBy,
+  finish,
+  ints,
   native,
   numbers,
   shared,
+  status,
   tellHooks,
 } from "./native.js";
 import { Permit } from "./permit.js";
 import { type Request, requestOf } from "./request.js";
+import { shown } from "./shown.js";
 import type { Store } from "./store.js";
 import { Bell, Line } from "./waiting.js";
 
@@ -41,6 +48,8 @@ export interface Home {
 type Counts = [number, number, number, number, number, number, number, number, number];
 
 const START = ["key", "weight"];
+/** The calls that start something, or take a place for it. */
+const STARTS = new Set<number>([Op.attempt, Op.decide, Op.join, Op.joinWithPlace, Op.start, Op.reserve, Op.present, Op.recordJobStart]);
 const RESERVE = [...START, "maxWait", "grace"];
 
 /** "May this start now, and if not, when?" Every limiter answers to these methods. */
@@ -55,6 +64,8 @@ export abstract class Limiter {
   readonly #store: Store | undefined;
   #native: NativeLimiter | undefined;
   #line: Line | undefined;
+  readonly #crowd = new Crowd();
+  #isStopped = false;
   readonly #bells: readonly Bell[];
   #opening: Promise<void> | null = null;
   #isOpen = false;
@@ -85,6 +96,7 @@ export abstract class Limiter {
     const { holds, wrap = (closure: Closure) => closure } = this.#home;
     this.#native = made;
     this._call = wrap(bind(made));
+    if (this.#isStopped) this.#close();
     this._holds = holds ?? !native.hasPlaces(made);
     for (const { begin } of this.#early.splice(0)) begin();
   }
@@ -114,6 +126,11 @@ export abstract class Limiter {
   /** @internal The stores in which it lives. */
   _stores(): readonly Store[] {
     return this.#store === undefined ? [] : [this.#store];
+  }
+
+  /** @internal What is printed of it. */
+  _shown(): object {
+    return { name: this.name, ...(this.#store && { store: this.#store.url }), ...(this.#isStopped && { stopped: true }) };
   }
 
   /** @internal Does it count over a time this short, in ms, by the real clock? */
@@ -274,7 +291,10 @@ export abstract class Limiter {
    */
   async acquire(options?: AcquireOptions): Promise<Permit> {
     const request = requestOf(options);
-    return this.#startAtOnce(request) ?? (this.#line ??= new Line(this)).acquire(request);
+    const permit = this.#startAtOnce(request);
+    if (permit !== null) return permit;
+    const line = (this.#line ??= new Line(this));
+    return this.#crowd.wait(this.name, request.key, request.maxWaiting, () => line.acquire(request));
   }
 
   /** A permit, if there is room and nobody waits. */
@@ -287,12 +307,66 @@ export abstract class Limiter {
   /** Waits for a permit, runs `fn`, and completes the permit whatever happened. */
   async schedule<T>(fn: (permit: Permit) => T | PromiseLike<T>, options?: AcquireOptions): Promise<T> {
     if (typeof fn !== "function") throw invalid("fn", fn, "a function");
-    const permit = await this.acquire(options);
-    try {
-      return await fn(permit);
-    } finally {
-      await permit.completeAsync();
+    return this.#crowd.stay(async () => {
+      const permit = await this.acquire(options);
+      try {
+        return await fn(permit);
+      } finally {
+        await permit.completeAsync();
+      }
+    });
+  }
+
+  /**
+   * A function that does what `fn` does, each time when this limiter admits it. `options` may be a function of its arguments, such as
+   * `(tenant) => ({ key: tenant })`.
+   */
+  wrap<This, A extends unknown[], T>(
+    fn: (this: This, ...args: A) => T | PromiseLike<T>,
+    options?: AcquireOptions | ((...args: A) => AcquireOptions | undefined),
+  ): (this: This, ...args: A) => Promise<T> {
+    if (typeof fn !== "function") throw invalid("fn", fn, "a function");
+    if (typeof options !== "function") requestOf(options);
+    const limiter = this;
+    const wrapped = async function (this: This, ...args: A): Promise<T> {
+      const asked = typeof options === "function" ? options(...args) : options;
+      return limiter.schedule(() => fn.apply(this, args), asked);
+    };
+    return Object.defineProperty(wrapped, "name", { value: fn.name, configurable: true });
+  }
+
+  /**
+   * Resolves when nobody of this process waits for this limiter object, and no function of `schedule` or `wrap` runs. It does not
+   * know of permits that were taken otherwise.
+   */
+  async idle(): Promise<void> {
+    await this.#crowd.empty();
+  }
+
+  /**
+   * Lets nobody start any more with this limiter object: who waits rejects with `Stopped`, and so does every later start. Those that
+   * run go on, and may complete; this resolves when none of `schedule` and `wrap` runs. The limit, and others who share it, go on.
+   */
+  async stop(): Promise<void> {
+    if (!this.#isStopped) {
+      this.#isStopped = true;
+      if (this.#native !== undefined) this.#close();
+      this.#line?.stop(this.#stopped());
     }
+    await this.idle();
+  }
+
+  #stopped(): Stopped {
+    return new Stopped(`limiter "${this.name}" was stopped: it lets nobody start`);
+  }
+
+  /** Lets no call through that might start something. */
+  #close(): void {
+    const open = this._call;
+    this._call = () => {
+      if (STARTS.has(ints[Int.op]! & 0xff)) throw this.#stopped();
+      return open();
+    };
   }
 
   /**
@@ -366,6 +440,12 @@ export abstract class Limiter {
     return this._do(Op.window, "", 1) === Status.yes ? numbers[Num.retryAfter]! / 1e3 : null;
   }
 
+  /** @internal The same, off the event loop; `null` also if nobody knows, as it is not open. */
+  async _windowAsync(): Promise<number | null> {
+    if (!this.#isOpen) return null;
+    return this.#ask(Op.window, "", 1, (status) => (status === Status.yes ? numbers[Num.retryAfter]! / 1e3 : null));
+  }
+
   /** @internal Puts a permit where the next call finds it. */
   _put(parameter: string, given: Permit | string): void {
     if (given instanceof Permit) return given._put();
@@ -391,12 +471,12 @@ export abstract class Limiter {
 
   /** A job has started: recorded even when the limit is full, because the caller has already decided. */
   async recordJobStart(key?: string): Promise<void> {
-    await this.#ask(Op.recordJobStart, keyOf(key));
+    await this.#ask(Op.recordJobStart, keyOf(key), 1, done);
   }
 
   /** A job has ended: the oldest start without a permit that this process recorded on that key. */
   async recordJobCompletion(key?: string): Promise<void> {
-    await this.#ask(Op.recordJobCompletion, keyOf(key));
+    await this.#ask(Op.recordJobCompletion, keyOf(key), 1, done);
     for (const bell of this._bells()) bell.ring(keyOf(key));
   }
 
@@ -409,18 +489,18 @@ export abstract class Limiter {
   async setNextAvailableTime(date: Date, key?: string): Promise<void> {
     const ms = types.isDate(date) ? date.getTime() : NaN;
     if (Number.isNaN(ms)) throw invalid("date", date, "a valid Date");
-    await this.#ask(Op.setNextAvailableTime, keyOf(key), 1, undefined, ms);
+    await this.#ask(Op.setNextAvailableTime, keyOf(key), 1, done, ms);
   }
 
   /** A gate relative to now. */
   async pause(duration: Duration, key?: string): Promise<void> {
     const ms = milliseconds("duration", duration);
-    await this.#ask(Op.pause, keyOf(key), 1, undefined, ms);
+    await this.#ask(Op.pause, keyOf(key), 1, done, ms);
   }
 
   /** Back to the initial state, gate included. Without a key: of all keys. */
   async clear(key?: string): Promise<void> {
-    await this.#ask(Op.clear, keyOf(key));
+    await this.#ask(Op.clear, keyOf(key), 1, done);
     for (const bell of this._bells()) bell.ring();
   }
 
@@ -442,32 +522,31 @@ export abstract class Limiter {
   }
 
   /** Asks off the event loop what has to wait. `read` reads the answer in the same turn: see `call`. */
-  async #ask<T>(
+  /** What a call answers: at once, or when what has to wait for the store is done on the thread pool. */
+  #ask<T>(
     op: Op,
     key: string,
-    weight = 1,
-    read?: (status: Status) => T,
+    weight: number,
+    read: (status: Status) => T,
     time = 0,
     grace = 0,
     put?: () => void,
-  ): Promise<T> {
-    const opening = this._opening();
-    if (opening !== null) await opening;
-    return new Promise((resolve, reject) => {
+  ): T | Promise<T> {
+    const ask = (): T | Promise<T> => {
       put?.();
       numbers[Num.time] = time;
       numbers[Num.grace] = grace;
-      this._ask(op, key, weight, (answer) => {
-        try {
-          const status = answer();
-          resolve(read?.(status) as T);
-        } catch (error) {
-          reject(error);
-        }
-      });
-    });
+      if (!this._isNative()) return read(this._do(op | HERE, key, weight));
+      const later = begin(this._call, op, key, weight);
+      return later === undefined ? read(status()) : finish(later, read);
+    };
+    const opening = this._opening();
+    return opening === null ? ask() : opening.then(ask);
   }
 }
+
+/** Reads nothing. */
+const done = (): void => {};
 
 /** What a `reserve` asks for, durations in ms and -1 for none. */
 function placeOf(options: ReserveOptions): { key: string; weight: number; maxWait: number; grace: number } {
@@ -480,3 +559,4 @@ function placeOf(options: ReserveOptions): { key: string; weight: number; maxWai
 }
 
 brand({ Limiter }, native);
+shown(Limiter, (limiter) => limiter._shown());

@@ -3,8 +3,11 @@
 /** Nobody comes back sooner, in ms: what a concurrency limit says is only a guess. */
 const SOONEST = 10;
 
-/** How many starts are remembered at least; no limit that has places has more in its window. */
-const MOST_STARTS = 4_096;
+/** How much later the next comes back that waits for a place, in ms: so that they take their places in turn. */
+const APART = 5;
+
+/** No limit that has places has more units. */
+const MOST_UNITS = 4_096;
 
 /** Of more units than so many times the limit, what was granted counts for half. */
 const REMEMBERED = 8;
@@ -19,8 +22,8 @@ interface Denial {
 }
 
 /**
- * The jobs of one key that one process sent away: they come back one after the other, as fast as starts are granted there.
- * What was granted in one window is granted again in the next: where that is known, each comes back for a start of its own.
+ * The jobs of one key that one process sent away without a place: they come back one after the other, as fast as starts are
+ * granted there; or where places are taken for some windows, early enough to take one for their turn.
  * Would all come back when the first of them can start, then all but that one came in vain, again and again: a backlog of
  * n would be delayed n² / 2 times, and keep the worker from other keys. Times are in ms on any one clock.
  */
@@ -29,39 +32,31 @@ export class Line {
   #granted = 0;
   #latest = 0;
   #next = 0;
-  /** When the units that were granted lately start, in order. */
-  #starts: number[] = [];
-  /** When the units that are in the line come back, in order, where each comes for a start of its own. */
+  /** When those come back who wait for a place, unit by unit, in order. */
   readonly #due: number[] = [];
 
   /** Is nobody in it who has not come back, and nothing to come that was granted? */
   isEmpty(now: number): boolean {
-    return this.#next <= now && (this.#starts.at(-1) ?? 0) <= now;
+    return this.#next <= now && this.#latest <= now;
   }
 
   /** So many units were granted to a job of this process, for now or for later. */
   grant(units: number, at: number): void {
     this.#granted += units;
     this.#latest = Math.max(this.#latest, at);
-    let end = this.#starts.length;
-    while (end > 0 && this.#starts[end - 1]! > at) end--;
-    this.#starts.splice(end, 0, ...Array<number>(Math.min(units, MOST_STARTS)).fill(at));
-    if (this.#starts.length > 2 * MOST_STARTS) this.#starts = this.#starts.slice(-MOST_STARTS);
   }
 
   /** When to come back, at the end of the line. */
   append(units: number, now: number, { retryAfter, resetAfter, limit, period = null }: Denial): number {
-    while (this.#due.length > 0 && this.#due[0]! <= now) this.#due.shift();
-    if (period !== null && this.#starts.length > 0) {
-      // The last window is not full yet, so how many start in one is seen in an earlier one.
-      const starts = this.#starts.filter((at) => at > this.#starts.at(-1)! - 3 * period);
-      const inOne = starts.filter((at) => at < starts[0]! + period).length;
+    const known = Number.isFinite(limit) ? limit : 1;
+    if (period !== null) {
+      while (this.#due.length > 0 && this.#due[0]! <= now) this.#due.shift();
+      // No place is sooner than after all that were given; and of those who wait for one, no window has more than the limit.
       const before = this.#due.length;
-      const turn = Math.floor(before / inOne);
-      const start = starts[starts.length - inOne + (before % inOne)]! + (1 + turn) * period;
-      // Early enough to take a place for it: who comes late wastes a part of the limit.
-      const at = Math.max(start - period / 2, now + Math.max(retryAfter / 2, SOONEST));
-      for (let i = 0; i < units && i < MOST_STARTS; i++) this.#due.push(at);
+      const turn = now + retryAfter + Math.floor(before / known) * period;
+      // Half a window early: who comes late wastes a part of the limit.
+      const at = Math.max(turn - period / 2, now + SOONEST) + (before % known) * Math.min(APART, period / 4 / known);
+      for (let i = 0; i < units && i < MOST_UNITS; i++) this.#due.push(at);
       this.#next = Math.max(this.#next, at);
       return at;
     }
@@ -69,7 +64,6 @@ export class Line {
       this.#since = this.#latest = now;
       this.#granted = 0;
     }
-    const known = Number.isFinite(limit) ? limit : 1;
     if (this.#granted > REMEMBERED * known) {
       this.#granted /= 2;
       this.#since += (this.#latest - this.#since) / 2;

@@ -9,7 +9,12 @@ import type { Store } from "./store.js";
 
 /** A limiter of any kind, of a store: made, or whatever its first use finds under a name. */
 export class NamedLimiter extends Limiter {
-  constructor(made: NativeLimiter | string, store: Store) {
+  /** `policy` is its text, if it was made of one. */
+  constructor(
+    made: NativeLimiter | string,
+    store: Store,
+    readonly policy?: string,
+  ) {
     super(made, { store });
   }
 }
@@ -69,5 +74,5 @@ export function byName(store: Store, name: string, policy: string | undefined): 
     return new NamedLimiter(name, store);
   }
   unicode("policy", policy);
-  return new NamedLimiter(make(() => native.limiterOfText(store._native, name, policy)), store);
+  return new NamedLimiter(make(() => native.limiterOfText(store._native, name, policy)), store, policy);
 }

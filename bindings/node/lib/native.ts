@@ -255,6 +255,38 @@ export function tellHooks(): void {
   for (const telling of native.takeTold(shared.told)) shared.hooks.get(telling.hook)?.(telling);
 }
 
+/** Begins a call of a limiter. It is done, and its answer in the buffer, unless this gives what would have to wait for the store. */
+export function begin(closure: Closure, op: Op, key: string, weight: number): Later | undefined {
+  let later: Later | undefined;
+  try {
+    put(op | LATER, key, weight);
+    later = closure();
+  } catch (error) {
+    tellHooks();
+    throw thrown(error);
+  }
+  if (ints[Int.op] !== 0) tellHooks();
+  return later;
+}
+
+/** What the call that was just made answered. */
+export const status = (): Status => ints[Int.status]!;
+
+/** Does on the thread pool what had to wait. `read` reads the answer from the buffer at once. */
+export function finish<T>(later: Later, read: (status: Status) => T): Promise<T> {
+  return inPool(() => native.work(later)).then(
+    (answer) => {
+      tellHooks();
+      bytes.set(answer);
+      return read(status());
+    },
+    (error) => {
+      tellHooks();
+      throw thrown(error);
+    },
+  );
+}
+
 /** Reads the answer of a call from the buffer, or throws its error. */
 export type Answer = () => Status;
 
@@ -263,29 +295,18 @@ export type Answer = () => Status;
  * returns, and reads the answer at once; it does not throw.
  */
 export function ask(closure: Closure, op: Op, key: string, weight: number, done: (answer: Answer) => void): void {
-  const failed = (error: unknown): void => {
-    tellHooks();
-    const reason = thrown(error);
+  const failed = (reason: unknown): void =>
     done(() => {
       throw reason;
     });
-  };
   let later: Later | undefined;
   try {
-    put(op | LATER, key, weight);
-    later = closure();
-  } catch (error) {
-    return failed(error);
+    later = begin(closure, op, key, weight);
+  } catch (reason) {
+    return failed(reason);
   }
-  const read = (): Status => ints[Int.status]!;
-  if (ints[Int.op] !== 0) tellHooks();
-  if (later === undefined) return done(read);
-  const made = later;
-  inPool(() => native.work(made)).then((answer) => {
-    tellHooks();
-    bytes.set(answer);
-    done(read);
-  }, failed);
+  if (later === undefined) return done(status);
+  finish(later, () => done(status)).catch(failed);
 }
 
 /**

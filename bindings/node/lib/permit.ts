@@ -6,6 +6,8 @@ import { warn } from "./hooks.js";
 import { whole } from "./input.js";
 import type { Limiter } from "./limiter.js";
 import { Num, Op, Status, isTaken, native, numbers, putWords, takeLarge, takeText, takeWords } from "./native.js";
+import { shown } from "./shown.js";
+import { setTimeout } from "./timers.js";
 
 /** What is left to do for a permit that nobody ended and nobody can reach any more. */
 interface Held {
@@ -256,6 +258,11 @@ export class Permit {
     putWords(this.#words);
   }
 
+  /** @internal What is printed of it. */
+  _shown(): object {
+    return { limiter: this.#limiter.name, key: this.#key, started: this.started, ended: this.#ended };
+  }
+
   /** @internal Did this limiter give it? */
   _isOf(limiter: Limiter): boolean {
     return this.#limiter === limiter;
@@ -284,3 +291,4 @@ export class Permit {
   }
 }
 brand({ Permit }, native);
+shown(Permit, (permit) => permit._shown());

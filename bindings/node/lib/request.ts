@@ -10,6 +10,8 @@ export interface Request {
   readonly key: string;
   readonly weight: number;
   readonly priority: number;
+  /** So many may wait, itself included. */
+  readonly maxWaiting: number;
   /** In ms; -1: as long as it takes. */
   readonly timeout: number;
   readonly signal: AbortSignal | undefined;
@@ -17,25 +19,29 @@ export interface Request {
   readonly place: Permit | string | undefined;
 }
 
-const ACQUIRE = ["key", "weight", "priority", "timeout", "signal", "place"];
+const ACQUIRE = ["key", "weight", "priority", "timeout", "signal", "maxWaiting", "place"];
 
-// Realms, and jsdom, have an `AbortSignal` of their own.
-const isSignal = (given: unknown): given is AbortSignal =>
+/** @internal Realms, and jsdom, have an `AbortSignal` of their own. */
+export const isSignal = (given: unknown): given is AbortSignal =>
   typeof (given as AbortSignal | null)?.aborted === "boolean" && typeof (given as AbortSignal).addEventListener === "function";
 
-function priorityOf(priority: unknown): number {
+/** @internal A priority that a caller gave. */
+export function priorityOf(priority: unknown): number {
   if (priority === undefined) return 0;
   if (typeof priority === "number" && (priority | 0) === priority) return priority;
   throw invalid("priority", priority, "a whole number from -2147483648 to 2147483647");
 }
 
-const PLAIN: Request = { key: "", weight: 1, priority: 0, timeout: -1, signal: undefined, place: undefined };
+const PLAIN: Request = { key: "", weight: 1, priority: 0, maxWaiting: Infinity, timeout: -1, signal: undefined, place: undefined };
 
 /** Checks what an `acquire` is given. */
 export function requestOf(options: AcquireOptions | undefined): Request {
   if (options === undefined) return PLAIN;
   checkOptions(options, ACQUIRE);
-  const { key, weight, priority, timeout, signal, place } = options;
+  const { key, weight, priority, timeout, signal, maxWaiting = Infinity, place } = options;
+  if (!(Number.isInteger(maxWaiting) && maxWaiting >= 1) && maxWaiting !== Infinity) {
+    throw invalid("maxWaiting", maxWaiting, "a whole number, at least 1");
+  }
   if (signal !== undefined && !isSignal(signal)) throw invalid("signal", signal, "an AbortSignal");
   if (place !== undefined) {
     for (const [name, value] of Object.entries({ key, weight, priority })) {
@@ -50,6 +56,7 @@ export function requestOf(options: AcquireOptions | undefined): Request {
     key: keyOf(key),
     weight: weightOf(weight),
     priority: priorityOf(priority),
+    maxWaiting,
     timeout: maybeMilliseconds("timeout", timeout) ?? -1,
     signal,
     place,

@@ -7,6 +7,7 @@ import { type Duration, maybeMilliseconds, milliseconds, options as checkOptions
 import type { Limiter } from "./limiter.js";
 import { FlowControl, byName } from "./named.js";
 import { type NativeClock, type NativeStore, native, shared, tellHooks } from "./native.js";
+import { shown } from "./shown.js";
 import { Bell } from "./waiting.js";
 
 /** Which key is meant. */
@@ -222,6 +223,8 @@ export class Store {
 }
 
 brand({ ManualClock, Store }, native);
+shown(ManualClock, (clock) => ({ now: clock.now() }));
+shown(Store, (store) => ({ url: store.url }));
 
 function rethrow(error: unknown): never {
   tellHooks();

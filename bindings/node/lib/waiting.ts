@@ -5,6 +5,7 @@ import type { Limiter } from "./limiter.js";
 import { type Answer, Int, Num, Op, Status, call, ints, numbers } from "./native.js";
 import { Permit } from "./permit.js";
 import type { Request } from "./request.js";
+import { clearImmediate, clearTimeout, now, setImmediate, setTimeout } from "./timers.js";
 
 /** The longest that a timer of Node's takes. */
 const LONGEST_TIMER = 2 ** 31 - 1;
@@ -54,7 +55,7 @@ export class Line {
   readonly #waiters = new Map<number, Waiter>();
   #timer: NodeJS.Timeout | undefined;
   #immediate: NodeJS.Immediate | undefined;
-  /** When the timer is due, on the clock of `performance.now()`. */
+  /** When the timer is due, on the clock of `now()`. */
   #due = Infinity;
   #isPrecise = false;
   /** Is the core at work on it? That may be on the thread pool, or it asks limiters of the caller's own. */
@@ -89,6 +90,14 @@ export class Line {
       );
       void come.finally(() => this.#coming--);
     });
+  }
+
+  /** Nobody waits any longer. */
+  stop(reason: Error): void {
+    for (const waiter of [...this.#waiters.values()]) {
+      this.#reject(waiter, reason);
+      this.#left(waiter);
+    }
   }
 
   /** There may be room on a key; without one, on any. */
@@ -256,7 +265,7 @@ export class Line {
   /** Looks again after so many ms at the latest. */
   #sleep(ms: number): void {
     if (this.#waiters.size === 0 || ms < 0) return;
-    const due = performance.now() + ms;
+    const due = now() + ms;
     if (due >= this.#due) return;
     this.#cancelSleep();
     this.#due = due;

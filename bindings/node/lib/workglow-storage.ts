@@ -1,6 +1,7 @@
 // Where Workglow's own `RateLimiter` counts, in a store of this package.
 
 import type { Decision } from "./calls.js";
+import { Denied } from "./denied.js";
 import { UnknownLimit, invalid } from "./errors.js";
 import { RateLimiter } from "./family.js";
 import { keyOf, options as checkOptions, real, unicode, whole } from "./input.js";
@@ -18,7 +19,15 @@ interface Queue {
   /** What was asked for: the most starts, by the length of their window in ms. Nothing, if others declare the limit. */
   readonly windows: ReadonlyMap<number, number>;
   readonly limiter: RateLimiter;
+  readonly denied: Denied;
 }
+
+/** What a limit allows that nobody has declared: all that its queue records. Its limiter decides. */
+const ALL = 1_000_000_000;
+/** Over which time such a queue counts until its limiter has asked, in ms. */
+const UNASKED = 60_000;
+/** No window is longer, in ms. */
+const LONGEST = 366 * 864e5;
 
 /**
  * Workglow's `IRateLimiterStorage`, in all of its generations. Each queue is a rate limit of the store under the queue's
@@ -33,6 +42,9 @@ export class WorkglowRateLimiterStorage {
   readonly #queues = new Map<string, Queue>();
   /** Pauses of queues whose limit nobody has declared yet. */
   readonly #early = new Map<string, Date>();
+  /** Over which time queues are counted, in ms, and those whose limit nobody declares, which therefore count all. */
+  readonly #asked = new Map<string, number>();
+  readonly #countsAll = new Set<string>();
   readonly #given = new WeakSet<Permit>();
 
   constructor(store: Store, options: WorkglowRateLimiterStorageOptions = {}) {
@@ -67,9 +79,9 @@ export class WorkglowRateLimiterStorage {
    * several limits, all of them hold: of two for the same window, the smaller.
    */
   async tryReserveExecution(queueName: string, maxExecutions: number, windowMs: number): Promise<Permit | null> {
-    const limiter = this.#declared(queueName, maxExecutions, windowMs);
+    const { limiter, denied } = this.#declared(queueName, maxExecutions, windowMs);
     await this.#pauseAtLast(queueName, limiter);
-    const permit = await limiter.tryAcquireAsync({ key: this.#key });
+    const permit = await denied.orAsk(this.#key);
     if (permit !== null) this.#given.add(permit);
     return permit;
   }
@@ -81,16 +93,30 @@ export class WorkglowRateLimiterStorage {
       throw invalid("token", token, "what tryReserveExecution gave");
     }
     await token.cancelAsync();
+    this.#queues.get(queueName)?.denied.end();
   }
 
-  /** A job has started: recorded even when the limit is full. The limit must be declared. */
+  /**
+   * A job has started: recorded even when the limit is full. A limit that nobody has declared is one without an end: it counts
+   * over the time that was asked for.
+   */
   async recordExecution(queueName: string): Promise<void> {
-    await this.#limiter(queueName).recordJobStart(this.#key);
+    try {
+      await this.#limiter(queueName).recordJobStart(this.#key);
+    } catch (error) {
+      ifUnknown(error);
+      const limiter = this.#countAll(queueName);
+      await this.#pauseAtLast(queueName, limiter);
+      await limiter.recordJobStart(this.#key);
+    }
   }
 
-  /** How much of the limit is used in its own window, whatever the start that is asked for; all of it during a pause. */
+  /**
+   * How much of the limit is used in its own window, whatever the start that is asked for; all of it during a pause. Where
+   * nobody has declared a limit, this declares over which time it counts.
+   */
   async getExecutionCount(queueName: string, windowStartTime: string): Promise<number> {
-    instant("windowStartTime", windowStartTime);
+    this.#asks(queueName, Date.now() - instant("windowStartTime", windowStartTime).getTime());
     const now = await this.#look(queueName);
     return now === undefined ? 0 : now.limit - now.remaining;
   }
@@ -103,10 +129,11 @@ export class WorkglowRateLimiterStorage {
     whole("offset", offset);
     const now = await this.#look(queueName);
     const windows = this.#queues.get(queueName)?.windows;
-    if (now === undefined || !windows?.size || offset >= now.limit - now.remaining) return undefined;
+    const window = windows?.size ? Math.max(...windows.keys()) : this.#asked.get(queueName);
+    if (now === undefined || window === undefined || offset >= now.limit - now.remaining) return undefined;
     // So much has room when that one and all before it have left the window.
     const gone = await this.#look(queueName, now.limit - offset);
-    return gone && inMs(gone.retryAfter - Math.max(...windows.keys()));
+    return gone && inMs(gone.retryAfter - window);
   }
 
   /** When the next start would be admitted, if not now: the pause, or the limit's own time if that is later. */
@@ -132,6 +159,7 @@ export class WorkglowRateLimiterStorage {
   async clear(queueName: string): Promise<void> {
     this.#early.delete(queueName);
     await this.#limiter(queueName).clear(this.#key).catch(ifUnknown);
+    this.#queues.get(queueName)?.denied.end();
   }
 
   /** The queue's limit, whoever declares it. */
@@ -139,25 +167,46 @@ export class WorkglowRateLimiterStorage {
     unicode("queueName", queueName);
     const known = this.#queues.get(queueName);
     if (known !== undefined) return known.limiter;
-    const limiter = RateLimiter.attach(this.#store, queueName);
-    this.#queues.set(queueName, { windows: new Map(), limiter });
-    return limiter;
+    return this.#keep(queueName, new Map(), RateLimiter.attach(this.#store, queueName)).limiter;
+  }
+
+  #keep(queueName: string, windows: ReadonlyMap<number, number>, limiter: RateLimiter): Queue {
+    const queue = { windows, limiter, denied: new Denied(limiter) };
+    this.#queues.set(queueName, queue);
+    return queue;
+  }
+
+  /** Notes over which time a queue is counted; it is a little longer with each call, and least is closest. */
+  #asks(queueName: string, time: number): void {
+    const ms = Math.min(time, LONGEST);
+    const before = this.#asked.get(queueName);
+    if (!(ms > 0) || (before !== undefined && ms >= before && ms < 2 * before)) return;
+    this.#asked.set(queueName, ms);
+    if (this.#countsAll.has(queueName)) this.#countAll(queueName);
+  }
+
+  /** The limit of a queue that nobody has declared, over the time that was asked for. */
+  #countAll(queueName: string): RateLimiter {
+    this.#countsAll.add(queueName);
+    const windowSizeInSeconds = (this.#asked.get(queueName) ?? UNASKED) / 1e3;
+    const limiter = new RateLimiter(this.#store, queueName, { maxExecutions: ALL, windowSizeInSeconds });
+    return this.#keep(queueName, new Map(), limiter).limiter;
   }
 
   /** The same, declared so that it keeps what was asked for up to now, and this. */
-  #declared(queueName: string, maxExecutions: number, windowMs: number): RateLimiter {
+  #declared(queueName: string, maxExecutions: number, windowMs: number): Queue {
     unicode("queueName", queueName);
     whole("maxExecutions", maxExecutions);
     real("windowMs", windowMs);
     const known = this.#queues.get(queueName);
     const most = known?.windows.get(windowMs) ?? Infinity;
-    if (known !== undefined && most <= maxExecutions) return known.limiter;
+    if (known !== undefined && most <= maxExecutions) return known;
     const windows = new Map(known?.windows).set(windowMs, maxExecutions);
     const limiter = new RateLimiter(this.#store, queueName, {
       windows: [...windows].map(([ms, max]) => ({ maxExecutions: max, windowSizeInSeconds: ms / 1e3 })),
     });
-    this.#queues.set(queueName, { windows, limiter });
-    return limiter;
+    this.#countsAll.delete(queueName);
+    return this.#keep(queueName, windows, limiter);
   }
 
   /** What such a start would be answered; nothing while nobody has declared the limit. */

@@ -1,5 +1,6 @@
 // What Workglow's queues take for a limiter, in all generations of their interface, and the names under which they know it.
 
+import { Denied, LOOK_AGAIN } from "./denied.js";
 import { StoreError, TimeoutError, invalid } from "./errors.js";
 import { type Duration, keyOf, maybeMilliseconds, options as checkOptions, unicode } from "./input.js";
 import { Limiter } from "./limiter.js";
@@ -47,9 +48,6 @@ export interface ToWorkglowOptions {
 /** How long a worker's claim of a job lasts, in ms, if nobody told it otherwise. */
 const CLAIM = 30_000;
 
-/** Where slots are held, one may come free at any moment, so nobody is sent away for longer than this, in ms. */
-const LOOK_AGAIN = 1_000;
-
 /** A limiter as Workglow's queues take it, or a key of one. */
 export function toWorkglow(limiter: Limiter, options: ToWorkglowOptions = {}): WorkglowLimiter {
   if (!(limiter instanceof Limiter)) throw invalid("limiter", limiter, "a limiter of this package");
@@ -59,12 +57,14 @@ export function toWorkglow(limiter: Limiter, options: ToWorkglowOptions = {}): W
   if (timeout >= CLAIM) throw invalid("wait", options.wait, "less than 30 s: a worker's claim of its job ends then");
   /** The tokens that are out, oldest first. */
   const running = new Set<Permit>();
+  const denied = new Denied(limiter);
 
   const end = async (token: unknown, how: "cancelAsync" | "completeAsync"): Promise<void> => {
     if (!(token instanceof Permit && token._isOf(limiter))) throw invalid("token", token, "what tryAcquire gave");
     running.delete(token);
     try {
       await token[how]();
+      if (how === "cancelAsync" || limiter._holds) denied.end();
     } catch (error) {
       // The queue would fail the job for it, or leave it to end the process. The store has counted it, and told its hooks.
       if (!(error instanceof StoreError)) throw error;
@@ -85,7 +85,7 @@ export function toWorkglow(limiter: Limiter, options: ToWorkglowOptions = {}): W
       return limiter._isShared() ? "cluster" : "process";
     },
     async tryAcquire() {
-      const token = timeout > 0 ? await waitForPlace() : await limiter.tryAcquireAsync({ key });
+      const token = timeout > 0 ? await waitForPlace() : await denied.orAsk(key);
       if (token !== null) running.add(token);
       return token;
     },
@@ -106,7 +106,10 @@ export function toWorkglow(limiter: Limiter, options: ToWorkglowOptions = {}): W
       return new Date(Math.min(next.getTime(), Date.now() + Math.max(gate, LOOK_AGAIN)));
     },
     setNextAvailableTime: (date) => limiter.setNextAvailableTime(date, key),
-    clear: () => limiter.clear(key),
+    async clear() {
+      await limiter.clear(key);
+      denied.end();
+    },
   };
 }
 

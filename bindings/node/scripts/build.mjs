@@ -4,7 +4,7 @@
 //     npm run build -- dev       compiles in a third of the time, and runs slower
 
 import { execFileSync } from "node:child_process";
-import { copyFileSync, mkdirSync, rmSync, writeFileSync } from "node:fs";
+import { copyFileSync, mkdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { createRequire } from "node:module";
 import { dirname, join } from "node:path";
 import { fileURLToPath } from "node:url";
@@ -32,7 +32,9 @@ const write = (file, text) => writeFileSync(join(dist, file), text);
 write("cjs/package.json", `${JSON.stringify({ type: "commonjs", sideEffects: false })}\n`);
 mkdirSync(join(dist, "esm"));
 // The code is there once, however it is loaded, so that a Store that was required is a Store to what was imported.
-for (const entry of ["index", "bullmq", "http", "workglow"]) {
+const { exports } = JSON.parse(readFileSync(join(here, "package.json")));
+for (const path of Object.keys(exports).filter((path) => path !== "./package.json")) {
+  const entry = path === "." ? "index" : path.slice(2);
   const names = Object.keys(createRequire(import.meta.url)(join(dist, "cjs", `${entry}.js`)));
   write(`esm/${entry}.js`, `export { ${names.join(", ")} } from "../cjs/${entry}.js";\n`);
   write(`esm/${entry}.d.ts`, `export * from "../cjs/${entry}.js";\n`);

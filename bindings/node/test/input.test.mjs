@@ -72,7 +72,7 @@ test("options", async () => {
     assert.throws(() => new Store("memory:", bad), about("options"));
   }
   assert.throws(() => limiter.reserve({ timeout: 5 }), /timeout: expected only key, weight, maxWait, grace/);
-  await assert.rejects(limiter.acquire({ timeOut: 5 }), /timeOut: expected only key, weight, priority, timeout, signal, place/);
+  await assert.rejects(limiter.acquire({ timeOut: 5 }), /timeOut: expected only key, weight, priority, timeout, signal, maxWaiting, place/);
   await assert.rejects(limiter.acquire({ signal: {} }), about("signal"));
   for (const priority of [null, "1", 0.5, NaN, 2 ** 31, -(2 ** 31) - 1, 1n]) {
     await assert.rejects(limiter.acquire({ priority }), about("priority"));

@@ -43,15 +43,14 @@ test("a backlog comes back somewhat faster than starts are granted, so that most
   assert.ok(visits < 200 * 5, `${visits} visits for 200 starts`);
 });
 
-test("who waits for a place comes back half a window before a start of its own, as many as started in one window", () => {
+test("who waits for a place comes back half a window before its turn at the earliest, one after the other", () => {
   const line = new Line();
-  const denial = { retryAfter: 200, resetAfter: 0, limit: 4, period: 100 };
-  // Of 4 starts in 100 ms this process has 2; the last window is not full yet.
-  for (const at of [100, 100, 200, 200, 300]) line.grant(1, at);
-  const back = Array.from({ length: 6 }, () => line.append(1, 0, denial));
-  assert.deepEqual(back, [250, 350, 350, 450, 450, 550]);
+  const denial = { retryAfter: 2_000, resetAfter: 0, limit: 2, period: 1_000 };
+  const back = Array.from({ length: 5 }, () => line.append(1, 0, denial));
+  assert.deepEqual(back, [1_500, 1_505, 2_500, 2_505, 3_500]);
   // Those that came back are in it no longer.
-  assert.equal(line.append(1, 400, denial), 500);
+  assert.equal(line.append(1, 2_500, denial), 5_000);
+  assert.equal(new Line().append(1, 0, { ...denial, retryAfter: 100 }), 10, "never at once");
 });
 
 test("a line that was empty begins anew", () => {

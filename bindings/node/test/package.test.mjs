@@ -14,7 +14,8 @@ const manifest = JSON.parse(readFileSync(join(root, "package.json"), "utf8"));
 
 test("ES modules and CommonJS are one: what was required works with what was imported", async () => {
   const require = createRequire(import.meta.url);
-  for (const entry of ["", "/bullmq", "/http", "/workglow"]) {
+  for (const path of Object.keys(manifest.exports).filter((path) => path !== "./package.json")) {
+    const entry = path.slice(1);
     const cjs = require(`workglow-limit${entry}`);
     const imported = await import(`workglow-limit${entry}`);
     for (const name of Object.keys(cjs)) assert.equal(cjs[name], imported[name], name);
@@ -29,6 +30,16 @@ test("ES modules and CommonJS are one: what was required works with what was imp
 test("nothing is needed at run time, and nothing runs at installation", () => {
   assert.equal(manifest.dependencies, undefined);
   for (const script of ["preinstall", "install", "postinstall", "prepare"]) assert.equal(manifest.scripts[script], undefined);
+});
+
+test("types of other packages are needed by the entries that are named after them only", () => {
+  const peers = Object.keys(manifest.peerDependencies);
+  const cjs = join(root, "dist/cjs");
+  for (const file of readdirSync(cjs).filter((file) => file.endsWith(".d.ts"))) {
+    const imported = [...readFileSync(join(cjs, file), "utf8").matchAll(/(?:from|import|module) "([^."][^"]*)"/g)].map(([, name]) => name);
+    const allowed = { "fastify-rate-limit.d.ts": "@fastify/rate-limit" }[file] ?? file.replace(".d.ts", "");
+    for (const name of imported) assert.ok(!peers.includes(name) || name === allowed, `${file} needs ${name}`);
+  }
 });
 
 test("the package's version is the addon's", () => {

@@ -1,6 +1,9 @@
 // What compiles, and what must not. Checked by `tsc --noEmit`, never run.
 
 import type { IncomingMessage } from "node:http";
+import axios from "axios";
+import { Agent, interceptors } from "undici";
+import { Agent as Agent8 } from "undici-8";
 import {
   CompositeLimiter,
   ConcurrencyLimiter,
@@ -31,9 +34,26 @@ import {
   type WorkglowLimiter,
   toWorkglow,
 } from "workglow-limit";
+import { limitAxios } from "workglow-limit/axios";
+import { type OutgoingRequest, type SendingOptions, limitFetch } from "workglow-limit/fetch";
 import { type HeedOptions, type HttpResponse, heed } from "workglow-limit/http";
+import { limitUndici } from "workglow-limit/undici";
+import fastifyRateLimit, { type FastifyRateLimitOptions } from "@fastify/rate-limit";
 import { type Job, Worker } from "bullmq";
+import express from "express";
+import { rateLimit } from "express-rate-limit";
+import fastify from "fastify";
+import { Hono } from "hono";
+import type { Job as GraphileJob, TaskList } from "graphile-worker";
+import { type WithLimiterOptions as GraphileOptions, withLimiter as limitTask } from "workglow-limit/graphile-worker";
+import { type LimitJobOptions, limitJob } from "workglow-limit/job";
 import { type Limited, type LimitedProcessor, type WithLimiterOptions, withLimiter } from "workglow-limit/bullmq";
+import { type Limited as Refused, limitRequests } from "workglow-limit/express";
+import { LimitStore } from "workglow-limit/express-rate-limit";
+import { limitRequests as ofFastify } from "workglow-limit/fastify";
+import { limitStore } from "workglow-limit/fastify-rate-limit";
+import { limitRequests as ofHono } from "workglow-limit/hono";
+import { limitRequests as ofNext } from "workglow-limit/next";
 
 const clock = new ManualClock();
 const store = new Store("memory:", { timeout: "5s", mode: 0o660, onError: "deny", durability: "commit", clock });
@@ -235,3 +255,95 @@ withLimiter(rate, (job: Job<Prompt>) => job.data.tokens, processor);
 withLimiter(rate, null, processor, { wait: 1 });
 // @ts-expect-error: not the path of a sandboxed processor
 withLimiter(rate, null, "file.js");
+
+// HTTP clients.
+const sending: SendingOptions = {
+  key: ({ headers }) => headers.get("x-tenant"),
+  weight: ({ url }) => url.pathname.length,
+  timeout: "30s",
+  heed: { default: "1s", longest: 5000 },
+  retries: 2,
+  tokens: { "api.example.com": rate },
+  estimate: ({ text }) => text?.length ?? 0,
+  usage: (data: unknown, response) => ("status" in response ? response.status : null),
+};
+export const limited: typeof fetch = limitFetch({ "api.example.com": composite }, { ...sending, fetch });
+limitFetch(null, { tokens: rate });
+limitFetch(({ method }: OutgoingRequest) => (method === "POST" ? rate : null));
+new Agent().compose(limitUndici(rate, sending));
+new Agent().compose([limitUndici(rate), interceptors.retry()]);
+new Agent8().compose(limitUndici(rate, sending));
+limitAxios(axios, rate, sending)();
+limitAxios(axios.create(), composite);
+// @ts-expect-error: a host's limiter
+limitFetch({ "api.example.com": 5 });
+// @ts-expect-error: an option that is not known
+limitFetch(rate, { tiemout: 1 });
+// @ts-expect-error: a dispatcher has no fetch
+limitUndici(rate, { fetch });
+
+// Wrapped functions keep their arguments and what they give.
+const embed = rate.wrap(async (tenant: string, size: number) => tenant.length * size, (tenant) => ({ key: tenant, maxWaiting: 9 }));
+export const size: Promise<number> = embed("acme", 3);
+export const ended: Promise<void>[] = [rate.idle(), rate.stop()];
+// @ts-expect-error: a tenant is a string
+embed(5, 3);
+new TimeoutError("late", 5) satisfies LimitError;
+// Behind a server: the same options, with the requests of each framework.
+const app = express();
+const requests = limitRequests({
+  limits: [
+    { limiter: rate, key: "address", weight: (request) => Number(request.query["n"]), skipFailed: true },
+    { limiter: { free: rate, pro: composite }, plan: async (request) => request.get("X-Plan") ?? "free", key: async () => null },
+  ],
+  exempt: ["/health", "/static/*"],
+  trustedProxies: ["10.0.0.0/8", "unix"],
+  forwardedHeader: "Forwarded",
+  ipv6Prefix: 56,
+  onLimited: (request, { retryAfter, violated }: Refused, response) =>
+    request.path === "/" ? { error: violated.join(), retryAfter } : response.send("slow down"),
+});
+app.use(requests);
+app.get("/", requests.route({ limiter: composite, name: "all", shadow: true }), (request, response) => void response.send(request.path));
+fastify().register(ofFastify, { limits: [{ limiter: rate, key: (request) => request.ip }], hook: "preHandler" });
+fastify().get("/", { config: { limits: [{ limiter: rate, weight: (request) => request.url.length }] } }, () => "ok");
+fastify().get("/", { config: { limits: false } }, () => "ok");
+const ofContext = ofHono({ limits: [{ limiter: rate, key: (context) => context.req.param("tenant") }], onLimited: (context) => context.json({}) });
+new Hono().use(ofContext).get("/", ofContext.route({ limiter: composite }), (context) => context.text("ok"));
+const wrap = ofNext({ limits: [{ limiter: rate, key: (request) => request.headers.get("X-API-Key") }] });
+export const GET: (request: Request, context: { params: Promise<{ id: string }> }) => Promise<Response> = wrap(
+  async (_request, { params }: { params: Promise<{ id: string }> }) => Response.json(await params),
+  { limiter: composite, weight: 5 },
+);
+app.use(rateLimit({ limit: 5, windowMs: 60_000, store: new LimitStore(store, { name: "api", max: 5 }) }));
+fastify().register(fastifyRateLimit, { max: 5, store: limitStore(store, "api") } as FastifyRateLimitOptions);
+// @ts-expect-error: an option that is not known
+limitRequests({ limit: [] });
+// @ts-expect-error: a policy is a limiter
+limitRequests({ limits: [{ limiter: "100/1m" }] });
+// @ts-expect-error: a route needs its limits in an array
+fastify().get("/", { config: { limits: { limiter: rate } } }, () => "ok");
+// @ts-expect-error: a store of this package
+new LimitStore("memory:");
+// The jobs of any queue: what the job gives, or what `delay` gave.
+const away: LimitJobOptions<"away"> = {
+  async delay(wait: number, place: string | null): Promise<"away"> {
+    console.log(wait.toFixed(), place?.length);
+    return "away";
+  },
+  place: null,
+  weight: 2,
+  hold: "100ms",
+  grace: 50,
+};
+export const outcome: Promise<number | "away"> = limitJob(composite, "k", async (permit: Permit) => permit.wait, away);
+// @ts-expect-error: who sends the job away?
+limitJob(composite, "k", () => 1, { place: "x" });
+
+// Graphile Worker: what `withLimiter` gives is a task.
+const taskOptions: GraphileOptions = { schema: "other", weightOf: (job: GraphileJob) => job.priority, onLimited: (job, { wait }) => console.log(job.id, wait) };
+export const tasks: TaskList = {
+  ask: limitTask(rate, (job) => job.key, async (payload: Prompt, helpers, permit) => permit.settle(payload.tokens + helpers.job.attempts), taskOptions),
+};
+// @ts-expect-error: an option that is not known
+limitTask(rate, null, () => {}, { wait: 1 });

@@ -94,7 +94,6 @@ test("an early pause holds as soon as anybody declares the limit", async () => {
 test("the older pair: counts, then records, even when the limit is full", async () => {
   const { storage, mail, clock } = still();
   const limiter = new Older(storage, "mail", { ...minute(2), initialBackoffDelay: 1, maxBackoffDelay: 2 });
-  await assert.rejects(limiter.recordJobStart(), { name: "UnknownLimit", message: /"mail"/ });
   await limiter.release(await limiter.tryAcquire());
   assert.equal(await limiter.canProceed(), true);
   await limiter.recordJobStart();
@@ -105,6 +104,55 @@ test("the older pair: counts, then records, even when the limit is full", async 
   assert.equal(mail.peek().remaining, 0);
   clock.advance("61s");
   assert.equal(await limiter.canProceed(), true);
+});
+
+test("the older pair on a limit that nobody has declared: counts as its own storage does, in all processes", async (t) => {
+  const url = `sqlite:${directory(t)}/limits.db`;
+  const limiters = [new Store(url), new Store(url)].map((store) => {
+    const storage = new WorkglowRateLimiterStorage(store);
+    return new Older(storage, "mail", { ...minute(3), initialBackoffDelay: 1, maxBackoffDelay: 2 });
+  });
+  const [one, other] = limiters;
+  await one.recordJobStart(); // Before anybody has said over which time.
+  assert.deepEqual(await Promise.all(limiters.map((limiter) => limiter.canProceed())), [true, true]);
+  await other.recordJobStart();
+  await one.recordJobStart();
+  for (const limiter of limiters) {
+    assert.equal(await limiter.canProceed(), false);
+    await limiter.recordJobStart();
+  }
+  // Where the window is full it also pauses the queue, for 2 to 4 ms here.
+  await new Promise((resolve) => setTimeout(resolve, 20));
+  for (const limiter of limiters) {
+    const storage = new WorkglowRateLimiterStorage(new Store(url));
+    assert.equal(await storage.getExecutionCount("mail", new Date(Date.now() - 60_000).toISOString()), 5);
+    const left = seconds(await limiter.getNextAvailableTime());
+    assert.ok(left > 55 && left <= 60, `${left} s`);
+  }
+  await one.clear();
+  assert.equal(await other.canProceed(), true);
+  // As soon as anybody says what is allowed, that holds, and what has started counts.
+  await other.recordJobStart();
+  const token = await one.tryAcquire();
+  assert.ok(token);
+  assert.ok(await other.tryAcquire());
+  assert.equal(await one.tryAcquire(), null);
+});
+
+test("the older pair over another time than the one before: starts leave the window that is asked for", async () => {
+  const { clock, storage } = still();
+  const count = (ms) => storage.getExecutionCount("mail", new Date(Date.now() - ms).toISOString());
+  await storage.recordExecution("mail");
+  assert.equal(await count(1_000), 1);
+  clock.advance("3s");
+  assert.equal(await count(1_000), 0);
+  await storage.recordExecution("mail");
+  const longer = await count(3_600_000);
+  assert.ok(longer >= 1, "the one before may have been forgotten with its window");
+  clock.advance("30m");
+  assert.equal(await count(3_600_000), longer);
+  clock.advance("31m");
+  assert.equal(await count(3_600_000), 0);
 });
 
 test("what it says of single starts", async () => {

@@ -96,6 +96,29 @@ test("who may wait gets its place instead of a denial, in the order of asking", 
   assert.equal(rate.stats().denied, 1);
 });
 
+test("who was denied and asks again too soon waits for it, and no longer than until there is room", async () => {
+  const soon = toWorkglow(new RateLimiter(new Store("memory:"), "x", { maxExecutions: 1, windowSizeInSeconds: 3 }));
+  assert.ok(await soon.tryAcquire());
+  let asked = 1;
+  while ((await soon.tryAcquire()) === null) asked++;
+  assert.ok(asked <= 6, `it asked ${asked} times`);
+  for (const [limiter, end] of [
+    [new RateLimiter(new Store("memory:"), "x", { maxExecutions: 1, windowSizeInSeconds: 600 }), "release"],
+    [new ConcurrencyLimiter(1), "complete"],
+    [new RateLimiter(new Store("memory:"), "x", { maxExecutions: 1, windowSizeInSeconds: 600 }), "clear"],
+  ]) {
+    const late = toWorkglow(limiter);
+    const token = await late.tryAcquire();
+    assert.equal(await late.tryAcquire(), null);
+    const waiting = late.tryAcquire();
+    await late[end](token);
+    assert.ok(await waiting, end);
+  }
+  const never = toWorkglow(new RateLimiter(new Store("memory:"), "x", { maxExecutions: 1, windowSizeInSeconds: 600 }));
+  assert.ok(await never.tryAcquire());
+  for (let i = 0; i < 2; i++) assert.equal(await never.tryAcquire(), null, "it looks again after a second");
+});
+
 test("when to ask again: exactly, or soon where a slot may come free", async (t) => {
   const store = new Store(`sqlite:${directory(t)}/limits.db`);
   const leased = new ConcurrencyLimiter(1, { store, name: "gpu", lease: "1h" });

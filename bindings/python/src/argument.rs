@@ -23,6 +23,17 @@ pub fn text<'a>(parameter: &'static str, value: Given<'a, '_>) -> PyResult<&'a s
     text.to_str().map_err(|_| invalid(parameter, value, "text that UTF-8 can encode"))
 }
 
+/// The address of a store; a path is the one of a file.
+pub fn address(value: Given<'_, '_>) -> PyResult<String> {
+    if !value.is_instance_of::<PyString>() && value.hasattr("__fspath__")? {
+        return Ok(format!("sqlite:{}", text("url", &value.call_method0("__fspath__")?)?));
+    }
+    match value.cast::<PyString>() {
+        Ok(_) => text("url", value).map(str::to_owned),
+        Err(_) => Err(wrong_type("url", value, "a str, or the path of a file as an os.PathLike")),
+    }
+}
+
 /// The weight of a start.
 #[inline]
 pub fn weight(value: Given<'_, '_>) -> PyResult<u64> {
@@ -62,12 +73,22 @@ fn units(parameter: &'static str, value: Given<'_, '_>) -> PyResult<u64> {
 
 /// What a decision answers when the store fails.
 pub fn on_error(value: Given<'_, '_>) -> PyResult<OnError> {
-    choice("on_error", value, &[("raise", OnError::Raise), ("deny", OnError::Deny), ("admit", OnError::Admit)])
+    choice("on_error", value, &ON_ERROR)
 }
+
+pub const ON_ERROR: [(&str, OnError); 3] =
+    [("raise", OnError::Raise), ("deny", OnError::Deny), ("admit", OnError::Admit)];
 
 /// How much a power cut may make a store forget.
 pub fn durability(value: Given<'_, '_>) -> PyResult<Durability> {
-    choice("durability", value, &[("budget", Durability::Budget), ("commit", Durability::Commit)])
+    choice("durability", value, &DURABILITY)
+}
+
+pub const DURABILITY: [(&str, Durability); 2] = [("budget", Durability::Budget), ("commit", Durability::Commit)];
+
+/// The word for a choice.
+pub fn word<T: Copy + PartialEq, const N: usize>(words: [(&'static str, T); N], meant: T) -> &'static str {
+    words.iter().find(|(_, choice)| *choice == meant).map_or("", |(word, _)| word)
 }
 
 /// One of a few words.

@@ -1,6 +1,7 @@
 //! A clock for tests.
 
 use crate::argument;
+use crate::origin;
 use pyo3::prelude::*;
 
 /// A clock for tests: it stands still until it is advanced. Give it to a Store, or to a ConcurrencyLimiter.
@@ -27,7 +28,21 @@ impl ManualClock {
         self.core.now().as_secs_f64()
     }
 
+    // Time stands still in one process. A copy is the clock itself.
+
+    fn __reduce__(&self) -> PyResult<()> {
+        origin::stays("a manual clock stands in its process alone")
+    }
+
+    fn __copy__(this: Py<Self>) -> Py<Self> {
+        this
+    }
+
+    fn __deepcopy__(this: Py<Self>, _memo: &Bound<'_, PyAny>) -> Py<Self> {
+        this
+    }
+
     fn __repr__(&self) -> String {
-        format!("<ManualClock at {:?}>", self.core.now())
+        format!("<ManualClock at {} s>", self.now())
     }
 }

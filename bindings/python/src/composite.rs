@@ -4,7 +4,9 @@ use crate::argument::wrong_type;
 use crate::custom;
 use crate::error::raised;
 use crate::limiter::{Limiter, Node};
+use crate::origin::Origin;
 use pyo3::prelude::*;
+use pyo3::types::PyList;
 use std::sync::Arc;
 use workglow_limit::CompositeLimiter as Core;
 
@@ -16,6 +18,8 @@ use workglow_limit::CompositeLimiter as Core;
 #[pyclass(extends = Limiter, subclass, frozen, module = "workglow_limit")]
 pub struct CompositeLimiter {
     core: Arc<Core>,
+    /// As Python knows them.
+    children: Py<PyList>,
 }
 
 #[pymethods]
@@ -23,17 +27,22 @@ impl CompositeLimiter {
     #[new]
     #[pyo3(signature = (limiters, /))]
     fn new(limiters: &Bound<'_, PyAny>) -> PyResult<PyClassInitializer<Self>> {
+        let py = limiters.py();
         let Ok(limiters) = limiters.try_iter() else {
             return Err(wrong_type("limiters", limiters, "an iterable of limiters"));
         };
-        let children = limiters.map(|limiter| child("limiters", &limiter?)).collect::<PyResult<Vec<_>>>()?;
-        let core = Arc::new(Core::new(children));
-        Ok(Limiter::of(Node::new(core.clone())).add_subclass(CompositeLimiter { core }))
+        let limiters = limiters.collect::<PyResult<Vec<_>>>()?;
+        let children = limiters.iter().map(|limiter| child("limiters", limiter)).collect::<PyResult<Vec<_>>>()?;
+        let (core, children_of) = (Arc::new(Core::new(children)), PyList::new(py, limiters)?);
+        let origin = Origin::composite::<CompositeLimiter>(py, children_of.clone());
+        let composite = CompositeLimiter { core: core.clone(), children: children_of.unbind() };
+        Ok(Limiter::of(Node::new(core), origin).add_subclass(composite))
     }
 
     /// Adds a child. Permits that are out complete against the children they were taken from.
     fn add(this: &Bound<'_, Self>, limiter: &Bound<'_, PyAny>) -> PyResult<()> {
-        this.get().core.add(child("limiter", limiter)?).map_err(raised)
+        this.get().core.add(child("limiter", limiter)?).map_err(raised)?;
+        this.get().children.bind(this.py()).append(limiter)
     }
 }
 

@@ -86,12 +86,14 @@ impl Decision {
     }
 
     fn __repr__(&self) -> String {
-        let or_none = |n: u64| units(n).map_or_else(|| "None".to_owned(), |n| n.to_string());
-        let (remaining, limit) = (or_none(self.remaining), or_none(self.limit));
+        let room = match self.limit {
+            u64::MAX => "no limit".to_owned(),
+            limit => format!("remaining {} of {limit}, reset after {} s", self.remaining, self.reset_after()),
+        };
         let answer = match &self.denied_by {
             None => "admitted".to_owned(),
             Some(name) => format!("denied by {name:?}, retry after {} s", self.retry_after()),
         };
-        format!("<Decision: {answer}, remaining {remaining} of {limit}, reset after {} s>", self.reset_after())
+        format!("<Decision: {answer}, {room}>")
     }
 }

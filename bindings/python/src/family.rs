@@ -4,7 +4,9 @@ use crate::argument::{self, choice, number, quoting, quoting_given, seconds, tex
 use crate::clock::ManualClock;
 use crate::error::raised;
 use crate::limiter::{Limiter, Node};
+use crate::origin::{Named, Origin};
 use crate::store::Store;
+use pyo3::PyTypeInfo;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::PyType;
@@ -36,7 +38,9 @@ macro_rules! limiter {
             ) -> PyResult<Bound<'py, Self>> {
                 let core = workglow_limit::$name::attach(&store.get().core, text("name", name)?)
                     .map_err(|e| quoting(e, &[("name", "name", name)]))?;
-                Bound::new(cls.py(), Limiter::of(Node::new(Arc::new(core))).add_subclass($name))
+                let attach = cls.py().get_type::<$name>().getattr("attach")?;
+                let origin = Origin::call(attach, (store, name))?.shown(None, Some(&store.get().core));
+                Bound::new(cls.py(), Limiter::of(Node::new(Arc::new(core)), origin).add_subclass($name))
             }
         }
     };
@@ -76,7 +80,7 @@ limiter! {
             max_backoff_delay: Option<&Bound<'_, PyAny>>,
             jitter: Option<&Bound<'_, PyAny>>,
         ) -> New<Self> {
-            let windows = match (max_executions, window_size_in_seconds, windows) {
+            let all = match (max_executions, window_size_in_seconds, windows) {
                 (Some(max), Some(window), None) => vec![pair(max, window)?],
                 (None, None, Some(windows)) => pairs(windows)?,
                 _ => {
@@ -85,8 +89,19 @@ limiter! {
                 }
             };
             let backoff = backoff(initial_backoff_delay, backoff_multiplier, max_backoff_delay, jitter)?;
-            let policy = Policy::rate_in(&windows).and_then(|policy| policy.with_backoff(backoff)).map_err(raised)?;
-            Ok(declared(store, name, policy)?.add_subclass(RateLimiter))
+            let policy = Policy::rate_in(&all).and_then(|policy| policy.with_backoff(backoff)).map_err(raised)?;
+            // The windows may have been an iterator, which is at its end.
+            let windows = windows.map(|_| all.into_pyobject(name.py())).transpose()?;
+            let others = [
+                ("max_executions", max_executions),
+                ("window_size_in_seconds", window_size_in_seconds),
+                ("windows", windows.as_ref()),
+                ("initial_backoff_delay", initial_backoff_delay),
+                ("backoff_multiplier", backoff_multiplier),
+                ("max_backoff_delay", max_backoff_delay),
+                ("jitter", jitter),
+            ];
+            Ok(declared::<RateLimiter>(store, name, policy, others)?.add_subclass(RateLimiter))
         }
     }
 }
@@ -117,7 +132,10 @@ limiter! {
                 policy = policy.with_lease(length).map_err(|e| quoting(e, &[("lease", "lease", lease)]))?;
             }
             let limiter = match home(store, name, clock)? {
-                Some((store, name)) => declared(store, name, policy)?,
+                Some((store, name)) => {
+                    let others = [("max_concurrent_jobs", Some(max_concurrent_jobs)), ("lease", lease)];
+                    declared::<ConcurrencyLimiter>(store, name, policy, others)?
+                }
                 None if lease.is_some() => {
                     return Err(PyTypeError::new_err("expected a store and a name beside a lease"));
                 }
@@ -126,7 +144,7 @@ limiter! {
                         None => workglow_limit::ConcurrencyLimiter::new(max),
                         Some(clock) => workglow_limit::ConcurrencyLimiter::with_clock(max, clock.get().core.clone()),
                     };
-                    Limiter::of(Node::new(Arc::new(core.map_err(wrong)?)))
+                    local::<ConcurrencyLimiter>(max_concurrent_jobs.py(), core.map_err(wrong)?, policy)?
                 }
             };
             Ok(limiter.add_subclass(ConcurrencyLimiter))
@@ -146,6 +164,7 @@ limiter! {
             text_signature = "(delay=0.05, *, store=None, name=None, clock=None)"
         )]
         fn new(
+            py: Python<'_>,
             delay: Option<&Bound<'_, PyAny>>,
             store: Option<&Bound<'_, Store>>,
             name: Option<&Bound<'_, PyAny>>,
@@ -155,10 +174,10 @@ limiter! {
             let wrong = |e| quoting_given(e, [("delay", "delay", delay)]);
             let policy = Policy::delay(length).map_err(wrong)?;
             let limiter = match home(store, name, clock)? {
-                Some((store, name)) => declared(store, name, policy)?,
+                Some((store, name)) => declared::<DelayLimiter>(store, name, policy, [("delay", delay)])?,
                 None => {
                     let core = workglow_limit::DelayLimiter::with_clock(length, clock.map(|c| c.get().core.clone()));
-                    Limiter::of(Node::new(Arc::new(core.map_err(raised)?)))
+                    local::<DelayLimiter>(py, core.map_err(raised)?, policy)?
                 }
             };
             Ok(limiter.add_subclass(DelayLimiter))
@@ -193,11 +212,19 @@ limiter! {
             let wrong = |e| quoting_window(e, max_executions, window_size_in_seconds);
             let policy = Policy::evenly_spaced(max, window, adaptive).map_err(wrong)?;
             let limiter = match home(store, name, clock)? {
-                Some((store, name)) => declared(store, name, policy)?,
+                Some((store, name)) => {
+                    let adaptive = adaptive.into_pyobject(name.py())?.to_owned();
+                    let others = [
+                        ("max_executions", Some(max_executions)),
+                        ("window_size_in_seconds", Some(window_size_in_seconds)),
+                        ("adaptive", Some(adaptive.as_any())),
+                    ];
+                    declared::<EvenlySpacedRateLimiter>(store, name, policy, others)?
+                }
                 None => {
                     let clock_of = clock.map(|clock| clock.get().core.clone());
                     let core = workglow_limit::EvenlySpacedRateLimiter::with_clock(max, window, adaptive, clock_of);
-                    Limiter::of(Node::new(Arc::new(core.map_err(wrong)?)))
+                    local::<EvenlySpacedRateLimiter>(max_executions.py(), core.map_err(wrong)?, policy)?
                 }
             };
             Ok(limiter.add_subclass(EvenlySpacedRateLimiter))
@@ -224,7 +251,8 @@ limiter! {
             burst: Option<&Bound<'_, PyAny>>,
         ) -> New<Self> {
             let policy = bucket(Policy::token_bucket, rate, period, ("burst", burst))?;
-            Ok(declared(store, name, policy)?.add_subclass(TokenBucketLimiter))
+            let others = [("rate", Some(rate)), ("period", period), ("burst", burst)];
+            Ok(declared::<TokenBucketLimiter>(store, name, policy, others)?.add_subclass(TokenBucketLimiter))
         }
     }
 }
@@ -248,7 +276,8 @@ limiter! {
             queue: Option<&Bound<'_, PyAny>>,
         ) -> New<Self> {
             let policy = bucket(Policy::leaky_bucket, rate, period, ("queue", queue))?;
-            Ok(declared(store, name, policy)?.add_subclass(LeakyBucketLimiter))
+            let others = [("rate", Some(rate)), ("period", period), ("queue", queue)];
+            Ok(declared::<LeakyBucketLimiter>(store, name, policy, others)?.add_subclass(LeakyBucketLimiter))
         }
     }
 }
@@ -268,7 +297,9 @@ limiter! {
             window_size_in_seconds: &Bound<'_, PyAny>,
         ) -> New<Self> {
             let policy = counter(Policy::fixed_window, max_executions, window_size_in_seconds)?;
-            Ok(declared(store, name, policy)?.add_subclass(FixedWindowLimiter))
+            let others =
+                [("max_executions", Some(max_executions)), ("window_size_in_seconds", Some(window_size_in_seconds))];
+            Ok(declared::<FixedWindowLimiter>(store, name, policy, others)?.add_subclass(FixedWindowLimiter))
         }
     }
 }
@@ -287,15 +318,31 @@ limiter! {
             window_size_in_seconds: &Bound<'_, PyAny>,
         ) -> New<Self> {
             let policy = counter(Policy::sliding_window_counter, max_executions, window_size_in_seconds)?;
-            Ok(declared(store, name, policy)?.add_subclass(SlidingWindowCounterLimiter))
+            let others =
+                [("max_executions", Some(max_executions)), ("window_size_in_seconds", Some(window_size_in_seconds))];
+            Ok(declared::<SlidingWindowCounterLimiter>(store, name, policy, others)?.add_subclass(SlidingWindowCounterLimiter))
         }
     }
 }
 
-/// The same, declared under a name.
-fn declared(store: &Bound<'_, Store>, name: Given<'_, '_>, policy: Policy) -> New<Limiter> {
+/// A limit of a store, which a class declares under a name with these other arguments.
+fn declared<'a, 'py: 'a, C: PyTypeInfo>(
+    store: &'a Bound<'py, Store>,
+    name: Given<'a, 'py>,
+    policy: Policy,
+    others: impl IntoIterator<Item = Named<'a, 'py>>,
+) -> New<Limiter> {
     let core = store.get().core.declare(text("name", name)?, policy);
-    Ok(Limiter::of(Node::new(core.map_err(|e| quoting(e, &[("name", "name", name)]))?)))
+    let core = core.map_err(|e| quoting(e, &[("name", "name", name)]))?;
+    let arguments = [("store", Some(store.as_any())), ("name", Some(name))].into_iter().chain(others);
+    let origin = Origin::class::<C>(name.py(), arguments)?;
+    Ok(Limiter::of(Node::new(core), origin.shown(Some(policy.to_string()), Some(&store.get().core))))
+}
+
+/// A limit of this process.
+fn local<C: PyTypeInfo>(py: Python<'_>, core: impl workglow_limit::Limiter + 'static, policy: Policy) -> New<Limiter> {
+    let origin = Origin::class::<C>(py, [])?.shown(Some(policy.to_string()), None);
+    Ok(Limiter::of(Node::new(Arc::new(core)), origin))
 }
 
 /// Is it a limit of a store, or of this process?

@@ -3,6 +3,7 @@
 use crate::argument::{quoting, quoting_given, seconds, text, whole};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
+use pyo3::types::PyDict;
 use std::time::Duration;
 use workglow_limit::Policy;
 
@@ -62,6 +63,14 @@ impl FlowControl {
     #[getter]
     fn period(&self) -> f64 {
         self.period.as_secs_f64()
+    }
+
+    fn __getnewargs_ex__<'py>(&self, py: Python<'py>) -> PyResult<((&str,), Bound<'py, PyDict>)> {
+        let named = PyDict::new(py);
+        named.set_item("rate", self.rate)?;
+        named.set_item("period", self.period)?;
+        named.set_item("parallelism", self.parallelism)?;
+        Ok(((&self.key,), named))
     }
 
     fn __repr__(&self) -> String {

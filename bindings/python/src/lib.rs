@@ -9,6 +9,7 @@ mod composite;
 mod custom;
 mod decision;
 mod elsewhere;
+mod entered;
 mod error;
 mod family;
 mod flow;
@@ -16,6 +17,7 @@ mod hooks;
 mod limiter;
 mod line;
 mod null;
+mod origin;
 mod permit;
 mod pool;
 mod stats;
@@ -36,6 +38,7 @@ mod _native {
         composite::CompositeLimiter,
         decision::Decision,
         elsewhere::call_elsewhere,
+        entered::Entered,
         family::{
             ConcurrencyLimiter, DelayLimiter, EvenlySpacedRateLimiter, FixedWindowLimiter, LeakyBucketLimiter,
             RateLimiter, SlidingWindowCounterLimiter, TokenBucketLimiter,

@@ -6,15 +6,18 @@ use crate::asking::{self, What};
 use crate::by_hand::{self, Signature};
 use crate::decision::Decision;
 use crate::elsewhere;
+use crate::entered::Entered;
 use crate::error::{expired, raised};
 use crate::hooks;
 use crate::line::Waiter;
-use crate::permit::{self, Permit, Place};
+use crate::origin::Origin;
+use crate::permit::{self, End, Permit, Place};
 use crate::stats::Stats;
 use crate::waiting::{Here, wait, wait_here, wait_or_undo};
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::{PyCFunction, PyDict, PyString};
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyCFunction, PyDict, PyString, PyTuple};
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
@@ -186,14 +189,19 @@ impl Node {
 ///
 /// Every method takes a key: one policy, a separate budget per key; None is no key. Limiters are used from any thread,
 /// and go on working in a forked child.
+///
+/// `with limiter:` and `async with limiter:` wait for room without a key, enter with the permit, and complete it. A limiter of a
+/// store that processes share can be pickled: whoever reads it makes one of the same arguments. A copy is the limiter itself.
 #[pyclass(subclass, frozen, module = "workglow_limit")]
 pub struct Limiter {
     pub node: Arc<Node>,
+    origin: Origin,
+    entered: Entered,
 }
 
 impl Limiter {
-    pub fn of(node: Arc<Node>) -> PyClassInitializer<Limiter> {
-        PyClassInitializer::from(Limiter { node })
+    pub fn of(node: Arc<Node>, origin: Origin) -> PyClassInitializer<Limiter> {
+        PyClassInitializer::from(Limiter { node, origin, entered: Entered::default() })
     }
 
     /// The steps of a waiter after its first. It sleeps without the GIL.
@@ -522,6 +530,21 @@ impl Limiter {
         this.py().import("workglow_limit._decorator")?.getattr("limit")?.call1((this, key, weight, timeout))
     }
 
+    /// The same for a function that is not yours to decorate: what it answers waits for room and then calls it.
+    #[pyo3(
+        signature = (function, key=None, weight=None, timeout=None),
+        text_signature = "($self, function, key=None, weight=1, timeout=None)"
+    )]
+    fn wrap<'py>(
+        this: &Bound<'py, Self>,
+        function: &Bound<'py, PyAny>,
+        key: Option<&Bound<'py, PyAny>>,
+        weight: Option<&Bound<'py, PyAny>>,
+        timeout: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        Self::limit(this, key, weight, timeout)?.call1((function,))
+    }
+
     /// Ends a permit of this limiter: the job ran. Ending it again is a no-op; another limiter's is a ForeignPermit.
     fn complete(&self, permit: &Bound<'_, Permit>) -> PyResult<()> {
         Permit::of(permit.as_unbound()).complete_at(permit.py(), &self.node)
@@ -628,7 +651,44 @@ impl Limiter {
         hooks::add(event, function, |event, hook| here.on(event, hook), move |number| there.off(number))
     }
 
+    // `with limiter:` starts with the empty key and weight 1, and completes at the end of its body. A limiter is entered as often as
+    // one likes, within itself and by many at once.
+
+    fn __enter__(&self, py: Python<'_>) -> PyResult<Py<Permit>> {
+        self.entered.enter(py, self.acquire(py, None, 1, None, 0, None)?)
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyTuple>) -> PyResult<()> {
+        Permit::of(&self.entered.leave(py)?).complete(py)
+    }
+
+    fn __aenter__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        static ENTER: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+        let asked = self.acquire_async(None, 1, None, 0, None)?;
+        ENTER.import(py, "workglow_limit._loops", "enter")?.call1((asked, self.entered.clone()))
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __aexit__<'py>(&self, py: Python<'py>, _exception: &Bound<'py, PyTuple>) -> PyResult<Bound<'py, PyAny>> {
+        asking::end(py, self.entered.leave(py)?, End::Complete)
+    }
+
+    // A pickle has what the limiter was made from. A copy is the limiter itself.
+
+    fn __reduce__<'py>(this: &Bound<'py, Self>) -> PyResult<Bound<'py, PyTuple>> {
+        this.get().origin.reduced(this)
+    }
+
+    fn __copy__(this: Py<Self>) -> Py<Self> {
+        this
+    }
+
+    fn __deepcopy__(this: Py<Self>, _memo: &Bound<'_, PyAny>) -> Py<Self> {
+        this
+    }
+
     fn __repr__(this: &Bound<'_, Self>) -> PyResult<String> {
-        Ok(format!("<{} {:?}>", this.get_type().name()?, this.get().node.core.name()))
+        this.get().origin.repr(this, this.get().node.core.name())
     }
 }

@@ -1,6 +1,7 @@
 //! No limit.
 
 use crate::limiter::{Limiter, Node};
+use crate::origin::Origin;
 use pyo3::prelude::*;
 use std::sync::Arc;
 
@@ -11,8 +12,9 @@ pub struct NullLimiter;
 #[pymethods]
 impl NullLimiter {
     #[new]
-    fn new() -> PyClassInitializer<Self> {
+    fn new(py: Python<'_>) -> PyResult<PyClassInitializer<Self>> {
         let core = workglow_limit::NullLimiter::new();
-        Limiter::of(Node::new(Arc::new(core))).add_subclass(NullLimiter)
+        let origin = Origin::class::<NullLimiter>(py, [])?;
+        Ok(Limiter::of(Node::new(Arc::new(core)), origin).add_subclass(NullLimiter))
     }
 }

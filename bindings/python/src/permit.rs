@@ -5,6 +5,7 @@ use crate::asking;
 use crate::by_hand::{self, Signature};
 use crate::error::raised;
 use crate::limiter::Node;
+use crate::origin;
 use crate::waiting::wait_here;
 use pyo3::exceptions::PyResourceWarning;
 use pyo3::prelude::*;
@@ -529,6 +530,9 @@ does nothing: it is the parent's.
 
 Or a place: a start in the future, taken by Limiter.reserve(). It has not started, and does so when it is presented.";
 
+const STAYS: &str =
+    "a permit stays with its process, and so does a copy: send to_text(), and read it with Limiter.permit or .place";
+
 const COMPLETE: &CStr = c"complete($self)\n--\n\nThe job ran.";
 
 const CANCEL: &CStr = c"cancel($self)\n--\n\n\
@@ -601,6 +605,7 @@ fn class(py: Python<'_>) -> PyResult<Py<PyType>> {
         ),
         plain(c"renew", method!(None, |py, permit| permit.renew(py).map(|()| py.None())), RENEW),
         plain(c"to_text", method!(None, |py, permit| permit.to_text(py)), TO_TEXT),
+        plain(c"__reduce__", method!(None, |_, _| origin::stays::<()>(STAYS)), c"__reduce__($self)\n--\n\n"),
         plain(c"__enter__", enter, c"__enter__($self)\n--\n\n"),
         method(c"__exit__", METH_FASTCALL, Pointer { PyCFunctionFast: exit }, c"__exit__($self, *_exception)\n--\n\n"),
         plain(c"__aenter__", enter_async, c"__aenter__($self)\n--\n\n"),

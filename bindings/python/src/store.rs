@@ -7,10 +7,11 @@ use crate::error::raised;
 use crate::flow::FlowControl;
 use crate::hooks::{self, told};
 use crate::limiter::{Limiter, Node};
+use crate::origin::{self, Origin};
 use crate::waiting::{wait, wait_here};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
-use pyo3::types::PyCFunction;
+use pyo3::types::{PyCFunction, PyDict, PyString, PyTuple};
 use std::path::PathBuf;
 use std::time::Duration;
 use workglow_limit::{Durability, OnError, StoreOptions};
@@ -24,7 +25,8 @@ pub fn tell_counts(py: Python<'_>) {
 }
 
 /// Where limits live: "memory:" (this process), "sqlite:PATH" (this machine), or "redis://HOST", "redis+unix://PATH" and
-/// "postgres://HOST/DATABASE" (a server that machines share).
+/// "postgres://HOST/DATABASE" (a server that machines share). A pathlib.Path, or another os.PathLike, is sqlite: with that path. A
+/// path that begins with "~/" is in the home directory.
 ///
 /// Making one opens nothing: the first use does, or open(). So it can be made at import, before workers are forked.
 /// timeout is how long a call may wait for something rare (opening, a new limit), in seconds; mode is that of the
@@ -34,9 +36,13 @@ pub fn tell_counts(py: Python<'_>) {
 /// it); failures counts them. durability says how much of what was admitted a power cut may make the machine forget,
 /// which then counts as spent: "budget" (5 % of a limit), or "commit" (nothing: each start is written before its call
 /// returns).
+///
+/// A store that processes share can be pickled, and so can its limiters: the address travels with its password. A copy is the
+/// store itself.
 #[pyclass(frozen, module = "workglow_limit")]
 pub struct Store {
     pub core: workglow_limit::Store,
+    options: StoreOptions,
 }
 
 impl Store {
@@ -80,8 +86,8 @@ impl Store {
                 _ => return Err(argument::invalid("mode", mode, "0o600 to 0o777")),
             }
         }
-        let url = argument::text("url", url)?;
-        Ok(Store { core: workglow_limit::Store::with_options(url, options).map_err(raised)? })
+        let core = workglow_limit::Store::with_options(&argument::address(url)?, options.clone()).map_err(raised)?;
+        Ok(Store { core, options })
     }
 
     /// Opens the store now, its files made if there are none, instead of at the first use.
@@ -165,6 +171,7 @@ impl Store {
         policy: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, Limiter>> {
         let (py, store) = (this.py(), this.get());
+        let shown = policy.filter(|policy| policy.is_instance_of::<PyString>()).map(ToString::to_string);
         let core = if let Ok(flow) = name.cast::<FlowControl>() {
             if policy.is_some() {
                 return Err(PyTypeError::new_err("expected no policy beside a FlowControl, which is one"));
@@ -184,7 +191,8 @@ impl Store {
             };
             told(py, answer, |e| quoting_given(e, [("name", "name", Some(name)), ("policy", "policy", policy)]))?
         };
-        Bound::new(py, Limiter::of(Node::new(core)))
+        let origin = Origin::call(this.getattr("limiter")?, (name, policy))?.shown(shown, Some(&store.core));
+        Bound::new(py, Limiter::of(Node::new(core), origin))
     }
 
     /// Declares the limits of a TOML file, all or none, and returns their names.
@@ -201,6 +209,26 @@ impl Store {
     fn on<'py>(&self, event: &Bound<'py, PyAny>, function: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyCFunction>> {
         let (here, there) = (&self.core, self.core.clone());
         hooks::add(event, function, |event, hook| here.on(event, hook), move |number| there.off(number))
+    }
+
+    // A pickle has the address, with a password if there is one, and with absolute paths. A copy is the store itself.
+
+    fn __reduce__<'py>(this: &Bound<'py, Self>) -> PyResult<Bound<'py, PyTuple>> {
+        let (py, Store { core, options }) = (this.py(), this.get());
+        let named = PyDict::new(py);
+        named.set_item("timeout", options.timeout)?;
+        named.set_item("mode", options.mode)?;
+        named.set_item("on_error", argument::word(argument::ON_ERROR, options.on_error))?;
+        named.set_item("durability", argument::word(argument::DURABILITY, options.durability))?;
+        origin::reduced_store(py, this.get_type(), core.address().map_err(raised)?, named)
+    }
+
+    fn __copy__(this: Py<Self>) -> Py<Self> {
+        this
+    }
+
+    fn __deepcopy__(this: Py<Self>, _memo: &Bound<'_, PyAny>) -> Py<Self> {
+        this
     }
 
     fn __repr__(&self) -> String {

@@ -26,9 +26,8 @@ impl Here<'_> {
 
     /// What nobody has imported does not run.
     fn look(py: Python<'_>) -> PyResult<Here<'_>> {
-        static MODULES: PyOnceLock<Py<PyDict>> = PyOnceLock::new();
         static HUB: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
-        let modules = MODULES.import(py, "sys", "modules")?;
+        let modules = modules(py)?;
         if modules.contains(intern!(py, "gevent"))? || modules.contains(intern!(py, "eventlet"))? {
             let hub = HUB.import(py, "workglow_limit._loops", "hub")?.call0()?;
             if !hub.is_none() {
@@ -52,6 +51,38 @@ impl Here<'_> {
     fn may(&self) -> MayWait {
         if let Here::Thread = self { MayWait::UntilTimeout } else { MayWait::Briefly }
     }
+}
+
+/// A number of the task, greenlet or thread that calls, which no other has at the same time.
+pub fn who(py: Python<'_>) -> PyResult<usize> {
+    if let Ok(Some(task)) = task(py) {
+        return Ok(task.as_ptr() as usize);
+    }
+    py.import("threading")?.call_method0("get_ident")?.extract()
+}
+
+/// The task of the running loop, or else the greenlet.
+fn task(py: Python<'_>) -> PyResult<Option<Bound<'_, PyAny>>> {
+    let modules = modules(py)?;
+    if let Some(asyncio) = modules.get_item(intern!(py, "asyncio"))? {
+        let running = asyncio.call_method0("_get_running_loop")?;
+        let task = if running.is_none() { running } else { asyncio.call_method1("current_task", (running,))? };
+        if !task.is_none() {
+            return Ok(Some(task));
+        }
+    }
+    if let Some(trio) = modules.get_item(intern!(py, "trio"))? {
+        let lowlevel = trio.getattr("lowlevel")?;
+        if lowlevel.call_method0("in_trio_task")?.is_truthy()? {
+            return lowlevel.call_method0("current_task").map(Some);
+        }
+    }
+    modules.get_item(intern!(py, "greenlet"))?.map(|greenlet| greenlet.call_method0("getcurrent")).transpose()
+}
+
+fn modules(py: Python<'_>) -> PyResult<&Bound<'_, PyDict>> {
+    static MODULES: PyOnceLock<Py<PyDict>> = PyOnceLock::new();
+    MODULES.import(py, "sys", "modules")
 }
 
 /// Runs what may have to wait, without the GIL. In an event loop it waits for others only briefly; in a greenlet it is run

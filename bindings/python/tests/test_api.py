@@ -168,7 +168,7 @@ def test_no_limit():
     limiter = NullLimiter()
     decision = limiter.decide("k", 2**64 - 1)
     assert decision and decision.limit is None and decision.remaining is None
-    assert repr(decision) == "<Decision: admitted, remaining None of None, reset after 0 s>"
+    assert repr(decision) == "<Decision: admitted, no limit>"
     assert limiter.name == "null"
 
 

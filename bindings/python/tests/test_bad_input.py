@@ -554,7 +554,7 @@ def test_addresses(url):
 
 
 def test_addresses_of_another_type():
-    with pytest.raises(TypeError, match="^url is 5: expected a str, not int$"):
+    with pytest.raises(TypeError, match="^url is 5: expected a str, or the path of a file as an os.PathLike, not int$"):
         Store(5)
 
 

@@ -1,4 +1,4 @@
-"""workglow_limit.http: what responses say, read by each client from a real server."""
+"""workglow_limit.http: what responses say, read by each client from a real server. (tests/clients: what heeds all of them.)"""
 
 import asyncio
 import json
@@ -18,22 +18,18 @@ import requests
 from conftest import run
 
 from workglow_limit import CompositeLimiter, InvalidArgument, ManualClock, RateLimiter, Store
-from workglow_limit.http import heed, heed_aiohttp, heed_httpx, heed_requests
+from workglow_limit.http import heed
 
 CASES = json.loads((Path(__file__).parents[3] / "tests/http/heed.json").read_text())
 
 
 class Handler(BaseHTTPRequestHandler):
-    """GET /5 is answered as the case says, GET /to/5 with a redirection there."""
+    """GET /5 is answered as the case says."""
 
     def do_GET(self):
-        if self.path.startswith("/to"):
-            status, lines = 302, [f"Location: {self.path.removeprefix('/to')}", "X-RateLimit-Remaining: 0", "X-RateLimit-Reset: 9"]
-        else:
-            case = CASES[int(self.path[1:])]
-            status, lines = case.get("status", 200), case["headers"]
-        self.send_response_only(status)
-        for line in lines:
+        case = CASES[int(self.path[1:])]
+        self.send_response_only(case.get("status", 200))
+        for line in case["headers"]:
             name, _, value = line.partition(": ")
             self.send_header(name, value)
         self.send_header("Content-Length", "0")
@@ -119,93 +115,6 @@ def test_all_limits_of_a_composite_pause(limiter):
     composite = CompositeLimiter([limiter])
     heed(composite, SimpleNamespace(status=503, headers={"retry-after": "20"}))
     assert composite.peek().retry_after == limiter.peek().retry_after == 20
-
-
-def number_of(name):
-    return next(number for number, case in enumerate(CASES) if case["name"] == name)
-
-
-TWENTY = number_of("Retry-After in seconds")
-SILENT = number_of("a 429 that says nothing")
-
-
-def tenant(response):
-    return response.headers.get("X-RateLimit-Limit") or str(response.url).rpartition("/")[2]
-
-
-def session_of_requests(limiter, key, **options):
-    session = requests.Session()
-    heed_requests(session, limiter, key, **options)
-
-    def get(url):
-        with session:
-            return session.get(url).status_code
-
-    return get
-
-
-def client_of_httpx(limiter, key, **options):
-    def get(url):
-        with httpx.Client(follow_redirects=True, verify=False) as client:
-            heed_httpx(client, limiter, key, **options)
-            return client.get(url).status_code
-
-    return get
-
-
-def client_of_httpx_async(limiter, key, **options):
-    async def get(url):
-        async with httpx.AsyncClient(follow_redirects=True, verify=False) as client:
-            heed_httpx(client, limiter, key, **options)
-            return (await client.get(url)).status_code
-
-    return lambda url: asyncio.run(get(url))
-
-
-def session_of_aiohttp(limiter, key, **options):
-    middleware = heed_aiohttp(limiter, key, **options)
-
-    async def get(url):
-        async with aiohttp.ClientSession(middlewares=[middleware]) as session, session.get(url) as response:
-            return response.status
-
-    return lambda url: asyncio.run(get(url))
-
-
-HOOKED = [session_of_requests, client_of_httpx, client_of_httpx_async, session_of_aiohttp]
-
-
-@pytest.mark.parametrize("hooked", HOOKED)
-def test_each_response_of_a_client_is_heeded(hooked, server, limiter):
-    get = hooked(limiter, None)
-    assert get(f"{server}/0") == 200
-    assert limiter.peek().retry_after == 0
-    assert get(f"{server}/{TWENTY}") == 429
-    assert limiter.peek("k").retry_after == 20
-
-
-@pytest.mark.parametrize("hooked", HOOKED)
-def test_a_redirection_is_a_response_too(hooked, server, limiter):
-    assert hooked(limiter, "k")(f"{server}/to/0") == 200
-    assert limiter.peek("k").retry_after == 9
-    assert limiter.peek().retry_after == 0
-
-
-@pytest.mark.parametrize("hooked", HOOKED)
-def test_the_key_may_be_a_function_of_the_response(hooked, server, limiter):
-    get = hooked(limiter, tenant, default=timedelta(seconds=3), longest=15)
-    assert get(f"{server}/{TWENTY}") == get(f"{server}/{SILENT}") == 429
-    assert limiter.peek(str(TWENTY)).retry_after == 15
-    assert limiter.peek(str(SILENT)).retry_after == 3
-    assert limiter.peek().retry_after == 0
-
-
-@pytest.mark.parametrize("hooked", HOOKED)
-def test_bad_input_is_told_where_it_is_written(hooked, limiter):
-    with pytest.raises(TypeError, match="^key is 5: expected a str, not int$"):
-        hooked(limiter, 5)(None)
-    with pytest.raises(InvalidArgument, match="^longest is -1: expected 0 s to 366 days$"):
-        hooked(limiter, None, longest=-1)(None)
 
 
 def test_bad_input(limiter):

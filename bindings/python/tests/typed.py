@@ -10,9 +10,12 @@ from typing import Any, Literal
 
 import aiohttp
 import httpx
+import httpx2
 import requests
+import urllib3
 from typing_extensions import assert_never, assert_type
 
+from workglow_limit import arq, dramatiq, rq, taskiq
 from workglow_limit import (
     AcquireTimeout,
     CompositeLimiter,
@@ -57,7 +60,18 @@ from workglow_limit import (
     doctor,
     postgres_schema,
 )
-from workglow_limit.http import heed, heed_aiohttp, heed_httpx, heed_requests
+from workglow_limit import asgi as for_asgi
+from workglow_limit import django as for_django
+from workglow_limit import fastapi as for_fastapi
+from workglow_limit import flask as for_flask
+from workglow_limit import limits_storage as for_limits
+from workglow_limit import wsgi as for_wsgi
+from workglow_limit.aiohttp import LimitedMiddleware
+from workglow_limit.http import heed
+from workglow_limit.httpx import AsyncLimitedTransport, LimitedTransport
+from workglow_limit.httpx2 import LimitedTransport as httpx2_LimitedTransport
+from workglow_limit.requests import LimitedAdapter
+from workglow_limit.urllib3 import Request, limited
 
 MINUTE = timedelta(minutes=1)
 
@@ -151,6 +165,9 @@ def decorated(tenant: str, tokens: int) -> str:
     return tenant * tokens
 
 
+wrapped = rate.wrap(first, key="text", weight=2, timeout=1)
+
+
 class Client:
     @rate.limit("tenant", weight=2)
     async def coroutine(self, tenant: str) -> int:
@@ -159,6 +176,11 @@ class Client:
 
 async def of_decorated() -> None:
     assert_type(decorated("a", 1), str)
+    assert_type(wrapped("a", 1), str)
+    with rate as entered, rate:
+        assert_type(entered, Permit)
+    async with rate as entered:
+        assert_type(entered, Permit)
     assert_type(await Client().coroutine("a"), int)
     assert_type(await rate.try_acquire_async("k", weight=2), Permit | None)
     decision = await rate.decide_async("k", weight=2)
@@ -246,19 +268,69 @@ def errors(error: Exception) -> float | str:
     return error.number if isinstance(error, LimitError) else 0
 
 
-async def responses(session: requests.Session, client: httpx.Client, asynchronous: httpx.AsyncClient) -> float:
-    heed_requests(session, rate, key=lambda response: response.headers["X-Tenant"], default=5)
-    heed_httpx(client, rate, lambda response: response.headers["X-Tenant"], longest=MINUTE)
-    heed_httpx(asynchronous, rate, "k")
-    middleware = heed_aiohttp(rate, lambda response: response.headers["X-Tenant"])
+def tenant_of_httpx(request: httpx.Request) -> str | None:
+    return request.method if request.url else None
+
+
+def tenant_of_urllib3(request: Request) -> str | None:
+    return request.headers.get("X-Tenant")
+
+
+def used(value: Any, response: Any) -> int | None:
+    return len(value) if response else None
+
+
+async def clients() -> float:
+    hosts = {"api.example.com": rate}
+    client = httpx.Client(transport=LimitedTransport(hosts, key=tenant_of_httpx, weight=2, timeout=MINUTE, retries=1))
+    asynchronous = httpx.AsyncClient(transport=AsyncLimitedTransport(rate, transport=httpx.AsyncHTTPTransport(), heed=False))
+    session = requests.Session()
+    session.mount("https://", LimitedAdapter(None, tokens=rate, estimate=lambda request: len(request.url or ""), usage=used, pool_maxsize=5))
+    http = limited(urllib3.PoolManager(), lambda request: rate if request.method == "POST" else None, key=tenant_of_urllib3, priority=1)
+    assert_type(http, urllib3.PoolManager)
+    assert_type(limited(urllib3.ProxyManager("http://localhost"), rate), urllib3.ProxyManager)
+    httpx2.Client(transport=httpx2_LimitedTransport(rate, heed={"default": 5, "longest": MINUTE}))
+    middleware = LimitedMiddleware(hosts, key=lambda request: request.headers["X-Tenant"])
     async with aiohttp.ClientSession(middlewares=[middleware]) as web, web.get("http://localhost") as response:
         heed(rate, response, "k", default=MINUTE, longest=60)
     heed(rate, await asynchronous.get("http://localhost"))
     heed(rate, client.get("http://localhost"))
+    heed(rate, http.request("GET", "http://localhost"))
     return heed(rate, session.get("http://localhost"))
 
 
+@dramatiq.limited(rate, key="{tenant}", hold=0.1, on_limited=lambda message, limited: print(message.message_id, limited.wait))
+def message(tenant: str) -> int:
+    assert_type(dramatiq.current_permit(), Permit | None)
+    return len(tenant)
+
+
+@rq.limited(rate, key="tenant", weight="tokens", on_limited=lambda job, limited: print(job.id, limited.key))
+def job(tenant: str, tokens: int = 1) -> int:
+    return len(tenant)
+
+
+@arq.limited(rate, weight=2, grace=MINUTE, on_limited=lambda ctx, limited: print(ctx["job_id"], limited.has_place))
+async def coroutine(ctx: dict[Any, Any], tenant: str) -> int:
+    return len(tenant)
+
+
+@taskiq.limited(rate, on_limited=lambda message, limited: print(message.task_id))
+async def task(tenant: str) -> int:
+    return len(tenant)
+
+
+async def jobs() -> None:
+    assert_type(message("a") + job("a", tokens=3) + await coroutine({}, "a") + await task("a"), int)
+    middlewares = dramatiq.Limits(), taskiq.Limits(), rq.LimitedWorker, rq.Limits
+    print(middlewares)
+
+
 async def wrong(client: httpx.AsyncClient) -> None:
+    message(5)  # type: ignore[arg-type]
+    rq.limited("rate")  # type: ignore[arg-type]
+    rq.limited(rate, hold="1s")  # type: ignore[arg-type]
+    rq.limited(rate, limit=5)  # type: ignore[call-arg]
     store.on("denied", print)  # type: ignore[arg-type]
     store.limiter()  # type: ignore[call-overload]
     store.limiter(flow, "100/1m")  # type: ignore[call-overload]
@@ -288,5 +360,48 @@ async def wrong(client: httpx.AsyncClient) -> None:
     rate.limit(weight=lambda: "1")  # type: ignore[arg-type, return-value]
     heed(rate, client.get("http://localhost"))  # type: ignore[arg-type]
     heed(rate, await client.get("http://localhost"), lambda response: "k")  # type: ignore[arg-type]
-    heed_requests(client, rate)  # type: ignore[arg-type]
-    heed_httpx(client, rate, deflaut=5)  # type: ignore[call-arg]
+    LimitedTransport(rate, heed={"deflaut": 5})  # type: ignore[arg-type]
+    LimitedTransport(rate, wieght=5)  # type: ignore[call-arg]
+    LimitedTransport(5)  # type: ignore[arg-type]
+    AsyncLimitedTransport(rate, transport=httpx.HTTPTransport())  # type: ignore[arg-type]
+    limited(urllib3.PoolManager(), rate, retries=5)  # type: ignore[call-arg]
+
+
+def serving(limiter: Limiter, app: Any) -> None:
+    async def plan(request: Any) -> str:
+        return "free"
+
+    def told(request: Any, limited: for_asgi.Limited) -> dict[str, Any]:
+        assert_type(limited.name, str)
+        assert_type(limited.key, str | None)
+        assert_type(limited.retry_after, float)
+        assert_type(limited.limit, int | None)
+        assert_type(limited.remaining, int | None)
+        assert_type(limited.violated, list[str])
+        assert_type(limited.shadow, bool)
+        assert_type(limited.status, int)
+        assert_type(limited.headers, list[tuple[str, str]])
+        return limited.problem
+
+    def views(request: Any) -> str:
+        return "hello"
+
+    one = for_asgi.Limit(limiter, key="address", weight=lambda request: 2, skip_failed=True, shadow=True, name="one")
+    two = for_asgi.Limit({"free": limiter}, plan=plan, key=lambda request: None, skip_successful=True)
+    for_asgi.LimitMiddleware(app, [one, two], websockets=True, exempt=["/health"], trusted_proxies=["unix"], on_limited=told)
+    for_fastapi.LimitMiddleware(app, limits=[one], exempt=lambda request: True, ipv6_prefix=56, headers=False)
+    for_fastapi.RouteLimit(one, two)
+    for_fastapi.limit(one)(views)
+    for_wsgi.LimitMiddleware(app, [one], forwarded_header="Forwarded")
+    for_flask.FlaskLimits(app, [one]).init_app(app)
+    assert_type(for_flask.limit(one)(views)(1), str)
+    assert_type(for_django.limit(one)(views)(1), str)
+    for_django.LimitMiddleware(views)
+    for_limits.WorkglowStorage("workglow+memory:", name="limits", timeout=1)
+
+    for_asgi.Limit()  # type: ignore[call-arg]
+    for_asgi.Limit(limiter, "address")  # type: ignore[call-arg]
+    for_asgi.Limit(limiter, weight="1")  # type: ignore[arg-type]
+    for_wsgi.LimitMiddleware(app, [limiter])  # type: ignore[list-item]
+    for_wsgi.LimitMiddleware(app, websockets=True)  # type: ignore[call-arg]
+    for_fastapi.RouteLimit(limiter)  # type: ignore[arg-type]

@@ -2,12 +2,16 @@
 //!
 //! ```text
 //! policies  = policy { "+" policy }
-//! policy    = windows [ backoff ] | count "/" time ( "burst" count | "queue" count | "fixed" | "counter" | "spaced" [ "strictly" ] )
-//!           | count "concurrent" [ "lease" time ] | "delay" time
-//! windows   = count "/" time { "+" count "/" time }
+//! policy    = windows [ backoff ] | rate ( "burst" count | "queue" count | "fixed" | "counter" | "spaced" [ "strictly" ] )
+//!           | count "concurrent" [ what ] [ "lease" time ] | "delay" time
+//! windows   = rate { "+" rate }
+//! rate      = count [ what ] ( "/" | "per" ) time
 //! backoff   = "backoff" time "x" number "max" time [ "scaled" | "full" | "equal" | "none" ]
-//! time      = [ count ] ( "us" | "ms" | "s" | "m" | "h" | "d" )
+//! time      = [ count ] ( "us" | "ms" | "s" | "m" | "h" | "d" | a word for it such as "sec", "min", "minutes" )
+//! what      = "requests" | "calls" | "starts" | "jobs" | "tasks" | "executions" | "units" | "tokens", or one of them
 //! ```
+//!
+//! Case does not matter, but `M` is nothing: to some it is a month. What is written is always the shortest form.
 
 use super::{Backoff, Jitter, Policy, Shape, Spacing};
 use crate::algorithm::bucket::Bucket;
@@ -20,6 +24,19 @@ use std::time::Duration;
 
 const UNITS: [(&str, Tick); 6] =
     [("d", 86_400_000_000), ("h", 3_600_000_000), ("m", 60_000_000), ("s", 1_000_000), ("ms", 1_000), ("us", 1)];
+
+/// Other words for the units.
+const WORDS: [(&str, &[&str]); 6] = [
+    ("d", &["day", "days"]),
+    ("h", &["hr", "hrs", "hour", "hours"]),
+    ("m", &["min", "mins", "minute", "minutes"]),
+    ("s", &["sec", "secs", "second", "seconds"]),
+    ("ms", &["millisecond", "milliseconds"]),
+    ("us", &["microsecond", "microseconds"]),
+];
+
+/// What is counted may be said. It changes nothing.
+const WHAT: [&str; 8] = ["request", "call", "start", "job", "task", "execution", "unit", "token"];
 
 const JITTERS: [(&str, Jitter); 4] =
     [("scaled", Jitter::Scaled), ("full", Jitter::Full), ("equal", Jitter::Equal), ("none", Jitter::None)];
@@ -169,7 +186,7 @@ impl<'t> Reader<'t> {
     }
 
     fn is_next(&mut self, word: &str) -> bool {
-        let is = self.peek() == word;
+        let is = self.peek().eq_ignore_ascii_case(word);
         if is {
             self.next();
         }
@@ -206,19 +223,37 @@ impl<'t> Reader<'t> {
         }
     }
 
+    /// What is counted, if it is said.
+    fn what(&mut self) {
+        let word = self.peek().to_ascii_lowercase();
+        if WHAT.contains(&word.strip_suffix('s').unwrap_or(&word)) {
+            self.next();
+        }
+    }
+
     fn time(&mut self) -> Result<Duration> {
         let count = if self.peek().starts_with(|c: char| c.is_ascii_digit()) { self.count()? } else { 1 };
-        let unit = self.peek();
-        let found = UNITS.iter().find(|(name, _)| *name == unit);
-        let ticks = found.and_then(|(_, size)| count.checked_mul(*size));
-        match ticks {
+        let Some(size) = self.unit()? else {
+            return Err(self.wrong("a unit of time (us, ms, s, m, h, d, or a word such as \"minutes\")"));
+        };
+        match count.checked_mul(size) {
             Some(ticks) => {
                 self.next();
                 Ok(time::from_ticks(ticks))
             }
-            None if found.is_some() => Err(self.wrong("a time of at most 366 days, which ends")),
-            None => Err(self.wrong("a unit (us, ms, s, m, h or d)")),
+            None => Err(self.wrong("a time of at most 366 days, which ends")),
         }
+    }
+
+    /// The next word as a unit of time.
+    fn unit(&mut self) -> Result<Option<Tick>> {
+        let word = self.peek();
+        let lower = word.to_ascii_lowercase();
+        if word == "M" || ["mo", "month", "months", "y", "year", "years"].contains(&&*lower) {
+            return Err(self.wrong("a unit of one length (such as 1m or \"minute\", 30d or \"30 days\")"));
+        }
+        let name = WORDS.iter().find(|(_, words)| words.contains(&&*lower)).map_or(&*lower, |(name, _)| name);
+        Ok(UNITS.iter().find(|(unit, _)| *unit == name).map(|(_, size)| *size))
     }
 
     fn policy(&mut self) -> Result<Read> {
@@ -228,10 +263,14 @@ impl<'t> Reader<'t> {
             return self.checked(began, Policy::delay(delay)).map(Read::Policy);
         }
         if !self.peek().starts_with(|c: char| c.is_ascii_digit()) {
-            return Err(self.wrong("a policy (such as 100/1m, 10/1s burst 20, 5 concurrent or delay 50ms)"));
+            return Err(
+                self.wrong("a policy (such as 100/1m, \"5 per second\", 10/1s burst 20, 5 concurrent or delay 50ms)")
+            );
         }
         let count = self.count()?;
+        self.what();
         if self.is_next("concurrent") {
+            self.what();
             let policy = self.checked(began, Policy::concurrency(count))?;
             if !self.is_next("lease") {
                 return Ok(Read::Policy(policy));
@@ -239,12 +278,12 @@ impl<'t> Reader<'t> {
             let (at, lease) = (self.begin(), self.time()?);
             return self.checked(at, policy.with_lease(lease)).map(Read::Policy);
         }
-        if !self.is_next("/") {
-            return Err(self.wrong("/ or concurrent"));
+        if !self.is_next("/") && !self.is_next("per") {
+            return Err(self.wrong("/, per or concurrent (such as 100/1m, \"5 per second\" or 5 concurrent)"));
         }
         let time = self.time()?;
         let at = self.begin();
-        let policy = match self.peek() {
+        let policy = match &*self.peek().to_ascii_lowercase() {
             "burst" => {
                 self.next();
                 Policy::token_bucket(count, time, self.count()?)
@@ -294,7 +333,7 @@ impl<'t> Reader<'t> {
         }
         let max = self.time()?;
         let word = self.peek();
-        let jitter = match JITTERS.iter().find(|(name, _)| *name == word) {
+        let jitter = match JITTERS.iter().find(|(name, _)| name.eq_ignore_ascii_case(word)) {
             Some((_, jitter)) => {
                 self.next();
                 *jitter
@@ -308,6 +347,13 @@ impl<'t> Reader<'t> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const PHRASES: [(&str, &str); 4] = [
+        ("{POLICY}", "a policy (such as 100/1m, \"5 per second\", 10/1s burst 20, 5 concurrent or delay 50ms)"),
+        ("{PER}", "/, per or concurrent (such as 100/1m, \"5 per second\" or 5 concurrent)"),
+        ("{UNIT}", "a unit of time (us, ms, s, m, h, d, or a word such as \"minutes\")"),
+        ("{ONE}", "a unit of one length (such as 1m or \"minute\", 30d or \"30 days\")"),
+    ];
 
     fn second() -> Duration {
         Duration::from_secs(1)
@@ -332,6 +378,38 @@ mod tests {
     }
 
     #[test]
+    fn people_may_write_words() {
+        for (words, text) in [
+            ("100/minute", "100/1m"),
+            ("5 per second", "5/1s"),
+            ("10 requests / min", "10/1m"),
+            ("100 per 5 minutes", "100/5m"),
+            ("1000/hour", "1000/1h"),
+            ("1 Request Per Day", "1/1d"),
+            ("2 tokens/250 milliseconds", "2/250ms"),
+            ("1 JOB/90SECS", "1/90s"),
+            ("100 / minute + 5 calls per sec + 5 Concurrent jobs LEASE 2 Hours", "100/1m + 5/1s|5 concurrent lease 2h"),
+            ("10 per second burst 20", "10/1s burst 20"),
+            ("60 starts per minute Spaced Strictly", "60/1m spaced strictly"),
+            ("3/min backoff 1 sec X2 max 10 mins FULL", "3/1m backoff 1s x2 max 10m full"),
+            ("delay 50 microseconds", "delay 50us"),
+            ("1/H", "1/1h"),
+        ] {
+            let read = parse_all(words).unwrap_or_else(|e| panic!("{e}"));
+            assert_eq!(read.iter().map(Policy::to_string).collect::<Vec<_>>().join("|"), text, "{words}");
+        }
+        for ((unit, size), (same, words)) in UNITS.iter().zip(WORDS) {
+            assert_eq!(*unit, same);
+            for word in words {
+                assert_eq!(parse_time(&format!("3 {word}")), Ok(time::from_ticks(3 * size)), "{word}");
+            }
+        }
+        for what in WHAT {
+            assert_eq!(format!("7 {what}s/1s").parse::<Policy>(), format!("7 {what}/s").parse());
+        }
+    }
+
+    #[test]
     fn several_policies_at_once() {
         let all = parse_all("100/1m + 10/1s burst 20 + 5/1s+5 concurrent").unwrap();
         let rate = Policy::rate_in(&[(100, 60 * second()), (5, second())]).unwrap();
@@ -344,31 +422,33 @@ mod tests {
     #[test]
     fn what_is_wrong_is_told_with_its_place() {
         for (text, expected) in [
-            ("", "a policy (such as 100/1m, 10/1s burst 20, 5 concurrent or delay 50ms) at character 1, not the end"),
-            ("5", "/ or concurrent at character 2, not the end"),
-            ("5 concurent", "/ or concurrent at character 3, not \"concurent\""),
-            ("5/", "a unit (us, ms, s, m, h or d) at character 3, not the end"),
-            ("5/1y", "a unit (us, ms, s, m, h or d) at character 4, not \"y\""),
+            ("", "{POLICY} at character 1, not the end"),
+            ("5", "{PER} at character 2, not the end"),
+            ("5 concurent", "{PER} at character 3, not \"concurent\""),
+            ("5/", "{UNIT} at character 3, not the end"),
+            ("5/1fortnight", "{UNIT} at character 4, not \"fortnight\""),
+            ("5/1y", "{ONE} at character 4, not \"y\""),
+            ("5/1M", "{ONE} at character 4, not \"M\""),
+            ("5 per month", "{ONE} at character 7, not \"month\""),
+            ("5 cats per minute", "{PER} at character 3, not \"cats\""),
+            ("5 requests", "{PER} at character 11, not the end"),
+            ("5 requests minute", "{PER} at character 12, not \"minute\""),
+            ("five per minute", "{POLICY} at character 1, not \"five\""),
             (
-                "NaN/1s",
-                "a policy (such as 100/1m, 10/1s burst 20, 5 concurrent or delay 50ms) at character 1, not \"NaN\"",
+                "5 per minute or so",
+                "burst, queue, fixed, counter, spaced, backoff, + or the end at character 14, not \"or\"",
             ),
-            (
-                "-5/1s",
-                "a policy (such as 100/1m, 10/1s burst 20, 5 concurrent or delay 50ms) at character 1, not \"-\"",
-            ),
+            ("NaN/1s", "{POLICY} at character 1, not \"NaN\""),
+            ("-5/1s", "{POLICY} at character 1, not \"-\""),
             ("1.5/1s", "a whole number at character 1, not \"1.5\""),
             ("0/1s", "max_executions from character 1 on to be a whole number from 1 to 1000000000, not 0"),
             ("9/1s + 5/0s", "window from character 8 on to be 1 µs to 366 days, not 0ns"),
-            (
-                "9/1s +",
-                "a policy (such as 100/1m, 10/1s burst 20, 5 concurrent or delay 50ms) at character 7, not the end",
-            ),
+            ("9/1s +", "{POLICY} at character 7, not the end"),
             ("9/1s 5", "burst, queue, fixed, counter, spaced, backoff, + or the end at character 6, not \"5\""),
             ("10/1s burst NaN", "a whole number at character 13, not \"NaN\""),
             ("10/1s burst 0", "burst from character 1 on to be a whole number from 1 to 1000000000, not 0"),
             ("5/99999999999999999999s", "a whole number at character 3, not \"99999999999999999999\""),
-            ("é/1s", "a policy (such as 100/1m, 10/1s burst 20, 5 concurrent or delay 50ms) at character 1, not \"é\""),
+            ("é/1s", "{POLICY} at character 1, not \"é\""),
             ("1/1s backoff 2s", "x and a multiplier at character 16, not the end"),
             (
                 "1/1s backoff 2s x1 max 3s",
@@ -382,6 +462,7 @@ mod tests {
             ("5 concurrent lease 0s", "lease from character 20 on to be 1 µs to 366 days, not 0ns"),
         ] {
             let error = parse_all(text).expect_err(text).to_string();
+            let expected = PHRASES.iter().fold(expected.to_owned(), |text, (name, phrase)| text.replace(name, phrase));
             assert_eq!(error, format!("policy is \"{text}\": expected {expected}"));
         }
     }

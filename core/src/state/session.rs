@@ -177,6 +177,32 @@ impl Session {
         &self.url
     }
 
+    /// The address for another process.
+    pub fn address(&self) -> Result<String> {
+        let unsupported = |reason: &str| Err(Error::Unsupported { reason: format!("{} {reason}", self.url) });
+        if self.options.clock.is_some() {
+            return unsupported("goes by a manual clock, which no other process has");
+        }
+        let text = |path: PathBuf| path.into_os_string().into_string().ok();
+        match (&self.address, &self.grant_lane) {
+            (Address::Memory, _) => {
+                unsupported("is this process's: other processes share a store that has an address, such as sqlite:PATH")
+            }
+            (Address::Sqlite(_), _) => match self.path().and_then(text) {
+                Some(path) => Ok(format!("sqlite:{path}")),
+                None => unsupported("lies where UTF-8 cannot say"),
+            },
+            (Address::Server(url), None) => Ok(url.clone()),
+            (Address::Server(url), Some(lane)) => {
+                let (url, _) = url::take_parameter(url, "lane");
+                match text(lane.clone()).filter(|lane| !lane.contains('&')) {
+                    Some(lane) => Ok(format!("{url}{}lane={lane}", if url.contains('?') { '&' } else { '?' })),
+                    None => unsupported("has a lane whose path an address cannot say"),
+                }
+            }
+        }
+    }
+
     fn opened(&self) -> Option<&Opened> {
         // SAFETY: null, or published by `push` and freed only by `drop`.
         unsafe { self.current.load(Acquire).as_ref() }

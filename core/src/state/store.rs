@@ -66,7 +66,7 @@ impl Default for StoreOptions {
     }
 }
 
-/// Where limits live: `memory:` (this process) or `sqlite:PATH` (this machine). Clones are the same store.
+/// Where limits live: `memory:` (this process) or `sqlite:PATH` (this machine; `~/` is the home directory). Clones are the same store.
 ///
 /// Making one opens nothing: the first decision does, or [`Store::open`]. So a store can be made at import, before a
 /// program forks its workers.
@@ -118,6 +118,15 @@ impl Store {
     /// The store's address, as it was given but for a password.
     pub fn url(&self) -> &str {
         self.0.url()
+    }
+
+    /// The address with which another process of this machine shares the store, whatever its current directory is: complete,
+    /// with a password if there is one, and with absolute paths.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] where no other process can: for `memory:`, and with a manual clock.
+    pub fn address(&self) -> Result<String> {
+        self.0.address()
     }
 
     /// Writes to the database now what it does not have yet of what was admitted. A no-op for `memory:`.

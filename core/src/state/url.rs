@@ -39,17 +39,36 @@ pub(crate) fn take_parameter(url: &str, name: &str) -> (String, Option<String>) 
     (if others.is_empty() { place.to_owned() } else { format!("{place}?{}", others.join("&")) }, value)
 }
 
-/// The file of a server's parameter `lane`, by its absolute path.
-pub(crate) fn lane(path: &str) -> Result<PathBuf> {
-    let refuse = |given: &str| Err(Error::invalid("lane", format_args!("\"{given}\""), "the path of a file"));
+/// The absolute path of a file. A relative one is taken from the directory that is current now, and `~/` is the home
+/// directory.
+fn file(path: &str) -> std::result::Result<PathBuf, String> {
+    if path.is_empty() || path.ends_with('/') || path.contains('\0') || path == "~" {
+        return Err("the path of a file is needed".into());
+    }
+    let home = || std::env::home_dir().filter(|home| home.is_absolute());
+    let path = match path.split_once('/') {
+        Some(("~", rest)) => home().ok_or("~ is the home directory, and HOME does not say where that is")?.join(rest),
+        Some((other, _)) if other.starts_with('~') => {
+            return Err(format!(
+                "{other} means a home directory to shells only: write ~/PATH for your own, or its path"
+            ));
+        }
+        _ => path.into(),
+    };
     match std::path::absolute(path) {
-        Ok(found) if !path.ends_with('/') && !path.contains('\0') => Ok(same_name(&found)),
-        _ => refuse(path),
+        Ok(path) => Ok(same_name(&path)),
+        Err(e) => Err(format!("the current directory cannot be read: {e}")),
     }
 }
 
-/// Reads an address. `sqlite:rel.db`, `sqlite:/abs.db` and `sqlite:///abs.db` name files; a relative path is taken from
-/// the directory that is current now, not from the one at the first use.
+/// The file of a server's parameter `lane`, by its absolute path.
+pub(crate) fn lane(path: &str) -> Result<PathBuf> {
+    let expected = |why| format!("the path of a file ({why})");
+    file(path).map_err(|why| Error::invalid("lane", format_args!("\"{path}\""), expected(why)))
+}
+
+/// Reads an address. `sqlite:rel.db`, `sqlite:~/home.db`, `sqlite:/abs.db` and `sqlite:///abs.db` name files; a relative path is
+/// taken from the directory that is current now, not from the one at the first use.
 pub(crate) fn parse(url: &str) -> Result<Address> {
     // What is no file's may have a password in it.
     let shown = || if url.starts_with("sqlite:") { url.to_owned() } else { without_password(url) };
@@ -66,16 +85,10 @@ pub(crate) fn parse(url: &str) -> Result<Address> {
                 Some(_) => return refuse("sqlite:// takes no host: write sqlite:PATH or sqlite:///PATH".into()),
                 None => rest,
             };
-            if path.is_empty() || path.ends_with('/') || path.contains('\0') {
-                return refuse("sqlite: needs the path of a file".into());
-            }
             if path == ":memory:" {
                 return refuse("a limit that only this process sees is memory:".into());
             }
-            match std::path::absolute(path) {
-                Ok(path) => Ok(Address::Sqlite(same_name(&path))),
-                Err(e) => refuse(format!("the current directory cannot be read: {e}")),
-            }
+            file(path).map(Address::Sqlite).or_else(refuse)
         }
         "redis" | "rediss" | "redis+unix" | "unix" | "redis+sentinel" if cfg!(feature = "redis") => {
             Ok(Address::Server(url.to_owned()))
@@ -111,9 +124,30 @@ mod tests {
     }
 
     #[test]
+    fn a_tilde_is_the_home_directory() {
+        let home = std::env::home_dir().unwrap();
+        assert_eq!(parse("sqlite:~/none/limits.db"), Ok(Address::Sqlite(home.join("none/limits.db"))));
+        assert_eq!(lane("~/none/lane"), Ok(home.join("none/lane")));
+        let here = std::env::current_dir().unwrap().canonicalize().unwrap();
+        for (literal, name) in [("sqlite:~limits.db", "~limits.db"), ("sqlite:./~/limits.db", "~/limits.db")] {
+            assert_eq!(parse(literal), Ok(Address::Sqlite(here.join(name))));
+        }
+        assert!(parse("sqlite:~root/limits.db").unwrap_err().to_string().contains("write ~/PATH for your own"));
+    }
+
+    #[test]
     fn what_is_no_address_says_what_is() {
-        for bad in ["", "limits.db", "mysql://x", "sqlite:", "sqlite://", "sqlite://host/x.db", "sqlite:x/", "memory:x"]
-        {
+        for bad in [
+            "",
+            "limits.db",
+            "mysql://x",
+            "sqlite:",
+            "sqlite://",
+            "sqlite:x/",
+            "sqlite:~",
+            "sqlite://~/x.db",
+            "memory:x",
+        ] {
             let text = parse(bad).unwrap_err().to_string();
             assert!(text.contains(&format!("\"{bad}\"")), "{text}");
         }

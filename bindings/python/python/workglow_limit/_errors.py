@@ -2,7 +2,7 @@
 
 
 class LimitError(Exception):
-    """The base of all errors of this library but AcquireTimeout."""
+    """The base of all errors of this library. They can be pickled and copied, with their attributes."""
 
     #: The error's name, the same in every language, such as "invalid_argument".
     code: str
@@ -70,8 +70,10 @@ class Damaged(StoreError):
     """What is in the store makes no sense: somebody else wrote to its files, or the disk did."""
 
 
-class AcquireTimeout(TimeoutError):
+class AcquireTimeout(LimitError, TimeoutError):
     """There was no room before the waiter's time was up. Nothing is held."""
 
+    code: str = "acquire_timeout"
+    number: int = -18
     #: After this long there may be room, in seconds.
     retry_after: float

@@ -1,9 +1,10 @@
 """What a server says of its limit: heed reads it from a response, and pauses ours for everyone.
 
-    from workglow_limit.http import heed, heed_requests
+    from workglow_limit.http import heed
 
-    heed(limiter, response)          # of requests, httpx, aiohttp, urllib, …: seconds of pause, 0.0 if there is none
-    heed_requests(session, limiter)  # or all responses of a session: heed_httpx and heed_aiohttp do the same
+    heed(limiter, response)  # of requests, httpx, aiohttp, urllib, …: seconds of pause, 0.0 if there is none
+
+What stands in front of a client does so with each response: workglow_limit.httpx, .requests, .aiohttp, .urllib3.
 """
 
 from __future__ import annotations
@@ -17,13 +18,8 @@ from typing import TYPE_CHECKING, Any
 from ._errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
-    from typing import Protocol, TypedDict
-
-    import aiohttp
-    import httpx
-    import requests
-    from typing_extensions import Unpack
+    from collections.abc import Iterable
+    from typing import Protocol
 
     from ._native import Limiter
 
@@ -39,12 +35,8 @@ if TYPE_CHECKING:
         @property
         def headers(self) -> Any: ...
 
-    class _Options(TypedDict, total=False):
-        default: float | timedelta
-        longest: float | timedelta
 
-
-__all__ = ["heed", "heed_aiohttp", "heed_httpx", "heed_requests"]
+__all__ = ["heed"]
 
 #: With these a server says "not so fast": 403 is GitHub's, 529 Anthropic's.
 _REFUSALS = 403, 429, 503, 529
@@ -79,83 +71,27 @@ def heed(
     and RateLimit-Reset, or vendors' such pairs. A 429 that says none of this pauses for default seconds. No pause is more
     than longest seconds; what cannot be read is as if it were not there.
     """
-    usual, most = _checked(key, default, longest)
-    status, headers = _of(response)
-    pause = min(_wait(status, headers) or (usual if status == 429 else 0.0), most)
+    check_key("is", key, "a str")
+    pause = wait_said(response, in_seconds("default", default), in_seconds("longest", longest))
     if pause > 0:
         limiter.pause(pause, key)
     return pause
 
 
-def heed_requests(
-    session: requests.Session,
-    limiter: Limiter,
-    key: str | Callable[[requests.Response], str | None] | None = None,
-    **options: Unpack[_Options],
-) -> None:
-    """From now on each response of a session is heeded. The key may be a function of the response."""
-    heeded = _heeder(limiter, key, options)
-
-    def hook(response: requests.Response, *_: object, **__: object) -> None:
-        heeded(response)
-
-    session.hooks["response"].append(hook)
-
-
-def heed_httpx(
-    client: httpx.Client | httpx.AsyncClient,
-    limiter: Limiter,
-    key: str | Callable[[httpx.Response], str | None] | None = None,
-    **options: Unpack[_Options],
-) -> None:
-    """From now on each response of a client, or of an asynchronous one, is heeded. The key may be a function of it."""
-    heeded = _heeder(limiter, key, options)
-
-    async def asynchronous(response: httpx.Response) -> None:
-        heeded(response)
-
-    client.event_hooks["response"].append(asynchronous if hasattr(client, "aclose") else heeded)
-
-
-def heed_aiohttp(
-    limiter: Limiter,
-    key: str | Callable[[aiohttp.ClientResponse], str | None] | None = None,
-    **options: Unpack[_Options],
-) -> Callable[[aiohttp.ClientRequest, aiohttp.ClientHandlerType], Awaitable[aiohttp.ClientResponse]]:
-    """For aiohttp.ClientSession(middlewares=[heed_aiohttp(limiter)]): each response is heeded. The key may be a function
-    of it."""
-    heeded = _heeder(limiter, key, options)
-
-    async def middleware(
-        request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
-    ) -> aiohttp.ClientResponse:
-        response = await handler(request)
-        heeded(response)
-        return response
-
-    return middleware
-
-
-def _heeder(limiter: Limiter, key: str | Callable[[Any], str | None] | None, options: _Options) -> Callable[[Any], None]:
-    """What heeds a response. What is wrong with the rest is said now, and not at the first refusal."""
-    _checked(None if callable(key) else key, **options)
-
-    def heeded(response: Any) -> None:
-        heed(limiter, response, key(response) if callable(key) else key, **options)
-
-    return heeded
-
-
-def _checked(
-    key: object, default: float | timedelta = 1.0, longest: float | timedelta = 3600.0
-) -> tuple[float, float]:
-    """The two, in seconds."""
+def check_key(verb: str, key: object, expected: str) -> None:
+    """Raises if it is no key."""
     if not (key is None or isinstance(key, str)):
-        raise TypeError(f"key is {key!r}: expected a str, not {type(key).__name__}")
-    return _seconds("default", default), _seconds("longest", longest)
+        raise TypeError(f"key {verb} {key!r}: expected {expected}, not {type(key).__name__}")
 
 
-def _seconds(parameter: str, value: object) -> float:
+def wait_said(response: object, default: float, longest: float) -> float:
+    """How long heed pauses for a response, in seconds."""
+    status, headers = status_and_headers(response)
+    return min(_wait(status, headers) or (default if status == 429 else 0.0), longest)
+
+
+def in_seconds(parameter: str, value: object) -> float:
+    """A duration in seconds, if it is one."""
     seconds = value.total_seconds() if isinstance(value, timedelta) else value
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
         raise TypeError(f"{parameter} is {value!r}: expected seconds as a number, or a timedelta, not {type(value).__name__}")
@@ -166,7 +102,7 @@ def _seconds(parameter: str, value: object) -> float:
     return seconds
 
 
-def _of(response: Any) -> tuple[int, dict[str, str]]:
+def status_and_headers(response: Any) -> tuple[int, dict[str, str]]:
     """A response's status, and its headers by their names in small letters, repeated ones as one."""
     status = getattr(response, "status_code", getattr(response, "status", None))
     items = getattr(getattr(response, "headers", None), "items", None)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from typing import Any, Literal
 
-from .._native import Asked, Permit, Waiter
+from .._native import Acquiring, Asked, Entered, Permit, Waiter
 from .waiters import Hub, Loop, Waiters
 
 
@@ -78,6 +78,13 @@ def outcome_of(asked: Asked) -> Any:
         return asked.answer(True)
     except Exception as error:
         return error
+
+
+async def enter(asked: Acquiring, entered: Entered) -> Permit:
+    """What `async with limiter` enters."""
+    permit = await asked
+    entered.push(permit)
+    return permit
 
 
 async def itself(permit: Permit) -> Permit:

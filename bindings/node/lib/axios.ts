@@ -1,0 +1,136 @@
+// A limiter in front of axios.
+
+import { Transform, pipeline } from "node:stream";
+import { type AxiosResponse, CanceledError, type InternalAxiosRequestConfig, getAdapter, isAxiosError } from "axios";
+import { invalid } from "./errors.js";
+import { type Limits, Sending, type SendingOptions, type Sent, followed, isRepeatable, neverArrived, outgoing, textOf } from "./sending.js";
+
+export type { Limits, OutgoingRequest, SendingOptions } from "./sending.js";
+export type { Usage } from "./tokens.js";
+
+/** An axios instance, by what is needed of it: the types of axios's two module systems are not the same. */
+export interface AxiosLike {
+  /** Its interceptors. */
+  readonly interceptors: {
+    /** Those of requests. */
+    readonly request: {
+      /** Adds one. */
+      use(intercept: (config: any) => any): number;
+      /** Takes one away. */
+      eject(id: number): void;
+    };
+  };
+  /** Where a request goes. */
+  getUri(config?: any): string;
+}
+
+/** What an attempt came to: a response, which an error may have brought. */
+interface Result {
+  readonly response: AxiosResponse;
+  readonly error?: unknown;
+}
+
+/**
+ * Lets each request of an axios instance (or of `axios` itself) wait for `limiter` before it is sent; `null` instead of one if
+ * `tokens` alone limit them. What it gives takes it away again. axios's own `timeout` begins when a request is sent. A waiting
+ * request that is aborted fails with axios's `CanceledError`.
+ */
+export function limitAxios(instance: AxiosLike, limiter: Limits | null, options: SendingOptions = {}): () => void {
+  if (typeof instance?.interceptors?.request?.use !== "function") throw invalid("instance", instance, "an axios instance");
+  const sending = new Sending(limiter, options);
+  const { request: interceptors } = instance.interceptors;
+  const number = interceptors.use((config: InternalAxiosRequestConfig) => {
+    const given = config.adapter;
+    // As the last thing before it is sent, when the body is what it will be.
+    config.adapter = (config: InternalAxiosRequestConfig) => send(sending, instance, config, getAdapter(given, config));
+    return config;
+  });
+  return () => interceptors.eject(number);
+}
+
+async function send(
+  sending: Sending,
+  instance: AxiosLike,
+  config: InternalAxiosRequestConfig,
+  adapter: (config: InternalAxiosRequestConfig) => Promise<AxiosResponse>,
+): Promise<AxiosResponse> {
+  const url = urlOf(instance, config);
+  if (url === null) return adapter(config); // It says what is wrong.
+  const request = outgoing(
+    config.method ?? "get",
+    url,
+    () => new Headers(config.headers.toJSON(true) as Record<string, string>),
+    () => textOf(config.data),
+  );
+  const { signal, stop } = signalOf(config);
+  try {
+    const [{ response, error }, sent] = await sending.send<Result>(sending.wants(request), {
+      signal,
+      canRepeat: isRepeatable(config.data),
+      send: () => resultOf(adapter(config)),
+      answerOf: ({ response }) => response,
+      discard: ({ response: { data } }) => void (data?.destroy?.() ?? data?.cancel?.()),
+      neverArrived,
+    });
+    if (sent !== null) follow(response, sent);
+    if (error !== undefined) throw error;
+    return response;
+  } catch (error) {
+    // As it says itself that it was aborted.
+    throw signal?.aborted && error === signal.reason ? new CanceledError(undefined, config) : error;
+  } finally {
+    stop();
+  }
+}
+
+function urlOf(instance: AxiosLike, config: InternalAxiosRequestConfig): URL | null {
+  try {
+    return new URL(instance.getUri(config));
+  } catch {
+    return null;
+  }
+}
+
+/** The signal of a request, or of its token, which is older. */
+function signalOf({ signal, cancelToken }: InternalAxiosRequestConfig): { signal: AbortSignal | undefined; stop: () => void } {
+  const own = signal as AbortSignal | undefined;
+  if (cancelToken === undefined) return { signal: own, stop: () => {} };
+  const aborter = new AbortController();
+  const abort = () => aborter.abort();
+  const token = cancelToken as typeof cancelToken & { subscribe(listener: () => void): void; unsubscribe(listener: () => void): void };
+  token.subscribe(abort);
+  const both = own === undefined ? aborter.signal : AbortSignal.any([own, aborter.signal]);
+  return { signal: both, stop: () => token.unsubscribe(abort) };
+}
+
+/** A status that axios takes for an error is an answer all the same. */
+async function resultOf(answer: Promise<AxiosResponse>): Promise<Result> {
+  try {
+    return { response: await answer };
+  } catch (error) {
+    if (isAxiosError(error) && error.response !== undefined) return { response: error.response, error };
+    throw error;
+  }
+}
+
+/** Ends the permits with the body: at once, where it is there already. */
+function follow(response: AxiosResponse, sent: Sent): void {
+  const data: unknown = response.data;
+  if (typeof (data as NodeJS.ReadableStream | null)?.pipe === "function") {
+    const passing = new Transform({
+      transform(chunk: Buffer, _encoding, done) {
+        if (sent.reads) sent.write(chunk);
+        done(null, chunk);
+      },
+    });
+    response.data = pipeline(data as NodeJS.ReadableStream, passing, () => sent.end());
+    return;
+  }
+  if (data instanceof ReadableStream) {
+    response.data = followed(data as ReadableStream<Uint8Array>, sent);
+    return;
+  }
+  const text = textOf(data);
+  if (text !== null) sent.write(text);
+  sent.end();
+}

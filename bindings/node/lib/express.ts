@@ -1,0 +1,78 @@
+// A limiter before the routes of Express 5 and 4.
+
+import type { ServerResponse } from "node:http";
+import type { Request, RequestHandler, Response } from "express";
+import type { Reader } from "./address.js";
+import { Body, Entry, Gate, type RequestLimit, type ServingOptions, endWith } from "./serving.js";
+
+export type { AddressOptions } from "./address.js";
+export type { Limited, OnLimited, Reply, RequestLimit, ServingOptions } from "./serving.js";
+
+/** How an app's requests are limited. `onLimited` may answer with its third argument, and gives that then. */
+export type LimitRequestsOptions = ServingOptions<Request, Response>;
+
+/** A middleware, and those of routes. */
+export interface LimitRequests extends RequestHandler {
+  /** The middleware of a route, whose requests take these limits beside those of the app: all of them, or nothing. */
+  route(...limits: RequestLimit<Request>[]): RequestHandler;
+}
+
+const reader: Reader<Request> = {
+  peer: (request) => request.socket.remoteAddress,
+  header: (request, name) => request.headers[name]?.toString(),
+  path: (request) => request.originalUrl.replace(/[?#].*/s, ""),
+  user: ({ user, auth }: Request & { user?: unknown; auth?: unknown }) => user ?? auth,
+};
+
+function setHeaders(response: ServerResponse, headers: Readonly<Record<string, string>>): void {
+  for (const name in headers) response.setHeader(name, headers[name]!);
+}
+
+const entries = new WeakMap<ServerResponse, Entry>();
+
+/**
+ * Limits requests: a middleware, which answers 429 when there is no room. What a request has taken is held until its response is
+ * over, or the client has left. The user is `request.user`, or `request.auth`.
+ */
+export function limitRequests(options: LimitRequestsOptions = {}): LimitRequests {
+  const gate = new Gate(reader, options);
+
+  /** Shall the request go on? */
+  async function isLet(limits: typeof gate.limits, request: Request, response: Response): Promise<boolean> {
+    let entry = entries.get(response);
+    if (entry === undefined) {
+      entry = new Entry();
+      entries.set(response, entry);
+      endWith(response, entry);
+    }
+    if (await gate.isExempt(request)) return true;
+    // Whoever has left has no address any more.
+    if (response.destroyed || request.socket.destroyed) return false;
+    const limited = await gate.enter(request, limits, entry, response);
+    if (entry.isOver || response.headersSent) return !entry.isOver;
+    if (limited === null) {
+      setHeaders(response, gate.headersOf(entry));
+      return true;
+    }
+    response.statusCode = limited.status;
+    setHeaders(response, limited.headers);
+    let reply: Body | Response;
+    try {
+      reply = await gate.reply(request, limited, response, (given): given is Response => given === response);
+    } catch (error) {
+      response.statusCode = 500; // Otherwise the error would be answered with what is there already.
+      throw error;
+    }
+    if (reply instanceof Body && !response.headersSent) response.setHeader("Content-Type", reply.type).end(reply.content);
+    return false;
+  }
+
+  const middleware = (limits: typeof gate.limits): RequestHandler => {
+    return (request, response, next) => {
+      isLet(limits, request, response).then((isLet) => isLet && next(), next);
+    };
+  };
+  return Object.assign(middleware(gate.limits), {
+    route: (...limits: RequestLimit<Request>[]) => middleware(gate.route(limits)),
+  });
+}

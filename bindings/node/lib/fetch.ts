@@ -1,0 +1,103 @@
+// A limiter in front of `fetch`: Node's, undici's, and so whatever client takes a `fetch` of the caller's.
+
+import { invalid } from "./errors.js";
+import {
+  type Limits,
+  OPTIONS,
+  type OutgoingRequest,
+  Sending,
+  type SendingOptions,
+  type Sent,
+  followed,
+  isRepeatable,
+  neverArrived,
+  outgoing,
+  textOf,
+} from "./sending.js";
+
+export type { Limits, OutgoingRequest, SendingOptions } from "./sending.js";
+export type { Usage } from "./tokens.js";
+
+type Input = Parameters<typeof fetch>[0];
+
+/** How a `fetch` is limited. */
+export interface LimitFetchOptions extends SendingOptions {
+  /** What sends the requests: Node's own `fetch` if not given. */
+  fetch?: typeof fetch | undefined;
+}
+
+/**
+ * A `fetch` whose requests wait for `limiter` before they are sent; `null` instead of one if `tokens` alone limit them. The permit
+ * ends when the body has been read, cancelled or dropped, so that a concurrency limit counts responses that are open. A redirect
+ * is part of its request. Rejects with a `TimeoutError` if there is no room in time, and with the signal's reason if it aborts.
+ */
+export function limitFetch(limiter: Limits | null, options: LimitFetchOptions = {}): typeof fetch {
+  const sending = new Sending(limiter, options, [...OPTIONS, "fetch"]);
+  const { fetch: given } = options;
+  if (given !== undefined && typeof given !== "function") throw invalid("fetch", given, "a function such as fetch");
+
+  return async function limitedFetch(input: Input, init?: RequestInit): Promise<Response> {
+    const send = given ?? globalThis.fetch;
+    const request = await requestOf(input, init, sending.needsText);
+    if (request === null) return send(input, init); // It says what is wrong.
+    const [response, sent] = await sending.send(sending.wants(request), {
+      signal: init?.signal ?? (isRequest(input) ? input.signal : undefined),
+      canRepeat: isRepeatable(init?.body) && (init?.body != null || !isRequest(input) || input.body === null),
+      send: () => send(input, init),
+      answerOf: (response) => response,
+      discard: (response) => response.body?.cancel(),
+      neverArrived,
+    });
+    return sent === null ? response : follow(response, sent);
+  };
+}
+
+const isRequest = (input: unknown): input is Request => typeof input === "object" && input !== null && "url" in input;
+
+/** What is known of a request; `null` if it goes nowhere. */
+async function requestOf(input: Input, init: RequestInit | undefined, needsText: boolean): Promise<OutgoingRequest | null> {
+  const whole = isRequest(input) ? input : undefined;
+  let url: URL;
+  try {
+    url = new URL(whole?.url ?? String(input));
+  } catch {
+    return null;
+  }
+  const body = init?.body;
+  let text: string | undefined;
+  const isText = /json|text|form-urlencoded/i.test(whole?.headers.get("content-type") ?? "");
+  if (needsText && isText && body == null && whole?.body && !whole.bodyUsed) text = await whole.clone().text();
+  return outgoing(
+    init?.method ?? whole?.method ?? "GET",
+    url,
+    () => new Headers(init?.headers ?? whole?.headers),
+    () => text ?? textOf(body),
+  );
+}
+
+/** The same response, whose body ends its permits. */
+function follow(response: Response, sent: Sent): Response {
+  // Stand-ins for responses in tests, and clients with bodies of another kind, have nothing to follow.
+  if (typeof response.body?.getReader !== "function" || response.bodyUsed || response.body.locked) {
+    sent.end();
+    return response;
+  }
+  const { status, statusText, headers } = response;
+  const Kind = response.constructor as typeof Response;
+  const isUsual = status >= 200 && status <= 599;
+  const same = new Kind(followed(response.body, sent), { status: isUsual ? status : 200, statusText, headers });
+  return like(response, same);
+}
+
+/** Gives a response what cannot be given to its constructor. */
+function like(response: Response, same: Response): Response {
+  for (const name of ["url", "redirected", "type", "status"] as const) {
+    if (same[name] !== response[name]) Object.defineProperty(same, name, { value: response[name], configurable: true });
+  }
+  Object.defineProperty(same, "clone", {
+    value: () => like(response, (Object.getPrototypeOf(same) as Response).clone.call(same)),
+    configurable: true,
+    writable: true,
+  });
+  return same;
+}

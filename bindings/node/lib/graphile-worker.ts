@@ -1,0 +1,83 @@
+// A limiter before a Graphile Worker task: jobs without room are put back with their places, and the worker takes others.
+
+import type { Job, JobHelpers } from "graphile-worker";
+import { LimitError, invalid } from "./errors.js";
+import { options as checkOptions } from "./input.js";
+import { type Limited, SentAway, type WithLimiterOptions as Options, limitJobs, putPlace, schemaOf, takePlace, wakeIn } from "./job.js";
+import type { Limiter } from "./limiter.js";
+import type { Permit } from "./permit.js";
+
+export type { Limited };
+
+/** How `withLimiter` limits. */
+export interface WithLimiterOptions extends Options<Job> {
+  /** The schema that Graphile Worker was given: "graphile_worker" if not given, as there. */
+  schema?: string | undefined;
+}
+
+/** A task of Graphile Worker's, which may use the permit of its start, too: `settle` it, or `renew` its lease. */
+export type LimitedTask<P = any, R = any> = (payload: P, helpers: JobHelpers, permit: Permit) => R | PromiseLike<R>;
+
+/**
+ * What a task list of Graphile Worker takes: `task`, each start of which `limiter` admits. A job for which there is no room is
+ * put back, with its place if the limit has any, and its attempts are not touched: the worker takes other jobs meanwhile. The
+ * permit completes when the task ends, whatever happened.
+ *
+ * `keyOf` gives the key whose budget a job uses; nothing, or no `keyOf`, is the empty key.
+ */
+export function withLimiter<P = any, R = any>(
+  limiter: Limiter,
+  keyOf: ((job: Job) => string | null | undefined) | null | undefined,
+  task: LimitedTask<P, R>,
+  options: WithLimiterOptions = {},
+): (payload: unknown, helpers: JobHelpers) => Promise<R | void> {
+  checkOptions(options, ["schema", "weightOf", "hold", "grace", "onLimited"]);
+  const { schema, ...others } = options;
+  const limit = limitJobs(limiter, keyOf, others);
+  if (typeof task !== "function") throw invalid("task", task, "a function");
+  const putBack = statement(schemaOf(schema, "graphile_worker"));
+
+  const sent = new SentAway();
+  return async (payload, helpers) => {
+    const { job } = helpers;
+    if (typeof helpers.query !== "function" || typeof job?.attempts !== "number") throw tooOld();
+    const known = job.key === null ? null : sent.take(job.key);
+    const { data, place = known } = takePlace(payload);
+    Object.assign(job, { payload: data });
+    return limit<R | void, void>(
+      job,
+      place,
+      (permit) => task(data as P, helpers, permit),
+      async (wait, place) => {
+        const stored = place === null ? null : JSON.stringify(putPlace(data, place));
+        const { rows } = await helpers.query(putBack, [job.id, job.locked_by, job.key, wait, stored]);
+        // It has been removed, or another job with its key has taken its place in the queue.
+        if (rows.length === 0) return place === null ? undefined : limiter.place(place).cancelAsync();
+        if (place !== null && job.key !== null) sent.put(job.key, place, wait);
+        // Graphile Worker polls for what becomes due, and tells workers of new jobs in this way. If that fails, they poll.
+        wakeIn(wait, () => void helpers.query(`SELECT pg_notify('jobs:insert', '{"count":1}')`).catch(() => {}));
+      },
+    );
+  };
+}
+
+/**
+ * Moves a job to another row, where it waits. Graphile Worker deletes the row of whatever a task has ended without an error, and
+ * for an error it counts an attempt, logs a failure and waits for as long as it likes. So the row is gone before, in the same
+ * statement: no job is lost or doubled, whoever dies. `attempts` was counted when it was fetched.
+ */
+const statement = (schema: string): string => `WITH gone AS (
+  DELETE FROM ${schema}._private_jobs WHERE id = $1::bigint AND locked_by = $2 AND key IS NOT DISTINCT FROM $3 RETURNING *
+), unlocked AS (
+  UPDATE ${schema}._private_job_queues AS queues SET locked_at = NULL, locked_by = NULL
+  FROM gone WHERE queues.id = gone.job_queue_id AND queues.locked_by = gone.locked_by
+)
+INSERT INTO ${schema}._private_jobs (job_queue_id, task_id, payload, priority, run_at, attempts, max_attempts, last_error,
+  created_at, updated_at, key, revision, flags)
+SELECT job_queue_id, task_id, coalesce($5::json, payload), priority, now() + $4 * interval '1 ms', greatest(attempts - 1, 0),
+  max_attempts, last_error, created_at, now(), key, revision, flags
+FROM gone RETURNING id`;
+
+function tooOld(): LimitError {
+  return new LimitError("withLimiter needs Graphile Worker 0.16.0 or newer: this is an older one", "unsupported", -13);
+}

@@ -1,0 +1,117 @@
+// What a request to a model costs: estimated before it is sent, and read from its response.
+
+import { StringDecoder } from "node:string_decoder";
+import type { HttpResponse } from "./response.js";
+
+/** Reads a response's cost from its JSON body, or from each JSON event of its stream. Gives nothing where that does not say. */
+export type Usage = (data: unknown, response: HttpResponse) => number | null | undefined;
+
+/** More than this is not kept to look for a usage, in characters. */
+const LONGEST = 1 << 24;
+
+const isRecord = (data: unknown): data is Record<string, unknown> =>
+  typeof data === "object" && data !== null && !Array.isArray(data);
+
+/** JSON's value; `undefined` if it is none. */
+function parsed(text: string): unknown {
+  try {
+    return JSON.parse(text);
+  } catch {
+    return undefined;
+  }
+}
+
+/** The tokens that a request with a JSON body may take: a quarter of its characters, and the most that it lets the model write. */
+export function estimateOf(text: string | null): number {
+  const body = text === null ? undefined : parsed(text);
+  if (!isRecord(body)) return 0;
+  const most = body.max_completion_tokens ?? body.max_output_tokens ?? body.max_tokens;
+  return Math.ceil(characters(body) / 4) + (Number.isSafeInteger(most) && (most as number) > 0 ? (most as number) : 0);
+}
+
+/** So many characters are in its texts. Files that travel as text count as none. */
+function characters(value: unknown): number {
+  if (typeof value === "string") return value.startsWith("data:") ? 0 : value.length;
+  if (typeof value !== "object" || value === null) return 0;
+  return Object.entries(value).reduce((sum, [name, part]) => sum + (name === "data" && typeof part === "string" ? 0 : characters(part)), 0);
+}
+
+/** Reads what a response cost while its body passes by. */
+export class Meter {
+  readonly #response: HttpResponse;
+  readonly #usage: Usage | undefined;
+  readonly #isStream: boolean;
+  readonly #decoder = new StringDecoder();
+  #pieces: string[] = [];
+  #length = 0;
+  /** The lines of an event that has not ended. */
+  #event: string[] = [];
+  /** What OpenAI and Anthropic said, later numbers above earlier ones. */
+  readonly #said: Record<string, number> = {};
+  #used: number | undefined;
+
+  constructor(response: HttpResponse, type: string, usage: Usage | undefined) {
+    this.#response = response;
+    this.#usage = usage;
+    this.#isStream = /^\s*(text\/event-stream|application\/(x-)?(ndjson|jsonl))\b/i.test(type);
+    if (!this.#isStream && !/^\s*application\/([\w.-]+\+)?json\b/i.test(type)) this.#length = Infinity;
+  }
+
+  /** A part of the body. */
+  write(part: Uint8Array | string): void {
+    if (this.#length > LONGEST) return;
+    const text = typeof part === "string" ? part : this.#decoder.write(Buffer.from(part.buffer, part.byteOffset, part.byteLength));
+    this.#pieces.push(text);
+    this.#length += text.length;
+    if (this.#isStream && /[\r\n]/.test(text)) this.#readLines();
+    if (this.#length > LONGEST) this.#pieces = [];
+  }
+
+  /** The body has ended, or will not go on: what it cost, if it said so. */
+  end(): number | undefined {
+    if (this.#length <= LONGEST && this.#isStream) {
+      this.#pieces.push("\n\n");
+      this.#readLines();
+    } else if (this.#length <= LONGEST) {
+      this.#read(this.#pieces.join(""));
+    }
+    this.#pieces = [];
+    return this.#used;
+  }
+
+  /** Whole lines of a stream: an event ends with an empty one, or is one line of JSON. */
+  #readLines(): void {
+    const lines = this.#pieces.join("").split(/\r\n|\n|\r(?!$)/);
+    this.#pieces = [lines.pop()!];
+    this.#length = this.#pieces[0]!.length;
+    for (const line of lines) {
+      if (line.startsWith("data:")) this.#event.push(line.slice(5));
+      else if (line.startsWith("{")) this.#read(line);
+      else if (line === "" && this.#event.length > 0) this.#read(this.#event.splice(0).join("\n"));
+    }
+  }
+
+  #read(text: string): void {
+    // Most events say nothing of it, and need not be parsed.
+    if (this.#usage === undefined && !text.includes('"usage"')) return;
+    const data = parsed(text);
+    if (data === undefined) return;
+    const used = this.#usage === undefined ? this.#sum(data) : this.#usage(data, this.#response);
+    if (typeof used === "number" && used >= 0 && used < Infinity) this.#used = Math.ceil(used);
+  }
+
+  /** What OpenAI and Anthropic say: with a whole answer, at the end of a stream, or at its beginning and its end. */
+  #sum(data: unknown): number | undefined {
+    if (!isRecord(data)) return undefined;
+    const { usage, response, message } = data;
+    for (const said of [isRecord(message) && message.usage, isRecord(response) && response.usage, usage]) {
+      for (const [name, value] of Object.entries(isRecord(said) ? said : {})) {
+        if (typeof value === "number") this.#said[name] = value;
+      }
+    }
+    const { total_tokens, input_tokens, output_tokens = 0, cache_creation_input_tokens = 0, prompt_tokens, completion_tokens = 0 } = this.#said;
+    if (total_tokens !== undefined) return total_tokens;
+    if (input_tokens !== undefined) return input_tokens + output_tokens + cache_creation_input_tokens;
+    return prompt_tokens === undefined ? undefined : prompt_tokens + completion_tokens;
+  }
+}

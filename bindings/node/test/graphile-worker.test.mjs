@@ -1,0 +1,152 @@
+// Graphile Worker tasks behind a limiter: real workers on a real Postgres.
+
+import assert from "node:assert/strict";
+import { after, before, test } from "node:test";
+import { setTimeout as sleep } from "node:timers/promises";
+import { Logger, makeWorkerUtils, run } from "graphile-worker";
+import { NullLimiter, RateLimiter, Store } from "workglow-limit";
+import { withLimiter } from "workglow-limit/graphile-worker";
+import { startPostgres } from "./postgres.mjs";
+
+let postgres;
+const errors = [];
+const logger = new Logger(() => (level, message) => void (level === "error" && errors.push(message)));
+before(async () => {
+  postgres = await startPostgres();
+});
+after(() => postgres.stop());
+
+/** A schema of the test's own, workers for it, and its jobs. */
+async function queueFor(t) {
+  const schema = t.name.replaceAll(/\W/g, "_").slice(0, 40);
+  const options = { connectionString: postgres.url, schema, logger };
+  const utils = await makeWorkerUtils(options);
+  await utils.migrate();
+  let runner;
+  t.after(async () => {
+    await runner?.stop();
+    await utils.release();
+  });
+  const query = (text, values) => utils.withPgClient((client) => client.query(text, values));
+  return {
+    schema,
+    add: (payload, spec) => utils.addJob("task", payload, spec),
+    jobs: async () => (await query(`SELECT * FROM "${schema}".jobs ORDER BY id`)).rows,
+    async work(task, settings = {}) {
+      runner = await run({ ...options, concurrency: 3, pollInterval: 200, noHandleSignals: true, taskList: { task }, ...settings });
+    },
+    async drained() {
+      while (Number((await query(`SELECT count(*) FROM "${schema}".jobs`)).rows[0].count) > 0) await sleep(20);
+    },
+  };
+}
+
+const limit = (max, seconds) => new RateLimiter(new Store("memory:"), "limit", { maxExecutions: max, windowSizeInSeconds: seconds });
+
+test("what has no room is put back, not failed, and starts once", { timeout: 60_000 }, async (t) => {
+  const { schema, add, work, drained } = await queueFor(t);
+  const [ran, told] = [[], []];
+  for (let i = 0; i < 9; i++) await add({ i, key: "k" }, { maxAttempts: 1, priority: i, flags: ["f"] });
+  const task = (payload, { job }) => void ran.push([payload, job.payload, job.attempts, job.priority, job.flags]);
+  const onLimited = (job, { key, wait, hasPlace }) => told.push([job.payload.i, key, wait > 0, hasPlace]);
+  await work(withLimiter(limit(3, 0.7), (job) => job.payload.key, task, { schema, onLimited }));
+  await drained();
+  const sorted = ran.toSorted(([a], [b]) => a.i - b.i);
+  assert.deepEqual(sorted, sorted.map((_, i) => [{ i, key: "k" }, { i, key: "k" }, 1, i, { f: true }]));
+  assert.equal(ran.length, 9);
+  assert.ok(told.length >= 6);
+  for (const one of told) assert.deepEqual(one.slice(1, 3), ["k", true]);
+  assert.ok(told.some(([, , , hasPlace]) => hasPlace));
+  assert.deepEqual(errors, []);
+});
+
+test("a full key delays no other", { timeout: 60_000 }, async (t) => {
+  const { schema, add, jobs, work } = await queueFor(t);
+  for (const key of ["full", "full", "full", "a", "b", "full", "c"]) await add({ key });
+  const ran = [];
+  await work(withLimiter(limit(1, 600), (job) => job.payload.key, ({ key }) => void ran.push(key), { schema }), { concurrency: 1 });
+  while (ran.length < 4 || (await jobs()).length > 3) await sleep(20);
+  assert.deepEqual(ran, ["full", "a", "b", "c"]);
+  assert.deepEqual((await jobs()).map(({ attempts, last_error: error, locked_at: locked }) => [attempts, error, locked]), Array(3).fill([0, null, null]));
+});
+
+test("named queues stay one at a time, and are free for others while a job of theirs waits", { timeout: 60_000 }, async (t) => {
+  const { schema, add, work, drained } = await queueFor(t);
+  for (const [i, key] of ["full", "full", "a", "full", "b"].entries()) await add({ i, key }, { queueName: "serial" });
+  const ran = [];
+  let running = 0;
+  const task = async ({ key }) => {
+    assert.equal(++running, 1);
+    await sleep(20);
+    running--;
+    ran.push(key);
+  };
+  await work(withLimiter(limit(1, 1.2), (job) => job.payload.key, task, { schema }));
+  await drained();
+  assert.equal(ran.length, 5);
+  assert.deepEqual(errors, []);
+});
+
+test("a job that another one of its key replaces, or somebody removes, is not put back", { timeout: 60_000 }, async (t) => {
+  const { schema, add, jobs, work } = await queueFor(t);
+  const limiter = limit(1, 600);
+  assert.ok(limiter.tryAcquire());
+  await add({ is: "old" }, { jobKey: "same" });
+  const limited = withLimiter(limiter, null, () => assert.fail("it ran"), { schema });
+  let replaced = 0;
+  await work((payload, helpers) => {
+    const query = async (...given) => {
+      // While the worker has it, as late as can be.
+      if (payload.is === "old" && replaced++ === 0) await add({ is: "new" }, { jobKey: "same" });
+      return helpers.query(...given);
+    };
+    return limited(payload, { ...helpers, query });
+  });
+  let left;
+  do {
+    await sleep(20);
+    left = await jobs();
+  } while (left.length !== 1 || left[0].locked_at !== null || left[0].run_at < new Date(Date.now() + 60_000));
+  assert.deepEqual([left[0].key, left[0].attempts], ["same", 0]);
+});
+
+test("a job that is replaced faster than the limit grants starts in its turn", { timeout: 60_000 }, async (t) => {
+  const { schema, add, work } = await queueFor(t);
+  const limiter = limit(1, 1);
+  assert.ok(await limiter.acquire());
+  let ran = null;
+  await work(withLimiter(limiter, null, (payload) => void (ran ??= payload.i), { schema }));
+  let i = 0;
+  for (; ran === null; i++) {
+    await add({ i }, { jobKey: "same" });
+    await sleep(50);
+  }
+  assert.ok(ran > 1, "it was never replaced");
+});
+
+test("what the task throws uses an attempt, and only that", { timeout: 60_000 }, async (t) => {
+  const { schema, add, work, drained } = await queueFor(t);
+  const limiter = limit(1, 0.3);
+  const attempts = [];
+  const task = (payload, { job }) => {
+    attempts.push(job.attempts);
+    if (job.attempts === 1) throw new Error("once");
+  };
+  await add(null);
+  await add(["a", "list"]);
+  await work(withLimiter(limiter, null, task, { schema }), { concurrency: 1 });
+  await drained();
+  assert.deepEqual(attempts.toSorted(), [1, 1, 2, 2]);
+  assert.equal(errors.splice(0).filter((message) => /once/.test(message)).length, 2);
+});
+
+test("bad input is refused when the task is made", async () => {
+  const limiter = new NullLimiter();
+  const refuses = (given, message) => assert.throws(() => withLimiter(...given), { name: "InvalidArgument", message });
+  for (const bad of [undefined, {}]) refuses([bad, null, () => {}], /^limiter is .*a limiter/);
+  refuses([limiter, "key", () => {}], /^keyOf is "key"/);
+  refuses([limiter, null, "task"], /^task is "task"/);
+  for (const schema of ["", 5, null]) refuses([limiter, null, () => {}, { schema }], /^schema is/);
+  for (const bad of [null, 5, { weight: 1 }, { hold: -1 }]) refuses([limiter, null, () => {}, bad], /./);
+  await assert.rejects(withLimiter(limiter, null, () => {})({}, { job: {} }), { code: "unsupported", message: /Graphile Worker 0\.16/ });
+});

@@ -1,0 +1,115 @@
+// A limiter before the jobs of any queue: here of one that is as simple as can be.
+
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { setTimeout as sleep } from "node:timers/promises";
+import { ConcurrencyLimiter, RateLimiter, Store } from "workglow-limit";
+import { limitJob } from "workglow-limit/job";
+
+/** A limit for each test. */
+const limit = (max, seconds) => new RateLimiter(new Store("memory:"), "limit", { maxExecutions: max, windowSizeInSeconds: seconds });
+
+/** Hands out a job again as often as it is sent away, and says what happened. */
+async function work(limiter, key, options = {}) {
+  const told = [];
+  let place = null;
+  for (;;) {
+    const came = place;
+    const result = await limitJob(limiter, key, (permit) => ({ started: permit.started, placed: permit.readyAt !== null }), {
+      ...options,
+      place: came,
+      delay(wait, text) {
+        told.push({ wait, hasPlace: text !== null });
+        place = text;
+        return sleep(wait, "sent away");
+      },
+    });
+    if (result !== "sent away") return { ...result, told };
+  }
+}
+
+test("it starts now, waits a moment, or goes away once and starts with its place", async () => {
+  const limiter = limit(1, 1);
+  assert.deepEqual(await work(limiter, "k"), { started: true, placed: false, told: [] });
+  // A long grace, so that a busy machine is not late.
+  const options = { grace: "10s" };
+  const { started, placed, told } = await work(limiter, "k", options);
+  assert.deepEqual([started, placed], [true, true]);
+  assert.equal(told.length, 1);
+  assert.ok(Number.isInteger(told[0].wait) && told[0].hasPlace);
+  const held = await work(limiter, "k", { ...options, hold: "10s" });
+  assert.deepEqual(held, { started: true, placed: true, told: [] }, "it waited in the worker");
+});
+
+test("what delay gives or throws is what one gets, and a place that could not leave is free", async () => {
+  const limiter = limit(1, 600);
+  const permit = limiter.tryAcquire();
+  const error = new Error("the queue is gone");
+  const delay = () => Promise.reject(error);
+  await assert.rejects(limitJob(limiter, null, () => assert.fail("it ran"), { delay }), error);
+  permit.cancel();
+  assert.ok(limiter.tryAcquire(), "the place was kept");
+});
+
+test("a place is one start, whoever brings it, and one that is worth nothing does no harm", async () => {
+  const limiter = limit(1, 600);
+  const other = limit(1, 600);
+  assert.ok(other.tryAcquire());
+  const void_ = other.reserve().toText();
+  for (const place of [void_, "", "wgl1.x", "x".repeat(5_000)]) {
+    const result = await limitJob(limiter, `key ${place.slice(0, 9)}`, () => "ran", { place, delay: () => "sent away" });
+    assert.equal(result, "ran");
+  }
+  limiter.tryAcquire({ key: "k" });
+  const places = [];
+  const delay = (wait, place) => void places.push(place);
+  await limitJob(limiter, "k", () => assert.fail("it ran"), { delay });
+  await limitJob(limiter, "k", () => assert.fail("it ran"), { delay, place: places[0] });
+  assert.deepEqual([places.length, places[1]], [2, places[0]], "who comes early goes away with the same place");
+});
+
+test("jobs beyond all places come back in turn, and every one starts once", { timeout: 60_000 }, async () => {
+  const limiter = limit(5, 0.4);
+  const starts = await Promise.all(Array.from({ length: 60 }, () => work(limiter, "k")));
+  assert.ok(starts.every(({ started }) => started));
+  assert.ok(starts.some(({ told }) => told.some(({ hasPlace }) => !hasPlace)), "there were places for all");
+});
+
+test("a limit without places: who comes back asks again", async () => {
+  const limiter = new ConcurrencyLimiter(1);
+  const held = limiter.tryAcquire();
+  const told = [];
+  const options = { hold: 0, delay: (wait, place) => told.push([wait > 0, place]) };
+  await limitJob(limiter, "", () => assert.fail("it ran"), options);
+  assert.deepEqual(told, [[true, null]]);
+  held.complete();
+  assert.equal(await limitJob(limiter, "", () => "ran", options), "ran");
+  assert.ok(limiter.tryAcquire(), "its permit completed");
+});
+
+test("what the job throws is thrown, and its start has ended", async () => {
+  const limiter = new ConcurrencyLimiter(1);
+  const error = new Error("mine");
+  await assert.rejects(limitJob(limiter, null, () => Promise.reject(error), { delay: () => {} }), error);
+  assert.ok(limiter.tryAcquire());
+});
+
+test("bad input is named, and nothing is asked", async () => {
+  const limiter = limit(1, 600);
+  const delay = () => {};
+  const bad = [
+    [[{}, "", () => {}, { delay }], /^limiter is an object: expected a limiter/],
+    [[limiter, 5, () => {}, { delay }], /^key is 5: expected a string/],
+    [[limiter, "", "job", { delay }], /^job is "job": expected a function/],
+    [[limiter, "", () => {}, {}], /^delay is undefined: expected a function/],
+    [[limiter, "", () => {}, undefined], /^options is undefined/],
+    [[limiter, "", () => {}, { delay, place: 5 }], /^place is 5: expected the text/],
+    [[limiter, "", () => {}, { delay, weight: 0.5 }], /^weight is 0.5: expected a whole number/],
+    [[limiter, "", () => {}, { delay, hold: -1 }], /^hold is -1/],
+    [[limiter, "", () => {}, { delay, grace: "soon" }], /^grace is "soon"/],
+    [[limiter, "", () => {}, { delay, wait: 1 }], /wait/],
+  ];
+  for (const [given, message] of bad) await assert.rejects(limitJob(...given), { name: "InvalidArgument", message });
+  await assert.rejects(limitJob(limiter, "", () => {}, { delay, weight: 2 }), { name: "WeightExceedsCapacity" });
+  assert.ok(limiter.tryAcquire());
+});

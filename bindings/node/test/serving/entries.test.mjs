@@ -1,0 +1,152 @@
+// What only one framework has.
+
+import assert from "node:assert/strict";
+import { once } from "node:events";
+import { test } from "node:test";
+import express from "express";
+import fastify from "fastify";
+import { Hono } from "hono";
+import { ConcurrencyLimiter, NullLimiter, RateLimiter, Store } from "workglow-limit";
+import { limitRequests as ofExpress } from "workglow-limit/express";
+import { limitRequests as ofFastify } from "workglow-limit/fastify";
+import { limitRequests as ofHono } from "workglow-limit/hono";
+import { limitRequests as ofNext } from "workglow-limit/next";
+import { until } from "./servers.mjs";
+
+const rate = (max, name = "api", store = new Store("memory:")) =>
+  new RateLimiter(store, name, { maxExecutions: max, windowSizeInSeconds: 60 });
+
+async function listening(t, app) {
+  const server = app.listen(0, "127.0.0.1");
+  t.after(() => {
+    server.closeAllConnections();
+    server.close();
+  });
+  await once(server, "listening");
+  return `http://127.0.0.1:${server.address().port}`;
+}
+
+const answers = async (url, headers) => {
+  const response = await fetch(url, { headers });
+  return [response.status, response.headers.get("retry-after") !== null, await response.text()];
+};
+
+test("Express: onLimited may answer with the response, at once or later", async (t) => {
+  const app = express();
+  const onLimited = (request, { retryAfter }, response) => {
+    if (request.path === "/") return response.json({ seconds: Math.ceil(retryAfter / 1e3) > 0 });
+    setImmediate(() => response.status(503).send("later"));
+    return response;
+  };
+  app.use(ofExpress({ limits: [{ limiter: rate(1) }], onLimited }));
+  app.use((request, response) => response.send("ok"));
+  const url = await listening(t, app);
+  assert.deepEqual(await answers(url), [200, false, "ok"]);
+  assert.deepEqual(await answers(url), [429, true, '{"seconds":true}']);
+  assert.deepEqual(await answers(`${url}/later`), [503, true, "later"]);
+});
+
+test("Express: exempt paths are those of the whole app, wherever the middleware stands", async (t) => {
+  const app = express();
+  app.use("/api", ofExpress({ limits: [{ limiter: rate(1) }], exempt: ["/api/health"] }));
+  app.use((request, response) => response.send("ok"));
+  const url = await listening(t, app);
+  const statuses = [];
+  for (const path of ["/api/health", "/api/health", "/api/a", "/api/a", "/health"]) statuses.push((await answers(url + path))[0]);
+  assert.deepEqual(statuses, [200, 200, 200, 429, 200]);
+});
+
+test("Express: what two middlewares take is held together, and given back together", async (t) => {
+  const running = new ConcurrencyLimiter(1);
+  const app = express();
+  app.use(ofExpress({ limits: [{ limiter: running, name: "running" }] }));
+  app.use(ofExpress({ limits: [{ limiter: rate(1) }] }));
+  app.use((request, response) => response.send("ok"));
+  const url = await listening(t, app);
+  assert.equal((await answers(url))[0], 200);
+  await until(() => running.peek().admitted);
+  const { status, headers } = await fetch(url);
+  assert.deepEqual([status, headers.get("ratelimit-policy")], [429, '"running";q=1;qu="concurrent-requests", "api";q=1;w=60']);
+  assert.ok(running.peek().admitted, "the refusal gave it back at once");
+});
+
+test("Fastify: routes without limits, routes declared before the plugin is loaded, and what is not found", async (t) => {
+  const app = fastify();
+  t.after(() => app.close());
+  const limiter = rate(2);
+  const store = new Store("memory:");
+  app.register(ofFastify, { limits: [{ limiter }] });
+  app.get("/free", { config: { limits: false } }, () => "free");
+  app.get("/", { config: { limits: [{ limiter: rate(1, "route", store) }] } }, () => "ok");
+  const status = async (url) => (await app.inject(url)).statusCode;
+  assert.deepEqual([await status("/free"), await status("/free"), await status("/free")], [200, 200, 200]);
+  assert.deepEqual([await status("/"), await status("/")], [200, 429]);
+  assert.deepEqual([await status("/none"), await status("/none")], [404, 429]);
+});
+
+test("Fastify: a later hook knows who is signed in; onLimited may answer with the reply", async (t) => {
+  const app = fastify();
+  t.after(() => app.close());
+  const onLimited = (request, { key }, reply) => reply.send({ key });
+  await app.register(ofFastify, { hook: "preHandler", limits: [{ limiter: rate(1), key: "user" }], onLimited });
+  app.addHook("preValidation", async (request) => void (request.user = { id: request.headers.user }));
+  app.get("/", () => "ok");
+  const ask = async (user) => app.inject({ url: "/", headers: { user } });
+  assert.deepEqual([(await ask("a")).statusCode, (await ask("b")).statusCode], [200, 200]);
+  const refused = await ask("a");
+  assert.deepEqual([refused.statusCode, refused.json(), refused.headers["content-type"]], [429, { key: "a" }, "application/json; charset=utf-8"]);
+});
+
+test("Hono: responses of the app's own, without a server, and bodies that are read late", async () => {
+  const running = new ConcurrencyLimiter(1);
+  const app = new Hono();
+  app.use(async (context, next) => {
+    context.set("jwtPayload", { sub: "ann" });
+    await next();
+  });
+  const keys = [];
+  const onLimited = (context, { key }) => void keys.push(key) ?? context.json({ slow: "down" }, 429, { "Retry-After": "7" });
+  app.use(ofHono({ limits: [{ limiter: running, name: "running", key: "user" }], onLimited }));
+  app.get("/", (context) => context.text("ok"));
+  app.get("/redirect", () => Response.redirect("http://localhost/"));
+  const first = await app.request("/");
+  const refused = await app.request("/");
+  assert.deepEqual([refused.status, refused.headers.get("retry-after"), await refused.json()], [429, "7", { slow: "down" }]);
+  assert.ok(refused.headers.has("ratelimit"));
+  assert.deepEqual(keys, ["ann"]);
+  assert.equal(await first.text(), "ok");
+  await until(() => running.peek({ key: "ann" }).admitted);
+  const redirect = await app.request("/redirect");
+  assert.deepEqual([redirect.status, redirect.headers.has("ratelimit")], [302, true]);
+  await until(() => running.peek({ key: "ann" }).admitted);
+  const left = await app.request("/");
+  await left.body.cancel();
+  await until(() => running.peek({ key: "ann" }).admitted);
+});
+
+test("Next: handlers get what they got, and a redirect that is thrown is no failure", async () => {
+  const [store, signal] = [new Store("memory:"), new AbortController()];
+  const limiter = rate(9, "api", store);
+  const gate = ofNext({ limits: [{ limiter, skipFailed: true }] });
+  const request = () => new Request("http://localhost/a/7?b", { signal: signal.signal });
+  const handler = gate(async (request, { params }) => Response.json({ url: request.url, ...(await params) }));
+  const response = await handler(request(), { params: Promise.resolve({ id: "7" }) });
+  assert.deepEqual(await response.json(), { url: "http://localhost/a/7?b", id: "7" });
+  const throwing = (digest) => gate(() => Promise.reject(Object.assign(new Error("planned"), { digest })));
+  await assert.rejects(throwing("NEXT_REDIRECT;replace;/login;307;")(request()), /planned/);
+  await until(() => limiter.peek().remaining === 7);
+  for (const digest of ["NEXT_HTTP_ERROR_FALLBACK;404", undefined]) await assert.rejects(throwing(digest)(request()), /planned/);
+  assert.equal(limiter.peek().remaining, 7);
+  signal.abort();
+  assert.equal((await handler(request(), { params: {} })).status, 408, "nobody is there to read it");
+  assert.equal(limiter.peek().remaining, 7);
+});
+
+test("Next: addresses are those that the proxy before it tells", async () => {
+  const keys = [];
+  const limiter = Object.assign(new NullLimiter(), { decideAsync: ({ key }) => (keys.push(key), NullLimiter.prototype.decideAsync.call(limiter, { key })) });
+  const gate = ofNext({ limits: [{ limiter, key: "address", name: "all" }], trustedProxies: ["unix", "10.0.0.0/8"] });
+  const handler = gate(() => new Response("ok"));
+  await handler(new Request("http://localhost/", { headers: { "X-Forwarded-For": "1.1.1.1, 9.9.9.9, 10.0.0.1" } }));
+  assert.deepEqual(keys, ["9.9.9.9"]);
+});

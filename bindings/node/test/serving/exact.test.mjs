@@ -1,0 +1,67 @@
+// Several processes of one server on one store: never over the limit.
+
+import assert from "node:assert/strict";
+import cluster from "node:cluster";
+import { once } from "node:events";
+import { join } from "node:path";
+import { test } from "node:test";
+import { RateLimiter, Store } from "workglow-limit";
+import { directory } from "../helpers.mjs";
+import { startRedis } from "../redis.mjs";
+
+const PROCESSES = 3;
+const CLIENTS = 12;
+const LIMIT = 40;
+const WINDOW = 0.5; // s
+
+/** The most starts that surely lie in one window, wherever it begins: their whole [a, b] does. */
+function mostInAnyWindow(starts, window) {
+  let most = 0;
+  for (const [from] of starts) {
+    const within = starts.filter(([a, b]) => a >= from && b < from + window);
+    most = Math.max(most, within.length);
+  }
+  return most;
+}
+
+const stores = {
+  sqlite: (t) => `sqlite:${directory(t)}/limits.db`,
+  redis: async (t) => {
+    const redis = await startRedis();
+    t.after(() => redis.stop());
+    return redis.url;
+  },
+};
+
+for (const [name, urlOf] of Object.entries(stores)) {
+  test(`${name}: a cluster never lets more through`, { timeout: 120_000 }, async (t) => {
+    const url = await urlOf(t);
+    cluster.setupPrimary({ exec: join(import.meta.dirname, "server.mjs"), args: [url, LIMIT, WINDOW] });
+    const workers = Array.from({ length: PROCESSES }, () => cluster.fork());
+    t.after(async () => {
+      for (const worker of workers) worker.process.kill("SIGKILL");
+      await Promise.all(workers.map((worker) => worker.isDead() || once(worker, "exit")));
+    });
+    const [[{ port }]] = await Promise.all(workers.map((worker) => once(worker, "listening")));
+
+    const starts = [];
+    const pids = new Set();
+    let refused = 0;
+    const hammer = async () => {
+      while (starts.length < 4 * LIMIT) {
+        const response = await fetch(`http://127.0.0.1:${port}/`);
+        const [pid, a, b] = (await response.text()).split(" ");
+        if (response.status === 200) starts.push([BigInt(a), BigInt(b)]) && pids.add(pid);
+        else assert.equal(response.status, 429), refused++;
+      }
+    };
+    await Promise.all(Array.from({ length: CLIENTS }, hammer));
+
+    assert.equal(pids.size, PROCESSES, "all of them took part");
+    assert.ok(refused > 0);
+    assert.ok(mostInAnyWindow(starts, BigInt(WINDOW * 1e9)) <= LIMIT);
+    const wide = RateLimiter.attach(new Store(url), "wide");
+    const { remaining } = await wide.peekAsync({ key: "k" });
+    assert.equal(4096 - remaining, starts.length, "a refusal by one limit consumes nothing of another");
+  });
+}

@@ -1,0 +1,118 @@
+// The same app in each framework, with its real server on a free port.
+
+import { once } from "node:events";
+import { createServer } from "node:http";
+import { Readable, pipeline } from "node:stream";
+import { createAdaptorServer, getRequestListener } from "@hono/node-server";
+import express from "express";
+import express4 from "express-4";
+import fastify from "fastify";
+import { Hono } from "hono";
+import * as ofExpress from "workglow-limit/express";
+import * as ofFastify from "workglow-limit/fastify";
+import * as ofHono from "workglow-limit/hono";
+import * as ofNext from "workglow-limit/next";
+
+/** The ports of clients whose connections the servers here have seen closed. */
+export const closed = new Set();
+
+/**
+ * Starts an app in a framework. `routes` are handlers by their paths, each a function that gives `{ status, body }` (200 and
+ * "ok" if it does not say), where a body may be an async iterable; or `{ limits, handler }`.
+ */
+export async function start(t, framework, options, routes = { "/": () => ({}) }) {
+  const found = Object.entries(routes).map(([path, route]) => {
+    const { handler, limits } = typeof route === "function" ? { handler: route } : route;
+    return { path, limits, handle: async () => ({ status: 200, body: "ok", ...(await handler()) }) };
+  });
+  const server = await FRAMEWORKS[framework](options, found);
+  server.on("connection", (socket) => {
+    const { remotePort } = socket;
+    socket.once("close", () => closed.add(remotePort));
+  });
+  if (!server.listening) await once(server.listen(0, "127.0.0.1"), "listening");
+  t.after(() => {
+    server.closeAllConnections();
+    server.close();
+  });
+  return `http://127.0.0.1:${server.address().port}`;
+}
+
+const isStream = (body) => typeof body !== "string";
+
+const withExpress = (express) => (options, routes) => {
+  const app = express();
+  app.set("env", "test"); // It prints no errors.
+  const gate = ofExpress.limitRequests(options);
+  app.use(gate);
+  for (const { path, limits, handle } of routes) {
+    app.get(path, ...(limits ? [gate.route(...limits)] : []), async (request, response, next) => {
+      try {
+        const { status, body } = await handle();
+        response.status(status);
+        if (isStream(body)) pipeline(Readable.from(body), response, () => {});
+        else response.send(body);
+      } catch (error) {
+        next(error);
+      }
+    });
+  }
+  return createServer(app);
+};
+
+async function withFastify(options, routes) {
+  const app = fastify({ forceCloseConnections: true });
+  await app.register(ofFastify.limitRequests, options);
+  for (const { path, limits, handle } of routes) {
+    app.get(path, { config: limits && { limits } }, async (request, reply) => {
+      const { status, body } = await handle();
+      return reply.code(status).send(isStream(body) ? Readable.from(body) : body);
+    });
+  }
+  await app.listen({ port: 0, host: "127.0.0.1" });
+  return app.server;
+}
+
+const responseOf = ({ status, body }) => new Response(isStream(body) ? ReadableStream.from(body) : body, { status });
+
+function withHono(options, routes) {
+  const app = new Hono();
+  app.onError((error, context) => context.text("Internal Server Error", 500));
+  const gate = ofHono.limitRequests(options);
+  app.use(gate);
+  for (const { path, limits, handle } of routes) {
+    app.get(path, ...(limits ? [gate.route(...limits)] : []), async () => responseOf(await handle()));
+  }
+  return createAdaptorServer(app);
+}
+
+/** The `Request` that Next passes and the `Response` that it sends are the platform's; the server here is Hono's. */
+function withNext(options, routes) {
+  const gate = ofNext.limitRequests({ ...options, trustedProxies: ["unix", ...(options.trustedProxies ?? [])] });
+  const handlers = new Map(
+    routes.map(({ path, limits = [], handle }) => [path, gate(async () => responseOf(await handle()), ...limits)]),
+  );
+  const fetch = async (request) => {
+    try {
+      return await handlers.get(new URL(request.url).pathname)(request);
+    } catch {
+      return new Response("Internal Server Error", { status: 500 });
+    }
+  };
+  return createServer(getRequestListener(fetch, { overrideGlobalObjects: false }));
+}
+
+const FRAMEWORKS = {
+  "Express 5": withExpress(express),
+  "Express 4": withExpress(express4),
+  Fastify: withFastify,
+  Hono: withHono,
+  Next: withNext,
+};
+
+export const frameworks = Object.keys(FRAMEWORKS);
+
+/** Waits until it is so: what a server does after its client has an answer. It takes as long as it takes, and a hang is the test's timeout. */
+export async function until(isSo) {
+  while (!(await isSo())) await new Promise((resolve) => setTimeout(resolve, 5));
+}

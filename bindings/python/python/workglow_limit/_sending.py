@@ -1,0 +1,470 @@
+"""A limiter in front of an HTTP client, whichever it is: what the modules named after clients have in common.
+
+Everything is written once, as coroutines. Those of a client that blocks wait for nothing that suspends them: `run` runs them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from datetime import timedelta
+from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypedDict, TypeVar, cast
+from urllib.parse import urlsplit
+
+from ._derived import refuse
+from ._errors import WeightExceedsCapacity
+from ._native import Decision, Limiter, Permit
+from ._tokens import FREE, Reading, estimate
+from .http import check_key, in_seconds, status_and_headers, wait_said
+
+R = TypeVar("R")  # A client's request,
+S = TypeVar("S")  # and its response.
+T = TypeVar("T")
+
+#: One limiter, one for each host, or a function of the client's request.
+Limiters: TypeAlias = Limiter | Mapping[str, Limiter] | Callable[[Any], Limiter | None]
+
+
+class Heeding(TypedDict, total=False):
+    """What heed may be."""
+
+    default: float | timedelta
+    longest: float | timedelta
+
+
+class Options(TypedDict, total=False):
+    """What is the same for all clients. Functions are of the client's request; usage is one of JSON and the response."""
+
+    key: str | Callable[[Any], str | None] | None
+    weight: int | Callable[[Any], int]
+    priority: int
+    timeout: float | timedelta | None
+    heed: bool | Heeding
+    tokens: Limiters | None
+    estimate: Callable[[Any], int] | None
+    usage: Callable[[Any, Any], int | None] | None
+
+
+class RetryingOptions(Options, total=False):
+    """The same for those that do not repeat by themselves."""
+
+    retries: int
+
+
+#: With these a server says that the same request may succeed later.
+_AGAIN = 429, 503, 529
+
+
+class Waits(Protocol):
+    """How to wait: in a thread, or in an event loop."""
+
+    async def acquire(self, limiter: Limiter, key: str | None, weight: int, timeout: float | None, priority: int) -> Permit: ...
+    async def try_acquire(self, limiter: Limiter, key: str | None, weight: int) -> Permit | None: ...
+    async def peek(self, limiter: Limiter, key: str | None) -> Decision: ...
+    async def pause(self, limiter: Limiter, seconds: float, key: str | None) -> None: ...
+    async def complete(self, permit: Permit) -> None: ...
+    async def cancel(self, permit: Permit) -> None: ...
+    async def settle(self, permit: Permit, units: int) -> None: ...
+    async def sleep(self, seconds: float) -> None: ...
+
+
+class Exchange(Protocol[R, S]):
+    """One request of a client."""
+
+    request: R  # As functions of the user get it.
+    url: str
+
+    def body(self) -> bytes | str | None:
+        """What is sent. None if that is nothing, or cannot be read here."""
+        ...
+
+    def content_type(self) -> str:
+        """Of what is sent."""
+        ...
+
+    def can_repeat(self) -> bool:
+        """Can the same be sent once more?"""
+        ...
+
+    def ask_readable(self) -> None:
+        """The body of the response will be read here, too."""
+        ...
+
+    async def send(self) -> S:
+        """Sends it, and waits for the head of the response."""
+        ...
+
+    def was_never_sent(self, error: BaseException) -> bool:
+        """Is it certain that nothing of it reached the server?"""
+        ...
+
+    def watch(self, response: S, body: Body) -> None:
+        """From now on the body of the response is fed to this, and its end told."""
+        ...
+
+    async def close(self, response: S) -> None:
+        """Nobody reads it any more."""
+        ...
+
+
+class Want(NamedTuple):
+    """What a request needs of one limiter."""
+
+    limiter: Limiter
+    key: str | None
+    weight: int
+    is_tokens: bool
+
+
+class Sending(Generic[R]):
+    """Settings of one client, and how it sends."""
+
+    def __init__(
+        self,
+        limiter: Limiters | None,
+        waits: Waits,
+        *,
+        key: str | Callable[[R], str | None] | None = None,
+        weight: int | Callable[[R], int] = 1,
+        priority: int = 0,
+        timeout: float | timedelta | None = None,
+        heed: bool | Heeding = True,
+        retries: int = 0,
+        tokens: Limiters | None = None,
+        estimate: Callable[[R], int] | None = None,
+        usage: Callable[[Any, Any], int | None] | None = None,
+    ) -> None:
+        if limiter is None and tokens is None:
+            raise TypeError("limiter is None: expected a limiter, a mapping of hosts to limiters, or a function; None only with tokens")
+        self._limiter = None if limiter is None else _chooser("limiter", limiter)
+        self._tokens = None if tokens is None else _chooser("tokens", tokens)
+        if not callable(key):
+            check_key("is", key, "a str, or a function of the request")
+        self._key = key
+        self._weight = weight if callable(weight) else _whole("weight", weight, 1)
+        self._priority = _whole("priority", priority, None)
+        self._timeout = None if timeout is None else in_seconds("timeout", timeout)
+        self._heeds, self._default, self._longest = _heeding(heed)
+        self.retries = _whole("retries", retries, 0, 100)
+        for name, function in ("estimate", estimate), ("usage", usage):
+            if function is not None and not callable(function):
+                raise TypeError(f"{name} is {function!r}: expected a function, not {type(function).__name__}")
+            if function is not None and tokens is None:
+                raise TypeError(f"{name} is given without tokens: expected the limiter of the tokens, too")
+        self._estimate, self._usage = estimate, usage
+        self.waits = waits
+        self._was_short = 1  # Of two limiters the one that had no room: whoever comes next waits there first.
+
+    async def send(self, exchange: Exchange[R, S]) -> S:
+        """Sends a request when all of its limiters admit it, and again after a refusal, as often as was said."""
+        for attempt in range(self.retries + 1):
+            response, wait, is_paused = await self.attempt(exchange)
+            if attempt == self.retries or status_and_headers(response)[0] not in _AGAIN or not exchange.can_repeat():
+                return response
+            nap = wait or self._default * 2**attempt
+            if nap > (self._longest if self._timeout is None else self._timeout):
+                return response
+            await exchange.close(response)
+            if not (wait and is_paused):  # Otherwise its limiters wait for that.
+                await self.waits.sleep(nap)
+        raise AssertionError("unreachable")
+
+    async def attempt(self, exchange: Exchange[R, S]) -> tuple[S, float, bool]:
+        """Sends a request once. With the response it gives how long the server says to wait, and whether a limiter is paused."""
+        wants = self._wants(exchange)
+        permits = await self._start(wants)
+        body = Body(self.waits)
+        for want, permit in zip(wants, permits):
+            body.hold(permit, want.is_tokens)
+        try:
+            if body.is_metered:
+                exchange.ask_readable()
+            response = await exchange.send()
+        except BaseException as error:
+            await body.fail(exchange.was_never_sent(error))
+            raise
+        try:
+            wait = await self._heed(wants, response)
+            status, headers = status_and_headers(response)
+            if status in FREE:
+                await body.settle(0)
+            elif body.is_metered:
+                body.reading = Reading(self._usage, response, headers.get("content-type", ""), headers.get("content-encoding", ""))
+            exchange.watch(response, body)
+        except BaseException:
+            await body.finish(False)
+            await exchange.close(response)
+            raise
+        return response, wait, self._heeds and bool(wants)
+
+    async def _heed(self, wants: list[Want], response: Any) -> float:
+        wait = wait_said(response, self._default, self._longest)
+        if wait > 0 and self._heeds:
+            for want in wants:
+                await self.waits.pause(want.limiter, wait, want.key)
+        return wait
+
+    # ---- what a request needs ----
+
+    def _wants(self, exchange: Exchange[R, Any]) -> list[Want]:
+        request = exchange.request
+        limiter = self._limiter and self._limiter(request, exchange.url)
+        tokens = self._tokens and self._tokens(request, exchange.url)
+        if not (limiter or tokens):
+            return []
+        key = self._key(request) if callable(self._key) else self._key
+        check_key("gave", key, "a str or None")
+        wants: list[Want] = []
+        if limiter:
+            weight = self._weight(request) if callable(self._weight) else self._weight
+            wants.append(Want(limiter, key, _whole("weight", weight, 1), False))
+        if tokens:
+            if self._estimate is None:
+                units = estimate(exchange.body(), exchange.content_type())
+            else:
+                units = _whole("estimate", self._estimate(request), 0)
+            if units > 0:
+                wants.append(Want(tokens, key, units, True))
+        return wants
+
+    # ---- starting ----
+
+    async def _start(self, wants: list[Want]) -> list[Permit]:
+        """All permits, or none. Nobody waits for one of them with the other in hand: its start would be old when both are there."""
+        if len(wants) < 2:
+            return [await self._acquire(want, self._timeout) for want in wants]
+        end = None if self._timeout is None else time.monotonic() + self._timeout
+        while True:
+            first = self._was_short
+            permit = await self._acquire(wants[first], None if end is None else max(end - time.monotonic(), 0.0))
+            other = None
+            try:
+                other = await self._fitting(wants[1 - first], self.waits.try_acquire)
+            finally:
+                if other is None:
+                    await self.waits.cancel(permit)
+            if other is not None:
+                return [other, permit] if first else [permit, other]
+            self._was_short = 1 - first
+
+    async def _acquire(self, want: Want, timeout: float | None) -> Permit:
+        async def acquire(limiter: Limiter, key: str | None, weight: int) -> Permit:
+            return await self.waits.acquire(limiter, key, weight, timeout, self._priority)
+
+        return await self._fitting(want, acquire)
+
+    async def _fitting(self, want: Want, start: Callable[[Limiter, str | None, int], Coroutine[Any, Any, T]]) -> T:
+        """Starts. An estimate of more than the limit ever grants takes all of it."""
+        try:
+            return await start(want.limiter, want.key, want.weight)
+        except WeightExceedsCapacity:
+            most = (await self.waits.peek(want.limiter, want.key)).limit if want.is_tokens else None
+            if most is None or most >= want.weight:
+                raise
+            return await start(want.limiter, want.key, most)
+
+
+class Body:
+    """The body of one response, and the permits that end with it."""
+
+    def __init__(self, waits: Waits) -> None:
+        self._waits = waits
+        self._start: Permit | None = None
+        self._tokens: Permit | None = None
+        self.reading: Reading | None = None
+
+    def hold(self, permit: Permit, is_tokens: bool) -> None:
+        """It ends with this."""
+        if is_tokens:
+            self._tokens = permit
+        else:
+            self._start = permit
+
+    @property
+    def is_metered(self) -> bool:
+        """Are tokens reserved?"""
+        return self._tokens is not None
+
+    def feed(self, data: bytes) -> None:
+        """What somebody has read."""
+        if self.reading is not None:
+            self.reading.feed(data)
+
+    async def release(self) -> None:
+        """The server has nothing more to do with it: others may start."""
+        start, self._start = self._start, None
+        if start is not None:
+            await self._waits.complete(start)
+
+    async def finish(self, is_whole: bool) -> None:
+        """It has been read to its end, or nobody reads it any more. Does nothing the second time."""
+        try:
+            await self.release()
+        finally:
+            reading, self.reading = self.reading, None
+            await self.settle(None if reading is None else reading.units(is_whole))
+
+    async def settle(self, units: int | None) -> None:
+        """So many tokens were used; None: as many as were reserved."""
+        tokens, self._tokens = self._tokens, None
+        if tokens is not None:
+            await (self._waits.complete(tokens) if units is None else self._waits.settle(tokens, units))
+
+    async def fail(self, was_never_sent: bool) -> None:
+        """There is no response."""
+        permits = [permit for permit in (self._start, self._tokens) if permit is not None]
+        self._start = self._tokens = None
+        for permit in permits:
+            await (self._waits.cancel(permit) if was_never_sent else self._waits.complete(permit))
+
+
+class _InThread:
+    """Blocks, without the GIL."""
+
+    async def acquire(self, limiter: Limiter, key: str | None, weight: int, timeout: float | None, priority: int) -> Permit:
+        return limiter.acquire(key, weight, timeout, priority=priority)
+
+    async def try_acquire(self, limiter: Limiter, key: str | None, weight: int) -> Permit | None:
+        return limiter.try_acquire(key, weight)
+
+    async def peek(self, limiter: Limiter, key: str | None) -> Decision:
+        return limiter.peek(key, 0)
+
+    async def pause(self, limiter: Limiter, seconds: float, key: str | None) -> None:
+        limiter.pause(seconds, key)
+
+    async def complete(self, permit: Permit) -> None:
+        permit.complete()
+
+    async def cancel(self, permit: Permit) -> None:
+        permit.cancel()
+
+    async def settle(self, permit: Permit, units: int) -> None:
+        permit.settle(units)
+
+    async def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+
+class _InLoop:
+    """Waits in asyncio's event loop."""
+
+    async def acquire(self, limiter: Limiter, key: str | None, weight: int, timeout: float | None, priority: int) -> Permit:
+        return await limiter.acquire_async(key, weight, timeout, priority=priority)
+
+    async def try_acquire(self, limiter: Limiter, key: str | None, weight: int) -> Permit | None:
+        return await limiter.try_acquire_async(key, weight)
+
+    async def peek(self, limiter: Limiter, key: str | None) -> Decision:
+        return await limiter.peek_async(key, 0)
+
+    async def pause(self, limiter: Limiter, seconds: float, key: str | None) -> None:
+        # It may have to wait for the store. Who is cancelled meanwhile has called it, too.
+        await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, limiter.pause, seconds, key))
+
+    async def complete(self, permit: Permit) -> None:
+        await permit.complete_async()
+
+    async def cancel(self, permit: Permit) -> None:
+        await permit.cancel_async()
+
+    async def settle(self, permit: Permit, units: int) -> None:
+        await permit.settle_async(units)
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+
+IN_THREAD: Waits = _InThread()
+IN_LOOP: Waits = _InLoop()
+
+
+def run(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Runs a coroutine that nothing suspends."""
+    try:
+        coroutine.send(None)
+    except StopIteration as ended:
+        result: T = ended.value
+        return result
+    raise AssertionError("something suspended a coroutine that blocks")
+
+
+def in_loop(name: str) -> None:
+    """Says so if there is no event loop of asyncio."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        raise RuntimeError(f"{name} needs a running event loop of asyncio, and there is none in this thread (trio has its own)") from None
+
+
+# ---- what was said of the settings ----
+
+
+def _chooser(parameter: str, limiter: Any) -> Callable[[Any, str], Limiter | None]:
+    """What gives the limiter of a request and its URL."""
+    if isinstance(limiter, Limiter):
+        return lambda _request, _url: limiter
+    if isinstance(limiter, Mapping):
+        given = cast("Mapping[object, object]", limiter)
+        hosts = {_host(parameter, host): _limiter(f"{parameter}[{host!r}]", of) for host, of in given.items()}
+        return lambda _request, url: hosts.get((parts := _host_and_port(url))[1]) or hosts.get(parts[0])
+    if callable(limiter):
+
+        def chosen(request: Any, _url: str) -> Limiter | None:
+            of = limiter(request)
+            return None if of is None else _limiter(f"what {parameter} gave", of)
+
+        return chosen
+    raise TypeError(
+        f"{parameter} is {limiter!r}: expected a limiter, a mapping of hosts to limiters, or a function of the request, "
+        f"not {type(limiter).__name__}"
+    )
+
+
+def _limiter(parameter: str, limiter: object) -> Limiter:
+    if not isinstance(limiter, Limiter):
+        raise TypeError(f"{parameter} is {limiter!r}: expected a limiter, not {type(limiter).__name__}")
+    return limiter
+
+
+def _host(parameter: str, host: object) -> str:
+    if not isinstance(host, str):
+        raise TypeError(f"{parameter} has the host {host!r}: expected a str, not {type(host).__name__}")
+    try:
+        parts = urlsplit(f"//{host}")
+        is_host = bool(parts.hostname) and parts.netloc == host and "@" not in host and (parts.port is None or parts.port > 0)
+    except ValueError:
+        is_host = False
+    if not is_host:
+        raise refuse(f"a host of {parameter}", host, 'one such as "api.example.com" or "127.0.0.1:8080"')
+    return host.lower()
+
+
+def _host_and_port(url: str) -> tuple[str, str]:
+    """A URL's host, and the same with the port."""
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    host = f"[{host}]" if ":" in host else host
+    return host, f"{host}:{parts.port or (443 if parts.scheme == 'https' else 80)}"
+
+
+def _heeding(heed: object) -> tuple[bool, float, float]:
+    """Whether to heed, and the two times of `heed` in seconds."""
+    if isinstance(heed, bool):
+        return heed, 1.0, 3600.0
+    if not isinstance(heed, Mapping):
+        raise TypeError(f"heed is {heed!r}: expected True, False, or a mapping with default and longest, not {type(heed).__name__}")
+    given = cast("Mapping[object, object]", heed)
+    if unknown := [name for name in given if name not in ("default", "longest")]:
+        raise refuse("heed", given, f"a mapping with default and longest, not {unknown[0]!r}")
+    default, longest = given.get("default", 1.0), given.get("longest", 3600.0)
+    return True, in_seconds("heed's default", default), in_seconds("heed's longest", longest)
+
+
+def _whole(parameter: str, value: object, least: int | None, most: int | None = None) -> int:
+    if type(value) is not int:
+        raise TypeError(f"{parameter} is {value!r}: expected a whole number, not {type(value).__name__}")
+    if (least is not None and value < least) or (most is not None and value > most):
+        raise refuse(parameter, value, f"a whole number of at least {least}" if most is None else f"a whole number from {least} to {most}")
+    return value

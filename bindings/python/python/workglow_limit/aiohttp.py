@@ -1,0 +1,158 @@
+"""A limiter in front of aiohttp (3.12 or newer), with the same options as in front of every client: docs/clients.md has them.
+
+    import aiohttp
+    from workglow_limit.aiohttp import LimitedMiddleware
+
+    limited = LimitedMiddleware({"api.example.com": limiter}, timeout=30)
+    async with aiohttp.ClientSession(middlewares=[limited]) as session:
+        ...
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import aiohttp
+from aiohttp.payload import BytesPayload
+
+from ._sending import IN_LOOP, Body, Sending
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ._sending import Limiters, RetryingOptions
+
+__all__ = ["LimitedMiddleware"]
+
+
+class LimitedMiddleware:
+    """For aiohttp.ClientSession(middlewares=[…]): each request waits for its limiters, and so does each redirection.
+
+    The wait counts for the session's total timeout.
+    """
+
+    def __init__(
+        self,
+        limiter: Limiters | None,
+        **options: Unpack[RetryingOptions],
+    ) -> None:
+        self._sending: Sending[aiohttp.ClientRequest] = Sending(limiter, IN_LOOP, **options)
+
+    async def __call__(self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
+        """Waits, sends, and heeds what the response says."""
+        return await self._sending.send(_Exchange(request, handler))
+
+
+class _Exchange:
+    """One request, as the middleware sends it."""
+
+    def __init__(self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> None:
+        self.request, self.url, self._handler = request, str(request.url), handler
+
+    def body(self) -> bytes | str | None:
+        body = self.request.body
+        return body.decode() if isinstance(body, BytesPayload) else None
+
+    def content_type(self) -> str:
+        return self.request.headers.get("content-type", "")
+
+    def can_repeat(self) -> bool:
+        return isinstance(self.request.body, (bytes, BytesPayload))
+
+    def ask_readable(self) -> None:
+        pass  # It is decoded when it comes here.
+
+    async def send(self) -> aiohttp.ClientResponse:
+        return await self._handler(self.request)
+
+    def was_never_sent(self, error: BaseException) -> bool:
+        return isinstance(error, (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.InvalidURL))
+
+    def watch(self, response: aiohttp.ClientResponse, body: Body) -> None:
+        content = _Content(response.content, body)
+        response.content = content  # type: ignore[assignment]
+        if response.connection is None:
+            content.released()
+        else:
+            response.connection.add_callback(content.released)
+
+    async def close(self, response: aiohttp.ClientResponse) -> None:
+        response.close()
+
+
+_Read = TypeVar("_Read", bytes, tuple[bytes, bool])
+
+#: Ends of permits that nobody awaits: the event loop itself would not keep them.
+_ending: set[asyncio.Task[None]] = set()
+
+
+class _Content:
+    """The body of a response, which is fed to ours while it is read. What does not read is the reader's own."""
+
+    def __init__(self, reader: aiohttp.StreamReader, body: Body) -> None:
+        self._reader, self._body = reader, body
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._reader, name)
+
+    def released(self) -> None:
+        """The connection is free, or closed: all has arrived, or the rest never will."""
+        arrived = self._reader.is_eof() and self._reader.exception() is None
+        is_read = self._reader.at_eof()
+        task = asyncio.ensure_future(self._body.release() if arrived and not is_read else self._body.finish(is_read))
+        _ending.add(task)
+        task.add_done_callback(_ending.discard)
+
+    async def _fed(self, reading: Awaitable[_Read]) -> _Read:
+        try:
+            read = await reading
+        except BaseException:
+            await self._body.finish(False)
+            raise
+        self._body.feed(read[0] if isinstance(read, tuple) else read)
+        if self._reader.at_eof():
+            await self._body.finish(True)
+        return read
+
+    async def read(self, n: int = -1) -> bytes:
+        return await self._fed(self._reader.read(n))
+
+    async def readany(self) -> bytes:
+        return await self._fed(self._reader.readany())
+
+    async def readexactly(self, n: int) -> bytes:
+        return await self._fed(self._reader.readexactly(n))
+
+    async def readline(self, **options: Any) -> bytes:
+        return await self._fed(self._reader.readline(**options))
+
+    async def readuntil(self, *arguments: Any, **options: Any) -> bytes:
+        return await self._fed(self._reader.readuntil(*arguments, **options))
+
+    async def readchunk(self) -> tuple[bytes, bool]:
+        return await self._fed(self._reader.readchunk())
+
+    def read_nowait(self, n: int = -1) -> bytes:
+        data = self._reader.read_nowait(n)
+        self._body.feed(data)
+        return data
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return _each(self.readline)
+
+    def iter_any(self) -> AsyncIterator[bytes]:
+        return _each(self.readany)
+
+    def iter_chunked(self, n: int) -> AsyncIterator[bytes]:
+        return _each(lambda: self.read(n))
+
+    async def iter_chunks(self) -> AsyncIterator[tuple[bytes, bool]]:
+        while (chunk := await self.readchunk()) != (b"", False):
+            yield chunk
+
+
+async def _each(read: Callable[[], Awaitable[bytes]]) -> AsyncIterator[bytes]:
+    while data := await read():
+        yield data

@@ -1,0 +1,188 @@
+"""Limits for ASGI apps of any framework.
+
+    from workglow_limit.asgi import Limit, LimitMiddleware
+
+    app = LimitMiddleware(app, limits=[Limit(limiter, key="address")])
+    app.add_middleware(LimitMiddleware, limits=[Limit(limiter, key="address")])  # Starlette, FastAPI, Litestar, …
+
+Functions that are given (keys, weights, plans, …) get the connection's scope. In Starlette and FastAPI,
+workglow_limit.fastapi has the same middleware, whose functions get a Request, and limits for single routes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from ._limit import Limit, check_bool
+from ._serving import Entry, Gate, Limited, Refused, answer_of
+from ._steps import run_async
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ._serving import Options
+
+__all__ = ["Limit", "LimitMiddleware", "Limited"]
+
+Scope: TypeAlias = MutableMapping[str, Any]
+Message: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[Message]]
+Send: TypeAlias = Callable[[Message], Awaitable[None]]
+ASGIApp: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+#: Where a scope has its Admission.
+KEY = "workglow_limit"
+
+
+#: What ends a response, unless it says that more is to come. A WebSocket is not over then.
+LAST = "http.response.body", "http.response.pathsend"
+
+
+class LimitMiddleware:
+    """Limits the requests of an app. Other scopes, such as lifespan, pass untouched.
+
+    limits: what all requests take, each all of them or none; routes may have more.
+    websockets: is a WebSocket a request, too? Its handshake is refused then, and what it holds ends with it.
+    options: exempt, trusted_proxies, forwarded_header, ipv6_prefix, on_limited, headers.
+    """
+
+    def __init__(
+        self, app: ASGIApp, limits: Iterable[Limit] = (), *, websockets: bool = False, **options: Unpack[Options]
+    ) -> None:
+        self._app = app
+        self._gate = Gate(self._reader(), limits, asynchronous=True, **options)
+        self._types = ("http", "websocket") if check_bool("websockets", websockets) else ("http",)
+
+    def _reader(self) -> Any:
+        return Reader()
+
+    def _request(self, scope: Scope) -> Any:
+        """What functions get."""
+        return scope
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in self._types:
+            return await self._app(scope, receive, send)
+        request, gate = self._request(scope), self._gate
+        if gate.exempts and await run_async(gate.is_exempt(request)):
+            return await self._app({**scope, KEY: Admission(gate, None)}, receive, send)
+        outer: Admission | None = scope.get(KEY)
+        entry = outer.entry if outer and outer.entry is not None else Entry()
+        refused = await run_async(gate.enter(request, gate.limits, entry)) if gate.limits else None
+        if refused is not None:
+            return await refuse(refused, scope, receive, send)
+        response = Response(gate, entry, send, ends=outer is None or outer.entry is None)
+        try:
+            await self._app({**scope, KEY: Admission(gate, entry)}, receive, response.send)
+        except Refused as by_route:
+            await refuse(by_route, scope, receive, send)
+        except Exception:
+            await response.end(None if response.is_left else True)
+            raise
+        finally:
+            # Without an end it has no client any more.
+            await response.end(None)
+
+
+class Admission:
+    """What a route's limits need of the middleware. An exempt request has no entry."""
+
+    __slots__ = "entry", "gate"
+
+    def __init__(self, gate: Gate, entry: Entry | None) -> None:
+        self.gate, self.entry = gate, entry
+
+
+class Response:
+    """A response on its way: it gets its headers, and ends what the request holds."""
+
+    __slots__ = "_ends", "_entry", "_failed", "_gate", "_send", "is_left"
+
+    def __init__(self, gate: Gate, entry: Entry, send: Send, *, ends: bool) -> None:
+        self._gate, self._entry, self._send, self._ends = gate, entry, send, ends
+        self._failed: bool | None = None
+        #: Did the server say that the client has gone?
+        self.is_left = False
+
+    async def send(self, message: Message) -> None:
+        kind = message["type"]
+        if kind == "http.response.start" or kind == "websocket.accept":
+            self._failed = message.get("status", 200) >= 400
+            if self._ends and self._gate.tells and self._entry.taken:
+                message = {**message, "headers": [*message.get("headers", ()), *encoded(self._entry.headers())]}
+        try:
+            await self._send(message)
+        except OSError:
+            self.is_left = True
+            raise
+        # What a framework does after a response, such as its background tasks, holds nothing.
+        if kind in LAST and not message.get("more_body", False):
+            await self.end(self._failed)
+
+    async def end(self, failed: bool | None) -> None:
+        if self._ends and self._entry.taken:
+            await run_async(self._entry.end(failed))
+
+
+async def refuse(refused: Refused, scope: Scope, receive: Receive, send: Send) -> None:
+    """Writes the response of a refusal."""
+    limited, is_socket = refused.limited, scope["type"] == "websocket"
+    if is_socket:
+        await receive()  # The request to connect.
+        if "websocket.http.response" not in (scope.get("extensions") or {}):
+            return await send({"type": "websocket.close", "code": 1008, "reason": "too many requests"})
+    kind = "websocket.http.response" if is_socket else "http.response"
+    ours = encoded(limited.headers)
+    answer = answer_of(refused)
+    if answer is not None:
+        body, of_type = answer
+        headers = [(b"content-type", of_type.encode()), (b"content-length", b"%d" % len(body)), *ours]
+        await send({"type": f"{kind}.start", "status": limited.status, "headers": headers})
+        return await send({"type": f"{kind}.body", "body": body})
+    reply: Any = refused.reply
+    if not callable(refused.reply):
+        raise TypeError(f"on_limited returned {refused.reply!r}: expected None, a mapping, str, bytes or an ASGI response")
+
+    async def completed(message: Message) -> None:
+        if message["type"] == f"{kind}.start":
+            theirs = list(message.get("headers", ()))
+            known = {name.lower() for name, _ in theirs}
+            message = {**message, "headers": [*theirs, *((name, value) for name, value in ours if name not in known)]}
+        await send(message)
+
+    await reply(scope, receive, completed)
+
+
+def encoded(headers: list[tuple[str, str]]) -> list[tuple[bytes, bytes]]:
+    return [(name.lower().encode(), value.encode()) for name, value in headers]
+
+
+class Reader:
+    """How scopes are read."""
+
+    def peer(self, request: Any) -> str | None:
+        client = request.get("client")
+        return client[0] if client else None
+
+    def header(self, request: Any, name: str) -> list[str]:
+        wanted = name.lower().encode()
+        return [value.decode("latin-1") for key, value in request["headers"] if key.lower() == wanted]
+
+    def path(self, request: Any) -> str:
+        path: str = request["path"]
+        return path
+
+    def user(self, request: Any) -> str | None:
+        """As Starlette's AuthenticationMiddleware writes it, and those that follow it."""
+        user = request.get("user")
+        if user is None or not getattr(user, "is_authenticated", True):
+            return None
+        for attribute in "identity", "display_name", "username":
+            try:
+                found = getattr(user, attribute, None)
+            except NotImplementedError:  # Starlette's base class.
+                continue
+            if found:
+                return str(found)
+        return user if isinstance(user, str) else None

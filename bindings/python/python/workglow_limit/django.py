@@ -1,0 +1,219 @@
+"""Limits for Django, synchronous and asynchronous: of all requests, and of single views.
+
+    MIDDLEWARE = [..., "workglow_limit.django.LimitMiddleware"]  # after AuthenticationMiddleware, if keys are users
+    WORKGLOW_LIMIT = {"limits": [Limit(limiter, key="address")]}  # and the other options of the middleware
+
+    @limit(Limit(searches, key="user"))
+    def search(request): ...
+
+Functions that are given (keys, weights, plans, …) get the HttpRequest. What views take joins what the middleware takes: all
+of it or nothing. Views can be limited without the middleware, too.
+"""
+
+from __future__ import annotations
+
+from asyncio import CancelledError
+from collections.abc import Callable
+from functools import lru_cache, wraps
+from inspect import iscoroutinefunction
+from typing import Any, TypeVar
+
+from asgiref.sync import markcoroutinefunction
+from django.conf import settings  # type: ignore[import-untyped]
+from django.core.exceptions import ImproperlyConfigured  # type: ignore[import-untyped]
+from django.core.signals import setting_changed  # type: ignore[import-untyped]
+from django.http import HttpResponse  # type: ignore[import-untyped]
+
+from ._limit import Limit
+from ._serving import Entry, Gate, Limited, Refused, answer_of
+from ._steps import run, run_async
+from .wsgi import Reader as EnvironReader
+from .wsgi import streamed
+
+__all__ = ["Limit", "LimitMiddleware", "Limited", "limit"]
+
+View = TypeVar("View", bound=Callable[..., Any])
+#: Where a request has its entry.
+KEY = "_workglow_limit"
+
+
+class LimitMiddleware:
+    """Limits requests as settings.WORKGLOW_LIMIT says: a dict of limits, exempt, trusted_proxies, forwarded_header,
+    ipv6_prefix, on_limited, headers."""
+
+    sync_capable = async_capable = True
+
+    def __init__(self, get_response: Callable[[Any], Any]) -> None:
+        self._get_response, self._is_async = get_response, iscoroutinefunction(get_response)
+        if self._is_async:
+            markcoroutinefunction(self)
+        gate(self._is_async)  # What is wrong is said now, and not at the first request.
+
+    def __call__(self, request: Any) -> Any:
+        limits = gate(self._is_async).limits
+        if self._is_async:
+            return serve_async(request, limits, lambda: self._get_response(request))
+        return serve(request, limits, lambda: self._get_response(request))
+
+
+def limit(*limits: Limit) -> Callable[[View], View]:
+    """Decorates a view, which may be a coroutine function. For a class: method_decorator(limit(…), name="dispatch")."""
+    if not limits:
+        raise TypeError("expected at least one Limit")
+
+    def decorate(view: View) -> View:
+        is_async = iscoroutinefunction(view)
+        of_view = Gate(Reader(), limits, asynchronous=is_async).limits
+        if is_async:
+
+            @wraps(view)
+            async def awaited(request: Any, *args: Any, **kwargs: Any) -> Any:
+                return await serve_async(request, of_view, lambda: view(request, *args, **kwargs))
+
+            return awaited  # type: ignore[return-value]
+
+        @wraps(view)
+        def limited(request: Any, *args: Any, **kwargs: Any) -> Any:
+            return serve(request, of_view, lambda: view(request, *args, **kwargs))
+
+        return limited  # type: ignore[return-value]
+
+    return decorate
+
+
+@lru_cache(2)
+def gate(asynchronous: bool) -> Gate:
+    """What the settings say."""
+    given: Any = getattr(settings, "WORKGLOW_LIMIT", {})
+    if not isinstance(given, dict):
+        raise ImproperlyConfigured(f"WORKGLOW_LIMIT is {given!r}: expected a dict, not {type(given).__name__}")
+    try:
+        options: dict[str, Any] = {"limits": (), **given}
+        return Gate(Reader(), **options, asynchronous=asynchronous)
+    except (TypeError, ValueError) as error:
+        raise ImproperlyConfigured(f"WORKGLOW_LIMIT: {error}") from error
+
+
+def forget_settings(*, setting: str, **_: object) -> None:
+    """Tests change settings."""
+    if setting == "WORKGLOW_LIMIT":
+        gate.cache_clear()
+
+
+changed: Any = setting_changed
+changed.connect(forget_settings)
+
+
+def serve(request: Any, limits: tuple[Limit, ...], respond: Callable[[], Any]) -> Any:
+    """Takes limits for a request, and responds. The outermost that does so writes the headers and ends what is held."""
+    ours, entry = gate(False), getattr(request, KEY, None)
+    if run(ours.is_exempt(request)):
+        return respond()
+    is_outermost = entry is None
+    if entry is None:
+        entry = Entry()
+        setattr(request, KEY, entry)
+    refused = run(ours.enter(request, limits, entry))
+    if refused is not None:
+        return refuse(refused)
+    try:
+        response = respond()
+    except BaseException:
+        if is_outermost:
+            run(entry.end(True))
+        raise
+    if is_outermost and not leave(response, ours, entry):
+        run(entry.end(response.status_code >= 400))
+    return response
+
+
+async def serve_async(request: Any, limits: tuple[Limit, ...], respond: Callable[[], Any]) -> Any:
+    """The same on an event loop."""
+    ours, entry = gate(True), getattr(request, KEY, None)
+    if await run_async(ours.is_exempt(request)):
+        return await respond()
+    is_outermost = entry is None
+    if entry is None:
+        entry = Entry()
+        setattr(request, KEY, entry)
+    refused = await run_async(ours.enter(request, limits, entry))
+    if refused is not None:
+        return refuse(refused)
+    try:
+        response = await respond()
+    except BaseException as error:
+        if is_outermost:
+            await run_async(entry.end(None if isinstance(error, CancelledError) else True))
+        raise
+    if is_outermost and not leave(response, ours, entry):
+        await run_async(entry.end(response.status_code >= 400))
+    return response
+
+
+def leave(response: Any, ours: Gate, entry: Entry) -> bool:
+    """Writes headers. True if what is held ends with the stream of the response; else it ends now, as the body is there."""
+    if ours.tells:
+        for name, value in entry.headers():
+            response.headers[name] = f"{response.headers[name]}, {value}" if name in response.headers else value
+    if not response.streaming:
+        return False
+    failed, content = response.status_code >= 400, response.streaming_content
+    if response.is_async:
+        response.streaming_content = streamed_async(content, entry, failed)
+    else:
+        response.streaming_content = streamed(content, entry, lambda: failed)
+    # Of a stream that never began nobody ends the generator; Django closes the response then, in a thread.
+    close = response.close
+
+    def closed() -> None:
+        try:
+            close()
+        finally:
+            run(entry.end(None))
+
+    response.close = closed
+    return True
+
+
+async def streamed_async(content: Any, entry: Entry, failed: bool) -> Any:
+    outcome: bool | None = None
+    try:
+        async for part in content:
+            yield part
+        outcome = failed
+    except Exception:
+        outcome = True
+        raise
+    finally:
+        await run_async(entry.end(outcome))
+
+
+def refuse(refused: Refused) -> Any:
+    """The response of a refusal."""
+    answer = answer_of(refused)
+    response: Any = refused.reply
+    if answer is not None:
+        response = HttpResponse(answer[0], status=refused.limited.status, content_type=answer[1])
+    elif not hasattr(response, "status_code"):
+        raise TypeError(f"on_limited returned {response!r}: expected None, a mapping, str, bytes or an HttpResponse")
+    for name, value in refused.limited.headers:
+        response.headers.setdefault(name, value)
+    return response
+
+
+class Reader(EnvironReader):
+    """How requests are read."""
+
+    def peer(self, request: Any) -> str | None:
+        return super().peer(request.META)
+
+    def header(self, request: Any, name: str) -> list[str]:
+        return super().header(request.META, name)
+
+    def path(self, request: Any) -> str:
+        path: str = request.path
+        return path
+
+    def user(self, request: Any) -> str | None:
+        user = getattr(request, "user", None)
+        return str(user.pk) if user is not None and user.is_authenticated else None

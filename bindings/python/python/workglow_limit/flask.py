@@ -1,0 +1,149 @@
+"""Limits for Flask: of an app, and of single views.
+
+    from workglow_limit.flask import FlaskLimits, Limit, limit
+
+    FlaskLimits(app, limits=[Limit(limiter, key="address")])  # of all views
+
+    @app.get("/search")
+    @limit(Limit(searches, key="user"))
+    def search(): ...
+
+Functions that are given (keys, weights, plans, …) get flask.request. What views take joins what the app takes: all of it
+or nothing. "user" is the current_user of Flask-Login, or the user name of HTTP authentication.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import wraps
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from flask import Flask, Response, after_this_request, current_app, g, make_response, request
+
+from ._limit import Limit
+from ._serving import Entry, Gate, Limited, Refused, answer_of
+from ._steps import run
+from .wsgi import Reader as EnvironReader
+from .wsgi import streamed
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ._serving import Options
+
+__all__ = ["FlaskLimits", "Limit", "Limited", "limit"]
+
+View = TypeVar("View", bound=Callable[..., Any])
+NAME = "workglow_limit"
+
+
+class FlaskLimits:
+    """Limits the requests of an app, now or with init_app.
+
+    limits: what all requests take, each all of them or none.
+    options: exempt, trusted_proxies, forwarded_header, ipv6_prefix, on_limited, headers.
+    """
+
+    def __init__(self, app: Flask | None = None, limits: Iterable[Limit] = (), **options: Unpack[Options]) -> None:
+        self._gate = Gate(Reader(), limits, asynchronous=False, **options)
+        if app is not None:
+            self.init_app(app)
+
+    def init_app(self, app: Flask) -> None:
+        """Limits the requests of an app, before it has had any."""
+        if NAME in app.extensions:
+            raise RuntimeError("the app has limits already: give all of them to one FlaskLimits")
+        app.extensions[NAME] = self._gate
+        app.before_request(lambda: enter(self._gate.limits))
+        app.teardown_request(left)
+
+
+def limit(*limits: Limit) -> Callable[[View], View]:
+    """Decorates a view. The decorator of the route comes before it."""
+    if not limits:
+        raise TypeError("expected at least one Limit")
+    of_view = Gate(Reader(), limits, asynchronous=False).limits
+
+    def decorate(view: View) -> View:
+        @wraps(view)
+        def limited(*args: Any, **kwargs: Any) -> Any:
+            refusal = enter(of_view)
+            # A view may be a coroutine function, which Flask runs.
+            return current_app.ensure_sync(view)(*args, **kwargs) if refusal is None else refusal
+
+        return limited  # type: ignore[return-value]
+
+    return decorate
+
+
+def enter(limits: tuple[Limit, ...]) -> Response | None:
+    """Takes limits for the request of this context; a response, if they refuse."""
+    gate: Gate | None = current_app.extensions.get(NAME)
+    if gate is None:
+        raise RuntimeError("a view is limited without its app: FlaskLimits(app)")
+    if run(gate.is_exempt(request)):
+        return None
+    entry: Entry | None = g.get(NAME)
+    if entry is None:
+        entry = Entry()
+        setattr(g, NAME, entry)
+        after_this_request(leave)
+    refused = run(gate.enter(request, limits, entry))
+    return None if refused is None else refuse(refused)
+
+
+def leave(response: Response) -> Response:
+    """Writes headers, and ends what is held: of a stream with its last part, or when the client has gone."""
+    gate: Gate = current_app.extensions[NAME]
+    entry: Entry = g.pop(NAME)
+    if gate.tells:
+        for name, value in entry.headers():
+            response.headers.add(name, value)
+    failed = response.status_code >= 400
+    if not response.is_streamed:
+        run(entry.end(failed))  # The body is there.
+        return response
+    if not response.direct_passthrough:  # Otherwise it is a file, which the server may send by itself.
+        response.response = streamed(response.response, entry, lambda: failed)
+    response.call_on_close(lambda: run(entry.end(failed if response.direct_passthrough else None)))
+    return response
+
+
+def left(_: BaseException | None) -> None:
+    """Ends what is held where there was no response."""
+    entry: Entry | None = g.pop(NAME, None)
+    if entry is not None:
+        run(entry.end(True))
+
+
+def refuse(refused: Refused) -> Response:
+    """The response of a refusal."""
+    answer = answer_of(refused)
+    if answer is None:
+        response = make_response(refused.reply)
+    else:
+        response = Response(answer[0], refused.limited.status, content_type=answer[1])
+    for name, value in refused.limited.headers:
+        response.headers.setdefault(name, value)
+    return response
+
+
+class Reader(EnvironReader):
+    """How requests are read."""
+
+    def peer(self, request: Any) -> str | None:
+        return super().peer(request.environ)
+
+    def header(self, request: Any, name: str) -> list[str]:
+        return super().header(request.environ, name)
+
+    def path(self, request: Any) -> str:
+        path: str = request.path
+        return path
+
+    def user(self, request: Any) -> str | None:
+        if hasattr(current_app, "login_manager"):
+            user: Any = import_module("flask_login").current_user
+            return str(user.get_id()) if user.is_authenticated else None
+        return request.remote_user or None

@@ -1,0 +1,87 @@
+"""A limiter in front of requests, with the same options as in front of every client: docs/clients.md has them.
+
+    import requests
+    from workglow_limit.requests import LimitedAdapter
+
+    session = requests.Session()
+    session.mount("https://api.example.com/", LimitedAdapter(limiter, timeout=30))
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import requests
+from requests.adapters import HTTPAdapter
+from requests.exceptions import ConnectTimeout, InvalidHeader, InvalidURL, ProxyError
+
+from ._sending import IN_THREAD, Body, Sending, run
+from .urllib3 import was_never_sent, watch
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ._sending import Limiters, RetryingOptions
+
+__all__ = ["LimitedAdapter"]
+
+
+class LimitedAdapter(HTTPAdapter):
+    """For session.mount(…): each request waits for its limiters, and so does each redirection."""
+
+    def __init__(
+        self,
+        limiter: Limiters | None,
+        *,
+        pool_connections: int = 10,
+        pool_maxsize: int = 10,
+        pool_block: bool = False,
+        **options: Unpack[RetryingOptions],
+    ) -> None:
+        """The three of the pool are HTTPAdapter's. Its max_retries would pass the limiters, so there is only our retries."""
+        if "max_retries" in options:
+            raise TypeError("max_retries would pass the limiters: expected retries, which does not")
+        self._sending: Sending[requests.PreparedRequest] = Sending(limiter, IN_THREAD, **options)
+        super().__init__(pool_connections, pool_maxsize, pool_block=pool_block)
+
+    def send(self, request: requests.PreparedRequest, *arguments: Any, **options: Any) -> requests.Response:
+        """Waits, sends, and heeds what the response says."""
+        return run(self._sending.send(_Exchange(request, partial(super().send, request, *arguments, **options))))
+
+    def __getstate__(self) -> NoReturn:
+        raise TypeError("a LimitedAdapter cannot be pickled: make one in each process")
+
+
+class _Exchange:
+    """One request, as the adapter sends it."""
+
+    def __init__(self, request: requests.PreparedRequest, send: partial[requests.Response]) -> None:
+        self.request, self.url, self._send = request, request.url or "", send
+
+    def body(self) -> bytes | str | None:
+        body = self.request.body
+        return body if isinstance(body, (bytes, str)) else None
+
+    def content_type(self) -> str:
+        return str(self.request.headers.get("content-type", ""))
+
+    def can_repeat(self) -> bool:
+        return self.request.body is None or self.body() is not None
+
+    def ask_readable(self) -> None:
+        pass  # It is decoded when it comes here.
+
+    async def send(self) -> requests.Response:
+        return self._send()
+
+    def was_never_sent(self, error: BaseException) -> bool:
+        if isinstance(error, (ConnectTimeout, InvalidHeader, InvalidURL, ProxyError)):
+            return True
+        return any(was_never_sent(reason) for reason in error.args)
+
+    def watch(self, response: requests.Response, body: Body) -> None:
+        watch(response.raw, body)
+
+    async def close(self, response: requests.Response) -> None:
+        response.close()

@@ -1,0 +1,238 @@
+"""Limits that hold across all workers, processes and languages, for RQ.
+
+    from workglow_limit.rq import limited
+
+    @limited(openai, key="tenant")
+    def ask(tenant, prompt): ...
+
+    $ rq worker --worker-class workglow_limit.rq.LimitedWorker
+
+A job that cannot start now takes its place and is scheduled for then: the worker takes others, its retries stay.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from threading import Event, Thread
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from redis import ConnectionPool, Redis, RedisError
+from rq import Queue, Worker, connections
+from rq.job import Job
+from rq.utils import now, utcformat
+from rq.worker import BaseWorker
+
+from ._derived import Arguments
+from ._line import RedisLine
+from ._native import Limiter, Permit
+from ._queueing import Gate, Later, Limited, Turn, Usual, current_permit, gate_of, limiting
+
+if TYPE_CHECKING:
+    from rq.executions import Execution
+
+__all__ = ["Limited", "LimitedWorker", "Limits", "current_permit", "limited"]
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+#: The field of a job's hash that holds its place.
+FIELD = "workglow_limit"
+
+#: A worker does one job at a time, and forks for each.
+USUAL = Usual(grace=0.25, early=0.05)
+
+#: How often a worker looks for jobs whose time comes, at least, in seconds. RQ's own scheduler does so once a second.
+LOOK = 0.05
+
+#: For how long it is remembered how late and how long jobs were, in seconds.
+KEPT = 3600
+
+_log = logging.getLogger("workglow_limit")
+
+
+def limited(
+    limiter: Limiter,
+    key: str | Callable[..., Any] | None = None,
+    *,
+    weight: int | str | Callable[..., int] = 1,
+    hold: float | timedelta = 0.15,
+    grace: float | timedelta | None = None,
+    on_limited: Callable[[Job, Limited], object] | None = None,
+) -> Callable[[_F], _F]:
+    """The jobs of this function start when `limiter` admits them. Their workers are `LimitedWorker`s.
+
+    `key` and `weight` are an argument's name, a format of arguments such as `"{tenant}:{model}"` (keys only), or a function
+    of the arguments. A wait of up to `hold` seconds is waited for in the worker. `grace` is how late a job may come to its
+    place, in seconds: a 40th of the limit's window if not given, from 0.25 s to 10 s. `on_limited(job, limited)` is called
+    after each job that was sent away.
+
+    Raises InvalidArgument or TypeError for what cannot be meant. A call without a `LimitedWorker` waits for its start.
+    """
+    return limiting(limiter, key, weight, hold, grace, on_limited, USUAL)
+
+
+#: A job that was cancelled or deleted meanwhile is not sent away, and does not come back. By Redis's clock.
+_AWAY = """
+if redis.call('HGET', KEYS[2], 'status') ~= 'queued' then
+    return 0
+end
+local now = redis.call('TIME')
+redis.call('HSET', KEYS[2], 'status', 'scheduled', ARGV[3], ARGV[4])
+redis.call('ZADD', KEYS[1], now[1] + now[2] / 1e6 + ARGV[1], ARGV[2])
+return 1
+"""
+#: To the front of their queue, the first before all others: they have queued before.
+_BACK = """
+local now = redis.call('TIME')
+now = string.format('%.6f', now[1] + now[2] / 1e6)
+local due = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now, 'LIMIT', 0, 1000)
+for i = #due, 1, -1 do
+    local job = ARGV[1] .. due[i]
+    redis.call('ZREM', KEYS[1], due[i])
+    if redis.call('HGET', job, 'status') == 'scheduled' then
+        redis.call('HSET', job, 'status', 'queued', 'enqueued_at', ARGV[2])
+        redis.call('LPUSH', KEYS[2], due[i])
+    end
+end
+"""
+
+
+def _waiting(queue: Queue) -> str:
+    """The sorted set of the jobs of a queue that wait for their limit."""
+    return f"{queue.key}:workglow-limit"
+
+
+def _learned(job: Job, queue: Queue) -> str:
+    """How late and how long the jobs of a function were lately."""
+    return f"{_waiting(queue)}:learned:{job.func_name}"
+
+
+def _gate(job: Job) -> tuple[Gate | None, Arguments]:
+    """What admits a job. RQ fails those that cannot be read."""
+    read = cast("Any", job)
+    try:
+        return gate_of(read.func), (tuple(read.args), dict(read.kwargs))
+    except Exception:
+        return None, ((), {})
+
+
+class Limits(BaseWorker):
+    """What a worker needs for jobs that are `limited`: `class MyWorker(Limits, SpawnWorker)`."""
+
+    def bootstrap(self, *args: Any, **kwargs: Any) -> None:
+        """Begins to bring back jobs whose time has come."""
+        super().bootstrap(*args, **kwargs)
+        self._returning = _Returning(self)
+        self._returning.look()  # A worker in burst mode looks once.
+        self._returning.start()
+
+    def teardown(self) -> None:
+        """Ends that."""
+        self._returning.end()
+        super().teardown()  # type: ignore[no-untyped-call, unused-ignore]
+
+    def execute_job(self, job: Job, queue: Queue) -> None:
+        """Executes a job, or sends it away."""
+        # A fork costs more than a look. But what jobs are is not imported here, unless somebody has.
+        if (job.func_name or "").rpartition(".")[0] in sys.modules:
+            gate, arguments = _gate(job)
+            if gate is not None:
+                with suppress(Exception):  # Whatever it is, the work horse finds it, too, and fails the job.
+                    later = gate.turn_away(arguments, self._recall(job, queue, gate))
+                    if later is not None:
+                        self._send_away(job, queue, None, gate, later)
+                        return
+        super().execute_job(job, queue)
+
+    def perform_job(self, job: Job, queue: Queue, execution: Execution) -> bool:
+        """The same in the work horse, where its start is got."""
+        gate, arguments = _gate(job)
+        if gate is None:
+            return super().perform_job(job, queue, execution)
+        ticket = self._recall(job, queue, gate)
+        learned = gate.learned
+        outcome: Permit | Exception
+        try:
+            answer = gate.admit(arguments, ticket)
+            if isinstance(answer, Later):
+                self._send_away(job, queue, execution, gate, answer)
+                return True
+            outcome = answer
+            if ticket is not None:
+                self.connection.hdel(job.key, FIELD)  # A place starts once.
+        except Exception as error:  # It is the job's, as if its function had raised it.
+            outcome = error
+        try:
+            with Turn(gate, outcome):
+                return super().perform_job(job, queue, execution)
+        finally:
+            if gate.learned != learned:
+                text = " ".join(f"{seconds:.3f}" for seconds in gate.learned)
+                self.connection.set(_learned(job, queue), text, ex=KEPT)
+
+    def _recall(self, job: Job, queue: Queue, gate: Gate) -> str | None:
+        """What a job has brought back. And, as a work horse ends with its job, what jobs before it have learned."""
+        gate.line = line = RedisLine(self.connection, f"{_waiting(queue)}:line:")
+        gate.is_waiting = line.is_waiting
+        with cast("Any", self.connection).pipeline() as pipeline:
+            pipeline.hget(job.key, FIELD)
+            pipeline.get(_learned(job, queue))
+            kept, learned = pipeline.execute()
+        if learned is not None:
+            late, duration = map(float, learned.split())
+            gate.learned = late, duration
+        return None if kept is None else str(kept, "utf-8")
+
+    def _send_away(
+        self, job: Job, queue: Queue, execution: Execution | None, gate: Gate, later: Later
+    ) -> None:
+        """Ends this execution as if it had never been, in one act."""
+        away = self.connection.register_script(_AWAY)
+        with cast("Any", self.connection).pipeline() as pipeline:
+            away(keys=[_waiting(queue), job.key], args=[later.delay, job.id, FIELD, later.ticket], client=pipeline)
+            self.cleanup_execution(job, pipeline=pipeline, execution=execution)
+            pipeline.lrem(queue.intermediate_queue_key, 1, job.id)
+            was_sent = pipeline.execute()[0]
+        if was_sent:
+            gate.tell(job, later)
+        else:
+            gate.give_back(later.ticket)
+
+
+class LimitedWorker(Limits, Worker):
+    """RQ's worker, for jobs that are `limited` and for all others."""
+
+
+class _Returning(Thread):
+    """Brings the jobs of a worker's queues back when their time has come."""
+
+    def __init__(self, worker: BaseWorker) -> None:
+        super().__init__(name="workglow-limit", daemon=True)
+        kind, connection, options = cast("Any", connections).parse_connection(worker.connection)
+        # Of its own: a work horse is forked while this is in use.
+        self._redis: Redis = kind(connection_pool=ConnectionPool(connection_class=connection, **options))
+        self._back = self._redis.register_script(_BACK)
+        self._queues = list(worker.queues)
+        self._prefix = worker.job_class.redis_job_namespace_prefix
+        self._over = Event()
+
+    def look(self) -> None:
+        for queue in self._queues:
+            self._back(keys=[_waiting(queue), queue.key], args=[self._prefix, utcformat(now())])
+
+    def run(self) -> None:
+        while not self._over.wait(LOOK):
+            try:
+                self.look()
+            except RedisError:
+                _log.exception("limited jobs could not be brought back; the next try is in 1 s")
+                self._over.wait(1)
+
+    def end(self) -> None:
+        self._over.set()
+        self.join()
+        with suppress(RedisError):
+            self._redis.close()

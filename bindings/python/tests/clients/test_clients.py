@@ -1,0 +1,542 @@
+"""A limiter in front of each client: what waits, what is paused, what is sent again, and when a permit ends. A real server."""
+
+import asyncio
+import contextlib
+import socket
+import subprocess
+import sys
+import time
+from datetime import timedelta
+
+import aiohttp
+import httpx
+import httpx2
+import pytest
+import requests
+import urllib3
+from clients import CLIENTS, AsyncHttpx, Requests, Urllib3
+from fake import serving
+
+import workglow_limit.urllib3
+from workglow_limit import (
+    AcquireTimeout,
+    CompositeLimiter,
+    ConcurrencyLimiter,
+    InvalidArgument,
+    ManualClock,
+    RateLimiter,
+    Store,
+)
+from workglow_limit.httpx import AsyncLimitedTransport, LimitedTransport
+from workglow_limit.requests import LimitedAdapter
+
+CONNECTION_ERRORS = (
+    httpx.TransportError, httpx2.TransportError, requests.RequestException, urllib3.exceptions.HTTPError, aiohttp.ClientError,
+)  # fmt: skip
+
+
+@pytest.fixture
+def server():
+    with serving() as server:
+        yield server
+
+
+@pytest.fixture
+def rate():
+    """Its clock stands still, so what is left of a pause is all of it, and nothing comes back."""
+    return RateLimiter(Store("memory:", clock=ManualClock()), "api", max_executions=100, window_size_in_seconds=60)
+
+
+def used(limiter, key=None):
+    decision = limiter.peek(key)
+    return decision.limit - decision.remaining
+
+
+@pytest.fixture(params=CLIENTS, ids=lambda kind: kind.__name__)
+def client(request):
+    """Runs what uses a client in an event loop, and ends the client. Who waits for a minute hangs."""
+
+    def use(limiter, scenario, **options):
+        async def main():
+            client = request.param(limiter, **options)
+            try:
+                return await asyncio.wait_for(scenario(client), 60)
+            finally:
+                await client.end()
+
+        return asyncio.run(main())
+
+    use.kind = request.param
+    return use
+
+
+async def get(client, url, method="GET", **body):
+    response = await client.open(url, method, **body)
+    data = await client.read(response)
+    await client.close(response)
+    return getattr(response, "status_code", None) or response.status, data
+
+
+# ---- whom a request asks ----
+
+
+def test_each_request_takes_its_permit(client, server, rate):
+    async def scenario(client):
+        return [await get(client, f"{server.url}/x", "POST", content=b"abc") for _ in range(3)]
+
+    assert client(rate, scenario, weight=2) == [(200, b"fine")] * 3
+    assert used(rate) == 6 and server.bodies == [b"abc"] * 3
+
+
+def test_without_room_nothing_is_sent(client, server, rate):
+    async def scenario(client):
+        with pytest.raises(AcquireTimeout):
+            await get(client, f"{server.url}/x")
+
+    rate.acquire(weight=100)
+    client(rate, scenario, timeout=0)
+    assert not server.arrivals
+
+
+def test_hosts_have_limiters_of_their_own(client, server, rate):
+    other = RateLimiter(Store("memory:"), "other", max_executions=9, window_size_in_seconds=60)
+    port = server.server_port
+
+    async def scenario(client):
+        for host in "127.0.0.1", "localhost":
+            await get(client, f"http://{host}:{port}/x")
+
+    rate.acquire(weight=100)  # Whoever were to ask this one would fail.
+    hosts = {"127.0.0.1": rate, f"127.0.0.1:{port}": other, "localhost:9": rate, "api.example.com": rate}
+    client(hosts, scenario, timeout=0)
+    assert len(server.arrivals) == 2 and used(other) == 1
+
+    client({"LOCALHOST": other}, scenario)
+    assert len(server.arrivals) == 4 and used(other) == 2
+
+
+def test_limiter_key_and_weight_may_be_functions_of_the_request(client, server, rate):
+    seen = []
+
+    def limiter(request):
+        seen.append(request)
+        return None if "free" in str(request.url) else rate
+
+    async def scenario(client):
+        for path in "a", "bb", "free":
+            await get(client, f"{server.url}/{path}")
+
+    client(limiter, scenario, key=lambda request: str(request.url)[-1], weight=lambda request: len(str(request.url)) - len(server.url))
+    assert used(rate, "a") == 2 and used(rate, "b") == 3 and used(rate, "e") == used(rate) == 0
+    assert len(seen) == 3 and {request.method for request in seen} == {"GET"}
+
+
+def test_each_redirection_is_a_request(client, server, rate):
+    async def scenario(client):
+        return await get(client, f"{server.url}/to?url=/x")
+
+    assert client(rate, scenario) == (200, b"fine")
+    assert used(rate) == 2
+
+
+def test_a_redirection_waits_for_no_permit_of_its_own_request(client, server):
+    one = ConcurrencyLimiter(1)
+
+    async def scenario(client):
+        return await get(client, f"{server.url}/to?url=/x")
+
+    assert client(one, scenario) == (200, b"fine")
+    assert one.peek().remaining == 1
+
+
+# ---- what the server says ----
+
+
+def test_a_refusal_pauses_everyone(client, server, rate):
+    async def scenario(client):
+        return await get(client, f"{server.url}/x?status=429&times=1&retry-after=20")
+
+    assert client(rate, scenario) == (429, b"not now")
+    assert rate.peek().retry_after == rate.peek("k").retry_after == 20
+
+
+def test_a_refusal_of_a_key_pauses_that(client, server, rate):
+    async def scenario(client):
+        await get(client, f"{server.url}/x?status=429&times=1")
+
+    client(rate, scenario, key="k", heed={"default": timedelta(seconds=3)})
+    assert rate.peek("k").retry_after == 3 and rate.peek().retry_after == 0
+
+
+def test_how_a_refusal_is_heeded(client, server, rate):
+    async def scenario(client):
+        await get(client, f"{server.url}/x?status=503&times=1&retry-after=20")
+
+    client(rate, scenario, heed=False)
+    assert rate.peek().retry_after == 0
+    server.paths.clear()
+    client(rate, scenario, heed={"longest": 5})
+    assert rate.peek().retry_after == 5
+
+
+# ---- again ----
+
+
+def test_a_refusal_is_sent_again_after_the_pause(client, server):
+    limiter = RateLimiter(Store("memory:"), "api", max_executions=100, window_size_in_seconds=3600)
+
+    async def scenario(client):
+        return await get(client, f"{server.url}/x?status=429&times=1&retry-after=1", "POST", content=b"abc")
+
+    assert client(limiter, scenario, retries=2) == (200, b"fine")
+    assert used(limiter) == 2 and server.bodies == [b"abc"] * 2
+    assert server.arrivals[1] - server.arrivals[0] >= 1_000_000_000
+
+
+def test_it_is_sent_again_no_more_often_than_said(client, server, rate):
+    async def scenario(client):
+        return await get(client, f"{server.url}/x?status=503&times=9")
+
+    options = {"heed": {"default": 0.001}}
+    assert client(rate, scenario, **options) == (503, b"not now")
+    assert len(server.arrivals) == 1
+    assert client(rate, scenario, retries=2, **options) == (503, b"not now")
+    assert len(server.arrivals) == 4 and used(rate) == 4
+
+
+def test_it_is_not_sent_again_if_that_took_longer_than_the_timeout(client, server, rate):
+    if client.kind is Urllib3:
+        pytest.skip("urllib3's Retry decides")
+
+    async def scenario(client):
+        return await get(client, f"{server.url}/x?status=503&times=9&retry-after=20")
+
+    assert client(rate, scenario, retries=9, timeout=19) == (503, b"not now")
+    assert len(server.arrivals) == 1
+
+
+def test_what_has_no_limiter_is_sent_again_too(client, server, rate):
+    async def scenario(client):
+        return await get(client, f"{server.url}/x?status=503&times=1&retry-after=1")
+
+    assert client({"api.example.com": rate}, scenario, retries=1) == (200, b"fine")
+    assert server.arrivals[1] - server.arrivals[0] >= 1_000_000_000
+
+
+def test_a_body_that_is_gone_is_not_sent_again(client, server, rate):
+    if client.kind is Urllib3:
+        pytest.skip("urllib3's Retry decides")
+
+    async def scenario(client):
+        return await get(client, f"{server.url}/x?status=503&times=9&retry-after=0.001", "POST", content=iter([b"ab", b"c"]))
+
+    assert client(rate, scenario, retries=9, heed=False) == (503, b"not now")
+    assert server.bodies == [b"abc"]
+
+
+# ---- when a permit ends ----
+
+
+def test_a_permit_is_held_until_the_body_has_been_read(client, server):
+    one = ConcurrencyLimiter(1)
+
+    async def scenario(client):
+        response = await client.open(f"{server.url}/hold")
+        assert one.peek().remaining == 0
+        pieces = client.pieces(response)
+        assert await anext(pieces) == b"first "
+        assert one.peek().remaining == 0
+        server.go.set()
+        assert [piece async for piece in pieces] == [b"last"]
+        await ended(one)
+        await client.close(response)
+
+    client(one, scenario)
+    assert one.peek().remaining == 1
+
+
+async def ended(limiter):
+    """aiohttp's close awaits nothing, so the end of a permit follows it. Who waits for that in vain hangs."""
+    while limiter.peek().remaining == 0:
+        await asyncio.sleep(0.001)
+
+
+def test_a_permit_ends_when_the_body_is_closed(client, server):
+    one = ConcurrencyLimiter(1)
+
+    async def scenario(client):
+        response = await client.open(f"{server.url}/hold")
+        pieces = client.pieces(response)
+        assert await anext(pieces) == b"first "
+        assert one.peek().remaining == 0
+        await client.close(response)
+        await ended(one)
+        await pieces.aclose()
+
+    client(one, scenario)
+
+
+def test_a_permit_ends_when_the_body_breaks(client, server):
+    one = ConcurrencyLimiter(1)
+
+    async def scenario(client):
+        response = await client.open(f"{server.url}/tear")
+        pieces = client.pieces(response)
+        assert await anext(pieces) == b"first "
+        assert one.peek().remaining == 0
+        server.go.set()
+        with pytest.raises(CONNECTION_ERRORS):
+            await anext(pieces)
+        await ended(one)
+        await client.close(response)
+
+    client(one, scenario)
+
+
+def test_what_was_never_sent_takes_nothing(client, rate):
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{nobody.getsockname()[1]}/"
+
+        async def scenario(client):
+            with pytest.raises(CONNECTION_ERRORS):
+                await get(client, url)
+            with pytest.raises(CONNECTION_ERRORS):
+                await get(client, "http://nobody.invalid/")
+
+        client(rate, scenario, tokens=rate, estimate=lambda _: 50)
+    assert used(rate) == 0
+
+
+def test_what_was_sent_counts_whatever_became_of_it(client, server, rate):
+    one = ConcurrencyLimiter(1)
+
+    async def scenario(client):
+        with pytest.raises(CONNECTION_ERRORS):
+            await get(client, f"{server.url}/break", "POST", content=b"x")
+
+    client(CompositeLimiter([rate, one]), scenario)
+    assert used(rate) == 1 and one.peek().remaining == 1
+    assert len(server.arrivals) == 1
+
+
+def test_a_connection_that_the_server_closed_is_asked_for_each_time(client, server, rate):
+    """Some clients send once more by themselves when a connection that was kept is gone: that is a request, too."""
+
+    async def scenario(client):
+        await get(client, f"{server.url}/x")
+        with contextlib.suppress(*CONNECTION_ERRORS):
+            await get(client, f"{server.url}/break")
+
+    client(rate, scenario)
+    assert used(rate) == len(server.arrivals)
+
+
+# ---- event loops ----
+
+
+def test_nothing_blocks_the_event_loop(server, tmp_path):
+    """A stranger has the database while a start needs it: the loop goes on, and lets the stranger go."""
+    store = Store(f"sqlite:{tmp_path}/limits.db", timeout=60, durability="commit")
+    limiter = store.limiter("api", "100/1m")
+    tokens = store.limiter("tokens", "100/1m")
+    limiter.peek(), tokens.peek()
+
+    async def main():
+        async with httpx.AsyncClient(transport=AsyncLimitedTransport(limiter, tokens=tokens, estimate=lambda _: 50)) as client:
+            stranger = subprocess.Popen(["sqlite3", tmp_path / "limits.db"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            stranger.stdin.write("begin immediate;\nselect 'ready';\n")
+            stranger.stdin.flush()
+            assert stranger.stdout.readline() == "ready\n"
+            request = asyncio.ensure_future(client.get(f"{server.url}/x"))
+            for _ in range(50):
+                await asyncio.sleep(0.001)
+            assert not request.done() and not server.arrivals
+            stranger.communicate()
+            assert (await asyncio.wait_for(request, 60)).status_code == 200
+
+    asyncio.run(main())
+    assert used(limiter) == 1
+
+
+def test_who_is_cancelled_while_waiting_holds_nothing(server, rate):
+    rate.acquire(weight=60)
+
+    async def main():
+        client = AsyncHttpx(rate, weight=50)
+        waiting = asyncio.ensure_future(get(client, f"{server.url}/x"))
+        await asyncio.sleep(0.01)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        await client.end()
+
+    asyncio.run(main())
+    assert used(rate) == 60 and not server.arrivals
+
+
+def test_who_is_cancelled_while_reading_ends_its_permit(server):
+    one = ConcurrencyLimiter(1)
+
+    async def main():
+        client = AsyncHttpx(one)
+        response = await client.open(f"{server.url}/hold")
+        reading = asyncio.ensure_future(response.aread())
+        await asyncio.sleep(0.01)
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+        await client.end()
+
+    asyncio.run(main())
+    assert one.peek().remaining == 1
+
+
+def test_other_event_loops_are_told(rate):
+    import trio
+
+    async def main():
+        async with httpx.AsyncClient(transport=AsyncLimitedTransport(rate)) as client:
+            with pytest.raises(RuntimeError, match="^AsyncLimitedTransport needs a running event loop of asyncio, and there is none"):
+                await client.get("http://127.0.0.1:9/")
+
+    trio.run(main)
+    assert used(rate) == 0
+
+
+# ---- bad input ----
+
+
+class Nothing:
+    def __repr__(self):
+        return "nothing"
+
+
+NOTHING = Nothing()
+WRONG = [
+    (TypeError, {"limiter": None}, "limiter is None: expected a limiter, a mapping of hosts to limiters, or a function; None only with tokens"),
+    (TypeError, {"limiter": 5}, "limiter is 5: expected a limiter, a mapping of hosts to limiters, or a function of the request, not int"),
+    (TypeError, {"limiter": {"h": 5}}, r"limiter\['h'\] is 5: expected a limiter, not int"),
+    (TypeError, {"limiter": {5: "rate"}}, "limiter has the host 5: expected a str, not int"),
+    *((InvalidArgument, {"limiter": {host: "rate"}}, "a host of limiter is '.*': expected one such as \"api.example.com\" or .*")
+      for host in ("", "https://a", "a/b", "u@a", "a:b", "a:0", "a:99999", ":80", "[::1")),
+    (TypeError, {"tokens": 5}, "tokens is 5: expected a limiter, a mapping of hosts to limiters, or a function of the request, not int"),
+    (TypeError, {"key": 5}, "key is 5: expected a str, or a function of the request, not int"),
+    (InvalidArgument, {"weight": 0}, "weight is 0: expected a whole number of at least 1"),
+    (TypeError, {"weight": 1.5}, "weight is 1.5: expected a whole number, not float"),
+    (TypeError, {"weight": True}, "weight is True: expected a whole number, not bool"),
+    (TypeError, {"priority": "low"}, "priority is 'low': expected a whole number, not str"),
+    (InvalidArgument, {"timeout": -1}, "timeout is -1: expected 0 s to 366 days"),
+    (TypeError, {"timeout": "5s"}, "timeout is '5s': expected seconds as a number, or a timedelta, not str"),
+    (TypeError, {"heed": 5}, "heed is 5: expected True, False, or a mapping with default and longest, not int"),
+    (InvalidArgument, {"heed": {"deflaut": 5}}, "heed is {'deflaut': 5}: expected a mapping with default and longest, not 'deflaut'"),
+    (InvalidArgument, {"heed": {"longest": -1}}, "heed's longest is -1: expected 0 s to 366 days"),
+    (TypeError, {"estimate": 5, "tokens": "rate"}, "estimate is 5: expected a function, not int"),
+    (TypeError, {"usage": 5, "tokens": "rate"}, "usage is 5: expected a function, not int"),
+    (TypeError, {"usage": len}, "usage is given without tokens: expected the limiter of the tokens, too"),
+    (TypeError, {"estimate": len}, "estimate is given without tokens: expected the limiter of the tokens, too"),
+    (TypeError, {"wieght": 1}, ".* got an unexpected keyword argument 'wieght'"),
+]  # fmt: skip
+RETRIES = [
+    (InvalidArgument, {"retries": -1}, "retries is -1: expected a whole number from 0 to 100"),
+    (InvalidArgument, {"retries": 101}, "retries is 101: expected a whole number from 0 to 100"),
+    (TypeError, {"retries": True}, "retries is True: expected a whole number, not bool"),
+]
+
+
+@pytest.mark.parametrize("kind, given, says", WRONG + RETRIES, ids=lambda value: str(value)[:50])
+def test_bad_settings_are_told_where_they_are_written(client, rate, kind, given, says):
+    if client.kind is Urllib3 and "retries" in given:
+        pytest.skip("urllib3 has its own")
+    given = {name: rate if value == "rate" else value for name, value in given.items()}
+    if isinstance(given.get("limiter"), dict):
+        given["limiter"] = {host: rate if of == "rate" else of for host, of in given["limiter"].items()}
+
+    async def main():
+        with pytest.raises(kind, match=f"^{says}$") as raised:
+            client.kind(given.pop("limiter", rate), **given)
+        if kind is InvalidArgument:
+            assert (raised.value.code, raised.value.number) == ("invalid_argument", -1)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "given, kind, says",
+    [
+        ({"limiter": lambda _: 5}, TypeError, "what limiter gave is 5: expected a limiter, not int"),
+        ({"tokens": lambda _: 5}, TypeError, "what tokens gave is 5: expected a limiter, not int"),
+        ({"key": lambda _: 5}, TypeError, "key gave 5: expected a str or None, not int"),
+        ({"weight": lambda _: 0}, InvalidArgument, "weight is 0: expected a whole number of at least 1"),
+        ({"tokens": "rate", "estimate": lambda _: -1}, InvalidArgument, "estimate is -1: expected a whole number of at least 0"),
+        ({"tokens": "rate", "estimate": lambda _: None}, TypeError, "estimate is None: expected a whole number, not NoneType"),
+    ],
+)
+def test_what_functions_give_is_checked_before_anything_is_sent(client, server, rate, given, kind, says):
+    given = {name: rate if value == "rate" else value for name, value in given.items()}
+
+    async def scenario(client):
+        with pytest.raises(kind, match=f"^{says}$"):
+            await get(client, f"{server.url}/x")
+
+    client(given.pop("limiter", rate), scenario, **given)
+    assert used(rate) == 0 and not server.arrivals
+
+
+def test_bad_input_of_single_clients(rate):
+    for transport in LimitedTransport, AsyncLimitedTransport:
+        with pytest.raises(TypeError, match="^transport is 5: expected one of httpx, a .*BaseTransport, not int$"):
+            transport(rate, transport=5)
+    with pytest.raises(TypeError, match="^transport is <.*>: expected one of httpx, a AsyncBaseTransport, not HTTPTransport$"):
+        AsyncLimitedTransport(rate, transport=httpx.HTTPTransport())
+    with pytest.raises(TypeError, match="^max_retries would pass the limiters: expected retries, which does not$"):
+        LimitedAdapter(rate, max_retries=3)
+    with pytest.raises(TypeError, match="^a LimitedAdapter cannot be pickled: make one in each process$"):
+        __import__("pickle").dumps(LimitedAdapter(rate))
+    with pytest.raises(TypeError, match="^manager is 5: expected a urllib3.PoolManager, not int$"):
+        workglow_limit.urllib3.limited(5, rate)
+    with pytest.raises(TypeError, match="^retries is urllib3's own: give a urllib3.Retry to the manager, or with a request$"):
+        workglow_limit.urllib3.limited(urllib3.PoolManager(), rate, retries=3)
+
+
+def test_urllib3_as_it_is_used_mostly(server, rate):
+    """Its usual Retry, a body that it has read when it answers, connections of before, and a pool that is asked by itself."""
+    http = urllib3.PoolManager(timeout=20)
+    http.request("GET", f"{server.url}/x")
+    tokens = Store("memory:").limiter("tokens", "1000/1m")
+    workglow_limit.urllib3.limited(http, rate, tokens=tokens)
+    asked = {"model": "m", "messages": [{"role": "user", "content": "hello"}], "max_completion_tokens": 500}
+    response = http.request("POST", f"{server.url}/v1/chat/completions", json=asked)
+    assert response.json()["usage"]["total_tokens"] == used(tokens)
+    assert used(rate) == 1
+    assert http.request("GET", f"{server.url}/y?status=503&times=1&retry-after=0").status == 200  # Its Retry heeds that.
+    assert http.connection_from_url(server.url).request("GET", "/z").status == 200
+    assert used(rate) == 4
+    with pytest.raises(urllib3.exceptions.MaxRetryError):
+        http.request("GET", f"{server.url}/break")
+    assert used(rate) == 8
+
+
+def test_a_session_of_requests_reads_as_ever(server, rate):
+    client = Requests(rate)
+    assert client.session.post(f"{server.url}/x", data=b"abc").text == "fine"
+    server.go.set()
+    with client.session.get(f"{server.url}/hold", stream=True) as response:
+        assert b"".join(response.iter_content(4)) == b"first last"
+    assert client.session.get(f"{server.url}/hold", stream=True).raw.read(3) == b"fir"
+    client.session.close()
+
+
+def test_no_client_is_imported_by_another():
+    code = "import sys, workglow_limit.{0}; print(*sys.modules)"
+    clients = {"httpx", "httpx2", "requests", "aiohttp", "urllib3", "typing_extensions"}
+    for name, needs in {"http": set(), "httpx": {"httpx", "typing_extensions"}, "urllib3": {"urllib3"}, "_sending": set()}.items():
+        done = subprocess.run([sys.executable, "-c", code.format(name)], capture_output=True, text=True, timeout=60, check=True)
+        assert clients & set(done.stdout.split()) <= needs, name
+
+
+def test_the_clock_of_the_server_is_ours():
+    """What the tests of other processes rest on: one monotonic clock for all of them."""
+    before = time.monotonic_ns()
+    done = subprocess.run([sys.executable, "-c", "import time; print(time.monotonic_ns())"], capture_output=True, text=True, check=True)
+    assert before < int(done.stdout) < time.monotonic_ns()

@@ -1,0 +1,73 @@
+"""Several processes with different clients share one limit, and the server itself writes down what reaches it.
+
+A start lies in [a, r]: a is the client's clock just before the call that admitted it (or the moment when its place came), r the
+server's when the request was there: one clock of the machine. Over the limit is what surely lies in one window.
+"""
+
+import json
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+sys.path += [str(HERE.parents[3] / "examples/fleet"), str(HERE.parents[3] / "bench/clients")]
+
+import streams  # noqa: E402
+from evidence import most_in_any_window  # noqa: E402
+
+LIMIT, WINDOW = 20, 500_000_000
+KINDS = ["Httpx", "AsyncHttpx2", "Requests", "Urllib3", "Aiohttp"]
+COUNT, AT_ONCE = 32, 4
+
+
+@contextmanager
+def the_api(folder, **options):
+    """The server, in a process of its own."""
+    command = [sys.executable, HERE / "fake.py", folder, json.dumps(options)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        yield process.stdout.readline().strip()
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def arrivals(folder):
+    """(a, r, tokens, status) of each request that was limited."""
+    lines = (folder / "arrivals.log").read_text().splitlines()
+    return [came for came in (tuple(map(int, line.split())) for line in lines) if came[0]]
+
+
+@pytest.mark.parametrize("store", ["sqlite", "redis"])
+def test_the_server_sees_no_more_than_the_limit(store, request, tmp_path):
+    url = f"sqlite:{tmp_path}/limits.db" if store == "sqlite" else request.getfixturevalue("server").url
+    workers = []
+    with the_api(tmp_path) as to:
+        for kind in KINDS:
+            refused = ["refused"] if kind == "Requests" else []
+            command = [sys.executable, HERE / "worker.py", url, to, kind, str(COUNT), str(AT_ONCE), *refused]
+            workers.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+        try:
+            said = [worker.communicate(timeout=120) for worker in workers]
+        finally:
+            for worker in workers:
+                worker.kill()
+        assert [worker.returncode for worker in workers] == [0] * len(KINDS), said
+    came = arrivals(tmp_path)
+    assert len(came) == len(KINDS) * COUNT + 1
+    assert most_in_any_window([(a, r, "") for a, r, *_ in came], WINDOW) <= LIMIT
+
+    # One was refused, and said when its pause was there; it lasts for a second after the refusal came, or longer.
+    paused = int(said[KINDS.index("Requests")][0])
+    [refusal] = [r for _, r, _, status in came if status == 429]
+    assert [(a, r) for a, r, *_ in came if a > paused and r < refusal + 1_000_000_000] == []
+    assert len([r for _, r, *_ in came if r > paused]) >= COUNT
+
+
+def test_streams_use_no_more_tokens_than_the_limit():
+    """The bench of the streams, shortly: how much of the limit they use depends on the machine, and is not asserted."""
+    found = streams.measure(None, 5_000, 2.0, 2, 0.01, ["openai", "anthropic"])
+    assert found["failed"] == 0 and found["over"] <= 0 and found["tokens"] > 0

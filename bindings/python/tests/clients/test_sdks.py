@@ -1,0 +1,158 @@
+"""The SDKs of OpenAI and Anthropic, as they are, with a limited client of httpx2 (OpenAI's also takes one of httpx)."""
+
+import asyncio
+
+import anthropic
+import httpx
+import httpx2
+import openai
+import pytest
+from fake import WORDS, serving
+
+import workglow_limit.httpx
+import workglow_limit.httpx2
+from workglow_limit import AcquireTimeout, ManualClock, Store
+
+ASKED = {"model": "m", "messages": [{"role": "user", "content": "how far is the moon?"}]}
+COST = 7 + len(WORDS)  # As the server counts.
+
+
+@pytest.fixture
+def server():
+    with serving() as server:
+        yield server
+
+
+@pytest.fixture
+def limits():
+    """Requests and tokens; the clock stands still, so what was used is used."""
+    store = Store("memory:", clock=ManualClock())
+    return store.limiter("requests", "10/1m + 2 concurrent"), store.limiter("tokens", "10000/1m")
+
+
+def used(limiter):
+    decision = limiter.peek()
+    return decision.limit - decision.remaining
+
+
+def checked(limits, is_open):
+    requests, tokens = limits
+    assert (used(tokens) > 100) == is_open and requests.peek().remaining == 2 - is_open
+
+
+LIBRARIES = {"httpx2": (httpx2, workglow_limit.httpx2), "httpx": (httpx, workglow_limit.httpx)}
+
+
+@pytest.fixture(params=LIBRARIES)
+def clients(request, limits):
+    """How to make a client, and one for asyncio."""
+    library, ours = LIBRARIES[request.param]
+    requests, tokens = limits
+    options = {"tokens": tokens, "timeout": 0}
+    return (
+        lambda: library.Client(transport=ours.LimitedTransport(requests, **options)),
+        lambda: library.AsyncClient(transport=ours.AsyncLimitedTransport(requests, **options)),
+    )
+
+
+@pytest.fixture
+def clients2(limits):
+    requests, tokens = limits
+    return (
+        lambda: httpx2.Client(transport=workglow_limit.httpx2.LimitedTransport(requests, tokens=tokens, timeout=0)),
+        lambda: httpx2.AsyncClient(transport=workglow_limit.httpx2.AsyncLimitedTransport(requests, tokens=tokens, timeout=0)),
+    )
+
+
+def test_openai(server, limits, clients):
+    with openai.OpenAI(api_key="k", base_url=f"{server.url}/v1", http_client=clients[0]()) as client:
+        answer = client.chat.completions.create(**ASKED, max_tokens=500)
+        assert answer.choices[0].message.content == " ".join(WORDS) and used(limits[1]) == COST
+
+        with client.chat.completions.create(
+            **ASKED, max_completion_tokens=500, stream=True, stream_options={"include_usage": True}
+        ) as chunks:
+            next(iter(chunks))
+            checked(limits, True)
+            for chunk in chunks:
+                pass
+        assert chunk.usage.total_tokens == COST and used(limits[1]) == 2 * COST
+
+        answer = client.responses.create(model="m", input=ASKED["messages"], max_output_tokens=500)
+        assert answer.output_text == " ".join(WORDS) and used(limits[1]) == 3 * COST
+
+        with client.responses.create(model="m", input=ASKED["messages"], max_output_tokens=500, stream=True) as events:
+            *_, last = events
+        assert last.type == "response.completed" and used(limits[1]) == 4 * COST
+    checked(limits, False)
+
+
+def test_openai_async(server, limits, clients):
+    async def main():
+        async with openai.AsyncOpenAI(api_key="k", base_url=f"{server.url}/v1", http_client=clients[1]()) as client:
+            await client.chat.completions.create(**ASKED, max_tokens=500)
+            assert used(limits[1]) == COST
+            stream = await client.chat.completions.create(
+                **ASKED, max_completion_tokens=500, stream=True, stream_options={"include_usage": True}
+            )
+            async for _ in stream:
+                pass
+            assert used(limits[1]) == 2 * COST
+            async with client.responses.stream(model="m", input=ASKED["messages"], max_output_tokens=500) as events:
+                assert (await events.get_final_response()).output_text == " ".join(WORDS)
+            assert used(limits[1]) == 3 * COST
+
+    asyncio.run(main())
+    checked(limits, False)
+
+
+def test_anthropic(server, limits, clients2):
+    with anthropic.Anthropic(api_key="k", base_url=server.url, http_client=clients2[0]()) as client:
+        answer = client.messages.create(**ASKED, max_tokens=500)
+        assert answer.content[0].text == " ".join(WORDS) and used(limits[1]) == COST
+        with client.messages.stream(**ASKED, max_tokens=500) as stream:
+            texts = iter(stream.text_stream)
+            next(texts)
+            checked(limits, True)
+            assert len(list(texts)) == len(WORDS) - 1
+        assert used(limits[1]) == 2 * COST
+        with client.messages.stream(**ASKED, max_tokens=500) as stream:  # Left early, before the usage is said.
+            next(iter(stream.text_stream))
+        assert 2 * COST + 7 < used(limits[1]) <= 3 * COST + 1
+    checked(limits, False)
+
+
+def test_anthropic_async(server, limits, clients2):
+    async def main():
+        async with anthropic.AsyncAnthropic(api_key="k", base_url=server.url, http_client=clients2[1]()) as client:
+            await client.messages.create(**ASKED, max_tokens=500)
+            assert used(limits[1]) == COST
+            async with client.messages.stream(**ASKED, max_tokens=500) as stream:
+                assert await stream.get_final_text() == " ".join(WORDS) + " "
+            assert used(limits[1]) == 2 * COST
+
+    asyncio.run(main())
+    checked(limits, False)
+
+
+def test_retries_of_an_sdk_are_requests(server):
+    """They wait for our pause as everybody does, and each takes its permits; a refused one takes no tokens."""
+    store = Store("memory:")
+    requests, tokens = store.limiter("requests", "10/1h"), store.limiter("tokens", "10000/1h")
+    transport = workglow_limit.httpx2.LimitedTransport(requests, tokens=tokens)
+    with openai.OpenAI(api_key="k", base_url=server.url, http_client=httpx2.Client(transport=transport)) as client:
+        client.post("/x?status=429&times=1&retry-after=1", body=ASKED | {"max_tokens": 500}, cast_to=httpx2.Response)
+    assert used(requests) == 2 and used(tokens) == 507
+    assert server.arrivals[1] - server.arrivals[0] >= 1_000_000_000
+
+
+def test_how_a_wait_that_was_too_long_is_told(server, limits, clients, clients2):
+    full = limits[0].acquire(weight=2)
+    with openai.OpenAI(api_key="k", base_url=f"{server.url}/v1", http_client=clients[0]()) as client:
+        with pytest.raises(AcquireTimeout):
+            client.chat.completions.create(**ASKED)
+    with anthropic.Anthropic(api_key="k", base_url=server.url, http_client=clients2[0](), max_retries=0) as client:
+        with pytest.raises(anthropic.APIConnectionError) as raised:
+            client.messages.create(**ASKED, max_tokens=500)
+    assert isinstance(raised.value.__cause__, AcquireTimeout) and not server.arrivals
+    full.complete()

@@ -1,0 +1,394 @@
+"""Tokens: what is reserved for a request, what its response used, and what becomes of the difference."""
+
+import asyncio
+import gzip
+import json
+import zlib
+
+import pytest
+from clients import CLIENTS, AsyncHttpx
+from fake import WORDS, Chat, Messages, Responses, serving
+
+from workglow_limit import AcquireTimeout, ConcurrencyLimiter, ManualClock, Store
+from workglow_limit._tokens import Reading, estimate, readable
+
+JSON, SSE = "application/json", "text/event-stream; charset=utf-8"
+ASKED = {"model": "m", "messages": [{"role": "user", "content": "how far is the moon?"}], "max_tokens": 500}
+ROOM = 10_000
+COST = -(-len(json.dumps(ASKED["messages"])) // 8) + len(WORDS)  # As the server counts.
+
+
+@pytest.fixture
+def server():
+    with serving() as server:
+        yield server
+
+
+@pytest.fixture
+def store():
+    """Its clock stands still: what was used is used."""
+    return Store("memory:", clock=ManualClock())
+
+
+@pytest.fixture
+def tokens(store):
+    return store.limiter("tokens", f"{ROOM}/1m")
+
+
+@pytest.fixture(params=CLIENTS, ids=lambda kind: kind.__name__)
+def client(request):
+    def use(limiter, scenario, **options):
+        async def main():
+            client = request.param(limiter, **options)
+            try:
+                return await asyncio.wait_for(scenario(client), 60)
+            finally:
+                await client.end()
+
+        return asyncio.run(main())
+
+    return use
+
+
+def used(limiter, key=None):
+    decision = limiter.peek(key)
+    return decision.limit - decision.remaining
+
+
+async def post(client, url, asked=ASKED, **rest):
+    response = await client.open(url, "POST", json=asked, **rest)
+    return response, await client.read(response)
+
+
+# ---- what is reserved ----
+
+
+@pytest.mark.parametrize(
+    "asked, units",
+    [
+        ({"messages": [{"role": "user", "content": "12345678"}], "max_tokens": 100}, 103),
+        ({"input": "123456789", "max_output_tokens": 100, "max_tokens": 7}, 103),
+        ({"input": ["1234", {"text": "5"}], "max_completion_tokens": 9, "max_output_tokens": 100}, 11),
+        ({"input": "1"}, 1),
+        ({"input": {"data": "x" * 4000, "url": "data:image/png;base64," + "x" * 4000, "text": "1234"}}, 1),
+        ({"max_tokens": -5}, 0),
+        ({"max_tokens": "5"}, 1),
+        ({"max_tokens": True}, 0),
+        ([{"max_tokens": 5}], 0),
+        ("text", 0),
+        (None, 0),
+    ],
+)
+def test_the_estimate_of_a_json_body(asked, units):
+    assert estimate(json.dumps(asked), JSON) == estimate(json.dumps(asked).encode(), "application/vnd.x+JSON") == units
+
+
+@pytest.mark.parametrize("body, kind", [(b"", JSON), (None, JSON), (b"{", JSON), (b"\xff", JSON), (b'{"input": "1"}', "text/plain"), (b'{"a":' * 5000, JSON)])
+def test_other_bodies_have_no_estimate(body, kind):
+    assert estimate(body, kind) == 0
+
+
+def test_what_is_asked_for_can_be_read():
+    assert readable("gzip, deflate, br, zstd") == "gzip, deflate"
+    assert readable("br;q=1.0, GZIP;q=0.5, *;q=0") == "GZIP;q=0.5"
+    assert readable("") == readable("br") == "identity"
+
+
+# ---- what was used ----
+
+
+def of(api, count=9):
+    return api({"model": "m", "stream_options": {"include_usage": True}}, 50, ["word"] * count)
+
+
+def text(events):
+    for name, event in events:
+        data = event if isinstance(event, str) else json.dumps(event)
+        yield (f"event: {name}\n" if name else "").encode() + f"data: {data}\n\n".encode()
+
+
+APIS = Chat, Responses, Messages
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_what_a_response_says(api):
+    reading = Reading(None, None, JSON)
+    reading.feed(json.dumps(of(api).whole()).encode())
+    assert reading.units(True) == 59
+
+
+@pytest.mark.parametrize("size", [1, 7, 10**6])
+@pytest.mark.parametrize("api", APIS)
+def test_what_a_stream_says(api, size):
+    whole = b"".join(text(of(api).events()))
+    for body in whole, whole.replace(b"\n", b"\r\n"), whole.rstrip(b"\n"):
+        reading = Reading(None, None, SSE)
+        for at in range(0, len(body), size):
+            reading.feed(body[at : at + size])
+        assert reading.units(True) == 59
+
+
+@pytest.mark.parametrize("api", APIS)
+@pytest.mark.parametrize("compress, encoding", [(gzip.compress, "gzip"), (gzip.compress, " X-GZIP"), (zlib.compress, "deflate")])
+def test_what_a_compressed_stream_says(api, compress, encoding):
+    body = compress(b"".join(text(of(api).events())))
+    reading = Reading(None, None, SSE, encoding)
+    for at in range(0, len(body), 3):
+        reading.feed(body[at : at + 3])
+    assert reading.units(True) == 59
+
+
+def test_a_stream_that_ends_early_used_what_was_said_and_what_came_since():
+    events = list(text(of(Messages).events()))
+    for count, units in (1, 51), (4, 51 + 2), (12, 51 + 12):  # One, and nine times "word ".
+        reading = Reading(None, None, SSE)
+        for event in events[:count]:
+            reading.feed(event)
+        assert reading.units(False) == units
+    reading = Reading(None, None, SSE)
+    for event in events:
+        reading.feed(event)
+    assert reading.units(False) == 59  # All had been said.
+
+
+@pytest.mark.parametrize(
+    "kind, encoding, body",
+    [
+        (JSON, "", b'{"usage": null, "a": [1]}'),
+        (JSON, "", b'{"usage": {"total_tokens": "5", "input_tokens": true, "output_tokens": -1, "other": 5}}'),
+        (JSON, "", b"[]"),
+        (JSON, "", b"{"),
+        (JSON, "", b""),
+        (JSON, "br", b'{"usage": {"total_tokens": 5}}'),
+        (JSON, "gzip", b'{"usage": {"total_tokens": 5}}'),
+        ("text/plain", "", b'{"usage": {"total_tokens": 5}}'),
+        ("", "", b""),
+        (SSE, "", b": usage\n\ndata: [DONE]\n\nevent: x\n\n\n\ndata\n\n"),
+        (SSE, "", b"".join(text(Chat({"model": "m"}, 50, WORDS).events()))),
+    ],
+)
+def test_who_says_nothing(kind, encoding, body):
+    reading = Reading(None, None, kind, encoding)
+    reading.feed(body)
+    assert reading.units(True) is None
+
+
+def test_half_a_json_body_says_nothing():
+    reading = Reading(None, None, JSON)
+    reading.feed(b'{"usage": {"total_tokens": 5}}')
+    assert reading.units(False) is None
+
+
+def test_an_event_of_several_lines():
+    reading = Reading(None, None, SSE)
+    reading.feed(b'data: {"usage":\ndata: {"total_tokens": 5}}\n\ndata: {"usage": {"other": 5}}\n\n')
+    assert reading.units(True) == 5
+
+
+def test_tokens_in_a_cache_are_counted_when_they_are_written():
+    reading = Reading(None, None, JSON)
+    reading.feed(b'{"usage": {"input_tokens": 5, "cache_creation_input_tokens": 30, "cache_read_input_tokens": 400, "output_tokens": 7}}')
+    assert reading.units(True) == 42
+
+
+def test_a_usage_of_the_users():
+    seen = []
+
+    def usage(value, response):
+        seen.append((value, response))
+        return value.get("cost")
+
+    reading = Reading(usage, "response", SSE)
+    reading.feed(b'data: {"cost": 5}\n\ndata: {"cost": 7}\n\ndata: {}\n\ndata: [DONE]\n\n')
+    assert reading.units(True) == 7
+    assert seen == [({"cost": 5}, "response"), ({"cost": 7}, "response"), ({}, "response")]
+    for wrong in -1, 1.5, True, "5":
+        reading = Reading(lambda value, response, wrong=wrong: wrong, None, JSON)
+        reading.feed(b"{}")
+        with pytest.raises(TypeError, match=r"^usage gave .*: expected a whole number of at least 0, or None$"):
+            reading.units(True)
+
+
+# ---- both, in front of each client ----
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "responses", "messages"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_is_not_used_comes_back(client, server, store, tokens, path, stream):
+    requests, most = store.limiter("requests", "10/1m + 2 concurrent"), {"responses": "max_output_tokens"}.get(path, "max_tokens")
+    asked = {"model": "m", "stream": stream, "stream_options": {"include_usage": True}, most: 500}
+    asked["input" if path == "responses" else "messages"] = [{"role": "user", "content": "how far is the moon?"}]
+
+    async def scenario(client):
+        for _ in range(3):
+            response = await client.open(f"{server.url}/v1/{path}?gzip", "POST", json=asked)
+            assert used(tokens) > 500
+            await client.read(response)
+            spent.append(used(tokens))
+
+    spent = []
+    client(requests, scenario, tokens=tokens)
+    assert spent == [COST, 2 * COST, 3 * COST]
+    assert requests.peek().remaining == 2
+
+
+def test_the_estimate_is_reserved_until_the_body_ends(client, server, store, tokens):
+    asked = ASKED | {"stream": True}
+
+    async def scenario(client):
+        response = await client.open(f"{server.url}/v1/messages", "POST", json=asked)
+        assert used(tokens, "k") == estimate(json.dumps(asked), JSON) == 507
+        await client.read(response)
+        assert used(tokens, "k") == COST and used(tokens) == 0
+
+    client(None, scenario, tokens=tokens, key="k")
+
+
+def test_a_stream_that_is_closed_early(client, tokens):
+    with serving(pace=0.02) as server:
+
+        async def scenario(client):
+            asked = ASKED | {"stream": True, "metadata": {"words": 500}}
+            response = await client.open(f"{server.url}/v1/messages", "POST", json=asked)
+            pieces = client.pieces(response)
+            came = b""
+            while came.count(b"text_delta") < 3:
+                came += await anext(pieces)
+            await client.close(response)
+            while used(tokens) > 400:  # aiohttp's close awaits nothing: the end follows it.
+                await asyncio.sleep(0.001)
+            await pieces.aclose()
+            # What went in, the one that was said, and what came since: three words, or some more that came with them.
+            assert COST - len(WORDS) + 1 + 3 <= used(tokens) < 400
+
+        client(None, scenario, tokens=tokens)
+
+
+def test_without_usage_the_estimate_stays(client, server, tokens):
+    async def scenario(client):
+        await post(client, f"{server.url}/v1/chat/completions", ASKED | {"stream": True})
+
+    client(None, scenario, tokens=tokens)
+    assert used(tokens) == 507
+
+
+def test_a_refusal_takes_no_tokens(client, server, store, tokens):
+    async def scenario(client):
+        for status in 429, 400, 503, 500:
+            await (post if status < 500 else opened)(client, f"{server.url}/x{status}?status={status}&times=1")
+
+    async def opened(client, url):
+        await client.close(await client.open(url, "POST", json=ASKED))
+
+    requests = store.limiter("requests", "10/1m")
+    client(requests, scenario, tokens=tokens, heed=False)
+    assert used(tokens) == 507 and used(requests) == 4  # The 500 may have cost something.
+
+
+def test_the_last_of_several_attempts_counts(client, server, store, tokens):
+    async def scenario(client):
+        response, _ = await post(client, f"{server.url}/x?status=503&times=2")
+        assert (getattr(response, "status_code", None) or response.status) == 200
+
+    client(None, scenario, tokens=tokens, retries=2, heed={"default": 0.001})
+    assert used(tokens) == 507 and len(server.arrivals) == 3
+
+
+def test_functions_say_what_is_reserved_and_used(client, server, tokens):
+    async def scenario(client):
+        response = await client.open(f"{server.url}/v1/messages", "POST", json=ASKED)
+        assert used(tokens) == 77
+        await client.read(response)
+        assert used(tokens) == len(WORDS) + 11
+        await client.read(await client.open(f"{server.url}/x"))  # No JSON: what was reserved stays.
+        assert used(tokens) == len(WORDS) + 11 + 77
+
+    def usage(value, response):
+        assert getattr(response, "status_code", None) == 200 or response.status == 200
+        return value["usage"]["output_tokens"] + 11
+
+    client(None, scenario, tokens=tokens, estimate=lambda request: 77, usage=usage)
+
+
+def test_what_asks_for_no_tokens_waits_for_none(client, server, tokens):
+    async def scenario(client):
+        assert await client.read(await client.open(f"{server.url}/x")) == b"fine"
+
+    tokens.acquire(weight=ROOM)
+    client(None, scenario, tokens=tokens, timeout=0)
+
+
+def test_an_estimate_of_more_than_all_takes_all(client, server, store, tokens):
+    requests = store.limiter("requests", "10/1m")
+
+    async def scenario(client):
+        for limit in requests, None:
+            response = await client.open(f"{server.url}/v1/messages", "POST", json=ASKED | {"max_tokens": 10**6})
+            assert used(tokens) == ROOM
+            await client.read(response)
+            assert used(tokens) == COST
+            tokens.clear()
+
+    client(None, scenario, tokens=tokens)
+    client(requests, scenario, tokens=tokens)
+
+
+def test_more_than_was_reserved_is_owed(client, server, tokens):
+    async def scenario(client):
+        await post(client, f"{server.url}/v1/messages")
+
+    client(None, scenario, tokens=tokens, estimate=lambda _: 1)
+    assert used(tokens) == COST
+
+
+# ---- two limits at once ----
+
+
+def test_both_or_neither(client, server, store, tokens):
+    requests, one = store.limiter("requests", "10/1m"), ConcurrencyLimiter(1)
+
+    async def scenario(client):
+        with pytest.raises(AcquireTimeout):
+            await post(client, f"{server.url}/v1/messages")
+
+    full = tokens.acquire(weight=ROOM)
+    client(requests, scenario, tokens=tokens, timeout=0.01)
+    full.cancel()
+    assert used(requests) == 0 and used(tokens) == 0
+    full = one.acquire()
+    client(one, scenario, tokens=tokens, timeout=0.01)
+    assert used(tokens) == 0 and not server.arrivals
+    full.complete()
+
+
+def test_nobody_keeps_one_while_waiting_for_the_other(server):
+    """Whoever waits for tokens keeps no slot, whoever waits for a slot no tokens: others use them. In the end all have run."""
+    slots, tokens = ConcurrencyLimiter(1), Store("memory:").limiter("tokens", f"{ROOM}/1h")
+    budget = ConcurrencyLimiter(600)
+
+    async def until_nothing_is_used(limiter):
+        while used(limiter):
+            await asyncio.sleep(0.001)
+
+    async def main():
+        client = AsyncHttpx(slots, tokens=tokens)
+        full = tokens.acquire(weight=ROOM)
+        waiting = asyncio.ensure_future(post(client, f"{server.url}/v1/messages"))
+        for _ in range(20):
+            await asyncio.sleep(0.001)
+        assert slots.peek().remaining == 1 and not waiting.done()
+        slot = slots.acquire()
+        full.cancel()
+        await asyncio.wait_for(until_nothing_is_used(tokens), 60)
+        assert not waiting.done() and not server.arrivals
+        slot.complete()
+        await asyncio.wait_for(waiting, 60)
+        await client.end()
+
+        client = AsyncHttpx(slots, tokens=budget, estimate=lambda _: 400)
+        answers = await asyncio.wait_for(asyncio.gather(*(post(client, f"{server.url}/x") for _ in range(20))), 60)
+        assert [body for _, body in answers] == [b"fine"] * 20
+        await client.end()
+
+    asyncio.run(main())
+    assert used(slots) == used(budget) == 0

@@ -1,0 +1,43 @@
+"""Processes of a pool share one limiter, which travels to them in a pickle: python pool_program.py METHOD URL."""
+
+import multiprocessing
+import sys
+import time
+
+from workglow_limit import RateLimiter, Store
+
+LIMIT, WINDOW = 20, 0.25
+
+
+class Tenant(RateLimiter):
+    """A subclass whose constructor takes something else."""
+
+    def __new__(cls, store, tenant):
+        made = super().__new__(cls, store, f"of {tenant}", max_executions=LIMIT, window_size_in_seconds=WINDOW)
+        made.tenant = tenant
+        return made
+
+
+def hammer(of_minute, of_hour, windows):
+    """When the starts of some windows were, and how many there were under a limit that lets only the first ones start."""
+    assert (type(of_minute), of_minute.tenant) == (Tenant, "acme")
+    starts, first, end = [], 0, time.monotonic() + windows * WINDOW
+    while True:
+        before = time.monotonic_ns()
+        if before > end * 1e9:
+            return starts, first
+        if permit := of_minute.try_acquire():
+            starts.append((before, time.monotonic_ns()))
+            permit.complete()
+        with_place = of_hour.try_acquire()
+        first += with_place is not None
+
+
+if __name__ == "__main__":
+    method, url = sys.argv[1:]
+    store = Store(url, timeout=60)
+    shared = Tenant(store, "acme"), store.limiter("hour", f"{LIMIT} per hour")
+    with multiprocessing.get_context(method).Pool(4) as pool:
+        answers = pool.starmap(hammer, [(*shared, 4)] * 4)
+    assert shared[1].peek().remaining == 0
+    print(sum(first for _, first in answers), [start for starts, _ in answers for start in starts])

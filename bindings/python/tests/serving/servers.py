@@ -1,0 +1,129 @@
+"""What these tests share: real servers on free ports of the loopback, and a parser of structured fields."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import uvicorn
+from werkzeug.serving import make_server
+
+HERE = Path(__file__).parent
+
+
+@contextmanager
+def asgi(app, **options):
+    """The base URL of an app under uvicorn, in a thread with a loop of its own."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen(512)
+        config = uvicorn.Config(app, log_level="error", **({"proxy_headers": False, "lifespan": "off"} | options))
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
+        thread.start()
+        try:
+            wait_until(lambda: server.started)
+            yield "http://127.0.0.1:%d" % listening.getsockname()[1]
+        finally:
+            # A stream that nobody reads need not end; what waits for a lifespan does.
+            server.should_exit, server.force_exit = True, config.lifespan == "off"
+            thread.join(60)
+            assert not thread.is_alive(), "the server does not end"
+
+
+@contextmanager
+def wsgi(app):
+    """The same of a WSGI app under werkzeug's server, with a thread for each request."""
+    server = make_server("127.0.0.1", 0, app, threaded=True)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join(60)
+        server.server_close()
+
+
+@contextmanager
+def program(*command, **environment):
+    """A server in processes of their own: its base URL. `command` has PORT where that belongs."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    process = subprocess.Popen(
+        [sys.executable, "-m", *(part.replace("PORT", str(port)) for part in command)],
+        cwd=HERE, env=os.environ | environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True,
+    )  # fmt: skip
+    base = f"http://127.0.0.1:{port}"
+    try:
+        wait_until(lambda: process.poll() is None and is_up(base), lambda: process.stderr.read().decode())
+        yield base
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def is_up(base):
+    try:
+        return httpx.get(f"{base}/up", timeout=30).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def wait_until(is_so, why=lambda: "", seconds=60):
+    """A deadline for what hangs."""
+    end = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < end, why() or "it has not happened"
+        time.sleep(0.005)
+
+
+# ---- structured fields (RFC 9651): a list of strings with parameters ----
+
+KEY = re.compile(r"[a-z*][a-z0-9_.*-]*")
+NUMBER = re.compile(r"-?[0-9]{1,15}(?![0-9.])")
+STRING = re.compile(r'"((?:[ !#-\[\]-~]|\\["\\])*)"')
+
+
+def structured(field):
+    """[(string, {parameter: value}), …] of a field, which has to be well-formed to the last character."""
+    items, at = [], 0
+    while True:
+        name, at = value_of(field, at)
+        assert isinstance(name, str), field
+        parameters = {}
+        while field[at : at + 1] == ";":
+            at = re.compile(";[ ]*").match(field, at).end()
+            key = KEY.match(field, at)
+            assert key and key[0] not in parameters, field
+            assert field[key.end()] == "=", field
+            parameters[key[0]], at = value_of(field, key.end() + 1)
+        items.append((name, parameters))
+        if at == len(field):
+            assert len({name for name, _ in items}) == len(items), field
+            return items
+        comma = re.compile("[ \t]*,[ \t]*(?=.)").match(field, at)
+        assert comma, field
+        at = comma.end()
+
+
+def value_of(field, at):
+    if string := STRING.match(field, at):
+        return re.sub(r"\\(.)", r"\1", string[1]), string.end()
+    number = NUMBER.match(field, at)
+    assert number, f"{field!r} at {at}"
+    return int(number[0]), number.end()
+
+
+def fields(response):
+    """What a response says: its policies and its states, by name."""
+    policies, states = (structured(response.headers[name]) for name in ("RateLimit-Policy", "RateLimit"))
+    return dict(policies), dict(states)

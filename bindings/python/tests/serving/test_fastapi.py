@@ -1,0 +1,155 @@
+"""Limits of routes, in FastAPI and Starlette, under uvicorn."""
+
+import threading
+
+import httpx
+from fastapi import APIRouter, Depends, FastAPI, HTTPException
+from fastapi.responses import PlainTextResponse, StreamingResponse
+from servers import asgi, fields, wait_until
+from starlette.applications import Starlette
+from starlette.endpoints import HTTPEndpoint
+from starlette.requests import Request
+from starlette.routing import Route
+
+from workglow_limit import ConcurrencyLimiter, RateLimiter, Store
+from workglow_limit.fastapi import Limit, LimitMiddleware, RouteLimit, limit
+
+
+def rate(n, name):
+    return RateLimiter(Store("memory:"), name, max_executions=n, window_size_in_seconds=60)
+
+
+def statuses(base, path, n):
+    return [httpx.get(f"{base}{path}").status_code for _ in range(n)]
+
+
+def test_dependencies():
+    app = FastAPI()
+    of_app, searches, of_router = rate(5, "app"), rate(2, "searches"), rate(1, "router")
+    app.add_middleware(LimitMiddleware, limits=[Limit(of_app, key="address")], exempt=["/free"])
+    by_user = Limit(searches, key=lambda request: request.query_params.get("user"))
+
+    @app.get("/search", dependencies=[Depends(RouteLimit(by_user))])
+    def search():
+        return {"found": []}
+
+    @app.get("/response", dependencies=[Depends(RouteLimit(Limit(rate(1, "response"))))])
+    async def response():
+        return PlainTextResponse("mine")
+
+    @app.get("/free", dependencies=[Depends(RouteLimit(by_user))])
+    async def free():
+        return "free"
+
+    router = APIRouter(dependencies=[Depends(RouteLimit(Limit(of_router)))])
+
+    @router.get("/routed")
+    async def routed():
+        return "routed"
+
+    app.include_router(router)
+    with asgi(app) as base:
+        first = httpx.get(f"{base}/search?user=ann")
+        assert fields(first) == (
+            {"app": {"q": 5, "w": 60}, "searches": {"q": 2, "w": 60}},
+            {"app": {"r": 4, "t": 60}, "searches": {"r": 1, "t": 60}},
+        )
+        assert statuses(base, "/search?user=ann", 3) == [200, 429, 429]
+        refused = httpx.get(f"{base}/search?user=ann")
+        assert refused.headers["Content-Type"] == "application/problem+json"
+        assert refused.json()["violated-policies"] == ["searches"] and set(fields(refused)[0]) == {"app", "searches"}
+        # A route's refusal consumes nothing of the app's limit either.
+        assert of_app.peek("127.0.0.1").remaining == 3
+        assert set(fields(httpx.get(f"{base}/response"))[0]) == {"app", "response"}
+        assert statuses(base, "/free?user=ann", 9) == [200] * 9
+        assert statuses(base, "/routed", 2) == [200, 429]
+        assert statuses(base, "/search?user=bob", 2) == [200, 429]  # The app's, now.
+
+
+def test_a_dependency_without_the_middleware_says_so():
+    app, errors = FastAPI(), []
+
+    @app.get("/", dependencies=[Depends(RouteLimit(Limit(rate(1, "a"))))])
+    def root():
+        return 1
+
+    @app.exception_handler(RuntimeError)
+    async def handler(request, error):
+        errors.append(str(error))
+        return PlainTextResponse("", 500)
+
+    with asgi(app) as base:
+        assert statuses(base, "/", 1) == [500]
+    assert errors == ["a route is limited without the middleware: app.add_middleware(LimitMiddleware)"]
+
+
+def test_a_route_holds_its_place_for_its_stream():
+    app, limiter, release = FastAPI(), ConcurrencyLimiter(1), threading.Event()
+    app.add_middleware(LimitMiddleware)
+
+    @app.get("/stream", dependencies=[Depends(RouteLimit(Limit(limiter)))])
+    def stream():
+        def parts():
+            yield "first"
+            assert release.wait(60)
+            yield "last"
+
+        return StreamingResponse(parts())
+
+    with asgi(app) as base:
+        with httpx.stream("GET", f"{base}/stream", timeout=60) as response:
+            body = response.iter_text()  # Nobody reads on, and it stays open.
+            assert next(body) == "first"
+            assert statuses(base, "/stream", 2) == [429, 429]
+            release.set()
+        wait_until(lambda: limiter.peek().remaining == 1)
+        assert statuses(base, "/stream", 1) == [200]
+
+
+def test_routes_that_fail_need_not_count():
+    app = FastAPI()
+    app.add_middleware(LimitMiddleware)
+
+    @app.get("/{status}", dependencies=[Depends(RouteLimit(Limit(rate(1, "a"), skip_failed=True)))])
+    def fail(status: int):
+        if status != 200:
+            raise HTTPException(status)
+
+    with asgi(app) as base:
+        assert [httpx.get(f"{base}/{n}").status_code for n in (404, 500, 200, 200)] == [404, 500, 200, 429]
+
+
+def test_starlette_endpoints():
+    @limit(Limit(rate(1, "function")))
+    async def function(request):
+        return PlainTextResponse("function")
+
+    @limit(Limit(rate(1, "thread")))
+    def in_a_thread(request):
+        return PlainTextResponse(threading.current_thread().name)
+
+    class Endpoint(HTTPEndpoint):
+        @limit(Limit(rate(1, "method"), key="address"))
+        async def get(self, request):
+            return PlainTextResponse("method")
+
+    app = Starlette(routes=[Route("/function", function), Route("/thread", in_a_thread), Route("/method", Endpoint)])
+    app.add_middleware(LimitMiddleware)
+    with asgi(app) as base:
+        for path in "/function", "/method":
+            assert statuses(base, path, 2) == [200, 429]
+        assert "AnyIO" in httpx.get(f"{base}/thread").text and statuses(base, "/thread", 1) == [429]
+
+
+def test_decorated_functions_of_fastapi():
+    app = FastAPI()
+    app.add_middleware(LimitMiddleware)
+
+    @app.get("/{n}")
+    @limit(Limit(rate(1, "a"), key=lambda request: request.path_params["n"]))
+    async def numbered(n: int, request: Request):
+        return n
+
+    with asgi(app) as base:
+        assert [statuses(base, f"/{n}", 2) for n in (1, 2)] == [[200, 429]] * 2
+        assert httpx.get(f"{base}/x").status_code == 422

@@ -1,0 +1,102 @@
+"""A store that does not answer holds up nobody but those who need it."""
+
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
+
+import httpx
+import pytest
+from servers import asgi, wait_until
+from starlette.applications import Starlette
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+
+from workglow_limit import ConcurrencyLimiter, RateLimiter, Store
+from workglow_limit.fastapi import Limit, LimitMiddleware, limit
+
+
+HOLD = """
+import sqlite3, sys
+sqlite3.connect(sys.argv[1], isolation_level=None).execute("BEGIN EXCLUSIVE")
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def locked(path):
+    """A stranger has the whole database. In a process of its own: what SQLite locks here ends with the next file that is closed."""
+    stranger = subprocess.Popen([sys.executable, "-c", HOLD, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert stranger.stdout.readline() == "held\n"
+    try:
+        yield
+    finally:
+        stranger.communicate()
+
+
+def routes(**limits):
+    def route(name, one):
+        @limit(one)
+        async def endpoint(request):
+            return PlainTextResponse(name)
+
+        return Route(f"/{name}", endpoint)
+
+    app = Starlette(routes=[route(name, one) for name, one in limits.items()])
+    app.add_middleware(LimitMiddleware)
+    return app
+
+
+def rate(store):
+    """With durability="commit" each start of so long a window is in the database before it is told: it needs that."""
+    return Limit(RateLimiter(store, "jobs", max_executions=1000, window_size_in_seconds=3600), key="address")
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "redis"])
+def test_other_routes_go_on(kind, request, tmp_path):
+    other = Store(request.getfixturevalue("server").url)
+    if kind == "sqlite":
+        stuck = Store(f"sqlite:{tmp_path}/stuck.db", timeout=100, durability="commit")
+        stuck.open()
+        standstill = locked(tmp_path / "stuck.db")
+    else:
+        redis = request.getfixturevalue("server_of_its_own")
+        stuck = Store(redis.url, timeout=100)
+        rate(stuck).limiter.decide()
+        standstill = redis.stopped()
+    free = rate(Store(f"sqlite:{tmp_path}/free.db")), rate(other)
+    app = routes(stuck=rate(stuck), free=free[0], other=free[1])
+    with asgi(app) as base, ThreadPoolExecutor(40) as pool:
+        with standstill:
+            # More than a loop's executor has threads.
+            waiting = [pool.submit(httpx.get, f"{base}/stuck", timeout=100) for _ in range(40)]
+            answered = [httpx.get(f"{base}/{path}", timeout=60) for path in ("free", "other") * 20]
+            assert [response.status_code for response in answered] == [200] * 40
+            assert not any(one.done() for one in waiting)
+        wait(waiting, timeout=100)
+        assert [one.result().status_code for one in waiting] == [200] * 40
+
+
+def test_who_gives_up_holds_nothing(server_of_its_own):
+    """The clients go while Redis stands still: what they would have taken comes back."""
+    limiter = ConcurrencyLimiter(2, store=Store(server_of_its_own.url, timeout=100), name="jobs")
+    with limiter.acquire():
+        pass
+    with asgi(routes(stuck=Limit(limiter))) as base:
+        with server_of_its_own.stopped():
+            for _ in range(8):
+                with pytest.raises(httpx.ReadTimeout):
+                    httpx.get(f"{base}/stuck", timeout=0.1)
+        wait_until(lambda: limiter.peek().remaining == 2)
+        assert httpx.get(f"{base}/stuck", timeout=60).status_code == 200
+
+
+@pytest.mark.parametrize("on_error, status", [("raise", 500), ("deny", 429), ("admit", 200)])
+def test_what_a_store_does_that_cannot_be_reached(on_error, status, tmp_path):
+    store = Store(f"sqlite:{tmp_path}/stuck.db", timeout=0.01, durability="commit", on_error=on_error)
+    with asgi(routes(stuck=rate(store))) as base:
+        with locked(tmp_path / "stuck.db"):
+            response = httpx.get(f"{base}/stuck", timeout=60)
+    assert response.status_code == status
+    assert ("Retry-After" in response.headers) == (status == 429)

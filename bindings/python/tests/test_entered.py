@@ -1,0 +1,196 @@
+"""`with limiter:`, which waits for room without a key and completes at its end."""
+
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+
+import pytest
+
+from workglow_limit import AcquireTimeout, CompositeLimiter, ConcurrencyLimiter, NullLimiter, Permit, RateLimiter, Store
+
+
+def test_its_body_holds_a_permit():
+    limiter = ConcurrencyLimiter(2)
+    with limiter as permit:
+        assert isinstance(permit, Permit) and limiter.peek().remaining == 1
+        with limiter as inner:
+            assert inner is not permit and limiter.peek().remaining == 0
+        assert limiter.peek().remaining == 1 and "ended" not in repr(permit)
+    assert limiter.peek().remaining == 2
+    with pytest.raises(KeyError), limiter:
+        raise KeyError
+    assert limiter.peek().remaining == 2
+    with limiter as permit:
+        permit.cancel()
+    assert limiter.peek().remaining == 2
+
+
+def test_it_is_the_one_without_a_key(url):
+    with Store(url).limiter("jobs", "2/1h") as permit:
+        assert permit.started
+    limiter = RateLimiter(Store(url), "other", max_executions=2, window_size_in_seconds=3600)
+    both = CompositeLimiter([limiter, ConcurrencyLimiter(1)])
+    with both:
+        assert (limiter.peek().remaining, both.can_proceed(), both.can_proceed("k")) == (1, False, True)
+    assert both.can_proceed()
+
+
+def test_each_thread_leaves_with_its_own_permit():
+    limiter, turns = ConcurrencyLimiter(8), threading.Barrier(4, timeout=60)
+
+    def work(n):
+        with limiter as outer:
+            with limiter as inner:
+                turns.wait()  # All eight are held.
+                assert limiter.peek().remaining == 0
+                turns.wait()
+            ended = "ended" in repr(inner), "ended" in repr(outer)
+            turns.wait()  # None has left its outer one.
+            assert limiter.peek().remaining == 4
+            turns.wait()
+        return ended
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(work, range(4))) == [(True, False)] * 4
+    assert limiter.peek().remaining == 8
+
+
+def test_each_task_leaves_with_its_own_permit(url):
+    limiter = ConcurrencyLimiter(6, store=Store(url), name="jobs")
+
+    async def work(n):
+        async with limiter as outer:
+            async with limiter as inner:
+                await asyncio.sleep(0)
+                assert outer.fence != inner.fence
+            # Others entered later, and one left before.
+            assert "ended" in repr(inner) and "ended" not in repr(outer)
+            await asyncio.sleep(n % 3 / 1000)
+            outer.renew()
+        assert "ended" in repr(outer)
+
+    async def main():
+        for _ in range(5):
+            await asyncio.gather(*(work(n) for n in range(3)))
+        with limiter:  # This waits for nobody here.
+            async with limiter:
+                assert limiter.peek().remaining == 4
+
+    asyncio.run(main(), debug=True)
+    assert limiter.peek().remaining == 6
+
+
+def test_many_wait_to_enter_and_the_limit_holds():
+    limiter, running, most = ConcurrencyLimiter(3), 0, 0
+
+    async def work():
+        nonlocal running, most
+        async with limiter:
+            running += 1
+            most = max(most, running)
+            await asyncio.sleep(0)
+            running -= 1
+
+    async def main():
+        await asyncio.gather(*(work() for _ in range(60)))
+
+    asyncio.run(main())
+    assert (most, limiter.peek().remaining) == (3, 3)
+
+
+def test_who_is_cancelled_has_not_entered():
+    limiter = ConcurrencyLimiter(1)
+
+    async def enter():
+        async with limiter:
+            pytest.fail("there was no room")
+
+    async def main():
+        async with limiter:
+            waiter = asyncio.create_task(enter())
+            await asyncio.sleep(0.01)
+            waiter.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiter
+            assert limiter.peek().remaining == 0
+        assert limiter.peek().remaining == 1
+
+    asyncio.run(main())
+
+
+def test_another_thread_or_task_may_leave():
+    # As frameworks do whose dependencies are generators.
+    limiter = ConcurrencyLimiter(2)
+    with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as other:
+        one.submit(limiter.__enter__).result()
+        with limiter as permit:
+            other.submit(limiter.__exit__, None, None, None).result()
+            assert limiter.peek().remaining == 1
+        assert "ended" in repr(permit) or limiter.peek().remaining == 2
+    assert limiter.peek().remaining == 2
+
+    async def main():
+        await asyncio.create_task(limiter.__aenter__())
+        await asyncio.create_task(limiter.__aexit__(None, None, None))
+
+    asyncio.run(main())
+    assert limiter.peek().remaining == 2
+
+
+def test_generators_that_are_interleaved_hold_as_many_as_are_in_their_bodies():
+    limiter = ConcurrencyLimiter(3)
+
+    def body():
+        with limiter:
+            yield
+
+    first, second = body(), body()
+    next(first), next(second)
+    first.close()
+    assert limiter.peek().remaining == 2
+    with ExitStack() as stack:
+        stack.enter_context(limiter)
+        second.close()
+        assert limiter.peek().remaining == 2
+    assert limiter.peek().remaining == 3
+
+
+def test_who_has_not_entered_cannot_leave():
+    with pytest.raises(RuntimeError, match="^the limiter is left, and was not entered$"):
+        NullLimiter().__exit__(None, None, None)
+    with pytest.raises(RuntimeError, match="not entered"):
+        NullLimiter().__aexit__(None, None, None)
+
+
+def test_an_error_is_raised_where_it_is_entered(tmp_path):
+    limiter = Store(f"sqlite:{tmp_path}/no/x.db").limiter("jobs", "1/1h")
+    with pytest.raises(OSError, match="/no"), limiter:
+        pytest.fail("it was not entered")
+    with pytest.raises(RuntimeError, match="not entered"):
+        limiter.__exit__(None, None, None)
+
+
+def test_wrap_is_the_decorator_of_a_function_that_is_not_yours():
+    limiter = Store("memory:").limiter("jobs", "3/1h")
+    call = limiter.wrap(str.upper, key=lambda text: text, timeout=0)
+    assert (call("a"), call.__name__) == ("A", "upper")
+    assert limiter.peek("a").remaining == 2
+
+    def ask(tenant, tokens=1):
+        return f"{tenant}: {tokens}"
+
+    asked = limiter.wrap(ask, "tenant", "tokens", 0)
+    assert (asked("b", 2), asked("b")) == ("b: 2", "b: 1")
+    with pytest.raises(AcquireTimeout):
+        asked(tenant="b")
+    with pytest.raises(ValueError, match="^key is 'model': expected an argument of the function: tenant, tokens$"):
+        limiter.wrap(ask, key="model")
+    with pytest.raises(TypeError, match="^5 is no function"):
+        limiter.wrap(5)
+
+    async def later(tenant):
+        return tenant
+
+    assert asyncio.run(limiter.wrap(later, "tenant")("c")) == "c"
+    assert limiter.peek("c").remaining == 2

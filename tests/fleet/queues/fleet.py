@@ -1,0 +1,251 @@
+"""Two real workers of a queue on a real broker, what sends to them, and what they wrote down."""
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import NamedTuple
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[2]
+BIN = Path(sys.executable).parent
+sys.path.append(str(ROOT / "examples/fleet"))
+
+PATIENCE = 60  # seconds until what does not get ready is taken for stuck
+WORKERS = 2
+RABBITMQ = "/usr/lib/rabbitmq/bin/rabbitmq-server"  # Debian's own; the one on the PATH changes to another user
+
+#: How a worker of each queue is started, with ours and with what others use.
+COMMANDS = {
+    "dramatiq": lambda who, broker: [BIN / "dramatiq", "dramatiq_jobs", "--processes", "1", "--threads", "4"],
+    "rq": lambda who, broker: [
+        BIN / "rq", "worker", "--url", broker, "--quiet", "--path", HERE, "--config", "rq_settings", "fleet",
+        *(["--worker-class", "workglow_limit.rq.LimitedWorker"] if who == "ours" else ["--with-scheduler"]),
+    ],
+    "arq": lambda who, broker: [BIN / "arq", "arq_jobs.WorkerSettings"],
+    "taskiq": lambda who, broker: [BIN / "taskiq", "worker", "taskiq_jobs:broker", "--workers", "1", "--max-async-tasks", "10"],
+}  # fmt: skip
+
+
+class Start(NamedTuple):
+    a: int
+    b: int
+    attempts: int
+    worker: str
+    process: int
+
+
+class Log:
+    """What all processes have written so far."""
+
+    def __init__(self, path):
+        self.starts, self.ends, self.limited, self.is_sending = defaultdict(list), {}, 0, False
+        for line in path.read_text().splitlines() if path.exists() else ():
+            match line.split():
+                case ["started", job, a, b, attempts, worker, process]:
+                    self.starts[job].append(Start(int(a), int(b), int(attempts), worker, int(process)))
+                case ["ended", job, at]:
+                    self.ends[job] = int(at)
+                case ["limited", *_]:
+                    self.limited += 1
+                case ["sender"]:
+                    self.is_sending = True
+
+    @property
+    def ended(self):
+        return self.ends.keys()
+
+
+@contextlib.contextmanager
+def redis(folder):
+    command = [sys.executable, HERE.parent / "redis.py", folder]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            url = server.stdout.readline().strip()
+            if not url:
+                raise SystemExit(f"no Redis: see above, or {folder / 'redis.log'}")
+            yield url
+        finally:
+            server.stdin.close()
+
+
+def free_ports(count):
+    with contextlib.ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [probe.getsockname()[1] for probe in probes]
+
+
+@contextlib.contextmanager
+def serving(command, port, greeting, folder, environment):
+    """A server that has answered on its port, and is gone with all its processes afterwards."""
+    log = folder / f"{Path(command[0]).name}.log"
+    with log.open("wb") as file:
+        server = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=os.environ | environment, start_new_session=True
+        )
+    try:
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1) as connection:
+                connection.sendall(greeting)
+                if not greeting or connection.recv(1):
+                    break
+            if server.poll() is not None or time.monotonic() > deadline:
+                raise SystemExit(f"{command[0]} does not answer: {log}")
+            time.sleep(0.1)
+        yield
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(server.pid, signal.SIGKILL)
+        server.wait()
+
+
+@contextlib.contextmanager
+def rabbitmq(folder):
+    """A RabbitMQ of its own, on free ports, which keeps what it has in `folder`."""
+    port, distribution, mapper = free_ports(3)
+    home = folder / "rabbitmq"
+    home.mkdir()
+    (home / "plugins").write_text("[].\n")
+    environment = {
+        "HOME": str(home),
+        "RABBITMQ_NODENAME": f"fleet{port}@localhost",
+        "RABBITMQ_NODE_PORT": str(port),
+        "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1",
+        "RABBITMQ_DIST_PORT": str(distribution),
+        "RABBITMQ_MNESIA_BASE": str(home),
+        "RABBITMQ_LOG_BASE": str(home),
+        "RABBITMQ_PID_FILE": str(home / "pid"),
+        "RABBITMQ_ENABLED_PLUGINS_FILE": str(home / "plugins"),
+        "RABBITMQ_CONFIG_FILE": str(home / "none"),
+        "ERL_EPMD_PORT": str(mapper),
+    }
+    # Erlang would start its port mapper as a daemon, which outlives the server.
+    mapped = ["epmd", "-port", str(mapper), "-address", "127.0.0.1"]
+    with (
+        serving(mapped, mapper, b"", folder, environment),
+        serving([RABBITMQ], port, b"AMQP\x00\x00\x09\x01", folder, environment),
+    ):
+        yield f"amqp://guest:guest@127.0.0.1:{port}"
+
+
+def has_rabbitmq():
+    return Path(RABBITMQ).exists()
+
+
+class Fleet:
+    """Two workers of one queue, and a process that sends to them."""
+
+    def __init__(self, folder, queue, who, broker, redis_url, *, limit, window, policy=None, job_seconds=0.02, plant=False):
+        self.folder, self._stack = folder, contextlib.ExitStack()
+        policy = policy or f"{limit}/{window}s"
+        environment = os.environ | {
+            "FLEET_FOLDER": str(folder),
+            "FLEET_WHO": who,
+            "FLEET_BROKER": broker,
+            "FLEET_REDIS": redis_url,
+            "FLEET_LIMIT": str(limit),
+            "FLEET_WINDOW": str(window),
+            "FLEET_POLICY": policy,
+            "FLEET_JOB_SECONDS": str(job_seconds),
+            "FLEET_STORE": "memory:" if plant else f"sqlite:{folder}/limits.db",
+            "PYTHONPATH": str(HERE),
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
+        self.workers = []
+        with contextlib.ExitStack() as stack:
+            for number in range(WORKERS):
+                self.workers.append(self._start(COMMANDS[queue](who, broker), f"worker{number}", environment, stack))
+            self._sender = self._start([sys.executable, f"{queue}_jobs.py"], "sender", environment, stack, stdin=subprocess.PIPE)
+            self._stack = stack.pop_all()
+
+    def _start(self, command, name, environment, stack, stdin=subprocess.DEVNULL):
+        with open(self.folder / f"{name}.err", "wb") as errors:
+            process = subprocess.Popen(
+                list(map(str, command)), cwd=HERE, env=environment, stdin=stdin, stdout=errors, stderr=errors,
+                start_new_session=True,
+            )  # fmt: skip
+        stack.callback(self._end, process)
+        return process
+
+    @staticmethod
+    def _end(process):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        if process.stdin:
+            process.stdin.close()
+
+    def __enter__(self):
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._stack.close)
+            self._wait_until_ready()
+            stack.pop_all()
+        return self
+
+    def __exit__(self, *_):
+        self._stack.close()
+
+    def _wait_until_ready(self):
+        """Until both workers have done a job that is not limited."""
+        sent = time.monotonic()
+        for number in range(int(PATIENCE / 0.1)):
+            log = self.log()
+            if len({starts[0].worker for job, starts in log.starts.items() if job.startswith("warm")}) == WORKERS:
+                return
+            ended = [process for process in (*self.workers, self._sender) if process.poll() is not None]
+            if ended or time.monotonic() > sent + PATIENCE:
+                break
+            if log.is_sending:
+                for part in range(4):
+                    self.send("free", f"warm-{number}-{part}")
+            time.sleep(0.1)
+        raise SystemExit(f"the workers ended, or are not ready after {PATIENCE} s: {self.errors()}")
+
+    def errors(self):
+        return "\n".join(f"--- {path} ---\n{path.read_text(errors='replace')[-3000:]}" for path in self.folder.glob("*.err"))
+
+    def send(self, kind, name):
+        self._sender.stdin.write(f"{kind} {name}\n".encode())
+        self._sender.stdin.flush()
+
+    def kill_that_ran(self, job):
+        """SIGKILL: the worker that runs this job is gone, with all its processes. (A work horse of RQ's has its own group.)"""
+        process = self.log().starts[job][0].process
+        worker = next(worker for worker in self.workers if os.getsid(worker.pid) == os.getsid(process))
+        for child in (process, worker.pid):
+            os.killpg(os.getpgid(child), signal.SIGKILL)
+        worker.wait()
+
+    def log(self):
+        return Log(self.folder / "log")
+
+    def wait(self, condition, seconds=PATIENCE, meanwhile=lambda: None):
+        """The log as soon as the condition holds for it, and at the latest after so many seconds."""
+        deadline = time.monotonic() + seconds
+        while True:
+            late = time.monotonic() > deadline
+            log = self.log()
+            if condition(log) or late:
+                return log
+            meanwhile()
+            time.sleep(0.02)
+
+
+@contextlib.contextmanager
+def fleet(folder, queue, who, broker="redis", **options):
+    """A fleet on a broker of its own."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    with contextlib.ExitStack() as stack:
+        redis_url = stack.enter_context(redis(folder))
+        broker_url = redis_url if broker == "redis" else stack.enter_context(rabbitmq(folder))
+        yield stack.enter_context(Fleet(folder, queue, who, broker_url, redis_url, **options))
