@@ -14,7 +14,7 @@ use workglow_limit::Error;
 
 /// Awaited, it is the permit; entered by `async with`, the permit that ends with the body.
 ///
-/// It starts at once if there is room and nobody waits. Otherwise it is the coroutine of `_aio.py`.
+/// It starts at once if there is room and nobody waits. Otherwise it is the coroutine of `_loops`.
 #[pyclass(module = "workglow_limit._native")]
 pub struct Acquiring {
     state: State,
@@ -42,7 +42,7 @@ impl Acquiring {
         static ACQUIRE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
         match mem::replace(&mut self.state, State::Over) {
             State::New(waiter) => {
-                let steps = ACQUIRE.import(py, "workglow_limit._aio", "acquire")?.call1((waiter,))?;
+                let steps = ACQUIRE.import(py, "workglow_limit._loops", "acquire")?.call1((waiter,))?;
                 self.state = State::Waits(steps.unbind());
             }
             other => self.state = other,

@@ -1,11 +1,11 @@
-//! One call for asyncio, which waits for nothing on the event loop: what `_aio.py` drives.
+//! One call for an event loop, which waits for nothing there: what `_loops` drives.
 
 use crate::decision::Decision;
 use crate::error::raised;
 use crate::hooks;
 use crate::limiter::Node;
 use crate::permit::{End, Permit};
-use crate::waiting::wait as may_wait;
+use crate::waiting::wait_here;
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -47,7 +47,7 @@ pub fn end(py: Python<'_>, permit: Py<Permit>, end: End) -> PyResult<Bound<'_, P
 
 fn coroutine(py: Python<'_>, question: Question) -> PyResult<Bound<'_, PyAny>> {
     static ASK: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
-    ASK.import(py, "workglow_limit._aio", "ask")?.call1((Asked(question),))
+    ASK.import(py, "workglow_limit._loops", "ask")?.call1((Asked(question),))
 }
 
 #[pymethods]
@@ -79,7 +79,7 @@ impl Asked {
 }
 
 fn go<R: Send>(py: Python<'_>, wait: bool, call: impl FnOnce() -> Result<R> + Send) -> Result<R> {
-    if wait { may_wait(py, call) } else { call() }
+    if wait { wait_here(py, call) } else { call() }
 }
 
 fn done<R>(py: Python<'_>, answer: Result<R>, make: impl FnOnce(R) -> PyResult<Py<PyAny>>) -> PyResult<Py<PyAny>> {

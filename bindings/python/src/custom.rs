@@ -118,7 +118,20 @@ impl workglow_limit::Custom for Custom {
 
 thread_local! {
     /// What was raised in calls of this thread, beside the text that the core's error has of it.
-    static RAISED: RefCell<Vec<(String, PyErr)>> = const { RefCell::new(Vec::new()) };
+    static RAISED: RefCell<Raised> = const { RefCell::new(Vec::new()) };
+}
+
+/// Exceptions of limiters written in Python, by their texts.
+pub type Raised = Vec<(String, PyErr)>;
+
+/// Takes away what was raised in calls of this thread.
+pub fn take() -> Raised {
+    RAISED.take()
+}
+
+/// Lets this thread have raised it.
+pub fn put(raised: Raised) {
+    RAISED.with_borrow_mut(|here| here.extend(raised));
 }
 
 /// The exception behind an error of the core, which is the last that this thread asks for: the others are forgotten.

@@ -1,13 +1,13 @@
 //! The permits of `with limiter:`, which stay here until its body ends.
 
 use crate::permit::Permit;
-use crate::waiting::running_loop;
+use crate::waiting::who;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// A stack of permits for each thread, and for each task of an event loop.
+/// A stack of permits for each thread, greenlet, and task of an event loop.
 ///
 /// The mutex is only held while Python's lock is, and never while Python code runs: so nobody waits for the two in another order,
 /// and no fork meets it locked.
@@ -26,8 +26,7 @@ impl Entered {
 }
 
 impl Entered {
-    pub fn enter(&self, py: Python<'_>, permit: Permit) -> PyResult<Py<Permit>> {
-        let permit = permit.into_pyobject(py)?.unbind();
+    pub fn enter(&self, py: Python<'_>, permit: Py<Permit>) -> PyResult<Py<Permit>> {
         self.push(py, permit.clone_ref(py))?;
         Ok(permit)
     }
@@ -48,15 +47,4 @@ impl Entered {
         }
         Ok(permit)
     }
-}
-
-/// A number of the current task or thread (with gevent: of the greenlet), which no other has at the same time.
-fn who(py: Python<'_>) -> PyResult<usize> {
-    if let Some(running) = running_loop(py) {
-        let task = py.import("asyncio")?.call_method1("current_task", (running,))?;
-        if !task.is_none() {
-            return Ok(task.as_ptr() as usize);
-        }
-    }
-    py.import("threading")?.call_method0("get_ident")?.extract()
 }

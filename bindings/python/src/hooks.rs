@@ -14,7 +14,8 @@ const WORDS: [(&str, Happening); 3] = [
     ("store_error", Happening::StoreError),
 ];
 
-type Pending = Vec<(Arc<Py<PyAny>>, Event)>;
+/// What hooks have still to be told.
+pub type Pending = Vec<(Arc<Py<PyAny>>, Event)>;
 
 thread_local! {
     static IS_PENDING: Cell<bool> = const { Cell::new(false) };
@@ -70,9 +71,17 @@ pub fn forget() {
     drop(take());
 }
 
-fn take() -> Pending {
-    IS_PENDING.set(false);
-    PENDING.take()
+/// Takes away what hooks have not been told yet.
+pub fn take() -> Pending {
+    if IS_PENDING.replace(false) { PENDING.take() } else { Vec::new() }
+}
+
+/// Leaves it to this thread to tell them.
+pub fn put(pending: Pending) {
+    if !pending.is_empty() {
+        IS_PENDING.set(true);
+        PENDING.with_borrow_mut(|here| here.extend(pending));
+    }
 }
 
 /// The core's answer for Python, after the hooks have heard of it.

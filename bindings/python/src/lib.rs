@@ -8,6 +8,7 @@ mod clock;
 mod composite;
 mod custom;
 mod decision;
+mod elsewhere;
 mod entered;
 mod error;
 mod family;
@@ -36,6 +37,7 @@ mod _native {
         clock::ManualClock,
         composite::CompositeLimiter,
         decision::Decision,
+        elsewhere::call_elsewhere,
         entered::Entered,
         family::{
             ConcurrencyLimiter, DelayLimiter, EvenlySpacedRateLimiter, FixedWindowLimiter, LeakyBucketLimiter,

@@ -5,6 +5,7 @@ use crate::argument::{self, instant, quoting, quoting_given, seconds};
 use crate::asking::{self, What};
 use crate::by_hand::{self, Signature};
 use crate::decision::Decision;
+use crate::elsewhere;
 use crate::entered::Entered;
 use crate::error::{expired, raised};
 use crate::hooks;
@@ -12,16 +13,16 @@ use crate::line::Waiter;
 use crate::origin::Origin;
 use crate::permit::{self, End, Permit, Place};
 use crate::stats::Stats;
-use crate::waiting::{running_loop, try_first, wait};
+use crate::waiting::{Here, wait, wait_here, wait_or_undo};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyCFunction, PyDict, PyString, PyTuple};
 use std::ffi::CStr;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
-use workglow_limit::{Attempt, MayWait, Presented, RawPermit, Reserved, Seat, Step};
+use workglow_limit::{Attempt, Error, MayWait, Presented, RawPermit, Reserved, Seat, Step, fork_generation};
 
 /// The main thread sleeps no longer than this in `acquire` before it looks whether a signal (Ctrl-C) has arrived.
 const SLICE: Duration = Duration::from_millis(100);
@@ -29,13 +30,15 @@ const SLICE: Duration = Duration::from_millis(100);
 /// One limiter: what its Python object, its permits and the composites around it share.
 pub struct Node {
     pub core: Arc<dyn workglow_limit::Limiter>,
-    /// An event loop's executor looks after its stores.
+    /// A thread of `elsewhere` looks after its stores.
     is_looked_after: AtomicBool,
     is_composite: bool,
     /// May its permits hold something? Those of a limit that is only a matter of time do not.
     may_hold: bool,
-    /// The lines of those who wait for it in event loops, by their loops: see `_aio.py`. Without a loop where nobody waits.
+    /// The lines of those who wait for it in event loops, by their loops: see `_loops`. Without a loop where nobody waits.
     lines: OnceLock<Py<PyDict>>,
+    /// The process that they are of.
+    lines_of: AtomicU64,
 }
 
 impl Node {
@@ -43,7 +46,8 @@ impl Node {
         let is_composite = core.depth() > 0;
         let may_hold = is_composite || !core.has_places();
         let (is_looked_after, lines) = (AtomicBool::new(false), OnceLock::new());
-        Arc::new(Node { core, is_looked_after, is_composite, may_hold, lines })
+        let lines_of = AtomicU64::new(fork_generation());
+        Arc::new(Node { core, is_looked_after, is_composite, may_hold, lines, lines_of })
     }
 
     /// Is its time a test's?
@@ -51,9 +55,14 @@ impl Node {
         self.core.manual_clock().is_some()
     }
 
-    /// The lines of its event loops.
+    /// The lines of its event loops. A forked child has none of its parent's.
     pub fn lines(&self, py: Python<'_>) -> &Py<PyDict> {
-        self.lines.get_or_init(|| PyDict::new(py).unbind())
+        let lines = self.lines.get_or_init(|| PyDict::new(py).unbind());
+        let generation = fork_generation();
+        if self.lines_of.swap(generation, Relaxed) != generation {
+            lines.bind(py).clear();
+        }
+        lines
     }
 
     /// Has anybody ever waited for it in an event loop?
@@ -84,26 +93,62 @@ impl Node {
         }
     }
 
-    /// Makes a decision: with the GIL, unless it has to wait for something.
+    /// Makes a decision under a key: with the GIL, unless it has to wait for something. To let others have the GIL would cost more
+    /// than a decision.
     #[inline]
-    pub fn decide<R: Send>(
+    pub fn decide<R: Send + 'static>(
         self: &Arc<Self>,
         py: Python<'_>,
-        decide: impl FnMut(&dyn workglow_limit::Limiter) -> workglow_limit::Result<R> + Send,
+        key: &str,
+        decide: impl Fn(&dyn workglow_limit::Limiter, &str) -> workglow_limit::Result<R> + Send + 'static,
     ) -> PyResult<R> {
-        hooks::told(py, self.answer(py, decide), raised)
+        hooks::told(py, self.ask(py, key, decide, |_, _| ())?, raised)
     }
 
-    /// The same, which hooks have still to be told of.
+    /// The same, which hooks have still to be told of. `undo` is for an answer that nobody waits for any more.
     #[inline(always)]
-    fn answer<R: Send>(
+    pub fn ask<R: Send + 'static>(
         self: &Arc<Self>,
         py: Python<'_>,
-        mut decide: impl FnMut(&dyn workglow_limit::Limiter) -> workglow_limit::Result<R> + Send,
-    ) -> workglow_limit::Result<R> {
-        let answer = try_first(py, || decide(&*self.core));
+        key: &str,
+        call: impl Fn(&dyn workglow_limit::Limiter, &str) -> workglow_limit::Result<R> + Send + 'static,
+        undo: impl Fn(&dyn workglow_limit::Limiter, R) + Send + Sync + 'static,
+    ) -> PyResult<workglow_limit::Result<R>> {
+        let mut answer = call(&*self.core, key);
+        if let Err(Error::WouldWait) = answer {
+            answer = self.wait_or_undo(py, key, call, undo)?;
+        }
         self.look_after(py);
-        answer
+        Ok(answer)
+    }
+
+    /// Makes a call, of a key or a text, that may well have to wait.
+    pub fn wait<R: Send + 'static>(
+        self: &Arc<Self>,
+        py: Python<'_>,
+        key: &str,
+        call: impl FnOnce(&dyn workglow_limit::Limiter, &str) -> R + Send + 'static,
+    ) -> PyResult<R> {
+        let (node, owned) = (self.clone(), Box::<str>::from(key));
+        wait(py, move || call(&*node.core, &owned))
+    }
+
+    #[cold]
+    fn wait_or_undo<R: Send + 'static>(
+        self: &Arc<Self>,
+        py: Python<'_>,
+        key: &str,
+        call: impl FnOnce(&dyn workglow_limit::Limiter, &str) -> workglow_limit::Result<R> + Send + 'static,
+        undo: impl Fn(&dyn workglow_limit::Limiter, R) + Send + Sync + 'static,
+    ) -> PyResult<workglow_limit::Result<R>> {
+        let (node, owned) = (self.clone(), Box::<str>::from(key));
+        let there = self.clone();
+        let undo = move |answer: workglow_limit::Result<R>| {
+            if let Ok(answer) = answer {
+                MayWait::UntilTimeout.during(|| undo(&*there.core, answer));
+            }
+        };
+        wait_or_undo(py, move || call(&*node.core, &owned), undo)
     }
 
     /// Lets its stores do what decisions left to do.
@@ -114,22 +159,22 @@ impl Node {
         }
     }
 
-    /// Without the GIL, and not on an event loop.
+    /// Without the GIL, and not in an event loop or a greenlet.
     #[cold]
     fn look_after_stores(self: &Arc<Self>, py: Python<'_>) {
-        let Some(running) = running_loop(py) else { return wait(py, || self.core.look_after()) };
+        if let Here::Thread = Here::of(py) {
+            return py.detach(|| MayWait::UntilTimeout.during(|| self.core.look_after()));
+        }
         if self.is_looked_after.swap(true, Relaxed) {
             return;
         }
         let node = self.clone();
-        let look = move |call: &Bound<'_, PyTuple>, _: Option<&Bound<'_, PyDict>>| {
-            call.py().detach(|| MayWait::UntilTimeout.during(|| node.core.look_after()));
+        let sent = elsewhere::send(move || {
+            MayWait::UntilTimeout.during(|| node.core.look_after());
             node.is_looked_after.store(false, Relaxed);
-        };
-        let sent = PyCFunction::new_closure(py, None, None, look)
-            .and_then(|look| running.call_method1("run_in_executor", (py.None(), look)));
+        });
         if sent.is_err() {
-            // The loop is about to end. It stays due.
+            // There is no thread for it. It stays due.
             self.is_looked_after.store(false, Relaxed);
         }
     }
@@ -169,7 +214,7 @@ impl Limiter {
         let slice = if is_main || self.node.is_manual() { SLICE } else { Duration::MAX };
         loop {
             py.check_signals()?;
-            let step = wait(py, || {
+            let step = wait_here(py, || {
                 seat.sleep(core, slice);
                 seat.step(core)
             });
@@ -202,7 +247,11 @@ unsafe extern "C" fn try_acquire(
         let weight = weight.map_or(Ok(1), |weight| argument::weight(&weight))?;
         let node = &this.get().node;
         // It stays where the core has written it.
-        let answer = node.answer(py, |core| core.attempt(key, weight));
+        let mut answer = node.core.attempt(key, weight);
+        if let Err(Error::WouldWait) = answer {
+            answer = node.wait_or_undo(py, key, move |core, key| core.attempt(key, weight), give_back)?;
+        }
+        node.look_after(py);
         if let Ok(Attempt::Admitted(raw)) = &answer {
             hooks::deliver(py, None);
             return Permit::object(py, || Permit::with_key(node, *raw, key)).map(Bound::into_ptr);
@@ -211,6 +260,13 @@ unsafe extern "C" fn try_acquire(
     };
     // SAFETY: as above.
     unsafe { by_hand::answer(start) }
+}
+
+/// Nobody waits for this start any more.
+fn give_back(core: &dyn workglow_limit::Limiter, answer: Attempt) {
+    if let Attempt::Admitted(raw) = answer {
+        let _ = core.cancel(&raw);
+    }
 }
 
 /// Gives the class the methods that are written by hand.
@@ -248,7 +304,11 @@ impl Limiter {
         #[pyo3(from_py_with = argument::weight)] weight: u64,
     ) -> PyResult<Decision> {
         let key = key.unwrap_or_default();
-        Decision::new(py, &self.node, key, self.node.decide(py, |core| core.decide(key, weight))?)
+        let decide = move |core: &dyn workglow_limit::Limiter, key: &str| core.decide(key, weight);
+        let answer = self.node.ask(py, key, decide, |core, decision| {
+            decision.permit.map(|raw| core.cancel(&raw));
+        })?;
+        Decision::new(py, &self.node, key, hooks::told(py, answer, raised)?)
     }
 
     /// The decision that decide would give, without a permit. Records nothing. weight may be 0.
@@ -260,7 +320,7 @@ impl Limiter {
         #[pyo3(from_py_with = argument::weight_to_peek)] weight: u64,
     ) -> PyResult<Decision> {
         let key = key.unwrap_or_default();
-        Decision::new(py, &self.node, key, self.node.decide(py, |core| core.peek(key, weight))?)
+        Decision::new(py, &self.node, key, self.node.decide(py, key, move |core, key| core.peek(key, weight))?)
     }
 
     /// Waits for room, at most timeout seconds (None: as long as it takes), without the GIL; Ctrl-C interrupts it. Waiters
@@ -279,29 +339,48 @@ impl Limiter {
         #[pyo3(from_py_with = argument::patience)] timeout: Option<Duration>,
         #[pyo3(from_py_with = argument::priority)] priority: i32,
         place: Option<&Bound<'_, PyAny>>,
-    ) -> PyResult<Permit> {
+    ) -> PyResult<Py<Permit>> {
         let given = place.map(|place| Place::to_wait_with(place, key, weight)).transpose()?;
         let key = key.unwrap_or_default();
-        let place = given.as_ref().map(|place| place.raw(py, &self.node)).transpose()?;
         let core = &*self.node.core;
-        let mut seat = Seat::new(workglow_limit::Waiter { key, weight, priority, timeout, place });
-        // Without a line there is no lock that somebody may hold who wants the GIL.
-        if let Some(raw) = self.node.decide(py, |core| seat.start_at_once(core))? {
-            return Ok(Permit::with_key(&self.node, raw, key));
+        let object = |permit: Permit| permit.into_pyobject(py).map(Bound::unbind);
+        // A greenlet goes past nobody who waits in its hub; nor does a place, which waits there.
+        let asks_hub = given.is_some() || self.node.is_waited_for(py);
+        let mut here = if asks_hub { Here::of(py) } else { Here::Thread };
+        let mut seat = Seat::new(workglow_limit::Waiter { key, weight, priority, timeout, place: None });
+        if !matches!(here, Here::Hub(_)) {
+            if let Some(place) = &given {
+                let place = Some(place.raw(py, &self.node)?);
+                seat = Seat::new(workglow_limit::Waiter { key, weight, priority, timeout, place });
+            }
+            // Without a line there is no lock that somebody may hold who wants the GIL.
+            let started = hooks::told(py, seat.start_at_once(core), raised)?;
+            self.node.look_after(py);
+            if let Some(raw) = started {
+                return object(Permit::with_key(&self.node, raw, key));
+            }
         }
-        let first = hooks::told(py, wait(py, || seat.step(core)), raised)?;
+        if !asks_hub {
+            here = Here::of(py);
+        }
+        if let Here::Hub(hub) = here {
+            let waiter = Waiter::new(&self.node, key, weight);
+            let waiter = Waiter { priority, timeout, place: given, ..waiter };
+            return Ok(hub.call_method1("acquire", (waiter,))?.cast_into::<Permit>()?.unbind());
+        }
+        let first = hooks::told(py, wait_here(py, || seat.step(core)), raised)?;
         // From its first step on a place is the waiter's.
         given.inspect(Place::use_up);
         match first {
-            Step::Admitted(raw) => return Ok(Permit::with_key(&self.node, raw, key)),
+            Step::Admitted(raw) => return object(Permit::with_key(&self.node, raw, key)),
             Step::Expired(after) => return Err(expired(py, core.name(), after)),
             Step::Sleep(_) => {}
         }
         let permit = self.go_on(py, key, &mut seat);
         if permit.is_err() {
-            wait(py, || seat.leave(core));
+            wait_here(py, || seat.leave(core));
         }
-        permit
+        object(permit?)
     }
 
     /// The same for asyncio: await it for the permit, or `async with` it. A waiter that is cancelled holds no permit, and
@@ -370,7 +449,12 @@ impl Limiter {
     ) -> PyResult<Option<Permit>> {
         let most = max_wait.map(|most| seconds("max_wait", most)).transpose()?;
         let good_for = grace.map(|grace| seconds("grace", grace)).transpose()?;
-        let answer = wait(py, || self.node.core.reserve(key.unwrap_or_default(), weight, most, good_for));
+        let reserve = move |core: &dyn workglow_limit::Limiter, key: &str| core.reserve(key, weight, most, good_for);
+        let answer = self.node.wait_or_undo(py, key.unwrap_or_default(), reserve, |core, answer| {
+            if let Reserved::Place { place, .. } = answer {
+                let _ = core.cancel_place(&place);
+            }
+        })?;
         let given = [("max_wait", "max_wait", max_wait), ("grace", "grace", grace)];
         Ok(match hooks::told(py, answer, |e| quoting_given(e, given))? {
             Reserved::Place { place, after } => Some(Permit::place(&self.node, place, after)),
@@ -385,7 +469,13 @@ impl Limiter {
     fn present(&self, py: Python<'_>, place: &Bound<'_, PyAny>) -> PyResult<Py<Permit>> {
         let given = Place::given(place)?;
         let raw = given.raw(py, &self.node)?;
-        let next = match hooks::told(py, wait(py, || self.node.core.present(&raw)), raised)? {
+        let present = move |core: &dyn workglow_limit::Limiter, _: &str| core.present(&raw);
+        let answer = self.node.wait_or_undo(py, "", present, move |core, answer| match answer {
+            Presented::Started(raw) => drop(core.cancel(&raw)),
+            Presented::Wait { place, .. } if place != raw => drop(core.cancel_place(&place)),
+            Presented::Wait { .. } => {}
+        })?;
+        let next = match hooks::told(py, answer, raised)? {
             Presented::Started(raw) => Permit::new(&self.node, raw),
             Presented::Wait { place, after } => match given.object(&place) {
                 Some(same) => {
@@ -415,7 +505,7 @@ impl Limiter {
     /// limit a part of that.
     #[getter]
     fn window(&self, py: Python<'_>) -> PyResult<Option<f64>> {
-        let window = try_first(py, || self.node.core.window("")).map_err(raised)?;
+        let window = self.node.decide(py, "", |core, key| core.window(key))?;
         Ok(window.map(|window| window.as_secs_f64()))
     }
 
@@ -457,14 +547,14 @@ impl Limiter {
 
     /// Ends a permit of this limiter: the job ran. Ending it again is a no-op; another limiter's is a ForeignPermit.
     fn complete(&self, permit: &Bound<'_, Permit>) -> PyResult<()> {
-        Permit::of(permit.as_unbound()).complete_at(permit.py(), &self.node).map_err(raised)
+        Permit::of(permit.as_unbound()).complete_at(permit.py(), &self.node)
     }
 
     /// Would a start of weight 1 be admitted now? Changes nothing.
     #[pyo3(signature = (key=None))]
     fn can_proceed(&self, py: Python<'_>, #[pyo3(from_py_with = argument::key)] key: Option<&str>) -> PyResult<bool> {
         let key = key.unwrap_or_default();
-        self.node.decide(py, |core| core.can_proceed(key))
+        self.node.decide(py, key, |core, key| core.can_proceed(key))
     }
 
     /// A job has started: recorded even when the limit is full, because the caller has already decided.
@@ -475,7 +565,7 @@ impl Limiter {
         #[pyo3(from_py_with = argument::key)] key: Option<&str>,
     ) -> PyResult<()> {
         let key = key.unwrap_or_default();
-        self.node.decide(py, |core| core.record_job_start(key))
+        self.node.decide(py, key, |core, key| core.record_job_start(key))
     }
 
     /// A job has ended: the oldest start without a permit that this process recorded on that key.
@@ -486,7 +576,7 @@ impl Limiter {
         #[pyo3(from_py_with = argument::key)] key: Option<&str>,
     ) -> PyResult<()> {
         let key = key.unwrap_or_default();
-        self.node.decide(py, |core| core.record_job_completion(key))?;
+        self.node.decide(py, key, |core, key| core.record_job_completion(key))?;
         self.node.freed(Some(key));
         Ok(())
     }
@@ -499,7 +589,7 @@ impl Limiter {
         #[pyo3(from_py_with = argument::key)] key: Option<&str>,
     ) -> PyResult<SystemTime> {
         let key = key.unwrap_or_default();
-        let at = self.node.decide(py, |core| core.next_available_time(key))?;
+        let at = self.node.decide(py, key, |core, key| core.next_available_time(key))?;
         // Python's instants are whole microseconds: rounded up, so as not to be early.
         Ok(at + Duration::from_nanos(999))
     }
@@ -515,7 +605,7 @@ impl Limiter {
     ) -> PyResult<()> {
         let at = instant("when", when)?;
         let key = key.unwrap_or_default();
-        let set = wait(py, || self.node.core.set_next_available_time(key, at));
+        let set = self.node.wait(py, key, move |core, key| core.set_next_available_time(key, at))?;
         hooks::told(py, set, |e| quoting(e, &[("next available time", "when", when)]))
     }
 
@@ -529,7 +619,7 @@ impl Limiter {
     ) -> PyResult<()> {
         let pause = seconds("duration", duration)?;
         let key = key.unwrap_or_default();
-        let paused = wait(py, || self.node.core.pause(key, pause));
+        let paused = self.node.wait(py, key, move |core, key| core.pause(key, pause))?;
         hooks::told(py, paused, |e| quoting(e, &[("pause", "duration", duration)]))
     }
 
@@ -537,7 +627,7 @@ impl Limiter {
     #[pyo3(signature = (key=None))]
     fn clear(&self, py: Python<'_>, #[pyo3(from_py_with = argument::key)] key: Option<&str>) -> PyResult<()> {
         let key = key.unwrap_or_default();
-        let cleared = wait(py, || self.node.core.clear(key));
+        let cleared = self.node.wait(py, key, |core, key| core.clear(key))?;
         hooks::told(py, cleared, raised)?;
         self.node.freed(Some(key).filter(|key| !key.is_empty()));
         Ok(())
@@ -548,7 +638,7 @@ impl Limiter {
     #[pyo3(signature = (key=None))]
     fn stats(&self, py: Python<'_>, #[pyo3(from_py_with = argument::key)] key: Option<&str>) -> PyResult<Stats> {
         let key = key.unwrap_or_default();
-        let stats = wait(py, || self.node.core.stats(key));
+        let stats = self.node.wait(py, key, |core, key| core.stats(key))?;
         hooks::told(py, stats, raised).map(Stats::from)
     }
 
@@ -576,7 +666,7 @@ impl Limiter {
     fn __aenter__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         static ENTER: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
         let asked = self.acquire_async(None, 1, None, 0, None)?;
-        ENTER.import(py, "workglow_limit._aio", "enter")?.call1((asked, self.entered.clone()))
+        ENTER.import(py, "workglow_limit._loops", "enter")?.call1((asked, self.entered.clone()))
     }
 
     #[pyo3(signature = (*_exception))]

@@ -6,7 +6,7 @@ use crate::by_hand::{self, Signature};
 use crate::error::raised;
 use crate::limiter::Node;
 use crate::origin;
-use crate::waiting::{try_first, wait};
+use crate::waiting::wait_here;
 use pyo3::exceptions::PyResourceWarning;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -26,6 +26,18 @@ pub enum End {
     Complete,
     Cancel,
     Settle(u64),
+}
+
+impl End {
+    fn of(self, core: &dyn workglow_limit::Limiter, raw: &RawPermit, started: bool) -> Result<()> {
+        match self {
+            End::Complete => core.complete(raw),
+            End::Cancel if started => core.cancel(raw),
+            // Somebody may have started with its text meanwhile.
+            End::Cancel => core.cancel_place(raw),
+            End::Settle(actual) => core.settle(raw, actual),
+        }
+    }
 }
 
 /// A permit or place. Python's class of it is at the end of this file.
@@ -75,43 +87,46 @@ impl Permit {
     }
 
     /// Completes it as a permit of `node`.
-    pub fn complete_at(&self, py: Python<'_>, node: &Arc<Node>) -> Result<()> {
+    pub fn complete_at(&self, py: Python<'_>, node: &Arc<Node>) -> PyResult<()> {
         if !Arc::ptr_eq(&self.node, node) {
-            return Err(Error::ForeignPermit { limit: node.core.name().to_owned() });
+            return Err(raised(Error::ForeignPermit { limit: node.core.name().to_owned() }));
         }
-        self.end_complete(py)
-    }
-
-    fn end_complete(&self, py: Python<'_>) -> Result<()> {
-        try_first(py, || self.end_with(End::Complete))
+        self.complete(py)
     }
 
     /// Ends it, and lets those who wait for it look again.
     pub fn end_with(&self, end: End) -> Result<()> {
-        match end {
-            End::Complete => self.end(|core, raw| core.complete(raw)),
-            End::Cancel if self.started => self.end(|core, raw| core.cancel(raw)),
-            // Somebody may have started with its text meanwhile.
-            End::Cancel => self.end(|core, raw| core.cancel_place(raw)),
-            End::Settle(actual) => self.end(|core, raw| core.settle(raw, actual)),
-        }?;
+        if !self.begin_to_end() {
+            return Ok(());
+        }
+        self.ended_with(end, end.of(&*self.node.core, &self.raw, self.started))
+    }
+
+    /// The same where it may wait. Who is killed meanwhile has ended it, too.
+    fn end(&self, py: Python<'_>, end: End) -> PyResult<()> {
+        if !self.begin_to_end() {
+            return Ok(());
+        }
+        let (raw, started) = (self.raw, self.started);
+        let ended = self.node.wait(py, "", move |core, _| end.of(core, &raw, started))?;
+        self.ended_with(end, ended).map_err(raised)
+    }
+
+    /// Is it this call's to end? It remembers, so that only the first end counts, whatever the others would be.
+    fn begin_to_end(&self) -> bool {
+        !self.is_over() && !self.ended.swap(true, Relaxed)
+    }
+
+    fn ended_with(&self, end: End, ended: Result<()>) -> Result<()> {
+        if ended.is_err() {
+            self.ended.store(false, Relaxed);
+            return ended;
+        }
         // A limit of starts frees nothing when one is complete.
         if self.node.has_lines() && (end != End::Complete || self.key.is_some() || self.node.holds(&self.raw)) {
             self.node.freed(self.key.as_deref());
         }
         Ok(())
-    }
-
-    /// Ends it, unless it is over. It remembers, so that only the first end counts, whatever the others would be.
-    fn end(&self, end: impl FnOnce(&dyn workglow_limit::Limiter, &RawPermit) -> Result<()>) -> Result<()> {
-        if self.is_over() || self.ended.swap(true, Relaxed) {
-            return Ok(());
-        }
-        let ended = end(&*self.node.core, &self.raw);
-        if ended.is_err() {
-            self.ended.store(false, Relaxed);
-        }
-        ended
     }
 
     /// Is there nothing to end? It has ended, or it is another process's.
@@ -135,7 +150,12 @@ impl Permit {
         let told = Python::try_attach(|py| {
             // An exception may be on its way: it is not ours to lose.
             let pending = PyErr::take(py);
-            if let Err(e) = try_first(py, || self.node.core.complete(&self.raw)).map_err(raised) {
+            let mut ended = self.node.core.complete(&self.raw);
+            if let Err(Error::WouldWait) = ended {
+                // Whatever is being collected here: nobody else runs meanwhile.
+                ended = wait_here(py, || self.node.core.complete(&self.raw));
+            }
+            if let Err(e) = ended.map_err(raised) {
                 e.write_unraisable(py, None);
             }
             self.node.freed(self.key.as_deref());
@@ -159,26 +179,31 @@ impl Permit {
 // What Python calls.
 impl Permit {
     pub fn complete(&self, py: Python<'_>) -> PyResult<()> {
-        self.end_complete(py).map_err(raised)
+        match self.end_with(End::Complete) {
+            Err(Error::WouldWait) => self.end(py, End::Complete),
+            ended => ended.map_err(raised),
+        }
     }
 
     fn cancel(&self, py: Python<'_>) -> PyResult<()> {
-        wait(py, || self.end_with(End::Cancel)).map_err(raised)
+        self.end(py, End::Cancel)
     }
 
     fn settle(&self, py: Python<'_>, actual: u64) -> PyResult<()> {
-        wait(py, || self.end_with(End::Settle(actual))).map_err(raised)
+        self.end(py, End::Settle(actual))
     }
 
     fn renew(&self, py: Python<'_>) -> PyResult<()> {
         if self.is_inherited() {
             return Ok(());
         }
-        try_first(py, || self.node.core.renew(&self.raw)).map_err(raised)
+        let raw = self.raw;
+        self.node.decide(py, "", move |core, _| core.renew(&raw))
     }
 
     fn to_text(&self, py: Python<'_>) -> PyResult<String> {
-        try_first(py, || self.node.core.to_text(&self.raw)).map_err(raised)
+        let raw = self.raw;
+        self.node.decide(py, "", move |core, _| core.to_text(&raw))
     }
 
     fn wait(&self) -> f64 {
@@ -270,7 +295,7 @@ impl Place {
     }
 
     /// What the core knows it by.
-    pub fn raw(&self, py: Python<'_>, node: &Node) -> PyResult<RawPermit> {
+    pub fn raw(&self, py: Python<'_>, node: &Arc<Node>) -> PyResult<RawPermit> {
         match self {
             Place::Object(permit) => Ok(Permit::of(permit).raw),
             Place::Text(text) => read(node, "place", text.bind(py)),
@@ -294,10 +319,10 @@ impl Place {
 }
 
 /// The permit or place of a text.
-pub fn read(node: &Node, parameter: &'static str, given: &Bound<'_, PyAny>) -> PyResult<RawPermit> {
+pub fn read(node: &Arc<Node>, parameter: &'static str, given: &Bound<'_, PyAny>) -> PyResult<RawPermit> {
     let text = argument::text(parameter, given)?;
-    let read = try_first(given.py(), || node.core.permit_from_text(text));
-    read.map_err(|e| quoting(e, &[("place", parameter, given)]))
+    let read = node.ask(given.py(), text, |core, text| core.permit_from_text(text), |_, _| ());
+    read?.map_err(|e| quoting(e, &[("place", parameter, given)]))
 }
 
 // Python's class. Each start makes an object of it and ends that, so it is written by hand: those of PyO3 take part in the collection
@@ -458,7 +483,7 @@ unsafe extern "C" fn enter_async(this: *mut ffi::PyObject, _: *mut ffi::PyObject
         permit.check_started()?;
         // SAFETY: Python calls.
         let permit = unsafe { itself(py, this) };
-        Ok(ITSELF.import(py, "workglow_limit._aio", "itself")?.call1((permit,))?.unbind())
+        Ok(ITSELF.import(py, "workglow_limit._loops", "itself")?.call1((permit,))?.unbind())
     };
     // SAFETY: Python calls.
     unsafe { call(this, entered) }

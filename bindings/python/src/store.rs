@@ -2,12 +2,13 @@
 
 use crate::argument::{self, Whole, quoting_given};
 use crate::clock::ManualClock;
+use crate::elsewhere;
 use crate::error::raised;
 use crate::flow::FlowControl;
 use crate::hooks::{self, told};
 use crate::limiter::{Limiter, Node};
 use crate::origin::{self, Origin};
-use crate::waiting::wait;
+use crate::waiting::{wait, wait_here};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyCFunction, PyDict, PyString, PyTuple};
@@ -19,7 +20,8 @@ use workglow_limit::{Durability, OnError, StoreOptions};
 /// hooks or cycles still hold.
 #[pyfunction]
 pub fn tell_counts(py: Python<'_>) {
-    wait(py, workglow_limit::Store::tell_counts);
+    elsewhere::finish(py);
+    wait_here(py, workglow_limit::Store::tell_counts);
 }
 
 /// Where limits live: "memory:" (this process), "sqlite:PATH" (this machine), or "redis://HOST", "redis+unix://PATH" and
@@ -41,6 +43,18 @@ pub fn tell_counts(py: Python<'_>) {
 pub struct Store {
     pub core: workglow_limit::Store,
     options: StoreOptions,
+}
+
+impl Store {
+    /// Makes a call that may well have to wait.
+    fn wait<R: Send + 'static>(
+        &self,
+        py: Python<'_>,
+        call: impl FnOnce(&workglow_limit::Store) -> R + Send + 'static,
+    ) -> PyResult<R> {
+        let core = self.core.clone();
+        wait(py, move || call(&core))
+    }
 }
 
 #[pymethods]
@@ -78,12 +92,12 @@ impl Store {
 
     /// Opens the store now, its files made if there are none, instead of at the first use.
     fn open(&self, py: Python<'_>) -> PyResult<()> {
-        told(py, wait(py, || self.core.open()), raised)
+        told(py, self.wait(py, |core| core.open())?, raised)
     }
 
     /// The names that are declared in this store, in order.
     fn names(&self, py: Python<'_>) -> PyResult<Vec<String>> {
-        told(py, wait(py, || self.core.names()), raised)
+        told(py, self.wait(py, |core| core.names())?, raised)
     }
 
     /// Puts an operator's policy, such as "200/1m" or "100/1m + 5/1s", above what programs declare under this name: at
@@ -97,12 +111,12 @@ impl Store {
         policy: &Bound<'_, PyAny>,
         key: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
-        let (limit, above) = (argument::text("name", name)?, argument::text("policy", policy)?);
-        let own = key.map_or(Ok(None), argument::key)?;
-        let answer = wait(py, || match own {
-            None => self.core.override_text(limit, above),
-            Some(own) => self.core.override_key(limit, above, own),
-        });
+        let (limit, above) = (argument::text("name", name)?.to_owned(), argument::text("policy", policy)?.to_owned());
+        let own = key.map_or(Ok(None), argument::key)?.map(str::to_owned);
+        let answer = self.wait(py, move |core| match own {
+            None => core.override_text(&limit, &above),
+            Some(own) => core.override_key(&limit, &above, &own),
+        })?;
         let given = [("name", "name", Some(name)), ("policy", "policy", Some(policy)), ("key", "key", key)];
         told(py, answer, |e| quoting_given(e, given))
     }
@@ -111,18 +125,18 @@ impl Store {
     /// limit's again. A no-op where there is none.
     #[pyo3(signature = (name, key=None))]
     fn lift(&self, py: Python<'_>, name: &Bound<'_, PyAny>, key: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
-        let limit = argument::text("name", name)?;
-        let own = key.map_or(Ok(None), argument::key)?;
-        let answer = wait(py, || match own {
-            None => self.core.lift(limit),
-            Some(own) => self.core.lift_key(limit, own),
-        });
+        let limit = argument::text("name", name)?.to_owned();
+        let own = key.map_or(Ok(None), argument::key)?.map(str::to_owned);
+        let answer = self.wait(py, move |core| match own {
+            None => core.lift(&limit),
+            Some(own) => core.lift_key(&limit, &own),
+        })?;
         told(py, answer, |e| quoting_given(e, [("name", "name", Some(name)), ("key", "key", key)]))
     }
 
     /// Writes to the database now what it does not have yet of what was admitted. A no-op for "memory:".
     fn flush(&self, py: Python<'_>) -> PyResult<()> {
-        told(py, wait(py, || self.core.flush()), raised)
+        told(py, self.wait(py, |core| core.flush())?, raised)
     }
 
     /// What is wrong with the store's files; nothing if all is well. With repair it also repairs what it can: what nobody can
@@ -130,7 +144,7 @@ impl Store {
     /// holds up starts that wait for a commit.
     #[pyo3(signature = (*, repair=false))]
     fn verify(&self, py: Python<'_>, repair: bool) -> PyResult<Vec<Problem>> {
-        let problems = told(py, wait(py, || self.core.verify(repair)), raised)?;
+        let problems = told(py, self.wait(py, move |core| core.verify(repair))?, raised)?;
         let told = |problem: workglow_limit::Problem| Problem { found: problem.found, repaired: problem.is_repaired };
         Ok(problems.into_iter().map(told).collect())
     }
@@ -156,27 +170,28 @@ impl Store {
         name: &Bound<'py, PyAny>,
         policy: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, Limiter>> {
-        let (py, store) = (this.py(), &this.get().core);
+        let (py, store) = (this.py(), this.get());
         let shown = policy.filter(|policy| policy.is_instance_of::<PyString>()).map(ToString::to_string);
         let core = if let Ok(flow) = name.cast::<FlowControl>() {
             if policy.is_some() {
                 return Err(PyTypeError::new_err("expected no policy beside a FlowControl, which is one"));
             }
             let flow = flow.get();
-            let made = wait(py, || store.flow_control(&flow.key, flow.rate(), flow.parallelism));
+            let (key, rate, parallelism) = (flow.key.clone(), flow.rate(), flow.parallelism);
+            let made = store.wait(py, move |core| core.flow_control(&key, rate, parallelism))?;
             told(py, made, raised)?
         } else {
-            let limit = argument::text("name", name)?;
+            let limit = argument::text("name", name)?.to_owned();
             let answer = match policy {
-                None => wait(py, || store.find(limit)),
+                None => store.wait(py, move |core| core.find(&limit))?,
                 Some(policy) => {
-                    let policies = argument::text("policy", policy)?;
-                    wait(py, || store.limiter(limit, policies))
+                    let policies = argument::text("policy", policy)?.to_owned();
+                    store.wait(py, move |core| core.limiter(&limit, &policies))?
                 }
             };
             told(py, answer, |e| quoting_given(e, [("name", "name", Some(name)), ("policy", "policy", policy)]))?
         };
-        let origin = Origin::call(this.getattr("limiter")?, (name, policy))?.shown(shown, Some(store));
+        let origin = Origin::call(this.getattr("limiter")?, (name, policy))?.shown(shown, Some(&store.core));
         Bound::new(py, Limiter::of(Node::new(core), origin))
     }
 
@@ -184,7 +199,7 @@ impl Store {
     fn load(&self, py: Python<'_>, path: &Bound<'_, PyAny>) -> PyResult<Vec<String>> {
         let wrong = |_| argument::wrong_type("path", path, "a str or an os.PathLike");
         let file: PathBuf = path.extract().map_err(wrong)?;
-        told(py, wait(py, || self.core.load(&file)), raised)
+        told(py, self.wait(py, move |core| core.load(&file))?, raised)
     }
 
     /// Calls a function with a LimitEvent whenever that happens to any limiter of this object in this process:
@@ -225,8 +240,8 @@ impl Store {
 /// "sqlite:PATH", whose files Store.verify() looks at. On Redis it writes a key of its own for a moment, to see whether it may.
 #[pyfunction]
 pub fn doctor(py: Python<'_>, url: &Bound<'_, PyAny>) -> PyResult<Vec<Finding>> {
-    let address = argument::text("url", url)?;
-    let findings = told(py, wait(py, || workglow_limit::doctor(address)), raised)?;
+    let address = argument::text("url", url)?.to_owned();
+    let findings = told(py, wait(py, move || workglow_limit::doctor(&address))?, raised)?;
     let told = |finding: workglow_limit::Finding| Finding {
         severity: finding.severity.name(),
         what: finding.what,

@@ -9,6 +9,8 @@
         ...
 """
 
+from sys import modules as _modules
+
 from ._errors import (
     AcquireTimeout,
     Damaged,
@@ -53,6 +55,12 @@ from ._native import (
     doctor,
     postgres_schema,
 )
+
+if "gevent" in _modules or "eventlet" in _modules:
+    from ._loops import hub as _hub
+
+    # Imports what it needs: greenlets of several threads cannot wait for one another to do that.
+    _hub()
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -1,13 +1,12 @@
-from asyncio import AbstractEventLoop
-from collections.abc import Callable, Coroutine, Generator, Iterable
+from collections.abc import Callable, Coroutine, Generator, Hashable, Iterable
 from datetime import datetime, timedelta
 from os import PathLike
 from typing import Any, Literal, NoReturn, ParamSpec, TypeAlias, TypeVar, final, overload
 
 from typing_extensions import Self, disjoint_base
 
-from ._aio import Waiters
 from ._custom import CustomLimiter, JobLimiter
+from ._loops.waiters import Waiters
 
 _Duration: TypeAlias = float | timedelta  # A number of seconds.
 _Happening: TypeAlias = Literal["throttled", "unknown_limit", "store_error"]
@@ -44,6 +43,7 @@ __all__ = [
     "TokenBucketLimiter",
     "Waiter",
     "__version__",
+    "call_elsewhere",
     "doctor",
     "postgres_schema",
 ]
@@ -144,6 +144,7 @@ class Finding:
     @property
     def instead(self) -> str: ...
 
+def call_elsewhere(function: Callable[[], object]) -> None: ...
 def doctor(url: str) -> list[Finding]: ...
 def postgres_schema() -> str: ...
 @final
@@ -444,13 +445,15 @@ class Asked:
 @final
 class Waiter:
     @property
-    def lines(self) -> dict[AbstractEventLoop, Waiters]: ...
+    def lines(self) -> dict[Hashable, Waiters]: ...
     def line(self) -> Line: ...
 
 @final
 class Line:
     def join(self, waiter: Waiter, wait: bool) -> Permit | int | None: ...
     def advance(self, wait: bool) -> list[tuple[int, Permit | Exception]]: ...
+    def has_news(self) -> bool: ...
+    def tell_hooks(self) -> None: ...
     def would_wait(self) -> bool: ...
     def next(self) -> float | None: ...
     def wake(self, key: str | None) -> None: ...

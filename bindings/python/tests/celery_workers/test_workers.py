@@ -1,6 +1,13 @@
 """Workers of every kind hold the same limit."""
 
+import sys
+import time
+from pathlib import Path
+
 import pytest
+
+sys.path.append(str(Path(__file__).parents[4] / "examples/fleet"))
+from evidence import Start, most_in_any_window  # noqa: E402
 
 pytest_plugins = "workers"
 
@@ -16,7 +23,7 @@ def all_of(site, count):
     return sent
 
 
-@pytest.mark.parametrize("pool", ["threads", "solo"])
+@pytest.mark.parametrize("pool", ["threads", "solo", "gevent", "eventlet"])
 def test_pools(pool, own_site):
     site = own_site
     site.worker(pool=pool)
@@ -27,6 +34,24 @@ def test_pools(pool, own_site):
         site.send("hourly", f"pool-{number}")
     site.passed_by("pool")
     assert len(site.started("pool")) == 1
+
+
+@pytest.mark.parametrize("pool", ["gevent", "eventlet"])
+@pytest.mark.parametrize("task", ["burst", "patient"])
+def test_greenlets(pool, task, own_site):
+    """All greenlets of two workers start no more than the limit allows, and those that wait let others run."""
+    site = own_site
+    for _ in range(2):
+        site.worker(pool=pool, concurrency=40)
+    sent = time.monotonic()
+    for number in range(50):
+        site.send(task, f"{task}-{number}")
+    site.passed_by(task)
+    site.until(lambda: len(site.started(task)) == 50)
+    ticks = [int(1e6 * value) for line in site.started(task) for value in (line["ready"] or sent, line["at"])]
+    starts = [Start(a, b, "") for a, b in zip(ticks[::2], ticks[1::2])]
+    assert most_in_any_window(starts, 1_000_000) <= 20
+    assert len(set(site.tags(task))) == 50
 
 
 def test_a_folder_as_the_broker(file_site):

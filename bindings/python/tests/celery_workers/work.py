@@ -19,6 +19,8 @@ app.conf.update(
     accept_content=["json", "other"],
     broker_connection_retry_on_startup=True,
     broker_transport_options={
+        # Kombu acknowledges for each greenlet with a connection of its own; where it has none left, the task comes again.
+        "max_connections": 100,
         "visibility_timeout": int(os.environ.get("WORK_VISIBILITY", 2_000_000)),
         # Looked for every second, and not every hundred.
         "unacked_restore_interval": 1,
@@ -130,6 +132,16 @@ def retrying(tag):
 
 @app.task(limit="1/1h", on_limit="wait", limit_timeout=0.1)
 def waiting(tag):
+    started(tag)
+
+
+@app.task(limit="20/1s")
+def burst(tag):
+    started(tag)
+
+
+@app.task(limit="20/1s", on_limit="wait")
+def patient(tag):
     started(tag)
 
 

@@ -1,0 +1,30 @@
+"""asyncio's event loop."""
+
+from __future__ import annotations
+
+from asyncio import AbstractEventLoop, Future, get_running_loop
+from collections.abc import Callable
+
+from .waiters import Answer, Loop
+
+
+class AsyncioLoop(Loop):
+    native: AbstractEventLoop
+
+    def __init__(self) -> None:
+        self.native = get_running_loop()
+
+    def answer(self) -> Answer:
+        future: Future[None] = self.native.create_future()
+
+        def wake() -> None:
+            if not future.done():
+                future.set_result(None)
+
+        return Answer(self, wake, lambda: future)
+
+    def call_later(self, seconds: float, function: Callable[[], object]) -> Callable[[], object]:
+        return self.native.call_later(seconds, function).cancel
+
+    def call_soon_threadsafe(self, function: Callable[..., object], *arguments: object) -> object:
+        return self.native.call_soon_threadsafe(function, *arguments)

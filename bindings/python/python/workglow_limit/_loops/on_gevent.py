@@ -1,0 +1,70 @@
+"""gevent's hubs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import gevent as _gevent  # type: ignore[import-untyped, unused-ignore]
+from gevent import _hub_local, event as _event  # type: ignore[import-untyped, unused-ignore]
+
+from .waiters import FAR, Answer, Hub, T
+
+gevent: Any = _gevent
+get_hub_if_exists: Any = _hub_local.get_hub_if_exists
+Event: Any = _event.Event
+
+
+class GeventHub(Hub):
+    def __init__(self, native: Any) -> None:
+        super().__init__()
+        self.native = native
+        # Its own run_callback_threadsafe counts what is under way beside a loop that does so, too, in another thread.
+        self._bell = native.loop.async_(ref=False)
+        self._bell.start(self.answer_bell)
+
+    def answer(self) -> Answer:
+        event = Event()
+        return Answer(self, event.set, event.wait)
+
+    def call_later(self, seconds: float, function: Callable[[], object]) -> Callable[[], object]:
+        timer = self.native.loop.timer(seconds)
+        close: Callable[[], object] = timer.close
+
+        def ring() -> None:
+            close()
+            function()
+
+        timer.start(ring, update=True)
+        return close
+
+    def ring(self) -> None:
+        try:
+            self._bell.send()
+        except ValueError as error:
+            raise RuntimeError("the hub was destroyed") from error
+
+    def tell(self, function: Callable[[], object]) -> None:
+        gevent.spawn(function)
+
+    def send(self, work: Callable[[], T], back: Callable[[T], object], late: Callable[[T], object]) -> None:
+        # A hub that nothing can wake up ends with an error, and does not know of our threads.
+        cancel = self.call_later(FAR, lambda: None)
+
+        def returned(outcome: T) -> None:
+            cancel()
+            back(outcome)
+
+        super().send(work, returned, late)
+
+
+def hub() -> GeventHub | Literal[False] | None:
+    native = get_hub_if_exists()
+    if native is None:
+        return None
+    if gevent.getcurrent() is native:
+        return False
+    found: GeventHub | None = vars(native).get("workglow_limit")
+    if found is None:
+        found = native.workglow_limit = GeventHub(native)
+    return found

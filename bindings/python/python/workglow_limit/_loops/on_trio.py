@@ -1,0 +1,36 @@
+"""trio's event loop; anyio's, where that runs on trio."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import trio
+
+from .waiters import Answer, Loop
+
+
+class TrioLoop(Loop):
+    def __init__(self) -> None:
+        self.native = trio.lowlevel.current_trio_token()
+
+    def answer(self) -> Answer:
+        event = trio.Event()
+        return Answer(self, event.set, event.wait)
+
+    def call_later(self, seconds: float, function: Callable[[], object]) -> Callable[[], object]:
+        scope = trio.CancelScope()
+
+        async def ring() -> None:
+            with scope:
+                await trio.sleep(seconds)
+                function()
+
+        try:
+            trio.lowlevel.spawn_system_task(ring, name="workglow-limit")
+        except RuntimeError:
+            pass  # The loop is about to end: whoever waits is cancelled.
+        return scope.cancel
+
+    def call_soon_threadsafe(self, function: Callable[..., object], *arguments: object) -> object:
+        return self.native.run_sync_soon(partial(function, *arguments))
