@@ -1,6 +1,7 @@
 //! One call for an event loop, which waits for nothing there: what `_loops` drives.
 
 use crate::decision::Decision;
+use crate::elsewhere::Whose;
 use crate::error::raised;
 use crate::hooks;
 use crate::limiter::Node;
@@ -74,6 +75,15 @@ impl Asked {
                 node.look_after(py);
                 answer
             }
+        }
+    }
+}
+
+impl Asked {
+    pub fn whose(&self) -> Whose {
+        match &self.0 {
+            Question::OfLimiter { node, .. } => node.whose,
+            Question::ToEnd(permit, _) => Permit::of(permit).whose(),
         }
     }
 }

@@ -36,7 +36,7 @@ impl CompositeLimiter {
         let (core, children_of) = (Arc::new(Core::new(children)), PyList::new(py, limiters)?);
         let origin = Origin::composite::<CompositeLimiter>(py, children_of.clone());
         let composite = CompositeLimiter { core: core.clone(), children: children_of.unbind() };
-        Ok(Limiter::of(Node::new(core), origin).add_subclass(composite))
+        Ok(Limiter::of(Node::new(core, None), origin).add_subclass(composite))
     }
 
     /// Adds a child. Permits that are out complete against the children they were taken from.

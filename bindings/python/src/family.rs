@@ -40,7 +40,7 @@ macro_rules! limiter {
                     .map_err(|e| quoting(e, &[("name", "name", name)]))?;
                 let attach = cls.py().get_type::<$name>().getattr("attach")?;
                 let origin = Origin::call(attach, (store, name))?.shown(None, Some(&store.get().core));
-                Bound::new(cls.py(), Limiter::of(Node::new(Arc::new(core)), origin).add_subclass($name))
+                Bound::new(cls.py(), Limiter::of(Node::new(Arc::new(core), Some(store.get())), origin).add_subclass($name))
             }
         }
     };
@@ -336,13 +336,13 @@ fn declared<'a, 'py: 'a, C: PyTypeInfo>(
     let core = core.map_err(|e| quoting(e, &[("name", "name", name)]))?;
     let arguments = [("store", Some(store.as_any())), ("name", Some(name))].into_iter().chain(others);
     let origin = Origin::class::<C>(name.py(), arguments)?;
-    Ok(Limiter::of(Node::new(core), origin.shown(Some(policy.to_string()), Some(&store.get().core))))
+    Ok(Limiter::of(Node::new(core, Some(store.get())), origin.shown(Some(policy.to_string()), Some(&store.get().core))))
 }
 
 /// A limit of this process.
 fn local<C: PyTypeInfo>(py: Python<'_>, core: impl workglow_limit::Limiter + 'static, policy: Policy) -> New<Limiter> {
     let origin = Origin::class::<C>(py, [])?.shown(Some(policy.to_string()), None);
-    Ok(Limiter::of(Node::new(Arc::new(core)), origin))
+    Ok(Limiter::of(Node::new(Arc::new(core), None), origin))
 }
 
 /// Is it a limit of a store, or of this process?

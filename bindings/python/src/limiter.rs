@@ -5,7 +5,7 @@ use crate::argument::{self, instant, quoting, quoting_given, seconds};
 use crate::asking::{self, What};
 use crate::by_hand::{self, Signature};
 use crate::decision::Decision;
-use crate::elsewhere;
+use crate::elsewhere::{self, Whose};
 use crate::entered::Entered;
 use crate::error::{expired, raised};
 use crate::hooks;
@@ -13,6 +13,7 @@ use crate::line::Waiter;
 use crate::origin::Origin;
 use crate::permit::{self, End, Permit, Place};
 use crate::stats::Stats;
+use crate::store::Store;
 use crate::waiting::{Here, wait, wait_here, wait_or_undo};
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -30,6 +31,8 @@ const SLICE: Duration = Duration::from_millis(100);
 /// One limiter: what its Python object, its permits and the composites around it share.
 pub struct Node {
     pub core: Arc<dyn workglow_limit::Limiter>,
+    /// For whom its calls wait.
+    pub whose: Whose,
     /// A thread of `elsewhere` looks after its stores.
     is_looked_after: AtomicBool,
     is_composite: bool,
@@ -42,12 +45,14 @@ pub struct Node {
 }
 
 impl Node {
-    pub fn new(core: Arc<dyn workglow_limit::Limiter>) -> Arc<Node> {
+    /// `store`: the one store for which its calls may wait.
+    pub fn new(core: Arc<dyn workglow_limit::Limiter>, store: Option<&Store>) -> Arc<Node> {
+        let whose = store.map_or_else(|| Whose::of(&*core), Whose::of);
         let is_composite = core.depth() > 0;
         let may_hold = is_composite || !core.has_places();
         let (is_looked_after, lines) = (AtomicBool::new(false), OnceLock::new());
         let lines_of = AtomicU64::new(fork_generation());
-        Arc::new(Node { core, is_looked_after, is_composite, may_hold, lines, lines_of })
+        Arc::new(Node { core, whose, is_looked_after, is_composite, may_hold, lines, lines_of })
     }
 
     /// Is its time a test's?
@@ -130,7 +135,7 @@ impl Node {
         call: impl FnOnce(&dyn workglow_limit::Limiter, &str) -> R + Send + 'static,
     ) -> PyResult<R> {
         let (node, owned) = (self.clone(), Box::<str>::from(key));
-        wait(py, move || call(&*node.core, &owned))
+        wait(py, self.whose, move || call(&*node.core, &owned))
     }
 
     #[cold]
@@ -148,7 +153,7 @@ impl Node {
                 MayWait::UntilTimeout.during(|| undo(&*there.core, answer));
             }
         };
-        wait_or_undo(py, move || call(&*node.core, &owned), undo)
+        wait_or_undo(py, self.whose, move || call(&*node.core, &owned), undo)
     }
 
     /// Lets its stores do what decisions left to do.
@@ -169,7 +174,7 @@ impl Node {
             return;
         }
         let node = self.clone();
-        let sent = elsewhere::send(move || {
+        let sent = elsewhere::send(self.whose, move || {
             MayWait::UntilTimeout.during(|| node.core.look_after());
             node.is_looked_after.store(false, Relaxed);
         });

@@ -1,5 +1,6 @@
 //! Those who wait for a limiter in an event loop: what `_loops` drives.
 
+use crate::elsewhere::Whose;
 use crate::error::{expired, raised};
 use crate::hooks;
 use crate::limiter::Node;
@@ -190,6 +191,10 @@ impl Line {
             return call(&mut lock(&self.core));
         }
         wait_here(py, || call(&mut lock(&self.core)))
+    }
+
+    pub fn whose(&self) -> Whose {
+        self.node.whose
     }
 
     /// Keeps what hooks are to be told of a call.

@@ -15,6 +15,6 @@ impl NullLimiter {
     fn new(py: Python<'_>) -> PyResult<PyClassInitializer<Self>> {
         let core = workglow_limit::NullLimiter::new();
         let origin = Origin::class::<NullLimiter>(py, [])?;
-        Ok(Limiter::of(Node::new(Arc::new(core)), origin).add_subclass(NullLimiter))
+        Ok(Limiter::of(Node::new(Arc::new(core), None), origin).add_subclass(NullLimiter))
     }
 }

@@ -3,6 +3,7 @@
 use crate::argument::{self, quoting, wrong_type};
 use crate::asking;
 use crate::by_hand::{self, Signature};
+use crate::elsewhere::Whose;
 use crate::error::raised;
 use crate::limiter::Node;
 use crate::origin;
@@ -110,6 +111,10 @@ impl Permit {
         let (raw, started) = (self.raw, self.started);
         let ended = self.node.wait(py, "", move |core, _| end.of(core, &raw, started))?;
         self.ended_with(end, ended).map_err(raised)
+    }
+
+    pub fn whose(&self) -> Whose {
+        self.node.whose
     }
 
     /// Is it this call's to end? It remembers, so that only the first end counts, whatever the others would be.

@@ -28,7 +28,7 @@ impl Pool {
         call: impl FnOnce(&mut workglow_limit::Pool) -> R + Send + 'static,
     ) -> PyResult<R> {
         let core = self.core.clone();
-        wait(py, move || call(&mut lock(&core)))
+        wait(py, self.node.whose, move || call(&mut lock(&core)))
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::argument::{self, Whole, quoting_given};
 use crate::clock::ManualClock;
-use crate::elsewhere;
+use crate::elsewhere::{self, Whose};
 use crate::error::raised;
 use crate::flow::FlowControl;
 use crate::hooks::{self, told};
@@ -53,7 +53,7 @@ impl Store {
         call: impl FnOnce(&workglow_limit::Store) -> R + Send + 'static,
     ) -> PyResult<R> {
         let core = self.core.clone();
-        wait(py, move || call(&core))
+        wait(py, Whose::of(self), move || call(&core))
     }
 }
 
@@ -192,7 +192,7 @@ impl Store {
             told(py, answer, |e| quoting_given(e, [("name", "name", Some(name)), ("policy", "policy", policy)]))?
         };
         let origin = Origin::call(this.getattr("limiter")?, (name, policy))?.shown(shown, Some(&store.core));
-        Bound::new(py, Limiter::of(Node::new(core), origin))
+        Bound::new(py, Limiter::of(Node::new(core, Some(store)), origin))
     }
 
     /// Declares the limits of a TOML file, all or none, and returns their names.
@@ -241,7 +241,7 @@ impl Store {
 #[pyfunction]
 pub fn doctor(py: Python<'_>, url: &Bound<'_, PyAny>) -> PyResult<Vec<Finding>> {
     let address = argument::text("url", url)?.to_owned();
-    let findings = told(py, wait(py, move || workglow_limit::doctor(&address))?, raised)?;
+    let findings = told(py, wait(py, Whose::of(&*address), move || workglow_limit::doctor(&address))?, raised)?;
     let told = |finding: workglow_limit::Finding| Finding {
         severity: finding.severity.name(),
         what: finding.what,

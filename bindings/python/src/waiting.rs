@@ -1,6 +1,7 @@
 //! Nothing holds the GIL, an event loop or a hub of greenlets while it waits.
 
-use crate::{custom, elsewhere, hooks};
+use crate::elsewhere::{self, Whose};
+use crate::{custom, hooks};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -87,18 +88,19 @@ fn modules(py: Python<'_>) -> PyResult<&Bound<'_, PyDict>> {
 
 /// Runs what may have to wait, without the GIL. In an event loop it waits for others only briefly; in a greenlet it is run
 /// elsewhere, and other greenlets go on.
-pub fn wait<R: Send + 'static>(py: Python<'_>, call: impl FnOnce() -> R + Send + 'static) -> PyResult<R> {
-    wait_or_undo(py, call, drop)
+pub fn wait<R: Send + 'static>(py: Python<'_>, of: Whose, call: impl FnOnce() -> R + Send + 'static) -> PyResult<R> {
+    wait_or_undo(py, of, call, drop)
 }
 
 /// The same. `undo` is for an answer that nobody waits for any more: the greenlet was killed meanwhile.
 pub fn wait_or_undo<R: Send + 'static>(
     py: Python<'_>,
+    of: Whose,
     call: impl FnOnce() -> R + Send + 'static,
     undo: impl Fn(R) + Send + Sync + 'static,
 ) -> PyResult<R> {
     match Here::of(py) {
-        Here::Hub(hub) => wait_in_hub(&hub, call, undo),
+        Here::Hub(hub) => wait_in_hub(&hub, of, call, undo),
         here => {
             let may = here.may();
             Ok(py.detach(|| may.during(call)))
@@ -122,6 +124,7 @@ struct Slot<R> {
 
 fn wait_in_hub<R: Send + 'static>(
     hub: &Bound<'_, PyAny>,
+    of: Whose,
     call: impl FnOnce() -> R + Send + 'static,
     undo: impl Fn(R) + Send + Sync + 'static,
 ) -> PyResult<R> {
@@ -143,7 +146,7 @@ fn wait_in_hub<R: Send + 'static>(
     };
     let generation = fork_generation();
     let work = PyCFunction::new_closure(hub.py(), None, None, move |call, _| call.py().detach(&work))?;
-    let waited = hub.call_method1("run", (work,));
+    let waited = hub.call_method1("run", (of.number(), work));
     if fork_generation() != generation {
         // Whatever it was answered is the parent's.
         return Err(PyRuntimeError::new_err("the process was forked while this greenlet waited for the store"));
@@ -161,7 +164,7 @@ fn wait_in_hub<R: Send + 'static>(
         }
         (waited, answer) => {
             if let Some((result, ..)) = answer {
-                elsewhere::send(move || undo(result))?;
+                elsewhere::send(of, move || undo(result))?;
             }
             Err(waited.err().unwrap_or_else(|| PyRuntimeError::new_err("the greenlet was woken up before its turn")))
         }

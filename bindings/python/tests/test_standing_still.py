@@ -94,6 +94,29 @@ def test_the_event_loop_goes_on(how, call, store, tmp_path):
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("is_cancelled", [True, False], ids=["cancelled", "forgotten"])
+@pytest.mark.parametrize("call", ["acquire_async", "try_acquire_async", "decide_async"])
+def test_a_loop_that_ends_leaves_nothing_behind(call, is_cancelled, store, tmp_path):
+    limiter = RateLimiter(store, "jobs", max_executions=10, window_size_in_seconds=3600)
+    limiter.peek()
+    loop = asyncio.new_event_loop()
+    with locked(tmp_path / "limits.db", "begin immediate"):
+        tasks = [loop.create_task(getattr(limiter, call)()) for _ in range(3)]
+        loop.run_until_complete(asyncio.sleep(0.05))
+        if is_cancelled:
+            for task in tasks:
+                task.cancel()
+            loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        else:
+            for task in tasks:
+                task._log_destroy_pending = False
+        loop.close()
+    end = time.monotonic() + 60
+    while limiter.peek().remaining < 10:
+        assert time.monotonic() < end, limiter.peek()
+        time.sleep(0.005)
+
+
 @pytest.mark.parametrize("how", ["begin immediate", "select"])
 @pytest.mark.parametrize("call", ["acquire", "acquire_async"])
 def test_a_wait_for_the_database_ends_with_the_timeout_of_the_call(how, call, tmp_path):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from functools import partial
 from inspect import iscoroutinefunction
 from math import ceil
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ._derived import refuse
 from ._errors import LimitError
 from ._native import CompositeLimiter, LeakyBucketLimiter, Limiter, TokenBucketLimiter
-from ._steps import Call, Step, Steps, awaited
+from ._steps import Call, Look, Step, Steps, awaited
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -138,7 +137,7 @@ class Asked:
     def _window(self, decision: Decision) -> Steps[str]:
         """What RateLimit-Policy says of the window."""
         try:
-            window = yield partial(getattr, self.limiter, "window")
+            window = yield Look(self.limiter, "window")
         except LimitError:
             return ""
         # A composite's need not be that of its quota.

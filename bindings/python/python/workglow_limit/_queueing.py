@@ -6,7 +6,6 @@ start to the function (`Turn`) or sends the job away with its ticket (`Later`), 
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import logging
 import re
@@ -23,7 +22,8 @@ from ._decorator import is_awaited
 from ._derived import Arguments, Derivation, refuse
 from ._errors import ForeignPermit, InvalidArgument, Unsupported
 from ._line import Line, LocalLine
-from ._native import Limiter, Permit
+from ._loops import elsewhere, sleep
+from ._native import Limiter, Permit, call_elsewhere
 
 __all__ = ["Gate", "Later", "Limited", "Turn", "Usual", "current_permit", "gate_of", "limiting"]
 
@@ -117,6 +117,9 @@ class _Ticket(NamedTuple):
 
 _Steps: TypeAlias = Generator[float, None, "Permit | Later | _Turnless"]
 
+#: For how long to wait before the next step, or what came of them.
+_Came: TypeAlias = "tuple[float, Permit | Later | _Turnless | None]"
+
 
 class Gate:
     """What admits the calls of one function."""
@@ -184,20 +187,22 @@ class Gate:
         return self._come_back(answer, None if self.line is None else self._at_the_end(self.line, answer))
 
     async def admit_async(self, arguments: Arguments, ticket: str | None) -> Permit | Later:
-        """The same in an event loop: what may wait for the store does so in the loop's executor."""
+        """The same in an event loop, which goes on."""
         steps = self._steps(self._key(arguments), self._weight(arguments), _Ticket.of(ticket))
-        loop = asyncio.get_running_loop()
-        asked = loop.run_in_executor(None, _step, steps)
-        try:
-            while True:
-                wait, answer = await asyncio.shield(asked)
-                if answer is not None:
-                    break
-                await asyncio.sleep(wait)
-                asked = loop.run_in_executor(None, _step, steps)
-        except asyncio.CancelledError:
-            asked.add_done_callback(lambda done: loop.run_in_executor(None, self._undo, steps, done))
-            raise
+
+        def undo(came: Any) -> None:
+            call_elsewhere(self.limiter, lambda: self._undo(steps, came))
+
+        while True:
+            came: _Came = await elsewhere(self.limiter, lambda: _step(steps), undo)
+            wait, answer = came
+            if answer is not None:
+                break
+            try:
+                await sleep(wait)
+            except BaseException:
+                undo(None)
+                raise
         if not isinstance(answer, _Turnless):
             return answer
         told = None if self.line is None else self._at_the_end(self.line, answer)
@@ -336,16 +341,17 @@ class Gate:
         late, duration = self.learned
         self.learned = late, 0.8 * duration + 0.2 * seconds if duration else seconds
 
-    def _undo(self, steps: _Steps, asked: asyncio.Future[Any]) -> None:
+    def _undo(self, steps: _Steps, came: _Came | BaseException | None) -> None:
+        """Nobody waits for it any more."""
         steps.close()
-        answer = None if asked.cancelled() or asked.exception() else asked.result()[1]
+        answer = came[1] if isinstance(came, tuple) else None
         if isinstance(answer, Permit):
             answer.cancel()
         elif isinstance(answer, Later):
             self.give_back(answer.ticket)
 
 
-def _step(steps: _Steps) -> tuple[float, Permit | Later | _Turnless | None]:
+def _step(steps: _Steps) -> _Came:
     try:
         return next(steps), None
     except StopIteration as end:
@@ -368,14 +374,14 @@ class Turn:
     """What a queue's worker has got for the call that it is about to make: a start, or an error that ends the job. Used as
     a context around that call."""
 
-    __slots__ = "_gate", "_outcome", "_taken", "_token"
+    __slots__ = "_outcome", "_taken", "_token", "gate"
 
     def __init__(self, gate: Gate, outcome: Permit | BaseException) -> None:
-        self._gate, self._outcome, self._taken = gate, outcome, False
+        self.gate, self._outcome, self._taken = gate, outcome, False
 
     def take(self, gate: Gate) -> Permit | None:
         """The start, once, for the function of that gate."""
-        if self._taken or gate is not self._gate:
+        if self._taken or gate is not self.gate:
             return None
         self._taken = True
         if isinstance(self._outcome, BaseException):

@@ -5,15 +5,16 @@ Everything is written once, as coroutines. Those of a client that blocks wait fo
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from datetime import timedelta
+from functools import partial
 from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypedDict, TypeVar, cast
 from urllib.parse import urlsplit
 
 from ._derived import refuse
 from ._errors import WeightExceedsCapacity
+from ._loops import elsewhere, sleep
 from ._native import Decision, Limiter, Permit
 from ._tokens import FREE, Reading, estimate
 from .http import check_key, in_seconds, status_and_headers, wait_said
@@ -348,7 +349,7 @@ class _InThread:
 
 
 class _InLoop:
-    """Waits in asyncio's event loop."""
+    """Waits in an event loop."""
 
     async def acquire(self, limiter: Limiter, key: str | None, weight: int, timeout: float | None, priority: int) -> Permit:
         return await limiter.acquire_async(key, weight, timeout, priority=priority)
@@ -360,8 +361,7 @@ class _InLoop:
         return await limiter.peek_async(key, 0)
 
     async def pause(self, limiter: Limiter, seconds: float, key: str | None) -> None:
-        # It may have to wait for the store. Who is cancelled meanwhile has called it, too.
-        await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, limiter.pause, seconds, key))
+        await elsewhere(limiter, partial(limiter.pause, seconds, key))
 
     async def complete(self, permit: Permit) -> None:
         await permit.complete_async()
@@ -373,7 +373,7 @@ class _InLoop:
         await permit.settle_async(units)
 
     async def sleep(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
+        await sleep(seconds)
 
 
 IN_THREAD: Waits = _InThread()
@@ -388,14 +388,6 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
         result: T = ended.value
         return result
     raise AssertionError("something suspended a coroutine that blocks")
-
-
-def in_loop(name: str) -> None:
-    """Says so if there is no event loop of asyncio."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        raise RuntimeError(f"{name} needs a running event loop of asyncio, and there is none in this thread (trio has its own)") from None
 
 
 # ---- what was said of the settings ----

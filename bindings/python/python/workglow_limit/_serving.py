@@ -6,7 +6,6 @@ What may have to wait is a step of a generator: see `_steps.py`.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 from collections.abc import Awaitable, Iterable, Mapping
@@ -100,18 +99,20 @@ class Entry:
 
     def _end(self, is_undone: Callable[[Limit], bool]) -> Steps[None]:
         taken, self.taken = self.taken, []
-        cancelled: asyncio.CancelledError | None = None
+        cancelled: BaseException | None = None
         for asked in taken:
             permit = None if asked.decision is None else asked.decision.permit
             if permit is None:
                 continue
             try:
                 yield Call(permit, "cancel" if is_undone(asked.limit) else "complete")
-            except asyncio.CancelledError as error:
-                cancelled = error  # This one ends nevertheless, and the others have to.
             except Exception:
                 # The response is on its way. What is held ends with its lease, or with this process.
                 logger.exception("a permit of %r could not be ended", asked.limiter.name)
+            except GeneratorExit:
+                raise
+            except BaseException as error:
+                cancelled = error  # This one ends nevertheless, and the others have to.
         if cancelled is not None:
             raise cancelled
 

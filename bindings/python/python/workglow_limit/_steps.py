@@ -3,19 +3,13 @@ meanwhile. So what is decided is written once."""
 
 from __future__ import annotations
 
-import asyncio
-import os
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Generator
 from functools import partial
 from inspect import isawaitable
-from types import coroutine
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
-from weakref import WeakKeyDictionary
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-from ._native import Limiter
-
-if TYPE_CHECKING:
-    from ._native import Permit
+from ._loops import elsewhere
+from ._native import Limiter, Permit
 
 T = TypeVar("T")
 
@@ -28,15 +22,16 @@ class Call(NamedTuple):
     arguments: tuple[Any, ...] = ()
 
 
-#: What may have to wait: a call, any other function, or an awaitable.
-Step: TypeAlias = Call | Callable[[], Any] | Awaitable[Any]
+class Look(NamedTuple):
+    """An attribute that may have to be waited for."""
+
+    limiter: Limiter
+    name: str
+
+
+#: What may have to wait.
+Step: TypeAlias = Call | Look | Awaitable[Any]
 Steps: TypeAlias = Generator[Step, Any, T]
-
-#: Half of the threads that a loop's executor has.
-MOST_WAITING = max(1, min(32, (os.cpu_count() or 1) + 4) // 2)
-
-#: The limiters that have ever had to wait, in each loop.
-_waiting: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Limiter, asyncio.Semaphore]] = WeakKeyDictionary()
 
 
 def awaited(value: Any) -> Steps[Any]:
@@ -55,8 +50,8 @@ def run(steps: Steps[T]) -> T:
         try:
             if isinstance(step, Call):
                 answer = getattr(step.target, step.method)(*step.arguments)
-            elif callable(step):
-                answer = step()
+            elif isinstance(step, Look):
+                answer = getattr(*step)
             else:
                 raise TypeError(f"{step!r} has to be awaited, and this framework is synchronous")
             resume = partial(steps.send, answer)
@@ -65,7 +60,7 @@ def run(steps: Steps[T]) -> T:
 
 
 async def run_async(steps: Steps[T]) -> T:
-    """Does the steps on the running event loop, which goes on meanwhile."""
+    """Does the steps on the running event loop, which goes on meanwhile. Who is cancelled meanwhile holds nothing."""
     resume: Any = partial(next, steps)
     while True:
         try:
@@ -74,9 +69,9 @@ async def run_async(steps: Steps[T]) -> T:
             return done.value  # type: ignore[no-any-return]
         try:
             if isinstance(step, Call):
-                answer = await call_async(step)
-            elif callable(step):
-                answer = await asyncio.get_running_loop().run_in_executor(None, step)
+                answer = await getattr(step.target, f"{step.method}_async")(*step.arguments)
+            elif isinstance(step, Look):
+                answer = await elsewhere(step.limiter, partial(getattr, *step))
             else:
                 answer = await step
             resume = partial(steps.send, answer)
@@ -84,47 +79,3 @@ async def run_async(steps: Steps[T]) -> T:
             raise
         except BaseException as error:
             resume = partial(steps.throw, error)
-
-
-async def call_async(step: Call) -> Any:
-    """Calls a limiter or a permit. Who is cancelled meanwhile holds nothing.
-
-    What has to wait for a store takes a thread of the loop's executor. One limiter gets at most half of them, so that a store
-    that does not answer holds up nobody else: more of its requests wait without a thread.
-    """
-    target, method, arguments = step
-    ask = getattr(target, f"{method}_async")
-    limiter = target if isinstance(target, Limiter) else None
-    # To ask for the running loop takes longer than to decide.
-    slots = _waiting.get(asyncio.get_running_loop(), {}).get(limiter) if limiter and _waiting else None
-    if slots is not None and slots.locked():
-        async with slots:
-            return await ask(*arguments)
-    call = ask(*arguments)
-    try:
-        first = call.send(None)
-    except StopIteration as done:  # It did not have to wait, as most.
-        return done.value
-    if slots is None and limiter:
-        of_loop = _waiting.setdefault(asyncio.get_running_loop(), {})
-        slots = of_loop.setdefault(limiter, asyncio.Semaphore(MOST_WAITING))
-    if slots is None:
-        return await rest(call, first)
-    async with slots:
-        return await rest(call, first)
-
-
-@coroutine
-def rest(call: Any, pending: Any) -> Generator[Any, Any, Any]:
-    """Awaits a coroutine that has begun, and waits for something."""
-    while True:
-        try:
-            answer = yield pending
-        except BaseException as error:
-            proceed = partial(call.throw, error)
-        else:
-            proceed = partial(call.send, answer)
-        try:
-            pending = proceed()
-        except StopIteration as done:
-            return done.value

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import httpx2
 
 from ._httpx import AsyncExchange, AsyncStream, Exchange, Stream, wrapped
-from ._sending import IN_LOOP, IN_THREAD, Sending, in_loop, run
+from ._sending import IN_LOOP, IN_THREAD, Sending, run
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -58,7 +58,7 @@ class LimitedTransport(httpx2.BaseTransport):
 
 
 class AsyncLimitedTransport(httpx2.AsyncBaseTransport):
-    """For httpx2.AsyncClient(transport=…) in asyncio: each request waits for its limiters, and is then sent by another transport."""
+    """For httpx2.AsyncClient(transport=…), in asyncio or trio: each request waits for its limiters, and is then sent by another transport."""
 
     def __init__(
         self,
@@ -73,7 +73,6 @@ class AsyncLimitedTransport(httpx2.AsyncBaseTransport):
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         """Waits, sends, and heeds what the response says."""
-        in_loop("AsyncLimitedTransport")
         response: httpx2.Response = await self._sending.send(AsyncExchange(httpx2, request, self._transport, _AsyncStream))
         return response
 

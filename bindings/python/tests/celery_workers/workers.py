@@ -73,7 +73,7 @@ class Site:
                 [sys.executable, "-m", "celery", "-A", "work", "worker", "-P", pool, "-c", str(concurrency),
                  "-n", f"w{number}@here", "-l", "info", "--without-gossip", "--without-mingle", *options],
                 cwd=HERE, stdout=log, stderr=subprocess.STDOUT,
-                env=os.environ | {"WORK_FOLDER": str(self.folder), "WORK_BROKER": self.broker, "WORK_STORE": self.url},
+                env=os.environ | {"EVENTLET_NO_GREENDNS": "yes", "WORK_FOLDER": str(self.folder), "WORK_BROKER": self.broker, "WORK_STORE": self.url},
             )  # fmt: skip
         worker.log = path
         self.workers.append(worker)

@@ -27,6 +27,8 @@ if LIBRARY == "gevent":
     def kill(greenlet):
         greenlet.kill()
 else:
+    # Its own look-up of names imports every HTTP client that is installed, of which some cannot be with its sockets.
+    os.environ["EVENTLET_NO_GREENDNS"] = "yes"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # It would have its users leave.
         import eventlet as green

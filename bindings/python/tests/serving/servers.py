@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
+import hypercorn.trio
+import trio
 import uvicorn
 from werkzeug.serving import make_server
 
@@ -34,6 +36,34 @@ def asgi(app, **options):
         finally:
             # A stream that nobody reads need not end; what waits for a lifespan does.
             server.should_exit, server.force_exit = True, config.lifespan == "off"
+            thread.join(60)
+            assert not thread.is_alive(), "the server does not end"
+
+
+@contextmanager
+def asgi_in_trio(app):
+    """The same under hypercorn, in trio's event loop."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        config, ends = hypercorn.Config(), threading.Event()
+        config.errorlog = None
+        config.bind, config.graceful_timeout = [f"fd://{os.dup(listening.fileno())}"], 1
+
+        async def until_it_ends():
+            while not ends.is_set():
+                await trio.sleep(0.01)
+
+        async def main():
+            await hypercorn.trio.serve(app, config, shutdown_trigger=until_it_ends)
+
+        thread = threading.Thread(target=trio.run, args=(main,), daemon=True)
+        thread.start()
+        try:
+            base = "http://127.0.0.1:%d" % listening.getsockname()[1]
+            wait_until(lambda: is_up(base))
+            yield base
+        finally:
+            ends.set()
             thread.join(60)
             assert not thread.is_alive(), "the server does not end"
 

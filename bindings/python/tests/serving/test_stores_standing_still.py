@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import httpx
 import pytest
-from servers import asgi, wait_until
+from servers import asgi, asgi_in_trio, wait_until
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
@@ -43,7 +43,10 @@ def routes(**limits):
 
         return Route(f"/{name}", endpoint)
 
-    app = Starlette(routes=[route(name, one) for name, one in limits.items()])
+    async def up(request):
+        return PlainTextResponse("up")
+
+    app = Starlette(routes=[Route("/up", up), *(route(name, one) for name, one in limits.items())])
     app.add_middleware(LimitMiddleware)
     return app
 
@@ -53,8 +56,14 @@ def rate(store):
     return Limit(RateLimiter(store, "jobs", max_executions=1000, window_size_in_seconds=3600), key="address")
 
 
+@pytest.fixture(params=[asgi, asgi_in_trio], ids=["asyncio", "trio"])
+def served(request):
+    """Serves an app in an event loop."""
+    return request.param
+
+
 @pytest.mark.parametrize("kind", ["sqlite", "redis"])
-def test_other_routes_go_on(kind, request, tmp_path):
+def test_other_routes_go_on(kind, served, request, tmp_path):
     other = Store(request.getfixturevalue("server").url)
     if kind == "sqlite":
         stuck = Store(f"sqlite:{tmp_path}/stuck.db", timeout=100, durability="commit")
@@ -67,9 +76,9 @@ def test_other_routes_go_on(kind, request, tmp_path):
         standstill = redis.stopped()
     free = rate(Store(f"sqlite:{tmp_path}/free.db")), rate(other)
     app = routes(stuck=rate(stuck), free=free[0], other=free[1])
-    with asgi(app) as base, ThreadPoolExecutor(40) as pool:
+    with served(app) as base, ThreadPoolExecutor(40) as pool:
         with standstill:
-            # More than a loop's executor has threads.
+            # More than there are threads for them.
             waiting = [pool.submit(httpx.get, f"{base}/stuck", timeout=100) for _ in range(40)]
             answered = [httpx.get(f"{base}/{path}", timeout=60) for path in ("free", "other") * 20]
             assert [response.status_code for response in answered] == [200] * 40
@@ -78,12 +87,12 @@ def test_other_routes_go_on(kind, request, tmp_path):
         assert [one.result().status_code for one in waiting] == [200] * 40
 
 
-def test_who_gives_up_holds_nothing(server_of_its_own):
+def test_who_gives_up_holds_nothing(served, server_of_its_own):
     """The clients go while Redis stands still: what they would have taken comes back."""
     limiter = ConcurrencyLimiter(2, store=Store(server_of_its_own.url, timeout=100), name="jobs")
     with limiter.acquire():
         pass
-    with asgi(routes(stuck=Limit(limiter))) as base:
+    with served(routes(stuck=Limit(limiter))) as base:
         with server_of_its_own.stopped():
             for _ in range(8):
                 with pytest.raises(httpx.ReadTimeout):

@@ -6,14 +6,16 @@ Imported at the first use. Of the loops' own libraries none is imported here: wh
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal
 
 from .._native import Acquiring, Asked, Entered, Permit, Waiter
-from .waiters import Hub, Loop, Waiters, give_back
+from .waiters import Hub, Loop, Waiters, Whose, give_back
 
 
 def running() -> Loop:
-    """The event loop of the coroutine that is running."""
+    """The event loop of the coroutine that is running. Raises RuntimeError if there is none."""
     trio = sys.modules.get("trio")
     if trio is not None and trio.lowlevel.in_trio_task():
         from .on_trio import TrioLoop
@@ -60,11 +62,16 @@ async def ask(asked: Asked) -> Any:
     An end goes on if the task that awaits it is cancelled; a start is given back.
     """
     answer = asked.answer(False)
-    if answer is not False:
-        return answer
+    return answer if answer is not False else await elsewhere(asked, partial(asked.answer, True))
+
+
+async def elsewhere(of: Whose, work: Callable[[], Any], undo: Callable[[Any], object] = give_back) -> Any:
+    """Does what may wait for a store in another thread, to its end. If the task that awaits it is cancelled, `undo` is told what
+    came of it; it waits for nothing."""
     loop = running()
     told = loop.answer()
-    loop.send(lambda: outcome_of(asked), told.tell, give_back)
+    told.undo = undo
+    loop.send(of, partial(outcome_of, work), told.tell, undo)
     try:
         await told.wait()
     except BaseException:
@@ -73,11 +80,21 @@ async def ask(asked: Asked) -> Any:
     return told.take()
 
 
-def outcome_of(asked: Asked) -> Any:
+def outcome_of(work: Callable[[], Any]) -> Any:
     try:
-        return asked.answer(True)
+        return work()
     except Exception as error:
         return error
+
+
+async def sleep(seconds: float) -> None:
+    loop = running()
+    told = loop.answer()
+    cancel = loop.call_later(seconds, partial(told.tell, None))
+    try:
+        await told.wait()
+    finally:
+        cancel()
 
 
 async def enter(asked: Acquiring, entered: Entered) -> Permit:

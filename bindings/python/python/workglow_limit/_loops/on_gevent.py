@@ -8,7 +8,7 @@ from typing import Any, Literal
 import gevent as _gevent  # type: ignore[import-untyped, unused-ignore]
 from gevent import _hub_local, event as _event  # type: ignore[import-untyped, unused-ignore]
 
-from .waiters import FAR, Answer, Hub, T
+from .waiters import FAR, Answer, Hub, T, Whose
 
 gevent: Any = _gevent
 get_hub_if_exists: Any = _hub_local.get_hub_if_exists
@@ -47,7 +47,7 @@ class GeventHub(Hub):
     def tell(self, function: Callable[[], object]) -> None:
         gevent.spawn(function)
 
-    def send(self, work: Callable[[], T], back: Callable[[T], object], late: Callable[[T], object]) -> None:
+    def send(self, of: Whose, work: Callable[[], T], back: Callable[[T], object], late: Callable[[T], object]) -> None:
         # A hub that nothing can wake up ends with an error, and does not know of our threads.
         cancel = self.call_later(FAR, lambda: None)
 
@@ -55,7 +55,7 @@ class GeventHub(Hub):
             cancel()
             back(outcome)
 
-        super().send(work, returned, late)
+        super().send(of, work, returned, late)
 
 
 def hub() -> GeventHub | Literal[False] | None:

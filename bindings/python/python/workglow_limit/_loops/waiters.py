@@ -9,13 +9,16 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from time import monotonic
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 from weakref import WeakSet
 
 from .._errors import LimitError
-from .._native import Decision, Permit, Waiter, call_elsewhere
+from .._native import Asked, Decision, Limiter, Line, Permit, Waiter, call_elsewhere
 
 T = TypeVar("T")
+
+#: What waits for a store; a number of that store.
+Whose: TypeAlias = "Limiter | Permit | Asked | Line | int"
 
 #: No timer is set further ahead than this, in seconds. Some loops cannot.
 FAR = 3600.0
@@ -27,18 +30,19 @@ NOTHING = object()
 class Answer:
     """What somebody waits for. It is told in the thread of the loop."""
 
-    __slots__ = "__weakref__", "_loop", "_outcome", "_wake", "is_left", "told_in", "wait"
+    __slots__ = "__weakref__", "_loop", "_outcome", "_wake", "is_left", "told_in", "undo", "wait"
 
     def __init__(self, loop: Loop, wake: Callable[[], object], wait: Callable[[], Any]) -> None:
         self._loop, self._wake = loop, wake
         self.wait = wait  # Answers something to await; in a greenlet, after the wait.
+        self.undo: Callable[[Any], object] = give_back  # Is told what nobody waits for any more.
         self.is_left = False
         self.told_in = 0  # The process. What a fork copied is the parent's.
         self._outcome: Any = NOTHING
 
     def tell(self, outcome: object) -> None:
         if self.is_left:
-            give_back(outcome)
+            self.undo(outcome)
         else:
             self._outcome, self.told_in = outcome, os.getpid()
             self._wake()
@@ -63,7 +67,7 @@ class Answer:
         self.is_left = True
         if self._outcome is NOTHING:
             return True
-        give_back(self._outcome)
+        self.undo(self._outcome)
         return False
 
 
@@ -90,25 +94,39 @@ class Loop(ABC):
         """Calls a function of the program's."""
         function()
 
-    def send(self, work: Callable[[], T], back: Callable[[T], object], late: Callable[[T], object]) -> None:
-        """Does some work, which may wait, in another thread, and then tells `back` in the loop what came of it; if that has
-        ended by then, `late` in the other thread."""
+    def send(self, of: Whose, work: Callable[[], T], back: Callable[[T], object], late: Callable[[T], object]) -> None:
+        """Does some work, which may wait for a store, in another thread, and then tells `back` in the loop what came of it. If
+        that ends before, it tells `late`, in any thread."""
 
         def elsewhere() -> None:
-            outcome = work()
-            try:
-                self.call_soon_threadsafe(back, outcome)
-            except RuntimeError:
-                late(outcome)
+            with suppress(RuntimeError):
+                self.call_soon_threadsafe(Delivery(work(), back, late))
 
-        call_elsewhere(elsewhere)
+        call_elsewhere(of, elsewhere)
+
+
+class Delivery(Generic[T]):
+    """What a loop calls, or drops when it ends."""
+
+    __slots__ = "_back", "_is_delivered", "_late", "_outcome"
+
+    def __init__(self, outcome: T, back: Callable[[T], object], late: Callable[[T], object]) -> None:
+        self._outcome, self._back, self._late, self._is_delivered = outcome, back, late, False
+
+    def __call__(self) -> None:
+        self._is_delivered = True
+        self._back(self._outcome)
+
+    def __del__(self) -> None:
+        if not self._is_delivered:
+            self._late(self._outcome)
 
 
 def give_back(outcome: object) -> None:
     """Cancels a start that nobody wants any more."""
     permit = outcome.permit if isinstance(outcome, Decision) else outcome
     if isinstance(permit, Permit):
-        call_elsewhere(partial(cancel, permit))
+        call_elsewhere(permit, partial(cancel, permit))
 
 
 def cancel(permit: Permit) -> None:
@@ -151,11 +169,11 @@ class Hub(Loop):
                 permit: Permit = joined.take()
                 return permit
 
-    def run(self, work: Callable[[], None]) -> None:
+    def run(self, of: int, work: Callable[[], None]) -> None:
         """Does some work in another thread, while other greenlets go on."""
         answer = self.answer()
         under_way.add(answer)
-        self.send(work, answer.tell, lambda _: None)
+        self.send(of, work, answer.tell, lambda _: None)
         answer.wait()
 
 
@@ -284,7 +302,7 @@ class Waiters:
             self._sent, self._asking = self._asking, deque()
             self._is_away = True
             self._lines[self._loop.native] = self
-            self._loop.send(partial(self._work, self._sent), self._back, self._late)
+            self._loop.send(self._line, partial(self._work, self._sent), self._back, self._late)
 
     # ---- elsewhere ----
 
@@ -300,10 +318,15 @@ class Waiters:
 
     def _late(self, done: Any) -> None:
         """The loop has ended, and nobody waits there any more."""
+        call_elsewhere(self._line, partial(self._abandon, *done))
+
+    def _abandon(self, joined: Any, over: Any) -> None:
         self._lines.pop(self._loop.native, None)
-        joined, over = done
         for *_, outcome in (*joined, *over):
             give_back(outcome)
+        for waiter in (*self._left, *(waiter for waiter, *_ in (*joined, *self._answers.values()))):
+            self._line.leave(waiter)
+        self._line.advance(True)  # What leaving has left to do.
 
     # ---- in the loop again ----
 
