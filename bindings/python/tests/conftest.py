@@ -19,6 +19,14 @@ DATABASES = 10_000
 numbers = itertools.count(1)
 
 
+def until(is_so):
+    """Waits for what happens by itself."""
+    end = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < end, "it has not happened"
+        time.sleep(0.005)
+
+
 @pytest.fixture(params=["memory", "sqlite"])
 def url(request, tmp_path):
     """The address of a new store, of each kind."""

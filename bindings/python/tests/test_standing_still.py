@@ -7,7 +7,7 @@ import time
 from contextlib import contextmanager
 
 import pytest
-from conftest import run
+from conftest import run, until
 
 from workglow_limit import AcquireTimeout, LimitError, RateLimiter, Store
 
@@ -111,10 +111,7 @@ def test_a_loop_that_ends_leaves_nothing_behind(call, is_cancelled, store, tmp_p
             for task in tasks:
                 task._log_destroy_pending = False
         loop.close()
-    end = time.monotonic() + 60
-    while limiter.peek().remaining < 10:
-        assert time.monotonic() < end, limiter.peek()
-        time.sleep(0.005)
+    until(lambda: limiter.peek().remaining == 10)
 
 
 @pytest.mark.parametrize("how", ["begin immediate", "select"])

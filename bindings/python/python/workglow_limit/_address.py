@@ -36,6 +36,12 @@ class Reader(Protocol):
         ...
 
 
+def hashed(key: str) -> str:
+    from hashlib import sha256
+
+    return f"sha256:{sha256(key.encode('utf-8', 'surrogatepass')).hexdigest()}"
+
+
 class Host(NamedTuple):
     """What is known of an address."""
 
@@ -79,7 +85,10 @@ class Addresses:
         else:
             values = self._reader.header(request, kind.removeprefix("header:"))
             found = ",".join(values) or None
-        return f"address:{self.address(request)}" if found is None else found
+        if found is None:
+            return f"address:{self.address(request)}"
+        # What clients choose must not look like what is made here.
+        return hashed(found) if found.startswith(("address:", "sha256:")) else found
 
     def address(self, request: Any) -> str:
         """The client's address, as keys call it."""

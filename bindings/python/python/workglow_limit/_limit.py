@@ -8,6 +8,7 @@ from inspect import iscoroutinefunction
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
+from ._address import Addresses, hashed
 from ._derived import refuse
 from ._errors import LimitError
 from ._native import CompositeLimiter, LeakyBucketLimiter, Limiter, TokenBucketLimiter
@@ -16,7 +17,6 @@ from ._steps import Call, Look, Step, Steps, awaited
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from ._address import Addresses
     from ._native import Decision
 
 #: An operator may change a policy: its window is looked up again after so many seconds.
@@ -190,12 +190,8 @@ def unquoted(item: str) -> str:
 
 def shortened(key: str) -> str:
     """A key that every store takes: what clients send may be of any length."""
-    if len(key) <= 256:
-        return key
-    from hashlib import sha256
-
-    text = key.encode("utf-8", "surrogatepass")
-    return key if len(text) <= 1024 else f"sha256:{sha256(text).hexdigest()}"
+    is_short = len(key) <= 256 or len(key.encode("utf-8", "surrogatepass")) <= 1024
+    return key if is_short else hashed(key)
 
 
 def is_token(text: str) -> bool:

@@ -16,6 +16,7 @@ import requests
 import trio
 import urllib3
 from clients import CLIENTS, AsyncHttpx, Requests, Urllib3
+from conftest import until
 from fake import serving
 
 import workglow_limit.httpx2
@@ -47,13 +48,6 @@ def server():
 def rate():
     """Its clock stands still, so what is left of a pause is all of it, and nothing comes back."""
     return RateLimiter(Store("memory:", clock=ManualClock()), "api", max_executions=100, window_size_in_seconds=60)
-
-
-def wait_until(is_so):
-    end = time.monotonic() + 60
-    while not is_so():
-        assert time.monotonic() < end, "it has not happened"
-        time.sleep(0.005)
 
 
 def used(limiter, key=None):
@@ -381,7 +375,7 @@ def test_who_is_cancelled_while_waiting_holds_nothing(server, rate):
         await client.end()
 
     asyncio.run(main())
-    wait_until(lambda: used(rate) == 60)
+    until(lambda: used(rate) == 60)
     assert not server.arrivals
 
 

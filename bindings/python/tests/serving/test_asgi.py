@@ -164,6 +164,12 @@ def test_keys():
         keys = [{"X-API-Key": "a"}, {"x-api-key": "b"}, {"X-API-Key": "a"}, {"X-API-Key": "x" * 5000}, {"X-API-Key": "x" * 5000}]
         assert [httpx.get(base, headers=headers).status_code for headers in [*keys, {}, {}]] == [200, 200, 429, 200, 429, 200, 429]
 
+    one = rate(1)
+    with asgi(starlette(Limit(one, key="header:X-API-Key"))) as base:
+        claims = [{"X-API-Key": claim} for claim in ("address:127.0.0.1", "sha256:" + "0" * 64)]
+        assert [httpx.get(base, headers=headers).status_code for headers in [*claims, {}]] == [200] * 3, "nobody chooses another's key"
+        assert one.peek("address:127.0.0.1").remaining == 0 and one.peek("sha256:" + "0" * 64).remaining == 1
+
     async def tenant(scope):
         await asyncio.sleep(0)
         return scope["path"]
