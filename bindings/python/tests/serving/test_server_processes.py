@@ -18,7 +18,9 @@ LIMIT, WINDOWS = 20, 3
 
 SERVERS = {
     "fastapi": ("uvicorn", "apps:api", "--workers", "2", "--port", "PORT", "--no-proxy-headers", "--log-level", "critical"),
+    "fastapi-trio": ("hypercorn", "apps:api", "--workers", "2", "--worker-class", "trio", "--bind", "127.0.0.1:PORT", "--log-level", "critical"),
     "flask": ("gunicorn", "apps:of_flask", "--workers", "2", "--threads", "4", "--bind", "127.0.0.1:PORT", "--log-level", "critical"),
+    "flask-gevent": ("gunicorn", "apps:of_flask", "--workers", "2", "--worker-class", "gevent", "--bind", "127.0.0.1:PORT", "--log-level", "critical"),
     "django": ("gunicorn", "apps:of_django", "--workers", "2", "--threads", "4", "--bind", "127.0.0.1:PORT", "--log-level", "critical"),
     "django-async": ("uvicorn", "apps:of_django_async", "--workers", "2", "--port", "PORT", "--no-proxy-headers", "--lifespan", "off"),
 }
@@ -41,9 +43,9 @@ def test_never_over_the_limit(server_name, store, request, tmp_path):
 
         with ThreadPoolExecutor(6) as pool:
             clients = [pool.submit(hammer, n) for n in range(6)]
-            # Until so many windows have been full.
+            # Until so many windows have been full, and the kernel has given connections to both processes.
             end = time.monotonic() + 120
-            while len(read(log)) < WINDOWS * LIMIT and time.monotonic() < end:
+            while (len(read(log)) < WINDOWS * LIMIT or len(os.listdir(log)) < 2) and time.monotonic() < end:
                 time.sleep(0.05)
             over.set()
         [client.result() for client in clients]
