@@ -288,7 +288,7 @@ impl Timed {
                 reserve: as_place,
                 ..Ask::now(found.table.windows.as_slice(), weight, found.gate)
             };
-            let answer = match patience > 0 && asked > usual {
+            let answer = match asked > usual {
                 true => self.take_for_long(found, &ask)?,
                 false => self.take_shared::<false>(found, &ask, true, &mut View::default())?,
             };

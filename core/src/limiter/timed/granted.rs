@@ -103,7 +103,8 @@ impl Timed {
         self.take_looking::<LOOK>(found, ask, view)
     }
 
-    /// Takes a place that is good for longer than what is granted: so the server keeps it. What is at hand starts.
+    /// Takes a place that is good for longer than what is granted: the server keeps it. What is at hand starts. Nothing more is
+    /// asked to be granted, because a promise of a later start would come before the place, and go unused.
     pub(super) fn take_for_long(&self, found: &Key, ask: &Ask) -> Result<Answer, Blocked> {
         if Self::is_granted(found.table)
             && !ask.reserve
