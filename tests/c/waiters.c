@@ -160,7 +160,7 @@ static int starts_late(const wgl_waiter_options *options) {
     advance(1300 * MS);
     int status = wgl_waiter_step(waiter, &permit, NULL);
     if (status == WGL_OK)
-        IS(WGL_OK, wgl_ready_at(limiter, &permit, &ready_ns));
+        IS(WGL_OK, wgl_permit_ready_at(limiter, &permit, &ready_ns));
     wgl_waiter_free(waiter);
     end();
     return status;

@@ -400,12 +400,9 @@ def test_spans_of_a_place(store, call, name):
 
 
 def test_a_place_that_is_brought_has_a_grace_of_its_own(store):
-    limiter = rate(store)
-    place = limiter.reserve()
-    for call in limiter.acquire, limiter.acquire_async:
+    for call in rate(store).acquire, rate(store).acquire_async:
         with pytest.raises(InvalidArgument, match="^grace is 0.5: expected none beside a place, which has its own$"):
-            call(place=place, grace=0.5)
-    assert limiter.present(place).started
+            call(place="x", grace=0.5)
 
 
 def test_places(store):
