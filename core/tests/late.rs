@@ -57,22 +57,30 @@ impl Waiting {
         waiting
     }
 
-    /// Does what is due: does it start?
+    /// Does all that is due: does it start?
     fn start(&mut self, limiter: &Shared) -> Option<RawPermit> {
-        let mut over = Vec::new();
         match self {
-            Waiting::AtSeat(seat) => match seat.step(&**limiter).unwrap() {
-                Step::Admitted(permit) => return Some(permit),
-                Step::Sleep(_) => {}
-                Step::Expired(after) => panic!("expired, for {after:?}"),
+            Waiting::AtSeat(seat) => loop {
+                match seat.step(&**limiter).unwrap() {
+                    Step::Admitted(permit) => return Some(permit),
+                    Step::Sleep(Duration::ZERO) => {}
+                    Step::Sleep(_) => return None,
+                    Step::Expired(after) => panic!("expired, for {after:?}"),
+                }
             },
-            Waiting::InLine(line) => _ = line.advance(&mut over),
+            Waiting::InLine(line) => advance(line).pop().map(|(_, outcome)| match outcome {
+                Outcome::Admitted(permit) => permit,
+                other => panic!("{other:?}"),
+            }),
         }
-        over.pop().map(|(_, outcome)| match outcome {
-            Outcome::Admitted(permit) => permit,
-            other => panic!("{other:?}"),
-        })
     }
+}
+
+/// Does all that is due, which may be more than one call does.
+fn advance(line: &mut Line) -> Vec<(WaiterId, Outcome)> {
+    let mut over = Vec::new();
+    while line.advance(&mut over) == Some(Duration::ZERO) {}
+    over
 }
 
 fn fill(limiter: &dyn Limiter, units: u64) {
@@ -155,15 +163,14 @@ fn a_whole_line_starts_as_if_its_driver_had_not_been_held_up() {
         for _ in 0..4 {
             assert!(matches!(line.join(Waiter::new("", 1).grace(grace)).unwrap(), Joined::Waiting(_)));
         }
-        let mut over = Vec::new();
         // Only the first of them holds a place far ahead. The others' are taken in time.
         clock.advance(WINDOW - ms(300));
-        line.advance(&mut over);
+        assert_eq!(advance(&mut line), []);
         // Now it is held up; whoever asks meanwhile comes behind those who have places.
         clock.advance(ms(50));
         let others: Vec<Duration> = [(); 4].map(|()| place(&*limiter, 1).1).into();
         clock.advance(LATE);
-        line.advance(&mut over);
+        let over = advance(&mut line);
         let started = over.iter().filter(|(_, outcome)| matches!(outcome, Outcome::Admitted(_))).count();
         assert_eq!(over.len(), started);
         assert_eq!(started, if grace.is_zero() { 0 } else { 4 }, "grace {grace:?}; others after {others:?}");
@@ -198,6 +205,24 @@ fn a_limit_that_is_always_waited_for_delivers_its_capacity_to_whoever_comes_in_t
 /// By how much the second is more than the first and a hundredth of it.
 fn over_a_hundredth(first: Duration, second: Duration) -> Duration {
     second.saturating_sub(first + first / 100)
+}
+
+#[test]
+fn whoever_has_left_has_no_grace_any_more() {
+    let (clock, store) = clocked();
+    let limiter = of(&store, "1/1m");
+    fill(&*limiter, 1);
+    let mut line = Line::new(limiter.clone());
+    let Joined::Waiting(id) = line.join(Waiter::new("", 1).grace(ENOUGH)).unwrap() else { panic!() };
+    assert!(matches!(line.join(Waiter::new("", 1)).unwrap(), Joined::Waiting(_)));
+    line.leave(id);
+    // The other one has its place, but that is forgotten now.
+    clock.advance(WINDOW / 2);
+    limiter.clear("").unwrap();
+    fill(&*limiter, 1);
+    clock.advance(WINDOW / 2);
+    assert_eq!(advance(&mut line), []);
+    assert_eq!(place(&*limiter, 1).1, WINDOW / 2 + ms(50) + WINDOW);
 }
 
 #[test]
