@@ -75,7 +75,7 @@
 #define WGL_CUSTOM_LIMITER_TABLE_INIT \
     { sizeof(wgl_custom_limiter_table), 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL }
 #define WGL_DECISION_INIT { sizeof(wgl_decision), 0, 0, 0, 0, 0, 0, NULL, { { 0, 0, 0, 0, 0, 0, 0, 0 } } }
-#define WGL_WAITER_OPTIONS_INIT { sizeof(wgl_waiter_options), 0, 1, WGL_FOREVER }
+#define WGL_WAITER_OPTIONS_INIT { sizeof(wgl_waiter_options), 0, 1, WGL_FOREVER, 0 }
 #define WGL_COUNTS_INIT { sizeof(wgl_counts), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 
@@ -488,6 +488,9 @@ typedef struct {
     uint64_t weight;
     // The longest wait. WGL_FOREVER: as long as it takes. INIT: WGL_FOREVER.
     uint64_t timeout_ns;
+    // How late it may come for its place without losing it, at least: at most 366 days. While its place is kept for it nobody
+    // else has that start, so ask for no more than is needed. WGL_DEFAULT_GRACE: as is usual. INIT: WGL_DEFAULT_GRACE.
+    uint64_t grace_ns;
 } wgl_waiter_options;
 
 // Counts of a limit, or of one key. Begin with WGL_COUNTS_INIT. The caller owns it.
@@ -961,7 +964,7 @@ int wgl_acquire(const wgl_limiter *limiter,
                 wgl_permit *permit,
                 uint64_t *retry_after_ns);
 
-// As wgl_acquire, with a priority; `options` may be NULL.
+// As wgl_acquire, with a priority and a grace; `options` may be NULL.
 //
 // Fails as wgl_try_acquire does.
 int wgl_acquire_with(const wgl_limiter *limiter,

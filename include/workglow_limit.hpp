@@ -127,11 +127,12 @@ inline std::pair<const char *, std::size_t> key_or_limit(std::optional<std::stri
     return {key->data() == nullptr ? "" : key->data(), key->size()};
 }
 
-inline wgl_waiter_options waiter_options(std::uint64_t weight, Duration timeout, std::int32_t priority) {
+inline wgl_waiter_options waiter_options(std::uint64_t weight, Duration timeout, std::int32_t priority, Duration grace) {
     wgl_waiter_options options = WGL_WAITER_OPTIONS_INIT;
     options.weight = weight;
     options.timeout_ns = span("timeout", timeout);
     options.priority = priority;
+    options.grace_ns = ns("grace", grace);
     return options;
 }
 
@@ -356,11 +357,12 @@ public:
 
     /// Waits for room. Nothing if there is none before the timeout, which is said at once if it can be known at once: there
     /// may be some after `retry_after`, if that is asked for, so stay away for so long. Of the waiters in this process
-    /// those with lower priorities start first, and equal ones in the order in which they asked.
+    /// those with lower priorities start first, and equal ones in the order in which they asked. It may come late for its
+    /// place by `grace` without losing it, if that is more than usual.
     [[nodiscard]] std::optional<Permit> acquire(std::string_view key = {}, std::uint64_t weight = 1,
                                                 Duration timeout = forever, std::int32_t priority = 0,
-                                                Duration *retry_after = nullptr) const {
-        const wgl_waiter_options options = detail::waiter_options(weight, timeout, priority);
+                                                Duration *retry_after = nullptr, Duration grace = {}) const {
+        const wgl_waiter_options options = detail::waiter_options(weight, timeout, priority, grace);
         std::uint64_t after_ns = 0;
         std::optional<Permit> permit = permit_if(
             [&](wgl_permit *raw) { return wgl_acquire_with(get(), key.data(), key.size(), &options, raw, &after_ns); });
@@ -372,7 +374,7 @@ public:
 
     /// The same wait in steps: see Waiter.
     [[nodiscard]] Waiter waiter(std::string_view key = {}, std::uint64_t weight = 1, Duration timeout = forever,
-                                std::int32_t priority = 0) const;
+                                std::int32_t priority = 0, Duration grace = {}) const;
 
     /// A wait for a place's time in steps. The place is used up.
     [[nodiscard]] Waiter waiter(Place &place, Duration timeout = forever) const;
@@ -558,8 +560,8 @@ private:
 };
 
 inline Waiter Limiter::waiter(std::string_view key, std::uint64_t weight, Duration timeout,
-                              std::int32_t priority) const {
-    const wgl_waiter_options options = detail::waiter_options(weight, timeout, priority);
+                              std::int32_t priority, Duration grace) const {
+    const wgl_waiter_options options = detail::waiter_options(weight, timeout, priority, grace);
     wgl_waiter *made = nullptr;
     detail::ok(wgl_waiter_new(get(), key.data(), key.size(), &options, &made));
     return Waiter(limiter_, made);

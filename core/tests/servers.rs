@@ -227,6 +227,26 @@ fn who_leaves_a_line_where_it_must_not_wait_leaves_its_place_to_whoever_may() {
 }
 
 #[test]
+fn who_asked_for_grace_still_has_its_place_when_it_comes_late() {
+    for server in Server::each("servers-grace") {
+        // By what is granted, which lasts a twentieth of a second here; and where the server decides each start.
+        for url in [server.url(), server.direct_url()] {
+            let window = Duration::from_secs(1);
+            let machines = [0, 1].map(|_| Store::new(&url).unwrap());
+            let [limiter, other] = machines.each_ref().map(|store| rate(store, &url, 1, window));
+            assert!(admits(&limiter, ""));
+            let mut waits = Seat::new(Waiter::new("", 1).grace(Duration::from_secs(60)));
+            assert!(matches!(waits.step(&limiter).unwrap(), Step::Sleep(_)));
+            assert!(matches!(other.reserve("", 1, None, None).unwrap(), Reserved::Place { .. }));
+            std::thread::sleep(window + Duration::from_millis(400));
+            let step = waits.step(&limiter).unwrap();
+            let Step::Admitted(permit) = step else { panic!("it waits again: {url}: {waits:?}") };
+            assert!(limiter.ready_at(&permit).is_some(), "it started with its place: {url}");
+        }
+    }
+}
+
+#[test]
 fn a_composite_ends_what_had_to_wait_when_it_is_asked_again() {
     for server in Server::each("servers-composite") {
         let store = Store::new(&server.url()).unwrap();
@@ -297,7 +317,7 @@ fn a_server_that_lost_all_starts_nothing_until_what_it_had_is_over() {
     let mut server = RedisServer::start("servers-lost");
     let url = format!("{}?grants=never", server.url());
     let direct = || Store::new(&url).unwrap();
-    let window = Duration::from_secs(2);
+    let window = Duration::from_secs(1);
     let limiter = |store: &Store| rate(store, "api", 5, window);
     let (old, new) = (direct(), direct());
     let (old, new) = (limiter(&old), limiter(&new));

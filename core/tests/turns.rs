@@ -219,7 +219,7 @@ fn whoever_is_late_loses_its_own_place_and_nobody_elses() {
         options.clock = Some(clock.clone());
         let store = Store::with_options("memory:", options).unwrap();
         let limiter = store.limiter(policy, policy).unwrap();
-        let terms = Terms { most: None, grace: ms(100), as_place: false };
+        let terms = Terms { most: None, grace: ms(100), ..Terms::NOW };
         let (mut random, mut started, mut lost) = (Random::new(), 0, 0);
         // When each is ready, and is it one that was told to come back for a place?
         let mut places: Vec<(Duration, bool, RawPermit)> = Vec::new();

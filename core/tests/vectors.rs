@@ -200,14 +200,18 @@ fn run(case: &Case, url: &str) -> usize {
                     }
                     Attempt::Denied(_) => word("denied"),
                 },
-                "acquire" => match Seat::new(Waiter::new(key, weight).timeout(Some(span()))).step(&*limiter)? {
-                    Step::Admitted(permit) => {
-                        taken = Some(permit);
-                        word("admitted")
+                "acquire" => {
+                    let grace = arguments.get("grace").map_or(0, |us| us.parse().unwrap());
+                    let waiter = Waiter::new(key, weight).timeout(Some(span())).grace(Duration::from_micros(grace));
+                    match Seat::new(waiter).step(&*limiter)? {
+                        Step::Admitted(permit) => {
+                            taken = Some(permit);
+                            word("admitted")
+                        }
+                        Step::Expired(_) => word("expired"),
+                        Step::Sleep(nap) => word(&format!("sleep {nap:?}")),
                     }
-                    Step::Expired(_) => word("expired"),
-                    Step::Sleep(nap) => word(&format!("sleep {nap:?}")),
-                },
+                }
                 "can_proceed" => word(if limiter.can_proceed(key)? { "yes" } else { "no" }),
                 "next_available" => {
                     let at = limiter.next_available_time(key)?;

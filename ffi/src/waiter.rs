@@ -3,10 +3,10 @@
 use crate::calls::{WGL_FOREVER, on_key, span, tell};
 use crate::input::{self, Sized32, given, hand_out, invalid, options};
 use crate::limiter::wgl_limiter;
-use crate::permit::wgl_permit;
+use crate::permit::{WGL_DEFAULT_GRACE, wgl_permit};
 use crate::status::{WGL_DENIED, WGL_OK, WGL_WAITING, guard};
 use std::ffi::{c_char, c_int};
-use std::mem::MaybeUninit;
+use std::mem::{MaybeUninit, offset_of};
 use std::sync::Arc;
 use std::time::Duration;
 use workglow_limit::{Attempt, Limiter, Result, Seat, Step, Waiter, acquire};
@@ -23,23 +23,28 @@ pub struct wgl_waiter_options {
     pub weight: u64,
     /// The longest wait. WGL_FOREVER: as long as it takes. INIT: WGL_FOREVER.
     pub timeout_ns: u64,
+    /// How late it may come for its place without losing it, at least: at most 366 days. While its place is kept for it nobody
+    /// else has that start, so ask for no more than is needed. WGL_DEFAULT_GRACE: as is usual. INIT: WGL_DEFAULT_GRACE.
+    pub grace_ns: u64,
 }
 
 // SAFETY: it begins with its size, and is numbers.
 unsafe impl Sized32 for wgl_waiter_options {
     const NAME: &'static str = "waiter options";
+    const FIRST: usize = offset_of!(Self, grace_ns);
 }
 
 /// What holds where there are no options: what WGL_WAITER_OPTIONS_INIT says.
 const DEFAULT: wgl_waiter_options =
-    wgl_waiter_options { struct_size: 0, priority: 0, weight: 1, timeout_ns: WGL_FOREVER };
+    wgl_waiter_options { struct_size: 0, priority: 0, weight: 1, timeout_ns: WGL_FOREVER, grace_ns: WGL_DEFAULT_GRACE };
 
 /// # Safety
 /// `theirs` is NULL, or points to options of the size that they say.
 unsafe fn waiter(key: &str, theirs: *const wgl_waiter_options) -> Result<Waiter<'_>> {
     // SAFETY: the caller's promise.
     let wish = if theirs.is_null() { DEFAULT } else { unsafe { options(theirs) }? };
-    Ok(Waiter::new(key, wish.weight).priority(wish.priority).timeout(span(wish.timeout_ns, WGL_FOREVER)))
+    let waiter = Waiter::new(key, wish.weight).priority(wish.priority).timeout(span(wish.timeout_ns, WGL_FOREVER));
+    Ok(waiter.grace(Duration::from_nanos(wish.grace_ns)))
 }
 
 /// Waits, and writes what comes of it.
@@ -86,7 +91,7 @@ pub unsafe extern "C" fn wgl_acquire(
     unsafe { on_key(limiter, key, key_len, call) }
 }
 
-/// As wgl_acquire, with a priority; `options` may be NULL.
+/// As wgl_acquire, with a priority and a grace; `options` may be NULL.
 ///
 /// Fails as wgl_try_acquire does.
 #[unsafe(no_mangle)]

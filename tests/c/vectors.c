@@ -259,7 +259,11 @@ static void step(const char *file, int line, char *text) {
             keep(as, &permit);
         word = status == WGL_OK ? "admitted" : "denied";
     } else if (strcmp(call, "acquire") == 0) {
-        status = wgl_acquire(now.limiter, key, length, weight, span_ns, &permit, NULL);
+        wgl_waiter_options options = WGL_WAITER_OPTIONS_INIT;
+        options.weight = weight;
+        options.timeout_ns = span_ns;
+        options.grace_ns = grace_text == NULL ? WGL_DEFAULT_GRACE : strtoull(grace_text, NULL, 10) * 1000;
+        status = wgl_acquire_with(now.limiter, key, length, &options, &permit, NULL);
         if (status == WGL_OK)
             keep(as, &permit);
         word = status == WGL_OK ? "admitted" : "expired";

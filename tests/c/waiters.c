@@ -1,6 +1,7 @@
 // Waits in steps, priorities, and how long to stay away. By a manual clock, but for the last one; one start a second.
 #include "check.h"
 #include <pthread.h>
+#include <stddef.h>
 
 #define MS UINT64_C(1000000)
 
@@ -147,6 +148,38 @@ static void a_place_in_steps(void) {
     end();
 }
 
+// Behind it somebody else waits, so whoever loses its place waits again.
+static int starts_late(const wgl_waiter_options *options) {
+    wgl_permit permit = {{0}}, behind = {{0}};
+    wgl_waiter *waiter = NULL;
+    int64_t ready_ns = 0;
+    begin(1);
+    MUST(wgl_waiter_new(limiter, NULL, 0, options, &waiter));
+    IS(WGL_WAITING, wgl_waiter_step(waiter, &permit, NULL));
+    MUST(wgl_reserve(limiter, NULL, 0, 1, WGL_FOREVER, WGL_DEFAULT_GRACE, &behind, NULL));
+    advance(1300 * MS);
+    int status;
+    uint64_t nap_ns = 0;
+    while ((status = wgl_waiter_step(waiter, &permit, &nap_ns)) == WGL_WAITING && nap_ns == 0)
+        continue;
+    if (status == WGL_OK)
+        IS(WGL_OK, wgl_permit_ready_at(limiter, &permit, &ready_ns));
+    wgl_waiter_free(waiter);
+    end();
+    return status;
+}
+
+static void a_grace(void) {
+    wgl_waiter_options options = WGL_WAITER_OPTIONS_INIT;
+    IS(WGL_WAITING, starts_late(NULL));
+    IS(WGL_WAITING, starts_late(&options));
+    options.grace_ns = 500 * MS;
+    IS(WGL_OK, starts_late(&options));
+    // A program that was built before there was one.
+    options.struct_size = offsetof(wgl_waiter_options, grace_ns);
+    IS(WGL_WAITING, starts_late(&options));
+}
+
 static void bad_waiters(void) {
     wgl_waiter_options options = WGL_WAITER_OPTIONS_INIT, small = WGL_WAITER_OPTIONS_INIT;
     wgl_waiter *waiter = NULL;
@@ -169,6 +202,9 @@ static void bad_waiters(void) {
     wgl_waiter_free(waiter);
     options.weight = 2;
     REFUSED(WGL_WEIGHT_EXCEEDS_CAPACITY, "at most 1", wgl_acquire_with(limiter, NULL, 0, &options, &permit, NULL));
+    options.weight = 1;
+    options.grace_ns = WGL_NO_GRACE;
+    REFUSED(WGL_INVALID_ARGUMENT, "at most 366 days", wgl_acquire_with(limiter, NULL, 0, &options, &permit, NULL));
     end();
 }
 
@@ -207,6 +243,7 @@ int main(void) {
     steps_in_order();
     a_wait_ends();
     a_place_in_steps();
+    a_grace();
     bad_waiters();
     threads_and_steps();
     return summary("waiters");

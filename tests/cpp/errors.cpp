@@ -97,6 +97,9 @@ static void calls(const Store &store) {
     THROWS(WGL_INVALID_ARGUMENT, "key is not UTF-8", limiter.decide("\xff"));
     THROWS(WGL_INVALID_ARGUMENT, "1025 bytes", limiter.peek(std::string(1025, 'k')));
     THROWS(WGL_INVALID_ARGUMENT, "timeout is -1 ns", limiter.acquire(-1ns));
+    THROWS(WGL_INVALID_ARGUMENT, "grace is -1 ns", limiter.acquire("", 1, 1s, 0, nullptr, -1ns));
+    THROWS(WGL_INVALID_ARGUMENT, "grace is ", limiter.acquire("", 1, 1s, 0, nullptr, 400h * 24));
+    THROWS(WGL_INVALID_ARGUMENT, "grace is -1 ns", limiter.waiter("", 1, 1s, 0, -1ns));
     THROWS(WGL_INVALID_ARGUMENT, "max_wait is -1 ns", limiter.reserve("", 1, -1ns));
     THROWS(WGL_INVALID_ARGUMENT, "grace is -1 ns", limiter.reserve("", 1, 1s, -1ns));
     THROWS(WGL_INVALID_ARGUMENT, "pause is -1 ns", limiter.pause(-1ns));

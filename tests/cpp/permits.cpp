@@ -202,6 +202,21 @@ static void waiters(const Bench &bench) {
     CHECK(!placed.step() && placed.waiting(), "it waits for its place");
 }
 
+// Driven 300 ms late, with somebody behind it.
+static bool starts_late(const Bench &bench, const char *name, Duration grace) {
+    const RateLimiter rate(bench.store, name, 1, 1s);
+    const auto first = rate.try_acquire();
+    Waiter waiter = rate.waiter({}, 1, forever, 0, grace);
+    CHECK(!waiter.step(), "it waits");
+    const std::optional<Place> behind = rate.reserve();
+    bench.clock.advance(1300ms);
+    std::optional<Permit> permit;
+    do
+        permit = waiter.step();
+    while (waiter.waiting() && waiter.wait() == 0ns);
+    return permit.has_value();
+}
+
 // In a child, the parent's permits and places are left alone, and its own are ended.
 static void forks(const Bench &bench) {
     const ConcurrencyLimiter jobs(bench.store, "forks", 2);
@@ -258,6 +273,7 @@ int main() {
         places(bench);
         places_of_composites(bench);
         waiters(bench);
+        CHECK(!starts_late(bench, "late", 0s) && starts_late(bench, "late, with grace", 500ms), "its place is kept");
         forks(bench);
         threads(scheme == std::string("sqlite:") ? "sqlite:" + dir / "threads.db" : scheme);
     });

@@ -17,6 +17,12 @@ export interface AcquireOptions extends StartOptions {
   priority?: number | undefined;
   /** How long to wait at most; as long as it takes if not given. */
   timeout?: Duration | undefined;
+  /**
+   * For who may be held up, by a busy event loop or a pause of the garbage collector, say: so late it still starts with its place, at
+   * least; a fortieth of the window, at most 50 ms, if not given. While its place is kept for it nobody else has that start, so ask for
+   * no more than is needed.
+   */
+  grace?: Duration | undefined;
   /** Gives up when it aborts, hands its place back and rejects with the signal's reason. */
   signal?: AbortSignal | undefined;
   /**
@@ -24,7 +30,7 @@ export interface AcquireOptions extends StartOptions {
    * whose decision a store is asked for; at least 1.
    */
   maxWaiting?: number | undefined;
-  /** A place that was taken elsewhere, or its text, to wait with. It has its own key and weight, and is used up. */
+  /** A place that was taken elsewhere, or its text, to wait with. It has its own key, weight and grace, and is used up. */
   place?: Permit | string | undefined;
 }
 

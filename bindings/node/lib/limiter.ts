@@ -298,9 +298,10 @@ export abstract class Limiter {
   }
 
   /** A permit, if there is room and nobody waits. */
-  #startAtOnce({ key, weight, signal, place }: Request): Permit | null {
+  #startAtOnce({ key, weight, grace, signal, place }: Request): Permit | null {
     if (place !== undefined || signal?.aborted || !(this.#line?.isIdle ?? true)) return null;
     if (this._opening() !== null || !this._isNative()) return null;
+    numbers[Num.grace] = grace;
     return call(this._call, Op.start | LATER, key, weight) === Status.yes ? new Permit(this, key) : null;
   }
 

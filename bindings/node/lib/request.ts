@@ -14,12 +14,14 @@ export interface Request {
   readonly maxWaiting: number;
   /** In ms; -1: as long as it takes. */
   readonly timeout: number;
+  /** In ms; -1: as usual. */
+  readonly grace: number;
   readonly signal: AbortSignal | undefined;
   /** What to wait with instead of a key and a weight. */
   readonly place: Permit | string | undefined;
 }
 
-const ACQUIRE = ["key", "weight", "priority", "timeout", "signal", "maxWaiting", "place"];
+const ACQUIRE = ["key", "weight", "priority", "timeout", "grace", "signal", "maxWaiting", "place"];
 
 /** @internal Realms, and jsdom, have an `AbortSignal` of their own. */
 export const isSignal = (given: unknown): given is AbortSignal =>
@@ -32,19 +34,19 @@ export function priorityOf(priority: unknown): number {
   throw invalid("priority", priority, "a whole number from -2147483648 to 2147483647");
 }
 
-const PLAIN: Request = { key: "", weight: 1, priority: 0, maxWaiting: Infinity, timeout: -1, signal: undefined, place: undefined };
+const PLAIN: Request = { key: "", weight: 1, priority: 0, maxWaiting: Infinity, timeout: -1, grace: -1, signal: undefined, place: undefined };
 
 /** Checks what an `acquire` is given. */
 export function requestOf(options: AcquireOptions | undefined): Request {
   if (options === undefined) return PLAIN;
   checkOptions(options, ACQUIRE);
-  const { key, weight, priority, timeout, signal, maxWaiting = Infinity, place } = options;
+  const { key, weight, priority, timeout, grace, signal, maxWaiting = Infinity, place } = options;
   if (!(Number.isInteger(maxWaiting) && maxWaiting >= 1) && maxWaiting !== Infinity) {
     throw invalid("maxWaiting", maxWaiting, "a whole number, at least 1");
   }
   if (signal !== undefined && !isSignal(signal)) throw invalid("signal", signal, "an AbortSignal");
   if (place !== undefined) {
-    for (const [name, value] of Object.entries({ key, weight, priority })) {
+    for (const [name, value] of Object.entries({ key, weight, priority, grace })) {
       if (value !== undefined) throw invalid(name, value, "none beside a place, which has its own");
     }
     if (!(place instanceof Permit) && typeof place !== "string") throw invalid("place", place, "a Permit or its text");
@@ -58,6 +60,7 @@ export function requestOf(options: AcquireOptions | undefined): Request {
     priority: priorityOf(priority),
     maxWaiting,
     timeout: maybeMilliseconds("timeout", timeout) ?? -1,
+    grace: maybeMilliseconds("grace", grace) ?? -1,
     signal,
     place,
   };

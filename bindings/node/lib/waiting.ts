@@ -108,7 +108,7 @@ export class Line {
   #join(waiter: Waiter): void {
     this.#soon(() => {
       if (waiter.isOver) return;
-      const { key, weight, priority, timeout, place } = waiter.request;
+      const { key, weight, priority, timeout, grace, place } = waiter.request;
       try {
         if (place !== undefined) this.#limiter._put("place", place);
       } catch (error) {
@@ -116,6 +116,7 @@ export class Line {
       }
       ints[Int.priority] = priority;
       numbers[Num.time] = timeout;
+      numbers[Num.grace] = grace;
       this.#do(place === undefined ? Op.join : Op.joinWithPlace, key, weight, (answer) => {
         try {
           this.#joined(waiter, answer());

@@ -348,7 +348,9 @@ impl Core {
             }
             4 | 18 => {
                 let waiter = match shared.operation {
-                    4 => Waiter::new(key, weight).priority(shared.priority),
+                    4 => Waiter::new(key, weight)
+                        .priority(shared.priority)
+                        .grace(given(shared.grace).unwrap_or_default()),
                     _ => Waiter::with_place(RawPermit::from_words(shared.permit)),
                 };
                 let line = &mut self.waiting()?.line;
@@ -439,7 +441,7 @@ impl Core {
             }
             // A composite may answer with a place, which only a line knows what to do with.
             29 => {
-                let mut seat = Seat::new(Waiter::new(key, weight));
+                let mut seat = Seat::new(Waiter::new(key, weight).grace(given(shared.grace).unwrap_or_default()));
                 let started = if limiter.depth() == 0 { seat.start_at_once(limiter)? } else { None };
                 shared.status = i32::from(started.is_some());
                 if let Some(permit) = started {

@@ -72,7 +72,7 @@ test("options", async () => {
     assert.throws(() => new Store("memory:", bad), about("options"));
   }
   assert.throws(() => limiter.reserve({ timeout: 5 }), /timeout: expected only key, weight, maxWait, grace/);
-  await assert.rejects(limiter.acquire({ timeOut: 5 }), /timeOut: expected only key, weight, priority, timeout, signal, maxWaiting, place/);
+  await assert.rejects(limiter.acquire({ timeOut: 5 }), /timeOut: expected only key, weight, priority, timeout, grace, signal, maxWaiting, place/);
   await assert.rejects(limiter.acquire({ signal: {} }), about("signal"));
   for (const priority of [null, "1", 0.5, NaN, 2 ** 31, -(2 ** 31) - 1, 1n]) {
     await assert.rejects(limiter.acquire({ priority }), about("priority"));
@@ -85,6 +85,7 @@ test("durations and dates", async () => {
   const bad = [NaN, -1, Infinity, 2 ** 60, "x", "", "1", "-1s", "1 m", "1e3ms", "1w", "367d", null, Symbol("s"), {}, 5n];
   for (const value of bad) {
     await assert.rejects(limiter.acquire({ timeout: value }), about("timeout"));
+    await assert.rejects(limiter.acquire({ grace: value }), about("grace"));
     await assert.rejects(limiter.pause(value), about("duration"));
     assert.throws(() => limiter.reserve({ maxWait: value }), about("maxWait"));
     assert.throws(() => limiter.reserve({ grace: value }), about("grace"));
@@ -117,7 +118,7 @@ test("places and texts", async () => {
       if (bad !== undefined) await assert.rejects(limiter.acquire({ place: bad }), about("place"));
     }
     assert.throws(() => limiter.permit(limiter.tryAcquire()), about("text"));
-    for (const [name, value] of [["key", "k"], ["key", ""], ["weight", 1]]) {
+    for (const [name, value] of [["key", "k"], ["key", ""], ["weight", 1], ["grace", 0]]) {
       const expected = new RegExp(`^InvalidArgument: ${name} is .*: expected none beside a place, which has its own$`);
       await assert.rejects(limiter.acquire({ place: "x", [name]: value }), expected);
     }

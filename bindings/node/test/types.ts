@@ -91,7 +91,7 @@ export async function places(signal: AbortSignal): Promise<string> {
   if (place === null) return "";
   const presented: Permit = rate.present(place);
   if (!presented.started) setTimeout(() => rate.present(presented.toText()), presented.wait);
-  (await rate.acquire({ key: "k", priority: -1 })).complete();
+  (await rate.acquire({ key: "k", priority: -1, grace: "500ms" })).complete();
   (await rate.acquire({ place, timeout: "1m", signal })).settle(5);
   rate.permit(await rate.schedule((p) => p.toText(), { place: presented })).cancel();
   rate.place(presented.toText()).cancel();
@@ -224,8 +224,8 @@ new RateLimiter(store, "x", { maxExecutions: 1 });
 new RateLimiter(store, "x", { maxExecutions: 1, windowSizeInSeconds: 60, windows });
 // @ts-expect-error: a word that is not known
 new Store("memory:", { onError: "panic" });
-// @ts-expect-error: only `reserve` has a grace
-rate.acquire({ grace: 1 });
+// @ts-expect-error: it needs none
+rate.tryAcquire({ grace: 1 });
 // @ts-expect-error: limiters are made by their own classes
 new Limiter();
 

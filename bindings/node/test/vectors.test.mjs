@@ -160,7 +160,8 @@ async function answer(store, limiter, { call, given }, permits) {
     }
     case "acquire":
       try {
-        keep(await limiter.acquire({ key, weight, timeout: `${given.for}us` }));
+        const grace = given.grace === undefined ? undefined : `${given.grace}us`;
+        keep(await limiter.acquire({ key, weight, timeout: `${given.for}us`, grace }));
         return { "": "admitted" };
       } catch (error) {
         if (error.name === "TimeoutError") return { "": "expired" };

@@ -66,6 +66,26 @@ test("a manual clock wakes those who wait by it", async () => {
   assert.ok(permit);
 });
 
+test("who comes late for its place still has it if it asked for enough grace", async () => {
+  for (const grace of [undefined, 0, "100ms", 500, "1m"]) {
+    const { clock, limiter } = manual(package_, 1, 60);
+    limiter.tryAcquire();
+    let permit;
+    const waiting = limiter.acquire({ grace }).then((p) => (permit = p));
+    await settle();
+    const behind = limiter.reserve();
+    clock.advance("60300ms"); // At once, so it is late.
+    if (grace === 500 || grace === "1m") {
+      assert.ok((await waiting).readyAt < behind.readyAt, String(grace));
+    } else {
+      await settle();
+      assert.equal(permit, undefined, "it waits again");
+      clock.advance("200s");
+      await waiting;
+    }
+  }
+});
+
 test("a completion wakes the first who waits for that key, in the same turn", async () => {
   const limiter = new ConcurrencyLimiter(1);
   const composite = new CompositeLimiter([limiter]);

@@ -334,8 +334,13 @@ impl Limiter {
     /// place is one that was taken elsewhere, as reserve answered it or as its text, in the stead of key and weight. It
     /// is this waiter's from then on. Whoever is interrupted, or runs out of time, hands its place back.
     ///
+    /// grace is for who may be held up, by a busy event loop or a pause of the garbage collector, say: so many seconds late it
+    /// still starts with its place, at least (None: a fortieth of the window, at most 50 ms). While its place is kept for it nobody
+    /// else has that start, so ask for no more than is needed. A place that was taken elsewhere has its own.
+    ///
     /// Raises AcquireTimeout if there is no room before that: at once, if that can be known at once.
-    #[pyo3(signature = (key=None, weight=1, timeout=None, *, priority=0, place=None))]
+    #[pyo3(signature = (key=None, weight=1, timeout=None, *, priority=0, place=None, grace=None))]
+    #[allow(clippy::too_many_arguments)] // All but three are keywords.
     fn acquire(
         &self,
         py: Python<'_>,
@@ -344,19 +349,22 @@ impl Limiter {
         #[pyo3(from_py_with = argument::patience)] timeout: Option<Duration>,
         #[pyo3(from_py_with = argument::priority)] priority: i32,
         place: Option<&Bound<'_, PyAny>>,
+        grace: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Py<Permit>> {
-        let given = place.map(|place| Place::to_wait_with(place, key, weight)).transpose()?;
+        let good_for = grace.map(|grace| seconds("grace", grace)).transpose()?.unwrap_or_default();
+        let given = place.map(|place| Place::to_wait_with(place, key, weight, grace)).transpose()?;
         let key = key.unwrap_or_default();
         let core = &*self.node.core;
         let object = |permit: Permit| permit.into_pyobject(py).map(Bound::unbind);
         // A greenlet goes past nobody who waits in its hub; nor does a place, which waits there.
         let asks_hub = given.is_some() || self.node.is_waited_for(py);
         let mut here = if asks_hub { Here::of(py) } else { Here::Thread };
-        let mut seat = Seat::new(workglow_limit::Waiter { key, weight, priority, timeout, place: None });
+        let ask = workglow_limit::Waiter::new(key, weight).priority(priority).timeout(timeout).grace(good_for);
+        let mut seat = Seat::new(ask);
         if !matches!(here, Here::Hub(_)) {
             if let Some(place) = &given {
                 let place = Some(place.raw(py, &self.node)?);
-                seat = Seat::new(workglow_limit::Waiter { key, weight, priority, timeout, place });
+                seat = Seat::new(workglow_limit::Waiter { place, ..ask });
             }
             // Without a line there is no lock that somebody may hold who wants the GIL.
             let started = hooks::told(py, seat.start_at_once(core), raised)?;
@@ -370,7 +378,7 @@ impl Limiter {
         }
         if let Here::Hub(hub) = here {
             let waiter = Waiter::new(&self.node, key, weight);
-            let waiter = Waiter { priority, timeout, place: given, ..waiter };
+            let waiter = Waiter { priority, timeout, grace: good_for, place: given, ..waiter };
             return Ok(hub.call_method1("acquire", (waiter,))?.cast_into::<Permit>()?.unbind());
         }
         let first = hooks::told(py, wait_here(py, || seat.step(core)), raised)?;
@@ -390,7 +398,7 @@ impl Limiter {
 
     /// The same for asyncio: await it for the permit, or `async with` it. A waiter that is cancelled holds no permit, and
     /// hands its place back.
-    #[pyo3(signature = (key=None, weight=1, timeout=None, *, priority=0, place=None))]
+    #[pyo3(signature = (key=None, weight=1, timeout=None, *, priority=0, place=None, grace=None))]
     fn acquire_async(
         &self,
         #[pyo3(from_py_with = argument::key)] key: Option<&str>,
@@ -398,10 +406,12 @@ impl Limiter {
         #[pyo3(from_py_with = argument::patience)] timeout: Option<Duration>,
         #[pyo3(from_py_with = argument::priority)] priority: i32,
         place: Option<&Bound<'_, PyAny>>,
+        grace: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Acquiring> {
-        let place = place.map(|place| Place::to_wait_with(place, key, weight)).transpose()?;
+        let good_for = grace.map(|grace| seconds("grace", grace)).transpose()?.unwrap_or_default();
+        let place = place.map(|place| Place::to_wait_with(place, key, weight, grace)).transpose()?;
         let waiter = Waiter::new(&self.node, key.unwrap_or_default(), weight);
-        let waiter = Waiter { priority, timeout, place, ..waiter };
+        let waiter = Waiter { priority, timeout, grace: good_for, place, ..waiter };
         Ok(Acquiring::new(waiter))
     }
 
@@ -660,7 +670,7 @@ impl Limiter {
     // one likes, within itself and by many at once.
 
     fn __enter__(&self, py: Python<'_>) -> PyResult<Py<Permit>> {
-        self.entered.enter(py, self.acquire(py, None, 1, None, 0, None)?)
+        self.entered.enter(py, self.acquire(py, None, 1, None, 0, None, None)?)
     }
 
     #[pyo3(signature = (*_exception))]
@@ -670,7 +680,7 @@ impl Limiter {
 
     fn __aenter__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         static ENTER: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
-        let asked = self.acquire_async(None, 1, None, 0, None)?;
+        let asked = self.acquire_async(None, 1, None, 0, None, None)?;
         ENTER.import(py, "workglow_limit._loops", "enter")?.call1((asked, self.entered.clone()))
     }
 

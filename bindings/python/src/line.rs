@@ -25,6 +25,7 @@ pub struct Waiter {
     pub weight: u64,
     pub priority: i32,
     pub timeout: Option<Duration>,
+    pub grace: Duration,
     pub place: Option<Place>,
     /// Did it join with its place?
     pub has_brought: bool,
@@ -34,7 +35,8 @@ pub struct Waiter {
 impl Waiter {
     pub fn new(node: &Arc<Node>, key: &str, weight: u64) -> Waiter {
         let (node, key) = (node.clone(), key.into());
-        Waiter { node, key, weight, priority: 0, timeout: None, place: None, has_brought: false, number: None }
+        let (timeout, grace) = (None, Duration::ZERO);
+        Waiter { node, key, weight, priority: 0, timeout, grace, place: None, has_brought: false, number: None }
     }
 
     /// Starts if there is room and nobody waits. Nothing: it has to join the line of its loop.
@@ -42,7 +44,7 @@ impl Waiter {
         if self.place.is_some() || self.node.is_waited_for(py) {
             return Ok(None);
         }
-        let mut seat = Seat::new(workglow_limit::Waiter::new(&self.key, self.weight));
+        let mut seat = Seat::new(workglow_limit::Waiter::new(&self.key, self.weight).grace(self.grace));
         let started = hooks::told(py, seat.start_at_once(&*self.node.core), raised)?;
         self.node.look_after(py);
         Ok(started.map(|raw| Permit::with_key(&self.node, raw, &self.key)))
@@ -80,15 +82,15 @@ impl Line {
     /// has to wait for the store, and `wait` says that it must not.
     fn join(&self, py: Python<'_>, waiter: &Bound<'_, Waiter>, wait: bool) -> PyResult<Option<Py<PyAny>>> {
         // Nothing is borrowed while it waits: a fork would leave it so.
-        let (key, weight, priority, timeout, place) = {
+        let (key, weight, priority, timeout, grace, place) = {
             let waiter = waiter.borrow();
             if waiter.place.is_some() && !wait {
                 return Ok(None); // To read its text, or to exchange it, may take a while.
             }
             let place = waiter.place.as_ref().map(|place| place.raw(py, &self.node)).transpose()?;
-            (waiter.key.clone(), waiter.weight, waiter.priority, waiter.timeout, place)
+            (waiter.key.clone(), waiter.weight, waiter.priority, waiter.timeout, waiter.grace, place)
         };
-        let ask = workglow_limit::Waiter { key: &key, weight, priority, timeout, place };
+        let ask = workglow_limit::Waiter { key: &key, weight, priority, timeout, grace, place };
         let joined = self.call(py, wait, |core| core.join(ask));
         match joined {
             Err(Error::WouldWait) => return Ok(None),

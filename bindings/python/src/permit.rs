@@ -279,17 +279,24 @@ impl Place {
         }
     }
 
-    /// The same, to wait with: it has a key and a weight of its own, and has yet to start.
-    pub fn to_wait_with(value: &Bound<'_, PyAny>, key: Option<&str>, weight: u64) -> PyResult<Place> {
-        let wrong = |parameter, value| {
-            let expected = "none beside a place, which has its own".to_owned();
-            Err(raised(Error::InvalidArgument { parameter, value, expected }))
-        };
+    /// The same, to wait with: it has a key, a weight and a grace of its own, and has yet to start.
+    pub fn to_wait_with(
+        value: &Bound<'_, PyAny>,
+        key: Option<&str>,
+        weight: u64,
+        grace: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Place> {
+        const NONE: &str = "none beside a place, which has its own";
+        let wrong =
+            |parameter, value| Err(raised(Error::InvalidArgument { parameter, value, expected: NONE.to_owned() }));
         if let Some(key) = key {
             return wrong("key", format!("{key:?}"));
         }
         if weight != 1 {
             return wrong("weight", weight.to_string());
+        }
+        if let Some(grace) = grace {
+            return Err(argument::invalid("grace", grace, NONE));
         }
         match Place::given(value)? {
             Place::Object(permit) if Permit::of(&permit).started => {

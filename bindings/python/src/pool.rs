@@ -62,7 +62,8 @@ impl Pool {
         let text = place.map(str::to_owned);
         let joined = self.wait(py, move |core| {
             let place = text.and_then(|text| limiter.permit_from_text(&text).ok());
-            core.join(workglow_limit::Waiter { key: &key, weight, priority, timeout, place })
+            let waiter = workglow_limit::Waiter::new(&key, weight).priority(priority).timeout(timeout);
+            core.join(workglow_limit::Waiter { place, ..waiter })
         })?;
         hooks::told(py, joined, raised)
     }

@@ -2,6 +2,7 @@
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 
 import pytest
 from conftest import until
@@ -243,6 +244,31 @@ def test_who_is_stopped_hands_its_place_back(how, url):
             await asyncio.sleep(0.001)
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("grace", [None, timedelta(milliseconds=500)])
+def test_whoever_comes_late_has_its_place_if_it_asked_for_enough_grace(url, grace):
+    clock = ManualClock()
+    limiter = RateLimiter(Store(url, clock=clock), "jobs", max_executions=1, window_size_in_seconds=60)
+
+    async def until(condition):
+        while not condition():
+            await asyncio.sleep(0)
+
+    async def main():
+        await limiter.acquire_async()
+        waiter = asyncio.create_task(limiter.acquire_async(grace=grace))
+        await until(lambda: limiter.peek().retry_after > 60)  # It has its place.
+        limiter.reserve()
+        clock.advance(60.3)  # At once, so it is late.
+        if grace is None:
+            await until(lambda: limiter.peek().retry_after > 150)  # It waits for another one, behind that.
+            assert not waiter.done()
+            waiter.cancel()
+        else:
+            assert (await waiter).ready_at is not None
+
+    asyncio.run(asyncio.wait_for(main(), 100))
 
 
 def test_a_store_that_cannot_be_opened(tmp_path):

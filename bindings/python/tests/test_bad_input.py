@@ -387,15 +387,22 @@ def test_timeouts_of_another_type(store, timeout):
             rate(store).acquire(timeout=timeout)
 
 
-@pytest.mark.parametrize("name", ["max_wait", "grace"])
-def test_spans_of_a_place(store, name):
+@pytest.mark.parametrize(("call", "name"), [("reserve", "max_wait"), ("reserve", "grace"), ("acquire", "grace"), ("acquire_async", "grace")])
+def test_spans_of_a_place(store, call, name):
     for limiter in rate(store), NullLimiter():
+        call_it = getattr(limiter, call)
         for span in -1, NAN, INF, HUGE, timedelta(-1), timedelta(days=367):
             with pytest.raises(InvalidArgument, match=f"^{name} is .*: expected seconds, from 0 to 31622400 "):
-                limiter.reserve(**{name: span})
+                call_it(**{name: span})
         for span in True, "1", b"":
             with pytest.raises(TypeError, match=f"^{name} is .*: expected seconds as a number, or a timedelta, not "):
-                limiter.reserve(**{name: span})
+                call_it(**{name: span})
+
+
+def test_a_place_that_is_brought_has_a_grace_of_its_own(store):
+    for call in rate(store).acquire, rate(store).acquire_async:
+        with pytest.raises(InvalidArgument, match="^grace is 0.5: expected none beside a place, which has its own$"):
+            call(place="x", grace=0.5)
 
 
 def test_places(store):

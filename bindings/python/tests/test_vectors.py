@@ -184,7 +184,8 @@ def do(store, limiter, call, arguments, permits):
             return {"": "denied" if permit is None else "admitted"}
         case "acquire":
             try:
-                keep(limiter.acquire(key, weight, timeout=length))
+                grace = span(int(arguments["grace"])) if "grace" in arguments else None
+                keep(limiter.acquire(key, weight, timeout=length, grace=grace))
             except AcquireTimeout:
                 return {"": "expired"}
             return {"": "admitted"}

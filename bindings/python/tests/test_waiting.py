@@ -92,6 +92,31 @@ def test_a_waiter_lives_by_a_manual_clock(url):
         assert waiter.result().ready_at is not None
 
 
+def until(condition):
+    end = time.monotonic() + 100
+    while not condition():
+        assert time.monotonic() < end, "this did not happen"
+        time.sleep(0.001)
+
+
+@pytest.mark.parametrize("grace", [None, 0.5])
+def test_whoever_comes_late_has_its_place_if_it_asked_for_enough_grace(url, grace):
+    clock = ManualClock()
+    limiter = RateLimiter(Store(url, clock=clock), "jobs", max_executions=1, window_size_in_seconds=60)
+    limiter.acquire()
+    with ThreadPoolExecutor(1) as pool:
+        waiter = pool.submit(limiter.acquire, grace=grace)
+        until(lambda: limiter.peek().retry_after > 60)  # It has its place.
+        limiter.reserve()
+        clock.advance(60.3)  # At once, so it is late.
+        if grace is None:
+            until(lambda: limiter.peek().retry_after > 150)  # It waits for another one, behind that.
+            clock.advance(200)
+            assert waiter.result(100)
+        else:
+            assert waiter.result(100).ready_at is not None
+
+
 def test_a_timeout_says_when(url):
     clock = ManualClock()
     limiter = RateLimiter(Store(url, clock=clock), "jobs", max_executions=1, window_size_in_seconds=60)

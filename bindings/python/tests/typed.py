@@ -137,14 +137,14 @@ def places(limiter: Limiter) -> str:
     limiter.permit(presented.to_text()).complete()
     limiter.place(presented.to_text()).cancel()
     assert_type(limiter.window, float | None)
-    permit = limiter.acquire()
+    permit = limiter.acquire(grace=0.5)
     permit.renew()
     assert_type(permit.fence, int | None)
     return presented.to_text()
 
 
 async def waiting(limiter: Limiter) -> None:
-    asked: Coroutine[Any, Any, Permit] = limiter.acquire_async("k", timeout=MINUTE, place=None)
+    asked: Coroutine[Any, Any, Permit] = limiter.acquire_async("k", timeout=MINUTE, place=None, grace=MINUTE)
     with await asked as permit:
         permit.complete()
     async with limiter.acquire_async(timeout=1) as entered:
@@ -347,7 +347,8 @@ async def wrong(client: httpx.AsyncClient) -> None:
     rate.try_acquire(5)  # type: ignore[arg-type]
     rate.try_acquire(weight="1")  # type: ignore[arg-type]
     rate.try_acquire(timeout=1)  # type: ignore[call-arg]
-    rate.acquire(grace=1)  # type: ignore[call-arg]
+    rate.try_acquire(grace=1)  # type: ignore[call-arg]
+    rate.acquire(grace="1s")  # type: ignore[arg-type]
     rate.acquire("k", 1, 5, 7)  # type: ignore[call-arg]
     rate.acquire(priority="high")  # type: ignore[arg-type]
     rate.try_acquire().complete()  # type: ignore[union-attr]

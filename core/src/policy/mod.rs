@@ -510,8 +510,8 @@ impl Policy {
     }
 }
 
-/// The longest grace of a place, in ticks: 50 ms.
-const MOST_GRACE: Tick = 50_000;
+/// The longest grace that a place has unless another is asked for, in ticks: 50 ms.
+pub(crate) const MOST_GRACE: Tick = 50_000;
 
 fn in_range(parameter: &'static str, value: u64, most: u64) -> Result<()> {
     if (1..=most).contains(&value) {

@@ -241,6 +241,7 @@ class Limiter:
         *,
         priority: int = 0,
         place: Permit | str | None = None,
+        grace: _Duration | None = None,
     ) -> Permit: ...
     def try_acquire_async(self, key: str | None = None, weight: int = 1) -> Coroutine[None, None, Permit | None]: ...
     def decide_async(self, key: str | None = None, weight: int = 1) -> Coroutine[None, None, Decision]: ...
@@ -253,6 +254,7 @@ class Limiter:
         *,
         priority: int = 0,
         place: Permit | str | None = None,
+        grace: _Duration | None = None,
     ) -> Acquiring: ...
     def reserve(
         self,

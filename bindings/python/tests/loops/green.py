@@ -194,6 +194,20 @@ def timeouts(url):
         pass
 
 
+def late(url):
+    """Who asked for enough grace starts with its place."""
+    clock = ManualClock()
+    limiter = RateLimiter(Store(url, clock=clock), "jobs", max_executions=1, window_size_in_seconds=60)
+    limiter.acquire()
+    permits = []
+    waiter = spawn(lambda: permits.append(limiter.acquire(grace=0.5)))
+    until(lambda: limiter.peek().retry_after > 60)  # It has taken its place.
+    limiter.reserve()
+    clock.advance(60.3)  # At once, so it is late.
+    wait_for([waiter])
+    assert permits[0].ready_at is not None
+
+
 def ended(url, how):
     """Who is killed, or has a Timeout, hands its place back."""
     clock = ManualClock()

@@ -23,7 +23,7 @@ def away(request, tmp_path):
 
 @pytest.mark.parametrize(
     "program",
-    ["order", "priorities", "nobody_goes_past", "timeouts", "entered", "hooks", "without_a_hub", "in_the_hub", "threads"],
+    ["order", "priorities", "nobody_goes_past", "timeouts", "entered", "hooks", "without_a_hub", "in_the_hub", "threads", "late"],
 )
 def test_waiting(green, program, url):
     green(program, url)

@@ -122,6 +122,27 @@ def test_waiters_start_in_the_order_of_asking(policy, url, loop):
     assert order == list(range(50))
 
 
+def test_whoever_comes_late_has_its_place_if_it_asked_for_enough_grace(url, loop):
+    clock = ManualClock()
+    limiter = RateLimiter(Store(url, clock=clock), "jobs", max_executions=1, window_size_in_seconds=60)
+    permits = []
+
+    async def wait():
+        permits.append(await limiter.acquire_async(grace=0.5))
+
+    async def main():
+        await limiter.acquire_async()
+        async with anyio.create_task_group() as group:
+            group.start_soon(wait)
+            await until(lambda: limiter.peek().retry_after > 60)
+            limiter.reserve()
+            clock.advance(60.3)  # At once, so it is late.
+            await until(lambda: permits)
+
+    loop(main)
+    assert permits[0].ready_at is not None
+
+
 @pytest.mark.parametrize("how", ["scope", "timeout", "group"])
 def test_who_is_cancelled_hands_its_place_back(how, url, loop):
     limiter = RateLimiter(Store(url, clock=ManualClock()), "jobs", max_executions=1, window_size_in_seconds=60)

@@ -4,6 +4,8 @@ use crate::error::Result;
 use crate::limiter::inner::When;
 use crate::limiter::{Attempt, LOOK_AGAIN, Limiter, Reserved};
 use crate::permit::RawPermit;
+use crate::policy::MOST_GRACE;
+use crate::time::{from_ticks, grace_ticks};
 use std::time::Duration;
 
 /// What a limiter has for a waiter.
@@ -39,22 +41,31 @@ pub enum Claim {
 pub struct Terms {
     /// The longest wait; `None`: however long.
     pub most: Option<Duration>,
-    /// The least grace of a place.
+    /// The least grace of a place, as the line needs it.
     pub grace: Duration,
+    /// The same, as waiters have asked for it. A place that a server has granted for less long will not do.
+    pub asked: Duration,
     /// A place, also where there is room for a start: one that would start before places that the line holds already.
     pub as_place: bool,
 }
 
 impl Terms {
     /// A start, or nothing.
-    pub const NOW: Terms = Terms { most: Some(Duration::ZERO), grace: Duration::ZERO, as_place: false };
+    pub const NOW: Terms =
+        Terms { most: Some(Duration::ZERO), grace: Duration::ZERO, asked: Duration::ZERO, as_place: false };
+
+    /// The same for one who has asked for this grace.
+    pub(super) fn now(asked: Duration) -> Result<Terms> {
+        grace_ticks("grace", asked)?;
+        Ok(Terms { asked, ..Terms::NOW })
+    }
 }
 
 /// [`Inner::claim`](super::super::Inner::claim) for a limiter that has only the public calls.
 pub(crate) fn claim_by_calls(
     limiter: &dyn Limiter,
     (key, weight): (&str, u64),
-    Terms { most, grace, as_place }: Terms,
+    Terms { most, grace, asked, as_place }: Terms,
 ) -> Result<Claim> {
     // Looking first: a denied attempt would count as a denial.
     let seen = limiter.quiet_peek(key, weight)?;
@@ -69,7 +80,8 @@ pub(crate) fn claim_by_calls(
         let closed = seen.retry_after.min(seen.reset_after);
         return Ok(Claim::Denied { after: closed.max(LOOK_AGAIN), is_certain: closed > LOOK_AGAIN });
     }
-    let grace = limiter.window(key)?.filter(|window| grace > *window / 40).map(|_| grace);
+    let (grace, most_usual) = (grace.max(asked), from_ticks(MOST_GRACE));
+    let grace = limiter.window(key)?.filter(|window| grace > (*window / 40).min(most_usual)).map(|_| grace);
     Ok(match limiter.quiet_reserve(key, weight, When { delay: Duration::ZERO, max_wait: most, grace })? {
         Reserved::Place { place, after } => Claim::Place { place, after },
         Reserved::Denied(after) => match most.is_some_and(|most| after > most) {

@@ -176,7 +176,7 @@ impl Line {
         };
         let mut out = Out::new();
         let pass = Pass { slice: self.slice(), ..Pass::new(&*self.limiter, &key, &clock) };
-        let joined = entry.line.join(&pass, (rank, waiter.weight, waiter.timeout), None, &mut out);
+        let joined = entry.line.join(&pass, (rank, waiter), None, &mut out);
         // What ends here for somebody else is told by the next `advance`, and what ends after that, too.
         let is_own = self.over.is_empty() && matches!(&out[..], [(other, _)] if *other == rank);
         let own = if is_own { out.pop().map(|(_, outcome)| outcome) } else { None };

@@ -5,13 +5,13 @@ mod turns;
 pub use turns::Turn;
 pub(super) use turns::{Told, TurnLine};
 
-use super::{Claim, Outcome, Rank, Terms};
+use super::{Claim, Outcome, Rank, Terms, Waiter};
 use crate::error::{Error, Result};
 use crate::fork::jitter;
 use crate::limiter::{LOOK_AGAIN, Limiter, Presented};
 use crate::permit::RawPermit;
-use crate::policy;
-use crate::time::{Clock, Tick, from_ticks, patience_ticks};
+use crate::policy::{self, MOST_GRACE};
+use crate::time::{Clock, Tick, from_ticks, grace_ticks, patience_ticks};
 use crate::waiting::MayWait;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
@@ -37,9 +37,6 @@ pub(super) const SLICE: Duration = Duration::from_millis(100);
 /// How long others have the line between two of them, in ticks.
 pub(super) const BETWEEN_SLICES: Tick = 1_000;
 
-/// The longest grace that a place has unless another is asked for.
-const MOST_GRACE: Tick = 50_000;
-
 #[derive(Debug)]
 struct Waiting {
     weight: u64,
@@ -48,6 +45,8 @@ struct Waiting {
     deadline: Tick,
     /// A start that is further away than this is waited for elsewhere. [`Tick::MAX`]: none is.
     hold: Tick,
+    /// 0: as usual.
+    grace: Tick,
     /// [`KeyLine::units`] and [`KeyLine::gone`] before it joined at the end of the line. 0 if it joined elsewhere.
     units: u64,
     gone: u64,
@@ -69,6 +68,8 @@ pub(super) struct KeyLine {
     waiters: BTreeMap<Rank, Waiting>,
     by_weight: BTreeSet<(u64, Rank)>,
     deadlines: BTreeSet<(Tick, Rank)>,
+    /// Of those who asked for one.
+    graces: BTreeSet<(Tick, Rank)>,
     /// The earliest first.
     places: VecDeque<Held>,
     /// When to ask for the next place, or where nothing is held, for a start.
@@ -138,14 +139,16 @@ impl KeyLine {
     pub fn join(
         &mut self,
         pass: &Pass,
-        (rank, weight, timeout): (Rank, u64, Option<Duration>),
+        (rank, waiter): (Rank, Waiter),
         asked: Option<Claim>,
         out: &mut Out,
     ) -> Result<()> {
         let was_empty = self.is_empty();
         let now = pass.now();
+        let Waiter { weight, timeout, .. } = waiter;
         let deadline = super::deadline(now, timeout);
         policy::check_some(weight)?;
+        let grace = grace_ticks("grace", waiter.grace)?;
         let is_last = self.waiters.last_key_value().is_none_or(|(last, _)| *last < rank);
         if was_empty {
             (self.ask_at, self.looks) = (now, 0);
@@ -159,18 +162,21 @@ impl KeyLine {
                 return Ok(());
             }
         }
-        self.insert(rank, weight, now, (deadline, Tick::MAX));
+        self.insert(rank, weight, now, (deadline, Tick::MAX, grace));
         self.fill(pass, asked.filter(|_| was_empty), out);
         Ok(())
     }
 
-    fn insert(&mut self, rank: Rank, weight: u64, since: Tick, (deadline, hold): (Tick, Tick)) {
+    fn insert(&mut self, rank: Rank, weight: u64, since: Tick, (deadline, hold, grace): (Tick, Tick, Tick)) {
         let is_last = self.waiters.last_key_value().is_none_or(|(last, _)| *last < rank);
         let (units, gone) = if is_last { (self.units, self.gone) } else { (0, self.gone) };
-        self.waiters.insert(rank, Waiting { weight, since, deadline, hold, units, gone });
+        self.waiters.insert(rank, Waiting { weight, since, deadline, hold, grace, units, gone });
         self.by_weight.insert((weight, rank));
         if deadline != Tick::MAX {
             self.deadlines.insert((deadline, rank));
+        }
+        if grace > 0 {
+            self.graces.insert((grace, rank));
         }
         self.units = self.units.saturating_add(weight);
     }
@@ -336,13 +342,18 @@ impl KeyLine {
     /// How far ahead places are taken: so that a driver that comes late finds what it could have started meanwhile; but not
     /// so far that the starts that a place follows on have not happened, because these give back what they do not need.
     fn horizon(&self, window: Tick) -> Tick {
-        HORIZON.max(2 * self.late).min(window / 2)
+        HORIZON.max(2 * self.late).max(self.asked()).min(window / 2)
     }
 
     /// The grace that this line needs, if it is more than usual.
     fn grace(&self, window: Tick) -> Duration {
         let wanted = 2 * self.late;
         if wanted <= (window / 40).min(MOST_GRACE) { Duration::ZERO } else { from_ticks(wanted.min(window / 4)) }
+    }
+
+    /// The most grace that anybody here has asked for. Places serve whoever is first when they are ready, so all of them have it.
+    fn asked(&self) -> Tick {
+        self.graces.last().map_or(0, |(grace, _)| *grace)
     }
 
     /// Takes places, or starts, for the first waiters that have none. `asked` is the answer for the first of them, if the
@@ -367,7 +378,8 @@ impl KeyLine {
             let left = deadline.saturating_sub(now);
             let most = if self.places.is_empty() || is_bounded { left } else { left.min(self.horizon(window)) };
             let patience = (most != Tick::MAX).then(|| from_ticks(most));
-            let terms = Terms { most: patience, grace: self.grace(window), as_place: !self.places.is_empty() };
+            let (grace, as_place) = (self.grace(window), !self.places.is_empty());
+            let terms = Terms { most: patience, grace, asked: from_ticks(self.asked()), as_place };
             let claim = match asked.take() {
                 Some(claim) => Ok(claim),
                 None => self.ask(pass, |limiter| limiter.claim(pass.key, weight, terms)),
@@ -570,9 +582,10 @@ impl KeyLine {
 
     /// Removes a waiter; its weight.
     fn forget(&mut self, rank: Rank) -> Option<u64> {
-        let Waiting { weight, deadline, .. } = self.waiters.remove(&rank)?;
+        let Waiting { weight, deadline, grace, .. } = self.waiters.remove(&rank)?;
         self.by_weight.remove(&(weight, rank));
         self.deadlines.remove(&(deadline, rank));
+        self.graces.remove(&(grace, rank));
         self.units = self.units.saturating_sub(weight);
         self.gone = self.gone.saturating_add(weight);
         Some(weight)

@@ -39,6 +39,9 @@ pub struct Waiter<'a> {
     pub priority: i32,
     /// The longest wait. `None`: as long as it takes.
     pub timeout: Option<Duration>,
+    /// How late it may come for its place without losing it, where that is more than usual (window / 40, at most 50 ms): at most
+    /// 366 days. Usually zero. Not used with a place, which has its own, nor where a limit has no places.
+    pub grace: Duration,
     /// A place that the waiter has already. It waits for this place alone, and gives it back when its time is up.
     pub place: Option<RawPermit>,
 }
@@ -46,12 +49,12 @@ pub struct Waiter<'a> {
 impl<'a> Waiter<'a> {
     /// A waiter of priority 0 that waits as long as it takes.
     pub fn new(key: &'a str, weight: u64) -> Waiter<'a> {
-        Waiter { key, weight, priority: 0, timeout: None, place: None }
+        Waiter { key, weight, priority: 0, timeout: None, grace: Duration::ZERO, place: None }
     }
 
     /// A waiter that has a place already.
     pub fn with_place(place: RawPermit) -> Waiter<'static> {
-        Waiter { key: "", weight: 1, priority: 0, timeout: None, place: Some(place) }
+        Waiter { place: Some(place), ..Waiter::new("", 1) }
     }
 
     /// The same with another priority: lower numbers start first.
@@ -64,6 +67,13 @@ impl<'a> Waiter<'a> {
     #[must_use]
     pub fn timeout(self, timeout: Option<Duration>) -> Waiter<'a> {
         Waiter { timeout, ..self }
+    }
+
+    /// The same for one who may be held up for so long, by a pause of its run time, say: its place is good for so long at least.
+    /// While it is, nobody else has that start, so ask for no more than is needed.
+    #[must_use]
+    pub fn grace(self, grace: Duration) -> Waiter<'a> {
+        Waiter { grace, ..self }
     }
 }
 

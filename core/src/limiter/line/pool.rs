@@ -103,7 +103,8 @@ impl Pool {
     }
 
     /// Joins the line; [`Pool::advance`] tells what comes of it. `timeout` is how far away its start may be to be waited for
-    /// here. A place that it brings serves the line; its key and weight are to be the waiter's.
+    /// here, `grace` how late its place may be presented at least. A place that it brings serves the line; its key and weight are
+    /// to be the waiter's.
     ///
     /// # Errors
     /// As for [`Limiter::attempt`]; nobody joined then, and the place is still the caller's.
@@ -121,9 +122,8 @@ impl Pool {
             Some(known) => known,
             None => (waiter.key.into(), Entry::default()),
         };
-        let hold = waiter.timeout.map_or(Tick::MAX, patience_ticks);
         let pass = Pass::new(&*self.limiter, &key, &clock);
-        let joined = entry.line.join(&pass, rank, (waiter.weight, hold), waiter.place);
+        let joined = entry.line.join(&pass, rank, waiter);
         if joined.is_ok() {
             self.waiters.insert(id, (key.clone(), waiter.priority, waiter.weight));
         }

@@ -91,6 +91,7 @@ pub struct Seat {
     weight: u64,
     priority: i32,
     timeout: Option<Duration>,
+    grace: Duration,
     place: State,
     /// What was answered at once, before it joined a line.
     asked: Option<Claim>,
@@ -109,9 +110,9 @@ enum State {
 impl Seat {
     /// A waiter that asks at its first step.
     pub fn new(waiter: Waiter<'_>) -> Seat {
-        let Waiter { key, weight, priority, timeout, place } = waiter;
+        let Waiter { key, weight, priority, timeout, grace, place } = waiter;
         let generation = fork::generation();
-        Seat { key: key.into(), weight, priority, timeout, place: State::New(place), asked: None, generation }
+        Seat { key: key.into(), weight, priority, timeout, grace, place: State::New(place), asked: None, generation }
     }
 
     /// Starts if nobody waits and there is room: what a caller tries first that must not wait for other waiters (see
@@ -123,7 +124,7 @@ impl Seat {
         if !matches!(self.place, State::New(None)) || limiter.base().seats.is_used(&self.key) {
             return Ok(None);
         }
-        let claim = || limiter.claim(&self.key, self.weight, Terms::NOW);
+        let claim = || limiter.claim(&self.key, self.weight, Terms::now(self.grace)?);
         let (place, started) = match errors_told(limiter, &self.key, self.weight, claim) {
             Ok(Claim::Started(permit)) => (State::Over, Some(permit)),
             Ok(Claim::Place { place, .. }) => (State::New(Some(place)), None),
@@ -241,9 +242,10 @@ impl Seat {
 
     /// Asks for the first time: starts at once if nobody waits and there is room, or joins the line.
     fn take(&mut self, limiter: &dyn Limiter, clock: &Clock) -> Result<Option<Outcome>> {
-        let (key, weight) = (&*self.key, self.weight);
+        let key = &*self.key;
+        let waiter = Waiter { timeout: self.timeout, grace: self.grace, ..Waiter::new(key, self.weight) };
         let asked = match self.asked.take() {
-            None => match at_once(limiter, key, weight, self.timeout)? {
+            None => match at_once(limiter, &waiter)? {
                 Err(after) => return Ok(Some(Outcome::Expired(after))),
                 Ok(asked) => asked,
             },
@@ -262,7 +264,7 @@ impl Seat {
             room.heard = limiter.hear(key);
         }
         let mut out = Out::new();
-        let joined = room.line.join(&Pass::new(limiter, key, clock), (rank, weight, self.timeout), asked, &mut out);
+        let joined = room.line.join(&Pass::new(limiter, key, clock), (rank, waiter), asked, &mut out);
         room.tell(out);
         if room.line.next() < room.leads_until {
             room.wake_leader();
@@ -319,19 +321,16 @@ impl Room {
 
 /// Starts if nobody waits and there is room; nothing: somebody waits. Without a lock, so that those who have to wait for the
 /// ledger wait for it together. The error says when to come again: the caller's time was up before the store answered.
-fn at_once(
-    limiter: &dyn Limiter,
-    key: &str,
-    weight: u64,
-    timeout: Option<Duration>,
-) -> Result<Result<Option<Claim>, Duration>> {
+fn at_once(limiter: &dyn Limiter, waiter: &Waiter) -> Result<Result<Option<Claim>, Duration>> {
+    let &Waiter { key, weight, timeout, grace, .. } = waiter;
     if limiter.base().seats.is_used(key) {
         return Ok(Ok(None));
     }
     // (Where a test makes the time, none passes while the store answers.)
     let timeout = timeout.filter(|_| limiter.manual_clock().is_none());
     let most = timeout.map_or(Duration::MAX, |timeout| timeout.max(SLICE));
-    match MayWait::in_slices(Instant::now(), most, most, || limiter.claim(key, weight, Terms::NOW)) {
+    let terms = Terms::now(grace)?;
+    match MayWait::in_slices(Instant::now(), most, most, || limiter.claim(key, weight, terms)) {
         Ok(Claim::Place { place, .. }) => limiter.cancel_place(&place).map(|()| Ok(None)),
         Ok(claim) => Ok(Ok(Some(claim))),
         Err(Error::WouldWait) if MayWait::here() == MayWait::UntilTimeout => {
@@ -399,9 +398,8 @@ fn doze(limiter: &dyn Limiter, key: &str, clock: &Clock, nap: Duration) {
 /// # Errors
 /// As for [`Limiter::attempt`].
 pub fn acquire(limiter: &dyn Limiter, waiter: Waiter<'_>) -> Result<Attempt> {
-    let Waiter { key, weight, timeout, place, .. } = waiter;
-    let asked = || if place.is_none() { at_once(limiter, key, weight, timeout) } else { Ok(Ok(None)) };
-    let mut seat = match errors_told(limiter, key, weight, asked)? {
+    let asked = || if waiter.place.is_none() { at_once(limiter, &waiter) } else { Ok(Ok(None)) };
+    let mut seat = match errors_told(limiter, waiter.key, waiter.weight, asked)? {
         Ok(Some(Claim::Started(permit))) => return Ok(Attempt::Admitted(permit)),
         Ok(asked) => Seat { asked, ..Seat::new(waiter) },
         Err(after) => return Ok(Attempt::Denied(after)),

@@ -275,19 +275,23 @@ impl Timed {
 
     /// Starts now, or takes a place if there is one soon enough.
     pub(super) fn do_claim(&self, (key, weight): (&str, u64), terms: Terms) -> Result<Claim> {
-        let Terms { most, grace, as_place } = terms;
+        let Terms { most, grace, asked, as_place } = terms;
         policy::check_some(weight)?;
         let patience = most.map_or(u64::MAX, time::patience_ticks);
         self.limit.with_key(key, |found| {
             let policy = &found.table.policy;
-            let grace = policy.grace(weight).max(time::patience_ticks(grace));
+            let (usual, asked) = (policy.grace(weight), time::patience_ticks(asked));
+            let grace = usual.max(time::patience_ticks(grace)).max(asked);
             let ask = Ask {
                 patience,
                 grace,
                 reserve: as_place,
                 ..Ask::now(found.table.windows.as_slice(), weight, found.gate)
             };
-            let answer = self.take_shared::<false>(found, &ask, true, &mut View::default())?;
+            let answer = match asked > usual {
+                true => self.take_for_long(found, &ask)?,
+                false => self.take_shared::<false>(found, &ask, true, &mut View::default())?,
+            };
             let now = answer.now.floor;
             let after = answer.ready.saturating_sub(now);
             Ok(match answer.taken {

@@ -103,6 +103,19 @@ impl Timed {
         self.take_looking::<LOOK>(found, ask, view)
     }
 
+    /// Takes a place that is good for longer than what is granted: the server keeps it. What is at hand starts. Nothing more is
+    /// asked to be granted, because a promise of a later start would come before the place, and go unused.
+    pub(super) fn take_for_long(&self, found: &Key, ask: &Ask) -> Result<Answer, Blocked> {
+        if Self::is_granted(found.table)
+            && !ask.reserve
+            && let Some(answer) = self.take_at_hand::<false>(found, ask.weight, &mut View::default())
+            && answer.taken.is_some()
+        {
+            return Ok(answer);
+        }
+        self.take(found, ask)
+    }
+
     /// Is a key decided on by what is granted of it?
     pub(super) fn is_granted(table: &Table) -> bool {
         table.at_once == AtOnce::Grants

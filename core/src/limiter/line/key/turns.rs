@@ -1,13 +1,13 @@
 //! The waiters of one key that start elsewhere: each takes its place along, or a word that there is room.
 
-use super::{Held, KeyLine, LOOK_SOONER, Pass, Rank, jitter};
+use super::{Held, KeyLine, LOOK_SOONER, Pass, Rank, Waiter, jitter};
 use crate::error::{Error, Result};
 use crate::limiter::inner::When;
 use crate::limiter::line::pool::Offer;
 use crate::limiter::{Limiter, Reserved};
 use crate::permit::RawPermit;
 use crate::policy;
-use crate::time::{Tick, from_ticks, patience_ticks};
+use crate::time::{Tick, from_ticks, grace_ticks, patience_ticks};
 use std::collections::VecDeque;
 use std::time::Duration;
 
@@ -97,10 +97,11 @@ impl TurnLine {
         &mut self,
         pass: &Pass,
         rank: Rank,
-        (weight, hold): (u64, Tick),
-        place: Option<RawPermit>,
+        Waiter { weight, timeout, grace, place, .. }: Waiter,
     ) -> Result<()> {
         policy::check_some(weight)?;
+        let grace = grace_ticks("grace", grace)?;
+        let hold = timeout.map_or(Tick::MAX, patience_ticks);
         pass.limiter.quiet_peek(pass.key, weight)?;
         let now = pass.now();
         if self.line.waiters.is_empty() {
@@ -109,7 +110,7 @@ impl TurnLine {
         } else if self.line.ask_at == Tick::MAX {
             self.wake(now);
         }
-        self.line.insert(rank, weight, now, (Tick::MAX, hold));
+        self.line.insert(rank, weight, now, (Tick::MAX, hold, grace));
         if self.untold.len() > 2 * self.len() + 64 {
             self.untold.retain(|rank| self.line.waiters.contains_key(rank));
         }
@@ -314,7 +315,7 @@ impl TurnLine {
                 return Ok(Asked::Later(early.min(until - asked)));
             }
         }
-        let grace = if is_far { far } else { near };
+        let grace = (if is_far { far } else { near }).max(from_ticks(self.line.asked()));
         let when = When { delay: Duration::ZERO, max_wait: None, grace: Some(grace) };
         let reserve = |limiter: &dyn Limiter| limiter.quiet_reserve(pass.key, weight, when);
         match self.line.ask(pass, reserve)? {
