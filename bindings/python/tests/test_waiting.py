@@ -5,7 +5,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from conftest import lane_held, run
+from conftest import lane_held, run, until
 
 from workglow_limit import AcquireTimeout, ConcurrencyLimiter, ManualClock, RateLimiter, Store
 
@@ -90,13 +90,6 @@ def test_a_waiter_lives_by_a_manual_clock(url):
             time.sleep(0.001)
         clock.advance(3600)
         assert waiter.result().ready_at is not None
-
-
-def until(condition):
-    end = time.monotonic() + 100
-    while not condition():
-        assert time.monotonic() < end, "this did not happen"
-        time.sleep(0.001)
 
 
 @pytest.mark.parametrize("grace", [None, 0.5])
