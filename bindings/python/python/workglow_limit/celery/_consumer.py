@@ -21,6 +21,7 @@ from ._celery import get_logger, state
 from ._errors import SentBack
 from ._message import HEADER, Ticket, formats, patience, send_back
 from ._options import TaskLimit
+from ._window import Window
 
 logger: Any = get_logger(__name__)
 
@@ -91,13 +92,15 @@ class Room:
         self._swept = 0.0
         self._lock = threading.Lock()
         self._alarm: Alarm | None = None
+        self._window: Window | None = None
 
     # ---- what others call ----
 
     def start(self) -> None:
         hub = self._consumer.hub
         self._is_smallest_first = self._consumer.connection.transport.driver_type in SMALLEST_FIRST
-        self._alarm = LoopAlarm(hub, self._tick) if hub else ThreadAlarm(self._tick)
+        self._window = Window(self._consumer) if Window.needed(self._consumer) else None
+        self._alarm = LoopAlarm(hub, self._tick_in_loop) if hub else ThreadAlarm(self._tick)
         self._alarm.wake()
 
     def stop(self) -> None:
@@ -152,6 +155,13 @@ class Room:
 
     # ---- what the alarm calls ----
 
+    def _tick_in_loop(self) -> float | None:
+        wait = self._tick()
+        qos = self._consumer.qos
+        if self._alarm is not None and qos.prev != qos.value:
+            qos.update()  # The loop itself does it only after its next event.
+        return SOON if self._arrived else wait  # What came while the broker was asked.
+
     def _tick(self) -> float | None:
         with self._lock:
             if self._alarm is None:
@@ -177,7 +187,8 @@ class Room:
                 if time.monotonic() > end:
                     return 0.0
                 self._do(*self._told.popleft())
-            return max(wait, SOON) if self._held or self._stuck else None
+            is_narrow = self._window is not None and self._window.is_narrow
+            return max(wait, SOON) if self._held or self._stuck or is_narrow else None
 
     def _seat(self, request: Any, limit: TaskLimit, extra: bool) -> None:
         try:
@@ -228,6 +239,8 @@ class Room:
         now = time.monotonic()
         if now - self._swept < SWEEP:
             return self._swept + SWEEP - now
+        if self._window is not None and self._window.is_narrow:
+            self._window.look_again()
         stuck, self._stuck = self._stuck, []
         for held in stuck:
             self._join(held, None)
