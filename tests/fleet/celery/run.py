@@ -210,7 +210,7 @@ def main():
             if who == "ours":
                 wrong += [f"{WHO[who]} on {kind}: {what}" for what in broken(result) + slow(result)]
     if options.who in (None, "ours") and options.broker in (None, "redis"):
-        survival = killed.measure(empty(out / "killed"), options.plant)
+        survival = killed.measure(empty(out / "killed"), plant=options.plant)
         print(f"\none of {killed.WORKERS} workers killed: " + ", ".join(f"{k} {v}" for k, v in asdict(survival).items()))
         wrong += [f"killed: {what}" for what in killed.broken(survival)]
     sys.exit("\n".join(["", *wrong]) if wrong else 0)
