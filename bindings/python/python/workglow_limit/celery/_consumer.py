@@ -92,14 +92,14 @@ class Room:
         self._swept = 0.0
         self._lock = threading.Lock()
         self._alarm: Alarm | None = None
-        self._window: Window | None = None
 
     # ---- what others call ----
 
     def start(self) -> None:
         hub = self._consumer.hub
         self._is_smallest_first = self._consumer.connection.transport.driver_type in SMALLEST_FIRST
-        self._window = Window(self._consumer) if Window.needed(self._consumer) else None
+        if Window.is_needed(self._consumer):
+            Window(self._consumer)
         self._alarm = LoopAlarm(hub, self._tick_in_loop) if hub else ThreadAlarm(self._tick)
         self._alarm.wake()
 
@@ -187,8 +187,7 @@ class Room:
                 if time.monotonic() > end:
                     return 0.0
                 self._do(*self._told.popleft())
-            is_narrow = self._window is not None and self._window.is_narrow
-            return max(wait, SOON) if self._held or self._stuck or is_narrow else None
+            return max(wait, SOON) if self._held or self._stuck else None
 
     def _seat(self, request: Any, limit: TaskLimit, extra: bool) -> None:
         try:
@@ -239,8 +238,6 @@ class Room:
         now = time.monotonic()
         if now - self._swept < SWEEP:
             return self._swept + SWEEP - now
-        if self._window is not None and self._window.is_narrow:
-            self._window.look_again()
         stuck, self._stuck = self._stuck, []
         for held in stuck:
             self._join(held, None)
