@@ -37,7 +37,9 @@ class Transport(filesystem.Transport):
 TRANSPORT_ALIASES["filesystem"] = f"{__name__}:Transport"
 
 KINDS = ["redis", "filesystem"]
-if Path("/usr/lib/rabbitmq/bin/rabbitmq-server").exists():
+#: Only on quorum queues behind a topic exchange RabbitMQ delays messages itself: "rabbitmq-delayed".
+HAS_RABBITMQ = Path("/usr/lib/rabbitmq/bin/rabbitmq-server").exists()
+if HAS_RABBITMQ:
     KINDS += ["rabbitmq-classic", "rabbitmq-quorum"]
 
 
@@ -45,6 +47,8 @@ def settings(url):
     """Celery's settings for a broker: `redis://…`, `amqp://…?queues=KIND`, or `filesystem:///FOLDER`, whose folders are made."""
     if url.startswith("amqp://"):
         url, _, kind = url.partition("?queues=")
+        if kind == "delayed":
+            return {"broker_url": url, "task_default_queue_type": "quorum", "task_default_exchange_type": "topic"}
         return {"broker_url": url, "task_default_queue_type": kind}
     if not url.startswith("filesystem://"):
         return {"broker_url": url}

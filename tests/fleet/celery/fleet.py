@@ -69,7 +69,7 @@ class Log:
 
 @contextlib.contextmanager
 def broker(kind, folder):
-    """The URL of a broker that is there for as long as the context: one of `brokers.KINDS`."""
+    """The URL of a broker that is there for as long as the context: one of `brokers.KINDS`, or "rabbitmq-delayed"."""
     if kind == "filesystem":
         yield f"filesystem://{folder}/broker"
         return
@@ -174,8 +174,8 @@ class Fleet:
         self.workers.remove(worker)
         worker.kill()
 
-    def send(self, task, job):
-        self._sender.send_task(f"tasks.{task}", task_id=job)
+    def send(self, task, job, **options):
+        self._sender.send_task(f"tasks.{task}", task_id=job, **options)
 
     def log(self):
         return Log(self._folder / "log")

@@ -26,6 +26,7 @@ STORE = os.environ["FLEET_STORE"]
 
 app = Celery("fleet")
 app.conf.update(settings(os.environ["FLEET_BROKER"]), task_ignore_result=True)
+app.conf.worker_disable_rate_limits = "FLEET_CHILD_ALONE" in os.environ
 if visibility := os.environ.get("FLEET_VISIBILITY"):
     # A worker may be killed: what it had is delivered again, so many seconds after it got it.
     app.conf.task_acks_late = True

@@ -3,7 +3,7 @@
 import killed
 import pytest
 import run
-from brokers import KINDS
+from brokers import HAS_RABBITMQ, KINDS
 from fleet import Fleet, broker
 
 COUNT = 60  # jobs: three windows
@@ -73,6 +73,19 @@ def test_a_worker_that_holds_tasks_leaves_others_to_others(kind, tmp_path):
             go.touch()
             log = fleet.wait(lambda log: all(map(log.started, others)))
             assert all(len(log.runs[other]) == 1 for other in others)
+
+
+@pytest.mark.skipif(not HAS_RABBITMQ, reason="apt-get install rabbitmq-server")
+def test_what_rabbitmq_has_delayed_may_go_back(tmp_path):
+    jobs = ["job-0", "job-1"]
+    with broker("rabbitmq-delayed", tmp_path) as url:
+        (environment, _) = run.environments("ours", url, tmp_path)
+        with Fleet(tmp_path, url, [environment | {"FLEET_POLICY": "1/10s", "FLEET_CHILD_ALONE": "1"}], run.CHILDREN) as fleet:
+            for job in jobs:
+                fleet.send("job", job, countdown=7)  # One second, and two, and four: all these queues are passed.
+            log = fleet.wait(lambda log: all(map(log.ended, jobs)))
+    assert [len(log.runs[job]) for job in jobs] == [1, 1]
+    assert max(len(log.receipts[job]) for job in jobs) > 1
 
 
 def test_what_waits_for_longer_than_the_broker_does_starts_once(tmp_path):
