@@ -1,4 +1,4 @@
-"""The brokers, and what Celery has to be told about each: Redis, and a folder of files.
+"""The brokers, and what Celery has to be told about each: Redis, a folder of files, and RabbitMQ with either kind of queue.
 
 Celery's file system transport opens a message in the folder that it reads from and then writes it, so a worker may find
 half of one. Here a message is written beside that folder and moved in, so that it is there as a whole or not at all.
@@ -36,9 +36,20 @@ class Transport(filesystem.Transport):
 
 TRANSPORT_ALIASES["filesystem"] = f"{__name__}:Transport"
 
+KINDS = ["redis", "filesystem"]
+#: Only on quorum queues behind a topic exchange RabbitMQ delays messages itself: "rabbitmq-delayed".
+HAS_RABBITMQ = Path("/usr/lib/rabbitmq/bin/rabbitmq-server").exists()
+if HAS_RABBITMQ:
+    KINDS += ["rabbitmq-classic", "rabbitmq-quorum"]
+
 
 def settings(url):
-    """Celery's settings for a broker: `redis://…`, or `filesystem:///FOLDER`, whose folders are made."""
+    """Celery's settings for a broker: `redis://…`, `amqp://…?queues=KIND`, or `filesystem:///FOLDER`, whose folders are made."""
+    if url.startswith("amqp://"):
+        url, _, kind = url.partition("?queues=")
+        if kind == "delayed":
+            return {"broker_url": url, "task_default_queue_type": "quorum", "task_default_exchange_type": "topic"}
+        return {"broker_url": url, "task_default_queue_type": kind}
     if not url.startswith("filesystem://"):
         return {"broker_url": url}
     folder = Path(url.removeprefix("filesystem://"))

@@ -69,17 +69,18 @@ class Log:
 
 @contextlib.contextmanager
 def broker(kind, folder):
-    """The URL of a broker that is there for as long as the context: "redis" or "filesystem"."""
+    """The URL of a broker that is there for as long as the context: one of `brokers.KINDS`, or "rabbitmq-delayed"."""
     if kind == "filesystem":
         yield f"filesystem://{folder}/broker"
         return
-    command = [sys.executable, HERE.parent / "redis.py", folder]
+    program, _, queues = kind.partition("-")
+    command = [sys.executable, HERE.parent / f"{program}.py", folder]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
         try:
             url = server.stdout.readline().strip()
             if not url:
-                raise SystemExit(f"no Redis: see above, or {folder / 'redis.log'}")
-            yield url
+                raise SystemExit(f"no {program}: see above, or its log in {folder}")
+            yield f"{url}{queues and '?queues='}{queues}"
         finally:
             server.stdin.close()
 
@@ -173,8 +174,8 @@ class Fleet:
         self.workers.remove(worker)
         worker.kill()
 
-    def send(self, task, job):
-        self._sender.send_task(f"tasks.{task}", task_id=job)
+    def send(self, task, job, **options):
+        self._sender.send_task(f"tasks.{task}", task_id=job, **options)
 
     def log(self):
         return Log(self._folder / "log")

@@ -1,6 +1,6 @@
 """A worker is killed with SIGKILL while it holds slots and places, and the others do all that it left.
 
-Three workers share "20 starts per 2 s and 5 at the same time". Tasks are acknowledged late, so that Redis delivers again
+Three workers share "20 starts per 2 s and 5 at the same time". Tasks are acknowledged late, so that the broker delivers again
 what the dead worker had. Nothing of the limit may be lost for good, and nothing started that it does not allow.
 """
 
@@ -87,12 +87,12 @@ def what_is_left(store):
     return left
 
 
-def measure(folder, plant=False):
-    """One run. `plant`: each worker has a limit of its own, which has to show."""
+def measure(folder, kind="redis", plant=False):
+    """One run on this kind of broker. `plant`: each worker has a limit of its own, which has to show."""
     jobs = [f"job-{number}" for number in range(JOBS)]
     stores = [f"sqlite:{folder}/limits{worker if plant else ''}.db" for worker in range(WORKERS)]
     with (
-        broker("redis", folder) as url,
+        broker(kind, folder) as url,
         Fleet(folder, url, [environment(url, store) for store in stores], CHILDREN) as fleet,
     ):
         for job in jobs:

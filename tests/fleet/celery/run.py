@@ -1,6 +1,6 @@
 """What becomes of a backlog under a limit: ours, Celery's own `rate_limit` and the usual retry recipe, in one table.
 
-    target/venv/bin/python tests/fleet/celery/run.py [--broker redis|filesystem] [--who ours|stock|retry] [--out DIR]
+    target/venv/bin/python tests/fleet/celery/run.py [--broker redis|filesystem|rabbitmq-classic|rabbitmq-quorum] [--who ours|stock|retry] [--out DIR]
 
 Two workers with two prefork children each get 160 short jobs on 20 starts per 2 s. While these wait, a task without a
 limit is sent to the same queue every 250 ms. The exit code is 1 if ours does not keep what it promises.
@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import killed
+from brokers import KINDS
 from fleet import ROOT, Fleet, broker
 
 from evidence import SECOND, most_in_any_window
@@ -33,7 +34,6 @@ WHO = {
     "stock": "Celery's rate_limit, per worker",
     "retry": "a shared counter and retry",
 }
-BROKERS = ("redis", "filesystem")
 
 
 @dataclass
@@ -194,7 +194,7 @@ def line(cells):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=ROOT / "target/fleet/celery", help="where the evidence goes")
-    parser.add_argument("--broker", choices=BROKERS, help="only this one")
+    parser.add_argument("--broker", choices=KINDS, help="only this one")
     parser.add_argument("--who", choices=WHO, help="only this row")
     parser.add_argument("--plant", action="store_true", help="give each worker a limit of its own, which has to show")
     options = parser.parse_args()
@@ -204,13 +204,13 @@ def main():
     print("\n" + line(COLUMNS) + "\n" + line("---" for _ in COLUMNS), flush=True)
     wrong = []
     for who in [options.who] if options.who else WHO:
-        for kind in [options.broker] if options.broker else BROKERS:
+        for kind in [options.broker] if options.broker else KINDS:
             result = measure(who, kind, out, plant=options.plant)
             print(line(cell(result) for cell in COLUMNS.values()), flush=True)
             if who == "ours":
                 wrong += [f"{WHO[who]} on {kind}: {what}" for what in broken(result) + slow(result)]
     if options.who in (None, "ours") and options.broker in (None, "redis"):
-        survival = killed.measure(empty(out / "killed"), options.plant)
+        survival = killed.measure(empty(out / "killed"), plant=options.plant)
         print(f"\none of {killed.WORKERS} workers killed: " + ", ".join(f"{k} {v}" for k, v in asdict(survival).items()))
         wrong += [f"killed: {what}" for what in killed.broken(survival)]
     sys.exit("\n".join(["", *wrong]) if wrong else 0)

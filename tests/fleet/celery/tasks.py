@@ -21,11 +21,12 @@ from celery import Celery, signals
 WHO = os.environ["FLEET_WHO"]
 LIMIT, WINDOW = int(os.environ["FLEET_LIMIT"]), float(os.environ["FLEET_WINDOW"])
 JOB_SECONDS = float(os.environ["FLEET_JOB_SECONDS"])
-UNTIL = os.environ.get("FLEET_UNTIL")  # a file that jobs wait for
+UNTIL = os.environ.get("FLEET_UNTIL")  # a file that all that runs waits for
 STORE = os.environ["FLEET_STORE"]
 
 app = Celery("fleet")
 app.conf.update(settings(os.environ["FLEET_BROKER"]), task_ignore_result=True)
+app.conf.worker_disable_rate_limits = "FLEET_CHILD_ALONE" in os.environ
 if visibility := os.environ.get("FLEET_VISIBILITY"):
     # A worker may be killed: what it had is delivered again, so many seconds after it got it.
     app.conf.task_acks_late = True
@@ -71,15 +72,20 @@ def run(request, ready=None):
     a = max(asked, int((ready or 0) * 1_000_000_000))
     note("started", request.id, a, time.monotonic_ns(), request.retries)
     time.sleep(JOB_SECONDS)
+    wait_until_told()
+    note("ended", request.id, time.monotonic_ns())
+
+
+def wait_until_told():
     while UNTIL and not os.path.exists(UNTIL):
         time.sleep(0.01)
-    note("ended", request.id, time.monotonic_ns())
 
 
 @app.task(bind=True)
 def free(self):
     """A task without a limit."""
     note("started", self.request.id, asked, time.monotonic_ns(), self.request.retries)
+    wait_until_told()
 
 
 if WHO == "ours":

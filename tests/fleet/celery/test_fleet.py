@@ -3,13 +3,14 @@
 import killed
 import pytest
 import run
+from brokers import HAS_RABBITMQ, KINDS
 from fleet import Fleet, broker
 
 COUNT = 60  # jobs: three windows
 
 
 @pytest.mark.parametrize("hold", [run.HOLD, 0.5], ids=["held", "republished"])
-@pytest.mark.parametrize("kind", run.BROKERS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_backlog_of_two_workers(kind, hold, tmp_path):
     result = run.measure("ours", kind, tmp_path, COUNT, hold=hold)
     print(f"\n{result}")
@@ -26,10 +27,65 @@ def test_a_limit_that_each_worker_has_for_itself_shows(tmp_path):
     assert f"{result.over} over the limit" in run.broken(result)
 
 
-def test_a_killed_worker_takes_nothing_with_it(tmp_path):
-    survival = killed.measure(tmp_path)
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "filesystem"])  # It delivers nothing twice.
+def test_a_killed_worker_takes_nothing_with_it(kind, tmp_path):
+    survival = killed.measure(tmp_path, kind)
     print(f"\n{survival}")
     assert killed.broken(survival) == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tasks_without_a_limit_pass_all_that_wait_for_one(kind, tmp_path):
+    jobs, others = ([f"{name}-{number}" for number in range(60)] for name in ("job", "free"))
+    with broker(kind, tmp_path) as url:
+        environments = run.environments("ours", url, tmp_path, hold=360_000)
+        with Fleet(tmp_path, url, [at | {"FLEET_POLICY": "2/1h"} for at in environments], run.CHILDREN) as fleet:
+            for job in jobs:
+                fleet.send("job", job)
+            for other in others:
+                fleet.send("free", other)
+            log = fleet.wait(lambda log: all(map(log.started, others)))
+    assert sum(map(log.started, others)) == len(others)
+    assert sum(map(log.started, jobs)) == 2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_worker_that_holds_tasks_leaves_others_to_others(kind, tmp_path):
+    jobs, others = [f"job-{number}" for number in range(30)], [f"free-{number}" for number in range(28)]
+    go = tmp_path / "go"
+    with broker(kind, tmp_path) as url:
+        first, second = (
+            environment | {"FLEET_POLICY": "2/1h", "FLEET_UNTIL": str(go)}
+            for environment in run.environments("ours", url, tmp_path, hold=360_000)
+        )
+        with Fleet(tmp_path, url, [first], run.CHILDREN) as fleet:
+            for job in jobs[: run.CHILDREN]:
+                fleet.send("job", job)
+            fleet.wait(lambda log: sum(map(log.started, jobs)) == run.CHILDREN)
+            for job, other in zip(jobs[run.CHILDREN :], others):
+                fleet.send("job", job)
+                fleet.send("free", other)
+            # The children of both are busy. Beyond these, the first has what Celery prefetches for each child, and no more.
+            fleet.join([second])
+            log = fleet.wait(lambda log: sum(map(log.started, others)) == run.CHILDREN)
+            assert sum(map(log.started, others)) == run.CHILDREN
+            assert sum(log.receipts[other][0].worker == "worker1" for other in others if log.receipts[other]) <= 4 * run.CHILDREN
+            go.touch()
+            log = fleet.wait(lambda log: all(map(log.started, others)))
+            assert all(len(log.runs[other]) == 1 for other in others)
+
+
+@pytest.mark.skipif(not HAS_RABBITMQ, reason="apt-get install rabbitmq-server")
+def test_what_rabbitmq_has_delayed_may_go_back(tmp_path):
+    jobs = ["job-0", "job-1"]
+    with broker("rabbitmq-delayed", tmp_path) as url:
+        (environment, _) = run.environments("ours", url, tmp_path)
+        with Fleet(tmp_path, url, [environment | {"FLEET_POLICY": "1/10s", "FLEET_CHILD_ALONE": "1"}], run.CHILDREN) as fleet:
+            for job in jobs:
+                fleet.send("job", job, countdown=7)  # One second, and two, and four: all these queues are passed.
+            log = fleet.wait(lambda log: all(map(log.ended, jobs)))
+    assert [len(log.runs[job]) for job in jobs] == [1, 1]
+    assert max(len(log.receipts[job]) for job in jobs) > 1
 
 
 def test_what_waits_for_longer_than_the_broker_does_starts_once(tmp_path):

@@ -4,7 +4,6 @@ import contextlib
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,7 +18,7 @@ sys.path.append(str(ROOT / "examples/fleet"))
 
 PATIENCE = 60  # seconds until what does not get ready is taken for stuck
 WORKERS = 2
-RABBITMQ = "/usr/lib/rabbitmq/bin/rabbitmq-server"  # Debian's own; the one on the PATH changes to another user
+HAS_RABBITMQ = Path("/usr/lib/rabbitmq/bin/rabbitmq-server").exists()
 
 #: How a worker of each queue is started, with ours and with what others use.
 COMMANDS = {
@@ -63,82 +62,17 @@ class Log:
 
 
 @contextlib.contextmanager
-def redis(folder):
-    command = [sys.executable, HERE.parent / "redis.py", folder]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+def server(kind, folder):
+    """The URL of a server that is there for as long as the context: "redis" or "rabbitmq"."""
+    command = [sys.executable, HERE.parent / f"{kind}.py", folder]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
-            url = server.stdout.readline().strip()
+            url = process.stdout.readline().strip()
             if not url:
-                raise SystemExit(f"no Redis: see above, or {folder / 'redis.log'}")
+                raise SystemExit(f"no {kind}: see above, or its log in {folder}")
             yield url
         finally:
-            server.stdin.close()
-
-
-def free_ports(count):
-    with contextlib.ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]
-
-
-@contextlib.contextmanager
-def serving(command, port, greeting, folder, environment):
-    """A server that has answered on its port, and is gone with all its processes afterwards."""
-    log = folder / f"{Path(command[0]).name}.log"
-    with log.open("wb") as file:
-        server = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=os.environ | environment, start_new_session=True
-        )
-    try:
-        deadline = time.monotonic() + PATIENCE
-        while True:
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1) as connection:
-                connection.sendall(greeting)
-                if not greeting or connection.recv(1):
-                    break
-            if server.poll() is not None or time.monotonic() > deadline:
-                raise SystemExit(f"{command[0]} does not answer: {log}")
-            time.sleep(0.1)
-        yield
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(server.pid, signal.SIGKILL)
-        server.wait()
-
-
-@contextlib.contextmanager
-def rabbitmq(folder):
-    """A RabbitMQ of its own, on free ports, which keeps what it has in `folder`."""
-    port, distribution, mapper = free_ports(3)
-    home = folder / "rabbitmq"
-    home.mkdir()
-    (home / "plugins").write_text("[].\n")
-    environment = {
-        "HOME": str(home),
-        "RABBITMQ_NODENAME": f"fleet{port}@localhost",
-        "RABBITMQ_NODE_PORT": str(port),
-        "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1",
-        "RABBITMQ_DIST_PORT": str(distribution),
-        "RABBITMQ_MNESIA_BASE": str(home),
-        "RABBITMQ_LOG_BASE": str(home),
-        "RABBITMQ_PID_FILE": str(home / "pid"),
-        "RABBITMQ_ENABLED_PLUGINS_FILE": str(home / "plugins"),
-        "RABBITMQ_CONFIG_FILE": str(home / "none"),
-        "ERL_EPMD_PORT": str(mapper),
-    }
-    # Erlang would start its port mapper as a daemon, which outlives the server.
-    mapped = ["epmd", "-port", str(mapper), "-address", "127.0.0.1"]
-    with (
-        serving(mapped, mapper, b"", folder, environment),
-        serving([RABBITMQ], port, b"AMQP\x00\x00\x09\x01", folder, environment),
-    ):
-        yield f"amqp://guest:guest@127.0.0.1:{port}"
-
-
-def has_rabbitmq():
-    return Path(RABBITMQ).exists()
+            process.stdin.close()
 
 
 class Fleet:
@@ -246,6 +180,6 @@ def fleet(folder, queue, who, broker="redis", **options):
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     with contextlib.ExitStack() as stack:
-        redis_url = stack.enter_context(redis(folder))
-        broker_url = redis_url if broker == "redis" else stack.enter_context(rabbitmq(folder))
+        redis_url = stack.enter_context(server("redis", folder))
+        broker_url = redis_url if broker == "redis" else stack.enter_context(server(broker, folder))
         yield stack.enter_context(Fleet(folder, queue, who, broker_url, redis_url, **options))

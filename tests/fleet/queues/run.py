@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from fleet import COMMANDS, ROOT, fleet, has_rabbitmq
+from fleet import COMMANDS, HAS_RABBITMQ, ROOT, fleet
 
 from evidence import SECOND, most_in_any_window
 
@@ -135,7 +135,7 @@ def main():
     wrong = []
     for queue in chosen.queue or COMMANDS:
         for broker in ("redis", "rabbitmq"):
-            can = broker == "redis" or (queue == "dramatiq" and has_rabbitmq())
+            can = broker == "redis" or (queue == "dramatiq" and HAS_RABBITMQ)
             for who in (chosen.who or ("ours", "others")) if can and broker in (chosen.broker or (broker,)) else ():
                 result = measure(queue, who, broker, chosen.out)
                 print(row(result), flush=True)

@@ -3,12 +3,12 @@ business."""
 
 import pytest
 import run
-from fleet import COMMANDS, fleet, has_rabbitmq
+from fleet import COMMANDS, HAS_RABBITMQ, fleet
 
 BROKERS = [
     *((queue, "redis") for queue in COMMANDS),
     pytest.param(
-        "dramatiq", "rabbitmq", marks=pytest.mark.skipif(not has_rabbitmq(), reason="apt-get install rabbitmq-server")
+        "dramatiq", "rabbitmq", marks=pytest.mark.skipif(not HAS_RABBITMQ, reason="apt-get install rabbitmq-server")
     ),
 ]
 

@@ -34,13 +34,21 @@ class LoopAlarm:
 
     def __init__(self, hub: Any, function: Function) -> None:
         self._hub, self._function = hub, function
+        self._thread = threading.get_ident()
         self._soon = False
         self._entry: Any = None
 
     def wake(self) -> None:
         if not self._soon:
             self._soon = True
-            self._hub.call_soon(self._run)
+            self._hub.call_soon(self._run_soon)
+            if threading.get_ident() == self._thread:
+                # What is called soon from within such a call is called after the next event, timers are before it.
+                self._hub.call_later(0, self._run_soon)
+
+    def _run_soon(self) -> None:
+        if self._soon:
+            self._run()
 
     def _run(self) -> None:
         self._soon = False

@@ -7,6 +7,14 @@ from celery.worker import state  # type: ignore[import-untyped]
 from celery.worker.control import control_command, inspect_command, nok, rate_limit  # type: ignore[import-untyped]
 from kombu.serialization import registry
 
+try:
+    from celery.utils.quorum_queues import detect_quorum_queues  # type: ignore[import-untyped]
+except ImportError:  # Before 5.5 Celery could not consume from them.
+
+    def detect_quorum_queues(app: object, driver_type: str) -> tuple[bool, str]:
+        return False, ""
+
+
 #: The name of each format by its content type.
 serializers = registry.type_to_name
 
@@ -15,6 +23,7 @@ __all__ = [
     "ImproperlyConfigured",
     "bootsteps",
     "control_command",
+    "detect_quorum_queues",
     "get_logger",
     "inspect_command",
     "nok",

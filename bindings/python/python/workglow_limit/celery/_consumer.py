@@ -21,6 +21,7 @@ from ._celery import get_logger, state
 from ._errors import SentBack
 from ._message import HEADER, Ticket, formats, patience, send_back
 from ._options import TaskLimit
+from ._window import Window
 
 logger: Any = get_logger(__name__)
 
@@ -97,7 +98,9 @@ class Room:
     def start(self) -> None:
         hub = self._consumer.hub
         self._is_smallest_first = self._consumer.connection.transport.driver_type in SMALLEST_FIRST
-        self._alarm = LoopAlarm(hub, self._tick) if hub else ThreadAlarm(self._tick)
+        if Window.is_needed(self._consumer):
+            Window(self._consumer)
+        self._alarm = LoopAlarm(hub, self._tick_in_loop) if hub else ThreadAlarm(self._tick)
         self._alarm.wake()
 
     def stop(self) -> None:
@@ -151,6 +154,13 @@ class Room:
             self._alarm.wake()
 
     # ---- what the alarm calls ----
+
+    def _tick_in_loop(self) -> float | None:
+        wait = self._tick()
+        qos = self._consumer.qos
+        if self._alarm is not None and qos.prev != qos.value:
+            qos.update()  # The loop itself does it only after its next event.
+        return SOON if self._arrived else wait  # What came while the broker was asked.
 
     def _tick(self) -> float | None:
         with self._lock:

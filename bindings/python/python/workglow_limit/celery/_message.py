@@ -17,6 +17,10 @@ EARLY = 2.0
 
 _PROPERTIES = ("correlation_id", "reply_to", "priority", "delivery_mode", "message_id", "type", "app_id")
 
+#: What RabbitMQ notes in the headers of a message that it has delayed. It drops a message that seems to go round for ever, and
+#: one that is sent again is not to look like that.
+_HISTORY = ("x-death", "x-first-death-", "x-last-death-")
+
 
 class Ticket:
     """A start in the future, as it travels with its message: the place's text if it has one, when it is ready, in Unix
@@ -63,12 +67,17 @@ def formats(message: Any) -> dict[str, str]:
     return {name: of for name, of in found.items() if of is not None}
 
 
+def _own(headers: Mapping[str, Any]) -> dict[str, Any]:
+    """Those that are not the broker's."""
+    return {name: value for name, value in headers.items() if not name.startswith(_HISTORY)}
+
+
 def send_back(app: Any, request: Any, ticket: Ticket) -> None:
     """Publishes the message of a consumer's request again, the same but for its ticket and its ETA. The caller
     acknowledges the original afterwards."""
     message = request.message
-    headers = {name: value for name, value in message.headers.items() if name != "compression"}
-    headers[HEADER] = ticket.header()
+    headers = _own(message.headers) | {HEADER: ticket.header()}
+    headers.pop("compression", None)
     eta = ticket.eta(app)
     headers["eta"] = eta and eta.isoformat()
     properties = {name: message.properties[name] for name in _PROPERTIES if message.properties.get(name) is not None}
@@ -91,7 +100,7 @@ def send_back(app: Any, request: Any, ticket: Ticket) -> None:
 
 def send_again(task: Any, request: Any, ticket: Ticket) -> None:
     """The same from within a running task, which has its message only as Celery's own `retry` has it."""
-    headers = {**(request.headers or {}), HEADER: Ticket(ticket.place, ticket.ready, ticket.times).header()}
+    headers = _own(request.headers or {}) | {HEADER: Ticket(ticket.place, ticket.ready, ticket.times).header()}
     properties = request.properties or {}
     task.signature_from_request(
         request,

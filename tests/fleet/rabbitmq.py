@@ -1,0 +1,90 @@
+"""A RabbitMQ server for one test: on free ports of this machine, gone when the test is.
+
+    python tests/fleet/rabbitmq.py FOLDER
+
+Prints the server's URL once it answers, and ends it when standard input is closed: so also when whoever holds the other
+end of that pipe has died. What the server keeps and logs goes to FOLDER/rabbitmq.
+"""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+PATIENCE = 60  # seconds until a server that does not answer is taken for stuck
+PROGRAM = "/usr/lib/rabbitmq/bin/rabbitmq-server"  # Debian's own; the one on the PATH changes to another user
+
+
+def free_ports(count):
+    with contextlib.ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [probe.getsockname()[1] for probe in probes]
+
+
+@contextlib.contextmanager
+def serving(command, port, greeting, home, environment):
+    """A server that has answered on its port, and is gone with all its processes afterwards."""
+    log = home / f"{Path(command[0]).name}.log"
+    with log.open("wb") as file:
+        # In a session of its own: an interrupt at the terminal is for the test, which then closes our input.
+        server = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=os.environ | environment, start_new_session=True
+        )
+    try:
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1) as connection:
+                connection.sendall(greeting)
+                if not greeting or connection.recv(1):
+                    break
+            if server.poll() is not None or time.monotonic() > deadline:
+                sys.exit(f"{command[0]} does not answer: {log}")
+            time.sleep(0.1)
+        yield
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(server.pid, signal.SIGKILL)
+        server.wait()
+
+
+def main():
+    if len(sys.argv) != 2 or not (folder := Path(sys.argv[1]).resolve()).is_dir():
+        sys.exit(f"usage: {sys.argv[0]} FOLDER (an existing one, for what the server keeps)")
+    if not Path(PROGRAM).exists():
+        sys.exit("RabbitMQ is missing: apt-get install rabbitmq-server")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    port, distribution, mapper = free_ports(3)
+    home = folder / "rabbitmq"
+    home.mkdir()
+    (home / "plugins").write_text("[].\n")
+    environment = {
+        "HOME": str(home),
+        "RABBITMQ_NODENAME": f"fleet{port}@localhost",
+        "RABBITMQ_NODE_PORT": str(port),
+        "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1",
+        "RABBITMQ_DIST_PORT": str(distribution),
+        "RABBITMQ_MNESIA_BASE": str(home),
+        "RABBITMQ_LOG_BASE": str(home),
+        "RABBITMQ_PID_FILE": str(home / "pid"),
+        "RABBITMQ_ENABLED_PLUGINS_FILE": str(home / "plugins"),
+        "RABBITMQ_CONFIG_FILE": str(home / "none"),
+        "ERL_EPMD_PORT": str(mapper),
+    }
+    # Erlang would start its port mapper as a daemon, which outlives the server.
+    mapped = ["epmd", "-port", str(mapper), "-address", "127.0.0.1"]
+    with (
+        serving(mapped, mapper, b"", home, environment),
+        serving([PROGRAM], port, b"AMQP\x00\x00\x09\x01", home, environment),
+    ):
+        print(f"amqp://guest:guest@127.0.0.1:{port}", flush=True)
+        sys.stdin.read()
+
+
+main()
