@@ -14,7 +14,7 @@ over          the most starts that surely lie in one window, less the limit. A s
               or, where the call cannot be seen, when the limiter let it go
 used          the requests that arrived within five seconds of the first start, of those that the limit allows then
 unrelated     how long requests to the other host took, in ms: the longest, and the median
-at the 429    how many requests reached the server in the two seconds after the one that it refused
+after a 429   how many requests reached the server in the two seconds after the one that it refused, and when the last of them did
 """
 
 import argparse
@@ -256,7 +256,8 @@ def measure(program, who, what, processes, redis):
         print(f"{failed.count(error)} times: {error}", file=sys.stderr)
     over = max(0, most_in_any_window([(a, r) for a, r, _ in came], WINDOW * SECOND) - LIMIT)
     used = sum(r < first + MEASURED * SECOND for _, r, _ in came) / (LIMIT * MEASURED / WINDOW)
-    after = sum(refused < r < refused + PAUSE * SECOND for _, r, _ in came) if refused else "none was refused"
+    late = [(r - refused) / SECOND for _, r, _ in came if refused < r < refused + PAUSE * SECOND] if refused else []
+    after = f"{len(late)} (to {max(late):.2f} s)" if late else "0" if refused else "?"
     return over, f"{used:.0%}", f"{max(took):.0f} ms ({median(took):.1f})", after
 
 
