@@ -77,7 +77,6 @@ def stamped(bucket, client, method):
 
 def ours(at, kind, store):
     import stamps
-
     from workglow_limit import Store
 
     stamps.put()
@@ -203,7 +202,7 @@ async def work(at):
                 path, refuse = f"y?status=429&times=1&retry-after={PAUSE}", end
             try:
                 await send(f"http://{at.host}/{path}")
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001
                 failed.append(repr(error))
 
     tasks = [asyncio.create_task(sender()) for _ in range(SENDERS)]
@@ -257,7 +256,9 @@ def measure(program, who, what, processes, redis):
     over = max(0, most_in_any_window([(a, r) for a, r, _ in came], WINDOW * SECOND) - LIMIT)
     used = sum(r < first + MEASURED * SECOND for _, r, _ in came) / (LIMIT * MEASURED / WINDOW)
     late = [(r - refused) / SECOND for _, r, _ in came if refused < r < refused + PAUSE * SECOND]
-    after = "not seen" if not refused or refused + PAUSE * SECOND > now + ENDS * SECOND else f"{len(late)}, {max(late):.2f} s" if late else "0"
+    after = (
+        "not seen" if not refused or refused + PAUSE * SECOND > now + ENDS * SECOND else f"{len(late)}, {max(late):.2f} s" if late else "0"
+    )
     return over, f"{used:.0%}", f"{max(took):.0f} ms ({median(took):.1f})", after
 
 
@@ -270,10 +271,15 @@ def main():
     given = parser.parse_args()
     programs = {"Python": ([sys.executable, __file__, "--work"], PYTHON), "Node": (["node", HERE / "rivals.mjs"], NODE)}
     broken = 0
-    with tempfile.TemporaryDirectory(prefix="rivals-") as folder, started(sys.executable, ROOT / "tests/fleet/redis.py", folder) as (_, redis):
+    with (
+        tempfile.TemporaryDirectory(prefix="rivals-") as folder,
+        started(sys.executable, ROOT / "tests/fleet/redis.py", folder) as (_, redis),
+    ):
         for language in [given.language] if given.language else programs:
             program, everyone = programs[language]
-            print(f"\n| {language} | processes | over the limit | used of it | unrelated: longest (median) | after a 429 |\n|{' --- |' * 6}")
+            print(
+                f"\n| {language} | processes | over the limit | used of it | unrelated: longest (median) | after a 429 |\n|{' --- |' * 6}"
+            )
             for who, (_, *kinds) in everyone.items():
                 for what, processes in product(kinds if who in (given.who or everyone) else (), (5, 1)):
                     over, *rest = measure(program, who, what, processes, redis)
