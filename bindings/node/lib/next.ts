@@ -1,4 +1,4 @@
-// A limiter before the route handlers of Next.js, which take a `Request` and give a `Response`.
+// A limiter before the route handlers and the proxy of Next.js, which take a `Request` and give a `Response`.
 
 import { UNIX, type Reader } from "./address.js";
 import { invalid } from "./errors.js";
