@@ -102,7 +102,7 @@ describe("next build and next start", { timeout: 240_000 }, () => {
     const [answers, pids] = [new Set(), new Set()];
     let refused = 0;
     const hammer = async (url) => {
-      while (starts.length < 4 * LIMIT || pids.size < 3) {
+      while (starts.length < 4 * LIMIT || pids.size < 3 || refused === 0) {
         const { status, body } = await ask(`${url}/shared`);
         if (status === 200) {
           assert.ok(!answers.has(body), "nobody was asked");
@@ -118,7 +118,6 @@ describe("next build and next start", { timeout: 240_000 }, () => {
       }
     };
     await Promise.all(Array(5).fill([a, b, copied]).flat().map(hammer));
-    assert.ok(refused > 0);
     assert.ok(mostInAnyWindow(starts, WINDOW) <= LIMIT);
   });
 
