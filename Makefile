@@ -62,9 +62,9 @@ node: bindings/node/node_modules/.package-lock.json
 	cd bindings/node && npm run --silent build && npm pack --silent --pack-destination ../../$(DIST) >/dev/null
 	npm install --silent --no-audit --no-fund --no-save --prefix $(OUT) $(DIST)/*.tgz
 
-# The fleets of Node's queues, and the tools that test and bundle Node's programs: each as it is locked, and our package as others
-# install it.
-QUEUES := $(patsubst %/package-lock.json,%,$(wildcard tests/fleet/*/package-lock.json tests/node-tools/package-lock.json))
+# The fleets of Node's queues, an app of Next's, and the tools that test and bundle Node's programs: each as it is locked, and our
+# package as others install it.
+QUEUES := $(patsubst %/package-lock.json,%,$(wildcard $(addsuffix /package-lock.json,tests/fleet/* tests/next tests/node-tools)))
 
 queues: node $(QUEUES:%=%/node_modules/.package-lock.json)
 	for queue in $(QUEUES); do \
@@ -146,7 +146,7 @@ test: test-tools members queues
 
 fleet: test-tools members queues
 	failed=0; $(PYTHON) tests/fleet/celery/run.py || failed=1; $(PYTHON) tests/fleet/queues/run.py || failed=1; \
-	for queue in $(QUEUES); do npm --silent --prefix $$queue run fleet || failed=1; done; exit $$failed
+	for queue in $(QUEUES); do npm --silent --prefix $$queue run --if-present fleet || failed=1; done; exit $$failed
 
 storm: members
 	$(PYTHON) tests/torture/storm/storm.py --out $(OUT) --limit 100 --window 2 --seconds 20
@@ -248,4 +248,4 @@ torture: test-tools storm
 	SECONDS=600 cargo test --quiet --release -p workglow-limit --features fault-points --test storms -- five_at_once
 
 clean:
-	rm -rf target bindings/node/node_modules bindings/node/dist tests/fleet/*/node_modules tests/node-tools/node_modules bench/node/node_modules
+	rm -rf target bindings/node/node_modules bindings/node/dist tests/fleet/*/node_modules tests/next/{node_modules,.next} tests/node-tools/node_modules bench/node/node_modules

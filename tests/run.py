@@ -41,6 +41,7 @@ SUITES = {
     "snippets": (PYTEST, [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "tests/snippets"]),
     "together": (PYTEST, [sys.executable, "-m", "pytest", "-q", "tests/together"]),
     "fleet-bullmq": (NODE, ["npm", "--prefix", "tests/fleet/bullmq", "test"]),
+    "next": (NODE, ["npm", "--prefix", "tests/next", "test"]),
     "node-tools": (NODE, ["npm", "--prefix", "tests/node-tools", "test"]),
     "fleet-pg-queues": (NODE, ["npm", "--prefix", "tests/fleet/pg-queues", "test"]),
     "fleet-workglow": (NODE, ["npm", "--prefix", "tests/fleet/workglow", "test"]),

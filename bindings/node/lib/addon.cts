@@ -5,12 +5,17 @@ import modules = require("node:module");
 import path = require("node:path");
 import platforms = require("./platforms.cjs");
 
-/** This file; in a bundle, the bundle, or in one that is an ES module, the program. */
-const here = typeof __filename === "string" ? __filename : path.resolve(process.argv[1] ?? "program");
+/** This file; in a bundle, the bundle, or the program if that does not know where it is: one of Turbopack's, or an ES module. */
+const here = typeof __filename === "string" && fs.existsSync(__filename) ? __filename : path.resolve(process.argv[1] ?? "program");
 // Not the `require` of this file: a bundler would look for native code in it when it bundles, and leave none to be found when it runs.
 const requireHere = modules.createRequire(here);
 const manifestIn = (file: string): { name?: string; version: string } => JSON.parse(fs.readFileSync(file, "utf8"));
 const versionIn = (manifest: string): string => manifestIn(manifest).version;
+
+/** What helps where a tool has copied what it saw that a program needs: what is found at run time only, it has not seen. */
+const COPIED =
+  `If Next.js has copied it (output: "standalone"), add to its configuration: ` +
+  `outputFileTracingIncludes: { "/*": ["node_modules/workglow-limit/**/*", "node_modules/@workglow-limit/**/*"] }`;
 
 /** Where this package is installed, from which native code is never bundled. */
 function home(): string {
@@ -25,7 +30,8 @@ function home(): string {
   } catch {
     throw new Error(
       `workglow-limit is bundled in ${here}, and its native code is not: install workglow-limit where the bundle runs. ` +
-        `You may also leave all of it out of the bundle: --external:workglow-limit for esbuild, externals: ["workglow-limit"] for webpack`,
+        `You may also leave all of it out of the bundle: --external:workglow-limit for esbuild, externals: ["workglow-limit"] for webpack, ` +
+        `serverExternalPackages: ["workglow-limit"] for Next.js. ${COPIED}`,
     );
   }
 }
@@ -85,7 +91,7 @@ function explanation(here: typeof platforms, broken: readonly string[]): string 
   return (
     `${head}: its optional dependency @workglow-limit/${part?.name} is not installed. ` +
     `"--omit=optional", "--no-optional" and node_modules or a lockfile from another platform leave it out. Install again ` +
-    `without them, or: npm install @workglow-limit/${part?.name}@${versionIn(path.join(root, "package.json"))}`
+    `without them, or: npm install @workglow-limit/${part?.name}@${versionIn(path.join(root, "package.json"))}. ${COPIED}`
   );
 }
 

@@ -1,4 +1,4 @@
-// A limiter before the route handlers of Next.js, which take a `Request` and give a `Response`.
+// A limiter before the route handlers and the proxy of Next.js, which take a `Request` and give a `Response`.
 
 import { UNIX, type Reader } from "./address.js";
 import { invalid } from "./errors.js";
@@ -55,6 +55,8 @@ export function limitRequests(options: LimitRequestsOptions = {}): LimitRequests
     const all = [...gate.limits, ...gate.route(limits)];
     checkKeys(limits);
     return async (request, ...rest) => {
+      // Next answers a GET that has read nothing of its request once, when it builds, and then never asks again.
+      request.headers.has("host");
       if (await gate.isExempt(request)) return handler(request, ...rest);
       const entry = new Entry();
       endWithSignal(request, entry);

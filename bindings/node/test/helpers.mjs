@@ -23,3 +23,13 @@ export function manual({ RateLimiter, Store, ManualClock }, max, seconds, name =
 
 /** Until everything has run that is ready to. */
 export const settle = () => new Promise((resolve) => setTimeout(resolve, 5));
+
+/** The most starts that surely lie in one window, wherever it begins: their whole [a, b] does. */
+export function mostInAnyWindow(starts, window) {
+  let most = 0;
+  for (const [from] of starts) {
+    const within = starts.filter(([a, b]) => a >= from && b < from + window);
+    most = Math.max(most, within.length);
+  }
+  return most;
+}

@@ -42,6 +42,14 @@ test("types of other packages are needed by the entries that are named after the
   }
 });
 
+test("the edge of Next.js is told that it is the wrong place", () => {
+  for (const entry of ["workglow-limit", "workglow-limit/next"]) {
+    const program = `try { require("${entry}") } catch (e) { console.log(e.message) }`;
+    const said = execFileSync(process.execPath, ["--conditions=edge-light", "-e", program], { cwd: root, encoding: "utf8" });
+    assert.match(said, /^workglow-limit loads native code, and the edge of Next\.js loads none\. Limit requests in route handlers/);
+  }
+});
+
 test("the package's version is the addon's", () => {
   const [, version] = /\[workspace\.package\]\nversion = "(.*)"/.exec(readFileSync(join(root, "../../Cargo.toml"), "utf8"));
   assert.equal(manifest.version, version);

@@ -43,7 +43,7 @@ async function command(port, line) {
   return (await socket.toArray()).join("");
 }
 
-async function freePort() {
+export async function freePort() {
   const server = createServer().listen(0, "127.0.0.1");
   await once(server, "listening");
   const { port } = server.address();

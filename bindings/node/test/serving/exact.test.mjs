@@ -6,23 +6,13 @@ import { once } from "node:events";
 import { join } from "node:path";
 import { test } from "node:test";
 import { RateLimiter, Store } from "workglow-limit";
-import { directory } from "../helpers.mjs";
+import { directory, mostInAnyWindow } from "../helpers.mjs";
 import { startRedis } from "../redis.mjs";
 
 const PROCESSES = 3;
 const CLIENTS = 12;
 const LIMIT = 40;
 const WINDOW = 0.5; // s
-
-/** The most starts that surely lie in one window, wherever it begins: their whole [a, b] does. */
-function mostInAnyWindow(starts, window) {
-  let most = 0;
-  for (const [from] of starts) {
-    const within = starts.filter(([a, b]) => a >= from && b < from + window);
-    most = Math.max(most, within.length);
-  }
-  return most;
-}
 
 const stores = {
   sqlite: (t) => `sqlite:${directory(t)}/limits.db`,

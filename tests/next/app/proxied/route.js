@@ -1,0 +1,1 @@
+export const GET = async () => new Response("behind the proxy");
