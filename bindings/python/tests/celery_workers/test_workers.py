@@ -76,6 +76,18 @@ def test_without_the_waiting_room(own_site, monkeypatch):
     site.until(lambda: site.tags("alone") == ["alone-1", "alone-2"])
 
 
+def test_without_the_waiting_room_nobody_goes_round_and_round(own_site, monkeypatch):
+    monkeypatch.setenv("WORK_DISABLE_RATE_LIMITS", "1")
+    site = own_site
+    worker = site.worker()
+    for number in range(5):
+        site.send("spaced", f"spaced-{number}")
+    site.until(lambda: len(site.started("spaced")) == 5)
+    assert len(set(site.tags("spaced"))) == 5
+    # As soon as a place is near, there were hundreds a second.
+    assert worker.log.read_text().count("received") < 100
+
+
 def test_limits_on_a_server(served_site):
     site = served_site
     site.worker()

@@ -135,6 +135,11 @@ def waiting(tag):
     started(tag)
 
 
+@app.task(limit="1/1s")
+def spaced(tag):
+    started(tag)
+
+
 @app.task(limit="20/1s")
 def burst(tag):
     started(tag)

@@ -18,6 +18,9 @@ from ._options import SHORT, TaskLimit
 #: There is no telling when a running job will end: a task that came in vain comes back after about this long.
 LATER = 0.5
 
+#: A task that no worker holds comes to its place by its ETA, which is so late at most, in seconds.
+LATE = 1.0
+
 _permit: ContextVar[Permit | None] = ContextVar("workglow_limit_permit", default=None)
 
 
@@ -61,7 +64,8 @@ def _admit(task: Any, request: Any, limit: TaskLimit, arguments: tuple[tuple[Any
         return decision.permit
     if limit.on_limit == "wait" or request.is_eager:
         return limiter.acquire(key, weight, limit.timeout)
-    place = _first(limiter, key, weight, ticket)
+    window = limiter.window if task.app.conf.worker_disable_rate_limits else None
+    place = _first(limiter, (key, weight), ticket, None if window is None else min(LATE, window / 4))
     deadline = time.monotonic() + SHORT
     while place is None or not place.started:
         wait = limiter.peek(key, weight).retry_after if place is None else place.wait
@@ -72,16 +76,16 @@ def _admit(task: Any, request: Any, limit: TaskLimit, arguments: tuple[tuple[Any
     return place
 
 
-def _first(limiter: Limiter, key: str | None, weight: int, ticket: Ticket | None) -> Permit | None:
+def _first(limiter: Limiter, of: tuple[str | None, int], ticket: Ticket | None, grace: float | None) -> Permit | None:
     """A start, or else a place; None where there is neither."""
     if ticket is not None and ticket.place is not None:
         with suppress(ForeignPermit, InvalidArgument):  # The limit was declared anew, or in another store.
             return limiter.present(ticket.place)
-    permit = limiter.try_acquire(key, weight)
+    permit = limiter.try_acquire(*of)
     if permit is not None:
         return permit
     try:
-        place = limiter.reserve(key, weight)
+        place = limiter.reserve(*of, grace=grace)
     except Unsupported:
         return None
     # There may be room since we asked.
