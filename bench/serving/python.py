@@ -110,7 +110,7 @@ def turn(kind):
         port = free.getsockname()[1]
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         os.environ.update(KIND=kind, STORE=f"sqlite:{folder}/limits.db")
-        options = ["--port", str(port), "--log-level", "error", "--no-access-log", "--no-proxy-headers", "--lifespan", "off"]
+        options = ["--port", str(port), "--log-level", "error", "--no-access-log", "--no-proxy-headers"]
         command = [sys.executable, "-m", "uvicorn", "--factory", "--app-dir", str(Path(__file__).parent), "python:app", *options]
         server = subprocess.Popen(command)
         try:

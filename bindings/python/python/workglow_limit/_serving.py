@@ -9,12 +9,16 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Awaitable, Iterable, Mapping
+from contextlib import suppress
+from functools import partial
 from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any
 
 from ._address import Addresses, Reader
 from ._derived import refuse
+from ._errors import LimitError
 from ._limit import Asked, Limit, check_bool, check_callable, unquoted, whole_seconds
+from ._native import Limiter, call_elsewhere
 from ._steps import Call, Steps, awaited
 
 if TYPE_CHECKING:
@@ -160,6 +164,11 @@ class Gate:
             self._check_function("on_limited", on_limited)
         self.on_limited, self.tells = on_limited, check_bool("headers", headers)
 
+    def open(self) -> None:
+        """Opens what the limits need, in other threads, so that the first requests need not wait for that."""
+        for limiter in {limiter: None for limit in self.limits for limiter in limit.names}:
+            call_elsewhere(limiter, partial(_open, limiter))
+
     def checked(self, limits: Iterable[Limit]) -> tuple[Limit, ...]:
         """Limits that may stand beside each other here."""
         if isinstance(limits, (Limit, str)) or not hasattr(limits, "__iter__"):
@@ -240,6 +249,11 @@ def take_all(asked: list[Asked], entry: Entry) -> Steps[list[Asked]]:
             return [one for one in asked if one.decision is not None and not one.decision.admitted]
         entry.taken.append(one)
     return []
+
+
+def _open(limiter: Limiter) -> None:
+    with suppress(LimitError):  # The first request is told.
+        limiter.peek()
 
 
 def fields(policies: list[Asked], states: list[Asked]) -> list[tuple[str, str]]:

@@ -40,7 +40,7 @@ LAST = "http.response.body", "http.response.pathsend"
 
 
 class LimitMiddleware:
-    """Limits the requests of an app. Other scopes, such as lifespan, pass untouched.
+    """Limits the requests of an app. Other scopes pass untouched; with a lifespan, the stores of `limits` open when it begins.
 
     limits: what all requests take, each all of them or none; routes may have more.
     websockets: is a WebSocket a request, too? Its handshake is refused then, and what it holds ends with it.
@@ -63,6 +63,8 @@ class LimitMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in self._types:
+            if scope["type"] == "lifespan":
+                self._gate.open()
             return await self._app(scope, receive, send)
         request, gate = self._request(scope), self._gate
         if gate.exempts and await run_async(gate.is_exempt(request)):

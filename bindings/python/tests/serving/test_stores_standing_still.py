@@ -87,6 +87,18 @@ def test_other_routes_go_on(kind, served, request, tmp_path):
         assert [one.result().status_code for one in waiting] == [200] * 40
 
 
+def test_a_store_opens_when_its_app_begins(served, tmp_path):
+    """And an app need not wait for that to begin."""
+    free, stuck = Store(f"sqlite:{tmp_path}/free.db"), Store(f"sqlite:{tmp_path}/stuck.db", timeout=100)
+    RateLimiter(stuck, "other", max_executions=1, window_size_in_seconds=3600).peek()
+    limits = [Limit(store.limiter(name, "5/1m")) for name, store in (("free", free), ("stuck", stuck))]
+    app = Starlette(routes=[Route("/up", lambda request: PlainTextResponse("up"))])
+    app.add_middleware(LimitMiddleware, limits=limits, exempt=["/up"])
+    with locked(tmp_path / "stuck.db"), served(app, **({"lifespan": "on"} if served is asgi else {})) as base:
+        assert httpx.get(f"{base}/up", timeout=60).status_code == 200
+        wait_until((tmp_path / "free.db").exists)
+
+
 def test_who_gives_up_holds_nothing(served, server_of_its_own):
     """The clients go while Redis stands still: what they would have taken comes back."""
     limiter = ConcurrencyLimiter(2, store=Store(server_of_its_own.url, timeout=100), name="jobs")
