@@ -94,6 +94,24 @@ def test_the_event_loop_goes_on(how, call, store, tmp_path):
     asyncio.run(main())
 
 
+def test_a_store_that_stands_still_takes_no_other_store_s_threads(store, tmp_path):
+    stuck = Store(f"sqlite:{tmp_path}/stuck.db", timeout=100, durability="commit")
+    full = RateLimiter(stuck, "jobs", max_executions=1000, window_size_in_seconds=3600)
+    free = RateLimiter(store, "jobs", max_executions=1000, window_size_in_seconds=3600)
+    full.peek(), free.peek()
+
+    async def main():
+        with locked(tmp_path / "stuck.db", "begin immediate"):
+            # More than all threads that there are.
+            waiting = [asyncio.create_task(full.try_acquire_async()) for _ in range(300)]
+            await asyncio.sleep(0.05)
+            assert all(await asyncio.wait_for(asyncio.gather(*(free.try_acquire_async() for _ in range(50))), 60))
+            assert not any(task.done() for task in waiting)
+        assert all(await asyncio.gather(*waiting))
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("is_cancelled", [True, False], ids=["cancelled", "forgotten"])
 @pytest.mark.parametrize("call", ["acquire_async", "try_acquire_async", "decide_async"])
 def test_a_loop_that_ends_leaves_nothing_behind(call, is_cancelled, store, tmp_path):
