@@ -66,8 +66,8 @@ async def ask(asked: Asked) -> Any:
 
 
 async def elsewhere(of: Whose, work: Callable[[], Any], undo: Callable[[Any], object] = give_back) -> Any:
-    """Does what may wait for a store in another thread, to its end. If the task that awaits it is cancelled, `undo` is told what
-    came of it; it waits for nothing."""
+    """Does what may wait for a store in another thread, to its end. If the task that awaits it is cancelled, `undo` is called with
+    the outcome. It must not wait for anything."""
     loop = running()
     told = loop.answer()
     told.undo = undo

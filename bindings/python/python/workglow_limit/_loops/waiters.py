@@ -95,12 +95,13 @@ class Loop(ABC):
         function()
 
     def send(self, of: Whose, work: Callable[[], T], back: Callable[[T], object], late: Callable[[T], object]) -> None:
-        """Does some work, which may wait for a store, in another thread, and then tells `back` in the loop what came of it. If
-        that ends before, it tells `late`, in any thread."""
+        """Does some work, which may wait for a store, in another thread. Then `back` is called in the loop with its outcome; or
+        `late` in any thread, if the loop has ended."""
 
         def elsewhere() -> None:
+            delivery = Delivery(work(), back, late)
             with suppress(RuntimeError):
-                self.call_soon_threadsafe(Delivery(work(), back, late))
+                self.call_soon_threadsafe(delivery)
 
         call_elsewhere(of, elsewhere)
 
