@@ -48,6 +48,8 @@ mod hooks;
 #[cfg(not(model))]
 mod limiter;
 #[cfg(not(model))]
+mod observe;
+#[cfg(not(model))]
 mod permit;
 #[cfg(not(model))]
 mod policy;
@@ -77,6 +79,10 @@ pub use {
         EvenlySpacedRateLimiter, FixedWindowLimiter, Joined, LeakyBucketLimiter, Limiter, Line, NullLimiter, Outcome,
         Permit, Places, Pool, Presented, RateLimiter, Reserved, Scheduler, Seat, SlidingWindowCounterLimiter, Step,
         Terms, TokenBucketLimiter, Turn, Verdict, Waiter, WaiterId, acquire,
+    },
+    observe::{
+        GrantSnapshot, KeySnapshot, LimitSnapshot, Minute, NEAR, Observer, ProcessSnapshot, Snapshot, Usage,
+        WAIT_BOUNDS,
     },
     permit::RawPermit,
     policy::{Backoff, Jitter, LONGEST_NAME, MOST_WINDOWS, Policy, parse_all as parse_policies},

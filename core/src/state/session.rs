@@ -410,6 +410,9 @@ impl Session {
                 return Err(Error::UnsupportedFileSystem { path: dir.to_owned(), kind });
             }
             database::check(path)?;
+            if !self.options.create && std::fs::metadata(path).map_or(true, |found| found.len() == 0) {
+                return Err(Error::store(format!("opening {}", path.display()), "there is no store"));
+            }
         }
         let Some(lane) = lane::LockedLane::try_open(&lane_path, self.options.mode)? else { return Ok(None) };
         if self.opened().is_some_and(|opened| lane.went_back(&opened.home)) {

@@ -16,6 +16,9 @@ use std::time::Duration;
 pub struct StoreOptions {
     /// How long a call may wait for something rare (opening, a new limit, growing) before it fails. Default 5 s.
     pub timeout: Duration,
+    /// May the store's files be made, if there are none? Default `true`; where not, a store that is not there is an error. (A server's
+    /// tables are made by the first process that declares a limit.)
+    pub create: bool,
     /// The mode of the files that are made, whatever the umask. Default `0o600`; `0o660` for services of several users.
     pub mode: u32,
     /// A clock for tests, in place of the system's.
@@ -57,6 +60,7 @@ impl Default for StoreOptions {
     fn default() -> Self {
         StoreOptions {
             timeout: Duration::from_secs(5),
+            create: true,
             mode: 0o600,
             clock: None,
             on_error: OnError::Raise,

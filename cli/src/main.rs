@@ -1,0 +1,7 @@
+//! `workglow-limit`: see the library.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    workglow_limit_cli::run(std::env::args_os())
+}
