@@ -1,41 +1,116 @@
-//! What the command line says.
+//! What the command line says, and what comes of it.
 
-use crate::{serve, simulate};
-use clap::{Parser, Subcommand};
+use crate::commands::{change, doctor, load, peek, shell, show, status, verify, watch};
+use crate::context::{Context, Outcome};
+use crate::failure::{EXIT_CODES, Exit, Failure};
+use crate::json::Keys;
+use crate::{serve, simulate, top};
+use clap::error::ErrorKind;
+use clap::{CommandFactory, Parser, Subcommand};
 use std::ffi::OsString;
 use std::process::ExitCode;
 
 /// Look at limits, change them, and try them.
 #[derive(Debug, Parser)]
-#[command(name = "workglow-limit", version, propagate_version = true)]
-struct Args {
-    /// The store: sqlite:PATH, redis://HOST, postgres://HOST/DATABASE.
-    #[arg(long, global = true, env = "WORKGLOW_LIMIT_STORE", value_name = "URL")]
+#[command(name = "workglow-limit", version, propagate_version = true, after_help = EXIT_CODES)]
+pub struct Args {
+    /// The store: sqlite:PATH, redis://HOST, postgres://HOST/DATABASE
+    #[arg(long, global = true, env = "WORKGLOW_LIMIT_STORE", hide_env_values = true, value_name = "URL")]
     store: Option<String>,
-    /// Print JSON.
+    /// Print JSON; errors too, on standard error
     #[arg(long, global = true)]
     json: bool,
+    /// Show the texts of keys, which may be secrets, instead of their ids
+    #[arg(long, global = true)]
+    show_keys: bool,
     #[command(subcommand)]
     command: Command,
 }
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    Status(status::Args),
+    Show(show::Args),
+    Peek(peek::Args),
+    Top(top::Args),
+    Watch(watch::Args),
+    Load(load::Args),
+    Override(change::OverrideArgs),
+    Lift(change::LiftArgs),
+    Pause(change::PauseArgs),
+    Clear(change::ClearArgs),
+    Forget(change::ForgetArgs),
+    Verify(verify::Args),
+    Doctor(doctor::Args),
     Simulate(simulate::Args),
     Serve(serve::Args),
+    Completions(shell::CompletionsArgs),
+    #[command(hide = true)]
+    Man(shell::ManArgs),
+}
+
+impl Command {
+    fn run(self, context: &Context) -> Result<Outcome, Failure> {
+        match self {
+            Command::Status(args) => status::run(args, context),
+            Command::Show(args) => show::run(args, context),
+            Command::Peek(args) => peek::run(args, context),
+            Command::Top(args) => top::run(args, context),
+            Command::Watch(args) => watch::run(args, context),
+            Command::Load(args) => load::run(args, context),
+            Command::Override(args) => change::set_override(args, context),
+            Command::Lift(args) => change::lift(args, context),
+            Command::Pause(args) => change::pause(args, context),
+            Command::Clear(args) => change::clear(args, context),
+            Command::Forget(args) => change::forget(args, context),
+            Command::Verify(args) => verify::run(args, context),
+            Command::Doctor(args) => doctor::run(args, context),
+            Command::Simulate(args) => simulate::run(args, context),
+            Command::Serve(args) => serve::run(args, context),
+            Command::Completions(args) => shell::completions(args, context),
+            Command::Man(args) => shell::man(args, context),
+        }
+    }
+}
+
+/// The whole command line, as clap knows it: for completions and man pages.
+pub fn command() -> clap::Command {
+    Args::command()
 }
 
 pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
+    let args: Vec<OsString> = args.into_iter().collect();
+    // Asked for before it is known whether the rest makes sense.
+    let json = args.iter().any(|arg| arg == "--json");
     let args = match Args::try_parse_from(args) {
         Ok(args) => args,
-        Err(error) => {
-            let _ = error.print();
-            return ExitCode::from(error.exit_code() as u8);
+        Err(error) => return unparsed(&error, json),
+    };
+    let keys = if args.show_keys { Keys::Shown } else { Keys::Hidden };
+    let context = Context::new(args.store, args.json, keys);
+    let outcome = args.command.run(&context).and_then(|outcome| context.flush().map(|()| outcome));
+    let exit = match outcome {
+        Ok(outcome) => Exit::from(outcome),
+        Err(failure) => {
+            // What was printed before it belongs before it. If nobody reads that, there is nothing to add.
+            let _ = context.flush();
+            failure.tell(args.json);
+            failure.exit
         }
     };
-    let _ = (args.store, args.json);
-    match args.command {
-        Command::Simulate(args) => simulate::run(args),
-        Command::Serve(args) => serve::run(args),
+    ExitCode::from(exit as u8)
+}
+
+/// Help, the version, or what is wrong with the arguments.
+fn unparsed(error: &clap::Error, json: bool) -> ExitCode {
+    let is_help = matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
+    if is_help || !json {
+        // A closed pipe is no reason to say more.
+        let _ = error.print();
+    } else {
+        let text = error.to_string();
+        let text = text.strip_prefix("error: ").unwrap_or(&text).trim_end();
+        Failure::usage(text).tell(true);
     }
+    ExitCode::from(if is_help { Exit::Done } else { Exit::Usage } as u8)
 }

@@ -2,9 +2,15 @@
 //! console script and by npm's `bin`.
 
 mod args;
+mod commands;
+mod context;
+mod failure;
 pub mod json;
+mod place;
 mod serve;
 mod simulate;
+mod text;
+mod top;
 
 use std::ffi::OsString;
 use std::process::ExitCode;

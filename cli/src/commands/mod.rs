@@ -1,0 +1,11 @@
+//! The commands that ask a store once, or change it.
+
+pub mod change;
+pub mod doctor;
+pub mod load;
+pub mod peek;
+pub mod shell;
+pub mod show;
+pub mod status;
+pub mod verify;
+pub mod watch;
