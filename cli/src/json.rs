@@ -231,3 +231,15 @@ pub fn change(done: &str, name: &str, key: Option<&str>, more: Value) -> Value {
     }
     all
 }
+
+/// Something that has happened, of a limit or (`None`) of the store.
+pub fn event(at: SystemTime, name: &str, limit: Option<&str>, more: &Value) -> Value {
+    let mut all = json!({ "at": time(at), "event": name });
+    if let (Some(all), Value::Object(more)) = (all.as_object_mut(), more) {
+        if let Some(limit) = limit {
+            all.insert("limit".to_owned(), limit.into());
+        }
+        all.extend(more.clone());
+    }
+    all
+}

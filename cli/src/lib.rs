@@ -4,6 +4,7 @@
 mod args;
 mod commands;
 mod context;
+mod differences;
 mod failure;
 pub mod json;
 mod names;
