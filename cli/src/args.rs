@@ -90,15 +90,15 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     let context = Context::new(args.store, args.json, keys);
     let outcome = args.command.run(&context).and_then(|outcome| context.flush().map(|()| outcome));
     let exit = match outcome {
-        Ok(outcome) => Exit::from(outcome),
+        Ok(outcome) => outcome.exit(),
         Err(failure) => {
             // What was printed before it belongs before it. If nobody reads that, there is nothing to add.
             let _ = context.flush();
             failure.tell(args.json);
-            failure.exit
+            failure.exit as u8
         }
     };
-    ExitCode::from(exit as u8)
+    ExitCode::from(exit)
 }
 
 /// Help, the version, or what is wrong with the arguments.
