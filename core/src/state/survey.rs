@@ -1,5 +1,6 @@
 //! What people see of a home: read as decisions read it, without a lock. (Names and policies come from the database: `observe.rs`.)
 
+use super::arena::ALLOCATED;
 use super::index::KeyAt;
 use super::layout::{index_word, key_word, limit_word};
 use super::minutes::Minute;
@@ -13,7 +14,7 @@ use crate::atomic::*;
 use crate::error::Result;
 use crate::limiter::LOOK_AGAIN;
 use crate::observe::{GrantSnapshot, KeySnapshot, LimitSnapshot, Snapshot, Usage, WAIT_BOUNDS};
-use crate::policy::Policy;
+use crate::policy::{Policy, Shape};
 use crate::stats::Stats;
 use crate::time::{Tick, from_ticks};
 use std::collections::{BTreeMap, HashMap};
@@ -282,7 +283,7 @@ impl Home {
         }
     }
 
-    /// How many keys a table has in its index, the empty one left out.
+    /// About how many keys a table has in its index, the empty one left out.
     fn key_count(&self, table: &Table) -> u64 {
         let count = |segment| self.arena.word(segment + index_word::COUNT).load(Acquire);
         self.segments(table).map(count).sum::<u64>().saturating_sub(1)
@@ -311,8 +312,8 @@ impl Home {
     }
 
     fn hash_of_block(&self, at: u64) -> Option<Hash> {
-        let words = self.arena.get(at + key_word::HASH, 2)?;
-        Some(Hash([words[0].load(Acquire), words[1].load(Acquire)]))
+        let is_inside = at.saturating_add(key_word::RING) <= self.arena.word(ALLOCATED).load(Acquire);
+        is_inside.then(|| Hash(self.get(at + key_word::HASH)))
     }
 }
 
@@ -325,6 +326,12 @@ fn id_of(Hash([id, _]): Hash) -> String {
 fn windows_of(policy: &Policy, count: usize) -> Vec<Option<Duration>> {
     match policy.windows() {
         windows if windows.len() == count => windows.iter().map(|window| Some(from_ticks(window.length))).collect(),
-        _ => vec![(!policy.is_concurrency()).then(|| from_ticks(policy.longest())); count],
+        _ => {
+            let length = match &policy.0 {
+                Shape::Counter { window, .. } => window.length,
+                _ => policy.longest(),
+            };
+            vec![(!policy.is_concurrency()).then(|| from_ticks(length)); count]
+        }
     }
 }
