@@ -43,14 +43,23 @@ impl Default for MetricsOptions {
     }
 }
 
-impl KeySnapshot {
-    /// What it is called: by its text, or else `#` and its [id](KeySnapshot::id).
-    pub fn name(&self, is_shown: bool) -> String {
-        key_name(&self.key, &self.id, is_shown)
-    }
-}
-
 impl LimitSnapshot {
+    /// What each of the [hot keys](LimitSnapshot::hot_keys) is called: by its text, or else `#` and its [id](KeySnapshot::id). No two
+    /// are called the same, though the texts of long ones are beginnings.
+    pub fn key_names(&self, is_shown: bool) -> Vec<String> {
+        let mut names: Vec<String> = Vec::with_capacity(self.hot_keys.len());
+        let mut known = HashSet::new();
+        for key in &self.hot_keys {
+            let mut name = key_name(&key.key, &key.id, is_shown);
+            if known.contains(&name) {
+                name = format!("{name}#{}", key.id);
+            }
+            known.insert(name.clone());
+            names.push(name);
+        }
+        names
+    }
+
     /// What the [fullest](LimitSnapshot::fullest) key is called.
     pub fn fullest_name(&self, is_shown: bool) -> Option<String> {
         self.fullest.as_ref().map(|(text, id)| key_name(text, id, is_shown))
@@ -287,19 +296,13 @@ impl Labelled<'_> {
     fn new<'a>(seen: &'a LimitSnapshot, options: &MetricsOptions) -> Labelled<'a> {
         let mut labels = String::new();
         put_label(&mut labels, "limit", &seen.name);
-        let mut names = HashSet::new();
-        let mut labelled = |key: &'a KeySnapshot| {
-            let mut name = key.name(options.show_keys);
-            // Of long ones the texts are the beginnings, which may be the same: two series must not be.
-            if names.contains(&name) {
-                name = format!("{name}#{}", key.id);
-            }
+        let labelled = |(key, name): (&'a KeySnapshot, String)| {
             let mut both = labels.clone();
             put_label(&mut both, "key", &name);
-            names.insert(name);
             (both, key)
         };
-        let keys = seen.hot_keys.iter().take(options.keys).map(&mut labelled).collect();
+        let named = seen.hot_keys.iter().zip(seen.key_names(options.show_keys));
+        let keys = named.take(options.keys).map(labelled).collect();
         Labelled { seen, labels, keys }
     }
 }

@@ -7,9 +7,6 @@ use crate::state::Store;
 use std::fmt;
 use std::sync::Mutex;
 
-/// The most keys that a look names.
-const MOST_KEYS: usize = 1_000;
-
 /// Takes [`Snapshot`]s of a store from any thread. It keeps its [`Observer`], and what that one knows, for the next look.
 ///
 /// Nobody waits for another's look: who looks meanwhile does so with an observer of their own, and so does a forked child.
@@ -25,6 +22,9 @@ struct Resting {
 }
 
 impl Onlooker {
+    /// The most keys of a limit that a look names.
+    pub const MOST_KEYS: usize = 1_000;
+
     /// Looks at a store.
     pub fn new(store: &Store) -> Onlooker {
         Onlooker { store: store.clone(), resting: Mutex::new(None) }
@@ -35,8 +35,8 @@ impl Onlooker {
     /// # Errors
     /// [`Error::InvalidArgument`] if `keys` is above 1,000; else as for [`Observer::look`].
     pub fn look(&self, keys: usize) -> Result<Snapshot> {
-        if keys > MOST_KEYS {
-            return Err(Error::invalid("keys", keys, format!("0 to {MOST_KEYS}")));
+        if keys > Self::MOST_KEYS {
+            return Err(Error::invalid("keys", keys, format!("0 to {}", Self::MOST_KEYS)));
         }
         let generation = fork::generation();
         // Nothing is done under the mutex but this, and who does not get it goes without: a child inherits it as it was.
