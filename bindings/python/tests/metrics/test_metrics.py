@@ -82,8 +82,8 @@ def test_promtool_finds_no_fault(url):
         pytest.skip("there is no promtool: apt-get install prometheus")
     store = Store(url)
     store.limiter("rate", "10/1m + 4/1s").try_acquire("key")
-    store.limiter("jobs", "2 concurrent").try_acquire()
-    text = store.metrics(format="prometheus")
+    with store.limiter("jobs", "2 concurrent"):
+        text = store.metrics(format="prometheus")
     done = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, text=True)
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
@@ -139,19 +139,19 @@ def test_what_is_asked_for_is_checked_and_nothing_is_made(tmp_path):
     range_ = "expected a whole number from 0 to 1000"
     for call in store.snapshot, store.metrics:
         for keys in -1, 1001, 2**70, -(2**70):
-            with pytest.raises(InvalidArgument, match=f"^keys is {keys}: {range_}$"):
+            with pytest.raises(InvalidArgument, match=f"^keys is {keys}: {range_}"):
                 call(keys=keys)
         for keys in None, True, "5", 1.0:
-            with pytest.raises(TypeError, match=f"^keys is {re.escape(repr(keys))}: expected a whole number, not {type(keys).__name__}$"):
+            with pytest.raises(TypeError, match=f"^keys is {re.escape(repr(keys))}: expected a whole number, not {type(keys).__name__}"):
                 call(keys=keys)
-        with pytest.raises(TypeError, match="^show_keys is 1: expected a bool, not int$"):
+        with pytest.raises(TypeError, match="^show_keys is 1: expected a bool, not int"):
             call(show_keys=1)
         with pytest.raises(TypeError, match="positional"):
             call(10)
     for call in store.metrics, lambda format: metrics_content_type(format):
-        with pytest.raises(InvalidArgument, match="^format is 'json': expected 'openmetrics' or 'prometheus'$"):
+        with pytest.raises(InvalidArgument, match="^format is 'json': expected 'openmetrics' or 'prometheus'"):
             call(format="json")
-        with pytest.raises(TypeError, match="^format is None: expected a str, not NoneType$"):
+        with pytest.raises(TypeError, match="^format is None: expected a str, not NoneType"):
             call(format=None)
     assert os.listdir(tmp_path) == []
     for keys in 0, 1000:
@@ -197,12 +197,13 @@ def test_a_look_that_failed_does_not_spoil_the_next(tmp_path):
 def test_many_threads_look_at_once(url):
     store = Store(url)
     rate = RateLimiter(store, "rate", max_executions=1000, window_size_in_seconds=60)
+    rate.try_acquire()
     with ThreadPoolExecutor(8) as pool:
         texts = [pool.submit(store.metrics, keys=i % 20) for i in range(200)]
-        for _ in range(100):
+        for _ in range(99):
             rate.try_acquire()
     counts = [of(samples(text.result()), "admitted_total", limit="rate") for text in texts[-8:]]
-    assert all(0 <= count <= 100 for count in counts)
+    assert all(1 <= count <= 100 for count in counts)
     until(lambda: of(samples(store.metrics()), "admitted_total", limit="rate") == 100)
 
 
@@ -226,7 +227,7 @@ def test_a_forked_child_looks_for_itself(url):
 
 def test_an_event_loop_has_it_done_by_a_thread(url):
     store = Store(url)
-    store.limiter("rate", "10/1m")
+    store.limiter("rate", "10/1m").try_acquire()
 
     async def look():
         return await asyncio.to_thread(store.metrics), await asyncio.to_thread(store.snapshot, keys=1)

@@ -42,7 +42,7 @@ def until(is_so):
 def start(stack, *command, **options):
     """A process that ends with the test."""
     process = subprocess.Popen([*map(str, command)], text=True, **options)
-    stack.callback(process.wait)
+    stack.callback(process.communicate)
     stack.callback(process.kill)
     return process
 
