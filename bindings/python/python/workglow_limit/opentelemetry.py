@@ -4,7 +4,8 @@
 
     instrument(store)
 
-All processes of a store tell the same, so instrument one of each machine, and do not add them up.
+All processes of a "sqlite:" store tell the same, so instrument one of each machine, and do not add them up; on a server, each
+tells its own counts.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.parse
 import urllib.request
 from contextlib import ExitStack
@@ -32,7 +33,7 @@ scrape_configs:
 
 
 def until(is_so):
-    end = time.monotonic() + 120
+    end = time.monotonic() + 240
     while not (answer := is_so()):
         assert time.monotonic() < end, "it has not happened"
         time.sleep(0.1)
@@ -60,16 +61,32 @@ def prometheus(stack, folder, port):
     with log.open("w") as file:
         start(stack, "prometheus", *options, stdout=file, stderr=subprocess.STDOUT)
     listening = re.compile(r"Listening on\S* address=(?!127.0.0.1:0\b)(\S+)")
-    return until(lambda: (found := listening.search(log.read_text())) and found[1])
+    address = until(lambda: (found := listening.search(log.read_text())) and found[1])
+    until(lambda: is_ready(address))
+    return address
+
+
+def is_ready(address):
+    try:
+        with urllib.request.urlopen(f"http://{address}/-/ready", timeout=60):
+            return True
+    except urllib.error.HTTPError as error:
+        assert error.code == 503
+        error.close()
+        return False
+
+
+def get(address, what):
+    with urllib.request.urlopen(f"http://{address}/api/v1/{what}", timeout=60) as response:
+        answer = json.load(response)
+    assert answer["status"] == "success", answer
+    return answer["data"]
 
 
 def ask(address, query):
     """What a query gives now: labels, and values."""
-    url = f"http://{address}/api/v1/query?{urllib.parse.urlencode({'query': query})}"
-    with urllib.request.urlopen(url, timeout=60) as response:
-        answer = json.load(response)
-    assert answer["status"] == "success", answer
-    return [(one["metric"], one.get("values") or [one["value"]]) for one in answer["data"]["result"]]
+    found = get(address, f"query?{urllib.parse.urlencode({'query': query})}")["result"]
+    return [(one["metric"], one.get("values") or [one["value"]]) for one in found]
 
 
 def gone_back(samples):
@@ -90,22 +107,19 @@ def test_no_counter_goes_back_when_processes_are_killed(tmp_path):
         workers = [program(stack, path, "work") for _ in range(WORKERS)]
         address = prometheus(stack, tmp_path, program(stack, path)[1])
 
+        errors = set()
+
         def has_asked():
             worker = chance.randrange(WORKERS)
             workers[worker][0].kill()
             workers[worker] = program(stack, path, "work")
-            asked = dict((metric["job"], float(values[-1][1])) for metric, values in ask(address, "count_over_time(up[10m])"))
-            return min((asked.get(form, 0) for form in FORMATS)) >= SCRAPES
+            errors.update(target["lastError"] for target in get(address, "targets")["activeTargets"])
+            answered = {metric["job"]: float(values[-1][1]) for metric, values in ask(address, "sum_over_time(up[10m])")}
+            return min(answered.get(form, 0) for form in FORMATS) >= SCRAPES
 
-        try:
-            until(has_asked)
-        except OSError as error:
-            pytest.fail(f"{error}: {(tmp_path / 'prometheus.log').read_text()[-2000:]}")
-
-        # It understood every text of both formats (it may have asked once before the endpoint knew any limit).
-        ups = {metric["job"]: [value for _, value in values] for metric, values in ask(address, "up[10m]")}
-        assert set(ups) == set(FORMATS)
-        assert all(set(up) == {"1"} for up in ups.values()), ups
+        until(has_asked)
+        # It understood every text of both formats; but where a machine is busy, an answer may be late.
+        assert {error for error in errors if error and "context deadline exceeded" not in error} == set()
         names = {metric["limit"] for metric, _ in ask(address, "workglow_limit_info")}
         assert names == {"rate", "long", "jobs", ODD}
 
