@@ -133,14 +133,14 @@ fn draw_limits(frame: &mut Frame, model: &mut Model, area: Rect) {
     column(has_paces, "START/s", 7);
     column(has_paces, "DENY/s", 6);
     column(true, "WAIT", 5);
-    column(true, "STATE", 13);
+    column(true, "STATE", 14);
+    let fixed = |width: &Constraint| if let Constraint::Length(width) = width { width + 1 } else { 0 };
+    let name_width = usize::from(area.width.saturating_sub(widths.iter().map(fixed).sum()).max(8));
     let rows = shown.iter().map(|limit| {
         let look = style(look_of(limit), model);
         let (state, state_look) = text::state(limit);
-        let mut name = text::clean(&limit.name);
-        if limit.overriding.is_some() {
-            name += " *";
-        }
+        let mark = if limit.overriding.is_some() { " *" } else { "" };
+        let name = text::cut(&text::clean(&limit.name), name_width - mark.len()) + mark;
         let speed = model.pace(limit);
         let mut cells = vec![Cell::from(name)];
         let mut cell = |is_shown: bool, cell: Cell<'static>| {
@@ -180,7 +180,7 @@ fn draw_keys(frame: &mut Frame, model: &Model, area: Rect) {
             usage.map_or(Look::Plain, |usage| text::look_of(usage, usage.used as f64 > NEAR * usage.limit as f64));
         Row::new(vec![
             Cell::from(text::clean(&json::key_name(&key.key, &key.id, model.keys))),
-            Cell::from(text::clean(&limit.name)),
+            Cell::from(text::cut(&text::clean(&limit.name), usize::from(area.width).saturating_sub(58).max(8))),
             right(usage.map_or_else(String::new, |u| format!("{}/{}", u.used, u.limit))).style(style(look, model)),
             right(pace(speed.started)),
             right(pace(speed.denied)),
