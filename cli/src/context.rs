@@ -58,19 +58,29 @@ impl Context {
 
     /// The store, opened. It is never made: one that is not there is an error.
     pub fn store(&self) -> Result<Store, Failure> {
-        let url = self.url()?;
+        self.opened(false)
+    }
+
+    /// The store, opened, and made if there is none.
+    pub fn new_store(&self) -> Result<Store, Failure> {
+        self.opened(true)
+    }
+
+    fn opened(&self, create: bool) -> Result<Store, Failure> {
+        let store = self.unopened(create)?;
+        // A server is asked by the first question only.
+        let opened = store.open().and_then(|()| store.names());
+        opened.map(|_| store).map_err(|error| Failure::of_store(error, self.url.as_deref().unwrap_or_default()))
+    }
+
+    /// The store, of which nothing is known yet but its address.
+    pub fn unopened(&self, create: bool) -> Result<Store, Failure> {
         let mut options = StoreOptions::default();
-        options.create = false;
+        options.create = create;
         // Nothing starts here, so nothing is to be granted.
         options.grants = false;
-        let open = || {
-            let store = Store::with_options(url, options)?;
-            store.open()?;
-            // A server is asked by the first question only.
-            store.names()?;
-            Ok(store)
-        };
-        open().map_err(|error| Failure::of_store(error, url))
+        let url = self.url()?;
+        Store::with_options(url, options).map_err(|error| Failure::of_store(error, url))
     }
 
     /// Prints a line (or several) of text.

@@ -2,9 +2,10 @@
 //!
 //! Durations are in seconds, times in seconds since 1970.
 
+use crate::commands::doctor::Finding;
 use serde_json::{Value, json};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use workglow_limit::{KeySnapshot, LimitSnapshot, Minute, Snapshot, Stats, Usage, WAIT_BOUNDS};
+use workglow_limit::{Decision, KeySnapshot, LimitSnapshot, Minute, Problem, Snapshot, Stats, Usage, WAIT_BOUNDS};
 
 /// May the texts of keys be shown? They can be secrets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -15,15 +16,18 @@ pub enum Keys {
     Shown,
 }
 
+/// A duration.
 pub fn seconds(duration: Duration) -> f64 {
     // To the microsecond, as limits count.
     (duration.as_secs_f64() * 1e6).round() / 1e6
 }
 
+/// A moment.
 pub fn time(at: SystemTime) -> f64 {
     seconds(at.duration_since(UNIX_EPOCH).unwrap_or_default())
 }
 
+/// A whole store.
 pub fn snapshot(seen: &Snapshot, keys: Keys) -> Value {
     json!({
         "at": time(seen.at),
@@ -40,6 +44,7 @@ pub fn snapshot(seen: &Snapshot, keys: Keys) -> Value {
     })
 }
 
+/// One limit.
 pub fn limit(seen: &LimitSnapshot, keys: Keys) -> Value {
     json!({
         "name": seen.name,
@@ -66,6 +71,7 @@ pub fn limit(seen: &LimitSnapshot, keys: Keys) -> Value {
     })
 }
 
+/// One key of a limit.
 pub fn key(seen: &KeySnapshot, keys: Keys) -> Value {
     json!({
         "key": key_name(&seen.key, &seen.id, keys),
@@ -90,6 +96,7 @@ fn usage(all: &[Usage]) -> Vec<Value> {
     all.iter().map(one).collect()
 }
 
+/// What was counted.
 pub fn stats(counted: &Stats) -> Value {
     json!({
         "admitted": counted.admitted,
@@ -104,6 +111,7 @@ pub fn stats(counted: &Stats) -> Value {
     })
 }
 
+/// What was counted in one minute.
 pub fn minute(counted: &Minute) -> Value {
     json!({
         "at": time(counted.at),
@@ -112,4 +120,114 @@ pub fn minute(counted: &Minute) -> Value {
         "waited": counted.waited,
         "peak": counted.peak,
     })
+}
+
+/// The limits of a name: one, or the parts of a composite.
+pub fn limits(name: &str, seen: &Snapshot, limits: &[&LimitSnapshot], keys: Keys) -> Value {
+    json!({
+        "at": time(seen.at),
+        "store": seen.url,
+        "name": name,
+        "limits": limits.iter().map(|limit| self::limit(limit, keys)).collect::<Vec<_>>(),
+    })
+}
+
+/// A key, as one limit sees it.
+pub struct Part<'s> {
+    pub limit: &'s LimitSnapshot,
+    pub decision: Decision,
+    pub stats: Stats,
+    /// What the snapshot says of it, if it is among the keys there.
+    pub seen: Option<&'s KeySnapshot>,
+}
+
+/// What is used, for people and programs.
+#[derive(Debug, Clone, Copy)]
+pub struct Used {
+    pub limit: u64,
+    pub used: u64,
+    pub window: Option<Duration>,
+}
+
+impl Part<'_> {
+    /// What is used of each window; of a key that the snapshot does not name, of the one that has least room.
+    pub fn usage(&self) -> Vec<Used> {
+        match self.seen {
+            Some(seen) => seen
+                .usage
+                .iter()
+                .map(|usage| Used { limit: usage.limit, used: usage.used, window: usage.window })
+                .collect(),
+            None => {
+                let Decision { limit, remaining, .. } = self.decision;
+                let only = (self.limit.usage.len() == 1).then(|| self.limit.usage[0].window).flatten();
+                vec![Used { limit, used: limit.saturating_sub(remaining), window: only }]
+            }
+        }
+    }
+}
+
+/// A key that the user named, as each limit of a name sees it.
+pub fn key_of_limits(name: &str, key: &str, seen: &Snapshot, parts: &[Part]) -> Value {
+    let one = |used: &Used| json!({ "limit": used.limit, "used": used.used, "window": used.window.map(seconds) });
+    let part = |part: &Part| {
+        json!({
+            "name": part.limit.name,
+            "kind": part.limit.kind,
+            "policy": part.seen.and_then(|seen| seen.overriding).unwrap_or(part.limit.policy()).to_string(),
+            "override": part.seen.and_then(|seen| seen.overriding).map(|policy| policy.to_string()),
+            "usage": part.usage().iter().map(one).collect::<Vec<_>>(),
+            "retry_after": seconds(part.decision.retry_after),
+            "paused_for": seconds(part.seen.map_or(Duration::ZERO, |seen| seen.paused_for).max(part.limit.paused_for)),
+            "stats": stats(&part.stats),
+        })
+    };
+    json!({
+        "at": time(seen.at),
+        "store": seen.url,
+        "name": name,
+        "key": key,
+        "limits": parts.iter().map(part).collect::<Vec<_>>(),
+    })
+}
+
+/// What a start would be answered.
+pub fn decision(name: &str, key: Option<&str>, weight: u64, seen: &Decision) -> Value {
+    json!({
+        "name": name,
+        "key": key,
+        "weight": weight,
+        "admitted": seen.admitted,
+        "retry_after": seconds(seen.retry_after),
+        "suggested_after": seconds(seen.suggested_after),
+        "remaining": seen.remaining,
+        "limit": seen.limit,
+        "reset_after": seconds(seen.reset_after),
+        "denied_by": seen.denied_by.as_deref(),
+    })
+}
+
+/// Something that `verify` found.
+pub fn problem(found: &Problem) -> Value {
+    json!({ "found": found.found, "is_repaired": found.is_repaired })
+}
+
+/// Something that `doctor` found.
+pub fn finding(found: &Finding) -> Value {
+    json!({
+        "severity": found.severity.name(),
+        "setting": found.setting,
+        "value": found.value,
+        "what": found.what,
+        "instead": found.instead,
+    })
+}
+
+/// A change that was made, of a limit or of one of its keys, with what it is worth saying of it.
+pub fn change(done: &str, name: &str, key: Option<&str>, more: Value) -> Value {
+    let mut all = json!({ "done": done, "name": name, "key": key });
+    if let (Some(all), Value::Object(more)) = (all.as_object_mut(), more) {
+        all.extend(more);
+    }
+    all
 }

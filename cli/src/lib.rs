@@ -6,6 +6,7 @@ mod commands;
 mod context;
 mod failure;
 pub mod json;
+mod names;
 mod place;
 mod serve;
 mod simulate;

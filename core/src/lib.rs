@@ -85,7 +85,7 @@ pub use {
         WAIT_BOUNDS,
     },
     permit::RawPermit,
-    policy::{Backoff, Jitter, LONGEST_NAME, MOST_WINDOWS, Policy, parse_all as parse_policies},
+    policy::{Backoff, Jitter, LONGEST_NAME, MOST_WINDOWS, Policy, parse_all as parse_policies, parse_time},
     server::{Finding, Severity, doctor},
     state::{Durability, OnError, Problem, Store, StoreOptions},
     stats::Stats,

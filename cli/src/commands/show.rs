@@ -1,12 +1,223 @@
-//! To be written.
+//! `show`: everything about one limit, or one key of it.
 
 use crate::context::{Context, Outcome};
 use crate::failure::Failure;
+use crate::json::{self, Keys};
+use crate::text::{self, Column, Look, Row};
+use crate::{json::Part, names};
+use clap::builder::NonEmptyStringValueParser;
+use std::time::Duration;
+use workglow_limit::{KeySnapshot, LimitSnapshot, Observer, Stats, Store, Usage, WAIT_BOUNDS};
 
-/// To be written
+/// Show everything about a limit, or about one key of it
 #[derive(Debug, clap::Args)]
-pub struct Args {}
+pub struct Args {
+    /// The limit's name
+    name: String,
+    /// The key of a tenant, user, model, …
+    #[arg(value_parser = NonEmptyStringValueParser::new())]
+    key: Option<String>,
+}
 
-pub fn run(_args: Args, _context: &Context) -> Result<Outcome, Failure> {
+/// How many keys are looked at, to find those with policies of their own; and how many of the others are shown.
+const KEYS: usize = 1_000;
+const SHOWN: usize = 10;
+
+pub fn run(args: Args, context: &Context) -> Result<Outcome, Failure> {
+    let store = context.store()?;
+    let names = names::check(&args.name, &store)?;
+    let seen = Observer::new(&store, KEYS).look()?;
+    let limits = names::parts(&args.name, &seen, &names);
+    match &args.key {
+        None if context.json => context.print_json(&json::limits(&args.name, &seen, &limits, context.keys))?,
+        None => {
+            for (i, limit) in limits.iter().enumerate() {
+                if i > 0 {
+                    context.print("")?;
+                }
+                whole(limit, context)?;
+            }
+        }
+        Some(key) => {
+            let parts = limits.iter().map(|limit| part(limit, key, &store)).collect::<Result<Vec<_>, _>>()?;
+            if context.json {
+                context.print_json(&json::key_of_limits(&args.name, key, &seen, &parts))?;
+                return Ok(Outcome::Done);
+            }
+            for (i, part) in parts.iter().enumerate() {
+                if i > 0 {
+                    context.print("")?;
+                }
+                one_key(part, key, context)?;
+            }
+        }
+    }
     Ok(Outcome::Done)
+}
+
+/// What holds for one key: what the snapshot says of it, or else what the limit answers.
+fn part<'s>(limit: &'s LimitSnapshot, key: &str, store: &Store) -> Result<Part<'s>, Failure> {
+    let limiter = store.find(&limit.name)?;
+    let decision = limiter.peek(key, 1)?;
+    let stats = limiter.stats(key)?;
+    Ok(Part { limit, decision, stats, seen: limit.hot_keys.iter().find(|seen| seen.key == key) })
+}
+
+fn line(title: &str, value: impl AsRef<str>, look: Look, context: &Context) -> Result<(), Failure> {
+    context.print(format!("  {}{}", Look::Faint.of(&format!("{title:<11}"), context), look.of(value.as_ref(), context)))
+}
+
+fn whole(limit: &LimitSnapshot, context: &Context) -> Result<(), Failure> {
+    let name = text::clean(&limit.name);
+    context.print(format!("{}  ({})", Look::Heading.of(&name, context), limit.kind.replace('_', " ")))?;
+    line("policy", limit.policy().to_string(), Look::Plain, context)?;
+    if limit.overriding.is_some() {
+        line("", format!("an operator's, above {} that programs declare", limit.declared), Look::Near, context)?;
+    }
+    for (i, usage) in limit.usage.iter().enumerate() {
+        let look = text::look_of(usage, limit.is_near());
+        line(if i == 0 { "used" } else { "" }, used(usage), look, context)?;
+    }
+    if let Some((key, id)) = &limit.fullest {
+        line("", format!("by the key {}", key_name(key, id, context.keys)), Look::Plain, context)?;
+    }
+    if limit.peak > 0 {
+        line("peak", format!("{} in the last minute", text::count(limit.peak)), Look::Plain, context)?;
+    }
+    let (state, look) = state(limit.paused_for, limit.retry_after);
+    line("state", state, look, context)?;
+    counters(&limit.stats, context)?;
+    waits(limit, context)?;
+    if let Some(grants) = limit.grants {
+        let held = format!("{} held, {} asked for", text::count(grants.held), text::several(grants.requests, "time"));
+        line("grants", held, Look::Plain, context)?;
+    }
+    line("keys", text::count(limit.keys), Look::Plain, context)?;
+    keys(limit, context)
+}
+
+fn key_name(key: &str, id: &str, keys: Keys) -> String {
+    text::clean(&json::key_name(key, id, keys))
+}
+
+fn used(usage: &Usage) -> String {
+    let window = usage.window.map_or_else(|| " at once".to_owned(), |window| format!(" in {}", text::exact(window)));
+    format!("{} of {}{window} ({} %)", text::count(usage.used), text::count(usage.limit), text::percent(usage))
+}
+
+fn state(paused_for: Duration, retry_after: Duration) -> (String, Look) {
+    match (paused_for, retry_after) {
+        (Duration::ZERO, Duration::ZERO) => ("open".to_owned(), Look::Good),
+        (Duration::ZERO, after) => (format!("full: the next start in {}", text::about(after)), Look::Bad),
+        (paused, _) => (format!("paused for {}", text::about(paused)), Look::Bad),
+    }
+}
+
+fn counters(stats: &Stats, context: &Context) -> Result<(), Failure> {
+    let units = match stats.units_granted == stats.admitted && stats.units_wanted == stats.units_granted + stats.denied
+    {
+        true => String::new(),
+        false => format!(" ({} of {} units)", text::count(stats.units_granted), text::count(stats.units_wanted)),
+    };
+    let counts = format!("{} admitted, {} denied{units}", text::count(stats.admitted), text::count(stats.denied));
+    line("counted", counts, Look::Plain, context)?;
+    let rare = [
+        (stats.cancelled, "cancelled", Look::Plain),
+        (stats.policy_changes, "policy changes", Look::Plain),
+        (stats.store_errors, "failures of the store", Look::Bad),
+    ];
+    for (count, what, look) in rare.into_iter().filter(|(count, ..)| *count > 0) {
+        line("", format!("{} {what}", text::count(count)), look, context)?;
+    }
+    Ok(())
+}
+
+/// Who waits, and how long others did.
+fn waits(limit: &LimitSnapshot, context: &Context) -> Result<(), Failure> {
+    let look = if limit.waiting > 0 { Look::Near } else { Look::Plain };
+    line("waiting", text::count(limit.waiting), look, context)?;
+    if limit.stats.waited > 0 {
+        let average = limit.stats.wait_time / u32::try_from(limit.stats.waited).unwrap_or(u32::MAX);
+        let waited = format!("{} waited, {} on average", text::count(limit.stats.waited), text::about(average));
+        line("", waited, Look::Plain, context)?;
+    }
+    if limit.places_lost > 0 {
+        let lost = format!("{} lost: their owners came too late", text::several(limit.places_lost, "place"));
+        line("", lost, Look::Near, context)?;
+    }
+    let most = limit.waits.iter().copied().max().unwrap_or(0);
+    let last = limit.waits.iter().rposition(|count| *count > 0);
+    for (i, count) in limit.waits.iter().enumerate().take_while(|(i, _)| last.is_some_and(|last| *i <= last)) {
+        let class = match WAIT_BOUNDS.get(i) {
+            Some(bound) => format!("to {}", text::exact(*bound)),
+            None => "beyond".to_owned(),
+        };
+        let bar = "█".repeat((count * 30).div_ceil(most.max(1)) as usize);
+        let text = format!("{class:>8}  {:>7}  {bar}", text::count(*count));
+        line(if i == 0 { "waits" } else { "" }, text.trim_end(), Look::Plain, context)?;
+    }
+    Ok(())
+}
+
+const COLUMNS: [Column; 6] = [
+    Column::text("KEY", 10),
+    Column::number("USED"),
+    Column::number("ADMITTED"),
+    Column::number("DENIED"),
+    Column::text("POLICY OF ITS OWN", 12),
+    Column::text("STATE", 8).spare(1),
+];
+
+/// The busiest keys, and all with a policy of their own.
+fn keys(limit: &LimitSnapshot, context: &Context) -> Result<(), Failure> {
+    let shown = limit.hot_keys.iter().enumerate().filter(|(i, key)| *i < SHOWN || key.overriding.is_some());
+    let rows: Vec<Row> = shown.map(|(_, key)| row(key, context.keys)).collect();
+    if rows.is_empty() {
+        return Ok(());
+    }
+    context.print("")?;
+    for line in text::table(&COLUMNS, &rows, 2, text::columns(), context) {
+        context.print(line)?;
+    }
+    Ok(())
+}
+
+fn row(key: &KeySnapshot, keys: Keys) -> Row {
+    let usage = key.usage.first();
+    let used = usage.map_or_else(String::new, |usage| format!("{}/{}", usage.used, usage.limit));
+    let state = match (key.paused_for, key.retry_after) {
+        (Duration::ZERO, Duration::ZERO) => String::new(),
+        (Duration::ZERO, after) => format!("next in {}", text::about(after)),
+        (paused, _) => format!("paused {}", text::about(paused)),
+    };
+    vec![
+        (key_name(&key.key, &key.id, keys), Look::Plain),
+        (used, usage.map_or(Look::Plain, |usage| text::look_of(usage, false))),
+        (text::count(key.stats.admitted), Look::Plain),
+        (text::count(key.stats.denied), Look::Plain),
+        (key.overriding.map_or_else(|| "-".to_owned(), |policy| policy.to_string()), Look::Plain),
+        (state, Look::Bad),
+    ]
+}
+
+fn one_key(part: &Part, key: &str, context: &Context) -> Result<(), Failure> {
+    let name = Look::Heading.of(&text::clean(&part.limit.name), context);
+    context.print(format!("{name}  ({}), key {}", part.limit.kind.replace('_', " "), text::clean(key)))?;
+    match part.seen.and_then(|seen| seen.overriding) {
+        Some(own) => {
+            line("policy", own.to_string(), Look::Plain, context)?;
+            let above = format!("its own, above {} of the limit", part.limit.policy());
+            line("", above, Look::Near, context)?;
+        }
+        None => line("policy", part.limit.policy().to_string(), Look::Plain, context)?,
+    }
+    for (i, usage) in part.usage().iter().enumerate() {
+        let window = usage.window.map_or_else(String::new, |window| format!(" in {}", text::exact(window)));
+        let used = format!("{} of {}{window}", text::count(usage.used), text::count(usage.limit));
+        line(if i == 0 { "used" } else { "" }, used, Look::Plain, context)?;
+    }
+    let paused_for = part.seen.map_or(Duration::ZERO, |seen| seen.paused_for).max(part.limit.paused_for);
+    let (state, look) = state(paused_for, part.decision.retry_after);
+    line("state", state, look, context)?;
+    counters(&part.stats, context)
 }

@@ -1,12 +1,75 @@
-//! To be written.
+//! `status`: all limits, on a page.
 
 use crate::context::{Context, Outcome};
 use crate::failure::Failure;
+use crate::json::{self, Keys};
+use crate::text::{self, Column, Look, Row};
+use workglow_limit::{LimitSnapshot, Observer, Snapshot};
 
-/// To be written
+/// Show all limits: policy, what is used, who waits, what is paused
 #[derive(Debug, clap::Args)]
 pub struct Args {}
 
-pub fn run(_args: Args, _context: &Context) -> Result<Outcome, Failure> {
+const COLUMNS: [Column; 10] = [
+    Column::text("LIMIT", 12),
+    Column::text("POLICY", 12),
+    Column::number("USED"),
+    Column::number("%").spare(3),
+    Column::text("IN", 3).spare(4),
+    Column::text("BY KEY", 8).spare(5),
+    Column::number("WAITING"),
+    Column::number("ADMITTED").spare(6),
+    Column::number("DENIED").spare(2),
+    Column::text("STATE", 8).spare(1),
+];
+
+pub fn run(_args: Args, context: &Context) -> Result<Outcome, Failure> {
+    let seen = Observer::new(&context.store()?, 10).look()?;
+    if context.json {
+        context.print_json(&json::snapshot(&seen, context.keys))?;
+        return Ok(Outcome::Done);
+    }
+    context.print(heading(&seen))?;
+    if seen.limits.is_empty() {
+        context.print("A program declares limits, or the command load.")?;
+        return Ok(Outcome::Done);
+    }
+    let rows: Vec<Row> = seen.limits.iter().map(|limit| row(limit, context.keys)).collect();
+    context.print("")?;
+    for line in text::table(&COLUMNS, &rows, 0, text::columns(), context) {
+        context.print(line)?;
+    }
+    if seen.limits.iter().any(|limit| limit.overriding.is_some()) {
+        context.print("\n* an operator's policy, which stands above what programs declare")?;
+    }
     Ok(Outcome::Done)
+}
+
+/// The store, and what is in it.
+pub fn heading(seen: &Snapshot) -> String {
+    let mut heading = format!("{}: {}", text::clean(&seen.url), text::several(seen.limits.len() as u64, "limit"));
+    if !seen.processes.is_empty() {
+        heading += &format!(", {}", text::several(seen.processes.len() as u64, "process"));
+    }
+    heading
+}
+
+fn row(limit: &LimitSnapshot, keys: Keys) -> Row {
+    let usage = limit.usage.first();
+    let look = usage.map_or(Look::Plain, |usage| text::look_of(usage, limit.is_near()));
+    let policy = limit.policy().to_string() + if limit.overriding.is_some() { " *" } else { "" };
+    let key = limit.fullest.as_ref().map_or_else(String::new, |(key, id)| json::key_name(key, id, keys));
+    let some = |count: u64| if count > 0 { text::count(count) } else { "-".to_owned() };
+    vec![
+        (text::clean(&limit.name), Look::Heading),
+        (policy, Look::Plain),
+        (usage.map_or_else(String::new, |usage| format!("{}/{}", usage.used, usage.limit)), look),
+        (usage.map_or_else(String::new, |usage| format!("{} %", text::percent(usage))), look),
+        (usage.and_then(|usage| usage.window).map_or_else(String::new, text::exact), Look::Plain),
+        (text::clean(&key), Look::Faint),
+        (some(limit.waiting), Look::Plain),
+        (some(limit.stats.admitted), Look::Plain),
+        (some(limit.stats.denied), Look::Plain),
+        text::state(limit),
+    ]
 }

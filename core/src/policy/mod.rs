@@ -4,8 +4,7 @@ mod backoff;
 mod text;
 
 pub use backoff::{Backoff, Jitter};
-pub use text::parse_all;
-pub(crate) use text::parse_time;
+pub use text::{parse_all, parse_time};
 
 use crate::algorithm::bucket::Bucket;
 use crate::algorithm::log::Window;

@@ -135,8 +135,11 @@ pub fn parse_all(text: &str) -> Result<Vec<Policy>> {
     Ok(policies.into_iter().map(|(_, policy)| policy).collect())
 }
 
-/// A time such as `90s`.
-pub(crate) fn parse_time(text: &str) -> Result<Duration> {
+/// Reads a time such as `90s` or `5 minutes`.
+///
+/// # Errors
+/// [`Error::InvalidArgument`] that says where the text is wrong.
+pub fn parse_time(text: &str) -> Result<Duration> {
     let mut reader = Reader { text, at: 0 };
     let time = reader.time()?;
     if reader.peek().is_empty() { Ok(time) } else { Err(reader.wrong("the end")) }

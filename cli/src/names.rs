@@ -1,0 +1,31 @@
+//! Which limits a name stands for.
+
+use crate::failure::{Failure, unknown};
+use workglow_limit::{LimitSnapshot, Snapshot, Store};
+
+/// The name under which a limit was declared: its own, or that of the composite that it is a part of.
+pub fn whole<'n>(limit: &'n str, names: &'n [String]) -> &'n str {
+    if names.iter().any(|name| name == limit) {
+        return limit;
+    }
+    let is_whole = |name: &&String| limit.strip_prefix(name.as_str()).is_some_and(|rest| rest.starts_with('/'));
+    names.iter().filter(is_whole).max_by_key(|name| name.len()).map_or(limit, String::as_str)
+}
+
+/// The limits of a name: one, or all parts of a composite. Names of parts are known, too.
+pub fn parts<'s>(name: &str, seen: &'s Snapshot, names: &[String]) -> Vec<&'s LimitSnapshot> {
+    seen.limits.iter().filter(|limit| limit.name == name || whole(&limit.name, names) == name).collect()
+}
+
+/// The names that a user may say, and an error that knows them if this is none.
+pub fn check(name: &str, store: &Store) -> Result<Vec<String>, Failure> {
+    let names = store.names()?;
+    if names.iter().any(|known| known == name) {
+        return Ok(names);
+    }
+    match store.find(name) {
+        Ok(_) => Ok(names),
+        Err(workglow_limit::Error::UnknownLimit { .. }) => Err(unknown(name, &names)),
+        Err(error) => Err(error.into()),
+    }
+}
