@@ -7,6 +7,7 @@ mod context;
 mod failure;
 pub mod json;
 mod names;
+mod picture;
 mod place;
 mod serve;
 mod simulate;

@@ -1,0 +1,376 @@
+//! What came of it, for people and for programs.
+
+use super::measure::Bin;
+use super::promise::{Kind, Promise};
+use super::request::{Keys, SECOND};
+use super::subject::{Callers, Subject};
+use crate::context::Context;
+use crate::json;
+use crate::picture::terminal::{self, Terminal};
+use crate::picture::{Layer, Merged, Panel, Picture, Time, Tone};
+use crate::text::{self, Look, clean, count, exact};
+use serde_json::{Value, json};
+use std::time::Duration;
+use unicode_width::UnicodeWidthStr;
+
+/// All policies, after the last request.
+pub struct Report<'r, 't> {
+    pub subjects: &'r [Subject<'t>],
+    pub keys: &'r Keys,
+    pub callers: Callers,
+    /// How many keys to list.
+    pub top: usize,
+}
+
+/// A time for people, rounded to what is worth reading; shorter than a second it is exact to the microsecond.
+fn about(us: u64) -> String {
+    text::about(Duration::from_micros(us))
+}
+
+fn seconds(us: u64) -> f64 {
+    json::seconds(Duration::from_micros(us))
+}
+
+fn percent(part: u64, of: u64) -> String {
+    if of == 0 { String::new() } else { format!(" ({:.1} %)", part as f64 * 100.0 / of as f64) }
+}
+
+/// Over which time a promise counts: `in any 1m`.
+fn over(promise: &Promise) -> String {
+    let window = exact(Duration::from_micros(promise.window));
+    match promise.kind {
+        Kind::AtOnce { .. } => "at once".to_owned(),
+        Kind::Aligned => format!("in a {window} of the clock"),
+        _ => format!("in any {window}"),
+    }
+}
+
+/// A label and its texts for each policy; nothing is said where all are empty.
+type Row = (String, Vec<String>);
+
+impl Report<'_, '_> {
+    /// Did each limiter do what its policy says?
+    pub fn is_kept(&self) -> bool {
+        self.subjects.iter().all(|subject| {
+            let bound = |promise: &Promise| promise.bound(subject.found.heaviest).unwrap_or(u64::MAX);
+            subject.promises.iter().zip(&subject.found.most).all(|(promise, most)| *most <= bound(promise))
+        })
+    }
+
+    fn waits(&self) -> bool {
+        self.callers != Callers::GoAway
+    }
+
+    /// What was asked, in a few words.
+    fn load(&self) -> String {
+        let Some(first) = self.subjects.first() else { return String::new() };
+        let (found, total) = (&first.found, &first.found.total);
+        let units = if total.units_wanted == total.requests { String::new() } else { format!(" for {} units", count(total.units_wanted)) };
+        let keys = if self.keys.len() > 1 { format!(" by {} keys", count(self.keys.len() as u64)) } else { String::new() };
+        let callers = match self.callers {
+            Callers::GoAway => "callers go away".to_owned(),
+            Callers::Wait(None) => "callers wait".to_owned(),
+            Callers::Wait(Some(most)) => format!("callers wait {} at most", exact(most)),
+        };
+        let requests = text::several(total.requests, "request");
+        format!("{requests}{units}{keys} in {}; {callers}", about(found.to - found.from))
+    }
+
+    /// For a terminal.
+    pub fn lines(&self, context: &Context, terminal: Terminal) -> Vec<String> {
+        let mut lines = vec![self.load(), String::new()];
+        lines.extend(self.table(context));
+        for subject in self.subjects {
+            let top = self.top_keys(subject);
+            if self.keys.len() > 1 && self.top > 0 {
+                lines.push(String::new());
+                lines.extend(self.key_table(subject, &top, context));
+            }
+        }
+        lines.push(String::new());
+        lines.extend(terminal::draw(&self.picture(), terminal));
+        lines
+    }
+
+    /// The figures, a column for each policy.
+    fn table(&self, context: &Context) -> Vec<String> {
+        let rows = self.rows();
+        let label = rows.iter().map(|(label, _)| label.width()).max().unwrap_or(0);
+        let width = |i: usize| rows.iter().map(|(_, texts)| texts[i].width()).max().unwrap_or(0);
+        let widths: Vec<usize> = (0..self.subjects.len()).map(width).collect();
+        let line = |(i, (name, texts)): (usize, &Row)| {
+            let mut line = format!("  {name}{}", " ".repeat(label - name.width()));
+            for (text, width) in texts.iter().zip(&widths) {
+                let look = if i == 0 { Look::Heading } else { Look::Plain };
+                line += &format!("  {}{}", look.of(text, context), " ".repeat(width - text.width()));
+            }
+            line.truncate(line.trim_end().len());
+            line
+        };
+        rows.iter().enumerate().map(line).collect()
+    }
+
+    fn rows(&self) -> Vec<Row> {
+        let mut rows: Vec<Row> = Vec::new();
+        let mut put = |label: &str, text: &dyn Fn(&Subject) -> String| {
+            let texts: Vec<String> = self.subjects.iter().map(text).collect();
+            if texts.iter().any(|text| !text.is_empty()) {
+                rows.push((label.to_owned(), texts));
+            }
+        };
+        let some = |shown: bool, text: String| if shown { text } else { String::new() };
+        put("policy", &|subject| subject.policy.clone());
+        put("admitted", &|subject| {
+            let total = &subject.found.total;
+            count(total.admitted) + &percent(total.admitted, total.requests)
+        });
+        put("denied", &|subject| {
+            let total = &subject.found.total;
+            count(total.denied) + &percent(total.denied, total.requests)
+        });
+        let parts: std::collections::BTreeSet<&String> =
+            self.subjects.iter().flat_map(|subject| subject.found.denied_by.keys()).collect();
+        for part in parts {
+            put(&format!("  by {part}"), &|subject| subject.found.denied_by.get(part).map_or(String::new(), |by| count(*by)));
+        }
+        put("too heavy", &|subject| {
+            let total = &subject.found.total;
+            some(total.too_heavy > 0, count(total.too_heavy) + &percent(total.too_heavy, total.requests))
+        });
+        put("units", &|subject| {
+            let total = &subject.found.total;
+            let of = format!("{} of {}", count(total.units), count(total.units_wanted));
+            some(total.units_wanted != total.requests, of + &percent(total.units, total.units_wanted))
+        });
+        if self.waits() {
+            put("waited", &|subject| {
+                let total = &subject.found.total;
+                count(total.waited) + &percent(total.waited, total.admitted)
+            });
+            for (label, part) in [("  median", 0.5), ("  95 %", 0.95), ("  99 %", 0.99)] {
+                put(label, &|subject| about(subject.found.waits.quantile(part)));
+            }
+            put("  longest", &|subject| about(subject.found.waits.longest()));
+            put("most in line", &|subject| count(subject.found.most_waiting));
+            put("still in line at the end", &|subject| {
+                let found = &subject.found;
+                let after = match found.never {
+                    0 if found.backlog > 0 => format!(", gone {} later", about(found.cleared_after)),
+                    0 => String::new(),
+                    never => format!(", {} a year later", count(never)),
+                };
+                count(found.backlog) + &after
+            });
+        }
+        let most = self.subjects.iter().map(|subject| subject.promises.len()).max().unwrap_or(0);
+        for i in 0..most {
+            put(if i == 0 { "most of a key" } else { "" }, &|subject| {
+                let Some(promise) = subject.promises.get(i) else { return String::new() };
+                let bound = promise.bound(subject.found.heaviest);
+                let may = match bound {
+                    Some(bound) if bound != promise.limit => format!(", {} at most", count(bound)),
+                    Some(_) => String::new(),
+                    None => ", but jobs may outlive their leases".to_owned(),
+                };
+                let is_broken = bound.is_some_and(|bound| subject.found.most[i] > bound);
+                let broken = if is_broken { ": MORE THAN IT PROMISES, please report it" } else { "" };
+                let (units, of) = (count(subject.found.most[i]), count(promise.limit));
+                format!("{units} {} (of {of}{may}){broken}", over(promise))
+            });
+        }
+        put("utilisation", &|subject| {
+            subject.utilisation().map_or(String::new(), |part| format!("{:.1} %", part * 100.0))
+        });
+        rows
+    }
+
+    /// The keys that asked most.
+    fn top_keys(&self, subject: &Subject) -> Vec<u32> {
+        let mut ids: Vec<u32> = (0..self.keys.len() as u32).collect();
+        ids.sort_by_key(|id| std::cmp::Reverse(subject.counts(*id).requests));
+        ids.truncate(self.top);
+        ids
+    }
+
+    /// A key, or the line that names it first: it may be a secret.
+    fn key(&self, id: u32, keys: json::Keys) -> String {
+        match keys {
+            json::Keys::Shown if self.keys.text(id).is_empty() => "(none)".to_owned(),
+            json::Keys::Shown => clean(self.keys.text(id)),
+            json::Keys::Hidden => format!("of line {}", self.keys.line(id)),
+        }
+    }
+
+    fn key_table(&self, subject: &Subject, top: &[u32], context: &Context) -> Vec<String> {
+        use text::Column;
+        let columns = [
+            Column::text("key", 12),
+            Column::number("asked"),
+            Column::number("admitted"),
+            Column::number("denied"),
+            Column::number("waited"),
+            Column::number("units"),
+        ];
+        let row = |id: &u32| {
+            let counts = subject.counts(*id);
+            let numbers = [counts.requests, counts.admitted, counts.denied, counts.waited, counts.units];
+            let numbers = numbers.into_iter().map(|number| (count(number), Look::Plain));
+            std::iter::once((self.key(*id, context.keys), Look::Plain)).chain(numbers).collect()
+        };
+        let rows: Vec<text::Row> = top.iter().map(row).collect();
+        let mut lines = text::table(&columns, &rows, 2, text::columns(), context);
+        let all = format!("the {} keys that asked most, of {}", top.len(), count(self.keys.len() as u64));
+        let of = if self.subjects.len() > 1 { format!(" ({})", subject.policy) } else { String::new() };
+        lines.insert(0, all + &of);
+        lines
+    }
+
+    /// What happened over time, policy by policy.
+    pub fn picture(&self) -> Picture {
+        let mut picture = Picture::default();
+        let mut about = vec![self.load()];
+        for subject in self.subjects {
+            let total = &subject.found.total;
+            let waits = if self.waits() { format!(", {} waited, {} at the longest", count(total.waited), self::about(subject.found.waits.longest())) } else { String::new() };
+            about.push(format!(
+                "{}: {} admitted{}, {} denied{waits}",
+                subject.policy,
+                count(total.admitted),
+                percent(total.admitted, total.requests),
+                count(total.denied)
+            ));
+            picture.panels.extend(self.panels(subject));
+        }
+        picture.title = match self.subjects {
+            [one] => one.policy.clone(),
+            all => format!("{} policies under one load", all.len()),
+        };
+        picture.about = about;
+        picture
+    }
+
+    fn panels(&self, subject: &Subject) -> Vec<Panel> {
+        let Some(series) = subject.series() else { return Vec::new() };
+        let time = Time::new(seconds(series.begins()), seconds(series.ends()));
+        let layer = |name, tone, merged, value: &dyn Fn(&Bin) -> f64| {
+            Layer { name, tone, values: series.bins().map(value).collect(), merged }
+        };
+        // Rates read best in the unit that the policy is in.
+        let rate = subject.promises.iter().filter(|promise| promise.window > 0).min_by(|a, b| {
+            a.rate().unwrap_or(f64::MAX).total_cmp(&b.rate().unwrap_or(f64::MAX))
+        });
+        let units = [(86_400 * SECOND, "day"), (3_600 * SECOND, "hour"), (60 * SECOND, "minute"), (SECOND, "second")];
+        let window = rate.map_or(SECOND, |promise| promise.window);
+        let (per, unit) = units.into_iter().find(|(size, _)| *size <= window).unwrap_or((SECOND, "second"));
+        let factor = per as f64 / series.length() as f64;
+        let of = if self.subjects.len() > 1 { format!("{}: ", subject.policy) } else { String::new() };
+        // What all keys start together is limited only where there is one.
+        let line = rate.filter(|_| self.keys.len() == 1).and_then(|promise| {
+            let line = promise.rate()? * per as f64 / SECOND as f64;
+            Some((line, format!("limit {}", crate::picture::value(line))))
+        });
+        let mut layers = vec![layer("admitted", Tone::Started, Merged::Mean, &|bin| bin.admitted as f64 * factor)];
+        layers.push(layer("denied", Tone::Denied, Merged::Mean, &|bin| bin.denied as f64 * factor));
+        let title = format!("{of}requests");
+        let mut panels = vec![Panel { title, unit: format!("units per {unit}"), time, layers, line }];
+        if self.waits() {
+            let layers = vec![layer("in line", Tone::Waiting, Merged::Most, &|bin| bin.waiting as f64)];
+            panels.push(Panel { title: format!("{of}in line"), unit: "callers".to_owned(), time, layers, line: None });
+        }
+        let whole = match subject.promises.as_slice() {
+            [one] if !matches!(one.kind, Kind::Burst(_) | Kind::Queue) => one.limit as f64,
+            _ => 100.0,
+        };
+        let unit = if whole == 100.0 { "% of what may be in use" } else { "units" };
+        let layers = vec![layer("in use", Tone::Used, Merged::Most, &|bin| bin.used * whole)];
+        let name = if whole == 100.0 { "limit".to_owned() } else { format!("limit {}", crate::picture::value(whole)) };
+        let by = if self.keys.len() > 1 { ", by the fullest key" } else { "" };
+        panels.push(Panel {
+            title: format!("{of}in use{by}"),
+            unit: unit.to_owned(),
+            time,
+            layers,
+            line: Some((whole, name)),
+        });
+        panels
+    }
+
+    pub fn to_json(&self, keys: json::Keys) -> Value {
+        let wait = match self.callers {
+            Callers::GoAway => json!(false),
+            Callers::Wait(None) => json!(true),
+            Callers::Wait(Some(most)) => json!(json::seconds(most)),
+        };
+        let policies: Vec<Value> = self.subjects.iter().map(|subject| self.subject_json(subject, keys)).collect();
+        let first = self.subjects.first().map(|subject| &subject.found);
+        json!({
+            "from": first.map(|found| seconds(found.from)),
+            "to": first.map(|found| seconds(found.to)),
+            "requests": first.map(|found| found.total.requests),
+            "keys": self.keys.len(),
+            "wait": wait,
+            "policies": policies,
+        })
+    }
+
+    fn subject_json(&self, subject: &Subject, keys: json::Keys) -> Value {
+        let (found, total) = (&subject.found, &subject.found.total);
+        let wait = |part: f64| seconds(found.waits.quantile(part));
+        let most = subject.promises.iter().zip(&found.most).map(|(promise, most)| {
+            json!({
+                "window": (promise.window > 0).then(|| seconds(promise.window)),
+                "aligned": promise.kind == Kind::Aligned,
+                "limit": promise.limit,
+                "bound": promise.bound(found.heaviest),
+                "most": most,
+            })
+        });
+        let top = self.top_keys(subject).into_iter().map(|id| {
+            let counts = subject.counts(id);
+            let key = match keys {
+                json::Keys::Shown => json!(self.keys.text(id)),
+                json::Keys::Hidden => Value::Null,
+            };
+            json!({
+                "key": key,
+                "line": self.keys.line(id),
+                "requests": counts.requests,
+                "admitted": counts.admitted,
+                "denied": counts.denied,
+                "waited": counts.waited,
+                "units": counts.units,
+            })
+        });
+        let series = subject.series().map(|series| {
+            let of = |value: fn(&Bin) -> Value| series.bins().map(value).collect::<Vec<_>>();
+            json!({
+                "from": seconds(series.begins()),
+                "width": seconds(series.length()),
+                "wanted": of(|bin| bin.wanted.into()),
+                "admitted": of(|bin| bin.admitted.into()),
+                "denied": of(|bin| bin.denied.into()),
+                "waiting": of(|bin| bin.waiting.into()),
+                "used": of(|bin| json!((bin.used * 1e6).round() / 1e6)),
+            })
+        });
+        json!({
+            "policy": subject.policy,
+            "admitted": total.admitted,
+            "denied": total.denied,
+            "denied_by": found.denied_by,
+            "too_heavy": total.too_heavy,
+            "waited": total.waited,
+            "units_wanted": total.units_wanted,
+            "units": total.units,
+            "waits": { "p50": wait(0.5), "p95": wait(0.95), "p99": wait(0.99), "longest": seconds(found.waits.longest()) },
+            "most_waiting": found.most_waiting,
+            "backlog": found.backlog,
+            "cleared_after": seconds(found.cleared_after),
+            "never_started": found.never,
+            "most": most.collect::<Vec<_>>(),
+            "utilisation": subject.utilisation(),
+            "top_keys": top.collect::<Vec<_>>(),
+            "series": series,
+        })
+    }
+}
