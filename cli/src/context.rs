@@ -17,10 +17,12 @@ pub enum Outcome {
     Denied,
     /// `verify` and `doctor`: something is not in order.
     Found,
-    /// The user said no, or ended it by Ctrl-C.
+    /// The user said no.
     Declined,
-    /// Ended by SIGINT.
+    /// Ended by Ctrl-C.
     Interrupted,
+    /// Ended by this signal.
+    Ended(i32),
 }
 
 /// What all commands have in common.

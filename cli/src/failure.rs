@@ -32,14 +32,17 @@ Exit codes:
   6    not confirmed: nothing was changed
   130  interrupted (Ctrl-C)";
 
-impl From<Outcome> for Exit {
-    fn from(outcome: Outcome) -> Exit {
-        match outcome {
-            Outcome::Done => Exit::Done,
-            Outcome::Denied => Exit::Denied,
-            Outcome::Found => Exit::Found,
-            Outcome::Declined => Exit::Declined,
-            Outcome::Interrupted => Exit::Interrupted,
+impl Outcome {
+    /// Its exit code.
+    pub fn exit(self) -> u8 {
+        match self {
+            Outcome::Done => Exit::Done as u8,
+            Outcome::Denied => Exit::Denied as u8,
+            Outcome::Found => Exit::Found as u8,
+            Outcome::Declined => Exit::Declined as u8,
+            Outcome::Interrupted => Exit::Interrupted as u8,
+            // As shells say of programs that a signal has ended.
+            Outcome::Ended(signal) => 128_u8.saturating_add(signal as u8),
         }
     }
 }

@@ -133,7 +133,7 @@ pub fn limits(name: &str, seen: &Snapshot, limits: &[&LimitSnapshot], keys: Keys
 }
 
 /// A key, as one limit sees it.
-pub struct Part<'s> {
+pub(crate) struct Part<'s> {
     pub limit: &'s LimitSnapshot,
     pub decision: Decision,
     pub stats: Stats,
@@ -143,7 +143,7 @@ pub struct Part<'s> {
 
 /// What is used, for people and programs.
 #[derive(Debug, Clone, Copy)]
-pub struct Used {
+pub(crate) struct Used {
     pub limit: u64,
     pub used: u64,
     pub window: Option<Duration>,
@@ -151,7 +151,7 @@ pub struct Used {
 
 impl Part<'_> {
     /// What is used of each window; of a key that the snapshot does not name, of the one that has least room.
-    pub fn usage(&self) -> Vec<Used> {
+    pub(crate) fn usage(&self) -> Vec<Used> {
         match self.seen {
             Some(seen) => seen
                 .usage
@@ -168,7 +168,7 @@ impl Part<'_> {
 }
 
 /// A key that the user named, as each limit of a name sees it.
-pub fn key_of_limits(name: &str, key: &str, seen: &Snapshot, parts: &[Part]) -> Value {
+pub(crate) fn key_of_limits(name: &str, key: &str, seen: &Snapshot, parts: &[Part]) -> Value {
     let one = |used: &Used| json!({ "limit": used.limit, "used": used.used, "window": used.window.map(seconds) });
     let part = |part: &Part| {
         json!({
@@ -213,7 +213,7 @@ pub fn problem(found: &Problem) -> Value {
 }
 
 /// Something that `doctor` found.
-pub fn finding(found: &Finding) -> Value {
+pub(crate) fn finding(found: &Finding) -> Value {
     json!({
         "severity": found.severity.name(),
         "setting": found.setting,
@@ -228,6 +228,18 @@ pub fn change(done: &str, name: &str, key: Option<&str>, more: Value) -> Value {
     let mut all = json!({ "done": done, "name": name, "key": key });
     if let (Some(all), Value::Object(more)) = (all.as_object_mut(), more) {
         all.extend(more);
+    }
+    all
+}
+
+/// Something that has happened, of a limit or (`None`) of the store.
+pub fn event(at: SystemTime, name: &str, limit: Option<&str>, more: &Value) -> Value {
+    let mut all = json!({ "at": time(at), "event": name });
+    if let (Some(all), Value::Object(more)) = (all.as_object_mut(), more) {
+        if let Some(limit) = limit {
+            all.insert("limit".to_owned(), limit.into());
+        }
+        all.extend(more.clone());
     }
     all
 }

@@ -258,3 +258,21 @@ pub fn utc(at: SystemTime) -> String {
         tm.tm_sec
     )
 }
+
+/// A text in lines that are indented by so much, as wide as the terminal.
+pub fn wrapped(text: &str, indent: usize) -> Vec<String> {
+    let room = columns().unwrap_or(100).clamp(40, 100) - indent;
+    let mut lines = vec![String::new()];
+    for word in text.split(' ') {
+        let last = lines.last_mut().expect("there is one");
+        if !last.is_empty() && last.width() + 1 + word.width() > room {
+            lines.push(word.to_owned());
+        } else {
+            if !last.is_empty() {
+                last.push(' ');
+            }
+            last.push_str(word);
+        }
+    }
+    lines.into_iter().map(|line| " ".repeat(indent) + &line).collect()
+}

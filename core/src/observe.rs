@@ -3,11 +3,11 @@
 use crate::error::Result;
 use crate::limiter::Limiter;
 use crate::policy::Policy;
-use crate::state::{Declared, Store};
+use crate::state::{Store, Survey};
 use crate::stats::Stats;
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// The upper bounds of the classes of [`LimitSnapshot::waits`]; the last class has the waits beyond.
 pub const WAIT_BOUNDS: [Duration; 8] = [
@@ -34,6 +34,8 @@ pub struct Snapshot {
     pub url: String,
     /// All limits, by name. Those of a composite are called `name/KIND`.
     pub limits: Vec<LimitSnapshot>,
+    /// Are the counts those of all processes that share the store? On a server they are those of this process.
+    pub counts_all_processes: bool,
     /// The processes that use the store on this machine. Empty where the store does not know: `memory:` and servers.
     pub processes: Vec<ProcessSnapshot>,
     /// How long what was admitted has been waiting to be written to the database, at most. Zero where nothing waits.
@@ -169,17 +171,19 @@ pub struct Minute {
 /// Takes [`Snapshot`]s of a store. It decides nothing, and no decision costs more because somebody looks.
 ///
 /// What a look costs is bounded, however many keys there are: it looks at the keys that were used lately, and at some thousand
-/// others, each time at the next ones.
+/// others, each time at the next ones. A server is asked once for each limit.
 pub struct Observer {
     store: Store,
     keys: usize,
-    limiters: HashMap<String, Arc<dyn Limiter>>,
+    survey: Survey,
+    /// On a server, which alone knows what is used.
+    limiters: BTreeMap<String, Arc<dyn Limiter>>,
 }
 
 impl Observer {
-    /// Looks at a store, and names so many keys of each limit at most.
+    /// Looks at a store, and shows so many keys of each limit at most.
     pub fn new(store: &Store, keys: usize) -> Observer {
-        Observer { store: store.clone(), keys, limiters: HashMap::new() }
+        Observer { store: store.clone(), keys, survey: Survey::default(), limiters: BTreeMap::new() }
     }
 
     /// Takes a snapshot.
@@ -187,65 +191,69 @@ impl Observer {
     /// # Errors
     /// As for [`Store::open`].
     pub fn look(&mut self) -> Result<Snapshot> {
-        let _ = self.keys;
-        let policies = self.declared()?;
-        self.limiters.retain(|name, _| policies.iter().any(|(known, _)| known == name));
-        let mut limits = Vec::new();
-        for (name, declared) in policies {
-            let limiter = match self.limiters.get(&name) {
-                Some(limiter) => limiter.clone(),
-                None => self.limiters.entry(name.clone()).or_insert(self.store.find(&name)?).clone(),
-            };
-            let seen = limiter.peek("", 1)?;
-            let window =
-                (!declared.current().is_concurrency()).then(|| crate::time::from_ticks(declared.current().longest()));
-            limits.push(LimitSnapshot {
-                kind: declared.current().kind(),
-                name,
-                declared: declared.declared,
-                overriding: declared.overriding,
-                usage: vec![Usage { limit: seen.limit, used: seen.limit.saturating_sub(seen.remaining), window }],
-                fullest: None,
-                peak: 0,
-                retry_after: seen.retry_after,
-                paused_for: Duration::ZERO,
-                waiting: 0,
-                waits: [0; WAIT_BOUNDS.len() + 1],
-                places_lost: 0,
-                stats: limiter.stats("")?,
-                keys: 0,
-                hot_keys: Vec::new(),
-                grants: None,
-            });
+        let session = self.store.session().clone();
+        let is_served = session.server().is_some();
+        if is_served {
+            self.find_on_server()?;
         }
-        Ok(Snapshot {
-            at: SystemTime::now(),
-            url: self.store.url().to_owned(),
-            limits,
-            processes: Vec::new(),
-            ledger_lag: Duration::ZERO,
-            lane_bytes: 0,
-            failures: self.store.failures(),
-        })
-    }
-
-    fn declared(&self) -> Result<Vec<(String, Declared)>> {
-        let session = self.store.session();
-        if session.server().is_some() {
-            // This process knows of what it has asked about.
-            for name in self.store.names()? {
-                self.store.find(&name)?;
+        let mut seen = session.told("", session.survey(&mut self.survey, self.keys))?;
+        if is_served {
+            for limit in &mut seen.limits {
+                if let Some(limiter) = self.limiters.get(&limit.name) {
+                    let decision = limiter.peek("", 1)?;
+                    let used = decision.limit.saturating_sub(decision.remaining);
+                    let window = limit.usage.first().and_then(|usage| usage.window);
+                    limit.usage = vec![Usage { limit: decision.limit, used, window }];
+                    limit.retry_after = decision.retry_after;
+                }
             }
         }
-        session.with_lock(|_| session.all_declared())
+        Ok(seen)
     }
 
-    /// What was counted of a limit in each minute since then in which anything was, oldest first: at most 31 days back, and
-    /// nothing where there is no database. The minute that goes on may lack what was counted last.
+    /// Finds the limits that the server has and this process has not used yet.
+    fn find_on_server(&mut self) -> Result<()> {
+        let session = self.store.session();
+        let mut known = BTreeMap::new();
+        for name in session.all_names()? {
+            let parts = session.with_names(&[&name], |_| Ok(session.family(&name)?.parts(&name)))?;
+            for (part, declared) in parts {
+                let found = match self.limiters.remove(&part) {
+                    Some(limiter) => limiter,
+                    None => self.store.attach(&part, declared.declared)?,
+                };
+                known.insert(part, found);
+            }
+        }
+        self.limiters = known;
+        Ok(())
+    }
+
+    /// What was counted of a limit in each minute from then on in which anything was, oldest first: at most 31 days back. Where there is
+    /// no database, only this minute and the one before, if anything was counted in them. The minute that goes on may lack what other
+    /// processes counted in the last second.
     ///
     /// # Errors
     /// As for [`Store::open`].
-    pub fn history(&mut self, _name: &str, _since: SystemTime) -> Result<Vec<Minute>> {
-        Ok(Vec::new())
+    pub fn history(&self, name: &str, since: SystemTime) -> Result<Vec<Minute>> {
+        let minute = |at: SystemTime| at.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs() / 60;
+        let now = minute(SystemTime::now());
+        let from = minute(since).max(now.saturating_sub(31 * 24 * 60));
+        let session = self.store.session();
+        let all = session.told(name, session.minutes(name, from, now))?;
+        let shown = |found: crate::state::Minute| Minute {
+            at: UNIX_EPOCH + Duration::from_secs(60 * found.at),
+            units: found.units,
+            denied: found.denied,
+            waited: found.waited,
+            peak: found.peak,
+        };
+        Ok(all.into_iter().map(shown).collect())
+    }
+}
+
+impl std::fmt::Debug for Observer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Observer of {}", self.store.url())
     }
 }

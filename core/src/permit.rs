@@ -149,14 +149,6 @@ impl RawPermit {
         if let Some(Kind::Timed(start)) = self.kind() { Some(start) } else { None }
     }
 
-    /// The hash of its key, if it is of a limit in a store.
-    pub(crate) fn key(&self) -> Option<[u64; 2]> {
-        match self.kind()? {
-            Kind::Timed(TimedPermit { key, .. }) | Kind::Lease(LeasePermit { key, .. }) => Some(key),
-            _ => None,
-        }
-    }
-
     /// The permit as eight words, for C. The highest bit of the first is 0.
     #[inline(always)]
     pub fn to_words(self) -> [u64; 8] {

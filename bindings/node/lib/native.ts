@@ -58,6 +58,7 @@ interface Native {
   verify(store: NativeStore, repair: boolean): Promise<string[]>;
   doctor(url: string): Promise<Advice[]>;
   postgresSchema(): string;
+  runCommand(args: string[]): number;
   url(store: NativeStore): string;
   tellCounts(): void;
   failures(store: NativeStore): number;

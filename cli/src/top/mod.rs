@@ -1,12 +1,85 @@
-//! To be written.
+//! `top`: limits as they are, once a second, until somebody has seen enough.
+
+mod model;
+mod terminal;
+mod view;
 
 use crate::context::{Context, Outcome};
 use crate::failure::Failure;
+use model::{Model, Sort};
+use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
+use std::io::{self, IsTerminal};
+use std::time::{Duration, Instant};
+use terminal::Screen;
+use workglow_limit::Observer;
 
-/// To be written
+/// Watch the fullest limits, the hottest keys, who denies and who waits, live
+///
+/// Keys: u, d, w, s, n sort by use, denials, waiting, starts, name; arrows, PgUp and PgDn scroll; space holds the picture; q quits.
 #[derive(Debug, clap::Args)]
 pub struct Args {}
 
-pub fn run(_args: Args, _context: &Context) -> Result<Outcome, Failure> {
-    Ok(Outcome::Done)
+const EVERY: Duration = Duration::from_secs(1);
+/// How soon a signal is noticed.
+const GLANCE: Duration = Duration::from_millis(200);
+const KEYS: usize = 50;
+
+pub fn run(_args: Args, context: &Context) -> Result<Outcome, Failure> {
+    if context.json || !io::stdout().is_terminal() {
+        return Err(Failure::usage("top draws on a terminal")
+            .hint("status --json says the same once, and watch says what happens"));
+    }
+    let mut observer = Observer::new(&context.store()?, KEYS);
+    let mut model = Model::new(observer.look()?, context.keys, context.color);
+    let mut screen = Screen::open()?;
+    let mut looked = Instant::now();
+    loop {
+        screen.draw(|frame| view::draw(frame, &mut model))?;
+        let mut next = EVERY.saturating_sub(looked.elapsed());
+        while next > Duration::ZERO {
+            if let Some(outcome) = screen.signal() {
+                return Ok(outcome);
+            }
+            if event::poll(next.min(GLANCE))? {
+                match event::read()? {
+                    Event::Key(key) if key.kind != KeyEventKind::Release => {
+                        if let Some(outcome) = press(key, &mut model) {
+                            return Ok(outcome);
+                        }
+                    }
+                    _ => {}
+                }
+                // The size may be another, too.
+                screen.draw(|frame| view::draw(frame, &mut model))?;
+            }
+            next = EVERY.saturating_sub(looked.elapsed());
+        }
+        looked = Instant::now();
+        if !model.is_held {
+            model.take(observer.look());
+        }
+    }
+}
+
+/// What a key does. An outcome is the end.
+fn press(key: KeyEvent, model: &mut Model) -> Option<Outcome> {
+    let page = model.rows.max(1) as isize;
+    match key.code {
+        KeyCode::Char('c') if key.modifiers.contains(KeyModifiers::CONTROL) => return Some(Outcome::Interrupted),
+        KeyCode::Char('q' | 'Q') | KeyCode::Esc => return Some(Outcome::Done),
+        KeyCode::Char('u') => model.sort_by(Sort::Used),
+        KeyCode::Char('d') => model.sort_by(Sort::Denied),
+        KeyCode::Char('w') => model.sort_by(Sort::Waiting),
+        KeyCode::Char('s') => model.sort_by(Sort::Started),
+        KeyCode::Char('n') => model.sort_by(Sort::Name),
+        KeyCode::Char(' ') => model.is_held = !model.is_held,
+        KeyCode::Up | KeyCode::Char('k') => model.scroll(-1),
+        KeyCode::Down | KeyCode::Char('j') => model.scroll(1),
+        KeyCode::PageUp => model.scroll(-page),
+        KeyCode::PageDown => model.scroll(page),
+        KeyCode::Home => model.scroll(isize::MIN),
+        KeyCode::End => model.scroll(isize::MAX),
+        _ => {}
+    }
+    None
 }

@@ -419,11 +419,15 @@ impl<'a> Grants<'a> {
         self.word(Grants::DENIALS).fetch_add(1, Relaxed);
     }
 
+    /// The units that were granted and have not started.
+    pub fn held(&self) -> u64 {
+        self.cells().map(|cell| cell[cell::STATE].load(Relaxed) & LEFT).sum()
+    }
+
     /// How much there is, as far as this machine knows, and when all of it is.
     pub fn known(&self) -> (u64, Tick) {
-        let held: u64 = self.cells().map(|cell| cell[cell::STATE].load(Relaxed) & LEFT).sum();
         (
-            self.word(Grants::REMAINING).load(Relaxed).saturating_add(held),
+            self.word(Grants::REMAINING).load(Relaxed).saturating_add(self.held()),
             self.word(Grants::EMPTY).load(Relaxed) & !LEFT_OVER,
         )
     }

@@ -287,7 +287,7 @@ impl<C: Custom> Inner for CustomLimiter<C> {
         self.quiet_present(place)
     }
 
-    fn waited(&self, permit: &RawPermit, wait: Duration) {
+    fn waited(&self, _key: &str, permit: &RawPermit, wait: Duration) {
         if let Some(Kind::Custom(start)) = permit.kind() {
             self.count(start.key, |stats| {
                 stats.waited += 1;

@@ -7,8 +7,8 @@ use crate::error::Result;
 use crate::hooks::{Event, Hooks};
 use crate::permit::RawPermit;
 use crate::policy;
-use crate::state::counts::{DENIED, WAIT_TIME, WAITED};
-use crate::state::{Hash, Limit, Session};
+use crate::state::counts::DENIED;
+use crate::state::{Limit, Session};
 use crate::stats::Stats;
 use crate::time::ManualClock;
 use std::sync::Arc;
@@ -159,11 +159,13 @@ pub trait Inner: Send + Sync {
     fn start(&self, place: &RawPermit) -> Result<Presented>;
 
     /// Counts a wait that ended in a start.
-    fn waited(&self, permit: &RawPermit, wait: Duration) {
-        if let (Some(limit), Some(key)) = (self.limit(), permit.key()) {
-            limit.count(Hash(key), WAITED, 1);
-            limit.count(Hash(key), WAIT_TIME, wait.as_micros() as u64);
-        }
+    fn waited(&self, key: &str, _permit: &RawPermit, wait: Duration) {
+        self.limit().into_iter().for_each(|limit| limit.count_wait(key, wait));
+    }
+
+    /// So many more callers of this process wait, or fewer.
+    fn waits_more(&self, by: i64) {
+        self.limit().into_iter().for_each(|limit| limit.waits_more(by));
     }
 
     /// Counts a wait that ended without a start.

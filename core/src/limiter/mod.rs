@@ -35,7 +35,7 @@ use crate::error::{Error, Result};
 use std::time::Duration;
 
 /// Where a denial cannot know when somebody will complete, it suggests to look again after this long.
-const LOOK_AGAIN: Duration = Duration::from_millis(10);
+pub(crate) const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
 fn foreign<R>(name: &str) -> Result<R> {
     Err(Error::ForeignPermit { limit: name.to_owned() })

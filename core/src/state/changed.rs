@@ -16,8 +16,8 @@ use crate::time::Tick;
 /// How many entries there are.
 const ENTRIES: u64 = 1_024;
 
-/// The words of an entry: its number + 1, the limit, the key's hash.
-const ENTRY: u64 = 4;
+/// The words of an entry: its number + 1, the limit, the key's hash, when it was made.
+const ENTRY: u64 = 5;
 
 /// A key is listed again after so long, in ticks, if nobody has written it.
 const LISTED_FOR: Tick = 1_000_000;
@@ -43,17 +43,18 @@ impl Home {
     pub fn list(&self, limit: u64, key: u64, hash: Hash, now: Tick) {
         self.arena.word(key + key_word::LISTED).store(now + LISTED_FOR, Relaxed);
         let number = self.arena.word(CHANGED_TAIL).fetch_add(1, AcqRel);
-        let [seq, limit_at, h0, h1] = self.entry(number);
+        let [seq, limit_at, h0, h1, at] = self.entry(number);
         // A reader believes an entry whose number is the same before and after. Each store releases, so that it cannot see a
         // later entry's word and the number of this one.
         seq.store(0, Release);
         limit_at.store(limit, Release);
         h0.store(hash.0[0], Release);
         h1.store(hash.0[1], Release);
+        at.store(now, Release);
         seq.store(number + 1, Release);
     }
 
-    fn entry(&self, number: u64) -> [&AtomicU64; 4] {
+    fn entry(&self, number: u64) -> [&AtomicU64; ENTRY as usize] {
         let ring = self.arena.word(CHANGED).load(Acquire);
         let words = self.arena.words(ring.saturating_add(number % ENTRIES * ENTRY), ENTRY);
         std::array::from_fn(|i| &words[i])
@@ -76,19 +77,37 @@ impl Home {
         let [tail, done] = [CHANGED_TAIL, CHANGED_DONE].map(|word| self.arena.word(word).load(Acquire));
         let first = done.max(tail.saturating_sub(ENTRIES)).min(tail);
         let end = tail.min(first.saturating_add(most));
-        let read = |number| {
-            let [seq, limit, h0, h1] = self.entry(number);
-            let is_whole = || seq.load(Acquire) == number + 1;
-            if !is_whole() {
-                return None;
-            }
-            let changed = (limit.load(Acquire), Hash([h0.load(Acquire), h1.load(Acquire)]));
-            is_whole().then_some(changed)
-        };
-        let mut all: Vec<Changed> = (first..end).filter_map(read).collect();
+        let mut all: Vec<Changed> = (first..end).filter_map(|number| Some(self.read_entry(number)?.0)).collect();
         all.sort_unstable();
         all.dedup();
         (all, end)
+    }
+
+    /// An entry, and when it was made. `None`: somebody is writing it, or has written a later one there.
+    fn read_entry(&self, number: u64) -> Option<(Changed, Tick)> {
+        let [seq, limit, h0, h1, at] = self.entry(number);
+        let is_whole = || seq.load(Acquire) == number + 1;
+        if !is_whole() {
+            return None;
+        }
+        let changed = (limit.load(Acquire), Hash([h0.load(Acquire), h1.load(Acquire)]));
+        let at = at.load(Acquire);
+        is_whole().then_some((changed, at))
+    }
+
+    /// The keys that were listed lately, whether they are written or not; some of them more than once.
+    pub(super) fn listed_lately(&self) -> Vec<Changed> {
+        if self.arena.word(CHANGED).load(Acquire) == 0 {
+            return Vec::new();
+        }
+        let tail = self.arena.word(CHANGED_TAIL).load(Acquire);
+        (tail.saturating_sub(ENTRIES)..tail).filter_map(|number| Some(self.read_entry(number)?.0)).collect()
+    }
+
+    /// When the oldest entry was made that nobody has written.
+    pub(super) fn listed_since(&self) -> Option<Tick> {
+        let [tail, done] = [CHANGED_TAIL, CHANGED_DONE].map(|word| self.arena.word(word).load(Acquire));
+        (done.max(tail.saturating_sub(ENTRIES))..tail).find_map(|number| Some(self.read_entry(number)?.1))
     }
 
     /// The entries before this number are in the ledger.

@@ -8,11 +8,13 @@ use super::index::KeyAt;
 use super::layout::{key_word, limit_word};
 use super::limit::Key;
 use super::locked::Locked;
+use super::minutes::{Minute, this_minute};
 use super::session::Session;
-use super::table::{Hash, Home, Table};
+use super::table::{Hash, Home, Table, UNKEPT};
 use crate::atomic::*;
 use crate::error::Result;
 use crate::fork::PerProcess;
+use crate::observe::WAIT_BOUNDS;
 use crate::stats::Stats;
 use crossbeam_utils::CachePadded;
 use std::cell::Cell;
@@ -33,6 +35,9 @@ pub(crate) const CANCELLED: usize = 6;
 /// Those before are counted of each key; this of the limit only, and so is how often its policy changed.
 pub(crate) const STORE_ERRORS: usize = 7;
 const POLICY_CHANGES: usize = 8;
+
+/// How many classes of waits there are: see [`WAIT_BOUNDS`].
+pub(super) const CLASSES: usize = WAIT_BOUNDS.len() + 1;
 
 /// How many are counted of a key, by a process of a limit, and of a limit in all.
 pub(super) const OF_A_KEY: usize = 7;
@@ -62,10 +67,12 @@ type Stripe = CachePadded<[AtomicU64; OF_A_PROCESS]>;
 #[repr(transparent)]
 struct Entry([AtomicU64; 3 + OF_A_KEY]);
 
-/// How much of the stripes is in the sums, and when idle entries made room for others.
+/// How much of what this process counted is in the sums, and when idle entries made room for others.
 #[derive(Debug, Default)]
 struct Told {
     counts: [u64; OF_A_PROCESS],
+    waits: [u64; CLASSES],
+    places_lost: u64,
     made_room: Option<Instant>,
 }
 
@@ -82,6 +89,13 @@ pub(crate) struct Counts {
     is_changed: AtomicBool,
     changed: Arc<Mutex<Vec<Id>>>,
     stripes: [Stripe; STRIPES],
+    /// Starts that had to wait, by how long; and places that came too late. Those who count here have waited, so they share it.
+    waits: [AtomicU64; CLASSES],
+    places_lost: AtomicU64,
+    /// How many wait at this moment.
+    waiting: AtomicU64,
+    /// How often a server was asked.
+    requests: AtomicU64,
     /// Made at the first decision with a key.
     keys: OnceLock<Box<[Entry]>>,
     /// No fewer of them are in use.
@@ -116,6 +130,10 @@ impl Counts {
             is_changed: AtomicBool::new(false),
             changed,
             stripes: Default::default(),
+            waits: Default::default(),
+            places_lost: AtomicU64::new(0),
+            waiting: AtomicU64::new(0),
+            requests: AtomicU64::new(0),
             keys: OnceLock::new(),
             used: AtomicU64::new(0),
             told: Mutex::default(),
@@ -168,6 +186,42 @@ impl Counts {
         }
     }
 
+    /// Counts a start that had to wait, or a place that is not ready at once.
+    pub fn waited(&self, key: Option<Hash>, wait: Duration) {
+        self.add(key, WAITED, 1);
+        self.add(key, WAIT_TIME, wait.as_micros() as u64);
+        let class = WAIT_BOUNDS.partition_point(|bound| *bound < wait);
+        self.waits[class].fetch_add(1, Relaxed);
+    }
+
+    /// Counts a place whose owner came too late.
+    pub fn lost_place(&self) {
+        self.places_lost.fetch_add(1, Relaxed);
+        if !self.is_changed.load(Relaxed) {
+            self.change();
+        }
+    }
+
+    /// So many more wait, or fewer.
+    pub fn waits_more(&self, by: i64) {
+        let _ = self.waiting.fetch_update(Relaxed, Relaxed, |waiting| Some(waiting.saturating_add_signed(by)));
+    }
+
+    /// Counts a question to a server.
+    pub fn asked(&self) {
+        self.requests.fetch_add(1, Relaxed);
+    }
+
+    /// How many there were of this process.
+    pub fn requests(&self) -> u64 {
+        self.requests.load(Relaxed)
+    }
+
+    /// How many of this process wait.
+    pub fn waiting(&self) -> u64 {
+        self.waiting.load(Relaxed)
+    }
+
     /// The entry of a key, if there is room for it.
     #[inline]
     fn entry(&self, Hash([h0, h1]): Hash) -> Option<&Entry> {
@@ -206,6 +260,12 @@ impl Counts {
         });
         let mut new: [u64; OF_A_PROCESS] = std::array::from_fn(|what| now[what].wrapping_sub(told.counts[what]));
         told.counts = now;
+        let waits: [u64; CLASSES] = std::array::from_fn(|class| self.waits[class].load(Relaxed));
+        let new_waits: [u64; CLASSES] = std::array::from_fn(|class| waits[class].wrapping_sub(told.waits[class]));
+        told.waits = waits;
+        let lost = self.places_lost.load(Relaxed);
+        let new_lost = lost.wrapping_sub(std::mem::replace(&mut told.places_lost, lost));
+        let mut peak = if new[ADMITTED] > 0 { home.most_used(&table, self.no_key) } else { 0 };
         let makes_room = told.made_room.is_none_or(|last| last.elapsed() >= IDLE);
         if makes_room {
             told.made_room = Some(Instant::now());
@@ -227,10 +287,17 @@ impl Counts {
             // Of a key that was forgotten meanwhile, only the whole limit knows.
             if let Some(KeyAt { at, .. }) = home.find_or_mend(&table, hash) {
                 add(home, key_word::COUNTS.map(|word| at + word), counts);
+                if counts[ADMITTED] > 0 {
+                    peak = peak.max(home.most_used(&table, hash));
+                }
             }
         }
         self.used.fetch_sub(freed, Relaxed);
         add(home, std::array::from_fn::<_, OF_A_PROCESS, _>(|i| limit + limit_word::COUNTS + i as u64), new);
+        add(home, std::array::from_fn::<_, CLASSES, _>(|i| limit + limit_word::WAITS + i as u64), new_waits);
+        add(home, [limit + limit_word::PLACES_LOST], [new_lost]);
+        let units = if table.budget == UNKEPT { new[ADMITTED] + new[MORE_GRANTED] } else { 0 };
+        home.note_minute(limit, Minute { units, denied: new[DENIED], waited: new[WAITED], peak, at: this_minute() });
         Ok(())
     }
 }
@@ -346,6 +413,11 @@ impl Key<'_> {
     pub fn add(&self, what: usize, n: u64) {
         self.counts().add((!self.is_empty).then_some(self.hash), what, n);
     }
+
+    /// Counts a place that is not ready at once.
+    pub fn waited(&self, wait: Duration) {
+        self.counts().waited((!self.is_empty).then_some(self.hash), wait);
+    }
 }
 
 impl Home {
@@ -358,16 +430,21 @@ impl Home {
         stats(self.get(limit + limit_word::COUNTS))
     }
 
+    /// What was counted of the key of a block.
+    pub(super) fn stats_at(&self, at: u64) -> Stats {
+        let mut counts = [0; OF_A_LIMIT];
+        for (count, word) in counts.iter_mut().zip(key_word::COUNTS) {
+            *count = self.arena.word(at + word).load(Relaxed);
+        }
+        stats(counts)
+    }
+
     /// The same of a key.
     pub fn counts_of_key(&self, table: &Table, key: &str) -> Stats {
         // Of a key on a plan also while it has no cells.
         let hash = self.hash(b'k', key);
         let Ok((_, found)) = self.probe(table, self.segment_of(table, hash), hash) else { return Stats::default() };
-        let mut counts = [0; OF_A_LIMIT];
-        for (count, word) in counts.iter_mut().zip(key_word::COUNTS) {
-            *count = self.arena.word(found.at + word).load(Relaxed);
-        }
-        stats(counts)
+        self.stats_at(found.at)
     }
 }
 
@@ -399,6 +476,11 @@ impl Session {
         book.all.entry(id).or_insert_with(|| Arc::new(Counts::new(id, self.home().hash(b'k', ""), changed))).clone()
     }
 
+    /// What this process has counted of a limit of the current home, if it has used it.
+    pub(super) fn counts_of(&self, limit: u64) -> Option<Arc<Counts>> {
+        self.book.lock().all.get(&(self.home_number(), limit)).cloned()
+    }
+
     /// Adds what this process counted to the sums. Only for the holder of the structure lock.
     pub(super) fn tell_counts(&self, locked: &Locked) -> Result<()> {
         let (number, book) = (self.home_number(), self.book.lock());
@@ -414,8 +496,7 @@ impl Session {
 
     /// The same for one limit.
     pub(super) fn tell_counts_of(&self, limit: u64, locked: &Locked) -> Result<()> {
-        let counts = self.book.lock().all.get(&(self.home_number(), limit)).cloned();
-        counts.map_or(Ok(()), |counts| counts.tell(locked, limit))
+        self.counts_of(limit).map_or(Ok(()), |counts| counts.tell(locked, limit))
     }
 
     /// The same, if nobody else is busy. What is not told now is the next time.

@@ -126,19 +126,6 @@ impl Session {
         Ok(names)
     }
 
-    /// What all limits are to allow, in order; of a composite, its parts.
-    pub(crate) fn all_declared(&self) -> Result<Vec<(String, Declared)>> {
-        match &self.address {
-            Address::Memory | Address::Server(_) => {
-                Ok(self.rare().limits.iter().map(|(name, declared)| (name.clone(), *declared)).collect())
-            }
-            Address::Sqlite(_) => {
-                let known = self.with_database(|database| database.limits(None))?;
-                Ok(known.into_iter().map(|known| (known.name, known.declared)).collect())
-            }
-        }
-    }
-
     /// What one limit is to allow.
     pub(super) fn declared(&self, name: &str) -> Result<Option<Declared>> {
         match &self.address {

@@ -6,6 +6,7 @@ use super::index::KeyAt;
 use super::layout::key_word;
 use super::ledger::{Execution, Moment};
 use super::locked::Locked;
+use super::minutes::News;
 use super::os;
 use super::policies::KnownKey;
 use super::table::{Hash, Home, Table, UNKEPT};
@@ -42,6 +43,8 @@ pub(crate) struct Batch {
     names: BTreeMap<u64, String>,
     now: Now,
     moment: Moment,
+    /// What was counted in minutes.
+    pub news: Vec<News>,
     /// Limits that have no name at this moment, whose keys are left out.
     pub unnamed: Vec<u64>,
     /// How much of the list of changed keys it is.
@@ -58,8 +61,8 @@ pub(super) fn moment(home: &Home) -> (Now, Moment) {
 }
 
 impl Locked<'_> {
-    /// What is wanted and the oldest of what is listed.
-    pub fn gather(&self, wanted: impl Iterator<Item = Changed>) -> Batch {
+    /// What is wanted and the oldest of what is listed; and what was counted in minutes that are over, or in all.
+    pub fn gather(&self, wanted: impl Iterator<Item = Changed>, all_minutes: bool) -> Batch {
         let (listed, listed_to) = self.listed(KEYS);
         let mut all: Vec<Changed> = wanted.chain(listed).collect();
         all.sort_unstable();
@@ -69,7 +72,11 @@ impl Locked<'_> {
             let key = self.find_or_mend(&table, hash)?;
             self.unlogged(limit, self.table_of(&table, key), key)
         });
-        self.batch(keys.collect(), listed_to)
+        let mut batch = self.batch(keys.collect(), listed_to);
+        batch.news = self.take_news(all_minutes);
+        let name = |limit: u64| Some((limit, self.name_of(limit)?));
+        batch.names.extend(batch.news.iter().filter_map(|(limit, _)| name(*limit)));
+        batch
     }
 
     /// What keys of limits have, for a moment: from this one of them and this hash on.
@@ -123,7 +130,7 @@ impl Locked<'_> {
             }
         }
         let keys = keys.into_iter().filter(|key| names.contains_key(&key.limit)).collect();
-        Batch { instance: self.instance, keys, names, unnamed, now, moment, listed_to, next: None }
+        Batch { instance: self.instance, keys, names, news: Vec::new(), unnamed, now, moment, listed_to, next: None }
     }
 
     fn unlogged(&self, limit: u64, table: Table, key: KeyAt) -> Option<Unlogged> {
@@ -139,6 +146,7 @@ impl Locked<'_> {
 
     /// Marks what is written.
     pub fn mark(&self, batch: &Batch) -> Result<()> {
+        self.mark_news(&batch.news);
         for Unlogged { limit, key, hash, starts, end, .. } in &batch.keys {
             let table = self.table(*limit);
             match self.find_or_mend(&table, *hash) {
@@ -189,8 +197,10 @@ pub(super) fn record(database: &mut Database, batch: &Batch, sequence: u64) -> R
             });
         }
     }
+    let minutes: Vec<_> =
+        batch.news.iter().filter_map(|(limit, minute)| Some((batch.names.get(limit)?.as_str(), *minute))).collect();
     if !fault::planted("unwritten ledger") {
-        database.record(&rows, batch.moment, (batch.instance, sequence))?;
+        database.record(&rows, &minutes, batch.moment, (batch.instance, sequence))?;
     }
     Ok(())
 }

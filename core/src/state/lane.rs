@@ -33,7 +33,7 @@ const MEMBERS: u64 = STRUCTURE + 1;
 const MOST_MEMBERS: u64 = 1 << 40;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"wgl-lane");
-const VERSION: u64 = 7;
+const VERSION: u64 = 8;
 
 /// Words of the header; 10 to 15 belong to the arena and the tables, as do those up to 480.
 mod header {
@@ -365,6 +365,7 @@ impl LockedLane {
         let home = self.watched(home, store, path)?;
         home.start(identity.secret);
         home.start_list();
+        home.start_members();
         Ok(home)
     }
 
@@ -402,7 +403,10 @@ impl LockedLane {
         loop {
             let number = home.arena.word(NEXT_MEMBER).fetch_add(1, AcqRel) % (MOST_MEMBERS - 1) + 1;
             if os::try_lock(&file, MEMBERS + number, 1).map_err(failed)? {
-                return Ok(Member { number, _lock: KeptLock::new(&file).map_err(failed)? });
+                let lock = KeptLock::new(&file).map_err(failed)?;
+                let is_gone = |other| !os::is_locked(&file, MEMBERS + other, 1).unwrap_or(true);
+                home.enter_member(number, is_gone);
+                return Ok(Member { number, _lock: lock });
             }
         }
     }

@@ -53,6 +53,13 @@ pub(super) const CHANGER: u64 = SWEPT_ROUNDS + 2;
 /// Up to which generation of policies the ledger has what was started by those before.
 pub(super) const SETTLED: u64 = SWEPT_ROUNDS + 3;
 
+/// For people to see: the processes that use the lane, and how many callers wait: see `members.rs`.
+pub(super) const MEMBERS: u64 = SETTLED + 1;
+pub(super) const WAITERS: u64 = SETTLED + 2;
+
+/// The limits with minutes that the database does not have, even ones and odd ones: see `minutes.rs`.
+pub(super) const NEWS: u64 = SETTLED + 3; // two words
+
 pub(super) mod limit_word {
     /// The next in the list of all limits.
     pub const NEXT: u64 = 0;
@@ -76,7 +83,12 @@ pub(super) mod limit_word {
     pub const TEXT: u64 = 31;
     /// Where the chains of its plans begin; 0: there was no need yet.
     pub const PLANS: u64 = 32;
-    pub const WORDS: u64 = 48;
+    /// How many starts had to wait, by how long; and how many places were lost.
+    pub const WAITS: u64 = 33; // nine words
+    pub const PLACES_LOST: u64 = 42;
+    /// What was counted in two minutes: see `minutes.rs`.
+    pub const MINUTES: u64 = 43; // twice six words
+    pub const WORDS: u64 = 64;
 }
 
 /// A link in a chain of names: a limit that may have one of these names. Links are never removed.
@@ -183,4 +195,4 @@ pub(super) mod key_word {
 }
 
 const _: () = assert!(key_word::IS_STUB == table_word::OWNER);
-const _: () = assert!(POLICIES < CHANGED && SETTLED < NAMES && NAMES + NAME_CHAINS <= 480);
+const _: () = assert!(POLICIES < CHANGED && NEWS + 2 <= NAMES && NAMES + NAME_CHAINS <= 480);

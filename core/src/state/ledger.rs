@@ -8,6 +8,7 @@
 //! fallen below the execution's, only the difference counts as its age, which in both cases it is at least.
 
 use super::database::{Database, from_hex, to_hex};
+use super::minutes::Minute;
 use crate::error::{Error, Result};
 use crate::fault;
 use rusqlite::{Connection, OptionalExtension, Transaction, TransactionBehavior, named_params, params};
@@ -32,10 +33,13 @@ CREATE VIEW starts AS
   SELECT name, key, strftime('%Y-%m-%d %H:%M:%f', started_at / 1e6, 'unixepoch') AS started_at, units,
     strftime('%Y-%m-%d %H:%M:%f', expires_at / 1e6, 'unixepoch') AS expires_at
   FROM executions ORDER BY executions.started_at;
-CREATE TABLE usage (                    -- units admitted in each minute of the last 31 days
+CREATE TABLE usage (                    -- what was counted of each limit in each minute of the last 31 days
   minute         TEXT NOT NULL,         -- 'YYYY-MM-DD HH:MM', in UTC
   name           TEXT NOT NULL,
-  units          INTEGER NOT NULL,
+  units          INTEGER NOT NULL,      -- units admitted
+  denied         INTEGER NOT NULL DEFAULT 0, -- attempts that were denied
+  waited         INTEGER NOT NULL DEFAULT 0, -- starts that had to wait
+  peak           INTEGER NOT NULL DEFAULT 0, -- the most units in use at a time, of one key, as seen once a second
   PRIMARY KEY (minute, name)
 ) STRICT, WITHOUT ROWID;
 ";
@@ -48,6 +52,9 @@ pub(super) const MOST_UNITS: i64 = 1_000_000_000;
 
 /// How many expired executions one call removes beyond those that it adds: a long silence is not paid for at once.
 const MOST_PRUNED: usize = 10_000;
+
+/// How many minutes are read while nobody else writes.
+pub(super) const MINUTES_AT_ONCE: u64 = 1_440;
 
 /// How many executions one transaction looks at to change some of them.
 const ROWS: i64 = 4_096;
@@ -88,10 +95,17 @@ impl Database {
     /// Writes down what was admitted, in the boot of [`Database::set_boot`]; the commit has this number from then on. It is
     /// on the disk when this returns; after an error, nothing is. About once a minute it also removes what no longer counts.
     /// Fails if the database names another lane by now: what reads it in that lane's place may have read it already.
-    pub fn record(&mut self, rows: &[Execution], now: Moment, (lane, sequence): (u64, u64)) -> Result<()> {
+    pub fn record(
+        &mut self,
+        rows: &[Execution],
+        minutes: &[(&str, Minute)],
+        now: Moment,
+        (lane, sequence): (u64, u64),
+    ) -> Result<()> {
         let mut record = || -> rusqlite::Result<bool> {
             let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
             append(&transaction, rows, now)?;
+            append_minutes(&transaction, minutes)?;
             prune(&transaction, rows.len(), now)?;
             let update = "UPDATE store SET sequence = max(sequence, ?1) WHERE lane = ?2";
             if transaction.execute(update, params![sequence as i64, format!("{lane:016x}")])? == 0 {
@@ -143,6 +157,29 @@ impl Database {
             })?;
         }
         Ok(())
+    }
+
+    /// What was counted of a limit in the minutes from this one to that one, both included, since 1970: at most
+    /// [`MINUTES_AT_ONCE`], which takes a few milliseconds, however many limits there are.
+    pub fn minutes(&self, name: &str, from: u64, to: u64) -> Result<Vec<Minute>> {
+        let read = || -> rusqlite::Result<Vec<Minute>> {
+            let mut query = self.connection.prepare(
+                "SELECT units, denied, waited, peak FROM usage
+                 WHERE minute = strftime('%Y-%m-%d %H:%M', ?1 * 60, 'unixepoch') AND name = ?2",
+            )?;
+            let mut all = Vec::new();
+            for at in from..=to.min(from + MINUTES_AT_ONCE - 1) {
+                let count = |row: &rusqlite::Row, i| row.get::<_, i64>(i).map(|count| count.max(0) as u64);
+                let found = query.query_row(params![at as i64, name], |row| {
+                    let [units, denied, waited, peak] =
+                        [count(row, 0)?, count(row, 1)?, count(row, 2)?, count(row, 3)?];
+                    Ok(Minute { at, units, denied, waited, peak })
+                });
+                all.extend(found.optional()?);
+            }
+            Ok(all)
+        };
+        read().map_err(|e| self.explain(e))
     }
 
     /// Notes which lane writes from now on. The others fail to.
@@ -227,11 +264,26 @@ fn append(transaction: &Transaction, rows: &[Execution], now: Moment) -> rusqlit
         *sum = sum.saturating_add(units);
     }
     let mut add = transaction.prepare(
-        "INSERT INTO usage VALUES (strftime('%Y-%m-%d %H:%M', ?1 * 60, 'unixepoch'), ?2, ?3)
+        "INSERT INTO usage (minute, name, units) VALUES (strftime('%Y-%m-%d %H:%M', ?1 * 60, 'unixepoch'), ?2, ?3)
          ON CONFLICT DO UPDATE SET units = units + excluded.units",
     )?;
     for ((minute, name), units) in usage {
         add.execute(params![minute, name, i64::try_from(units).unwrap_or(i64::MAX)])?;
+    }
+    Ok(())
+}
+
+/// A minute may come again, with sums that are no smaller. (Units come from here or from the rows above, as the limit is kept.)
+fn append_minutes(transaction: &Transaction, minutes: &[(&str, Minute)]) -> rusqlite::Result<()> {
+    let mut add = transaction.prepare(
+        "INSERT INTO usage VALUES (strftime('%Y-%m-%d %H:%M', ?1 * 60, 'unixepoch'), ?2, ?3, ?4, ?5, ?6)
+         ON CONFLICT DO UPDATE SET units = max(units, excluded.units), denied = max(denied, excluded.denied),
+           waited = max(waited, excluded.waited), peak = max(peak, excluded.peak)",
+    )?;
+    for (name, Minute { at, units, denied, waited, peak }) in minutes {
+        let [at, units, denied, waited, peak] =
+            [at, units, denied, waited, peak].map(|n| i64::try_from(*n).unwrap_or(i64::MAX));
+        add.execute(params![at, name, units, denied, waited, peak])?;
     }
     Ok(())
 }
@@ -302,8 +354,8 @@ mod tests {
         dir.open().set_boot("b1", at(0), (0, 0)).unwrap();
         let fat = Execution { units: 7, key_hash: [u64::MAX, 1], expires_at: NOON + HOUR + 3, ..start("mail", "a", 2) };
         let rows = [start("openai", "bb", 1), start("openai", "a", 3), fat, start("openai", "a", 1)];
-        dir.open().record(&rows, at(3), (0, 0)).unwrap();
-        dir.open().record(&[start("openai", "a", 2)], at(3), (0, 0)).unwrap();
+        dir.open().record(&rows, &[], at(3), (0, 0)).unwrap();
+        dir.open().record(&[start("openai", "a", 2)], &[], at(3), (0, 0)).unwrap();
         let mut found = Vec::new();
         let mut each = |e: Execution| {
             found.push((e.name.to_owned(), e.key.to_owned(), e.key_hash, e.started_at, e.units, e.expires_at));
@@ -334,8 +386,8 @@ mod tests {
         let rows: Vec<Execution> = keys.into_iter().enumerate().map(row).collect();
         let mut database = dir.open();
         database.set_boot("b1", at(0), (0, 0)).unwrap();
-        database.record(&rows, at(59), (0, 0)).unwrap();
-        database.record(&rows[..10], at(59), (0, 0)).unwrap();
+        database.record(&rows, &[], at(59), (0, 0)).unwrap();
+        database.record(&rows[..10], &[], at(59), (0, 0)).unwrap();
         assert_eq!(counted(&database, "b1", at(59)).len(), 10_010);
         let mut query = database.connection.prepare("SELECT minute, units FROM usage ORDER BY minute").unwrap();
         let usage = query.query_map([], |row| Ok((row.get(0)?, row.get(1)?))).unwrap();
@@ -349,7 +401,7 @@ mod tests {
         let dir = Scratch::new();
         let mut database = dir.open();
         database.set_boot("b1", at(0), (0, 0)).unwrap();
-        database.record(&[start("api", "old", 0), start("api", "new", 1)], at(1), (0, 0)).unwrap();
+        database.record(&[start("api", "old", 0), start("api", "new", 1)], &[], at(1), (0, 0)).unwrap();
         assert_eq!(keys(&database, "b1", Moment { uptime: at(60).uptime - 1, ..at(60) }), ["new", "old"]);
         assert_eq!(keys(&database, "b1", at(60)), ["new"]);
         assert_eq!(keys(&database, "b1", at(61)), [""; 0]);
@@ -361,7 +413,7 @@ mod tests {
         let dir = Scratch::new();
         let mut database = dir.open();
         database.set_boot("b1", at(0), (0, 0)).unwrap();
-        database.record(&[start("api", "a", 0)], at(0), (0, 0)).unwrap();
+        database.record(&[start("api", "a", 0)], &[], at(0), (0, 0)).unwrap();
         for wall in [NOON - 900 * HOUR, NOON + 900 * HOUR] {
             let then = |seconds| Moment { wall, ..at(seconds) };
             let mut found = None;
@@ -373,7 +425,7 @@ mod tests {
             assert_eq!(found, Some((wall - 59 * SECOND, wall + SECOND)), "as old as it is, by the new clock");
             assert_eq!(keys(&database, "b1", then(60)), [""; 0]);
         }
-        database.record(&[], Moment { wall: NOON + 900 * HOUR, ..at(59) }, (0, 0)).unwrap();
+        database.record(&[], &[], Moment { wall: NOON + 900 * HOUR, ..at(59) }, (0, 0)).unwrap();
         assert_eq!(count(&database, "executions"), 1, "nor is it pruned");
     }
 
@@ -382,19 +434,19 @@ mod tests {
         let dir = Scratch::new();
         let mut database = dir.open();
         database.set_boot("b1", at(0), (0, 0)).unwrap();
-        database.record(&[start("api", "a", 0)], at(0), (0, 0)).unwrap();
-        database.record(&[start("api", "b", 30)], at(30), (0, 0)).unwrap();
-        database.record(&[start("api", "c", 59)], at(59), (0, 0)).unwrap();
+        database.record(&[start("api", "a", 0)], &[], at(0), (0, 0)).unwrap();
+        database.record(&[start("api", "b", 30)], &[], at(30), (0, 0)).unwrap();
+        database.record(&[start("api", "c", 59)], &[], at(59), (0, 0)).unwrap();
         assert_eq!(count(&database, "executions"), 3);
-        database.record(&[start("api", "d", 60)], at(60), (0, 0)).unwrap();
+        database.record(&[start("api", "d", 60)], &[], at(60), (0, 0)).unwrap();
         assert_eq!(count(&database, "executions"), 3, "a is gone");
-        database.record(&[start("api", "e", 100)], at(100), (0, 0)).unwrap();
+        database.record(&[start("api", "e", 100)], &[], at(100), (0, 0)).unwrap();
         assert_eq!(count(&database, "executions"), 4, "b has expired, yet that minute has not passed");
         let month = 31 * 86_400;
-        database.record(&[], at(month), (0, 0)).unwrap();
+        database.record(&[], &[], at(month), (0, 0)).unwrap();
         assert_eq!(count(&database, "executions"), 0);
         assert_eq!(count(&database, "usage"), 2, "31 days are not over");
-        database.record(&[], at(month + 60), (0, 0)).unwrap();
+        database.record(&[], &[], at(month + 60), (0, 0)).unwrap();
         assert_eq!(count(&database, "usage"), 1);
     }
 
@@ -404,10 +456,10 @@ mod tests {
         let mut database = dir.open();
         database.set_boot("b1", at(0), (0, 0)).unwrap();
         let rows = vec![start("api", "a", 0); 2 * MOST_PRUNED + 500];
-        database.record(&rows, at(0), (0, 0)).unwrap();
+        database.record(&rows, &[], at(0), (0, 0)).unwrap();
         let mut left = Vec::new();
         for seconds in 3_600..3_604 {
-            database.record(&[start("api", "new", seconds)], at(seconds), (0, 0)).unwrap();
+            database.record(&[start("api", "new", seconds)], &[], at(seconds), (0, 0)).unwrap();
             left.push(count(&database, "executions"));
         }
         let most = MOST_PRUNED as i64;
@@ -435,7 +487,7 @@ mod tests {
             let dir = Scratch::new();
             let mut database = dir.open();
             database.set_boot("b1", recorded, (0, 0)).unwrap();
-            database.record(&[start("api", "a", 0)], recorded, (0, 0)).unwrap();
+            database.record(&[start("api", "a", 0)], &[], recorded, (0, 0)).unwrap();
             let seen = |database: &Database, now| counted(database, "b2", now).first().map(|found| found.1);
             assert_eq!(seen(&database, looked), expected, "{case}");
             database.set_boot("b2", looked, (0, 0)).unwrap();
@@ -451,7 +503,7 @@ mod tests {
                 assert_eq!(counted(&database, "b2", later(60 - age)).len(), 0, "{case}, and no longer");
             }
             database
-                .record(&[start("api", "b", 9_999)], Moment { uptime: looked.uptime, ..at(9_999) }, (0, 0))
+                .record(&[start("api", "b", 9_999)], &[], Moment { uptime: looked.uptime, ..at(9_999) }, (0, 0))
                 .unwrap();
             let left = 1 + i64::from(expected.is_some());
             assert_eq!(count(&database, "executions"), left, "{case}: the first record after a reboot prunes");
@@ -464,7 +516,7 @@ mod tests {
         let mut database = dir.open();
         database.set_boot("b1", at(0), (0, 0)).unwrap();
         let rows = [start("api", "a", 0), start("api", "a", 1), start("api", "b", 0), start("mail", "a", 0)];
-        database.record(&rows, at(1), (0, 0)).unwrap();
+        database.record(&rows, &[], at(1), (0, 0)).unwrap();
         let forget = |database: &Database, name, key| assert_eq!(database.forget(name, key, at(9), i64::MIN), Ok(None));
         forget(&database, "api", Some(rows[0].key_hash));
         assert_eq!(keys(&database, "b1", at(1)), ["b", "a"]);
@@ -479,19 +531,19 @@ mod tests {
         let dir = Scratch::new();
         let mut database = dir.open();
         database.set_boot("b1", at(0), (0, 0)).unwrap();
-        database.record(&[start("api", "a", 0)], at(0), (0, 0)).unwrap();
+        database.record(&[start("api", "a", 0)], &[], at(0), (0, 0)).unwrap();
         let pages: i64 = database.connection.query_row("PRAGMA page_count", [], |row| row.get(0)).unwrap();
         let limit = |pages: i64| format!("PRAGMA max_page_count = {pages}");
         database.connection.execute_batch(&limit(pages)).unwrap();
         let rows = vec![start("api", "b", 1); 5_000];
-        let error = database.record(&rows, at(1), (0, 0)).unwrap_err();
+        let error = database.record(&rows, &[], at(1), (0, 0)).unwrap_err();
         assert_eq!(error.name(), "store_failure");
         assert!(error.to_string().contains("limits.db: the disk is full ("), "{error}");
         assert_eq!(counted(&database, "b1", at(1)), [("a".to_owned(), 0, 1)]);
         assert_eq!(count(&database, "(SELECT 1 FROM usage WHERE units = 1)"), 1);
-        database.record(&[start("api", "c", 1)], at(1), (0, 0)).unwrap();
+        database.record(&[start("api", "c", 1)], &[], at(1), (0, 0)).unwrap();
         database.connection.execute_batch(&limit(1 << 30)).unwrap();
-        database.record(&rows, at(1), (0, 0)).unwrap();
+        database.record(&rows, &[], at(1), (0, 0)).unwrap();
         assert_eq!(count(&dir.open(), "executions"), 5_002);
     }
 
@@ -504,11 +556,11 @@ mod tests {
             stranger.execute_batch(begins).unwrap();
             let mut database = dir.open();
             let before = count(&database, "executions");
-            let busy = database.record(&[start("api", "a", 0)], at(0), (0, 0)).unwrap_err();
+            let busy = database.record(&[start("api", "a", 0)], &[], at(0), (0, 0)).unwrap_err();
             assert_eq!(busy.name(), "store_timeout", "{kind}");
             assert_eq!(count(&database, "executions"), before, "{kind}: nothing is half recorded");
             stranger.execute_batch("COMMIT").unwrap();
-            database.record(&[start("api", "a", 0)], at(0), (0, 0)).unwrap();
+            database.record(&[start("api", "a", 0)], &[], at(0), (0, 0)).unwrap();
             assert_eq!(count(&database, "executions"), before + 1);
         }
     }
@@ -518,7 +570,7 @@ mod tests {
         let dir = Scratch::new();
         dir.open().set_boot("b1", at(0), (0, 0)).unwrap();
         let row = Execution { units: 3, started_at: NOON + 250_000, ..start("api", "tenant-7", 0) };
-        dir.open().record(&[row], at(1), (0, 0)).unwrap();
+        dir.open().record(&[row], &[], at(1), (0, 0)).unwrap();
         let shell = dir.stranger();
         let text = |sql: &str| shell.query_row(sql, [], |row| row.get::<_, String>(0)).unwrap();
         let starts = text("SELECT concat_ws('|', name, key, started_at, units, expires_at) FROM starts");
@@ -534,7 +586,7 @@ mod tests {
         let dir = Scratch::new();
         let mut database = dir.open();
         database.set_boot("b1", at(0), (0, 0)).unwrap();
-        database.record(&[start("api", "a", 0)], at(0), (0, 0)).unwrap();
+        database.record(&[start("api", "a", 0)], &[], at(0), (0, 0)).unwrap();
         dir.stranger().execute_batch("UPDATE executions SET key_hash = 'mine'").unwrap();
         let error = database.executions("b1", at(0), 0, |_| Ok(())).unwrap_err();
         assert_eq!(error.name(), "damaged");

@@ -24,6 +24,8 @@ mod layout;
 mod ledger;
 mod limit;
 mod locked;
+mod members;
+mod minutes;
 mod moves;
 mod os;
 mod places;
@@ -36,6 +38,7 @@ mod rewrite;
 mod room;
 mod session;
 mod store;
+mod survey;
 mod table;
 mod url;
 pub(crate) mod verify;
@@ -44,11 +47,13 @@ mod writer;
 
 pub(crate) use declare::{Declared, check_names, part_names, text_of};
 pub(crate) use limit::{Bound, Key, Limit, STORE_AGAIN, Stuck, parts, take_units};
+pub(crate) use minutes::Minute;
 pub(crate) use os::{random, sleep_on, time_namespace, wake_all};
 pub(crate) use places::{
     as_counted_place, as_granted_place, is_counted_place, is_granted_place, without_grant, without_mark,
 };
 pub(crate) use session::Session;
 pub use store::{Durability, OnError, Store, StoreOptions};
+pub(crate) use survey::Survey;
 pub(crate) use table::{AtOnce, Blocked, Hash, Home, Table, sum as policy_sum};
 pub use verify::Problem;

@@ -225,6 +225,7 @@ impl Session {
 
     fn write_every_key(&self, lead: &Lead, patience: Duration) -> Result<()> {
         while self.write_batch(lead, patience)? {}
+        while !self.write(lead, patience, |locked| locked.gather(std::iter::empty(), true))?.news.is_empty() {}
         let limits = self.with_lock_for(patience, |locked| Ok(locked.limits().collect::<Vec<_>>()))?;
         self.write_limits(lead, patience, &limits)?;
         self.write_missing(lead, patience)
@@ -393,7 +394,7 @@ impl Session {
         let wants = self.writer.wanted.lock().clone();
         let gather = |locked: &Locked| {
             let here = wants.iter().filter(|want| want.instance == locked.instance);
-            locked.gather(here.map(|want| want.changed))
+            locked.gather(here.map(|want| want.changed), false)
         };
         let unnamed = self.write(lead, patience, gather)?.unnamed;
         if !unnamed.is_empty() {
@@ -411,8 +412,16 @@ impl Session {
         let batch = self.with_lock_for(patience, |locked| Ok(gather(locked)))?;
         fault::point("gathered");
         let home = self.home();
-        if !batch.keys.is_empty() {
-            self.with_ledger(lead, |database| record(database, &batch, lane::raise_sequence(home, database.sequence)))?;
+        if !batch.keys.is_empty() || !batch.news.is_empty() {
+            let write =
+                |database: &mut Database| record(database, &batch, lane::raise_sequence(home, database.sequence));
+            if let Err(error) = self.with_ledger(lead, write) {
+                let _ = self.with_lock_for(TAKEN_BACK_BY, |locked| {
+                    locked.keep_news(&batch.news);
+                    Ok(())
+                });
+                return Err(error);
+            }
             // It is written, whether it can be marked or not: at worst it is written twice, and counts twice after a reboot.
             // Whoever has the lock had let go of it a moment ago, so this is worth a longer wait.
             let _ = self.with_lock(|locked| locked.mark(&batch));

@@ -6,7 +6,7 @@ mod named;
 use crate::error::Result;
 use crate::limiter::{ConcurrencyLimiter, Limiter, Timed};
 use crate::policy::Policy;
-use crate::state::Store;
+use crate::state::{Limit, Store};
 use std::sync::Arc;
 
 impl Store {
@@ -16,6 +16,15 @@ impl Store {
     /// As for [`Store::open`].
     pub fn names(&self) -> Result<Vec<String>> {
         self.session().told("", self.session().all_names())
+    }
+
+    /// A limiter of a limit that is declared there, of this kind.
+    pub(crate) fn attach(&self, name: &str, policy: Policy) -> Result<Arc<dyn Limiter>> {
+        let limit = Limit::attach(self, name, policy.kind())?;
+        Ok(match policy.is_concurrency() {
+            true => Arc::new(ConcurrencyLimiter::of(limit)),
+            false => Arc::new(Timed::of(limit)),
+        })
     }
 
     /// A limiter of the kind that the policy is of, declared under a name at its first use.

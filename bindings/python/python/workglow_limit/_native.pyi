@@ -46,6 +46,7 @@ __all__ = [
     "call_elsewhere",
     "doctor",
     "postgres_schema",
+    "run_command",
 ]
 
 __version__: str
@@ -147,6 +148,7 @@ class Finding:
 def call_elsewhere(of: Limiter | Permit | Asked | Line | int, function: Callable[[], object]) -> None: ...
 def doctor(url: str) -> list[Finding]: ...
 def postgres_schema() -> str: ...
+def run_command(arguments: list[str]) -> int: ...
 @final
 class Problem:
     @property

@@ -486,6 +486,20 @@ impl Inner for CompositeLimiter {
         })
     }
 
+    fn waited(&self, key: &str, permit: &RawPermit, wait: Duration) {
+        let _ = self.each(|child| {
+            child.waited(key, permit, wait);
+            Ok(())
+        });
+    }
+
+    fn waits_more(&self, by: i64) {
+        let _ = self.each(|child| {
+            child.waits_more(by);
+            Ok(())
+        });
+    }
+
     fn quiet_reserve(&self, key: &str, weight: u64, when: When) -> Result<Reserved> {
         self.do_reserve(key, weight, when)
     }

@@ -409,7 +409,7 @@ impl Drop for Line {
             return;
         }
         for entry in self.keys.values_mut() {
-            entry.line.give_back_all(&*self.limiter);
+            entry.line.end(&*self.limiter);
         }
         for waiter in self.waiters.values() {
             if let Seated::Brought(brought) = waiter {

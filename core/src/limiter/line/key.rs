@@ -94,6 +94,8 @@ pub(super) struct KeyLine {
     blocked_until: Tick,
     /// Places that are to be given back by a pass that may wait.
     surplus: Vec<RawPermit>,
+    /// How many waiters the limiter was told of.
+    counted: usize,
 }
 
 /// What a pass works with.
@@ -164,6 +166,7 @@ impl KeyLine {
         }
         self.insert(rank, weight, now, (deadline, Tick::MAX, grace));
         self.fill(pass, asked.filter(|_| was_empty), out);
+        self.count(pass.limiter);
         Ok(())
     }
 
@@ -201,6 +204,16 @@ impl KeyLine {
     /// Removes a waiter that does not wait any longer.
     pub fn leave(&mut self, limiter: &dyn Limiter, rank: Rank) {
         self.remove(limiter, rank);
+        self.count(limiter);
+    }
+
+    /// Tells the limiter how many wait, for people to see.
+    fn count(&mut self, limiter: &dyn Limiter) {
+        let now = self.waiters.len();
+        if now != self.counted {
+            limiter.waits_more(now as i64 - self.counted as i64);
+            self.counted = now;
+        }
     }
 
     /// Looks at once: there may be room now.
@@ -259,6 +272,7 @@ impl KeyLine {
         if !self.is_blocked {
             self.fill(pass, None, out);
         }
+        self.count(pass.limiter);
     }
 
     /// Asks the limiter. What has to wait for the store longer than for a slice is asked again, so that nobody's deadline is
@@ -506,6 +520,13 @@ impl KeyLine {
         }
     }
 
+    /// Nobody waits here any longer, and what was held goes back.
+    pub fn end(&mut self, limiter: &dyn Limiter) {
+        self.give_back_all(limiter);
+        self.waiters.clear();
+        self.count(limiter);
+    }
+
     /// Gives every place back, the last one first: so nobody has queued behind it.
     pub fn give_back_all(&mut self, limiter: &dyn Limiter) {
         while let Some(held) = self.places.pop_back() {
@@ -549,7 +570,7 @@ impl KeyLine {
         };
         let waited = pass.now().saturating_sub(self.waiters[&rank].since);
         if waited > 0 {
-            pass.limiter.waited(&permit, from_ticks(waited));
+            pass.limiter.waited(pass.key, &permit, from_ticks(waited));
         }
         self.forget(rank);
         out.push((rank, Outcome::Admitted(permit)));

@@ -15,7 +15,7 @@ use crate::limiter::line::{Claim, Terms};
 use crate::limiter::{Attempt, LOOK_AGAIN, Presented, Reserved};
 use crate::permit::{MOST_GRACE, RawPermit, TimedPermit};
 use crate::policy::{self, Shape};
-use crate::state::counts::{ADMITTED, DENIED, WAIT_TIME, WAITED};
+use crate::state::counts::{ADMITTED, DENIED};
 use crate::state::{
     AtOnce, Blocked, Bound, Hash, Home, Key, STORE_AGAIN, Stuck, Table, is_counted_place, is_granted_place,
 };
@@ -328,8 +328,7 @@ impl Timed {
             }
             match reserved {
                 Reserved::Place { after, .. } if !after.is_zero() => {
-                    found.add(WAITED, 1);
-                    found.add(WAIT_TIME, after.as_micros() as u64);
+                    found.waited(after);
                 }
                 Reserved::Place { .. } => {}
                 Reserved::Denied(_) => found.decided(DENIED, weight),
@@ -415,15 +414,25 @@ impl Timed {
         Ok(match self.try_start(place)? {
             Turn::Started(start) => Presented::Started(self.raw(start)),
             Turn::Early(after) => Presented::Wait { place: self.raw(*place), after },
-            Turn::Gone => Presented::Wait { place: self.raw(place.voided()), after: Duration::ZERO },
+            Turn::Gone => {
+                self.count_lost(place);
+                Presented::Wait { place: self.raw(place.voided()), after: Duration::ZERO }
+            }
         })
+    }
+
+    /// Counts a place that is gone, if it was one in the log.
+    fn count_lost(&self, place: &TimedPermit) {
+        if place.ticket != u64::MAX {
+            self.limit.count_lost_place();
+        }
     }
 
     pub(super) fn do_present(&self, place: &TimedPermit) -> Result<Presented> {
         match self.try_start(place)? {
             Turn::Started(start) => return Ok(Presented::Started(self.raw(start))),
             Turn::Early(after) => return Ok(Presented::Wait { place: self.raw(*place), after }),
-            Turn::Gone => {}
+            Turn::Gone => self.count_lost(place),
         }
         let is_bucket = self.limit.table()?.policy.is_bucket();
         let mut grace = match () {

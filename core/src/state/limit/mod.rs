@@ -438,6 +438,28 @@ impl Limit {
         }
     }
 
+    /// Counts a start of a key that had to wait.
+    pub fn count_wait(&self, key: &str, wait: Duration) {
+        if let Ok(bound) = self.bound() {
+            bound.counts.waited((!key.is_empty()).then(|| bound.home().hash(b'k', key)), wait);
+        }
+    }
+
+    /// Counts a place whose owner came too late.
+    pub fn count_lost_place(&self) {
+        self.counts().into_iter().for_each(Counts::lost_place);
+    }
+
+    /// So many more callers of this process wait, or fewer.
+    pub fn waits_more(&self, by: i64) {
+        if let Some(bound) = self.is_bound() {
+            bound.counts.waits_more(by);
+            if bound.home().is_lane() {
+                bound.home().waits_more(bound.limit, bound.member, by);
+            }
+        }
+    }
+
     /// What is known while the store fails: admitted, if there is a permit.
     pub fn undecided(&self, permit: Option<RawPermit>) -> Decision {
         let after = if permit.is_some() { Duration::ZERO } else { STORE_AGAIN };

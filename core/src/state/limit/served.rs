@@ -73,6 +73,7 @@ impl Limit {
         let made = if fault::planted("epoch ignored") { 0 } else { self.store.made(&self.name) };
         let call = Call { op, limit: &self.name, key, made, policy: &table.policy, now, phase, arguments };
         let patience = MayWait::part_for_server(self.store.options.timeout)?;
+        self.counts()?.asked();
         let answer = self.server().call(&call, patience)?.ok_or(Blocked::Stale)?;
         let Some((first, others)) = answer.split_first_chunk::<N>() else {
             return Err(self.no_answer(op, &answer));

@@ -122,6 +122,7 @@ impl TurnLine {
                 None => self.line.give_back(pass.limiter, place),
             }
         }
+        self.line.count(pass.limiter);
         Ok(())
     }
 
@@ -150,6 +151,7 @@ impl TurnLine {
         let of_weight = self.line.places.iter().enumerate().filter(|(_, held)| held.weight == weight);
         let at = of_weight.map(|(at, _)| at).nth(ahead);
         self.line.forget(rank);
+        self.line.count(pass.limiter);
         self.wake(pass.now());
         let Held { place, ready, .. } = self.line.places.remove(at?)?;
         let text = self.text_of(pass, place).ok()?;
@@ -158,7 +160,7 @@ impl TurnLine {
 
     /// All leave, and what they hold goes back.
     pub fn clear(&mut self, limiter: &dyn Limiter) {
-        self.line.give_back_all(limiter);
+        self.line.end(limiter);
         let surplus = std::mem::take(&mut self.line.surplus);
         self.line = KeyLine { is_blocked: !surplus.is_empty(), surplus, ..KeyLine::default() };
         self.untold.clear();
@@ -195,6 +197,7 @@ impl TurnLine {
                 }
             }
         }
+        self.line.count(pass.limiter);
     }
 
     /// Lets those leave whose place is ready soon.

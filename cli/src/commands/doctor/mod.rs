@@ -1,0 +1,168 @@
+//! `doctor`: what around the store endangers its limits.
+
+mod files;
+
+use crate::context::{Context, Outcome};
+use crate::failure::Failure;
+use crate::json;
+use crate::text::{self, Look};
+use serde_json::json;
+use std::cmp::Reverse;
+use std::time::Instant;
+use workglow_limit::{Observer, Severity, Snapshot};
+
+/// Look at what around the store endangers its limits: its disk and files, or its server's settings
+///
+/// The exit code is 5 if there is a warning or a danger.
+#[derive(Debug, clap::Args)]
+pub struct Args {}
+
+/// Something that an operator should know.
+#[derive(Debug, Clone)]
+pub struct Finding {
+    pub severity: Severity,
+    /// What it endangers.
+    pub what: String,
+    /// What was looked at, by the name that the system or the server has for it.
+    pub setting: String,
+    /// What it is. Empty: it could not be looked at.
+    pub value: String,
+    /// What to do. Empty: nothing.
+    pub instead: String,
+}
+
+impl From<workglow_limit::Finding> for Finding {
+    fn from(found: workglow_limit::Finding) -> Finding {
+        let workglow_limit::Finding { severity, what, setting, value, instead, .. } = found;
+        Finding { severity, what, setting, value, instead }
+    }
+}
+
+/// What was seen, and what of it matters.
+#[derive(Debug, Default)]
+pub struct Report {
+    /// What was looked at, and how it is.
+    pub facts: Vec<(&'static str, String)>,
+    pub findings: Vec<Finding>,
+}
+
+impl Report {
+    fn fact(&mut self, what: &'static str, value: impl Into<String>) {
+        self.facts.push((what, value.into()));
+    }
+
+    fn find(&mut self, severity: Severity, setting: &str, value: impl Into<String>, what: &str, instead: &str) {
+        let (what, setting, instead) = (what.to_owned(), setting.to_owned(), instead.to_owned());
+        self.findings.push(Finding { severity, what, setting, value: value.into(), instead });
+    }
+}
+
+pub fn run(_args: Args, context: &Context) -> Result<Outcome, Failure> {
+    let url = context.url()?;
+    let mut report = Report::default();
+    if url.starts_with("sqlite:") {
+        // Is the address one? Whether there is a store is a finding.
+        context.unopened(false)?;
+        files::look(url, &mut report);
+    } else {
+        let findings = workglow_limit::doctor(url).map_err(|error| Failure::of_store(error, url))?;
+        report.findings.extend(findings.into_iter().map(Finding::from));
+    }
+    open(context, &mut report);
+    report.findings.sort_by_key(|found| Reverse(found.severity));
+    tell(&report, context)
+}
+
+/// Opens the store, and looks at what it says of itself.
+fn open(context: &Context, report: &mut Report) {
+    let failed = |failure: Failure, report: &mut Report| {
+        let instead = failure.hint.as_deref().unwrap_or_default();
+        report.find(Severity::Danger, "opening the store", failure.code, &failure.message, instead);
+    };
+    let began = Instant::now();
+    let store = match context.store() {
+        Ok(store) => store,
+        Err(failure) => return failed(failure, report),
+    };
+    let asked = Instant::now();
+    let answered = store.names();
+    match Observer::new(&store, 0).look() {
+        Ok(seen) => seen_of(&seen, report),
+        Err(error) => failed(Failure::of_store(error, store.url()), report),
+    }
+    if answered.is_ok() {
+        report.fact("opened in", text::about(asked.duration_since(began)));
+    }
+}
+
+fn seen_of(seen: &Snapshot, report: &mut Report) {
+    report.fact("limits", text::count(seen.limits.len() as u64));
+    if !seen.processes.is_empty() {
+        report.fact("processes", text::count(seen.processes.len() as u64));
+    }
+    if seen.ledger_lag.as_secs() >= 60 {
+        report.find(
+            Severity::Warning,
+            "the ledger",
+            format!("{} behind", text::about(seen.ledger_lag)),
+            "what was admitted since is not in the database: after a reboot that time counts as spent, up to 5 % of each limit",
+            "look whether the disk is full, or whether somebody holds a lock on the database",
+        );
+    }
+    for limit in &seen.limits {
+        if limit.stats.store_errors > 0 {
+            let value = format!("{} of \"{}\"", text::count(limit.stats.store_errors), limit.name);
+            let what = "the store failed decisions since it was made: on_error said what was answered instead";
+            report.find(Severity::Note, "decisions that failed", value, what, "look into the programs' logs");
+        }
+        if limit.places_lost > 0 {
+            let value = format!("{} of \"{}\"", text::count(limit.places_lost), limit.name);
+            let what = "places were lost, because their owners came too late: the limit starts less than it may";
+            report.find(Severity::Note, "lost places", value, what, "give those who wait a longer grace");
+        }
+    }
+}
+
+fn tell(report: &Report, context: &Context) -> Result<Outcome, Failure> {
+    let is_fine = report.findings.iter().all(|found| found.severity < Severity::Warning);
+    let outcome = if is_fine { Outcome::Done } else { Outcome::Found };
+    if context.json {
+        let facts: serde_json::Map<_, _> =
+            report.facts.iter().map(|(what, value)| (what.replace(' ', "_"), json!(value))).collect();
+        let findings: Vec<_> = report.findings.iter().map(json::finding).collect();
+        let store = text::clean(&report_url(context));
+        context.print_json(&json!({ "store": store, "is_fine": is_fine, "facts": facts, "findings": findings }))?;
+        return Ok(outcome);
+    }
+    for (what, value) in &report.facts {
+        context.print(format!("{}{}", Look::Faint.of(&format!("{what:<13}"), context), text::clean(value)))?;
+    }
+    for found in &report.findings {
+        let look = match found.severity {
+            Severity::Note => Look::Faint,
+            Severity::Warning => Look::Near,
+            _ => Look::Bad,
+        };
+        let value = if found.value.is_empty() { String::new() } else { format!(" is {}", found.value) };
+        let head = format!("{}{value}", found.setting);
+        context.print(format!(
+            "\n{}  {}",
+            look.of(&format!("{:<7}", found.severity.name()), context),
+            text::clean(&head)
+        ))?;
+        for text in [&found.what, &found.instead].into_iter().filter(|text| !text.is_empty()) {
+            for line in text::wrapped(&text::clean(text), 9) {
+                context.print(line)?;
+            }
+        }
+    }
+    if report.findings.is_empty() {
+        context.print(format!("\n{}", Look::Good.of("nothing endangers these limits", context)))?;
+    }
+    Ok(outcome)
+}
+
+/// The store's address without a password.
+fn report_url(context: &Context) -> String {
+    context.unopened(false).map(|store| store.url().to_owned()).unwrap_or_default()
+}

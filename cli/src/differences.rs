@@ -1,0 +1,143 @@
+//! What has happened between two looks at a store.
+
+use crate::json::{self, Keys};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::time::{Duration, SystemTime};
+use workglow_limit::{KeySnapshot, LimitSnapshot, ProcessSnapshot, Snapshot};
+
+/// Something that has happened.
+pub struct Event {
+    pub at: SystemTime,
+    pub name: &'static str,
+    /// Of which limit; `None`: of the store.
+    pub limit: Option<String>,
+    /// What else there is to say.
+    more: Value,
+}
+
+impl Event {
+    pub fn of_store(at: SystemTime, name: &'static str, more: Value) -> Event {
+        Event { at, name, limit: None, more }
+    }
+
+    pub fn to_json(&self) -> Value {
+        json::event(self.at, self.name, self.limit.as_deref(), &self.more)
+    }
+}
+
+/// A gate that closes later than it did by more than this was closed once more.
+const LATER: Duration = Duration::from_secs(1);
+
+/// What has happened, by limit and then of the store's processes.
+pub fn between(before: &Snapshot, now: &Snapshot, keys: Keys) -> Vec<Event> {
+    let mut events = Vec::new();
+    let old: BTreeMap<&str, &LimitSnapshot> = before.limits.iter().map(|limit| (limit.name.as_str(), limit)).collect();
+    for limit in &now.limits {
+        let mut add = |name, more| events.push(Event { at: now.at, name, limit: Some(limit.name.clone()), more });
+        match old.get(limit.name.as_str()) {
+            Some(was) => of_limit((was, before.at), (limit, now.at), keys, &mut add),
+            None => add("limit_declared", json!({ "policy": limit.policy().to_string() })),
+        }
+    }
+    for gone in before.limits.iter().filter(|was| now.limits.iter().all(|limit| limit.name != was.name)) {
+        events.push(Event { at: now.at, name: "limit_gone", limit: Some(gone.name.clone()), more: json!({}) });
+    }
+    let about = |process: &ProcessSnapshot| json!({ "pid": process.pid, "program": process.program });
+    // A number that is used again is another process's, if that has not been here for as long.
+    let is_same = |a: &ProcessSnapshot, b: &ProcessSnapshot| a.pid == b.pid && a.program == b.program;
+    let is_in = |process: &ProcessSnapshot, all: &[ProcessSnapshot]| all.iter().any(|other| is_same(process, other));
+    let joined = now.processes.iter().filter(|process| !is_in(process, &before.processes));
+    events.extend(joined.map(|process| Event::of_store(now.at, "process_joined", about(process))));
+    let left = before.processes.iter().filter(|process| !is_in(process, &now.processes));
+    events.extend(left.map(|process| Event::of_store(now.at, "process_left", about(process))));
+    events
+}
+
+fn of_limit(
+    (was, then): (&LimitSnapshot, SystemTime),
+    (is, now): (&LimitSnapshot, SystemTime),
+    keys: Keys,
+    add: &mut dyn FnMut(&'static str, Value),
+) {
+    if was.declared != is.declared {
+        add("policy_changed", json!({ "policy": is.declared.to_string(), "before": was.declared.to_string() }));
+    }
+    overriding((was.overriding, is.overriding), None, add);
+    for key in &is.hot_keys {
+        let Some(old) = was.hot_keys.iter().find(|old| old.id == key.id) else { continue };
+        overriding((old.overriding, key.overriding), Some(json::key_name(&key.key, &key.id, keys)), add);
+    }
+    // What counts less than before was made anew.
+    let more = |now: u64, before: u64| Some(now.saturating_sub(before)).filter(|more| *more > 0);
+    if let Some(count) = more(is.stats.denied, was.stats.denied) {
+        add("denied", json!({ "count": count, "keys": deniers(was, is, keys) }));
+    }
+    if let Some(count) = more(is.stats.waited, was.stats.waited) {
+        let time = is.stats.wait_time.saturating_sub(was.stats.wait_time);
+        add("waited", json!({ "count": count, "time": json::seconds(time) }));
+    }
+    if let Some(count) = more(is.places_lost, was.places_lost) {
+        add("places_lost", json!({ "count": count }));
+    }
+    gate((was.paused_for, then), (is.paused_for, now), None, add);
+    for key in &is.hot_keys {
+        let Some(old) = was.hot_keys.iter().find(|old| old.id == key.id) else { continue };
+        let name = json::key_name(&key.key, &key.id, keys);
+        gate((old.paused_for, then), (key.paused_for, now), Some(name), add);
+    }
+    match (was.is_near(), is.is_near()) {
+        (false, true) => {
+            let usage = is.usage.first();
+            let (used, limit) = usage.map_or((0, 0), |usage| (usage.used, usage.limit));
+            let key = is.fullest.as_ref().map(|(key, id)| json::key_name(key, id, keys));
+            add("near", json!({ "used": used, "limit": limit, "key": key }));
+        }
+        (true, false) => add("eased", json!({})),
+        _ => {}
+    }
+}
+
+fn overriding<P: ToString + PartialEq>(
+    (was, is): (Option<P>, Option<P>),
+    key: Option<String>,
+    add: &mut dyn FnMut(&'static str, Value),
+) {
+    match (was, is) {
+        (was, Some(policy)) if was.as_ref() != Some(&policy) => {
+            let before = was.map(|was| was.to_string());
+            add("override_set", json!({ "key": key, "policy": policy.to_string(), "before": before }));
+        }
+        (Some(was), None) => add("override_lifted", json!({ "key": key, "before": was.to_string() })),
+        _ => {}
+    }
+}
+
+fn gate(
+    (was, then): (Duration, SystemTime),
+    (is, now): (Duration, SystemTime),
+    key: Option<String>,
+    add: &mut dyn FnMut(&'static str, Value),
+) {
+    let is_longer = now + is > then + was + LATER;
+    match (was.is_zero(), is.is_zero()) {
+        (true, false) => add("paused", json!({ "key": key, "for": json::seconds(is) })),
+        (false, false) if is_longer => add("paused", json!({ "key": key, "for": json::seconds(is) })),
+        (false, true) => add("opened", json!({ "key": key })),
+        _ => {}
+    }
+}
+
+/// Which keys were denied, and how often, those most often first.
+fn deniers(was: &LimitSnapshot, is: &LimitSnapshot, keys: Keys) -> Vec<Value> {
+    let denied = |key: &KeySnapshot| {
+        let old = was.hot_keys.iter().find(|old| old.id == key.id);
+        key.stats.denied.saturating_sub(old.map_or(0, |old| old.stats.denied))
+    };
+    let mut all: Vec<(u64, &KeySnapshot)> = is.hot_keys.iter().map(|key| (denied(key), key)).collect();
+    all.retain(|(count, _)| *count > 0);
+    all.sort_by_key(|(count, _)| std::cmp::Reverse(*count));
+    let one =
+        |(count, key): &(u64, &KeySnapshot)| json!({ "key": json::key_name(&key.key, &key.id, keys), "count": count });
+    all.iter().take(5).map(one).collect()
+}

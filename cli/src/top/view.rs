@@ -1,0 +1,223 @@
+//! How `top` looks.
+
+use super::model::{Model, Sort, fullness};
+use crate::json;
+use crate::text::{self, Look};
+use ratatui::Frame;
+use ratatui::layout::{Constraint, Layout, Rect};
+use ratatui::style::{Modifier, Style, Stylize};
+use ratatui::text::{Line, Span, Text};
+use ratatui::widgets::{Cell, Paragraph, Row, Table};
+use workglow_limit::{LimitSnapshot, NEAR};
+
+/// Below these there is no room for keys and processes.
+const ROWS_FOR_KEYS: u16 = 16;
+const COLUMNS_FOR_PROCESSES: u16 = 100;
+const PROCESSES: u16 = 36;
+const BAR: usize = 10;
+
+pub fn draw(frame: &mut Frame, model: &mut Model) {
+    let area = frame.area();
+    let has_keys = area.height >= ROWS_FOR_KEYS && model.now.limits.iter().any(|limit| !limit.hot_keys.is_empty());
+    let below = if has_keys { Constraint::Fill(2) } else { Constraint::Length(0) };
+    let [head, limits, keys, foot] =
+        Layout::vertical([Constraint::Length(2), Constraint::Fill(3), below, Constraint::Length(1)]).areas(area);
+    frame.render_widget(heading(model, area.width), head);
+    let has_processes = area.width >= COLUMNS_FOR_PROCESSES && !model.now.processes.is_empty();
+    let side = if has_processes { Constraint::Length(PROCESSES) } else { Constraint::Length(0) };
+    let [limits, processes] =
+        Layout::horizontal([Constraint::Fill(1), side]).spacing(u16::from(has_processes) * 2).areas(limits);
+    draw_limits(frame, model, limits);
+    if has_processes {
+        frame.render_widget(self::processes(model), processes);
+    }
+    if has_keys {
+        draw_keys(frame, model, keys);
+    }
+    frame.render_widget(footer(model), foot);
+}
+
+fn style(look: Look, model: &Model) -> Style {
+    let style = Style::new();
+    match (model.color, look) {
+        (_, Look::Heading) => style.bold(),
+        (_, Look::Faint) => style.dim(),
+        (true, Look::Good) => style.green(),
+        (true, Look::Near) => style.yellow(),
+        (true, Look::Bad) => style.red(),
+        // Without colours what matters stands out all the same.
+        (false, Look::Bad) => style.bold(),
+        _ => style,
+    }
+}
+
+fn heading(model: &Model, width: u16) -> Text<'static> {
+    let seen = &model.now;
+    let mut right = text::several(seen.limits.len() as u64, "limit");
+    if !seen.processes.is_empty() {
+        right += &format!("  {}", text::several(seen.processes.len() as u64, "process"));
+    }
+    right += &format!("  {}", text::utc(seen.at).split_off(11));
+    let left = text::cut(&text::clean(&seen.url), usize::from(width).saturating_sub(right.len() + 2));
+    let gap = usize::from(width).saturating_sub(Line::raw(left.as_str()).width() + right.len());
+    let first = Line::from(vec![Span::styled(left, Modifier::BOLD), Span::raw(" ".repeat(gap)), Span::raw(right)]);
+    let waiting: u64 = seen.limits.iter().map(|limit| limit.waiting).sum();
+    let second = match (&model.failed, model.is_held) {
+        (Some(error), _) => Line::styled(text::cut(&text::clean(error), usize::from(width)), style(Look::Bad, model)),
+        (None, true) => Line::styled("held: space goes on", style(Look::Near, model)),
+        (None, false) => {
+            let total = |of: fn(super::model::Pace) -> f64| seen.limits.iter().map(|l| of(model.pace(l))).sum::<f64>();
+            Line::raw(format!(
+                "{} units/s started, {} starts/s denied, {} waiting",
+                pace(total(|pace| pace.started)),
+                pace(total(|pace| pace.denied)),
+                text::count(waiting)
+            ))
+        }
+    };
+    Text::from(vec![first, second])
+}
+
+/// A number per second, in few digits.
+fn pace(count: f64) -> String {
+    match count {
+        c if c <= 0.0 => "-".to_owned(),
+        c if c < 9.95 => format!("{c:.1}"),
+        c if c < 99_999.5 => format!("{c:.0}"),
+        c if c < 9_999_500.0 => format!("{:.0}k", c / 1e3),
+        c => format!("{:.0}M", c / 1e6),
+    }
+}
+
+fn bar(limit: &LimitSnapshot) -> String {
+    let full = (fullness(limit).min(1_000_000) as usize * BAR).div_ceil(1_000_000);
+    "█".repeat(full) + &"░".repeat(BAR - full)
+}
+
+fn look_of(limit: &LimitSnapshot) -> Look {
+    match fullness(limit) {
+        1_000_000.. => Look::Bad,
+        share if share as f64 > NEAR * 1e6 => Look::Near,
+        _ => Look::Good,
+    }
+}
+
+fn right(text: impl Into<String>) -> Cell<'static> {
+    Cell::from(Text::from(text.into()).right_aligned())
+}
+
+fn draw_limits(frame: &mut Frame, model: &mut Model, area: Rect) {
+    // One row is the heading's.
+    model.rows = usize::from(area.height.saturating_sub(1));
+    model.scroll(0);
+    let limits = model.limits();
+    let shown: Vec<&LimitSnapshot> = limits.iter().skip(model.first).take(model.rows).copied().collect();
+    let has_bar = area.width >= 76;
+    let has_paces = area.width >= 56;
+    let has_window = area.width >= 66;
+    let widest = |of: &dyn Fn(&LimitSnapshot) -> usize| shown.iter().map(|limit| of(limit)).max().unwrap_or(0) as u16;
+    let used =
+        |limit: &LimitSnapshot| limit.usage.first().map_or_else(String::new, |u| format!("{}/{}", u.used, u.limit));
+    let used_width = widest(&|limit| used(limit).len()).max(4);
+    let mut titles: Vec<Cell> = vec!["LIMIT".into()];
+    let mut widths = vec![Constraint::Min(8)];
+    let mut column = |is_shown: bool, title: &'static str, width: u16| {
+        if is_shown {
+            titles.push(if matches!(title, "STATE" | "" | "IN") { title.into() } else { right(title) });
+            widths.push(Constraint::Length(width));
+        }
+    };
+    column(has_bar, "", BAR as u16);
+    column(true, "USED", used_width);
+    column(has_window, "IN", 4);
+    column(has_paces, "START/s", 7);
+    column(has_paces, "DENY/s", 6);
+    column(true, "WAIT", 5);
+    column(true, "STATE", 13);
+    let rows = shown.iter().map(|limit| {
+        let look = style(look_of(limit), model);
+        let (state, state_look) = text::state(limit);
+        let mut name = text::clean(&limit.name);
+        if limit.overriding.is_some() {
+            name += " *";
+        }
+        let speed = model.pace(limit);
+        let mut cells = vec![Cell::from(name)];
+        let mut cell = |is_shown: bool, cell: Cell<'static>| {
+            if is_shown {
+                cells.push(cell);
+            }
+        };
+        let window = limit.usage.first().and_then(|usage| usage.window).map_or_else(String::new, text::exact);
+        cell(has_bar, Cell::from(bar(limit)).style(look));
+        cell(true, right(used(limit)).style(look));
+        cell(has_window, Cell::from(window));
+        cell(has_paces, right(pace(speed.started)));
+        cell(has_paces, right(pace(speed.denied)));
+        cell(true, right(if limit.waiting > 0 { text::count(limit.waiting) } else { "-".to_owned() }));
+        cell(true, Cell::from(state).style(style(state_look, model)));
+        Row::new(cells)
+    });
+    let table = Table::new(rows.collect::<Vec<_>>(), widths).header(Row::new(titles).style(Style::new().reversed()));
+    frame.render_widget(table.column_spacing(1), area);
+}
+
+fn draw_keys(frame: &mut Frame, model: &Model, area: Rect) {
+    let rows = usize::from(area.height.saturating_sub(1));
+    let shown: Vec<_> = model.hot_keys().into_iter().take(rows).collect();
+    let titles = ["HOTTEST KEY".into(), "OF".into(), right("USED"), right("START/s"), right("DENY/s"), right("DENIED")];
+    let widths = [
+        Constraint::Min(18),
+        Constraint::Fill(1),
+        Constraint::Length(11),
+        Constraint::Length(7),
+        Constraint::Length(6),
+        Constraint::Length(9),
+    ];
+    let rows = shown.into_iter().map(|(limit, key, speed)| {
+        let usage = key.usage.first();
+        let look =
+            usage.map_or(Look::Plain, |usage| text::look_of(usage, usage.used as f64 > NEAR * usage.limit as f64));
+        Row::new(vec![
+            Cell::from(text::clean(&json::key_name(&key.key, &key.id, model.keys))),
+            Cell::from(text::clean(&limit.name)),
+            right(usage.map_or_else(String::new, |u| format!("{}/{}", u.used, u.limit))).style(style(look, model)),
+            right(pace(speed.started)),
+            right(pace(speed.denied)),
+            right(text::count(key.stats.denied)),
+        ])
+    });
+    let table = Table::new(rows.collect::<Vec<_>>(), widths).header(Row::new(titles).style(Style::new().reversed()));
+    frame.render_widget(table.column_spacing(1), area);
+}
+
+fn processes(model: &Model) -> Table<'static> {
+    let rows = model.now.processes.iter().map(|process| {
+        let pid = right(process.pid.to_string());
+        Row::new(vec![pid, Cell::from(text::clean(&process.program)), right(text::about(process.since))])
+    });
+    let titles = Row::new(vec![right("PID"), "PROGRAM".into(), right("SINCE")]).style(Style::new().reversed());
+    let widths = [Constraint::Length(7), Constraint::Fill(1), Constraint::Length(7)];
+    Table::new(rows.collect::<Vec<_>>(), widths).header(titles).column_spacing(1)
+}
+
+fn footer(model: &Model) -> Paragraph<'static> {
+    let mut spans = vec![Span::raw("sort: ")];
+    for (sort, name) in Sort::ALL {
+        let (key, rest) = name.split_at(1);
+        let chosen = if model.sort == sort { Style::new().reversed() } else { Style::new() };
+        spans.push(Span::styled(key, chosen.bold().underlined()));
+        spans.push(Span::styled(rest, chosen));
+        spans.push(Span::raw(" "));
+    }
+    spans.push(Span::raw("  "));
+    spans.push(Span::styled("space", Style::new().bold()));
+    spans.push(Span::raw(" hold  "));
+    spans.push(Span::styled("q", Style::new().bold()));
+    spans.push(Span::raw(" quit"));
+    let (below, all) = (model.first + model.rows, model.now.limits.len());
+    if all > model.rows {
+        spans.push(Span::raw(format!("   {}-{} of {all}", model.first + 1, below.min(all))));
+    }
+    Paragraph::new(Line::from(spans))
+}

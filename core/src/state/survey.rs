@@ -1,0 +1,330 @@
+//! What people see of a home: read as decisions read it, without a lock. (Names and policies come from the database: `observe.rs`.)
+
+use super::index::KeyAt;
+use super::layout::{index_word, key_word, limit_word};
+use super::minutes::Minute;
+use super::policies::Known;
+use super::session::Session;
+use super::table::{Hash, Home, Table};
+use super::url::Address;
+use crate::algorithm::cells::Cells;
+use crate::algorithm::log::Ask;
+use crate::atomic::*;
+use crate::error::Result;
+use crate::limiter::LOOK_AGAIN;
+use crate::observe::{GrantSnapshot, KeySnapshot, LimitSnapshot, Snapshot, Usage, WAIT_BOUNDS};
+use crate::policy::Policy;
+use crate::stats::Stats;
+use crate::time::{Tick, from_ticks};
+use std::collections::{BTreeMap, HashMap};
+use std::time::{Duration, SystemTime};
+
+/// So many keys are looked at in one survey beside those that were used lately, of all limits together; and of one, at least.
+const WALKED: usize = 8_192;
+const WALKED_OF_ONE: usize = 16;
+
+/// Of so many keys it is remembered how much they were used, for each that is shown.
+const REMEMBERED: usize = 8;
+const LEAST_REMEMBERED: usize = 64;
+
+/// What an observer remembers between two surveys.
+#[derive(Debug, Default)]
+pub(crate) struct Survey {
+    /// Which home it was of.
+    epoch: u64,
+    generation: u64,
+    policies: Vec<Known>,
+    limits: HashMap<String, Watched>,
+}
+
+/// What is remembered of a limit.
+#[derive(Debug, Default)]
+struct Watched {
+    /// Where to go on looking at keys that nobody has used lately: at which hash.
+    next: u64,
+    /// How often the busiest keys were used, in all.
+    totals: HashMap<Hash, u64>,
+}
+
+/// A key that was looked at.
+struct Seen {
+    at: KeyAt,
+    table: Table,
+    hash: Hash,
+    stats: Stats,
+    usage: Vec<(u64, u64)>,
+    /// How often it was used since the last survey.
+    news: u64,
+}
+
+impl Seen {
+    fn total(&self) -> u64 {
+        self.stats.admitted + self.stats.denied
+    }
+
+    fn fullness(&self) -> f64 {
+        self.usage.iter().map(|&(limit, used)| used as f64 / limit.max(1) as f64).fold(0.0, f64::max)
+    }
+}
+
+impl Session {
+    /// What is seen of the store now, with so many keys of each limit.
+    pub(crate) fn survey(&self, survey: &mut Survey, keys: usize) -> Result<Snapshot> {
+        let policies = self.with_lock(|locked| {
+            self.tell_counts(locked)?;
+            let home = (self.epoch(), locked.generation());
+            let is_known = locked.is_lane() && home == (survey.epoch, survey.generation) && !locked.is_behind();
+            Ok(if is_known { None } else { Some((home, self.all_known()?)) })
+        })?;
+        if let Some((home, policies)) = policies {
+            (survey.epoch, survey.generation) = home;
+            survey.policies = policies;
+            let Survey { limits, policies, .. } = survey;
+            let names: std::collections::HashSet<&str> = policies.iter().map(|known| known.name.as_str()).collect();
+            limits.retain(|name, _| names.contains(name.as_str()));
+        }
+        let home = self.home();
+        super::damage::or_damaged(
+            || self.lane_path(),
+            || {
+                let mut lately: HashMap<u64, Vec<Hash>> = HashMap::new();
+                home.listed_lately().into_iter().for_each(|(limit, hash)| lately.entry(limit).or_default().push(hash));
+                let waiting = home.all_waiting();
+                let most = (WALKED / survey.policies.len().max(1)).max(WALKED_OF_ONE);
+                let limits = survey.policies.iter().filter_map(|known| {
+                    let at = home.find_limit(&known.name)?;
+                    let watched = survey.limits.entry(known.name.clone()).or_default();
+                    let lately = lately.remove(&at).unwrap_or_default();
+                    let mut seen = home.survey_limit(at, known, watched, (lately, most, keys));
+                    let own = self.counts_of(at);
+                    seen.waiting = match home.is_lane() {
+                        true => waiting.get(&at).copied().unwrap_or(0),
+                        false => own.as_ref().map_or(0, |counts| counts.waiting()),
+                    };
+                    if let (Some(grants), Some(counts)) = (&mut seen.grants, own) {
+                        grants.requests = counts.requests();
+                    }
+                    Some(seen)
+                });
+                let now = home.clock.now().floor;
+                Ok(Snapshot {
+                    at: SystemTime::now(),
+                    url: self.url().to_owned(),
+                    limits: limits.collect(),
+                    counts_all_processes: !home.is_served,
+                    processes: home.processes(),
+                    ledger_lag: home.listed_since().map_or(Duration::ZERO, |at| from_ticks(now.saturating_sub(at))),
+                    lane_bytes: if home.is_lane() { home.arena.usable() * 8 } else { 0 },
+                    failures: self.failures(),
+                })
+            },
+        )
+    }
+
+    /// All limits, by name; of a composite, its parts. For the holder of the structure lock.
+    fn all_known(&self) -> Result<Vec<Known>> {
+        match &self.address {
+            Address::Memory | Address::Server(_) => {
+                let limits = &self.rare().limits;
+                let known =
+                    |(name, declared): (&String, &_)| Known { name: name.clone(), declared: *declared, missing: None };
+                Ok(limits.iter().map(known).collect())
+            }
+            Address::Sqlite(_) => self.with_database(|database| database.limits(None)),
+        }
+    }
+
+    /// The minutes of a limit from this one on up to that one: as far as the database has them, and the last of the home.
+    pub(crate) fn minutes(&self, name: &str, began: u64, to: u64) -> Result<Vec<Minute>> {
+        // Opens the store.
+        self.with_lock(|locked| self.tell_counts(locked))?;
+        let home = self.home();
+        let (mut all, mut from) = (Vec::new(), if home.is_lane() { began } else { to + 1 });
+        while from <= to {
+            // Nobody else writes the ledger meanwhile.
+            let last = to.min(from + super::ledger::MINUTES_AT_ONCE - 1);
+            let read = |lead: &_, _| self.with_ledger(lead, |database| database.minutes(name, from, last));
+            all.extend(self.leading("reading", self.options.timeout, read)?);
+            from = last + 1;
+        }
+        let lane = || self.lane_path();
+        let latest =
+            super::damage::or_damaged(lane, || Ok(home.find_limit(name).map(|limit| home.latest_minutes(limit))))?;
+        for new in latest.into_iter().flatten().filter(|minute| (began..=to).contains(&minute.at)) {
+            match all.iter_mut().find(|minute: &&mut Minute| minute.at == new.at) {
+                Some(minute) => minute.merge(&new),
+                None => all.push(new),
+            }
+        }
+        all.sort_by_key(|minute| minute.at);
+        Ok(all)
+    }
+}
+
+impl Home {
+    fn survey_limit(
+        &self,
+        at: u64,
+        known: &Known,
+        watched: &mut Watched,
+        (lately, most, shown): (Vec<Hash>, usize, usize),
+    ) -> LimitSnapshot {
+        let table = self.table(at);
+        let is_first = watched.totals.is_empty();
+        let mut hashes: Vec<Hash> = watched.totals.keys().copied().chain(lately).collect();
+        hashes.extend(self.next_keys(&table, &mut watched.next, most));
+        hashes.push(self.hash(b'k', ""));
+        hashes.sort_unstable();
+        hashes.dedup();
+        let mut all: Vec<Seen> = hashes.into_iter().filter_map(|hash| self.survey_key(&table, hash)).collect();
+        for seen in &mut all {
+            // What a key was used for before anybody looked says nothing of now, but is all that a first look has.
+            let before = watched.totals.get(&seen.hash).copied();
+            seen.news = seen.total() - before.unwrap_or(if is_first { 0 } else { seen.total() }).min(seen.total());
+        }
+        let fullest = all.iter().max_by(|a, b| a.fullness().total_cmp(&b.fullness()));
+        let empty = self.hash(b'k', "");
+        let gate = self.limit_gate(at).load(Acquire);
+        let declared = &known.declared;
+        let (usage, retry_after) = match fullest {
+            Some(seen) => (self.shown(&seen.table, &seen.usage), self.retry_after(seen, gate)),
+            // It is being rewritten at this moment.
+            None => (self.shown(&table, &[(table.capacity, 0)]), Duration::ZERO),
+        };
+        let fullest =
+            fullest.filter(|seen| seen.hash != empty).map(|seen| (self.text_of(seen.at.at), id_of(seen.hash)));
+        let grants = self.is_granted(table.policy).then(|| {
+            let held = all.iter().map(|seen| match self.cells(&seen.table, seen.at) {
+                Cells::Grants(grants) => grants.held(),
+                _ => 0,
+            });
+            GrantSnapshot { held: held.sum(), requests: 0 }
+        });
+        all.retain(|seen| seen.hash != empty);
+        all.sort_by(|a, b| {
+            let rank = |seen: &Seen| (seen.news, seen.total());
+            rank(b).cmp(&rank(a)).then(b.fullness().total_cmp(&a.fullness())).then(a.hash.cmp(&b.hash))
+        });
+        let remembered = (shown * REMEMBERED).max(LEAST_REMEMBERED);
+        watched.totals = all.iter().take(remembered).map(|seen| (seen.hash, seen.total())).collect();
+        let hot = all.iter().take(shown).filter(|seen| seen.total() > 0 || seen.table.at != table.at);
+        LimitSnapshot {
+            name: known.name.clone(),
+            kind: declared.current().kind(),
+            declared: declared.declared,
+            overriding: declared.overriding,
+            usage,
+            fullest,
+            peak: self.peak(at),
+            retry_after,
+            paused_for: self.until(gate),
+            waiting: 0,
+            waits: self.get::<{ WAIT_BOUNDS.len() + 1 }>(at + limit_word::WAITS),
+            places_lost: self.arena.word(at + limit_word::PLACES_LOST).load(Acquire),
+            stats: self.counts(at),
+            keys: self.key_count(&table),
+            hot_keys: hot.map(|seen| self.show_key(&table, seen, gate)).collect(),
+            grants,
+        }
+    }
+
+    fn until(&self, gate: Tick) -> Duration {
+        from_ticks(gate.saturating_sub(self.clock.now().floor))
+    }
+
+    fn survey_key(&self, table: &Table, hash: Hash) -> Option<Seen> {
+        let at = self.find(table, hash).ok()??;
+        let own = self.table_of(table, at);
+        let stats = self.stats_at(at.at);
+        let usage = self.usage(&own, self.cells(&own, at));
+        // Else it has moved meanwhile, and what was read may be another's.
+        (self.find(table, hash).ok()?? == at).then_some(Seen { at, table: own, hash, stats, usage, news: 0 })
+    }
+
+    fn show_key(&self, table: &Table, seen: &Seen, gate: Tick) -> KeySnapshot {
+        let own_gate = self.key_gate(seen.at.at).load(Acquire);
+        let is_own = seen.table.at != table.at && self.is_plan_of(table, seen.table.at);
+        KeySnapshot {
+            key: self.text_of(seen.at.at),
+            id: id_of(seen.hash),
+            overriding: is_own.then_some(seen.table.policy),
+            usage: self.shown(&seen.table, &seen.usage),
+            retry_after: self.retry_after(seen, gate),
+            paused_for: self.until(own_gate),
+            stats: seen.stats,
+        }
+    }
+
+    /// The fullest first.
+    fn shown(&self, table: &Table, usage: &[(u64, u64)]) -> Vec<Usage> {
+        let windows = windows_of(&table.policy, usage.len());
+        let one = |(&(limit, used), window)| Usage { limit, used, window };
+        let mut all: Vec<Usage> = usage.iter().zip(windows).map(one).collect();
+        let fullness = |usage: &Usage| usage.used as f64 / usage.limit.max(1) as f64;
+        all.sort_by(|a, b| fullness(b).total_cmp(&fullness(a)));
+        all
+    }
+
+    fn retry_after(&self, seen: &Seen, gate: Tick) -> Duration {
+        let gate = gate.max(self.key_gate(seen.at.at).load(Acquire));
+        let closed = self.until(gate);
+        match self.cells(&seen.table, seen.at) {
+            Cells::Leases(leases) => match leases.live() {
+                Ok(live) if live < seen.table.capacity => closed,
+                _ => closed.max(LOOK_AGAIN),
+            },
+            cells => {
+                let ask = Ask::now(seen.table.windows.as_slice(), 1, gate);
+                cells
+                    .view(&ask, || self.clock.now())
+                    .map_or(closed, |view| from_ticks(view.ready.saturating_sub(view.now)))
+            }
+        }
+    }
+
+    /// How many keys a table has in its index, the empty one left out.
+    fn key_count(&self, table: &Table) -> u64 {
+        let count = |segment| self.arena.word(segment + index_word::COUNT).load(Acquire);
+        self.segments(table).map(count).sum::<u64>().saturating_sub(1)
+    }
+
+    /// The keys of the next segments, about so many.
+    fn next_keys(&self, table: &Table, next: &mut u64, most: usize) -> Vec<Hash> {
+        let mut all = Vec::new();
+        let mut segments = BTreeMap::new();
+        while all.len() < most {
+            let Some(root) = self.root(table) else { break };
+            let segment = self.segment_at(root, root.entry_of(*next));
+            // Once around.
+            if segments.insert(segment, ()).is_some() {
+                break;
+            }
+            let hashes: Vec<Hash> = self.entries(segment).filter_map(|at| self.hash_of_block(at)).collect();
+            // Else it may be another index's by now.
+            if self.root(table) == Some(root) {
+                all.extend(hashes);
+            }
+            *next = self.next_segment(table, *next).unwrap_or(0);
+        }
+        all.truncate(most.max(index_word::MOST_CAPACITY as usize));
+        all
+    }
+
+    fn hash_of_block(&self, at: u64) -> Option<Hash> {
+        let words = self.arena.get(at + key_word::HASH, 2)?;
+        Some(Hash([words[0].load(Acquire), words[1].load(Acquire)]))
+    }
+}
+
+/// What a key may be called whose text is not to be shown.
+fn id_of(Hash([id, _]): Hash) -> String {
+    format!("{id:016x}")
+}
+
+/// In which times the units are allowed of which [`Home::usage`] tells.
+fn windows_of(policy: &Policy, count: usize) -> Vec<Option<Duration>> {
+    match policy.windows() {
+        windows if windows.len() == count => windows.iter().map(|window| Some(from_ticks(window.length))).collect(),
+        _ => vec![(!policy.is_concurrency()).then(|| from_ticks(policy.longest())); count],
+    }
+}
