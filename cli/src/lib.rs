@@ -10,6 +10,7 @@ pub mod json;
 mod names;
 mod picture;
 mod place;
+mod plot;
 mod serve;
 mod simulate;
 mod text;

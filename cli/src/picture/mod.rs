@@ -18,7 +18,10 @@ pub struct Picture {
 /// One panel: bins of equal length.
 #[derive(Debug, Clone)]
 pub struct Panel {
-    pub title: String,
+    /// What it shows. Panels that show the same have the same scale.
+    pub title: &'static str,
+    /// Of what, where there are several.
+    pub of: String,
     /// Of the values, such as `units per second`.
     pub unit: String,
     pub time: Time,
@@ -26,6 +29,19 @@ pub struct Panel {
     pub layers: Vec<Layer>,
     /// What must not be passed, and what it is called.
     pub line: Option<(f64, String)>,
+}
+
+impl Picture {
+    /// The same in so many columns at most, and the marks of each panel's values: `marks` of them, about.
+    fn in_columns(&self, columns: usize, marks: usize) -> Vec<(Panel, Vec<f64>)> {
+        let panels: Vec<Panel> = self.panels.iter().map(|panel| panel.in_columns(columns)).collect();
+        let most = |title: &str| {
+            let same = panels.iter().filter(|panel| panel.title == title);
+            same.map(Panel::most).fold(0.0, f64::max)
+        };
+        let scales: Vec<Vec<f64>> = panels.iter().map(|panel| scale(most(panel.title), marks)).collect();
+        panels.into_iter().zip(scales).collect()
+    }
 }
 
 /// When the bins are.
@@ -82,12 +98,18 @@ impl Layer {
     }
 
     /// The same time in so many columns.
-    pub fn columns(&self, count: usize) -> Vec<f64> {
-        (0..count).map(|i| self.between(i as f64 / count as f64, (i + 1) as f64 / count as f64)).collect()
+    fn in_columns(&self, count: usize) -> Layer {
+        let part = |i: usize| i as f64 / count as f64;
+        Layer { values: (0..count).map(|i| self.between(part(i), part(i + 1))).collect(), ..self.clone() }
     }
 }
 
 impl Panel {
+    fn in_columns(&self, most: usize) -> Panel {
+        let in_columns = |layer: &Layer| if layer.values.len() > most { layer.in_columns(most) } else { layer.clone() };
+        Panel { layers: self.layers.iter().map(in_columns).collect(), ..self.clone() }
+    }
+
     /// The highest value that is drawn.
     fn most(&self) -> f64 {
         let bins = self.layers.iter().map(|layer| layer.values.len()).max().unwrap_or(0);
@@ -96,16 +118,20 @@ impl Panel {
         self.line.as_ref().map_or(most, |(line, _)| most.max(*line))
     }
 
-    /// The marks of the value axis, the last of which is its end.
-    pub fn marks(&self, at_most: usize) -> Vec<f64> {
-        let most = if self.most() > 0.0 { self.most() } else { 1.0 };
-        let decade = 10f64.powf((most / at_most as f64).log10().floor());
-        let steps = [1.0, 2.0, 2.5, 5.0, 10.0].map(|step| step * decade);
-        // Counts have no quarters.
-        let is_good = |step: &f64| most / step <= at_most as f64 && (*step >= 10.0 || step.fract() == 0.0 || most < 2.0);
-        let step = steps.into_iter().find(is_good).unwrap_or(10.0 * decade);
-        (0..=(most / step - 1e-9).ceil() as usize).map(|i| i as f64 * step).collect()
+    fn heading(&self) -> String {
+        if self.of.is_empty() { self.title.to_owned() } else { format!("{}: {}", self.of, self.title) }
     }
+}
+
+/// The marks of an axis from 0 to the most, the last of which is its end.
+fn scale(most: f64, at_most: usize) -> Vec<f64> {
+    let most = if most > 0.0 { most } else { 1.0 };
+    let decade = 10f64.powf((most / at_most as f64).log10().floor());
+    let steps = [1.0, 2.0, 2.5, 5.0, 10.0].map(|step| step * decade);
+    // Counts have no quarters.
+    let is_good = |step: &f64| most / step <= at_most as f64 && (*step >= 10.0 || step.fract() == 0.0 || most < 2.0);
+    let step = steps.into_iter().find(is_good).unwrap_or(10.0 * decade);
+    (0..=(most / step - 1e-9).ceil() as usize).map(|i| i as f64 * step).collect()
 }
 
 /// A value on an axis: `0.5`, `20`, `1.5k`, `3M`.
@@ -197,19 +223,13 @@ pub fn elapsed(seconds: f64) -> String {
 mod tests {
     use super::*;
 
-    fn panel(values: Vec<f64>, line: Option<f64>) -> Panel {
-        let layer = Layer { name: "started", tone: Tone::Started, values, merged: Merged::Mean };
-        let line = line.map(|line| (line, "limit".to_owned()));
-        Panel { title: "T".into(), unit: "per s".into(), time: Time::new(0.0, 60.0), layers: vec![layer], line }
-    }
-
     #[test]
     fn marks_are_round_and_reach_the_most() {
-        assert_eq!(panel(vec![7.0], None).marks(4), [0.0, 2.0, 4.0, 6.0, 8.0]);
-        assert_eq!(panel(vec![7.0], Some(100.0)).marks(4), [0.0, 25.0, 50.0, 75.0, 100.0]);
-        assert_eq!(panel(vec![], None).marks(4).last(), Some(&1.0));
+        assert_eq!(scale(7.0, 4), [0.0, 2.0, 4.0, 6.0, 8.0]);
+        assert_eq!(scale(100.0, 4), [0.0, 25.0, 50.0, 75.0, 100.0]);
+        assert_eq!(scale(0.0, 4).last(), Some(&1.0));
         for most in [0.003, 0.9, 1.0, 3.0, 11.0, 99.0, 12_345.0, 7e9] {
-            let marks = panel(vec![most], None).marks(4);
+            let marks = scale(most, 4);
             assert!(marks.len() <= 6 && *marks.last().unwrap() >= most * 0.999, "{most}: {marks:?}");
         }
         assert_eq!([0.5, 20.0, 2_500.0, 15_000.0, 3e6].map(value), ["0.5", "20", "2500", "15k", "3M"]);
@@ -226,10 +246,11 @@ mod tests {
 
     #[test]
     fn bins_are_put_together_by_their_mean_or_the_most() {
-        let mut layer = panel(vec![1.0, 3.0, 5.0, 7.0], None).layers.remove(0);
-        assert_eq!(layer.columns(2), [2.0, 6.0]);
-        assert_eq!(layer.columns(8)[..4], [1.0, 1.0, 3.0, 3.0]);
+        let values = vec![1.0, 3.0, 5.0, 7.0];
+        let mut layer = Layer { name: "started", tone: Tone::Started, values, merged: Merged::Mean };
+        assert_eq!(layer.in_columns(2).values, [2.0, 6.0]);
+        assert_eq!(layer.in_columns(8).values[..4], [1.0, 1.0, 3.0, 3.0]);
         layer.merged = Merged::Most;
-        assert_eq!(layer.columns(2), [3.0, 7.0]);
+        assert_eq!(layer.in_columns(2).values, [3.0, 7.0]);
     }
 }

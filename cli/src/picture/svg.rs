@@ -11,6 +11,9 @@ const HEIGHT: f64 = 132.0;
 const ABOVE: f64 = 38.0;
 const BELOW: f64 = 24.0;
 
+/// More would be thinner than a line.
+const MOST_BINS: usize = 240;
+
 /// The colours are told apart by people who see red and green alike, and in print.
 const STYLE: &str = "
   .page { fill: #ffffff; stroke: #d0d7de }
@@ -21,7 +24,7 @@ const STYLE: &str = "
   .end { text-anchor: end } .middle { text-anchor: middle }
   .grid { stroke: #d0d7de; stroke-opacity: .7 } .base { stroke: #8c959f }
   .limit { stroke: #bc4c00; stroke-width: 1.5; stroke-dasharray: 6 4 } .limit-text { fill: #bc4c00 }
-  .started { fill: #0969da } .denied { fill: #b6bdc5 } .waiting { fill: #bf8700 } .used { fill: #57606a }
+  .started { fill: #0969da } .denied { fill: #b6bdc5 } .waiting { fill: #bf8700 } .used { fill: #57606a; fill-opacity: .55 }
   @media (prefers-color-scheme: dark) {
     .page { fill: #0d1117; stroke: #3d444d }
     text { fill: #f0f6fc }
@@ -95,8 +98,8 @@ pub fn draw(picture: &Picture) -> String {
     for (i, line) in picture.about.iter().enumerate() {
         svg.text(20.0, 50.0 + 18.0 * i as f64, "quiet", line);
     }
-    for (i, panel) in picture.panels.iter().enumerate() {
-        draw_panel(&mut svg, panel, top + i as f64 * (ABOVE + HEIGHT + BELOW) + ABOVE);
+    for (i, (panel, marks)) in picture.in_columns(MOST_BINS, 4).iter().enumerate() {
+        draw_panel(&mut svg, panel, marks, top + i as f64 * (ABOVE + HEIGHT + BELOW) + ABOVE);
     }
     if let Some(last) = picture.panels.last() {
         svg.text(WIDTH - RIGHT, height - 10.0, "quiet end", &last.time.caption());
@@ -110,34 +113,37 @@ fn describe(picture: &Picture) -> String {
     for panel in &picture.panels {
         let names: Vec<&str> = panel.layers.iter().map(|layer| layer.name).collect();
         let line = panel.line.as_ref().map(|(_, name)| format!(", against the {name}")).unwrap_or_default();
-        write!(text, ". {} ({}): {}{line}", panel.title, panel.unit, names.join(", ")).expect("a text takes everything");
+        write!(text, ". {} ({}): {}{line}", panel.heading(), panel.unit, names.join(", ")).expect("a text takes everything");
     }
     text.trim_start_matches(". ").to_owned() + "."
 }
 
-fn draw_panel(svg: &mut Drawing, panel: &Panel, top: f64) {
-    let marks = panel.marks(4);
+fn draw_panel(svg: &mut Drawing, panel: &Panel, marks: &[f64], top: f64) {
     let most = marks.last().copied().unwrap_or(1.0);
     let base = top + HEIGHT;
     let x = |part: f64| LEFT + (WIDTH - LEFT - RIGHT) * part;
     let y = |value: f64| base - HEIGHT * (value / most).min(1.0);
 
-    svg.text(20.0, top - 14.0, "panel", &panel.title);
-    let mut right = WIDTH - RIGHT;
-    let legend = panel.layers.iter().rev().filter(|_| panel.layers.len() > 1);
-    for layer in legend {
-        svg.text(right, top - 14.0, "quiet end", layer.name);
-        right -= 6.6 * layer.name.len() as f64 + 16.0;
-        svg.put(format_args!(
-            r#"<rect x="{right:.1}" y="{:.1}" width="10" height="10" rx="2" class="{}"/>"#,
-            top - 23.0,
-            class(layer.tone)
-        ));
+    svg.text(20.0, top - 14.0, "panel", &panel.heading());
+    // From the right: the limit, what the colours mean, and the unit.
+    let (mut right, row) = (WIDTH - RIGHT, top - 14.0);
+    let width = |text: &str| 6.4 * text.chars().count() as f64;
+    if let Some((_, name)) = &panel.line {
+        svg.text(right, row, "limit-text end", name);
+        right -= width(name) + 8.0;
+        svg.line([right - 22.0, row - 4.0, right, row - 4.0], "limit");
+        right -= 36.0;
+    }
+    for layer in panel.layers.iter().rev().filter(|_| panel.layers.len() > 1) {
+        svg.text(right, row, "quiet end", layer.name);
+        right -= width(layer.name) + 16.0;
+        let (y, class) = (row - 9.0, class(layer.tone));
+        svg.put(format_args!(r#"<rect x="{right:.1}" y="{y:.1}" width="10" height="10" rx="2" class="{class}"/>"#));
         right -= 14.0;
     }
-    svg.text(right, top - 14.0, "quiet end", &panel.unit);
+    svg.text(right, row, "quiet end", &panel.unit);
 
-    for mark in &marks {
+    for mark in marks {
         svg.line([LEFT, y(*mark), WIDTH - RIGHT, y(*mark)], if *mark == 0.0 { "base" } else { "grid" });
         svg.text(LEFT - 8.0, y(*mark) + 4.0, "quiet end", &value(*mark));
     }
@@ -160,9 +166,8 @@ fn draw_panel(svg: &mut Drawing, panel: &Panel, top: f64) {
         below = above;
     }
     svg.line([LEFT, base, WIDTH - RIGHT, base], "base");
-    if let Some((line, name)) = &panel.line {
+    if let Some((line, _)) = &panel.line {
         svg.line([LEFT, y(*line), WIDTH - RIGHT, y(*line)], "limit");
-        svg.text(WIDTH - RIGHT, y(*line) - 5.0, "limit-text end", name);
     }
 }
 

@@ -6,6 +6,8 @@ use crate::text;
 use std::env;
 
 const ROWS: usize = 8;
+/// The columns of the marks beside it.
+const LEFT: usize = 5;
 const LEAST_WIDTH: usize = 40;
 const MOST_WIDTH: usize = 160;
 const USUAL_WIDTH: usize = 80;
@@ -61,23 +63,23 @@ const EIGHTHS: [char; 9] = [' ', '▁', '▂', '▃', '▄', '▅', '▆', '▇'
 /// The lines of all panels.
 pub fn draw(picture: &Picture, terminal: Terminal) -> Vec<String> {
     let mut lines = Vec::new();
-    for panel in &picture.panels {
+    for (panel, marks) in picture.in_columns(terminal.width - LEFT - 3, 4) {
         if !lines.is_empty() {
             lines.push(String::new());
         }
-        lines.extend(draw_panel(panel, terminal));
+        lines.extend(draw_panel(&panel, &marks, terminal));
     }
+    lines.extend(picture.panels.last().map(|last| format!("{:>1$}", last.time.caption(), terminal.width)));
     lines
 }
 
-fn draw_panel(panel: &Panel, terminal: Terminal) -> Vec<String> {
-    let marks = panel.marks(4);
+fn draw_panel(panel: &Panel, marks: &[f64], terminal: Terminal) -> Vec<String> {
     let most = marks.last().copied().unwrap_or(1.0);
     let labels: Vec<String> = marks.iter().map(|mark| value(*mark)).collect();
-    let left = labels.iter().map(String::len).max().unwrap_or(1).max(4);
-    let columns = terminal.width - left - 3;
+    let columns = terminal.width - LEFT - 3;
+    // Where there are fewer bins than columns, they are wider.
     let layers: Vec<(Tone, Vec<f64>)> =
-        panel.layers.iter().map(|layer| (layer.tone, layer.columns(columns))).collect();
+        panel.layers.iter().map(|layer| (layer.tone, layer.in_columns(columns).values)).collect();
     let row_of = |value: f64| (value / most * ROWS as f64).min(ROWS as f64);
     let limit_row = panel.line.as_ref().map(|(line, _)| (row_of(*line).ceil() as usize).clamp(1, ROWS) - 1);
 
@@ -91,7 +93,7 @@ fn draw_panel(panel: &Panel, terminal: Terminal) -> Vec<String> {
             (false, true) => '│',
             (false, false) => '┤',
         };
-        let mut line = format!("{label:>left$} {axis}");
+        let mut line = format!("{label:>LEFT$} {axis}");
         for column in 0..columns {
             let cell = cell(&layers, column, row, row_of, terminal);
             let cell = match cell {
@@ -105,7 +107,7 @@ fn draw_panel(panel: &Panel, terminal: Terminal) -> Vec<String> {
         }
         lines.push(line.trim_end().to_owned());
     }
-    lines.extend(times(panel, terminal, left, columns));
+    lines.extend(times(panel, terminal, columns));
     lines
 }
 
@@ -153,7 +155,7 @@ fn cell(
 
 /// The title, and what the signs mean.
 fn heading(panel: &Panel, terminal: Terminal) -> String {
-    let mut line = format!("{} ({})", panel.title, panel.unit);
+    let mut line = format!("{} ({})", panel.heading(), panel.unit);
     if panel.layers.len() > 1 {
         for layer in &panel.layers {
             let (full, color) = look(layer.tone, terminal.is_ascii);
@@ -168,15 +170,15 @@ fn heading(panel: &Panel, terminal: Terminal) -> String {
 }
 
 /// The axis of times.
-fn times(panel: &Panel, terminal: Terminal, left: usize, columns: usize) -> [String; 2] {
+fn times(panel: &Panel, terminal: Terminal, columns: usize) -> [String; 2] {
     let (corner, rule, tick) = if terminal.is_ascii { ('+', '-', '+') } else { ('└', '─', '┴') };
     let mut axis = vec![rule; columns];
-    let mut texts = vec![' '; left + 2 + columns];
+    let mut texts = vec![' '; LEFT + 2 + columns];
     let mut free = 0;
     for (part, text) in panel.time.marks(columns / 12) {
         let at = ((part * columns as f64).round() as usize).min(columns - 1);
         axis[at] = tick;
-        let begin = (left + 2 + at).saturating_sub(text.chars().count() / 2);
+        let begin = (LEFT + 2 + at).saturating_sub(text.chars().count() / 2);
         let begin = begin.min(texts.len().saturating_sub(text.chars().count()));
         if begin < free {
             continue;
@@ -187,5 +189,5 @@ fn times(panel: &Panel, terminal: Terminal, left: usize, columns: usize) -> [Str
         free = begin + text.chars().count() + 1;
     }
     let axis: String = axis.into_iter().collect();
-    [format!("{:>left$} {corner}{axis}", "0"), texts.into_iter().collect::<String>().trim_end().to_owned()]
+    [format!("{:>LEFT$} {corner}{axis}", "0"), texts.into_iter().collect::<String>().trim_end().to_owned()]
 }

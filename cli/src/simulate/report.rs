@@ -164,7 +164,11 @@ impl Report<'_, '_> {
         }
         let most = self.subjects.iter().map(|subject| subject.promises.len()).max().unwrap_or(0);
         for i in 0..most {
-            put(if i == 0 { "most of a key" } else { "" }, &|subject| {
+            put(match i {
+                0 if self.keys.len() > 1 => "most of a key",
+                0 => "most",
+                _ => "",
+            }, &|subject| {
                 let Some(promise) = subject.promises.get(i) else { return String::new() };
                 let bound = promise.bound(subject.found.heaviest);
                 let may = match bound {
@@ -239,13 +243,16 @@ impl Report<'_, '_> {
                 percent(total.admitted, total.requests),
                 count(total.denied)
             ));
-            picture.panels.extend(self.panels(subject));
         }
         picture.title = match self.subjects {
             [one] => one.policy.clone(),
             all => format!("{} policies under one load", all.len()),
         };
         picture.about = about;
+        // What is to be compared stands together.
+        let panels: Vec<Vec<Panel>> = self.subjects.iter().map(|subject| self.panels(subject)).collect();
+        let kinds = panels.iter().map(Vec::len).max().unwrap_or(0);
+        picture.panels = (0..kinds).flat_map(|i| panels.iter().filter_map(move |of| of.get(i).cloned())).collect();
         picture
     }
 
@@ -263,7 +270,7 @@ impl Report<'_, '_> {
         let window = rate.map_or(SECOND, |promise| promise.window);
         let (per, unit) = units.into_iter().find(|(size, _)| *size <= window).unwrap_or((SECOND, "second"));
         let factor = per as f64 / series.length() as f64;
-        let of = if self.subjects.len() > 1 { format!("{}: ", subject.policy) } else { String::new() };
+        let of = if self.subjects.len() > 1 { subject.policy.clone() } else { String::new() };
         // What all keys start together is limited only where there is one.
         let line = rate.filter(|_| self.keys.len() == 1).and_then(|promise| {
             let line = promise.rate()? * per as f64 / SECOND as f64;
@@ -271,11 +278,18 @@ impl Report<'_, '_> {
         });
         let mut layers = vec![layer("admitted", Tone::Started, Merged::Mean, &|bin| bin.admitted as f64 * factor)];
         layers.push(layer("denied", Tone::Denied, Merged::Mean, &|bin| bin.denied as f64 * factor));
-        let title = format!("{of}requests");
-        let mut panels = vec![Panel { title, unit: format!("units per {unit}"), time, layers, line }];
+        let unit = format!("units per {unit}");
+        let mut panels = vec![Panel { title: "requests", of: of.clone(), unit, time, layers, line }];
         if self.waits() {
             let layers = vec![layer("in line", Tone::Waiting, Merged::Most, &|bin| bin.waiting as f64)];
-            panels.push(Panel { title: format!("{of}in line"), unit: "callers".to_owned(), time, layers, line: None });
+            panels.push(Panel {
+                title: "in line",
+                of: of.clone(),
+                unit: "callers".to_owned(),
+                time,
+                layers,
+                line: None,
+            });
         }
         let whole = match subject.promises.as_slice() {
             [one] if !matches!(one.kind, Kind::Burst(_) | Kind::Queue) => one.limit as f64,
@@ -284,9 +298,9 @@ impl Report<'_, '_> {
         let unit = if whole == 100.0 { "% of what may be in use" } else { "units" };
         let layers = vec![layer("in use", Tone::Used, Merged::Most, &|bin| bin.used * whole)];
         let name = if whole == 100.0 { "limit".to_owned() } else { format!("limit {}", crate::picture::value(whole)) };
-        let by = if self.keys.len() > 1 { ", by the fullest key" } else { "" };
         panels.push(Panel {
-            title: format!("{of}in use{by}"),
+            title: if self.keys.len() > 1 { "in use by the fullest key" } else { "in use" },
+            of,
             unit: unit.to_owned(),
             time,
             layers,
