@@ -140,8 +140,7 @@ fn past(name: &str, all: &[String], observer: &mut Observer, since: Option<Durat
 fn live(name: &str, all: &[String], observer: &mut Observer, watch: Duration) -> Result<Plot, Failure> {
     let (from, began) = (SystemTime::now(), Instant::now());
     let mut before = parts(name, all, observer)?;
-    let mut limits: Vec<Seen> =
-        before.iter().map(|limit| Seen { limit: limit.clone(), bins: Vec::new() }).collect();
+    let mut limits: Vec<Seen> = before.iter().map(|limit| Seen { limit: limit.clone(), bins: Vec::new() }).collect();
     let samples = watch.as_secs() as u32;
     for sample in 1..=samples {
         thread::sleep((BETWEEN * sample).saturating_sub(began.elapsed()));

@@ -22,7 +22,15 @@ fn status_shows_all_limits() {
     let store = used(&dir.url());
     store.override_limit("stripe", "10/1s burst 10".parse().unwrap()).unwrap();
     let ran = run(&dir.url(), &["status"]).with(0);
-    ran.says(&["4 limits", "mail", "3/1h", "openai/concurrency", "5 concurrent", "10/1s burst 10 *", "an operator's policy"]);
+    ran.says(&[
+        "4 limits",
+        "mail",
+        "3/1h",
+        "openai/concurrency",
+        "5 concurrent",
+        "10/1s burst 10 *",
+        "an operator's policy",
+    ]);
     assert!(!ran.out.contains('\x1b'), "no colours in a pipe: {ran:?}");
     let seen = run(&dir.url(), &["status", "--json"]).json(0);
     assert_eq!(names(&seen), ["mail", "openai/concurrency", "openai/rate", "stripe"]);
@@ -91,7 +99,10 @@ fn load_declares_and_makes_a_store_only_if_told_to() {
     run(&dir.url(), &["load", file]).with(1).says(&["there is no store", "load --create"]);
     assert_eq!(dir.names(), ["limits.toml"]);
     run(&dir.url(), &["load", "--create", file]).with(0).says(&["2 limits declared: mail, stripe"]);
-    assert_eq!(run(&dir.url(), &["load", file, "--json"]).json(0), json!({ "done": "load", "names": ["mail", "stripe"] }));
+    assert_eq!(
+        run(&dir.url(), &["load", file, "--json"]).json(0),
+        json!({ "done": "load", "names": ["mail", "stripe"] })
+    );
     std::fs::write(file, "mail = \"3/1h\"\n[stripe]\nallowed = 20\n").unwrap();
     run(&dir.url(), &["load", file]).with(2).says(&["line 2", "period"]);
     run(&dir.url(), &["load", "/nowhere.toml"]).with(2).says(&["/nowhere.toml", "No such file"]);

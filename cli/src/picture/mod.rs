@@ -91,7 +91,8 @@ impl Layer {
             Merged::Most => bins.map(|i| self.values[i]).fold(0.0, f64::max),
             Merged::Mean => {
                 let part = |i: usize| (to.min(i as f64 + 1.0) - from.max(i as f64)).max(0.0);
-                let (sum, parts) = bins.fold((0.0, 0.0), |(sum, parts), i| (sum + self.values[i] * part(i), parts + part(i)));
+                let (sum, parts) =
+                    bins.fold((0.0, 0.0), |(sum, parts), i| (sum + self.values[i] * part(i), parts + part(i)));
                 if parts > 0.0 { sum / parts } else { 0.0 }
             }
         }
@@ -149,9 +150,40 @@ pub fn value(value: f64) -> String {
 
 /// The distances of marks on a time axis, in seconds.
 const STEPS: [f64; 34] = [
-    0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0, 900.0,
-    1_800.0, 3_600.0, 7_200.0, 10_800.0, 21_600.0, 43_200.0, 86_400.0, 172_800.0, 432_000.0, 864_000.0, 2_592_000.0,
-    8_640_000.0, 31_536_000.0, 315_360_000.0,
+    0.001,
+    0.002,
+    0.005,
+    0.01,
+    0.02,
+    0.05,
+    0.1,
+    0.2,
+    0.5,
+    1.0,
+    2.0,
+    5.0,
+    10.0,
+    15.0,
+    30.0,
+    60.0,
+    120.0,
+    300.0,
+    600.0,
+    900.0,
+    1_800.0,
+    3_600.0,
+    7_200.0,
+    10_800.0,
+    21_600.0,
+    43_200.0,
+    86_400.0,
+    172_800.0,
+    432_000.0,
+    864_000.0,
+    2_592_000.0,
+    8_640_000.0,
+    31_536_000.0,
+    315_360_000.0,
 ];
 
 impl Time {
@@ -181,7 +213,10 @@ impl Time {
     /// What the axis shows.
     pub fn caption(&self) -> String {
         match self.is_wall {
-            true => format!("UTC, from {}", text::utc(UNIX_EPOCH + Duration::from_secs_f64(self.from)).trim_end_matches('Z')),
+            true => format!(
+                "UTC, from {}",
+                text::utc(UNIX_EPOCH + Duration::from_secs_f64(self.from)).trim_end_matches('Z')
+            ),
             false => "since the first request".to_owned(),
         }
     }
@@ -241,7 +276,10 @@ mod tests {
         assert_eq!(shown(0.0, 60.0), ["0s", "10s", "20s", "30s", "40s", "50s", "1m"]);
         assert_eq!(shown(5.0, 5.25), ["0s", "0.05s", "0.1s", "0.15s", "0.2s", "0.25s"]);
         let midnight = 1_764_028_800.0;
-        assert_eq!(shown(midnight - 3_600.0, midnight + 7_200.0), ["23:00", "23:30", "11-25", "00:30", "01:00", "01:30", "02:00"]);
+        assert_eq!(
+            shown(midnight - 3_600.0, midnight + 7_200.0),
+            ["23:00", "23:30", "11-25", "00:30", "01:00", "01:30", "02:00"]
+        );
     }
 
     #[test]

@@ -91,14 +91,12 @@ pub fn draw(picture: &Picture) -> String {
     svg.put(format_args!(r#"<desc id="desc">{}</desc>"#, escape(&describe(picture))));
     svg.put(format_args!("<style>{STYLE}</style>"));
     let (page_width, page_height) = (WIDTH - 1.0, height - 1.0);
-    svg.put(format_args!(
-        r#"<rect x="0.5" y="0.5" width="{page_width}" height="{page_height}" rx="6" class="page"/>"#
-    ));
+    svg.put(format_args!(r#"<rect x="0.5" y="0.5" width="{page_width}" height="{page_height}" rx="6" class="page"/>"#));
     svg.text(20.0, 30.0, "title", &picture.title);
     for (i, line) in picture.about.iter().enumerate() {
         svg.text(20.0, 50.0 + 18.0 * i as f64, "quiet", line);
     }
-    for (i, (panel, marks)) in picture.in_columns(MOST_BINS, 4).iter().enumerate() {
+    for (i, (panel, marks)) in picture.in_columns(MOST_BINS, 5).iter().enumerate() {
         draw_panel(&mut svg, panel, marks, top + i as f64 * (ABOVE + HEIGHT + BELOW) + ABOVE);
     }
     if let Some(last) = picture.panels.last() {
@@ -113,7 +111,8 @@ fn describe(picture: &Picture) -> String {
     for panel in &picture.panels {
         let names: Vec<&str> = panel.layers.iter().map(|layer| layer.name).collect();
         let line = panel.line.as_ref().map(|(_, name)| format!(", against the {name}")).unwrap_or_default();
-        write!(text, ". {} ({}): {}{line}", panel.heading(), panel.unit, names.join(", ")).expect("a text takes everything");
+        write!(text, ". {} ({}): {}{line}", panel.heading(), panel.unit, names.join(", "))
+            .expect("a text takes everything");
     }
     text.trim_start_matches(". ").to_owned() + "."
 }

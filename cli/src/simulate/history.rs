@@ -5,8 +5,9 @@ use crate::context::Context;
 use crate::failure::Failure;
 use crate::json;
 use crate::names;
+use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
-use workglow_limit::{Minute, Observer};
+use workglow_limit::Observer;
 
 /// So many requests at most: where there are more units, several are asked for at once.
 const MOST: u64 = 1_000_000;
@@ -37,25 +38,29 @@ impl History {
         duration: Option<u64>,
     ) -> Result<History, Failure> {
         let store = context.store()?;
-        names::check(name, &store)?;
+        let all = names::check(name, &store)?;
         let since = SystemTime::now().checked_sub(since).unwrap_or(SystemTime::UNIX_EPOCH);
-        let minutes = Observer::new(&store, 0).history(name, since)?;
-        let wanted = |minute: &Minute| minute.units + if with_denied { minute.denied } else { 0 };
-        let us = |minute: &Minute| (json::time(minute.at) * SECOND as f64) as u64;
-        let minutes: Vec<(u64, u64)> = minutes.iter().map(|minute| (us(minute), wanted(minute))).collect();
+        let mut observer = Observer::new(&store, 0);
+        let seen = observer.look()?;
+        // Each start counts at all parts of a composite, each denial at one.
+        let mut minutes: BTreeMap<SystemTime, (u64, u64)> = BTreeMap::new();
+        for part in names::parts(name, &seen, &all) {
+            for minute in observer.history(&part.name, since)? {
+                let (units, denied) = minutes.entry(minute.at).or_default();
+                *units = minute.units.max(*units);
+                *denied += minute.denied;
+            }
+        }
+        let us = |at: SystemTime| (json::time(at) * SECOND as f64) as u64;
+        let wanted = |units: u64, denied: u64| units + if with_denied { denied } else { 0 };
+        let minutes: Vec<(u64, u64)> =
+            minutes.into_iter().map(|(at, (units, denied))| (us(at), wanted(units, denied))).collect();
         let all: u64 = minutes.iter().map(|(_, units)| units).sum();
         if all == 0 {
             return Err(Failure::usage(format!("the store has no history of \"{name}\" since then"))
                 .hint("stores on a server keep none; a trace of your own can be given with --trace"));
         }
-        Ok(History {
-            minutes,
-            minute: 0,
-            asked: 0,
-            weight: all.div_ceil(MOST).min(heaviest).max(1),
-            duration,
-            made: 0,
-        })
+        Ok(History { minutes, minute: 0, asked: 0, weight: all.div_ceil(MOST).min(heaviest).max(1), duration, made: 0 })
     }
 }
 

@@ -61,8 +61,10 @@ impl Load {
             let example = "\"50/1s for 2m\", \"10..100/1s for 2m\", \"200 at once\" or \"nothing for 30s\"";
             Failure::usage(format!("load is \"{text}\": expected {example}, or several after commas, not \"{part}\""))
         };
-        let phases: Vec<Phase> =
-            text.split(',').map(|part| phase(part.trim()).ok_or_else(|| wrong(part.trim()))).collect::<Result<_, _>>()?;
+        let phases: Vec<Phase> = text
+            .split(',')
+            .map(|part| phase(part.trim()).ok_or_else(|| wrong(part.trim())))
+            .collect::<Result<_, _>>()?;
         let all: f64 = phases.iter().map(Phase::requests).sum();
         if all > MOST {
             return Err(Failure::usage(format!("load is \"{text}\": expected at most {MOST} requests, not {all:.0}")));
@@ -257,7 +259,9 @@ mod tests {
 
     #[test]
     fn what_is_no_load_is_an_error() {
-        for text in ["", "50", "50/", "50/1s for", "x/1s", "-1/1s", "1/1s,", "at once", "1e300/1s", "0/1s", "nothing for 1s"] {
+        for text in
+            ["", "50", "50/", "50/1s for", "x/1s", "-1/1s", "1/1s,", "at once", "1e300/1s", "0/1s", "nothing for 1s"]
+        {
             assert!(Load::new(text, PLAIN).is_err(), "{text}");
         }
     }

@@ -149,7 +149,9 @@ fn tell(context: &Context) -> Tell<'_> {
         };
         match context.json {
             true => context.print(json!({ "line": line, "verdict": name, "seconds": after })),
-            false => context.print(format_args!("{line},{name},{}", after.map_or(String::new(), |after| after.to_string()))),
+            false => {
+                context.print(format_args!("{line},{name},{}", after.map_or(String::new(), |after| after.to_string())))
+            }
         }
     })
 }
@@ -161,26 +163,24 @@ fn source(args: &Args, policies: &[&str], context: &Context, keys: &mut Keys) ->
     })?;
     let time = |text: &str| parse_time(text).ok().map(|time: Duration| time.as_micros() as u64);
     let lasts = args.duration.as_ref().map(|text| {
-        load::between(text, time)
-            .ok_or_else(|| Failure::usage(format!("duration is \"{text}\": expected a time such as 300ms, or two as in 100ms..2s")))
+        load::between(text, time).ok_or_else(|| {
+            Failure::usage(format!("duration is \"{text}\": expected a time such as 300ms, or two as in 100ms..2s"))
+        })
     });
     let lasts = lasts.transpose()?;
     if let Some(text) = &args.load {
         if !(0.0..=10.0).contains(&args.skew) {
             return Err(Failure::usage(format!("skew is {}: expected 0 to 10", args.skew)));
         }
-        let shape =
-            load::Shape { keys: args.keys, skew: args.skew, weight, duration: lasts, random: args.random };
+        let shape = load::Shape { keys: args.keys, skew: args.skew, weight, duration: lasts, random: args.random };
         return Ok(Box::new(Load::new(text, shape)?));
     }
     let one = |parameter: &str, said: Between| match said {
         Between(from, to) if from == to => Ok(from),
         _ => Err(Failure::usage(format!("{parameter} is a range: expected one, but for --load"))),
     };
-    let defaults = Defaults {
-        weight: one("weight", weight)?,
-        duration: lasts.map(|lasts| one("duration", lasts)).transpose()?,
-    };
+    let defaults =
+        Defaults { weight: one("weight", weight)?, duration: lasts.map(|lasts| one("duration", lasts)).transpose()? };
     if let Some(path) = &args.trace {
         let trace = Trace::open(path, defaults)?;
         return Ok(Box::new(if args.sort { trace.sorted(keys)? } else { trace }));

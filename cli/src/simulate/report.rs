@@ -65,8 +65,13 @@ impl Report<'_, '_> {
     fn load(&self) -> String {
         let Some(first) = self.subjects.first() else { return String::new() };
         let (found, total) = (&first.found, &first.found.total);
-        let units = if total.units_wanted == total.requests { String::new() } else { format!(" for {} units", count(total.units_wanted)) };
-        let keys = if self.keys.len() > 1 { format!(" by {} keys", count(self.keys.len() as u64)) } else { String::new() };
+        let units = if total.units_wanted == total.requests {
+            String::new()
+        } else {
+            format!(" for {} units", count(total.units_wanted))
+        };
+        let keys =
+            if self.keys.len() > 1 { format!(" by {} keys", count(self.keys.len() as u64)) } else { String::new() };
         let callers = match self.callers {
             Callers::GoAway => "callers go away".to_owned(),
             Callers::Wait(None) => "callers wait".to_owned(),
@@ -131,7 +136,9 @@ impl Report<'_, '_> {
         let parts: std::collections::BTreeSet<&String> =
             self.subjects.iter().flat_map(|subject| subject.found.denied_by.keys()).collect();
         for part in parts {
-            put(&format!("  by {part}"), &|subject| subject.found.denied_by.get(part).map_or(String::new(), |by| count(*by)));
+            put(&format!("  by {part}"), &|subject| {
+                subject.found.denied_by.get(part).map_or(String::new(), |by| count(*by))
+            });
         }
         put("too heavy", &|subject| {
             let total = &subject.found.total;
@@ -164,23 +171,26 @@ impl Report<'_, '_> {
         }
         let most = self.subjects.iter().map(|subject| subject.promises.len()).max().unwrap_or(0);
         for i in 0..most {
-            put(match i {
-                0 if self.keys.len() > 1 => "most of a key",
-                0 => "most",
-                _ => "",
-            }, &|subject| {
-                let Some(promise) = subject.promises.get(i) else { return String::new() };
-                let bound = promise.bound(subject.found.heaviest);
-                let may = match bound {
-                    Some(bound) if bound != promise.limit => format!(", {} at most", count(bound)),
-                    Some(_) => String::new(),
-                    None => ", but jobs may outlive their leases".to_owned(),
-                };
-                let is_broken = bound.is_some_and(|bound| subject.found.most[i] > bound);
-                let broken = if is_broken { ": MORE THAN IT PROMISES, please report it" } else { "" };
-                let (units, of) = (count(subject.found.most[i]), count(promise.limit));
-                format!("{units} {} (of {of}{may}){broken}", over(promise))
-            });
+            put(
+                match i {
+                    0 if self.keys.len() > 1 => "most of a key",
+                    0 => "most",
+                    _ => "",
+                },
+                &|subject| {
+                    let Some(promise) = subject.promises.get(i) else { return String::new() };
+                    let bound = promise.bound(subject.found.heaviest);
+                    let may = match bound {
+                        Some(bound) if bound != promise.limit => format!(", {} at most", count(bound)),
+                        Some(_) => String::new(),
+                        None => ", but jobs may outlive their leases".to_owned(),
+                    };
+                    let is_broken = bound.is_some_and(|bound| subject.found.most[i] > bound);
+                    let broken = if is_broken { ": MORE THAN IT PROMISES, please report it" } else { "" };
+                    let (units, of) = (count(subject.found.most[i]), count(promise.limit));
+                    format!("{units} {} (of {of}{may}){broken}", over(promise))
+                },
+            );
         }
         put("utilisation", &|subject| {
             subject.utilisation().map_or(String::new(), |part| format!("{:.1} %", part * 100.0))
@@ -235,7 +245,15 @@ impl Report<'_, '_> {
         let mut about = vec![self.load()];
         for subject in self.subjects {
             let total = &subject.found.total;
-            let waits = if self.waits() { format!(", {} waited, {} at the longest", count(total.waited), self::about(subject.found.waits.longest())) } else { String::new() };
+            let waits = if self.waits() {
+                format!(
+                    ", {} waited, {} at the longest",
+                    count(total.waited),
+                    self::about(subject.found.waits.longest())
+                )
+            } else {
+                String::new()
+            };
             about.push(format!(
                 "{}: {} admitted{}, {} denied{waits}",
                 subject.policy,
@@ -259,13 +277,18 @@ impl Report<'_, '_> {
     fn panels(&self, subject: &Subject) -> Vec<Panel> {
         let Some(series) = subject.series() else { return Vec::new() };
         let time = Time::new(seconds(series.begins()), seconds(series.ends()));
-        let layer = |name, tone, merged, value: &dyn Fn(&Bin) -> f64| {
-            Layer { name, tone, values: series.bins().map(value).collect(), merged }
+        let layer = |name, tone, merged, value: &dyn Fn(&Bin) -> f64| Layer {
+            name,
+            tone,
+            values: series.bins().map(value).collect(),
+            merged,
         };
         // Rates read best in the unit that the policy is in.
-        let rate = subject.promises.iter().filter(|promise| promise.window > 0).min_by(|a, b| {
-            a.rate().unwrap_or(f64::MAX).total_cmp(&b.rate().unwrap_or(f64::MAX))
-        });
+        let rate = subject
+            .promises
+            .iter()
+            .filter(|promise| promise.window > 0)
+            .min_by(|a, b| a.rate().unwrap_or(f64::MAX).total_cmp(&b.rate().unwrap_or(f64::MAX)));
         let units = [(86_400 * SECOND, "day"), (3_600 * SECOND, "hour"), (60 * SECOND, "minute"), (SECOND, "second")];
         let window = rate.map_or(SECOND, |promise| promise.window);
         let (per, unit) = units.into_iter().find(|(size, _)| *size <= window).unwrap_or((SECOND, "second"));

@@ -176,7 +176,8 @@ fn columns(reader: &mut csv::Reader<Box<dyn Read>>) -> Result<Vec<Column>, Strin
     if header.is_empty() {
         return Err(format!(" is empty: expected {EXPECTED}"));
     }
-    let find = |name: &str| COLUMNS.iter().find(|(known, _)| known.eq_ignore_ascii_case(name.trim_start_matches('\u{feff}')));
+    let find =
+        |name: &str| COLUMNS.iter().find(|(known, _)| known.eq_ignore_ascii_case(name.trim_start_matches('\u{feff}')));
     let mut columns = Vec::new();
     for name in header {
         let Some((_, column)) = find(name) else {
