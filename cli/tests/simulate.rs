@@ -344,9 +344,16 @@ fn who_waits_for_others_to_end_starts_the_moment_they_do() {
     let lines = [job(0), job(0), job(100_000), job(200_000), job(300_000), job(5_000_000)];
     let started: Vec<_> = verdicts("2 concurrent", &lines, &["--wait"]).into_iter().map(|(_, after)| after).collect();
     assert_eq!(started, [0, 0, 900_000, 800_000, 1_700_000, 0].map(Some));
+    // Also after jobs that take no time, one after the other.
+    let lines =
+        [job(0), job(0), Line { lasts: Some(0), ..Line::at(100_000) }, Line { lasts: Some(0), ..Line::at(100_000) }];
+    let lines = lines.into_iter().chain([job(200_000), job(300_000)]).collect::<Vec<_>>();
+    let started: Vec<_> = verdicts("2 concurrent", &lines, &["--wait"]).into_iter().map(|(_, after)| after).collect();
+    assert_eq!(started, [0, 0, 900_000, 900_000, 800_000, 700_000].map(Some));
+    let lines = [job(0), job(0), job(100_000), job(200_000), job(300_000), job(5_000_000)];
     let impatient = verdicts("2 concurrent", &lines, &["--wait=850ms"]);
     let names: Vec<&str> = impatient.iter().map(|(name, _)| name.as_str()).collect();
-    assert_eq!(names, ["admitted", "admitted", "denied", "admitted", "denied", "admitted"]);
+    assert_eq!(names, ["admitted", "admitted", "denied", "admitted", "admitted", "admitted"]);
 }
 
 /// The most units of a key in any window, the starts of all others out of it, counted anew.
@@ -393,6 +400,16 @@ fn no_window_ever_holds_more_than_the_limit() {
                 assert_eq!(said["units"], units);
             }
         }
+    }
+}
+
+#[test]
+fn the_same_load_always_has_the_same_answers() {
+    let lines = csv(&random(5, 2_000, 3));
+    for policy in ["4 concurrent", "30/1s + 4 concurrent", "4 concurrent lease 200ms", "9/1s backoff 1s x2 max 1m full"]
+    {
+        let run = || simulate(&lines, &[policy, "--trace", "-", "--wait=3s", "--json"]).with(0).out;
+        assert_eq!(run(), run(), "{policy}");
     }
 }
 

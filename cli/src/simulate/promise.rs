@@ -28,8 +28,8 @@ pub enum Kind {
     /// In any window, but the last start may be heavy.
     Queue,
     AtOnce {
-        /// Does a start end by itself?
-        has_lease: bool,
+        /// After how long a start ends by itself.
+        lease: Option<u64>,
     },
 }
 
@@ -49,8 +49,8 @@ impl Promise {
         let mut words = text.split(' ');
         let first = words.next()?;
         let Some((limit, window)) = first.split_once('/') else {
-            let has_lease = text.contains(" lease ");
-            return Some(Promise { kind: Kind::AtOnce { has_lease }, limit: first.parse().ok()?, window: 0 });
+            let lease = text.split_once(" lease ").and_then(|(_, lease)| time(lease));
+            return Some(Promise { kind: Kind::AtOnce { lease }, limit: first.parse().ok()?, window: 0 });
         };
         let kind = match (words.next(), words.next()) {
             (Some("burst"), Some(size)) => Kind::Burst(size.parse().ok()?),
@@ -62,14 +62,13 @@ impl Promise {
         Some(Promise { kind, limit: limit.parse().ok()?, window: time(window)? })
     }
 
-    /// The most units that there may be, if no start weighs more than that; `None`: jobs may outlive what they hold.
-    pub fn bound(&self, heaviest: u64) -> Option<u64> {
+    /// The most units that there may be, if no start weighs more than that.
+    pub fn bound(&self, heaviest: u64) -> u64 {
         match self.kind {
-            Kind::Rolling | Kind::Aligned => Some(self.limit),
-            Kind::Smooth => Some(2 * self.limit - 1),
-            Kind::Burst(size) => Some(self.limit + size),
-            Kind::Queue => Some(self.limit + heaviest.saturating_sub(1)),
-            Kind::AtOnce { has_lease } => (!has_lease).then_some(self.limit),
+            Kind::Rolling | Kind::Aligned | Kind::AtOnce { .. } => self.limit,
+            Kind::Smooth => 2 * self.limit - 1,
+            Kind::Burst(size) => self.limit + size,
+            Kind::Queue => self.limit + heaviest.saturating_sub(1),
         }
     }
 
@@ -141,7 +140,7 @@ mod tests {
         assert_eq!(shown("10/1s burst 20"), [(Kind::Burst(20), 10, SECOND)]);
         assert_eq!(shown("10/1s queue 20"), [(Kind::Queue, 10, SECOND)]);
         assert_eq!(shown("10/1m fixed"), [(Kind::Aligned, 10, minute)]);
-        let both = [(Kind::Smooth, 10, minute), (Kind::AtOnce { has_lease: true }, 5, 0)];
+        let both = [(Kind::Smooth, 10, minute), (Kind::AtOnce { lease: Some(30 * SECOND) }, 5, 0)];
         assert_eq!(shown("10/1m counter + 5 concurrent lease 30s"), both);
     }
 

@@ -52,7 +52,7 @@ impl Report<'_, '_> {
     /// Did each limiter do what its policy says?
     pub fn is_kept(&self) -> bool {
         self.subjects.iter().all(|subject| {
-            let bound = |promise: &Promise| promise.bound(subject.found.heaviest).unwrap_or(u64::MAX);
+            let bound = |promise: &Promise| promise.bound(subject.found.heaviest);
             subject.promises.iter().zip(&subject.found.most).all(|(promise, most)| *most <= bound(promise))
         })
     }
@@ -180,12 +180,9 @@ impl Report<'_, '_> {
                 &|subject| {
                     let Some(promise) = subject.promises.get(i) else { return String::new() };
                     let bound = promise.bound(subject.found.heaviest);
-                    let may = match bound {
-                        Some(bound) if bound != promise.limit => format!(", {} at most", count(bound)),
-                        Some(_) => String::new(),
-                        None => ", but jobs may outlive their leases".to_owned(),
-                    };
-                    let is_broken = bound.is_some_and(|bound| subject.found.most[i] > bound);
+                    let is_more = bound != promise.limit;
+                    let may = if is_more { format!(", {} at most", count(bound)) } else { String::new() };
+                    let is_broken = subject.found.most[i] > bound;
                     let broken = if is_broken { ": MORE THAN IT PROMISES, please report it" } else { "" };
                     let (units, of) = (count(subject.found.most[i]), count(promise.limit));
                     format!("{units} {} (of {of}{may}){broken}", over(promise))

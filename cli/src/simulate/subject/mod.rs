@@ -40,9 +40,10 @@ pub struct Subject<'t> {
     callers: Callers,
     clock: ManualClock,
     limiter: Option<Arc<dyn Limiter>>,
-    /// How many units may run at once, if they end by `complete` alone: until then nobody has to look whether there is room.
+    /// How many units of a key may run at once: until one ends, nobody has to look whether there is room.
     most_running: Option<u64>,
-    needs_durations: bool,
+    /// After how long starts end by themselves.
+    lease: u64,
     keys: Vec<Key>,
     /// When the lines of keys have to be advanced.
     due: BTreeSet<(u64, u32)>,
@@ -99,12 +100,15 @@ struct Waiting {
     due: Option<u64>,
 }
 
-/// A job that ends.
+/// A job that ends, or what it holds does.
 struct End {
     at: u64,
     number: u64,
     key: u32,
+    /// What it holds until then.
     weight: u64,
+    /// The job goes on without it.
+    is_lease: bool,
     permit: RawPermit,
 }
 
@@ -137,15 +141,15 @@ impl<'t> Subject<'t> {
     pub fn new(text: &str, callers: Callers, verdicts: Option<Verdicts<'t>>) -> Result<Subject<'t>, Failure> {
         let policies = parse_policies(text)?;
         let promises: Vec<Promise> = policies.iter().flat_map(Promise::all_of).collect();
-        let at_once = |promise: &&Promise| matches!(promise.kind, Kind::AtOnce { .. });
-        let by_complete = |promise: &&Promise| promise.kind == Kind::AtOnce { has_lease: false };
+        let at_once = || promises.iter().filter(|promise| matches!(promise.kind, Kind::AtOnce { .. }));
+        let lease = |promise: &Promise| if let Kind::AtOnce { lease } = promise.kind { lease } else { None };
         Ok(Subject {
             policy: policies.iter().map(Policy::to_string).collect::<Vec<_>>().join(" + "),
             callers,
             clock: ManualClock::new(),
             limiter: None,
-            most_running: promises.iter().filter(by_complete).map(|promise| promise.limit).min(),
-            needs_durations: promises.iter().any(|promise| at_once(&promise)),
+            most_running: at_once().map(|promise| promise.limit).min(),
+            lease: at_once().filter_map(lease).min().unwrap_or(u64::MAX),
             keys: Vec::new(),
             due: BTreeSet::new(),
             ends: BinaryHeap::new(),
@@ -190,7 +194,7 @@ impl<'t> Subject<'t> {
         if self.limiter.is_none() {
             self.open(request.at)?;
         }
-        if self.needs_durations && request.duration.is_none() {
+        if self.most_running.is_some() && request.duration.is_none() {
             return Err(Failure::usage(format!(
                 "request {} does not say how long its job runs, and \"{}\" depends on that",
                 request.line, self.policy

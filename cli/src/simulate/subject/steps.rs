@@ -127,6 +127,10 @@ impl Subject<'_> {
         let ended: Vec<_> =
             over.into_iter().filter_map(|(id, outcome)| Some((waiting.waiters.remove(&id)?, outcome))).collect();
         self.waiting -= ended.len() as u64;
+        if ended.iter().any(|(_, outcome)| !matches!(outcome, Outcome::Admitted(_))) {
+            // Whoever is first now may need less room than those who left.
+            waiting.line.wake(Some(keys.text(key)));
+        }
         self.key(key).line = Some(waiting);
         for ((request, number), outcome) in ended {
             self.over(request, number, outcome, keys)?;
@@ -135,9 +139,11 @@ impl Subject<'_> {
         Ok(())
     }
 
-    /// A job has ended.
+    /// A job has ended, or its lease.
     fn end(&mut self, end: End, keys: &Keys) -> Result<(), Failure> {
-        self.limiter().complete(&end.permit)?;
+        if !end.is_lease {
+            self.limiter().complete(&end.permit)?;
+        }
         let key = self.key(end.key);
         key.running -= end.weight;
         if let Some(waiting) = &mut key.line {
@@ -191,14 +197,23 @@ impl Subject<'_> {
         self.found.waits.add(wait);
         self.bin().admitted += weight;
         match duration {
-            // It makes room before anybody else asks.
-            None | Some(0) => self.limiter().complete(&permit)?,
-            Some(duration) => {
+            // Also one that takes no time is an event of its own where others wait for it.
+            Some(duration) if duration > 0 || self.most_running.is_some() => {
                 self.keys[key as usize].running += weight;
-                self.started += 1;
-                let at = now.saturating_add(duration);
-                self.ends.push(Reverse(End { at, number: self.started, key, weight, permit }));
+                let mut end = |lasts: u64, weight, is_lease| {
+                    self.started += 1;
+                    let at = now.saturating_add(lasts);
+                    self.ends.push(Reverse(End { at, number: self.started, key, weight, is_lease, permit }));
+                };
+                match duration > self.lease {
+                    false => end(duration, weight, false),
+                    true => {
+                        end(self.lease, weight, true);
+                        end(duration, 0, false);
+                    }
+                }
             }
+            _ => self.limiter().complete(&permit)?,
         }
         self.tell(number, Verdict::Admitted(wait))
     }
