@@ -35,8 +35,8 @@ impl Terminal {
 
 /// By the first of the variables that says something, as the C library goes.
 fn is_utf8() -> bool {
-    let said = ["LC_ALL", "LC_CTYPE", "LANG"].into_iter().filter_map(|name| env::var(name).ok());
-    let locale = said.filter(|value| !value.is_empty()).next();
+    let mut said = ["LC_ALL", "LC_CTYPE", "LANG"].into_iter().filter_map(|name| env::var(name).ok());
+    let locale = said.find(|value| !value.is_empty());
     locale.is_some_and(|locale| {
         let locale = locale.to_ascii_lowercase();
         locale.contains("utf-8") || locale.contains("utf8")

@@ -1,15 +1,15 @@
-//! What came of it, for people and for programs.
+//! What came of it, for people. For programs: `json.rs`.
+
+mod json;
 
 use super::measure::Bin;
 use super::promise::{Kind, Promise};
 use super::request::{Keys, SECOND};
 use super::subject::{Callers, Subject};
 use crate::context::Context;
-use crate::json;
 use crate::picture::terminal::{self, Terminal};
 use crate::picture::{Layer, Merged, Panel, Picture, Time, Tone};
 use crate::text::{self, Look, clean, count, exact};
-use serde_json::{Value, json};
 use std::time::Duration;
 use unicode_width::UnicodeWidthStr;
 
@@ -28,7 +28,7 @@ fn about(us: u64) -> String {
 }
 
 fn seconds(us: u64) -> f64 {
-    json::seconds(Duration::from_micros(us))
+    crate::json::seconds(Duration::from_micros(us))
 }
 
 fn percent(part: u64, of: u64) -> String {
@@ -204,11 +204,11 @@ impl Report<'_, '_> {
     }
 
     /// A key, or the line that names it first: it may be a secret.
-    fn key(&self, id: u32, keys: json::Keys) -> String {
+    fn key(&self, id: u32, keys: crate::json::Keys) -> String {
         match keys {
-            json::Keys::Shown if self.keys.text(id).is_empty() => "(none)".to_owned(),
-            json::Keys::Shown => clean(self.keys.text(id)),
-            json::Keys::Hidden => format!("of line {}", self.keys.line(id)),
+            crate::json::Keys::Shown if self.keys.text(id).is_empty() => "(none)".to_owned(),
+            crate::json::Keys::Shown => clean(self.keys.text(id)),
+            crate::json::Keys::Hidden => format!("of line {}", self.keys.line(id)),
         }
     }
 
@@ -327,84 +327,5 @@ impl Report<'_, '_> {
             line: Some((whole, name)),
         });
         panels
-    }
-
-    pub fn to_json(&self, keys: json::Keys) -> Value {
-        let wait = match self.callers {
-            Callers::GoAway => json!(false),
-            Callers::Wait(None) => json!(true),
-            Callers::Wait(Some(most)) => json!(json::seconds(most)),
-        };
-        let policies: Vec<Value> = self.subjects.iter().map(|subject| self.subject_json(subject, keys)).collect();
-        let first = self.subjects.first().map(|subject| &subject.found);
-        json!({
-            "from": first.map(|found| seconds(found.from)),
-            "to": first.map(|found| seconds(found.to)),
-            "requests": first.map(|found| found.total.requests),
-            "keys": self.keys.len(),
-            "wait": wait,
-            "policies": policies,
-        })
-    }
-
-    fn subject_json(&self, subject: &Subject, keys: json::Keys) -> Value {
-        let (found, total) = (&subject.found, &subject.found.total);
-        let wait = |part: f64| seconds(found.waits.quantile(part));
-        let most = subject.promises.iter().zip(&found.most).map(|(promise, most)| {
-            json!({
-                "window": (promise.window > 0).then(|| seconds(promise.window)),
-                "aligned": promise.kind == Kind::Aligned,
-                "limit": promise.limit,
-                "bound": promise.bound(found.heaviest),
-                "most": most,
-            })
-        });
-        let top = self.top_keys(subject).into_iter().map(|id| {
-            let counts = subject.counts(id);
-            let key = match keys {
-                json::Keys::Shown => json!(self.keys.text(id)),
-                json::Keys::Hidden => Value::Null,
-            };
-            json!({
-                "key": key,
-                "line": self.keys.line(id),
-                "requests": counts.requests,
-                "admitted": counts.admitted,
-                "denied": counts.denied,
-                "waited": counts.waited,
-                "units": counts.units,
-            })
-        });
-        let series = subject.series().map(|series| {
-            let of = |value: fn(&Bin) -> Value| series.bins().map(value).collect::<Vec<_>>();
-            json!({
-                "from": seconds(series.begins()),
-                "width": seconds(series.length()),
-                "wanted": of(|bin| bin.wanted.into()),
-                "admitted": of(|bin| bin.admitted.into()),
-                "denied": of(|bin| bin.denied.into()),
-                "waiting": of(|bin| bin.waiting.into()),
-                "used": of(|bin| json!((bin.used * 1e6).round() / 1e6)),
-            })
-        });
-        json!({
-            "policy": subject.policy,
-            "admitted": total.admitted,
-            "denied": total.denied,
-            "denied_by": found.denied_by,
-            "too_heavy": total.too_heavy,
-            "waited": total.waited,
-            "units_wanted": total.units_wanted,
-            "units": total.units,
-            "waits": { "p50": wait(0.5), "p95": wait(0.95), "p99": wait(0.99), "longest": seconds(found.waits.longest()) },
-            "most_waiting": found.most_waiting,
-            "backlog": found.backlog,
-            "cleared_after": seconds(found.cleared_after),
-            "never_started": found.never,
-            "most": most.collect::<Vec<_>>(),
-            "utilisation": subject.utilisation(),
-            "top_keys": top.collect::<Vec<_>>(),
-            "series": series,
-        })
     }
 }
