@@ -126,7 +126,7 @@ fn draw_panel(svg: &mut Drawing, panel: &Panel, marks: &[f64], top: f64) {
     svg.text(20.0, top - 14.0, "panel", &panel.heading());
     // From the right: the limit, what the colours mean, and the unit.
     let (mut right, row) = (WIDTH - RIGHT, top - 14.0);
-    let width = |text: &str| 5.9 * text.chars().count() as f64;
+    let width = |text: &str| 6.5 * text.chars().count() as f64;
     if let Some((_, name)) = &panel.line {
         svg.text(right, row, "limit-text end", name);
         right -= width(name) + 8.0;
