@@ -32,9 +32,11 @@ pub struct Panel {
 }
 
 impl Picture {
-    /// The same in so many columns at most, and the marks of each panel's values: `marks` of them, about.
+    /// The same in so many columns at most, all over one time, and the marks of each panel's values: `marks` of them, about.
     fn in_columns(&self, columns: usize, marks: usize) -> Vec<(Panel, Vec<f64>)> {
-        let panels: Vec<Panel> = self.panels.iter().map(|panel| panel.in_columns(columns)).collect();
+        let from = self.panels.iter().map(|panel| panel.time.from).fold(f64::INFINITY, f64::min);
+        let to = self.panels.iter().map(|panel| panel.time.to).fold(f64::NEG_INFINITY, f64::max);
+        let panels: Vec<Panel> = self.panels.iter().map(|panel| panel.in_columns(columns, from, to)).collect();
         let most = |title: &str| {
             let same = panels.iter().filter(|panel| panel.title == title);
             same.map(Panel::most).fold(0.0, f64::max)
@@ -98,17 +100,21 @@ impl Layer {
         }
     }
 
-    /// The same time in so many columns.
-    fn in_columns(&self, count: usize) -> Layer {
-        let part = |i: usize| i as f64 / count as f64;
+    /// The time from one part of it to another in so many columns. What is outside of it is 0.
+    fn in_columns(&self, count: usize, (from, to): (f64, f64)) -> Layer {
+        let part = |i: usize| (from + (to - from) * i as f64 / count as f64).clamp(0.0, 1.0);
         Layer { values: (0..count).map(|i| self.between(part(i), part(i + 1))).collect(), ..self.clone() }
     }
 }
 
 impl Panel {
-    fn in_columns(&self, most: usize) -> Panel {
-        let in_columns = |layer: &Layer| if layer.values.len() > most { layer.in_columns(most) } else { layer.clone() };
-        Panel { layers: self.layers.iter().map(in_columns).collect(), ..self.clone() }
+    fn in_columns(&self, most: usize, from: f64, to: f64) -> Panel {
+        let length = self.time.to - self.time.from;
+        let bins = self.layers.iter().map(|layer| layer.values.len()).max().unwrap_or(0) as f64;
+        let count = ((bins * (to - from) / length).round() as usize).min(most);
+        let parts = ((from - self.time.from) / length, (to - self.time.from) / length);
+        let layers = self.layers.iter().map(|layer| layer.in_columns(count, parts)).collect();
+        Panel { layers, time: Time { from, to, ..self.time }, ..self.clone() }
     }
 
     /// The highest value that is drawn.
@@ -286,9 +292,10 @@ mod tests {
     fn bins_are_put_together_by_their_mean_or_the_most() {
         let values = vec![1.0, 3.0, 5.0, 7.0];
         let mut layer = Layer { name: "started", tone: Tone::Started, values, merged: Merged::Mean };
-        assert_eq!(layer.in_columns(2).values, [2.0, 6.0]);
-        assert_eq!(layer.in_columns(8).values[..4], [1.0, 1.0, 3.0, 3.0]);
+        assert_eq!(layer.in_columns(2, (0.0, 1.0)).values, [2.0, 6.0]);
+        assert_eq!(layer.in_columns(8, (0.0, 1.0)).values[..4], [1.0, 1.0, 3.0, 3.0]);
+        assert_eq!(layer.in_columns(8, (-0.5, 1.5)).values, [0.0, 0.0, 1.0, 3.0, 5.0, 7.0, 0.0, 0.0]);
         layer.merged = Merged::Most;
-        assert_eq!(layer.in_columns(2).values, [3.0, 7.0]);
+        assert_eq!(layer.in_columns(2, (0.0, 1.0)).values, [3.0, 7.0]);
     }
 }

@@ -79,7 +79,7 @@ fn draw_panel(panel: &Panel, marks: &[f64], terminal: Terminal) -> Vec<String> {
     let columns = terminal.width - LEFT - 3;
     // Where there are fewer bins than columns, they are wider.
     let layers: Vec<(Tone, Vec<f64>)> =
-        panel.layers.iter().map(|layer| (layer.tone, layer.in_columns(columns).values)).collect();
+        panel.layers.iter().map(|layer| (layer.tone, layer.in_columns(columns, (0.0, 1.0)).values)).collect();
     let row_of = |value: f64| (value / most * ROWS as f64).min(ROWS as f64);
     let limit_row = panel.line.as_ref().map(|(line, _)| (row_of(*line).ceil() as usize).clamp(1, ROWS) - 1);
 

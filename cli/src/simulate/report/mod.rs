@@ -287,7 +287,9 @@ impl Report<'_, '_> {
             .filter(|promise| promise.window > 0)
             .min_by(|a, b| a.rate().unwrap_or(f64::MAX).total_cmp(&b.rate().unwrap_or(f64::MAX)));
         let units = [(86_400 * SECOND, "day"), (3_600 * SECOND, "hour"), (60 * SECOND, "minute"), (SECOND, "second")];
-        let window = rate.map_or(SECOND, |promise| promise.window);
+        // All of them in one, so that they can be compared.
+        let windows = self.subjects.iter().flat_map(|subject| &subject.promises).map(|promise| promise.window);
+        let window = windows.max().unwrap_or(SECOND);
         let (per, unit) = units.into_iter().find(|(size, _)| *size <= window).unwrap_or((SECOND, "second"));
         let factor = per as f64 / series.length() as f64;
         let of = if self.subjects.len() > 1 { subject.policy.clone() } else { String::new() };
@@ -311,13 +313,15 @@ impl Report<'_, '_> {
                 line: None,
             });
         }
-        let whole = match subject.promises.as_slice() {
-            [one] if !matches!(one.kind, Kind::Burst(_) | Kind::Queue) => one.limit as f64,
-            _ => 100.0,
+        // Of one policy in units, where these are what its text says.
+        let units = match subject.promises.as_slice() {
+            [one] if self.subjects.len() == 1 && !matches!(one.kind, Kind::Burst(_) | Kind::Queue) => Some(one.limit),
+            _ => None,
         };
-        let unit = if whole == 100.0 { "% of what may be in use" } else { "units" };
+        let whole = units.map_or(100.0, |limit| limit as f64);
+        let unit = if units.is_some() { "units" } else { "% of what may be in use" };
+        let name = units.map_or("limit".to_owned(), |limit| format!("limit {}", crate::picture::value(limit as f64)));
         let layers = vec![layer("in use", Tone::Used, Merged::Most, &|bin| bin.used * whole)];
-        let name = if whole == 100.0 { "limit".to_owned() } else { format!("limit {}", crate::picture::value(whole)) };
         panels.push(Panel {
             title: if self.keys.len() > 1 { "in use by the fullest key" } else { "in use" },
             of,
