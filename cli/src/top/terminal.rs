@@ -23,7 +23,8 @@ impl Screen {
         let signal = Arc::new(AtomicUsize::new(0));
         // Before the terminal is changed, so that none of them ends the program while it is.
         let register = |number: i32| signal_hook::flag::register_usize(number, signal.clone(), number as usize);
-        let handlers = [SIGINT, SIGTERM, SIGHUP].into_iter().map(register).collect::<io::Result<Vec<SigId>>>()?;
+        // (A terminal that has gone ends the program at once: there is nothing to restore, and to wait for a key would never end.)
+        let handlers = [SIGINT, SIGTERM].into_iter().map(register).collect::<io::Result<Vec<SigId>>>()?;
         match ratatui::try_init() {
             Ok(terminal) => Ok(Screen { terminal, signal, handlers }),
             Err(error) => {
@@ -37,9 +38,13 @@ impl Screen {
         self.terminal.draw(draw).map(drop)
     }
 
-    /// Did a signal ask for the end?
+    /// Did a signal ask for the end, or has the terminal gone?
     pub fn signal(&self) -> Option<Outcome> {
+        let mut input = libc::pollfd { fd: 0, events: 0, revents: 0 };
+        // SAFETY: one descriptor to look at, without waiting.
+        let is_gone = unsafe { libc::poll(&mut input, 1, 0) } == 1;
         match self.signal.load(Relaxed) as i32 {
+            0 if is_gone => Some(Outcome::Ended(SIGHUP)),
             0 => None,
             SIGINT => Some(Outcome::Interrupted),
             number => Some(Outcome::Ended(number)),
