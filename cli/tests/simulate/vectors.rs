@@ -156,7 +156,8 @@ fn a_limit_answered_the_same_in_real_time() {
     let mut starts: BTreeMap<&str, Vec<u64>> = BTreeMap::new();
     let mut told: Vec<(u64, &str, bool, u64)> = Vec::new();
     let mut chance = 1u64;
-    while told.len() < 120 {
+    // On a machine that is too busy to be denied anything, until it is not.
+    while told.len() < 120 || told.iter().all(|(.., is_admitted, _)| *is_admitted) {
         chance = chance.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         std::thread::sleep(Duration::from_millis(1 + (chance >> 60)));
         let key = if chance >> 59 & 3 == 0 { "b" } else { "a" };
@@ -181,6 +182,4 @@ fn a_limit_answered_the_same_in_real_time() {
         .map(|(.., admitted, after)| (if *admitted { "admitted" } else { "denied" }.to_owned(), Some(*after)))
         .collect();
     assert_eq!(got, wanted);
-    let denied = told.iter().filter(|(.., admitted, _)| !admitted).count();
-    assert!(denied > 0 && denied < told.len(), "{denied}");
 }
