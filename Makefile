@@ -12,7 +12,7 @@
 # make torture the long tests: storms, of one machine and of a fleet; models with planted bugs
 # make dist    target/dist: a wheel, an npm tarball, a C prefix
 # make dist-all  target/dist/all: what is published, as far as this machine can build it
-# make install PREFIX=/usr/local DESTDIR=  the C library with its C and C++ headers; make uninstall
+# make install PREFIX=/usr/local DESTDIR=  the C library with its C and C++ headers, and the command; make uninstall
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -94,8 +94,32 @@ $(C_LIBRARY): Cargo.toml Cargo.lock core/Cargo.toml ffi/Cargo.toml ffi/build.rs 
 	rm -f $@
 	ar rcs $@ $(C)/all.o
 
+# The command, and what a shell and a reader get with it: pages and completions are written by the command itself, or by C_RUN where
+# this machine cannot run it.
+C_COMMAND := $(C)/workglow-limit
+C_RUN := $(C_COMMAND)
+MANDIR := $(PREFIX)/share/man/man1
+BASH := $(PREFIX)/share/bash-completion/completions
+ZSH := $(PREFIX)/share/zsh/site-functions
+FISH := $(PREFIX)/share/fish/vendor_completions.d
+
+$(C_COMMAND): Cargo.toml Cargo.lock core/Cargo.toml cli/Cargo.toml $(shell find core/src cli/src -type f)
+	echo "building the command"
+	$(C_BUILD) -p workglow-limit-cli
+	rm -rf $(C)/man $(C)/completions
+	mkdir -p $(C)/completions
+	strip --strip-unneeded -o $@ $(C_BUILT)/workglow-limit
+	$(C_RUN) man --out $(C)/man >/dev/null
+	for shell in bash zsh fish; do $(C_RUN) completions $$shell > $(C)/completions/$$shell; done
+
 # Files that name each other do so from where they are, so the tree may be moved.
-install: $(C_LIBRARY)
+install: $(C_LIBRARY) $(C_COMMAND)
+	install -d "$(DESTDIR)$(PREFIX)/bin" "$(DESTDIR)$(MANDIR)" "$(DESTDIR)$(BASH)" "$(DESTDIR)$(ZSH)" "$(DESTDIR)$(FISH)"
+	install -m 755 $(C_COMMAND) "$(DESTDIR)$(PREFIX)/bin"
+	install -m 644 $(C)/man/workglow-limit*.1 "$(DESTDIR)$(MANDIR)"
+	install -m 644 $(C)/completions/bash "$(DESTDIR)$(BASH)/workglow-limit"
+	install -m 644 $(C)/completions/zsh "$(DESTDIR)$(ZSH)/_workglow-limit"
+	install -m 644 $(C)/completions/fish "$(DESTDIR)$(FISH)/workglow-limit.fish"
 	install -d "$(DESTDIR)$(PREFIX)/include" "$(DESTDIR)$(LIBDIR)/pkgconfig" "$(DESTDIR)$(LIBDIR)/cmake/workglow_limit"
 	install -m 644 include/workglow_limit.h include/workglow_limit.hpp "$(DESTDIR)$(PREFIX)/include"
 	install -m 644 $(C_LIBRARY) "$(DESTDIR)$(LIBDIR)"
@@ -112,8 +136,10 @@ uninstall:
 	rm -f "$(DESTDIR)$(PREFIX)"/include/workglow_limit.{h,hpp} "$(DESTDIR)$(LIBDIR)"/libworkglow_limit.{a,so,so.0,so.$(VERSION)} \
 	    "$(DESTDIR)$(LIBDIR)/pkgconfig/workglow_limit.pc"
 	rm -rf "$(DESTDIR)$(LIBDIR)/cmake/workglow_limit"
+	rm -f "$(DESTDIR)$(PREFIX)/bin/workglow-limit" "$(DESTDIR)$(MANDIR)"/workglow-limit{,-*}.1 "$(DESTDIR)$(BASH)/workglow-limit" \
+	    "$(DESTDIR)$(ZSH)/_workglow-limit" "$(DESTDIR)$(FISH)/workglow-limit.fish"
 
-c: $(C_LIBRARY)
+c: $(C_LIBRARY) $(C_COMMAND)
 	rm -rf $(DIST)/c
 	$(MAKE) --no-print-directory install PREFIX="$(abspath $(DIST)/c)" LIBDIR="$(abspath $(DIST)/c/lib)" DESTDIR=
 

@@ -2,7 +2,7 @@
 //
 //     node scripts/dist-all.mjs [sources | PLATFORM …]
 //
-// A platform (bindings/node/lib/platforms.cts) gives wheels, an npm package and a C library; "sources" gives Python's source
+// A platform (bindings/node/lib/platforms.cts) gives wheels, an npm package and a C library with the command; "sources" gives Python's source
 // distribution and the main npm package. zig is the linker, so that what is built on a new machine runs on an old one: with
 // glibc from 2.17 on, with musl from 1.2 on. Without arguments, platforms whose Rust target is not installed are left out,
 // and named. `make node` comes first.
@@ -56,7 +56,10 @@ function native(platform) {
 
   const name = `workglow-limit-c-${version}-${platform.name}`;
   const c = join(built, "c", platform.name);
-  const library = [`C=${c}`, `C_BUILD=cargo ${release.join(" ")}`, `C_BUILT=${join(built, target, "release")}`];
+  // The command's man pages are the same everywhere: one that this machine can run writes them.
+  run("cargo", ["build", "--quiet", "--package", "workglow-limit-cli"]);
+  const own = `C_RUN=${join(built, "debug/workglow-limit")}`;
+  const library = [`C=${c}`, `C_BUILD=cargo ${release.join(" ")}`, `C_BUILT=${join(built, target, "release")}`, own];
   rmSync(c, { recursive: true, force: true });
   run("make", ["install", ...library, "PREFIX=/" + name, `DESTDIR=${c}/root`], env);
   for (const file of LICENCES) copyFileSync(join(root, file), join(c, "root", name, file));

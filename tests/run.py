@@ -30,6 +30,7 @@ REASONS = r"^(?:test .* FAILED|thread '.*panicked at .*\n.*|FAILED .*|ERROR .*|â
 
 SUITES = {
     "core": (CARGO, ["cargo", "test", "--no-fail-fast", "-p", "workglow-limit", "--features", "fault-points,redis,postgres"]),
+    "cli": (CARGO, ["cargo", "test", "--no-fail-fast", "-p", "workglow-limit-cli"]),
     "models": (CARGO, ["tests/torture/models", "quick"]),
     "c-header": (CARGO, ["cargo", "test", "-p", "workglow-limit-ffi"]),
     "c": (PLAIN, ["tests/c/run"]),
@@ -52,7 +53,7 @@ SUITES = {
 }
 
 # One after the other, as they wait for cargo's lock. Beside them run the others, of which most wait most of the time.
-BUILT = ["core", "models", "c-header"]
+BUILT = ["core", "cli", "models", "c-header"]
 # A storm says how much of its limit it got: nothing runs beside it.
 ALONE = ["storm-100-2s", "storm-10-0.5s"]
 

@@ -10,7 +10,7 @@ use gungraun::prelude::*;
 use gungraun::{Callgrind, LibraryBenchmarkConfig};
 use std::hint::black_box;
 use std::sync::Arc;
-use workglow_limit::{Attempt, Limiter, Store};
+use workglow_limit::{Attempt, Limiter, Observer, Store};
 
 /// A multiple of eight, because a log moves its counter every eight starts.
 const CALLS: u64 = 800;
@@ -66,6 +66,57 @@ fn attempt(case: Case) -> Case {
         let _ = black_box(case.limiter.attempt(black_box(case.key), 1));
     }
     case
+}
+
+/// The same, while another process looks at the store with ten observers, one after the other and without a pause.
+fn watched(policies: &str, key: &'static str) -> (Case, Watchers) {
+    let case = warm(SQLITE, policies, key);
+    let place = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("instructions/limits.db");
+    let mut ready = [0; 2];
+    // SAFETY: `ready` has room for two descriptors.
+    assert_eq!(unsafe { libc::pipe(ready.as_mut_ptr()) }, 0);
+    // SAFETY: this process has one thread, and the child does not return.
+    match unsafe { libc::fork() } {
+        0 => {
+            let url = format!("{SQLITE}{}", place.display());
+            let open = |_| Observer::new(&Store::new(&url).unwrap(), 10);
+            let mut observers: Vec<Observer> = (0..10).map(open).collect();
+            loop {
+                observers.iter_mut().for_each(|observer| drop(black_box(observer.look().unwrap())));
+                // SAFETY: one byte, of a pipe that is open.
+                unsafe { libc::write(ready[1], [0u8].as_ptr().cast(), 1) };
+            }
+        }
+        child => {
+            // SAFETY: as above.
+            assert_eq!(unsafe { libc::read(ready[0], [0u8].as_mut_ptr().cast(), 1) }, 1, "all have looked");
+            (case, Watchers(child))
+        }
+    }
+}
+
+/// A process, until this is dropped.
+struct Watchers(i32);
+
+impl Drop for Watchers {
+    fn drop(&mut self) {
+        // SAFETY: a child that has not been waited for.
+        unsafe {
+            libc::kill(self.0, libc::SIGKILL);
+            libc::waitpid(self.0, std::ptr::null_mut(), 0);
+        }
+    }
+}
+
+#[library_benchmark(setup = watched)]
+#[bench::sqlite_admit(OPEN, "")]
+#[bench::sqlite_deny(SHUT, "")]
+#[bench::sqlite_admit_key(OPEN, "tenant-7")]
+fn attempt_watched((case, watchers): (Case, Watchers)) -> (Case, Watchers) {
+    for _ in 0..CALLS {
+        let _ = black_box(case.limiter.attempt(black_box(case.key), 1));
+    }
+    (case, watchers)
 }
 
 #[library_benchmark(setup = warm)]
@@ -133,7 +184,7 @@ fn clock() {
     }
 }
 
-library_benchmark_group!(name = calls, benchmarks = [attempt, decide, peek, job, cold_key, clock]);
+library_benchmark_group!(name = calls, benchmarks = [attempt, attempt_watched, decide, peek, job, cold_key, clock]);
 
 main!(
     // The caches of no machine in particular: a first and a last level, with lines of 64 bytes.

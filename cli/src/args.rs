@@ -8,7 +8,6 @@ use crate::{serve, simulate, top};
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, Subcommand};
 use std::ffi::OsString;
-use std::process::ExitCode;
 
 /// Look at limits, change them, and try them.
 #[derive(Debug, Parser)]
@@ -78,7 +77,7 @@ pub fn command() -> clap::Command {
     Args::command()
 }
 
-pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
+pub fn run(args: impl IntoIterator<Item = OsString>) -> u8 {
     let args: Vec<OsString> = args.into_iter().collect();
     // Asked for before it is known whether the rest makes sense.
     let json = args.iter().any(|arg| arg == "--json");
@@ -89,7 +88,7 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     let keys = if args.show_keys { Keys::Shown } else { Keys::Hidden };
     let context = Context::new(args.store, args.json, keys);
     let outcome = args.command.run(&context).and_then(|outcome| context.flush().map(|()| outcome));
-    let exit = match outcome {
+    match outcome {
         Ok(outcome) => outcome.exit(),
         Err(failure) => {
             // What was printed before it belongs before it. If nobody reads that, there is nothing to add.
@@ -97,12 +96,11 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
             failure.tell(args.json);
             failure.exit as u8
         }
-    };
-    ExitCode::from(exit)
+    }
 }
 
 /// Help, the version, or what is wrong with the arguments.
-fn unparsed(error: &clap::Error, json: bool) -> ExitCode {
+fn unparsed(error: &clap::Error, json: bool) -> u8 {
     let is_help = matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
     if is_help || !json {
         // A closed pipe is no reason to say more.
@@ -112,5 +110,5 @@ fn unparsed(error: &clap::Error, json: bool) -> ExitCode {
         let text = text.strip_prefix("error: ").unwrap_or(&text).trim_end();
         Failure::usage(text).tell(true);
     }
-    ExitCode::from(if is_help { Exit::Done } else { Exit::Usage } as u8)
+    if is_help { Exit::Done as u8 } else { Exit::Usage as u8 }
 }

@@ -6,7 +6,7 @@ use serde_json::Value;
 use std::cell::RefCell;
 use std::fmt::Display;
 use std::io::{self, BufWriter, IsTerminal, Stdout, Write};
-use workglow_limit::{Store, StoreOptions};
+use workglow_limit::{Observer, Snapshot, Store, StoreOptions};
 
 /// How a command ended that did what it was asked to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,6 +23,13 @@ pub enum Outcome {
     Interrupted,
     /// Ended by this signal.
     Ended(i32),
+}
+
+/// A look at a store, without this process.
+pub fn look(observer: &mut Observer) -> workglow_limit::Result<Snapshot> {
+    let mut seen = observer.look()?;
+    seen.processes.retain(|process| process.pid != std::process::id());
+    Ok(seen)
 }
 
 /// What all commands have in common.

@@ -167,6 +167,12 @@ pub fn exact(time: Duration) -> String {
     if us == 0 { "0s".to_owned() } else { format!("{}{unit}", us / size) }
 }
 
+/// The time of a window, exact unless that is long: that of a bucket, which is as long as it takes to fill, may be.
+pub fn window(time: Duration) -> String {
+    let exact = exact(time);
+    if exact.len() > 4 { about(time) } else { exact }
+}
+
 /// A time for people, rounded up: `350ms`, `3.2s`, `4m05s`, `2d3h`.
 pub fn about(time: Duration) -> String {
     let us = time.as_micros();

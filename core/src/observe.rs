@@ -77,7 +77,7 @@ pub struct LimitSnapshot {
     pub places_lost: u64,
     /// What was counted.
     pub stats: Stats,
-    /// How many keys are known, the empty one left out.
+    /// About how many keys are known, the empty one left out.
     pub keys: u64,
     /// The busiest of the keys that were looked at, busiest first.
     pub hot_keys: Vec<KeySnapshot>,
@@ -220,7 +220,11 @@ impl Observer {
             for (part, declared) in parts {
                 let found = match self.limiters.remove(&part) {
                     Some(limiter) => limiter,
-                    None => self.store.attach(&part, declared.declared)?,
+                    None => {
+                        let limiter = self.store.attach(&part, declared.declared)?;
+                        limiter.open()?;
+                        limiter
+                    }
                 };
                 known.insert(part, found);
             }

@@ -161,7 +161,7 @@ fn whatever_a_block_holds_calls_end() {
             let table = word(limit + TABLE) as usize;
             let segment = (word(table + INDEX) & ((1 << 29) - 1)) as usize;
             let structure =
-                [10..256, limit..limit + 48, table..table + 32, segment..segment + 32].into_iter().flatten();
+                [10..256, limit..limit + 64, table..table + 32, segment..segment + 32].into_iter().flatten();
             let places = (block..block + 48).chain(structure.filter(|at| word(*at) != 0));
             let lane = OpenOptions::new().write(true).open(&path).unwrap();
             let mut random = Random::new();

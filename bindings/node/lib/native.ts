@@ -71,6 +71,7 @@ interface Native {
   metricsContentType(format: string): string;
   doctor(url: string): Promise<Advice[]>;
   postgresSchema(): string;
+  runCommand(args: string[]): number;
   url(store: NativeStore): string;
   tellCounts(): void;
   failures(store: NativeStore): number;

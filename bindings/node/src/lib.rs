@@ -229,6 +229,13 @@ pub fn postgres_schema() -> &'static str {
     workglow_limit::postgres_schema()
 }
 
+/// Runs the command `workglow-limit` with these arguments, the first of which is the program's name, and gives its exit code. The
+/// event loop stands still meanwhile, and Ctrl-C ends the process from now on: nothing else is to run in it.
+#[napi]
+pub fn run_command(arguments: Vec<String>) -> u32 {
+    u32::from(workglow_limit_cli::run_within(arguments.into_iter().map(Into::into)))
+}
+
 /// A store's address, without a password.
 #[napi]
 pub fn url(store: &External<Store>) -> String {

@@ -5,6 +5,7 @@ mod argument;
 mod asking;
 mod by_hand;
 mod clock;
+mod command;
 mod composite;
 mod custom;
 mod decision;
@@ -36,6 +37,7 @@ mod _native {
         acquiring::Acquiring,
         asking::Asked,
         clock::ManualClock,
+        command::run_command,
         composite::CompositeLimiter,
         decision::Decision,
         elsewhere::call_elsewhere,

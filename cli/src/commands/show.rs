@@ -1,6 +1,6 @@
 //! `show`: everything about one limit, or one key of it.
 
-use crate::context::{Context, Outcome};
+use crate::context::{Context, Outcome, look};
 use crate::failure::Failure;
 use crate::json::{self, Keys};
 use crate::text::{self, Column, Look, Row};
@@ -26,7 +26,7 @@ const SHOWN: usize = 10;
 pub fn run(args: Args, context: &Context) -> Result<Outcome, Failure> {
     let store = context.store()?;
     let names = names::check(&args.name, &store)?;
-    let seen = Observer::new(&store, KEYS).look()?;
+    let seen = look(&mut Observer::new(&store, KEYS))?;
     let limits = names::parts(&args.name, &seen, &names);
     match &args.key {
         None if context.json => context.print_json(&json::limits(&args.name, &seen, &limits, context.keys))?,
@@ -69,7 +69,7 @@ fn line(title: &str, value: impl AsRef<str>, look: Look, context: &Context) -> R
 
 fn whole(limit: &LimitSnapshot, context: &Context) -> Result<(), Failure> {
     let name = text::clean(&limit.name);
-    context.print(format!("{}  ({})", Look::Heading.of(&name, context), limit.kind.replace('_', " ")))?;
+    context.print(format!("{}  ({})", Look::Heading.of(&name, context), limit.kind.replace('-', " ")))?;
     line("policy", limit.policy().to_string(), Look::Plain, context)?;
     if limit.overriding.is_some() {
         line("", format!("an operator's, above {} that programs declare", limit.declared), Look::Near, context)?;
@@ -101,7 +101,7 @@ fn key_name(key: &str, id: &str, keys: Keys) -> String {
 }
 
 fn used(usage: &Usage) -> String {
-    let window = usage.window.map_or_else(|| " at once".to_owned(), |window| format!(" in {}", text::exact(window)));
+    let window = usage.window.map_or_else(|| " at once".to_owned(), |window| format!(" in {}", text::window(window)));
     format!("{} of {}{window} ({} %)", text::count(usage.used), text::count(usage.limit), text::percent(usage))
 }
 
@@ -202,7 +202,7 @@ fn row(key: &KeySnapshot, keys: Keys) -> Row {
 
 fn one_key(part: &Part, key: &str, context: &Context) -> Result<(), Failure> {
     let name = Look::Heading.of(&text::clean(&part.limit.name), context);
-    context.print(format!("{name}  ({}), key {}", part.limit.kind.replace('_', " "), text::clean(key)))?;
+    context.print(format!("{name}  ({}), key {}", part.limit.kind.replace('-', " "), text::clean(key)))?;
     match part.seen.and_then(|seen| seen.overriding) {
         Some(own) => {
             line("policy", own.to_string(), Look::Plain, context)?;
@@ -212,7 +212,7 @@ fn one_key(part: &Part, key: &str, context: &Context) -> Result<(), Failure> {
         None => line("policy", part.limit.policy().to_string(), Look::Plain, context)?,
     }
     for (i, usage) in part.usage().iter().enumerate() {
-        let window = usage.window.map_or_else(String::new, |window| format!(" in {}", text::exact(window)));
+        let window = usage.window.map_or_else(String::new, |window| format!(" in {}", text::window(window)));
         let used = format!("{} of {}{window}", text::count(usage.used), text::count(usage.limit));
         line(if i == 0 { "used" } else { "" }, used, Look::Plain, context)?;
     }

@@ -1,6 +1,6 @@
 //! `status`: all limits, on a page.
 
-use crate::context::{Context, Outcome};
+use crate::context::{Context, Outcome, look};
 use crate::failure::Failure;
 use crate::json::{self, Keys};
 use crate::text::{self, Column, Look, Row};
@@ -24,7 +24,7 @@ const COLUMNS: [Column; 10] = [
 ];
 
 pub fn run(_args: Args, context: &Context) -> Result<Outcome, Failure> {
-    let seen = Observer::new(&context.store()?, 10).look()?;
+    let seen = look(&mut Observer::new(&context.store()?, 10))?;
     if context.json {
         context.print_json(&json::snapshot(&seen, context.keys))?;
         return Ok(Outcome::Done);
@@ -65,7 +65,7 @@ fn row(limit: &LimitSnapshot, keys: Keys) -> Row {
         (policy, Look::Plain),
         (usage.map_or_else(String::new, |usage| format!("{}/{}", usage.used, usage.limit)), look),
         (usage.map_or_else(String::new, |usage| format!("{} %", text::percent(usage))), look),
-        (usage.and_then(|usage| usage.window).map_or_else(String::new, text::exact), Look::Plain),
+        (usage.and_then(|usage| usage.window).map_or_else(String::new, text::window), Look::Plain),
         (text::clean(&key), Look::Faint),
         (some(limit.waiting), Look::Plain),
         (some(limit.stats.admitted), Look::Plain),

@@ -1,7 +1,7 @@
 //! `watch`: what happens, as it happens.
 
 use super::change::duration;
-use crate::context::{Context, Outcome};
+use crate::context::{Context, Outcome, look};
 use crate::differences::{self, Event};
 use crate::failure::Failure;
 use crate::{json, names};
@@ -45,7 +45,7 @@ pub fn run(args: Args, context: &Context) -> Result<Outcome, Failure> {
         (Some(name), Some(limit)) => limit == name || names::whole(limit, names) == name,
         (Some(_), None) => event.name.starts_with("store_"),
     };
-    let mut before = observer.look()?;
+    let mut before = look(&mut observer)?;
     context.print_json(&json!({
         "at": json::time(before.at),
         "event": "watching",
@@ -57,7 +57,7 @@ pub fn run(args: Args, context: &Context) -> Result<Outcome, Failure> {
         if !wait(interval) {
             return Ok(Outcome::Done);
         }
-        let looked = observer.look().and_then(|seen| Ok((seen, store.names()?)));
+        let looked = look(&mut observer).and_then(|seen| Ok((seen, store.names()?)));
         let (now, events): (Option<Snapshot>, Vec<Event>) = match looked {
             Ok((now, known)) => {
                 // Those that are gone were known before.

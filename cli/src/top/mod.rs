@@ -4,7 +4,7 @@ mod model;
 mod terminal;
 mod view;
 
-use crate::context::{Context, Outcome};
+use crate::context::{Context, Outcome, look};
 use crate::failure::Failure;
 use model::{Model, Sort};
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
@@ -30,7 +30,7 @@ pub fn run(_args: Args, context: &Context) -> Result<Outcome, Failure> {
             .hint("status --json says the same once, and watch says what happens"));
     }
     let mut observer = Observer::new(&context.store()?, KEYS);
-    let mut model = Model::new(observer.look()?, context.keys, context.color);
+    let mut model = Model::new(look(&mut observer)?, context.keys, context.color);
     let mut screen = Screen::open()?;
     let mut looked = Instant::now();
     loop {
@@ -56,7 +56,7 @@ pub fn run(_args: Args, context: &Context) -> Result<Outcome, Failure> {
         }
         looked = Instant::now();
         if !model.is_held {
-            model.take(observer.look());
+            model.take(look(&mut observer));
         }
     }
 }

@@ -148,7 +148,7 @@ fn draw_limits(frame: &mut Frame, model: &mut Model, area: Rect) {
                 cells.push(cell);
             }
         };
-        let window = limit.usage.first().and_then(|usage| usage.window).map_or_else(String::new, text::exact);
+        let window = limit.usage.first().and_then(|usage| usage.window).map_or_else(String::new, text::window);
         cell(has_bar, Cell::from(bar(limit)).style(look));
         cell(true, right(used(limit)).style(look));
         cell(has_window, Cell::from(window));

@@ -5,7 +5,9 @@
 //! bounded, and a process may die before it has written its entry. Nothing depends on it: a start beyond the budget is written
 //! before its call returns, listed or not, and a reboot counts the budget of every key.
 
+use super::arena::HEADER_WORDS;
 use super::block::Head;
+use super::damage::nonsense;
 use super::layout::{CHANGED, CHANGED_DONE, CHANGED_TAIL, key_word, limit_word};
 use super::locked::Locked;
 use super::table::{Hash, Home};
@@ -56,6 +58,9 @@ impl Home {
 
     fn entry(&self, number: u64) -> [&AtomicU64; ENTRY as usize] {
         let ring = self.arena.word(CHANGED).load(Acquire);
+        if ring < HEADER_WORDS {
+            nonsense(format_args!("a list of changed keys at {ring}"));
+        }
         let words = self.arena.words(ring.saturating_add(number % ENTRIES * ENTRY), ENTRY);
         std::array::from_fn(|i| &words[i])
     }

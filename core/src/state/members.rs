@@ -3,6 +3,7 @@
 //! Both tables are bounded, so of more processes or waits than fit some are not shown. An entry of a process that has ended means
 //! nothing, and is freed when the next process comes.
 
+use super::arena::HEADER_WORDS;
 use super::layout::{MEMBERS, WAITERS};
 use super::table::Home;
 use crate::atomic::*;
@@ -35,17 +36,18 @@ impl Home {
         }
     }
 
+    /// A table, if it is where it is said to be.
+    fn entries_at(&self, word: u64, words: u64) -> &[AtomicU64] {
+        let at = self.arena.word(word).load(Acquire);
+        self.arena.get(at, words).filter(|_| at >= HEADER_WORDS).unwrap_or(&[])
+    }
+
     fn members(&self) -> impl Iterator<Item = &[AtomicU64]> {
-        let at = self.arena.word(MEMBERS).load(Acquire);
-        let all = if at == 0 { &[] } else { self.arena.words(at, PROCESSES * PROCESS_WORDS) };
-        all.chunks_exact(PROCESS_WORDS as usize)
+        self.entries_at(MEMBERS, PROCESSES * PROCESS_WORDS).chunks_exact(PROCESS_WORDS as usize)
     }
 
     fn waits(&self) -> &[AtomicU64] {
-        match self.arena.word(WAITERS).load(Acquire) {
-            0 => &[],
-            at => self.arena.words(at, WAITS * WAIT_WORDS),
-        }
+        self.entries_at(WAITERS, WAITS * WAIT_WORDS)
     }
 
     /// Lists a process that has come, and frees what is left of those that have gone. Only for the holder of the structure lock.

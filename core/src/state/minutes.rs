@@ -6,7 +6,8 @@
 //!
 //! A minute may be written more than once: the sums of the later writing are no smaller, and stand.
 
-use super::layout::{NEWS, limit_word};
+use super::arena::{ALLOCATED, HEADER_WORDS};
+use super::layout::{NEWS, limit_word, table_word};
 use super::locked::Locked;
 use super::table::{Hash, Home, Table};
 use crate::algorithm::cells::Cells;
@@ -63,6 +64,16 @@ impl Home {
         let now = this_minute();
         let is_recent = |room: &&[AtomicU64]| (room[0].load(Acquire) >> 1).saturating_add(1) >= now;
         self.rooms(limit).into_iter().filter(is_recent).map(|room| room[4].load(Acquire)).max().unwrap_or(0)
+    }
+
+    /// Is there a limit? Asked of what only a list for people says.
+    fn is_limit(&self, at: u64) -> bool {
+        let allocated = self.arena.word(ALLOCATED).load(Acquire);
+        let word = |at: u64, word: u64| {
+            let is_inside = at >= HEADER_WORDS && at.saturating_add(limit_word::WORDS) <= allocated;
+            is_inside.then(|| self.arena.word(at + word).load(Acquire))
+        };
+        word(at, limit_word::TABLE).and_then(|table| word(table, table_word::LIMIT)) == Some(at)
     }
 
     /// The two minutes of a limit that are here, if there are any.
@@ -142,6 +153,11 @@ impl Locked<'_> {
                 && let limit = first.load(Acquire)
                 && limit > END
             {
+                if !self.is_limit(limit) {
+                    // What nobody depends on may be forgotten.
+                    first.store(END, Release);
+                    break;
+                }
                 let room = self.rooms(limit)[(kind % 2) as usize];
                 first.store(room[NEXT].swap(0, AcqRel), Release);
                 let [at, units, denied, waited, peak] = std::array::from_fn(|i| room[i].load(Acquire));

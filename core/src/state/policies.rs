@@ -93,6 +93,19 @@ impl Database {
         read().map_err(|e| self.explain(e))?.into_iter().map(|row| self.read(row)).collect()
     }
 
+    /// At most so many limits whose names come after this one, by name; and the generation that they are of.
+    pub fn limits_after(&self, name: &str, most: usize) -> Result<(Vec<Known>, u64)> {
+        let read = || -> rusqlite::Result<Vec<_>> {
+            let query = "SELECT name, policy, override, missing FROM limits
+                         WHERE name > ?1 AND kind <> ?2 ORDER BY name LIMIT ?3";
+            let mut query = self.connection.prepare(query)?;
+            let rows = query.query_map(params![name, COMPOSITE, most as i64], known)?;
+            rows.collect()
+        };
+        let rows = read().map_err(|e| self.explain(e))?;
+        Ok((rows.into_iter().map(|row| self.read(row)).collect::<Result<_>>()?, self.generation))
+    }
+
     fn reading<T>(&self, name: &str, read: Result<T>) -> Result<T> {
         read.map_err(|e| self.damaged(format!("limit \"{name}\" has a policy that makes no sense: {e}")))
     }

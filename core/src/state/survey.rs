@@ -1,22 +1,22 @@
 //! What people see of a home: read as decisions read it, without a lock. (Names and policies come from the database: `observe.rs`.)
 
+use super::arena::ALLOCATED;
 use super::index::KeyAt;
 use super::layout::{index_word, key_word, limit_word};
 use super::minutes::Minute;
 use super::policies::Known;
 use super::session::Session;
 use super::table::{Hash, Home, Table};
-use super::url::Address;
 use crate::algorithm::cells::Cells;
 use crate::algorithm::log::Ask;
 use crate::atomic::*;
 use crate::error::Result;
 use crate::limiter::LOOK_AGAIN;
 use crate::observe::{GrantSnapshot, KeySnapshot, LimitSnapshot, Snapshot, Usage, WAIT_BOUNDS};
-use crate::policy::Policy;
+use crate::policy::{Policy, Shape};
 use crate::stats::Stats;
 use crate::time::{Tick, from_ticks};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::{Duration, SystemTime};
 
 /// So many keys are looked at in one survey beside those that were used lately, of all limits together; and of one, at least.
@@ -26,6 +26,9 @@ const WALKED_OF_ONE: usize = 16;
 /// Of so many keys it is remembered how much they were used, for each that is shown.
 const REMEMBERED: usize = 8;
 const LEAST_REMEMBERED: usize = 64;
+
+/// How many limits are read while nobody else writes the ledger.
+const LIMITS_AT_ONCE: usize = 500;
 
 /// What an observer remembers between two surveys.
 #[derive(Debug, Default)]
@@ -70,18 +73,17 @@ impl Seen {
 impl Session {
     /// What is seen of the store now, with so many keys of each limit.
     pub(crate) fn survey(&self, survey: &mut Survey, keys: usize) -> Result<Snapshot> {
-        let policies = self.with_lock(|locked| {
+        let now = self.with_lock(|locked| {
             self.tell_counts(locked)?;
-            let home = (self.epoch(), locked.generation());
-            let is_known = locked.is_lane() && home == (survey.epoch, survey.generation) && !locked.is_behind();
-            Ok(if is_known { None } else { Some((home, self.all_known()?)) })
+            Ok((self.epoch(), locked.generation()))
         })?;
-        if let Some((home, policies)) = policies {
-            (survey.epoch, survey.generation) = home;
-            survey.policies = policies;
-            let Survey { limits, policies, .. } = survey;
-            let names: std::collections::HashSet<&str> = policies.iter().map(|known| known.name.as_str()).collect();
-            limits.retain(|name, _| names.contains(name.as_str()));
+        // (Where there is no database, nothing counts the changes.)
+        if (survey.epoch, survey.generation) != now || !self.home().is_lane() {
+            let known = self.all_known()?;
+            (survey.epoch, survey.generation) = (now.0, known.1);
+            let names: HashSet<&str> = known.0.iter().map(|known| known.name.as_str()).collect();
+            survey.limits.retain(|name, _| names.contains(name.as_str()));
+            survey.policies = known.0;
         }
         let home = self.home();
         super::damage::or_damaged(
@@ -121,16 +123,25 @@ impl Session {
         )
     }
 
-    /// All limits, by name; of a composite, its parts. For the holder of the structure lock.
-    fn all_known(&self) -> Result<Vec<Known>> {
-        match &self.address {
-            Address::Memory | Address::Server(_) => {
-                let limits = &self.rare().limits;
-                let known =
-                    |(name, declared): (&String, &_)| Known { name: name.clone(), declared: *declared, missing: None };
-                Ok(limits.iter().map(known).collect())
+    /// All limits, by name, and the generation of policies that this is: of a composite, its parts. Nobody is held up for long.
+    fn all_known(&self) -> Result<(Vec<Known>, u64)> {
+        if !self.home().is_lane() {
+            let known =
+                |(name, declared): (&String, &_)| Known { name: name.clone(), declared: *declared, missing: None };
+            return self.with_lock(|_| Ok((self.rare().limits.iter().map(known).collect(), 0)));
+        }
+        let (mut all, mut of) = (Vec::<Known>::new(), None);
+        loop {
+            let after = all.last().map_or("", |last| last.name.as_str());
+            let read = |lead: &_, _| self.with_ledger(lead, |database| database.limits_after(after, LIMITS_AT_ONCE));
+            let (some, generation) = self.leading("reading", self.options.timeout, read)?;
+            // Of a change in between, the next survey reads all.
+            let of = *of.get_or_insert(generation);
+            let is_last = some.len() < LIMITS_AT_ONCE;
+            all.extend(some);
+            if is_last {
+                return Ok((all, of));
             }
-            Address::Sqlite(_) => self.with_database(|database| database.limits(None)),
         }
     }
 
@@ -282,7 +293,7 @@ impl Home {
         }
     }
 
-    /// How many keys a table has in its index, the empty one left out.
+    /// About how many keys a table has in its index, the empty one left out.
     fn key_count(&self, table: &Table) -> u64 {
         let count = |segment| self.arena.word(segment + index_word::COUNT).load(Acquire);
         self.segments(table).map(count).sum::<u64>().saturating_sub(1)
@@ -311,8 +322,8 @@ impl Home {
     }
 
     fn hash_of_block(&self, at: u64) -> Option<Hash> {
-        let words = self.arena.get(at + key_word::HASH, 2)?;
-        Some(Hash([words[0].load(Acquire), words[1].load(Acquire)]))
+        let is_inside = at.saturating_add(key_word::RING) <= self.arena.word(ALLOCATED).load(Acquire);
+        is_inside.then(|| Hash(self.get(at + key_word::HASH)))
     }
 }
 
@@ -325,6 +336,12 @@ fn id_of(Hash([id, _]): Hash) -> String {
 fn windows_of(policy: &Policy, count: usize) -> Vec<Option<Duration>> {
     match policy.windows() {
         windows if windows.len() == count => windows.iter().map(|window| Some(from_ticks(window.length))).collect(),
-        _ => vec![(!policy.is_concurrency()).then(|| from_ticks(policy.longest())); count],
+        _ => {
+            let length = match &policy.0 {
+                Shape::Counter { window, .. } => window.length,
+                _ => policy.longest(),
+            };
+            vec![(!policy.is_concurrency()).then(|| from_ticks(length)); count]
+        }
     }
 }

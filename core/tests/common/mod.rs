@@ -1,6 +1,7 @@
 //! Directories, children and shared memory for the tests.
 #![allow(dead_code, unused_imports, reason = "each test binary uses its part")]
 
+pub mod ground;
 pub mod limits;
 #[cfg(feature = "redis")]
 pub mod nodes;
@@ -14,9 +15,9 @@ pub mod redis;
 pub mod server;
 pub mod wait;
 
+pub use ground::{Dir, wait_until};
 pub use random::Random;
 
-use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering::*};
 use std::time::{Duration, Instant};
 
@@ -34,49 +35,6 @@ pub const ERRORS_OF_DAMAGE: [&str; 10] = [
     // By a policy that is damaged.
     "weight_exceeds_capacity",
 ];
-
-/// A directory that is removed with its contents.
-pub struct Dir(pub PathBuf);
-
-impl Dir {
-    pub fn new(name: &str) -> Dir {
-        Self::within(Path::new(env!("CARGO_TARGET_TMPDIR")), name)
-    }
-
-    /// The same in memory, where there is such a place: for what is not about the disk, and would wait for it too long.
-    pub fn in_memory(name: &str) -> Dir {
-        let memory = Path::new("/dev/shm");
-        if memory.is_dir() { Self::within(memory, &format!("workglow-limit-{name}")) } else { Self::new(name) }
-    }
-
-    fn within(place: &Path, name: &str) -> Dir {
-        let path = place.join(format!("{name}-{}", std::process::id()));
-        let _ = std::fs::remove_dir_all(&path);
-        std::fs::create_dir_all(&path).unwrap();
-        Dir(path.canonicalize().unwrap())
-    }
-
-    pub fn url(&self) -> String {
-        format!("sqlite:{}", self.file("limits.db").display())
-    }
-
-    pub fn file(&self, name: &str) -> PathBuf {
-        self.0.join(name)
-    }
-
-    pub fn names(&self) -> Vec<String> {
-        let mut names: Vec<_> =
-            std::fs::read_dir(&self.0).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
-        names.sort();
-        names
-    }
-}
-
-impl Drop for Dir {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
 
 /// A forked child. It is killed if it is still there when this is dropped.
 pub struct Child(pub i32);
@@ -153,14 +111,6 @@ pub fn shared(words: usize) -> &'static [AtomicU64] {
         let base = libc::mmap(std::ptr::null_mut(), words * 8, prot, flags, -1, 0);
         assert_ne!(base, libc::MAP_FAILED);
         std::slice::from_raw_parts(base.cast(), words)
-    }
-}
-
-pub fn wait_until(what: &str, mut f: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !f() {
-        assert!(start.elapsed() < Duration::from_secs(60), "waited too long until {what}");
-        std::thread::sleep(Duration::from_micros(200));
     }
 }
 

@@ -64,6 +64,7 @@ __all__ = [
     "doctor",
     "metrics_content_type",
     "postgres_schema",
+    "run_command",
 ]
 
 __version__: str
@@ -170,6 +171,7 @@ def call_elsewhere(of: Limiter | Permit | Asked | Line | int, function: Callable
 def doctor(url: str) -> list[Finding]: ...
 def metrics_content_type(format: Literal["openmetrics", "prometheus"] = "openmetrics") -> str: ...
 def postgres_schema() -> str: ...
+def run_command(arguments: list[str]) -> int: ...
 @final
 class Problem:
     @property

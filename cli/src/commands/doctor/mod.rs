@@ -2,7 +2,7 @@
 
 mod files;
 
-use crate::context::{Context, Outcome};
+use crate::context::{Context, Outcome, look};
 use crate::failure::Failure;
 use crate::json;
 use crate::text::{self, Look};
@@ -86,7 +86,7 @@ fn open(context: &Context, report: &mut Report) {
     };
     let asked = Instant::now();
     let answered = store.names();
-    match Observer::new(&store, 0).look() {
+    match look(&mut Observer::new(&store, 0)) {
         Ok(seen) => seen_of(&seen, report),
         Err(error) => failed(Failure::of_store(error, store.url()), report),
     }

@@ -1,0 +1,305 @@
+//! Every command on a store in files, as text and as JSON.
+
+mod common;
+
+use common::{Dir, Ran, command, run, used, wait_until};
+use serde_json::{Value, json};
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
+
+fn names(limits: &Value) -> Vec<&str> {
+    limits["limits"].as_array().unwrap().iter().map(|limit| limit["name"].as_str().unwrap()).collect()
+}
+
+fn limit<'v>(limits: &'v Value, name: &str) -> &'v Value {
+    limits["limits"].as_array().unwrap().iter().find(|limit| limit["name"] == name).unwrap()
+}
+
+#[test]
+fn status_shows_all_limits() {
+    let dir = Dir::new("status");
+    let store = used(&dir.url());
+    store.override_limit("stripe", "10/1s burst 10".parse().unwrap()).unwrap();
+    let ran = run(&dir.url(), &["status"]).with(0);
+    ran.says(&[
+        "4 limits",
+        "mail",
+        "3/1h",
+        "openai/concurrency",
+        "5 concurrent",
+        "10/1s burst 10 *",
+        "an operator's policy",
+    ]);
+    assert!(!ran.out.contains('\x1b'), "no colours in a pipe: {ran:?}");
+    let seen = run(&dir.url(), &["status", "--json"]).json(0);
+    assert_eq!(names(&seen), ["mail", "openai/concurrency", "openai/rate", "stripe"]);
+    assert_eq!(limit(&seen, "mail")["usage"][0], json!({ "limit": 3, "used": 3, "window": 3600.0 }));
+    assert_eq!(limit(&seen, "mail")["stats"]["denied"], 1);
+    assert_eq!(limit(&seen, "stripe")["override"], "10/1s burst 10");
+    assert_eq!(limit(&seen, "stripe")["declared"], "20/1s burst 40");
+    // The option stands above the environment.
+    let url = dir.url();
+    let by_option = run("sqlite:/nowhere/limits.db", &["--store", &url, "status", "--json"]).json(0);
+    assert_eq!(names(&by_option).len(), 4);
+}
+
+#[test]
+fn keys_are_secrets_until_their_texts_are_asked_for() {
+    let dir = Dir::new("keys");
+    let _store = used(&dir.url());
+    for args in [["status"].as_slice(), &["status", "--json"], &["show", "mail"], &["show", "mail", "--json"]] {
+        let hidden = run(&dir.url(), args).with(0);
+        assert!(!hidden.out.contains("acme") && hidden.out.contains('#'), "{hidden:?}");
+        let shown = run(&dir.url(), &[args, &["--show-keys"]].concat()).with(0);
+        assert!(shown.out.contains("acme") || args == ["status"], "{shown:?}");
+    }
+}
+
+#[test]
+fn show_tells_all_of_a_limit_of_a_composite_and_of_a_key() {
+    let dir = Dir::new("show");
+    let store = used(&dir.url());
+    store.override_key("mail", "9/1h", "bob").unwrap();
+    let ran = run(&dir.url(), &["show", "mail"]).with(0);
+    ran.says(&["mail  (rate)", "3 of 3 in 1h (100 %)", "4 admitted, 1 denied", "POLICY OF ITS OWN", "9/1h"]);
+    let ran = run(&dir.url(), &["show", "openai"]).with(0);
+    ran.says(&["openai/concurrency  (concurrency)", "openai/rate  (rate)"]);
+    assert_eq!(names(&run(&dir.url(), &["show", "openai", "--json"]).json(0)), ["openai/concurrency", "openai/rate"]);
+    assert_eq!(names(&run(&dir.url(), &["show", "openai/rate", "--json"]).json(0)), ["openai/rate"]);
+    let ran = run(&dir.url(), &["show", "mail", "acme"]).with(0);
+    ran.says(&["mail  (rate), key acme", "3 of 3 in 1h", "full: the next start in", "3 admitted, 1 denied"]);
+    let bob = run(&dir.url(), &["show", "mail", "bob", "--json"]).json(0);
+    assert_eq!((&bob["key"], &bob["limits"][0]["policy"]), (&json!("bob"), &json!("9/1h")));
+    assert_eq!(bob["limits"][0]["usage"][0], json!({ "limit": 9, "used": 1, "window": 3600.0 }));
+    let nobody = run(&dir.url(), &["show", "mail", "nobody", "--json"]).json(0);
+    assert_eq!(nobody["limits"][0]["usage"][0]["used"], 0);
+}
+
+#[test]
+fn peek_answers_by_its_exit_code_and_counts_nothing() {
+    let dir = Dir::new("peek");
+    let _store = used(&dir.url());
+    run(&dir.url(), &["peek", "mail", "acme"]).with(4).says(&["would be denied", "0 of 3 left"]);
+    run(&dir.url(), &["peek", "mail", "bob"]).with(0).says(&["would be admitted", "2 of 3 left"]);
+    run(&dir.url(), &["peek", "mail", "bob", "--weight", "3"]).with(4);
+    let seen = run(&dir.url(), &["peek", "mail", "acme", "--json"]).json(4);
+    assert_eq!((&seen["admitted"], &seen["denied_by"], &seen["remaining"]), (&json!(false), &json!("mail"), &json!(0)));
+    assert!(seen["retry_after"].as_f64().unwrap() > 0.0);
+    let counted = run(&dir.url(), &["status", "--json"]).json(0);
+    assert_eq!(limit(&counted, "mail")["stats"]["denied"], 1);
+}
+
+#[test]
+fn load_declares_and_makes_a_store_only_if_told_to() {
+    let dir = Dir::new("load");
+    let file = dir.file("limits.toml");
+    std::fs::write(&file, "mail = \"3/1h\"\n[stripe]\nallowed = 20\nperiod = \"1s\"\n").unwrap();
+    let file = file.to_str().unwrap();
+    run(&dir.url(), &["load", file]).with(1).says(&["there is no store", "load --create"]);
+    assert_eq!(dir.names(), ["limits.toml"]);
+    run(&dir.url(), &["load", "--create", file]).with(0).says(&["2 limits declared: mail, stripe"]);
+    assert_eq!(
+        run(&dir.url(), &["load", file, "--json"]).json(0),
+        json!({ "done": "load", "names": ["mail", "stripe"] })
+    );
+    std::fs::write(file, "mail = \"3/1h\"\n[stripe]\nallowed = 20\n").unwrap();
+    run(&dir.url(), &["load", file]).with(2).says(&["line 2", "period"]);
+    run(&dir.url(), &["load", "/nowhere.toml"]).with(2).says(&["/nowhere.toml", "No such file"]);
+}
+
+#[test]
+fn operators_change_limits() {
+    let dir = Dir::new("change");
+    let store = used(&dir.url());
+    let mail = store.find("mail").unwrap();
+    let limit = |key| mail.peek(key, 1).unwrap().limit;
+
+    run(&dir.url(), &["override", "mail", "7/1h"]).with(0).says(&["mail: 7/1h holds"]);
+    assert_eq!(limit("acme"), 7);
+    let said = run(&dir.url(), &["override", "mail", "9 per hour", "--key", "bob", "--json"]).json(0);
+    assert_eq!(said, json!({ "done": "override", "name": "mail", "key": "bob", "policy": "9/1h" }));
+    assert_eq!((limit("bob"), limit("acme")), (9, 7));
+    run(&dir.url(), &["lift", "mail"]).with(0);
+    assert_eq!((limit("bob"), limit("acme")), (9, 3));
+    run(&dir.url(), &["lift", "mail", "--key", "bob", "--json"]).json(0);
+    assert_eq!(limit("bob"), 3);
+
+    let is_open = |key| mail.peek(key, 1).unwrap().admitted;
+    assert!(is_open("bob"));
+    run(&dir.url(), &["pause", "mail", "2h", "--key", "bob"]).with(0).says(&["mail, key bob: nobody starts for 2h"]);
+    assert!(!is_open("bob") && is_open("carol"));
+    let said = run(&dir.url(), &["pause", "mail", "2h", "--json"]).json(0);
+    assert_eq!(said, json!({ "done": "pause", "name": "mail", "key": null, "duration": 7200.0 }));
+    assert!(!is_open("carol"));
+    run(&dir.url(), &["status"]).with(0).says(&["paused "]);
+    run(&dir.url(), &["show", "mail"]).with(0).says(&["paused for"]);
+    run(&dir.url(), &["clear", "mail", "--yes"]).with(0).says(&["mail: as new"]);
+    assert!(is_open("bob") && is_open("carol") && is_open("acme"));
+
+    run(&dir.url(), &["forget", "openai", "--yes", "--json"]).json(0);
+    assert_eq!(store.names().unwrap(), ["mail", "stripe"]);
+}
+
+#[test]
+fn what_destroys_asks_first() {
+    let dir = Dir::new("ask");
+    let store = used(&dir.url());
+    for args in [["clear", "mail"], ["forget", "mail"]] {
+        run(&dir.url(), &args).with(2).says(&["nobody can be asked", "say --yes"]);
+    }
+    assert!(!store.find("mail").unwrap().peek("acme", 1).unwrap().admitted);
+}
+
+#[test]
+fn verify_finds_damage_and_repairs_it() {
+    let dir = Dir::new("verify");
+    drop(used(&dir.url()));
+    run(&dir.url(), &["verify"]).with(0).says(&["in order"]);
+    assert_eq!(run(&dir.url(), &["verify", "--json"]).json(0)["problems"], json!([]));
+    let lane = dir.file("limits.db-lane");
+    let mut bytes = std::fs::read(&lane).unwrap();
+    bytes[4096..].fill(0xa5);
+    std::fs::write(&lane, bytes).unwrap();
+    run(&dir.url(), &["status"]).with(1).says(&["damaged", "verify"]);
+    run(&dir.url(), &["verify"]).with(5).says(&["wrong", "the lane", "verify --repair"]);
+    let repaired = run(&dir.url(), &["verify", "--repair", "--json"]).json(0);
+    assert_eq!(repaired["problems"][0]["is_repaired"], true);
+    run(&dir.url(), &["verify"]).with(0);
+}
+
+#[test]
+fn doctor_looks_at_disk_and_files() {
+    let dir = Dir::new("doctor");
+    drop(used(&dir.url()));
+    let seen = run(&dir.url(), &["doctor", "--json"]);
+    assert!(matches!(seen.code, Some(0 | 5)), "{seen:?}");
+    let code = seen.code.unwrap();
+    let seen = seen.json(code);
+    assert_eq!(seen["is_fine"], code == 0);
+    for fact in ["database", "file", "lane", "file_system", "free_space", "limits"] {
+        assert!(seen["facts"][fact].is_string(), "{fact}: {seen}");
+    }
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::set_permissions(dir.file("limits.db"), std::fs::Permissions::from_mode(0o666)).unwrap();
+    run(&dir.url(), &["doctor"]).with(5).says(&["danger", "writable by everybody", "chmod o-rwx"]);
+    run("sqlite:/nowhere/limits.db", &["doctor"]).with(5).says(&["danger", "no directory /nowhere"]);
+}
+
+#[test]
+fn a_shell_gets_completions_and_a_reader_pages() {
+    for shell in ["bash", "zsh", "fish"] {
+        run("", &["completions", shell]).with(0).says(&["override", "doctor"]);
+    }
+    assert!(run("", &["completions", "fish", "--json"]).json(0)["script"].as_str().unwrap().contains("override"));
+    run("", &["man"]).with(0).says(&[".TH workglow", "Exit codes", "WORKGLOW_LIMIT_STORE"]);
+    let dir = Dir::new("man");
+    run("", &["man", "--out", dir.0.to_str().unwrap()]).with(0);
+    let pages = dir.names();
+    assert!(pages.contains(&"workglow-limit.1".to_owned()) && pages.contains(&"workglow-limit-peek.1".to_owned()));
+    run("", &["--help"]).with(0).says(&["Exit codes", "status", "peek"]);
+    run("", &["--version"]).with(0).says(&[env!("CARGO_PKG_VERSION")]);
+}
+
+/// A command that watches, and its lines.
+struct Watch(Child, Receiver<String>);
+
+impl Watch {
+    fn start(url: &str, args: &[&str]) -> Watch {
+        let args = [&["watch", "--interval", "100ms"], args].concat();
+        let mut child = command(url, &args).stdout(Stdio::piped()).spawn().unwrap();
+        let out = child.stdout.take().unwrap();
+        let (sender, lines) = channel();
+        // It ends with the child, or when nobody wants more.
+        std::thread::spawn(move || {
+            BufReader::new(out).lines().map_while(Result::ok).try_for_each(|line| sender.send(line))
+        });
+        let mut watch = Watch(child, lines);
+        assert_eq!(watch.next()["event"], "watching");
+        watch
+    }
+
+    fn next(&mut self) -> Value {
+        let line = self.1.recv_timeout(Duration::from_secs(60));
+        serde_json::from_str(&line.expect("there is an event")).unwrap()
+    }
+
+    /// The next event of this name, of this limit.
+    fn until(&mut self, event: &str, limit: &str) -> Value {
+        loop {
+            let seen = self.next();
+            println!("waiting for {event} of {limit}: {seen}");
+            if seen["event"] == event && seen["limit"] == limit {
+                return seen;
+            }
+        }
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn watch_tells_what_happens() {
+    let dir = Dir::new("watch");
+    let store = used(&dir.url());
+    let mut watch = Watch::start(&dir.url(), &[]);
+    let mail = store.find("mail").unwrap();
+    assert!(!mail.decide("acme", 1).unwrap().admitted);
+    store.flush().unwrap();
+    assert_eq!(watch.until("denied", "mail")["count"], 1);
+    store.override_limit("mail", "2/1h".parse().unwrap()).unwrap();
+    assert_eq!(watch.until("override_set", "mail")["policy"], "2/1h");
+    store.lift("mail").unwrap();
+    assert_eq!(watch.until("override_lifted", "mail")["before"], "2/1h");
+    mail.pause("", Duration::from_secs(3600)).unwrap();
+    assert!(watch.until("paused", "mail")["for"].as_f64().unwrap() > 3000.0);
+    mail.clear("").unwrap();
+    watch.until("opened", "mail");
+    mail.decide("new", 3).unwrap();
+    assert_eq!(watch.until("near", "mail")["used"], 3);
+    store.limiter("slack", "1/1s").unwrap().open().unwrap();
+    assert_eq!(watch.until("limit_declared", "slack")["policy"], "1/1s");
+    store.forget("slack").unwrap();
+    watch.until("limit_gone", "slack");
+
+    let mut only = Watch::start(&dir.url(), &["openai"]);
+    store.override_limit("mail", "2/1h".parse().unwrap()).unwrap();
+    watch.until("override_set", "mail");
+    store.override_text("openai", "2 concurrent").unwrap();
+    let seen = only.next();
+    assert_eq!((&seen["event"], &seen["limit"]), (&json!("override_set"), &json!("openai/concurrency")));
+}
+
+#[test]
+fn who_does_not_read_on_hears_nothing_more() {
+    let dir = Dir::new("pipe");
+    let _store = used(&dir.url());
+    // It notices, though nothing happens.
+    let mut watch = command(&dir.url(), &["watch"]).stdout(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(watch.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    assert!(line.contains("watching"));
+    let mut code = None;
+    wait_until("it ends", || {
+        code = watch.try_wait().unwrap();
+        code.is_some()
+    });
+    assert_eq!(code.unwrap().code(), Some(0));
+    // Nor is it an error where nothing was read at all.
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let ran = command(&dir.url(), &["status"]).stdout(writer).stderr(Stdio::piped()).output().unwrap();
+    assert_eq!((ran.status.code(), String::from_utf8(ran.stderr).unwrap()), (Some(0), String::new()));
+    // A full disk is one.
+    if let Ok(full) = std::fs::File::options().write(true).open("/dev/full") {
+        let ran = command(&dir.url(), &["status"]).stdout(full).stderr(Stdio::piped()).output().unwrap();
+        let ran = Ran { code: ran.status.code(), out: String::new(), err: String::from_utf8(ran.stderr).unwrap() };
+        ran.with(1).says(&["writing the answer"]);
+    }
+}
