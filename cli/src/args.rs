@@ -11,7 +11,7 @@ use std::ffi::OsString;
 
 /// Look at limits, change them, and try them.
 #[derive(Debug, Parser)]
-#[command(name = "workglow-limit", version, propagate_version = true, after_help = EXIT_CODES)]
+#[command(name = "workglow-limit", bin_name = "workglow-limit", version, propagate_version = true, after_help = EXIT_CODES)]
 pub struct Args {
     /// The store: sqlite:PATH, redis://HOST, postgres://HOST/DATABASE
     #[arg(long, global = true, env = "WORKGLOW_LIMIT_STORE", hide_env_values = true, value_name = "URL")]

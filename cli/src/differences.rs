@@ -89,9 +89,9 @@ fn of_limit(
     match (was.is_near(), is.is_near()) {
         (false, true) => {
             let usage = is.usage.first();
-            let (used, limit) = usage.map_or((0, 0), |usage| (usage.used, usage.limit));
+            let (used, allowed) = usage.map_or((0, 0), |usage| (usage.used, usage.limit));
             let key = is.fullest.as_ref().map(|(key, id)| json::key_name(key, id, keys));
-            add("near", json!({ "used": used, "limit": limit, "key": key }));
+            add("near", json!({ "used": used, "allowed": allowed, "key": key }));
         }
         (true, false) => add("eased", json!({})),
         _ => {}

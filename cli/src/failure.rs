@@ -40,8 +40,6 @@ impl Outcome {
             Outcome::Found => Exit::Found as u8,
             Outcome::Declined => Exit::Declined as u8,
             Outcome::Interrupted => Exit::Interrupted as u8,
-            // As shells say of programs that a signal has ended.
-            Outcome::Ended(signal) => 128_u8.saturating_add(signal as u8),
         }
     }
 }

@@ -212,13 +212,11 @@ pub fn count(count: u64) -> String {
     grouped
 }
 
-/// `one limit`, `3 limits`.
+/// `1 limit`, `3 limits`, `2 processes`, `2 changes of the policy`.
 pub fn several(count: u64, what: &str) -> String {
-    let ends_in_s = what.ends_with('s');
-    match count {
-        1 => format!("1 {what}"),
-        _ => format!("{} {what}{}", self::count(count), if ends_in_s { "es" } else { "s" }),
-    }
+    let (word, rest) = what.split_once(" of ").map_or((what, String::new()), |(word, of)| (word, format!(" of {of}")));
+    let plural = if word.ends_with('s') { "es" } else { "s" };
+    format!("{} {word}{}{rest}", self::count(count), if count == 1 { "" } else { plural })
 }
 
 /// How full something is, in percent; whole only if it is full.

@@ -229,7 +229,6 @@ impl Watch {
     fn until(&mut self, event: &str, limit: &str) -> Value {
         loop {
             let seen = self.next();
-            println!("waiting for {event} of {limit}: {seen}");
             if seen["event"] == event && seen["limit"] == limit {
                 return seen;
             }

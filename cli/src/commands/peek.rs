@@ -17,7 +17,7 @@ pub struct Args {
     #[arg(value_parser = NonEmptyStringValueParser::new())]
     key: Option<String>,
     /// How many units the start takes
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
     weight: u64,
 }
 

@@ -122,12 +122,12 @@ fn counters(stats: &Stats, context: &Context) -> Result<(), Failure> {
     let counts = format!("{} admitted, {} denied{units}", text::count(stats.admitted), text::count(stats.denied));
     line("counted", counts, Look::Plain, context)?;
     let rare = [
-        (stats.cancelled, "cancelled", Look::Plain),
-        (stats.policy_changes, "policy changes", Look::Plain),
-        (stats.store_errors, "failures of the store", Look::Bad),
+        (stats.cancelled, "cancelled start", Look::Plain),
+        (stats.policy_changes, "change of the policy", Look::Plain),
+        (stats.store_errors, "failed decision", Look::Bad),
     ];
     for (count, what, look) in rare.into_iter().filter(|(count, ..)| *count > 0) {
-        line("", format!("{} {what}", text::count(count)), look, context)?;
+        line("", text::several(count, what), look, context)?;
     }
     Ok(())
 }

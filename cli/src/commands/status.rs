@@ -11,16 +11,16 @@ use workglow_limit::{LimitSnapshot, Observer, Snapshot};
 pub struct Args {}
 
 const COLUMNS: [Column; 10] = [
-    Column::text("LIMIT", 12),
-    Column::text("POLICY", 12),
+    Column::text("LIMIT", 20),
+    Column::text("POLICY", 14),
     Column::number("USED"),
     Column::number("%").spare(3),
-    Column::text("IN", 3).spare(4),
-    Column::text("BY KEY", 8).spare(5),
+    Column::text("IN", 3).spare(5),
+    Column::text("BY KEY", 8).spare(4),
     Column::number("WAITING"),
     Column::number("ADMITTED").spare(6),
     Column::number("DENIED").spare(2),
-    Column::text("STATE", 8).spare(1),
+    Column::text("STATE", 14).spare(1),
 ];
 
 pub fn run(_args: Args, context: &Context) -> Result<Outcome, Failure> {

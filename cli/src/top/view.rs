@@ -133,14 +133,14 @@ fn draw_limits(frame: &mut Frame, model: &mut Model, area: Rect) {
     column(has_paces, "START/s", 7);
     column(has_paces, "DENY/s", 6);
     column(true, "WAIT", 5);
-    column(true, "STATE", 13);
+    column(true, "STATE", 14);
+    let fixed = |width: &Constraint| if let Constraint::Length(width) = width { width + 1 } else { 0 };
+    let name_width = usize::from(area.width.saturating_sub(widths.iter().map(fixed).sum()).max(8));
     let rows = shown.iter().map(|limit| {
         let look = style(look_of(limit), model);
         let (state, state_look) = text::state(limit);
-        let mut name = text::clean(&limit.name);
-        if limit.overriding.is_some() {
-            name += " *";
-        }
+        let mark = if limit.overriding.is_some() { " *" } else { "" };
+        let name = text::cut(&text::clean(&limit.name), name_width - mark.len()) + mark;
         let speed = model.pace(limit);
         let mut cells = vec![Cell::from(name)];
         let mut cell = |is_shown: bool, cell: Cell<'static>| {
@@ -165,26 +165,26 @@ fn draw_limits(frame: &mut Frame, model: &mut Model, area: Rect) {
 fn draw_keys(frame: &mut Frame, model: &Model, area: Rect) {
     let rows = usize::from(area.height.saturating_sub(1));
     let shown: Vec<_> = model.hot_keys().into_iter().take(rows).collect();
+    let has_total = area.width >= 70;
+    // An id has 17 columns.
+    let key = if model.keys == json::Keys::Hidden { 18 } else { 28.min(area.width / 3) };
+    let numbers = [11, 7, 6, if has_total { 9 } else { 0 }];
+    let of = usize::from(area.width.saturating_sub(key + numbers.iter().sum::<u16>() + 5));
     let titles = ["HOTTEST KEY".into(), "OF".into(), right("USED"), right("START/s"), right("DENY/s"), right("DENIED")];
-    let widths = [
-        Constraint::Min(18),
-        Constraint::Fill(1),
-        Constraint::Length(11),
-        Constraint::Length(7),
-        Constraint::Length(6),
-        Constraint::Length(9),
-    ];
-    let rows = shown.into_iter().map(|(limit, key, speed)| {
-        let usage = key.usage.first();
+    let widths = [key].into_iter().map(Constraint::Length).chain([Constraint::Fill(1)]);
+    let widths: Vec<Constraint> = widths.chain(numbers.map(Constraint::Length)).collect();
+    let rows = shown.into_iter().map(|(limit, found, speed)| {
+        let usage = found.usage.first();
         let look =
             usage.map_or(Look::Plain, |usage| text::look_of(usage, usage.used as f64 > NEAR * usage.limit as f64));
+        let name = text::clean(&json::key_name(&found.key, &found.id, model.keys));
         Row::new(vec![
-            Cell::from(text::clean(&json::key_name(&key.key, &key.id, model.keys))),
-            Cell::from(text::clean(&limit.name)),
+            Cell::from(text::cut(&name, usize::from(key))),
+            Cell::from(text::cut(&text::clean(&limit.name), of)),
             right(usage.map_or_else(String::new, |u| format!("{}/{}", u.used, u.limit))).style(style(look, model)),
             right(pace(speed.started)),
             right(pace(speed.denied)),
-            right(text::count(key.stats.denied)),
+            right(text::count(found.stats.denied)),
         ])
     });
     let table = Table::new(rows.collect::<Vec<_>>(), widths).header(Row::new(titles).style(Style::new().reversed()));
@@ -220,4 +220,93 @@ fn footer(model: &Model) -> Paragraph<'static> {
         spans.push(Span::raw(format!("   {}-{} of {all}", model.first + 1, below.min(all))));
     }
     Paragraph::new(Line::from(spans))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::json::Keys;
+    use ratatui::Terminal;
+    use ratatui::backend::TestBackend;
+    use workglow_limit::{Observer, Store};
+
+    /// A store of one process, which `top` itself refuses, is enough to draw.
+    fn store() -> Store {
+        let store = Store::new("memory:").unwrap();
+        let mail = store.limiter("mail", "3/1h").unwrap();
+        for key in ["acme", "acme", "acme", "acme", "bob"] {
+            mail.decide(key, 1).unwrap();
+        }
+        store.limiter("idle", "5/1s").unwrap().open().unwrap();
+        store.limiter("a\u{1b}[2J", "10 concurrent").unwrap().decide("", 9).unwrap();
+        store
+    }
+
+    fn drawn(model: &mut Model, columns: u16, rows: u16) -> Vec<String> {
+        let mut terminal = Terminal::new(TestBackend::new(columns, rows)).unwrap();
+        terminal.draw(|frame| draw(frame, model)).unwrap();
+        let buffer = terminal.backend().buffer().clone();
+        let line = |y| (0..columns).map(|x| buffer[(x, y)].symbol()).collect::<String>().trim_end().to_owned();
+        (0..rows).map(line).collect()
+    }
+
+    fn model(store: &Store, keys: Keys) -> (Observer, Model) {
+        let mut observer = Observer::new(store, 10);
+        let model = Model::new(observer.look().unwrap(), keys, true);
+        (observer, model)
+    }
+
+    /// Which lines begin with these words.
+    fn order(lines: &[String], words: [&str; 3]) -> [usize; 3] {
+        words.map(|word| lines.iter().position(|line| line.starts_with(word)).unwrap_or_else(|| panic!("{lines:#?}")))
+    }
+
+    #[test]
+    fn the_fullest_comes_first_and_names_do_nothing_to_the_terminal() {
+        let (_, mut model) = model(&store(), Keys::Hidden);
+        let lines = drawn(&mut model, 80, 24);
+        let [mail, odd, idle] = order(&lines, ["mail", "a\\u{1b}[2J", "idle"]);
+        assert!(mail < odd && odd < idle, "{lines:#?}");
+        assert!(lines[mail].contains("██████████  3/3 1h") && lines[mail].contains("next in"), "{lines:#?}");
+        assert!(lines[odd].contains("█████████░"), "{lines:#?}");
+        model.sort_by(Sort::Name);
+        let lines = drawn(&mut model, 80, 24);
+        let [odd, idle, mail] = order(&lines, ["a\\u{1b}[2J", "idle", "mail"]);
+        assert!(odd < idle && idle < mail, "{lines:#?}");
+    }
+
+    #[test]
+    fn keys_are_ids_unless_their_texts_are_asked_for() {
+        let store = store();
+        let (_, mut hidden) = model(&store, Keys::Hidden);
+        let (_, mut shown) = model(&store, Keys::Shown);
+        let has = |lines: &[String], text: &str| lines.iter().any(|line| line.starts_with(text));
+        let lines = drawn(&mut hidden, 80, 24);
+        assert!(!has(&lines, "acme") && has(&lines, "#"), "{lines:#?}");
+        assert!(has(&drawn(&mut shown, 80, 24), "acme"));
+    }
+
+    #[test]
+    fn it_draws_on_every_size_and_scrolls_where_there_is_no_room() {
+        let (mut observer, mut model) = model(&store(), Keys::Shown);
+        for (columns, rows) in [(1, 1), (3, 2), (10, 4), (40, 5), (79, 15), (200, 60)] {
+            assert_eq!(drawn(&mut model, columns, rows).len(), usize::from(rows));
+        }
+        let lines = drawn(&mut model, 80, 5);
+        assert!(lines[3].starts_with("mail") && lines[4].contains("1-1 of 3"), "{lines:#?}");
+        model.scroll(1);
+        model.take(observer.look());
+        assert!(drawn(&mut model, 80, 5)[4].contains("2-2 of 3"));
+        model.scroll(isize::MAX);
+        assert!(drawn(&mut model, 80, 5)[3].starts_with("idle"));
+    }
+
+    #[test]
+    fn a_look_that_failed_is_told_and_what_was_seen_stays() {
+        let (_, mut model) = model(&store(), Keys::Hidden);
+        model.take("x".parse::<workglow_limit::Policy>().map(|_| unreachable!()));
+        let lines = drawn(&mut model, 80, 24);
+        assert!(lines[1].contains("policy is"), "{lines:#?}");
+        order(&lines, ["mail", "idle", "a"]);
+    }
 }

@@ -101,12 +101,18 @@ fn seen_of(seen: &Snapshot, report: &mut Report) {
         report.fact("processes", text::count(seen.processes.len() as u64));
     }
     if seen.ledger_lag.as_secs() >= 60 {
+        let (severity, instead) = match seen.processes.is_empty() {
+            true => (Severity::Note, "nothing: the next process that uses the store writes it"),
+            false => {
+                (Severity::Warning, "look whether the disk is full, or whether somebody holds a lock on the database")
+            }
+        };
         report.find(
-            Severity::Warning,
+            severity,
             "the ledger",
             format!("{} behind", text::about(seen.ledger_lag)),
-            "what was admitted since is not in the database: after a reboot that time counts as spent, up to 5 % of each limit",
-            "look whether the disk is full, or whether somebody holds a lock on the database",
+            "what was admitted since is not in the database: after a reboot it counts as spent, up to 5 % of each limit",
+            instead,
         );
     }
     for limit in &seen.limits {

@@ -1,0 +1,131 @@
+//! What cannot be done is said, with what to do about it; the exit code tells which kind of trouble it is.
+
+mod common;
+
+use common::{Dir, command, run, used};
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::PermissionsExt;
+
+#[test]
+fn arguments_that_make_no_sense() {
+    let dir = Dir::new("arguments");
+    let _store = used(&dir.url());
+    let url = dir.url();
+    let wrong: [(&[&str], i32, &[&str]); 17] = [
+        (&[], 2, &["Usage", "status"]),
+        (&["stauts"], 2, &["stauts", "status"]),
+        (&["status", "--wrong"], 2, &["--wrong"]),
+        (&["show"], 2, &["NAME"]),
+        (&["peek", "mail", "--weight", "many"], 2, &["many", "--weight"]),
+        (&["peek", "mail", "--weight", "0"], 2, &["--weight", "0"]),
+        (&["peek", "mail", "--weight", "4"], 2, &["weight is 4", "at most 3"]),
+        (&["peek", "mail", ""], 2, &["KEY"]),
+        (&["clear", "mail", "--yes", "--key", ""], 2, &["--key"]),
+        (&["override", "mail", "3/1x"], 2, &["policy is \"3/1x\"", "character 4"]),
+        (&["override", "mail", "5 concurrent"], 2, &["mail", "rate", "concurrency"]),
+        (&["pause", "mail", "soon"], 2, &["duration is", "soon"]),
+        (&["pause", "mail", "367d"], 2, &["366"]),
+        (&["watch", "--interval", "1ms"], 2, &["interval is 1ms", "100ms"]),
+        (&["completions", "csh"], 2, &["csh", "bash"]),
+        (&["top"], 2, &["terminal", "status --json"]),
+        (&["load", "."], 2, &["file is ."]),
+    ];
+    for (args, code, parts) in wrong {
+        let ran = run(&url, args).with(code);
+        ran.says(parts);
+        assert_eq!(ran.out, "", "{args:?}");
+        if !args.is_empty() {
+            let (name, text) = run(&url, &[args, &["--json"]].concat()).json_error(code);
+            assert!(!name.is_empty() && parts.iter().all(|part| text.contains(part)), "{args:?}: {name} {text}");
+        }
+    }
+    let long = "k".repeat(1025);
+    run(&url, &["peek", "mail", &long]).with(2).says(&["key", "1025"]);
+    run(&url, &["override", "mail", "1/1s", "--key", &long]).with(2).says(&["key", "1025"]);
+    let ran = command(&url, &["peek"]).arg(OsStr::from_bytes(b"\xff\xfe")).output().unwrap();
+    assert_eq!(ran.status.code(), Some(2), "{ran:?}");
+}
+
+#[test]
+fn names_that_nobody_has_declared() {
+    let dir = Dir::new("unknown");
+    let _store = used(&dir.url());
+    let url = dir.url();
+    run(&url, &["show", "opneai"]).with(3).says(&["no limit named \"opneai\"", "did you mean \"openai\"?"]);
+    run(&url, &["peek", "zzz"]).with(3).says(&["this store knows mail, openai, stripe"]);
+    for args in [
+        ["override", "maill", "1/1s"].as_slice(),
+        &["lift", "maill"],
+        &["pause", "maill", "1s"],
+        &["clear", "maill", "--yes"],
+        &["forget", "maill", "--yes"],
+        &["watch", "maill"],
+    ] {
+        let (name, text) = run(&url, &[args, &["--json"]].concat()).json_error(3);
+        assert!(name == "unknown_limit" && text.contains("did you mean \"mail\"?"), "{name} {text}");
+    }
+    let empty = Dir::new("none");
+    drop(workglow_limit::Store::new(&empty.url()).map(|store| store.open()));
+    run(&empty.url(), &["show", "mail"]).with(3).says(&["knows no limit yet"]);
+    run(&empty.url(), &["status"]).with(0).says(&["0 limits"]);
+}
+
+#[test]
+fn stores_that_are_none() {
+    run("", &["status"]).with(2).says(&["no store is named", "WORKGLOW_LIMIT_STORE"]);
+    run("memory:", &["status"]).with(2).says(&["its own process only", "sqlite:PATH"]);
+    run("mysql://x", &["status"]).with(2).says(&["mysql", "sqlite:PATH"]);
+    run("sqlite:/nowhere/limits.db", &["status"]).with(1).says(&["/nowhere", "is the address right?"]);
+    let dir = Dir::new("no-store");
+    let url = dir.url();
+    for args in [["status"].as_slice(), &["peek", "x"], &["verify"], &["watch"], &["forget", "x", "--yes"]] {
+        run(&url, args).with(1).says(&["there is no store", "is the address right?"]);
+        assert_eq!(run(&url, &[args, &["--json"]].concat()).json_error(1).0, "store_failure");
+    }
+    assert!(dir.names().is_empty(), "nothing was made");
+    std::fs::create_dir(dir.file("limits.db")).unwrap();
+    run(&url, &["status"]).with(1).says(&["directory"]);
+    std::fs::remove_dir(dir.file("limits.db")).unwrap();
+    std::fs::write(dir.file("limits.db"), "a shopping list").unwrap();
+    run(&url, &["status"]).with(1).says(&["not a workglow-limit store", "nothing was changed"]);
+    assert_eq!(run(&url, &["status", "--json"]).json_error(1).0, "not_a_store");
+    assert_eq!(std::fs::read_to_string(dir.file("limits.db")).unwrap(), "a shopping list");
+    run("redis+unix:///nowhere/s", &["status"]).with(1).says(&["whether the server runs"]);
+    run("postgres:///x?host=/nowhere&user=me&password=hush", &["doctor"]).with(1).says(&["whether the server runs"]);
+    let told = run("postgres://me:hush@127.0.0.1:1/x", &["status", "--json"]).with(1);
+    assert!(!told.err.contains("hush"), "{told:?}");
+}
+
+/// As another user, where the tests are root's, whom nothing keeps out.
+fn as_nobody(url: &str, args: &[&str]) -> common::Ran {
+    let mut plain = command(url, args);
+    // SAFETY: plain call.
+    if unsafe { libc::geteuid() } == 0 {
+        use std::os::unix::process::CommandExt;
+        plain.uid(65_534).gid(65_534);
+    }
+    let ran = plain.output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    common::Ran { code: ran.status.code(), out: text(ran.stdout), err: text(ran.stderr) }
+}
+
+#[test]
+fn stores_of_others() {
+    let dir = Dir::in_memory("others");
+    let _store = used(&dir.url());
+    let mode = |file: &std::path::Path, mode| {
+        std::fs::set_permissions(file, std::fs::Permissions::from_mode(mode)).unwrap();
+    };
+    mode(&dir.0, 0o755);
+    // The owner's own permission is what is missing, or another user's.
+    mode(&dir.file("limits.db"), 0o400);
+    as_nobody(&dir.url(), &["status"]).with(1).says(&["may not read and write", "limits.db", "mode 0400"]);
+    mode(&dir.file("limits.db"), 0o600);
+    mode(&dir.0, 0o700);
+    // SAFETY: plain call.
+    if unsafe { libc::geteuid() } == 0 {
+        as_nobody(&dir.url(), &["status"]).with(1).says(&["may not look into"]);
+        as_nobody(&dir.url(), &["doctor"]).with(5).says(&["danger", "may not look into"]);
+    }
+}
