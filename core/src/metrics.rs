@@ -418,8 +418,6 @@ fn put_label(out: &mut String, name: &str, value: &str) {
             '\\' => out.push_str("\\\\"),
             '"' => out.push_str("\\\""),
             '\n' => out.push_str("\\n"),
-            // Some who read it split lines there, too, and none of the formats can escape it.
-            '\r' | '\0' => out.push(char::REPLACEMENT_CHARACTER),
             c => out.push(c),
         }
     }

@@ -64,3 +64,25 @@ impl fmt::Debug for Onlooker {
         f.debug_struct("Onlooker").field("store", &self.store.url()).finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_checked_before_anything_is_opened() {
+        let store = Store::new("sqlite:/nowhere/at/all/limits.db").unwrap();
+        let refused = Onlooker::new(&store).look(Onlooker::MOST_KEYS + 1).unwrap_err();
+        assert_eq!(refused.to_string(), "keys is 1001: expected 0 to 1000");
+        assert_eq!(Onlooker::new(&store).look(Onlooker::MOST_KEYS).unwrap_err().name(), "store_failure");
+    }
+
+    #[test]
+    fn the_observer_that_knows_enough_keys_is_kept() {
+        let onlooker = Onlooker::new(&Store::new("memory:").unwrap());
+        for (asked, known) in [(5, 5), (0, 5), (9, 9), (9, 9)] {
+            onlooker.look(asked).unwrap();
+            assert_eq!(onlooker.resting.lock().unwrap().as_ref().unwrap().keys, known);
+        }
+    }
+}

@@ -18,7 +18,8 @@ export interface InstrumentOptions extends SnapshotOptions {
  * Tells a meter of a store and all of its limits, whenever somebody collects; what this gives ends it. Each collection looks at the
  * store once, on the thread pool. While the store fails nothing is told, and `workglow_limit.collection.errors` counts how often.
  *
- * All processes of a store tell the same, so instrument one of each machine, and do not add them up.
+ * All processes of a "sqlite:" store tell the same, so instrument one of each machine, and do not add them up; on a server, each tells
+ * its own counts.
  */
 export function instrument(store: Store, options: InstrumentOptions = {}): () => void {
   if (!(store instanceof Store)) throw invalid("store", store, "a Store");

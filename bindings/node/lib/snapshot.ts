@@ -161,7 +161,8 @@ function checkSnapshotOptions(options: SnapshotOptions, known = ["keys", "showKe
 
 function checkMetricsOptions(options: MetricsOptions): readonly [...Asked, string] {
   const asked = checkSnapshotOptions(options, ["keys", "showKeys", "format"]);
-  return [...asked, checkFormat(options.format ?? "openmetrics")];
+  const { format = "openmetrics" } = options;
+  return [...asked, checkFormat(format)];
 }
 
 /** @internal */

@@ -208,7 +208,7 @@ export class Store {
 
   /**
    * The same as text for Prometheus and all who read its formats; `metricsContentType` has its `Content-Type`. All processes of a
-   * store tell the same, so let one of each machine be asked, and do not add them up.
+   * "sqlite:" store tell the same, so let one of each machine be asked, and do not add them up.
    */
   metrics(options: seen.MetricsOptions = {}): string {
     return seen.metrics(this.#onlooker, options);

@@ -3,6 +3,7 @@
 use crate::stats::Stats;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
+use pyo3::{PyClass, PyClassInitializer};
 use std::time::{Duration, SystemTime};
 use workglow_limit::WAIT_BOUNDS;
 
@@ -199,14 +200,11 @@ fn usage(py: Python<'_>, all: &[workglow_limit::Usage]) -> PyResult<Py<PyTuple>>
 }
 
 /// A tuple of what is made of each.
-fn tuple<T, C: pyo3::PyClass>(
+fn tuple<T, C: PyClass + Into<PyClassInitializer<C>>>(
     py: Python<'_>,
     all: impl IntoIterator<Item = T>,
     make: impl Fn(T) -> PyResult<C>,
-) -> PyResult<Py<PyTuple>>
-where
-    C: Into<pyo3::PyClassInitializer<C>>,
-{
+) -> PyResult<Py<PyTuple>> {
     let made = all.into_iter().map(|one| Py::new(py, make(one)?)).collect::<PyResult<Vec<_>>>()?;
     Ok(PyTuple::new(py, made)?.unbind())
 }

@@ -179,8 +179,8 @@ impl Store {
     }
 
     /// The same as text for Prometheus and all who read its formats: "openmetrics" (OpenMetrics 1.0), or "prometheus" for those who
-    /// do not know that (the text format 0.0.4). metrics_content_type() has the Content-Type of each. All processes of a store
-    /// tell the same, so let one of each machine be asked, and do not add them up.
+    /// do not know that (the text format 0.0.4). metrics_content_type() has the Content-Type of each. All processes of a "sqlite:"
+    /// store tell the same, so let one of each machine be asked, and do not add them up; on a server, each tells its own counts.
     ///
     /// In an event loop: await asyncio.to_thread(store.metrics).
     #[pyo3(

@@ -4,7 +4,8 @@
 
     instrument(store)
 
-All processes of a store tell the same, so instrument one of each machine, and do not add them up.
+All processes of a "sqlite:" store tell the same, so instrument one of each machine, and do not add them up; on a server, each
+tells its own counts.
 """
 
 from __future__ import annotations
@@ -38,13 +39,10 @@ def instrument(
 
     While the store fails nothing is told, and `workglow_limit.collection.errors` counts how often.
     """
-    if not isinstance(store, Store):
-        raise TypeError(f"store is {store!r}: expected a Store, not {type(store).__name__}")
     if meter_provider is None:
         meter_provider = get_meter_provider()
-    elif not isinstance(meter_provider, MeterProvider):
-        name = type(meter_provider).__name__
-        raise TypeError(f"meter_provider is {meter_provider!r}: expected a MeterProvider, not {name}")
+    check("store", store, Store)
+    check("meter_provider", meter_provider, MeterProvider)
     # What a collection would refuse, nobody would hear of.
     Store("memory:").snapshot(keys=keys, show_keys=check_bool("show_keys", show_keys))
     meter, looks = meter_provider.get_meter("workglow_limit", __version__), Looks(store, keys, show_keys)
@@ -58,8 +56,12 @@ def instrument(
         kinds[kind](name, callbacks=[looks.callback(name, seen)], unit=unit, description=description)
     # The last: it counts the look of this collection, too.
     description = "Collections of which the store failed the look."
-    count = [lambda _: [Observation(looks.errors)]]
-    meter.create_observable_counter("workglow_limit.collection.errors", count, "{error}", description)
+    meter.create_observable_counter("workglow_limit.collection.errors", [looks.failed], "{error}", description)
+
+
+def check(parameter: str, value: object, expected: type) -> None:
+    if not isinstance(value, expected):
+        raise TypeError(f"{parameter} is {value!r}: expected a {expected.__name__}, not {type(value).__name__}")
 
 
 class Looks:
@@ -68,7 +70,7 @@ class Looks:
     def __init__(self, store: Store, keys: int, show_keys: bool) -> None:
         self._store, self._keys, self._show_keys = store, keys, show_keys
         self._last: tuple[int, float, Snapshot | None, set[str]] = (0, 0.0, None, set())
-        self.errors = 0
+        self._errors = 0
 
     def callback(self, name: str, seen: Seen) -> Callable[[CallbackOptions], Iterable[Observation]]:
         """What observes for an instrument."""
@@ -79,11 +81,15 @@ class Looks:
 
         return observe
 
+    def failed(self, _: CallbackOptions) -> Iterable[Observation]:
+        """How often the store failed a look."""
+        return (Observation(self._errors),)
+
     def _for(self, name: str) -> Snapshot | None:
         process, at, snapshot, served = self._last
         # An instrument that asks again is asked by the next collection.
         if name in served or process != getpid() or monotonic() - at > AGE:
-            snapshot, served = self._look(), set()
+            snapshot, served = self._look(), set[str]()
             self._last = getpid(), monotonic(), snapshot, served
         served.add(name)
         return snapshot
@@ -92,7 +98,7 @@ class Looks:
         try:
             return self._store.snapshot(keys=self._keys, show_keys=self._show_keys)
         except Exception:
-            self.errors += 1
+            self._errors += 1
             return None
 
 
