@@ -7,7 +7,7 @@
 //! A limit in which something happens takes about 6 KB of memory here, 180 points of 32 bytes; one in which nothing has happened for
 //! a quarter of an hour some hundred bytes.
 
-use super::view::{Pace, View};
+use super::view::{Lately, Pace, View};
 use crate::failure::Failure;
 use crate::json;
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -124,8 +124,8 @@ impl Sampler {
                 if now > tick {
                     quarter.add(now, &seen);
                 }
-                let paces = quarter.paces(&seen);
-                Arc::new(View::new(seen, paces, quarter.last_tick()))
+                let lately = quarter.lately(&seen);
+                Arc::new(View::new(seen, lately, quarter.last_tick()))
             });
             tick = now;
             let mut wishes = self.wishes();
@@ -228,6 +228,17 @@ struct Mark {
     denied: u64,
 }
 
+impl Mark {
+    fn pace_since(&self, before: &Mark) -> Pace {
+        let seconds = self.at.duration_since(before.at).unwrap_or_default().as_secs_f64();
+        if seconds < 0.5 {
+            return Pace::default();
+        }
+        let each = |now: u64, before: u64| now.saturating_sub(before) as f64 / seconds;
+        Pace { granted: each(self.granted, before.granted), denied: each(self.denied, before.denied) }
+    }
+}
+
 struct Line {
     points: VecDeque<Point>,
     shapes: Vec<Shape>,
@@ -275,22 +286,24 @@ impl Quarter {
         }
     }
 
-    /// How many a second there were lately, in the order of the limits.
-    fn paces(&self, seen: &Snapshot) -> Vec<Pace> {
-        let pace = |limit: &LimitSnapshot| {
-            let Some(line) = self.lines.get(&limit.name) else { return Pace::default() };
-            let since = line.marks[1];
-            let seconds = seen.at.duration_since(since.at).unwrap_or_default().as_secs_f64();
-            if seconds < 0.5 {
-                return Pace::default();
-            }
-            let each = |now: u64, before: u64| now.saturating_sub(before) as f64 / seconds;
-            Pace {
-                granted: each(limit.stats.units_granted, since.granted),
-                denied: each(limit.stats.denied, since.denied),
+    /// What happened lately, in the order of the limits.
+    fn lately(&self, seen: &Snapshot) -> Vec<Lately> {
+        let since = self.last_tick().saturating_sub(2);
+        let one = |limit: &LimitSnapshot| {
+            let Some(line) = self.lines.get(&limit.name) else { return Lately::default() };
+            let [last, before] = line.marks;
+            let now = Mark { at: seen.at, granted: limit.stats.units_granted, denied: limit.stats.denied };
+            let recent = line.points.iter().rev().take_while(|point| u64::from(point.tick) >= since);
+            let shares = recent
+                .flat_map(|point| line.used(point))
+                .map(|(allowed, used)| f64::from(used) / allowed.max(1) as f64);
+            Lately {
+                pace: now.pace_since(&before),
+                fullest: shares.fold(0.0, f64::max),
+                denied: last.pace_since(&before).denied,
             }
         };
-        seen.limits.iter().map(pace).collect()
+        seen.limits.iter().map(one).collect()
     }
 
     /// The fullest share of each of so many parts of the quarter, in percent, oldest first; `None` where nothing was seen.
@@ -306,7 +319,7 @@ impl Quarter {
         if let Some(line) = self.lines.get(limit) {
             for point in &line.points {
                 let Some(part) = part(u64::from(point.tick)) else { continue };
-                let full = line.used(point).map(|(_, allowed, used)| share(used, allowed)).max();
+                let full = line.used(point).map(|(allowed, used)| share(used, allowed)).max();
                 spark[part] = spark[part].max(full);
             }
         }
@@ -402,9 +415,9 @@ impl Line {
         self.shapes.iter().rev().find(|shape| shape.since <= tick)
     }
 
-    /// What was used of each window.
-    fn used(&self, point: &Point) -> impl Iterator<Item = (Option<Duration>, u64, u32)> {
+    /// What was allowed in each window, and used of it.
+    fn used(&self, point: &Point) -> impl Iterator<Item = (u64, u32)> {
         let windows = self.shape(u64::from(point.tick)).map_or(&[][..], |shape| &shape.windows);
-        windows.iter().enumerate().map(|(i, &(window, limit))| (window, limit, point.used(i)))
+        windows.iter().enumerate().map(|(i, &(_, limit))| (limit, point.used(i)))
     }
 }

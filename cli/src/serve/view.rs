@@ -12,6 +12,16 @@ pub struct Pace {
     pub denied: f64,
 }
 
+/// What happened in a limit lately.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Lately {
+    pub pace: Pace,
+    /// The fullest that it was at the last three ticks: what is sorted by it moves every 5 s, and not with each start.
+    pub fullest: f64,
+    /// How many attempts were denied a second between the last two ticks.
+    pub denied: f64,
+}
+
 /// What limits are sorted by. Those that are equal are sorted by name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sort {
@@ -49,7 +59,7 @@ pub struct View {
     /// The last tick of the series.
     pub tick: u64,
     pub totals: Totals,
-    paces: Vec<Pace>,
+    lately: Vec<Lately>,
     orders: [OnceLock<Vec<u32>>; 4],
     lower: OnceLock<Vec<String>>,
 }
@@ -63,9 +73,9 @@ pub fn fullness(limit: &LimitSnapshot) -> f64 {
 }
 
 impl View {
-    pub fn new(seen: Snapshot, paces: Vec<Pace>, tick: u64) -> View {
+    pub fn new(seen: Snapshot, lately: Vec<Lately>, tick: u64) -> View {
         let mut totals = Totals::default();
-        for (limit, pace) in seen.limits.iter().zip(&paces) {
+        for (limit, Lately { pace, .. }) in seen.limits.iter().zip(&lately) {
             totals.full += u64::from(fullness(limit) >= 1.0);
             totals.near += u64::from(limit.is_near());
             totals.paused += u64::from(!limit.paused_for.is_zero());
@@ -74,11 +84,15 @@ impl View {
             totals.pace.granted += pace.granted;
             totals.pace.denied += pace.denied;
         }
-        View { seen, tick, totals, paces, orders: Default::default(), lower: OnceLock::new() }
+        View { seen, tick, totals, lately, orders: Default::default(), lower: OnceLock::new() }
     }
 
     pub fn row(&self, name: &str) -> Option<Row<'_>> {
-        self.seen.limits.iter().position(|limit| limit.name == name).map(|at| (&self.seen.limits[at], self.paces[at]))
+        self.seen
+            .limits
+            .iter()
+            .position(|limit| limit.name == name)
+            .map(|at| (&self.seen.limits[at], self.lately[at].pace))
     }
 
     fn order(&self, sort: Sort) -> &[u32] {
@@ -86,14 +100,14 @@ impl View {
             let limits = &self.seen.limits;
             let mut order: Vec<u32> = (0..limits.len() as u32).collect();
             order.sort_by(|&a, &b| limits[a as usize].name.cmp(&limits[b as usize].name));
-            let micro = |share: f64| Reverse((share * 1e6) as u64);
+            let lately = |at: u32| &self.lately[at as usize];
             match sort {
                 Sort::Fullest => order.sort_by_cached_key(|&at| {
-                    let limit = &limits[at as usize];
-                    (limit.paused_for.is_zero(), micro(fullness(limit)), micro(self.paces[at as usize].denied))
+                    let percent = Reverse((lately(at).fullest * 100.0) as u64);
+                    (limits[at as usize].paused_for.is_zero(), percent, Reverse((lately(at).denied * 10.0) as u64))
                 }),
                 Sort::Denied => order.sort_by_cached_key(|&at| {
-                    (micro(self.paces[at as usize].denied), Reverse(limits[at as usize].stats.denied))
+                    (Reverse((lately(at).denied * 10.0) as u64), Reverse(limits[at as usize].stats.denied))
                 }),
                 Sort::Waiting => order.sort_by_key(|&at| Reverse(limits[at as usize].waiting)),
                 Sort::Name => {}
@@ -104,7 +118,7 @@ impl View {
 
     /// Those of the limits that have this text in their names, of any case: how many there are, and some of them.
     pub fn page(&self, search: &str, sort: Sort, range: Range<usize>) -> (usize, Vec<Row<'_>>) {
-        let row = |&at: &u32| (&self.seen.limits[at as usize], self.paces[at as usize]);
+        let row = |&at: &u32| (&self.seen.limits[at as usize], self.lately[at as usize].pace);
         let order = self.order(sort);
         if search.is_empty() {
             return (order.len(), order.iter().skip(range.start).take(range.len()).map(row).collect());
