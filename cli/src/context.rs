@@ -21,8 +21,6 @@ pub enum Outcome {
     Declined,
     /// Ended by Ctrl-C.
     Interrupted,
-    /// Ended by this signal.
-    Ended(i32),
 }
 
 /// A look at a store, without this process.

@@ -1,8 +1,7 @@
 //! What is said, and with which exit code, where a command cannot do what it was asked to.
 
 use crate::context::Outcome;
-use crate::place;
-use serde_json::json;
+use crate::{json, place};
 use std::io::{self, Write};
 use workglow_limit::Error;
 
@@ -41,8 +40,6 @@ impl Outcome {
             Outcome::Found => Exit::Found as u8,
             Outcome::Declined => Exit::Declined as u8,
             Outcome::Interrupted => Exit::Interrupted as u8,
-            // As shells say of programs that a signal has ended.
-            Outcome::Ended(signal) => 128_u8.saturating_add(signal as u8),
         }
     }
 }
@@ -105,7 +102,7 @@ impl Failure {
     }
 
     fn to_json(&self) -> serde_json::Value {
-        json!({ "error": { "code": self.code, "message": self.message, "hint": self.hint } })
+        json::error(self.code, &self.message, self.hint.as_deref())
     }
 }
 

@@ -3,6 +3,7 @@
 //! Durations are in seconds, times in seconds since 1970.
 
 use crate::commands::doctor::Finding;
+use crate::serve::{Pace, Row, View, fullness};
 use serde_json::{Value, json};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use workglow_limit::{Decision, KeySnapshot, LimitSnapshot, Minute, Problem, Snapshot, Stats, Usage, WAIT_BOUNDS};
@@ -33,11 +34,7 @@ pub fn snapshot(seen: &Snapshot, keys: Keys) -> Value {
         "at": time(seen.at),
         "store": seen.url,
         "limits": seen.limits.iter().map(|limit| self::limit(limit, keys)).collect::<Vec<_>>(),
-        "processes": seen.processes.iter().map(|process| json!({
-            "pid": process.pid,
-            "program": process.program,
-            "since": seconds(process.since),
-        })).collect::<Vec<_>>(),
+        "processes": processes(seen),
         "counts_all_processes": seen.counts_all_processes,
         "ledger_lag": seconds(seen.ledger_lag),
         "lane_bytes": seen.lane_bytes,
@@ -243,4 +240,155 @@ pub fn event(at: SystemTime, name: &str, limit: Option<&str>, more: &Value) -> V
         all.extend(more.clone());
     }
     all
+}
+
+/// What went wrong, and what to do about it.
+pub fn error(code: &str, message: &str, hint: Option<&str>) -> Value {
+    json!({ "error": { "code": code, "message": message, "hint": hint } })
+}
+
+fn pace(pace: Pace) -> Value {
+    let milli = |count: f64| (count * 1e3).round() / 1e3;
+    json!({ "granted": milli(pace.granted), "denied": milli(pace.denied) })
+}
+
+/// Some of the limits of a store.
+pub(crate) fn page_of(view: &View, found: usize, offset: usize, rows: &[Row], keys: Keys) -> Value {
+    json!({
+        "at": time(view.seen.at),
+        "summary": summary(view),
+        "found": found,
+        "offset": offset,
+        "limits": rows.iter().map(|&row| detail(row, keys)).collect::<Vec<_>>(),
+    })
+}
+
+/// A limit with how many units are granted and attempts denied a second.
+fn detail((seen, at): Row, keys: Keys) -> Value {
+    let mut all = limit(seen, keys);
+    all["pace"] = pace(at);
+    all
+}
+
+fn processes(seen: &Snapshot) -> Vec<Value> {
+    let one = |process: &workglow_limit::ProcessSnapshot| json!({ "pid": process.pid, "program": process.program, "since": seconds(process.since) });
+    seen.processes.iter().map(one).collect()
+}
+
+/// A store without its limits.
+fn summary(view: &View) -> Value {
+    json!({
+        "store": view.seen.url,
+        "limits": view.seen.limits.len(),
+        "full": view.totals.full,
+        "near": view.totals.near,
+        "paused": view.totals.paused,
+        "overridden": view.totals.overridden,
+        "waiting": view.totals.waiting,
+        "pace": pace(view.totals.pace),
+        "counts_all_processes": view.seen.counts_all_processes,
+        "processes": processes(&view.seen),
+        "ledger_lag": seconds(view.seen.ledger_lag),
+        "lane_bytes": view.seen.lane_bytes,
+        "failures": view.seen.failures,
+    })
+}
+
+/// A limit in a list.
+fn row((seen, at): Row) -> Value {
+    json!({
+        "name": seen.name,
+        "kind": seen.kind,
+        "policy": seen.policy().to_string(),
+        "is_overridden": seen.overriding.is_some(),
+        "usage": usage(&seen.usage),
+        "share": (fullness(seen) * 1e4).round() / 1e4,
+        "near": seen.is_near(),
+        "retry_after": seconds(seen.retry_after),
+        "paused_for": seconds(seen.paused_for),
+        "waiting": seen.waiting,
+        "pace": pace(at),
+    })
+}
+
+/// What a stream of events begins with.
+pub(crate) fn hello(takes_changes: bool, keys: Keys, quarter: Duration) -> Value {
+    json!({
+        "version": env!("CARGO_PKG_VERSION"),
+        "takes_changes": takes_changes,
+        "shows_keys": keys == Keys::Shown,
+        "quarter": seconds(quarter),
+    })
+}
+
+/// The sparkline of each limit: in percent, oldest first, `null` where nothing was seen.
+pub(crate) type Sparks = Vec<(String, Vec<Option<u8>>)>;
+
+/// What a page shows: some limits, and perhaps one of them in full, `null` if there is none of its name.
+pub(crate) fn look(
+    view: &View,
+    found: usize,
+    offset: usize,
+    rows: &[Row],
+    sparks: Option<Sparks>,
+    chosen: Option<Option<Row>>,
+    keys: Keys,
+) -> Value {
+    let mut all = json!({
+        "at": time(view.seen.at),
+        "tick": view.tick,
+        "summary": summary(view),
+        "found": found,
+        "offset": offset,
+        "limits": rows.iter().map(|&one| row(one)).collect::<Vec<_>>(),
+    });
+    if let Some(sparks) = sparks {
+        // Where a name says `__proto__`, an object of JavaScript's would not take it.
+        all["sparks"] = sparks.into_iter().map(|(name, spark)| json!([name, spark])).collect();
+    }
+    if let Some(chosen) = chosen {
+        all["detail"] = chosen.map(|chosen| detail(chosen, keys)).into();
+    }
+    all
+}
+
+/// The last quarter of an hour of a limit, as columns.
+#[derive(Debug, Default)]
+pub(crate) struct Series {
+    pub step: Duration,
+    pub at: Vec<SystemTime>,
+    pub windows: Vec<SeriesWindow>,
+    pub granted: Vec<u32>,
+    pub denied: Vec<u32>,
+    pub waiting: Vec<u32>,
+}
+
+/// What was allowed and used of a window; `None` while it was none of the limit's.
+#[derive(Debug, Default)]
+pub(crate) struct SeriesWindow {
+    pub window: Option<Duration>,
+    pub limit: Vec<Option<u64>>,
+    pub used: Vec<Option<u32>>,
+}
+
+/// The same in JSON.
+pub(crate) fn series(name: &str, seen: &Series) -> Value {
+    json!({
+        "limit": name,
+        "step": seconds(seen.step),
+        "at": seen.at.iter().map(|&at| time(at)).collect::<Vec<_>>(),
+        "windows": seen.windows.iter().map(|column| json!({
+            "window": column.window.map(seconds),
+            "limit": column.limit,
+            "used": column.used,
+        })).collect::<Vec<_>>(),
+        "granted": seen.granted,
+        "denied": seen.denied,
+        "waiting": seen.waiting,
+    })
+}
+
+/// What was counted of a limit, in steps of the same length.
+pub(crate) fn history(name: &str, step: Duration, steps: &[Minute]) -> Value {
+    json!({ "limit": name, "step": seconds(step), "steps": steps.iter().map(minute).collect::<Vec<_>>() })
 }

@@ -6,7 +6,7 @@ use common::{Dir, command, used, wait_until};
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::os::unix::process::CommandExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::Child;
 use std::sync::{Arc, Mutex};
 
@@ -27,28 +27,40 @@ fn settings(terminal: &OwnedFd) -> libc::termios {
     found
 }
 
-impl Terminal {
-    fn start(url: &str, args: &[&str], (rows, columns): (u16, u16)) -> Terminal {
-        let (mut ours, mut theirs) = (-1, -1);
-        let size = libc::winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
-        // SAFETY: valid places, and a size; the name and settings are not asked for.
-        let made = unsafe { libc::openpty(&mut ours, &mut theirs, std::ptr::null_mut(), std::ptr::null(), &size) };
-        assert_eq!(made, 0);
-        // SAFETY: new descriptors that nobody else owns.
-        let (ours, theirs) = unsafe { (File::from_raw_fd(ours), OwnedFd::from_raw_fd(theirs)) };
-        let before = settings(&theirs);
-        let copy = || theirs.try_clone().unwrap();
-        let mut command = command(url, args);
-        command.stdin(copy()).stdout(copy()).stderr(copy());
-        // SAFETY: only plain calls between fork and exec: it has this terminal, and gets its Ctrl-C.
-        unsafe {
-            command.pre_exec(|| {
-                libc::setsid();
+/// A new terminal of this size, our end and the other, and a command that has that one: as its own, whose signals it gets, or not.
+fn start(url: &str, args: &[&str], (rows, columns): (u16, u16), is_own: bool) -> (File, OwnedFd, Child, libc::termios) {
+    let (mut ours, mut theirs) = (-1, -1);
+    let size = libc::winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
+    // SAFETY: valid places, and a size; the name and settings are not asked for.
+    let made = unsafe { libc::openpty(&mut ours, &mut theirs, std::ptr::null_mut(), std::ptr::null(), &size) };
+    assert_eq!(made, 0);
+    // SAFETY: new descriptors that nobody else owns. A child that has ours would keep the terminal alive.
+    let (ours, theirs) = unsafe {
+        libc::fcntl(ours, libc::F_SETFD, libc::FD_CLOEXEC);
+        libc::fcntl(theirs, libc::F_SETFD, libc::FD_CLOEXEC);
+        (File::from_raw_fd(ours), OwnedFd::from_raw_fd(theirs))
+    };
+    let before = settings(&theirs);
+    let copy = || theirs.try_clone().unwrap();
+    let mut command = command(url, args);
+    command.stdin(copy()).stdout(copy()).stderr(copy());
+    // SAFETY: only plain calls between fork and exec.
+    unsafe {
+        command.pre_exec(move || {
+            libc::setsid();
+            if is_own {
                 libc::ioctl(0, libc::TIOCSCTTY, 0);
-                Ok(())
-            })
-        };
-        let child = command.spawn().unwrap();
+            }
+            Ok(())
+        })
+    };
+    let child = command.spawn().unwrap();
+    (ours, theirs, child, before)
+}
+
+impl Terminal {
+    fn start(url: &str, args: &[&str], size: (u16, u16)) -> Terminal {
+        let (ours, theirs, child, before) = start(url, args, size, true);
         let seen = Arc::new(Mutex::new(String::new()));
         let (mut reader, writer) = (ours.try_clone().unwrap(), seen.clone());
         // It ends with the terminal.
@@ -69,7 +81,7 @@ impl Terminal {
         self.ours.write_all(keys).unwrap();
     }
 
-    /// Its exit code. The terminal is as it was.
+    /// Its exit code, or 128 and the signal that ended it, as shells say. The terminal is as it was.
     fn end(mut self) -> i32 {
         let mut code = None;
         wait_until("it ends", || {
@@ -78,7 +90,8 @@ impl Terminal {
         });
         let after = settings(&self.theirs);
         assert_eq!((after.c_lflag, after.c_iflag), (self.before.c_lflag, self.before.c_iflag));
-        code.unwrap().code().unwrap()
+        let status = code.unwrap();
+        status.code().or_else(|| Some(128 + status.signal()?)).unwrap()
     }
 }
 
@@ -109,6 +122,24 @@ fn top_ends_by_a_key_by_ctrl_c_and_by_signals() {
         }
         top.wait_for(BACK);
         assert_eq!(top.end(), code, "{how:?}");
+    }
+}
+
+#[test]
+fn top_ends_with_its_terminal() {
+    let dir = Dir::new("gone");
+    let _store = used(&dir.url());
+    // Also where no signal says so.
+    for is_own in [true, false] {
+        let (mut ours, theirs, mut child, _) = start(&dir.url(), &["top"], (24, 80), is_own);
+        let mut seen = Vec::new();
+        while !String::from_utf8_lossy(&seen).contains("stripe") {
+            let mut bytes = [0; 4096];
+            let read = ours.read(&mut bytes).unwrap();
+            seen.extend_from_slice(&bytes[..read]);
+        }
+        drop((ours, theirs));
+        wait_until("it ends", || child.try_wait().unwrap().is_some());
     }
 }
 

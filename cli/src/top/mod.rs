@@ -20,8 +20,9 @@ use workglow_limit::Observer;
 pub struct Args {}
 
 const EVERY: Duration = Duration::from_secs(1);
-/// How soon a signal is noticed.
+/// How soon another size is noticed.
 const GLANCE: Duration = Duration::from_millis(200);
+const AT_ONCE: Duration = Duration::from_millis(5);
 const KEYS: usize = 50;
 
 pub fn run(_args: Args, context: &Context) -> Result<Outcome, Failure> {
@@ -37,19 +38,23 @@ pub fn run(_args: Args, context: &Context) -> Result<Outcome, Failure> {
         screen.draw(|frame| view::draw(frame, &mut model))?;
         let mut next = EVERY.saturating_sub(looked.elapsed());
         while next > Duration::ZERO {
-            if let Some(outcome) = screen.signal() {
-                return Ok(outcome);
+            if !screen.wait(next.min(GLANCE)) {
+                return Ok(Outcome::Done);
             }
-            if event::poll(next.min(GLANCE))? {
+            let mut is_another = false;
+            while event::poll(AT_ONCE)? {
+                is_another = true;
                 match event::read()? {
                     Event::Key(key) if key.kind != KeyEventKind::Release => {
                         if let Some(outcome) = press(key, &mut model) {
                             return Ok(outcome);
                         }
                     }
+                    // Or the size is another.
                     _ => {}
                 }
-                // The size may be another, too.
+            }
+            if is_another {
                 screen.draw(|frame| view::draw(frame, &mut model))?;
             }
             next = EVERY.saturating_sub(looked.elapsed());

@@ -1,35 +1,60 @@
 //! The terminal, which is as it was before whatever ends the program.
 
-use crate::context::Outcome;
 use crate::failure::Failure;
 use ratatui::DefaultTerminal;
 use ratatui::Frame;
 use signal_hook::SigId;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::low_level::{emulate_default_handler, register, unregister};
 use std::io;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::time::Duration;
 
-/// It is restored when this is dropped, and by a hook before the message of a panic.
+/// Shows what was there before, and the cursor.
+const BACK: &[u8] = b"\x1b[?1049l\x1b[?25h";
+
+/// It is restored when this is dropped, by a hook before the message of a panic, and by signals that end the program.
 pub struct Screen {
     terminal: DefaultTerminal,
-    /// The last of the signals that ask for the end; 0: none.
-    signal: Arc<AtomicUsize>,
     handlers: Vec<SigId>,
+}
+
+/// How the terminal is set.
+fn settings() -> io::Result<libc::termios> {
+    // SAFETY: a zeroed `termios` is a valid place for the answer.
+    let mut found: libc::termios = unsafe { std::mem::zeroed() };
+    // SAFETY: `found` is a valid place.
+    match unsafe { libc::tcgetattr(libc::STDOUT_FILENO, &mut found) } {
+        0 => Ok(found),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Lets a signal end the program at once, whatever it waits for, with the terminal as it is now.
+fn end_by(signal: i32, before: libc::termios) -> io::Result<SigId> {
+    let end = move || {
+        // SAFETY: both may be called in a handler, on values that live as long as it.
+        unsafe {
+            libc::tcsetattr(libc::STDOUT_FILENO, libc::TCSANOW, &before);
+            libc::write(libc::STDOUT_FILENO, BACK.as_ptr().cast(), BACK.len());
+        }
+        let _ = emulate_default_handler(signal);
+    };
+    // SAFETY: it calls only what may be called in a handler.
+    unsafe { register(signal, end) }
 }
 
 impl Screen {
     pub fn open() -> Result<Screen, Failure> {
-        let signal = Arc::new(AtomicUsize::new(0));
+        let failed = |error| Failure::system(format!("this terminal cannot be drawn on: {error}"));
+        let before = settings().map_err(failed)?;
         // Before the terminal is changed, so that none of them ends the program while it is.
-        let register = |number: i32| signal_hook::flag::register_usize(number, signal.clone(), number as usize);
-        // (A terminal that has gone ends the program at once: there is nothing to restore, and to wait for a key would never end.)
-        let handlers = [SIGINT, SIGTERM].into_iter().map(register).collect::<io::Result<Vec<SigId>>>()?;
+        let handlers = [SIGINT, SIGTERM, SIGHUP].into_iter().map(|signal| end_by(signal, before));
+        let handlers = handlers.collect::<io::Result<Vec<SigId>>>().map_err(failed)?;
         match ratatui::try_init() {
-            Ok(terminal) => Ok(Screen { terminal, signal, handlers }),
+            Ok(terminal) => Ok(Screen { terminal, handlers }),
             Err(error) => {
                 ratatui::restore();
-                Err(Failure::system(format!("this terminal cannot be drawn on: {error}")))
+                Err(failed(error))
             }
         }
     }
@@ -38,17 +63,14 @@ impl Screen {
         self.terminal.draw(draw).map(drop)
     }
 
-    /// Did a signal ask for the end, or has the terminal gone?
-    pub fn signal(&self) -> Option<Outcome> {
-        let mut input = libc::pollfd { fd: 0, events: 0, revents: 0 };
-        // SAFETY: one descriptor to look at, without waiting.
-        let is_gone = unsafe { libc::poll(&mut input, 1, 0) } == 1;
-        match self.signal.load(Relaxed) as i32 {
-            0 if is_gone => Some(Outcome::Ended(SIGHUP)),
-            0 => None,
-            SIGINT => Some(Outcome::Interrupted),
-            number => Some(Outcome::Ended(number)),
-        }
+    /// Waits until a key is pressed, for so long at most. Is the terminal still there? (Whoever would read from one that is gone would
+    /// read nothing, for ever.)
+    pub fn wait(&self, longest: Duration) -> bool {
+        let mut out = libc::pollfd { fd: libc::STDOUT_FILENO, events: libc::POLLIN, revents: 0 };
+        let ms = libc::c_int::try_from(longest.as_millis()).unwrap_or(libc::c_int::MAX);
+        // SAFETY: `out` is one valid entry.
+        let ready = unsafe { libc::poll(&mut out, 1, ms) };
+        ready <= 0 || out.revents & (libc::POLLHUP | libc::POLLERR | libc::POLLNVAL) == 0
     }
 }
 
@@ -56,7 +78,7 @@ impl Drop for Screen {
     fn drop(&mut self) {
         ratatui::restore();
         for handler in self.handlers.drain(..) {
-            signal_hook::low_level::unregister(handler);
+            unregister(handler);
         }
     }
 }

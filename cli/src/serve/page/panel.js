@@ -1,0 +1,318 @@
+// The chosen limit: what is used of it, who waits, what there was; and what an operator does to it.
+import { brief, bytes, clock, count, level, make, month, pace, quarter, set, time, windowed } from "./draw.js";
+import { get, post, token } from "./talk.js";
+
+const PAST = 60_000; // How often the month is asked for again.
+const $ = (id) => document.getElementById(id);
+
+/** Radio buttons side by side. */
+function segments(name, label, options, chosen, choose) {
+  const option = ([value, text]) =>
+    make("label", {}, make("input", { type: "radio", name, value, checked: value === chosen, onchange: () => choose(value) }), make("span", {}, text));
+  return make("fieldset.segments", {}, make("legend.unseen", {}, label), ...options.map(option));
+}
+
+const block = (title, ...children) => make("section.block", {}, make("div.title", {}, make("h3", {}, title)), ...children);
+
+export class Panel {
+  #name = null;
+  #seen = null;
+  #series = null;
+  #history = null;
+  #tick = -1;
+  #asked = 0;
+  #days = 31;
+  #window;
+  #abort = null;
+
+  constructor(element, { close, say, takesChanges }) {
+    Object.assign(this, { element, close, say, takesChanges });
+    // Charts are as wide as there is room.
+    new ResizeObserver(() => this.#drawCharts()).observe(element);
+    $("cancel").addEventListener("click", () => $("dialog").close());
+  }
+
+  hide() {
+    this.#abort?.abort();
+    this.#name = null;
+    this.element.hidden = true;
+  }
+
+  show(name) {
+    if (name === this.#name) return;
+    this.#abort?.abort();
+    this.#abort = new AbortController();
+    Object.assign(this, { parts: null });
+    [this.#name, this.#seen, this.#series, this.#history, this.#tick, this.#asked, this.#window] = [name, null, null, null, -1, 0, undefined];
+    this.element.hidden = false;
+    this.element.scrollTop = 0;
+    this.element.replaceChildren(make("button.back", { type: "button", onclick: this.close }, "‹ All limits"), make("div.head", {}, make("div.titles", {}, make("h2", {}, name))));
+  }
+
+  /** A look that has this limit. */
+  take(name, look) {
+    if (name !== this.#name || look.detail === undefined || (look.detail && look.detail.name !== name)) return;
+    if (!look.detail) {
+      this.parts = null;
+      return this.element.replaceChildren(
+        make("button.back", { type: "button", onclick: this.close }, "‹ All limits"),
+        make("p.empty", {}, `This store knows no limit “${name}”. It may have been forgotten, or not be declared yet.`),
+      );
+    }
+    this.#seen = look.detail;
+    if (!this.parts) this.#build();
+    this.#fill(look);
+    if (look.tick !== this.#tick) {
+      this.#tick = look.tick;
+      this.#ask("/api/series", { limit: name }, (series) => (this.#series = series));
+    }
+    if (Date.now() - this.#asked > PAST) {
+      this.#asked = Date.now();
+      this.#ask("/api/history", { limit: name }, (history) => (this.#history = history));
+    }
+  }
+
+  async #ask(path, parameters, then) {
+    const { signal } = this.#abort;
+    try {
+      const answer = await get(path, parameters, signal);
+      if (signal.aborted) return;
+      then(answer);
+      this.#drawCharts();
+    } catch {
+      // The next look asks again, and the list says what is the matter.
+    }
+  }
+
+  #build() {
+    const parts = (this.parts = {
+      own: make("span.badge.own", { hidden: true }, "override"),
+      policy: make("p.policy.mono"),
+      declared: make("p.faint.mono.policy", { hidden: true }),
+      override: make("button", { type: "button", onclick: () => this.act("override"), "aria-keyshortcuts": "o" }, "Override"),
+      lift: make("button", { type: "button", onclick: () => this.act("lift"), "aria-keyshortcuts": "l" }, "Lift"),
+      pause: make("button", { type: "button", onclick: () => this.act("pause"), "aria-keyshortcuts": "p" }, "Pause"),
+      used: make("b"),
+      of: make("span.faint"),
+      level: make("span.level"),
+      windows: make("div"),
+      quarter: make("div"),
+      quarterSays: make("div.readout"),
+      month: make("div"),
+      monthSays: make("div.readout"),
+      gates: make("div"),
+      waits: make("div.waits"),
+      counters: make("dl.counters"),
+      keys: make("div.scroll"),
+      processes: make("div.scroll"),
+      store: make("dl.counters"),
+    });
+    parts.actions = make("div.actions", {}, parts.override, parts.lift, parts.pause);
+    const titles = make("div.titles", {}, make("h2", {}, `${this.#name} `), make("p.faint", {}, this.#seen.kind.replaceAll("_", " "), " ", parts.own), parts.policy, parts.declared);
+    const days = segments("days", "How many days", [["1", "Day"], ["7", "Week"], ["31", "Month"]], String(this.#days), (value) => {
+      this.#days = Number(value);
+      this.#drawCharts();
+    });
+    const past = block("Units each hour", parts.month, parts.monthSays);
+    past.firstChild.append(days);
+    parts.recent = block("Last 15 minutes", parts.quarter, parts.quarterSays);
+    parts.recent.firstChild.append(parts.windows);
+    this.element.replaceChildren(
+      make("button.back", { type: "button", onclick: this.close }, "‹ All limits"),
+      make("div.head", {}, titles, parts.actions),
+      make("div.now", {}, parts.used, parts.of, parts.level),
+      parts.recent, past,
+      (parts.gateBlock = block("Gates", parts.gates)),
+      block("How long starts waited", parts.waits),
+      block("Counted since the store was made", parts.counters),
+      (parts.keyBlock = block("Busiest keys", parts.keys)),
+      (parts.processBlock = block("Processes of this machine", parts.processes)),
+      block("The store", parts.store),
+    );
+    this.allow();
+  }
+
+  /** Shows what may be done. */
+  allow() {
+    if (!this.parts) return;
+    this.parts.actions.hidden = !this.takesChanges();
+    if (this.#seen) this.parts.lift.disabled = !this.#seen.override;
+  }
+
+  #fill(look) {
+    const { parts } = this;
+    const seen = this.#seen;
+    const { usage, stats } = seen;
+    const share = Math.max(...usage.map((one) => one.used / Math.max(1, one.limit)));
+    set(parts.policy, seen.policy);
+    parts.own.hidden = parts.declared.hidden = !seen.override;
+    set(parts.declared, `declared: ${seen.declared}`);
+    this.allow();
+    set(parts.used, `${count(usage[0].used)} / ${count(usage[0].limit)}`);
+    const of = seen.fullest ? `, by ${seen.fullest}` : seen.keys > 0 ? ", without a key" : "";
+    set(parts.of, `used ${windowed(usage[0].window)}${of}`);
+    parts.level.dataset.level = seen.paused_for > 0 ? "full" : level(share, seen.near);
+    const next = seen.retry_after > 0 ? `next start in ${time(seen.retry_after)}` : "";
+    set(parts.level, seen.paused_for > 0 ? `paused for ${time(seen.paused_for)}` : share >= 1 ? `full${next ? `, ${next}` : ""}` : next || (seen.near ? "near its limit" : "has room"));
+    this.#fillWindows(usage);
+    this.#fillGates(seen);
+    const most = Math.max(1, ...seen.waits.counts);
+    const names = [...seen.waits.bounds.map((bound) => `≤ ${time(bound)}`), `> ${time(seen.waits.bounds.at(-1))}`];
+    const waits = seen.waits.counts.map((n, i) => [names[i], n]);
+    if (parts.waits.dataset.is !== seen.waits.counts.join()) {
+      parts.waits.dataset.is = seen.waits.counts.join();
+      if (waits.some(([, n]) => n)) {
+        parts.waits.replaceChildren(...waits.flatMap(([name, n]) => [make("span.faint.number", {}, name), this.#bar(n / most), make("span.number", {}, count(n))]));
+      } else parts.waits.replaceChildren(make("p.faint", {}, "No start had to wait."));
+    }
+    this.#fillCounters(parts.counters, [
+      ["admitted", count(stats.admitted)], ["denied", count(stats.denied)], ["units granted", count(stats.units_granted)],
+      ["now granted", `${pace(seen.pace.granted)}/s`], ["now denied", `${pace(seen.pace.denied)}/s`], ["waiting now", count(seen.waiting)],
+      ["peak, last minute", count(seen.peak)], ["had to wait", count(stats.waited)], ["waited on average", stats.waited ? time(stats.wait_time / stats.waited) : "–"],
+      ["cancelled", count(stats.cancelled)], ["places lost", count(seen.places_lost)], ["store errors", count(stats.store_errors)],
+      ["policy changes", count(stats.policy_changes)], ["keys", count(seen.keys)],
+      seen.grants && ["grants held", count(seen.grants.held)], seen.grants && ["asked the server", count(seen.grants.requests)],
+    ]);
+    parts.keyBlock.hidden = !seen.hot_keys.length;
+    parts.keys.replaceChildren(this.#table(["Key", "Used", "#Granted", "#Denied"], seen.hot_keys.map((key) => {
+      const use = key.usage[0];
+      const badges = [key.override && make("span.badge.own", { title: key.override }, "own policy"), key.paused_for > 0 && make("span.badge.paused", {}, `paused ${time(key.paused_for)}`)];
+      return [make("span.name", {}, make("span.cut.mono", { title: key.key }, key.key || "(none)"), ...badges.filter(Boolean)), use ? `${brief(use.used)} / ${brief(use.limit)}` : "–", brief(key.stats.units_granted), brief(key.stats.denied)];
+    })));
+    const { summary } = look;
+    parts.processBlock.hidden = !summary.processes.length;
+    parts.processes.replaceChildren(this.#table(["Program", "#Pid", "#Since"], summary.processes.map((one) => [make("span.cut", { title: one.program }, one.program || "unknown"), String(one.pid), time(Math.floor(one.since))])));
+    this.#fillCounters(parts.store, [
+      ["written within", time(summary.ledger_lag)], summary.lane_bytes && ["lane", bytes(summary.lane_bytes)], ["failures here", count(summary.failures)],
+      !summary.counts_all_processes && ["counts are of", "this process only"],
+    ]);
+  }
+
+  #bar(share) {
+    const inner = make("i");
+    inner.style.transform = `scaleX(${share})`;
+    return make("span.bar", { "aria-hidden": "true" }, inner);
+  }
+
+  #table(heads, rows) {
+    const is = heads.map((head) => head.startsWith("#"));
+    const cell = (tag, content, i) => make(`${tag}${is[i] ? ".number" : i === 0 && tag === "td" ? ".long" : ""}`, tag === "th" ? { scope: "col" } : {}, content);
+    return make("table", {}, make("thead", {}, make("tr", {}, ...heads.map((head, i) => cell("th", head.replace("#", ""), i)))), make("tbody", {}, ...rows.map((row) => make("tr", {}, ...row.map((content, i) => cell("td", content, i))))));
+  }
+
+  #fillCounters(list, all) {
+    const shown = all.filter(Boolean);
+    if (list.children.length !== shown.length) list.replaceChildren(...shown.map(([name]) => make("div", {}, make("dt", {}, name), make("dd"))));
+    shown.forEach(([, value], i) => set(list.children[i].lastChild, value));
+  }
+
+  #fillWindows(usage) {
+    const windows = usage.map((one) => one.window).sort((a, b) => a - b);
+    // The one that says most over a quarter of an hour: the longest that is no longer, unless somebody has chosen.
+    if (this.#window === undefined || !windows.includes(this.#window)) this.#window = windows.findLast((window) => window <= 900) ?? windows[0];
+    if (this.parts.windows.dataset.is === windows.join()) return;
+    this.parts.windows.dataset.is = windows.join();
+    const choices = segments("window", "Which window", windows.map((window) => [String(window), time(window)]), String(this.#window), (value) => {
+      this.#window = windows.find((window) => String(window) === value);
+      this.#drawCharts();
+    });
+    this.parts.windows.replaceChildren(...(windows.length > 1 ? [choices] : []));
+  }
+
+  #fillGates(seen) {
+    const until = (seconds) => `until ${clock(Date.now() / 1000 + seconds)}, for ${time(seconds)}`;
+    const closed = [
+      ...(seen.paused_for > 0 ? [["the whole limit", seen.paused_for]] : []),
+      ...seen.hot_keys.filter((key) => key.paused_for > 0 && key.paused_for > seen.paused_for).map((key) => [`key ${key.key}`, key.paused_for]),
+    ];
+    this.parts.gateBlock.hidden = false;
+    const rows = closed.map(([who, seconds]) => make("p", {}, make("span.badge.paused", {}, "closed"), ` ${who} ${until(seconds)}`));
+    this.parts.gates.replaceChildren(...(rows.length ? rows : [make("p.faint", {}, "Open: nobody is paused.")]));
+  }
+
+  #drawCharts() {
+    if (!this.parts || this.element.hidden) return;
+    const style = getComputedStyle(this.element);
+    const width = Math.floor(this.element.clientWidth - parseFloat(style.paddingLeft) - parseFloat(style.paddingRight));
+    if (width < 100) return;
+    const { parts } = this;
+    if (this.#series?.at.length) parts.quarter.replaceChildren(quarter(this.#series, this.#window, 900, parts.quarterSays, width));
+    if (this.#history) parts.month.replaceChildren(month(this.#history, this.#days, Date.now() / 1000, parts.monthSays, width));
+  }
+
+  // ---- what an operator does ----
+
+  act(what) {
+    if (!this.#seen || !this.parts || !this.takesChanges() || $("dialog").open) return;
+    const [name, seen] = [this.#name, this.#seen];
+    const key = { name: "key", label: "Only for this key (optional)", placeholder: "the whole limit" };
+    if (what === "override") {
+      this.#dialog({
+        title: `Override ${name}`, text: `Programs declare ${seen.declared}. Your policy stands above it at once, for all processes, until it is lifted.`,
+        confirm: "Override", said: (done) => `${name}: ${done.policy} holds.`, path: "/api/override",
+        fields: [{ name: "policy", label: "Policy", value: seen.policy, placeholder: "50/1m + 5/1s", mono: true }, key],
+      });
+    } else if (what === "pause") {
+      this.#dialog({
+        title: `Pause ${name}`, text: "Nobody starts for so long. A pause can be made longer here, not shorter; the command “workglow-limit clear” ends it, and forgets what has started.",
+        confirm: "Pause", said: () => `${name} is paused.`, path: "/api/pause",
+        fields: [{ name: "duration", label: "For how long", value: "1m", placeholder: "30s, 5m, 2h", chips: ["30s", "1m", "5m", "15m", "1h"] }, key],
+      });
+    } else if (seen.override) {
+      this.#dialog({
+        title: `Lift the override of ${name}`, text: `${seen.declared}, what programs declare, holds again in place of ${seen.override}.`,
+        confirm: "Lift", said: () => `${name}: ${seen.declared} holds again.`, path: "/api/lift", fields: [],
+      });
+    }
+  }
+
+  /** Looking needs a token. */
+  askToken(message, then) {
+    token.set(null);
+    this.#dialog({ title: "A token is needed", text: message, confirm: "Look", fields: [], submit: async () => then() });
+  }
+
+  #dialog({ title, text, confirm, fields, path, said, submit }) {
+    const name = this.#name;
+    set($("dialog-title"), title);
+    set($("dialog-text"), text);
+    set($("confirm"), confirm);
+    $("dialog-error").hidden = true;
+    $("token-field").hidden = token.get() != null;
+    $("token").value = "";
+    const inputs = {};
+    $("fields").replaceChildren(...fields.map((field) => {
+      const input = (inputs[field.name] = make(`input${field.mono ? ".mono" : ""}`, { type: "text", value: field.value ?? "", placeholder: field.placeholder, autocomplete: "off", autocapitalize: "off", spellcheck: "false" }));
+      const chips = field.chips && make("span.chips", {}, ...field.chips.map((chip) => make("button.small", { type: "button", onclick: () => (input.value = chip) }, chip)));
+      return make("div.field", {}, make("label.field-label", {}, make("span", {}, field.label), input), chips);
+    }));
+    const send = async () => {
+      const body = { limit: name };
+      for (const field of fields) if (inputs[field.name].value !== "" || field.name !== "key") body[field.name] = inputs[field.name].value;
+      this.say(said(await post(path, body)));
+    };
+    $("form").onsubmit = async (event) => {
+      event.preventDefault();
+      if (!$("token-field").hidden) token.set($("token").value.trim());
+      $("confirm").disabled = true;
+      try {
+        await (submit ?? send)();
+        $("dialog").close();
+      } catch (error) {
+        set($("dialog-error"), [error.message, error.hint].filter(Boolean).join("\n"));
+        $("dialog-error").hidden = false;
+        if (error.status === 401) {
+          token.set(null);
+          $("token-field").hidden = false;
+          $("token").select();
+        }
+      } finally {
+        $("confirm").disabled = false;
+      }
+    };
+    $("dialog").showModal();
+    const first = $("fields").querySelector("input") ?? ($("token-field").hidden ? $("confirm") : $("token"));
+    first.focus();
+    first.select?.();
+  }
+}

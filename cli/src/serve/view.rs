@@ -1,0 +1,131 @@
+//! What one look has seen, in the orders that people want it in.
+
+use std::cmp::Reverse;
+use std::ops::Range;
+use std::sync::OnceLock;
+use workglow_limit::{LimitSnapshot, Snapshot};
+
+/// How many a second there were, over the last 5 to 10 s.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Pace {
+    pub granted: f64,
+    pub denied: f64,
+}
+
+/// What happened in a limit lately.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Lately {
+    pub pace: Pace,
+    /// The fullest that it was at the last three ticks: what is sorted by it moves every 5 s, and not with each start.
+    pub fullest: f64,
+    /// How many attempts were denied a second between the last two ticks.
+    pub denied: f64,
+}
+
+/// What limits are sorted by. Those that are equal are sorted by name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sort {
+    /// Those that are paused first.
+    Fullest,
+    Denied,
+    Waiting,
+    Name,
+}
+
+impl Sort {
+    pub const NAMES: [&str; 4] = ["fullest", "denied", "waiting", "name"];
+
+    pub fn parse(text: &str) -> Option<Sort> {
+        let at = Self::NAMES.iter().position(|name| *name == text)?;
+        Some([Sort::Fullest, Sort::Denied, Sort::Waiting, Sort::Name][at])
+    }
+}
+
+/// How many limits there are of which kind.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Totals {
+    pub full: u64,
+    /// Those that are full are among them.
+    pub near: u64,
+    pub paused: u64,
+    pub overridden: u64,
+    pub waiting: u64,
+    pub pace: Pace,
+}
+
+/// What one look has seen. Everybody who asks about it shares what was worked out.
+pub struct View {
+    pub seen: Snapshot,
+    /// The last tick of the series.
+    pub tick: u64,
+    pub totals: Totals,
+    lately: Vec<Lately>,
+    orders: [OnceLock<Vec<u32>>; 4],
+    lower: OnceLock<Vec<String>>,
+}
+
+/// A limit, and its pace.
+pub type Row<'v> = (&'v LimitSnapshot, Pace);
+
+/// How full a limit is: what is used of its fullest window, as a share of what is allowed.
+pub fn fullness(limit: &LimitSnapshot) -> f64 {
+    limit.usage.iter().map(|usage| usage.used as f64 / usage.limit.max(1) as f64).fold(0.0, f64::max)
+}
+
+impl View {
+    pub fn new(seen: Snapshot, lately: Vec<Lately>, tick: u64) -> View {
+        let mut totals = Totals::default();
+        for (limit, Lately { pace, .. }) in seen.limits.iter().zip(&lately) {
+            totals.full += u64::from(fullness(limit) >= 1.0);
+            totals.near += u64::from(limit.is_near());
+            totals.paused += u64::from(!limit.paused_for.is_zero());
+            totals.overridden += u64::from(limit.overriding.is_some());
+            totals.waiting += limit.waiting;
+            totals.pace.granted += pace.granted;
+            totals.pace.denied += pace.denied;
+        }
+        View { seen, tick, totals, lately, orders: Default::default(), lower: OnceLock::new() }
+    }
+
+    pub fn row(&self, name: &str) -> Option<Row<'_>> {
+        self.seen
+            .limits
+            .iter()
+            .position(|limit| limit.name == name)
+            .map(|at| (&self.seen.limits[at], self.lately[at].pace))
+    }
+
+    fn order(&self, sort: Sort) -> &[u32] {
+        self.orders[sort as usize].get_or_init(|| {
+            let limits = &self.seen.limits;
+            let mut order: Vec<u32> = (0..limits.len() as u32).collect();
+            order.sort_by(|&a, &b| limits[a as usize].name.cmp(&limits[b as usize].name));
+            let lately = |at: u32| &self.lately[at as usize];
+            match sort {
+                Sort::Fullest => order.sort_by_cached_key(|&at| {
+                    let percent = Reverse((lately(at).fullest * 100.0) as u64);
+                    (limits[at as usize].paused_for.is_zero(), percent, Reverse((lately(at).denied * 10.0) as u64))
+                }),
+                Sort::Denied => order.sort_by_cached_key(|&at| {
+                    (Reverse((lately(at).denied * 10.0) as u64), Reverse(limits[at as usize].stats.denied))
+                }),
+                Sort::Waiting => order.sort_by_key(|&at| Reverse(limits[at as usize].waiting)),
+                Sort::Name => {}
+            }
+            order
+        })
+    }
+
+    /// Those of the limits that have this text in their names, of any case: how many there are, and some of them.
+    pub fn page(&self, search: &str, sort: Sort, range: Range<usize>) -> (usize, Vec<Row<'_>>) {
+        let row = |&at: &u32| (&self.seen.limits[at as usize], self.lately[at as usize].pace);
+        let order = self.order(sort);
+        if search.is_empty() {
+            return (order.len(), order.iter().skip(range.start).take(range.len()).map(row).collect());
+        }
+        let lower = self.lower.get_or_init(|| self.seen.limits.iter().map(|limit| limit.name.to_lowercase()).collect());
+        let search = search.to_lowercase();
+        let found: Vec<&u32> = order.iter().filter(|&&at| lower[at as usize].contains(&search)).collect();
+        (found.len(), found.iter().copied().skip(range.start).take(range.len()).map(row).collect())
+    }
+}
