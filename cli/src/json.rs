@@ -38,6 +38,7 @@ pub fn snapshot(seen: &Snapshot, keys: Keys) -> Value {
             "program": process.program,
             "since": seconds(process.since),
         })).collect::<Vec<_>>(),
+        "counts_all_processes": seen.counts_all_processes,
         "ledger_lag": seconds(seen.ledger_lag),
         "lane_bytes": seen.lane_bytes,
         "failures": seen.failures,

@@ -48,7 +48,11 @@ mod hooks;
 #[cfg(not(model))]
 mod limiter;
 #[cfg(not(model))]
+mod metrics;
+#[cfg(not(model))]
 mod observe;
+#[cfg(not(model))]
+mod onlooker;
 #[cfg(not(model))]
 mod permit;
 #[cfg(not(model))]
@@ -80,10 +84,12 @@ pub use {
         Permit, Places, Pool, Presented, RateLimiter, Reserved, Scheduler, Seat, SlidingWindowCounterLimiter, Step,
         Terms, TokenBucketLimiter, Turn, Verdict, Waiter, WaiterId, acquire,
     },
+    metrics::{MetricsFormat, MetricsOptions},
     observe::{
         GrantSnapshot, KeySnapshot, LimitSnapshot, Minute, NEAR, Observer, ProcessSnapshot, Snapshot, Usage,
         WAIT_BOUNDS,
     },
+    onlooker::Onlooker,
     permit::RawPermit,
     policy::{Backoff, Jitter, LONGEST_NAME, MOST_WINDOWS, Policy, parse_all as parse_policies, parse_time},
     server::{Finding, Severity, doctor},

@@ -86,3 +86,11 @@ export interface Stats {
   /** How often another policy came to hold. */
   readonly policyChanges: number;
 }
+
+/** @internal Counts as they come from the native half: `counts` in `src/lib.rs`. */
+export function statsOf(counts: readonly number[]): Stats {
+  const [admitted, denied, unitsWanted, unitsGranted, waited, waitTime, cancelled, storeErrors, policyChanges] = counts as Counts;
+  return { admitted, denied, unitsWanted, unitsGranted, waited, waitTime, cancelled, storeErrors, policyChanges };
+}
+
+type Counts = readonly [number, number, number, number, number, number, number, number, number];

@@ -36,5 +36,18 @@ export type { Duration } from "./input.js";
 export { Limiter } from "./limiter.js";
 export { FlowControl, type FlowControlOptions } from "./named.js";
 export { Permit } from "./permit.js";
+export {
+  type GrantSnapshot,
+  type KeySnapshot,
+  type LimitSnapshot,
+  metricsContentType,
+  type MetricsFormat,
+  type MetricsOptions,
+  type ProcessSnapshot,
+  type Snapshot,
+  type SnapshotOptions,
+  type Usage,
+  type Waits,
+} from "./snapshot.js";
 export { doctor, type Finding, type KeyOptions, ManualClock, postgresSchema, type Problem, Store, type StoreOptions } from "./store.js";
 export { type ToWorkglowOptions, toWorkglow, type WorkglowLimiter } from "./workglow.js";

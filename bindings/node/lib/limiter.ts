@@ -2,7 +2,7 @@
 
 import { types } from "node:util";
 import { brand } from "./brand.js";
-import type { AcquireOptions, Decision, ReserveOptions, StartOptions, Stats } from "./calls.js";
+import { type AcquireOptions, type Decision, type ReserveOptions, type StartOptions, type Stats, statsOf } from "./calls.js";
 import { Crowd } from "./crowd.js";
 import { InvalidArgument, Stopped, StoreError, UnknownLimit, invalid, make, messageOf, refused, thrown } from "./errors.js";
 import { type Hook, type HookEvent, listen } from "./hooks.js";
@@ -44,8 +44,6 @@ export interface Home {
   /** Stands between the closure and its callers. */
   readonly wrap?: (closure: Closure) => Closure;
 }
-
-type Counts = [number, number, number, number, number, number, number, number, number];
 
 const START = ["key", "weight"];
 /** The calls that start something, or take a place for it. */
@@ -509,14 +507,8 @@ export abstract class Limiter {
   stats(options: { key?: string | undefined } = {}): Stats {
     checkOptions(options, ["key"]);
     const key = unicode("key", keyOf(options.key));
-    const [admitted, denied, unitsWanted, unitsGranted, waited, waitTime, cancelled, storeErrors, policyChanges] =
-      this.#counts(key);
-    return { admitted, denied, unitsWanted, unitsGranted, waited, waitTime, cancelled, storeErrors, policyChanges };
-  }
-
-  #counts(key: string): Counts {
     try {
-      return native.stats(this._native, key) as Counts;
+      return statsOf(native.stats(this._native, key));
     } catch (error) {
       throw refused(error, "stats()", "open() before");
     }

@@ -2,6 +2,7 @@
 
 import addon from "./addon.cjs";
 import { invalid, refused, thrown } from "./errors.js";
+import type { KeySnapshot, LimitSnapshot, Snapshot } from "./snapshot.js";
 
 declare const kind: unique symbol;
 /** A native value that JavaScript only passes on. */
@@ -9,6 +10,7 @@ interface Opaque<Kind extends string> {
   readonly [kind]: Kind;
 }
 export type NativeStore = Opaque<"store">;
+export type NativeOnlooker = Opaque<"onlooker">;
 export type NativeClock = Opaque<"clock">;
 export type NativePolicy = Opaque<"policy">;
 export type NativeLimiter = Opaque<"limiter">;
@@ -41,6 +43,11 @@ export interface Advice {
   readonly instead: string;
 }
 
+/** A snapshot as it comes from `src/snapshot.rs`: its time in ms, its counts without names. */
+export type NativeSnapshot = Omit<Snapshot, "at" | "limits"> & { readonly at: number; readonly limits: readonly NativeLimitSnapshot[] };
+type NativeLimitSnapshot = Counted<Omit<LimitSnapshot, "hotKeys">> & { readonly hotKeys: readonly Counted<KeySnapshot>[] };
+type Counted<T> = Omit<T, "stats"> & { readonly stats: readonly number[] };
+
 interface Native {
   store(
     url: string,
@@ -56,6 +63,12 @@ interface Native {
   lift(store: NativeStore, name: string, key?: string): Promise<void>;
   flush(store: NativeStore): Promise<void>;
   verify(store: NativeStore, repair: boolean): Promise<string[]>;
+  onlooker(store: NativeStore): NativeOnlooker;
+  snapshot(onlooker: NativeOnlooker, keys: number, showKeys: boolean): NativeSnapshot;
+  snapshotLater(onlooker: NativeOnlooker, keys: number, showKeys: boolean): Promise<NativeSnapshot>;
+  metrics(onlooker: NativeOnlooker, keys: number, showKeys: boolean, format: string): string;
+  metricsLater(onlooker: NativeOnlooker, keys: number, showKeys: boolean, format: string): Promise<string>;
+  metricsContentType(format: string): string;
   doctor(url: string): Promise<Advice[]>;
   postgresSchema(): string;
   runCommand(args: string[]): number;

@@ -6,8 +6,9 @@ import { type Hook, type HookEvent, listen } from "./hooks.js";
 import { type Duration, maybeMilliseconds, milliseconds, options as checkOptions, unicode, whole, word } from "./input.js";
 import type { Limiter } from "./limiter.js";
 import { FlowControl, byName } from "./named.js";
-import { type NativeClock, type NativeStore, native, shared, tellHooks } from "./native.js";
+import { type NativeClock, type NativeOnlooker, type NativeStore, native, shared, tellHooks } from "./native.js";
 import { shown } from "./shown.js";
+import * as seen from "./snapshot.js";
 import { Bell } from "./waiting.js";
 
 /** Which key is meant. */
@@ -126,6 +127,7 @@ export class Store {
   readonly _alwaysAnswers: boolean;
   /** @internal Is it a file or a server, which others may use too? */
   readonly _isShared: boolean;
+  readonly #onlooker: NativeOnlooker;
 
   constructor(url: string, options: StoreOptions = {}) {
     checkOptions(options, ["timeout", "mode", "onError", "durability", "clock"]);
@@ -138,6 +140,7 @@ export class Store {
     const time = nativeClock(clock);
     this._native = make(() => native.store(url, ms, bits, onError, durability, time));
     this.url = native.url(this._native);
+    this.#onlooker = native.onlooker(this._native);
     this._clock = clock;
     this._alwaysAnswers = onError !== "raise";
     this._isShared = !url.startsWith("memory:");
@@ -188,6 +191,32 @@ export class Store {
     if (typeof repair !== "boolean") throw invalid("repair", repair, "true or false");
     const lines = await native.verify(this._native, repair).catch(rethrow);
     return lines.map((line) => ({ found: line.replace(/^repaired: /, ""), isRepaired: line.startsWith("repaired: ") }));
+  }
+
+  /**
+   * What the store and all of its limits look like now. It takes part in nothing, and no decision costs more because somebody looks.
+   * For "memory:" and "sqlite:PATH". A server would have to be asked: that is `SyncUnsupported`, and `snapshotAsync` does it.
+   */
+  snapshot(options: seen.SnapshotOptions = {}): seen.Snapshot {
+    return seen.snapshot(this.#onlooker, options);
+  }
+
+  /** The same of any store, on the thread pool: where there are many limits, the event loop goes on meanwhile. */
+  async snapshotAsync(options: seen.SnapshotOptions = {}): Promise<seen.Snapshot> {
+    return seen.snapshotAsync(this.#onlooker, options);
+  }
+
+  /**
+   * The same as text for Prometheus and all who read its formats; `metricsContentType` has its `Content-Type`. All processes of a
+   * "sqlite:" store tell the same, so let one of each machine be asked, and do not add them up.
+   */
+  metrics(options: seen.MetricsOptions = {}): string {
+    return seen.metrics(this.#onlooker, options);
+  }
+
+  /** That of any store, on the thread pool. */
+  async metricsAsync(options: seen.MetricsOptions = {}): Promise<string> {
+    return seen.metricsAsync(this.#onlooker, options);
   }
 
   /** How often the store failed a decision of this object's limiters, whatever was answered instead. */

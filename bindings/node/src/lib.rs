@@ -7,6 +7,7 @@ mod call;
 mod custom;
 pub mod hooks;
 pub mod policies;
+pub mod snapshot;
 
 use call::{Later, Working};
 use custom::Script;
@@ -21,7 +22,7 @@ use std::time::Duration;
 use workglow_limit::{
     CompositeLimiter, ConcurrencyLimiter, CustomLimiter, DelayLimiter, Durability, Error, EvenlySpacedRateLimiter,
     FixedWindowLimiter, LeakyBucketLimiter, Limiter, ManualClock, MayWait, NullLimiter, OnError, Policy, Problem,
-    RateLimiter, SlidingWindowCounterLimiter, Store, StoreOptions, TokenBucketLimiter,
+    RateLimiter, SlidingWindowCounterLimiter, Stats, Store, StoreOptions, TokenBucketLimiter,
 };
 
 /// A limiter of any kind.
@@ -437,10 +438,14 @@ pub fn has_places(limiter: &External<AnyLimiter>) -> bool {
     limiter.get().has_places()
 }
 
-/// What was counted of a key, or with the empty key of all: in the order of `stats` in `lib/limiter.ts`, durations in ms.
+/// What was counted of a key, or with the empty key of all.
 #[napi]
 pub fn stats(limiter: &External<AnyLimiter>, key: String) -> napi::Result<Vec<f64>> {
-    let stats = limiter.get().stats(&key).map_err(thrown)?;
+    limiter.get().stats(&key).map(|stats| counts(&stats)).map_err(thrown)
+}
+
+/// Counts in the order of `statsOf` in `lib/calls.ts`, durations in ms.
+fn counts(stats: &Stats) -> Vec<f64> {
     let [admitted, denied, wanted, granted, waited, cancelled, store_errors, policy_changes] = [
         stats.admitted,
         stats.denied,
@@ -453,7 +458,7 @@ pub fn stats(limiter: &External<AnyLimiter>, key: String) -> napi::Result<Vec<f6
     ]
     .map(|count| count as f64);
     let wait_time = stats.wait_time.as_nanos() as f64 / 1e6;
-    Ok(vec![admitted, denied, wanted, granted, waited, wait_time, cancelled, store_errors, policy_changes])
+    vec![admitted, denied, wanted, granted, waited, wait_time, cancelled, store_errors, policy_changes]
 }
 
 /// How large the buffer of [`bind`] has to be, in bytes.

@@ -11,6 +11,7 @@ import fetch = require("workglow-limit/fetch");
 import hono = require("workglow-limit/hono");
 import http = require("workglow-limit/http");
 import next = require("workglow-limit/next");
+import opentelemetry = require("workglow-limit/opentelemetry");
 import undici = require("workglow-limit/undici");
 import workglow = require("workglow-limit/workglow");
 
@@ -22,3 +23,4 @@ export const get: Promise<Response> = fetch.limitFetch(new limits.NullLimiter())
 export const kinds: string = typeof axios.limitAxios + typeof undici.limitUndici;
 export const servers = [express, fastify, hono, next].map(({ limitRequests }) => limitRequests);
 export const stores = [expressRateLimit.LimitStore, fastifyRateLimit.limitStore];
+export const end: () => void = opentelemetry.instrument(new limits.Store("memory:"));

@@ -18,13 +18,16 @@ import {
   LeakyBucketLimiter,
   LeaseLost,
   LimitError,
+  type LimitSnapshot,
   Limiter,
   ManualClock,
+  type MetricsOptions,
   NullLimiter,
   type Permit,
   RateLimiter,
   type RateWindow,
   type SixMethods,
+  type Snapshot,
   SlidingWindowCounterLimiter,
   type Stats,
   Store,
@@ -32,11 +35,13 @@ import {
   TimeoutError,
   TokenBucketLimiter,
   type WorkglowLimiter,
+  metricsContentType,
   toWorkglow,
 } from "workglow-limit";
 import { limitAxios } from "workglow-limit/axios";
 import { type OutgoingRequest, type SendingOptions, limitFetch } from "workglow-limit/fetch";
 import { type HeedOptions, type HttpResponse, heed } from "workglow-limit/http";
+import { type InstrumentOptions, instrument } from "workglow-limit/opentelemetry";
 import { limitUndici } from "workglow-limit/undici";
 import fastifyRateLimit, { type FastifyRateLimitOptions } from "@fastify/rate-limit";
 import { type Job, Worker } from "bullmq";
@@ -140,6 +145,21 @@ export async function named(): Promise<readonly string[]> {
   off();
   store.on("store_error", async ({ error }) => console.log(error, admitted, waitTime));
   return store.load("limits.toml");
+}
+
+export async function looks(): Promise<string> {
+  const options: MetricsOptions = { keys: 5, showKeys: true, format: "prometheus" };
+  const seen: Snapshot = store.snapshot({ keys: 5 });
+  const [limit]: readonly LimitSnapshot[] = (await store.snapshotAsync()).limits;
+  const window: number | null | undefined = limit?.usage[0]?.window;
+  console.log(seen.at.getTime(), limit?.override?.length, window, limit?.hotKeys[0]?.stats.admitted, limit?.grants?.held);
+  const telling: InstrumentOptions = { keys: 0 };
+  instrument(store, telling)();
+  // @ts-expect-error: a format that is not known
+  store.metrics({ format: "json" });
+  // @ts-expect-error: what is seen does not change
+  seen.failures = 1;
+  return store.metrics() + (await store.metricsAsync(options)) + metricsContentType("prometheus");
 }
 
 export async function onServer(): Promise<number> {

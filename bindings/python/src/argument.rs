@@ -6,7 +6,7 @@ use pyo3::exceptions::{PyOverflowError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDateTime, PyDelta, PyDeltaAccess, PyFloat, PyInt, PyString};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use workglow_limit::{Durability, Error, OnError, duration_from_secs};
+use workglow_limit::{Durability, Error, MetricsFormat, OnError, Onlooker, duration_from_secs};
 
 type Given<'a, 'py> = &'a Bound<'py, PyAny>;
 
@@ -125,6 +125,24 @@ impl Whole {
             Whole::Beyond => u64::MAX,
         }
     }
+}
+
+/// How many keys to tell of.
+pub fn keys(value: Given<'_, '_>) -> PyResult<usize> {
+    match whole("keys", value)? {
+        Whole::Fits(number) if number <= Onlooker::MOST_KEYS as u64 => Ok(number as usize),
+        _ => Err(invalid("keys", value, &format!("a whole number from 0 to {}", Onlooker::MOST_KEYS))),
+    }
+}
+
+/// Are they called by their texts?
+pub fn show_keys(value: Given<'_, '_>) -> PyResult<bool> {
+    value.extract().map_err(|_| wrong_type("show_keys", value, "a bool"))
+}
+
+/// A format of metrics.
+pub fn format(value: Given<'_, '_>) -> PyResult<MetricsFormat> {
+    choice("format", value, &[("openmetrics", MetricsFormat::OpenMetrics), ("prometheus", MetricsFormat::Prometheus)])
 }
 
 /// An int; not a bool, which is one by accident of history.

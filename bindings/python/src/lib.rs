@@ -21,6 +21,7 @@ mod null;
 mod origin;
 mod permit;
 mod pool;
+mod snapshot;
 mod stats;
 mod store;
 mod waiting;
@@ -51,8 +52,9 @@ mod _native {
         line::{Line, Waiter},
         null::NullLimiter,
         pool::Pool,
+        snapshot::{GrantSnapshot, KeySnapshot, LimitSnapshot, ProcessSnapshot, Snapshot, Usage, Waits},
         stats::Stats,
-        store::{Finding, Problem, Store, doctor, postgres_schema},
+        store::{Finding, Problem, Store, doctor, metrics_content_type, postgres_schema},
     };
 
     #[pymodule_init]

@@ -8,13 +8,15 @@ use crate::flow::FlowControl;
 use crate::hooks::{self, told};
 use crate::limiter::{Limiter, Node};
 use crate::origin::{self, Origin};
+use crate::snapshot::Snapshot;
 use crate::waiting::{wait, wait_here};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyCFunction, PyDict, PyString, PyTuple};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
-use workglow_limit::{Durability, OnError, StoreOptions};
+use workglow_limit::{Durability, MetricsFormat, MetricsOptions, OnError, Onlooker, StoreOptions};
 
 /// Tells other processes what this one counted last: at the end of the process, when Python does not destroy what threads,
 /// hooks or cycles still hold.
@@ -43,6 +45,7 @@ pub fn tell_counts(py: Python<'_>) {
 pub struct Store {
     pub core: workglow_limit::Store,
     options: StoreOptions,
+    onlooker: Arc<Onlooker>,
 }
 
 impl Store {
@@ -54,6 +57,17 @@ impl Store {
     ) -> PyResult<R> {
         let core = self.core.clone();
         wait(py, Whose::of(self), move || call(&core))
+    }
+
+    /// Looks at it, and makes something of what is seen without the GIL.
+    fn look<R: Send + 'static>(
+        &self,
+        py: Python<'_>,
+        keys: usize,
+        make: impl FnOnce(workglow_limit::Snapshot) -> R + Send + 'static,
+    ) -> PyResult<R> {
+        let onlooker = self.onlooker.clone();
+        told(py, wait(py, Whose::of(self), move || onlooker.look(keys).map(make))?, raised)
     }
 }
 
@@ -87,7 +101,7 @@ impl Store {
             }
         }
         let core = workglow_limit::Store::with_options(&argument::address(url)?, options.clone()).map_err(raised)?;
-        Ok(Store { core, options })
+        Ok(Store { onlooker: Arc::new(Onlooker::new(&core)), core, options })
     }
 
     /// Opens the store now, its files made if there are none, instead of at the first use.
@@ -147,6 +161,42 @@ impl Store {
         let problems = told(py, self.wait(py, move |core| core.verify(repair))?, raised)?;
         let told = |problem: workglow_limit::Problem| Problem { found: problem.found, repaired: problem.is_repaired };
         Ok(problems.into_iter().map(told).collect())
+    }
+
+    /// What the store and all of its limits look like now. It takes part in nothing, and no decision costs more because somebody
+    /// looks. keys says how many keys of each limit it has at most, the busiest first (0 to 1000); with show_keys they are called
+    /// by their texts, which can be secrets, and else by ids.
+    ///
+    /// In an event loop: await asyncio.to_thread(store.snapshot).
+    #[pyo3(signature = (*, keys=10, show_keys=false))]
+    fn snapshot(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = argument::keys)] keys: usize,
+        #[pyo3(from_py_with = argument::show_keys)] show_keys: bool,
+    ) -> PyResult<Snapshot> {
+        Snapshot::new(py, self.look(py, keys, |seen| seen)?, show_keys)
+    }
+
+    /// The same as text for Prometheus and all who read its formats: "openmetrics" (OpenMetrics 1.0), or "prometheus" for those who
+    /// do not know that (the text format 0.0.4). metrics_content_type() has the Content-Type of each. All processes of a "sqlite:"
+    /// store tell the same, so let one of each machine be asked, and do not add them up; on a server, each tells its own counts.
+    ///
+    /// In an event loop: await asyncio.to_thread(store.metrics).
+    #[pyo3(
+        signature = (*, keys=10, show_keys=false, format=MetricsFormat::OpenMetrics),
+        text_signature = "($self, *, keys=10, show_keys=False, format='openmetrics')"
+    )]
+    fn metrics(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = argument::keys)] keys: usize,
+        #[pyo3(from_py_with = argument::show_keys)] show_keys: bool,
+        #[pyo3(from_py_with = argument::format)] format: MetricsFormat,
+    ) -> PyResult<String> {
+        let mut options = MetricsOptions::default();
+        (options.format, options.keys, options.show_keys) = (format, keys, show_keys);
+        self.look(py, keys, move |seen| seen.to_openmetrics(&options))
     }
 
     /// How often the store failed a decision of this process, whatever was answered instead.
@@ -214,7 +264,7 @@ impl Store {
     // A pickle has the address, with a password if there is one, and with absolute paths. A copy is the store itself.
 
     fn __reduce__<'py>(this: &Bound<'py, Self>) -> PyResult<Bound<'py, PyTuple>> {
-        let (py, Store { core, options }) = (this.py(), this.get());
+        let (py, Store { core, options, .. }) = (this.py(), this.get());
         let named = PyDict::new(py);
         named.set_item("timeout", options.timeout)?;
         named.set_item("mode", options.mode)?;
@@ -250,6 +300,13 @@ pub fn doctor(py: Python<'_>, url: &Bound<'_, PyAny>) -> PyResult<Vec<Finding>> 
         instead: finding.instead,
     };
     Ok(findings.into_iter().map(told).collect())
+}
+
+/// The Content-Type of what Store.metrics() tells in a format.
+#[pyfunction]
+#[pyo3(signature = (format=MetricsFormat::OpenMetrics), text_signature = "(format='openmetrics')")]
+pub fn metrics_content_type(#[pyo3(from_py_with = argument::format)] format: MetricsFormat) -> &'static str {
+    format.content_type()
 }
 
 /// The SQL that makes what limits on Postgres need there, for migrations of your own: the schema workglow_limit. Where a program's role

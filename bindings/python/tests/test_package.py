@@ -62,6 +62,7 @@ def test_the_metadata():
         "httpx2>=2.12": "httpx2",
         "httpx>=0.26": "httpx",
         "limits>=5.0": "limits",
+        "opentelemetry-api>=1.20": "opentelemetry",
         "requests>=2.31": "requests",
         "rq>=3": "rq",
         "starlette>=0.40": "fastapi",

@@ -13,6 +13,7 @@ import httpx
 import httpx2
 import requests
 import urllib3
+from opentelemetry.metrics import get_meter_provider
 from typing_extensions import assert_never, assert_type
 
 from workglow_limit import arq, dramatiq, rq, taskiq
@@ -29,22 +30,27 @@ from workglow_limit import (
     FixedWindowLimiter,
     FlowControl,
     ForeignPermit,
+    GrantSnapshot,
     InvalidArgument,
     InvalidUrl,
     JobLimiter,
+    KeySnapshot,
     KindMismatch,
     LeakyBucketLimiter,
     LeaseLost,
     LimitError,
     LimitEvent,
+    LimitSnapshot,
     Limiter,
     ManualClock,
     NotAStore,
     NullLimiter,
     Permit,
     Problem,
+    ProcessSnapshot,
     RateLimiter,
     SlidingWindowCounterLimiter,
+    Snapshot,
     Stats,
     Store,
     StoreError,
@@ -52,12 +58,15 @@ from workglow_limit import (
     StoreTimeout,
     TokenBucketLimiter,
     UnknownLimit,
+    Usage,
     Unsupported,
     UnsupportedFileSystem,
     UnsupportedVersion,
+    Waits,
     WeightExceedsCapacity,
     __version__,
     doctor,
+    metrics_content_type,
     postgres_schema,
 )
 from workglow_limit import asgi as for_asgi
@@ -70,6 +79,7 @@ from workglow_limit.aiohttp import LimitedMiddleware
 from workglow_limit.http import heed
 from workglow_limit.httpx import AsyncLimitedTransport, LimitedTransport
 from workglow_limit.httpx2 import LimitedTransport as httpx2_LimitedTransport
+from workglow_limit.opentelemetry import instrument
 from workglow_limit.requests import LimitedAdapter
 from workglow_limit.urllib3 import Request, limited
 
@@ -219,6 +229,42 @@ def hooks(event: LimitEvent) -> None:
     rate.on("store_error", lambda event: print(event.error))
     if event.event != "throttled" and event.event != "unknown_limit" and event.event != "store_error":
         assert_never(event.event)
+
+
+def looks() -> None:
+    text: str = store.metrics() + store.metrics(keys=5, show_keys=True, format="prometheus")
+    assert_type(metrics_content_type("prometheus") + metrics_content_type() + text, str)
+    seen = store.snapshot(keys=5, show_keys=False)
+    assert_type(seen, Snapshot)
+    assert_type((seen.at, seen.store, seen.ledger_lag), tuple[datetime, str, float])
+    assert_type((seen.lane_bytes, seen.failures), tuple[int, int])
+    for process in seen.processes:
+        assert_type(process, ProcessSnapshot)
+        assert_type((process.pid, process.program, process.since), tuple[int, str, float])
+    for limit in seen.limits:
+        assert_type(limit, LimitSnapshot)
+        assert_type((limit.name, limit.policy, limit.declared), tuple[str, str, str])
+        assert_type((limit.override, limit.fullest), tuple[str | None, str | None])
+        assert limit.kind in ("rate", "concurrency")
+        assert_type((limit.near, limit.peak, limit.waiting, limit.keys), tuple[bool, int, int, int])
+        assert_type((limit.retry_after, limit.paused_for, limit.places_lost), tuple[float, float, int])
+        assert_type((limit.stats, limit.grants), tuple[Stats, GrantSnapshot | None])
+        waits: Waits = limit.waits
+        assert_type((waits.bounds, waits.counts), tuple[list[float], list[int]])
+        for usage in limit.usage:
+            assert_type(usage, Usage)
+            assert_type((usage.limit, usage.used, usage.window), tuple[int, int, float | None])
+        for key in limit.hot_keys:
+            assert_type(key, KeySnapshot)
+            assert_type((key.key, key.override, key.usage), tuple[str, str | None, tuple[Usage, ...]])
+            assert_type((key.stats, key.retry_after, key.paused_for), tuple[Stats, float, float])
+        if limit.grants:
+            assert_type((limit.grants.held, limit.grants.requests), tuple[int, int])
+    instrument(store)
+    instrument(store, get_meter_provider(), 5, show_keys=True)
+    store.metrics(format="json")  # type: ignore[arg-type]
+    store.metrics(5)  # type: ignore[call-arg]
+    seen.limits = ()  # type: ignore[misc]
 
 
 def counts(stats: Stats) -> tuple[int, ...]:
