@@ -172,6 +172,11 @@ impl Guard {
         Ok(Guard { listens_on, names, write, read })
     }
 
+    /// The token for changes.
+    pub fn token(&self) -> Option<&Token> {
+        self.write.as_ref()
+    }
+
     pub fn takes_changes(&self) -> bool {
         self.write.is_some()
     }

@@ -40,6 +40,13 @@ impl Place {
         }
     }
 
+    pub fn ip(&self) -> IpAddr {
+        match self {
+            Place::Tcp(address) => address.ip(),
+            Place::Unix(_) => Ipv4Addr::LOCALHOST.into(),
+        }
+    }
+
     /// Binds it. Nothing is accepted before [`Listener::start`].
     pub fn bind(self) -> Result<Listener, Failure> {
         match self {
@@ -123,13 +130,6 @@ impl Listener {
                 _ => format!("http://{address}/"),
             },
             Listener::Unix(Socket(path), _) => format!("unix:{}:/", path.display()),
-        }
-    }
-
-    pub fn ip(&self) -> IpAddr {
-        match self {
-            Listener::Tcp(address, _) => address.ip(),
-            Listener::Unix(..) => Ipv4Addr::LOCALHOST.into(),
         }
     }
 

@@ -76,12 +76,11 @@ pub fn run(args: Args, context: &Context) -> Result<Outcome, Failure> {
         None if is_made => Some(Token::random()?),
         given => given,
     };
+    let guard = Guard::new(place.ip(), &args.allow_host, write, read)?;
     let store = context.store()?;
     // What is the matter is said before anything is printed.
     let listener = place.bind()?;
-    let url = listener.url();
-    tell(context, &url, store.url(), write.as_ref().filter(|_| is_made), write.is_none())?;
-    let guard = Guard::new(listener.ip(), &args.allow_host, write, read)?;
+    tell(context, &listener.url(), store.url(), guard.token().filter(|_| is_made), !guard.takes_changes())?;
     let (sampler, looks) = series::Sampler::start(&store, context.url()?, usize::from(args.keys));
     let api = api::Api::new(store, context.url()?, context.keys, sampler, guard.takes_changes());
     http::serve(listener, guard, api, looks)

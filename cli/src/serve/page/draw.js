@@ -43,7 +43,7 @@ export function bytes(size) {
 export function time(seconds) {
   if (seconds <= 0) return "0 s";
   if (seconds < 1) return `${Math.ceil(seconds * 1000)} ms`;
-  if (seconds < 10) return `${(Math.ceil(seconds * 10) / 10).toFixed(1)} s`;
+  if (seconds < 10 && !Number.isInteger(seconds)) return `${(Math.ceil(seconds * 10) / 10).toFixed(1)} s`;
   const s = Math.ceil(seconds);
   if (s < 60) return `${s} s`;
   if (s < 3600) return `${Math.floor(s / 60)} min ${s % 60 ? `${s % 60} s` : ""}`.trim();
@@ -83,7 +83,7 @@ function round(most) {
   return Math.max(1, ([1, 1.5, 2, 3, 4, 5, 6, 8, 10].find((n) => n * unit >= most) ?? 10) * unit);
 }
 
-const LEFT = 44;
+const LEFT = 52;
 const RIGHT = 8;
 
 /** A box to draw in, with lines for some values. `scale` turns a value into a height. */

@@ -21,8 +21,9 @@ export class Panel {
   #history = null;
   #tick = -1;
   #asked = 0;
-  #days = 31;
+  #days = 0;
   #window;
+  #shownDays = 31;
   #abort = null;
 
   constructor(element, { close, say, takesChanges }) {
@@ -68,7 +69,10 @@ export class Panel {
     }
     if (Date.now() - this.#asked > PAST) {
       this.#asked = Date.now();
-      this.#ask("/api/history", { limit: name }, (history) => (this.#history = history));
+      this.#ask("/api/history", { limit: name }, (history) => {
+        this.#history = history;
+        this.#offerDays();
+      });
     }
   }
 
@@ -82,6 +86,19 @@ export class Panel {
     } catch {
       // The next look asks again, and the list says what is the matter.
     }
+  }
+
+  /** How much of the month is shown: what there is, until somebody chooses. */
+  #offerDays() {
+    if (this.parts.days.hasChildNodes()) return;
+    const age = (Date.now() / 1000 - (this.#history.steps[0]?.at ?? Infinity)) / 86_400;
+    const shown = this.#days || [1, 7].find((days) => age < days) || 31;
+    const choices = segments("days", "How many days", [["1", "Day"], ["7", "Week"], ["31", "Month"]], String(shown), (value) => {
+      this.#days = this.#shownDays = Number(value);
+      this.#drawCharts();
+    });
+    this.#shownDays = shown;
+    this.parts.days.append(choices);
   }
 
   #build() {
@@ -98,6 +115,7 @@ export class Panel {
       windows: make("div"),
       quarter: make("div"),
       quarterSays: make("div.readout"),
+      days: make("div"),
       month: make("div"),
       monthSays: make("div.readout"),
       gates: make("div"),
@@ -109,12 +127,8 @@ export class Panel {
     });
     parts.actions = make("div.actions", {}, parts.override, parts.lift, parts.pause);
     const titles = make("div.titles", {}, make("h2", {}, `${this.#name} `), make("p.faint", {}, this.#seen.kind.replaceAll("_", " "), " ", parts.own), parts.policy, parts.declared);
-    const days = segments("days", "How many days", [["1", "Day"], ["7", "Week"], ["31", "Month"]], String(this.#days), (value) => {
-      this.#days = Number(value);
-      this.#drawCharts();
-    });
     const past = block("Units each hour", parts.month, parts.monthSays);
-    past.firstChild.append(days);
+    past.firstChild.append(parts.days);
     parts.recent = block("Last 15 minutes", parts.quarter, parts.quarterSays);
     parts.recent.firstChild.append(parts.windows);
     this.element.replaceChildren(
@@ -237,7 +251,7 @@ export class Panel {
     if (width < 100) return;
     const { parts } = this;
     if (this.#series?.at.length) parts.quarter.replaceChildren(quarter(this.#series, this.#window, 900, parts.quarterSays, width));
-    if (this.#history) parts.month.replaceChildren(month(this.#history, this.#days, Date.now() / 1000, parts.monthSays, width));
+    if (this.#history) parts.month.replaceChildren(month(this.#history, this.#shownDays, Date.now() / 1000, parts.monthSays, width));
   }
 
   // ---- what an operator does ----
