@@ -73,7 +73,7 @@ export function spark(values) {
     }
   });
   const drawn = svg("svg", { class: "spark", viewBox: `0 0 ${width} ${height}`, preserveAspectRatio: "none", "aria-hidden": "true" });
-  drawn.append(svg("path", { class: "area", d: area }), svg("path", { d: line }));
+  drawn.append(svg("path", { class: "base", d: `M0 ${height}H${width}` }), svg("path", { class: "area", d: area }), svg("path", { d: line }));
   return drawn;
 }
 
