@@ -650,5 +650,5 @@ fn ten_thousand_limits() {
         server.get("/metrics", &[]).with(200).body.matches("workglow_limit_admitted_total{limit=\"tenant-").count(),
         10_000
     );
-    println!("{} KiB", server.memory());
+    assert!(server.memory() < 100 << 10, "{} KiB", server.memory());
 }

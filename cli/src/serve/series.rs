@@ -4,7 +4,7 @@
 //! the last look is a second old. So looking costs what time passes, not what is asked, and a look that takes long is followed by a rest
 //! of the same length. If the store fails, that is what is told, and the thread looks again.
 //!
-//! A limit in which something happens takes about 6 KB of memory here, 180 points of 32 bytes; one in which nothing has happened for
+//! A limit in which something happens takes up to 4 KB of memory here, 180 points of 20 bytes; one in which nothing has happened for
 //! a quarter of an hour some hundred bytes.
 
 use super::view::{Lately, Pace, View};
@@ -20,6 +20,7 @@ use workglow_limit::{LimitSnapshot, Observer, Snapshot, Store};
 pub const STEP: Duration = Duration::from_secs(5);
 /// How many points there are: a quarter of an hour.
 pub const POINTS: usize = 180;
+const GROWTH: usize = POINTS / 9;
 /// How old a look may be that is told to who asks.
 const FRESH: Duration = Duration::from_secs(1);
 /// How long who asks waits for a look.
@@ -210,8 +211,6 @@ struct Point {
     granted: u32,
     denied: u32,
     waiting: u32,
-    /// Of the other windows, which most limits do not have.
-    others: Option<Box<[u32]>>,
 }
 
 /// The windows of a limit, by their length, and what it allows in each: from a tick on.
@@ -241,6 +240,8 @@ impl Mark {
 
 struct Line {
     points: VecDeque<Point>,
+    /// What was used of the other windows at a tick, which most limits do not have.
+    others: VecDeque<(u32, Box<[u32]>)>,
     shapes: Vec<Shape>,
     /// At the last tick, and at the one before.
     marks: [Mark; 2],
@@ -278,7 +279,8 @@ impl Quarter {
             match self.lines.get_mut(&limit.name) {
                 Some(line) => line.add(tick, first, now, limit),
                 None => {
-                    let mut line = Line { points: VecDeque::new(), shapes: Vec::new(), marks: [now; 2] };
+                    let (points, others, shapes) = Default::default();
+                    let mut line = Line { points, others, shapes, marks: [now; 2] };
                     line.add(tick, first, now, limit);
                     self.lines.insert(limit.name.clone(), line);
                 }
@@ -349,7 +351,7 @@ impl Quarter {
             for column in &mut series.windows {
                 let place = shape.windows.iter().position(|(window, _)| *window == column.window);
                 column.limit.push(place.map(|place| shape.windows[place].1));
-                column.used.push(place.map(|place| point.map_or(0, |point| point.used(place))));
+                column.used.push(place.map(|place| point.map_or(0, |point| line.used_of(point, place))));
             }
         }
         Some(series)
@@ -359,15 +361,6 @@ impl Quarter {
 /// In percent, rounded up: only nothing is 0.
 fn share(used: u32, allowed: u64) -> u8 {
     (u64::from(used) * 100).div_ceil(allowed.max(1)).min(100) as u8
-}
-
-impl Point {
-    fn used(&self, window: usize) -> u32 {
-        match window {
-            0 => self.used,
-            _ => self.others.as_ref().and_then(|others| others.get(window - 1)).copied().unwrap_or(0),
-        }
-    }
 }
 
 impl Line {
@@ -386,28 +379,41 @@ impl Line {
         while self.points.front().is_some_and(|point| u64::from(point.tick) < first) {
             self.points.pop_front();
         }
+        while self.others.front().is_some_and(|&(old, _)| u64::from(old) < first) {
+            self.others.pop_front();
+        }
         let before = self.marks[0];
         self.marks = [now, before];
         let (granted, denied) = (now.granted.saturating_sub(before.granted), now.denied.saturating_sub(before.denied));
         let is_idle = granted == 0 && denied == 0 && seen.waiting == 0 && usage.iter().all(|usage| usage.used == 0);
         if is_idle {
             if self.points.is_empty() {
-                self.points = VecDeque::new();
+                (self.points, self.others) = Default::default();
             }
             return;
         }
-        if self.points.capacity() == 0 {
-            self.points.reserve_exact(POINTS);
+        if self.points.len() == self.points.capacity() {
+            // No more than there will be points.
+            self.points.reserve_exact(GROWTH);
         }
-        let used: Vec<u32> = usage.iter().map(|usage| small(usage.used)).collect();
         self.points.push_back(Point {
             tick: small(tick),
-            used: used.first().copied().unwrap_or(0),
+            used: usage.first().map_or(0, |usage| small(usage.used)),
             granted: small(granted),
             denied: small(denied),
             waiting: small(seen.waiting),
-            others: (used.len() > 1).then(|| used[1..].into()),
         });
+        if usage.len() > 1 {
+            self.others.push_back((small(tick), usage[1..].iter().map(|usage| small(usage.used)).collect()));
+        }
+    }
+
+    fn used_of(&self, point: &Point, window: usize) -> u32 {
+        if window == 0 {
+            return point.used;
+        }
+        let others = self.others.binary_search_by_key(&point.tick, |&(tick, _)| tick).ok().map(|at| &self.others[at].1);
+        others.and_then(|others| others.get(window - 1)).copied().unwrap_or(0)
     }
 
     /// What held at a tick.
@@ -418,6 +424,51 @@ impl Line {
     /// What was allowed in each window, and used of it.
     fn used(&self, point: &Point) -> impl Iterator<Item = (u64, u32)> {
         let windows = self.shape(u64::from(point.tick)).map_or(&[][..], |shape| &shape.windows);
-        windows.iter().enumerate().map(|(i, &(_, limit))| (limit, point.used(i)))
+        windows.iter().enumerate().map(|(i, &(_, limit))| (limit, self.used_of(point, i)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TICKS: u64 = 400;
+
+    /// Of 400 ticks of which the fifth from the end saw nothing, the last quarter of an hour is left.
+    #[test]
+    fn what_is_kept_is_bounded() {
+        let store = Store::new("memory:").unwrap();
+        let busy = store.limiter("busy", "1000/1h + 100/1m").unwrap();
+        store.limiter("idle", "7/1m").unwrap().open().unwrap();
+        let mut observer = Observer::new(&store, 0);
+        let mut quarter = Quarter::default();
+        for tick in (1..=TICKS).filter(|tick| *tick != TICKS - 5) {
+            if tick % 20 == 0 {
+                busy.decide("", 2).unwrap();
+            }
+            quarter.add(tick, &observer.look().unwrap());
+        }
+        let [busy, idle] = ["busy", "idle"].map(|name| &quarter.lines[name]);
+        assert_eq!((busy.points.len(), busy.points.capacity(), busy.others.len()), (POINTS - 1, POINTS, POINTS - 1));
+        assert_eq!((idle.points.capacity(), busy.shapes.len()), (0, 1));
+        let series = quarter.series("busy").unwrap();
+        let windows = series
+            .windows
+            .iter()
+            .map(|column| (column.window.unwrap().as_secs(), column.limit[0], column.used.clone()));
+        for (window, limit, used) in windows {
+            assert_eq!(limit, Some(if window == 60 { 100 } else { 1000 }));
+            assert_eq!((used.len(), used[0], used[POINTS - 2]), (POINTS - 1, Some(22), Some(40)), "{window}");
+        }
+        assert_eq!((series.granted.len(), series.granted.iter().sum::<u32>()), (POINTS - 1, 18));
+        assert_eq!(quarter.series("idle").unwrap().windows[0].used, vec![Some(0); POINTS - 1]);
+        assert!(quarter.series("nothing").is_none());
+        let spark = quarter.spark("busy", POINTS);
+        assert_eq!((spark[POINTS - 6], spark[POINTS - 1], quarter.spark("idle", 60)[59]), (None, Some(40), Some(0)));
+        assert_eq!(quarter.spark("busy", 60), [vec![Some(22); 6], quarter.spark("busy", 60)[6..].to_vec()].concat());
+        // What is forgotten takes no room.
+        store.forget("idle").unwrap();
+        quarter.add(TICKS + 1, &observer.look().unwrap());
+        assert!(!quarter.lines.contains_key("idle"));
     }
 }

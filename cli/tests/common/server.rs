@@ -73,10 +73,10 @@ impl Server {
         self.send(request("POST", path, &self.host(), &[&bearer, "Content-Type: application/json"], &body.to_string()))
     }
 
-    /// How much memory it uses, in KiB.
+    /// How much memory it has for itself, in KiB.
     pub fn memory(&self) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
-        let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
+        let line = status.lines().find(|line| line.starts_with("RssAnon:")).unwrap();
         line.split_whitespace().nth(1).unwrap().parse().unwrap()
     }
 

@@ -73,7 +73,7 @@ export function spark(values) {
     }
   });
   const drawn = svg("svg", { class: "spark", viewBox: `0 0 ${width} ${height}`, preserveAspectRatio: "none", "aria-hidden": "true" });
-  drawn.append(svg("path", { class: "area", d: area }), svg("path", { d: line }));
+  drawn.append(svg("path", { class: "base", d: `M0 ${height}H${width}` }), svg("path", { class: "area", d: area }), svg("path", { d: line }));
   return drawn;
 }
 
@@ -124,6 +124,19 @@ function follow(drawn, width, bottom, readout, rest, at) {
 
 const figure = (label, value, mark) => make("span", {}, mark ? make(`i.key${mark === "units" ? "" : `.${mark}`}`) : null, `${label} `, make("b", {}, value));
 
+const NEAR = 0.8;
+
+/** From when to when which limit held. */
+function zones(points, step) {
+  const all = [];
+  for (const { at, limit } of points) {
+    const last = all.at(-1);
+    if (last && at - last[1] < 2.5 * step) last[1] = at;
+    if (!last || last[1] !== at || last[2] !== limit) all.push([at, at, limit]);
+  }
+  return all;
+}
+
 /** What was used of a window over the last quarter of an hour, under its limit; below it what was denied. */
 export function quarter(series, window, span, readout, width) {
   const column = series.windows.find((found) => found.window === window) ?? series.windows[0];
@@ -150,8 +163,9 @@ export function quarter(series, window, span, readout, width) {
     before = point.used == null ? null : point;
   }
   if (before) area += close(before);
-  const zone = { class: "zone", x: LEFT, width: width - LEFT - RIGHT, y: scale(limit), height: scale(limit * 0.8) - scale(limit) };
-  drawn.append(svg("rect", zone), svg("path", { class: "area", d: area }), svg("path", { d: line }), svg("path", { class: "limit", d: limits }));
+  drawn.append(...zones(seen, series.step).map(([from, to, limit]) =>
+    svg("rect", { class: "zone", x: x(from), width: x(to) - x(from), y: scale(limit), height: scale(limit * NEAR) - scale(limit) })));
+  drawn.append(svg("path", { class: "area", d: area }), svg("path", { d: line }), svg("path", { class: "limit", d: limits }));
   const denied = Math.max(1, ...series.denied);
   for (const point of known.filter((point) => point.denied)) {
     const height = Math.max(2, (point.denied / denied) * 20);

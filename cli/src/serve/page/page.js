@@ -214,13 +214,11 @@ function choose(name, isPointed = false) {
   if (!isSame) want();
 }
 
-function turn(offset, then) {
+function turn(offset) {
   state.offset = Math.max(0, offset);
   list.scrollTop = 0;
-  afterTurn = then;
   want();
 }
-let afterTurn = null;
 
 function move(step) {
   if (!seen?.limits.length) return;

@@ -150,7 +150,8 @@ export class Panel {
   allow() {
     if (!this.parts) return;
     this.parts.actions.hidden = !this.takesChanges();
-    if (this.#seen) this.parts.lift.disabled = !this.#seen.override;
+    const { override, hot_keys: keys } = this.#seen;
+    this.parts.lift.disabled = !override && !keys.some((key) => key.override);
   }
 
   #fill(look) {
@@ -197,7 +198,7 @@ export class Panel {
     parts.processBlock.hidden = !summary.processes.length;
     parts.processes.replaceChildren(this.#table(["Program", "#Pid", "#Since"], summary.processes.map((one) => [make("span.cut", { title: one.program }, one.program || "unknown"), String(one.pid), time(Math.floor(one.since))])));
     this.#fillCounters(parts.store, [
-      ["written within", time(summary.ledger_lag)], summary.lane_bytes && ["lane", bytes(summary.lane_bytes)], ["failures here", count(summary.failures)],
+      ["not yet on disk for", time(summary.ledger_lag)], summary.lane_bytes && ["lane", bytes(summary.lane_bytes)], ["failures here", count(summary.failures)],
       !summary.counts_all_processes && ["counts are of", "this process only"],
     ]);
   }
@@ -272,10 +273,12 @@ export class Panel {
         confirm: "Pause", said: () => `${name} is paused.`, path: "/api/pause",
         fields: [{ name: "duration", label: "For how long", value: "1m", placeholder: "30s, 5m, 2h", chips: ["30s", "1m", "5m", "15m", "1h"] }, key],
       });
-    } else if (seen.override) {
+    } else if (!this.parts.lift.disabled) {
+      const hasKeys = seen.hot_keys.some((found) => found.override);
+      const text = seen.override ? `${seen.declared}, what programs declare, holds again in place of ${seen.override}.` : "Some of its keys have a policy of their own. Say which of them is to have the limit's again.";
       this.#dialog({
-        title: `Lift the override of ${name}`, text: `${seen.declared}, what programs declare, holds again in place of ${seen.override}.`,
-        confirm: "Lift", said: () => `${name}: ${seen.declared} holds again.`, path: "/api/lift", fields: [],
+        title: `Lift the override of ${name}`, text, confirm: "Lift", said: () => `${name}: the override is lifted.`, path: "/api/lift",
+        fields: hasKeys ? [{ ...key, label: seen.override ? key.label : "Key", placeholder: seen.override ? key.placeholder : "" }] : [],
       });
     }
   }

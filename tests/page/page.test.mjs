@@ -1,0 +1,252 @@
+// The page of `workglow-limit serve`, in a real browser before a real server: what is done there is obeyed by other processes.
+//
+// It needs Chromium (CHROMIUM=path, or one of the usual names in PATH) and the command (BIN=path, or what cargo has built), and is
+// skipped without them.
+import assert from "node:assert/strict";
+import { execFileSync, spawn, spawnSync } from "node:child_process";
+import { existsSync, mkdtempSync, renameSync, rmSync, writeFileSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { delimiter, join } from "node:path";
+import { createInterface } from "node:readline";
+import { after, afterEach, before, beforeEach, test } from "node:test";
+import { chromium } from "playwright-core";
+
+const root = new URL("../..", import.meta.url).pathname;
+const named = (name) => process.env.PATH.split(delimiter).map((directory) => join(directory, name));
+const executablePath = [process.env.CHROMIUM, ...["chromium", "chromium-browser", "google-chrome"].flatMap(named)].find((path) => path && existsSync(path));
+const target = process.env.CARGO_TARGET_DIR ?? join(root, "target");
+const bin = [process.env.BIN, join(target, "debug/workglow-limit"), join(target, "release/workglow-limit")].find((path) => path && existsSync(path));
+const skip = !executablePath ? "no Chromium is installed" : !bin ? "the command is not built: cargo build -p workglow-limit-cli" : false;
+
+const ARGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"];
+const HOSTILE = `<img src=x onerror="document.title='hacked'">`;
+const LIMITS = `[mail]\nallowed = 100\nperiod = "1h"\n["openai"]\nallowed = 20\nperiod = "1m"\n[${JSON.stringify(HOSTILE)}]\nallowed = 7\nperiod = "1m"\n`;
+const PATIENCE = 60_000;
+
+let browser;
+let directory;
+let store;
+let server;
+let context;
+let page;
+let complaints;
+
+before(async () => {
+  if (!skip) browser = await chromium.launch({ executablePath, args: ARGS });
+});
+after(() => browser?.close());
+
+/** What the command answers; `peek` says by its exit code, too, whether a start would be denied. */
+const run = (...args) => JSON.parse(spawnSync(bin, ["--json", "--store", store, ...args], { encoding: "utf8" }).stdout);
+
+async function serve(args = [], listen = "127.0.0.1:0") {
+  const child = spawn(bin, ["--json", "--store", store, "serve", "--listen", listen, ...args], { stdio: ["ignore", "pipe", "inherit"] });
+  const said = await new Promise((told, failed) => {
+    createInterface({ input: child.stdout }).once("line", (line) => told(JSON.parse(line)));
+    child.once("exit", (code) => failed(new Error(`serve ended with ${code}`)));
+  });
+  return { child, ...said, end: () => new Promise((ended) => child.once("exit", ended) && child.kill("SIGTERM")) };
+}
+
+async function open(options = {}) {
+  context = await browser.newContext({ viewport: { width: 1280, height: 800 }, ...options });
+  page = await context.newPage();
+  page.setDefaultTimeout(PATIENCE);
+  // Whatever the page's policy refuses, and every error, is one of ours.
+  page.on("console", (message) => message.type() === "error" && complaints.push(message.text()));
+  page.on("pageerror", (error) => complaints.push(error.message));
+  return page;
+}
+
+beforeEach(async () => {
+  if (skip) return;
+  complaints = [];
+  directory = mkdtempSync(join(tmpdir(), "workglow-limit-page-"));
+  store = `sqlite:${join(directory, "limits.db")}`;
+  writeFileSync(join(directory, "limits.toml"), LIMITS);
+  execFileSync(bin, ["--store", store, "load", "--create", join(directory, "limits.toml")]);
+});
+
+afterEach(async () => {
+  if (skip) return;
+  await context?.close();
+  if (server?.child.exitCode === null) await server.end();
+  rmSync(directory, { recursive: true, force: true });
+});
+
+const row = (name) => page.getByRole("option", { name: new RegExp(`^${name},`) });
+
+test("an override made in the browser is obeyed by another process, until it is lifted", { skip }, async () => {
+  server = await serve();
+  await open();
+  await page.goto(`${server.listening}#token=${server.token}`);
+  await row("openai").click();
+  assert.ok(!page.url().includes("token"), "the token leaves the address");
+  assert.ok(page.url().endsWith("#limit=openai"));
+  await page.getByRole("button", { name: "Override" }).click();
+  await page.getByLabel("Policy").fill("3 per minute");
+  await page.locator("#confirm").click();
+  await page.getByText("declared: 20/1m").waitFor();
+  assert.equal(run("peek", "openai").limit, 3);
+  // What makes no sense is told in the server's words, and the dialog stays.
+  await page.getByRole("button", { name: "Override" }).click();
+  await page.getByLabel("Policy").fill("3/1x");
+  await page.locator("#confirm").click();
+  await page.locator("#dialog-error", { hasText: 'policy is "3/1x"' }).waitFor();
+  await page.getByRole("button", { name: "Cancel" }).click();
+  await page.getByRole("button", { name: "Lift" }).click();
+  await page.locator("#confirm").click();
+  await page.getByText("declared: 20/1m").waitFor({ state: "hidden" });
+  assert.equal(run("peek", "openai").limit, 20);
+  assert.deepEqual(complaints.filter((text) => !text.includes("400")), []);
+});
+
+test("without the token nothing is changed", { skip }, async () => {
+  server = await serve();
+  await open();
+  await page.goto(`${server.listening}#limit=mail`);
+  await page.getByRole("button", { name: "Pause" }).click();
+  await page.getByRole("textbox", { name: "Token" }).fill("not-the-token-but-something");
+  await page.locator("#confirm").click();
+  await page.locator("#dialog-error", { hasText: "token" }).waitFor();
+  assert.ok(run("peek", "mail").admitted);
+  await page.getByRole("textbox", { name: "Token" }).fill(server.token);
+  await page.locator("#confirm").click();
+  await row("mail").getByText("paused").waitFor();
+  assert.ok(!run("peek", "mail").admitted);
+  // A page of another origin, in the same browser, cannot ask at all: not even with the token.
+  const other = await context.newPage();
+  await other.route("http://evil.example/", (route) => route.fulfill({ contentType: "text/html", body: "<p>evil" }));
+  await other.goto("http://evil.example/");
+  const refused = await other.evaluate(
+    async ([url, token]) => {
+      const change = { method: "POST", headers: { Authorization: `Bearer ${token}`, "Content-Type": "application/json" }, body: `{"limit":"openai","policy":"1/1h"}` };
+      const plain = { method: "POST", mode: "no-cors", body: `{"limit":"openai","policy":"1/1h"}` };
+      const asked = [fetch(`${url}api/snapshot`), fetch(`${url}api/override`, change), fetch(`${url}api/override`, plain).then((answer) => answer.type)];
+      return (await Promise.allSettled(asked)).map((one) => one.value ?? "refused");
+    },
+    [server.listening, server.token],
+  );
+  assert.deepEqual(refused.slice(0, 2), ["refused", "refused"]);
+  assert.equal(run("peek", "openai").limit, 20);
+});
+
+test("all of it by the keyboard", { skip }, async () => {
+  server = await serve();
+  await open();
+  await page.goto(`${server.listening}#token=${server.token}`);
+  await row("mail").waitFor();
+  await page.keyboard.press("/");
+  await page.keyboard.type("open");
+  await page.waitForFunction(() => document.querySelectorAll("[role=option]").length === 1);
+  await page.keyboard.press("ArrowDown");
+  await page.getByRole("heading", { level: 2, name: "openai" }).waitFor();
+  assert.equal(await row("openai").getAttribute("aria-selected"), "true");
+  await page.getByRole("button", { name: "Override" }).waitFor();
+  await page.keyboard.press("o");
+  await page.getByRole("dialog", { name: "Override openai" }).waitFor();
+  await page.keyboard.press("Escape");
+  await page.getByRole("dialog").waitFor({ state: "hidden" });
+  await page.keyboard.press("o");
+  await page.keyboard.type("5/1m");
+  await page.keyboard.press("Enter");
+  await page.getByText("declared: 20/1m").waitFor();
+  assert.equal(run("peek", "openai").limit, 5);
+  await page.keyboard.press("Escape");
+  await page.locator("#panel").waitFor({ state: "hidden" });
+  // Whatever has the focus shows it.
+  for (let i = 0; i < 12; i++) {
+    await page.keyboard.press("Tab");
+    const shown = await page.evaluate(() => {
+      const focused = document.activeElement;
+      const style = getComputedStyle(focused.matches("[type=radio]") ? focused.nextElementSibling : focused);
+      return focused === document.body || style.outlineStyle !== "none" || focused.outerHTML;
+    });
+    assert.equal(shown, true);
+  }
+  assert.deepEqual(complaints, []);
+});
+
+test("names are text, whatever they say", { skip }, async () => {
+  server = await serve(["--read-only"]);
+  await open();
+  await page.goto(server.listening);
+  await page.getByText(HOSTILE).first().click();
+  await page.getByRole("heading", { level: 2, name: HOSTILE }).waitFor();
+  await page.locator(".plot").first().waitFor();
+  assert.equal(await page.locator("img").count(), 0);
+  assert.ok(!(await page.title()).includes("hacked"));
+  assert.ok(await page.locator("#read-only").isVisible());
+  assert.equal(await page.getByRole("button", { name: "Override" }).isVisible(), false);
+  // The address leads to it.
+  await page.reload();
+  await page.getByRole("heading", { level: 2, name: HOSTILE }).waitFor();
+  await page.goto(`${server.listening}#limit=nowhere`);
+  await page.getByText("knows no limit “nowhere”").waitFor();
+  assert.deepEqual(complaints, []);
+});
+
+test("a store that is gone, and a server that is, are told; the page comes back by itself", { skip }, async () => {
+  server = await serve();
+  await open();
+  await page.goto(server.listening);
+  await page.getByText("Live").waitFor();
+  const files = ["limits.db", "limits.db-lane"].map((name) => join(directory, name));
+  for (const file of files) renameSync(file, `${file}.kept`);
+  await page.getByText("The store does not answer").waitFor();
+  for (const file of files) renameSync(`${file}.kept`, file);
+  await page.getByText("The store does not answer").waitFor({ state: "hidden" });
+  await page.getByText("Live").waitFor();
+  await server.end();
+  await page.getByText("Lost, again in").waitFor();
+  server = await serve([], new URL(server.listening).host);
+  await page.getByText("Live").waitFor();
+});
+
+test("a phone has one thing at a time, and nothing is wider than it", { skip }, async () => {
+  server = await serve();
+  for (const [width, height] of [[360, 740], [768, 1024], [1440, 900]]) {
+    await open({ viewport: { width, height }, colorScheme: width === 768 ? "dark" : "light" });
+    await page.goto(server.listening);
+    await row("mail").click();
+    await page.locator(".plot").first().waitFor();
+    assert.equal(await page.locator("#limits").isVisible(), width > 999);
+    const wider = await page.evaluate(() => [document.documentElement, document.querySelector("#panel")].map((one) => one.scrollWidth - one.clientWidth));
+    assert.deepEqual(wider, [0, 0], `at ${width}`);
+    if (width < 1000) {
+      await page.getByRole("button", { name: "All limits" }).click();
+      await row("openai").waitFor();
+    }
+    assert.deepEqual(complaints, []);
+    await context.close();
+  }
+});
+
+test("ten thousand limits are pages, and are found", { skip }, async () => {
+  const all = Array.from({ length: 10_000 }, (_, i) => `["tenant-${String(i).padStart(5, "0")}"]\nallowed = 100\nperiod = "1m"\n`);
+  writeFileSync(join(directory, "limits.toml"), all.join(""));
+  execFileSync(bin, ["--store", store, "load", join(directory, "limits.toml")]);
+  server = await serve();
+  await open();
+  await page.goto(`${server.listening}#sort=name`);
+  await page.getByText("1–50 of 10,003").waitFor();
+  await page.getByRole("button", { name: "Next page" }).click();
+  await page.getByText("51–100 of 10,003").waitFor();
+  assert.equal(await page.getByRole("option").count(), 50);
+  await page.getByLabel("Search limits by name").fill("TENANT-04242");
+  await row("tenant-04242").click();
+  await page.locator(".plot").first().waitFor();
+  assert.deepEqual(complaints, []);
+});
+
+test("a token for looking is asked for", { skip }, async () => {
+  const token = "a-token-for-looking-0123456789";
+  writeFileSync(join(directory, "token"), token);
+  server = await serve(["--read-token-file", join(directory, "token"), "--read-only"]);
+  await open();
+  await page.goto(server.listening);
+  await page.getByRole("dialog", { name: "A token is needed" }).waitFor();
+  await page.getByRole("textbox", { name: "Token" }).fill(token);
+  await page.keyboard.press("Enter");
+  await row("mail").waitFor();
+});
