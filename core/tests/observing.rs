@@ -282,6 +282,26 @@ fn minutes_that_cannot_be_written_are_written_later() {
 }
 
 #[test]
+fn what_the_dead_have_not_written_is_written_by_those_who_look() {
+    let dir = Dir::new("observe-left");
+    let other = Child::run(|| {
+        let limiter = open(&dir.url()).limiter("api", "100/1h").unwrap();
+        limiter.open().unwrap();
+        assert!(MayWait::Never.during(|| admitted(&*limiter, "")));
+        // SAFETY: ends this process at once, as a crash does.
+        unsafe { libc::raise(libc::SIGKILL) };
+    });
+    assert!(other.was_killed());
+    let mut observer = Observer::new(&open(&dir.url()), 0);
+    let mut lag = || observer.look().unwrap().ledger_lag;
+    assert!(lag() > Duration::ZERO);
+    wait_until("it is written", || lag().is_zero());
+    let database = rusqlite::Connection::open(dir.file("limits.db")).unwrap();
+    let starts: i64 = database.query_row("SELECT count(*) FROM starts", [], |row| row.get(0)).unwrap();
+    assert_eq!(starts, 1);
+}
+
+#[test]
 fn a_store_that_is_not_there_is_not_made_by_those_who_only_look() {
     let dir = Dir::new("observe-missing");
     let mut options = StoreOptions::default();

@@ -27,6 +27,9 @@ const WALKED_OF_ONE: usize = 16;
 const REMEMBERED: usize = 8;
 const LEAST_REMEMBERED: usize = 64;
 
+/// What has not been written for so long, in ticks, was left by processes that have ended, or cannot be written.
+const LEFT: Tick = 3_000_000;
+
 /// How many limits are read while nobody else writes the ledger.
 const LIMITS_AT_ONCE: usize = 500;
 
@@ -86,6 +89,11 @@ impl Session {
             survey.policies = known.0;
         }
         let home = self.home();
+        let left = home.listed_since().filter(|at| *at + LEFT < home.clock.now().floor);
+        if home.is_lane() && left.is_some() {
+            // Those who would write it have gone.
+            self.look_after();
+        }
         super::damage::or_damaged(
             || self.lane_path(),
             || {
