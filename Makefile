@@ -167,7 +167,7 @@ demo: members
 test-tools:
 	.ci/need test
 
-test: test-tools members queues
+test: test-tools members queues tests/page/node_modules/.package-lock.json
 	$(PYTHON) tests/run.py
 
 fleet: test-tools members queues
@@ -274,4 +274,4 @@ torture: test-tools storm
 	SECONDS=600 cargo test --quiet --release -p workglow-limit --features fault-points --test storms -- five_at_once
 
 clean:
-	rm -rf target bindings/node/node_modules bindings/node/dist tests/fleet/*/node_modules tests/next/{node_modules,.next} tests/node-tools/node_modules bench/node/node_modules
+	rm -rf target bindings/node/node_modules bindings/node/dist tests/fleet/*/node_modules tests/next/{node_modules,.next} tests/{node-tools,page}/node_modules bench/node/node_modules
