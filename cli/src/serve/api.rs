@@ -25,7 +25,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
-use workglow_limit::{MetricsFormat, MetricsOptions, Minute, Observer, Store, parse_policies};
+use workglow_limit::{MetricsFormat, Minute, Observer, Store, parse_policies};
 
 pub type Body = UnsyncBoxBody<Bytes, Infallible>;
 
@@ -98,14 +98,13 @@ impl Api {
     async fn metrics(&self, parts: &Parts) -> Result<Response<Body>, Refusal> {
         let view = self.sampler.look().await.map_err(|trouble| Refusal::from(&*trouble))?;
         let accept = parts.headers.get(ACCEPT).and_then(|accept| accept.to_str().ok()).unwrap_or_default();
-        let mut options = MetricsOptions::default();
-        options.format = match accept.contains("application/openmetrics-text") {
+        let format = match accept.contains("application/openmetrics-text") {
             true => MetricsFormat::OpenMetrics,
             false => MetricsFormat::Prometheus,
         };
-        options.keys = usize::MAX;
-        options.show_keys = self.keys == Keys::Shown;
-        Ok(of(options.format.content_type(), view.seen.to_openmetrics(&options)))
+        let show_keys = self.keys == Keys::Shown;
+        let text = tokio::task::spawn_blocking(move || view.metrics(format, show_keys)).await.map_err(|_| broken())?;
+        Ok(of(format.content_type(), text))
     }
 
     async fn snapshot(&self, query: &Query) -> Result<Response<Body>, Refusal> {

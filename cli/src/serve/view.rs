@@ -1,9 +1,10 @@
 //! What one look has seen, in the orders that people want it in.
 
+use bytes::Bytes;
 use std::cmp::Reverse;
 use std::ops::Range;
 use std::sync::OnceLock;
-use workglow_limit::{LimitSnapshot, Snapshot};
+use workglow_limit::{LimitSnapshot, MetricsFormat, MetricsOptions, Snapshot};
 
 /// How many a second there were, over the last 5 to 10 s.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -62,6 +63,7 @@ pub struct View {
     lately: Vec<Lately>,
     orders: [OnceLock<Vec<u32>>; 4],
     lower: OnceLock<Vec<String>>,
+    metrics: [OnceLock<Bytes>; 2],
 }
 
 /// A limit, and its pace.
@@ -84,7 +86,15 @@ impl View {
             totals.pace.granted += pace.granted;
             totals.pace.denied += pace.denied;
         }
-        View { seen, tick, totals, lately, orders: Default::default(), lower: OnceLock::new() }
+        View {
+            seen,
+            tick,
+            totals,
+            lately,
+            orders: Default::default(),
+            lower: OnceLock::new(),
+            metrics: Default::default(),
+        }
     }
 
     pub fn row(&self, name: &str) -> Option<Row<'_>> {
@@ -93,6 +103,16 @@ impl View {
             .iter()
             .position(|limit| limit.name == name)
             .map(|at| (&self.seen.limits[at], self.lately[at].pace))
+    }
+
+    /// As metrics. Takes a while with many limits; who asks for the same again gets the same text.
+    pub fn metrics(&self, format: MetricsFormat, show_keys: bool) -> Bytes {
+        let text = || {
+            let mut options = MetricsOptions::default();
+            (options.format, options.show_keys, options.keys) = (format, show_keys, usize::MAX);
+            self.seen.to_openmetrics(&options).into()
+        };
+        self.metrics[format as usize].get_or_init(text).clone()
     }
 
     fn order(&self, sort: Sort) -> &[u32] {
