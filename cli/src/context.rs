@@ -95,7 +95,7 @@ impl Context {
         Ok(writeln!(self.out.borrow_mut(), "{text}")?)
     }
 
-    /// Prints one line of JSON, which is there at once for whoever reads.
+    /// Prints one line of JSON, flushed, for programs that read line by line.
     pub fn print_json(&self, value: &Value) -> Result<(), Failure> {
         self.print(value)?;
         self.flush()

@@ -1,4 +1,4 @@
-//! `serve`: who may do what, what is answered, and what becomes of it. The server is a process of its own, as is whoever starts here.
+//! `serve`: who may do what, what is answered, and what becomes of it. The server is a process of its own, as are the programs that start here.
 
 mod common;
 #[path = "common/server.rs"]
@@ -433,7 +433,7 @@ fn what_is_answered() {
         (&history["step"], &history["steps"][0]["units"], &history["steps"][0]["denied"]),
         (&json!(3600.0), &json!(4), &json!(1))
     );
-    // Whoever says so is shown keys.
+    // Keys are shown where that is asked for.
     let open = Server::start(&dir.url(), &["--show-keys", "--keys", "1"]);
     let mail = &open.get("/api/snapshot?search=mail", &[]).json(200)["limits"][0];
     assert_eq!(
@@ -533,7 +533,7 @@ fn many_connections_and_slow_ones() {
 }
 
 #[test]
-fn signals_end_it_at_once_whoever_listens() {
+fn signals_end_it_at_once_with_streams_open() {
     for (signal, code) in [(libc::SIGTERM, 0), (libc::SIGINT, 130)] {
         let dir = Dir::new("serve-signals");
         let _store = used(&dir.url());

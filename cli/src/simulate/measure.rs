@@ -223,7 +223,7 @@ pub enum Verdict {
 /// Is told the line of a request and what became of it.
 pub type Tell<'t> = Box<dyn FnMut(u64, Verdict) -> Result<(), Failure> + 't>;
 
-/// The verdicts of all requests, told in the order of asking: whoever waits holds up those behind.
+/// The verdicts of all requests, in the order of asking: a waiter holds up those behind it.
 pub struct Verdicts<'t> {
     /// The line of each that was not told yet, and its verdict if there is one.
     open: VecDeque<(u64, Option<Verdict>)>,

@@ -63,8 +63,8 @@ impl Screen {
         self.terminal.draw(draw).map(drop)
     }
 
-    /// Waits until a key is pressed, for so long at most. Is the terminal still there? (Whoever would read from one that is gone would
-    /// read nothing, for ever.)
+    /// Waits until a key is pressed, for so long at most. Is the terminal still there? (A read from one that is gone
+    /// would return nothing, again and again.)
     pub fn wait(&self, longest: Duration) -> bool {
         let mut out = libc::pollfd { fd: libc::STDOUT_FILENO, events: libc::POLLIN, revents: 0 };
         let ms = libc::c_int::try_from(longest.as_millis()).unwrap_or(libc::c_int::MAX);

@@ -1,7 +1,7 @@
 //! What was counted of each limit in each minute, for people: in the lane while the minute goes on, then in the database.
 //!
 //! The reports of processes (`counts.rs`) are added to the current minute of their limit. A limit has room for two minutes, so the one
-//! before can wait for whoever writes the ledger, which comes by once a second, and takes a minute when it is over. If nobody has
+//! before can wait for the ledger's writer, which comes by once a second and takes a minute when it is over. If nobody has
 //! taken it before its room is needed, what it holds counts for the later minute.
 //!
 //! A minute may be written more than once: the sums of the later writing are no smaller, and stand.

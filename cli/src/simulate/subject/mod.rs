@@ -21,7 +21,7 @@ use workglow_limit::{
 /// The name under which the policy is declared: those of its parts begin with it.
 const NAME: &str = "policy";
 
-/// Whoever has not started so long after the last request is not waited for any longer, in microseconds.
+/// How long after the last request the run goes on for those who still wait, in microseconds.
 const MOST_AFTER: u64 = 366 * 86_400_000_000;
 
 /// What callers do who are not admitted at once.

@@ -128,7 +128,7 @@ impl Subject<'_> {
             over.into_iter().filter_map(|(id, outcome)| Some((waiting.waiters.remove(&id)?, outcome))).collect();
         self.waiting -= ended.len() as u64;
         if ended.iter().any(|(_, outcome)| !matches!(outcome, Outcome::Admitted(_))) {
-            // Whoever is first now may need less room than those who left.
+            // The first in line may now need less room than those who left.
             waiting.line.wake(Some(keys.text(key)));
         }
         self.key(key).line = Some(waiting);
