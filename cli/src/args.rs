@@ -4,7 +4,7 @@ use crate::commands::{change, doctor, load, peek, shell, show, status, verify, w
 use crate::context::{Context, Outcome};
 use crate::failure::{EXIT_CODES, Exit, Failure};
 use crate::json::Keys;
-use crate::{serve, simulate, top};
+use crate::{plot, serve, simulate, top};
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, Subcommand};
 use std::ffi::OsString;
@@ -41,6 +41,7 @@ enum Command {
     Forget(change::ForgetArgs),
     Verify(verify::Args),
     Doctor(doctor::Args),
+    Plot(plot::Args),
     Simulate(simulate::Args),
     Serve(serve::Args),
     Completions(shell::CompletionsArgs),
@@ -64,6 +65,7 @@ impl Command {
             Command::Forget(args) => change::forget(args, context),
             Command::Verify(args) => verify::run(args, context),
             Command::Doctor(args) => doctor::run(args, context),
+            Command::Plot(args) => plot::run(args, context),
             Command::Simulate(args) => simulate::run(args, context),
             Command::Serve(args) => serve::run(args, context),
             Command::Completions(args) => shell::completions(args, context),

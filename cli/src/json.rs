@@ -35,6 +35,7 @@ pub fn snapshot(seen: &Snapshot, keys: Keys) -> Value {
         "store": seen.url,
         "limits": seen.limits.iter().map(|limit| self::limit(limit, keys)).collect::<Vec<_>>(),
         "processes": processes(seen),
+        "counts_all_processes": seen.counts_all_processes,
         "ledger_lag": seconds(seen.ledger_lag),
         "lane_bytes": seen.lane_bytes,
         "failures": seen.failures,
@@ -134,6 +135,8 @@ pub(crate) struct Part<'s> {
     pub limit: &'s LimitSnapshot,
     pub decision: Decision,
     pub stats: Stats,
+    /// Does it allow another number of units than for other keys?
+    pub is_other: bool,
     /// What the snapshot says of it, if it is among the keys there.
     pub seen: Option<&'s KeySnapshot>,
 }
@@ -168,11 +171,14 @@ impl Part<'_> {
 pub(crate) fn key_of_limits(name: &str, key: &str, seen: &Snapshot, parts: &[Part]) -> Value {
     let one = |used: &Used| json!({ "limit": used.limit, "used": used.used, "window": used.window.map(seconds) });
     let part = |part: &Part| {
+        let own = part.seen.and_then(|seen| seen.overriding).map(|policy| policy.to_string());
+        // The snapshot names the policies of keys that were used; of others it is only known that they have one.
+        let policy = if own.is_none() && part.is_other { None } else { Some(part.limit.policy().to_string()) };
         json!({
             "name": part.limit.name,
             "kind": part.limit.kind,
-            "policy": part.seen.and_then(|seen| seen.overriding).unwrap_or(part.limit.policy()).to_string(),
-            "override": part.seen.and_then(|seen| seen.overriding).map(|policy| policy.to_string()),
+            "policy": own.clone().or(policy),
+            "override": own,
             "usage": part.usage().iter().map(one).collect::<Vec<_>>(),
             "retry_after": seconds(part.decision.retry_after),
             "paused_for": seconds(part.seen.map_or(Duration::ZERO, |seen| seen.paused_for).max(part.limit.paused_for)),

@@ -73,7 +73,11 @@ fn show_tells_all_of_a_limit_of_a_composite_and_of_a_key() {
     let bob = run(&dir.url(), &["show", "mail", "bob", "--json"]).json(0);
     assert_eq!((&bob["key"], &bob["limits"][0]["policy"]), (&json!("bob"), &json!("9/1h")));
     assert_eq!(bob["limits"][0]["usage"][0], json!({ "limit": 9, "used": 1, "window": 3600.0 }));
+    // One that has never been used, but has a policy.
+    store.override_key("mail", "7/1h", "carol").unwrap();
+    run(&dir.url(), &["show", "mail", "carol"]).with(0).says(&["its own, above 3/1h of the limit", "0 of 7 in 1h"]);
     let nobody = run(&dir.url(), &["show", "mail", "nobody", "--json"]).json(0);
+    assert_eq!(nobody["limits"][0]["policy"], "3/1h");
     assert_eq!(nobody["limits"][0]["usage"][0]["used"], 0);
 }
 

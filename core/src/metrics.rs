@@ -1,6 +1,7 @@
 //! A [`Snapshot`] as text for Prometheus, and for all who read its formats.
 
 use crate::observe::{GrantSnapshot, KeySnapshot, LimitSnapshot, Snapshot, Usage, WAIT_BOUNDS};
+use crate::stats::Stats;
 use std::collections::HashSet;
 use std::fmt::{Display, Write};
 use std::time::Duration;
@@ -75,7 +76,8 @@ impl Snapshot {
     ///
     /// A limit has about 30 series, 2 more for each further window, and each of its keys that are told 5.
     pub fn to_openmetrics(&self, options: &MetricsOptions) -> String {
-        let all: Vec<Labelled> = self.limits.iter().map(|limit| Labelled::new(limit, options)).collect();
+        let new = |limit| Labelled { is_counted: self.counts(limit), ..Labelled::new(limit, options) };
+        let all: Vec<Labelled> = self.limits.iter().map(new).collect();
         let keys = all.iter().map(|limit| limit.keys.len()).sum::<usize>();
         let mut text = Text {
             out: String::with_capacity(4096 + 2560 * all.len() + 768 * keys),
@@ -99,14 +101,14 @@ impl Snapshot {
         }
         for (family, value) in OF_LIMIT {
             text.family(*family);
-            for limit in &all {
+            for limit in all.iter().filter(|limit| limit.is_counted || family.kind != Kind::Counter) {
                 if let Some(value) = value(limit.seen) {
                     text.sample(&limit.labels, value);
                 }
             }
         }
         text.family(WAITS);
-        for limit in &all {
+        for limit in all.iter().filter(|limit| limit.is_counted) {
             text.waits(limit);
         }
         for (family, usage) in
@@ -128,6 +130,12 @@ impl Snapshot {
             text.out.push_str("# EOF\n");
         }
         text.out
+    }
+
+    /// Does anybody count for this snapshot what happens to a limit? On a server each process does for itself, and one that only looks
+    /// has nothing to say.
+    fn counts(&self, limit: &LimitSnapshot) -> bool {
+        self.counts_all_processes || limit.stats != Stats::default()
     }
 
     fn store(&self, text: &mut Text) {
@@ -288,6 +296,7 @@ impl Display for Value {
 /// A limit with its labels, and its keys with theirs: each is escaped once.
 struct Labelled<'a> {
     seen: &'a LimitSnapshot,
+    is_counted: bool,
     labels: String,
     keys: Vec<(String, &'a KeySnapshot)>,
 }
@@ -303,7 +312,7 @@ impl Labelled<'_> {
         };
         let named = seen.hot_keys.iter().zip(seen.key_names(options.show_keys));
         let keys = named.take(options.keys).map(labelled).collect();
-        Labelled { seen, labels, keys }
+        Labelled { seen, is_counted: true, labels, keys }
     }
 }
 

@@ -80,11 +80,24 @@ fn everything() -> Snapshot {
         at: UNIX_EPOCH,
         url: "sqlite:limits.db".into(),
         limits: vec![rate, jobs],
+        counts_all_processes: true,
         processes: vec![ProcessSnapshot { pid: 1, program: "python".into(), since: SECOND }],
         ledger_lag: Duration::from_millis(1500),
         lane_bytes: 262_144,
         failures: 16,
     }
+}
+
+/// Who only looks at a server counts nothing, and says nothing of counts.
+#[test]
+fn nobody_is_told_of_counts_that_nobody_keeps() {
+    let mut seen = Snapshot { counts_all_processes: false, ..everything() };
+    let has = |seen: &Snapshot| seen.to_openmetrics(&MetricsOptions::default()).contains("admitted_total{limit=\"");
+    assert!(has(&seen));
+    seen.limits.iter_mut().for_each(|limit| limit.stats = Stats::default());
+    assert!(!has(&seen));
+    seen.counts_all_processes = true;
+    assert!(has(&seen));
 }
 
 fn text(format: MetricsFormat, keys: usize, show_keys: bool) -> String {

@@ -10,7 +10,7 @@ use common::proxy::Proxy;
 use common::redis::RedisServer;
 use common::server::Server;
 use common::{Child, Random, Record, most_in_any_window, now_ns, number, wait_until};
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 use workglow_limit::*;
@@ -385,7 +385,7 @@ fn a_change_holds_everywhere_when_its_call_returns() {
         let stores: Vec<Store> = (0..3).map(|_| Store::new(&server.url()).unwrap()).collect();
         let limiters: Vec<RateLimiter> =
             stores.iter().map(|store| RateLimiter::new(store, "api", 1_000, Duration::from_secs(1)).unwrap()).collect();
-        let is_over = AtomicBool::new(false);
+        let (is_over, started) = (AtomicBool::new(false), AtomicUsize::new(0));
         let (before, after) = std::thread::scope(|scope| {
             let sites: Vec<_> = limiters
                 .iter()
@@ -395,7 +395,10 @@ fn a_change_holds_everywhere_when_its_call_returns() {
                         while !is_over.load(Relaxed) {
                             let asked = now_ns();
                             match limiter.attempt("", 1).unwrap() {
-                                Attempt::Admitted(_) => starts.push((asked, now_ns(), 1)),
+                                Attempt::Admitted(_) => {
+                                    starts.push((asked, now_ns(), 1));
+                                    started.fetch_add(1, Relaxed);
+                                }
                                 Attempt::Denied(after) => std::thread::sleep(after.min(Duration::from_millis(1))),
                             }
                         }
@@ -403,7 +406,7 @@ fn a_change_holds_everywhere_when_its_call_returns() {
                     })
                 })
                 .collect();
-            std::thread::sleep(Duration::from_millis(1_500));
+            wait_until("500 have started", || started.load(Relaxed) > 500);
             stores[0].override_text("api", "50/1s").unwrap();
             let lowered = now_ns();
             std::thread::sleep(Duration::from_millis(1_500));

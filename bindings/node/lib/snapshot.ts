@@ -30,6 +30,8 @@ export interface Snapshot {
   readonly store: string;
   /** All limits, by name. Those of a composite are called `name/KIND`. */
   readonly limits: readonly LimitSnapshot[];
+  /** Are the counts those of all processes that share the store? On a server they are those of this process. */
+  readonly countsAllProcesses: boolean;
   /** The processes of this machine that use the store. Empty where the store does not know: "memory:" and servers. */
   readonly processes: readonly ProcessSnapshot[];
   /** How long what was admitted has been waiting to be written to the database, at most. 0 where nothing waits. */

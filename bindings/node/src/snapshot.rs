@@ -16,6 +16,8 @@ pub struct Snapshot {
     pub store: String,
     /// By name.
     pub limits: Vec<LimitSnapshot>,
+    /// Or of this process only.
+    pub counts_all_processes: bool,
     /// Those of this machine.
     pub processes: Vec<ProcessSnapshot>,
     /// At most.
@@ -149,6 +151,7 @@ fn snapshot_of(seen: &workglow_limit::Snapshot, show_keys: bool) -> Snapshot {
         at: unix_ns(seen.at) as f64 / 1e6,
         store: seen.url.clone(),
         limits: seen.limits.iter().map(|limit| limit_of(limit, show_keys)).collect(),
+        counts_all_processes: seen.counts_all_processes,
         processes: seen.processes.iter().map(process).collect(),
         ledger_lag: ms(seen.ledger_lag),
         lane_bytes: seen.lane_bytes as f64,

@@ -16,6 +16,8 @@ pub struct Snapshot {
     store: String,
     /// A LimitSnapshot of each limit, by name. Those of a composite are called "name/KIND".
     limits: Py<PyTuple>,
+    /// Are the counts those of all processes that share the store? On a server they are those of this process.
+    counts_all_processes: bool,
     /// A ProcessSnapshot of each process of this machine that uses the store. Empty where the store does not know: "memory:" and
     /// servers.
     processes: Py<PyTuple>,
@@ -141,6 +143,7 @@ impl Snapshot {
             at: seen.at,
             store: seen.url,
             limits: tuple(py, seen.limits, |limit| LimitSnapshot::new(py, limit, show_keys))?,
+            counts_all_processes: seen.counts_all_processes,
             processes: tuple(py, seen.processes, |each| Ok(process(each)))?,
             ledger_lag: seen.ledger_lag.as_secs_f64(),
             lane_bytes: seen.lane_bytes,

@@ -60,7 +60,8 @@ fn part<'s>(limit: &'s LimitSnapshot, key: &str, store: &Store) -> Result<Part<'
     let limiter = store.find(&limit.name)?;
     let decision = limiter.peek(key, 1)?;
     let stats = limiter.stats(key)?;
-    Ok(Part { limit, decision, stats, seen: limit.hot_keys.iter().find(|seen| seen.key == key) })
+    let is_other = limiter.peek("", 1)?.limit != decision.limit;
+    Ok(Part { limit, decision, stats, is_other, seen: limit.hot_keys.iter().find(|seen| seen.key == key) })
 }
 
 fn line(title: &str, value: impl AsRef<str>, look: Look, context: &Context) -> Result<(), Failure> {
@@ -208,6 +209,10 @@ fn one_key(part: &Part, key: &str, context: &Context) -> Result<(), Failure> {
             line("policy", own.to_string(), Look::Plain, context)?;
             let above = format!("its own, above {} of the limit", part.limit.policy());
             line("", above, Look::Near, context)?;
+        }
+        // The snapshot names the policies of keys that were used.
+        None if part.is_other => {
+            line("policy", format!("its own, above {} of the limit", part.limit.policy()), Look::Near, context)?;
         }
         None => line("policy", part.limit.policy().to_string(), Look::Plain, context)?,
     }

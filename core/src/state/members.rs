@@ -99,15 +99,20 @@ impl Home {
         let name = member << MEMBER | limit;
         let Some(entry) = self.entry_of(name) else { return };
         let tag = member << TAG;
-        let _ = entry[1].fetch_update(AcqRel, Acquire, |word| {
+        let more = |word: u64| {
             // What somebody else has left counts for nothing.
             let count = if word >> TAG == tag >> TAG { word as u32 } else { 0 };
             let by = i32::try_from(by).unwrap_or(0);
-            Some(tag | u64::from(count.saturating_add_signed(by)))
-        });
+            tag | u64::from(count.saturating_add_signed(by))
+        };
+        let before = entry[1].fetch_update(AcqRel, Acquire, |word| Some(more(word)));
+        // (Who comes at this moment may not be shown.)
+        if before.is_ok_and(|word| more(word) == tag) && entry[1].compare_exchange(tag, 0, AcqRel, Acquire).is_ok() {
+            entry[0].store(0, Release);
+        }
     }
 
-    /// The entry of this name, which is made if there is room. Only its own process looks for it, and nobody frees it while that lives.
+    /// The entry of this name, which is made if there is room. Only its own process looks for it, and frees it when nobody waits.
     fn entry_of(&self, name: u64) -> Option<&[AtomicU64]> {
         let all = self.waits();
         let first = name.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
@@ -118,7 +123,9 @@ impl Home {
         let found = (0..PROBES).filter_map(entry).find(|entry| entry[0].load(Acquire) == name);
         // (Two threads of a process may make two. Both count.)
         found.or_else(|| {
-            let is_made = |entry: &&[AtomicU64]| entry[0].compare_exchange(0, name, AcqRel, Acquire).is_ok();
+            let is_made = |entry: &&[AtomicU64]| {
+                entry[0].load(Relaxed) == 0 && entry[0].compare_exchange(0, name, AcqRel, Acquire).is_ok()
+            };
             (0..PROBES).filter_map(entry).find(is_made)
         })
     }

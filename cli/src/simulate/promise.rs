@@ -1,0 +1,154 @@
+//! What a policy promises, as its text says it: to measure by, independently of the limiter, whether it was kept.
+
+use super::request::SECOND;
+use std::collections::VecDeque;
+use std::time::Duration;
+use workglow_limit::{Policy, parse_time};
+
+/// The units of a key are counted over a window, or those that run at once.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Promise {
+    pub kind: Kind,
+    /// The units that the policy names.
+    pub limit: u64,
+    /// Over so long; 0: at once.
+    pub window: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// In any window.
+    Rolling,
+    /// In windows that begin at multiples of their length.
+    Aligned,
+    /// In any window, but twice as many across a boundary.
+    Smooth,
+    /// In any window, and what a full bucket holds.
+    Burst(u64),
+    /// In any window, but the last start may be heavy.
+    Queue,
+    AtOnce {
+        /// After how long a start ends by itself.
+        lease: Option<u64>,
+    },
+}
+
+impl Promise {
+    /// Those of a policy, by its canonical text.
+    pub fn all_of(policy: &Policy) -> Vec<Promise> {
+        let text = policy.to_string();
+        let text = text.split(" backoff ").next().unwrap_or(&text);
+        text.split(" + ").filter_map(Promise::of).collect()
+    }
+
+    fn of(text: &str) -> Option<Promise> {
+        let time = |text: &str| parse_time(text).map(|time: Duration| time.as_micros() as u64).ok();
+        if let Some(delay) = text.strip_prefix("delay ") {
+            return Some(Promise { kind: Kind::Rolling, limit: 1, window: time(delay)? });
+        }
+        let mut words = text.split(' ');
+        let first = words.next()?;
+        let Some((limit, window)) = first.split_once('/') else {
+            let lease = text.split_once(" lease ").and_then(|(_, lease)| time(lease));
+            return Some(Promise { kind: Kind::AtOnce { lease }, limit: first.parse().ok()?, window: 0 });
+        };
+        let kind = match (words.next(), words.next()) {
+            (Some("burst"), Some(size)) => Kind::Burst(size.parse().ok()?),
+            (Some("queue"), _) => Kind::Queue,
+            (Some("fixed"), _) => Kind::Aligned,
+            (Some("counter"), _) => Kind::Smooth,
+            _ => Kind::Rolling,
+        };
+        Some(Promise { kind, limit: limit.parse().ok()?, window: time(window)? })
+    }
+
+    /// The most units that there may be, if no start weighs more than that.
+    pub fn bound(&self, heaviest: u64) -> u64 {
+        match self.kind {
+            Kind::Rolling | Kind::Aligned | Kind::AtOnce { .. } => self.limit,
+            Kind::Smooth => 2 * self.limit - 1,
+            Kind::Burst(size) => self.limit + size,
+            Kind::Queue => self.limit + heaviest.saturating_sub(1),
+        }
+    }
+
+    /// The units that may start in the long run, per second; `None`: that depends on how long jobs run.
+    pub fn rate(&self) -> Option<f64> {
+        (self.window > 0).then(|| self.limit as f64 * SECOND as f64 / self.window as f64)
+    }
+
+    /// The most units that could have started between two moments, about.
+    pub fn most_between(&self, from: u64, to: u64) -> f64 {
+        let limit = self.limit as f64;
+        let windows = (to - from) as f64 / self.window.max(1) as f64;
+        match self.kind {
+            Kind::Rolling | Kind::Smooth => limit * windows.max(1.0),
+            Kind::Aligned => limit * (to / self.window - from / self.window + 1) as f64,
+            Kind::Burst(size) => size as f64 + limit * windows,
+            Kind::Queue => 1.0 + limit * windows,
+            Kind::AtOnce { .. } => f64::INFINITY,
+        }
+    }
+}
+
+/// Counts the units of one key in the last window.
+#[derive(Debug, Clone, Default)]
+pub struct Window {
+    starts: VecDeque<(u64, u64)>,
+    units: u64,
+}
+
+impl Window {
+    /// After a start: the units that count with it.
+    pub fn start(&mut self, promise: &Promise, at: u64, weight: u64) -> u64 {
+        let is_over = |start: u64| match promise.kind {
+            Kind::Aligned => start / promise.window < at / promise.window,
+            // What started a whole window ago does not count any more.
+            _ => start + promise.window <= at,
+        };
+        while let Some(&(start, weight)) = self.starts.front()
+            && is_over(start)
+        {
+            self.units -= weight;
+            self.starts.pop_front();
+        }
+        self.units += weight;
+        match self.starts.back_mut() {
+            Some((last, units)) if *last == at => *units += weight,
+            _ => self.starts.push_back((at, weight)),
+        }
+        self.units
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use workglow_limit::parse_policies;
+
+    #[test]
+    fn every_kind_of_policy_has_its_promises() {
+        let shown = |text: &str| -> Vec<(Kind, u64, u64)> {
+            let all = parse_policies(text).unwrap();
+            all.iter().flat_map(Promise::all_of).map(|one| (one.kind, one.limit, one.window)).collect()
+        };
+        let minute = 60 * SECOND;
+        let rate = [(Kind::Rolling, 100, minute), (Kind::Rolling, 5, SECOND)];
+        assert_eq!(shown("100/1m + 5/1s backoff 1s x2 max 1m full"), rate);
+        assert_eq!(shown("delay 50ms"), [(Kind::Rolling, 1, 50_000)]);
+        assert_eq!(shown("60/1m spaced strictly"), [(Kind::Rolling, 60, minute)]);
+        assert_eq!(shown("10/1s burst 20"), [(Kind::Burst(20), 10, SECOND)]);
+        assert_eq!(shown("10/1s queue 20"), [(Kind::Queue, 10, SECOND)]);
+        assert_eq!(shown("10/1m fixed"), [(Kind::Aligned, 10, minute)]);
+        let both = [(Kind::Smooth, 10, minute), (Kind::AtOnce { lease: Some(30 * SECOND) }, 5, 0)];
+        assert_eq!(shown("10/1m counter + 5 concurrent lease 30s"), both);
+    }
+
+    #[test]
+    fn a_start_counts_until_exactly_one_window_later() {
+        let promise = Promise { kind: Kind::Rolling, limit: 2, window: 10 };
+        let mut window = Window::default();
+        let counts: Vec<u64> = [0, 9, 10, 20].map(|at| window.start(&promise, at, 1)).into();
+        assert_eq!(counts, [1, 2, 2, 1]);
+    }
+}

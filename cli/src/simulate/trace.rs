@@ -1,0 +1,335 @@
+//! A recorded trace: CSV, or lines of JSON.
+
+use super::request::{Keys, Request, SECOND, Source};
+use crate::failure::Failure;
+use serde_json::Value;
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read};
+use std::time::Duration;
+use workglow_limit::parse_time;
+
+/// The columns of a trace. A time may be called by its JSON name, too.
+const COLUMNS: [(&str, Column); 5] = [
+    ("time", Column::Time),
+    ("at", Column::Time),
+    ("key", Column::Key),
+    ("weight", Column::Weight),
+    ("duration", Column::Duration),
+];
+const EXPECTED: &str = "a header with time, and if you like key, weight and duration";
+
+/// The latest time: what is later was meant in milliseconds.
+const LATEST: f64 = 1e10;
+
+/// The longest trace: a store's clock goes no further.
+const LONGEST: u64 = 10 * 366 * 86_400 * SECOND;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Column {
+    Time,
+    Key,
+    Weight,
+    Duration,
+}
+
+/// What holds for lines that do not say.
+#[derive(Debug, Clone, Copy)]
+pub struct Defaults {
+    pub weight: u64,
+    pub duration: Option<u64>,
+}
+
+/// A trace that is being read.
+pub struct Trace {
+    name: String,
+    lines: Lines,
+    defaults: Defaults,
+    /// When the trace begins, and the last line was.
+    began: Option<u64>,
+    last: u64,
+}
+
+enum Lines {
+    Csv { reader: Box<csv::Reader<Box<dyn Read>>>, record: csv::StringRecord, columns: Vec<Column> },
+    Json { reader: Box<dyn BufRead>, line: String, number: u64 },
+    Sorted(std::vec::IntoIter<Request>),
+}
+
+/// What a line says, before anything is filled in.
+#[derive(Debug, Default)]
+struct Said<'l> {
+    at: Option<u64>,
+    key: &'l str,
+    weight: Option<u64>,
+    duration: Option<u64>,
+}
+
+impl Trace {
+    /// Opens a file, or standard input (`-`).
+    pub fn open(path: &str, defaults: Defaults) -> Result<Trace, Failure> {
+        let (name, input): (_, Box<dyn Read>) = match path {
+            "-" => ("standard input".to_owned(), Box::new(io::stdin())),
+            _ => match File::open(path) {
+                Ok(file) => (path.to_owned(), Box::new(file)),
+                Err(error) => return Err(Failure::usage(format!("trace {path}: {error}"))),
+            },
+        };
+        let mut input = BufReader::with_capacity(1 << 16, input);
+        let is_json = match input.fill_buf() {
+            Ok(begin) => begin.iter().find(|byte| !byte.is_ascii_whitespace()) == Some(&b'{'),
+            Err(error) => return Err(Failure::usage(format!("trace {name}: {error}"))),
+        };
+        let lines = if is_json {
+            Lines::Json { reader: Box::new(input), line: String::new(), number: 0 }
+        } else {
+            let mut reader = csv::ReaderBuilder::new()
+                .trim(csv::Trim::All)
+                .comment(Some(b'#'))
+                .from_reader(Box::new(input) as Box<dyn Read>);
+            let columns = columns(&mut reader).map_err(|error| Failure::usage(format!("trace {name}{error}")))?;
+            Lines::Csv { reader: Box::new(reader), record: csv::StringRecord::new(), columns }
+        };
+        Ok(Trace { name, lines, defaults, began: None, last: 0 })
+    }
+
+    /// The same in the order of its times, read at once.
+    pub fn sorted(mut self, keys: &mut Keys) -> Result<Trace, Failure> {
+        let mut all = Vec::new();
+        while let Some(request) = self.read(keys)? {
+            all.push(request);
+        }
+        all.sort_by_key(|request| request.at);
+        Ok(Trace { lines: Lines::Sorted(all.into_iter()), ..self })
+    }
+
+    fn wrong(&self, line: u64, what: impl std::fmt::Display) -> Failure {
+        Failure::usage(format!("trace {}, line {line}: {what}", self.name))
+    }
+
+    /// The next line, whatever was before it.
+    fn read(&mut self, keys: &mut Keys) -> Result<Option<Request>, Failure> {
+        let (defaults, name) = (self.defaults, &self.name);
+        let wrong = |line: u64, what: String| Failure::usage(format!("trace {name}, line {line}: {what}"));
+        let mut request = |line: u64, said: Said| {
+            let at = said.at.ok_or_else(|| wrong(line, "it says no time".to_owned()))?;
+            let weight = said.weight.unwrap_or(defaults.weight);
+            let duration = said.duration.or(defaults.duration);
+            Ok(Some(Request { line, at, key: keys.id(said.key, line), weight, duration }))
+        };
+        match &mut self.lines {
+            Lines::Sorted(all) => Ok(all.next()),
+            Lines::Csv { reader, record, columns } => {
+                match reader.read_record(record) {
+                    Ok(false) => return Ok(None),
+                    Ok(true) => {}
+                    Err(error) => return Err(Failure::usage(format!("trace {name}{}", csv_error(&error)))),
+                }
+                let line = record.position().map_or(0, csv::Position::line);
+                let mut said = Said::default();
+                for (column, text) in columns.iter().zip(record.iter()).filter(|(_, text)| !text.is_empty()) {
+                    match column {
+                        Column::Time => said.at = Some(time(text).map_err(|what| wrong(line, what))?),
+                        Column::Key => said.key = text,
+                        Column::Weight => said.weight = Some(weight(text).map_err(|what| wrong(line, what))?),
+                        Column::Duration => said.duration = Some(duration(text).map_err(|what| wrong(line, what))?),
+                    }
+                }
+                request(line, said)
+            }
+            Lines::Json { reader, line, number } => loop {
+                line.clear();
+                *number += 1;
+                match reader.read_line(line) {
+                    Ok(0) => return Ok(None),
+                    Ok(_) if line.trim().is_empty() => {}
+                    Ok(_) => {
+                        let value = serde_json::from_str::<Value>(line)
+                            .map_err(|error| wrong(*number, format!("it is no JSON: {error}")))?;
+                        return request(*number, said(&value).map_err(|what| wrong(*number, what))?);
+                    }
+                    Err(error) => return Err(wrong(*number, error.to_string())),
+                }
+            },
+        }
+    }
+}
+
+impl Source for Trace {
+    fn next(&mut self, keys: &mut Keys) -> Result<Option<Request>, Failure> {
+        let Some(request) = self.read(keys)? else { return Ok(None) };
+        let Request { line, at, .. } = request;
+        if at < self.last {
+            let what = format!("{} is before the time above it, {}", seconds(at), seconds(self.last));
+            return Err(self.wrong(line, what).hint("sort the trace by time, or say --sort, which reads it whole"));
+        }
+        let began = *self.began.get_or_insert(at);
+        if at - began > LONGEST {
+            return Err(self.wrong(line, "it is more than ten years after the first"));
+        }
+        self.last = at;
+        Ok(Some(request))
+    }
+}
+
+fn columns(reader: &mut csv::Reader<Box<dyn Read>>) -> Result<Vec<Column>, String> {
+    let header = reader.headers().map_err(|error| csv_error(&error))?;
+    if header.is_empty() {
+        return Err(format!(" is empty: expected {EXPECTED}"));
+    }
+    let find =
+        |name: &str| COLUMNS.iter().find(|(known, _)| known.eq_ignore_ascii_case(name.trim_start_matches('\u{feff}')));
+    let mut columns = Vec::new();
+    for name in header {
+        let Some((_, column)) = find(name) else {
+            return Err(format!(", line 1: no column is called \"{name}\": expected {EXPECTED}"));
+        };
+        if columns.contains(column) {
+            return Err(format!(", line 1: there are two columns \"{name}\""));
+        }
+        columns.push(*column);
+    }
+    if !columns.contains(&Column::Time) {
+        return Err(format!(", line 1: there is no column time: expected {EXPECTED}"));
+    }
+    Ok(columns)
+}
+
+fn csv_error(error: &csv::Error) -> String {
+    let at = error.position().map_or(String::new(), |position| format!(", line {}", position.line()));
+    match error.kind() {
+        csv::ErrorKind::UnequalLengths { expected_len, len, .. } => {
+            format!("{at}: it has {len} fields: expected {expected_len}, as many as the header")
+        }
+        csv::ErrorKind::Utf8 { .. } => format!("{at}: it is no UTF-8"),
+        csv::ErrorKind::Io(error) => format!(": {error}"),
+        _ => format!("{at}: {error}"),
+    }
+}
+
+/// What an object says.
+fn said(value: &Value) -> Result<Said<'_>, String> {
+    let Value::Object(fields) = value else { return Err("expected an object such as {\"at\": 0.5}".to_owned()) };
+    let mut said = Said::default();
+    for (name, value) in fields.iter().filter(|(_, value)| !value.is_null()) {
+        let Some((_, column)) = COLUMNS.iter().find(|(known, _)| known == name) else {
+            return Err(format!("no field is called \"{name}\": expected at, key, weight or duration"));
+        };
+        let text = match value {
+            Value::String(text) => text.clone(),
+            other => other.to_string(),
+        };
+        match (column, value) {
+            (Column::Key, Value::String(key)) => said.key = key,
+            (Column::Key, other) => return Err(format!("key is {other}: expected a text")),
+            (Column::Time, _) => said.at = Some(time(&text)?),
+            (Column::Weight, _) => said.weight = Some(weight(&text)?),
+            (Column::Duration, _) => said.duration = Some(duration(&text)?),
+        }
+    }
+    Ok(said)
+}
+
+fn seconds(us: u64) -> f64 {
+    us as f64 / SECOND as f64
+}
+
+fn us(seconds: f64) -> u64 {
+    (seconds * SECOND as f64).round() as u64
+}
+
+fn weight(text: &str) -> Result<u64, String> {
+    match text.parse() {
+        Ok(weight) if weight > 0 => Ok(weight),
+        _ => Err(format!("weight is \"{text}\": expected a whole number from 1 on")),
+    }
+}
+
+fn duration(text: &str) -> Result<u64, String> {
+    let said = text.parse::<f64>().ok().filter(|seconds| (0.0..=LATEST).contains(seconds)).map(us);
+    let said = said.or_else(|| parse_time(text).ok().map(|time: Duration| time.as_micros() as u64));
+    said.ok_or_else(|| format!("duration is \"{text}\": expected seconds, such as 0.25, or a time such as 250ms"))
+}
+
+/// A time in microseconds, of seconds or of RFC 3339.
+fn time(text: &str) -> Result<u64, String> {
+    if let Ok(seconds) = text.parse::<f64>() {
+        return match (0.0..=LATEST).contains(&seconds) {
+            true => Ok(us(seconds)),
+            false if seconds > LATEST => {
+                Err(format!("time is {text}: expected seconds, not milliseconds or less (at most {LATEST})"))
+            }
+            false => Err(format!("time is {text}: expected 0 or more seconds")),
+        };
+    }
+    rfc3339(text).ok_or_else(|| {
+        format!("time is \"{text}\": expected seconds, such as 12.5, or RFC 3339, such as 2026-11-24T03:04:05Z")
+    })
+}
+
+/// `2026-11-24T03:04:05.678+01:00`, in microseconds since 1970. Before that is nothing.
+fn rfc3339(text: &str) -> Option<u64> {
+    let number = |from: usize, to: usize| -> Option<i64> {
+        let digits = text.get(from..to)?;
+        digits.bytes().all(|byte| byte.is_ascii_digit()).then(|| digits.parse().ok())?
+    };
+    let is = |at: usize, signs: &[u8]| text.as_bytes().get(at).is_some_and(|byte| signs.contains(byte));
+    let (year, month, day) = (number(0, 4)?, number(5, 7)?, number(8, 10)?);
+    let (hour, minute, second) = (number(11, 13)?, number(14, 16)?, number(17, 19)?);
+    let days = days(year, month, day)?;
+    let has_signs = is(4, b"-") && is(7, b"-") && is(10, b"Tt ") && is(13, b":") && is(16, b":");
+    // A leap second is the second after it.
+    if !has_signs || hour > 23 || minute > 59 || second > 60 {
+        return None;
+    }
+    let (mut at, mut fraction) = (19, 0);
+    if is(at, b".,") {
+        let digits = text[at + 1..].bytes().take_while(u8::is_ascii_digit).count();
+        let six: String = text[at + 1..].chars().take(digits.min(6)).collect();
+        fraction = format!("{six:0<6}").parse().ok().filter(|_| digits > 0)?;
+        at += 1 + digits;
+    }
+    let offset = match &text[at..] {
+        "Z" | "z" => 0,
+        _ if is(at, b"+-") && is(at + 3, b":") && text.len() == at + 6 => {
+            let minutes = number(at + 1, at + 3)? * 60 + number(at + 4, at + 6)?;
+            if is(at, b"-") { -minutes } else { minutes }
+        }
+        _ => return None,
+    };
+    let seconds = days * 86_400 + hour * 3_600 + minute * 60 + second - offset * 60;
+    u64::try_from(seconds * SECOND as i64 + fraction).ok()
+}
+
+/// The days since 1970 of a day of the Gregorian calendar.
+fn days(year: i64, month: i64, day: i64) -> Option<i64> {
+    let is_leap = year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
+    let lengths = [31, 28 + i64::from(is_leap), 31, 30, 31, 30, 31, 31, 30, 31, 30, 31];
+    let before = lengths.get(..usize::try_from(month - 1).ok()?)?;
+    let length = lengths.get(before.len())?;
+    let leaps = |year: i64| year / 4 - year / 100 + year / 400;
+    let years = (year - 1970) * 365 + leaps(year - 1) - leaps(1969);
+    (1..=*length).contains(&day).then(|| years + before.iter().sum::<i64>() + day - 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_seconds_or_rfc_3339() {
+        for (text, expected) in [
+            ("12.5", 12_500_000),
+            ("1764000000.123456", 1_764_000_000_123_456),
+            ("1970-01-01T00:00:00Z", 0),
+            ("2026-11-24T03:04:05.678Z", 1_795_489_445_678_000),
+            ("2026-11-24 04:04:05.6789999+01:00", 1_795_489_445_678_999),
+            ("2000-02-29t23:59:60z", 951_868_800_000_000),
+        ] {
+            assert_eq!(time(text), Ok(expected), "{text}");
+        }
+        let bad = ["", "-1", "1764000000123", "NaN", "inf", "now", "2026-02-29T00:00:00Z", "2026-13-01T00:00:00Z"];
+        for text in bad.into_iter().chain(["2026-11-24T03:04:05", "2026-11-24T03:04:05.Z", "2026-11-24T24:00:00Z"]) {
+            assert!(time(text).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,309 @@
+//! `simulate` answers as the limits do: as the vectors say, as a limit did in real time, as its waiters do.
+
+#[path = "../common/mod.rs"]
+mod common;
+mod vectors;
+mod waiting;
+
+use common::{Dir, Ran, command, run};
+use serde_json::Value;
+use std::collections::HashMap;
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::process::Stdio;
+use workglow_limit::Store;
+
+/// A line of a trace: its time in microseconds, key, weight and how long its job runs.
+#[derive(Debug, Clone)]
+struct Line {
+    at: u64,
+    key: String,
+    weight: u64,
+    lasts: Option<u64>,
+}
+
+impl Line {
+    fn at(at: u64) -> Line {
+        Line { at, key: String::new(), weight: 1, lasts: None }
+    }
+}
+
+/// Microseconds as exact seconds.
+fn seconds(us: u64) -> String {
+    format!("{}.{:06}", us / 1_000_000, us % 1_000_000)
+}
+
+fn csv(lines: &[Line]) -> String {
+    let mut text = "time,key,weight,duration\n".to_owned();
+    for Line { at, key, weight, lasts } in lines {
+        writeln!(text, "{},{key},{weight},{}", seconds(*at), lasts.map_or(String::new(), seconds)).unwrap();
+    }
+    text
+}
+
+/// Runs `simulate` with this on standard input.
+fn simulate(input: &str, args: &[&str]) -> Ran {
+    let all: Vec<&str> = ["simulate"].into_iter().chain(args.iter().copied()).collect();
+    let mut child = command("", &all)
+        .env("LC_ALL", "C.UTF-8")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    let input = input.to_owned();
+    // What does not read to the end closes the pipe.
+    let writer = std::thread::spawn(move || drop(stdin.write_all(input.as_bytes())));
+    let output = child.wait_with_output().unwrap();
+    writer.join().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    Ran { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
+}
+
+/// What became of each line: the verdict, and after how long in microseconds.
+fn verdicts(policy: &str, lines: &[Line], more: &[&str]) -> Vec<(String, Option<u64>)> {
+    let args: Vec<&str> = [policy, "--trace", "-", "--verdicts"].into_iter().chain(more.iter().copied()).collect();
+    let ran = simulate(&csv(lines), &args).with(0);
+    let rows: Vec<_> = ran.out.lines().skip(1).map(|line| line.split(',').collect::<Vec<_>>()).collect();
+    assert_eq!(rows.len(), lines.len(), "{ran:?}");
+    let us = |text: &str| text.parse::<f64>().ok().map(|seconds| (seconds * 1e6).round() as u64);
+    // The header is line 1.
+    let row = |(i, row): (usize, &Vec<&str>)| {
+        assert_eq!(row[0], (i + 2).to_string());
+        (row[1].to_owned(), us(row[2]))
+    };
+    rows.iter().enumerate().map(row).collect()
+}
+
+/// Random lines: bursts, pauses, weights and keys.
+fn random(seed: u64, count: usize, most_weight: u64) -> Vec<Line> {
+    let mut state = seed;
+    let mut next = |below: u64| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) % below
+    };
+    let mut at = 0;
+    let mut line = || {
+        at += match next(10) {
+            0 => next(1_500_000),
+            1..=4 => 0,
+            _ => next(60_000),
+        };
+        let key = ["", "a", "b"][next(3) as usize].to_owned();
+        Line { at, key, weight: 1 + next(most_weight), lasts: Some(next(300_000)) }
+    };
+    (0..count).map(|_| line()).collect()
+}
+
+/// The most units of a key in any window, the starts of all others out of it, counted anew.
+fn most(lines: &[Line], got: &[(String, Option<u64>)], window: u64, is_aligned: bool) -> u64 {
+    let mut of_key: HashMap<&str, Vec<(u64, u64)>> = HashMap::new();
+    for (line, (verdict, after)) in lines.iter().zip(got) {
+        if verdict == "admitted" {
+            of_key.entry(&line.key).or_default().push((line.at + after.unwrap(), line.weight));
+        }
+    }
+    let from = |starts: &[(u64, u64)], from: u64| {
+        let inside =
+            |at: u64| if is_aligned { at / window == from / window } else { (from..from + window).contains(&at) };
+        starts.iter().filter(|(at, _)| inside(*at)).map(|(_, weight)| weight).sum::<u64>()
+    };
+    let of_all = |starts: &Vec<(u64, u64)>| starts.iter().map(|(at, _)| from(starts, *at)).max().unwrap_or(0);
+    of_key.values().map(of_all).max().unwrap_or(0)
+}
+
+#[test]
+fn no_window_ever_holds_more_than_the_limit() {
+    for seed in 1..=4 {
+        for (policy, window, limit) in [
+            ("7/1s", 1_000_000, 7),
+            ("9/400ms", 400_000, 9),
+            ("5/1s fixed", 1_000_000, 5),
+            ("4/1s spaced", 1_000_000, 4),
+        ] {
+            let heaviest = if policy.contains("spaced") { 1 } else { 3 };
+            let lines = random(seed, 300, heaviest);
+            for callers in [&[][..], &["--wait=2s"]] {
+                let got = verdicts(policy, &lines, callers);
+                let found = most(&lines, &got, window, policy.ends_with("fixed"));
+                assert!(found <= limit, "{policy}: {found}");
+                // What it says itself is what was found.
+                let args: Vec<&str> =
+                    [policy, "--trace", "-", "--json"].into_iter().chain(callers.iter().copied()).collect();
+                let said = simulate(&csv(&lines), &args).json(0);
+                let said = &said["policies"][0];
+                assert_eq!(said["most"][0]["most"], found, "{policy}");
+                let admitted = got.iter().filter(|(verdict, _)| verdict == "admitted").count();
+                assert_eq!(said["admitted"], admitted);
+                let units: u64 = said["series"]["admitted"].as_array().unwrap().iter().filter_map(Value::as_u64).sum();
+                assert_eq!(said["units"], units);
+            }
+        }
+    }
+}
+
+#[test]
+fn the_same_load_always_has_the_same_answers() {
+    let lines = csv(&random(5, 2_000, 3));
+    for policy in ["4 concurrent", "30/1s + 4 concurrent", "4 concurrent lease 200ms", "9/1s backoff 1s x2 max 1m full"]
+    {
+        let run = || simulate(&lines, &[policy, "--trace", "-", "--wait=3s", "--json"]).with(0).out;
+        assert_eq!(run(), run(), "{policy}");
+    }
+}
+
+#[test]
+fn a_million_lines_are_not_too_many() {
+    let mut text = "time,key\n".to_owned();
+    for i in 0..1_000_000u64 {
+        writeln!(text, "{},tenant-{}", seconds(i * 1_000), i % 7).unwrap();
+    }
+    let said = simulate(&text, &["100/1m", "--compare", "10/1s burst 50", "--trace", "-", "--json"]).json(0);
+    assert_eq!(said["requests"], 1_000_000);
+    // 1000 s begin 17 minutes, of 7 keys.
+    assert_eq!(said["policies"][0]["admitted"], 17 * 7 * 100);
+    assert!(said["policies"][1]["series"]["admitted"].as_array().unwrap().len() <= 500);
+}
+
+#[test]
+fn lines_of_json_and_all_times_are_read() {
+    let csv = "time,key\n2026-11-24T03:04:05Z,a\n2026-11-24T03:04:05.5Z,a\n2026-11-24T04:04:06+01:00,a\n";
+    let json = "{\"at\": 1795489445, \"key\": \"a\"}\n\n{\"at\": \"2026-11-24T03:04:05.5Z\", \"key\": \"a\"}\n{\"at\": 1795489446.0, \"key\": \"a\", \"weight\": 1, \"duration\": null}\n";
+    for input in [csv, json] {
+        let ran = simulate(input, &["1/1s", "--trace", "-", "--verdicts"]).with(0);
+        let got: Vec<&str> = ran.out.lines().skip(1).map(|line| line.split_once(',').unwrap().1).collect();
+        assert_eq!(got, ["admitted,0", "denied,0.5", "admitted,0"], "{input}");
+    }
+    // Windows of the clock are those of the trace.
+    let ran = simulate("time\n59.9\n60\n60.1\n", &["1/1m fixed", "--trace", "-", "--verdicts", "--json"]).with(0);
+    let got: Vec<Value> =
+        ran.out.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()["verdict"].clone()).collect();
+    assert_eq!(got, ["admitted", "admitted", "denied"]);
+}
+
+#[test]
+fn what_is_wrong_is_named() {
+    for (input, expected) in [
+        ("tme\n1\n", "line 1: no column is called \"tme\""),
+        ("key\na\n", "there is no column time"),
+        ("time,at\n1,1\n", "two columns"),
+        ("time,weight\n1,0\n", "line 2: weight is \"0\": expected a whole number from 1 on"),
+        ("time\n1764000000123\n", "line 2: time is 1764000000123: expected seconds, not milliseconds"),
+        ("time\nyesterday\n", "line 2: time is \"yesterday\": expected seconds"),
+        ("time,key\n1\n", "line 2: it has 1 fields: expected 2"),
+        ("time\n1\n0.5\n", "line 3: 0.5 is before the time above it, 1"),
+        ("time,duration\n1,long\n", "line 2: duration is \"long\""),
+        ("time\n1\n1e9\n", "more than ten years"),
+        ("{\"at\": 1, \"wieght\": 2}\n", "line 1: no field is called \"wieght\""),
+        ("{\"at\": 1}\n[]\n", "line 2: expected an object"),
+        ("{\"key\": \"a\"}\n", "line 1: it says no time"),
+        ("{\"at\": 1\n", "line 1: it is no JSON"),
+        ("", "is empty"),
+        ("time\n", "no request"),
+    ] {
+        let ran = simulate(input, &["5/1s", "--trace", "-"]).with(2);
+        ran.says(&[expected]);
+        assert_eq!(ran.out, "", "{ran:?}");
+    }
+    for (args, expected) in [
+        (&["5/1x", "--load", "5/1s"][..], "policy is \"5/1x\""),
+        (&["5/1s", "--load", "5"], "load is \"5\""),
+        (&["5/1s", "--load", "1000000000/1s"], "at most 100000000 requests"),
+        (&["5/1s"], "required"),
+        (&["5/1s", "--load", "5/1s", "--trace", "-"], "cannot be used with"),
+        (&["5/1s", "--load", "5/1s", "--wait=soon"], "wait is \"soon\""),
+        (&["5/1s", "--load", "5/1s", "--weight", "0"], "weight is \"0\""),
+        (&["5/1s", "--load", "5/1s", "--keys", "3", "--skew=-1"], "skew is -1"),
+        (&["5/1s", "--load", "5/1s", "--duration", "2s..1s"], "duration is \"2s..1s\""),
+        (&["5 concurrent", "--load", "5/1s"], "does not say how long its job runs"),
+        (&["5/1s", "--trace", "/no/such/file"], "trace /no/such/file"),
+        (&["5/1s", "--history", "api"], "no store is named"),
+    ] {
+        simulate("", args).with(2).says(&[expected]);
+    }
+    simulate("", &["5/1s", "--load", "5/1s", "--svg", "/no/such/directory/a.svg"]).with(1).says(&["svg /no/such"]);
+}
+
+/// The picture is XML: each tag that begins ends.
+fn check_xml(text: &str) {
+    let mut open: Vec<&str> = Vec::new();
+    for part in text.split('<').skip(1) {
+        let (tag, rest) = part.split_once('>').unwrap();
+        assert!(!rest.contains('>'), "{part}");
+        for entity in part.split('&').skip(1) {
+            assert!(["amp;", "lt;", "gt;", "quot;", "#39;"].iter().any(|known| entity.starts_with(known)), "{part}");
+        }
+        match tag.strip_prefix('/') {
+            Some(name) => assert_eq!(open.pop(), Some(name)),
+            None if tag.ends_with('/') => {}
+            None => open.push(tag.split(' ').next().unwrap()),
+        }
+    }
+    assert!(open.is_empty(), "{open:?}");
+}
+
+#[test]
+fn the_report_is_drawn_for_people_and_for_programs() {
+    let dir = Dir::new("simulate-drawn");
+    let svg = dir.file("a.svg");
+    let load = "20/1s for 5s, 40 at once, nothing for 5s";
+    let args = ["10/1s", "--compare", "20/1s burst 20", "--load", load, "--wait=1s", "--svg", svg.to_str().unwrap()];
+    let ran = simulate("", &args).with(0);
+    ran.says(&["140 requests", "10/1s", "20/1s burst 20", "utilisation", "█", "┄"]);
+    let plain = simulate("", &[&args[..], &["--ascii"]].concat()).with(0);
+    assert!(plain.out.is_ascii(), "{}", plain.out);
+    assert!(plain.out.lines().all(|line| line.len() <= 100), "{}", plain.out);
+    let svg = std::fs::read_to_string(svg).unwrap();
+    check_xml(&svg);
+    assert!(svg.contains("prefers-color-scheme") && svg.contains("<title") && svg.contains("<desc"));
+}
+
+#[test]
+fn keys_of_a_trace_are_shown_to_who_asks_for_them() {
+    let input = "time,key\n1,secret-a\n1,secret-a\n1,secret-b\n";
+    let hidden = simulate(input, &["1/1s", "--trace", "-"]).with(0);
+    assert!(!hidden.out.contains("secret"), "{}", hidden.out);
+    hidden.says(&["of line 2", "of line 4"]);
+    simulate(input, &["1/1s", "--trace", "-", "--show-keys"]).with(0).says(&["secret-a"]);
+}
+
+#[test]
+fn what_a_limit_did_can_be_tried_again_and_drawn() {
+    let dir = Dir::new("simulate-history");
+    let url = dir.url();
+    let store = Store::new(&url).unwrap();
+    let name = "a<b>&\"c\"";
+    let limiter = store.limiter(name, "30/1h").unwrap();
+    for i in 0..40 {
+        assert_eq!(limiter.decide("", 1).unwrap().admitted, i < 30);
+    }
+    store.flush().unwrap();
+    Store::tell_counts();
+    let args = ["simulate", "10/1s burst 5", "--compare", "10/1d", "--history", name, "--json"];
+    let said = run(&url, &args).json(0);
+    assert_eq!(said["requests"], 30);
+    assert_eq!(said["policies"][1]["admitted"], 10);
+    let said = run(&url, &[&args[..], &["--with-denied", "--since", "1h"]].concat()).json(0);
+    assert_eq!(said["requests"], 40);
+
+    let svg = dir.file("a.svg");
+    let said = run(&url, &["plot", name, "--json", "--svg", svg.to_str().unwrap()]).json(0);
+    let sum = |field: &str| -> u64 {
+        said["limits"][0]["bins"].as_array().unwrap().iter().filter_map(|bin| bin[field].as_u64()).sum()
+    };
+    assert_eq!((sum("units"), sum("denied")), (30, 10));
+    assert_eq!(said["limits"][0]["limit"], 30);
+    check_xml(&std::fs::read_to_string(svg).unwrap());
+    let said = run(&url, &["plot", name, "--json", "--since", "2h"]).json(0);
+    assert!((120..=122).contains(&said["limits"][0]["bins"].as_array().unwrap().len()));
+    run(&url, &["plot", name, "--for", "1s"]).with(0).says(&["units per second"]);
+
+    run(&url, &["plot", "other"]).with(3);
+    run(&url, &["simulate", "1/1s", "--history", "other"]).with(3);
+    run(&url, &["plot", name, "--since", "32d"]).with(2).says(&["since is 32d: expected 1m to 31d"]);
+    run(&url, &["plot", name, "--for", "0s"]).with(2).says(&["for is 0s"]);
+    store.limiter("idle", "1/1s").unwrap().open().unwrap();
+    run(&url, &["plot", "idle"]).with(2).says(&["no history", "--for"]);
+    run(&url, &["simulate", "1/1s", "--history", "idle"]).with(2).says(&["no history"]);
+}

@@ -1,0 +1,185 @@
+//! Callers who go away, as the vectors say, and as a limit answered in real time.
+
+use crate::common::Dir;
+use crate::{Line, verdicts};
+use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
+use std::time::Duration;
+use workglow_limit::Store;
+
+/// A limiter of the vectors as a text; `None`: it has none.
+fn policy(words: &[&str]) -> Option<String> {
+    Some(match words {
+        ["rate", windows @ ..] => {
+            let windows = windows.split(|word| *word == "backoff").next()?;
+            windows.chunks(2).map(|window| format!("{}/{}us", window[0], window[1])).collect::<Vec<_>>().join(" + ")
+        }
+        ["concurrency", max] => format!("{max} concurrent"),
+        ["concurrency", max, lease] => format!("{max} concurrent lease {lease}us"),
+        ["delay", us] => format!("delay {us}us"),
+        ["evenly_spaced", max, us, "adaptive"] => format!("{max}/{us}us spaced"),
+        ["evenly_spaced", max, us, "strict"] => format!("{max}/{us}us spaced strictly"),
+        ["token_bucket", rate, us, burst] => format!("{rate}/{us}us burst {burst}"),
+        ["leaky_bucket", rate, us, queue] => format!("{rate}/{us}us queue {queue}"),
+        ["fixed_window", max, us] => format!("{max}/{us}us fixed"),
+        ["sliding_window_counter", max, us] => format!("{max}/{us}us counter"),
+        ["policy", text @ ..] => text.join(" "),
+        _ => return None,
+    })
+}
+
+/// A case of the vectors, as far as a trace can say it.
+#[derive(Default)]
+struct Case {
+    name: String,
+    policies: Vec<Option<String>>,
+    lines: Vec<Line>,
+    /// For each line the verdict, and the `retry` if it is given.
+    wanted: Vec<(String, Option<u64>)>,
+    /// The lines of permits by their names.
+    named: HashMap<String, usize>,
+    is_over: bool,
+}
+
+impl Case {
+    fn step(&mut self, line: &str) {
+        let (call, wanted) = line.split_once("=>").unwrap_or((line, ""));
+        let mut words = call.split_whitespace();
+        let at: u64 = words.next().unwrap().parse().unwrap();
+        let call = words.next().unwrap();
+        let arguments: HashMap<&str, &str> = words.filter_map(|word| word.split_once('=')).collect();
+        let answer = wanted.split_whitespace().next().unwrap_or("");
+        let fields: HashMap<&str, &str> = wanted.split_whitespace().filter_map(|word| word.split_once('=')).collect();
+        match call {
+            // These record nothing, and what is no weight is no line either.
+            "peek" | "can_proceed" | "next_available" | "stats" => {}
+            _ if answer == "error=invalid_argument" => {}
+            "decide" | "try_acquire" | "acquire" => {
+                if let Some(name) = arguments.get("as") {
+                    self.named.insert((*name).to_owned(), self.lines.len());
+                }
+                let key = arguments.get("key").copied().unwrap_or("").to_owned();
+                let weight = arguments.get("weight").map_or(1, |weight| weight.parse().unwrap());
+                self.lines.push(Line { at, key, weight, lasts: None });
+                let verdict = match answer {
+                    "admitted" => "admitted",
+                    "denied" | "expired" => "denied",
+                    "error=weight_exceeds_capacity" => "too_heavy",
+                    other => panic!("{}: {line}: {other}", self.name),
+                };
+                self.wanted.push((verdict.to_owned(), fields.get("retry").map(|us| us.parse().unwrap())));
+            }
+            "complete" => {
+                let line = &mut self.lines[self.named[arguments["permit"]]];
+                line.lasts.get_or_insert(at - line.at);
+                // In a trace, who ends at a moment makes room before anybody asks at it.
+                if self.lines.last().unwrap().at == at {
+                    let left = self.lines.iter().filter(|line| line.at < at).count();
+                    self.lines.truncate(left);
+                    self.wanted.truncate(left);
+                    self.is_over = true;
+                }
+            }
+            _ => self.is_over = true,
+        }
+    }
+}
+
+fn cases(text: &str) -> Vec<Case> {
+    let mut cases: Vec<Case> = Vec::new();
+    for line in text.lines() {
+        let line = line.split('#').next().unwrap().trim();
+        match line.split_once(' ').unwrap_or((line, "")) {
+            ("", _) => {}
+            ("case", name) => cases.push(Case { name: name.to_owned(), ..Case::default() }),
+            ("limiter", rest) => {
+                let words: Vec<&str> = rest.split_whitespace().collect();
+                cases.last_mut().unwrap().policies.push(policy(&words));
+            }
+            _ => {
+                let case = cases.last_mut().unwrap();
+                if !case.is_over {
+                    case.step(line);
+                }
+            }
+        }
+    }
+    cases
+}
+
+#[test]
+fn every_line_is_answered_as_the_vectors_say() {
+    let vectors = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/vectors");
+    let mut compared = BTreeMap::new();
+    for file in std::fs::read_dir(vectors).unwrap().map(|file| file.unwrap().path()) {
+        if file.extension().is_none_or(|extension| extension != "vec") {
+            continue;
+        }
+        for mut case in cases(&std::fs::read_to_string(&file).unwrap()) {
+            let policies: Option<Vec<String>> = case.policies.drain(..).collect();
+            let Some(policies) = policies else { continue };
+            if case.lines.is_empty() {
+                continue;
+            }
+            // Who is never completed runs until the trace is over.
+            case.lines.iter_mut().for_each(|line| _ = line.lasts.get_or_insert(1_000_000_000_000_000));
+            let got = verdicts(&policies.join(" + "), &case.lines, &[]);
+            for (i, (got, wanted)) in got.iter().zip(&case.wanted).enumerate() {
+                let shown = || format!("{}, line {i} of {:?}", case.name, case.lines);
+                assert_eq!(got.0, wanted.0, "{}", shown());
+                if let (Some(retry), "denied") = (wanted.1, got.0.as_str()) {
+                    assert_eq!(got.1, Some(retry), "{}", shown());
+                }
+            }
+            let name = file.file_stem().unwrap().to_string_lossy().into_owned();
+            *compared.entry(name).or_insert(0) += got.len();
+        }
+    }
+    println!("{compared:?}");
+    for kind in ["rate", "fixed_window", "sliding_window_counter", "token_bucket", "leaky_bucket", "delay"] {
+        assert!(compared.get(kind).is_some_and(|lines| *lines >= 4), "{kind}: {compared:?}");
+    }
+    for kind in ["evenly_spaced", "concurrency", "composite", "policy", "keyed"] {
+        assert!(compared.contains_key(kind), "{kind}: {compared:?}");
+    }
+}
+
+/// A limit in real time, and its times to the microsecond: a permit says when it started, and a denial how long before the end of the
+/// start that it waits for it was. So it is the same question however busy the machine is.
+#[test]
+fn a_limit_answered_the_same_in_real_time() {
+    const MOST: usize = 5;
+    const WINDOW: u64 = 200_000;
+    let dir = Dir::new("simulate-real");
+    let store = Store::new(&dir.url()).unwrap();
+    let limiter = store.limiter("api", "5/200ms").unwrap();
+    let mut starts: BTreeMap<&str, Vec<u64>> = BTreeMap::new();
+    let mut told: Vec<(u64, &str, bool, u64)> = Vec::new();
+    let mut chance = 1u64;
+    // On a machine that is too busy to be denied anything, until it is not.
+    while told.len() < 120 || told.iter().all(|(.., is_admitted, _)| *is_admitted) {
+        chance = chance.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        std::thread::sleep(Duration::from_millis(1 + (chance >> 60)));
+        let key = if chance >> 59 & 3 == 0 { "b" } else { "a" };
+        let of_key = starts.entry(key).or_default();
+        let decision = limiter.decide(key, 1).unwrap();
+        let after = decision.retry_after.as_micros() as u64;
+        match decision.permit {
+            // When a start of a rate counts from, in microseconds of the store.
+            Some(permit) => {
+                of_key.push(permit.to_words()[3]);
+                told.push((of_key[of_key.len() - 1], key, true, 0));
+            }
+            None => told.push((of_key[of_key.len() - MOST] + WINDOW - after, key, false, after)),
+        }
+    }
+    let first = told[0].0;
+    let lines: Vec<Line> =
+        told.iter().map(|(at, key, ..)| Line { key: (*key).to_owned(), ..Line::at(at - first) }).collect();
+    let got = verdicts("5/200ms", &lines, &[]);
+    let wanted: Vec<_> = told
+        .iter()
+        .map(|(.., admitted, after)| (if *admitted { "admitted" } else { "denied" }.to_owned(), Some(*after)))
+        .collect();
+    assert_eq!(got, wanted);
+}

@@ -1,0 +1,88 @@
+//! Callers who wait, as those of `acquire` do.
+
+use crate::{Line, random, verdicts};
+use std::time::Duration;
+use workglow_limit::*;
+
+/// The waiters of threads, which take their steps when they say that they have to.
+fn waiters(policy: &str, lines: &[Line], timeout: Option<Duration>) -> Vec<(String, u64)> {
+    let clock = ManualClock::new();
+    let mut options = StoreOptions::default();
+    options.clock = Some(clock.clone());
+    let store = Store::with_options("memory:", options).unwrap();
+    let limiter = store.limiter("policy", policy).unwrap();
+    let mut outcomes: Vec<Option<(String, u64)>> = vec![None; lines.len()];
+    // Who waits, and when each has to look again.
+    let mut seats: Vec<(usize, Seat, u64)> = Vec::new();
+    let mut next = 0;
+    while next < lines.len() || !seats.is_empty() {
+        let arrival = lines.get(next).map(|line| line.at);
+        let wake = seats.iter().map(|(.., wake)| *wake).min();
+        let now = arrival.into_iter().chain(wake).min().unwrap();
+        clock.advance(Duration::from_micros(now).saturating_sub(clock.now()));
+        if wake.is_none_or(|wake| wake > now) {
+            let Line { key, weight, .. } = &lines[next];
+            seats.push((next, Seat::new(Waiter::new(key, *weight).timeout(timeout)), now));
+            next += 1;
+        }
+        // One step can be what another one waits for, so all look.
+        let mut i = 0;
+        while i < seats.len() {
+            let (line, seat, wake) = &mut seats[i];
+            let at = lines[*line].at;
+            let outcome = match seat.step(&*limiter).unwrap() {
+                Step::Sleep(nap) => {
+                    *wake = now + nap.as_micros() as u64;
+                    i += 1;
+                    continue;
+                }
+                Step::Admitted(permit) => {
+                    limiter.complete(&permit).unwrap();
+                    ("admitted".to_owned(), now - at)
+                }
+                Step::Expired(_) => ("denied".to_owned(), now - at),
+            };
+            outcomes[*line] = Some(outcome);
+            seats.remove(i);
+            i = 0;
+        }
+    }
+    outcomes.into_iter().map(Option::unwrap).collect()
+}
+
+#[test]
+fn waiters_start_when_those_of_acquire_do() {
+    for policy in ["5/1s", "10/1s burst 3", "3/1s queue 4", "4/1s fixed", "2/100ms + 5/1s", "delay 70ms"] {
+        for (seed, timeout) in [(1, None), (2, Some(Duration::from_millis(700)))] {
+            let lines: Vec<Line> = random(seed, 80, 1).into_iter().map(|line| Line { lasts: None, ..line }).collect();
+            let wait = timeout.map_or("--wait".to_owned(), |timeout| format!("--wait={}ms", timeout.as_millis()));
+            let got = verdicts(policy, &lines, &[&wait]);
+            let wanted = waiters(policy, &lines, timeout);
+            for (i, ((verdict, after), (wanted, wait))) in got.iter().zip(&wanted).enumerate() {
+                assert_eq!(verdict, wanted, "{policy}, {timeout:?}, line {i}: {:?}", lines[i]);
+                if verdict == "admitted" {
+                    assert_eq!(*after, Some(*wait), "{policy}, {timeout:?}, line {i}: {:?}", lines[i]);
+                }
+            }
+            assert!(got.iter().any(|(_, after)| *after > Some(0)));
+        }
+    }
+}
+
+#[test]
+fn who_waits_for_others_to_end_starts_the_moment_they_do() {
+    let job = |at| Line { lasts: Some(1_000_000), ..Line::at(at) };
+    let lines = [job(0), job(0), job(100_000), job(200_000), job(300_000), job(5_000_000)];
+    let started: Vec<_> = verdicts("2 concurrent", &lines, &["--wait"]).into_iter().map(|(_, after)| after).collect();
+    assert_eq!(started, [0, 0, 900_000, 800_000, 1_700_000, 0].map(Some));
+    // Also after jobs that take no time, one after the other.
+    let lines =
+        [job(0), job(0), Line { lasts: Some(0), ..Line::at(100_000) }, Line { lasts: Some(0), ..Line::at(100_000) }];
+    let lines = lines.into_iter().chain([job(200_000), job(300_000)]).collect::<Vec<_>>();
+    let started: Vec<_> = verdicts("2 concurrent", &lines, &["--wait"]).into_iter().map(|(_, after)| after).collect();
+    assert_eq!(started, [0, 0, 900_000, 900_000, 800_000, 700_000].map(Some));
+    let lines = [job(0), job(0), job(100_000), job(200_000), job(300_000), job(5_000_000)];
+    let impatient = verdicts("2 concurrent", &lines, &["--wait=850ms"]);
+    let names: Vec<&str> = impatient.iter().map(|(name, _)| name.as_str()).collect();
+    assert_eq!(names, ["admitted", "admitted", "denied", "admitted", "admitted", "admitted"]);
+}
