@@ -114,7 +114,9 @@ impl Answer {
     pub fn read(reader: &mut impl BufRead) -> Answer {
         let (status, headers) = Self::head(reader);
         let mut body = Vec::new();
-        let _ = reader.read_to_end(&mut body);
+        if status > 0 {
+            let _ = reader.read_to_end(&mut body);
+        }
         Answer { status, headers, body: String::from_utf8(body).unwrap() }
     }
 
@@ -123,6 +125,9 @@ impl Answer {
         let _ = reader.read_line(&mut line);
         let status = line.split(' ').nth(1).map_or(0, |status| status.parse().unwrap());
         let mut headers = Vec::new();
+        if status == 0 {
+            return (status, headers);
+        }
         loop {
             let mut line = String::new();
             if reader.read_line(&mut line).unwrap_or(0) <= 2 {

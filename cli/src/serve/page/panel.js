@@ -138,7 +138,7 @@ export class Panel {
       parts.recent, past,
       (parts.gateBlock = block("Gates", parts.gates)),
       block("How long starts waited", parts.waits),
-      block("Counted since the store was made", parts.counters),
+      block("Counted so far", parts.counters),
       (parts.keyBlock = block("Busiest keys", parts.keys)),
       (parts.processBlock = block("Processes of this machine", parts.processes)),
       block("The store", parts.store),
