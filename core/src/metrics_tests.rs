@@ -92,7 +92,8 @@ fn everything() -> Snapshot {
 #[test]
 fn nobody_is_told_of_counts_that_nobody_keeps() {
     let mut seen = Snapshot { counts_all_processes: false, ..everything() };
-    let has = |seen: &Snapshot| seen.to_openmetrics(&MetricsOptions::default()).contains("admitted_total{limit=\"");
+    let has =
+        |seen: &Snapshot| seen.to_openmetrics(&MetricsOptions::default()).contains("workglow_limit_admitted_total{");
     assert!(has(&seen));
     seen.limits.iter_mut().for_each(|limit| limit.stats = Stats::default());
     assert!(!has(&seen));
