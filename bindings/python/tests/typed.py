@@ -237,7 +237,7 @@ def looks() -> None:
     seen = store.snapshot(keys=5, show_keys=False)
     assert_type(seen, Snapshot)
     assert_type((seen.at, seen.store, seen.ledger_lag), tuple[datetime, str, float])
-    assert_type((seen.lane_bytes, seen.failures), tuple[int, int])
+    assert_type((seen.lane_bytes, seen.failures, seen.counts_all_processes), tuple[int, int, bool])
     for process in seen.processes:
         assert_type(process, ProcessSnapshot)
         assert_type((process.pid, process.program, process.since), tuple[int, str, float])
