@@ -16,7 +16,7 @@ use crate::observe::{GrantSnapshot, KeySnapshot, LimitSnapshot, Snapshot, Usage,
 use crate::policy::{Policy, Shape};
 use crate::stats::Stats;
 use crate::time::{Tick, from_ticks};
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::time::{Duration, SystemTime};
 
 /// So many keys are looked at in one survey beside those that were used lately, of all limits together; and of one, at least.
@@ -192,7 +192,8 @@ impl Home {
         let is_first = watched.totals.is_empty();
         let mut hashes: Vec<Hash> = watched.totals.keys().copied().chain(lately).collect();
         hashes.extend(self.next_keys(&table, &mut watched.next, most));
-        hashes.push(self.hash(b'k', ""));
+        let empty = self.hash(b'k', "");
+        hashes.push(empty);
         hashes.sort_unstable();
         hashes.dedup();
         let mut all: Vec<Seen> = hashes.into_iter().filter_map(|hash| self.survey_key(&table, hash)).collect();
@@ -202,7 +203,6 @@ impl Home {
             seen.news = seen.total() - before.unwrap_or(if is_first { 0 } else { seen.total() }).min(seen.total());
         }
         let fullest = all.iter().max_by(|a, b| a.fullness().total_cmp(&b.fullness()));
-        let empty = self.hash(b'k', "");
         let gate = self.limit_gate(at).load(Acquire);
         let declared = &known.declared;
         let (usage, retry_after) = match fullest {
@@ -310,12 +310,12 @@ impl Home {
     /// The keys of the next segments, about so many.
     fn next_keys(&self, table: &Table, next: &mut u64, most: usize) -> Vec<Hash> {
         let mut all = Vec::new();
-        let mut segments = BTreeMap::new();
+        let mut segments = HashSet::new();
         while all.len() < most {
             let Some(root) = self.root(table) else { break };
             let segment = self.segment_at(root, root.entry_of(*next));
             // Once around.
-            if segments.insert(segment, ()).is_some() {
+            if !segments.insert(segment) {
                 break;
             }
             let hashes: Vec<Hash> = self.entries(segment).filter_map(|at| self.hash_of_block(at)).collect();
