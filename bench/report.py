@@ -1,6 +1,6 @@
 """Says what was measured: report.py writes target/bench/docs anew from target/bench/results.json.
 
-`show` prints it, `write` makes benchmarks.md with its pictures, `write_short` the table of the README.
+`show` prints it, `write` makes benchmarks.md with its pictures, `write_short` the README's two tables.
 """
 
 import json
@@ -249,36 +249,70 @@ def write(results: dict, docs: Path) -> None:
     plots.draw(results, docs / "benchmarks", list(CURVES))
 
 
-# The README's rows: what it is, the case, what stands beside it, its case.
+# The README's table of speed: what it is, our case, the other program and its case.
 SHORT = [
-    ("Rust", "rust sqlite admit", "governor, monotonic clock, one process", "governor admit, monotonic clock"),
-    ("C", "c sqlite admit", "a mutex and a ring, one process", "mutex and ring admit"),
-    ("Python", "python sqlite admit", "a deque and a lock, one process", "python deque and lock: admit"),
-    ("Node", "node sqlite admit", "`limiter`, one process", "node limiter: admit"),
-    ("4 processes on one key", "ours admit, 4 processes", "a script in Redis", "redis admit, 4 processes"),
-    ("4 processes on one key", "ours admit, 4 processes", "one SQLite transaction each", "transaction admit, 4 processes"),
+    ("Rust, `sqlite:`", "rust sqlite admit", "governor, one process", "governor admit, monotonic clock"),
+    ("C, `sqlite:`", "c sqlite admit", "a mutex and a ring, one process", "mutex and ring admit"),
+    ("Python, `sqlite:`", "python sqlite admit", "a deque and a lock, one process", "python deque and lock: admit"),
+    ("Node, `sqlite:`", "node sqlite admit", "`limiter`, one process", "node limiter: admit"),
+    ("4 processes, one key", "ours admit, 4 processes", "a Lua script in Redis", "redis admit, 4 processes"),
+    ("4 processes, one key", "ours admit, 4 processes", "a SQLite transaction", "transaction admit, 4 processes"),
 ]
-BEGIN, END = "<!-- bench: begin -->\n", "<!-- bench: end -->\n"
+# The README's table of peers: who, the case that hammers a limit of 100 per second, the case that times an admission.
+PEERS = [
+    ("**this one, Python, 4 processes**", "python sqlite: most", "python sqlite admit, 4 processes"),
+    ("**this one, Node, 4 processes**", "node sqlite: most", "node sqlite admit, 4 processes"),
+    ("pyrate-limiter, SQLite and file lock, 4 processes", "python pyrate-limiter, SQLite and file lock: most",
+     "python pyrate-limiter, SQLite and file lock: admit, 4 processes"),
+    ("limits, moving window", "python limits moving window, memory: most", "python limits moving window, memory: admit"),
+    ("limits, fixed window", "python limits fixed window, memory: most", "python limits fixed window, memory: admit"),
+    ("throttled-py, sliding window", "python throttled-py sliding window, memory: most",
+     "python throttled-py sliding window, memory: admit"),
+    ("aiolimiter", "python aiolimiter: most", "python aiolimiter: admit, awaited"),
+    ("limiter (npm)", "node limiter: most", "node limiter: admit"),
+    ("rate-limiter-flexible", "node rate-limiter-flexible, memory: most", "node rate-limiter-flexible, memory: admit"),
+    ("express-rate-limit", "node express-rate-limit, memory store: most", "node express-rate-limit, memory store: admit"),
+    ("bottleneck", "node bottleneck: most", "node bottleneck: admit"),
+    ("Workglow's RateLimiter", "node Workglow RateLimiter, memory: most", "node Workglow RateLimiter, memory: admit"),
+    ("governor", "governor, most starts", "governor admit, monotonic clock"),
+]  # fmt: skip
 
 
-def short(results: dict) -> str:
+def short_speed(results: dict) -> str:
     cases = {case["case"]: case for case in results["cases"]}
     rows = []
-    for what, name, beside, other in SHORT:
+    for what, name, other_name, other in SHORT:
         if name in cases and other in cases:
             ours, theirs = cases[name], cases[other]
-            row = [f"{what}, `sqlite:`", time_of(ours["ns"]), time_of(ours.get("p999")), time_of(ours.get("cpu_ns")), beside]
-            rows.append([*row, time_of(theirs["ns"]), time_of(theirs.get("p999")), ratio_of(ours["ns"] / theirs["ns"])])
-    head = ["an admission", "median", "p99.9", "CPU time", "beside it", "median", "p99.9", "ratio"]
-    return f"{origin(results)}:\n\n{table(head, rows)}\n"
+            ratio = ratio_of(ours["ns"] / theirs["ns"])
+            rows.append([what, time_of(ours["ns"]), time_of(ours.get("p999")), other_name, time_of(theirs["ns"]), ratio])
+    head = ["an admission", "median", "p99.9", "compared with", "median", "ratio"]
+    return f"{origin(results)}.\n\n{table(head, rows)}\n"
+
+
+def short_peers(results: dict) -> str:
+    cases = {case["case"]: case for case in results["cases"]}
+    rows = []
+    for who, hammered, timed in PEERS:
+        if hammered in cases and timed in cases:
+            most, limit = cases[hammered]["most"], cases[hammered]["limit"]
+            rows.append([who, f"**{most}**" if most <= limit else str(most), time_of(cases[timed]["ns"])])
+    return table(["limiter", "most starts in 1 s, limit 100", "an admission"], rows) + "\n"
+
+
+# The README's generated parts, by the name in their marks.
+PARTS = {"speed": short_speed, "peers": short_peers}
 
 
 def write_short(results: dict, readme: Path) -> None:
     text = readme.read_text()
-    if text.count(BEGIN) != 1 or text.count(END) != 1:
-        sys.exit(f"{readme.name} needs one line {BEGIN.strip()!r} and one line {END.strip()!r} after it")
-    before, rest = text.split(BEGIN)
-    readme.write_text(before + BEGIN + short(results) + END + rest.split(END)[1])
+    for name, make in PARTS.items():
+        begin, end = f"<!-- bench {name}: begin -->\n", f"<!-- bench {name}: end -->\n"
+        if text.count(begin) != 1 or text.count(end) != 1:
+            sys.exit(f"{readme.name} needs one line {begin.strip()!r} and one line {end.strip()!r} after it")
+        before, rest = text.split(begin)
+        text = before + begin + make(results) + end + rest.split(end)[1]
+    readme.write_text(text)
 
 
 def show(results: dict) -> None:

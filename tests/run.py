@@ -69,15 +69,18 @@ def run(name, patterns, command):
     log = LOGS / f"{name}.log"
     began = time.monotonic()
     with log.open("w") as file:
-        code = subprocess.run(
+        process = subprocess.Popen(
             command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
-            env=os.environ | {"NO_COLOR": "1", "WGL_CELLS": str(CELLS)}, timeout=1500,
-        ).returncode  # fmt: skip
+            env=os.environ | {"NO_COLOR": "1", "WGL_CELLS": str(CELLS)},
+        )  # fmt: skip
+        _, status, usage = os.wait4(process.pid, 0)
+        code = process.returncode = os.waitstatus_to_exitcode(status)
+    seconds, cpu = time.monotonic() - began, usage.ru_utime + usage.ru_stime
     output = log.read_text(errors="replace")
     passed, failed, skipped = (count(pattern, output) for pattern in patterns)
     # A suite that ends badly, or ran nothing, has failed whatever it counted.
     failed = max(failed, int(code != 0 or passed == 0))
-    said = f"{name:16}{passed:6} passed{failed:4} failed{skipped:4} skipped{time.monotonic() - began:7.0f} s\n"
+    said = f"{name:16}{passed:6} passed{failed:4} failed{skipped:4} skipped{seconds:7.0f} s ({cpu:.0f} s of a processor)\n"
     if failed:
         said += "\n".join(output.splitlines()[-80:]) + f"\n(all of it: {log.relative_to(ROOT)})\n"
     print(said, end="", flush=True)
