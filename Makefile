@@ -1,24 +1,27 @@
-# make demo    the main job: Celery, Node and C share one limit; STORE=redis or postgres: on two machines, so to speak
-# make test    all tests, one summary
-# make check   format, lints, header, stubs, types, versions, documentation, instructions
+# make demo    the main job: Celery, Node and C share one limit; STORE=redis or STORE=postgres simulates two machines
+# make test    all tests of all languages, one summary
+# make quick   the contributor's loop, two minutes: formats, lints, core tests and a smoke test per language
+# make lint    formats, lints and spelling; nothing is built. make format writes the formats
+# make check   lint, then clippy, header, stubs, types, references, pictures, instructions
 # make docs    target/docs: the reference of each language, from its doc comments
-# make bench   what a decision costs, beside others; ROUNDS=2 is quick, ONLY=rust,python chooses
-# make bench-publish  the same, and writes docs/benchmarks.md and the README's table
-# make bench-fleet  what a fleet on Redis uses and asks for, beside others, and what keys cost there: 20 minutes
-# make instructions  how many instructions each call takes, beside what bench/instructions.toml allows
-# make pictures  docs/pictures, drawn anew
-# make fleet   real queues under a limit, ours beside what they bring: Celery, BullMQ, pg-boss, Graphile Worker, Workglow
+# make site    target/site: guides and references as one site with search
+# make bench   what a decision costs, compared with other limiters; ROUNDS=2 is quick, ONLY=rust,python chooses programs
+# make bench-publish  the same, and writes docs/benchmarks.md and the README's tables
+# make bench-fleet  what a fleet on Redis uses and asks for, compared with others, and what keys cost there: 20 minutes
+# make instructions  the instructions of each call, compared with the bounds in bench/instructions.toml
+# make pictures  draws docs/pictures
+# make fleet   real queues under a limit, compared with their own limiters: Celery, BullMQ, pg-boss, Graphile Worker, Workglow
 # make storm   kills in every language, for 40 s
-# make torture the long tests: storms, of one machine and of a fleet; models with planted bugs
+# make torture the long tests: storms on one machine and in a fleet, models with planted bugs
 # make dist    target/dist: a wheel, an npm tarball, a C prefix
-# make dist-all  target/dist/all: what is published, as far as this machine can build it
-# make install PREFIX=/usr/local DESTDIR=  the C library with its C and C++ headers, and the command; make uninstall
+# make dist-all  target/dist/all: what will be published, as far as this machine can build it
+# make install PREFIX=/usr/local DESTDIR=  the C library, its headers and the command; make uninstall removes them
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .SILENT:
-.PHONY: demo test check docs bench bench-fleet instructions pictures fleet storm torture dist dist-all wheel node queues c install \
+.PHONY: demo test quick quick-tools lint clippy format check docs bench bench-fleet instructions pictures fleet storm torture dist dist-all wheel node queues c install \
     uninstall members peers bench-tools bench-publish tools test-tools clean help
 
 VENV := target/venv
@@ -32,8 +35,14 @@ help:
 
 # ---- what there is to install ----
 
+# What one call of cargo builds. Each other selection of packages has other features, and compiles the core and all that it needs once more.
+C_PACKAGES := -p workglow-limit-ffi -p workglow-limit-cli
+NODE_PACKAGES := -p workglow-limit-node
+dist: C_PACKAGES += -p workglow-limit-node
+dist: NODE_PACKAGES += -p workglow-limit-ffi -p workglow-limit-cli
+
 tools:
-	.ci/need
+	.ci/need build
 
 $(VENV)/ready: bindings/python/requirements-dev.txt examples/fleet/requirements.txt $(wildcard tests/fleet/requirements*.txt) | tools
 	test -x $(PYTHON) || python3 -m venv $(VENV)
@@ -59,7 +68,8 @@ node: bindings/node/node_modules/.package-lock.json
 	mkdir -p $(DIST) $(OUT)
 	echo "building the npm package"
 	cp LICENSE-* bindings/node/
-	cd bindings/node && npm run --silent build && npm pack --silent --pack-destination ../../$(DIST) >/dev/null
+	cargo build --quiet --release $(NODE_PACKAGES)
+	cd bindings/node && npm run --silent build -- $(abspath target/release/libworkglow_limit_node.so) && npm pack --silent --pack-destination ../../$(DIST) >/dev/null
 	npm install --silent --no-audit --no-fund --no-save --prefix $(OUT) $(DIST)/*.tgz
 
 # The fleets of Node's queues, an app of Next's, and the tools that test and bundle Node's programs: each as it is locked, and our
@@ -86,7 +96,7 @@ C_BUILT := target/release
 # The static library is one object whose only global names are ours: its SQLite must not meet a program's own.
 $(C_LIBRARY): Cargo.toml Cargo.lock core/Cargo.toml ffi/Cargo.toml ffi/build.rs $(shell find core/src ffi/src -name '*.rs')
 	echo "building the C library"
-	$(C_BUILD) -p workglow-limit-ffi
+	$(C_BUILD) $(C_PACKAGES)
 	mkdir -p $(C)
 	strip --strip-unneeded -o $(C)/$(SO) $(C_BUILT)/$(SO)
 	ld -r -o $(C)/all.o --whole-archive $(C_BUILT)/libworkglow_limit.a
@@ -105,7 +115,7 @@ FISH := $(PREFIX)/share/fish/vendor_completions.d
 
 $(C_COMMAND): Cargo.toml Cargo.lock core/Cargo.toml cli/Cargo.toml $(shell find core/src cli/src -type f)
 	echo "building the command"
-	$(C_BUILD) -p workglow-limit-cli
+	$(C_BUILD) $(C_PACKAGES)
 	rm -rf $(C)/man $(C)/completions
 	mkdir -p $(C)/completions
 	strip --strip-unneeded -o $@ $(C_BUILT)/workglow-limit
@@ -161,6 +171,48 @@ members: dist
 	$(CC) -O2 -Wall -Wextra -Werror tests/torture/storm/member.c -o $(OUT)/storm_member $(LINK)
 	$(CC) -O2 -Wall -Wextra -Werror tests/together/member.c -o $(OUT)/together_member $(LINK)
 
+# ---- the contributor's loop ----
+
+NODE_TOOLS := bindings/node/node_modules/.package-lock.json
+
+lint: $(VENV)/ready $(NODE_TOOLS)
+	cargo fmt --all --check
+	cargo fmt --check --manifest-path bench/rust/Cargo.toml
+	$(VENV)/bin/ruff format --quiet --check
+	$(VENV)/bin/ruff check --quiet
+	cd bindings/node && npm run --silent lint
+	$(VENV)/bin/typos --quiet
+	scripts/versions
+	scripts/compatible
+
+clippy:
+	cargo clippy --quiet --workspace --all-targets --features workglow-limit/fault-points -- -D warnings
+
+format: $(VENV)/ready $(NODE_TOOLS)
+	cargo fmt --all
+	cargo fmt --manifest-path bench/rust/Cargo.toml
+	$(VENV)/bin/ruff format --quiet
+	$(VENV)/bin/ruff check --quiet --fix
+	cd bindings/node && npm run --silent format
+
+# The core with fault points, compiled once for all of it, by a profile that compiles fast.
+QUICK := --profile quick --features workglow-limit/fault-points -p workglow-limit-cli -p workglow-limit-node -p workglow-limit-python
+
+quick: quick-tools lint
+	cargo clippy --quiet $(QUICK) -p workglow-limit -p workglow-limit-ffi --all-targets -- -D warnings
+	cargo build --quiet $(QUICK) -p workglow-limit-ffi
+	cd bindings/node && npm run --silent build -- $(abspath target/quick/libworkglow_limit_node.so)
+	ln -sf libworkglow_limit.so target/quick/$(SO).0
+	$(CC) -std=c11 -D_DEFAULT_SOURCE -Wall -Wextra -Werror -Iinclude tests/c/family.c -o target/quick/c target/quick/$(SO) -pthread \
+	    -Wl,-rpath,$(abspath target/quick)
+	rm -rf target/quick/python
+	cp -r bindings/python/python target/quick/python
+	ln -s ../../libworkglow_limit_python.so target/quick/python/workglow_limit/_native.abi3.so
+	$(PYTHON) tests/run.py --quick
+
+quick-tools:
+	.ci/need quick
+
 demo: members
 	$(PYTHON) examples/fleet/conductor.py --out $(OUT) --store $(or $(STORE),sqlite)
 
@@ -182,14 +234,9 @@ storm: members
 pictures:
 	cargo run --quiet -p workglow-limit --example pictures docs/pictures
 
-check: dist docs instructions
-	cargo fmt --all --check
-	cargo fmt --check --manifest-path bench/rust/Cargo.toml
-	cargo clippy --quiet --workspace --all-targets --features workglow-limit/fault-points -- -D warnings
-	cargo clippy --quiet -p workglow-limit --all-targets --features fault-points,redis,postgres -- -D warnings
+# What needs no build comes first.
+check: test-tools lint clippy dist docs instructions
 	cargo test --quiet -p workglow-limit-ffi
-	scripts/versions
-	scripts/compatible
 	rm -rf target/pictures
 	cargo run --quiet -p workglow-limit --example pictures target/pictures
 	diff -rq docs/pictures target/pictures || { echo "make pictures draws others: look at them and commit them" >&2; exit 1; }

@@ -484,7 +484,9 @@ fn garbage_in_the_tables_is_an_error_or_a_denial() {
                 format!("DELETE FROM workglow_limit.{table}; INSERT INTO workglow_limit.{table} {overriding} SELECT * FROM kept.{table};")
             })
             .collect();
-        server.command(&restore);
+        // A call that gave up may still be running on the server: the lock keeps it from adding rows between the two statements.
+        let locked: String = tables.iter().map(|table| format!("LOCK workglow_limit.{table};")).collect();
+        server.command(&format!("BEGIN; {locked} {restore} COMMIT"));
     }
     server.command("DELETE FROM workglow_limit.starts; DELETE FROM workglow_limit.leases");
     ask();

@@ -7,7 +7,7 @@ mod common;
 use common::redis::RedisServer;
 use common::server::Server;
 use std::sync::{Arc, Barrier};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 use workglow_limit::*;
 
 fn rate(store: &Store, name: &str, max: u64, window: Duration) -> RateLimiter {
@@ -239,9 +239,16 @@ fn who_asked_for_grace_still_has_its_place_when_it_comes_late() {
             assert!(matches!(waits.step(&limiter).unwrap(), Step::Sleep(_)));
             assert!(matches!(other.reserve("", 1, None, None).unwrap(), Reserved::Place { .. }));
             std::thread::sleep(window + Duration::from_millis(400));
-            let step = waits.step(&limiter).unwrap();
-            let Step::Admitted(permit) = step else { panic!("it waits again: {url}: {waits:?}") };
-            assert!(limiter.ready_at(&permit).is_some(), "it started with its place: {url}");
+            let late = SystemTime::now();
+            // A busy server may be asked more than once. Another place would lie behind the other machine's.
+            let permit = loop {
+                match waits.step(&limiter).unwrap() {
+                    Step::Admitted(permit) => break permit,
+                    Step::Sleep(time) => std::thread::sleep(time),
+                    step => panic!("{step:?}: {url}: {waits:?}"),
+                }
+            };
+            assert!(limiter.ready_at(&permit).is_some_and(|ready| ready < late), "it started with its place: {url}");
         }
     }
 }

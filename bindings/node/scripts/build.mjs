@@ -1,7 +1,8 @@
 // Builds the package into dist/: the addon of this machine, and the TypeScript as CommonJS, with ES modules that hand it on.
 //
-//     npm run build              as it is published
-//     npm run build -- dev       compiles in a third of the time, and runs slower
+//     npm run build              compiles the addon with Cargo's profile "release"
+//     npm run build -- quick     with another profile
+//     npm run build -- FILE      packs this library, which is built already
 
 import { execFileSync } from "node:child_process";
 import { copyFileSync, mkdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
@@ -16,15 +17,19 @@ const run = (command, args, stdout) => execFileSync(command, args, { cwd: here, 
 rmSync(dist, { recursive: true, force: true });
 mkdirSync(dist);
 
-const profile = process.argv[2] === "dev" ? [] : ["--release"];
-// Without debug information, which is six times the code.
-const flags = [...profile, "--package", "workglow-limit-node", "--lib", "--message-format=json-render-diagnostics"];
-const told = run("cargo", ["rustc", ...flags, "--", "-C", "strip=debuginfo"], "pipe").toString().trim().split("\n");
-const isAddon = ({ reason, target }) => reason === "compiler-artifact" && target.name === "workglow_limit_node";
-const [library] = told.map((line) => JSON.parse(line)).find(isAddon).filenames;
+const library = process.argv[2] ?? "release";
+const isProfile = !library.includes(".");
+if (isProfile) run("cargo", ["build", "--quiet", "--profile", library, "--package", "workglow-limit-node"], "inherit");
+const targets = process.env.CARGO_TARGET_DIR ?? join(here, "../../target");
+const extension = { darwin: ".dylib", win32: ".dll" }[process.platform] ?? ".so";
+const file = `${process.platform === "win32" ? "" : "lib"}workglow_limit_node${extension}`;
+const built = isProfile ? join(targets, library === "dev" ? "debug" : library, file) : library;
 const musl = process.platform === "linux" && !process.report.getReport().header.glibcVersionRuntime;
 const abi = { linux: musl ? "-musl" : "-gnu", win32: "-msvc" }[process.platform] ?? "";
-copyFileSync(library, join(dist, `workglow-limit.${process.platform}-${process.arch}${abi}.node`));
+const addon = join(dist, `workglow-limit.${process.platform}-${process.arch}${abi}.node`);
+copyFileSync(built, addon);
+// Debug information is five sixths of the file.
+if (process.platform === "linux") run("strip", ["--strip-debug", addon], "inherit");
 
 const tsc = createRequire(import.meta.url).resolve("typescript/package.json").replace(/package\.json$/, "bin/tsc");
 run(process.execPath, [tsc, "--project", "lib"], "inherit");
