@@ -30,12 +30,8 @@ STORMS = [r"over the limit 0, (utilisation)", r"over the limit ([1-9]\d*)", r"^(
 # The lines that say which test failed and why, in any runner's output: they are repeated at the very end.
 REASONS = r"^(?:test .* FAILED|thread '.*panicked at .*\n.*|FAILED .*|ERROR .*|✖ .*\n.*|not ok .*|.*: FAILED.*|tests/c\S+:\d+: .*|error: .*failed.*)$"
 
-# One build of the core for all of its tests, with every feature: each set of features would be another build.
-RUST = ["cargo", "test", "--no-fail-fast", "-p", "workglow-limit", "-p", "workglow-limit-cli", "-p", "workglow-limit-ffi"]
-RUST += ["--features", "workglow-limit/fault-points"]
-
 SUITES = {
-    "rust": (CARGO, RUST),
+    "rust": (CARGO, [sys.executable, "tests/rust.py"]),
     "models": (CARGO, ["tests/torture/models", "quick"]),
     "fleet-celery": (PYTEST, [sys.executable, "-m", "pytest", "-q", "-s", "tests/fleet/celery"]),
     "python": (PYTEST, [sys.executable, "-m", "pytest", "-q", "bindings/python/tests"]),
@@ -84,7 +80,7 @@ def count(pattern, output):
 
 
 def run(name, patterns, command):
-    """One suite: how many passed, failed and were skipped, and what it said of those that failed."""
+    """Runs one suite. Returns the numbers of passed, failed and skipped tests, the reasons of failures, and a row of its seconds."""
     log = LOGS / f"{name}.log"
     began = time.monotonic()
     with log.open("w") as file:
@@ -108,7 +104,8 @@ def run(name, patterns, command):
         said += "\n".join(output.splitlines()[-80:]) + f"\n(all of it: {log.relative_to(ROOT)})\n"
     print(said, end="", flush=True)
     reasons = re.findall(REASONS, output, re.MULTILINE)[-20:] if failed else []
-    return passed, failed, skipped, [f"{name}: {reason}" for reason in reasons or [f"exit code {code}"] * (failed > 0)]
+    reasons = [f"{name}: {reason}" for reason in reasons or [f"exit code {code}"] * (failed > 0)]
+    return passed, failed, skipped, reasons, [(seconds, cpu, name)]
 
 
 def run_all(suites, names):
@@ -165,7 +162,10 @@ def main():
     with ThreadPoolExecutor(2) as pool:
         lanes = pool.map(lambda names: run_all(suites, names), [built, *([name] for name in others)])
         results = sum(lanes, []) + run_all(suites, alone)
-    passed, failed, skipped, reasons = (sum(column, type(column[0])()) for column in zip(*results))
+    passed, failed, skipped, reasons, times = (sum(column, type(column[0])()) for column in zip(*results))
+    if len(times) > 1:
+        print("\n| suite | seconds | of a processor |\n| --- | --- | --- |")
+        print(*(f"| {name} | {seconds:.0f} | {cpu:.0f} |" for seconds, cpu, name in sorted(times, reverse=True)), sep="\n")
     if not is_quick and set(LANGUAGES.values()) <= set(chosen):
         failed += table()
     print(f"{passed} passed, {failed} failed, {skipped} skipped", *reasons, sep="\n")

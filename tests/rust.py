@@ -1,0 +1,54 @@
+"""Builds the Rust tests once and runs their programs two at a time, as most of them wait most of the time.
+
+    python3 tests/rust.py
+
+One build of the core serves all of them, with every feature: another set of features or of packages would be another build.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ["-p", "workglow-limit", "-p", "workglow-limit-cli", "-p", "workglow-limit-ffi"]
+FEATURES = ["--features", "workglow-limit/fault-points"]
+# These take longest, so they begin first.
+FIRST = ["fleet", "space", "reference", "served_leases", "servers", "grants", "postgres", "served_groups", "vectors"]
+
+
+def build() -> list[tuple[str, str, Path]]:
+    """The test programs: name, file, and the folder of their package, where they run."""
+    command = ["cargo", "test", "--no-run", "--message-format=json-render-diagnostics", *PACKAGES, *FEATURES]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    if done.returncode != 0:
+        sys.exit(done.returncode)
+    messages = [json.loads(line) for line in done.stdout.splitlines()]
+    tests = [one for one in messages if one.get("executable") and one["profile"]["test"]]
+    return [(one["target"]["name"], one["executable"], Path(one["manifest_path"]).parent) for one in tests]
+
+
+def run(name: str, command: list[str], folder: Path) -> bool:
+    began = time.monotonic()
+    done = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
+    print(f"{name}: {time.monotonic() - began:.0f} s\n{done.stdout.decode(errors='replace')}", flush=True)
+    return done.returncode == 0
+
+
+def main() -> int:
+    programs = build()
+    order = {name: i for i, name in enumerate(FIRST)}
+    programs.sort(key=lambda program: order.get(program[0], len(order)))
+    jobs = [(name, [file], folder) for name, file, folder in programs]
+    jobs.append(("documentation", ["cargo", "test", "--doc", *PACKAGES[:2], *FEATURES], ROOT))
+    # A program's own tests run at the same time, too.
+    os.environ.setdefault("RUST_TEST_THREADS", "2")
+    with ThreadPoolExecutor(2) as pool:
+        return 0 if all(list(pool.map(lambda job: run(*job), jobs))) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
