@@ -16,19 +16,26 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ["-p", "workglow-limit", "-p", "workglow-limit-cli", "-p", "workglow-limit-ffi"]
 FEATURES = ["--features", "workglow-limit/fault-points"]
+DRAWN = "target/pictures"
 # These take longest, so they begin first.
 FIRST = ["fleet", "space", "reference", "served_leases", "servers", "grants", "postgres", "served_groups", "vectors"]
 
 
-def build() -> list[tuple[str, str, Path]]:
-    """The test programs: name, file, and the folder of their package, where they run."""
+def build() -> list[tuple[str, list[str], Path]]:
+    """The programs to run: name, command, and the folder of their package, where they run."""
     command = ["cargo", "test", "--no-run", "--message-format=json-render-diagnostics", *PACKAGES, *FEATURES]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     if done.returncode != 0:
         sys.exit(done.returncode)
     messages = [json.loads(line) for line in done.stdout.splitlines()]
-    tests = [one for one in messages if one.get("executable") and one["profile"]["test"]]
-    return [(one["target"]["name"], one["executable"], Path(one["manifest_path"]).parent) for one in tests]
+    built = [one for one in messages if one.get("executable")]
+    tests = [one for one in built if one["profile"]["test"]]
+    programs = [(one["target"]["name"], [one["executable"]], Path(one["manifest_path"]).parent) for one in tests]
+    # The example that draws docs/pictures by a manual clock: every run has to draw the same.
+    (pictures,) = (one["executable"] for one in built if one["target"]["kind"] == ["example"] and one["target"]["name"] == "pictures")
+    draw = f"rm -rf {DRAWN} && {pictures} {DRAWN} && diff -rq docs/pictures {DRAWN}"
+    programs.append(("pictures", ["bash", "-c", f"{draw} || {{ echo 'make pictures draws others: look at them, commit them'; exit 1; }}"], ROOT))
+    return programs
 
 
 def run(name: str, command: list[str], folder: Path) -> bool:
@@ -42,12 +49,11 @@ def main() -> int:
     programs = build()
     order = {name: i for i, name in enumerate(FIRST)}
     programs.sort(key=lambda program: order.get(program[0], len(order)))
-    jobs = [(name, [file], folder) for name, file, folder in programs]
-    jobs.append(("documentation", ["cargo", "test", "--doc", *PACKAGES[:2], *FEATURES], ROOT))
+    programs.append(("documentation", ["cargo", "test", "--doc", *PACKAGES[:2], *FEATURES], ROOT))
     # A program's own tests run at the same time, too.
     os.environ.setdefault("RUST_TEST_THREADS", "2")
     with ThreadPoolExecutor(2) as pool:
-        return 0 if all(list(pool.map(lambda job: run(*job), jobs))) else 1
+        return 0 if all(list(pool.map(lambda program: run(*program), programs))) else 1
 
 
 if __name__ == "__main__":
