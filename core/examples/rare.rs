@@ -1,4 +1,4 @@
-//! How long somebody with another limit waits while something rare happens to a limit of many keys.
+//! Measures how long a caller of another limit waits while a rare operation runs on a limit with many keys.
 //!
 //! `cargo run --release -p workglow-limit --example rare [KEYS [DIRECTORY]]`
 
@@ -12,7 +12,7 @@ fn open(url: &str) -> Result<Store> {
     Store::with_options(url, options)
 }
 
-/// A start on each key, of which the ledger gets little.
+/// Starts once on each key; few of the starts reach the ledger.
 fn use_all(limiter: &dyn Limiter, keys: u64) -> Result<()> {
     for n in 0..keys {
         let key = format!("key {n}");
@@ -24,7 +24,7 @@ fn use_all(limiter: &dyn Limiter, keys: u64) -> Result<()> {
     Ok(())
 }
 
-/// Does something, while another thread starts and cancels on another limit, which takes the lock too.
+/// Runs `f` while another thread starts and cancels on another limit, which also takes the lock.
 fn meanwhile(what: &str, other: &dyn Limiter, f: impl FnOnce() -> Result<()>) -> Result<()> {
     let (is_done, is_waiting) = (AtomicBool::new(false), AtomicBool::new(false));
     let mut waits = Vec::new();
