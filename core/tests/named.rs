@@ -390,7 +390,7 @@ fn what_is_wrong_with_a_text_is_told_before_anything_is_created() {
             ("100/1m + NaN concurrent", "at character 10, not \"NaN\""),
             (
                 "100/1m + 0 concurrent",
-                "expected max_concurrent_jobs from character 10 on to be a whole number from 1 to ",
+                "expected max_concurrent_jobs at character 10 to be a whole number from 1 to ",
             ),
         ] {
             let error = text(store().limiter("api", wrong));
