@@ -1,5 +1,5 @@
 //! The family of limiters: one interface, and one file for each kind.
-#![allow(private_interfaces, reason = "`Internal` is sealed: nobody outside can name what its methods give")]
+#![allow(private_interfaces, reason = "`Internal` is sealed: code outside cannot name the types of its methods")]
 
 mod composite;
 mod concurrency;
