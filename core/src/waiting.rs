@@ -150,7 +150,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_said_holds_inside_and_no_longer() {
+    fn a_value_applies_only_while_the_call_runs() {
         assert_eq!(MayWait::here(), MayWait::UntilTimeout);
         MayWait::Never.during(|| {
             assert_eq!(MayWait::here(), MayWait::Never);

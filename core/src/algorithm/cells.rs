@@ -3,7 +3,7 @@
 use super::counter::Counter;
 use super::grants::Grants;
 use super::leases::Leases;
-use super::log::{Ask, Known, Log, View, Window};
+use super::log::{Ask, Log, StartId, View, Window};
 use super::meter::Meter;
 use super::slices::Slices;
 use super::{History, Sealed, Start};
@@ -47,7 +47,7 @@ impl Cells<'_> {
 
     /// Starts with a place that is ready and open at `now`, and returns the moment from which the start counts. `None`:
     /// the place is gone.
-    pub fn present(&self, place: Known, longest: Tick, now: Now) -> Result<Option<Tick>, Sealed> {
+    pub fn present(&self, place: StartId, longest: Tick, now: Now) -> Result<Option<Tick>, Sealed> {
         match self {
             Cells::Log(log) => log.present(place, longest, now),
             Cells::Slices(slices) => slices.present(place, longest, now),
@@ -135,7 +135,7 @@ impl Cells<'_> {
             Cells::Leases(leases) => {
                 leases.write(&history.holds, history.end).then(|| leases.base.load(crate::atomic::Acquire))
             }
-            Cells::Grants(grants) => Some(grants.begin_anew()),
+            Cells::Grants(grants) => Some(grants.begin_next_life()),
         }
     }
 

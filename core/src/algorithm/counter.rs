@@ -63,7 +63,7 @@
 //! Source: the approximated sliding window is the one of Cloudflare, "How we built rate limiting capable of scaling to
 //! millions of domains" (2017).
 
-use super::log::{Answer, Ask, Known, PLACE, SETTLED, STARTED, Stage, Taken, View, put};
+use super::log::{Answer, Ask, PLACE, SETTLED, STARTED, Stage, StartId, Taken, View, put};
 use super::{Algorithm, History, Sealed, Start, Tries};
 use crate::atomic::{AtomicU64, *};
 use crate::fault;
@@ -400,7 +400,7 @@ impl Counter<'_> {
     }
 
     /// Returns whether this place still counts. The holder knows that it was not used.
-    pub fn present(&self, place: Known) -> Result<bool, Sealed> {
+    pub fn present(&self, place: StartId) -> Result<bool, Sealed> {
         let era = self.era.load(Acquire);
         self.read_open()?;
         Ok(place.ticket == era)

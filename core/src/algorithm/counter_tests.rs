@@ -290,7 +290,7 @@ fn waiters_queue() {
     assert_eq!(key.wait(6).0, start + S);
     assert_eq!(key.wait(10).0, start + 2 * S);
     assert_eq!(key.wait(1).0, start + 3 * S);
-    let known = Known { ticket: place.ticket, stamp: place.stamp, weight: 4 };
+    let known = StartId { ticket: place.ticket, stamp: place.stamp, weight: 4 };
     assert_eq!(key.counter().present(known), Ok(true));
     key.era.store(1, Relaxed);
     assert_eq!(key.counter().present(known), Ok(false));
@@ -383,7 +383,7 @@ fn a_sealed_counter_refuses_calls_and_returns_its_history() {
     assert_eq!(counter.claim(&ask, || key.clock()), Err(Sealed));
     assert_eq!(counter.claim(&Ask { force: true, ..ask }, || key.clock()), Err(Sealed));
     assert_eq!(counter.view(&ask, || key.clock()), Err(Sealed));
-    assert_eq!(counter.present(Known { ticket: 0, stamp: first, weight: 1 }), Err(Sealed));
+    assert_eq!(counter.present(StartId { ticket: 0, stamp: first, weight: 1 }), Err(Sealed));
     let start = |stamp, units| Start { stamp, units, state: SETTLED, id: u64::MAX, is_logged: false };
     assert_eq!(counter.history(key.clock()).starts, [start(first, 2), start(first + S, 3)]);
     assert_eq!(counter.history(key.clock()).unknown, None);
@@ -433,7 +433,7 @@ fn cells_have_many_lives() {
             assert_eq!(old.claim(&ask, || key.clock()), Err(Sealed));
             assert_eq!(old.claim(&Ask { force: true, ..ask }, || key.clock()), Err(Sealed));
             assert_eq!(old.view(&ask, || key.clock()), Err(Sealed));
-            assert_eq!(old.present(Known { ticket: 0, stamp: 0, weight: 1 }), Err(Sealed));
+            assert_eq!(old.present(StartId { ticket: 0, stamp: 0, weight: 1 }), Err(Sealed));
             assert!(!old.is_idle(key.clock()));
             old.seal();
         }

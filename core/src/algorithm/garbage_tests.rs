@@ -5,7 +5,7 @@ use super::bucket::Bucket;
 use super::cells::Cells;
 use super::counter::{Counter, Frame};
 use super::leases::{self, Leases, NEVER, SLOT_WORDS};
-use super::log::{Ask, Known, Log, Window};
+use super::log::{Ask, Log, StartId, Window};
 use super::meter::Meter;
 use super::slices::{SLICES, Slices};
 use crate::algorithm::Algorithm;
@@ -57,7 +57,7 @@ fn ask_all(cells: Cells, windows: &[Window], gate: u64) {
             Cells::Counter(counter) => ask_one(counter, [&now, &place], ask, clock),
             Cells::Leases(_) | Cells::Grants(_) => unreachable!(),
         }
-        end(&|| cells.present(Known { ticket: weight, stamp: NOW, weight }, windows[0].length, clock()).is_ok());
+        end(&|| cells.present(StartId { ticket: weight, stamp: NOW, weight }, windows[0].length, clock()).is_ok());
     }
 }
 
@@ -71,7 +71,7 @@ fn ask_one(cells: impl Algorithm, asks: [&Ask; 2], call: impl Fn(&dyn Fn() -> bo
 #[test]
 fn every_call_ends_whatever_cells_hold() {
     for kind in 0..5 {
-        let (tell, told) = mpsc::channel();
+        let (tell, done) = mpsc::channel();
         std::thread::spawn(move || {
             for round in 0..4_000 {
                 let random = &mut Random::seeded(kind << 32 | round);
@@ -126,7 +126,7 @@ fn every_call_ends_whatever_cells_hold() {
         });
         let mut rounds = 0;
         // A slow machine takes a while; an endless call takes longer.
-        while told
+        while done
             .recv_timeout(Duration::from_secs(20))
             .inspect_err(|e| {
                 assert_eq!(*e, mpsc::RecvTimeoutError::Disconnected, "kind {kind} does not end in round {rounds}");

@@ -158,7 +158,7 @@ pub(crate) struct Taken {
 
 /// The result of presenting a place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Turn {
+pub(crate) enum PlaceStatus {
     /// It starts, once.
     Started,
     /// Not ready for this long.
@@ -207,7 +207,7 @@ pub(crate) struct Grant {
 
 /// A reply, by the server's clock.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Told {
+pub(crate) struct Reply {
     pub now: Tick,
     /// The moment up to which starts may have been lost: another value means that the server's memory is another.
     pub epoch: u64,
@@ -219,16 +219,16 @@ pub(crate) struct Told {
     pub grants: Vec<Grant>,
 }
 
-impl Told {
+impl Reply {
     /// Parses a script's reply: six numbers, and five per grant. `None`: it is malformed.
-    pub fn read(first: [i64; 6], grants: &[i64]) -> Option<Told> {
+    pub fn read(first: [i64; 6], grants: &[i64]) -> Option<Reply> {
         let unsigned = |n: &i64| u64::try_from(*n).ok();
         let numbers = first.iter().chain(grants).map(unsigned).collect::<Option<Vec<u64>>>()?;
         let (&[now, epoch, gate, next, remaining, empty], grants) = numbers.split_first_chunk()?;
         let (grants, rest) = grants.as_chunks();
         let grants =
             grants.iter().map(|&[ticket, ready, ends, stamp, units]| Grant { ticket, ready, ends, stamp, units });
-        rest.is_empty().then(|| Told { now, epoch, gate, next, remaining, empty, grants: grants.collect() })
+        rest.is_empty().then(|| Reply { now, epoch, gate, next, remaining, empty, grants: grants.collect() })
     }
 }
 
@@ -467,20 +467,20 @@ impl<'a> Grants<'a> {
     }
 
     /// Starts with a place that was [taken](Grants::take_place), once.
-    pub fn start(&self, ticket: u64, unit: u64, now: Tick) -> Turn {
-        let Some((cell, _)) = self.cell_of(ticket) else { return Turn::Gone };
+    pub fn start(&self, ticket: u64, unit: u64, now: Tick) -> PlaceStatus {
+        let Some((cell, _)) = self.cell_of(ticket) else { return PlaceStatus::Gone };
         let (from, until) = (cell[cell::FROM].load(Relaxed), cell[cell::UNTIL].load(Relaxed));
         // These were its own: the place keeps the cell for as long as it can start.
         if now >= until || cell[cell::TICKET].load(Acquire) != ticket {
-            return Turn::Gone;
+            return PlaceStatus::Gone;
         }
         if now < from {
-            return Turn::Early(from - now);
+            return PlaceStatus::Early(from - now);
         }
         if now >= self.word(Grants::GOOD).load(Acquire) {
-            return Turn::Unsure;
+            return PlaceStatus::Unsure;
         }
-        if Self::end_place(cell, unit) { Turn::Started } else { Turn::Gone }
+        if Self::end_place(cell, unit) { PlaceStatus::Started } else { PlaceStatus::Gone }
     }
 
     /// Ends a place. Returns whether it was there.
@@ -683,8 +683,8 @@ impl<'a> Grants<'a> {
     }
 
     /// Accepts the reply to a request that was sent after `asked` and whose reply came before `now`.
-    pub fn accept(&self, question: &Question, told: &Told, asked: (Tick, Tick), lengths: Lengths) {
-        self.guarded(|| self.write(question, told, asked, lengths));
+    pub fn accept(&self, question: &Question, reply: &Reply, asked: (Tick, Tick), lengths: Lengths) {
+        self.guarded(|| self.write(question, reply, asked, lengths));
     }
 
     /// Writes something that belongs to this life of the words. In another life, or if this one has been copied
@@ -700,7 +700,7 @@ impl<'a> Grants<'a> {
         self.word(Grants::ACCEPTING).store(0, Release);
     }
 
-    fn write(&self, question: &Question, told: &Told, (asked, now): (Tick, Tick), lengths: Lengths) {
+    fn write(&self, question: &Question, reply: &Reply, (asked, now): (Tick, Tick), lengths: Lengths) {
         let is_asked_again = fault::planted("granted twice");
         self.word(Grants::SEQ).store(2 * question.seq + u64::from(is_asked_again), Relaxed);
         for cell in self.cells() {
@@ -711,31 +711,31 @@ impl<'a> Grants<'a> {
         }
         let (before, trip) = (self.trip(), now - asked);
         self.word(Grants::TRIP).store(trip.max(before - before.saturating_sub(trip) / 2), Relaxed);
-        if self.was_set_forward(told, (asked, now)) {
+        if self.was_set_forward(reply, (asked, now)) {
             // All windows are shorter by that until the server knows, so nothing of this reply can be used.
-            self.word(Grants::STEPPED).store(told.epoch + 1, Relaxed);
+            self.word(Grants::STEPPED).store(reply.epoch + 1, Relaxed);
             self.word(Grants::QUIET).store(0, Release);
             return self.void();
         }
         self.word(Grants::STEPPED).store(0, Relaxed);
-        let at = |tick: Tick| now + 1 + tick.saturating_sub(told.now);
+        let at = |tick: Tick| now + 1 + tick.saturating_sub(reply.now);
         // Not before that, at any rate of the clocks.
-        let surely_at = |tick: Tick| now + 1 + longer(tick.saturating_sub(told.now));
-        let is_other = self.word(Grants::EPOCH).swap(told.epoch, Relaxed) != told.epoch;
-        if is_other && !fault::planted("epoch ignored") || told.gate > told.now {
+        let surely_at = |tick: Tick| now + 1 + longer(tick.saturating_sub(reply.now));
+        let is_other = self.word(Grants::EPOCH).swap(reply.epoch, Relaxed) != reply.epoch;
+        if is_other && !fault::planted("epoch ignored") || reply.gate > reply.now {
             self.void();
         }
         let asked = if fault::planted("valid from the answer") { now } else { asked };
         // Only now: the grants of another server memory must not become valid by this reply.
         self.word(Grants::GOOD).fetch_max(asked + shorter(lengths.trust), AcqRel);
-        self.word(Grants::REMAINING).store(told.remaining, Relaxed);
-        self.word(Grants::EMPTY).store(at(told.empty), Relaxed);
-        self.word(Grants::NEXT).store(if question.least == 1 { at(told.next) } else { 0 }, Relaxed);
+        self.word(Grants::REMAINING).store(reply.remaining, Relaxed);
+        self.word(Grants::EMPTY).store(at(reply.empty), Relaxed);
+        self.word(Grants::NEXT).store(if question.least == 1 { at(reply.next) } else { 0 }, Relaxed);
         let mut is_any = false;
-        for grant in &told.grants {
-            let from = if grant.ready <= told.now { asked } else { surely_at(grant.ready) };
+        for grant in &reply.grants {
+            let from = if grant.ready <= reply.now { asked } else { surely_at(grant.ready) };
             let unstamped = if fault::planted("stamped at its beginning") { lengths.grant } else { 0 };
-            let until = (asked + shorter((grant.ends + unstamped).saturating_sub(told.now))).saturating_sub(1);
+            let until = (asked + shorter((grant.ends + unstamped).saturating_sub(reply.now))).saturating_sub(1);
             let Some(cell) = self.cells().find(|cell| cell[cell::TICKET].load(Relaxed) == 0) else { break };
             let put = |at: usize, value: u64| cell[at].store(value, Relaxed);
             put(cell::FROM, from);
@@ -750,20 +750,20 @@ impl<'a> Grants<'a> {
             cell[cell::STATE].store(next_turn(state, grant.units), Release);
             is_any |= until > now.max(from);
         }
-        let has_more = told.remaining >= question.least && told.gate <= told.now;
-        let quiet = if is_any || has_more { 0 } else { at(told.next.max(told.gate)) };
+        let has_more = reply.remaining >= question.least && reply.gate <= reply.now;
+        let quiet = if is_any || has_more { 0 } else { at(reply.next.max(reply.gate)) };
         self.word(Grants::QUIET_LEAST).store(question.least, Relaxed);
         // Waiting callers may be promised something, if no caller has asked for that.
-        let is_for_all = question.future > 0 || question.most == 0 || told.gate > told.now;
+        let is_for_all = question.future > 0 || question.most == 0 || reply.gate > reply.now;
         self.word(Grants::QUIET).store(2 * quiet + u64::from(is_for_all), Release);
     }
 
     /// Returns whether the server's clock has advanced by more than the elapsed time since the previous reply. (Less
     /// than two round trips cannot be distinguished from a slow reply.)
-    fn was_set_forward(&self, told: &Told, (asked, now): (Tick, Tick)) -> bool {
+    fn was_set_forward(&self, reply: &Reply, (asked, now): (Tick, Tick)) -> bool {
         let then = self.word(Grants::LAST_ASKED).swap(asked, Relaxed);
-        let was = self.word(Grants::LAST_NOW).swap(told.now, Relaxed);
-        was != 0 && told.now.saturating_sub(was) > longer(now - then + 1) + 1 && !fault::planted("any clock")
+        let was = self.word(Grants::LAST_NOW).swap(reply.now, Relaxed);
+        was != 0 && reply.now.saturating_sub(was) > longer(now - then + 1) + 1 && !fault::planted("any clock")
     }
 
     /// Ends all grants, and returns none of their units: the server does not know them, or they no longer allow starts.
@@ -778,7 +778,7 @@ impl<'a> Grants<'a> {
 
     /// Begins another life, in which nothing is granted and nothing known. Its [life](Grants::life) is closed. Returns
     /// its base.
-    pub fn begin_anew(&self) -> u64 {
+    pub fn begin_next_life(&self) -> u64 {
         // Pairs with the fence of `accept`: either `accept` sees that this life is over, or this waits for it. `accept`
         // makes no calls.
         fence(SeqCst);

@@ -27,8 +27,8 @@ impl Key {
     /// Asks and gets a reply; returns how many units of the ended grants stay used.
     fn refill(&self, number: u64, grants: &[Grant], now: Tick) -> u64 {
         let question = self.grants(number).question(Wish::Start(1), LENGTHS, now);
-        let told = Told { now, epoch: 0, gate: 0, next: now + 1, remaining: 0, empty: now, grants: grants.to_vec() };
-        self.grants(number).accept(&question, &told, (now, now), LENGTHS);
+        let reply = Reply { now, epoch: 0, gate: 0, next: now + 1, remaining: 0, empty: now, grants: grants.to_vec() };
+        self.grants(number).accept(&question, &reply, (now, now), LENGTHS);
         question.reports.iter().map(|report| report[2]).sum()
     }
 }
@@ -81,12 +81,12 @@ fn a_late_reply_does_not_reach_another_key() {
         let other = key.clone();
         let question = key.grants(1).question(Wish::Start(1), LENGTHS, NOW);
         let late = thread::spawn(move || {
-            let told =
-                Told { now: NOW, epoch: 0, gate: 0, next: NOW, remaining: 0, empty: NOW, grants: vec![grant(7, 5)] };
-            other.grants(1).accept(&question, &told, (NOW, NOW), LENGTHS);
+            let reply =
+                Reply { now: NOW, epoch: 0, gate: 0, next: NOW, remaining: 0, empty: NOW, grants: vec![grant(7, 5)] };
+            other.grants(1).accept(&question, &reply, (NOW, NOW), LENGTHS);
         });
         key.life.store(CLOSED, Release);
-        key.grants(CLOSED).begin_anew();
+        key.grants(CLOSED).begin_next_life();
         key.life.store(2, Release);
         assert_eq!(key.grants(2).take(1, NOW), None);
         late.join().unwrap();

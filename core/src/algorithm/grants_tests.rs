@@ -20,8 +20,8 @@ impl Key {
 
 const LENGTHS: Lengths = Lengths { grant: 25_000, trust: 500_000, period: 125_000 };
 
-fn told(now: Tick, grants: &[Grant]) -> Told {
-    Told { now, epoch: 0, gate: 0, next: now + 1_000, remaining: 0, empty: now, grants: grants.to_vec() }
+fn reply(now: Tick, grants: &[Grant]) -> Reply {
+    Reply { now, epoch: 0, gate: 0, next: now + 1_000, remaining: 0, empty: now, grants: grants.to_vec() }
 }
 
 fn grant(ticket: u64, ready: Tick, units: u64) -> Grant {
@@ -31,7 +31,7 @@ fn grant(ticket: u64, ready: Tick, units: u64) -> Grant {
 /// Asks, with an immediate reply.
 fn refill(key: &Key, now: Tick, grants: &[Grant]) -> Question {
     let question = key.grants().question(Wish::Start(1), LENGTHS, now);
-    key.grants().accept(&question, &told(now, grants), (now, now), LENGTHS);
+    key.grants().accept(&question, &reply(now, grants), (now, now), LENGTHS);
     question
 }
 
@@ -68,7 +68,7 @@ fn units_start_within_their_grants_at_any_clock_rates_and_delays() {
         let question = key.grants().question(Wish::Start(1), LENGTHS, site.at(asked));
         // (The site reads its clock within a tick.)
         let times = (site.at(asked), site.at(answered) + 1);
-        key.grants().accept(&question, &told(now, &[grant(7, ready, u64::MAX)]), times, LENGTHS);
+        key.grants().accept(&question, &reply(now, &[grant(7, ready, u64::MAX)]), times, LENGTHS);
         for part in [-1_000.0, -500.0, -30.0, -2.0, -1.0, -0.001, 0.0, 0.999, 1.0, 2.0, 30.0, 500.0, 1_000.0] {
             for bound in [ready, ready + LENGTHS.grant, now + LENGTHS.trust] {
                 let time = (bound as f64 + part).max(answered);
@@ -98,12 +98,12 @@ fn a_place_starts_once_in_its_time_and_keeps_its_grant() {
     let place = grants.take_place(1, 1_000, 200_000).unwrap();
     let other = grants.take_place(1, 1_000, 200_000).unwrap();
     assert_eq!(grants.take_place(1, 1_000, 200_000), None);
-    assert!(matches!(grants.start(1, place.unit, place.from - 1), Turn::Early(1)));
+    assert!(matches!(grants.start(1, place.unit, place.from - 1), PlaceStatus::Early(1)));
     assert!(grants.give_place_back(1, other.unit, 1) && !grants.give_place_back(1, other.unit, 1));
     // Requests in between reuse neither its cell nor the remaining unit.
     refill(&key, 50_000, &[grant(2, 50_000, 1)]);
-    assert_eq!(grants.start(1, place.unit, place.from), Turn::Started);
-    assert_eq!(grants.start(1, place.unit, place.from), Turn::Gone, "a copy of it");
+    assert_eq!(grants.start(1, place.unit, place.from), PlaceStatus::Started);
+    assert_eq!(grants.start(1, place.unit, place.from), PlaceStatus::Gone, "a copy of it");
     assert!(grants.take(1, place.from).is_some());
 }
 
@@ -126,7 +126,7 @@ fn an_ended_grant_is_reported_until_the_reply_and_its_cell_is_reused() {
     let again = key.grants().question(Wish::Start(1), LENGTHS, late + 1);
     assert_eq!((again.seq, &again.reports), (question.seq, &question.reports), "there was no reply");
     assert!(!key.grants().give_back(1, taken.unit + 1, 1), "the server handles that now");
-    key.grants().accept(&again, &told(late, &[]), (late, late), LENGTHS);
+    key.grants().accept(&again, &reply(late, &[]), (late, late), LENGTHS);
     let next = key.grants().question(Wish::Start(1), LENGTHS, late + 2);
     assert!(next.seq > question.seq && next.reports.is_empty());
 }
@@ -138,7 +138,7 @@ fn another_server_memory_or_a_gate_ends_all_grants() {
         refill(&key, 1_000, &[grant(1, 1_000, 5)]);
         let question = key.grants().question(Wish::Word, LENGTHS, 2_000);
         assert_eq!((question.want, question.future), (0, 0));
-        key.grants().accept(&question, &Told { epoch, gate, ..told(2_000, &[]) }, (2_000, 2_000), LENGTHS);
+        key.grants().accept(&question, &Reply { epoch, gate, ..reply(2_000, &[]) }, (2_000, 2_000), LENGTHS);
         assert_eq!(key.grants().take(1, 2_001), None);
         assert!(key.grants().question(Wish::Word, LENGTHS, 2_002).reports.is_empty(), "the server does not know of it");
     }
@@ -150,7 +150,7 @@ fn a_server_that_was_once_far_away_is_asked_again() {
     let mut now = 5_000_000;
     let answered_after = |now: Tick, trip: Tick| {
         let question = key.grants().question(Wish::Start(1), LENGTHS, now);
-        key.grants().accept(&question, &told(now, &[]), (now, now + trip), LENGTHS);
+        key.grants().accept(&question, &reply(now, &[]), (now, now + trip), LENGTHS);
     };
     assert!(!key.grants().is_far(window, now));
     answered_after(now, 200_000);
@@ -171,17 +171,17 @@ fn a_clock_that_was_set_forward_is_noticed_and_reported() {
     refill(&key, 1_000_000, &[grant(1, 1_000_000, 5)]);
     // As late as clocks may differ.
     let question = key.grants().question(Wish::Word, LENGTHS, 2_000_000);
-    key.grants().accept(&question, &told(2_000_999, &[grant(2, 2_000_999, 5)]), (2_000_000, 2_000_000), LENGTHS);
+    key.grants().accept(&question, &reply(2_000_999, &[grant(2, 2_000_999, 5)]), (2_000_000, 2_000_000), LENGTHS);
     assert!(key.grants().take(1, 2_000_001).is_some());
     let question = key.grants().question(Wish::Word, LENGTHS, 2_000_100);
     assert_eq!(question.stepped, 0);
-    let late = Told { epoch: 7, ..told(2_001_099 + hour, &[grant(3, 2_001_099 + hour, 5)]) };
+    let late = Reply { epoch: 7, ..reply(2_001_099 + hour, &[grant(3, 2_001_099 + hour, 5)]) };
     key.grants().accept(&question, &late, (2_000_100, 2_000_100), LENGTHS);
     assert_eq!(key.grants().take(1, 2_000_101), None, "neither by this answer nor by those before");
     assert_eq!(key.grants().soonest(1, 2_000_101, false), None, "the server has to be asked");
     let question = key.grants().question(Wish::Start(1), LENGTHS, 2_000_200);
     assert_eq!(question.stepped, 8);
-    let silent = Told { epoch: 9, gate: 2_001_300 + hour + 1_000_000, ..told(2_001_300 + hour, &[]) };
+    let silent = Reply { epoch: 9, gate: 2_001_300 + hour + 1_000_000, ..reply(2_001_300 + hour, &[]) };
     key.grants().accept(&question, &silent, (2_000_200, 2_000_300), LENGTHS);
     assert_eq!(key.grants().question(Wish::Start(1), LENGTHS, 2_000_400).stepped, 0);
 }
@@ -191,7 +191,7 @@ fn a_reply_for_an_earlier_life_is_dropped() {
     let key = Key::new();
     let question = key.grants().question(Wish::Start(1), LENGTHS, 1_000);
     key.life.store(1, Relaxed);
-    key.grants().accept(&question, &told(1_000, &[grant(1, 1_000, 5)]), (1_000, 1_000), LENGTHS);
+    key.grants().accept(&question, &reply(1_000, &[grant(1, 1_000, 5)]), (1_000, 1_000), LENGTHS);
     assert_eq!(Grants { number: 1, ..key.grants() }.take(1, 1_001), None);
 }
 
@@ -207,7 +207,7 @@ fn denials_need_no_request_until_the_reply_is_old() {
     let now = now + 3_000;
     let question = key.grants().question(Wish::Place(1), LENGTHS, now);
     assert!(question.future > 0);
-    let far = Told { next: 10_000_000, ..told(now, &[]) };
+    let far = Reply { next: 10_000_000, ..reply(now, &[]) };
     key.grants().accept(&question, &far, (now, now), LENGTHS);
     assert!(key.grants().soonest(1, now + 400_000, true).is_some());
     assert_eq!(key.grants().soonest(1, now + LENGTHS.trust, true), None, "something may have changed since");
@@ -265,12 +265,12 @@ fn no_unit_starts_twice() {
             }
             let question = key.grants().question(Wish::Start(1), LENGTHS, 1_000);
             stay += question.reports.iter().map(|report| report[2]).sum::<u64>();
-            key.grants().accept(&question, &told(1_000, &[grant(ticket, 1_000, 8)]), (1_000, 1_000), LENGTHS);
+            key.grants().accept(&question, &reply(1_000, &[grant(ticket, 1_000, 8)]), (1_000, 1_000), LENGTHS);
             if ticket % 7 == 0 {
                 // Their time is over.
                 let question = key.grants().question(Wish::Start(1), LENGTHS, 1_000 + LENGTHS.grant);
                 stay += question.reports.iter().map(|report| report[2]).sum::<u64>();
-                key.grants().accept(&question, &told(1_000, &[]), (1_000, 1_000), LENGTHS);
+                key.grants().accept(&question, &reply(1_000, &[]), (1_000, 1_000), LENGTHS);
             }
         }
         let question = key.grants().question(Wish::Start(1), LENGTHS, 1_000 + LENGTHS.grant);
@@ -295,7 +295,7 @@ fn a_successor_starts_nothing_by_grants_of_a_lost_memory() {
     assert!(dead.process() == 1 && key.grants().take_over(&dead, 2));
     assert!(!key.grants().take_over(&dead, 3), "one takes over");
     let question = key.grants().question(Wish::Start(1), LENGTHS, NOW);
-    key.grants().accept(&question, &Told { epoch: NOW, ..told(NOW, &[]) }, (NOW, NOW), LENGTHS);
+    key.grants().accept(&question, &Reply { epoch: NOW, ..reply(NOW, &[]) }, (NOW, NOW), LENGTHS);
     key.grants().end();
     assert_eq!(key.grants().take(1, NOW), None);
     assert!(key.grants().begin(3).is_ok());

@@ -173,7 +173,7 @@ pub(crate) struct Hold {
 
 /// A request for units.
 #[derive(Debug, Clone, Copy)]
-struct Want {
+struct Request {
     weight: u64,
     max: u64,
     owner: u64,
@@ -192,7 +192,7 @@ struct Seen {
 
 /// A slot, and the word that was read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct At {
+struct SlotWord {
     index: u64,
     word: u64,
 }
@@ -223,7 +223,7 @@ const fn freed(word: u64, counted: bool) -> u64 {
     ((word >> COUNT) + if counted { 1 } else { 2 }) << COUNT
 }
 
-impl At {
+impl SlotWord {
     /// Returns the bits that name this slot in `taken` or `returned`.
     fn named(&self, units: u64) -> u64 {
         units << UNITS | (self.index + 1) << SLOT | self.parity()
@@ -270,16 +270,16 @@ impl<'a> Leases<'a> {
         &self.slots[(index * SLOT_WORDS + 3) as usize]
     }
 
-    fn at(&self, index: u64) -> At {
-        At { index, word: self.state(index).load(Acquire) }
+    fn at(&self, index: u64) -> SlotWord {
+        SlotWord { index, word: self.state(index).load(Acquire) }
     }
 
-    fn all(&self) -> impl Iterator<Item = At> + use<'_, 'a> {
+    fn all(&self) -> impl Iterator<Item = SlotWord> + use<'_, 'a> {
         (0..self.count()).map(|index| self.at(index))
     }
 
     /// Moves a slot on from the word that was read.
-    fn change(&self, at: At, word: u64) -> bool {
+    fn change(&self, at: SlotWord, word: u64) -> bool {
         self.state(at.index).compare_exchange(at.word, word, AcqRel, Relaxed).is_ok()
     }
 
@@ -317,17 +317,17 @@ impl<'a> Leases<'a> {
     /// Takes `weight` units, if at most `max` are then live.
     #[inline]
     pub fn take(&self, weight: u64, max: u64, owner: u64, deadline: Tick) -> Result<Option<Lease>, Sealed> {
-        self.admit(Want { weight, max, owner, deadline, is_recorded: false })
+        self.admit(Request { weight, max, owner, deadline, is_recorded: false })
     }
 
     /// Records a start of one unit, even if the limit is full. `None`: no slot is left.
     pub fn start(&self, owner: u64) -> Result<Option<Lease>, Sealed> {
-        self.admit(Want { weight: 1, max: u64::MAX, owner, deadline: NEVER, is_recorded: true })
+        self.admit(Request { weight: 1, max: u64::MAX, owner, deadline: NEVER, is_recorded: true })
     }
 
     // Inlined rather than called: a call makes a denial several times as expensive.
     #[inline(always)]
-    fn admit(&self, want: Want) -> Result<Option<Lease>, Sealed> {
+    fn admit(&self, want: Request) -> Result<Option<Lease>, Sealed> {
         debug_assert!((1..=MOST).contains(&want.weight));
         let mut mine = None;
         let backoff = Backoff::new();
@@ -368,7 +368,7 @@ impl<'a> Leases<'a> {
 
     /// Finds a free slot. The one that became free last is in the cache; otherwise the slots after the one taken last
     /// have been free for longest.
-    fn claim(&self, seen: &Seen) -> Option<At> {
+    fn claim(&self, seen: &Seen) -> Option<SlotWord> {
         let (last, next) = (slot_in(seen.returned).checked_sub(1), slot_in(seen.taken));
         let around = (0..self.count()).map(|i| (next + i) & (self.count() - 1));
         last.into_iter().chain(around).find_map(|index| {
@@ -376,12 +376,12 @@ impl<'a> Leases<'a> {
             // The upper half of the counts is for renewals.
             let is_free = phase_of(at.word) == FREE && at.word >> COUNT <= LAST_COUNT / 2;
             let word = with_phase(at.word, CLAIMED);
-            (is_free && self.change(at, word)).then_some(At { index, word })
+            (is_free && self.change(at, word)).then_some(SlotWord { index, word })
         })
     }
 
     /// Writes the identity of its owner into a claimed slot.
-    fn offer(&self, at: At, want: &Want) -> At {
+    fn offer(&self, at: SlotWord, want: &Request) -> SlotWord {
         fault::point("lease-claimed");
         self.owner_of(at.index).store(want.owner, Release);
         self.deadline_of(at.index).store(want.deadline, Release);
@@ -389,11 +389,11 @@ impl<'a> Leases<'a> {
         let word = with_phase(at.word, TENTATIVE) | recorded | want.weight;
         self.state(at.index).store(word, Release);
         fault::point("lease-offered");
-        At { word, ..at }
+        SlotWord { word, ..at }
     }
 
     /// Performs the admission.
-    fn try_take(&self, seen: &Seen, at: At) -> Option<Lease> {
+    fn try_take(&self, seen: &Seen, at: SlotWord) -> Option<Lease> {
         let units = units_in(seen.taken) + weight_of(at.word);
         let lease = Lease { index: at.index, fence: seen.base + units };
         self.fence_of(at.index).store(lease.fence, Release);
@@ -435,8 +435,8 @@ impl<'a> Leases<'a> {
     // ---- ending ----
 
     /// Finds the slot that holds a lease.
-    fn find(&self, lease: Lease) -> Result<Option<At>, Sealed> {
-        let is_it = |at: &At| {
+    fn find(&self, lease: Lease) -> Result<Option<SlotWord>, Sealed> {
+        let is_it = |at: &SlotWord| {
             matches!(phase_of(at.word), HELD | SEALED) && self.fence_of(at.index).load(Acquire) == lease.fence
         };
         let near = (lease.index < self.count()).then(|| self.at(lease.index)).filter(is_it);
@@ -483,8 +483,8 @@ impl<'a> Leases<'a> {
     }
 
     /// Ends what a slot held when it was read, and ensures that its units are returned.
-    fn end(&self, at: At) -> bool {
-        let ending = At { word: with_phase(at.word, ENDING), ..at };
+    fn end(&self, at: SlotWord) -> bool {
+        let ending = SlotWord { word: with_phase(at.word, ENDING), ..at };
         let is_mine = self.change(at, ending.word);
         if is_mine {
             fault::point("lease-ending");
@@ -494,7 +494,7 @@ impl<'a> Leases<'a> {
     }
 
     /// Returns the units of an ENDING slot. `false`: another caller did.
-    fn finish(&self, at: At) -> bool {
+    fn finish(&self, at: SlotWord) -> bool {
         loop {
             let returned = self.returned.load(Acquire);
             self.help_return(returned);
@@ -511,7 +511,7 @@ impl<'a> Leases<'a> {
         }
     }
 
-    fn try_return(&self, returned: u64, at: At) -> bool {
+    fn try_return(&self, returned: u64, at: SlotWord) -> bool {
         let next = at.named(units_in(returned) + weight_of(at.word));
         self.returned.compare_exchange(returned, next, AcqRel, Relaxed).is_ok()
     }
@@ -653,8 +653,8 @@ impl<'a> Leases<'a> {
 
     /// Returns the leases of sealed cells, the oldest first, and the last fence.
     pub fn history(&self) -> (Vec<Hold>, u64) {
-        let held = |at: &At| matches!(phase_of(at.word), HELD | SEALED);
-        let hold = |at: At| Hold {
+        let held = |at: &SlotWord| matches!(phase_of(at.word), HELD | SEALED);
+        let hold = |at: SlotWord| Hold {
             fence: self.fence_of(at.index).load(Acquire),
             owner: self.owner_of(at.index).load(Acquire),
             weight: weight_of(at.word),
@@ -682,7 +682,7 @@ impl<'a> Leases<'a> {
             // A late caller may be about to do that with an ENDING slot.
             self.change(at, freed(at.word, true));
         }
-        let is_free = |at: &At| phase_of(at.word) == FREE && at.word >> COUNT <= LAST_COUNT / 2;
+        let is_free = |at: &SlotWord| phase_of(at.word) == FREE && at.word >> COUNT <= LAST_COUNT / 2;
         if self.all().filter(is_free).count() as u64 + SPARE / 2 < self.count() {
             return false;
         }

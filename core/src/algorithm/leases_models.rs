@@ -45,7 +45,7 @@ impl Cells {
             leases.help_take(seen.taken);
             let claimed = leases.claim(&seen).unwrap();
             if steps > 1 {
-                let want = Want { weight, max, owner: MORTAL, deadline: NEVER, is_recorded: false };
+                let want = Request { weight, max, owner: MORTAL, deadline: NEVER, is_recorded: false };
                 let offered = leases.offer(claimed, &want);
                 if steps > 2 {
                     leases.try_take(&seen, offered);
@@ -59,7 +59,7 @@ impl Cells {
     fn die_giving_back(&self, steps: u32, lease: Lease) {
         let leases = self.leases();
         if let Ok(Some(at)) = leases.find(lease) {
-            let ending = At { word: with_phase(at.word, ENDING), ..at };
+            let ending = SlotWord { word: with_phase(at.word, ENDING), ..at };
             if leases.change(at, ending.word) && steps > 1 {
                 let returned = leases.returned.load(Acquire);
                 leases.help_return(returned);

@@ -63,7 +63,7 @@ impl Key {
         leases.help_take(seen.taken);
         let claimed = leases.claim(&seen).unwrap();
         if steps > 1 {
-            let want = Want { weight, max: MOST, owner, deadline: NEVER, is_recorded: false };
+            let want = Request { weight, max: MOST, owner, deadline: NEVER, is_recorded: false };
             let offered = leases.offer(claimed, &want);
             assert!(steps < 3 || leases.try_take(&seen, offered).is_some());
         }
@@ -73,7 +73,7 @@ impl Key {
     fn die_giving_back(&self, steps: u32, lease: Lease) {
         let leases = self.leases();
         let at = leases.find(lease).unwrap().unwrap();
-        let ending = At { word: with_phase(at.word, ENDING), ..at };
+        let ending = SlotWord { word: with_phase(at.word, ENDING), ..at };
         assert!(leases.change(at, ending.word));
         if steps > 1 {
             let returned = leases.returned.load(Acquire);
@@ -355,7 +355,7 @@ fn sealed_cells_refuse_all_calls() {
 fn a_claim_from_an_earlier_life_is_harmless() {
     let key = Key::new(2);
     let former = key.leases();
-    let want = Want { weight: 1, max: 2, owner: 3, deadline: 5, is_recorded: false };
+    let want = Request { weight: 1, max: 2, owner: 3, deadline: 5, is_recorded: false };
     let seen = former.look().unwrap();
     let (early, late) = (former.claim(&seen).unwrap(), former.claim(&seen).unwrap());
     let late = former.offer(late, &want);

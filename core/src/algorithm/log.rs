@@ -254,7 +254,7 @@ impl Stage {
 
 /// The identity of a start, as its holder knows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Known {
+pub(crate) struct StartId {
     pub ticket: u64,
     pub stamp: Tick,
     pub weight: u64,
@@ -599,7 +599,7 @@ impl<'a> Log<'a> {
     /// longer a place, or belongs to another life.
     ///
     /// `now` was read after the place was found to be ready and open; `longest` is the longest window.
-    pub fn present(&self, place: Known, longest: Tick, now: Now) -> Result<Option<Tick>, Sealed> {
+    pub fn present(&self, place: StartId, longest: Tick, now: Now) -> Result<Option<Tick>, Sealed> {
         // If these cells have another life by now, the place is there.
         let gone = || if fault::planted("gone in any life") { Ok(None) } else { self.is_alive().map(|()| None) };
         let h = self.tail()?.ticket;
@@ -636,7 +636,7 @@ impl<'a> Log<'a> {
     }
 
     /// Returns the ticket of a start here, if it can still be determined.
-    fn find(&self, start: Known, h: u64) -> Option<u64> {
+    fn find(&self, start: StartId, h: u64) -> Option<u64> {
         let first = self.first();
         let own = self.own.load(Acquire);
         if start.ticket >= own {
@@ -655,14 +655,14 @@ impl<'a> Log<'a> {
     }
 
     /// Returns the identity of the start in this word.
-    fn known(&self, ticket: u64, word: u64) -> Known {
+    fn known(&self, ticket: u64, word: u64) -> StartId {
         let first = self.first();
         let is_own = ticket >= self.own.load(Acquire);
         // In another life there may be no such place; then nothing that is read here is trusted.
         let origin =
             || self.origins.get(ticket.wrapping_sub(first) as usize).map_or(u64::MAX, |origin| origin.load(Acquire));
         let ticket = if is_own { ticket } else { origin() };
-        Known { ticket, stamp: self.stamp(word), weight: weight_of(word) }
+        StartId { ticket, stamp: self.stamp(word), weight: weight_of(word) }
     }
 
     /// Returns whether forgetting this log has no visible effect. It must be empty, places included.
@@ -713,7 +713,7 @@ impl<'a> Log<'a> {
         let mut ticket = oldest;
         while ticket < h {
             let word = self.slot(ticket).load(Acquire);
-            let Known { ticket: id, stamp, weight: units } = self.known(ticket, word);
+            let StartId { ticket: id, stamp, weight: units } = self.known(ticket, word);
             let stamp = stamp.max(self.born);
             if stamp + longest > now.floor {
                 starts.push(Start { stamp, units, state: state_of_start(word), id, is_logged: ticket < logged });
@@ -739,7 +739,7 @@ impl<'a> Log<'a> {
         let mut starts = Vec::new();
         while ticket < h {
             let word = self.slot(ticket).load(Acquire);
-            let Known { ticket: id, stamp, weight: units } = self.known(ticket, word);
+            let StartId { ticket: id, stamp, weight: units } = self.known(ticket, word);
             starts.push(Start { stamp, units, state: state_of_start(word), id, is_logged: false });
             ticket += units;
         }

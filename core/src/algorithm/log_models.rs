@@ -349,7 +349,7 @@ fn a_place_starts_once() {
         let windows = [Window { limit: 1, length: W }];
         let ask = Ask { reserve: true, grace: W, ..Ask::now(&windows, 1, 0) };
         let taken = cells.log().claim(&ask, || cells.now()).unwrap().taken.unwrap();
-        let place = Known { ticket: taken.ticket, stamp: taken.stamp, weight: 1 };
+        let place = StartId { ticket: taken.ticket, stamp: taken.stamp, weight: 1 };
         let other = cells.clone();
         let presenter = thread::spawn(move || {
             let now = other.now();
@@ -372,12 +372,12 @@ fn the_rest_of_a_grace_is_given_back_and_no_more() {
         let windows = [Window { limit: 2, length: W }];
         let ask = Ask { reserve: true, grace: 3, ..Ask::now(&windows, 2, 0) };
         let taken = cells.log().claim(&ask, || cells.now()).unwrap().taken.unwrap();
-        let place = Known { ticket: taken.ticket, stamp: taken.stamp, weight: 2 };
+        let place = StartId { ticket: taken.ticket, stamp: taken.stamp, weight: 2 };
         let now = cells.now();
         let other = cells.clone();
         let claimant = thread::spawn(move || {
             let second = other.claim(2, 1, 2 * W).unwrap().unwrap();
-            let place = Known { ticket: second.ticket, stamp: second.stamp, weight: 1 };
+            let place = StartId { ticket: second.ticket, stamp: second.stamp, weight: 1 };
             other.time.store(second.stamp, Relaxed);
             (place, other.log().present(place, W, other.now()))
         });
@@ -460,7 +460,7 @@ fn a_place_that_moves_is_not_gone() {
         let windows = [Window { limit: 1, length: W }];
         let ask = Ask { reserve: true, grace: W, ..Ask::now(&windows, 1, 0) };
         let taken = cells.log().claim(&ask, || cells.now()).unwrap().taken.unwrap();
-        let place = Known { ticket: taken.ticket, stamp: taken.stamp, weight: 1 };
+        let place = StartId { ticket: taken.ticket, stamp: taken.stamp, weight: 1 };
         let other = cells.clone();
         let life = cells.life.load(Acquire);
         let presenter = thread::spawn(move || {

@@ -69,7 +69,7 @@ fn no_slot_ever_holds_the_same_word_twice() {
         let windows = [Window { limit, length: W }];
         let (mut cells, mut other) = (Cells::new(16), Cells::new(16));
         let mut tick = 10 * W;
-        let mut places: Vec<Known> = Vec::new();
+        let mut places: Vec<StartId> = Vec::new();
         // In some histories, laps take no time.
         let (pace, forced) = (random.below(3), random.below(40));
         for _ in 0..300 {
@@ -84,7 +84,7 @@ fn no_slot_ever_holds_the_same_word_twice() {
                     let grace = random.below(3 * W);
                     let ask = Ask { reserve: true, patience: 2 * W, grace, ..ask };
                     if let Some(taken) = cells.log().claim(&ask, || now).unwrap().taken {
-                        places.push(Known { ticket: taken.ticket, stamp: taken.stamp, weight });
+                        places.push(StartId { ticket: taken.ticket, stamp: taken.stamp, weight });
                     }
                 }
                 6..9 if !places.is_empty() => {
@@ -123,7 +123,7 @@ fn no_later_life_has_the_word_of_a_place_that_started_early() {
     let taken = reserve(&cells, LONG / 2);
     cells.look();
     let word = cells.ring[taken.ticket as usize].load(Acquire);
-    let place = Known { ticket: taken.ticket, stamp: taken.stamp, weight: 1 };
+    let place = StartId { ticket: taken.ticket, stamp: taken.stamp, weight: 1 };
     assert_eq!(cells.log().present(place, LONG, now), Ok(Some(now.ceil)));
     cells.look();
     while cells.log().tail().unwrap().ticket % 32 != taken.ticket || cells.words[5].load(Acquire) == 0 {

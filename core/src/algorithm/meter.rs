@@ -56,7 +56,7 @@
 //! Source: the generic cell rate algorithm of ATM traffic management (ITU-T I.371, virtual scheduling).
 
 use super::bucket::{Bucket, divide, divide_up};
-use super::log::{Answer, Ask, CLOSED, Known, SETTLED, STARTED, Stage, Taken, View, put};
+use super::log::{Answer, Ask, CLOSED, SETTLED, STARTED, Stage, StartId, Taken, View, put};
 use super::{Algorithm, History, Rest, Sealed, Start, Tries};
 use crate::atomic::{AtomicU64, *};
 use crate::fault;
@@ -241,7 +241,7 @@ impl<'a> Meter<'a> {
     }
 
     /// Returns whether this place still counts. The holder knows that it was not used.
-    pub fn present(&self, place: Known) -> Result<bool, Sealed> {
+    pub fn present(&self, place: StartId) -> Result<bool, Sealed> {
         let era = self.era.load(Acquire);
         if self.is_sealed() {
             return Err(Sealed);
@@ -476,7 +476,7 @@ impl Bucket {
     /// 2. If it was behind by `b` at `s`, from earlier starts, it recovers another `b` earlier, less what was given
     ///    back of that since.
     /// 3. Hence taking back `c − (l − s − b)` is safe, and is all of the start as long as the bucket is busy.
-    pub fn take_back(&self, history: &mut History, start: Known, ahead: u64, units: u64) {
+    pub fn take_back(&self, history: &mut History, start: StartId, ahead: u64, units: u64) {
         let History { starts, rest, .. } = history;
         let held: u64 = starts.iter().map(|start| start.units).sum();
         let (part, whole) = rest.spare;

@@ -274,7 +274,7 @@ fn a_metered_place_is_not_given_away_twice() {
         let place = cells.ask(1, 1_000).unwrap().taken.unwrap();
         let other = cells.clone();
         let waiter = thread::spawn(move || other.claim(1, 1_000).ok().flatten());
-        let start = Known { ticket: place.ticket, stamp: place.stamp, weight: 1 };
+        let start = StartId { ticket: place.ticket, stamp: place.stamp, weight: 1 };
         copy.take_over(&cells, |history| bucket.take_back(history, start, place.ahead, 1));
         starts.extend(copy.claim(1, 1_000).unwrap());
         starts.extend(waiter.join().unwrap());

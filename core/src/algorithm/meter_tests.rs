@@ -329,9 +329,9 @@ fn a_sealed_bucket_refuses_calls_and_returns_its_history() {
     let key = Key::token(10, S, 10);
     key.cells.era.store(77, Relaxed);
     let place = key.claim_with(|ask| ask.reserve = true, 4).taken.unwrap();
-    let place = Known { ticket: place.ticket, stamp: place.stamp, weight: 4 };
+    let place = StartId { ticket: place.ticket, stamp: place.stamp, weight: 4 };
     assert_eq!(key.meter().present(place), Ok(true));
-    assert_eq!(key.meter().present(Known { ticket: 76, ..place }), Ok(false));
+    assert_eq!(key.meter().present(StartId { ticket: 76, ..place }), Ok(false));
     let meter = key.meter();
     meter.seal();
     meter.seal();
@@ -432,7 +432,7 @@ fn a_word_that_cannot_count_further_is_rewritten() {
 
 impl Key {
     fn take_back(&self, taken: Taken, weight: u64, units: u64) {
-        let start = Known { ticket: taken.ticket, stamp: taken.stamp, weight };
+        let start = StartId { ticket: taken.ticket, stamp: taken.stamp, weight };
         self.rewrite(|history| self.bucket.take_back(history, start, taken.ahead, units));
     }
 }

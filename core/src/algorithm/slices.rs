@@ -69,7 +69,7 @@
 //! * `era` is read with `Acquire` before the head, when a place is started with: if the era belongs to a later life,
 //!   the head is rejected.
 
-use super::log::{Answer, Ask, Known, SETTLED, STARTED, Stage, Taken, View, Window, put};
+use super::log::{Answer, Ask, SETTLED, STARTED, Stage, StartId, Taken, View, Window, put};
 use super::{Algorithm, History, Sealed, Start, Tries};
 use crate::atomic::{AtomicU64, *};
 use crate::fault;
@@ -369,7 +369,7 @@ impl<'a> Slices<'a> {
 
     /// Starts with a place that is ready and open at `now`, and gives the rest of its grace back. Returns the moment
     /// from which it counts. `None`: it no longer counts. The holder knows that it was not used.
-    pub fn present(&self, place: Known, window: Tick, now: Now) -> Result<Option<Tick>, Sealed> {
+    pub fn present(&self, place: StartId, window: Tick, now: Now) -> Result<Option<Tick>, Sealed> {
         let era = self.era.load(Acquire);
         let head = self.read_head()?;
         if place.ticket != era {

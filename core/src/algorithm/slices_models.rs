@@ -263,10 +263,10 @@ fn the_rest_of_a_grace_is_given_back_and_no_more() {
         let ask = Ask { reserve: true, grace: 2 * D, ..Ask::now(&windows, 1, 0) };
         let place = |weight| {
             let taken = cells.log().claim(&Ask { weight, ..ask }, || cells.now()).unwrap().taken.unwrap();
-            Known { ticket: taken.ticket, stamp: taken.stamp, weight }
+            StartId { ticket: taken.ticket, stamp: taken.stamp, weight }
         };
         let (first, second) = (place(1), place(1));
-        let start = |cells: &Cells, place: Known| {
+        let start = |cells: &Cells, place: StartId| {
             let now = cells.now();
             // It may be late.
             let stamp = (now.ceil <= place.stamp).then(|| cells.log().present(place, W, now).unwrap().unwrap());
@@ -297,7 +297,7 @@ fn the_rest_of_a_grace_does_not_survive_a_rebuild() {
         let windows = [Window { limit: 2, length: W }];
         let ask = Ask { reserve: true, grace: 2 * D, ..Ask::now(&windows, 1, 0) };
         let taken = cells.log().claim(&ask, || cells.now()).unwrap().taken.unwrap();
-        let place = Known { ticket: taken.ticket, stamp: taken.stamp, weight: 1 };
+        let place = StartId { ticket: taken.ticket, stamp: taken.stamp, weight: 1 };
         let other = cells.clone();
         let presenter = thread::spawn(move || {
             let now = other.now();

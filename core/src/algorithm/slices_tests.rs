@@ -619,14 +619,14 @@ fn the_rest_of_a_grace_is_given_back() {
     let d = key.slice();
     let place = |weight, grace| {
         let taken = key.claim_with(|ask| (ask.reserve, ask.grace) = (true, grace), weight).taken.unwrap();
-        Known { ticket: taken.ticket, stamp: taken.stamp, weight }
+        StartId { ticket: taken.ticket, stamp: taken.stamp, weight }
     };
     let (first, second) = (place(2_000, 100 * d), place(1_000, 50 * d));
     assert!(key.takes(1_000));
     key.advance(10 * d);
     let at = key.now.get();
     let present = |place| key.log().present(place, S, key.clock()).unwrap();
-    assert_eq!(present(Known { ticket: 9, ..first }), None, "of another era");
+    assert_eq!(present(StartId { ticket: 9, ..first }), None, "of another era");
     // In the current slice, where a start without a wait would be.
     let stamp = present(first).unwrap();
     assert!((at..at + d).contains(&stamp));
@@ -641,7 +641,7 @@ fn the_rest_of_a_grace_is_given_back() {
     // No caller can take more out of a slice than it holds.
     let entries = || key.ring.iter().map(|entry| entry.load(Relaxed)).collect::<Vec<_>>();
     let before = entries();
-    for wrong in [Known { weight: 4_500, ..first }, Known { stamp: first.stamp + 10 * d, ..first }] {
+    for wrong in [StartId { weight: 4_500, ..first }, StartId { stamp: first.stamp + 10 * d, ..first }] {
         present(wrong);
         assert_eq!(entries(), before);
     }

@@ -29,7 +29,7 @@ use std::time::Duration;
 pub(super) const ROUNDS: usize = 4;
 
 /// A place that is presented, and its parts.
-struct Turn<'a> {
+struct Presentation<'a> {
     /// The children that it starts at.
     children: &'a [Child],
     wish: &'a Wish,
@@ -37,7 +37,7 @@ struct Turn<'a> {
     held: Vec<Part>,
 }
 
-impl<'a> Turn<'a> {
+impl<'a> Presentation<'a> {
     /// Starts, or returns the time after which to retry.
     fn present(&mut self, rounds: usize) -> Result<Option<Duration>> {
         for _ in 0..rounds {
@@ -223,7 +223,7 @@ impl CompositeLimiter {
                 Reserved::Denied(after) => Presented::Wait { place: *place, after },
             });
         };
-        let mut turn = Turn { children: &self.children()?[..wish.children], wish: &wish, held };
+        let mut turn = Presentation { children: &self.children()?[..wish.children], wish: &wish, held };
         let presented = turn.present(rounds);
         let state = if matches!(presented, Ok(None)) { State::Started } else { State::Place };
         let mut table = self.out.lock();

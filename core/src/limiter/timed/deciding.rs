@@ -7,7 +7,7 @@ use super::backoff::Level;
 use super::served::Started;
 use super::{Late, Seen, Timed, known};
 use crate::algorithm::Sealed;
-use crate::algorithm::log::{Answer, Ask, Known, View};
+use crate::algorithm::log::{Answer, Ask, StartId, View};
 use crate::atomic::*;
 use crate::decision::Decision;
 use crate::error::Result;
@@ -349,20 +349,20 @@ impl Timed {
     }
 
     /// Starts with a place, if it is ready and valid.
-    fn try_start(&self, place: &TimedPermit) -> Result<Turn> {
+    fn try_start(&self, place: &TimedPermit) -> Result<PlaceOutcome> {
         policy::check_some(place.weight)?;
         let early = place.ready.saturating_sub(self.limit.home()?.clock.now().floor);
         if early > 0 {
-            return Ok(Turn::Early(from_ticks(early)));
+            return Ok(PlaceOutcome::Early(from_ticks(early)));
         }
         if is_granted_place(place.ticket) {
             return self.start_granted(place);
         }
         if self.limit.is_served() {
             return match self.start_on_server(place)? {
-                Started::Yes(start) => Ok(Turn::Started(start)),
-                Started::TooEarly(after) => Ok(Turn::Early(after)),
-                Started::No => self.do_cancel_place(place).map(|_| Turn::Gone),
+                Started::Yes(start) => Ok(PlaceOutcome::Started(start)),
+                Started::TooEarly(after) => Ok(PlaceOutcome::Early(after)),
+                Started::No => self.do_cancel_place(place).map(|_| PlaceOutcome::Gone),
             };
         }
         let (hash, start) = known(place);
@@ -387,7 +387,7 @@ impl Timed {
                     return Ok(None);
                 }
             }
-            let start = Known { ticket: era.get().unwrap_or(start.ticket), ..start };
+            let start = StartId { ticket: era.get().unwrap_or(start.ticket), ..start };
             let started = found.cells().present(start, found.table.policy.longest(), now)?;
             if started.is_some() {
                 found.decided(ADMITTED, start.weight);
@@ -400,7 +400,7 @@ impl Timed {
             let _ = MayWait::to_undo(|| self.give_place_back(place, Some(used)));
         }
         if let Some(stamp) = started? {
-            return Ok(Turn::Started(TimedPermit { stamp, ..used.unwrap_or(*place) }));
+            return Ok(PlaceOutcome::Started(TimedPermit { stamp, ..used.unwrap_or(*place) }));
         }
         // It is late, used before, or overtaken by a gate, a clear or another policy. If it was not used it no longer
         // counts.
@@ -408,15 +408,15 @@ impl Timed {
             Some(_) => MayWait::to_undo(|| self.give_place_back(place, used))?,
             None => self.do_cancel_place(place)?,
         };
-        Ok(Turn::Gone)
+        Ok(PlaceOutcome::Gone)
     }
 
     /// The same for a line, which requests a start or place itself to replace a lost one.
     pub(super) fn do_start(&self, place: &TimedPermit) -> Result<Presented> {
         Ok(match self.try_start(place)? {
-            Turn::Started(start) => Presented::Started(self.raw(start)),
-            Turn::Early(after) => Presented::Wait { place: self.raw(*place), after },
-            Turn::Gone => {
+            PlaceOutcome::Started(start) => Presented::Started(self.raw(start)),
+            PlaceOutcome::Early(after) => Presented::Wait { place: self.raw(*place), after },
+            PlaceOutcome::Gone => {
                 self.count_lost(place);
                 Presented::Wait { place: self.raw(place.voided()), after: Duration::ZERO }
             }
@@ -432,9 +432,9 @@ impl Timed {
 
     pub(super) fn do_present(&self, place: &TimedPermit) -> Result<Presented> {
         match self.try_start(place)? {
-            Turn::Started(start) => return Ok(Presented::Started(self.raw(start))),
-            Turn::Early(after) => return Ok(Presented::Wait { place: self.raw(*place), after }),
-            Turn::Gone => self.count_lost(place),
+            PlaceOutcome::Started(start) => return Ok(Presented::Started(self.raw(start))),
+            PlaceOutcome::Early(after) => return Ok(Presented::Wait { place: self.raw(*place), after }),
+            PlaceOutcome::Gone => self.count_lost(place),
         }
         let is_bucket = self.limit.table()?.policy.is_bucket();
         let mut grace = match () {
@@ -469,7 +469,7 @@ impl Timed {
 }
 
 /// The result of presenting a place.
-pub(super) enum Turn {
+pub(super) enum PlaceOutcome {
     Started(TimedPermit),
     /// Not ready for this long.
     Early(Duration),

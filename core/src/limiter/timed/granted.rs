@@ -1,6 +1,6 @@
 //! Limits with units granted by a server: starts, places and denials without a request.
 
-use super::{Seen, Timed, Turn};
+use super::{PlaceOutcome, Seen, Timed};
 use crate::algorithm::grants::{self, Grants, Lengths, Wish};
 use crate::algorithm::log::{Answer, Ask, Stage, Taken, View};
 use crate::decision::Decision;
@@ -173,29 +173,29 @@ impl Timed {
     }
 
     /// Starts with a place of a granted unit.
-    pub(super) fn start_granted(&self, place: &TimedPermit) -> Result<Turn> {
+    pub(super) fn start_granted(&self, place: &TimedPermit) -> Result<PlaceOutcome> {
         let ticket = without_grant(place.ticket);
         self.limit.with_hash(Hash(place.key), |found| {
             let Some(window) = found.table.policy.shared_by().filter(|_| Self::is_granted(found.table)) else {
-                return Ok(Turn::Gone);
+                return Ok(PlaceOutcome::Gone);
             };
             let (grants, began) = (found.grants(), Instant::now());
             for _ in 0..MOST_QUESTIONS {
                 match grants.start(ticket, place.grace, uptime()) {
-                    grants::Turn::Started => {
+                    grants::PlaceStatus::Started => {
                         self.reset_backoff(found);
                         found.decided(ADMITTED, place.weight);
-                        return Ok(Turn::Started(TimedPermit { ticket, grace: place.grace & UNIT, ..*place }));
+                        return Ok(PlaceOutcome::Started(TimedPermit { ticket, grace: place.grace & UNIT, ..*place }));
                     }
-                    grants::Turn::Early(after) => return Ok(Turn::Early(from_ticks(after))),
-                    grants::Turn::Gone => break,
-                    grants::Turn::Unsure => {
+                    grants::PlaceStatus::Early(after) => return Ok(PlaceOutcome::Early(from_ticks(after))),
+                    grants::PlaceStatus::Gone => break,
+                    grants::PlaceStatus::Unsure => {
                         let lengths = Lengths::of(window.limit, window.length, grants.trip());
                         self.limit.ask_for_grants(found, Wish::Word, lengths, began)?;
                     }
                 }
             }
-            Ok(Turn::Gone)
+            Ok(PlaceOutcome::Gone)
         })
     }
 

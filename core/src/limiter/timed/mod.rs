@@ -11,7 +11,7 @@ mod text;
 use super::internal::Base;
 use super::{Presented, Reserved, foreign};
 use crate::algorithm::Sealed;
-use crate::algorithm::log::{Answer, Ask, Known, Taken, View};
+use crate::algorithm::log::{Answer, Ask, StartId, Taken, View};
 use crate::atomic::*;
 use crate::decision::Decision;
 use crate::error::{Error, Result};
@@ -22,7 +22,7 @@ use crate::policy::{self, Policy, Shape};
 use crate::state::{AtOnce, Blocked, Bound, Hash, Home, Key, Limit, STORE_AGAIN, Store, Stuck, Table};
 use crate::time::{Tick, from_ticks};
 use backoff::Level;
-use deciding::Turn;
+use deciding::PlaceOutcome;
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
@@ -345,7 +345,7 @@ impl Timed {
 }
 
 /// Returns a start as its cells know it, and the hash of its key.
-fn known(start: &TimedPermit) -> (Hash, Known) {
+fn known(start: &TimedPermit) -> (Hash, StartId) {
     let TimedPermit { ticket, stamp, weight, key, .. } = *start;
-    (Hash(key), Known { ticket, stamp, weight })
+    (Hash(key), StartId { ticket, stamp, weight })
 }
