@@ -18,7 +18,7 @@ fn store(folder: &Path, name: &str) -> Result<Store> {
 }
 
 /// Makes a store with this many limits and keys in addition to the measured limiter.
-fn beside(folder: &Path, limits: usize, keys: usize) -> Result<RateLimiter> {
+fn store_with(folder: &Path, limits: usize, keys: usize) -> Result<RateLimiter> {
     let began = Instant::now();
     let store = store(folder, &format!("{limits}-{keys}.db"))?;
     let file = folder.join("limits.toml");
@@ -42,7 +42,7 @@ fn main() -> Result<()> {
     std::fs::create_dir_all(&folder).expect("a folder to work in");
 
     let around = [(10, 10), (10_000, 10), (10, 1_000_000)];
-    let limiters = around.map(|(limits, keys)| beside(&folder, limits, keys));
+    let limiters = around.map(|(limits, keys)| store_with(&folder, limits, keys));
     let limiters = limiters.into_iter().collect::<Result<Vec<_>>>()?;
     let mut times = vec![Vec::new(); limiters.len()];
     for _ in 0..STARTS {

@@ -97,7 +97,7 @@ pub enum Error {
     },
     /// The store has no capacity for another key or limit.
     StoreFull {
-        /// What did not fit, and where.
+        /// The item that did not fit, and where.
         reason: String,
     },
     /// The permit was not issued by this limiter.

@@ -35,7 +35,7 @@ impl Happening {
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Event {
-    /// What happened.
+    /// The kind of event.
     pub happening: Happening,
     /// The limit's name: with several limits, the one that denied the start. Empty if the event concerns the whole
     /// store.

@@ -258,17 +258,17 @@ impl Seen {
     /// Returns how far into this window this weight first fits; at least `elapsed`.
     #[inline(always)]
     fn opens(&self, number: u64, weight: u64, elapsed: Tick) -> Option<Tick> {
-        let room = self.frame.limit.checked_sub(self.units_of(number) + weight)?;
+        let free = self.frame.limit.checked_sub(self.units_of(number) + weight)?;
         let before = self.before(number);
         if before == 0 {
             return Some(elapsed);
         }
-        let (room, before, length) = (u128::from(room), u128::from(before), self.frame.length);
-        if before * u128::from(length.saturating_sub(elapsed)) <= room * u128::from(length) {
+        let (free, before, length) = (u128::from(free), u128::from(before), self.frame.length);
+        if before * u128::from(length.saturating_sub(elapsed)) <= free * u128::from(length) {
             return Some(elapsed);
         }
         // This much of the window may be left.
-        let left = (room * u128::from(length) / before) as Tick;
+        let left = (free * u128::from(length) / before) as Tick;
         (left > 0).then(|| length - left)
     }
 

@@ -523,7 +523,7 @@ fn the_ledger_mark_counts_what_was_written() {
     assert_eq!(unlogged().0, [(start + 2 * S, 5)]);
     key.rebuild(|history| history.starts[0].is_logged = false);
     assert_eq!(unlogged().0, [(start + S + 5, 20), (start + 2 * S, 85)], "logged twice rather than not at all");
-    // What no longer counts need not be there.
+    // Units that no longer count need not be there.
     key.now.set(start + 4 * S);
     let e = key.claim(1).taken.unwrap();
     assert_eq!(counter().unwritten(e.end, now()), 1);
@@ -717,7 +717,7 @@ fn random_refunds_never_let_a_window_exceed_its_limit() {
         let (limit, length) = (2 + random.below(30), 1 + random.scaled(1_000));
         let frame = Frame { limit, length, is_smooth: round % 2 == 0, phase: PHASE };
         let key = Key::of(frame);
-        // What counts, with the tick from which it may happen.
+        // The starts that count, with the tick from which it may happen.
         let mut starts: Vec<(Tick, Tick, u64)> = Vec::new();
         let (mut refunds, mut claims) = (0, 0);
         for _ in 0..10_000 {

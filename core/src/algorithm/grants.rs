@@ -407,7 +407,7 @@ impl<'a> Grants<'a> {
     }
 
     /// Returns whether another grant fits.
-    pub fn has_room(&self, now: Tick) -> bool {
+    pub fn has_free_cell(&self, now: Tick) -> bool {
         self.cells().any(|cell| {
             let word = |at: usize| cell[at].load(Relaxed);
             let is_used_up = word(cell::STATE) & LEFT == 0 && word(cell::PLACES) == 0;

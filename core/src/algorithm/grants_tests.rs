@@ -284,7 +284,7 @@ fn no_unit_starts_twice() {
 /// A process dies while it accepts the reply of a server that has lost its memory: it has recorded that, but not yet
 /// ended the earlier grants.
 #[test]
-fn a_successor_starts_nothing_by_grants_of_a_lost_memory() {
+fn a_successor_for_the_dead_starts_nothing_by_grants_of_a_lost_memory() {
     const NOW: Tick = 10_000_000;
     let key = Key::new();
     refill(&key, NOW, &[grant(1, NOW, 5)]);

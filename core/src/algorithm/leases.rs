@@ -87,7 +87,7 @@ pub(crate) const MOST: u64 = (1 << WEIGHT) - 1;
 pub(crate) const NEVER: Tick = u64::MAX;
 
 /// The owner of a lease that is not bound to a living process.
-pub(crate) const NOBODY: u64 = 0;
+pub(crate) const NO_OWNER: u64 = 0;
 
 /// The number of words of a slot.
 pub(crate) const SLOT_WORDS: u64 = 4;
@@ -537,7 +537,7 @@ impl<'a> Leases<'a> {
     pub fn reclaim(&self, now: Tick, is_dead: impl Fn(u64) -> bool) -> Result<u64, Sealed> {
         let mut known: Vec<(u64, bool)> = Vec::new();
         let mut is_dead = |owner: u64| match known.iter().find(|(of, _)| *of == owner) {
-            _ if owner == NOBODY => false,
+            _ if owner == NO_OWNER => false,
             Some((_, dead)) => *dead,
             None => {
                 let dead = is_dead(owner);
@@ -580,7 +580,7 @@ impl<'a> Leases<'a> {
     pub fn holds_of_others(&self, me: u64) -> bool {
         self.all().any(|at| match phase_of(at.word) {
             ENDING => true,
-            TENTATIVE | HELD => ![me, NOBODY].contains(&self.owner_of(at.index).load(Acquire)),
+            TENTATIVE | HELD => ![me, NO_OWNER].contains(&self.owner_of(at.index).load(Acquire)),
             _ => false,
         })
     }

@@ -221,7 +221,7 @@ fn a_lease_ends_at_its_deadline_unless_it_is_renewed() {
 #[test]
 fn each_dead_owner_is_checked_once() {
     let key = Key::new(20);
-    for owner in [3, 4, 5, 3, NOBODY, 4, 3] {
+    for owner in [3, 4, 5, 3, NO_OWNER, 4, 3] {
         key.leases().take(2, 20, owner, NEVER).unwrap().unwrap();
     }
     assert!(key.leases().holds_of_others(3));

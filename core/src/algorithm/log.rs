@@ -752,7 +752,7 @@ impl<'a> Log<'a> {
     }
 
     /// Returns the number of units that [`Log::write`] writes.
-    pub fn room(&self) -> u64 {
+    pub fn most_written(&self) -> u64 {
         self.ring.len() as u64 - 1
     }
 
@@ -772,15 +772,15 @@ impl<'a> Log<'a> {
             (0..parts).map(move |i| Start { units: MOST.min(start.units - i * MOST), ..start })
         };
         // The newest starts; of the last that fits, as much as fits.
-        let mut room = self.room();
+        let mut free = self.most_written();
         let mut starts: Vec<Start> = history
             .starts
             .iter()
             .flat_map(split)
             .rev()
             .map_while(|start| {
-                let units = start.units.min(room);
-                room -= units;
+                let units = start.units.min(free);
+                free -= units;
                 (units > 0).then_some(Start { units, ..start })
             })
             .collect();

@@ -73,7 +73,7 @@ pub(crate) struct Start {
     pub is_logged: bool,
 }
 
-/// What one life of some cells passes on to the next.
+/// The state that one life of some cells passes on to the next.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct History {
     /// The starts that count, or will, ordered by stamp.
@@ -90,7 +90,7 @@ pub(crate) struct History {
     pub holds: Vec<leases::Hold>,
 }
 
-/// What a bucket passes on to the next life in addition to its starts.
+/// The state that a bucket passes on to the next life in addition to its starts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Rest {
     /// The excess of the starts over what counts: this fraction of a unit, as a numerator and a denominator. It belongs

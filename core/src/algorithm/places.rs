@@ -108,7 +108,7 @@ impl Places<'_> {
     }
 
     /// Returns whether a place would find a free slot now, wherever it searches. Other callers may take it first.
-    pub fn has_room(&self, now: Tick, seed: u64) -> bool {
+    pub fn has_free_slot(&self, now: Tick, seed: u64) -> bool {
         self.free(now, seed).nth(LOOKS / 4).is_some()
     }
 

@@ -497,17 +497,17 @@ impl<'a> Slices<'a> {
         // follow. Of the others, as many as a limit can need.
         let counts = |s: &&Start| s.stamp + window.length > now.floor;
         let newest = |most: u64, which: &dyn Fn(&&Start) -> bool| {
-            let mut room = most;
+            let mut free = most;
             let newest = starts.iter().rev().filter(which).map_while(|s| {
-                let units = s.units.min(room);
-                room -= units;
+                let units = s.units.min(free);
+                free -= units;
                 (units > 0).then_some((s.stamp.min(LATEST), units, s.is_logged))
             });
             newest.collect::<Vec<_>>()
         };
         let kept = newest(2 * MOST, &|s| s.units > 0 && counts(s));
-        let room = 2 * MOST - kept.iter().map(|s| s.1).sum::<u64>();
-        let others = newest(room.min(MOST), &|s| s.units > 0 && !counts(s));
+        let free = 2 * MOST - kept.iter().map(|s| s.1).sum::<u64>();
+        let others = newest(free.min(MOST), &|s| s.units > 0 && !counts(s));
 
         let slice = Scale::new(0, 0, window.length).slice;
         // Not so far back that the life would soon be over.

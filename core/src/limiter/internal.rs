@@ -1,4 +1,4 @@
-//! The interface between limiters, lines and bindings. Callers outside the crate do not see it.
+//! The interface between limiters, lines and bindings. No other code uses it.
 
 use super::line::{Claim, Seats, Terms};
 use super::{Attempt, Presented, Reserved, foreign, unsupported};
@@ -50,7 +50,7 @@ pub struct When {
     pub grace: Option<Duration>,
 }
 
-/// What a limiter without places is called in errors.
+/// The name of a limiter without places in errors.
 pub(super) const NO_PLACES: &str = "a limit that is not timed: it has no places, and its permits belong to one process";
 
 /// The crate-private part of every limiter. It seals the trait: no type outside the crate can implement it. (A
@@ -224,7 +224,7 @@ pub trait Internal: Send + Sync {
     // For composites.
 
     /// Returns whether a start would be admitted now.
-    fn has_room(&self, key: &str, weight: u64) -> Result<bool> {
+    fn admits(&self, key: &str, weight: u64) -> Result<bool> {
         Ok(self.quiet_peek(key, weight)?.admitted)
     }
 

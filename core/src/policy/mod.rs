@@ -22,7 +22,7 @@ pub const MOST_WINDOWS: usize = 4;
 /// The number of words that a policy takes in a store.
 pub(crate) const POLICY_WORDS: usize = 12;
 
-/// What a limit allows: made by one of the functions below, or parsed from a text such as `100/1m + 5/1s`.
+/// The policy of a limit: made by one of the functions below, or parsed from a text such as `100/1m + 5/1s`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Policy(pub(crate) Shape);
 

@@ -176,7 +176,7 @@ impl CompositeLimiter {
     /// checks its replies.)
     fn try_claim(&self, key: &str, weight: u64) -> Result<Attempt> {
         for (i, child) in self.children()?.iter().enumerate() {
-            if (i > 0 || child.has_custom()) && !child.has_room(key, weight)? {
+            if (i > 0 || child.has_custom()) && !child.admits(key, weight)? {
                 let denied = |denial: Decision| Attempt::Denied(denial.retry_after);
                 return Ok(self.claim(key, weight)?.map_or_else(denied, Attempt::Admitted));
             }

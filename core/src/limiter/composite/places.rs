@@ -121,7 +121,7 @@ impl<'a> Presentation<'a> {
                 self.held.push(Part { child: i, permit: place });
                 after
             }
-            // So many wait that no more places are kept.
+            // The queue is full: no more places are kept.
             Reserved::Denied(after) => after.min(LOOK_AGAIN),
         })
     }

@@ -72,7 +72,7 @@ pub struct Line {
     blocked: HashSet<Arc<str>>,
     /// Whether a waiter with its own place has such work.
     is_own_place_blocked: bool,
-    /// What removed waiters held, to be given back by a call that may wait: permits, and whether they are places.
+    /// Holdings of removed waiters, to be given back by a call that may wait: permits, and whether they are places.
     left: Vec<(RawPermit, bool)>,
     /// Whether the last call waited for the store in vain: later waiters then only try.
     is_stuck: bool,

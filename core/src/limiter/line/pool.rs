@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 /// The longest duration of one call. The rest is due immediately.
 const BATCH: Duration = Duration::from_millis(8);
 
-/// What the pool can offer to waiters.
+/// The workers that the pool can offer to waiters.
 #[derive(Debug, Default)]
 pub(super) struct Offer {
     /// The number of workers of the pool.

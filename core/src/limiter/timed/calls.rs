@@ -94,14 +94,14 @@ impl<T: InStore> Internal for T {
     }
 
     fn peek_again(&self, key: &str, weight: u64) -> Result<Decision> {
-        match self.timed().decision_at_hand(key, weight) {
+        match self.timed().local_decision(key, weight) {
             Some(decision) => Ok(decision),
             None => self.quiet_peek(key, weight),
         }
     }
 
-    fn has_room(&self, key: &str, weight: u64) -> Result<bool> {
-        match self.timed().has_room_at_once(key, weight) {
+    fn admits(&self, key: &str, weight: u64) -> Result<bool> {
+        match self.timed().surely_admits(key, weight) {
             true => Ok(true),
             // Unless that could not be determined.
             false => Ok(self.quiet_peek(key, weight)?.admitted),

@@ -68,7 +68,7 @@ impl Timed {
         let Some(found) = bound.find_at_once(key, weight).filter(|found| Self::is_granted(found.table)) else {
             return self.attempt_later(key, weight, None);
         };
-        match self.take_at_hand::<false>(&found, weight, &mut View::default()) {
+        match self.take_local::<false>(&found, weight, &mut View::default()) {
             Some(answer) => Ok(self.attempted(&found, weight, &answer)),
             None => self.attempt_later(key, weight, None),
         }
@@ -155,7 +155,7 @@ impl Timed {
     fn decide_by_grants(&self, bound: &Bound, key: &str, weight: u64) -> Result<Decision> {
         let mut view = View::default();
         if let Some(found) = bound.find_at_once(key, weight).filter(|found| Self::is_granted(found.table))
-            && let Some(answer) = self.take_at_hand::<true>(&found, weight, &mut view)
+            && let Some(answer) = self.take_local::<true>(&found, weight, &mut view)
         {
             return Ok(self.decided(&found, weight, &answer, view));
         }
@@ -225,7 +225,7 @@ impl Timed {
     /// Returns whether it is certain that a start would be admitted now. A slightly old time is enough for that: units
     /// only become free as time passes.
     #[inline(never)]
-    pub(super) fn has_room_at_once(&self, key: &str, weight: u64) -> bool {
+    pub(super) fn surely_admits(&self, key: &str, weight: u64) -> bool {
         let Some(found) = self.limit.is_bound().and_then(|bound| bound.find_at_once(key, weight)) else { return false };
         self.limit.may_start_at_once(&found) && found.is_ready_early(weight)
     }
@@ -308,7 +308,7 @@ impl Timed {
                     Claim::Place { place, after: from_ticks(answer.ready.saturating_sub(now)) }
                 }
                 None if after <= patience && policy.has_queue() => Claim::Full { after: from_ticks(after) },
-                // So many wait that no more fit into the log or its slices, and there is a time but no place.
+                // The log or its slices hold no more waiters: there is a time but no place.
                 None => Claim::Denied { after: from_ticks(after), is_certain: after > patience },
             })
         })
@@ -325,7 +325,7 @@ impl Timed {
                 && time::patience_ticks(after) <= patience
                 && !found.table.policy.has_queue()
             {
-                // So many places exist that the log keeps no more. This place gets a time, and is exchanged then.
+                // The log keeps no more places. This place gets a time, and is exchanged then.
                 reserved = Reserved::Place { place: self.later(found, weight, after, grace), after };
             }
             match reserved {

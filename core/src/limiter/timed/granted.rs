@@ -21,7 +21,7 @@ const UNIT: u64 = (1 << 32) - 1;
 impl Timed {
     /// Decides on a start now from the granted units, if they suffice for that.
     #[inline(always)]
-    pub(super) fn take_at_hand<const LOOK: bool>(&self, found: &Key, weight: u64, view: &mut View) -> Option<Answer> {
+    pub(super) fn take_local<const LOOK: bool>(&self, found: &Key, weight: u64, view: &mut View) -> Option<Answer> {
         let (now, uptime) = found.home().clock.now_and_uptime();
         let (grants, uptime) = (found.grants(), uptime as Tick);
         let answer = match grants.take(weight, uptime) {
@@ -91,7 +91,7 @@ impl Timed {
             if waits {
                 grants.waits();
             }
-            if !grants.has_room(uptime) {
+            if !grants.has_free_cell(uptime) {
                 // Too many wait: the server keeps the place.
                 break;
             }
@@ -111,7 +111,7 @@ impl Timed {
     pub(super) fn take_for_long(&self, found: &Key, ask: &Ask) -> Result<Answer, Blocked> {
         if Self::is_granted(found.table)
             && !ask.reserve
-            && let Some(answer) = self.take_at_hand::<false>(found, ask.weight, &mut View::default())
+            && let Some(answer) = self.take_local::<false>(found, ask.weight, &mut View::default())
             && answer.taken.is_some()
         {
             return Ok(answer);
@@ -126,7 +126,7 @@ impl Timed {
 
     /// Returns the state of a key.
     pub(super) fn view_granted(&self, found: &Key, weight: u64) -> Result<View, Blocked> {
-        if let Some(view) = self.view_at_hand(found, weight) {
+        if let Some(view) = self.local_view(found, weight) {
             return Ok(view);
         }
         let (grants, window) = (self.limit.grants_of(found), found.table.policy.shared_by());
@@ -138,7 +138,7 @@ impl Timed {
                 let (now, uptime) = found.home().clock.now_and_uptime();
                 return Ok(self.view_by(found, now, uptime as Tick, now.floor));
             }
-            if let Some(view) = self.view_at_hand(found, weight) {
+            if let Some(view) = self.local_view(found, weight) {
                 return Ok(view);
             }
         }
@@ -146,7 +146,7 @@ impl Timed {
     }
 
     /// Returns a near-certain decision, without a request.
-    pub(super) fn decision_at_hand(&self, key: &str, weight: u64) -> Option<Decision> {
+    pub(super) fn local_decision(&self, key: &str, weight: u64) -> Option<Decision> {
         let found = self.limit.is_bound()?.find_at_once(key, weight).filter(|found| Self::is_granted(found.table))?;
         let at = found.grants().promised(weight, uptime());
         let view = match at {
@@ -154,14 +154,14 @@ impl Timed {
                 let (now, uptime) = found.home().clock.now_and_uptime();
                 self.view_by(&found, now, uptime as Tick, now.floor + at.saturating_sub(uptime as Tick))
             }
-            None => self.view_at_hand(&found, weight)?,
+            None => self.local_view(&found, weight)?,
         };
         let admitted = view.ready <= view.now;
         Some(self.decision(&Seen { view, capacity: found.table.capacity, admitted, backoff: 0 }))
     }
 
     /// Returns the known state of a key, without a request.
-    fn view_at_hand(&self, found: &Key, weight: u64) -> Option<View> {
+    fn local_view(&self, found: &Key, weight: u64) -> Option<View> {
         let (now, uptime) = found.home().clock.now_and_uptime();
         let uptime = uptime as Tick;
         let grants = found.grants();

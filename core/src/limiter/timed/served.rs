@@ -38,7 +38,7 @@ impl Timed {
         let flags = [ask.reserve, ask.force, ask.again, LOOK].map(i64::from);
         let arguments = [number(ask.weight), delay, number(ask.patience), number(ask.grace)];
         let arguments = [arguments, flags].concat();
-        // What is reported of the decision, and the state after it.
+        // The reported decision, and the state after it.
         let ([now, ready, is_taken, ticket, stamp, ahead, is_place], seen) = match &found.table.policy.0 {
             Shape::Bucket(_) => parts(self.limit.ask::<10>(found, "decide", &arguments)?),
             Shape::Counter { .. } => parts(self.limit.ask::<11>(found, "decide", &arguments)?),
