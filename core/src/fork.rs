@@ -181,10 +181,11 @@ impl<T: Default> PerProcess<T> {
             let new =
                 Box::into_raw(Box::new(Owned { generation, value: Mutex::default(), left: AtomicPtr::default() }));
             if self.current.compare_exchange(current, new, AcqRel, Relaxed).is_err() {
-                // SAFETY: no thread has seen `new`.
+                // SAFETY: no other thread has seen `new`.
                 drop(unsafe { Box::from_raw(new) });
             } else if !current.is_null() {
-                // The parent's value is left alone: its memory is a copy, and dropping it could end the parent's.
+                // The parent's value is left alone: its memory is a copy, and dropping it could end something of the
+                // parent's.
                 let before = LEFT.swap(current.cast(), AcqRel);
                 // SAFETY: it is never freed.
                 unsafe { &*current }.left.store(before, Release);

@@ -57,8 +57,8 @@ impl ConcurrencyLimiter {
         Self::in_store(max, StoreOptions { clock: Some(clock), ..StoreOptions::default() })
     }
 
-    /// A limit that all openers of this name in this store share. Each start holds its units for at most `lease`,
-    /// unless it is renewed (`None`: as long as its process lives; on a server as long as the process can be reached,
+    /// Makes a limit that all openers of this name in this store share. Each start holds its units for at most `lease`,
+    /// unless it is renewed (`None`: as long as its process lives; on a server as long as the process also reaches it,
     /// see [`Limiter::renew`]).
     ///
     /// # Errors

@@ -18,7 +18,7 @@ const LEAD: Tick = 20_000;
 /// may not know.
 const ON_THE_WAY: Tick = 50_000;
 
-/// If a gate stays closed for less than this, the waiter waits for it at its worker instead of here.
+/// If a gate stays closed for at most this, the waiter waits for it at its worker instead of here.
 const SHORT: Duration = Duration::from_millis(50);
 
 /// The interval for checking whether a start in another process completed: the first one, and the number of times that
@@ -74,7 +74,7 @@ impl TurnLine {
         self.line.waiters.len()
     }
 
-    /// Returns when to check again, turns aside.
+    /// Returns when to check again, apart from turns.
     pub fn next(&self) -> Tick {
         if self.line.is_unfinished || self.is_new {
             return 0;
