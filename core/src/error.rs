@@ -176,7 +176,7 @@ impl Error {
     }
 
     /// Returns whether the store failed, as opposed to the caller.
-    pub(crate) fn is_of_the_store(&self) -> bool {
+    pub(crate) fn is_store_failure(&self) -> bool {
         matches!(
             self,
             Error::Store { .. } | Error::StoreTimeout { .. } | Error::StoreFull { .. } | Error::Damaged { .. }

@@ -25,7 +25,7 @@ impl Happening {
     pub(crate) fn of(error: &Error) -> Option<Happening> {
         match error {
             Error::UnknownLimit { .. } => Some(Happening::UnknownLimit),
-            error if error.is_of_the_store() => Some(Happening::StoreError),
+            error if error.is_store_failure() => Some(Happening::StoreError),
             _ => None,
         }
     }

@@ -71,7 +71,7 @@ impl Seen {
 }
 
 impl ConcurrencyLimiter {
-    /// Takes units, if enough are free. (It counts no denials, because for a waiter it is not one.)
+    /// Takes units, if enough are free. (It counts no denials: to a waiter they are none.)
     pub(super) fn take_on_server(&self, found: &Key, weight: u64) -> Result<(Option<RawPermit>, Seen), Blocked> {
         self.limit.check_weight_on_server(found.table, found.hash, weight)?;
         let (owner, time) = (owner_of(&self.limit)?, Time::of(found.home(), found.table));

@@ -152,7 +152,7 @@ impl Line {
     }
 
     fn quiet_join(&mut self, waiter: Waiter<'_>) -> Result<Joined> {
-        self.forget_the_parent_s();
+        self.forget_parents_waiters();
         let clock = self.clock();
         let now = clock.now().floor;
         self.last_id += 1;
@@ -196,7 +196,7 @@ impl Line {
     /// Does all work that is due, and appends the waits that ended. Returns the time until it has to be called again;
     /// `None`: there are no waiters. Call it after that time, and at any other time; a call with nothing due is cheap.
     pub fn advance(&mut self, over: &mut Vec<(WaiterId, Outcome)>) -> Option<Duration> {
-        self.forget_the_parent_s();
+        self.forget_parents_waiters();
         over.append(&mut self.over);
         (self.is_own_place_blocked, self.is_stuck) = (false, false);
         for (permit, is_place) in std::mem::take(&mut self.left) {
@@ -276,7 +276,7 @@ impl Line {
     /// Removes a waiter that stops waiting. Its place goes to the next one, or back. A no-op for a wait that is over; a
     /// start that was admitted, but not returned yet, is cancelled.
     pub fn leave(&mut self, id: WaiterId) {
-        self.forget_the_parent_s();
+        self.forget_parents_waiters();
         match self.waiters.remove(&id) {
             Some(Seated::At(key, priority)) => {
                 if let Some(mut entry) = self.keys.remove(&key) {
@@ -390,7 +390,7 @@ impl Line {
     }
 
     /// Forgets the waiters in a forked child. They are copies of the parent's, which keeps what they hold.
-    fn forget_the_parent_s(&mut self) {
+    fn forget_parents_waiters(&mut self) {
         if self.is_the_parent_s() {
             self.keys.clear();
             self.due.clear();

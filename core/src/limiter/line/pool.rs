@@ -117,7 +117,7 @@ impl Pool {
     }
 
     fn quiet_join(&mut self, waiter: Waiter<'_>) -> Result<WaiterId> {
-        self.forget_the_parent_s();
+        self.forget_parents_waiters();
         let clock = self.clock();
         self.last_id += 1;
         let (id, rank) = (self.last_id, (waiter.priority, self.last_id));
@@ -139,7 +139,7 @@ impl Pool {
     /// waiter joins or ends. Call it after that time, when a worker becomes free, and at any other time. It may wait
     /// for the store.
     pub fn advance(&mut self, workers: usize, free: usize, notices: &mut Vec<(WaiterId, Turn)>) -> Option<Duration> {
-        self.forget_the_parent_s();
+        self.forget_parents_waiters();
         let (clock, began) = (self.clock(), Instant::now());
         if workers > self.offer.workers {
             self.each(|line, _, now| line.wake(now));
@@ -172,7 +172,7 @@ impl Pool {
 
     /// Records that a waiter that left has ended, or will not start. A no-op for others.
     pub fn end(&mut self, id: WaiterId) {
-        self.forget_the_parent_s();
+        self.forget_parents_waiters();
         if let Some((key, _)) = self.running.remove(&id)
             && let Some(mut entry) = self.keys.remove(&key)
         {
@@ -184,7 +184,7 @@ impl Pool {
     /// Removes a waiter that stops waiting. Its place goes to the next one, or back. A no-op for a waiter that has
     /// left.
     pub fn leave(&mut self, id: WaiterId) {
-        self.forget_the_parent_s();
+        self.forget_parents_waiters();
         if let Some((key, priority, _)) = self.waiters.remove(&id)
             && let Some(mut entry) = self.keys.remove(&key)
         {
@@ -196,7 +196,7 @@ impl Pool {
     /// Removes a waiter that continues to wait elsewhere. Returns the text of the place that it would have had, if
     /// there is one yet, and the time until it is ready.
     pub fn take_along(&mut self, id: WaiterId) -> Option<(String, Duration)> {
-        self.forget_the_parent_s();
+        self.forget_parents_waiters();
         let (key, priority, _) = self.waiters.remove(&id)?;
         let mut entry = self.keys.remove(&key)?;
         let clock = self.clock();
@@ -208,13 +208,13 @@ impl Pool {
     /// Handles a policy change: places that were taken under the old policy are taken again. Without this call a larger
     /// limit is noticed up to half a second later, and places of a smaller one are exchanged when they are presented.
     pub fn renew(&mut self) {
-        self.forget_the_parent_s();
+        self.forget_parents_waiters();
         self.each(TurnLine::renew);
     }
 
     /// Removes all waiters, and gives their places back. Running starts still count.
     pub fn clear(&mut self) {
-        self.forget_the_parent_s();
+        self.forget_parents_waiters();
         self.waiters.clear();
         self.each(|line, limiter, _| line.clear(limiter));
     }
@@ -275,7 +275,7 @@ impl Pool {
     }
 
     /// Forgets the waiters in a forked child. They are copies of the parent's, which keeps what they hold.
-    fn forget_the_parent_s(&mut self) {
+    fn forget_parents_waiters(&mut self) {
         if self.is_the_parent_s() {
             self.keys.clear();
             self.due.clear();

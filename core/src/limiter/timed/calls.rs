@@ -170,7 +170,7 @@ impl<T: InStore> Internal for T {
     }
 
     fn has_bounded_queue(&self) -> bool {
-        // StartId once the limit is open; a composite has asked for a place before this.
+        // Known once the limit is open; a composite has asked for a place before this.
         self.timed().limit.table().is_ok_and(|table| table.policy.has_queue())
     }
 
