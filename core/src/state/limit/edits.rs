@@ -1,7 +1,7 @@
 //! What is rarely done to a limit's keys, under the structure lock: starts are taken back, gates closed, keys forgotten.
 
 use super::Limit;
-use crate::algorithm::log::{SETTLED, StartId};
+use crate::algorithm::log::{SETTLED, StartId as Known};
 use crate::algorithm::{History, Start};
 use crate::atomic::*;
 use crate::error::Result;
@@ -41,7 +41,7 @@ impl Limit {
     }
 
     /// Takes a start back, while it is there and not settled. Was it?
-    pub fn take_back(&self, hash: Hash, start: StartId, ahead: u64) -> Result<bool> {
+    pub fn take_back(&self, hash: Hash, start: Known, ahead: u64) -> Result<bool> {
         let was_there = Cell::new(false);
         self.rewrite(hash, |_, table, history| was_there.set(take_back(table, history, start, ahead)))?;
         Ok(was_there.get())
@@ -124,12 +124,12 @@ pub(crate) struct Refused {
     pub instance: u64,
     pub limit: u64,
     pub hash: Hash,
-    pub start: StartId,
+    pub start: Known,
     pub ahead: u64,
 }
 
 /// Which of the starts are this one: where units are only counted, those of its slice, the unlogged first.
-pub(crate) fn parts(table: &Table, History { starts, era, .. }: &History, start: StartId) -> Vec<usize> {
+pub(crate) fn parts(table: &Table, History { starts, era, .. }: &History, start: Known) -> Vec<usize> {
     let is_part = |s: &Start| match table.policy.is_counted() {
         true => *era == start.ticket && (s.stamp == start.stamp || table.policy.is_bucket()),
         false => s.id == start.ticket && s.stamp == start.stamp && s.units == start.weight && s.state != SETTLED,
@@ -140,7 +140,7 @@ pub(crate) fn parts(table: &Table, History { starts, era, .. }: &History, start:
 }
 
 /// Takes a start out of a history, if it is there and not settled. `ahead`: see [`Taken::ahead`]. Was it?
-pub(crate) fn take_back(table: &Table, history: &mut History, start: StartId, ahead: u64) -> bool {
+pub(crate) fn take_back(table: &Table, history: &mut History, start: Known, ahead: u64) -> bool {
     let parts = parts(table, history, start);
     take_units(table, history, &parts, (start, ahead), start.weight);
     !parts.is_empty()
@@ -151,7 +151,7 @@ pub(crate) fn take_units(
     table: &Table,
     history: &mut History,
     parts: &[usize],
-    (start, ahead): (StartId, u64),
+    (start, ahead): (Known, u64),
     mut units: u64,
 ) {
     if let (Shape::Bucket(bucket), [_, ..]) = (&table.policy.0, parts) {
