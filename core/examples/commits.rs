@@ -1,5 +1,5 @@
-//! What a start costs that has to be written first: commits [FOLDER]. Beside few and many limits and keys, and with one thread
-//! and many. It takes about a minute, and 1 GB in the folder.
+//! Measures the cost of a start that has to be committed first: commits [FOLDER]. It compares few and many limits and
+//! keys, and one thread and many. It takes about a minute, and 1 GB in the folder.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -17,15 +17,15 @@ fn store(folder: &Path, name: &str) -> Result<Store> {
     Store::with_options(&format!("sqlite:{}", folder.join(name).display()), options)
 }
 
-/// A store of so many limits and so many keys beside the limiter that is measured.
-fn beside(folder: &Path, limits: usize, keys: usize) -> Result<RateLimiter> {
+/// Makes a store with this many limits and keys in addition to the measured limiter.
+fn store_with(folder: &Path, limits: usize, keys: usize) -> Result<RateLimiter> {
     let began = Instant::now();
     let store = store(folder, &format!("{limits}-{keys}.db"))?;
     let file = folder.join("limits.toml");
     let text: String = (0..limits).map(|n| format!("limit-{n} = \"100/1h\"\n")).collect();
     std::fs::write(&file, text).expect("a folder to write to");
     store.load(&file)?;
-    // They are in use and not in the ledger: to fill it takes no commits.
+    // They are in use and not in the ledger, so filling it takes no commits.
     let filled = store.limiter("filled", "1 concurrent")?;
     for n in 0..keys {
         filled.attempt(&n.to_string(), 1)?;
@@ -42,11 +42,11 @@ fn main() -> Result<()> {
     std::fs::create_dir_all(&folder).expect("a folder to work in");
 
     let around = [(10, 10), (10_000, 10), (10, 1_000_000)];
-    let limiters = around.map(|(limits, keys)| beside(&folder, limits, keys));
+    let limiters = around.map(|(limits, keys)| store_with(&folder, limits, keys));
     let limiters = limiters.into_iter().collect::<Result<Vec<_>>>()?;
     let mut times = vec![Vec::new(); limiters.len()];
     for _ in 0..STARTS {
-        // In turn, so that all see the same disk.
+        // Alternately, so that all see the same disk conditions.
         for (limiter, times) in limiters.iter().zip(&mut times) {
             let began = Instant::now();
             limiter.attempt("key", 1)?;

@@ -1,4 +1,4 @@
-//! What it costs to look at a store with many limits and many keys, and how long somebody else waits meanwhile.
+//! Measures the cost of a snapshot of a store with many limits and keys, and how long it delays another caller.
 //!
 //! `cargo run --release -p workglow-limit --example looking [LIMITS [KEYS [DIRECTORY]]]`
 
@@ -29,7 +29,7 @@ fn main() -> Result<()> {
     }
     println!("{keys} keys used in {:.1?}", began.elapsed());
 
-    // Somebody decides and pauses meanwhile, which takes the lock of all that is rare.
+    // Another thread decides and pauses in the meantime, which takes the structure lock.
     let (is_over, other) = (AtomicBool::new(false), RateLimiter::new(&store, "limit-1", 100, MINUTE)?);
     std::thread::scope(|scope| {
         let longest = scope.spawn(|| {
@@ -44,10 +44,10 @@ fn main() -> Result<()> {
         });
         let looked = look(&store);
         is_over.store(true, Release);
-        println!("the longest pause of another limit meanwhile: {:.1?}", longest.join().expect("no panic"));
+        println!("the longest pause of another limit during it: {:.1?}", longest.join().expect("no panic"));
         looked
     })?;
-    std::fs::remove_dir_all(dir).expect("a directory that is there");
+    std::fs::remove_dir_all(dir).expect("the directory exists");
     Ok(())
 }
 

@@ -1,9 +1,9 @@
-//! Keys that are used once, by the million, on each kind of limiter in turn: how large the lane and the process get, and
-//! how long the longest call took. Fails if either has grown by more than a sixteenth (and 1 MiB) since the first 100,000 keys.
-//! A key comes every 10 µs, by a manual clock: so how many are in use at once does not depend on the machine.
+//! Uses millions of keys once each, on each kind of limiter in turn. Reports the size of the lane and the process, and
+//! the longest call. Fails if either has grown by more than a sixteenth (and 1 MiB) since the first 100,000 keys. A key
+//! is used every 10 µs by a manual clock, so the number of keys in use does not depend on the machine.
 //!
-//! `cargo run --release -p workglow-limit --example one_shot_keys [KEYS [DIRECTORY [POLICY…]]]`; `memory:` in place of a
-//! directory is a store on the heap.
+//! `cargo run --release -p workglow-limit --example one_shot_keys [KEYS [DIRECTORY [POLICY…]]]`; `memory:` instead of a
+//! directory uses a store on the heap.
 
 use std::time::{Duration, Instant};
 use workglow_limit::{Attempt, ManualClock, Result, Store, StoreOptions};
@@ -30,7 +30,7 @@ const KINDS: [&str; 15] = [
 fn resident() -> u64 {
     let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
     let pages = |i: usize| statm.split(' ').nth(i).and_then(|n| n.parse::<u64>().ok()).unwrap_or(0);
-    // The lane is shared, and counts by itself.
+    // The lane is shared memory, and is counted separately.
     pages(1).saturating_sub(pages(2)) * 4
 }
 
@@ -59,7 +59,7 @@ fn is_flat(kind: &str, keys: u64, dir: &str) -> Result<bool> {
     options.clock = Some(clock.clone());
     let store = Store::with_options(&url, options)?;
     let limiter = store.limiter("api", kind)?;
-    // Where jobs only end with their leases, nobody completes them.
+    // Where jobs end only with their leases, no call completes them.
     let ends = !kind.contains("lease");
     let lane = || std::fs::metadata(format!("{dir}/limits.db-lane")).map_or(0, |found| found.len() >> 10);
     let (began, mut longest, mut early) = (Instant::now(), Duration::ZERO, None);

@@ -1,4 +1,5 @@
-//! Draws `docs/pictures`: the same requests against each limiter, by a manual clock, so that every run draws the same.
+//! Draws `docs/pictures`: the same requests against each limiter, with a manual clock, so that every run draws the
+//! same.
 //!
 //! `cargo run -p workglow-limit --example pictures DIRECTORY`
 
@@ -12,27 +13,27 @@ use workglow_limit::{
     Reserved, Result, Store, StoreOptions, Verdict,
 };
 
-/// Everything is in microseconds.
+/// All times are in microseconds.
 const MS: u64 = 1_000;
 const SECOND: u64 = 1_000 * MS;
 const END: u64 = 4 * SECOND;
-/// A burst of so many requests at each of these moments ...
+/// A burst of this many requests at each of these moments ...
 const BURST: usize = 25;
 const BURSTS: [u64; 2] = [600 * MS, 3_400 * MS];
-/// ... and after the first one a request every so often, up to here.
+/// ... and after the first one a request at this interval, up to the end given here.
 const EVERY: u64 = 25 * MS;
 const UNTIL: u64 = 2_600 * MS;
 
-/// One limiter under these requests.
+/// One limiter with these requests.
 struct Scene {
     file: &'static str,
-    /// The policy as a text, or what stands in its place.
+    /// The policy as a text, or its replacement.
     policy: &'static str,
-    /// How long a job runs, where that matters.
+    /// The duration of a job, where that matters.
     job: Option<u64>,
-    /// Do requests queue up for a place, or go away?
+    /// Whether requests queue for a place, or leave.
     waits: bool,
-    /// What may start in a second, or with `is_running` run at once; and where it is more, up to how much.
+    /// The units that may start in a second, or with `is_running` run at once; and the bound, where it is larger.
     limit: Option<u64>,
     bound: Option<u64>,
     is_running: bool,
@@ -63,7 +64,7 @@ const SCENES: [Scene; 12] = [
     Scene { file: "custom", policy: "10/1s, and your own: open in the first half of each second", ..SCENE },
 ];
 
-/// A limiter of one's own: closed in the second half of each second.
+/// A user-defined limiter: closed in the second half of each second.
 struct OpenHours(ManualClock);
 
 impl Custom for OpenHours {
@@ -101,7 +102,7 @@ impl Scene {
     }
 }
 
-/// What happens next. At the same moment, in this order: room is made before somebody asks.
+/// The next event. Events of the same moment have this order: units become free before a request.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
     Complete,
@@ -109,7 +110,7 @@ enum Event {
     Request,
 }
 
-/// When starts were, requests that had to wait, and those that were denied.
+/// The times of starts, of requests that had to wait, and of denied requests.
 #[derive(Default)]
 struct Run {
     starts: Vec<u64>,
@@ -125,7 +126,7 @@ fn run(scene: &Scene) -> Result<Run> {
     let limiter = scene.limiter(&store, &clock)?;
 
     let mut run = Run::default();
-    // By time, kind and number.
+    // Ordered by time, kind and number.
     let mut events: BTreeMap<(u64, Event, usize), Option<RawPermit>> = BTreeMap::new();
     let bursts = BURSTS.into_iter().flat_map(|at| std::iter::repeat_n(at, BURST));
     let steady = (BURSTS[0] + EVERY..UNTIL).step_by(EVERY as usize);
@@ -166,7 +167,8 @@ fn run(scene: &Scene) -> Result<Run> {
     Ok(run)
 }
 
-/// How many of these count after each of their beginnings and ends, if each counts for so long: `(when, how many)`.
+/// Returns how many of these count after each of their beginnings and ends, if each counts for `length`: `(when, how
+/// many)`.
 fn rolling(starts: &[u64], length: u64) -> Vec<(u64, u64)> {
     let mut changes: BTreeMap<u64, i64> = BTreeMap::new();
     for &start in starts {
@@ -184,7 +186,7 @@ fn rolling(starts: &[u64], length: u64) -> Vec<(u64, u64)> {
 const WIDTH: f64 = 760.0;
 const LEFT: f64 = 130.0;
 const RIGHT: f64 = 16.0;
-/// Above, one brick for each request, in columns of 50 ms; below, how many the last second holds.
+/// Above, one brick per request, in columns of 50 ms; below, the number that the last second holds.
 const BRICKS_BASE: f64 = 132.0;
 const BRICK: f64 = 3.2;
 const COLUMN: u64 = 50 * MS;
@@ -193,7 +195,7 @@ const COUNT_BASE: f64 = 240.0;
 const COUNT_MOST: u64 = 22;
 const HEIGHT: f64 = 272.0;
 
-/// The panel brings its own background, so the colours fit on light and dark pages alike.
+/// The panel has its own background, so the colours fit on light and dark pages.
 const STYLE: &str = "
   .panel { fill: #ffffff; stroke: #d0d7de }
   text { font: 13px system-ui, sans-serif; fill: #1f2328 }
@@ -225,12 +227,12 @@ fn y(count: u64) -> f64 {
     COUNT_BASE - (COUNT_BASE - COUNT_TOP) * count.min(COUNT_MOST) as f64 / COUNT_MOST as f64
 }
 
-/// What is drawn so far.
+/// The elements drawn so far.
 struct Drawing(String);
 
 impl Drawing {
     fn put(&mut self, element: std::fmt::Arguments) {
-        writeln!(self.0, "{element}").expect("a text takes everything");
+        writeln!(self.0, "{element}").expect("writing to a String cannot fail");
     }
 
     fn text(&mut self, x: f64, y: f64, class: &str, text: &str) {
@@ -270,7 +272,7 @@ fn draw(scene: &Scene, run: &Run) -> String {
     svg.text(WIDTH - RIGHT, 28.0, "quiet end", &format!("{jobs}{shown} starts · {what}"));
 
     if !scene.is_running && scene.limit.is_some() {
-        // Of a window that ends in the fullest moment, the last start is inside and what is one window older is not.
+        // In a window that ends in the fullest moment, the last start is inside and a start one window older is not.
         let from = run.starts.iter().copied().find(|&start| start + SECOND > fullest).unwrap_or(0);
         svg.rect([x(from), 44.0, x(from + SECOND) - x(from), COUNT_BASE - 44.0], "window");
     }
@@ -280,7 +282,7 @@ fn draw(scene: &Scene, run: &Run) -> String {
         svg.text(at, COUNT_BASE + 20.0, "quiet middle", &format!("{second} s"));
     }
 
-    // What became of the requests.
+    // The results of the requests.
     let mut columns: BTreeMap<u64, usize> = BTreeMap::new();
     for (times, class) in [(&run.starts, "start"), (&run.waiting, "waiting"), (&run.denied, "denied")] {
         for &at in times.iter().filter(|&&at| at < END) {
@@ -300,11 +302,11 @@ fn draw(scene: &Scene, run: &Run) -> String {
         }
     }
 
-    // How many count, moment by moment.
+    // The number that counts, moment by moment.
     let mut path = format!("M{:.1},{COUNT_BASE}", x(0));
     let mut before = COUNT_BASE;
     for &(at, count) in counts.iter().filter(|&&(at, _)| at <= END) {
-        write!(path, " L{0:.1},{before:.1} L{0:.1},{1:.1}", x(at), y(count)).expect("a text takes everything");
+        write!(path, " L{0:.1},{before:.1} L{0:.1},{1:.1}", x(at), y(count)).expect("writing to a String cannot fail");
         before = y(count);
     }
     svg.put(format_args!(r#"<path d="{path} L{0:.1},{before:.1} L{0:.1},{COUNT_BASE} Z" class="count"/>"#, x(END)));

@@ -1,4 +1,4 @@
-//! How long somebody with another limit waits while something rare happens to a limit of many keys.
+//! Measures how long a caller of another limit waits while a rare operation runs on a limit with many keys.
 //!
 //! `cargo run --release -p workglow-limit --example rare [KEYS [DIRECTORY]]`
 
@@ -12,7 +12,7 @@ fn open(url: &str) -> Result<Store> {
     Store::with_options(url, options)
 }
 
-/// A start on each key, of which the ledger gets little.
+/// Starts once on each key; few of the starts reach the ledger.
 fn use_all(limiter: &dyn Limiter, keys: u64) -> Result<()> {
     for n in 0..keys {
         let key = format!("key {n}");
@@ -24,8 +24,8 @@ fn use_all(limiter: &dyn Limiter, keys: u64) -> Result<()> {
     Ok(())
 }
 
-/// Does something, while another thread starts and cancels on another limit, which takes the lock too.
-fn meanwhile(what: &str, other: &dyn Limiter, f: impl FnOnce() -> Result<()>) -> Result<()> {
+/// Runs `f` while another thread starts and cancels on another limit, which also takes the lock.
+fn measure(what: &str, other: &dyn Limiter, f: impl FnOnce() -> Result<()>) -> Result<()> {
     let (is_done, is_waiting) = (AtomicBool::new(false), AtomicBool::new(false));
     let mut waits = Vec::new();
     let took = std::thread::scope(|scope| {
@@ -66,24 +66,24 @@ fn main() -> Result<()> {
         let store = open(&url)?;
         let other = store.limiter("other", "1000/1s")?;
         other.open()?;
-        meanwhile("nothing", &*other, || {
+        measure("nothing", &*other, || {
             std::thread::sleep(Duration::from_secs(1));
             Ok(())
         })?;
         let api = store.limiter("api", "2/1h")?;
-        meanwhile("a start on each key", &*other, || use_all(&*api, keys))?;
-        meanwhile("flush", &*other, || store.flush())?;
-        meanwhile("override", &*other, || store.override_text("api", "3/1h"))?;
-        meanwhile("lift", &*other, || store.lift("api"))?;
-        meanwhile("override, in larger blocks", &*other, || store.override_text("api", "20/1h"))?;
-        meanwhile("lift", &*other, || store.lift("api"))?;
-        meanwhile("override of a key", &*other, || store.override_key("api", "20/1h", "key 7"))?;
-        meanwhile("lift of a key", &*other, || store.lift_key("api", "key 7"))?;
-        meanwhile("clear of a key", &*other, || api.clear("key 7"))?;
-        meanwhile("clear", &*other, || api.clear(""))?;
+        measure("a start on each key", &*other, || use_all(&*api, keys))?;
+        measure("flush", &*other, || store.flush())?;
+        measure("override", &*other, || store.override_text("api", "3/1h"))?;
+        measure("lift", &*other, || store.lift("api"))?;
+        measure("override, in larger blocks", &*other, || store.override_text("api", "20/1h"))?;
+        measure("lift", &*other, || store.lift("api"))?;
+        measure("override of a key", &*other, || store.override_key("api", "20/1h", "key 7"))?;
+        measure("lift of a key", &*other, || store.lift_key("api", "key 7"))?;
+        measure("clear of a key", &*other, || api.clear("key 7"))?;
+        measure("clear", &*other, || api.clear(""))?;
         let gpu = store.limiter("gpu", "1 concurrent")?;
         use_all(&*gpu, keys / 3)?;
-        meanwhile("leases beyond the slots of a key", &*other, || {
+        measure("leases beyond the slots of a key", &*other, || {
             (0..30).try_for_each(|_| gpu.record_job_start("key 7"))
         })?;
     }

@@ -1,12 +1,12 @@
-//! What can go wrong, each with a stable number that C and the bindings share.
+//! Errors, each with a stable number that C and the bindings share.
 
 use std::fmt;
 use std::path::PathBuf;
 
-/// The result of everything in this crate.
+/// The result type of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// An error. A denial is not one: it is a [`Decision`](crate::Decision).
+/// An error. A denial is not an error: it is a [`Decision`](crate::Decision).
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Error {
@@ -14,60 +14,60 @@ pub enum Error {
     InvalidArgument {
         /// The parameter's name, as in the policy (`max_executions`, `window`, `weight`, `key`, …).
         parameter: &'static str,
-        /// The value that was given.
+        /// The given value.
         value: String,
-        /// What would have been accepted.
+        /// The values that are accepted.
         expected: String,
     },
-    /// More units were asked for at once than the limit could ever grant.
+    /// The requested weight is more than the limit can ever grant at once.
     WeightExceedsCapacity {
         /// The limit's name.
         limit: String,
-        /// The weight that was asked for.
+        /// The requested weight.
         weight: u64,
-        /// The most one start may take.
+        /// The heaviest start that the limit admits.
         capacity: u64,
     },
-    /// The store's address cannot be understood.
+    /// The store's address cannot be parsed.
     InvalidUrl {
-        /// The address that was given.
+        /// The given address.
         url: String,
-        /// What is wrong with it, and what is accepted.
+        /// The problem, and the accepted forms.
         reason: String,
     },
     /// No policy is declared under this name in this store.
     UnknownLimit {
-        /// The name that was asked for.
+        /// The requested name.
         name: String,
-        /// The names that the store knows.
+        /// The names that the store has.
         known: Vec<String>,
     },
-    /// The name is declared already, as another kind of limiter.
+    /// The name is already declared as another kind of limiter.
     KindMismatch {
         /// The limit's name.
         name: String,
-        /// The kind that the store has.
+        /// The kind in the store.
         declared: &'static str,
-        /// The kind that was asked for.
+        /// The requested kind.
         requested: &'static str,
     },
-    /// The file at the store's path is something else. It was not touched.
+    /// The file at the store's path is not a store. It was not changed.
     NotAStore {
         /// The file.
         path: PathBuf,
-        /// What was found.
+        /// The content that was found.
         found: String,
     },
-    /// The store was written by a version of this library that this one cannot read. It was not touched.
+    /// The store was written by a version of this library that this version cannot read. It was not changed.
     UnsupportedVersion {
         /// The file.
         path: PathBuf,
-        /// The version found there.
+        /// The layout version of the file.
         found: u64,
-        /// The version that this library reads and writes.
+        /// The layout version that this library reads and writes.
         supported: u64,
     },
-    /// The store must be on a local file system, and this one is not.
+    /// The store must be on a local file system, and its directory is not.
     UnsupportedFileSystem {
         /// The directory.
         path: PathBuf,
@@ -76,58 +76,58 @@ pub enum Error {
     },
     /// The store could not be reached, read or written.
     Store {
-        /// What was being done.
+        /// The operation that failed.
         doing: String,
-        /// What the system answered.
+        /// The system's error.
         cause: String,
     },
     /// The store was busy for longer than its timeout.
     StoreTimeout {
-        /// What was being done.
+        /// The operation that timed out.
         doing: String,
-        /// How long it was tried, in milliseconds.
+        /// The time spent trying, in milliseconds.
         waited_ms: u64,
     },
-    /// What is in the store makes no sense: somebody else wrote to its files, or the disk did.
+    /// The store's contents are invalid: another program, or the disk, changed its files.
     Damaged {
         /// The file.
         path: PathBuf,
-        /// What was found.
+        /// The content that was found.
         found: String,
     },
-    /// The store has no room for another key or limit.
+    /// The store has no capacity for another key or limit.
     StoreFull {
-        /// What did not fit, and into what.
+        /// The item that did not fit, and where.
         reason: String,
     },
-    /// The permit was not given by this limiter.
+    /// The permit was not issued by this limiter.
     ForeignPermit {
-        /// The limiter that was asked to end it.
+        /// The limiter that the permit was passed to.
         limit: String,
     },
-    /// What was asked makes no sense for this limiter, or for this store.
+    /// This limiter or store does not support the operation.
     Unsupported {
-        /// What was asked, and of what.
+        /// The operation, and what does not support it.
         reason: String,
     },
-    /// The lease has ended: its units may be another start's by now.
+    /// The lease has ended: another start may hold its units by now.
     LeaseLost {
         /// The limit's name.
         limit: String,
     },
-    /// The call would have to wait, where [`MayWait::Never`](crate::MayWait) was said. Nothing has changed.
+    /// The call would have to wait, and [`MayWait::Never`](crate::MayWait) forbids it. Nothing has changed.
     WouldWait,
-    /// A limiter of the user's own failed.
+    /// A user-defined limiter failed.
     Custom {
         /// The limiter's name.
         limit: String,
-        /// What it said.
+        /// The error that it reported.
         cause: String,
     },
 }
 
 impl Error {
-    /// The error's number: negative, stable, never reused. C returns it as the status.
+    /// Returns the error's number: negative, stable, never reused. C returns it as the status.
     pub const fn code(&self) -> i32 {
         match self {
             Error::InvalidArgument { .. } => -1,
@@ -147,12 +147,12 @@ impl Error {
             Error::Custom { .. } => -15,
             Error::Damaged { .. } => -16,
             Error::WouldWait => -17,
-            // -18 is acquire_timeout: languages that raise say so that a waiter's time is up.
-            // -19 is stopped and -20 too_many_waiters, which Node says of those who wait.
+            // -18 is acquire_timeout: languages that raise errors use it for a waiter that timed out. -19 is stopped
+            // and -20 is too_many_waiters, which Node uses for waiters.
         }
     }
 
-    /// The error's name: the same in every language, never reused.
+    /// Returns the error's name: the same in every language, never reused.
     pub const fn name(&self) -> &'static str {
         match self {
             Error::InvalidArgument { .. } => "invalid_argument",
@@ -175,8 +175,8 @@ impl Error {
         }
     }
 
-    /// Did the store fail, and not whoever asked?
-    pub(crate) fn is_of_the_store(&self) -> bool {
+    /// Returns whether the store failed, as opposed to the caller.
+    pub(crate) fn is_store_failure(&self) -> bool {
         matches!(
             self,
             Error::Store { .. } | Error::StoreTimeout { .. } | Error::StoreFull { .. } | Error::Damaged { .. }
@@ -185,7 +185,7 @@ impl Error {
 
     pub(crate) fn invalid(parameter: &'static str, value: impl fmt::Display, expected: impl Into<String>) -> Self {
         let mut value = value.to_string();
-        // A message quotes what it was given, but a 2 KB key need not be repeated whole.
+        // A message quotes the given value, but truncates a 2 KB key.
         if let Some((end, _)) = value.char_indices().nth(64) {
             value.truncate(end);
             value.push('…');
@@ -206,7 +206,7 @@ impl fmt::Display for Error {
             }
             Error::WeightExceedsCapacity { limit, weight, capacity } => write!(
                 f,
-                "weight is {weight}: limit \"{limit}\" grants at most {capacity} units at once, so this could never start"
+                "weight is {weight}: limit \"{limit}\" grants at most {capacity} units at once, so this start can never be admitted"
             ),
             Error::InvalidUrl { url, reason } => write!(f, "store url \"{url}\": {reason}"),
             Error::UnknownLimit { name, known } if known.is_empty() => {
@@ -227,7 +227,7 @@ impl fmt::Display for Error {
             }
             Error::UnsupportedFileSystem { path, kind } => write!(
                 f,
-                "{} is on {kind}, which machines share: put the store on a local file system of this machine",
+                "{} is on {kind}, which several machines can share: put the store on a local file system of this machine",
                 path.display()
             ),
             Error::Store { doing, cause } => write!(f, "{doing}: {cause}"),
@@ -237,13 +237,13 @@ impl fmt::Display for Error {
             Error::Damaged { path, found } => write!(f, "{} is damaged: {found}", path.display()),
             Error::StoreFull { reason } => f.write_str(reason),
             Error::ForeignPermit { limit } => {
-                write!(f, "the permit was not given by limiter \"{limit}\"")
+                write!(f, "the permit was not issued by limiter \"{limit}\"")
             }
             Error::Unsupported { reason } => f.write_str(reason),
             Error::LeaseLost { limit } => {
-                write!(f, "the lease of limit \"{limit}\" has ended: its units may be another start's by now")
+                write!(f, "the lease of limit \"{limit}\" has ended: another start may hold its units by now")
             }
-            Error::WouldWait => f.write_str("the call would have to wait, which it must not here"),
+            Error::WouldWait => f.write_str("the call would have to wait, which is not allowed here"),
             Error::Custom { limit, cause } => write!(f, "limiter \"{limit}\" failed: {cause}"),
         }
     }

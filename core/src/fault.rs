@@ -1,7 +1,9 @@
-//! Named points inside a decision at which a test can stop or kill the process, to show that nobody waits for it.
+//! Named points inside a decision at which a test can stop or kill the process, to show that no other process waits for
+//! it.
 //!
-//! They exist only with the feature `fault-points`, and do nothing until `at` is called. And bugs that can be planted, and a
-//! count of what is looked at while the structure lock is held, since a test cannot tell a long time from a busy machine.
+//! They exist only with the feature `fault-points`, and do nothing until `at` is called. This module also plants bugs
+//! for tests, and counts the keys visited while the structure lock is held: a test cannot distinguish a long time from
+//! a busy machine.
 
 #[cfg(all(feature = "fault-points", not(model)))]
 mod on {
@@ -11,7 +13,7 @@ mod on {
 
     type Action = Box<dyn FnOnce() + Send>;
     static ARMED: Mutex<Option<(String, Action)>> = Mutex::new(None);
-    /// Is anything armed? Else the mutex is not touched: a child could inherit it locked.
+    /// Whether a point is armed. If none is, the mutex is not touched: a child could inherit it locked.
     static IS_ARMED: AtomicBool = AtomicBool::new(false);
 
     /// The points, in the order in which a first decision on a new key passes them.
@@ -26,26 +28,26 @@ mod on {
         "log-moved",
     ];
 
-    /// The points of finding a key that lives by a policy of its own.
+    /// The points of finding a key that has its own policy.
     const FINDING: &[&str] = &["entry-read"];
 
-    /// The points of rewriting a key, or all of a limit, under the structure lock.
+    /// The points of rewriting a key, or a whole limit, under the structure lock.
     pub const REWRITING: &[&str] = &["key-sealed", "key-written", "table-written", "table-published", "keys-brought"];
 
-    /// The points of writing a segment of an index anew.
+    /// The points of rewriting a segment of an index.
     pub const GROWING: &[&str] = &["segment-written"];
 
-    /// The points of a lease's life.
+    /// The points in the life of a lease.
     pub const LEASING: &[&str] = &["lease-claimed", "lease-offered", "lease-taken", "lease-ending", "lease-returned"];
 
-    /// The points of a change of policies, and of giving a limit another name.
+    /// The points of changing policies and of renaming a limit.
     const CHANGING: &[&str] = &["deciding", "decided", "half-named", "followed", "gathered", "rows-moved"];
 
     fn is_listed(point: &str) -> bool {
         [DECIDING, FINDING, REWRITING, GROWING, LEASING, CHANGING].iter().any(|points| points.contains(&point))
     }
 
-    /// Whoever in this process passes `point` next does `action`, once.
+    /// Runs `action` once, when any thread of this process next passes `point`.
     pub fn at(point: &str, action: impl FnOnce() + Send + 'static) {
         assert!(is_listed(point), "no point named {point}: {DECIDING:?}, {REWRITING:?}, {LEASING:?}, {CHANGING:?}");
         *ARMED.lock().unwrap() = Some((point.to_owned(), Box::new(action)));
@@ -68,17 +70,17 @@ mod on {
     }
     static MOST: AtomicU64 = AtomicU64::new(0);
 
-    /// One more key was come across.
+    /// Counts a visited key.
     pub(crate) fn looked() {
         LOOKS.set(LOOKS.get() + 1);
     }
 
-    /// The structure lock was taken, or is let go of.
+    /// Marks that the structure lock was taken or released.
     pub(crate) fn held() {
         MOST.fetch_max(LOOKS.take(), Relaxed);
     }
 
-    /// How many keys this process has come across at most while it held the structure lock once, since this was asked last.
+    /// Returns the most keys that this process visited under one hold of the structure lock, since the previous call.
     pub fn most_looked_at() -> u64 {
         MOST.swap(0, Relaxed)
     }
@@ -87,21 +89,21 @@ mod on {
 #[cfg(all(feature = "fault-points", not(model)))]
 pub use on::{DECIDING, GROWING, LEASING, REWRITING, at, most_looked_at};
 
-/// Is this bug planted? Only ever in builds for tests, to show that they find it. `PLANT` names it.
+/// Returns whether this bug is planted. Only in test builds, to show that the tests find it. `PLANT` names the bug.
 #[cfg(any(model, feature = "fault-points"))]
 pub(crate) fn planted(bug: &str) -> bool {
     static PLANTED: std::sync::OnceLock<Option<String>> = std::sync::OnceLock::new();
     PLANTED.get_or_init(|| std::env::var("PLANT").ok()).as_deref() == Some(bug)
 }
 
-/// Is this bug planted? Not here.
+/// Returns whether this bug is planted: never in this build.
 #[cfg(not(any(model, feature = "fault-points")))]
 #[inline(always)]
 pub(crate) const fn planted(_: &str) -> bool {
     false
 }
 
-/// What a test calls its machine, so that one machine can be several.
+/// The name that a test gives its machine, so that one machine can act as several.
 pub(crate) fn site() -> String {
     #[cfg(feature = "fault-points")]
     return std::env::var("WGL_TEST_SITE").unwrap_or_default();
@@ -109,7 +111,7 @@ pub(crate) fn site() -> String {
     String::new()
 }
 
-/// How many milliseconds a lease on a server holds that has no end of its own, if a test says so.
+/// The duration of a lease on a server that has no end of its own, in milliseconds, if a test sets it.
 pub(crate) fn lease_ms() -> Option<u64> {
     #[cfg(feature = "fault-points")]
     return std::env::var("WGL_TEST_LEASE_MS").ok()?.parse().ok();
@@ -124,14 +126,14 @@ pub(crate) fn point(_name: &'static str) {
     on::pass(_name);
 }
 
-/// Counts a key that is come across in a walk over many.
+/// Counts a key that is visited in a walk over many.
 #[inline(always)]
 pub(crate) fn looked() {
     #[cfg(all(feature = "fault-points", not(model)))]
     on::looked();
 }
 
-/// The structure lock was taken, or is let go of.
+/// Marks that the structure lock was taken or released.
 #[inline(always)]
 pub(crate) fn held() {
     #[cfg(all(feature = "fault-points", not(model)))]

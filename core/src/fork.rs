@@ -1,10 +1,13 @@
-//! What is bound to one process, and what a forked child does about it.
+//! State that belongs to one process, and how a forked child handles it.
 //!
-//! A lane is mapped shared, so a child inherits it and it simply works. Three things must not be inherited as they
-//! are: a structural operation half done by a thread that does not exist in the child (so none is under way while a
-//! fork happens: the fork takes [`structure`] first), SQLite connections (none is ever kept open), and what belongs to
-//! the parent by identity, its membership and its running starts (a child has another [`generation`], notices at its
-//! first call, and starts its own).
+//! A lane is mapped shared, so a child inherits it and can use it without further work. Three things must not be
+//! inherited as they are:
+//!
+//! 1. A structural operation that is half done by a thread which does not exist in the child. None is under way during
+//!    a fork, because the fork takes [`structure`] first.
+//! 2. SQLite connections. None is ever kept open.
+//! 3. State that identifies the parent: its membership and its running starts. A child has another [`generation`],
+//!    notices at its first call, and creates its own.
 
 use rand::rngs::{SmallRng, SysRng};
 use rand::{RngExt, SeedableRng};
@@ -19,46 +22,46 @@ static GENERATION: AtomicU64 = AtomicU64::new(1);
 /// See [`validity`].
 static VALIDITY: AtomicU64 = AtomicU64::new(1);
 static STRUCTURE: Mutex<()> = Mutex::new(());
-/// Taken before [`STRUCTURE`] by whoever needs both.
+/// Taken before [`STRUCTURE`] by a thread that needs both.
 static LEDGER: Mutex<()> = Mutex::new(());
-/// Taken for moments, by whoever is at a list that a child inherits.
+/// Taken briefly by a thread that uses a list which a child inherits.
 static LISTS: Mutex<()> = Mutex::new(());
-static HELD: Held = Held(UnsafeCell::new(None));
+static FORK_GUARDS: ForkGuards = ForkGuards(UnsafeCell::new(None));
 
 /// The guards that a forking thread holds from just before the fork until just after it.
-struct Held(UnsafeCell<Option<[MutexGuard<'static, ()>; 3]>>);
+struct ForkGuards(UnsafeCell<Option<[MutexGuard<'static, ()>; 3]>>);
 
 // SAFETY: only the thread that holds STRUCTURE touches the cell, and only while it forks.
-unsafe impl Sync for Held {}
+unsafe impl Sync for ForkGuards {}
 
-/// A number that differs between a process and the children that it forks once it uses a store: what belongs to one
-/// process can be marked with it.
+/// Returns a number that differs between a process and the children that it forks after its first use of a store. It
+/// marks what belongs to one process.
 #[inline(always)]
 pub fn generation() -> u64 {
     GENERATION.load(Relaxed)
 }
 
-/// A number that changes when anything does that limiters hold on to: this process is another by now, or one of its stores has
-/// another home. Whoever sees it change looks at its own.
+/// Returns a number that changes whenever something changes that limiters hold on to: this process is a forked child,
+/// or one of its stores has another home. A limiter that sees a new number checks its own state.
 #[inline(always)]
 pub(crate) fn validity() -> u64 {
     VALIDITY.load(Relaxed)
 }
 
-/// The same before a look: whoever sees this number sees what had changed before it.
+/// The same, with acquire ordering: a reader of this number also sees the changes that preceded it.
 pub(crate) fn validity_acquired() -> u64 {
     VALIDITY.load(Acquire)
 }
 
-/// Makes every limiter of this process look again.
+/// Makes every limiter of this process check its state.
 pub(crate) fn invalidate() {
     VALIDITY.fetch_add(1, AcqRel);
 }
 
-/// Has the system been told what to do around a fork?
+/// Whether the fork handlers are registered.
 static REGISTERED: AtomicBool = AtomicBool::new(false);
 
-/// Done when the library is loaded: no fork can then come between the first use of a store and this.
+/// Runs when the library is loaded, so that no fork can come between the first use of a store and the registration.
 #[used]
 #[unsafe(link_section = ".init_array")]
 static AT_LOAD: extern "C" fn() = register;
@@ -70,11 +73,12 @@ extern "C" fn register() {
     }
 }
 
-/// The right to do something structural in this process: one thread at a time, and no fork meanwhile.
+/// The right to make a structural change in this process: held by one thread at a time, and no fork happens while it is
+/// held.
 pub(crate) type Structure = MutexGuard<'static, ()>;
 
-/// The right to write ledgers in this process: no fork happens meanwhile, because a connection to SQLite must not be carried
-/// over. `None`: somebody else has it.
+/// Takes the right to write ledgers in this process. No fork happens while it is held, because a connection to SQLite
+/// must not be carried over. `None` if another thread holds it.
 pub(crate) fn ledger() -> Option<Structure> {
     register();
     match LEDGER.try_lock() {
@@ -85,16 +89,17 @@ pub(crate) fn ledger() -> Option<Structure> {
     }
 }
 
-/// The right to be at a list that a child inherits: a fork waits for it, so the child does not find it locked.
+/// Takes the right to use a list that a child inherits. A fork waits for it, so the child does not find the list
+/// locked.
 pub(crate) fn lists() -> Structure {
     register();
     LISTS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Who waits for a lock looks again after so long at most.
+/// The longest sleep of a thread that polls for a lock.
 pub(crate) const LONGEST_NAP: Duration = Duration::from_millis(2);
 
-/// Waits for the right to do something structural, at most for `timeout`.
+/// Waits for the right to make a structural change, at most for `timeout`.
 pub(crate) fn structure(timeout: Duration) -> Option<Structure> {
     register();
     let start = Instant::now();
@@ -116,23 +121,23 @@ pub(crate) fn structure(timeout: Duration) -> Option<Structure> {
 extern "C" fn before() {
     let guards = [&LEDGER, &STRUCTURE, &LISTS].map(|lock| lock.lock().unwrap_or_else(PoisonError::into_inner));
     // SAFETY: this thread holds STRUCTURE.
-    unsafe { *HELD.0.get() = Some(guards) };
+    unsafe { *FORK_GUARDS.0.get() = Some(guards) };
 }
 
 extern "C" fn after_in_parent() {
-    // SAFETY: this thread holds STRUCTURE, and lets go of it here.
-    drop(unsafe { (*HELD.0.get()).take() });
+    // SAFETY: this thread holds STRUCTURE, and releases it here.
+    drop(unsafe { (*FORK_GUARDS.0.get()).take() });
 }
 
 extern "C" fn after_in_child() {
     GENERATION.fetch_add(1, Relaxed);
     invalidate();
     // SAFETY: the child's only thread is a copy of the one that holds STRUCTURE.
-    drop(unsafe { (*HELD.0.get()).take() });
+    drop(unsafe { (*FORK_GUARDS.0.get()).take() });
 }
 
-/// A locked value of which a forked child has its own, new one: the parent's may be locked by a thread that the child
-/// does not have, and what is in it is the parent's anyway.
+/// A locked value of which a forked child has its own, new one. The parent's may be locked by a thread that the child
+/// does not have, and its contents belong to the parent anyway.
 #[derive(Debug)]
 pub(crate) struct PerProcess<T> {
     current: AtomicPtr<Owned<T>>,
@@ -142,11 +147,11 @@ pub(crate) struct PerProcess<T> {
 struct Owned<T> {
     generation: u64,
     value: Mutex<T>,
-    /// What parents left before this: kept within reach, so that it is no leak.
+    /// The value that the parent left. It stays reachable, so that it is no leak.
     left: AtomicPtr<()>,
 }
 
-/// What parents left in this process.
+/// The values that parents left in this process.
 static LEFT: AtomicPtr<()> = AtomicPtr::new(ptr::null_mut());
 
 impl<T> PerProcess<T> {
@@ -176,10 +181,11 @@ impl<T: Default> PerProcess<T> {
             let new =
                 Box::into_raw(Box::new(Owned { generation, value: Mutex::default(), left: AtomicPtr::default() }));
             if self.current.compare_exchange(current, new, AcqRel, Relaxed).is_err() {
-                // SAFETY: nobody else has seen `new`.
+                // SAFETY: no other thread has seen `new`.
                 drop(unsafe { Box::from_raw(new) });
             } else if !current.is_null() {
-                // The parent's value is left alone: its memory is a copy, and dropping it could end what is the parent's.
+                // The parent's value is left alone: its memory is a copy, and dropping it could end something of the
+                // parent's.
                 let before = LEFT.swap(current.cast(), AcqRel);
                 // SAFETY: it is never freed.
                 unsafe { &*current }.left.store(before, Release);
@@ -188,7 +194,8 @@ impl<T: Default> PerProcess<T> {
     }
 }
 
-/// A random number from `least` to `most` that is good enough for jitter, and another one in a forked child.
+/// Returns a random number from `least` to `most`, of a quality sufficient for jitter. A forked child gets another
+/// sequence.
 #[inline]
 pub(crate) fn jitter(least: u64, most: u64) -> u64 {
     if least == most { least } else { drawn(least..=most) }
@@ -196,7 +203,7 @@ pub(crate) fn jitter(least: u64, most: u64) -> u64 {
 
 fn drawn(range: RangeInclusive<u64>) -> u64 {
     static GENERATOR: PerProcess<Option<SmallRng>> = PerProcess::new();
-    // Where the system has no random numbers, everybody has the same ones.
+    // Without a random source in the system, all processes use the same sequence.
     let new = || SmallRng::try_from_rng(&mut SysRng).unwrap_or_else(|_| SmallRng::seed_from_u64(0));
     GENERATOR.lock().get_or_insert_with(new).random_range(range)
 }
@@ -204,7 +211,7 @@ fn drawn(range: RangeInclusive<u64>) -> u64 {
 impl<T> Drop for PerProcess<T> {
     fn drop(&mut self) {
         let current = *self.current.get_mut();
-        // SAFETY: as in `lock`; nobody else can reach it any more.
+        // SAFETY: as in `lock`; no other thread can reach it any more.
         if let Some(owned) = unsafe { current.as_ref() }
             && owned.generation == generation()
         {

@@ -1,6 +1,6 @@
-//! Who wants to hear of it when starts are held up, or cannot be decided.
+//! Hooks: functions that are called when a start is delayed, or cannot be decided.
 //!
-//! When they are told, and of what, is in `limiter/heard.rs`.
+//! `limiter/events.rs` decides when they are called, and with which event.
 
 use crate::error::Error;
 use crate::fork;
@@ -9,62 +9,63 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// What can be listened to.
+/// The kinds of events that a hook can subscribe to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Happening {
     /// A start was denied, or has to wait.
     Throttled,
     /// A name is not declared.
     UnknownLimit,
-    /// The store failed a decision, whatever was answered instead.
+    /// The store failed a decision, even if the failure policy answered instead.
     StoreError,
 }
 
 impl Happening {
-    /// What an error is to those who listen.
+    /// Returns the event that an error causes, if any.
     pub(crate) fn of(error: &Error) -> Option<Happening> {
         match error {
             Error::UnknownLimit { .. } => Some(Happening::UnknownLimit),
-            error if error.is_of_the_store() => Some(Happening::StoreError),
+            error if error.is_store_failure() => Some(Happening::StoreError),
             _ => None,
         }
     }
 }
 
-/// What a hook is told.
+/// The event that a hook receives.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Event {
-    /// What happened.
+    /// The kind of event.
     pub happening: Happening,
-    /// The name of the limit: of the one that said no, where several were asked. Empty if it is about the whole store.
+    /// The limit's name: with several limits, the one that denied the start. Empty if the event concerns the whole
+    /// store.
     pub limit: Arc<str>,
     /// The key; empty for none.
     pub key: String,
-    /// The units that were asked for.
+    /// The units that were requested.
     pub wanted: u64,
-    /// After this long there may be room; zero if it is not about room.
+    /// Units may be free after this long; zero if the event does not concern units.
     pub wait: Duration,
-    /// What is wrong. `None` if nothing is, or if the store's [`OnError`](crate::OnError) answered in its stead.
+    /// The error. `None` if there is none, or if the store's [`OnError`](crate::OnError) answered instead.
     pub error: Option<Error>,
 }
 
-/// What is called. It decides nothing.
+/// A function that receives events. It takes no part in decisions.
 pub type Hook = Arc<dyn Fn(&Event) + Send + Sync>;
 
-/// Which hook: see [`Limiter::off`](crate::Limiter::off). No number is used twice.
+/// The number of a hook: see [`Limiter::off`](crate::Limiter::off). Numbers are never reused.
 pub type HookId = u64;
 
-/// The hooks of a limiter or a store. A forked child has them, too.
+/// The hooks of a limiter or a store. A forked child inherits them.
 #[derive(Default)]
 pub(crate) struct Hooks {
     count: AtomicUsize,
-    /// Locked only by who has [`fork::lists`].
+    /// Locked only by holders of [`fork::lists`].
     all: Mutex<Vec<(HookId, Happening, Hook)>>,
 }
 
 impl Hooks {
-    /// Does anybody listen?
+    /// Returns whether there are hooks.
     #[inline(always)]
     pub fn are_any(&self) -> bool {
         self.count.load(Relaxed) != 0
@@ -78,7 +79,7 @@ impl Hooks {
     }
 
     pub fn remove(&self, id: HookId) {
-        // What its end sets off may come here again: so it ends after this.
+        // Dropping a hook may call this code again, so it is dropped after the lock.
         let _gone = self.with(|all| all.iter().position(|(other, ..)| *other == id).map(|at| all.remove(at)));
     }
 

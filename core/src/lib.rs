@@ -22,13 +22,13 @@
 //! # Ok::<(), workglow_limit::Error>(())
 //! ```
 //!
-//! A [`Store`] says where limits live, a [`Limiter`] decides, a [`Decision`] is the whole answer and a [`Permit`] is
-//! what an admitted start holds. Deciding is lock-free and takes tens of nanoseconds, also between processes.
+//! A [`Store`] holds limits, a [`Limiter`] decides, a [`Decision`] is the full reply, and a [`Permit`] is the proof of
+//! an admitted start. Decisions are lock-free and take tens of nanoseconds, also between processes.
 
 #[cfg(not(target_os = "linux"))]
-compile_error!("workglow-limit runs on Linux so far");
+compile_error!("workglow-limit supports only Linux so far");
 
-// Under the model checker (`--cfg model`) only the algorithms and what they need are built.
+// The model checker (`--cfg model`) builds only the algorithms and what they need.
 #[cfg_attr(model, allow(dead_code))]
 mod algorithm;
 #[cfg_attr(model, allow(dead_code, unused_imports))]

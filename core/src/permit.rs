@@ -1,24 +1,25 @@
-//! What an admitted start holds, as a plain value.
+//! A permit as a plain value.
 
 use crate::error::Error;
 use crate::time::Tick;
 use std::fmt;
 
-/// A permit or place as a plain value: what the bindings carry around. Copies are the same permit; ending it twice is a
+/// A permit or place as a plain value, which the bindings pass around. Copies are the same permit; ending it twice is a
 /// no-op.
 ///
-/// In Rust, [`Limiter::try_acquire`](crate::Limiter::try_acquire) gives a [`Permit`](crate::Permit) that ends itself.
+/// In Rust, [`Limiter::try_acquire`](crate::Limiter::try_acquire) returns a [`Permit`](crate::Permit) that ends
+/// automatically.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct RawPermit {
-    /// The number of the limiter that gave it, in this process, and above that its kind; then what the kind says. Most
-    /// callers only carry it around, and copy words.
+    /// The first word holds the number of the limiter that issued the permit, in this process, and above it the kind.
+    /// The other words hold the kind's data. Most callers only pass the permit along, and copy words.
     words: [u64; 8],
 }
 
-/// What a permit says, by the kind of its limiter.
+/// The contents of a permit, by the kind of its limiter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// Nothing: all permits are alike.
+    /// No data: all permits are alike.
     Null,
     Timed(TimedPermit),
     Lease(LeasePermit),
@@ -26,15 +27,15 @@ pub(crate) enum Kind {
     Custom(CustomPermit),
 }
 
-/// A start or place of a limit that is a matter of time.
+/// A start or place of a timed limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct TimedPermit {
     pub weight: u64,
     /// `u64::MAX` if it counts nowhere.
     pub ticket: u64,
-    /// When it counts from.
+    /// The tick from which it counts.
     pub stamp: Tick,
-    /// When its place came, or will; 0 if it had none.
+    /// The tick at which its place is ready; 0 if it had none.
     pub ready: Tick,
     /// The hash of its key.
     pub key: [u64; 2],
@@ -44,13 +45,13 @@ pub(crate) struct TimedPermit {
     pub lane: u16,
 }
 
-/// The most that a permit can say of a place's grace.
+/// The longest grace that a permit can hold.
 pub(crate) const MOST_GRACE: Tick = (1 << GRACE_BITS) - 1;
 
 const GRACE_BITS: u32 = 48;
 
 impl TimedPermit {
-    /// The same as one that counts nowhere: what is left of a permit whose lane is gone.
+    /// Returns the permit as one that counts nowhere, as for a permit whose lane is gone.
     pub fn voided(self) -> Self {
         TimedPermit { ticket: u64::MAX, stamp: 0, ready: 0, ..self }
     }
@@ -69,10 +70,10 @@ pub(crate) struct LeasePermit {
 }
 
 impl LeasePermit {
-    /// A start that holds nothing: the store failed, and the program wanted to go on.
+    /// A start that holds no lease: the store failed, and its failure policy admitted the start.
     pub const UNCOUNTED: LeasePermit = LeasePermit { owner: u64::MAX, index: 0, fence: 0, key: [0; 2] };
 
-    /// Members are numbered from 0 on, and never that far.
+    /// Packs a member and its lane's instance. Members are numbered from 0, and never reach the bits above.
     pub fn owner(member: u64, instance: u64) -> u64 {
         member | instance << 48
     }
@@ -81,20 +82,20 @@ impl LeasePermit {
 /// A start or place of a composite.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct CompositePermit {
-    /// Under which the composite keeps its parts.
+    /// The number under which the composite keeps its parts.
     pub number: u64,
 }
 
-/// A start of a limiter of the program's own.
+/// A start of a user-defined limiter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct CustomPermit {
     /// The hash of its key, for the counts.
     pub key: u64,
-    /// What the limiter calls it.
+    /// The limiter's own number for it.
     pub start: u64,
 }
 
-/// In the first word, above the limiter's number: the kind. The highest bit is free, for C.
+/// The kind is in the first word, above the limiter's number. The highest bit is free, for C.
 const KIND: u32 = 60;
 
 impl RawPermit {
@@ -112,13 +113,13 @@ impl RawPermit {
         RawPermit { words: [limiter | kind << KIND, a, b, c, d, e, f, g] }
     }
 
-    /// What it says, if the limiter of this number gave it.
+    /// Returns the contents, if the limiter with this number issued the permit.
     #[inline(always)]
     pub(crate) fn of(&self, limiter: u64) -> Option<Kind> {
         if self.limiter() == limiter { self.kind() } else { None }
     }
 
-    /// What it says, if it is anybody's.
+    /// Returns the contents, whichever limiter issued the permit.
     #[inline(always)]
     pub(crate) fn kind(&self) -> Option<Kind> {
         let [head, a, b, c, d, e, f, g] = self.words;
@@ -144,18 +145,18 @@ impl RawPermit {
         self.words[0] & ((1 << KIND) - 1)
     }
 
-    /// What it says if it is of a limit that is a matter of time.
+    /// Returns the contents if the permit belongs to a timed limit.
     pub(crate) fn timed(&self) -> Option<TimedPermit> {
         if let Some(Kind::Timed(start)) = self.kind() { Some(start) } else { None }
     }
 
-    /// The permit as eight words, for C. The highest bit of the first is 0.
+    /// Returns the permit as eight words, for C. The highest bit of the first is 0.
     #[inline(always)]
     pub fn to_words(self) -> [u64; 8] {
         self.words
     }
 
-    /// The permit of eight words. Any words will do: a limiter checks whether they are its own.
+    /// Makes a permit from eight words. Any words are accepted: a limiter checks whether they are its own.
     #[inline(always)]
     pub fn from_words(words: [u64; 8]) -> RawPermit {
         RawPermit { words }
@@ -168,7 +169,7 @@ impl fmt::Debug for RawPermit {
     }
 }
 
-/// A text that is no permit's.
+/// Returns the error for a text that is not a permit or place.
 pub(crate) fn unreadable(text: &str) -> Error {
     Error::invalid("place", format_args!("\"{text}\""), "the text of a permit or place")
 }

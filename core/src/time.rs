@@ -1,8 +1,9 @@
-//! Time as decisions count it: whole microseconds ("ticks") since the store's epoch, on a clock that only goes forward.
+//! Time as decisions count it: whole microseconds ("ticks") since the store's epoch, on a clock that only moves
+//! forward.
 //!
-//! The clock is the kernel's boot clock plus an offset that the store keeps, so all processes of the machine read the
-//! same one and setting the wall clock changes nothing. Stamps round up and comparisons round down, so that no rounding
-//! ever lets a start happen early.
+//! The clock is the kernel's boot clock plus an offset that the store keeps. So all processes of the machine read the
+//! same clock, and setting the wall clock has no effect. Stamps round up and comparisons round down, so that no
+//! rounding ever admits a start early.
 
 use crate::error::{Error, Result};
 use std::mem::MaybeUninit;
@@ -18,8 +19,8 @@ const DAY: u64 = 86_400_000_000;
 /// The longest window, period or pause: 366 days, in ticks.
 pub(crate) const LONGEST: Tick = 366 * DAY;
 
-/// A store's epoch lies this far before its creation, so that a zero stamp ("never used") has left every window by
-/// the time anybody looks: zeroed memory is a fresh limiter without a special case.
+/// A store's epoch lies this far before its creation. A zero stamp ("never used") has then left every window by the
+/// first decision, so zeroed memory is a fresh limiter without a special case.
 pub(crate) const EPOCH_LEAD: Tick = 400 * DAY;
 
 /// One reading of the clock, rounded both ways. The true time lies in `[floor, ceil]`.
@@ -41,8 +42,8 @@ impl Now {
 
 /// A clock for tests: it stands still until it is advanced. Clones share one time.
 ///
-/// Give it to a store ([`StoreOptions::clock`](crate::StoreOptions)) and every limiter of that store lives by it.
-/// Whoever waits in `acquire` sleeps until somebody advances it. A store lives for 34 years of it at least.
+/// Pass it to a store ([`StoreOptions::clock`](crate::StoreOptions)); every limiter of that store then uses it. A
+/// thread that waits in `acquire` sleeps until the clock is advanced. A store supports at least 34 years of it.
 #[derive(Debug, Clone, Default)]
 pub struct ManualClock(Arc<ManualTime>);
 
@@ -54,17 +55,17 @@ struct ManualTime {
 }
 
 impl ManualClock {
-    /// A clock that reads zero.
+    /// Makes a clock that reads zero.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The time since the clock was made.
+    /// Returns the time since the clock was made.
     pub fn now(&self) -> Duration {
         Duration::from_nanos(self.0.ns.load(Acquire))
     }
 
-    /// Moves the clock forward. A clock never goes back.
+    /// Moves the clock forward. A clock never moves back.
     pub fn advance(&self, by: Duration) {
         let by = u64::try_from(by.as_nanos()).unwrap_or(u64::MAX);
         let _guard = self.0.moved.lock().unwrap_or_else(PoisonError::into_inner);
@@ -76,7 +77,7 @@ impl ManualClock {
     fn sleep(&self, nap: Duration) {
         let guard = self.0.moved.lock().unwrap_or_else(PoisonError::into_inner);
         let before = self.0.ns.load(Relaxed);
-        // Real time bounds the nap too, so that a test whose clock nobody moves can still end its threads.
+        // Real time also bounds the nap, so that a test which never advances its clock can still end its threads.
         let nap = nap.min(Duration::from_millis(50));
         let _ = self.0.bell.wait_timeout_while(guard, nap, |()| self.0.ns.load(Relaxed) == before);
     }
@@ -85,25 +86,25 @@ impl ManualClock {
 /// The clock of one store.
 #[derive(Debug)]
 pub(crate) struct Clock {
-    /// What the underlying clock read at the store's epoch, in ns (wrapping: the epoch may precede the boot). It never changes, but
-    /// where the clock follows a server's.
+    /// The reading of the underlying clock at the store's epoch, in ns (wrapping: the epoch may precede the boot). It
+    /// never changes, except where the clock follows a server's.
     base_ns: AtomicU64,
-    /// Until when it does not follow a server's clock back, by the underlying clock.
+    /// Until then, by the underlying clock, it does not follow a server's clock back.
     stays_until: AtomicU64,
-    /// By how much the boot clock was ahead of the monotonic one at least: by what the machine slept, which only grows. (In a time
-    /// namespace it may be behind: then this wraps.)
+    /// A lower bound of the boot clock's lead over the monotonic clock. The lead is the time that the machine slept,
+    /// which only grows. (In a time namespace it may be negative: then this wraps.)
     slept_ns: u64,
     manual: Option<ManualClock>,
 }
 
 impl Clock {
-    /// The base for a store created now.
+    /// Returns the base for a store created now.
     pub fn fresh_base(manual: Option<&ManualClock>) -> u64 {
         raw_ns(manual).wrapping_sub(EPOCH_LEAD * 1_000)
     }
 
     pub fn new(base_ns: u64, manual: Option<ManualClock>) -> Clock {
-        // In this order, so that what passes in between makes it less, not more.
+        // In this order, so that a delay between the readings makes the result smaller, not larger.
         let boot = boot_ns();
         let slept_ns = boot.wrapping_sub(monotonic_ns());
         Clock { base_ns: base_ns.into(), stays_until: AtomicU64::new(0), slept_ns, manual }
@@ -114,8 +115,8 @@ impl Clock {
         self.base_ns.load(Relaxed)
     }
 
-    /// Follows a server's clock, which an answer says that has just come. So this one is late by the answer's way, never early, and
-    /// by as little as the fastest answer of the last second took.
+    /// Follows a server's clock; `now` is the reading in a reply that has just arrived. So this clock is late by the
+    /// reply's travel time, never early, and by as little as the fastest reply of the last second took.
     pub fn follow(&self, now: Tick) {
         if self.manual.is_some() {
             return;
@@ -130,7 +131,8 @@ impl Clock {
         }
     }
 
-    /// A time that has been, a few milliseconds ago at most while the machine does not sleep: for a quarter of the price.
+    /// Returns a time in the recent past: at most a few milliseconds ago while the machine does not sleep. It costs a
+    /// quarter of an exact reading.
     #[inline(always)]
     pub fn early(&self) -> Now {
         match self.manual {
@@ -147,13 +149,13 @@ impl Clock {
         Now::from_ns(raw_ns(self.manual.as_ref()).wrapping_sub(self.base()))
     }
 
-    /// Now, and in microseconds what the underlying clock reads: the time since the boot.
+    /// Returns the current time, and the reading of the underlying clock in microseconds: the time since the boot.
     pub fn now_and_uptime(&self) -> (Now, i64) {
         let raw = raw_ns(self.manual.as_ref());
         (Now::from_ns(raw.wrapping_sub(self.base())), (raw / 1_000) as i64)
     }
 
-    /// The Unix time of tick 0 in microseconds, wrapping. A manual clock shows the time since 1970.
+    /// Returns the Unix time of tick 0 in microseconds, wrapping. A manual clock shows the time since 1970.
     pub fn phase(&self) -> u64 {
         let wall = match &self.manual {
             None => SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default(),
@@ -162,12 +164,12 @@ impl Clock {
         (wall.as_micros() as u64).wrapping_sub(self.now().floor)
     }
 
-    /// Does it stand still until somebody moves it?
+    /// Returns whether the clock stands still until it is advanced.
     pub fn is_manual(&self) -> bool {
         self.manual.is_some()
     }
 
-    /// Sleeps, at most for `nap`. It may wake early.
+    /// Sleeps for at most `nap`. It may wake early.
     pub fn sleep(&self, nap: Duration) {
         match &self.manual {
             Some(clock) => clock.sleep(nap),
@@ -175,20 +177,20 @@ impl Clock {
         }
     }
 
-    /// The wall-clock instant of a tick, by the wall clock as it is now.
+    /// Returns the wall-clock instant of a tick, by the wall clock as it is now.
     pub fn to_system(&self, tick: Tick) -> SystemTime {
         let now = self.now().floor;
         let wall = SystemTime::now();
         if tick >= now { wall + from_ticks(tick - now) } else { wall - from_ticks(now - tick) }
     }
 
-    /// The tick of a wall-clock instant, rounded up; 0 for the past.
+    /// Returns the tick of a wall-clock instant, rounded up; 0 for the past.
     pub fn tick_of(&self, at: SystemTime) -> Result<Tick> {
         let ahead = at.duration_since(SystemTime::now()).unwrap_or(Duration::ZERO);
         self.tick_in("next available time", ahead)
     }
 
-    /// The tick that lies this far ahead, rounded up; 0 for now.
+    /// Returns the tick that lies this far ahead, rounded up; 0 for now.
     pub fn tick_in(&self, parameter: &'static str, ahead: Duration) -> Result<Tick> {
         match ticks_up(ahead) {
             Some(0) => Ok(0),
@@ -197,9 +199,9 @@ impl Clock {
         }
     }
 
-    /// A tick on the system's monotonic clock, in ns, rounded down: never later than the tick itself.
+    /// Converts a tick to the system's monotonic clock, in ns, rounded down: never later than the tick itself.
     pub fn to_monotonic_ns(&self, tick: Tick) -> u64 {
-        // Monotonic first: a delay between the two readings makes the answer earlier, not later.
+        // The monotonic clock is read first: a delay between the two readings makes the result earlier, not later.
         let monotonic = monotonic_ns();
         let now = raw_ns(self.manual.as_ref()).wrapping_sub(self.base());
         monotonic.wrapping_add(tick.wrapping_mul(1_000).wrapping_sub(now))
@@ -222,14 +224,14 @@ fn boot_ns() -> u64 {
     ns
 }
 
-/// The time since the machine was started, sleep included, in ticks: the same for all of its processes, but those of other time
-/// namespaces. Rounded down.
+/// Returns the time since the machine was started, sleep included, in ticks, rounded down. All processes of the machine
+/// read the same, except in other time namespaces.
 #[inline(always)]
 pub(crate) fn uptime() -> Tick {
     boot_ns() / 1_000
 }
 
-/// What the boot clock shows, which in a test may be fast or slow by some parts of a million.
+/// Returns the boot clock's reading with the drift that a test sets, in parts per million.
 #[cfg(feature = "fault-points")]
 fn off(ns: u64) -> u64 {
     static RATE: std::sync::OnceLock<i64> = std::sync::OnceLock::new();
@@ -244,7 +246,7 @@ pub(crate) fn monotonic_ns() -> u64 {
 #[inline(always)]
 fn clock_ns(id: libc::clockid_t) -> u64 {
     let mut t = MaybeUninit::<libc::timespec>::uninit();
-    // SAFETY: `t` is a place for the answer, and these clocks exist on every supported system, so it is written.
+    // SAFETY: `t` is writable memory for the reply, and these clocks exist on every supported system, so it is written.
     let t = unsafe {
         libc::clock_gettime(id, t.as_mut_ptr());
         t.assume_init()
@@ -252,7 +254,7 @@ fn clock_ns(id: libc::clockid_t) -> u64 {
     t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
 }
 
-/// Ticks as a duration.
+/// Converts ticks to a duration.
 pub(crate) fn from_ticks(ticks: Tick) -> Duration {
     Duration::from_micros(ticks)
 }
@@ -261,12 +263,12 @@ fn ticks_up(duration: Duration) -> Option<Tick> {
     u64::try_from(duration.as_nanos().div_ceil(1_000)).ok()
 }
 
-/// A duration as ticks, rounded up, endless if it does not fit.
+/// Converts a duration to ticks, rounded up. Too long a duration is endless.
 pub(crate) fn patience_ticks(duration: Duration) -> Tick {
     ticks_up(duration).unwrap_or(u64::MAX)
 }
 
-/// A grace, as ticks: up to 366 days.
+/// Converts a grace to ticks: up to 366 days.
 pub(crate) fn grace_ticks(parameter: &'static str, grace: Duration) -> Result<Tick> {
     match ticks_up(grace) {
         Some(ticks) if ticks <= LONGEST => Ok(ticks),
@@ -274,7 +276,7 @@ pub(crate) fn grace_ticks(parameter: &'static str, grace: Duration) -> Result<Ti
     }
 }
 
-/// A window, as ticks, rounded up: 1 µs to 366 days.
+/// Converts a window to ticks, rounded up: 1 µs to 366 days.
 pub(crate) fn window_ticks(parameter: &'static str, window: Duration) -> Result<Tick> {
     match ticks_up(window) {
         Some(ticks) if (1..=LONGEST).contains(&ticks) => Ok(ticks),
@@ -282,7 +284,7 @@ pub(crate) fn window_ticks(parameter: &'static str, window: Duration) -> Result<
     }
 }
 
-/// A number of seconds, as the bindings take them, as a duration.
+/// Converts a number of seconds, as the bindings take them, to a duration.
 ///
 /// # Errors
 /// [`Error::InvalidArgument`] for NaN, negative or infinite numbers, and for more than 366 days.
@@ -293,7 +295,7 @@ pub fn duration_from_secs(parameter: &'static str, seconds: f64) -> Result<Durat
     }
 }
 
-/// An instant as Unix nanoseconds, as C and the bindings carry it.
+/// Converts an instant to Unix nanoseconds, as C and the bindings carry it.
 pub fn unix_ns(at: SystemTime) -> i64 {
     let ns = |d: Duration| i64::try_from(d.as_nanos()).unwrap_or(i64::MAX);
     match at.duration_since(UNIX_EPOCH) {
@@ -302,7 +304,7 @@ pub fn unix_ns(at: SystemTime) -> i64 {
     }
 }
 
-/// The instant of a number of Unix nanoseconds.
+/// Returns the instant of a number of Unix nanoseconds.
 pub fn from_unix_ns(ns: i64) -> SystemTime {
     let distance = Duration::from_nanos(ns.unsigned_abs());
     if ns >= 0 { UNIX_EPOCH + distance } else { UNIX_EPOCH - distance }

@@ -1,29 +1,30 @@
-//! How long a call may wait for something rare: a lock that others hold, the database, a file.
+//! How long a call may wait for a rare operation: a lock that another thread holds, the database, a file.
 //!
-//! Most decisions wait for nothing. A few have to: the first use of a limit opens files, a new key may need room, and a limit with
-//! a long window must not run ahead of its ledger. Where the caller holds what others need (Python's GIL, an event loop) it
-//! says so here, and is told [`Error::WouldWait`](crate::Error) instead. It then asks again from where it may wait.
+//! Most decisions wait for nothing. A few have to: the first use of a limit opens files, a new key may need memory, and
+//! a limit with a long window must not get ahead of its ledger. A caller that holds what other code needs (Python's
+//! GIL, an event loop) declares that here, and gets [`Error::WouldWait`](crate::Error) instead of waiting. It then
+//! repeats the call from a thread that may wait.
 
 use crate::error::{Error, Result};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-/// How long a call waits for others that may do so [`MayWait::Briefly`].
+/// How long a call with [`MayWait::Briefly`] waits for other threads and processes.
 const BRIEFLY: Duration = Duration::from_millis(40);
 
-/// How long a call may wait for something rare.
+/// How long a call may wait for a rare operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum MayWait {
     /// Up to the store's timeout. The default.
     UntilTimeout = 0,
-    /// It does its own part of the work, and waits for others 40 ms at most: for synchronous calls on an event loop.
+    /// Does its own part of the work, and waits at most 40 ms for others: for synchronous calls on an event loop.
     Briefly = 1,
-    /// Not at all: [`Error::WouldWait`](crate::Error), and nothing has changed.
+    /// Does not wait: the call returns [`Error::WouldWait`](crate::Error), and nothing has changed.
     Never = 2,
-    /// As [`MayWait::Briefly`] on this machine, and never for a server, however near: what has to ask one answers
-    /// [`Error::WouldWait`](crate::Error), and nothing has changed.
+    /// As [`MayWait::Briefly`] on this machine, but never waits for a server, however near. A call that needs a server
+    /// returns [`Error::WouldWait`](crate::Error), and nothing has changed.
     BrieflyHere = 3,
 }
 
@@ -34,19 +35,20 @@ thread_local! {
     static SLICE: Cell<Option<Slice>> = const { Cell::new(None) };
 }
 
-/// What one call may wait of a wait that lasts longer.
+/// The part of a longer wait that one call may use.
 #[derive(Clone, Copy)]
 struct Slice {
-    /// When that wait began.
+    /// The start of the longer wait.
     since: Instant,
     length: Duration,
-    /// And for a server, which is not asked again and again: who gives up waiting for it cannot know what it has done.
+    /// The limit for a server. A request to a server is not repeated: a caller that stops waiting cannot know whether
+    /// it took effect.
     for_server: Duration,
-    /// Would there have been more of the store's timeout?
+    /// Whether more of the store's timeout was left than the call used.
     is_cut: bool,
 }
 
-/// Puts a thread's value back, also after a panic.
+/// Restores a thread's value when dropped, also after a panic.
 struct Restore<T: Copy + 'static>(&'static std::thread::LocalKey<Cell<Option<T>>>, Option<T>);
 
 impl<T: Copy> Restore<T> {
@@ -62,30 +64,31 @@ impl<T: Copy> Drop for Restore<T> {
 }
 
 impl MayWait {
-    /// What holds in this process where [`MayWait::during`] says nothing else: for a language's binding, once.
+    /// Sets the default of this process, for calls outside [`MayWait::during`]. A language's binding calls this once.
     pub fn set_default(self) {
         DEFAULT.store(self as u8, Relaxed);
     }
 
-    /// Lets this hold in this thread while `call` runs.
+    /// Applies this value in the current thread while `call` runs.
     pub fn during<R>(self, call: impl FnOnce() -> R) -> R {
         let _restore = Restore::after(&HERE, self);
         call()
     }
 
-    /// Where `call` may wait until the store's timeout, which is counted from `since`, it waits `length` of that at most:
-    /// [`Error::WouldWait`] then, unless the whole timeout is over. So a line looks after its other waiters meanwhile.
+    /// Limits the waiting in `call` to `length`, as a part of the store's timeout, which is counted from `since`. The
+    /// call returns [`Error::WouldWait`] after that, unless the whole timeout is over. A line uses this to serve its
+    /// other waiters in between.
     pub(crate) fn in_slice<R>(since: Instant, length: Duration, call: impl FnOnce() -> R) -> R {
         Self::in_slices(since, length, Duration::MAX, call)
     }
 
-    /// The same, where it waits for a server as long as `for_server` at most.
+    /// The same, with a separate limit for a server: `for_server`.
     pub(crate) fn in_slices<R>(since: Instant, length: Duration, for_server: Duration, call: impl FnOnce() -> R) -> R {
         let _restore = Restore::after(&SLICE, Slice { since, length, for_server, is_cut: false });
         call()
     }
 
-    /// How long this thread may wait, of a store's whole timeout.
+    /// Returns how long this thread may wait, given a store's whole timeout.
     pub(crate) fn patience(timeout: Duration) -> Result<Duration> {
         Self::cut(timeout, |slice| slice.length)
     }
@@ -100,7 +103,7 @@ impl MayWait {
         Ok(left.min(length))
     }
 
-    /// How long it may wait, of a part of that.
+    /// Returns how long this thread may wait, given a part of the timeout.
     pub(crate) fn part(patience: Duration) -> Result<Duration> {
         match MayWait::here() {
             MayWait::UntilTimeout => Ok(patience),
@@ -117,12 +120,12 @@ impl MayWait {
         }
     }
 
-    /// Is the rest of the store's timeout for later calls?
+    /// Returns whether the rest of the store's timeout is left for later calls.
     pub(crate) fn is_cut() -> bool {
         SLICE.try_with(Cell::get).unwrap_or(None).is_some_and(|slice| slice.is_cut)
     }
 
-    /// Takes back what a call has done so far: that has to be done, and may wait briefly at least.
+    /// Runs `call`, which undoes the partial work of a call. Undoing is required, so it may always wait briefly.
     pub(crate) fn to_undo<R>(call: impl FnOnce() -> R) -> R {
         match MayWait::here() {
             MayWait::Never => MayWait::Briefly.during(call),
@@ -130,7 +133,7 @@ impl MayWait {
         }
     }
 
-    /// What holds here. Only asked where something rare begins.
+    /// Returns the value for this thread. Only used where a rare operation begins.
     pub(crate) fn here() -> MayWait {
         let here = HERE.try_with(Cell::get).unwrap_or(None);
         here.unwrap_or_else(|| match DEFAULT.load(Relaxed) {
@@ -147,7 +150,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_said_holds_inside_and_no_longer() {
+    fn a_value_applies_only_while_the_call_runs() {
         assert_eq!(MayWait::here(), MayWait::UntilTimeout);
         MayWait::Never.during(|| {
             assert_eq!(MayWait::here(), MayWait::Never);

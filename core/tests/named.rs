@@ -388,10 +388,7 @@ fn what_is_wrong_with_a_text_is_told_before_anything_is_created() {
                 "policy is \"100/1m + 5 concurent\": expected /, per or concurrent (such as 100/1m, \"5 per second\" or 5 concurrent) at character 12, not \"concurent\"",
             ),
             ("100/1m + NaN concurrent", "at character 10, not \"NaN\""),
-            (
-                "100/1m + 0 concurrent",
-                "expected max_concurrent_jobs from character 10 on to be a whole number from 1 to ",
-            ),
+            ("100/1m + 0 concurrent", "expected max_concurrent_jobs at character 10 to be a whole number from 1 to "),
         ] {
             let error = text(store().limiter("api", wrong));
             assert!(error.contains(expected), "{error}");

@@ -61,7 +61,7 @@ def test_a_cancelled_permit_needs_no_block(wrap):
 def test_what_could_not_end_can_still_end():
     limiter = ConcurrencyLimiter(1)
     permit = limiter.acquire()
-    with pytest.raises(Unsupported, match="settle makes no sense for a concurrency limit"):
+    with pytest.raises(Unsupported, match="settle is not supported by a concurrency limit"):
         permit.settle(1)
     assert not limiter.can_proceed()
     permit.complete()

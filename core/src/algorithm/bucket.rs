@@ -1,5 +1,5 @@
-//! The numbers of a token bucket or leaky bucket: its rate and size, in parts of a microsecond in which a unit costs a
-//! whole number.
+//! The numbers of a token bucket or leaky bucket: its rate and size, in fractions of a microsecond of which a unit
+//! costs a whole number.
 
 use crate::time::{LONGEST, Now, Tick};
 
@@ -8,23 +8,23 @@ pub(crate) const MOST: u64 = 1_000_000_000;
 
 /// No bucket of any size costs more than this.
 pub(super) const COSTLIEST: u128 = 1 << 61;
-/// How many parts of a microsecond there can be if a word shall reach as far as anybody waits, with grace.
+/// The most parts of a microsecond with which a word still reaches as far as the longest wait, grace included.
 pub(super) const FINEST: u128 = COSTLIEST / (4 * LONGEST as u128);
-/// Coarser costs than this are not exact enough: rounded up, they make the rate slower by less than a 10⁻⁹th.
+/// The precision limit: costs above this, rounded up, make the rate slower by less than a 10⁻⁹th.
 pub(super) const COARSEST: u128 = 1 << 31;
 
 /// A rate, with a size.
 ///
-/// Moments and costs are counted in *parts*: `n` parts are 2^`shift` µs, and a unit costs `p` of them. Mostly that is
-/// exact, `n / p` being the rate in lowest terms, and `shift` 0. Where the numbers would be too large for a word, fewer
-/// parts are taken, and the cost is rounded up.
+/// Moments and costs are counted in *parts*: `n` parts are 2^`shift` µs, and a unit costs `p` of them. Usually that is
+/// exact: `n / p` is the rate in lowest terms, and `shift` is 0. Where the numbers would be too large for a word, fewer
+/// parts are used, and the cost is rounded up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Bucket {
-    /// So many units come back ...
+    /// This many units come back ...
     pub rate: u64,
-    /// ... in so many ticks.
+    /// ... in this many ticks.
     pub period: Tick,
-    /// How many may be started at once, or in a leaky bucket, wait.
+    /// The number of units that may start at once, or in a leaky bucket, wait.
     pub size: u64,
     pub is_leaky: bool,
     pub(super) n: u64,
@@ -36,10 +36,10 @@ fn gcd(a: u64, b: u64) -> u64 {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
-/// At most `u64::MAX`.
+/// Divides, saturating at `u64::MAX`.
 #[inline(always)]
 pub(super) fn divide(a: u128, b: u64) -> u64 {
-    // A division of 128 bits takes longer than all the rest of a denial.
+    // A 128-bit division takes longer than the rest of a denial.
     match u64::try_from(a) {
         Ok(a) => a / b,
         Err(_) => u64::try_from(a / u128::from(b)).unwrap_or(u64::MAX),
@@ -52,14 +52,14 @@ pub(super) fn divide_up(a: u128, b: u64) -> u64 {
     divide(a + u128::from(b - 1), b)
 }
 
-/// A fraction in lowest terms.
+/// Reduces a fraction to lowest terms.
 fn lowest_terms(a: u64, b: u64) -> (u64, u64) {
     let shared = gcd(a, b);
     (a / shared, b / shared)
 }
 
 impl Bucket {
-    /// The rate: so many units in so many ticks.
+    /// Returns the rate as a fraction: units per ticks.
     pub fn in_lowest_terms(&self) -> (u64, u64) {
         lowest_terms(self.rate, self.period)
     }
@@ -88,17 +88,17 @@ impl Bucket {
         [rate, period, size, u64::from(shift) << 1 | u64::from(is_leaky), n, p]
     }
 
-    /// The bucket that these words are of.
+    /// Decodes a bucket from its words.
     pub fn from_words([rate, period, size, flags, n, p]: [u64; 6]) -> Bucket {
         Bucket { rate, period, size, is_leaky: flags & 1 != 0, n, p, shift: (flags >> 1) as u32 }
     }
 
-    /// How long a start counts: until then an empty bucket has recovered.
+    /// Returns how long a start counts: after that an empty bucket has recovered.
     pub fn memory(&self) -> Tick {
         self.tick(self.cost(self.size + 1))
     }
 
-    /// The moment of a tick, rounded down: for "has it come?".
+    /// Returns the moment of a tick, rounded down: for "has it come?".
     #[inline(always)]
     pub(super) fn floor(&self, tick: Tick) -> i128 {
         (i128::from(tick) * i128::from(self.n)) >> self.shift
@@ -110,13 +110,13 @@ impl Bucket {
         (i128::from(tick) * i128::from(self.n) + (1 << self.shift) - 1) >> self.shift
     }
 
-    /// The moment of a life's base, which may lie before the epoch.
+    /// Returns the moment of a life's base, which may lie before the epoch.
     #[inline(always)]
     pub(super) fn origin(&self, base: u64) -> i128 {
         i128::from(base as i64) * i128::from(self.n)
     }
 
-    /// The first tick at which a moment has come.
+    /// Returns the first tick at or after a moment.
     pub(super) fn tick(&self, moment: i128) -> Tick {
         divide_up((moment.max(0) as u128) << self.shift, self.n)
     }
@@ -126,25 +126,25 @@ impl Bucket {
         i128::from(units) * i128::from(self.p)
     }
 
-    /// How many units cost this, rounded up.
+    /// Returns the number of units that cost this, rounded up.
     #[inline(always)]
     pub(super) fn units(&self, cost: i128) -> u64 {
         divide_up(cost.max(0) as u128, self.p)
     }
 
-    /// How far behind the bucket may be when a start of this weight begins.
+    /// Returns how far behind the bucket may be when a start of this weight begins.
     #[inline(always)]
     pub(super) fn slack(&self, weight: u64) -> i128 {
         if self.is_leaky { 0 } else { self.cost(self.size.saturating_sub(weight)) }
     }
 
-    /// How far ahead of the others a leaky bucket's last turn may lie: they are `size` units with this one, behind one
-    /// that has just started, each with the grace of this one.
+    /// Returns how far ahead the last turn of a leaky bucket may lie: `size` units with this one wait, behind one that
+    /// has just started, each with the grace of this one.
     pub(super) fn queue(&self, weight: u64, grace: Tick) -> i128 {
         self.cost(self.size + 1 - weight) + i128::from(self.size - weight) * self.ceil(grace)
     }
 
-    /// The heaviest start for which there is room, if the bucket has recovered then.
+    /// Returns the heaviest start that fits, if the bucket has recovered by `recovered`.
     pub(super) fn remaining(&self, recovered: i128, now: i128) -> u64 {
         let behind = (recovered - now).max(0);
         match self.is_leaky {
@@ -154,7 +154,7 @@ impl Bucket {
         }
     }
 
-    /// The base of cells that nobody has used, from now on.
+    /// Returns the base of unused cells, from now on.
     pub(super) fn first_base(&self, now: Now) -> u64 {
         (now.floor >> self.shift).max(1)
     }

@@ -1,9 +1,9 @@
-//! The cells of one key, whatever its algorithm.
+//! The cells of one key, for any algorithm.
 
 use super::counter::Counter;
 use super::grants::Grants;
 use super::leases::Leases;
-use super::log::{Ask, Known, Log, View, Window};
+use super::log::{Ask, Log, StartId, View, Window};
 use super::meter::Meter;
 use super::slices::Slices;
 use super::{History, Sealed, Start};
@@ -12,21 +12,21 @@ use crate::time::{LONGEST, Now, Tick, uptime};
 /// The cells of one key.
 #[derive(Clone, Copy)]
 pub(crate) enum Cells<'a> {
-    /// Every start.
+    /// Every start is kept.
     Log(Log<'a>),
-    /// Starts counted in slices, where there would be too many.
+    /// Starts are counted in slices, where there would be too many to keep.
     Slices(Slices<'a>),
     /// A bucket.
     Meter(Meter<'a>),
     /// Two windows.
     Counter(Counter<'a>),
-    /// Leases: what is asked of them is not a matter of time.
+    /// Leases, which are not timed.
     Leases(Leases<'a>),
-    /// What a server has granted: nothing that starts by it counts here.
+    /// Units granted by a server: starts that use them are not counted here.
     Grants(Grants<'a>),
 }
 
-/// The same call, whatever the algorithm. (The kind was checked when the limit was opened: another one makes no sense.)
+/// Makes the same call on any algorithm. (The kind was checked when the limit was opened; another kind is an error.)
 macro_rules! either {
     ($cells:expr, $one:ident => $call:expr) => {
         match $cells {
@@ -40,14 +40,14 @@ macro_rules! either {
 }
 
 impl Cells<'_> {
-    /// Looks, and changes nothing.
+    /// Reads the state, and changes nothing.
     pub fn view(&self, ask: &Ask, clock: impl Fn() -> Now) -> Result<View, Sealed> {
         either!(self, cells => cells.view(ask, clock))
     }
 
-    /// Starts with a place that is ready and open at `now`, and says from when on the start counts. `None`: that place is
-    /// gone.
-    pub fn present(&self, place: Known, longest: Tick, now: Now) -> Result<Option<Tick>, Sealed> {
+    /// Starts with a place that is ready and open at `now`, and returns the moment from which the start counts. `None`:
+    /// the place is gone.
+    pub fn present(&self, place: StartId, longest: Tick, now: Now) -> Result<Option<Tick>, Sealed> {
         match self {
             Cells::Log(log) => log.present(place, longest, now),
             Cells::Slices(slices) => slices.present(place, longest, now),
@@ -57,7 +57,7 @@ impl Cells<'_> {
         }
     }
 
-    /// How many units that were handed out up to this mark (what `Taken::end` says) the ledger does not have.
+    /// Returns how many of the units handed out up to this mark (`Taken::end`) are missing from the ledger.
     #[inline(always)]
     pub fn unwritten(&self, end: u64, now: Now) -> u64 {
         match self {
@@ -72,7 +72,7 @@ impl Cells<'_> {
 
     // ---- for the holder of the structure lock ----
 
-    /// Will nobody notice if this is forgotten?
+    /// Returns whether forgetting this has no visible effect.
     pub fn is_idle(&self, longest: Tick, now: Now) -> bool {
         match self {
             Cells::Log(log) => log.is_idle(longest, now),
@@ -84,7 +84,7 @@ impl Cells<'_> {
         }
     }
 
-    /// Closes these cells for good.
+    /// Seals these cells for good.
     pub fn seal(self) -> Self {
         match self {
             Cells::Slices(slices) => return Cells::Slices(Slices { base: slices.seal(), ..slices }),
@@ -97,7 +97,7 @@ impl Cells<'_> {
         self
     }
 
-    /// Does every caller have to wait until they are written elsewhere?
+    /// Returns whether every caller has to wait until the contents are written elsewhere.
     pub fn has_to_move(&self, longest: Tick, now: Now) -> bool {
         match self {
             Cells::Log(log) => log.has_to_move(now),
@@ -109,8 +109,8 @@ impl Cells<'_> {
         }
     }
 
-    /// What sealed cells know of a year: a longer window may be declared, which is asked about it. (`longest` is the one
-    /// that they were cut for.)
+    /// Returns what sealed cells know of a year, because a longer window may be declared that needs it. (`longest` is
+    /// the window that they were made for.)
     pub fn history(&self, longest: Tick, now: Now) -> History {
         match self {
             Cells::Log(log) => log.history(LONGEST, now),
@@ -125,7 +125,7 @@ impl Cells<'_> {
         }
     }
 
-    /// Begins another life with this history, and returns its base. `None`: these cells had too many.
+    /// Begins another life with this history, and returns its base. `None`: these cells had too many lives.
     pub fn write(&self, history: &History, window: Window, now: Now) -> Option<u64> {
         match self {
             Cells::Log(log) => log.write(history, now),
@@ -135,11 +135,11 @@ impl Cells<'_> {
             Cells::Leases(leases) => {
                 leases.write(&history.holds, history.end).then(|| leases.base.load(crate::atomic::Acquire))
             }
-            Cells::Grants(grants) => Some(grants.begin_anew()),
+            Cells::Grants(grants) => Some(grants.begin_next_life()),
         }
     }
 
-    /// The starts that are not in the ledger, and what is to be marked when they are.
+    /// Returns the starts that are not in the ledger, and the mark to set when they are.
     pub fn unlogged(&self, longest: Tick, now: Now) -> (Vec<Start>, u64) {
         match self {
             Cells::Log(log) => log.unlogged(),

@@ -1,66 +1,69 @@
-//! Windows that are counted: fixed ones, and the sliding window counter. Two words per key, lock-free.
+//! Counted windows: the fixed window and the sliding window counter. Two words per key, lock-free.
 //!
 //! # Shape
 //!
-//! Windows of one length follow each other, aligned to 1970. Window `k` lives in cell `k mod 2`, counted from a base so that
-//! its number fits:
+//! Windows of one length follow each other, aligned to 1970. Window `k` lives in cell `k mod 2`, counted from a base so
+//! that its number fits:
 //!
 //! ```text
 //!         63        32 31       2    1        0
 //! cell    [ number k ][ units ][ closed ][ seal ]
 //! ```
 //!
-//! *Closed*: nobody is counted in that window any more. The *frontier* is the newer cell's window, or the one after it if
-//! that is closed.
+//! *Closed* means that no more starts are counted in that window. The *frontier* is the newer cell's window, or the one
+//! after it if that is closed.
 //!
 //! # Deciding
 //!
-//! A start of weight `w` has room in its window if `units + w ≤ limit`; in the sliding window counter, if
-//! `before · (length − elapsed) + (units + w) · length ≤ limit · length`, where `before` are the units of the window before.
-//! It takes the first moment that has room from the frontier on, which is solved for and lies at most two windows further
-//! ([`Seen::earliest`]). So whoever has to wait is served before all who come later.
+//! A start of weight `w` fits in its window if `units + w ≤ limit`. In the sliding window counter it fits if `before ·
+//! (length − elapsed) + (units + w) · length ≤ limit · length`, where `before` is the units of the window before. The
+//! start takes the first moment from the frontier on at which it fits. That moment is computed, and lies at most two
+//! windows ahead ([`Seen::earliest`]). So a start that has to wait is served before all later ones.
 //!
-//! One compare-and-swap on the window's cell is the whole admission. Where the window before would still take starts,
-//! another one closes that first; where windows are skipped, the one before is written as empty and closed. So before
-//! anything is counted in a window, what counts of the window before is final.
+//! One compare-and-swap on the window's cell is the whole admission. Where the window before could still take starts,
+//! another compare-and-swap closes it first. Where windows are skipped, the one before is written as empty and closed.
+//! So before anything is counted in a window, the count of the window before is final.
 //!
-//! # Why it is right
+//! # Correctness
 //!
-//! 1. *Only the frontier's cell can change* ([`Counter::step`], [`Counter::seal`]): its units grow, it is closed, it becomes
-//!    a later window, or it is sealed. A window further on of the same parity is in the same cell; one of the other parity
-//!    first has the window before it closed in this cell, which makes it the frontier.
-//! 2. *So two cells are as good as one word.* Say that they were read as (a, b) with the frontier in a's cell, and that a
-//!    still stands. Whoever changed b meanwhile had seen the frontier in b's cell. The first of them saw (a, b) itself, which
-//!    has it in a's cell: there is none. So the admission's compare-and-swap proves both cells; and a reader who finds the
-//!    first cell as it was after reading the other has seen both at one moment.
-//! 3. *No word comes back.* Each change makes the cell's word larger (a forced start that cannot be counted any further
-//!    leaves it as it is, and full). So a compare-and-swap that was held up while its cell changed fails.
-//! 4. *Nobody has to come back.* Whoever dies before the admission's compare-and-swap has at most closed windows before the
-//!    one that it had to wait for, as if it had died just after it: that one is the frontier, with nothing counted.
-//! 5. *Every start is in its window.* The frontier only moves on, and the time is read after the cells. A start happens no
-//!    earlier than `ready` and no later than `stamp`, the last tick of the window that counts it; later in a window there is
-//!    only more room. So a window never holds more than the limit, and two windows' length at most twice that.
-//! 6. *Lives do not mix.* The cells are sealed, and used again, with `life` closed meanwhile. A new life's numbers are larger
-//!    than all that these cells ever held, so 3 holds across lives; and who reads cells of another life than the one it was
-//!    told of then sees that `life` has changed.
+//! 1. *Only the frontier's cell can change* ([`Counter::step`], [`Counter::seal`]): its units grow, it is closed, it
+//!    becomes a later window, or it is sealed. A later window of the same parity is in the same cell. For one of the
+//!    other parity, the window before it is first closed in this cell, which makes the later window the frontier.
+//! 2. *So two cells are as good as one word.* Say that they were read as (a, b) with the frontier in a's cell, and that
+//!    a is unchanged. A caller that changed b in between had seen the frontier in b's cell. The first such caller saw
+//!    (a, b) itself, which has the frontier in a's cell: so there is none. Hence the admission's compare-and-swap
+//!    proves both cells. A reader that finds the first cell unchanged after reading the other has seen both at one
+//!    moment.
+//! 3. *No word comes back.* Each change makes the cell's word larger. (A forced start that cannot be counted any
+//!    further leaves it unchanged, and full.) So a compare-and-swap that was delayed while its cell changed fails.
+//! 4. *No caller is needed again.* A caller that dies before the admission's compare-and-swap has at most closed
+//!    windows before the one that it had to wait for, as if it had died just after it: that one is the frontier, with
+//!    nothing counted.
+//! 5. *Every start is in its window.* The frontier only moves on, and the time is read after the cells. A start happens
+//!    no earlier than `ready` and no later than `stamp`, the last tick of the window that counts it. Later in a window
+//!    there are only more free units. So a window never holds more than the limit, and two windows' length at most
+//!    twice that.
+//! 6. *Lives do not mix.* The cells are sealed and reused, and `life` is closed in between. A new life's numbers are
+//!    larger than all that these cells ever held, so 3 holds across lives. A caller that reads cells of a life other
+//!    than the intended one then sees that `life` has changed.
 //!
-//! A start in the future (a *place*) is counted in the window in which it is ready, and good until that ends. Units are not
-//! told apart: as in the sliced log, whether a place still counts is known by the *era*.
+//! A *place*, a start in the future, is counted in the window in which it is ready, and is valid until that window
+//! ends. Units cannot be distinguished: as in the sliced log, whether a place still counts is known by the *era*.
 //!
 //! # Orderings
 //!
-//! * Cells are read with `Acquire`, the first of them once more after the other, which therefore was not read later. They are
-//!   changed with `AcqRel`: who reads what is counted in a window sees the window before it closed (2). A failed
-//!   compare-and-swap is `Relaxed`: both cells are read anew.
-//! * `base` is set by a compare-and-swap (`AcqRel`, `Acquire` where somebody else was faster) before anything is counted from
-//!   it, and read with `Acquire` before the cells.
-//! * `logged` and the cells of a new life are stored with `Release` while `life` is closed, and all is read with `Acquire`,
-//!   `life` last: who has read something new finds it closed, or another.
+//! * Cells are read with `Acquire`. The first is read once more after the other, so the load of the other does not come
+//!   later than the second read. They are changed with `AcqRel`: a reader of what is counted in a window sees the window
+//!   before it closed (2). A failed compare-and-swap is `Relaxed`: both cells are read again.
+//! * `base` is set by a compare-and-swap (`AcqRel`, `Acquire` where another caller was faster) before anything is
+//!   counted from it, and read with `Acquire` before the cells.
+//! * `logged` and the cells of a new life are stored with `Release` while `life` is closed. All are read with
+//!   `Acquire`, `life` last. So a reader of anything new finds it closed, or another life.
 //!
 //! Source: the approximated sliding window is the one of Cloudflare, "How we built rate limiting capable of scaling to
 //! millions of domains" (2017).
 
-use super::log::{Answer, Ask, Known, PLACE, SETTLED, STARTED, Stage, Taken, View, put};
+use super::log::{Answer, Ask, PLACE, SETTLED, STARTED, Stage, StartId, Taken, View, put};
 use super::{Algorithm, History, Sealed, Start, Tries};
 use crate::atomic::{AtomicU64, *};
 use crate::fault;
@@ -76,33 +79,33 @@ const MOST_COUNT: u64 = (1 << (NUMBER - COUNT)) - 1;
 
 /// The last window's number.
 const LAST: u64 = (1 << (64 - NUMBER)) - 1;
-/// Where time has come to a number beyond this, the life is used up: the other half is for places.
+/// When time has reached a number beyond this, the life is used up: the other half is for places.
 const HALF: u64 = LAST / 2;
 
-/// How windows are cut and what they may hold.
+/// The division into windows and the limit of each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Frame {
     /// 1 to 1,000,000,000.
     pub limit: u64,
     pub length: Tick,
-    /// Does the window before count in part?
+    /// Whether the window before counts in part.
     pub is_smooth: bool,
-    /// The Unix time of tick 0 in µs, wrapping. Nobody asks about ticks before 1970.
+    /// The Unix time of tick 0 in µs, wrapping. No caller asks about ticks before 1970.
     pub phase: u64,
 }
 
 impl Frame {
-    /// For how long a start may count.
+    /// Returns how long a start may count.
     pub fn memory(&self) -> Tick {
         self.length * self.lasts()
     }
 
-    /// In how many windows a start counts.
+    /// Returns in how many windows a start counts.
     fn lasts(&self) -> u64 {
         1 + u64::from(self.is_smooth)
     }
 
-    /// Windows since 1970.
+    /// Returns the window of a tick, counted since 1970.
     #[inline(always)]
     fn window_of(&self, tick: Tick) -> u64 {
         tick.saturating_add_signed(self.phase as i64) / self.length
@@ -113,7 +116,7 @@ impl Frame {
         window.saturating_mul(self.length).saturating_add_signed((self.phase as i64).wrapping_neg())
     }
 
-    /// Its last tick. (A first one may lie before tick 0.)
+    /// Returns the last tick of a window. (The first tick may lie before tick 0.)
     fn end_of(&self, window: u64) -> Tick {
         self.start_of(window + 1).saturating_sub(1)
     }
@@ -124,22 +127,24 @@ impl Frame {
 pub(crate) struct Counter<'a> {
     /// Two words.
     pub ring: &'a [AtomicU64],
-    /// The number of the life that these cells have.
+    /// The number of the cells' current life.
     pub life: &'a AtomicU64,
-    /// The one that is meant. Not [`super::log::CLOSED`], but for [`Counter::write`].
+    /// The number of the intended life. Not [`super::log::CLOSED`], except for [`Counter::write`].
     pub number: u64,
-    /// Which window has the number 0, counted since 1970 and wrapping. 0: nobody has used these cells.
+    /// The window with the number 0, counted since 1970 and wrapping. 0: the cells are unused.
     pub base: &'a AtomicU64,
-    /// Which era this is. It changes when everything is forgotten.
+    /// The current era. It changes when everything is forgotten.
     pub era: &'a AtomicU64,
-    /// How far the ledger is: as in a cell, a window's number and its units; all of the windows before.
+    /// The progress of the ledger, as in a cell: a window's number and its units; all earlier windows are in the
+    /// ledger.
     pub logged: &'a AtomicU64,
-    /// Where an earlier state was lost, the moment of the loss, else 0: as long as that state might count, all is full.
+    /// The moment of the loss where an earlier state was lost, else 0: the limit counts as full while that state might
+    /// count.
     pub born: Tick,
     pub frame: Frame,
 }
 
-/// What was read: both cells at one moment, and a time after it.
+/// The values that were read: both cells at one moment, and a time after it.
 #[derive(Debug, Clone, Copy)]
 struct Seen {
     cells: [u64; 2],
@@ -161,21 +166,21 @@ const fn units_in(word: u64) -> u64 {
     (word >> COUNT) & MOST_COUNT
 }
 
-/// The units of a window, if they are still known, else 0.
+/// Returns the units of a window, if they are still known, else 0.
 #[inline(always)]
 fn units_of(cells: [u64; 2], number: u64) -> u64 {
     let word = cells[(number & 1) as usize];
     if number_in(word) == number { units_in(word) } else { 0 }
 }
 
-/// The first window in which a start may still be counted.
+/// Returns the first window in which a start may still be counted.
 #[inline(always)]
 fn frontier(cells: [u64; 2]) -> u64 {
     let newest = newest(cells);
     number_in(newest) + u64::from(newest & CLOSED != 0)
 }
 
-/// How many of a window's units the ledger has, if it is as far as this mark.
+/// Returns how many of a window's units are in a ledger with this mark.
 fn logged_of(mark: u64, number: u64, units: u64) -> u64 {
     match number_in(mark) {
         marked if marked > number => units,
@@ -188,7 +193,7 @@ fn newest([even, odd]: [u64; 2]) -> u64 {
     if number_in(odd) > number_in(even) { odd } else { even }
 }
 
-/// A base for a life in which this window has this number, or the next one: 0 is no base.
+/// Returns a base for a life in which this window has this number, or the next one: 0 is not a base.
 fn base_of(window: u64, number: u64) -> u64 {
     match window.wrapping_sub(number) {
         0 => u64::MAX,
@@ -197,13 +202,13 @@ fn base_of(window: u64, number: u64) -> u64 {
 }
 
 impl Seen {
-    /// A tick's window has this number. What lies before the life counts as its first window.
+    /// Returns the number of a tick's window. Earlier ticks count in the life's first window.
     #[inline(always)]
     fn number(&self, tick: Tick) -> u64 {
         (self.frame.window_of(tick).wrapping_sub(self.base) as i64).max(1) as u64
     }
 
-    /// Counted since 1970. Numbers that nobody had time to use may lie before.
+    /// Returns the window of a number, counted since 1970. Numbers that were never reached may lie before.
     #[inline(always)]
     fn window(&self, number: u64) -> u64 {
         (self.base.wrapping_add(number) as i64).max(0) as u64
@@ -223,7 +228,7 @@ impl Seen {
         units_of(self.cells, number)
     }
 
-    /// What the window before this one adds to it.
+    /// Returns the units that the window before adds to this one.
     #[inline(always)]
     fn before(&self, number: u64) -> u64 {
         if self.frame.is_smooth { self.units_of(number - 1) } else { 0 }
@@ -234,40 +239,40 @@ impl Seen {
         frontier(self.cells)
     }
 
-    /// When there is room for a start of this weight first, from this tick of this window on, and in which that is.
+    /// Returns the window and the tick at which a start of this weight first fits, from this tick of this window on.
     #[inline(always)]
     fn earliest(&self, weight: u64, from: Tick, first: u64) -> (u64, Tick) {
         let blind = fault::planted("stale frontier");
         let first = first.max(if blind { 0 } else { self.frontier() });
-        // At the latest the second window after the frontier has nothing in it and nothing before it.
+        // At the latest, the second window after the frontier is empty, and so is the one before it.
         for number in first..first.saturating_add(4) {
             let start = self.start_of(number);
             if let Some(elapsed) = self.opens(number, weight, from.saturating_sub(start)) {
                 return (number, start.saturating_add(elapsed));
             }
         }
-        // But for a weight that no window holds.
+        // Except for a weight that no window holds.
         (first, Tick::MAX)
     }
 
-    /// How far this window is when it first has room for this weight; at least so far.
+    /// Returns how far into this window this weight first fits; at least `elapsed`.
     #[inline(always)]
     fn opens(&self, number: u64, weight: u64, elapsed: Tick) -> Option<Tick> {
-        let room = self.frame.limit.checked_sub(self.units_of(number) + weight)?;
+        let free = self.frame.limit.checked_sub(self.units_of(number) + weight)?;
         let before = self.before(number);
         if before == 0 {
             return Some(elapsed);
         }
-        let (room, before, length) = (u128::from(room), u128::from(before), self.frame.length);
-        if before * u128::from(length.saturating_sub(elapsed)) <= room * u128::from(length) {
+        let (free, before, length) = (u128::from(free), u128::from(before), self.frame.length);
+        if before * u128::from(length.saturating_sub(elapsed)) <= free * u128::from(length) {
             return Some(elapsed);
         }
-        // So much of it may be left.
-        let left = (room * u128::from(length) / before) as Tick;
+        // This much of the window may be left.
+        let left = (free * u128::from(length) / before) as Tick;
         (left > 0).then(|| length - left)
     }
 
-    /// The heaviest start that would be admitted now.
+    /// Returns the heaviest start that would be admitted now.
     fn remaining(&self, gate: Tick) -> u64 {
         let (now, length) = (self.now.floor, self.frame.length);
         let number = self.number(now);
@@ -280,7 +285,7 @@ impl Seen {
         self.frame.limit.saturating_sub(used)
     }
 
-    /// When nothing that is here has any influence any more.
+    /// Returns when nothing here has any effect any more.
     fn empty(&self) -> Tick {
         let counted = self.cells.into_iter().filter(|word| units_in(*word) > 0);
         let ends = counted.map(|word| number_in(word) + self.frame.lasts());
@@ -292,20 +297,20 @@ impl Seen {
 static UNTOUCHED: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 
 impl Counter<'_> {
-    /// The windows of a key that nobody has used. Only to look at.
+    /// Returns the windows of an unused key. For reading only.
     #[cfg(not(model))]
     pub fn untouched(born: Tick, frame: Frame) -> Counter<'static> {
         let [life, base, era, logged] = [&UNTOUCHED[0]; 4];
         Counter { ring: &UNTOUCHED, life, number: 0, base, era, logged, born, frame }
     }
 
-    /// Do these cells still have the life that is meant? To be asked last, before anything that was read is believed.
+    /// Checks that these cells still have the intended life. Call this last, before anything that was read is trusted.
     #[inline(always)]
     fn is_alive(&self) -> Result<(), Sealed> {
         if self.life.load(Acquire) == self.number || fault::planted("blind life") { Ok(()) } else { Err(Sealed) }
     }
 
-    /// Both cells, at one moment.
+    /// Reads both cells, at one moment.
     #[inline(always)]
     fn read(&self) -> [u64; 2] {
         loop {
@@ -316,7 +321,7 @@ impl Counter<'_> {
         }
     }
 
-    /// The same, if they are open and of this life.
+    /// The same, if they are open and belong to this life.
     #[inline(always)]
     fn read_open(&self) -> Result<[u64; 2], Sealed> {
         let cells = self.read();
@@ -324,7 +329,7 @@ impl Counter<'_> {
         if (cells[0] | cells[1]) & SEAL == 0 { Ok(cells) } else { Err(Sealed) }
     }
 
-    /// The base that this life has from its first use on.
+    /// Returns the base that this life has from its first use on.
     #[inline(always)]
     fn begun(&self, clock: impl Fn() -> Now) -> u64 {
         match self.base.load(Acquire) {
@@ -340,13 +345,13 @@ impl Counter<'_> {
         base_of(self.frame.window_of(now.floor), 2)
     }
 
-    /// Nobody starts before this, whatever there is room for.
+    /// Returns the moment before which no start is admitted, even if units are free.
     #[inline(always)]
     fn gate(&self, ask: &Ask) -> Tick {
         if self.born == 0 { ask.gate } else { ask.gate.max(self.born.saturating_add(self.frame.memory())) }
     }
 
-    /// Counts these units in that window, if nothing has changed, and returns what the cells are then; or closes the window
+    /// Counts these units in that window, if nothing has changed, and returns the resulting cells; or closes the window
     /// before it.
     #[inline(always)]
     fn step(&self, seen: &Seen, number: u64, weight: u64) -> Option<[u64; 2]> {
@@ -364,7 +369,7 @@ impl Counter<'_> {
         (is_done && counts).then_some(cells)
     }
 
-    /// Looks, and changes nothing.
+    /// Reads the state, and changes nothing.
     pub fn view(&self, ask: &Ask, clock: impl Fn() -> Now) -> Result<View, Sealed> {
         let mut tries = Tries::default();
         loop {
@@ -372,10 +377,10 @@ impl Counter<'_> {
             let begun = self.base.load(Acquire);
             let base = if begun == 0 { self.first_base(clock()) } else { begun };
             let cells = self.read_open()?;
-            // Else somebody has begun this life meanwhile.
+            // Otherwise another caller has begun this life in between.
             if begun != 0 || cells == [0; 2] {
                 let seen = Seen { cells, base, now: clock(), frame: self.frame };
-                // Nothing at all needs no room.
+                // Weight 0 needs no free units.
                 let ready = match ask.weight {
                     0 => ask.gate,
                     weight => {
@@ -388,20 +393,20 @@ impl Counter<'_> {
         }
     }
 
-    /// All but `ready`.
+    /// Returns everything but `ready`.
     fn view_of(&self, seen: &Seen, ask: &Ask) -> View {
         let gate = self.gate(ask);
         View { now: seen.now.floor, ready: 0, remaining: seen.remaining(gate), empty: seen.empty().max(gate) }
     }
 
-    /// Does this place still count? Whoever holds it knows that it was not used.
-    pub fn present(&self, place: Known) -> Result<bool, Sealed> {
+    /// Returns whether this place still counts. The holder knows that it was not used.
+    pub fn present(&self, place: StartId) -> Result<bool, Sealed> {
         let era = self.era.load(Acquire);
         self.read_open()?;
         Ok(place.ticket == era)
     }
 
-    /// How many units that were handed out up to the mark `end` the ledger does not have, and may miss at `now`.
+    /// Returns how many units that were handed out up to the mark `end` the ledger is missing, and may miss at `now`.
     pub fn unwritten(&self, end: u64, now: Now) -> u64 {
         let (mark, number) = (self.logged.load(Acquire), number_in(end));
         let missing = |number, units| units - logged_of(mark, number, units);
@@ -414,20 +419,20 @@ impl Counter<'_> {
         units + if counts { missing(before, seen.units_of(before)) } else { 0 }
     }
 
-    /// Both cells, sealed or not.
+    /// Reads both cells, sealed or not.
     fn as_is(&self, now: Now) -> Seen {
         Seen { cells: self.read(), base: self.base.load(Acquire), now, frame: self.frame }
     }
 
     // ---- for the holder of the structure lock ----
 
-    /// Will nobody notice if this is forgotten? Others may start something right after.
+    /// Returns whether forgetting this has no visible effect. Another caller may start right after.
     pub fn is_idle(&self, now: Now) -> bool {
         let seen = self.as_is(now);
         self.is_alive().is_ok() && (seen.cells == [0; 2] || seen.empty() <= now.floor)
     }
 
-    /// Ends this life: from here on every call on it answers [`Sealed`]. Sealing again is a no-op.
+    /// Ends this life: from here on every call on it returns [`Sealed`]. Sealing again is a no-op.
     pub fn seal(&self) {
         while let Ok(cells) = self.read_open() {
             let at = (frontier(cells) & 1) as usize;
@@ -441,13 +446,15 @@ impl Counter<'_> {
         self.ring.iter().any(|cell| cell.load(Acquire) & SEAL != 0)
     }
 
-    /// Does every caller have to wait until these cells are written elsewhere? They are sealed, or their numbers used up.
+    /// Returns whether every caller has to wait until these cells are written elsewhere: they are sealed, or their
+    /// numbers used up.
     pub fn has_to_move(&self, now: Now) -> bool {
         let seen = self.as_is(now);
         self.is_sealed() || seen.base != 0 && seen.number(now.floor) > HALF
     }
 
-    /// The units of both windows, each as what the ledger has and what it has not, in ascending order.
+    /// Returns the units of both windows, each split into those in the ledger and those missing from it, in ascending
+    /// order.
     fn starts(&self, seen: &Seen, stamp: impl Fn(u64) -> Tick, state: impl Fn(u64) -> u64) -> Vec<Start> {
         let mark = self.logged.load(Acquire);
         let mut cells = seen.cells;
@@ -465,18 +472,19 @@ impl Counter<'_> {
         starts
     }
 
-    /// The starts that the ledger does not have, as one for each window, and what to put into `logged` when it has them.
+    /// Returns the starts that are missing from the ledger, as one per window, and the value for `logged` when it has
+    /// them.
     pub fn unlogged(&self, now: Now) -> (Vec<Start>, u64) {
         let seen = self.as_is(now);
-        // They have started by now, but for places.
+        // They have started by now, except for places.
         let stamp = |number| now.floor.clamp(seen.start_of(number), seen.end_of(number));
         let mut starts = self.starts(&seen, stamp, |_| STARTED);
         starts.retain(|start| !start.is_logged);
         (starts, newest(seen.cells) & !(CLOSED | SEAL))
     }
 
-    /// What sealed cells hold. Starts are stamped with their window's last tick; those of a window that has not begun are
-    /// places. What was counted in windows before is not known any more: that is told as long as it might matter.
+    /// Returns the contents of sealed cells. Starts are stamped with their window's last tick; those of a window that
+    /// has not begun are places. The counts of earlier windows are lost, which is reported as long as it might matter.
     pub fn history(&self, now: Now) -> History {
         let seen = self.as_is(now);
         let state = |number| if seen.start_of(number) > now.floor { PLACE } else { SETTLED };
@@ -488,24 +496,24 @@ impl Counter<'_> {
         History { starts, unknown, era: self.era.load(Acquire), ..History::default() }
     }
 
-    /// Begins another life, with the newest two windows of this history. What is returned is to be put into `base`.
+    /// Begins another life, with the newest two windows of this history. Returns the value for `base`.
     ///
-    /// Only for whoever has these cells alone: they are zeroed, or sealed with `life` closed, before `now` was read.
-    /// `None`: they have had too many lives.
+    /// Only for a caller that has these cells alone: they are zeroed, or sealed with `life` closed, before `now` was
+    /// read. `None`: they have had too many lives.
     pub fn write(&self, history: &History, now: Now) -> Option<u64> {
         let frame = self.frame;
         let unknown = history.unknown.map(|tick| frame.window_of(tick));
         let counted = || history.starts.iter().filter(|start| start.units > 0);
         let windows = counted().map(|start| frame.window_of(start.stamp));
         let newest = windows.chain(unknown).fold(frame.window_of(now.floor), u64::max);
-        // Above all that any caller of an earlier life knows.
+        // Above everything that a caller of an earlier life knows.
         let highest = self.ring.iter().map(|cell| number_in(cell.load(Relaxed))).max().unwrap_or(0);
         let base = base_of(newest, if fault::planted("numbers again") { 2 } else { highest + 2 });
         let number = newest.wrapping_sub(base);
         if number > HALF {
             return None;
         }
-        // The units of a window, and how many of them the ledger has; where any may be missing it is full.
+        // The units of a window, and how many of them the ledger has; a window from which any may be missing is full.
         let sum = |window: u64| {
             let mine = counted().filter(|start| frame.window_of(start.stamp) == window);
             let (units, logged) = mine.fold((0, 0), |(units, logged), start| {
@@ -516,11 +524,11 @@ impl Counter<'_> {
         };
         let (units, logged) = sum(newest);
         let (before, before_logged) = newest.checked_sub(1).map_or((0, 0), sum);
-        // One mark: of the newer window the ledger is said to have something only if it has all of the other.
+        // There is one mark: the ledger counts as having units of the newer window only if it has all of the other.
         let is_logged = before_logged == before;
         let mark = if is_logged { word(number, logged) } else { word(number - 1, before_logged) };
         self.logged.store(mark, Release);
-        // Each store releases: whoever sees one sees that the cells were closed.
+        // Each store releases: a reader of one sees that the cells were closed.
         put(&self.ring[(number & 1) as usize], word(number, units));
         put(&self.ring[((number - 1) & 1) as usize], word(number - 1, before) | CLOSED);
         Some(base)
@@ -532,13 +540,13 @@ impl Algorithm for Counter<'_> {
     fn decide<const LOOK: bool>(&self, ask: &Ask, clock: impl Fn() -> Now, view: &mut View) -> Result<Answer, Sealed> {
         let frame = self.frame;
         debug_assert!((1..=frame.limit).contains(&ask.weight));
-        // Before the time, so that a life's first window is none that lies ahead.
+        // Before the time is read, so that a life's first window does not lie ahead.
         let base = self.begun(&clock);
         let mut tries = Tries::default();
         loop {
             tries.again()?;
             let cells = self.read_open()?;
-            // After the cells, so that it is no earlier than the time of whoever counted in them.
+            // After the cells, so that it is no earlier than the time of the callers that counted in them.
             let now = clock();
             let mut seen = Seen { cells, base, now, frame };
             let here = seen.number(now.floor);

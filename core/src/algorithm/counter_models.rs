@@ -63,7 +63,7 @@ impl Cells {
         }))
     }
 
-    /// A claim whose owner dies after closing what it had to.
+    /// A claim whose owner dies after closing what it had to close.
     fn die_before_claiming(&self, patience: Tick) {
         let counter = self.counter();
         let base = counter.begun(|| self.now());
@@ -81,7 +81,7 @@ impl Cells {
         sealed.seal();
         let now = self.now();
         let history = sealed.history(now);
-        // Swaps, for loom does not know that a store after somebody's compare-and-swap is the later one.
+        // Swaps, because loom does not know that a store after another thread's compare-and-swap is the later one.
         self.life.swap(NO_LIFE, AcqRel);
         let base = self.counter().write(&history, now).unwrap();
         self.base.swap(base, AcqRel);
@@ -93,7 +93,7 @@ impl Cells {
         starts.iter().filter(counts).map(|start| start.1).sum()
     }
 
-    /// With what had been started by then, was there room for this weight?
+    /// Returns whether a start of this weight fitted, given what had been started by then.
     fn had_room(&self, starts: &Starts, at: Tick, weight: u64) -> bool {
         let window = self.frame.window_of(at);
         let elapsed = at - self.frame.start_of(window);
@@ -101,8 +101,8 @@ impl Cells {
         before * (W - elapsed) + (self.units(starts, window, at) + weight) * W <= self.frame.limit * W
     }
 
-    /// There was room for all of them; they and nothing else are counted, in their windows; and what is left can be had,
-    /// but nothing else.
+    /// Asserts that all of them fitted; that they and nothing else are counted, in their windows; and that the rest can
+    /// be taken, and no more.
     fn assert_kept(&self, mut starts: Starts) {
         let most = self.frame.limit;
         for round in 0..=most {
@@ -120,8 +120,8 @@ impl Cells {
                 Some(_) => starts.push((answer.ready, 1)),
                 None => {
                     let now = answer.now.floor;
-                    let somebody_waits = starts.iter().any(|start| start.0 > now);
-                    assert!(somebody_waits || !self.had_room(&starts, now, 1), "denied at {now}: {starts:?}");
+                    let has_waiter = starts.iter().any(|start| start.0 > now);
+                    assert!(has_waiter || !self.had_room(&starts, now, 1), "denied at {now}: {starts:?}");
                     return;
                 }
             }
@@ -130,7 +130,7 @@ impl Cells {
     }
 }
 
-/// One start, then two threads with these weights, the first of which lets a time pass before each of its own, or dies.
+/// One start, then two threads with these weights. The first lets a time pass before each of its own, or dies.
 fn race(is_smooth: bool, limit: u64, weights: [u64; 2], pauses: [Tick; 2], dies: bool) {
     model(move || {
         let cells = Cells::new(limit, is_smooth);
@@ -169,12 +169,12 @@ fn counted_starts_where_windows_are_skipped() {
 }
 
 #[test]
-fn a_counted_start_beside_one_whose_owner_dies() {
+fn a_counted_start_next_to_one_whose_owner_dies() {
     race(true, 4, [1, 1], [W, W], true);
     race(true, 4, [1, 2], [3 * W, 0], true);
 }
 
-/// Cells that nobody has used: both begin their first life.
+/// Unused cells: both threads begin their first life.
 #[test]
 fn the_first_counted_starts() {
     model(|| {
@@ -183,12 +183,12 @@ fn the_first_counted_starts() {
         let other = thread::spawn(move || other.claim(2, 0).unwrap());
         let mut starts: Starts = cells.claim(1, 0).unwrap().into_iter().collect();
         starts.extend(other.join().unwrap());
-        assert_eq!(starts.len(), 2, "there was room for both");
+        assert_eq!(starts.len(), 2, "both fit");
         cells.assert_kept(starts);
     });
 }
 
-/// One window fills up and the next begins while somebody reads.
+/// One window fills up and the next begins during a read.
 #[test]
 fn a_window_is_closed_while_it_is_read() {
     model(|| {
@@ -204,7 +204,7 @@ fn a_window_is_closed_while_it_is_read() {
     });
 }
 
-/// Those who wait have their places in the windows after, and nobody passes them.
+/// Waiters have their places in the later windows, and no request passes them.
 fn waiters(is_smooth: bool) {
     model(move || {
         let cells = Cells::new(2, is_smooth);
@@ -225,7 +225,7 @@ fn counted_waiters_queue() {
     waiters(true);
 }
 
-/// Whoever dies waiting holds up nobody beyond the window that it waited for.
+/// A waiter that dies blocks no other caller beyond the window that it waited for.
 #[test]
 fn a_counted_waiter_dies() {
     model(|| {
@@ -245,7 +245,7 @@ fn a_counted_waiter_dies() {
     });
 }
 
-/// A denial's `ready` is exact: others can only make it later, so one tick earlier there is no room.
+/// A denial's `ready` is exact: other callers can only make it later, so one tick earlier the start does not fit.
 #[test]
 fn a_counted_denial_does_not_exaggerate() {
     model(|| {
@@ -260,12 +260,12 @@ fn a_counted_denial_does_not_exaggerate() {
         other.join().unwrap();
         if answer.taken.is_none() {
             cells.time.store(answer.ready - 1, Relaxed);
-            assert_eq!(cells.claim(2, 0).unwrap(), None, "there was room before {}", answer.ready);
+            assert_eq!(cells.claim(2, 0).unwrap(), None, "admitted before {}", answer.ready);
         }
     });
 }
 
-/// What is seen in between was so at some moment.
+/// A view of both cells was the state at some moment.
 #[test]
 fn a_view_of_both_windows() {
     model(|| {
@@ -284,7 +284,7 @@ fn a_view_of_both_windows() {
     });
 }
 
-/// A start is in the next life, or was refused; nobody acts on a life with another's base.
+/// A start is in the next life, or was refused; no caller acts on a life with another's base.
 fn rebuilt_while_a_claim_is_in_flight(pauses: [Tick; 2], patience: Tick) {
     model(move || {
         let cells = Cells::new(3, true);

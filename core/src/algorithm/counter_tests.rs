@@ -1,4 +1,4 @@
-//! Counted windows: to the tick against a plain model, over their lives, and between threads.
+//! Counted windows: exact to the tick against a plain model, over their lives, and between threads.
 
 use super::*;
 use crate::algorithm::Algorithm;
@@ -9,11 +9,11 @@ use std::collections::BTreeMap;
 
 const S: Tick = 1_000_000;
 const DAY: Tick = 86_400 * S;
-/// A store's epoch lies this far back.
+/// The distance of a store's epoch.
 const START: Tick = 400 * DAY;
 const MOST: u64 = 1_000_000_000;
 
-/// In 2026, and not aligned to anything.
+/// In 2026, and aligned to nothing.
 const PHASE: u64 = 1_770_000_123_456_789;
 
 /// A key's cells and a clock that stands still, used as a limiter would.
@@ -38,7 +38,7 @@ impl Key {
         Key { ring, life, base, era, logged, born: 0, frame, now: Cell::new(START) }
     }
 
-    /// At the beginning of a window.
+    /// A key at the beginning of a window.
     fn at_start(limit: u64, length: Tick, is_smooth: bool) -> Key {
         let key = Key::new(limit, length, is_smooth);
         key.now.set(key.frame.start_of(key.frame.window_of(START) + 1));
@@ -77,7 +77,7 @@ impl Key {
         self.claim(weight).taken.is_some()
     }
 
-    /// Waits as long as it takes.
+    /// Waits without a limit.
     fn wait(&self, weight: u64) -> (Tick, Taken) {
         let answer = self.claim_with(|ask| ask.patience = Tick::MAX, weight);
         (answer.ready, answer.taken.unwrap())
@@ -87,7 +87,7 @@ impl Key {
         self.counter().view(&Ask::now(&[], weight, 0), || self.clock()).unwrap()
     }
 
-    /// Seals, and writes what it held, once changed, into the same cells.
+    /// Seals the cells, and writes their history, changed by `change`, into the same cells.
     fn rebuild(&self, change: impl FnOnce(&mut History)) {
         self.rebuild_as(self.frame, change)
     }
@@ -99,7 +99,7 @@ impl Key {
         history.pad(frame.limit);
         let next = self.life.swap(NO_LIFE, AcqRel) + 1;
         let written = Counter { frame, ..self.counter() }.write(&history, self.clock()).unwrap_or_else(|| {
-            // As if they were other cells.
+            // Stands for other cells.
             self.ring.iter().for_each(|cell| cell.store(0, Relaxed));
             self.counter().write(&history, self.clock()).expect("new cells have a life")
         });
@@ -112,20 +112,20 @@ impl Key {
         self.now.set(self.now.get() + by);
     }
 
-    /// The last tick of the window that is now.
+    /// Returns the last tick of the current window.
     fn end(&self) -> Tick {
         self.frame.end_of(self.frame.window_of(self.now.get()))
     }
 
-    /// Denied a start of this weight, finds it admitted at `ready` and denied a tick earlier.
+    /// Denies a start of this weight, and asserts that it is admitted at `ready` and denied a tick earlier.
     fn assert_exact(&self, weight: u64) {
         let denied = self.claim(weight);
         assert_eq!(denied.taken, None);
         assert_eq!(self.view(weight).ready, denied.ready);
         self.now.set(denied.ready - 1);
-        assert_eq!(self.claim(weight).taken, None, "room before {}", denied.ready);
+        assert_eq!(self.claim(weight).taken, None, "admitted before {}", denied.ready);
         self.now.set(denied.ready);
-        assert!(self.takes(weight), "no room at {}", denied.ready);
+        assert!(self.takes(weight), "denied at {}", denied.ready);
     }
 }
 
@@ -134,7 +134,7 @@ const LIMITS: [u64; 5] = [1, 2, 10, 12_345, MOST];
 
 #[test]
 fn windows_are_aligned_to_1970() {
-    // Tick 0 is half past: full minutes are at every 30 s + n · 60 s.
+    // Tick 0 is at half a minute: full minutes are at every 30 s + n · 60 s.
     let frame = Frame { limit: 3, length: 60 * S, is_smooth: false, phase: 1_770_000_030 * S };
     let key = Key::of(frame);
     key.now.set(START);
@@ -176,7 +176,7 @@ fn the_window_before_counts_in_part() {
     assert_eq!(key.claim(25).ready, start + 12 * S + S / 2);
     assert_eq!(key.claim(100).ready, start + 20 * S);
     key.now.set(start + 14 * S);
-    // 60 of those before, rounded up; all in all 100.
+    // 60 of the earlier units count, rounded up; 100 in total.
     assert_eq!(key.view(1).remaining, 40);
     assert!(key.takes(40));
     assert_eq!(
@@ -184,7 +184,7 @@ fn the_window_before_counts_in_part() {
         View { now: start + 14 * S, ready: start + 14 * S + S / 10, remaining: 0, empty: start + 30 * S }
     );
     key.assert_exact(7);
-    // A window later what is left are 40 + 7; two windows later nothing.
+    // A window later 40 + 7 remain; two windows later nothing.
     key.now.set(start + 20 * S);
     assert_eq!(key.view(1).remaining, 53);
     key.now.set(start + 30 * S);
@@ -223,7 +223,7 @@ fn a_denial_writes_nothing() {
 }
 
 #[test]
-fn an_untouched_one_is_empty() {
+fn an_untouched_counter_is_empty() {
     for is_smooth in [false, true] {
         let key = Key::new(9, S, is_smooth);
         let empty = View { now: START, ready: START, remaining: 9, empty: 0 };
@@ -232,13 +232,13 @@ fn an_untouched_one_is_empty() {
             View { empty: if view.empty <= START { 0 } else { view.empty }, ..view }
         };
         assert_eq!(view(&key, 9), empty);
-        assert_eq!(key.base.load(Relaxed), 0, "looking does not begin a life");
+        assert_eq!(key.base.load(Relaxed), 0, "a view does not begin a life");
         let ask = Ask::now(&[], 1, 0);
         let untouched = Counter::untouched(0, key.frame).view(&ask, || key.clock()).unwrap();
         assert_eq!(View { empty: 0, ..untouched }, empty);
         assert!(key.counter().is_idle(key.clock()) && !key.counter().has_to_move(key.clock()));
         assert!(key.takes(1));
-        assert_eq!(key.view(0).ready, 0, "nothing at all needs no room");
+        assert_eq!(key.view(0).ready, 0, "weight 0 needs no free units");
         let seen = key.counter().claim_and_view(&Ask::now(&[], 5, 0), || key.clock()).unwrap();
         assert_eq!(seen.1, View { ready: START, ..key.view(1) });
         assert_eq!(seen.1.remaining, 3);
@@ -261,13 +261,13 @@ fn an_unknown_past_counts_as_full() {
 }
 
 #[test]
-fn a_gate_outlives_room() {
+fn a_gate_holds_while_units_are_free() {
     let key = Key::new(10, S, true);
     let gated = key.claim_with(|ask| ask.gate = START + 1, 1);
     assert_eq!((gated.taken, gated.ready), (None, START + 1));
     let gated = key.counter().view(&Ask::now(&[], 1, START + 9), || key.clock()).unwrap();
     assert_eq!(gated, View { now: START, ready: START + 9, remaining: 0, empty: START + 9 });
-    // A place behind the gate counts in its window, and lets nobody pass.
+    // A place behind the gate counts in its window, and no later request passes it.
     let far = key.claim_with(|ask| (ask.gate, ask.patience) = (START + 7 * S, 7 * S), 10);
     assert_eq!(far.taken.unwrap().stamp, key.end() + 7 * S);
     let next = key.claim(1);
@@ -284,17 +284,17 @@ fn waiters_queue() {
     assert!(key.claim_with(|ask| ask.patience = S - 1, 4).taken.is_none());
     let (ready, place) = key.wait(4);
     assert_eq!((ready, place.stamp, place.is_place()), (start + S, start + 2 * S - 1, true));
-    // There would be room for 3, but somebody is waiting.
+    // Units for 3 would be free, but another request waits.
     assert_eq!((key.claim(1).taken, key.claim(1).ready), (None, start + S));
     assert_eq!(key.view(1).remaining, 0);
     assert_eq!(key.wait(6).0, start + S);
     assert_eq!(key.wait(10).0, start + 2 * S);
     assert_eq!(key.wait(1).0, start + 3 * S);
-    let known = Known { ticket: place.ticket, stamp: place.stamp, weight: 4 };
+    let known = StartId { ticket: place.ticket, stamp: place.stamp, weight: 4 };
     assert_eq!(key.counter().present(known), Ok(true));
     key.era.store(1, Relaxed);
     assert_eq!(key.counter().present(known), Ok(false));
-    // Without need to wait it is a place all the same.
+    // A reservation is a place even without a wait.
     key.now.set(start + 3 * S);
     let now = key.claim_with(|ask| ask.reserve = true, 1);
     assert_eq!((now.ready, now.taken.unwrap().is_place()), (start + 3 * S, true));
@@ -305,7 +305,7 @@ fn smooth_waiters_queue() {
     let key = Key::at_start(10, 10 * S, true);
     let start = key.now.get();
     assert!(key.takes(10));
-    // A tenth of the window for each.
+    // Each gets a tenth of the window.
     assert_eq!(key.wait(2).0, start + 12 * S);
     assert_eq!(key.wait(1).0, start + 13 * S);
     assert_eq!(key.wait(7).0, start + 20 * S, "as soon as the ten do not count any more, and the three hardly do");
@@ -335,7 +335,7 @@ fn forced_starts_count_beyond_the_limit() {
 }
 
 #[test]
-fn forced_starts_go_with_those_who_wait() {
+fn forced_starts_count_together_with_waiters() {
     let key = Key::at_start(10, S, false);
     assert!(key.takes(5));
     let (_, place) = key.wait(6);
@@ -345,7 +345,7 @@ fn forced_starts_go_with_those_who_wait() {
 }
 
 #[test]
-fn numbers_that_are_used_up_begin_anew() {
+fn used_up_numbers_start_over() {
     for is_smooth in [false, true] {
         let key = Key::new(5, 1, is_smooth);
         for _ in 0..20 {
@@ -353,7 +353,7 @@ fn numbers_that_are_used_up_begin_anew() {
             key.assert_exact(1);
             key.advance(LAST / 5);
         }
-        // A place beyond what can be numbered is refused, and says when it would be.
+        // A place beyond the last number is refused, with the time at which it would be.
         let gate = key.now.get() + 2 * LAST;
         let beyond = key.claim_with(|ask| (ask.gate, ask.patience) = (gate, Tick::MAX), 1);
         assert_eq!((beyond.taken, beyond.ready), (None, gate));
@@ -369,7 +369,7 @@ fn numbers_that_are_used_up_begin_anew() {
 }
 
 #[test]
-fn a_sealed_one_answers_nothing_and_says_what_it_held() {
+fn a_sealed_counter_refuses_calls_and_returns_its_history() {
     let key = Key::at_start(10, S, true);
     assert!(key.takes(2));
     let first = key.end();
@@ -383,14 +383,14 @@ fn a_sealed_one_answers_nothing_and_says_what_it_held() {
     assert_eq!(counter.claim(&ask, || key.clock()), Err(Sealed));
     assert_eq!(counter.claim(&Ask { force: true, ..ask }, || key.clock()), Err(Sealed));
     assert_eq!(counter.view(&ask, || key.clock()), Err(Sealed));
-    assert_eq!(counter.present(Known { ticket: 0, stamp: first, weight: 1 }), Err(Sealed));
+    assert_eq!(counter.present(StartId { ticket: 0, stamp: first, weight: 1 }), Err(Sealed));
     let start = |stamp, units| Start { stamp, units, state: SETTLED, id: u64::MAX, is_logged: false };
     assert_eq!(counter.history(key.clock()).starts, [start(first, 2), start(first + S, 3)]);
     assert_eq!(counter.history(key.clock()).unknown, None);
 }
 
 #[test]
-fn whatever_the_frontier_is_it_can_be_sealed() {
+fn a_counter_can_be_sealed_at_any_frontier() {
     for pauses in [&[0][..], &[1], &[2], &[0, 1], &[0, 2], &[0, 3], &[0, 1, 1]] {
         let key = Key::at_start(10, S, true);
         for pause in pauses {
@@ -418,7 +418,7 @@ fn cells_have_many_lives() {
         for round in 0..1_000 {
             assert!(key.takes(3), "{length}: round {round}");
             assert!(!key.takes(1));
-            key.ring.iter().for_each(|cell| assert!(words.insert(cell.load(Relaxed)), "a word was there before"));
+            key.ring.iter().for_each(|cell| assert!(words.insert(cell.load(Relaxed)), "a word was reused"));
             stale.push(key.counter());
             key.rebuild(|history| {
                 let before = history.starts.len();
@@ -433,7 +433,7 @@ fn cells_have_many_lives() {
             assert_eq!(old.claim(&ask, || key.clock()), Err(Sealed));
             assert_eq!(old.claim(&Ask { force: true, ..ask }, || key.clock()), Err(Sealed));
             assert_eq!(old.view(&ask, || key.clock()), Err(Sealed));
-            assert_eq!(old.present(Known { ticket: 0, stamp: 0, weight: 1 }), Err(Sealed));
+            assert_eq!(old.present(StartId { ticket: 0, stamp: 0, weight: 1 }), Err(Sealed));
             assert!(!old.is_idle(key.clock()));
             old.seal();
         }
@@ -450,7 +450,7 @@ fn cells_that_had_too_many_lives_are_refused() {
     assert!(write(&key).is_some());
     assert!(write(&key).is_some());
     assert_eq!(write(&key), None);
-    // Where time stands is a number of its own.
+    // The current time has its own number.
     let key = Key::new(5, 1, false);
     assert!(key.takes(1));
     key.advance(HALF);
@@ -458,9 +458,9 @@ fn cells_that_had_too_many_lives_are_refused() {
     assert!(key.counter().has_to_move(key.clock()) && !key.counter().is_sealed());
 }
 
-/// A window that was written over is not taken for an empty one when the place that did it is taken back.
+/// A window that was overwritten does not count as empty when the place that overwrote it is taken back.
 #[test]
-fn a_place_that_is_taken_back_gives_no_more_than_it_took() {
+fn a_place_that_is_taken_back_returns_no_more_than_it_took() {
     for (is_smooth, weight, windows) in [(false, 10, 1), (true, 10, 2), (true, 9, 1)] {
         let key = Key::at_start(10, S, is_smooth);
         assert!(key.takes(10));
@@ -483,7 +483,7 @@ fn a_place_that_is_taken_back_gives_no_more_than_it_took() {
 }
 
 #[test]
-fn what_the_ledger_has() {
+fn the_ledger_mark_counts_what_was_written() {
     let key = Key::at_start(100, S, true);
     let start = key.now.get();
     let now = || key.clock();
@@ -513,7 +513,7 @@ fn what_the_ledger_has() {
     assert_eq!(starts, [(start + S + 5, 20), (start + 2 * S, 80)]);
     key.logged.store(mark, Relaxed);
     assert_eq!(counter().unwritten(place.end, now()), 0);
-    // It survives a rewriting, in part too.
+    // The ledger's progress survives a rewrite, also in part.
     let d = key.wait(5).1;
     assert_eq!(d.stamp, place.stamp, "{:?}", key.counter().history(now()));
     key.rebuild(|history| {
@@ -522,18 +522,18 @@ fn what_the_ledger_has() {
     });
     assert_eq!(unlogged().0, [(start + 2 * S, 5)]);
     key.rebuild(|history| history.starts[0].is_logged = false);
-    assert_eq!(unlogged().0, [(start + S + 5, 20), (start + 2 * S, 85)], "rather twice than not at all");
-    // What does not count any more need not be there.
+    assert_eq!(unlogged().0, [(start + S + 5, 20), (start + 2 * S, 85)], "logged twice rather than not at all");
+    // Units that no longer count need not be there.
     key.now.set(start + 4 * S);
     let e = key.claim(1).taken.unwrap();
     assert_eq!(counter().unwritten(e.end, now()), 1);
 }
 
 #[test]
-fn another_frame_counts_what_was_counted() {
+fn another_frame_keeps_the_counts() {
     let key = Key::at_start(10, S, false);
     assert!(key.takes(6));
-    // A longer window has all of it, whether smooth or not; a smaller limit is full.
+    // A longer window has all of it, smooth or not; a smaller limit is full.
     for (limit, left) in [(20, 14), (6, 0), (3, 0)] {
         let key = Key::at_start(10, S, false);
         assert!(key.takes(6));
@@ -542,7 +542,7 @@ fn another_frame_counts_what_was_counted() {
         let key = Key { frame, ..key };
         assert_eq!(key.view(1).remaining, left);
     }
-    // Starts that were known one by one are in their windows; where some are not known, these are full.
+    // Starts that were known one by one are in their windows; windows with unknown starts are full.
     let key = Key::at_start(10, S, true);
     let now = key.now.get();
     let start = |stamp, units| Start { stamp, units, state: SETTLED, id: 7, is_logged: true };
@@ -559,7 +559,7 @@ fn another_frame_counts_what_was_counted() {
 
 // ---- against a plain model ----
 
-/// Every window's units, and the rule as it is written down.
+/// The units of every window, and the rule as it is documented.
 struct Plain {
     limit: i128,
     length: i128,
@@ -590,7 +590,7 @@ impl Plain {
         self.windows.get(&window).copied().unwrap_or(0)
     }
 
-    /// May a start of this weight happen at this tick of its window?
+    /// Returns whether a start of this weight may happen at this tick of its window.
     fn admits(&self, tick: i128, weight: i128) -> bool {
         let window = self.window(tick);
         let elapsed = tick - self.start(window);
@@ -600,7 +600,7 @@ impl Plain {
                 <= self.limit * self.length
     }
 
-    /// The first tick that admits it, found by halving windows.
+    /// Returns the first tick that admits it, found by bisecting windows.
     fn ready(&self, from: i128, weight: i128) -> i128 {
         let mut window = self.window(from).max(self.newest);
         loop {
@@ -626,7 +626,7 @@ impl Plain {
         some
     }
 
-    /// When it is as if nothing had been.
+    /// Returns when it is back in its initial state.
     fn empty(&self, now: i128) -> i128 {
         let lasts = 1 + i128::from(self.is_smooth);
         let newest = self.windows.iter().rev().find(|(_, units)| **units > 0);
@@ -637,13 +637,13 @@ impl Plain {
         let count = self.windows.entry(window).or_default();
         *count = (*count + units).min(MOST_COUNT.into());
         self.newest = self.newest.max(window);
-        // Others have no influence.
+        // Other windows have no effect.
         self.windows.retain(|kept, _| *kept + 4 > window);
     }
 }
 
 #[test]
-fn random_calls_against_a_plain_model() {
+fn random_calls_match_a_plain_model() {
     let seed = seed();
     let mut random = Random::seeded(seed);
     let (mut admitted, mut places, mut denied) = (0, 0, 0);
@@ -651,7 +651,7 @@ fn random_calls_against_a_plain_model() {
         let length = LENGTHS[round % LENGTHS.len()].min(1 + random.scaled(366 * DAY));
         let length = if round % 3 == 0 { LENGTHS[round / 3 % LENGTHS.len()] } else { length };
         let limit = 1 + random.scaled(MOST - 1);
-        // Also before and just after 1970 as of the store's epoch.
+        // Also before and just after 1970, at the store's epoch.
         let phase = [PHASE, random.scaled(u64::MAX >> 12), (START - length / 2).wrapping_neg(), 0][round / 2 % 4];
         let frame = Frame { limit, length, is_smooth: round % 2 == 0, phase };
         let key = Key::of(frame);
@@ -708,16 +708,16 @@ fn random_calls_against_a_plain_model() {
     assert!(admitted > 20_000 && places > 5_000 && denied > 50_000);
 }
 
-/// Units that are taken back, whatever was written over meanwhile, never let a window hold more than it may.
+/// Units that are taken back, whatever was overwritten in the meantime, never let a window exceed its limit.
 #[test]
-fn random_refunds_never_let_a_window_hold_too_much() {
+fn random_refunds_never_let_a_window_exceed_its_limit() {
     let seed = seed();
     let mut random = Random::seeded(seed);
     for round in 0..20 {
         let (limit, length) = (2 + random.below(30), 1 + random.scaled(1_000));
         let frame = Frame { limit, length, is_smooth: round % 2 == 0, phase: PHASE };
         let key = Key::of(frame);
-        // What counts, with the tick from which on it may happen.
+        // The starts that count, with the tick from which it may happen.
         let mut starts: Vec<(Tick, Tick, u64)> = Vec::new();
         let (mut refunds, mut claims) = (0, 0);
         for _ in 0..10_000 {
@@ -746,7 +746,7 @@ fn random_refunds_never_let_a_window_hold_too_much() {
             let answer = key.claim_with(|ask| ask.patience = patience, weight);
             if let Some(taken) = answer.taken {
                 claims += 1;
-                // Places further on were told to others; what counts here are this window and the one before.
+                // Later places were promised to others; this window and the one before count here.
                 plain.newest = 0;
                 let ready = answer.ready.into();
                 assert!(plain.admits(ready, weight.into()), "SEED={seed}: {weight} at {ready}, {:?}", plain.windows);
@@ -758,7 +758,7 @@ fn random_refunds_never_let_a_window_hold_too_much() {
     }
 }
 
-/// Threads, rebuilt under way, on a clock that each of them moves.
+/// Threads race on a clock that each of them moves, while the counter is rebuilt.
 #[test]
 fn threads_never_exceed_a_window() {
     for (length, is_smooth) in [(3, false), (3, true), (200, false), (200, true), (20_000, true)] {

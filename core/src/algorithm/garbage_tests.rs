@@ -1,10 +1,11 @@
-//! Cells that hold anything: every call on them ends. (With a panic perhaps, which is an error where cells are in a lane.)
+//! Cells with arbitrary contents: every call on them ends. (Perhaps with a panic, which is an error where cells are in
+//! a lane.)
 
 use super::bucket::Bucket;
 use super::cells::Cells;
 use super::counter::{Counter, Frame};
 use super::leases::{self, Leases, NEVER, SLOT_WORDS};
-use super::log::{Ask, Known, Log, Window};
+use super::log::{Ask, Log, StartId, Window};
 use super::meter::Meter;
 use super::slices::{SLICES, Slices};
 use crate::algorithm::Algorithm;
@@ -15,10 +16,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc;
 use std::time::Duration;
 
-/// A year and a bit, as a store's clock reads.
+/// A little over a year, as a store's clock reads.
 const NOW: u64 = 35_000_000_000_000;
 
-/// Zero, small, large, one bit, or anything.
+/// Returns zero, a small or large number, a single bit, or any number.
 fn garbage(random: &mut Random) -> u64 {
     let word = random.next();
     match word % 5 {
@@ -30,7 +31,7 @@ fn garbage(random: &mut Random) -> u64 {
     }
 }
 
-/// All that a process that holds no lock may ask.
+/// Makes every call that a process without the lock may make.
 fn ask_all(cells: Cells, windows: &[Window], gate: u64) {
     let clock = || Now { floor: NOW, ceil: NOW + 1 };
     let end = |call: &dyn Fn() -> bool| drop(catch_unwind(AssertUnwindSafe(call)));
@@ -43,7 +44,7 @@ fn ask_all(cells: Cells, windows: &[Window], gate: u64) {
         end(&|| leases.reclaim(NOW, |_| true).is_ok());
         return;
     }
-    // Decisions and views have no door: they must not unwind.
+    // Decisions and views have no error for this: they must not unwind.
     let ask = |call: &dyn Fn() -> bool| _ = call();
     for weight in [1, 3] {
         let now = Ask::now(windows, weight, gate);
@@ -56,7 +57,7 @@ fn ask_all(cells: Cells, windows: &[Window], gate: u64) {
             Cells::Counter(counter) => ask_one(counter, [&now, &place], ask, clock),
             Cells::Leases(_) | Cells::Grants(_) => unreachable!(),
         }
-        end(&|| cells.present(Known { ticket: weight, stamp: NOW, weight }, windows[0].length, clock()).is_ok());
+        end(&|| cells.present(StartId { ticket: weight, stamp: NOW, weight }, windows[0].length, clock()).is_ok());
     }
 }
 
@@ -70,7 +71,7 @@ fn ask_one(cells: impl Algorithm, asks: [&Ask; 2], call: impl Fn(&dyn Fn() -> bo
 #[test]
 fn every_call_ends_whatever_cells_hold() {
     for kind in 0..5 {
-        let (tell, told) = mpsc::channel();
+        let (tell, done) = mpsc::channel();
         std::thread::spawn(move || {
             for round in 0..4_000 {
                 let random = &mut Random::seeded(kind << 32 | round);
@@ -124,8 +125,8 @@ fn every_call_ends_whatever_cells_hold() {
             }
         });
         let mut rounds = 0;
-        // A slow machine takes a while; what never ends takes longer.
-        while told
+        // A slow machine takes a while; an endless call takes longer.
+        while done
             .recv_timeout(Duration::from_secs(20))
             .inspect_err(|e| {
                 assert_eq!(*e, mpsc::RecvTimeoutError::Disconnected, "kind {kind} does not end in round {rounds}");

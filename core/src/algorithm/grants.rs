@@ -1,48 +1,55 @@
-//! What a server has granted this machine of a key: units that it may start by itself, within a short time.
+//! Units of a key that a server has granted this machine: it may start them on its own, within a short time.
 //!
-//! A *grant* is a number of units and the time within which they may start, by this machine's own clock. A key has room for
-//! [`CELLS`] of them. A start takes a unit out of one, in one step; a place takes one out of a grant whose time has not come yet.
-//! One caller at a time asks the server for more ([`Grants::begin`]), while the others go on.
+//! A *grant* is a number of units and the time within which they may start, by this machine's own clock. A key holds up
+//! to [`CELLS`] grants. A start takes units out of one grant, in one step. A place takes units out of a grant whose
+//! time has not come yet. One caller at a time asks the server for more ([`Grants::begin`]), while the others continue.
 //!
 //! # Why no unit starts twice, and none late
 //!
-//! A cell's `STATE` has a turn, how often units were taken, and how many are left. The turn is odd while a grant is there; another
-//! grant has another one. A start reads it, then the grant's times, and takes units by a compare-and-swap of the same word. So it took what
-//! it looked at. Whoever ends a grant takes all that is left by the same step before it says so to the server. The clock was read
-//! within the call, so the start happens while its call runs, at a time that lies within the grant.
+//! 1. *One word per grant decides.* A cell's `STATE` holds a turn, the number of takings, and the number of units left.
+//!    The turn is odd while a grant is present, and differs from grant to grant. A start reads the word, then the
+//!    grant's times, and takes units by a compare-and-swap of the same word. So it took units of the grant whose times
+//!    it read.
+//! 2. *A grant ends before the server learns of it.* The caller that ends a grant takes all remaining units by the same
+//!    step, and only then reports to the server.
+//! 3. *Starts are in time.* The clock was read within the call, so the start happens while its call runs, at a time
+//!    within the grant.
+//! 4. *Returns happen once.* A start has the number of its taking, which is never reused within a grant. By this number
+//!    it is given back, once: here while the grant is present, and by the server afterwards.
+//! 5. *A reply expires.* The server's reply is valid only for a while ([`Grants::GOOD`]), because a policy may have
+//!    changed, or the server may have lost its memory. So no grant allows a start later than that after the latest
+//!    request was sent.
 //!
-//! What was taken has the number of the taking, which is never used again in the same grant. By it a start is given back, once: here
-//! while the grant is, and by the server afterwards.
+//! # Orderings
 //!
-//! What the server said is good for a while only ([`Grants::GOOD`]): a policy may have changed, or the server may have lost its
-//! memory. So nothing starts later than that after the latest request was sent, by whatever grant.
-//!
-//! *Orderings.* A new grant's words are written before its `STATE`, which is released; whoever acquires that sees them. Whoever
-//! still sees an older `STATE` may read newer times, and fails at the swap. Words that only steer what is asked for are relaxed.
+//! A new grant's words are written before its `STATE`, which is released; a reader that acquires it sees them. A reader
+//! that still sees an older `STATE` may read newer times, and fails at the swap. Words that only steer requests are
+//! relaxed.
 
 use crate::atomic::*;
 use crate::fault;
 use crate::time::Tick;
 
-/// How many grants a key has at most.
+/// The most grants of a key.
 pub(crate) const CELLS: usize = if cfg!(model) { 2 } else { 6 };
 
-/// Words of a cell.
+/// The words of a cell.
 mod cell {
-    /// Its turn; below [`super::TURN`] how often units were taken; below [`super::TAKEN`] the units that are left.
+    /// Its turn; below [`super::TURN`] the number of takings; below [`super::TAKEN`] the units that are left.
     pub const STATE: usize = 0;
-    /// From when on its units may start, and until when (not then).
+    /// The first moment at which its units may start, and the end (exclusive).
     pub const FROM: usize = 1;
     pub const UNTIL: usize = 2;
-    /// What the server knows the grant by: its ticket and stamp. No ticket: the cell is free.
+    /// The server's identity of the grant: its ticket and stamp. No ticket: the cell is free.
     pub const TICKET: usize = 3;
     pub const STAMP: usize = 4;
-    /// How many units it had; and above [`super::STAYS`], when it has ended and the server is to be told, how many stay, plus one.
+    /// The units that it had. Above [`super::STAYS`], when it has ended and has to be reported: the units that stay
+    /// used, plus one.
     pub const UNITS: usize = 5;
-    /// Which of its first 64 takings were given back here.
+    /// The set of its first 64 takings that were given back here.
     pub const ENDED: usize = 6;
-    /// Which of 64 places were taken and have not started. As long as one is there, the cell is no other grant's before its time is
-    /// over.
+    /// The set of 64 places that were taken and have not started. While one is in it, the cell is not reused for
+    /// another grant before its time is over.
     pub const PLACES: usize = 7;
     pub const WORDS: usize = 8;
 }
@@ -50,14 +57,14 @@ mod cell {
 const TURN: u32 = 36;
 const TAKEN: u32 = 20;
 const LEFT: u64 = (1 << TAKEN) - 1;
-/// A cell holds no more units than this: heavier starts are the server's to decide.
+/// The most units of a cell: the server decides heavier starts.
 pub(crate) const MOST_WEIGHT: u64 = LEFT;
-/// Takings from this one on cannot be given back.
+/// Takings from this number on cannot be given back.
 const MOST_TAKEN: u64 = (1 << (TURN - TAKEN)) - 1;
 const STAYS: u32 = 32;
 const LOW: u64 = (1 << STAYS) - 1;
 
-/// So many were taken of these.
+/// Returns the state after a taking of this weight.
 fn less(state: u64, weight: u64) -> u64 {
     state - weight + (u64::from(takings(state) < MOST_TAKEN) << TAKEN)
 }
@@ -66,20 +73,20 @@ fn takings(state: u64) -> u64 {
     state >> TAKEN & MOST_TAKEN
 }
 
-/// A cell of the next turn.
+/// Returns the state of a cell in its next turn.
 fn next_turn(state: u64, units: u64) -> u64 {
     (state >> TURN).wrapping_add(1) << TURN | units.min(LEFT)
 }
 
-/// Is a grant there that has not ended?
+/// Returns whether a grant is present that has not ended.
 fn is_open(state: u64) -> bool {
     state >> TURN & 1 == 1
 }
 
-/// Was anything left over of a grant since the last answer?
+/// Set if units of a grant were left over since the last reply.
 const LEFT_OVER: u64 = 1 << 63;
 
-/// Words of a key's grants.
+/// The number of words of a key's grants.
 pub(crate) const WORDS: u64 = (Grants::FIRST + CELLS * cell::WORDS) as u64;
 
 const SECOND: Tick = 1_000_000;
@@ -87,43 +94,44 @@ const SECOND: Tick = 1_000_000;
 /// A round trip is too long from this part of the window on.
 const FAR: u64 = 10;
 
-/// By how many parts of a thousand two clocks may differ in rate: crystals are within 0.1, and what disciplines a clock slews it by
-/// 0.5.
+/// The difference of two clocks' rates is at most one part in this many: crystals are within 0.0001, and clock
+/// discipline slews by 0.0005.
 const RATE: u64 = 1_000;
 
-/// So long at least, by a clock that may be faster by its rate.
+/// Returns at least this duration, by a clock that may run fast by its rate.
 pub(crate) fn longer(ticks: Tick) -> Tick {
     if fault::planted("drift ignored") { ticks } else { ticks.saturating_add(ticks.div_ceil(RATE)) }
 }
 
-/// So long at most.
+/// Returns at most this duration, by a clock that may run slow by its rate.
 pub(crate) fn shorter(ticks: Tick) -> Tick {
     if fault::planted("drift ignored") { ticks } else { ticks.saturating_sub(ticks.div_ceil(RATE)) }
 }
 
-/// How long the grants of a limit last, and what follows from its windows. (Why these: see bench/fleet/README.md.)
+/// The duration of a limit's grants, and what follows from its windows. (bench/fleet/README.md explains the values.)
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Lengths {
     pub grant: Tick,
-    /// For how long an answer is good.
+    /// How long a reply is valid.
     pub trust: Tick,
-    /// For how long starts and denials are counted.
+    /// The period over which starts and denials are counted.
     pub period: Tick,
 }
 
 impl Lengths {
-    /// An answer is good for no longer than this, whatever the limit: so long an operator waits.
+    /// The longest validity of a reply, for any limit: an operator waits this long.
     pub const MOST_TRUST: Tick = 2_000_000;
-    /// A grant lasts no longer. More saves next to no requests.
+    /// The longest grant. A longer one would save hardly any requests.
     const MOST_GRANT: Tick = 500_000;
-    /// No promise lies more lengths of a grant ahead: on the way there clocks drift apart by a fifth of one.
+    /// The furthest promise, in lengths of a grant: by then clocks drift apart by a fifth of one.
     const FAR: u64 = 100;
-    /// A limit that is smaller gets longer grants: else a grant would be of less than a unit.
+    /// Smaller limits get longer grants: otherwise a grant would hold less than a unit.
     const SMALL: u64 = 320;
-    /// So many round trips a grant lasts at least.
+    /// The shortest grant, in round trips.
     const TRIPS: u64 = 4;
 
-    /// For a limit of so many units in its shortest window, with a server that is so far away.
+    /// Computes the lengths for a limit of this many units in its shortest window, with a server at this round-trip
+    /// distance.
     pub fn of(limit: u64, window: Tick, trip: Tick) -> Lengths {
         let trust = (window / 2).min(Lengths::MOST_TRUST);
         let part = if limit < Lengths::SMALL { window / 20 } else { window / 40 };
@@ -131,37 +139,38 @@ impl Lengths {
         Lengths { grant, trust, period: (window / 8).max(1) }
     }
 
-    /// How far ahead a promise may lie.
+    /// Returns how far ahead a promise may lie.
     pub fn far(&self) -> Tick {
         Lengths::FAR * self.grant
     }
 }
 
-/// What a start has taken.
+/// The units that a start took.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Taken {
     pub ticket: u64,
     pub stamp: Tick,
-    /// Which taking of its grant it is; and of a place, above [`STAYS`], which place.
+    /// The number of the taking within its grant; for a place, above [`STAYS`], the number of the place.
     pub unit: u64,
-    /// From when on it may start, if that is later than the time that was told.
+    /// The moment from which it may start, if that is later than the given time.
     pub from: Tick,
 }
 
-/// What comes of a place whose time may have come.
+/// The result of presenting a place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Turn {
+pub(crate) enum PlaceStatus {
     /// It starts, once.
     Started,
-    /// Not for so long.
+    /// Not ready for this long.
     Early(Tick),
-    /// The server has to be asked first whether it still may.
+    /// The server has to confirm first that it still may start.
     Unsure,
     /// Its time is over, or it is not known here.
     Gone,
 }
 
-/// What somebody asks the server for: units to start with, now or (a place) soon; or only a word that what was granted still holds.
+/// A caller's request to the server: units to start with now or, as a place, soon; or only a confirmation that the
+/// grants still hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Wish {
     Start(u64),
@@ -169,23 +178,24 @@ pub(crate) enum Wish {
     Word,
 }
 
-/// What to ask the server for.
+/// A request to the server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Question {
     pub seq: u64,
-    /// No grant is to have fewer units.
+    /// No grant should have fewer units.
     pub least: u64,
     pub want: u64,
     pub future: u64,
-    /// So many grants fit.
+    /// The number of grants that fit.
     pub most: u64,
     /// See [`Grants::STEPPED`].
     pub stepped: u64,
-    /// Of earlier grants: ticket, stamp, how many units stay, and which of the first 64 have ended otherwise, in two halves.
+    /// For earlier grants: ticket, stamp, the units that stay used, and which of the first 64 have ended otherwise, in
+    /// two halves.
     pub reports: Vec<[u64; 5]>,
 }
 
-/// A grant as the server tells it: by its clock.
+/// A grant as the server reports it: by its clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Grant {
     pub ticket: u64,
@@ -195,99 +205,101 @@ pub(crate) struct Grant {
     pub units: u64,
 }
 
-/// An answer, by the server's clock.
+/// A reply, by the server's clock.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Told {
+pub(crate) struct Reply {
     pub now: Tick,
-    /// Up to when starts may have been lost: another one is another memory.
+    /// The moment up to which starts may have been lost: another value means that the server's memory is another.
     pub epoch: u64,
     pub gate: Tick,
-    /// When so many more become free that a grant may have.
+    /// When enough units for another grant become free.
     pub next: Tick,
     pub remaining: u64,
     pub empty: Tick,
     pub grants: Vec<Grant>,
 }
 
-impl Told {
-    /// Reads what a script answers: six numbers, and five of each grant. `None`: it makes no sense.
-    pub fn read(first: [i64; 6], grants: &[i64]) -> Option<Told> {
+impl Reply {
+    /// Parses a script's reply: six numbers, and five per grant. `None`: it is malformed.
+    pub fn read(first: [i64; 6], grants: &[i64]) -> Option<Reply> {
         let unsigned = |n: &i64| u64::try_from(*n).ok();
         let numbers = first.iter().chain(grants).map(unsigned).collect::<Option<Vec<u64>>>()?;
         let (&[now, epoch, gate, next, remaining, empty], grants) = numbers.split_first_chunk()?;
         let (grants, rest) = grants.as_chunks();
         let grants =
             grants.iter().map(|&[ticket, ready, ends, stamp, units]| Grant { ticket, ready, ends, stamp, units });
-        rest.is_empty().then(|| Told { now, epoch, gate, next, remaining, empty, grants: grants.collect() })
+        rest.is_empty().then(|| Reply { now, epoch, gate, next, remaining, empty, grants: grants.collect() })
     }
 }
 
-/// Somebody who asks.
+/// A caller that is asking the server.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Asker<'a> {
-    /// What its answer is waited for on.
+    /// The word that others sleep on until the reply.
     pub word: &'a AtomicU64,
     pub seen: u64,
 }
 
 impl Asker<'_> {
-    /// Which process it is in, among those who share the words; 0: this one.
+    /// Returns its process, among those that share the words; 0: this one.
     pub fn process(&self) -> u32 {
         (self.seen >> STAYS) as u32
     }
 }
 
-/// The grants of one key. All times are of this machine's clock since its boot.
+/// The grants of one key. All times are by this machine's clock since its boot.
 #[derive(Clone, Copy)]
 pub(crate) struct Grants<'a> {
     pub words: &'a [AtomicU64],
-    /// Another number in each life of the words, and which one is meant.
+    /// A number that differs in each life of the words, and the intended one.
     pub life: &'a AtomicU64,
     pub number: u64,
 }
 
 impl<'a> Grants<'a> {
-    /// A turn, which is odd while somebody asks; above [`STAYS`] which process that is, if several share the words. Who waits for the answer
-    /// sleeps on it.
+    /// A turn, which is odd while a caller asks; above [`STAYS`] the caller's process, if several share the words.
+    /// Callers that wait for the reply sleep on it.
     const ASKING: usize = 0;
     /// Until when anything may start.
     const GOOD: usize = 1;
-    /// Twice the time until which the server has nothing more, and one more if it has nothing to promise either.
+    /// Twice the time until which the server has nothing more, plus one if it has nothing to promise either.
     const QUIET: usize = 2;
-    /// Until when callers were denied last.
+    /// The latest moment until which a caller was denied.
     const DENIED_UNTIL: usize = 3;
-    /// Twice the number of the request that was sent last, and one more if it was not answered. Numbers grow with the time.
+    /// Twice the number of the last request, plus one if it has no reply yet. Numbers grow with time.
     const SEQ: usize = 4;
-    /// How long a round trip takes.
+    /// The duration of a round trip.
     const TRIP: usize = 5;
     const EPOCH: usize = 6;
-    /// What the server said last: what remains there, and when it is as new, by this machine's clock. (And [`LEFT_OVER`].)
+    /// The server's last report: the remaining units, and when it is back in its initial state, by this machine's
+    /// clock. (And [`LEFT_OVER`].)
     const REMAINING: usize = 7;
     const EMPTY: usize = 8;
     /// Units that started by grants that are gone, and denials.
     const STARTED: usize = 9;
     const DENIALS: usize = 10;
-    /// When this period began, both at that time, and of the period before, start and denials in half a word each.
+    /// The beginning of this period, both counts at that time, and those of the period before, starts and denials in
+    /// half a word each.
     const PERIOD: usize = 11;
     const STARTED_THEN: usize = 12;
     const DENIALS_THEN: usize = 13;
     const BEFORE: usize = 14;
-    /// Is an answer being written?
+    /// Whether a reply is being written.
     const ACCEPTING: usize = 15;
-    /// When more becomes free there than was granted.
+    /// When more units become free on the server than were granted.
     const NEXT: usize = 16;
-    /// `QUIET` is for so many units and more.
+    /// `QUIET` applies to this many units and more.
     const QUIET_LEAST: usize = 17;
-    /// When the request was sent that was answered last, and what the server's clock showed then.
+    /// When the last replied request was sent, and the server's clock in its reply.
     const LAST_ASKED: usize = 18;
     const LAST_NOW: usize = 19;
-    /// One more than the server's memory whose clock was set forward; 0: none's was.
+    /// The server memory whose clock was set forward, plus one; 0: none.
     const STEPPED: usize = 20;
-    /// Who asks, to the server: a number that no other site has. 0: it is drawn with the next request.
+    /// The asker's identity for the server: a number that no other site has. 0: drawn with the next request.
     const OWNER: usize = 21;
-    /// Which turn of `ASKING` took so long that nobody waits for it any more.
+    /// The turn of `ASKING` that took so long that no caller waits for it any more.
     const STALLED: usize = 22;
-    /// Where processes of this machine share what they are granted of this key: see [`Grants::shared`].
+    /// Where processes of this machine share the grants of this key: see [`Grants::shared`].
     const SHARED: usize = 23;
     const FIRST: usize = 24;
 
@@ -307,7 +319,7 @@ impl<'a> Grants<'a> {
         }
         for cell in self.cells() {
             let mut state = cell[cell::STATE].load(Acquire);
-            // If this life goes on after that, the turn is one of this life.
+            // If this life continues after that, the turn belongs to this life.
             while state & LEFT >= weight && (!self.is_over() || fault::planted("another key's units")) {
                 let from = cell[cell::FROM].load(Relaxed);
                 if now < from || now >= cell[cell::UNTIL].load(Relaxed) {
@@ -329,14 +341,14 @@ impl<'a> Grants<'a> {
         Taken { ticket: word(cell::TICKET), stamp: word(cell::STAMP), unit: takings(state), from }
     }
 
-    /// Takes units that may start soonest, within `patience` from now.
+    /// Takes the units that may start soonest, within `patience` from now.
     pub fn take_place(&self, weight: u64, now: Tick, patience: Tick) -> Option<Taken> {
         loop {
             let (from, cell, state) = self.first(weight, now)?;
             if from > now.saturating_add(patience) {
                 return None;
             }
-            // Before it is taken, so that the cell stays until the place has started.
+            // Before the units are taken, so that the cell stays until the place has started.
             let places = cell[cell::PLACES].load(Acquire);
             let place = (!places).trailing_zeros();
             if place == u64::BITS {
@@ -354,7 +366,7 @@ impl<'a> Grants<'a> {
         }
     }
 
-    /// The grant that so many units can start by first.
+    /// Returns the grant with which this many units can start first.
     fn first(&self, weight: u64, now: Tick) -> Option<(Tick, &'a [AtomicU64], u64)> {
         let usable = self.cells().filter_map(|cell| {
             let state = cell[cell::STATE].load(Acquire);
@@ -367,8 +379,8 @@ impl<'a> Grants<'a> {
         usable.min_by_key(|(from, ..)| *from)
     }
 
-    /// When so many units can start that cannot start now: by a promise, or as the server has said. `None`: it has to be asked. `waits`:
-    /// for a place.
+    /// Returns when units can start that cannot start now: by a promise, or by the server's report. `None`: the server
+    /// has to be asked. `waits`: for a place.
     pub fn soonest(&self, weight: u64, now: Tick, waits: bool) -> Option<Tick> {
         if now >= self.word(Grants::GOOD).load(Acquire) {
             return None;
@@ -381,21 +393,21 @@ impl<'a> Grants<'a> {
         soonest.filter(|&from| from > now && !self.is_over())
     }
 
-    /// When so many units more can start, as good as known: by a promise, or by what the server has said. Something may have changed since
-    /// the last answer, for which it is not worth asking more often than a few times while somebody waits.
+    /// Returns when more units can start, with near certainty: by a promise, or by the server's report. Something may
+    /// have changed since the last reply, but that does not justify more than a few requests while a caller waits.
     pub fn promised(&self, weight: u64, now: Tick) -> Option<Tick> {
         let next = || Some(self.word(Grants::NEXT).load(Relaxed)).filter(|_| weight == 1);
         let from = self.first(weight, now).map(|(from, ..)| from).or_else(next).filter(|&from| from > now)?;
         (now < self.word(Grants::GOOD).load(Acquire) + SECOND + ((from - now) / 4).min(10 * SECOND)).then_some(from)
     }
 
-    /// Is there a promise of so many units?
+    /// Returns whether this many units are promised.
     pub fn is_promised(&self, weight: u64, now: Tick) -> bool {
         self.first(weight, now).is_some_and(|(from, ..)| from > now)
     }
 
-    /// Is there room for another grant?
-    pub fn has_room(&self, now: Tick) -> bool {
+    /// Returns whether another grant fits.
+    pub fn has_free_cell(&self, now: Tick) -> bool {
         self.cells().any(|cell| {
             let word = |at: usize| cell[at].load(Relaxed);
             let is_used_up = word(cell::STATE) & LEFT == 0 && word(cell::PLACES) == 0;
@@ -403,28 +415,28 @@ impl<'a> Grants<'a> {
         })
     }
 
-    /// Could so many units start now?
+    /// Returns whether this many units could start now.
     pub fn can_start(&self, weight: u64, now: Tick) -> bool {
         now < self.word(Grants::GOOD).load(Acquire) && self.first(weight, now).is_some_and(|(from, ..)| from <= now)
     }
 
-    /// Notes that a caller was denied until then.
+    /// Records that a caller was denied until then.
     pub fn denied(&self, until: Tick) {
         self.word(Grants::DENIALS).fetch_add(1, Relaxed);
         self.word(Grants::DENIED_UNTIL).store(until, Relaxed);
     }
 
-    /// Notes that a caller waits.
+    /// Records that a caller waits.
     pub fn waits(&self) {
         self.word(Grants::DENIALS).fetch_add(1, Relaxed);
     }
 
-    /// The units that were granted and have not started.
+    /// Returns the units that were granted and have not started.
     pub fn held(&self) -> u64 {
         self.cells().map(|cell| cell[cell::STATE].load(Relaxed) & LEFT).sum()
     }
 
-    /// How much there is, as far as this machine knows, and when all of it is.
+    /// Returns how many units there are, as far as this machine knows, and when all of them are.
     pub fn known(&self) -> (u64, Tick) {
         (
             self.word(Grants::REMAINING).load(Relaxed).saturating_add(self.held()),
@@ -432,14 +444,14 @@ impl<'a> Grants<'a> {
         )
     }
 
-    /// Does a round trip take so much of a window that too little of what is granted would be left? It is looked at again every now
-    /// and then.
+    /// Returns whether a round trip takes so much of a window that too little of a grant would be left. This is checked
+    /// again periodically.
     pub fn is_far(&self, window: Tick, now: Tick) -> bool {
         let asked = self.word(Grants::LAST_ASKED).load(Relaxed);
         self.trip() > window / FAR && now.saturating_sub(asked) < window.max(SECOND)
     }
 
-    /// How long a round trip takes; 0: nothing was asked yet.
+    /// Returns the duration of a round trip; 0: there was no request yet.
     pub fn trip(&self) -> Tick {
         self.word(Grants::TRIP).load(Relaxed)
     }
@@ -448,40 +460,41 @@ impl<'a> Grants<'a> {
         self.cells().find_map(|cell| {
             let state = cell[cell::STATE].load(Acquire);
             let is_it = cell[cell::TICKET].load(Acquire) == ticket && self.life.load(Acquire) == self.number;
-            // Still the same grant: so the ticket was its own.
+            // Still the same grant, so the ticket was its own.
             let is_same = || cell[cell::STATE].load(Acquire) >> TURN == state >> TURN;
             (is_it && is_open(state) && is_same()).then_some((cell, state >> TURN))
         })
     }
 
     /// Starts with a place that was [taken](Grants::take_place), once.
-    pub fn start(&self, ticket: u64, unit: u64, now: Tick) -> Turn {
-        let Some((cell, _)) = self.cell_of(ticket) else { return Turn::Gone };
+    pub fn start(&self, ticket: u64, unit: u64, now: Tick) -> PlaceStatus {
+        let Some((cell, _)) = self.cell_of(ticket) else { return PlaceStatus::Gone };
         let (from, until) = (cell[cell::FROM].load(Relaxed), cell[cell::UNTIL].load(Relaxed));
         // These were its own: the place keeps the cell for as long as it can start.
         if now >= until || cell[cell::TICKET].load(Acquire) != ticket {
-            return Turn::Gone;
+            return PlaceStatus::Gone;
         }
         if now < from {
-            return Turn::Early(from - now);
+            return PlaceStatus::Early(from - now);
         }
         if now >= self.word(Grants::GOOD).load(Acquire) {
-            return Turn::Unsure;
+            return PlaceStatus::Unsure;
         }
-        if Self::end_place(cell, unit) { Turn::Started } else { Turn::Gone }
+        if Self::end_place(cell, unit) { PlaceStatus::Started } else { PlaceStatus::Gone }
     }
 
-    /// A place ends. Was it there?
+    /// Ends a place. Returns whether it was there.
     fn end_place(cell: &[AtomicU64], unit: u64) -> bool {
         let bit = 1 << (unit >> STAYS & 63);
         cell[cell::PLACES].fetch_and(!bit, AcqRel) & bit != 0
     }
 
-    /// Gives units back that have started, once. `false`: the grant has ended here, so the server has to be told.
+    /// Gives units back that have started, once. `false`: the grant has ended here, so it has to be reported to the
+    /// server.
     pub fn give_back(&self, ticket: u64, unit: u64, weight: u64) -> bool {
         let (Some((cell, turn)), 0..64) = (self.cell_of(ticket), unit & LOW) else { return false };
         let bit = 1 << (unit & LOW);
-        // (Whoever ends the grant meanwhile may tell that this one has ended: then its units go by unused.)
+        // (A caller that ends the grant in between may report this taking as ended: then its units go unused.)
         cell[cell::ENDED].fetch_or(bit, AcqRel) & bit != 0 || Self::put_back(cell, turn, weight)
     }
 
@@ -496,28 +509,28 @@ impl<'a> Grants<'a> {
         cell[cell::STATE].fetch_update(AcqRel, Acquire, put).is_ok()
     }
 
-    // ---- for the one caller who asks ----
+    // ---- for the one caller that asks ----
 
-    /// Is this the caller who asks? Then it has to [end](Grants::end) it. Otherwise somebody else is asking. `process`: which one this
-    /// is among those who share the words; 0: they are this one's alone.
+    /// Makes this caller the one that asks; it then has to call [`Grants::end`]. The error is another caller that is
+    /// asking. `process`: this process among those that share the words; 0: they are not shared.
     pub fn begin(&self, process: u32) -> Result<(), Asker<'a>> {
         let asking = self.word(Grants::ASKING);
         let begin = |seen: u64| seen.is_multiple_of(2).then(|| u64::from(process) << STAYS | (seen + 1) & LOW);
         asking.fetch_update(AcqRel, Acquire, begin).map(drop).map_err(|seen| Asker { word: asking, seen })
     }
 
-    /// Lets others ask. Who sleeps on the word that is answered has to be woken.
+    /// Lets other callers ask. The caller has to wake the sleepers on the returned word.
     pub fn end(&self) -> &'a AtomicU64 {
         let asking = self.word(Grants::ASKING);
-        // (Nobody else writes it meanwhile: this process lives.)
+        // (No other caller writes it in between: this process is alive.)
         asking.store((asking.load(Relaxed) + 1) & LOW, Release);
         asking
     }
 
-    /// Goes on in the place of a process that asked and has died. `false`: somebody else does, or it had come to its end.
+    /// Takes over from a process that asked and has died. `false`: another caller does, or it had already ended.
     ///
-    /// It may have died while it was ending what another memory of the server had granted: so all is ended. If its request has not been
-    /// answered, nothing of the answer is here, and it is asked again.
+    /// It may have died while it was ending the grants of another server memory, so all grants are ended. If its
+    /// request has no reply yet, nothing of the reply is here, and the request is repeated.
     pub fn take_over(&self, asker: &Asker, process: u32) -> bool {
         let taken = u64::from(process) << STAYS | asker.seen & LOW;
         let is_taken = self.word(Grants::ASKING).compare_exchange(asker.seen, taken, AcqRel, Acquire).is_ok();
@@ -527,17 +540,17 @@ impl<'a> Grants<'a> {
         is_taken
     }
 
-    /// Nobody waits for this asker any more.
+    /// Records that callers no longer wait for this asker.
     pub fn give_up(&self, asker: &Asker) {
         self.word(Grants::STALLED).store(asker.seen, Relaxed);
     }
 
-    /// Has somebody given up to wait for this asker?
+    /// Returns whether a caller has given up waiting for this asker.
     pub fn is_given_up(&self, asker: &Asker) -> bool {
         self.word(Grants::STALLED).load(Relaxed) == asker.seen
     }
 
-    /// Who asks, to the server. Only for the one who asks.
+    /// Returns the asker's identity for the server. Only for the caller that asks.
     pub fn owner<E>(&self, draw: impl FnOnce() -> Result<u64, E>) -> Result<u64, E> {
         let owner = self.word(Grants::OWNER);
         if owner.load(Relaxed) == 0 {
@@ -546,24 +559,24 @@ impl<'a> Grants<'a> {
         Ok(owner.load(Relaxed))
     }
 
-    /// Where processes share what they are granted of this key; 0: that is not known. It is of this life of the words.
+    /// Returns where processes share the grants of this key; 0: unknown. It belongs to this life of the words.
     #[inline(always)]
     pub fn shared(&self) -> u64 {
         let shared = self.word(Grants::SHARED).load(Acquire);
         if self.life.load(Acquire) == self.number { shared } else { 0 }
     }
 
-    /// Notes it. Only for the one who asks.
+    /// Records it. Only for the caller that asks.
     pub fn share(&self, shared: u64) {
         self.guarded(|| self.word(Grants::SHARED).store(shared, Release));
     }
 
-    /// Is this life of the words over?
+    /// Returns whether this life of the words is over.
     pub fn is_over(&self) -> bool {
         self.life.load(Acquire) != self.number
     }
 
-    /// What to ask for.
+    /// Composes the request.
     pub fn question(&self, wish: Wish, lengths: Lengths, now: Tick) -> Question {
         let (mut reports, mut most) = (Vec::new(), 0);
         for cell in self.cells() {
@@ -577,7 +590,7 @@ impl<'a> Grants<'a> {
         }
         let (want, future) = self.amounts(wish, lengths, now);
         let least = if let Wish::Start(weight) | Wish::Place(weight) = wish { weight } else { 1 };
-        // One that was not answered is asked again, so that what it was granted is known.
+        // A request without a reply is repeated, so that its grants become known.
         let (seq, is_pending) =
             (self.word(Grants::SEQ).load(Relaxed) / 2, self.word(Grants::SEQ).load(Relaxed) % 2 == 1);
         let seq = if is_pending { seq } else { now.max(seq + 1) };
@@ -586,7 +599,7 @@ impl<'a> Grants<'a> {
         Question { seq, least, want, future, most, stepped, reports }
     }
 
-    /// How many units to ask for, now and later.
+    /// Returns how many units to ask for, now and later.
     fn amounts(&self, wish: Wish, lengths: Lengths, now: Tick) -> (u64, u64) {
         let (weight, waits) = match wish {
             Wish::Word => return (0, 0),
@@ -604,8 +617,8 @@ impl<'a> Grants<'a> {
         (per_grant(starts).max(weight), if waits { future.max(weight) } else { future })
     }
 
-    /// Ends a grant by which nothing can start any more. The server has to be told: what was left can be granted again, and the rest
-    /// counts from now on at the latest.
+    /// Ends a grant by which nothing can start any more. It has to be reported: the server can grant the rest again,
+    /// and the used units count from now on at the latest.
     fn end_if_over(&self, cell: &[AtomicU64], now: Tick) {
         let word = |at: usize| cell[at].load(Acquire);
         let is_used_up = word(cell::STATE) & LEFT == 0 && word(cell::PLACES) == 0;
@@ -623,7 +636,7 @@ impl<'a> Grants<'a> {
         cell[cell::UNITS].store((units - left + 1) << STAYS | units, Release);
     }
 
-    /// Takes all that is left, in another turn: whoever has looked before fails.
+    /// Takes all that is left, in another turn: callers that read the word before fail.
     fn close(cell: &[AtomicU64]) -> u64 {
         let mut state = cell[cell::STATE].load(Acquire);
         loop {
@@ -641,7 +654,8 @@ impl<'a> Grants<'a> {
         }
     }
 
-    /// How many units were started and how many callers denied, in this period or the last one, whichever has more.
+    /// Returns how many units were started and how many callers denied, in this period or the last one, whichever has
+    /// more.
     fn lately(&self, lengths: Lengths, now: Tick) -> (u64, u64) {
         let word = |at: usize| self.word(at).load(Relaxed);
         let of_cells = self.cells().map(|cell| {
@@ -664,17 +678,17 @@ impl<'a> Grants<'a> {
         self.word(Grants::PERIOD).store(now, Relaxed);
         self.word(Grants::STARTED_THEN).store(started, Relaxed);
         self.word(Grants::DENIALS_THEN).store(denials, Relaxed);
-        // What was just counted is as good as a period's, if it took no longer.
+        // The current counts are as good as a period's, if they took no longer.
         if passed == 1 { last } else { (here.0 / passed, here.1 / passed) }
     }
 
-    /// Takes an answer to a question that was sent after `asked` and answered before `now`.
-    pub fn accept(&self, question: &Question, told: &Told, asked: (Tick, Tick), lengths: Lengths) {
-        self.guarded(|| self.write(question, told, asked, lengths));
+    /// Accepts the reply to a request that was sent after `asked` and whose reply came before `now`.
+    pub fn accept(&self, question: &Question, reply: &Reply, asked: (Tick, Tick), lengths: Lengths) {
+        self.guarded(|| self.write(question, reply, asked, lengths));
     }
 
-    /// Writes something that is of this life of the words. In another life, or where this one has been copied elsewhere, nothing is written:
-    /// units go by unused.
+    /// Writes something that belongs to this life of the words. In another life, or if this one has been copied
+    /// elsewhere, nothing is written: units go unused.
     fn guarded(&self, write: impl FnOnce()) {
         self.word(Grants::ACCEPTING).store(1, Relaxed);
         if !fault::planted("answer unseen") {
@@ -686,7 +700,7 @@ impl<'a> Grants<'a> {
         self.word(Grants::ACCEPTING).store(0, Release);
     }
 
-    fn write(&self, question: &Question, told: &Told, (asked, now): (Tick, Tick), lengths: Lengths) {
+    fn write(&self, question: &Question, reply: &Reply, (asked, now): (Tick, Tick), lengths: Lengths) {
         let is_asked_again = fault::planted("granted twice");
         self.word(Grants::SEQ).store(2 * question.seq + u64::from(is_asked_again), Relaxed);
         for cell in self.cells() {
@@ -697,31 +711,31 @@ impl<'a> Grants<'a> {
         }
         let (before, trip) = (self.trip(), now - asked);
         self.word(Grants::TRIP).store(trip.max(before - before.saturating_sub(trip) / 2), Relaxed);
-        if self.was_set_forward(told, (asked, now)) {
-            // All windows are shorter by that, until the server knows: nothing of this answer can be used.
-            self.word(Grants::STEPPED).store(told.epoch + 1, Relaxed);
+        if self.was_set_forward(reply, (asked, now)) {
+            // All windows are shorter by that until the server knows, so nothing of this reply can be used.
+            self.word(Grants::STEPPED).store(reply.epoch + 1, Relaxed);
             self.word(Grants::QUIET).store(0, Release);
             return self.void();
         }
         self.word(Grants::STEPPED).store(0, Relaxed);
-        let at = |tick: Tick| now + 1 + tick.saturating_sub(told.now);
-        // Not before that, whatever the clocks' rates.
-        let surely_at = |tick: Tick| now + 1 + longer(tick.saturating_sub(told.now));
-        let is_other = self.word(Grants::EPOCH).swap(told.epoch, Relaxed) != told.epoch;
-        if is_other && !fault::planted("epoch ignored") || told.gate > told.now {
+        let at = |tick: Tick| now + 1 + tick.saturating_sub(reply.now);
+        // Not before that, at any rate of the clocks.
+        let surely_at = |tick: Tick| now + 1 + longer(tick.saturating_sub(reply.now));
+        let is_other = self.word(Grants::EPOCH).swap(reply.epoch, Relaxed) != reply.epoch;
+        if is_other && !fault::planted("epoch ignored") || reply.gate > reply.now {
             self.void();
         }
         let asked = if fault::planted("valid from the answer") { now } else { asked };
-        // Only now: what was granted by another memory must not become good by this answer.
+        // Only now: the grants of another server memory must not become valid by this reply.
         self.word(Grants::GOOD).fetch_max(asked + shorter(lengths.trust), AcqRel);
-        self.word(Grants::REMAINING).store(told.remaining, Relaxed);
-        self.word(Grants::EMPTY).store(at(told.empty), Relaxed);
-        self.word(Grants::NEXT).store(if question.least == 1 { at(told.next) } else { 0 }, Relaxed);
+        self.word(Grants::REMAINING).store(reply.remaining, Relaxed);
+        self.word(Grants::EMPTY).store(at(reply.empty), Relaxed);
+        self.word(Grants::NEXT).store(if question.least == 1 { at(reply.next) } else { 0 }, Relaxed);
         let mut is_any = false;
-        for grant in &told.grants {
-            let from = if grant.ready <= told.now { asked } else { surely_at(grant.ready) };
+        for grant in &reply.grants {
+            let from = if grant.ready <= reply.now { asked } else { surely_at(grant.ready) };
             let unstamped = if fault::planted("stamped at its beginning") { lengths.grant } else { 0 };
-            let until = (asked + shorter((grant.ends + unstamped).saturating_sub(told.now))).saturating_sub(1);
+            let until = (asked + shorter((grant.ends + unstamped).saturating_sub(reply.now))).saturating_sub(1);
             let Some(cell) = self.cells().find(|cell| cell[cell::TICKET].load(Relaxed) == 0) else { break };
             let put = |at: usize, value: u64| cell[at].store(value, Relaxed);
             put(cell::FROM, from);
@@ -731,28 +745,28 @@ impl<'a> Grants<'a> {
             put(cell::ENDED, 0);
             put(cell::PLACES, 0);
             cell[cell::TICKET].store(grant.ticket, Release);
-            // (It is closed: nobody else writes it.)
+            // (It is closed: no other caller writes it.)
             let state = cell[cell::STATE].load(Relaxed);
             cell[cell::STATE].store(next_turn(state, grant.units), Release);
             is_any |= until > now.max(from);
         }
-        let has_more = told.remaining >= question.least && told.gate <= told.now;
-        let quiet = if is_any || has_more { 0 } else { at(told.next.max(told.gate)) };
+        let has_more = reply.remaining >= question.least && reply.gate <= reply.now;
+        let quiet = if is_any || has_more { 0 } else { at(reply.next.max(reply.gate)) };
         self.word(Grants::QUIET_LEAST).store(question.least, Relaxed);
-        // Who waits may be promised something, if nobody has asked for that.
-        let is_for_all = question.future > 0 || question.most == 0 || told.gate > told.now;
+        // Waiting callers may be promised something, if no caller has asked for that.
+        let is_for_all = question.future > 0 || question.most == 0 || reply.gate > reply.now;
         self.word(Grants::QUIET).store(2 * quiet + u64::from(is_for_all), Release);
     }
 
-    /// Has the server's clock gone further since the answer before than time has passed? (By less than two round trips cannot be told
-    /// from a slow answer.)
-    fn was_set_forward(&self, told: &Told, (asked, now): (Tick, Tick)) -> bool {
+    /// Returns whether the server's clock has advanced by more than the elapsed time since the previous reply. (Less
+    /// than two round trips cannot be distinguished from a slow reply.)
+    fn was_set_forward(&self, reply: &Reply, (asked, now): (Tick, Tick)) -> bool {
         let then = self.word(Grants::LAST_ASKED).swap(asked, Relaxed);
-        let was = self.word(Grants::LAST_NOW).swap(told.now, Relaxed);
-        was != 0 && told.now.saturating_sub(was) > longer(now - then + 1) + 1 && !fault::planted("any clock")
+        let was = self.word(Grants::LAST_NOW).swap(reply.now, Relaxed);
+        was != 0 && reply.now.saturating_sub(was) > longer(now - then + 1) + 1 && !fault::planted("any clock")
     }
 
-    /// Ends all grants, and returns nothing of them: the server does not know them, or nobody may start by them.
+    /// Ends all grants, and returns none of their units: the server does not know them, or they no longer allow starts.
     pub fn void(&self) {
         for cell in self.cells() {
             Self::close(cell);
@@ -762,9 +776,11 @@ impl<'a> Grants<'a> {
         }
     }
 
-    /// Begins another life: nothing is granted, and nothing known. Its [life](Grants::life) is closed. Returns its base.
-    pub fn begin_anew(&self) -> u64 {
-        // Pairs with the fence of `accept`: either that sees that this life is over, or this waits for it. It calls nobody.
+    /// Begins another life, in which nothing is granted and nothing known. Its [life](Grants::life) is closed. Returns
+    /// its base.
+    pub fn begin_next_life(&self) -> u64 {
+        // Pairs with the fence of `accept`: either `accept` sees that this life is over, or this waits for it. `accept`
+        // makes no calls.
         fence(SeqCst);
         while !fault::planted("answer unseen") && self.word(Grants::ACCEPTING).load(Acquire) != 0 {
             yield_now();
@@ -773,14 +789,15 @@ impl<'a> Grants<'a> {
         0
     }
 
-    /// Lets a forked child begin without what its parent was granted. (Whoever was writing an answer is not here.)
+    /// Resets the words for a forked child, which must not use its parent's grants. (A thread that was writing a reply
+    /// does not exist in the child.)
     pub fn disown(&self) {
         self.forget();
         self.word(Grants::ASKING).store(0, Release);
     }
 
-    /// The words become another key's: of nothing that was granted by them anything can start any more. `name` notes whose they are. Returns the
-    /// number of the new life, which is odd; while there is none, it is even. Only for the one who asks.
+    /// Reuses the words for another key: nothing that was granted by them can start any more. `name` records their new
+    /// key. Returns the number of the new life, which is odd; between lives it is even. Only for the caller that asks.
     pub fn begin_as_another(&self, name: impl FnOnce()) -> u64 {
         let closed = self.number.next_multiple_of(2);
         self.life.store(closed, Release);
@@ -797,12 +814,12 @@ impl<'a> Grants<'a> {
         }
     }
 
-    /// Would nobody notice if this were forgotten?
+    /// Returns whether forgetting this has no visible effect.
     pub fn is_idle(&self, now: Tick) -> bool {
         self.has_ended(now) && self.word(Grants::ASKING).load(Relaxed).is_multiple_of(2)
     }
 
-    /// Has all ended that was granted, and is nothing else known that is good?
+    /// Returns whether all grants have ended, and nothing else that is known is still valid.
     pub fn is_stale(&self, now: Tick) -> bool {
         self.has_ended(now) && now >= self.word(Grants::GOOD).load(Acquire)
     }

@@ -24,11 +24,11 @@ impl Key {
         Grants { words: &self.words, life: &self.life, number }
     }
 
-    /// Asks and is answered; how many units stay of what has ended.
+    /// Asks and gets a reply; returns how many units of the ended grants stay used.
     fn refill(&self, number: u64, grants: &[Grant], now: Tick) -> u64 {
         let question = self.grants(number).question(Wish::Start(1), LENGTHS, now);
-        let told = Told { now, epoch: 0, gate: 0, next: now + 1, remaining: 0, empty: now, grants: grants.to_vec() };
-        self.grants(number).accept(&question, &told, (now, now), LENGTHS);
+        let reply = Reply { now, epoch: 0, gate: 0, next: now + 1, remaining: 0, empty: now, grants: grants.to_vec() };
+        self.grants(number).accept(&question, &reply, (now, now), LENGTHS);
         question.reports.iter().map(|report| report[2]).sum()
     }
 }
@@ -37,9 +37,10 @@ fn grant(ticket: u64, units: u64) -> Grant {
     Grant { ticket, ready: NOW, ends: NOW + LENGTHS.grant, stamp: NOW + LENGTHS.grant + 1, units }
 }
 
-/// Two starts, and somebody who ends the grant and tells how many units stay: no more have started than that.
+/// Two starts, while another thread ends the grant and reports how many units stay used: at most that many have
+/// started.
 #[test]
-fn what_is_returned_does_not_start() {
+fn returned_units_do_not_start() {
     model(|| {
         let key = Key::with(2);
         let takers: Vec<_> = (0..2)
@@ -54,9 +55,9 @@ fn what_is_returned_does_not_start() {
     });
 }
 
-/// A start that is given back while its grant ends and another one comes: no unit is there twice.
+/// A start is given back while its grant ends and another one comes: no unit exists twice.
 #[test]
-fn what_is_given_back_late_is_no_other_grants() {
+fn a_late_return_does_not_reach_another_grant() {
     model(|| {
         let key = Key::with(1);
         let taken = key.grants(1).take(1, NOW).unwrap();
@@ -65,26 +66,27 @@ fn what_is_given_back_late_is_no_other_grants() {
         let stay = key.refill(1, &[grant(2, 1)], NOW + LENGTHS.grant - 2);
         let was_here = gives.join().unwrap();
         let left: u64 = (0..3).filter(|_| key.grants(1).take(1, NOW).is_some()).count() as u64;
-        // One of the new grant; and the first again, if it was given back before that ended, or has not ended.
+        // One of the new grant; and the first again, if it was given back before that grant ended, or the grant has not
+        // ended.
         let stay = if stay > 0 || was_here { stay } else { 0 };
         assert!(left <= 2 && (left < 2 || was_here), "{left} left, {stay} stay, {was_here}");
     });
 }
 
-/// An answer that comes when the words are another key's by now: nobody starts there by what was granted to this one.
+/// A reply arrives after the words were reused for another key: no start of that key uses this key's grants.
 #[test]
-fn an_answer_that_comes_late_is_no_other_keys() {
+fn a_late_reply_does_not_reach_another_key() {
     model(|| {
         let key = Arc::new(Key { words: (0..WORDS).map(|_| Cell::new(0)).collect(), life: Cell::new(1) });
         let other = key.clone();
         let question = key.grants(1).question(Wish::Start(1), LENGTHS, NOW);
         let late = thread::spawn(move || {
-            let told =
-                Told { now: NOW, epoch: 0, gate: 0, next: NOW, remaining: 0, empty: NOW, grants: vec![grant(7, 5)] };
-            other.grants(1).accept(&question, &told, (NOW, NOW), LENGTHS);
+            let reply =
+                Reply { now: NOW, epoch: 0, gate: 0, next: NOW, remaining: 0, empty: NOW, grants: vec![grant(7, 5)] };
+            other.grants(1).accept(&question, &reply, (NOW, NOW), LENGTHS);
         });
         key.life.store(CLOSED, Release);
-        key.grants(CLOSED).begin_anew();
+        key.grants(CLOSED).begin_next_life();
         key.life.store(2, Release);
         assert_eq!(key.grants(2).take(1, NOW), None);
         late.join().unwrap();
@@ -92,9 +94,10 @@ fn an_answer_that_comes_late_is_no_other_keys() {
     });
 }
 
-/// The words become another key's while somebody starts who found them before: it starts by what was granted to its own key, or not.
+/// The words are reused for another key while a caller that found them before starts: it starts by its own key's grant,
+/// or not.
 #[test]
-fn who_found_the_words_as_another_keys_starts_nothing_of_this_one() {
+fn a_caller_with_reused_words_starts_nothing_of_the_new_key() {
     model(|| {
         let key = Key::with(1);
         let other = key.clone();
@@ -108,9 +111,9 @@ fn who_found_the_words_as_another_keys_starts_nothing_of_this_one() {
     });
 }
 
-/// Of two who find that somebody died while it asked, one goes on, and nothing starts by what was granted before.
+/// Two threads find that a process died while it asked: one takes over, and nothing starts by the earlier grants.
 #[test]
-fn one_goes_on_for_the_dead() {
+fn one_thread_takes_over_for_the_dead() {
     model(|| {
         let key = Key::with(1);
         assert!(key.grants(1).begin(1).is_ok());
@@ -120,7 +123,7 @@ fn one_goes_on_for_the_dead() {
                 thread::spawn(move || {
                     let grants = key.grants(1);
                     let Err(dead) = grants.begin(process) else {
-                        // The other has come to its end.
+                        // The other has ended.
                         grants.end();
                         return false;
                     };
@@ -134,7 +137,7 @@ fn one_goes_on_for_the_dead() {
             })
             .into();
         let count = finders.into_iter().map(|finder| u64::from(finder.join().unwrap())).sum::<u64>();
-        assert_eq!(count, 1, "who go on");
+        assert_eq!(count, 1, "threads that take over");
         assert!(key.grants(1).begin(4).is_ok());
     });
 }

@@ -20,22 +20,22 @@ impl Key {
 
 const LENGTHS: Lengths = Lengths { grant: 25_000, trust: 500_000, period: 125_000 };
 
-fn told(now: Tick, grants: &[Grant]) -> Told {
-    Told { now, epoch: 0, gate: 0, next: now + 1_000, remaining: 0, empty: now, grants: grants.to_vec() }
+fn reply(now: Tick, grants: &[Grant]) -> Reply {
+    Reply { now, epoch: 0, gate: 0, next: now + 1_000, remaining: 0, empty: now, grants: grants.to_vec() }
 }
 
 fn grant(ticket: u64, ready: Tick, units: u64) -> Grant {
     Grant { ticket, ready, ends: ready + LENGTHS.grant, stamp: ready + LENGTHS.grant + 1, units }
 }
 
-/// Asks as if the answer came at once.
+/// Asks, with an immediate reply.
 fn refill(key: &Key, now: Tick, grants: &[Grant]) -> Question {
     let question = key.grants().question(Wish::Start(1), LENGTHS, now);
-    key.grants().accept(&question, &told(now, grants), (now, now), LENGTHS);
+    key.grants().accept(&question, &reply(now, grants), (now, now), LENGTHS);
     question
 }
 
-/// A site's clock against the server's, which is the true one: fast by so many parts of a million, and by so much.
+/// A site's clock, compared with the server's, which is the true one: fast by some parts per million, with an offset.
 #[derive(Clone, Copy)]
 struct Site {
     ppm: i64,
@@ -48,10 +48,10 @@ impl Site {
     }
 }
 
-/// Times are true ones, in ticks and parts of them: no unit starts before its grant is ready, or after its stamp, or when nobody may rely
-/// on the answer any more.
+/// Times are true times, in ticks and fractions. No unit starts before its grant is ready, or after its stamp, or after
+/// the reply has expired.
 #[test]
-fn whatever_clocks_and_messages_do_units_start_within_their_grants() {
+fn units_start_within_their_grants_at_any_clock_rates_and_delays() {
     let random = &mut Random::seeded(1);
     let mut early_and_late = [0; 2];
     for _ in 0..20_000 {
@@ -66,9 +66,9 @@ fn whatever_clocks_and_messages_do_units_start_within_their_grants() {
         let ready = now + if moment(2) < 1.0 { 0 } else { moment(400_000) as Tick };
         let key = Key::new();
         let question = key.grants().question(Wish::Start(1), LENGTHS, site.at(asked));
-        // (The site reads its clock in the midst of a tick.)
+        // (The site reads its clock within a tick.)
         let times = (site.at(asked), site.at(answered) + 1);
-        key.grants().accept(&question, &told(now, &[grant(7, ready, u64::MAX)]), times, LENGTHS);
+        key.grants().accept(&question, &reply(now, &[grant(7, ready, u64::MAX)]), times, LENGTHS);
         for part in [-1_000.0, -500.0, -30.0, -2.0, -1.0, -0.001, 0.0, 0.999, 1.0, 2.0, 30.0, 500.0, 1_000.0] {
             for bound in [ready, ready + LENGTHS.grant, now + LENGTHS.trust] {
                 let time = (bound as f64 + part).max(answered);
@@ -94,63 +94,63 @@ fn a_place_starts_once_in_its_time_and_keeps_its_grant() {
     refill(&key, 1_000, &[grant(1, 101_000, 2)]);
     let grants = key.grants();
     assert_eq!(grants.take(1, 1_000), None);
-    assert_eq!(grants.take_place(1, 1_000, 50_000), None, "too late for who asks");
+    assert_eq!(grants.take_place(1, 1_000, 50_000), None, "too late for the caller");
     let place = grants.take_place(1, 1_000, 200_000).unwrap();
     let other = grants.take_place(1, 1_000, 200_000).unwrap();
     assert_eq!(grants.take_place(1, 1_000, 200_000), None);
-    assert!(matches!(grants.start(1, place.unit, place.from - 1), Turn::Early(1)));
+    assert!(matches!(grants.start(1, place.unit, place.from - 1), PlaceStatus::Early(1)));
     assert!(grants.give_place_back(1, other.unit, 1) && !grants.give_place_back(1, other.unit, 1));
-    // Nothing that is asked meanwhile takes its cell away, nor the unit that is left.
+    // Requests in between reuse neither its cell nor the remaining unit.
     refill(&key, 50_000, &[grant(2, 50_000, 1)]);
-    assert_eq!(grants.start(1, place.unit, place.from), Turn::Started);
-    assert_eq!(grants.start(1, place.unit, place.from), Turn::Gone, "a copy of it");
+    assert_eq!(grants.start(1, place.unit, place.from), PlaceStatus::Started);
+    assert_eq!(grants.start(1, place.unit, place.from), PlaceStatus::Gone, "a copy of it");
     assert!(grants.take(1, place.from).is_some());
 }
 
 #[test]
-fn what_ends_is_reported_until_that_was_answered_and_the_cell_is_used_again() {
+fn an_ended_grant_is_reported_until_the_reply_and_its_cell_is_reused() {
     let key = Key::new();
     refill(&key, 1_000, &[grant(1, 1_000, 5), grant(2, 1_000, 1)]);
     let taken = key.grants().take(2, 1_001).unwrap();
     assert_eq!(key.grants().take(1, 1_001).unwrap().ticket, 1);
     assert!(
         key.grants().give_back(1, taken.unit, 2) && key.grants().give_back(1, taken.unit, 2),
-        "a second time it is nothing"
+        "the second time has no effect"
     );
     assert_eq!(key.grants().take(1, 1_001).unwrap().ticket, 1);
     let late = 1_000 + LENGTHS.grant + 100;
     let question = key.grants().question(Wish::Start(1), LENGTHS, late);
-    // Of five, one and one stay; the first taking was given back.
+    // Of five units, one and one stay; the first taking was given back.
     assert_eq!(question.reports, [[1, 26_001, 2, 1, 0], [2, 26_001, 0, 0, 0]]);
     assert_eq!(question.most, CELLS as u64);
     let again = key.grants().question(Wish::Start(1), LENGTHS, late + 1);
-    assert_eq!((again.seq, &again.reports), (question.seq, &question.reports), "it was not answered");
-    assert!(!key.grants().give_back(1, taken.unit + 1, 1), "that is the server's now");
-    key.grants().accept(&again, &told(late, &[]), (late, late), LENGTHS);
+    assert_eq!((again.seq, &again.reports), (question.seq, &question.reports), "there was no reply");
+    assert!(!key.grants().give_back(1, taken.unit + 1, 1), "the server handles that now");
+    key.grants().accept(&again, &reply(late, &[]), (late, late), LENGTHS);
     let next = key.grants().question(Wish::Start(1), LENGTHS, late + 2);
     assert!(next.seq > question.seq && next.reports.is_empty());
 }
 
 #[test]
-fn another_memory_or_a_gate_ends_what_was_granted() {
+fn another_server_memory_or_a_gate_ends_all_grants() {
     for (epoch, gate) in [(5, 0), (0, 90_000)] {
         let key = Key::new();
         refill(&key, 1_000, &[grant(1, 1_000, 5)]);
         let question = key.grants().question(Wish::Word, LENGTHS, 2_000);
         assert_eq!((question.want, question.future), (0, 0));
-        key.grants().accept(&question, &Told { epoch, gate, ..told(2_000, &[]) }, (2_000, 2_000), LENGTHS);
+        key.grants().accept(&question, &Reply { epoch, gate, ..reply(2_000, &[]) }, (2_000, 2_000), LENGTHS);
         assert_eq!(key.grants().take(1, 2_001), None);
         assert!(key.grants().question(Wish::Word, LENGTHS, 2_002).reports.is_empty(), "the server does not know of it");
     }
 }
 
 #[test]
-fn a_server_that_was_far_away_once_is_asked_again() {
+fn a_server_that_was_once_far_away_is_asked_again() {
     let (key, window) = (Key::new(), 1_000_000);
     let mut now = 5_000_000;
     let answered_after = |now: Tick, trip: Tick| {
         let question = key.grants().question(Wish::Start(1), LENGTHS, now);
-        key.grants().accept(&question, &told(now, &[]), (now, now + trip), LENGTHS);
+        key.grants().accept(&question, &reply(now, &[]), (now, now + trip), LENGTHS);
     };
     assert!(!key.grants().is_far(window, now));
     answered_after(now, 200_000);
@@ -158,7 +158,7 @@ fn a_server_that_was_far_away_once_is_asked_again() {
     let mut asked = 1;
     while key.grants().is_far(window, now + 1) {
         now += window;
-        assert!(!key.grants().is_far(window, now), "it is looked at again");
+        assert!(!key.grants().is_far(window, now), "it is checked again");
         answered_after(now, 100);
         asked += 1;
     }
@@ -166,59 +166,59 @@ fn a_server_that_was_far_away_once_is_asked_again() {
 }
 
 #[test]
-fn a_clock_that_was_set_forward_is_noticed_and_told() {
+fn a_clock_that_was_set_forward_is_noticed_and_reported() {
     let (key, hour) = (Key::new(), 3_600_000_000);
     refill(&key, 1_000_000, &[grant(1, 1_000_000, 5)]);
     // As late as clocks may differ.
     let question = key.grants().question(Wish::Word, LENGTHS, 2_000_000);
-    key.grants().accept(&question, &told(2_000_999, &[grant(2, 2_000_999, 5)]), (2_000_000, 2_000_000), LENGTHS);
+    key.grants().accept(&question, &reply(2_000_999, &[grant(2, 2_000_999, 5)]), (2_000_000, 2_000_000), LENGTHS);
     assert!(key.grants().take(1, 2_000_001).is_some());
     let question = key.grants().question(Wish::Word, LENGTHS, 2_000_100);
     assert_eq!(question.stepped, 0);
-    let late = Told { epoch: 7, ..told(2_001_099 + hour, &[grant(3, 2_001_099 + hour, 5)]) };
+    let late = Reply { epoch: 7, ..reply(2_001_099 + hour, &[grant(3, 2_001_099 + hour, 5)]) };
     key.grants().accept(&question, &late, (2_000_100, 2_000_100), LENGTHS);
     assert_eq!(key.grants().take(1, 2_000_101), None, "neither by this answer nor by those before");
     assert_eq!(key.grants().soonest(1, 2_000_101, false), None, "the server has to be asked");
     let question = key.grants().question(Wish::Start(1), LENGTHS, 2_000_200);
     assert_eq!(question.stepped, 8);
-    let silent = Told { epoch: 9, gate: 2_001_300 + hour + 1_000_000, ..told(2_001_300 + hour, &[]) };
+    let silent = Reply { epoch: 9, gate: 2_001_300 + hour + 1_000_000, ..reply(2_001_300 + hour, &[]) };
     key.grants().accept(&question, &silent, (2_000_200, 2_000_300), LENGTHS);
     assert_eq!(key.grants().question(Wish::Start(1), LENGTHS, 2_000_400).stepped, 0);
 }
 
 #[test]
-fn an_answer_of_an_earlier_life_is_dropped() {
+fn a_reply_for_an_earlier_life_is_dropped() {
     let key = Key::new();
     let question = key.grants().question(Wish::Start(1), LENGTHS, 1_000);
     key.life.store(1, Relaxed);
-    key.grants().accept(&question, &told(1_000, &[grant(1, 1_000, 5)]), (1_000, 1_000), LENGTHS);
+    key.grants().accept(&question, &reply(1_000, &[grant(1, 1_000, 5)]), (1_000, 1_000), LENGTHS);
     assert_eq!(Grants { number: 1, ..key.grants() }.take(1, 1_001), None);
 }
 
 #[test]
-fn who_is_denied_is_denied_from_memory_until_the_answer_is_old() {
+fn denials_need_no_request_until_the_reply_is_old() {
     let (key, now) = (Key::new(), 1_000_000);
     refill(&key, now, &[]);
     let until = key.grants().soonest(1, now + 500, false).unwrap();
     assert!((now + 1_000..now + 1_010).contains(&until));
     assert_eq!(key.grants().soonest(1, until, false), None, "then the server is asked");
-    // It was not asked for later, so who waits asks.
+    // Nothing later was requested, so a waiter asks.
     assert_eq!(key.grants().soonest(1, now + 500, true), None);
     let now = now + 3_000;
     let question = key.grants().question(Wish::Place(1), LENGTHS, now);
     assert!(question.future > 0);
-    let far = Told { next: 10_000_000, ..told(now, &[]) };
+    let far = Reply { next: 10_000_000, ..reply(now, &[]) };
     key.grants().accept(&question, &far, (now, now), LENGTHS);
     assert!(key.grants().soonest(1, now + 400_000, true).is_some());
-    assert_eq!(key.grants().soonest(1, now + LENGTHS.trust, true), None, "something may have changed");
+    assert_eq!(key.grants().soonest(1, now + LENGTHS.trust, true), None, "something may have changed since");
 }
 
 #[test]
-fn as_much_is_asked_for_as_is_used() {
+fn requests_match_the_use() {
     let key = Key::new();
     let mut now = 10 * LENGTHS.period;
     assert_eq!(key.grants().question(Wish::Start(3), LENGTHS, now).want, 3);
-    // A start every 500 µs is 50 in a grant.
+    // A start every 500 µs is 50 starts in a grant.
     refill(&key, now, &[]);
     for ticket in 1..20 {
         refill(&key, now, &[grant(ticket, now, 50)]);
@@ -231,8 +231,8 @@ fn as_much_is_asked_for_as_is_used() {
     assert!((45..=60).contains(&want), "{want}");
 }
 
-/// Units are handed out once, however many threads take, give back and end grants. (`PLANT=open grants` lets those start who have looked
-/// before a grant was ended.)
+/// Units are handed out once, however many threads take, give back and end grants. (`PLANT=open grants` admits starts
+/// that read the grant before it was ended.)
 #[test]
 fn no_unit_starts_twice() {
     let key = Key::new();
@@ -246,7 +246,7 @@ fn no_unit_starts_twice() {
                     let (mut mine, mut kept) = (Vec::new(), 0u64);
                     while is_over.load(Relaxed) == 0 {
                         let Some(taken) = key.grants().take(1, 1_000) else { continue };
-                        // A third of all goes back, if that is possible.
+                        // A third of the starts is given back, if possible.
                         if (taken.ticket + thread) % 3 != 0 || !key.grants().give_back(taken.ticket, taken.unit, 1) {
                             kept += 1;
                         }
@@ -265,12 +265,12 @@ fn no_unit_starts_twice() {
             }
             let question = key.grants().question(Wish::Start(1), LENGTHS, 1_000);
             stay += question.reports.iter().map(|report| report[2]).sum::<u64>();
-            key.grants().accept(&question, &told(1_000, &[grant(ticket, 1_000, 8)]), (1_000, 1_000), LENGTHS);
+            key.grants().accept(&question, &reply(1_000, &[grant(ticket, 1_000, 8)]), (1_000, 1_000), LENGTHS);
             if ticket % 7 == 0 {
                 // Their time is over.
                 let question = key.grants().question(Wish::Start(1), LENGTHS, 1_000 + LENGTHS.grant);
                 stay += question.reports.iter().map(|report| report[2]).sum::<u64>();
-                key.grants().accept(&question, &told(1_000, &[]), (1_000, 1_000), LENGTHS);
+                key.grants().accept(&question, &reply(1_000, &[]), (1_000, 1_000), LENGTHS);
             }
         }
         let question = key.grants().question(Wish::Start(1), LENGTHS, 1_000 + LENGTHS.grant);
@@ -281,9 +281,10 @@ fn no_unit_starts_twice() {
     });
 }
 
-/// A process dies while it accepts the answer of a server that has lost its memory: it has noted that, and not ended yet what was granted before.
+/// A process dies while it accepts the reply of a server that has lost its memory: it has recorded that, but not yet
+/// ended the earlier grants.
 #[test]
-fn who_goes_on_for_the_dead_starts_nothing_by_what_a_lost_memory_granted() {
+fn a_successor_for_the_dead_starts_nothing_by_grants_of_a_lost_memory() {
     const NOW: Tick = 10_000_000;
     let key = Key::new();
     refill(&key, NOW, &[grant(1, NOW, 5)]);
@@ -292,17 +293,17 @@ fn who_goes_on_for_the_dead_starts_nothing_by_what_a_lost_memory_granted() {
     key.grants().word(Grants::EPOCH).store(NOW, Relaxed);
     let dead = key.grants().begin(2).unwrap_err();
     assert!(dead.process() == 1 && key.grants().take_over(&dead, 2));
-    assert!(!key.grants().take_over(&dead, 3), "one goes on");
+    assert!(!key.grants().take_over(&dead, 3), "one takes over");
     let question = key.grants().question(Wish::Start(1), LENGTHS, NOW);
-    key.grants().accept(&question, &Told { epoch: NOW, ..told(NOW, &[]) }, (NOW, NOW), LENGTHS);
+    key.grants().accept(&question, &Reply { epoch: NOW, ..reply(NOW, &[]) }, (NOW, NOW), LENGTHS);
     key.grants().end();
     assert_eq!(key.grants().take(1, NOW), None);
     assert!(key.grants().begin(3).is_ok());
 }
 
-/// A process dies before it is answered, or before it has used the answer: the next one asks the same again.
+/// A process dies before it gets a reply, or before it has used the reply: the next one repeats the request.
 #[test]
-fn what_was_asked_before_a_death_is_asked_again() {
+fn a_request_from_before_a_death_is_repeated() {
     const NOW: Tick = 10_000_000;
     let key = Key::new();
     assert!(key.grants().begin(1).is_ok());

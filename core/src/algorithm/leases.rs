@@ -1,9 +1,10 @@
-//! Concurrency as leases: at most so many units at the same time, in all processes, whoever dies.
+//! Concurrency as leases: a bounded number of units at the same time, in all processes, safe if a process dies at any
+//! point.
 //!
 //! # Shape
 //!
-//! Two words count the units that were ever taken and ever returned: what is live is the difference. A slot for each
-//! holder says who it is and until when.
+//! Two words count the units that were ever taken and ever returned; the difference is live. Each holder has a slot
+//! with its identity and its deadline.
 //!
 //! ```text
 //!           63         20 19    2    1        0
@@ -19,54 +20,59 @@
 //!
 //! # Deciding
 //!
-//! Whoever starts claims a free slot, writes into it who it is, and makes it TENTATIVE: nothing has been admitted yet.
-//! One compare-and-swap on `taken` adds the weight, names the slot, and is the whole admission. Whoever comes next first
-//! makes that slot HELD, if its owner has not (*helps*), so a process that dies in between leaves a lease like any other.
-//! A lease ends when its slot becomes ENDING, once; one compare-and-swap on `returned` gives its units back and names the
-//! slot, which anybody makes FREE. What a dead process leaves half done, [`Leases::reclaim`] finishes.
+//! 1. A starting caller claims a free slot, writes its identity into it, and makes it TENTATIVE. Nothing has been
+//!    admitted yet.
+//! 2. One compare-and-swap on `taken` adds the weight and names the slot. That is the whole admission.
+//! 3. The next caller first makes that slot HELD, if its owner has not (it *helps*). So a process that dies in between
+//!    leaves a lease like any other.
+//! 4. A lease ends when its slot becomes ENDING, once. One compare-and-swap on `returned` gives its units back and
+//!    names the slot, which any caller then makes FREE.
+//! 5. [`Leases::reclaim`] finishes what a dead process leaves half done.
 //!
-//! # Why it is right
+//! # Correctness
 //!
 //! 1. *Every word only grows*, over all lives of the cells: units are only added, and a slot's count and phase only go
-//!    up. So no word ever comes back, and a compare-and-swap that was held up fails, or is still right.
+//!    up. So no word ever comes back, and a delayed compare-and-swap fails, or is still right.
 //! 2. *Never too many.* `taken` is read before `returned`, and is unchanged when the admission's compare-and-swap
-//!    succeeds; `returned` can only have grown. So what is live is no more than was computed.
-//! 3. *A denial is exact.* When `returned` was read, at least what was read before had been taken.
-//! 4. *Whether a slot was counted is known.* `taken` names the slot it counted last, and its parity: the lowest bit of
-//!    the slot's count, which changes with each lease that the slot holds to its end, and with nothing else. Whoever
-//!    moves `taken` on has helped first. So a TENTATIVE slot was counted if `taken` names it with its parity, and only
-//!    then. The same holds for an ENDING slot and `returned`.
-//! 5. *A claimed slot is its claimant's*, whatever life the cells have by now: nobody else changes it, or its other words,
-//!    before it is counted, but whoever knows that its owner is dead. One that died between CLAIMED and TENTATIVE, two
-//!    instructions later, leaves a slot that nobody uses again. There are [`SPARE`] ones; when they are used up the cells
-//!    seal themselves, and are written elsewhere.
-//! 6. *Renewing and ending cannot both succeed.* A renewal raises the deadline, then changes the slot's word; whoever ends
-//!    the lease changes the word that it read before the deadline. A deadline is only ever raised while a lease is held:
-//!    a renewal that comes a day late may lengthen the lease that has the slot by then, but not shorten it.
-//! 7. *What is sealed stands still.* After `taken` is sealed and the last admission helped, no slot becomes HELD; those
-//!    that are become SEALED, one by one: a renewal or an end came before, and is in the history, or is refused. An
-//!    ENDING slot is no longer held, whether it was counted or not.
-//! 8. *Lives do not mix.* What is read of the words and slots is believed only if `life` is still the same afterwards, and
-//!    a compare-and-swap on what was read then is one of that life.
+//!    succeeds; `returned` can only have grown. So the live units are no more than was computed.
+//! 3. *A denial is exact.* When `returned` was read, at least the units that were read before had been taken.
+//! 4. *It is known whether a slot was counted.* `taken` names the slot it counted last, and its parity: the lowest bit
+//!    of the slot's count, which changes with each lease that the slot holds to its end, and with nothing else. A
+//!    caller that moves `taken` on has helped first. So a TENTATIVE slot was counted if and only if `taken` names it
+//!    with its parity. The same holds for an ENDING slot and `returned`.
+//! 5. *A claimed slot belongs to its claimant*, whatever life the cells have by now. Before the slot is counted, no
+//!    other caller changes it or its other words, except one that knows the owner to be dead. An owner that died
+//!    between CLAIMED and TENTATIVE, two instructions later, leaves a slot that is never used again. There are
+//!    [`SPARE`] such slots. When they are used up the cells seal themselves, and are written elsewhere.
+//! 6. *Renewing and ending cannot both succeed.* A renewal raises the deadline, then changes the slot's word. A caller
+//!    that ends the lease changes the word that it read before the deadline. A deadline is only ever raised while a
+//!    lease is held: a renewal that comes a day late may lengthen the lease that has the slot by then, but not shorten
+//!    it.
+//! 7. *A sealed state does not change.* After `taken` is sealed and the last admission helped, no slot becomes HELD.
+//!    The HELD slots become SEALED, one by one: a renewal or an end came before, and is in the history, or is refused.
+//!    An ENDING slot is no longer held, whether it was counted or not.
+//! 8. *Lives do not mix.* Words and slots that were read are trusted only if `life` is still the same afterwards, and a
+//!    compare-and-swap on what was then read belongs to that life.
 //!
 //! # Orderings
 //!
-//! * `taken` is read with `Acquire`, then `returned`, which so is not the older of both (2, 3). Both are changed with `AcqRel`,
-//!   by whoever has read them and helped: so who reads one of them sees what was done for the slot that the one before named.
+//! * `taken` is read with `Acquire`, then `returned`, which is therefore not the older of the two (2, 3). Both are
+//!   changed with `AcqRel`, by callers that have read them and helped. So a reader of one of them sees what was done
+//!   for the slot that the previous value named.
 //! * Owner and deadline of a slot are stored before the word that makes it TENTATIVE (`Release`), the fence before the
-//!   compare-and-swap on `taken`. Slots' words are read with `Acquire`, before the others, and changed with `AcqRel`; what was
-//!   read beside a word is believed if the word can be changed, or `life` is the same.
-//! * A deadline is raised (`AcqRel`) before the slot's word is changed, and read after it: whoever ends a lease by its deadline
-//!   has read both before that renewal, or fails (6).
-//! * The bell is rung before `sleepers` is read, and `sleepers` raised before the bell is looked at by the kernel. Both are
-//!   `SeqCst`: a store and a later load of another word keep their order in nothing less.
-//! * `life` is read with `Acquire` after all that is to be believed, and closed before any of it is written.
-//! * A failed compare-and-swap is `Relaxed`: nobody looks at its answer.
+//!   compare-and-swap on `taken`. Slots' words are read with `Acquire`, before the others, and changed with `AcqRel`. A
+//!   value that was read with a word is trusted if the word can be changed, or `life` is the same.
+//! * A deadline is raised (`AcqRel`) before the slot's word is changed, and read after it. So a caller that ends a
+//!   lease by its deadline has read both before that renewal, or fails (6).
+//! * The bell is rung before `sleepers` is read, and `sleepers` is raised before the kernel reads the bell. Both are
+//!   `SeqCst`: nothing less keeps the order of a store and a later load of another word.
+//! * `life` is read with `Acquire` after everything that is to be trusted, and closed before any of it is written.
+//! * A failed compare-and-swap is `Relaxed`: its result is unused.
 //!
-//! Source: counting what enters and what leaves apart, so that each counter only grows, is the ticket semaphore of Reed
-//! and Kanodia, "Synchronization with eventcounts and sequencers" (1979); helping what was announced before adding to it
-//! follows Herlihy, "Wait-free synchronization" (1991); the fence is the one of Gray and Cheriton's leases (1989) as
-//! lock services hand it out.
+//! Sources: counting arrivals and departures separately, so that each counter only grows, is the ticket semaphore of
+//! Reed and Kanodia, "Synchronization with eventcounts and sequencers" (1979). Helping an announced operation before
+//! adding to it follows Herlihy, "Wait-free synchronization" (1991). The fence is the one of Gray and Cheriton's leases
+//! (1989), as lock services hand it out.
 
 use super::{Sealed, Tries};
 use crate::atomic::{AtomicU64, *};
@@ -77,19 +83,19 @@ use crossbeam_utils::Backoff;
 /// The largest number of units at once.
 pub(crate) const MOST: u64 = (1 << WEIGHT) - 1;
 
-/// The deadline of a lease that has none.
+/// The deadline of a lease without one.
 pub(crate) const NEVER: Tick = u64::MAX;
 
-/// The owner of a lease that nobody has to be alive for.
-pub(crate) const NOBODY: u64 = 0;
+/// The owner of a lease that is not bound to a living process.
+pub(crate) const NO_OWNER: u64 = 0;
 
-/// How many words a slot has.
+/// The number of words of a slot.
 pub(crate) const SLOT_WORDS: u64 = 4;
 
-/// How many slots there are at least beside those of the limit: for starts recorded beyond it, and for those who race.
+/// The least number of slots in addition to those of the limit: for starts recorded beyond it, and for racing callers.
 const SPARE: u64 = 8;
 
-/// How many slots there are at most.
+/// The most slots.
 pub(crate) const MOST_SLOTS: u64 = 1 << (UNITS - SLOT - 1);
 
 // In `taken` and `returned`.
@@ -100,7 +106,7 @@ const UNITS: u32 = 20;
 const ANY_SLOT: u64 = (1 << (UNITS - SLOT)) - 1;
 /// The most units that these cells can hand out, over all their lives.
 const LAST_UNIT: u64 = (1 << (64 - UNITS)) - 1;
-/// A life begins only if it can hand out so many.
+/// A life begins only if it can hand out this many units.
 const A_LIFE: u64 = 1 << 40;
 
 // In a slot's first word.
@@ -118,10 +124,10 @@ const TENTATIVE: u64 = 2;
 const HELD: u64 = 3;
 /// Held, in sealed cells.
 const SEALED: u64 = 4;
-/// Ended; its units are back once `returned` has named it.
+/// Ended; its units are free once `returned` has named it.
 const ENDING: u64 = 5;
 
-/// How many slots a limit needs: a power of two.
+/// Returns the number of slots that a limit needs: a power of two.
 pub(crate) fn slots(max: u64) -> u64 {
     (max + SPARE).next_power_of_two()
 }
@@ -131,43 +137,43 @@ pub(crate) fn slots(max: u64) -> u64 {
 pub(crate) struct Leases<'a> {
     pub taken: &'a AtomicU64,
     pub returned: &'a AtomicU64,
-    /// The fence of a lease is this and the units taken up to it.
+    /// The fence of a lease is this plus the units taken up to it.
     pub base: &'a AtomicU64,
-    /// Grows whenever units come back, or the cells are sealed; who waits for that sleeps on it.
+    /// Grows whenever units become free, or the cells are sealed; waiters sleep on it.
     pub bell: &'a AtomicU64,
-    /// How many sleep.
+    /// The number of sleepers.
     pub sleepers: &'a AtomicU64,
     /// [`SLOT_WORDS`] for each of a power of two of slots.
     pub slots: &'a [AtomicU64],
-    /// The number of the life that these cells have.
+    /// The number of the cells' current life.
     pub life: &'a AtomicU64,
-    /// The one that is meant. Not that of cells that are being written, but for [`Leases::write`].
+    /// The number of the intended life. Not that of cells being written, except for [`Leases::write`].
     pub number: u64,
 }
 
-/// What whoever started has to give back.
+/// The identity of a lease, which its holder needs to give it back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Lease {
-    /// Where it was; elsewhere, once it was written into other cells.
+    /// Its slot; it has another one after it was written into other cells.
     pub index: u64,
-    /// No other lease of this key has it, and later ones have larger ones.
+    /// Unique among the leases of this key; later leases have larger fences.
     pub fence: u64,
 }
 
-/// A lease, between one life of its cells and the next.
+/// A lease, while it moves from one life of its cells to the next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Hold {
     pub fence: u64,
     pub owner: u64,
     pub weight: u64,
     pub deadline: Tick,
-    /// Was it recorded without a permit?
+    /// Whether it was recorded without a permit.
     pub is_recorded: bool,
 }
 
-/// What is asked for.
+/// A request for units.
 #[derive(Debug, Clone, Copy)]
-struct Want {
+struct Request {
     weight: u64,
     max: u64,
     owner: u64,
@@ -175,7 +181,7 @@ struct Want {
     is_recorded: bool,
 }
 
-/// What was read.
+/// The values that were read.
 #[derive(Debug, Clone, Copy)]
 struct Seen {
     taken: u64,
@@ -184,9 +190,9 @@ struct Seen {
     live: u64,
 }
 
-/// A slot, and its word.
+/// A slot, and the word that was read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct At {
+struct SlotWord {
     index: u64,
     word: u64,
 }
@@ -195,7 +201,7 @@ const fn units_in(word: u64) -> u64 {
     word >> UNITS
 }
 
-/// The number of the slot that is named, from 1 on; 0: none.
+/// Returns the number of the named slot, from 1; 0: none.
 const fn slot_in(word: u64) -> u64 {
     word >> SLOT & ANY_SLOT
 }
@@ -212,13 +218,13 @@ const fn with_phase(word: u64, phase: u64) -> u64 {
     word & !(7 << PHASE) | phase << PHASE
 }
 
-/// The word of a slot that is free again. Its parity changes if its lease was `counted`.
+/// Returns the word of a slot that is free again. Its parity changes if its lease was `counted`.
 const fn freed(word: u64, counted: bool) -> u64 {
     ((word >> COUNT) + if counted { 1 } else { 2 }) << COUNT
 }
 
-impl At {
-    /// What names this slot in `taken` or `returned`.
+impl SlotWord {
+    /// Returns the bits that name this slot in `taken` or `returned`.
     fn named(&self, units: u64) -> u64 {
         units << UNITS | (self.index + 1) << SLOT | self.parity()
     }
@@ -236,7 +242,7 @@ impl At {
 static UNTOUCHED: AtomicU64 = AtomicU64::new(0);
 
 impl<'a> Leases<'a> {
-    /// The leases of a key that nobody has used. Only to look at.
+    /// Returns the leases of an unused key. For reading only.
     #[cfg(not(model))]
     pub fn untouched() -> Leases<'static> {
         let [taken, returned, base, bell, sleepers, life] = [&UNTOUCHED; 6];
@@ -264,20 +270,20 @@ impl<'a> Leases<'a> {
         &self.slots[(index * SLOT_WORDS + 3) as usize]
     }
 
-    fn at(&self, index: u64) -> At {
-        At { index, word: self.state(index).load(Acquire) }
+    fn at(&self, index: u64) -> SlotWord {
+        SlotWord { index, word: self.state(index).load(Acquire) }
     }
 
-    fn all(&self) -> impl Iterator<Item = At> + use<'_, 'a> {
+    fn all(&self) -> impl Iterator<Item = SlotWord> + use<'_, 'a> {
         (0..self.count()).map(|index| self.at(index))
     }
 
-    /// Lets a slot go on from what was read.
-    fn change(&self, at: At, word: u64) -> bool {
+    /// Moves a slot on from the word that was read.
+    fn change(&self, at: SlotWord, word: u64) -> bool {
         self.state(at.index).compare_exchange(at.word, word, AcqRel, Relaxed).is_ok()
     }
 
-    /// Do these cells still have the life that is meant? To be asked last, before anything that was read is believed.
+    /// Checks that these cells still have the intended life. Call this last, before anything that was read is trusted.
     #[inline(always)]
     fn is_alive(&self) -> Result<(), Sealed> {
         if self.life.load(Acquire) == self.number { Ok(()) } else { Err(Sealed) }
@@ -295,7 +301,7 @@ impl<'a> Leases<'a> {
             if taken & SEAL != 0 {
                 return Err(Sealed);
             }
-            // Else units were taken and returned meanwhile.
+            // Otherwise units were taken and returned in between.
             if let Some(live) = units_in(taken).checked_sub(units_in(returned)) {
                 return Ok(Seen { taken, returned, base, live });
             }
@@ -303,25 +309,25 @@ impl<'a> Leases<'a> {
         }
     }
 
-    /// How many units are live.
+    /// Returns the number of live units.
     pub fn live(&self) -> Result<u64, Sealed> {
         self.look().map(|seen| seen.live)
     }
 
-    /// Takes `weight` units, if then no more than `max` are live.
+    /// Takes `weight` units, if at most `max` are then live.
     #[inline]
     pub fn take(&self, weight: u64, max: u64, owner: u64, deadline: Tick) -> Result<Option<Lease>, Sealed> {
-        self.admit(Want { weight, max, owner, deadline, is_recorded: false })
+        self.admit(Request { weight, max, owner, deadline, is_recorded: false })
     }
 
-    /// Records a start of one unit, whether there is room or not. `None`: there is no slot left.
+    /// Records a start of one unit, even if the limit is full. `None`: no slot is left.
     pub fn start(&self, owner: u64) -> Result<Option<Lease>, Sealed> {
-        self.admit(Want { weight: 1, max: u64::MAX, owner, deadline: NEVER, is_recorded: true })
+        self.admit(Request { weight: 1, max: u64::MAX, owner, deadline: NEVER, is_recorded: true })
     }
 
-    // Not called but inlined: else a denial costs several times as much.
+    // Inlined rather than called: a call makes a denial several times as expensive.
     #[inline(always)]
-    fn admit(&self, want: Want) -> Result<Option<Lease>, Sealed> {
+    fn admit(&self, want: Request) -> Result<Option<Lease>, Sealed> {
         debug_assert!((1..=MOST).contains(&want.weight));
         let mut mine = None;
         let backoff = Backoff::new();
@@ -348,7 +354,8 @@ impl<'a> Leases<'a> {
                     }
                 }
                 None if want.is_recorded => break Ok(None),
-                // Many race, or many died. There is a slot for each who can be admitted, but who is stopped keeps his.
+                // Many race, or many died. There is a slot for each caller that can be admitted, but a stopped process
+                // keeps its slot.
                 None if backoff.is_completed() => break self.close(seen.taken),
                 None => backoff.snooze(),
             }
@@ -359,9 +366,9 @@ impl<'a> Leases<'a> {
         answer
     }
 
-    /// Finds a slot that is free. The one that became free last is in the cache; else those after the one taken last
+    /// Finds a free slot. The one that became free last is in the cache; otherwise the slots after the one taken last
     /// have been free for longest.
-    fn claim(&self, seen: &Seen) -> Option<At> {
+    fn claim(&self, seen: &Seen) -> Option<SlotWord> {
         let (last, next) = (slot_in(seen.returned).checked_sub(1), slot_in(seen.taken));
         let around = (0..self.count()).map(|i| (next + i) & (self.count() - 1));
         last.into_iter().chain(around).find_map(|index| {
@@ -369,12 +376,12 @@ impl<'a> Leases<'a> {
             // The upper half of the counts is for renewals.
             let is_free = phase_of(at.word) == FREE && at.word >> COUNT <= LAST_COUNT / 2;
             let word = with_phase(at.word, CLAIMED);
-            (is_free && self.change(at, word)).then_some(At { index, word })
+            (is_free && self.change(at, word)).then_some(SlotWord { index, word })
         })
     }
 
-    /// Says whose a claimed slot is.
-    fn offer(&self, at: At, want: &Want) -> At {
+    /// Writes the identity of its owner into a claimed slot.
+    fn offer(&self, at: SlotWord, want: &Request) -> SlotWord {
         fault::point("lease-claimed");
         self.owner_of(at.index).store(want.owner, Release);
         self.deadline_of(at.index).store(want.deadline, Release);
@@ -382,11 +389,11 @@ impl<'a> Leases<'a> {
         let word = with_phase(at.word, TENTATIVE) | recorded | want.weight;
         self.state(at.index).store(word, Release);
         fault::point("lease-offered");
-        At { word, ..at }
+        SlotWord { word, ..at }
     }
 
-    /// The admission.
-    fn try_take(&self, seen: &Seen, at: At) -> Option<Lease> {
+    /// Performs the admission.
+    fn try_take(&self, seen: &Seen, at: SlotWord) -> Option<Lease> {
         let units = units_in(seen.taken) + weight_of(at.word);
         let lease = Lease { index: at.index, fence: seen.base + units };
         self.fence_of(at.index).store(lease.fence, Release);
@@ -408,7 +415,7 @@ impl<'a> Leases<'a> {
         }
     }
 
-    /// Makes the slot FREE whose units came back last, if it is not yet.
+    /// Makes the slot FREE whose units were returned last, if it is not yet.
     fn help_return(&self, returned: u64) {
         let Some(index) = slot_in(returned).checked_sub(1) else { return };
         let at = self.at(index);
@@ -418,7 +425,7 @@ impl<'a> Leases<'a> {
         }
     }
 
-    /// No unit can be taken here any more: what is held has to be written elsewhere.
+    /// Seals the cells, because no unit can be taken here any more: the leases have to be written elsewhere.
     #[cold]
     fn close<T>(&self, taken: u64) -> Result<T, Sealed> {
         let _ = self.taken.compare_exchange(taken, taken | SEAL, AcqRel, Relaxed);
@@ -427,9 +434,9 @@ impl<'a> Leases<'a> {
 
     // ---- ending ----
 
-    /// Where a lease is held.
-    fn find(&self, lease: Lease) -> Result<Option<At>, Sealed> {
-        let is_it = |at: &At| {
+    /// Finds the slot that holds a lease.
+    fn find(&self, lease: Lease) -> Result<Option<SlotWord>, Sealed> {
+        let is_it = |at: &SlotWord| {
             matches!(phase_of(at.word), HELD | SEALED) && self.fence_of(at.index).load(Acquire) == lease.fence
         };
         let near = (lease.index < self.count()).then(|| self.at(lease.index)).filter(is_it);
@@ -441,12 +448,12 @@ impl<'a> Leases<'a> {
         }
     }
 
-    /// Is this lease held?
+    /// Returns whether this lease is held.
     pub fn is_held(&self, lease: Lease) -> Result<bool, Sealed> {
         Ok(self.find(lease)?.is_some())
     }
 
-    /// Ends a lease. `false`: it is not held any more.
+    /// Ends a lease. `false`: it is no longer held.
     #[inline]
     pub fn give_back(&self, lease: Lease) -> Result<bool, Sealed> {
         while let Some(at) = self.find(lease)? {
@@ -475,9 +482,9 @@ impl<'a> Leases<'a> {
         }
     }
 
-    /// Ends what a slot held when it was read, and sees to it that its units are back.
-    fn end(&self, at: At) -> bool {
-        let ending = At { word: with_phase(at.word, ENDING), ..at };
+    /// Ends what a slot held when it was read, and ensures that its units are returned.
+    fn end(&self, at: SlotWord) -> bool {
+        let ending = SlotWord { word: with_phase(at.word, ENDING), ..at };
         let is_mine = self.change(at, ending.word);
         if is_mine {
             fault::point("lease-ending");
@@ -486,12 +493,12 @@ impl<'a> Leases<'a> {
         is_mine
     }
 
-    /// Gives the units of an ENDING slot back. `false`: somebody else did.
-    fn finish(&self, at: At) -> bool {
+    /// Returns the units of an ENDING slot. `false`: another caller did.
+    fn finish(&self, at: SlotWord) -> bool {
         loop {
             let returned = self.returned.load(Acquire);
             self.help_return(returned);
-            // Only now: what was counted before `returned` was read is seen here.
+            // Only now: what was counted before `returned` was read is visible here.
             if self.at(at.index) != at && !fault::planted("returned twice") {
                 return false;
             }
@@ -504,12 +511,12 @@ impl<'a> Leases<'a> {
         }
     }
 
-    fn try_return(&self, returned: u64, at: At) -> bool {
+    fn try_return(&self, returned: u64, at: SlotWord) -> bool {
         let next = at.named(units_in(returned) + weight_of(at.word));
         self.returned.compare_exchange(returned, next, AcqRel, Relaxed).is_ok()
     }
 
-    /// Lets a lease last until `deadline`, if it does not last longer. `false`: it is not held any more.
+    /// Extends a lease to `deadline`, if it does not last longer. `false`: it is no longer held.
     pub fn renew(&self, lease: Lease, deadline: Tick) -> Result<bool, Sealed> {
         while let Some(at) = self.find(lease)? {
             if at.word >> COUNT > LAST_COUNT - 2 {
@@ -523,14 +530,14 @@ impl<'a> Leases<'a> {
         Ok(false)
     }
 
-    /// Ends what is past its deadline or whose owner is dead, finishes what the dead left half done, and says how many
-    /// units came back by it. Asks about each owner once at most.
+    /// Ends leases that are past their deadline or whose owner is dead, finishes what dead processes left half done,
+    /// and returns the number of units that became free. Checks each owner at most once.
     ///
-    /// An owner that is dead must stay dead: no other process may ever have its number.
+    /// A dead owner must stay dead: no other process may ever have its number.
     pub fn reclaim(&self, now: Tick, is_dead: impl Fn(u64) -> bool) -> Result<u64, Sealed> {
         let mut known: Vec<(u64, bool)> = Vec::new();
         let mut is_dead = |owner: u64| match known.iter().find(|(of, _)| *of == owner) {
-            _ if owner == NOBODY => false,
+            _ if owner == NO_OWNER => false,
             Some((_, dead)) => *dead,
             None => {
                 let dead = is_dead(owner);
@@ -545,14 +552,14 @@ impl<'a> Leases<'a> {
                 let (owner, deadline) = (self.owner_of(index).load(Acquire), self.deadline_of(index).load(Acquire));
                 self.is_alive()?;
                 let came_back = match phase_of(at.word) {
-                    // Renewed meanwhile, perhaps.
+                    // Perhaps it was renewed in between.
                     HELD if deadline <= now || is_dead(owner) => match self.end(at) {
                         true => true,
                         false => continue,
                     },
                     ENDING => self.finish(at),
                     TENTATIVE if is_dead(owner) => {
-                        // Nobody counts it any more. If it has been counted, this makes it HELD.
+                        // No other caller counts it any more. If it has been counted, this makes it HELD.
                         self.help_take(self.taken.load(Acquire));
                         match self.change(at, freed(at.word, false)) {
                             true => false,
@@ -569,16 +576,16 @@ impl<'a> Leases<'a> {
         Ok(units)
     }
 
-    /// May [`Leases::reclaim`] find something to do, other than what is past its deadline, if `me` is alive?
+    /// Returns whether [`Leases::reclaim`] may find work other than passed deadlines, if `me` is alive.
     pub fn holds_of_others(&self, me: u64) -> bool {
         self.all().any(|at| match phase_of(at.word) {
             ENDING => true,
-            TENTATIVE | HELD => ![me, NOBODY].contains(&self.owner_of(at.index).load(Acquire)),
+            TENTATIVE | HELD => ![me, NO_OWNER].contains(&self.owner_of(at.index).load(Acquire)),
             _ => false,
         })
     }
 
-    /// When the first lease ends that has a deadline.
+    /// Returns the earliest deadline of a lease.
     pub fn earliest_deadline(&self) -> Result<Option<Tick>, Sealed> {
         let held = self.all().filter(|at| phase_of(at.word) == HELD);
         let earliest = held.map(|at| self.deadline_of(at.index).load(Acquire)).min();
@@ -592,8 +599,8 @@ impl<'a> Leases<'a> {
         self.reclaim(NEVER, |_| false).map(drop)
     }
 
-    /// What a forked child does with the copy it inherited: those who hold leases are the parent's. Nobody else may be
-    /// using it.
+    /// Empties the copy that a forked child inherited: the holders of its leases belong to the parent. No other thread
+    /// may be using it.
     pub fn disown(&self) {
         for at in self.all().filter(|at| phase_of(at.word) != FREE) {
             self.state(at.index).store(freed(at.word, true), Release);
@@ -607,19 +614,19 @@ impl<'a> Leases<'a> {
 
     // ---- for the holder of the structure lock ----
 
-    /// Is nothing held? Of cells that are not sealed, others may start something right after.
+    /// Returns whether nothing is held. If the cells are not sealed, another caller may start right after.
     pub fn is_idle(&self) -> bool {
-        // What was ending when they were sealed may never be counted as returned.
+        // A lease that was ending when they were sealed may never be counted as returned.
         self.live().map_or_else(|Sealed| self.history().0.is_empty(), |live| live == 0)
     }
 
-    /// Does every caller have to wait until what is held is written elsewhere?
+    /// Returns whether every caller has to wait until the leases are written elsewhere.
     pub fn is_sealed(&self) -> bool {
         self.taken.load(Acquire) & SEAL != 0
     }
 
-    /// Ends this life: from here on every call answers [`Sealed`]. Sealing again is a no-op, also in a later life. Whoever
-    /// sleeps on the bell is to be woken.
+    /// Ends this life: from here on every call returns [`Sealed`]. Sealing again is a no-op, also in a later life. The
+    /// caller has to wake the sleepers on the bell.
     pub fn seal(&self) {
         loop {
             let taken = self.taken.load(Acquire);
@@ -644,10 +651,10 @@ impl<'a> Leases<'a> {
         self.bell.fetch_add(1, SeqCst);
     }
 
-    /// What sealed cells hold, the oldest first, and the last fence.
+    /// Returns the leases of sealed cells, the oldest first, and the last fence.
     pub fn history(&self) -> (Vec<Hold>, u64) {
-        let held = |at: &At| matches!(phase_of(at.word), HELD | SEALED);
-        let hold = |at: At| Hold {
+        let held = |at: &SlotWord| matches!(phase_of(at.word), HELD | SEALED);
+        let hold = |at: SlotWord| Hold {
             fence: self.fence_of(at.index).load(Acquire),
             owner: self.owner_of(at.index).load(Acquire),
             weight: weight_of(at.word),
@@ -659,11 +666,11 @@ impl<'a> Leases<'a> {
         (holds, self.base.load(Acquire) + units_in(self.taken.load(Acquire)))
     }
 
-    /// Begins another life, with these leases in it; the next has a larger fence than the last.
+    /// Begins another life that contains these leases; the next lease has a larger fence than the last.
     ///
-    /// Only for whoever has these cells alone: they are zeroed, or sealed with `life` closed. They must have had as many
-    /// slots in all their lives. `false`: they have handed out too much, or lost too many slots. Zeroed ones will do, if
-    /// there is a slot for each lease.
+    /// Only for a caller that has these cells alone: they are zeroed, or sealed with `life` closed. They must have had
+    /// the same number of slots in all their lives. `false`: they have handed out too much, or lost too many slots.
+    /// Zeroed cells always suffice, if there is a slot for each lease.
     pub fn write(&self, holds: &[Hold], last_fence: u64) -> bool {
         // More than was ever taken or returned here.
         let first = units_in(self.taken.load(Acquire)) + 1;
@@ -672,16 +679,16 @@ impl<'a> Leases<'a> {
             return false;
         }
         for at in self.all().filter(|at| matches!(phase_of(at.word), HELD | SEALED | ENDING)) {
-            // Somebody may be about to do that with an ENDING one.
+            // A late caller may be about to do that with an ENDING slot.
             self.change(at, freed(at.word, true));
         }
-        let is_free = |at: &At| phase_of(at.word) == FREE && at.word >> COUNT <= LAST_COUNT / 2;
+        let is_free = |at: &SlotWord| phase_of(at.word) == FREE && at.word >> COUNT <= LAST_COUNT / 2;
         if self.all().filter(is_free).count() as u64 + SPARE / 2 < self.count() {
             return false;
         }
         let mut free = self.all().filter(is_free);
         for hold in holds {
-            // Those who come too late for the life before still may claim a slot.
+            // Late callers of the previous life may still claim a slot.
             let Some(at) = free.find(|at| self.change(*at, with_phase(at.word, CLAIMED))) else { return false };
             self.owner_of(at.index).store(hold.owner, Release);
             self.deadline_of(at.index).store(hold.deadline, Release);
@@ -690,7 +697,7 @@ impl<'a> Leases<'a> {
             self.state(at.index).store(with_phase(at.word, HELD) | recorded | hold.weight, Release);
         }
         self.base.store(last_fence.saturating_sub(first), Release);
-        // The last to be opened is what a start is counted in.
+        // The last to be opened is the word that counts starts.
         self.returned.swap(first << UNITS, AcqRel);
         self.taken.swap((first + live) << UNITS, AcqRel);
         true

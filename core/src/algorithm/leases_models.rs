@@ -5,7 +5,7 @@ use crate::algorithm::models::{Arc, model, thread};
 use crate::atomic::AtomicU64 as Cell;
 
 const ME: u64 = 7;
-/// Whoever has this number dies in the course of a model.
+/// The owner that dies in the course of a model.
 const MORTAL: u64 = 3;
 
 struct Cells {
@@ -22,7 +22,7 @@ impl Cells {
 
     fn leases(&self) -> Leases<'_> {
         let [taken, returned, base, bell, sleepers, life] = &self.words;
-        // Who finds them closed looks elsewhere: as if they had another life.
+        // A caller that finds them closed looks the key up again, as if they had another life.
         let number = life.load(Acquire).min(u64::MAX - 1);
         Leases { taken, returned, base, bell, sleepers, slots: &self.slots, life, number }
     }
@@ -36,7 +36,7 @@ impl Cells {
         self.leases().reclaim(now, |owner| owner == MORTAL && self.is_dead.load(Acquire) != 0)
     }
 
-    /// Takes so many units and dies after so many steps: claimed, offered, counted.
+    /// Takes this many units and dies after this many steps: claimed, offered, counted.
     fn die_taking(&self, steps: u32, weight: u64, max: u64) {
         let leases = self.leases();
         if let Ok(seen) = leases.look()
@@ -45,7 +45,7 @@ impl Cells {
             leases.help_take(seen.taken);
             let claimed = leases.claim(&seen).unwrap();
             if steps > 1 {
-                let want = Want { weight, max, owner: MORTAL, deadline: NEVER, is_recorded: false };
+                let want = Request { weight, max, owner: MORTAL, deadline: NEVER, is_recorded: false };
                 let offered = leases.offer(claimed, &want);
                 if steps > 2 {
                     leases.try_take(&seen, offered);
@@ -55,11 +55,11 @@ impl Cells {
         self.is_dead.store(1, Release);
     }
 
-    /// Ends a lease and dies after so many steps: ending, counted.
+    /// Ends a lease and dies after this many steps: ending, counted.
     fn die_giving_back(&self, steps: u32, lease: Lease) {
         let leases = self.leases();
         if let Ok(Some(at)) = leases.find(lease) {
-            let ending = At { word: with_phase(at.word, ENDING), ..at };
+            let ending = SlotWord { word: with_phase(at.word, ENDING), ..at };
             if leases.change(at, ending.word) && steps > 1 {
                 let returned = leases.returned.load(Acquire);
                 leases.help_return(returned);
@@ -74,14 +74,14 @@ impl Cells {
     fn rewrite(&self) {
         let leases = self.leases();
         leases.seal();
-        // A swap, for loom does not know that a store after somebody's compare-and-swap is the later one.
+        // A swap, because loom does not know that a store after another thread's compare-and-swap is the later one.
         let number = self.words[5].swap(u64::MAX, AcqRel);
         let (holds, fence) = leases.history();
         assert!(leases.write(&holds, fence));
         self.words[5].store(number + 1, Release);
     }
 
-    /// Nothing is held but these, which are all there: they can be ended, once, and then everything can be taken.
+    /// Asserts that exactly these leases are held; that each can be ended, once; and that then everything can be taken.
     fn assert_holds(&self, held: &[(Lease, u64)], max: u64) {
         let weight: u64 = held.iter().map(|(_, weight)| weight).sum();
         assert!(weight <= max, "{held:?}");
@@ -95,7 +95,7 @@ impl Cells {
     }
 }
 
-/// Two takers with these weights beside an end.
+/// Two takers with these weights, while a lease ends.
 fn two_takers_and_an_end(weights: [u64; 2], max: u64) {
     model(move || {
         let cells = Cells::new();
@@ -106,7 +106,7 @@ fn two_takers_and_an_end(weights: [u64; 2], max: u64) {
         });
         assert_eq!(cells.leases().give_back(first), Ok(true));
         let held: Vec<_> = others.into_iter().filter_map(|other| other.join().unwrap()).collect();
-        assert!(!held.is_empty() || weights.iter().all(|weight| weight + 1 > max), "one of them had room");
+        assert!(!held.is_empty() || weights.iter().all(|weight| weight + 1 > max), "one of them fits");
         cells.assert_holds(&held, max);
     });
 }
@@ -121,7 +121,7 @@ fn two_heavy_leases_are_taken_and_one_ends() {
     two_takers_and_an_end([2, 2], 3);
 }
 
-/// Both take and end, twice. The units that are held are counted apart.
+/// Both threads take and end, twice. The held units are counted separately.
 #[test]
 fn leases_are_taken_and_ended_by_two() {
     model(|| {
@@ -143,7 +143,7 @@ fn leases_are_taken_and_ended_by_two() {
     });
 }
 
-/// Two end the same lease, while somebody waits for its unit.
+/// Two threads end the same lease, while another waits for its unit.
 #[test]
 fn a_lease_is_ended_by_two() {
     model(|| {
@@ -162,7 +162,7 @@ fn a_lease_is_ended_by_two() {
     });
 }
 
-/// One dies after so many steps of taking; the other takes, ends, and reclaims.
+/// One thread dies after this many steps of taking; the other takes, ends, and reclaims.
 fn a_taker_dies(steps: u32) {
     model(move || {
         let cells = Cells::new();
@@ -193,7 +193,7 @@ fn a_taker_dies_when_it_is_counted() {
     a_taker_dies(3);
 }
 
-/// Two reclaim what a dead one left in the midst of taking it.
+/// Two threads reclaim a lease from a process that died while taking it.
 #[test]
 fn two_reclaim_from_a_dead_taker() {
     model(|| {
@@ -211,7 +211,7 @@ fn two_reclaim_from_a_dead_taker() {
     });
 }
 
-/// One dies after so many steps of ending a lease; the other ends another, and reclaims.
+/// One thread dies after this many steps of ending a lease; the other ends another, and reclaims.
 fn an_ender_dies(steps: u32) {
     model(move || {
         let cells = Cells::new();
@@ -240,7 +240,7 @@ fn an_ender_dies_when_it_is_counted() {
     an_ender_dies(2);
 }
 
-/// A lease past its deadline is renewed, or reclaimed and taken by somebody else.
+/// A lease past its deadline is renewed, or reclaimed and taken by another caller.
 #[test]
 fn a_lease_is_renewed_while_it_is_reclaimed() {
     model(|| {
@@ -284,7 +284,7 @@ fn leases_rewritten_twice() {
     rewritten_while_one_is_taken(2);
 }
 
-/// A lease that was ended is in no later life; one that was refused still is.
+/// An ended lease is in no later life; a refused end leaves the lease held.
 #[test]
 fn leases_rewritten_while_one_ends() {
     model(|| {
@@ -321,14 +321,14 @@ fn leases_rewritten_while_one_is_renewed() {
     });
 }
 
-/// Two hold one unit each at most, and there are two: nobody is ever denied.
+/// Two threads hold at most one unit each, of two: neither is ever denied.
 #[test]
-fn nobody_is_denied_a_free_slot() {
+fn a_free_slot_is_never_denied() {
     model(|| {
         let cells = Cells::new();
         let run = |cells: &Cells| {
             for _ in 0..2 {
-                let (lease, _) = cells.take(1, 2).unwrap().expect("there is room");
+                let (lease, _) = cells.take(1, 2).unwrap().expect("a unit is free");
                 assert_eq!(cells.leases().give_back(lease), Ok(true));
             }
         };

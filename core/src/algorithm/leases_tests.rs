@@ -4,7 +4,7 @@ use super::*;
 use crate::algorithm::random_tests::Random;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The number of no life.
+/// Not a life's number.
 const CLOSED: u64 = u64::MAX;
 const ME: u64 = 7;
 
@@ -22,7 +22,7 @@ impl Key {
 
     fn leases(&self) -> Leases<'_> {
         let [taken, returned, base, bell, sleepers, life] = &self.words;
-        // Who finds them closed looks elsewhere: as if they had another life.
+        // A caller that finds them closed looks the key up again, as if they had another life.
         let number = life.load(Acquire).min(CLOSED - 1);
         Leases { taken, returned, base, bell, sleepers, slots: &self.slots, life, number }
     }
@@ -56,14 +56,14 @@ impl Key {
         self.write(&holds, fence);
     }
 
-    /// As it is when its owner dies after so many steps: claimed, offered, counted.
+    /// Leaves the state of an owner that died after this many steps of taking: claimed, offered, counted.
     fn die_taking(&self, steps: u32, weight: u64, owner: u64) {
         let leases = self.leases();
         let seen = leases.look().unwrap();
         leases.help_take(seen.taken);
         let claimed = leases.claim(&seen).unwrap();
         if steps > 1 {
-            let want = Want { weight, max: MOST, owner, deadline: NEVER, is_recorded: false };
+            let want = Request { weight, max: MOST, owner, deadline: NEVER, is_recorded: false };
             let offered = leases.offer(claimed, &want);
             assert!(steps < 3 || leases.try_take(&seen, offered).is_some());
         }
@@ -73,7 +73,7 @@ impl Key {
     fn die_giving_back(&self, steps: u32, lease: Lease) {
         let leases = self.leases();
         let at = leases.find(lease).unwrap().unwrap();
-        let ending = At { word: with_phase(at.word, ENDING), ..at };
+        let ending = SlotWord { word: with_phase(at.word, ENDING), ..at };
         assert!(leases.change(at, ending.word));
         if steps > 1 {
             let returned = leases.returned.load(Acquire);
@@ -137,7 +137,7 @@ fn a_denial_writes_nothing() {
 #[test]
 fn starts_beyond_the_limit_are_recorded_and_completed_oldest_first() {
     let key = Key::new(2);
-    assert_eq!(key.leases().complete(ME), Ok(false), "completions without a start stop at zero");
+    assert_eq!(key.leases().complete(ME), Ok(false), "completions without a start have no effect");
     let permit = key.take(1, 2).unwrap();
     let starts: Vec<Lease> = (0..3).map(|_| key.leases().start(ME).unwrap().unwrap()).collect();
     key.leases().start(8).unwrap().unwrap();
@@ -151,7 +151,7 @@ fn starts_beyond_the_limit_are_recorded_and_completed_oldest_first() {
 }
 
 #[test]
-fn a_start_says_so_when_there_is_no_slot_left() {
+fn a_start_without_a_free_slot_is_refused() {
     let key = Key::new(2);
     let mut starts = 0;
     while key.leases().start(ME).unwrap().is_some() {
@@ -160,20 +160,20 @@ fn a_start_says_so_when_there_is_no_slot_left() {
     assert_eq!((starts, key.live()), (slots(2), slots(2)));
     assert_eq!(key.take(1, 2), None);
     assert!(!key.leases().is_sealed());
-    // They move as they are.
+    // They move unchanged.
     key.rewrite();
     assert_eq!(key.live(), slots(2));
 }
 
 #[test]
-fn a_key_that_nobody_has_used_holds_nothing() {
+fn an_unused_key_holds_nothing() {
     let leases = Leases::untouched();
     assert_eq!((leases.live(), leases.earliest_deadline()), (Ok(0), Ok(None)));
     assert!(leases.is_idle() && !leases.holds_of_others(ME));
 }
 
 #[test]
-fn a_cleared_permit_ends_as_nothing() {
+fn ending_a_cleared_permit_is_a_no_op() {
     let key = Key::new(3);
     let a = key.take(2, 3).unwrap();
     key.leases().start(ME).unwrap().unwrap();
@@ -185,7 +185,7 @@ fn a_cleared_permit_ends_as_nothing() {
 }
 
 #[test]
-fn what_a_child_inherits_is_its_parents() {
+fn a_child_disowns_the_leases_that_it_inherits() {
     let key = Key::new(3);
     let a = key.take(2, 3).unwrap();
     // Threads of the parent were here.
@@ -219,9 +219,9 @@ fn a_lease_ends_at_its_deadline_unless_it_is_renewed() {
 }
 
 #[test]
-fn the_dead_are_asked_about_once_each() {
+fn each_dead_owner_is_checked_once() {
     let key = Key::new(20);
-    for owner in [3, 4, 5, 3, NOBODY, 4, 3] {
+    for owner in [3, 4, 5, 3, NO_OWNER, 4, 3] {
         key.leases().take(2, 20, owner, NEVER).unwrap().unwrap();
     }
     assert!(key.leases().holds_of_others(3));
@@ -237,9 +237,9 @@ fn the_dead_are_asked_about_once_each() {
 }
 
 #[test]
-fn whoever_dies_anywhere_leaves_nothing_behind() {
+fn a_process_that_dies_anywhere_leaves_nothing_behind() {
     let key = Key::new(4);
-    // Only one who dies between two instructions costs a slot: there are some to spare.
+    // Only a death between two instructions costs a slot: there are spare ones.
     key.die_taking(1, 1, 3);
     for round in 0..100 {
         for (steps, counted) in [(2, 0), (3, 4)] {
@@ -256,7 +256,7 @@ fn whoever_dies_anywhere_leaves_nothing_behind() {
             assert!(!key.gives_back(lease));
             assert!(key.leases().holds_of_others(ME));
             if round % 2 == 0 {
-                // Another end comes between.
+                // Another end comes in between.
                 let other = key.take(1, 4).unwrap();
                 assert!(key.gives_back(other));
             }
@@ -318,7 +318,7 @@ fn a_lease_that_was_renewed_too_often_moves() {
 }
 
 #[test]
-fn sealed_cells_refuse_everybody() {
+fn sealed_cells_refuse_all_calls() {
     let key = Key::new(4);
     let (a, b) = (key.take(1, 4).unwrap(), key.take(1, 4).unwrap());
     key.die_taking(3, 1, 3);
@@ -339,7 +339,7 @@ fn sealed_cells_refuse_everybody() {
     let (holds, fence) = leases.history();
     assert_eq!(holds.iter().map(|hold| (hold.owner, hold.fence)).collect::<Vec<_>>(), [(ME, a.fence), (3, 3)]);
     key.write(&holds, fence);
-    // Who still knows the former life is refused, and changes nothing.
+    // A caller of the former life is refused, and changes nothing.
     refused(&leases);
     assert_eq!(
         (leases.clear(), leases.complete(ME), leases.earliest_deadline()),
@@ -352,17 +352,17 @@ fn sealed_cells_refuse_everybody() {
 }
 
 #[test]
-fn a_claim_from_an_earlier_life_harms_nobody() {
+fn a_claim_from_an_earlier_life_is_harmless() {
     let key = Key::new(2);
     let former = key.leases();
-    let want = Want { weight: 1, max: 2, owner: 3, deadline: 5, is_recorded: false };
+    let want = Request { weight: 1, max: 2, owner: 3, deadline: 5, is_recorded: false };
     let seen = former.look().unwrap();
     let (early, late) = (former.claim(&seen).unwrap(), former.claim(&seen).unwrap());
     let late = former.offer(late, &want);
     let a = key.take(1, 2).unwrap();
     key.rewrite();
     let b = key.take(1, 2).unwrap();
-    // Now they go on.
+    // Now they continue.
     let early = former.offer(early, &want);
     assert_eq!((former.try_take(&seen, early), former.try_take(&seen, late)), (None, None));
     assert_eq!(key.reclaim(9, &[3]), 0);
@@ -384,7 +384,7 @@ fn a_renewal_that_comes_a_life_late_shortens_nothing() {
     assert_eq!((key.reclaim(99, &[]), key.reclaim(100, &[])), (0, 1));
 }
 
-/// What the cells should hold: each lease by its fence.
+/// The expected contents of the cells: each lease by its fence.
 #[derive(Default)]
 struct Model {
     held: BTreeMap<u64, Hold>,
@@ -396,7 +396,7 @@ impl Model {
         self.held.values().map(|hold| hold.weight).sum()
     }
 
-    /// Ends those for which `does` holds.
+    /// Ends the leases for which `does` holds.
     fn end(&mut self, does: impl Fn(&Hold) -> bool) -> u64 {
         let before = self.live();
         self.held.retain(|_, hold| !does(hold));
@@ -404,7 +404,7 @@ impl Model {
     }
 }
 
-/// So many random calls, each compared with the model, with this limit at first.
+/// Makes this many random calls, each compared with the model, with this limit at first.
 fn compare(seed: u64, mut max: u64, calls: u64) {
     let random = &mut Random::seeded(seed);
     let (mut key, mut model) = (Key::new(max), Model::default());
@@ -482,7 +482,7 @@ fn compare(seed: u64, mut max: u64, calls: u64) {
                 assert_eq!(fence.max(model.last_fence), fence);
                 assert_eq!(holds, model.held.values().copied().collect::<Vec<_>>());
                 if random.below(2) == 0 {
-                    // Another limit, in cells with room for what is held.
+                    // Another limit, in cells with enough slots for the current leases.
                     let other = 1 + random.below((2 * max).min(300));
                     if holds.len() as u64 <= slots(other) {
                         max = other;
@@ -504,20 +504,20 @@ fn compare(seed: u64, mut max: u64, calls: u64) {
 }
 
 #[test]
-fn random_calls_answer_as_the_plain_model_does() {
+fn random_calls_match_a_plain_model() {
     for (seed, max) in [1, 2, 3, 8, 9, 40, 200].into_iter().enumerate() {
         compare(seed as u64, max, if max > 100 { 20_000 } else { 60_000 });
     }
     compare(99, MOST, 200);
 }
 
-/// Threads that take, give back, renew and are reclaimed, while the cells are rewritten. What each knows that it holds is
-/// counted apart.
+/// Runs threads that take, give back, renew and reclaim, while the cells are rewritten. Each thread counts its own
+/// leases separately.
 fn hammer(threads: u64, max: u64, rounds: u64, rewrites: u64) {
     let key = Key::new(max);
     let running = AtomicU64::new(0);
     let fences = std::sync::Mutex::new(BTreeSet::new());
-    /// Asks until these cells are open.
+    /// Retries until these cells are open.
     fn on<R>(key: &Key, f: impl Fn(&Leases) -> Result<R, Sealed>) -> R {
         loop {
             match f(&key.leases()) {
@@ -539,7 +539,7 @@ fn hammer(threads: u64, max: u64, rounds: u64, rewrites: u64) {
                         mine.push(lease.fence);
                         match i % 4 {
                             0 => assert!(on(key, |leases| leases.renew(lease, 10 + i))),
-                            // Only what others are ending comes back by this.
+                            // This frees only what others are ending.
                             1 => drop(on(key, |leases| leases.reclaim(9, |_| false))),
                             _ => {}
                         }
@@ -551,7 +551,7 @@ fn hammer(threads: u64, max: u64, rounds: u64, rewrites: u64) {
                     let mut fences = fences.lock().unwrap();
                     let before = fences.len();
                     fences.extend(mine);
-                    assert_eq!(fences.len(), before + all, "a fence was given twice");
+                    assert_eq!(fences.len(), before + all, "a fence was issued twice");
                 })
             })
             .collect();
@@ -583,7 +583,7 @@ fn many_threads_find_a_slot() {
     hammer(40, 3, 1_000, 0);
 }
 
-/// Threads whose leases are taken away by others, at deadlines that are over at once: each lease ends once.
+/// Threads whose leases are reclaimed by others, at deadlines that pass immediately: each lease ends once.
 #[test]
 fn reclaiming_renewing_and_ending_race_for_each_lease() {
     let key = Key::new(4);
@@ -596,7 +596,7 @@ fn reclaiming_renewing_and_ending_race_for_each_lease() {
                     key.reclaim(i % 3, &[]);
                     let Some(lease) = key.leases().take(1, 4, t + 1, i % 4).unwrap() else { continue };
                     taken.fetch_add(1, Relaxed);
-                    // Only a renewal far ahead makes sure that it is still held.
+                    // Only a renewal far ahead ensures that it is still held.
                     let is_kept = key.leases().renew(lease, if i % 2 == 0 { 100 } else { 2 }).unwrap();
                     let is_ended = key.gives_back(lease);
                     assert!(is_kept || !is_ended);

@@ -1,8 +1,8 @@
-//! The sliding log: exact, weighted, over one or several windows, lock-free, and safe against whoever dies anywhere.
+//! The sliding log: exact, weighted, for one or several windows, lock-free, and safe if a process dies at any point.
 //!
 //! # Shape
 //!
-//! A ring of `C` slots and a counter of *tickets*. Ticket `h` lives in slot `h mod C`; a start of weight `k` takes `k`
+//! A ring of `C` slots and a counter of *tickets*. Ticket `h` lives in slot `h mod C`. A start of weight `k` takes `k`
 //! consecutive tickets. A slot is one 64-bit word:
 //!
 //! ```text
@@ -10,82 +10,95 @@
 //! [ stamp − base ][ state ][ weight − 1 ][ lap ][ seal ]
 //! ```
 //!
-//! * `stamp`: when the start counts from, never less than the ticket's before it. 48 bits of µs are 8 years.
-//! * `state`: has it started, is it a place for a start, or was it settled?
-//! * `weight − 1`: how many tickets follow that belong to the same start.
-//! * `lap`: the parity of the lap in which the slot was written, chosen so that a zeroed slot reads as "written in the
-//!   lap before the first": zeroed memory is an empty log, and initialisation cannot race.
-//! * `seal`: this ring is closed for good, its contents are being written elsewhere.
+//! * `stamp`: the moment from which the start counts, never less than the previous ticket's. 48 bits of µs are 8 years.
+//! * `state`: whether the start has happened, is a place, or was settled.
+//! * `weight − 1`: the number of following tickets that belong to the same start.
+//! * `lap`: the parity of the lap in which the slot was written. A zeroed slot reads as "written in the lap before the
+//!   first". So zeroed memory is an empty log, and initialisation cannot race.
+//! * `seal`: this ring is closed for good, and its contents are being written elsewhere.
 //!
 //! # Deciding
 //!
-//! With `n` starts allowed per window `w`, ticket `t` may start once ticket `t − n` is `w` old. So a decision finds the
-//! first unclaimed ticket `h` ([`Log::tail`]), reads the slots of the tickets `h + k − 1 − n`, and one compare-and-swap
-//! on slot `h` is the whole admission: the point at which it happens, and the only one at which dying matters. Before it
-//! nothing was written; after it the start is in the log, and whoever comes next fills its other slots ([`Ring::fill`]),
-//! any number of times, by anyone.
+//! With `n` starts allowed per window `w`, ticket `t` may start once ticket `t − n` is `w` old. A decision has three
+//! steps:
 //!
-//! The counter `head` only says where to begin to look: it stands at most [`LAG`] tickets before `h`, so that most
-//! admissions write nothing but their own slot, and processes that race do not fight over the counter as well.
+//! 1. Find the first unclaimed ticket `h` ([`Log::tail`]).
+//! 2. Read the slot of ticket `h + k − 1 − n`, for the `n` of each window.
+//! 3. Change slot `h` by one compare-and-swap.
 //!
-//! # Why it is right
+//! The compare-and-swap is the whole admission: the start happens at this point, and only here does a death matter.
+//! Before it nothing was written. After it the start is in the log, and the next caller fills its other slots
+//! ([`Ring::fill`]). Any caller may fill them, any number of times.
 //!
-//! 1. *The counter never runs ahead.* It moves over a ticket only after all slots of its claim were seen filled, and it
-//!    never goes back.
-//! 2. *`h` really is the first unclaimed ticket.* Nobody claims a ticket `LAG` or more beyond the counter. So while the
-//!    counter has not moved, no slot looked at can be of a later lap (this needs `C ≥ LAG + k − 1`, and no start weighs more than
-//!    `n`), and a slot's lap bit tells whether it is claimed.
-//! 3. *What was read belongs to tickets before `h`.* A decision at `h` looks at tickets from `h − n` on. Their slots are
-//!    overwritten at the earliest by ticket `h − n + C`, which is beyond `h` (this needs `C > n`): so `h` was claimed before
-//!    that, by the same start or an earlier one. So if slot `h` still holds what was read first, everything read in between is
-//!    valid: the admission's compare-and-swap proves it, a denial reads slot `h` once more. And a claim overwrites no ticket that
-//!    a later decision looks at.
-//! 4. *Words do not repeat.* Stamps never decrease along tickets, and a slot's next word always carries a later one than
-//!    it has (where starts are recorded beyond the limit, by a microsecond each lap). So a compare-and-swap that was held
-//!    up for a lap fails. Only presenting a place makes a stamp earlier, from `S` to `S'`, by less than the longest window
-//!    `w`. The word with `S` does not come back: it says that this is a place, or part of one, which is never recorded
-//!    beyond the limit. In the same slot with the same parity it would be two laps later, so all tickets of a whole limit
-//!    lie between, and its stamp is at least `S' + w`, which is more than `S`. Across lives [`Log::peak`] sees to it.
-//! 5. *Starts keep their distance.* A start happens no earlier than `ready` and no later than `stamp`; the start `n`
+//! The counter `head` only tells the search where to begin: it is at most [`LAG`] tickets before `h`. So most
+//! admissions write only their own slot, and racing processes do not contend for the counter as well.
+//!
+//! # Correctness
+//!
+//! 1. *The counter never runs ahead.* It moves over a ticket only after all slots of the ticket's claim were seen
+//!    filled, and it never moves back.
+//! 2. *`h` is the first unclaimed ticket.* No caller claims a ticket `LAG` or more beyond the counter. So while the
+//!    counter has not moved, no slot that is read can belong to a later lap, and a slot's lap bit shows whether it is
+//!    claimed. (This needs `C ≥ LAG + k − 1`, and no start weighs more than `n`.)
+//! 3. *The words that were read belong to tickets before `h`.* A decision at `h` reads tickets from `h − n` on. The
+//!    earliest ticket that overwrites one of their slots is `h − n + C`, which is beyond `h` (this needs `C > n`).
+//!    Ticket `h` was claimed before that, by the same start or an earlier one. So if slot `h` still holds the word that
+//!    was read first, everything read in between is valid. The admission's compare-and-swap proves it; a denial reads
+//!    slot `h` once more. For the same reason a claim overwrites no ticket that a later decision reads.
+//! 4. *Words do not repeat.* Stamps never decrease along tickets, and each new word of a slot carries a later stamp
+//!    than the old one (for starts recorded beyond the limit, by a microsecond per lap). So a compare-and-swap that was
+//!    delayed by a lap fails. Only presenting a place makes a stamp earlier: from `S` to `S'`, by less than the longest
+//!    window `w`. The word with `S` does not come back. It is the word of a place, or part of one, and places are never
+//!    recorded beyond the limit. The same slot has the same parity two laps later at the earliest. All tickets of a
+//!    whole limit then lie in between, so the new stamp is at least `S' + w`, which is more than `S`. Across lives,
+//!    [`Log::peak`] guarantees this.
+//! 5. *Starts keep their distance.* A start happens no earlier than `ready` and no later than `stamp`. The start `n`
 //!    tickets later has `ready ≥ stamp + w`. So no half-open window of length `w` ever holds more than `n` starts.
 //!
-//! A start in the future (a *place*) is a stamp in the future, and a state that says that it has not started yet:
-//! presenting it is one compare-and-swap on that state, so it starts once. Until then it counts from the end of its
-//! grace, so that waking up late within it cannot break the limit. When it starts it gives the rest back: its stamp
-//! becomes the time, or the stamp before it if that is later. So stamps still never decrease along tickets, the start is
-//! still no later than its stamp, and whoever computed `ready` from the larger stamp comes later than it has to, no
-//! earlier. A heavy start's other slots follow one by one; where somebody dies meanwhile they count for longer. As its
-//! stamp is a part of what a start is known by, a copy of the place does not lead to the start any more.
+//! # Places
+//!
+//! A *place* is a start in the future: its stamp lies in the future, and its state says that it has not started.
+//!
+//! 1. Presenting it is one compare-and-swap on that state, so it starts once.
+//! 2. Until then it counts from the end of its grace. So a holder that wakes up late, within the grace, cannot break
+//!    the limit.
+//! 3. When it starts it gives back the rest of its grace: its stamp becomes the current time, or the stamp before it if
+//!    that is later. So stamps still never decrease along tickets, and the start is still no later than its stamp. A
+//!    caller that computed `ready` from the larger stamp starts later than it has to, never earlier.
+//! 4. The other slots of a heavy start follow one by one. If the process dies in between, they count for longer.
+//! 5. The stamp is part of the identity of a start. So a copy of the place no longer leads to the start.
 //!
 //! # Lives
 //!
-//! Everything rare goes one way: the ring is *sealed*, what counts is read from it ([`Log::history`]), edited, and written
-//! into other cells ([`Log::write`]), which are then found in its place. The old cells are used again, for this key or
-//! another, in another *life*: whoever stalled in an earlier one must not act on it.
+//! All rare changes take one path: the ring is *sealed*, what counts is read from it ([`Log::history`]), edited, and
+//! written into other cells ([`Log::write`]), which then replace it. The old cells are reused, for this key or another,
+//! in another *life*. A caller that stalled in an earlier life must not act on them:
 //!
-//! * Each life of the same cells has larger words than all before it, because its stamps are counted from another `base`:
-//!   so no word is ever repeated, and a compare-and-swap from an earlier life fails.
-//! * Tickets go on, so a counter that was read in an earlier life is never the counter again. The ticket that was sealed
-//!   is burnt: its slot changes, and tickets before [`Log::cleared`] are forgotten.
-//! * Each life has a number of its own. Everybody reads it first and looks at the end, before believing anything, whether
-//!   it is still the same.
+//! * Each life of the same cells has larger words than all lives before it, because its stamps are counted from another
+//!   `base`. So no word ever repeats, and a compare-and-swap from an earlier life fails.
+//! * Ticket numbers continue. So a counter value from an earlier life never returns. The ticket at which the ring was
+//!   sealed is burnt: its slot changes, and tickets before [`Log::cleared`] are forgotten.
+//! * Each life has its own number. Every caller reads it first, and checks at the end that it is still the same, before
+//!   it trusts anything that it read.
 //!
 //! # Orderings
 //!
-//! * Slots are read with `Acquire` and changed with `AcqRel`. So who reads a ticket's word sees what its claimant saw: the
-//!   claims before it, filled. That is what 1 to 3 need: a word read at `h − n` belongs to a ticket before `h`.
-//! * The counter is moved with `AcqRel` after its claims were seen filled, and read with `Acquire` before any slot. The second
-//!   look at it (`Relaxed`) comes after an `Acquire` load of the slot: a slot of a later lap was written by somebody who
-//!   had seen the counter moved, so it is not read as it was before.
-//! * `cleared`, `own`, `logged`, `origins` and `base` are stored (`Release`) while `life` is [`CLOSED`], and before the words
-//!   of the new life. Who reads something of the new life therefore finds another `life` in the end ([`Log::is_alive`],
-//!   `Acquire`, after all other loads, which acquire too, so that it cannot move before them).
+//! * Slots are read with `Acquire` and changed with `AcqRel`. So a reader of a ticket's word sees what its claimant
+//!   saw: the earlier claims, filled. Statements 1 to 3 need this: a word read at `h − n` belongs to a ticket before
+//!   `h`.
+//! * The counter is moved with `AcqRel` after its claims were seen filled, and read with `Acquire` before any slot. It
+//!   is read a second time (`Relaxed`) after an `Acquire` load of the slot. A slot of a later lap was written by a
+//!   caller that had seen the counter move, so the second read does not return the old value.
+//! * `cleared`, `own`, `logged`, `origins` and `base` are stored (`Release`) while `life` is [`CLOSED`], and before the
+//!   words of the new life. So a reader of anything of the new life finds another `life` at the end ([`Log::is_alive`],
+//!   `Acquire`, after all other loads, which also acquire, so that it cannot move before them).
 //! * `peak` is raised before the compare-and-swap that makes it necessary, which releases it to [`Log::seal`].
-//! * A failed compare-and-swap is `Relaxed` where its answer is not looked at, else `Acquire`.
-//! * `write` reads the ring `Relaxed`: its caller has sealed it, or holds the lock under which it was.
+//! * A failed compare-and-swap is `Relaxed` where its result is unused, else `Acquire`.
+//! * `write` reads the ring `Relaxed`: its caller has sealed it, or holds the lock under which it was sealed.
 //!
-//! Source: the ring with a claim word per slot follows the bounded queues of Vyukov and of crossbeam's `ArrayQueue`;
-//! helping a dead claimant follows Harris, Fraser and Pratt, "A practical multi-word compare-and-swap operation" (2002).
+//! Sources: the ring with a claim word per slot follows the bounded queues of Vyukov and of crossbeam's `ArrayQueue`;
+//! helping a dead claimant follows Harris, Fraser and Pratt, "A practical multi-word compare-and-swap operation"
+//! (2002).
 
 use super::{Algorithm, History, Sealed, Start};
 use crate::atomic::{AtomicU64, *};
@@ -100,25 +113,25 @@ const STAMP: u32 = 16;
 
 /// The start has happened.
 pub(crate) const STARTED: u64 = 0;
-/// It may happen once, later.
+/// The start may happen once, later.
 pub(crate) const PLACE: u64 = 1;
-/// It has happened, and what it cost is settled.
+/// The start has happened, and its cost is settled.
 pub(crate) const SETTLED: u64 = 2;
-/// Not the first ticket of its start.
+/// A ticket that is not the first of its start.
 const PART: u64 = 3;
 const ANY_STATE: u64 = 3 << STATE;
 const ANY_WEIGHT: u64 = (MOST - 1) << WEIGHT;
 
-/// The most units that one start may take, and the largest limit that the log keeps start by start.
+/// The most units that one start may take, and the largest limit whose starts the log keeps one by one.
 pub(crate) const MOST: u64 = 1 << (STATE - WEIGHT);
 
-/// The last stamp that a slot can hold, from its base on.
+/// The last stamp that a slot can hold, relative to its base.
 const LAST: Tick = (1 << (64 - STAMP)) - 1;
 
-/// The number of no life: the cells are being written.
+/// Not a life's number: the cells are being written.
 pub(crate) const CLOSED: u64 = u64::MAX;
 
-/// How far the counter may stay behind: a cache line of slots. (The model checker's rings are smaller.)
+/// How far the counter may lag: a cache line of slots. (The model checker's rings are smaller.)
 const LAG: u64 = if cfg!(model) { 2 } else { 8 };
 
 /// At most `limit` units in any `length` ticks.
@@ -128,7 +141,8 @@ pub(crate) struct Window {
     pub length: Tick,
 }
 
-/// How many slots a ring has for the largest `limit` of its windows: so many units may count, and as many may be owed.
+/// Returns the number of slots of a ring for the largest `limit` of its windows: this many units may count, and as many
+/// may be owed.
 pub(crate) fn capacity(limit: u64) -> u64 {
     limit.clamp(8, 1 << 32).saturating_mul(2).next_power_of_two()
 }
@@ -136,92 +150,94 @@ pub(crate) fn capacity(limit: u64) -> u64 {
 /// One key's log, in cells that live elsewhere.
 #[derive(Clone, Copy)]
 pub(crate) struct Log<'a> {
-    /// A ticket at or shortly before the first that is unclaimed.
+    /// A ticket at or shortly before the first unclaimed one.
     pub head: &'a AtomicU64,
-    /// Tickets before `cleared − 1` are forgotten (0: none were).
+    /// Tickets before `cleared − 1` are forgotten (0: none are).
     pub cleared: &'a AtomicU64,
-    /// The first ticket that was claimed here; those before it were written by [`Log::write`].
+    /// The first ticket that was claimed here; earlier ones were written by [`Log::write`].
     pub own: &'a AtomicU64,
     /// The first ticket that is not in the ledger yet.
     pub logged: &'a AtomicU64,
-    /// Never empty: their number is a power of two.
+    /// Never empty: the length is a power of two.
     pub ring: &'a [AtomicU64],
-    /// The tickets under which the starts that [`Log::write`] wrote were claimed: as many as `ring`, or none.
+    /// The original tickets of the starts that [`Log::write`] wrote: as many as `ring`, or none.
     pub origins: &'a [AtomicU64],
-    /// No stamp that was ever made earlier, in any life of these cells, was larger than this before, as words have it.
+    /// An upper bound of all stamps that were ever made earlier, before the change, in any life of these cells, as
+    /// words store it.
     pub peak: &'a AtomicU64,
-    /// The number of the life that these cells have.
+    /// The number of the cells' current life.
     pub life: &'a AtomicU64,
-    /// The one that is meant. Not [`CLOSED`], but for [`Log::write`].
+    /// The number of the intended life. Not [`CLOSED`], except for [`Log::write`].
     pub number: u64,
-    /// What its stamps are counted from, read after the number.
+    /// The base of its stamps, read after the number.
     pub base: Tick,
-    /// What an untouched slot counts as: 0 in a new log, the moment of the loss where an earlier state was lost.
+    /// The stamp of an untouched slot: 0 in a new log, the moment of the loss where an earlier state was lost.
     pub born: Tick,
 }
 
-/// What is asked of the log.
+/// A request to the log.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Ask<'a> {
     pub windows: &'a [Window],
     pub weight: u64,
-    /// Nobody starts before this.
+    /// The start may not happen before this.
     pub gate: Tick,
     /// How far in the future the start may lie.
     pub patience: Tick,
-    /// How long after `ready` a start that had to wait may happen.
+    /// How long after `ready` a delayed start may happen.
     pub grace: Tick,
-    /// Take a place, also if there is no need to wait.
+    /// Take a place even if the start could happen now.
     pub reserve: bool,
-    /// Record the start whether there is room or not.
+    /// Record the start even if the limit is full.
     pub force: bool,
-    /// It had a place already: queues have room that is only for those.
+    /// The request replaces a place: queues reserve capacity for these.
     pub again: bool,
 }
 
 impl<'a> Ask<'a> {
-    /// A start now or not at all.
+    /// Requests a start now or not at all.
     #[inline(always)]
     pub fn now(windows: &'a [Window], weight: u64, gate: Tick) -> Self {
         Ask { windows, weight, gate, patience: 0, grace: 0, reserve: false, force: false, again: false }
     }
 }
 
-/// What the log answers.
+/// The log's reply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Answer {
-    /// By what time it was decided.
+    /// The time of the decision.
     pub now: Now,
     /// The earliest moment for the start, gate included. In the past, or now, if there is no need to wait.
     pub ready: Tick,
-    /// The start, if it was recorded: it may happen from `ready` on. `None`: there is no room before the caller's
+    /// The start, if it was recorded: it may happen from `ready` on. `None`: the limit is full until the caller's
     /// patience ends, and nothing was written.
     pub taken: Option<Taken>,
 }
 
-/// A start that is recorded.
+/// A recorded start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Taken {
-    /// What it is known by: a ticket, or where starts are only counted, an era.
+    /// Its identity: a ticket, or where starts are only counted, an era.
     pub ticket: u64,
-    /// How far the ledger has to be to have it.
+    /// The ledger contains the start once it reaches this mark.
     pub end: u64,
-    /// From when on it counts, and so the last moment at which it may happen.
+    /// The moment from which it counts, which is also the last moment at which it may happen.
     pub stamp: Tick,
-    /// What a bucket wants to know when it is taken back: see [`Bucket::take_back`](super::bucket::Bucket). Else 0.
+    /// The number that a bucket needs to take it back: see [`Bucket::take_back`](super::bucket::Bucket). Otherwise 0.
     pub ahead: u64,
     pub stage: Stage,
 }
 
 impl Taken {
-    /// Has it not started, but may? See [`Log::present`].
+    /// Returns whether it has not started yet, but may. See [`Log::present`].
     #[inline(always)]
     pub fn is_place(&self) -> bool {
         self.stage == Stage::Place
     }
 }
 
-/// Is it a start already? (A whole word: answers are copied, and a copy of parts of words waits for those that wrote them.)
+/// Whether it has started. (A whole word: replies are copied, and a copy of partial words waits for the writes to
+/// them.)
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u64)]
 pub(crate) enum Stage {
@@ -236,20 +252,20 @@ impl Stage {
     }
 }
 
-/// A start as whoever took it knows it.
+/// The identity of a start, as its holder knows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Known {
+pub(crate) struct StartId {
     pub ticket: u64,
     pub stamp: Tick,
     pub weight: u64,
 }
 
-/// What the log holds.
+/// The state of a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct View {
-    /// By what time.
+    /// The time of the reading.
     pub now: Tick,
-    /// The earliest moment for the start that was asked about, gate included.
+    /// The earliest moment for the requested start, gate included.
     pub ready: Tick,
     /// The heaviest start that would be admitted now.
     pub remaining: u64,
@@ -257,13 +273,13 @@ pub(crate) struct View {
     pub empty: Tick,
 }
 
-/// Where the log ends.
+/// The end of the log.
 struct Tail {
-    /// What the counter was.
+    /// The counter's value.
     head: u64,
     /// The first unclaimed ticket.
     ticket: u64,
-    /// What is in its slot: its own lap's words come later.
+    /// The word of its slot: words of its own lap are later.
     was: u64,
 }
 
@@ -275,7 +291,7 @@ fn state_of(word: u64) -> u64 {
     (word & ANY_STATE) >> STATE
 }
 
-/// The state of the start that this word belongs to, if its first ticket is not known any more.
+/// The state of the start that this word belongs to, if its first ticket is no longer known.
 fn state_of_start(word: u64) -> u64 {
     if state_of(word) == PART { STARTED } else { state_of(word) }
 }
@@ -283,7 +299,7 @@ fn state_of_start(word: u64) -> u64 {
 /// Writes a cell that a stalled caller of an earlier life may still try to change, in vain.
 pub(super) fn put(cell: &AtomicU64, word: u64) {
     if cfg!(model) {
-        // loom may order a store before a compare-and-swap that comes later and read both; an exchange it orders.
+        // loom may order a store before a later compare-and-swap and read both; it does order an exchange.
         cell.swap(word, AcqRel);
     } else {
         cell.store(word, Release);
@@ -295,14 +311,15 @@ static UNTOUCHED: [AtomicU64; 16] = [const { AtomicU64::new(0) }; 16];
 #[cfg(not(model))]
 static NOTHING: AtomicU64 = AtomicU64::new(0);
 
-/// Every claim before `to` was seen filled. If `from` is not the counter any more, it is further on.
+/// Moves the counter, after every claim before `to` was seen filled. If the counter is no longer `from`, it is further
+/// on.
 #[inline(always)]
 fn move_head(counter: &AtomicU64, from: u64, to: u64) {
     let _ = counter.compare_exchange(from, to, AcqRel, Relaxed);
     fault::point("log-moved");
 }
 
-/// The slots of a log. (It is passed in registers, also to what is rarely called.)
+/// The slots of a log. (It is passed in registers, also to rarely called functions.)
 #[derive(Clone, Copy)]
 struct Ring<'a>(&'a [AtomicU64]);
 
@@ -314,7 +331,7 @@ impl<'a> Ring<'a> {
         unsafe { self.0.get_unchecked(ticket as usize & (self.0.len() - 1)) }
     }
 
-    /// The lap bit of a ticket's own word.
+    /// Returns the lap bit of a ticket's own word.
     #[inline(always)]
     fn lap(&self, ticket: u64) -> u64 {
         u64::from(ticket & self.0.len() as u64 == 0)
@@ -325,7 +342,7 @@ impl<'a> Ring<'a> {
         field << STAMP | state << STATE | (weight - 1) << WEIGHT | self.lap(ticket) << LAP
     }
 
-    /// How many slots a claim has: no start is heavier than the ring.
+    /// Returns the number of slots of a claim: no start is heavier than the ring.
     #[inline(always)]
     fn slots_of(&self, word: u64) -> u64 {
         weight_of(word).min(self.0.len() as u64)
@@ -336,8 +353,8 @@ impl<'a> Ring<'a> {
         (word >> LAP) & 1 == self.lap(ticket)
     }
 
-    /// Fills the other slots of the claim `word` at `ticket`: anyone may, at any time and any number of times.
-    /// `false`: the claim is of a lap that is over.
+    /// Fills the other slots of the claim `word` at `ticket`. Any caller may do so, at any time and any number of
+    /// times. `false`: the claim belongs to a lap that is over.
     #[inline(never)]
     fn fill(self, ticket: u64, word: u64) -> bool {
         let slots = self.slots_of(word);
@@ -361,7 +378,7 @@ impl<'a> Ring<'a> {
         true
     }
 
-    /// Finds the first unclaimed ticket, whatever is in the way.
+    /// Finds the first unclaimed ticket, also past unfilled claims.
     #[inline(never)]
     fn follow(self, counter: &AtomicU64) -> Tail {
         'again: loop {
@@ -390,7 +407,7 @@ impl<'a> Ring<'a> {
         }
     }
 
-    /// Is any slot of so many tickets a place's that may still start?
+    /// Returns whether any slot of these tickets belongs to a place that may still start.
     #[cold]
     #[inline(never)]
     fn has_places(self, first: u64, count: u64, now: Tick, base: Tick) -> bool {
@@ -399,14 +416,14 @@ impl<'a> Ring<'a> {
             let word = self.slot(ticket).load(Acquire);
             state_of(word) == PLACE && stamp(word) >= now
         };
-        // Stamps never decrease: if the last of them is over, so are the others.
+        // Stamps never decrease: if the last place has expired, so have the others.
         let ticket = |i| first.wrapping_add(i);
         stamp(self.slot(ticket(count - 1)).load(Acquire)) >= now && (0..count).rev().map(ticket).any(is_open)
     }
 }
 
 impl<'a> Log<'a> {
-    /// The log of a key that nobody has used. Only to look at.
+    /// Returns the log of an unused key. For reading only.
     #[cfg(not(model))]
     pub fn untouched(born: Tick) -> Log<'static> {
         let cell = &NOTHING;
@@ -414,13 +431,13 @@ impl<'a> Log<'a> {
         Log { head, cleared, own, logged, ring: &UNTOUCHED, origins: &[], peak, life, number: 0, base: 0, born }
     }
 
-    /// When a word counts from.
+    /// Returns the moment from which a word counts.
     #[inline(always)]
     fn stamp(&self, word: u64) -> Tick {
         (word >> STAMP).wrapping_add(self.base)
     }
 
-    /// Do these cells still have the life that is meant? To be asked last, before anything that was read is believed.
+    /// Checks that these cells still have the intended life. Call this last, before anything that was read is trusted.
     #[inline(always)]
     fn is_alive(&self) -> Result<(), Sealed> {
         if self.life.load(Acquire) == self.number || fault::planted("blind life") { Ok(()) } else { Err(Sealed) }
@@ -446,10 +463,10 @@ impl<'a> Log<'a> {
         self.ring().is_claimed(ticket, word)
     }
 
-    /// From when on a ticket in the past counts. `None`: it was cleared.
+    /// Returns the moment from which a past ticket counts. `None`: it was cleared.
     #[inline(always)]
     fn counted_from(&self, ticket: u64, cleared: u64) -> Option<Tick> {
-        // Tickets before the first are negative here, and live in slots that nobody has touched.
+        // Tickets before the first are negative here, and live in untouched slots.
         if cleared != 0 && (ticket as i64) < (cleared as i64).wrapping_sub(1) {
             return None;
         }
@@ -461,7 +478,7 @@ impl<'a> Log<'a> {
     fn find_tail(&self) -> Tail {
         let head = self.head.load(Acquire);
         let mask = self.ring.len() as u64 - 1;
-        // Most weigh 1, and the counter is near and in the same lap. What is to be seen of such a claim:
+        // Most starts weigh 1, and the counter is near and in the same lap. The bits of such a claim:
         let claimed = self.ring().lap(head) << LAP;
         let first = head & mask;
         let end = (first + LAG).min(mask + 1);
@@ -474,7 +491,7 @@ impl<'a> Log<'a> {
                 index += 1;
                 continue;
             }
-            // Had the counter moved, `word` might be of a later lap.
+            // If the counter had moved, `word` might belong to a later lap.
             if differs & 1 << LAP != 0 && (self.head.load(Relaxed) == head || fault::planted("stale lap")) {
                 return Tail { head, ticket: head.wrapping_add(index - first), was: word };
             }
@@ -490,14 +507,14 @@ impl<'a> Log<'a> {
         if tail.was & SEAL == 0 { Ok(tail) } else { Err(Sealed) }
     }
 
-    /// When the ticket before `h` counts from.
+    /// Returns the moment from which the ticket before `h` counts.
     #[inline(always)]
     fn newest(&self, h: u64) -> Tick {
-        // If it was cleared it is the ticket that was burnt, whose stamp is older than this life.
+        // If it was cleared it is the burnt ticket, whose stamp is older than this life.
         self.stamp(self.slot(h.wrapping_sub(1)).load(Acquire)).max(self.born)
     }
 
-    /// The earliest moment at which tickets `h .. h + weight` may start.
+    /// Returns the earliest moment at which tickets `h .. h + weight` may start.
     #[inline(always)]
     fn ready(&self, h: u64, cleared: u64, ask: &Ask) -> Tick {
         let last = h.wrapping_add(ask.weight - 1);
@@ -505,15 +522,15 @@ impl<'a> Log<'a> {
             Some(from) => ready.max(from.wrapping_add(window.length)),
             None => ready,
         };
-        // (Most have one window.)
+        // (Most limits have one window.)
         let [first, others @ ..] = ask.windows else { return ask.gate };
         others.iter().fold(by(ask.gate, first), by)
     }
 
-    /// Would tickets from `h` on take the slots of places that may still start? They were taken before.
+    /// Returns whether tickets from `h` on would take the slots of earlier places that may still start.
     ///
-    /// One slot more has to be free: a log that is written anew burns one, and must not drop a place for it, whose exchange
-    /// would drop the next. And so many more are for those whose place is exchanged: they had one already.
+    /// One more slot has to be free: rewriting a log burns one, and must not drop a place for it, whose exchange would
+    /// drop the next. The same number again is reserved for holders whose place is exchanged: they already had one.
     #[inline(always)]
     fn has_places(&self, h: u64, ask: &Ask, now: Now) -> bool {
         let spare = match ask.again {
@@ -524,7 +541,7 @@ impl<'a> Log<'a> {
         self.ring().has_places(h, ask.weight + spare, now.floor, self.base)
     }
 
-    /// Looks, and changes nothing (but may finish somebody else's claim).
+    /// Reads the state, and changes nothing (but may finish another caller's claim).
     pub fn view(&self, ask: &Ask, clock: impl Fn() -> Now) -> Result<View, Sealed> {
         loop {
             let Tail { ticket: h, was, .. } = self.tail()?;
@@ -537,7 +554,7 @@ impl<'a> Log<'a> {
         }
     }
 
-    /// The earliest moment for a start, and a time.
+    /// Returns the earliest moment for a start, and the time of the reading.
     #[inline(always)]
     pub fn ready_at(&self, ask: &Ask, clock: impl Fn() -> Now) -> Result<(Tick, Tick), Sealed> {
         loop {
@@ -555,9 +572,11 @@ impl<'a> Log<'a> {
         let mut remaining = if ask.gate > now.floor { 0 } else { u64::MAX };
         let mut empty = ask.gate;
         for window in ask.windows {
-            // What counts from later than this, a start in the past or a place, does not leave the window before now.
+            // An entry that counts from a later moment, such as a start in the past or a place, does not leave the
+            // window before now.
             let since = now.floor.saturating_sub(window.length);
-            // Stamps never decrease, so the live tickets are the last ones, of those that are not forgotten: find how many.
+            // Stamps never decrease, so the tickets that count are the last of those that are not forgotten. Find how
+            // many they are.
             let known = if cleared == 0 { u64::MAX } else { h.wrapping_sub(cleared - 1) };
             let (mut some, mut none) = (0, window.limit.min(known) + 1);
             while none - some > 1 {
@@ -570,18 +589,18 @@ impl<'a> Log<'a> {
                 empty = empty.max(newest.saturating_add(window.length));
             }
         }
-        // Nothing at all needs no room.
+        // Weight 0 needs no free units.
         let ready = if ask.weight == 0 { ask.gate } else { self.ready(h, cleared, ask) };
         View { now: now.floor, ready, remaining, empty }
     }
 
-    /// Starts with a place, once, and gives the rest of its grace back: the start counts from now on, or from the stamp of
-    /// the start before it if that is later. By the stamp that it has then it is known from here on. `None`: it is not there
-    /// as a place any more, or in another life.
+    /// Starts with a place, once, and gives the rest of its grace back: the start counts from now, or from the stamp of
+    /// the start before it if that is later. The new stamp is then part of its identity. `None`: the ticket is no
+    /// longer a place, or belongs to another life.
     ///
     /// `now` was read after the place was found to be ready and open; `longest` is the longest window.
-    pub fn present(&self, place: Known, longest: Tick, now: Now) -> Result<Option<Tick>, Sealed> {
-        // If these cells have another life by now, it is there.
+    pub fn present(&self, place: StartId, longest: Tick, now: Now) -> Result<Option<Tick>, Sealed> {
+        // If these cells have another life by now, the place is there.
         let gone = || if fault::planted("gone in any life") { Ok(None) } else { self.is_alive().map(|()| None) };
         let h = self.tail()?.ticket;
         let Some(ticket) = self.find(place, h) else { return gone() };
@@ -590,12 +609,12 @@ impl<'a> Log<'a> {
         if self.known(ticket, word) != place || state_of(word) != PLACE || !self.is_claimed(ticket, word) {
             return gone();
         }
-        // From here on its own life is not asked about: words of others are larger, so the compare-and-swap fails.
+        // From here on the life need not be checked: words of other lives are larger, so the compare-and-swap fails.
         if word & SEAL != 0 {
             return Err(Sealed);
         }
-        // At most by a window, less a microsecond: see the head of this file. What is before this in the ring may be a
-        // later lap's, whose stamps are no earlier than the place's.
+        // Earlier by at most a window, less a microsecond: see the head of this file. The word before this in the ring
+        // may belong to a later lap, whose stamps are no earlier than the place's.
         let before = self.newest(ticket);
         let stamp = now.ceil.max(before).max((place.stamp + 1).saturating_sub(longest)).min(place.stamp);
         let field = stamp.wrapping_sub(self.base);
@@ -616,8 +635,8 @@ impl<'a> Log<'a> {
         }
     }
 
-    /// Under which ticket a start is here, if it can still be told.
-    fn find(&self, start: Known, h: u64) -> Option<u64> {
+    /// Returns the ticket of a start here, if it can still be determined.
+    fn find(&self, start: StartId, h: u64) -> Option<u64> {
         let first = self.first();
         let own = self.own.load(Acquire);
         if start.ticket >= own {
@@ -630,29 +649,29 @@ impl<'a> Log<'a> {
         })
     }
 
-    /// The first ticket that is not forgotten.
+    /// Returns the first ticket that is not forgotten.
     fn first(&self) -> u64 {
         self.cleared.load(Acquire).saturating_sub(1)
     }
 
-    /// What whoever took the start in this word knows of it.
-    fn known(&self, ticket: u64, word: u64) -> Known {
+    /// Returns the identity of the start in this word.
+    fn known(&self, ticket: u64, word: u64) -> StartId {
         let first = self.first();
         let is_own = ticket >= self.own.load(Acquire);
-        // In another life there may be no such place; then nothing that is read here is believed.
+        // In another life there may be no such place; then nothing that is read here is trusted.
         let origin =
             || self.origins.get(ticket.wrapping_sub(first) as usize).map_or(u64::MAX, |origin| origin.load(Acquire));
         let ticket = if is_own { ticket } else { origin() };
-        Known { ticket, stamp: self.stamp(word), weight: weight_of(word) }
+        StartId { ticket, stamp: self.stamp(word), weight: weight_of(word) }
     }
 
-    /// Will nobody notice if this log is forgotten? It must be empty, places included.
+    /// Returns whether forgetting this log has no visible effect. It must be empty, places included.
     pub fn is_idle(&self, longest: Tick, now: Now) -> bool {
         let h = self.find_tail().ticket;
         self.counted_from(h.wrapping_sub(1), self.cleared.load(Acquire)).is_none_or(|from| from + longest <= now.floor)
     }
 
-    /// Closes the log for good: from here on every call on it answers [`Sealed`]. Sealing again is a no-op.
+    /// Closes the log for good: from here on every call on it returns [`Sealed`]. Sealing again is a no-op.
     pub fn seal(&self) {
         loop {
             if fault::planted("no seal") {
@@ -663,7 +682,7 @@ impl<'a> Log<'a> {
                 break;
             }
         }
-        // Nobody claims any more; and from here on nobody starts with a place.
+        // No caller claims any more, and from here on no place is started with.
         for slot in self.ring {
             let mut word = slot.load(Acquire);
             while state_of(word) == PLACE && word & SEAL == 0 && !fault::planted("open places") {
@@ -672,19 +691,20 @@ impl<'a> Log<'a> {
         }
     }
 
-    /// Does every caller have to wait until this is written elsewhere: is it sealed, or can it soon not count any further?
+    /// Returns whether every caller has to wait until this is written elsewhere: it is sealed, or about to reach its
+    /// last stamp.
     pub fn has_to_move(&self, now: Now) -> bool {
         self.is_used_up(now) || self.tail().is_err()
     }
 
-    /// Has a life told time as far as it can? Then what counts goes on in another. (A stamp beyond [`LAST`] before that is a
-    /// place too far in the future.)
+    /// Returns whether the life has reached the end of its time range. Its contents then continue in another life. (A
+    /// stamp beyond [`LAST`] before that is a place too far in the future.)
     #[inline(always)]
     fn is_used_up(&self, now: Now) -> bool {
         now.ceil.wrapping_sub(self.base) > LAST - 3 * LONGEST
     }
 
-    /// What a sealed log holds that still counts at `now`, or will.
+    /// Returns what a sealed log holds that counts at `now`, or will.
     pub fn history(&self, longest: Tick, now: Now) -> History {
         let (h, first, size) = (self.end(), self.first(), self.ring.len() as u64);
         let logged = self.logged.load(Acquire);
@@ -693,7 +713,7 @@ impl<'a> Log<'a> {
         let mut ticket = oldest;
         while ticket < h {
             let word = self.slot(ticket).load(Acquire);
-            let Known { ticket: id, stamp, weight: units } = self.known(ticket, word);
+            let StartId { ticket: id, stamp, weight: units } = self.known(ticket, word);
             let stamp = stamp.max(self.born);
             if stamp + longest > now.floor {
                 starts.push(Start { stamp, units, state: state_of_start(word), id, is_logged: ticket < logged });
@@ -711,33 +731,34 @@ impl<'a> Log<'a> {
         History { starts, unknown, end: h, ..History::default() }
     }
 
-    /// The starts that are not in the ledger yet, and the ticket after the last of them. For whoever may rewrite the log.
+    /// Returns the starts that are not in the ledger yet, and the ticket after the last of them. For callers that may
+    /// rewrite the log.
     pub fn unlogged(&self) -> (Vec<Start>, u64) {
         let h = self.find_tail().ticket;
         let mut ticket = self.logged.load(Acquire).max(self.first()).max(h.saturating_sub(self.ring.len() as u64));
         let mut starts = Vec::new();
         while ticket < h {
             let word = self.slot(ticket).load(Acquire);
-            let Known { ticket: id, stamp, weight: units } = self.known(ticket, word);
+            let StartId { ticket: id, stamp, weight: units } = self.known(ticket, word);
             starts.push(Start { stamp, units, state: state_of_start(word), id, is_logged: false });
             ticket += units;
         }
         (starts, h)
     }
 
-    /// The ticket after the last.
+    /// Returns the ticket after the last.
     fn end(&self) -> u64 {
         self.find_tail().ticket
     }
 
-    /// How many units [`Log::write`] writes.
-    pub fn room(&self) -> u64 {
+    /// Returns the number of units that [`Log::write`] writes.
+    pub fn most_written(&self) -> u64 {
         self.ring.len() as u64 - 1
     }
 
-    /// Writes a history, or the newest of it if not all fits, into cells that only the caller uses: zeroed ones, or sealed
-    /// ones of an earlier life. They must be [`CLOSED`]; the answer is the base with which their next life begins, to be
-    /// published by the caller. `None`: these cells had too many lives.
+    /// Writes a history, or the newest part that fits, into cells that only the caller uses: zeroed cells, or sealed
+    /// cells of an earlier life. They must be [`CLOSED`]. Returns the base with which their next life begins; the
+    /// caller publishes it. `None`: these cells had too many lives.
     pub fn write(&self, history: &History, now: Now) -> Option<Tick> {
         let size = self.ring.len() as u64;
         // The same slots and parities come again every two laps.
@@ -745,21 +766,21 @@ impl<'a> Log<'a> {
         let burnt = end + history.end.saturating_sub(end).div_ceil(2 * size) * 2 * size;
         let fields = self.ring.iter().map(|slot| slot.load(Relaxed) >> STAMP);
         let highest = fields.fold(self.peak.load(Acquire), u64::max);
-        // What was only counted before may be more than one start can weigh here.
+        // A start that was only counted before may be heavier than a single start can be here.
         let split = |start: &Start| {
             let (start, parts) = (*start, start.units.div_ceil(MOST));
             (0..parts).map(move |i| Start { units: MOST.min(start.units - i * MOST), ..start })
         };
-        // The newest; of the last that fits, as much as fits.
-        let mut room = self.room();
+        // The newest starts; of the last that fits, as much as fits.
+        let mut free = self.most_written();
         let mut starts: Vec<Start> = history
             .starts
             .iter()
             .flat_map(split)
             .rev()
             .map_while(|start| {
-                let units = start.units.min(room);
-                room -= units;
+                let units = start.units.min(free);
+                free -= units;
                 (units > 0).then_some(Start { units, ..start })
             })
             .collect();
@@ -770,8 +791,8 @@ impl<'a> Log<'a> {
         if now.ceil.wrapping_sub(base) > LAST - 4 * LONGEST || newest.wrapping_sub(base) > LAST - LONGEST {
             return None;
         }
-        // Each store releases: whoever sees one sees those before it, and that the cells were closed. The sealed ticket first:
-        // open again it would be what it was before.
+        // Each store releases: a reader of one sees those before it, and that the cells were closed. The sealed ticket
+        // comes first: reopened, it would be what it was before.
         put(self.slot(burnt), self.word(burnt, highest + 1, SETTLED, 1));
         for slot in self.ring {
             let word = slot.load(Relaxed);
@@ -802,14 +823,14 @@ impl<'a> Log<'a> {
         Some(base)
     }
 
-    /// Denies what was asked of ticket `h`, if its slot still holds what was read.
+    /// Denies the request for ticket `h`, if its slot still holds the word that was read.
     #[inline(always)]
     fn deny(&self, h: u64, was: u64, now: Now, ready: Tick) -> Option<Result<Answer, Sealed>> {
         let is_proven = self.slot(h).load(Acquire) == was || fault::planted("unproven denial");
         is_proven.then(|| self.is_alive().map(|()| Answer { now, ready, taken: None }))
     }
 
-    /// Decides, if nobody is faster: see [`Algorithm::decide`].
+    /// Decides, unless another caller is faster: see [`Algorithm::decide`].
     #[inline(always)]
     pub fn try_decide<const LOOK: bool>(
         &self,

@@ -1,7 +1,7 @@
-//! Models of the log, for two checkers: loom tries the interleavings and reorderings that it thinks can differ, up to a
-//! number of preemptions; shuttle tries random interleavings, and so finds what loom wrongly thinks alike.
+//! Models of the log, for two checkers. loom tries the interleavings and reorderings that it considers different, up to
+//! a number of preemptions. shuttle tries random interleavings, and so finds those that loom wrongly considers alike.
 //!
-//! `tests/torture/models` runs them, and then once more with each bug planted, which must turn one of them red.
+//! `tests/torture/models` runs them, and then again with each bug planted, which must make one of them fail.
 
 use super::*;
 use crate::algorithm::Algorithm;
@@ -52,7 +52,7 @@ impl Cells {
         Log { head, cleared, own, logged, ring, origins, peak, life, number, base, born: 0 }
     }
 
-    /// As whoever finds a key does: cells that are being written are not looked at.
+    /// Opens the cells as a caller that finds a key does: cells that are being written are not read.
     fn open(&self) -> Result<Log<'_>, Sealed> {
         let log = self.log();
         if log.number == CLOSED { Err(Sealed) } else { Ok(log) }
@@ -67,7 +67,7 @@ impl Cells {
         self.life.store(number, Release);
     }
 
-    /// What `from` held goes on here.
+    /// Continues with the contents of `from`.
     fn take_over(&self, from: &Cells, edit: impl Fn(&mut Vec<Start>)) {
         let sealed = from.log();
         sealed.seal();
@@ -78,7 +78,7 @@ impl Cells {
         self.time.fetch_max(from.time.load(Relaxed), Relaxed);
     }
 
-    /// How many units can still be had.
+    /// Returns how many units can still be taken.
     fn left(&self, limit: u64) -> u64 {
         (0..).take_while(|_| self.claim(limit, 1, 0).unwrap().is_some()).count() as u64
     }
@@ -115,7 +115,7 @@ impl Cells {
     }
 }
 
-/// No half-open window of length `W` holds more than `limit` units.
+/// Asserts that no half-open window of length `W` holds more than `limit` units.
 fn assert_kept(mut starts: Vec<(Tick, u64)>, limit: u64) {
     starts.sort();
     for (i, &(from, _)) in starts.iter().enumerate() {
@@ -124,8 +124,8 @@ fn assert_kept(mut starts: Vec<(Tick, u64)>, limit: u64) {
     }
 }
 
-/// Two threads with these weights, `rounds` each; `dies` kills the first's owner after its claim; `jump` lets a window
-/// pass before the last round of the first. Then one takes what is left.
+/// Two threads with these weights, `rounds` each. `dies` kills the first's owner after its claim; `jump` lets a window
+/// pass before the last round of the first. Then the rest is taken.
 fn race(size: usize, limit: u64, weights: [u64; 2], rounds: usize, dies: bool, jump: bool) {
     model(move || {
         let cells = Cells::new(size);
@@ -157,7 +157,7 @@ fn race(size: usize, limit: u64, weights: [u64; 2], rounds: usize, dies: bool, j
         }
         assert_kept(starts, limit);
         if !jump {
-            assert_eq!(used + left, limit, "what was free could not be had");
+            assert_eq!(used + left, limit, "free units could not be taken");
         }
     });
 }
@@ -192,7 +192,7 @@ fn heavy_starts_round_the_ring() {
     race(4, 2, [2, 1], 3, false, true);
 }
 
-/// A counter that has gone round the ring while somebody slept over it.
+/// The counter goes round the ring while a reader sleeps.
 #[test]
 fn a_slow_reader_is_not_fooled_by_a_later_lap() {
     model(|| {
@@ -212,7 +212,7 @@ fn a_slow_reader_is_not_fooled_by_a_later_lap() {
     });
 }
 
-/// Places in the future are kept apart like starts.
+/// Future places keep their distance like starts.
 #[test]
 fn waiters_queue() {
     model(|| {
@@ -226,13 +226,13 @@ fn waiters_queue() {
     });
 }
 
-/// A denial is true: there was a moment at which there was no room.
+/// A denial is true: at some moment no units were free.
 #[test]
-fn nobody_is_denied_what_is_free() {
+fn free_units_are_never_denied() {
     model(|| {
         let cells = Cells::new(4);
         let other = cells.clone();
-        // The limit is 2 and there are two who ask once, after one whose window ends.
+        // The limit is 2. Two callers ask once each, after a start whose window ends.
         assert!(cells.claim(2, 1, 0).unwrap().is_some());
         cells.time.fetch_add(W, Relaxed);
         let other = thread::spawn(move || other.claim(2, 1, 0).unwrap().is_some());
@@ -241,7 +241,7 @@ fn nobody_is_denied_what_is_free() {
     });
 }
 
-/// A denial's `ready` is exact: others can only make it later, so one tick earlier there is no room.
+/// A denial's `ready` is exact: other callers can only make it later, so one tick earlier no units are free.
 #[test]
 fn a_denial_does_not_exaggerate() {
     model(|| {
@@ -258,12 +258,12 @@ fn a_denial_does_not_exaggerate() {
         other.join().unwrap();
         if answer.taken.is_none() {
             cells.time.store(answer.ready - 1, Relaxed);
-            assert_eq!(cells.claim(3, 1, 0).unwrap(), None, "there was room before {}", answer.ready);
+            assert_eq!(cells.claim(3, 1, 0).unwrap(), None, "admitted before {}", answer.ready);
         }
     });
 }
 
-/// A start is in the copy, or was refused: whoever asks the copy can trust it.
+/// A start is in the copy, or was refused: a caller can trust the copy.
 #[test]
 fn no_start_is_lost_when_a_log_is_rewritten() {
     model(|| {
@@ -277,9 +277,9 @@ fn no_start_is_lost_when_a_log_is_rewritten() {
     });
 }
 
-/// Whoever dies while rewriting leaves what the next one needs to do it from the start.
+/// A process that dies while rewriting leaves everything that the next one needs to rewrite from the start.
 #[test]
-fn no_start_is_lost_when_whoever_rewrites_dies() {
+fn no_start_is_lost_when_the_rewriter_dies() {
     model(|| {
         let cells = Cells::new(4);
         let other = cells.clone();
@@ -288,19 +288,19 @@ fn no_start_is_lost_when_whoever_rewrites_dies() {
         half_done.take_over(&cells, |_| {});
         copy.take_over(&cells, |_| {});
         let admitted = if claimant.join().unwrap() { 2 } else { 0 };
-        // A claim on the sealed log fails; one that was in time is in both copies.
+        // A claim on the sealed log fails; an earlier one is in both copies.
         assert_eq!(admitted + copy.left(2), 2);
     });
 }
 
-/// Cells that have another life, of the same key: whoever began in the first must not act on the third.
+/// The cells have another life, of the same key: a caller that began in the first life must not act on the third.
 #[test]
 fn a_claim_does_not_survive_a_rewrite() {
     model(|| {
         let cells = Cells::new(4);
         let other = cells.clone();
         assert!(cells.claim(1, 1, 0).unwrap().is_some());
-        // It sees room, which a start that only the next lives know has taken by the time it claims.
+        // It sees free units. By the time it claims, a start that only the next lives know has taken them.
         cells.time.fetch_add(W, Relaxed);
         let claimant = thread::spawn(move || other.claim(1, 1, 0).is_ok_and(|taken| taken.is_some()));
         let copy = Cells::new(4);
@@ -314,7 +314,7 @@ fn a_claim_does_not_survive_a_rewrite() {
     });
 }
 
-/// Cells that are another key's by now: a claim in flight charges it nothing.
+/// The cells belong to another key by now: a claim in flight does not charge it.
 #[test]
 fn a_claim_in_flight_does_not_reach_the_next_key() {
     model(|| {
@@ -333,7 +333,7 @@ fn a_claim_in_flight_does_not_reach_the_next_key() {
         }
         if log.is_idle(W, cells.now()) {
             cells.live(&History::default(), cells.now());
-            assert!(!claimant.join().unwrap(), "it started on a key that is gone");
+            assert!(!claimant.join().unwrap(), "it started on a forgotten key");
             assert_eq!(cells.left(1), 1, "the next key was charged for it");
         } else {
             assert!(claimant.join().unwrap());
@@ -341,7 +341,7 @@ fn a_claim_in_flight_does_not_reach_the_next_key() {
     });
 }
 
-/// Two who present the same place: one starts. A rewrite meanwhile knows which.
+/// Two callers present the same place: one starts. A concurrent rewrite knows which.
 #[test]
 fn a_place_starts_once() {
     model(|| {
@@ -349,7 +349,7 @@ fn a_place_starts_once() {
         let windows = [Window { limit: 1, length: W }];
         let ask = Ask { reserve: true, grace: W, ..Ask::now(&windows, 1, 0) };
         let taken = cells.log().claim(&ask, || cells.now()).unwrap().taken.unwrap();
-        let place = Known { ticket: taken.ticket, stamp: taken.stamp, weight: 1 };
+        let place = StartId { ticket: taken.ticket, stamp: taken.stamp, weight: 1 };
         let other = cells.clone();
         let presenter = thread::spawn(move || {
             let now = other.now();
@@ -364,21 +364,20 @@ fn a_place_starts_once() {
     });
 }
 
-/// A heavy place that starts early beside others who want its room: it counts from when it started, and nobody comes too
-/// soon.
+/// A heavy place starts early while others want its units: it counts from its start, and no other start is too early.
 #[test]
-fn the_rest_of_a_grace_comes_back_and_no_more() {
+fn the_rest_of_a_grace_is_given_back_and_no_more() {
     model(|| {
         let cells = Cells::new(8);
         let windows = [Window { limit: 2, length: W }];
         let ask = Ask { reserve: true, grace: 3, ..Ask::now(&windows, 2, 0) };
         let taken = cells.log().claim(&ask, || cells.now()).unwrap().taken.unwrap();
-        let place = Known { ticket: taken.ticket, stamp: taken.stamp, weight: 2 };
+        let place = StartId { ticket: taken.ticket, stamp: taken.stamp, weight: 2 };
         let now = cells.now();
         let other = cells.clone();
         let claimant = thread::spawn(move || {
             let second = other.claim(2, 1, 2 * W).unwrap().unwrap();
-            let place = Known { ticket: second.ticket, stamp: second.stamp, weight: 1 };
+            let place = StartId { ticket: second.ticket, stamp: second.stamp, weight: 1 };
             other.time.store(second.stamp, Relaxed);
             (place, other.log().present(place, W, other.now()))
         });
@@ -393,7 +392,7 @@ fn the_rest_of_a_grace_comes_back_and_no_more() {
     });
 }
 
-/// Whoever helps a dead claimant, and sleeps for a lap, writes over nothing.
+/// A caller that helps a dead claimant, and sleeps for a lap, overwrites nothing.
 #[test]
 fn a_helper_that_sleeps_for_a_lap_undoes_no_start() {
     model(|| {
@@ -407,12 +406,12 @@ fn a_helper_that_sleeps_for_a_lap_undoes_no_start() {
             assert!(cells.claim(2, 2, 0).unwrap().is_some());
         }
         helper.join().unwrap();
-        assert_eq!(cells.claim(2, 2, 0), Ok(None), "the last unit is gone");
+        assert_eq!(cells.claim(2, 2, 0), Ok(None), "the last unit is taken");
         assert_eq!(cells.left(2), 0);
     });
 }
 
-/// Starts beyond the limit within one microsecond: a claim that was held up for two laps of them is no claim.
+/// Starts beyond the limit within one microsecond: a claim that is delayed by two laps of them fails.
 #[test]
 fn a_claim_that_sleeps_for_two_laps_fails() {
     model(|| {
@@ -427,16 +426,16 @@ fn a_claim_that_sleeps_for_two_laps_fails() {
         let other = cells.clone();
         let claimant = thread::spawn(move || record(&other));
         (0..7).for_each(|_| drop(record(&cells)));
-        // All of them are another ticket's.
+        // All tickets differ.
         let last = claimant.join().unwrap().ticket;
         let tail = cells.log().find_tail().ticket;
         assert!(last < tail && tail == 12, "{last} of {tail}");
     });
 }
 
-/// What a glance tells was so at some moment: here there is always room for one at least.
+/// A view was the state at some moment: here at least one unit is always free.
 #[test]
-fn a_glance_sees_no_starts_of_a_later_lap() {
+fn a_view_sees_no_starts_of_a_later_lap() {
     model(|| {
         let cells = Cells::new(4);
         let other = cells.clone();
@@ -453,7 +452,7 @@ fn a_glance_sees_no_starts_of_a_later_lap() {
     });
 }
 
-/// A place that is written anew while somebody presents it starts, or is to be looked for elsewhere: it is not gone.
+/// A place that is rewritten while it is presented starts, or has to be looked up again: it is not gone.
 #[test]
 fn a_place_that_moves_is_not_gone() {
     model(|| {
@@ -461,7 +460,7 @@ fn a_place_that_moves_is_not_gone() {
         let windows = [Window { limit: 1, length: W }];
         let ask = Ask { reserve: true, grace: W, ..Ask::now(&windows, 1, 0) };
         let taken = cells.log().claim(&ask, || cells.now()).unwrap().taken.unwrap();
-        let place = Known { ticket: taken.ticket, stamp: taken.stamp, weight: 1 };
+        let place = StartId { ticket: taken.ticket, stamp: taken.stamp, weight: 1 };
         let other = cells.clone();
         let life = cells.life.load(Acquire);
         let presenter = thread::spawn(move || {
@@ -470,7 +469,7 @@ fn a_place_that_moves_is_not_gone() {
         });
         let copy = Cells::new(4);
         copy.take_over(&cells, |_| {});
-        // These cells are another key's, or the same one's again.
+        // These cells belong to another key, or to the same one again.
         cells.take_over(&copy, |_| {});
         let answer = presenter.join().unwrap();
         assert_ne!(answer, Ok(None));

@@ -1,4 +1,4 @@
-//! What the head of `log.rs` claims of its words, in histories of one thread.
+//! The statements about words at the head of `log.rs`, in histories of one thread.
 
 use super::*;
 use crate::algorithm::Algorithm;
@@ -35,7 +35,7 @@ impl Cells {
         Log { head, cleared, own, logged, peak, ring: &self.ring, origins: &self.origins, life, number, base, born: 0 }
     }
 
-    /// No word that has come since the last look was ever in its slot before.
+    /// Asserts that no new word since the previous call was in its slot before.
     fn look(&mut self) {
         for (i, slot) in self.ring.iter().enumerate() {
             let word = slot.load(Acquire);
@@ -46,7 +46,7 @@ impl Cells {
         }
     }
 
-    /// Goes on with what `from` held, but for what `edit` takes out of it.
+    /// Continues with the contents of `from`, less what `edit` removes.
     fn take_over(&self, from: &Cells, now: Now, edit: impl FnOnce(&mut Vec<Start>)) {
         from.log().seal();
         let mut history = from.log().history(W, now);
@@ -59,8 +59,8 @@ impl Cells {
     }
 }
 
-/// Starts of all sorts, places that start early or late, and lives that follow each other in the same cells.
-/// (`PLANT="same again"`, `PLANT="forgotten peak"`.)
+/// All sorts of starts, places that start early or late, and successive lives in the same cells. (`PLANT="same again"`,
+/// `PLANT="forgotten peak"`.)
 #[test]
 fn no_slot_ever_holds_the_same_word_twice() {
     for seed in 1..=2_000 {
@@ -69,8 +69,8 @@ fn no_slot_ever_holds_the_same_word_twice() {
         let windows = [Window { limit, length: W }];
         let (mut cells, mut other) = (Cells::new(16), Cells::new(16));
         let mut tick = 10 * W;
-        let mut places: Vec<Known> = Vec::new();
-        // In some, laps take no time.
+        let mut places: Vec<StartId> = Vec::new();
+        // In some histories, laps take no time.
         let (pace, forced) = (random.below(3), random.below(40));
         for _ in 0..300 {
             tick += random.below(4).saturating_sub(pace);
@@ -84,7 +84,7 @@ fn no_slot_ever_holds_the_same_word_twice() {
                     let grace = random.below(3 * W);
                     let ask = Ask { reserve: true, patience: 2 * W, grace, ..ask };
                     if let Some(taken) = cells.log().claim(&ask, || now).unwrap().taken {
-                        places.push(Known { ticket: taken.ticket, stamp: taken.stamp, weight });
+                        places.push(StartId { ticket: taken.ticket, stamp: taken.stamp, weight });
                     }
                 }
                 6..9 if !places.is_empty() => {
@@ -108,7 +108,7 @@ fn no_slot_ever_holds_the_same_word_twice() {
     }
 }
 
-/// A place started early, and so many lives later there is one in its slot that would have the word that it had before.
+/// A place starts early. Many lives later its slot holds a place that would have the former word of the first one.
 /// (`PLANT="forgotten peak"`.)
 #[test]
 fn no_later_life_has_the_word_of_a_place_that_started_early() {
@@ -123,7 +123,7 @@ fn no_later_life_has_the_word_of_a_place_that_started_early() {
     let taken = reserve(&cells, LONG / 2);
     cells.look();
     let word = cells.ring[taken.ticket as usize].load(Acquire);
-    let place = Known { ticket: taken.ticket, stamp: taken.stamp, weight: 1 };
+    let place = StartId { ticket: taken.ticket, stamp: taken.stamp, weight: 1 };
     assert_eq!(cells.log().present(place, LONG, now), Ok(Some(now.ceil)));
     cells.look();
     while cells.log().tail().unwrap().ticket % 32 != taken.ticket || cells.words[5].load(Acquire) == 0 {

@@ -2,58 +2,61 @@
 //!
 //! # Shape
 //!
-//! A bucket is a moment: when it will have recovered from all that was started (the *theoretical arrival time* of the
-//! generic cell rate algorithm). A start of weight `w` moves that moment on by `w` times the period of the rate; time
-//! does the rest. It is counted in parts of a microsecond such that a unit costs a whole number of them ([`Bucket`]), so
-//! nothing is ever rounded, and from a `base`, so that it fits.
+//! A bucket is a moment: when it will have recovered from everything that was started (the *theoretical arrival time*
+//! of the generic cell rate algorithm). A start of weight `w` moves that moment on by `w` times the period of the rate.
+//! Moments are counted in fractions of a microsecond of which a unit costs a whole number ([`Bucket`]), so nothing is
+//! ever rounded. They are counted from a `base`, so that they fit into a word.
 //!
 //! ```text
 //!         63                            1     0
 //! word    [ when it has recovered − base ][ seal ]
-//! base    [ ticks, or 2^shift of them; signed ]    0: nobody has used these cells; the first user sets it
+//! base    [ ticks, or 2^shift of them; signed ]    0: the cells are unused; the first caller sets it
 //! life    [ which life of these cells this is ]
 //! ```
 //!
 //! # Deciding
 //!
-//! With `T` that moment, `t` now, and a cost of `p` for each unit:
+//! Let `T` be that moment, `t` the current time, and `p` the cost of a unit:
 //!
 //! * A *token bucket* may be behind by its size `S = size · p`. A start of weight `w` is ready when `T + w·p − S ≤ t`.
-//! * A *leaky bucket* is never behind: a start is ready when `T ≤ t`. Who waits takes its turn, while with it at most
-//!   `size` units wait ([`Bucket::queue`]).
+//! * A *leaky bucket* is never behind: a start is ready when `T ≤ t`. A start that has to wait takes its turn, while
+//!   with it at most `size` units wait ([`Bucket::queue`]).
 //!
-//! Then `T` becomes `max(T, stamp) + w·p`, by one compare-and-swap, which is the whole admission: before it nothing was
-//! written, after it nothing is left to do. The stamp is the last moment at which the start may happen: now, rounded up,
-//! or for a start in the future (a *place*) the end of its grace. A denial has written nothing.
+//! Then `T` becomes `max(T, stamp) + w·p`, by one compare-and-swap. That is the whole admission: before it nothing was
+//! written, after it nothing is left to do. The stamp is the last moment at which the start may happen: now, rounded
+//! up, or for a start in the future (a *place*) the end of its grace. A denial writes nothing.
 //!
-//! # Why it is right
+//! # Correctness
 //!
-//! 1. *Words do not repeat.* Within a life each is larger than the one before, by a unit at least. So if the word still
-//!    is what was read, nothing was admitted in between: the compare-and-swap proves it.
-//! 2. *Starts keep their distance.* Take any starts of a token bucket, the first of which was admitted with stamp `s`,
-//!    and the last of which was ready at `r`. When that was decided, `T` was at least `s` and what the others cost, and
-//!    with its own cost at most `r + S`. So together they cost at most `S + r − s`: no stretch of time holds more than
-//!    `size`, and what the rate gives for its length. In a leaky bucket, likewise, a start is ready only when all before
-//!    it have been paid for.
-//! 3. *Lives do not mix.* The cells are sealed (a bit of the word), and used again, with `life` closed meanwhile. The
+//! 1. *Words do not repeat.* Within a life each word is larger than the one before, by a unit at least. So if the word
+//!    is still the one that was read, nothing was admitted in between. The compare-and-swap proves it.
+//! 2. *Starts keep their distance.* Take any starts of a token bucket. The first was admitted with stamp `s`, and the
+//!    last was ready at `r`. When the last was decided, `T` was at least `s` plus the cost of the others, and with its
+//!    own cost at most `r + S`. So together they cost at most `S + r − s`: no stretch of time holds more than `size`
+//!    plus what the rate gives in that time. Likewise, a start in a leaky bucket is ready only when all earlier starts
+//!    have been paid for.
+//! 3. *Lives do not mix.* The cells are sealed (a bit of the word) and reused, and `life` is closed in between. The
 //!    next life's `base` is chosen so that its words are larger than all that these cells ever held, so a stalled
-//!    compare-and-swap fails; and whoever has read something of another life sees in the end that `life` has changed.
-//! 4. *A life's base does not change.* It is set once where it is 0, and is 0 only in cells that were never written. It is
-//!    set before the word is, so whoever finds it 0 and a word beside it has only to look again.
+//!    compare-and-swap fails. A reader of anything of another life sees at the end that `life` has changed.
+//! 4. *A life's base does not change.* It is set once where it is 0, and is 0 only in cells that were never written. It
+//!    is set before the word is. So a caller that finds base 0 together with a word only has to read again.
 //!
 //! # Orderings
 //!
-//! * The word is read with `Acquire` and changed with `AcqRel`. Who finds a word that is not 0 beside a base that is sees the
-//!   base when it looks again, as it was set (`AcqRel`) before. A failed compare-and-swap is `Relaxed`: all is read anew.
-//! * `last` is raised (`AcqRel`) before the compare-and-swap that admits the place, which releases it to whoever seals.
-//! * `logged`, `last`, `returned` and the word of a new life are stored with `Release` while `life` is [`CLOSED`], the word
-//!   last of them; then `base`, then `life`. All are read with `Acquire`, and `life` after them: who has read something new
-//!   finds it closed, or another. The seal is in the word itself, which the admission's compare-and-swap proves.
+//! * The word is read with `Acquire` and changed with `AcqRel`. A caller that finds a nonzero word and a zero base sees
+//!   the base when it reads again, because the base was set (`AcqRel`) before. A failed compare-and-swap is `Relaxed`:
+//!   everything is read again.
+//! * `last` is raised (`AcqRel`) before the compare-and-swap that admits the place, which releases it to the caller
+//!   that seals.
+//! * `logged`, `last`, `returned` and the word of a new life are stored with `Release` while `life` is [`CLOSED`], the
+//!   word last of them; then `base`, then `life`. All are read with `Acquire`, and `life` after them. So a reader of
+//!   anything new finds it closed, or another life. The seal is in the word itself, which the admission's
+//!   compare-and-swap proves.
 //!
 //! Source: the generic cell rate algorithm of ATM traffic management (ITU-T I.371, virtual scheduling).
 
 use super::bucket::{Bucket, divide, divide_up};
-use super::log::{Answer, Ask, CLOSED, Known, SETTLED, STARTED, Stage, Taken, View, put};
+use super::log::{Answer, Ask, CLOSED, SETTLED, STARTED, Stage, StartId, Taken, View, put};
 use super::{Algorithm, History, Rest, Sealed, Start, Tries};
 use crate::atomic::{AtomicU64, *};
 use crate::fault;
@@ -62,46 +65,47 @@ use std::hint;
 
 const SEAL: u64 = 1;
 
-/// How often the clock is read until the microsecond is over that has begun. (The clocks of models and tests stand still.)
+/// How often the clock is read until the current microsecond ends. (The clocks of models and tests stand still.)
 const SPINS: u32 = if cfg!(model) { 0 } else { 1_000 };
 
-/// The last moment that a word can hold, from its base on.
+/// The last moment that a word can hold, relative to its base.
 const LAST: i128 = (1 << 63) - 1;
-/// From here on a life has to end: what is left is for who is admitted now.
+/// From here on a life has to end; the rest is for starts that are being admitted now.
 const USED: i128 = 1 << 62;
 /// Up to here cells can begin another life.
 const YOUNG: i128 = 1 << 61;
-/// How far behind a rewritten bucket can be, in what `n` parts are: further than by any place, but it may have been forced.
+/// How far behind a rewritten bucket can be, in `n` parts: further than through places, because starts may have been
+/// forced.
 const DEEPEST: i128 = 1 << 62;
 
 /// One key's bucket, in cells that live elsewhere.
 #[derive(Clone, Copy)]
 pub(crate) struct Meter<'a> {
     pub word: &'a AtomicU64,
-    /// What a word counts from.
+    /// The base of a word.
     pub base: &'a AtomicU64,
-    /// The number of the life that these cells have.
+    /// The number of the cells' current life.
     pub life: &'a AtomicU64,
-    /// The one that is meant. Not [`CLOSED`], but for [`Meter::write`].
+    /// The number of the intended life. Not [`CLOSED`], except for [`Meter::write`].
     pub number: u64,
-    /// Which era this is. It changes when everything is forgotten.
+    /// The current era. It changes when everything is forgotten.
     pub era: &'a AtomicU64,
     /// The word's moment, as far as the ledger has it; signed.
     pub logged: &'a AtomicU64,
-    /// No place has a later stamp; in any life.
+    /// An upper bound of the stamps of all places, in any life.
     pub last: &'a AtomicU64,
-    /// How much was ever given back, in `n` parts; in a life it stays.
+    /// The total that was ever given back, in `n` parts; it does not change within a life.
     pub returned: &'a AtomicU64,
-    /// Until when it recovers from what it took over from a bucket of another policy: counted from the base, signed, twice that
-    /// and 1. 0: it took nothing over.
+    /// Until when it recovers from what it took over from a bucket of another policy: relative to the base, signed,
+    /// doubled, plus 1. 0: it took nothing over.
     pub carried: &'a AtomicU64,
-    /// The bucket counts as having been emptied then: 0 in a new one, the moment of the loss where an earlier state was
+    /// The bucket counts as emptied at this moment: 0 in a new one, the moment of the loss where an earlier state was
     /// lost.
     pub born: Tick,
     pub bucket: &'a Bucket,
 }
 
-/// What was read.
+/// The values that were read.
 struct Seen {
     word: u64,
     /// The moment of its base.
@@ -115,27 +119,28 @@ struct Seen {
 static UNTOUCHED: AtomicU64 = AtomicU64::new(0);
 
 impl<'a> Meter<'a> {
-    /// The bucket of a key that nobody has used. Only to look at.
+    /// Returns the bucket of an unused key. For reading only.
     #[cfg(not(model))]
     pub fn untouched(bucket: &'a Bucket, born: Tick) -> Meter<'a> {
         let [word, base, life, era, logged, last, returned, carried] = [&UNTOUCHED; 8];
         Meter { word, base, life, number: 0, era, logged, last, returned, carried, born, bucket }
     }
 
-    /// Do these cells still have the life that is meant? To be asked last, before anything that was read is believed.
+    /// Checks that these cells still have the intended life. Call this last, before anything that was read is trusted.
     #[inline(always)]
     fn is_alive(&self) -> Result<(), Sealed> {
         let lives = self.life.load(Acquire) == self.number || fault::planted("meter survives rewrite");
         if lives { Ok(()) } else { Err(Sealed) }
     }
 
-    /// When the bucket will have recovered from all that is unknown.
+    /// Returns when the bucket will have recovered from everything unknown.
     #[inline(always)]
     fn lost(&self) -> i128 {
         if self.born == 0 { 0 } else { self.bucket.ceil(self.born) + self.bucket.cost(self.bucket.size) }
     }
 
-    /// What these cells say, sealed or not: the word, the moment of its base, and the word's own. 0: nobody has used them.
+    /// Returns the contents of the cells, sealed or not: the word, the moment of its base, and the word's moment. 0:
+    /// the cells are unused.
     #[inline(always)]
     fn read(&self) -> (u64, i128, i128) {
         let mut tries = Tries::default();
@@ -145,7 +150,7 @@ impl<'a> Meter<'a> {
             let origin = self.bucket.origin(base);
             match (base, word >> 1) {
                 (0, 0) => return (word, 0, 0),
-                // It was set since.
+                // The base was set since.
                 (0, _) if tries.again().is_ok() => {}
                 (0, moment) => return (word | SEAL, origin, origin + i128::from(moment)),
                 (_, moment) => return (word, origin, origin + i128::from(moment)),
@@ -162,19 +167,19 @@ impl<'a> Meter<'a> {
         Ok(Seen { word, origin, recovered: recovered.max(self.lost()), now: clock() })
     }
 
-    /// Sets the base of cells that nobody has used.
+    /// Sets the base of unused cells.
     #[inline(always)]
     fn begin(&self, clock: impl Fn() -> Now) {
         if self.base.load(Acquire) == 0 {
-            // If that fails, somebody else has begun, or this is another life.
+            // If this fails, another caller has begun, or this is another life.
             let _ = self.base.compare_exchange(0, self.bucket.first_base(clock()), AcqRel, Relaxed);
         }
     }
 
-    /// The earliest moment for a start; in the past, any.
+    /// Returns the earliest moment for a start; any past moment means now.
     #[inline(always)]
     fn ready(&self, seen: &Seen, ask: &Ask) -> Tick {
-        // Nothing at all needs no room.
+        // Weight 0 needs no free units.
         let turn = seen.recovered - self.bucket.slack(ask.weight);
         if ask.weight == 0 || turn <= self.bucket.floor(seen.now.floor) {
             return ask.gate;
@@ -188,16 +193,16 @@ impl<'a> Meter<'a> {
         Ok(Answer { now, ready, taken: None })
     }
 
-    /// Until when a leaky bucket's queue is too full for this start to wait in it. `None`: it may.
+    /// Returns until when a leaky bucket's queue is too full for this start to wait in it. `None`: it may wait.
     fn when_it_may_wait(&self, seen: &Seen, ask: &Ask) -> Option<Tick> {
         let bucket = self.bucket;
         let from = seen.recovered - bucket.queue(ask.weight, ask.grace);
-        // At a gate nobody has just started.
+        // At a gate no start has just happened.
         let reached = bucket.floor(seen.now.floor).max(bucket.floor(ask.gate) - bucket.cost(1));
         (bucket.is_leaky && !ask.again && from > reached).then(|| bucket.tick(from))
     }
 
-    /// The admission.
+    /// Performs the admission.
     #[inline(always)]
     fn swap(&self, was: u64, word: u64) -> bool {
         if fault::planted("meter not compared") {
@@ -207,14 +212,14 @@ impl<'a> Meter<'a> {
         self.word.compare_exchange(was, word, AcqRel, Relaxed).is_ok()
     }
 
-    /// Looks, and changes nothing.
+    /// Reads the state, and changes nothing.
     pub fn view(&self, ask: &Ask, clock: impl Fn() -> Now) -> Result<View, Sealed> {
         let seen = self.look(clock)?;
         self.is_alive()?;
         Ok(self.view_at(&seen, ask))
     }
 
-    /// The earliest moment for a start, and a time.
+    /// Returns the earliest moment for a start, and the time of the reading.
     #[inline(always)]
     pub fn ready_at(&self, ask: &Ask, clock: impl Fn() -> Now) -> Result<(Tick, Tick), Sealed> {
         let seen = self.look(clock)?;
@@ -230,13 +235,13 @@ impl<'a> Meter<'a> {
         View { now, ready: self.ready(seen, ask), remaining, empty }
     }
 
-    /// Has the bucket recovered? Others may start something right after.
+    /// Returns whether the bucket has recovered. Another caller may start right after.
     pub fn is_idle(&self, now: Now) -> bool {
         self.read().2.max(self.lost()) <= self.bucket.floor(now.floor) && self.is_alive().is_ok()
     }
 
-    /// Does this place still count? Whoever holds it knows that it was not used.
-    pub fn present(&self, place: Known) -> Result<bool, Sealed> {
+    /// Returns whether this place still counts. The holder knows that it was not used.
+    pub fn present(&self, place: StartId) -> Result<bool, Sealed> {
         let era = self.era.load(Acquire);
         if self.is_sealed() {
             return Err(Sealed);
@@ -245,23 +250,24 @@ impl<'a> Meter<'a> {
         Ok(place.ticket == era)
     }
 
-    /// How many units of those handed out up to this mark (what [`Taken::end`] says) the ledger does not have, and would
-    /// still have to count.
+    /// Returns how many units of those handed out up to this mark ([`Taken::end`]) are missing from the ledger, and
+    /// would still count.
     #[inline(always)]
     pub fn unwritten(&self, end: u64, now: Now) -> u64 {
         let logged = i128::from(self.logged.load(Acquire) as i64);
-        // Rounded up: whoever reads the ledger instead does so later than now.
+        // Rounded up: a later reader of the ledger reads it after now.
         let now = self.bucket.ceil(now.ceil) - self.bucket.origin(self.base.load(Acquire));
         self.bucket.units(i128::from(end) - logged.max(now))
     }
 
-    // ---- for whoever may rewrite these cells ----
+    // ---- for callers that may rewrite these cells ----
 
-    /// What the ledger does not have, as one start at most, and what to put into `logged` when it does.
+    /// Returns what is missing from the ledger, as at most one start, and the value for `logged` when the ledger has
+    /// it.
     ///
-    /// Such a start's stamp is when its units begin to come back, which may lie in the future; so it says alone when the
-    /// bucket will have recovered, to less than a tick, whatever of the starts before it is forgotten. If they are there
-    /// it says the same: it follows on them.
+    /// The stamp of such a start is the moment at which its units begin to come back, which may lie in the future. So
+    /// the start alone determines when the bucket will have recovered, to less than a tick, even if earlier starts are
+    /// forgotten. If they are present the result is the same: it follows them.
     pub fn unlogged(&self, now: Now) -> (Vec<Start>, u64) {
         let (bucket, (word, origin, recovered)) = (self.bucket, self.read());
         let new = recovered - (origin + i128::from(self.logged.load(Acquire) as i64));
@@ -269,13 +275,14 @@ impl<'a> Meter<'a> {
         if new <= 0 || behind <= 0 {
             return (Vec::new(), word >> 1);
         }
-        // Whole units are new, but for what was rounded in another life.
+        // Whole units are new, except for what was rounded in another life.
         let units = bucket.units(behind).min((new / bucket.cost(1)) as u64).clamp(1, bucket.size);
         let stamp = bucket.tick(recovered - bucket.cost(units));
         (vec![Start { stamp, units, state: STARTED, id: u64::MAX, is_logged: false }], word >> 1)
     }
 
-    /// Ends this life: from here on every call on it answers [`Sealed`]. Sealing again is a no-op, also in a later life.
+    /// Ends this life: from here on every call on it returns [`Sealed`]. Sealing again is a no-op, also in a later
+    /// life.
     pub fn seal(&self) {
         while !fault::planted("open meter") {
             let word = self.word.load(Acquire);
@@ -288,20 +295,21 @@ impl<'a> Meter<'a> {
         }
     }
 
-    /// Is it sealed?
+    /// Returns whether it is sealed.
     pub fn is_sealed(&self) -> bool {
         self.word.load(Acquire) & SEAL != 0
     }
 
-    /// Does every caller have to wait until this is written elsewhere: is it sealed, or can its word not count further?
+    /// Returns whether every caller has to wait until this is written elsewhere: it is sealed, or its word cannot count
+    /// further.
     pub fn has_to_move(&self, now: Now) -> bool {
         let (word, origin, _) = self.read();
         let has_begun = self.base.load(Acquire) != 0;
         word & SEAL != 0 || has_begun && is_used_up(self.bucket, word, origin, now)
     }
 
-    /// What a sealed bucket still counts: as many whole units, in the ledger or not, as make it recover as late as it does or
-    /// later, and by how much later. `now` is a time after the sealing.
+    /// Returns what a sealed bucket still counts: as many whole units, in the ledger or not, as make it recover as late
+    /// as it does or later, and by how much later. `now` is a time after the sealing.
     pub fn history(&self, now: Now) -> History {
         let (bucket, (_, origin, recovered)) = (self.bucket, self.read());
         let from = bucket.floor(now.floor);
@@ -326,10 +334,10 @@ impl<'a> Meter<'a> {
         History { starts, era: self.era.load(Acquire), rest, ..History::default() }
     }
 
-    /// Begins another life, in which these starts have been made, in ascending order. Returns its base, to be put into
-    /// `base` before its number is put into `life`. `None`: these cells had too many lives.
+    /// Begins another life that contains these starts, in ascending order. Returns its base, to be stored in `base`
+    /// before its number is stored in `life`. `None`: these cells had too many lives.
     ///
-    /// Only for whoever has these cells alone: they are zeroed, or sealed, and [`CLOSED`] before `now` was read.
+    /// Only for a caller that has these cells alone: they are zeroed, or sealed, and [`CLOSED`] before `now` was read.
     pub fn write(&self, history: &History, now: Now) -> Option<u64> {
         debug_assert!(self.number == CLOSED && history.starts.is_sorted_by_key(|start| start.stamp));
         let bucket = self.bucket;
@@ -338,7 +346,7 @@ impl<'a> Meter<'a> {
             return None;
         }
         let (part, whole) = history.rest.spare;
-        // What belongs to the first starts; a part of a unit is a part of a unit of any bucket.
+        // The excess belongs to the first starts. A fraction of a unit means the same in any bucket.
         let mut spare = (i128::from(part) * i128::from(bucket.p)).checked_div(i128::from(whole)).unwrap_or(0);
         let mut recovered = 0;
         let mut logged = None;
@@ -355,7 +363,7 @@ impl<'a> Meter<'a> {
         let from = bucket.floor(now.floor);
         let recovered = recovered.clamp(from, from + DEEPEST * i128::from(bucket.n));
         let logged = logged.unwrap_or(recovered).min(recovered);
-        // The latest with which the word is larger than all before it. Never 0.
+        // The latest base with which the word is larger than all before it. Never 0.
         let base = (recovered - i128::from(highest) - 1).div_euclid(i128::from(bucket.n));
         let base = if base == 0 { -1 } else { base };
         let origin = bucket.origin(base as u64);
@@ -363,7 +371,7 @@ impl<'a> Meter<'a> {
         self.logged.store(logged as u64, Release);
         self.last.store(history.rest.last, Release);
         self.returned.store(history.rest.returned, Release);
-        // Whatever was given back since.
+        // Less what was given back since.
         let carried = history.rest.carried.min(recovered);
         let has_any = carried > from;
         self.carried.store(if has_any { ((carried - origin) as u64) << 1 | 1 } else { 0 }, Release);
@@ -391,7 +399,7 @@ impl Algorithm for Meter<'_> {
             }
             let must_wait = ready > now.floor && !ask.force;
             if must_wait && ready <= now.ceil && spins < SPINS {
-                // It starts within this microsecond: in one that the first start of a burst was rounded up from.
+                // It starts within this microsecond, to which the first start of a burst was rounded up.
                 spins += 1;
                 hint::spin_loop();
                 continue;
@@ -417,14 +425,14 @@ impl Algorithm for Meter<'_> {
                 // A place too far in the future.
                 return self.deny(now, ready);
             }
-            // How long it takes until its units begin to come back, and all that ever was given back before it.
+            // The time until its units begin to come back, and the total that was given back before it.
             let behind = (seen.recovered - stamped).max(0) as u128;
             let behind = if behind == 0 { 0 } else { divide(behind, bucket.n) };
             let ahead = behind.saturating_add(self.returned.load(Acquire));
             let era = self.era.load(Acquire);
             self.is_alive()?;
             if is_place && !fault::planted("untold places") {
-                // Before anybody can find it in the word.
+                // Before any caller can find it in the word.
                 self.last.fetch_max(stamp, AcqRel);
             }
             let end = moment as u64;
@@ -442,9 +450,9 @@ impl Algorithm for Meter<'_> {
 }
 
 impl Bucket {
-    /// What this bucket takes over from another one: what that had taken over itself or was started since, and a debt; the
-    /// latter up to its size. A bucket that was further behind waited for places, perhaps behind a gate, and these do not come
-    /// along.
+    /// Takes over the state of another bucket: what that bucket had taken over itself or was started since, and a debt,
+    /// the latter up to its size. A bucket that was further behind waited for places, perhaps behind a gate; these are
+    /// not taken over.
     pub fn take_over(&self, old: &Bucket, history: &mut History, now: Now) {
         let carried = old.units(history.rest.carried - old.floor(now.floor));
         let mut most = carried.max(old.size) + old.size;
@@ -457,15 +465,18 @@ impl Bucket {
         history.rest.carried = self.floor(now.floor) + self.cost(units);
     }
 
-    /// Takes units of a start back, out of a history in which it is, but for what has come back by itself since, and so
-    /// may have been used. `ahead` is what [`Taken::ahead`] said, or less.
+    /// Takes units of a start back, out of a history that contains it. Units that have come back with time may have
+    /// been used, and are not taken. `ahead` is [`Taken::ahead`], or less.
     ///
-    /// The start cost `c`, at `s`, and those after it were admitted until `l`. Take one of these, at `t`: from it on all
-    /// cost no more than has been counted since the start, less `c`. So without the start the bucket has recovered from
-    /// them `c − (t − s)` earlier than it is to now, or before; and if it was behind by `b` at `s`, of what was started
-    /// before, another `b` earlier: less what was given back of that meanwhile. Hence `c − (l − s − b)` is safe, and is all
-    /// of it as long as the bucket is busy.
-    pub fn take_back(&self, history: &mut History, start: Known, ahead: u64, units: u64) {
+    /// The start cost `c`, at `s`, and those after it were admitted until `l`.
+    ///
+    /// 1. Take one of the later starts, at `t`. The starts from it on cost no more than has been counted since the
+    ///    start, less `c`. So without the start the bucket recovers from them `c − (t − s)` earlier than it does now,
+    ///    or before.
+    /// 2. If it was behind by `b` at `s`, from earlier starts, it recovers another `b` earlier, less what was given
+    ///    back of that since.
+    /// 3. Hence taking back `c − (l − s − b)` is safe, and is all of the start as long as the bucket is busy.
+    pub fn take_back(&self, history: &mut History, start: StartId, ahead: u64, units: u64) {
         let History { starts, rest, .. } = history;
         let held: u64 = starts.iter().map(|start| start.units).sum();
         let (part, whole) = rest.spare;
@@ -478,7 +489,7 @@ impl Bucket {
         let kept = self.units(behind - back);
         rest.spare = ((self.cost(kept) - (behind - back)) as u64, self.p);
         let mut go = held - kept;
-        // What the ledger does not have, first.
+        // First the units that are missing from the ledger.
         for is_logged in [false, true] {
             for start in starts.iter_mut().filter(|start| start.is_logged == is_logged) {
                 let units = start.units.min(go);
@@ -490,7 +501,7 @@ impl Bucket {
     }
 }
 
-/// Has a life counted as far as it can? Then somebody has to seal it and to write what counts anew.
+/// Returns whether a life has reached its end. Its contents then have to be sealed and rewritten.
 #[inline(always)]
 fn is_used_up(bucket: &Bucket, word: u64, origin: i128, now: Now) -> bool {
     i128::from(word >> 1).max(bucket.ceil(now.ceil) - origin) > USED

@@ -5,7 +5,7 @@ use crate::algorithm::Algorithm;
 use crate::algorithm::models::{Arc, model, thread};
 use crate::atomic::AtomicU64 as Cell;
 
-/// What a unit costs, in ticks.
+/// The cost of a unit, in ticks.
 const P: Tick = 10;
 const START: Tick = 100;
 
@@ -43,7 +43,7 @@ impl Cells {
         self.meter_in(self.life.load(Acquire))
     }
 
-    /// As whoever finds a key does: cells that are being written are not looked at.
+    /// Opens the cells as a caller that finds a key does: cells that are being written are not read.
     fn open(&self) -> Result<Meter<'_>, Sealed> {
         let meter = self.meter();
         if meter.number == CLOSED { Err(Sealed) } else { Ok(meter) }
@@ -66,13 +66,13 @@ impl Cells {
         self.claim_in(&self.open()?, weight, patience)
     }
 
-    /// When it starts, with its weight.
+    /// Returns when it starts, and its weight.
     fn claim(&self, weight: u64, patience: Tick) -> Result<Option<(Tick, u64)>, Sealed> {
         let answer = self.ask(weight, patience)?;
         Ok(answer.taken.map(|_| (answer.now.ceil.max(answer.ready), weight)))
     }
 
-    /// Takes all that is left, and nothing is left that should not be.
+    /// Takes everything that is left, and asserts that no more is left than should be.
     fn take_the_rest(&self, starts: &mut Starts) {
         while let Some(start) = self.claim(1, 0).unwrap() {
             starts.push(start);
@@ -80,19 +80,19 @@ impl Cells {
         starts.sort();
         let recovered = starts.iter().fold(0, |recovered, (at, weight)| recovered.max(*at) + weight * P);
         let left = (self.now().floor + self.bucket.size * P).saturating_sub(recovered) / P;
-        assert_eq!(left, 0, "what was free could not be had: {starts:?}");
+        assert_eq!(left, 0, "free units could not be taken: {starts:?}");
     }
 
-    /// Begins another life, with this in it.
+    /// Begins another life with this history.
     fn live(&self, history: &History) {
         let number = self.life.swap(CLOSED, AcqRel) + 1;
         let base = self.meter_in(CLOSED).write(history, self.now()).unwrap();
-        // A swap, for loom does not know that a store after somebody's compare-and-swap is the later one.
+        // A swap, because loom does not know that a store after another thread's compare-and-swap is the later one.
         self.base.swap(base, AcqRel);
         self.life.store(number, Release);
     }
 
-    /// What `from` held goes on here.
+    /// Continues with the contents of `from`.
     fn take_over(&self, from: &Cells, edit: impl Fn(&mut History)) {
         from.meter().seal();
         let mut history = from.meter().history(from.now());
@@ -102,7 +102,7 @@ impl Cells {
     }
 }
 
-/// No stretch of time holds more than the size and what the rate gives meanwhile; a leaky bucket drips.
+/// Asserts that no stretch of time holds more than the size plus the refill in that time; a leaky bucket drips.
 fn assert_kept(bucket: Bucket, mut starts: Starts) {
     starts.sort();
     let (mut recovered, cost) = (0, bucket.period / bucket.rate);
@@ -113,8 +113,8 @@ fn assert_kept(bucket: Bucket, mut starts: Starts) {
     }
 }
 
-/// Two threads with these weights, `rounds` each, on cells that somebody has used before or not; before each round of the
-/// first, so much time passes. Then somebody takes what is left.
+/// Two threads with these weights, `rounds` each, on used or unused cells. This much time passes before each round of
+/// the first. Then the rest is taken.
 fn race(size: u64, weights: [u64; 2], rounds: u64, pause: Tick, is_used: bool) {
     model(move || {
         let cells = Cells::token(size);
@@ -156,7 +156,7 @@ fn the_first_metered_starts() {
     race(3, [1, 2], 1, 3, false);
 }
 
-/// Turns do not overlap, and no more wait than may.
+/// Turns do not overlap, and the number of waiters is bounded.
 #[test]
 fn metered_waiters_queue() {
     model(|| {
@@ -171,7 +171,7 @@ fn metered_waiters_queue() {
     });
 }
 
-/// A denial's `ready` is exact: others can only make it later, so one tick earlier there is no room.
+/// A denial's `ready` is exact: other callers can only make it later, so one tick earlier no units are free.
 #[test]
 fn a_metered_denial_does_not_exaggerate() {
     model(|| {
@@ -186,7 +186,7 @@ fn a_metered_denial_does_not_exaggerate() {
         other.join().unwrap();
         if answer.taken.is_none() {
             cells.time.store(answer.ready - 1, Release);
-            assert_eq!(cells.claim(1, 0).unwrap(), None, "there was room before {}", answer.ready);
+            assert_eq!(cells.claim(1, 0).unwrap(), None, "admitted before {}", answer.ready);
         }
     });
 }
@@ -208,16 +208,16 @@ fn no_metered_start_is_lost_in_a_rewrite() {
     });
 }
 
-/// Cells that have another life, of the same key: whoever began in the first must not act on the third.
+/// The cells have another life, of the same key: a caller that began in the first life must not act on the third.
 #[test]
 fn a_metered_start_does_not_survive_a_rewrite() {
     model(|| {
-        // A unit costs a tick, so that words would be the same again.
+        // A unit costs a tick, so that words could repeat.
         let bucket = Bucket::new(1, 1, 1, false);
         let (cells, copy) = (Cells::new(bucket), Cells::new(bucket));
         let mut starts: Starts = cells.claim(1, 0).unwrap().into_iter().collect();
         cells.pass(1);
-        // It sees room, which a start that only the next lives know has taken by the time it claims.
+        // It sees free units. By the time it claims, a start that only the next lives know has taken them.
         let other = cells.clone();
         let claimant = thread::spawn(move || other.claim(1, 0).ok().flatten());
         copy.take_over(&cells, |_| {});
@@ -229,7 +229,7 @@ fn a_metered_start_does_not_survive_a_rewrite() {
     });
 }
 
-/// Cells that are another key's by now: a claim in flight charges it nothing, also if they were untouched.
+/// The cells belong to another key by now: a claim in flight does not charge it, even if they were untouched.
 fn a_start_in_flight_does_not_reach_the_next_key(is_used: bool) {
     model(move || {
         let cells = Cells::token(1);
@@ -245,7 +245,7 @@ fn a_start_in_flight_does_not_reach_the_next_key(is_used: bool) {
         cells.meter().seal();
         if cells.meter().is_idle(cells.now()) {
             cells.live(&History::default());
-            assert!(!claimant.join().unwrap(), "it started on a key that is gone");
+            assert!(!claimant.join().unwrap(), "it started on a forgotten key");
             assert!(cells.claim(1, 0).unwrap().is_some(), "the next key was charged for it");
             assert_eq!(cells.claim(1, 0), Ok(None));
         } else {
@@ -274,7 +274,7 @@ fn a_metered_place_is_not_given_away_twice() {
         let place = cells.ask(1, 1_000).unwrap().taken.unwrap();
         let other = cells.clone();
         let waiter = thread::spawn(move || other.claim(1, 1_000).ok().flatten());
-        let start = Known { ticket: place.ticket, stamp: place.stamp, weight: 1 };
+        let start = StartId { ticket: place.ticket, stamp: place.stamp, weight: 1 };
         copy.take_over(&cells, |history| bucket.take_back(history, start, place.ahead, 1));
         starts.extend(copy.claim(1, 1_000).unwrap());
         starts.extend(waiter.join().unwrap());

@@ -6,7 +6,7 @@ use crate::algorithm::Algorithm;
 /// A bucket that keeps every start, with its stamp. It counts in its own parts where the rate is exact.
 struct Plain {
     bucket: Bucket,
-    /// Parts in a grain of time, and what a unit costs.
+    /// Parts per grain of time, and the cost of a unit.
     n: i128,
     p: i128,
     grain: i128,
@@ -29,12 +29,12 @@ impl Plain {
         (i128::from(tick) + self.grain - 1) / self.grain * self.n
     }
 
-    /// The first tick that is not before this moment.
+    /// Returns the first tick at or after this moment.
     fn tick(&self, moment: i128) -> Tick {
         ((moment.max(0) + self.n - 1) / self.n * self.grain).try_into().unwrap_or(Tick::MAX)
     }
 
-    /// From all starts from some moment on it has recovered when their cost has come back since.
+    /// Returns when it has recovered: for all starts from some moment on, when their cost has been refilled since.
     fn recovered(&self) -> i128 {
         let (mut cost, mut recovered) = (0, 0);
         for (stamp, units) in self.starts.iter().rev() {
@@ -54,7 +54,7 @@ impl Plain {
         most.max(0) as u64
     }
 
-    /// When a start could be, if it does not wait; and when it would be admitted as it was asked.
+    /// Returns when a start without a wait could be, and when the request would be admitted.
     fn decide(&self, ask: &Ask, now: Tick) -> (Tick, Tick) {
         let (size, weight) = (i128::from(self.bucket.size), i128::from(ask.weight));
         let recovered = self.recovered();
@@ -64,7 +64,7 @@ impl Plain {
         if turn <= now {
             return (turn, turn);
         }
-        // Those that wait with it, and the graces of those before it.
+        // The starts that wait with it, and the graces of those before it.
         let ahead = recovered + weight * self.p + (weight - size) * self.ceil(ask.grace);
         let behind_a_start = ahead - (size + 1) * self.p <= self.floor(now);
         if !self.bucket.is_leaky || behind_a_start || ahead - size * self.p <= self.floor(ask.gate) {
@@ -84,7 +84,7 @@ impl Plain {
     }
 }
 
-/// No stretch of time holds more than the size and what the rate gives meanwhile; a leaky bucket drips.
+/// Asserts that no stretch of time holds more than the size plus the refill in that time; a leaky bucket drips.
 pub(super) fn assert_kept(bucket: Bucket, mut starts: Vec<(Tick, u64)>) {
     starts.sort();
     let Plain { n, p, grain, .. } = Plain::new(bucket);
@@ -97,9 +97,9 @@ pub(super) fn assert_kept(bucket: Bucket, mut starts: Vec<(Tick, u64)>) {
     }
 }
 
-/// 110 buckets and 90 random ones, 2,000 calls each.
+/// 110 buckets and 90 random ones, with 2,000 calls each.
 #[test]
-fn random_calls_against_a_bucket_that_keeps_every_start() {
+fn random_calls_match_a_bucket_that_keeps_every_start() {
     let mut random = Random::seeded(seed());
     let mut all = buckets();
     while all.len() < 200 {
@@ -151,7 +151,7 @@ fn random_calls_against_a_bucket_that_keeps_every_start() {
             let (turn, then) = plain.decide(&ask, now.floor);
             let remaining = if ask.gate > now.floor { 0 } else { plain.remaining(now.floor) };
             let empty = plain.tick(plain.recovered()).max(ask.gate);
-            // What lies in the past is only known to be past.
+            // A past moment is only known to be past.
             let known = |tick: Tick| tick.max(now.floor);
             assert_eq!(
                 (known(view.ready), known(view.empty), view.remaining),
@@ -193,7 +193,7 @@ fn random_calls_against_a_bucket_that_keeps_every_start() {
     assert!((40_000..360_000).contains(&total));
 }
 
-/// A retry succeeds when it was told to, and not a tick earlier, however it waits.
+/// A retry succeeds at the returned time, and not a tick earlier, whatever its patience.
 #[test]
 fn random_denials_are_exact() {
     let mut random = Random::seeded(seed());
@@ -206,7 +206,7 @@ fn random_denials_are_exact() {
             let gate = key.now.get().floor + random.below(2) * random.scaled(S);
             let change = |ask: &mut Ask| (ask.patience, ask.grace, ask.gate) = (patience, grace, gate);
             let answer = key.claim_with(change, weight);
-            // By the turn it says, patience has ended; only without any it is when to come again.
+            // Patience has ended by the returned turn; only without patience is it the time to retry.
             if answer.taken.is_none() && patience == 0 && answer.ready < START + 1_000 * DAY {
                 key.assert_exact(change, weight);
             }
@@ -214,7 +214,7 @@ fn random_denials_are_exact() {
     }
 }
 
-/// Threads, rewritten under way, on a clock that each of them moves.
+/// Threads race on a clock that each of them moves, while the bucket is rewritten.
 #[test]
 fn threads_never_exceed_a_bucket() {
     for bucket in [
@@ -241,7 +241,7 @@ fn threads_never_exceed_a_bucket() {
                             cells.meter(&bucket, 0).seal();
                             let now = clock();
                             let history = cells.meter(&bucket, 0).history(now);
-                            // In place of cells that had too many lives there would be others.
+                            // Cells that had too many lives would be replaced by others.
                             let young = cells.word.load(Relaxed) >> 1 < YOUNG as u64;
                             assert!(young && cells.live(bucket, &history, now));
                         }

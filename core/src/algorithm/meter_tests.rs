@@ -1,4 +1,4 @@
-//! Buckets: to the tick, over their lives, against a plain model, and between threads.
+//! Buckets: exact to the tick, over their lives, against a plain model, and between threads.
 
 use super::super::bucket::{COARSEST, COSTLIEST, FINEST, MOST};
 use super::*;
@@ -10,10 +10,10 @@ use std::cell::Cell;
 const MS: Tick = 1_000;
 const S: Tick = 1_000 * MS;
 const DAY: Tick = 86_400 * S;
-/// A store's epoch lies this far back.
+/// The distance of a store's epoch.
 const START: Tick = 400 * DAY;
 
-/// The cells of one key, where everybody can get at them.
+/// The cells of one key, accessible to all tests.
 #[derive(Default)]
 struct Cells {
     word: AtomicU64,
@@ -32,7 +32,7 @@ impl Cells {
         Meter { word, base, life, number: life.load(Acquire), era, logged, last, returned, carried, born, bucket }
     }
 
-    /// Begins another life. `false`: as if it were in other cells, for these have had too many.
+    /// Begins another life. `false`: the cells had too many lives, and stand for other cells.
     fn live(&self, bucket: Bucket, history: &History, now: Now) -> bool {
         let number = self.life.swap(CLOSED, AcqRel) + 1;
         let written = self.meter(&bucket, 0).write(history, now);
@@ -113,7 +113,7 @@ impl Key {
         self.meter().view(&Ask::now(&[], weight, 0), || self.now.get()).unwrap()
     }
 
-    /// Seals, and writes what counts, once changed, into the same cells.
+    /// Seals the cells, and writes what counts, changed by `change`, into the same cells.
     fn rewrite(&self, change: impl FnOnce(&mut History)) -> bool {
         self.meter().seal();
         let mut history = self.meter().history(self.now.get());
@@ -129,19 +129,19 @@ impl Key {
         self.set(self.now.get().floor + by);
     }
 
-    /// Denied this, finds it admitted at `ready` and denied a tick earlier.
+    /// Denies this request, and asserts that it is admitted at `ready` and denied a tick earlier.
     fn assert_exact(&self, change: impl Fn(&mut Ask), weight: u64) {
         let denied = self.claim_with(&change, weight);
         assert_eq!(denied.taken, None);
         self.set(denied.ready - 1);
-        assert_eq!(self.claim_with(&change, weight).taken, None, "room before {}", denied.ready);
+        assert_eq!(self.claim_with(&change, weight).taken, None, "admitted before {}", denied.ready);
         self.set(denied.ready);
-        assert!(self.claim_with(&change, weight).taken.is_some(), "no room at {}", denied.ready);
+        assert!(self.claim_with(&change, weight).taken.is_some(), "denied at {}", denied.ready);
     }
 }
 
 #[test]
-fn tokens_come_back_at_the_rate() {
+fn tokens_are_refilled_at_the_rate() {
     let key = Key::token(10, S, 20);
     assert_eq!(key.view(20), View { now: START, ready: 0, remaining: 20, empty: 0 });
     for left in (0..20).rev() {
@@ -170,7 +170,7 @@ fn drops_leave_one_by_one() {
 }
 
 #[test]
-fn as_many_wait_as_the_queue_holds() {
+fn the_queue_bounds_the_waiters() {
     for size in [1, 3, 10] {
         for grace in [0, 5 * MS, 300 * MS] {
             let key = Key::leaky(10, S, size);
@@ -191,13 +191,13 @@ fn as_many_wait_as_the_queue_holds() {
     let waits = |ask: &mut Ask| ask.patience = Tick::MAX;
     assert!(key.takes(2));
     assert!(key.claim_with(waits, 3).taken.is_some());
-    // Of the two that started, one has not dripped yet, and takes the place of one that waits.
+    // Of the two that started, one has not dripped yet, and takes the place of a waiter.
     assert_eq!(key.claim_with(waits, 2).ready, START + S / 10);
     key.assert_exact(waits, 2);
 }
 
 #[test]
-fn as_many_wait_at_a_gate() {
+fn the_queue_bounds_the_waiters_at_a_gate() {
     let key = Key::leaky(10, S, 4);
     let gate = START + 10 * S;
     let waits = |ask: &mut Ask| (ask.gate, ask.patience) = (gate, 20 * S);
@@ -209,7 +209,7 @@ fn as_many_wait_at_a_gate() {
 }
 
 #[test]
-fn impatience_is_denied_and_told_the_turn() {
+fn an_impatient_request_is_denied_with_its_turn() {
     let key = Key::leaky(10, S, 3);
     assert!(key.takes(1));
     let waits = |patience: Tick| move |ask: &mut Ask| ask.patience = patience;
@@ -240,7 +240,7 @@ fn places_of_a_token_bucket_count_from_the_end_of_their_grace() {
 }
 
 #[test]
-fn nobody_waits_for_more_than_a_year() {
+fn no_wait_is_longer_than_a_year() {
     let key = Key::token(1, DAY, 1);
     let waits = |ask: &mut Ask| ask.patience = Tick::MAX;
     for day in 0..=366 {
@@ -251,7 +251,7 @@ fn nobody_waits_for_more_than_a_year() {
 }
 
 #[test]
-fn a_gate_outlives_room() {
+fn a_gate_holds_while_units_are_free() {
     let key = Key::token(10, S, 10);
     let gated = key.claim_with(|ask| ask.gate = START + 1, 1);
     assert_eq!((gated.taken, gated.ready), (None, START + 1));
@@ -277,16 +277,16 @@ fn readings_are_rounded_so_that_nothing_is_early() {
 }
 
 #[test]
-fn what_an_untouched_one_shows() {
+fn an_untouched_bucket_is_full() {
     let key = Key::token(5, S, 7);
     let empty = View { now: START, ready: 0, remaining: 7, empty: 0 };
     assert_eq!(key.view(7), empty);
-    assert_eq!(key.cells.all(), [0; 8], "looking changes nothing");
+    assert_eq!(key.cells.all(), [0; 8], "a view changes nothing");
     assert_eq!(Meter::untouched(&key.bucket, 0).view(&Ask::now(&[], 1, 0), || key.now.get()), Ok(empty));
     assert!(key.meter().is_idle(key.now.get()) && !key.meter().has_to_move(key.now.get()));
     assert!(key.meter().history(key.now.get()).starts.is_empty());
     assert!(key.takes(3));
-    assert_eq!((key.view(0).remaining, key.view(0).ready), (4, 0), "nothing at all needs no room");
+    assert_eq!((key.view(0).remaining, key.view(0).ready), (4, 0), "weight 0 needs no free units");
     let (answer, view) = key.meter().claim_and_view(&Ask::now(&[], 2, 0), || key.now.get()).unwrap();
     assert!(answer.taken.is_some());
     assert_eq!(view, View { ready: 0, ..key.view(1) });
@@ -325,13 +325,13 @@ fn forced_starts_count_beyond_the_size() {
 }
 
 #[test]
-fn a_sealed_one_answers_nothing_and_says_what_it_held() {
+fn a_sealed_bucket_refuses_calls_and_returns_its_history() {
     let key = Key::token(10, S, 10);
     key.cells.era.store(77, Relaxed);
     let place = key.claim_with(|ask| ask.reserve = true, 4).taken.unwrap();
-    let place = Known { ticket: place.ticket, stamp: place.stamp, weight: 4 };
+    let place = StartId { ticket: place.ticket, stamp: place.stamp, weight: 4 };
     assert_eq!(key.meter().present(place), Ok(true));
-    assert_eq!(key.meter().present(Known { ticket: 76, ..place }), Ok(false));
+    assert_eq!(key.meter().present(StartId { ticket: 76, ..place }), Ok(false));
     let meter = key.meter();
     meter.seal();
     meter.seal();
@@ -364,7 +364,7 @@ fn a_rewrite_changes_nothing() {
 }
 
 #[test]
-fn a_part_of_a_unit_stays_a_part_of_a_unit() {
+fn a_fraction_of_a_unit_survives_a_rewrite() {
     let (old, new) = (Key::token(1, S, 10), Key::token(1, 60 * S, 10));
     assert!(old.takes(5));
     old.advance(S / 4);
@@ -383,7 +383,7 @@ fn cells_have_many_lives() {
         let mut stale = Vec::new();
         for round in 0..300 {
             while key.takes(1 + bucket.size / 2) {
-                assert!(words.insert(key.cells.word.load(Relaxed)), "{bucket:?}: a word was there before");
+                assert!(words.insert(key.cells.word.load(Relaxed)), "{bucket:?}: a word was reused");
             }
             stale.push(key.meter().number);
             key.advance(round % 7);
@@ -414,8 +414,8 @@ fn cells_that_had_too_many_lives_are_refused() {
 }
 
 #[test]
-fn what_a_word_cannot_count_is_written_anew() {
-    // 999,999,937 is prime: a word holds no more than 2^63 / 10^9 µs.
+fn a_word_that_cannot_count_further_is_rewritten() {
+    // 999,999,937 is prime: a word holds at most 2^63 / 10^9 µs.
     let key = Key::token(999_999_937, S, MOST);
     assert_eq!(key.bucket.n, 999_999_937);
     let first = key.meter().number;
@@ -432,13 +432,13 @@ fn what_a_word_cannot_count_is_written_anew() {
 
 impl Key {
     fn take_back(&self, taken: Taken, weight: u64, units: u64) {
-        let start = Known { ticket: taken.ticket, stamp: taken.stamp, weight };
+        let start = StartId { ticket: taken.ticket, stamp: taken.stamp, weight };
         self.rewrite(|history| self.bucket.take_back(history, start, taken.ahead, units));
     }
 }
 
 #[test]
-fn what_is_taken_back_at_once_was_never_there() {
+fn a_start_taken_back_immediately_leaves_no_trace() {
     for bucket in buckets() {
         let key = Key::new(bucket);
         let fill = key.claim(1 + bucket.size / 4).taken.unwrap();
@@ -458,7 +458,7 @@ fn what_is_taken_back_at_once_was_never_there() {
 }
 
 #[test]
-fn a_busy_bucket_takes_everything_back() {
+fn a_busy_bucket_takes_back_whole_starts() {
     let key = Key::token(100, S, 6_000);
     assert!(key.takes(5_000));
     let busy = key.claim(900).taken.unwrap();
@@ -466,7 +466,7 @@ fn a_busy_bucket_takes_everything_back() {
         key.advance(S / 10);
         assert!(key.takes(10));
     }
-    // A thousand came back by themselves, but of those that were there before it.
+    // A thousand have come back with time, but they belong to earlier starts.
     let before = key.view(1).remaining;
     key.take_back(busy, 900, 800);
     assert_eq!(key.view(1).remaining, before + 800);
@@ -474,11 +474,11 @@ fn a_busy_bucket_takes_everything_back() {
     let places: Vec<Taken> = (0..30).map(|_| key.claim_with(waits, 100).taken.unwrap()).collect();
     let before = key.view(1);
     key.take_back(places[0], 100, 100);
-    assert_eq!(key.view(1).empty, before.empty - S, "others wait behind it, and it goes to whoever comes next");
+    assert_eq!(key.view(1).empty, before.empty - S, "others wait behind it, and the next caller gets it");
 }
 
 #[test]
-fn what_came_back_by_itself_is_not_taken_back() {
+fn units_refilled_with_time_are_not_taken_back() {
     let key = Key::token(1, S, 10);
     let first = key.claim(10).taken.unwrap();
     key.advance(4 * S);
@@ -492,7 +492,7 @@ fn what_came_back_by_itself_is_not_taken_back() {
 }
 
 #[test]
-fn those_behind_keep_the_times_they_were_told() {
+fn waiters_behind_a_cancelled_start_keep_their_times() {
     let key = Key::leaky(1, S, 10);
     let waits = |ask: &mut Ask| ask.patience = 60 * S;
     let places: Vec<Taken> = (0..4).map(|_| key.claim_with(waits, 1).taken.unwrap()).collect();
@@ -501,12 +501,12 @@ fn those_behind_keep_the_times_they_were_told() {
     let last = key.claim_with(waits, 1).taken.unwrap();
     assert_eq!(last.stamp, START + 5 * S);
     key.take_back(last, 1, 1);
-    assert_eq!(key.claim_with(waits, 1).ready, START + 5 * S, "nobody was behind");
+    assert_eq!(key.claim_with(waits, 1).ready, START + 5 * S, "no start was behind it");
 }
 
-/// Starts are taken back, in part, at any time later; what is left never exceeds the bucket.
+/// Starts are taken back, in part, at any later time; the rest never exceeds the bucket.
 #[test]
-fn what_is_taken_back_makes_no_room_twice() {
+fn units_are_taken_back_only_once() {
     let mut random = Random::seeded(seed());
     for bucket in buckets() {
         let key = Key::new(bucket);
@@ -537,9 +537,9 @@ fn what_is_taken_back_makes_no_room_twice() {
     }
 }
 
-/// What the ledger has, read again after a reboot at any time, is what the bucket was, but for what was not written.
+/// The ledger is read again after a reboot at any time: the result is the former bucket, less what was not written.
 #[test]
-fn what_is_logged_brings_a_bucket_back() {
+fn the_ledger_restores_a_bucket() {
     let mut random = Random::seeded(seed());
     for bucket in buckets() {
         let key = Key::new(bucket);
@@ -582,7 +582,7 @@ fn what_is_logged_brings_a_bucket_back() {
     }
 }
 
-/// Buckets at all ends of what there can be.
+/// Returns buckets at the limits of the ranges.
 fn buckets() -> Vec<Bucket> {
     let mut all = Vec::new();
     for (rate, period) in [
@@ -606,7 +606,7 @@ fn buckets() -> Vec<Bucket> {
 }
 
 #[test]
-fn costs_fit_and_are_exact_or_a_little_too_much() {
+fn costs_fit_and_are_exact_or_rounded_up() {
     for bucket in buckets() {
         let Bucket { rate, period, size, n, p, shift, .. } = bucket;
         assert_eq!(Bucket::from_words(bucket.to_words()), bucket);

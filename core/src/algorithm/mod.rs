@@ -1,7 +1,7 @@
 //! The algorithms: small state machines over a few 64-bit atomic cells.
 //!
-//! They know neither where their cells live (the heap, a mapped file) nor what time it is (it is handed in), and they
-//! do no I/O. Zeroed cells are a fresh limiter, so that nobody has to initialise anything.
+//! An algorithm does not know where its cells live (the heap, a mapped file) or what time it is (the caller passes it
+//! in), and does no I/O. Zeroed cells are a fresh limiter, so no initialisation is needed.
 
 use crate::time::{Now, Tick};
 use log::{Answer, Ask, View};
@@ -18,22 +18,22 @@ pub(crate) mod meter;
 pub(crate) mod places;
 pub(crate) mod slices;
 
-/// These cells are closed, or have another life by now: look the key up again and ask there.
+/// The cells are sealed, or have another life by now: look the key up again, and ask there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Sealed;
 
-/// What decides about starts by the time.
+/// An algorithm that decides about starts by time.
 pub(crate) trait Algorithm {
-    /// Decides and records in one act; where `LOOK` is set it says what is held after it.
+    /// Decides and records in one step; with `LOOK` it also returns the state after it.
     fn decide<const LOOK: bool>(&self, ask: &Ask, clock: impl Fn() -> Now, view: &mut View) -> Result<Answer, Sealed>;
 
-    /// Decides and records in one act.
+    /// Decides and records in one step.
     #[cfg(test)]
     fn claim(&self, ask: &Ask, clock: impl Fn() -> Now) -> Result<Answer, Sealed> {
         self.decide::<false>(ask, clock, &mut View::default())
     }
 
-    /// The same, and what is held after it.
+    /// The same, with the state after it.
     #[cfg(all(test, not(model)))]
     fn claim_and_view(&self, ask: &Ask, clock: impl Fn() -> Now) -> Result<(Answer, View), Sealed> {
         let mut view = View::default();
@@ -41,10 +41,11 @@ pub(crate) trait Algorithm {
     }
 }
 
-/// Counts how often a call begins again.
+/// Counts the retries of a call.
 ///
-/// It does because others have gone on, which so often in a row is not to be believed: then the cells hold what nobody here has
-/// written. They are told as sealed. Whoever has the lock finds that they are not, and the caller gives up at its deadline.
+/// A call retries because other callers made progress. This many retries in a row are not plausible: the cells then
+/// hold words that no caller here has written. They are reported as sealed. The holder of the structure lock finds that
+/// they are not, and the caller gives up at its deadline.
 #[derive(Debug, Default)]
 pub(crate) struct Tries(u32);
 
@@ -58,52 +59,53 @@ impl Tries {
     }
 }
 
-/// A start, between one life of its cells and the next.
+/// A start, while it moves from one life of its cells to the next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Start {
-    /// From when on it counts.
+    /// The moment from which it counts.
     pub stamp: Tick,
     pub units: u64,
-    /// What the log says of it.
+    /// Its state in the log.
     pub state: u64,
-    /// The ticket under which whoever took it knows it.
+    /// The ticket by which its holder knows it.
     pub id: u64,
-    /// Is it in the ledger?
+    /// Whether it is in the ledger.
     pub is_logged: bool,
 }
 
-/// What a life of some cells leaves to the next.
+/// The state that one life of some cells passes on to the next.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct History {
-    /// What still counts, or will, in the order of the stamps.
+    /// The starts that count, or will, ordered by stamp.
     pub starts: Vec<Start>,
-    /// There may be older ones that count, but no longer than what started at this time: they are not known any more.
+    /// Older starts may count that are not known any more, but none longer than a start at this time.
     pub unknown: Option<Tick>,
-    /// Tickets, or fences, go on from here.
+    /// Tickets, or fences, continue from here.
     pub end: u64,
-    /// Where units are only counted, what they are known by.
+    /// Where units are only counted, the era that identifies them.
     pub era: u64,
-    /// What else a bucket leaves.
+    /// The other state of a bucket.
     pub rest: Rest,
-    /// Who holds a lease.
+    /// The holders of leases.
     pub holds: Vec<leases::Hold>,
 }
 
-/// What a bucket leaves to the next life beside its starts.
+/// The state that a bucket passes on to the next life in addition to its starts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Rest {
-    /// By how much the starts are more than what counts: this part of a unit, of so many. It belongs to the first.
+    /// The excess of the starts over what counts: this fraction of a unit, as a numerator and a denominator. It belongs
+    /// to the first start.
     pub spare: (u64, u64),
-    /// No start was admitted with a later stamp.
+    /// The latest stamp of an admitted start.
     pub last: Tick,
-    /// How much was ever given back.
+    /// The total that was ever given back.
     pub returned: u64,
     /// Until when it recovers from what it took over from another bucket, in its own parts.
     pub carried: i128,
 }
 
 impl History {
-    /// Lets what is unknown count, as far as a limit of so many units may be asked about it: later than it was started,
+    /// Makes unknown starts count, as far as a limit of this many units may need them: later than they were started,
     /// never earlier.
     pub fn pad(&mut self, limit: u64) {
         let Some(stamp) = self.unknown else { return };

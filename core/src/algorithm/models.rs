@@ -1,4 +1,5 @@
-//! What the models beside are run by: loom tries every order of a few threads' steps, shuttle many of more.
+//! The drivers of the models in this folder: loom tries every order of a few threads' steps, shuttle samples orders of
+//! more.
 
 #[cfg(loom)]
 pub use loom::{sync::Arc, thread};
@@ -12,7 +13,7 @@ pub fn model(f: impl Fn() + Sync + Send + 'static) {
     model.check(f);
 }
 
-/// Without a bound on how often threads interrupt each other.
+/// The same, with no bound on the number of preemptions.
 #[cfg(loom)]
 pub fn model_all(f: impl Fn() + Sync + Send + 'static) {
     loom::model(f);

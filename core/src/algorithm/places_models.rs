@@ -7,7 +7,7 @@ use crate::atomic::AtomicU64 as Cell;
 const NOW: Tick = 5 << COARSE;
 const END: Tick = 6 << COARSE;
 
-/// Two copies of a place, and somebody who takes the next as soon as there is room: one of the copies starts, as what it is.
+/// Two copies of a place are presented while another thread takes the next place: one copy starts, with its own era.
 #[test]
 fn of_two_copies_one_starts() {
     model(|| {

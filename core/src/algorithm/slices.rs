@@ -2,9 +2,9 @@
 //!
 //! # Shape
 //!
-//! Time is cut into *slices* of `d` ticks, at most [`PER_WINDOW`] to a window, and starts are counted, not kept: one word,
-//! the head, says in which slice the newest start lies and how many units have ever been started; a ring remembers how
-//! many they were when each slice was entered.
+//! Time is cut into *slices* of `d` ticks, at most [`PER_WINDOW`] to a window. Starts are counted, not kept. One word,
+//! the head, holds the slice of the newest start and the number of units ever started. A ring holds that number for the
+//! time at which each slice was entered.
 //!
 //! ```text
 //!                63        33 32     1     0
@@ -15,70 +15,76 @@
 //!
 //! # Deciding
 //!
-//! A start counts as if it happened at the last tick of its slice. So with `x` the first slice that still counts,
-//! `head.units − ring[x]` are in the window. One compare-and-swap on the head is the whole admission: before it, the
-//! entries of the slices that it enters are filled; if somebody dies in between, nothing has been admitted, and whoever
-//! comes next fills them anew. Room comes back when a whole slice has left the window: late, by less than one slice.
+//! A start counts as if it happened at the last tick of its slice. Let `x` be the first slice that still counts. Then
+//! `head.units − ring[x]` units are in the window. One compare-and-swap on the head is the whole admission. Before it,
+//! the entries of the slices that it enters are filled. If a process dies in between, nothing has been admitted, and
+//! the next caller fills them again. Units become free when a whole slice has left the window: late, by less than one
+//! slice.
 //!
-//! # Why it is right
+//! # Correctness
 //!
-//! 1. *The head grows.* No two words of the head are ever the same, over all lives: each is a later slice, or more units
-//!    in the same one. So if the head still is what was read first, nothing was admitted in between: the admission's
-//!    compare-and-swap proves it.
-//! 2. *An entry up to the head's slice is final*, but for 7. Whoever moves the head has filled what it enters with the units
-//!    that the compare-and-swap proves right. Entries are only raised, and a filler that comes late has fewer units, or an
-//!    earlier slice. So what goes with a head that was read stays readable, or is seen to be gone. With entries that are
-//!    newer than the head it seems that less is used: so a denial needs no proof, and what is told beside it does.
-//! 3. *What still counts is in the ring.* A claim goes less than [`SLICES`] beyond the first slice that counts at its
-//!    time, and the time is read after the head. Whoever finds another slice's entry has an old time: it begins again.
-//! 4. *Nobody fills more than `SLICES` beyond a head that stood.* After a longer pause the head first jumps, with its
-//!    units as they are and nothing filled. That shows: the entry of its own slice is missing. As long as it is, nothing
-//!    was started since the jump, so anybody may fill what counts with the head's units ([`Slices::look`]).
+//! 1. *The head grows.* No two words of the head are ever the same, over all lives: each is a later slice, or more
+//!    units in the same one. So if the head is still the word that was read first, nothing was admitted in between. The
+//!    admission's compare-and-swap proves it.
+//! 2. *An entry up to the head's slice is final*, except for 7. A caller that moves the head has filled the slices that
+//!    it enters with the units that its compare-and-swap proves right. Entries are only raised, and a late filler has
+//!    fewer units, or an earlier slice. So the entries that belong to a head that was read stay readable, or are seen
+//!    to be gone. Entries newer than the head make the use look smaller. So a denial needs no proof; the numbers
+//!    reported with it do.
+//! 3. *Everything that still counts is in the ring.* A claim lies less than [`SLICES`] beyond the first slice that
+//!    counts at its time, and the time is read after the head. A caller that finds another slice's entry has an old
+//!    time, and begins again.
+//! 4. *No caller fills more than `SLICES` beyond a head that was current.* After a longer pause the head first jumps,
+//!    with unchanged units and nothing filled. A jump is visible: the entry of the head's own slice is missing. While
+//!    it is missing, nothing was started since the jump, so any caller may fill what counts with the head's units
+//!    ([`Slices::look`]).
 //! 5. *Starts keep their distance.* A start happens no earlier than `ready` and no later than its slice's end. When it
-//!    was admitted there were, with it, at most `limit` units in the slices that had not left the window at `ready`. Later
+//!    was admitted, the slices that had not left the window at `ready` held at most `limit` units, including it. Later
 //!    admissions are in the same slice or a later one. So no half-open window ever holds more than `limit`.
-//! 6. *Lives do not mix.* The cells are sealed, and used again, with `life` closed meanwhile. The slices of a new life
-//!    have greater numbers than any that a claim or a filler of a former life can still write, so 1 and 2 hold across
-//!    lives; and who reads the head of another life than the one it was told of then sees that `life` has changed.
+//! 6. *Lives do not mix.* The cells are sealed and reused, and `life` is closed in between. The slices of a new life
+//!    have greater numbers than any that a claim or a filler of an earlier life can still write, so 1 and 2 hold across
+//!    lives. A caller that reads the head of a life other than the intended one then sees that `life` has changed.
+//! 7. *A start moves to the slice of its own time* ([`Slices::move_back`]), if it was counted in a later one: because
+//!    it was a place, or because other places lie ahead. The entries from the next slice up to that later one are
+//!    raised by its units, the last first. So at every moment it counts in one slice, none before the one in which it
+//!    started. Statement 5 holds for later admissions: where it matters whether the start counts, the end of that slice
+//!    is no earlier than the start. A process that dies in between, or finds an entry gone or its units not there,
+//!    leaves the start in a later slice. In other lives the entries have other numbers.
 //!
-//! 7. *Who starts moves to the slice of that time* ([`Slices::move_back`]), if it was counted in a later one: as a place, or
-//!    because there are places that lie ahead. The entries from the next slice up to that one are raised by its units, the
-//!    last first. So at every moment it counts in one slice, none
-//!    before the one in which it started, and 5 holds for whoever is admitted later: where it matters whether it counts, the
-//!    end of that slice is no earlier than its start. Who dies in between, or finds an entry gone or its units not there,
-//!    leaves it in a later slice. In other lives the entries have other numbers.
-//!
-//! A start in the future (a *place*) is a claim in the slice in which its grace ends: units are not told apart. So its holder
-//! has to know that it is used once; whether it still counts is known by the log's *era*, which ends when everything is
-//! forgotten.
+//! A *place*, a start in the future, is a claim in the slice in which its grace ends. Units cannot be distinguished. So
+//! the holder of the place has to ensure that it is used once. Whether it still counts is known by the log's *era*,
+//! which ends when everything is forgotten.
 //!
 //! # Orderings
 //!
-//! * The head is read with `Acquire`, before the entries, and changed with `AcqRel`, after they were filled: so who reads it
-//!   sees at least the entries that go with it. All its changes are compare-and-swaps, and so continue what was released.
-//! * Entries are raised with `AcqRel` and read with `Acquire`: who reads one that a later start has raised sees that start's
-//!   head when it looks at the head once more. An admission needs no such order: its compare-and-swap acts on the last head.
+//! * The head is read with `Acquire`, before the entries, and changed with `AcqRel`, after they were filled. So a
+//!   reader of the head sees at least the entries that belong to it. All its changes are compare-and-swaps, and so
+//!   continue the release sequence.
+//! * Entries are raised with `AcqRel` and read with `Acquire`. So a reader of an entry that a later start has raised
+//!   sees that start's head when it reads the head again. An admission needs no such order: its compare-and-swap acts
+//!   on the last head.
 //! * `logged`, entries and head of a new life are stored with `Release` while `life` is [`CLOSED`]. `life` is read with
-//!   `Acquire` after the head, and after `logged`: who has read something new finds it closed, or another.
-//! * The first life is begun by a compare-and-swap on `life` alone, which says all that there is to know of it.
-//! * `era` is read with `Acquire` before the head, when starting with a place: if it is a later life's, the head is refused.
+//!   `Acquire` after the head, and after `logged`. So a reader of anything new finds it closed, or another life.
+//! * The first life is begun by a compare-and-swap on `life` alone, which holds everything about it.
+//! * `era` is read with `Acquire` before the head, when a place is started with: if the era belongs to a later life,
+//!   the head is rejected.
 
-use super::log::{Answer, Ask, Known, SETTLED, STARTED, Stage, Taken, View, Window, put};
+use super::log::{Answer, Ask, SETTLED, STARTED, Stage, StartId, Taken, View, Window, put};
 use super::{Algorithm, History, Sealed, Start, Tries};
 use crate::atomic::{AtomicU64, *};
 use crate::fault;
 use crate::time::{LONGEST, Now, Tick};
 
-/// How many slices a ring remembers. (The model checker's rings are smaller.)
+/// The number of slices that a ring holds. (The model checker's rings are smaller.)
 pub(crate) const SLICES: u64 = if cfg!(model) { 8 } else { 1 << 14 };
 
 /// The most units that a window may hold.
 pub(crate) const MOST: u64 = 1_000_000_000;
 
-/// In `life`: these cells are being written. Beside it the former life may stay readable.
+/// A bit of `life`: these cells are being written. The former life may stay readable next to it.
 pub(crate) const CLOSED: u64 = 1 << 63;
 
-/// Into how many slices a window is cut. The other half of the ring is for places.
+/// The number of slices of a window. The other half of the ring is for places.
 const PER_WINDOW: u64 = SLICES / 2;
 
 const SEAL: u64 = 1;
@@ -91,13 +97,13 @@ const MOST_COUNT: u64 = (1 << (SLICE - COUNT)) - 1;
 const MANY: u64 = 1 << 31;
 const _: () = assert!(2 * MOST < MANY && MANY + MOST <= MOST_COUNT);
 
-/// The last slice there is.
+/// The last slice.
 const LAST: u64 = (1 << (64 - SLICE)) - 1;
 
 const BEGAN: u32 = 50;
 /// The latest tick at which a life can begin: 50 bits of µs are 35 years.
 const LATEST: Tick = (1 << BEGAN) - 1;
-/// A life's first slice is its number times this. More than a ring, so that its number can only grow.
+/// A life's first slice is its number times this. It is more than a ring, so that slice numbers only grow.
 const STRIDE: u64 = 1 << 17;
 /// Lives begin in the lower half of the slices, so that each has at least the other half.
 const LIVES: u64 = CLOSED >> BEGAN;
@@ -107,22 +113,22 @@ const _: () = assert!(STRIDE > 2 * SLICES && 2 * LIVES * STRIDE == LAST + 1);
 #[derive(Clone, Copy)]
 pub(crate) struct Slices<'a> {
     pub head: &'a AtomicU64,
-    /// Which life of these cells this is, or [`CLOSED`].
+    /// The life of these cells, or [`CLOSED`].
     pub life: &'a AtomicU64,
-    /// What `life` was before the caller looked at anything else; 0: nobody has used these cells.
+    /// The value of `life` before the caller read anything else; 0: the cells are unused.
     pub base: u64,
     /// [`SLICES`] words.
     pub ring: &'a [AtomicU64],
-    /// Which era this is. It grows when everything is forgotten.
+    /// The current era. It grows when everything is forgotten.
     pub era: &'a AtomicU64,
-    /// How many of the head's units are in the ledger.
+    /// The number of the head's units that are in the ledger.
     pub logged: &'a AtomicU64,
-    /// Until a window after this everything counts as full: 0 in a new log, the moment of the loss where an earlier
+    /// Until a window after this the limit counts as full: 0 in a new log, the moment of the loss where an earlier
     /// state was lost.
     pub born: Tick,
 }
 
-/// How a life cuts time into slices.
+/// The division of time into slices in a life.
 #[derive(Debug, Clone, Copy)]
 struct Scale {
     first: u64,
@@ -138,35 +144,35 @@ impl Scale {
         Scale { first, began, slice: window.div_ceil(PER_WINDOW), window }
     }
 
-    /// What happens before the life's first slice counts in it.
+    /// Returns the slice of a tick. Earlier ticks count in the life's first slice.
     #[inline(always)]
     fn slice_of(&self, tick: Tick) -> u64 {
         self.first.saturating_add(tick.saturating_sub(self.began) / self.slice)
     }
 
-    /// The last tick of a slice.
+    /// Returns the last tick of a slice.
     #[inline(always)]
     fn end_of(&self, slice: u64) -> Tick {
-        // (Slices that nobody has written make no sense, but end.)
+        // (The result for a slice that was never written is meaningless, but the computation ends.)
         self.began.wrapping_add(slice.wrapping_sub(self.first).wrapping_add(1).wrapping_mul(self.slice)).wrapping_sub(1)
     }
 
-    /// The first slice that counts: its last tick is less than a window ago.
+    /// Returns the first slice that counts: its last tick is less than a window ago.
     #[inline(always)]
     fn oldest(&self, now: Now) -> u64 {
         self.slice_of((now.floor + 1).saturating_sub(self.window))
     }
 
-    /// Do the numbers end before the ring does?
+    /// Returns whether the slice numbers end before the ring does.
     fn is_over(&self, now: Now) -> bool {
         self.slice_of(now.ceil) > LAST - SLICES
     }
 }
 
-/// What was read.
+/// The values that were read.
 #[derive(Debug, Clone, Copy)]
 struct Seen {
-    /// The head's word, then what it says.
+    /// The head's word, then its fields.
     word: u64,
     slice: u64,
     units: u64,
@@ -191,7 +197,7 @@ const fn units_in(word: u64) -> u64 {
 static UNTOUCHED: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 
 impl<'a> Slices<'a> {
-    /// The log of a key that nobody has used. Only to look at.
+    /// Returns the log of an unused key. For reading only.
     #[cfg(not(model))]
     pub fn untouched(born: Tick) -> Slices<'static> {
         let [head, life, era, logged] = [&UNTOUCHED[0]; 4];
@@ -211,7 +217,7 @@ impl<'a> Slices<'a> {
         Scale::new(life * STRIDE, self.base & LATEST, window)
     }
 
-    /// The same, in a life that has begun: the first begins when somebody uses it.
+    /// The same, in a life that has begun: the first life begins at the first use.
     #[inline(always)]
     fn begun(&self, clock: impl Fn() -> Now) -> Result<Self, Sealed> {
         if self.base != 0 {
@@ -220,13 +226,13 @@ impl<'a> Slices<'a> {
         let base = first_life(clock());
         match self.life.compare_exchange(0, base, AcqRel, Acquire) {
             Ok(_) => Ok(Slices { base, ..*self }),
-            // Somebody else has begun it.
+            // Another caller has begun it.
             Err(base) if base <= LATEST => Ok(Slices { base, ..*self }),
             Err(_) => Err(Sealed),
         }
     }
 
-    /// The head's word, if it is this life's.
+    /// Returns the head's word, if it belongs to this life.
     #[inline(always)]
     fn read_head(&self) -> Result<u64, Sealed> {
         let word = self.head.load(Acquire);
@@ -239,37 +245,38 @@ impl<'a> Slices<'a> {
     #[inline(always)]
     fn look(&self, scale: &Scale, clock: impl Fn() -> Now) -> Result<Seen, Sealed> {
         let word = self.read_head()?;
-        // After the head, so that it is no earlier than the time of whoever moved it.
+        // After the head, so that it is no earlier than the time of the caller that moved the head.
         let now = clock();
         debug_assert!(now.ceil - now.floor <= 1);
         let (slice, units, oldest) = (slice_in(word), units_in(word), scale.oldest(now));
         if oldest <= slice && slice_in(self.entry(slice).load(Acquire)) < slice {
-            // It jumped here, and these are the units that it jumped with: with more, somebody would have filled this.
+            // It jumped here, and these are the units that it jumped with: with more units, this entry would have been
+            // filled.
             self.fill(oldest, slice, units);
         }
         Ok(Seen { word, slice, units, now, oldest })
     }
 
-    /// Fills the entries of the slices `from..=to`: anyone may, and any number of times.
+    /// Fills the entries of the slices `from..=to`. Any caller may do so, any number of times.
     fn fill(&self, from: u64, to: u64, units: u64) {
-        // What is before has the same entries.
+        // Earlier slices have the same entries.
         for slice in from.max((to + 1).saturating_sub(SLICES))..=to {
             self.entry(slice).fetch_max(word(slice, units), AcqRel);
         }
     }
 
-    /// How many units count that were started in this slice or later. `None`: the ring has gone on.
+    /// Returns how many units count that were started in this slice or later. `None`: the ring has moved on.
     #[inline(always)]
     fn used_from(&self, seen: &Seen, slice: u64) -> Option<u64> {
         if slice > seen.slice {
             return Some(0);
         }
         let entry = self.entry(slice).load(Acquire);
-        // More than there were: of starts that are newer than what was read, which is noticed in the end.
+        // An entry may exceed the units that were read: newer starts raised it, which is noticed at the end.
         (slice_in(entry) == slice).then(|| seen.units.saturating_sub(units_in(entry)))
     }
 
-    /// When no more than `most` units count any more: 0 if that is so already. `None`: the ring has gone on.
+    /// Returns when at most `most` units still count: 0 if that is already so. `None`: the ring has moved on.
     #[inline(always)]
     fn left_at(&self, scale: &Scale, seen: &Seen, most: u64) -> Option<Tick> {
         if self.used_from(seen, seen.oldest)? <= most {
@@ -284,7 +291,7 @@ impl<'a> Slices<'a> {
         Some(scale.end_of(leaves).saturating_add(scale.window))
     }
 
-    /// Nobody starts before this, whatever there is room for.
+    /// Returns the moment before which no start is admitted, even if units are free.
     #[inline(always)]
     fn gate(&self, scale: &Scale, ask: &Ask) -> Tick {
         ask.gate.max(self.born.saturating_add(scale.window))
@@ -310,7 +317,7 @@ impl<'a> Slices<'a> {
         moved
     }
 
-    /// Looks, and changes nothing (but may finish somebody else's jump).
+    /// Reads the state, and changes nothing (but may finish another caller's jump).
     pub fn view(&self, ask: &Ask, clock: impl Fn() -> Now) -> Result<View, Sealed> {
         let base = if self.base == 0 { first_life(clock()) } else { self.base };
         let scale = Slices { base, ..*self }.scale(one(ask).length);
@@ -326,7 +333,7 @@ impl<'a> Slices<'a> {
         }
     }
 
-    /// Is the head what it was, after all that was read since?
+    /// Returns whether the head is unchanged, after everything that was read since.
     fn still_is(&self, seen: &Seen) -> bool {
         self.head.load(Acquire) == seen.word
     }
@@ -336,7 +343,7 @@ impl<'a> Slices<'a> {
         let gate = self.gate(scale, ask);
         let used = self.used_from(seen, seen.oldest)?;
         let remaining = if gate > seen.now.floor { 0 } else { limit.saturating_sub(used) };
-        // Nothing at all needs no room.
+        // Weight 0 needs no free units.
         let ready = match ask.weight {
             0 => ask.gate,
             weight => self.left_at(scale, seen, limit.saturating_sub(weight))?.max(gate),
@@ -345,38 +352,38 @@ impl<'a> Slices<'a> {
         Some(View { now: seen.now.floor, ready, remaining, empty })
     }
 
-    /// Does nothing count any more? Others may start something right after.
+    /// Returns whether nothing counts any more. Another caller may start right after.
     pub fn is_idle(&self, longest: Tick, now: Now) -> bool {
         let head = self.head.load(Acquire);
         let gone = || self.scale(longest).end_of(slice_in(head)) + longest <= now.floor;
         self.life.load(Acquire) == self.base && (units_in(head) == 0 || gone())
     }
 
-    /// Is that why a claim was refused with [`Sealed`], that this life cannot count any further? Then somebody has to
-    /// seal it and to write what counts anew, which is never refused for that.
+    /// Returns whether a claim was refused with [`Sealed`] because this life cannot count any further. Its contents
+    /// then have to be sealed and rewritten; the rewrite is never refused for that reason.
     pub fn is_used_up(&self, longest: Tick, now: Now) -> bool {
         let head = self.head.load(Acquire);
         let mine = self.life.load(Acquire) == self.base && self.base != 0;
         mine && (units_in(head) >= MANY || self.scale(longest).is_over(now))
     }
 
-    /// Starts with a place that is ready and open at `now`, and gives the rest of its grace back: the answer is when it
-    /// counts from. `None`: it does not count any more. Whoever holds it knows that it was not used.
-    pub fn present(&self, place: Known, window: Tick, now: Now) -> Result<Option<Tick>, Sealed> {
+    /// Starts with a place that is ready and open at `now`, and gives the rest of its grace back. Returns the moment
+    /// from which it counts. `None`: it no longer counts. The holder knows that it was not used.
+    pub fn present(&self, place: StartId, window: Tick, now: Now) -> Result<Option<Tick>, Sealed> {
         let era = self.era.load(Acquire);
         let head = self.read_head()?;
         if place.ticket != era {
             return Ok(None);
         }
-        // It has started; the rest may be done or not.
+        // It has started; the rest is optional.
         let scale = self.scale(window);
         let (from, to) = (scale.slice_of(place.stamp), scale.slice_of(now.ceil));
         let is_at = self.move_back(head, from, to, place.weight);
         Ok(Some(if is_at < from { scale.end_of(is_at) } else { place.stamp }))
     }
 
-    /// Lets so many units that were started at `to` count in that slice, or one as early as can be, instead of `from`:
-    /// which one, is answered.
+    /// Moves this many units, which were started at slice `to`, from slice `from` to that slice, or to one as early as
+    /// possible. Returns the slice.
     #[cold]
     fn move_back(&self, head: u64, from: u64, to: u64, weight: u64) -> u64 {
         let newest = slice_in(head);
@@ -389,7 +396,7 @@ impl<'a> Slices<'a> {
             let is_after = slice_in(after) == if slice < newest { slice + 1 } else { newest };
             let raised = self.entry(slice).fetch_update(AcqRel, Acquire, |was| {
                 let units = units_in(was) + weight;
-                // Else it is not here.
+                // Otherwise it is not here.
                 (is_after && slice_in(was) == slice && units <= units_in(after)).then(|| word(slice, units))
             });
             let Ok(was) = raised else { return slice };
@@ -398,13 +405,13 @@ impl<'a> Slices<'a> {
         from.min(to)
     }
 
-    /// Is it sealed?
+    /// Returns whether it is sealed.
     pub fn is_sealed(&self) -> bool {
         self.head.load(Acquire) & SEAL != 0
     }
 
-    /// The starts that are not in the ledger yet, as one for each slice, and what to put into `logged` when they are. For
-    /// whoever may rewrite the log.
+    /// Returns the starts that are not in the ledger yet, as one per slice, and the value for `logged` when they are.
+    /// For callers that may rewrite the log.
     pub fn unlogged(&self, window: Tick, now: Now) -> (Vec<Start>, u64) {
         let (head, logged) = (self.head.load(Acquire), self.logged.load(Acquire));
         let mut starts = self.starts(window, head, (logged, logged), now);
@@ -412,8 +419,8 @@ impl<'a> Slices<'a> {
         (starts, units_in(head))
     }
 
-    /// Ends this life, and says what its base is: it may have begun since the caller looked. From here on every call on
-    /// it answers [`Sealed`]. Sealing again is a no-op, also in a later life.
+    /// Ends this life, and returns its base: it may have begun since the caller read it. From here on every call on it
+    /// returns [`Sealed`]. Sealing again is a no-op, also in a later life.
     pub fn seal(&self) -> u64 {
         loop {
             let base = if self.base == 0 { self.life.load(Acquire) } else { self.base };
@@ -427,8 +434,8 @@ impl<'a> Slices<'a> {
         }
     }
 
-    /// What a sealed log knows, in ascending order, with what counts in the future: also what has left the window, as a
-    /// longer one may be declared. `now` is a time after the sealing.
+    /// Returns the contents of a sealed log, in ascending order, with what counts in the future. It includes what has
+    /// left the window, because a longer one may be declared. `now` is a time after the sealing.
     pub fn history(&self, window: Tick, now: Now) -> History {
         let (head, logged) = (self.head.load(Acquire), self.logged.load(Acquire));
         let starts = self.starts(window, head, (logged, 0), now);
@@ -436,10 +443,11 @@ impl<'a> Slices<'a> {
         History { starts, era: self.era.load(Acquire), ..History::default() }
     }
 
-    /// What was started after `from` units, as one or two starts for each slice: what the ledger has, and what it has not.
+    /// Returns what was started after the first `from` units, as one or two starts per slice: those in the ledger, and
+    /// those missing from it.
     ///
-    /// What the ring does not tell any more has left the window: 3. at the head of this file says that of slices whose entry
-    /// is another's, and [`Slices::write`] sees to it for what is older than the life.
+    /// Anything that is no longer in the ring has left the window. For a slice whose entry belongs to another slice,
+    /// this is statement 3 at the head of this file; for slices older than the life, [`Slices::write`] ensures it.
     fn starts(&self, window: Tick, head: u64, (logged, from): (u64, u64), now: Now) -> Vec<Start> {
         let scale = self.scale(window);
         let (newest, mut after) = (slice_in(head), units_in(head));
@@ -456,9 +464,9 @@ impl<'a> Slices<'a> {
         for slice in (scale.first.max(newest.saturating_sub(SLICES - 1))..=newest).rev() {
             let entry = self.entry(slice).load(Acquire);
             if after <= from || slice_in(entry) > slice {
-                break; // That is all, or the ring has gone on.
+                break; // That is all, or the ring has moved on.
             }
-            // Else it was jumped over.
+            // Otherwise it was jumped over.
             if slice_in(entry) == slice {
                 let before = units_in(entry).clamp(from, after);
                 count(scale.end_of(slice), before, after);
@@ -473,48 +481,49 @@ impl<'a> Slices<'a> {
         starts
     }
 
-    /// Begins another life, with these starts in it, in ascending order; they count from their stamps, or later by less
-    /// than a slice (not at all, if they were written with the same window). What is returned is to be put into `life`.
+    /// Begins another life that contains these starts, in ascending order. They count from their stamps, or later by
+    /// less than a slice (exactly, if they were written with the same window). Returns the value for `life`.
     ///
-    /// Only for whoever has these cells alone: they are zeroed, or sealed with `life` closed, before `now` was read.
-    /// `None`: they have had too many lives.
+    /// Only for a caller that has these cells alone: they are zeroed, or sealed with `life` closed, before `now` was
+    /// read. `None`: they have had too many lives.
     pub fn write(&self, starts: &[Start], window: Window, now: Now) -> Option<u64> {
         debug_assert!(starts.is_sorted_by_key(|s| s.stamp));
-        // Nobody fills further than this beyond the old head.
+        // No caller fills further than this beyond the old head.
         let life = (slice_in(self.head.load(Acquire)) + SLICES) / STRIDE + 1;
         if life >= LIVES {
             return None;
         }
-        // What counts, also if that is more than a smaller limit allows: a larger one may follow. And so many of the others as
-        // a limit can ask about.
+        // All starts that count are kept, even if that is more than a smaller limit allows, because a larger one may
+        // follow. Of the others, as many as a limit can need.
         let counts = |s: &&Start| s.stamp + window.length > now.floor;
         let newest = |most: u64, which: &dyn Fn(&&Start) -> bool| {
-            let mut room = most;
+            let mut free = most;
             let newest = starts.iter().rev().filter(which).map_while(|s| {
-                let units = s.units.min(room);
-                room -= units;
+                let units = s.units.min(free);
+                free -= units;
                 (units > 0).then_some((s.stamp.min(LATEST), units, s.is_logged))
             });
             newest.collect::<Vec<_>>()
         };
         let kept = newest(2 * MOST, &|s| s.units > 0 && counts(s));
-        let room = 2 * MOST - kept.iter().map(|s| s.1).sum::<u64>();
-        let others = newest(room.min(MOST), &|s| s.units > 0 && !counts(s));
+        let free = 2 * MOST - kept.iter().map(|s| s.1).sum::<u64>();
+        let others = newest(free.min(MOST), &|s| s.units > 0 && !counts(s));
 
         let slice = Scale::new(0, 0, window.length).slice;
-        // Not so far back that the life would be over soon.
+        // Not so far back that the life would soon be over.
         let last = others.first().map_or(now.floor, |other| other.0.max(now.floor.saturating_sub(LAST / 4 * slice)));
         let (oldest, newest) = kept.last().zip(kept.first()).map_or((last, last), |(a, b)| (a.0, b.0));
-        // The first slice ends with the oldest start that counts, or the last that does not.
+        // The first slice ends with the oldest start that counts, or the last one that does not.
         let mut began = (oldest + 1).saturating_sub(slice);
-        // Who starts before a place counts before it.
+        // Starts before a place count before it.
         began -= began.saturating_sub(now.floor).div_ceil(slice) * slice;
-        // Where the ring is too short for a place in the far future, the others count as started later than they were.
+        // Where the ring is too short for a place in the far future, the other starts count as started later than they
+        // were.
         let length = newest.saturating_sub(began) / slice;
         began = (began + length.saturating_sub(SLICES - 1) * slice).min(LATEST);
 
         let scale = Scale::new(life * STRIDE, began, window.length);
-        // Those that have left the window count as in the ledger: it would not count them either.
+        // Starts that have left the window count as in the ledger, which would not count them either.
         let old: u64 = others.iter().map(|other| other.1).sum();
         let (mut at, mut units) = (scale.first, old);
         let write = |at, units| put(self.entry(at), word(at, units));
@@ -567,7 +576,7 @@ impl Algorithm for Slices<'_> {
             }
             let era = log.era.load(Acquire);
             if slice > seen.slice + SLICES {
-                // First to where time stands, which changes nothing for anybody.
+                // First to the current time, which changes nothing for any caller.
                 log.move_head(&seen, scale.slice_of(now.ceil), 0);
                 continue;
             }
@@ -591,7 +600,7 @@ impl Algorithm for Slices<'_> {
     }
 }
 
-/// The life of cells that nobody has used, from now on.
+/// Returns the first life of unused cells, from now on.
 fn first_life(now: Now) -> u64 {
     now.floor.clamp(1, LATEST)
 }

@@ -49,13 +49,13 @@ impl Cells {
         self.log().claim(&ask, || self.now())
     }
 
-    /// When it starts, with its weight.
+    /// Returns when it starts, and its weight.
     fn claim(&self, limit: u64, weight: u64, patience: Tick) -> Result<Option<(Tick, u64)>, Sealed> {
         let answer = self.ask(limit, weight, patience)?;
         Ok(answer.taken.map(|_| (answer.now.ceil.max(answer.ready), weight)))
     }
 
-    /// A claim whose owner dies after filling what it would have entered, or after its jump.
+    /// A claim whose owner dies after filling the slices that it would have entered, or after its jump.
     fn die_before_claiming(&self) {
         let Ok(log) = self.log().begun(|| self.now()) else { return };
         let scale = log.scale(W);
@@ -67,16 +67,16 @@ impl Cells {
         }
     }
 
-    /// Takes all that is left, and nothing is left that should not be.
+    /// Takes everything that is left, and asserts that no more is left than should be.
     fn take_the_rest(&self, limit: u64, starts: &mut Starts) -> u64 {
         let before = starts.len();
         while let Some(start) = self.claim(limit, 1, 0).unwrap() {
             starts.push(start);
         }
-        // They count until a slice later than they have to, and the claim that was denied read the time before this.
+        // They count up to a slice longer than necessary, and the denied claim read the time before this.
         let now = self.now().floor;
         let used: u64 = starts.iter().filter(|(at, _)| at + W + D > now - 1).map(|(_, weight)| weight).sum();
-        assert!(used >= limit, "what was free could not be had: {starts:?} at {now}");
+        assert!(used >= limit, "free units could not be taken: {starts:?} at {now}");
         (starts.len() - before) as u64
     }
 
@@ -86,14 +86,14 @@ impl Cells {
         let sealed = Slices { base, ..self.log() };
         let now = self.now();
         let starts = sealed.history(W, now).starts;
-        // A swap, for loom does not know that a store after somebody's compare-and-swap is the later one.
+        // A swap, because loom does not know that a store after another thread's compare-and-swap is the later one.
         self.life.swap(base | CLOSED, AcqRel);
         let base = sealed.write(&starts, Window { limit: 2, length: W }, now).unwrap();
         self.life.store(base, Release);
     }
 }
 
-/// No half-open window of length `W` holds more than `limit` units.
+/// Asserts that no half-open window of length `W` holds more than `limit` units.
 fn assert_kept(mut starts: Starts, limit: u64) {
     starts.sort();
     for (i, &(from, _)) in starts.iter().enumerate() {
@@ -102,8 +102,8 @@ fn assert_kept(mut starts: Starts, limit: u64) {
     }
 }
 
-/// One start, a pause, then two threads with these weights, `rounds` each, the first of which goes a slice ahead before
-/// each, or dies. Then somebody takes what is left.
+/// One start, a pause, then two threads with these weights, `rounds` each. The first goes a slice ahead before each, or
+/// dies. Then the rest is taken.
 fn race(pause: Tick, limit: u64, weights: [u64; 2], rounds: u64, dies: bool) {
     model(move || {
         let cells = Cells::new();
@@ -152,16 +152,16 @@ fn sliced_starts_after_a_pause_as_long_as_the_ring() {
 }
 
 #[test]
-fn a_sliced_start_beside_one_whose_owner_dies() {
+fn a_sliced_start_next_to_one_whose_owner_dies() {
     race(0, 4, [1, 2], 2, true);
 }
 
 #[test]
-fn a_sliced_start_beside_one_whose_owner_dies_after_its_jump() {
+fn a_sliced_start_next_to_one_whose_owner_dies_after_its_jump() {
     race(3 * D * SLICES, 4, [1, 2], 1, true);
 }
 
-/// Cells that nobody has used: both begin their first life.
+/// Unused cells: both threads begin their first life.
 #[test]
 fn the_first_sliced_starts() {
     model(|| {
@@ -170,7 +170,7 @@ fn the_first_sliced_starts() {
         let other = thread::spawn(move || other.claim(3, 2, 0).unwrap());
         let mut starts: Starts = cells.claim(3, 1, 0).unwrap().into_iter().collect();
         starts.extend(other.join().unwrap());
-        assert_eq!(starts.len(), 2, "there was room for both");
+        assert_eq!(starts.len(), 2, "both fit");
         assert_eq!(cells.take_the_rest(3, &mut starts), 0);
     });
 }
@@ -189,7 +189,7 @@ fn sliced_waiters_queue() {
     });
 }
 
-/// A denial's `ready` is exact: others can only make it later, so one tick earlier there is no room.
+/// A denial's `ready` is exact: other callers can only make it later, so one tick earlier no units are free.
 #[test]
 fn a_sliced_denial_does_not_exaggerate() {
     model(|| {
@@ -206,12 +206,12 @@ fn a_sliced_denial_does_not_exaggerate() {
         other.join().unwrap();
         if answer.taken.is_none() {
             cells.time.store(answer.ready - 1, Relaxed);
-            assert_eq!(cells.claim(3, 1, 0).unwrap(), None, "there was room before {}", answer.ready);
+            assert_eq!(cells.claim(3, 1, 0).unwrap(), None, "admitted before {}", answer.ready);
         }
     });
 }
 
-/// A start is in the next life, or was refused; nobody acts on a life with another's base.
+/// A start is in the next life, or was refused; no caller acts on a life with another's base.
 fn rebuilt_while_a_claim_is_in_flight(pause: Tick) {
     model(move || {
         let cells = Cells::new();
@@ -254,19 +254,19 @@ fn sliced_starts_rebuilt_twice() {
     });
 }
 
-/// Two places, which start beside whoever wants their room: it comes back, and no more of it.
+/// Two places start while other callers want their units: these become free, and no more.
 #[test]
-fn the_rest_of_a_grace_comes_back_and_no_more() {
+fn the_rest_of_a_grace_is_given_back_and_no_more() {
     model(|| {
         let cells = Cells::new();
         let windows = [Window { limit: 3, length: W }];
         let ask = Ask { reserve: true, grace: 2 * D, ..Ask::now(&windows, 1, 0) };
         let place = |weight| {
             let taken = cells.log().claim(&Ask { weight, ..ask }, || cells.now()).unwrap().taken.unwrap();
-            Known { ticket: taken.ticket, stamp: taken.stamp, weight }
+            StartId { ticket: taken.ticket, stamp: taken.stamp, weight }
         };
         let (first, second) = (place(1), place(1));
-        let start = |cells: &Cells, place: Known| {
+        let start = |cells: &Cells, place: StartId| {
             let now = cells.now();
             // It may be late.
             let stamp = (now.ceil <= place.stamp).then(|| cells.log().present(place, W, now).unwrap().unwrap());
@@ -283,13 +283,13 @@ fn the_rest_of_a_grace_comes_back_and_no_more() {
         let mut starts: Starts = start(&cells, first).into_iter().collect();
         starts.extend(cells.claim(3, 1, 0).unwrap());
         starts.extend(other.join().unwrap().into_iter().flatten());
-        // As soon as there is room: time passes.
+        // As soon as units are free: time passes.
         starts.extend((0..40).filter_map(|_| cells.claim(3, 1, 0).unwrap()));
         assert_kept(starts, 3);
     });
 }
 
-/// Whoever stalls between starting and giving the rest back takes nothing from the next life.
+/// A caller that stalls between starting and giving the rest back takes nothing from the next life.
 #[test]
 fn the_rest_of_a_grace_does_not_survive_a_rebuild() {
     model(|| {
@@ -297,14 +297,14 @@ fn the_rest_of_a_grace_does_not_survive_a_rebuild() {
         let windows = [Window { limit: 2, length: W }];
         let ask = Ask { reserve: true, grace: 2 * D, ..Ask::now(&windows, 1, 0) };
         let taken = cells.log().claim(&ask, || cells.now()).unwrap().taken.unwrap();
-        let place = Known { ticket: taken.ticket, stamp: taken.stamp, weight: 1 };
+        let place = StartId { ticket: taken.ticket, stamp: taken.stamp, weight: 1 };
         let other = cells.clone();
         let presenter = thread::spawn(move || {
             let now = other.now();
             other.log().present(place, W, now).is_ok_and(|stamp| stamp.is_some())
         });
         cells.rebuild();
-        // Whether it has started or not, it counts.
+        // Whether or not it has started, it counts.
         let left = (0..).take_while(|_| cells.claim(2, 1, 0).unwrap().is_some()).count();
         assert_eq!(left, 1, "started: {}", presenter.join().unwrap());
     });

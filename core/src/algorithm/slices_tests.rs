@@ -1,4 +1,4 @@
-//! The sliced log: to the tick, over its lives, against a plain model, and between threads.
+//! The sliced log: exact to the tick, over its lives, against a plain model, and between threads.
 
 use super::*;
 use crate::algorithm::Algorithm;
@@ -8,7 +8,7 @@ use std::cell::Cell;
 const MS: Tick = 1_000;
 const S: Tick = 1_000 * MS;
 const DAY: Tick = 86_400 * S;
-/// A store's epoch lies this far back.
+/// The distance of a store's epoch.
 const START: Tick = 400 * DAY;
 
 /// A key's cells and a clock that stands still, used as a limiter would.
@@ -76,7 +76,7 @@ impl Key {
         self.log().view(&self.ask(&[self.window], weight), || self.clock()).unwrap()
     }
 
-    /// Seals, and writes what counts, once changed, into the same cells.
+    /// Seals the cells, and writes what counts, changed by `change`, into the same cells.
     fn rebuild(&self, change: impl FnOnce(&mut Vec<Start>)) {
         let base = self.log().seal();
         let sealed = Slices { base, ..self.log() };
@@ -84,7 +84,7 @@ impl Key {
         change(&mut starts);
         self.life.swap(base | CLOSED, AcqRel);
         let Some(base) = sealed.write(&starts, self.window, self.clock()) else {
-            // As if they were other cells.
+            // Stands for other cells.
             self.ring.iter().chain([&self.head, &self.life]).for_each(|cell| cell.store(0, Relaxed));
             let base = self.log().write(&starts, self.window, self.clock());
             return self.life.store(base.expect("new cells have a life"), Release);
@@ -96,15 +96,15 @@ impl Key {
         self.now.set(self.now.get() + by);
     }
 
-    /// Denied a start of this weight, finds it admitted at `ready` and denied a tick earlier.
+    /// Denies a start of this weight, and asserts that it is admitted at `ready` and denied a tick earlier.
     fn assert_exact(&self, weight: u64) {
         let denied = self.claim(weight);
         assert_eq!(denied.taken, None);
         assert_eq!(self.view(weight).ready, denied.ready);
         self.now.set(denied.ready - 1);
-        assert_eq!(self.claim(weight).taken, None, "room before {}", denied.ready);
+        assert_eq!(self.claim(weight).taken, None, "admitted before {}", denied.ready);
         self.now.set(denied.ready);
-        assert!(self.takes(weight), "no room at {}", denied.ready);
+        assert!(self.takes(weight), "denied at {}", denied.ready);
     }
 }
 
@@ -112,7 +112,7 @@ const LENGTHS: [Tick; 8] = [1, 2, 8 * MS, 8_191, 8_193, 16_383, S, 366 * DAY];
 const LIMITS: [u64; 2] = [4_097, MOST];
 
 #[test]
-fn room_comes_back_when_a_slice_has_left_the_window() {
+fn units_become_free_when_a_slice_has_left_the_window() {
     for length in LENGTHS {
         for limit in LIMITS {
             let key = Key::new(limit, length);
@@ -160,13 +160,13 @@ fn a_denial_writes_nothing() {
 }
 
 #[test]
-fn pauses_longer_than_the_ring_are_nothing() {
+fn pauses_longer_than_the_ring_are_harmless() {
     for length in LENGTHS {
         let key = Key::new(10_000, length);
         let ring = key.slice() * SLICES;
         for pause in [0, length, ring - 1, ring, ring + 1, 3 * ring + 5, 70 * ring] {
             if length == 366 * DAY && pause > 2 * ring {
-                continue; // Beyond what a stamp can say.
+                continue; // Beyond the last stamp.
             }
             key.advance(pause);
             assert_eq!(key.takes(6_000), pause != 0 || key.now.get() == START, "{length} {pause}");
@@ -181,17 +181,17 @@ fn pauses_longer_than_the_ring_are_nothing() {
 }
 
 #[test]
-fn what_an_untouched_one_shows() {
+fn an_untouched_log_is_empty() {
     let key = Key::new(9_000, S);
     let empty = View { now: START, ready: S, remaining: 9_000, empty: S };
     assert_eq!(key.view(9_000), empty);
-    assert_eq!(key.life.load(Relaxed), 0, "looking does not begin a life");
+    assert_eq!(key.life.load(Relaxed), 0, "a view does not begin a life");
     let windows = [key.window];
     assert_eq!(Slices::untouched(0).view(&key.ask(&windows, 1), || key.clock()), Ok(empty));
     assert!(key.log().is_idle(S, key.clock()));
     assert!(key.takes(1_000));
     let view = key.view(0);
-    assert_eq!((view.remaining, view.ready), (8_000, 0), "nothing at all needs no room");
+    assert_eq!((view.remaining, view.ready), (8_000, 0), "weight 0 needs no free units");
     let seen = key.log().claim_and_view(&key.ask(&windows, 500), || key.clock()).unwrap();
     assert_eq!(seen.1, View { ready: S, ..key.view(1) });
     assert_eq!(seen.1.empty, seen.0.taken.unwrap().stamp + S);
@@ -213,7 +213,7 @@ fn an_unknown_past_counts_as_full() {
 }
 
 #[test]
-fn a_gate_outlives_room() {
+fn a_gate_holds_while_units_are_free() {
     let key = Key::new(5_000, S);
     let gated = key.claim_with(|ask| ask.gate = START + 1, 1);
     assert_eq!((gated.taken, gated.ready), (None, START + 1));
@@ -231,7 +231,7 @@ fn places_lie_in_the_future_and_count_there() {
     let stamp = place.taken.unwrap().stamp;
     assert_eq!(place.ready, first + S);
     assert!((0..key.slice()).contains(&(stamp - place.ready - 25 * MS)));
-    // What is left of that window starts with it, or later; the next window after it.
+    // The rest of that window starts with it, or later; the next window after it.
     assert_eq!(wait(4_000, Tick::MAX).ready, first + S);
     let after = wait(1, Tick::MAX);
     assert_eq!((after.taken, after.ready), (None, stamp + S), "beyond the ring");
@@ -267,7 +267,7 @@ fn forced_starts_count_beyond_the_limit() {
 }
 
 #[test]
-fn what_a_life_cannot_count_is_written_anew() {
+fn a_life_that_cannot_count_further_is_rewritten() {
     let key = Key::new(MOST, S);
     for _ in 0..30 {
         assert!(key.takes(MOST));
@@ -284,7 +284,7 @@ fn what_a_life_cannot_count_is_written_anew() {
 }
 
 #[test]
-fn a_sealed_one_answers_nothing_and_says_what_it_held() {
+fn a_sealed_log_refuses_calls_and_returns_its_history() {
     let key = Key::new(5_000, S);
     let a = key.claim(1_000).taken.unwrap().stamp;
     key.advance(S / 2);
@@ -311,10 +311,10 @@ fn a_sealed_one_answers_nothing_and_says_what_it_held() {
 }
 
 #[test]
-fn an_untouched_one_can_be_sealed_and_begun() {
+fn an_untouched_log_can_be_sealed_and_begun() {
     let key = Key::new(5_000, S);
     let early = key.log();
-    assert!(key.takes(5_000), "the life begins after somebody looked");
+    assert!(key.takes(5_000), "the life begins after a view");
     assert!(!early.is_idle(S, key.clock()) && !early.is_used_up(S, key.clock()));
     assert_eq!(early.seal(), key.life.load(Relaxed));
     assert_eq!(key.log().claim(&key.ask(&[key.window], 1), || key.clock()), Err(Sealed));
@@ -334,8 +334,8 @@ fn cells_have_many_lives() {
         for round in 0..1_000 {
             assert!(key.takes(3_000), "{length}: round {round}");
             assert!(!key.takes(1));
-            assert!(words.insert(key.life.load(Relaxed)), "a life was named twice");
-            assert!(words.insert(key.head.load(Relaxed)), "a head was there before");
+            assert!(words.insert(key.life.load(Relaxed)), "a life's number was reused");
+            assert!(words.insert(key.head.load(Relaxed)), "a head was reused");
             stale.push(key.log().base);
             key.rebuild(|starts| starts.last_mut().unwrap().units -= 3_000); // A refund.
             let view = key.view(5_000);
@@ -357,7 +357,7 @@ fn cells_have_many_lives() {
 }
 
 #[test]
-fn what_was_forced_can_be_taken_back_after_a_rebuild() {
+fn forced_starts_can_be_taken_back_after_a_rebuild() {
     let key = Key::new(5_000, S);
     let first = key.claim(5_000).taken.unwrap().stamp;
     key.advance(S / 4);
@@ -367,14 +367,14 @@ fn what_was_forced_can_be_taken_back_after_a_rebuild() {
     assert_eq!((key.view(1).remaining, key.view(5_000).ready), (0, first + S));
 }
 
-/// Fills what a claim of these units at this head would enter until then, and dies.
+/// Fills the entries that a claim of these units at this head would enter up to `slice`, and dies.
 fn fill_and_die(log: &Slices, slice: u64) {
     let head = log.head.load(Relaxed);
     log.fill(slice_in(head) + 1, slice, units_in(head));
 }
 
 #[test]
-fn what_a_dead_claimant_filled_is_right_after_a_jump() {
+fn entries_filled_by_a_dead_claimant_are_right_after_a_jump() {
     let key = Key::new(5_000, S);
     assert!(key.takes(10));
     let far = SLICES - PER_WINDOW / 2;
@@ -387,7 +387,7 @@ fn what_a_dead_claimant_filled_is_right_after_a_jump() {
 }
 
 #[test]
-fn what_a_former_life_fills_late_is_not_seen() {
+fn entries_filled_late_by_a_former_life_are_not_seen() {
     let key = Key::new(5_000, S);
     assert!(key.takes(1));
     // The former life ends where the next one's slices might begin.
@@ -440,7 +440,7 @@ fn starts_of_another_window_count_no_earlier_and_hardly_later() {
 }
 
 #[test]
-fn a_place_too_far_for_a_shorter_ring_makes_the_others_later_and_no_earlier() {
+fn a_place_too_far_for_a_shorter_ring_delays_the_others() {
     let key = Key::new(5_000, S);
     let starts = [(START, 1_000), (START + 3_600 * S, 2_000)];
     let starts = starts.map(|(stamp, units)| Start { stamp, units, state: SETTLED, id: u64::MAX, is_logged: false });
@@ -453,12 +453,12 @@ fn a_place_too_far_for_a_shorter_ring_makes_the_others_later_and_no_earlier() {
     key.assert_exact(5_000);
 }
 
-/// A log that keeps every start: stamp and units, in the order of the stamps.
+/// A log that keeps every start: stamp and units, ordered by stamp.
 #[derive(Default)]
 struct Plain(Vec<(u128, u128)>);
 
 impl Plain {
-    /// From when on at most `limit` units count, with `weight` more.
+    /// Returns the moment from which at most `limit` units count, including `weight` more.
     fn ready(&self, window: Window, weight: u64) -> u128 {
         let mut left: u128 = self.0.iter().map(|start| start.1).sum();
         let mut ready = 0;
@@ -472,7 +472,7 @@ impl Plain {
         ready
     }
 
-    /// A place counts from no earlier than those before it.
+    /// Adds a start. A place counts no earlier than the starts before it.
     fn add(&mut self, stamp: u128, units: u64, is_place: bool) {
         let newest = self.0.last().filter(|_| is_place).map_or(0, |start| start.0);
         let stamp = stamp.max(newest);
@@ -481,9 +481,9 @@ impl Plain {
     }
 }
 
-/// 20 keys of 10,000 calls each.
+/// 20 keys, with 10,000 calls each.
 #[test]
-fn random_calls_against_a_log_that_keeps_every_start() {
+fn random_calls_match_a_log_that_keeps_every_start() {
     let seed = seed();
     let mut random = Random::seeded(seed);
     for round in 0..20 {
@@ -494,7 +494,7 @@ fn random_calls_against_a_log_that_keeps_every_start() {
         let (mut plain, mut happened) = (Plain::default(), Vec::new());
         let mut admitted = 0;
         for call in 0..10_000 {
-            // Where a window is a tick or two, it must not always be over.
+            // Where a window is a tick or two, it must not always have ended.
             let still = length < 10 && random.below(20) != 0;
             key.advance(match random.below(100) {
                 _ if still => 0,
@@ -514,7 +514,7 @@ fn random_calls_against_a_log_that_keeps_every_start() {
             let exact = plain.ready(key.window, weight);
             let answer = key.claim_with(|ask| (ask.patience, ask.grace, ask.force) = (patience, grace, forced), weight);
             let (ready, now) = (u128::from(answer.ready), u128::from(now));
-            // What lies in the past is only known to be past.
+            // A past moment is only known to be past.
             let about = || format!("round {round}, call {call}: {ready} instead of {exact}, now {now}");
             assert!(ready.max(now) >= exact.max(now), "early: {}", about());
             assert!(ready.max(now) < exact.max(now) + u128::from(2 * key.slice()), "late: {}", about());
@@ -554,7 +554,7 @@ fn random_calls_against_a_log_that_keeps_every_start() {
     }
 }
 
-/// Threads, rebuilt under way, on a clock that each of them moves.
+/// Threads race on a clock that each of them moves, while the log is rebuilt.
 #[test]
 fn threads_never_exceed_a_window() {
     for length in [1, 50, 8 * MS + 200] {
@@ -614,34 +614,34 @@ fn threads_never_exceed_a_window() {
 }
 
 #[test]
-fn the_rest_of_a_grace_comes_back() {
+fn the_rest_of_a_grace_is_given_back() {
     let key = Key::new(5_000, S);
     let d = key.slice();
     let place = |weight, grace| {
         let taken = key.claim_with(|ask| (ask.reserve, ask.grace) = (true, grace), weight).taken.unwrap();
-        Known { ticket: taken.ticket, stamp: taken.stamp, weight }
+        StartId { ticket: taken.ticket, stamp: taken.stamp, weight }
     };
     let (first, second) = (place(2_000, 100 * d), place(1_000, 50 * d));
     assert!(key.takes(1_000));
     key.advance(10 * d);
     let at = key.now.get();
     let present = |place| key.log().present(place, S, key.clock()).unwrap();
-    assert_eq!(present(Known { ticket: 9, ..first }), None, "of another era");
-    // In the slice of now, where a start would be that did not wait.
+    assert_eq!(present(StartId { ticket: 9, ..first }), None, "of another era");
+    // In the current slice, where a start without a wait would be.
     let stamp = present(first).unwrap();
     assert!((at..at + d).contains(&stamp));
     key.advance(5 * d);
     let later = present(second).unwrap();
     assert!((at + 5 * d..at + 6 * d).contains(&later));
-    // Each leaves the window on its own, also the start that did not wait.
+    // Each leaves the window on its own, including the start without a wait.
     let direct = START + d - 1;
     for (weight, ready) in [(1_001, direct), (2_000, direct), (2_001, stamp), (4_000, stamp), (4_001, later)] {
         assert_eq!(key.view(weight).ready, ready + S, "{weight}");
     }
-    // Nobody can take more out of a slice than there is.
+    // No caller can take more out of a slice than it holds.
     let entries = || key.ring.iter().map(|entry| entry.load(Relaxed)).collect::<Vec<_>>();
     let before = entries();
-    for wrong in [Known { weight: 4_500, ..first }, Known { stamp: first.stamp + 10 * d, ..first }] {
+    for wrong in [StartId { weight: 4_500, ..first }, StartId { stamp: first.stamp + 10 * d, ..first }] {
         present(wrong);
         assert_eq!(entries(), before);
     }

@@ -1,8 +1,8 @@
-//! Limiters that users write, as children of a composite or on their own.
+//! User-defined limiters, as children of a composite or on their own.
 
-use super::inner::Base;
+use super::internal::Base;
 use super::line::{Claim, Terms};
-use super::{Attempt, Inner, LOOK_AGAIN, Limiter, Places, Presented, foreign};
+use super::{Attempt, Internal, LOOK_AGAIN, Limiter, Places, Presented, foreign};
 use crate::decision::Decision;
 use crate::error::Result;
 use crate::fork::PerProcess;
@@ -14,12 +14,12 @@ use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use std::time::{Duration, SystemTime};
 
-/// What a limiter of your own answers.
+/// The reply of a user-defined limiter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// Start; the number comes back in [`Custom::end`].
+    /// The start is admitted; its number is passed to [`Custom::end`].
     Admitted(u64),
-    /// Not now, but perhaps after this long.
+    /// The start is denied, and may be admitted after this long.
     Denied(Duration),
 }
 
@@ -28,37 +28,38 @@ pub enum Verdict {
 pub enum End {
     /// The job ran.
     Completed,
-    /// It never ran: as if it had never been admitted.
+    /// The job never ran: as if it had never been admitted.
     Cancelled,
-    /// It ran, and was worth so many units.
+    /// The job ran, and used this many units.
     Settled(u64),
 }
 
-/// A limiter of your own: make a [`CustomLimiter`] of it, which a [`CompositeLimiter`](crate::CompositeLimiter) takes as a
-/// child. It is called from any thread, with weights of at least 1 and keys of at most 1,024 bytes.
+/// A user-defined limiter. Wrap it in a [`CustomLimiter`], which a [`CompositeLimiter`](crate::CompositeLimiter)
+/// accepts as a child. It is called from any thread, with weights of at least 1 and keys of at most 1,024 bytes.
 pub trait Custom: Send + Sync {
-    /// What [`Decision::denied_by`] says.
+    /// Returns the limiter's name, as in [`Decision::denied_by`].
     fn name(&self) -> &str;
 
-    /// Decides and records in one act. A denial changes nothing.
+    /// Decides and records in one step. A denial changes nothing.
     ///
     /// # Errors
-    /// Whatever is wrong: the caller gets it, and nothing is charged anywhere.
+    /// Any error is returned to the caller, and nothing is charged anywhere.
     fn decide(&self, key: &str, weight: u64) -> Result<Verdict>;
 
-    /// What `decide` would answer. Records nothing; the number does not matter.
+    /// Returns what `decide` would return. Records nothing; the number is ignored.
     ///
     /// # Errors
     /// As for [`Custom::decide`].
     fn peek(&self, key: &str, weight: u64) -> Result<Verdict>;
 
-    /// A start has ended. Called once for each that was admitted.
+    /// Records the end of a start. Called once for each admitted start.
     ///
     /// # Errors
     /// As for [`Custom::decide`].
     fn end(&self, start: u64, end: End) -> Result<()>;
 
-    /// Nobody starts for so long: a gate. With the empty key it binds all keys. Does nothing by default.
+    /// Sets a gate: no start is admitted for this long. With the empty key it applies to all keys. Does nothing by
+    /// default.
     ///
     /// # Errors
     /// As for [`Custom::decide`].
@@ -66,7 +67,7 @@ pub trait Custom: Send + Sync {
         Ok(())
     }
 
-    /// Back to the initial state; with the empty key, of all keys. Does nothing by default.
+    /// Resets a key to its initial state; with the empty key, all keys. Does nothing by default.
     ///
     /// # Errors
     /// As for [`Custom::decide`].
@@ -74,7 +75,7 @@ pub trait Custom: Send + Sync {
         Ok(())
     }
 
-    /// A job has started without asking. Does nothing by default.
+    /// Records the start of a job without a decision. Does nothing by default.
     ///
     /// # Errors
     /// As for [`Custom::decide`].
@@ -82,7 +83,7 @@ pub trait Custom: Send + Sync {
         Ok(())
     }
 
-    /// A job that started without asking has ended. Does nothing by default.
+    /// Records the end of a job that started without a decision. Does nothing by default.
     ///
     /// # Errors
     /// As for [`Custom::decide`].
@@ -91,14 +92,13 @@ pub trait Custom: Send + Sync {
     }
 }
 
-/// So many keys are counted one by one; those beyond only in the whole.
+/// The most keys that are counted separately; further keys count only in the total.
 const MOST_KEYS: usize = 4_096;
 
-/// What was counted: in all, and by the hashes of keys.
+/// The counts: in total, and by the hashes of keys.
 type Counts = (Stats, HashMap<u64, Stats>);
 
-/// A [`Custom`] limiter with the whole interface. Its permits belong to this process, and so do its counts; it gives no
-/// places.
+/// A [`Custom`] limiter with the whole interface. Its permits and counts belong to this process; it has no places.
 #[derive(Debug)]
 pub struct CustomLimiter<C> {
     base: Base,
@@ -108,7 +108,7 @@ pub struct CustomLimiter<C> {
 }
 
 impl<C: Custom> CustomLimiter<C> {
-    /// A limiter that asks `custom`.
+    /// Makes a limiter that asks `custom`.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) unless its name is 1 to 1,024 bytes.
@@ -132,7 +132,7 @@ impl<C: Custom> CustomLimiter<C> {
             admitted,
             retry_after: after,
             suggested_after: after,
-            // Nobody knows.
+            // Unknown.
             remaining: if admitted { u64::MAX } else { 0 },
             limit: u64::MAX,
             reset_after: after,
@@ -162,7 +162,7 @@ impl<C: Custom> CustomLimiter<C> {
         RawPermit::new(self.base.id, Kind::Custom(CustomPermit { key: self.hasher.hash_one(key), start }))
     }
 
-    /// What a permit of this limiter says.
+    /// Returns the contents of this limiter's permit.
     fn own(&self, permit: &RawPermit) -> Result<CustomPermit> {
         match permit.of(self.base.id) {
             Some(Kind::Custom(custom)) => Ok(custom),
@@ -208,7 +208,7 @@ impl<C: Custom> Places for CustomLimiter<C> {
     }
 }
 
-impl<C: Custom> Inner for CustomLimiter<C> {
+impl<C: Custom> Internal for CustomLimiter<C> {
     #[inline(always)]
     fn base(&self) -> &Base {
         &self.base
@@ -232,7 +232,7 @@ impl<C: Custom> Inner for CustomLimiter<C> {
 
     fn quiet_peek(&self, key: &str, weight: u64) -> Result<Decision> {
         policy::check_key(key)?;
-        // Nothing at all needs no room.
+        // Weight 0 needs no free units.
         let verdict = if weight == 0 { Verdict::Admitted(0) } else { self.custom.peek(key, weight)? };
         Ok(self.decision(verdict))
     }
@@ -278,7 +278,7 @@ impl<C: Custom> Inner for CustomLimiter<C> {
                 self.count(self.hasher.hash_one(key), |stats| admitted(stats, weight));
                 Claim::Started(self.permit(key, start))
             }
-            // A suggestion to look again soon says nothing about when there will be room.
+            // A suggestion to retry soon does not predict when units will be free.
             Verdict::Denied(after) => Claim::Denied { after, is_certain: after > LOOK_AGAIN },
         })
     }

@@ -1,4 +1,4 @@
-//! The limits that are a matter of time, by their names. What they do is in `timed/`.
+//! The timed limits, by their names. `timed/` implements them.
 
 use super::timed::{InStore, Timed};
 use crate::error::Result;
@@ -7,7 +7,7 @@ use crate::state::{Store, StoreOptions};
 use crate::time::ManualClock;
 use std::time::Duration;
 
-/// A limiter that is a [`Timed`] limit with a policy of its own.
+/// Defines a limiter that is a [`Timed`] limit with its own policy.
 macro_rules! limiter {
     ($(#[$doc:meta])* $name:ident, $kind:literal) => {
         $(#[$doc])*
@@ -22,7 +22,7 @@ macro_rules! limiter {
         }
 
         impl $name {
-            /// Takes the limit that is declared under a name; at the first use it must be.
+            /// Attaches the limit that is declared under a name. It must be declared at the first use.
             ///
             /// # Errors
             /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) unless `name` is 1 to 1,024 bytes.
@@ -33,14 +33,14 @@ macro_rules! limiter {
     };
 }
 
-/// A store of one process, for limits that nobody else needs to know.
+/// Makes a store of one process, for limits that are not shared.
 fn private(clock: Option<ManualClock>) -> Result<Store> {
     Store::with_options("memory:", StoreOptions { clock, ..StoreOptions::default() })
 }
 
 limiter! {
-    /// At most `max_executions` units in any rolling window: a sliding log, shared by all who open the same name in the
-    /// same store. A start at `s` counts until exactly `s + window`.
+    /// Allows at most `max_executions` units in any rolling window: a sliding log, shared by all openers of the same
+    /// name in the same store. A start at `s` counts until exactly `s + window`.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -55,7 +55,7 @@ limiter! {
 }
 
 impl RateLimiter {
-    /// Declares a limit under a name, at the first use, in place of the policy that the name had.
+    /// Declares a limit under a name, at the first use. It replaces the policy that the name had.
     ///
     /// # Errors
     /// As for [`Policy::rate`]; `name` has to be 1 to 1,024 bytes.
@@ -63,7 +63,8 @@ impl RateLimiter {
         Self::with_windows(store, name, &[(max_executions, window)], Backoff::default())
     }
 
-    /// The same with several windows, `(max_executions, window)` each, all of which have to have room, and with a backoff.
+    /// The same with several windows, `(max_executions, window)` each, and with a backoff. A start needs free units in
+    /// all windows.
     ///
     /// # Errors
     /// As for [`Policy::rate_in`]; `name` has to be 1 to 1,024 bytes.
@@ -73,12 +74,12 @@ impl RateLimiter {
 }
 
 limiter! {
-    /// At least so long between one start and the next. Every start weighs 1.
+    /// Requires a minimum delay between one start and the next. Every start weighs 1.
     DelayLimiter, "delay"
 }
 
 impl DelayLimiter {
-    /// In this process.
+    /// Makes a limit in this process.
     ///
     /// # Errors
     /// As for [`Policy::delay`].
@@ -86,7 +87,7 @@ impl DelayLimiter {
         Self::with_clock(delay, None)
     }
 
-    /// The same, by a manual clock.
+    /// The same, with a manual clock.
     ///
     /// # Errors
     /// As for [`Policy::delay`].
@@ -95,7 +96,7 @@ impl DelayLimiter {
         Timed::declare(&private(clock)?, &policy.to_string(), policy).map(Self)
     }
 
-    /// Shared by all who open the same name in the same store.
+    /// Makes a limit that all openers of the same name in the same store share.
     ///
     /// # Errors
     /// As for [`Policy::delay`]; `name` has to be 1 to 1,024 bytes.
@@ -105,17 +106,17 @@ impl DelayLimiter {
 }
 
 limiter! {
-    /// `max_executions` starts in a window, at even distances. Every start weighs 1.
+    /// Spaces `max_executions` starts evenly in a window. Every start weighs 1.
     ///
-    /// An adaptive one shortens the distance from one start to the next, `window / max_executions`, by what the last
-    /// `max_executions` jobs took on average, so that slow jobs leave no gaps. What a job takes is the time from its start to
-    /// its `complete` or `settle`; after a whole window without a start it is forgotten. Never more than `max_executions`
-    /// start in any rolling window.
+    /// An adaptive limit shortens the distance between starts, `window / max_executions`, by the average duration of
+    /// the last `max_executions` jobs, so that slow jobs leave no gaps. The duration of a job is the time from its
+    /// start to its `complete` or `settle`; after a whole window without a start the durations are forgotten. At most
+    /// `max_executions` start in any rolling window.
     EvenlySpacedRateLimiter, "evenly-spaced"
 }
 
 impl EvenlySpacedRateLimiter {
-    /// In this process.
+    /// Makes a limit in this process.
     ///
     /// # Errors
     /// As for [`Policy::evenly_spaced`].
@@ -123,7 +124,7 @@ impl EvenlySpacedRateLimiter {
         Self::with_clock(max_executions, window, is_adaptive, None)
     }
 
-    /// The same, by a manual clock.
+    /// The same, with a manual clock.
     ///
     /// # Errors
     /// As for [`Policy::evenly_spaced`].
@@ -137,7 +138,7 @@ impl EvenlySpacedRateLimiter {
         Timed::declare(&private(clock)?, &policy.to_string(), policy).map(Self)
     }
 
-    /// Shared by all who open the same name in the same store.
+    /// Makes a limit that all openers of the same name in the same store share.
     ///
     /// # Errors
     /// As for [`Policy::evenly_spaced`]; `name` has to be 1 to 1,024 bytes.
@@ -147,13 +148,13 @@ impl EvenlySpacedRateLimiter {
 }
 
 limiter! {
-    /// A bucket of `burst` tokens, into which `rate` tokens drip evenly per `period`. In any window of length `w` at most
+    /// A bucket of `burst` tokens, refilled evenly with `rate` tokens per `period`. In any window of length `w` at most
     /// `burst + rate · w / period` units start.
     TokenBucketLimiter, "token-bucket"
 }
 
 impl TokenBucketLimiter {
-    /// Declares a limit under a name, at the first use, in place of the policy that the name had.
+    /// Declares a limit under a name, at the first use. It replaces the policy that the name had.
     ///
     /// # Errors
     /// As for [`Policy::token_bucket`]; `name` has to be 1 to 1,024 bytes.
@@ -163,12 +164,13 @@ impl TokenBucketLimiter {
 }
 
 limiter! {
-    /// One start per `period / rate`; one of weight `w` takes the time of `w`. Up to `queue` units wait for their turn.
+    /// One start per `period / rate`; a start of weight `w` takes the time of `w` starts. Up to `queue` units wait for
+    /// their turn.
     LeakyBucketLimiter, "leaky-bucket"
 }
 
 impl LeakyBucketLimiter {
-    /// Declares a limit under a name, at the first use, in place of the policy that the name had.
+    /// Declares a limit under a name, at the first use. It replaces the policy that the name had.
     ///
     /// # Errors
     /// As for [`Policy::leaky_bucket`]; `name` has to be 1 to 1,024 bytes.
@@ -178,13 +180,13 @@ impl LeakyBucketLimiter {
 }
 
 limiter! {
-    /// At most `max_executions` units in each window, the windows aligned to the Unix epoch. Across a boundary up to twice
-    /// as many start in the length of one window.
+    /// Allows at most `max_executions` units in each window. Windows are aligned to the Unix epoch, so up to twice as
+    /// many can start across a boundary within the length of one window.
     FixedWindowLimiter, "fixed-window"
 }
 
 impl FixedWindowLimiter {
-    /// Declares a limit under a name, at the first use, in place of the policy that the name had.
+    /// Declares a limit under a name, at the first use. It replaces the policy that the name had.
     ///
     /// # Errors
     /// As for [`Policy::fixed_window`]; `name` has to be 1 to 1,024 bytes.
@@ -194,14 +196,14 @@ impl FixedWindowLimiter {
 }
 
 limiter! {
-    /// An estimate of `max_executions` units in any rolling window: the count of this window, aligned to the Unix epoch,
-    /// and so much of the last one's as the rolling window still has of it. Fewer than twice as many start in the length
-    /// of one window, and `max_executions` on average.
+    /// Estimates `max_executions` units in any rolling window: the count of the current window, aligned to the Unix
+    /// epoch, plus the fraction of the previous window's count that the rolling window still covers. Fewer than twice
+    /// as many start in the length of one window, and `max_executions` on average.
     SlidingWindowCounterLimiter, "sliding-window-counter"
 }
 
 impl SlidingWindowCounterLimiter {
-    /// Declares a limit under a name, at the first use, in place of the policy that the name had.
+    /// Declares a limit under a name, at the first use. It replaces the policy that the name had.
     ///
     /// # Errors
     /// As for [`Policy::sliding_window_counter`]; `name` has to be 1 to 1,024 bytes.

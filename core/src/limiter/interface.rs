@@ -1,6 +1,6 @@
-//! What every caller of a limiter needs.
+//! The interface that every caller of a limiter uses.
 
-use super::heard::{errors_told, told};
+use super::events::{reporting, reporting_errors};
 use super::{Permit, Places, Scheduler, Waiter, acquire};
 use crate::decision::Decision;
 use crate::error::Result;
@@ -9,56 +9,58 @@ use crate::permit::RawPermit;
 use crate::stats::Stats;
 use std::time::Duration;
 
-/// The answer to an attempt to start.
+/// The reply to an attempt to start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Attempt {
-    /// Start.
+    /// The start is admitted.
     Admitted(RawPermit),
-    /// Not now; see [`Decision::retry_after`].
+    /// The start is denied for now; see [`Decision::retry_after`].
     Denied(Duration),
 }
 
-/// "May this start now, and if not, when?"
+/// Decides whether a start is admitted now, and if not, when to retry.
 ///
-/// Every method takes a *key*: one policy, a separate budget per key; `""` is no key. Keys are at most 1,024 bytes.
-/// A limiter is used from any thread, and goes on working in a forked child.
+/// Every method takes a *key*. All keys have the same policy, and each has its own budget; `""` is no key. Keys are at
+/// most 1,024 bytes. A limiter can be used from any thread, and keeps working in a forked child.
 ///
-/// Every limiter is also [`Places`], for starts in the future, and a [`Scheduler`], for those who ask first and record
-/// later. A `dyn Limiter` has the methods of all three; of a `RateLimiter`, say, they are known where the traits are.
+/// Every limiter also implements [`Places`], for starts in the future, and [`Scheduler`], for callers that ask first
+/// and record later. A `dyn Limiter` has the methods of all three traits; on a concrete type such as `RateLimiter` the
+/// traits have to be in scope.
 pub trait Limiter: Places + Scheduler {
-    /// The limit's name: what [`Decision::denied_by`] says.
+    /// Returns the limit's name, as in [`Decision::denied_by`].
     fn name(&self) -> &str {
         &self.base().name
     }
 
-    /// Decides and records in one act. A denial changes nothing.
+    /// Decides and records in one step. A denial changes nothing.
     ///
     /// # Errors
-    /// [`Error::WeightExceedsCapacity`](crate::Error::WeightExceedsCapacity) if it could never start,
+    /// [`Error::WeightExceedsCapacity`](crate::Error::WeightExceedsCapacity) if the weight can never be admitted,
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for weight 0 or a key that is too long, or a store
     /// error.
     #[inline]
     fn attempt(&self, key: &str, weight: u64) -> Result<Attempt> {
-        if self.is_heard() { attempt_heard(self, key, weight) } else { self.quiet_attempt(key, weight) }
+        if self.has_hooks() { attempt_with_hooks(self, key, weight) } else { self.quiet_attempt(key, weight) }
     }
 
-    /// The same, answering with the whole decision.
+    /// As [`Limiter::attempt`], but returns the full decision.
     ///
     /// # Errors
     /// As for [`Limiter::attempt`].
     fn decide(&self, key: &str, weight: u64) -> Result<Decision> {
-        told(self, key, weight, || self.quiet_decide(key, weight))
+        reporting(self, key, weight, || self.quiet_decide(key, weight))
     }
 
-    /// The decision that [`Limiter::decide`] would give, without a permit. Records nothing. `weight` may be 0.
+    /// Returns the decision that [`Limiter::decide`] would return, without a permit. Records nothing. `weight` may be
+    /// 0.
     ///
     /// # Errors
     /// As for [`Limiter::attempt`].
     fn peek(&self, key: &str, weight: u64) -> Result<Decision> {
-        errors_told(self, key, weight, || self.quiet_peek(key, weight))
+        reporting_errors(self, key, weight, || self.quiet_peek(key, weight))
     }
 
-    /// Starts if there is room now.
+    /// Starts if enough units are free now.
     ///
     /// # Errors
     /// As for [`Limiter::attempt`].
@@ -72,8 +74,8 @@ pub trait Limiter: Places + Scheduler {
         })
     }
 
-    /// Waits for room, at most for `timeout` (`None`: as long as it takes). `None` if there is none before that: at
-    /// once, if that can be known at once.
+    /// Waits for units, at most for `timeout` (`None`: without limit). Returns `None` if they are not free in time, and
+    /// returns it immediately if that is known in advance.
     ///
     /// # Errors
     /// As for [`Limiter::attempt`].
@@ -87,104 +89,103 @@ pub trait Limiter: Places + Scheduler {
         })
     }
 
-    /// Ends a permit: the job ran. Ending it again is a no-op.
+    /// Ends a permit: the job ran. A no-op if the permit has already ended.
     ///
     /// # Errors
-    /// [`Error::ForeignPermit`](crate::Error::ForeignPermit) if another limiter gave it.
+    /// [`Error::ForeignPermit`](crate::Error::ForeignPermit) if another limiter issued it.
     fn complete(&self, permit: &RawPermit) -> Result<()>;
 
-    /// Ends a permit, or gives a place back: the job never ran, and its units are free again at once. Ending it again
-    /// is a no-op.
+    /// Ends a permit, or gives a place back: the job never ran, and its units are free again immediately. A no-op if
+    /// the permit has already ended.
     ///
     /// # Errors
     /// As for [`Limiter::complete`], or a store error.
     fn cancel(&self, permit: &RawPermit) -> Result<()>;
 
-    /// Ends a permit: the job ran, and was worth `actual` units instead of the weight that it started with. What it did
-    /// not use is free again at once; what it used beyond is owed, up to one whole capacity, and delays later starts.
-    /// Ending it again is a no-op.
+    /// Ends a permit: the job ran, and used `actual` units instead of the weight that it started with. Unused units are
+    /// free again immediately. Excess units are owed, up to one whole capacity, and delay later starts. A no-op if the
+    /// permit has already ended.
     ///
     /// # Errors
-    /// As for [`Limiter::cancel`]; [`Error::Unsupported`](crate::Error::Unsupported) where units are not a matter of
-    /// time.
+    /// As for [`Limiter::cancel`]; [`Error::Unsupported`](crate::Error::Unsupported) for limits that are not timed.
     fn settle(&self, permit: &RawPermit, actual: u64) -> Result<()>;
 
-    /// Lets a lease begin anew: the start holds its units for the policy's whole lease from now on. A no-op for permits
-    /// that need none.
+    /// Restarts a lease: the start holds its units for the policy's whole lease from now. A no-op for permits without a
+    /// lease.
     ///
     /// # Errors
-    /// [`Error::LeaseLost`](crate::Error::LeaseLost) if it has ended meanwhile, and perhaps another start holds its
-    /// units; as for [`Limiter::complete`].
+    /// [`Error::LeaseLost`](crate::Error::LeaseLost) if the lease has ended, and another start may hold its units;
+    /// otherwise as for [`Limiter::complete`].
     fn renew(&self, permit: &RawPermit) -> Result<()> {
         self.check_permit(permit)
     }
 
-    /// A number that is larger for every later lease of the same key: for what the lease protects to refuse whoever
-    /// comes late. `None` for permits that are no leases.
+    /// Returns a number that is larger for every later lease of the same key. The resource that the lease protects uses
+    /// it to refuse callers whose lease has ended. `None` for permits that are not leases.
     fn fence(&self, _permit: &RawPermit) -> Option<u64> {
         None
     }
 
-    /// Is this permit, ended or not, one of this limiter's? Changes nothing.
+    /// Checks that this limiter issued the permit, ended or not. Changes nothing.
     ///
     /// # Errors
-    /// [`Error::ForeignPermit`](crate::Error::ForeignPermit) if another limiter gave it.
+    /// [`Error::ForeignPermit`](crate::Error::ForeignPermit) if another limiter issued it.
     fn check_permit(&self, permit: &RawPermit) -> Result<()> {
         self.base().own(permit)
     }
 
-    /// Imposes a gate: nobody starts for so long. Gates only move later, except by [`Limiter::clear`]. With the empty key
-    /// it binds all keys.
+    /// Sets a gate: no start is admitted for this long. Gates only move later, except by [`Limiter::clear`]. With the
+    /// empty key the gate applies to all keys.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if `pause` is more than 366 days, or as for
     /// [`Limiter::attempt`].
     fn pause(&self, key: &str, pause: Duration) -> Result<()> {
-        errors_told(self, key, 0, || self.quiet_pause(key, pause))
+        reporting_errors(self, key, 0, || self.quiet_pause(key, pause))
     }
 
-    /// Back to the initial state, gate included. With the empty key: of all keys.
+    /// Resets a key to its initial state, gate included. With the empty key: all keys.
     ///
     /// # Errors
     /// As for [`Limiter::attempt`].
     fn clear(&self, key: &str) -> Result<()> {
-        errors_told(self, key, 0, || self.quiet_clear(key))
+        reporting_errors(self, key, 0, || self.quiet_clear(key))
     }
 
-    /// What was counted, of a key or with the empty key of all: by all processes that share the limit, but for what the
-    /// others counted in the last second.
+    /// Returns the counts of a key, or with the empty key of the whole limit. They cover all processes that share the
+    /// limit, except for what the others counted in the last second.
     ///
     /// # Errors
     /// As for [`Limiter::attempt`].
     fn stats(&self, key: &str) -> Result<Stats> {
-        errors_told(self, key, 0, || self.quiet_stats(key))
+        reporting_errors(self, key, 0, || self.quiet_stats(key))
     }
 
-    /// Declares or attaches now what the limiter needs in its store, instead of at the first decision.
+    /// Declares or attaches the limit in its store now, instead of at the first decision.
     ///
     /// # Errors
     /// [`Error::UnknownLimit`](crate::Error::UnknownLimit), [`Error::KindMismatch`](crate::Error::KindMismatch), or a
     /// store error.
     fn open(&self) -> Result<()> {
-        errors_told(self, "", 1, || self.limit().map_or(Ok(()), |limit| limit.table().map(drop)))
+        reporting_errors(self, "", 1, || self.limit().map_or(Ok(()), |limit| limit.table().map(drop)))
     }
 
-    /// Calls a function at each such [`Event`](crate::Event) of this limiter in this process: see
+    /// Calls a function at each [`Event`](crate::Event) of this kind of this limiter in this process: see
     /// [`Store::on`](crate::Store::on).
     fn on(&self, happening: Happening, hook: Hook) -> HookId {
         self.base().hooks.add(happening, hook)
     }
 
-    /// Takes a hook away. A no-op for one that is not there.
+    /// Removes a hook. A no-op for an unknown hook.
     fn off(&self, hook: HookId) {
         self.base().hooks.remove(hook);
     }
 }
 
-/// Who listens wants to know who said no, too.
+/// Hooks also receive the name of the limit that denied the start.
 #[cold]
 #[inline(never)]
-fn attempt_heard<L: Limiter + ?Sized>(limiter: &L, key: &str, weight: u64) -> Result<Attempt> {
+fn attempt_with_hooks<L: Limiter + ?Sized>(limiter: &L, key: &str, weight: u64) -> Result<Attempt> {
     let Decision { permit, retry_after, .. } = limiter.decide(key, weight)?;
     Ok(permit.map_or(Attempt::Denied(retry_after), Attempt::Admitted))
 }

@@ -1,13 +1,13 @@
-//! The family of limiters: one interface, and one file for each.
-#![allow(private_interfaces, reason = "`Inner` is sealed: nobody outside can name what its methods give")]
+//! The family of limiters: one interface, and one file for each kind.
+#![allow(private_interfaces, reason = "`Internal` is sealed: code outside cannot name the types of its methods")]
 
 mod composite;
 mod concurrency;
 mod custom;
+mod events;
 mod family;
-mod heard;
-mod inner;
 mod interface;
+mod internal;
 mod line;
 mod null;
 mod permit;
@@ -22,8 +22,8 @@ pub use family::{
     DelayLimiter, EvenlySpacedRateLimiter, FixedWindowLimiter, LeakyBucketLimiter, RateLimiter,
     SlidingWindowCounterLimiter, TokenBucketLimiter,
 };
-pub use inner::Inner;
 pub use interface::{Attempt, Limiter};
+pub use internal::Internal;
 pub use line::{Claim, Joined, Line, Outcome, Pool, Seat, Step, Terms, Turn, Waiter, WaiterId, acquire};
 pub use null::NullLimiter;
 pub use permit::Permit;
@@ -34,7 +34,7 @@ pub(crate) use timed::Timed;
 use crate::error::{Error, Result};
 use std::time::Duration;
 
-/// Where a denial cannot know when somebody will complete, it suggests to look again after this long.
+/// The retry delay that a denial suggests where the next completion cannot be predicted.
 pub(crate) const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
 fn foreign<R>(name: &str) -> Result<R> {
@@ -42,5 +42,5 @@ fn foreign<R>(name: &str) -> Result<R> {
 }
 
 fn unsupported<R>(call: &str, of: &str) -> Result<R> {
-    Err(Error::Unsupported { reason: format!("{call} makes no sense for {of}") })
+    Err(Error::Unsupported { reason: format!("{call} is not supported by {of}") })
 }

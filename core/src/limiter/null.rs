@@ -1,25 +1,25 @@
-//! No limit: what a queue uses where none is given.
+//! A limiter without a limit, for queues that are given none.
 
-use super::inner::{Base, When};
+use super::internal::{Base, When};
 use super::line::{Claim, Terms};
-use super::{Attempt, Inner, Limiter, Places, Presented, Reserved};
+use super::{Attempt, Internal, Limiter, Places, Presented, Reserved};
 use crate::decision::Decision;
 use crate::error::Result;
 use crate::permit::{Kind, RawPermit};
 use crate::policy::{self, check_key};
 use std::time::Duration;
 
-/// All of its permits are alike.
+/// The text of every permit: all are alike.
 const TEXT: &str = "wgl-null";
 
-/// Admits everything, remembers nothing.
+/// Admits every start and remembers nothing.
 #[derive(Debug)]
 pub struct NullLimiter {
     base: Base,
 }
 
 impl NullLimiter {
-    /// A limiter without a limit.
+    /// Makes a limiter without a limit.
     pub fn new() -> Self {
         NullLimiter { base: Base::new("null".into()) }
     }
@@ -48,7 +48,7 @@ impl Default for NullLimiter {
     }
 }
 
-/// Wrong input is wrong here too: code that is tried without a limit shall not fail first with one.
+/// Invalid input is an error here too, so that code developed without a limit does not first fail with one.
 pub(super) fn check(key: &str, weight: u64) -> Result<()> {
     policy::check_some(weight)?;
     check_key(key)
@@ -83,7 +83,7 @@ impl Places for NullLimiter {
     }
 }
 
-impl Inner for NullLimiter {
+impl Internal for NullLimiter {
     #[inline(always)]
     fn base(&self) -> &Base {
         &self.base

@@ -1,4 +1,4 @@
-//! A permit that ends itself.
+//! A permit that ends automatically.
 
 use super::Limiter;
 use crate::error::Result;
@@ -6,7 +6,7 @@ use crate::permit::RawPermit;
 use std::mem;
 use std::time::SystemTime;
 
-/// A permit that completes when it is dropped, whatever happened meanwhile.
+/// A permit that completes when it is dropped, also during a panic.
 #[must_use = "the start completes when the permit is dropped"]
 pub struct Permit<'l> {
     limiter: &'l dyn Limiter,
@@ -18,38 +18,38 @@ impl<'l> Permit<'l> {
         Permit { limiter, raw }
     }
 
-    /// The job ran. The same as dropping the permit, but an error is told.
+    /// Ends the permit: the job ran. As dropping the permit, but returns errors.
     pub fn complete(self) -> Result<()> {
         let Permit { limiter, raw } = self;
         mem::forget(self);
         limiter.complete(&raw)
     }
 
-    /// The job never ran: its units are free again at once.
+    /// Ends the permit: the job never ran, and its units are free again immediately.
     pub fn cancel(self) -> Result<()> {
         let Permit { limiter, raw } = self;
         mem::forget(self);
         limiter.cancel(&raw)
     }
 
-    /// The job ran, and was worth `actual` units instead of the weight that it started with.
+    /// Ends the permit: the job ran, and used `actual` units instead of the weight that it started with.
     pub fn settle(self, actual: u64) -> Result<()> {
         let Permit { limiter, raw } = self;
         mem::forget(self);
         limiter.settle(&raw, actual)
     }
 
-    /// When the start's place came, if it had to wait for one.
+    /// Returns when the start's place became ready, if it had to wait for one.
     pub fn ready_at(&self) -> Option<SystemTime> {
         self.limiter.ready_at(&self.raw)
     }
 
-    /// The same on the system's monotonic clock, in ns, for measuring.
+    /// The same on the system's monotonic clock, in ns, for measurements.
     pub fn ready_at_monotonic_ns(&self) -> Option<u64> {
         self.limiter.ready_at_monotonic_ns(&self.raw)
     }
 
-    /// The permit as plain words; it no longer ends itself.
+    /// Returns the permit as plain words; it no longer ends automatically.
     pub fn into_raw(self) -> RawPermit {
         let raw = self.raw;
         mem::forget(self);
@@ -59,7 +59,7 @@ impl<'l> Permit<'l> {
 
 impl Drop for Permit<'_> {
     fn drop(&mut self) {
-        // Nobody is left to hear of an error; whatever it was, the permit's lifetime is bounded by its limiter's.
+        // No caller is left to receive an error. The limiter bounds the permit's lifetime in any case.
         let _ = self.limiter.complete(&self.raw);
     }
 }

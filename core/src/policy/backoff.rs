@@ -1,24 +1,24 @@
-//! How long retries are spread after denials.
+//! Backoff: how retries are spread after denials.
 
 use crate::error::{Error, Result};
 use crate::time::{self, Tick};
 use std::time::Duration;
 
-/// How retries spread: see [`Backoff::new`].
+/// How retries are spread: see [`Backoff::new`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Jitter {
-    /// The backoff, and up to as much again. The default.
+    /// From one to two times the backoff. The default.
     Scaled,
-    /// Anything up to the backoff.
+    /// From zero to the backoff.
     Full,
-    /// Half of the backoff, and up to as much again.
+    /// From half the backoff to the whole.
     Equal,
-    /// The backoff.
+    /// Exactly the backoff.
     None,
 }
 
-/// What a denial adds to [`Decision::retry_after`](crate::Decision) for those who requeue.
+/// The delay that a denial adds to [`Decision::retry_after`](crate::Decision) for callers that requeue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Backoff {
     pub(super) initial: Tick,
@@ -36,8 +36,8 @@ impl Default for Backoff {
 }
 
 impl Backoff {
-    /// The first denial waits for `initial`, each later one `multiplier` times as long, up to `max`; an admission begins
-    /// anew. It is raised at most once while it lasts, however often and in how many processes somebody asks.
+    /// Makes a backoff. The first denial waits for `initial`, each later one `multiplier` times as long, up to `max`;
+    /// an admission resets it. It is raised at most once while it lasts, however many processes ask and however often.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] unless `initial` is 1 µs to 366 days, `multiplier` more than 1 and at most 1,000
@@ -45,7 +45,7 @@ impl Backoff {
     pub fn new(initial: Duration, multiplier: f64, max: Duration, jitter: Jitter) -> Result<Backoff> {
         let initial = time::window_ticks("initial_backoff_delay", initial)?;
         let thousandths = (multiplier * 1e3).round();
-        // NaN is neither.
+        // This also rejects NaN.
         if !(thousandths > 1e3 && thousandths <= 1e6) {
             return Err(Error::invalid("backoff_multiplier", multiplier, "more than 1 (at least 1.001), at most 1000"));
         }
@@ -56,7 +56,7 @@ impl Backoff {
         Ok(Backoff { initial, multiplier: thousandths as u64, max: most, jitter })
     }
 
-    /// How long this level lasts: 0 at level 0, `initial` at 1. And whether the next one lasts longer.
+    /// Returns how long this level lasts (0 at level 0, `initial` at 1), and whether the next one lasts longer.
     pub(crate) fn delay(&self, level: u64) -> (Tick, bool) {
         let (mut delay, mut grows) = (self.initial, self.initial < self.max);
         for _ in 1..level {
@@ -70,7 +70,7 @@ impl Backoff {
         if level == 0 { (0, true) } else { (delay, grows && delay < self.max) }
     }
 
-    /// The least and the most that a denial may wait at this level.
+    /// Returns the shortest and the longest delay of a denial at this level.
     pub(crate) fn spread(&self, level: u64) -> (Tick, Tick) {
         let (delay, _) = self.delay(level);
         match self.jitter {

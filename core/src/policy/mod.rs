@@ -1,4 +1,4 @@
-//! What is limited: checked once, when it is made, and then believed.
+//! Policies: validated once, when they are made, and trusted afterwards.
 
 mod backoff;
 mod text;
@@ -16,39 +16,41 @@ use std::time::Duration;
 /// The longest name or key, in bytes.
 pub const LONGEST_NAME: usize = 1_024;
 
-/// How many windows one rate limit may have.
+/// The most windows that one rate limit may have.
 pub const MOST_WINDOWS: usize = 4;
 
-/// How many words a policy takes in a store.
+/// The number of words that a policy takes in a store.
 pub(crate) const POLICY_WORDS: usize = 12;
 
-/// What a limit allows: made by one of the functions below, or read from a text such as `100/1m + 5/1s`.
+/// The policy of a limit: made by one of the functions below, or parsed from a text such as `100/1m + 5/1s`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Policy(pub(crate) Shape);
 
-/// A policy, kind by kind.
+/// A policy, by kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Shape {
-    /// At most so many units in each of these rolling windows.
+    /// At most `limit` units in each of these rolling windows.
     Rate(Windows, Backoff),
-    /// At most `max` units at the same time, each start for `lease` ticks unless it is renewed (`Tick::MAX`: without end).
-    /// There is room for `slots` leases: never less than before, so that those of a larger limit find theirs.
+    /// At most `max` units at the same time, each start for `lease` ticks unless it is renewed (`Tick::MAX`: without
+    /// end). There are `slots` slots for leases. The number never shrinks, so that leases of a formerly larger limit
+    /// keep their slots.
     Concurrency { max: u64, lease: Tick, slots: u64 },
-    /// So long between two starts: one unit in a rolling window.
+    /// A minimum delay between two starts: one unit in a rolling window.
     Delay(Windows),
     /// Starts at even distances.
     EvenlySpaced(Spacing),
-    /// So many units per period, saved up to a burst; or queued up to a queue.
+    /// A number of units per period, saved up to a burst, or queued up to a queue.
     Bucket(Bucket),
-    /// So many units in each window that is aligned to the Unix epoch; estimated for the rolling one if it is smooth.
+    /// A number of units in each window, aligned to the Unix epoch. A smooth counter estimates the rolling window
+    /// instead.
     Counter { window: Window, is_smooth: bool },
 }
 
-/// The windows of a rate limit: one to [`MOST_WINDOWS`], which all have to have room.
+/// The windows of a rate limit: one to [`MOST_WINDOWS`]. A start needs free units in all of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Windows {
     count: usize,
-    /// Those beyond `count` are empty.
+    /// Windows beyond `count` are empty.
     all: [Window; MOST_WINDOWS],
 }
 
@@ -67,16 +69,16 @@ impl Windows {
 
     #[inline(always)]
     pub(crate) fn as_slice(&self) -> &[Window] {
-        // SAFETY: `and` has written so many.
+        // SAFETY: `and` has written `count` windows.
         unsafe { self.all.get_unchecked(..self.count) }
     }
 
-    /// The largest number of units that must be told apart.
+    /// Returns the largest number of units that must be distinguished.
     fn largest(&self) -> u64 {
         self.as_slice().iter().map(|w| w.limit).max().unwrap_or(0)
     }
 
-    /// How long a start counts, in ticks.
+    /// Returns how long a start counts, in ticks.
     fn longest(&self) -> Tick {
         self.as_slice().iter().map(|w| w.length).max().unwrap_or(0)
     }
@@ -89,9 +91,9 @@ pub(crate) struct Spacing {
     window: Tick,
     /// The window over the number of starts, rounded up.
     pub interval: Tick,
-    /// Is the interval shortened by what jobs take?
+    /// Whether the duration of jobs shortens the interval.
     pub is_adaptive: bool,
-    /// At most `max` in the window, if that does not follow from the interval; and one in the interval.
+    /// At most `max` in the window, unless the interval implies it; and one in the interval.
     windows: Windows,
 }
 
@@ -101,12 +103,12 @@ impl Spacing {
         Spacing { max, window, interval, is_adaptive, windows: whole.and(1, interval) }
     }
 
-    /// How many jobs are remembered.
+    /// Returns how many jobs are remembered.
     pub fn jobs(&self) -> u64 {
         self.max
     }
 
-    /// The same with another distance between starts.
+    /// Returns the same policy with another distance between starts.
     #[inline(always)]
     pub fn apart(mut self, interval: Tick) -> Spacing {
         self.windows.all[self.windows.count - 1].length = interval;
@@ -115,7 +117,7 @@ impl Spacing {
 }
 
 impl Policy {
-    /// At most `max_executions` units in any rolling `window`, to the microsecond.
+    /// Allows at most `max_executions` units in any rolling `window`, to the microsecond.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] unless `max_executions` is 1 to 1,000,000,000 and `window` 1 µs to 366 days.
@@ -123,11 +125,11 @@ impl Policy {
         Self::rate_in(&[(max_executions, window)])
     }
 
-    /// Several windows at once, `(max_executions, window)` each: `100 per minute and 5 per second`.
+    /// Combines several windows, `(max_executions, window)` each: `100 per minute and 5 per second`.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] unless there are 1 to 4 of them, each as for [`Policy::rate`], and if there are
-    /// several, of at most 4,096.
+    /// [`Error::InvalidArgument`] unless there are 1 to 4 windows, each as for [`Policy::rate`]; with several windows,
+    /// each allows at most 4,096.
     pub fn rate_in(windows: &[(u64, Duration)]) -> Result<Policy> {
         if !(1..=MOST_WINDOWS).contains(&windows.len()) {
             return Err(Error::invalid("windows", format_args!("{} of them", windows.len()), "1 to 4 windows"));
@@ -140,18 +142,18 @@ impl Policy {
         Ok(Policy(Shape::Rate(all, Backoff::default())))
     }
 
-    /// The same rate limit with another backoff.
+    /// Returns the same rate limit with another backoff.
     ///
     /// # Errors
     /// [`Error::Unsupported`] for another kind of policy.
     pub fn with_backoff(self, backoff: Backoff) -> Result<Policy> {
         match self.0 {
             Shape::Rate(windows, _) => Ok(Policy(Shape::Rate(windows, backoff))),
-            _ => Err(Error::Unsupported { reason: format!("a backoff makes no sense for \"{self}\"") }),
+            _ => Err(Error::Unsupported { reason: format!("a backoff is not supported by \"{self}\"") }),
         }
     }
 
-    /// At most `max` units at the same time.
+    /// Allows at most `max` units at the same time.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] unless `max` is 1 to 65,535.
@@ -160,7 +162,7 @@ impl Policy {
         Ok(Policy(Shape::Concurrency { max, lease: leases::NEVER, slots: leases::slots(max) }))
     }
 
-    /// The same, but each start only holds its units for so long, unless it is renewed.
+    /// Returns the same policy with a lease: each start holds its units only for this long, unless it is renewed.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] unless `lease` is 1 µs to 366 days; [`Error::Unsupported`] for another kind of policy.
@@ -169,11 +171,11 @@ impl Policy {
             Shape::Concurrency { max, slots, .. } => {
                 Ok(Policy(Shape::Concurrency { max, lease: time::window_ticks("lease", lease)?, slots }))
             }
-            _ => Err(Error::Unsupported { reason: format!("a lease makes no sense for \"{self}\"") }),
+            _ => Err(Error::Unsupported { reason: format!("a lease is not supported by \"{self}\"") }),
         }
     }
 
-    /// At least `delay` between one start and the next.
+    /// Requires at least `delay` between one start and the next.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] unless `delay` is 1 µs to 366 days.
@@ -181,9 +183,9 @@ impl Policy {
         Ok(Policy(Shape::Delay(Windows::one(1, time::window_ticks("delay", delay)?))))
     }
 
-    /// `max_executions` starts in a `window`, `window / max_executions` (rounded up to whole microseconds) apart. If it
-    /// is adaptive, so much closer as the last `max_executions` jobs took on average, and never more than
-    /// `max_executions` in any rolling window.
+    /// Spaces `max_executions` starts evenly in a `window`: `window / max_executions` (rounded up to whole
+    /// microseconds) apart. An adaptive limit subtracts the average duration of the last `max_executions` jobs from
+    /// that distance, and never admits more than `max_executions` in any rolling window.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] unless `max_executions` is 1 to 1,000,000,000 (adaptive: 4,096) and `window` 1 µs to
@@ -195,7 +197,8 @@ impl Policy {
         Ok(Policy(Shape::EvenlySpaced(Spacing::new(max_executions, window, interval, is_adaptive))))
     }
 
-    /// A bucket of `burst` tokens, into which `rate` tokens drip evenly per `period`; a start takes as many as it weighs.
+    /// A bucket of `burst` tokens, refilled evenly with `rate` tokens per `period`. A start takes as many tokens as its
+    /// weight.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] unless `rate` and `burst` are 1 to 1,000,000,000 and `period` 1 µs to 366 days.
@@ -203,7 +206,8 @@ impl Policy {
         Self::bucket(rate, period, ("burst", burst), false)
     }
 
-    /// One start per `period / rate`; a start of weight `w` takes the time of `w`. Up to `queue` units wait for their turn.
+    /// One start per `period / rate`; a start of weight `w` takes the time of `w` starts. Up to `queue` units wait for
+    /// their turn.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] unless `rate` and `queue` are 1 to 1,000,000,000 and `period` 1 µs to 366 days.
@@ -215,16 +219,16 @@ impl Policy {
         in_range("rate", rate, slices::MOST)?;
         let period = time::window_ticks("period", period)?;
         in_range(name, size, slices::MOST)?;
-        // A full bucket has to empty in a time that can be told.
+        // The time in which a full bucket drains must be representable.
         if u128::from(size) * u128::from(period) > u128::from(LONGEST) * u128::from(rate) {
             let most = u128::from(LONGEST) * u128::from(rate) / u128::from(period);
-            return Err(Error::invalid(name, size, format!("at most {most}: what drips in 366 days")));
+            return Err(Error::invalid(name, size, format!("at most {most}, the amount that drips in 366 days")));
         }
         Ok(Policy(Shape::Bucket(Bucket::new(rate, period, size, is_leaky))))
     }
 
-    /// At most `max_executions` units in each `window`, the windows aligned to the Unix epoch: so up to twice as many
-    /// across a boundary.
+    /// Allows at most `max_executions` units in each `window`. Windows are aligned to the Unix epoch, so up to twice as
+    /// many can start across a boundary.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] unless `max_executions` is 1 to 1,000,000,000 and `window` 1 µs to 366 days.
@@ -232,7 +236,7 @@ impl Policy {
         Self::counter(max_executions, window, false)
     }
 
-    /// An estimate of `max_executions` units in any rolling `window`, from two counts.
+    /// Estimates at most `max_executions` units in any rolling `window`, from two counts.
     ///
     /// # Errors
     /// As for [`Policy::fixed_window`].
@@ -246,7 +250,7 @@ impl Policy {
         Ok(Policy(Shape::Counter { window, is_smooth }))
     }
 
-    /// The kind of limiter, as it is named in the store: `rate`, `concurrency`, `delay`, `evenly-spaced`,
+    /// Returns the kind of limiter, as it is named in the store: `rate`, `concurrency`, `delay`, `evenly-spaced`,
     /// `token-bucket`, `leaky-bucket`, `fixed-window` or `sliding-window-counter`.
     pub const fn kind(&self) -> &'static str {
         match self.0 {
@@ -261,7 +265,7 @@ impl Policy {
         }
     }
 
-    /// The same policy, with room for all leases that this one has room for.
+    /// Returns the same policy, with at least as many lease slots as `before`.
     pub(crate) fn after(self, before: Policy) -> Policy {
         match (self.0, before.0) {
             (Shape::Concurrency { max, lease, slots }, Shape::Concurrency { slots: had, .. }) => {
@@ -271,7 +275,7 @@ impl Policy {
         }
     }
 
-    /// The same policy with room for twice as many leases, for starts that are recorded beyond it.
+    /// Returns the same policy with twice as many lease slots, for starts that are recorded beyond the limit.
     pub(crate) fn with_more_slots(self) -> Option<Policy> {
         match self.0 {
             Shape::Concurrency { max, lease, slots } if slots < leases::MOST_SLOTS => {
@@ -281,7 +285,7 @@ impl Policy {
         }
     }
 
-    /// The windows of a sliding log.
+    /// Returns the windows of a sliding log.
     #[inline(always)]
     pub(crate) fn windows(&self) -> &[Window] {
         self.all_windows().as_slice()
@@ -294,7 +298,7 @@ impl Policy {
         }
     }
 
-    /// The most units that one start can take.
+    /// Returns the heaviest start that the policy admits.
     #[inline(always)]
     pub fn capacity(&self) -> u64 {
         match &self.0 {
@@ -305,11 +309,11 @@ impl Policy {
         }
     }
 
-    /// How long a start counts, in ticks.
+    /// Returns how long a start counts, in ticks.
     pub(crate) fn longest(&self) -> Tick {
         match &self.0 {
             Shape::Rate(windows, _) | Shape::Delay(windows) => windows.longest(),
-            // Between the average and the interval that goes with it, a start may count no longer than the interval.
+            // Between the average and the interval that belongs to it, a start may count no longer than the interval.
             Shape::EvenlySpaced(spacing) => spacing.windows.longest().max(spacing.interval),
             Shape::Concurrency { .. } => 0,
             Shape::Bucket(bucket) => bucket.memory(),
@@ -317,7 +321,7 @@ impl Policy {
         }
     }
 
-    /// The largest number of units that must be told apart.
+    /// Returns the largest number of units that must be distinguished.
     pub(crate) fn largest(&self) -> u64 {
         match &self.0 {
             Shape::Rate(windows, _) | Shape::Delay(windows) => windows.largest(),
@@ -326,19 +330,19 @@ impl Policy {
         }
     }
 
-    /// The shortest time over which starts are counted, 0 if they are not: what a start's grace costs the limit is a part
-    /// of this.
+    /// Returns the shortest time over which starts are counted, 0 if they are not. The cost of a start's grace is a
+    /// fraction of this.
     pub(crate) fn shortest(&self) -> Tick {
         match &self.0 {
             Shape::Bucket(bucket) => bucket.period / bucket.rate,
             Shape::Counter { window, .. } => window.length,
-            // Not by what the last jobs took: an idle key may be forgotten, or not yet.
+            // Independent of the last jobs' durations: an idle key may or may not be forgotten yet.
             Shape::EvenlySpaced(spacing) => spacing.interval,
             _ => self.windows().iter().map(|w| w.length).filter(|&length| length > 0).min().unwrap_or(0),
         }
     }
 
-    /// The window that says how units of it are shared out among machines, if they can be.
+    /// Returns the window by which its units are divided among machines, if they can be.
     pub(crate) fn shared_by(&self) -> Option<Window> {
         match &self.0 {
             Shape::Rate(windows, _) => windows.as_slice().iter().min_by_key(|window| window.length).copied(),
@@ -346,7 +350,7 @@ impl Policy {
         }
     }
 
-    /// The shortest time in which so many units can start, the first of them at once, in ticks.
+    /// Returns the shortest time in which this many units can start, the first of them immediately, in ticks.
     pub(crate) fn soonest(&self, units: u64) -> Tick {
         let later = units.saturating_sub(1);
         match &self.0 {
@@ -360,8 +364,8 @@ impl Policy {
         }
     }
 
-    /// For a place, the grace that it has unless another is asked for, in ticks: a fortieth of what a unit costs, at most
-    /// 50 ms; more where it costs nobody anything.
+    /// Returns the default grace of a place, in ticks: a fortieth of a unit's cost, at most 50 ms; more where grace
+    /// costs nothing.
     pub(crate) fn grace(&self, weight: u64) -> Tick {
         let free = match &self.0 {
             Shape::Bucket(bucket) => {
@@ -374,7 +378,7 @@ impl Policy {
         free.min(MOST_GRACE)
     }
 
-    /// Are starts only counted, so that one is not told from another?
+    /// Returns whether starts are only counted, so that they cannot be distinguished.
     #[inline(always)]
     pub(crate) fn is_counted(&self) -> bool {
         match &self.0 {
@@ -384,52 +388,52 @@ impl Policy {
         }
     }
 
-    /// Does it say itself how many may wait?
+    /// Returns whether the policy itself bounds the number of waiters.
     pub(crate) fn has_queue(&self) -> bool {
         matches!(&self.0, Shape::Bucket(bucket) if bucket.is_leaky)
     }
 
-    /// Is it a bucket?
+    /// Returns whether it is a bucket.
     #[inline(always)]
     pub(crate) fn is_bucket(&self) -> bool {
         matches!(self.0, Shape::Bucket(_))
     }
 
-    /// Are they counted in slices of the window?
+    /// Returns whether starts are counted in slices of the window.
     #[inline(always)]
     pub(crate) fn is_sliced(&self) -> bool {
         matches!(&self.0, Shape::Rate(windows, _) if windows.all[0].limit > log::MOST)
     }
 
-    /// Is it a log, whose starts are known by tickets that they had before?
+    /// Returns whether it is a log, whose starts keep the tickets that they had before a rewrite.
     pub(crate) fn has_origins(&self) -> bool {
         !self.is_counted() && !self.is_concurrency()
     }
 
-    /// Is it about what runs at the same time? All others are a matter of time.
+    /// Returns whether it limits concurrent starts. All other policies are timed.
     #[inline(always)]
     pub(crate) fn is_concurrency(&self) -> bool {
         matches!(self.0, Shape::Concurrency { .. })
     }
 
-    /// The first window, which is the only one if starts are counted in slices.
+    /// Returns the first window, which is the only one if starts are counted in slices.
     pub(crate) fn window(&self) -> Window {
         self.windows().first().copied().unwrap_or(Window { limit: 0, length: 0 })
     }
 
-    /// How many words a key's cells have beside its head.
+    /// Returns the number of words of a key's cells, without its head.
     pub(crate) fn ring(&self) -> u64 {
         match &self.0 {
             Shape::Rate(..) if self.is_sliced() => slices::SLICES,
             Shape::Concurrency { slots, .. } => slots.saturating_mul(leases::SLOT_WORDS),
-            // They have room in the head of a block.
+            // These fit in the head of a block.
             Shape::Bucket(_) | Shape::Counter { .. } => 0,
-            // Few start at once, but many may wait: each has its place in the log.
+            // Few units start at once, but many callers may wait: each has its place in the log.
             _ => log::capacity(self.largest().max(if self.capacity() == 1 { 32 } else { 1 })),
         }
     }
 
-    /// How many words remember what jobs took.
+    /// Returns the number of words that remember job durations.
     pub(crate) fn jobs(&self) -> u64 {
         match &self.0 {
             Shape::EvenlySpaced(spacing) if spacing.is_adaptive => self.ring(),
@@ -437,7 +441,7 @@ impl Policy {
         }
     }
 
-    /// Which blocks of keys can be used for one another, below 64.
+    /// Returns the class of blocks that can be reused for one another, below 64.
     pub(crate) fn block_class(&self) -> u64 {
         let bits = u64::from(self.ring().max(1).ilog2());
         match &self.0 {
@@ -451,7 +455,7 @@ impl Policy {
         }
     }
 
-    /// The policy as words, as the stores' cells keep it: kind, then its numbers.
+    /// Encodes the policy as words, as the stores' cells keep it: kind, then its numbers.
     pub(crate) fn to_words(self) -> [u64; POLICY_WORDS] {
         let mut words = [0; POLICY_WORDS];
         match self.0 {
@@ -478,10 +482,10 @@ impl Policy {
         words
     }
 
-    /// The policy of such words. Checked when it was declared; here it is only read.
+    /// Decodes a policy from words. It was validated when it was declared and is not validated again.
     #[inline(always)]
     pub(crate) fn from_words(word: impl Fn(usize) -> u64) -> Option<Policy> {
-        // What is divided by.
+        // The divisors.
         let is_some = match word(0) {
             1 | 4 | 6 => word(1) != 0 && word(2) != 0,
             5 => word(1) != 0 && word(5) != 0 && word(6) != 0,
@@ -509,7 +513,7 @@ impl Policy {
     }
 }
 
-/// The longest grace that a place has unless another is asked for, in ticks: 50 ms.
+/// The longest default grace of a place, in ticks: 50 ms.
 pub(crate) const MOST_GRACE: Tick = 50_000;
 
 fn in_range(parameter: &'static str, value: u64, most: u64) -> Result<()> {
@@ -539,13 +543,13 @@ pub(crate) fn check_key(key: &str) -> Result<()> {
     }
 }
 
-/// Checks that a start weighs something.
+/// Checks that a start has a weight.
 #[inline]
 pub(crate) fn check_some(weight: u64) -> Result<()> {
     if weight > 0 { Ok(()) } else { Err(Error::invalid("weight", 0, "a whole number of at least 1")) }
 }
 
-/// Checks a weight against what the limit could ever grant.
+/// Checks a weight against the limit's capacity.
 #[inline]
 pub(crate) fn check_weight(limit: &str, weight: u64, capacity: u64) -> Result<()> {
     if weight <= capacity {
@@ -562,7 +566,7 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     #[test]
-    fn words_and_text_and_back() {
+    fn a_policy_survives_words_and_text() {
         let backoff = Backoff::new(2 * SECOND, 2.5, 120 * SECOND, Jitter::Full).unwrap();
         for policy in [
             Policy::rate(20, 2 * SECOND),
@@ -587,11 +591,11 @@ mod tests {
     }
 
     #[test]
-    fn what_is_out_of_range_is_named() {
+    fn an_error_names_the_parameter_out_of_range() {
         let text = Policy::rate(0, SECOND).unwrap_err().to_string();
         assert_eq!(text, "max_executions is 0: expected a whole number from 1 to 1000000000");
         let text = Policy::token_bucket(1, 86_400 * SECOND, 1_000).unwrap_err().to_string();
-        assert_eq!(text, "burst is 1000: expected at most 366: what drips in 366 days");
+        assert_eq!(text, "burst is 1000: expected at most 366, the amount that drips in 366 days");
         for wrong in [
             Policy::rate(u64::MAX, SECOND),
             Policy::rate(1, Duration::ZERO),

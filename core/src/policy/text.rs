@@ -1,4 +1,4 @@
-//! Policies as people write them.
+//! The text form of policies.
 //!
 //! ```text
 //! policies  = policy { "+" policy }
@@ -11,7 +11,8 @@
 //! what      = "requests" | "calls" | "starts" | "jobs" | "tasks" | "executions" | "units" | "tokens", or one of them
 //! ```
 //!
-//! Case does not matter, but `M` is nothing: to some it is a month. What is written is always the shortest form.
+//! Case does not matter, except that `M` is rejected: some read it as a month. Policies are always written in the
+//! shortest form.
 
 use super::{Backoff, Jitter, Policy, Shape, Spacing};
 use crate::algorithm::bucket::Bucket;
@@ -25,7 +26,7 @@ use std::time::Duration;
 const UNITS: [(&str, Tick); 6] =
     [("d", 86_400_000_000), ("h", 3_600_000_000), ("m", 60_000_000), ("s", 1_000_000), ("ms", 1_000), ("us", 1)];
 
-/// Other words for the units.
+/// Synonyms of the units.
 const WORDS: [(&str, &[&str]); 6] = [
     ("d", &["day", "days"]),
     ("h", &["hr", "hrs", "hour", "hours"]),
@@ -35,13 +36,13 @@ const WORDS: [(&str, &[&str]); 6] = [
     ("us", &["microsecond", "microseconds"]),
 ];
 
-/// What is counted may be said. It changes nothing.
+/// Optional nouns for the counted thing. They have no effect.
 const WHAT: [&str; 8] = ["request", "call", "start", "job", "task", "execution", "unit", "token"];
 
 const JITTERS: [(&str, Jitter); 4] =
     [("scaled", Jitter::Scaled), ("full", Jitter::Full), ("equal", Jitter::Equal), ("none", Jitter::None)];
 
-/// A time in the largest unit that it is whole in.
+/// A time in the largest unit that divides it.
 struct Time(Tick);
 
 impl fmt::Display for Time {
@@ -84,7 +85,7 @@ impl fmt::Display for Policy {
     }
 }
 
-/// Reads what [`Policy`] writes.
+/// Reads the text that [`Policy`] writes.
 impl FromStr for Policy {
     type Err = Error;
 
@@ -99,11 +100,11 @@ impl FromStr for Policy {
     }
 }
 
-/// The policies of a text such as `100/1m + 5/1s + 5 concurrent`, each of which has to have room. Windows without more
-/// are one rate limit.
+/// Parses the policies of a text such as `100/1m + 5/1s + 5 concurrent`. A start needs free units in all of them. Plain
+/// windows form one rate limit.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] that says at which character what was expected.
+/// [`Error::InvalidArgument`], with the position of the problem and the expected text.
 pub fn parse_all(text: &str) -> Result<Vec<Policy>> {
     let mut reader = Reader { text, at: 0 };
     let mut policies = Vec::new();
@@ -115,7 +116,7 @@ pub fn parse_all(text: &str) -> Result<Vec<Policy>> {
                 let (_, all) = windows.get_or_insert((began, Vec::new()));
                 all.push((limit, window));
                 if let Some(backoff) = backoff {
-                    let (began, all) = windows.take().expect("it has one at least");
+                    let (began, all) = windows.take().expect("it has at least one");
                     let rate = Policy::rate_in(&all).and_then(|rate| rate.with_backoff(backoff));
                     policies.push((began, reader.checked(began, rate)?));
                 }
@@ -135,10 +136,10 @@ pub fn parse_all(text: &str) -> Result<Vec<Policy>> {
     Ok(policies.into_iter().map(|(_, policy)| policy).collect())
 }
 
-/// Reads a time such as `90s` or `5 minutes`.
+/// Parses a time such as `90s` or `5 minutes`.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] that says where the text is wrong.
+/// [`Error::InvalidArgument`], with the position of the problem.
 pub fn parse_time(text: &str) -> Result<Duration> {
     let mut reader = Reader { text, at: 0 };
     let time = reader.time()?;
@@ -147,7 +148,7 @@ pub fn parse_time(text: &str) -> Result<Duration> {
 
 /// One part of a text.
 enum Read {
-    /// Perhaps one of several of a rate limit.
+    /// A window, which may be one of several of a rate limit.
     Window(u64, Duration, Option<Backoff>),
     Policy(Policy),
 }
@@ -158,14 +159,14 @@ struct Reader<'t> {
 }
 
 impl<'t> Reader<'t> {
-    /// Where the next word begins.
+    /// Skips white space and returns where the next word begins.
     fn begin(&mut self) -> usize {
         let rest = &self.text[self.at..];
         self.at += rest.len() - rest.trim_start().len();
         self.at
     }
 
-    /// The next number, word or sign; nothing at the end.
+    /// Returns the next number, word or sign; empty at the end.
     fn peek(&mut self) -> &'t str {
         self.begin();
         let rest = &self.text[self.at..];
@@ -196,7 +197,7 @@ impl<'t> Reader<'t> {
         is
     }
 
-    /// The error of the next word.
+    /// Returns the error for the next word.
     fn wrong(&mut self, expected: &str) -> Error {
         let (found, at) = (self.peek(), self.text[..self.at].chars().count() + 1);
         let found = if found.is_empty() { "the end".to_owned() } else { format!("\"{found}\"") };
@@ -204,12 +205,12 @@ impl<'t> Reader<'t> {
         Error::invalid("policy", format_args!("\"{}\"", self.text), expected)
     }
 
-    /// The error of a number that was read at `began`.
+    /// Maps an error of a number that was read at `began` to its position.
     fn checked<T>(&self, began: usize, made: Result<T>) -> Result<T> {
         made.map_err(|error| match error {
             Error::InvalidArgument { parameter, value, expected } => {
                 let at = self.text[..began].chars().count() + 1;
-                let expected = format!("{parameter} from character {at} on to be {expected}, not {value}");
+                let expected = format!("{parameter} at character {at} to be {expected}, not {value}");
                 Error::invalid("policy", format_args!("\"{}\"", self.text), expected)
             }
             other => other,
@@ -226,7 +227,7 @@ impl<'t> Reader<'t> {
         }
     }
 
-    /// What is counted, if it is said.
+    /// Skips the noun of the counted thing, if present.
     fn what(&mut self) {
         let word = self.peek().to_ascii_lowercase();
         if WHAT.contains(&word.strip_suffix('s').unwrap_or(&word)) {
@@ -244,11 +245,11 @@ impl<'t> Reader<'t> {
                 self.next();
                 Ok(time::from_ticks(ticks))
             }
-            None => Err(self.wrong("a time of at most 366 days, which ends")),
+            None => Err(self.wrong("a time of at most 366 days")),
         }
     }
 
-    /// The next word as a unit of time.
+    /// Reads the next word as a unit of time.
     fn unit(&mut self) -> Result<Option<Tick>> {
         let word = self.peek();
         let lower = word.to_ascii_lowercase();
@@ -313,7 +314,7 @@ impl<'t> Reader<'t> {
                 return Ok(Read::Window(count, time, Some(self.checked(at, backoff)?)));
             }
             "" | "+" => {
-                // Out of range it shall be told here, not where all windows are put together.
+                // Reports a number out of range here, not where all windows are combined.
                 self.checked(began, Policy::rate(count, time))?;
                 return Ok(Read::Window(count, time, None));
             }
@@ -363,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn a_policy_reads_as_people_write_it() {
+    fn a_policy_is_written_in_its_shortest_form() {
         let text = |n, us| Policy::rate(n, Duration::from_micros(us)).unwrap().to_string();
         assert_eq!(text(100, 60_000_000), "100/1m");
         assert_eq!(text(10, 500_000), "10/500ms");
@@ -381,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn people_may_write_words() {
+    fn words_may_replace_signs() {
         for (words, text) in [
             ("100/minute", "100/1m"),
             ("5 per second", "5/1s"),
@@ -423,7 +424,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_told_with_its_place() {
+    fn a_parse_error_has_its_position() {
         for (text, expected) in [
             ("", "{POLICY} at character 1, not the end"),
             ("5", "{PER} at character 2, not the end"),
@@ -444,25 +445,25 @@ mod tests {
             ("NaN/1s", "{POLICY} at character 1, not \"NaN\""),
             ("-5/1s", "{POLICY} at character 1, not \"-\""),
             ("1.5/1s", "a whole number at character 1, not \"1.5\""),
-            ("0/1s", "max_executions from character 1 on to be a whole number from 1 to 1000000000, not 0"),
-            ("9/1s + 5/0s", "window from character 8 on to be 1 µs to 366 days, not 0ns"),
+            ("0/1s", "max_executions at character 1 to be a whole number from 1 to 1000000000, not 0"),
+            ("9/1s + 5/0s", "window at character 8 to be 1 µs to 366 days, not 0ns"),
             ("9/1s +", "{POLICY} at character 7, not the end"),
             ("9/1s 5", "burst, queue, fixed, counter, spaced, backoff, + or the end at character 6, not \"5\""),
             ("10/1s burst NaN", "a whole number at character 13, not \"NaN\""),
-            ("10/1s burst 0", "burst from character 1 on to be a whole number from 1 to 1000000000, not 0"),
+            ("10/1s burst 0", "burst at character 1 to be a whole number from 1 to 1000000000, not 0"),
             ("5/99999999999999999999s", "a whole number at character 3, not \"99999999999999999999\""),
             ("é/1s", "{POLICY} at character 1, not \"é\""),
             ("1/1s backoff 2s", "x and a multiplier at character 16, not the end"),
             (
                 "1/1s backoff 2s x1 max 3s",
-                "backoff_multiplier from character 6 on to be more than 1 (at least 1.001), at most 1000, not 1",
+                "backoff_multiplier at character 6 to be more than 1 (at least 1.001), at most 1000, not 1",
             ),
             (
                 "1/1s backoff 2s x2 max 1s",
-                "max_backoff_delay from character 6 on to be at least initial_backoff_delay, not 1s",
+                "max_backoff_delay at character 6 to be at least initial_backoff_delay, not 1s",
             ),
-            ("5000/1s spaced", "max_executions from character 1 on to be a whole number from 1 to 4096, not 5000"),
-            ("5 concurrent lease 0s", "lease from character 20 on to be 1 µs to 366 days, not 0ns"),
+            ("5000/1s spaced", "max_executions at character 1 to be a whole number from 1 to 4096, not 5000"),
+            ("5 concurrent lease 0s", "lease at character 20 to be 1 µs to 366 days, not 0ns"),
         ] {
             let error = parse_all(text).expect_err(text).to_string();
             let expected = PHRASES.iter().fold(expected.to_owned(), |text, (name, phrase)| text.replace(name, phrase));

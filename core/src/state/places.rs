@@ -53,7 +53,7 @@ impl Home {
 
     /// Would a place find room now?
     pub fn has_room_for_places(&self, now: Tick) -> bool {
-        (0..PLACE_TABLES).rev().any(|table| self.places(table).is_some_and(|places| places.has_room(now, now)))
+        (0..PLACE_TABLES).rev().any(|table| self.places(table).is_some_and(|places| places.has_free_slot(now, now)))
     }
 
     /// Notes a place that was taken in this era, and gives it a number. `None`: there is no room.

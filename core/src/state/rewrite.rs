@@ -276,7 +276,7 @@ impl Home {
         let cells = self.cells(own, KeyAt { at, life: CLOSED, table: own.at });
         if let Cells::Log(log) = &cells {
             let units: u64 = history.starts.iter().map(|start| start.units).sum();
-            self.arena.word(at + key_word::LEFT_OUT).store(units.saturating_sub(log.room()), Release);
+            self.arena.word(at + key_word::LEFT_OUT).store(units.saturating_sub(log.most_written()), Release);
             self.arena.word(at + key_word::UNTIL).store(history.unknown.unwrap_or(0), Release);
         }
         cells.write(history, own.policy.window(), now)

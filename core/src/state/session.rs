@@ -242,7 +242,7 @@ impl Session {
 
     /// What is to be answered to this failure. Counted, whatever it is.
     pub fn on_error(&self, error: &Error) -> OnError {
-        if !error.is_of_the_store() {
+        if !error.is_store_failure() {
             return OnError::Raise;
         }
         self.failures.fetch_add(1, Relaxed);

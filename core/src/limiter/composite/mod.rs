@@ -4,9 +4,9 @@ mod out;
 mod places;
 pub(super) mod text;
 
-use super::inner::{Base, When};
+use super::internal::{Base, When};
 use super::line::{Claim, Terms};
-use super::{Attempt, Inner, Limiter, Places, Presented, Reserved, foreign};
+use super::{Attempt, Internal, Limiter, Places, Presented, Reserved, foreign};
 use crate::decision::Decision;
 use crate::error::{Error, Result};
 use crate::fork::PerProcess;
@@ -26,13 +26,14 @@ use std::time::{Duration, SystemTime};
 
 type Child = Arc<dyn Limiter>;
 
-/// Admits what every child admits. A child that denies keeps the others from being charged.
+/// Admits a start if every child admits it. If one child denies, the others are not charged.
 ///
-/// All children get the same key and weight. A gate goes to all of them, and each answers for itself: a denial names
-/// the child that would make the caller wait longest. That child is also told of the denial, for its backoff and its counts.
+/// All children get the same key and weight. A gate is set on all of them, and each decides on its own: a denial names
+/// the child with the longest wait. That child also records the denial, for its backoff and its counts.
 ///
-/// A start in the future is a place at one child: the one that makes it wait longest. The others are asked when it starts, and
-/// nothing is held there until then. A permit belongs to the process that got it; a place has a text if the child's has one.
+/// A future start is a place at one child: the one with the longest wait. The others are asked when it starts, and hold
+/// nothing for it until then. A permit belongs to the process that got it; a place has a text if the child's place has
+/// one.
 ///
 /// ```
 /// # use std::sync::Arc;
@@ -49,17 +50,17 @@ type Child = Arc<dyn Limiter>;
 #[derive(Debug)]
 pub struct CompositeLimiter {
     base: Base,
-    /// The children, replaced as a whole when one is added.
+    /// The children. The list is replaced as a whole when one is added.
     children: AtomicPtr<List>,
-    /// What the permits that are out were taken from.
+    /// The parts of the permits and places in use.
     out: PerProcess<Table>,
-    /// How many composites this one is in, one in the other.
+    /// How many composites enclose this one.
     above: AtomicUsize,
-    /// Why it has no children: they are too deep.
+    /// Set if the children were refused because they are nested too deep.
     refused: Option<Error>,
 }
 
-/// A list, and the one that it replaced: readers may still be in it, so lists live as long as the limiter.
+/// A list, and the one that it replaced. Readers may still use an old list, so lists live as long as the limiter.
 struct List {
     children: Vec<Child>,
     before: *mut List,
@@ -71,8 +72,8 @@ unsafe impl Send for CompositeLimiter {}
 unsafe impl Sync for CompositeLimiter {}
 
 impl CompositeLimiter {
-    /// A limiter with these children. Without any it admits everything. Where composites are nested more than 32 deep, every
-    /// call is the error that [`CompositeLimiter::add`] would be.
+    /// Makes a limiter with these children. Without children it admits everything. If composites are nested more than
+    /// 32 deep, every call returns the error that [`CompositeLimiter::add`] would return.
     pub fn new(children: impl IntoIterator<Item = Child>) -> Self {
         Self::named("composite", children)
     }
@@ -94,13 +95,13 @@ impl CompositeLimiter {
         composite
     }
 
-    /// Adds a child. Permits that are out complete against the children they were taken from.
+    /// Adds a child. Permits that were issued before complete against the children they were taken from.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for this limiter itself, for a composite that contains it, and where composites would be
     /// nested more than 32 deep.
     pub fn add(&self, child: Child) -> Result<()> {
-        // One at a time: two that take each other at once must not both look before either has.
+        // One at a time: two composites that add each other at once must not both check before either has added.
         static ADDING: PerProcess<()> = PerProcess::new();
         let _guard = ADDING.lock();
         if child.contains(self.base.id) {
@@ -129,7 +130,7 @@ impl CompositeLimiter {
             match self.children.compare_exchange(before, list, AcqRel, Acquire) {
                 Ok(_) => return,
                 Err(now) => {
-                    // SAFETY: nobody else has seen `list`.
+                    // SAFETY: no other thread has seen `list`.
                     drop(unsafe { Box::from_raw(list) });
                     before = now;
                 }
@@ -144,7 +145,7 @@ impl CompositeLimiter {
         }
     }
 
-    /// The children; none if they were refused.
+    /// Returns the children; none if they were refused.
     fn all(&self) -> &[Child] {
         // SAFETY: null, or made by `extend` and freed only by `drop`.
         unsafe { self.children.load(Acquire).as_ref() }.map_or(&[], |list| &list.children)
@@ -152,29 +153,30 @@ impl CompositeLimiter {
 
     /// Claims every child, or none.
     fn claim(&self, key: &str, weight: u64) -> Result<Result<RawPermit, Decision>> {
-        // Look first: a denial then costs nobody anything.
+        // Peeking first makes a denial free for the other children.
         let mut seen = self.peek_each(key, weight)?;
         let denials = seen.iter_mut().filter(|(_, one)| !one.admitted).rev();
-        // Of several, the first.
+        // The first of equals.
         let Some((child, worst)) = denials.max_by_key(|(_, one)| one.retry_after) else {
             let denied = |(child, after): (&Child, _)| denial(child, after, child.quiet_peek(key, weight).ok());
             return Ok(self.take_all(key, weight)?.map_err(denied));
         };
-        // It has to know that it denied a start: for its backoff and its counts.
+        // This child has to record that it denied a start: for its backoff and its counts.
         let denial = child.quiet_decide(key, weight)?;
         match denial.permit {
             None => *worst = denial,
-            // It has room by now, but no other was asked.
+            // Units are free by now, but the other children were not asked.
             Some(permit) => MayWait::to_undo(|| child.cancel(&permit))?,
         }
         Ok(Err(merge_all(seen)))
     }
 
-    /// The same without all that is known then: if the others have room, the first child is asked to start right away, as
-    /// nothing has to be given back if it denies. (One that somebody wrote is looked at in any case, which checks its answers.)
+    /// As `claim`, but without the full decision. If the others have free units, the first child is asked to start
+    /// directly, because nothing has to be given back if it denies. (A user-defined child is always peeked at, which
+    /// checks its replies.)
     fn try_claim(&self, key: &str, weight: u64) -> Result<Attempt> {
         for (i, child) in self.children()?.iter().enumerate() {
-            if (i > 0 || child.has_custom()) && !child.has_room(key, weight)? {
+            if (i > 0 || child.has_custom()) && !child.admits(key, weight)? {
                 let denied = |denial: Decision| Attempt::Denied(denial.retry_after);
                 return Ok(self.claim(key, weight)?.map_or_else(denied, Attempt::Admitted));
             }
@@ -182,8 +184,8 @@ impl CompositeLimiter {
         Ok(self.take_all(key, weight)?.map_or_else(|(_, after)| Attempt::Denied(after), Attempt::Admitted))
     }
 
-    /// Claims one child after the other; if somebody was faster at one, those before it get their units back. The answer is
-    /// the child that denied, or a permit.
+    /// Claims one child after the other. If one denies because another caller was faster, those before it get their
+    /// units back. Returns the child that denied, or a permit.
     fn take_all(&self, key: &str, weight: u64) -> Result<Result<RawPermit, (&Child, Duration)>> {
         let children = self.children()?;
         let mut parts: Vec<Part> = Vec::with_capacity(children.len());
@@ -222,7 +224,7 @@ impl CompositeLimiter {
         }
     }
 
-    /// The number of a permit of this limiter.
+    /// Returns the number of this limiter's permit.
     fn own(&self, permit: &RawPermit) -> Result<u64> {
         match permit.of(self.base.id) {
             Some(Kind::Composite(CompositePermit { number })) => Ok(number),
@@ -234,26 +236,26 @@ impl CompositeLimiter {
         self.children()?.iter().map(|child| Ok((child, child.quiet_peek(key, weight)?))).collect()
     }
 
-    /// What all children say together.
+    /// Merges the decisions of all children.
     fn look(&self, key: &str, weight: u64) -> Result<Decision> {
         policy::check_key(key)?;
         Ok(merge_all(self.peek_each(key, weight)?))
     }
 
-    /// What is out under a permit's number; nothing if it ended, or is the parent's.
+    /// Returns the parts of a permit; `None` if it has ended, or belongs to the parent.
     fn found(&self, permit: &RawPermit) -> Option<Out> {
         let number = self.own(permit).ok()?;
         self.out.lock().get(number).cloned()
     }
 
-    /// Forgets a permit: what it held, which is for the caller to end.
+    /// Forgets a permit and returns its parts, which the caller has to end.
     fn take(&self, permit: &RawPermit) -> Result<Option<Out>> {
         let number = self.own(permit)?;
         Ok(self.out.lock().remove(number))
     }
 
-    /// Ends each part of a permit, also after one that could not be; the first error is told. Those that would have to wait, where
-    /// they must not, are left for the call that comes again.
+    /// Ends each part of a permit, continuing after a failure; the first error is returned. Parts that would have to
+    /// wait, where that is not allowed, are left for the repeated call.
     fn end(&self, permit: &RawPermit, end: impl Fn(State, &Child, &RawPermit) -> Result<()>) -> Result<()> {
         let number = self.own(permit)?;
         let Some(mut out) = self.out.lock().take(number) else { return Ok(()) };
@@ -270,12 +272,12 @@ impl CompositeLimiter {
         if is_left { Err(Error::WouldWait) } else { ended }
     }
 
-    /// Forgets places that others may still use.
+    /// Forgets places that other processes may still use.
     fn drop_parts(&self, out: Option<Out>) {
         out.iter().flat_map(|out| &out.parts).for_each(|part| self.all()[part.child].drop_place(&part.permit));
     }
 
-    /// What the parts of a permit say.
+    /// Collects a value from the parts of a permit.
     fn parts<R>(&self, permit: &RawPermit, f: impl Fn(&Child, &RawPermit) -> Option<R>) -> impl Iterator<Item = R> {
         let parts = self.found(permit).map(|out| out.parts).unwrap_or_default();
         parts.into_iter().filter_map(move |part| f(&self.all()[part.child], &part.permit))
@@ -286,10 +288,10 @@ impl CompositeLimiter {
     }
 }
 
-/// Composites may be nested so deep: calls go down on the stack.
+/// The deepest nesting of composites: calls use the stack.
 const DEEPEST: usize = 32;
 
-/// May a composite with so many others around it have these children?
+/// Checks that a composite enclosed by this many others may have these children.
 fn fits(above: usize, children: &[Child]) -> Result<()> {
     let depth = above + 1 + children.iter().map(|child| child.depth()).max().unwrap_or(0);
     if depth > DEEPEST {
@@ -299,7 +301,8 @@ fn fits(above: usize, children: &[Child]) -> Result<()> {
     Ok(())
 }
 
-/// The decision of a child that has denied a start, which may be tried again `after` this time. `seen`: what it says since.
+/// Returns the decision of a child that denied a start; this start may be retried after `after`. `seen`: the child's
+/// state since.
 fn denial(child: &Child, after: Duration, seen: Option<Decision>) -> Decision {
     let by = seen.as_ref().and_then(|seen| seen.denied_by.clone()).unwrap_or_else(|| child.base().name.clone());
     let seen = seen.unwrap_or_else(|| super::NullLimiter::new().decision(None));
@@ -307,20 +310,20 @@ fn denial(child: &Child, after: Duration, seen: Option<Decision>) -> Decision {
         admitted: false,
         retry_after: seen.retry_after.max(after),
         suggested_after: seen.suggested_after.max(after),
-        // There may be room again; then there was none a moment ago.
+        // Units may be free again; a moment ago they were not.
         remaining: if seen.admitted { 0 } else { seen.remaining },
         denied_by: Some(by),
         ..seen
     }
 }
 
-/// The strictest of these answers.
+/// Returns the strictest of these decisions.
 fn merge_all(all: Vec<(&Child, Decision)>) -> Decision {
     let none = || super::NullLimiter::new().decision(None);
     all.into_iter().map(|(_, one)| one).reduce(merge).unwrap_or_else(none)
 }
 
-/// The stricter of two answers, field by field.
+/// Returns the stricter of two decisions, field by field.
 fn merge(a: Decision, b: Decision) -> Decision {
     let b_denies = !b.admitted && (a.admitted || b.retry_after > a.retry_after);
     Decision {
@@ -339,7 +342,7 @@ impl Limiter for CompositeLimiter {
     fn complete(&self, permit: &RawPermit) -> Result<()> {
         self.end(permit, |state, child, part| match state {
             State::Started => child.complete(part),
-            // A place never started here; perhaps it goes on elsewhere, as a text.
+            // A place that has not started here may be in use elsewhere, as a text.
             _ => {
                 child.drop_place(part);
                 Ok(())
@@ -356,7 +359,7 @@ impl Limiter for CompositeLimiter {
 
     fn settle(&self, permit: &RawPermit, actual: u64) -> Result<()> {
         self.end(permit, |_, child, part| match child.settle(part, actual) {
-            // A child whose units come back at the end of the job.
+            // A child whose units become free at the end of the job.
             Err(Error::Unsupported { .. }) => child.complete(part),
             other => other,
         })
@@ -367,7 +370,7 @@ impl Limiter for CompositeLimiter {
         self.parts(permit, |child, part| Some(child.renew(part))).collect()
     }
 
-    /// The fence of the first child whose permits have one.
+    /// Returns the fence of the first child whose permits have one.
     fn fence(&self, permit: &RawPermit) -> Option<u64> {
         self.parts(permit, |child, part| child.fence(part)).next()
     }
@@ -391,7 +394,7 @@ impl Places for CompositeLimiter {
         self.drop_parts(self.take(place).ok().flatten());
     }
 
-    /// When the last of its places is ready.
+    /// Returns when the last of its places is ready.
     fn ready_in(&self, permit: &RawPermit) -> Option<Duration> {
         self.parts(permit, |child, part| child.ready_in(part)).max()
     }
@@ -418,7 +421,7 @@ impl Places for CompositeLimiter {
     }
 }
 
-impl Inner for CompositeLimiter {
+impl Internal for CompositeLimiter {
     #[inline(always)]
     fn base(&self) -> &Base {
         &self.base
@@ -436,7 +439,7 @@ impl Inner for CompositeLimiter {
             Ok(permit) => {
                 let after = match self.look(key, 0) {
                     Ok(after) => after,
-                    // Nobody would learn of the permit.
+                    // The permit would be lost.
                     Err(e) => return MayWait::to_undo(|| self.cancel(&permit)).and(Err(e)),
                 };
                 Ok(Decision {
@@ -463,8 +466,9 @@ impl Inner for CompositeLimiter {
         self.each(|child| child.quiet_clear(key))
     }
 
-    /// A composite counts nothing of its own: this is what its children counted, so it is right where nobody else uses
-    /// them. A start is admitted where all admitted it; a denial is the child's that it was told to.
+    /// Merges the counts of the children. A composite counts nothing itself, so the result is exact only if no other
+    /// caller uses the children directly. A start is admitted where all admitted it; a denial belongs to the child that
+    /// recorded it.
     fn quiet_stats(&self, key: &str) -> Result<Stats> {
         let all = self.children()?.iter().map(|child| child.quiet_stats(key)).collect::<Result<Vec<_>>>()?;
         // Some count nothing.
@@ -520,16 +524,16 @@ impl Inner for CompositeLimiter {
         self.each(|child| child.quiet_close_gate(key, at))
     }
 
-    fn is_heard(&self) -> bool {
-        self.base.hooks.are_any() || self.all().iter().any(|child| child.is_heard())
+    fn has_hooks(&self) -> bool {
+        self.base.hooks.are_any() || self.all().iter().any(|child| child.has_hooks())
     }
 
     fn stores(&self, all: &mut Vec<Arc<Session>>) {
         self.all().iter().for_each(|child| child.stores(all));
     }
 
-    fn tell(&self, event: &Event) -> bool {
-        let is_of_a_child = self.all().iter().any(|child| child.tell(event));
+    fn notify(&self, event: &Event) -> bool {
+        let is_of_a_child = self.all().iter().any(|child| child.notify(event));
         if is_of_a_child {
             self.base.hooks.call(event);
         }
@@ -604,7 +608,7 @@ impl Drop for CompositeLimiter {
     fn drop(&mut self) {
         let mut list = *self.children.get_mut();
         while !list.is_null() {
-            // SAFETY: made by `extend`; nobody can be reading it any more.
+            // SAFETY: made by `extend`; no other thread can be reading it any more.
             let this = unsafe { Box::from_raw(list) };
             list = this.before;
         }

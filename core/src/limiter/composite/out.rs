@@ -1,8 +1,8 @@
-//! What is out: the permits and places of a composite, each with what it holds at the children.
+//! The permits and places of a composite that are in use, each with its parts at the children.
 //!
-//! A permit is a number here, because what it stands for does not fit into its words. The entry goes when it ends. Programs
-//! in C may drop permits that nobody has to hear of, so beyond [`KEPT`] entries those go too whose end would change nothing
-//! any more.
+//! A permit is a number here, because its parts do not fit into its words. The entry is removed when the permit ends.
+//! Programs in C may drop permits that need no end. So beyond [`KEPT`] entries, entries whose end would have no effect
+//! are removed too.
 
 use super::Child;
 use crate::fork;
@@ -10,62 +10,63 @@ use crate::permit::RawPermit;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// So many entries are kept in any case. A job that runs for longer than all windows can still owe units at its end.
+/// The number of entries that are always kept. A job that runs for longer than all windows can still owe units at its
+/// end.
 const KEPT: usize = 4_096;
 
-/// How many old entries are looked at for each new one: two, so that the table is never more than twice as large as what
-/// counts.
+/// The number of old entries that are checked for each new one. With two, the table is never more than twice as large
+/// as what counts.
 const LOOKS: usize = 2;
 
-/// What is held at one child: a start, or a place of a composite's place.
+/// A part at one child: a start, or a place of a composite's place.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Part {
-    /// Which of the children; they only become more.
+    /// The index of the child; children are only added.
     pub child: usize,
     pub permit: RawPermit,
 }
 
-/// What a place was asked for with.
+/// The request for a place.
 #[derive(Debug)]
 pub(super) struct Wish {
     pub key: Box<str>,
     pub weight: u64,
     pub grace: Option<Duration>,
-    /// How many children there were: it starts at these.
+    /// The number of children at the time: the place starts at these.
     pub children: usize,
 }
 
-/// A permit or place that is out.
+/// A permit or place in use.
 #[derive(Debug, Clone)]
 pub(super) struct Out {
     pub parts: Vec<Part>,
     pub state: State,
-    /// What it was reserved for; nothing, if it was not.
+    /// The request that it was reserved for; `None` if it was not reserved.
     pub wish: Option<Arc<Wish>>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum State {
     Place,
-    /// A thread is at it, and has the parts.
+    /// A thread is presenting it, and has the parts.
     Presented,
     Started,
 }
 
-/// All that is out. A forked child has a table of its own.
+/// All permits and places in use. A forked child has its own table.
 ///
-/// A number is a slot and the slot's turn, which grows with each entry: so a permit that was ended is not another's. Turns of a
-/// forked child begin elsewhere: so neither is one of its parent's.
+/// A number is a slot and the slot's turn, which grows with each entry, so an ended permit never equals a later one.
+/// The turns of a forked child begin elsewhere, so its permits never equal those of its parent.
 #[derive(Debug, Default)]
 pub(super) struct Table {
     slots: Vec<(u32, Option<Out>)>,
     free: Vec<u32>,
-    /// Where the search for what is over goes on.
+    /// Where the search for finished entries continues.
     looked: usize,
 }
 
 impl Table {
-    /// The number of a new entry.
+    /// Adds an entry and returns its number.
     pub fn insert(&mut self, out: Out) -> u64 {
         let slot = self.free.pop().unwrap_or_else(|| {
             self.slots.push(((fork::generation() as u32) << 24, None));
@@ -92,13 +93,13 @@ impl Table {
         Some(out)
     }
 
-    /// Takes an entry whose number is kept until it is put back.
+    /// Takes an entry. Its number stays reserved until it is put back.
     pub fn take(&mut self, number: u64) -> Option<Out> {
         self.get(number)?;
         self.slots[number as u32 as usize].1.take()
     }
 
-    /// Puts back what is left of an entry that was taken.
+    /// Puts back the rest of an entry that was taken.
     pub fn put_back(&mut self, number: u64, left: Option<Out>) {
         match left {
             Some(out) => self.slots[number as u32 as usize].1 = Some(out),
@@ -106,7 +107,7 @@ impl Table {
         }
     }
 
-    /// How many there are.
+    /// Returns the number of entries.
     pub fn len(&self) -> usize {
         self.slots.len() - self.free.len()
     }
@@ -115,7 +116,7 @@ impl Table {
         self.len() > KEPT
     }
 
-    /// The entries to look at next.
+    /// Returns the entries to check next.
     pub fn suspects(&mut self) -> Vec<(u64, Vec<Part>)> {
         let mut suspects = Vec::new();
         for _ in 0..LOOKS {
@@ -129,7 +130,7 @@ impl Table {
     }
 }
 
-/// Is there nothing left to end of these?
+/// Returns whether ending these parts has no effect.
 pub(super) fn are_over(children: &[Child], parts: &[Part]) -> bool {
     parts.iter().all(|part| children[part.child].is_over(&part.permit))
 }
@@ -142,7 +143,7 @@ mod tests {
     use crate::time::ManualClock;
 
     #[test]
-    fn permits_and_places_that_are_dropped_do_not_pile_up() {
+    fn dropped_permits_and_places_do_not_accumulate() {
         let clock = ManualClock::new();
         let options = StoreOptions { clock: Some(clock.clone()), ..StoreOptions::default() };
         let store = Store::with_options("memory:", options).unwrap();
@@ -168,6 +169,6 @@ mod tests {
         assert!(both.out.lock().len() <= KEPT + 100);
         assert!(!running.can_proceed("").unwrap());
         both.complete(&held).unwrap();
-        assert!(running.can_proceed("").unwrap(), "what still holds something can always be ended");
+        assert!(running.can_proceed("").unwrap(), "a permit that still holds units can always be ended");
     }
 }

@@ -1,22 +1,23 @@
-//! Places of a composite: its turn at the child that it has to wait for longest.
+//! Places of a composite: a place at the child with the longest wait.
 //!
-//! A start needs all children at the same moment, but only one of them says when. So a place is reserved at the child that is
-//! the *slowest* when it is asked, and nothing is held at the others: whoever uses them directly is not kept waiting.
-//! When the place is presented, after its time has come,
+//! A start needs all children at the same moment, but only one of them determines when. So a place is reserved at the
+//! child that is the *slowest* at the time of the request, and nothing is held at the others: callers that use these
+//! directly are not delayed. When the place is presented, after it became ready:
 //!
-//! 1. the other children are claimed, one after the other. If one denies, those before it get their units back. The turn at
-//!    the slowest child is kept, and if the one that denied has places, one of these is taken too: it is the slowest now.
-//! 2. the places are presented. One that must be exchanged (it became late, or was overtaken by a gate or another policy)
-//!    cancels what was claimed and started, and is waited for.
+//! 1. The other children are claimed, one after the other. If one denies, those before it get their units back. The
+//!    turn at the slowest child is kept. If the child that denied has places, one of these is taken too: it is the
+//!    slowest now.
+//! 2. The places are presented. A place that must be exchanged (it became late, or was overtaken by a gate or another
+//!    policy) cancels what was claimed and started, and the start waits for the new place.
 //!
-//! So nothing but places is held while a waiter waits, at most one of them in the future, and nobody starves: each denial
-//! leads to a place in that child's line. A place that became late counts for one window, as a start would, which keeps those
-//! from the turn who came later.
+//! So a waiter holds only places while it waits, at most one of them in the future. No waiter starves: each denial
+//! leads to a place in that child's line. A place that became late counts for one window, as a start would, which keeps
+//! later callers from the turn.
 
 use super::out::{Out, Part, State, Wish};
 use super::{Child, CompositeLimiter};
 use crate::error::{Error, Result};
-use crate::limiter::inner::When;
+use crate::limiter::internal::When;
 use crate::limiter::line::{Claim, Terms, claim_by_calls};
 use crate::limiter::{Attempt, LOOK_AGAIN, Presented, Reserved, null, unsupported};
 use crate::permit::RawPermit;
@@ -24,20 +25,20 @@ use crate::waiting::MayWait;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How often a waiter presents places that were exchanged and are ready at once, before it is told to come again.
+/// How often a waiter presents exchanged places that are ready immediately, before it has to wait.
 pub(super) const ROUNDS: usize = 4;
 
-/// A place that is presented, and what it holds.
-struct Turn<'a> {
-    /// Those that it starts at.
+/// A place that is presented, and its parts.
+struct Presentation<'a> {
+    /// The children that it starts at.
     children: &'a [Child],
     wish: &'a Wish,
     /// Its places; after the start, its permits.
     held: Vec<Part>,
 }
 
-impl<'a> Turn<'a> {
-    /// Starts, or says after how long to try again.
+impl<'a> Presentation<'a> {
+    /// Starts, or returns the time after which to retry.
     fn present(&mut self, rounds: usize) -> Result<Option<Duration>> {
         for _ in 0..rounds {
             let after = self.after();
@@ -46,7 +47,8 @@ impl<'a> Turn<'a> {
             }
             let is_late = |part: &Part| self.children[part.child].is_late(&part.permit);
             let late: Vec<usize> = (0..self.held.len()).filter(|&i| is_late(&self.held[i])).collect();
-            // Others are claimed when all places are good, and places are exchanged when others have room.
+            // Other children are claimed when all places are valid, and places are exchanged when the others have free
+            // units.
             let claimed =
                 if late.is_empty() { self.claim_others()? } else { self.look_at_others()?.map(|()| Vec::new()) };
             match claimed {
@@ -66,7 +68,7 @@ impl<'a> Turn<'a> {
         Ok(Some(self.after()))
     }
 
-    /// Until all of its places are ready.
+    /// Returns the time until all of its places are ready.
     fn after(&self) -> Duration {
         let ready = self.held.iter().filter_map(|part| self.children[part.child].ready_in(&part.permit));
         ready.max().unwrap_or_default()
@@ -77,7 +79,7 @@ impl<'a> Turn<'a> {
         self.children.iter().enumerate().filter(is_other).collect()
     }
 
-    /// Would the children without a place admit it? If not: when to try again.
+    /// Checks whether the children without a place would admit it. If not, returns when to retry.
     fn look_at_others(&mut self) -> Result<std::result::Result<(), Duration>> {
         for (i, child) in self.others() {
             let seen = child.quiet_peek(&self.wish.key, self.wish.weight)?;
@@ -88,7 +90,7 @@ impl<'a> Turn<'a> {
         Ok(Ok(()))
     }
 
-    /// Claims the children without a place: all, or none and when to try again.
+    /// Claims the children without a place: all, or none and when to retry.
     fn claim_others(&mut self) -> Result<std::result::Result<Vec<Part>, Duration>> {
         let mut claimed = Vec::new();
         for (i, child) in self.others() {
@@ -106,11 +108,11 @@ impl<'a> Turn<'a> {
         Ok(Ok(claimed))
     }
 
-    /// After a denial of that child: joins its line, if it has one. After how long to try again.
+    /// Joins the line of a child that denied, if it has one. Returns when to retry.
     fn wait_for(&mut self, i: usize, after: Duration) -> Result<Duration> {
         let (child, Wish { key, weight, grace, .. }) = (&self.children[i], self.wish);
         if !child.has_places() {
-            // A gate opens when it says, but somebody may complete at any time.
+            // A gate opens at a known time, but a start may complete at any time.
             let seen = child.quiet_peek(key, *weight)?;
             return Ok(after.min(seen.retry_after.min(seen.reset_after).max(LOOK_AGAIN)));
         }
@@ -119,12 +121,12 @@ impl<'a> Turn<'a> {
                 self.held.push(Part { child: i, permit: place });
                 after
             }
-            // So many wait that no more places are kept.
+            // The queue is full: no more places are kept.
             Reserved::Denied(after) => after.min(LOOK_AGAIN),
         })
     }
 
-    /// Presents one place. It is a start then, or exchanged: `false`.
+    /// Presents one place. Returns whether it became a start; otherwise it was exchanged.
     fn present_one(&mut self, i: usize) -> Result<bool> {
         let part = &mut self.held[i];
         let presented = self.children[part.child].quiet_present(&part.permit)?;
@@ -133,12 +135,12 @@ impl<'a> Turn<'a> {
         Ok(matches!(presented, Presented::Started(_)))
     }
 
-    /// Starts with all places, or with none and `false`: then what was claimed is given back.
+    /// Starts with all places; or with none, gives the claimed units back and returns `false`.
     fn start(&mut self, claimed: Vec<Part>) -> Result<bool> {
         for i in 0..self.held.len() {
             let started = self.present_one(i);
             if !matches!(started, Ok(true)) {
-                // These are no places any more.
+                // These are starts now.
                 let mut back: Vec<Part> = self.held.drain(..i).collect();
                 back.extend(claimed);
                 let given_back =
@@ -151,7 +153,7 @@ impl<'a> Turn<'a> {
     }
 }
 
-/// Ends all of them, also after one that could not be; the first error is told.
+/// Ends all parts, continuing after a failure; the first error is returned.
 pub(super) fn end_all(
     children: &[Child],
     parts: &[Part],
@@ -165,12 +167,12 @@ fn gone() -> Error {
 }
 
 impl CompositeLimiter {
-    /// Takes a place at the slowest of the wish's children.
+    /// Takes a place at the slowest of the request's children.
     fn reserve_for(&self, wish: Wish, delay: Duration, max_wait: Option<Duration>) -> Result<Reserved> {
         let children = &self.children()?[..wish.children];
         let (key, weight) = (&wish.key, wish.weight);
         let mut slowest = None;
-        // All are asked: whoever would refuse this weight says so before anything is taken.
+        // All children are asked: a child that rejects this weight does so before anything is taken.
         for (i, child) in children.iter().enumerate() {
             let after = child.quiet_peek(key, weight)?.retry_after;
             if child.has_places() && slowest.is_none_or(|(_, most)| after > most) {
@@ -178,7 +180,7 @@ impl CompositeLimiter {
             }
         }
         let Some((i, _)) = slowest else {
-            return unsupported("reserve", "a composite without a limit of starts in time: nobody knows when jobs end");
+            return unsupported("reserve", "a composite without a timed limit: the end of jobs is unknown");
         };
         Ok(match children[i].quiet_reserve(key, weight, When { delay, max_wait, grace: wish.grace })? {
             Reserved::Denied(after) => Reserved::Denied(after),
@@ -200,7 +202,7 @@ impl CompositeLimiter {
         self.reserve_for(wish, delay, max_wait)
     }
 
-    /// Presents a place: a waiter in [`ROUNDS`], others in one, so that one that came too late does not start.
+    /// Presents a place: a waiter in [`ROUNDS`], others in one, so that a late place does not start.
     pub(super) fn present_in(&self, place: &RawPermit, rounds: usize) -> Result<Presented> {
         let number = self.own(place)?;
         let (wish, held) = {
@@ -214,19 +216,19 @@ impl CompositeLimiter {
             (wish, held)
         };
         let Some(held) = held else {
-            // Used before, or another thread is presenting it right now.
+            // It was used before, or another thread is presenting it now.
             let again = Wish { key: wish.key.clone(), ..*wish };
             return Ok(match self.reserve_for(again, Duration::ZERO, None)? {
                 Reserved::Place { place, after } => Presented::Wait { place, after },
                 Reserved::Denied(after) => Presented::Wait { place: *place, after },
             });
         };
-        let mut turn = Turn { children: &self.children()?[..wish.children], wish: &wish, held };
+        let mut turn = Presentation { children: &self.children()?[..wish.children], wish: &wish, held };
         let presented = turn.present(rounds);
         let state = if matches!(presented, Ok(None)) { State::Started } else { State::Place };
         let mut table = self.out.lock();
         let Some(found) = table.get_mut(number) else {
-            // It was ended meanwhile.
+            // It has ended in the meantime.
             drop(table);
             let cancelled = end_all(turn.children, &turn.held, |child, permit| match state {
                 State::Started => child.cancel(permit),
@@ -241,8 +243,8 @@ impl CompositeLimiter {
         })
     }
 
-    /// If a child without places has no room: for how long, if that is certain. Whoever waits for such a child has no use for
-    /// a place elsewhere.
+    /// Returns how long a child without places has no free units, if that is certain. A waiter for such a child has no
+    /// use for a place elsewhere.
     fn busy(&self, key: &str, weight: u64) -> Result<Option<Duration>> {
         let mut busy = None;
         for child in self.children()?.iter().filter(|child| !child.has_places()) {
@@ -254,7 +256,7 @@ impl CompositeLimiter {
         Ok(busy)
     }
 
-    /// What a line asks.
+    /// Answers a line's request.
     pub(super) fn do_claim(&self, (key, weight): (&str, u64), terms: Terms) -> Result<Claim> {
         null::check(key, weight)?;
         if let Some(closed) = self.busy(key, weight)? {

@@ -1,12 +1,12 @@
-//! A composite's place as a text: what it was asked for with, and the text of its place at a child.
+//! The text of a composite's place: the request, and the text of its place at a child.
 //!
 //! ```text
 //! wglc1.WEIGHT.GRACE.KEY(child's text)    numbers in hex, the grace in µs or "-", the key's bytes in hex
 //! ```
 //!
-//! There are several of these after one child's turn came and another denied. Whoever presents it needs not have the same
-//! children in the same order: each text names its limit. A name may have stood for one limit when the text was written, or
-//! for other parts: the place is exchanged then, if it is not found.
+//! There are several of these after one child's turn came and another child denied. The presenting process need not
+//! have the same children in the same order: each text names its limit. The name may have stood for a single limit when
+//! the text was written, or for other parts. The place is then exchanged if it is not found.
 
 use super::out::{Part, State, Wish};
 use super::{Child, CompositeLimiter};
@@ -36,7 +36,7 @@ impl CompositeLimiter {
     pub(super) fn do_permit_from_text(&self, text: &str) -> Result<RawPermit> {
         let children = self.children()?;
         if !self.has_places() {
-            return unsupported("permit_from_text", "a composite without a limit of starts in time: it has no places");
+            return unsupported("permit_from_text", "a composite without a timed limit: it has no places");
         }
         if let Some((part, wish)) = self.place_from_before(text)? {
             return Ok(self.hand_out_place(wish, vec![part]));
@@ -47,7 +47,7 @@ impl CompositeLimiter {
         for text in places {
             let is_free = |i: usize| parts.iter().all(|part| part.child != i);
             let part = match part_of(children, is_free, |child| child.permit_from_text(text))? {
-                // Of a part that this composite had once, perhaps.
+                // Perhaps it belongs to a former part of this composite.
                 None => self.former_part(text, is_free)?,
                 part => part,
             };
@@ -57,7 +57,7 @@ impl CompositeLimiter {
         Ok(self.hand_out_place(wish, parts))
     }
 
-    /// The place of a text from when this name stood for one limit.
+    /// Reads the place of a text from a time when this name stood for one limit.
     fn place_from_before(&self, text: &str) -> Result<Option<(Part, Wish)>> {
         let children = self.children()?;
         let part = part_of(children, |_| true, |child| child.permit_of_name(text, self.name()))?;
@@ -66,7 +66,7 @@ impl CompositeLimiter {
             return Err(Error::invalid(
                 "place",
                 format_args!("\"{text}\""),
-                "one whose key the store still knows in full",
+                "a place whose full key the store still has",
             ));
         };
         let wish = Wish { key: key.into(), weight: start.weight, grace: None, children: children.len() };
@@ -83,7 +83,7 @@ impl CompositeLimiter {
     }
 }
 
-/// The first child that knows a permit.
+/// Finds the first child that recognises a permit.
 fn part_of(
     children: &[Child],
     is_free: impl Fn(usize) -> bool,
@@ -92,7 +92,7 @@ fn part_of(
     for (i, child) in children.iter().enumerate().filter(|(i, child)| child.has_places() && is_free(*i)) {
         match know(child) {
             Ok(permit) => return Ok(Some(Part { child: i, permit })),
-            // Another child's, or of another kind of child.
+            // It belongs to another child, or to another kind of child.
             Err(Error::ForeignPermit { .. } | Error::InvalidArgument { .. } | Error::Unsupported { .. }) => {}
             Err(e) => return Err(e),
         }
@@ -100,7 +100,7 @@ fn part_of(
     Ok(None)
 }
 
-/// What the limits of a composite of that name may be called whose places have texts.
+/// Returns the possible names of the limits of a composite of that name whose places have texts.
 pub(in crate::limiter) fn names_of_parts(name: &str) -> impl Iterator<Item = String> {
     const KINDS: [&str; 7] =
         ["rate", "delay", "evenly-spaced", "token-bucket", "leaky-bucket", "fixed-window", "sliding-window-counter"];
@@ -108,7 +108,7 @@ pub(in crate::limiter) fn names_of_parts(name: &str) -> impl Iterator<Item = Str
     names.map(move |(kind, n)| format!("{name}/{kind}{n}"))
 }
 
-/// What a composite's text says.
+/// The contents of a composite's text.
 pub(in crate::limiter) struct Asked<'t> {
     pub key: String,
     pub weight: u64,
@@ -134,13 +134,13 @@ pub(in crate::limiter) fn parse(text: &str) -> Option<Asked<'_>> {
     Some(Asked { key, weight, grace, places: children(rest)? })
 }
 
-/// At most 16 hexadecimal digits.
+/// Parses at most 16 hexadecimal digits.
 fn hex(digits: &str) -> Option<u64> {
     let is_number = digits.len() <= 16 && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
     is_number.then(|| u64::from_str_radix(digits, 16).ok())?
 }
 
-/// What stands in parentheses, one after the other. A composite's text has some of its own.
+/// Splits the parenthesised parts. A composite's text contains parentheses of its own.
 fn children(text: &str) -> Option<Vec<&str>> {
     let (mut depth, mut from, mut found) = (0, 0, Vec::new());
     for (at, byte) in text.bytes().enumerate() {

@@ -1,11 +1,11 @@
-//! At most so many at the same time: in this process, or in all that share a store.
+//! A limit of concurrent starts: in one process, or in all that share a store.
 
 mod renewal;
 mod served;
 
-use super::inner::Base;
+use super::internal::Base;
 use super::line::{Claim, Terms};
-use super::{Attempt, Inner, LOOK_AGAIN, Limiter, Places, Presented, foreign, unsupported};
+use super::{Attempt, Internal, LOOK_AGAIN, Limiter, Places, Presented, foreign, unsupported};
 use crate::algorithm::leases::{Lease, Leases, NEVER};
 use crate::atomic::*;
 use crate::decision::Decision;
@@ -20,8 +20,8 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// At most `max` units running at the same time, per key. A start holds a *lease* until it completes; one of a process
-/// that has died comes back at the next attempt of anybody.
+/// Allows at most `max` units running at the same time, per key. A start holds a *lease* until it completes. The lease
+/// of a process that died is freed by the next attempt of any process.
 ///
 /// ```
 /// # use workglow_limit::{ConcurrencyLimiter, Limiter};
@@ -36,12 +36,12 @@ use std::time::Duration;
 pub struct ConcurrencyLimiter {
     base: Base,
     limit: Arc<Limit>,
-    /// What this process recorded without a permit and has not ended, where a server counts.
+    /// The starts that this process recorded without a permit and has not ended, where a server counts.
     running: PerProcess<HashMap<Hash, VecDeque<Lease>>>,
 }
 
 impl ConcurrencyLimiter {
-    /// At most `max` units at the same time, in this process. A forked child counts its own.
+    /// Allows at most `max` units at the same time, in this process. A forked child counts its own.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] unless `max` is 1 to 65,535.
@@ -49,7 +49,7 @@ impl ConcurrencyLimiter {
         Self::in_store(max, StoreOptions::default())
     }
 
-    /// The same, with gates that live by a manual clock.
+    /// The same, with a manual clock for gates.
     ///
     /// # Errors
     /// As for [`ConcurrencyLimiter::new`].
@@ -57,8 +57,9 @@ impl ConcurrencyLimiter {
         Self::in_store(max, StoreOptions { clock: Some(clock), ..StoreOptions::default() })
     }
 
-    /// Shared by all who open the same name in the same store; each start holds its units for `lease` at most, unless it is
-    /// renewed (`None`: as long as its process lives; on a server as long as that can be asked, see [`Limiter::renew`]).
+    /// Makes a limit that all openers of this name in this store share. Each start holds its units for at most `lease`,
+    /// unless it is renewed (`None`: as long as its process lives; on a server as long as the process also reaches it,
+    /// see [`Limiter::renew`]).
     ///
     /// # Errors
     /// As for [`ConcurrencyLimiter::new`]; `lease` has to be 1 µs to 366 days, `name` 1 to 1,024 bytes.
@@ -76,7 +77,7 @@ impl ConcurrencyLimiter {
         ConcurrencyLimiter { base: Base::new(limit.name().clone()), limit: limit.into(), running: PerProcess::new() }
     }
 
-    /// Takes the limit that is declared under a name; at the first use it must be.
+    /// Attaches the limit that is declared under a name. It must be declared at the first use.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] unless `name` is 1 to 1,024 bytes.
@@ -90,7 +91,7 @@ impl ConcurrencyLimiter {
         Self::declare(&store, &policy.to_string(), policy)
     }
 
-    /// How long a start of this policy may hold its units, and until when if it begins now.
+    /// Returns until when a start that begins now may hold its units.
     fn deadline(home: &Home, table: &Table) -> Tick {
         match table.policy.0 {
             Shape::Concurrency { lease: NEVER, .. } => NEVER,
@@ -104,7 +105,7 @@ impl ConcurrencyLimiter {
         self.raw(LeasePermit { owner, index: lease.index, fence: lease.fence, key: found.hash.0 })
     }
 
-    /// Takes units, after giving back those of the dead and of leases that are over, if there is no room without.
+    /// Takes units. If too few are free, it first frees those of dead processes and of expired leases.
     fn take(&self, found: &Key, leases: &Leases, weight: u64) -> Result<Option<Lease>, Blocked> {
         policy::check_weight(self.limit.name(), weight, found.table.capacity)?;
         let now = found.home().clock.now();
@@ -124,10 +125,10 @@ impl ConcurrencyLimiter {
         }
     }
 
-    /// Gives back the units of the dead and of leases that are over; how many there were.
+    /// Frees the units of dead processes and of expired leases. Returns their number.
     fn reclaim(&self, found: &Key, leases: &Leases) -> Result<u64, Blocked> {
         let me = found.member();
-        // To ask about others costs system calls.
+        // Checking other processes costs system calls.
         let others = me != 0 && leases.holds_of_others(me);
         if !others && leases.earliest_deadline()?.is_none() {
             return Ok(0);
@@ -140,7 +141,7 @@ impl ConcurrencyLimiter {
         Ok(units)
     }
 
-    /// Gives back what leases hold that are over, before somebody is told what remains.
+    /// Frees the units of expired leases, before the remaining units are reported.
     fn expire(found: &Key, leases: &Leases) -> Result<(), Blocked> {
         let now = found.home().clock.now().floor;
         let ends = !matches!(found.table.policy.0, Shape::Concurrency { lease: NEVER, .. });
@@ -151,7 +152,7 @@ impl ConcurrencyLimiter {
         Ok(())
     }
 
-    /// When it might be worth to look again after a denial: exactly, if that is known.
+    /// Returns when a retry may succeed after a denial: exactly, if that is known.
     fn retry_after(found: &Key, leases: &Leases) -> Result<Duration, Blocked> {
         let now = found.home().clock.now().floor;
         Ok(match leases.earliest_deadline()? {
@@ -161,7 +162,7 @@ impl ConcurrencyLimiter {
         })
     }
 
-    /// Calls those who wait for units that came back.
+    /// Wakes the waiters for freed units.
     fn ring(leases: &Leases) {
         if leases.sleepers.load(SeqCst) > 0 {
             state::wake_all(leases.bell);
@@ -172,7 +173,8 @@ impl ConcurrencyLimiter {
         self.limit.with_key(key, |found| f(found, &found.home().leases(found.table, found.key)))
     }
 
-    /// The same with the lease of a permit, if it is this process's and the lane is the one that it was given in.
+    /// Calls `f` with the lease of a permit, if it belongs to this process and the lane is the one that it was issued
+    /// in.
     fn with_lease<R>(
         &self,
         permit: &RawPermit,
@@ -206,7 +208,7 @@ impl ConcurrencyLimiter {
         RawPermit::new(self.base.id, Kind::Lease(lease))
     }
 
-    /// What a permit of this limiter says.
+    /// Returns the contents of this limiter's permit.
     fn own(&self, permit: &RawPermit) -> Result<LeasePermit> {
         match permit.of(self.base.id) {
             Some(Kind::Lease(lease)) => Ok(lease),
@@ -214,7 +216,7 @@ impl ConcurrencyLimiter {
         }
     }
 
-    /// A permit that counts nowhere.
+    /// Makes a permit that counts nowhere.
     fn uncounted(&self) -> RawPermit {
         self.raw(LeasePermit::UNCOUNTED)
     }
@@ -252,7 +254,7 @@ impl Limiter for ConcurrencyLimiter {
     }
 
     fn settle(&self, _: &RawPermit, _: u64) -> Result<()> {
-        unsupported("settle", "a concurrency limit: its units come back when the job ends")
+        unsupported("settle", "a concurrency limit: its units become free when the job ends")
     }
 
     fn renew(&self, permit: &RawPermit) -> Result<()> {
@@ -264,7 +266,7 @@ impl Limiter for ConcurrencyLimiter {
                 return self.renew_on_server(permit);
             }
             self.with_lease(permit, |found, leases, lease| {
-                // One that is over is not revived, whether anybody has noticed or not.
+                // An expired lease is not revived, whether or not its end was noticed.
                 if !matches!(Self::deadline(found.home(), found.table), NEVER) {
                     leases.reclaim(found.home().clock.now().floor, |_| false)?;
                 }
@@ -288,7 +290,7 @@ impl Places for ConcurrencyLimiter {
     }
 }
 
-impl Inner for ConcurrencyLimiter {
+impl Internal for ConcurrencyLimiter {
     #[inline(always)]
     fn base(&self) -> &Base {
         &self.base
@@ -420,7 +422,7 @@ impl Inner for ConcurrencyLimiter {
                     found.decided(ADMITTED, weight);
                     return Ok(Claim::Started(self.permit(found, lease)));
                 }
-                // A gate opens when it says, whoever completes.
+                // A gate opens at a known time, whatever completes.
                 let is_certain = found.gate > found.home().clock.now().floor;
                 Ok(Claim::Denied { after: Self::retry_after(found, leases)?, is_certain })
             })
@@ -443,14 +445,14 @@ impl Inner for ConcurrencyLimiter {
         Ok(self.quiet_peek(key, 0)?.reset_after)
     }
 
-    fn hear(&self, key: &str) -> Option<u64> {
+    fn read_bell(&self, key: &str) -> Option<u64> {
         self.with_leases(key, |_, leases| Ok(leases.bell.load(Acquire))).ok()
     }
 
-    fn sleep_on_bell(&self, key: &str, heard: u64, nap: Duration) {
+    fn sleep_on_bell(&self, key: &str, seen: u64, nap: Duration) {
         let _ = self.with_leases(key, |_, leases| {
             leases.sleepers.fetch_add(1, SeqCst);
-            state::sleep_on(leases.bell, heard, nap);
+            state::sleep_on(leases.bell, seen, nap);
             leases.sleepers.fetch_sub(1, SeqCst);
             Ok(())
         });
@@ -458,7 +460,7 @@ impl Inner for ConcurrencyLimiter {
 
     fn is_over(&self, permit: &RawPermit) -> bool {
         if self.limit.is_served() {
-            // To ask costs a round trip, and whoever ends it is told anyway.
+            // Checking costs a round trip, and ending the permit reports it anyway.
             return false;
         }
         let held = self.with_lease(permit, |_, leases, lease| Ok(leases.is_held(lease)?));

@@ -1,13 +1,14 @@
-//! Leases on a server that have no end of their own: they hold for a time, and are renewed as long as their process lives.
+//! Leases on a server without an end of their own: each holds for a time, and is renewed while its process lives.
 //!
-//! A server cannot see whether a process lives, so every lease there has to end. A job may take long and call nothing meanwhile, and its
-//! lease must not end before it does. So somebody has to renew it in its stead: a thread, which a process starts with its first
-//! lease of this kind and which sleeps until one is due. It runs no code of users, takes no signals, and a forked child has none until it
-//! takes a lease itself.
-//!
-//! If a lease ends all the same, because the process was stopped or cut off from the server for too long, somebody else may have its
-//! units. The job cannot be stopped. But it is told: [`Limiter::renew`](crate::Limiter::renew) answers `LeaseLost`, and when the job ends
-//! those are told who listen to errors of the store.
+//! 1. A server cannot see whether a process lives, so every lease there has to end.
+//! 2. A job may take long without calling this library, and its lease must not end before the job does. So a thread
+//!    renews the lease.
+//! 3. A process starts that thread with its first lease of this kind. The thread sleeps until a renewal is due, runs no
+//!    user code and takes no signals. A forked child has no such thread until it takes a lease itself.
+//! 4. A lease may still end, because the process was stopped or cut off from the server for too long. Its units may
+//!    then go to another start. The job cannot be stopped, but it is notified:
+//!    [`Limiter::renew`](crate::Limiter::renew) returns `LeaseLost`, and when the job ends the hooks for errors of the
+//!    store are called.
 
 use super::served::owner_of;
 use crate::algorithm::leases::Lease;
@@ -23,36 +24,36 @@ use std::sync::{Arc, Weak};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
-/// How long a lease holds that nobody renews. A process that dies on another machine keeps its units for so long; a process that
-/// is cut off from the server for longer has lost them.
+/// How long a lease holds without a renewal. A process that dies on another machine keeps its units for this long. A
+/// process that is cut off from the server for longer has lost them.
 const HOLDS: Duration = Duration::from_secs(30);
 
-/// When a renewal has failed, the next is tried so much later.
+/// The delay before the next attempt after a failed renewal.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// How long such a lease holds.
+/// Returns how long such a lease holds.
 pub(super) fn holds() -> Duration {
     fault::lease_ms().map_or(HOLDS, Duration::from_millis)
 }
 
-/// Which limit (by where it is; that is nobody else's as long as it is listed), and which of its leases.
+/// A limit, by its address, which is unique as long as it is listed, and one of its leases.
 type Which = (usize, u64);
 
 /// A lease that is renewed.
 #[derive(Debug, Clone)]
-struct Held {
+struct RenewedLease {
     limit: Weak<Limit>,
     key: Hash,
     lease: Lease,
     due: Instant,
-    /// The server holds it until then at least.
+    /// The server holds it at least until then.
     until: Instant,
     is_lost: bool,
 }
 
 #[derive(Debug, Default)]
 struct Renewer {
-    held: HashMap<Which, Held>,
+    held: HashMap<Which, RenewedLease>,
     thread: Option<Thread>,
 }
 
@@ -62,7 +63,7 @@ fn which(limit: &Arc<Limit>, lease: Lease) -> Which {
     (Arc::as_ptr(limit).addr(), lease.fence)
 }
 
-/// Starts the thread, if there is none. To be called before a lease is taken: one that nobody renews would be lost.
+/// Starts the thread, if there is none. Call this before a lease is taken: a lease without a renewer would be lost.
 pub(super) fn begin() -> Result<()> {
     let mut renewer = RENEWER.lock();
     if renewer.thread.is_none() {
@@ -73,7 +74,7 @@ pub(super) fn begin() -> Result<()> {
     Ok(())
 }
 
-/// A thread that is started by `start` gets none of the process's signals.
+/// Runs `start`; a thread that it starts gets none of the process's signals.
 fn without_signals<R>(start: impl FnOnce() -> R) -> R {
     // SAFETY: both sets are valid for all of the calls, and zeroed ones are valid to be written.
     let before = unsafe {
@@ -83,14 +84,14 @@ fn without_signals<R>(start: impl FnOnce() -> R) -> R {
         before
     };
     let started = start();
-    // SAFETY: as above; the set is what this thread had.
+    // SAFETY: as above; the set is the one that this thread had.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut()) };
     started
 }
 
-/// Renews a lease from now on that was asked for at `asked`.
+/// Starts renewing a lease that was requested at `asked`.
 pub(super) fn hold(limit: &Arc<Limit>, key: Hash, lease: Lease, asked: Instant) {
-    let held = Held {
+    let held = RenewedLease {
         limit: Arc::downgrade(limit),
         key,
         lease,
@@ -103,18 +104,18 @@ pub(super) fn hold(limit: &Arc<Limit>, key: Hash, lease: Lease, asked: Instant) 
     renewer.thread.iter().for_each(Thread::unpark);
 }
 
-/// Renews a lease no longer. May it have been lost before?
+/// Stops renewing a lease. Returns whether it may have been lost before.
 pub(super) fn let_go(limit: &Arc<Limit>, lease: Lease) -> bool {
     let held = RENEWER.lock().held.remove(&which(limit, lease));
     held.is_some_and(|held| held.is_lost || held.until <= Instant::now())
 }
 
-/// Was it lost while it was to be renewed?
+/// Returns whether it was lost while it was being renewed.
 pub(super) fn is_lost(limit: &Arc<Limit>, lease: Lease) -> bool {
     RENEWER.lock().held.get(&which(limit, lease)).is_some_and(|held| held.is_lost)
 }
 
-/// The thread.
+/// The body of the thread.
 fn run() {
     MayWait::UntilTimeout.during(|| {
         loop {
@@ -127,10 +128,10 @@ fn run() {
     });
 }
 
-/// What is due; if nothing is, for how long.
-fn next() -> std::result::Result<Vec<(Which, Held)>, Option<Duration>> {
+/// Takes the renewals that are due; if there are none, returns the time until the next.
+fn next() -> std::result::Result<Vec<(Which, RenewedLease)>, Option<Duration>> {
     let mut renewer = RENEWER.lock();
-    // Nobody can end a lease any more whose limiter is gone: it is left to end by itself.
+    // A lease whose limiter is gone can no longer be ended by a call. It is left to expire.
     renewer.held.retain(|_, held| held.limit.strong_count() > 0);
     let now = Instant::now();
     let renewed = || renewer.held.iter().filter(|(_, held)| !held.is_lost);
@@ -142,8 +143,8 @@ fn next() -> std::result::Result<Vec<(Which, Held)>, Option<Duration>> {
     Ok(due)
 }
 
-fn renew_all(due: Vec<(Which, Held)>) {
-    // To ask a server that does not answer takes a store's whole timeout: that is not done for each of its leases.
+fn renew_all(due: Vec<(Which, RenewedLease)>) {
+    // A request to an unresponsive server takes a store's whole timeout, so it is not repeated for each of its leases.
     let mut failing: Vec<usize> = Vec::new();
     for (which, held) in due {
         let Some(limit) = held.limit.upgrade() else { continue };
@@ -157,14 +158,14 @@ fn renew_all(due: Vec<(Which, Held)>) {
         match answer {
             Some(Ok(true)) => (held.due, held.until) = (asked + holds() / 3, asked + holds()),
             Some(Ok(false)) => held.is_lost = true,
-            // Not known: it may be held for longer, if the server itself was away.
+            // Unknown: it may hold for longer, if the server itself was down.
             Some(Err(_)) | None => held.due = Instant::now() + AGAIN.min(holds() / 3),
         }
     }
 }
 
-/// Asks the server for more time.
-fn renew(limit: &Arc<Limit>, held: &Held) -> Result<bool> {
+/// Requests more time from the server.
+fn renew(limit: &Arc<Limit>, held: &RenewedLease) -> Result<bool> {
     let owner = owner_of(limit)?;
     let arguments = [number(held.lease.index), number(held.lease.fence)];
     let arguments = [&arguments[..], &owner, &[number(holds().as_micros() as u64), 1]].concat();

@@ -1,4 +1,4 @@
-//! Leases that a server gives.
+//! Leases issued by a server.
 
 use super::{ConcurrencyLimiter, renewal};
 use crate::algorithm::leases::{Lease, NEVER};
@@ -17,13 +17,13 @@ use crate::time::{Tick, from_ticks};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// Who this process is to the others that share a limit: see `leases.lua`.
+/// Returns the identity of this process, for the others that share a limit: see `leases.lua`.
 pub(super) fn owner_of(limit: &Limit) -> Result<[i64; 4]> {
     let Process { site, number: process, began } = Process::this();
     Ok([limit.store().owner()?, site, process, began].map(number))
 }
 
-/// A lease as a script is asked for it: for how long (-1: without end), and whether it is renewed meanwhile.
+/// The duration of a requested lease (-1: without end), and whether it is renewed in the meantime.
 #[derive(Debug, Clone, Copy)]
 struct Time(i64, bool);
 
@@ -31,14 +31,14 @@ impl Time {
     fn of(home: &Home, table: &Table) -> Time {
         match table.policy.0 {
             Shape::Concurrency { lease, .. } if lease != NEVER => Time(number(lease), false),
-            // By a clock that stands still nothing ends by itself.
+            // With a clock that stands still no lease expires.
             _ if home.clock.is_manual() => Time(-1, false),
             _ => Time(number(renewal::holds().as_micros() as u64), true),
         }
     }
 }
 
-/// What a server says of a key.
+/// The state of a key as a server reports it.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Seen {
     now: Tick,
@@ -51,12 +51,12 @@ pub(super) struct Seen {
 impl Seen {
     fn of(now: i64, [live, gate, soonest]: [i64; 3], time: Time) -> Seen {
         let unsigned = |n: i64| u64::try_from(n).unwrap_or(0);
-        // What is renewed does not end then.
+        // A renewed lease does not end then.
         let soonest = if time.1 { 0 } else { soonest };
         Seen { now: unsigned(now), live: unsigned(live), gate: unsigned(gate), soonest: unsigned(soonest) }
     }
 
-    /// When it might be worth to look again after a denial: exactly, if that is known.
+    /// Returns when a retry may succeed after a denial: exactly, if that is known.
     pub fn retry_after(&self) -> Duration {
         match self.soonest.max(self.gate) {
             _ if self.is_closed() => from_ticks(self.gate - self.now),
@@ -71,7 +71,7 @@ impl Seen {
 }
 
 impl ConcurrencyLimiter {
-    /// Takes units, if there is room. (Of denials it counts none: to those who wait they are none.)
+    /// Takes units, if enough are free. (It counts no denials: to a waiter they are none.)
     pub(super) fn take_on_server(&self, found: &Key, weight: u64) -> Result<(Option<RawPermit>, Seen), Blocked> {
         self.limit.check_weight_on_server(found.table, found.hash, weight)?;
         let (owner, time) = (owner_of(&self.limit)?, Time::of(found.home(), found.table));
@@ -104,7 +104,7 @@ impl ConcurrencyLimiter {
         self.raw(LeasePermit { owner: owner[0] as u64, index, fence, key: key.0 })
     }
 
-    /// Gives back what those of these processes of this site hold that are dead. How many units that was.
+    /// Frees the leases of this site's dead processes, out of these. Returns the number of units.
     fn evict(&self, home: &Home, table: &Table, key: Hash, others: &[i64]) -> Result<i64, Blocked> {
         let site = Process::this().site;
         let mut units = 0;
@@ -150,7 +150,7 @@ impl ConcurrencyLimiter {
         Ok(self.decision(table, seen.gate, seen.now, seen.live, retry_after))
     }
 
-    /// Asks about a lease of this process. `None`: it is another's.
+    /// Requests something about a lease of this process. `None`: it belongs to another process.
     fn with_lease_on_server(
         &self,
         permit: &RawPermit,
@@ -167,7 +167,7 @@ impl ConcurrencyLimiter {
 
     pub(super) fn end_on_server(&self, permit: &RawPermit, is_cancelled: bool) -> Result<()> {
         let ended = self.with_lease_on_server(permit, |found, lease, arguments| {
-            // If the server cannot be told, the lease ends by itself.
+            // If the server cannot be reached, the lease expires.
             let may_be_lost = renewal::let_go(&self.limit, lease);
             let [_, was_held] = self.limit.ask(found, "complete", arguments)?;
             if was_held == 1 && is_cancelled {
@@ -182,7 +182,7 @@ impl ConcurrencyLimiter {
         Ok(())
     }
 
-    /// Units of a job that has ended only now may have been somebody else's meanwhile.
+    /// Reports that units of a job that has ended only now may have belonged to another start.
     fn tell_of_loss(&self) {
         let error = Error::LeaseLost { limit: self.limit.name().to_string() };
         self.limit.count_failure();
@@ -204,7 +204,7 @@ impl ConcurrencyLimiter {
         })
     }
 
-    /// Those of this process look again.
+    /// Wakes the waiters of this process.
     fn call_waiters(found: &Key) {
         let leases = found.home().leases(found.table, found.key);
         leases.bell.fetch_add(1, crate::atomic::SeqCst);
@@ -236,14 +236,14 @@ impl ConcurrencyLimiter {
         };
         let ended = self.end_on_server(&self.permit_on_server(owner, lease, hash), false);
         if let Err(Error::WouldWait) = ended {
-            // For the call that comes again.
+            // For the repeated call.
             self.running.lock().entry(hash).or_default().push_front(lease);
         }
         ended
     }
 }
 
-/// From where on a long list of leases is looked at, so that in time all of it is.
+/// Returns where the check of a long list of leases begins, so that in time the whole list is checked.
 fn turn() -> i64 {
     number(jitter(0, 65_535))
 }

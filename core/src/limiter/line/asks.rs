@@ -1,51 +1,52 @@
-//! What a line asks of its limiter.
+//! The requests of a line to its limiter.
 
 use crate::error::Result;
-use crate::limiter::inner::When;
+use crate::limiter::internal::When;
 use crate::limiter::{Attempt, LOOK_AGAIN, Limiter, Reserved};
 use crate::permit::RawPermit;
 use crate::policy::MOST_GRACE;
 use crate::time::{from_ticks, grace_ticks};
 use std::time::Duration;
 
-/// What a limiter has for a waiter.
+/// A limiter's reply to a waiter.
 #[doc(hidden)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Claim {
-    /// Start.
+    /// The start is admitted.
     Started(RawPermit),
     /// A start in the future.
     Place {
-        /// What to present.
+        /// The place to present.
         place: RawPermit,
-        /// When, from now.
+        /// The time until it is ready.
         after: Duration,
     },
-    /// Nothing before the waiter's patience ends.
+    /// Nothing is free before the waiter's patience ends.
     Denied {
-        /// When there may be something, from now.
+        /// The time until something may be free.
         after: Duration,
-        /// Is nothing possible before that? Otherwise it is a suggestion of when to look again.
+        /// Whether nothing can be free before that. Otherwise the time suggests when to retry.
         is_certain: bool,
     },
-    /// As many wait as may; to wait for room among them makes no sense.
+    /// The queue is full. Waiting for capacity in a queue is not supported.
     Full {
-        /// When one more may, from now.
+        /// The time until one more caller may wait.
         after: Duration,
     },
 }
 
-/// What a line takes.
+/// The terms of a line's request.
 #[doc(hidden)]
 #[derive(Debug, Clone, Copy)]
 pub struct Terms {
-    /// The longest wait; `None`: however long.
+    /// The longest wait; `None`: no limit.
     pub most: Option<Duration>,
     /// The least grace of a place, as the line needs it.
     pub grace: Duration,
-    /// The same, as waiters have asked for it. A place that a server has granted for less long will not do.
+    /// The least grace, as waiters requested it. A place that a server granted with less grace is not accepted.
     pub asked: Duration,
-    /// A place, also where there is room for a start: one that would start before places that the line holds already.
+    /// Whether to take a place even where a start is possible, because it would start before places that the line
+    /// already holds.
     pub as_place: bool,
 }
 
@@ -54,20 +55,20 @@ impl Terms {
     pub const NOW: Terms =
         Terms { most: Some(Duration::ZERO), grace: Duration::ZERO, asked: Duration::ZERO, as_place: false };
 
-    /// The same for one who has asked for this grace.
+    /// The same with a requested grace.
     pub(super) fn now(asked: Duration) -> Result<Terms> {
         grace_ticks("grace", asked)?;
         Ok(Terms { asked, ..Terms::NOW })
     }
 }
 
-/// [`Inner::claim`](super::super::Inner::claim) for a limiter that has only the public calls.
+/// [`Internal::claim`](super::super::Internal::claim) for a limiter that has only the public calls.
 pub(crate) fn claim_by_calls(
     limiter: &dyn Limiter,
     (key, weight): (&str, u64),
     Terms { most, grace, asked, as_place }: Terms,
 ) -> Result<Claim> {
-    // Looking first: a denied attempt would count as a denial.
+    // It peeks first: a denied attempt would count as a denial.
     let seen = limiter.quiet_peek(key, weight)?;
     if seen.admitted
         && !(as_place && limiter.has_places())
@@ -76,7 +77,7 @@ pub(crate) fn claim_by_calls(
         return Ok(Claim::Started(permit));
     }
     if !limiter.has_places() {
-        // A gate opens when it says; but somebody may complete at any time.
+        // A gate opens at a known time, but a start may complete at any time.
         let closed = seen.retry_after.min(seen.reset_after);
         return Ok(Claim::Denied { after: closed.max(LOOK_AGAIN), is_certain: closed > LOOK_AGAIN });
     }

@@ -1,12 +1,12 @@
 //! The waiters of one event loop.
 
-use super::brought::Brought;
 use super::key::{KeyLine, Out, Pass, SLICE};
+use super::own_place::OwnPlace;
 use super::{Outcome, Waiter};
 use crate::error::{Error, Result};
 use crate::fork;
 use crate::limiter::Limiter;
-use crate::limiter::heard::Call;
+use crate::limiter::events::Call;
 use crate::permit::RawPermit;
 use crate::time::{Clock, Tick, from_ticks};
 use crate::waiting::MayWait;
@@ -14,29 +14,29 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long one call may work. The rest is due at once.
+/// The longest duration of one call. The rest is due immediately.
 const BATCH: Duration = Duration::from_millis(8);
 
-/// What could not be given back is given back so much later.
+/// The delay before another attempt to give something back.
 const GIVE_BACK_AGAIN: Duration = Duration::from_millis(1);
 
-/// One waiter of a [`Line`]. Numbers are not used again.
+/// The number of a waiter of a [`Line`]. Numbers are not reused.
 pub type WaiterId = u64;
 
-/// What came of joining a line.
+/// The result of joining a line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Joined {
-    /// It is over already.
+    /// The wait is already over.
     Done(Outcome),
-    /// [`Line::advance`] will say when it is over.
+    /// [`Line::advance`] returns the outcome later.
     Waiting(WaiterId),
 }
 
-/// The waiters of one limiter in one event loop: a line for each key. It never sleeps or blocks, starts no threads and calls
-/// nobody. The loop keeps one timer for it.
+/// The waiters of one limiter in one event loop: one line per key. It never sleeps or blocks, starts no threads and
+/// makes no callbacks. The loop keeps one timer for it.
 ///
-/// Within a key, waiters start in the order of their priority and then of asking. Dropping the line gives back what its
-/// waiters hold. A forked child finds it empty: the waiters are the parent's.
+/// Within a key, waiters start in the order of their priority and then of their requests. Dropping the line gives back
+/// what its waiters hold. A forked child finds it empty: the waiters belong to the parent.
 ///
 /// ```
 /// # use std::sync::Arc;
@@ -47,11 +47,11 @@ pub enum Joined {
 /// let mut line = Line::new(limiter);
 /// for _ in 0..5 {
 ///     match line.join(Waiter::new("tenant", 1))? {
-///         Joined::Done(outcome) => println!("{outcome:?}"), // there was room
+///         Joined::Done(outcome) => println!("{outcome:?}"), // units were free
 ///         Joined::Waiting(id) => println!("{id} waits"),
 ///     }
 /// }
-/// // What the loop's timer does:
+/// // The work of the loop's timer:
 /// let mut over = Vec::new();
 /// while let Some(nap) = line.advance(&mut over) {
 ///     std::thread::sleep(nap);
@@ -63,18 +63,18 @@ pub struct Line {
     limiter: Arc<dyn Limiter>,
     keys: HashMap<Arc<str>, Entry>,
     due: BTreeSet<(Tick, Due)>,
-    /// Where each waiter is.
+    /// The position of each waiter.
     waiters: HashMap<WaiterId, Seated>,
     last_id: WaiterId,
-    /// What ended outside of [`Line::advance`], which tells it.
+    /// Outcomes outside of [`Line::advance`], which returns them at its next call.
     over: Vec<(WaiterId, Outcome)>,
-    /// The keys with something to do for a call that may wait.
+    /// The keys with work for a call that may wait.
     blocked: HashSet<Arc<str>>,
-    /// There is a brought place with such a thing.
-    is_brought_blocked: bool,
-    /// What those held who left, and has to be given back by a call that may wait: permits, and whether they are places.
+    /// Whether a waiter with its own place has such work.
+    is_own_place_blocked: bool,
+    /// Holdings of removed waiters, to be given back by a call that may wait: permits, and whether they are places.
     left: Vec<(RawPermit, bool)>,
-    /// Somebody waited for the store in vain during the last call: the others only try.
+    /// Whether the last call waited for the store in vain: later waiters then only try.
     is_stuck: bool,
     generation: u64,
 }
@@ -82,24 +82,24 @@ pub struct Line {
 #[derive(Debug, Default)]
 struct Entry {
     line: KeyLine,
-    /// What [`Line::due`] has of it.
+    /// The entry of this key in [`Line::due`].
     due: Option<Tick>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 enum Due {
     Key(Arc<str>),
-    Brought(WaiterId),
+    OwnPlace(WaiterId),
 }
 
 #[derive(Debug)]
 enum Seated {
     At(Arc<str>, i32),
-    Brought(Brought),
+    OwnPlace(OwnPlace),
 }
 
 impl Line {
-    /// The line of a limiter, with nobody in it. Opens nothing.
+    /// Makes an empty line for a limiter. Opens nothing.
     pub fn new(limiter: Arc<dyn Limiter>) -> Line {
         Line {
             limiter,
@@ -109,62 +109,62 @@ impl Line {
             last_id: 0,
             over: Vec::new(),
             blocked: HashSet::new(),
-            is_brought_blocked: false,
+            is_own_place_blocked: false,
             left: Vec::new(),
             is_stuck: false,
             generation: fork::generation(),
         }
     }
 
-    /// How many wait.
+    /// Returns the number of waiters.
     pub fn len(&self) -> usize {
         if self.is_the_parent_s() { 0 } else { self.waiters.len() }
     }
 
-    /// Does nobody wait?
+    /// Returns whether there are no waiters.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Joins the line, or starts at once. After [`Joined::Waiting`], ask [`Line::next`] whether the timer has to be set
-    /// earlier.
+    /// Joins the line, or starts immediately. After [`Joined::Waiting`], check [`Line::next`]: the timer may have to be
+    /// set earlier.
     ///
     /// # Errors
-    /// As for [`Limiter::attempt`]; nobody joined then.
+    /// As for [`Limiter::attempt`]. After an error the waiter has not joined.
     pub fn join(&mut self, waiter: Waiter<'_>) -> Result<Joined> {
         let limiter = self.limiter.clone();
         let Some(call) = Call::of(&*limiter, waiter.key, waiter.weight) else { return self.quiet_join(waiter) };
-        let held = call.foresee(waiter.place.as_ref());
+        let held = call.forecast(waiter.place.as_ref());
         let mut joined = self.quiet_join(waiter);
         if let Ok(Joined::Waiting(id)) = joined
             && MayWait::here() == MayWait::Never
             && self.blocked.contains(waiter.key)
         {
-            // Nobody was asked for it yet, so there is nothing to tell.
+            // The limiter has not been asked for this waiter yet, so there is nothing to report.
             self.leave(id);
             joined = Err(Error::WouldWait);
         }
-        call.tell_error(joined.as_ref().err());
+        call.report_error(joined.as_ref().err());
         if matches!(joined, Ok(Joined::Waiting(_) | Joined::Done(Outcome::Expired(_)))) {
-            call.tell_held(held);
+            call.report_throttling(held);
         }
         joined
     }
 
     fn quiet_join(&mut self, waiter: Waiter<'_>) -> Result<Joined> {
-        self.forget_the_parent_s();
+        self.forget_parents_waiters();
         let clock = self.clock();
         let now = clock.now().floor;
         self.last_id += 1;
         let id = self.last_id;
         if let Some(place) = waiter.place {
-            let mut brought = Brought::new(place, now, waiter.timeout);
-            return match brought.advance(&*self.limiter, now, self.slice()) {
+            let mut own = OwnPlace::new(place, now, waiter.timeout);
+            return match own.advance(&*self.limiter, now, self.slice()) {
                 Some(Outcome::Failed(error)) => Err(error),
                 Some(outcome) => Ok(Joined::Done(outcome)),
                 None => {
-                    self.due.insert((brought.due, Due::Brought(id)));
-                    self.waiters.insert(id, Seated::Brought(brought));
+                    self.due.insert((own.due, Due::OwnPlace(id)));
+                    self.waiters.insert(id, Seated::OwnPlace(own));
                     Ok(Joined::Waiting(id))
                 }
             };
@@ -177,13 +177,13 @@ impl Line {
         let mut out = Out::new();
         let pass = Pass { slice: self.slice(), ..Pass::new(&*self.limiter, &key, &clock) };
         let joined = entry.line.join(&pass, (rank, waiter), None, &mut out);
-        // What ends here for somebody else is told by the next `advance`, and what ends after that, too.
+        // Outcomes of other waiters, and all outcomes after those, are returned by the next `advance`.
         let is_own = self.over.is_empty() && matches!(&out[..], [(other, _)] if *other == rank);
         let own = if is_own { out.pop().map(|(_, outcome)| outcome) } else { None };
         if joined.is_ok() && own.is_none() {
             self.waiters.insert(id, Seated::At(key.clone(), waiter.priority));
         }
-        self.tell(&key, out);
+        self.publish(&key, out);
         self.keep(key, entry);
         joined?;
         match own {
@@ -193,12 +193,12 @@ impl Line {
         }
     }
 
-    /// Does all that is due, and appends the waits that ended. Returns how long until it has to be called again; `None`:
-    /// nobody waits. To be called when that time is over, and at any other time; it costs little while nothing is due.
+    /// Does all work that is due, and appends the waits that ended. Returns the time until it has to be called again;
+    /// `None`: there are no waiters. Call it after that time, and at any other time; a call with nothing due is cheap.
     pub fn advance(&mut self, over: &mut Vec<(WaiterId, Outcome)>) -> Option<Duration> {
-        self.forget_the_parent_s();
+        self.forget_parents_waiters();
         over.append(&mut self.over);
-        (self.is_brought_blocked, self.is_stuck) = (false, false);
+        (self.is_own_place_blocked, self.is_stuck) = (false, false);
         for (permit, is_place) in std::mem::take(&mut self.left) {
             self.give_back(permit, is_place);
         }
@@ -213,13 +213,13 @@ impl Line {
                     if self.blocked.contains(&key)
                         && let Some(due) = self.keys.get(&key).and_then(|entry| entry.due)
                     {
-                        // To ask again at once would be in vain.
+                        // Asking again immediately would fail too.
                         let due = (due, Due::Key(key));
                         self.due.remove(&due);
                         blocked.push(due);
                     }
                 }
-                Some((_, Due::Brought(id))) => self.advance_brought(id, now),
+                Some((_, Due::OwnPlace(id))) => self.advance_own_place(id, now),
                 None => break,
             }
             over.append(&mut self.over);
@@ -231,14 +231,14 @@ impl Line {
         self.next()
     }
 
-    /// Did the last calls leave something undone because they [must not wait](crate::MayWait)? Then [`Line::advance`] is to be
-    /// called from where it may.
+    /// Returns whether the last calls left work undone because they [must not wait](crate::MayWait). If so, call
+    /// [`Line::advance`] from a thread that may wait.
     pub fn would_wait(&self) -> bool {
         let is_due = |clock: Clock| self.due.first().is_some_and(|(due, _)| *due <= clock.now().floor);
-        self.is_brought_blocked || !self.left.is_empty() || !self.blocked.is_empty() && is_due(self.clock())
+        self.is_own_place_blocked || !self.left.is_empty() || !self.blocked.is_empty() && is_due(self.clock())
     }
 
-    /// How long until [`Line::advance`] has to be called; `None`: nobody waits.
+    /// Returns the time until [`Line::advance`] has to be called; `None`: there are no waiters.
     pub fn next(&self) -> Option<Duration> {
         if self.is_the_parent_s() {
             return None;
@@ -253,9 +253,9 @@ impl Line {
         Some(from_ticks(due.saturating_sub(self.clock().now().floor)))
     }
 
-    /// Somebody in this process completed, cancelled or cleared something under that key (`None`: it is not known which): the
-    /// next [`Line::advance`], which is due at once, looks whether there is room now. Without this a waiter for a
-    /// concurrency limit notices up to 16 ms later, and others when their place comes.
+    /// Reports that a start of this key was completed, cancelled or cleared in this process (`None`: the key is
+    /// unknown). The next [`Line::advance`], which is then due immediately, checks for free units. Without this call a
+    /// waiter for a concurrency limit notices up to 16 ms later, and others when their place is ready.
     pub fn wake(&mut self, key: Option<&str>) {
         if self.is_the_parent_s() || self.keys.is_empty() {
             return;
@@ -273,10 +273,10 @@ impl Line {
         }
     }
 
-    /// A waiter does not wait any longer. What it holds goes to the next one, or back. A no-op for a wait that is over; one
-    /// that was admitted, and not told yet, is cancelled.
+    /// Removes a waiter that stops waiting. Its place goes to the next one, or back. A no-op for a wait that is over; a
+    /// start that was admitted, but not returned yet, is cancelled.
     pub fn leave(&mut self, id: WaiterId) {
-        self.forget_the_parent_s();
+        self.forget_parents_waiters();
         match self.waiters.remove(&id) {
             Some(Seated::At(key, priority)) => {
                 if let Some(mut entry) = self.keys.remove(&key) {
@@ -284,9 +284,9 @@ impl Line {
                     self.keep(key, entry);
                 }
             }
-            Some(Seated::Brought(brought)) => {
-                self.due.remove(&(brought.due, Due::Brought(id)));
-                self.give_back(brought.place, true);
+            Some(Seated::OwnPlace(own)) => {
+                self.due.remove(&(own.due, Due::OwnPlace(id)));
+                self.give_back(own.place, true);
             }
             None => {
                 if let Some(at) = self.over.iter().position(|(other, _)| *other == id)
@@ -298,7 +298,8 @@ impl Line {
         }
     }
 
-    /// Gives back what somebody held who left, or leaves it to a call that may wait. If it fails otherwise, it goes by unused.
+    /// Gives back what a removed waiter held, or leaves that to a call that may wait. If it fails otherwise, the place
+    /// expires unused.
     fn give_back(&mut self, permit: RawPermit, is_place: bool) {
         let limiter = &self.limiter;
         let given = MayWait::in_slice(Instant::now(), self.slice(), || match is_place {
@@ -310,7 +311,7 @@ impl Line {
         }
     }
 
-    /// How long the next one may wait for the store.
+    /// Returns how long the next waiter may wait for the store.
     fn slice(&self) -> Duration {
         if self.is_stuck { Duration::ZERO } else { SLICE }
     }
@@ -325,47 +326,47 @@ impl Line {
         let mut out = Out::new();
         let pass = Pass { slice: self.slice(), ..Pass::new(&*self.limiter, &key, clock) };
         entry.line.advance(&pass, &mut out);
-        self.tell(&key, out);
+        self.publish(&key, out);
         self.keep(key, entry);
     }
 
-    fn advance_brought(&mut self, id: WaiterId, now: Tick) {
+    fn advance_own_place(&mut self, id: WaiterId, now: Tick) {
         let slice = self.slice();
-        let Some(Seated::Brought(brought)) = self.waiters.get_mut(&id) else { return };
-        match brought.advance(&*self.limiter, now, slice) {
+        let Some(Seated::OwnPlace(own)) = self.waiters.get_mut(&id) else { return };
+        match own.advance(&*self.limiter, now, slice) {
             Some(Outcome::Failed(Error::WouldWait)) => {
-                self.due.insert((brought.due, Due::Brought(id)));
-                self.is_brought_blocked = true;
+                self.due.insert((own.due, Due::OwnPlace(id)));
+                self.is_own_place_blocked = true;
             }
             Some(outcome) => {
                 self.waiters.remove(&id);
                 if let Outcome::Failed(error) = &outcome {
-                    self.tell_of("", error);
+                    self.report_error("", error);
                 }
                 self.over.push((id, outcome));
             }
-            None => drop(self.due.insert((brought.due, Due::Brought(id)))),
+            None => drop(self.due.insert((own.due, Due::OwnPlace(id)))),
         }
     }
 
-    fn tell(&mut self, key: &str, out: Out) {
+    fn publish(&mut self, key: &str, out: Out) {
         for ((_, id), outcome) in out {
             self.waiters.remove(&id);
             if let Outcome::Failed(error) = &outcome {
-                self.tell_of(key, error);
+                self.report_error(key, error);
             }
             self.over.push((id, outcome));
         }
     }
 
-    /// Tells those who listen of an error of a waiter that waited.
-    fn tell_of(&self, key: &str, error: &Error) {
+    /// Reports the error of a waiter to the hooks.
+    fn report_error(&self, key: &str, error: &Error) {
         if let Some(call) = Call::of(&*self.limiter, key, 1) {
-            call.tell_error(Some(error));
+            call.report_error(Some(error));
         }
     }
 
-    /// Keeps a key's line, if somebody is in it, and when it is due.
+    /// Keeps a key's line, unless it is empty, and its due time.
     fn keep(&mut self, key: Arc<str>, mut entry: Entry) {
         if let Some(due) = entry.due.take() {
             self.due.remove(&(due, Due::Key(key.clone())));
@@ -388,8 +389,8 @@ impl Line {
         self.generation != fork::generation()
     }
 
-    /// A forked child has a copy of waiters that are not its own. It forgets them, and what they hold stays theirs.
-    fn forget_the_parent_s(&mut self) {
+    /// Forgets the waiters in a forked child. They are copies of the parent's, which keeps what they hold.
+    fn forget_parents_waiters(&mut self) {
         if self.is_the_parent_s() {
             self.keys.clear();
             self.due.clear();
@@ -397,7 +398,7 @@ impl Line {
             self.over.clear();
             self.blocked.clear();
             self.left.clear();
-            self.is_brought_blocked = false;
+            self.is_own_place_blocked = false;
             self.generation = fork::generation();
         }
     }
@@ -412,8 +413,8 @@ impl Drop for Line {
             entry.line.end(&*self.limiter);
         }
         for waiter in self.waiters.values() {
-            if let Seated::Brought(brought) = waiter {
-                let _ = self.limiter.cancel_place(&brought.place);
+            if let Seated::OwnPlace(own) = waiter {
+                let _ = self.limiter.cancel_place(&own.place);
             }
         }
         for (permit, is_place) in std::mem::take(&mut self.left) {

@@ -3,7 +3,7 @@
 mod turns;
 
 pub use turns::Turn;
-pub(super) use turns::{Told, TurnLine};
+pub(super) use turns::{Notices, TurnLine};
 
 use super::{Claim, Outcome, Rank, Terms, Waiter};
 use crate::error::{Error, Result};
@@ -19,22 +19,22 @@ use std::time::{Duration, Instant};
 /// The most places that a line holds.
 const MOST_PLACES: usize = 256;
 
-/// How far ahead places are taken at least, in ticks.
+/// The least time ahead for which places are taken, in ticks.
 const HORIZON: Tick = 100_000;
 
-/// How often a line looks whether its first place could be sooner: after a raised limit, or a `clear`.
+/// The interval at which a line checks whether its first place could be sooner, after a raised limit or a `clear`.
 const LOOK_SOONER: Tick = 250_000;
 
-/// A waiter whose place would be sooner by less than this stays where it is.
+/// A waiter whose place would be sooner by less than this keeps its place.
 const WORTH_MOVING: Tick = 50_000;
 
-/// How long one pass may take. What is left is done in the next one, which is due at once.
+/// The longest duration of one pass. The next pass, which is due immediately, does the rest.
 const BATCH: Duration = Duration::from_millis(4);
 
-/// How long one call waits for the store. A commit to a slow disk takes less.
+/// The longest wait for the store in one call. A commit to a slow disk takes less.
 pub(super) const SLICE: Duration = Duration::from_millis(100);
 
-/// How long others have the line between two of them, in ticks.
+/// The time between two such calls in which other callers have the line, in ticks.
 pub(super) const BETWEEN_SLICES: Tick = 1_000;
 
 #[derive(Debug)]
@@ -43,9 +43,9 @@ struct Waiting {
     since: Tick,
     /// [`Tick::MAX`]: none.
     deadline: Tick,
-    /// A start that is further away than this is waited for elsewhere. [`Tick::MAX`]: none is.
+    /// A waiter whose start is further away than this waits elsewhere. [`Tick::MAX`]: never.
     hold: Tick,
-    /// 0: as usual.
+    /// 0: the default.
     grace: Tick,
     /// [`KeyLine::units`] and [`KeyLine::gone`] before it joined at the end of the line. 0 if it joined elsewhere.
     units: u64,
@@ -53,58 +53,59 @@ struct Waiting {
 }
 
 #[derive(Debug)]
-struct Held {
+struct HeldPlace {
     place: RawPermit,
     weight: u64,
     ready: Tick,
 }
 
-/// What ended, and how.
+/// The waiters that ended, and their outcomes.
 pub(super) type Out = Vec<(Rank, Outcome)>;
 
-/// The waiters of one key, and the places that they hold together: no more of any weight than there are waiters of it.
+/// The waiters of one key, and the places that they hold together. There are never more places of a weight than waiters
+/// of that weight.
 #[derive(Debug, Default)]
 pub(super) struct KeyLine {
     waiters: BTreeMap<Rank, Waiting>,
     by_weight: BTreeSet<(u64, Rank)>,
     deadlines: BTreeSet<(Tick, Rank)>,
-    /// Of those who asked for one.
+    /// The graces of the waiters that requested one.
     graces: BTreeSet<(Tick, Rank)>,
-    /// The earliest first.
-    places: VecDeque<Held>,
-    /// When to ask for the next place, or where nothing is held, for a start.
+    /// Ordered by readiness.
+    places: VecDeque<HeldPlace>,
+    /// When to ask for the next place, or for a start if no place is held.
     ask_at: Tick,
-    /// How often it was asked in vain.
+    /// The number of requests without success.
     looks: u32,
-    /// When to look whether the first place could be sooner.
+    /// When to check whether the first place could be sooner.
     look_sooner_at: Tick,
-    /// How late this line has presented places, in ticks, the last times.
+    /// The recent lateness of this line in presenting places, in ticks.
     late: Tick,
     /// The weights of all waiters.
     units: u64,
     /// The weights of all waiters that ever started or left.
     gone: u64,
-    /// The last pass did not finish.
+    /// Whether the last pass did not finish.
     is_unfinished: bool,
-    /// It did not because the store is busy, and it must not wait, or no longer.
+    /// Whether it did not finish because the store is busy and the pass may not wait, or not any longer.
     is_blocked: bool,
-    /// When the store first kept it waiting.
+    /// When the line first had to wait for the store.
     blocked_since: Option<Instant>,
     /// When to ask it again.
     blocked_until: Tick,
-    /// Places that are to be given back by a pass that may wait.
+    /// Places to be given back by a pass that may wait.
     surplus: Vec<RawPermit>,
-    /// How many waiters the limiter was told of.
+    /// The number of waiters that was reported to the limiter.
     counted: usize,
 }
 
-/// What a pass works with.
+/// The context of a pass.
 pub(super) struct Pass<'a> {
     pub limiter: &'a dyn Limiter,
     pub key: &'a str,
     pub clock: &'a Clock,
     pub began: Instant,
-    /// How long one call may wait for the store.
+    /// The longest wait for the store in one call.
     pub slice: Duration,
 }
 
@@ -121,7 +122,8 @@ impl<'a> Pass<'a> {
         self.began.elapsed() > BATCH
     }
 
-    /// The window of the limit, in ticks. (A limit that cannot be read says what is wrong when it is asked for a start.)
+    /// Returns the window of the limit, in ticks. (A limit that cannot be read reports its error when it is asked for a
+    /// start.)
     fn window(&self) -> Tick {
         self.limiter.window(self.key).ok().flatten().map_or(Tick::MAX, patience_ticks)
     }
@@ -132,12 +134,13 @@ impl KeyLine {
         self.waiters.is_empty() && self.surplus.is_empty()
     }
 
-    /// Is there something to do for a pass that [may wait](crate::MayWait)?
+    /// Returns whether there is work for a pass that [may wait](crate::MayWait).
     pub fn is_blocked(&self) -> bool {
         self.is_blocked
     }
 
-    /// Adds a waiter. Its outcome may be known at once. `asked` is what the limiter has just answered, if it was asked.
+    /// Adds a waiter. Its outcome may be known immediately. `asked` is the limiter's reply to a request just made, if
+    /// any.
     pub fn join(
         &mut self,
         pass: &Pass,
@@ -155,7 +158,7 @@ impl KeyLine {
         if was_empty {
             (self.ask_at, self.looks) = (now, 0);
         } else {
-            // A key that is none, or a weight that could never start, is an error before it waits.
+            // An invalid key, or a weight that can never start, is an error before the caller waits.
             pass.limiter.peek_again(pass.key, weight)?;
             let soonest = self.soonest(pass, self.units.saturating_add(weight), now);
             if is_last && soonest > deadline {
@@ -184,30 +187,30 @@ impl KeyLine {
         self.units = self.units.saturating_add(weight);
     }
 
-    /// Holds a place that comes `after` so long, counted from a moment between `asked` and `now`. It follows those that were
-    /// taken before it, unless it is certainly sooner: a start gives back what it does not need of its grace only if those
-    /// before it have started.
+    /// Holds a place that is ready after `after`, counted from a moment between `asked` and `now`. It is ordered behind
+    /// the places that were taken before it, unless it is certainly sooner: a start gives back the unused part of its
+    /// grace only if those before it have started.
     pub fn hold(&mut self, place: RawPermit, weight: u64, after: Duration, (asked, now): (Tick, Tick)) {
         let after = patience_ticks(after);
         let latest = now.saturating_add(after).saturating_add(WORTH_MOVING);
         let at = self.places.partition_point(|held| held.ready <= latest);
         let before = at.checked_sub(1).map_or(0, |before| self.places[before].ready);
-        self.places.insert(at, Held { place, weight, ready: asked.saturating_add(after).max(before) });
+        self.places.insert(at, HeldPlace { place, weight, ready: asked.saturating_add(after).max(before) });
     }
 
-    /// Puts the first place back where it was. Those behind it come no sooner.
-    fn put_back(&mut self, held: Held) {
+    /// Puts the first place back to the front. The places behind it become ready no sooner.
+    fn put_back(&mut self, held: HeldPlace) {
         self.places.iter_mut().take_while(|next| next.ready < held.ready).for_each(|next| next.ready = held.ready);
         self.places.push_front(held);
     }
 
-    /// Removes a waiter that does not wait any longer.
+    /// Removes a waiter that stops waiting.
     pub fn leave(&mut self, limiter: &dyn Limiter, rank: Rank) {
         self.remove(limiter, rank);
         self.count(limiter);
     }
 
-    /// Tells the limiter how many wait, for people to see.
+    /// Reports the number of waiters to the limiter, for observers.
     fn count(&mut self, limiter: &dyn Limiter) {
         let now = self.waiters.len();
         if now != self.counted {
@@ -216,12 +219,12 @@ impl KeyLine {
         }
     }
 
-    /// Looks at once: there may be room now.
+    /// Makes the line check immediately, because units may be free now.
     pub fn wake(&mut self, now: Tick) {
         self.ask_at = self.ask_at.min(now);
     }
 
-    /// When this line has to be advanced next.
+    /// Returns when this line has to be advanced next.
     pub fn next(&self) -> Tick {
         if self.is_unfinished {
             return 0;
@@ -239,7 +242,8 @@ impl KeyLine {
         next
     }
 
-    /// When a waiter has to look again that is not woken: the first one drives the line, the others come when they may start.
+    /// Returns when a waiter that is not woken has to check again: the first one drives the line, the others check when
+    /// they may start.
     pub fn needs(&self, pass: &Pass, rank: Rank) -> Tick {
         let next = self.next();
         if self.waiters.first_key_value().is_none_or(|(first, _)| *first == rank) {
@@ -250,12 +254,12 @@ impl KeyLine {
         earliest.min(self.deadline(rank))
     }
 
-    /// Until when a waiter waits.
+    /// Returns the waiter's deadline.
     pub fn deadline(&self, rank: Rank) -> Tick {
         self.waiters.get(&rank).map_or(0, |waiting| waiting.deadline)
     }
 
-    /// Starts whoever can start, sends away those whose time is up, and takes places for those who come next.
+    /// Starts the waiters that can start, removes those that timed out, and takes places for the next ones.
     pub fn advance(&mut self, pass: &Pass, out: &mut Out) {
         let was_blocked = std::mem::take(&mut self.is_blocked);
         self.is_unfinished = false;
@@ -263,7 +267,7 @@ impl KeyLine {
         self.look_sooner(pass);
         self.start_ready(pass, out);
         if was_blocked && !self.is_blocked {
-            // The first of them has not been asked for yet. Its time does not run out before that.
+            // The limiter has not been asked for the first of them yet. It does not time out before that.
             self.fill(pass, None, out);
         }
         if !self.is_blocked || MayWait::here() == MayWait::UntilTimeout {
@@ -275,11 +279,11 @@ impl KeyLine {
         self.count(pass.limiter);
     }
 
-    /// Asks the limiter. What has to wait for the store longer than for a slice is asked again, so that nobody's deadline is
-    /// overlooked meanwhile.
+    /// Asks the limiter. A request that would wait longer than one slice for the store is repeated, so that no deadline
+    /// is missed in the meantime.
     fn ask<R>(&mut self, pass: &Pass, ask: impl FnOnce(&dyn Limiter) -> Result<R>) -> Result<R> {
         let since = self.blocked_since.unwrap_or(pass.began);
-        // A server answers within a slice, or is waited for as long as anybody here may.
+        // A server answers within a slice, or the request waits as long as any waiter here may.
         let until = self.deadlines.first().map_or(Tick::MAX, |(deadline, _)| *deadline);
         let for_server = from_ticks(until.saturating_sub(pass.now())).max(pass.slice);
         let answer = MayWait::in_slices(since, pass.slice, for_server, || ask(pass.limiter));
@@ -293,7 +297,7 @@ impl KeyLine {
         answer
     }
 
-    /// Sends away those whose time is up.
+    /// Removes the waiters that timed out.
     pub fn expire(&mut self, pass: &Pass, out: &mut Out) {
         let now = pass.now();
         while let Some(&(deadline, rank)) = self.deadlines.first()
@@ -304,7 +308,7 @@ impl KeyLine {
         }
     }
 
-    /// When a waiter can start at the earliest, as far as this line knows.
+    /// Returns the earliest start of a waiter, as far as this line knows.
     pub fn earliest(&self, pass: &Pass, rank: Rank) -> Tick {
         let now = pass.now();
         let Some(waiting) = self.waiters.get(&rank) else { return now };
@@ -319,7 +323,7 @@ impl KeyLine {
         }
     }
 
-    /// When the last of so many waiting units can start at the earliest.
+    /// Returns the earliest start of the last of this many waiting units.
     fn soonest(&self, pass: &Pass, units: u64, now: Tick) -> Tick {
         let held: u64 = self.places.iter().map(|held| held.weight).sum();
         let from = match self.places.back() {
@@ -333,7 +337,7 @@ impl KeyLine {
         self.waiters.len() > self.places.len() && self.places.len() < MOST_PLACES
     }
 
-    /// The first waiter that no place is for.
+    /// Returns the first waiter that no place is held for.
     fn first_without(&self) -> Option<Rank> {
         if !self.wants_places() {
             return None;
@@ -353,33 +357,35 @@ impl KeyLine {
         self.waiters.iter().find(|(_, waiting)| has_none(waiting)).map(|(rank, _)| *rank)
     }
 
-    /// How far ahead places are taken: so that a driver that comes late finds what it could have started meanwhile; but not
-    /// so far that the starts that a place follows on have not happened, because these give back what they do not need.
+    /// Returns how far ahead places are taken. It is far enough that a late driver finds the places it could have
+    /// started with. It is not so far that the preceding starts have not happened, because these give back the unused
+    /// part of their grace.
     fn horizon(&self, window: Tick) -> Tick {
         HORIZON.max(2 * self.late).max(self.asked()).min(window / 2)
     }
 
-    /// The grace that this line needs, if it is more than usual.
+    /// Returns the grace that this line needs, if it is more than the default.
     fn grace(&self, window: Tick) -> Duration {
         let wanted = 2 * self.late;
         if wanted <= (window / 40).min(MOST_GRACE) { Duration::ZERO } else { from_ticks(wanted.min(window / 4)) }
     }
 
-    /// The most grace that anybody here has asked for. Places serve whoever is first when they are ready, so all of them have it.
+    /// Returns the longest grace that a waiter here requested. A place serves the waiter that is first when it is
+    /// ready, so all places get this grace.
     fn asked(&self) -> Tick {
         self.graces.last().map_or(0, |(grace, _)| *grace)
     }
 
-    /// Takes places, or starts, for the first waiters that have none. `asked` is the answer for the first of them, if the
-    /// limiter has given it just now.
+    /// Takes places, or starts, for the first waiters that have none. `asked` is the reply for the first of them, if
+    /// the limiter was just asked.
     fn fill(&mut self, pass: &Pass, mut asked: Option<Claim>, out: &mut Out) {
         let window = pass.window();
         let is_bounded = pass.limiter.has_bounded_queue();
-        // However late this thread is: one is asked for, so that who joins knows whether there is room.
+        // The first request is made even in a late thread, so that a joining caller learns whether units are free.
         let mut is_first = true;
         while let Some(rank) = self.first_without() {
             let now = pass.now();
-            // In a queue that holds so many and no more, everybody has to know at once.
+            // In a bounded queue, all waiters have to learn the outcome immediately.
             if now < self.ask_at && !is_bounded {
                 return;
             }
@@ -425,7 +431,7 @@ impl KeyLine {
         }
     }
 
-    /// How long not to ask after a denial.
+    /// Returns how long not to ask after a denial.
     fn pause(&mut self, after: Tick, is_certain: bool, window: Tick) -> Tick {
         if !self.places.is_empty() {
             let after = if is_certain { after.saturating_sub(self.horizon(window)) } else { after };
@@ -434,7 +440,8 @@ impl KeyLine {
         if is_certain {
             return after.max(1);
         }
-        // Who frees something may do it at any time: look soon at first, then less often, and never in step with others.
+        // A completion may come at any time: check soon at first, then less often, and never in step with other
+        // processes.
         self.looks = (self.looks + 1).min(6);
         let most = 500 << (self.looks - 1).min(5);
         jitter(most / 2, most)
@@ -451,25 +458,26 @@ impl KeyLine {
                 self.is_unfinished = true;
                 return;
             }
-            let Some(Held { place, weight, ready }) = self.places.pop_front() else { break };
+            let Some(HeldPlace { place, weight, ready }) = self.places.pop_front() else { break };
             self.late = (self.late - self.late / 8).max(now - ready);
             match self.ask(pass, |limiter| limiter.start(&place)) {
                 Ok(Presented::Started(permit)) => {
                     self.admit(pass, weight, permit, out);
                     if self.places.is_empty() {
-                        // The next one takes its place now: when to ask was said when others held some that they gave back.
+                        // The next waiter takes its place now: `ask_at` was set when others held places that they have
+                        // since given back.
                         self.ask_at = self.ask_at.min(now);
                     }
                 }
                 Ok(Presented::Wait { place: fresh, after }) if after.is_zero() => {
-                    // It came too late, and so may the fresh one, if to take it takes long. What is asked for instead needs
-                    // no grace: a start at once.
+                    // It was presented too late, and the fresh place may be too, if taking it takes long. The next
+                    // request needs no grace: it asks for an immediate start.
                     self.give_back(pass.limiter, fresh);
                     self.ask_at = now;
                 }
                 Ok(Presented::Wait { place: same, after }) if same == place => {
-                    // It was early, or something else has no room: nor has it for the others.
-                    self.put_back(Held { place, weight, ready: now.saturating_add(patience_ticks(after)) });
+                    // It was early, or another limit has no free units, which concerns the other waiters too.
+                    self.put_back(HeldPlace { place, weight, ready: now.saturating_add(patience_ticks(after)) });
                     self.send_away_the_late(pass, now, out);
                     break;
                 }
@@ -478,7 +486,7 @@ impl KeyLine {
                     self.send_away_the_late(pass, now, out);
                 }
                 Err(Error::WouldWait) => {
-                    self.put_back(Held { place, weight, ready });
+                    self.put_back(HeldPlace { place, weight, ready });
                     return;
                 }
                 Err(error) => {
@@ -491,7 +499,7 @@ impl KeyLine {
         }
     }
 
-    /// Sends those away whose place comes too late by now.
+    /// Removes the waiters whose place is now later than their deadline.
     fn send_away_the_late(&mut self, pass: &Pass, now: Tick, out: &mut Out) {
         if self.deadlines.is_empty() {
             return;
@@ -505,7 +513,7 @@ impl KeyLine {
         }
     }
 
-    /// Gives all places back, to take them anew, if a new waiter would start sooner than the first one here.
+    /// Gives all places back, to take new ones, if a new waiter would start sooner than the first one here.
     fn look_sooner(&mut self, pass: &Pass) {
         let now = pass.now();
         let Some(first) = self.places.front() else { return };
@@ -520,25 +528,25 @@ impl KeyLine {
         }
     }
 
-    /// Nobody waits here any longer, and what was held goes back.
+    /// Removes all waiters, and gives their places back.
     pub fn end(&mut self, limiter: &dyn Limiter) {
         self.give_back_all(limiter);
         self.waiters.clear();
         self.count(limiter);
     }
 
-    /// Gives every place back, the last one first: so nobody has queued behind it.
+    /// Gives all places back, the last one first, so that no other place is queued behind it.
     pub fn give_back_all(&mut self, limiter: &dyn Limiter) {
         while let Some(held) = self.places.pop_back() {
             self.give_back(limiter, held.place);
         }
     }
 
-    /// Gives a place back, or lets a pass do it that may wait.
+    /// Gives a place back, or leaves that to a pass that may wait.
     fn give_back(&mut self, limiter: &dyn Limiter, place: RawPermit) {
         let since = *self.blocked_since.get_or_insert_with(Instant::now);
         let give_back = || MayWait::in_slice(since, SLICE, || limiter.cancel_place(&place));
-        // If it fails otherwise, the place goes by unused.
+        // If it fails otherwise, the place expires unused.
         if self.is_blocked || matches!(give_back(), Err(Error::WouldWait)) {
             self.surplus.push(place);
             (self.is_blocked, self.blocked_until) = (true, 0);
@@ -561,10 +569,10 @@ impl KeyLine {
         (*found == weight).then_some(*rank)
     }
 
-    /// The first waiter of this weight starts.
+    /// Starts the first waiter of this weight.
     fn admit(&mut self, pass: &Pass, weight: u64, permit: RawPermit, out: &mut Out) {
         let Some(rank) = self.first_of(weight) else {
-            // Nobody wants it.
+            // No waiter wants it.
             let _ = pass.limiter.cancel(&permit);
             return;
         };
@@ -587,7 +595,7 @@ impl KeyLine {
         out.push((rank, Outcome::Failed(error)));
     }
 
-    /// Removes a waiter without a start. A place that nobody of its weight is left for goes back.
+    /// Removes a waiter without a start. A place that no waiter of its weight is left for goes back.
     fn remove(&mut self, limiter: &dyn Limiter, rank: Rank) {
         let Some(weight) = self.forget(rank) else { return };
         let held = self.places.iter().filter(|held| held.weight == weight).count();
@@ -601,7 +609,7 @@ impl KeyLine {
         }
     }
 
-    /// Removes a waiter; its weight.
+    /// Removes a waiter and returns its weight.
     fn forget(&mut self, rank: Rank) -> Option<u64> {
         let Waiting { weight, deadline, grace, .. } = self.waiters.remove(&rank)?;
         self.by_weight.remove(&(weight, rank));

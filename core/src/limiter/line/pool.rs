@@ -1,34 +1,34 @@
 //! The waiters of a pool of workers.
 
-use super::key::{Pass, Told, Turn, TurnLine};
+use super::key::{Notices, Pass, Turn, TurnLine};
 use super::{Rank, Waiter, WaiterId};
 use crate::error::Result;
 use crate::fork;
 use crate::limiter::Limiter;
-use crate::limiter::heard::{Call, errors_told};
+use crate::limiter::events::{Call, reporting_errors};
 use crate::time::{Clock, Tick, from_ticks, patience_ticks};
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long one call may work. The rest is due at once.
+/// The longest duration of one call. The rest is due immediately.
 const BATCH: Duration = Duration::from_millis(8);
 
-/// What there is for those who wait.
+/// The workers that the pool can offer to waiters.
 #[derive(Debug, Default)]
 pub(super) struct Offer {
-    /// The workers of the pool.
+    /// The number of workers of the pool.
     pub workers: usize,
-    /// Those that have nothing to do.
+    /// The number of idle workers.
     pub free: usize,
-    /// How long it took of late to get there.
+    /// The recent time from leaving the line to arriving at a worker.
     pub late: Tick,
-    /// How late a place may be presented; `None`: as suits the limit.
+    /// How late a place may be presented; `None`: chosen by the limit's window.
     pub grace: Option<Tick>,
 }
 
 impl Offer {
-    /// The grace of a place that is held here, and of one that travels.
+    /// Returns the graces of a place that is held here, and of one that leaves with its waiter.
     pub fn graces(&self, window: Tick) -> (Duration, Duration) {
         let (near, far) = match (self.grace, window) {
             (Some(grace), _) => (grace, grace),
@@ -42,24 +42,26 @@ impl Offer {
     }
 }
 
-/// The waiters of one limiter that start elsewhere, in the workers of a pool: a line for each key. It starts nothing itself.
-/// It takes places for those who come next, no more than there are workers to use them, and tells whose turn it is a moment
-/// before its place is ready. The place leaves as a text, for the worker to [present](crate::Places::present). Where a limit has no
-/// places, it tells so when there is room, and the worker asks.
+/// The waiters of one limiter that start elsewhere, in the workers of a pool: one line per key. The pool starts nothing
+/// itself. It takes places for the next waiters, no more than there are workers to use them, and notifies a waiter of
+/// its turn shortly before its place is ready. The place leaves as a text, for the worker to
+/// [present](crate::Places::present). Where a limit has no places, the waiter is notified when units are free, and the
+/// worker asks for them.
 ///
-/// Like a [`Line`](crate::Line) it never sleeps or blocks but for the store, starts no threads and calls nobody: the loop
-/// that fetches the work keeps one timer for it. Dropping it gives back what its waiters hold. A forked child finds it empty.
+/// Like a [`Line`](crate::Line) it never sleeps, blocks only for the store, starts no threads and makes no callbacks:
+/// the loop that fetches the work keeps one timer for it. Dropping it gives back what its waiters hold. A forked child
+/// finds it empty.
 pub struct Pool {
     limiter: Arc<dyn Limiter>,
     offer: Offer,
     keys: HashMap<Arc<str>, Entry>,
-    /// When keys are to be looked after.
+    /// When keys need work.
     due: BTreeSet<(Tick, Arc<str>)>,
-    /// When somebody of them can leave, if there is a worker.
+    /// When waiters of keys can leave, if there is a worker.
     turns: BTreeSet<(Tick, Arc<str>)>,
-    /// The key, priority and weight of each.
+    /// The key, priority and weight of each waiter.
     waiters: HashMap<WaiterId, (Arc<str>, i32, u64)>,
-    /// Who has left, and when.
+    /// The waiters that left, and when.
     running: HashMap<WaiterId, (Arc<str>, Tick)>,
     last_id: WaiterId,
     generation: u64,
@@ -68,15 +70,15 @@ pub struct Pool {
 #[derive(Debug, Default)]
 struct Entry {
     line: TurnLine,
-    /// What [`Pool::due`] and [`Pool::turns`] have of it.
+    /// The entries of this key in [`Pool::due`] and [`Pool::turns`].
     due: Option<Tick>,
     turn: Option<Tick>,
 }
 
 impl Pool {
-    /// The line of a limiter, with nobody in it. Opens nothing. `grace` is how late a place may be presented; `None`: a
-    /// fortieth of the window, from 50 ms to 1 s, and more while workers are late; for places that go away a twentieth, from
-    /// 250 ms to 10 s.
+    /// Makes an empty line for a limiter. Opens nothing. `grace` is how late a place may be presented. `None`: a
+    /// fortieth of the window, from 50 ms to 1 s, and more while workers are late; for places that leave with waiters a
+    /// twentieth, from 250 ms to 10 s.
     pub fn new(limiter: Arc<dyn Limiter>, grace: Option<Duration>) -> Pool {
         Pool {
             limiter,
@@ -91,30 +93,31 @@ impl Pool {
         }
     }
 
-    /// How many wait, by key.
+    /// Returns the number of waiters, by key.
     pub fn waiting(&self) -> impl Iterator<Item = (&str, usize)> {
         let keys = self.keys.iter().filter(|_| !self.is_the_parent_s());
         keys.map(|(key, entry)| (&**key, entry.line.len())).filter(|(_, waiting)| *waiting > 0)
     }
 
-    /// How many have left and not [ended](Pool::end).
+    /// Returns how many waiters left and have not [ended](Pool::end).
     pub fn running(&self) -> usize {
         if self.is_the_parent_s() { 0 } else { self.running.len() }
     }
 
-    /// Joins the line; [`Pool::advance`] tells what comes of it. `timeout` is how far away its start may be to be waited for
-    /// here, `grace` how late its place may be presented at least. A place that it brings serves the line; its key and weight are
-    /// to be the waiter's.
+    /// Joins the line; [`Pool::advance`] returns the result. A waiter whose start is further away than `timeout` waits
+    /// elsewhere; `grace` is the least time by which its place may be late. A place that it brings serves the line; its
+    /// key and weight have to be the waiter's.
     ///
     /// # Errors
-    /// As for [`Limiter::attempt`]; nobody joined then, and the place is still the caller's.
+    /// As for [`Limiter::attempt`]. After an error the waiter has not joined, and the place still belongs to the
+    /// caller.
     pub fn join(&mut self, waiter: Waiter<'_>) -> Result<WaiterId> {
         let limiter = self.limiter.clone();
-        errors_told(&*limiter, waiter.key, waiter.weight, || self.quiet_join(waiter))
+        reporting_errors(&*limiter, waiter.key, waiter.weight, || self.quiet_join(waiter))
     }
 
     fn quiet_join(&mut self, waiter: Waiter<'_>) -> Result<WaiterId> {
-        self.forget_the_parent_s();
+        self.forget_parents_waiters();
         let clock = self.clock();
         self.last_id += 1;
         let (id, rank) = (self.last_id, (waiter.priority, self.last_id));
@@ -131,11 +134,12 @@ impl Pool {
         joined.map(|()| id)
     }
 
-    /// Does all that is due, and appends what is to be told: to at most `free` waiters of a pool of so many `workers` that it
-    /// is their turn. Returns how long until it has to be called again; `None`: not before somebody joins or ends. To be
-    /// called when that time is over, when a worker has become free, and at any other time. It may wait for the store.
-    pub fn advance(&mut self, workers: usize, free: usize, told: &mut Vec<(WaiterId, Turn)>) -> Option<Duration> {
-        self.forget_the_parent_s();
+    /// Does all work that is due, and appends the notices of waiters. At most `free` waiters, of a pool with this many
+    /// `workers`, are notified of their turn. Returns the time until it has to be called again; `None`: not before a
+    /// waiter joins or ends. Call it after that time, when a worker becomes free, and at any other time. It may wait
+    /// for the store.
+    pub fn advance(&mut self, workers: usize, free: usize, notices: &mut Vec<(WaiterId, Turn)>) -> Option<Duration> {
+        self.forget_parents_waiters();
         let (clock, began) = (self.clock(), Instant::now());
         if workers > self.offer.workers {
             self.each(|line, _, now| line.wake(now));
@@ -146,10 +150,10 @@ impl Pool {
             && let Some(key) = self.take_due(now)
         {
             let Some(mut entry) = self.keys.remove(&key) else { continue };
-            let mut out = Told::new();
+            let mut out = Notices::new();
             entry.line.advance(&Pass::new(&*self.limiter, &key, &clock), &mut self.offer, &mut out);
             for (rank, turn) in out {
-                self.tell(&key, rank, turn, clock.now().floor, told);
+                self.notify(&key, rank, turn, clock.now().floor, notices);
             }
             self.keep(key, entry);
         }
@@ -158,7 +162,7 @@ impl Pool {
         Some(from_ticks(next.saturating_sub(clock.now().floor)))
     }
 
-    /// Whoever left has got to its worker: so the line learns how long that takes.
+    /// Records that a waiter that left has arrived at its worker, so that the line learns how long that takes.
     pub fn arrive(&mut self, id: WaiterId) {
         let now = self.clock().now().floor;
         if let Some((_, since)) = self.running.get(&id) {
@@ -166,9 +170,9 @@ impl Pool {
         }
     }
 
-    /// Whoever left has ended, or will not start. A no-op for others.
+    /// Records that a waiter that left has ended, or will not start. A no-op for others.
     pub fn end(&mut self, id: WaiterId) {
-        self.forget_the_parent_s();
+        self.forget_parents_waiters();
         if let Some((key, _)) = self.running.remove(&id)
             && let Some(mut entry) = self.keys.remove(&key)
         {
@@ -177,9 +181,10 @@ impl Pool {
         }
     }
 
-    /// A waiter does not wait any longer. What it holds goes to the next one, or back. A no-op for one that has left.
+    /// Removes a waiter that stops waiting. Its place goes to the next one, or back. A no-op for a waiter that has
+    /// left.
     pub fn leave(&mut self, id: WaiterId) {
-        self.forget_the_parent_s();
+        self.forget_parents_waiters();
         if let Some((key, priority, _)) = self.waiters.remove(&id)
             && let Some(mut entry) = self.keys.remove(&key)
         {
@@ -188,10 +193,10 @@ impl Pool {
         }
     }
 
-    /// The same for one that goes on waiting elsewhere: the text of the place that it would have had, if there is one yet, and
-    /// after how long that comes.
+    /// Removes a waiter that continues to wait elsewhere. Returns the text of the place that it would have had, if
+    /// there is one yet, and the time until it is ready.
     pub fn take_along(&mut self, id: WaiterId) -> Option<(String, Duration)> {
-        self.forget_the_parent_s();
+        self.forget_parents_waiters();
         let (key, priority, _) = self.waiters.remove(&id)?;
         let mut entry = self.keys.remove(&key)?;
         let clock = self.clock();
@@ -200,16 +205,16 @@ impl Pool {
         taken
     }
 
-    /// The limit has another policy: places that were taken under the old one are taken anew. Without this a larger limit is
-    /// noticed up to half a second later, and places of a smaller one are exchanged when they are presented.
+    /// Handles a policy change: places that were taken under the old policy are taken again. Without this call a larger
+    /// limit is noticed up to half a second later, and places of a smaller one are exchanged when they are presented.
     pub fn renew(&mut self) {
-        self.forget_the_parent_s();
+        self.forget_parents_waiters();
         self.each(TurnLine::renew);
     }
 
-    /// All waiters leave, and what they hold goes back. Those who run are still counted.
+    /// Removes all waiters, and gives their places back. Running starts still count.
     pub fn clear(&mut self) {
-        self.forget_the_parent_s();
+        self.forget_parents_waiters();
         self.waiters.clear();
         self.each(|line, limiter, _| line.clear(limiter));
     }
@@ -224,19 +229,19 @@ impl Pool {
         }
     }
 
-    /// The key that is to be looked after first, or whose turn it is.
+    /// Takes the key whose work or turn is due first.
     fn take_due(&mut self, now: Tick) -> Option<Arc<str>> {
         let turn = self.turns.first().filter(|_| self.offer.free > 0);
         let (at, key) = self.due.first().into_iter().chain(turn).min()?;
         (*at <= now).then(|| key.clone())
     }
 
-    fn tell(&mut self, key: &Arc<str>, (_, id): Rank, turn: Turn, now: Tick, told: &mut Vec<(WaiterId, Turn)>) {
+    fn notify(&mut self, key: &Arc<str>, (_, id): Rank, turn: Turn, now: Tick, notices: &mut Vec<(WaiterId, Turn)>) {
         let weight = self.waiters.get(&id).map_or(1, |(.., weight)| *weight);
         if let Turn::Held(after) | Turn::Away(_, after) = turn
             && let Some(call) = Call::of(&*self.limiter, key, weight)
         {
-            call.tell_held((None, after));
+            call.report_throttling((None, after));
         }
         if !matches!(turn, Turn::Held(_)) {
             self.waiters.remove(&id);
@@ -244,10 +249,10 @@ impl Pool {
         if matches!(turn, Turn::Go(_) | Turn::Failed(_)) {
             self.running.insert(id, (key.clone(), now));
         }
-        told.push((id, turn));
+        notices.push((id, turn));
     }
 
-    /// Keeps a key's line, if somebody is in it, and when it is due.
+    /// Keeps a key's line, unless it is empty, and its due time.
     fn keep(&mut self, key: Arc<str>, mut entry: Entry) {
         let forget = |set: &mut BTreeSet<_>, at: Option<Tick>| at.map(|at| set.remove(&(at, key.clone())));
         forget(&mut self.due, entry.due.take());
@@ -269,8 +274,8 @@ impl Pool {
         self.generation != fork::generation()
     }
 
-    /// A forked child has a copy of waiters that are not its own. It forgets them, and what they hold stays theirs.
-    fn forget_the_parent_s(&mut self) {
+    /// Forgets the waiters in a forked child. They are copies of the parent's, which keeps what they hold.
+    fn forget_parents_waiters(&mut self) {
         if self.is_the_parent_s() {
             self.keys.clear();
             self.due.clear();

@@ -1,15 +1,16 @@
-//! The waiters of the blocking threads of a process, and of whoever waits in steps: one line for each limiter and key.
+//! The waiters of a process's blocking threads, and of callers that wait in steps: one line per limiter and key.
 //!
-//! One of the threads that sleep, the *leader*, sleeps until the line has to be advanced, and advances it for all. The others
-//! sleep until they are woken, or until their own time is up. A thread that stops leading wakes the next one. Whoever takes
-//! steps without sleeping here advances the line too, but never leads: it may come late, or not at all.
+//! One of the sleeping threads, the *leader*, sleeps until the line has to be advanced, and advances it for all. The
+//! others sleep until they are woken, or until they time out. A thread that stops leading wakes the next one. A caller
+//! that takes steps without sleeping here also advances the line, but never leads: its next step may come late, or
+//! never.
 
-use super::brought::Brought;
 use super::key::{KeyLine, Out, Pass, SLICE};
+use super::own_place::OwnPlace;
 use super::{Claim, Outcome, Rank, Step, Terms, Waiter};
 use crate::error::{Error, Result};
 use crate::fork::{self, PerProcess};
-use crate::limiter::heard::{Call, errors_told};
+use crate::limiter::events::{Call, reporting_errors};
 use crate::limiter::{Attempt, LOOK_AGAIN, Limiter};
 use crate::permit::RawPermit;
 use crate::time::{Clock, Tick, from_ticks};
@@ -19,31 +20,31 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
-/// Nobody sleeps more precisely than this.
+/// No thread sleeps more precisely than this.
 const LATENESS: Duration = Duration::from_micros(200);
 
-/// Where the grace of a place is no match for that, a leader waits out the last moments awake.
+/// In a shorter window the grace of a place does not cover that lateness, so a leader spins through the last moments.
 const SHORT_WINDOW: Duration = Duration::from_millis(4);
 
 /// The lines of one limiter's threads. A forked child has its own.
 #[derive(Debug)]
 pub struct Seats {
-    keys: PerProcess<HashMap<Box<str>, Shared>>,
+    keys: PerProcess<HashMap<Box<str>, Handle>>,
 }
 
-type Shared = Arc<Mutex<Room>>;
+type Handle = Arc<Mutex<SharedLine>>;
 
-/// The line of one key, and who is in it.
+/// The line of one key, and its threads.
 #[derive(Debug, Default)]
-struct Room {
+struct SharedLine {
     line: KeyLine,
     last: u64,
     leader: Option<Rank>,
-    /// Until when it sleeps.
+    /// The end of the leader's sleep.
     leads_until: Tick,
-    /// What the bell showed before the line was advanced.
-    heard: Option<u64>,
-    /// The threads that sleep.
+    /// The bell's reading before the line was advanced.
+    bell: Option<u64>,
+    /// The sleeping threads.
     asleep: BTreeMap<Rank, Thread>,
     /// Outcomes that were not collected.
     over: HashMap<Rank, Outcome>,
@@ -54,37 +55,38 @@ impl Seats {
         Seats { keys: PerProcess::new() }
     }
 
-    /// Does somebody wait under this key?
+    /// Returns whether a caller waits under this key.
     fn is_used(&self, key: &str) -> bool {
         let keys = self.keys.lock();
         !keys.is_empty() && keys.contains_key(key)
     }
 
-    fn room(&self, key: &str) -> Shared {
+    fn line_of(&self, key: &str) -> Handle {
         let mut keys = self.keys.lock();
         match keys.get(key) {
-            Some(room) => room.clone(),
+            Some(handle) => handle.clone(),
             None => keys.entry(key.into()).or_default().clone(),
         }
     }
 
-    /// Forgets a key's line after its last waiter. Others join only through `keys`, so two references are the last ones.
-    fn tidy(&self, key: &str, room: Shared) {
+    /// Forgets a key's line after its last waiter. Other callers join only through `keys`, so two references are the
+    /// last ones.
+    fn tidy(&self, key: &str, handle: Handle) {
         let mut keys = self.keys.lock();
-        if Arc::strong_count(&room) == 2 {
+        if Arc::strong_count(&handle) == 2 {
             keys.remove(key);
         }
     }
 }
 
-fn lock(room: &Shared) -> MutexGuard<'_, Room> {
-    room.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock(handle: &Handle) -> MutexGuard<'_, SharedLine> {
+    handle.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// One waiter of this process, in the line that all its threads share.
 ///
-/// Every call takes the limiter that the seat was taken at. A seat that is not needed any more is to be given up with
-/// [`Seat::leave`]. A forked child that goes on with its parent's seat takes one of its own.
+/// Every call takes the limiter that the seat was taken at. A seat that is no longer needed has to be given up with
+/// [`Seat::leave`]. A forked child that continues with its parent's seat takes a seat of its own.
 #[derive(Debug)]
 pub struct Seat {
     key: Box<str>,
@@ -93,30 +95,31 @@ pub struct Seat {
     timeout: Option<Duration>,
     grace: Duration,
     place: State,
-    /// What was answered at once, before it joined a line.
+    /// The reply to the first request, before the waiter joined a line.
     asked: Option<Claim>,
     generation: u64,
 }
 
 #[derive(Debug)]
 enum State {
-    /// It has not asked yet, and may have a place already.
+    /// It has not asked yet, and may already have a place.
     New(Option<RawPermit>),
-    Brought(Brought),
-    InLine(Rank, Shared),
+    OwnPlace(OwnPlace),
+    InLine(Rank, Handle),
     Over,
 }
 
 impl Seat {
-    /// A waiter that asks at its first step.
+    /// Makes a waiter that asks at its first step.
     pub fn new(waiter: Waiter<'_>) -> Seat {
         let Waiter { key, weight, priority, timeout, grace, place } = waiter;
         let generation = fork::generation();
         Seat { key: key.into(), weight, priority, timeout, grace, place: State::New(place), asked: None, generation }
     }
 
-    /// Starts if nobody waits and there is room: what a caller tries first that must not wait for other waiters (see
-    /// [`MayWait`](crate::MayWait)). Nothing: take steps, also where it would have to wait for the store.
+    /// Starts if no other caller waits and enough units are free. For callers that must not wait for other waiters (see
+    /// [`MayWait`](crate::MayWait)). Returns `None` otherwise, also where it would have to wait for the store: take
+    /// steps then.
     ///
     /// # Errors
     /// As for [`Limiter::attempt`].
@@ -125,7 +128,7 @@ impl Seat {
             return Ok(None);
         }
         let claim = || limiter.claim(&self.key, self.weight, Terms::now(self.grace)?);
-        let (place, started) = match errors_told(limiter, &self.key, self.weight, claim) {
+        let (place, started) = match reporting_errors(limiter, &self.key, self.weight, claim) {
             Ok(Claim::Started(permit)) => (State::Over, Some(permit)),
             Ok(Claim::Place { place, .. }) => (State::New(Some(place)), None),
             Ok(Claim::Denied { .. } | Claim::Full { .. }) | Err(Error::WouldWait) => (State::New(None), None),
@@ -135,21 +138,21 @@ impl Seat {
         Ok(started)
     }
 
-    /// What to do next: start; sleep, at most so long, and take another step; or go away, because the time is up. After a
-    /// start, an end or an error the seat is given up.
+    /// Returns the next action: start; sleep, at most for the given time, and take another step; or give up, because
+    /// the waiter timed out. After a start, an end or an error the seat is given up.
     ///
     /// # Errors
     /// As for [`Limiter::attempt`].
     pub fn step(&mut self, limiter: &dyn Limiter) -> Result<Step> {
         let Some(call) = Call::of(limiter, &self.key, self.weight) else { return self.quiet_step(limiter) };
-        let held = match &self.place {
-            State::New(place) => Some(call.foresee(place.as_ref())),
+        let throttling = match &self.place {
+            State::New(place) => Some(call.forecast(place.as_ref())),
             _ => None,
         };
         let step = self.quiet_step(limiter);
-        call.tell_error(step.as_ref().err());
-        if let (Ok(Step::Sleep(_) | Step::Expired(_)), Some(held)) = (&step, held) {
-            call.tell_held(held);
+        call.report_error(step.as_ref().err());
+        if let (Ok(Step::Sleep(_) | Step::Expired(_)), Some(throttling)) = (&step, throttling) {
+            call.report_throttling(throttling);
         }
         step
     }
@@ -157,7 +160,7 @@ impl Seat {
     fn quiet_step(&mut self, limiter: &dyn Limiter) -> Result<Step> {
         let clock = Clock::new(0, limiter.manual_clock());
         if self.generation != fork::generation() {
-            // The place and the seat are the parent's.
+            // The place and the seat belong to the parent.
             (self.generation, self.place) = (fork::generation(), State::New(None));
         }
         match self.try_step(limiter, &clock) {
@@ -177,12 +180,12 @@ impl Seat {
         }
     }
 
-    /// The outcome, or how long to sleep.
+    /// Returns the outcome, or how long to sleep.
     fn try_step(&mut self, limiter: &dyn Limiter, clock: &Clock) -> Result<Result<Outcome, Duration>> {
         let now = clock.now().floor;
         match self.place {
             State::New(Some(place)) => {
-                self.place = State::Brought(Brought::new(place, now, self.timeout));
+                self.place = State::OwnPlace(OwnPlace::new(place, now, self.timeout));
             }
             State::New(None) => {
                 if let Some(outcome) = self.take(limiter, clock)? {
@@ -192,37 +195,37 @@ impl Seat {
             _ => {}
         }
         match &mut self.place {
-            State::Brought(brought) if brought.due > now => Ok(Err(from_ticks(brought.due - now))),
-            State::Brought(brought) => {
-                let outcome = brought.advance(limiter, now, SLICE);
-                Ok(outcome.ok_or_else(|| from_ticks(brought.due - now)))
+            State::OwnPlace(own) if own.due > now => Ok(Err(from_ticks(own.due - now))),
+            State::OwnPlace(own) => {
+                let outcome = own.advance(limiter, now, SLICE);
+                Ok(outcome.ok_or_else(|| from_ticks(own.due - now)))
             }
-            State::InLine(rank, room) => Ok(lock(room).step(&Pass::new(limiter, &self.key, clock), *rank)),
+            State::InLine(rank, handle) => Ok(lock(handle).step(&Pass::new(limiter, &self.key, clock), *rank)),
             State::New(_) | State::Over => Ok(Ok(Outcome::Expired(Duration::ZERO))),
         }
     }
 
-    /// Sleeps between two steps, at most for `nap`, and less if there is news.
+    /// Sleeps between two steps, at most for `nap`, and less if the line changes.
     pub fn sleep(&self, limiter: &dyn Limiter, nap: Duration) {
         let clock = Clock::new(0, limiter.manual_clock());
         match &self.place {
-            State::InLine(rank, room) => sleep_in(room, limiter, (&self.key, *rank), &clock, nap),
-            State::Brought(brought) => doze(limiter, &self.key, &clock, nap.min(until(brought.due, &clock))),
+            State::InLine(rank, handle) => sleep_in(handle, limiter, (&self.key, *rank), &clock, nap),
+            State::OwnPlace(own) => doze(limiter, &self.key, &clock, nap.min(until(own.due, &clock))),
             State::New(_) | State::Over => {}
         }
     }
 
-    /// Gives the seat up. What it holds goes to the next waiter, or back; a start that was not told is cancelled.
+    /// Gives the seat up. Its place goes to the next waiter, or back; a start that was not collected is cancelled.
     pub fn leave(&mut self, limiter: &dyn Limiter) {
         if self.generation == fork::generation() {
             match &self.place {
-                // If it fails, the place goes by unused.
-                State::Brought(brought) => drop(limiter.cancel_place(&brought.place)),
-                State::InLine(rank, room) => {
-                    let mut room = lock(room);
-                    room.line.leave(limiter, *rank);
-                    if let Some(Outcome::Admitted(permit)) = room.over.remove(rank) {
-                        drop(room);
+                // If this fails, the place expires unused.
+                State::OwnPlace(own) => drop(limiter.cancel_place(&own.place)),
+                State::InLine(rank, handle) => {
+                    let mut shared = lock(handle);
+                    shared.line.leave(limiter, *rank);
+                    if let Some(Outcome::Admitted(permit)) = shared.over.remove(rank) {
+                        drop(shared);
                         let _ = limiter.cancel(&permit);
                     }
                 }
@@ -232,15 +235,16 @@ impl Seat {
         }
     }
 
-    /// Leaves the seat to whoever comes next.
+    /// Leaves the seat to the next waiter.
     fn vacate(&mut self, limiter: &dyn Limiter) {
-        if let State::InLine(rank, room) = std::mem::replace(&mut self.place, State::Over) {
-            lock(&room).hand_over(rank);
-            limiter.base().seats.tidy(&self.key, room);
+        if let State::InLine(rank, handle) = std::mem::replace(&mut self.place, State::Over) {
+            lock(&handle).hand_over(rank);
+            limiter.base().seats.tidy(&self.key, handle);
         }
     }
 
-    /// Asks for the first time: starts at once if nobody waits and there is room, or joins the line.
+    /// Asks for the first time: starts immediately if no other caller waits and enough units are free, or joins the
+    /// line.
     fn take(&mut self, limiter: &dyn Limiter, clock: &Clock) -> Result<Option<Outcome>> {
         let key = &*self.key;
         let waiter = Waiter { timeout: self.timeout, grace: self.grace, ..Waiter::new(key, self.weight) };
@@ -256,44 +260,44 @@ impl Seat {
         }
         // Where there are places, only a line asks for them.
         let asked = asked.filter(|_| !limiter.has_places());
-        let shared = limiter.base().seats.room(key);
-        let mut room = lock(&shared);
-        room.last += 1;
-        let rank = (self.priority, room.last);
-        if room.line.is_empty() {
-            room.heard = limiter.hear(key);
+        let handle = limiter.base().seats.line_of(key);
+        let mut shared = lock(&handle);
+        shared.last += 1;
+        let rank = (self.priority, shared.last);
+        if shared.line.is_empty() {
+            shared.bell = limiter.read_bell(key);
         }
         let mut out = Out::new();
-        let joined = room.line.join(&Pass::new(limiter, key, clock), (rank, waiter), asked, &mut out);
-        room.tell(out);
-        if room.line.next() < room.leads_until {
-            room.wake_leader();
+        let joined = shared.line.join(&Pass::new(limiter, key, clock), (rank, waiter), asked, &mut out);
+        shared.publish(out);
+        if shared.line.next() < shared.leads_until {
+            shared.wake_leader();
         }
-        drop(room);
-        self.place = State::InLine(rank, shared);
+        drop(shared);
+        self.place = State::InLine(rank, handle);
         joined.map(|()| None)
     }
 }
 
-impl Room {
-    /// The outcome of a waiter, or how long it may sleep.
+impl SharedLine {
+    /// Returns the outcome of a waiter, or how long it may sleep.
     fn step(&mut self, pass: &Pass, rank: Rank) -> Result<Outcome, Duration> {
         let now = pass.clock.now().floor;
-        let rings = self.heard.is_some_and(|heard| pass.limiter.hear(pass.key) != Some(heard));
+        let rings = self.bell.is_some_and(|bell| pass.limiter.read_bell(pass.key) != Some(bell));
         if !self.over.contains_key(&rank) && (rings || self.line.next() <= now) {
             if rings {
                 self.line.wake(now);
             }
-            // Before anything is asked: a completion after that rings once more.
-            self.heard = pass.limiter.hear(pass.key);
+            // Read before anything is asked: a later completion rings once more.
+            self.bell = pass.limiter.read_bell(pass.key);
             let mut out = Out::new();
             self.line.advance(pass, &mut out);
-            self.tell(out);
+            self.publish(out);
         }
         self.over.remove(&rank).ok_or_else(|| until(self.line.needs(pass, rank), pass.clock))
     }
 
-    fn tell(&mut self, out: Out) {
+    fn publish(&mut self, out: Out) {
         for (rank, outcome) in out {
             self.over.insert(rank, outcome);
             if let Some(thread) = self.asleep.get(&rank) {
@@ -308,7 +312,7 @@ impl Room {
         }
     }
 
-    /// A waiter is over: if nobody leads, the first thread that sleeps wakes up, and does.
+    /// Handles the end of a waiter: if there is no leader, the first sleeping thread wakes up and leads.
     fn hand_over(&mut self, rank: Rank) {
         if self.leader == Some(rank) {
             self.leader = None;
@@ -319,14 +323,15 @@ impl Room {
     }
 }
 
-/// Starts if nobody waits and there is room; nothing: somebody waits. Without a lock, so that those who have to wait for the
-/// ledger wait for it together. The error says when to come again: the caller's time was up before the store answered.
+/// Starts if no other caller waits and enough units are free; `Ok(None)` if another caller waits. It takes no lock, so
+/// that callers that have to wait for the ledger wait for it together. The inner error is a retry delay: the caller
+/// timed out before the store answered.
 fn at_once(limiter: &dyn Limiter, waiter: &Waiter) -> Result<Result<Option<Claim>, Duration>> {
     let &Waiter { key, weight, timeout, grace, .. } = waiter;
     if limiter.base().seats.is_used(key) {
         return Ok(Ok(None));
     }
-    // (Where a test makes the time, none passes while the store answers.)
+    // (With a manual clock, no time passes while the store answers.)
     let timeout = timeout.filter(|_| limiter.manual_clock().is_none());
     let most = timeout.map_or(Duration::MAX, |timeout| timeout.max(SLICE));
     let terms = Terms::now(grace)?;
@@ -341,35 +346,35 @@ fn at_once(limiter: &dyn Limiter, waiter: &Waiter) -> Result<Result<Option<Claim
     }
 }
 
-/// How long until a tick.
+/// Returns the time until a tick.
 fn until(tick: Tick, clock: &Clock) -> Duration {
     from_ticks(tick.saturating_sub(clock.now().floor))
 }
 
-/// A thread sleeps at its seat.
-fn sleep_in(shared: &Shared, limiter: &dyn Limiter, (key, rank): (&str, Rank), clock: &Clock, nap: Duration) {
-    let (nap, heard) = {
-        let mut room = lock(shared);
-        let leads = room.leader.is_none();
-        let wakes = if leads { room.line.next() } else { room.line.deadline(rank) };
+/// Puts a thread to sleep at its seat.
+fn sleep_in(handle: &Handle, limiter: &dyn Limiter, (key, rank): (&str, Rank), clock: &Clock, nap: Duration) {
+    let (nap, bell) = {
+        let mut shared = lock(handle);
+        let leads = shared.leader.is_none();
+        let wakes = if leads { shared.line.next() } else { shared.line.deadline(rank) };
         let nap = nap.min(until(wakes, clock));
-        if nap.is_zero() || room.over.contains_key(&rank) {
+        if nap.is_zero() || shared.over.contains_key(&rank) {
             return;
         }
         if leads {
-            (room.leader, room.leads_until) = (Some(rank), wakes);
+            (shared.leader, shared.leads_until) = (Some(rank), wakes);
         }
-        room.asleep.insert(rank, thread::current());
-        (nap, room.heard.filter(|_| leads))
+        shared.asleep.insert(rank, thread::current());
+        (nap, shared.bell.filter(|_| leads))
     };
-    match heard {
-        Some(heard) => limiter.sleep_on_bell(key, heard, nap),
+    match bell {
+        Some(bell) => limiter.sleep_on_bell(key, bell, nap),
         None => doze(limiter, key, clock, nap),
     }
-    let mut room = lock(shared);
-    room.asleep.remove(&rank);
-    if room.leader == Some(rank) {
-        room.leader = None;
+    let mut shared = lock(handle);
+    shared.asleep.remove(&rank);
+    if shared.leader == Some(rank) {
+        shared.leader = None;
     }
 }
 
@@ -392,14 +397,14 @@ fn doze(limiter: &dyn Limiter, key: &str, clock: &Clock, nap: Duration) {
     }
 }
 
-/// Waits for room in the line that all threads of this process share: [`Attempt::Denied`] says that there is none before the
-/// waiter's time is up, at once if that can be known at once.
+/// Waits for units in the line that all threads of this process share. Returns [`Attempt::Denied`] if they are not free
+/// before the waiter times out, and returns it immediately if that is known in advance.
 ///
 /// # Errors
 /// As for [`Limiter::attempt`].
 pub fn acquire(limiter: &dyn Limiter, waiter: Waiter<'_>) -> Result<Attempt> {
     let asked = || if waiter.place.is_none() { at_once(limiter, &waiter) } else { Ok(Ok(None)) };
-    let mut seat = match errors_told(limiter, waiter.key, waiter.weight, asked)? {
+    let mut seat = match reporting_errors(limiter, waiter.key, waiter.weight, asked)? {
         Ok(Some(Claim::Started(permit))) => return Ok(Attempt::Admitted(permit)),
         Ok(asked) => Seat { asked, ..Seat::new(waiter) },
         Err(after) => return Ok(Attempt::Denied(after)),

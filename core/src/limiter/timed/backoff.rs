@@ -1,9 +1,9 @@
-//! How long a caller who was denied is told to wait, beyond what the limit says.
+//! The backoff level: how much longer than the limit requires a denied caller is asked to wait.
 
 use crate::policy;
 use crate::time::Tick;
 
-/// The level of a backoff and when the next denial raises it, as one word.
+/// The level of a backoff and when the next denial raises it, in one word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Level {
     pub number: u64,
@@ -28,7 +28,7 @@ impl Level {
         }
         let (_, grows) = backoff.delay(self.number);
         let number = if grows { (self.number + 1).min((1 << (64 - Self::UNTIL)) - 1) } else { self.number };
-        // Where time goes further, each denial raises it.
+        // Beyond that time, each denial raises the level.
         Level { number, until: (now + backoff.delay(number).0).min((1 << Self::UNTIL) - 1) }
     }
 }

@@ -1,11 +1,11 @@
-//! The interface, whatever a store that fails is to answer instead.
+//! The limiter interface, with the store's failure policy applied.
 
 use super::{InStore, Timed};
 use crate::decision::Decision;
 use crate::error::{Error, Result};
-use crate::limiter::inner::{Base, When};
+use crate::limiter::internal::{Base, When};
 use crate::limiter::line::{Claim, Terms};
-use crate::limiter::{Attempt, Inner, Limiter, Places, Presented, Reserved};
+use crate::limiter::{Attempt, Internal, Limiter, Places, Presented, Reserved};
 use crate::permit::RawPermit;
 use crate::state::counts::WAIT_TIME;
 use crate::state::{Hash, Limit, STORE_AGAIN};
@@ -68,7 +68,7 @@ impl<T: InStore> Places for T {
     }
 }
 
-impl<T: InStore> Inner for T {
+impl<T: InStore> Internal for T {
     #[inline(always)]
     fn base(&self) -> &Base {
         &self.timed().base
@@ -94,16 +94,16 @@ impl<T: InStore> Inner for T {
     }
 
     fn peek_again(&self, key: &str, weight: u64) -> Result<Decision> {
-        match self.timed().decision_at_hand(key, weight) {
+        match self.timed().local_decision(key, weight) {
             Some(decision) => Ok(decision),
             None => self.quiet_peek(key, weight),
         }
     }
 
-    fn has_room(&self, key: &str, weight: u64) -> Result<bool> {
-        match self.timed().has_room_at_once(key, weight) {
+    fn admits(&self, key: &str, weight: u64) -> Result<bool> {
+        match self.timed().surely_admits(key, weight) {
             true => Ok(true),
-            // Or that could not be seen.
+            // Unless that could not be determined.
             false => Ok(self.quiet_peek(key, weight)?.admitted),
         }
     }
@@ -122,7 +122,7 @@ impl<T: InStore> Inner for T {
             && let (Some(fresh), Some(place)) = (fresh.timed(), place.timed())
             && fresh.ticket != place.ticket
         {
-            // It has to wait once more.
+            // The start has to wait once more.
             self.timed().limit.count(Hash(place.key), WAIT_TIME, after.as_micros() as u64);
         }
         self.timed().limit.or_instead(|| presented, |is_admitted| self.timed().instead_of_a_place(place, is_admitted))
@@ -170,7 +170,7 @@ impl<T: InStore> Inner for T {
     }
 
     fn has_bounded_queue(&self) -> bool {
-        // Known once it is open; a composite has asked for a place before this.
+        // Known once the limit is open; a composite has asked for a place before this.
         self.timed().limit.table().is_ok_and(|table| table.policy.has_queue())
     }
 

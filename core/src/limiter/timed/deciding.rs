@@ -1,16 +1,17 @@
-//! Starts and places: asked for, waited for, presented.
+//! Starts and places: requested, waited for, presented.
 //!
-//! Here and in `ending.rs` are the calls whose failures the store's [`OnError`](crate::OnError) has not seen yet.
+//! The calls here and in `ending.rs` return a failing store's errors; the store's [`OnError`](crate::OnError) is
+//! applied by their callers.
 
 use super::backoff::Level;
 use super::served::Started;
 use super::{Late, Seen, Timed, known};
 use crate::algorithm::Sealed;
-use crate::algorithm::log::{Answer, Ask, Known, View};
+use crate::algorithm::log::{Answer, Ask, StartId, View};
 use crate::atomic::*;
 use crate::decision::Decision;
 use crate::error::Result;
-use crate::limiter::inner::When;
+use crate::limiter::internal::When;
 use crate::limiter::line::{Claim, Terms};
 use crate::limiter::{Attempt, LOOK_AGAIN, Presented, Reserved};
 use crate::permit::{MOST_GRACE, RawPermit, TimedPermit};
@@ -25,8 +26,8 @@ use std::cell::Cell;
 use std::time::Duration;
 
 impl Timed {
-    /// Starts now or not, whatever is to be answered where the store fails. (It is one function, for all kinds of limiters: its
-    /// answer is written once, where the caller wants it.)
+    /// Decides on a start now; the failure policy is not applied. (It is one function for all kinds of limiters, so
+    /// that its reply is written once, where the caller wants it.)
     #[inline(never)]
     pub(super) fn try_attempt(&self, key: &str, weight: u64) -> Result<Attempt> {
         match self.limit.is_bound() {
@@ -42,7 +43,7 @@ impl Timed {
         }
     }
 
-    /// Somebody was faster. (Functions of their own leave a first try at a log the registers.)
+    /// Another caller was faster. (Functions of their own leave the registers to a first try at a log.)
     #[inline(never)]
     fn attempt_again(&self, bound: &Bound, key: &str, weight: u64) -> Result<Attempt> {
         self.attempt_at_once(bound, key, weight, AtOnce::Logs, |found, view| Some(found.by_log::<false>(weight, view)))
@@ -67,7 +68,7 @@ impl Timed {
         let Some(found) = bound.find_at_once(key, weight).filter(|found| Self::is_granted(found.table)) else {
             return self.attempt_later(key, weight, None);
         };
-        match self.take_at_hand::<false>(&found, weight, &mut View::default()) {
+        match self.take_local::<false>(&found, weight, &mut View::default()) {
             Some(answer) => Ok(self.attempted(&found, weight, &answer)),
             None => self.attempt_later(key, weight, None),
         }
@@ -117,7 +118,7 @@ impl Timed {
         }
     }
 
-    /// The same with all that is known then.
+    /// As `try_attempt`, but returns the full decision.
     #[inline(never)]
     pub(super) fn try_decide(&self, key: &str, weight: u64) -> Result<Decision> {
         match self.limit.is_bound() {
@@ -154,7 +155,7 @@ impl Timed {
     fn decide_by_grants(&self, bound: &Bound, key: &str, weight: u64) -> Result<Decision> {
         let mut view = View::default();
         if let Some(found) = bound.find_at_once(key, weight).filter(|found| Self::is_granted(found.table))
-            && let Some(answer) = self.take_at_hand::<true>(&found, weight, &mut view)
+            && let Some(answer) = self.take_local::<true>(&found, weight, &mut view)
         {
             return Ok(self.decided(&found, weight, &answer, view));
         }
@@ -186,7 +187,8 @@ impl Timed {
             let ask = Ask::now(found.table.windows.as_slice(), weight, found.gate);
             let answer = self.take_shared::<true>(found, &ask, false, &mut view)?;
             if answer.taken.is_some() && found.table.is_adaptive && !self.limit.is_served() {
-                // The next start is by another distance now. (It was taken: what moves meanwhile is not asked again.)
+                // The next start has another distance now. (The start was taken; changes in the meantime are not
+                // considered.)
                 let mut table = *found.table;
                 found.home().adapt(&mut table, found.key.at);
                 let next = Ask::now(table.windows.as_slice(), weight, found.gate);
@@ -209,7 +211,7 @@ impl Timed {
     }
 
     pub(super) fn do_peek(&self, key: &str, weight: u64) -> Result<Decision> {
-        // (Nothing at all may be asked about.)
+        // (Weight 0 is allowed here.)
         if let Some(found) = self.limit.is_bound().and_then(|bound| bound.find_at_once(key, weight.max(1))) {
             let view = |ask: &Ask| Ok(found.view_at_once(ask)?);
             let seen = self.peek_on(found.home(), found.table, Some(found.backoff()), (weight, found.gate), view);
@@ -220,10 +222,10 @@ impl Timed {
         self.peek_later(key, weight)
     }
 
-    /// Is it certain that a start would be admitted now? A time that has been is enough for that: from then on there is only more
-    /// room.
+    /// Returns whether it is certain that a start would be admitted now. A slightly old time is enough for that: units
+    /// only become free as time passes.
     #[inline(never)]
-    pub(super) fn has_room_at_once(&self, key: &str, weight: u64) -> bool {
+    pub(super) fn surely_admits(&self, key: &str, weight: u64) -> bool {
         let Some(found) = self.limit.is_bound().and_then(|bound| bound.find_at_once(key, weight)) else { return false };
         self.limit.may_start_at_once(&found) && found.is_ready_early(weight)
     }
@@ -301,12 +303,12 @@ impl Timed {
                 }
                 Some(taken) => {
                     let place = self.permit(found, taken, weight, answer.ready, grace);
-                    // Writing it down may have taken a while.
+                    // Recording the place may have taken a while.
                     let now = found.home().clock.now().floor;
                     Claim::Place { place, after: from_ticks(answer.ready.saturating_sub(now)) }
                 }
                 None if after <= patience && policy.has_queue() => Claim::Full { after: from_ticks(after) },
-                // So many wait that no more fit into the log or its slices, if there is a time but no place.
+                // The log or its slices hold no more waiters: there is a time but no place.
                 None => Claim::Denied { after: from_ticks(after), is_certain: after > patience },
             })
         })
@@ -323,7 +325,7 @@ impl Timed {
                 && time::patience_ticks(after) <= patience
                 && !found.table.policy.has_queue()
             {
-                // So many places are out that the log keeps no more. There is a time for this one, and it is exchanged then.
+                // The log keeps no more places. This place gets a time, and is exchanged then.
                 reserved = Reserved::Place { place: self.later(found, weight, after, grace), after };
             }
             match reserved {
@@ -337,7 +339,7 @@ impl Timed {
         })
     }
 
-    /// A place that is not in the log: good for nothing but to be exchanged when its time comes.
+    /// Makes a place that is not in the log. Its only use is to be exchanged when its time comes.
     fn later(&self, found: &Key, weight: u64, after: Duration, grace: Option<Tick>) -> RawPermit {
         let ready = found.home().clock.now().ceil.saturating_add(time::patience_ticks(after));
         let grace = grace.unwrap_or_else(|| found.table.policy.grace(weight)).min(MOST_GRACE);
@@ -346,21 +348,21 @@ impl Timed {
         self.raw(TimedPermit { weight, ticket: u64::MAX, stamp, ready, key: found.hash.0, grace, lane })
     }
 
-    /// Starts with a place, if its time has come and it is good.
-    fn try_start(&self, place: &TimedPermit) -> Result<Turn> {
+    /// Starts with a place, if it is ready and valid.
+    fn try_start(&self, place: &TimedPermit) -> Result<PlaceOutcome> {
         policy::check_some(place.weight)?;
         let early = place.ready.saturating_sub(self.limit.home()?.clock.now().floor);
         if early > 0 {
-            return Ok(Turn::Early(from_ticks(early)));
+            return Ok(PlaceOutcome::Early(from_ticks(early)));
         }
         if is_granted_place(place.ticket) {
             return self.start_granted(place);
         }
         if self.limit.is_served() {
             return match self.start_on_server(place)? {
-                Started::Yes(start) => Ok(Turn::Started(start)),
-                Started::TooEarly(after) => Ok(Turn::Early(after)),
-                Started::No => self.do_cancel_place(place).map(|_| Turn::Gone),
+                Started::Yes(start) => Ok(PlaceOutcome::Started(start)),
+                Started::TooEarly(after) => Ok(PlaceOutcome::Early(after)),
+                Started::No => self.do_cancel_place(place).map(|_| PlaceOutcome::Gone),
             };
         }
         let (hash, start) = known(place);
@@ -368,7 +370,7 @@ impl Timed {
         let started = self.limit.with_hash(hash, |found| {
             let now = found.home().clock.now();
             self.limit.confirm(found, now, None, 0)?;
-            // A window ends with its last tick, not with the beginning of it.
+            // A window ends with the end of its last tick.
             let is_aligned = matches!(found.table.policy.0, Shape::Counter { .. });
             let latest = if is_aligned { now.floor } else { now.ceil };
             if found.gate > now.floor || latest > start.stamp {
@@ -376,16 +378,16 @@ impl Timed {
             }
             let is_counted = found.table.policy.is_counted();
             if is_counted != is_counted_place(start.ticket) {
-                return Ok(None); // of another policy, or started
+                return Ok(None); // It belongs to another policy, or was started with.
             }
             if is_counted && era.get().is_none() {
-                // Only then it is asked whether it still counts: if so at that moment, it has started.
+                // Only then check whether it still counts: if it does at that moment, it has started.
                 era.set(found.home().close_place(start.ticket, start.stamp));
                 if era.get().is_none() {
                     return Ok(None);
                 }
             }
-            let start = Known { ticket: era.get().unwrap_or(start.ticket), ..start };
+            let start = StartId { ticket: era.get().unwrap_or(start.ticket), ..start };
             let started = found.cells().present(start, found.table.policy.longest(), now)?;
             if started.is_some() {
                 found.decided(ADMITTED, start.weight);
@@ -394,34 +396,34 @@ impl Timed {
         });
         let used = era.get().map(|ticket| TimedPermit { ticket, ..*place });
         if let (Err(_), Some(used)) = (&started, used) {
-            // It cannot start any more, nor count for nothing.
+            // It can no longer start, and must not count in vain.
             let _ = MayWait::to_undo(|| self.give_place_back(place, Some(used)));
         }
         if let Some(stamp) = started? {
-            return Ok(Turn::Started(TimedPermit { stamp, ..used.unwrap_or(*place) }));
+            return Ok(PlaceOutcome::Started(TimedPermit { stamp, ..used.unwrap_or(*place) }));
         }
-        // Late, used before, or overtaken by a gate, a clear or another policy. If it was not used it does not count any
-        // longer.
+        // It is late, used before, or overtaken by a gate, a clear or another policy. If it was not used it no longer
+        // counts.
         match used {
             Some(_) => MayWait::to_undo(|| self.give_place_back(place, used))?,
             None => self.do_cancel_place(place)?,
         };
-        Ok(Turn::Gone)
+        Ok(PlaceOutcome::Gone)
     }
 
-    /// The same for a line, which asks for a start or place itself instead of one that is gone.
+    /// The same for a line, which requests a start or place itself to replace a lost one.
     pub(super) fn do_start(&self, place: &TimedPermit) -> Result<Presented> {
         Ok(match self.try_start(place)? {
-            Turn::Started(start) => Presented::Started(self.raw(start)),
-            Turn::Early(after) => Presented::Wait { place: self.raw(*place), after },
-            Turn::Gone => {
+            PlaceOutcome::Started(start) => Presented::Started(self.raw(start)),
+            PlaceOutcome::Early(after) => Presented::Wait { place: self.raw(*place), after },
+            PlaceOutcome::Gone => {
                 self.count_lost(place);
                 Presented::Wait { place: self.raw(place.voided()), after: Duration::ZERO }
             }
         })
     }
 
-    /// Counts a place that is gone, if it was one in the log.
+    /// Counts a lost place, if it was one in the log.
     fn count_lost(&self, place: &TimedPermit) {
         if place.ticket != u64::MAX {
             self.limit.count_lost_place();
@@ -430,9 +432,9 @@ impl Timed {
 
     pub(super) fn do_present(&self, place: &TimedPermit) -> Result<Presented> {
         match self.try_start(place)? {
-            Turn::Started(start) => return Ok(Presented::Started(self.raw(start))),
-            Turn::Early(after) => return Ok(Presented::Wait { place: self.raw(*place), after }),
-            Turn::Gone => self.count_lost(place),
+            PlaceOutcome::Started(start) => return Ok(Presented::Started(self.raw(start))),
+            PlaceOutcome::Early(after) => return Ok(Presented::Wait { place: self.raw(*place), after }),
+            PlaceOutcome::Gone => self.count_lost(place),
         }
         let is_bucket = self.limit.table()?.policy.is_bucket();
         let mut grace = match () {
@@ -453,11 +455,11 @@ impl Timed {
                     if now <= taken.stamp || grace >= time::LONGEST {
                         return Ok(Presented::Wait { place: fresh, after });
                     }
-                    // To take it took longer than its grace, as a slow commit does: it was late before anybody had it.
+                    // Taking it took longer than its grace, as with a slow commit, so it was late from the beginning.
                     self.do_cancel_place(&taken)?;
                     grace = (2 * (now - asked)).min(time::LONGEST);
                 }
-                // There will be one when others have started.
+                // A place will be free when others have started.
                 Reserved::Denied(after) => {
                     return Ok(Presented::Wait { place: self.raw(place.voided()), after: after.min(LOOK_AGAIN) });
                 }
@@ -466,11 +468,11 @@ impl Timed {
     }
 }
 
-/// What comes of a place.
-pub(super) enum Turn {
+/// The result of presenting a place.
+pub(super) enum PlaceOutcome {
     Started(TimedPermit),
-    /// Not for so long.
+    /// Not ready for this long.
     Early(Duration),
-    /// It does not count any more.
+    /// It no longer counts.
     Gone,
 }

@@ -1,4 +1,4 @@
-//! How starts and places end, and starts that others decided.
+//! How starts and places end, and starts that callers decided themselves.
 
 use super::{Timed, known};
 use crate::algorithm::Start;
@@ -14,7 +14,7 @@ use std::cell::Cell;
 use std::collections::VecDeque;
 
 impl Timed {
-    /// Ends a permit by taking something back, and counts it if there was anything.
+    /// Ends a permit by taking something back, and counts it if there was anything to take.
     pub(super) fn count_cancelled(
         &self,
         permit: &RawPermit,
@@ -31,7 +31,7 @@ impl Timed {
         self.limit.or_instead(cancelled, |_| ())
     }
 
-    /// Was there anything to take back?
+    /// Cancels a start. Returns whether there was anything to take back.
     pub(super) fn do_cancel(&self, permit: &TimedPermit) -> Result<bool> {
         if self.limit.is_served() {
             return self.cancel_on_server(permit, false);
@@ -46,7 +46,7 @@ impl Timed {
         self.limit.take_back(hash, start, permit.grace)
     }
 
-    /// Gives a place back that nobody has started with; `false`: somebody has, or its time is over.
+    /// Gives a place back that was not started with; `false` if it was, or has expired.
     pub(super) fn do_cancel_place(&self, place: &TimedPermit) -> Result<bool> {
         if self.limit.is_served() {
             return self.cancel_on_server(place, true);
@@ -64,7 +64,7 @@ impl Timed {
         Ok(was_there)
     }
 
-    /// What a place is as a start; of a limit that only counts units, once. `None`: it was used before.
+    /// Converts a place to its start; for a limit that only counts units, only once. `None`: it was used before.
     fn use_place(home: &Home, place: &TimedPermit) -> Option<TimedPermit> {
         if !is_counted_place(place.ticket) {
             return Some(*place);
@@ -73,14 +73,14 @@ impl Timed {
         era.map(|ticket| TimedPermit { ticket, ..*place })
     }
 
-    /// Takes the units of a place back that nobody has started with. `used`: it was used for that already.
+    /// Takes back the units of a place that was not started with. `used`: it was already used for that.
     pub(super) fn give_place_back(&self, place: &TimedPermit, used: Option<TimedPermit>) -> Result<bool> {
         if self.is_over(place)? {
             return Ok(false);
         }
         let (used, was_there) = (Cell::new(used), Cell::new(false));
         self.limit.rewrite(known(place).0, |home, table, history| {
-            // Only now: whoever had to wait for this, and must not, comes again.
+            // Only now: a caller that must not wait here calls again.
             used.set(used.get().or_else(|| Self::use_place(home, place)));
             let Some(start) = used.get() else { return };
             let (_, start) = known(&start);
@@ -115,11 +115,11 @@ impl Timed {
             let start = known(&used.get().unwrap_or(*permit)).1;
             let parts = parts(table, history, start);
             if parts.is_empty() && !is_over {
-                return; // it was ended before
+                return; // It has already ended.
             }
             parts.iter().for_each(|&i| history.starts[i].state = SETTLED);
             take_units(table, history, &parts, (start, ahead), start.weight.saturating_sub(actual));
-            // A debt counts from now on, however long ago the start was.
+            // A debt counts from now, however long ago the start was.
             let (stamp, units) = (home.clock.now().ceil, debt.min(table.policy.capacity()));
             let at = history.starts.partition_point(|start| start.stamp <= stamp);
             if units > 0 {
@@ -130,7 +130,7 @@ impl Timed {
         edited.map(drop)
     }
 
-    /// Only what adapts to how long jobs take has to know that one ended.
+    /// Completes a start. Only an adaptive limit has to record the job's duration.
     pub(super) fn do_complete(&self, permit: &TimedPermit) -> Result<()> {
         let began = if permit.ready != 0 { permit.ready } else { permit.stamp };
         match self.limit.adapts()? && permit.stamp != 0 {
@@ -163,7 +163,7 @@ impl Timed {
             Some((instance, began)) if instance == home.instance => {
                 let ended = self.ended(hash, began);
                 if let Err(Error::WouldWait) = ended {
-                    // For the call that comes again.
+                    // For the repeated call.
                     self.running.lock().entry(hash).or_default().push_front((instance, began));
                 }
                 ended
@@ -181,7 +181,7 @@ impl Timed {
                 let mut running = self.running.lock();
                 let starts = running.entry(found.hash).or_default();
                 starts.push_back((found.home().instance, answer.now.ceil));
-                // What never ends shall not grow for ever.
+                // Bounds the list for jobs that never end.
                 starts.truncate(jobs.most());
             }
             Ok(())

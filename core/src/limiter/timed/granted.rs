@@ -1,6 +1,6 @@
-//! Limits of which a server has granted units: starts, places and denials without asking it.
+//! Limits with units granted by a server: starts, places and denials without a request.
 
-use super::{Seen, Timed, Turn};
+use super::{PlaceOutcome, Seen, Timed};
 use crate::algorithm::grants::{self, Grants, Lengths, Wish};
 use crate::algorithm::log::{Answer, Ask, Stage, Taken, View};
 use crate::decision::Decision;
@@ -11,16 +11,17 @@ use crate::state::{AtOnce, Blocked, Hash, Key, Table, as_granted_place, without_
 use crate::time::{Now, Tick, from_ticks, uptime};
 use std::time::Instant;
 
-/// So often the server is asked for one decision. Then its answers come too late to be of use, and it decides itself.
+/// The most requests to the server for one decision. After that its replies are too late to be of use, and the server
+/// decides itself.
 const MOST_QUESTIONS: u32 = 3;
 
-/// Below a permit's grace: which taking of its grant a start is, from 1 on.
+/// The bits below a permit's grace: the number of the taking of its grant, from 1.
 const UNIT: u64 = (1 << 32) - 1;
 
 impl Timed {
-    /// Decides on a start now by what was granted, if that says enough.
+    /// Decides on a start now from the granted units, if they suffice for that.
     #[inline(always)]
-    pub(super) fn take_at_hand<const LOOK: bool>(&self, found: &Key, weight: u64, view: &mut View) -> Option<Answer> {
+    pub(super) fn take_local<const LOOK: bool>(&self, found: &Key, weight: u64, view: &mut View) -> Option<Answer> {
         let (now, uptime) = found.home().clock.now_and_uptime();
         let (grants, uptime) = (found.grants(), uptime as Tick);
         let answer = match grants.take(weight, uptime) {
@@ -30,7 +31,7 @@ impl Timed {
         Some(self.answered::<LOOK>(found, uptime, answer, view))
     }
 
-    /// What follows from an answer that needed no server.
+    /// Makes the result of a reply that needed no server.
     #[inline(always)]
     fn answered<const LOOK: bool>(&self, found: &Key, uptime: Tick, answer: Answer, view: &mut View) -> Answer {
         if answer.taken.is_some() {
@@ -48,7 +49,8 @@ impl Timed {
         View { now: now.floor, ready, remaining, empty: now.floor + empty.saturating_sub(uptime) }
     }
 
-    /// Decides by what is granted, and asks for more where that does not say enough. `waits`: the caller takes what it is promised.
+    /// Decides from the granted units, and asks for more where they do not suffice. `waits`: the caller accepts a
+    /// promise.
     pub(super) fn take_granted<const LOOK: bool>(
         &self,
         found: &Key,
@@ -80,7 +82,7 @@ impl Timed {
                 && takes_places
                 && ready - now.floor > lengths.far()
             {
-                // Too far away to be promised: the server keeps the place.
+                // Too far away for a promise: the server keeps the place.
                 break;
             }
             if let Some(answer) = answer {
@@ -89,7 +91,7 @@ impl Timed {
             if waits {
                 grants.waits();
             }
-            if !grants.has_room(uptime) {
+            if !grants.has_free_cell(uptime) {
                 // Too many wait: the server keeps the place.
                 break;
             }
@@ -103,12 +105,13 @@ impl Timed {
         self.take_looking::<LOOK>(found, ask, view)
     }
 
-    /// Takes a place that is good for longer than what is granted: the server keeps it. What is at hand starts. Nothing more is
-    /// asked to be granted, because a promise of a later start would come before the place, and go unused.
+    /// Takes a place that is valid for longer than a grant: the server keeps it. Granted units that are free start
+    /// immediately. No more grants are requested, because a promise of a later start would be ready before the place,
+    /// and go unused.
     pub(super) fn take_for_long(&self, found: &Key, ask: &Ask) -> Result<Answer, Blocked> {
         if Self::is_granted(found.table)
             && !ask.reserve
-            && let Some(answer) = self.take_at_hand::<false>(found, ask.weight, &mut View::default())
+            && let Some(answer) = self.take_local::<false>(found, ask.weight, &mut View::default())
             && answer.taken.is_some()
         {
             return Ok(answer);
@@ -116,14 +119,14 @@ impl Timed {
         self.take(found, ask)
     }
 
-    /// Is a key decided on by what is granted of it?
+    /// Returns whether a key is decided on by granted units.
     pub(super) fn is_granted(table: &Table) -> bool {
         table.at_once == AtOnce::Grants
     }
 
-    /// What a key holds.
+    /// Returns the state of a key.
     pub(super) fn view_granted(&self, found: &Key, weight: u64) -> Result<View, Blocked> {
-        if let Some(view) = self.view_at_hand(found, weight) {
+        if let Some(view) = self.local_view(found, weight) {
             return Ok(view);
         }
         let (grants, window) = (self.limit.grants_of(found), found.table.policy.shared_by());
@@ -135,15 +138,15 @@ impl Timed {
                 let (now, uptime) = found.home().clock.now_and_uptime();
                 return Ok(self.view_by(found, now, uptime as Tick, now.floor));
             }
-            if let Some(view) = self.view_at_hand(found, weight) {
+            if let Some(view) = self.local_view(found, weight) {
                 return Ok(view);
             }
         }
         self.view_on_server(found.home(), found.table, found.hash, weight)
     }
 
-    /// What is as good as known, without asking.
-    pub(super) fn decision_at_hand(&self, key: &str, weight: u64) -> Option<Decision> {
+    /// Returns a near-certain decision, without a request.
+    pub(super) fn local_decision(&self, key: &str, weight: u64) -> Option<Decision> {
         let found = self.limit.is_bound()?.find_at_once(key, weight).filter(|found| Self::is_granted(found.table))?;
         let at = found.grants().promised(weight, uptime());
         let view = match at {
@@ -151,14 +154,14 @@ impl Timed {
                 let (now, uptime) = found.home().clock.now_and_uptime();
                 self.view_by(&found, now, uptime as Tick, now.floor + at.saturating_sub(uptime as Tick))
             }
-            None => self.view_at_hand(&found, weight)?,
+            None => self.local_view(&found, weight)?,
         };
         let admitted = view.ready <= view.now;
         Some(self.decision(&Seen { view, capacity: found.table.capacity, admitted, backoff: 0 }))
     }
 
-    /// What is known of a start without asking.
-    fn view_at_hand(&self, found: &Key, weight: u64) -> Option<View> {
+    /// Returns the known state of a key, without a request.
+    fn local_view(&self, found: &Key, weight: u64) -> Option<View> {
         let (now, uptime) = found.home().clock.now_and_uptime();
         let uptime = uptime as Tick;
         let grants = found.grants();
@@ -170,33 +173,33 @@ impl Timed {
     }
 
     /// Starts with a place of a granted unit.
-    pub(super) fn start_granted(&self, place: &TimedPermit) -> Result<Turn> {
+    pub(super) fn start_granted(&self, place: &TimedPermit) -> Result<PlaceOutcome> {
         let ticket = without_grant(place.ticket);
         self.limit.with_hash(Hash(place.key), |found| {
             let Some(window) = found.table.policy.shared_by().filter(|_| Self::is_granted(found.table)) else {
-                return Ok(Turn::Gone);
+                return Ok(PlaceOutcome::Gone);
             };
             let (grants, began) = (found.grants(), Instant::now());
             for _ in 0..MOST_QUESTIONS {
                 match grants.start(ticket, place.grace, uptime()) {
-                    grants::Turn::Started => {
+                    grants::PlaceStatus::Started => {
                         self.reset_backoff(found);
                         found.decided(ADMITTED, place.weight);
-                        return Ok(Turn::Started(TimedPermit { ticket, grace: place.grace & UNIT, ..*place }));
+                        return Ok(PlaceOutcome::Started(TimedPermit { ticket, grace: place.grace & UNIT, ..*place }));
                     }
-                    grants::Turn::Early(after) => return Ok(Turn::Early(from_ticks(after))),
-                    grants::Turn::Gone => break,
-                    grants::Turn::Unsure => {
+                    grants::PlaceStatus::Early(after) => return Ok(PlaceOutcome::Early(from_ticks(after))),
+                    grants::PlaceStatus::Gone => break,
+                    grants::PlaceStatus::Unsure => {
                         let lengths = Lengths::of(window.limit, window.length, grants.trip());
                         self.limit.ask_for_grants(found, Wish::Word, lengths, began)?;
                     }
                 }
             }
-            Ok(Turn::Gone)
+            Ok(PlaceOutcome::Gone)
         })
     }
 
-    /// Gives a place of a granted unit back, or a start if its grant is still here. Was it?
+    /// Gives a place of a granted unit back, or a start if its grant is still here. Returns whether it was.
     pub(super) fn give_back_granted(&self, permit: &TimedPermit, is_place: bool) -> Result<bool> {
         let given = self.limit.with_known(Hash(permit.key), |found| {
             if !Self::is_granted(found.table) {
@@ -225,7 +228,7 @@ fn denied(grants: Grants, now: Now, uptime: Tick, at: Tick) -> Answer {
 
 fn reserved(now: Now, uptime: Tick, place: &grants::Taken) -> Answer {
     let taken = Some(as_taken(place, as_granted_place(place.ticket), Stage::Place));
-    // (A tick later than its time: this clock may have been read in the midst of one.)
+    // (One tick later than its time: this clock may have been read within a tick.)
     Answer { now, ready: now.ceil + place.from.saturating_sub(uptime), taken }
 }
 

@@ -1,5 +1,4 @@
-//! Every limit that is a matter of time: how a start is decided, waited for, ended and taken back, whatever algorithm its
-//! policy stands for.
+//! Every timed limit: how a start is decided, waited for, ended and taken back, whichever algorithm its policy selects.
 
 mod backoff;
 mod calls;
@@ -9,10 +8,10 @@ mod granted;
 mod served;
 mod text;
 
-use super::inner::Base;
+use super::internal::Base;
 use super::{Presented, Reserved, foreign};
 use crate::algorithm::Sealed;
-use crate::algorithm::log::{Answer, Ask, Known, Taken, View};
+use crate::algorithm::log::{Answer, Ask, StartId, Taken, View};
 use crate::atomic::*;
 use crate::decision::Decision;
 use crate::error::{Error, Result};
@@ -23,22 +22,22 @@ use crate::policy::{self, Policy, Shape};
 use crate::state::{AtOnce, Blocked, Bound, Hash, Home, Key, Limit, STORE_AGAIN, Store, Stuck, Table};
 use crate::time::{Tick, from_ticks};
 use backoff::Level;
-use deciding::Turn;
+use deciding::PlaceOutcome;
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
-/// A limit that is a matter of time, in a store.
+/// A timed limit in a store.
 #[derive(Debug)]
 pub struct Timed {
     base: Base,
     pub(super) limit: Limit,
-    /// When the starts without a permit were that this process recorded and that have not ended, where that matters.
+    /// The starts without a permit that this process recorded and that have not ended, where that matters.
     running: PerProcess<HashMap<Hash, VecDeque<(u64, Tick)>>>,
 }
 
-/// What lives in a store as a [`Timed`] limit.
+/// A limiter that is a [`Timed`] limit in a store.
 pub trait InStore: Send + Sync {
-    /// It.
+    /// Returns the limit.
     fn timed(&self) -> &Timed;
 }
 
@@ -48,15 +47,15 @@ impl InStore for Timed {
     }
 }
 
-/// Why a start was not decided on at once.
+/// Why a start was not decided immediately.
 enum Late<'b> {
-    /// Somebody was faster.
+    /// Another caller was faster.
     Raced,
-    /// The key was not found, or is stuck in this.
+    /// The key was not found, or is stuck in this operation.
     Stuck(Option<Stuck<'b>>),
 }
 
-/// What a decision is made of.
+/// The parts of a decision.
 struct Seen {
     view: View,
     capacity: u64,
@@ -65,12 +64,12 @@ struct Seen {
 }
 
 impl Timed {
-    /// Declares a limit under a name, at the first use, in place of the policy that the name had.
+    /// Declares a limit under a name, at the first use. It replaces the policy that the name had.
     pub(crate) fn declare(store: &Store, name: &str, policy: Policy) -> Result<Timed> {
         Ok(Self::of(Limit::declare(store, name, policy)?))
     }
 
-    /// Takes the limit of that kind that is declared under a name; at the first use it must be.
+    /// Attaches the limit of that kind that is declared under a name. It must be declared at the first use.
     pub(crate) fn attach(store: &Store, name: &str, kind: &'static str) -> Result<Timed> {
         Ok(Self::of(Limit::attach(store, name, kind)?))
     }
@@ -79,7 +78,7 @@ impl Timed {
         Timed { base: Base::new(limit.name().clone()), limit, running: PerProcess::new() }
     }
 
-    /// The permit of what was taken; `ready` is when its place comes, 0 if it has none.
+    /// Makes the permit of a taken start; `ready` is when its place is ready, 0 if it has none.
     #[inline(always)]
     fn permit(&self, found: &Key, taken: Taken, weight: u64, ready: Tick, grace: Tick) -> RawPermit {
         // A bucket's place counts from the end of its grace, so that is known anyway; a granted unit has none.
@@ -111,14 +110,14 @@ impl Timed {
         }
     }
 
-    /// When a place comes.
+    /// Returns when a place is ready.
     fn ready(&self, permit: &RawPermit) -> Option<(&Home, Tick)> {
-        // Of a lane that is gone it means nothing.
+        // A permit's times are meaningless without its lane.
         let start = self.own(permit).ok().filter(|start| start.ready != 0)?;
         Some((self.limit.home().ok()?, start.ready))
     }
 
-    /// Asks for a start now of a key that is found and decided on at once, as most are.
+    /// Requests a start now of a key that is found and decided immediately, as most are.
     #[inline(always)]
     fn take_at_once<'b>(
         &self,
@@ -128,7 +127,7 @@ impl Timed {
         decide: impl FnOnce(&Key) -> Option<Result<Answer, Sealed>>,
     ) -> Result<(Key<'b>, Answer), Late<'b>> {
         let Some(found) = bound.find_at_once(key, weight) else { return Err(Late::Stuck(None)) };
-        // Its table may have come in place of the one that the caller has seen.
+        // Its table may have replaced the one that the caller read.
         let is_of_kind = found.table.at_once == kind || fault::planted("any kind");
         if !is_of_kind || !self.limit.may_start_at_once(&found) {
             return Err(Late::Stuck(None));
@@ -147,12 +146,12 @@ impl Timed {
         Ok((found, answer))
     }
 
-    /// Asks for a start now or later.
+    /// Requests a start now or later.
     fn take(&self, found: &Key, ask: &Ask) -> Result<Answer, Blocked> {
         self.take_looking::<false>(found, ask, &mut View::default())
     }
 
-    /// The same, by what a server has granted where it does.
+    /// The same, from granted units where a server grants them.
     fn take_shared<const LOOK: bool>(
         &self,
         found: &Key,
@@ -166,7 +165,7 @@ impl Timed {
         }
     }
 
-    /// The same, and where `LOOK` is set it says what is held after it.
+    /// The same; with `LOOK` it also returns the state after it.
     #[inline(always)]
     fn take_looking<const LOOK: bool>(&self, found: &Key, ask: &Ask, view: &mut View) -> Result<Answer, Blocked> {
         if self.limit.is_served() {
@@ -189,7 +188,7 @@ impl Timed {
         self.limit.confirm(found, answer.now, answer.taken.as_ref(), ask.weight)?;
         if let Some(taken) = &mut answer.taken {
             if taken.is_place() {
-                // Where there was room all along, it comes now.
+                // Where units were free all along, the start is now.
                 answer.ready = answer.ready.max(answer.now.floor);
                 if found.table.policy.is_counted() {
                     taken.ticket = self.name_place(*found, *taken, ask.weight, answer.now.floor)?;
@@ -200,14 +199,14 @@ impl Timed {
         Ok(answer)
     }
 
-    /// Gives a place a name of its own where units are only counted.
+    /// Gives a place its own number where units are only counted.
     #[cold]
     fn name_place(&self, found: Key, taken: Taken, weight: u64, now: Tick) -> Result<u64, Blocked> {
         loop {
             if let Some(number) = found.home().open_place(&taken, now) {
                 return Ok(number);
             }
-            // It keeps its turn meanwhile: asked again it would come later.
+            // It keeps its turn: a repeated request would get a later one.
             if let Err(error) = self.limit.add_places() {
                 self.limit.refuse(&found, &taken, weight)?;
                 return Err(error.into());
@@ -215,7 +214,7 @@ impl Timed {
         }
     }
 
-    /// After a whole window without a start, what jobs took is forgotten: the key is as new.
+    /// After a whole window without a start, job durations are forgotten and the key is reset.
     #[inline(always)]
     fn before_asking(&self, found: &Key) {
         if let Some(jobs) = found.jobs()
@@ -225,7 +224,7 @@ impl Timed {
         }
     }
 
-    /// The next start is so far from this one as the jobs up to now say; and the backoff begins anew.
+    /// Sets the distance to the next start, as the jobs up to now determine it, and resets the backoff.
     #[inline(always)]
     fn after_taking(&self, found: &Key) {
         self.reset_backoff(found);
@@ -242,7 +241,7 @@ impl Timed {
         }
     }
 
-    /// Takes a place for a key that was found, no sooner than after `delay`; or one in place of another, `again`.
+    /// Takes a place for a found key, no sooner than after `delay`; or one to replace another, `again`.
     fn take_place(
         &self,
         found: &Key,
@@ -262,7 +261,7 @@ impl Timed {
         Ok(match answer.taken {
             Some(taken) => {
                 let place = self.permit(found, taken, weight, answer.ready, grace);
-                // Writing it down may have taken a while.
+                // Recording it may have taken a while.
                 let now = found.home().clock.now().floor;
                 Reserved::Place { place, after: from_ticks(answer.ready.saturating_sub(now)) }
             }
@@ -270,7 +269,7 @@ impl Timed {
         })
     }
 
-    /// What the backoff of a denial is, after raising its level if the one before is over; 0 where there is none.
+    /// Returns the backoff of a denial, after raising its level if the previous one has ended; 0 without a backoff.
     #[inline(always)]
     fn denied(&self, found: &Key, now: Tick) -> Tick {
         let Shape::Rate(_, backoff) = &found.table.policy.0 else { return 0 };
@@ -278,13 +277,13 @@ impl Timed {
         let seen = Level::of(cell.load(Relaxed));
         let level = seen.after_denial(backoff, now);
         if level != seen {
-            // Whoever else raises it at this moment has done the same.
+            // Another thread that raises it at this moment has written the same.
             let _ = cell.compare_exchange(seen.word(), level.word(), Relaxed, Relaxed);
         }
         level.number
     }
 
-    /// The backoff of a level, as one caller shall wait it.
+    /// Returns the backoff of a level for one caller, with jitter.
     fn spread(table: &Table, level: u64) -> Tick {
         match &table.policy.0 {
             Shape::Rate(_, backoff) if level > 0 => {
@@ -299,10 +298,11 @@ impl Timed {
         RawPermit::new(self.base.id, Kind::Timed(start))
     }
 
-    /// What a permit of this limiter says. One from a lane that is gone counts nowhere: its times mean nothing here.
+    /// Returns the contents of this limiter's permit. A permit from a lane that is gone counts nowhere: its times are
+    /// meaningless here.
     fn own(&self, permit: &RawPermit) -> Result<TimedPermit> {
         let start = self.is_own(permit)?;
-        // One that counts nowhere may be of a store that cannot be opened.
+        // A permit that counts nowhere may belong to a store that cannot be opened.
         if start.ticket == u64::MAX {
             return Ok(start);
         }
@@ -310,7 +310,7 @@ impl Timed {
         Ok(if start.lane == lane { start } else { TimedPermit { lane, ..start.voided() } })
     }
 
-    /// Is it a permit of this limiter?
+    /// Checks that this limiter issued the permit.
     #[inline(always)]
     fn is_own(&self, permit: &RawPermit) -> Result<TimedPermit> {
         match permit.of(self.base.id) {
@@ -319,7 +319,7 @@ impl Timed {
         }
     }
 
-    /// What comes of presenting a place while the store fails.
+    /// Returns the reply to a presented place while the store fails.
     fn instead_of_a_place(&self, place: &RawPermit, is_admitted: bool) -> Presented {
         match is_admitted {
             true => Presented::Started(self.uncounted(place.timed().map_or(1, |place| place.weight))),
@@ -327,25 +327,25 @@ impl Timed {
         }
     }
 
-    /// A permit that counts nowhere.
+    /// Makes a permit that counts nowhere.
     fn uncounted(&self, weight: u64) -> RawPermit {
         self.raw(TimedPermit { weight, ticket: u64::MAX, stamp: 0, ready: 0, key: [0; 2], grace: 0, lane: 0 })
     }
 
-    /// What a key lives by.
+    /// Returns the table that a key uses.
     fn table_of(&self, key: &str) -> Result<Table> {
         self.limit.table_of(self.limit.home()?.hash(b'k', key))
     }
 
-    /// Has a start left every window by now?
+    /// Returns whether a start has left every window by now.
     fn is_over(&self, start: &TimedPermit) -> Result<bool> {
         let longest = self.limit.by_table_of(Hash(start.key), |table| table.policy.longest())?;
         Ok(start.stamp.saturating_add(longest) <= self.limit.home()?.clock.now().floor)
     }
 }
 
-/// A start as its cells know it, and the hash of its key.
-fn known(start: &TimedPermit) -> (Hash, Known) {
+/// Returns a start as its cells know it, and the hash of its key.
+fn known(start: &TimedPermit) -> (Hash, StartId) {
     let TimedPermit { ticket, stamp, weight, key, .. } = *start;
-    (Hash(key), Known { ticket, stamp, weight })
+    (Hash(key), StartId { ticket, stamp, weight })
 }

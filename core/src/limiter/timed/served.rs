@@ -1,4 +1,4 @@
-//! Limits whose server decides.
+//! Limits that a server decides.
 
 use super::{Timed, known};
 use crate::algorithm::bucket::Bucket;
@@ -12,12 +12,12 @@ use crate::state::{Blocked, Hash, Home, Key, Table, as_counted_place, is_granted
 use crate::time::{Now, Tick, from_ticks};
 use std::time::Duration;
 
-/// A number of an answer; one that is endless is -1.
+/// Converts a number of a reply; -1 is endless.
 fn unsigned(n: i64) -> u64 {
     u64::try_from(n).unwrap_or(u64::MAX)
 }
 
-/// What comes of presenting a place.
+/// The result of presenting a place.
 pub(super) enum Started {
     Yes(TimedPermit),
     TooEarly(Duration),
@@ -38,7 +38,7 @@ impl Timed {
         let flags = [ask.reserve, ask.force, ask.again, LOOK].map(i64::from);
         let arguments = [number(ask.weight), delay, number(ask.patience), number(ask.grace)];
         let arguments = [arguments, flags].concat();
-        // What is told of the decision, and the state after it.
+        // The reported decision, and the state after it.
         let ([now, ready, is_taken, ticket, stamp, ahead, is_place], seen) = match &found.table.policy.0 {
             Shape::Bucket(_) => parts(self.limit.ask::<10>(found, "decide", &arguments)?),
             Shape::Counter { .. } => parts(self.limit.ask::<11>(found, "decide", &arguments)?),
@@ -51,16 +51,16 @@ impl Timed {
             self.reset_backoff(found);
         }
         let stage = Stage::of(is_place == 1);
-        // What only counts units knows a place by a number of its own, until somebody starts with it.
+        // A limit that only counts units identifies a place by its own number, until it is started with.
         let is_counted_place = is_place == 1 && found.table.policy.is_counted();
         let ticket = if is_counted_place { as_counted_place(unsigned(ticket)) } else { unsigned(ticket) };
         let taken = Taken { ticket, end: 0, stamp: unsigned(stamp), ahead: unsigned(ahead), stage };
-        // Where there was room all along, a place comes now.
+        // Where units were free all along, the place is ready now.
         let ready = if is_place == 1 { ready.max(now) } else { ready };
         Ok(Answer { now: Now { floor: now, ceil: now }, ready, taken: (is_taken == 1).then_some(taken) })
     }
 
-    /// What a key holds.
+    /// Returns the state of a key.
     pub(super) fn view_on_server(&self, home: &Home, table: &Table, key: Hash, weight: u64) -> Result<View, Blocked> {
         self.limit.check_weight_on_server(table, key, weight)?;
         let arguments = [number(weight)];
@@ -98,7 +98,7 @@ impl Timed {
     }
 
     pub(super) fn settle_on_server(&self, permit: &TimedPermit, actual: u64) -> Result<()> {
-        // No debt is larger than the limit, so neither is one of a number.
+        // A debt is at most the limit, so an actual amount can be capped the same way.
         self.end_on_server(permit, "settle", number(actual.min(u64::from(u32::MAX)))).map(drop)
     }
 
@@ -125,13 +125,13 @@ impl Timed {
     }
 }
 
-/// The first numbers of an answer, and the others.
+/// Splits the first numbers of a reply from the others.
 fn parts<const N: usize, const M: usize>(answer: [i64; N]) -> ([i64; M], Vec<i64>) {
     let (first, others) = answer.split_at(M);
     (std::array::from_fn(|i| first[i]), others.to_vec())
 }
 
-/// What a key holds by what a script says of its state.
+/// Returns the state of a key from a script's reply.
 fn view_of(home: &Home, table: &Table, (now, ready): (Tick, Tick), state: &[i64]) -> View {
     let state: Vec<u64> = state.iter().map(|n| unsigned(*n)).collect();
     let (remaining, empty) = match (&table.policy.0, state.as_slice()) {
@@ -141,12 +141,13 @@ fn view_of(home: &Home, table: &Table, (now, ready): (Tick, Tick), state: &[i64]
             time.view(now, [newest, units, before], gate)
         }
         (_, &[remaining, empty]) => (remaining, empty),
-        _ => unreachable!("so many numbers were asked for"),
+        _ => unreachable!("a request for exactly these numbers"),
     };
     View { now, ready, remaining, empty }
 }
 
-/// What remains of a bucket that has recovered at a tick and a part of one, and when it is as new.
+/// Returns what remains of a bucket that has recovered at a tick plus a fraction, and when it is back in its initial
+/// state.
 fn bucket_view(bucket: &Bucket, now: Tick, (tick, part): (Tick, u64), gate: Tick) -> (u64, Tick) {
     let (n, p) = bucket.in_lowest_terms();
     let is_behind = tick > now || tick == now && part > 0;
@@ -160,7 +161,7 @@ fn bucket_view(bucket: &Bucket, now: Tick, (tick, part): (Tick, u64), gate: Tick
             }
         }
         () if is_behind => {
-            // In parts of a tick, of which a unit costs `p`.
+            // In fractions of a tick, of which a unit costs `p`.
             let behind = u128::from(tick - now) * u128::from(n) + u128::from(part);
             let whole = u128::from(bucket.size) * u128::from(p);
             (whole.saturating_sub(behind) / u128::from(p)) as u64
@@ -186,7 +187,8 @@ impl Aligned {
         number * self.window.length as i64 - self.phase
     }
 
-    /// What remains, and when nothing counts any more, by the newest window, its units and those of the window before.
+    /// Returns what remains, and when nothing counts any more, from the newest window, its units and those of the
+    /// window before.
     fn view(&self, now: Tick, [newest, units, before]: [u64; 3], gate: Tick) -> (u64, Tick) {
         let (here, newest) = (self.number(now), newest as i64);
         let of = |number: i64| match newest - number {

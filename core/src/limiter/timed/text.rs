@@ -1,4 +1,4 @@
-//! A permit or place of a timed limit as a text, with which it leaves its process.
+//! The text of a timed limit's permit or place, for use in another process.
 
 use super::Timed;
 use crate::error::{Error, Result};
@@ -25,7 +25,8 @@ impl Timed {
     pub(super) fn do_permit_from_text(&self, text: &str) -> Result<RawPermit> {
         let name = self.limit.name();
         let Some(composite) = composite::parse(text) else { return self.permit_of_name(text, name) };
-        // From when this name stood for several limits, of which this one was a part, or took the place.
+        // The text may date from a time when this name stood for several limits, of which this one was a part or the
+        // successor.
         let names = || composite::names_of_parts(name);
         let own =
             |part: &String| part.strip_prefix(&**name).is_some_and(|kind| kind[1..].starts_with(self.limit.kind()));
@@ -39,7 +40,7 @@ impl Timed {
         foreign(name)
     }
 
-    /// The permit or place of a text that was written under that name.
+    /// Reads the permit or place of a text that was written under that name.
     pub(super) fn permit_of_name(&self, text: &str, name: &str) -> Result<RawPermit> {
         let [limit, h0, h1, ticket, stamp, ready, weight, grace] = parse(text).ok_or_else(|| unreadable(text))?;
         let home = self.limit.home()?;
@@ -49,13 +50,13 @@ impl Timed {
         }
         let (key, lane) = ([h0, h1], home.instance as u16);
         let place = TimedPermit { weight, ticket, stamp, ready, key, grace, lane };
-        // Of an earlier boot, whose times mean nothing here: whoever presents it gets a fresh place.
+        // A text of an earlier boot has meaningless times here: presenting it returns a fresh place.
         let is_void = limit & 0xffff_ffff != home.instance & 0xffff_ffff;
         Ok(self.raw(if is_void { place.voided() } else { place }))
     }
 }
 
-/// The eight numbers of a permit's text.
+/// Parses the eight numbers of a permit's text.
 fn parse(text: &str) -> Option<[u64; 8]> {
     let parts: Vec<&str> = text.strip_prefix("wgl1.")?.split('.').collect();
     let &[limit, key, ticket, stamp, ready, weight, grace] = parts.as_slice() else { return None };

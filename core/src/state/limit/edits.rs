@@ -1,7 +1,7 @@
 //! What is rarely done to a limit's keys, under the structure lock: starts are taken back, gates closed, keys forgotten.
 
 use super::Limit;
-use crate::algorithm::log::{Known, SETTLED};
+use crate::algorithm::log::{SETTLED, StartId as Known};
 use crate::algorithm::{History, Start};
 use crate::atomic::*;
 use crate::error::Result;

@@ -1,7 +1,7 @@
 //! What is done before a decision is told: nobody starts with more than the ledger may lack.
 
 use super::{Key, Limit, Refused};
-use crate::algorithm::log::{Known, Taken};
+use crate::algorithm::log::{StartId, Taken};
 use crate::error::Result;
 use crate::state::changed::is_unlisted;
 use crate::state::table::{Blocked, Home, Keeping};
@@ -119,7 +119,7 @@ impl Limit {
     #[cold]
     pub fn refuse(&self, key: &Key, taken: &Taken, weight: u64) -> Result<()> {
         let (instance, limit) = (key.home().instance, key.limit());
-        let start = Known { ticket: taken.ticket, stamp: taken.stamp, weight };
+        let start = StartId { ticket: taken.ticket, stamp: taken.stamp, weight };
         self.store.refuse(Refused { instance, limit, hash: key.hash, start, ahead: taken.ahead });
         Ok(())
     }

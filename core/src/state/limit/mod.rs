@@ -412,7 +412,7 @@ impl Limit {
     }
 
     fn count_error(&self, error: &Error) {
-        if error.is_of_the_store() {
+        if error.is_store_failure() {
             self.count_failure();
         }
     }

@@ -1,7 +1,7 @@
 //! What a limit asks of its server.
 
 use super::{Key, Limit};
-use crate::algorithm::grants::{Grants, Lengths, Told, Wish};
+use crate::algorithm::grants::{Grants, Lengths, Reply, Wish};
 use crate::error::{Error, Result};
 use crate::fault;
 use crate::policy;
@@ -142,8 +142,8 @@ impl Limit {
         let asked = uptime();
         let (first, granted) = self.ask_all(found.home(), found.table, Some(found.hash), "grant", &arguments)?;
         let now = uptime() + 1;
-        let told = Told::read(first, &granted).ok_or_else(|| self.no_answer("grant", &granted))?;
-        asking.0.accept(&question, &told, (asked, now), lengths);
+        let reply = Reply::read(first, &granted).ok_or_else(|| self.no_answer("grant", &granted))?;
+        asking.0.accept(&question, &reply, (asked, now), lengths);
         Ok(true)
     }
 

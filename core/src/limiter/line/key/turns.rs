@@ -1,8 +1,8 @@
-//! The waiters of one key that start elsewhere: each takes its place along, or a word that there is room.
+//! The waiters of one key that start elsewhere: each leaves with its place, or with the notice that units are free.
 
-use super::{Held, KeyLine, LOOK_SOONER, Pass, Rank, Waiter, jitter};
+use super::{HeldPlace, KeyLine, LOOK_SOONER, Pass, Rank, Waiter, jitter};
 use crate::error::{Error, Result};
-use crate::limiter::inner::When;
+use crate::limiter::internal::When;
 use crate::limiter::line::pool::Offer;
 use crate::limiter::{Limiter, Reserved};
 use crate::permit::RawPermit;
@@ -11,59 +11,61 @@ use crate::time::{Tick, from_ticks, grace_ticks, patience_ticks};
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// A waiter leaves so long before its place is ready: to get where it starts takes a few milliseconds.
+/// A waiter leaves this long before its place is ready: reaching the worker takes a few milliseconds.
 const LEAD: Tick = 20_000;
 
-/// Whoever left has started after so long, or not. Until then its units count as taken, though the limit may not know.
+/// A waiter that left has started after this long, or will not. Until then its units count as taken, though the limit
+/// may not know.
 const ON_THE_WAY: Tick = 50_000;
 
-/// A gate that is closed for so long is waited for there, and not here.
+/// If a gate stays closed for at most this, the waiter waits for it at its worker instead of here.
 const SHORT: Duration = Duration::from_millis(50);
 
-/// How often to look whether somebody in another process has completed: at first, and at last after so many doublings.
+/// The interval for checking whether a start in another process completed: the first one, and the number of times that
+/// it doubles.
 const LOOK: (Tick, u32) = (16_000, 3);
 
-/// What a waiter of a [`Pool`](crate::Pool) is told.
+/// A notice to a waiter of a [`Pool`](crate::Pool).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Turn {
-    /// It waits for its limit, and not for a worker: so others may pass it by. Told once. After so long it can start at the
-    /// earliest, as far as is known here.
+    /// The waiter waits for its limit, not for a worker, so others may pass it. Sent once. It can start after this long
+    /// at the earliest, as far as this process knows.
     Held(Duration),
-    /// It is its turn, and a worker is counted as busy from now on. It starts there, after at most a few milliseconds, with
-    /// the place of this text; none: there is room, and it has to ask.
+    /// The waiter's turn has come, and a worker counts as busy from now. It starts there within a few milliseconds,
+    /// with the place of this text. `None`: units are free, and it has to ask for them.
     Go(Option<String>),
-    /// Its start is further away than it wanted to wait here. It has left the line, with the place of this text if there is
-    /// one, and comes back for it after so long.
+    /// Its start is further away than it wanted to wait here. It has left the line, with the place of this text if
+    /// there is one, and returns for it after this long.
     Away(Option<String>, Duration),
-    /// The limiter failed for it. It holds nothing, and is counted as one that goes: its worker will see.
+    /// The limiter failed for it. It holds nothing, and counts as started: its worker will get the error.
     Failed(Error),
 }
 
-/// Who is told what.
-pub(in crate::limiter::line) type Told = Vec<(Rank, Turn)>;
+/// The waiters to notify, and their notices.
+pub(in crate::limiter::line) type Notices = Vec<(Rank, Turn)>;
 
-/// The line of a key, and who of it is elsewhere.
+/// The line of a key, and its waiters that left for a worker.
 #[derive(Debug, Default)]
 pub(in crate::limiter::line) struct TurnLine {
     line: KeyLine,
-    /// How many have left and not ended.
+    /// The number of waiters that left and have not ended.
     running: usize,
-    /// Until when the units of those who left count, where only completions free them.
+    /// The units of those that left, and until when they count, where only completions free units.
     on_the_way: VecDeque<(Tick, u64)>,
-    /// Who has not been told that it waits for the limit.
-    untold: Vec<Rank>,
-    /// Somebody has joined.
+    /// The waiters that have not been notified that they wait for the limit.
+    unnotified: Vec<Rank>,
+    /// Whether a waiter has joined.
     is_new: bool,
-    /// The limit had no room when it was asked last.
+    /// Whether the limit had no free units at the last request.
     is_full: bool,
-    /// Since then somebody could go without a place, if there was a worker.
+    /// Since then a waiter could start without a place, if there were a worker.
     lacks_worker: Option<Tick>,
-    /// No place is handed out before: there is no room where only completions make some.
+    /// No place is handed out before this: no units are free, and only completions free them.
     parked_until: Tick,
 }
 
 impl TurnLine {
-    /// Does nobody wait, and is nobody elsewhere?
+    /// Returns whether no caller waits and none is elsewhere.
     pub fn is_empty(&self) -> bool {
         self.line.is_empty() && self.running == 0
     }
@@ -72,7 +74,7 @@ impl TurnLine {
         self.line.waiters.len()
     }
 
-    /// When to look again, but for a turn.
+    /// Returns when to check again, apart from turns.
     pub fn next(&self) -> Tick {
         if self.line.is_unfinished || self.is_new {
             return 0;
@@ -80,19 +82,19 @@ impl TurnLine {
         if self.line.is_blocked {
             return self.line.blocked_until;
         }
-        // All keys at the same moments, so that the pool's timer rings seldom.
+        // All keys share the same moments, so that the pool's timer rings rarely.
         let look_sooner = self.line.look_sooner_at.next_multiple_of(LOOK_SOONER);
         let look_sooner = if self.line.places.is_empty() { Tick::MAX } else { look_sooner };
         if self.line.wants_places() { look_sooner.min(self.line.ask_at) } else { look_sooner }
     }
 
-    /// When somebody can leave, if there is a worker then.
+    /// Returns when a waiter can leave, if there is a worker then.
     pub fn next_turn(&self) -> Option<Tick> {
         let first = self.line.places.front().map(|first| first.ready.saturating_sub(LEAD).max(self.parked_until));
         self.lacks_worker.or(first)
     }
 
-    /// Adds a waiter, and the place that it has brought.
+    /// Adds a waiter, and the place that it brings.
     pub fn join(
         &mut self,
         pass: &Pass,
@@ -111,10 +113,10 @@ impl TurnLine {
             self.wake(now);
         }
         self.line.insert(rank, weight, now, (Tick::MAX, hold, grace));
-        if self.untold.len() > 2 * self.len() + 64 {
-            self.untold.retain(|rank| self.line.waiters.contains_key(rank));
+        if self.unnotified.len() > 2 * self.len() + 64 {
+            self.unnotified.retain(|rank| self.line.waiters.contains_key(rank));
         }
-        self.untold.push(rank);
+        self.unnotified.push(rank);
         self.is_new = true;
         if let Some(place) = place {
             match pass.limiter.ready_in(&place) {
@@ -126,25 +128,26 @@ impl TurnLine {
         Ok(())
     }
 
-    /// There may be room.
+    /// Handles that units may be free.
     pub fn wake(&mut self, now: Tick) {
         (self.lacks_worker, self.parked_until) = (None, 0);
         self.line.wake(now);
     }
 
-    /// One of those who left has ended.
+    /// Handles the end of a waiter that left.
     pub fn end(&mut self, now: Tick) {
         self.running -= 1;
         self.line.looks = 0;
         self.wake(now);
     }
 
-    /// A waiter does not wait any longer. What it holds goes to the next one, or back.
+    /// Removes a waiter that stops waiting. Its place goes to the next one, or back.
     pub fn leave(&mut self, limiter: &dyn Limiter, rank: Rank) {
         self.line.leave(limiter, rank);
     }
 
-    /// A waiter goes on waiting elsewhere: with the place that it would have had, and after how long it comes.
+    /// Removes a waiter that continues to wait elsewhere. Returns the place that it would have had, and the time until
+    /// it is ready.
     pub fn take_along(&mut self, pass: &Pass, rank: Rank) -> Option<(String, Duration)> {
         let weight = self.line.waiters.get(&rank)?.weight;
         let ahead = self.line.by_weight.range((weight, (i32::MIN, 0))..(weight, rank)).count();
@@ -153,55 +156,55 @@ impl TurnLine {
         self.line.forget(rank);
         self.line.count(pass.limiter);
         self.wake(pass.now());
-        let Held { place, ready, .. } = self.line.places.remove(at?)?;
+        let HeldPlace { place, ready, .. } = self.line.places.remove(at?)?;
         let text = self.text_of(pass, place).ok()?;
         Some((text, from_ticks(ready.saturating_sub(pass.now()))))
     }
 
-    /// All leave, and what they hold goes back.
+    /// Removes all waiters, and gives their places back.
     pub fn clear(&mut self, limiter: &dyn Limiter) {
         self.line.end(limiter);
         let surplus = std::mem::take(&mut self.line.surplus);
         self.line = KeyLine { is_blocked: !surplus.is_empty(), surplus, ..KeyLine::default() };
-        self.untold.clear();
+        self.unnotified.clear();
     }
 
-    /// Gives all places back, to take them anew.
+    /// Gives all places back, to take new ones.
     pub fn renew(&mut self, limiter: &dyn Limiter, now: Tick) {
         self.line.give_back_all(limiter);
         self.wake(now);
     }
 
-    /// Lets those leave whose turn it is, and takes places for those who come next.
-    pub fn advance(&mut self, pass: &Pass, offer: &mut Offer, told: &mut Told) {
+    /// Lets the waiters leave whose turn it is, and takes places for the next ones.
+    pub fn advance(&mut self, pass: &Pass, offer: &mut Offer, notices: &mut Notices) {
         (self.line.is_unfinished, self.line.is_blocked, self.is_new) = (false, false, false);
         self.line.give_back_surplus(pass.limiter);
         if pass.now() >= self.line.look_sooner_at || self.lacks_worker.is_some() && offer.free > 0 {
-            // Somebody elsewhere may have given something back, or taken it.
+            // A start elsewhere may have freed units, or taken them.
             self.wake(pass.now());
         }
         self.line.look_sooner(pass);
-        self.hand_out(pass, offer, told);
-        self.fill(pass, offer, told);
-        // What was just taken may be ready.
-        self.hand_out(pass, offer, told);
+        self.hand_out(pass, offer, notices);
+        self.fill(pass, offer, notices);
+        // The places just taken may be ready.
+        self.hand_out(pass, offer, notices);
         let is_held = match self.line.places.front() {
             Some(first) => first.ready.saturating_sub(LEAD).max(self.parked_until) > pass.now(),
             None => self.is_full,
         };
         if is_held {
-            for rank in std::mem::take(&mut self.untold) {
+            for rank in std::mem::take(&mut self.unnotified) {
                 if self.line.waiters.contains_key(&rank) {
                     let after = self.line.earliest(pass, rank).saturating_sub(pass.now());
-                    told.push((rank, Turn::Held(from_ticks(after))));
+                    notices.push((rank, Turn::Held(from_ticks(after))));
                 }
             }
         }
         self.line.count(pass.limiter);
     }
 
-    /// Lets those leave whose place is ready soon.
-    fn hand_out(&mut self, pass: &Pass, offer: &mut Offer, told: &mut Told) {
+    /// Lets the waiters leave whose place is ready soon.
+    fn hand_out(&mut self, pass: &Pass, offer: &mut Offer, notices: &mut Notices) {
         while offer.free > 0
             && let Some(first) = self.line.places.front()
             && first.ready.saturating_sub(LEAD).max(self.parked_until) <= pass.now()
@@ -215,10 +218,10 @@ impl TurnLine {
                 self.parked_until = pass.now().saturating_add(self.pause());
                 return;
             }
-            let Some(Held { place, .. }) = self.line.places.pop_front() else { return };
+            let Some(HeldPlace { place, .. }) = self.line.places.pop_front() else { return };
             let is_closed = pass.limiter.closed(pass.key).is_ok_and(|closed| closed > SHORT);
             if is_closed || pass.limiter.is_late(&place) {
-                // It would have to be exchanged there. Here it keeps its turn.
+                // It would have to be exchanged at the worker. Here the waiter keeps its turn.
                 self.line.give_back(pass.limiter, place);
                 self.line.ask_at = pass.now();
                 continue;
@@ -228,12 +231,12 @@ impl TurnLine {
                 continue;
             };
             let turn = self.text_of(pass, place).map_or_else(Turn::Failed, |text| Turn::Go(Some(text)));
-            self.go(pass, rank, turn, offer, told);
+            self.go(pass, rank, turn, offer, notices);
         }
     }
 
     /// Takes places for the first waiters that have none, as many as there are workers that may be free by then.
-    fn fill(&mut self, pass: &Pass, offer: &mut Offer, told: &mut Told) {
+    fn fill(&mut self, pass: &Pass, offer: &mut Offer, notices: &mut Notices) {
         let (near, far) = offer.graces(pass.window());
         while let Some(rank) = self.line.first_without() {
             let now = pass.now();
@@ -249,15 +252,15 @@ impl TurnLine {
                 Ok(Asked::Place) => {}
                 Ok(Asked::Turn(turn @ Turn::Away(..))) => {
                     self.line.forget(rank);
-                    told.push((rank, turn));
+                    notices.push((rank, turn));
                 }
-                Ok(Asked::Turn(turn)) => self.go(pass, rank, turn, offer, told),
+                Ok(Asked::Turn(turn)) => self.go(pass, rank, turn, offer, notices),
                 Ok(Asked::Later(after)) => {
                     self.line.ask_at = pass.now().saturating_add(after);
                     return;
                 }
                 Ok(Asked::NoWorker) => {
-                    // Asked again when somebody has ended.
+                    // Repeated when a start has ended.
                     self.line.ask_at = Tick::MAX;
                     return;
                 }
@@ -271,12 +274,12 @@ impl TurnLine {
                     (self.lacks_worker, self.line.ask_at) = (Some(now), Tick::MAX);
                     return;
                 }
-                Err(error) => self.go(pass, rank, Turn::Failed(error), offer, told),
+                Err(error) => self.go(pass, rank, Turn::Failed(error), offer, notices),
             }
         }
     }
 
-    /// What there is for the first waiter that has nothing.
+    /// Asks the limiter for the first waiter that has nothing.
     fn ask(&mut self, pass: &Pass, rank: Rank, (near, far): (Duration, Duration), offer: &Offer) -> Result<Asked> {
         let (weight, hold) = (self.line.waiters[&rank].weight, self.line.waiters[&rank].hold);
         let has_places = pass.limiter.has_places();
@@ -293,7 +296,7 @@ impl TurnLine {
             return Ok(Asked::NoWorker);
         }
         if !has_places {
-            // Somebody may complete at any time, but a gate opens when it says.
+            // A start may complete at any time, but a gate opens at a known time.
             let closed = patience_ticks(seen.retry_after.min(seen.reset_after));
             let is_taken = seen.remaining.saturating_sub(self.on_the_way(pass.now())) < weight;
             return Ok(match seen.admitted && !is_taken {
@@ -308,8 +311,8 @@ impl TurnLine {
         let asked = pass.now();
         let early = patience_ticks(seen.retry_after).saturating_sub(self.line.horizon(pass.window()));
         if !is_far && early > 0 {
-            // Those before it have not started, and give back what they do not need. So the first place is taken when they have,
-            // and the others when they come soon.
+            // Earlier waiters have not started, and will give back the unused part of their grace. So the first place
+            // is taken when they have, and the others when they are near.
             let until = match self.line.places.is_empty() {
                 true => self.on_the_way.back().map_or(0, |(until, _)| *until),
                 false => asked.saturating_add(early),
@@ -337,7 +340,7 @@ impl TurnLine {
         }
     }
 
-    /// A place leaves as a text. One that cannot goes back.
+    /// Converts a place to the text that leaves with the waiter. A place that has no text goes back.
     fn text_of(&mut self, pass: &Pass, place: RawPermit) -> Result<String> {
         match pass.limiter.to_text(&place) {
             Ok(text) => {
@@ -351,8 +354,8 @@ impl TurnLine {
         }
     }
 
-    /// A waiter leaves the line for a worker.
-    fn go(&mut self, pass: &Pass, rank: Rank, turn: Turn, offer: &mut Offer, told: &mut Told) {
+    /// Lets a waiter leave the line for a worker.
+    fn go(&mut self, pass: &Pass, rank: Rank, turn: Turn, offer: &mut Offer, notices: &mut Notices) {
         if let Some(weight) = self.line.forget(rank) {
             if self.line.places.is_empty() {
                 self.wake(pass.now());
@@ -360,11 +363,11 @@ impl TurnLine {
             self.running += 1;
             offer.free = offer.free.saturating_sub(1);
             self.on_the_way.push_back((pass.now().saturating_add(ON_THE_WAY), weight));
-            told.push((rank, turn));
+            notices.push((rank, turn));
         }
     }
 
-    /// The units of those who left a moment ago.
+    /// Returns the units of the waiters that left a moment ago.
     fn on_the_way(&mut self, now: Tick) -> u64 {
         while self.on_the_way.front().is_some_and(|(until, _)| *until < now) {
             self.on_the_way.pop_front();
@@ -372,14 +375,15 @@ impl TurnLine {
         self.on_the_way.iter().map(|(_, weight)| weight).sum()
     }
 
-    /// Is there no room where only completions make some?
+    /// Returns whether too few units are free where only completions free them.
     fn lacks_slots(&mut self, pass: &Pass, weight: u64) -> Result<bool> {
         let taken = self.on_the_way(pass.now());
         let slots = self.line.ask(pass, |limiter| limiter.slots(pass.key, weight))?;
         Ok(slots.is_some_and(|free| free.saturating_sub(taken) < weight))
     }
 
-    /// How long not to look whether somebody has completed: soon at first, then less often, and never in step with others.
+    /// Returns how long not to check for completions: short at first, then longer, and never in step with other
+    /// processes.
     fn pause(&mut self) -> Tick {
         let (most, doublings) = LOOK;
         let most = most << self.line.looks.min(doublings);
@@ -388,16 +392,16 @@ impl TurnLine {
     }
 }
 
-/// What comes of asking for a waiter.
+/// The result of asking for a waiter.
 enum Asked {
-    /// There is a place more.
+    /// One more place is held.
     Place,
-    /// This is told, and it leaves.
+    /// The waiter gets this notice, and leaves.
     Turn(Turn),
-    /// It comes so much later that nobody needs to hold it yet.
+    /// The place is still so far away that no waiter needs to hold it.
     Later(Tick),
-    /// A worker is missing.
+    /// No worker is free.
     NoWorker,
-    /// It is full. Ask again, not before so long.
+    /// The limit is full. Ask again, no sooner than after this long.
     Again(Tick),
 }

@@ -1,4 +1,4 @@
-//! What limiters, lines and bindings ask of each other, and nobody else does.
+//! The interface between limiters, lines and bindings. No other code uses it.
 
 use super::line::{Claim, Seats, Terms};
 use super::{Attempt, Presented, Reserved, foreign, unsupported};
@@ -15,13 +15,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, SystemTime};
 
-/// What every limiter has.
+/// The data that every limiter has.
 #[derive(Debug)]
 pub struct Base {
-    /// Its number, by which it knows its own permits.
+    /// The limiter's number, by which it recognises its own permits.
     pub id: u64,
     pub name: Arc<str>,
-    /// Those who listen to this limiter itself.
+    /// The hooks of this limiter itself.
     pub hooks: Hooks,
     /// The lines of this process's threads.
     pub seats: Seats,
@@ -33,40 +33,40 @@ impl Base {
         Base { id: NEXT.fetch_add(1, Relaxed), name, hooks: Hooks::default(), seats: Seats::new() }
     }
 
-    /// Checks what a permit says about who gave it.
+    /// Checks that this limiter issued the permit.
     pub fn own(&self, permit: &RawPermit) -> Result<()> {
         if permit.of(self.id).is_some() { Ok(()) } else { foreign(&self.name) }
     }
 }
 
-/// When a place is wanted.
+/// The terms of a reservation.
 #[derive(Debug, Clone, Copy)]
 pub struct When {
-    /// No sooner than after this long.
+    /// The place is ready no sooner than after this delay.
     pub delay: Duration,
-    /// And no later; `None`: however late.
+    /// The place is ready no later than this; `None`: no limit.
     pub max_wait: Option<Duration>,
-    /// For how long it is to be good; `None`: as long as is usual.
+    /// How late the place may be used; `None`: the default.
     pub grace: Option<Duration>,
 }
 
-/// Why places have no answer by default.
-pub(super) const NO_PLACES: &str =
-    "a limit that is no matter of time: it has no places, and its permits belong to one process";
+/// The name of a limiter without places in errors.
+pub(super) const NO_PLACES: &str = "a limit that is not timed: it has no places, and its permits belong to one process";
 
-/// The part of every limiter that nobody outside sees, so nobody outside can write one. (A [`Custom`](crate::Custom) can be.)
+/// The crate-private part of every limiter. It seals the trait: no type outside the crate can implement it. (A
+/// user-defined limiter implements [`Custom`](crate::Custom).)
 #[doc(hidden)]
-pub trait Inner: Send + Sync {
-    /// What it has as all limiters do.
+pub trait Internal: Send + Sync {
+    /// Returns the data that every limiter has.
     fn base(&self) -> &Base;
 
-    /// The limit in a store that it is, if it is one.
+    /// Returns the limit in a store behind this limiter, if there is one.
     #[inline(always)]
     fn limit(&self) -> Option<&Limit> {
         None
     }
 
-    // The work of the public calls, of which hooks hear nothing: see `heard.rs`.
+    // The work of the public calls, without hooks: see `events.rs`.
 
     /// [`Limiter::attempt`](super::Limiter::attempt).
     fn quiet_attempt(&self, key: &str, weight: u64) -> Result<Attempt>;
@@ -77,7 +77,8 @@ pub trait Inner: Send + Sync {
     /// [`Limiter::peek`](super::Limiter::peek).
     fn quiet_peek(&self, key: &str, weight: u64) -> Result<Decision>;
 
-    /// The same for a line, which looks every now and then: as good as known, where to know more is a request to a server.
+    /// As `quiet_peek`, for a line that polls. The result may be less exact where an exact one takes a request to a
+    /// server.
     fn peek_again(&self, key: &str, weight: u64) -> Result<Decision> {
         self.quiet_peek(key, weight)
     }
@@ -125,9 +126,9 @@ pub trait Inner: Send + Sync {
 
     // For hooks.
 
-    /// Does anybody listen to it, to a limit that it consists of, or to one of its stores?
+    /// Returns whether it, a limit that it consists of, or one of its stores has hooks.
     #[inline(always)]
-    fn is_heard(&self) -> bool {
+    fn has_hooks(&self) -> bool {
         self.base().hooks.are_any() || self.limit().is_some_and(|limit| limit.store().hooks.are_any())
     }
 
@@ -140,8 +141,9 @@ pub trait Inner: Send + Sync {
         }
     }
 
-    /// Tells those who listen to it of something that happened to the limit of that name, if it is this one or a part of it.
-    fn tell(&self, event: &Event) -> bool {
+    /// Notifies its hooks of an event of the limit with that name, if it is this limit or a part of it. Returns whether
+    /// it is.
+    fn notify(&self, event: &Event) -> bool {
         let is_own = event.limit == self.base().name;
         if is_own {
             self.base().hooks.call(event);
@@ -150,12 +152,12 @@ pub trait Inner: Send + Sync {
         is_own
     }
 
-    // For lines. They count nothing before the outcome is known.
+    // For lines. Nothing is counted before the outcome is known.
 
     /// Starts now, or takes a place if there is one.
     fn claim(&self, key: &str, weight: u64, terms: Terms) -> Result<Claim>;
 
-    /// Starts with a place: `present`, but for what it counts.
+    /// Starts with a place: as `present`, without its counting.
     fn start(&self, place: &RawPermit) -> Result<Presented>;
 
     /// Counts a wait that ended in a start.
@@ -163,7 +165,7 @@ pub trait Inner: Send + Sync {
         self.limit().into_iter().for_each(|limit| limit.count_wait(key, wait));
     }
 
-    /// So many more callers of this process wait, or fewer.
+    /// Changes the number of this process's waiting callers.
     fn waits_more(&self, by: i64) {
         self.limit().into_iter().for_each(|limit| limit.waits_more(by));
     }
@@ -178,95 +180,98 @@ pub trait Inner: Send + Sync {
         }
     }
 
-    /// The shortest time in which so many units can start, the first of them at once.
+    /// Returns the shortest time in which this many units can start, the first of them immediately.
     fn soonest(&self, _key: &str, _units: u64) -> Duration {
         Duration::ZERO
     }
 
-    /// The units that are free of what only completions free, if a start takes any of those beside its place.
+    /// Returns the units that are free, of those that only completions free. `None` if a start takes no such units in
+    /// addition to its place.
     fn slots(&self, _key: &str, _weight: u64) -> Result<Option<u64>> {
         Ok(None)
     }
 
-    /// For how long a gate is closed for this key.
+    /// Returns how long a gate stays closed for this key.
     fn closed(&self, _key: &str) -> Result<Duration> {
         Ok(Duration::ZERO)
     }
 
-    /// The clock that tests move, if the limiter lives by one.
+    /// Returns the clock that a test controls, if the limiter uses one.
     fn manual_clock(&self) -> Option<ManualClock> {
         self.limit()?.store().options.clock.clone()
     }
 
-    /// What the bell of a key shows that every completion rings. To be read before a claim; `None`: there is no bell.
-    fn hear(&self, _key: &str) -> Option<u64> {
+    /// Reads the bell of a key, which every completion rings. Read it before a claim; `None`: there is no bell.
+    fn read_bell(&self, _key: &str) -> Option<u64> {
         None
     }
 
-    /// Sleeps until the bell shows something else, at most for `nap`. It may wake early.
-    fn sleep_on_bell(&self, _key: &str, _heard: u64, nap: Duration) {
+    /// Sleeps until the bell changes, at most for `nap`. It may wake early.
+    fn sleep_on_bell(&self, _key: &str, _seen: u64, nap: Duration) {
         std::thread::sleep(nap);
     }
 
-    /// Did this place come too late, so that it has to be exchanged?
+    /// Returns whether this place is too late to use, so that it has to be exchanged.
     fn is_late(&self, _place: &RawPermit) -> bool {
         false
     }
 
-    /// Is whoever waits denied at once if too many wait already?
+    /// Returns whether a caller is denied immediately if too many wait already.
     fn has_bounded_queue(&self) -> bool {
         false
     }
 
     // For composites.
 
-    /// Would a start be admitted now?
-    fn has_room(&self, key: &str, weight: u64) -> Result<bool> {
+    /// Returns whether a start would be admitted now.
+    fn admits(&self, key: &str, weight: u64) -> Result<bool> {
         Ok(self.quiet_peek(key, weight)?.admitted)
     }
 
-    /// Would ending this permit change nothing any more?
+    /// Returns whether ending this permit has no effect any more.
     fn is_over(&self, _permit: &RawPermit) -> bool {
         false
     }
 
-    /// The permit of a text from when the limit was called `name`. Composites ask: their names may have stood for one limit.
+    /// Reads a permit from a text that was written when the limit was called `name`. For composites, whose names may
+    /// have stood for one limit.
     fn permit_of_name(&self, _text: &str, _name: &str) -> Result<RawPermit> {
         unsupported("a text", "this kind of limiter")
     }
 
-    /// The key of a permit that was read from a text, if it is still known in full.
+    /// Returns the key of a permit that was read from a text, if it is still known in full.
     fn key_of(&self, _permit: &RawPermit) -> Result<Option<String>> {
         Ok(None)
     }
 
-    /// Is this the composite with that number, or does it contain it? Composites ask before they take a child.
+    /// Returns whether it is, or contains, the composite with that number. Composites check this before they take a
+    /// child.
     fn contains(&self, _composite: u64) -> bool {
         false
     }
 
-    /// Is it a limiter that somebody wrote, or does it contain one?
+    /// Returns whether it is a user-defined limiter, or contains one.
     fn has_custom(&self) -> bool {
         false
     }
 
-    /// How many composites are nested here, this one included.
+    /// Returns how many composites are nested here, this one included.
     fn depth(&self) -> usize {
         0
     }
 
-    /// It is inside so many composites from now on, one in the other.
+    /// Records that it is now nested in this many composites.
     fn lower(&self, _above: usize) {}
 
-    // For whoever may wait.
+    // For callers that may wait.
 
-    /// Is there something to look after, which decisions left because they [must not wait](crate::MayWait)?
+    /// Returns whether there is maintenance which decisions left because they [must not wait](crate::MayWait).
     #[inline]
     fn is_due(&self) -> bool {
         self.limit().is_some_and(|limit| limit.store().is_due())
     }
 
-    /// Does that: see `Store::look_after`.
+    /// Does that maintenance: see `Store::look_after`.
     fn look_after(&self) {
         self.limit().into_iter().for_each(|limit| limit.store().look_after());
     }

@@ -1,4 +1,4 @@
-//! A waiter that brings a place of its own: it waits for that place and for nothing else.
+//! A waiter that joins with its own place. It waits for that place only.
 
 use super::Outcome;
 use super::key::BETWEEN_SLICES;
@@ -10,33 +10,33 @@ use crate::waiting::MayWait;
 use std::time::{Duration, Instant};
 
 #[derive(Debug)]
-pub(super) struct Brought {
+pub(super) struct OwnPlace {
     pub place: RawPermit,
     /// When to present it.
     pub due: Tick,
     /// [`Tick::MAX`]: none.
     pub deadline: Tick,
-    /// When the store first kept it waiting.
+    /// When it first had to wait for the store.
     blocked_since: Option<Instant>,
 }
 
-impl Brought {
-    pub fn new(place: RawPermit, now: Tick, timeout: Option<Duration>) -> Brought {
-        Brought { place, due: now, deadline: super::deadline(now, timeout), blocked_since: None }
+impl OwnPlace {
+    pub fn new(place: RawPermit, now: Tick, timeout: Option<Duration>) -> OwnPlace {
+        OwnPlace { place, due: now, deadline: super::deadline(now, timeout), blocked_since: None }
     }
 
-    /// Presents the place once. Nothing: it has to be presented again when it is due.
+    /// Presents the place once. `None`: it has to be presented again at `due`.
     pub fn advance(&mut self, limiter: &dyn Limiter, now: Tick, slice: Duration) -> Option<Outcome> {
         let since = self.blocked_since.take().unwrap_or_else(Instant::now);
         match MayWait::in_slice(since, slice, || limiter.quiet_present(&self.place)) {
             Err(Error::WouldWait) => {
                 self.blocked_since = Some(since);
                 if MayWait::here() != MayWait::UntilTimeout {
-                    self.due = now + 1; // Not before the next call.
+                    self.due = now + 1; // At the next call.
                     return Some(Outcome::Failed(Error::WouldWait));
                 }
                 self.due = now + BETWEEN_SLICES;
-                // If its time is up, the place goes by unused.
+                // If it has timed out, the place expires unused.
                 (now >= self.deadline).then_some(Outcome::Expired(Duration::ZERO))
             }
             Ok(Presented::Started(permit)) => Some(Outcome::Admitted(permit)),

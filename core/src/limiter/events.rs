@@ -1,10 +1,10 @@
-//! When those who listen are told, and of what.
+//! Decides when hooks are called, and with which event.
 //!
-//! A limiter that nobody listens to looks at two counts, its own and its store's, and that is all. Hooks are called in the thread
-//! that asked, after its answer is known and while this crate holds nothing: so a hook may use limiters. What is heard of are the
-//! calls from outside ([`told`]) and waits, not what composites and lines ask on their behalf (the `quiet_` calls).
+//! A limiter without hooks only reads two counts, its own and its store's. Hooks are called in the caller's thread,
+//! after the reply is known and while this crate holds no lock, so a hook may use limiters. Events come from the public
+//! calls ([`reporting`]) and from waits, not from the `quiet_` calls that composites and lines make on their behalf.
 
-use super::{Inner, Limiter, Reserved};
+use super::{Internal, Limiter, Reserved};
 use crate::decision::Decision;
 use crate::error::{Error, Result};
 use crate::hooks::{Event, Happening};
@@ -14,64 +14,64 @@ use crate::waiting::MayWait;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long it may take to find out what a start has to wait for.
+/// The time limit for finding which limit a start has to wait for.
 const LOOK: Duration = Duration::from_millis(40);
 
-/// A start that is held up: by whom, if that is known, and for how long.
-pub type Held = (Option<Arc<str>>, Duration);
+/// A delayed start: the limit that delays it, if known, and the wait.
+pub type Throttling = (Option<Arc<str>>, Duration);
 
-/// What a limiter answers.
-pub trait Answer {
-    /// Does it hold a start up?
-    fn held(&self) -> Option<Held> {
+/// The reply of a limiter's call.
+pub trait Reply {
+    /// Returns the delay, if the reply delays a start.
+    fn throttling(&self) -> Option<Throttling> {
         None
     }
 }
 
-impl Answer for Decision {
-    fn held(&self) -> Option<Held> {
+impl Reply for Decision {
+    fn throttling(&self) -> Option<Throttling> {
         (!self.admitted).then(|| (self.denied_by.clone(), self.retry_after))
     }
 }
 
-impl Answer for Reserved {
-    fn held(&self) -> Option<Held> {
+impl Reply for Reserved {
+    fn throttling(&self) -> Option<Throttling> {
         if let Reserved::Denied(after) = self { Some((None, *after)) } else { None }
     }
 }
 
-/// An answer that holds up nothing.
-pub struct Other<R>(pub R);
+/// A reply that delays no start.
+pub struct NotThrottled<R>(pub R);
 
-impl<R> Answer for Other<R> {}
+impl<R> Reply for NotThrottled<R> {}
 
-/// Makes a call and tells of it.
+/// Makes a call and reports its events to the hooks.
 #[inline(always)]
-pub fn told<L: Inner + ?Sized, R: Answer>(
+pub fn reporting<L: Internal + ?Sized, R: Reply>(
     limiter: &L,
     key: &str,
     wanted: u64,
     call: impl FnOnce() -> Result<R>,
 ) -> Result<R> {
-    if limiter.is_heard() { overheard(limiter, key, wanted, call) } else { call() }
+    if limiter.has_hooks() { report(limiter, key, wanted, call) } else { call() }
 }
 
-/// Makes a call and tells of what is wrong.
+/// Makes a call and reports its errors to the hooks.
 #[inline(always)]
-pub fn errors_told<L: Inner + ?Sized, R>(
+pub fn reporting_errors<L: Internal + ?Sized, R>(
     limiter: &L,
     key: &str,
     wanted: u64,
     call: impl FnOnce() -> Result<R>,
 ) -> Result<R> {
-    if !limiter.is_heard() {
+    if !limiter.has_hooks() {
         return call();
     }
-    overheard(limiter, key, wanted, || call().map(Other)).map(|Other(answer)| answer)
+    report(limiter, key, wanted, || call().map(NotThrottled)).map(|NotThrottled(answer)| answer)
 }
 
 #[cold]
-fn overheard<L: Inner + ?Sized, R: Answer>(
+fn report<L: Internal + ?Sized, R: Reply>(
     limiter: &L,
     key: &str,
     wanted: u64,
@@ -79,26 +79,26 @@ fn overheard<L: Inner + ?Sized, R: Answer>(
 ) -> Result<R> {
     let call_of = Call::new(limiter, key, wanted);
     let answer = call();
-    call_of.tell_error(answer.as_ref().err());
-    if let Some(held) = answer.as_ref().ok().and_then(Answer::held) {
-        call_of.tell_held(held);
+    call_of.report_error(answer.as_ref().err());
+    if let Some(throttling) = answer.as_ref().ok().and_then(Reply::throttling) {
+        call_of.report_throttling(throttling);
     }
     answer
 }
 
-/// A call that somebody listens to.
+/// A call whose events are reported.
 pub struct Call<'a, L: ?Sized> {
     limiter: &'a L,
     key: String,
     wanted: u64,
-    /// The stores behind the limiter, and how often each had failed before.
+    /// The stores behind the limiter, and the number of failures of each before the call.
     stores: Vec<(Arc<Session>, u64)>,
 }
 
-impl<'a, L: Inner + ?Sized> Call<'a, L> {
-    /// One that begins; nothing if nobody listens.
+impl<'a, L: Internal + ?Sized> Call<'a, L> {
+    /// Begins a call. `None` if there are no hooks.
     pub fn of(limiter: &'a L, key: &str, wanted: u64) -> Option<Call<'a, L>> {
-        limiter.is_heard().then(|| Call::new(limiter, key, wanted))
+        limiter.has_hooks().then(|| Call::new(limiter, key, wanted))
     }
 
     fn new(limiter: &'a L, key: &str, wanted: u64) -> Call<'a, L> {
@@ -108,8 +108,8 @@ impl<'a, L: Inner + ?Sized> Call<'a, L> {
         Call { limiter, key: key.to_owned(), wanted, stores }
     }
 
-    /// Tells of an error, or of a store that failed and answered in its stead.
-    pub fn tell_error(&self, error: Option<&Error>) {
+    /// Reports an error, or the failure of a store that answered by its failure policy.
+    pub fn report_error(&self, error: Option<&Error>) {
         let failing = || self.stores.iter().filter(|(store, before)| store.failures() > *before);
         let has_failed = failing().next().is_some();
         let happening = match error {
@@ -123,18 +123,18 @@ impl<'a, L: Inner + ?Sized> Call<'a, L> {
         stores.for_each(|(store, _)| store.hooks.call(&event));
     }
 
-    /// Tells of a start that is held up: those who listen to the limit that says no, and to the limiter that was asked.
-    pub fn tell_held(&self, (by, wait): Held) {
+    /// Reports a delayed start, to the hooks of the limit that delays it and of the limiter that was called.
+    pub fn report_throttling(&self, (by, wait): Throttling) {
         let by = by.or_else(|| self.look()?.denied_by);
         let by = by.unwrap_or_else(|| self.limiter.base().name.clone());
         let event = self.event(Happening::Throttled, by, wait, None);
-        if !self.limiter.tell(&event) {
+        if !self.limiter.notify(&event) {
             self.limiter.base().hooks.call(&event);
             self.stores.iter().for_each(|(store, _)| store.hooks.call(&event));
         }
     }
 
-    /// What it would be told now. Nobody waits long to be told that.
+    /// Returns the current decision. The time limit is short, because it serves only a report.
     fn look(&self) -> Option<Decision> {
         MayWait::in_slice(Instant::now(), LOOK, || self.limiter.quiet_peek(&self.key, self.wanted)).ok()
     }
@@ -145,11 +145,11 @@ impl<'a, L: Inner + ?Sized> Call<'a, L> {
 }
 
 impl<'a> Call<'a, dyn Limiter + 'a> {
-    /// What a waiter would be told now. To be asked before it joins a line, because it may take a place there.
-    pub fn foresee(&self, place: Option<&RawPermit>) -> Held {
+    /// Returns what a waiter will wait for. Call this before it joins a line, because it may take a place there.
+    pub fn forecast(&self, place: Option<&RawPermit>) -> Throttling {
         match place {
             Some(place) => (Some(self.limiter.base().name.clone()), self.limiter.ready_in(place).unwrap_or_default()),
-            // What is wrong is said by the waiter itself.
+            // The waiter itself reports errors.
             None => match self.look() {
                 Some(seen) => (seen.denied_by, seen.retry_after),
                 None => (Some(self.limiter.base().name.clone()), Duration::ZERO),
