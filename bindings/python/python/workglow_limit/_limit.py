@@ -89,7 +89,7 @@ class Limit:
         """Does one of its functions have to be awaited?"""
         return any(map(iscoroutinefunction, (self.key, self.weight, self.plan)))
 
-    def asked(self, request: Any, addresses: Addresses) -> Steps[Asked]:
+    def charge(self, request: Any, addresses: Addresses) -> Steps[Charge]:
         """What a request asks of it."""
         weight, plan, key = self.weight, "", self.key
         if self.plan is not None:
@@ -105,10 +105,10 @@ class Limit:
                 raise TypeError(f"key is {key!r}: expected a str or None, not {type(key).__name__}")
         if callable(weight):
             weight = check_weight((yield from awaited(weight(request))))
-        return Asked(self, limiter, None if key is None else shortened(key), weight)
+        return Charge(self, limiter, None if key is None else shortened(key), weight)
 
 
-class Asked:
+class Charge:
     """A limit, and what one request asks of it; then the answer."""
 
     __slots__ = "decision", "key", "limit", "limiter", "weight"

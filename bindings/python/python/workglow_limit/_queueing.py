@@ -22,8 +22,8 @@ from ._decorator import is_awaited
 from ._derived import Arguments, Derivation, refuse
 from ._errors import ForeignPermit, InvalidArgument, Unsupported
 from ._line import Line, LocalLine
-from ._loops import elsewhere, sleep
-from ._native import Limiter, Permit, call_elsewhere
+from ._loops import in_thread, sleep
+from ._native import Limiter, Permit, call_in_thread
 
 __all__ = ["Gate", "Later", "Limited", "Turn", "Usual", "current_permit", "gate_of", "limiting"]
 
@@ -191,10 +191,10 @@ class Gate:
         steps = self._steps(self._key(arguments), self._weight(arguments), _Ticket.of(ticket))
 
         def undo(came: Any) -> None:
-            call_elsewhere(self.limiter, lambda: self._undo(steps, came))
+            call_in_thread(self.limiter, lambda: self._undo(steps, came))
 
         while True:
-            came: _Came = await elsewhere(self.limiter, lambda: _step(steps), undo)
+            came: _Came = await in_thread(self.limiter, lambda: _step(steps), undo)
             wait, answer = came
             if answer is not None:
                 break

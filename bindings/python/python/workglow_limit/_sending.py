@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from ._derived import refuse
 from ._errors import WeightExceedsCapacity
-from ._loops import elsewhere, sleep
+from ._loops import in_thread, sleep
 from ._native import Decision, Limiter, Permit
 from ._tokens import FREE, Reading, estimate
 from .http import check_key, in_seconds, status_and_headers, wait_said
@@ -361,7 +361,7 @@ class _InLoop:
         return await limiter.peek_async(key, 0)
 
     async def pause(self, limiter: Limiter, seconds: float, key: str | None) -> None:
-        await elsewhere(limiter, partial(limiter.pause, seconds, key))
+        await in_thread(limiter, partial(limiter.pause, seconds, key))
 
     async def complete(self, permit: Permit) -> None:
         await permit.complete_async()

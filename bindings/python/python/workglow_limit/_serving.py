@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 from ._address import Addresses, Reader
 from ._derived import refuse
 from ._errors import LimitError
-from ._limit import Asked, Limit, check_bool, check_callable, unquoted, whole_seconds
-from ._native import Limiter, call_elsewhere
+from ._limit import Charge, Limit, check_bool, check_callable, unquoted, whole_seconds
+from ._native import Limiter, call_in_thread
 from ._steps import Call, Steps, awaited
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ logger = logging.getLogger("workglow_limit.serving")
 class Limited:
     """A request that was refused, or in shadow mode would have been: for on_limited."""
 
-    def __init__(self, worst: Asked, violated: list[Asked], headers: list[tuple[str, str]]) -> None:
+    def __init__(self, worst: Charge, violated: list[Charge], headers: list[tuple[str, str]]) -> None:
         decision = worst.decision
         assert decision is not None
         #: The limit that said no; of several, the one with the longest wait. Its key, and the seconds of that wait.
@@ -84,7 +84,7 @@ class Entry:
     __slots__ = ("taken",)
 
     def __init__(self) -> None:
-        self.taken: list[Asked] = []
+        self.taken: list[Charge] = []
 
     def headers(self) -> list[tuple[str, str]]:
         """What the response says of the limits."""
@@ -167,7 +167,7 @@ class Gate:
     def open(self) -> None:
         """Opens what the limits need, in other threads, so that the first requests need not wait for that."""
         for limiter in {limiter: None for limit in self.limits for limiter in limit.names}:
-            call_elsewhere(limiter, partial(_open, limiter))
+            call_in_thread(limiter, partial(_open, limiter))
 
     def checked(self, limits: Iterable[Limit]) -> tuple[Limit, ...]:
         """Limits that may stand beside each other here."""
@@ -200,9 +200,9 @@ class Gate:
     def enter(self, request: Any, limits: tuple[Limit, ...], entry: Entry) -> Steps[Refused | None]:
         """Takes what a request needs, beside what it has in its entry: all of it, or nothing, and a refusal."""
         try:
-            asked: list[Asked] = []
+            asked: list[Charge] = []
             for limit in limits:
-                asked.append((yield from limit.asked(request, self.addresses)))
+                asked.append((yield from limit.charge(request, self.addresses)))
             shadows = [one for one in asked if one.limit.shadow]
             limiting = [one for one in asked if not one.limit.shadow] if shadows else asked
             violated = yield from take_all(limiting, entry)
@@ -223,7 +223,7 @@ class Gate:
             yield from entry.undo()
             raise
 
-    def _refused(self, request: Any, violated: list[Asked], shown: list[Asked]) -> Steps[Refused]:
+    def _refused(self, request: Any, violated: list[Charge], shown: list[Charge]) -> Steps[Refused]:
         worst = max(violated, key=lambda one: 0.0 if one.decision is None else one.decision.retry_after)
         assert worst.decision is not None
         headers = [("Retry-After", str(whole_seconds(worst.decision.retry_after)))]
@@ -232,7 +232,7 @@ class Gate:
         return Refused(limited, reply)
 
 
-def take_all(asked: list[Asked], entry: Entry) -> Steps[list[Asked]]:
+def take_all(asked: list[Charge], entry: Entry) -> Steps[list[Charge]]:
     """Takes each of these into an entry. Those that say no, if any do: then the entry is to be undone.
 
     Looks at all first, where there are several: so a refusal leaves the others alone, unless somebody was faster at
@@ -256,7 +256,7 @@ def _open(limiter: Limiter) -> None:
         limiter.peek()
 
 
-def fields(policies: list[Asked], states: list[Asked]) -> list[tuple[str, str]]:
+def fields(policies: list[Charge], states: list[Charge]) -> list[tuple[str, str]]:
     """The fields of the draft."""
     lists = (
         ("RateLimit-Policy", [item for one in policies if (item := one.policy())]),

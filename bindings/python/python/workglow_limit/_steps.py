@@ -8,7 +8,7 @@ from functools import partial
 from inspect import isawaitable
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-from ._loops import elsewhere
+from ._loops import in_thread
 from ._native import Limiter, Permit
 
 T = TypeVar("T")
@@ -71,7 +71,7 @@ async def run_async(steps: Steps[T]) -> T:
             if isinstance(step, Call):
                 answer = await getattr(step.target, f"{step.method}_async")(*step.arguments)
             elif isinstance(step, Look):
-                answer = await elsewhere(step.limiter, partial(getattr, *step))
+                answer = await in_thread(step.limiter, partial(getattr, *step))
             else:
                 answer = await step
             resume = partial(steps.send, answer)

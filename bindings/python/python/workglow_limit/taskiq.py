@@ -25,7 +25,7 @@ from taskiq import NoResultError, TaskiqMessage, TaskiqMiddleware, TaskiqResult
 from taskiq.labels import prepare_label
 
 from ._line import RedisLine
-from ._loops import elsewhere
+from ._loops import in_thread
 from ._native import Limiter, Permit
 from ._queueing import Later, Limited, Turn, Usual, current_permit, gate_of, limiting
 
@@ -121,7 +121,7 @@ class Limits(TaskiqMiddleware):
         """Gives the start of a task back whose function was never called."""
         turn = Turn.current()
         if turn is not None:
-            await elsewhere(turn.gate.limiter, turn.end)
+            await in_thread(turn.gate.limiter, turn.end)
 
     def _again(self, message: TaskiqMessage, ticket: str) -> bytes:
         """The same message with its place. Labels were parsed when it came."""
