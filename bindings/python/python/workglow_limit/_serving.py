@@ -166,7 +166,7 @@ class Gate:
         if on_limited is not None:
             check_callable("on_limited", on_limited)
             self._check_function("on_limited", on_limited)
-        self.on_limited, self.tells = on_limited, check_bool("headers", headers)
+        self.on_limited, self.adds_headers = on_limited, check_bool("headers", headers)
 
     def open(self) -> None:
         """Opens the limits' stores in other threads, so that the first requests need not wait for them."""
@@ -231,7 +231,7 @@ class Gate:
         worst = max(violated, key=lambda one: 0.0 if one.decision is None else one.decision.retry_after)
         assert worst.decision is not None
         headers = [("Retry-After", str(whole_seconds(worst.decision.retry_after)))]
-        limited = Limited(worst, violated, headers + (fields(shown, violated) if self.tells else []))
+        limited = Limited(worst, violated, headers + (fields(shown, violated) if self.adds_headers else []))
         reply = None if self.on_limited is None else (yield from awaited(self.on_limited(request, limited)))
         return Refused(limited, reply)
 

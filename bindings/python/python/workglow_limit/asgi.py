@@ -113,7 +113,7 @@ class Response:
         kind = message["type"]
         if kind == "http.response.start" or kind == "websocket.accept":
             self._failed = message.get("status", 200) >= 400
-            if self._ends and self._gate.tells and self._entry.taken:
+            if self._ends and self._gate.adds_headers and self._entry.taken:
                 message = {**message, "headers": [*message.get("headers", ()), *encoded(self._entry.headers())]}
         try:
             await self._send(message)

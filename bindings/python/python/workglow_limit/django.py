@@ -156,7 +156,7 @@ async def serve_async(request: Any, limits: tuple[Limit, ...], respond: Callable
 def leave(response: Any, ours: Gate, entry: Entry) -> bool:
     """Writes the headers. Returns True if the response is a stream, with which the charges end. Otherwise the body is complete and the
     caller ends the charges now."""
-    if ours.tells:
+    if ours.adds_headers:
         for name, value in entry.headers():
             response.headers[name] = f"{response.headers[name]}, {value}" if name in response.headers else value
     if not response.streaming:

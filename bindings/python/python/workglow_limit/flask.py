@@ -99,7 +99,7 @@ def leave(response: Response) -> Response:
     """Writes the headers and ends the charges. The charges of a stream end with its last part, or when the client disconnects."""
     gate: Gate = current_app.extensions[NAME]
     entry: Entry = g.pop(NAME)
-    if gate.tells:
+    if gate.adds_headers:
         for name, value in entry.headers():
             response.headers.add(name, value)
     failed = response.status_code >= 400

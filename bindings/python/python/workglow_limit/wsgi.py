@@ -53,7 +53,7 @@ class LimitMiddleware:
 
         def starting(status: str, headers: list[tuple[str, str]], *exc_info: Any) -> Any:
             body.failed = int(status[:3]) >= 400
-            return start_response(status, headers + entry.headers() if gate.tells else headers, *exc_info)
+            return start_response(status, headers + entry.headers() if gate.adds_headers else headers, *exc_info)
 
         try:
             body.parts = self._app(environ, starting)

@@ -1,4 +1,4 @@
-"""What a task does when it is over its limit, other than being held; tasks that run in the caller; control and events."""
+"""The other values of on_limit, eager tasks, remote control and events."""
 
 import threading
 
@@ -13,7 +13,7 @@ pytest_plugins = "workers"
 HOUR = 3600
 
 
-def test_raising(site):
+def test_on_limit_raise(site):
     for number in range(2):
         site.send("raising", f"raising-{number}", kwargs={"tenant": "a"}).get(timeout=30)
     with pytest.raises(Limited) as caught:
@@ -24,21 +24,21 @@ def test_raising(site):
     assert site.tags("raising") == ["raising-0", "raising-1"]
 
 
-def test_raising_into_autoretry(site):
+def test_on_limit_raise_with_autoretry(site):
     site.send("retrying", "retrying-0").get(timeout=30)
     second = site.send("retrying", "retrying-1")
     with pytest.raises(Limited):
         second.get(timeout=30)
-    assert site.received(second.id) == 2  # Its one retry.
+    assert site.received(second.id) == 2  # The task has one retry.
 
 
-def test_waiting_for_no_longer_than_told(site):
+def test_on_limit_wait_times_out(site):
     site.send("waiting", "waiting-0").get(timeout=30)
     with pytest.raises(AcquireTimeout):
         site.send("waiting", "waiting-1").get(timeout=30)
 
 
-def test_what_is_wrong_with_one_call_fails_that_call_only(site):
+def test_an_invalid_call_fails_only_itself(site):
     heavy = site.send("weighted", "wrong-heavy", "wrong", kwargs={"tokens": 11})
     none = site.send("weighted", "wrong-none", "wrong", kwargs={"tokens": 0})
     many = site.send("keyed", "wrong-many", "a", "b", "c")
@@ -80,7 +80,7 @@ def test_a_limit_is_changed_while_workers_run(site):
     assert limiter.can_proceed("others") and not limiter.can_proceed("pausing")
 
 
-def test_monitors_see_who_waits(site):
+def test_monitors_see_waiting_tasks(site):
     seen, wanted = [], {"held-1", "returned-1"}
 
     def listen():
@@ -105,7 +105,7 @@ def test_monitors_see_who_waits(site):
     assert actions["returned-1"] == ("republished", "work.often", None)
 
 
-def test_monitors_see_that_a_child_sent_its_task_back(own_site):
+def test_monitors_see_a_task_that_a_child_sent_back(own_site):
     site = own_site
     seen, ready, back = [], threading.Event(), threading.Event()
 
@@ -130,7 +130,7 @@ def test_monitors_see_that_a_child_sent_its_task_back(own_site):
     assert (event["action"], event["limit"]) == ("republished", "work.returning") and event["wait"] > 3000
 
 
-def test_celerys_own_command_says_that_it_has_no_effect(site):
+def test_celerys_own_rate_limit_command_is_refused(site):
     answer = site.control("rate_limit", task_name="work.hourly", rate_limit="1/s")
     assert answer["error"].startswith("rate_limit has no effect on work.hourly") and "limit_set" in answer["error"]
     assert site.control("rate_limit", task_name="work.free", rate_limit="1/s") == {"ok": "new rate limit set successfully"}
@@ -146,7 +146,7 @@ def app(tmp_path):
     return app
 
 
-def test_eager_tasks_wait_as_workers_would(app):
+def test_eager_tasks_wait_as_in_workers(app):
     @app.task(limit="1/1h", limit_timeout=0.01, limit_key="key", shared=False)
     def eager(key):
         return current_permit().started
@@ -164,10 +164,10 @@ def test_eager_tasks_raise_as_in_workers(app):
     assert isinstance(eager.delay().result, Limited)
 
 
-def test_a_call_is_a_call(app):
+def test_a_plain_call_is_not_limited(app):
     @app.task(limit="1/1h", shared=False)
     def called(again=True):
-        # Neither from outside nor from a task that runs: that has its permit.
+        # Neither from outside nor from a running task, which has its own permit.
         return current_permit(), again and called(False)
 
     assert called(False) == (None, False) and called(False) == (None, False)

@@ -1,4 +1,4 @@
-"""What is wrong is named, with its value and what was expected, when a limit or an app is made."""
+"""Errors name the parameter, the value and the expectation when a limit or an app is created."""
 
 import asyncio
 import re
@@ -98,7 +98,7 @@ def test_websockets_is_a_bool():
 
 
 @pytest.mark.parametrize("made", [Wsgi, FlaskLimits])
-def test_nobody_would_await(made):
+def test_coroutine_functions_are_refused_by_synchronous_frameworks(made):
     for options in {"key": asynchronous}, {"weight": asynchronous}:
         with pytest.raises(InvalidArgument, match="expected functions that nobody has to await: this framework is synchronous"):
             made(None, [Limit(ONE, **options)])
@@ -125,8 +125,8 @@ def test_routes():
         ({"weight": lambda scope: "1"}, TypeError, "weight is '1': expected a whole number, not str"),
     ],
 )
-def test_what_functions_answer(options, error, said):
-    """The request fails, and what was taken before is given back."""
+def test_results_of_functions_are_checked(options, error, said):
+    """The request fails, and units taken before are returned."""
     first = RateLimiter(Store("memory:"), "first", max_executions=5, window_size_in_seconds=60)
     scope = {"type": "http", "path": "/", "headers": [], "client": None}
     with pytest.raises(error, match=re.escape(said)):
@@ -134,7 +134,7 @@ def test_what_functions_answer(options, error, said):
     assert first.peek().remaining == 5
 
 
-def test_what_on_limited_answers():
+def test_results_of_on_limited_are_checked():
     full = RateLimiter(Store("memory:"), "full", max_executions=1, window_size_in_seconds=60)
     full.decide()
     scope = {"type": "http", "path": "/", "headers": [], "client": None}
