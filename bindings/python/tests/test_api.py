@@ -139,7 +139,7 @@ def test_a_permit_of_another_limiter_is_refused():
 @pytest.mark.parametrize("wrap", [lambda limiter: limiter, lambda limiter: CompositeLimiter([limiter])])
 def test_a_dropped_permit_completes_and_warns(wrap):
     limiter = wrap(ConcurrencyLimiter(1))
-    with pytest.warns(ResourceWarning, match="a permit of .* was dropped without an end"):
+    with pytest.warns(ResourceWarning, match="a permit of .* was dropped before it ended"):
         limiter.try_acquire()
     with pytest.warns(ResourceWarning):
         limiter.decide()

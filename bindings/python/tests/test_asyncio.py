@@ -43,7 +43,7 @@ def test_async_with_holds_a_permit_for_its_body():
             # A caller that is denied or cancelled has no body and no permit.
             with pytest.raises(AcquireTimeout):
                 async with limiter.acquire_async(timeout=0):
-                    pytest.fail("there was no room")
+                    pytest.fail("the start was admitted")
             with pytest.raises(asyncio.TimeoutError):
                 await asyncio.wait_for(limiter.acquire_async().__aenter__(), 0.01)
             permit.cancel()

@@ -231,10 +231,10 @@ HOMES = {
 def test_store_and_name_belong_together(store, kind):
     make = HOMES[kind]
     for home, text in [
-        ({"store": store}, "expected a name beside a store"),
-        ({"store": store, "clock": ManualClock()}, "expected a name beside a store"),
-        ({"name": "jobs"}, "expected a store beside a name"),
-        ({"store": store, "name": "jobs", "clock": ManualClock()}, "expected no clock beside a store, which has its own"),
+        ({"store": store}, "store needs a name"),
+        ({"store": store, "clock": ManualClock()}, "store needs a name"),
+        ({"name": "jobs"}, "name needs a store"),
+        ({"store": store, "name": "jobs", "clock": ManualClock()}, "clock must not be given with a store, which has its own"),
         ({"store": 5, "name": "jobs"}, "store"),
         ({"clock": 5}, "clock"),
         ({"store": store, "name": 5}, "name is 5: expected a str, not int"),
@@ -246,7 +246,7 @@ def test_store_and_name_belong_together(store, kind):
 
 
 def test_a_lease_needs_a_store():
-    with pytest.raises(TypeError, match="^expected a store and a name beside a lease$"):
+    with pytest.raises(TypeError, match="^lease needs a store and a name$"):
         ConcurrencyLimiter(5, lease=60)
 
 
@@ -255,7 +255,7 @@ def test_flow_control(store):
         FlowControl("jobs")
     with pytest.raises(TypeError, match="^key is 5: expected a str, not int"):
         FlowControl(5, rate=1)
-    with pytest.raises(TypeError, match="^expected no policy beside a FlowControl, which is one$"):
+    with pytest.raises(TypeError, match="^policy must not be given with a FlowControl, which is one$"):
         store.limiter(FlowControl("jobs", rate=1), "5/1m")
     for key in "", "k" * 1025:
         with pytest.raises(InvalidArgument, match="^(name|key) is .*: expected 1 to 1024 bytes of UTF-8$"):
@@ -401,7 +401,7 @@ def test_durations_of_a_place(store, call, name):
 
 def test_a_place_from_reserve_has_its_own_grace(store):
     for call in rate(store).acquire, rate(store).acquire_async:
-        with pytest.raises(InvalidArgument, match="^grace is 0.5: expected none beside a place, which has its own$"):
+        with pytest.raises(InvalidArgument, match="^grace is 0.5: expected none with a place, which has its own$"):
             call(place="x", grace=0.5)
 
 
@@ -437,9 +437,9 @@ def test_a_place_has_its_own_key_and_weight():
     limiter = NullLimiter()
     place = limiter.reserve("k", 2)
     for call in limiter.acquire, limiter.acquire_async:
-        with pytest.raises(InvalidArgument, match='^key is "k": expected none beside a place, which has its own$'):
+        with pytest.raises(InvalidArgument, match='^key is "k": expected none with a place, which has its own$'):
             call("k", place=place)
-        with pytest.raises(InvalidArgument, match="^weight is 2: expected none beside a place, which has its own$"):
+        with pytest.raises(InvalidArgument, match="^weight is 2: expected none with a place, which has its own$"):
             call(weight=2, place=place)
     assert repr(place) == '<Permit of "null", not started>'
 
@@ -483,7 +483,7 @@ def test_pauses(store):
 
 def test_instants(store):
     limiter = rate(store)
-    with pytest.raises(InvalidArgument, match=r"^when is datetime.*: expected an aware datetime: this one is naive"):
+    with pytest.raises(InvalidArgument, match=r"^when is datetime.*: expected an aware datetime, with a tzinfo"):
         limiter.set_next_available_time(datetime.now())
     for when in 5, None, "tomorrow", datetime.now().date():
         with pytest.raises(TypeError, match="^when is .*: expected an aware datetime, not "):

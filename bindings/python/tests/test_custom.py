@@ -47,13 +47,13 @@ class AtOnce:
 
     def complete(self, token):
         self.called("complete", token)
-        self.give_back(*token)
+        self.release(*token)
 
     def cancel(self, token):
         self.called("cancel", token)
-        self.give_back(*token)
+        self.release(*token)
 
-    def give_back(self, key, weight):
+    def release(self, key, weight):
         with self.lock:
             self.running[key] -= weight
 
@@ -65,7 +65,7 @@ class Whole(AtOnce):
 
     def settle(self, token, actual):
         self.called("settle", token, actual)
-        self.give_back(*token)
+        self.release(*token)
 
     def pause(self, seconds, key):
         self.called("pause", seconds, key)
@@ -301,7 +301,7 @@ def test_of_several_errors_the_first_is_raised():
 def test_a_dropped_permit_is_completed():
     own = AtOnce(1)
     both = CompositeLimiter([own])
-    with pytest.warns(ResourceWarning, match='a permit of "composite" was dropped without an end'):
+    with pytest.warns(ResourceWarning, match='a permit of "composite" was dropped before it ended'):
         both.acquire()
     assert own.calls[-1] == ("complete", (None, 1)) and both.can_proceed()
 
@@ -353,7 +353,7 @@ def without(*names):
         (without("retry_after", "complete"), "it has no retry_after, complete"),
         (type("Less", (Jobs,), {"clear": None})(1), "it has no clear"),
         (type("Less", (Jobs,), {"can_proceed": 5, "record_job_start": None})(1), "it has no can_proceed, record_job_start"),
-        (AtOnce, "it is a class, and not an object of it"),
+        (AtOnce, "it is a class, not an instance"),
         (Store("memory:"), "it has no try_acquire, retry_after, complete, cancel"),
     ],
 )
@@ -372,7 +372,7 @@ def test_coroutine_methods_are_refused():
         async def settle(self, token, actual): ...
 
     for bad, method in (Later(1), "can_proceed"), (Settles(1), "settle"):
-        with pytest.raises(TypeError, match=f"{method} is a coroutine function, which nobody would await$"):
+        with pytest.raises(TypeError, match=f"{method} is a coroutine function, and is called without await$"):
             CompositeLimiter([bad])
 
 

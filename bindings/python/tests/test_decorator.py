@@ -191,14 +191,14 @@ def test_a_call_cancelled_in_or_before_its_body_holds_nothing():
 def test_a_non_function_is_refused():
     limiter = rate()
     for nothing in None, 5, "k":
-        with pytest.raises(TypeError, match="is no function: limit decorates one, and is called to do so: @limiter.limit"):
+        with pytest.raises(TypeError, match="is not a function: call limit to get a decorator, as in @limiter.limit"):
             limiter.limit()(nothing)
 
     @limiter.limit  # A limit without parentheses takes the function as its key.
     def forgot(x):
         return x
 
-    with pytest.raises(TypeError, match="^5 is no function: .*: @limiter.limit\\(\\)$"):
+    with pytest.raises(TypeError, match="^5 is not a function: .* @limiter.limit\\(\\)$"):
         forgot(5)
 
 

@@ -104,7 +104,7 @@ def test_a_cancelled_task_has_not_entered():
 
     async def enter():
         async with limiter:
-            pytest.fail("there was no room")
+            pytest.fail("the start was admitted")
 
     async def main():
         async with limiter:
@@ -157,7 +157,7 @@ def test_interleaved_generators_hold_one_permit_per_open_body():
 
 
 def test_exit_without_enter_raises():
-    with pytest.raises(RuntimeError, match="^the limiter is left, and was not entered$"):
+    with pytest.raises(RuntimeError, match="^the limiter was exited, but not entered$"):
         NullLimiter().__exit__(None, None, None)
     with pytest.raises(RuntimeError, match="not entered"):
         NullLimiter().__aexit__(None, None, None)
@@ -166,7 +166,7 @@ def test_exit_without_enter_raises():
 def test_an_error_is_raised_by_with(tmp_path):
     limiter = Store(f"sqlite:{tmp_path}/no/x.db").limiter("jobs", "1/1h")
     with pytest.raises(OSError, match="/no"), limiter:
-        pytest.fail("it was not entered")
+        pytest.fail("the exit succeeded")
     with pytest.raises(RuntimeError, match="not entered"):
         limiter.__exit__(None, None, None)
 
@@ -186,7 +186,7 @@ def test_wrap_decorates_an_existing_function():
         asked(tenant="b")
     with pytest.raises(ValueError, match="^key is 'model': expected an argument of the function: tenant, tokens$"):
         limiter.wrap(ask, key="model")
-    with pytest.raises(TypeError, match="^5 is no function"):
+    with pytest.raises(TypeError, match="^5 is not a function"):
         limiter.wrap(5)
 
     async def later(tenant):

@@ -191,7 +191,7 @@ def test_a_dropped_permit_of_a_text(url):
     store = Store(url)
     limiter = store.limiter("openai", "100/1m + 1 concurrent")
     for find in lambda: limiter, lambda: store.limiter("openai"):
-        with pytest.warns(ResourceWarning, match="was dropped without an end"):
+        with pytest.warns(ResourceWarning, match="was dropped before it ended"):
             find().acquire()
         assert limiter.can_proceed()
     # Warnings are errors here.

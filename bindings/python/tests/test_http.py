@@ -120,7 +120,7 @@ def test_all_limits_of_a_composite_pause(limiter):
 def test_bad_input(limiter):
     fine = SimpleNamespace(status=200, headers={})
     for response in None, 5, {}, SimpleNamespace(status=429), SimpleNamespace(headers={}), SimpleNamespace(status="429", headers={}):
-        with pytest.raises(TypeError, match="^response is .*: expected one with a status_code or status, and headers$"):
+        with pytest.raises(TypeError, match="^response is .*: expected a response with a status_code or status, and headers$"):
             heed(limiter, response)
     for name in "default", "longest":
         for value in -1, float("nan"), float("inf"), 366 * 86_400 + 1, timedelta(days=-1):

@@ -100,7 +100,7 @@ def test_a_limiter_is_unpickled_with_its_arguments(kind, store, tmp_path):
 
 def test_objects_of_one_process_cannot_be_pickled(store):
     clock = ManualClock()
-    alone = "^a limiter without a store counts in its process alone: give it a store and a name$"
+    alone = "^a limiter without a store counts in one process only: pass store and name$"
     memory = "^memory: is this process's: other processes share a store that has an address, such as sqlite:PATH$"
     for value, why in {
         Store("memory:"): memory,
@@ -110,9 +110,9 @@ def test_objects_of_one_process_cannot_be_pickled(store):
         DelayLimiter(clock=clock): alone,
         EvenlySpacedRateLimiter(max_executions=1, window_size_in_seconds=1): alone,
         CompositeLimiter([store.limiter("x", "1/1h"), ConcurrencyLimiter(1)]): alone,
-        clock: "^a manual clock stands in its process alone$",
+        clock: "^a ManualClock cannot be pickled: it exists in one process only$",
         Store("sqlite:x.db", clock=clock): "^sqlite:x.db goes by a manual clock, which no other process has$",
-        store.limiter("x", "1/1h").try_acquire(): r"^a permit stays with its process, .* send to_text\(\)",
+        store.limiter("x", "1/1h").try_acquire(): r"^a permit cannot be pickled or copied: send its to_text\(\)",
     }.items():
         with pytest.raises(Unsupported, match=why) as caught:
             pickle.dumps(value)

@@ -114,12 +114,12 @@ def test_a_timeout_has_its_retry_delay(url):
     clock = ManualClock()
     limiter = RateLimiter(Store(url, clock=clock), "jobs", max_executions=1, window_size_in_seconds=60)
     limiter.acquire(timeout=0)
-    with pytest.raises(AcquireTimeout, match='^"jobs" has no room before the timeout, but may have in 60 s$') as caught:
+    with pytest.raises(AcquireTimeout, match='^"jobs" cannot admit this start before the timeout: retry in 60 s$') as caught:
         limiter.acquire(timeout=59.999999)
     assert caught.value.retry_after == 60.0
     assert isinstance(caught.value, TimeoutError)
     running = ConcurrencyLimiter(1, clock=clock)
-    with running.acquire(timeout=0), pytest.raises(AcquireTimeout, match="may have in 0.01 s$"):
+    with running.acquire(timeout=0), pytest.raises(AcquireTimeout, match="retry in 0.01 s$"):
         running.acquire(timeout=0)
 
 

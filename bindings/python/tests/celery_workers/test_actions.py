@@ -1,7 +1,5 @@
 """The other values of on_limit, eager tasks, remote control and events."""
 
-import threading
-
 import pytest
 from celery import Celery
 
@@ -15,9 +13,9 @@ HOUR = 3600
 
 def test_on_limit_raise(site):
     for number in range(2):
-        site.send("raising", f"raising-{number}", kwargs={"tenant": "a"}).get(timeout=30)
+        site.send("raising", f"raising-{number}", kwargs={"tenant": "a"}).get(timeout=site.patience)
     with pytest.raises(Limited) as caught:
-        site.send("raising", "raising-2", kwargs={"tenant": "a"}).get(timeout=30)
+        site.send("raising", "raising-2", kwargs={"tenant": "a"}).get(timeout=site.patience)
     error = caught.value
     assert (error.limit, error.key) == ("work.raising", "a") and 0 < error.retry_after <= HOUR
     assert "limit 'work.raising' is full for key 'a': retry after" in str(error)
@@ -25,17 +23,17 @@ def test_on_limit_raise(site):
 
 
 def test_on_limit_raise_with_autoretry(site):
-    site.send("retrying", "retrying-0").get(timeout=30)
+    site.send("retrying", "retrying-0").get(timeout=site.patience)
     second = site.send("retrying", "retrying-1")
     with pytest.raises(Limited):
-        second.get(timeout=30)
+        second.get(timeout=site.patience)
     assert site.received(second.id) == 2  # The task has one retry.
 
 
 def test_on_limit_wait_times_out(site):
-    site.send("waiting", "waiting-0").get(timeout=30)
+    site.send("waiting", "waiting-0").get(timeout=site.patience)
     with pytest.raises(AcquireTimeout):
-        site.send("waiting", "waiting-1").get(timeout=30)
+        site.send("waiting", "waiting-1").get(timeout=site.patience)
 
 
 def test_an_invalid_call_fails_only_itself(site):
@@ -44,16 +42,16 @@ def test_an_invalid_call_fails_only_itself(site):
     many = site.send("keyed", "wrong-many", "a", "b", "c")
     missing = site.send("keyed", "wrong-missing")
     good = site.send("weighted", "wrong-good", "wrong", kwargs={"tokens": 10})
-    good.get(timeout=30)
+    good.get(timeout=site.patience)
     with pytest.raises(Exception, match='weight is 11: limit "work.weighted" grants at most 10 units at once'):
-        heavy.get(timeout=30)
+        heavy.get(timeout=site.patience)
     with pytest.raises(
         Exception, match="limit_weight of task work.weighted is 0: expected a whole number of at least 1"
     ):
-        none.get(timeout=30)
+        none.get(timeout=site.patience)
     for result, what in (many, "too many positional arguments"), (missing, "missing a required argument: 'tenant'"):
         with pytest.raises(TypeError, match=what):
-            result.get(timeout=30)
+            result.get(timeout=site.patience)
     assert site.tags("wrong") == ["wrong-good"]
 
 
@@ -80,53 +78,26 @@ def test_a_limit_is_changed_while_workers_run(site):
     assert limiter.can_proceed("others") and not limiter.can_proceed("pausing")
 
 
-def test_monitors_see_waiting_tasks(site):
-    seen, wanted = [], {"held-1", "returned-1"}
-
-    def listen():
-        with site.app.connection_for_read() as connection:
-            # Events are heard from some moment on: surely after the first heartbeat.
-            handlers = {"task-limited": seen.append, "worker-heartbeat": lambda _event: ready.set()}
-            receiver = site.app.events.Receiver(connection, handlers=handlers)
-            for _ in receiver.itercapture(limit=None, timeout=20):
-                if {event["uuid"] for event in seen} >= wanted:
-                    return
-
-    ready = threading.Event()
-    listener = threading.Thread(target=listen, daemon=True)
-    listener.start()
-    ready.wait()
-    for number in range(2):
-        site.send("hourly", f"event-{number}", task_id=f"held-{number}")
-        site.send("often", f"event-{number}", task_id=f"returned-{number}")
-    listener.join(30)
-    actions = {event["uuid"]: (event["action"], event["limit"], event["key"]) for event in seen}
+def test_monitors_see_waiting_tasks(own_site):
+    site = own_site
+    site.worker("-E")
+    with site.events("task-limited") as events:
+        for number in range(2):
+            site.send("hourly", f"event-{number}", task_id=f"held-{number}")
+            site.send("returning", f"event-{number}", task_id=f"returned-{number}")
+        site.until(lambda: {event["uuid"] for event in list(events)} >= {"held-1", "returned-1"})
+    actions = {event["uuid"]: (event["action"], event["limit"], event["key"]) for event in events}
     assert actions["held-1"] == ("held", "work.hourly", "event")
-    assert actions["returned-1"] == ("republished", "work.often", None)
+    assert actions["returned-1"] == ("republished", "work.returning", None)
 
 
 def test_monitors_see_a_task_that_a_child_sent_back(own_site):
     site = own_site
-    seen, ready, back = [], threading.Event(), threading.Event()
-
-    def limited(event):
-        seen.append(event)
-        back.set()
-
-    def listen():
-        handlers = {"task-limited": limited, "worker-heartbeat": lambda _event: ready.set()}
-        with site.app.connection_for_read() as connection:
-            for _ in site.app.events.Receiver(connection, handlers=handlers).itercapture(limit=None, timeout=20):
-                if back.is_set():
-                    return
-
     site.worker("-E", concurrency=1)
-    listener = threading.Thread(target=listen, daemon=True)
-    listener.start()
-    ready.wait()
-    site.send_behind_a_pause("returning", "sent")
-    listener.join(30)
-    (event,) = seen
+    with site.events("task-limited") as events:
+        site.send_behind_a_pause("returning", "sent")
+        site.until(lambda: events)
+    (event,) = events
     assert (event["action"], event["limit"]) == ("republished", "work.returning") and event["wait"] > 3000
 
 

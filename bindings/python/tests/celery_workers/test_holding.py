@@ -77,8 +77,8 @@ def test_a_completion_starts_the_next_task(site):
 
 def test_a_pause_holds_all_tasks(site):
     limiter = site.limiter("work.again")
-    limiter.pause(2)
     over = time.monotonic() + 2
+    limiter.pause(2)
     site.send("again", "again")
     site.passed_by("again")
     site.until(lambda: len(site.started("again")) == 2)

@@ -40,8 +40,8 @@ def app(tmp_path):
         ({"limit": "1/1s", "limit_key": 5}, r"limit_key of task options.task is 5: expected the name of an argument"),
         ({"limit": "1/1s", "limit_weight": 0}, r"limit_weight of task options.task is 0: expected a whole number"),
         ({"limit": "1/1s", "limit_weight": "cost"}, r"limit_weight of task options.task is 'cost': expected an argument"),
-        ({"limit_key": "tenant"}, r"limit of task options.task is None: expected a policy or a limiter, as there is limit_key"),
-        ({"limit": "1/1s", "rate_limit": "1/s"}, r"rate_limit of task options.task is '1/s': expected none beside limit"),
+        ({"limit_key": "tenant"}, r"limit of task options.task is None: expected a policy or a limiter, because limit_key is given"),
+        ({"limit": "1/1s", "rate_limit": "1/s"}, r"rate_limit of task options.task is '1/s': expected none with limit"),
     ],
 )  # fmt: skip
 def test_invalid_declarations_raise(options, message, app):
@@ -61,7 +61,7 @@ def test_one_limit_has_one_policy(app):
     for policy in "1/1s", "1/1s", None:
         app.task(name=f"options.{policy}", shared=False, limit=policy, limit_name="one")(body)
     with pytest.raises(
-        InvalidArgument, match="limit of task options.other is '2/1s': expected '1/1s', as limit 'one' is"
+        InvalidArgument, match="limit of task options.other is '2/1s': expected '1/1s', because limit 'one' is"
     ):
         app.task(name="options.other", shared=False, limit="2/1s", limit_name="one")(body)
 
@@ -72,7 +72,7 @@ def test_a_limiter_has_its_own_name(app):
     app.task(name="options.mine", shared=False, limit=limiter)(body)
     assert app.limits.tasks["options.mine"].limiter is limiter
     with pytest.raises(
-        InvalidArgument, match="limit_name of task options.other is 'other': expected none beside a limiter"
+        InvalidArgument, match="limit_name of task options.other is 'other': expected none with a limiter"
     ):
         app.task(name="options.other", shared=False, limit=limiter, limit_name="other")(body)
 
@@ -106,7 +106,7 @@ def test_no_store():
     app.task(name="options.task", shared=False, limit="1/1s")(body)
     with pytest.raises(ImproperlyConfigured, match="the limits have no store"):
         app.finalize()
-    with pytest.raises(ImproperlyConfigured, match="has limits already"):
+    with pytest.raises(ImproperlyConfigured, match="already has limits"):
         install(app)
 
 

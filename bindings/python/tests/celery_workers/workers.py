@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +22,11 @@ from workglow_limit import Store
 HERE = Path(__file__).parent
 
 
-def until(condition, timeout=30):
+#: The seconds after which something that did not happen is a failure.
+PATIENCE = 120
+
+
+def until(condition, timeout=PATIENCE):
     """Waits until a condition holds, and returns its value."""
     deadline = time.monotonic() + timeout
     while not (found := condition()):
@@ -83,9 +88,9 @@ class Site:
 
     def stop(self, worker, sign=signal.SIGTERM):
         worker.send_signal(sign)
-        return worker.wait(30)
+        return worker.wait(PATIENCE)
 
-    until = staticmethod(until)
+    until, patience = staticmethod(until), PATIENCE
 
     def close(self):
         self.app.close()
@@ -132,9 +137,26 @@ class Site:
         return sum(worker.log.read_text().count(f"[{id}] received") for worker in self.workers)
 
     def control(self, command, **arguments):
-        replies = self.app.control.broadcast(command, arguments=arguments, reply=True, timeout=5, limit=1)
+        replies = self.app.control.broadcast(command, arguments=arguments, reply=True, timeout=PATIENCE, limit=1)
         (reply,) = replies[0].values()
         return reply
+
+    @contextmanager
+    def events(self, kind):
+        """Collects the workers' events of a kind during the block, in another thread that ends with the block."""
+        found, ready = [], threading.Event()
+        # The first heartbeat shows that the receiver listens.
+        handlers = {kind: found.append, "worker-heartbeat": lambda _event: ready.set()}
+        with self.app.connection_for_read() as connection:
+            receiver = self.app.events.Receiver(connection, handlers=handlers)
+            listener = threading.Thread(target=receiver.capture)
+            listener.start()
+            try:
+                assert ready.wait(PATIENCE), "no worker sent a heartbeat"
+                yield found
+            finally:
+                receiver.should_stop = True
+                listener.join()
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ from contextvars import ContextVar
 from workglow_limit import _sending
 
 exchange = ContextVar("exchange")
-attempt = _sending.Sending.attempt
+attempt = _sending.Sender.attempt
 
 
 async def noted(self, of):
@@ -31,6 +31,6 @@ def stamped(waits):
 
 def put():
     """Stamps all further requests of this process. (With two limits the stamp is of the limit that was waited for.)"""
-    _sending.Sending.attempt = noted
+    _sending.Sender.attempt = noted
     stamped(_sending.IN_THREAD)
     stamped(_sending.IN_LOOP)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import re
 import socket
 import subprocess
 import sys
@@ -30,6 +31,7 @@ from workglow_limit import (
     RateLimiter,
     Store,
 )
+from workglow_limit.aiohttp import LimitedMiddleware
 from workglow_limit.httpx import AsyncLimitedTransport, LimitedTransport
 from workglow_limit.requests import LimitedAdapter
 
@@ -297,15 +299,15 @@ def test_a_permit_ends_when_the_body_breaks(client, server):
 
 
 def test_a_request_that_was_never_sent_takes_nothing(client, rate):
-    with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{nobody.getsockname()[1]}/"
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{closed.getsockname()[1]}/"
 
         async def scenario(client):
             with pytest.raises(CONNECTION_ERRORS):
                 await get(client, url)
             with pytest.raises(CONNECTION_ERRORS):
-                await get(client, "http://nobody.invalid/")
+                await get(client, "http://unknown.invalid/")
 
         client(rate, scenario, tokens=rate, estimate=lambda _: 50)
     assert used(rate) == 0
@@ -433,11 +435,11 @@ class Nothing:
 
 NOTHING = Nothing()
 WRONG = [
-    (TypeError, {"limiter": None}, "limiter is None: expected a limiter, a mapping of hosts to limiters, or a function; None only with tokens"),
+    (TypeError, {"limiter": None}, r"limiter is None: expected a limiter, a mapping of hosts to limiters, or a function \(None only with tokens\)"),
     (TypeError, {"limiter": 5}, "limiter is 5: expected a limiter, a mapping of hosts to limiters, or a function of the request, not int"),
     (TypeError, {"limiter": {"h": 5}}, r"limiter\['h'\] is 5: expected a limiter, not int"),
-    (TypeError, {"limiter": {5: "rate"}}, "limiter has the host 5: expected a str, not int"),
-    *((InvalidArgument, {"limiter": {host: "rate"}}, "a host of limiter is '.*': expected one such as \"api.example.com\" or .*")
+    (TypeError, {"limiter": {5: "rate"}}, "a host of limiter is 5: expected a str, not int"),
+    *((InvalidArgument, {"limiter": {host: "rate"}}, "a host of limiter is '.*': expected a host such as \"api.example.com\" or .*")
       for host in ("", "https://a", "a/b", "u@a", "a:b", "a:0", "a:99999", ":80", "[::1")),
     (TypeError, {"tokens": 5}, "tokens is 5: expected a limiter, a mapping of hosts to limiters, or a function of the request, not int"),
     (TypeError, {"key": 5}, "key is 5: expected a str, or a function of the request, not int"),
@@ -448,13 +450,13 @@ WRONG = [
     (InvalidArgument, {"timeout": -1}, "timeout is -1: expected 0 s to 366 days"),
     (TypeError, {"timeout": "5s"}, "timeout is '5s': expected seconds as a number, or a timedelta, not str"),
     (TypeError, {"heed": 5}, "heed is 5: expected True, False, or a mapping with default and longest, not int"),
-    (InvalidArgument, {"heed": {"deflaut": 5}}, "heed is {'deflaut': 5}: expected a mapping with default and longest, not 'deflaut'"),
+    (InvalidArgument, {"heed": {"deflaut": 5}}, "heed is {'deflaut': 5}: expected a mapping with default and longest, without 'deflaut'"),
     (InvalidArgument, {"heed": {"longest": -1}}, "heed's longest is -1: expected 0 s to 366 days"),
     (TypeError, {"estimate": 5, "tokens": "rate"}, "estimate is 5: expected a function, not int"),
     (TypeError, {"usage": 5, "tokens": "rate"}, "usage is 5: expected a function, not int"),
-    (TypeError, {"usage": len}, "usage is given without tokens: expected the limiter of the tokens, too"),
-    (TypeError, {"estimate": len}, "estimate is given without tokens: expected the limiter of the tokens, too"),
-    (TypeError, {"wieght": 1}, ".* got an unexpected keyword argument 'wieght'"),
+    (TypeError, {"usage": len}, "usage needs tokens, the limiter of the tokens"),
+    (TypeError, {"estimate": len}, "estimate needs tokens, the limiter of the tokens"),
+    (TypeError, {"wieght": 1}, r"\w+\(\) got an unexpected keyword argument 'wieght': expected (.*, )?key, weight, priority, timeout, heed, tokens.*"),
 ]  # fmt: skip
 RETRIES = [
     (InvalidArgument, {"retries": -1}, "retries is -1: expected a whole number from 0 to 100"),
@@ -483,9 +485,9 @@ def test_bad_settings_raise_where_they_are_written(client, rate, kind, given, sa
 @pytest.mark.parametrize(
     "given, kind, says",
     [
-        ({"limiter": lambda _: 5}, TypeError, "what limiter gave is 5: expected a limiter, not int"),
-        ({"tokens": lambda _: 5}, TypeError, "what tokens gave is 5: expected a limiter, not int"),
-        ({"key": lambda _: 5}, TypeError, "key gave 5: expected a str or None, not int"),
+        ({"limiter": lambda _: 5}, TypeError, "the value that limiter returned is 5: expected a limiter, not int"),
+        ({"tokens": lambda _: 5}, TypeError, "the value that tokens returned is 5: expected a limiter, not int"),
+        ({"key": lambda _: 5}, TypeError, "key returned 5: expected a str or None, not int"),
         ({"weight": lambda _: 0}, InvalidArgument, "weight is 0: expected a whole number of at least 1"),
         ({"tokens": "rate", "estimate": lambda _: -1}, InvalidArgument, "estimate is -1: expected a whole number of at least 0"),
         ({"tokens": "rate", "estimate": lambda _: None}, TypeError, "estimate is None: expected a whole number, not NoneType"),
@@ -502,19 +504,38 @@ def test_results_of_functions_are_checked_before_sending(client, server, rate, g
     assert used(rate) == 0 and not server.arrivals
 
 
+OPTIONS = "key, weight, priority, timeout, heed, tokens, estimate, usage"
+ACCEPTED = [
+    (LimitedTransport, "LimitedTransport", f"transport, {OPTIONS}, retries"),
+    (AsyncLimitedTransport, "AsyncLimitedTransport", f"transport, {OPTIONS}, retries"),
+    (workglow_limit.httpx2.LimitedTransport, "LimitedTransport", f"transport, {OPTIONS}, retries"),
+    (workglow_limit.httpx2.AsyncLimitedTransport, "AsyncLimitedTransport", f"transport, {OPTIONS}, retries"),
+    (LimitedMiddleware, "LimitedMiddleware", f"{OPTIONS}, retries"),
+    (LimitedAdapter, "LimitedAdapter", f"pool_connections, pool_maxsize, pool_block, {OPTIONS}, retries"),
+    (lambda *args, **options: workglow_limit.urllib3.limited(urllib3.PoolManager(), *args, **options), "limited", OPTIONS),
+]
+
+
+@pytest.mark.parametrize("make, name, accepted", ACCEPTED)
+def test_an_unknown_option_names_the_public_class_and_lists_its_options(make, name, accepted, rate):
+    message = f"{name}() got an unexpected keyword argument 'wieght': expected {accepted}"
+    with pytest.raises(TypeError, match=f"^{re.escape(message)}$"):
+        make(rate, wieght=1)
+
+
 def test_bad_input_of_single_clients(rate):
     for transport in LimitedTransport, AsyncLimitedTransport:
-        with pytest.raises(TypeError, match="^transport is 5: expected one of httpx, a .*BaseTransport, not int$"):
+        with pytest.raises(TypeError, match="^transport is 5: expected a httpx.*BaseTransport, not int$"):
             transport(rate, transport=5)
-    with pytest.raises(TypeError, match="^transport is <.*>: expected one of httpx, a AsyncBaseTransport, not HTTPTransport$"):
+    with pytest.raises(TypeError, match="^transport is <.*>: expected a httpx.AsyncBaseTransport, not HTTPTransport$"):
         AsyncLimitedTransport(rate, transport=httpx.HTTPTransport())
-    with pytest.raises(TypeError, match="^max_retries would pass the limiters: expected retries, which does not$"):
+    with pytest.raises(TypeError, match="^max_retries would bypass the limiters: use retries instead$"):
         LimitedAdapter(rate, max_retries=3)
     with pytest.raises(TypeError, match="^a LimitedAdapter cannot be pickled: make one in each process$"):
         __import__("pickle").dumps(LimitedAdapter(rate))
     with pytest.raises(TypeError, match="^manager is 5: expected a urllib3.PoolManager, not int$"):
         workglow_limit.urllib3.limited(5, rate)
-    with pytest.raises(TypeError, match="^retries is urllib3's own: give a urllib3.Retry to the manager, or with a request$"):
+    with pytest.raises(TypeError, match="^retries belongs to urllib3: pass a urllib3.Retry to the manager or with a request$"):
         workglow_limit.urllib3.limited(urllib3.PoolManager(), rate, retries=3)
 
 

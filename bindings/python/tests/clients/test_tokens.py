@@ -205,7 +205,7 @@ def test_a_usage_function_of_the_user():
     for wrong in -1, 1.5, True, "5":
         reading = Reading(lambda value, response, wrong=wrong: wrong, None, JSON)
         reading.feed(b"{}")
-        with pytest.raises(TypeError, match=r"^usage gave .*: expected a whole number of at least 0, or None$"):
+        with pytest.raises(TypeError, match=r"^usage returned .*: expected a whole number of at least 0, or None$"):
             reading.units(True)
 
 

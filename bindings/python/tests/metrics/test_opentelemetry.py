@@ -16,14 +16,14 @@ class Counting:
     """Counts the snapshots of stores."""
 
     def __init__(self, monkeypatch):
-        self.looks = 0
-        look = opentelemetry.Looks._look
+        self.count = 0
+        take = opentelemetry.Snapshots._take
 
-        def counted(looks):
-            self.looks += 1
-            return look(looks)
+        def counted(snapshots):
+            self.count += 1
+            return take(snapshots)
 
-        monkeypatch.setattr(opentelemetry.Looks, "_look", counted)
+        monkeypatch.setattr(opentelemetry.Snapshots, "_take", counted)
         monkeypatch.setattr(opentelemetry, "AGE", 1e9)  # A collection may take long on a busy machine.
 
 
@@ -61,7 +61,7 @@ def test_each_collection_takes_one_snapshot(url, reader, monkeypatch):
     store, held = used(url)
     instrument(store, reader.provider)
     said = collected(reader)
-    assert counting.looks == 1
+    assert counting.count == 1
     jobs, rate = {"limit": "jobs"}, {"limit": "rate"}
     assert said["units.used"] == ("{unit}", [(1, jobs), (9, {**rate, "window": "60"})])
     assert said["units.allowed"] == ("{unit}", [(2, jobs), (10, {**rate, "window": "60"})])
@@ -76,10 +76,10 @@ def test_each_collection_takes_one_snapshot(url, reader, monkeypatch):
     assert "grants.held" not in said and "key.units.used" not in said
     store.limiter("rate").try_acquire()
     assert collected(reader)["starts.admitted"][1] == [(1, jobs), (10, rate)]
-    assert counting.looks == 2
+    assert counting.count == 2
     monkeypatch.setattr(opentelemetry, "AGE", -1.0)
     assert collected(reader)["starts.admitted"][1] == [(1, jobs), (10, rate)]
-    assert counting.looks > 3
+    assert counting.count > 3
     held.complete()
 
 

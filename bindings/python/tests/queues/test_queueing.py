@@ -46,7 +46,7 @@ def call(tenant="acme", units=1):
         ({"key": "{tenant}:{model}"}, InvalidArgument, "key is '{tenant}:{model}'"),
         ({"weight": 0}, InvalidArgument, "weight is 0: expected a whole number of at least 1"),
         ({"weight": True}, InvalidArgument, "weight is True"),
-        ({"hold": -1}, InvalidArgument, "hold is -1: expected 0 s to a day"),
+        ({"hold": -1}, InvalidArgument, "hold is -1: expected 0 s to 1 day"),
         ({"hold": float("nan")}, InvalidArgument, "hold is nan"),
         ({"hold": "1s"}, TypeError, "hold is '1s': expected seconds"),
         ({"hold": None}, TypeError, "hold is None"),
@@ -81,14 +81,14 @@ def test_limited_goes_below_the_queue_s_decorator(module, store):
         yield
 
     for function in (object(), print, staticmethod(generator)):
-        with pytest.raises(TypeError, match="is no function: @limited goes below"):
+        with pytest.raises(TypeError, match="is not a function: put @limited below"):
             module.limited(store.limiter("l", "1/1s"))(function)
     with pytest.raises(TypeError, match="generator function"):
         module.limited(store.limiter("l", "1/1s"))(generator)
 
 
 def test_arq_accepts_coroutine_functions_only(store):
-    with pytest.raises(TypeError, match="is no coroutine function"):
+    with pytest.raises(TypeError, match="is not a coroutine function"):
         arq.limited(store.limiter("l", "1/1s"))(lambda ctx: None)
 
 
@@ -172,7 +172,7 @@ def test_late_and_invalidated_places_do_not_exceed_the_limit(store, clock):
 def test_foreign_data_are_not_a_ticket(store, ticket):
     limiter = store.limiter("l", "1/10s")
     mine = gate(limiter)
-    mine.give_back(ticket)
+    mine.return_place(ticket)
     assert isinstance(mine.admit(call(), ticket), Permit)
     assert isinstance(mine.admit(call(), ticket), Later)
     assert limiter.peek().remaining == 0
@@ -189,7 +189,7 @@ def test_a_returned_place_goes_to_the_next_job(store):
     mine = gate(store.limiter("l", "1/10s"))
     mine.admit(call(), None)
     first = mine.admit(call(), None)
-    mine.give_back(first.ticket)
+    mine.return_place(first.ticket)
     second = mine.admit(call(), None)
     assert second.limited.has_place and second.limited.wait == pytest.approx(first.limited.wait, abs=1)
 

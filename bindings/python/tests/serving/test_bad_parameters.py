@@ -31,7 +31,7 @@ async def asynchronous(request):
         ({1: ONE}, {"plan": str}, InvalidArgument, "limiter is {1: "),
         ({"a": ONE}, {}, InvalidArgument, "plan is None: expected a function of the request"),
         ({"a": ONE}, {"plan": "a"}, TypeError, "plan is 'a': expected a function, not str"),
-        (ONE, {"plan": str}, InvalidArgument, "plan is <class 'str'>: expected none beside one limiter"),
+        (ONE, {"plan": str}, InvalidArgument, "plan is <class 'str'>: expected none with one limiter"),
         (ONE, {"key": "ip"}, InvalidArgument, 'key is \'ip\': expected "address", "user", "header:"'),
         (ONE, {"key": ""}, InvalidArgument, "key is '': expected"),
         (ONE, {"key": "header:"}, InvalidArgument, "key is 'header:': expected"),
@@ -44,7 +44,7 @@ async def asynchronous(request):
         (ONE, {"weight": 1.5}, TypeError, "weight is 1.5: expected a whole number, not float"),
         (ONE, {"skip_failed": 1}, TypeError, "skip_failed is 1: expected a bool, not int"),
         (ONE, {"skip_successful": "no"}, TypeError, "skip_successful is 'no': expected a bool"),
-        (ONE, {"skip_failed": True, "skip_successful": True}, InvalidArgument, "skip_successful is True: expected not both"),
+        (ONE, {"skip_failed": True, "skip_successful": True}, InvalidArgument, "skip_successful is True: expected False with skip_failed"),
         (ONE, {"shadow": None}, TypeError, "shadow is None: expected a bool"),
         (ONE, {"name": ""}, InvalidArgument, "name is '': expected printable ASCII"),
         (ONE, {"name": "é"}, InvalidArgument, "name is 'é': expected printable ASCII"),
@@ -66,7 +66,7 @@ def test_a_limit(given, options, error, said):
         (None, {}, TypeError, "limits is None: expected a list of Limit, not NoneType"),
         ("abc", {}, TypeError, "limits is 'abc': expected a list of Limit"),
         ([ONE], {}, TypeError, "limits has <NullLimiter"),
-        ([Limit(ONE), Limit(ONE)], {}, InvalidArgument, "name is 'null': expected another name for each limit"),
+        ([Limit(ONE), Limit(ONE)], {}, InvalidArgument, "name is 'null': expected a different name for each limit"),
         ([], {"exempt": "/health"}, TypeError, "exempt is '/health': expected a list of paths"),
         ([], {"exempt": ["health"]}, InvalidArgument, "exempt is 'health': expected a list of paths"),
         ([], {"exempt": ["/a*b"]}, InvalidArgument, "exempt is '/a*b': expected"),
@@ -92,6 +92,21 @@ def test_an_app(made, limits, options, error, said):
         made(limits, **options)
 
 
+@pytest.mark.parametrize(
+    "made, name, own",
+    [
+        (lambda **options: Asgi(None, **options), "LimitMiddleware", "limits, websockets"),
+        (lambda **options: Wsgi(None, **options), "LimitMiddleware", "limits"),
+        (lambda **options: FlaskLimits(None, **options), "FlaskLimits", "limits"),
+    ],
+)
+def test_an_unknown_option_names_the_public_class_and_lists_its_options(made, name, own):
+    options = "exempt, trusted_proxies, forwarded_header, ipv6_prefix, on_limited, headers"
+    message = f"{name}() got an unexpected keyword argument 'header': expected {own}, {options}"
+    with pytest.raises(TypeError, match=f"^{re.escape(message)}$"):
+        made(header=True)
+
+
 def test_websockets_is_a_bool():
     with pytest.raises(TypeError, match="^websockets is 1: expected a bool, not int$"):
         Asgi(None, [], websockets=1)
@@ -100,10 +115,10 @@ def test_websockets_is_a_bool():
 @pytest.mark.parametrize("made", [Wsgi, FlaskLimits])
 def test_coroutine_functions_are_refused_by_synchronous_frameworks(made):
     for options in {"key": asynchronous}, {"weight": asynchronous}:
-        with pytest.raises(InvalidArgument, match="expected functions that nobody has to await: this framework is synchronous"):
+        with pytest.raises(InvalidArgument, match="expected no coroutine functions, because this framework is synchronous"):
             made(None, [Limit(ONE, **options)])
     for option in "exempt", "on_limited":
-        with pytest.raises(InvalidArgument, match=f"^{option} is .*expected a function that nobody has to await"):
+        with pytest.raises(InvalidArgument, match=f"^{option} is .*expected a function, not a coroutine function"):
             made(None, [], **{option: asynchronous})
 
 
@@ -113,7 +128,7 @@ def test_routes():
             made()
         with pytest.raises(TypeError, match="expected a Limit, not NullLimiter"):
             made(ONE)
-    with pytest.raises(TypeError, match="is no function"):
+    with pytest.raises(TypeError, match="is not a function"):
         endpoint(Limit(ONE))(RouteLimit)
 
 

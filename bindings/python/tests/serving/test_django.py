@@ -169,7 +169,7 @@ def test_custom_bodies():
         assert statuses(base, 2) == [200, 503]
 
 
-@pytest.mark.parametrize("given, said", [(7, "WORKGLOW_LIMIT is 7"), ({"limits": [7]}, "limits has 7"), ({"ipv6_prefix": 0}, "ipv6_prefix is 0"), ({"x": 1}, "'x'")])
+@pytest.mark.parametrize("given, said", [(7, "WORKGLOW_LIMIT is 7"), ({"limits": [7]}, "limits has 7"), ({"ipv6_prefix": 0}, "ipv6_prefix is 0"), ({"x": 1}, "^WORKGLOW_LIMIT has 'x': expected limits, exempt, trusted_proxies, forwarded_header, ")])
 def test_invalid_settings(given, said):
     with override_settings(WORKGLOW_LIMIT=given), pytest.raises(ImproperlyConfigured, match=said):
         LimitMiddleware(hello)

@@ -80,7 +80,7 @@ def test_a_dependency_without_the_middleware_raises():
 
     with asgi(app) as base:
         assert statuses(base, "/", 1) == [500]
-    assert errors == ["a route is limited without the middleware: app.add_middleware(LimitMiddleware)"]
+    assert errors == ["the route has a limit, but its app has no middleware: call app.add_middleware(LimitMiddleware)"]
 
 
 def test_a_route_holds_its_permit_for_its_stream():
