@@ -1,8 +1,8 @@
-"""What a decision costs in Python, beside other limiters: bench.py DIRECTORY [CASE-FILTER] [--most]
+"""The cost of a decision in Python, compared with other limiters: bench.py DIRECTORY [CASE-FILTER] [--most]
 
 Prints a JSON object per line: `ns` is the median over batches, `p99` and `p999` are of decisions timed one by one, `cpu_ns` is
-the processor time of a decision, background threads included. Databases go into DIRECTORY; only cases whose names hold
-CASE-FILTER are run. `--most` runs others: a real limit across the boundary of a window, from all that may share it.
+the processor time of a decision, including background threads. Databases go into DIRECTORY. Only cases whose names contain
+CASE-FILTER run. `--most` runs other cases: a real limit across the boundary of a window, from all that share it.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ def with_keys(where: str) -> list[tuple[str, str, peers.Make]]:
 
 
 def without_keys(where: str) -> list[tuple[str, str, peers.Make]]:
-    """They count one thing per table, and have a file of their own for each limit."""
+    """Each limit has its own file, because they count one thing per table."""
 
     def pyrate(limit: int, window: float, key: bool) -> Peer:
         return peers.pyrate_sqlite(f"{where}/pyrate-{limit}.db", limit, window)
@@ -56,7 +56,7 @@ def one_key(where: str, is_wanted) -> list[Case]:
 
 
 def check(name: str, peer: Peer, is_denied: bool) -> None:
-    """Is it asked for what it is said to be asked for?"""
+    """Checks that a case decides as described."""
     decide, key = peer.decider(), (peer.renew() if peer.renew else None) or "tenant-7"
     if is_denied:
         decide(key)
@@ -66,7 +66,7 @@ def check(name: str, peer: Peer, is_denied: bool) -> None:
 
 
 def many_keys(where: str, is_wanted) -> list[Case]:
-    """Each of 100,000 keys, in an order that no cache foresees: 100 per minute, so that all of them have room."""
+    """100,000 keys in an order that no cache predicts, with 100 per minute, so that all are admitted."""
     cases = []
     keys = random.Random(1).sample(KEYS, len(KEYS))
     for name, package, make in with_keys(where):
@@ -74,7 +74,7 @@ def many_keys(where: str, is_wanted) -> list[Case]:
         if is_wanted(full):
             peer = make(100, 60, True)
             decide = peer.decider()
-            for key in keys * 2:  # A page of a file that is written to for the first time costs more than a decision.
+            for key in keys * 2:  # The first write to a page of a file costs more than a decision.
                 decide(key)
             cases.append(Case(full, package, peer, keys, {"keys": len(keys)}))
     return cases

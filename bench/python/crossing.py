@@ -1,8 +1,8 @@
-"""The most starts within any window: 100 per second, from all that may share the limit.
+"""The most starts within any window: 100 per second, from all threads or processes that share the limit.
 
-After one start it is left alone for most of a window, so that the next boundary comes soon, and then hammered for 2.5 windows.
-That is what a program does that has been quiet. A start lies between the clock just before its call and the clock just after it;
-those are counted that lie wholly within one window.
+After one start the limiter is left alone for most of a window, so that the next boundary comes soon. Then it is called in a loop
+for 2.5 windows, like a program after an idle time. A start lies between the clock just before its call and the clock just after
+it. A start counts in a window if it lies wholly within it.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ def starts(decide, until: int) -> list[tuple[int, int]]:
 
 
 def begin() -> int:
-    """A tenth after a full second of the wall clock: fixed windows may begin there, too."""
+    """Waits for a tenth of a second after a full second of the wall clock, where fixed windows may begin."""
     now = time.time_ns()
     time.sleep((SECOND + SECOND // 10 - now % SECOND) / SECOND)
     return time.monotonic_ns()
@@ -54,15 +54,15 @@ def in_threads(decide, count: int) -> list[tuple[int, int]]:
 
 def serve(pipe) -> None:
     decide = None
-    while (told := pipe.recv()) is not None:
+    while (order := pipe.recv()) is not None:
         if decide is None:
-            name, path = told
+            name, path = order
             decide = {name: make for name, _, make in peers.ON_DISK}[name](path, LIMIT, WINDOW / SECOND).decider()
             pipe.send("open")
-        elif told == "first":
+        elif order == "first":
             pipe.send(decide())
         else:
-            begins, until = told
+            begins, until = order
             time.sleep(max(0, begins - time.monotonic_ns()) / SECOND)
             pipe.send(starts(decide, until))
 
@@ -80,7 +80,7 @@ def in_processes(where: str, name: str, count: int) -> list[tuple[int, int]]:
 
 
 def of_aiolimiter(limit: int, window: float, key: bool) -> Peer:
-    """It has no call that does not wait: it is asked whether there is room, and then for it. Nothing comes between the two."""
+    """aiolimiter has no call that does not wait. So check its capacity, then acquire; no other caller comes in between."""
     limiter = aiolimiter.AsyncLimiter(limit, window)
 
     async def f():
@@ -97,11 +97,11 @@ def measure(where: str, is_wanted) -> None:
         full, count = f"{name}: most", 1 if name == "aiolimiter" else 2
         if is_wanted(full):
             decide = make(LIMIT, WINDOW // SECOND, False).decider()
-            tell(full, package, in_threads(decide, count), {"threads": count})
+            report(full, package, in_threads(decide, count), {"threads": count})
     for name, package, _ in peers.ON_DISK:
         if is_wanted(f"{name}: most"):
-            tell(f"{name}: most", package, in_processes(where, name, 4), {"processes": 4})
+            report(f"{name}: most", package, in_processes(where, name, 4), {"processes": 4})
 
 
-def tell(full: str, package: str, seen: list[tuple[int, int]], told: dict[str, int]) -> None:
-    show(full, package, {"limit": LIMIT, "most": most_in_any_window(seen, WINDOW), "starts": len(seen)} | told)
+def report(full: str, package: str, seen: list[tuple[int, int]], extra: dict[str, int]) -> None:
+    show(full, package, {"limit": LIMIT, "most": most_in_any_window(seen, WINDOW), "starts": len(seen)} | extra)

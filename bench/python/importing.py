@@ -1,4 +1,4 @@
-"""What importing takes, beside an extension module that is empty: processes started in turn."""
+"""The cost of the import, compared with an empty extension module: processes started in turn."""
 
 import os
 import resource
@@ -28,7 +28,7 @@ MODULES = [
 
 
 def build(where: str) -> bool:
-    """Without a compiler there is nothing to compare with."""
+    """Without a compiler there is no comparison."""
     if Path(where, "empty.abi3.so").exists():
         return True
     Path(where, "empty.c").write_text(EMPTY)
@@ -42,7 +42,7 @@ def build(where: str) -> bool:
 
 
 def start(module: str, where: str) -> tuple[int, int]:
-    """What it took, and the processor time of it, in ns."""
+    """Returns the elapsed and the processor time in ns."""
     before, t = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter_ns()
     subprocess.run([sys.executable, "-c", f"import {module}"], check=True, env=os.environ | {"PYTHONPATH": where})
     took, after = time.perf_counter_ns() - t, resource.getrusage(resource.RUSAGE_CHILDREN)

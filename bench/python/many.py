@@ -1,4 +1,4 @@
-"""Several threads, and several processes, on one limit that always has room."""
+"""Several threads and several processes on one limit that admits all."""
 
 import multiprocessing
 import threading
@@ -11,12 +11,12 @@ from typing import Any
 import peers
 from timing import label, quantiles, show
 
-SPAN, TURNS = 35_000_000, 2  # Each case is run twice for 35 ms.
+SPAN, TURNS = 35_000_000, 2  # Each case runs twice for 35 ms.
 OPEN = (100, 1e-6)
 
 
 def hammer(loops, until: int, batch: int) -> tuple[int, list[float], list[int]]:
-    """How many decisions there were, what one of each batch took, and what single ones took."""
+    """Returns the number of decisions, the time of one per batch, and the times of single ones."""
     total, batches, tail = 0, [], []
     in_batches, in_singles = loops
     while time.perf_counter_ns() < until:
@@ -30,38 +30,38 @@ def hammer(loops, until: int, batch: int) -> tuple[int, list[float], list[int]]:
 
 
 class Sum:
-    """What came of several turns of one case."""
+    """Combines the results of several turns of one case."""
 
     def __init__(self) -> None:
-        self.told, self.took, self.cpu = [], 0, 0
+        self.counts, self.took, self.cpu = [], 0, 0
 
-    def add(self, told: list, took: int, cpu: int) -> None:
-        self.told, self.took, self.cpu = self.told + told, self.took + took, self.cpu + cpu
+    def add(self, counts: list, took: int, cpu: int) -> None:
+        self.counts, self.took, self.cpu = self.counts + counts, self.took + took, self.cpu + cpu
 
     def figures(self) -> dict[str, Any]:
-        total = sum(count for count, _, _ in self.told)
-        batches = [one for _, several, _ in self.told for one in several]
-        tail = [one for _, _, several in self.told for one in several]
-        told = {"ns": round(median(batches), 1)} | quantiles(tail)
-        return told | {"cpu_ns": round(self.cpu / total, 1), "per_s": round(total * 1e9 / self.took)}
+        total = sum(count for count, _, _ in self.counts)
+        batches = [one for _, several, _ in self.counts for one in several]
+        tail = [one for _, _, several in self.counts for one in several]
+        counts = {"ns": round(median(batches), 1)} | quantiles(tail)
+        return counts | {"cpu_ns": round(self.cpu / total, 1), "per_s": round(total * 1e9 / self.took)}
 
 
 def threads_once(loops, count: int) -> tuple[list, int, int]:
-    told, start, cpu = [], time.perf_counter_ns(), time.process_time_ns()
-    running = [threading.Thread(target=lambda: told.append(hammer(loops, start + SPAN, 100))) for _ in range(count)]
+    counts, start, cpu = [], time.perf_counter_ns(), time.process_time_ns()
+    running = [threading.Thread(target=lambda: counts.append(hammer(loops, start + SPAN, 100))) for _ in range(count)]
     for thread in running:
         thread.start()
     for thread in running:
         thread.join()
-    return told, time.perf_counter_ns() - start, time.process_time_ns() - cpu
+    return counts, time.perf_counter_ns() - start, time.process_time_ns() - cpu
 
 
 def measure_threads(where: str, is_wanted) -> None:
-    """1 and 2 threads. A peer that has to be emptied is asked for 100,000,000 per s here: nobody can stop to empty it."""
+    """1 and 2 threads. A peer that must be emptied has a limit of 100,000,000 per s here, because no thread can stop to empty it."""
     cases = []
     for name, package, make in [*peers.IN_MEMORY, ("sqlite", "workglow-limit", partial(peers.ours, f"sqlite:{where}/python.db"))]:
         if name == "limits moving window, memory":
-            continue  # It inserts at the beginning of a list: with no limit to speak of, that is all it does.
+            continue  # It inserts at the beginning of a list. With a limit this high, that would be all of its time.
         for count in (1, 2):
             full = label(name, package, f"admit, {count} thread{'s' * (count > 1)}")
             if is_wanted(full):
@@ -79,10 +79,10 @@ def measure_threads(where: str, is_wanted) -> None:
 
 
 def serve(pipe) -> None:
-    """A process: opens what it is told to, waits until the given time, and hammers."""
+    """A process: opens the limiter, waits until the given time, and decides in a loop."""
     opened = {}
-    while (told := pipe.recv()) is not None:
-        name, path, limit, window, start, until = told
+    while (order := pipe.recv()) is not None:
+        name, path, limit, window, start, until = order
         if (path, name) not in opened:
             make = {name: make for name, _, make in peers.ON_DISK}[name]
             opened[path, name] = make(path, limit, window).loops()
@@ -97,7 +97,7 @@ def serve(pipe) -> None:
 
 
 class Processes:
-    """Processes that are started once, for all cases."""
+    """Processes that are started once for all cases."""
 
     def __init__(self, count: int, target) -> None:
         context = multiprocessing.get_context("spawn")
@@ -108,9 +108,9 @@ class Processes:
             self.processes[-1].start()
             self.pipes.append(mine)
 
-    def ask(self, count: int, told) -> list[Any]:
+    def ask(self, count: int, order) -> list[Any]:
         for pipe in self.pipes[:count]:
-            pipe.send(told)
+            pipe.send(order)
         return [pipe.recv() for pipe in self.pipes[:count]]
 
     def end(self) -> None:
@@ -130,15 +130,15 @@ def measure_processes(where: str, is_wanted) -> None:
         return
     processes = Processes(max(count for _, _, _, count, _ in cases), serve)
     for name in {name for _, _, name, _, _ in cases}:
-        for pipe in processes.pipes:  # One after the other, as the first has to make the database.
+        for pipe in processes.pipes:  # One after the other, because the first must create the database.
             pipe.send((name, path_of(where, name), *OPEN, 0, 0))
             pipe.recv()
     for _ in range(TURNS):
         for _, _, name, count, sum_ in cases:
             start = time.perf_counter_ns() + 3_000_000
-            told = processes.ask(count, (name, path_of(where, name), *OPEN, start, start + SPAN))
+            counts = processes.ask(count, (name, path_of(where, name), *OPEN, start, start + SPAN))
             took = time.perf_counter_ns() - start
-            sum_.add([one for one, _ in told], took, sum(cpu for _, cpu in told))
+            sum_.add([one for one, _ in counts], took, sum(cpu for _, cpu in counts))
     processes.end()
     for full, package, _, count, sum_ in cases:
         show(full, package, sum_.figures() | {"processes": count})

@@ -1,9 +1,9 @@
-"""Who is measured, and what each is asked for.
+"""The measured limiters and their cases.
 
-*Admit*: the limit is 100, and there is always room. Where a peer can have a window shorter than 100 of its decisions take,
-that is how, and its log is in the state in which it is in use: full, with one entry leaving for each that comes. Those whose
-shortest window is a second are emptied after every 100 decisions, outside of what is timed. *Deny*: 1 per hour, after the
-first. Each peer is called as its README says, without waiting.
+*Admit*: the limit is 100 and admits every decision. If a peer can have a window shorter than 100 of its decisions take, it has such
+a window. Then its log is in its usual state: full, with one entry leaving per new one. A peer whose shortest window is a second is
+emptied after every 100 decisions, outside the measurement. *Deny*: 1 per hour, after the first start. Each peer is called as in its
+README, without waiting.
 """
 
 import sqlite3
@@ -26,7 +26,7 @@ numbers = count()
 
 
 def ours(url: str, limit: int, window: float, key: bool) -> Peer:
-    """RateLimiter: an exact log. The store is shared with other cases, as it would be with other limits."""
+    """RateLimiter: an exact log. Other cases share the store, like other limits."""
     limiter = RateLimiter(store(url), f"limit-{next(numbers)}", max_executions=limit, window_size_in_seconds=window)
     f = limiter.try_acquire
     return Peer("f(key)" if key else "f()", {"f": f}, "answer is not None")
@@ -48,7 +48,7 @@ def shared(path: str, limit: int, window: float) -> Peer:
 
 
 def hand_written(limit: int, window: float, key: bool) -> Peer:
-    """What one writes by hand: an exact log in a deque, under a lock; with keys, a dictionary of them."""
+    """A hand-written exact log: a deque under a lock; with keys, a dictionary of deques."""
     lock, logs = threading.Lock(), {}
 
     def keyed(key):
@@ -80,7 +80,7 @@ def hand_written(limit: int, window: float, key: bool) -> Peer:
 
 
 def of_limits(strategy: type[limits.strategies.RateLimiter], limit: int, window: float, key: bool) -> Peer:
-    """limits, in memory. Its windows are whole seconds, so it is emptied after each 100."""
+    """limits, in memory. Its windows are whole seconds, so it is emptied after every 100."""
     storage = limits.storage.MemoryStorage()
     strategy = strategy(storage)
     item = limits.RateLimitItemPerSecond(limit, max(1, int(window)))
@@ -92,7 +92,7 @@ def of_limits(strategy: type[limits.strategies.RateLimiter], limit: int, window:
 
 
 class PerName(pyrate_limiter.BucketFactory):
-    """A bucket for each name, as its README has it."""
+    """A bucket per name, as in its README."""
 
     def __init__(self, rate: pyrate_limiter.Rate) -> None:
         self.clock, self.rate, self.buckets = pyrate_limiter.MonotonicClock(), rate, {}
@@ -111,7 +111,7 @@ class PerName(pyrate_limiter.BucketFactory):
 
 
 def pyrate(limit: int, window: float, key: bool) -> Peer:
-    """pyrate-limiter's exact log in memory. It counts milliseconds, in which it decides more than 100: emptied after each 100."""
+    """pyrate-limiter's exact log in memory. It makes more than 100 decisions per ms, its unit of time, so it is emptied after every 100."""
     rate = pyrate_limiter.Rate(limit, max(1_000, int(window * 1_000)))
     factory = PerName(rate) if key else pyrate_limiter.InMemoryBucket([rate])
     limiter = pyrate_limiter.Limiter(factory)
@@ -121,9 +121,9 @@ def pyrate(limit: int, window: float, key: bool) -> Peer:
 
 
 def pyrate_sqlite(path: str, limit: int, window: float, is_shared: bool = False) -> Peer:
-    """pyrate-limiter in a database; between processes with its file lock, as its README says. 100 per ms: it is slower.
+    """pyrate-limiter in a database; between processes with its file lock, as in its README. 100 per ms, as it is slower than that.
 
-    Without waiting it denies whenever another process has the lock. So where there is room it may wait, as it does by default.
+    Without waiting it denies whenever another process has the lock. So it may wait where the limit admits, as it does by default.
     """
     rate = pyrate_limiter.Rate(limit, max(1, int(window * 1_000)))
     bucket = pyrate_limiter.SQLiteBucket.init_from_file([rate], db_path=path, use_file_lock=is_shared)
@@ -135,10 +135,10 @@ TOKENS, SLIDING = throttled.RateLimiterType.TOKEN_BUCKET.value, throttled.RateLi
 
 
 def of_throttled(kind: str, limit: int, window: float, key: bool) -> Peer:
-    """throttled-py, in memory: the token bucket of its README, and what comes nearest to ours. It cannot be emptied: each 100
-    get a fresh key."""
+    """throttled-py, in memory: the token bucket of its README, and its closest match to ours. It cannot be emptied, so every 100
+decisions have a new key."""
     quota = throttled.per_duration(timedelta(seconds=max(1, window)), limit, burst=limit)
-    # By default it forgets keys above 1,024.
+    # By default it drops keys above 1,024.
     memory = throttled.MemoryStore(options={"MAX_SIZE": 1_000_000})
     throttle = throttled.Throttled(using=kind, quota=quota, store=memory)
     renew = (lambda: f"tenant-{next(numbers)}") if window < 1 else None
@@ -147,7 +147,7 @@ def of_throttled(kind: str, limit: int, window: float, key: bool) -> Peer:
 
 
 def transaction(path: str, limit: int, window: float) -> Peer:
-    """What one writes by hand to share an exact log: a row per start, in one immediate transaction (WAL)."""
+    """A hand-written shared exact log: one row per start, in one immediate transaction (WAL)."""
     db = sqlite3.connect(path, isolation_level=None, timeout=10)
     db.execute("PRAGMA journal_mode = WAL")
     db.execute("PRAGMA synchronous = NORMAL")
@@ -169,18 +169,18 @@ def transaction(path: str, limit: int, window: float) -> Peer:
 
 
 def served(url: str, name: str, limit: int, window: float) -> Peer:
-    """Ours on a server that machines share: what it grants is started without asking it."""
+    """Ours on a server that machines share. Granted units start without a request."""
     limiter = RateLimiter(store(url), name, max_executions=limit, window_size_in_seconds=window)
     return Peer("f()", {"f": limiter.try_acquire}, "answer is not None")
 
 
 def direct(url: str, name: str, limit: int, window: float) -> Peer:
-    """The same, but that the server decides each start."""
+    """The same, but the server decides each start."""
     return served(f"{url}?grants=never", name, limit, window)
 
 
 def limits_on_redis(strategy: type[limits.strategies.RateLimiter], url: str, name: str, limit: int, window: float) -> Peer:
-    """limits: its exact log, or windows of the clock. They are whole seconds."""
+    """limits: its exact log, or fixed windows. Both have whole seconds."""
     item = limits.RateLimitItemPerSecond(limit, int(window))
     hit = strategy(limits.storage.RedisStorage(url)).hit
     return Peer("hit(item, name)", {"hit": hit, "item": item, "name": name})
@@ -193,17 +193,17 @@ def throttled_on_redis(kind: str, url: str, name: str, limit: int, window: float
 
 
 def awaited(limit: int, window: float) -> Peer:
-    """Ours, awaited as one that may have to wait is."""
+    """Ours, awaited like a call that may wait."""
     limiter = RateLimiter(store("memory:"), f"limit-{next(numbers)}", max_executions=limit, window_size_in_seconds=window)
     return Peer("await f()", {"f": limiter.acquire_async})
 
 
 def of_aiolimiter(limit: int, window: float) -> Peer:
-    """aiolimiter's leaky bucket, which only waits: 100 per µs, so that it never has to."""
+    """aiolimiter's leaky bucket, which can only wait: 100 per µs, so that it never waits."""
     return Peer("await f()", {"f": aiolimiter.AsyncLimiter(limit, window).acquire})
 
 
-# Name, package, and what makes it: of a limit, a window in seconds, and whether it has keys.
+# Name, package, and constructor: from a limit, a window in seconds, and whether it has keys.
 Make = Callable[[int, float, bool], Peer]
 IN_MEMORY: list[tuple[str, str, Make]] = [
     ("memory", "workglow-limit", partial(ours, "memory:")),
@@ -216,14 +216,14 @@ IN_MEMORY: list[tuple[str, str, Make]] = [
 ]
 
 
-# Of a file, a limit and a window.
+# From a file, a limit and a window.
 ON_DISK: list[tuple[str, str, Callable[[str, int, float], Peer]]] = [
     ("sqlite", "workglow-limit", shared),
     ("pyrate-limiter, SQLite and file lock", "pyrate-limiter", partial(pyrate_sqlite, is_shared=True)),
     ("sqlite3 transaction", "hand-written", transaction),
 ]
 
-# Of a server's URL, a name, a limit and a window.
+# From a server's URL, a name, a limit and a window.
 ON_SERVER: list[tuple[str, str, Callable[[str, str, int, float], Peer]]] = [
     ("granted", "workglow-limit", served),
     ("direct", "workglow-limit", direct),

@@ -1,4 +1,4 @@
-"""How a case is timed: in batches, in slices that all cases take in turn, and decision by decision for the tail."""
+"""The timing of cases: in batches, in slices that all cases take in turn, and decision by decision for the tail."""
 
 import asyncio
 import gc
@@ -10,11 +10,11 @@ from itertools import cycle, islice, repeat
 from statistics import median
 from typing import Any
 
-SLICE, SLICES = 5_000_000, 14  # Each case is timed for 70 ms.
-SINGLES = 200  # So many decisions of each slice are timed one by one, or for a fifth of its time.
+SLICE, SLICES = 5_000_000, 14  # The time of each case.
+SINGLES = 200  # The decisions of each slice that are timed one by one, for at most a fifth of its time.
 
-# The call stands in the loop itself: a function around it would add a third to the fastest of them. Both clocks are read
-# inside, so that nothing of an event loop's own start is counted.
+# The call is in the loop itself: a function around it would add a third to the fastest call. Both clocks are read
+# inside, so that the start of an event loop is not counted.
 LOOPS = """
 {begin}def batch(keys, {names}, wall=perf_counter_ns, cpu=process_time_ns):
     c = cpu()
@@ -40,21 +40,21 @@ LOOPS = """
 
 @dataclass
 class Peer:
-    """A limiter and how one asks it. `call` is an expression of `names` (and of `key`), as its users would write it."""
+    """A limiter and its call. `call` is an expression of `names` (and of `key`), as its users would write it."""
 
     call: str
     names: dict[str, Any]
-    admitted: str = "answer"  # An expression of `answer`, what `call` gave.
-    renew: Callable[[], Any] | None = None  # Empties it. What it answers, if anything, is the key to use from then on.
-    room: int = 1_000  # So many fit in before it is full.
-    settle: Callable[[], Any] | None = None  # Waits until its background threads are done, which others would pay for.
+    admitted: str = "answer"  # An expression of `answer`, the result of `call`.
+    renew: Callable[[], Any] | None = None  # Empties it. Its result, if any, is the next key to use.
+    room: int = 1_000  # The decisions until it is full.
+    settle: Callable[[], Any] | None = None  # Waits for its background threads, which would slow other cases.
 
     def decider(self) -> Callable[[], bool]:
-        """One decision as a function: is it admitted?"""
+        """Returns one decision as a function that returns whether it was admitted."""
         return eval(f"lambda key=None: bool([{self.admitted} for answer in ({self.call},)][0])", self.names)
 
     def loops(self, begin: str = "") -> tuple[Callable[..., Any], Callable[..., Any]]:
-        """The functions of LOOPS."""
+        """Compiles the functions of LOOPS."""
         names = ", ".join(f"{name}={name}" for name in self.names)
         space = dict(self.names, perf_counter_ns=time.perf_counter_ns, process_time_ns=time.process_time_ns)
         exec(LOOPS.format(begin=begin, names=names, call=self.call, most=SLICE // 5), space)
@@ -67,9 +67,9 @@ class Case:
     package: str
     peer: Peer
     keys: list[str] | None = None
-    told: dict[str, Any] = field(default_factory=dict)
+    extra: dict[str, Any] = field(default_factory=dict)
     loop: asyncio.AbstractEventLoop | None = None
-    pace: float = 0.0  # What one took lately.
+    pace: float = 0.0  # The recent time of one decision.
     batches: list[float] = field(default_factory=list)
     cpu: list[float] = field(default_factory=list)
     tail: list[int] = field(default_factory=list)
@@ -91,13 +91,13 @@ class Case:
         return self.loop.run_until_complete(answer) if self.loop else answer
 
     def fitting(self) -> int:
-        """How many make a batch: of someone slow fewer, so that several batches fit into a slice."""
+        """Returns the size of a batch. A slow peer has smaller batches, so that several fit into a slice."""
         return max(1, min(self.peer.room, int(SLICE / 10 / self.pace)))
 
     def slice(self) -> None:
         end = time.perf_counter_ns() + SLICE
         if not self.batches:
-            self.pace = self.run(self._batch, 1)[0]  # How slow is it? The first are slower than others, and not counted.
+            self.pace = self.run(self._batch, 1)[0]  # Estimates its speed. The first decisions are slower and do not count.
             count = self.fitting()
             self.pace = self.run(self._batch, count)[0] / count
         count = self.fitting()
@@ -114,20 +114,20 @@ class Case:
 
     def result(self) -> dict[str, Any]:
         answer = {"ns": round(median(self.batches), 1)} | quantiles(self.tail)
-        return answer | {"cpu_ns": round(median(self.cpu), 1)} | self.told
+        return answer | {"cpu_ns": round(median(self.cpu), 1)} | self.extra
 
 
 def quantiles(tail: list[int]) -> dict[str, int]:
-    """Of single decisions, a read of the clock included. Left out where too few were seen."""
+    """The percentiles of single decisions, including one read of the clock. Omitted with too few decisions."""
     ordered = sorted(tail)
     places = {"p99": (100, 0.99), "p999": (1_000, 0.999)}
     return {name: ordered[int(len(ordered) * share)] for name, (least, share) in places.items() if len(ordered) >= least}
 
 
 def measure(cases: list[Case]) -> None:
-    """Times all cases, in turn, and prints what came of them."""
+    """Times all cases in turn and prints the results."""
     gc.collect()
-    gc.freeze()  # What was built beforehand, such as 100,000 buckets, is nobody's cost.
+    gc.freeze()  # Objects built beforehand, such as 100,000 buckets, count for no case.
     for _ in range(SLICES):
         for case in cases:
             case.slice()

@@ -1,7 +1,8 @@
 """Many waiters on one limit, in asyncio and in threads: waiters.py [asyncio|busy|threads] [WAITERS [STARTS_PER_SECOND]].
 
-Says how much of the limit was delivered in the whole seconds after the last one has asked, whether the order was kept, and what
-it cost, beside what as many tasks and futures, or threads and events, cost without a limit. `busy`: the loop is blocked for 60 of every 120 ms.
+Prints the share of the limit that was used in the whole seconds after the last call, whether the order was kept, and the cost,
+compared with the cost of as many tasks and futures, or threads and events, without a limit. `busy`: the loop is blocked for 60 of
+every 120 ms.
 """
 
 import asyncio
@@ -15,8 +16,8 @@ from workglow_limit import Store
 how, waiters, rate = (sys.argv[1:] + ["asyncio", "100000", "10000"][len(sys.argv) - 1 :])[:3]
 waiters, rate = int(waiters), int(rate)
 limiter = Store("memory:").limiter("bench", f"{rate}/1s")
-started = []  # (when it could start, who)
-joined = 0.0  # When all had asked.
+started = []  # (ready time, waiter)
+joined = 0.0  # The time at which all had called.
 
 
 def start(number, permit):
@@ -42,7 +43,7 @@ async def loop():
 
 
 async def plain():
-    """What asyncio takes itself: as many tasks that each wait for a future."""
+    """The cost of asyncio itself: as many tasks that each wait for a future."""
     futures = [asyncio.get_running_loop().create_future() for _ in range(waiters)]
 
     async def one(number):
@@ -62,7 +63,7 @@ def threads(job):
     for number in range(waiters):
         all_of_them.append(threading.Thread(target=job, args=(number,)))
         all_of_them[-1].start()
-        time.sleep(0.0005)  # It asks before the next one does.
+        time.sleep(0.0005)  # It calls before the next one does.
     joined = time.monotonic()
     return all_of_them
 
@@ -73,7 +74,7 @@ def with_limit():
 
 
 def plain_threads():
-    """What threads take themselves: as many that each wait for an event."""
+    """The cost of threads themselves: as many that each wait for an event."""
     events = [threading.Event() for _ in range(waiters)]
     all_of_them = threads(lambda number: events[number].wait())
     for event in events:
@@ -88,7 +89,7 @@ with_limit() if how == "threads" else asyncio.run(loop())
 cpu = time.process_time() - cpu
 kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
 took = max(at for at, _ in started) - min(at for at, _ in started)
-# Threads wake in any order; in a loop those who start are told in turn.
+# Threads wake in any order; a loop notifies its waiters in order.
 numbers = [number for _, number in (sorted(started) if how == "threads" else started)]
 overtaken = sum(a > b for a, b in zip(numbers, numbers[1:]))
 seconds = int(max(at for at, _ in started) - joined)

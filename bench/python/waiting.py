@@ -1,4 +1,4 @@
-"""10,000 tasks that wait for one limit, in asyncio: how long they take, and what that costs."""
+"""10,000 asyncio tasks that wait for one limit: their duration and cost."""
 
 import asyncio
 import gc
@@ -9,7 +9,7 @@ import aiolimiter
 from timing import label, show
 from workglow_limit import RateLimiter, Store
 
-# Without a limiter's own delays they would take three quarters of a second.
+# Without the limiter's own delays they would take 0.75 s.
 WAITERS, LIMIT, WINDOW = 10_000, 2_500, 0.25
 AT_MOST = 2.0
 
@@ -28,8 +28,8 @@ async def crowd(acquire) -> dict[str, Any]:
     for task in late:
         task.cancel()
     took, count = max(started) - begin, len(started)
-    told = {"ns": round(took / count, 1), "cpu_ns": round(cpu / count, 1), "per_s": round(count * 1e9 / took)}
-    return told | {"waiters": WAITERS, "started": count, "limit": LIMIT, "window_ms": int(WINDOW * 1e3)}
+    result = {"ns": round(took / count, 1), "cpu_ns": round(cpu / count, 1), "per_s": round(count * 1e9 / took)}
+    return result | {"waiters": WAITERS, "started": count, "limit": LIMIT, "window_ms": int(WINDOW * 1e3)}
 
 
 def ours():
@@ -41,8 +41,8 @@ def of_aiolimiter():
     return aiolimiter.AsyncLimiter(LIMIT, WINDOW).acquire
 
 
-def nobody():
-    """What asyncio takes itself: each waits for a future, and as many of these are done as the limit would let start."""
+def no_limit():
+    """The cost of asyncio itself: each task waits for a future, and futures are done at the rate of the limit."""
     futures: list[asyncio.Future[None]] = []
 
     def some() -> None:
@@ -62,12 +62,12 @@ def nobody():
     return wait
 
 
-CROWDS = [("memory", "workglow-limit", ours), ("aiolimiter", "aiolimiter", of_aiolimiter), ("no limit", "asyncio", nobody)]
+CROWDS = [("memory", "workglow-limit", ours), ("aiolimiter", "aiolimiter", of_aiolimiter), ("no limit", "asyncio", no_limit)]
 
 
 def measure(is_wanted) -> None:
     gc.collect()
-    gc.freeze()  # What other cases have built is not looked through again and again.
+    gc.freeze()  # Keeps the garbage collector from scanning the objects of other cases.
     for name, package, make in CROWDS:
         full = label(name, package, "10,000 waiters")
         if is_wanted(full):

@@ -1,9 +1,9 @@
-"""A RabbitMQ server for one test: on free ports of this machine, gone when the test is.
+"""A RabbitMQ server for one test, on free ports of this machine. It ends with the test.
 
     python tests/fleet/rabbitmq.py FOLDER
 
-Prints the server's URL once it answers, and ends it when standard input is closed: so also when whoever holds the other
-end of that pipe has died. What the server keeps and logs goes to FOLDER/rabbitmq.
+Prints the server's URL once it answers, and ends it when standard input is closed: also when the process at the other
+end of that pipe has died. The server's data and logs go to FOLDER/rabbitmq.
 """
 
 import contextlib
@@ -15,8 +15,8 @@ import sys
 import time
 from pathlib import Path
 
-PATIENCE = 60  # seconds until a server that does not answer is taken for stuck
-PROGRAM = "/usr/lib/rabbitmq/bin/rabbitmq-server"  # Debian's own; the one on the PATH changes to another user
+PATIENCE = 60  # seconds after which a server that does not answer counts as stuck
+PROGRAM = "/usr/lib/rabbitmq/bin/rabbitmq-server"  # Debian's own; the one on the PATH switches to another user
 
 
 def free_ports(count):
@@ -29,10 +29,10 @@ def free_ports(count):
 
 @contextlib.contextmanager
 def serving(command, port, greeting, home, environment):
-    """A server that has answered on its port, and is gone with all its processes afterwards."""
+    """A server that has answered on its port. It ends with all its processes."""
     log = home / f"{Path(command[0]).name}.log"
     with log.open("wb") as file:
-        # In a session of its own: an interrupt at the terminal is for the test, which then closes our input.
+        # In its own session: an interrupt at the terminal is for the test, which then closes our input.
         server = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=os.environ | environment, start_new_session=True
         )

@@ -1,11 +1,11 @@
-"""A Redis server for one test: on a free port of this machine, keeping nothing on disk, gone when the test is.
+"""A Redis server for one test, on a free port of this machine, with nothing on disk. It ends with the test.
 
     python tests/fleet/redis.py FOLDER
 
-Prints the server's URL once it answers, and ends it when standard input is closed: so also when whoever holds the other
+Prints the server's URL once it answers, and ends it when standard input is closed: also when the process at the other
 end of that pipe has died. The server's log goes to FOLDER/redis.log.
 
-Run it, do not import it: as a module it would stand in for the client library of the same name.
+Run it, do not import it: as a module it would shadow the client library of the same name.
 """
 
 import shutil
@@ -16,7 +16,7 @@ import sys
 import time
 from pathlib import Path
 
-PATIENCE = 30  # seconds until a server that does not answer is taken for stuck
+PATIENCE = 30  # seconds after which a server that does not answer counts as stuck
 TRIES = 5  # a port that was free may be taken when the server asks for it
 
 
@@ -27,7 +27,7 @@ def free_port():
 
 
 def answers(port, server):
-    """Whether our server does: another one may have taken the port first."""
+    """Returns whether our server answers: another one may have taken the port first."""
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=1) as connection:
             connection.sendall(b"INFO server\r\n")
@@ -37,10 +37,10 @@ def answers(port, server):
 
 
 def start(program, port, folder):
-    """The server, or None if it has ended instead of answering: somebody else has the port."""
+    """Returns the server, or None if it has ended without an answer because the port is taken."""
     command = [program, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", folder]
     with open(folder / "redis.log", "ab") as log:
-        # In a session of its own: an interrupt at the terminal is for the test, which then closes our input.
+        # In its own session: an interrupt at the terminal is for the test, which then closes our input.
         server = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
     deadline = time.monotonic() + PATIENCE
     while server.poll() is None:

@@ -1,5 +1,5 @@
-//! What Python passes in: a value of the wrong type is a `TypeError`, one out of range an `InvalidArgument`, and either
-//! names the parameter, the value and what was expected.
+//! Arguments from Python. A value of the wrong type is a `TypeError`, a value out of range an `InvalidArgument`. Both name
+//! the parameter, the value and the expectation.
 
 use crate::error::raised;
 use pyo3::exceptions::{PyOverflowError, PyTypeError};
@@ -10,20 +10,20 @@ use workglow_limit::{Durability, Error, MetricsFormat, OnError, Onlooker, durati
 
 type Given<'a, 'py> = &'a Bound<'py, PyAny>;
 
-/// A key: `None` is no key.
+/// A key. `None` means no key.
 #[inline]
 pub fn key<'a>(value: Given<'a, '_>) -> PyResult<Option<&'a str>> {
     if value.is_none() { Ok(None) } else { text("key", value).map(Some) }
 }
 
-/// A text that UTF-8 can hold.
+/// A text that UTF-8 can encode.
 #[inline]
 pub fn text<'a>(parameter: &'static str, value: Given<'a, '_>) -> PyResult<&'a str> {
     let Ok(text) = value.cast::<PyString>() else { return Err(wrong_type(parameter, value, "a str")) };
     text.to_str().map_err(|_| invalid(parameter, value, "text that UTF-8 can encode"))
 }
 
-/// The address of a store; a path is the one of a file.
+/// The address of a store. A path is the path of a SQLite file.
 pub fn address(value: Given<'_, '_>) -> PyResult<String> {
     if !value.is_instance_of::<PyString>() && value.hasattr("__fspath__")? {
         return Ok(format!("sqlite:{}", text("url", &value.call_method0("__fspath__")?)?));
@@ -54,12 +54,12 @@ pub fn priority(value: Given<'_, '_>) -> PyResult<i32> {
     Err(invalid("priority", value, "a whole number from -2147483648 to 2147483647"))
 }
 
-/// The weight of a start that is only looked at: it may be 0.
+/// The weight of a peek. It may be 0.
 pub fn weight_to_peek(value: Given<'_, '_>) -> PyResult<u64> {
     units("weight", value)
 }
 
-/// What a start was worth in the end: it may be 0.
+/// The units that a start used in the end. They may be 0.
 pub fn actual(value: Given<'_, '_>) -> PyResult<u64> {
     units("actual", value)
 }
@@ -71,7 +71,7 @@ fn units(parameter: &'static str, value: Given<'_, '_>) -> PyResult<u64> {
     }
 }
 
-/// What a decision answers when the store fails.
+/// The answer of decisions when the store fails.
 pub fn on_error(value: Given<'_, '_>) -> PyResult<OnError> {
     choice("on_error", value, &ON_ERROR)
 }
@@ -79,14 +79,14 @@ pub fn on_error(value: Given<'_, '_>) -> PyResult<OnError> {
 pub const ON_ERROR: [(&str, OnError); 3] =
     [("raise", OnError::Raise), ("deny", OnError::Deny), ("admit", OnError::Admit)];
 
-/// How much a power cut may make a store forget.
+/// The loss that a power cut may cause.
 pub fn durability(value: Given<'_, '_>) -> PyResult<Durability> {
     choice("durability", value, &DURABILITY)
 }
 
 pub const DURABILITY: [(&str, Durability); 2] = [("budget", Durability::Budget), ("commit", Durability::Commit)];
 
-/// The word for a choice.
+/// Returns the word for a choice.
 pub fn word<T: Copy + PartialEq, const N: usize>(words: [(&'static str, T); N], meant: T) -> &'static str {
     words.iter().find(|(_, choice)| *choice == meant).map_or("", |(word, _)| word)
 }
@@ -107,17 +107,17 @@ pub fn choice<T: Copy>(parameter: &'static str, value: Given<'_, '_>, words: &[(
 
 /// A whole number.
 pub enum Whole {
-    /// It fits into 64 bits.
+    /// A number that fits into 64 bits.
     Fits(u64),
-    /// It is negative.
+    /// A negative number.
     Below,
-    /// It is larger than 64 bits.
+    /// A number larger than 64 bits.
     Beyond,
 }
 
 impl Whole {
-    /// For parameters whose range the core knows: neither 0 nor the largest number is in it, and what does not fit is
-    /// out of it on the same side.
+    /// Clamps the number to 64 bits, for parameters whose range the core checks. Neither 0 nor `u64::MAX` is in such a
+    /// range, so a number that does not fit stays out of range on the same side.
     pub fn clamped(self) -> u64 {
         match self {
             Whole::Fits(number) => number,
@@ -127,7 +127,7 @@ impl Whole {
     }
 }
 
-/// How many keys to tell of.
+/// The number of keys to report.
 pub fn keys(value: Given<'_, '_>) -> PyResult<usize> {
     match whole("keys", value)? {
         Whole::Fits(number) if number <= Onlooker::MOST_KEYS as u64 => Ok(number as usize),
@@ -135,17 +135,17 @@ pub fn keys(value: Given<'_, '_>) -> PyResult<usize> {
     }
 }
 
-/// Are they called by their texts?
+/// Whether keys are reported by their texts.
 pub fn show_keys(value: Given<'_, '_>) -> PyResult<bool> {
     value.extract().map_err(|_| wrong_type("show_keys", value, "a bool"))
 }
 
-/// A format of metrics.
+/// A metrics format.
 pub fn format(value: Given<'_, '_>) -> PyResult<MetricsFormat> {
     choice("format", value, &[("openmetrics", MetricsFormat::OpenMetrics), ("prometheus", MetricsFormat::Prometheus)])
 }
 
-/// An int; not a bool, which is one by accident of history.
+/// An int. A bool is refused, although Python counts it as an int.
 pub fn whole(parameter: &'static str, value: Given<'_, '_>) -> PyResult<Whole> {
     if !value.is_instance_of::<PyBool>() {
         match value.extract::<u64>() {
@@ -159,7 +159,7 @@ pub fn whole(parameter: &'static str, value: Given<'_, '_>) -> PyResult<Whole> {
     Err(wrong_type(parameter, value, "a whole number"))
 }
 
-/// How long to wait, in seconds: `None` is as long as it takes.
+/// The longest wait, in seconds. `None` means no limit.
 pub fn patience(value: Given<'_, '_>) -> PyResult<Option<Duration>> {
     if value.is_none() { Ok(None) } else { timeout(value).map(Some) }
 }
@@ -169,7 +169,7 @@ pub fn timeout(value: Given<'_, '_>) -> PyResult<Duration> {
     seconds("timeout", value)
 }
 
-/// A number, whole or not; not a bool. One that is too large for a float is infinite.
+/// A number, whole or not. A bool is refused. A number too large for a float becomes infinity.
 pub fn number(parameter: &'static str, value: Given<'_, '_>) -> PyResult<f64> {
     match value.extract::<f64>() {
         _ if value.is_instance_of::<PyBool>() => Err(wrong_type(parameter, value, "a number")),
@@ -184,7 +184,7 @@ pub fn seconds(parameter: &'static str, value: Given<'_, '_>) -> PyResult<Durati
     let (number, exact) = match if is_number { None } else { value.cast::<PyDelta>().ok() } {
         Some(delta) => {
             let days = f64::from(delta.get_days());
-            // Whole seconds: as good as the exact duration for the check of its range.
+            // Whole seconds are exact enough for the range check.
             (days * 86_400.0 + f64::from(delta.get_seconds()), value.extract::<Duration>().ok())
         }
         None => match number(parameter, value) {
@@ -196,27 +196,27 @@ pub fn seconds(parameter: &'static str, value: Given<'_, '_>) -> PyResult<Durati
     Ok(exact.unwrap_or(checked))
 }
 
-/// An instant: a `datetime` that knows its offset from UTC.
+/// An instant: an aware `datetime`.
 pub fn instant(parameter: &'static str, value: Given<'_, '_>) -> PyResult<SystemTime> {
     if value.cast::<PyDateTime>().is_err() {
         return Err(wrong_type(parameter, value, "an aware datetime"));
     }
     if value.call_method0("utcoffset")?.is_none() {
-        let expected = "an aware datetime: this one is naive, give it a tzinfo such as timezone.utc";
+        let expected = "an aware datetime, with a tzinfo such as timezone.utc";
         return Err(invalid(parameter, value, expected));
     }
     let since = value.sub(UNIX_EPOCH.into_pyobject(value.py())?)?;
-    // Before the epoch is the past, and all instants in the past are the same gate: none.
+    // All instants in the past impose no gate, so instants before the epoch may become the epoch.
     Ok(since.extract::<Duration>().map_or(UNIX_EPOCH, |since| UNIX_EPOCH + since))
 }
 
-/// The exception of an error of the core about arguments, given as (the core's name, Python's name, the value): it
-/// names them as Python does and quotes them as they were given.
+/// Converts a core error about arguments to an exception that uses Python's parameter names and quotes the values as
+/// given. Each argument is (the core's name, Python's name, the value).
 pub fn quoting(error: Error, arguments: &[(&str, &'static str, Given<'_, '_>)]) -> PyErr {
     quoting_given(error, arguments.iter().map(|&(core, python, value)| (core, python, Some(value))))
 }
 
-/// The same with arguments that may not have been given.
+/// As `quoting`, for arguments that may be missing.
 pub fn quoting_given<'a, 'py: 'a>(
     error: Error,
     arguments: impl IntoIterator<Item = (&'a str, &'static str, Option<Given<'a, 'py>>)>,
@@ -233,7 +233,7 @@ pub fn quoting_given<'a, 'py: 'a>(
     raised(error)
 }
 
-/// The exception for a value out of its range.
+/// The exception for a value out of range.
 pub fn invalid(parameter: &'static str, value: Given<'_, '_>, expected: &str) -> PyErr {
     raised(Error::InvalidArgument { parameter, value: quote(value), expected: expected.to_owned() })
 }
@@ -244,7 +244,7 @@ pub fn wrong_type(parameter: &str, value: Given<'_, '_>, expected: &str) -> PyEr
     PyTypeError::new_err(format!("{parameter} is {}: expected {expected}, not {kind}", quote(value)))
 }
 
-/// A value as Python writes it, if that is short.
+/// The value's `repr`, shortened.
 fn quote(value: Given<'_, '_>) -> String {
     // An int of thousands of digits has no repr.
     let mut text = value.repr().map_or_else(|_| "too large to print".to_owned(), |repr| repr.to_string_lossy().into());

@@ -4,7 +4,7 @@ use crate::argument;
 use crate::origin;
 use pyo3::prelude::*;
 
-/// A clock for tests: it stands still until it is advanced. Give it to a Store, or to a ConcurrencyLimiter.
+/// A clock for tests. It moves only when advance is called. Pass it as clock to a Store, or to a limiter that has no store.
 #[pyclass(frozen, module = "workglow_limit")]
 pub struct ManualClock {
     pub core: workglow_limit::ManualClock,
@@ -17,21 +17,21 @@ impl ManualClock {
         ManualClock { core: workglow_limit::ManualClock::new() }
     }
 
-    /// Moves the clock forward, by seconds or a timedelta. A clock never goes back.
+    /// Moves the clock forward by seconds or a timedelta. It cannot move back.
     fn advance(&self, by: &Bound<'_, PyAny>) -> PyResult<()> {
         self.core.advance(argument::seconds("by", by)?);
         Ok(())
     }
 
-    /// The time since the clock was made, in seconds.
+    /// Returns the time since the clock was created, in seconds.
     fn now(&self) -> f64 {
         self.core.now().as_secs_f64()
     }
 
-    // Time stands still in one process. A copy is the clock itself.
+    // A manual clock belongs to one process. A copy is the clock itself.
 
     fn __reduce__(&self) -> PyResult<()> {
-        origin::stays("a manual clock stands in its process alone")
+        origin::refuse_pickling("a ManualClock cannot be pickled: it exists in one process only")
     }
 
     fn __copy__(this: Py<Self>) -> Py<Self> {

@@ -3,8 +3,8 @@
 use pyo3::prelude::*;
 use std::ffi::OsString;
 
-/// Runs the command with these arguments, the first of which is the program's name, and gives its exit code. Ctrl-C ends the process
-/// from now on: nothing else is to run in it.
+/// Runs the command and returns its exit code. The first argument is the program's name. Ctrl-C ends the process from then on, so
+/// nothing else should run in it.
 #[pyfunction]
 pub fn run_command(py: Python<'_>, arguments: Vec<OsString>) -> u8 {
     py.detach(|| workglow_limit_cli::run_within(arguments))

@@ -1,4 +1,4 @@
-//! Limiters that are written in Python, as children of a composite. `_custom.py` gives each the same few methods.
+//! Limiters written in Python, as children of a composite. `_custom.py` adapts each to one small set of methods.
 
 use crate::argument::{seconds, wrong_type};
 use pyo3::exceptions::PyTypeError;
@@ -11,17 +11,18 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use workglow_limit::{CustomLimiter, End, Error, Result, Verdict};
 
-/// One limiter of Python's. The core may call it without Python's lock, so each call takes it.
+/// A limiter written in Python. The core may call it without the GIL, so each call takes the GIL.
 pub struct Custom {
     name: String,
     calls: Py<PyAny>,
-    /// What it answered for the starts that have not ended, by their numbers. This mutex is only held while Python's lock
-    /// is, and never while Python code runs: so nobody waits for the two in another order, and no fork meets it locked.
-    out: Mutex<HashMap<u64, Py<PyAny>>>,
+    /// The tokens of starts that have not ended, by the number of the start. A thread holds this mutex only while it holds
+    /// the GIL, and never while Python code runs. So the lock order is always the same, and no fork happens while it is
+    /// locked.
+    tokens: Mutex<HashMap<u64, Py<PyAny>>>,
     next: AtomicU64,
 }
 
-/// A limiter of an object that was written in Python.
+/// Makes a limiter of an object written in Python.
 pub fn limiter(parameter: &'static str, object: &Bound<'_, PyAny>) -> PyResult<CustomLimiter<Custom>> {
     let calls = object.py().import("workglow_limit._custom")?.getattr("calls_of")?.call1((object,))?;
     if let Ok(reason) = calls.cast::<PyString>() {
@@ -29,12 +30,12 @@ pub fn limiter(parameter: &'static str, object: &Bound<'_, PyAny>) -> PyResult<C
         return Err(PyTypeError::new_err(format!("{}: {}", wrong.value(object.py()), reason.to_str()?)));
     }
     let name = calls.getattr("name")?.extract()?;
-    let custom = Custom { name, calls: calls.unbind(), out: Mutex::new(HashMap::new()), next: AtomicU64::new(1) };
+    let custom = Custom { name, calls: calls.unbind(), tokens: Mutex::new(HashMap::new()), next: AtomicU64::new(1) };
     CustomLimiter::new(custom).map_err(crate::error::raised)
 }
 
 impl Custom {
-    /// Calls Python. What is raised there is put aside, for whoever gets the core's error.
+    /// Calls Python. An exception is kept for the code that receives the core's error: see `exception_of`.
     fn call<R>(&self, f: impl FnOnce(Python<'_>, &Bound<'_, PyAny>) -> PyResult<R>) -> Result<R> {
         let failure = |cause| Error::Custom { limit: self.name.clone(), cause };
         let answer = Python::try_attach(|py| {
@@ -48,16 +49,16 @@ impl Custom {
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<u64, Py<PyAny>>> {
-        self.out.lock().unwrap_or_else(PoisonError::into_inner)
+        self.tokens.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A key as Python knows it.
+/// Returns a key for Python: None for the empty key.
 fn or_none(key: &str) -> Option<&str> {
     (!key.is_empty()).then_some(key)
 }
 
-/// After how long it says that there is room.
+/// Asks the limiter how long a start would have to wait.
 fn retry_after(calls: &Bound<'_, PyAny>, key: &str, weight: u64) -> PyResult<Duration> {
     seconds("retry_after", &calls.call_method1("retry_after", (or_none(key), weight))?)
 }
@@ -70,7 +71,7 @@ impl workglow_limit::Custom for Custom {
     fn decide(&self, key: &str, weight: u64) -> Result<Verdict> {
         self.call(|_, calls| {
             let token = calls.call_method1("try_acquire", (or_none(key), weight))?;
-            // Whoever answers False means no.
+            // False also means a denial.
             if token.is_none() || token.cast::<PyBool>().is_ok_and(|token| !token.is_true()) {
                 return Ok(Verdict::Denied(retry_after(calls, key, weight)?));
             }
@@ -117,24 +118,24 @@ impl workglow_limit::Custom for Custom {
 }
 
 thread_local! {
-    /// What was raised in calls of this thread, beside the text that the core's error has of it.
+    /// The exceptions that calls of this thread raised, each with the text that the core's error has.
     static RAISED: RefCell<Raised> = const { RefCell::new(Vec::new()) };
 }
 
 /// Exceptions of limiters written in Python, by their texts.
 pub type Raised = Vec<(String, PyErr)>;
 
-/// Takes away what was raised in calls of this thread.
+/// Takes the exceptions that calls of this thread raised.
 pub fn take() -> Raised {
     RAISED.take()
 }
 
-/// Lets this thread have raised it.
+/// Adds exceptions to those that calls of this thread raised.
 pub fn put(raised: Raised) {
     RAISED.with_borrow_mut(|here| here.extend(raised));
 }
 
-/// The exception behind an error of the core, which is the last that this thread asks for: the others are forgotten.
+/// Returns the exception behind a core error. Drops all other exceptions of this thread.
 pub fn exception_of(error: &Error) -> Option<PyErr> {
     let Error::Custom { cause, .. } = error else { return None };
     let raised = RAISED.take();

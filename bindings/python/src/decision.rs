@@ -1,15 +1,16 @@
-//! What a limiter answers.
+//! The answer of a limiter.
 
-use crate::limiter::Node;
+use crate::limiter::SharedLimiter;
 use crate::permit::Permit;
 use pyo3::prelude::*;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The whole answer to "may this start now, and if not, when?". True if admitted. Durations are in seconds.
+/// The answer of a limiter: whether a start was admitted, and if not, when to retry. True if admitted. Durations are in
+/// seconds.
 #[pyclass(frozen, module = "workglow_limit")]
 pub struct Decision {
-    /// May it start?
+    /// Whether the start was admitted.
     #[pyo3(get)]
     admitted: bool,
     retry_after: Duration,
@@ -22,30 +23,35 @@ pub struct Decision {
 }
 
 impl Decision {
-    pub fn new(py: Python<'_>, node: &Arc<Node>, key: &str, decision: workglow_limit::Decision) -> PyResult<Decision> {
+    pub fn new(
+        py: Python<'_>,
+        shared: &Arc<SharedLimiter>,
+        key: &str,
+        decision: workglow_limit::Decision,
+    ) -> PyResult<Decision> {
         let workglow_limit::Decision { permit, admitted, retry_after, suggested_after, .. } = decision;
         let workglow_limit::Decision { remaining, limit, reset_after, denied_by, .. } = decision;
         let permit =
-            permit.map(|raw| Permit::with_key(node, raw, key).into_pyobject(py)).transpose()?.map(Bound::unbind);
+            permit.map(|raw| Permit::with_key(shared, raw, key).into_pyobject(py)).transpose()?.map(Bound::unbind);
         Ok(Decision { admitted, retry_after, suggested_after, remaining, limit, reset_after, denied_by, permit })
     }
 }
 
-/// How many, if there is a limit.
+/// Returns the units, or None if there is no limit.
 fn units(number: u64) -> Option<u64> {
     (number != u64::MAX).then_some(number)
 }
 
 #[pymethods]
 impl Decision {
-    /// 0 if admitted. Else after this long a retry succeeds, if nobody else took the room; for a concurrency limit,
-    /// which frees when somebody completes, a suggestion of when to look again.
+    /// 0 if admitted. Otherwise the time after which a retry succeeds, unless another caller takes the units first. A
+    /// concurrency limit frees units when a job completes, so there it is only a suggestion.
     #[getter]
     fn retry_after(&self) -> f64 {
         self.retry_after.as_secs_f64()
     }
 
-    /// retry_after for callers that requeue: never less.
+    /// The retry delay for callers that requeue: retry_after or longer, with the limit's backoff.
     #[getter]
     fn suggested_after(&self) -> f64 {
         self.suggested_after.as_secs_f64()
@@ -57,25 +63,26 @@ impl Decision {
         units(self.remaining)
     }
 
-    /// What the limit allows; None if there is no limit.
+    /// The units that the limit allows; None if there is no limit.
     #[getter]
     fn limit(&self) -> Option<u64> {
         units(self.limit)
     }
 
-    /// After this long with no further start the limiter is as new. For a concurrency limit, which does not know, 0.
+    /// The time after which the limiter is back in its initial state if nothing else starts. 0 for a concurrency limit,
+    /// which cannot know.
     #[getter]
     fn reset_after(&self) -> f64 {
         self.reset_after.as_secs_f64()
     }
 
-    /// The name of the limit that said no.
+    /// The name of the limit that denied the start; None if it was admitted.
     #[getter]
     fn denied_by(&self) -> Option<&str> {
         self.denied_by.as_deref()
     }
 
-    /// What the start holds, if it was admitted; always None in a peek.
+    /// The permit of an admitted start; always None from peek.
     #[getter]
     fn permit(&self, py: Python<'_>) -> Option<Py<Permit>> {
         self.permit.as_ref().map(|permit| permit.clone_ref(py))

@@ -1,11 +1,11 @@
-//! Errors of the core as Python exceptions. The classes are Python (`_errors.py`); which one it is, is said here.
+//! Core errors as Python exceptions. The classes are defined in `_errors.py`; this file selects one of them.
 
 use crate::custom::exception_of;
 use pyo3::prelude::*;
 use std::time::Duration;
 use workglow_limit::Error;
 
-/// The exception of an error of the core, with its `code` and `number`; or the one that a limiter written in Python raised.
+/// Converts a core error to an exception with a `code` and a `number`, or to the exception that a limiter written in Python raised.
 pub fn raised(error: Error) -> PyErr {
     if let Some(exception) = exception_of(&error) {
         return exception;
@@ -21,10 +21,11 @@ pub fn raised(error: Error) -> PyErr {
     })
 }
 
-/// The exception of a waiter whose time is up.
+/// The exception of a waiter whose timeout has passed.
 pub fn expired(py: Python<'_>, limiter: &str, after: Duration) -> PyErr {
     let exception = || {
-        let text = format!("{limiter:?} has no room before the timeout, but may have in {} s", after.as_secs_f64());
+        let text =
+            format!("{limiter:?} cannot admit this start before the timeout: retry in {} s", after.as_secs_f64());
         let value = class(py, "AcquireTimeout")?.call1((text,))?;
         value.setattr("retry_after", after.as_secs_f64())?;
         Ok(PyErr::from_value(value))

@@ -1,9 +1,9 @@
-//! The limits that have a policy: in a store, or in this process.
+//! The limiters that have a policy: in a store, or in this process.
 
 use crate::argument::{self, choice, number, quoting, quoting_given, seconds, text, whole, wrong_type};
 use crate::clock::ManualClock;
 use crate::error::raised;
-use crate::limiter::{Limiter, Node};
+use crate::limiter::{Limiter, SharedLimiter};
 use crate::origin::{Named, Origin};
 use crate::store::Store;
 use pyo3::PyTypeInfo;
@@ -17,7 +17,7 @@ use workglow_limit::{Backoff, Jitter, Policy};
 type Given<'a, 'py> = &'a Bound<'py, PyAny>;
 type New<T> = PyResult<PyClassInitializer<T>>;
 
-/// A class with a constructor of its own, and `attach`.
+/// Defines a limiter class with its constructor and `attach`.
 macro_rules! limiter {
     ($(#[$doc:meta])* $name:ident { $($new:tt)* }) => {
         $(#[$doc])*
@@ -28,8 +28,8 @@ macro_rules! limiter {
         impl $name {
             $($new)*
 
-            /// The limit of this kind that is declared under a name. Opens nothing: an unknown name is an UnknownLimit
-            /// at the first use.
+            /// Returns a limiter for the limit of this kind that is declared under the name. This does not open the store: an
+            /// unknown name raises UnknownLimit at the first use.
             #[classmethod]
             fn attach<'py>(
                 cls: &Bound<'py, PyType>,
@@ -40,23 +40,23 @@ macro_rules! limiter {
                     .map_err(|e| quoting(e, &[("name", "name", name)]))?;
                 let attach = cls.py().get_type::<$name>().getattr("attach")?;
                 let origin = Origin::call(attach, (store, name))?.shown(None, Some(&store.get().core));
-                Bound::new(cls.py(), Limiter::of(Node::new(Arc::new(core), Some(store.get())), origin).add_subclass($name))
+                Bound::new(cls.py(), Limiter::of(SharedLimiter::new(Arc::new(core), Some(store.get())), origin).add_subclass($name))
             }
         }
     };
 }
 
 limiter! {
-    /// At most max_executions units in any rolling window, shared by all who open the same name in the same store.
+    /// Admits at most max_executions units in any rolling window, over all programs that use the same name in the same store.
     ///
-    /// max_executions is 1 to 1,000,000,000 (4,096 with several windows), window_size_in_seconds a number of seconds or a
-    /// timedelta, 1 µs to 366 days. For several windows at once give windows instead: one to four such pairs, as in
-    /// windows=[(100, 60), (5, 1.0)]; a start needs room in all of them. The limit is declared at the first use, in place
-    /// of the policy that the name had.
+    /// max_executions is 1 to 1,000,000,000 (4,096 with several windows). window_size_in_seconds is a number of seconds or a
+    /// timedelta, 1 µs to 366 days. For several windows at once pass windows instead: one to four such pairs, as in
+    /// windows=[(100, 60), (5, 1.0)]; a start must fit into all of them. The first use declares the limit and replaces the
+    /// policy that the name had.
     ///
-    /// The others say how Decision.suggested_after grows, for those who requeue: initial_backoff_delay after the first
-    /// denial, backoff_multiplier times as long after each later one, up to max_backoff_delay; an admission begins anew.
-    /// jitter spreads a delay b: "scaled" over b to 2 b, "full" over 0 to b, "equal" over b/2 to b, "none" not at all.
+    /// The other parameters set how Decision.suggested_after grows, for callers that requeue: initial_backoff_delay after the
+    /// first denial, backoff_multiplier times as long after each further denial, at most max_backoff_delay. An admission resets
+    /// it. jitter spreads a delay b: "scaled" over b to 2 b, "full" over 0 to b, "equal" over b/2 to b, "none" not at all.
     RateLimiter {
         #[new]
         #[pyo3(
@@ -90,7 +90,7 @@ limiter! {
             };
             let backoff = backoff(initial_backoff_delay, backoff_multiplier, max_backoff_delay, jitter)?;
             let policy = Policy::rate_in(&all).and_then(|policy| policy.with_backoff(backoff)).map_err(raised)?;
-            // The windows may have been an iterator, which is at its end.
+            // The windows may have been an iterator, which is now exhausted.
             let windows = windows.map(|_| all.into_pyobject(name.py())).transpose()?;
             let others = [
                 ("max_executions", max_executions),
@@ -107,13 +107,13 @@ limiter! {
 }
 
 limiter! {
-    /// At most max_concurrent_jobs units running at the same time, per key: in this process, where a forked child counts
-    /// its own, or shared by all who open the same name in the same store.
+    /// Admits at most max_concurrent_jobs units at the same time, per key. With store and name, all programs that use the same
+    /// name in the same store share the limit. Without them it counts in this process, and a forked child counts its own.
     ///
-    /// A permit of a shared one is a lease: who holds it and is killed gives it back at the next attempt of anybody. With
-    /// a lease, in seconds, it ends after that, unless Permit.renew is called before.
+    /// A permit of a shared limit is a lease. If the process that holds it is killed, the next attempt of any process takes it
+    /// back. With lease (seconds or a timedelta) it also ends after that time, unless Permit.renew is called before.
     ///
-    /// max_concurrent_jobs is 1 to 65535. clock is for tests, where there is no store.
+    /// max_concurrent_jobs is 1 to 65535. clock is for tests without a store.
     ConcurrencyLimiter {
         #[new]
         #[pyo3(signature = (max_concurrent_jobs, *, store=None, name=None, lease=None, clock=None))]
@@ -131,13 +131,13 @@ limiter! {
                 let length = seconds("lease", lease)?;
                 policy = policy.with_lease(length).map_err(|e| quoting(e, &[("lease", "lease", lease)]))?;
             }
-            let limiter = match home(store, name, clock)? {
+            let limiter = match store_and_name(store, name, clock)? {
                 Some((store, name)) => {
                     let others = [("max_concurrent_jobs", Some(max_concurrent_jobs)), ("lease", lease)];
                     declared::<ConcurrencyLimiter>(store, name, policy, others)?
                 }
                 None if lease.is_some() => {
-                    return Err(PyTypeError::new_err("expected a store and a name beside a lease"));
+                    return Err(PyTypeError::new_err("lease needs a store and a name"));
                 }
                 None => {
                     let core = match clock {
@@ -153,10 +153,10 @@ limiter! {
 }
 
 limiter! {
-    /// At least delay seconds between one start and the next, per key: in this process, or shared by all who open the same
-    /// name in the same store. Every start weighs 1.
+    /// Keeps at least delay between one start and the next, per key. With store and name, all programs that use the same name
+    /// in the same store share the limit. Without them it counts in this process. Every start weighs 1.
     ///
-    /// delay is seconds or a timedelta, 1 µs to 366 days. clock is for tests, where there is no store.
+    /// delay is seconds or a timedelta, 1 µs to 366 days. clock is for tests without a store.
     DelayLimiter {
         #[new]
         #[pyo3(
@@ -173,7 +173,7 @@ limiter! {
             let length = delay.map_or(Ok(Duration::from_millis(50)), |delay| seconds("delay", delay))?;
             let wrong = |e| quoting_given(e, [("delay", "delay", delay)]);
             let policy = Policy::delay(length).map_err(wrong)?;
-            let limiter = match home(store, name, clock)? {
+            let limiter = match store_and_name(store, name, clock)? {
                 Some((store, name)) => declared::<DelayLimiter>(store, name, policy, [("delay", delay)])?,
                 None => {
                     let core = workglow_limit::DelayLimiter::with_clock(length, clock.map(|c| c.get().core.clone()));
@@ -186,15 +186,15 @@ limiter! {
 }
 
 limiter! {
-    /// max_executions starts in a window, at even distances, per key: in this process, or shared by all who open the same
-    /// name in the same store. Every start weighs 1.
+    /// Spaces max_executions starts evenly over a window, per key. With store and name, all programs that use the same name in
+    /// the same store share the limit. Without them it counts in this process. Every start weighs 1.
     ///
-    /// An adaptive one shortens the distance by what the last max_executions jobs took on average, from their start to
-    /// complete or settle; never more than max_executions start in any rolling window. One that is not spaces all starts
-    /// window_size_in_seconds / max_executions apart.
+    /// An adaptive limit shortens the distance by the average duration of the last max_executions jobs, from their start to
+    /// complete or settle. At most max_executions jobs start in any rolling window. A limit that is not adaptive spaces all
+    /// starts window_size_in_seconds / max_executions apart.
     ///
-    /// max_executions is 1 to 4,096, or 1,000,000,000 if not adaptive; window_size_in_seconds a number of seconds or a
-    /// timedelta, 1 µs to 366 days. clock is for tests, where there is no store.
+    /// max_executions is 1 to 4,096, or to 1,000,000,000 if not adaptive. window_size_in_seconds is a number of seconds or a
+    /// timedelta, 1 µs to 366 days. clock is for tests without a store.
     EvenlySpacedRateLimiter {
         #[new]
         #[pyo3(signature = (
@@ -211,7 +211,7 @@ limiter! {
             let (max, window) = numbers(max_executions, window_size_in_seconds)?;
             let wrong = |e| quoting_window(e, max_executions, window_size_in_seconds);
             let policy = Policy::evenly_spaced(max, window, adaptive).map_err(wrong)?;
-            let limiter = match home(store, name, clock)? {
+            let limiter = match store_and_name(store, name, clock)? {
                 Some((store, name)) => {
                     let adaptive = adaptive.into_pyobject(name.py())?.to_owned();
                     let others = [
@@ -233,8 +233,8 @@ limiter! {
 }
 
 limiter! {
-    /// A bucket of burst tokens (rate, if not given), into which rate tokens drip evenly per period; a start takes as many
-    /// as it weighs. In any window of w seconds at most burst + rate · w / period units start.
+    /// A bucket that holds at most burst tokens (default: rate) and gains rate tokens per period, evenly. A start takes as many
+    /// tokens as it weighs. In any window of w seconds at most burst + rate · w / period units start.
     ///
     /// rate and burst are 1 to 1,000,000,000; period is seconds or a timedelta, 1 µs to 366 days.
     TokenBucketLimiter {
@@ -258,8 +258,8 @@ limiter! {
 }
 
 limiter! {
-    /// One start per period / rate; a start takes the time of as many as it weighs. Up to queue units (rate, if not given)
-    /// wait for their turn; beyond that there is no place.
+    /// Admits one unit per period / rate. Up to queue units (default: rate) wait for their turn; a start beyond that gets no
+    /// place.
     ///
     /// rate and queue are 1 to 1,000,000,000; period is seconds or a timedelta, 1 µs to 366 days.
     LeakyBucketLimiter {
@@ -283,10 +283,10 @@ limiter! {
 }
 
 limiter! {
-    /// At most max_executions units in each window, the windows aligned to the Unix epoch: so up to twice as many across a
-    /// boundary.
+    /// Admits at most max_executions units in each window. Windows are aligned to the Unix epoch, so up to twice as many units
+    /// can start across a boundary.
     ///
-    /// max_executions is 1 to 1,000,000,000, window_size_in_seconds seconds or a timedelta, 1 µs to 366 days.
+    /// max_executions is 1 to 1,000,000,000. window_size_in_seconds is seconds or a timedelta, 1 µs to 366 days.
     FixedWindowLimiter {
         #[new]
         #[pyo3(signature = (store, name, *, max_executions, window_size_in_seconds))]
@@ -305,9 +305,10 @@ limiter! {
 }
 
 limiter! {
-    /// An estimate of max_executions units in any rolling window, from two counts: for limits so large that nobody minds.
+    /// Admits about max_executions units in any rolling window, estimated from two counts. Suits large limits that may be
+    /// approximate.
     ///
-    /// max_executions is 1 to 1,000,000,000, window_size_in_seconds seconds or a timedelta, 1 µs to 366 days.
+    /// max_executions is 1 to 1,000,000,000. window_size_in_seconds is seconds or a timedelta, 1 µs to 366 days.
     SlidingWindowCounterLimiter {
         #[new]
         #[pyo3(signature = (store, name, *, max_executions, window_size_in_seconds))]
@@ -325,7 +326,7 @@ limiter! {
     }
 }
 
-/// A limit of a store, which a class declares under a name with these other arguments.
+/// Makes a limiter that declares a policy in a store. `others` are the other arguments of its class.
 fn declared<'a, 'py: 'a, C: PyTypeInfo>(
     store: &'a Bound<'py, Store>,
     name: Given<'a, 'py>,
@@ -336,17 +337,20 @@ fn declared<'a, 'py: 'a, C: PyTypeInfo>(
     let core = core.map_err(|e| quoting(e, &[("name", "name", name)]))?;
     let arguments = [("store", Some(store.as_any())), ("name", Some(name))].into_iter().chain(others);
     let origin = Origin::class::<C>(name.py(), arguments)?;
-    Ok(Limiter::of(Node::new(core, Some(store.get())), origin.shown(Some(policy.to_string()), Some(&store.get().core))))
+    Ok(Limiter::of(
+        SharedLimiter::new(core, Some(store.get())),
+        origin.shown(Some(policy.to_string()), Some(&store.get().core)),
+    ))
 }
 
-/// A limit of this process.
+/// Makes a limiter of this process.
 fn local<C: PyTypeInfo>(py: Python<'_>, core: impl workglow_limit::Limiter + 'static, policy: Policy) -> New<Limiter> {
     let origin = Origin::class::<C>(py, [])?.shown(Some(policy.to_string()), None);
-    Ok(Limiter::of(Node::new(Arc::new(core), None), origin))
+    Ok(Limiter::of(SharedLimiter::new(Arc::new(core), None), origin))
 }
 
-/// Is it a limit of a store, or of this process?
-fn home<'a, 'py>(
+/// Returns the store and the name, or None for a limit of this process.
+fn store_and_name<'a, 'py>(
     store: Option<&'a Bound<'py, Store>>,
     name: Option<Given<'a, 'py>>,
     clock: Option<&Bound<'_, ManualClock>>,
@@ -354,13 +358,15 @@ fn home<'a, 'py>(
     match (store, name, clock) {
         (None, None, _) => Ok(None),
         (Some(store), Some(name), None) => Ok(Some((store, name))),
-        (Some(_), None, _) => Err(PyTypeError::new_err("expected a name beside a store")),
-        (None, Some(_), _) => Err(PyTypeError::new_err("expected a store beside a name")),
-        (Some(_), Some(_), Some(_)) => Err(PyTypeError::new_err("expected no clock beside a store, which has its own")),
+        (Some(_), None, _) => Err(PyTypeError::new_err("store needs a name")),
+        (None, Some(_), _) => Err(PyTypeError::new_err("name needs a store")),
+        (Some(_), Some(_), Some(_)) => {
+            Err(PyTypeError::new_err("clock must not be given with a store, which has its own"))
+        }
     }
 }
 
-/// Several windows.
+/// Reads several windows.
 fn pairs(windows: Given<'_, '_>) -> PyResult<Vec<(u64, Duration)>> {
     let wrong = || wrong_type("windows", windows, "pairs such as [(100, 60), (5, 1.0)]");
     let of_one = |window: PyResult<Bound<'_, PyAny>>| {
@@ -371,7 +377,7 @@ fn pairs(windows: Given<'_, '_>) -> PyResult<Vec<(u64, Duration)>> {
     windows.try_iter().map_err(|_| wrong())?.map(of_one).collect()
 }
 
-/// One window, checked here because whoever looks at all of them could not quote the one that is wrong.
+/// Reads one window. It is checked here because an error about all windows could not quote the wrong one.
 fn pair(max_executions: Given<'_, '_>, window: Given<'_, '_>) -> PyResult<(u64, Duration)> {
     let (max, length) = numbers(max_executions, window)?;
     Policy::rate(max, length).map_err(|e| quoting_window(e, max_executions, window))?;
@@ -411,7 +417,7 @@ fn bucket(
     })
 }
 
-/// The backoff, with the defaults for what is not given.
+/// The backoff, with defaults for omitted values.
 fn backoff(
     initial: Option<Given<'_, '_>>,
     multiplier: Option<Given<'_, '_>>,

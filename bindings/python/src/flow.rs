@@ -1,4 +1,4 @@
-//! Flow control in one call.
+//! Flow control: a rate and a concurrency limit in one object.
 
 use crate::argument::{quoting, quoting_given, seconds, text, whole};
 use pyo3::exceptions::PyTypeError;
@@ -7,8 +7,8 @@ use pyo3::types::PyDict;
 use std::time::Duration;
 use workglow_limit::Policy;
 
-/// How fast the jobs of one key flow: at most rate starts per period (seconds or a timedelta), and at most parallelism of
-/// them at the same time. Either may be left out. Store.limiter makes a limiter of it, with the key as its name.
+/// The flow of the jobs of one key: at most rate starts per period (seconds or a timedelta), and at most parallelism jobs
+/// at the same time. Either may be omitted. Store.limiter makes a limiter of it, with the key as its name.
 #[pyclass(frozen, eq, hash, module = "workglow_limit")]
 #[derive(PartialEq, Eq, Hash)]
 pub struct FlowControl {
@@ -50,7 +50,7 @@ impl FlowControl {
         let length = period.map_or(Ok(Duration::from_secs(1)), |period| seconds("period", period))?;
         let starts = rate.map(|rate| Ok::<_, PyErr>(whole("rate", rate)?.clamped())).transpose()?;
         let jobs = parallelism.map(|most| Ok::<_, PyErr>(whole("parallelism", most)?.clamped())).transpose()?;
-        // Checked as the policies that they become. A period without a rate is checked too.
+        // The policies check the values. A period without a rate is checked too.
         Policy::rate(starts.unwrap_or(1), length)
             .map_err(|e| quoting_given(e, [("max_executions", "rate", rate), ("window", "period", period)]))?;
         if let (Some(jobs), Some(given)) = (jobs, parallelism) {

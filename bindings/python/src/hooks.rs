@@ -1,4 +1,4 @@
-//! What a program wants to be told of while it limits: see Limiter.on.
+//! Hooks: functions that a program registers with `Limiter.on`.
 
 use crate::argument::{choice, wrong_type};
 use crate::error::raised;
@@ -14,16 +14,16 @@ const WORDS: [(&str, Happening); 3] = [
     ("store_error", Happening::StoreError),
 ];
 
-/// What hooks have still to be told.
+/// Events whose hooks have not been called yet.
 pub type Pending = Vec<(Arc<Py<PyAny>>, Event)>;
 
 thread_local! {
     static IS_PENDING: Cell<bool> = const { Cell::new(false) };
-    /// What the calls of this thread told hooks that have not been called yet: the core may be without the GIL.
+    /// The events of this thread's calls. The core may report them without the GIL, so their hooks are called later.
     static PENDING: RefCell<Pending> = const { RefCell::new(Vec::new()) };
 }
 
-/// Lets the core tell a Python function, and returns the Python function that ends that.
+/// Registers a Python function with the core. Returns a Python function that removes it.
 pub fn add<'py>(
     event: &Bound<'py, PyAny>,
     function: &Bound<'py, PyAny>,
@@ -46,8 +46,8 @@ pub fn add<'py>(
     PyCFunction::new_closure(event.py(), Some(c"remove"), None, remove)
 }
 
-/// Calls the hooks that the calls since then have told; `error` is the exception that will be raised. What a hook raises is
-/// nobody's who is deciding: Python reports it.
+/// Calls the hooks of the pending events. `error` is the exception that will be raised. An exception of a hook does not reach the
+/// caller: Python reports it as unraisable.
 #[inline]
 pub fn deliver(py: Python<'_>, error: Option<&PyErr>) {
     if IS_PENDING.get() {
@@ -66,17 +66,17 @@ fn call(py: Python<'_>, error: Option<&PyErr>) {
     }
 }
 
-/// Forgets what was told: the call is made once more from where it may wait.
+/// Drops the pending events of a call that will be made again where it may wait.
 pub fn forget() {
     drop(take());
 }
 
-/// Takes away what hooks have not been told yet.
+/// Takes the pending events of this thread.
 pub fn take() -> Pending {
     if IS_PENDING.replace(false) { PENDING.take() } else { Vec::new() }
 }
 
-/// Leaves it to this thread to tell them.
+/// Adds pending events to this thread.
 pub fn put(pending: Pending) {
     if !pending.is_empty() {
         IS_PENDING.set(true);
@@ -84,9 +84,9 @@ pub fn put(pending: Pending) {
     }
 }
 
-/// The core's answer for Python, after the hooks have heard of it.
+/// Calls the hooks of the pending events, then returns the core's answer for Python.
 #[inline]
-pub fn told<R>(
+pub fn deliver_with<R>(
     py: Python<'_>,
     answer: workglow_limit::Result<R>,
     raise: impl FnOnce(workglow_limit::Error) -> PyErr,
@@ -96,22 +96,22 @@ pub fn told<R>(
     answer
 }
 
-/// What a hook is called with: what happened ("throttled", "unknown_limit" or "store_error"), at which limit and key.
+/// An event, as a hook gets it: "throttled", "unknown_limit" or "store_error", with its limit and key.
 #[pyclass(frozen, get_all, module = "workglow_limit")]
 pub struct LimitEvent {
-    /// What happened.
+    /// The kind of the event: "throttled", "unknown_limit" or "store_error".
     event: &'static str,
-    /// The name of the limit: of the one that said no, where several were asked.
+    /// The name of the limit. In a composite, the limit that denied.
     limit: String,
-    /// None for no key.
+    /// The key; None if the call had no key.
     key: Option<String>,
-    /// The units that were asked for.
+    /// The units that were requested.
     wanted: u64,
-    /// Those that were granted at once.
+    /// The units that were granted at once.
     granted: u64,
-    /// After so many seconds there may be room; 0.0 if it is not about room.
+    /// The seconds after which the start may be admitted; 0.0 for other events.
     wait: f64,
-    /// The exception; None if there is none, or if the store's on_error answered in its stead.
+    /// The exception; None if there is none, or if the store's on_error answered instead.
     error: Option<Py<PyAny>>,
 }
 

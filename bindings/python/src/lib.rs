@@ -1,18 +1,16 @@
-//! The Python module `workglow_limit._native`: the core's limiters as Python classes. Nothing is decided here.
+//! The Python module `workglow_limit._native`: the core's limiters as Python classes. The core makes all decisions.
 
-mod acquiring;
+mod acquisition;
 mod argument;
-mod asking;
-mod by_hand;
+mod async_call;
 mod clock;
 mod command;
 mod composite;
 mod custom;
 mod decision;
-mod elsewhere;
-mod entered;
 mod error;
 mod family;
+mod fastcall;
 mod flow;
 mod hooks;
 mod limiter;
@@ -20,10 +18,12 @@ mod line;
 mod null;
 mod origin;
 mod permit;
+mod permit_stacks;
 mod pool;
 mod snapshot;
 mod stats;
 mod store;
+mod threads;
 mod waiting;
 
 #[pyo3::pymodule]
@@ -34,14 +34,12 @@ mod _native {
 
     #[pymodule_export]
     use crate::{
-        acquiring::Acquiring,
-        asking::Asked,
+        acquisition::Acquisition,
+        async_call::AsyncCall,
         clock::ManualClock,
         command::run_command,
         composite::CompositeLimiter,
         decision::Decision,
-        elsewhere::call_elsewhere,
-        entered::Entered,
         family::{
             ConcurrencyLimiter, DelayLimiter, EvenlySpacedRateLimiter, FixedWindowLimiter, LeakyBucketLimiter,
             RateLimiter, SlidingWindowCounterLimiter, TokenBucketLimiter,
@@ -51,25 +49,27 @@ mod _native {
         limiter::Limiter,
         line::{Line, Waiter},
         null::NullLimiter,
+        permit_stacks::PermitStacks,
         pool::Pool,
         snapshot::{GrantSnapshot, KeySnapshot, LimitSnapshot, ProcessSnapshot, Snapshot, Usage, Waits},
         stats::Stats,
         store::{Finding, Problem, Store, doctor, metrics_content_type, postgres_schema},
+        threads::call_in_thread,
     };
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         // SAFETY: the caller is attached to an interpreter, so there is a current one.
         let interpreter = unsafe { ffi::PyInterpreterState_GetID(ffi::PyInterpreterState_Get()) };
-        // Our classes are statics of the process, and a thread attaches to the main interpreter (number 0): within
-        // another one it would wait for itself, at the latest when that one ends.
+        // PyO3 keeps our classes in process-wide statics, and its threads attach to the main interpreter (number 0). A
+        // thread of a subinterpreter would deadlock with itself, at the latest when the subinterpreter ends.
         if interpreter != 0 {
             return Err(PyImportError::new_err(
-                "workglow_limit works in the main interpreter only, and this is a subinterpreter: use a process instead \
+                "workglow_limit works only in the main interpreter, and this is a subinterpreter: use a process instead \
                  (with mod_wsgi: WSGIApplicationGroup %{GLOBAL})",
             ));
         }
-        // Whoever may wait says so, and lets go of the GIL: see `waiting.rs`.
+        // Calls that may wait say so and release the GIL: see `waiting.rs`.
         workglow_limit::MayWait::Never.set_default();
         crate::limiter::complete_class(module.py())?;
         module.add("Permit", module.py().get_type::<crate::permit::Permit>())?;

@@ -1,20 +1,20 @@
-//! What all limiters have in common: the base class of the family, and the core's limiter behind it.
+//! The base class of all limiters, and the core's limiter behind it.
 
-use crate::acquiring::Acquiring;
+use crate::acquisition::Acquisition;
 use crate::argument::{self, instant, quoting, quoting_given, seconds};
-use crate::asking::{self, What};
-use crate::by_hand::{self, Signature};
+use crate::async_call::{self, Kind};
 use crate::decision::Decision;
-use crate::elsewhere::{self, Whose};
-use crate::entered::Entered;
 use crate::error::{expired, raised};
+use crate::fastcall::{self, Signature};
 use crate::hooks;
 use crate::line::Waiter;
 use crate::origin::Origin;
 use crate::permit::{self, End, Permit, Place};
+use crate::permit_stacks::PermitStacks;
 use crate::stats::Stats;
 use crate::store::Store;
-use crate::waiting::{Here, wait, wait_here, wait_or_undo};
+use crate::threads::{self, OwnerId};
+use crate::waiting::{CallSite, wait, wait_here, wait_or_undo};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -25,42 +25,42 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 use workglow_limit::{Attempt, Error, MayWait, Presented, RawPermit, Reserved, Seat, Step, fork_generation};
 
-/// The main thread sleeps no longer than this in `acquire` before it looks whether a signal (Ctrl-C) has arrived.
+/// The longest sleep of the main thread in `acquire` between checks for signals (Ctrl-C).
 const SLICE: Duration = Duration::from_millis(100);
 
-/// One limiter: what its Python object, its permits and the composites around it share.
-pub struct Node {
+/// The part of a limiter that its Python object, its permits and the composites around it share.
+pub struct SharedLimiter {
     pub core: Arc<dyn workglow_limit::Limiter>,
-    /// For whom its calls wait.
-    pub whose: Whose,
-    /// A thread of `elsewhere` looks after its stores.
-    is_looked_after: AtomicBool,
+    /// The store that its calls wait for.
+    pub owner: OwnerId,
+    /// Whether a thread of `threads` maintains its stores.
+    is_maintained: AtomicBool,
     is_composite: bool,
-    /// May its permits hold something? Those of a limit that is only a matter of time do not.
+    /// Whether its permits may hold something. Permits of a limit that depends on time only do not.
     may_hold: bool,
-    /// The lines of those who wait for it in event loops, by their loops: see `_loops`. Without a loop where nobody waits.
+    /// The lines of its waiters in event loops, by loop: see `_loops`. A loop without waiters has no entry.
     lines: OnceLock<Py<PyDict>>,
-    /// The process that they are of.
+    /// The process (fork generation) of the lines.
     lines_of: AtomicU64,
 }
 
-impl Node {
-    /// `store`: the one store for which its calls may wait.
-    pub fn new(core: Arc<dyn workglow_limit::Limiter>, store: Option<&Store>) -> Arc<Node> {
-        let whose = store.map_or_else(|| Whose::of(&*core), Whose::of);
+impl SharedLimiter {
+    /// `store` is the only store that its calls may wait for, if there is one.
+    pub fn new(core: Arc<dyn workglow_limit::Limiter>, store: Option<&Store>) -> Arc<SharedLimiter> {
+        let owner = store.map_or_else(|| OwnerId::of(&*core), OwnerId::of);
         let is_composite = core.depth() > 0;
         let may_hold = is_composite || !core.has_places();
-        let (is_looked_after, lines) = (AtomicBool::new(false), OnceLock::new());
+        let (is_maintained, lines) = (AtomicBool::new(false), OnceLock::new());
         let lines_of = AtomicU64::new(fork_generation());
-        Arc::new(Node { core, whose, is_looked_after, is_composite, may_hold, lines, lines_of })
+        Arc::new(SharedLimiter { core, owner, is_maintained, is_composite, may_hold, lines, lines_of })
     }
 
-    /// Is its time a test's?
+    /// Returns whether its clock is a manual one.
     pub fn is_manual(&self) -> bool {
         self.core.manual_clock().is_some()
     }
 
-    /// The lines of its event loops. A forked child has none of its parent's.
+    /// Returns the lines of its event loops. A forked child drops its parent's.
     pub fn lines(&self, py: Python<'_>) -> &Py<PyDict> {
         let lines = self.lines.get_or_init(|| PyDict::new(py).unbind());
         let generation = fork_generation();
@@ -70,21 +70,21 @@ impl Node {
         lines
     }
 
-    /// Has anybody ever waited for it in an event loop?
+    /// Returns whether a caller has ever waited for it in an event loop.
     #[inline]
-    pub fn has_lines(&self) -> bool {
+    pub fn has_had_waiters(&self) -> bool {
         self.lines.get().is_some()
     }
 
-    /// May starts without asking for a line go past somebody who waits in an event loop? A composite is asked by lines only: it
-    /// may answer with a place.
-    pub fn is_waited_for(&self, py: Python<'_>) -> bool {
+    /// Returns whether a start must join the line of its event loop, because it might overtake a waiter otherwise. Starts of a
+    /// composite always join: it may answer with a place.
+    pub fn has_waiters(&self, py: Python<'_>) -> bool {
         self.is_composite || self.lines.get().is_some_and(|lines| !lines.bind(py).is_empty())
     }
 
-    /// There may be room for a key (`None`: nobody knows for which): those who wait for it in event loops look again.
+    /// Wakes the waiters in event loops after units of a key may have become free (`None`: of any key).
     #[inline]
-    pub fn freed(&self, key: Option<&str>) {
+    pub fn wake_waiters(&self, key: Option<&str>) {
         if let Some(lines) = self.lines.get() {
             Python::try_attach(|py| self.wake(lines.bind(py), key));
         }
@@ -98,8 +98,7 @@ impl Node {
         }
     }
 
-    /// Makes a decision under a key: with the GIL, unless it has to wait for something. To let others have the GIL would cost more
-    /// than a decision.
+    /// Makes a decision for a key. It keeps the GIL unless it has to wait, as releasing the GIL costs more than a decision.
     #[inline]
     pub fn decide<R: Send + 'static>(
         self: &Arc<Self>,
@@ -107,10 +106,10 @@ impl Node {
         key: &str,
         decide: impl Fn(&dyn workglow_limit::Limiter, &str) -> workglow_limit::Result<R> + Send + 'static,
     ) -> PyResult<R> {
-        hooks::told(py, self.ask(py, key, decide, |_, _| ())?, raised)
+        hooks::deliver_with(py, self.ask(py, key, decide, |_, _| ())?, raised)
     }
 
-    /// The same, which hooks have still to be told of. `undo` is for an answer that nobody waits for any more.
+    /// As `decide`, but leaves the hooks to the caller. `undo` takes back an answer whose caller has gone.
     #[inline(always)]
     pub fn ask<R: Send + 'static>(
         self: &Arc<Self>,
@@ -123,19 +122,19 @@ impl Node {
         if let Err(Error::WouldWait) = answer {
             answer = self.wait_or_undo(py, key, call, undo)?;
         }
-        self.look_after(py);
+        self.maintain(py);
         Ok(answer)
     }
 
-    /// Makes a call, of a key or a text, that may well have to wait.
+    /// Makes a call, with a key or a text, that is likely to wait.
     pub fn wait<R: Send + 'static>(
         self: &Arc<Self>,
         py: Python<'_>,
         key: &str,
         call: impl FnOnce(&dyn workglow_limit::Limiter, &str) -> R + Send + 'static,
     ) -> PyResult<R> {
-        let (node, owned) = (self.clone(), Box::<str>::from(key));
-        wait(py, self.whose, move || call(&*node.core, &owned))
+        let (shared, owned) = (self.clone(), Box::<str>::from(key));
+        wait(py, self.owner, move || call(&*shared.core, &owned))
     }
 
     #[cold]
@@ -146,85 +145,86 @@ impl Node {
         call: impl FnOnce(&dyn workglow_limit::Limiter, &str) -> workglow_limit::Result<R> + Send + 'static,
         undo: impl Fn(&dyn workglow_limit::Limiter, R) + Send + Sync + 'static,
     ) -> PyResult<workglow_limit::Result<R>> {
-        let (node, owned) = (self.clone(), Box::<str>::from(key));
+        let (shared, owned) = (self.clone(), Box::<str>::from(key));
         let there = self.clone();
         let undo = move |answer: workglow_limit::Result<R>| {
             if let Ok(answer) = answer {
                 MayWait::UntilTimeout.during(|| undo(&*there.core, answer));
             }
         };
-        wait_or_undo(py, self.whose, move || call(&*node.core, &owned), undo)
+        wait_or_undo(py, self.owner, move || call(&*shared.core, &owned), undo)
     }
 
-    /// Lets its stores do what decisions left to do.
+    /// Lets its stores do the work that decisions postponed.
     #[inline]
-    pub fn look_after(self: &Arc<Self>, py: Python<'_>) {
+    pub fn maintain(self: &Arc<Self>, py: Python<'_>) {
         if self.core.is_due() {
-            self.look_after_stores(py);
+            self.maintain_stores(py);
         }
     }
 
-    /// Without the GIL, and not in an event loop or a greenlet.
+    /// Runs without the GIL, and never in an event loop or a greenlet.
     #[cold]
-    fn look_after_stores(self: &Arc<Self>, py: Python<'_>) {
-        if let Here::Thread = Here::of(py) {
+    fn maintain_stores(self: &Arc<Self>, py: Python<'_>) {
+        if let CallSite::Thread = CallSite::of(py) {
             return py.detach(|| MayWait::UntilTimeout.during(|| self.core.look_after()));
         }
-        if self.is_looked_after.swap(true, Relaxed) {
+        if self.is_maintained.swap(true, Relaxed) {
             return;
         }
-        let node = self.clone();
-        let sent = elsewhere::send(self.whose, move || {
-            MayWait::UntilTimeout.during(|| node.core.look_after());
-            node.is_looked_after.store(false, Relaxed);
+        let shared = self.clone();
+        let sent = threads::send(self.owner, move || {
+            MayWait::UntilTimeout.during(|| shared.core.look_after());
+            shared.is_maintained.store(false, Relaxed);
         });
         if sent.is_err() {
-            // There is no thread for it. It stays due.
-            self.is_looked_after.store(false, Relaxed);
+            // No thread is available. The work stays due.
+            self.is_maintained.store(false, Relaxed);
         }
     }
 
-    /// Does a permit hold something until it ends? A lease does; and a limiter written in Python waits to be told.
+    /// Returns whether a permit holds something until it ends. A lease does, and a limiter written in Python must be notified.
     pub fn holds(&self, permit: &RawPermit) -> bool {
         self.may_hold && (self.core.fence(permit).is_some() || self.core.has_custom())
     }
 }
 
-/// "May this start now, and if not, when?" The base of all limiters.
+/// The base class of all limiters. A limiter decides whether a job may start now, and if not, when.
 ///
-/// Every method takes a key: one policy, a separate budget per key; None is no key. Limiters are used from any thread,
-/// and go on working in a forked child.
+/// Most methods take a key. All keys have the same policy, and each has its own budget; None means no key. Limiters can be
+/// used from any thread, and continue to work in a forked child.
 ///
-/// `with limiter:` and `async with limiter:` wait for room without a key, enter with the permit, and complete it. A limiter of a
-/// store that processes share can be pickled: whoever reads it makes one of the same arguments. A copy is the limiter itself.
+/// `with limiter:` and `async with limiter:` wait for a start without a key, enter with the permit, and complete it. A limiter
+/// whose store is shared by processes can be pickled: unpickling makes a limiter with the same arguments. A copy is the limiter
+/// itself.
 #[pyclass(subclass, frozen, module = "workglow_limit")]
 pub struct Limiter {
-    pub node: Arc<Node>,
+    pub shared: Arc<SharedLimiter>,
     origin: Origin,
-    entered: Entered,
+    entered: PermitStacks,
 }
 
 impl Limiter {
-    pub fn of(node: Arc<Node>, origin: Origin) -> PyClassInitializer<Limiter> {
-        PyClassInitializer::from(Limiter { node, origin, entered: Entered::default() })
+    pub fn of(shared: Arc<SharedLimiter>, origin: Origin) -> PyClassInitializer<Limiter> {
+        PyClassInitializer::from(Limiter { shared, origin, entered: PermitStacks::default() })
     }
 
-    /// The steps of a waiter after its first. It sleeps without the GIL.
-    fn go_on(&self, py: Python<'_>, key: &str, seat: &mut Seat) -> PyResult<Permit> {
-        let core = &*self.node.core;
-        // Only the main thread gets signals. The others sleep until there is something to do.
+    /// Runs the steps of a waiter after its first. It sleeps without the GIL.
+    fn wait_in_line(&self, py: Python<'_>, key: &str, seat: &mut Seat) -> PyResult<Permit> {
+        let core = &*self.shared.core;
+        // Only the main thread gets signals. Other threads sleep until their next step.
         let threading = py.import("threading")?;
         let is_main = threading.call_method0("current_thread")?.is(threading.call_method0("main_thread")?);
-        // Who moves a test's clock may do so just before it falls asleep.
-        let slice = if is_main || self.node.is_manual() { SLICE } else { Duration::MAX };
+        // A manual clock may be advanced just before the waiter falls asleep.
+        let slice = if is_main || self.shared.is_manual() { SLICE } else { Duration::MAX };
         loop {
             py.check_signals()?;
             let step = wait_here(py, || {
                 seat.sleep(core, slice);
                 seat.step(core)
             });
-            match hooks::told(py, step, raised)? {
-                Step::Admitted(raw) => return Ok(Permit::with_key(&self.node, raw, key)),
+            match hooks::deliver_with(py, step, raised)? {
+                Step::Admitted(raw) => return Ok(Permit::with_key(&self.shared, raw, key)),
                 Step::Expired(after) => return Err(expired(py, core.name(), after)),
                 Step::Sleep(_) => {}
             }
@@ -232,7 +232,7 @@ impl Limiter {
     }
 }
 
-/// The method that is called more often than all others.
+/// The method that programs call most often, so it bypasses PyO3's wrapper.
 unsafe extern "C" fn try_acquire(
     this: *mut ffi::PyObject,
     given: *const *mut ffi::PyObject,
@@ -250,57 +250,58 @@ unsafe extern "C" fn try_acquire(
             None => "",
         };
         let weight = weight.map_or(Ok(1), |weight| argument::weight(&weight))?;
-        let node = &this.get().node;
-        // It stays where the core has written it.
-        let mut answer = node.core.attempt(key, weight);
+        let shared = &this.get().shared;
+        // Matched by reference below: the permit stays where the core wrote it.
+        let mut answer = shared.core.attempt(key, weight);
         if let Err(Error::WouldWait) = answer {
-            answer = node.wait_or_undo(py, key, move |core, key| core.attempt(key, weight), give_back)?;
+            answer = shared.wait_or_undo(py, key, move |core, key| core.attempt(key, weight), cancel_unclaimed)?;
         }
-        node.look_after(py);
+        shared.maintain(py);
         if let Ok(Attempt::Admitted(raw)) = &answer {
             hooks::deliver(py, None);
-            return Permit::object(py, || Permit::with_key(node, *raw, key)).map(Bound::into_ptr);
+            return Permit::object(py, || Permit::with_key(shared, *raw, key)).map(Bound::into_ptr);
         }
-        hooks::told(py, answer, raised).map(|_| py.None().into_ptr())
+        hooks::deliver_with(py, answer, raised).map(|_| py.None().into_ptr())
     };
     // SAFETY: as above.
-    unsafe { by_hand::answer(start) }
+    unsafe { fastcall::answer(start) }
 }
 
-/// Nobody waits for this start any more.
-fn give_back(core: &dyn workglow_limit::Limiter, answer: Attempt) {
+/// Cancels a start whose caller has gone.
+fn cancel_unclaimed(core: &dyn workglow_limit::Limiter, answer: Attempt) {
     if let Attempt::Admitted(raw) = answer {
         let _ = core.cancel(&raw);
     }
 }
 
-/// Gives the class the methods that are written by hand.
+/// Adds the methods that bypass PyO3 to the class.
 pub fn complete_class(py: Python<'_>) -> PyResult<()> {
     let class = py.get_type::<Limiter>();
-    // Python goes on using it.
+    // Python keeps a pointer to it.
     let method = Box::leak(Box::new(ffi::PyMethodDef {
         ml_name: c"try_acquire".as_ptr(),
         ml_meth: ffi::PyMethodDefPointer { PyCFunctionFastWithKeywords: try_acquire },
         ml_flags: ffi::METH_FASTCALL | ffi::METH_KEYWORDS,
         ml_doc: TRY_ACQUIRE.as_ptr(),
     }));
-    // SAFETY: a method of that class, which is of the type that its flags say.
+    // SAFETY: a method of that class, with the function type that its flags declare.
     let method = unsafe { Bound::from_owned_ptr_or_err(py, ffi::PyDescr_NewMethod(class.as_type_ptr(), method)) }?;
     class.setattr("try_acquire", method)
 }
 
 const TRY_ACQUIRE: &CStr = c"try_acquire($self, key=None, weight=1)\n--\n\n\
-Starts if there is room now: decides and records in one act. A denial is None, and consumes nothing.";
+Starts a job if the limit admits it now, and returns its permit. Deciding and recording is one atomic step. Returns None if\n\
+denied, which consumes nothing.";
 
 #[pymethods]
 impl Limiter {
-    /// The limit's name: what Decision.denied_by says.
+    /// The limit's name, as in Decision.denied_by.
     #[getter]
     fn name(&self) -> &str {
-        self.node.core.name()
+        self.shared.core.name()
     }
 
-    /// The same, answering with the whole decision.
+    /// As try_acquire, but returns the full decision: the permit or the retry delay, and the units that remain.
     #[pyo3(signature = (key=None, weight=1))]
     fn decide(
         &self,
@@ -310,13 +311,13 @@ impl Limiter {
     ) -> PyResult<Decision> {
         let key = key.unwrap_or_default();
         let decide = move |core: &dyn workglow_limit::Limiter, key: &str| core.decide(key, weight);
-        let answer = self.node.ask(py, key, decide, |core, decision| {
+        let answer = self.shared.ask(py, key, decide, |core, decision| {
             decision.permit.map(|raw| core.cancel(&raw));
         })?;
-        Decision::new(py, &self.node, key, hooks::told(py, answer, raised)?)
+        Decision::new(py, &self.shared, key, hooks::deliver_with(py, answer, raised)?)
     }
 
-    /// The decision that decide would give, without a permit. Records nothing. weight may be 0.
+    /// Returns the decision that decide would return, without a permit. Records nothing. weight may be 0.
     #[pyo3(signature = (key=None, weight=1))]
     fn peek(
         &self,
@@ -325,20 +326,21 @@ impl Limiter {
         #[pyo3(from_py_with = argument::weight_to_peek)] weight: u64,
     ) -> PyResult<Decision> {
         let key = key.unwrap_or_default();
-        Decision::new(py, &self.node, key, self.node.decide(py, key, move |core, key| core.peek(key, weight))?)
+        Decision::new(py, &self.shared, key, self.shared.decide(py, key, move |core, key| core.peek(key, weight))?)
     }
 
-    /// Waits for room, at most timeout seconds (None: as long as it takes), without the GIL; Ctrl-C interrupts it. Waiters
-    /// of one process start in the order of their priority (lower numbers first), and then of asking.
+    /// Waits until the limit admits the start, and returns its permit. It waits at most timeout seconds (None: no limit), without
+    /// the GIL, and Ctrl-C interrupts it. Waiters of one process start in the order of their priority (lower numbers first), then
+    /// in the order of their calls. A waiter that is interrupted or times out returns its place.
     ///
-    /// place is one that was taken elsewhere, as reserve answered it or as its text, in the stead of key and weight. It
-    /// is this waiter's from then on. Whoever is interrupted, or runs out of time, hands its place back.
+    /// place continues the wait of a place from reserve, given as the object or its text, instead of key and weight. The place
+    /// then belongs to this waiter.
     ///
-    /// grace is for who may be held up, by a busy event loop or a pause of the garbage collector, say: so many seconds late it
-    /// still starts with its place, at least (None: a fortieth of the window, at most 50 ms). While its place is kept for it nobody
-    /// else has that start, so ask for no more than is needed. A place that was taken elsewhere has its own.
+    /// grace is for a caller that may be late, because of a busy event loop or a garbage collection for example. A waiter at most
+    /// grace seconds late still starts with its place (None: a fortieth of the window, at most 50 ms). The place blocks that start
+    /// for all other callers until then, so pass no more than needed. A place from reserve has its own grace.
     ///
-    /// Raises AcquireTimeout if there is no room before that: at once, if that can be known at once.
+    /// Raises AcquireTimeout if the start cannot be admitted before the timeout: at once, if that is already certain.
     #[pyo3(signature = (key=None, weight=1, timeout=None, *, priority=0, place=None, grace=None))]
     #[allow(clippy::too_many_arguments)] // All but three are keywords.
     fn acquire(
@@ -351,53 +353,53 @@ impl Limiter {
         place: Option<&Bound<'_, PyAny>>,
         grace: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Py<Permit>> {
-        let good_for = grace.map(|grace| seconds("grace", grace)).transpose()?.unwrap_or_default();
+        let length = grace.map(|grace| seconds("grace", grace)).transpose()?.unwrap_or_default();
         let given = place.map(|place| Place::to_wait_with(place, key, weight, grace)).transpose()?;
         let key = key.unwrap_or_default();
-        let core = &*self.node.core;
+        let core = &*self.shared.core;
         let object = |permit: Permit| permit.into_pyobject(py).map(Bound::unbind);
-        // A greenlet goes past nobody who waits in its hub; nor does a place, which waits there.
-        let asks_hub = given.is_some() || self.node.is_waited_for(py);
-        let mut here = if asks_hub { Here::of(py) } else { Here::Thread };
-        let ask = workglow_limit::Waiter::new(key, weight).priority(priority).timeout(timeout).grace(good_for);
+        // A greenlet must not overtake the waiters of its hub. A place always waits there.
+        let asks_hub = given.is_some() || self.shared.has_waiters(py);
+        let mut here = if asks_hub { CallSite::of(py) } else { CallSite::Thread };
+        let ask = workglow_limit::Waiter::new(key, weight).priority(priority).timeout(timeout).grace(length);
         let mut seat = Seat::new(ask);
-        if !matches!(here, Here::Hub(_)) {
+        if !matches!(here, CallSite::Hub(_)) {
             if let Some(place) = &given {
-                let place = Some(place.raw(py, &self.node)?);
+                let place = Some(place.raw(py, &self.shared)?);
                 seat = Seat::new(workglow_limit::Waiter { place, ..ask });
             }
-            // Without a line there is no lock that somebody may hold who wants the GIL.
-            let started = hooks::told(py, seat.start_at_once(core), raised)?;
-            self.node.look_after(py);
+            // This takes no lock of a line, which a thread that waits for the GIL might hold.
+            let started = hooks::deliver_with(py, seat.start_at_once(core), raised)?;
+            self.shared.maintain(py);
             if let Some(raw) = started {
-                return object(Permit::with_key(&self.node, raw, key));
+                return object(Permit::with_key(&self.shared, raw, key));
             }
         }
         if !asks_hub {
-            here = Here::of(py);
+            here = CallSite::of(py);
         }
-        if let Here::Hub(hub) = here {
-            let waiter = Waiter::new(&self.node, key, weight);
-            let waiter = Waiter { priority, timeout, grace: good_for, place: given, ..waiter };
+        if let CallSite::Hub(hub) = here {
+            let waiter = Waiter::new(&self.shared, key, weight);
+            let waiter = Waiter { priority, timeout, grace: length, place: given, ..waiter };
             return Ok(hub.call_method1("acquire", (waiter,))?.cast_into::<Permit>()?.unbind());
         }
-        let first = hooks::told(py, wait_here(py, || seat.step(core)), raised)?;
-        // From its first step on a place is the waiter's.
+        let first = hooks::deliver_with(py, wait_here(py, || seat.step(core)), raised)?;
+        // After the first step the place belongs to the waiter.
         given.inspect(Place::use_up);
         match first {
-            Step::Admitted(raw) => return object(Permit::with_key(&self.node, raw, key)),
+            Step::Admitted(raw) => return object(Permit::with_key(&self.shared, raw, key)),
             Step::Expired(after) => return Err(expired(py, core.name(), after)),
             Step::Sleep(_) => {}
         }
-        let permit = self.go_on(py, key, &mut seat);
+        let permit = self.wait_in_line(py, key, &mut seat);
         if permit.is_err() {
             wait_here(py, || seat.leave(core));
         }
         object(permit?)
     }
 
-    /// The same for asyncio: await it for the permit, or `async with` it. A waiter that is cancelled holds no permit, and
-    /// hands its place back.
+    /// As acquire, for event loops: await it for the permit, or use it with `async with`. A cancelled waiter holds no permit and
+    /// returns its place.
     #[pyo3(signature = (key=None, weight=1, timeout=None, *, priority=0, place=None, grace=None))]
     fn acquire_async(
         &self,
@@ -407,15 +409,15 @@ impl Limiter {
         #[pyo3(from_py_with = argument::priority)] priority: i32,
         place: Option<&Bound<'_, PyAny>>,
         grace: Option<&Bound<'_, PyAny>>,
-    ) -> PyResult<Acquiring> {
-        let good_for = grace.map(|grace| seconds("grace", grace)).transpose()?.unwrap_or_default();
+    ) -> PyResult<Acquisition> {
+        let length = grace.map(|grace| seconds("grace", grace)).transpose()?.unwrap_or_default();
         let place = place.map(|place| Place::to_wait_with(place, key, weight, grace)).transpose()?;
-        let waiter = Waiter::new(&self.node, key.unwrap_or_default(), weight);
-        let waiter = Waiter { priority, timeout, grace: good_for, place, ..waiter };
-        Ok(Acquiring::new(waiter))
+        let waiter = Waiter::new(&self.shared, key.unwrap_or_default(), weight);
+        let waiter = Waiter { priority, timeout, grace: length, place, ..waiter };
+        Ok(Acquisition::new(waiter))
     }
 
-    /// try_acquire for asyncio: await it. What has to wait for the store does not hold up the event loop.
+    /// As try_acquire, for event loops: await it. Waiting for the store does not block the loop.
     #[pyo3(signature = (key=None, weight=1))]
     fn try_acquire_async<'py>(
         &self,
@@ -423,10 +425,10 @@ impl Limiter {
         #[pyo3(from_py_with = argument::key)] key: Option<&str>,
         #[pyo3(from_py_with = argument::weight)] weight: u64,
     ) -> PyResult<Bound<'py, PyAny>> {
-        asking::limiter(py, &self.node, What::TryAcquire, key, weight)
+        async_call::decision(py, &self.shared, Kind::TryAcquire, key, weight)
     }
 
-    /// decide for asyncio: await it. What has to wait for the store does not hold up the event loop.
+    /// As decide, for event loops: await it. Waiting for the store does not block the loop.
     #[pyo3(signature = (key=None, weight=1))]
     fn decide_async<'py>(
         &self,
@@ -434,10 +436,10 @@ impl Limiter {
         #[pyo3(from_py_with = argument::key)] key: Option<&str>,
         #[pyo3(from_py_with = argument::weight)] weight: u64,
     ) -> PyResult<Bound<'py, PyAny>> {
-        asking::limiter(py, &self.node, What::Decide, key, weight)
+        async_call::decision(py, &self.shared, Kind::Decide, key, weight)
     }
 
-    /// peek for asyncio: await it. What has to wait for the store does not hold up the event loop.
+    /// As peek, for event loops: await it. Waiting for the store does not block the loop.
     #[pyo3(signature = (key=None, weight=1))]
     fn peek_async<'py>(
         &self,
@@ -445,14 +447,14 @@ impl Limiter {
         #[pyo3(from_py_with = argument::key)] key: Option<&str>,
         #[pyo3(from_py_with = argument::weight_to_peek)] weight: u64,
     ) -> PyResult<Bound<'py, PyAny>> {
-        asking::limiter(py, &self.node, What::Peek, key, weight)
+        async_call::decision(py, &self.shared, Kind::Peek, key, weight)
     }
 
-    /// Takes a place: a start in the future, or now, which counts from now on. None, and nothing taken, if it would be
-    /// more than max_wait seconds away (None: however far). present() starts with it.
+    /// Takes a place: a start in the future, or now, that counts against the limit from this call on. present() starts with it.
+    /// Returns None and takes nothing if the place would be more than max_wait seconds away (None: any distance).
     ///
-    /// It is good for one start, from its ready_at until grace seconds later (None: a fortieth of the window, at most
-    /// 50 ms). Whoever cannot use it gives it back with cancel().
+    /// A place is valid for one start, from its ready_at until grace seconds later (None: a fortieth of the window, at most
+    /// 50 ms). Return an unused place with cancel().
     #[pyo3(signature = (key=None, weight=1, max_wait=None, grace=None))]
     fn reserve(
         &self,
@@ -463,70 +465,71 @@ impl Limiter {
         grace: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Option<Permit>> {
         let most = max_wait.map(|most| seconds("max_wait", most)).transpose()?;
-        let good_for = grace.map(|grace| seconds("grace", grace)).transpose()?;
-        let reserve = move |core: &dyn workglow_limit::Limiter, key: &str| core.reserve(key, weight, most, good_for);
-        let answer = self.node.wait_or_undo(py, key.unwrap_or_default(), reserve, |core, answer| {
+        let length = grace.map(|grace| seconds("grace", grace)).transpose()?;
+        let reserve = move |core: &dyn workglow_limit::Limiter, key: &str| core.reserve(key, weight, most, length);
+        let answer = self.shared.wait_or_undo(py, key.unwrap_or_default(), reserve, |core, answer| {
             if let Reserved::Place { place, .. } = answer {
                 let _ = core.cancel_place(&place);
             }
         })?;
         let given = [("max_wait", "max_wait", max_wait), ("grace", "grace", grace)];
-        Ok(match hooks::told(py, answer, |e| quoting_given(e, given))? {
-            Reserved::Place { place, after } => Some(Permit::place(&self.node, place, after)),
+        Ok(match hooks::deliver_with(py, answer, |e| quoting_given(e, given))? {
+            Reserved::Place { place, after } => Some(Permit::place(&self.shared, place, after)),
             Reserved::Denied(_) => None,
         })
     }
 
-    /// Starts with a place, as reserve answered it or as its text, if its time has come.
+    /// Starts with a place, given as the object or its text, if the place is ready.
     ///
-    /// The permit that it answers has started; or else it is the place to present after its wait: the same if this was
-    /// too early, a fresh one if the place came too late, was used before, or was overtaken by a gate or another limit.
+    /// If started is True, the result is the permit of the start. Otherwise it is a place to present after its wait: the same
+    /// place if this call was too early; a fresh one if the place was too late, was used before, or was invalidated by a gate or
+    /// a policy change.
     fn present(&self, py: Python<'_>, place: &Bound<'_, PyAny>) -> PyResult<Py<Permit>> {
         let given = Place::given(place)?;
-        let raw = given.raw(py, &self.node)?;
+        let raw = given.raw(py, &self.shared)?;
         let present = move |core: &dyn workglow_limit::Limiter, _: &str| core.present(&raw);
-        let answer = self.node.wait_or_undo(py, "", present, move |core, answer| match answer {
+        let answer = self.shared.wait_or_undo(py, "", present, move |core, answer| match answer {
             Presented::Started(raw) => drop(core.cancel(&raw)),
             Presented::Wait { place, .. } if place != raw => drop(core.cancel_place(&place)),
             Presented::Wait { .. } => {}
         })?;
-        let next = match hooks::told(py, answer, raised)? {
-            Presented::Started(raw) => Permit::new(&self.node, raw),
+        let next = match hooks::deliver_with(py, answer, raised)? {
+            Presented::Started(raw) => Permit::new(&self.shared, raw),
             Presented::Wait { place, after } => match given.object(&place) {
                 Some(same) => {
                     Permit::of(same).present_after(after);
                     return Ok(same.clone_ref(py));
                 }
-                None => Permit::place(&self.node, place, after),
+                None => Permit::place(&self.shared, place, after),
             },
         };
         given.use_up();
         next.into_pyobject(py).map(Bound::unbind)
     }
 
-    /// The permit of a text that to_text wrote, perhaps in another process: to complete, cancel or settle its start.
+    /// Returns the permit for a text from to_text, also from another process, to complete, cancel or settle its start.
     fn permit(&self, text: &Bound<'_, PyAny>) -> PyResult<Permit> {
-        Ok(Permit::new(&self.node, permit::read(&self.node, "text", text)?))
+        Ok(Permit::new(&self.shared, permit::read(&self.shared, "text", text)?))
     }
 
-    /// The place of such a text: to present it, or to give it back with cancel(), which does nothing if somebody has started
-    /// with it meanwhile.
+    /// Returns the place for a text from to_text, to present it or to return it with cancel(). Cancelling does nothing if a job
+    /// has already started with the place.
     fn place(&self, text: &Bound<'_, PyAny>) -> PyResult<Permit> {
-        let raw = permit::read(&self.node, "text", text)?;
-        Ok(Permit::place(&self.node, raw, Duration::ZERO))
+        let raw = permit::read(&self.shared, "text", text)?;
+        Ok(Permit::place(&self.shared, raw, Duration::ZERO))
     }
 
-    /// The shortest time over which starts are counted, in seconds; None if they are not. The grace of a place costs the
-    /// limit a part of that.
+    /// The shortest time over which starts are counted, in seconds; None if starts are not counted. The cost of a place's grace
+    /// is a fraction of it.
     #[getter]
     fn window(&self, py: Python<'_>) -> PyResult<Option<f64>> {
-        let window = self.node.decide(py, "", |core, key| core.window(key))?;
+        let window = self.shared.decide(py, "", |core, key| core.window(key))?;
         Ok(window.map(|window| window.as_secs_f64()))
     }
 
-    /// Decorates a function or a coroutine function: each call waits for room, and its permit ends with it. Raises as
-    /// acquire does. key names an argument of the call, is a format of them such as "{tenant}:{model}", or a function that
-    /// gets them; weight is a number, names an argument, or is such a function.
+    /// Decorates a function or a coroutine function. Each call waits as acquire does, and completes its permit at its end. key is
+    /// the name of an argument of the call, a format of arguments such as "{tenant}:{model}", or a function that gets the
+    /// arguments. weight is a number, the name of an argument, or such a function.
     #[pyo3(signature = (key=None, weight=None, timeout=None), text_signature = "($self, key=None, weight=1, timeout=None)")]
     fn limit<'py>(
         this: &Bound<'py, Self>,
@@ -534,7 +537,7 @@ impl Limiter {
         weight: Option<&Bound<'py, PyAny>>,
         timeout: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        // What is wrong is said where it is written, not at the first call.
+        // Errors are raised where the decorator is written, not at the first call.
         if let Some(key) = key.filter(|key| !key.is_callable()) {
             argument::key(key)?;
         }
@@ -545,7 +548,7 @@ impl Limiter {
         this.py().import("workglow_limit._decorator")?.getattr("limit")?.call1((this, key, weight, timeout))
     }
 
-    /// The same for a function that is not yours to decorate: what it answers waits for room and then calls it.
+    /// As limit, for a function that you cannot decorate: returns a function that waits and then calls it.
     #[pyo3(
         signature = (function, key=None, weight=None, timeout=None),
         text_signature = "($self, function, key=None, weight=1, timeout=None)"
@@ -560,19 +563,20 @@ impl Limiter {
         Self::limit(this, key, weight, timeout)?.call1((function,))
     }
 
-    /// Ends a permit of this limiter: the job ran. Ending it again is a no-op; another limiter's is a ForeignPermit.
+    /// Completes a permit of this limiter: the job has run. Ending it again is a no-op. A permit of another limiter raises
+    /// ForeignPermit.
     fn complete(&self, permit: &Bound<'_, Permit>) -> PyResult<()> {
-        Permit::of(permit.as_unbound()).complete_at(permit.py(), &self.node)
+        Permit::of(permit.as_unbound()).complete_at(permit.py(), &self.shared)
     }
 
-    /// Would a start of weight 1 be admitted now? Changes nothing.
+    /// Returns whether a start of weight 1 would be admitted now. Records nothing.
     #[pyo3(signature = (key=None))]
     fn can_proceed(&self, py: Python<'_>, #[pyo3(from_py_with = argument::key)] key: Option<&str>) -> PyResult<bool> {
         let key = key.unwrap_or_default();
-        self.node.decide(py, key, |core, key| core.can_proceed(key))
+        self.shared.decide(py, key, |core, key| core.can_proceed(key))
     }
 
-    /// A job has started: recorded even when the limit is full, because the caller has already decided.
+    /// Records that a job has started. It is recorded even if the limit is full, because the caller has already decided.
     #[pyo3(signature = (key=None))]
     fn record_job_start(
         &self,
@@ -580,10 +584,10 @@ impl Limiter {
         #[pyo3(from_py_with = argument::key)] key: Option<&str>,
     ) -> PyResult<()> {
         let key = key.unwrap_or_default();
-        self.node.decide(py, key, |core, key| core.record_job_start(key))
+        self.shared.decide(py, key, |core, key| core.record_job_start(key))
     }
 
-    /// A job has ended: the oldest start without a permit that this process recorded on that key.
+    /// Records that a job has ended: the oldest one that this process recorded for the key with record_job_start.
     #[pyo3(signature = (key=None))]
     fn record_job_completion(
         &self,
@@ -591,12 +595,13 @@ impl Limiter {
         #[pyo3(from_py_with = argument::key)] key: Option<&str>,
     ) -> PyResult<()> {
         let key = key.unwrap_or_default();
-        self.node.decide(py, key, |core, key| core.record_job_completion(key))?;
-        self.node.freed(Some(key));
+        self.shared.decide(py, key, |core, key| core.record_job_completion(key))?;
+        self.shared.wake_waiters(Some(key));
         Ok(())
     }
 
-    /// The earliest instant at which a start of weight 1 would be admitted, gate included; now, if now. Aware, in UTC.
+    /// Returns the earliest time at which a start of weight 1 would be admitted, as an aware datetime in UTC. Gates count. It is
+    /// the current time if the start would be admitted now.
     #[pyo3(signature = (key=None))]
     fn get_next_available_time(
         &self,
@@ -604,13 +609,13 @@ impl Limiter {
         #[pyo3(from_py_with = argument::key)] key: Option<&str>,
     ) -> PyResult<SystemTime> {
         let key = key.unwrap_or_default();
-        let at = self.node.decide(py, key, |core, key| core.next_available_time(key))?;
-        // Python's instants are whole microseconds: rounded up, so as not to be early.
+        let at = self.shared.decide(py, key, |core, key| core.next_available_time(key))?;
+        // A datetime has whole microseconds. Rounding up keeps it from being early.
         Ok(at + Duration::from_nanos(999))
     }
 
-    /// Imposes a gate: nobody starts before when, an aware datetime. Gates only move later, except by clear. Without a
-    /// key it binds all keys. The past is no gate.
+    /// Sets a gate: nothing starts before when, an aware datetime. Without a key it binds all keys. A gate only moves later; clear
+    /// removes it. A time in the past sets no gate.
     #[pyo3(signature = (when, key=None))]
     fn set_next_available_time(
         &self,
@@ -620,11 +625,12 @@ impl Limiter {
     ) -> PyResult<()> {
         let at = instant("when", when)?;
         let key = key.unwrap_or_default();
-        let set = self.node.wait(py, key, move |core, key| core.set_next_available_time(key, at))?;
-        hooks::told(py, set, |e| quoting(e, &[("next available time", "when", when)]))
+        let set = self.shared.wait(py, key, move |core, key| core.set_next_available_time(key, at))?;
+        hooks::deliver_with(py, set, |e| quoting(e, &[("next available time", "when", when)]))
     }
 
-    /// The same, relative to now: duration is seconds or a timedelta, up to 366 days.
+    /// Sets a gate relative to now: nothing starts for duration, which is seconds or a timedelta, up to 366 days. Without a key it
+    /// binds all keys.
     #[pyo3(signature = (duration, key=None))]
     fn pause(
         &self,
@@ -634,40 +640,40 @@ impl Limiter {
     ) -> PyResult<()> {
         let pause = seconds("duration", duration)?;
         let key = key.unwrap_or_default();
-        let paused = self.node.wait(py, key, move |core, key| core.pause(key, pause))?;
-        hooks::told(py, paused, |e| quoting(e, &[("pause", "duration", duration)]))
+        let paused = self.shared.wait(py, key, move |core, key| core.pause(key, pause))?;
+        hooks::deliver_with(py, paused, |e| quoting(e, &[("pause", "duration", duration)]))
     }
 
-    /// Back to the initial state, gate included. Without a key: of all keys.
+    /// Resets a key to its initial state and removes its gate. Without a key it resets all keys.
     #[pyo3(signature = (key=None))]
     fn clear(&self, py: Python<'_>, #[pyo3(from_py_with = argument::key)] key: Option<&str>) -> PyResult<()> {
         let key = key.unwrap_or_default();
-        let cleared = self.node.wait(py, key, |core, key| core.clear(key))?;
-        hooks::told(py, cleared, raised)?;
-        self.node.freed(Some(key).filter(|key| !key.is_empty()));
+        let cleared = self.shared.wait(py, key, |core, key| core.clear(key))?;
+        hooks::deliver_with(py, cleared, raised)?;
+        self.shared.wake_waiters(Some(key).filter(|key| !key.is_empty()));
         Ok(())
     }
 
-    /// What was counted: of a key, or without one of all. By all processes that share the limit, but for what the others
-    /// counted in the last second.
+    /// Returns the counts of a key, or of the whole limit without one. They cover all processes that share the limit; the last
+    /// second of other processes may be missing.
     #[pyo3(signature = (key=None))]
     fn stats(&self, py: Python<'_>, #[pyo3(from_py_with = argument::key)] key: Option<&str>) -> PyResult<Stats> {
         let key = key.unwrap_or_default();
-        let stats = self.node.wait(py, key, |core, key| core.stats(key))?;
-        hooks::told(py, stats, raised).map(Stats::from)
+        let stats = self.shared.wait(py, key, |core, key| core.stats(key))?;
+        hooks::deliver_with(py, stats, raised).map(Stats::from)
     }
 
-    /// Calls a function with a LimitEvent whenever that happens to this limiter in this process: "throttled" (a start was
-    /// denied, or has to wait), "unknown_limit" or "store_error". Returns a function that ends it.
+    /// Calls a function with a LimitEvent at each event of this limiter in this process: "throttled" (a start was denied or has to
+    /// wait), "unknown_limit" or "store_error". Returns a function that removes it.
     ///
-    /// What the function raises goes to sys.unraisablehook, and decides nothing.
+    /// An exception of the function goes to sys.unraisablehook and has no effect on the decision.
     fn on<'py>(&self, event: &Bound<'py, PyAny>, function: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyCFunction>> {
-        let (here, there) = (&self.node.core, self.node.core.clone());
+        let (here, there) = (&self.shared.core, self.shared.core.clone());
         hooks::add(event, function, |event, hook| here.on(event, hook), move |number| there.off(number))
     }
 
-    // `with limiter:` starts with the empty key and weight 1, and completes at the end of its body. A limiter is entered as often as
-    // one likes, within itself and by many at once.
+    // `with limiter:` starts with the empty key and weight 1, and completes at the end of its body. A limiter can be entered any
+    // number of times, nested and concurrently.
 
     fn __enter__(&self, py: Python<'_>) -> PyResult<Py<Permit>> {
         self.entered.enter(py, self.acquire(py, None, 1, None, 0, None, None)?)
@@ -686,10 +692,10 @@ impl Limiter {
 
     #[pyo3(signature = (*_exception))]
     fn __aexit__<'py>(&self, py: Python<'py>, _exception: &Bound<'py, PyTuple>) -> PyResult<Bound<'py, PyAny>> {
-        asking::end(py, self.entered.leave(py)?, End::Complete)
+        async_call::end(py, self.entered.leave(py)?, End::Complete)
     }
 
-    // A pickle has what the limiter was made from. A copy is the limiter itself.
+    // A pickle holds the limiter's origin. A copy is the limiter itself.
 
     fn __reduce__<'py>(this: &Bound<'py, Self>) -> PyResult<Bound<'py, PyTuple>> {
         this.get().origin.reduced(this)
@@ -704,6 +710,6 @@ impl Limiter {
     }
 
     fn __repr__(this: &Bound<'_, Self>) -> PyResult<String> {
-        this.get().origin.repr(this, this.get().node.core.name())
+        this.get().origin.repr(this, this.get().shared.core.name())
     }
 }

@@ -1,11 +1,11 @@
 //! No limit.
 
-use crate::limiter::{Limiter, Node};
+use crate::limiter::{Limiter, SharedLimiter};
 use crate::origin::Origin;
 use pyo3::prelude::*;
 use std::sync::Arc;
 
-/// Admits everything, remembers nothing.
+/// Admits every start and records nothing.
 #[pyclass(extends = Limiter, subclass, frozen, module = "workglow_limit")]
 pub struct NullLimiter;
 
@@ -15,6 +15,6 @@ impl NullLimiter {
     fn new(py: Python<'_>) -> PyResult<PyClassInitializer<Self>> {
         let core = workglow_limit::NullLimiter::new();
         let origin = Origin::class::<NullLimiter>(py, [])?;
-        Ok(Limiter::of(Node::new(Arc::new(core), None), origin).add_subclass(NullLimiter))
+        Ok(Limiter::of(SharedLimiter::new(Arc::new(core), None), origin).add_subclass(NullLimiter))
     }
 }

@@ -1,4 +1,4 @@
-//! What a limiter was made from: another process makes the same of it, and it says what the limiter is.
+//! The origin of a limiter: its constructor and arguments. Another process makes the same limiter from it, and `repr` shows it.
 
 use crate::error::raised;
 use pyo3::PyTypeInfo;
@@ -6,27 +6,27 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyTuple, PyType};
 use workglow_limit::Error;
 
-/// What a limiter was made from.
+/// The constructor and arguments of a limiter.
 pub struct Origin {
-    made: Made,
-    /// Its policy, if that was said.
+    constructor: Constructor,
+    /// Its policy, if the program gave one.
     policy: Option<String>,
     /// The address of its store, without a password.
-    place: Option<String>,
+    address: Option<String>,
 }
 
-enum Made {
-    /// By a class, of which it may be a subclass, with arguments that are named; of a composite, its children.
+enum Constructor {
+    /// A class (the limiter's class may be a subclass of it), its named arguments, and the children of a composite.
     Class(Py<PyType>, Py<PyDict>, Option<Py<PyList>>),
-    /// By a function.
+    /// A function and its arguments.
     Call(Py<PyAny>, Py<PyTuple>),
 }
 
-/// A named argument, if it was given.
+/// A named argument, if given.
 pub type Named<'a, 'py> = (&'static str, Option<&'a Bound<'py, PyAny>>);
 
 impl Origin {
-    /// A class's constructor.
+    /// The origin of a limiter made by a class.
     pub fn class<'a, 'py: 'a, C: PyTypeInfo>(
         py: Python<'py>,
         arguments: impl IntoIterator<Item = Named<'a, 'py>>,
@@ -37,49 +37,51 @@ impl Origin {
                 given.set_item(name, value)?;
             }
         }
-        let made = Made::Class(py.get_type::<C>().unbind(), given.unbind(), None);
-        Ok(Origin { made, policy: None, place: None })
+        let constructor = Constructor::Class(py.get_type::<C>().unbind(), given.unbind(), None);
+        Ok(Origin { constructor, policy: None, address: None })
     }
 
-    /// A composite of children that may become more.
+    /// The origin of a composite, to whose list children may be added.
     pub fn composite<C: PyTypeInfo>(py: Python<'_>, children: Bound<'_, PyList>) -> Origin {
-        let made = Made::Class(py.get_type::<C>().unbind(), PyDict::new(py).unbind(), Some(children.unbind()));
-        Origin { made, policy: None, place: None }
+        let class = py.get_type::<C>().unbind();
+        let constructor = Constructor::Class(class, PyDict::new(py).unbind(), Some(children.unbind()));
+        Origin { constructor, policy: None, address: None }
     }
 
-    /// A function's answer.
+    /// The origin of a limiter returned by a function.
     pub fn call<'py>(
         function: Bound<'py, PyAny>,
         arguments: impl IntoPyObject<'py, Target = PyTuple, Output = Bound<'py, PyTuple>, Error = PyErr>,
     ) -> PyResult<Origin> {
         let arguments = arguments.into_pyobject(function.py())?;
-        Ok(Origin { made: Made::Call(function.unbind(), arguments.unbind()), policy: None, place: None })
+        let constructor = Constructor::Call(function.unbind(), arguments.unbind());
+        Ok(Origin { constructor, policy: None, address: None })
     }
 
-    /// The same, where it is known what it holds and where.
+    /// Adds the policy and the store for `repr`.
     pub fn shown(self, policy: Option<String>, store: Option<&workglow_limit::Store>) -> Origin {
-        Origin { policy, place: store.map(|store| store.url().to_owned()), ..self }
+        Origin { policy, address: store.map(|store| store.url().to_owned()), ..self }
     }
 
-    /// What pickle is told of a limiter.
+    /// Returns the value of a limiter's `__reduce__`.
     pub fn reduced<'py>(&self, limiter: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyTuple>> {
         let py = limiter.py();
-        let (class, named, children) = match &self.made {
-            Made::Call(function, arguments) => return (function, arguments).into_pyobject(py),
-            Made::Class(class, named, children) => (class, named, children),
+        let (class, named, children) = match &self.constructor {
+            Constructor::Call(function, arguments) => return (function, arguments).into_pyobject(py),
+            Constructor::Class(class, named, children) => (class, named, children),
         };
-        if self.place.is_none() && self.policy.is_some() {
-            let reason = "a limiter without a store counts in its process alone: give it a store and a name".to_owned();
+        if self.address.is_none() && self.policy.is_some() {
+            let reason = "a limiter without a store counts in one process only: pass store and name".to_owned();
             return Err(raised(Error::Unsupported { reason }));
         }
         let positional = match children {
             None => PyTuple::empty(py),
-            // As they are now.
+            // The children at this time.
             Some(children) => PyTuple::new(py, [PyList::new(py, children.bind(py))?])?,
         };
         let rebuild = py.import("workglow_limit._pickled")?.getattr("rebuild")?;
         let arguments = (limiter.get_type(), class, positional, named);
-        // What a subclass of Python's has beyond that. (Python 3.10 has no `__getstate__`.)
+        // The attributes of a subclass written in Python. (Python 3.10 has no `__getstate__`.)
         let state = match limiter.getattr_opt("__getstate__")? {
             Some(state) => Some(state.call0()?),
             None => limiter.getattr_opt("__dict__")?,
@@ -87,31 +89,31 @@ impl Origin {
         (rebuild, arguments, state).into_pyobject(py)
     }
 
-    /// What the limiter is.
+    /// Returns the `repr` of a limiter.
     pub fn repr(&self, limiter: &Bound<'_, PyAny>, name: &str) -> PyResult<String> {
         let class = limiter.get_type().name()?;
         let mut text = class.to_string_lossy().into_owned();
-        if let Made::Class(_, _, Some(children)) = &self.made {
-            // A child that was written in Python may say anything, and may fail at it.
+        if let Constructor::Class(_, _, Some(children)) = &self.constructor {
+            // The `repr` of a child written in Python may fail.
             let children = children.bind(limiter.py()).repr();
             let children =
                 children.map_or_else(|_| "[…]".to_owned(), |children| children.to_string_lossy().into_owned());
             return Ok(format!("<{text} of {children}>"));
         }
-        if self.place.is_some() {
+        if self.address.is_some() {
             text += &format!(" {name:?}");
         }
         if let Some(policy) = &self.policy {
             text += &format!(": {policy}");
         }
-        if let Some(place) = &self.place {
-            text += &format!(" in {place}");
+        if let Some(address) = &self.address {
+            text += &format!(" in {address}");
         }
         Ok(format!("<{text}>"))
     }
 }
 
-/// What pickle is told of a store.
+/// Returns the value of a store's `__reduce__`.
 pub fn reduced_store<'py>(
     py: Python<'py>,
     class: Bound<'py, PyType>,
@@ -122,7 +124,7 @@ pub fn reduced_store<'py>(
     (rebuild, (&class, &class, (address,), named)).into_pyobject(py)
 }
 
-/// The exception of what cannot be sent to another process.
-pub fn stays<R>(reason: &str) -> PyResult<R> {
+/// Raises the exception of an object that cannot be sent to another process.
+pub fn refuse_pickling<R>(reason: &str) -> PyResult<R> {
     Err(raised(Error::Unsupported { reason: reason.to_owned() }))
 }

@@ -1,12 +1,12 @@
-//! What an admitted start holds.
+//! Permits and places.
 
 use crate::argument::{self, quoting, wrong_type};
-use crate::asking;
-use crate::by_hand::{self, Signature};
-use crate::elsewhere::Whose;
+use crate::async_call;
 use crate::error::raised;
-use crate::limiter::Node;
+use crate::fastcall::{self, Signature};
+use crate::limiter::SharedLimiter;
 use crate::origin;
+use crate::threads::OwnerId;
 use crate::waiting::wait_here;
 use pyo3::exceptions::PyResourceWarning;
 use pyo3::prelude::*;
@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, SystemTime};
 use workglow_limit::{Error, MayWait, RawPermit, Result, fork_generation};
 
-/// How a permit ends.
+/// The end of a permit.
 #[derive(Clone, Copy, PartialEq)]
 pub enum End {
     Complete,
@@ -34,90 +34,91 @@ impl End {
         match self {
             End::Complete => core.complete(raw),
             End::Cancel if started => core.cancel(raw),
-            // Somebody may have started with its text meanwhile.
+            // Another process may have started with its text.
             End::Cancel => core.cancel_place(raw),
             End::Settle(actual) => core.settle(raw, actual),
         }
     }
 }
 
-/// A permit or place. Python's class of it is at the end of this file.
+/// A permit or place. Its Python class is at the end of this file.
 pub struct Permit {
-    node: Arc<Node>,
+    shared: Arc<SharedLimiter>,
     raw: RawPermit,
-    /// The key, where somebody who waits for it wants to hear of the end.
+    /// The key, if its end may free units for waiters.
     key: Option<Box<str>>,
     /// False for a place.
     started: bool,
-    /// Of the process that took it.
+    /// The fork generation of the process that took it.
     generation: u64,
     ended: AtomicBool,
-    /// When to present a place again that is ready, but not admitted yet by a limit that cannot tell when; in µs.
-    again: AtomicU64,
+    /// The delay in µs before presenting again a place that is ready, but that its limit has not admitted. Such a limit cannot
+    /// predict its next start.
+    retry_us: AtomicU64,
 }
 
 impl Permit {
     #[inline]
-    pub fn new(node: &Arc<Node>, raw: RawPermit) -> Permit {
-        Self::made(node, raw, true, None)
+    pub fn new(shared: &Arc<SharedLimiter>, raw: RawPermit) -> Permit {
+        Self::made(shared, raw, true, None)
     }
 
-    /// A start on a key that is known.
+    /// A start with a known key.
     #[inline]
-    pub fn with_key(node: &Arc<Node>, raw: RawPermit, key: &str) -> Permit {
-        Self::made(node, raw, true, node.holds(&raw).then(|| key.into()))
+    pub fn with_key(shared: &Arc<SharedLimiter>, raw: RawPermit, key: &str) -> Permit {
+        Self::made(shared, raw, true, shared.holds(&raw).then(|| key.into()))
     }
 
-    /// A place, to present after so long.
-    pub fn place(node: &Arc<Node>, raw: RawPermit, after: Duration) -> Permit {
-        let place = Self::made(node, raw, false, None);
+    /// A place to present after a delay.
+    pub fn place(shared: &Arc<SharedLimiter>, raw: RawPermit, after: Duration) -> Permit {
+        let place = Self::made(shared, raw, false, None);
         place.present_after(after);
         place
     }
 
-    /// Notes what nobody can calculate later.
+    /// Notes the delay of a place that is already ready. For other places it follows from the place itself.
     pub fn present_after(&self, after: Duration) {
-        let is_ready = self.node.core.ready_in(&self.raw).is_none_or(|wait| wait.is_zero());
-        self.again.store(if is_ready { after.as_micros() as u64 } else { 0 }, Relaxed);
+        let is_ready = self.shared.core.ready_in(&self.raw).is_none_or(|wait| wait.is_zero());
+        self.retry_us.store(if is_ready { after.as_micros() as u64 } else { 0 }, Relaxed);
     }
 
     #[inline]
-    fn made(node: &Arc<Node>, raw: RawPermit, started: bool, key: Option<Box<str>>) -> Permit {
-        let (ended, again) = (AtomicBool::new(false), AtomicU64::new(0));
-        Permit { node: node.clone(), raw, key, started, generation: fork_generation(), ended, again }
+    fn made(shared: &Arc<SharedLimiter>, raw: RawPermit, started: bool, key: Option<Box<str>>) -> Permit {
+        let (ended, retry_us) = (AtomicBool::new(false), AtomicU64::new(0));
+        Permit { shared: shared.clone(), raw, key, started, generation: fork_generation(), ended, retry_us }
     }
 
-    /// Completes it as a permit of `node`.
-    pub fn complete_at(&self, py: Python<'_>, node: &Arc<Node>) -> PyResult<()> {
-        if !Arc::ptr_eq(&self.node, node) {
-            return Err(raised(Error::ForeignPermit { limit: node.core.name().to_owned() }));
+    /// Completes it as a permit of `shared`.
+    pub fn complete_at(&self, py: Python<'_>, shared: &Arc<SharedLimiter>) -> PyResult<()> {
+        if !Arc::ptr_eq(&self.shared, shared) {
+            return Err(raised(Error::ForeignPermit { limit: shared.core.name().to_owned() }));
         }
         self.complete(py)
     }
 
-    /// Ends it, and lets those who wait for it look again.
+    /// Ends it and wakes waiters.
     pub fn end_with(&self, end: End) -> Result<()> {
         if !self.begin_to_end() {
             return Ok(());
         }
-        self.ended_with(end, end.of(&*self.node.core, &self.raw, self.started))
+        self.ended_with(end, end.of(&*self.shared.core, &self.raw, self.started))
     }
 
-    /// The same where it may wait. Who is killed meanwhile has ended it, too.
+    /// As `end_with`, where the call may wait. A greenlet that is killed during the wait has ended it too.
     fn end(&self, py: Python<'_>, end: End) -> PyResult<()> {
         if !self.begin_to_end() {
             return Ok(());
         }
         let (raw, started) = (self.raw, self.started);
-        let ended = self.node.wait(py, "", move |core, _| end.of(core, &raw, started))?;
+        let ended = self.shared.wait(py, "", move |core, _| end.of(core, &raw, started))?;
         self.ended_with(end, ended).map_err(raised)
     }
 
-    pub fn whose(&self) -> Whose {
-        self.node.whose
+    pub fn owner(&self) -> OwnerId {
+        self.shared.owner
     }
 
-    /// Is it this call's to end? It remembers, so that only the first end counts, whatever the others would be.
+    /// Returns whether this call ends it. Only the first end counts, whichever kind it is.
     fn begin_to_end(&self) -> bool {
         !self.is_over() && !self.ended.swap(true, Relaxed)
     }
@@ -127,20 +128,21 @@ impl Permit {
             self.ended.store(false, Relaxed);
             return ended;
         }
-        // A limit of starts frees nothing when one is complete.
-        if self.node.has_lines() && (end != End::Complete || self.key.is_some() || self.node.holds(&self.raw)) {
-            self.node.freed(self.key.as_deref());
+        // Completing a start of a rate limit frees nothing.
+        if self.shared.has_had_waiters() && (end != End::Complete || self.key.is_some() || self.shared.holds(&self.raw))
+        {
+            self.shared.wake_waiters(self.key.as_deref());
         }
         Ok(())
     }
 
-    /// Is there nothing to end? It has ended, or it is another process's.
+    /// Returns whether it has ended or belongs to another process.
     #[inline]
     fn is_over(&self) -> bool {
         self.ended.load(Relaxed) || self.is_inherited()
     }
 
-    /// Is it another process's?
+    /// Returns whether it belongs to another process.
     #[inline]
     fn is_inherited(&self) -> bool {
         self.generation != fork_generation()
@@ -148,24 +150,24 @@ impl Permit {
 }
 
 impl Permit {
-    /// Completes it, and says that it was forgotten, as Python does for a file that was not closed.
+    /// Completes a permit that was dropped without an end, with a ResourceWarning, as Python does for an unclosed file.
     #[cold]
-    fn forgotten(&self) {
-        let limiter = self.node.core.name();
-        let told = Python::try_attach(|py| {
-            // An exception may be on its way: it is not ours to lose.
+    fn complete_dropped(&self) {
+        let limiter = self.shared.core.name();
+        let attached = Python::try_attach(|py| {
+            // Keep an exception that is being raised.
             let pending = PyErr::take(py);
-            let mut ended = self.node.core.complete(&self.raw);
+            let mut ended = self.shared.core.complete(&self.raw);
             if let Err(Error::WouldWait) = ended {
-                // Whatever is being collected here: nobody else runs meanwhile.
-                ended = wait_here(py, || self.node.core.complete(&self.raw));
+                // A garbage collection may run here, so no other greenlet may run during the wait.
+                ended = wait_here(py, || self.shared.core.complete(&self.raw));
             }
             if let Err(e) = ended.map_err(raised) {
                 e.write_unraisable(py, None);
             }
-            self.node.freed(self.key.as_deref());
-            let text = format!("a permit of {limiter:?} was dropped without an end: use it in a with statement");
-            // Quoting a name escapes its zeros.
+            self.shared.wake_waiters(self.key.as_deref());
+            let text = format!("a permit of {limiter:?} was dropped before it ended: use it in a with statement");
+            // `{:?}` escapes zeros in the name.
             let text = CString::new(text).unwrap_or_default();
             if let Err(e) = PyErr::warn(py, &py.get_type::<PyResourceWarning>(), &text, 1) {
                 e.write_unraisable(py, None);
@@ -174,14 +176,14 @@ impl Permit {
                 pending.restore(py);
             }
         });
-        if told.is_none() {
-            // Python is about to end. Limiters that are written in Python have ended.
-            let _ = MayWait::Briefly.during(|| self.node.core.complete(&self.raw));
+        if attached.is_none() {
+            // The interpreter is shutting down. Limiters written in Python have ended.
+            let _ = MayWait::Briefly.during(|| self.shared.core.complete(&self.raw));
         }
     }
 }
 
-// What Python calls.
+// The methods of the Python class.
 impl Permit {
     pub fn complete(&self, py: Python<'_>) -> PyResult<()> {
         match self.end_with(End::Complete) {
@@ -203,29 +205,29 @@ impl Permit {
             return Ok(());
         }
         let raw = self.raw;
-        self.node.decide(py, "", move |core, _| core.renew(&raw))
+        self.shared.decide(py, "", move |core, _| core.renew(&raw))
     }
 
     fn to_text(&self, py: Python<'_>) -> PyResult<String> {
         let raw = self.raw;
-        self.node.decide(py, "", move |core, _| core.to_text(&raw))
+        self.shared.decide(py, "", move |core, _| core.to_text(&raw))
     }
 
     fn wait(&self) -> f64 {
         if self.started {
             return 0.0;
         }
-        let again = Duration::from_micros(self.again.load(Relaxed));
-        self.node.core.ready_in(&self.raw).unwrap_or_default().max(again).as_secs_f64()
+        let retry = Duration::from_micros(self.retry_us.load(Relaxed));
+        self.shared.core.ready_in(&self.raw).unwrap_or_default().max(retry).as_secs_f64()
     }
 
     fn ready_at(&self) -> Option<SystemTime> {
-        self.node.core.ready_at(&self.raw)
+        self.shared.core.ready_at(&self.raw)
     }
 
     fn ready_at_monotonic(&self) -> Option<f64> {
-        let ns = self.node.core.ready_at_monotonic_ns(&self.raw)?;
-        // Whole microseconds are exact as a float for centuries; the quotient may round up, so take the one below.
+        let ns = self.shared.core.ready_at_monotonic_ns(&self.raw)?;
+        // A float holds whole microseconds exactly for centuries. The quotient may round up, so take the next lower float.
         Some(((ns / 1_000) as f64 / 1e6).next_down())
     }
 
@@ -233,14 +235,15 @@ impl Permit {
         if self.started {
             return Ok(());
         }
-        let reason = "a place that has not started cannot be entered: present it, and enter the permit that it becomes";
+        let reason =
+            "a place that has not started cannot be entered: present it, and enter the permit that present returns";
         Err(raised(Error::Unsupported { reason: reason.to_owned() }))
     }
 
     fn repr(&self) -> String {
         let started = if self.started { "" } else { ", not started" };
         let ended = if self.is_over() { ", ended" } else { "" };
-        format!("<Permit of {:?}{started}{ended}>", self.node.core.name())
+        format!("<Permit of {:?}{started}{ended}>", self.shared.core.name())
     }
 }
 
@@ -250,19 +253,19 @@ impl Drop for Permit {
             return;
         }
         if !self.started {
-            // It may be on its way as a text, and goes on.
-            return self.node.core.drop_place(&self.raw);
+            // Its text may be in a queue, so the place remains.
+            return self.shared.core.drop_place(&self.raw);
         }
-        if self.node.holds(&self.raw) {
-            self.forgotten();
+        if self.shared.holds(&self.raw) {
+            self.complete_dropped();
         } else {
-            // Nobody is left to hear of an error.
-            let _ = self.node.core.complete(&self.raw);
+            // No caller is left to receive an error.
+            let _ = self.shared.core.complete(&self.raw);
         }
     }
 }
 
-/// A place as Python gives it: the object, or its text.
+/// A place from Python: the object or its text.
 pub enum Place {
     Object(Py<Permit>),
     Text(Py<PyString>),
@@ -279,14 +282,14 @@ impl Place {
         }
     }
 
-    /// The same, to wait with: it has a key, a weight and a grace of its own, and has yet to start.
+    /// Reads a place to wait with. It has its own key, weight and grace, and must not have started.
     pub fn to_wait_with(
         value: &Bound<'_, PyAny>,
         key: Option<&str>,
         weight: u64,
         grace: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Place> {
-        const NONE: &str = "none beside a place, which has its own";
+        const NONE: &str = "none with a place, which has its own";
         let wrong =
             |parameter, value| Err(raised(Error::InvalidArgument { parameter, value, expected: NONE.to_owned() }));
         if let Some(key) = key {
@@ -306,22 +309,22 @@ impl Place {
         }
     }
 
-    /// What the core knows it by.
-    pub fn raw(&self, py: Python<'_>, node: &Arc<Node>) -> PyResult<RawPermit> {
+    /// Returns the core's permit.
+    pub fn raw(&self, py: Python<'_>, shared: &Arc<SharedLimiter>) -> PyResult<RawPermit> {
         match self {
             Place::Object(permit) => Ok(Permit::of(permit).raw),
-            Place::Text(text) => read(node, "place", text.bind(py)),
+            Place::Text(text) => read(shared, "place", text.bind(py)),
         }
     }
 
-    /// Another permit took its place, or nobody has it any more.
+    /// Marks the object as ended: another permit or a waiter now has the place.
     pub fn use_up(&self) {
         if let Place::Object(permit) = self {
             Permit::of(permit).ended.store(true, Relaxed);
         }
     }
 
-    /// The object, if it still is that place.
+    /// Returns the object, if it still holds that place.
     pub fn object(&self, place: &RawPermit) -> Option<&Py<Permit>> {
         match self {
             Place::Object(permit) if Permit::of(permit).raw == *place && !Permit::of(permit).is_over() => Some(permit),
@@ -330,15 +333,15 @@ impl Place {
     }
 }
 
-/// The permit or place of a text.
-pub fn read(node: &Arc<Node>, parameter: &'static str, given: &Bound<'_, PyAny>) -> PyResult<RawPermit> {
+/// Reads the permit or place of a text.
+pub fn read(shared: &Arc<SharedLimiter>, parameter: &'static str, given: &Bound<'_, PyAny>) -> PyResult<RawPermit> {
     let text = argument::text(parameter, given)?;
-    let read = node.ask(given.py(), text, |core, text| core.permit_from_text(text), |_, _| ());
+    let read = shared.ask(given.py(), text, |core, text| core.permit_from_text(text), |_, _| ());
     read?.map_err(|e| quoting(e, &[("place", parameter, given)]))
 }
 
-// Python's class. Each start makes an object of it and ends that, so it is written by hand: those of PyO3 take part in the collection
-// of garbage and are made by `object.__new__`, which takes about as long as a decision. A permit refers to no other object.
+// The Python class. Each start creates and destroys an object of it, so it does not use PyO3: a PyO3 class takes part in garbage
+// collection and is created by `object.__new__`, which takes about as long as a decision. A permit refers to no other object.
 
 #[repr(C)]
 struct Object {
@@ -346,12 +349,12 @@ struct Object {
     permit: Permit,
 }
 
-// SAFETY: the class is made once and has no subclasses, so what is of it is an `Object`.
+// SAFETY: the class is created once and has no subclasses, so every instance is an `Object`.
 unsafe impl PyTypeInfo for Permit {
     #[inline]
     fn type_object_raw(py: Python<'_>) -> *mut ffi::PyTypeObject {
         static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
-        // Made while the module is, where what fails is raised.
+        // Created with the module, which raises an error if this fails.
         CLASS.get_or_init(py, || class(py).expect("the class of permits")).as_ptr().cast()
     }
 }
@@ -367,14 +370,14 @@ impl<'py> IntoPyObject<'py> for Permit {
 }
 
 impl Permit {
-    /// Makes an object. Its permit is made in its place: to move one takes a tenth of a decision.
+    /// Creates an object. The permit is built in place: moving one takes a tenth of a decision.
     #[inline(always)]
     pub fn object<'py>(py: Python<'py>, make: impl FnOnce() -> Permit) -> PyResult<Bound<'py, Permit>> {
-        // SAFETY: a new object, or null; it is an object of this class as soon as it has its permit.
+        // SAFETY: a new object, or null. With its permit written it is a valid instance.
         unsafe {
             let object = ffi::PyObject_New::<Object>(Permit::type_object_raw(py));
             if object.is_null() {
-                drop(make()); // It ends.
+                drop(make()); // Dropping it ends it.
                 return Err(PyErr::fetch(py));
             }
             (&raw mut (*object).permit).write(make());
@@ -382,33 +385,33 @@ impl Permit {
         }
     }
 
-    /// The permit of an object.
+    /// Returns the permit of an object.
     pub fn of(object: &Py<Permit>) -> &Permit {
-        // SAFETY: the object is of the class, and lives as long as the reference to it. Nothing changes it but by its atomics.
+        // SAFETY: the object is an instance and lives as long as the reference to it. Only its atomics change.
         unsafe { &(*object.as_ptr().cast::<Object>()).permit }
     }
 }
 
-/// Calls a method of Rust's for Python.
+/// Calls a Rust method for Python.
 ///
 /// # Safety
-/// `this` is of the class, and the thread is attached: as whenever Python calls a method of it.
+/// `this` is an instance of the class and the thread is attached, which is the case whenever Python calls its method.
 unsafe fn call<R: for<'py> IntoPyObject<'py>>(
     this: *mut ffi::PyObject,
     method: impl for<'py> FnOnce(Python<'py>, &Permit) -> PyResult<R>,
 ) -> *mut ffi::PyObject {
-    // SAFETY: as the caller says. Whoever calls keeps the object.
+    // SAFETY: as above. The caller keeps the object alive.
     unsafe {
         let permit = &(*this.cast::<Object>()).permit;
-        by_hand::answer(|py| method(py, permit)?.into_py_any(py).map(Py::into_ptr))
+        fastcall::answer(|py| method(py, permit)?.into_py_any(py).map(Py::into_ptr))
     }
 }
 
-/// A method without arguments, or a getter (which has a pointer in their stead, too).
+/// A method without arguments, or a getter, which also takes one unused pointer.
 macro_rules! method {
     ($argument:ty, $method:expr) => {{
         unsafe extern "C" fn method(this: *mut ffi::PyObject, _: $argument) -> *mut ffi::PyObject {
-            // SAFETY: Python calls.
+            // SAFETY: called by Python.
             unsafe { call(this, $method) }
         }
         method
@@ -422,11 +425,11 @@ unsafe extern "C" fn settle(
     names: *mut ffi::PyObject,
 ) -> *mut ffi::PyObject {
     let method = |py: Python<'_>, permit: &Permit| {
-        // SAFETY: Python calls.
+        // SAFETY: called by Python.
         let actual = unsafe { actual("Permit.settle", py, given, number, names) }?;
         permit.settle(py, actual).map(|()| py.None())
     };
-    // SAFETY: Python calls.
+    // SAFETY: called by Python.
     unsafe { call(this, method) }
 }
 
@@ -437,17 +440,17 @@ unsafe extern "C" fn settle_async(
     names: *mut ffi::PyObject,
 ) -> *mut ffi::PyObject {
     let method = |py: Python<'_>, _: &Permit| {
-        // SAFETY: Python calls.
+        // SAFETY: called by Python.
         unsafe {
             let end = End::Settle(actual("Permit.settle_async", py, given, number, names)?);
-            asking::end(py, itself(py, this), end).map(Bound::unbind)
+            async_call::end(py, itself(py, this), end).map(Bound::unbind)
         }
     };
-    // SAFETY: Python calls.
+    // SAFETY: called by Python.
     unsafe { call(this, method) }
 }
 
-/// The argument of settle.
+/// Reads the argument of settle.
 ///
 /// # Safety
 /// As `Signature::arguments`.
@@ -459,7 +462,7 @@ unsafe fn actual(
     names: *mut ffi::PyObject,
 ) -> PyResult<u64> {
     let takes: Signature<1> = Signature { method, parameters: ["actual"], required: 1 };
-    // SAFETY: as the caller says.
+    // SAFETY: as above.
     let [actual] = unsafe { takes.arguments(py, given, number, names) }?;
     actual.map_or(Ok(0), |actual| argument::actual(&actual))
 }
@@ -469,35 +472,35 @@ unsafe extern "C" fn exit(
     _exception: *mut *mut ffi::PyObject,
     _number: ffi::Py_ssize_t,
 ) -> *mut ffi::PyObject {
-    // SAFETY: Python calls.
+    // SAFETY: called by Python.
     unsafe { call(this, |py, permit| permit.complete(py).map(|()| py.None())) }
 }
 
-/// The object of a method's call.
+/// Returns a new reference to the object of a method call.
 ///
 /// # Safety
-/// `this` is of the class: as whenever Python calls a method of it.
+/// `this` is an instance of the class, which is the case whenever Python calls its method.
 unsafe fn itself(py: Python<'_>, this: *mut ffi::PyObject) -> Py<Permit> {
-    // SAFETY: as the caller says. Whoever calls keeps the object meanwhile.
+    // SAFETY: as above. The caller keeps the object alive during the call.
     unsafe { Bound::from_borrowed_ptr(py, this).cast_into_unchecked().unbind() }
 }
 
 unsafe extern "C" fn enter(this: *mut ffi::PyObject, _: *mut ffi::PyObject) -> *mut ffi::PyObject {
-    // SAFETY: Python calls.
+    // SAFETY: called by Python.
     unsafe { call(this, |py, permit| permit.check_started().map(|()| itself(py, this))) }
 }
 
-// Those for asyncio answer coroutines, which keep the object.
+// The asynchronous methods return coroutines that keep the object alive.
 
 unsafe extern "C" fn enter_async(this: *mut ffi::PyObject, _: *mut ffi::PyObject) -> *mut ffi::PyObject {
     static ITSELF: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
     let entered = |py: Python<'_>, permit: &Permit| {
         permit.check_started()?;
-        // SAFETY: Python calls.
+        // SAFETY: called by Python.
         let permit = unsafe { itself(py, this) };
         Ok(ITSELF.import(py, "workglow_limit._loops", "itself")?.call1((permit,))?.unbind())
     };
-    // SAFETY: Python calls.
+    // SAFETY: called by Python.
     unsafe { call(this, entered) }
 }
 
@@ -506,27 +509,27 @@ unsafe extern "C" fn exit_async(
     _exception: *mut *mut ffi::PyObject,
     _number: ffi::Py_ssize_t,
 ) -> *mut ffi::PyObject {
-    // SAFETY: Python calls.
+    // SAFETY: called by Python.
     unsafe { complete_async(this, ptr::null_mut()) }
 }
 
 unsafe extern "C" fn complete_async(this: *mut ffi::PyObject, _: *mut ffi::PyObject) -> *mut ffi::PyObject {
-    // SAFETY: Python calls.
-    unsafe { call(this, |py, _| asking::end(py, itself(py, this), End::Complete).map(Bound::unbind)) }
+    // SAFETY: called by Python.
+    unsafe { call(this, |py, _| async_call::end(py, itself(py, this), End::Complete).map(Bound::unbind)) }
 }
 
 unsafe extern "C" fn cancel_async(this: *mut ffi::PyObject, _: *mut ffi::PyObject) -> *mut ffi::PyObject {
-    // SAFETY: Python calls.
-    unsafe { call(this, |py, _| asking::end(py, itself(py, this), End::Cancel).map(Bound::unbind)) }
+    // SAFETY: called by Python.
+    unsafe { call(this, |py, _| async_call::end(py, itself(py, this), End::Cancel).map(Bound::unbind)) }
 }
 
 unsafe extern "C" fn repr(this: *mut ffi::PyObject) -> *mut ffi::PyObject {
-    // SAFETY: Python calls.
+    // SAFETY: called by Python.
     unsafe { call(this, |_, permit| Ok(permit.repr())) }
 }
 
 unsafe extern "C" fn dealloc(this: *mut ffi::PyObject) {
-    // SAFETY: nobody has the object any more. It has a reference to its class.
+    // SAFETY: the last reference to the object is gone. The object holds a reference to its class.
     unsafe {
         let class = ffi::Py_TYPE(this);
         let _ = catch_unwind(|| ptr::drop_in_place(&raw mut (*this.cast::<Object>()).permit));
@@ -536,55 +539,57 @@ unsafe extern "C" fn dealloc(this: *mut ffi::PyObject) {
 }
 
 const DOC: &CStr = c"\
-What an admitted start holds. It ends with complete(), cancel() or settle(), or completes with its block when used
-in a with statement (in asyncio: async with), whatever happened inside. Ending it again is a no-op. In a forked child an inherited permit
-does nothing: it is the parent's.
+The permit of an admitted start. It ends by complete(), cancel() or settle(). A with statement (async with in event loops)
+completes it at the end of the block, also after an exception. Ending it again is a no-op. In a forked child an inherited
+permit does nothing, as it belongs to the parent.
 
-Or a place: a start in the future, taken by Limiter.reserve(). It has not started, and does so when it is presented.";
+Or a place: a start in the future, taken by Limiter.reserve(). It starts when it is presented.";
 
-const STAYS: &str =
-    "a permit stays with its process, and so does a copy: send to_text(), and read it with Limiter.permit or .place";
+const NOT_PICKLABLE: &str =
+    "a permit cannot be pickled or copied: send its to_text(), and read that with Limiter.permit or Limiter.place";
 
-const COMPLETE: &CStr = c"complete($self)\n--\n\nThe job ran.";
+const COMPLETE: &CStr = c"complete($self)\n--\n\nEnds the permit of a job that has run.";
 
 const CANCEL: &CStr = c"cancel($self)\n--\n\n\
-The job never ran, or nobody will use the place: its units are free again at once.";
+Ends the permit of a job that has not run, or returns a place. Its units are free again at once.";
 
 const SETTLE: &CStr = c"settle($self, actual)\n--\n\n\
-The job ran, and was worth actual units instead of the weight that it started with: what it did not use is free
-again at once, what it used beyond is owed, up to one whole capacity, and delays later starts.";
+Ends the permit of a job that has used actual units instead of its weight. Unused units are free again at once. Additional\n\
+units are owed, up to one whole capacity, and delay later starts.";
 
 const COMPLETE_ASYNC: &CStr = c"complete_async($self)\n--\n\n\
-complete for asyncio: await it. What has to wait for the store does not hold up the event loop, and goes on if the task\n\
+As complete, for event loops: await it. Waiting for the store does not block the loop. The call finishes even if the task\n\
 that awaits it is cancelled.";
 
-const CANCEL_ASYNC: &CStr = c"cancel_async($self)\n--\n\ncancel for asyncio, as complete_async.";
+const CANCEL_ASYNC: &CStr = c"cancel_async($self)\n--\n\nAs cancel, for event loops: see complete_async.";
 
-const SETTLE_ASYNC: &CStr = c"settle_async($self, actual)\n--\n\nsettle for asyncio, as complete_async.";
+const SETTLE_ASYNC: &CStr = c"settle_async($self, actual)\n--\n\nAs settle, for event loops: see complete_async.";
 
 const RENEW: &CStr = c"renew($self)\n--\n\n\
-Lets a lease begin anew: it holds its units for its whole length from now on. A no-op for permits that are no leases.
-Raises LeaseLost if it has ended meanwhile; perhaps another start holds its units by now.";
+Renews a lease: it holds its units for its full duration from now on. A no-op for a permit that is not a lease. Raises\n\
+LeaseLost if the lease has already ended; another start may hold its units.";
 
 const TO_TEXT: &CStr = c"to_text($self)\n--\n\n\
-The permit or place as a short text, with which another process that has the same limit can go on: present()
-takes the text of a place, permit() that of a start.";
+Returns the permit or place as a short text, for another process that uses the same limit. Limiter.present reads the text of\n\
+a place, Limiter.permit that of a started permit.";
 
 const FENCE: &CStr = c"\
-A number that is larger for every later lease of the same key, for what the lease protects to refuse whoever comes
-late; None for permits that are no leases.";
+A number that increases with every lease of a key, so that a protected resource can reject an old holder. None for a permit\n\
+that is not a lease.";
 
-const STARTED: &CStr = c"False for a place.";
+const STARTED: &CStr = c"Whether the job may run; False for a place.";
 
 const WAIT: &CStr = c"\
-In how many seconds to present the place; 0.0 if it has started, or is ready and nobody has refused it yet.";
+The seconds until the place should be presented. 0.0 if it has started, or if it is ready and has not been refused.";
 
-const READY_AT: &CStr = c"When the start's place comes or came, if it had to wait for one. Aware, in UTC.";
+const READY_AT: &CStr = c"\
+The time at which the place is or was ready, as an aware datetime in UTC. None if the start had no place.";
 
 const READY_AT_MONOTONIC: &CStr = c"\
-The same in seconds on the clock of time.monotonic(), never later than it was (on a server: by no more than its answers are late): for measuring.";
+ready_at on the clock of time.monotonic(), in seconds, for measurements. It is never later than the true time. On a server it\n\
+may be earlier by the delay of the server's answers.";
 
-/// Makes the class.
+/// Creates the class.
 fn class(py: Python<'_>) -> PyResult<Py<PyType>> {
     type None = *mut ffi::PyObject;
     use ffi::{METH_FASTCALL, METH_KEYWORDS, METH_NOARGS, PyMethodDefPointer as Pointer};
@@ -602,7 +607,7 @@ fn class(py: Python<'_>) -> PyResult<Py<PyType>> {
         doc: doc.as_ptr(),
         closure: ptr::null_mut(),
     };
-    // Python goes on using these.
+    // Python keeps pointers to these.
     let methods = Box::leak(Box::new([
         plain(c"complete", method!(None, |py, permit| permit.complete(py).map(|()| py.None())), COMPLETE),
         plain(c"cancel", method!(None, |py, permit| permit.cancel(py).map(|()| py.None())), CANCEL),
@@ -617,7 +622,11 @@ fn class(py: Python<'_>) -> PyResult<Py<PyType>> {
         ),
         plain(c"renew", method!(None, |py, permit| permit.renew(py).map(|()| py.None())), RENEW),
         plain(c"to_text", method!(None, |py, permit| permit.to_text(py)), TO_TEXT),
-        plain(c"__reduce__", method!(None, |_, _| origin::stays::<()>(STAYS)), c"__reduce__($self)\n--\n\n"),
+        plain(
+            c"__reduce__",
+            method!(None, |_, _| origin::refuse_pickling::<()>(NOT_PICKLABLE)),
+            c"__reduce__($self)\n--\n\n",
+        ),
         plain(c"__enter__", enter, c"__enter__($self)\n--\n\n"),
         method(c"__exit__", METH_FASTCALL, Pointer { PyCFunctionFast: exit }, c"__exit__($self, *_exception)\n--\n\n"),
         plain(c"__aenter__", enter_async, c"__aenter__($self)\n--\n\n"),
@@ -630,7 +639,7 @@ fn class(py: Python<'_>) -> PyResult<Py<PyType>> {
         ffi::PyMethodDef::zeroed(),
     ]));
     let getters = Box::leak(Box::new([
-        getter(c"fence", method!(*mut c_void, |_, permit| Ok(permit.node.core.fence(&permit.raw))), FENCE),
+        getter(c"fence", method!(*mut c_void, |_, permit| Ok(permit.shared.core.fence(&permit.raw))), FENCE),
         getter(c"started", method!(*mut c_void, |_, permit| Ok(permit.started)), STARTED),
         getter(c"wait", method!(*mut c_void, |_, permit| Ok(permit.wait())), WAIT),
         getter(c"ready_at", method!(*mut c_void, |_, permit| Ok(permit.ready_at())), READY_AT),
@@ -657,7 +666,7 @@ fn class(py: Python<'_>) -> PyResult<Py<PyType>> {
         flags: (ffi::Py_TPFLAGS_DEFAULT | ffi::Py_TPFLAGS_DISALLOW_INSTANTIATION) as _,
         slots: slots.as_mut_ptr(),
     };
-    // SAFETY: each slot has what it is for, and the functions have the types that their flags say.
+    // SAFETY: each slot holds the value of its kind, and the functions have the types that their flags declare.
     let class = unsafe { Bound::from_owned_ptr_or_err(py, ffi::PyType_FromSpec(&raw mut spec)) }?;
     Ok(class.cast_into::<PyType>()?.unbind())
 }

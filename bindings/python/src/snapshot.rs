@@ -1,4 +1,4 @@
-//! What a store looks like at one moment.
+//! Snapshots of a store.
 
 use crate::stats::Stats;
 use pyo3::prelude::*;
@@ -7,106 +7,105 @@ use pyo3::{PyClass, PyClassInitializer};
 use std::time::{Duration, SystemTime};
 use workglow_limit::WAIT_BOUNDS;
 
-/// What a store looks like at one moment, as Store.snapshot() sees it. Durations are in seconds.
+/// The state of a store at one time, from Store.snapshot(). Durations are in seconds.
 #[pyclass(frozen, get_all, module = "workglow_limit")]
 pub struct Snapshot {
-    /// When it was taken, by the wall clock; in UTC.
+    /// The time of the snapshot by the wall clock, in UTC.
     at: SystemTime,
     /// The store's address, without a password.
     store: String,
-    /// A LimitSnapshot of each limit, by name. Those of a composite are called "name/KIND".
+    /// A LimitSnapshot per limit, by name. The parts of a composite are called "name/KIND".
     limits: Py<PyTuple>,
-    /// Are the counts those of all processes that share the store? On a server they are those of this process.
+    /// Whether the counts cover all processes that share the store. On a server they cover this process only.
     counts_all_processes: bool,
-    /// A ProcessSnapshot of each process of this machine that uses the store. Empty where the store does not know: "memory:" and
-    /// servers.
+    /// A ProcessSnapshot per process of this machine that uses the store. Empty for "memory:" and servers, which do not record
+    /// processes.
     processes: Py<PyTuple>,
-    /// How long what was admitted has been waiting to be written to the database, at most. 0 where nothing waits.
+    /// The age of the oldest admitted start that is not yet in the database. 0 if all are.
     ledger_lag: f64,
-    /// The size of the lane in bytes; 0 where there is none.
+    /// The size of the lane in bytes; 0 without a lane.
     lane_bytes: u64,
-    /// How often the store failed a decision of this process.
+    /// The number of decisions of this process that failed because of the store.
     failures: u64,
 }
 
-/// What a limit looks like.
+/// The state of a limit.
 #[pyclass(frozen, get_all, module = "workglow_limit")]
 pub struct LimitSnapshot {
-    /// Its name.
+    /// The name of the limit.
     name: String,
     /// "rate", "concurrency", "delay", "evenly-spaced", "token-bucket", "leaky-bucket", "fixed-window" or "sliding-window-counter".
     kind: &'static str,
-    /// The policy that holds.
+    /// The policy in force.
     policy: String,
-    /// What programs declare.
+    /// The policy that programs declare.
     declared: String,
-    /// What an operator put above it.
+    /// An operator's override; None without one.
     r#override: Option<String>,
-    /// A Usage of each of its windows, by the key that uses most of it. There is at least one; the first is the fullest.
+    /// A Usage per window, for the key that uses most of the limit. There is at least one; the first is the fullest.
     usage: Py<PyTuple>,
-    /// Which key that is: its text if texts are asked for, else "#" and its id. None: the limit without a key.
+    /// The key of usage: its text with show_keys, otherwise "#" and its id. None for the limit without a key.
     fullest: Option<String>,
-    /// Is more than 80 % of it used?
+    /// Whether more than 80 % of the limit is used.
     near: bool,
-    /// The most units in use at a time, of one key, in the last minute or so.
+    /// The most units of one key in use at the same time, within about the last minute.
     peak: u64,
-    /// How long until a start of weight 1 would be admitted, by the fullest key.
+    /// The time until the fullest key would admit a start of weight 1.
     retry_after: f64,
-    /// For how long it is paused; 0 if it is not.
+    /// The time until the gate opens; 0 without a gate.
     paused_for: f64,
-    /// How many callers wait, in all processes.
+    /// The number of waiters in all processes.
     waiting: u64,
-    /// How many starts had to wait, by how long.
+    /// The number of starts that had to wait, by the length of the wait.
     waits: Py<Waits>,
-    /// How many places were lost, because their owners came too late.
+    /// The number of places that were lost because their owners came too late.
     places_lost: u64,
-    /// What was counted.
+    /// The counts of the limit.
     stats: Py<Stats>,
-    /// How many keys are known.
+    /// The number of known keys.
     keys: u64,
-    /// A KeySnapshot of each of the busiest keys, busiest first: as many as were asked for, at most.
+    /// A KeySnapshot per key, busiest first: at most as many as requested.
     hot_keys: Py<PyTuple>,
-    /// What this process holds of a server's grants. None where no server grants units.
+    /// The server's grants that this process holds. None if no server grants units.
     grants: Option<Py<GrantSnapshot>>,
 }
 
-/// What is used of a window, of a bucket or of what may run at once.
+/// The usage of a window, a bucket or a concurrency limit.
 #[pyclass(frozen, eq, get_all, module = "workglow_limit")]
 #[derive(PartialEq)]
 pub struct Usage {
     /// The units that are allowed.
     limit: u64,
-    /// Those that are in use.
+    /// The units that are in use.
     used: u64,
-    /// In how many seconds. None: at once.
+    /// The length of the window in seconds. None for a concurrency limit.
     window: Option<f64>,
 }
 
-/// How many starts had to wait, by how long.
+/// A histogram of the starts that had to wait, by the length of the wait.
 #[pyclass(frozen, eq, get_all, module = "workglow_limit")]
 #[derive(PartialEq)]
 pub struct Waits {
     /// The longest wait of each class but the last, in seconds.
     bounds: Vec<f64>,
-    /// How many starts are in each class. The last has those that waited longer.
+    /// The number of starts in each class. The last class has all longer waits.
     counts: Vec<u64>,
 }
 
-/// What one key looks like.
+/// The state of one key.
 #[pyclass(frozen, get_all, module = "workglow_limit")]
 pub struct KeySnapshot {
-    /// Its text if texts are asked for (of a long one the beginning), else "#" and its id, which stays the same as long as the store
-    /// exists.
+    /// The text of the key with show_keys (a long one is shortened), otherwise "#" and its id, which is stable while the store exists.
     key: String,
-    /// A policy of its own.
+    /// The key's own policy; None without one.
     r#override: Option<String>,
-    /// A Usage of each of its windows. The first is the fullest.
+    /// A Usage per window. The first is the fullest.
     usage: Py<PyTuple>,
-    /// How long until a start of weight 1 would be admitted.
+    /// The time until a start of weight 1 would be admitted.
     retry_after: f64,
-    /// For how long it is paused; 0 if it is not.
+    /// The time until the gate opens; 0 without a gate.
     paused_for: f64,
-    /// What was counted.
+    /// The counts of the key.
     stats: Py<Stats>,
 }
 
@@ -114,21 +113,21 @@ pub struct KeySnapshot {
 #[pyclass(frozen, eq, get_all, module = "workglow_limit")]
 #[derive(PartialEq)]
 pub struct ProcessSnapshot {
-    /// Its number in the system, as it sees it itself: in a container, that of the container.
+    /// The process's own view of its pid. In a container it is the container's pid.
     pid: u32,
-    /// What it runs.
+    /// The program that it runs.
     program: String,
-    /// For how long it has used the store.
+    /// The time since it began to use the store.
     since: f64,
 }
 
-/// What a server has granted to this process.
+/// The units that a server has granted to this process.
 #[pyclass(frozen, eq, get_all, module = "workglow_limit")]
 #[derive(PartialEq)]
 pub struct GrantSnapshot {
-    /// The units that it holds and has not used.
+    /// The granted units that are not used yet.
     held: u64,
-    /// How often it asked the server.
+    /// The number of requests to the server.
     requests: u64,
 }
 
@@ -202,7 +201,7 @@ fn usage(py: Python<'_>, all: &[workglow_limit::Usage]) -> PyResult<Py<PyTuple>>
     })
 }
 
-/// A tuple of what is made of each.
+/// Converts each item and returns the tuple.
 fn tuple<T, C: PyClass + Into<PyClassInitializer<C>>>(
     py: Python<'_>,
     all: impl IntoIterator<Item = T>,

@@ -1,8 +1,8 @@
-//! What was counted.
+//! Counts of limits and keys.
 
 use pyo3::prelude::*;
 
-/// Counts of a limit, or of one key, by all processes that share it.
+/// The counts of a limit or of one key, over all processes that share it.
 #[pyclass(frozen, eq, get_all, module = "workglow_limit")]
 #[derive(PartialEq)]
 pub struct Stats {
@@ -10,19 +10,19 @@ pub struct Stats {
     admitted: u64,
     /// Attempts that were denied.
     denied: u64,
-    /// The units that were asked for.
+    /// The units that were requested.
     units_wanted: u64,
-    /// Those that were granted.
+    /// The units that were granted.
     units_granted: u64,
     /// Starts that had to wait for a place.
     waited: u64,
-    /// How many seconds they waited, together.
+    /// The total time that they waited, in seconds.
     wait_time: f64,
     /// Permits and places that were cancelled.
     cancelled: u64,
-    /// Decisions that the store failed, whatever was answered instead.
+    /// Decisions that failed because of the store, whatever on_error answered.
     store_errors: u64,
-    /// How often another policy came to hold.
+    /// The number of policy changes.
     policy_changes: u64,
 }
 

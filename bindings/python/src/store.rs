@@ -1,14 +1,14 @@
-//! Where limits live.
+//! Stores.
 
 use crate::argument::{self, Whole, quoting_given};
 use crate::clock::ManualClock;
-use crate::elsewhere::{self, Whose};
 use crate::error::raised;
 use crate::flow::FlowControl;
-use crate::hooks::{self, told};
-use crate::limiter::{Limiter, Node};
+use crate::hooks::{self, deliver_with};
+use crate::limiter::{Limiter, SharedLimiter};
 use crate::origin::{self, Origin};
 use crate::snapshot::Snapshot;
+use crate::threads::{self, OwnerId};
 use crate::waiting::{wait, wait_here};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
@@ -18,29 +18,28 @@ use std::sync::Arc;
 use std::time::Duration;
 use workglow_limit::{Durability, MetricsFormat, MetricsOptions, OnError, Onlooker, StoreOptions};
 
-/// Tells other processes what this one counted last: at the end of the process, when Python does not destroy what threads,
-/// hooks or cycles still hold.
+/// Publishes the latest counts of this process to others. It runs at exit, because Python does not destroy objects that threads,
+/// hooks or cycles still hold then.
 #[pyfunction]
 pub fn tell_counts(py: Python<'_>) {
-    elsewhere::finish(py);
+    threads::finish(py);
     wait_here(py, workglow_limit::Store::tell_counts);
 }
 
-/// Where limits live: "memory:" (this process), "sqlite:PATH" (this machine), or "redis://HOST", "redis+unix://PATH" and
-/// "postgres://HOST/DATABASE" (a server that machines share). A pathlib.Path, or another os.PathLike, is sqlite: with that path. A
-/// path that begins with "~/" is in the home directory.
+/// The storage of limits: "memory:" (this process), "sqlite:PATH" (this machine), or "redis://HOST", "redis+unix://PATH" and
+/// "postgres://HOST/DATABASE" (a server that machines share). A pathlib.Path or other os.PathLike means sqlite: with that
+/// path. A path that begins with "~/" is in the home directory.
 ///
-/// Making one opens nothing: the first use does, or open(). So it can be made at import, before workers are forked.
-/// timeout is how long a call may wait for something rare (opening, a new limit), in seconds; mode is that of the
-/// files that are made.
+/// The constructor opens nothing; the first use or open() does. So a store can be created at import, before workers are forked.
+/// timeout is the longest time that a call waits for a rare operation (opening, a new limit), in seconds or as a timedelta. mode
+/// is the file mode of new files.
 ///
-/// on_error says what a decision answers when the store fails: "raise" (the error), "deny", or "admit" (nothing counts
-/// it); failures counts them. durability says how much of what was admitted a power cut may make the machine forget,
-/// which then counts as spent: "budget" (5 % of a limit), or "commit" (nothing: each start is written before its call
-/// returns).
+/// on_error is the answer of a decision when the store fails: "raise" (the error), "deny", or "admit" (without counting the
+/// start). failures counts such decisions. durability limits what a power cut may erase from the record of starts; erased units
+/// count as spent. It is "budget" (up to 5 % of a limit) or "commit" (nothing: each start is written before its call returns).
 ///
-/// A store that processes share can be pickled, and so can its limiters: the address travels with its password. A copy is the
-/// store itself.
+/// A store that processes share can be pickled, and so can its limiters. The pickle contains the address with its password. A
+/// copy is the store itself.
 #[pyclass(frozen, module = "workglow_limit")]
 pub struct Store {
     pub core: workglow_limit::Store,
@@ -49,17 +48,17 @@ pub struct Store {
 }
 
 impl Store {
-    /// Makes a call that may well have to wait.
+    /// Makes a call that is likely to wait.
     fn wait<R: Send + 'static>(
         &self,
         py: Python<'_>,
         call: impl FnOnce(&workglow_limit::Store) -> R + Send + 'static,
     ) -> PyResult<R> {
         let core = self.core.clone();
-        wait(py, Whose::of(self), move || call(&core))
+        wait(py, OwnerId::of(self), move || call(&core))
     }
 
-    /// Looks at it, and makes something of what is seen without the GIL.
+    /// Takes a snapshot and converts it, without the GIL.
     fn look<R: Send + 'static>(
         &self,
         py: Python<'_>,
@@ -67,7 +66,7 @@ impl Store {
         make: impl FnOnce(workglow_limit::Snapshot) -> R + Send + 'static,
     ) -> PyResult<R> {
         let onlooker = self.onlooker.clone();
-        told(py, wait(py, Whose::of(self), move || onlooker.look(keys).map(make))?, raised)
+        deliver_with(py, wait(py, OwnerId::of(self), move || onlooker.look(keys).map(make))?, raised)
     }
 }
 
@@ -104,19 +103,19 @@ impl Store {
         Ok(Store { onlooker: Arc::new(Onlooker::new(&core)), core, options })
     }
 
-    /// Opens the store now, its files made if there are none, instead of at the first use.
+    /// Opens the store now instead of at the first use. Creates its files if there are none.
     fn open(&self, py: Python<'_>) -> PyResult<()> {
-        told(py, self.wait(py, |core| core.open())?, raised)
+        deliver_with(py, self.wait(py, |core| core.open())?, raised)
     }
 
-    /// The names that are declared in this store, in order.
+    /// Returns the names that are declared in this store, in order.
     fn names(&self, py: Python<'_>) -> PyResult<Vec<String>> {
-        told(py, self.wait(py, |core| core.names())?, raised)
+        deliver_with(py, self.wait(py, |core| core.names())?, raised)
     }
 
-    /// Puts an operator's policy, such as "200/1m" or "100/1m + 5/1s", above what programs declare under this name: at
-    /// once, for everybody, until it is lifted. Of a limit of several kinds, each policy stands above the part of its kind.
-    /// With a key, only for that one, such as a tenant's plan, whether anybody has used it or not.
+    /// Overrides the policy that programs declare under this name with an operator's policy, such as "200/1m" or
+    /// "100/1m + 5/1s". It holds at once, in all processes, until lift. In a limit of several kinds each policy overrides the part
+    /// of its kind. With a key it holds for that key only, such as a tenant's plan; the key need not have been used yet.
     #[pyo3(name = "override", signature = (name, policy, key=None))]
     fn override_limit(
         &self,
@@ -132,11 +131,11 @@ impl Store {
             Some(own) => core.override_key(&limit, &above, &own),
         })?;
         let given = [("name", "name", Some(name)), ("policy", "policy", Some(policy)), ("key", "key", key)];
-        told(py, answer, |e| quoting_given(e, given))
+        deliver_with(py, answer, |e| quoting_given(e, given))
     }
 
-    /// Takes the operator's policy away: what was declared last holds again. With a key, that key's own: it lives by the
-    /// limit's again. A no-op where there is none.
+    /// Removes the operator's policy, so that the policy declared last holds again. With a key it removes that key's own policy,
+    /// so that the limit's holds for the key again. A no-op if there is none.
     #[pyo3(signature = (name, key=None))]
     fn lift(&self, py: Python<'_>, name: &Bound<'_, PyAny>, key: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
         let limit = argument::text("name", name)?.to_owned();
@@ -145,29 +144,30 @@ impl Store {
             None => core.lift(&limit),
             Some(own) => core.lift_key(&limit, &own),
         })?;
-        told(py, answer, |e| quoting_given(e, [("name", "name", Some(name)), ("key", "key", key)]))
+        deliver_with(py, answer, |e| quoting_given(e, [("name", "name", Some(name)), ("key", "key", key)]))
     }
 
-    /// Writes to the database now what it does not have yet of what was admitted. A no-op for "memory:".
+    /// Writes the admitted starts that are not in the database yet. A no-op for "memory:".
     fn flush(&self, py: Python<'_>) -> PyResult<()> {
-        told(py, self.wait(py, |core| core.flush())?, raised)
+        deliver_with(py, self.wait(py, |core| core.flush())?, raised)
     }
 
-    /// What is wrong with the store's files; nothing if all is well. With repair it also repairs what it can: what nobody can
-    /// read goes out of the database, and a lane that makes no sense is made anew. Reads all of the database, which
-    /// holds up starts that wait for a commit.
+    /// Checks the store's files and returns their problems; an empty list if there are none. With repair it also repairs what it
+    /// can: it removes unreadable rows from the database and recreates an inconsistent lane. It reads the whole database, which
+    /// delays starts that wait for a commit.
     #[pyo3(signature = (*, repair=false))]
     fn verify(&self, py: Python<'_>, repair: bool) -> PyResult<Vec<Problem>> {
-        let problems = told(py, self.wait(py, move |core| core.verify(repair))?, raised)?;
-        let told = |problem: workglow_limit::Problem| Problem { found: problem.found, repaired: problem.is_repaired };
-        Ok(problems.into_iter().map(told).collect())
+        let problems = deliver_with(py, self.wait(py, move |core| core.verify(repair))?, raised)?;
+        let convert =
+            |problem: workglow_limit::Problem| Problem { found: problem.found, repaired: problem.is_repaired };
+        Ok(problems.into_iter().map(convert).collect())
     }
 
-    /// What the store and all of its limits look like now. It takes part in nothing, and no decision costs more because somebody
-    /// looks. keys says how many keys of each limit it has at most, the busiest first (0 to 1000); with show_keys they are called
-    /// by their texts, which can be secrets, and else by ids.
+    /// Returns the current state of the store and of all its limits. A snapshot takes part in no decision and makes none slower.
+    /// keys is the largest number of keys per limit, the busiest first (0 to 1000). With show_keys keys appear as their texts,
+    /// which can be secrets; otherwise as ids.
     ///
-    /// In an event loop: await asyncio.to_thread(store.snapshot).
+    /// In an event loop use await asyncio.to_thread(store.snapshot).
     #[pyo3(signature = (*, keys=10, show_keys=false))]
     fn snapshot(
         &self,
@@ -178,11 +178,12 @@ impl Store {
         Snapshot::new(py, self.look(py, keys, |seen| seen)?, show_keys)
     }
 
-    /// The same as text for Prometheus and all who read its formats: "openmetrics" (OpenMetrics 1.0), or "prometheus" for those who
-    /// do not know that (the text format 0.0.4). metrics_content_type() has the Content-Type of each. All processes of a "sqlite:"
-    /// store tell the same, so let one of each machine be asked, and do not add them up; on a server, each tells its own counts.
+    /// Returns the snapshot as text for Prometheus and compatible readers: "openmetrics" (OpenMetrics 1.0), or "prometheus" (the
+    /// text format 0.0.4) for older readers. metrics_content_type() returns the Content-Type of each. All processes of a "sqlite:"
+    /// store report the same values, so scrape one process per machine and do not add them up. On a server, each process reports
+    /// its own counts.
     ///
-    /// In an event loop: await asyncio.to_thread(store.metrics).
+    /// In an event loop use await asyncio.to_thread(store.metrics).
     #[pyo3(
         signature = (*, keys=10, show_keys=false, format=MetricsFormat::OpenMetrics),
         text_signature = "($self, *, keys=10, show_keys=False, format='openmetrics')"
@@ -199,21 +200,21 @@ impl Store {
         self.look(py, keys, move |seen| seen.to_openmetrics(&options))
     }
 
-    /// How often the store failed a decision of this process, whatever was answered instead.
+    /// The number of decisions of this process that failed because of the store, whatever on_error answered.
     #[getter]
     fn failures(&self) -> u64 {
         self.core.failures()
     }
 
-    /// The store's address, as it was given but for a password.
+    /// The store's address as given, without a password.
     #[getter]
     fn url(&self) -> &str {
         self.core.url()
     }
 
-    /// A limiter by its name: the one of a policy such as "100/1m + 5 concurrent", declared under the name at its first
-    /// use. Without a policy the one that is declared, of whatever kind: this opens the store, and an unknown name is an
-    /// UnknownLimit. Or of a FlowControl, whose key is the name.
+    /// Returns a limiter by name. With a policy, such as "100/1m + 5 concurrent", its first use declares the policy under the
+    /// name. Without a policy it returns a limiter for the declared limit, of any kind; this opens the store, and an unknown name
+    /// raises UnknownLimit. A FlowControl, whose key is the name, replaces both arguments.
     #[pyo3(signature = (name, policy=None))]
     fn limiter<'py>(
         this: &Bound<'py, Self>,
@@ -224,12 +225,12 @@ impl Store {
         let shown = policy.filter(|policy| policy.is_instance_of::<PyString>()).map(ToString::to_string);
         let core = if let Ok(flow) = name.cast::<FlowControl>() {
             if policy.is_some() {
-                return Err(PyTypeError::new_err("expected no policy beside a FlowControl, which is one"));
+                return Err(PyTypeError::new_err("policy must not be given with a FlowControl, which is one"));
             }
             let flow = flow.get();
             let (key, rate, parallelism) = (flow.key.clone(), flow.rate(), flow.parallelism);
             let made = store.wait(py, move |core| core.flow_control(&key, rate, parallelism))?;
-            told(py, made, raised)?
+            deliver_with(py, made, raised)?
         } else {
             let limit = argument::text("name", name)?.to_owned();
             let answer = match policy {
@@ -239,29 +240,31 @@ impl Store {
                     store.wait(py, move |core| core.limiter(&limit, &policies))?
                 }
             };
-            told(py, answer, |e| quoting_given(e, [("name", "name", Some(name)), ("policy", "policy", policy)]))?
+            deliver_with(py, answer, |e| {
+                quoting_given(e, [("name", "name", Some(name)), ("policy", "policy", policy)])
+            })?
         };
         let origin = Origin::call(this.getattr("limiter")?, (name, policy))?.shown(shown, Some(&store.core));
-        Bound::new(py, Limiter::of(Node::new(core, Some(store)), origin))
+        Bound::new(py, Limiter::of(SharedLimiter::new(core, Some(store)), origin))
     }
 
-    /// Declares the limits of a TOML file, all or none, and returns their names.
+    /// Declares all limits of a TOML file, or none if one is invalid. Returns their names.
     fn load(&self, py: Python<'_>, path: &Bound<'_, PyAny>) -> PyResult<Vec<String>> {
         let wrong = |_| argument::wrong_type("path", path, "a str or an os.PathLike");
         let file: PathBuf = path.extract().map_err(wrong)?;
-        told(py, self.wait(py, move |core| core.load(&file))?, raised)
+        deliver_with(py, self.wait(py, move |core| core.load(&file))?, raised)
     }
 
-    /// Calls a function with a LimitEvent whenever that happens to any limiter of this object in this process:
-    /// "throttled" (a start was denied, or has to wait), "unknown_limit" or "store_error". Returns a function that ends it.
+    /// Calls a function with a LimitEvent at each event of any limiter of this object in this process: "throttled" (a start was
+    /// denied or has to wait), "unknown_limit" or "store_error". Returns a function that removes it.
     ///
-    /// What the function raises goes to sys.unraisablehook, and decides nothing.
+    /// An exception of the function goes to sys.unraisablehook and has no effect on the decision.
     fn on<'py>(&self, event: &Bound<'py, PyAny>, function: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyCFunction>> {
         let (here, there) = (&self.core, self.core.clone());
         hooks::add(event, function, |event, hook| here.on(event, hook), move |number| there.off(number))
     }
 
-    // A pickle has the address, with a password if there is one, and with absolute paths. A copy is the store itself.
+    // A pickle holds the address with absolute paths and with its password, if there is one. A copy is the store itself.
 
     fn __reduce__<'py>(this: &Bound<'py, Self>) -> PyResult<Bound<'py, PyTuple>> {
         let (py, Store { core, options, .. }) = (this.py(), this.get());
@@ -286,49 +289,51 @@ impl Store {
     }
 }
 
-/// Says what of a server's settings endangers limits there: the worst first, nothing if all is well. Always nothing for "memory:" and
-/// "sqlite:PATH", whose files Store.verify() looks at. On Redis it writes a key of its own for a moment, to see whether it may.
+/// Returns the settings of a server that endanger limits there, the worst first; an empty list if there are none. Always empty for
+/// "memory:" and "sqlite:PATH", whose files Store.verify() checks. On Redis it briefly writes a key of its own to test its
+/// permissions.
 #[pyfunction]
 pub fn doctor(py: Python<'_>, url: &Bound<'_, PyAny>) -> PyResult<Vec<Finding>> {
     let address = argument::text("url", url)?.to_owned();
-    let findings = told(py, wait(py, Whose::of(&*address), move || workglow_limit::doctor(&address))?, raised)?;
-    let told = |finding: workglow_limit::Finding| Finding {
+    let findings =
+        deliver_with(py, wait(py, OwnerId::of(&*address), move || workglow_limit::doctor(&address))?, raised)?;
+    let convert = |finding: workglow_limit::Finding| Finding {
         severity: finding.severity.name(),
         what: finding.what,
         setting: finding.setting,
         value: finding.value,
         instead: finding.instead,
     };
-    Ok(findings.into_iter().map(told).collect())
+    Ok(findings.into_iter().map(convert).collect())
 }
 
-/// The Content-Type of what Store.metrics() tells in a format.
+/// Returns the Content-Type of a format of Store.metrics().
 #[pyfunction]
 #[pyo3(signature = (format=MetricsFormat::OpenMetrics), text_signature = "(format='openmetrics')")]
 pub fn metrics_content_type(#[pyo3(from_py_with = argument::format)] format: MetricsFormat) -> &'static str {
     format.content_type()
 }
 
-/// The SQL that makes what limits on Postgres need there, for migrations of your own: the schema workglow_limit. Where a program's role
-/// may create schemas this is not needed, because the first call makes it. To run it again changes nothing.
+/// Returns the SQL that creates the schema workglow_limit for limits on Postgres, for your own migrations. It is not needed if the
+/// program's role may create schemas, because the first call creates it then. Running it again changes nothing.
 #[pyfunction]
 pub fn postgres_schema() -> &'static str {
     workglow_limit::postgres_schema()
 }
 
-/// Something of a server that those who have limits there should know, as doctor() finds it.
+/// A server setting that affects limits there, from doctor().
 #[pyclass(frozen, eq, get_all, module = "workglow_limit")]
 #[derive(PartialEq)]
 pub struct Finding {
-    /// How much it matters: "danger" (limits may be exceeded, or cannot be used), "warning" or "note".
+    /// The severity: "danger" (limits may be exceeded, or cannot be used), "warning" or "note".
     severity: &'static str,
-    /// What it endangers.
+    /// The consequence.
     what: String,
-    /// The setting, by the server's own name.
+    /// The server's name of the setting.
     setting: String,
-    /// What it is; empty if it could not be looked at.
+    /// The value of the setting; empty if it could not be read.
     value: String,
-    /// What to set instead, or to do.
+    /// The recommended value or action.
     instead: String,
 }
 
@@ -339,13 +344,13 @@ impl Finding {
     }
 }
 
-/// Something that is wrong with a store, as Store.verify() finds it.
+/// A problem of a store's files, from Store.verify().
 #[pyclass(frozen, eq, get_all, module = "workglow_limit")]
 #[derive(PartialEq)]
 pub struct Problem {
-    /// What it is.
+    /// The description of the problem.
     found: String,
-    /// Is it wrong no longer?
+    /// Whether it was repaired.
     repaired: bool,
 }
 

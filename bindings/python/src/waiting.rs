@@ -1,6 +1,6 @@
-//! Nothing holds the GIL, an event loop or a hub of greenlets while it waits.
+//! Waiting without blocking the GIL, an event loop or a hub of greenlets.
 
-use crate::elsewhere::{self, Whose};
+use crate::threads::{self, OwnerId};
 use crate::{custom, hooks};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::intern;
@@ -10,59 +10,59 @@ use pyo3::types::{PyCFunction, PyDict};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use workglow_limit::{MayWait, fork_generation};
 
-/// Where a call is made.
-pub enum Here<'py> {
-    /// In a thread that holds up nobody.
+/// The place in a program that makes a call.
+pub enum CallSite<'py> {
+    /// A thread that blocks nothing else.
     Thread,
-    /// In an event loop, or in a hub's own greenlet: whatever else happens there has to wait for it.
+    /// An event loop, or a hub's own greenlet. A call that waits here blocks everything else there.
     Loop,
-    /// In a greenlet, which lets others run while it waits: its hub, as `_loops` has it.
+    /// A greenlet, which lets others run while it waits. This is its hub in `_loops`.
     Hub(Bound<'py, PyAny>),
 }
 
-impl Here<'_> {
-    pub fn of(py: Python<'_>) -> Here<'_> {
-        Self::look(py).unwrap_or(Here::Thread)
+impl CallSite<'_> {
+    pub fn of(py: Python<'_>) -> CallSite<'_> {
+        Self::look(py).unwrap_or(CallSite::Thread)
     }
 
-    /// What nobody has imported does not run.
-    fn look(py: Python<'_>) -> PyResult<Here<'_>> {
+    /// Only loops whose modules are imported can run.
+    fn look(py: Python<'_>) -> PyResult<CallSite<'_>> {
         static HUB: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
         let modules = modules(py)?;
         if modules.contains(intern!(py, "gevent"))? || modules.contains(intern!(py, "eventlet"))? {
             let hub = HUB.import(py, "workglow_limit._loops", "hub")?.call0()?;
             if !hub.is_none() {
-                return Ok(if hub.is_truthy()? { Here::Hub(hub) } else { Here::Loop });
+                return Ok(if hub.is_truthy()? { CallSite::Hub(hub) } else { CallSite::Loop });
             }
         }
         if let Some(asyncio) = modules.get_item(intern!(py, "asyncio"))?
             && !asyncio.call_method0("_get_running_loop")?.is_none()
         {
-            return Ok(Here::Loop);
+            return Ok(CallSite::Loop);
         }
         if let Some(trio) = modules.get_item(intern!(py, "trio"))?
             && trio.getattr("lowlevel")?.call_method0("in_trio_run")?.is_truthy()?
         {
-            return Ok(Here::Loop);
+            return Ok(CallSite::Loop);
         }
-        Ok(Here::Thread)
+        Ok(CallSite::Thread)
     }
 
-    /// How long this thread may wait for something rare.
+    /// Returns how long the caller may wait for rare operations.
     fn may(&self) -> MayWait {
-        if let Here::Thread = self { MayWait::UntilTimeout } else { MayWait::Briefly }
+        if let CallSite::Thread = self { MayWait::UntilTimeout } else { MayWait::Briefly }
     }
 }
 
-/// A number of the task, greenlet or thread that calls, which no other has at the same time.
-pub fn who(py: Python<'_>) -> PyResult<usize> {
+/// Returns a number that identifies the calling task, greenlet or thread while it lives.
+pub fn caller_id(py: Python<'_>) -> PyResult<usize> {
     if let Ok(Some(task)) = task(py) {
         return Ok(task.as_ptr() as usize);
     }
     py.import("threading")?.call_method0("get_ident")?.extract()
 }
 
-/// The task of the running loop, or else the greenlet.
+/// Returns the task of the running loop, otherwise the greenlet.
 fn task(py: Python<'_>) -> PyResult<Option<Bound<'_, PyAny>>> {
     let modules = modules(py)?;
     if let Some(asyncio) = modules.get_item(intern!(py, "asyncio"))? {
@@ -86,21 +86,21 @@ fn modules(py: Python<'_>) -> PyResult<&Bound<'_, PyDict>> {
     MODULES.import(py, "sys", "modules")
 }
 
-/// Runs what may have to wait, without the GIL. In an event loop it waits for others only briefly; in a greenlet it is run
-/// elsewhere, and other greenlets go on.
-pub fn wait<R: Send + 'static>(py: Python<'_>, of: Whose, call: impl FnOnce() -> R + Send + 'static) -> PyResult<R> {
+/// Runs a call that may have to wait, without the GIL. In an event loop the call waits only briefly. In a greenlet it runs in another
+/// thread, so that other greenlets continue.
+pub fn wait<R: Send + 'static>(py: Python<'_>, of: OwnerId, call: impl FnOnce() -> R + Send + 'static) -> PyResult<R> {
     wait_or_undo(py, of, call, drop)
 }
 
-/// The same. `undo` is for an answer that nobody waits for any more: the greenlet was killed meanwhile.
+/// As `wait`. `undo` takes back the answer if the greenlet was killed during the call.
 pub fn wait_or_undo<R: Send + 'static>(
     py: Python<'_>,
-    of: Whose,
+    of: OwnerId,
     call: impl FnOnce() -> R + Send + 'static,
     undo: impl Fn(R) + Send + Sync + 'static,
 ) -> PyResult<R> {
-    match Here::of(py) {
-        Here::Hub(hub) => wait_in_hub(&hub, of, call, undo),
+    match CallSite::of(py) {
+        CallSite::Hub(hub) => wait_in_hub(&hub, of, call, undo),
         here => {
             let may = here.may();
             Ok(py.detach(|| may.during(call)))
@@ -108,36 +108,36 @@ pub fn wait_or_undo<R: Send + 'static>(
     }
 }
 
-/// The same for what borrows, which nothing may that is run elsewhere: while others run, a greenlet's stack is not where it was.
-/// In a greenlet, too, it waits for others only briefly.
+/// As `wait`, for a call that borrows from the stack. Such a call cannot run in another thread, because a greenlet's stack moves while
+/// other greenlets run. So in a greenlet, too, it waits only briefly.
 pub fn wait_here<R: Send>(py: Python<'_>, call: impl FnOnce() -> R + Send) -> R {
-    let may = Here::of(py).may();
+    let may = CallSite::of(py).may();
     py.detach(|| may.during(call))
 }
 
-/// What came of a call that was run elsewhere.
+/// The result of a call that runs in another thread.
 struct Slot<R> {
     answer: Option<(R, hooks::Pending, custom::Raised)>,
-    /// Nobody waits for it any more.
-    is_left: bool,
+    /// Whether the greenlet no longer waits for it.
+    is_abandoned: bool,
 }
 
 fn wait_in_hub<R: Send + 'static>(
     hub: &Bound<'_, PyAny>,
-    of: Whose,
+    of: OwnerId,
     call: impl FnOnce() -> R + Send + 'static,
     undo: impl Fn(R) + Send + Sync + 'static,
 ) -> PyResult<R> {
-    let slot = Arc::new(Mutex::new(Slot { answer: None, is_left: false }));
+    let slot = Arc::new(Mutex::new(Slot { answer: None, is_abandoned: false }));
     let undo = Arc::new(undo);
     let (there, undo_there, call) = (slot.clone(), undo.clone(), Mutex::new(Some(call)));
     let work = move || {
         let Some(call) = lock(&call).take() else { return };
         let result = MayWait::UntilTimeout.during(call);
-        // What was told and raised here is the greenlet's to tell and to raise.
+        // The greenlet calls the hooks and raises the exceptions of this thread.
         let answer = (result, hooks::take(), custom::take());
         let mut slot = lock(&there);
-        if slot.is_left {
+        if slot.is_abandoned {
             drop(slot);
             undo_there(answer.0);
         } else {
@@ -148,12 +148,12 @@ fn wait_in_hub<R: Send + 'static>(
     let work = PyCFunction::new_closure(hub.py(), None, None, move |call, _| call.py().detach(&work))?;
     let waited = hub.call_method1("run", (of.number(), work));
     if fork_generation() != generation {
-        // Whatever it was answered is the parent's.
+        // The answer belongs to the parent.
         return Err(PyRuntimeError::new_err("the process was forked while this greenlet waited for the store"));
     }
     let answer = {
         let mut slot = lock(&slot);
-        slot.is_left = true;
+        slot.is_abandoned = true;
         slot.answer.take()
     };
     match (waited, answer) {
@@ -164,9 +164,11 @@ fn wait_in_hub<R: Send + 'static>(
         }
         (waited, answer) => {
             if let Some((result, ..)) = answer {
-                elsewhere::send(of, move || undo(result))?;
+                threads::send(of, move || undo(result))?;
             }
-            Err(waited.err().unwrap_or_else(|| PyRuntimeError::new_err("the greenlet was woken up before its turn")))
+            Err(waited
+                .err()
+                .unwrap_or_else(|| PyRuntimeError::new_err("the greenlet was resumed before its call had an answer")))
         }
     }
 }

@@ -1,4 +1,4 @@
-"""What the tests share."""
+"""Shared helpers and fixtures."""
 
 import fcntl
 import itertools
@@ -20,27 +20,27 @@ numbers = itertools.count(1)
 
 
 def until(is_so):
-    """Waits for what happens by itself."""
+    """Waits until a condition holds."""
     end = time.monotonic() + 60
     while not is_so():
-        assert time.monotonic() < end, "it has not happened"
+        assert time.monotonic() < end, "the condition did not hold within 60 s"
         time.sleep(0.005)
 
 
 @pytest.fixture(params=["memory", "sqlite"])
 def url(request, tmp_path):
-    """The address of a new store, of each kind."""
+    """The address of a new store: one of each kind."""
     return "memory:" if request.param == "memory" else f"sqlite:{tmp_path}/limits.db"
 
 
 class Redis:
-    """A server on a socket in a directory of its own."""
+    """A server on a Unix socket in its own directory."""
 
     def __init__(self, directory):
         self.socket = directory / "s"
         self.url = f"redis+unix://{self.socket}"
         options = "--databases", DATABASES, "--port", 0, "--save", "", "--appendonly", "no", "--dir", directory, "--unixsocket", self.socket
-        # The shell ends it when this process does, however that ends.
+        # The shell ends the server when this process ends, even if it is killed.
         command = ["sh", "-c", 'redis-server "$@" >&2 & echo $!; cat >&2; kill -9 $! 2>/dev/null', "sh", *map(str, options)]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
         self.process = subprocess.Popen(command, **pipes, text=True)
@@ -55,7 +55,7 @@ class Redis:
                 time.sleep(0.005)
 
     def command(self, line):
-        """What a command answers, if that is one line."""
+        """Returns the reply to a command, if it is one line."""
         with socket.socket(socket.AF_UNIX) as to:
             to.connect(str(self.socket))
             to.sendall(f"{line}\r\n".encode())
@@ -64,7 +64,7 @@ class Redis:
 
     @contextmanager
     def stopped(self):
-        """Takes what is sent to it, and answers nothing."""
+        """Stops the server: it accepts requests and answers none."""
         os.kill(self.pid, signal.SIGSTOP)
         try:
             yield
@@ -86,7 +86,7 @@ def the_postgres():
 
 @pytest.fixture
 def postgres(the_postgres):
-    """A database that nobody has used, until the test ends: what is still sent to it then does no harm."""
+    """A new database, dropped when the test ends."""
     name = f"limits_{next(numbers)}"
     run_statement = ["psql", "-X", "-q", the_postgres, "-c"]
     subprocess.run([*run_statement, f"CREATE DATABASE {name}"], check=True)
@@ -103,7 +103,7 @@ def the_server(tmp_path_factory):
 
 @pytest.fixture
 def server_of_its_own(tmp_path):
-    """One that the test may end."""
+    """A server that the test may end."""
     server = Redis(tmp_path)
     yield server
     server.end()
@@ -111,7 +111,7 @@ def server_of_its_own(tmp_path):
 
 @pytest.fixture
 def server(the_server):
-    """A database that nobody has used. (One that was wiped grants nothing as long as it may have forgotten anything.)"""
+    """A new database. (A flushed one grants nothing for a while, because it may have lost data.)"""
     number = next(numbers)
     assert number < DATABASES
     the_server.url = f"redis+unix://{the_server.socket}?db={number}"
@@ -119,8 +119,8 @@ def server(the_server):
 
 
 def run(program, *arguments, timeout=120):
-    """Runs a program of this directory, or a text, in a process of its own, and returns what it printed. Whoever hangs
-    is killed, and fails the test."""
+    """Runs a program of this directory, or a text, in its own process and returns its output. A program that hangs is
+    killed and fails the test."""
     source = [str(HERE / program)] if program.endswith(".py") else ["-c", program]
     command = [sys.executable, *source, *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
@@ -130,7 +130,7 @@ def run(program, *arguments, timeout=120):
 
 @contextmanager
 def lane_held(path):
-    """Holds the structure lock of a store, as another process that stopped at the wrong moment would."""
+    """Holds the structure lock of a store, like a process that was stopped while it held the lock."""
     with open(f"{path}-lane", "r+b") as lane:
         fcntl.fcntl(lane, fcntl.F_OFD_SETLK, struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
         yield

@@ -1,5 +1,5 @@
-"""Run by test_fork.py: a limiter made at import, used in the master before, while and after children are forked and use
-it, with threads that decide in the master all the time. Says how much was admitted on each key."""
+"""Run by test_fork.py. A limiter created at import is used in the master before, while and after children are forked. They
+use it too, and threads of the master decide all the time. Prints the units that were admitted per key."""
 
 import json
 import multiprocessing
@@ -26,7 +26,7 @@ def child(_=None):
 
 
 def keep_deciding(number):
-    """On a key that everybody uses, and on ever new keys: those have to be added, for which room has to be made."""
+    """Decides on a key that all share, and on new keys, which need new blocks."""
     global admitted_by_all
     round = mine = 0
     while not stop.wait(0.0005):

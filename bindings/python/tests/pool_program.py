@@ -1,4 +1,4 @@
-"""Processes of a pool share one limiter, which travels to them in a pickle: python pool_program.py METHOD URL."""
+"""Processes of a pool share one pickled limiter: python pool_program.py METHOD URL."""
 
 import multiprocessing
 import sys
@@ -10,7 +10,7 @@ LIMIT, WINDOW = 20, 0.25
 
 
 class Tenant(RateLimiter):
-    """A subclass whose constructor takes something else."""
+    """A subclass whose constructor takes other arguments."""
 
     def __new__(cls, store, tenant):
         made = super().__new__(cls, store, f"of {tenant}", max_executions=LIMIT, window_size_in_seconds=WINDOW)
@@ -19,7 +19,7 @@ class Tenant(RateLimiter):
 
 
 def hammer(of_minute, of_hour, windows):
-    """When the starts of some windows were, and how many there were under a limit that lets only the first ones start."""
+    """The times of starts over some windows, and the number of starts under a limit that admits only the first ones."""
     assert (type(of_minute), of_minute.tenant) == (Tenant, "acme")
     starts, first, end = [], 0, time.monotonic() + windows * WINDOW
     while True:

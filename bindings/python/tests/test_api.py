@@ -1,4 +1,4 @@
-"""What every call means, on every store."""
+"""The meaning of every call, on every store."""
 
 import time
 from datetime import datetime, timedelta, timezone
@@ -28,7 +28,7 @@ def rate(url, n=2, window=60, **options):
     return RateLimiter(Store(url, **options), "jobs", max_executions=n, window_size_in_seconds=window)
 
 
-def test_the_limit_and_not_one_more(url):
+def test_the_limit_is_exact(url):
     limiter = rate(url)
     assert isinstance(limiter.try_acquire(), Permit)
     assert isinstance(limiter.try_acquire(key=None, weight=1), Permit)
@@ -36,7 +36,7 @@ def test_the_limit_and_not_one_more(url):
     assert isinstance(limiter.try_acquire("another key"), Permit)
 
 
-def test_a_decision_says_it_all(url):
+def test_a_decision_has_all_fields(url):
     clock = ManualClock()
     limiter = rate(url, n=3, clock=clock)
     first = limiter.decide("k", 2)
@@ -94,7 +94,7 @@ def test_the_six_methods(url):
     limiter.set_next_available_time(datetime.now(timezone.utc) + timedelta(hours=1), "k")
     assert 3500 < limiter.peek("k").retry_after < 3601
     assert limiter.can_proceed()
-    # Another zone is the same instant, and a gate only moves later.
+    # The time zone does not matter, and a gate only moves later.
     eastern = timezone(timedelta(hours=-5))
     limiter.set_next_available_time(datetime.now(eastern) + timedelta(minutes=1), key="k")
     assert limiter.peek("k").retry_after > 3500
@@ -104,7 +104,7 @@ def test_the_six_methods(url):
     assert 50 < limiter.peek().retry_after < 61
 
 
-def test_a_permit_ends_with_its_block_whatever_happened():
+def test_a_permit_ends_with_its_block_also_after_an_exception():
     limiter = ConcurrencyLimiter(1)
     with limiter.try_acquire() as permit:
         assert limiter.try_acquire() is None
@@ -127,7 +127,7 @@ def test_a_permit_ends_once():
     assert limiter.peek().remaining == 2
 
 
-def test_a_permit_of_another_limiter_is_an_error():
+def test_a_permit_of_another_limiter_is_refused():
     mine, other = ConcurrencyLimiter(1), ConcurrencyLimiter(1)
     with mine.try_acquire() as permit:
         with pytest.raises(ForeignPermit, match="not given by limiter \"1 concurrent\"") as caught:
@@ -137,27 +137,27 @@ def test_a_permit_of_another_limiter_is_an_error():
 
 
 @pytest.mark.parametrize("wrap", [lambda limiter: limiter, lambda limiter: CompositeLimiter([limiter])])
-def test_a_forgotten_permit_completes_and_warns(wrap):
+def test_a_dropped_permit_completes_and_warns(wrap):
     limiter = wrap(ConcurrencyLimiter(1))
-    with pytest.warns(ResourceWarning, match="a permit of .* was dropped without an end"):
+    with pytest.warns(ResourceWarning, match="a permit of .* was dropped before it ended"):
         limiter.try_acquire()
     with pytest.warns(ResourceWarning):
         limiter.decide()
     assert limiter.can_proceed()
 
 
-def test_a_forgotten_permit_of_a_rate_limit_is_nothing(url):
+def test_a_dropped_permit_of_a_rate_limit_is_silent(url):
     limiter = rate(url)
     limiter.try_acquire()  # Warnings are errors here.
     CompositeLimiter([limiter]).try_acquire()
     assert limiter.peek().remaining == 0
 
 
-def test_who_waited_knows_when_its_place_came(url):
+def test_a_waiter_s_permit_has_its_ready_time(url):
     limiter = rate(url, n=1, window=0.05)
     assert limiter.acquire().ready_at is None
     permit = None
-    while permit is None or permit.ready_at is None:  # Who is late may have found room at once.
+    while permit is None or permit.ready_at is None:  # A late call may have started at once.
         asked, asked_at = time.monotonic(), datetime.now(timezone.utc)
         permit = limiter.acquire(timeout=60)
     assert asked < permit.ready_at_monotonic <= time.monotonic()
@@ -179,7 +179,7 @@ def test_several_limits(url):
         limiter.add(running)
         with limiter.try_acquire():
             assert limiter.decide().denied_by == "1 concurrent"
-        # Taken before the child was there: it ends what it took.
+        # Taken before the child was added: it ends the earlier children's units.
         before.complete()
     with limiter.try_acquire():
         pass
@@ -204,7 +204,7 @@ def test_a_manual_clock():
     assert clock.now() == 3.500001
 
 
-def test_what_is_too_heavy_can_never_start(url):
+def test_a_weight_above_the_capacity_raises(url):
     limiter = rate(url)
     for call in limiter.try_acquire, limiter.decide, limiter.peek, limiter.acquire:
         with pytest.raises(WeightExceedsCapacity, match="weight is 3: limit \"jobs\" grants at most 2") as caught:

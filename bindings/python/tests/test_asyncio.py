@@ -20,7 +20,7 @@ from workglow_limit import (
 )
 
 
-def test_it_is_a_coroutine():
+def test_acquire_async_returns_a_coroutine():
     async def main():
         with await asyncio.create_task(NullLimiter().acquire_async("k", weight=2, timeout=1)):
             pass
@@ -40,10 +40,10 @@ def test_async_with_holds_a_permit_for_its_body():
             async with limiter.acquire_async():
                 raise KeyError
         async with limiter.acquire_async() as permit:
-            # Whoever is turned away or cancelled has no body and no permit.
+            # A caller that is denied or cancelled has no body and no permit.
             with pytest.raises(AcquireTimeout):
                 async with limiter.acquire_async(timeout=0):
-                    pytest.fail("there was no room")
+                    pytest.fail("the start was admitted")
             with pytest.raises(asyncio.TimeoutError):
                 await asyncio.wait_for(limiter.acquire_async().__aenter__(), 0.01)
             permit.cancel()
@@ -83,7 +83,7 @@ def test_a_permit_ends_in_an_event_loop(url):
     asyncio.run(main(), debug=True)
 
 
-def test_an_end_wakes_who_waits():
+def test_the_end_of_a_permit_wakes_a_waiter():
     limiter = ConcurrencyLimiter(1)
 
     async def main():
@@ -97,7 +97,7 @@ def test_an_end_wakes_who_waits():
     asyncio.run(main())
 
 
-def test_event_loops_take_it_for_a_coroutine():
+def test_event_loops_accept_it_as_a_coroutine():
     limiter = ConcurrencyLimiter(4)
 
     async def main():
@@ -113,12 +113,12 @@ def test_event_loops_take_it_for_a_coroutine():
     assert limiter.peek().remaining == 4
 
 
-def test_who_forgets_to_await_is_warned():
+def test_a_missing_await_warns():
     with pytest.warns(RuntimeWarning, match="coroutine 'acquire' was never awaited"):
         NullLimiter().acquire_async()
 
 
-def test_it_is_awaited_once():
+def test_an_acquisition_can_be_awaited_once():
     async def main():
         asked = NullLimiter().acquire_async()
         await asked
@@ -132,7 +132,7 @@ def test_it_is_awaited_once():
     asyncio.run(main())
 
 
-def test_nobody_goes_past_who_waits():
+def test_a_new_caller_does_not_overtake_a_waiter():
     limiter, started = ConcurrencyLimiter(1), []
 
     async def start(name):
@@ -144,7 +144,7 @@ def test_nobody_goes_past_who_waits():
         waiter = asyncio.create_task(start("first"))
         await asyncio.sleep(0)
         held.complete()
-        # There is room, and the first has not heard of it yet.
+        # A unit is free, and the first waiter has not been notified yet.
         await start("second")
         await waiter
 
@@ -152,7 +152,7 @@ def test_nobody_goes_past_who_waits():
     assert started == ["first", "second"]
 
 
-def test_many_wait_and_the_limit_holds():
+def test_many_waiters_do_not_exceed_the_limit():
     limiter = ConcurrencyLimiter(3)
     running = most = done = 0
 
@@ -172,7 +172,7 @@ def test_many_wait_and_the_limit_holds():
     assert (most, done) == (3, 30)
 
 
-def test_a_rate_limit_opens_and_frees(url):
+def test_waiters_of_a_rate_limit_start_over_time(url):
     limiter = RateLimiter(Store(url), "jobs", max_executions=2, window_size_in_seconds=0.2)
 
     async def main():
@@ -183,7 +183,7 @@ def test_a_rate_limit_opens_and_frees(url):
     assert any(permit.ready_at for permit in permits)
 
 
-def test_a_timeout_is_raised_where_it_is_awaited(url):
+def test_a_timeout_is_raised_by_await(url):
     limiter = RateLimiter(Store(url, clock=ManualClock()), "jobs", max_executions=1, window_size_in_seconds=60)
 
     async def main():
@@ -195,7 +195,7 @@ def test_a_timeout_is_raised_where_it_is_awaited(url):
     assert asyncio.run(main()) == 60.0
 
 
-def test_who_is_cancelled_holds_nothing():
+def test_a_cancelled_waiter_holds_nothing():
     limiter = ConcurrencyLimiter(1)
 
     async def main():
@@ -216,7 +216,7 @@ def test_who_is_cancelled_holds_nothing():
 
 
 @pytest.mark.parametrize("how", ["cancelled", "timed out", "thrown away"])
-def test_who_is_stopped_hands_its_place_back(how, url):
+def test_a_cancelled_waiter_returns_its_place(how, url):
     limiter = RateLimiter(Store(url, clock=ManualClock()), "jobs", max_executions=1, window_size_in_seconds=60)
 
     async def taken():
@@ -239,7 +239,7 @@ def test_who_is_stopped_hands_its_place_back(how, url):
             waiter.send(None)
             await taken()
             waiter.close()
-        # In the executor, because others may be holding the key.
+        # In the executor, because other tasks may hold the key.
         while limiter.peek().retry_after != 60.0:
             await asyncio.sleep(0.001)
 
@@ -247,7 +247,7 @@ def test_who_is_stopped_hands_its_place_back(how, url):
 
 
 @pytest.mark.parametrize("grace", [None, timedelta(milliseconds=500)])
-def test_whoever_comes_late_has_its_place_if_it_asked_for_enough_grace(url, grace):
+def test_a_late_waiter_keeps_its_place_within_its_grace(url, grace):
     clock = ManualClock()
     limiter = RateLimiter(Store(url, clock=clock), "jobs", max_executions=1, window_size_in_seconds=60)
 
@@ -258,11 +258,11 @@ def test_whoever_comes_late_has_its_place_if_it_asked_for_enough_grace(url, grac
     async def main():
         await limiter.acquire_async()
         waiter = asyncio.create_task(limiter.acquire_async(grace=grace))
-        await until(lambda: limiter.peek().retry_after > 60)  # It has its place.
+        await until(lambda: limiter.peek().retry_after > 60)  # It has its place now.
         limiter.reserve()
-        clock.advance(60.3)  # At once, so it is late.
+        clock.advance(60.3)  # The clock jumps, so the waiter is late.
         if grace is None:
-            await until(lambda: limiter.peek().retry_after > 150)  # It waits for another one, behind that.
+            await until(lambda: limiter.peek().retry_after > 150)  # It waits for a second place, behind the other one.
             assert not waiter.done()
             waiter.cancel()
         else:
@@ -271,7 +271,7 @@ def test_whoever_comes_late_has_its_place_if_it_asked_for_enough_grace(url, grac
     asyncio.run(asyncio.wait_for(main(), 100))
 
 
-def test_a_store_that_cannot_be_opened(tmp_path):
+def test_an_unusable_store_raises(tmp_path):
     limiter = RateLimiter(Store(f"sqlite:{tmp_path}/no/x.db"), "jobs", max_executions=1, window_size_in_seconds=1)
     with pytest.raises(OSError, match="/no"):
         asyncio.run(limiter.acquire_async())
@@ -284,7 +284,7 @@ def test_a_manual_clock_wakes_the_loop(url):
     async def main():
         await limiter.acquire_async()
         waiter = asyncio.create_task(limiter.acquire_async())
-        while limiter.peek().retry_after <= 3600:  # It has not taken its place yet.
+        while limiter.peek().retry_after <= 3600:  # It has no place yet.
             await asyncio.sleep(0.001)
         clock.advance(3600)
         assert (await waiter).ready_at is not None
@@ -293,7 +293,7 @@ def test_a_manual_clock_wakes_the_loop(url):
 
 
 def in_order_of(limiter, asks):
-    """The names of some waiters, in the order in which they started. asks are (name, arguments of acquire_async)."""
+    """Returns the names of waiters in the order of their starts. asks are (name, arguments of acquire_async)."""
     order = []
 
     async def job(name, arguments):
@@ -309,8 +309,8 @@ def in_order_of(limiter, asks):
 
 
 @pytest.mark.parametrize("policy", ["10/100ms", "1 concurrent", "10/100ms + 1 concurrent"])
-def test_waiters_start_in_the_order_of_asking(policy, url):
-    # Nobody has opened the limit before.
+def test_waiters_start_in_the_order_of_their_calls(policy, url):
+    # The limit is not open yet.
     assert in_order_of(Store(url).limiter("jobs", policy), [(n, {}) for n in range(50)]) == list(range(50))
 
 
@@ -318,12 +318,12 @@ def test_waiters_start_in_the_order_of_asking(policy, url):
 def test_lower_priorities_start_first(policy, url):
     asks = [(n, {"priority": n and -n % 5 - 2}) for n in range(10)]
     limiter = Store(url).limiter("jobs", policy)
-    limiter.peek()  # Else there is room before all of them have asked.
+    limiter.peek()  # Otherwise the limit would admit some before all have called.
     expected = [0, *sorted(range(1, 10), key=lambda n: (asks[n][1]["priority"], n))]
     assert in_order_of(limiter, asks) == expected
 
 
-def test_who_leaves_the_line_lets_the_others_move_up(url):
+def test_waiters_move_up_when_one_leaves(url):
     limiter = RateLimiter(Store(url), "jobs", max_executions=2, window_size_in_seconds=0.1)
     order = []
 
@@ -342,7 +342,7 @@ def test_who_leaves_the_line_lets_the_others_move_up(url):
     assert order == [0, *range(1, 20, 2)]
 
 
-def test_who_was_admitted_and_cancelled_at_once_gives_the_start_back():
+def test_an_admitted_waiter_that_is_cancelled_returns_its_start():
     limiter = ConcurrencyLimiter(1)
 
     async def main():
@@ -350,7 +350,7 @@ def test_who_was_admitted_and_cancelled_at_once_gives_the_start_back():
         waiter = asyncio.create_task(limiter.acquire_async())
         await asyncio.sleep(0)
         permit.complete()
-        while limiter.can_proceed() or not waiter._fut_waiter.done():  # Until it is told.
+        while limiter.can_proceed() or not waiter._fut_waiter.done():  # Until it is notified.
             await asyncio.sleep(0)
         waiter.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -360,7 +360,7 @@ def test_who_was_admitted_and_cancelled_at_once_gives_the_start_back():
     until(limiter.can_proceed)
 
 
-def test_another_thread_s_completion_wakes_the_loop():
+def test_a_completion_in_another_thread_wakes_the_loop():
     limiter = ConcurrencyLimiter(1)
 
     async def main():
@@ -374,7 +374,7 @@ def test_another_thread_s_completion_wakes_the_loop():
     asyncio.run(main())
 
 
-def test_each_loop_has_a_line_and_none_when_nobody_waits():
+def test_each_loop_has_a_line_only_while_it_has_waiters():
     limiter = ConcurrencyLimiter(1)
 
     async def main():
@@ -387,7 +387,7 @@ def test_each_loop_has_a_line_and_none_when_nobody_waits():
     assert all(limiter.can_proceed(key) for key in "abc")
 
 
-def test_waiters_of_many_keys_do_not_mix(url):
+def test_waiters_of_different_keys_are_independent(url):
     limiter = RateLimiter(Store(url), "jobs", max_executions=2, window_size_in_seconds=0.05)
     asks = [((key, n), {"key": key}) for n in range(6) for key in "abcd"]
     order = in_order_of(limiter, asks)

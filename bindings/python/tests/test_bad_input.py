@@ -1,4 +1,4 @@
-"""What is wrong is named, with its value and what was expected; nothing crashes, and nothing is created."""
+"""Errors name the parameter, the value and the expectation. Nothing crashes, and nothing is created."""
 
 import asyncio
 import os
@@ -39,7 +39,7 @@ HUGE = 2**70
 
 @pytest.fixture
 def store(tmp_path):
-    """A store in a directory that has to stay empty."""
+    """A store in a directory that must remain empty."""
     (tmp_path / "empty").mkdir()
     yield Store(f"sqlite:{tmp_path}/empty/limits.db")
     assert os.listdir(tmp_path / "empty") == []
@@ -78,7 +78,7 @@ def test_windows_of_another_type(store, window):
         rate(store, window=window)
 
 
-def test_the_ends_of_the_range_are_in_it(store):
+def test_the_bounds_of_a_range_are_valid(store):
     for n in 1, 4096, 4097, 1_000_000_000:
         for window in 1e-6, 366 * 86400, timedelta(days=366), timedelta(microseconds=1), Decimal("0.5"):
             rate(store, n, window)
@@ -89,25 +89,25 @@ EITHER = "^expected either max_executions and window_size_in_seconds, or windows
 
 
 @pytest.mark.parametrize("given", ["", "max_executions", "window_size_in_seconds", "max_executions windows", "all"])
-def test_one_window_or_several(store, given):
+def test_one_window_and_several_exclude_each_other(store, given):
     values = {"max_executions": 1, "window_size_in_seconds": 1, "windows": [(1, 1)]}
     with pytest.raises(TypeError, match=EITHER):
         RateLimiter(store, "jobs", **{name: value for name, value in values.items() if name in given or given == "all"})
 
 
 @pytest.mark.parametrize("windows", [[], [(5, 1)] * 5])
-def test_so_many_windows(store, windows):
+def test_the_number_of_windows_is_limited(store, windows):
     with pytest.raises(InvalidArgument, match=f"^windows is {len(windows)} of them: expected 1 to 4 windows$"):
         RateLimiter(store, "jobs", windows=windows)
 
 
 @pytest.mark.parametrize("windows", [5, True, [5], (5, 1), [(5,)], [(5, 1, 1)], [None], [(100, 60), 5]])
-def test_windows_that_are_no_pairs(store, windows):
+def test_windows_must_be_pairs(store, windows):
     with pytest.raises(TypeError, match=r"^windows is .*: expected pairs such as \[\(100, 60\), \(5, 1.0\)\], not "):
         RateLimiter(store, "jobs", windows=windows)
 
 
-def test_one_of_several_windows_is_wrong(store):
+def test_an_invalid_window_among_several_is_quoted(store):
     for wrong, error, text in [
         ((0, 1), InvalidArgument, "^max_executions is 0: expected a whole number from 1 to 1000000000$"),
         ((-HUGE, 1), InvalidArgument, f"^max_executions is {-HUGE}: expected a whole number from 1 to 1000000000$"),
@@ -127,7 +127,7 @@ def test_max_concurrent_jobs_out_of_range(most):
         ConcurrencyLimiter(most)
 
 
-#: Every other parameter of the family: how it is given, its name, and the range of it (None: it is a duration).
+#: Every other parameter of the family: a call that passes it, its name, and its range (None: it is a duration).
 MOST = 1_000_000_000
 FAMILY = [
     (lambda s, v: RateLimiter(s, "jobs", max_executions=1, window_size_in_seconds=1, initial_backoff_delay=v),
@@ -162,7 +162,7 @@ FAMILY = [
 
 
 @pytest.mark.parametrize(("make", "name", "most"), FAMILY)
-def test_numbers_of_the_family(store, make, name, most):
+def test_numbers_out_of_range(store, make, name, most):
     if most is None:
         for span in 0, 0.0, -1, -1e-9, NAN, INF, -INF, 31622401, HUGE, -HUGE, 10**400, timedelta(0), timedelta(-1), timedelta.max:
             with pytest.raises(InvalidArgument, match=f"^{name} is .*: expected .*(366 days|at least initial)") as caught:
@@ -195,7 +195,7 @@ def test_multipliers(store):
         limiter(multiplier)
 
 
-def test_a_longest_backoff_is_no_shorter_than_the_first(store):
+def test_the_longest_backoff_is_at_least_the_first(store):
     with pytest.raises(InvalidArgument, match="^max_backoff_delay is 1: expected at least initial_backoff_delay$"):
         RateLimiter(
             store, "jobs", max_executions=1, window_size_in_seconds=1, initial_backoff_delay=2, max_backoff_delay=1
@@ -228,13 +228,13 @@ HOMES = {
 
 
 @pytest.mark.parametrize("kind", HOMES)
-def test_in_a_store_or_not(store, kind):
+def test_store_and_name_belong_together(store, kind):
     make = HOMES[kind]
     for home, text in [
-        ({"store": store}, "expected a name beside a store"),
-        ({"store": store, "clock": ManualClock()}, "expected a name beside a store"),
-        ({"name": "jobs"}, "expected a store beside a name"),
-        ({"store": store, "name": "jobs", "clock": ManualClock()}, "expected no clock beside a store, which has its own"),
+        ({"store": store}, "store needs a name"),
+        ({"store": store, "clock": ManualClock()}, "store needs a name"),
+        ({"name": "jobs"}, "name needs a store"),
+        ({"store": store, "name": "jobs", "clock": ManualClock()}, "clock must not be given with a store, which has its own"),
         ({"store": 5, "name": "jobs"}, "store"),
         ({"clock": 5}, "clock"),
         ({"store": store, "name": 5}, "name is 5: expected a str, not int"),
@@ -246,7 +246,7 @@ def test_in_a_store_or_not(store, kind):
 
 
 def test_a_lease_needs_a_store():
-    with pytest.raises(TypeError, match="^expected a store and a name beside a lease$"):
+    with pytest.raises(TypeError, match="^lease needs a store and a name$"):
         ConcurrencyLimiter(5, lease=60)
 
 
@@ -255,7 +255,7 @@ def test_flow_control(store):
         FlowControl("jobs")
     with pytest.raises(TypeError, match="^key is 5: expected a str, not int"):
         FlowControl(5, rate=1)
-    with pytest.raises(TypeError, match="^expected no policy beside a FlowControl, which is one$"):
+    with pytest.raises(TypeError, match="^policy must not be given with a FlowControl, which is one$"):
         store.limiter(FlowControl("jobs", rate=1), "5/1m")
     for key in "", "k" * 1025:
         with pytest.raises(InvalidArgument, match="^(name|key) is .*: expected 1 to 1024 bytes of UTF-8$"):
@@ -307,13 +307,13 @@ def test_weights_of_another_type(store, weight):
             call("k", weight)
 
 
-def test_a_look_may_weigh_nothing_but_not_less():
+def test_peek_accepts_weight_zero():
     assert NullLimiter().peek(weight=0)
     with pytest.raises(InvalidArgument, match="^weight is -1: expected a whole number from 0 to "):
         NullLimiter().peek(weight=-1)
 
 
-def test_what_a_start_was_worth():
+def test_actual_units_out_of_range():
     limiter = ConcurrencyLimiter(1)
     with limiter.acquire() as permit:
         for actual in -1, 2**64, -HUGE:
@@ -322,12 +322,12 @@ def test_what_a_start_was_worth():
         for actual in True, 1.0, "1", None:
             with pytest.raises(TypeError, match="^actual is .*: expected a whole number, not "):
                 permit.settle(actual)
-        # It has not ended.
+        # The permit has not ended.
         assert not limiter.can_proceed()
 
 
 def calls(limiter):
-    """Every call that takes a key."""
+    """Returns every call that takes a key."""
     return [
         limiter.try_acquire, limiter.decide, limiter.peek, limiter.acquire, limiter.can_proceed, limiter.clear,
         limiter.reserve,
@@ -346,7 +346,7 @@ def test_keys_are_text(store):
             call("\ud800")
 
 
-def test_keys_have_a_longest(store):
+def test_keys_have_a_maximum_length(store):
     for call in calls(rate(store)):
         with pytest.raises(InvalidArgument, match="^key is 2048 bytes long: expected at most 1024 bytes of UTF-8$"):
             call("k" * 2048)
@@ -388,7 +388,7 @@ def test_timeouts_of_another_type(store, timeout):
 
 
 @pytest.mark.parametrize(("call", "name"), [("reserve", "max_wait"), ("reserve", "grace"), ("acquire", "grace"), ("acquire_async", "grace")])
-def test_spans_of_a_place(store, call, name):
+def test_durations_of_a_place(store, call, name):
     for limiter in rate(store), NullLimiter():
         call_it = getattr(limiter, call)
         for span in -1, NAN, INF, HUGE, timedelta(-1), timedelta(days=367):
@@ -399,9 +399,9 @@ def test_spans_of_a_place(store, call, name):
                 call_it(**{name: span})
 
 
-def test_a_place_that_is_brought_has_a_grace_of_its_own(store):
+def test_a_place_from_reserve_has_its_own_grace(store):
     for call in rate(store).acquire, rate(store).acquire_async:
-        with pytest.raises(InvalidArgument, match="^grace is 0.5: expected none beside a place, which has its own$"):
+        with pytest.raises(InvalidArgument, match="^grace is 0.5: expected none with a place, which has its own$"):
             call(place="x", grace=0.5)
 
 
@@ -422,7 +422,7 @@ def test_places(store):
 
 @pytest.mark.parametrize("text", ["", "rubbish", "wgl-", "é" * 5000, "\0"])
 @pytest.mark.parametrize("make", [NullLimiter, lambda: rate(Store("memory:"))])
-def test_texts_of_no_place(text, make):
+def test_invalid_texts_of_places(text, make):
     limiter = make()
     for name, call in ("place", limiter.present), ("text", limiter.permit):
         with pytest.raises(InvalidArgument, match=f"^{name} is '.*: expected the text of a permit or place$"):
@@ -437,14 +437,14 @@ def test_a_place_has_its_own_key_and_weight():
     limiter = NullLimiter()
     place = limiter.reserve("k", 2)
     for call in limiter.acquire, limiter.acquire_async:
-        with pytest.raises(InvalidArgument, match='^key is "k": expected none beside a place, which has its own$'):
+        with pytest.raises(InvalidArgument, match='^key is "k": expected none with a place, which has its own$'):
             call("k", place=place)
-        with pytest.raises(InvalidArgument, match="^weight is 2: expected none beside a place, which has its own$"):
+        with pytest.raises(InvalidArgument, match="^weight is 2: expected none with a place, which has its own$"):
             call(weight=2, place=place)
     assert repr(place) == '<Permit of "null", not started>'
 
 
-def test_who_has_started_has_no_place():
+def test_a_started_permit_is_not_a_place():
     limiter = ConcurrencyLimiter(2)
     with limiter.acquire() as permit:
         for call in limiter.acquire, limiter.acquire_async:
@@ -453,13 +453,13 @@ def test_who_has_started_has_no_place():
         assert limiter.peek().remaining == 1
 
 
-def test_a_place_is_not_entered():
+def test_a_place_cannot_be_entered():
     with pytest.raises(Unsupported, match="^a place that has not started cannot be entered: present it"):
         with NullLimiter().reserve():
             pytest.fail("it has not started")
 
 
-def test_where_room_is_no_matter_of_time():
+def test_a_concurrency_limit_has_no_places():
     limiter = ConcurrencyLimiter(1)
     for call in limiter.reserve, lambda: limiter.present("wgl-null"), lambda: limiter.permit("wgl-null"):
         with pytest.raises(Unsupported, match="is not supported by a "):
@@ -468,7 +468,7 @@ def test_where_room_is_no_matter_of_time():
         for call in permit.to_text, lambda: limiter.present(permit), lambda: limiter.acquire(place="wgl-null"):
             with pytest.raises(Unsupported, match="is not supported by a "):
                 call()
-        # None of them ended it.
+        # None of the calls ended the permit.
         assert repr(permit) == f'<Permit of "{limiter.name}">'
 
 
@@ -483,7 +483,7 @@ def test_pauses(store):
 
 def test_instants(store):
     limiter = rate(store)
-    with pytest.raises(InvalidArgument, match=r"^when is datetime.*: expected an aware datetime: this one is naive"):
+    with pytest.raises(InvalidArgument, match=r"^when is datetime.*: expected an aware datetime, with a tzinfo"):
         limiter.set_next_available_time(datetime.now())
     for when in 5, None, "tomorrow", datetime.now().date():
         with pytest.raises(TypeError, match="^when is .*: expected an aware datetime, not "):
@@ -519,7 +519,7 @@ def test_modes_of_another_type():
 @pytest.mark.parametrize(
     ("name", "words"), [("on_error", "'raise', 'deny' or 'admit'"), ("durability", "'budget' or 'commit'")]
 )
-def test_words_of_a_store(name, words):
+def test_options_of_a_store(name, words):
     for word in "", "Raise", "raise ", "budgets", "\0":
         with pytest.raises(InvalidArgument, match=f"^{name} is {re.escape(repr(word))}: expected {words}"):
             Store("memory:", **{name: word})
@@ -529,7 +529,7 @@ def test_words_of_a_store(name, words):
 
 
 @pytest.mark.parametrize("policy", ["", "100", "100/", "/1m", "100/1y", "-1/1s", "100/1m +", "100/1m, 5/1s", "many"])
-def test_policies_that_cannot_be_read(store, policy):
+def test_unreadable_policies(store, policy):
     with pytest.raises(InvalidArgument, match=f"^policy is {re.escape(repr(policy))}: expected .* at character [0-9]+, not "):
         store.override("jobs", policy)
 
@@ -544,7 +544,7 @@ def test_policies_out_of_range(store):
             store.override("jobs", policy)
 
 
-def test_names_of_what_is_overridden(store):
+def test_names_of_overrides(store):
     for call in lambda name: store.override(name, "100/1m"), store.lift:
         with pytest.raises(TypeError, match="^name is 5: expected a str, not int$"):
             call(5)
@@ -576,7 +576,7 @@ def test_limiters_of_a_composite():
             CompositeLimiter([]).add(bad)
 
 
-def test_arguments_that_methods_written_by_hand_do_not_take():
+def test_wrong_arguments_of_methods_that_bypass_pyo3():
     limiter = NullLimiter()
     permit = limiter.try_acquire(weight=2, key="k")
     for call, message in [
@@ -592,7 +592,7 @@ def test_arguments_that_methods_written_by_hand_do_not_take():
     permit.settle(actual=2)
 
 
-def test_what_is_no_limiter_cannot_be_made():
+def test_base_classes_cannot_be_instantiated():
     from workglow_limit import Decision, Limiter, Permit
 
     for kind in Decision, Limiter, Permit:
@@ -604,7 +604,7 @@ def test_what_is_no_limiter_cannot_be_made():
         RateLimiter(Store("memory:"), "jobs")
 
 
-def test_a_file_that_is_no_store(tmp_path):
+def test_a_file_that_is_not_a_store(tmp_path):
     path = tmp_path / "notes.txt"
     path.write_text("not a database " * 1000)
     foreign = tmp_path / "foreign.db"
@@ -621,7 +621,7 @@ def test_a_file_that_is_no_store(tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["foreign.db", "notes.txt"]
 
 
-def test_a_directory_that_is_not_there(tmp_path):
+def test_a_missing_directory(tmp_path):
     limiter = rate(Store(f"sqlite:{tmp_path}/no/limits.db"))
     for _ in range(2):
         with pytest.raises(StoreError, match=f"{tmp_path}/no") as caught:
@@ -631,19 +631,19 @@ def test_a_directory_that_is_not_there(tmp_path):
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_directory_that_cannot_be_written(tmp_path):
+def test_a_read_only_directory(tmp_path):
     tmp_path.chmod(0o500)
     with pytest.raises(StoreError):
         rate(Store(f"sqlite:{tmp_path}/limits.db")).try_acquire()
     assert os.listdir(tmp_path) == []
 
 
-def test_a_place_where_nobody_can_write():
+def test_an_unwritable_file_system():
     with pytest.raises(StoreError, match="/proc"):
         rate(Store("sqlite:/proc/limits.db")).try_acquire()
 
 
-def test_a_busy_store_is_an_error_after_its_timeout(tmp_path):
+def test_a_busy_store_raises_after_its_timeout(tmp_path):
     path = tmp_path / "limits.db"
     Store(f"sqlite:{path}").open()
     limiter = rate(Store(f"sqlite:{path}", timeout=0.02))

@@ -1,4 +1,4 @@
-"""The command that the wheel installs. (What it does is tested with the command itself.)"""
+"""The command that the wheel installs. (Its behaviour is tested in cli/.)"""
 
 import json
 import signal
@@ -27,7 +27,7 @@ def store(tmp_path):
 
 
 @pytest.mark.parametrize("command", [INSTALLED, AS_MODULE])
-def test_it_runs(command, store):
+def test_the_command_runs(command, store):
     assert run(command, "--version").stdout == f"workglow-limit {workglow_limit.__version__}\n"
     done = run(command, "--store", store, "status", "--json")
     assert done.returncode == 0, done.stderr
@@ -38,7 +38,7 @@ def test_it_runs(command, store):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signals_end_it(number, store):
+def test_signals_end_the_command(number, store):
     with subprocess.Popen([*INSTALLED, "--store", store, "watch"], stdout=subprocess.PIPE, text=True) as watch:
         assert json.loads(watch.stdout.readline())["event"] == "watching"
         watch.send_signal(number)

@@ -22,7 +22,7 @@ from workglow_limit import (
 
 
 class AtOnce:
-    """So many units at once, per key; it notes its calls, and raises what it is told to."""
+    """Admits a number of units at once, per key. It records its calls, and raises a given exception."""
 
     def __init__(self, most):
         self.most, self.running, self.calls, self.lock = most, Counter(), [], threading.Lock()
@@ -47,25 +47,25 @@ class AtOnce:
 
     def complete(self, token):
         self.called("complete", token)
-        self.give_back(*token)
+        self.release(*token)
 
     def cancel(self, token):
         self.called("cancel", token)
-        self.give_back(*token)
+        self.release(*token)
 
-    def give_back(self, key, weight):
+    def release(self, key, weight):
         with self.lock:
             self.running[key] -= weight
 
 
 class Whole(AtOnce):
-    """With all that it may have."""
+    """A limiter with all optional methods."""
 
     name = "whole"
 
     def settle(self, token, actual):
         self.called("settle", token, actual)
-        self.give_back(*token)
+        self.release(*token)
 
     def pause(self, seconds, key):
         self.called("pause", seconds, key)
@@ -109,21 +109,21 @@ def rate(n=10):
     return RateLimiter(Store("memory:"), "rate", max_executions=n, window_size_in_seconds=60)
 
 
-def test_it_decides_beside_others():
+def test_a_custom_limiter_decides_with_others():
     own, other = AtOnce(2), rate()
     both = CompositeLimiter([other, own])
     with both.acquire("k", 2) as permit:
         denial = both.decide("k")
         assert (bool(denial), denial.denied_by, denial.retry_after) == (False, "AtOnce", 0.001)
         assert both.try_acquire("k") is None and not both.can_proceed("k") and both.can_proceed("j")
-        # The others were not charged.
+        # The other children were not charged.
         assert other.peek("k").remaining == 8
         permit.complete()
     assert [call for call in own.calls if call[0] == "complete"] == [("complete", ("k", 2))]
     assert own.running["k"] == 0
 
 
-def test_it_is_charged_nothing_if_another_denies():
+def test_a_custom_limiter_is_not_charged_if_another_denies():
     own, other = AtOnce(2), rate(1)
     both = CompositeLimiter([own, other])
     with both.acquire():
@@ -132,27 +132,27 @@ def test_it_is_charged_nothing_if_another_denies():
 
 
 @pytest.mark.parametrize(
-    ("end", "told"),
+    ("end", "expected"),
     [
         (lambda permit: permit.complete(), ("complete", (None, 2))),
         (lambda permit: permit.cancel(), ("cancel", (None, 2))),
         (lambda permit: permit.settle(7), ("settle", (None, 2), 7)),
     ],
 )
-def test_how_a_start_ended(end, told):
+def test_the_end_of_a_start_reaches_the_limiter(end, expected):
     own = Whole(2)
     end(CompositeLimiter([own]).acquire(weight=2))
-    assert own.calls[-1] == told
-    # Who has no settle is completed.
+    assert own.calls[-1] == expected
+    # A limiter without settle is completed.
     own = AtOnce(2)
     end(CompositeLimiter([own]).acquire(weight=2))
-    assert own.calls[-1] == (told if told[0] != "settle" else ("complete", (None, 2)))
+    assert own.calls[-1] == (expected if expected[0] != "settle" else ("complete", (None, 2)))
 
 
 def test_the_rest_of_the_interface():
     own = Whole(1)
     both = CompositeLimiter([own])
-    both.peek()  # Opens.
+    both.peek()  # The first use.
     own.calls.clear()
     both.pause(1.5, "k")
     both.clear()
@@ -164,7 +164,7 @@ def test_the_rest_of_the_interface():
     both.set_next_available_time(datetime.now(timezone.utc) + timedelta(seconds=60))
     name, seconds, key = own.calls[-1]
     assert (name, key) == ("pause", None) and 50 < seconds <= 60
-    # What it does not have does nothing.
+    # A missing optional method does nothing.
     less = CompositeLimiter([AtOnce(1)])
     less.pause(1)
     less.clear("k")
@@ -201,7 +201,7 @@ def test_the_six_methods():
     own = Jobs(2)
     both = CompositeLimiter([own, other := rate()])
     with both.acquire("k", 5), both.acquire("j"):
-        # It counts jobs, of all keys.
+        # It counts the jobs of all keys.
         assert own.running == 2
         denial = both.decide()
         assert (denial.denied_by, denial.retry_after) == ("Jobs", 0.01)
@@ -220,7 +220,7 @@ def test_the_six_methods():
 
 
 def test_the_six_methods_with_keys():
-    """A limiter of the library is one too, behind its six methods."""
+    """A limiter of the library is also a JobLimiter, by its six methods."""
     clock = ManualClock()
     inner = RateLimiter(Store("memory:", clock=clock), "inner", max_executions=1, window_size_in_seconds=60)
 
@@ -241,7 +241,7 @@ def test_the_six_methods_with_keys():
 
 
 def calls_of(limiter):
-    """Every way to ask."""
+    """Returns every call that decides."""
     return [
         limiter.try_acquire, limiter.decide, limiter.peek, limiter.acquire, limiter.can_proceed,
         limiter.get_next_available_time, lambda: asyncio.run(limiter.acquire_async()),
@@ -253,7 +253,7 @@ class Trouble(Exception):
 
 
 @pytest.mark.parametrize("method", ["retry_after", "try_acquire"])
-def test_what_it_raises_reaches_the_caller_as_it_is(method):
+def test_its_exceptions_reach_the_caller_unchanged(method):
     own, other = AtOnce(1), rate()
     both = CompositeLimiter([other, own])
     for error in Trouble("no"), KeyboardInterrupt(), LimitError("mine"):
@@ -265,21 +265,21 @@ def test_what_it_raises_reaches_the_caller_as_it_is(method):
                     call()
                 assert caught.value is error
     own.raises = {}
-    # Nobody was charged.
+    # No child was charged.
     assert other.peek().remaining == 10 and own.running[None] == 0
     with both.acquire():
         assert other.peek().remaining == 9
 
 
 @pytest.mark.parametrize("method", ["complete", "cancel", "settle"])
-def test_what_an_end_raises(method):
+def test_exceptions_of_complete_and_cancel(method):
     own, other = Whole(1), ConcurrencyLimiter(1)
     own.raises = {method: Trouble(method)}
     both = CompositeLimiter([own, other])
     permit = both.acquire()
     with pytest.raises(Trouble, match=method):
         getattr(permit, method)(*[1] * (method == "settle"))
-    # The others have ended all the same.
+    # The other children's starts have ended nevertheless.
     assert other.can_proceed()
     permit.complete()
 
@@ -290,7 +290,7 @@ def test_of_several_errors_the_first_is_raised():
     permit = CompositeLimiter([first, second]).acquire()
     with pytest.raises(Trouble, match="first"):
         permit.complete()
-    # The other is not raised somewhere else.
+    # The other exception is not raised elsewhere.
     third = AtOnce(1)
     third.raises = {"retry_after": Trouble("second")}
     with pytest.raises(Trouble) as caught:
@@ -298,15 +298,15 @@ def test_of_several_errors_the_first_is_raised():
     assert caught.value is third.raises["retry_after"]
 
 
-def test_one_that_was_forgotten_is_completed():
+def test_a_dropped_permit_is_completed():
     own = AtOnce(1)
     both = CompositeLimiter([own])
-    with pytest.warns(ResourceWarning, match='a permit of "composite" was dropped without an end'):
+    with pytest.warns(ResourceWarning, match='a permit of "composite" was dropped before it ended'):
         both.acquire()
     assert own.calls[-1] == ("complete", (None, 1)) and both.can_proceed()
 
 
-def test_what_nobody_can_be_told_is_reported(monkeypatch):
+def test_exceptions_without_a_caller_are_reported(monkeypatch):
     own = AtOnce(1)
     own.raises = {"complete": Trouble("forgotten")}
     both, reported = CompositeLimiter([own]), []
@@ -331,7 +331,7 @@ def test_what_nobody_can_be_told_is_reported(monkeypatch):
         ("1", TypeError, "^retry_after is '1': "),
     ],
 )
-def test_answers_that_make_no_sense(answer, error, text):
+def test_invalid_answers(answer, error, text):
     own = AtOnce(1)
     own.retry_after = lambda key, weight: answer
     both = CompositeLimiter([own])
@@ -353,17 +353,17 @@ def without(*names):
         (without("retry_after", "complete"), "it has no retry_after, complete"),
         (type("Less", (Jobs,), {"clear": None})(1), "it has no clear"),
         (type("Less", (Jobs,), {"can_proceed": 5, "record_job_start": None})(1), "it has no can_proceed, record_job_start"),
-        (AtOnce, "it is a class, and not an object of it"),
+        (AtOnce, "it is a class, not an instance"),
         (Store("memory:"), "it has no try_acquire, retry_after, complete, cancel"),
     ],
 )
-def test_what_is_no_limiter(bad, missing):
+def test_objects_that_are_not_limiters(bad, missing):
     for parameter, call in ("limiters", lambda: CompositeLimiter([bad])), ("limiter", lambda: CompositeLimiter([]).add(bad)):
         with pytest.raises(TypeError, match=f"^{parameter} is .*: expected a limiter, not .*: {missing}$"):
             call()
 
 
-def test_what_would_have_to_be_awaited():
+def test_coroutine_methods_are_refused():
     class Later(Jobs):
         async def can_proceed(self):
             return True
@@ -372,11 +372,11 @@ def test_what_would_have_to_be_awaited():
         async def settle(self, token, actual): ...
 
     for bad, method in (Later(1), "can_proceed"), (Settles(1), "settle"):
-        with pytest.raises(TypeError, match=f"{method} is a coroutine function, which nobody would await$"):
+        with pytest.raises(TypeError, match=f"{method} is a coroutine function, and is called without await$"):
             CompositeLimiter([bad])
 
 
-def test_one_that_is_added_later():
+def test_a_child_that_is_added_later():
     both = CompositeLimiter([])
     before = both.acquire()
     both.add(own := AtOnce(1))
@@ -388,8 +388,8 @@ def test_one_that_is_added_later():
 
 
 @pytest.mark.parametrize("make", [lambda: AtOnce(3), lambda: Jobs(3)])
-def test_many_threads_that_wait(make):
-    """The core calls it without Python's lock: with two locks in the wrong order, this would hang."""
+def test_many_waiting_threads(make):
+    """The core calls it without the GIL. With two locks in the wrong order this would deadlock."""
     own, most, seen = make(), 3, []
     both = CompositeLimiter([ConcurrencyLimiter(5), own, rate(4096)])
     running = []
@@ -431,7 +431,7 @@ def test_waiting_in_an_event_loop():
             both.acquire(timeout=0.01)
 
 
-def test_a_forked_child_goes_on_with_its_own():
+def test_a_forked_child_continues_with_its_own_copy():
     said = run("""
 import os
 from workglow_limit import CompositeLimiter

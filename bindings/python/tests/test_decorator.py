@@ -1,4 +1,4 @@
-"""@limiter.limit on functions, coroutine functions, methods and whatever else can be called."""
+"""@limiter.limit on functions, coroutine functions, methods and other callables."""
 
 import asyncio
 import inspect
@@ -37,7 +37,7 @@ def test_each_call_takes_a_permit_and_ends_it():
     assert limiter.peek().remaining == 2
 
 
-def test_a_key_of_the_arguments():
+def test_a_key_from_the_arguments():
     limiter = rate()
 
     @limiter.limit(key=lambda tenant, **_: tenant, timeout=0)
@@ -75,7 +75,7 @@ def test_coroutine_functions():
     assert asyncio.run(main()) == "b"
 
 
-def test_a_weight_of_the_arguments():
+def test_a_weight_from_the_arguments():
     limiter = rate(n=10)
     call = limiter.limit(lambda tenant, _: tenant, weight=lambda _, prompt: len(prompt), timeout=0)(lambda *_: None)
     call("a", "four")
@@ -83,7 +83,7 @@ def test_a_weight_of_the_arguments():
     assert [limiter.peek(key).remaining for key in ("a", "b", None)] == [6, 3, 10]
     with pytest.raises(AcquireTimeout):
         call("a", "seven..")
-    # What such a function gives is looked at as what is given at once, and so is what it raises.
+    # The result of such a function is checked like a plain value, and its exceptions are raised.
     for weigh, error in [(lambda: 0, InvalidArgument), (lambda: "1", InvalidArgument), (lambda: 1 / 0, ZeroDivisionError)]:
         with pytest.raises(error):
             limiter.limit(weight=weigh)(pytest.fail)()
@@ -129,7 +129,7 @@ def test_methods_of_all_kinds():
     assert limiter.peek("a").remaining == 1
 
 
-def test_whatever_can_be_called():
+def test_all_callables_can_be_decorated():
     limiter = ConcurrencyLimiter(1)
 
     class Plain:
@@ -166,7 +166,7 @@ def test_threads_share_the_limit():
         assert set(pool.map(job, range(200))) <= {1, 2}
 
 
-def test_who_is_cancelled_in_the_body_or_before_it_holds_nothing():
+def test_a_call_cancelled_in_or_before_its_body_holds_nothing():
     limiter = ConcurrencyLimiter(1)
     begun = asyncio.Event()
 
@@ -188,17 +188,17 @@ def test_who_is_cancelled_in_the_body_or_before_it_holds_nothing():
     assert limiter.peek().remaining == 1
 
 
-def test_what_is_no_function_is_refused():
+def test_a_non_function_is_refused():
     limiter = rate()
     for nothing in None, 5, "k":
-        with pytest.raises(TypeError, match="is no function: limit decorates one, and is called to do so: @limiter.limit"):
+        with pytest.raises(TypeError, match="is not a function: call limit to get a decorator, as in @limiter.limit"):
             limiter.limit()(nothing)
 
-    @limiter.limit  # It is taken for a function that gives keys.
+    @limiter.limit  # A limit without parentheses takes the function as its key.
     def forgot(x):
         return x
 
-    with pytest.raises(TypeError, match="^5 is no function: .*: @limiter.limit\\(\\)$"):
+    with pytest.raises(TypeError, match="^5 is not a function: .* @limiter.limit\\(\\)$"):
         forgot(5)
 
 
@@ -242,7 +242,7 @@ def test_arguments_by_name():
 
     Client().method()
     Client.static(rest=6)
-    assert [limiter.peek(key).remaining for key in ("5", "6")] == [9, 9]  # What is no text becomes it.
+    assert [limiter.peek(key).remaining for key in ("5", "6")] == [9, 9]  # Other values become text.
     limiter.limit(lambda: None)(lambda: None)()
     assert limiter.peek().remaining == 9
 
@@ -257,6 +257,6 @@ def test_arguments_by_name():
         ({"weight": "n"}, "weight is 'n': expected an argument of the function: tenant"),
     ],
 )
-def test_what_is_wrong_is_said_where_it_is_written(options, message):
+def test_errors_are_raised_where_the_decorator_is_written(options, message):
     with pytest.raises(InvalidArgument, match=f"^{message}"):
         rate().limit(**options)(lambda tenant: None)

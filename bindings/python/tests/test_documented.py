@@ -1,4 +1,4 @@
-"""Every public name of the package says what it is: `make docs` makes the reference of that."""
+"""Every public name of the package has a doc string: `make docs` builds the reference from them."""
 
 import importlib
 import inspect
@@ -9,7 +9,7 @@ import workglow_limit
 
 
 def public(module):
-    """The public names of a module that are its own, and of their classes."""
+    """Yields the public names of a module and the public members of its classes."""
     for name in module.__all__:
         value = getattr(module, name)
         if inspect.isclass(value) or callable(value):

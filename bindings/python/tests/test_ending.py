@@ -38,13 +38,13 @@ def test_no_limit(end):
         assert repr(permit) == '<Permit of "null", ended>'
 
 
-def test_a_cancelled_job_gives_its_slot_back():
+def test_a_cancelled_job_returns_its_slot():
     limiter = ConcurrencyLimiter(2)
     with limiter.acquire(), limiter.acquire() as permit:
         permit.cancel()
         assert limiter.peek().remaining == 1
         with limiter.acquire():
-            # That was the second end: not this one's slot.
+            # This was its second end, which does not end the other permit.
             permit.cancel()
             permit.complete()
             assert limiter.peek().remaining == 0
@@ -58,7 +58,7 @@ def test_a_cancelled_permit_needs_no_block(wrap):
     assert limiter.can_proceed()
 
 
-def test_what_could_not_end_can_still_end():
+def test_a_permit_whose_end_failed_can_end_again():
     limiter = ConcurrencyLimiter(1)
     permit = limiter.acquire()
     with pytest.raises(Unsupported, match="settle is not supported by a concurrency limit"):
@@ -69,7 +69,7 @@ def test_what_could_not_end_can_still_end():
     assert limiter.can_proceed()
 
 
-def test_who_never_ran_frees_its_units(limiter):
+def test_a_job_that_never_ran_frees_its_units(limiter):
     with limiter.acquire("k", 4) as kept, limiter.acquire("k", 6) as permit:
         permit.cancel()
         assert limiter.peek("k").remaining == 6
@@ -79,7 +79,7 @@ def test_who_never_ran_frees_its_units(limiter):
 
 
 @pytest.mark.parametrize(("actual", "remaining"), [(0, 10), (1, 9), (4, 6), (9, 1), (10, 0), (12, 0), (2**64 - 1, 0)])
-def test_what_it_was_worth(actual, remaining, limiter, clock):
+def test_settle_corrects_the_units(actual, remaining, limiter, clock):
     limiter.acquire(weight=4).settle(actual)
     assert limiter.peek(weight=0).remaining == remaining
     # A debt is at most one whole capacity.
@@ -100,7 +100,7 @@ def test_the_first_end_counts(end, limiter):
     assert limiter.peek().remaining == 4
 
 
-def test_a_block_completes_unless_it_ended_otherwise(limiter):
+def test_a_with_block_completes_unless_the_permit_has_ended(limiter):
     with pytest.raises(KeyError), limiter.acquire(weight=4):
         raise KeyError
     assert limiter.peek().remaining == 6

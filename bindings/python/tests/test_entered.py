@@ -1,4 +1,4 @@
-"""`with limiter:`, which waits for room without a key and completes at its end."""
+"""`with limiter:`, which waits without a key and completes at its end."""
 
 import asyncio
 import threading
@@ -10,7 +10,7 @@ import pytest
 from workglow_limit import AcquireTimeout, CompositeLimiter, ConcurrencyLimiter, NullLimiter, Permit, RateLimiter, Store
 
 
-def test_its_body_holds_a_permit():
+def test_the_body_of_with_holds_a_permit():
     limiter = ConcurrencyLimiter(2)
     with limiter as permit:
         assert isinstance(permit, Permit) and limiter.peek().remaining == 1
@@ -26,7 +26,7 @@ def test_its_body_holds_a_permit():
     assert limiter.peek().remaining == 2
 
 
-def test_it_is_the_one_without_a_key(url):
+def test_with_uses_no_key(url):
     with Store(url).limiter("jobs", "2/1h") as permit:
         assert permit.started
     limiter = RateLimiter(Store(url), "other", max_executions=2, window_size_in_seconds=3600)
@@ -36,17 +36,17 @@ def test_it_is_the_one_without_a_key(url):
     assert both.can_proceed()
 
 
-def test_each_thread_leaves_with_its_own_permit():
+def test_each_thread_exits_with_its_own_permit():
     limiter, turns = ConcurrencyLimiter(8), threading.Barrier(4, timeout=60)
 
     def work(n):
         with limiter as outer:
             with limiter as inner:
-                turns.wait()  # All eight are held.
+                turns.wait()  # All eight units are held.
                 assert limiter.peek().remaining == 0
                 turns.wait()
             ended = "ended" in repr(inner), "ended" in repr(outer)
-            turns.wait()  # None has left its outer one.
+            turns.wait()  # No thread has left its outer block.
             assert limiter.peek().remaining == 4
             turns.wait()
         return ended
@@ -56,7 +56,7 @@ def test_each_thread_leaves_with_its_own_permit():
     assert limiter.peek().remaining == 8
 
 
-def test_each_task_leaves_with_its_own_permit(url):
+def test_each_task_exits_with_its_own_permit(url):
     limiter = ConcurrencyLimiter(6, store=Store(url), name="jobs")
 
     async def work(n):
@@ -64,7 +64,7 @@ def test_each_task_leaves_with_its_own_permit(url):
             async with limiter as inner:
                 await asyncio.sleep(0)
                 assert outer.fence != inner.fence
-            # Others entered later, and one left before.
+            # Other tasks entered later, and one left earlier.
             assert "ended" in repr(inner) and "ended" not in repr(outer)
             await asyncio.sleep(n % 3 / 1000)
             outer.renew()
@@ -73,7 +73,7 @@ def test_each_task_leaves_with_its_own_permit(url):
     async def main():
         for _ in range(5):
             await asyncio.gather(*(work(n) for n in range(3)))
-        with limiter:  # This waits for nobody here.
+        with limiter:  # This does not wait here.
             async with limiter:
                 assert limiter.peek().remaining == 4
 
@@ -81,7 +81,7 @@ def test_each_task_leaves_with_its_own_permit(url):
     assert limiter.peek().remaining == 6
 
 
-def test_many_wait_to_enter_and_the_limit_holds():
+def test_many_waiters_that_enter_do_not_exceed_the_limit():
     limiter, running, most = ConcurrencyLimiter(3), 0, 0
 
     async def work():
@@ -99,12 +99,12 @@ def test_many_wait_to_enter_and_the_limit_holds():
     assert (most, limiter.peek().remaining) == (3, 3)
 
 
-def test_who_is_cancelled_has_not_entered():
+def test_a_cancelled_task_has_not_entered():
     limiter = ConcurrencyLimiter(1)
 
     async def enter():
         async with limiter:
-            pytest.fail("there was no room")
+            pytest.fail("the start was admitted")
 
     async def main():
         async with limiter:
@@ -119,8 +119,8 @@ def test_who_is_cancelled_has_not_entered():
     asyncio.run(main())
 
 
-def test_another_thread_or_task_may_leave():
-    # As frameworks do whose dependencies are generators.
+def test_another_thread_or_task_may_exit():
+    # Like frameworks whose dependencies are generators.
     limiter = ConcurrencyLimiter(2)
     with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as other:
         one.submit(limiter.__enter__).result()
@@ -138,7 +138,7 @@ def test_another_thread_or_task_may_leave():
     assert limiter.peek().remaining == 2
 
 
-def test_generators_that_are_interleaved_hold_as_many_as_are_in_their_bodies():
+def test_interleaved_generators_hold_one_permit_per_open_body():
     limiter = ConcurrencyLimiter(3)
 
     def body():
@@ -156,22 +156,22 @@ def test_generators_that_are_interleaved_hold_as_many_as_are_in_their_bodies():
     assert limiter.peek().remaining == 3
 
 
-def test_who_has_not_entered_cannot_leave():
-    with pytest.raises(RuntimeError, match="^the limiter is left, and was not entered$"):
+def test_exit_without_enter_raises():
+    with pytest.raises(RuntimeError, match="^the limiter was exited, but not entered$"):
         NullLimiter().__exit__(None, None, None)
     with pytest.raises(RuntimeError, match="not entered"):
         NullLimiter().__aexit__(None, None, None)
 
 
-def test_an_error_is_raised_where_it_is_entered(tmp_path):
+def test_an_error_is_raised_by_with(tmp_path):
     limiter = Store(f"sqlite:{tmp_path}/no/x.db").limiter("jobs", "1/1h")
     with pytest.raises(OSError, match="/no"), limiter:
-        pytest.fail("it was not entered")
+        pytest.fail("the exit succeeded")
     with pytest.raises(RuntimeError, match="not entered"):
         limiter.__exit__(None, None, None)
 
 
-def test_wrap_is_the_decorator_of_a_function_that_is_not_yours():
+def test_wrap_decorates_an_existing_function():
     limiter = Store("memory:").limiter("jobs", "3/1h")
     call = limiter.wrap(str.upper, key=lambda text: text, timeout=0)
     assert (call("a"), call.__name__) == ("A", "upper")
@@ -186,7 +186,7 @@ def test_wrap_is_the_decorator_of_a_function_that_is_not_yours():
         asked(tenant="b")
     with pytest.raises(ValueError, match="^key is 'model': expected an argument of the function: tenant, tokens$"):
         limiter.wrap(ask, key="model")
-    with pytest.raises(TypeError, match="^5 is no function"):
+    with pytest.raises(TypeError, match="^5 is not a function"):
         limiter.wrap(5)
 
     async def later(tenant):

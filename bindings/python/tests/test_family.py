@@ -1,4 +1,4 @@
-"""What each kind of limiter does, in its own words: the vectors have the rest."""
+"""The behaviour of each kind of limiter. The vectors test the rest."""
 
 from datetime import timedelta
 
@@ -34,7 +34,7 @@ def store(url, clock):
 
 
 def starts(limiter, most=20):
-    """How many start at once."""
+    """Returns how many start at once."""
     return sum(limiter.try_acquire() is not None for _ in range(most))
 
 
@@ -56,7 +56,7 @@ KINDS = {
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_attaching(kind, url):
-    """Whoever attaches, in its own kind, shares what was declared."""
+    """A limiter from attach shares the declared limit."""
     clock = ManualClock()
     store = Store(url, clock=clock)
     limiter = KINDS[kind](store, "jobs")
@@ -86,11 +86,11 @@ def test_delays(store, clock):
         assert limiter.peek().retry_after == 0.05
         clock.advance(0.05)
         assert starts(limiter) == 1
-        # Each key has its own.
+        # Each key has its own budget.
         assert limiter.try_acquire("k")
 
 
-def test_even_distances(store, clock):
+def test_evenly_spaced_starts(store, clock):
     numbers = {"max_executions": 4, "window_size_in_seconds": timedelta(seconds=2)}
     for home in {"clock": clock}, {"store": store, "name": "even"}:
         limiter = EvenlySpacedRateLimiter(**numbers, adaptive=False, **home)
@@ -98,7 +98,7 @@ def test_even_distances(store, clock):
     limiter = EvenlySpacedRateLimiter(**numbers, clock=clock)
     with limiter.acquire():
         clock.advance(0.2)
-    # What a start learns from the jobs before it holds for the one after it.
+    # The distance after a start depends on the jobs before it.
     assert limiter.peek().retry_after == 0.3
     clock.advance(0.3)
     with limiter.acquire():
@@ -110,7 +110,7 @@ def test_buckets(store, clock):
     assert limiter.try_acquire(weight=20) and limiter.peek().retry_after == 0.1
     clock.advance(1)
     assert starts(limiter) == 10
-    # The burst is the rate, if nobody says more; and the period a second.
+    # The default burst is the rate, and the default period is a second.
     assert starts(TokenBucketLimiter(store, "plain", rate=3)) == 3
     limiter = LeakyBucketLimiter(store, "drips", rate=10, queue=2)
     assert starts(limiter) == 1 and limiter.peek().retry_after == 0.1
@@ -119,7 +119,7 @@ def test_buckets(store, clock):
     assert places[1].wait == pytest.approx(0.2, abs=0.01)
 
 
-def test_windows_of_the_clock(url, clock):
+def test_fixed_windows_and_counters(url, clock):
     store = Store(url, clock=clock)
     fixed = FixedWindowLimiter(store, "fixed", max_executions=3, window_size_in_seconds=60)
     smooth = SlidingWindowCounterLimiter(store, "smooth", max_executions=3, window_size_in_seconds=60)
@@ -177,7 +177,7 @@ def test_a_policy_as_a_text(url):
     with limiter.acquire(), limiter.acquire():
         denial = limiter.decide()
         assert not denial and denial.denied_by.startswith("openai")
-    # Nothing but its name is needed to find it.
+    # The name is enough to find it.
     again = store.limiter("openai")
     assert again.peek().remaining == 2
     plain = store.limiter("mail", "5/1h")
@@ -187,11 +187,11 @@ def test_a_policy_as_a_text(url):
         store.limiter("other")
 
 
-def test_a_forgotten_permit_of_a_text(url):
+def test_a_dropped_permit_of_a_text(url):
     store = Store(url)
     limiter = store.limiter("openai", "100/1m + 1 concurrent")
     for find in lambda: limiter, lambda: store.limiter("openai"):
-        with pytest.warns(ResourceWarning, match="was dropped without an end"):
+        with pytest.warns(ResourceWarning, match="was dropped before it ended"):
             find().acquire()
         assert limiter.can_proceed()
     # Warnings are errors here.

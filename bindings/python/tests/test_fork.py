@@ -1,4 +1,4 @@
-"""A limiter outlives a fork, on both sides of it."""
+"""A limiter works on both sides of a fork."""
 
 import json
 import os
@@ -15,12 +15,12 @@ from workglow_limit import CompositeLimiter, ConcurrencyLimiter, RateLimiter, St
 def test_master_and_children_share_one_limit(scheme, how, tmp_path, server, postgres):
     url = {"sqlite": f"sqlite:{tmp_path}/limits.db", "redis": server.url, "postgres": postgres}[scheme]
     got = json.loads(run("fork_program.py", how, url))
-    # The children ask for 3,000 of the 1,950 that are left to them.
+    # The children ask for 3,000 units, and 1,950 remain.
     assert got == {"before": 50, "children": 1950, "after": 0, "all": 2000}
 
 
 def in_child(check):
-    """What a forked child makes of a check: whatever it raises fails the test here."""
+    """Runs a check in a forked child. An exception there fails the test here."""
     pid = os.fork()
     if pid == 0:
         code = 1
@@ -32,14 +32,14 @@ def in_child(check):
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
-def test_a_connection_is_not_the_childs(server):
+def test_a_forked_child_does_not_use_its_parent_s_connection(server):
     limiter = RateLimiter(Store(server.url), "jobs", max_executions=100, window_size_in_seconds=3600)
     jobs = ConcurrencyLimiter(2, store=Store(server.url), name="running")
     held = jobs.try_acquire()
     limiter.acquire()
 
     def check():
-        held.complete()  # It is the parent's.
+        held.complete()  # It belongs to the parent.
         with jobs.try_acquire():
             assert jobs.try_acquire() is None
         for _ in range(40):
@@ -61,7 +61,7 @@ def test_an_inherited_permit_does_nothing_in_the_child(wrap):
     permits = [limiter.try_acquire(), limiter.try_acquire()]
 
     def check():
-        with limiter.try_acquire(), limiter.try_acquire():  # The child counts its own.
+        with limiter.try_acquire(), limiter.try_acquire():  # The child counts for itself.
             permits[0].complete()
             limiter.complete(permits[0])
             with permits[0]:

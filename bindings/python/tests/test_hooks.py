@@ -1,4 +1,4 @@
-"""What a program is told of, and what is counted."""
+"""Hooks and counts."""
 
 import asyncio
 import gc
@@ -29,8 +29,8 @@ def rate(store, n=1, name="jobs"):
     return RateLimiter(store, name, max_executions=n, window_size_in_seconds=60)
 
 
-class Heard(list):
-    """A hook that remembers, and forgets when it is asked."""
+class EventLog(list):
+    """A hook that records its events. Reading the record clears it."""
 
     def __call__(self, event):
         self.append(event)
@@ -51,7 +51,7 @@ CALLS = {
 @pytest.mark.parametrize("call", CALLS)
 def test_denials(call, url):
     store = Store(url, clock=ManualClock())
-    limiter, of_limiter, of_store = rate(store, 2), Heard(), Heard()
+    limiter, of_limiter, of_store = rate(store, 2), EventLog(), EventLog()
     limiter.on("throttled", of_limiter)
     store.on("throttled", of_store)
     CALLS[call](limiter)
@@ -68,12 +68,12 @@ def test_denials(call, url):
 
 def test_waiters(url):
     store = Store(url)
-    limiter, heard = RateLimiter(store, "jobs", max_executions=1, window_size_in_seconds=0.05), Heard()
-    store.on("throttled", heard)
+    limiter, events = RateLimiter(store, "jobs", max_executions=1, window_size_in_seconds=0.05), EventLog()
+    store.on("throttled", events)
     with limiter.acquire():
-        assert heard == []
+        assert events == []
     with limiter.acquire("k"), limiter.acquire("k"):
-        [(event, name, key, wanted, granted, wait, error)] = heard.taken()
+        [(event, name, key, wanted, granted, wait, error)] = events.taken()
     assert (event, name, key, wanted, granted, error) == ("throttled", "jobs", "k", 1, 0, None) and 0 < wait <= 0.06
 
     async def twice():
@@ -81,37 +81,37 @@ def test_waiters(url):
             (await limiter.acquire_async("a")).complete()
 
     asyncio.run(twice())
-    assert [event[:3] for event in heard.taken()] == [("throttled", "jobs", "a")]
+    assert [event[:3] for event in events.taken()] == [("throttled", "jobs", "a")]
     with pytest.raises(AcquireTimeout):
         limiter.acquire("a", timeout=0)
-    assert [event[:3] for event in heard.taken()] == [("throttled", "jobs", "a")]
+    assert [event[:3] for event in events.taken()] == [("throttled", "jobs", "a")]
 
 
-def test_who_of_several_said_no(url):
+def test_the_event_names_the_limit_that_denied(url):
     store, other = Store(url), Store("memory:")
-    both, heard, others = CompositeLimiter([rate(store, 5), rate(other, 1, "narrow")]), Heard(), Heard()
-    both.on("throttled", heard)
+    both, events, others = CompositeLimiter([rate(store, 5), rate(other, 1, "narrow")]), EventLog(), EventLog()
+    both.on("throttled", events)
     other.on("throttled", others)
     both.acquire().complete()
     both.try_acquire()
     both.decide()
     with pytest.raises(AcquireTimeout):
         both.acquire(timeout=0)
-    assert [event[1] for event in heard.taken()] == ["narrow"] * 3
+    assert [event[1] for event in events.taken()] == ["narrow"] * 3
     assert [event[1] for event in others.taken()] == ["narrow"] * 3
 
 
-def test_limits_of_one_process():
-    limiter, heard = ConcurrencyLimiter(1), Heard()
-    limiter.on("throttled", heard)
+def test_limits_without_a_store_have_events():
+    limiter, events = ConcurrencyLimiter(1), EventLog()
+    limiter.on("throttled", events)
     with limiter.acquire():
         assert limiter.try_acquire() is None
-    assert [(event[0], event[3]) for event in heard.taken()] == [("throttled", 1)]
+    assert [(event[0], event[3]) for event in events.taken()] == [("throttled", 1)]
 
 
-def test_one_that_is_removed_hears_nothing(url):
+def test_a_removed_hook_is_not_called(url):
     store = Store(url)
-    limiter, first, second = rate(store), Heard(), Heard()
+    limiter, first, second = rate(store), EventLog(), EventLog()
     remove_first, _ = limiter.on("throttled", first), limiter.on("throttled", second)
     remove_last = store.on("throttled", first)
     limiter.acquire().complete()
@@ -119,13 +119,13 @@ def test_one_that_is_removed_hears_nothing(url):
         remove()
         limiter.try_acquire()
         assert (len(first.taken()), len(second.taken())) == (times, 1)
-    # Others of the same name hear nothing.
+    # Other limiters of the same name have no event.
     rate(store).try_acquire()
     assert second == []
 
 
-def test_what_was_removed_is_let_go():
-    class Hook(Heard):
+def test_a_removed_hook_is_released():
+    class Hook(EventLog):
         pass
 
     limiter, hook = NullLimiter(), Hook()
@@ -137,8 +137,8 @@ def test_what_was_removed_is_let_go():
     assert gone() is None
 
 
-def test_what_a_hook_raises_decides_nothing(url, monkeypatch):
-    reported, heard = [], Heard()
+def test_an_exception_of_a_hook_decides_nothing(url, monkeypatch):
+    reported, events = [], EventLog()
     monkeypatch.setattr(sys, "unraisablehook", lambda args: reported.append((args.exc_value, args.object)))
     limiter, error = rate(Store(url)), KeyError("mine")
 
@@ -146,32 +146,32 @@ def test_what_a_hook_raises_decides_nothing(url, monkeypatch):
         raise error
 
     limiter.on("throttled", fails)
-    limiter.on("throttled", heard)
+    limiter.on("throttled", events)
     limiter.acquire().complete()
     assert limiter.try_acquire() is None and not limiter.decide()
-    assert reported == [(error, fails)] * 2 and len(heard) == 2
+    assert reported == [(error, fails)] * 2 and len(events) == 2
 
 
 def test_a_hook_may_limit(url):
-    limiter, heard = rate(Store(url), 2), Heard()
+    limiter, events = rate(Store(url), 2), EventLog()
 
     def asks(event):
-        heard(event)
+        events(event)
         if event.wanted == 2:
             limiter.try_acquire()
 
     remove = limiter.on("throttled", asks)
     limiter.acquire(weight=2).complete()
     limiter.try_acquire(weight=2)
-    assert [event.wanted for event in heard] == [2, 1]
+    assert [event.wanted for event in events] == [2, 1]
     limiter.on("throttled", lambda _: remove())
     limiter.try_acquire()
     limiter.try_acquire()
-    assert len(heard) == 3
+    assert len(events) == 3
 
 
 def test_unknown_limits(url):
-    store, of_store, of_limiter = Store(url), Heard(), Heard()
+    store, of_store, of_limiter = Store(url), EventLog(), EventLog()
     store.on("unknown_limit", of_store)
     limiter = RateLimiter.attach(store, "mail")
     limiter.on("unknown_limit", of_limiter)
@@ -189,49 +189,49 @@ def test_stores_that_fail(tmp_path):
     for how in "raise", "deny", "admit":
         path = tmp_path / f"{how}.db"
         run("import sys, workglow_limit; workglow_limit.Store(sys.argv[1]).open()", f"sqlite:{path}")
-        store, heard = Store(f"sqlite:{path}", timeout=0.02, on_error=how), Heard()
+        store, events = Store(f"sqlite:{path}", timeout=0.02, on_error=how), EventLog()
         limiter = rate(store)
         with lane_held(path):
             if how == "raise":
                 with pytest.raises(StoreTimeout):
                     limiter.try_acquire()
             else:
-                # Nobody was there to hear of this.
+                # No hook was registered at this time.
                 limiter.try_acquire()
-            store.on("store_error", heard)
+            store.on("store_error", events)
             for call in limiter.try_acquire, limiter.decide:
                 error = None
                 try:
                     call()
                 except StoreTimeout as caught:
                     error = caught
-                [(event, name, *_, told)] = heard.taken()
-                assert (event, name) == ("store_error", "jobs") and told is error and (error is not None) == (how == "raise")
+                [(event, name, *_, given)] = events.taken()
+                assert (event, name) == ("store_error", "jobs") and given is error and (error is not None) == (how == "raise")
             with pytest.raises(StoreTimeout) as caught:
                 store.override("jobs", "5/1m")
-            assert [event[-1] for event in heard.taken()] == [caught.value]
+            assert [event[-1] for event in events.taken()] == [caught.value]
         limiter.try_acquire()
-        assert heard == []
+        assert events == []
 
 
-def test_a_store_that_is_not_there(tmp_path):
-    store, heard = Store(f"sqlite:{tmp_path}/no/limits.db"), Heard()
-    store.on("store_error", heard)
+def test_a_missing_store(tmp_path):
+    store, events = Store(f"sqlite:{tmp_path}/no/limits.db"), EventLog()
+    store.on("store_error", events)
     for call in store.open, store.names, store.flush:
         with pytest.raises(StoreError) as caught:
             call()
-        assert [event[-1] for event in heard.taken()] == [caught.value]
+        assert [event[-1] for event in events.taken()] == [caught.value]
 
 
-def test_other_errors_are_nobody_elses():
-    store, heard = Store("memory:"), Heard()
+def test_other_errors_cause_no_event():
+    store, events = Store("memory:"), EventLog()
     for event in "throttled", "unknown_limit", "store_error":
-        store.on(event, heard)
+        store.on(event, events)
     with pytest.raises(LimitError):
         rate(store).try_acquire(weight=9)
     with pytest.raises(LimitError):
         store.override("jobs", "rubbish")
-    assert heard == []
+    assert events == []
 
 
 def test_bad_hooks():
@@ -247,20 +247,20 @@ def test_bad_hooks():
                 on("throttled", function)
 
 
-def test_an_event_in_short():
-    limiter, heard = ConcurrencyLimiter(1), Heard()
-    limiter.on("throttled", heard)
+def test_the_repr_of_an_event():
+    limiter, events = ConcurrencyLimiter(1), EventLog()
+    limiter.on("throttled", events)
     with limiter.acquire("k"):
         limiter.try_acquire("k")
     expected = f'<LimitEvent: throttled, limit "{limiter.name}", key "k", wanted 1, wait 0.01 s>'
-    assert [repr(event) for event in heard] == [expected]
+    assert [repr(event) for event in events] == [expected]
 
 
 def counts(stats):
     return {name: getattr(stats, name) for name in ("admitted", "denied", "units_wanted", "units_granted", "cancelled")}
 
 
-def test_what_is_counted(url):
+def test_the_counts(url):
     limiter = rate(Store(url, clock=ManualClock()), 5)
     limiter.acquire("k", 3).complete()
     limiter.acquire("k").cancel()
@@ -292,7 +292,7 @@ began.wait()""",
 
 
 @pytest.mark.parametrize("holder", HELD)
-def test_what_was_counted_last_is_told_at_exit_whoever_holds_the_limiter(tmp_path, holder):
+def test_the_latest_counts_are_published_at_exit(tmp_path, holder):
     program = f"""
 from workglow_limit import RateLimiter, Store
 limiter = RateLimiter(Store("sqlite:{tmp_path}/limits.db"), "x", max_executions=5, window_size_in_seconds=60)

@@ -1,4 +1,4 @@
-"""workglow_limit.http: what responses say, read by each client from a real server. (tests/clients: what heeds all of them.)"""
+"""workglow_limit.http, with responses of each client from a real server. (tests/clients tests the limiters in front of clients.)"""
 
 import asyncio
 import json
@@ -24,7 +24,7 @@ CASES = json.loads((Path(__file__).parents[3] / "tests/http/heed.json").read_tex
 
 
 class Handler(BaseHTTPRequestHandler):
-    """GET /5 is answered as the case says."""
+    """GET /5 is answered as case 5."""
 
     def do_GET(self):
         case = CASES[int(self.path[1:])]
@@ -51,7 +51,7 @@ def server():
 
 @pytest.fixture
 def limiter():
-    """A limit that only a pause can close; the clock stands still, so what is left of the pause is all of it."""
+    """A limit that only a pause can close. Its clock stands still, so the remaining pause is the whole pause."""
     return RateLimiter(Store("memory:", clock=ManualClock()), "api", max_executions=9, window_size_in_seconds=60)
 
 
@@ -76,7 +76,7 @@ async def of_aiohttp(url):
 
 CLIENTS = {
     "requests": requests.get,
-    "httpx": lambda url: httpx.get(url, verify=False),  # Certificates take most of its time, and there are none here.
+    "httpx": lambda url: httpx.get(url, verify=False),  # Loading certificates would take most of the time, and none are needed here.
     "httpx, async": lambda url: asyncio.run(of_httpx_async(url)),
     "aiohttp": lambda url: asyncio.run(of_aiohttp(url)),
     "urllib": of_urllib,
@@ -88,7 +88,7 @@ def get(request):
     return request.param
 
 
-def test_what_responses_say(get, server, limiter, monkeypatch):
+def test_responses_have_the_headers(get, server, limiter, monkeypatch):
     for number, case in enumerate(CASES):
         response = get(f"{server}/{number}")
         assert limiter.peek("k").retry_after == 0
@@ -105,7 +105,7 @@ def test_without_a_key_all_keys_pause(limiter):
     refused = SimpleNamespace(status_code=429, headers={"Retry-After": "20"})
     assert heed(limiter, refused) == 20
     assert limiter.peek("k").retry_after == limiter.peek().retry_after == 20
-    # What a later response says of less does not shorten it.
+    # A shorter pause in a later response does not shorten it.
     refused.headers["Retry-After"] = "5"
     assert heed(limiter, refused) == 5
     assert limiter.peek("k").retry_after == 20
@@ -120,7 +120,7 @@ def test_all_limits_of_a_composite_pause(limiter):
 def test_bad_input(limiter):
     fine = SimpleNamespace(status=200, headers={})
     for response in None, 5, {}, SimpleNamespace(status=429), SimpleNamespace(headers={}), SimpleNamespace(status="429", headers={}):
-        with pytest.raises(TypeError, match="^response is .*: expected one with a status_code or status, and headers$"):
+        with pytest.raises(TypeError, match="^response is .*: expected a response with a status_code or status, and headers$"):
             heed(limiter, response)
     for name in "default", "longest":
         for value in -1, float("nan"), float("inf"), 366 * 86_400 + 1, timedelta(days=-1):

@@ -30,7 +30,7 @@ sys.stdin.read()
 
 @contextmanager
 def holder(url):
-    """A process that holds the only slot. It ends in order when its input does; here at the latest it is killed."""
+    """A process that holds the only slot. It ends when its input ends; at the end of the block it is killed."""
     process = subprocess.Popen([sys.executable, "-c", HOLDER, url], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
         assert select.select([process.stdout], [], [], 60)[0], "it is still waiting"
@@ -41,7 +41,7 @@ def holder(url):
         process.communicate()
 
 
-def test_who_is_killed_gives_it_back(tmp_path):
+def test_a_killed_holder_returns_its_lease(tmp_path):
     url = f"sqlite:{tmp_path}/limits.db"
     limiter = ConcurrencyLimiter(1, store=Store(url), name="gpu")
     for kill in signal.SIGKILL, signal.SIGTERM:
@@ -49,12 +49,12 @@ def test_who_is_killed_gives_it_back(tmp_path):
             assert limiter.try_acquire() is None
             process.send_signal(kill)
             process.wait()
-            # The next attempt gets it, without any wait.
+            # The next attempt gets the slot without a wait.
             with limiter.try_acquire():
                 assert limiter.try_acquire() is None
 
 
-def test_others_hold_it_as_long_as_they_live(tmp_path):
+def test_a_lease_is_held_while_its_process_lives(tmp_path):
     url = f"sqlite:{tmp_path}/limits.db"
     limiter = ConcurrencyLimiter(1, store=Store(url), name="gpu")
     with holder(url) as process:
@@ -72,7 +72,7 @@ def leased(url, clock, wrap=lambda limiter: limiter):
 
 
 @pytest.mark.parametrize("wrap", [lambda limiter: limiter, lambda limiter: CompositeLimiter([limiter])])
-def test_a_lease_that_is_renewed_is_held(url, wrap):
+def test_a_renewed_lease_is_held(url, wrap):
     clock = ManualClock()
     limiter = leased(url, clock, wrap)
     permit = limiter.acquire()
@@ -86,7 +86,7 @@ def test_a_lease_that_is_renewed_is_held(url, wrap):
     with pytest.raises(LeaseLost, match='the lease of limit "gpu" has ended') as caught:
         permit.renew()
     assert isinstance(caught.value, LimitError) and (caught.value.code, caught.value.number) == ("lease_lost", -14)
-    # The first one's end is not the second's.
+    # Ending the first lease does not end the second.
     permit.complete()
     assert limiter.try_acquire() is None
     second.renew()
@@ -94,7 +94,7 @@ def test_a_lease_that_is_renewed_is_held(url, wrap):
     assert limiter.can_proceed()
 
 
-def test_a_fence_only_grows(url):
+def test_fences_increase(url):
     clock = ManualClock()
     limiter = leased(url, clock)
     fences = []
@@ -103,13 +103,13 @@ def test_a_fence_only_grows(url):
             fences.append(permit.fence)
         permit = limiter.try_acquire()
         fences.append(permit.fence)
-        clock.advance(10)  # It is lost.
+        clock.advance(10)  # The lease is lost.
         permit.complete()
     assert all(isinstance(fence, int) for fence in fences)
     assert sorted(set(fences)) == fences
 
 
-def test_what_is_no_lease():
+def test_a_permit_that_is_not_a_lease_has_no_fence():
     rate = RateLimiter(Store("memory:"), "jobs", max_executions=5, window_size_in_seconds=60)
     for limiter in NullLimiter(), rate:
         with limiter.acquire() as permit:
@@ -117,8 +117,8 @@ def test_what_is_no_lease():
             permit.renew()
 
 
-def test_a_forgotten_lease(url):
+def test_a_dropped_lease(url):
     limiter = leased(url, ManualClock())
-    with pytest.warns(ResourceWarning, match='a permit of "gpu" was dropped without an end: use it in a with statement'):
+    with pytest.warns(ResourceWarning, match='a permit of "gpu" was dropped before it ended: use it in a with statement'):
         limiter.acquire()
     assert limiter.can_proceed()

@@ -1,4 +1,4 @@
-"""What is installed: light, typed, and as its stubs say."""
+"""The installed package: light, typed, and consistent with its stubs."""
 
 import importlib.metadata
 import re
@@ -32,7 +32,7 @@ try:
 except ImportError:
     import _xxsubinterpreters as interpreters
 exec(sys.argv[1])
-# One with a GIL of its own is refused by Python itself, where there is such a thing.
+# Python itself refuses a subinterpreter with its own GIL, where it supports them.
 new = interpreters.create("legacy") if sys.version_info >= (3, 13) else interpreters.create()
 interpreters.run_string(new, '''
 try:
@@ -73,8 +73,8 @@ def test_the_metadata():
     assert sorted(about.get_all("Requires-Dist")) == sorted(f"{needs} ; extra == '{extra}'" for needs, extra in extras.items())
 
 
-def test_all_that_is_public_is_listed():
-    # Modules are there once somebody has imported them.
+def test_all_public_names_are_listed():
+    # Submodules are attributes once they are imported.
     here = {name for name, value in vars(workglow_limit).items() if not isinstance(value, ModuleType)}
     public = {name for name in here if not name.startswith("_")} - {"TYPE_CHECKING"}
     lazy = {"CustomLimiter", "JobLimiter"}
@@ -85,16 +85,16 @@ def test_all_that_is_public_is_listed():
         workglow_limit.Nothing
 
 
-def test_all_that_is_public_is_typed():
+def test_all_public_names_are_typed():
     public = [getattr(workglow_limit, name) for name in workglow_limit.__all__]
     members = {name for one in public if isinstance(one, type) for name in vars(one) if not name.startswith("_")}
     used = set(re.findall(r"\w+", (HERE / "typed.py").read_text()))
     assert (members | set(workglow_limit.__all__)) - used == set()
 
 
-def test_the_stubs_agree(tmp_path, monkeypatch):
+def test_the_stubs_match_the_module(tmp_path, monkeypatch):
     pytest.importorskip("mypy")
-    monkeypatch.chdir(tmp_path)  # Where its cache goes.
+    monkeypatch.chdir(tmp_path)  # Its cache goes here.
     said = run("import sys; from mypy.stubtest import main; sys.exit(main())", "workglow_limit._native")
     assert "Success" in said
     mypy = "import sys; from mypy.__main__ import console_entry; console_entry()"

@@ -1,4 +1,4 @@
-"""What travels to other processes in a pickle, and what is copied."""
+"""Pickling for other processes, and copying."""
 
 import ast
 import copy
@@ -45,7 +45,7 @@ def store(tmp_path):
 
 
 def most_in_any_window(starts, length):
-    """The most starts whose whole [a, b] lies in one window."""
+    """Returns the most starts whose whole [a, b] lies in one window."""
     return max(sum(a <= other and b < a + length for other, b in starts) for a, _ in starts)
 
 
@@ -86,21 +86,21 @@ def composite(store):
 
 
 @pytest.mark.parametrize("kind", MADE)
-def test_a_limiter_is_made_again_of_the_same_arguments(kind, store, tmp_path):
+def test_a_limiter_is_unpickled_with_its_arguments(kind, store, tmp_path):
     limiter = MADE[kind](store)
-    # Nobody has used it: the pickle says what it holds.
+    # The limiter was not used yet: the pickle holds its policy.
     other = again(limiter)
     assert (type(other), other.name, repr(other)) == (type(limiter), limiter.name, repr(limiter))
     permit = other.try_acquire()
-    seen, told = limiter.peek(), other.peek()
-    assert (seen.limit, seen.remaining, seen.admitted) == (told.limit, told.remaining, told.admitted)
+    seen, restored = limiter.peek(), other.peek()
+    assert (seen.limit, seen.remaining, seen.admitted) == (restored.limit, restored.remaining, restored.admitted)
     assert seen.remaining < seen.limit
     permit.cancel()
 
 
-def test_what_counts_in_one_process_says_so(store):
+def test_objects_of_one_process_cannot_be_pickled(store):
     clock = ManualClock()
-    alone = "^a limiter without a store counts in its process alone: give it a store and a name$"
+    alone = "^a limiter without a store counts in one process only: pass store and name$"
     memory = "^memory: is this process's: other processes share a store that has an address, such as sqlite:PATH$"
     for value, why in {
         Store("memory:"): memory,
@@ -110,18 +110,18 @@ def test_what_counts_in_one_process_says_so(store):
         DelayLimiter(clock=clock): alone,
         EvenlySpacedRateLimiter(max_executions=1, window_size_in_seconds=1): alone,
         CompositeLimiter([store.limiter("x", "1/1h"), ConcurrencyLimiter(1)]): alone,
-        clock: "^a manual clock stands in its process alone$",
+        clock: "^a ManualClock cannot be pickled: it exists in one process only$",
         Store("sqlite:x.db", clock=clock): "^sqlite:x.db goes by a manual clock, which no other process has$",
-        store.limiter("x", "1/1h").try_acquire(): r"^a permit stays with its process, .* send to_text\(\)",
+        store.limiter("x", "1/1h").try_acquire(): r"^a permit cannot be pickled or copied: send its to_text\(\)",
     }.items():
-        with pytest.raises(Unsupported, match=why) as told:
+        with pytest.raises(Unsupported, match=why) as caught:
             pickle.dumps(value)
-        assert (told.value.code, told.value.number) == ("unsupported", -13)
+        assert (caught.value.code, caught.value.number) == ("unsupported", -13)
     assert isinstance(again(NullLimiter()), NullLimiter)
     assert again(FLOW) == FLOW and again(FlowControl("k", parallelism=1)).rate is None
 
 
-def test_a_store_is_the_same_wherever_it_is_read(tmp_path, monkeypatch):
+def test_a_store_is_unpickled_with_absolute_paths(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     store = Store("sqlite:limits.db", timeout=7.5, mode=0o640, on_error="admit", durability="commit")
     sent = pickle.dumps(store.limiter("x", "2/1h")), pickle.dumps(store)
@@ -138,7 +138,7 @@ def test_a_store_is_the_same_wherever_it_is_read(tmp_path, monkeypatch):
     }  # fmt: skip
 
 
-def test_a_password_travels_and_is_not_shown(tmp_path, monkeypatch):
+def test_a_password_is_pickled_and_not_shown(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     store = Store("redis://user:secret@127.0.0.1:1/2?lane=lane")
     _, _, (address,), _ = store.__reduce__()[1]
@@ -147,7 +147,7 @@ def test_a_password_travels_and_is_not_shown(tmp_path, monkeypatch):
     assert again(Store("postgres://me:secret@127.0.0.1:1/x")).__reduce__()[1][2] == ("postgres://me:secret@127.0.0.1:1/x",)
 
 
-def test_a_copy_is_the_thing_itself(store):
+def test_a_copy_is_the_object_itself(store):
     clock = ManualClock()
     for value in store, clock, Store("memory:"), ConcurrencyLimiter(1), store.limiter("x", "1/1h"), Tenant(store, "a"):
         assert copy.copy(value) is value
@@ -156,7 +156,7 @@ def test_a_copy_is_the_thing_itself(store):
         copy.copy(NullLimiter().try_acquire())
 
 
-def test_a_path_is_one_of_sqlite(tmp_path, monkeypatch):
+def test_a_path_means_sqlite(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "here").mkdir()
     for url in tmp_path / "here/limits.db", "sqlite:~/here/limits.db", Path("~/here/limits.db"):

@@ -1,4 +1,4 @@
-"""Places: starts in the future, which are reserved, presented and given back, here and in other processes."""
+"""Places: future starts that are reserved, presented and returned, in this and other processes."""
 
 import asyncio
 from datetime import datetime, timedelta, timezone
@@ -32,11 +32,11 @@ def limiter(url, clock):
 
 
 def wait_of(place):
-    # It is never too short, but longer by as long as a thread is held up between two clocks.
+    # It is never too short. It is longer by the time that the thread was delayed between two reads of the clock.
     return min(place.wait for _ in range(5))
 
 
-def test_no_limit_has_places_too():
+def test_the_null_limiter_has_places():
     limiter = NullLimiter()
     place = limiter.reserve("k", weight=5, max_wait=0, grace=timedelta(seconds=1))
     assert (place.started, place.wait, place.ready_at) == (False, 0.0, None)
@@ -51,13 +51,13 @@ def test_no_limit_has_places_too():
     assert limiter.permit(permit.to_text()).started
 
 
-def test_no_limit_has_places_in_asyncio_too():
+def test_the_null_limiter_has_places_in_asyncio():
     limiter = NullLimiter()
 
     async def main():
         place = limiter.reserve()
         limiter.acquire_async(place=place).close()
-        assert "ended" not in repr(place)  # It has not asked.
+        assert "ended" not in repr(place)  # It has not asked the store.
         with await limiter.acquire_async(place=place):
             assert "ended" in repr(place)
         with await limiter.acquire_async(timeout=0, place=limiter.reserve().to_text()) as permit:
@@ -66,7 +66,7 @@ def test_no_limit_has_places_in_asyncio_too():
     asyncio.run(main())
 
 
-def test_another_limit_s_place_is_an_error():
+def test_the_null_limiter_refuses_other_limits_places():
     mine, other = NullLimiter(), NullLimiter()
     place = mine.reserve()
     with pytest.raises(ForeignPermit, match='not given by limiter "null"'):
@@ -74,23 +74,23 @@ def test_another_limit_s_place_is_an_error():
     assert mine.present(place).started
 
 
-def test_a_rate_limit_takes_no_other_s_place(limiter):
+def test_a_rate_limit_refuses_another_limit_s_place(limiter):
     place = NullLimiter().reserve()
     for call in limiter.present, lambda place: limiter.acquire(place=place):
         with pytest.raises(ForeignPermit, match='not given by limiter "jobs"'):
             call(place)
-    # It is still its owner's.
+    # It still belongs to its owner.
     assert "ended" not in repr(place) and limiter.can_proceed()
 
 
-def test_a_place_goes_on_as_its_text():
+def test_the_text_of_a_place_outlives_its_object():
     place = NullLimiter().reserve()
     text = place.to_text()
     del place  # Warnings are errors here.
     assert NullLimiter().present(text).started
 
 
-def test_room_now_is_a_place_now(limiter):
+def test_a_free_limit_gives_a_place_that_is_ready_now(limiter):
     place = limiter.reserve("k", max_wait=0)
     assert (place.started, wait_of(place)) == (False, 0.0)
     assert limiter.peek("k").remaining == 0
@@ -99,7 +99,7 @@ def test_room_now_is_a_place_now(limiter):
     assert limiter.can_proceed()
 
 
-def test_who_is_early_keeps_its_place(limiter, clock):
+def test_an_early_present_keeps_its_place(limiter, clock):
     limiter.acquire()
     place = limiter.reserve()
     assert wait_of(place) == 60.0
@@ -114,12 +114,12 @@ def test_who_is_early_keeps_its_place(limiter, clock):
     permit = limiter.present(place)
     assert permit.started and permit is not place
     assert permit.ready_at is not None
-    # The place is the permit's now: it cannot be given back any more.
+    # The place has started: it can no longer be returned.
     place.cancel()
     assert not limiter.can_proceed()
 
 
-def test_so_far_and_no_further(limiter):
+def test_max_wait_bounds_the_distance_of_a_place(limiter):
     limiter.acquire()
     for most in 0, 59.999999, timedelta(seconds=60) - MICROSECOND:
         assert limiter.reserve(max_wait=most) is None
@@ -150,14 +150,14 @@ def overtaken(limiter, clock):
 
 @pytest.mark.parametrize("what", [late, overtaken])
 @pytest.mark.parametrize("as_text", [False, True])
-def test_what_is_no_good_is_exchanged_for_a_place_and_not_for_a_start(what, as_text, limiter, clock):
+def test_an_invalid_place_is_exchanged_for_a_place_not_a_start(what, as_text, limiter, clock):
     limiter.acquire()
     place = limiter.reserve(grace=10)
     what(limiter, clock)
     fresh = limiter.present(place.to_text() if as_text else place)
     assert not fresh.started and fresh is not place
     assert ("ended" in repr(place)) != as_text
-    # A gate may be in the way for as long as 40 s, the window for as long as 70 s.
+    # The gate may delay it by up to 40 s, the window by up to 70 s.
     clock.advance(wait_of(fresh))
     assert limiter.present(fresh).started
 
@@ -170,7 +170,7 @@ def test_a_place_starts_once(limiter):
         assert not limiter.present(place).started
 
 
-def test_a_place_is_given_back(limiter):
+def test_a_place_can_be_returned(limiter):
     limiter.acquire()
     place = limiter.reserve()
     assert limiter.peek().retry_after > 60
@@ -178,7 +178,7 @@ def test_a_place_is_given_back(limiter):
         place.cancel()
         assert limiter.peek().retry_after == 60.0
     assert limiter.reserve(max_wait=60) is not None
-    # That it was given back is remembered: it is not the next one's.
+    # Returning it again does nothing: the place now belongs to the next caller.
     place.cancel()
     assert limiter.peek().retry_after > 60
 
@@ -196,7 +196,7 @@ def test_waiting_with_a_place(of, limiter, clock):
 
 
 @pytest.mark.parametrize("call", ["acquire", "acquire_async"])
-def test_a_place_beyond_the_timeout_is_given_back(call, limiter):
+def test_a_place_beyond_the_timeout_is_returned(call, limiter):
     limiter.acquire()
     place = limiter.reserve()
     with pytest.raises(AcquireTimeout) as caught:
@@ -226,7 +226,7 @@ def test_another_process_starts_with_a_place(tmp_path):
     assert run(present, url, text) == "False True\n"
 
 
-def test_a_place_that_started_elsewhere_is_not_given_back(limiter, clock):
+def test_a_place_that_another_process_started_is_not_returned(limiter, clock):
     text = limiter.reserve().to_text()
     start = limiter.present(text)
     assert start.started
@@ -236,7 +236,7 @@ def test_a_place_that_started_elsewhere_is_not_given_back(limiter, clock):
     assert not limiter.can_proceed()
     start.cancel()
     assert limiter.can_proceed()
-    # One that nobody has started with is.
+    # A place that has not started is returned.
     limiter.place(limiter.reserve().to_text()).cancel()
     assert limiter.can_proceed()
     with pytest.raises(TypeError, match="text is 7"):
@@ -245,7 +245,7 @@ def test_a_place_that_started_elsewhere_is_not_given_back(limiter, clock):
         limiter.place("no text")
 
 
-def test_the_window_that_a_grace_is_a_part_of(url):
+def test_window_is_the_shortest_window(url):
     assert Store(url).limiter("several", "10/2s + 100/1m + 5 concurrent").window == 2.0
     assert Store(url).limiter("bucket", "10/2s burst 20").window == 0.2
     assert Store(url).limiter("slots", "5 concurrent").window is None
@@ -261,7 +261,7 @@ def test_another_process_ends_a_start(end, tmp_path):
     assert limiter.peek().remaining == 5
 
 
-def test_the_text_of_another_limit(tmp_path):
+def test_a_text_of_another_limit_is_refused(tmp_path):
     store = Store(f"sqlite:{tmp_path}/limits.db")
     jobs, mail = (RateLimiter(store, name, max_executions=1, window_size_in_seconds=60) for name in ("jobs", "mail"))
     text = jobs.reserve().to_text()

@@ -1,4 +1,4 @@
-"""Limits on a server: who waits for it holds up nobody else, processes share them, and what goes wrong is told."""
+"""Limits on a server: a wait for it blocks no other thread or task, processes share them, and errors are raised."""
 
 import asyncio
 import os
@@ -28,7 +28,7 @@ HOUR = 3600
 
 @pytest.fixture
 def store(server):
-    # Each start is a request. And longer than any of these takes: who would wait for himself fails.
+    # Each start is a request. The timeout is longer than any of these tests, so a deadlock fails.
     return Store(f"{server.url}&grants=never", timeout=20)
 
 
@@ -118,7 +118,7 @@ CALLS = {
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.parametrize("name", CALLS)
-def test_other_threads_go_on(name, store, server, tmp_path):
+def test_other_threads_continue(name, store, server, tmp_path):
     call = CALLS[name](store, tmp_path)
     begins, answers = threading.Event(), []
 
@@ -133,7 +133,7 @@ def test_other_threads_go_on(name, store, server, tmp_path):
     with server.stopped():
         thread.start()
         begins.wait()
-        # Whoever held the GIL meanwhile would never be answered.
+        # If the call held the GIL, it would never get an answer.
         for _ in range(50):
             time.sleep(0.001)
         assert answers == []
@@ -141,7 +141,7 @@ def test_other_threads_go_on(name, store, server, tmp_path):
     assert answers[0][0] == "answered", answers
 
 
-def test_the_event_loop_goes_on(store, server):
+def test_the_event_loop_is_not_blocked(store, server):
     limiter, both = rate(store), CompositeLimiter([rate(store, name="both"), jobs(store)])
 
     async def held(entered, leave):
@@ -158,18 +158,18 @@ def test_the_event_loop_goes_on(store, server):
             leave.set()
             asked = limiter.acquire_async(), limiter.acquire_async("key"), limiter.try_acquire_async(), both.acquire_async()
             tasks = [holder, *map(asyncio.ensure_future, asked)]
-            # Whoever held up the loop would give up before the server goes on.
+            # A call that blocked the loop would time out before the server continues.
             done, _ = await asyncio.wait(tasks, timeout=0.2)
             assert not done
         *_, last = await asyncio.gather(*tasks)
-        # The first has ended.
+        # The holder's permit has ended.
         assert jobs(store).peek().remaining == 4
         last.complete()
 
     asyncio.run(main())
 
 
-def test_the_event_loop_goes_on_while_a_server_is_asked(store, server):
+def test_the_event_loop_is_not_blocked_by_a_server(store, server):
     limiter = jobs(store)
 
     async def main():
@@ -194,14 +194,14 @@ def test_the_event_loop_goes_on_while_a_server_is_asked(store, server):
         *_, decision, seen, _, _ = await asyncio.gather(*tasks)
         assert (decision.admitted, seen.admitted, seen.permit, seen.remaining) == (True, True, None, 5)
         assert (await limiter.peek_async("held")).remaining == 5
-        while (await limiter.peek_async("a")).remaining != 4:  # Who was cancelled gives its start back.
+        while (await limiter.peek_async("a")).remaining != 4:  # The cancelled task returns its start.
             await asyncio.sleep(0.001)
         await decision.permit.complete_async()
 
     asyncio.run(main())
 
 
-def test_a_wait_in_an_event_loop_that_is_given_up_leaves_nothing_behind(store):
+def test_a_cancelled_wait_in_an_event_loop_leaves_nothing_behind(store):
     limiter = RateLimiter(store, "api", max_executions=1, window_size_in_seconds=HOUR)
 
     async def main():
@@ -215,24 +215,24 @@ def test_a_wait_in_an_event_loop_that_is_given_up_leaves_nothing_behind(store):
     until(lambda: limiter.peek().retry_after <= HOUR)
 
 
-def test_what_is_wrong_is_told(server):
+def test_errors_of_a_server(server):
     for bad in "redis://", "redis://host:port":
         with pytest.raises(InvalidUrl):
             Store(bad)
-    with pytest.raises(StoreError, match=r"127\.0\.0\.1:1") as told:
+    with pytest.raises(StoreError, match=r"127\.0\.0\.1:1") as caught:
         rate(Store("redis://user:secret@127.0.0.1:1/0")).try_acquire()
-    assert "secret" not in str(told.value)
+    assert "secret" not in str(caught.value)
     server.command("CONFIG SET requirepass right")
     try:
-        with pytest.raises(StoreError, match=re.escape(server.url)) as told:
+        with pytest.raises(StoreError, match=re.escape(server.url)) as caught:
             rate(Store(f"{server.url}&pass=secret")).try_acquire()
-        assert "secret" not in str(told.value)
+        assert "secret" not in str(caught.value)
         assert rate(Store(f"{server.url}&pass=right")).try_acquire()
     finally:
         server.command('AUTH right\r\nCONFIG SET requirepass ""')
 
 
-def test_decisions_without_a_server_are_as_was_chosen(server_of_its_own):
+def test_on_error_answers_without_a_server(server_of_its_own):
     server = server_of_its_own
     limiters = {how: rate(Store(server.url, timeout=0.2, on_error=how)) for how in ("raise", "deny", "admit")}
     for limiter in limiters.values():
@@ -249,7 +249,7 @@ def test_decisions_without_a_server_are_as_was_chosen(server_of_its_own):
     assert limiters["admit"].try_acquire()
 
 
-def test_the_doctor_says_what_of_a_server_is_set_badly(server):
+def test_the_doctor_finds_bad_settings_of_a_server(server):
     assert doctor("memory:") == []
     finding, *others = doctor(server.url)
     assert isinstance(finding, Finding)
@@ -265,7 +265,7 @@ def test_the_doctor_says_what_of_a_server_is_set_badly(server):
         doctor(5)
 
 
-def test_postgres_is_made_and_looked_at(postgres):
+def test_the_schema_and_the_doctor_of_postgres(postgres):
     finding, *_ = doctor(postgres)
     assert (finding.severity, finding.setting, finding.value, finding.instead) == ("danger", "fsync", "off", "on")
     assert "CREATE SCHEMA workglow_limit;" in postgres_schema()

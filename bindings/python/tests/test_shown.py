@@ -1,4 +1,4 @@
-"""What things say that they are: their policy, name and address, whatever their store does."""
+"""The repr of stores and limiters: policy, name and address, whatever the state of the store."""
 
 import pytest
 
@@ -19,7 +19,7 @@ class Tenant(RateLimiter):
 
 
 class Rude:
-    """A limiter of one's own that cannot be printed."""
+    """A custom limiter whose repr fails."""
 
     name = "rude"
 
@@ -38,8 +38,8 @@ class Rude:
         raise ValueError("no")
 
 
-def test_limiters_say_what_they_hold_and_where(tmp_path):
-    url = f"sqlite:{tmp_path}/none/limits.db"  # Nobody opens it.
+def test_a_limiter_s_repr_shows_its_policy_and_store(tmp_path):
+    url = f"sqlite:{tmp_path}/none/limits.db"  # The store is never opened.
     store = Store(url)
     made = {
         RateLimiter(store, "a", windows=[(100, 60), (5, 1)]): f'<RateLimiter "a": 100/1m + 5/1s in {url}>',
@@ -60,7 +60,7 @@ def test_limiters_say_what_they_hold_and_where(tmp_path):
         store.open()
 
 
-def test_a_composite_says_what_its_children_are():
+def test_a_composite_s_repr_shows_its_children():
     both = CompositeLimiter([NullLimiter()])
     both.add(DelayLimiter(1))
     assert repr(both) == "<CompositeLimiter of [<NullLimiter>, <DelayLimiter: delay 1s>]>"
@@ -69,7 +69,7 @@ def test_a_composite_says_what_its_children_are():
     assert repr(NullLimiter().decide()) == "<Decision: admitted, no limit>"
 
 
-def test_nothing_is_asked_of_a_server(server):
+def test_repr_asks_no_server(server):
     store = Store(f"{server.url}&pass=secret")
     limiter = RateLimiter(store, "jobs", max_executions=1, window_size_in_seconds=60)
     with server.stopped():

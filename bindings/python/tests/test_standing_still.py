@@ -1,4 +1,4 @@
-"""Whatever a stranger does to the database, other threads, the event loop and Ctrl-C go on."""
+"""Other threads, the event loop and Ctrl-C continue to work, whatever another program does to the database."""
 
 import asyncio
 import subprocess
@@ -14,8 +14,8 @@ from workglow_limit import AcquireTimeout, LimitError, RateLimiter, Store
 
 @contextmanager
 def locked(path, how):
-    """The database while a stranger writes or reads it. In a process of its own: the locks that SQLite takes in this one end
-    as soon as anybody here closes the file."""
+    """The database while another program writes or reads it. It runs in its own process: the locks of SQLite in this process end
+    as soon as any code here closes the file."""
     begin = "begin immediate" if how == "begin immediate" else "begin; select * from sqlite_master"
     stranger = subprocess.Popen(["sqlite3", path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
@@ -30,7 +30,7 @@ def locked(path, how):
 
 
 def counted(seconds):
-    """How far a thread counts meanwhile, in steps of a millisecond."""
+    """Counts in steps of a millisecond in another thread."""
     count, end = 0, time.monotonic() + seconds
     while time.monotonic() < end:
         time.sleep(0.001)
@@ -40,14 +40,14 @@ def counted(seconds):
 
 @pytest.fixture
 def store(tmp_path):
-    # Each start of the second limit waits for the database.
+    # Every start of the second limit waits for the database.
     store = Store(f"sqlite:{tmp_path}/limits.db", timeout=1.0, durability="commit")
     store.open()
     return store
 
 
 @pytest.mark.parametrize("how", ["begin immediate", "select"])
-def test_other_threads_go_on(how, store, tmp_path):
+def test_other_threads_continue(how, store, tmp_path):
     limiter = RateLimiter(store, "jobs", max_executions=1000, window_size_in_seconds=3600)
     limiter.peek()
     stop = threading.Event()
@@ -72,7 +72,7 @@ def test_other_threads_go_on(how, store, tmp_path):
 
 @pytest.mark.parametrize("how", ["begin immediate", "select"])
 @pytest.mark.parametrize("call", ["acquire_async", "try_acquire_async", "decide_async"])
-def test_the_event_loop_goes_on(how, call, store, tmp_path):
+def test_the_event_loop_is_not_blocked(how, call, store, tmp_path):
     limiter = RateLimiter(store, "jobs", max_executions=1000, window_size_in_seconds=3600)
     limiter.peek()
 
@@ -94,7 +94,7 @@ def test_the_event_loop_goes_on(how, call, store, tmp_path):
     asyncio.run(main())
 
 
-def test_a_store_that_stands_still_takes_no_other_store_s_threads(store, tmp_path):
+def test_a_stalled_store_does_not_use_up_other_stores_threads(store, tmp_path):
     stuck = Store(f"sqlite:{tmp_path}/stuck.db", timeout=100, durability="commit")
     full = RateLimiter(stuck, "jobs", max_executions=1000, window_size_in_seconds=3600)
     free = RateLimiter(store, "jobs", max_executions=1000, window_size_in_seconds=3600)
@@ -102,7 +102,7 @@ def test_a_store_that_stands_still_takes_no_other_store_s_threads(store, tmp_pat
 
     async def main():
         with locked(tmp_path / "stuck.db", "begin immediate"):
-            # More than all threads that there are.
+            # More calls than there are threads.
             waiting = [asyncio.create_task(full.try_acquire_async()) for _ in range(300)]
             await asyncio.sleep(0.05)
             assert all(await asyncio.wait_for(asyncio.gather(*(free.try_acquire_async() for _ in range(50))), 60))
@@ -114,7 +114,7 @@ def test_a_store_that_stands_still_takes_no_other_store_s_threads(store, tmp_pat
 
 @pytest.mark.parametrize("is_cancelled", [True, False], ids=["cancelled", "forgotten"])
 @pytest.mark.parametrize("call", ["acquire_async", "try_acquire_async", "decide_async"])
-def test_a_loop_that_ends_leaves_nothing_behind(call, is_cancelled, store, tmp_path):
+def test_the_end_of_a_loop_leaves_nothing_behind(call, is_cancelled, store, tmp_path):
     limiter = RateLimiter(store, "jobs", max_executions=10, window_size_in_seconds=3600)
     limiter.peek()
     loop = asyncio.new_event_loop()

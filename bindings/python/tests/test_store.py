@@ -1,4 +1,4 @@
-"""Stores: what an operator does to them, and what they answer when they fail."""
+"""Stores: operations, and answers when a store fails."""
 
 import asyncio
 import re
@@ -29,13 +29,13 @@ def test_several_windows(url):
     assert store.names() == ["jobs"]
 
 
-def test_an_override_stands_until_it_is_lifted(url):
+def test_an_override_holds_until_it_is_lifted(url):
     store = Store(url)
     limiter = rate(store, n=2)
     limiter.try_acquire()
     store.override("jobs", "5/1m")
     assert limiter.peek().remaining == 4
-    # A worker that starts again declares, and does not undo it.
+    # A worker that restarts declares its policy again, which does not undo the override.
     again = rate(store, n=3)
     assert (again.peek().limit, limiter.peek().limit) == (5, 5)
     store.override("jobs", "4/1m + 2/1s")
@@ -66,7 +66,7 @@ def test_an_override_of_several_kinds_is_all_or_nothing(url):
     assert limits() == [5, 2]
 
 
-def test_a_key_may_have_a_policy_of_its_own(url):
+def test_a_key_may_have_its_own_policy(url):
     store = Store(url)
     limiter = rate(store, n=2)
     limiter.try_acquire()
@@ -93,7 +93,7 @@ def test_a_key_may_have_a_policy_of_its_own(url):
         store.lift("jobs", key=5)
 
 
-def test_an_override_of_what_is_not_there(url):
+def test_an_override_of_an_unknown_limit(url):
     store = Store(url)
     rate(store).try_acquire()
     keyed = [lambda: store.override("mail", "5/1m", "key"), lambda: store.lift("mail", "key")]
@@ -114,7 +114,7 @@ def test_flushing(url):
     assert (limiter.peek().remaining, store.failures) == (1, 0)
 
 
-def test_a_busy_store_raises_unless_it_was_told_otherwise(tmp_path):
+def test_on_error_answers_for_a_busy_store(tmp_path):
     path = tmp_path / "limits.db"
     Store(f"sqlite:{path}").open()
     stores = {how: Store(f"sqlite:{path}", timeout=0.02, on_error=how) for how in ("raise", "deny", "admit")}
@@ -127,11 +127,11 @@ def test_a_busy_store_raises_unless_it_was_told_otherwise(tmp_path):
             permit.complete()
         assert not limiters["deny"].decide() and limiters["admit"].decide()
         assert {how: store.failures for how, store in stores.items()} == {"raise": 1, "deny": 2, "admit": 2}
-    # Nothing of that was counted, and they are all well again.
+    # None of these starts counted, and all limiters work again.
     assert [limiter.try_acquire() is not None for limiter in limiters.values()] == [True, True, False]
 
 
-def test_what_is_no_decision_raises_in_any_case(tmp_path):
+def test_calls_that_decide_nothing_raise_in_any_case(tmp_path):
     for how in "raise", "deny", "admit":
         store = Store(f"sqlite:{tmp_path}/no/limits.db", on_error=how)
         for call in store.open, store.names, lambda: store.override("jobs", "5/1m"), lambda: store.lift("jobs"):
@@ -150,7 +150,7 @@ CALLS = {
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_who_waits_for_the_store_leaves_the_gil_to_others(call, tmp_path):
+def test_waiting_for_the_store_releases_the_gil(call, tmp_path):
     path = tmp_path / "limits.db"
     rate(Store(f"sqlite:{path}")).try_acquire()
     store = Store(f"sqlite:{path}", timeout=30)
@@ -164,11 +164,11 @@ def test_who_waits_for_the_store_leaves_the_gil_to_others(call, tmp_path):
         with lane_held(path):
             first = pool.submit(use)
             started.wait()
-        # Had it kept the GIL, this thread would not have let go of the lane before its timeout.
+        # If it had kept the GIL, this thread could not have released the lane before the timeout.
         first.result()
 
 
-def test_what_is_wrong_with_a_store_is_told_and_repaired(tmp_path):
+def test_problems_of_a_store_are_reported_and_repaired(tmp_path):
     store = Store(f"sqlite:{tmp_path}/limits.db")
     rate(store, window=3600).try_acquire()
     store.flush()

@@ -38,7 +38,7 @@ class Case:
 
 
 class AtOnce:
-    """A limiter of a user's own: so many units at once, per key."""
+    """A custom limiter: a number of units at once, per key."""
 
     name = "custom"
 
@@ -63,7 +63,7 @@ class AtOnce:
 
 @pytest.fixture(scope="module", autouse=True)
 def cells():
-    """How many cases ran, by the kind of limiter and the store; written where WGL_CELLS says."""
+    """The number of cases by kind of limiter and store, written to the file WGL_CELLS."""
     counted = Counter()
     yield counted
     if folder := os.environ.get("WGL_CELLS"):
@@ -158,12 +158,12 @@ def answer_of(decision):
 
 
 def ready_after(place):
-    # A wait is never too short, but longer by as long as a thread is held up between two clocks.
+    # A wait is never too short. It is longer by the time that the thread was delayed between two reads of the clock.
     return us(min(place.wait for _ in range(5)))
 
 
 def do(store, limiter, call, arguments, permits):
-    """One step. Returns its answer, field by field."""
+    """Runs one step. Returns its answer, field by field."""
     key, named = arguments.get("key"), arguments.get("permit")
     weight = int(arguments.get("weight", 1))
     length = span(int(arguments.get("for", 0)))
@@ -259,7 +259,7 @@ def test_vector(case, url, cells):
             answer = {"error": error.code}
         wanted = dict(word.split("=") if "=" in word else ("", word) for word in wanted.split())
         if "next" in answer:
-            # The wall clock moves on between the call and the comparison.
+            # The wall clock advances between the call and the comparison.
             wanted = timedelta(microseconds=int(wanted["retry"]))
             assert abs(answer["next"] - wanted) < timedelta(seconds=2), where
             continue
@@ -271,5 +271,5 @@ def test_vector(case, url, cells):
     cells[case.kind, re.match("[a-z]+", url)[0]] += 1
 
 
-def test_there_are_vectors():
+def test_vectors_exist():
     assert {case.name.split(":")[0] for case in cases()} >= {"rate", "concurrency", "composite"}

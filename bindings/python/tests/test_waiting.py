@@ -21,7 +21,7 @@ permit = limiter.acquire()
 
 @pytest.mark.parametrize("kind", ["rate", "concurrency"])
 def test_ctrl_c_interrupts_acquire(kind, url):
-    # Another thread sends it, so whoever waits does not hold the GIL.
+    # Another thread sends it, so the waiter does not hold the GIL.
     said = run(FULL + """
 import os, threading
 threading.Timer(0.2, os.kill, [os.getpid(), signal.SIGINT]).start()
@@ -35,14 +35,14 @@ permit.complete()
 
 
 @pytest.mark.parametrize("how", ["SIGINT", "SIGUSR1"])
-def test_who_is_interrupted_hands_its_place_back(how, url):
+def test_an_interrupted_waiter_returns_its_place(how, url):
     said = run(FULL + """
 import os, threading, time
 class Stop(Exception): pass
 def stop(*_): raise Stop
 signal.signal(signal.SIGUSR1, stop)
 def interrupt():
-    while limiter.peek().retry_after <= 3600:  # It has not taken its place yet.
+    while limiter.peek().retry_after <= 3600:  # It has no place yet.
         time.sleep(0.001)
     os.kill(os.getpid(), getattr(signal, sys.argv[3]))
 threading.Thread(target=interrupt).start()
@@ -54,7 +54,7 @@ except (Stop, KeyboardInterrupt) as stopped:
     assert said == {"SIGINT": "KeyboardInterrupt", "SIGUSR1": "Stop"}[how] + " True\n"
 
 
-def test_who_runs_out_of_time_holds_nothing(url):
+def test_a_timed_out_waiter_holds_nothing(url):
     limiter = RateLimiter(Store(url, clock=ManualClock()), "jobs", max_executions=1, window_size_in_seconds=60)
     limiter.acquire()
     for _ in range(3):
@@ -63,7 +63,7 @@ def test_who_runs_out_of_time_holds_nothing(url):
     assert limiter.peek().retry_after == 60.0
 
 
-def test_who_completes_lets_a_waiter_go():
+def test_a_completion_releases_a_waiter():
     run(FULL + """
 import threading
 waiter = threading.Thread(target=lambda: limiter.acquire().complete())
@@ -73,57 +73,57 @@ waiter.join()
 """, "memory:", "concurrency")  # fmt: skip
 
 
-def test_waiters_all_get_their_turn(url):
+def test_all_waiters_start(url):
     limiter = RateLimiter(Store(url), "jobs", max_executions=5, window_size_in_seconds=0.05)
     with ThreadPoolExecutor(8) as pool:
         permits = list(pool.map(lambda _: limiter.acquire("k", timeout=60), range(40)))
     assert len(permits) == 40
 
 
-def test_a_waiter_lives_by_a_manual_clock(url):
+def test_a_waiter_follows_a_manual_clock(url):
     clock = ManualClock()
     limiter = RateLimiter(Store(url, clock=clock), "jobs", max_executions=1, window_size_in_seconds=3600)
     limiter.acquire()
     with ThreadPoolExecutor(1) as pool:
         waiter = pool.submit(limiter.acquire)
-        while limiter.peek().retry_after <= 3600:  # It has not taken its place yet.
+        while limiter.peek().retry_after <= 3600:  # It has no place yet.
             time.sleep(0.001)
         clock.advance(3600)
         assert waiter.result().ready_at is not None
 
 
 @pytest.mark.parametrize("grace", [None, 0.5])
-def test_whoever_comes_late_has_its_place_if_it_asked_for_enough_grace(url, grace):
+def test_a_late_waiter_keeps_its_place_within_its_grace(url, grace):
     clock = ManualClock()
     limiter = RateLimiter(Store(url, clock=clock), "jobs", max_executions=1, window_size_in_seconds=60)
     limiter.acquire()
     with ThreadPoolExecutor(1) as pool:
         waiter = pool.submit(limiter.acquire, grace=grace)
-        until(lambda: limiter.peek().retry_after > 60)  # It has its place.
+        until(lambda: limiter.peek().retry_after > 60)  # It has its place now.
         limiter.reserve()
-        clock.advance(60.3)  # At once, so it is late.
+        clock.advance(60.3)  # The clock jumps, so the waiter is late.
         if grace is None:
-            until(lambda: limiter.peek().retry_after > 150)  # It waits for another one, behind that.
+            until(lambda: limiter.peek().retry_after > 150)  # It waits for a second place, behind the other one.
             clock.advance(200)
             assert waiter.result(100)
         else:
             assert waiter.result(100).ready_at is not None
 
 
-def test_a_timeout_says_when(url):
+def test_a_timeout_has_its_retry_delay(url):
     clock = ManualClock()
     limiter = RateLimiter(Store(url, clock=clock), "jobs", max_executions=1, window_size_in_seconds=60)
     limiter.acquire(timeout=0)
-    with pytest.raises(AcquireTimeout, match='^"jobs" has no room before the timeout, but may have in 60 s$') as caught:
+    with pytest.raises(AcquireTimeout, match='^"jobs" cannot admit this start before the timeout: retry in 60 s$') as caught:
         limiter.acquire(timeout=59.999999)
     assert caught.value.retry_after == 60.0
     assert isinstance(caught.value, TimeoutError)
     running = ConcurrencyLimiter(1, clock=clock)
-    with running.acquire(timeout=0), pytest.raises(AcquireTimeout, match="may have in 0.01 s$"):
+    with running.acquire(timeout=0), pytest.raises(AcquireTimeout, match="retry in 0.01 s$"):
         running.acquire(timeout=0)
 
 
-def test_the_first_use_leaves_the_gil_to_others(tmp_path):
+def test_the_first_use_releases_the_gil(tmp_path):
     path = tmp_path / "limits.db"
     Store(f"sqlite:{path}").open()
     store = Store(f"sqlite:{path}", timeout=30)
@@ -138,5 +138,5 @@ def test_the_first_use_leaves_the_gil_to_others(tmp_path):
         with lane_held(path):
             first = pool.submit(use)
             started.wait()
-        # Had it kept the GIL, this thread would not have let go of the lane before its timeout.
+        # If it had kept the GIL, this thread could not have released the lane before the timeout.
         assert first.result() is not None

@@ -1,4 +1,4 @@
-"""What types allow, and what they refuse: all that is public, checked by mypy and by pyright, never run."""
+"""The types of all public names: accepted and refused uses. Checked by mypy and pyright, never run."""
 
 # pyright: strict, reportUnnecessaryTypeIgnoreComment=true
 
@@ -274,7 +274,7 @@ def counts(stats: Stats) -> tuple[int, ...]:
 
 
 class Mine:
-    """A limiter of one's own, whose tokens have a type of their own."""
+    """A custom limiter whose tokens have their own type."""
 
     name = "mine"
 
@@ -294,7 +294,7 @@ def composites(six: JobLimiter) -> None:
     composite.add(Mine())
     composite.add(composite)
     counts(composite.stats("k"))
-    # A limiter is one of the six methods, too.
+    # A limiter is also a JobLimiter.
     counted: JobLimiter = rate
     composite.add(counted)
 
@@ -418,7 +418,7 @@ def serving(limiter: Limiter, app: Any) -> None:
     async def plan(request: Any) -> str:
         return "free"
 
-    def told(request: Any, limited: for_asgi.Limited) -> dict[str, Any]:
+    def replied(request: Any, limited: for_asgi.Limited) -> dict[str, Any]:
         assert_type(limited.name, str)
         assert_type(limited.key, str | None)
         assert_type(limited.retry_after, float)
@@ -435,7 +435,7 @@ def serving(limiter: Limiter, app: Any) -> None:
 
     one = for_asgi.Limit(limiter, key="address", weight=lambda request: 2, skip_failed=True, shadow=True, name="one")
     two = for_asgi.Limit({"free": limiter}, plan=plan, key=lambda request: None, skip_successful=True)
-    for_asgi.LimitMiddleware(app, [one, two], websockets=True, exempt=["/health"], trusted_proxies=["unix"], on_limited=told)
+    for_asgi.LimitMiddleware(app, [one, two], websockets=True, exempt=["/health"], trusted_proxies=["unix"], on_limited=replied)
     for_fastapi.LimitMiddleware(app, limits=[one], exempt=lambda request: True, ipv6_prefix=56, headers=False)
     for_fastapi.RouteLimit(one, two)
     for_fastapi.limit(one)(views)

@@ -1,10 +1,10 @@
-"""The brokers, and what Celery has to be told about each: Redis, a folder of files, and RabbitMQ with either kind of queue.
+"""The brokers and their Celery settings: Redis, a folder of files, and RabbitMQ with either kind of queue.
 
-Celery's file system transport opens a message in the folder that it reads from and then writes it, so a worker may find
-half of one. Here a message is written beside that folder and moved in, so that it is there as a whole or not at all.
-Taking one needs nothing: the transport moves it away first, and of two workers that move one file only one succeeds.
-It also makes the table of an exchange before it locks it, so that a second worker may find an empty one: here only one
-worker at a time declares its queue.
+Celery's file system transport opens a message in the folder that it reads from, and then writes it, so a worker may find half a
+message. Here a message is written next to that folder and moved in, so that a worker finds all of it or nothing. Taking a message
+is safe: the transport moves it away first, and only one of two workers that move a file succeeds. The transport also creates the
+table of an exchange before it locks it, so a second worker may find an empty table. Here only one worker at a time declares its
+queue.
 """
 
 import fcntl
@@ -18,7 +18,7 @@ from kombu.utils.json import dumps
 
 class Channel(filesystem.Channel):
     def _put(self, queue, payload, **_):
-        # The name's form is the transport's: it reads them in order, and finds the queue behind the first dot.
+        # The transport defines the form of the name: it reads messages in order of their names, and finds the queue after the first dot.
         name = f"{round(time.monotonic() * 1000)}_{uuid.uuid4()}.{queue}.msg"
         draft = Path(self.data_folder_out, name)
         draft.write_text(dumps(payload))
@@ -37,14 +37,14 @@ class Transport(filesystem.Transport):
 TRANSPORT_ALIASES["filesystem"] = f"{__name__}:Transport"
 
 KINDS = ["redis", "filesystem"]
-#: Only on quorum queues behind a topic exchange RabbitMQ delays messages itself: "rabbitmq-delayed".
+#: "rabbitmq-delayed": RabbitMQ itself delays messages, which it does only for quorum queues behind a topic exchange.
 HAS_RABBITMQ = Path("/usr/lib/rabbitmq/bin/rabbitmq-server").exists()
 if HAS_RABBITMQ:
     KINDS += ["rabbitmq-classic", "rabbitmq-quorum"]
 
 
 def settings(url):
-    """Celery's settings for a broker: `redis://…`, `amqp://…?queues=KIND`, or `filesystem:///FOLDER`, whose folders are made."""
+    """Returns Celery's settings for a broker: `redis://…`, `amqp://…?queues=KIND`, or `filesystem:///FOLDER`, whose folders are created."""
     if url.startswith("amqp://"):
         url, _, kind = url.partition("?queues=")
         if kind == "delayed":

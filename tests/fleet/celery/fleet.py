@@ -1,4 +1,4 @@
-"""Real workers on a real broker, and what they wrote down."""
+"""Real workers on a real broker, and their logs."""
 
 import contextlib
 import os
@@ -18,7 +18,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
 sys.path.append(str(ROOT / "examples/fleet"))
 
-PATIENCE = 60  # seconds until a worker that does not get ready, or does not end, is taken for stuck
+PATIENCE = 60  # seconds after which a worker that is not ready, or does not end, counts as stuck
 
 
 class Receipt(NamedTuple):
@@ -37,13 +37,13 @@ class Run:
 
 
 class Log:
-    """What all processes of all workers have written so far: each job's receipts and runs, in the order of time."""
+    """The records of all processes of all workers so far: each job's receipts and runs, in the order of time."""
 
     def __init__(self, folder):
         self.ready = 0
         self.receipts, self.runs = defaultdict(list), defaultdict(list)
         for path in Path(folder).glob("*/*.log"):
-            latest = {}  # run of each job in this process: the one that an end belongs to
+            latest = {}  # the run of each job in this process, which its end belongs to
             for line in path.read_text().splitlines():
                 match line.split():
                     case ["ready"]:
@@ -69,7 +69,7 @@ class Log:
 
 @contextlib.contextmanager
 def broker(kind, folder):
-    """The URL of a broker that is there for as long as the context: one of `brokers.KINDS`, or "rabbitmq-delayed"."""
+    """The URL of a broker that runs during the context: one of `brokers.KINDS`, or "rabbitmq-delayed"."""
     if kind == "filesystem":
         yield f"filesystem://{folder}/broker"
         return
@@ -86,7 +86,7 @@ def broker(kind, folder):
 
 
 class Worker:
-    """One Celery worker with its prefork children, in a process group of its own."""
+    """One Celery worker with its prefork children, in its own process group."""
 
     def __init__(self, name, folder, children, environment):
         self.name = name
@@ -103,38 +103,38 @@ class Worker:
             )  # fmt: skip
 
     def check(self):
-        """Ends the run if the worker died on its own."""
+        """Ends the run if the worker has died."""
         code = self._process.poll()
         if code is not None:
             raise SystemExit(f"{self.name} ended with {code}:\n{self._errors.read_text(errors='replace')[-3000:]}")
 
     def ask_to_stop(self):
-        """A warm shutdown: what runs may end."""
+        """A warm shutdown: running tasks may end."""
         self._process.terminate()
 
     def exit_code(self):
-        """None if it does not end."""
+        """Returns None if it does not end."""
         try:
             return self._process.wait(PATIENCE)
         except subprocess.TimeoutExpired:
             return None
 
     def signal(self, number):
-        """For the worker and its children."""
+        """Sends a signal to the worker and its children."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, number)
 
     def kill(self):
-        """SIGKILL: nobody gets to tidy up."""
+        """SIGKILL: no process can clean up."""
         self.signal(signal.SIGKILL)
         self._process.wait()
 
 
 class Fleet:
-    """Some workers on one broker, and somebody who sends to them."""
+    """Some workers on one broker, and a client that sends to them."""
 
     def __init__(self, folder, broker_url, environments, children):
-        """`environments`: for each worker, what tasks.py reads from it."""
+        """`environments`: the variables for tasks.py, per worker."""
         self._folder, self._url, self._children = folder, broker_url, children
         self._sender = Celery("sender", set_as_current=False)
         self._sender.conf.update(settings(broker_url))
@@ -156,7 +156,7 @@ class Fleet:
             worker.kill()
 
     def join(self, environments):
-        """More workers; returns when they are ready."""
+        """Starts more workers. Returns when they are ready."""
         for environment in environments:
             environment = environment | {"FLEET_BROKER": self._url}
             self.workers.append(Worker(f"worker{len(self.workers) + 1}", self._folder, self._children, environment))
@@ -164,13 +164,13 @@ class Fleet:
             raise SystemExit(f"the workers are not ready after {PATIENCE} s: {self._folder}/*.err")
 
     def stop(self):
-        """A warm shutdown of all; their exit codes."""
+        """A warm shutdown of all workers. Returns their exit codes."""
         for worker in self.workers:
             worker.ask_to_stop()
         return [worker.exit_code() for worker in self.workers]
 
     def kill(self, worker):
-        """SIGKILL for one of them and its children, who is then no longer expected to live."""
+        """SIGKILL for one worker and its children. The worker is no longer expected to live."""
         self.workers.remove(worker)
         worker.kill()
 
@@ -180,8 +180,8 @@ class Fleet:
     def log(self):
         return Log(self._folder / "log")
 
-    def wait(self, condition, seconds=PATIENCE, meanwhile=lambda: None):
-        """The log as soon as the condition holds for it, and at the latest after so many seconds."""
+    def wait(self, condition, seconds=PATIENCE, during=lambda: None):
+        """Returns the log as soon as the condition holds, at the latest after `seconds`."""
         deadline = time.monotonic() + seconds
         while True:
             for worker in self.workers:
@@ -190,5 +190,5 @@ class Fleet:
             log = self.log()
             if condition(log) or late:
                 return log
-            meanwhile()
+            during()
             time.sleep(0.02)

@@ -1,7 +1,7 @@
-"""A worker is killed with SIGKILL while it holds slots and places, and the others do all that it left.
+"""A worker is killed with SIGKILL while it holds slots and places. The others do all of its work.
 
-Three workers share "20 starts per 2 s and 5 at the same time". Tasks are acknowledged late, so that the broker delivers again
-what the dead worker had. Nothing of the limit may be lost for good, and nothing started that it does not allow.
+Three workers share "20 starts per 2 s and 5 at the same time". Tasks are acknowledged late, so that the broker redelivers
+the dead worker's messages. No unit of the limit may be lost for ever, and no start may exceed the limit.
 """
 
 import signal
@@ -17,23 +17,23 @@ LIMIT, WINDOW, AT_ONCE = 20, 2, 5
 JOBS = 60
 WORKERS, CHILDREN = 3, 3
 JOB_SECONDS = 0.3
-HOLD = 5  # seconds up to which a worker holds a task
-VISIBILITY = 12  # seconds after which Redis delivers again what was not acknowledged: longer than that
+HOLD = 5  # the longest time that a worker holds a task, in seconds
+VISIBILITY = 12  # seconds after which Redis redelivers unacknowledged messages, longer than the hold
 PATIENCE = 60
 
 
 @dataclass
 class Survival:
-    over: int  # most starts surely in one window, above the limit
-    at_once: int  # most jobs that surely ran at the same time
+    over: int  # the most starts that surely lie in one window, above the limit
+    at_once: int  # the most jobs that surely ran at the same time
     cut_off: int  # jobs that were running in the worker when it was killed
-    held: int  # jobs that it had received and not started
+    held: int  # jobs that the worker had received and not started
     lost: int  # jobs that did not run to their end
     strangers: int  # jobs started twice although the killed worker never had them
     attempts: int  # the largest `request.retries`
     back: float | None  # s from the kill until `AT_ONCE` jobs surely ran at the same time, without the killed ones
     done: float  # s from the kill to the last end
-    left: int  # units of the window that are there in the end, taken in starts of which 5 ran at the same time
+    left: int  # units of the window that are free in the end, taken by starts of which 5 ran at the same time
 
 
 def environment(broker_url, store):
@@ -54,17 +54,17 @@ def had(log, worker, job):
 
 
 def running(log, worker, jobs):
-    """How many of the jobs have begun in this worker and not ended."""
+    """Returns the number of jobs that have begun in this worker and not ended."""
     return sum(run.worker == worker.name and run.ended is None for job in jobs for run in log.runs[job])
 
 
 def waiting(log, worker, jobs):
-    """How many of the jobs this worker has received and not started."""
+    """Returns the number of jobs that this worker has received and not started."""
     return sum(had(log, worker, job) and not log.started(job) for job in jobs)
 
 
 def at_the_same_time(spans):
-    """How many of the spans [begin, end) surely hold at once, as (time, count), from each time on."""
+    """Returns the number of spans [begin, end) that surely overlap, as (time, count), from each time on."""
     count = 0
     for at, step in sorted([(begin, 1) for begin, _ in spans] + [(end, -1) for _, end in spans]):
         count += step
@@ -72,7 +72,7 @@ def at_the_same_time(spans):
 
 
 def what_is_left(store):
-    """How many starts the limit allows when all is over, the first of them at the same time."""
+    """Returns the number of starts that the limit allows in the end, the first of them at the same time."""
     time.sleep(WINDOW * 1.1)  # the window, and the grace of places
     limiter = Store(store).limiter("fleet")
     together = [permit for permit in (limiter.try_acquire() for _ in range(AT_ONCE)) if permit]
@@ -88,7 +88,7 @@ def what_is_left(store):
 
 
 def measure(folder, kind="redis", plant=False):
-    """One run on this kind of broker. `plant`: each worker has a limit of its own, which has to show."""
+    """One run on this kind of broker. `plant`: each worker has its own limit, which the checks must detect."""
     jobs = [f"job-{number}" for number in range(JOBS)]
     stores = [f"sqlite:{folder}/limits{worker if plant else ''}.db" for worker in range(WORKERS)]
     with (
@@ -100,14 +100,14 @@ def measure(folder, kind="redis", plant=False):
         victim = fleet.workers[0]
 
         def holds(log):
-            """Not among the first: whoever has slots then has them from others."""
+            """Not among the first jobs: later slots come from other workers."""
             ended = sum(map(log.ended, jobs))
             return ended > AT_ONCE and running(log, victim, jobs) > 0 and waiting(log, victim, jobs) > 0
 
         while True:
             if not holds(fleet.wait(holds, PATIENCE)):
                 raise SystemExit("the first worker never had slots and places at the same time")
-            # What it holds while it stands still, it holds when it is killed.
+            # The slots and places that it holds while stopped are those that it holds when it is killed.
             victim.signal(signal.SIGSTOP)
             before = fleet.log()
             if holds(before):
@@ -123,7 +123,7 @@ def measure(folder, kind="redis", plant=False):
 
 def judge(log, before, victim, jobs, killed_at, left):
     runs = [run for job in jobs for run in log.runs[job]]
-    # What was cut off ran at least until just before the kill.
+    # The interrupted jobs ran at least until just before the kill.
     spans = [(run.b, run.ended or max(run.b, killed_at)) for run in runs]
     after = [count for count in at_the_same_time([span for span in spans if span[0] > killed_at])]
     full = [at for at, count in after if count >= AT_ONCE]
@@ -142,7 +142,7 @@ def judge(log, before, victim, jobs, killed_at, left):
 
 
 def broken(survival):
-    """Which promises the run did not keep."""
+    """Returns the promises that the run broke."""
     promises = {
         f"{survival.over} over the limit": survival.over == 0,
         f"{survival.at_once} ran at the same time, {AT_ONCE} may": survival.at_once <= AT_ONCE,

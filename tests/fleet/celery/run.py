@@ -1,9 +1,9 @@
-"""What becomes of a backlog under a limit: ours, Celery's own `rate_limit` and the usual retry recipe, in one table.
+"""The course of a backlog under a limit, in one table: ours, Celery's own `rate_limit` and the usual retry recipe.
 
     target/venv/bin/python tests/fleet/celery/run.py [--broker redis|filesystem|rabbitmq-classic|rabbitmq-quorum] [--who ours|stock|retry] [--out DIR]
 
 Two workers with two prefork children each get 160 short jobs on 20 starts per 2 s. While these wait, a task without a
-limit is sent to the same queue every 250 ms. The exit code is 1 if ours does not keep what it promises.
+limit is sent to the same queue every 250 ms. The exit code is 1 if ours breaks a promise.
 """
 
 import argparse
@@ -26,8 +26,8 @@ JOBS = 160
 WORKERS, CHILDREN = 2, 2
 JOB_SECONDS = 0.02
 FREE_EVERY = 0.25  # seconds between two tasks without a limit
-HOLD = 10  # seconds up to which a worker of ours holds a task; the default
-PATIENCE = 60  # seconds until what has not started counts as lost
+HOLD = 10  # the longest time that a worker of ours holds a task, in seconds; the default
+PATIENCE = 60  # seconds after which a job that has not started counts as lost
 
 WHO = {
     "ours": "workglow_limit.celery, hold",
@@ -40,25 +40,25 @@ WHO = {
 class Result:
     who: str
     broker: str
-    over: int  # most starts surely in one window, above the limit
+    over: int  # the most starts that surely lie in one window, above the limit
     span: float  # s from the first start to the last
-    ideal: float  # that, with 20 at once and 20 more after every window
-    republished: int  # how often a job came to a worker again: the most, and the mean of all
+    ideal: float  # the same for 20 starts at once and 20 more after every window
+    republished: int  # how often a job was delivered to a worker again: the maximum and the mean
     republished_mean: float
     attempts: int  # the largest `request.retries` of a start
-    held: float  # s that a task without a limit waited in a worker, from receipt to start: worst, median
+    held: float  # s from receipt to start of a task without a limit: worst, median
     held_median: float
-    waited: float  # s from sending it to its start: worst, median
+    waited: float  # s from its sending to its start: worst, median
     waited_median: float
-    free: int  # how many of those were sent
-    late: int  # how many of them started only after the backlog was done
+    free: int  # the number of those that were sent
+    late: int  # the number of those that started only after the backlog was done
     lost: int  # jobs that never started
     twice: int  # jobs that started more than once
     exits: list[int | None]  # of the workers, after a warm shutdown
 
 
 def environments(who, broker_url, folder, hold=HOLD, visibility=None, plant=False):
-    """What the tasks of each worker are told."""
+    """The environment of the tasks of each worker."""
     shared = {
         "FLEET_WHO": who,
         "FLEET_HOLD": str(hold),
@@ -67,7 +67,7 @@ def environments(who, broker_url, folder, hold=HOLD, visibility=None, plant=Fals
         "FLEET_WINDOW": str(WINDOW),
         "FLEET_POLICY": f"{LIMIT}/{WINDOW}s",
         "FLEET_JOB_SECONDS": str(JOB_SECONDS),
-        # The recipe takes what is there: with Redis as the broker, its users count on Redis.
+        # With Redis as the broker, users of the recipe count in Redis.
         "FLEET_STORE": broker_url if who == "retry" and broker_url.startswith("redis") else f"sqlite:{folder}/limits.db",
     }
     if not plant:
@@ -82,14 +82,14 @@ def empty(folder):
 
 
 def measure(who, kind, out, count=JOBS, plant=False, **options):
-    """One run; its evidence stays in `out`. `plant`: each worker has a limit of its own, which has to show. `options`:
-    for how many seconds a worker holds a task (`hold`), and Redis waits for its acknowledgement (`visibility`)."""
+    """One run; its evidence remains in `out`. `plant`: each worker has its own limit, which the checks must detect. `options`:
+    the seconds that a worker holds a task (`hold`), and that Redis waits for its acknowledgement (`visibility`)."""
     folder = empty(out / f"{who}-{kind}")
     jobs = [f"job-{number}" for number in range(count)]
     sent = {}
 
     def send_free(log):
-        # Not during the last window: whether it starts before the last jobs must not be a matter of milliseconds.
+        # Not during the last window, where milliseconds would decide whether it starts before the last jobs.
         due = not sent or time.monotonic_ns() - max(sent.values()) >= FREE_EVERY * SECOND
         if due and sum(map(log.started, jobs)) < count - LIMIT:
             free = f"free-{len(sent)}"
@@ -107,7 +107,7 @@ def measure(who, kind, out, count=JOBS, plant=False, **options):
         for job in jobs:
             fleet.send("job", job)
         fleet.wait(done, PATIENCE)
-        time.sleep(1)  # for what may come twice
+        time.sleep(1)  # for messages that may be delivered twice
         exits = fleet.stop()
         log = fleet.log()
     result = judge(who, kind, log, jobs, sent, exits)
@@ -147,7 +147,7 @@ def judge(who, kind, log, jobs, sent, exits):
 
 
 def broken(result):
-    """Which promises of ours the run did not keep, whatever the machine was doing meanwhile."""
+    """Returns the promises of ours that the run broke, on a machine of any load."""
     promises = {
         f"{result.over} over the limit": result.over == 0,
         f"{result.lost} jobs lost": result.lost == 0,
@@ -161,7 +161,7 @@ def broken(result):
 
 
 def slow(result):
-    """What took longer than it should on a machine that has nothing else to do."""
+    """Returns the delays that were too long for an idle machine."""
     goals = {
         f"{result.span:.1f} s instead of {result.ideal} s": result.broker != "redis" or result.span <= 1.1 * result.ideal,
         f"a task without a limit waited {result.held:.3f} s in a worker": result.held < 0.1,
@@ -196,7 +196,7 @@ def main():
     parser.add_argument("--out", type=Path, default=ROOT / "target/fleet/celery", help="where the evidence goes")
     parser.add_argument("--broker", choices=KINDS, help="only this one")
     parser.add_argument("--who", choices=WHO, help="only this row")
-    parser.add_argument("--plant", action="store_true", help="give each worker a limit of its own, which has to show")
+    parser.add_argument("--plant", action="store_true", help="give each worker its own limit, which the checks must detect")
     options = parser.parse_args()
     out = options.out.resolve()
 

@@ -1,9 +1,9 @@
 """The worker's side: a task under a limit and one without, and a log of what happens to both.
 
-The conductor chooses by the environment who limits the task: ours, Celery's own `rate_limit`, or the usual recipe of a
+The conductor selects the limiter of the task by the environment: ours, Celery's own `rate_limit`, or the usual recipe of a
 shared counter and `retry`.
 
-Each process appends lines to a log of its own, times in nanoseconds on CLOCK_MONOTONIC:
+Each process appends lines to its own log, with times in nanoseconds on CLOCK_MONOTONIC:
 
     ready                                  the worker takes messages
     received JOB TIME RETRIES              its main process has got a message of the job
@@ -21,14 +21,14 @@ from celery import Celery, signals
 WHO = os.environ["FLEET_WHO"]
 LIMIT, WINDOW = int(os.environ["FLEET_LIMIT"]), float(os.environ["FLEET_WINDOW"])
 JOB_SECONDS = float(os.environ["FLEET_JOB_SECONDS"])
-UNTIL = os.environ.get("FLEET_UNTIL")  # a file that all that runs waits for
+UNTIL = os.environ.get("FLEET_UNTIL")  # a file that all running jobs wait for
 STORE = os.environ["FLEET_STORE"]
 
 app = Celery("fleet")
 app.conf.update(settings(os.environ["FLEET_BROKER"]), task_ignore_result=True)
 app.conf.worker_disable_rate_limits = "FLEET_CHILD_ALONE" in os.environ
 if visibility := os.environ.get("FLEET_VISIBILITY"):
-    # A worker may be killed: what it had is delivered again, so many seconds after it got it.
+    # A worker may be killed: its messages are redelivered this many seconds after it got them.
     app.conf.task_acks_late = True
     app.conf.broker_transport_options = {
         "visibility_timeout": float(visibility),
@@ -43,7 +43,7 @@ def log(process):
 
 
 def note(*words):
-    """One line, written with a single append: it is in the file as a whole or not at all."""
+    """Writes one line with a single append, so that the file has the whole line or nothing."""
     os.write(log(os.getpid()), (" ".join(map(str, words)) + "\n").encode())
 
 
@@ -57,7 +57,7 @@ def received(request, **_):
     note("received", request.id, time.monotonic_ns(), request.request_dict.get("retries", 0))
 
 
-# What surely lies before the admission in the child, whoever admits: the beginning of the call that runs the task.
+# A time surely before the admission in the child, for every limiter: the beginning of the call that runs the task.
 asked = 0
 
 
@@ -68,7 +68,7 @@ def about_to_run(**_):
 
 
 def run(request, ready=None):
-    """The job. `ready`: the clock when its place came, if it had to wait for one."""
+    """The job. `ready`: the ready time of its place, if it had one."""
     a = max(asked, int((ready or 0) * 1_000_000_000))
     note("started", request.id, a, time.monotonic_ns(), request.retries)
     time.sleep(JOB_SECONDS)
@@ -104,7 +104,7 @@ if WHO == "ours":
         run(self.request, current_permit().ready_at_monotonic)
 
 elif WHO == "stock":
-    # Celery counts per second, in each worker for itself.
+    # Celery counts per second, in each worker separately.
     @app.task(bind=True, rate_limit=f"{LIMIT / WINDOW:g}/s")
     def job(self):
         run(self.request)

@@ -1,4 +1,4 @@
-"""Real workers on real brokers keep what `workglow_limit.celery` promises; how fast they are is run.py's business."""
+"""Real workers on real brokers keep the promises of `workglow_limit.celery`. run.py measures their speed."""
 
 import killed
 import pytest
@@ -15,9 +15,9 @@ def test_a_backlog_of_two_workers(kind, hold, tmp_path):
     result = run.measure("ours", kind, tmp_path, COUNT, hold=hold)
     print(f"\n{result}")
     wrong = run.broken(result)
-    if hold < run.WINDOW:  # The places of the next window are too far away: those tasks go back with them.
+    if hold < run.WINDOW:  # The places of the next window are beyond the hold: their tasks go back with them.
         assert result.republished > 0
-        # A machine that stands still for longer than the grace makes it two.
+        # A machine that stalls for longer than the grace makes it two.
         wrong = [what for what in wrong if "republished" not in what]
     assert wrong == []
 
@@ -27,7 +27,7 @@ def test_a_limit_that_each_worker_has_for_itself_shows(tmp_path):
     assert f"{result.over} over the limit" in run.broken(result)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "filesystem"])  # It delivers nothing twice.
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "filesystem"])  # This broker delivers nothing twice.
 def test_a_killed_worker_takes_nothing_with_it(kind, tmp_path):
     survival = killed.measure(tmp_path, kind)
     print(f"\n{survival}")
@@ -65,7 +65,7 @@ def test_a_worker_that_holds_tasks_leaves_others_to_others(kind, tmp_path):
             for job, other in zip(jobs[run.CHILDREN :], others):
                 fleet.send("job", job)
                 fleet.send("free", other)
-            # The children of both are busy. Beyond these, the first has what Celery prefetches for each child, and no more.
+            # The children of both workers are busy. In addition, the first worker has the messages that Celery prefetches per child.
             fleet.join([second])
             log = fleet.wait(lambda log: sum(map(log.started, others)) == run.CHILDREN)
             assert sum(map(log.started, others)) == run.CHILDREN
@@ -82,7 +82,7 @@ def test_what_rabbitmq_has_delayed_may_go_back(tmp_path):
         (environment, _) = run.environments("ours", url, tmp_path)
         with Fleet(tmp_path, url, [environment | {"FLEET_POLICY": "1/10s", "FLEET_CHILD_ALONE": "1"}], run.CHILDREN) as fleet:
             for job in jobs:
-                fleet.send("job", job, countdown=7)  # One second, and two, and four: all these queues are passed.
+                fleet.send("job", job, countdown=7)  # One second, two and four: the message passes all these queues.
             log = fleet.wait(lambda log: all(map(log.ended, jobs)))
     assert [len(log.runs[job]) for job in jobs] == [1, 1]
     assert max(len(log.receipts[job]) for job in jobs) > 1
@@ -106,7 +106,7 @@ def test_what_the_limit_has_room_for_is_left_to_other_workers(tmp_path):
             for job in jobs:
                 fleet.send("job", job)
             fleet.wait(lambda log: sum(map(log.started, jobs)) == run.CHILDREN)
-            # Its children are busy until the file is there. It has fetched what Celery lets it, and no more.
+            # Its children are busy until the file exists. It has fetched the messages that Celery allows, and no more.
             fleet.join([second])
             log = fleet.wait(lambda log: sum(map(log.started, jobs)) == 2 * run.CHILDREN)
             assert sum(map(log.started, jobs)) == 2 * run.CHILDREN

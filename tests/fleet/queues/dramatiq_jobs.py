@@ -7,7 +7,7 @@ from dramatiq.brokers.redis import RedisBroker
 from dramatiq.middleware import CurrentMessage
 
 if work.BROKER.startswith("redis"):
-    # What a killed worker had in its memory, delayed messages too, is handed out again after 10 s and not a minute.
+    # Messages in the memory of a killed worker, also delayed ones, are redelivered after 10 s, not a minute.
     broker = RedisBroker(url=work.BROKER, heartbeat_timeout=10_000, maintenance_chance=1_000_000)
 else:
     broker = RabbitmqBroker(url=work.BROKER)

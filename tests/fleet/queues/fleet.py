@@ -1,4 +1,4 @@
-"""Two real workers of a queue on a real broker, what sends to them, and what they wrote down."""
+"""Two real workers of a queue on a real broker, their client, and their logs."""
 
 import contextlib
 import os
@@ -16,11 +16,11 @@ ROOT = HERE.parents[2]
 BIN = Path(sys.executable).parent
 sys.path.append(str(ROOT / "examples/fleet"))
 
-PATIENCE = 60  # seconds until what does not get ready is taken for stuck
+PATIENCE = 60  # seconds after which a process that is not ready counts as stuck
 WORKERS = 2
 HAS_RABBITMQ = Path("/usr/lib/rabbitmq/bin/rabbitmq-server").exists()
 
-#: How a worker of each queue is started, with ours and with what others use.
+#: The command of a worker of each queue, with ours and with its usual limiter.
 COMMANDS = {
     "dramatiq": lambda who, broker: [BIN / "dramatiq", "dramatiq_jobs", "--processes", "1", "--threads", "4"],
     "rq": lambda who, broker: [
@@ -41,7 +41,7 @@ class Start(NamedTuple):
 
 
 class Log:
-    """What all processes have written so far."""
+    """The records of all processes so far."""
 
     def __init__(self, path):
         self.starts, self.ends, self.limited, self.is_sending = defaultdict(list), {}, 0, False
@@ -63,7 +63,7 @@ class Log:
 
 @contextlib.contextmanager
 def server(kind, folder):
-    """The URL of a server that is there for as long as the context: "redis" or "rabbitmq"."""
+    """The URL of a server that runs during the context: "redis" or "rabbitmq"."""
     command = [sys.executable, HERE.parent / f"{kind}.py", folder]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -129,7 +129,7 @@ class Fleet:
         self._stack.close()
 
     def _wait_until_ready(self):
-        """Until both workers have done a job that is not limited."""
+        """Waits until both workers have done a job without a limit."""
         sent = time.monotonic()
         for number in range(int(PATIENCE / 0.1)):
             log = self.log()
@@ -152,7 +152,7 @@ class Fleet:
         self._sender.stdin.flush()
 
     def kill_that_ran(self, job):
-        """SIGKILL: the worker that runs this job is gone, with all its processes. (A work horse of RQ's has its own group.)"""
+        """SIGKILL for the worker that runs this job, with all its processes. (A work horse of RQ has its own group.)"""
         process = self.log().starts[job][0].process
         worker = next(worker for worker in self.workers if os.getsid(worker.pid) == os.getsid(process))
         for child in (process, worker.pid):
@@ -162,21 +162,21 @@ class Fleet:
     def log(self):
         return Log(self.folder / "log")
 
-    def wait(self, condition, seconds=PATIENCE, meanwhile=lambda: None):
-        """The log as soon as the condition holds for it, and at the latest after so many seconds."""
+    def wait(self, condition, seconds=PATIENCE, during=lambda: None):
+        """Returns the log as soon as the condition holds, at the latest after `seconds`."""
         deadline = time.monotonic() + seconds
         while True:
             late = time.monotonic() > deadline
             log = self.log()
             if condition(log) or late:
                 return log
-            meanwhile()
+            during()
             time.sleep(0.02)
 
 
 @contextlib.contextmanager
 def fleet(folder, queue, who, broker="redis", **options):
-    """A fleet on a broker of its own."""
+    """A fleet on its own broker."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     with contextlib.ExitStack() as stack:

@@ -1,10 +1,10 @@
-"""What becomes of a backlog under a limit in Dramatiq, RQ, arq and taskiq: ours beside what is used there today.
+"""The course of a backlog under a limit in Dramatiq, RQ, arq and taskiq: ours compared with the usual limiters there.
 
     target/venv/bin/python tests/fleet/queues/run.py [--queue dramatiq|rq|arq|taskiq] [--broker redis|rabbitmq]
         [--who ours|others] [--out DIR]
 
 Two worker processes get 160 short jobs on 20 starts per 2 s. While these wait, a job without a limit is sent to the same
-queue every 250 ms. The exit code is 1 if ours does not keep what it promises.
+queue every 250 ms. The exit code is 1 if ours breaks a promise.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from evidence import SECOND, most_in_any_window
 LIMIT, WINDOW = 20, 2  # starts per seconds
 JOBS = 160
 FREE_EVERY = 0.25  # seconds between two jobs without a limit
-PATIENCE = 120  # seconds until what has not started counts as lost
+PATIENCE = 120  # seconds after which a job that has not started counts as lost
 
 OTHERS = {
     "dramatiq": "its WindowRateLimiter, retried",
@@ -36,21 +36,21 @@ class Result:
     queue: str
     who: str
     broker: str
-    over: int  # most starts surely in one window, above the limit
+    over: int  # the most starts that surely lie in one window, above the limit
     span: float  # s from the first start to the last
-    ideal: float  # that, with the limit at once and again after every window
-    away: float  # how often a job was sent away, the mean of all
-    attempts: int  # the most that were counted for a start
-    overtaken: int  # by how many jobs that were sent later: the most, beyond those that may start together
+    ideal: float  # the same for the limit at once and again after every window
+    away: float  # how often a job was sent away: the mean
+    attempts: int  # the most retries that were counted for a start
+    overtaken: int  # the most later jobs that overtook a job, beyond those that may start together
     waited: float  # s from sending a job without a limit to its start: worst, median
     waited_median: float
-    free: int  # how many of those were sent
-    late: int  # how many of them started only after the backlog was done
+    free: int  # the number of those that were sent
+    late: int  # the number of those that started only after the backlog was done
     lost: int  # jobs that never started
     twice: int  # jobs that started more than once
 
     def broken(self):
-        """What it promised and did not keep; nothing here is a matter of how fast the machine is."""
+        """Returns the promises that it broke. None depends on the speed of the machine."""
         wrong = {
             f"{self.over} over the limit": self.over > 0,
             f"{self.attempts} attempts": self.attempts > 0,
@@ -67,7 +67,7 @@ def measure(queue, who, broker, out, count=JOBS, limit=LIMIT, window=WINDOW, pla
     with fleet(out / f"{queue}-{who}-{broker}", queue, who, broker, limit=limit, window=window, plant=plant) as workers:
 
         def send_free():
-            # Not during the last windows: whether it starts before the last jobs must not be a matter of milliseconds.
+            # Not during the last windows, where milliseconds would decide whether it starts before the last jobs.
             due = not sent or time.monotonic_ns() - max(sent.values()) >= FREE_EVERY * SECOND
             log = workers.log()
             if due and sum(job in log.starts for job in jobs) < count - 2 * limit:
@@ -78,7 +78,7 @@ def measure(queue, who, broker, out, count=JOBS, limit=LIMIT, window=WINDOW, pla
         for job in jobs:
             workers.send("job", job)
         workers.wait(lambda log: log.ended >= {*jobs, *sent}, patience, send_free)
-        time.sleep(0.5)  # for what may come twice
+        time.sleep(0.5)  # for messages that may be delivered twice
         log = workers.log()
         if not any(job in log.starts for job in jobs):
             raise SystemExit(f"{who} on {queue}: no job has started\n{workers.errors()}")

@@ -1,5 +1,5 @@
-"""Real workers on real brokers keep what Dramatiq's, RQ's, arq's and taskiq's limits promise; how fast they are is run.py's
-business."""
+"""Real workers on real brokers keep the promises of the limits for Dramatiq, RQ, arq and taskiq. run.py measures their
+speed."""
 
 import pytest
 import run

@@ -1,7 +1,7 @@
-"""What the jobs of each queue do, whichever queue it is; and what sends them. Told by the environment, see fleet.py.
+"""The jobs of all queues, and their sender. The environment configures them: see fleet.py.
 
-A limited job writes down in which interval it started, as examples/fleet/evidence.py says: [a, b], on the clock of the
-machine, where a is the clock just before the call that admitted it, or when its place came.
+A limited job records the interval of its start, as in examples/fleet/evidence.py: [a, b], on the clock of the
+machine, where a is the clock just before the call that admitted it, or the ready time of its place.
 """
 
 import os
@@ -17,13 +17,13 @@ REDIS = os.environ["FLEET_REDIS"]
 LIMIT, WINDOW = int(os.environ["FLEET_LIMIT"]), int(os.environ["FLEET_WINDOW"])
 JOB_SECONDS = float(os.environ["FLEET_JOB_SECONDS"])
 
-# A record is a single append: it is in the file as a whole or not at all.
+# A record is a single append, so that the file has the whole record or nothing.
 LOG = os.open(FOLDER / "log", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
 asked = ContextVar("asked")
 
 
 def limiter():
-    """Ours, on one file for all workers; planted: one of each process."""
+    """Ours, on one file for all workers; planted: one per process."""
     from workglow_limit import Store
 
     return Store(os.environ["FLEET_STORE"]).limiter("fleet", os.environ["FLEET_POLICY"])
@@ -43,12 +43,12 @@ def limited(job, why):
 
 
 def worker():
-    """Who runs this: RQ forks a process for each job."""
+    """The process id of the worker: RQ forks a process per job."""
     return os.environ.get("RQ_WORKER_ID") or os.getpid()
 
 
 def started(job, attempts, a=None):
-    """First thing in a job. `a` is the clock before another limiter was asked."""
+    """Called first in a job. `a` is the clock before another limiter decided."""
     b = time.monotonic_ns()
     if a is None:
         from workglow_limit._queueing import current_permit
@@ -60,7 +60,7 @@ def started(job, attempts, a=None):
 
 
 def until_told(job):
-    """A job whose name says so runs for as long as its worker. Some queues hand it out again later: then it is short."""
+    """A job with this name runs as long as its worker. Some queues redeliver it later: then it is short."""
     first = FOLDER / f"{job}.began"
     if job.startswith("long") and not first.exists():
         first.touch()
@@ -71,14 +71,14 @@ def until_told(job):
 
 
 def wanted():
-    """What is to be sent: kinds and names of jobs, as they come."""
+    """Yields the kinds and names of jobs to send, as they arrive."""
     note("sender")
     for line in sys.stdin:
         yield line.split()
 
 
 def moving_window(asynchronous=False):
-    """What many put into a job today: the moving window of the package `limits`, on Redis."""
+    """The usual code in a job today: the moving window of the package `limits`, on Redis."""
     from limits import RateLimitItemPerSecond, aio, storage, strategies
 
     item = RateLimitItemPerSecond(LIMIT, WINDOW)

@@ -1,4 +1,4 @@
-"""One limit, shared by every process and language on the machine, and never exceeded.
+"""Rate and concurrency limits that all processes of a machine share, in any language, and that are never exceeded.
 
     from workglow_limit import RateLimiter, Store
 
@@ -67,7 +67,7 @@ from ._native import (
 if "gevent" in _modules or "eventlet" in _modules:
     from ._loops import hub as _hub
 
-    # Imports what it needs: greenlets of several threads cannot wait for one another to do that.
+    # Import the hub now, because greenlets of several threads cannot wait for each other's imports.
     _hub()
 
 TYPE_CHECKING = False
@@ -76,7 +76,7 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name):
-        # For annotations only, and typing takes longer to import than everything else.
+        # Imported lazily: they are for annotations only, and typing takes longer to import than everything else.
         if name in ("CustomLimiter", "JobLimiter"):
             from . import _custom
 

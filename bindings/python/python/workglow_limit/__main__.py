@@ -1,4 +1,4 @@
-"""python -m workglow_limit: the command workglow-limit."""
+"""The command workglow-limit, as python -m workglow_limit."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Who has sent a request: its address, behind proxies that are declared, and the keys that are made of that."""
+"""The client of a request: its address, also behind declared proxies, and the key made of it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 from ._derived import refuse
 
-#: What a peer without an address is called: one on a Unix socket.
+#: The name of a peer without an address, which is on a Unix socket.
 UNIX = "unix"
 
 _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
@@ -19,20 +19,20 @@ _FOR = re.compile(r'(?:^|;)\s*for\s*=\s*(?:"([^"\\]*)"|([^\s;"]+))\s*(?=;|$)', r
 
 
 class Reader(Protocol):
-    """How a framework's requests are read."""
+    """Reads the requests of a framework."""
 
     def peer(self, request: Any) -> str | None:
-        """The address of the other end of the connection."""
+        """Returns the address of the other end of the connection."""
         ...
 
     def header(self, request: Any, name: str) -> list[str]:
-        """The values of a header, a line each."""
+        """Returns the values of a header, one per line."""
         ...
 
     def path(self, request: Any) -> str: ...
 
     def user(self, request: Any) -> str | None:
-        """Who is authenticated."""
+        """Returns the authenticated user."""
         ...
 
 
@@ -43,22 +43,21 @@ def hashed(key: str) -> str:
 
 
 class Host(NamedTuple):
-    """What is known of an address."""
+    """An address, as keys name it."""
 
-    #: How keys call it.
     key: str
     is_proxy: bool
 
 
 class Addresses:
-    """Tells clients apart.
+    """Identifies clients.
 
-    trusted_proxies: the addresses and networks of proxies that say whom they forward, and "unix" for those on a Unix
-        socket. Without any the peer's address counts, whatever headers say.
-    forwarded_header: the one that these proxies write, X-Forwarded-For or Forwarded. Only one: they pass the other on as
-        the client has sent it. It is read from the right, and the first address that is no proxy's is the client's. What
-        cannot be read ends that: the client is the last that was.
-    ipv6_prefix: IPv6 addresses that have so many bits in common are one client.
+    trusted_proxies: the addresses and networks of proxies whose forwarding header is trusted, and "unix" for proxies on a Unix
+        socket. Without any, the peer is the client, whatever the headers say.
+    forwarded_header: the header that these proxies write, X-Forwarded-For or Forwarded. Only one is read, because proxies pass the
+        other on unchanged from the client. It is read from the right. The client is the first address that is not a proxy's. An
+        unreadable entry ends the search: the client is then the address read before it.
+    ipv6_prefix: the number of leading bits that IPv6 addresses of one client have in common.
     """
 
     def __init__(self, reader: Reader, trusted_proxies: Any, forwarded_header: Any, ipv6_prefix: Any) -> None:
@@ -75,7 +74,7 @@ class Addresses:
         self._known = lru_cache(4096)(self._look_up)
 
     def key(self, kind: str | None, request: Any) -> str | None:
-        """The key of a request: of the kind "address", "user" or "header:NAME"."""
+        """Returns the key of a request. kind is "address", "user" or "header:NAME"."""
         if kind is None:
             return None
         if kind == "address":
@@ -87,11 +86,11 @@ class Addresses:
             found = ",".join(values) or None
         if found is None:
             return f"address:{self.address(request)}"
-        # What clients choose must not look like what is made here.
+        # A value chosen by the client must not look like a key made here.
         return hashed(found) if found.startswith(("address:", "sha256:")) else found
 
     def address(self, request: Any) -> str:
-        """The client's address, as keys call it."""
+        """Returns the client's address, as keys name it."""
         peer = self._reader.peer(request)
         host = self._known(peer) or Host(UNIX, self._trusts_unix)
         if host.is_proxy:
@@ -105,12 +104,12 @@ class Addresses:
         return host.key
 
     def _entries(self, request: Any) -> Iterable[str | None]:
-        """What the proxies say, the nearest first."""
+        """Yields the addresses that the proxies report, the nearest first."""
         for line in reversed(self._reader.header(request, self._header)):
             yield from reversed(self._split(line))
 
     def _look_up(self, text: str | None) -> Host | None:
-        """What is known of an address; None if it is none."""
+        """Returns the host of an address, or None if the text is not an address."""
         try:
             address = ip_address(bare(text or "").partition("%")[0])
         except ValueError:
@@ -124,7 +123,7 @@ class Addresses:
 
 
 def bare(text: str) -> str:
-    """An address without its port."""
+    """Returns an address without its port."""
     text = text.strip()
     if text.startswith("["):
         return text[1:].partition("]")[0]
@@ -132,20 +131,20 @@ def bare(text: str) -> str:
 
 
 def split_list(line: str) -> list[str | None]:
-    """The addresses of X-Forwarded-For."""
+    """Returns the addresses of X-Forwarded-For."""
     return [*line.split(",")]
 
 
 def split_forwarded(line: str) -> list[str | None]:
-    """The addresses of Forwarded; None for what is none."""
+    """Returns the addresses of Forwarded, with None for each unreadable element."""
     if '"' in _QUOTED.sub("", line):
-        return [None]  # A quotation that does not end: nobody knows whose the rest is.
+        return [None]  # An unterminated quotation makes the rest ambiguous.
     found = [_FOR.findall(element.strip()) for element in _ELEMENTS.findall(line)]
     return [one[0][0] or one[0][1] if len(one) == 1 else None for one in found]
 
 
 def networks(given: Any) -> tuple[bool, list[IPv4Network | IPv6Network]]:
-    """Is a Unix socket trusted? And which networks are?"""
+    """Returns whether Unix sockets are trusted, and the trusted networks."""
     expected = 'addresses and networks such as "10.0.0.0/8", or "unix"'
     if isinstance(given, (str, bytes)) or not hasattr(given, "__iter__"):
         raise TypeError(f"trusted_proxies is {given!r}: expected a list of {expected}, not {type(given).__name__}")

@@ -1,4 +1,4 @@
-"""The command workglow-limit: the same program that `cargo install` and the C prefix have."""
+"""The command workglow-limit, the same program as in the Cargo package and the C prefix."""
 
 import sys
 
@@ -6,5 +6,5 @@ from ._native import run_command
 
 
 def main() -> int:
-    """Runs it with this program's arguments; the exit code."""
+    """Runs the command with this program's arguments and returns the exit code."""
     return run_command(["workglow-limit", *sys.argv[1:]])

@@ -1,5 +1,5 @@
-"""Limiters written in Python, as children of a CompositeLimiter: what they look like, and how the core calls them. Imported
-at the first use, because typing takes long to import."""
+"""Limiters written in Python, as children of a CompositeLimiter: their protocols, and the methods that the core calls. Imported at
+the first use, because typing takes long to import."""
 
 from __future__ import annotations
 
@@ -11,56 +11,56 @@ from typing import Any, Protocol
 
 
 class CustomLimiter(Protocol):
-    """A limiter of your own. Its methods are called from any thread, key is None for no key, and weight at least 1.
+    """A limiter written in Python. Its methods are called from any thread. key is None for no key, weight is at least 1.
 
-    It may also have a name (else its class's), and what does nothing if it is missing: pause(seconds, key), clear(key),
-    record_job_start(key) and record_job_completion(key); and settle(token, actual), in whose stead complete(token) is
-    called.
+    Optional attributes: name (default: the name of the class); pause(seconds, key), clear(key), record_job_start(key) and
+    record_job_completion(key), which do nothing by default; settle(token, actual), which calls complete(token) by default.
     """
 
     def try_acquire(self, key: str | None, weight: int, /) -> object | None:
-        """Decides and records in one act. Anything but None and False is a start, and comes back when it ends."""
+        """Decides and records in one atomic step. Returns None or False if denied. Any other value is a token of the start, which
+        complete or cancel gets later."""
         ...
 
     def retry_after(self, key: str | None, weight: int, /) -> float | timedelta:
-        """After how many seconds there may be room; 0 if try_acquire would start now. Records nothing."""
+        """Returns the seconds after which a start may be admitted; 0 if try_acquire would admit it now. Records nothing."""
         ...
 
     def complete(self, token: Any, /) -> object:
-        """The job ran."""
+        """Ends a start whose job has run."""
         ...
 
     def cancel(self, token: Any, /) -> object:
-        """It never ran: as if it had never been admitted."""
+        """Ends a start whose job has not run, as if it had never been admitted."""
         ...
 
 
 class JobLimiter(Protocol):
-    """A limiter with the six methods of job queues. If can_proceed takes a key, all of them are given it, as the last
-    argument; if not, it is one limit for all keys. It counts jobs: a start is one, whatever it weighs."""
+    """A limiter with the six methods of job queues. If can_proceed takes a key, all methods get it as their last argument.
+    Otherwise all keys share one limit. It counts jobs: a start counts as one, whatever its weight."""
 
     def can_proceed(self) -> bool:
-        """Would a job start now?"""
+        """Returns whether a job may start now."""
         ...
 
     def record_job_start(self) -> object:
-        """A job has started."""
+        """Records that a job has started."""
         ...
 
     def record_job_completion(self) -> object:
-        """A job has ended."""
+        """Records that a job has ended."""
         ...
 
     def get_next_available_time(self) -> datetime:
-        """When a job would start."""
+        """Returns the earliest time at which a job may start."""
         ...
 
     def set_next_available_time(self, when: datetime, /) -> object:
-        """No job starts before that."""
+        """Sets a gate: no job starts before that time."""
         ...
 
     def clear(self) -> object:
-        """Back to the initial state."""
+        """Resets the limiter to its initial state."""
         ...
 
 
@@ -71,22 +71,23 @@ SIX = (
     "get_next_available_time", "set_next_available_time", "clear",
 )  # fmt: skip
 
-#: Who has no room and cannot tell when, suggests to look again after this many seconds.
-LOOK_AGAIN = 0.01
+#: The suggested retry delay of a limiter that denies and does not know when it will admit, in seconds.
+RETRY_DELAY = 0.01
 
 
 def calls_of(limiter: Any) -> SimpleNamespace | str:
-    """The name of a limiter and all methods, those too that it does not have; or why it is none: what is missing."""
+    """Returns the name and all methods of a limiter, with defaults for missing optional ones. Returns a text if it is not a limiter:
+    the reason."""
     if isinstance(limiter, type):
-        return "it is a class, and not an object of it"
+        return "it is a class, not an instance"
     missing, of_six = ([name for name in names if not callable(getattr(limiter, name, None))] for names in (REQUIRED, SIX))
-    # One that has both is asked as the first: it decides and records in one act.
+    # An object with both sets is used by its try_acquire, which decides and records in one step.
     is_six = "try_acquire" in missing and len(of_six) < len(SIX)
     if missing := of_six if is_six else missing:
         return f"it has no {', '.join(missing)}"
     for method in SIX if is_six else REQUIRED + OPTIONAL:
         if iscoroutinefunction(getattr(limiter, method, None)):
-            return f"{method} is a coroutine function, which nobody would await"
+            return f"{method} is a coroutine function, and is called without await"
     given = getattr(limiter, "name", None)
     name = given if isinstance(given, str) and given else type(limiter).__name__
     called = Jobs(limiter) if is_six else limiter
@@ -100,15 +101,15 @@ def calls_of(limiter: Any) -> SimpleNamespace | str:
 
 
 def nothing(*_: object) -> None:
-    """What a method does that a limiter does not have."""
+    """The default of optional methods."""
 
 
 class Jobs:
-    """A JobLimiter as a CustomLimiter."""
+    """Adapts a JobLimiter to a CustomLimiter."""
 
     def __init__(self, limiter: Any) -> None:
         self.limiter = limiter
-        #: From the question to the record nobody else may ask.
+        #: Held from can_proceed to record_job_start, so that no other caller decides in between.
         self.lock = Lock()
         try:
             signature(limiter.can_proceed).bind(None)
@@ -117,7 +118,7 @@ class Jobs:
             self.takes_key = False
 
     def of(self, key: str | None) -> tuple[str, ...]:
-        """The argument that a key is."""
+        """Returns the arguments for a key."""
         return (key,) if self.takes_key and key is not None else ()
 
     def try_acquire(self, key: str | None, _: int) -> tuple[str, ...] | None:
@@ -133,12 +134,12 @@ class Jobs:
         if self.limiter.can_proceed(*of):
             return 0.0
         ahead: timedelta = self.limiter.get_next_available_time(*of) - datetime.now(timezone.utc)
-        return ahead.total_seconds() if ahead > timedelta(0) else LOOK_AGAIN
+        return ahead.total_seconds() if ahead > timedelta(0) else RETRY_DELAY
 
     def complete(self, of: tuple[str, ...]) -> None:
         self.limiter.record_job_completion(*of)
 
-    #: There is no other way to end a job.
+    #: Job queues have only one way to end a job.
     cancel = complete
 
     def pause(self, seconds: float, key: str | None) -> None:

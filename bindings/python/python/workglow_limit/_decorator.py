@@ -21,7 +21,7 @@ def limit(
     weight: int | str | Callable[..., int] | None,
     timeout: float | timedelta | None,
 ) -> Callable[[Any], Any]:
-    """A decorator whose functions wait for room at each call."""
+    """Returns a decorator. Each call of a decorated function waits for its start."""
 
     def decorate(function: Any) -> Any:
         if type(function) in (classmethod, staticmethod):
@@ -50,12 +50,12 @@ def limit(
 
 
 def is_awaited(function: Any) -> bool:
-    """Is the work done when what the call returns has been awaited, and not at its return?"""
+    """Returns whether a call returns an awaitable, so that the work ends with the await and not with the return."""
     if not callable(function):
-        raise TypeError(f"{function!r} is no function: limit decorates one, and is called to do so: @limiter.limit()")
-    # An object is called by a method of its class.
+        raise TypeError(f"{function!r} is not a function: call limit to get a decorator, as in @limiter.limit()")
+    # Calling an object calls a method of its class.
     kinds = function, type(function).__call__
     if any(isgeneratorfunction(kind) or isasyncgenfunction(kind) for kind in kinds):
-        # Its body runs after the call has returned, so the permit would end before the work began.
+        # Its body runs after the call returns, so the permit would end before the work begins.
         raise TypeError(f"{function!r} is a generator function: use acquire inside it")
     return any(map(iscoroutinefunction, kinds))

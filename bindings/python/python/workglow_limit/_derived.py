@@ -1,10 +1,10 @@
-"""Keys and weights that are derived from the arguments of a call: a text names an argument or is a format of them, a
-function gets them all. Imported at the first use, because inspect takes long to import."""
+"""Keys and weights derived from the arguments of a call. A text names an argument or is a format of arguments; a function gets all
+arguments. Imported at the first use, because inspect takes long to import."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from string import Formatter
 from typing import Any, TypeAlias
 
@@ -19,14 +19,22 @@ def refuse(parameter: str, value: object, expected: str) -> InvalidArgument:
     return error
 
 
+def check_options(owner: str, options: Mapping[str, object], accepted: Iterable[str]) -> None:
+    """Raises TypeError, in the name of a public class or function, if it does not accept an option."""
+    accepted = tuple(accepted)
+    for name in options:
+        if name not in accepted:
+            raise TypeError(f"{owner}() got an unexpected keyword argument {name!r}: expected {', '.join(accepted)}")
+
+
 class Derivation:
-    """How calls of one function get their keys and weights. `options` says how errors call a parameter."""
+    """Derives the keys and weights of calls of one function. `options` is the format of parameter names in errors."""
 
     def __init__(self, function: Callable[..., Any], options: str = "{}") -> None:
         self._function, self._options = function, options
 
     def key(self, option: str, value: Any) -> Callable[[Arguments], str | None]:
-        """What gives the key of a call. None is no key; what is no text becomes one."""
+        """Returns the function that derives the key of a call. None means no key. Other values are converted to text."""
         if value is None:
             return lambda _arguments: None
         derive = self._derive(option, value, "the name of an argument, a format such as '{tenant}:{model}', or a function")
@@ -38,7 +46,7 @@ class Derivation:
         return key
 
     def weight(self, option: str, value: Any) -> Callable[[Arguments], int]:
-        """What gives the weight of a call."""
+        """Returns the function that derives the weight of a call."""
         expected, name = "a whole number of at least 1", self._options.format(option)
         if type(value) is int:
             if value < 1:

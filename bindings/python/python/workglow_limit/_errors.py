@@ -1,8 +1,8 @@
-"""What can go wrong. A denial is not an error: it is a Decision, or None."""
+"""Exceptions. A denial is not an exception: it is a Decision or None."""
 
 
 class LimitError(Exception):
-    """The base of all errors of this library. They can be pickled and copied, with their attributes."""
+    """The base class of all errors of this library. Errors can be pickled and copied, with their attributes."""
 
     #: The error's name, the same in every language, such as "invalid_argument".
     code: str
@@ -15,11 +15,11 @@ class InvalidArgument(LimitError, ValueError):
 
 
 class WeightExceedsCapacity(LimitError, ValueError):
-    """More units were asked for at once than the limit could ever grant."""
+    """The weight exceeds what the limit can ever grant at once."""
 
 
 class InvalidUrl(LimitError, ValueError):
-    """The store's address cannot be understood."""
+    """The store's address is not valid."""
 
 
 class UnknownLimit(LimitError, LookupError):
@@ -27,19 +27,19 @@ class UnknownLimit(LimitError, LookupError):
 
 
 class KindMismatch(LimitError):
-    """The name is declared already, as another kind of limiter."""
+    """The name is already declared as another kind of limiter."""
 
 
 class ForeignPermit(LimitError, ValueError):
-    """The permit was not given by this limiter."""
+    """The permit belongs to another limiter."""
 
 
 class Unsupported(LimitError):
-    """What was asked makes no sense for this limiter, or for this store."""
+    """This limiter or store does not support the operation."""
 
 
 class LeaseLost(LimitError):
-    """The lease has ended: its units may be another start's by now."""
+    """The lease has ended. Another start may hold its units."""
 
 
 class StoreError(LimitError, OSError):
@@ -47,15 +47,15 @@ class StoreError(LimitError, OSError):
 
 
 class NotAStore(StoreError):
-    """The file at the store's path is something else. It was not touched."""
+    """The file at the store's path is not a store. It was not changed."""
 
 
 class UnsupportedVersion(StoreError):
-    """The store was written by a version that this one cannot read. It was not touched."""
+    """The store was written by a version that this version cannot read. It was not changed."""
 
 
 class UnsupportedFileSystem(StoreError):
-    """The store must be on a local file system, and this one is not."""
+    """The store is on a file system that is not local."""
 
 
 class StoreTimeout(StoreError):
@@ -63,17 +63,17 @@ class StoreTimeout(StoreError):
 
 
 class StoreFull(StoreError):
-    """The store has no room for another key or limit."""
+    """The store has no free space for another key or limit."""
 
 
 class Damaged(StoreError):
-    """What is in the store makes no sense: somebody else wrote to its files, or the disk did."""
+    """The store's data are inconsistent: another program or the disk changed its files."""
 
 
 class AcquireTimeout(LimitError, TimeoutError):
-    """There was no room before the waiter's time was up. Nothing is held."""
+    """The limit could not admit the start before the timeout. The caller holds nothing."""
 
     code: str = "acquire_timeout"
     number: int = -18
-    #: After this long there may be room, in seconds.
+    #: The seconds after which a retry may succeed.
     retry_after: float

@@ -1,4 +1,4 @@
-"""What httpx and httpx2 have in common, which is all but their names."""
+"""The code that httpx and httpx2 share. The libraries differ only in their names."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ _Transport = TypeVar("_Transport")
 
 
 def wrapped(transport: _Transport | None, kind: type[_Transport], usual: Callable[[], _Transport]) -> _Transport:
-    """The transport that is given, or the usual one."""
+    """Returns the given transport, or the library's default."""
     if transport is None:
         return usual()
     if not isinstance(transport, kind):
         library = kind.__module__.partition(".")[0]
-        raise TypeError(f"transport is {transport!r}: expected one of {library}, a {kind.__name__}, not {type(transport).__name__}")
+        raise TypeError(f"transport is {transport!r}: expected a {library}.{kind.__name__}, not {type(transport).__name__}")
     return transport
 
 
 class Exchange:
-    """One request, as a transport sends it."""
+    """One request of a transport."""
 
     def __init__(self, library: Any, request: Any, transport: Any, stream: Callable[[Any, Body], Any]) -> None:
         self.request, self.url = request, str(request.url)
@@ -61,7 +61,7 @@ class Exchange:
 
 
 class AsyncExchange(Exchange):
-    """One request, as an asynchronous transport sends it."""
+    """One request of an asynchronous transport."""
 
     async def send(self) -> Any:
         return await self._transport.handle_async_request(self.request)
@@ -71,7 +71,7 @@ class AsyncExchange(Exchange):
 
 
 class Stream:
-    """The body of a response, which is fed to ours while it is read."""
+    """The stream of a response. It feeds a Body while it is read."""
 
     def __init__(self, stream: Any, body: Body) -> None:
         self._stream, self._body = stream, body
@@ -94,7 +94,7 @@ class Stream:
 
 
 class AsyncStream:
-    """The body of an asynchronous response, which is fed to ours while it is read."""
+    """The stream of an asynchronous response. It feeds a Body while it is read."""
 
     def __init__(self, stream: Any, body: Body) -> None:
         self._stream, self._body = stream, body

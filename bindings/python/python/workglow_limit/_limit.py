@@ -1,4 +1,4 @@
-"""One limit of requests, and what a request asks of it."""
+"""Limits of requests, and the charge of one request against a limit."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from ._address import Addresses, hashed
 from ._derived import refuse
 from ._errors import LimitError
 from ._native import CompositeLimiter, LeakyBucketLimiter, Limiter, TokenBucketLimiter
-from ._steps import Call, Look, Step, Steps, awaited
+from ._steps import Call, Attribute, Step, Steps, awaited
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from ._native import Decision
 
-#: An operator may change a policy: its window is looked up again after so many seconds.
+#: The seconds after which a limiter's window is read again, because an operator may change the policy.
 WINDOW_IS_KNOWN = 5.0
 
 
 class Limit:
-    """One limit of requests.
+    """A limit of requests.
 
-    limiter: any limiter, or limiters by the names of plans, of which `plan` names one for each request.
-    key: what shares a budget: None (all requests do), "address" (of the client), "user" (whom the framework has
-        authenticated), "header:NAME", or a function of the request that returns a str or None. A request without the
-        user or header counts by its address.
-    weight: how many units a request takes, from 1 on, or a function of the request.
+    limiter: any limiter, or a mapping of plan names to limiters, from which `plan` selects one for each request.
+    key: the requests that share a budget: None (all requests), "address" (of the client), "user" (as authenticated by the
+        framework), "header:NAME", or a function of the request that returns a str or None. A request without the user or header
+        counts by its address.
+    weight: the units that a request takes, at least 1, or a function of the request.
     plan: a function of the request that returns the name of its plan.
-    skip_failed, skip_successful: do not count requests whose response has a status from 400 on (or that raised), or of
-        less. Those that their client has left count.
+    skip_failed, skip_successful: do not count requests whose response has a status of 400 or more (or that raised), or of less
+        than 400. A request whose client disconnects always counts.
     shadow: decide and count, but never refuse.
-    name: what the headers and the body call the policy; the limiter's name if there is none.
+    name: the name of the policy in headers and bodies; by default the limiter's name.
 
-    Functions may be coroutine functions where the framework is asynchronous. Raises InvalidArgument or TypeError.
+    In asynchronous frameworks, functions may be coroutine functions. Raises InvalidArgument or TypeError.
     """
 
     def __init__(
@@ -55,11 +55,11 @@ class Limit:
         by_plan: dict[Any, Any] = {"": limiter}
         if isinstance(limiter, Limiter):
             if plan is not None:
-                raise refuse("plan", plan, "none beside one limiter: give limiters by the names of plans")
+                raise refuse("plan", plan, "none with one limiter: pass a mapping of plan names to limiters")
         elif is_mapping(limiter):
             by_plan = dict(limiter)
             if not by_plan or not all(isinstance(k, str) and isinstance(v, Limiter) for k, v in by_plan.items()):
-                raise refuse("limiter", limiter, "at least one Limiter by the name of its plan")
+                raise refuse("limiter", limiter, "a mapping of plan names to at least one Limiter")
             if plan is None:
                 raise refuse("plan", plan, "a function of the request that returns the name of its plan")
             check_callable("plan", plan)
@@ -68,7 +68,7 @@ class Limit:
             raise TypeError(f"limiter is {limiter!r}: expected {expected}, not {type(limiter).__name__}")
         if isinstance(key, str):
             if key not in ("address", "user") and not is_token(key.removeprefix("header:") if ":" in key else ""):
-                raise refuse("key", key, '"address", "user", "header:" with the name of one, or a function of the request')
+                raise refuse("key", key, '"address", "user", "header:NAME", or a function of the request')
         elif key is not None:
             check_callable("key", key)
         if not callable(weight):
@@ -76,27 +76,27 @@ class Limit:
         for option, value in ("skip_failed", skip_failed), ("skip_successful", skip_successful), ("shadow", shadow):
             check_bool(option, value)
         if skip_failed and skip_successful:
-            raise refuse("skip_successful", True, "not both this and skip_failed: nothing would be counted")
+            raise refuse("skip_successful", True, "False with skip_failed, or nothing would be counted")
         self.limiter, self.key, self.weight, self.plan = limiter, key, weight, plan
         self.skip_failed, self.skip_successful, self.shadow = skip_failed, skip_successful, shadow
         self._limiters: dict[str, Limiter] = by_plan
         self._name = name
-        #: Until when their windows are known, and what the headers say of them.
+        #: By limiter: the time until which its window is known, and the window's text in RateLimit-Policy.
         self.windows: dict[Limiter, tuple[float, str]] = {}
         self.names = {one: quoted(name if name is not None else one.name) for one in self._limiters.values()}
 
     def is_asynchronous(self) -> bool:
-        """Does one of its functions have to be awaited?"""
+        """Returns whether one of its functions is a coroutine function."""
         return any(map(iscoroutinefunction, (self.key, self.weight, self.plan)))
 
-    def asked(self, request: Any, addresses: Addresses) -> Steps[Asked]:
-        """What a request asks of it."""
+    def charge(self, request: Any, addresses: Addresses) -> Steps[Charge]:
+        """Returns the charge of a request."""
         weight, plan, key = self.weight, "", self.key
         if self.plan is not None:
             plan = yield from awaited(self.plan(request))
         limiter = self._limiters.get(plan)
         if limiter is None:
-            raise refuse("plan", plan, f"the name of one of its plans: {', '.join(self._limiters)}")
+            raise refuse("plan", plan, f"one of its plans: {', '.join(self._limiters)}")
         if key is None or isinstance(key, str):
             key = addresses.key(key, request)
         else:
@@ -105,11 +105,11 @@ class Limit:
                 raise TypeError(f"key is {key!r}: expected a str or None, not {type(key).__name__}")
         if callable(weight):
             weight = check_weight((yield from awaited(weight(request))))
-        return Asked(self, limiter, None if key is None else shortened(key), weight)
+        return Charge(self, limiter, None if key is None else shortened(key), weight)
 
 
-class Asked:
-    """A limit, and what one request asks of it; then the answer."""
+class Charge:
+    """The charge of one request against a limit, and the decision about it."""
 
     __slots__ = "decision", "key", "limit", "limiter", "weight"
 
@@ -125,7 +125,7 @@ class Asked:
         return self.limit.names[self.limiter]
 
     def decide(self) -> Steps[Decision]:
-        """Takes the units, if there is room."""
+        """Takes the units, if the limit admits them."""
         decision: Decision = yield self.call("decide")
         self.decision = decision
         known_until, _ = self.limit.windows.get(self.limiter, (0.0, ""))
@@ -135,52 +135,52 @@ class Asked:
         return decision
 
     def _window(self, decision: Decision) -> Steps[str]:
-        """What RateLimit-Policy says of the window."""
+        """Returns the window's text in RateLimit-Policy."""
         try:
-            window = yield Look(self.limiter, "window")
+            window = yield Attribute(self.limiter, "window")
         except LimitError:
             return ""
-        # A composite's need not be that of its quota.
+        # The window of a composite need not be that of its quota.
         holds = decision.permit is not None and decision.permit.fence is not None
         if isinstance(self.limiter, CompositeLimiter) or (holds and window is not None):
             return ""
         if window is None:
             return ';qu="concurrent-requests"'
         if isinstance(self.limiter, (TokenBucketLimiter, LeakyBucketLimiter)):
-            window *= decision.limit or 1  # Otherwise it is the time of one unit.
-        # The field counts whole seconds.
+            window *= decision.limit or 1  # The window of a bucket is the time of one unit.
+        # The field has whole seconds.
         return f";w={ceil(window)}" if window >= 1 else ""
 
     def policy(self) -> str | None:
-        """Its item of RateLimit-Policy; None where there is no limit."""
+        """Returns its item of RateLimit-Policy, or None if there is no limit."""
         if self.decision is None or self.decision.limit is None:
             return None
         _, window = self.limit.windows.get(self.limiter, (0.0, ""))
         return f"{self.name};q={self.decision.limit}{window}"
 
     def state(self) -> str | None:
-        """Its item of RateLimit."""
+        """Returns its item of RateLimit."""
         decision = self.decision
         if decision is None or decision.limit is None:
             return None
         if not decision.admitted:
             return f"{self.name};r={decision.remaining};t={whole_seconds(decision.retry_after)}"
-        # Times are rounded up to a microsecond, and that is no second.
+        # Times are rounded up to a microsecond, which must not become a second.
         reset = ceil(decision.reset_after - 2e-6)
         return f"{self.name};r={decision.remaining};t={reset}" if reset > 0 else f"{self.name};r={decision.remaining}"
 
 
 def whole_seconds(after: float) -> int:
-    """After so many a retry is no earlier than that."""
+    """Rounds up to whole seconds, so that a retry is not early."""
     return max(1, ceil(after))
 
 
 def quoted(name: Any) -> str:
-    """A name as a string of structured fields."""
+    """Returns a name as a string of structured fields."""
     if not isinstance(name, str):
         raise TypeError(f"name is {name!r}: expected a str, not {type(name).__name__}")
     if not name or not name.isascii() or not name.isprintable():
-        raise refuse("name", name, "printable ASCII, for the headers: give Limit a name")
+        raise refuse("name", name, "printable ASCII, which headers need: pass name to Limit")
     return '"' + name.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
@@ -189,13 +189,13 @@ def unquoted(item: str) -> str:
 
 
 def shortened(key: str) -> str:
-    """A key that every store takes: what clients send may be of any length."""
+    """Returns a key that every store accepts. Clients may send keys of any length."""
     is_short = len(key) <= 256 or len(key.encode("utf-8", "surrogatepass")) <= 1024
     return key if is_short else hashed(key)
 
 
 def is_token(text: str) -> bool:
-    """Is it the name of a header?"""
+    """Returns whether a text is a valid header name."""
     return text.isascii() and bool(text) and all(c.isalnum() or c in "!#$%&'*+-.^_`|~" for c in text)
 
 

@@ -26,13 +26,12 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 __all__ = [
-    "Acquiring",
-    "Asked",
+    "Acquisition",
+    "AsyncCall",
     "CompositeLimiter",
     "ConcurrencyLimiter",
     "Decision",
     "DelayLimiter",
-    "Entered",
     "EvenlySpacedRateLimiter",
     "Finding",
     "FixedWindowLimiter",
@@ -47,6 +46,7 @@ __all__ = [
     "ManualClock",
     "NullLimiter",
     "Permit",
+    "PermitStacks",
     "Pool",
     "Problem",
     "ProcessSnapshot",
@@ -60,7 +60,7 @@ __all__ = [
     "Waiter",
     "Waits",
     "__version__",
-    "call_elsewhere",
+    "call_in_thread",
     "doctor",
     "metrics_content_type",
     "postgres_schema",
@@ -71,15 +71,37 @@ __version__: str
 
 @final
 class ManualClock:
+    """A clock for tests. It moves only when advance is called. Pass it as clock to a Store, or to a limiter that has no store."""
+
     def __new__(cls) -> Self: ...
-    def advance(self, by: _Duration) -> None: ...
-    def now(self) -> float: ...
+    def advance(self, by: _Duration) -> None:
+        """Moves the clock forward by seconds or a timedelta. It cannot move back."""
+
+    def now(self) -> float:
+        """Returns the time since the clock was created, in seconds."""
+
     def __reduce__(self) -> NoReturn: ...
     def __copy__(self) -> Self: ...
     def __deepcopy__(self, _memo: object) -> Self: ...
 
 @final
 class Store:
+    """The storage of limits: "memory:" (this process), "sqlite:PATH" (this machine), or "redis://HOST", "redis+unix://PATH" and
+    "postgres://HOST/DATABASE" (a server that machines share). A pathlib.Path or other os.PathLike means sqlite: with that
+    path. A path that begins with "~/" is in the home directory.
+
+    The constructor opens nothing; the first use or open() does. So a store can be created at import, before workers are forked.
+    timeout is the longest time that a call waits for a rare operation (opening, a new limit), in seconds or as a timedelta. mode
+    is the file mode of new files.
+
+    on_error is the answer of a decision when the store fails: "raise" (the error), "deny", or "admit" (without counting the
+    start). failures counts such decisions. durability limits what a power cut may erase from the record of starts; erased units
+    count as spent. It is "budget" (up to 5 % of a limit) or "commit" (nothing: each start is written before its call returns).
+
+    A store that processes share can be pickled, and so can its limiters. The pickle contains the address with its password. A
+    copy is the store itself.
+    """
+
     def __new__(
         cls,
         url: str | PathLike[str],
@@ -90,32 +112,88 @@ class Store:
         durability: Literal["budget", "commit"] = "budget",
         clock: ManualClock | None = None,
     ) -> Self: ...
-    def open(self) -> None: ...
-    def names(self) -> list[str]: ...
-    def override(self, name: str, policy: str, key: str | None = None) -> None: ...
-    def lift(self, name: str, key: str | None = None) -> None: ...
-    def flush(self) -> None: ...
-    def verify(self, *, repair: bool = False) -> list[Problem]: ...
-    def snapshot(self, *, keys: int = 10, show_keys: bool = False) -> Snapshot: ...
+    def open(self) -> None:
+        """Opens the store now instead of at the first use. Creates its files if there are none."""
+
+    def names(self) -> list[str]:
+        """Returns the names that are declared in this store, in order."""
+
+    def override(self, name: str, policy: str, key: str | None = None) -> None:
+        """Overrides the policy that programs declare under this name with an operator's policy, such as "200/1m" or
+        "100/1m + 5/1s". It holds at once, in all processes, until lift. In a limit of several kinds each policy overrides the part
+        of its kind. With a key it holds for that key only, such as a tenant's plan; the key need not have been used yet.
+        """
+
+    def lift(self, name: str, key: str | None = None) -> None:
+        """Removes the operator's policy, so that the policy declared last holds again. With a key it removes that key's own policy,
+        so that the limit's holds for the key again. A no-op if there is none.
+        """
+
+    def flush(self) -> None:
+        """Writes the admitted starts that are not in the database yet. A no-op for "memory:"."""
+
+    def verify(self, *, repair: bool = False) -> list[Problem]:
+        """Checks the store's files and returns their problems; an empty list if there are none. With repair it also repairs what it
+        can: it removes unreadable rows from the database and recreates an inconsistent lane. It reads the whole database, which
+        delays starts that wait for a commit.
+        """
+
+    def snapshot(self, *, keys: int = 10, show_keys: bool = False) -> Snapshot:
+        """Returns the current state of the store and of all its limits. A snapshot takes part in no decision and makes none slower.
+        keys is the largest number of keys per limit, the busiest first (0 to 1000). With show_keys keys appear as their texts,
+        which can be secrets; otherwise as ids.
+
+        In an event loop use await asyncio.to_thread(store.snapshot).
+        """
+
     def metrics(
         self, *, keys: int = 10, show_keys: bool = False, format: Literal["openmetrics", "prometheus"] = "openmetrics"
-    ) -> str: ...
+    ) -> str:
+        """Returns the snapshot as text for Prometheus and compatible readers: "openmetrics" (OpenMetrics 1.0), or "prometheus" (the
+        text format 0.0.4) for older readers. metrics_content_type() returns the Content-Type of each. All processes of a "sqlite:"
+        store report the same values, so scrape one process per machine and do not add them up. On a server, each process reports
+        its own counts.
+
+        In an event loop use await asyncio.to_thread(store.metrics).
+        """
+
     @property
-    def failures(self) -> int: ...
+    def failures(self) -> int:
+        """The number of decisions of this process that failed because of the store, whatever on_error answered."""
+
     @property
-    def url(self) -> str: ...
+    def url(self) -> str:
+        """The store's address as given, without a password."""
+
     @overload
-    def limiter(self, name: str, policy: str | None = None) -> Limiter: ...
+    def limiter(self, name: str, policy: str | None = None) -> Limiter:
+        """Returns a limiter by name. With a policy, such as "100/1m + 5 concurrent", its first use declares the policy under the
+        name. Without a policy it returns a limiter for the declared limit, of any kind; this opens the store, and an unknown name
+        raises UnknownLimit. A FlowControl, whose key is the name, replaces both arguments.
+        """
+
     @overload
     def limiter(self, name: FlowControl, policy: None = None) -> Limiter: ...
-    def load(self, path: str | PathLike[str]) -> list[str]: ...
-    def on(self, event: _Happening, function: Callable[[LimitEvent], object]) -> Callable[[], None]: ...
+    def load(self, path: str | PathLike[str]) -> list[str]:
+        """Declares all limits of a TOML file, or none if one is invalid. Returns their names."""
+
+    def on(self, event: _Happening, function: Callable[[LimitEvent], object]) -> Callable[[], None]:
+        """Calls a function with a LimitEvent at each event of any limiter of this object in this process: "throttled" (a start was
+        denied or has to wait), "unknown_limit" or "store_error". Returns a function that removes it.
+
+        An exception of the function goes to sys.unraisablehook and has no effect on the decision.
+        """
+
     def __reduce__(self) -> tuple[Any, ...]: ...
     def __copy__(self) -> Self: ...
     def __deepcopy__(self, _memo: object) -> Self: ...
 
 @final
 class FlowControl:
+    """The flow of the jobs of one key: at most rate starts per period (seconds or a timedelta), and at most parallelism jobs
+    at the same time. Either may be omitted. Store.limiter makes a limiter of it, with the key as its name.
+    """
+
     def __new__(
         cls,
         key: str,
@@ -125,13 +203,21 @@ class FlowControl:
         parallelism: int | None = None,
     ) -> Self: ...
     @property
-    def key(self) -> str: ...
+    def key(self) -> str:
+        """The name of the limit."""
+
     @property
-    def rate(self) -> int | None: ...
+    def rate(self) -> int | None:
+        """Starts per period."""
+
     @property
-    def period(self) -> float: ...
+    def period(self) -> float:
+        """The period of the rate, in seconds."""
+
     @property
-    def parallelism(self) -> int | None: ...
+    def parallelism(self) -> int | None:
+        """Jobs at the same time."""
+
     def __eq__(self, other: object, /) -> bool: ...
     def __ne__(self, other: object, /) -> bool: ...
     def __hash__(self) -> int: ...
@@ -139,207 +225,417 @@ class FlowControl:
 
 @final
 class LimitEvent:
+    """An event, as a hook gets it: "throttled", "unknown_limit" or "store_error", with its limit and key."""
+
     @property
-    def event(self) -> _Happening: ...
+    def event(self) -> _Happening:
+        """The kind of the event: "throttled", "unknown_limit" or "store_error"."""
+
     @property
-    def limit(self) -> str: ...
+    def limit(self) -> str:
+        """The name of the limit. In a composite, the limit that denied."""
+
     @property
-    def key(self) -> str | None: ...
+    def key(self) -> str | None:
+        """The key; None if the call had no key."""
+
     @property
-    def wanted(self) -> int: ...
+    def wanted(self) -> int:
+        """The units that were requested."""
+
     @property
-    def granted(self) -> int: ...
+    def granted(self) -> int:
+        """The units that were granted at once."""
+
     @property
-    def wait(self) -> float: ...
+    def wait(self) -> float:
+        """The seconds after which the start may be admitted; 0.0 for other events."""
+
     @property
-    def error(self) -> Exception | None: ...
+    def error(self) -> Exception | None:
+        """The exception; None if there is none, or if the store's on_error answered instead."""
 
 @final
 class Finding:
-    @property
-    def severity(self) -> Literal["note", "warning", "danger"]: ...
-    @property
-    def what(self) -> str: ...
-    @property
-    def setting(self) -> str: ...
-    @property
-    def value(self) -> str: ...
-    @property
-    def instead(self) -> str: ...
+    """A server setting that affects limits there, from doctor()."""
 
-def call_elsewhere(of: Limiter | Permit | Asked | Line | int, function: Callable[[], object]) -> None: ...
-def doctor(url: str) -> list[Finding]: ...
-def metrics_content_type(format: Literal["openmetrics", "prometheus"] = "openmetrics") -> str: ...
-def postgres_schema() -> str: ...
-def run_command(arguments: list[str]) -> int: ...
+    @property
+    def severity(self) -> Literal["note", "warning", "danger"]:
+        """The severity: "danger" (limits may be exceeded, or cannot be used), "warning" or "note"."""
+
+    @property
+    def what(self) -> str:
+        """The consequence."""
+
+    @property
+    def setting(self) -> str:
+        """The server's name of the setting."""
+
+    @property
+    def value(self) -> str:
+        """The value of the setting; empty if it could not be read."""
+
+    @property
+    def instead(self) -> str:
+        """The recommended value or action."""
+
+def call_in_thread(of: Limiter | Permit | AsyncCall | Line | int, function: Callable[[], object]) -> None:
+    """Calls a function in one of the threads."""
+
+def doctor(url: str) -> list[Finding]:
+    """Returns the settings of a server that endanger limits there, the worst first; an empty list if there are none. Always empty for
+    "memory:" and "sqlite:PATH", whose files Store.verify() checks. On Redis it briefly writes a key of its own to test its
+    permissions.
+    """
+
+def metrics_content_type(format: Literal["openmetrics", "prometheus"] = "openmetrics") -> str:
+    """Returns the Content-Type of a format of Store.metrics()."""
+
+def postgres_schema() -> str:
+    """Returns the SQL that creates the schema workglow_limit for limits on Postgres, for your own migrations. It is not needed if the
+    program's role may create schemas, because the first call creates it then. Running it again changes nothing.
+    """
+
+def run_command(arguments: list[str]) -> int:
+    """Runs the command and returns its exit code. The first argument is the program's name. Ctrl-C ends the process from then on, so
+    nothing else should run in it.
+    """
+
 @final
 class Problem:
+    """A problem of a store's files, from Store.verify()."""
+
     @property
-    def found(self) -> str: ...
+    def found(self) -> str:
+        """The description of the problem."""
+
     @property
-    def repaired(self) -> bool: ...
+    def repaired(self) -> bool:
+        """Whether it was repaired."""
 
 @final
 class Stats:
+    """The counts of a limit or of one key, over all processes that share it."""
+
     @property
-    def admitted(self) -> int: ...
+    def admitted(self) -> int:
+        """Starts that were admitted, at once or after a wait."""
+
     @property
-    def denied(self) -> int: ...
+    def denied(self) -> int:
+        """Attempts that were denied."""
+
     @property
-    def units_wanted(self) -> int: ...
+    def units_wanted(self) -> int:
+        """The units that were requested."""
+
     @property
-    def units_granted(self) -> int: ...
+    def units_granted(self) -> int:
+        """The units that were granted."""
+
     @property
-    def waited(self) -> int: ...
+    def waited(self) -> int:
+        """Starts that had to wait for a place."""
+
     @property
-    def wait_time(self) -> float: ...
+    def wait_time(self) -> float:
+        """The total time that they waited, in seconds."""
+
     @property
-    def cancelled(self) -> int: ...
+    def cancelled(self) -> int:
+        """Permits and places that were cancelled."""
+
     @property
-    def store_errors(self) -> int: ...
+    def store_errors(self) -> int:
+        """Decisions that failed because of the store, whatever on_error answered."""
+
     @property
-    def policy_changes(self) -> int: ...
+    def policy_changes(self) -> int:
+        """The number of policy changes."""
+
     def __eq__(self, other: object, /) -> bool: ...
     def __ne__(self, other: object, /) -> bool: ...
     __hash__: None  # type: ignore[assignment]
 
 @final
 class Snapshot:
+    """The state of a store at one time, from Store.snapshot(). Durations are in seconds."""
+
     @property
-    def at(self) -> datetime: ...
+    def at(self) -> datetime:
+        """The time of the snapshot by the wall clock, in UTC."""
+
     @property
-    def store(self) -> str: ...
+    def store(self) -> str:
+        """The store's address, without a password."""
+
     @property
-    def limits(self) -> tuple[LimitSnapshot, ...]: ...
+    def limits(self) -> tuple[LimitSnapshot, ...]:
+        """A LimitSnapshot per limit, by name. The parts of a composite are called "name/KIND"."""
+
     @property
-    def counts_all_processes(self) -> bool: ...
+    def counts_all_processes(self) -> bool:
+        """Whether the counts cover all processes that share the store. On a server they cover this process only."""
+
     @property
-    def processes(self) -> tuple[ProcessSnapshot, ...]: ...
+    def processes(self) -> tuple[ProcessSnapshot, ...]:
+        """A ProcessSnapshot per process of this machine that uses the store. Empty for "memory:" and servers, which do not record
+        processes.
+        """
+
     @property
-    def ledger_lag(self) -> float: ...
+    def ledger_lag(self) -> float:
+        """The age of the oldest admitted start that is not yet in the database. 0 if all are."""
+
     @property
-    def lane_bytes(self) -> int: ...
+    def lane_bytes(self) -> int:
+        """The size of the lane in bytes; 0 without a lane."""
+
     @property
-    def failures(self) -> int: ...
+    def failures(self) -> int:
+        """The number of decisions of this process that failed because of the store."""
 
 @final
 class LimitSnapshot:
+    """The state of a limit."""
+
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """The name of the limit."""
+
     @property
-    def kind(self) -> _Kind: ...
+    def kind(self) -> _Kind:
+        """"rate", "concurrency", "delay", "evenly-spaced", "token-bucket", "leaky-bucket", "fixed-window" or "sliding-window-counter"."""
+
     @property
-    def policy(self) -> str: ...
+    def policy(self) -> str:
+        """The policy in force."""
+
     @property
-    def declared(self) -> str: ...
+    def declared(self) -> str:
+        """The policy that programs declare."""
+
     @property
-    def override(self) -> str | None: ...
+    def override(self) -> str | None:
+        """An operator's override; None without one."""
+
     @property
-    def usage(self) -> tuple[Usage, ...]: ...
+    def usage(self) -> tuple[Usage, ...]:
+        """A Usage per window, for the key that uses most of the limit. There is at least one; the first is the fullest."""
+
     @property
-    def fullest(self) -> str | None: ...
+    def fullest(self) -> str | None:
+        """The key of usage: its text with show_keys, otherwise "#" and its id. None for the limit without a key."""
+
     @property
-    def near(self) -> bool: ...
+    def near(self) -> bool:
+        """Whether more than 80 % of the limit is used."""
+
     @property
-    def peak(self) -> int: ...
+    def peak(self) -> int:
+        """The most units of one key in use at the same time, within about the last minute."""
+
     @property
-    def retry_after(self) -> float: ...
+    def retry_after(self) -> float:
+        """The time until the fullest key would admit a start of weight 1."""
+
     @property
-    def paused_for(self) -> float: ...
+    def paused_for(self) -> float:
+        """The time until the gate opens; 0 without a gate."""
+
     @property
-    def waiting(self) -> int: ...
+    def waiting(self) -> int:
+        """The number of waiters in all processes."""
+
     @property
-    def waits(self) -> Waits: ...
+    def waits(self) -> Waits:
+        """The number of starts that had to wait, by the length of the wait."""
+
     @property
-    def places_lost(self) -> int: ...
+    def places_lost(self) -> int:
+        """The number of places that were lost because their owners came too late."""
+
     @property
-    def stats(self) -> Stats: ...
+    def stats(self) -> Stats:
+        """The counts of the limit."""
+
     @property
-    def keys(self) -> int: ...
+    def keys(self) -> int:
+        """The number of known keys."""
+
     @property
-    def hot_keys(self) -> tuple[KeySnapshot, ...]: ...
+    def hot_keys(self) -> tuple[KeySnapshot, ...]:
+        """A KeySnapshot per key, busiest first: at most as many as requested."""
+
     @property
-    def grants(self) -> GrantSnapshot | None: ...
+    def grants(self) -> GrantSnapshot | None:
+        """The server's grants that this process holds. None if no server grants units."""
 
 @final
 class Usage:
+    """The usage of a window, a bucket or a concurrency limit."""
+
     @property
-    def limit(self) -> int: ...
+    def limit(self) -> int:
+        """The units that are allowed."""
+
     @property
-    def used(self) -> int: ...
+    def used(self) -> int:
+        """The units that are in use."""
+
     @property
-    def window(self) -> float | None: ...
+    def window(self) -> float | None:
+        """The length of the window in seconds. None for a concurrency limit."""
+
     def __eq__(self, other: object, /) -> bool: ...
     def __ne__(self, other: object, /) -> bool: ...
     __hash__: None  # type: ignore[assignment]
 
 @final
 class Waits:
+    """A histogram of the starts that had to wait, by the length of the wait."""
+
     @property
-    def bounds(self) -> list[float]: ...
+    def bounds(self) -> list[float]:
+        """The longest wait of each class but the last, in seconds."""
+
     @property
-    def counts(self) -> list[int]: ...
+    def counts(self) -> list[int]:
+        """The number of starts in each class. The last class has all longer waits."""
+
     def __eq__(self, other: object, /) -> bool: ...
     def __ne__(self, other: object, /) -> bool: ...
     __hash__: None  # type: ignore[assignment]
 
 @final
 class KeySnapshot:
+    """The state of one key."""
+
     @property
-    def key(self) -> str: ...
+    def key(self) -> str:
+        """The text of the key with show_keys (a long one is shortened), otherwise "#" and its id, which is stable while the store exists."""
+
     @property
-    def override(self) -> str | None: ...
+    def override(self) -> str | None:
+        """The key's own policy; None without one."""
+
     @property
-    def usage(self) -> tuple[Usage, ...]: ...
+    def usage(self) -> tuple[Usage, ...]:
+        """A Usage per window. The first is the fullest."""
+
     @property
-    def retry_after(self) -> float: ...
+    def retry_after(self) -> float:
+        """The time until a start of weight 1 would be admitted."""
+
     @property
-    def paused_for(self) -> float: ...
+    def paused_for(self) -> float:
+        """The time until the gate opens; 0 without a gate."""
+
     @property
-    def stats(self) -> Stats: ...
+    def stats(self) -> Stats:
+        """The counts of the key."""
 
 @final
 class ProcessSnapshot:
+    """A process that uses the store."""
+
     @property
-    def pid(self) -> int: ...
+    def pid(self) -> int:
+        """The process's own view of its pid. In a container it is the container's pid."""
+
     @property
-    def program(self) -> str: ...
+    def program(self) -> str:
+        """The program that it runs."""
+
     @property
-    def since(self) -> float: ...
+    def since(self) -> float:
+        """The time since it began to use the store."""
+
     def __eq__(self, other: object, /) -> bool: ...
     def __ne__(self, other: object, /) -> bool: ...
     __hash__: None  # type: ignore[assignment]
 
 @final
 class GrantSnapshot:
+    """The units that a server has granted to this process."""
+
     @property
-    def held(self) -> int: ...
+    def held(self) -> int:
+        """The granted units that are not used yet."""
+
     @property
-    def requests(self) -> int: ...
+    def requests(self) -> int:
+        """The number of requests to the server."""
+
     def __eq__(self, other: object, /) -> bool: ...
     def __ne__(self, other: object, /) -> bool: ...
     __hash__: None  # type: ignore[assignment]
 
 @final
 class Permit:
-    def complete(self) -> None: ...
-    def cancel(self) -> None: ...
-    def settle(self, actual: int) -> None: ...
-    def complete_async(self) -> Coroutine[None, None, None]: ...
-    def cancel_async(self) -> Coroutine[None, None, None]: ...
-    def settle_async(self, actual: int) -> Coroutine[None, None, None]: ...
-    def renew(self) -> None: ...
+    """The permit of an admitted start. It ends by complete(), cancel() or settle(). A with statement (async with in event loops)
+    completes it at the end of the block, also after an exception. Ending it again is a no-op. In a forked child an inherited
+    permit does nothing, as it belongs to the parent.
+
+    Or a place: a start in the future, taken by Limiter.reserve(). It starts when it is presented.
+    """
+
+    def complete(self) -> None:
+        """Ends the permit of a job that has run."""
+
+    def cancel(self) -> None:
+        """Ends the permit of a job that has not run, or returns a place. Its units are free again at once."""
+
+    def settle(self, actual: int) -> None:
+        """Ends the permit of a job that has used actual units instead of its weight. Unused units are free again at once. Additional
+        units are owed, up to one whole capacity, and delay later starts.
+        """
+
+    def complete_async(self) -> Coroutine[None, None, None]:
+        """As complete, for event loops: await it. Waiting for the store does not block the loop. The call finishes even if the task
+        that awaits it is cancelled.
+        """
+
+    def cancel_async(self) -> Coroutine[None, None, None]:
+        """As cancel, for event loops: see complete_async."""
+
+    def settle_async(self, actual: int) -> Coroutine[None, None, None]:
+        """As settle, for event loops: see complete_async."""
+
+    def renew(self) -> None:
+        """Renews a lease: it holds its units for its full duration from now on. A no-op for a permit that is not a lease. Raises
+        LeaseLost if the lease has already ended; another start may hold its units.
+        """
+
     @property
-    def fence(self) -> int | None: ...
-    def to_text(self) -> str: ...
+    def fence(self) -> int | None:
+        """A number that increases with every lease of a key, so that a protected resource can reject an old holder. None for a permit
+        that is not a lease.
+        """
+
+    def to_text(self) -> str:
+        """Returns the permit or place as a short text, for another process that uses the same limit. Limiter.present reads the text of
+        a place, Limiter.permit that of a started permit.
+        """
+
     @property
-    def started(self) -> bool: ...
+    def started(self) -> bool:
+        """Whether the job may run; False for a place."""
+
     @property
-    def wait(self) -> float: ...
+    def wait(self) -> float:
+        """The seconds until the place should be presented. 0.0 if it has started, or if it is ready and has not been refused."""
+
     @property
-    def ready_at(self) -> datetime | None: ...
+    def ready_at(self) -> datetime | None:
+        """The time at which the place is or was ready, as an aware datetime in UTC. None if the start had no place."""
+
     @property
-    def ready_at_monotonic(self) -> float | None: ...
+    def ready_at_monotonic(self) -> float | None:
+        """ready_at on the clock of time.monotonic(), in seconds, for measurements. It is never later than the true time. On a server it
+        may be earlier by the delay of the server's answers.
+        """
+
     def __enter__(self) -> Self: ...
     def __exit__(self, *_exception: object) -> None: ...
     async def __aenter__(self) -> Self: ...
@@ -348,33 +644,81 @@ class Permit:
 
 @final
 class Decision:
+    """The answer of a limiter: whether a start was admitted, and if not, when to retry. True if admitted. Durations are in
+    seconds.
+    """
+
     @property
-    def admitted(self) -> bool: ...
+    def admitted(self) -> bool:
+        """Whether the start was admitted."""
+
     @property
-    def retry_after(self) -> float: ...
+    def retry_after(self) -> float:
+        """0 if admitted. Otherwise the time after which a retry succeeds, unless another caller takes the units first. A
+        concurrency limit frees units when a job completes, so there it is only a suggestion.
+        """
+
     @property
-    def suggested_after(self) -> float: ...
+    def suggested_after(self) -> float:
+        """The retry delay for callers that requeue: retry_after or longer, with the limit's backoff."""
+
     @property
-    def remaining(self) -> int | None: ...
+    def remaining(self) -> int | None:
+        """The heaviest start that would be admitted after this decision; None if there is no limit."""
+
     @property
-    def limit(self) -> int | None: ...
+    def limit(self) -> int | None:
+        """The units that the limit allows; None if there is no limit."""
+
     @property
-    def reset_after(self) -> float: ...
+    def reset_after(self) -> float:
+        """The time after which the limiter is back in its initial state if nothing else starts. 0 for a concurrency limit,
+        which cannot know.
+        """
+
     @property
-    def denied_by(self) -> str | None: ...
+    def denied_by(self) -> str | None:
+        """The name of the limit that denied the start; None if it was admitted."""
+
     @property
-    def permit(self) -> Permit | None: ...
+    def permit(self) -> Permit | None:
+        """The permit of an admitted start; always None from peek."""
+
     def __bool__(self) -> bool: ...
 
 @disjoint_base
 class Limiter:
+    """The base class of all limiters. A limiter decides whether a job may start now, and if not, when.
+
+    Most methods take a key. All keys have the same policy, and each has its own budget; None means no key. Limiters can be
+    used from any thread, and continue to work in a forked child.
+
+    `with limiter:` and `async with limiter:` wait for a start without a key, enter with the permit, and complete it. A limiter
+    whose store is shared by processes can be pickled: unpickling makes a limiter with the same arguments. A copy is the limiter
+    itself.
+    """
+
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """The limit's name, as in Decision.denied_by."""
+
     @property
-    def window(self) -> float | None: ...
-    def try_acquire(self, key: str | None = None, weight: int = 1) -> Permit | None: ...
-    def decide(self, key: str | None = None, weight: int = 1) -> Decision: ...
-    def peek(self, key: str | None = None, weight: int = 1) -> Decision: ...
+    def window(self) -> float | None:
+        """The shortest time over which starts are counted, in seconds; None if starts are not counted. The cost of a place's grace
+        is a fraction of it.
+        """
+
+    def try_acquire(self, key: str | None = None, weight: int = 1) -> Permit | None:
+        """Starts a job if the limit admits it now, and returns its permit. Deciding and recording is one atomic step. Returns None if
+        denied, which consumes nothing.
+        """
+
+    def decide(self, key: str | None = None, weight: int = 1) -> Decision:
+        """As try_acquire, but returns the full decision: the permit or the retry delay, and the units that remain."""
+
+    def peek(self, key: str | None = None, weight: int = 1) -> Decision:
+        """Returns the decision that decide would return, without a permit. Records nothing. weight may be 0."""
+
     def acquire(
         self,
         key: str | None = None,
@@ -384,10 +728,30 @@ class Limiter:
         priority: int = 0,
         place: Permit | str | None = None,
         grace: _Duration | None = None,
-    ) -> Permit: ...
-    def try_acquire_async(self, key: str | None = None, weight: int = 1) -> Coroutine[None, None, Permit | None]: ...
-    def decide_async(self, key: str | None = None, weight: int = 1) -> Coroutine[None, None, Decision]: ...
-    def peek_async(self, key: str | None = None, weight: int = 1) -> Coroutine[None, None, Decision]: ...
+    ) -> Permit:
+        """Waits until the limit admits the start, and returns its permit. It waits at most timeout seconds (None: no limit), without
+        the GIL, and Ctrl-C interrupts it. Waiters of one process start in the order of their priority (lower numbers first), then
+        in the order of their calls. A waiter that is interrupted or times out returns its place.
+
+        place continues the wait of a place from reserve, given as the object or its text, instead of key and weight. The place
+        then belongs to this waiter.
+
+        grace is for a caller that may be late, because of a busy event loop or a garbage collection for example. A waiter at most
+        grace seconds late still starts with its place (None: a fortieth of the window, at most 50 ms). The place blocks that start
+        for all other callers until then, so pass no more than needed. A place from reserve has its own grace.
+
+        Raises AcquireTimeout if the start cannot be admitted before the timeout: at once, if that is already certain.
+        """
+
+    def try_acquire_async(self, key: str | None = None, weight: int = 1) -> Coroutine[None, None, Permit | None]:
+        """As try_acquire, for event loops: await it. Waiting for the store does not block the loop."""
+
+    def decide_async(self, key: str | None = None, weight: int = 1) -> Coroutine[None, None, Decision]:
+        """As decide, for event loops: await it. Waiting for the store does not block the loop."""
+
+    def peek_async(self, key: str | None = None, weight: int = 1) -> Coroutine[None, None, Decision]:
+        """As peek, for event loops: await it. Waiting for the store does not block the loop."""
+
     def acquire_async(
         self,
         key: str | None = None,
@@ -397,40 +761,105 @@ class Limiter:
         priority: int = 0,
         place: Permit | str | None = None,
         grace: _Duration | None = None,
-    ) -> Acquiring: ...
+    ) -> Acquisition:
+        """As acquire, for event loops: await it for the permit, or use it with `async with`. A cancelled waiter holds no permit and
+        returns its place.
+        """
+
     def reserve(
         self,
         key: str | None = None,
         weight: int = 1,
         max_wait: _Duration | None = None,
         grace: _Duration | None = None,
-    ) -> Permit | None: ...
-    def present(self, place: Permit | str) -> Permit: ...
-    def permit(self, text: str) -> Permit: ...
-    def place(self, text: str) -> Permit: ...
+    ) -> Permit | None:
+        """Takes a place: a start in the future, or now, that counts against the limit from this call on. present() starts with it.
+        Returns None and takes nothing if the place would be more than max_wait seconds away (None: any distance).
+
+        A place is valid for one start, from its ready_at until grace seconds later (None: a fortieth of the window, at most
+        50 ms). Return an unused place with cancel().
+        """
+
+    def present(self, place: Permit | str) -> Permit:
+        """Starts with a place, given as the object or its text, if the place is ready.
+
+        If started is True, the result is the permit of the start. Otherwise it is a place to present after its wait: the same
+        place if this call was too early; a fresh one if the place was too late, was used before, or was invalidated by a gate or
+        a policy change.
+        """
+
+    def permit(self, text: str) -> Permit:
+        """Returns the permit for a text from to_text, also from another process, to complete, cancel or settle its start."""
+
+    def place(self, text: str) -> Permit:
+        """Returns the place for a text from to_text, to present it or to return it with cancel(). Cancelling does nothing if a job
+        has already started with the place.
+        """
+
     def limit(
         self,
         key: str | Callable[..., object] | None = None,
         weight: int | str | Callable[..., int] = 1,
         timeout: _Duration | None = None,
-    ) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]: ...
+    ) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+        """Decorates a function or a coroutine function. Each call waits as acquire does, and completes its permit at its end. key is
+        the name of an argument of the call, a format of arguments such as "{tenant}:{model}", or a function that gets the
+        arguments. weight is a number, the name of an argument, or such a function.
+        """
+
     def wrap(
         self,
         function: Callable[_P, _R],
         key: str | Callable[..., object] | None = None,
         weight: int | str | Callable[..., int] = 1,
         timeout: _Duration | None = None,
-    ) -> Callable[_P, _R]: ...
-    def complete(self, permit: Permit) -> None: ...
-    def can_proceed(self, key: str | None = None) -> bool: ...
-    def record_job_start(self, key: str | None = None) -> None: ...
-    def record_job_completion(self, key: str | None = None) -> None: ...
-    def get_next_available_time(self, key: str | None = None) -> datetime: ...
-    def set_next_available_time(self, when: datetime, key: str | None = None) -> None: ...
-    def pause(self, duration: _Duration, key: str | None = None) -> None: ...
-    def clear(self, key: str | None = None) -> None: ...
-    def stats(self, key: str | None = None) -> Stats: ...
-    def on(self, event: _Happening, function: Callable[[LimitEvent], object]) -> Callable[[], None]: ...
+    ) -> Callable[_P, _R]:
+        """As limit, for a function that you cannot decorate: returns a function that waits and then calls it."""
+
+    def complete(self, permit: Permit) -> None:
+        """Completes a permit of this limiter: the job has run. Ending it again is a no-op. A permit of another limiter raises
+        ForeignPermit.
+        """
+
+    def can_proceed(self, key: str | None = None) -> bool:
+        """Returns whether a start of weight 1 would be admitted now. Records nothing."""
+
+    def record_job_start(self, key: str | None = None) -> None:
+        """Records that a job has started. It is recorded even if the limit is full, because the caller has already decided."""
+
+    def record_job_completion(self, key: str | None = None) -> None:
+        """Records that a job has ended: the oldest one that this process recorded for the key with record_job_start."""
+
+    def get_next_available_time(self, key: str | None = None) -> datetime:
+        """Returns the earliest time at which a start of weight 1 would be admitted, as an aware datetime in UTC. Gates count. It is
+        the current time if the start would be admitted now.
+        """
+
+    def set_next_available_time(self, when: datetime, key: str | None = None) -> None:
+        """Sets a gate: nothing starts before when, an aware datetime. Without a key it binds all keys. A gate only moves later; clear
+        removes it. A time in the past sets no gate.
+        """
+
+    def pause(self, duration: _Duration, key: str | None = None) -> None:
+        """Sets a gate relative to now: nothing starts for duration, which is seconds or a timedelta, up to 366 days. Without a key it
+        binds all keys.
+        """
+
+    def clear(self, key: str | None = None) -> None:
+        """Resets a key to its initial state and removes its gate. Without a key it resets all keys."""
+
+    def stats(self, key: str | None = None) -> Stats:
+        """Returns the counts of a key, or of the whole limit without one. They cover all processes that share the limit; the last
+        second of other processes may be missing.
+        """
+
+    def on(self, event: _Happening, function: Callable[[LimitEvent], object]) -> Callable[[], None]:
+        """Calls a function with a LimitEvent at each event of this limiter in this process: "throttled" (a start was denied or has to
+        wait), "unknown_limit" or "store_error". Returns a function that removes it.
+
+        An exception of the function goes to sys.unraisablehook and has no effect on the decision.
+        """
+
     def __enter__(self) -> Permit: ...
     def __exit__(self, *_exception: object) -> None: ...
     async def __aenter__(self) -> Permit: ...
@@ -440,9 +869,23 @@ class Limiter:
     def __deepcopy__(self, _memo: object) -> Self: ...
 
 class NullLimiter(Limiter):
+    """Admits every start and records nothing."""
+
     def __new__(cls) -> Self: ...
 
 class RateLimiter(Limiter):
+    """Admits at most max_executions units in any rolling window, over all programs that use the same name in the same store.
+
+    max_executions is 1 to 1,000,000,000 (4,096 with several windows). window_size_in_seconds is a number of seconds or a
+    timedelta, 1 µs to 366 days. For several windows at once pass windows instead: one to four such pairs, as in
+    windows=[(100, 60), (5, 1.0)]; a start must fit into all of them. The first use declares the limit and replaces the
+    policy that the name had.
+
+    The other parameters set how Decision.suggested_after grows, for callers that requeue: initial_backoff_delay after the
+    first denial, backoff_multiplier times as long after each further denial, at most max_backoff_delay. An admission resets
+    it. jitter spreads a delay b: "scaled" over b to 2 b, "full" over 0 to b, "equal" over b/2 to b, "none" not at all.
+    """
+
     @overload
     def __new__(
         cls,
@@ -472,9 +915,21 @@ class RateLimiter(Limiter):
         jitter: _Jitter = "scaled",
     ) -> Self: ...
     @classmethod
-    def attach(cls, store: Store, name: str) -> RateLimiter: ...
+    def attach(cls, store: Store, name: str) -> RateLimiter:
+        """Returns a limiter for the limit of this kind that is declared under the name. This does not open the store: an
+        unknown name raises UnknownLimit at the first use.
+        """
 
 class ConcurrencyLimiter(Limiter):
+    """Admits at most max_concurrent_jobs units at the same time, per key. With store and name, all programs that use the same
+    name in the same store share the limit. Without them it counts in this process, and a forked child counts its own.
+
+    A permit of a shared limit is a lease. If the process that holds it is killed, the next attempt of any process takes it
+    back. With lease (seconds or a timedelta) it also ends after that time, unless Permit.renew is called before.
+
+    max_concurrent_jobs is 1 to 65535. clock is for tests without a store.
+    """
+
     def __new__(
         cls,
         max_concurrent_jobs: int,
@@ -485,9 +940,18 @@ class ConcurrencyLimiter(Limiter):
         clock: ManualClock | None = None,
     ) -> Self: ...
     @classmethod
-    def attach(cls, store: Store, name: str) -> ConcurrencyLimiter: ...
+    def attach(cls, store: Store, name: str) -> ConcurrencyLimiter:
+        """Returns a limiter for the limit of this kind that is declared under the name. This does not open the store: an
+        unknown name raises UnknownLimit at the first use.
+        """
 
 class DelayLimiter(Limiter):
+    """Keeps at least delay between one start and the next, per key. With store and name, all programs that use the same name
+    in the same store share the limit. Without them it counts in this process. Every start weighs 1.
+
+    delay is seconds or a timedelta, 1 µs to 366 days. clock is for tests without a store.
+    """
+
     def __new__(
         cls,
         delay: _Duration = 0.05,
@@ -497,9 +961,23 @@ class DelayLimiter(Limiter):
         clock: ManualClock | None = None,
     ) -> Self: ...
     @classmethod
-    def attach(cls, store: Store, name: str) -> DelayLimiter: ...
+    def attach(cls, store: Store, name: str) -> DelayLimiter:
+        """Returns a limiter for the limit of this kind that is declared under the name. This does not open the store: an
+        unknown name raises UnknownLimit at the first use.
+        """
 
 class EvenlySpacedRateLimiter(Limiter):
+    """Spaces max_executions starts evenly over a window, per key. With store and name, all programs that use the same name in
+    the same store share the limit. Without them it counts in this process. Every start weighs 1.
+
+    An adaptive limit shortens the distance by the average duration of the last max_executions jobs, from their start to
+    complete or settle. At most max_executions jobs start in any rolling window. A limit that is not adaptive spaces all
+    starts window_size_in_seconds / max_executions apart.
+
+    max_executions is 1 to 4,096, or to 1,000,000,000 if not adaptive. window_size_in_seconds is a number of seconds or a
+    timedelta, 1 µs to 366 days. clock is for tests without a store.
+    """
+
     def __new__(
         cls,
         *,
@@ -511,9 +989,18 @@ class EvenlySpacedRateLimiter(Limiter):
         clock: ManualClock | None = None,
     ) -> Self: ...
     @classmethod
-    def attach(cls, store: Store, name: str) -> EvenlySpacedRateLimiter: ...
+    def attach(cls, store: Store, name: str) -> EvenlySpacedRateLimiter:
+        """Returns a limiter for the limit of this kind that is declared under the name. This does not open the store: an
+        unknown name raises UnknownLimit at the first use.
+        """
 
 class TokenBucketLimiter(Limiter):
+    """A bucket that holds at most burst tokens (default: rate) and gains rate tokens per period, evenly. A start takes as many
+    tokens as it weighs. In any window of w seconds at most burst + rate · w / period units start.
+
+    rate and burst are 1 to 1,000,000,000; period is seconds or a timedelta, 1 µs to 366 days.
+    """
+
     def __new__(
         cls,
         store: Store,
@@ -524,9 +1011,18 @@ class TokenBucketLimiter(Limiter):
         burst: int | None = None,
     ) -> Self: ...
     @classmethod
-    def attach(cls, store: Store, name: str) -> TokenBucketLimiter: ...
+    def attach(cls, store: Store, name: str) -> TokenBucketLimiter:
+        """Returns a limiter for the limit of this kind that is declared under the name. This does not open the store: an
+        unknown name raises UnknownLimit at the first use.
+        """
 
 class LeakyBucketLimiter(Limiter):
+    """Admits one unit per period / rate. Up to queue units (default: rate) wait for their turn; a start beyond that gets no
+    place.
+
+    rate and queue are 1 to 1,000,000,000; period is seconds or a timedelta, 1 µs to 366 days.
+    """
+
     def __new__(
         cls,
         store: Store,
@@ -537,9 +1033,18 @@ class LeakyBucketLimiter(Limiter):
         queue: int | None = None,
     ) -> Self: ...
     @classmethod
-    def attach(cls, store: Store, name: str) -> LeakyBucketLimiter: ...
+    def attach(cls, store: Store, name: str) -> LeakyBucketLimiter:
+        """Returns a limiter for the limit of this kind that is declared under the name. This does not open the store: an
+        unknown name raises UnknownLimit at the first use.
+        """
 
 class FixedWindowLimiter(Limiter):
+    """Admits at most max_executions units in each window. Windows are aligned to the Unix epoch, so up to twice as many units
+    can start across a boundary.
+
+    max_executions is 1 to 1,000,000,000. window_size_in_seconds is seconds or a timedelta, 1 µs to 366 days.
+    """
+
     def __new__(
         cls,
         store: Store,
@@ -549,9 +1054,18 @@ class FixedWindowLimiter(Limiter):
         window_size_in_seconds: _Duration,
     ) -> Self: ...
     @classmethod
-    def attach(cls, store: Store, name: str) -> FixedWindowLimiter: ...
+    def attach(cls, store: Store, name: str) -> FixedWindowLimiter:
+        """Returns a limiter for the limit of this kind that is declared under the name. This does not open the store: an
+        unknown name raises UnknownLimit at the first use.
+        """
 
 class SlidingWindowCounterLimiter(Limiter):
+    """Admits about max_executions units in any rolling window, estimated from two counts. Suits large limits that may be
+    approximate.
+
+    max_executions is 1 to 1,000,000,000. window_size_in_seconds is seconds or a timedelta, 1 µs to 366 days.
+    """
+
     def __new__(
         cls,
         store: Store,
@@ -561,15 +1075,31 @@ class SlidingWindowCounterLimiter(Limiter):
         window_size_in_seconds: _Duration,
     ) -> Self: ...
     @classmethod
-    def attach(cls, store: Store, name: str) -> SlidingWindowCounterLimiter: ...
+    def attach(cls, store: Store, name: str) -> SlidingWindowCounterLimiter:
+        """Returns a limiter for the limit of this kind that is declared under the name. This does not open the store: an
+        unknown name raises UnknownLimit at the first use.
+        """
 
 @disjoint_base
 class CompositeLimiter(Limiter):
+    """Admits a start if every child admits it. If one child denies, no child is charged. All children get the same key and
+    weight, and a gate applies to all of them.
+
+    A child is a limiter or an object written in Python: a CustomLimiter, or a JobLimiter with the six methods of job queues.
+    Such an object is called from any thread, also inside acquire. An exception that it raises reaches the caller unchanged.
+    """
+
     def __new__(cls, limiters: Iterable[Limiter | CustomLimiter | JobLimiter], /) -> Self: ...
-    def add(self, limiter: Limiter | CustomLimiter | JobLimiter) -> None: ...
+    def add(self, limiter: Limiter | CustomLimiter | JobLimiter) -> None:
+        """Adds a child. Permits taken before complete against the children that they were taken from."""
 
 @final
-class Acquiring(Coroutine[Any, Any, Permit]):
+class Acquisition(Coroutine[Any, Any, Permit]):
+    """A pending acquisition. `await` returns the permit; `async with` completes the permit at the end of the body.
+
+    It starts at once if capacity is free and no other caller waits. Otherwise it runs the coroutine of `_loops`.
+    """
+
     def __await__(self) -> Generator[Any, Any, Permit]: ...
     async def __aenter__(self) -> Permit: ...
     async def __aexit__(self, *_exception: object) -> None: ...
@@ -579,44 +1109,105 @@ class Acquiring(Coroutine[Any, Any, Permit]):
     def close(self) -> None: ...
 
 @final
-class Entered:
-    def push(self, permit: Permit) -> None: ...
+class PermitStacks:
+    """A stack of permits for each thread, greenlet, and task of an event loop.
+
+    A thread holds the mutex only while it holds the GIL, and never while Python code runs. So the lock order is always the same, and
+    no fork happens while it is locked.
+    """
+
+    def push(self, permit: Permit) -> None:
+        """Adds a permit to the caller's stack."""
 
 @final
-class Asked:
-    def answer(self, wait: bool) -> Permit | Decision | Literal[False] | None: ...
+class AsyncCall:
+    """One call, made again until it has an answer."""
+
+    def answer(self, wait: bool) -> Permit | Decision | Literal[False] | None:
+        """Returns the answer, or False if the call would have to wait and `wait` is false."""
 
 @final
 class Waiter:
+    """The request of one waiter, and its number once it is in a line."""
+
     @property
-    def lines(self) -> dict[Hashable, Waiters]: ...
-    def line(self) -> Line: ...
+    def lines(self) -> dict[Hashable, Waiters]:
+        """The lines of the limiter, by their event loops."""
+
+    def line(self) -> Line:
+        """Makes a new line for the limiter."""
 
 @final
 class Line:
-    def join(self, waiter: Waiter, wait: bool) -> Permit | int | None: ...
-    def advance(self, wait: bool) -> list[tuple[int, Permit | Exception]]: ...
-    def has_news(self) -> bool: ...
-    def tell_hooks(self) -> None: ...
-    def would_wait(self) -> bool: ...
-    def next(self) -> float | None: ...
-    def wake(self, key: str | None) -> None: ...
-    def leave(self, waiter: Waiter) -> int | None: ...
+    """The waiters of one limiter in one event loop. One thread uses it at a time. Hooks may let other greenlets run, so their events are
+    kept until the line's driver calls `call_hooks`.
+    """
+
+    def join(self, waiter: Waiter, wait: bool) -> Permit | int | None:
+        """Joins the line. Returns the permit if the start is admitted at once, otherwise the number of the waiter. Returns None and
+        changes nothing if the call would have to wait for the store and `wait` is false.
+        """
+
+    def advance(self, wait: bool) -> list[tuple[int, Permit | Exception]]:
+        """Does the work that is due. Returns the waits that ended, by number, each with a permit or an exception."""
+
+    def has_hook_calls(self) -> bool:
+        """Returns whether hooks must be called."""
+
+    def call_hooks(self) -> None:
+        """Calls the hooks of the pending events."""
+
+    def would_wait(self) -> bool:
+        """Returns whether the next step would have to wait for the store."""
+
+    def next(self) -> float | None:
+        """Returns the seconds until the next step is due, or None without waiters."""
+
+    def wake(self, key: str | None) -> None:
+        """Notes that units of this key may have become free (None: of any key)."""
+
+    def leave(self, waiter: Waiter) -> int | None:
+        """Removes a waiter. Returns its number, if it had one."""
 
 @final
 class Pool:
+    """The waiters of one limiter in one pool. One thread uses it at a time."""
+
     def __new__(cls, limiter: Limiter, grace: _Duration | None) -> Self: ...
     def join(
         self, key: str | None, weight: int, priority: int, hold: _Duration | None, place: str | None
-    ) -> int: ...
+    ) -> int:
+        """Joins the line and returns the waiter's number, which `advance` uses. The waiter is sent away if its start is more than
+        `hold` seconds away. A place of another limit is ignored.
+        """
+
     def advance(
         self, workers: int, free: int
-    ) -> tuple[list[tuple[int, Literal["held", "go", "away"], str | None, float]], float | None]: ...
-    def arrive(self, number: int) -> None: ...
-    def end(self, number: int) -> None: ...
-    def leave(self, number: int) -> None: ...
-    def take_along(self, number: int) -> tuple[str | None, float]: ...
-    def renew(self) -> None: ...
-    def clear(self) -> None: ...
-    def running(self) -> int: ...
-    def waiting(self) -> dict[str, int]: ...
+    ) -> tuple[list[tuple[int, Literal["held", "go", "away"], str | None, float]], float | None]:
+        """Does the work that is due. Returns the instructions to waiters, and the seconds until the next call is due or None."""
+
+    def arrive(self, number: int) -> None:
+        """Notes that a job has arrived in its worker."""
+
+    def end(self, number: int) -> None:
+        """Notes that a job has ended, or will not start."""
+
+    def leave(self, number: int) -> None:
+        """Removes a waiter."""
+
+    def take_along(self, number: int) -> tuple[str | None, float]:
+        """Removes a waiter that continues to wait in another process. Returns the text of its place and the seconds until that is
+        ready, if it has a place.
+        """
+
+    def renew(self) -> None:
+        """Takes new places after a policy change."""
+
+    def clear(self) -> None:
+        """Removes all waiters."""
+
+    def running(self) -> int:
+        """Returns the number of jobs that were sent to workers and have not ended."""
+
+    def waiting(self) -> dict[str, int]:
+        """Returns the number of waiters by key."""

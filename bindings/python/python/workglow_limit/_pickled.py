@@ -1,4 +1,4 @@
-"""How stores and limiters are made again in another process. A pickle names `rebuild`, so it stays."""
+"""Unpickling of stores and limiters. Pickles name `rebuild`, so it must keep its name."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from typing import Any
 
 
 def rebuild(cls: type[Any], base: type[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What `base(*args, **kwargs)` makes, of a subclass whose own constructor may take something else."""
+    """Makes what `base(*args, **kwargs)` makes, as an instance of a subclass whose constructor may take other arguments."""
     return base.__new__(cls, *args, **kwargs)

@@ -1,7 +1,7 @@
-"""What the queues have in common: a job that cannot start now takes its place, and goes back with it as a text.
+"""The code that all queues share: a job that cannot start now takes a place and returns to its queue with the place's text.
 
-Nothing here knows a queue. A module for one finds the `Gate` of a job's function (`gate_of`), asks it, and either hands the
-start to the function (`Turn`) or sends the job away with its ticket (`Later`), so that it comes back for its place.
+Nothing here depends on a queue. The module of a queue finds the `Gate` of a job's function (`gate_of`) and calls it. Then it either
+passes the start to the function (`Turn`), or sends the job away with a ticket (`Later`) so that the job returns for its place.
 """
 
 from __future__ import annotations
@@ -21,85 +21,86 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 from ._decorator import is_awaited
 from ._derived import Arguments, Derivation, refuse
 from ._errors import ForeignPermit, InvalidArgument, Unsupported
-from ._line import Line, LocalLine
-from ._loops import elsewhere, sleep
-from ._native import Limiter, Permit, call_elsewhere
+from ._return_schedule import LocalSchedule, ReturnSchedule
+from ._loops import in_thread, sleep
+from ._native import Limiter, Permit, call_in_thread
 
-__all__ = ["Gate", "Later", "Limited", "Turn", "Usual", "current_permit", "gate_of", "limiting"]
+__all__ = ["Gate", "Later", "Limited", "Turn", "Timing", "current_permit", "gate_of", "limiting"]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
-#: Who waits for somebody to complete looks so often, in seconds.
-_LOOK = 0.01
+#: The interval between attempts while a job waits for other jobs to complete, in seconds.
+_POLL = 0.01
 
-#: A place that is nearer and has not started waits for something else, for which there are no places.
+#: A place that is nearer than this, in seconds, and has not started waits for a limit that has no places.
 _NEAR = 0.02
 
-#: Who has no place comes back so much of the horizon before its start, to take one.
+#: A job without a place returns this fraction of the horizon before its start, to take a place.
 _LEAD = 0.8
 
-#: Nobody comes back sooner without a place, in seconds: what a concurrency limit says is only a guess.
+#: The shortest delay of a job without a place, in seconds. The retry delay of a concurrency limit is only a guess.
 _SOONEST = 0.1
 
-#: Who came back in vain several times is not sent away for longer than this or the horizon, in seconds.
+#: The longest delay of a job that was denied again several times, in seconds, unless the horizon is longer.
 _PATIENCE = 5.0
 
-#: Nobody is sent away for longer at once, in seconds: queues have limits of their own, and an early place stays good.
+#: The longest delay, in seconds. Queues have limits of their own, and an early place remains valid.
 _LONGEST = 86_400.0
 
-#: The longest grace, if none is given.
+#: The longest default grace, in seconds.
 _MOST_GRACE = 10.0
 
 _GATE = "__workglow_limit__"
 
 
 class Limited(NamedTuple):
-    """Why a job was sent away."""
+    """The reason why a job was sent away."""
 
-    #: Whose budget it waits for; None is no key.
+    #: The key that it waits for; None for no key.
     key: str | None
-    #: Its start is after so many seconds.
+    #: The seconds until its start, or until its next attempt.
     wait: float
-    #: Does it start then, with a place of its own? If not, it asks again.
+    #: Whether it has a place and starts then. Otherwise it tries again.
     has_place: bool
 
 
 class Later(NamedTuple):
-    """A job has to go, and come back after `delay` seconds with its ticket."""
+    """The answer for a job that must leave and return after `delay` seconds with its ticket."""
 
     delay: float
     ticket: str
     limited: Limited
 
 
-class Usual(NamedTuple):
-    """What a queue is like: how late a job may come to its place, if its limit does not say, and how much earlier it is sent
-    for, because the queue is late itself; in seconds."""
+class Timing(NamedTuple):
+    """The timing of a queue in seconds: the default grace of its places, and the lead of a job's return, because the queue itself
+    is late."""
 
     grace: float
     early: float
 
 
 class _Place(NamedTuple):
-    """What a job has got instead of a start; without a text, it only knows when to look again."""
+    """The place of a job that cannot start yet. Without a text there is only the wait before the next attempt."""
 
     text: str
     wait: float
 
 
-class _Turnless(NamedTuple):
-    """A job has to go without a place. It comes back after `soonest` seconds at the earliest; the next `pace` later."""
+class _Placeless(NamedTuple):
+    """The answer for a job that must leave without a place. It returns after at least `soonest` seconds; the next job `pace` seconds
+    later."""
 
     key: str | None
     soonest: float
     pace: float
-    #: How often that has happened to it.
+    #: How often the job has left without a place.
     times: int
 
 
 class _Ticket(NamedTuple):
-    """What travels with a job: when its place is ready, in Unix seconds, so that any machine can tell; how often it was
-    sent away without one; and the place's text, "" for none."""
+    """The data that travel with a job: the Unix time when its place is ready (valid on any machine), how often it was sent away
+    without a place, and the text of its place, "" for none."""
 
     ready: float
     times: int
@@ -110,19 +111,19 @@ class _Ticket(NamedTuple):
 
     @classmethod
     def of(cls, ticket: str | None) -> _Ticket | None:
-        """What somebody else put under our name is no ticket."""
+        """Reads a ticket. Anything else under our name is ignored."""
         found = re.fullmatch(r"([0-9]+\.[0-9]+) ([0-9]+) (\S*)", ticket or "", re.ASCII)
         return None if found is None else cls(float(found[1]), int(found[2]), found[3])
 
 
-_Steps: TypeAlias = Generator[float, None, "Permit | Later | _Turnless"]
+_Steps: TypeAlias = Generator[float, None, "Permit | Later | _Placeless"]
 
-#: For how long to wait before the next step, or what came of them.
-_Came: TypeAlias = "tuple[float, Permit | Later | _Turnless | None]"
+#: The seconds to wait before the next step, or the result of the steps.
+_StepResult: TypeAlias = "tuple[float, Permit | Later | _Placeless | None]"
 
 
 class Gate:
-    """What admits the calls of one function."""
+    """The admission of calls of one function."""
 
     def __init__(
         self,
@@ -133,7 +134,7 @@ class Gate:
         hold: float | timedelta,
         grace: float | timedelta | None,
         on_limited: Callable[[Any, Limited], object] | None,
-        usual: Usual,
+        timing: Timing,
     ) -> None:
         if not isinstance(limiter, Limiter):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"limiter is {limiter!r}: expected a limiter of workglow_limit, not {type(limiter).__name__}")
@@ -142,23 +143,23 @@ class Gate:
         self.limiter = limiter
         self.hold = _seconds("hold", hold)
         self._grace = None if grace is None else _seconds("grace", grace)
-        self._usual = usual
+        self._timing = timing
         self._on_limited = on_limited
         derivation = Derivation(function)
         self._key, self._weight = derivation.key("key", key), derivation.weight("weight", weight)
-        #: Where those wait who have no place: a queue's module may know a line for all workers.
-        self.line: Line | None = None
-        self._local, self._lock = LocalLine(), Lock()
-        #: Is there somebody in the line of that name?
+        #: The schedule of jobs without a place, if the queue's module has one for all workers.
+        self.schedule: ReturnSchedule | None = None
+        self._local, self._lock = LocalSchedule(), Lock()
+        #: Returns whether a job of the schedule of that name has not returned yet.
         self.is_waiting: Callable[[str], bool] = self._local.is_waiting
-        #: How late jobs came to their places lately, and how long they took, in seconds.
+        #: The recent lateness of jobs at their places, and the recent duration of jobs, in seconds.
         self.learned = (0.0, 0.0)
 
-    # ---- what queues ask ----
+    # ---- called by the modules of queues ----
 
     def admit(self, arguments: Arguments, ticket: str | None) -> Permit | Later:
-        """A start for a call with these arguments, or for how long to send it away. Waits for `hold` at most.
-        `ticket` is what the job has brought back, if it was sent away before."""
+        """Returns a start for a call with these arguments, or the delay after which it should return. Waits at most `hold`.
+        `ticket` is the job's ticket, if it was sent away before."""
         steps = self._steps(self._key(arguments), self._weight(arguments), _Ticket.of(ticket))
         try:
             while True:
@@ -168,34 +169,34 @@ class Gate:
                 time.sleep(wait)
         finally:
             steps.close()
-        if not isinstance(answer, _Turnless):
+        if not isinstance(answer, _Placeless):
             return answer
-        return self._come_back(answer, None if self.line is None else self._at_the_end(self.line, answer))
+        return self._return_later(answer, None if self.schedule is None else self._append(self.schedule, answer))
 
-    def turn_away(self, arguments: Arguments, ticket: str | None) -> Later | None:
-        """For how long to send a job away that surely cannot start soon; None if `admit` is to be asked."""
+    def send_away_early(self, arguments: Arguments, ticket: str | None) -> Later | None:
+        """Returns the delay of a job that certainly cannot start soon, or None if `admit` should decide."""
         key, weight, kept = self._key(arguments), self._weight(arguments), _Ticket.of(ticket)
         if (kept is not None and kept.text) or self.limiter.peek(key, weight).retry_after <= self.hold:
             return None
         place = self._ask(key, weight, "", is_new=kept is None)
         if isinstance(place, Permit):
-            place.cancel()  # It has room by now, which is for whoever runs the job.
+            place.cancel()  # It can start now, and `admit` takes the start again.
             return None
-        answer = self._away(key, weight, place, 0 if kept is None else kept.times)
+        answer = self._send_away(key, weight, place, 0 if kept is None else kept.times)
         if isinstance(answer, Later):
             return answer
-        return self._come_back(answer, None if self.line is None else self._at_the_end(self.line, answer))
+        return self._return_later(answer, None if self.schedule is None else self._append(self.schedule, answer))
 
     async def admit_async(self, arguments: Arguments, ticket: str | None) -> Permit | Later:
-        """The same in an event loop, which goes on."""
+        """As `admit`, without blocking the event loop."""
         steps = self._steps(self._key(arguments), self._weight(arguments), _Ticket.of(ticket))
 
-        def undo(came: Any) -> None:
-            call_elsewhere(self.limiter, lambda: self._undo(steps, came))
+        def undo(result: Any) -> None:
+            call_in_thread(self.limiter, lambda: self._undo(steps, result))
 
         while True:
-            came: _Came = await elsewhere(self.limiter, lambda: _step(steps), undo)
-            wait, answer = came
+            result: _StepResult = await in_thread(self.limiter, lambda: _step(steps), undo)
+            wait, answer = result
             if answer is not None:
                 break
             try:
@@ -203,36 +204,36 @@ class Gate:
             except BaseException:
                 undo(None)
                 raise
-        if not isinstance(answer, _Turnless):
+        if not isinstance(answer, _Placeless):
             return answer
-        told = None if self.line is None else self._at_the_end(self.line, answer)
-        return self._come_back(answer, None if told is None else await told)
+        scheduled = None if self.schedule is None else self._append(self.schedule, answer)
+        return self._return_later(answer, None if scheduled is None else await scheduled)
 
-    def waits(self, arguments: Arguments) -> Permit:
-        """A start for a call outside of a queue's worker: it is waited for."""
+    def acquire(self, arguments: Arguments) -> Permit:
+        """Waits for the start of a call outside a queue's worker."""
         return self.limiter.acquire(self._key(arguments), self._weight(arguments))
 
-    async def waits_async(self, arguments: Arguments) -> Permit:
+    async def acquire_async(self, arguments: Arguments) -> Permit:
         return await self.limiter.acquire_async(self._key(arguments), self._weight(arguments))
 
-    def give_back(self, ticket: str | None) -> None:
-        """The job with this ticket will not run."""
+    def return_place(self, ticket: str | None) -> None:
+        """Returns the place of a job that will not run."""
         kept = _Ticket.of(ticket)
         if kept is not None:
             self._cancel(kept.text)
 
-    def tell(self, job: Any, later: Later) -> None:
-        """The job was sent away. What the listener raises is the job's failure no more than the job's wait is."""
+    def notify(self, job: Any, later: Later) -> None:
+        """Calls on_limited for a job that was sent away. An exception of on_limited does not fail the job."""
         if self._on_limited is not None:
             try:
                 self._on_limited(job, later.limited)
             except Exception:
                 logging.getLogger("workglow_limit").exception("on_limited raised")
 
-    # ---- how it is decided ----
+    # ---- the decision ----
 
     def _steps(self, key: str | None, weight: int, ticket: _Ticket | None) -> _Steps:
-        """Yields for how long to wait before it goes on. Who closes it has given up."""
+        """Yields the seconds to wait before the next step. Closing the generator gives up the wait."""
         text = "" if ticket is None else ticket.text
         if ticket is not None and text:
             late, duration = self.learned
@@ -242,9 +243,9 @@ class Gate:
             answer = self._ask(key, weight, text, is_new=ticket is None)
             if isinstance(answer, Permit):
                 return answer
-            wait = max(answer.wait, _LOOK)
+            wait = max(answer.wait, _POLL)
             if time.monotonic() + wait > until:
-                return self._away(key, weight, answer, 0 if ticket is None else ticket.times)
+                return self._send_away(key, weight, answer, 0 if ticket is None else ticket.times)
             try:
                 yield wait
             except GeneratorExit:
@@ -253,18 +254,18 @@ class Gate:
             text = answer.text
 
     def _ask(self, key: str | None, weight: int, text: str, is_new: bool) -> Permit | _Place:
-        """A start; or else a place, if there is one."""
+        """Returns a start or a place."""
         permit = None
         if text:
-            # Another limit may have its name by now, or it is in another store.
+            # The name may have another limit now, or the place is from another store.
             with suppress(ForeignPermit, InvalidArgument, Unsupported):
                 permit = self.limiter.present(text)
         if permit is None:
             permit = self.limiter.try_acquire(key, weight)
-        # Who comes back for a place, a little too soon perhaps, gets one that is farther, and does not go in vain.
+        # A job that returns for a place, perhaps slightly early, may take a more distant one, so that it need not leave again.
         horizon = self._horizon() * (1 if is_new else 2)
         if permit is None and horizon > 0:
-            # Those who were sent away without a place take theirs first.
+            # Jobs that were sent away without a place take theirs first.
             if not (is_new and self.is_waiting(self._name(key))):
                 with suppress(Unsupported):
                     permit = self.limiter.reserve(key, weight, horizon, self._grace_now())
@@ -280,51 +281,51 @@ class Gate:
         permit.cancel()
         return _Place("", permit.wait)
 
-    def _away(self, key: str | None, weight: int, place: _Place, times: int) -> Later | _Turnless:
+    def _send_away(self, key: str | None, weight: int, place: _Place, times: int) -> Later | _Placeless:
         if place.text and place.wait >= _NEAR:
-            delay = min(max(place.wait - min(self._usual.early, self.hold), 0.0), _LONGEST)
+            delay = min(max(place.wait - min(self._timing.early, self.hold), 0.0), _LONGEST)
             ticket = _Ticket(time.time() + place.wait, times, place.text)
             return Later(delay, str(ticket), Limited(key, place.wait, True))
-        # Its time has come, but not that of a part without places: it would keep others from what it cannot use.
+        # The place is ready, but a part of the limit without places denies. Keeping the place would block other jobs.
         self._cancel(place.text)
         decision, horizon = self.limiter.peek(key, weight), self._horizon()
         if horizon > 0:
             between = max(decision.reset_after - decision.retry_after, self.limiter.window or 0.0)
         else:
-            between = self.learned[1]  # Nobody knows when a job ends, but how long others took.
+            between = self.learned[1]  # The end of a running job is unknown; recent durations are the best estimate.
         soonest = max(decision.retry_after - _LEAD * horizon, _SOONEST)
-        return _Turnless(key, soonest, weight * between / (decision.limit or 1), times)
+        return _Placeless(key, soonest, weight * between / (decision.limit or 1), times)
 
-    def _at_the_end(self, line: Line, job: _Turnless) -> Any:
-        """What the line says to a newcomer; who was in it once does not go to its end again."""
-        return None if job.times else line.append(self._name(job.key), job.soonest, job.pace)
+    def _append(self, schedule: ReturnSchedule, job: _Placeless) -> Any:
+        """Appends a new job to a schedule. A job that was in it before is not appended again."""
+        return None if job.times else schedule.append(self._name(job.key), job.soonest, job.pace)
 
-    def _come_back(self, job: _Turnless, told: Any) -> Later:
+    def _return_later(self, job: _Placeless, scheduled: Any) -> Later:
         name = self._name(job.key)
         with self._lock:
             if job.times:
-                # It came too soon. The more often, the less is known of when it is its turn.
+                # It returned too early. Each further time makes the estimate of its turn less certain.
                 step = max(self._horizon() / 4, job.pace, _SOONEST)
                 wait = max(job.soonest, min(job.times * step, max(_PATIENCE, self._horizon())))
-            elif told is None:
+            elif scheduled is None:
                 wait = self._local.append(name, job.soonest, job.pace)
             else:
-                wait = float(told)
+                wait = float(scheduled)
                 self._local.extend(name, wait)
         ticket = _Ticket(time.time() + wait, job.times + 1, "")
         return Later(min(wait, _LONGEST), str(ticket), Limited(job.key, wait, False))
 
     def _grace_now(self) -> float:
-        """How late a job may come to its place, in seconds. Where others queue before it, that is longer."""
+        """Returns the grace of a place, in seconds. It grows with the recent lateness of jobs."""
         if self._grace is not None:
             return self._grace
         window = self.limiter.window or 0.0
-        usual = min(max(window / 40, self._usual.grace), _MOST_GRACE)
-        return max(usual, min(1.5 * self.learned[0], window / 4, _MOST_GRACE))
+        default = min(max(window / 40, self._timing.grace), _MOST_GRACE)
+        return max(default, min(1.5 * self.learned[0], window / 4, _MOST_GRACE))
 
     def _horizon(self) -> float:
-        """How far places are taken, in seconds: a limit keeps one window's worth of them. Beyond, places have a time and
-        no turn, so whoever has one would come at the same time as all others, in vain. 0 if there are no places."""
+        """Returns how far ahead places are taken, in seconds; 0 if the limit has no places. A limit keeps one window of places. More
+        distant places have a time but no turn, so their jobs would all return at the same time and be denied."""
         window = self.limiter.window
         return 0.0 if window is None else max(window, 1.0) + self._grace_now()
 
@@ -337,21 +338,21 @@ class Gate:
                 self.limiter.place(text).cancel()
 
     def ran(self, seconds: float) -> None:
-        """A job took so long."""
+        """Notes the duration of a job."""
         late, duration = self.learned
         self.learned = late, 0.8 * duration + 0.2 * seconds if duration else seconds
 
-    def _undo(self, steps: _Steps, came: _Came | BaseException | None) -> None:
-        """Nobody waits for it any more."""
+    def _undo(self, steps: _Steps, result: _StepResult | BaseException | None) -> None:
+        """Takes back a start or a place whose task was cancelled."""
         steps.close()
-        answer = came[1] if isinstance(came, tuple) else None
+        answer = result[1] if isinstance(result, tuple) else None
         if isinstance(answer, Permit):
             answer.cancel()
         elif isinstance(answer, Later):
-            self.give_back(answer.ticket)
+            self.return_place(answer.ticket)
 
 
-def _step(steps: _Steps) -> _Came:
+def _step(steps: _Steps) -> _StepResult:
     try:
         return next(steps), None
     except StopIteration as end:
@@ -363,7 +364,7 @@ def _seconds(parameter: str, value: object) -> float:
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
         raise TypeError(f"{parameter} is {value!r}: expected seconds as a number, or a timedelta, not {type(value).__name__}")
     if not 0 <= seconds <= _LONGEST:
-        raise refuse(parameter, value, "0 s to a day")
+        raise refuse(parameter, value, "0 s to 1 day")
     return float(seconds)
 
 
@@ -371,8 +372,7 @@ def _seconds(parameter: str, value: object) -> float:
 
 
 class Turn:
-    """What a queue's worker has got for the call that it is about to make: a start, or an error that ends the job. Used as
-    a context around that call."""
+    """The start for the next call of a queue's worker, or an error that ends the job. Used as a context manager around the call."""
 
     __slots__ = "_outcome", "_taken", "_token", "gate"
 
@@ -380,7 +380,7 @@ class Turn:
         self.gate, self._outcome, self._taken = gate, outcome, False
 
     def take(self, gate: Gate) -> Permit | None:
-        """The start, once, for the function of that gate."""
+        """Returns the start, once, for the function of that gate."""
         if self._taken or gate is not self.gate:
             return None
         self._taken = True
@@ -396,7 +396,7 @@ class Turn:
         self._token = _turn.set(self)
 
     def end(self) -> None:
-        """The call is over. If it was never made, its start is free again."""
+        """Ends the turn. If the call was never made, its start is cancelled."""
         if not self._taken and isinstance(self._outcome, Permit):
             self._outcome.cancel()
         self._taken = True
@@ -414,13 +414,12 @@ _permit: ContextVar[Permit | None] = ContextVar("workglow_limit_permit", default
 
 
 def current_permit() -> Permit | None:
-    """The permit of the limited function that is running here: to settle or renew it, or for its fence. None outside of
-    one."""
+    """Returns the permit of the running limited function, for settle, renew or fence. None outside a limited function."""
     return _permit.get()
 
 
 def gate_of(function: object) -> Gate | None:
-    """What admits the calls of a function, if it is limited."""
+    """Returns the gate of a function, or None if it is not limited."""
     return cast("Gate | None", getattr(function, _GATE, None))
 
 
@@ -431,15 +430,15 @@ def limiting(
     hold: float | timedelta,
     grace: float | timedelta | None,
     on_limited: Callable[[Any, Limited], object] | None,
-    usual: Usual,
+    timing: Timing,
 ) -> Callable[[_F], _F]:
-    """A decorator for the functions of jobs. Calls by a queue's worker have got their turn; any other call waits."""
+    """Returns a decorator for the functions of jobs. A call by a queue's worker has its turn; any other call waits."""
 
     def decorate(function: Any) -> Any:
         if not inspect.isfunction(function):
-            raise TypeError(f"{function!r} is no function: @limited goes below the decorator that makes a job of one")
+            raise TypeError(f"{function!r} is not a function: put @limited below the decorator that makes a job of it")
         awaits = is_awaited(function)
-        gate = Gate(function, limiter, key, weight, hold, grace, on_limited, usual)
+        gate = Gate(function, limiter, key, weight, hold, grace, on_limited, timing)
         wrapper = _awaited(function, gate) if awaits else _called(function, gate)
         setattr(wrapper, _GATE, gate)
         return wrapper
@@ -451,7 +450,7 @@ def _called(function: Callable[..., Any], gate: Gate) -> Callable[..., Any]:
     @wraps(function)
     def called(*args: Any, **kwargs: Any) -> Any:
         turn = _turn.get()
-        permit = (turn and turn.take(gate)) or gate.waits((args, kwargs))
+        permit = (turn and turn.take(gate)) or gate.acquire((args, kwargs))
         token, began = _permit.set(permit), time.monotonic()
         try:
             return function(*args, **kwargs)
@@ -467,7 +466,7 @@ def _awaited(function: Callable[..., Any], gate: Gate) -> Callable[..., Any]:
     @wraps(function)
     async def awaited(*args: Any, **kwargs: Any) -> Any:
         turn = _turn.get()
-        permit = (turn and turn.take(gate)) or await gate.waits_async((args, kwargs))
+        permit = (turn and turn.take(gate)) or await gate.acquire_async((args, kwargs))
         token, began = _permit.set(permit), time.monotonic()
         try:
             return await function(*args, **kwargs)

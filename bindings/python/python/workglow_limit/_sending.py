@@ -1,6 +1,6 @@
-"""A limiter in front of an HTTP client, whichever it is: what the modules named after clients have in common.
+"""A limiter in front of an HTTP client: the code that the modules named after clients share.
 
-Everything is written once, as coroutines. Those of a client that blocks wait for nothing that suspends them: `run` runs them.
+All code is written once, as coroutines. For a blocking client nothing suspends them, and `run` runs them.
 """
 
 from __future__ import annotations
@@ -14,51 +14,51 @@ from urllib.parse import urlsplit
 
 from ._derived import refuse
 from ._errors import WeightExceedsCapacity
-from ._loops import elsewhere, sleep
+from ._loops import in_thread, sleep
 from ._native import Decision, Limiter, Permit
 from ._tokens import FREE, Reading, estimate
-from .http import check_key, in_seconds, status_and_headers, wait_said
+from .http import check_key, in_seconds, requested_wait, status_and_headers
 
-R = TypeVar("R")  # A client's request,
-S = TypeVar("S")  # and its response.
+R = TypeVar("R")  # A client's request.
+S = TypeVar("S")  # A client's response.
 T = TypeVar("T")
 
-#: One limiter, one for each host, or a function of the client's request.
+#: One limiter, a mapping of hosts to limiters, or a function of the client's request.
 Limiters: TypeAlias = Limiter | Mapping[str, Limiter] | Callable[[Any], Limiter | None]
 
 
-class Heeding(TypedDict, total=False):
-    """What heed may be."""
+class HeedOptions(TypedDict, total=False):
+    """The options of heed."""
 
     default: float | timedelta
     longest: float | timedelta
 
 
 class Options(TypedDict, total=False):
-    """What is the same for all clients. Functions are of the client's request; usage is one of JSON and the response."""
+    """The options of all clients. Functions get the client's request; usage gets a JSON value and the response."""
 
     key: str | Callable[[Any], str | None] | None
     weight: int | Callable[[Any], int]
     priority: int
     timeout: float | timedelta | None
-    heed: bool | Heeding
+    heed: bool | HeedOptions
     tokens: Limiters | None
     estimate: Callable[[Any], int] | None
     usage: Callable[[Any, Any], int | None] | None
 
 
 class RetryingOptions(Options, total=False):
-    """The same for those that do not repeat by themselves."""
+    """The options of clients that do not retry themselves."""
 
     retries: int
 
 
-#: With these a server says that the same request may succeed later.
-_AGAIN = 429, 503, 529
+#: The statuses with which a server reports that the same request may succeed later.
+_RETRYABLE = 429, 503, 529
 
 
-class Waits(Protocol):
-    """How to wait: in a thread, or in an event loop."""
+class Waiting(Protocol):
+    """The way to wait: in a thread, or in an event loop."""
 
     async def acquire(self, limiter: Limiter, key: str | None, weight: int, timeout: float | None, priority: int) -> Permit: ...
     async def try_acquire(self, limiter: Limiter, key: str | None, weight: int) -> Permit | None: ...
@@ -73,44 +73,44 @@ class Waits(Protocol):
 class Exchange(Protocol[R, S]):
     """One request of a client."""
 
-    request: R  # As functions of the user get it.
+    request: R  # As the user's functions get it.
     url: str
 
     def body(self) -> bytes | str | None:
-        """What is sent. None if that is nothing, or cannot be read here."""
+        """Returns the body of the request. None if there is none, or if it cannot be read here."""
         ...
 
     def content_type(self) -> str:
-        """Of what is sent."""
+        """Returns the content type of the request."""
         ...
 
     def can_repeat(self) -> bool:
-        """Can the same be sent once more?"""
+        """Returns whether the same request can be sent again."""
         ...
 
     def ask_readable(self) -> None:
-        """The body of the response will be read here, too."""
+        """Asks for a response body that this library can decode."""
         ...
 
     async def send(self) -> S:
-        """Sends it, and waits for the head of the response."""
+        """Sends the request and waits for the head of the response."""
         ...
 
     def was_never_sent(self, error: BaseException) -> bool:
-        """Is it certain that nothing of it reached the server?"""
+        """Returns whether it is certain that no part of the request reached the server."""
         ...
 
     def watch(self, response: S, body: Body) -> None:
-        """From now on the body of the response is fed to this, and its end told."""
+        """Feeds the body of the response to `body` as it is read, and reports its end."""
         ...
 
     async def close(self, response: S) -> None:
-        """Nobody reads it any more."""
+        """Closes a response that will not be read."""
         ...
 
 
-class Want(NamedTuple):
-    """What a request needs of one limiter."""
+class Demand(NamedTuple):
+    """The demand of a request on one limiter."""
 
     limiter: Limiter
     key: str | None
@@ -118,26 +118,26 @@ class Want(NamedTuple):
     is_tokens: bool
 
 
-class Sending(Generic[R]):
-    """Settings of one client, and how it sends."""
+class Sender(Generic[R]):
+    """The settings of one client, and its sending."""
 
     def __init__(
         self,
         limiter: Limiters | None,
-        waits: Waits,
+        waiting: Waiting,
         *,
         key: str | Callable[[R], str | None] | None = None,
         weight: int | Callable[[R], int] = 1,
         priority: int = 0,
         timeout: float | timedelta | None = None,
-        heed: bool | Heeding = True,
+        heed: bool | HeedOptions = True,
         retries: int = 0,
         tokens: Limiters | None = None,
         estimate: Callable[[R], int] | None = None,
         usage: Callable[[Any, Any], int | None] | None = None,
     ) -> None:
         if limiter is None and tokens is None:
-            raise TypeError("limiter is None: expected a limiter, a mapping of hosts to limiters, or a function; None only with tokens")
+            raise TypeError("limiter is None: expected a limiter, a mapping of hosts to limiters, or a function (None only with tokens)")
         self._limiter = None if limiter is None else _chooser("limiter", limiter)
         self._tokens = None if tokens is None else _chooser("tokens", tokens)
         if not callable(key):
@@ -152,32 +152,32 @@ class Sending(Generic[R]):
             if function is not None and not callable(function):
                 raise TypeError(f"{name} is {function!r}: expected a function, not {type(function).__name__}")
             if function is not None and tokens is None:
-                raise TypeError(f"{name} is given without tokens: expected the limiter of the tokens, too")
+                raise TypeError(f"{name} needs tokens, the limiter of the tokens")
         self._estimate, self._usage = estimate, usage
-        self.waits = waits
-        self._was_short = 1  # Of two limiters the one that had no room: whoever comes next waits there first.
+        self.waiting = waiting
+        self._scarce = 1  # The index of the limiter that denied last. The next request waits there first.
 
     async def send(self, exchange: Exchange[R, S]) -> S:
-        """Sends a request when all of its limiters admit it, and again after a refusal, as often as was said."""
+        """Sends a request when all of its limiters admit it. After a refusal it sends it again, up to `retries` times."""
         for attempt in range(self.retries + 1):
             response, wait, is_paused = await self.attempt(exchange)
-            if attempt == self.retries or status_and_headers(response)[0] not in _AGAIN or not exchange.can_repeat():
+            if attempt == self.retries or status_and_headers(response)[0] not in _RETRYABLE or not exchange.can_repeat():
                 return response
-            nap = wait or self._default * 2**attempt
-            if nap > (self._longest if self._timeout is None else self._timeout):
+            delay = wait or self._default * 2**attempt
+            if delay > (self._longest if self._timeout is None else self._timeout):
                 return response
             await exchange.close(response)
-            if not (wait and is_paused):  # Otherwise its limiters wait for that.
-                await self.waits.sleep(nap)
+            if not (wait and is_paused):  # Otherwise the pause of its limiters makes it wait.
+                await self.waiting.sleep(delay)
         raise AssertionError("unreachable")
 
     async def attempt(self, exchange: Exchange[R, S]) -> tuple[S, float, bool]:
-        """Sends a request once. With the response it gives how long the server says to wait, and whether a limiter is paused."""
-        wants = self._wants(exchange)
-        permits = await self._start(wants)
-        body = Body(self.waits)
-        for want, permit in zip(wants, permits):
-            body.hold(permit, want.is_tokens)
+        """Sends a request once. Returns the response, the wait that the server asks for, and whether a limiter was paused."""
+        demands = self._demands(exchange)
+        permits = await self._start(demands)
+        body = Body(self.waiting)
+        for demand, permit in zip(demands, permits):
+            body.hold(permit, demand.is_tokens)
         try:
             if body.is_metered:
                 exchange.ask_readable()
@@ -186,7 +186,7 @@ class Sending(Generic[R]):
             await body.fail(exchange.was_never_sent(error))
             raise
         try:
-            wait = await self._heed(wants, response)
+            wait = await self._heed(demands, response)
             status, headers = status_and_headers(response)
             if status in FREE:
                 await body.settle(0)
@@ -197,86 +197,86 @@ class Sending(Generic[R]):
             await body.finish(False)
             await exchange.close(response)
             raise
-        return response, wait, self._heeds and bool(wants)
+        return response, wait, self._heeds and bool(demands)
 
-    async def _heed(self, wants: list[Want], response: Any) -> float:
-        wait = wait_said(response, self._default, self._longest)
+    async def _heed(self, demands: list[Demand], response: Any) -> float:
+        wait = requested_wait(response, self._default, self._longest)
         if wait > 0 and self._heeds:
-            for want in wants:
-                await self.waits.pause(want.limiter, wait, want.key)
+            for demand in demands:
+                await self.waiting.pause(demand.limiter, wait, demand.key)
         return wait
 
-    # ---- what a request needs ----
+    # ---- the demands of a request ----
 
-    def _wants(self, exchange: Exchange[R, Any]) -> list[Want]:
+    def _demands(self, exchange: Exchange[R, Any]) -> list[Demand]:
         request = exchange.request
         limiter = self._limiter and self._limiter(request, exchange.url)
         tokens = self._tokens and self._tokens(request, exchange.url)
         if not (limiter or tokens):
             return []
         key = self._key(request) if callable(self._key) else self._key
-        check_key("gave", key, "a str or None")
-        wants: list[Want] = []
+        check_key("returned", key, "a str or None")
+        demands: list[Demand] = []
         if limiter:
             weight = self._weight(request) if callable(self._weight) else self._weight
-            wants.append(Want(limiter, key, _whole("weight", weight, 1), False))
+            demands.append(Demand(limiter, key, _whole("weight", weight, 1), False))
         if tokens:
             if self._estimate is None:
                 units = estimate(exchange.body(), exchange.content_type())
             else:
                 units = _whole("estimate", self._estimate(request), 0)
             if units > 0:
-                wants.append(Want(tokens, key, units, True))
-        return wants
+                demands.append(Demand(tokens, key, units, True))
+        return demands
 
     # ---- starting ----
 
-    async def _start(self, wants: list[Want]) -> list[Permit]:
-        """All permits, or none. Nobody waits for one of them with the other in hand: its start would be old when both are there."""
-        if len(wants) < 2:
-            return [await self._acquire(want, self._timeout) for want in wants]
+    async def _start(self, demands: list[Demand]) -> list[Permit]:
+        """Returns all permits. It never waits for one permit while it holds the other, whose start would be outdated by then."""
+        if len(demands) < 2:
+            return [await self._acquire(demand, self._timeout) for demand in demands]
         end = None if self._timeout is None else time.monotonic() + self._timeout
         while True:
-            first = self._was_short
-            permit = await self._acquire(wants[first], None if end is None else max(end - time.monotonic(), 0.0))
+            first = self._scarce
+            permit = await self._acquire(demands[first], None if end is None else max(end - time.monotonic(), 0.0))
             other = None
             try:
-                other = await self._fitting(wants[1 - first], self.waits.try_acquire)
+                other = await self._fitting(demands[1 - first], self.waiting.try_acquire)
             finally:
                 if other is None:
-                    await self.waits.cancel(permit)
+                    await self.waiting.cancel(permit)
             if other is not None:
                 return [other, permit] if first else [permit, other]
-            self._was_short = 1 - first
+            self._scarce = 1 - first
 
-    async def _acquire(self, want: Want, timeout: float | None) -> Permit:
+    async def _acquire(self, demand: Demand, timeout: float | None) -> Permit:
         async def acquire(limiter: Limiter, key: str | None, weight: int) -> Permit:
-            return await self.waits.acquire(limiter, key, weight, timeout, self._priority)
+            return await self.waiting.acquire(limiter, key, weight, timeout, self._priority)
 
-        return await self._fitting(want, acquire)
+        return await self._fitting(demand, acquire)
 
-    async def _fitting(self, want: Want, start: Callable[[Limiter, str | None, int], Coroutine[Any, Any, T]]) -> T:
-        """Starts. An estimate of more than the limit ever grants takes all of it."""
+    async def _fitting(self, demand: Demand, start: Callable[[Limiter, str | None, int], Coroutine[Any, Any, T]]) -> T:
+        """Starts. An estimate that exceeds the capacity of the limit takes all of it."""
         try:
-            return await start(want.limiter, want.key, want.weight)
+            return await start(demand.limiter, demand.key, demand.weight)
         except WeightExceedsCapacity:
-            most = (await self.waits.peek(want.limiter, want.key)).limit if want.is_tokens else None
-            if most is None or most >= want.weight:
+            most = (await self.waiting.peek(demand.limiter, demand.key)).limit if demand.is_tokens else None
+            if most is None or most >= demand.weight:
                 raise
-            return await start(want.limiter, want.key, most)
+            return await start(demand.limiter, demand.key, most)
 
 
 class Body:
     """The body of one response, and the permits that end with it."""
 
-    def __init__(self, waits: Waits) -> None:
-        self._waits = waits
+    def __init__(self, waiting: Waiting) -> None:
+        self._waiting = waiting
         self._start: Permit | None = None
         self._tokens: Permit | None = None
         self.reading: Reading | None = None
 
     def hold(self, permit: Permit, is_tokens: bool) -> None:
-        """It ends with this."""
+        """Adds a permit that ends with this body."""
         if is_tokens:
             self._tokens = permit
         else:
@@ -284,22 +284,22 @@ class Body:
 
     @property
     def is_metered(self) -> bool:
-        """Are tokens reserved?"""
+        """Whether tokens are reserved."""
         return self._tokens is not None
 
     def feed(self, data: bytes) -> None:
-        """What somebody has read."""
+        """Takes data that the program has read."""
         if self.reading is not None:
             self.reading.feed(data)
 
     async def release(self) -> None:
-        """The server has nothing more to do with it: others may start."""
+        """Completes the start of the request: the server has finished, so other requests may start."""
         start, self._start = self._start, None
         if start is not None:
-            await self._waits.complete(start)
+            await self._waiting.complete(start)
 
     async def finish(self, is_whole: bool) -> None:
-        """It has been read to its end, or nobody reads it any more. Does nothing the second time."""
+        """Ends all permits, because the body was read to its end or will not be read further. The second call does nothing."""
         try:
             await self.release()
         finally:
@@ -307,21 +307,21 @@ class Body:
             await self.settle(None if reading is None else reading.units(is_whole))
 
     async def settle(self, units: int | None) -> None:
-        """So many tokens were used; None: as many as were reserved."""
+        """Settles the tokens that were used. None means as many as were reserved."""
         tokens, self._tokens = self._tokens, None
         if tokens is not None:
-            await (self._waits.complete(tokens) if units is None else self._waits.settle(tokens, units))
+            await (self._waiting.complete(tokens) if units is None else self._waiting.settle(tokens, units))
 
     async def fail(self, was_never_sent: bool) -> None:
-        """There is no response."""
+        """Ends all permits of a request without a response."""
         permits = [permit for permit in (self._start, self._tokens) if permit is not None]
         self._start = self._tokens = None
         for permit in permits:
-            await (self._waits.cancel(permit) if was_never_sent else self._waits.complete(permit))
+            await (self._waiting.cancel(permit) if was_never_sent else self._waiting.complete(permit))
 
 
 class _InThread:
-    """Blocks, without the GIL."""
+    """Blocks the thread, without the GIL."""
 
     async def acquire(self, limiter: Limiter, key: str | None, weight: int, timeout: float | None, priority: int) -> Permit:
         return limiter.acquire(key, weight, timeout, priority=priority)
@@ -361,7 +361,7 @@ class _InLoop:
         return await limiter.peek_async(key, 0)
 
     async def pause(self, limiter: Limiter, seconds: float, key: str | None) -> None:
-        await elsewhere(limiter, partial(limiter.pause, seconds, key))
+        await in_thread(limiter, partial(limiter.pause, seconds, key))
 
     async def complete(self, permit: Permit) -> None:
         await permit.complete_async()
@@ -376,12 +376,12 @@ class _InLoop:
         await sleep(seconds)
 
 
-IN_THREAD: Waits = _InThread()
-IN_LOOP: Waits = _InLoop()
+IN_THREAD: Waiting = _InThread()
+IN_LOOP: Waiting = _InLoop()
 
 
 def run(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Runs a coroutine that nothing suspends."""
+    """Runs a coroutine that never suspends."""
     try:
         coroutine.send(None)
     except StopIteration as ended:
@@ -390,11 +390,11 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
     raise AssertionError("something suspended a coroutine that blocks")
 
 
-# ---- what was said of the settings ----
+# ---- checks of the settings ----
 
 
 def _chooser(parameter: str, limiter: Any) -> Callable[[Any, str], Limiter | None]:
-    """What gives the limiter of a request and its URL."""
+    """Returns the function that selects the limiter of a request and its URL."""
     if isinstance(limiter, Limiter):
         return lambda _request, _url: limiter
     if isinstance(limiter, Mapping):
@@ -405,7 +405,7 @@ def _chooser(parameter: str, limiter: Any) -> Callable[[Any, str], Limiter | Non
 
         def chosen(request: Any, _url: str) -> Limiter | None:
             of = limiter(request)
-            return None if of is None else _limiter(f"what {parameter} gave", of)
+            return None if of is None else _limiter(f"the value that {parameter} returned", of)
 
         return chosen
     raise TypeError(
@@ -422,19 +422,19 @@ def _limiter(parameter: str, limiter: object) -> Limiter:
 
 def _host(parameter: str, host: object) -> str:
     if not isinstance(host, str):
-        raise TypeError(f"{parameter} has the host {host!r}: expected a str, not {type(host).__name__}")
+        raise TypeError(f"a host of {parameter} is {host!r}: expected a str, not {type(host).__name__}")
     try:
         parts = urlsplit(f"//{host}")
         is_host = bool(parts.hostname) and parts.netloc == host and "@" not in host and (parts.port is None or parts.port > 0)
     except ValueError:
         is_host = False
     if not is_host:
-        raise refuse(f"a host of {parameter}", host, 'one such as "api.example.com" or "127.0.0.1:8080"')
+        raise refuse(f"a host of {parameter}", host, 'a host such as "api.example.com" or "127.0.0.1:8080"')
     return host.lower()
 
 
 def _host_and_port(url: str) -> tuple[str, str]:
-    """A URL's host, and the same with the port."""
+    """Returns a URL's host, without and with the port."""
     parts = urlsplit(url)
     host = parts.hostname or ""
     host = f"[{host}]" if ":" in host else host
@@ -442,14 +442,14 @@ def _host_and_port(url: str) -> tuple[str, str]:
 
 
 def _heeding(heed: object) -> tuple[bool, float, float]:
-    """Whether to heed, and the two times of `heed` in seconds."""
+    """Returns whether to heed, and the two durations of `heed` in seconds."""
     if isinstance(heed, bool):
         return heed, 1.0, 3600.0
     if not isinstance(heed, Mapping):
         raise TypeError(f"heed is {heed!r}: expected True, False, or a mapping with default and longest, not {type(heed).__name__}")
     given = cast("Mapping[object, object]", heed)
     if unknown := [name for name in given if name not in ("default", "longest")]:
-        raise refuse("heed", given, f"a mapping with default and longest, not {unknown[0]!r}")
+        raise refuse("heed", given, f"a mapping with default and longest, without {unknown[0]!r}")
     default, longest = given.get("default", 1.0), given.get("longest", 3600.0)
     return True, in_seconds("heed's default", default), in_seconds("heed's longest", longest)
 

@@ -1,7 +1,7 @@
-"""Limits on the requests of a server, whatever its framework: which limits a request takes, by which key, and what the
-response says of them. The modules named after frameworks read requests, write responses and drive what is decided here.
+"""Limits on the requests of a server, for all frameworks: the limits and keys of a request, and the headers of its response. The
+modules named after frameworks read requests, write responses and drive this code.
 
-What may have to wait is a step of a generator: see `_steps.py`.
+Operations that may wait are steps of generators: see `_steps.py`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 from ._address import Addresses, Reader
 from ._derived import refuse
 from ._errors import LimitError
-from ._limit import Asked, Limit, check_bool, check_callable, unquoted, whole_seconds
-from ._native import Limiter, call_elsewhere
+from ._limit import Charge, Limit, check_bool, check_callable, unquoted, whole_seconds
+from ._native import Limiter, call_in_thread
 from ._steps import Call, Steps, awaited
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from typing import TypedDict
 
     class Options(TypedDict, total=False):
-        """What an app or a middleware takes beside its limits: see Gate."""
+        """The options of an app or middleware in addition to its limits: see Gate."""
 
         exempt: Iterable[str] | Callable[[Any], bool | Awaitable[bool]]
         trusted_proxies: Iterable[str]
@@ -38,26 +38,29 @@ if TYPE_CHECKING:
 
 __all__ = ["Entry", "Gate", "Limit", "Limited", "Reader", "Refused", "answer_of"]
 
+#: The options of every middleware.
+OPTIONS = "exempt", "trusted_proxies", "forwarded_header", "ipv6_prefix", "on_limited", "headers"
+
 QUOTA_EXCEEDED = "https://iana.org/assignments/http-problem-types#quota-exceeded"
 
 logger = logging.getLogger("workglow_limit.serving")
 
 
 class Limited:
-    """A request that was refused, or in shadow mode would have been: for on_limited."""
+    """A request that was refused, or that would have been without shadow mode. on_limited gets it."""
 
-    def __init__(self, worst: Asked, violated: list[Asked], headers: list[tuple[str, str]]) -> None:
+    def __init__(self, worst: Charge, violated: list[Charge], headers: list[tuple[str, str]]) -> None:
         decision = worst.decision
         assert decision is not None
-        #: The limit that said no; of several, the one with the longest wait. Its key, and the seconds of that wait.
+        #: The name of the limit that denied, its key and its wait in seconds. Of several limits, the one with the longest wait.
         self.name, self.key, self.retry_after = unquoted(worst.name), worst.key, decision.retry_after
-        #: What that limit allows, and what is left of it for lighter requests.
+        #: The units that this limit allows, and the units that remain for lighter requests.
         self.limit, self.remaining = decision.limit, decision.remaining
-        #: The names of all limits that said no.
+        #: The names of all limits that denied.
         self.violated = [unquoted(one.name) for one in violated]
-        #: Was the request let through?
+        #: Whether the request was let through.
         self.shadow = worst.limit.shadow
-        #: What the response is made of.
+        #: The parts of the response.
         self.status, self.headers = 429, headers
         self.problem: dict[str, Any] = {
             "type": QUOTA_EXCEEDED,
@@ -71,7 +74,7 @@ class Limited:
 
 
 class Refused(Exception):
-    """A route's limit has refused a request: for whoever writes the response."""
+    """Raised when a route's limit refuses a request, for the code that writes the response."""
 
     def __init__(self, limited: Limited, reply: Any) -> None:
         super().__init__(repr(limited))
@@ -79,56 +82,57 @@ class Refused(Exception):
 
 
 class Entry:
-    """What one request has taken, until its response is over."""
+    """The charges of one request, until its response has ended."""
 
     __slots__ = ("taken",)
 
     def __init__(self) -> None:
-        self.taken: list[Asked] = []
+        self.taken: list[Charge] = []
 
     def headers(self) -> list[tuple[str, str]]:
-        """What the response says of the limits."""
-        shown = [asked for asked in self.taken if not asked.limit.shadow]
+        """Returns the RateLimit headers of the response."""
+        shown = [charge for charge in self.taken if not charge.limit.shadow]
         return fields(shown, shown)
 
     def end(self, failed: bool | None) -> Steps[None]:
-        """The response is over. None: its client has left, which counts, or clients would not wait for what they are told."""
+        """Ends the charges after the response. None means that the client has disconnected. Such a request counts, or clients could
+        avoid their limit by not waiting for responses."""
         if failed is None:
             return self._end(lambda limit: False)
         return self._end(lambda limit: limit.skip_failed if failed else limit.skip_successful)
 
     def undo(self) -> Steps[None]:
-        """There is none: as if nobody had asked."""
+        """Cancels all charges of a request that gets no response from the app."""
         return self._end(lambda limit: True)
 
     def _end(self, is_undone: Callable[[Limit], bool]) -> Steps[None]:
         taken, self.taken = self.taken, []
         cancelled: BaseException | None = None
-        for asked in taken:
-            permit = None if asked.decision is None else asked.decision.permit
+        for charge in taken:
+            permit = None if charge.decision is None else charge.decision.permit
             if permit is None:
                 continue
             try:
-                yield Call(permit, "cancel" if is_undone(asked.limit) else "complete")
+                yield Call(permit, "cancel" if is_undone(charge.limit) else "complete")
             except Exception:
-                # The response is on its way. What is held ends with its lease, or with this process.
-                logger.exception("a permit of %r could not be ended", asked.limiter.name)
+                # The response is already on its way. The permit ends with its lease or with this process.
+                logger.exception("a permit of %r could not be ended", charge.limiter.name)
             except GeneratorExit:
                 raise
             except BaseException as error:
-                cancelled = error  # This one ends nevertheless, and the others have to.
+                cancelled = error  # This permit ends nevertheless. End the others, too.
         if cancelled is not None:
             raise cancelled
 
 
 class Gate:
-    """The limits of an app, and how its requests are read.
+    """The limits of an app, and the reader of its requests.
 
     exempt: paths that are not limited ("/health", "/static/*"), or a function of the request.
-    trusted_proxies, forwarded_header, ipv6_prefix: who a client is; see Addresses.
-    on_limited: is called with the request and a Limited when a request is refused, or would be in shadow mode. It returns
-        None (the usual response), a body (a mapping, str or bytes), or a response of the framework.
-    headers: False leaves RateLimit and RateLimit-Policy out.
+    trusted_proxies, forwarded_header, ipv6_prefix: the identification of clients; see Addresses.
+    on_limited: called with the request and a Limited when a request is refused, or would be without shadow mode. It returns None
+        (the default response), a body (a mapping, str or bytes), or a response of the framework.
+    headers: False omits RateLimit and RateLimit-Policy.
     """
 
     def __init__(
@@ -148,7 +152,7 @@ class Gate:
         self.addresses = Addresses(reader, trusted_proxies, forwarded_header, ipv6_prefix)
         self.limits = self.checked(limits)
         self._is_exempt: Any = None
-        self.exempts = True  # Perhaps.
+        self.exempts = True  # Whether any request may be exempt.
         self._paths: frozenset[str] = frozenset()
         self._prefixes: tuple[str, ...] = ()
         if callable(exempt):
@@ -162,15 +166,15 @@ class Gate:
         if on_limited is not None:
             check_callable("on_limited", on_limited)
             self._check_function("on_limited", on_limited)
-        self.on_limited, self.tells = on_limited, check_bool("headers", headers)
+        self.on_limited, self.adds_headers = on_limited, check_bool("headers", headers)
 
     def open(self) -> None:
-        """Opens what the limits need, in other threads, so that the first requests need not wait for that."""
+        """Opens the limits' stores in other threads, so that the first requests need not wait for them."""
         for limiter in {limiter: None for limit in self.limits for limiter in limit.names}:
-            call_elsewhere(limiter, partial(_open, limiter))
+            call_in_thread(limiter, partial(_open, limiter))
 
     def checked(self, limits: Iterable[Limit]) -> tuple[Limit, ...]:
-        """Limits that may stand beside each other here."""
+        """Checks limits that are used together, and returns them."""
         if isinstance(limits, (Limit, str)) or not hasattr(limits, "__iter__"):
             raise TypeError(f"limits is {limits!r}: expected a list of Limit, not {type(limits).__name__}")
         all_of_them: tuple[Any, ...] = tuple(limits)
@@ -180,31 +184,31 @@ class Gate:
                 raise TypeError(f"limits has {limit!r}: expected a Limit, not {type(limit).__name__}")
             names = set(limit.names.values())
             if clash := seen & names:
-                raise refuse("name", unquoted(min(clash)), "another name for each limit: give Limit one")
+                raise refuse("name", unquoted(min(clash)), "a different name for each limit: pass name to Limit")
             seen |= names
             if not self.asynchronous and limit.is_asynchronous():
-                raise refuse("limits", limit, "functions that nobody has to await: this framework is synchronous")
+                raise refuse("limits", limit, "no coroutine functions, because this framework is synchronous")
         return all_of_them
 
     def _check_function(self, option: str, function: Any) -> None:
         if not self.asynchronous and iscoroutinefunction(function):
-            raise refuse(option, function, "a function that nobody has to await: this framework is synchronous")
+            raise refuse(option, function, "a function, not a coroutine function, because this framework is synchronous")
 
     def is_exempt(self, request: Any) -> Steps[bool]:
-        """Is a request not limited at all?"""
+        """Returns whether a request is exempt from all limits."""
         if self._is_exempt is not None:
             return bool((yield from awaited(self._is_exempt(request))))
         path = self.reader.path(request)
         return path in self._paths or path.startswith(self._prefixes)
 
     def enter(self, request: Any, limits: tuple[Limit, ...], entry: Entry) -> Steps[Refused | None]:
-        """Takes what a request needs, beside what it has in its entry: all of it, or nothing, and a refusal."""
+        """Takes the charges of a request in addition to those in its entry: all of them, or none and returns a refusal."""
         try:
-            asked: list[Asked] = []
+            charges: list[Charge] = []
             for limit in limits:
-                asked.append((yield from limit.asked(request, self.addresses)))
-            shadows = [one for one in asked if one.limit.shadow]
-            limiting = [one for one in asked if not one.limit.shadow] if shadows else asked
+                charges.append((yield from limit.charge(request, self.addresses)))
+            shadows = [one for one in charges if one.limit.shadow]
+            limiting = [one for one in charges if not one.limit.shadow] if shadows else charges
             violated = yield from take_all(limiting, entry)
             if violated:
                 shown = entry.taken + limiting
@@ -218,46 +222,46 @@ class Gate:
                     logger.warning("shadow: %r", refused.limited)
             return None
         except GeneratorExit:
-            raise  # Nobody does any more steps.
+            raise  # No more steps will run.
         except BaseException:
             yield from entry.undo()
             raise
 
-    def _refused(self, request: Any, violated: list[Asked], shown: list[Asked]) -> Steps[Refused]:
+    def _refused(self, request: Any, violated: list[Charge], shown: list[Charge]) -> Steps[Refused]:
         worst = max(violated, key=lambda one: 0.0 if one.decision is None else one.decision.retry_after)
         assert worst.decision is not None
         headers = [("Retry-After", str(whole_seconds(worst.decision.retry_after)))]
-        limited = Limited(worst, violated, headers + (fields(shown, violated) if self.tells else []))
+        limited = Limited(worst, violated, headers + (fields(shown, violated) if self.adds_headers else []))
         reply = None if self.on_limited is None else (yield from awaited(self.on_limited(request, limited)))
         return Refused(limited, reply)
 
 
-def take_all(asked: list[Asked], entry: Entry) -> Steps[list[Asked]]:
-    """Takes each of these into an entry. Those that say no, if any do: then the entry is to be undone.
+def take_all(charges: list[Charge], entry: Entry) -> Steps[list[Charge]]:
+    """Adds each charge to an entry. Returns the charges that were denied; if there are any, the caller must undo the entry.
 
-    Looks at all first, where there are several: so a refusal leaves the others alone, unless somebody was faster at
-    the one that refuses.
+    With several charges it peeks at all first. So a refusal does not touch the other limits, unless another request takes the last
+    units in between.
     """
-    if len(asked) > 1:
-        for one in asked:
+    if len(charges) > 1:
+        for one in charges:
             one.decision = yield one.call("peek")
-        # Who is about to say no is asked first: it has to know, for its counts and its backoff.
-        asked = sorted(asked, key=lambda one: one.decision is not None and one.decision.admitted)
-    for one in asked:
+        # Decide first at limits that will deny, for their counts and their backoff.
+        charges = sorted(charges, key=lambda one: one.decision is not None and one.decision.admitted)
+    for one in charges:
         decision = yield from one.decide()
         if not decision.admitted:
-            return [one for one in asked if one.decision is not None and not one.decision.admitted]
+            return [one for one in charges if one.decision is not None and not one.decision.admitted]
         entry.taken.append(one)
     return []
 
 
 def _open(limiter: Limiter) -> None:
-    with suppress(LimitError):  # The first request is told.
+    with suppress(LimitError):  # The first request gets the error.
         limiter.peek()
 
 
-def fields(policies: list[Asked], states: list[Asked]) -> list[tuple[str, str]]:
-    """The fields of the draft."""
+def fields(policies: list[Charge], states: list[Charge]) -> list[tuple[str, str]]:
+    """Returns the RateLimit-Policy and RateLimit fields of the IETF draft."""
     lists = (
         ("RateLimit-Policy", [item for one in policies if (item := one.policy())]),
         ("RateLimit", [item for one in states if (item := one.state())]),
@@ -266,7 +270,7 @@ def fields(policies: list[Asked], states: list[Asked]) -> list[tuple[str, str]]:
 
 
 def answer_of(refused: Refused) -> tuple[bytes, str] | None:
-    """The body of a refusal and its type; None: on_limited has answered with a response of the framework."""
+    """Returns the body of a refusal and its type, or None if on_limited returned a response of the framework."""
     reply: Any = refused.limited.problem if refused.reply is None else refused.reply
     if isinstance(reply, Mapping):
         return json.dumps(reply).encode(), "application/problem+json"

@@ -1,4 +1,4 @@
-"""Tokens of AI providers: what a request may use of them, and what its response says was used."""
+"""Tokens of AI providers: the estimate for a request, and the usage that its response reports."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Any, cast
 
 __all__ = ["FREE", "Reading", "estimate", "readable"]
 
-#: A response with one of these used no tokens: it was refused, or the request was wrong.
+#: The statuses of responses that used no tokens: the request was refused or invalid.
 FREE = {*range(400, 500), 503, 529}
 
-#: Where the bodies of requests say how many tokens the answer may have.
+#: The members of request bodies with the most tokens of the answer.
 _MOST = "max_completion_tokens", "max_output_tokens", "max_tokens"
 
-#: Where responses and the events of streams say what was used; of several the later one counts.
-_SAID: tuple[tuple[str, ...], ...] = (), ("response",), ("message",)
+#: The paths to the object with the usage, in responses and in events of streams. The last one found counts.
+_USAGE_PATHS: tuple[tuple[str, ...], ...] = (), ("response",), ("message",)
 
 
 def estimate(body: bytes | str | None, content_type: str) -> int:
-    """How many tokens a request may use: a quarter of the characters in a JSON body, and as many as its answer may have.
+    """Returns the tokens that a request may use: a quarter of the characters in a JSON body, plus the most tokens of its answer.
 
-    0 for other bodies, and for none.
+    0 for other bodies and for requests without a body.
     """
     asked = _members(_parsed(body)) if body and "json" in content_type.lower() else {}
     most = next((asked[name] for name in _MOST if type(asked.get(name)) is int), 0)
@@ -37,17 +37,17 @@ def _parsed(text: bytes | str) -> Any:
 
 
 def _members(value: object) -> dict[str, Any]:
-    """What an object of JSON has; nothing if it is none."""
+    """Returns the members of a JSON object; an empty dict for other values."""
     return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
 
 
 def _items(value: object) -> list[object]:
-    """What a list of JSON has; nothing if it is none."""
+    """Returns the items of a JSON array; an empty list for other values."""
     return cast("list[object]", value) if isinstance(value, list) else []
 
 
 def _texts(value: Any, but: tuple[str, ...] = ("data",)) -> Iterator[str]:
-    """All texts in a value, but for pictures, files, and what has one of these names."""
+    """Yields all texts in a value, except pictures, files, and members with one of these names."""
     if isinstance(value, str):
         if not value.startswith("data:"):
             yield value
@@ -59,16 +59,16 @@ def _texts(value: Any, but: tuple[str, ...] = ("data",)) -> Iterator[str]:
 
 
 def readable(accepted: str) -> str:
-    """An Accept-Encoding without what a Reading cannot decode."""
+    """Returns an Accept-Encoding without the encodings that a Reading cannot decode."""
     kept = [part.strip() for part in accepted.split(",") if part.partition(";")[0].strip().lower() in ("gzip", "deflate", "identity")]
     return ", ".join(kept) or "identity"
 
 
 class Reading:
-    """Reads what a response used while somebody else reads the response: JSON, or a stream of server-sent events (SSE).
+    """Extracts the usage from a response while the program reads it: JSON, or a stream of server-sent events (SSE).
 
-    usage is a function of one JSON value and the response, which gives the units, or None if it does not say; without it
-    this looks where OpenAI, Anthropic and those who imitate them say it.
+    usage is a function of one JSON value and the response. It returns the units, or None if the value has none. Without it the usage
+    is read as in the APIs of OpenAI, Anthropic and compatible providers.
     """
 
     def __init__(
@@ -83,13 +83,13 @@ class Reading:
         self._is_stream = "text/event-stream" in content_type.lower()
         encoding = encoding.strip().lower()
         self._reads = (self._is_stream or "json" in content_type.lower()) and encoding in ("", "identity", "gzip", "x-gzip", "deflate")
-        self._decoder = None if encoding in ("", "identity") else zlib.decompressobj(47)  # 47: it sees which of them it is.
+        self._decoder = None if encoding in ("", "identity") else zlib.decompressobj(47)  # 47: detects gzip or zlib.
         self._rest = bytearray()
         self._event: list[bytes] = []
-        self._heard = 0  # Characters of the answer since the usage was said.
+        self._characters = 0  # Characters of the answer since the last usage.
 
     def feed(self, data: bytes) -> None:
-        """What has been read of the body."""
+        """Takes the next part of the body."""
         if not self._reads:
             return
         if self._decoder is not None:
@@ -106,9 +106,9 @@ class Reading:
                 self._line(bytes(line))
 
     def units(self, is_whole: bool) -> int | None:
-        """What was used; None if nobody said. is_whole: has the body been read to its end?
+        """Returns the units that were used, or None if the response did not report them. is_whole: whether the body was read to its end.
 
-        After a stream that ended early it is what was said until then, and a quarter of the characters that came since.
+        For a stream that ended early it is the last usage plus a quarter of the characters since.
         """
         if self._reads and self._is_stream:
             self._line(bytes(self._rest))
@@ -118,7 +118,7 @@ class Reading:
         self._reads = False
         if self._units is None or is_whole:
             return self._units
-        return self._units + -(-self._heard // 4)
+        return self._units + -(-self._characters // 4)
 
     def _line(self, line: bytes) -> None:
         line = line.removesuffix(b"\r")
@@ -131,17 +131,17 @@ class Reading:
                 self._take(value)
 
     def _take(self, value: Any) -> None:
-        self._heard += sum(map(len, _deltas(value)))
+        self._characters += sum(map(len, _deltas(value)))
         units = self._of(value)
         if units is None:
             return
         if type(units) is not int or units < 0:
-            raise TypeError(f"usage gave {units!r}: expected a whole number of at least 0, or None")
-        self._units, self._heard = units, 0
+            raise TypeError(f"usage returned {units!r}: expected a whole number of at least 0, or None")
+        self._units, self._characters = units, 0
 
 
 def _deltas(value: Any) -> Iterable[str]:
-    """The texts that an event adds to the answer: all three APIs have them under this name."""
+    """Yields the texts that an event adds to the answer. All three APIs have them under the name delta."""
     for name, inner in _members(value).items():
         yield from _texts(inner, ("data", "type")) if name == "delta" else _deltas(inner)
     for inner in _items(value):
@@ -149,27 +149,27 @@ def _deltas(value: Any) -> Iterable[str]:
 
 
 class _Usage:
-    """Adds up what the parts of one response say was used."""
+    """Sums up the usage that the parts of one response report."""
 
     def __init__(self) -> None:
-        self._said: dict[str, int] = {}
+        self._counts: dict[str, int] = {}
 
     def __call__(self, value: Any) -> int | None:
-        is_news = False
-        for path in _SAID:
+        is_new = False
+        for path in _USAGE_PATHS:
             inner = value
             for name in (*path, "usage"):
                 inner = _members(inner).get(name)
-            said = {name: count for name, count in _members(inner).items() if type(count) is int and count >= 0}
-            self._said |= said
-            is_news = is_news or bool(said)
-        return self._total() if is_news else None
+            counts = {name: count for name, count in _members(inner).items() if type(count) is int and count >= 0}
+            self._counts |= counts
+            is_new = is_new or bool(counts)
+        return self._total() if is_new else None
 
     def _total(self) -> int | None:
-        of = self._said.get
-        if "total_tokens" in self._said:
+        of = self._counts.get
+        if "total_tokens" in self._counts:
             return of("total_tokens")
         for parts in ("input_tokens", "output_tokens", "cache_creation_input_tokens"), ("prompt_tokens", "completion_tokens"):
-            if any(part in self._said for part in parts):
+            if any(part in self._counts for part in parts):
                 return sum(of(part, 0) for part in parts)
         return None

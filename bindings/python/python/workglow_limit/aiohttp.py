@@ -1,4 +1,4 @@
-"""A limiter in front of aiohttp (3.12 or newer), with the same options as in front of every client: docs/clients.md has them.
+"""A limiter in front of aiohttp (3.12 or newer). All clients have the same options, which docs/clients.md describes.
 
     import aiohttp
     from workglow_limit.aiohttp import LimitedMiddleware
@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import aiohttp
 from aiohttp.payload import BytesPayload
 
-from ._sending import IN_LOOP, Body, Sending
+from ._derived import check_options
+from ._sending import IN_LOOP, Body, RetryingOptions, Sender
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from ._sending import Limiters, RetryingOptions
+    from ._sending import Limiters
 
 __all__ = ["LimitedMiddleware"]
 
@@ -30,7 +31,7 @@ __all__ = ["LimitedMiddleware"]
 class LimitedMiddleware:
     """For aiohttp.ClientSession(middlewares=[…]): each request waits for its limiters, and so does each redirection.
 
-    The wait counts for the session's total timeout.
+    The wait counts against the session's total timeout.
     """
 
     def __init__(
@@ -38,15 +39,16 @@ class LimitedMiddleware:
         limiter: Limiters | None,
         **options: Unpack[RetryingOptions],
     ) -> None:
-        self._sending: Sending[aiohttp.ClientRequest] = Sending(limiter, IN_LOOP, **options)
+        check_options("LimitedMiddleware", options, RetryingOptions.__annotations__)
+        self._sender: Sender[aiohttp.ClientRequest] = Sender(limiter, IN_LOOP, **options)
 
     async def __call__(self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
-        """Waits, sends, and heeds what the response says."""
-        return await self._sending.send(_Exchange(request, handler))
+        """Waits, sends the request, and heeds the response."""
+        return await self._sender.send(_Exchange(request, handler))
 
 
 class _Exchange:
-    """One request, as the middleware sends it."""
+    """One request of the middleware."""
 
     def __init__(self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> None:
         self.request, self.url, self._handler = request, str(request.url), handler
@@ -62,7 +64,7 @@ class _Exchange:
         return isinstance(self.request.body, (bytes, BytesPayload))
 
     def ask_readable(self) -> None:
-        pass  # It is decoded when it comes here.
+        pass  # aiohttp decodes the body.
 
     async def send(self) -> aiohttp.ClientResponse:
         return await self._handler(self.request)
@@ -84,12 +86,12 @@ class _Exchange:
 
 _Read = TypeVar("_Read", bytes, tuple[bytes, bool])
 
-#: Ends of permits that nobody awaits: the event loop itself would not keep them.
+#: Tasks that end permits. The event loop keeps only weak references to tasks.
 _ending: set[asyncio.Task[None]] = set()
 
 
 class _Content:
-    """The body of a response, which is fed to ours while it is read. What does not read is the reader's own."""
+    """The stream of a response. It feeds a Body while it is read, and passes all other calls to the original reader."""
 
     def __init__(self, reader: aiohttp.StreamReader, body: Body) -> None:
         self._reader, self._body = reader, body
@@ -98,7 +100,7 @@ class _Content:
         return getattr(self._reader, name)
 
     def released(self) -> None:
-        """The connection is free, or closed: all has arrived, or the rest never will."""
+        """Called when the connection is free or closed: the whole body has arrived, or the rest never will."""
         arrived = self._reader.is_eof() and self._reader.exception() is None
         is_read = self._reader.at_eof()
         task = asyncio.ensure_future(self._body.release() if arrived and not is_read else self._body.finish(is_read))

@@ -1,4 +1,4 @@
-"""Limits that hold across all workers, processes and languages, for arq.
+"""Limits for arq jobs that hold across all workers, processes and languages.
 
     from workglow_limit.arq import limited
 
@@ -8,7 +8,7 @@
     class WorkerSettings:
         functions = [ask]
 
-A job that cannot start now takes its place and is deferred until then: the worker takes others, `job_try` stays.
+A job that cannot start now takes a place and is deferred until then. The worker runs others, and `job_try` does not change.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from arq import ArqRedis, Retry
 from arq.constants import retry_key_prefix
 
 from ._decorator import is_awaited
-from ._line import RedisLine
+from ._return_schedule import RedisSchedule
 from ._native import Limiter
-from ._queueing import Later, Limited, Turn, Usual, current_permit, gate_of, limiting
+from ._queueing import Later, Limited, Turn, Timing, current_permit, gate_of, limiting
 
 __all__ = ["Limited", "current_permit", "limited"]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
-#: With the id of a job, the Redis key of its place.
+#: The prefix of the Redis key of a job's place, before the job's id.
 PREFIX = "arq:workglow-limit:"
 
-#: With what it is for, the Redis key of a line of jobs that have no place.
-LINE = "arq:workglow-limit-line:"
+#: The prefix of the Redis key of a schedule of jobs without a place, before its name.
+SCHEDULE = "arq:workglow-limit-line:"
 
-#: Workers look every half a second, if their settings do not say otherwise.
-USUAL = Usual(grace=0.5, early=0.15)
+#: Workers poll every half a second by default.
+TIMING = Timing(grace=0.5, early=0.15)
 
-#: For how long a place that nobody comes for is kept in Redis, in seconds: it has long passed then.
+#: How long a place remains in Redis after its time if its job does not return, in seconds.
 KEPT = 60
 
 
@@ -52,20 +52,20 @@ def limited(
     grace: float | timedelta | None = None,
     on_limited: Callable[[dict[Any, Any], Limited], object] | None = None,
 ) -> Callable[[_F], _F]:
-    """The jobs of this coroutine function start when `limiter` admits them.
+    """Decorates a coroutine function. Its jobs start when `limiter` admits them.
 
-    `key` and `weight` are an argument's name, a format of arguments such as `"{tenant}:{model}"` (keys only), or a function
-    of the arguments, `ctx` included. A wait of up to `hold` seconds is waited for in the worker, among its `max_jobs`.
-    `grace` is how late a job may come to its place, in seconds: a 40th of the limit's window if not given, from 0.5 s to
-    10 s. `on_limited(ctx, limited)` is called after each job that was deferred.
+    `key` and `weight` are the name of an argument, a format of arguments such as `"{tenant}:{model}"` (keys only), or a function
+    of the arguments, `ctx` included. A job waits up to `hold` seconds in the worker, as one of its `max_jobs`; a longer wait defers
+    it. `grace` is how late a job may be at its place, in seconds; by default a 40th of the limit's window, from 0.5 s to 10 s.
+    `on_limited(ctx, limited)` is called after each job that was deferred.
 
-    Raises InvalidArgument or TypeError for what cannot be meant. A call without a worker waits for its start.
+    Raises InvalidArgument or TypeError for invalid arguments. A call without a worker waits for its start.
     """
-    decorate = limiting(limiter, key, weight, hold, grace, on_limited, USUAL)
+    decorate = limiting(limiter, key, weight, hold, grace, on_limited, TIMING)
 
     def decorated(function: _F) -> _F:
         if not is_awaited(function):
-            raise TypeError(f"{function!r} is no coroutine function, and arq runs no others")
+            raise TypeError(f"{function!r} is not a coroutine function: arq runs only coroutine functions")
         body = decorate(function)
         gate = gate_of(body)
         assert gate is not None
@@ -74,11 +74,11 @@ def limited(
         async def job(ctx: dict[Any, Any], /, *args: Any, **kwargs: Any) -> Any:
             if "job_id" not in ctx:
                 return await body(ctx, *args, **kwargs)
-            gate.line = RedisLine(ctx["redis"], LINE)
+            gate.schedule = RedisSchedule(ctx["redis"], SCHEDULE)
             answer = await gate.admit_async(((ctx, *args), kwargs), await _ticket(ctx))
             if isinstance(answer, Later):
                 await _keep(ctx, answer)
-                gate.tell(ctx, answer)
+                gate.notify(ctx, answer)
                 raise Retry(answer.delay)
             with Turn(gate, answer):
                 return await body(ctx, *args, **kwargs)
@@ -89,7 +89,7 @@ def limited(
 
 
 async def _ticket(ctx: dict[Any, Any]) -> str | None:
-    """What a job has brought back, once: a place starts once."""
+    """Removes and returns the ticket of a job. A place starts once."""
     if ctx["score"] <= ctx["enqueue_time"].timestamp() * 1000:
         return None  # It was never deferred.
     name = PREFIX + ctx["job_id"]
@@ -101,7 +101,7 @@ async def _ticket(ctx: dict[Any, Any]) -> str | None:
 
 
 async def _keep(ctx: dict[Any, Any], later: Later) -> None:
-    """Notes its ticket, and that this run of it was no try."""
+    """Keeps the ticket of a job, and does not count this run as a try."""
     async with cast("ArqRedis", ctx["redis"]).pipeline(transaction=True) as pipeline:
         pipeline.psetex(PREFIX + ctx["job_id"], int((later.limited.wait + KEPT) * 1000), later.ticket)
         pipeline.decr(retry_key_prefix + ctx["job_id"])

@@ -5,8 +5,8 @@
     app = LimitMiddleware(app, limits=[Limit(limiter, key="address")])
     app.add_middleware(LimitMiddleware, limits=[Limit(limiter, key="address")])  # Starlette, FastAPI, Litestar, …
 
-Functions that are given (keys, weights, plans, …) get the connection's scope. In Starlette and FastAPI,
-workglow_limit.fastapi has the same middleware, whose functions get a Request, and limits for single routes.
+The program's functions (keys, weights, plans, …) get the connection's scope. For Starlette and FastAPI, workglow_limit.fastapi has the
+same middleware with functions that get a Request, and limits for single routes.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from ._derived import check_options
 from ._limit import Limit, check_bool
-from ._serving import Entry, Gate, Limited, Refused, answer_of
+from ._serving import OPTIONS, Entry, Gate, Limited, Refused, answer_of
 from ._steps import run_async
 
 if TYPE_CHECKING:
@@ -31,25 +32,26 @@ Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
 ASGIApp: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-#: Where a scope has its Admission.
+#: The key of the Admission in a scope.
 KEY = "workglow_limit"
 
 
-#: What ends a response, unless it says that more is to come. A WebSocket is not over then.
+#: The messages that end a response, unless more is to follow. A WebSocket does not end with them.
 LAST = "http.response.body", "http.response.pathsend"
 
 
 class LimitMiddleware:
-    """Limits the requests of an app. Other scopes pass untouched; with a lifespan, the stores of `limits` open when it begins.
+    """Limits the requests of an app. Other scopes pass unchanged. A lifespan opens the stores of `limits` at its start.
 
-    limits: what all requests take, each all of them or none; routes may have more.
-    websockets: is a WebSocket a request, too? Its handshake is refused then, and what it holds ends with it.
+    limits: the limits of all requests. A request takes all of them or none; routes may add more.
+    websockets: whether a WebSocket counts as a request. Then its handshake can be refused, and its permits end with it.
     options: exempt, trusted_proxies, forwarded_header, ipv6_prefix, on_limited, headers.
     """
 
     def __init__(
         self, app: ASGIApp, limits: Iterable[Limit] = (), *, websockets: bool = False, **options: Unpack[Options]
     ) -> None:
+        check_options("LimitMiddleware", options, ("limits", "websockets", *OPTIONS))
         self._app = app
         self._gate = Gate(self._reader(), limits, asynchronous=True, **options)
         self._types = ("http", "websocket") if check_bool("websockets", websockets) else ("http",)
@@ -58,7 +60,7 @@ class LimitMiddleware:
         return Reader()
 
     def _request(self, scope: Scope) -> Any:
-        """What functions get."""
+        """Returns the request for the program's functions."""
         return scope
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -83,12 +85,12 @@ class LimitMiddleware:
             await response.end(None if response.is_left else True)
             raise
         finally:
-            # Without an end it has no client any more.
+            # A response that has not ended has lost its client.
             await response.end(None)
 
 
 class Admission:
-    """What a route's limits need of the middleware. An exempt request has no entry."""
+    """The middleware's data for the limits of routes. An exempt request has no entry."""
 
     __slots__ = "entry", "gate"
 
@@ -97,28 +99,28 @@ class Admission:
 
 
 class Response:
-    """A response on its way: it gets its headers, and ends what the request holds."""
+    """A response that is being sent. It adds the headers, and ends the request's charges."""
 
     __slots__ = "_ends", "_entry", "_failed", "_gate", "_send", "is_left"
 
     def __init__(self, gate: Gate, entry: Entry, send: Send, *, ends: bool) -> None:
         self._gate, self._entry, self._send, self._ends = gate, entry, send, ends
         self._failed: bool | None = None
-        #: Did the server say that the client has gone?
+        #: Whether the server reported that the client has disconnected.
         self.is_left = False
 
     async def send(self, message: Message) -> None:
         kind = message["type"]
         if kind == "http.response.start" or kind == "websocket.accept":
             self._failed = message.get("status", 200) >= 400
-            if self._ends and self._gate.tells and self._entry.taken:
+            if self._ends and self._gate.adds_headers and self._entry.taken:
                 message = {**message, "headers": [*message.get("headers", ()), *encoded(self._entry.headers())]}
         try:
             await self._send(message)
         except OSError:
             self.is_left = True
             raise
-        # What a framework does after a response, such as its background tasks, holds nothing.
+        # Work after the response, such as background tasks, must not hold permits.
         if kind in LAST and not message.get("more_body", False):
             await self.end(self._failed)
 
@@ -161,7 +163,7 @@ def encoded(headers: list[tuple[str, str]]) -> list[tuple[bytes, bytes]]:
 
 
 class Reader:
-    """How scopes are read."""
+    """Reads scopes."""
 
     def peer(self, request: Any) -> str | None:
         client = request.get("client")
@@ -176,7 +178,7 @@ class Reader:
         return path
 
     def user(self, request: Any) -> str | None:
-        """As Starlette's AuthenticationMiddleware writes it, and those that follow it."""
+        """Returns the user that Starlette's AuthenticationMiddleware, or a compatible one, has set."""
         user = request.get("user")
         if user is None or not getattr(user, "is_authenticated", True):
             return None

@@ -1,4 +1,4 @@
-"""Limits for Django, synchronous and asynchronous: of all requests, and of single views.
+"""Limits for Django, synchronous and asynchronous: for all requests and for single views.
 
     MIDDLEWARE = [..., "workglow_limit.django.LimitMiddleware"]  # after AuthenticationMiddleware, if keys are users
     WORKGLOW_LIMIT = {"limits": [Limit(limiter, key="address")]}  # and the other options of the middleware
@@ -6,8 +6,8 @@
     @limit(Limit(searches, key="user"))
     def search(request): ...
 
-Functions that are given (keys, weights, plans, …) get the HttpRequest. What views take joins what the middleware takes: all
-of it or nothing. Views can be limited without the middleware, too.
+The program's functions (keys, weights, plans, …) get the HttpRequest. A request takes the limits of the middleware and of its view, all
+of them or none. Views can also be limited without the middleware.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from django.core.signals import setting_changed  # type: ignore[import-untyped]
 from django.http import HttpResponse  # type: ignore[import-untyped]
 
 from ._limit import Limit
-from ._serving import Entry, Gate, Limited, Refused, answer_of
+from ._serving import OPTIONS, Entry, Gate, Limited, Refused, answer_of
 from ._steps import run, run_async
 from .wsgi import Reader as EnvironReader
 from .wsgi import streamed
@@ -33,12 +33,12 @@ from .wsgi import streamed
 __all__ = ["Limit", "LimitMiddleware", "Limited", "limit"]
 
 View = TypeVar("View", bound=Callable[..., Any])
-#: Where a request has its entry.
+#: The attribute of a request that holds its entry.
 KEY = "_workglow_limit"
 
 
 class LimitMiddleware:
-    """Limits requests as settings.WORKGLOW_LIMIT says: a dict of limits, exempt, trusted_proxies, forwarded_header,
+    """Limits requests. Its options are the dict settings.WORKGLOW_LIMIT: limits, exempt, trusted_proxies, forwarded_header,
     ipv6_prefix, on_limited, headers."""
 
     sync_capable = async_capable = True
@@ -47,7 +47,7 @@ class LimitMiddleware:
         self._get_response, self._is_async = get_response, iscoroutinefunction(get_response)
         if self._is_async:
             markcoroutinefunction(self)
-        gate(self._is_async)  # What is wrong is said now, and not at the first request.
+        gate(self._is_async)  # Raises errors in the settings now, not at the first request.
 
     def __call__(self, request: Any) -> Any:
         limits = gate(self._is_async).limits
@@ -83,19 +83,22 @@ def limit(*limits: Limit) -> Callable[[View], View]:
 
 @lru_cache(2)
 def gate(asynchronous: bool) -> Gate:
-    """What the settings say."""
+    """Returns the gate that the settings define."""
     given: Any = getattr(settings, "WORKGLOW_LIMIT", {})
     if not isinstance(given, dict):
         raise ImproperlyConfigured(f"WORKGLOW_LIMIT is {given!r}: expected a dict, not {type(given).__name__}")
+    options: dict[str, Any] = {"limits": (), **given}
+    for name in options:
+        if name not in ("limits", *OPTIONS):
+            raise ImproperlyConfigured(f"WORKGLOW_LIMIT has {name!r}: expected limits, {', '.join(OPTIONS)}")
     try:
-        options: dict[str, Any] = {"limits": (), **given}
         return Gate(Reader(), **options, asynchronous=asynchronous)
     except (TypeError, ValueError) as error:
         raise ImproperlyConfigured(f"WORKGLOW_LIMIT: {error}") from error
 
 
 def forget_settings(*, setting: str, **_: object) -> None:
-    """Tests change settings."""
+    """Drops the cached gates when a test changes the settings."""
     if setting == "WORKGLOW_LIMIT":
         gate.cache_clear()
 
@@ -105,7 +108,7 @@ changed.connect(forget_settings)
 
 
 def serve(request: Any, limits: tuple[Limit, ...], respond: Callable[[], Any]) -> Any:
-    """Takes limits for a request, and responds. The outermost that does so writes the headers and ends what is held."""
+    """Takes limits for a request and responds. The outermost call for a request writes the headers and ends the charges."""
     ours, entry = gate(False), getattr(request, KEY, None)
     if run(ours.is_exempt(request)):
         return respond()
@@ -128,7 +131,7 @@ def serve(request: Any, limits: tuple[Limit, ...], respond: Callable[[], Any]) -
 
 
 async def serve_async(request: Any, limits: tuple[Limit, ...], respond: Callable[[], Any]) -> Any:
-    """The same on an event loop."""
+    """As `serve`, on an event loop."""
     ours, entry = gate(True), getattr(request, KEY, None)
     if await run_async(ours.is_exempt(request)):
         return await respond()
@@ -151,8 +154,9 @@ async def serve_async(request: Any, limits: tuple[Limit, ...], respond: Callable
 
 
 def leave(response: Any, ours: Gate, entry: Entry) -> bool:
-    """Writes headers. True if what is held ends with the stream of the response; else it ends now, as the body is there."""
-    if ours.tells:
+    """Writes the headers. Returns True if the response is a stream, with which the charges end. Otherwise the body is complete and the
+    caller ends the charges now."""
+    if ours.adds_headers:
         for name, value in entry.headers():
             response.headers[name] = f"{response.headers[name]}, {value}" if name in response.headers else value
     if not response.streaming:
@@ -162,7 +166,7 @@ def leave(response: Any, ours: Gate, entry: Entry) -> bool:
         response.streaming_content = streamed_async(content, entry, failed)
     else:
         response.streaming_content = streamed(content, entry, lambda: failed)
-    # Of a stream that never began nobody ends the generator; Django closes the response then, in a thread.
+    # The generator of a stream that never begins does not end. Django then closes the response, in a thread.
     close = response.close
 
     def closed() -> None:
@@ -189,7 +193,7 @@ async def streamed_async(content: Any, entry: Entry, failed: bool) -> Any:
 
 
 def refuse(refused: Refused) -> Any:
-    """The response of a refusal."""
+    """Returns the response of a refusal."""
     answer = answer_of(refused)
     response: Any = refused.reply
     if answer is not None:
@@ -202,7 +206,7 @@ def refuse(refused: Refused) -> Any:
 
 
 class Reader(EnvironReader):
-    """How requests are read."""
+    """Reads requests."""
 
     def peer(self, request: Any) -> str | None:
         return super().peer(request.META)

@@ -1,4 +1,4 @@
-"""Limits for FastAPI and Starlette: of an app, and of single routes.
+"""Limits for FastAPI and Starlette apps and single routes.
 
     from workglow_limit.fastapi import Limit, LimitMiddleware, RouteLimit, limit
 
@@ -7,14 +7,14 @@
     @app.get("/search", dependencies=[Depends(RouteLimit(Limit(searches, key="user")))])  # FastAPI
     async def search(): ...
 
-    @limit(Limit(searches, key="user"))  # Starlette, or FastAPI where the function takes the request
+    @limit(Limit(searches, key="user"))  # Starlette, or FastAPI if the function takes the request
     async def search(request): ...
 
-Functions that are given (keys, weights, plans, …) get a Request. What routes take joins what the app takes: all of it or
-nothing. Routes need the middleware, which writes the headers and ends what is held; it need not have limits.
+The program's functions (keys, weights, plans, …) get a Request. A request takes the limits of the app and of its route, all of them or
+none. Limits of routes need the middleware, which writes the headers and ends the permits; it need not have limits itself.
 """
 
-# FastAPI reads the annotations of what it calls, and need not find what is only a text.
+# No `from __future__ import annotations`: FastAPI reads the annotations of functions that it calls, and may not resolve texts.
 
 from collections.abc import Callable
 from functools import wraps
@@ -35,7 +35,7 @@ __all__ = ["Limit", "LimitMiddleware", "Limited", "RouteLimit", "limit"]
 
 
 class LimitMiddleware(ScopeMiddleware):
-    """The middleware of workglow_limit.asgi, whose functions get a Request."""
+    """The middleware of workglow_limit.asgi, with functions that get a Request."""
 
     def _reader(self) -> Any:
         return Reader()
@@ -60,7 +60,7 @@ def limit(*limits: Limit) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         if isinstance(function, type) or not callable(function):
-            raise TypeError(f"{function!r} is no function: decorate the methods of a class")
+            raise TypeError(f"{function!r} is not a function: in a class, decorate its methods")
         is_awaited = iscoroutinefunction(function) or iscoroutinefunction(getattr(function, "__call__", None))
 
         @wraps(function)
@@ -68,7 +68,7 @@ def limit(*limits: Limit) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
             given: list[Any] = [*args, *kwargs.values()]
             request = next((one for one in given if issubclass(type(one), HTTPConnection)), None)
             if request is None:
-                raise TypeError(f"{function!r} takes no request, by which it could be limited")
+                raise TypeError(f"{function!r} was called without a request: expected a function that takes the request")
             await enter(request, of_route)
             call = function(*args, **kwargs) if is_awaited else run_in_threadpool(function, *args, **kwargs)
             return await call
@@ -87,7 +87,7 @@ def checked(limits: tuple[Limit, ...]) -> tuple[Limit, ...]:
 async def enter(request: HTTPConnection, limits: tuple[Limit, ...]) -> None:
     admission: Admission | None = request.scope.get(KEY)
     if admission is None:
-        raise RuntimeError("a route is limited without the middleware: app.add_middleware(LimitMiddleware)")
+        raise RuntimeError("the route has a limit, but its app has no middleware: call app.add_middleware(LimitMiddleware)")
     if admission.entry is None:
         return
     refused = await run_async(admission.gate.enter(request, limits, admission.entry))
@@ -96,7 +96,7 @@ async def enter(request: HTTPConnection, limits: tuple[Limit, ...]) -> None:
 
 
 class Reader(ScopeReader):
-    """How requests are read."""
+    """Reads requests."""
 
     def peer(self, request: Any) -> str | None:
         return super().peer(request.scope)

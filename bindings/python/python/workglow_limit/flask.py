@@ -1,4 +1,4 @@
-"""Limits for Flask: of an app, and of single views.
+"""Limits for Flask apps and single views.
 
     from workglow_limit.flask import FlaskLimits, Limit, limit
 
@@ -8,8 +8,8 @@
     @limit(Limit(searches, key="user"))
     def search(): ...
 
-Functions that are given (keys, weights, plans, …) get flask.request. What views take joins what the app takes: all of it
-or nothing. "user" is the current_user of Flask-Login, or the user name of HTTP authentication.
+The program's functions (keys, weights, plans, …) get flask.request. A request takes the limits of the app and of its view, all of them
+or none. "user" is the current_user of Flask-Login, or the user name of HTTP authentication.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from flask import Flask, Response, after_this_request, current_app, g, make_response, request
 
+from ._derived import check_options
 from ._limit import Limit
-from ._serving import Entry, Gate, Limited, Refused, answer_of
+from ._serving import OPTIONS, Entry, Gate, Limited, Refused, answer_of
 from ._steps import run
 from .wsgi import Reader as EnvironReader
 from .wsgi import streamed
@@ -41,26 +42,27 @@ NAME = "workglow_limit"
 class FlaskLimits:
     """Limits the requests of an app, now or with init_app.
 
-    limits: what all requests take, each all of them or none.
+    limits: the limits of all requests. A request takes all of them or none.
     options: exempt, trusted_proxies, forwarded_header, ipv6_prefix, on_limited, headers.
     """
 
     def __init__(self, app: Flask | None = None, limits: Iterable[Limit] = (), **options: Unpack[Options]) -> None:
+        check_options("FlaskLimits", options, ("limits", *OPTIONS))
         self._gate = Gate(Reader(), limits, asynchronous=False, **options)
         if app is not None:
             self.init_app(app)
 
     def init_app(self, app: Flask) -> None:
-        """Limits the requests of an app, before it has had any."""
+        """Limits the requests of an app. Call it before the first request."""
         if NAME in app.extensions:
-            raise RuntimeError("the app has limits already: give all of them to one FlaskLimits")
+            raise RuntimeError("the app already has limits: pass all of them to one FlaskLimits")
         app.extensions[NAME] = self._gate
         app.before_request(lambda: enter(self._gate.limits))
         app.teardown_request(left)
 
 
 def limit(*limits: Limit) -> Callable[[View], View]:
-    """Decorates a view. The decorator of the route comes before it."""
+    """Decorates a view. Put it below the decorator of the route."""
     if not limits:
         raise TypeError("expected at least one Limit")
     of_view = Gate(Reader(), limits, asynchronous=False).limits
@@ -78,10 +80,10 @@ def limit(*limits: Limit) -> Callable[[View], View]:
 
 
 def enter(limits: tuple[Limit, ...]) -> Response | None:
-    """Takes limits for the request of this context; a response, if they refuse."""
+    """Takes limits for the current request. Returns a response if they refuse it."""
     gate: Gate | None = current_app.extensions.get(NAME)
     if gate is None:
-        raise RuntimeError("a view is limited without its app: FlaskLimits(app)")
+        raise RuntimeError("the view has a limit, but its app has none: call FlaskLimits(app)")
     if run(gate.is_exempt(request)):
         return None
     entry: Entry | None = g.get(NAME)
@@ -94,24 +96,24 @@ def enter(limits: tuple[Limit, ...]) -> Response | None:
 
 
 def leave(response: Response) -> Response:
-    """Writes headers, and ends what is held: of a stream with its last part, or when the client has gone."""
+    """Writes the headers and ends the charges. The charges of a stream end with its last part, or when the client disconnects."""
     gate: Gate = current_app.extensions[NAME]
     entry: Entry = g.pop(NAME)
-    if gate.tells:
+    if gate.adds_headers:
         for name, value in entry.headers():
             response.headers.add(name, value)
     failed = response.status_code >= 400
     if not response.is_streamed:
-        run(entry.end(failed))  # The body is there.
+        run(entry.end(failed))  # The body is complete.
         return response
-    if not response.direct_passthrough:  # Otherwise it is a file, which the server may send by itself.
+    if not response.direct_passthrough:  # Otherwise it is a file, which the server may send without iterating over it.
         response.response = streamed(response.response, entry, lambda: failed)
     response.call_on_close(lambda: run(entry.end(failed if response.direct_passthrough else None)))
     return response
 
 
 def left(_: BaseException | None) -> None:
-    """Ends what is held where there was no response."""
+    """Ends the charges of a request without a response."""
     entry: Entry | None = g.pop(NAME, None)
     if entry is not None:
         run(entry.end(True))

@@ -1,10 +1,10 @@
-"""What a server says of its limit: heed reads it from a response, and pauses ours for everyone.
+"""Limits that a server reports: heed reads them from a response and pauses the limiter for all processes.
 
     from workglow_limit.http import heed
 
-    heed(limiter, response)  # of requests, httpx, aiohttp, urllib, …: seconds of pause, 0.0 if there is none
+    heed(limiter, response)  # of requests, httpx, aiohttp, urllib, …: returns the seconds of the pause, 0.0 without one
 
-What stands in front of a client does so with each response: workglow_limit.httpx, .requests, .aiohttp, .urllib3.
+The limiters in front of clients heed each response: workglow_limit.httpx, .requests, .aiohttp, .urllib3.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         @property
         def status_code(self) -> int: ...
         @property
-        def headers(self) -> Any: ...  # A mapping, which each client has of its own.
+        def headers(self) -> Any: ...  # A mapping, of a class of the client.
 
     class _HasStatus(Protocol):
         @property
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 __all__ = ["heed"]
 
-#: With these a server says "not so fast": 403 is GitHub's, 529 Anthropic's.
+#: The statuses of servers that limit requests. GitHub uses 403, Anthropic 529.
 _REFUSALS = 403, 429, 503, 529
 
 _LONGEST = 366 * 86_400.0
@@ -64,34 +64,35 @@ def heed(
     default: float | timedelta = 1.0,
     longest: float | timedelta = 3600.0,
 ) -> float:
-    """Pauses a limit, or a key of it, for all who share it, if a response says so. Returns for how many seconds; 0.0: not.
+    """Pauses a limit, or one of its keys, in all processes that share it, if a response asks for it. Returns the seconds of the pause,
+    0.0 without one.
 
-    The pause is what Retry-After says in a refusal (429, 503; 403 and 529 of some). Otherwise, whatever the status, it
-    lasts until the latest reset of what has nothing remaining: by RateLimit (with RateLimit-Policy), RateLimit-Remaining
-    and RateLimit-Reset, or vendors' such pairs. A 429 that says none of this pauses for default seconds. No pause is more
-    than longest seconds; what cannot be read is as if it were not there.
+    The pause is the Retry-After of a refusal (429, 503; with some servers 403 and 529). Otherwise, with any status, it lasts until the
+    latest reset among the limits with nothing remaining, as given by RateLimit (with RateLimit-Policy), by RateLimit-Remaining and
+    RateLimit-Reset, or by a vendor's pair of headers. A 429 with none of these pauses for default seconds. A pause is at most longest
+    seconds. Unreadable headers are ignored.
     """
     check_key("is", key, "a str")
-    pause = wait_said(response, in_seconds("default", default), in_seconds("longest", longest))
+    pause = requested_wait(response, in_seconds("default", default), in_seconds("longest", longest))
     if pause > 0:
         limiter.pause(pause, key)
     return pause
 
 
 def check_key(verb: str, key: object, expected: str) -> None:
-    """Raises if it is no key."""
+    """Raises TypeError if it is not a key."""
     if not (key is None or isinstance(key, str)):
         raise TypeError(f"key {verb} {key!r}: expected {expected}, not {type(key).__name__}")
 
 
-def wait_said(response: object, default: float, longest: float) -> float:
-    """How long heed pauses for a response, in seconds."""
+def requested_wait(response: object, default: float, longest: float) -> float:
+    """Returns the seconds that heed pauses for a response."""
     status, headers = status_and_headers(response)
     return min(_wait(status, headers) or (default if status == 429 else 0.0), longest)
 
 
 def in_seconds(parameter: str, value: object) -> float:
-    """A duration in seconds, if it is one."""
+    """Returns a duration in seconds. Raises if it is not one."""
     seconds = value.total_seconds() if isinstance(value, timedelta) else value
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
         raise TypeError(f"{parameter} is {value!r}: expected seconds as a number, or a timedelta, not {type(value).__name__}")
@@ -103,11 +104,11 @@ def in_seconds(parameter: str, value: object) -> float:
 
 
 def status_and_headers(response: Any) -> tuple[int, dict[str, str]]:
-    """A response's status, and its headers by their names in small letters, repeated ones as one."""
+    """Returns a response's status, and its headers by lower-case name, with repeated headers joined."""
     status = getattr(response, "status_code", getattr(response, "status", None))
     items = getattr(getattr(response, "headers", None), "items", None)
     if not isinstance(status, int) or items is None:
-        raise TypeError(f"response is {response!r}: expected one with a status_code or status, and headers")
+        raise TypeError(f"response is {response!r}: expected a response with a status_code or status, and headers")
     headers: dict[str, str] = {}
     for name, value in items():
         name = name.lower()
@@ -116,7 +117,7 @@ def status_and_headers(response: Any) -> tuple[int, dict[str, str]]:
 
 
 def _wait(status: int, headers: dict[str, str]) -> float:
-    """How long to wait for what the headers say, in seconds. 0.0 if they say nothing, or that it is over."""
+    """Returns the seconds of the wait that the headers ask for; 0.0 if they ask for none, or if it is over."""
     date = _instant(headers.get("date", ""))
     now = time.time() if date is None else date
     after = _until(headers.get("retry-after"), now) if status in _REFUSALS else 0.0
@@ -124,25 +125,25 @@ def _wait(status: int, headers: dict[str, str]) -> float:
 
 
 def _resets(headers: dict[str, str]) -> Iterable[str | None]:
-    """When what has nothing remaining has something again: texts, as they were sent."""
+    """Yields the resets of limits with nothing remaining, as the texts of the headers."""
     policies = dict(_members(headers.get("ratelimit-policy", "")))
     members = _members(headers.get("ratelimit", ""))
     for name, parameters in members:
         if _is_none(parameters.get("r")):
-            # It may come earlier than after the whole window, but not later.
+            # Without t use the whole window: the reset may come earlier, but not later.
             yield parameters.get("t", policies.get(name, {}).get("w"))
     # An older draft had a dictionary: limit=100, remaining=0, reset=30.
     pairs = {item.partition("=")[0]: item.partition("=")[2] for item, _ in members}
     if _is_none(pairs.get("remaining")):
         yield pairs.get("reset")
-    # The oldest, and all vendors, in pairs: X-RateLimit-Remaining and -Reset, x-ratelimit-remaining-tokens, …
+    # The oldest draft and all vendors use pairs: X-RateLimit-Remaining and -Reset, x-ratelimit-remaining-tokens, …
     for name, value in headers.items():
         if re.search("rate-?limit", name) and "remaining" in name and _is_none(value):
             yield headers.get(name.replace("remaining", "reset"))
 
 
 def _members(field: str) -> list[tuple[str, dict[str, str]]]:
-    """The list of a structured field, each item with its parameters; empty if it is not well-formed."""
+    """Returns the list of a structured field, each item with its parameters. Returns an empty list if it is malformed."""
     members: list[tuple[str, dict[str, str]]] = []
     at = 0
     while at < len(field):
@@ -155,17 +156,18 @@ def _members(field: str) -> list[tuple[str, dict[str, str]]]:
 
 
 def _is_none(remaining: str | None) -> bool:
-    """Is nothing left? Some count below 0."""
+    """Returns whether nothing remains. Some servers count below 0."""
     text = (remaining or "").strip()
     return bool(_NUMBER.fullmatch(text.removeprefix("-"))) and float(text) <= 0
 
 
 def _until(text: str | None, now: float) -> float:
-    """Seconds until then: a number of them, a duration such as 6m0s, or an instant. 0.0 for the past and for anything else."""
+    """Returns the seconds until a reset: a number of seconds, a duration such as 6m0s, or an instant. 0.0 for the past and for other
+    texts."""
     text = (text or "").strip()
     if _NUMBER.fullmatch(text):
         number = float(text)
-        # Nobody waits for 30 years: these are seconds, or ms, of the epoch.
+        # Numbers from 1e9 (30 years) are seconds since the epoch; from 1e12, milliseconds.
         wait = number / 1e3 - now if number >= 1e12 else number - now if number >= 1e9 else number
     elif _SPANS.fullmatch(text):
         wait = sum(float(number) * _UNITS[unit] for number, unit in _SPAN.findall(text))
@@ -176,7 +178,7 @@ def _until(text: str | None, now: float) -> float:
 
 
 def _instant(text: str) -> float | None:
-    """An HTTP date, or one of RFC 3339, in seconds of the epoch."""
+    """Returns an HTTP date or an RFC 3339 date in seconds since the epoch."""
     try:
         if found := _ISO.fullmatch(text):
             whole = datetime.fromisoformat(found[1] + ("+00:00" if found[3] == "Z" else found[3]))

@@ -1,11 +1,11 @@
-"""A limiter in front of httpx, with the same options as in front of every client: docs/clients.md has them.
+"""A limiter in front of httpx. All clients have the same options, which docs/clients.md describes.
 
     import httpx
     from workglow_limit.httpx import LimitedTransport
 
     client = httpx.Client(transport=LimitedTransport({"api.example.com": limiter}, timeout=30))
 
-workglow_limit.httpx2 is the same for httpx2, which the SDKs of OpenAI and Anthropic use.
+workglow_limit.httpx2 does the same for httpx2, which the SDKs of OpenAI and Anthropic use.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING
 
 import httpx
 
+from ._derived import check_options
 from ._httpx import AsyncExchange, AsyncStream, Exchange, Stream, wrapped
-from ._sending import IN_LOOP, IN_THREAD, Sending, run
+from ._sending import IN_LOOP, IN_THREAD, RetryingOptions, Sender, run
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from ._sending import Limiters, RetryingOptions
+    from ._sending import Limiters
 
 __all__ = ["AsyncLimitedTransport", "LimitedTransport"]
 
@@ -34,7 +35,7 @@ class _AsyncStream(AsyncStream, httpx.AsyncByteStream):
 
 
 class LimitedTransport(httpx.BaseTransport):
-    """For httpx.Client(transport=…): each request waits for its limiters, and is then sent by another transport."""
+    """For httpx.Client(transport=…): each request waits for its limiters, then another transport sends it."""
 
     def __init__(
         self,
@@ -43,13 +44,14 @@ class LimitedTransport(httpx.BaseTransport):
         transport: httpx.BaseTransport | None = None,
         **options: Unpack[RetryingOptions],
     ) -> None:
-        """transport sends the requests: an httpx.HTTPTransport() if not given. It is closed with this one."""
-        self._sending = Sending(limiter, IN_THREAD, **options)
+        """transport sends the requests: an httpx.HTTPTransport() by default. Closing this transport closes it."""
+        check_options("LimitedTransport", options, ("transport", *RetryingOptions.__annotations__))
+        self._sender = Sender(limiter, IN_THREAD, **options)
         self._transport = wrapped(transport, httpx.BaseTransport, httpx.HTTPTransport)
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
-        """Waits, sends, and heeds what the response says."""
-        response: httpx.Response = run(self._sending.send(Exchange(httpx, request, self._transport, _Stream)))
+        """Waits, sends the request, and heeds the response."""
+        response: httpx.Response = run(self._sender.send(Exchange(httpx, request, self._transport, _Stream)))
         return response
 
     def close(self) -> None:
@@ -58,7 +60,7 @@ class LimitedTransport(httpx.BaseTransport):
 
 
 class AsyncLimitedTransport(httpx.AsyncBaseTransport):
-    """For httpx.AsyncClient(transport=…), in asyncio or trio: each request waits for its limiters, and is then sent by another transport."""
+    """For httpx.AsyncClient(transport=…), in asyncio or trio: each request waits for its limiters, then another transport sends it."""
 
     def __init__(
         self,
@@ -67,13 +69,14 @@ class AsyncLimitedTransport(httpx.AsyncBaseTransport):
         transport: httpx.AsyncBaseTransport | None = None,
         **options: Unpack[RetryingOptions],
     ) -> None:
-        """transport sends the requests: an httpx.AsyncHTTPTransport() if not given. It is closed with this one."""
-        self._sending = Sending(limiter, IN_LOOP, **options)
+        """transport sends the requests: an httpx.AsyncHTTPTransport() by default. Closing this transport closes it."""
+        check_options("AsyncLimitedTransport", options, ("transport", *RetryingOptions.__annotations__))
+        self._sender = Sender(limiter, IN_LOOP, **options)
         self._transport = wrapped(transport, httpx.AsyncBaseTransport, httpx.AsyncHTTPTransport)
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Waits, sends, and heeds what the response says."""
-        response: httpx.Response = await self._sending.send(AsyncExchange(httpx, request, self._transport, _AsyncStream))
+        """Waits, sends the request, and heeds the response."""
+        response: httpx.Response = await self._sender.send(AsyncExchange(httpx, request, self._transport, _AsyncStream))
         return response
 
     async def aclose(self) -> None:

@@ -1,11 +1,11 @@
-"""A limiter in front of httpx2, with the same options as in front of every client: docs/clients.md has them.
+"""A limiter in front of httpx2. All clients have the same options, which docs/clients.md describes.
 
     import httpx2
     from workglow_limit.httpx2 import LimitedTransport
 
     client = httpx2.Client(transport=LimitedTransport({"api.example.com": limiter}, timeout=30))
 
-The SDKs of OpenAI and Anthropic use httpx2; workglow_limit.httpx is the same for httpx.
+The SDKs of OpenAI and Anthropic use httpx2; workglow_limit.httpx does the same for httpx.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING
 
 import httpx2
 
+from ._derived import check_options
 from ._httpx import AsyncExchange, AsyncStream, Exchange, Stream, wrapped
-from ._sending import IN_LOOP, IN_THREAD, Sending, run
+from ._sending import IN_LOOP, IN_THREAD, RetryingOptions, Sender, run
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from ._sending import Limiters, RetryingOptions
+    from ._sending import Limiters
 
 __all__ = ["AsyncLimitedTransport", "LimitedTransport"]
 
@@ -34,7 +35,7 @@ class _AsyncStream(AsyncStream, httpx2.AsyncByteStream):
 
 
 class LimitedTransport(httpx2.BaseTransport):
-    """For httpx2.Client(transport=…): each request waits for its limiters, and is then sent by another transport."""
+    """For httpx2.Client(transport=…): each request waits for its limiters, then another transport sends it."""
 
     def __init__(
         self,
@@ -43,13 +44,14 @@ class LimitedTransport(httpx2.BaseTransport):
         transport: httpx2.BaseTransport | None = None,
         **options: Unpack[RetryingOptions],
     ) -> None:
-        """transport sends the requests: an httpx2.HTTPTransport() if not given. It is closed with this one."""
-        self._sending = Sending(limiter, IN_THREAD, **options)
+        """transport sends the requests: an httpx2.HTTPTransport() by default. Closing this transport closes it."""
+        check_options("LimitedTransport", options, ("transport", *RetryingOptions.__annotations__))
+        self._sender = Sender(limiter, IN_THREAD, **options)
         self._transport = wrapped(transport, httpx2.BaseTransport, httpx2.HTTPTransport)
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
-        """Waits, sends, and heeds what the response says."""
-        response: httpx2.Response = run(self._sending.send(Exchange(httpx2, request, self._transport, _Stream)))
+        """Waits, sends the request, and heeds the response."""
+        response: httpx2.Response = run(self._sender.send(Exchange(httpx2, request, self._transport, _Stream)))
         return response
 
     def close(self) -> None:
@@ -58,7 +60,7 @@ class LimitedTransport(httpx2.BaseTransport):
 
 
 class AsyncLimitedTransport(httpx2.AsyncBaseTransport):
-    """For httpx2.AsyncClient(transport=…), in asyncio or trio: each request waits for its limiters, and is then sent by another transport."""
+    """For httpx2.AsyncClient(transport=…), in asyncio or trio: each request waits for its limiters, then another transport sends it."""
 
     def __init__(
         self,
@@ -67,13 +69,14 @@ class AsyncLimitedTransport(httpx2.AsyncBaseTransport):
         transport: httpx2.AsyncBaseTransport | None = None,
         **options: Unpack[RetryingOptions],
     ) -> None:
-        """transport sends the requests: an httpx2.AsyncHTTPTransport() if not given. It is closed with this one."""
-        self._sending = Sending(limiter, IN_LOOP, **options)
+        """transport sends the requests: an httpx2.AsyncHTTPTransport() by default. Closing this transport closes it."""
+        check_options("AsyncLimitedTransport", options, ("transport", *RetryingOptions.__annotations__))
+        self._sender = Sender(limiter, IN_LOOP, **options)
         self._transport = wrapped(transport, httpx2.AsyncBaseTransport, httpx2.AsyncHTTPTransport)
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        """Waits, sends, and heeds what the response says."""
-        response: httpx2.Response = await self._sending.send(AsyncExchange(httpx2, request, self._transport, _AsyncStream))
+        """Waits, sends the request, and heeds the response."""
+        response: httpx2.Response = await self._sender.send(AsyncExchange(httpx2, request, self._transport, _AsyncStream))
         return response
 
     async def aclose(self) -> None:

@@ -1,4 +1,4 @@
-"""A limiter in front of requests, with the same options as in front of every client: docs/clients.md has them.
+"""A limiter in front of requests. All clients have the same options, which docs/clients.md describes.
 
     import requests
     from workglow_limit.requests import LimitedAdapter
@@ -16,13 +16,14 @@ import requests
 from requests.adapters import HTTPAdapter
 from requests.exceptions import ConnectTimeout, InvalidHeader, InvalidURL, ProxyError
 
-from ._sending import IN_THREAD, Body, Sending, run
+from ._derived import check_options
+from ._sending import IN_THREAD, Body, RetryingOptions, Sender, run
 from .urllib3 import was_never_sent, watch
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from ._sending import Limiters, RetryingOptions
+    from ._sending import Limiters
 
 __all__ = ["LimitedAdapter"]
 
@@ -39,22 +40,24 @@ class LimitedAdapter(HTTPAdapter):
         pool_block: bool = False,
         **options: Unpack[RetryingOptions],
     ) -> None:
-        """The three of the pool are HTTPAdapter's. Its max_retries would pass the limiters, so there is only our retries."""
+        """The pool_ parameters are those of HTTPAdapter. Its max_retries would bypass the limiters; use retries instead."""
         if "max_retries" in options:
-            raise TypeError("max_retries would pass the limiters: expected retries, which does not")
-        self._sending: Sending[requests.PreparedRequest] = Sending(limiter, IN_THREAD, **options)
+            raise TypeError("max_retries would bypass the limiters: use retries instead")
+        own = "pool_connections", "pool_maxsize", "pool_block"
+        check_options("LimitedAdapter", options, (*own, *RetryingOptions.__annotations__))
+        self._sender: Sender[requests.PreparedRequest] = Sender(limiter, IN_THREAD, **options)
         super().__init__(pool_connections, pool_maxsize, pool_block=pool_block)
 
     def send(self, request: requests.PreparedRequest, *arguments: Any, **options: Any) -> requests.Response:
-        """Waits, sends, and heeds what the response says."""
-        return run(self._sending.send(_Exchange(request, partial(super().send, request, *arguments, **options))))
+        """Waits, sends the request, and heeds the response."""
+        return run(self._sender.send(_Exchange(request, partial(super().send, request, *arguments, **options))))
 
     def __getstate__(self) -> NoReturn:
         raise TypeError("a LimitedAdapter cannot be pickled: make one in each process")
 
 
 class _Exchange:
-    """One request, as the adapter sends it."""
+    """One request of the adapter."""
 
     def __init__(self, request: requests.PreparedRequest, send: partial[requests.Response]) -> None:
         self.request, self.url, self._send = request, request.url or "", send
@@ -70,7 +73,7 @@ class _Exchange:
         return self.request.body is None or self.body() is not None
 
     def ask_readable(self) -> None:
-        pass  # It is decoded when it comes here.
+        pass  # urllib3 decodes the body.
 
     async def send(self) -> requests.Response:
         return self._send()

@@ -1,4 +1,4 @@
-"""Limits that hold across all workers, processes and languages, for RQ.
+"""Limits for RQ jobs that hold across all workers, processes and languages.
 
     from workglow_limit.rq import limited
 
@@ -7,7 +7,7 @@
 
     $ rq worker --worker-class workglow_limit.rq.LimitedWorker
 
-A job that cannot start now takes its place and is scheduled for then: the worker takes others, its retries stay.
+A job that cannot start now takes a place and is scheduled for then. The worker runs others, and the job's retries do not change.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from rq.utils import now, utcformat
 from rq.worker import BaseWorker
 
 from ._derived import Arguments
-from ._line import RedisLine
+from ._return_schedule import RedisSchedule
 from ._native import Limiter, Permit
-from ._queueing import Gate, Later, Limited, Turn, Usual, current_permit, gate_of, limiting
+from ._queueing import Gate, Later, Limited, Turn, Timing, current_permit, gate_of, limiting
 
 if TYPE_CHECKING:
     from rq.executions import Execution
@@ -41,13 +41,13 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 #: The field of a job's hash that holds its place.
 FIELD = "workglow_limit"
 
-#: A worker does one job at a time, and forks for each.
-USUAL = Usual(grace=0.25, early=0.05)
+#: A worker runs one job at a time and forks for each.
+TIMING = Timing(grace=0.25, early=0.05)
 
-#: How often a worker looks for jobs whose time comes, at least, in seconds. RQ's own scheduler does so once a second.
-LOOK = 0.05
+#: The interval at which a worker checks for jobs whose time has come, in seconds. RQ's own scheduler checks once a second.
+POLL = 0.05
 
-#: For how long it is remembered how late and how long jobs were, in seconds.
+#: How long the lateness and duration of jobs are remembered, in seconds.
 KEPT = 3600
 
 _log = logging.getLogger("workglow_limit")
@@ -62,19 +62,19 @@ def limited(
     grace: float | timedelta | None = None,
     on_limited: Callable[[Job, Limited], object] | None = None,
 ) -> Callable[[_F], _F]:
-    """The jobs of this function start when `limiter` admits them. Their workers are `LimitedWorker`s.
+    """Decorates a function. Its jobs start when `limiter` admits them. They need a `LimitedWorker`.
 
-    `key` and `weight` are an argument's name, a format of arguments such as `"{tenant}:{model}"` (keys only), or a function
-    of the arguments. A wait of up to `hold` seconds is waited for in the worker. `grace` is how late a job may come to its
-    place, in seconds: a 40th of the limit's window if not given, from 0.25 s to 10 s. `on_limited(job, limited)` is called
-    after each job that was sent away.
+    `key` and `weight` are the name of an argument, a format of arguments such as `"{tenant}:{model}"` (keys only), or a function
+    of the arguments. A job waits up to `hold` seconds in the worker; a longer wait schedules it. `grace` is how late a job may be at
+    its place, in seconds; by default a 40th of the limit's window, from 0.25 s to 10 s. `on_limited(job, limited)` is called after
+    each job that was scheduled.
 
-    Raises InvalidArgument or TypeError for what cannot be meant. A call without a `LimitedWorker` waits for its start.
+    Raises InvalidArgument or TypeError for invalid arguments. A call without a `LimitedWorker` waits for its start.
     """
-    return limiting(limiter, key, weight, hold, grace, on_limited, USUAL)
+    return limiting(limiter, key, weight, hold, grace, on_limited, TIMING)
 
 
-#: A job that was cancelled or deleted meanwhile is not sent away, and does not come back. By Redis's clock.
+#: Sends a job away until its return, by Redis's clock. A job that was cancelled or deleted is not sent away.
 _AWAY = """
 if redis.call('HGET', KEYS[2], 'status') ~= 'queued' then
     return 0
@@ -84,7 +84,7 @@ redis.call('HSET', KEYS[2], 'status', 'scheduled', ARGV[3], ARGV[4])
 redis.call('ZADD', KEYS[1], now[1] + now[2] / 1e6 + ARGV[1], ARGV[2])
 return 1
 """
-#: To the front of their queue, the first before all others: they have queued before.
+#: Moves jobs whose time has come to the front of their queue, in their order, because they have already queued once.
 _BACK = """
 local now = redis.call('TIME')
 now = string.format('%.6f', now[1] + now[2] / 1e6)
@@ -101,17 +101,17 @@ end
 
 
 def _waiting(queue: Queue) -> str:
-    """The sorted set of the jobs of a queue that wait for their limit."""
+    """Returns the key of the sorted set of a queue's jobs that wait for their limit."""
     return f"{queue.key}:workglow-limit"
 
 
 def _learned(job: Job, queue: Queue) -> str:
-    """How late and how long the jobs of a function were lately."""
+    """Returns the key of the recent lateness and duration of a function's jobs."""
     return f"{_waiting(queue)}:learned:{job.func_name}"
 
 
 def _gate(job: Job) -> tuple[Gate | None, Arguments]:
-    """What admits a job. RQ fails those that cannot be read."""
+    """Returns the gate and the arguments of a job. RQ itself fails jobs that cannot be read."""
     read = cast("Any", job)
     try:
         return gate_of(read.func), (tuple(read.args), dict(read.kwargs))
@@ -120,35 +120,35 @@ def _gate(job: Job) -> tuple[Gate | None, Arguments]:
 
 
 class Limits(BaseWorker):
-    """What a worker needs for jobs that are `limited`: `class MyWorker(Limits, SpawnWorker)`."""
+    """A mixin that lets a worker run `limited` jobs: `class MyWorker(Limits, SpawnWorker)`."""
 
     def bootstrap(self, *args: Any, **kwargs: Any) -> None:
-        """Begins to bring back jobs whose time has come."""
+        """Starts the thread that returns jobs whose time has come."""
         super().bootstrap(*args, **kwargs)
-        self._returning = _Returning(self)
-        self._returning.look()  # A worker in burst mode looks once.
-        self._returning.start()
+        self._returner = _Returner(self)
+        self._returner.return_due()  # A worker in burst mode checks once.
+        self._returner.start()
 
     def teardown(self) -> None:
-        """Ends that."""
-        self._returning.end()
+        """Ends that thread."""
+        self._returner.end()
         super().teardown()  # type: ignore[no-untyped-call, unused-ignore]
 
     def execute_job(self, job: Job, queue: Queue) -> None:
-        """Executes a job, or sends it away."""
-        # A fork costs more than a look. But what jobs are is not imported here, unless somebody has.
+        """Executes a job or sends it away."""
+        # A decision costs less than a fork. But do not import the job's module here if the worker has not imported it.
         if (job.func_name or "").rpartition(".")[0] in sys.modules:
             gate, arguments = _gate(job)
             if gate is not None:
-                with suppress(Exception):  # Whatever it is, the work horse finds it, too, and fails the job.
-                    later = gate.turn_away(arguments, self._recall(job, queue, gate))
+                with suppress(Exception):  # The work horse gets the same error and fails the job.
+                    later = gate.send_away_early(arguments, self._recall(job, queue, gate))
                     if later is not None:
                         self._send_away(job, queue, None, gate, later)
                         return
         super().execute_job(job, queue)
 
     def perform_job(self, job: Job, queue: Queue, execution: Execution) -> bool:
-        """The same in the work horse, where its start is got."""
+        """As `execute_job`, in the work horse, which takes the start."""
         gate, arguments = _gate(job)
         if gate is None:
             return super().perform_job(job, queue, execution)
@@ -163,7 +163,7 @@ class Limits(BaseWorker):
             outcome = answer
             if ticket is not None:
                 self.connection.hdel(job.key, FIELD)  # A place starts once.
-        except Exception as error:  # It is the job's, as if its function had raised it.
+        except Exception as error:  # The job fails with it, as if its function had raised it.
             outcome = error
         try:
             with Turn(gate, outcome):
@@ -174,9 +174,9 @@ class Limits(BaseWorker):
                 self.connection.set(_learned(job, queue), text, ex=KEPT)
 
     def _recall(self, job: Job, queue: Queue, gate: Gate) -> str | None:
-        """What a job has brought back. And, as a work horse ends with its job, what jobs before it have learned."""
-        gate.line = line = RedisLine(self.connection, f"{_waiting(queue)}:line:")
-        gate.is_waiting = line.is_waiting
+        """Returns the ticket of a job. Also restores what the gate has learned, because a work horse ends with its job."""
+        gate.schedule = schedule = RedisSchedule(self.connection, f"{_waiting(queue)}:line:")
+        gate.is_waiting = schedule.is_waiting
         with cast("Any", self.connection).pipeline() as pipeline:
             pipeline.hget(job.key, FIELD)
             pipeline.get(_learned(job, queue))
@@ -189,7 +189,7 @@ class Limits(BaseWorker):
     def _send_away(
         self, job: Job, queue: Queue, execution: Execution | None, gate: Gate, later: Later
     ) -> None:
-        """Ends this execution as if it had never been, in one act."""
+        """Sends a job away and removes this execution without a trace, in one transaction."""
         away = self.connection.register_script(_AWAY)
         with cast("Any", self.connection).pipeline() as pipeline:
             away(keys=[_waiting(queue), job.key], args=[later.delay, job.id, FIELD, later.ticket], client=pipeline)
@@ -197,38 +197,38 @@ class Limits(BaseWorker):
             pipeline.lrem(queue.intermediate_queue_key, 1, job.id)
             was_sent = pipeline.execute()[0]
         if was_sent:
-            gate.tell(job, later)
+            gate.notify(job, later)
         else:
-            gate.give_back(later.ticket)
+            gate.return_place(later.ticket)
 
 
 class LimitedWorker(Limits, Worker):
-    """RQ's worker, for jobs that are `limited` and for all others."""
+    """RQ's worker for `limited` and all other jobs."""
 
 
-class _Returning(Thread):
-    """Brings the jobs of a worker's queues back when their time has come."""
+class _Returner(Thread):
+    """Returns jobs to a worker's queues when their time has come."""
 
     def __init__(self, worker: BaseWorker) -> None:
         super().__init__(name="workglow-limit", daemon=True)
         kind, connection, options = cast("Any", connections).parse_connection(worker.connection)
-        # Of its own: a work horse is forked while this is in use.
+        # A connection pool of its own, because work horses are forked while it is in use.
         self._redis: Redis = kind(connection_pool=ConnectionPool(connection_class=connection, **options))
         self._back = self._redis.register_script(_BACK)
         self._queues = list(worker.queues)
         self._prefix = worker.job_class.redis_job_namespace_prefix
         self._over = Event()
 
-    def look(self) -> None:
+    def return_due(self) -> None:
         for queue in self._queues:
             self._back(keys=[_waiting(queue), queue.key], args=[self._prefix, utcformat(now())])
 
     def run(self) -> None:
-        while not self._over.wait(LOOK):
+        while not self._over.wait(POLL):
             try:
-                self.look()
+                self.return_due()
             except RedisError:
-                _log.exception("limited jobs could not be brought back; the next try is in 1 s")
+                _log.exception("limited jobs could not be returned to their queues: the next attempt is in 1 s")
                 self._over.wait(1)
 
     def end(self) -> None:

@@ -1,4 +1,4 @@
-"""Limits that hold across all workers, processes and languages, for taskiq.
+"""Limits for taskiq tasks that hold across all workers, processes and languages.
 
     from workglow_limit.taskiq import Limits, limited
 
@@ -8,7 +8,7 @@
     @limited(openai, key="tenant")
     async def ask(tenant: str, prompt: str) -> None: ...
 
-A task that cannot start now takes its place and leaves the worker until then: that takes others, `_retries` stays.
+A task that cannot start now takes a place and leaves the worker until then. The worker runs others, and `_retries` does not change.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from taskiq import NoResultError, TaskiqMessage, TaskiqMiddleware, TaskiqResult
 from taskiq.labels import prepare_label
 
-from ._line import RedisLine
-from ._loops import elsewhere
+from ._return_schedule import RedisSchedule
+from ._loops import in_thread
 from ._native import Limiter, Permit
-from ._queueing import Later, Limited, Turn, Usual, current_permit, gate_of, limiting
+from ._queueing import Later, Limited, Turn, Timing, current_permit, gate_of, limiting
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -37,16 +37,16 @@ __all__ = ["Limited", "Limits", "current_permit", "limited"]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
-#: The label of a message that carries its place.
+#: The label of a message that holds its place.
 LABEL = "workglow_limit"
 
-#: Messages come back on time, but others may be before them.
-USUAL = Usual(grace=0.15, early=0.03)
+#: Messages return on time, but other messages may be ahead of them.
+TIMING = Timing(grace=0.15, early=0.03)
 
-#: Workers look at least so often for messages whose time has come: for those of workers that are gone, in seconds.
-LOOK = 0.5
+#: The longest interval between checks for messages whose time has come, including those of dead workers, in seconds.
+POLL = 0.5
 
-#: A message that a worker took to send it, and has not sent after so many seconds, is another worker's.
+#: The seconds after which another worker takes over a message that a worker took but did not send.
 LEASE = 30
 
 _log = logging.getLogger("workglow_limit")
@@ -61,23 +61,23 @@ def limited(
     grace: float | timedelta | None = None,
     on_limited: Callable[[TaskiqMessage, Limited], object] | None = None,
 ) -> Callable[[_F], _F]:
-    """The messages of this task start when `limiter` admits them. It goes below `@broker.task`.
+    """Decorates a task's function, below `@broker.task`. Its messages start when `limiter` admits them.
 
-    `key` and `weight` are an argument's name, a format of arguments such as `"{tenant}:{model}"` (keys only), or a function
-    of the arguments, in which dependencies are None. A wait of up to `hold` seconds is waited for in the worker, among its
-    `max_async_tasks`. `grace` is how late a task may come to its place, in seconds: a 40th of the limit's window if not
-    given, from 0.15 s to 10 s. `on_limited(message, limited)` is called after each task that was sent away.
+    `key` and `weight` are the name of an argument, a format of arguments such as `"{tenant}:{model}"` (keys only), or a function
+    of the arguments, in which dependencies are None. A task waits up to `hold` seconds in the worker, as one of its
+    `max_async_tasks`; after a longer wait it leaves the worker. `grace` is how late a task may be at its place, in seconds; by default
+    a 40th of the limit's window, from 0.15 s to 10 s. `on_limited(message, limited)` is called after each task that left.
 
-    Raises InvalidArgument or TypeError for what cannot be meant. A call without a worker waits for its start.
+    Raises InvalidArgument or TypeError for invalid arguments. A call without a worker waits for its start.
     """
-    return limiting(limiter, key, weight, hold, grace, on_limited, USUAL)
+    return limiting(limiter, key, weight, hold, grace, on_limited, TIMING)
 
 
 class Limits(TaskiqMiddleware):
-    """What limits the tasks of a broker that are `limited`.
+    """Limits the `limited` tasks of a broker.
 
-    With the Redis brokers of taskiq-redis, tasks that wait are kept in the same Redis. With other brokers, which cannot
-    delay a message, they wait in the worker.
+    With the Redis brokers of taskiq-redis, waiting tasks are kept in the same Redis. Other brokers cannot delay a message, so with
+    them tasks wait in the worker.
     """
 
     def __init__(self) -> None:
@@ -85,46 +85,46 @@ class Limits(TaskiqMiddleware):
         self._delays: _Delays | None = None
 
     async def startup(self) -> None:
-        """In a worker, begins to bring back tasks whose time has come."""
+        """Starts returning tasks whose time has come, in a worker."""
         if self.broker.is_worker_process and hasattr(self.broker, "connection_pool"):
             self._delays = _Delays(self.broker)
 
     async def shutdown(self) -> None:
-        """Ends that."""
+        """Stops returning tasks."""
         if self._delays is not None:
             await self._delays.end()
 
     async def pre_execute(self, message: TaskiqMessage) -> TaskiqMessage:
-        """Gets the start of a task that is `limited`, or sends it away."""
-        # A place starts once: what is sent again for other reasons must not carry it.
+        """Takes the start of a `limited` task, or sends the task away."""
+        # A place starts once, so a message that is sent again for other reasons must not carry it.
         ticket = message.labels.pop(LABEL, None)
         task = self.broker.find_task(message.task_name)
         gate = None if task is None else gate_of(task.original_func)
         if task is None or gate is None or self._delays is None:
             return message
-        gate.line = self._delays.line
+        gate.schedule = self._delays.schedule
         outcome: Permit | Exception
         try:
             answer = await gate.admit_async(_arguments(task.original_func, message), ticket)
             if isinstance(answer, Later):
                 await self._delays.add(self._again(message, answer.ticket), answer.delay)
-                gate.tell(message, answer)
+                gate.notify(message, answer)
                 outcome = NoResultError()
             else:
                 outcome = answer
-        except Exception as error:  # It is the task's, as if its body had raised it: taskiq would lose the message.
+        except Exception as error:  # The task fails with it, as if its body had raised it. Otherwise taskiq would lose the message.
             outcome = error
         Turn(gate, outcome).begin()
         return message
 
     async def post_execute(self, message: TaskiqMessage, result: TaskiqResult[Any]) -> None:
-        """Gives the start of a task back whose function was never called."""
+        """Cancels the start of a task whose function was never called."""
         turn = Turn.current()
         if turn is not None:
-            await elsewhere(turn.gate.limiter, turn.end)
+            await in_thread(turn.gate.limiter, turn.end)
 
     def _again(self, message: TaskiqMessage, ticket: str) -> bytes:
-        """The same message with its place. Labels were parsed when it came."""
+        """Returns the same message with its place. Its labels, which were parsed on arrival, are serialized again."""
         labels = {name: prepare_label(value) for name, value in {**message.labels, LABEL: ticket}.items()}
         texts = {name: text for name, (text, _) in labels.items()}
         types = {name: kind for name, (_, kind) in labels.items()}
@@ -133,7 +133,7 @@ class Limits(TaskiqMiddleware):
 
 
 def _arguments(function: Callable[..., Any], message: TaskiqMessage) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """What the function will be called with: what taskiq finds itself has not been found yet."""
+    """Returns the arguments of the call. Dependencies, which taskiq has not resolved yet, are None."""
     signature = inspect.signature(function)
     given = signature.bind_partial(*message.args, **message.kwargs).arguments
     kinds = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
@@ -145,7 +145,7 @@ def _arguments(function: Callable[..., Any], message: TaskiqMessage) -> tuple[tu
     return tuple(message.args), {**message.kwargs, **missing}
 
 
-#: Both by Redis's clock. A message that is taken is left in the set until it was sent.
+#: Both scripts use Redis's clock. A taken message remains in the set until it is sent.
 _ADD = """
 local now = redis.call('TIME')
 redis.call('ZADD', KEYS[1], now[1] + now[2] / 1e6 + ARGV[1], ARGV[2])
@@ -163,7 +163,7 @@ return {due, next[2] and string.format('%.6f', next[2] - now) or false}
 
 
 class _Delays:
-    """Messages that come back to the queue when their time has come, in a sorted set beside it."""
+    """Messages that return to the queue when their time has come. They are in a sorted set next to it."""
 
     def __init__(self, broker: AsyncBroker) -> None:
         from redis.asyncio import Redis
@@ -172,8 +172,8 @@ class _Delays:
         self._redis: Redis = Redis(connection_pool=broker.connection_pool)  # type: ignore[attr-defined]
         self._name = f"{broker.queue_name}:workglow-limit"  # type: ignore[attr-defined]
         self._add, self._take = self._redis.register_script(_ADD), self._redis.register_script(_TAKE)
-        #: The line of tasks that have no place.
-        self.line = RedisLine(self._redis, f"{self._name}:")
+        #: The schedule of tasks without a place.
+        self.schedule = RedisSchedule(self._redis, f"{self._name}:")
         self._sooner = asyncio.Event()
         self._work = asyncio.create_task(self._send())
 
@@ -189,15 +189,15 @@ class _Delays:
     async def _send(self) -> None:
         while True:
             self._sooner.clear()
-            wait = LOOK
+            wait = POLL
             try:
                 due, soon = await self._take(keys=[self._name], args=[LEASE])
                 for message in due:
                     await self._broker.kick(self._broker.formatter.dumps(self._broker.formatter.loads(message)))
                     await self._redis.zrem(self._name, message)
                 if soon is not None:
-                    wait = max(0.0, min(float(soon), LOOK))
+                    wait = max(0.0, min(float(soon), POLL))
             except Exception:
-                _log.exception("limited tasks could not be sent; the next try is in %s s", LOOK)
+                _log.exception("limited tasks could not be returned to their queue: the next attempt is in %s s", POLL)
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._sooner.wait(), wait)

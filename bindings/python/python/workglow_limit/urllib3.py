@@ -1,11 +1,11 @@
-"""A limiter in front of urllib3, with the same options as in front of every client: docs/clients.md has them.
+"""A limiter in front of urllib3. All clients have the same options, which docs/clients.md describes.
 
     import urllib3
     from workglow_limit.urllib3 import limited
 
     http = limited(urllib3.PoolManager(), {"api.example.com": limiter}, timeout=30)
 
-urllib3 repeats requests by itself, as its Retry says: each attempt waits for its limiters, and so does each redirection.
+urllib3 retries requests itself, according to its Retry: each attempt waits for its limiters, and so does each redirection.
 """
 
 from __future__ import annotations
@@ -31,12 +31,13 @@ from urllib3.exceptions import (
 from urllib3.util import Retry
 from urllib3.util.request import set_file_position
 
-from ._sending import IN_THREAD, Body, Sending, run
+from ._derived import check_options
+from ._sending import IN_THREAD, Body, Options, Sender, run
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from ._sending import Limiters, Options
+    from ._sending import Limiters
 
 __all__ = ["Request", "limited"]
 
@@ -45,7 +46,7 @@ _Manager = TypeVar("_Manager", bound=urllib3.PoolManager)
 
 @dataclass(frozen=True)
 class Request:
-    """A request, as functions of the options get it."""
+    """A request, as the functions in the options get it."""
 
     method: str
     url: str
@@ -54,18 +55,19 @@ class Request:
 
 
 def limited(manager: _Manager, limiter: Limiters | None, **options: Unpack[Options]) -> _Manager:
-    """The same PoolManager or ProxyManager, whose requests wait for their limiters from now on.
+    """Changes a PoolManager or ProxyManager so that its requests wait for their limiters, and returns it.
 
-    Its pools are cleared. One that is taken from it and asked by itself follows no redirections.
+    Its pools are cleared. A pool that is taken from it and used directly follows no redirections.
     """
     _check(manager)
     if "retries" in options:
-        raise TypeError("retries is urllib3's own: give a urllib3.Retry to the manager, or with a request")
-    sending: Sending[Request] = Sending(limiter, IN_THREAD, **options)
+        raise TypeError("retries belongs to urllib3: pass a urllib3.Retry to the manager or with a request")
+    check_options("limited", options, Options.__annotations__)
+    sender: Sender[Request] = Sender(limiter, IN_THREAD, **options)
     manager.clear()
     pools = {"http": urllib3.HTTPConnectionPool, "https": urllib3.HTTPSConnectionPool}
     manager.pool_classes_by_scheme = {
-        scheme: type(f"Limited{pool.__name__}", (_Limited, pool), {"sending": sending}) for scheme, pool in pools.items()
+        scheme: type(f"Limited{pool.__name__}", (_Limited, pool), {"sender": sender}) for scheme, pool in pools.items()
     }
     return manager
 
@@ -76,9 +78,9 @@ def _check(manager: object) -> None:
 
 
 class _Limited(urllib3.HTTPConnectionPool):
-    """A pool of connections that asks for each attempt. Retries go through here, and not through the pool's own code."""
+    """A connection pool whose attempts wait for their limiters. It retries here, not in the base class."""
 
-    sending: Sending[Request]
+    sender: Sender[Request]
 
     def urlopen(  # type: ignore[override]
         self,
@@ -100,7 +102,7 @@ class _Limited(urllib3.HTTPConnectionPool):
         while True:
             position = set_file_position(body, position)
             try:
-                response, _, _ = run(self.sending.attempt(exchange))
+                response, _, _ = run(self.sender.attempt(exchange))
             except (TimeoutError, ProtocolError, SSLError, ProxyError) as error:
                 retries = retries.increment(method, url, error=error, _pool=self, _stacktrace=sys.exc_info()[2])
                 retries.sleep()
@@ -134,10 +136,10 @@ class _Exchange:
         return next((value for name, value in self.request.headers.items() if name.lower() == "content-type"), "")
 
     def can_repeat(self) -> bool:
-        return False  # The pool knows.
+        return False  # The pool retries.
 
     def ask_readable(self) -> None:
-        pass  # It is decoded when it comes here.
+        pass  # urllib3 decodes the body.
 
     async def send(self) -> urllib3.BaseHTTPResponse:
         return self._send()
@@ -157,7 +159,7 @@ class _Exchange:
 
 
 def was_never_sent(error: object) -> bool:
-    """Is it certain that nothing reached the server?"""
+    """Returns whether it is certain that nothing reached the server."""
     if isinstance(error, MaxRetryError):
         error = error.reason
     if isinstance(error, SSLError):
@@ -166,21 +168,21 @@ def was_never_sent(error: object) -> bool:
 
 
 def watch(response: urllib3.BaseHTTPResponse, body: Body) -> None:
-    """From now on this body is fed with what is read of a response, and told its end."""
+    """Feeds a body with the data that are read from a response, and reports the end."""
     if type(response) is urllib3.HTTPResponse:
-        # There is no other way to hear of all reads: urllib3 has no hook, and others look at the object it made.
-        response.__class__ = _Watched
+        # urllib3 has no hook for reads, and other code keeps the object that it made. So change the object's class.
+        response.__class__ = _WatchedResponse
         response.watching = body  # type: ignore[attr-defined]
     else:
         run(body.finish(False))
 
 
-class _Watched(urllib3.HTTPResponse):
-    """A response that tells what is read of it."""
+class _WatchedResponse(urllib3.HTTPResponse):
+    """A response that feeds a body with the data that are read from it."""
 
     watching: Body
 
-    def _heard(self, data: bytes, decode_content: bool | None, is_end: bool) -> bytes:
+    def _feed(self, data: bytes, decode_content: bool | None, is_end: bool) -> bytes:
         is_decoded = self.decode_content if decode_content is None else decode_content
         if is_decoded or "content-encoding" not in self.headers:
             self.watching.feed(data)
@@ -189,7 +191,7 @@ class _Watched(urllib3.HTTPResponse):
         return data
 
     @contextmanager
-    def _broken(self) -> Generator[None, None, None]:
+    def _finishing_on_error(self) -> Generator[None, None, None]:
         try:
             yield
         except BaseException:
@@ -197,23 +199,23 @@ class _Watched(urllib3.HTTPResponse):
             raise
 
     def read(self, amt: int | None = None, decode_content: bool | None = None, cache_content: bool = False) -> bytes:
-        with self._broken():
+        with self._finishing_on_error():
             data = super().read(amt, decode_content, cache_content)
-            return self._heard(data, decode_content, amt is None or amt < 0 or (not data and amt > 0))
+            return self._feed(data, decode_content, amt is None or amt < 0 or (not data and amt > 0))
 
     def read1(self, amt: int | None = None, decode_content: bool | None = None) -> bytes:
-        with self._broken():
+        with self._finishing_on_error():
             data = super().read1(amt, decode_content)
-            return self._heard(data, decode_content, not data and amt != 0)
+            return self._feed(data, decode_content, not data and amt != 0)
 
     def read_chunked(self, amt: int | None = None, decode_content: bool | None = None) -> Generator[bytes, None, None]:
-        with self._broken():
+        with self._finishing_on_error():
             for chunk in super().read_chunked(amt, decode_content):
-                yield self._heard(chunk, decode_content, False)
+                yield self._feed(chunk, decode_content, False)
             run(self.watching.finish(True))
 
     def stream(self, amt: int | None = 2**16, decode_content: bool | None = None) -> Generator[bytes, None, None]:
-        yield from super().stream(amt, decode_content)  # It reads by the above.
+        yield from super().stream(amt, decode_content)  # It reads by the methods above.
         run(self.watching.finish(True))
 
     def drain_conn(self) -> None:
@@ -222,7 +224,7 @@ class _Watched(urllib3.HTTPResponse):
 
     def release_conn(self) -> None:
         super().release_conn()
-        run(self.watching.release())  # It may have been read to its end, and not been decoded yet.
+        run(self.watching.release())  # It may have been read to its end, but not decoded yet.
 
     def close(self) -> None:
         super().close()

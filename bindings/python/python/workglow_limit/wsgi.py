@@ -4,7 +4,7 @@
 
     app = LimitMiddleware(app, limits=[Limit(limiter, key="address")])
 
-Functions that are given (keys, weights, plans, …) get the environ.
+The program's functions (keys, weights, plans, …) get the environ.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterable, Iterator
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from ._derived import check_options
 from ._limit import Limit
-from ._serving import Entry, Gate, Limited, Refused, answer_of
+from ._serving import OPTIONS, Entry, Gate, Limited, Refused, answer_of
 from ._steps import run
 
 if TYPE_CHECKING:
@@ -32,11 +33,12 @@ WSGIApp: TypeAlias = Callable[[Environ, StartResponse], Iterable[bytes]]
 class LimitMiddleware:
     """Limits the requests of an app.
 
-    limits: what all requests take, each all of them or none.
+    limits: the limits of all requests. A request takes all of them or none.
     options: exempt, trusted_proxies, forwarded_header, ipv6_prefix, on_limited, headers.
     """
 
     def __init__(self, app: WSGIApp, limits: Iterable[Limit] = (), **options: Unpack[Options]) -> None:
+        check_options("LimitMiddleware", options, ("limits", *OPTIONS))
         self._app, self._gate = app, Gate(Reader(), limits, asynchronous=False, **options)
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
@@ -51,7 +53,7 @@ class LimitMiddleware:
 
         def starting(status: str, headers: list[tuple[str, str]], *exc_info: Any) -> Any:
             body.failed = int(status[:3]) >= 400
-            return start_response(status, headers + entry.headers() if gate.tells else headers, *exc_info)
+            return start_response(status, headers + entry.headers() if gate.adds_headers else headers, *exc_info)
 
         try:
             body.parts = self._app(environ, starting)
@@ -62,7 +64,7 @@ class LimitMiddleware:
 
 
 class Body:
-    """A response's body. What the request holds ends with it: servers close it, also when the client has gone."""
+    """The body of a response. The request's charges end with it: servers close it, also after the client has disconnected."""
 
     def __init__(self, entry: Entry) -> None:
         self._entry = entry
@@ -82,7 +84,8 @@ class Body:
 
 
 def streamed(parts: Iterable[Any], entry: Entry, is_failed: Callable[[], bool]) -> Iterator[Any]:
-    """A body that ends what is held: with its last part, or when it is dropped, as by servers that forget to close it."""
+    """Yields the parts of a body. The charges end with the last part, or when the generator is dropped by a server that does not close
+    it."""
     outcome: bool | None = None
     try:
         yield from parts
@@ -116,7 +119,7 @@ def refuse(refused: Refused, environ: Environ, start_response: StartResponse) ->
 
 
 class Reader:
-    """How an environ is read."""
+    """Reads environs."""
 
     def peer(self, request: Any) -> str | None:
         return request.get("REMOTE_ADDR") or None

@@ -1,4 +1,4 @@
-"""What clients and workers of these tests add to Kombu: a folder as the broker without the faults of its own, and one more format."""
+"""Additions to Kombu for the clients and workers of these tests: a correct folder transport, and another format."""
 
 import json
 import uuid
@@ -11,7 +11,7 @@ from kombu.utils.json import dumps
 
 
 def put(self, queue, payload, **_options):
-    """Kombu writes a message under the name that readers look for, and a reader that finds it still empty drops it."""
+    """Writes a message under a draft name first. Kombu writes it under its final name, and a reader that finds it empty drops it."""
     name = f"{monotonic_ns():020}_{uuid.uuid4()}.{queue}.msg"
     draft = Path(self.data_folder_out, name + ".draft")
     draft.write_text(dumps(payload))

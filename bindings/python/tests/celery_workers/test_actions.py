@@ -1,6 +1,4 @@
-"""What a task does when it is over its limit, other than being held; tasks that run in the caller; control and events."""
-
-import threading
+"""The other values of on_limit, eager tasks, remote control and events."""
 
 import pytest
 from celery import Celery
@@ -13,47 +11,47 @@ pytest_plugins = "workers"
 HOUR = 3600
 
 
-def test_raising(site):
+def test_on_limit_raise(site):
     for number in range(2):
-        site.send("raising", f"raising-{number}", kwargs={"tenant": "a"}).get(timeout=30)
+        site.send("raising", f"raising-{number}", kwargs={"tenant": "a"}).get(timeout=site.patience)
     with pytest.raises(Limited) as caught:
-        site.send("raising", "raising-2", kwargs={"tenant": "a"}).get(timeout=30)
+        site.send("raising", "raising-2", kwargs={"tenant": "a"}).get(timeout=site.patience)
     error = caught.value
     assert (error.limit, error.key) == ("work.raising", "a") and 0 < error.retry_after <= HOUR
     assert "limit 'work.raising' is full for key 'a': retry after" in str(error)
     assert site.tags("raising") == ["raising-0", "raising-1"]
 
 
-def test_raising_into_autoretry(site):
-    site.send("retrying", "retrying-0").get(timeout=30)
+def test_on_limit_raise_with_autoretry(site):
+    site.send("retrying", "retrying-0").get(timeout=site.patience)
     second = site.send("retrying", "retrying-1")
     with pytest.raises(Limited):
-        second.get(timeout=30)
-    assert site.received(second.id) == 2  # Its one retry.
+        second.get(timeout=site.patience)
+    assert site.received(second.id) == 2  # The task has one retry.
 
 
-def test_waiting_for_no_longer_than_told(site):
-    site.send("waiting", "waiting-0").get(timeout=30)
+def test_on_limit_wait_times_out(site):
+    site.send("waiting", "waiting-0").get(timeout=site.patience)
     with pytest.raises(AcquireTimeout):
-        site.send("waiting", "waiting-1").get(timeout=30)
+        site.send("waiting", "waiting-1").get(timeout=site.patience)
 
 
-def test_what_is_wrong_with_one_call_fails_that_call_only(site):
+def test_an_invalid_call_fails_only_itself(site):
     heavy = site.send("weighted", "wrong-heavy", "wrong", kwargs={"tokens": 11})
     none = site.send("weighted", "wrong-none", "wrong", kwargs={"tokens": 0})
     many = site.send("keyed", "wrong-many", "a", "b", "c")
     missing = site.send("keyed", "wrong-missing")
     good = site.send("weighted", "wrong-good", "wrong", kwargs={"tokens": 10})
-    good.get(timeout=30)
+    good.get(timeout=site.patience)
     with pytest.raises(Exception, match='weight is 11: limit "work.weighted" grants at most 10 units at once'):
-        heavy.get(timeout=30)
+        heavy.get(timeout=site.patience)
     with pytest.raises(
         Exception, match="limit_weight of task work.weighted is 0: expected a whole number of at least 1"
     ):
-        none.get(timeout=30)
+        none.get(timeout=site.patience)
     for result, what in (many, "too many positional arguments"), (missing, "missing a required argument: 'tenant'"):
         with pytest.raises(TypeError, match=what):
-            result.get(timeout=30)
+            result.get(timeout=site.patience)
     assert site.tags("wrong") == ["wrong-good"]
 
 
@@ -80,57 +78,30 @@ def test_a_limit_is_changed_while_workers_run(site):
     assert limiter.can_proceed("others") and not limiter.can_proceed("pausing")
 
 
-def test_monitors_see_who_waits(site):
-    seen, wanted = [], {"held-1", "returned-1"}
-
-    def listen():
-        with site.app.connection_for_read() as connection:
-            # Events are heard from some moment on: surely after the first heartbeat.
-            handlers = {"task-limited": seen.append, "worker-heartbeat": lambda _event: ready.set()}
-            receiver = site.app.events.Receiver(connection, handlers=handlers)
-            for _ in receiver.itercapture(limit=None, timeout=20):
-                if {event["uuid"] for event in seen} >= wanted:
-                    return
-
-    ready = threading.Event()
-    listener = threading.Thread(target=listen, daemon=True)
-    listener.start()
-    ready.wait()
-    for number in range(2):
-        site.send("hourly", f"event-{number}", task_id=f"held-{number}")
-        site.send("often", f"event-{number}", task_id=f"returned-{number}")
-    listener.join(30)
-    actions = {event["uuid"]: (event["action"], event["limit"], event["key"]) for event in seen}
-    assert actions["held-1"] == ("held", "work.hourly", "event")
-    assert actions["returned-1"] == ("republished", "work.often", None)
-
-
-def test_monitors_see_that_a_child_sent_its_task_back(own_site):
+def test_monitors_see_waiting_tasks(own_site):
     site = own_site
-    seen, ready, back = [], threading.Event(), threading.Event()
+    site.worker("-E")
+    with site.events("task-limited") as events:
+        for number in range(2):
+            site.send("hourly", f"event-{number}", task_id=f"held-{number}")
+            site.send("returning", f"event-{number}", task_id=f"returned-{number}")
+        site.until(lambda: {event["uuid"] for event in list(events)} >= {"held-1", "returned-1"})
+    actions = {event["uuid"]: (event["action"], event["limit"], event["key"]) for event in events}
+    assert actions["held-1"] == ("held", "work.hourly", "event")
+    assert actions["returned-1"] == ("republished", "work.returning", None)
 
-    def limited(event):
-        seen.append(event)
-        back.set()
 
-    def listen():
-        handlers = {"task-limited": limited, "worker-heartbeat": lambda _event: ready.set()}
-        with site.app.connection_for_read() as connection:
-            for _ in site.app.events.Receiver(connection, handlers=handlers).itercapture(limit=None, timeout=20):
-                if back.is_set():
-                    return
-
+def test_monitors_see_a_task_that_a_child_sent_back(own_site):
+    site = own_site
     site.worker("-E", concurrency=1)
-    listener = threading.Thread(target=listen, daemon=True)
-    listener.start()
-    ready.wait()
-    site.send_behind_a_pause("returning", "sent")
-    listener.join(30)
-    (event,) = seen
+    with site.events("task-limited") as events:
+        site.send_behind_a_pause("returning", "sent")
+        site.until(lambda: events)
+    (event,) = events
     assert (event["action"], event["limit"]) == ("republished", "work.returning") and event["wait"] > 3000
 
 
-def test_celerys_own_command_says_that_it_has_no_effect(site):
+def test_celerys_own_rate_limit_command_is_refused(site):
     answer = site.control("rate_limit", task_name="work.hourly", rate_limit="1/s")
     assert answer["error"].startswith("rate_limit has no effect on work.hourly") and "limit_set" in answer["error"]
     assert site.control("rate_limit", task_name="work.free", rate_limit="1/s") == {"ok": "new rate limit set successfully"}
@@ -146,7 +117,7 @@ def app(tmp_path):
     return app
 
 
-def test_eager_tasks_wait_as_workers_would(app):
+def test_eager_tasks_wait_as_in_workers(app):
     @app.task(limit="1/1h", limit_timeout=0.01, limit_key="key", shared=False)
     def eager(key):
         return current_permit().started
@@ -164,10 +135,10 @@ def test_eager_tasks_raise_as_in_workers(app):
     assert isinstance(eager.delay().result, Limited)
 
 
-def test_a_call_is_a_call(app):
+def test_a_plain_call_is_not_limited(app):
     @app.task(limit="1/1h", shared=False)
     def called(again=True):
-        # Neither from outside nor from a task that runs: that has its permit.
+        # Neither from outside nor from a running task, which has its own permit.
         return current_permit(), again and called(False)
 
     assert called(False) == (None, False) and called(False) == (None, False)

@@ -1,4 +1,4 @@
-"""A worker holds what cannot start yet, in order, and everything else passes by."""
+"""A worker holds tasks that cannot start yet, in order, and runs all others."""
 
 import time
 
@@ -9,7 +9,7 @@ pytest_plugins = "workers"
 HOUR = 3600
 
 
-def test_what_is_over_the_limit_waits_and_others_run(site):
+def test_tasks_over_the_limit_wait_and_others_run(site):
     for number in range(4):
         site.send("hourly", f"hold-{number}")
     site.until(lambda: site.started("hold"))
@@ -18,7 +18,7 @@ def test_what_is_over_the_limit_waits_and_others_run(site):
     assert line["tag"] == "hold-0" and line["permit"]
     limit = site.control("limits")["work.hourly"]
     assert (limit["policy"], limit["tasks"], limit["waiting"]["hold"]) == ("1/1h", ["work.hourly"], 3)
-    assert not site.messages()  # They did not go round.
+    assert not site.messages()  # They did not go back to the queue.
 
 
 @pytest.mark.parametrize("task", ["shared", "annotated"])
@@ -52,7 +52,7 @@ def test_a_weight_and_a_key_of_several_arguments(site):
 def test_several_limits_on_one_task(site):
     for number in range(4):
         site.send("composite", f"composite-{number}", f"composite{number}")
-    # Both children of the pool are taken: the free tasks wait for them, as they always do.
+    # Both children of the pool are busy, so tasks without a limit wait for them, as always.
     site.until(lambda: len(site.started("composite")) == 2)
     (site.folder / "composite0").touch()
     site.until(lambda: len(site.started("composite")) == 3)
@@ -63,7 +63,7 @@ def test_several_limits_on_one_task(site):
     site.until(lambda: limiter.peek().remaining == 2)
 
 
-def test_a_completion_makes_room(site):
+def test_a_completion_starts_the_next_task(site):
     for number in range(3):
         site.send("alone", f"alone-{number}", f"alone{number}")
     for number in range(3):
@@ -75,25 +75,25 @@ def test_a_completion_makes_room(site):
     assert fences == sorted(set(fences))
 
 
-def test_a_pause_holds_everybody(site):
+def test_a_pause_holds_all_tasks(site):
     limiter = site.limiter("work.again")
-    limiter.pause(2)
     over = time.monotonic() + 2
+    limiter.pause(2)
     site.send("again", "again")
     site.passed_by("again")
     site.until(lambda: len(site.started("again")) == 2)
     first, second = site.started("again")
     assert first["at"] >= over - 0.001
-    # What the task itself sends carries nothing of ours, and its own retry is the only one that counts.
+    # The task's own messages carry none of our headers, and only its own retry counts.
     assert (first["retries"], second["retries"]) == (0, 1)
     assert "workglow_limit" not in first["headers"] and "workglow_limit" not in second["headers"]
 
 
-def test_one_that_is_revoked_gives_its_place_back(site):
+def test_a_revoked_task_returns_its_place(site):
     sent = [site.send("hourly", f"revoked-{number}") for number in range(5)]
     limiter = site.limiter("work.hourly")
-    site.until(lambda: limiter.peek("revoked").retry_after > HOUR + 60)  # One has started, and one has a place.
-    for result in sent[1:]:  # The others wait for one.
+    site.until(lambda: limiter.peek("revoked").retry_after > HOUR + 60)  # One task has started, and one has a place.
+    for result in sent[1:]:  # The others wait for a place.
         site.app.control.revoke(result.id)
     for result in sent[1:]:
         site.until(lambda result=result: result.state == "REVOKED")
@@ -102,13 +102,13 @@ def test_one_that_is_revoked_gives_its_place_back(site):
     assert len(site.started("revoked")) == 1
 
 
-def test_one_that_has_expired_gives_its_place_back(site):
+def test_an_expired_task_is_revoked(site):
     result = site.send("annotated", "expired", expires=0.5)
     site.until(lambda: result.state == "REVOKED")
     assert not site.started("expired")
 
 
-def test_an_eta_comes_first_and_then_the_limit(site):
+def test_an_eta_comes_before_the_limit(site):
     for number in range(2):
         site.send("hourly", f"eta-{number}", countdown=0.3)
     site.until(lambda: site.control("limits")["work.hourly"]["waiting"].get("eta") == 1)
@@ -116,18 +116,18 @@ def test_an_eta_comes_first_and_then_the_limit(site):
     assert len(site.started("eta")) == 1
 
 
-def test_a_more_urgent_one_passes_those_that_wait(own_site):
+def test_an_urgent_task_overtakes_waiting_ones(own_site):
     site = own_site
     worker = site.worker(concurrency=1)
     for number, priority in enumerate([5, 5, 9, 5, 0, 5]):
         site.send("hourly", f"urgent-{number}", priority=priority)
-        # (The broker may hand out the more urgent of two first.)
+        # (The broker may deliver the more urgent of two messages first.)
         site.until(lambda seen=number: worker.log.read_text().count("received") == seen + 1)
     site.until(lambda: len(site.started("urgent")) == 1)
     site.passed_by("urgent")
-    # (For how long is not always known at once.)
+    # (The length of the wait is not always known at once.)
     site.until(lambda: worker.log.read_text().count("limited by 'work.hourly' (key 'urgent'), waits") == 5)
     site.control("limit_set", name="work.hourly", policy="100/1h")
     site.until(lambda: len(site.started("urgent")) == 6)
-    # Redis's smallest priority is the most urgent.
+    # With Redis the smallest priority is the most urgent.
     assert site.tags("urgent") == [f"urgent-{number}" for number in (0, 4, 1, 3, 5, 2)]

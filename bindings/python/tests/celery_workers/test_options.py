@@ -1,4 +1,4 @@
-"""What cannot be meant is an error at once: where the task is declared, or when the worker starts."""
+"""Invalid options raise at once: where the task is declared, or when the worker starts."""
 
 import pytest
 from celery import Celery
@@ -40,17 +40,17 @@ def app(tmp_path):
         ({"limit": "1/1s", "limit_key": 5}, r"limit_key of task options.task is 5: expected the name of an argument"),
         ({"limit": "1/1s", "limit_weight": 0}, r"limit_weight of task options.task is 0: expected a whole number"),
         ({"limit": "1/1s", "limit_weight": "cost"}, r"limit_weight of task options.task is 'cost': expected an argument"),
-        ({"limit_key": "tenant"}, r"limit of task options.task is None: expected a policy or a limiter, as there is limit_key"),
-        ({"limit": "1/1s", "rate_limit": "1/s"}, r"rate_limit of task options.task is '1/s': expected none beside limit"),
+        ({"limit_key": "tenant"}, r"limit of task options.task is None: expected a policy or a limiter, because limit_key is given"),
+        ({"limit": "1/1s", "rate_limit": "1/s"}, r"rate_limit of task options.task is '1/s': expected none with limit"),
     ],
 )  # fmt: skip
-def test_a_declaration(options, message, app):
+def test_invalid_declarations_raise(options, message, app):
     app.finalize()
     with pytest.raises(InvalidArgument, match=message):
         app.task(name="options.task", shared=False, **options)(body)
 
 
-def test_a_declaration_before_the_app_is_ready(app):
+def test_a_declaration_before_the_app_is_finalized(app):
     app.task(name="options.task", shared=False, limit="100/1x")(body)
     with pytest.raises(InvalidArgument, match="policy is '100/1x'"):
         app.finalize()
@@ -61,18 +61,18 @@ def test_one_limit_has_one_policy(app):
     for policy in "1/1s", "1/1s", None:
         app.task(name=f"options.{policy}", shared=False, limit=policy, limit_name="one")(body)
     with pytest.raises(
-        InvalidArgument, match="limit of task options.other is '2/1s': expected '1/1s', as limit 'one' is"
+        InvalidArgument, match="limit of task options.other is '2/1s': expected '1/1s', because limit 'one' is"
     ):
         app.task(name="options.other", shared=False, limit="2/1s", limit_name="one")(body)
 
 
-def test_a_limiter_has_its_name(app):
+def test_a_limiter_has_its_own_name(app):
     app.finalize()
     limiter = RateLimiter(app.limits.store, "mine", max_executions=1, window_size_in_seconds=60)
     app.task(name="options.mine", shared=False, limit=limiter)(body)
     assert app.limits.tasks["options.mine"].limiter is limiter
     with pytest.raises(
-        InvalidArgument, match="limit_name of task options.other is 'other': expected none beside a limiter"
+        InvalidArgument, match="limit_name of task options.other is 'other': expected none with a limiter"
     ):
         app.task(name="options.other", shared=False, limit=limiter, limit_name="other")(body)
 
@@ -106,7 +106,7 @@ def test_no_store():
     app.task(name="options.task", shared=False, limit="1/1s")(body)
     with pytest.raises(ImproperlyConfigured, match="the limits have no store"):
         app.finalize()
-    with pytest.raises(ImproperlyConfigured, match="has limits already"):
+    with pytest.raises(ImproperlyConfigured, match="already has limits"):
         install(app)
 
 
@@ -117,9 +117,9 @@ def test_no_store():
         ({"limit": "3/1s", "limit_weight": 4}, WeightExceedsCapacity, "weight is 4: limit .* grants at most 3 units"),
     ],
 )
-def test_when_the_worker_starts(declare, error, message, app):
+def test_errors_at_the_start_of_the_worker(declare, error, message, app):
     app.task(name="options.task", shared=False, **declare)(body)
-    app.finalize()  # Clients may know less than workers.
+    app.finalize()  # Clients may lack what workers have.
     with pytest.raises(error, match=message):
         app.WorkController(pool_cls="solo")
 
@@ -132,7 +132,7 @@ def test_a_store_that_processes_do_not_share(tmp_path):
         app.WorkController(pool_cls="prefork")
 
 
-def test_how_many_a_worker_holds(app):
+def test_the_number_of_held_tasks_is_checked(app):
     app.conf.worker_limit_held = 0
     app.task(name="options.task", shared=False, limit="1/1s")(body)
     with pytest.raises(InvalidArgument, match="worker_limit_held is 0: expected a whole number of at least 1"):

@@ -1,4 +1,4 @@
-"""The app that the workers of these tests run, and the tests talk to. What starts says so in a file."""
+"""The app of the workers of these tests. Each started task writes a line to a file."""
 
 import json
 import os
@@ -19,10 +19,10 @@ app.conf.update(
     accept_content=["json", "other"],
     broker_connection_retry_on_startup=True,
     broker_transport_options={
-        # Kombu acknowledges for each greenlet with a connection of its own; where it has none left, the task comes again.
+        # Kombu acknowledges with one connection per greenlet. Without a free one the task is delivered again.
         "max_connections": 100,
         "visibility_timeout": int(os.environ.get("WORK_VISIBILITY", 2_000_000)),
-        # Looked for every second, and not every hundred.
+        # Restore unacknowledged messages every second, not every hundred seconds.
         "unacked_restore_interval": 1,
         "unacked_restore_throttle": 1,
     },
@@ -42,13 +42,13 @@ if BROKER == "filesystem://":
 
 
 def group(tag):
-    """A key of its own for each test: the tags of a task are GROUP-NUMBER."""
+    """The key of a test: the tags of its tasks are GROUP-NUMBER."""
     return tag.split("-")[0]
 
 
 @shared_task(name="work.shared", limit="1/1h", limit_key=group)
 def shared(tag):
-    """Declared before the limits are installed."""
+    """A task declared before the limits are installed."""
     started(tag)
 
 
@@ -56,7 +56,7 @@ install(app, os.environ["WORK_STORE"])
 
 
 def started(tag, **more):
-    """Says that a task has started: one line, appended at once."""
+    """Records the start of a task as one line, with a single append."""
     permit = current_permit()
     line = {"tag": tag, "pid": os.getpid(), "at": time.monotonic(), "permit": permit and permit.started, **more}
     line["ready"] = permit and permit.ready_at_monotonic
@@ -65,7 +65,7 @@ def started(tag, **more):
 
 
 def wait_for(name):
-    """Until the test makes the file of this name."""
+    """Waits until the test creates the file of this name."""
     while not (FOLDER / name).exists():
         time.sleep(0.01)
 

@@ -1,4 +1,4 @@
-"""Real workers for the tests, and what is seen of them: a plugin, because the tests beside have a conftest already."""
+"""Real workers for the tests, and observations of them. A plugin, because the parent directory already has a conftest."""
 
 import base64
 import itertools
@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,11 +22,15 @@ from workglow_limit import Store
 HERE = Path(__file__).parent
 
 
-def until(condition, timeout=30):
-    """Waits for something that has to happen, and returns it."""
+#: The seconds after which something that did not happen is a failure.
+PATIENCE = 120
+
+
+def until(condition, timeout=PATIENCE):
+    """Waits until a condition holds, and returns its value."""
     deadline = time.monotonic() + timeout
     while not (found := condition()):
-        assert time.monotonic() < deadline, "this did not happen"
+        assert time.monotonic() < deadline, f"the condition did not hold within {timeout} s"
         time.sleep(0.02)
     return found
 
@@ -42,7 +47,7 @@ class Site:
         backend = broker if broker.startswith("redis") else None
         self.app = Celery("client", broker=broker, backend=backend, set_as_current=False)
         if broker == "filesystem://":
-            # The other way round than its workers.
+            # The client's folders are the reverse of the workers'.
             self.app.conf.broker_transport_options = {
                 "data_folder_out": f"{folder}/queue",
                 "data_folder_in": f"{folder}/queue",
@@ -55,7 +60,7 @@ class Site:
         return self.app.send_task(f"work.{task}", arguments, options.pop("kwargs", None), **options)
 
     def send_behind_a_pause(self, task, *arguments, **options):
-        """Sends a task that goes to the pool of the one worker, which has one process, and finds its limit paused there."""
+        """Sends a task that reaches the pool of the only worker, which has one process, and finds its limit paused there."""
         self.send("busy", "busy", "busy is over")
         self.until(lambda: self.started("busy"))
         sent = self.send(task, *arguments, **options)
@@ -83,9 +88,9 @@ class Site:
 
     def stop(self, worker, sign=signal.SIGTERM):
         worker.send_signal(sign)
-        return worker.wait(30)
+        return worker.wait(PATIENCE)
 
-    until = staticmethod(until)
+    until, patience = staticmethod(until), PATIENCE
 
     def close(self):
         self.app.close()
@@ -95,7 +100,7 @@ class Site:
                 worker.wait()
 
     def started(self, tag=None):
-        """What has started so far: its lines, in the order in which they were written."""
+        """Returns the records of starts so far, in their order."""
         path = self.folder / "started"
         lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
         return [line for line in lines if tag is None or line["tag"].split("-")[0] == tag]
@@ -104,7 +109,7 @@ class Site:
         return [line["tag"] for line in self.started(tag)]
 
     def passed_by(self, tag):
-        """That tasks without a limit run, more of them than a worker fetches at once."""
+        """Waits until tasks without a limit have run, more than a worker fetches at once."""
         for number in range(12):
             self.send("free", f"{tag}free-{number}")
         until(lambda: len(self.started(f"{tag}free")) == 12)
@@ -113,7 +118,7 @@ class Site:
         return self.store.limiter(name)
 
     def messages(self):
-        """What lies in the queue, oldest first."""
+        """Returns the messages in the queue, oldest first."""
         with self.app.connection_for_read() as connection:
             client = connection.default_channel.client
             return [
@@ -124,22 +129,39 @@ class Site:
 
     @staticmethod
     def body(message):
-        """The body of what lies in the queue."""
+        """Returns the body of a message."""
         return base64.b64decode(message["body"])
 
     def received(self, id):
-        """How often workers have received a task."""
+        """Returns how often workers have received a task."""
         return sum(worker.log.read_text().count(f"[{id}] received") for worker in self.workers)
 
     def control(self, command, **arguments):
-        replies = self.app.control.broadcast(command, arguments=arguments, reply=True, timeout=5, limit=1)
+        replies = self.app.control.broadcast(command, arguments=arguments, reply=True, timeout=PATIENCE, limit=1)
         (reply,) = replies[0].values()
         return reply
+
+    @contextmanager
+    def events(self, kind):
+        """Collects the workers' events of a kind during the block, in another thread that ends with the block."""
+        found, ready = [], threading.Event()
+        # The first heartbeat shows that the receiver listens.
+        handlers = {kind: found.append, "worker-heartbeat": lambda _event: ready.set()}
+        with self.app.connection_for_read() as connection:
+            receiver = self.app.events.Receiver(connection, handlers=handlers)
+            listener = threading.Thread(target=receiver.capture)
+            listener.start()
+            try:
+                assert ready.wait(PATIENCE), "no worker sent a heartbeat"
+                yield found
+            finally:
+                receiver.should_stop = True
+                listener.join()
 
 
 @pytest.fixture(scope="session")
 def redis(tmp_path_factory):
-    """A server for these tests: gives each site a database of its own."""
+    """A server for these tests. Each site has its own database."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -167,7 +189,7 @@ def _site(folder, broker, store=None):
 
 @pytest.fixture(scope="session")
 def site(tmp_path_factory, redis):
-    """A site with a worker for all tests that do not stop it: each uses tasks and tags of its own."""
+    """A site with a worker, shared by all tests that do not stop it. Each test uses its own tasks and tags."""
     with _site(tmp_path_factory.mktemp("shared"), redis()) as site:
         site.worker("-E")
         yield site
@@ -182,7 +204,7 @@ def own_site(tmp_path, redis):
 
 @pytest.fixture(params=["redis", "postgres"])
 def served_site(request, tmp_path, redis):
-    """The same with limits on a server."""
+    """A site without workers, with its limits on a server."""
     store = redis() if request.param == "redis" else request.getfixturevalue("postgres")
     with _site(tmp_path, redis(), store) as site:
         yield site
@@ -190,6 +212,6 @@ def served_site(request, tmp_path, redis):
 
 @pytest.fixture
 def file_site(tmp_path):
-    """The same with a broker that is a folder."""
+    """A site without workers, with a folder as its broker."""
     with _site(tmp_path, "filesystem://") as site:
         yield site

@@ -1,6 +1,6 @@
-"""Every client, limited, behind the same few calls. Those of the clients that block do so in the event loop of the test.
+"""All limited clients behind the same few calls. Calls of blocking clients block the event loop of the test.
 
-`pieces` gives an iterator, which is to be kept: the rest of a body cannot be read if the iterator of its beginning is gone.
+`pieces` returns an iterator that must be kept: without it the rest of a body cannot be read.
 """
 
 import aiohttp
@@ -99,7 +99,7 @@ class Requests:
 
 class Urllib3:
     def __init__(self, limiter, *, retries=0, **options):
-        # A refusal without Retry-After is repeated only if its status is listed.
+        # urllib3 retries a refusal without Retry-After only if its status is listed.
         again = urllib3.Retry(retries + 3, connect=0, read=0, other=0, status=retries, status_forcelist=(503,) if retries else (),
                               allowed_methods=None, raise_on_status=False, respect_retry_after_header=bool(retries))  # fmt: skip
         self.manager = workglow_limit.urllib3.limited(urllib3.PoolManager(retries=again), limiter, **options)

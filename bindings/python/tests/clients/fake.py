@@ -1,9 +1,9 @@
-"""A server that answers as APIs do, and writes down what reached it. Alone: fake.py DIRECTORY [OPTIONS as JSON].
+"""A server that answers like the APIs and logs its requests. Standalone: fake.py DIRECTORY [OPTIONS as JSON].
 
-GET or POST /any?status=429&times=2&retry-after=3     that status to the first two of this path, then 200
+GET or POST /any?status=429&times=2&retry-after=3     this status for the first two requests of this path, then 200
 GET /to?url=…            a redirection
-GET /break               closes the connection, and answers nothing
-GET /hold, /tear         the head of a response and one piece; the rest, or the end of the connection, when server.go is set
+GET /break               closes the connection without an answer
+GET /hold, /tear         the head and one piece of a response; when server.go is set, the rest, or the end of the connection
 POST /v1/chat/completions, /v1/responses              OpenAI's, as JSON or as a stream
 POST /v1/messages                                     Anthropic's
 """
@@ -36,7 +36,7 @@ class Server(ThreadingHTTPServer):
         self.url = f"http://127.0.0.1:{self.server_port}"
 
     def arrived(self, path, headers, body):
-        """When, and how many of this path came before."""
+        """The time, and the number of earlier requests of this path."""
         now = time.monotonic_ns()
         with self.lock:
             self.paths[path] += 1
@@ -46,13 +46,13 @@ class Server(ThreadingHTTPServer):
             return now, self.paths[path] - 1
 
     def write(self, headers, now, tokens, status=200):
-        """A line of the log: when it surely had not started, when it was here, its tokens, its answer."""
+        """A line of the log: a time surely before its start, the time of its arrival, its tokens, its status."""
         if self.log is not None:
             with self.lock:
                 os.write(self.log, b"%s %d %d %d\n" % (headers.get("X-Asked", "0").encode(), now, tokens, status))
 
     def handle_error(self, request, client_address):
-        if not isinstance(sys.exc_info()[1], OSError):  # Others may go away in the middle.
+        if not isinstance(sys.exc_info()[1], OSError):  # Clients may disconnect during a response.
             super().handle_error(request, client_address)
 
 
@@ -130,7 +130,7 @@ class Handler(BaseHTTPRequestHandler):
     def api(self, path, asked, now, query):
         said = json.dumps(asked.get("messages") or asked.get("input"))
         most = asked.get("max_tokens") or asked.get("max_completion_tokens") or asked.get("max_output_tokens") or 100
-        # In metadata a test may say how long the answer shall be: a word is a token here.
+        # A test sets the length of the answer in metadata. A word counts as a token.
         words = int((asked.get("metadata") or {}).get("words", len(WORDS)))
         words = min(words, most)
         inputs = -(-len(said) // 8)
@@ -154,12 +154,12 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class Api:
-    """An answer as one of them gives it."""
+    """The answer of an API."""
 
     each = 1  # Words in one event.
 
     def texts(self):
-        """What the events of a stream say."""
+        """Yields the events of a stream."""
         for at in range(0, len(self.answer), self.each):
             yield " ".join(self.answer[at : at + self.each]) + " "
 
@@ -266,5 +266,5 @@ if __name__ == "__main__":
     file = os.open(os.path.join(sys.argv[1], "arrivals.log"), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     with Server(log=file, **json.loads(sys.argv[2] if len(sys.argv) > 2 else "{}")) as alone:
         print(alone.url, flush=True)
-        threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0)), daemon=True).start()  # It ends with who started it.
+        threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0)), daemon=True).start()  # It ends with the process that started it.
         alone.serve_forever()

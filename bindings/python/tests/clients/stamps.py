@@ -1,5 +1,5 @@
-"""Evidence of starts: each limited request says in X-Asked when it surely had not started. That is the clock just before the call
-that admitted it, or, if that had to wait, the moment when its place came. The server writes it down beside its own clock."""
+"""Evidence of starts: each limited request has in X-Asked a time surely before its start. That is the clock just before the call
+that admitted it or, after a wait, the ready time of its place. The server logs it together with its own clock."""
 
 import time
 from contextvars import ContextVar
@@ -7,7 +7,7 @@ from contextvars import ContextVar
 from workglow_limit import _sending
 
 exchange = ContextVar("exchange")
-attempt = _sending.Sending.attempt
+attempt = _sending.Sender.attempt
 
 
 async def noted(self, of):
@@ -16,7 +16,7 @@ async def noted(self, of):
 
 
 def stamped(waits):
-    """The waits of a client, which stamp the request that is about to be sent."""
+    """Wraps the waits of a client, to stamp the request that will be sent."""
     acquire = waits.acquire
 
     async def stamping(*arguments):
@@ -30,7 +30,7 @@ def stamped(waits):
 
 
 def put():
-    """From now on all requests of this process are stamped. (Of two limits it is the one that was waited for.)"""
-    _sending.Sending.attempt = noted
+    """Stamps all further requests of this process. (With two limits the stamp is of the limit that was waited for.)"""
+    _sending.Sender.attempt = noted
     stamped(_sending.IN_THREAD)
     stamped(_sending.IN_LOOP)

@@ -1,7 +1,7 @@
-"""Several processes with different clients share one limit, and the server itself writes down what reaches it.
+"""Several processes with different clients share one limit, and the server logs the requests that reach it.
 
-A start lies in [a, r]: a is the client's clock just before the call that admitted it (or the moment when its place came), r the
-server's when the request was there: one clock of the machine. Over the limit is what surely lies in one window.
+A start lies in [a, r]: a is the client's clock just before the call that admitted it (or the ready time of its place), r the
+server's clock at the arrival, both the machine's clock. The limit is exceeded if too many intervals surely lie in one window.
 """
 
 import json
@@ -25,7 +25,7 @@ COUNT, AT_ONCE = 32, 4
 
 @contextmanager
 def the_api(folder, **options):
-    """The server, in a process of its own."""
+    """The server, in its own process."""
     command = [sys.executable, HERE / "fake.py", folder, json.dumps(options)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
@@ -36,7 +36,7 @@ def the_api(folder, **options):
 
 
 def arrivals(folder):
-    """(a, r, tokens, status) of each request that was limited."""
+    """Returns (a, r, tokens, status) of each limited request."""
     lines = (folder / "arrivals.log").read_text().splitlines()
     return [came for came in (tuple(map(int, line.split())) for line in lines) if came[0]]
 
@@ -60,7 +60,7 @@ def test_the_server_sees_no_more_than_the_limit(store, request, tmp_path):
     assert len(came) == len(KINDS) * COUNT + 1
     assert most_in_any_window([(a, r, "") for a, r, *_ in came], WINDOW) <= LIMIT
 
-    # One was refused, and said when its pause was there; it lasts for a second after the refusal came, or longer.
+    # One client was refused and printed when its pause was set. The pause lasts at least one second after the refusal arrived.
     paused = int(said[KINDS.index("Requests")][0])
     [refusal] = [r for _, r, _, status in came if status == 429]
     assert [(a, r) for a, r, *_ in came if a > paused and r < refusal + 1_000_000_000] == []
@@ -68,6 +68,6 @@ def test_the_server_sees_no_more_than_the_limit(store, request, tmp_path):
 
 
 def test_streams_use_no_more_tokens_than_the_limit():
-    """The bench of the streams, shortly: how much of the limit they use depends on the machine, and is not asserted."""
+    """A short run of the streams' bench. Their use of the limit depends on the machine and is not asserted."""
     found = streams.measure(None, 5_000, 2.0, 2, 0.01, ["openai", "anthropic"])
     assert found["failed"] == 0 and found["over"] <= 0 and found["tokens"] > 0

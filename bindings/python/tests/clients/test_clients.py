@@ -1,7 +1,8 @@
-"""A limiter in front of each client: what waits, what is paused, what is sent again, and when a permit ends. A real server."""
+"""A limiter in front of each client: waits, pauses, retries and the ends of permits, with a real server."""
 
 import asyncio
 import contextlib
+import re
 import socket
 import subprocess
 import sys
@@ -30,6 +31,7 @@ from workglow_limit import (
     RateLimiter,
     Store,
 )
+from workglow_limit.aiohttp import LimitedMiddleware
 from workglow_limit.httpx import AsyncLimitedTransport, LimitedTransport
 from workglow_limit.requests import LimitedAdapter
 
@@ -46,7 +48,7 @@ def server():
 
 @pytest.fixture
 def rate():
-    """Its clock stands still, so what is left of a pause is all of it, and nothing comes back."""
+    """Its clock stands still, so the remaining pause is the whole pause, and no unit is returned."""
     return RateLimiter(Store("memory:", clock=ManualClock()), "api", max_executions=100, window_size_in_seconds=60)
 
 
@@ -57,7 +59,7 @@ def used(limiter, key=None):
 
 @pytest.fixture(params=CLIENTS, ids=lambda kind: kind.__name__)
 def client(request):
-    """Runs what uses a client in an event loop, and ends the client. Who waits for a minute hangs."""
+    """Runs a function with a client in an event loop, and closes the client. A wait of a minute counts as a hang."""
 
     def use(limiter, scenario, **options):
         async def main():
@@ -80,10 +82,10 @@ async def get(client, url, method="GET", **body):
     return getattr(response, "status_code", None) or response.status, data
 
 
-# ---- whom a request asks ----
+# ---- the limiters of a request ----
 
 
-def test_each_request_takes_its_permit(client, server, rate):
+def test_each_request_takes_a_permit(client, server, rate):
     async def scenario(client):
         return [await get(client, f"{server.url}/x", "POST", content=b"abc") for _ in range(3)]
 
@@ -91,7 +93,7 @@ def test_each_request_takes_its_permit(client, server, rate):
     assert used(rate) == 6 and server.bodies == [b"abc"] * 3
 
 
-def test_without_room_nothing_is_sent(client, server, rate):
+def test_a_denied_request_is_not_sent(client, server, rate):
     async def scenario(client):
         with pytest.raises(AcquireTimeout):
             await get(client, f"{server.url}/x")
@@ -101,7 +103,7 @@ def test_without_room_nothing_is_sent(client, server, rate):
     assert not server.arrivals
 
 
-def test_hosts_have_limiters_of_their_own(client, server, rate):
+def test_hosts_have_their_own_limiters(client, server, rate):
     other = RateLimiter(Store("memory:"), "other", max_executions=9, window_size_in_seconds=60)
     port = server.server_port
 
@@ -109,7 +111,7 @@ def test_hosts_have_limiters_of_their_own(client, server, rate):
         for host in "127.0.0.1", "localhost":
             await get(client, f"http://{host}:{port}/x")
 
-    rate.acquire(weight=100)  # Whoever were to ask this one would fail.
+    rate.acquire(weight=100)  # A decision of this limiter would fail.
     hosts = {"127.0.0.1": rate, f"127.0.0.1:{port}": other, "localhost:9": rate, "api.example.com": rate}
     client(hosts, scenario, timeout=0)
     assert len(server.arrivals) == 2 and used(other) == 1
@@ -142,7 +144,7 @@ def test_each_redirection_is_a_request(client, server, rate):
     assert used(rate) == 2
 
 
-def test_a_redirection_waits_for_no_permit_of_its_own_request(client, server):
+def test_a_redirection_does_not_wait_for_its_own_request(client, server):
     one = ConcurrencyLimiter(1)
 
     async def scenario(client):
@@ -152,10 +154,10 @@ def test_a_redirection_waits_for_no_permit_of_its_own_request(client, server):
     assert one.peek().remaining == 1
 
 
-# ---- what the server says ----
+# ---- refusals of the server ----
 
 
-def test_a_refusal_pauses_everyone(client, server, rate):
+def test_a_refusal_pauses_the_limit(client, server, rate):
     async def scenario(client):
         return await get(client, f"{server.url}/x?status=429&times=1&retry-after=20")
 
@@ -163,7 +165,7 @@ def test_a_refusal_pauses_everyone(client, server, rate):
     assert rate.peek().retry_after == rate.peek("k").retry_after == 20
 
 
-def test_a_refusal_of_a_key_pauses_that(client, server, rate):
+def test_a_refusal_of_a_key_pauses_the_key(client, server, rate):
     async def scenario(client):
         await get(client, f"{server.url}/x?status=429&times=1")
 
@@ -182,7 +184,7 @@ def test_how_a_refusal_is_heeded(client, server, rate):
     assert rate.peek().retry_after == 5
 
 
-# ---- again ----
+# ---- retries ----
 
 
 def test_a_refusal_is_sent_again_after_the_pause(client, server):
@@ -196,7 +198,7 @@ def test_a_refusal_is_sent_again_after_the_pause(client, server):
     assert server.arrivals[1] - server.arrivals[0] >= 1_000_000_000
 
 
-def test_it_is_sent_again_no_more_often_than_said(client, server, rate):
+def test_retries_bounds_the_attempts(client, server, rate):
     async def scenario(client):
         return await get(client, f"{server.url}/x?status=503&times=9")
 
@@ -207,7 +209,7 @@ def test_it_is_sent_again_no_more_often_than_said(client, server, rate):
     assert len(server.arrivals) == 4 and used(rate) == 4
 
 
-def test_it_is_not_sent_again_if_that_took_longer_than_the_timeout(client, server, rate):
+def test_a_request_is_not_retried_beyond_the_timeout(client, server, rate):
     if client.kind is Urllib3:
         pytest.skip("urllib3's Retry decides")
 
@@ -218,7 +220,7 @@ def test_it_is_not_sent_again_if_that_took_longer_than_the_timeout(client, serve
     assert len(server.arrivals) == 1
 
 
-def test_what_has_no_limiter_is_sent_again_too(client, server, rate):
+def test_requests_without_a_limiter_are_retried(client, server, rate):
     async def scenario(client):
         return await get(client, f"{server.url}/x?status=503&times=1&retry-after=1")
 
@@ -226,7 +228,7 @@ def test_what_has_no_limiter_is_sent_again_too(client, server, rate):
     assert server.arrivals[1] - server.arrivals[0] >= 1_000_000_000
 
 
-def test_a_body_that_is_gone_is_not_sent_again(client, server, rate):
+def test_a_consumed_body_is_not_sent_again(client, server, rate):
     if client.kind is Urllib3:
         pytest.skip("urllib3's Retry decides")
 
@@ -237,7 +239,7 @@ def test_a_body_that_is_gone_is_not_sent_again(client, server, rate):
     assert server.bodies == [b"abc"]
 
 
-# ---- when a permit ends ----
+# ---- the end of a permit ----
 
 
 def test_a_permit_is_held_until_the_body_has_been_read(client, server):
@@ -259,7 +261,7 @@ def test_a_permit_is_held_until_the_body_has_been_read(client, server):
 
 
 async def ended(limiter):
-    """aiohttp's close awaits nothing, so the end of a permit follows it. Who waits for that in vain hangs."""
+    """Waits for the end of a permit, which follows the close, because aiohttp's close awaits nothing."""
     while limiter.peek().remaining == 0:
         await asyncio.sleep(0.001)
 
@@ -296,22 +298,22 @@ def test_a_permit_ends_when_the_body_breaks(client, server):
     client(one, scenario)
 
 
-def test_what_was_never_sent_takes_nothing(client, rate):
-    with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{nobody.getsockname()[1]}/"
+def test_a_request_that_was_never_sent_takes_nothing(client, rate):
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{closed.getsockname()[1]}/"
 
         async def scenario(client):
             with pytest.raises(CONNECTION_ERRORS):
                 await get(client, url)
             with pytest.raises(CONNECTION_ERRORS):
-                await get(client, "http://nobody.invalid/")
+                await get(client, "http://unknown.invalid/")
 
         client(rate, scenario, tokens=rate, estimate=lambda _: 50)
     assert used(rate) == 0
 
 
-def test_what_was_sent_counts_whatever_became_of_it(client, server, rate):
+def test_a_request_that_was_sent_counts(client, server, rate):
     one = ConcurrencyLimiter(1)
 
     async def scenario(client):
@@ -323,8 +325,8 @@ def test_what_was_sent_counts_whatever_became_of_it(client, server, rate):
     assert len(server.arrivals) == 1
 
 
-def test_a_connection_that_the_server_closed_is_asked_for_each_time(client, server, rate):
-    """Some clients send once more by themselves when a connection that was kept is gone: that is a request, too."""
+def test_a_retry_on_a_closed_connection_takes_its_own_permit(client, server, rate):
+    """Some clients retry automatically when a kept connection was closed. The retry is another request."""
 
     async def scenario(client):
         await get(client, f"{server.url}/x")
@@ -338,8 +340,8 @@ def test_a_connection_that_the_server_closed_is_asked_for_each_time(client, serv
 # ---- event loops ----
 
 
-def test_nothing_blocks_the_event_loop(server, tmp_path):
-    """A stranger has the database while a start needs it: the loop goes on, and lets the stranger go."""
+def test_the_event_loop_is_never_blocked(server, tmp_path):
+    """Another program locks the database while a start needs it. The loop continues, and ends the lock."""
     store = Store(f"sqlite:{tmp_path}/limits.db", timeout=60, durability="commit")
     limiter = store.limiter("api", "100/1m")
     tokens = store.limiter("tokens", "100/1m")
@@ -362,7 +364,7 @@ def test_nothing_blocks_the_event_loop(server, tmp_path):
     assert used(limiter) == 1
 
 
-def test_who_is_cancelled_while_waiting_holds_nothing(server, rate):
+def test_a_request_cancelled_while_waiting_holds_nothing(server, rate):
     rate.acquire(weight=60)
 
     async def main():
@@ -379,7 +381,7 @@ def test_who_is_cancelled_while_waiting_holds_nothing(server, rate):
     assert not server.arrivals
 
 
-def test_who_is_cancelled_while_reading_ends_its_permit(server):
+def test_a_request_cancelled_while_reading_ends_its_permit(server):
     one = ConcurrencyLimiter(1)
 
     async def main():
@@ -398,7 +400,7 @@ def test_who_is_cancelled_while_reading_ends_its_permit(server):
 
 @pytest.mark.parametrize("module", [httpx, httpx2], ids=["httpx", "httpx2"])
 def test_in_trio(module, server, rate):
-    """Requests wait, heed the server and are sent again; who is cancelled in a wait holds nothing."""
+    """Requests wait, heed the server and are retried. A request that is cancelled in a wait holds nothing."""
     kind = AsyncLimitedTransport if module is httpx else workglow_limit.httpx2.AsyncLimitedTransport
     one = ConcurrencyLimiter(1)
 
@@ -433,11 +435,11 @@ class Nothing:
 
 NOTHING = Nothing()
 WRONG = [
-    (TypeError, {"limiter": None}, "limiter is None: expected a limiter, a mapping of hosts to limiters, or a function; None only with tokens"),
+    (TypeError, {"limiter": None}, r"limiter is None: expected a limiter, a mapping of hosts to limiters, or a function \(None only with tokens\)"),
     (TypeError, {"limiter": 5}, "limiter is 5: expected a limiter, a mapping of hosts to limiters, or a function of the request, not int"),
     (TypeError, {"limiter": {"h": 5}}, r"limiter\['h'\] is 5: expected a limiter, not int"),
-    (TypeError, {"limiter": {5: "rate"}}, "limiter has the host 5: expected a str, not int"),
-    *((InvalidArgument, {"limiter": {host: "rate"}}, "a host of limiter is '.*': expected one such as \"api.example.com\" or .*")
+    (TypeError, {"limiter": {5: "rate"}}, "a host of limiter is 5: expected a str, not int"),
+    *((InvalidArgument, {"limiter": {host: "rate"}}, "a host of limiter is '.*': expected a host such as \"api.example.com\" or .*")
       for host in ("", "https://a", "a/b", "u@a", "a:b", "a:0", "a:99999", ":80", "[::1")),
     (TypeError, {"tokens": 5}, "tokens is 5: expected a limiter, a mapping of hosts to limiters, or a function of the request, not int"),
     (TypeError, {"key": 5}, "key is 5: expected a str, or a function of the request, not int"),
@@ -448,13 +450,13 @@ WRONG = [
     (InvalidArgument, {"timeout": -1}, "timeout is -1: expected 0 s to 366 days"),
     (TypeError, {"timeout": "5s"}, "timeout is '5s': expected seconds as a number, or a timedelta, not str"),
     (TypeError, {"heed": 5}, "heed is 5: expected True, False, or a mapping with default and longest, not int"),
-    (InvalidArgument, {"heed": {"deflaut": 5}}, "heed is {'deflaut': 5}: expected a mapping with default and longest, not 'deflaut'"),
+    (InvalidArgument, {"heed": {"deflaut": 5}}, "heed is {'deflaut': 5}: expected a mapping with default and longest, without 'deflaut'"),
     (InvalidArgument, {"heed": {"longest": -1}}, "heed's longest is -1: expected 0 s to 366 days"),
     (TypeError, {"estimate": 5, "tokens": "rate"}, "estimate is 5: expected a function, not int"),
     (TypeError, {"usage": 5, "tokens": "rate"}, "usage is 5: expected a function, not int"),
-    (TypeError, {"usage": len}, "usage is given without tokens: expected the limiter of the tokens, too"),
-    (TypeError, {"estimate": len}, "estimate is given without tokens: expected the limiter of the tokens, too"),
-    (TypeError, {"wieght": 1}, ".* got an unexpected keyword argument 'wieght'"),
+    (TypeError, {"usage": len}, "usage needs tokens, the limiter of the tokens"),
+    (TypeError, {"estimate": len}, "estimate needs tokens, the limiter of the tokens"),
+    (TypeError, {"wieght": 1}, r"\w+\(\) got an unexpected keyword argument 'wieght': expected (.*, )?key, weight, priority, timeout, heed, tokens.*"),
 ]  # fmt: skip
 RETRIES = [
     (InvalidArgument, {"retries": -1}, "retries is -1: expected a whole number from 0 to 100"),
@@ -464,7 +466,7 @@ RETRIES = [
 
 
 @pytest.mark.parametrize("kind, given, says", WRONG + RETRIES, ids=lambda value: str(value)[:50])
-def test_bad_settings_are_told_where_they_are_written(client, rate, kind, given, says):
+def test_bad_settings_raise_where_they_are_written(client, rate, kind, given, says):
     if client.kind is Urllib3 and "retries" in given:
         pytest.skip("urllib3 has its own")
     given = {name: rate if value == "rate" else value for name, value in given.items()}
@@ -483,15 +485,15 @@ def test_bad_settings_are_told_where_they_are_written(client, rate, kind, given,
 @pytest.mark.parametrize(
     "given, kind, says",
     [
-        ({"limiter": lambda _: 5}, TypeError, "what limiter gave is 5: expected a limiter, not int"),
-        ({"tokens": lambda _: 5}, TypeError, "what tokens gave is 5: expected a limiter, not int"),
-        ({"key": lambda _: 5}, TypeError, "key gave 5: expected a str or None, not int"),
+        ({"limiter": lambda _: 5}, TypeError, "the value that limiter returned is 5: expected a limiter, not int"),
+        ({"tokens": lambda _: 5}, TypeError, "the value that tokens returned is 5: expected a limiter, not int"),
+        ({"key": lambda _: 5}, TypeError, "key returned 5: expected a str or None, not int"),
         ({"weight": lambda _: 0}, InvalidArgument, "weight is 0: expected a whole number of at least 1"),
         ({"tokens": "rate", "estimate": lambda _: -1}, InvalidArgument, "estimate is -1: expected a whole number of at least 0"),
         ({"tokens": "rate", "estimate": lambda _: None}, TypeError, "estimate is None: expected a whole number, not NoneType"),
     ],
 )
-def test_what_functions_give_is_checked_before_anything_is_sent(client, server, rate, given, kind, says):
+def test_results_of_functions_are_checked_before_sending(client, server, rate, given, kind, says):
     given = {name: rate if value == "rate" else value for name, value in given.items()}
 
     async def scenario(client):
@@ -502,24 +504,43 @@ def test_what_functions_give_is_checked_before_anything_is_sent(client, server, 
     assert used(rate) == 0 and not server.arrivals
 
 
+OPTIONS = "key, weight, priority, timeout, heed, tokens, estimate, usage"
+ACCEPTED = [
+    (LimitedTransport, "LimitedTransport", f"transport, {OPTIONS}, retries"),
+    (AsyncLimitedTransport, "AsyncLimitedTransport", f"transport, {OPTIONS}, retries"),
+    (workglow_limit.httpx2.LimitedTransport, "LimitedTransport", f"transport, {OPTIONS}, retries"),
+    (workglow_limit.httpx2.AsyncLimitedTransport, "AsyncLimitedTransport", f"transport, {OPTIONS}, retries"),
+    (LimitedMiddleware, "LimitedMiddleware", f"{OPTIONS}, retries"),
+    (LimitedAdapter, "LimitedAdapter", f"pool_connections, pool_maxsize, pool_block, {OPTIONS}, retries"),
+    (lambda *args, **options: workglow_limit.urllib3.limited(urllib3.PoolManager(), *args, **options), "limited", OPTIONS),
+]
+
+
+@pytest.mark.parametrize("make, name, accepted", ACCEPTED)
+def test_an_unknown_option_names_the_public_class_and_lists_its_options(make, name, accepted, rate):
+    message = f"{name}() got an unexpected keyword argument 'wieght': expected {accepted}"
+    with pytest.raises(TypeError, match=f"^{re.escape(message)}$"):
+        make(rate, wieght=1)
+
+
 def test_bad_input_of_single_clients(rate):
     for transport in LimitedTransport, AsyncLimitedTransport:
-        with pytest.raises(TypeError, match="^transport is 5: expected one of httpx, a .*BaseTransport, not int$"):
+        with pytest.raises(TypeError, match="^transport is 5: expected a httpx.*BaseTransport, not int$"):
             transport(rate, transport=5)
-    with pytest.raises(TypeError, match="^transport is <.*>: expected one of httpx, a AsyncBaseTransport, not HTTPTransport$"):
+    with pytest.raises(TypeError, match="^transport is <.*>: expected a httpx.AsyncBaseTransport, not HTTPTransport$"):
         AsyncLimitedTransport(rate, transport=httpx.HTTPTransport())
-    with pytest.raises(TypeError, match="^max_retries would pass the limiters: expected retries, which does not$"):
+    with pytest.raises(TypeError, match="^max_retries would bypass the limiters: use retries instead$"):
         LimitedAdapter(rate, max_retries=3)
     with pytest.raises(TypeError, match="^a LimitedAdapter cannot be pickled: make one in each process$"):
         __import__("pickle").dumps(LimitedAdapter(rate))
     with pytest.raises(TypeError, match="^manager is 5: expected a urllib3.PoolManager, not int$"):
         workglow_limit.urllib3.limited(5, rate)
-    with pytest.raises(TypeError, match="^retries is urllib3's own: give a urllib3.Retry to the manager, or with a request$"):
+    with pytest.raises(TypeError, match="^retries belongs to urllib3: pass a urllib3.Retry to the manager or with a request$"):
         workglow_limit.urllib3.limited(urllib3.PoolManager(), rate, retries=3)
 
 
-def test_urllib3_as_it_is_used_mostly(server, rate):
-    """Its usual Retry, a body that it has read when it answers, connections of before, and a pool that is asked by itself."""
+def test_common_uses_of_urllib3(server, rate):
+    """Its default Retry, a preloaded body, earlier connections, and a pool that is used directly."""
     http = urllib3.PoolManager(timeout=20)
     http.request("GET", f"{server.url}/x")
     tokens = Store("memory:").limiter("tokens", "1000/1m")
@@ -528,7 +549,7 @@ def test_urllib3_as_it_is_used_mostly(server, rate):
     response = http.request("POST", f"{server.url}/v1/chat/completions", json=asked)
     assert response.json()["usage"]["total_tokens"] == used(tokens)
     assert used(rate) == 1
-    assert http.request("GET", f"{server.url}/y?status=503&times=1&retry-after=0").status == 200  # Its Retry heeds that.
+    assert http.request("GET", f"{server.url}/y?status=503&times=1&retry-after=0").status == 200  # urllib3's Retry heeds it.
     assert http.connection_from_url(server.url).request("GET", "/z").status == 200
     assert used(rate) == 4
     with pytest.raises(urllib3.exceptions.MaxRetryError):
@@ -536,7 +557,7 @@ def test_urllib3_as_it_is_used_mostly(server, rate):
     assert used(rate) == 8
 
 
-def test_a_session_of_requests_reads_as_ever(server, rate):
+def test_a_session_of_requests_reads_as_usual(server, rate):
     client = Requests(rate)
     assert client.session.post(f"{server.url}/x", data=b"abc").text == "fine"
     server.go.set()
@@ -546,7 +567,7 @@ def test_a_session_of_requests_reads_as_ever(server, rate):
     client.session.close()
 
 
-def test_no_client_is_imported_by_another():
+def test_clients_do_not_import_each_other():
     code = "import sys, workglow_limit.{0}; print(*sys.modules)"
     clients = {"httpx", "httpx2", "requests", "aiohttp", "urllib3", "typing_extensions"}
     for name, needs in {"http": set(), "httpx": {"httpx", "typing_extensions"}, "urllib3": {"urllib3"}, "_sending": set()}.items():
@@ -554,8 +575,8 @@ def test_no_client_is_imported_by_another():
         assert clients & set(done.stdout.split()) <= needs, name
 
 
-def test_the_clock_of_the_server_is_ours():
-    """What the tests of other processes rest on: one monotonic clock for all of them."""
+def test_the_fake_server_uses_our_clock():
+    """The tests with other processes rely on one monotonic clock for all processes."""
     before = time.monotonic_ns()
     done = subprocess.run([sys.executable, "-c", "import time; print(time.monotonic_ns())"], capture_output=True, text=True, check=True)
     assert before < int(done.stdout) < time.monotonic_ns()

@@ -1,4 +1,4 @@
-"""The SDKs of OpenAI and Anthropic, as they are, with a limited client of httpx2 (OpenAI's also takes one of httpx)."""
+"""The unchanged SDKs of OpenAI and Anthropic, with a limited client of httpx2 (OpenAI's also with one of httpx)."""
 
 import asyncio
 
@@ -14,7 +14,7 @@ import workglow_limit.httpx2
 from workglow_limit import AcquireTimeout, ManualClock, Store
 
 ASKED = {"model": "m", "messages": [{"role": "user", "content": "how far is the moon?"}]}
-COST = 7 + len(WORDS)  # As the server counts.
+COST = 7 + len(WORDS)  # The server's token count.
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def server():
 
 @pytest.fixture
 def limits():
-    """Requests and tokens; the clock stands still, so what was used is used."""
+    """Limiters of requests and tokens. The clock stands still, so used units remain used."""
     store = Store("memory:", clock=ManualClock())
     return store.limiter("requests", "10/1m + 2 concurrent"), store.limiter("tokens", "10000/1m")
 
@@ -45,7 +45,7 @@ LIBRARIES = {"httpx2": (httpx2, workglow_limit.httpx2), "httpx": (httpx, workglo
 
 @pytest.fixture(params=LIBRARIES)
 def clients(request, limits):
-    """How to make a client, and one for asyncio."""
+    """Makes a client, and a client for asyncio."""
     library, ours = LIBRARIES[request.param]
     requests, tokens = limits
     options = {"tokens": tokens, "timeout": 0}
@@ -116,7 +116,7 @@ def test_anthropic(server, limits, clients2):
             checked(limits, True)
             assert len(list(texts)) == len(WORDS) - 1
         assert used(limits[1]) == 2 * COST
-        with client.messages.stream(**ASKED, max_tokens=500) as stream:  # Left early, before the usage is said.
+        with client.messages.stream(**ASKED, max_tokens=500) as stream:  # Closed early, before the usage is reported.
             next(iter(stream.text_stream))
         assert 2 * COST + 7 < used(limits[1]) <= 3 * COST + 1
     checked(limits, False)
@@ -136,7 +136,7 @@ def test_anthropic_async(server, limits, clients2):
 
 
 def test_retries_of_an_sdk_are_requests(server):
-    """They wait for our pause as everybody does, and each takes its permits; a refused one takes no tokens."""
+    """Retries wait for the pause, and each takes its own permits. A refused request takes no tokens."""
     store = Store("memory:")
     requests, tokens = store.limiter("requests", "10/1h"), store.limiter("tokens", "10000/1h")
     transport = workglow_limit.httpx2.LimitedTransport(requests, tokens=tokens)
@@ -146,7 +146,7 @@ def test_retries_of_an_sdk_are_requests(server):
     assert server.arrivals[1] - server.arrivals[0] >= 1_000_000_000
 
 
-def test_how_a_wait_that_was_too_long_is_told(server, limits, clients, clients2):
+def test_a_wait_that_is_too_long_raises(server, limits, clients, clients2):
     full = limits[0].acquire(weight=2)
     with openai.OpenAI(api_key="k", base_url=f"{server.url}/v1", http_client=clients[0]()) as client:
         with pytest.raises(AcquireTimeout):

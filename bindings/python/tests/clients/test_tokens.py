@@ -1,4 +1,4 @@
-"""Tokens: what is reserved for a request, what its response used, and what becomes of the difference."""
+"""Tokens: the reservation of a request, the usage of its response, and the difference."""
 
 import asyncio
 import gzip
@@ -15,7 +15,7 @@ from workglow_limit._tokens import Reading, estimate, readable
 JSON, SSE = "application/json", "text/event-stream; charset=utf-8"
 ASKED = {"model": "m", "messages": [{"role": "user", "content": "how far is the moon?"}], "max_tokens": 500}
 ROOM = 10_000
-COST = -(-len(json.dumps(ASKED["messages"])) // 8) + len(WORDS)  # As the server counts.
+COST = -(-len(json.dumps(ASKED["messages"])) // 8) + len(WORDS)  # The server's token count.
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def server():
 
 @pytest.fixture
 def store():
-    """Its clock stands still: what was used is used."""
+    """Its clock stands still, so used units remain used."""
     return Store("memory:", clock=ManualClock())
 
 
@@ -60,7 +60,7 @@ async def post(client, url, asked=ASKED, **rest):
     return response, await client.read(response)
 
 
-# ---- what is reserved ----
+# ---- reservations ----
 
 
 @pytest.mark.parametrize(
@@ -88,13 +88,13 @@ def test_other_bodies_have_no_estimate(body, kind):
     assert estimate(body, kind) == 0
 
 
-def test_what_is_asked_for_can_be_read():
+def test_only_readable_encodings_are_requested():
     assert readable("gzip, deflate, br, zstd") == "gzip, deflate"
     assert readable("br;q=1.0, GZIP;q=0.5, *;q=0") == "GZIP;q=0.5"
     assert readable("") == readable("br") == "identity"
 
 
-# ---- what was used ----
+# ---- usage ----
 
 
 def of(api, count=9):
@@ -111,7 +111,7 @@ APIS = Chat, Responses, Messages
 
 
 @pytest.mark.parametrize("api", APIS)
-def test_what_a_response_says(api):
+def test_the_usage_of_a_response(api):
     reading = Reading(None, None, JSON)
     reading.feed(json.dumps(of(api).whole()).encode())
     assert reading.units(True) == 59
@@ -119,7 +119,7 @@ def test_what_a_response_says(api):
 
 @pytest.mark.parametrize("size", [1, 7, 10**6])
 @pytest.mark.parametrize("api", APIS)
-def test_what_a_stream_says(api, size):
+def test_the_usage_of_a_stream(api, size):
     whole = b"".join(text(of(api).events()))
     for body in whole, whole.replace(b"\n", b"\r\n"), whole.rstrip(b"\n"):
         reading = Reading(None, None, SSE)
@@ -130,7 +130,7 @@ def test_what_a_stream_says(api, size):
 
 @pytest.mark.parametrize("api", APIS)
 @pytest.mark.parametrize("compress, encoding", [(gzip.compress, "gzip"), (gzip.compress, " X-GZIP"), (zlib.compress, "deflate")])
-def test_what_a_compressed_stream_says(api, compress, encoding):
+def test_the_usage_of_a_compressed_stream(api, compress, encoding):
     body = compress(b"".join(text(of(api).events())))
     reading = Reading(None, None, SSE, encoding)
     for at in range(0, len(body), 3):
@@ -138,9 +138,9 @@ def test_what_a_compressed_stream_says(api, compress, encoding):
     assert reading.units(True) == 59
 
 
-def test_a_stream_that_ends_early_used_what_was_said_and_what_came_since():
+def test_a_stream_that_ends_early_used_the_last_usage_and_the_text_since():
     events = list(text(of(Messages).events()))
-    for count, units in (1, 51), (4, 51 + 2), (12, 51 + 12):  # One, and nine times "word ".
+    for count, units in (1, 51), (4, 51 + 2), (12, 51 + 12):  # One token, and nine times "word ".
         reading = Reading(None, None, SSE)
         for event in events[:count]:
             reading.feed(event)
@@ -148,7 +148,7 @@ def test_a_stream_that_ends_early_used_what_was_said_and_what_came_since():
     reading = Reading(None, None, SSE)
     for event in events:
         reading.feed(event)
-    assert reading.units(False) == 59  # All had been said.
+    assert reading.units(False) == 59  # The whole usage had been reported.
 
 
 @pytest.mark.parametrize(
@@ -167,13 +167,13 @@ def test_a_stream_that_ends_early_used_what_was_said_and_what_came_since():
         (SSE, "", b"".join(text(Chat({"model": "m"}, 50, WORDS).events()))),
     ],
 )
-def test_who_says_nothing(kind, encoding, body):
+def test_responses_without_usage(kind, encoding, body):
     reading = Reading(None, None, kind, encoding)
     reading.feed(body)
     assert reading.units(True) is None
 
 
-def test_half_a_json_body_says_nothing():
+def test_half_a_json_body_has_no_usage():
     reading = Reading(None, None, JSON)
     reading.feed(b'{"usage": {"total_tokens": 5}}')
     assert reading.units(False) is None
@@ -191,7 +191,7 @@ def test_tokens_in_a_cache_are_counted_when_they_are_written():
     assert reading.units(True) == 42
 
 
-def test_a_usage_of_the_users():
+def test_a_usage_function_of_the_user():
     seen = []
 
     def usage(value, response):
@@ -205,7 +205,7 @@ def test_a_usage_of_the_users():
     for wrong in -1, 1.5, True, "5":
         reading = Reading(lambda value, response, wrong=wrong: wrong, None, JSON)
         reading.feed(b"{}")
-        with pytest.raises(TypeError, match=r"^usage gave .*: expected a whole number of at least 0, or None$"):
+        with pytest.raises(TypeError, match=r"^usage returned .*: expected a whole number of at least 0, or None$"):
             reading.units(True)
 
 
@@ -214,7 +214,7 @@ def test_a_usage_of_the_users():
 
 @pytest.mark.parametrize("path", ["chat/completions", "responses", "messages"])
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_is_not_used_comes_back(client, server, store, tokens, path, stream):
+def test_unused_tokens_are_returned(client, server, store, tokens, path, stream):
     requests, most = store.limiter("requests", "10/1m + 2 concurrent"), {"responses": "max_output_tokens"}.get(path, "max_tokens")
     asked = {"model": "m", "stream": stream, "stream_options": {"include_usage": True}, most: 500}
     asked["input" if path == "responses" else "messages"] = [{"role": "user", "content": "how far is the moon?"}]
@@ -255,16 +255,16 @@ def test_a_stream_that_is_closed_early(client, tokens):
             while came.count(b"text_delta") < 3:
                 came += await anext(pieces)
             await client.close(response)
-            while used(tokens) > 400:  # aiohttp's close awaits nothing: the end follows it.
+            while used(tokens) > 400:  # aiohttp's close awaits nothing, so the end of the permit follows it.
                 await asyncio.sleep(0.001)
             await pieces.aclose()
-            # What went in, the one that was said, and what came since: three words, or some more that came with them.
+            # The input, the one reported token, and the words since: three, or a few more in the same data.
             assert COST - len(WORDS) + 1 + 3 <= used(tokens) < 400
 
         client(None, scenario, tokens=tokens)
 
 
-def test_without_usage_the_estimate_stays(client, server, tokens):
+def test_without_usage_the_estimate_counts(client, server, tokens):
     async def scenario(client):
         await post(client, f"{server.url}/v1/chat/completions", ASKED | {"stream": True})
 
@@ -282,7 +282,7 @@ def test_a_refusal_takes_no_tokens(client, server, store, tokens):
 
     requests = store.limiter("requests", "10/1m")
     client(requests, scenario, tokens=tokens, heed=False)
-    assert used(tokens) == 507 and used(requests) == 4  # The 500 may have cost something.
+    assert used(tokens) == 507 and used(requests) == 4  # The 500 may have used tokens.
 
 
 def test_the_last_of_several_attempts_counts(client, server, store, tokens):
@@ -294,13 +294,13 @@ def test_the_last_of_several_attempts_counts(client, server, store, tokens):
     assert used(tokens) == 507 and len(server.arrivals) == 3
 
 
-def test_functions_say_what_is_reserved_and_used(client, server, tokens):
+def test_functions_return_the_reserved_and_used_units(client, server, tokens):
     async def scenario(client):
         response = await client.open(f"{server.url}/v1/messages", "POST", json=ASKED)
         assert used(tokens) == 77
         await client.read(response)
         assert used(tokens) == len(WORDS) + 11
-        await client.read(await client.open(f"{server.url}/x"))  # No JSON: what was reserved stays.
+        await client.read(await client.open(f"{server.url}/x"))  # Not JSON: the reservation counts.
         assert used(tokens) == len(WORDS) + 11 + 77
 
     def usage(value, response):
@@ -310,7 +310,7 @@ def test_functions_say_what_is_reserved_and_used(client, server, tokens):
     client(None, scenario, tokens=tokens, estimate=lambda request: 77, usage=usage)
 
 
-def test_what_asks_for_no_tokens_waits_for_none(client, server, tokens):
+def test_a_request_without_tokens_waits_for_none(client, server, tokens):
     async def scenario(client):
         assert await client.read(await client.open(f"{server.url}/x")) == b"fine"
 
@@ -318,7 +318,7 @@ def test_what_asks_for_no_tokens_waits_for_none(client, server, tokens):
     client(None, scenario, tokens=tokens, timeout=0)
 
 
-def test_an_estimate_of_more_than_all_takes_all(client, server, store, tokens):
+def test_an_estimate_above_the_capacity_takes_all_of_it(client, server, store, tokens):
     requests = store.limiter("requests", "10/1m")
 
     async def scenario(client):
@@ -344,7 +344,7 @@ def test_more_than_was_reserved_is_owed(client, server, tokens):
 # ---- two limits at once ----
 
 
-def test_both_or_neither(client, server, store, tokens):
+def test_both_limiters_are_charged_or_neither(client, server, store, tokens):
     requests, one = store.limiter("requests", "10/1m"), ConcurrencyLimiter(1)
 
     async def scenario(client):
@@ -361,8 +361,8 @@ def test_both_or_neither(client, server, store, tokens):
     full.complete()
 
 
-def test_nobody_keeps_one_while_waiting_for_the_other(server):
-    """Whoever waits for tokens keeps no slot, whoever waits for a slot no tokens: others use them. In the end all have run."""
+def test_no_request_holds_one_limiter_while_waiting_for_the_other(server):
+    """A request that waits for tokens holds no slot, and one that waits for a slot holds no tokens. In the end all have run."""
     slots, tokens = ConcurrencyLimiter(1), Store("memory:").limiter("tokens", f"{ROOM}/1h")
     budget = ConcurrencyLimiter(600)
 

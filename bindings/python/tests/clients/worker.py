@@ -22,12 +22,12 @@ async def requests(client, url, count):
 
 
 async def refuse(kind, client, limiter, url):
-    """A request that is refused: from what this prints on all are paused. Then some to a host without a limit."""
+    """Sends a request that is refused. From the printed time on all clients are paused. Then sends some to a host without a limit."""
     response = await client.open(f"{url}/y?status=429&times=1&retry-after=1", headers={})
     print(time.monotonic_ns(), flush=True)
     await client.close(response)
     client = kind({urlsplit(url).netloc: limiter}, timeout=0)
-    await requests(client, url.replace("127.0.0.1", "localhost"), 3)  # They would fail if they had to wait.
+    await requests(client, url.replace("127.0.0.1", "localhost"), 3)  # They would fail if they waited.
     await client.end()
 
 

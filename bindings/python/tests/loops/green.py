@@ -1,6 +1,6 @@
-"""Programs of greenlets, one for each test: `green.py gevent|eventlet patched|plain PROGRAM ARGUMENT…`.
+"""Programs of greenlets, one per test: `green.py gevent|eventlet patched|plain PROGRAM ARGUMENT…`.
 
-Each runs in a process of its own, because a process that was monkey-patched stays so. What one finds wrong, it raises.
+Each runs in its own process, because monkey-patching cannot be undone. A program raises an exception for each failure.
 """
 
 import os
@@ -27,10 +27,10 @@ if LIBRARY == "gevent":
     def kill(greenlet):
         greenlet.kill()
 else:
-    # Its own look-up of names imports every HTTP client that is installed, of which some cannot be with its sockets.
+    # eventlet's own name lookup imports every installed HTTP client, and some do not work with its sockets.
     os.environ["EVENTLET_NO_GREENDNS"] = "yes"
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # It would have its users leave.
+        warnings.simplefilter("ignore")  # eventlet prints a deprecation warning.
         import eventlet as green
 
     if IS_PATCHED:
@@ -61,7 +61,7 @@ from evidence import Start, most_in_any_window  # noqa: E402
 
 SECOND = 1_000_000_000
 
-#: Ends what hangs: nothing here takes nearly as long.
+#: Ends a program that hangs. No program here takes nearly as long.
 DEADLINE = 100
 
 
@@ -74,7 +74,7 @@ def until(condition):
 
 
 class Others:
-    """A greenlet that has nothing to do with limits."""
+    """A greenlet that uses no limits."""
 
     def __init__(self):
         self.count = 0
@@ -86,7 +86,7 @@ class Others:
             self.count += 1
 
     def go_on(self, steps=30):
-        """Waits until it has gone so many steps further."""
+        """Waits until it has done a number of further steps."""
         goal = self.count + steps
         until(lambda: self.count >= goal)
 
@@ -102,7 +102,7 @@ def caught(call):
 
 
 def order(url):
-    """A thousand wait: they start in the order of asking, as many as the limit allows, and others go on."""
+    """A thousand greenlets wait. They start in the order of their calls, within the limit, and other greenlets continue."""
     limiter = RateLimiter(Store(url), "jobs", max_executions=250, window_size_in_seconds=0.2)
     others, order, starts = Others(), [], []
 
@@ -116,7 +116,7 @@ def order(url):
     wait_for([spawn(job, number) for number in range(1000)])
     assert order == list(range(1000))
     assert most_in_any_window(starts, int(0.2 * SECOND)) <= 250
-    # Three windows passed at least.
+    # At least three windows have passed.
     assert others.count > 30
 
 
@@ -135,7 +135,7 @@ def priorities(url):
     assert started == sorted(range(9), key=lambda number: (-number // 3, number)), started
 
 
-def nobody_goes_past(url):
+def no_overtaking(url):
     limiter, started = ConcurrencyLimiter(1, store=Store(url), name="jobs"), []
 
     def start(name):
@@ -146,14 +146,14 @@ def nobody_goes_past(url):
     first = spawn(start, "first")
     sleep(0)
     held.complete()
-    # There is room, and the first has not heard of it yet.
+    # A unit is free, and the first waiter has not been notified yet.
     start("second")
     wait_for([first])
     assert started == ["first", "second"], started
 
 
 def entered(url):
-    """Each greenlet leaves `with limiter` with its own permit, and who is killed in the body leaves, too."""
+    """Each greenlet leaves `with limiter` with its own permit, also one that is killed in the body."""
     limiter, order = ConcurrencyLimiter(2, store=Store(url), name="jobs"), []
 
     def job(number):
@@ -166,7 +166,7 @@ def entered(url):
             outer.renew()
 
     wait_for([spawn(job, number) for number in range(1, 6)])
-    assert order, "nobody was in the inner body"
+    assert order, "no greenlet was in the inner body"
     assert limiter.peek().remaining == 2
 
     def body():
@@ -188,28 +188,28 @@ def timeouts(url):
         assert [type(answer) for answer in answers] == [AcquireTimeout] * 5, answers
         with green.Timeout(0.02, False):
             limiter.acquire()
-            raise AssertionError("there was no room")
+            raise AssertionError("the start was admitted")
     assert limiter.peek().remaining == 1
     with limiter.acquire(timeout=0.01):
         pass
 
 
 def late(url):
-    """Who asked for enough grace starts with its place."""
+    """A late waiter with enough grace starts with its place."""
     clock = ManualClock()
     limiter = RateLimiter(Store(url, clock=clock), "jobs", max_executions=1, window_size_in_seconds=60)
     limiter.acquire()
     permits = []
     waiter = spawn(lambda: permits.append(limiter.acquire(grace=0.5)))
-    until(lambda: limiter.peek().retry_after > 60)  # It has taken its place.
+    until(lambda: limiter.peek().retry_after > 60)  # It has its place now.
     limiter.reserve()
-    clock.advance(60.3)  # At once, so it is late.
+    clock.advance(60.3)  # The clock jumps, so the waiter is late.
     wait_for([waiter])
     assert permits[0].ready_at is not None
 
 
 def ended(url, how):
-    """Who is killed, or has a Timeout, hands its place back."""
+    """A greenlet that is killed or times out returns its place."""
     clock = ManualClock()
     limiter = RateLimiter(Store(url, clock=clock), "jobs", max_executions=1, window_size_in_seconds=60)
     limiter.acquire()
@@ -217,17 +217,17 @@ def ended(url, how):
     def wait():
         with green.Timeout(0.05 if how == "timeout" else None, False):
             limiter.acquire()
-            raise AssertionError("there was no room")
+            raise AssertionError("the start was admitted")
 
     waiter = spawn(wait)
-    until(lambda: limiter.peek().retry_after > 60)  # It has taken its place.
+    until(lambda: limiter.peek().retry_after > 60)  # It has its place now.
     if how == "kill":
         kill(waiter)
     until(lambda: limiter.peek().retry_after == 60)
 
 
 def told_and_killed():
-    """Who was admitted, and is killed before it hears of it, gives the start back."""
+    """A greenlet that is admitted and then killed before it is notified returns the start."""
     limiter = ConcurrencyLimiter(1)
 
     def job():
@@ -239,7 +239,7 @@ def told_and_killed():
         waiter = spawn(job)
         sleep(0)
         held.complete()
-        # gevent kills in a callback, which comes right after the one that tells the waiter; eventlet at once.
+        # gevent kills in a callback that runs right after the one that notifies the waiter; eventlet kills at once.
         while LIBRARY == "eventlet" and number % 2 and limiter.can_proceed():
             sleep(0)
         kill(waiter)
@@ -256,17 +256,17 @@ def woken_by_threads():
     for _ in range(30):
         native(complete, (limiter.acquire(),))
         limiter.acquire().complete()
-    until(lambda: len(done) == 30)  # A thread that Python ends in the middle of a call would end the process.
+    until(lambda: len(done) == 30)  # A thread that Python ends within a call would abort the process.
 
 
 def hooks(url):
     """Hooks may let other greenlets run."""
     limiter = RateLimiter(Store(url), "jobs", max_executions=10, window_size_in_seconds=0.05)
-    heard, order = [], []
+    events, order = [], []
 
     def hear(event):
         sleep(0)
-        heard.append(event.event)
+        events.append(event.event)
 
     limiter.on("throttled", hear)
 
@@ -276,18 +276,18 @@ def hooks(url):
 
     wait_for([spawn(job, number) for number in range(50)])
     assert order == list(range(50)), order
-    assert heard and set(heard) == {"throttled"}
+    assert events and set(events) == {"throttled"}
 
 
 def without_a_hub(url):
-    """The main program, before there is any greenlet."""
+    """The main program, before any greenlet exists."""
     limiter = RateLimiter(Store(url), "jobs", max_executions=1, window_size_in_seconds=0.01)
     for _ in range(3):
         limiter.acquire()
 
 
 def in_the_hub(url):
-    """Where nothing can wait, calls do not try to."""
+    """Calls in the hub's own greenlet do not wait."""
     limiter = RateLimiter(Store(url), "jobs", max_executions=2, window_size_in_seconds=60)
     answers = []
 
@@ -303,7 +303,7 @@ def in_the_hub(url):
 
 
 def threads(url):
-    """Each thread has a hub, and a thread without one waits beside them."""
+    """Each thread has a hub, and a thread without a hub waits next to them."""
     limiter, running, most, done = ConcurrencyLimiter(3, store=Store(url), name="jobs"), [], [], []
 
     def job(of):
@@ -328,7 +328,7 @@ def threads(url):
 
     for of in range(3):
         native(hub, (of,))
-        until(lambda: of in hubs)  # Patched, gevent cannot make two at the same time.
+        until(lambda: of in hubs)  # With patching, gevent cannot create two hubs at the same time.
     native(plain, ())
     # The main greenlet has a hub, too.
     hub("main")
@@ -342,7 +342,7 @@ def threads(url):
 
 @contextmanager
 def locked(path):
-    """The database while a stranger has it for itself."""
+    """The database while another program has it locked."""
     stranger = subprocess.Popen(["sqlite3", path], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
         stranger.stdin.write(b"begin exclusive;\nselect 'ready';\n")
@@ -357,7 +357,7 @@ def locked(path):
 
 @contextmanager
 def stopped(pid):
-    """The server while it takes what is sent to it, and answers nothing."""
+    """The server while it accepts requests and answers none."""
     os.kill(int(pid), signal.SIGSTOP)
     try:
         yield
@@ -366,20 +366,20 @@ def stopped(pid):
 
 
 def away(url, whom):
-    """What keeps a store from answering."""
+    """The block that keeps a store from answering."""
     return locked(whom) if url.startswith("sqlite") else stopped(whom)
 
 
 def patient(url):
-    """A store that waits longer than this test, each start of which has to ask."""
+    """A store with a timeout longer than this test, whose starts all ask the server."""
     store = Store(url, timeout=DEADLINE, durability="commit" if url.startswith("sqlite") else "budget")
     store.open()
     return store
 
 
 def store_away(url, whom):
-    """A store that does not answer holds up those who ask it, and nobody else. Would a call hold up the hub, it would do so until
-    the store's timeout, and raise."""
+    """A store that does not answer blocks only the greenlets that use it. A call that blocked the hub would do so until
+    the store's timeout, and then raise."""
     store, others = patient(url), Others()
     limiter = RateLimiter(store, "jobs", max_executions=1000, window_size_in_seconds=3600)
     slots = ConcurrencyLimiter(10, store=store, name="slots")
@@ -413,7 +413,7 @@ def store_away(url, whom):
         greenlets = [spawn(lambda call=call: answers.append(caught(call))) for call in calls]
         others.go_on()
         for _ in range(3):
-            near.acquire()  # Another limit goes on, too.
+            near.acquire()  # Another limit continues to work.
         assert len(answers) <= len(calls) - 4, "nothing had to wait"
     wait_for(greenlets)
     assert not [answer for answer in answers if isinstance(answer, Exception)], answers
@@ -421,7 +421,7 @@ def store_away(url, whom):
 
 
 def killed_while_away(url, whom):
-    """What was done for those who were killed meanwhile is given back."""
+    """Starts of greenlets that were killed during the call are returned."""
     store, others = patient(url), Others()
     limiter = RateLimiter(store, "jobs", max_executions=10, window_size_in_seconds=3600)
     for key in "abcd":
@@ -444,7 +444,7 @@ def killed_while_away(url, whom):
 
 
 def impatient(url, whom):
-    """The time of a wait is over also while the store does not answer."""
+    """A wait times out while the store does not answer."""
     store = patient(url)
     limiter = RateLimiter(store, "jobs", max_executions=10, window_size_in_seconds=3600)
     limiter.peek()
@@ -458,7 +458,7 @@ def impatient(url, whom):
 
 
 def forked(url, log):
-    """Greenlets that wait are copied by a fork. Copies ask for themselves, and all starts keep to the one limit."""
+    """A fork copies waiting greenlets. The copies join for themselves, and all starts together keep the limit."""
     store = Store(url)
     limiter = RateLimiter(store, "jobs", max_executions=5, window_size_in_seconds=0.2)
 
@@ -475,11 +475,11 @@ def forked(url, log):
     jobs = [spawn(job) for _ in range(20)]
     until(lambda: started)
     waiting = len(jobs) - len(started)
-    assert waiting, "nobody was left to be copied"
+    assert waiting, "no waiter was left to be copied"
     if fork() == 0:
         try:
             if LIBRARY == "eventlet":
-                # The parent's selector is not the child's to use: whoever forks takes another hub, without the greenlets of the old one.
+                # The child must not use the parent's selector, so it takes a new hub, without the greenlets of the old one.
                 green.hubs.use_hub()
                 jobs.clear()
             wait_for([*jobs, *(spawn(job) for _ in range(10))])

@@ -1,4 +1,4 @@
-"""trio, and anyio on trio and on asyncio: the calls of test_asyncio.py, and that whoever is cancelled leaves nothing behind."""
+"""trio, and anyio on trio and on asyncio: the calls of test_asyncio.py, and that cancelled tasks leave nothing behind."""
 
 import anyio
 import anyio.lowlevel
@@ -49,7 +49,7 @@ def test_async_with_holds_a_permit_for_its_body(loop):
                 await limiter.acquire_async(timeout=0.01)
             assert await limiter.try_acquire_async() is None
             assert not (await limiter.decide_async()).admitted
-            with limiter.try_acquire("other"):  # Nothing has to wait for it.
+            with limiter.try_acquire("other"):  # It need not wait.
                 pass
         assert (await limiter.peek_async()).remaining == 1
         with await limiter.try_acquire_async() as permit:
@@ -59,7 +59,7 @@ def test_async_with_holds_a_permit_for_its_body(loop):
     assert limiter.peek().remaining == 1
 
 
-def test_each_task_leaves_with_its_own_permit(loop):
+def test_each_task_exits_with_its_own_permit(loop):
     limiter = ConcurrencyLimiter(6)
 
     async def work(n):
@@ -67,7 +67,7 @@ def test_each_task_leaves_with_its_own_permit(loop):
             async with limiter as inner:
                 await anyio.sleep(0)
                 assert outer is not inner
-            # Others entered later, and one left before.
+            # Other tasks entered later, and one left earlier.
             assert "ended" in repr(inner) and "ended" not in repr(outer)
             await anyio.sleep(n % 3 / 1000)
         assert "ended" in repr(outer)
@@ -77,7 +77,7 @@ def test_each_task_leaves_with_its_own_permit(loop):
             async with anyio.create_task_group() as group:
                 for n in range(3):
                     group.start_soon(work, n)
-        with limiter:  # This waits for nobody here.
+        with limiter:  # This does not wait here.
             async with limiter:
                 assert limiter.peek().remaining == 4
         with anyio.move_on_after(0.01):
@@ -88,7 +88,7 @@ def test_each_task_leaves_with_its_own_permit(loop):
     assert limiter.peek().remaining == 6
 
 
-def test_nurseries_take_it_for_a_coroutine(loop):
+def test_nurseries_accept_it_as_a_coroutine(loop):
     limiter = RateLimiter(Store("memory:"), "jobs", max_executions=3, window_size_in_seconds=3600)
 
     async def main():
@@ -100,9 +100,9 @@ def test_nurseries_take_it_for_a_coroutine(loop):
     assert limiter.peek().remaining == 1
 
 
-# Those who start at the same time trio lets run in any order.
+# trio runs tasks that start at the same time in any order.
 @pytest.mark.parametrize("policy", ["1 concurrent", "10/100ms + 1 concurrent"])
-def test_waiters_start_in_the_order_of_asking(policy, url, loop):
+def test_waiters_start_in_the_order_of_their_calls(policy, url, loop):
     limiter, order = Store(url).limiter("jobs", policy), []
 
     async def job(number):
@@ -122,7 +122,7 @@ def test_waiters_start_in_the_order_of_asking(policy, url, loop):
     assert order == list(range(50))
 
 
-def test_whoever_comes_late_has_its_place_if_it_asked_for_enough_grace(url, loop):
+def test_a_late_waiter_keeps_its_place_within_its_grace(url, loop):
     clock = ManualClock()
     limiter = RateLimiter(Store(url, clock=clock), "jobs", max_executions=1, window_size_in_seconds=60)
     permits = []
@@ -136,7 +136,7 @@ def test_whoever_comes_late_has_its_place_if_it_asked_for_enough_grace(url, loop
             group.start_soon(wait)
             await until(lambda: limiter.peek().retry_after > 60)
             limiter.reserve()
-            clock.advance(60.3)  # At once, so it is late.
+            clock.advance(60.3)  # The clock jumps, so the waiter is late.
             await until(lambda: permits)
 
     loop(main)
@@ -144,7 +144,7 @@ def test_whoever_comes_late_has_its_place_if_it_asked_for_enough_grace(url, loop
 
 
 @pytest.mark.parametrize("how", ["scope", "timeout", "group"])
-def test_who_is_cancelled_hands_its_place_back(how, url, loop):
+def test_a_cancelled_waiter_returns_its_place(how, url, loop):
     limiter = RateLimiter(Store(url, clock=ManualClock()), "jobs", max_executions=1, window_size_in_seconds=60)
 
     async def main():
@@ -170,7 +170,7 @@ def test_who_is_cancelled_hands_its_place_back(how, url, loop):
     loop(main)
 
 
-def test_who_was_admitted_and_cancelled_at_once_gives_the_start_back(loop):
+def test_an_admitted_waiter_that_is_cancelled_returns_its_start(loop):
     limiter = ConcurrencyLimiter(1)
 
     async def main():
@@ -185,7 +185,7 @@ def test_who_was_admitted_and_cancelled_at_once_gives_the_start_back(loop):
                 group.start_soon(job)
                 await anyio.sleep(0.001)
                 held.complete()
-                while limiter.can_proceed():  # Until it is told.
+                while limiter.can_proceed():  # Until it is notified.
                     await anyio.sleep(0)
                 group.cancel_scope.cancel()
             await until(limiter.can_proceed)
@@ -193,7 +193,7 @@ def test_who_was_admitted_and_cancelled_at_once_gives_the_start_back(loop):
     loop(main)
 
 
-def test_another_thread_s_completion_wakes_the_loop(loop):
+def test_a_completion_in_another_thread_wakes_the_loop(loop):
     limiter = ConcurrencyLimiter(1)
 
     async def main():
@@ -211,8 +211,8 @@ def test_another_thread_s_completion_wakes_the_loop(loop):
 
 
 @pytest.mark.parametrize("ended", [False, True])
-def test_a_locked_database_stops_nobody_else(ended, tmp_path, loop):
-    # Would a call hold up the loop, it would do so until the store's timeout, and raise.
+def test_a_locked_database_does_not_block_other_tasks(ended, tmp_path, loop):
+    # A call that blocked the loop would do so until the store's timeout, and then raise.
     store = Store(f"sqlite:{tmp_path}/limits.db", timeout=100, durability="commit")
     limiter = RateLimiter(store, "jobs", max_executions=10, window_size_in_seconds=3600)
     for key in "abc":
@@ -241,7 +241,7 @@ def test_a_locked_database_stops_nobody_else(ended, tmp_path, loop):
     assert len(answers) == (0 if ended else 3)
 
 
-def test_an_error_is_raised_where_it_is_awaited(tmp_path, loop):
+def test_an_error_is_raised_by_await(tmp_path, loop):
     limiter = RateLimiter(Store(f"sqlite:{tmp_path}/no/x.db"), "jobs", max_executions=1, window_size_in_seconds=1)
 
     async def main():
@@ -252,7 +252,7 @@ def test_an_error_is_raised_where_it_is_awaited(tmp_path, loop):
     loop(main)
 
 
-def test_trio_as_a_guest_of_asyncio():
+def test_trio_in_guest_mode_of_asyncio():
     import asyncio
 
     limiter = ConcurrencyLimiter(1)

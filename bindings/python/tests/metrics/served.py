@@ -6,12 +6,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from workglow_limit import AcquireTimeout, Store, metrics_content_type
 
-#: What no format can write as it is.
+#: A name that every format must escape.
 ODD = 'odd "names"\\ of\nlines\r\t\0, 日本 and {label="values"}'
 
 
 def work(store):
-    """Uses limits of all kinds, in turn."""
+    """Uses limits of all kinds in turn."""
     rate = store.limiter("rate", "200/1s + 2000/1m")
     long = store.limiter("long", "1000000/1h")
     jobs = store.limiter("jobs", "3 concurrent")

@@ -1,4 +1,4 @@
-"""The dashboard and the alerts, by Prometheus's own tool. That each name is one of ours is a test of the core."""
+"""The dashboard and the alerts, checked by Prometheus's own tool. The core tests that each metric name exists."""
 
 import json
 import shutil
@@ -31,14 +31,14 @@ def test_the_alerts_are_rules():
 
 
 @promtool
-def test_each_alert_is_heard_and_is_quiet_while_all_is_well(tmp_path):
+def test_each_alert_fires_only_when_it_should(tmp_path):
     tests = tmp_path / "tests.yml"
     tests.write_text((HERE / "alerts_tests.yml").read_text().replace("RULES", str(GRAFANA / "alerts.yml")))
     assert "SUCCESS" in check("test", "rules", tests)
 
 
 @promtool
-def test_each_query_of_the_dashboard_is_one(tmp_path):
+def test_each_query_of_the_dashboard_is_valid(tmp_path):
     rules = []
     for number, query in enumerate(queries()):
         for variable in "instance", "limit":
@@ -46,12 +46,12 @@ def test_each_query_of_the_dashboard_is_one(tmp_path):
         query = query.replace("$__rate_interval", "1m").replace("$__interval", "1m")
         assert "$" not in query
         rules.append({"record": f"query:{number}", "expr": query})
-    file = tmp_path / "rules.json"  # which is YAML, too
+    file = tmp_path / "rules.json"  # which is also YAML
     file.write_text(json.dumps({"groups": [{"name": "dashboard", "rules": rules}]}))
     assert f"{len(rules)} rules found" in check("check", "rules", file)
 
 
-def test_the_dashboard_is_whole():
+def test_the_dashboard_is_complete():
     assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"]) >= 15
     assert [variable["name"] for variable in DASHBOARD["templating"]["list"]] == ["datasource", "instance", "limit"]
     places = set()

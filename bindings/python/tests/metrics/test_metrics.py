@@ -1,4 +1,4 @@
-"""The metrics of a store, as those read them who know the formats; and snapshots."""
+"""The metrics of a store, read by parsers of the formats, and snapshots."""
 
 import asyncio
 import os
@@ -21,7 +21,7 @@ ODD = 'a "name"\\ of\nlines\r\t\x00\x85\u2028 日本 {x="y"} #'
 
 
 def samples(text, form="openmetrics"):
-    """What a text says: values by names and labels."""
+    """Returns the values of a text by names and labels."""
     said = {}
     for family in READERS[form](text):
         assert family.documentation
@@ -37,7 +37,7 @@ def of(said, name, **labels):
 
 
 @pytest.mark.parametrize("form", READERS)
-def test_what_is_told_is_what_was_counted(url, form):
+def test_metrics_report_the_counts(url, form):
     store = Store(url, clock=ManualClock())
     rate = store.limiter("rate", "10/1m")
     for _ in range(9):
@@ -65,7 +65,7 @@ def test_what_is_told_is_what_was_counted(url, form):
 
 
 @pytest.mark.parametrize("form", READERS)
-def test_a_name_comes_back_as_it_was(url, form):
+def test_names_are_escaped(url, form):
     store = Store(url)
     store.limiter(ODD, "10/1m").try_acquire(ODD)
     said = samples(store.metrics(format=form, show_keys=True), form)
@@ -73,11 +73,11 @@ def test_a_name_comes_back_as_it_was(url, form):
 
 
 @pytest.mark.parametrize("form", READERS)
-def test_a_store_of_nothing(url, form):
+def test_an_empty_store(url, form):
     assert of(samples(Store(url).metrics(format=form), form), "failures_total") == 0
 
 
-def test_promtool_finds_no_fault(url):
+def test_promtool_accepts_the_text(url):
     if not shutil.which("promtool"):
         pytest.skip("there is no promtool: apt-get install prometheus")
     store = Store(url)
@@ -88,12 +88,12 @@ def test_promtool_finds_no_fault(url):
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 
-def test_each_format_has_its_type():
+def test_each_format_has_its_content_type():
     assert metrics_content_type() == metrics_content_type("openmetrics") == "application/openmetrics-text; version=1.0.0; charset=utf-8"
     assert metrics_content_type("prometheus") == "text/plain; version=0.0.4; charset=utf-8"
 
 
-def test_a_snapshot_has_all_of_it(url):
+def test_a_snapshot_has_all_fields(url):
     store = Store(url, clock=ManualClock())
     rate = store.limiter("rate", "10/1m")
     for _ in range(9):
@@ -134,7 +134,7 @@ def test_on_a_server(scheme, server, postgres):
     assert of(said, "admitted_total", limit="rate") == 1
 
 
-def test_what_is_asked_for_is_checked_and_nothing_is_made(tmp_path):
+def test_arguments_are_checked_before_the_store_opens(tmp_path):
     store = Store(f"sqlite:{tmp_path}/limits.db")
     range_ = "expected a whole number from 0 to 1000"
     for call in store.snapshot, store.metrics:
@@ -158,7 +158,7 @@ def test_what_is_asked_for_is_checked_and_nothing_is_made(tmp_path):
         assert samples(store.metrics(keys=keys))
 
 
-def test_a_store_that_fails_raises(tmp_path):
+def test_a_failing_store_raises(tmp_path):
     for how in "raise", "deny", "admit":
         store = Store(f"sqlite:{tmp_path}/no/limits.db", on_error=how)
         for call in store.snapshot, store.metrics:
@@ -166,7 +166,7 @@ def test_a_store_that_fails_raises(tmp_path):
                 call()
 
 
-def test_who_looks_leaves_the_gil_to_others(tmp_path):
+def test_a_snapshot_releases_the_gil(tmp_path):
     path = tmp_path / "limits.db"
     Store(f"sqlite:{path}").open()
     store = Store(f"sqlite:{path}", timeout=30)
@@ -180,11 +180,11 @@ def test_who_looks_leaves_the_gil_to_others(tmp_path):
         with lane_held(path):
             first = pool.submit(look)
             started.wait()
-        # Had it kept the GIL, this thread would not have let go of the lane before its timeout.
+        # If it had kept the GIL, this thread could not have released the lane before the timeout.
         assert first.result()
 
 
-def test_a_look_that_failed_does_not_spoil_the_next(tmp_path):
+def test_a_failed_snapshot_does_not_affect_the_next(tmp_path):
     path = tmp_path / "limits.db"
     Store(f"sqlite:{path}").limiter("jobs", "2/1m").try_acquire()
     store = Store(f"sqlite:{path}", timeout=0.02)
@@ -194,7 +194,7 @@ def test_a_look_that_failed_does_not_spoil_the_next(tmp_path):
     assert of(samples(store.metrics()), "admitted_total", limit="jobs") == 1
 
 
-def test_many_threads_look_at_once(url):
+def test_many_threads_take_snapshots_at_once(url):
     store = Store(url)
     rate = RateLimiter(store, "rate", max_executions=1000, window_size_in_seconds=60)
     rate.try_acquire()
@@ -207,7 +207,7 @@ def test_many_threads_look_at_once(url):
     until(lambda: of(samples(store.metrics()), "admitted_total", limit="rate") == 100)
 
 
-def test_a_forked_child_looks_for_itself(url):
+def test_a_forked_child_takes_its_own_snapshot(url):
     store = Store(url)
     rate = RateLimiter(store, "rate", max_executions=1000, window_size_in_seconds=60)
     rate.try_acquire()
@@ -225,7 +225,7 @@ def test_a_forked_child_looks_for_itself(url):
     assert of(samples(store.metrics()), "admitted_total", limit="rate") >= 1
 
 
-def test_an_event_loop_has_it_done_by_a_thread(url):
+def test_a_thread_takes_snapshots_for_an_event_loop(url):
     store = Store(url)
     store.limiter("rate", "10/1m").try_acquire()
 

@@ -1,4 +1,4 @@
-"""OpenTelemetry's own SDK is told of a store."""
+"""Metrics of a store for OpenTelemetry's SDK."""
 
 import re
 
@@ -13,23 +13,23 @@ from workglow_limit.opentelemetry import instrument
 
 
 class Counting:
-    """A store whose looks are counted."""
+    """Counts the snapshots of stores."""
 
     def __init__(self, monkeypatch):
-        self.looks = 0
-        look = opentelemetry.Looks._look
+        self.count = 0
+        take = opentelemetry.Snapshots._take
 
-        def counted(looks):
-            self.looks += 1
-            return look(looks)
+        def counted(snapshots):
+            self.count += 1
+            return take(snapshots)
 
-        monkeypatch.setattr(opentelemetry.Looks, "_look", counted)
-        monkeypatch.setattr(opentelemetry, "AGE", 1e9)  # On a busy machine a collection may take long.
+        monkeypatch.setattr(opentelemetry.Snapshots, "_take", counted)
+        monkeypatch.setattr(opentelemetry, "AGE", 1e9)  # A collection may take long on a busy machine.
 
 
 @pytest.fixture
 def reader():
-    """A reader that collects when it is told to, its provider's only one."""
+    """A reader that collects on request, the only one of its provider."""
     reader = InMemoryMetricReader()
     reader.provider = MeterProvider([reader])
     yield reader
@@ -37,7 +37,7 @@ def reader():
 
 
 def collected(reader):
-    """What somebody collects now: units, and values with their attributes, by names."""
+    """Collects now, and returns units and values with their attributes, by name."""
     data = reader.get_metrics_data()
     metrics = [metric for of in data.resource_metrics for scope in of.scope_metrics for metric in scope.metrics] if data else []
     assert len({metric.name for metric in metrics}) == len(metrics)
@@ -56,12 +56,12 @@ def used(url):
     return store, store.limiter("jobs", "2 concurrent").try_acquire()
 
 
-def test_it_is_told_with_one_look_for_each_collection(url, reader, monkeypatch):
+def test_each_collection_takes_one_snapshot(url, reader, monkeypatch):
     counting = Counting(monkeypatch)
     store, held = used(url)
     instrument(store, reader.provider)
     said = collected(reader)
-    assert counting.looks == 1
+    assert counting.count == 1
     jobs, rate = {"limit": "jobs"}, {"limit": "rate"}
     assert said["units.used"] == ("{unit}", [(1, jobs), (9, {**rate, "window": "60"})])
     assert said["units.allowed"] == ("{unit}", [(2, jobs), (10, {**rate, "window": "60"})])
@@ -76,14 +76,14 @@ def test_it_is_told_with_one_look_for_each_collection(url, reader, monkeypatch):
     assert "grants.held" not in said and "key.units.used" not in said
     store.limiter("rate").try_acquire()
     assert collected(reader)["starts.admitted"][1] == [(1, jobs), (10, rate)]
-    assert counting.looks == 2
+    assert counting.count == 2
     monkeypatch.setattr(opentelemetry, "AGE", -1.0)
     assert collected(reader)["starts.admitted"][1] == [(1, jobs), (10, rate)]
-    assert counting.looks > 3
+    assert counting.count > 3
     held.complete()
 
 
-def test_counters_only_grow_and_gauges_are_what_they_are(url, reader):
+def test_counters_are_monotonic_and_gauges_are_not(url, reader):
     store, held = used(url)
     instrument(store, reader.provider, keys=5, show_keys=True)
     data = reader.get_metrics_data()
@@ -96,7 +96,7 @@ def test_counters_only_grow_and_gauges_are_what_they_are(url, reader):
     held.complete()
 
 
-def test_a_store_that_fails_breaks_no_collection_and_is_counted(tmp_path, reader):
+def test_a_failing_store_is_counted_and_breaks_no_collection(tmp_path, reader):
     instrument(Store(f"sqlite:{tmp_path}/no/limits.db"), reader.provider)
     others = reader.provider.get_meter("another").create_counter("others")
     for count in 1, 2:
@@ -109,7 +109,7 @@ def test_a_store_that_fails_breaks_no_collection_and_is_counted(tmp_path, reader
     assert collected(reader)["failures"][1] == [(0, {})]
 
 
-def test_a_forked_child_looks_for_itself():
+def test_a_forked_child_takes_its_own_snapshot():
     program = """
 import os, sys
 from opentelemetry.sdk.metrics import MeterProvider
@@ -138,7 +138,7 @@ if pid:
     run(program)
 
 
-def test_without_a_provider_it_is_the_global_one():
+def test_the_default_provider_is_the_global_one():
     program = """
 from opentelemetry.metrics import set_meter_provider
 from opentelemetry.sdk.metrics import MeterProvider
@@ -154,7 +154,7 @@ print([metric.name for metric in reader.get_metrics_data().resource_metrics[0].s
     assert "workglow_limit.failures" in run(program)
 
 
-def test_what_is_asked_for_is_checked(tmp_path):
+def test_arguments_are_checked(tmp_path):
     store = Store(f"sqlite:{tmp_path}/limits.db")
     provider = NoOpMeterProvider()
     with pytest.raises(TypeError, match=r"^store is 'memory:': expected a Store, not str$"):

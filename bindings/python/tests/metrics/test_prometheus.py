@@ -1,4 +1,4 @@
-"""A real Prometheus asks, while those who use the store are killed."""
+"""A real Prometheus scrapes while processes that use the store are killed."""
 
 import json
 import random
@@ -54,7 +54,7 @@ def program(stack, *arguments):
 
 
 def prometheus(stack, folder, port):
-    """Where a Prometheus listens that asks an endpoint."""
+    """The address of a Prometheus that scrapes an endpoint."""
     (folder / "prometheus.yml").write_text(CONFIGURATION.replace("PORT", port))
     log = folder / "prometheus.log"
     options = "--web.listen-address=127.0.0.1:0", f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data"
@@ -84,23 +84,23 @@ def get(address, what):
 
 
 def ask(address, query):
-    """What a query gives now: labels, and values."""
+    """Returns the current result of a query: labels and values."""
     found = get(address, f"query?{urllib.parse.urlencode({'query': query})}")["result"]
     return [(one["metric"], one.get("values") or [one["value"]]) for one in found]
 
 
 def gone_back(samples):
-    """The places where a counter was smaller than before."""
+    """Returns the samples at which a counter decreased."""
     values = [float(value) for _, value in samples]
     return [(before, after) for before, after in zip(values, values[1:]) if after < before]
 
 
-def test_it_is_seen_when_a_counter_goes_back():
+def test_a_decreasing_counter_is_detected():
     assert gone_back([(1, "0"), (2, "5"), (3, "5")]) == []
     assert gone_back([(1, "0"), (2, "5"), (3, "4")]) == [(5, 4)]
 
 
-def test_no_counter_goes_back_when_processes_are_killed(tmp_path):
+def test_no_counter_decreases_when_processes_are_killed(tmp_path):
     chance = random.Random(7)
     with ExitStack() as stack:
         path = tmp_path / "limits.db"
@@ -118,7 +118,7 @@ def test_no_counter_goes_back_when_processes_are_killed(tmp_path):
             return min(answered.get(form, 0) for form in FORMATS) >= SCRAPES
 
         until(has_asked)
-        # It understood every text of both formats; but where a machine is busy, an answer may be late.
+        # Prometheus parsed every text of both formats. (On a busy machine an answer may be late.)
         assert {error for error in errors if error and "context deadline exceeded" not in error} == set()
         names = {metric["limit"] for metric, _ in ask(address, "workglow_limit_info")}
         assert names == {"rate", "long", "jobs", ODD}

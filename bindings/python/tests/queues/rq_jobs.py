@@ -1,4 +1,4 @@
-"""What test_rq.py enqueues: RQ imports functions by their names."""
+"""The jobs of test_rq.py. RQ imports functions by name."""
 
 import os
 from pathlib import Path

@@ -10,7 +10,7 @@ from arq.worker import Worker, func
 from workglow_limit import Store
 from workglow_limit.arq import PREFIX, current_permit, limited
 
-# arq asks for an older redis, whose way it has.
+# arq uses a deprecated call of redis.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:redis.*", "ignore::DeprecationWarning:arq.*")
 
 
@@ -21,7 +21,7 @@ def settings(server):
 
 
 def work(settings, functions, *jobs, **options):
-    """Runs jobs to their end in a worker of this process; what `of(job)` gives for each."""
+    """Runs jobs to their end in a worker of this process, and returns `of(job)` for each."""
 
     async def main():
         pool = await create_pool(settings)
@@ -36,7 +36,7 @@ def work(settings, functions, *jobs, **options):
     return asyncio.run(main())
 
 
-def test_a_job_that_was_deferred_is_in_its_first_try(settings):
+def test_a_deferred_job_is_in_its_first_try(settings):
     away, ran = [], []
 
     @limited(Store("memory:").limiter("l", "1/1s"), key="tenant", on_limited=lambda ctx, why: away.append((ctx["job_id"], why)))
@@ -65,7 +65,7 @@ def test_retries_of_the_function_count(settings):
     assert info.success and tries == [1, 2, 3]
 
 
-def test_what_is_wrong_with_a_job_fails_it(settings):
+def test_an_invalid_job_fails(settings):
     ran = []
 
     @limited(Store("memory:").limiter("l", "1/1h"), weight="units")

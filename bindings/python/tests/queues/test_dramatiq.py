@@ -1,4 +1,4 @@
-"""Dramatiq's own worker on its own broker in memory."""
+"""Dramatiq's own worker on its in-memory broker."""
 
 import time
 from contextlib import contextmanager, suppress
@@ -45,7 +45,7 @@ def wait(condition):
         time.sleep(0.01)
 
 
-def test_a_message_that_was_delayed_is_the_same_and_has_a_result_once_it_ran(broker, worker):
+def test_a_delayed_message_is_unchanged_and_has_its_result_after_the_run(broker, worker):
     limiter = Store("memory:").limiter("l", "1/1s")
     away, ran = [], []
 
@@ -60,7 +60,7 @@ def test_a_message_that_was_delayed_is_the_same_and_has_a_result_once_it_ran(bro
     first, second = ask.send("acme"), ask.send("acme")
     wait(lambda: away)
     late = {first.message_id: first, second.message_id: second}[away[0][0]]
-    with suppress(ResultMissing):  # It has none before it ran; it may have run by now.
+    with suppress(ResultMissing):  # A message has no result before it runs. It may have run by now.
         assert late.get_result(backend=broker.get_results_backend()) == 2
     assert away[0][1].key == "acme" and away[0][1].has_place
     assert late.get_result(backend=broker.get_results_backend(), block=True, timeout=30_000) == 2
@@ -68,7 +68,7 @@ def test_a_message_that_was_delayed_is_the_same_and_has_a_result_once_it_ran(bro
     assert {ran[0][0], ran[1][0]} == {first.message_id, second.message_id}
 
 
-def test_actors_without_a_limit_and_asynchronous_ones(broker):
+def test_actors_without_a_limit_and_asynchronous_actors_run(broker):
     broker.add_middleware(AsyncIO())
     ran = []
     limiter = Store("memory:").limiter("l", "2/1h")
@@ -91,7 +91,7 @@ def test_actors_without_a_limit_and_asynchronous_ones(broker):
     assert ran[1] is not None and limiter.peek().remaining == 1
 
 
-def test_what_is_wrong_with_a_message_fails_it(broker, worker):
+def test_an_invalid_message_fails(broker, worker):
     ran = []
 
     @dramatiq.actor(broker=broker, max_retries=0)
@@ -104,7 +104,7 @@ def test_what_is_wrong_with_a_message_fails_it(broker, worker):
     assert ran == []
 
 
-def test_one_that_is_too_old_gives_its_place_back(broker, worker):
+def test_a_message_that_is_too_old_returns_its_place(broker, worker):
     limiter = Store("memory:").limiter("l", "1/1h")
 
     @dramatiq.actor(broker=broker, max_age=1)

@@ -1,4 +1,4 @@
-"""What the queues have in common: who starts, who is sent away, and with what."""
+"""The code that all queues share: starts, and jobs that are sent away with a ticket."""
 
 import asyncio
 from datetime import timedelta
@@ -22,7 +22,7 @@ def store(clock):
 
 
 def gate(limiter, **options):
-    """The gate of a function, whose hold is no time unless it says otherwise."""
+    """Returns the gate of a function, by default with a hold of 0."""
 
     def ask(tenant, units=1):
         pass
@@ -46,7 +46,7 @@ def call(tenant="acme", units=1):
         ({"key": "{tenant}:{model}"}, InvalidArgument, "key is '{tenant}:{model}'"),
         ({"weight": 0}, InvalidArgument, "weight is 0: expected a whole number of at least 1"),
         ({"weight": True}, InvalidArgument, "weight is True"),
-        ({"hold": -1}, InvalidArgument, "hold is -1: expected 0 s to a day"),
+        ({"hold": -1}, InvalidArgument, "hold is -1: expected 0 s to 1 day"),
         ({"hold": float("nan")}, InvalidArgument, "hold is nan"),
         ({"hold": "1s"}, TypeError, "hold is '1s': expected seconds"),
         ({"hold": None}, TypeError, "hold is None"),
@@ -55,7 +55,7 @@ def call(tenant="acme", units=1):
         ({"on_limited": 5}, TypeError, "on_limited is 5: expected a function, not int"),
     ],
 )
-def test_what_cannot_be_meant_is_an_error_at_once(module, store, options, error, words):
+def test_invalid_arguments_raise_at_once(module, store, options, error, words):
     with pytest.raises(error) as raised:
 
         @module.limited(store.limiter("l", "1/1s"), **options)
@@ -67,7 +67,7 @@ def test_what_cannot_be_meant_is_an_error_at_once(module, store, options, error,
 
 @pytest.mark.parametrize("module", [*MODULES, arq])
 @pytest.mark.parametrize("limiter", [None, "openai", 5])
-def test_a_limiter_is_one_of_ours(module, limiter):
+def test_limiter_must_be_a_limiter(module, limiter):
     async def ask(ctx):
         pass
 
@@ -76,26 +76,26 @@ def test_a_limiter_is_one_of_ours(module, limiter):
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_it_goes_below_what_makes_a_job(module, store):
+def test_limited_goes_below_the_queue_s_decorator(module, store):
     def generator():
         yield
 
     for function in (object(), print, staticmethod(generator)):
-        with pytest.raises(TypeError, match="is no function: @limited goes below"):
+        with pytest.raises(TypeError, match="is not a function: put @limited below"):
             module.limited(store.limiter("l", "1/1s"))(function)
     with pytest.raises(TypeError, match="generator function"):
         module.limited(store.limiter("l", "1/1s"))(generator)
 
 
-def test_arq_takes_coroutine_functions(store):
-    with pytest.raises(TypeError, match="is no coroutine function"):
+def test_arq_accepts_coroutine_functions_only(store):
+    with pytest.raises(TypeError, match="is not a coroutine function"):
         arq.limited(store.limiter("l", "1/1s"))(lambda ctx: None)
 
 
-# ---- calls that are no jobs ----
+# ---- calls outside of jobs ----
 
 
-def test_a_call_starts_and_completes_whatever_happens(store):
+def test_a_call_completes_its_permit_also_after_an_error(store):
     limiter = store.limiter("l", "10/1s + 1 concurrent")
 
     @rq.limited(limiter, key="tenant", weight="units")
@@ -121,7 +121,7 @@ def test_a_call_starts_and_completes_whatever_happens(store):
     assert limiter.peek().remaining == 7
 
 
-def test_an_asynchronous_call_too(store):
+def test_an_asynchronous_call_completes_its_permit(store):
     limiter = store.limiter("l", "1 concurrent")
 
     @taskiq.limited(limiter)
@@ -152,7 +152,7 @@ def test_a_place_travels_and_starts_once(store, clock):
     assert not isinstance(again, Permit) or store.limiter("l").peek("acme").remaining == 0
 
 
-def test_what_is_late_or_overtaken_does_not_start_beyond_the_limit(store, clock):
+def test_late_and_invalidated_places_do_not_exceed_the_limit(store, clock):
     limiter = store.limiter("l", "2/10s")
     mine = gate(limiter)
     admitted = [mine.admit(call(), None) for _ in range(4)]
@@ -169,32 +169,32 @@ def test_what_is_late_or_overtaken_does_not_start_beyond_the_limit(store, clock)
 
 
 @pytest.mark.parametrize("ticket", ["", "x", "1.0", "1.0 x y", "1.0 0 junk", "1.0 0 wgl1.0.0.0.0.0.0.0", "nan 0 a", "9" * 400])
-def test_what_somebody_else_put_there_is_no_ticket(store, ticket):
+def test_foreign_data_are_not_a_ticket(store, ticket):
     limiter = store.limiter("l", "1/10s")
     mine = gate(limiter)
-    mine.give_back(ticket)
+    mine.return_place(ticket)
     assert isinstance(mine.admit(call(), ticket), Permit)
     assert isinstance(mine.admit(call(), ticket), Later)
     assert limiter.peek().remaining == 0
 
 
-def test_a_ticket_of_another_store_asks_anew(store):
+def test_a_ticket_of_another_store_is_decided_again(store):
     other = gate(Store("memory:").limiter("l", "1/10s"))
     other.admit(call(), None)
     ticket = other.admit(call(), None).ticket
     assert isinstance(gate(store.limiter("l", "1/10s")).admit(call(), ticket), Permit)
 
 
-def test_a_place_that_is_given_back_is_the_next_ones(store):
+def test_a_returned_place_goes_to_the_next_job(store):
     mine = gate(store.limiter("l", "1/10s"))
     mine.admit(call(), None)
     first = mine.admit(call(), None)
-    mine.give_back(first.ticket)
+    mine.return_place(first.ticket)
     second = mine.admit(call(), None)
     assert second.limited.has_place and second.limited.wait == pytest.approx(first.limited.wait, abs=1)
 
 
-def test_beyond_a_window_jobs_come_one_after_the_other_and_newcomers_behind_them(store, clock):
+def test_jobs_without_a_place_return_in_turn_before_new_jobs(store, clock):
     limiter = store.limiter("l", "5/10s")
     mine = gate(limiter, key="tenant")
     answers = [mine.admit(call(), None) for _ in range(30)]
@@ -203,17 +203,17 @@ def test_beyond_a_window_jobs_come_one_after_the_other_and_newcomers_behind_them
     delays = [answer.delay for answer in answers[10:]]
     assert delays == sorted(delays) and len({round(delay, 3) for delay in delays}) == 20
     assert isinstance(mine.admit(call("other"), None), Permit)
-    # Windows go by, and there would be places for newcomers: they are behind all others nevertheless.
+    # Windows pass, and places are free for new jobs, but they come after all waiting jobs.
     limiter.clear("acme")
     for _ in range(5):
         assert isinstance(mine.admit(call(), None), Permit)
     newcomer = mine.admit(call(), None)
     assert not newcomer.limited.has_place and newcomer.delay > delays[-1]
-    # Whoever comes back gets a place.
+    # A job that returns gets a place.
     assert mine.admit(call(), answers[10].ticket).limited.has_place
 
 
-def test_slots_have_no_places(store):
+def test_a_concurrency_limit_gives_no_places(store):
     mine = gate(store.limiter("l", "1 concurrent"))
     permit = mine.admit(call(), None)
     later = mine.admit(call(), None)
@@ -225,7 +225,7 @@ def test_slots_have_no_places(store):
         assert isinstance(permit, Permit)
 
 
-def test_who_waits_for_a_slot_keeps_no_start_from_others(store):
+def test_a_job_that_waits_for_a_slot_blocks_no_start(store):
     limiter = store.limiter("l", "10/10s + 1 concurrent")
     mine = gate(limiter)
     permit = mine.admit(call(), None)
@@ -247,14 +247,14 @@ def test_weights(store):
             mine.admit(call(units=units), None)
 
 
-def test_what_a_listener_raises_is_logged(store, caplog):
+def test_an_exception_of_on_limited_is_logged(store, caplog):
     mine = gate(store.limiter("l", "1/10s"), on_limited=lambda job, limited: 1 / 0)
     mine.admit(call(), None)
-    mine.tell("job", mine.admit(call(), None))
+    mine.notify("job", mine.admit(call(), None))
     assert "on_limited raised" in caplog.text
 
 
-def test_a_store_that_fails_is_an_error(tmp_path):
+def test_a_failing_store_is_an_error(tmp_path):
     mine = gate(Store(f"sqlite:{tmp_path}/gone/limits.db").limiter("l", "1/10s"))
     with pytest.raises(StoreError):
         mine.admit(call(), None)
@@ -277,7 +277,7 @@ def test_a_locked_store_does_not_block_the_loop(tmp_path):
     assert isinstance(asyncio.run(main()), Permit)
 
 
-def test_who_is_cancelled_while_it_is_held_gives_its_place_back():
+def test_a_held_job_that_is_cancelled_returns_its_place():
     limiter = Store("memory:").limiter("l", "1/1h")
     mine = gate(limiter, hold=86_400)
     limiter.acquire()

@@ -11,7 +11,7 @@ from workglow_limit.rq import FIELD, LimitedWorker, Limits
 
 
 class SimpleLimitedWorker(Limits, SimpleWorker):
-    """One that does not fork."""
+    """A worker that does not fork."""
 
 
 @pytest.fixture
@@ -33,12 +33,12 @@ def jobs(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("worker", [SimpleLimitedWorker, LimitedWorker])
-def test_a_job_that_was_sent_away_comes_back(worker, queue, jobs, tmp_path):
+def test_a_job_that_was_sent_away_returns(worker, queue, jobs, tmp_path):
     ran = tmp_path / "ran"
     first, second = (queue.enqueue("rq_jobs.ask", ran) for _ in range(2))
     queue.enqueue("rq_jobs.free", ran)
     worker(queue, connection=queue.connection).work(burst=True)
-    # A worker in burst mode ends while a job waits.
+    # A worker in burst mode ends although a job waits.
     deadline = time.monotonic() + 30
     while second.get_status() != JobStatus.FINISHED:
         assert time.monotonic() < deadline and second.get_status() in (JobStatus.SCHEDULED, JobStatus.QUEUED)
@@ -50,7 +50,7 @@ def test_a_job_that_was_sent_away_comes_back(worker, queue, jobs, tmp_path):
     assert not second.number_of_retries and queue.connection.hget(second.key, FIELD) is None
 
 
-def test_a_job_that_is_cancelled_while_it_waits_does_not_come_back(queue, jobs, tmp_path):
+def test_a_job_that_is_cancelled_while_it_waits_does_not_return(queue, jobs, tmp_path):
     ran = tmp_path / "ran"
     jobs.limiter.acquire()
     jobs.limiter.pause(1)
@@ -71,7 +71,7 @@ def test_a_job_that_is_cancelled_while_it_waits_does_not_come_back(queue, jobs, 
 
 
 @pytest.mark.parametrize("worker", [SimpleLimitedWorker, LimitedWorker])
-def test_what_is_wrong_with_a_job_fails_it(worker, queue, jobs, tmp_path):
+def test_an_invalid_job_fails(worker, queue, jobs, tmp_path):
     job, missing = queue.enqueue("rq_jobs.ask", tmp_path / "ran", 0), queue.enqueue("rq_jobs.gone")
     worker(queue, connection=queue.connection).work(burst=True)
     assert job.get_status() == missing.get_status() == JobStatus.FAILED

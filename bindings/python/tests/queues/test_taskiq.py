@@ -16,7 +16,7 @@ def redis_url(server):
 
 
 def run(broker, main):
-    """What main() gives, while the broker's tasks are received in the same loop."""
+    """Returns the result of main() while the broker's tasks are received in the same loop."""
 
     async def both():
         broker.is_worker_process = True
@@ -38,7 +38,7 @@ def broker(server):
     return ListQueueBroker(url).with_result_backend(RedisAsyncResultBackend(url)).with_middlewares(Limits())
 
 
-def test_a_task_that_was_sent_away_is_the_same_and_has_a_result_once_it_ran(broker):
+def test_a_task_that_left_is_unchanged_and_has_its_result_after_the_run(broker):
     limiter = Store("memory:").limiter("l", "1/1s")
     away, ran = [], []
 
@@ -78,7 +78,7 @@ def test_synchronous_tasks(broker):
     assert run(broker, main) == [True, True, True]
 
 
-def test_what_is_wrong_with_a_task_is_its_error(broker):
+def test_an_invalid_task_fails(broker):
     ran = []
 
     @broker.task

@@ -1,5 +1,5 @@
-"""The app of each framework that test_server_processes.py starts in several processes: each admitted request is written down as an
-interval in which it started. STORE, LIMIT and LOG are in the environment."""
+"""The apps that test_server_processes.py starts in several processes, one per framework. Each admitted request is logged as an
+interval that contains its start. STORE, LIMIT and LOG are environment variables."""
 
 import os
 import sys
@@ -27,7 +27,7 @@ recorders = {}
 
 
 def started(asked):
-    """Workers may be forks: each has a log of its own."""
+    """Workers may be forks, so each has its own log."""
     recorder = recorders.get(os.getpid()) or recorders.setdefault(os.getpid(), Recorder(os.environ["LOG"], "worker"))
     recorder.start(asked, None)
 
@@ -36,7 +36,7 @@ def started(asked):
 
 
 class Asked:
-    """Notes the time just before the limit is asked."""
+    """Records the time just before the decision."""
 
     def __init__(self, app):
         self.app = app

@@ -1,4 +1,4 @@
-"""What these tests share: real servers on free ports of the loopback, and a parser of structured fields."""
+"""Shared helpers: real servers on free loopback ports, and a parser of structured fields."""
 
 import os
 import re
@@ -22,7 +22,7 @@ HERE = Path(__file__).parent
 
 @contextmanager
 def asgi(app, **options):
-    """The base URL of an app under uvicorn, in a thread with a loop of its own."""
+    """Runs an app under uvicorn, in a thread with its own loop. Returns the base URL."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         listening.listen(512)
@@ -34,7 +34,7 @@ def asgi(app, **options):
             wait_until(lambda: server.started)
             yield "http://127.0.0.1:%d" % listening.getsockname()[1]
         finally:
-            # A stream that nobody reads need not end; what waits for a lifespan does.
+            # An unread stream need not end. Tasks that wait for the end of the lifespan do.
             server.should_exit, server.force_exit = True, config.lifespan == "off"
             thread.join(60)
             assert not thread.is_alive(), "the server does not end"
@@ -42,7 +42,7 @@ def asgi(app, **options):
 
 @contextmanager
 def asgi_in_trio(app):
-    """The same under hypercorn, in trio's event loop."""
+    """As `serve`, under hypercorn in trio's event loop."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         config, ends = hypercorn.Config(), threading.Event()
@@ -70,7 +70,7 @@ def asgi_in_trio(app):
 
 @contextmanager
 def wsgi(app):
-    """The same of a WSGI app under werkzeug's server, with a thread for each request."""
+    """As `serve`, for a WSGI app under werkzeug's server, with a thread per request."""
     server = make_server("127.0.0.1", 0, app, threaded=True)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
@@ -84,7 +84,7 @@ def wsgi(app):
 
 @contextmanager
 def program(*command, **environment):
-    """A server in processes of their own: its base URL. `command` has PORT where that belongs."""
+    """Runs a server in other processes. Returns its base URL. `command` has PORT in place of the port."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -109,7 +109,7 @@ def is_up(base):
 
 
 def wait_until(is_so, why=lambda: "", seconds=60):
-    """A deadline for what hangs."""
+    """Sets a deadline for a test that hangs."""
     end = time.monotonic() + seconds
     while not is_so():
         assert time.monotonic() < end, why() or "it has not happened"
@@ -124,7 +124,7 @@ STRING = re.compile(r'"((?:[ !#-\[\]-~]|\\["\\])*)"')
 
 
 def structured(field):
-    """[(string, {parameter: value}), …] of a field, which has to be well-formed to the last character."""
+    """Returns [(string, {parameter: value}), …] of a field, which must be well-formed to the last character."""
     items, at = [], 0
     while True:
         name, at = value_of(field, at)
@@ -154,6 +154,6 @@ def value_of(field, at):
 
 
 def fields(response):
-    """What a response says: its policies and its states, by name."""
+    """Returns the policies and the states of a response, by name."""
     policies, states = (structured(response.headers[name]) for name in ("RateLimit-Policy", "RateLimit"))
     return dict(policies), dict(states)

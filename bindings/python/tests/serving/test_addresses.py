@@ -1,4 +1,4 @@
-"""Who a client is: behind proxies that are declared, whatever else headers say."""
+"""The identification of clients behind declared proxies, whatever other headers contain."""
 
 import httpx
 import pytest
@@ -23,22 +23,22 @@ def address(peer, *lines, header="X-Forwarded-For", proxies=PROXIES, prefix=64):
     "peer, lines, client",
     [
         ("203.0.113.7", [], "203.0.113.7"),
-        ("203.0.113.7", ["198.51.100.1"], "203.0.113.7"),  # It is no proxy: what it says is its own invention.
+        ("203.0.113.7", ["198.51.100.1"], "203.0.113.7"),  # It is not a proxy, so its header is not trusted.
         ("10.1.1.1", [], "10.1.1.1"),
         ("10.1.1.1", ["198.51.100.1"], "198.51.100.1"),
-        ("10.1.1.1", ["1.2.3.4, 198.51.100.1"], "198.51.100.1"),  # 1.2.3.4 is what the client said.
+        ("10.1.1.1", ["1.2.3.4, 198.51.100.1"], "198.51.100.1"),  # The client itself sent 1.2.3.4.
         ("10.1.1.1", ["1.2.3.4, 198.51.100.1, 10.2.2.2"], "198.51.100.1"),
-        ("10.1.1.1", ["1.2.3.4", "198.51.100.1", "10.2.2.2"], "198.51.100.1"),  # A line by each.
+        ("10.1.1.1", ["1.2.3.4", "198.51.100.1", "10.2.2.2"], "198.51.100.1"),  # One line per proxy.
         ("10.1.1.1", ["10.3.3.3, 10.2.2.2"], "10.3.3.3"),
         ("10.1.1.1", ["198.51.100.1:5678"], "198.51.100.1"),
-        ("10.1.1.1", ["1.2.3.4, nonsense, 10.2.2.2"], "10.2.2.2"),  # The last that could be read.
+        ("10.1.1.1", ["1.2.3.4, nonsense, 10.2.2.2"], "10.2.2.2"),  # The last readable address.
         ("10.1.1.1", [""], "10.1.1.1"),
         ("10.1.1.1", ["1.2.3.4,"], "10.1.1.1"),
         ("10.1.1.1", ["\xff\xfe"], "10.1.1.1"),
         ("::ffff:10.1.1.1", ["::ffff:198.51.100.1"], "198.51.100.1"),
         (None, ["198.51.100.1"], "198.51.100.1"),
         (None, [], "unix"),
-        ("testclient", ["198.51.100.1"], "198.51.100.1"),  # A peer with no address is one on a socket.
+        ("testclient", ["198.51.100.1"], "198.51.100.1"),  # A peer without an address is on a Unix socket.
         ("2001:db8:ffff::1", ["2001:db8:1:2:3:4:5:6"], "2001:db8:1:2::/64"),
         ("2001:db8:ffff::1", ["[2001:db8:1:2:ffff::1]:443"], "2001:db8:1:2::/64"),
         ("fe80::1%eth0", [], "fe80::/64"),
@@ -59,7 +59,7 @@ def test_forwarded_for(peer, lines, client):
         ("for=1.2.3.4, for=_hidden", "10.1.1.1"),
         ("for=1.2.3.4, proto=https", "10.1.1.1"),
         ("for=1.2.3.4;for=5.6.7.8", "10.1.1.1"),
-        ('for="1.2.3.4, for=198.51.100.1', "10.1.1.1"),  # A quotation that never ends.
+        ('for="1.2.3.4, for=198.51.100.1', "10.1.1.1"),  # An unterminated quotation.
         ('x="a, for=1.2.3.4", for=198.51.100.1', "198.51.100.1"),
         ("", "10.1.1.1"),
     ],
@@ -80,7 +80,7 @@ def test_prefixes_of_ipv6():
     assert [address(one, prefix=128) for one in addresses] == addresses
 
 
-def test_a_client_that_lies_gains_nothing():
+def test_a_forged_header_has_no_effect():
     async def hello(request):
         return PlainTextResponse("hello")
 
@@ -93,7 +93,7 @@ def test_a_client_that_lies_gains_nothing():
     lies = [{"X-Forwarded-For": f"1.2.3.{n}"} for n in range(4)]
     with asgi(app()) as base:
         assert [httpx.get(base, headers=lie).status_code for lie in lies] == [200, 200, 429, 429]
-    # Behind a proxy, which appends what it sees to what the client says.
+    # Behind a proxy that appends the address it sees to the client's header.
     lies = [{"X-Forwarded-For": f"1.2.3.{n}, 198.51.100.1"} for n in range(4)]
     with asgi(app(trusted_proxies=["127.0.0.1"])) as base:
         assert [httpx.get(base, headers=lie).status_code for lie in lies] == [200, 200, 429, 429]

@@ -41,7 +41,7 @@ def statuses(base, n, path="/", **options):
         return [client.get(path, **options).status_code for _ in range(n)]
 
 
-def test_what_responses_say():
+def test_responses_have_the_headers():
     clock = ManualClock()
     with asgi(starlette(Limit(rate(2, 60, clock=clock), key="address"))) as base, httpx.Client(base_url=base) as client:
         first, second = client.get("/"), client.get("/")
@@ -51,7 +51,7 @@ def test_what_responses_say():
     assert fields(first) == ({"jobs": {"q": 2, "w": 60}}, {"jobs": {"r": 1, "t": 60}})
     assert fields(second) == ({"jobs": {"q": 2, "w": 60}}, {"jobs": {"r": 0, "t": 60}})
     assert "Retry-After" not in first.headers
-    assert refused.status_code == 429 and refused.headers["Retry-After"] == "40"  # 39.5 s, rounded up
+    assert refused.status_code == 429 and refused.headers["Retry-After"] == "40"  # 39.5 s rounded up
     assert fields(refused) == ({"jobs": {"q": 2, "w": 60}}, {"jobs": {"r": 0, "t": 40}})
     assert refused.headers["Content-Type"] == "application/problem+json"
     assert refused.json() == {
@@ -63,7 +63,7 @@ def test_what_responses_say():
     assert head.status_code == 429 and head.content == b""
 
 
-def test_retry_after_is_when_it_succeeds():
+def test_a_retry_after_retry_after_succeeds():
     clock = ManualClock()
     with asgi(starlette(Limit(rate(1, 10, clock=clock)))) as base, httpx.Client(base_url=base) as client:
         assert client.get("/").status_code == 200
@@ -75,7 +75,7 @@ def test_retry_after_is_when_it_succeeds():
         assert client.get("/").status_code == 200
 
 
-def test_what_other_limits_say():
+def test_headers_of_other_kinds_of_limits():
     store = Store("memory:")
     bucket = TokenBucketLimiter(store, "bucket", rate=10, burst=20)
     limits = [
@@ -98,7 +98,7 @@ def test_what_other_limits_say():
     assert states["bucket"] == {"r": 19, "t": 1} and states["at once"] == {"r": 4}
 
 
-def test_headers_can_be_left_out():
+def test_headers_can_be_omitted():
     with asgi(starlette(Limit(rate(1)), headers=False)) as base:
         admitted, refused = httpx.get(base), httpx.get(base)
     assert not [name for response in (admitted, refused) for name in response.headers if "ratelimit" in name]
@@ -111,10 +111,10 @@ def test_several_limits_are_all_or_nothing():
         assert statuses(base, 5) == [200, 200, 429, 429, 429]
         assert httpx.get(base).json()["violated-policies"] == ["few"]
     assert many.peek().remaining == 8 and many.stats().cancelled == 0
-    assert few.stats("127.0.0.1").denied == 4  # It knows, for its counts and its backoff.
+    assert few.stats("127.0.0.1").denied == 4  # The denial is recorded, for its counts and its backoff.
 
 
-def test_all_that_refuse_are_named():
+def test_all_violated_limits_are_named():
     clock = ManualClock()
     day, minute = rate(1, 86_400, "day", clock), rate(1, 60, "minute", clock)
     with asgi(starlette(Limit(day), Limit(minute), Limit(rate(9, name="other")))) as base:
@@ -130,7 +130,7 @@ def test_all_that_refuse_are_named():
 
 
 class Fickle:
-    """Says that there is room, and has none when it is asked: as if somebody had been faster."""
+    """Peeks as free but denies, as if another request had been faster."""
 
     def try_acquire(self, key, weight):
         return None
@@ -143,7 +143,7 @@ class Fickle:
     def cancel(self, token): ...
 
 
-def test_who_is_faster_leaves_nothing_behind():
+def test_a_lost_race_leaves_nothing_behind():
     first = rate(5, name="first")
     with asgi(starlette(Limit(first), Limit(CompositeLimiter([Fickle()]), name="last"))) as base:
         refused = httpx.get(base)
@@ -167,7 +167,7 @@ def test_keys():
     one = rate(1)
     with asgi(starlette(Limit(one, key="header:X-API-Key"))) as base:
         claims = [{"X-API-Key": claim} for claim in ("address:127.0.0.1", "sha256:" + "0" * 64)]
-        assert [httpx.get(base, headers=headers).status_code for headers in [*claims, {}]] == [200] * 3, "nobody chooses another's key"
+        assert [httpx.get(base, headers=headers).status_code for headers in [*claims, {}]] == [200] * 3, "a client chose another's key"
         assert one.peek("address:127.0.0.1").remaining == 0 and one.peek("sha256:" + "0" * 64).remaining == 1
 
     async def tenant(scope):
@@ -224,13 +224,13 @@ def test_exempt_routes(exempt):
 
 
 def test_shadow_mode(caplog):
-    told = []
+    reported = []
     limiter = rate(1, name="strict")
     limits = Limit(rate(4), key="address"), Limit(limiter, shadow=True)
-    with asgi(starlette(*limits, on_limited=lambda scope, limited: told.append((limited.name, limited.shadow)))) as base:
+    with asgi(starlette(*limits, on_limited=lambda scope, limited: reported.append((limited.name, limited.shadow)))) as base:
         assert statuses(base, 5) == [200] * 4 + [429]
         assert "strict" not in httpx.get(base).headers["RateLimit-Policy"]
-    assert told == [("strict", True)] * 3 + [("jobs", False)] * 2
+    assert reported == [("strict", True)] * 3 + [("jobs", False)] * 2
     assert (limiter.stats().admitted, limiter.stats().denied) == (1, 3)
     assert [record.name for record in caplog.records].count("workglow_limit.serving") == 3
 
@@ -244,7 +244,7 @@ def test_shadow_mode(caplog):
         (PlainTextResponse("mine", 503, {"Retry-After": "99"}), b"mine", "text/plain; charset=utf-8"),
     ],
 )
-def test_bodies_of_ones_own(reply, body, kind):
+def test_custom_bodies(reply, body, kind):
     async def on_limited(request, limited):
         assert limited.status == 429 and limited.violated == ["jobs"] and 0 < limited.retry_after <= 60
         assert (limited.key, limited.limit, limited.remaining) == ("127.0.0.1", 1, 0)
@@ -303,13 +303,13 @@ def test_concurrency_lasts_until_the_last_byte():
             assert statuses(base, 2) == [429, 429]
             release.set()
             assert b"".join(parts).endswith(b"last")
-        # What runs after the response does not hold a place.
+        # Work after the response holds no unit.
         wait_until(lambda: limiter.peek().remaining == 1)
         assert statuses(base, 1) == [200]
         held.set()
 
 
-def test_concurrency_ends_when_the_client_goes():
+def test_concurrency_ends_when_the_client_disconnects():
     limiter, never = ConcurrencyLimiter(1), threading.Event()
     with asgi(starlette(Limit(limiter), routes=[streaming(never)])) as base:
         with httpx.stream("GET", f"{base}/stream", timeout=60) as response:
@@ -321,7 +321,7 @@ def test_concurrency_ends_when_the_client_goes():
 
 
 @pytest.mark.parametrize("option", ["skip_failed", "skip_successful"])
-def test_who_leaves_has_been_counted(option):
+def test_a_request_whose_client_disconnects_counts(option):
     counted, held, never = rate(2), ConcurrencyLimiter(1), threading.Event()
     with asgi(starlette(Limit(counted, **{option: True}), Limit(held), routes=[streaming(never)])) as base:
         with httpx.stream("GET", f"{base}/stream", timeout=60) as response:
@@ -348,7 +348,7 @@ def test_concurrency_ends_with_an_error():
 
 
 def test_cancelled_requests_hold_nothing():
-    """As of a server that ends: the app's task is cancelled, in the middle of a response."""
+    """As when a server ends: the app's task is cancelled during a response."""
     limiter, counted, arrived = ConcurrencyLimiter(1), rate(1), asyncio.Event
 
     async def main():
@@ -366,13 +366,13 @@ def test_cancelled_requests_hold_nothing():
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        # Who leaves has been counted, or nobody would wait to be refused.
+        # A request whose client disconnects counts, or clients could avoid the limit by disconnecting.
         assert limiter.peek().remaining == 1 and counted.peek().remaining == 0
 
     asyncio.run(main())
 
 
-def test_other_scopes_pass_untouched():
+def test_other_scopes_pass_unchanged():
     seen = []
 
     async def app(scope, receive, send):
@@ -400,7 +400,7 @@ def test_lifespan_runs():
 
 
 def test_websockets():
-    """By option the handshake is a request, and its place is held until the socket closes."""
+    """With the option, the handshake is a request, and its unit is held until the socket closes."""
 
     async def socket(websocket):
         await websocket.accept()
@@ -438,8 +438,8 @@ def test_websockets():
     asyncio.run(main())
 
 
-def test_one_inside_another_shares_its_requests():
-    """Such as a mounted app with limits of its own: all or nothing, and one list of headers."""
+def test_nested_middleware_shares_its_requests():
+    """For example a mounted app with its own limits: all or nothing, and one list of headers."""
     outer, inner = rate(5, name="outer"), rate(1, name="inner")
     with asgi(LimitMiddleware(LimitMiddleware(Starlette(routes=[Route("/", hello)]), [Limit(inner)]), [Limit(outer)])) as base:
         assert set(fields(httpx.get(base))[0]) == {"outer", "inner"}

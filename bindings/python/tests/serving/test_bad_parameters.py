@@ -1,4 +1,4 @@
-"""What is wrong is named, with its value and what was expected, when a limit or an app is made."""
+"""Errors name the parameter, the value and the expectation when a limit or an app is created."""
 
 import asyncio
 import re
@@ -31,7 +31,7 @@ async def asynchronous(request):
         ({1: ONE}, {"plan": str}, InvalidArgument, "limiter is {1: "),
         ({"a": ONE}, {}, InvalidArgument, "plan is None: expected a function of the request"),
         ({"a": ONE}, {"plan": "a"}, TypeError, "plan is 'a': expected a function, not str"),
-        (ONE, {"plan": str}, InvalidArgument, "plan is <class 'str'>: expected none beside one limiter"),
+        (ONE, {"plan": str}, InvalidArgument, "plan is <class 'str'>: expected none with one limiter"),
         (ONE, {"key": "ip"}, InvalidArgument, 'key is \'ip\': expected "address", "user", "header:"'),
         (ONE, {"key": ""}, InvalidArgument, "key is '': expected"),
         (ONE, {"key": "header:"}, InvalidArgument, "key is 'header:': expected"),
@@ -44,7 +44,7 @@ async def asynchronous(request):
         (ONE, {"weight": 1.5}, TypeError, "weight is 1.5: expected a whole number, not float"),
         (ONE, {"skip_failed": 1}, TypeError, "skip_failed is 1: expected a bool, not int"),
         (ONE, {"skip_successful": "no"}, TypeError, "skip_successful is 'no': expected a bool"),
-        (ONE, {"skip_failed": True, "skip_successful": True}, InvalidArgument, "skip_successful is True: expected not both"),
+        (ONE, {"skip_failed": True, "skip_successful": True}, InvalidArgument, "skip_successful is True: expected False with skip_failed"),
         (ONE, {"shadow": None}, TypeError, "shadow is None: expected a bool"),
         (ONE, {"name": ""}, InvalidArgument, "name is '': expected printable ASCII"),
         (ONE, {"name": "é"}, InvalidArgument, "name is 'é': expected printable ASCII"),
@@ -66,7 +66,7 @@ def test_a_limit(given, options, error, said):
         (None, {}, TypeError, "limits is None: expected a list of Limit, not NoneType"),
         ("abc", {}, TypeError, "limits is 'abc': expected a list of Limit"),
         ([ONE], {}, TypeError, "limits has <NullLimiter"),
-        ([Limit(ONE), Limit(ONE)], {}, InvalidArgument, "name is 'null': expected another name for each limit"),
+        ([Limit(ONE), Limit(ONE)], {}, InvalidArgument, "name is 'null': expected a different name for each limit"),
         ([], {"exempt": "/health"}, TypeError, "exempt is '/health': expected a list of paths"),
         ([], {"exempt": ["health"]}, InvalidArgument, "exempt is 'health': expected a list of paths"),
         ([], {"exempt": ["/a*b"]}, InvalidArgument, "exempt is '/a*b': expected"),
@@ -92,18 +92,33 @@ def test_an_app(made, limits, options, error, said):
         made(limits, **options)
 
 
+@pytest.mark.parametrize(
+    "made, name, own",
+    [
+        (lambda **options: Asgi(None, **options), "LimitMiddleware", "limits, websockets"),
+        (lambda **options: Wsgi(None, **options), "LimitMiddleware", "limits"),
+        (lambda **options: FlaskLimits(None, **options), "FlaskLimits", "limits"),
+    ],
+)
+def test_an_unknown_option_names_the_public_class_and_lists_its_options(made, name, own):
+    options = "exempt, trusted_proxies, forwarded_header, ipv6_prefix, on_limited, headers"
+    message = f"{name}() got an unexpected keyword argument 'header': expected {own}, {options}"
+    with pytest.raises(TypeError, match=f"^{re.escape(message)}$"):
+        made(header=True)
+
+
 def test_websockets_is_a_bool():
     with pytest.raises(TypeError, match="^websockets is 1: expected a bool, not int$"):
         Asgi(None, [], websockets=1)
 
 
 @pytest.mark.parametrize("made", [Wsgi, FlaskLimits])
-def test_nobody_would_await(made):
+def test_coroutine_functions_are_refused_by_synchronous_frameworks(made):
     for options in {"key": asynchronous}, {"weight": asynchronous}:
-        with pytest.raises(InvalidArgument, match="expected functions that nobody has to await: this framework is synchronous"):
+        with pytest.raises(InvalidArgument, match="expected no coroutine functions, because this framework is synchronous"):
             made(None, [Limit(ONE, **options)])
     for option in "exempt", "on_limited":
-        with pytest.raises(InvalidArgument, match=f"^{option} is .*expected a function that nobody has to await"):
+        with pytest.raises(InvalidArgument, match=f"^{option} is .*expected a function, not a coroutine function"):
             made(None, [], **{option: asynchronous})
 
 
@@ -113,7 +128,7 @@ def test_routes():
             made()
         with pytest.raises(TypeError, match="expected a Limit, not NullLimiter"):
             made(ONE)
-    with pytest.raises(TypeError, match="is no function"):
+    with pytest.raises(TypeError, match="is not a function"):
         endpoint(Limit(ONE))(RouteLimit)
 
 
@@ -125,8 +140,8 @@ def test_routes():
         ({"weight": lambda scope: "1"}, TypeError, "weight is '1': expected a whole number, not str"),
     ],
 )
-def test_what_functions_answer(options, error, said):
-    """The request fails, and what was taken before is given back."""
+def test_results_of_functions_are_checked(options, error, said):
+    """The request fails, and units taken before are returned."""
     first = RateLimiter(Store("memory:"), "first", max_executions=5, window_size_in_seconds=60)
     scope = {"type": "http", "path": "/", "headers": [], "client": None}
     with pytest.raises(error, match=re.escape(said)):
@@ -134,7 +149,7 @@ def test_what_functions_answer(options, error, said):
     assert first.peek().remaining == 5
 
 
-def test_what_on_limited_answers():
+def test_results_of_on_limited_are_checked():
     full = RateLimiter(Store("memory:"), "full", max_executions=1, window_size_in_seconds=60)
     full.decide()
     scope = {"type": "http", "path": "/", "headers": [], "client": None}

@@ -90,7 +90,7 @@ def limited(*limits, **options):
 
 
 @servers
-def test_what_responses_say(serve, handler):
+def test_responses_have_the_headers(serve, handler):
     with limited(Limit(rate(), key="address"), exempt=["/missing"]), serve(handler()) as base:
         first, _, refused = (httpx.get(base) for _ in range(3))
         assert statuses(base, 3, "/missing") == [404] * 3
@@ -112,7 +112,7 @@ def test_concurrency_lasts_until_the_last_byte(serve, handler, path):
     limiter = ConcurrencyLimiter(1)
     with limited(Limit(limiter)), serve(handler()) as base:
         with httpx.stream("GET", base + path, timeout=60) as response:
-            body = response.iter_bytes()  # Nobody reads on, and it stays open.
+            body = response.iter_bytes()  # Not read further, but kept open.
             assert next(body).startswith(b"first")
             assert statuses(base, 2) == [429, 429]
             release.set()
@@ -120,7 +120,7 @@ def test_concurrency_lasts_until_the_last_byte(serve, handler, path):
         assert statuses(base, 1) == [200]
 
 
-def test_concurrency_ends_when_the_client_goes():
+def test_concurrency_ends_when_the_client_disconnects():
     release.clear()
     limiter = ConcurrencyLimiter(1)
     with limited(Limit(limiter)), asgi(ASGIHandler()) as base:
@@ -164,12 +164,12 @@ def test_a_view_without_the_middleware_and_a_class():
     assert (first.status_code, second.status_code) == (200, 429) and fields(first)[1] == {"jobs": {"r": 0, "t": 60}}
 
 
-def test_bodies_of_ones_own():
+def test_custom_bodies():
     with limited(Limit(rate(1)), on_limited=lambda request, limited: HttpResponse("mine", status=503)), wsgi(WSGIHandler()) as base:
         assert statuses(base, 2) == [200, 503]
 
 
-@pytest.mark.parametrize("given, said", [(7, "WORKGLOW_LIMIT is 7"), ({"limits": [7]}, "limits has 7"), ({"ipv6_prefix": 0}, "ipv6_prefix is 0"), ({"x": 1}, "'x'")])
-def test_settings_that_are_wrong(given, said):
+@pytest.mark.parametrize("given, said", [(7, "WORKGLOW_LIMIT is 7"), ({"limits": [7]}, "limits has 7"), ({"ipv6_prefix": 0}, "ipv6_prefix is 0"), ({"x": 1}, "^WORKGLOW_LIMIT has 'x': expected limits, exempt, trusted_proxies, forwarded_header, ")])
+def test_invalid_settings(given, said):
     with override_settings(WORKGLOW_LIMIT=given), pytest.raises(ImproperlyConfigured, match=said):
         LimitMiddleware(hello)

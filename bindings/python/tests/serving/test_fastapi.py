@@ -58,15 +58,15 @@ def test_dependencies():
         refused = httpx.get(f"{base}/search?user=ann")
         assert refused.headers["Content-Type"] == "application/problem+json"
         assert refused.json()["violated-policies"] == ["searches"] and set(fields(refused)[0]) == {"app", "searches"}
-        # A route's refusal consumes nothing of the app's limit either.
+        # A refusal by a route consumes nothing of the app's limit.
         assert of_app.peek("127.0.0.1").remaining == 3
         assert set(fields(httpx.get(f"{base}/response"))[0]) == {"app", "response"}
         assert statuses(base, "/free?user=ann", 9) == [200] * 9
         assert statuses(base, "/routed", 2) == [200, 429]
-        assert statuses(base, "/search?user=bob", 2) == [200, 429]  # The app's, now.
+        assert statuses(base, "/search?user=bob", 2) == [200, 429]  # Now the app's limit denies.
 
 
-def test_a_dependency_without_the_middleware_says_so():
+def test_a_dependency_without_the_middleware_raises():
     app, errors = FastAPI(), []
 
     @app.get("/", dependencies=[Depends(RouteLimit(Limit(rate(1, "a"))))])
@@ -80,10 +80,10 @@ def test_a_dependency_without_the_middleware_says_so():
 
     with asgi(app) as base:
         assert statuses(base, "/", 1) == [500]
-    assert errors == ["a route is limited without the middleware: app.add_middleware(LimitMiddleware)"]
+    assert errors == ["the route has a limit, but its app has no middleware: call app.add_middleware(LimitMiddleware)"]
 
 
-def test_a_route_holds_its_place_for_its_stream():
+def test_a_route_holds_its_permit_for_its_stream():
     app, limiter, release = FastAPI(), ConcurrencyLimiter(1), threading.Event()
     app.add_middleware(LimitMiddleware)
 
@@ -98,7 +98,7 @@ def test_a_route_holds_its_place_for_its_stream():
 
     with asgi(app) as base:
         with httpx.stream("GET", f"{base}/stream", timeout=60) as response:
-            body = response.iter_text()  # Nobody reads on, and it stays open.
+            body = response.iter_text()  # Not read further, but kept open.
             assert next(body) == "first"
             assert statuses(base, "/stream", 2) == [429, 429]
             release.set()

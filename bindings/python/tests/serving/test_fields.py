@@ -1,4 +1,4 @@
-"""The tests' own parser refuses what is no list of strings with parameters."""
+"""The tests' own parser refuses fields that are not lists of strings with parameters."""
 
 import pytest
 from servers import structured
@@ -13,6 +13,6 @@ def test_lists():
     "field",
     ["", "a;q=1", '"a";q=1,', '"a";q=1.5', '"a" ;q=1', '"a";Q=1', '"a";q=', '"a";q', '"é";q=1', '"a"q=1', '"a";q=1, "a";q=2'],
 )
-def test_what_is_none(field):
+def test_parts_without_a_limit_are_omitted(field):
     with pytest.raises((AssertionError, IndexError)):
         structured(field)

@@ -44,8 +44,8 @@ def test_strategies_agree(strategy):
 
 
 @strategies
-def test_a_fixed_window_has_no_boundary_either(strategy):
-    """Where the original admits the limit before a boundary, and again after it."""
+def test_a_fixed_window_has_no_boundary(strategy):
+    """The original storage admits the limit before a boundary and again after it."""
     clock = ManualClock()
     limiter, item = strategy(storage_from_string("workglow+memory:", clock=clock)), parse("10/10second")
     starts, now = [], 0.0
@@ -76,7 +76,7 @@ while (a := monotonic_ns()) < end:
 
 @pytest.mark.parametrize("store", ["sqlite", "redis"])
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_processes_share_it(strategy, store, request, tmp_path):
+def test_processes_share_the_limit(strategy, store, request, tmp_path):
     from concurrent.futures import ThreadPoolExecutor
 
     url = f"sqlite:{tmp_path}/limits.db" if store == "sqlite" else request.getfixturevalue("server").url
@@ -86,7 +86,7 @@ def test_processes_share_it(strategy, store, request, tmp_path):
     assert 50 < len(starts) and most_in_any_window(starts, SECOND) <= 50
 
 
-def test_keys_that_name_no_limit_are_counted():
+def test_keys_without_a_limit_are_counted():
     storage = storage_from_string("workglow+memory:")
     assert [storage.incr("a", 60), storage.incr("a", 60, 5), storage.get("a"), storage.get("b")] == [1, 6, 6, 0]
     storage.clear("a")
@@ -120,7 +120,7 @@ def test_bad_parameters(uri, options, said):
         storage_from_string(uri, **options)
 
 
-def test_errors_are_wrapped_if_that_is_wished(tmp_path):
+def test_errors_are_wrapped_on_request(tmp_path):
     (tmp_path / "file").write_text("no store")
     for wished, error in (False, StoreError), (True, StorageError):
         storage = storage_from_string(f"workglow+sqlite:{tmp_path}/file", wrap_exceptions=wished)

@@ -37,13 +37,13 @@ def test_never_over_the_limit(server_name, store, request, tmp_path):
 
         def hammer(_):
             while not over.is_set():
-                # A connection each: so that all processes get some.
+                # One connection per request, so that all processes get some.
                 with httpx.Client(base_url=base, timeout=60) as client:
                     answers.extend(client.get("/") for _ in range(10))
 
         with ThreadPoolExecutor(6) as pool:
             clients = [pool.submit(hammer, n) for n in range(6)]
-            # Until so many windows have been full, and the kernel has given connections to both processes.
+            # Until enough windows were full and both processes had connections.
             end = time.monotonic() + 120
             while (len(read(log)) < WINDOWS * LIMIT or len(os.listdir(log)) < 2) and time.monotonic() < end:
                 time.sleep(0.05)

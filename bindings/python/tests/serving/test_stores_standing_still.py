@@ -1,4 +1,4 @@
-"""A store that does not answer holds up nobody but those who need it."""
+"""A store that does not answer blocks only the requests that need it."""
 
 import subprocess
 import sys
@@ -26,7 +26,7 @@ sys.stdin.read()
 
 @contextmanager
 def locked(path):
-    """A stranger has the whole database. In a process of its own: what SQLite locks here ends with the next file that is closed."""
+    """Another process locks the whole database. (SQLite's locks in this process would end when any file of it is closed.)"""
     stranger = subprocess.Popen([sys.executable, "-c", HOLD, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert stranger.stdout.readline() == "held\n"
     try:
@@ -52,7 +52,7 @@ def routes(**limits):
 
 
 def rate(store):
-    """With durability="commit" each start of so long a window is in the database before it is told: it needs that."""
+    """With durability="commit" each start of such a long window is written to the database before its call returns."""
     return Limit(RateLimiter(store, "jobs", max_executions=1000, window_size_in_seconds=3600), key="address")
 
 
@@ -63,7 +63,7 @@ def served(request):
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "redis"])
-def test_other_routes_go_on(kind, served, request, tmp_path):
+def test_other_routes_are_not_blocked(kind, served, request, tmp_path):
     other = Store(request.getfixturevalue("server").url)
     if kind == "sqlite":
         stuck = Store(f"sqlite:{tmp_path}/stuck.db", timeout=100, durability="commit")
@@ -78,7 +78,7 @@ def test_other_routes_go_on(kind, served, request, tmp_path):
     app = routes(stuck=rate(stuck), free=free[0], other=free[1])
     with served(app) as base, ThreadPoolExecutor(40) as pool:
         with standstill:
-            # More than there are threads for them.
+            # More calls than there are threads.
             waiting = [pool.submit(httpx.get, f"{base}/stuck", timeout=100) for _ in range(40)]
             answered = [httpx.get(f"{base}/{path}", timeout=60) for path in ("free", "other") * 20]
             assert [response.status_code for response in answered] == [200] * 40
@@ -88,7 +88,7 @@ def test_other_routes_go_on(kind, served, request, tmp_path):
 
 
 def test_a_store_opens_when_its_app_begins(served, tmp_path):
-    """And an app need not wait for that to begin."""
+    """The app starts without waiting for it."""
     free, stuck = Store(f"sqlite:{tmp_path}/free.db"), Store(f"sqlite:{tmp_path}/stuck.db", timeout=100)
     RateLimiter(stuck, "other", max_executions=1, window_size_in_seconds=3600).peek()
     limits = [Limit(store.limiter(name, "5/1m")) for name, store in (("free", free), ("stuck", stuck))]
@@ -99,8 +99,8 @@ def test_a_store_opens_when_its_app_begins(served, tmp_path):
         wait_until((tmp_path / "free.db").exists)
 
 
-def test_who_gives_up_holds_nothing(served, server_of_its_own):
-    """The clients go while Redis stands still: what they would have taken comes back."""
+def test_a_request_that_gives_up_holds_nothing(served, server_of_its_own):
+    """The clients disconnect while Redis is stopped. The units of their requests are returned."""
     limiter = ConcurrencyLimiter(2, store=Store(server_of_its_own.url, timeout=100), name="jobs")
     with limiter.acquire():
         pass
@@ -114,7 +114,7 @@ def test_who_gives_up_holds_nothing(served, server_of_its_own):
 
 
 @pytest.mark.parametrize("on_error, status", [("raise", 500), ("deny", 429), ("admit", 200)])
-def test_what_a_store_does_that_cannot_be_reached(on_error, status, tmp_path):
+def test_an_unreachable_store_answers_as_configured(on_error, status, tmp_path):
     store = Store(f"sqlite:{tmp_path}/stuck.db", timeout=0.01, durability="commit", on_error=on_error)
     with asgi(routes(stuck=rate(store))) as base:
         with locked(tmp_path / "stuck.db"):

@@ -63,7 +63,7 @@ def statuses(base, n, path="/", **options):
 
 
 @both
-def test_what_responses_say(app):
+def test_responses_have_the_headers(app):
     with wsgi(app([Limit(rate(), key="address")])) as base:
         first, _, refused, head = *(httpx.get(base) for _ in range(3)), httpx.head(base)
     assert (first.status_code, first.text, first.headers["X-Mine"]) == (200, "hello", "1")
@@ -96,7 +96,7 @@ def test_concurrency_lasts_until_the_last_byte(app):
     limiter = ConcurrencyLimiter(1)
     with wsgi(app([Limit(limiter)])) as base:
         with httpx.stream("GET", f"{base}/stream", timeout=60) as response:
-            body = response.iter_bytes()  # Nobody reads on, and it stays open.
+            body = response.iter_bytes()  # Not read further, but kept open.
             assert next(body) == b"first"
             assert statuses(base, 2) == [429, 429]
             release.set()
@@ -114,7 +114,7 @@ def test_several_limits_are_all_or_nothing(app):
 
 @both
 @pytest.mark.parametrize("reply, said", [("text", (429, b"text")), (Response("mine", 503), (503, b"mine"))])
-def test_bodies_of_ones_own(app, reply, said):
+def test_custom_bodies(app, reply, said):
     with wsgi(app([Limit(rate(1))], on_limited=lambda request, limited: reply)) as base:
         assert statuses(base, 1) == [200]
         refused = httpx.get(base)
@@ -162,7 +162,7 @@ def test_coroutine_views_of_flask():
         assert statuses(base, 2) == [200, 429]
 
 
-def test_a_view_without_the_extension_says_so():
+def test_a_view_without_the_extension_raises():
     app = flask.Flask("app")
     app.testing = True
 
@@ -171,12 +171,12 @@ def test_a_view_without_the_extension_says_so():
     def view():
         return "hello"
 
-    with pytest.raises(RuntimeError, match="a view is limited without its app"):
+    with pytest.raises(RuntimeError, match="the view has a limit, but its app has none"):
         app.test_client().get("/")
 
 
-def test_an_app_is_limited_once():
+def test_an_app_can_be_limited_once():
     app = flask.Flask("app")
     FlaskLimits(app)
-    with pytest.raises(RuntimeError, match="the app has limits already"):
+    with pytest.raises(RuntimeError, match="the app already has limits"):
         FlaskLimits(app)

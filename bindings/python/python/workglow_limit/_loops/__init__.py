@@ -1,6 +1,6 @@
-"""Waiting in event loops (asyncio, trio) and in hubs of greenlets (gevent, eventlet): what Rust calls.
+"""Waiting in event loops (asyncio, trio) and in hubs of greenlets (gevent, eventlet). The native module calls this package.
 
-Imported at the first use. Of the loops' own libraries none is imported here: where one runs, its program has imported it.
+It is imported at its first use, and imports a loop's library only if that loop runs: then the program has imported it already.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
 
-from .._native import Acquiring, Asked, Entered, Permit, Waiter
-from .waiters import Hub, Loop, Waiters, Whose, give_back
+from .._native import Acquisition, AsyncCall, PermitStacks, Permit, Waiter
+from .waiters import Hub, Loop, Owner, Waiters, cancel_start
 
 
 def running() -> Loop:
-    """The event loop of the coroutine that is running. Raises RuntimeError if there is none."""
+    """Returns the event loop of the running coroutine. Raises RuntimeError if there is none."""
     trio = sys.modules.get("trio")
     if trio is not None and trio.lowlevel.in_trio_task():
         from .on_trio import TrioLoop
@@ -27,7 +27,7 @@ def running() -> Loop:
 
 
 def hub() -> Hub | Literal[False] | None:
-    """The hub of this thread, if it has one. False in the hub's own greenlet, which lets no other run while it waits."""
+    """Returns the hub of this thread, or None. Returns False in the hub's own greenlet, which blocks all others while it waits."""
     if "gevent" in sys.modules:
         from . import on_gevent
 
@@ -42,7 +42,7 @@ def hub() -> Hub | Literal[False] | None:
 
 
 async def acquire(waiter: Waiter) -> Permit:
-    """Joins the line of the running loop, and waits there."""
+    """Joins the line of the running loop and waits there."""
     waiters = Waiters.of(running(), waiter)
     joined = waiters.join(waiter)
     if isinstance(joined, Permit):
@@ -56,28 +56,28 @@ async def acquire(waiter: Waiter) -> Permit:
     return permit
 
 
-async def ask(asked: Asked) -> Any:
-    """A start, a look, or a permit's end. What has to wait for the store does so elsewhere.
+async def run(call: AsyncCall) -> Any:
+    """Makes a decision or ends a permit. A call that has to wait for the store runs in another thread.
 
-    An end goes on if the task that awaits it is cancelled; a start is given back.
+    If the task is cancelled, the end of a permit still takes effect, and a start is cancelled.
     """
-    answer = asked.answer(False)
-    return answer if answer is not False else await elsewhere(asked, partial(asked.answer, True))
+    answer = call.answer(False)
+    return answer if answer is not False else await in_thread(call, partial(call.answer, True))
 
 
-async def elsewhere(of: Whose, work: Callable[[], Any], undo: Callable[[Any], object] = give_back) -> Any:
-    """Does what may wait for a store in another thread, to its end. If the task that awaits it is cancelled, `undo` is called with
-    the outcome. It must not wait for anything."""
+async def in_thread(of: Owner, work: Callable[[], Any], undo: Callable[[Any], object] = cancel_start) -> Any:
+    """Runs work that may wait for a store in another thread, always to its end. If the task is cancelled, `undo` is called with the
+    outcome. `undo` must not block."""
     loop = running()
-    told = loop.answer()
-    told.undo = undo
-    loop.send(of, partial(outcome_of, work), told.tell, undo)
+    answer = loop.answer()
+    answer.undo = undo
+    loop.send(of, partial(outcome_of, work), answer.set, undo)
     try:
-        await told.wait()
+        await answer.wait()
     except BaseException:
-        told.leave()
+        answer.leave()
         raise
-    return told.take()
+    return answer.take()
 
 
 def outcome_of(work: Callable[[], Any]) -> Any:
@@ -89,21 +89,21 @@ def outcome_of(work: Callable[[], Any]) -> Any:
 
 async def sleep(seconds: float) -> None:
     loop = running()
-    told = loop.answer()
-    cancel = loop.call_later(seconds, partial(told.tell, None))
+    answer = loop.answer()
+    cancel = loop.call_later(seconds, partial(answer.set, None))
     try:
-        await told.wait()
+        await answer.wait()
     finally:
         cancel()
 
 
-async def enter(asked: Acquiring, entered: Entered) -> Permit:
-    """What `async with limiter` enters."""
-    permit = await asked
-    entered.push(permit)
+async def enter(acquisition: Acquisition, stacks: PermitStacks) -> Permit:
+    """Enters `async with limiter`."""
+    permit = await acquisition
+    stacks.push(permit)
     return permit
 
 
 async def itself(permit: Permit) -> Permit:
-    """What `async with permit` enters."""
+    """Enters `async with permit`."""
     return permit

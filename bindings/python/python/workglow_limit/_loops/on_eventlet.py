@@ -16,7 +16,7 @@ eventlet: Any = _eventlet
 hubs: Any = _hubs
 Event: Any = _event.Event
 
-# Those of eventlet's may let other greenlets run.
+# eventlet's own versions may let other greenlets run.
 os: Any = _patcher.original("os")
 
 
@@ -24,7 +24,7 @@ class EventletHub(Hub):
     def __init__(self, native: Any) -> None:
         super().__init__()
         self.native = native
-        self.pid = os.getpid()  # What wakes it up is not for a forked child.
+        self.pid = os.getpid()  # A forked child needs its own pipe.
         self._reader, self._writer = os.pipe()
         for end in self._reader, self._writer:
             os.set_blocking(end, False)
@@ -40,15 +40,15 @@ class EventletHub(Hub):
         return cancel
 
     def ring(self) -> None:
-        with suppress(BlockingIOError):  # It has not been answered for long.
+        with suppress(BlockingIOError):  # The pipe is full, so the hub will wake up anyway.
             os.write(self._writer, b"!")
 
-    def answer_bell(self, *_told: object) -> None:
+    def answer_bell(self, *_arguments: object) -> None:
         with suppress(BlockingIOError):
             os.read(self._reader, 65536)
         super().answer_bell()
 
-    def tell(self, function: Callable[[], object]) -> None:
+    def call(self, function: Callable[[], object]) -> None:
         eventlet.spawn_n(function)
 
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import gevent as _gevent  # type: ignore[import-untyped, unused-ignore]
 from gevent import _hub_local, event as _event  # type: ignore[import-untyped, unused-ignore]
 
-from .waiters import FAR, Answer, Hub, T, Whose
+from .waiters import FAR, Answer, Hub, Owner, T
 
 gevent: Any = _gevent
 get_hub_if_exists: Any = _hub_local.get_hub_if_exists
@@ -19,7 +19,7 @@ class GeventHub(Hub):
     def __init__(self, native: Any) -> None:
         super().__init__()
         self.native = native
-        # Its own run_callback_threadsafe counts what is under way beside a loop that does so, too, in another thread.
+        # The hub's own run_callback_threadsafe updates a counter that a loop in another thread may update at the same time.
         self._bell = native.loop.async_(ref=False)
         self._bell.start(self.answer_bell)
 
@@ -44,11 +44,11 @@ class GeventHub(Hub):
         except ValueError as error:
             raise RuntimeError("the hub was destroyed") from error
 
-    def tell(self, function: Callable[[], object]) -> None:
+    def call(self, function: Callable[[], object]) -> None:
         gevent.spawn(function)
 
-    def send(self, of: Whose, work: Callable[[], T], back: Callable[[T], object], late: Callable[[T], object]) -> None:
-        # A hub that nothing can wake up ends with an error, and does not know of our threads.
+    def send(self, of: Owner, work: Callable[[], T], back: Callable[[T], object], late: Callable[[T], object]) -> None:
+        # A hub with nothing to wait for ends with an error, and does not know our threads. The timer keeps it waiting.
         cancel = self.call_later(FAR, lambda: None)
 
         def returned(outcome: T) -> None:

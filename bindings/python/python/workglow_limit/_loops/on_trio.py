@@ -1,4 +1,4 @@
-"""trio's event loop; anyio's, where that runs on trio."""
+"""trio's event loop, also of anyio on trio."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class TrioLoop(Loop):
         try:
             trio.lowlevel.spawn_system_task(ring, name="workglow-limit")
         except RuntimeError:
-            pass  # The loop is about to end: whoever waits is cancelled.
+            pass  # The loop is about to end and cancels its waiters.
         return scope.cancel
 
     def call_soon_threadsafe(self, function: Callable[..., object], *arguments: object) -> object:

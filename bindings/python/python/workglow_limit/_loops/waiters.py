@@ -1,4 +1,4 @@
-"""Those who wait in one event loop, whatever loop that is: the core's line of them, one timer, and an answer for each."""
+"""The waiters of one event loop of any kind: the core's line, one timer, and an answer for each waiter."""
 
 from __future__ import annotations
 
@@ -13,45 +13,45 @@ from typing import Any, Generic, TypeAlias, TypeVar
 from weakref import WeakSet
 
 from .._errors import LimitError
-from .._native import Asked, Decision, Limiter, Line, Permit, Waiter, call_elsewhere
+from .._native import AsyncCall, Decision, Limiter, Line, Permit, Waiter, call_in_thread
 
 T = TypeVar("T")
 
-#: What waits for a store; a number of that store.
-Whose: TypeAlias = "Limiter | Permit | Asked | Line | int"
+#: An object that waits for a store, or the number of that store.
+Owner: TypeAlias = "Limiter | Permit | AsyncCall | Line | int"
 
-#: No timer is set further ahead than this, in seconds. Some loops cannot.
+#: The longest timer, in seconds. Some loops do not support longer ones.
 FAR = 3600.0
 
-#: What an answer has before it is told.
+#: The outcome of an answer that is not set yet.
 NOTHING = object()
 
 
 class Answer:
-    """What somebody waits for. It is told in the thread of the loop."""
+    """An outcome that a task or greenlet waits for. It is set in the thread of the loop."""
 
-    __slots__ = "__weakref__", "_loop", "_outcome", "_wake", "is_left", "told_in", "undo", "wait"
+    __slots__ = "__weakref__", "_loop", "_outcome", "_wake", "is_left", "set_in", "undo", "wait"
 
     def __init__(self, loop: Loop, wake: Callable[[], object], wait: Callable[[], Any]) -> None:
         self._loop, self._wake = loop, wake
-        self.wait = wait  # Answers something to await; in a greenlet, after the wait.
-        self.undo: Callable[[Any], object] = give_back  # Is told what nobody waits for any more.
+        self.wait = wait  # Returns an awaitable. In a greenlet it waits and then returns.
+        self.undo: Callable[[Any], object] = cancel_start  # Called with an outcome that has no waiter left.
         self.is_left = False
-        self.told_in = 0  # The process. What a fork copied is the parent's.
+        self.set_in = 0  # The process that set it. A copy made by a fork belongs to the parent.
         self._outcome: Any = NOTHING
 
-    def tell(self, outcome: object) -> None:
+    def set(self, outcome: object) -> None:
         if self.is_left:
             self.undo(outcome)
         else:
-            self._outcome, self.told_in = outcome, os.getpid()
+            self._outcome, self.set_in = outcome, os.getpid()
             self._wake()
 
     def end(self) -> None:
-        """In a forked child, where nobody will tell it."""
+        """Sets it in a forked child, where no thread will."""
         if self._outcome is NOTHING:
             with suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self.tell, None)
+                self._loop.call_soon_threadsafe(self.set, None)
 
     def take(self) -> Any:
         outcome = self._outcome
@@ -59,11 +59,11 @@ class Answer:
             try:
                 raise outcome
             finally:
-                del outcome, self  # Else its traceback would keep them, and they the traceback.
+                del outcome, self  # Otherwise they and the traceback would keep each other alive.
         return outcome
 
     def leave(self) -> bool:
-        """Nobody waits for it any more. Did nobody tell it before?"""
+        """Marks that its waiter has left. Returns whether it had no outcome yet."""
         self.is_left = True
         if self._outcome is NOTHING:
             return True
@@ -72,11 +72,11 @@ class Answer:
 
 
 class Loop(ABC):
-    """What waiting needs of an event loop. All but `call_soon_threadsafe` is called in its thread."""
+    """The operations that waiting needs of an event loop. All but `call_soon_threadsafe` are called in its thread."""
 
     __slots__ = ()
 
-    #: The loop itself, which can be a key.
+    #: The library's own loop, which is hashable.
     native: Any
 
     @abstractmethod
@@ -84,30 +84,30 @@ class Loop(ABC):
 
     @abstractmethod
     def call_later(self, seconds: float, function: Callable[[], object]) -> Callable[[], object]:
-        """Calls a function once, in the loop. Returns what cancels that."""
+        """Calls a function once, in the loop. Returns a function that cancels the call."""
 
     @abstractmethod
     def call_soon_threadsafe(self, function: Callable[..., object], *arguments: object) -> object:
-        """Calls a function in the loop. A RuntimeError: the loop has ended."""
+        """Calls a function in the loop. Raises RuntimeError if the loop has ended."""
 
-    def tell(self, function: Callable[[], object]) -> None:
-        """Calls a function of the program's."""
+    def call(self, function: Callable[[], object]) -> None:
+        """Calls a function of the program."""
         function()
 
-    def send(self, of: Whose, work: Callable[[], T], back: Callable[[T], object], late: Callable[[T], object]) -> None:
-        """Does some work, which may wait for a store, in another thread. Then `back` is called in the loop with its outcome; or
-        `late` in any thread, if the loop has ended."""
+    def send(self, of: Owner, work: Callable[[], T], back: Callable[[T], object], late: Callable[[T], object]) -> None:
+        """Runs work, which may wait for a store, in another thread. Then it calls `back` in the loop with the outcome. If the loop has
+        ended, it calls `late` instead, in any thread."""
 
-        def elsewhere() -> None:
+        def deliver() -> None:
             delivery = Delivery(work(), back, late)
             with suppress(RuntimeError):
                 self.call_soon_threadsafe(delivery)
 
-        call_elsewhere(of, elsewhere)
+        call_in_thread(of, deliver)
 
 
 class Delivery(Generic[T]):
-    """What a loop calls, or drops when it ends."""
+    """The delivery of an outcome to a loop, which either calls it or drops it when the loop ends."""
 
     __slots__ = "_back", "_is_delivered", "_late", "_outcome"
 
@@ -123,29 +123,29 @@ class Delivery(Generic[T]):
             self._late(self._outcome)
 
 
-def give_back(outcome: object) -> None:
-    """Cancels a start that nobody wants any more."""
+def cancel_start(outcome: object) -> None:
+    """Cancels a start whose caller has gone."""
     permit = outcome.permit if isinstance(outcome, Decision) else outcome
     if isinstance(permit, Permit):
-        call_elsewhere(permit, partial(cancel, permit))
+        call_in_thread(permit, partial(cancel, permit))
 
 
 def cancel(permit: Permit) -> None:
-    with suppress(LimitError):  # If it fails, the start goes by unused.
+    with suppress(LimitError):  # If this fails, the start passes unused.
         permit.cancel()
 
 
 class Hub(Loop):
-    """A loop whose tasks are greenlets: these wait within a call. One object for each hub."""
+    """A loop whose tasks are greenlets, which wait inside a call. One object per hub."""
 
     def __init__(self) -> None:
         self._calls: deque[tuple[Callable[..., object], tuple[object, ...]]] = deque()
 
     @abstractmethod
     def ring(self) -> None:
-        """Has `answer_bell` called in the hub. From any thread. A RuntimeError: the hub has ended."""
+        """Schedules `answer_bell` in the hub, from any thread. Raises RuntimeError if the hub has ended."""
 
-    def answer_bell(self, *_told: object) -> None:
+    def answer_bell(self, *_arguments: object) -> None:
         for _turn in range(len(self._calls)):
             function, arguments = self._calls.popleft()
             function(*arguments)
@@ -155,7 +155,7 @@ class Hub(Loop):
         self.ring()
 
     def acquire(self, waiter: Waiter) -> Permit:
-        """Joins the line of this hub, and waits there."""
+        """Joins the line of this hub and waits there."""
         while True:
             waiters = Waiters.of(self, waiter)
             joined = waiters.join(waiter)
@@ -166,108 +166,109 @@ class Hub(Loop):
             except BaseException:
                 waiters.leave(waiter, joined)
                 raise
-            if joined.told_in == os.getpid():
+            if joined.set_in == os.getpid():
                 permit: Permit = joined.take()
                 return permit
 
     def run(self, of: int, work: Callable[[], None]) -> None:
-        """Does some work in another thread, while other greenlets go on."""
+        """Runs work in another thread, while other greenlets continue."""
         answer = self.answer()
-        under_way.add(answer)
-        self.send(of, work, answer.tell, lambda _: None)
+        pending_runs.add(answer)
+        self.send(of, work, answer.set, lambda _: None)
         answer.wait()
 
 
 class Waiters:
-    """Those who wait for one limiter in one loop.
+    """The waiters of one limiter in one loop.
 
-    What would have to wait for the store is done elsewhere, with the line. Whoever asks meanwhile joins after that, in order.
+    Work that would have to wait for the store is sent to another thread together with the line. Callers that arrive during that time
+    join afterwards, in order.
     """
 
-    __slots__ = "__weakref__", "_answers", "_asking", "_cancel", "_is_away", "_left", "_line", "_lines", "_loop", "_rings", "_sent", "_woken"
+    __slots__ = "__weakref__", "_answers", "_joining", "_cancel", "_is_away", "_left", "_line", "_lines", "_loop", "_rings", "_sent", "_woken"
 
     def __init__(self, loop: Loop, first: Waiter) -> None:
         self._loop, self._line, self._lines = loop, first.line(), first.lines
         self._cancel: Callable[[], object] | None = None  # The timer.
         self._rings = 0.0
         self._answers: dict[int, tuple[Waiter, Answer]] = {}
-        self._asking: deque[tuple[Waiter, Answer]] = deque()  # They have not joined yet.
-        self._sent: deque[tuple[Waiter, Answer]] = deque()  # They join elsewhere.
-        self._left: list[Waiter] = []  # They leave as soon as the line is here.
+        self._joining: deque[tuple[Waiter, Answer]] = deque()  # Not joined yet.
+        self._sent: deque[tuple[Waiter, Answer]] = deque()  # Joining in another thread.
+        self._left: list[Waiter] = []  # To be removed as soon as the line is back.
         self._woken: list[str | None] = []
-        self._is_away = False
-        everybody.add(self)
+        self._is_away = False  # Whether another thread has the line.
+        all_waiters.add(self)
 
     @staticmethod
     def of(loop: Loop, waiter: Waiter) -> Waiters:
-        """Those who wait for that limiter in this loop."""
+        """Returns the waiters of that waiter's limiter in this loop."""
         return waiter.lines.get(loop.native) or Waiters(loop, waiter)
 
     def join(self, waiter: Waiter) -> Permit | Answer:
         try:
             joined = None if self._is_away else self._line.join(waiter, False)
         except Exception:
-            self._line.tell_hooks()
+            self._line.call_hooks()
             raise
         if isinstance(joined, Permit):
-            self._line.tell_hooks()
+            self._line.call_hooks()
             return joined
         answer = self._loop.answer()
         if joined is None:
-            self._asking.append((waiter, answer))
+            self._joining.append((waiter, answer))
             self._send()
         else:
             self._answers[joined] = waiter, answer
-            self._go_on()
-            self._line.tell_hooks()
+            self._proceed()
+            self._line.call_hooks()
         return answer
 
     def leave(self, waiter: Waiter, answer: Answer) -> None:
-        """The wait of this waiter was ended by somebody else."""
+        """Ends the wait of a waiter that was cancelled or interrupted."""
         if answer.leave():
             self._left.append(waiter)
             if not self._is_away:
-                self._let_go()
-                self._go_on()
+                self._remove_left()
+                self._proceed()
 
     def wake(self, key: str | None) -> None:
-        """There may be room for this key, or for any. From any thread."""
+        """Notes that units of this key may have become free (None: of any key). From any thread."""
         is_first = not self._woken
         self._woken.append(key)
         if is_first:
             try:
                 self._loop.call_soon_threadsafe(self._advance)
-            except RuntimeError:  # The loop has ended, and nobody waits there any more.
+            except RuntimeError:  # The loop has ended and has no waiters.
                 self._lines.pop(self._loop.native, None)
 
     def _advance(self) -> None:
-        """Does what is due, and what can be done without waiting."""
+        """Does the work that is due and need not wait."""
         if self._is_away:
             return
         woken, self._woken = self._woken, []
         for key in woken:
             self._line.wake(key)
-        self._tell(self._line.advance(False))
-        self._go_on()
-        self._tell_hooks()
+        self._deliver(self._line.advance(False))
+        self._proceed()
+        self._call_hooks()
 
-    def _go_on(self) -> None:
+    def _proceed(self) -> None:
         if self._line.would_wait():
             self._send()
         else:
             self._set_timer()
 
-    def _tell(self, over: list[tuple[int, Permit | Exception]]) -> None:
+    def _deliver(self, over: list[tuple[int, Permit | Exception]]) -> None:
         for number, outcome in over:
             _, answer = self._answers.pop(number, (None, None))
             if answer is not None:
-                answer.tell(outcome)
+                answer.set(outcome)
 
-    def _tell_hooks(self) -> None:
-        if self._line.has_news():
-            self._loop.tell(self._line.tell_hooks)
+    def _call_hooks(self) -> None:
+        if self._line.has_hook_calls():
+            self._loop.call(self._line.call_hooks)
 
-    def _let_go(self) -> None:
+    def _remove_left(self) -> None:
         for waiter in self._left:
             number = self._line.leave(waiter)
             if number is not None:
@@ -280,14 +281,14 @@ class Waiters:
             if self._cancel is not None:
                 self._cancel()
                 self._cancel = None
-            if not self._asking:
+            if not self._joining:
                 self._lines.pop(self._loop.native, None)
             return
         self._lines[self._loop.native] = self
         wait = min(wait, FAR)
         rings = monotonic() + wait
         if self._cancel is not None:
-            # One that rings too early costs a look; setting it anew for each waiter would cost more.
+            # A timer that rings too early costs one pass. Resetting it for each waiter would cost more.
             if self._rings <= rings:
                 return
             self._cancel()
@@ -300,15 +301,15 @@ class Waiters:
 
     def _send(self) -> None:
         if not self._is_away:
-            self._sent, self._asking = self._asking, deque()
+            self._sent, self._joining = self._joining, deque()
             self._is_away = True
             self._lines[self._loop.native] = self
             self._loop.send(self._line, partial(self._work, self._sent), self._back, self._late)
 
-    # ---- elsewhere ----
+    # ---- in another thread ----
 
-    def _work(self, asking: deque[tuple[Waiter, Answer]]) -> Any:
-        joined = [(waiter, answer, self._join(waiter)) for waiter, answer in asking if not answer.is_left]
+    def _work(self, joining: deque[tuple[Waiter, Answer]]) -> Any:
+        joined = [(waiter, answer, self._join(waiter)) for waiter, answer in joining if not answer.is_left]
         return joined, self._line.advance(True)
 
     def _join(self, waiter: Waiter) -> int | Permit | BaseException | None:
@@ -318,16 +319,16 @@ class Waiters:
             return error
 
     def _late(self, done: Any) -> None:
-        """The loop has ended, and nobody waits there any more."""
-        call_elsewhere(self._line, partial(self._abandon, *done))
+        """Handles an outcome after the end of the loop, which has no waiters left."""
+        call_in_thread(self._line, partial(self._abandon, *done))
 
     def _abandon(self, joined: Any, over: Any) -> None:
         self._lines.pop(self._loop.native, None)
         for *_, outcome in (*joined, *over):
-            give_back(outcome)
+            cancel_start(outcome)
         for waiter in (*self._left, *(waiter for waiter, *_ in (*joined, *self._answers.values()))):
             self._line.leave(waiter)
-        self._line.advance(True)  # What leaving has left to do.
+        self._line.advance(True)  # Finishes the work that `leave` postponed.
 
     # ---- in the loop again ----
 
@@ -338,38 +339,38 @@ class Waiters:
             if isinstance(outcome, int):
                 self._answers[outcome] = waiter, answer
             else:
-                answer.tell(outcome)
-        self._tell(over)
-        self._let_go()
-        if self._asking:
+                answer.set(outcome)
+        self._deliver(over)
+        self._remove_left()
+        if self._joining:
             self._send()
         else:
             self._advance()
-        self._tell_hooks()
+        self._call_hooks()
 
-    def begin_again(self) -> None:
-        """In a forked child, where greenlets go on that are copies of those who wait in the parent: they ask for themselves."""
-        asking = [*self._answers.values(), *self._sent, *self._asking]
-        if asking:
-            first = asking[0][0]
+    def restart_after_fork(self) -> None:
+        """Restarts in a forked child. Its greenlets are copies of the parent's waiters and now join for themselves."""
+        joining = [*self._answers.values(), *self._sent, *self._joining]
+        if joining:
+            first = joining[0][0]
             self._line, self._lines = first.line(), first.lines
-            self._answers, self._sent, self._asking = {}, deque(), deque(asking)
+            self._answers, self._sent, self._joining = {}, deque(), deque(joining)
             self._left, self._woken, self._is_away = [], [], False
-            with suppress(RuntimeError):  # The loop has not come along.
+            with suppress(RuntimeError):  # The child has no such loop.
                 self._loop.call_soon_threadsafe(self._send)
 
 
-everybody: WeakSet[Waiters] = WeakSet()
+all_waiters: WeakSet[Waiters] = WeakSet()
 
-#: Those of `Hub.run`.
-under_way: WeakSet[Answer] = WeakSet()
-
-
-def begin_again() -> None:
-    for waiters in list(everybody):
-        waiters.begin_again()
-    for answer in list(under_way):
-        answer.end()  # Rust raises.
+#: The answers of `Hub.run` that are not set yet.
+pending_runs: WeakSet[Answer] = WeakSet()
 
 
-os.register_at_fork(after_in_child=begin_again)
+def restart_after_fork() -> None:
+    for waiters in list(all_waiters):
+        waiters.restart_after_fork()
+    for answer in list(pending_runs):
+        answer.end()  # The native module raises an error then.
+
+
+os.register_at_fork(after_in_child=restart_after_fork)

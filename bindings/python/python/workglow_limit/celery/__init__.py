@@ -1,4 +1,4 @@
-"""Celery tasks with limits that hold across all workers, processes and languages.
+"""Limits for Celery tasks that hold across all workers, processes and languages.
 
 from workglow_limit.celery import install
 

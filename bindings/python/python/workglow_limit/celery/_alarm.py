@@ -1,4 +1,4 @@
-"""One function that is called at its time: in the worker's event loop where it has one, else in a thread."""
+"""Timed calls of one function: in the worker's event loop if it has one, otherwise in a thread."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from ._celery import get_logger
 
 logger: Any = get_logger(__name__)
 
-#: Does what is due, and returns in how many seconds there is more to do, or None.
+#: Does the work that is due. Returns the seconds until more is due, or None.
 Function = Callable[[], float | None]
 
 
 class Alarm(Protocol):
     def wake(self) -> None:
-        """Call the function as soon as possible. From any thread."""
+        """Calls the function as soon as possible. From any thread."""
 
     def close(self) -> None: ...
 
@@ -25,12 +25,12 @@ def _guarded(function: Function) -> float | None:
     try:
         return function()
     except Exception:
-        logger.exception("limits: looking again in a second")
+        logger.exception("limits: the next attempt is in 1 s")
         return 1.0
 
 
 class LoopAlarm:
-    """For workers with an event loop, where everything happens in one thread."""
+    """The alarm of workers with an event loop, which run everything in one thread."""
 
     def __init__(self, hub: Any, function: Function) -> None:
         self._hub, self._function = hub, function
@@ -43,7 +43,7 @@ class LoopAlarm:
             self._soon = True
             self._hub.call_soon(self._run_soon)
             if threading.get_ident() == self._thread:
-                # What is called soon from within such a call is called after the next event, timers are before it.
+                # From within a call, call_soon runs only after the next event. A timer runs before it.
                 self._hub.call_later(0, self._run_soon)
 
     def _run_soon(self) -> None:
@@ -64,8 +64,8 @@ class LoopAlarm:
 
 
 class ThreadAlarm:
-    """For workers without one. Celery's own timer thread may be late by a second: it does not wake up for what is
-    entered while it sleeps."""
+    """The alarm of workers without an event loop. Celery's own timer thread may be late by a second, because a new entry does not
+    wake it."""
 
     def __init__(self, function: Function) -> None:
         self._function = function

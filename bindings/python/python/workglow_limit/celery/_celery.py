@@ -1,4 +1,4 @@
-"""All that this package takes from Celery, which has no types, in one place."""
+"""All imports from Celery, which has no types, in one place."""
 
 from celery import bootsteps, signals  # type: ignore[import-untyped]
 from celery.exceptions import Ignore, ImproperlyConfigured  # type: ignore[import-untyped]
@@ -9,7 +9,7 @@ from kombu.serialization import registry
 
 try:
     from celery.utils.quorum_queues import detect_quorum_queues  # type: ignore[import-untyped]
-except ImportError:  # Before 5.5 Celery could not consume from them.
+except ImportError:  # Celery before 5.5 cannot consume from quorum queues.
 
     def detect_quorum_queues(app: object, driver_type: str) -> tuple[bool, str]:
         return False, ""

@@ -1,4 +1,4 @@
-"""Admission where the task runs, just before its body: whatever the consumer thought, this is what decides."""
+"""Admission where the task runs, just before its body. This decides, whatever the consumer expected."""
 
 from __future__ import annotations
 
@@ -15,24 +15,23 @@ from ._errors import Limited, SentBack
 from ._message import HEADER, Ticket, send_again
 from ._options import SHORT, TaskLimit
 
-#: There is no telling when a running job will end: a task that came in vain comes back after about this long.
-LATER = 0.5
+#: The average delay of a task that found a concurrency limit full, in seconds. The end of a running job cannot be predicted.
+RETRY = 0.5
 
-#: A task that no worker holds comes to its place by its ETA, which is so late at most, in seconds.
-LATE = 1.0
+#: The most that an ETA is late, in seconds. A task that no worker holds reaches its place by its ETA.
+LATENESS = 1.0
 
 _permit: ContextVar[Permit | None] = ContextVar("workglow_limit_permit", default=None)
 
 
 def current_permit() -> Permit | None:
-    """The permit of the task that is running here: to settle or renew it, or for its fence. None outside of a task that
-    has a limit."""
+    """Returns the permit of the running task, for settle, renew or fence. None outside a task that has a limit."""
     return _permit.get()
 
 
 def limited(task: Any, limit: TaskLimit) -> None:
-    """Puts the admission around the body of a task."""
-    # Inside of autoretry_for, which is to see Limited.
+    """Wraps the body of a task with its admission."""
+    # Inside autoretry_for, which should see Limited.
     name = "_orig_run" if hasattr(task, "_orig_run") else "run"
     body: Callable[..., Any] = getattr(task, name)
 
@@ -40,7 +39,7 @@ def limited(task: Any, limit: TaskLimit) -> None:
     def run(*args: Any, **kwargs: Any) -> Any:
         request = task.request
         if request.called_directly or request.get("workglow_admitted"):
-            return body(*args, **kwargs)  # A call of a function like any other.
+            return body(*args, **kwargs)  # A plain function call.
         permit = _admit(task, request, limit, (args, kwargs))
         request.workglow_admitted = True
         token = _permit.set(permit)
@@ -65,21 +64,21 @@ def _admit(task: Any, request: Any, limit: TaskLimit, arguments: tuple[tuple[Any
     if limit.on_limit == "wait" or request.is_eager:
         return limiter.acquire(key, weight, limit.timeout)
     window = limiter.window if task.app.conf.worker_disable_rate_limits else None
-    place = _first(limiter, (key, weight), ticket, None if window is None else min(LATE, window / 4))
+    place = _start_or_reserve(limiter, (key, weight), ticket, None if window is None else min(LATENESS, window / 4))
     deadline = time.monotonic() + SHORT
     while place is None or not place.started:
         wait = limiter.peek(key, weight).retry_after if place is None else place.wait
         if time.monotonic() + wait > deadline:
-            _hand_back(task, request, limit, place, wait, ticket)
+            _send_back(task, request, limit, place, wait, ticket)
         time.sleep(wait)
         place = limiter.try_acquire(key, weight) if place is None else limiter.present(place)
     return place
 
 
-def _first(limiter: Limiter, of: tuple[str | None, int], ticket: Ticket | None, grace: float | None) -> Permit | None:
-    """A start, or else a place; None where there is neither."""
+def _start_or_reserve(limiter: Limiter, of: tuple[str | None, int], ticket: Ticket | None, grace: float | None) -> Permit | None:
+    """Returns a start or a place, or None if there is neither."""
     if ticket is not None and ticket.place is not None:
-        with suppress(ForeignPermit, InvalidArgument):  # The limit was declared anew, or in another store.
+        with suppress(ForeignPermit, InvalidArgument):  # The limit was redeclared, or is in another store.
             return limiter.present(ticket.place)
     permit = limiter.try_acquire(*of)
     if permit is not None:
@@ -88,30 +87,30 @@ def _first(limiter: Limiter, of: tuple[str | None, int], ticket: Ticket | None, 
         place = limiter.reserve(*of, grace=grace)
     except Unsupported:
         return None
-    # There may be room since we asked.
+    # Units may have become free since try_acquire.
     return place and limiter.present(place)
 
 
-def _hand_back(
+def _send_back(
     task: Any, request: Any, limit: TaskLimit, place: Permit | None, wait: float, ticket: Ticket | None
 ) -> NoReturn:
-    """Sends the task back to its queue, and ends this run of it as if it had never been. First published, then gone: a
-    worker that dies in between leaves one too many, which then waits for a start of its own, and none too few."""
+    """Sends the task back to its queue and ends this run without a trace. It publishes first: if the worker dies in between, one
+    message too many remains, which waits for a start of its own, but no message is lost."""
     text = None
     if place is not None:
         try:
             text = place.to_text()
         except Unsupported:
             place.cancel()
-    if wait < SHORT:  # Looked for a free slot until now.
-        wait = LATER * (0.5 + random.random())
+    if wait < SHORT:  # No free unit was found until now.
+        wait = RETRY * (0.5 + random.random())
     times, formats = (ticket.times, ticket.formats) if ticket else (0, {})
     send_again(task, request, Ticket(text, time.time() + wait, times + 1, formats))
     raise SentBack(limit.limiter.name, wait)
 
 
 def _take_ticket(request: Any) -> Ticket | None:
-    """A place starts once: what the task sends from now on, such as a retry, must not carry it."""
+    """Removes and returns the ticket. A place starts once, so later messages of the task, such as a retry, must not carry it."""
     header = request.__dict__.pop(HEADER, None)
     if request.headers:
         request.headers.pop(HEADER, None)

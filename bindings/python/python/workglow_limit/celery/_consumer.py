@@ -1,7 +1,7 @@
-"""The waiting room of a worker: tasks that cannot start yet are held here while others pass them by. Who is next, and when,
-is for the core's lines to say.
+"""The waiting room of a worker. It holds tasks that cannot start yet, while the worker runs others. The core's lines decide which
+task is next, and when.
 
-All of it happens in one thread, the alarm's. Others only append to `_arrived` and `_news`, and ring it.
+Everything runs in the alarm's thread. Other threads only append to `_arrived` and `_news`, and wake the alarm.
 """
 
 from __future__ import annotations
@@ -21,37 +21,37 @@ from ._celery import get_logger, state
 from ._errors import SentBack
 from ._message import HEADER, Ticket, formats, patience, send_back
 from ._options import TaskLimit
-from ._window import Window
+from ._prefetch import PrefetchWindow
 
 logger: Any = get_logger(__name__)
 
-#: How often to look for tasks that were revoked or have expired, in seconds.
+#: The interval between checks for revoked and expired tasks, in seconds.
 SWEEP = 1.0
 
-#: So many leave in one go: each of them is a message.
+#: The most tasks that leave in one pass. Each of them sends a message.
 AT_ONCE = 20
 
-#: So long a worker sees to its tasks at a time, in seconds: then others have their turn.
+#: The longest pass over the tasks of a worker, in seconds. Then the worker does other work.
 TURN = 0.02
 
-#: Brokers to which the smallest priority is the first; to all others it is the largest.
+#: Brokers that deliver the smallest priority first. All others deliver the largest first.
 SMALLEST_FIRST = ("redis",)
 
-#: No timer rings sooner than this, in seconds: what is due meanwhile is done in one go.
+#: The shortest timer, in seconds. Work that becomes due within it is done in one pass.
 SOON = 0.001
 
 
-class Held:
+class HeldTask:
     """A task in the waiting room."""
 
-    __slots__ = "extra", "key", "limit", "request", "since", "times", "told", "weight"
+    __slots__ = "extra", "is_announced", "key", "limit", "request", "since", "times", "weight"
 
     def __init__(self, request: Any, limit: TaskLimit, key: str | None, weight: int, extra: bool) -> None:
         self.request, self.limit, self.key, self.weight = request, limit, key, weight
         self.since = time.monotonic()
-        self.extra = extra  # Whether the worker fetches one more because this one is here.
-        self.times = 0  # So often its message was sent back.
-        self.told = False  # Monitors know that it is held.
+        self.extra = extra  # Whether the worker fetches one more message because this one waits here.
+        self.times = 0  # How often its message was sent back.
+        self.is_announced = False  # Whether monitors know that it is held.
 
     def __str__(self) -> str:
         key = "" if self.key is None else f" (key {self.key!r})"
@@ -59,21 +59,21 @@ class Held:
 
     @property
     def is_gone(self) -> bool:
-        """Whether it was revoked or has expired. What is only known by a stamp is found when it goes to the pool."""
+        """Whether it was revoked or has expired. Revocation by a stamp is found when the task goes to the pool."""
         request = self.request
         return request.id in state.revoked or bool(request.expires) and request.expires.timestamp() < time.time()
 
-    def tell(self, action: str, wait: float) -> None:
-        """The event for monitors."""
+    def send_event(self, action: str, wait: float) -> None:
+        """Sends the event for monitors."""
         limit = self.limit.limiter.name
         self.request.send_event("task-limited", limit=limit, key=self.key, wait=wait or None, action=action)
 
 
-#: Who is told what: see `Pool.advance`.
-Told = tuple[Pool, int, str, str | None, float]
+#: A pool, the number of a waiter in it, and its instruction: see `Pool.advance`.
+Instruction = tuple[Pool, int, str, str | None, float]
 
 
-class Room:
+class WaitingRoom:
     """The waiting room of one consumer."""
 
     def __init__(self, consumer: Any, most: int) -> None:
@@ -83,23 +83,23 @@ class Room:
         self._arrived: deque[tuple[Any, TaskLimit, bool]] = deque()
         self._news: deque[Callable[[], None]] = deque()
         self._pools: dict[tuple[Limiter, float | None], Pool] = {}
-        self._held: dict[tuple[Pool, int], Held] = {}
+        self._held: dict[tuple[Pool, int], HeldTask] = {}
         self._running: dict[tuple[Pool, int], Any] = {}  # Requests that went to the pool and have not ended.
-        self._told: deque[Told] = deque()
-        self._stuck: list[Held] = []  # They could not be sent back.
+        self._instructions: deque[Instruction] = deque()
+        self._stuck: list[HeldTask] = []  # Could not be sent back.
         self._extra = 0
-        self._waits: deque[Held] = deque()  # For them the worker would fetch one more each, if it held less.
+        self._waits: deque[HeldTask] = deque()  # The worker fetches one more message for each, as soon as it holds fewer tasks.
         self._swept = 0.0
         self._lock = threading.Lock()
         self._alarm: Alarm | None = None
 
-    # ---- what others call ----
+    # ---- called from other threads ----
 
     def start(self) -> None:
         hub = self._consumer.hub
         self._is_smallest_first = self._consumer.connection.transport.driver_type in SMALLEST_FIRST
-        if Window.is_needed(self._consumer):
-            Window(self._consumer)
+        if PrefetchWindow.is_needed(self._consumer):
+            PrefetchWindow(self._consumer)
         self._alarm = LoopAlarm(hub, self._tick_in_loop) if hub else ThreadAlarm(self._tick)
         self._alarm.wake()
 
@@ -110,23 +110,23 @@ class Room:
         self.clear()
 
     def clear(self) -> None:
-        """Gives all places back and forgets all tasks: their messages were not acknowledged, so the broker has them."""
+        """Returns all places and drops all tasks. Their messages were not acknowledged, so the broker has them."""
         with self._lock:
             for pool in self._pools.values():
                 pool.clear()
-            for pool, number, _, place, _ in self._told:
-                self._give_back(self._held[pool, number], place)
+            for pool, number, _, place, _ in self._instructions:
+                self._return_place(self._held[pool, number], place)
             for pool, number in [of for of, request in self._running.items() if request not in state.active_requests]:
-                self._end(pool, number)  # Of these the pool may not hear any more.
+                self._end(pool, number)  # The pool may not report their end any more.
             self._arrived.clear()
             self._held.clear()
-            self._told.clear()
+            self._instructions.clear()
             self._stuck.clear()
             self._waits.clear()
             self._extra = 0
 
     def add(self, request: Any, limit: TaskLimit) -> None:
-        # A worker without an event loop that has fetched all that it may takes seconds to see that it may fetch more.
+        # A worker without an event loop takes seconds to notice that it may fetch more messages, so raise its count now.
         extra = self._consumer.hub is None and self._extra + len(self._arrived) < self._most
         if extra:
             self._consumer.qos.increment_eventually()
@@ -134,18 +134,18 @@ class Room:
         self._wake()
 
     def renew(self, name: str) -> None:
-        """The limit of this name has another policy: places that were taken under the old one are taken anew."""
-        self._tell_us(partial(self._renew, name))
+        """Takes new places after a policy change of the limit of this name."""
+        self._post(partial(self._renew, name))
 
     def waiting(self) -> dict[str, dict[str, int]]:
-        """How many tasks wait here, by limit and key."""
+        """Returns the number of waiting tasks by limit and key."""
         counts: dict[str, Counter[str]] = {}
         with self._lock:
             for (limiter, _), pool in self._pools.items():
                 counts.setdefault(limiter.name, Counter()).update(pool.waiting())
         return {name: dict(of) for name, of in counts.items() if of}
 
-    def _tell_us(self, news: Callable[[], None]) -> None:
+    def _post(self, news: Callable[[], None]) -> None:
         self._news.append(news)
         self._wake()
 
@@ -153,19 +153,19 @@ class Room:
         if self._alarm is not None:
             self._alarm.wake()
 
-    # ---- what the alarm calls ----
+    # ---- called by the alarm ----
 
     def _tick_in_loop(self) -> float | None:
         wait = self._tick()
         qos = self._consumer.qos
         if self._alarm is not None and qos.prev != qos.value:
-            qos.update()  # The loop itself does it only after its next event.
-        return SOON if self._arrived else wait  # What came while the broker was asked.
+            qos.update()  # The loop itself would do it only after its next event.
+        return SOON if self._arrived else wait  # Tasks may have arrived while the broker was called.
 
     def _tick(self) -> float | None:
         with self._lock:
             if self._alarm is None:
-                return None  # It rang before it was stopped.
+                return None  # The alarm rang just before it was stopped.
             end = time.monotonic() + TURN
             while self._news:
                 self._news.popleft()()
@@ -174,67 +174,67 @@ class Room:
             wait = self._sweep()
             for of, pool in list(self._pools.items()):
                 workers = max(1, int(self._consumer.pool.num_processes or 1))
-                told, again = pool.advance(workers, max(0, workers - len(self._running)))
-                for number, turn, place, after in told:
+                instructions, again = pool.advance(workers, max(0, workers - len(self._running)))
+                for number, turn, place, after in instructions:
                     if turn == "go":
                         self._running[pool, number] = self._held[pool, number].request
-                    self._told.append((pool, number, turn, place, after))
+                    self._instructions.append((pool, number, turn, place, after))
                 if again is not None:
                     wait = min(again, wait)
-                if told:
-                    self._pools[of] = self._pools.pop(of)  # The others come first next time.
-            while self._told:
+                if instructions:
+                    self._pools[of] = self._pools.pop(of)  # The other pools come first in the next pass.
+            while self._instructions:
                 if time.monotonic() > end:
                     return 0.0
-                self._do(*self._told.popleft())
+                self._do(*self._instructions.popleft())
             return max(wait, SOON) if self._held or self._stuck else None
 
     def _seat(self, request: Any, limit: TaskLimit, extra: bool) -> None:
         try:
             arguments = request.args, request.kwargs
-            held = Held(request, limit, limit.key(arguments), limit.weight(arguments), extra)
+            held = HeldTask(request, limit, limit.key(arguments), limit.weight(arguments), extra)
             ticket = Ticket.of(request.request_dict.get(HEADER))
             place = None
             if ticket is not None:
-                # One with a place said that it waits when it was sent back.
-                held.times, held.told, place = ticket.times, ticket.place is not None, ticket.place
-                # A message that comes a second time may have used its place the first time.
+                # A task with a place was announced when it was sent back.
+                held.times, held.is_announced, place = ticket.times, ticket.place is not None, ticket.place
+                # A redelivered message may already have used its place.
                 if request.delivery_info.get("redelivered"):
-                    self._give_back(held, place)
+                    self._return_place(held, place)
                     place = None
             self._join(held, place)
             self._extra += extra
         except Exception:
-            # What is wrong is said by the task, when it runs into it.
+            # The task raises this error when it runs.
             logger.debug("limit of %s", request, exc_info=True)
             if extra:
                 self._consumer.qos.decrement_eventually()
             self._consumer._limit_move_to_pool(request)
 
-    def _join(self, held: Held, place: str | None) -> None:
+    def _join(self, held: HeldTask, place: str | None) -> None:
         limit = held.limit
         pool = self._pools.get((limit.limiter, limit.grace))
         if pool is None:
             pool = self._pools[limit.limiter, limit.grace] = Pool(limit.limiter, limit.grace)
-        # Ahead of its equals that were never sent back, or it might be overtaken again and again.
+        # A task that was sent back goes ahead of its equals, or it might be overtaken again and again.
         priority = 2 * self._rank(held.request) - bool(held.times)
-        # The old protocol keeps what we would change in the body, so its messages stay.
+        # Messages of the old protocol hold the ETA in their body, so they cannot be sent back.
         hold = limit.longest if "task" in held.request.message.headers else None
         self._held[pool, pool.join(held.key, held.weight, priority, hold, place)] = held
 
     def _rank(self, request: Any) -> int:
-        """The priority of a message as lines have it: the smallest is first."""
+        """Returns the priority of a message for the line, where the smallest is first."""
         priority = (request.delivery_info or {}).get("priority") or 0
         return int(priority) if self._is_smallest_first else -int(priority)
 
     def _renew(self, name: str) -> None:
         for (limiter, _), pool in self._pools.items():
-            if f"{name}/".startswith(f"{limiter.name}/"):  # It, or a part of it.
+            if f"{name}/".startswith(f"{limiter.name}/"):  # The limit or a part of it.
                 pool.renew()
 
     def _sweep(self) -> float:
-        """Lets those leave who were revoked or have expired, and those whom the broker would soon take for lost. Returns
-        when to do it again."""
+        """Removes revoked and expired tasks, and sends back tasks that the broker would soon redeliver. Returns the seconds until the
+        next sweep."""
         now = time.monotonic()
         if now - self._swept < SWEEP:
             return self._swept + SWEEP - now
@@ -242,14 +242,14 @@ class Room:
         for held in stuck:
             self._join(held, None)
         oldest = now - self._patience
-        told = {(pool, number) for pool, number, *_ in self._told}
-        due = (of for of, held in self._held.items() if (held.is_gone or held.since < oldest) and of not in told)
+        instructed = {(pool, number) for pool, number, *_ in self._instructions}
+        due = (of for of, held in self._held.items() if (held.is_gone or held.since < oldest) and of not in instructed)
         leaving = list(islice(due, AT_ONCE))
         for pool, number in leaving:
             held = self._held.pop((pool, number))
             if held.is_gone:
                 pool.leave(number)
-                held.request.revoked()  # Says so, and acknowledges.
+                held.request.revoked()  # Reports and acknowledges it.
                 self._left(held)
             else:
                 self._send_back(held, *pool.take_along(number))
@@ -266,19 +266,19 @@ class Room:
                 self._send_back(self._held.pop((pool, number)), place, wait)
             else:
                 self._go(pool, number, place)
-        except Exception:  # A result backend that is gone, say: the others go on.
+        except Exception:  # For example, the result backend is unreachable. The other tasks continue.
             logger.exception("limits: a task could not leave")
             self._end(pool, number)
 
-    def _wait(self, held: Held, wait: float) -> None:
-        """It waits for its limit, and does not keep the worker from fetching others, as far as its memory goes. Those who
-        only wait for the pool do, as always in Celery: they are for other workers to fetch."""
+    def _wait(self, held: HeldTask, wait: float) -> None:
+        """Notes that a task waits for its limit, and fetches another message for it, up to the most held tasks. A task that only waits
+        for the pool counts against the prefetch count, as always in Celery, so that other workers fetch the next messages."""
         if not held.extra:
             self._waits.append(held)
             self._fetch_past()
-        if not held.told:
-            held.told = True
-            held.tell("held", wait)
+        if not held.is_announced:
+            held.is_announced = True
+            held.send_event("held", wait)
             logger.info("%s waits%s", held, f" for {wait:.3g} s" if wait else "")
 
     def _fetch_past(self) -> None:
@@ -288,7 +288,7 @@ class Room:
             self._extra += 1
             self._consumer.qos.increment_eventually()
 
-    def _left(self, held: Held) -> None:
+    def _left(self, held: HeldTask) -> None:
         if held.extra:
             held.extra = False
             self._extra -= 1
@@ -298,57 +298,58 @@ class Room:
             self._waits.remove(held)
 
     def _go(self, pool: Pool, number: int, place: str | None) -> None:
-        """To the pool of processes: the place is the child's now."""
+        """Sends a task to the pool. Its place then belongs to the child."""
         held = self._held.pop((pool, number))
         request = held.request
         self._left(held)
         if request.revoked():
-            self._give_back(held, place)
+            self._return_place(held, place)
             self._end(pool, number)
             return
         request.request_dict[HEADER] = Ticket(place, time.time(), held.times, formats(request.message)).header()
         arrived, ended = partial(pool.arrive, number), partial(self._end, pool, number)
-        watch(request, partial(self._news.append, arrived), partial(self._tell_us, ended), held.tell)
+        watch(request, partial(self._news.append, arrived), partial(self._post, ended), held.send_event)
         self._consumer._limit_move_to_pool(request)
 
     def _end(self, pool: Pool, number: int) -> None:
         if self._running.pop((pool, number), None) is not None:
             pool.end(number)
 
-    def _send_back(self, held: Held, place: str | None, wait: float) -> None:
-        """To its queue, with its place. First published, then acknowledged: dying in between makes one too many."""
+    def _send_back(self, held: HeldTask, place: str | None, wait: float) -> None:
+        """Sends a task back to its queue with its place. It publishes first and acknowledges afterwards: if the worker dies in between,
+        one message too many remains."""
         request = held.request
         try:
             send_back(self._consumer.app, request, Ticket(place, time.time() + wait, held.times + 1))
         except Exception:
-            logger.warning("%s could not be sent back, and stays", request, exc_info=True)
-            self._give_back(held, place)
+            logger.warning("%s could not be sent back to its queue, and remains here", request, exc_info=True)
+            self._return_place(held, place)
             self._stuck.append(held)
             return
-        held.tell("republished", wait)
+        held.send_event("republished", wait)
         logger.info("%s goes back to its queue%s", held, f" for {wait:.3g} s" if wait else "")
         request.acknowledge()
         state.task_ready(request)
         self._left(held)
 
     @staticmethod
-    def _give_back(held: Held, place: str | None) -> None:
-        """A place is free again, unless somebody has started with it."""
+    def _return_place(held: HeldTask, place: str | None) -> None:
+        """Returns a place, unless a job has started with it."""
         if place is not None:
             try:
                 held.limit.limiter.place(place).cancel()
             except LimitError:
-                logger.debug("%r of %s could not be given back", place, held.request, exc_info=True)
+                logger.debug("place %r of %s could not be returned", place, held.request, exc_info=True)
 
 
 def watch(
-    request: Any, accepted: Callable[[], None], ended: Callable[[], None], tell: Callable[[str, float], None]
+    request: Any, accepted: Callable[[], None], ended: Callable[[], None], send_event: Callable[[str, float], None]
 ) -> None:
-    """Calls a function when a child takes a request, and one when the pool is done with it or will not begin. Monitors,
-    which have heard by then that the task has started, are told if the child sent it back.
+    """Calls `accepted` when a child takes a request, and `ended` when the pool has finished or will not begin it. If the child sent the
+    task back, monitors get an event: they have already seen that the task started.
 
-    Celery makes a class of requests for each task whose on_success does not call its base's, so that only the request
-    itself is left to say it.
+    The methods of the request itself are replaced, because Celery makes a request class per task whose on_success does not call its
+    base's.
     """
 
     def after(name: str, is_end: Callable[[Any, tuple[Any, ...]], bool]) -> None:
@@ -368,7 +369,7 @@ def watch(
 
     def failed(_result: Any, args: tuple[Any, ...]) -> bool:
         if args and isinstance(back := args[0].exception, SentBack):
-            tell("republished", back.wait)
+            send_event("republished", back.wait)
         return True
 
     on_accepted = request.on_accepted
@@ -380,5 +381,5 @@ def watch(
     request.on_accepted = call_accepted
     after("on_success", lambda _result, _args: True)
     after("on_failure", failed)
-    after("on_timeout", lambda _result, args: not args[0])  # A soft one goes on.
+    after("on_timeout", lambda _result, args: not args[0])  # The task continues after a soft timeout.
     after("revoked", lambda result, _args: bool(result))

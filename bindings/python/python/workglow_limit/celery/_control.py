@@ -1,6 +1,6 @@
-"""Remote control: limits are changed, paused and shown while workers run, as by `celery -A proj control limit_set …`.
+"""Remote control: commands that change, pause and show limits while workers run, such as `celery -A proj control limit_set …`.
 
-Every worker that hears a command obeys it. That does no harm: they write the same into the same store.
+Every worker that receives a command executes it. That is harmless, as all write the same to the same store.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ def _limits(state: Any) -> Any:
     return getattr(state.app, "limits", None)
 
 
-def _reply(state: Any, name: str, done: str, call: Any) -> dict[str, str]:
-    limits, room = _limits(state), getattr(state.consumer, "limit_room", None)
+def _reply(state: Any, name: str, result: str, call: Any) -> dict[str, str]:
+    limits, room = _limits(state), getattr(state.consumer, "limit_waiting_room", None)
     if limits is None:
         return {"error": "this worker's app has no limits: install(app, …)"}
     try:
@@ -26,7 +26,7 @@ def _reply(state: Any, name: str, done: str, call: Any) -> dict[str, str]:
         return {"error": str(error)}
     if room is not None:
         room.renew(name)
-    return {"ok": f"limit {name} {done}"}
+    return {"ok": f"limit {name} {result}"}
 
 
 def _of(key: str | None) -> str:
@@ -37,13 +37,13 @@ def _of(key: str | None) -> str:
     args=[("name", str), ("policy", str), ("key", str)], signature="<name> <policy> [key]"
 )
 def limit_set(state: Any, name: str, policy: str, key: str | None = None, **_options: Any) -> dict[str, str]:
-    """Give a limit, or one of its keys, another policy, until limit_lift."""
+    """Override the policy of a limit, or of one of its keys, until limit_lift."""
     return _reply(state, name, f"is {policy}{_of(key)}", lambda limits: limits.store.override(name, policy, key))
 
 
 @control_command(args=[("name", str), ("key", str)], signature="<name> [key]")  # type: ignore[untyped-decorator]
 def limit_lift(state: Any, name: str, key: str | None = None, **_options: Any) -> dict[str, str]:
-    """Give a limit the policy again that its code declares, or one of its keys the limit's."""
+    """Restore the policy that a limit's code declares, or of one of its keys the limit's."""
     return _reply(state, name, f"is as declared{_of(key)}", lambda limits: limits.store.lift(name, key))
 
 
@@ -51,7 +51,7 @@ def limit_lift(state: Any, name: str, key: str | None = None, **_options: Any) -
     args=[("name", str), ("seconds", float), ("key", str)], signature="<name> <seconds> [key]"
 )
 def limit_pause(state: Any, name: str, seconds: float, key: str | None = None, **_options: Any) -> dict[str, str]:
-    """Let nobody start for so many seconds: of one key, or of all."""
+    """Stop all starts of a limit, or of one of its keys, for some seconds."""
     return _reply(state, name, f"pauses for {seconds} s", lambda limits: limits.named(name).pause(seconds, key))
 
 
@@ -70,9 +70,9 @@ def rate_limit_of_celery(state: Any, task_name: str, rate_limit: str, **options:
 
 @inspect_command()  # type: ignore[untyped-decorator]
 def limits(state: Any, **_options: Any) -> dict[str, Any]:
-    """The limits of a worker's tasks, and how many tasks wait here, by key."""
+    """The limits of a worker's tasks, and the number of tasks that wait here, by key."""
     installed = _limits(state)
     if installed is None:
         return {}
-    room = getattr(state.consumer, "limit_room", None)
+    room = getattr(state.consumer, "limit_waiting_room", None)
     return dict(installed.report(room.waiting() if room else {}))

@@ -1,4 +1,4 @@
-"""What a task sees of its limit when it is not admitted."""
+"""Exceptions of tasks that are not admitted."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from ._celery import Ignore
 
 
 class Limited(Exception):
-    """There was no room, and the task's `on_limit` is "raise". Nothing is held."""
+    """The limit denied the start, and the task's `on_limit` is "raise". The task holds nothing."""
 
     def __init__(self, limit: str, key: str | None, retry_after: float) -> None:
-        super().__init__(limit, key, retry_after)  # What it is rebuilt from in another process.
-        #: The limit that said no.
+        super().__init__(limit, key, retry_after)  # Pickle rebuilds it from these.
+        #: The limit that denied the start.
         self.limit = limit
-        #: The key that was asked for.
+        #: The key of the task.
         self.key = key
-        #: After this long there may be room, in seconds.
+        #: The seconds after which a retry may succeed.
         self.retry_after = retry_after
 
     def __str__(self) -> str:
@@ -23,7 +23,7 @@ class Limited(Exception):
 
 
 class SentBack(Ignore):  # type: ignore[misc]
-    """How a run ends whose task the child has sent back to its queue."""
+    """Ends a run whose task the child has sent back to its queue."""
 
     def __init__(self, limit: str, wait: float) -> None:
         super().__init__(limit, wait)

@@ -1,4 +1,4 @@
-"""The limits of one Celery app: which task has which, and where Celery is told about them."""
+"""The limits of one Celery app: the limit of each task, and the hooks into Celery."""
 
 from __future__ import annotations
 
@@ -11,18 +11,17 @@ from typing import Any
 from .. import Limiter, LimitError, Store
 from .._derived import refuse
 from ._celery import ImproperlyConfigured, bootsteps, signals
-from . import _control as _control  # Celery knows the commands from now on.
+from . import _control as _control  # Registers the commands with Celery.
 from ._child import limited
-from ._consumer import Room
+from ._consumer import WaitingRoom
 from ._options import DEFAULTS, TaskLimit
 
-
-#: A worker fetches others past so many of its limited tasks, which it holds. About 4 KB each.
+#: The default of worker_limit_held: the most limited tasks that a worker holds while it fetches others. About 4 KB each.
 MOST_HELD = 10_000
 
 
 class Limits:
-    """The limits of one app. Made by `install`."""
+    """The limits of one app, made by `install`."""
 
     def __init__(self, app: Any, store: Store | str | None) -> None:
         self.app = app
@@ -37,7 +36,7 @@ class Limits:
             url = self.app.conf.get("task_limit_store")
             if url is None:
                 raise ImproperlyConfigured(
-                    "the limits have no store: install(app, 'sqlite:limits.db'), or the setting task_limit_store"
+                    "the limits have no store: call install(app, 'sqlite:limits.db'), or set task_limit_store"
                 )
             self._store = Store(url) if isinstance(url, str) else url
         return self._store
@@ -52,20 +51,20 @@ class Limits:
     # ---- tasks ----
 
     def prepare(self, task: Any) -> None:
-        """Reads the options of a task, and puts its limit around its body. Once for each task."""
+        """Reads the options of a task and wraps its body with its limit. Once per task."""
         if self.tasks.get(task.name) is not None or task.name.startswith("celery."):
             return
         options = {name: self._option(task, name) for name in DEFAULTS}
         if options["limit"] is None and options["limit_name"] is None:
             given = [name for name in DEFAULTS if _own(task, name) is not None]
             if given:
-                raise refuse(f"limit of task {task.name}", None, f"a policy or a limiter, as there is {given[0]}")
+                raise refuse(f"limit of task {task.name}", None, f"a policy or a limiter, because {given[0]} is given")
             return
         if task.rate_limit and task.rate_limit != self.app.conf.task_default_rate_limit:
             raise refuse(
                 f"rate_limit of task {task.name}",
                 task.rate_limit,
-                "none beside limit: several policies are one, as '10/1s + 100/1m'",
+                "none with limit: combine policies in it, such as '10/1s + 100/1m'",
             )
         body = getattr(task, "_orig_run", task.run)
         limiter = self._limiter(task.name, options["limit"], options["limit_name"])
@@ -82,7 +81,7 @@ class Limits:
     def _limiter(self, task: str, limit: object, name: object) -> Callable[[], Limiter]:
         if isinstance(limit, Limiter):
             if name is not None:
-                raise refuse(f"limit_name of task {task}", name, "none beside a limiter, which has a name")
+                raise refuse(f"limit_name of task {task}", name, "none with a limiter, which has a name")
             self._limiters.setdefault(limit.name, limit)
             return lambda: limit
         if name is None:
@@ -93,24 +92,24 @@ class Limits:
             raise refuse(f"limit of task {task}", limit, "a policy such as '100/1m + 5 concurrent', or a limiter")
         known = self._policies.setdefault(name, limit)
         if limit is not None and known is not None and limit != known:
-            raise refuse(f"limit of task {task}", limit, f"{known!r}, as limit {name!r} is declared already")
+            raise refuse(f"limit of task {task}", limit, f"{known!r}, because limit {name!r} is already declared")
         if limit is not None:
             self._policies[name] = limit
             self._limiters[name] = self.store.limiter(name, limit)  # Its first use opens the store.
         return partial(self.named, name)
 
     def named(self, name: str) -> Limiter:
-        """The limit of this name, whoever declared it. One object for all tasks, which so wait in one line."""
+        """Returns the limiter of this name, from whichever program declared it. All tasks share the object, and so one line."""
         if name not in self._limiters:
             self._limiters[name] = self.store.limiter(name)
         return self._limiters[name]
 
     # ---- workers ----
 
-    def room(self, consumer: Any) -> Room:
-        """The waiting room of a worker's consumer, which Celery starts and stops, and fills as if it were its own."""
+    def room(self, consumer: Any) -> WaitingRoom:
+        """Makes the waiting room of a worker's consumer. Celery starts, fills and stops it like its own token buckets."""
         self.open(consumer.pool)
-        room = consumer.limit_room = Room(consumer, self.most_held)
+        room = consumer.limit_waiting_room = WaitingRoom(consumer, self.most_held)
         held = {name: limit for name, limit in self.tasks.items() if limit.on_limit in ("hold", "retry")}
         buckets = {name: _Bucket(room, limit) for name, limit in held.items()}
         bucket_for_task = consumer.bucket_for_task
@@ -123,20 +122,20 @@ class Limits:
         return room
 
     def open(self, pool: Any) -> None:
-        """Opens the store and asks each limit once: what is wrong is said before the first task."""
+        """Opens the store and peeks at each limit once, so that errors appear before the first task."""
         for limit in self.tasks.values():
             limit.limiter.peek(weight=limit.fixed_weight or 1)
         if self.tasks and self.store.url == "memory:" and "prefork" in type(pool).__module__:
             raise refuse("store", self.store.url, "one that processes share, such as sqlite:limits.db, or another pool")
 
     def flush(self) -> None:
-        """Tells what was counted last."""
+        """Publishes the latest counts."""
         if self._store is not None:
             with suppress(LimitError):
                 self._store.flush()
 
     def report(self, waiting: dict[str, dict[str, int]]) -> dict[str, Any]:
-        """What a worker tells about its limits."""
+        """Returns the worker's report about its limits."""
         tasks: dict[str, list[str]] = {}
         for task, limit in self.tasks.items():
             tasks.setdefault(limit.limiter.name, []).append(task)
@@ -147,7 +146,7 @@ class Limits:
 
 
 def _own(task: Any, name: str) -> Any:
-    """What a task's class says: its functions are no methods."""
+    """Returns an option from a task's class. Functions are not bound as methods."""
     for base in type(task).__mro__:
         if name in vars(base):
             value = vars(base)[name]
@@ -156,26 +155,26 @@ def _own(task: Any, name: str) -> Any:
 
 
 class _Bucket:
-    """What Celery takes for the token bucket of a task. Adding a task is all that there is to do."""
+    """Stands in for Celery's token bucket of a task. Celery only ever adds tasks to it."""
 
-    def __init__(self, room: Room, limit: TaskLimit) -> None:
+    def __init__(self, room: WaitingRoom, limit: TaskLimit) -> None:
         self._room, self._limit = room, limit
 
     def add(self, item: tuple[Any, int]) -> None:
         self._room.add(item[0], self._limit)
 
     def pop(self) -> tuple[Any, int]:
-        raise IndexError  # There is none that Celery could start.
+        raise IndexError  # Celery finds no task to start.
 
     def clear_pending(self) -> None:
         self._room.clear()
 
 
 def install(app: Any, store: Store | str | None = None) -> None:
-    """Gives the tasks of a Celery app limits, which live in a store: a URL, a Store, or None for the setting
-    `task_limit_store`. Before or after the tasks are declared."""
+    """Adds limits to the tasks of a Celery app. store is a URL, a Store, or None for the setting `task_limit_store`. May be called
+    before or after the tasks are declared."""
     if getattr(app, "limits", None) is not None:
-        raise ImproperlyConfigured(f"{app!r} has limits already: install them once")
+        raise ImproperlyConfigured(f"{app!r} already has limits: call install once")
     limits = app.limits = Limits(app, store)
 
     task_from_fun, register_task = app._task_from_fun, app.register_task
@@ -197,7 +196,7 @@ def install(app: Any, store: Store | str | None = None) -> None:
     def leave(**_signal: Any) -> None:
         limits.flush()
 
-    # Children of prefork end without Python's own functions for that.
+    # Children of prefork end without Python's atexit functions.
     signals.worker_process_shutdown.connect(leave, weak=False)
     app._task_from_fun, app.register_task = from_function, register
     if app.finalized:

@@ -1,4 +1,4 @@
-"""Sending a message back to its queue, with the place that its task has got."""
+"""Messages that go back to their queue with the place of their task."""
 
 from __future__ import annotations
 
@@ -9,23 +9,22 @@ from typing import Any
 
 from ._celery import serializers
 
-#: The header that carries a place: what Celery does not know it hands on, from the message to the pool and back.
+#: The header that carries a place. Celery passes on unknown headers, from the message to the pool and back.
 HEADER = "workglow_limit"
 
-#: A message comes back this long before its place: a timer of Celery may be late by as much as a second.
+#: The lead of a message before its place, in seconds. A timer of Celery may be late by up to a second.
 EARLY = 2.0
 
 _PROPERTIES = ("correlation_id", "reply_to", "priority", "delivery_mode", "message_id", "type", "app_id")
 
-#: What RabbitMQ notes in the headers of a message that it has delayed. It drops a message that seems to go round for ever, and
-#: one that is sent again is not to look like that.
+#: The headers in which RabbitMQ records that it has delayed a message. It drops a message that seems to circulate for ever, so a
+#: message that is sent again must not have them.
 _HISTORY = ("x-death", "x-first-death-", "x-last-death-")
 
 
 class Ticket:
-    """A start in the future, as it travels with its message: the place's text if it has one, when it is ready, in Unix
-    seconds, so that any machine can tell, how often the message was sent back, and on its way to a child also the message's
-    formats."""
+    """A future start that travels with its message: the text of the place if there is one, the Unix time when it is ready (valid on
+    any machine), the number of times that the message was sent back, and on the way to a child also the message's formats."""
 
     __slots__ = ("formats", "place", "ready", "times")
 
@@ -37,7 +36,7 @@ class Ticket:
 
     @classmethod
     def of(cls, header: Any) -> Ticket | None:
-        """What a message carries. Whatever else somebody put under our name is no ticket."""
+        """Reads the ticket of a message. Anything else under our header is ignored."""
         match header:
             case {"place": str() | None as place, "ready": float() as ready, "times": int() as times}:
                 formats = header.get("formats")
@@ -45,36 +44,35 @@ class Ticket:
         return None
 
     def eta(self, app: Any) -> datetime | None:
-        """When the message is wanted back; None: at once, because it is held wherever it arrives."""
+        """Returns the time at which the message should come back. None means at once, because any worker that gets it holds it."""
         now, lead = time.time(), 0.0 if app.conf.worker_disable_rate_limits else EARLY
         early = min(self.ready - lead, now + patience(app))
         return datetime.fromtimestamp(early, timezone.utc) if early > now + lead else None
 
 
 def patience(app: Any) -> float:
-    """How long a worker keeps a message that it has not acknowledged, in seconds: until its ETA, and as long again until its
-    turn.
+    """Returns how long a worker keeps an unacknowledged message, in seconds: once until its ETA, and once more until its turn.
 
-    Both together are less than what the broker waits before another worker gets it as well: half an hour with SQS and
-    RabbitMQ, if the app does not say.
+    Both together are shorter than the time after which the broker redelivers a message: half an hour with SQS and RabbitMQ, unless
+    the app sets it.
     """
     return float(app.conf.broker_transport_options.get("visibility_timeout", 1800)) / 3
 
 
 def formats(message: Any) -> dict[str, str]:
-    """How a message is written, in the words of Celery's calls: their caller may have chosen otherwise than the task."""
+    """Returns the formats of a message as options of Celery's calls. The caller may have chosen others than the task."""
     found = {"serializer": serializers.get(message.content_type), "compression": message.headers.get("compression")}
     return {name: of for name, of in found.items() if of is not None}
 
 
 def _own(headers: Mapping[str, Any]) -> dict[str, Any]:
-    """Those that are not the broker's."""
+    """Returns the headers without the broker's own."""
     return {name: value for name, value in headers.items() if not name.startswith(_HISTORY)}
 
 
 def send_back(app: Any, request: Any, ticket: Ticket) -> None:
-    """Publishes the message of a consumer's request again, the same but for its ticket and its ETA. The caller
-    acknowledges the original afterwards."""
+    """Publishes the message of a consumer's request again, with a new ticket and ETA. The caller acknowledges the original
+    afterwards."""
     message = request.message
     headers = _own(message.headers) | {HEADER: ticket.header()}
     headers.pop("compression", None)
@@ -99,7 +97,7 @@ def send_back(app: Any, request: Any, ticket: Ticket) -> None:
 
 
 def send_again(task: Any, request: Any, ticket: Ticket) -> None:
-    """The same from within a running task, which has its message only as Celery's own `retry` has it."""
+    """As `send_back`, from within a running task. It builds the message the way Celery's own `retry` does."""
     headers = _own(request.headers or {}) | {HEADER: Ticket(ticket.place, ticket.ready, ticket.times).header()}
     properties = request.properties or {}
     task.signature_from_request(

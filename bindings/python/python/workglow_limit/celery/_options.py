@@ -1,4 +1,4 @@
-"""What a task says about its limit, read and checked once, and what one call of the task makes of it."""
+"""The limit options of a task, read and checked once, and the key and weight of each call."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any, cast
 from .. import Limiter
 from .._derived import Derivation, refuse
 
-#: So short a wait is no reason to give up a child, or to send a message back, in seconds.
+#: The longest wait that a child sleeps instead of sending its task back, in seconds.
 SHORT = 0.05
 
 ACTIONS = ("hold", "retry", "wait", "raise")
 
-#: The options of a task, and what they are where neither the task nor the configuration says otherwise.
+#: The options of a task, and their defaults if neither the task nor the configuration sets them.
 DEFAULTS: dict[str, Any] = {
     "limit": None,
     "limit_name": None,
@@ -41,9 +41,9 @@ class TaskLimit:
         self.grace = _seconds("limit_grace", options["limit_grace"])
         self.timeout = _seconds("limit_timeout", options["limit_timeout"])
         derivation = Derivation(body, f"{{}} of task {task}")
-        #: Whose budget a call with these arguments is charged to. Raises what is wrong with it.
+        #: Returns the key of a call with these arguments. Raises an error if it is invalid.
         self.key = derivation.key("limit_key", options["limit_key"])
-        #: How many units a call with these arguments takes. Raises what is wrong with it.
+        #: Returns the weight of a call with these arguments. Raises an error if it is invalid.
         self.weight = derivation.weight("limit_weight", options["limit_weight"])
         #: The weight, if it does not depend on the call.
         self.fixed_weight = options["limit_weight"] if type(options["limit_weight"]) is int else None
@@ -54,7 +54,7 @@ class TaskLimit:
 
     @property
     def longest(self) -> float:
-        """The longest wait at the consumer, in seconds. What has to wait longer does so in its queue."""
+        """The longest wait in the consumer, in seconds. A task that has to wait longer goes back to its queue."""
         return SHORT if self.on_limit == "retry" else self.hold
 
 

@@ -1,6 +1,6 @@
-"""When those jobs come back that were sent away without a place: one after the other, as fast as the limit starts them.
+"""The return times of jobs that were sent away without a place. They return one after the other, at the rate of the limit's starts.
 
-Would all come when the first of them can start, then all but that one came in vain, again and again.
+If all returned when the first could start, the rest would be denied again.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import time
 from collections.abc import Awaitable
 from typing import Any, Protocol
 
-#: By the clock of Redis. Whoever comes is the last; a line that nobody is in is forgotten.
+#: Appends a job to the end of a schedule, by the clock of Redis. An empty schedule expires.
 _APPEND = """
 local now = redis.call('TIME')
 now = now[1] + now[2] / 1e6
@@ -20,23 +20,23 @@ return string.format('%.6f', at - now)
 """
 
 
-class Line(Protocol):
-    """Lines of jobs, by the names of what they wait for."""
+class ReturnSchedule(Protocol):
+    """Schedules of returning jobs, by the name of the limit and key that they wait for."""
 
     def append(self, name: str, soonest: float, pace: float) -> Any | Awaitable[Any]:
-        """After how many seconds to come back, at the end of the line: not before `soonest`, and the next comes `pace`
-        seconds later. An asynchronous line says so when it is awaited."""
+        """Appends a job and returns the seconds after which it should return: at least `soonest`. The next job returns `pace` seconds
+        later. The result of an asynchronous schedule must be awaited."""
 
 
-class LocalLine:
-    """The lines of one process."""
+class LocalSchedule:
+    """The schedules of one process."""
 
     def __init__(self) -> None:
         self._next: dict[str, float] = {}
         self._sweep_at = 64
 
     def is_waiting(self, name: str) -> bool:
-        """Is there somebody who has not come back?"""
+        """Returns whether a job has not returned yet."""
         return self._next.get(name, 0.0) > time.monotonic()
 
     def append(self, name: str, soonest: float, pace: float) -> float:
@@ -46,23 +46,23 @@ class LocalLine:
         return at - now
 
     def extend(self, name: str, wait: float) -> None:
-        """The line is so many seconds long, as somebody has heard."""
+        """Extends a schedule to end at least `wait` seconds from now."""
         now = time.monotonic()
         if name not in self._next and len(self._next) >= self._sweep_at:
-            # Lines that nobody is in are forgotten whenever there are twice as many as there were others.
+            # Empty schedules are dropped whenever their number has doubled since the last sweep.
             self._next = {name: at for name, at in self._next.items() if at > now}
             self._sweep_at = max(64, 2 * len(self._next))
         self._next[name] = max(self._next.get(name, 0.0), now + wait)
 
 
-class RedisLine:
-    """The lines of all workers of a queue, in its Redis. With an asynchronous client, `append` is awaited."""
+class RedisSchedule:
+    """The schedules of all workers of a queue, in its Redis. With an asynchronous client, `append` must be awaited."""
 
     def __init__(self, redis: Any, prefix: str) -> None:
         self._redis, self._script, self._prefix = redis, redis.register_script(_APPEND), prefix
 
     def is_waiting(self, name: str) -> bool:
-        """Is there somebody who has not come back? Not with an asynchronous client."""
+        """Returns whether a job has not returned yet. Not for asynchronous clients."""
         kept = self._redis.get(self._prefix + name)
         return kept is not None and float(kept) > time.time()
 

@@ -1,6 +1,6 @@
-//! What acquire_async answers: a coroutine that mostly has nothing to wait for.
+//! The coroutine that `acquire_async` returns. It usually finishes at its first step.
 
-use crate::asking;
+use crate::async_call;
 use crate::error::raised;
 use crate::line::Waiter;
 use crate::permit::{End, Permit};
@@ -12,32 +12,33 @@ use pyo3::{PyTraverseError, PyVisit};
 use std::mem;
 use workglow_limit::Error;
 
-/// Awaited, it is the permit; entered by `async with`, the permit that ends with the body.
+/// A pending acquisition. `await` returns the permit; `async with` completes the permit at the end of the body.
 ///
-/// It starts at once if there is room and nobody waits. Otherwise it is the coroutine of `_loops`.
+/// It starts at once if capacity is free and no other caller waits. Otherwise it runs the coroutine of `_loops`.
 #[pyclass(module = "workglow_limit._native")]
-pub struct Acquiring {
+pub struct Acquisition {
     state: State,
     is_entered: bool,
-    /// The permit of the body.
+    /// The permit that the body holds.
     permit: Option<Py<Permit>>,
 }
 
 enum State {
-    /// Nobody has awaited it.
+    /// Not awaited yet.
     New(Waiter),
+    /// Driven by this coroutine of `_loops`.
     Waits(Py<PyAny>),
-    /// The body is over.
+    /// The body of `async with` has ended, and its permit has not.
     Ends,
     Over,
 }
 
-impl Acquiring {
-    pub fn new(waiter: Waiter) -> Acquiring {
-        Acquiring { state: State::New(waiter), is_entered: false, permit: None }
+impl Acquisition {
+    pub fn new(waiter: Waiter) -> Acquisition {
+        Acquisition { state: State::New(waiter), is_entered: false, permit: None }
     }
 
-    /// The coroutine that waits.
+    /// Returns the coroutine that waits, made at the first call.
     fn steps(&mut self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         static ACQUIRE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
         match mem::replace(&mut self.state, State::Over) {
@@ -53,7 +54,7 @@ impl Acquiring {
         }
     }
 
-    /// It is over: what is raised then, with its answer or instead of one.
+    /// Marks the acquisition as over. Returns the `StopIteration` with the permit, or the error.
     fn ended(&mut self, answer: PyResult<Bound<'_, Permit>>) -> PyErr {
         self.state = State::Over;
         match answer {
@@ -65,7 +66,7 @@ impl Acquiring {
         }
     }
 
-    /// What a step of the coroutine came to.
+    /// Passes on the result of one step of the coroutine.
     fn stepped(&mut self, py: Python<'_>, step: PyResult<Bound<'_, PyAny>>) -> PyResult<Py<PyAny>> {
         step.map(Bound::unbind).map_err(|end| {
             let answer =
@@ -76,7 +77,7 @@ impl Acquiring {
 }
 
 #[pymethods]
-impl Acquiring {
+impl Acquisition {
     fn __await__(this: Py<Self>) -> Py<Self> {
         this
     }
@@ -105,7 +106,7 @@ impl Acquiring {
                 let Some(permit) = self.permit.take() else { return Err(PyStopIteration::new_err(py.None())) };
                 match Permit::of(&permit).end_with(End::Complete) {
                     Err(Error::WouldWait) => {
-                        self.state = State::Waits(asking::end(py, permit, End::Complete)?.unbind());
+                        self.state = State::Waits(async_call::end(py, permit, End::Complete)?.unbind());
                     }
                     ended => return Err(ended.map_or_else(raised, |()| PyStopIteration::new_err(py.None()))),
                 }
@@ -116,7 +117,7 @@ impl Acquiring {
         self.stepped(py, step)
     }
 
-    // Event loops make tasks only of what is a coroutine.
+    // Event loops make tasks of coroutines only, so this class has all methods of one.
 
     fn send(&mut self, py: Python<'_>, value: &Bound<'_, PyAny>) -> PyResult<Py<PyAny>> {
         if value.is_none() {
@@ -148,13 +149,13 @@ impl Acquiring {
     }
 }
 
-impl Drop for Acquiring {
+impl Drop for Acquisition {
     fn drop(&mut self) {
         if !matches!(self.state, State::New(_)) {
             return;
         }
         Python::try_attach(|py| {
-            // An exception may be on its way: it is not ours to lose.
+            // Keep an exception that is being raised.
             let pending = PyErr::take(py);
             let text = c"coroutine 'acquire' was never awaited";
             if let Err(e) = PyErr::warn(py, &py.get_type::<PyRuntimeWarning>(), text, 1) {

@@ -1,4 +1,4 @@
-//! Methods whose way into Rust and back is written by hand, as PyO3's would take about as long as a decision.
+//! Argument parsing and return values for methods that bypass PyO3's wrappers, which take about as long as a decision.
 
 use pyo3::exceptions::PyTypeError;
 use pyo3::ffi;
@@ -8,10 +8,10 @@ use pyo3::types::{PyString, PyTuple};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
 
-/// What Rust answers to Python. Null: what is wrong will be raised.
+/// Runs a call and converts its result for Python. Null means that an exception is set.
 ///
 /// # Safety
-/// The thread is attached, as whenever Python calls.
+/// The thread is attached, which is the case whenever Python calls.
 #[inline(always)]
 pub unsafe fn answer(call: impl for<'py> FnOnce(Python<'py>) -> PyResult<*mut ffi::PyObject>) -> *mut ffi::PyObject {
     // SAFETY: as the caller says.
@@ -29,19 +29,19 @@ fn raise(py: Python<'_>, error: PyErr) -> *mut ffi::PyObject {
     ptr::null_mut()
 }
 
-/// What a method takes, by position or by name. Its name and its messages are as PyO3's.
+/// The parameters of a method, by position or by name. Error messages have PyO3's wording.
 pub struct Signature<const N: usize> {
     pub method: &'static str,
     pub parameters: [&'static str; N],
-    /// So many of them have to be given.
+    /// The number of parameters, from the first, that are required.
     pub required: usize,
 }
 
 impl<const N: usize> Signature<N> {
-    /// The arguments of a call.
+    /// Returns the arguments of a call.
     ///
     /// # Safety
-    /// They are what Python calls a function with that has the flags `METH_FASTCALL | METH_KEYWORDS`.
+    /// `given`, `number` and `names` are the arguments of a function with the flags `METH_FASTCALL | METH_KEYWORDS`.
     #[inline(always)]
     pub unsafe fn arguments<'a, 'py>(
         &self,
@@ -55,7 +55,7 @@ impl<const N: usize> Signature<N> {
         if number > N {
             return Err(self.too_many(number));
         }
-        // SAFETY: so many are given, and behind them one for each name.
+        // SAFETY: `given` holds `number` positional arguments, followed by one argument per name.
         unsafe {
             for (at, found) in found.iter_mut().enumerate().take(number) {
                 *found = Some(Borrowed::from_ptr(py, *given.add(at)));

@@ -1,9 +1,9 @@
-//! Threads for what has to wait while an event loop or a hub of greenlets goes on.
+//! Threads that wait for stores, so that event loops and hubs of greenlets do not.
 //!
-//! They are the system's, also where a program's `threading` makes greenlets, and one set for all loops: what waits for a locked
-//! store takes up no thread of a loop's own, which others need for looking up names, nor those of another store.
+//! They are system threads, even where `threading` makes greenlets. All loops share them. A call that waits for a locked store uses
+//! no thread of a loop's own executor, which the program needs for name lookups, and does not block the calls of other stores.
 
-use crate::asking::Asked;
+use crate::async_call::AsyncCall;
 use crate::limiter::Limiter;
 use crate::line::Line;
 use crate::permit::Permit;
@@ -18,22 +18,22 @@ use std::thread;
 use std::time::{Duration, Instant};
 use workglow_limit::fork_generation;
 
-/// So many calls of one store wait at a time, each no longer than the store's timeout. Its others come after them.
+/// The most calls of one store that wait at a time, each no longer than the store's timeout. The other calls queue.
 const MOST_OF_ONE: usize = 16;
 
-/// So many calls wait at a time.
+/// The most calls that wait at a time.
 const MOST: usize = 256;
 
-/// A thread that has nothing to do ends after this long.
+/// The time after which an idle thread ends.
 const IDLE: Duration = Duration::from_secs(5);
 
-/// For whom somebody waits: a store, or a limiter of several. An address, which is only compared.
+/// The store that a call waits for, or the limiter if it has several stores. An address that is only compared.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Whose(usize);
+pub struct OwnerId(usize);
 
-impl Whose {
-    pub fn of<T: ?Sized>(it: &T) -> Whose {
-        Whose(ptr::from_ref(it).addr())
+impl OwnerId {
+    pub fn of<T: ?Sized>(it: &T) -> OwnerId {
+        OwnerId(ptr::from_ref(it).addr())
     }
 
     pub fn number(self) -> usize {
@@ -41,21 +41,21 @@ impl Whose {
     }
 }
 
-/// What waits, or how a hub has noted it.
-impl<'py> FromPyObject<'_, 'py> for Whose {
+/// Accepts an object that waits, or its number.
+impl<'py> FromPyObject<'_, 'py> for OwnerId {
     type Error = PyErr;
 
-    fn extract(of: Borrowed<'_, 'py, PyAny>) -> PyResult<Whose> {
+    fn extract(of: Borrowed<'_, 'py, PyAny>) -> PyResult<OwnerId> {
         if let Ok(limiter) = of.cast::<Limiter>() {
-            Ok(limiter.get().node.whose)
+            Ok(limiter.get().shared.owner)
         } else if let Ok(permit) = of.cast::<Permit>() {
-            Ok(Permit::of(permit.as_unbound()).whose())
-        } else if let Ok(asked) = of.cast::<Asked>() {
-            Ok(asked.get().whose())
+            Ok(Permit::of(permit.as_unbound()).owner())
+        } else if let Ok(asked) = of.cast::<AsyncCall>() {
+            Ok(asked.get().owner())
         } else if let Ok(line) = of.cast::<Line>() {
-            Ok(line.get().whose())
+            Ok(line.get().owner())
         } else {
-            of.extract().map(Whose)
+            of.extract().map(OwnerId)
         }
     }
 }
@@ -65,30 +65,32 @@ type Job = Box<dyn FnOnce() + Send>;
 struct Threads {
     generation: u64,
     jobs: Mutex<Jobs>,
-    asked: Condvar,
+    /// Notified when a job is added.
+    added: Condvar,
+    /// Notified when a thread becomes idle or ends.
     rested: Condvar,
 }
 
 #[derive(Default)]
 struct Jobs {
-    /// They run as soon as there is a thread.
-    waiting: VecDeque<(Whose, Job)>,
-    /// Those who have jobs that run or wait.
-    owners: HashMap<Whose, Owner>,
+    /// The jobs that run as soon as a thread is free.
+    waiting: VecDeque<(OwnerId, Job)>,
+    /// The owners of jobs that run or wait.
+    owners: HashMap<OwnerId, Owner>,
     threads: usize,
     idle: usize,
 }
 
 #[derive(Default)]
 struct Owner {
-    /// So many of its jobs run, or are in `Jobs::waiting`: no more than `MOST_OF_ONE`.
+    /// The number of its jobs that run or are in `Jobs::waiting`: at most `MOST_OF_ONE`.
     busy: usize,
-    /// They come after those.
+    /// The jobs beyond that.
     waiting: VecDeque<Job>,
 }
 
 impl Jobs {
-    fn push(&mut self, of: Whose, job: Job) {
+    fn push(&mut self, of: OwnerId, job: Job) {
         let owner = self.owners.entry(of).or_default();
         if owner.busy < MOST_OF_ONE {
             owner.busy += 1;
@@ -98,8 +100,8 @@ impl Jobs {
         }
     }
 
-    /// A job of this owner has run.
-    fn ran(&mut self, of: Whose) {
+    /// Notes that a job of this owner has run.
+    fn ran(&mut self, of: OwnerId) {
         let Some(owner) = self.owners.get_mut(&of) else { return };
         if let Some(next) = owner.waiting.pop_front() {
             self.waiting.push_back((of, next));
@@ -112,23 +114,23 @@ impl Jobs {
 }
 
 impl Threads {
-    /// Those of this process: a forked child has none of its parent's.
+    /// Returns the threads of this process. A forked child does not use its parent's.
     fn here() -> &'static Threads {
         static HERE: AtomicPtr<Threads> = AtomicPtr::new(ptr::null_mut());
         let generation = fork_generation();
         let found = HERE.load(Ordering::Acquire);
-        // SAFETY: null, or made below and never freed.
+        // SAFETY: null, or made below and never freed after publication.
         if let Some(threads) = unsafe { found.as_ref() }
             && threads.generation == generation
         {
             return threads;
         }
-        let made = Threads { generation, jobs: Mutex::default(), asked: Condvar::new(), rested: Condvar::new() };
+        let made = Threads { generation, jobs: Mutex::default(), added: Condvar::new(), rested: Condvar::new() };
         let made = Box::into_raw(Box::new(made));
         match HERE.compare_exchange(found, made, Ordering::AcqRel, Ordering::Acquire) {
-            // SAFETY: it stays. (The parent's is left alone: a lock of it may be taken for ever.)
+            // SAFETY: it is never freed. (The parent's is left alone: its lock may be locked for ever.)
             Ok(_) => unsafe { &*made },
-            // SAFETY: somebody else's is there, and stays; nobody has seen ours.
+            // SAFETY: another thread's is published and never freed; ours was not published.
             Err(other) => unsafe {
                 drop(Box::from_raw(made));
                 &*other
@@ -145,7 +147,7 @@ impl Threads {
         loop {
             if let Some((of, job)) = jobs.waiting.pop_front() {
                 drop(jobs);
-                // What panics has said so, and others come after it.
+                // A panic has been reported, and the other jobs still have to run.
                 let _ = catch_unwind(AssertUnwindSafe(job));
                 jobs = self.lock();
                 jobs.ran(of);
@@ -153,7 +155,7 @@ impl Threads {
             }
             jobs.idle += 1;
             self.rested.notify_all();
-            let (again, waited) = self.asked.wait_timeout(jobs, IDLE).unwrap_or_else(PoisonError::into_inner);
+            let (again, waited) = self.added.wait_timeout(jobs, IDLE).unwrap_or_else(PoisonError::into_inner);
             jobs = again;
             jobs.idle -= 1;
             if waited.timed_out() && jobs.waiting.is_empty() {
@@ -165,15 +167,15 @@ impl Threads {
     }
 }
 
-/// Runs a job in such a thread.
-pub fn send(of: Whose, job: impl FnOnce() + Send + 'static) -> PyResult<()> {
+/// Runs a job in one of the threads.
+pub fn send(of: OwnerId, job: impl FnOnce() + Send + 'static) -> PyResult<()> {
     let here = Threads::here();
     let mut jobs = here.lock();
     jobs.push(of, Box::new(job));
     if jobs.waiting.len() > jobs.idle && jobs.threads < MOST {
         match thread::Builder::new().name("workglow-limit".to_owned()).spawn(|| here.work()) {
             Ok(_) => jobs.threads += 1,
-            // It is done by one of the others; or not at all, if there is none.
+            // Another thread runs the job later. Without any thread it is an error.
             Err(error) if jobs.threads == 0 => {
                 let job = jobs.waiting.pop_back();
                 jobs.ran(of);
@@ -185,13 +187,13 @@ pub fn send(of: Whose, job: impl FnOnce() + Send + 'static) -> PyResult<()> {
             Err(_) => {}
         }
     }
-    here.asked.notify_one();
+    here.added.notify_one();
     Ok(())
 }
 
-/// Calls a function in such a thread.
+/// Calls a function in one of the threads.
 #[pyfunction]
-pub fn call_elsewhere(of: Whose, function: Py<PyAny>) -> PyResult<()> {
+pub fn call_in_thread(of: OwnerId, function: Py<PyAny>) -> PyResult<()> {
     send(of, move || {
         Python::try_attach(|py| {
             if let Err(error) = function.call0(py) {
@@ -202,7 +204,7 @@ pub fn call_elsewhere(of: Whose, function: Py<PyAny>) -> PyResult<()> {
     })
 }
 
-/// At the end of the process: lets them do what was begun, such as giving back a place.
+/// Waits at the end of the process for the jobs that were sent, such as the return of a place.
 pub fn finish(py: Python<'_>) {
     let here = Threads::here();
     py.detach(|| {
